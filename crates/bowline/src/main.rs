@@ -1,0 +1,2 @@
+//! The bowline command.
+fn main() {}
