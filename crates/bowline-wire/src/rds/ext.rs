@@ -2,7 +2,23 @@
 //!
 //! Entries are packed back to back in 16 bytes: a type byte, then a payload whose length the type
 //! implies; a zero type or the end of the area ends the list. A type this node does not know ends
-//! the list too [R-117].
+//! the list too [R-117]: a kernel skips the type byte alone and goes on in what may be the
+//! payload [R-114], which is worse than missing what follows.
+//!
+//! ```text
+//!     bytes 0       3                   8       10                      16
+//!          +-------+-------------------+-------+-----------------------+
+//!   ours   | 05 nn | 06 generation     | 08 00 | 42 vp max_message     |
+//!          +-------+-------------------+-------+-----------------------+
+//! ```
+//! That order lets every reader find its part. 6.12 does not know type 8 and skips its type byte;
+//! the zero payload then ends its list [R-114]. Later kernels know type 8 and end at 0x42, as any
+//! kernel does at a type of 16 or more [R-113].
+//!
+//! There is deliberately no builder for the RDMA types: type 3 in a message over TCP takes a
+//! kernel down [R-118].
+
+use core::fmt;
 
 /// Length of the extension area in bytes.
 pub const EXT_AREA_LEN: usize = 16;
@@ -10,7 +26,6 @@ pub const EXT_AREA_LEN: usize = 16;
 #[doc(alias = "RDS_MPATH_WORKERS")]
 pub const PROBE_PATHS_MAX: u16 = 8;
 
-const NONE: u8 = 0;
 const VERSION: u8 = 1;
 const RDMA: u8 = 2;
 const RDMA_DEST: u8 = 3;
@@ -20,6 +35,10 @@ const GEN_NUM: u8 = 6;
 const SPORT_IDX: u8 = 8;
 /// bowline's own. Kernels end the list at a type of 16 or more [R-113].
 const BOWLINE: u8 = 0x42;
+
+// All parts of a handshake together fill the area exactly; none can fail to fit.
+const _: () = assert!((1 + 2) + (1 + 4) + (1 + 1) + (1 + 5) == EXT_AREA_LEN);
+const _: () = assert!(BOWLINE >= 16);
 
 /// Address of remote memory, as RDMA_DEST carries it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,6 +90,27 @@ pub enum Extension {
     Bowline(BowlineExt),
 }
 
+impl fmt::Display for Extension {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Version(version) => write!(f, "version {}.{}", version >> 8, version & 0xff),
+            Self::Rdma(rkey) => write!(f, "rdma {rkey:#010x}"),
+            Self::RdmaDest(RdmaDest { rkey, offset }) => {
+                write!(f, "rdma-dest {rkey:#010x}+{offset:#x}")
+            }
+            Self::RdmaBytes { bytes, direction: 1 } => write!(f, "rdma-bytes {bytes} write"),
+            Self::RdmaBytes { bytes, direction: 2 } => write!(f, "rdma-bytes {bytes} read"),
+            Self::RdmaBytes { bytes, direction } => write!(f, "rdma-bytes {bytes} dir {direction}"),
+            Self::NPaths(n) => write!(f, "npaths {n}"),
+            Self::GenNum(generation) => write!(f, "gen {generation:#010x}"),
+            Self::SportIdx(payload) => write!(f, "sport-idx {payload}"),
+            Self::Bowline(BowlineExt { version, path, max_message }) => {
+                write!(f, "bowline v{version} path {path} max {max_message}")
+            }
+        }
+    }
+}
+
 /// Iterator over the extensions of an area; ends at the first type it does not know or that does
 /// not fit.
 #[derive(Clone, Debug)]
@@ -83,14 +123,20 @@ impl<'a> Extensions<'a> {
     pub fn new(area: &'a [u8; EXT_AREA_LEN]) -> Self {
         Self { rest: area }
     }
+
+    /// Returns the bytes not read yet; once the iterator has ended, those it does not understand
+    /// and the padding.
+    pub fn rest(&self) -> &'a [u8] {
+        self.rest
+    }
 }
 
 impl Iterator for Extensions<'_> {
     type Item = Extension;
 
     fn next(&mut self) -> Option<Extension> {
+        // `self.rest` moves only past what was understood, so that the end stays the end.
         let (&kind, rest) = self.rest.split_first()?;
-        self.rest = &[];
         let (ext, rest) = match kind {
             VERSION => rest.split_first_chunk().map(|(b, r)| (Extension::Version(be32(b)), r))?,
             RDMA => rest.split_first_chunk().map(|(b, r)| (Extension::Rdma(be32(b)), r))?,
@@ -117,7 +163,7 @@ impl Iterator for Extensions<'_> {
                 let ext = BowlineExt { version: vp >> 4, path: vp & 15, max_message };
                 (Extension::Bowline(ext), rest)
             }
-            NONE => return None,
+            // NONE, and what this node does not know [R-117].
             _ => return None,
         };
         self.rest = rest;
@@ -125,18 +171,22 @@ impl Iterator for Extensions<'_> {
     }
 }
 
+impl core::iter::FusedIterator for Extensions<'_> {}
+
 fn be32(b: &[u8; 4]) -> u32 {
     u32::from_be_bytes(*b)
 }
 
 /// The extensions of a probe ping or pong, in the order this node writes them [R-344], [R-440].
+///
+/// They mean something on those two messages only [R-116].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Handshake {
     /// Number of paths, absent from peers without multipath.
     pub npaths: Option<u16>,
-    /// Generation.
+    /// Generation; 0 says as little as none [R-341].
     pub generation: Option<u32>,
-    /// Whether source ports tell the path.
+    /// Whether source ports tell the path; absent is off [R-440].
     pub sport_idx: bool,
     /// bowline's own part.
     pub bowline: Option<BowlineExt>,
@@ -159,28 +209,42 @@ impl Handshake {
     }
 
     /// Writes the whole area; all parts together are exactly 16 bytes.
+    ///
+    /// Of the bowline part's `version` and `path` the low four bits are written.
     pub fn emit(&self) -> [u8; EXT_AREA_LEN] {
-        let mut area = [0; EXT_AREA_LEN];
-        let mut at = 0;
-        let mut put = |bytes: &[u8]| {
-            area[at..at + bytes.len()].copy_from_slice(bytes);
-            at += bytes.len();
-        };
+        let mut out = Writer { area: [0; EXT_AREA_LEN], at: 0 };
         if let Some(n) = self.npaths {
             let [hi, lo] = n.to_be_bytes();
-            put(&[NPATHS, hi, lo]);
+            out.put(&[NPATHS, hi, lo]);
         }
         if let Some(g) = self.generation {
             let [a, b, c, d] = g.to_be_bytes();
-            put(&[GEN_NUM, a, b, c, d]);
+            out.put(&[GEN_NUM, a, b, c, d]);
         }
         if self.sport_idx {
-            put(&[SPORT_IDX, 0]);
+            out.put(&[SPORT_IDX, 0]);
         }
         if let Some(b) = self.bowline {
             let [m0, m1, m2, m3] = b.max_message.to_be_bytes();
-            put(&[BOWLINE, b.version << 4 | b.path & 15, m0, m1, m2, m3]);
+            out.put(&[BOWLINE, b.version << 4 | b.path & 15, m0, m1, m2, m3]);
         }
-        area
+        out.area
+    }
+}
+
+/// Fills an area from the front; the rest of it stays zero [R-117].
+struct Writer {
+    area: [u8; EXT_AREA_LEN],
+    at: usize,
+}
+
+impl Writer {
+    fn put<const N: usize>(&mut self, entry: &[u8; N]) {
+        let free = self.area.get_mut(self.at..).and_then(|rest| rest.first_chunk_mut());
+        debug_assert!(free.is_some(), "the parts are known to fit, see the assertion above");
+        if let Some(free) = free {
+            *free = *entry;
+            self.at += N;
+        }
     }
 }

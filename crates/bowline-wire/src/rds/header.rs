@@ -2,10 +2,17 @@
 
 use core::fmt;
 
-use super::ext::EXT_AREA_LEN;
+use super::PROBE_PORT;
+use super::ext::{EXT_AREA_LEN, Extensions};
+use super::map::MAP_LEN;
 
 /// Length of the header in bytes.
 pub const HEADER_LEN: usize = 48;
+
+// sequence, ack, len, sport, dport, flags, credit, padding, csum, extensions
+const _: () = assert!(8 + 8 + 4 + 2 + 2 + 1 + 1 + 4 + 2 + EXT_AREA_LEN == HEADER_LEN);
+// As `h_len` carries it.
+const _: () = assert!(MAP_LEN == 0x2000);
 
 /// The bits of `h_flags`; unknown bits are kept [R-110].
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
@@ -49,6 +56,31 @@ impl fmt::Debug for Flags {
     }
 }
 
+/// Names joined by `|`, what has none as one hexadecimal number; `0` for no flag.
+impl fmt::Display for Flags {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const NAMES: [(Flags, &str); 3] = [
+            (Flags::CONG_BITMAP, "CONG_BITMAP"),
+            (Flags::ACK_REQUIRED, "ACK_REQUIRED"),
+            (Flags::RETRANSMITTED, "RETRANSMITTED"),
+        ];
+        let mut unnamed = self.0;
+        let mut between = "";
+        for (flag, name) in NAMES {
+            if self.contains(flag) {
+                write!(f, "{between}{name}")?;
+                unnamed &= !flag.0;
+                between = "|";
+            }
+        }
+        match (unnamed, self.0) {
+            (_, 0) => f.write_str("0"),
+            (0, _) => Ok(()),
+            _ => write!(f, "{between}{unnamed:#04x}"),
+        }
+    }
+}
+
 /// Why bytes are not what they should be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -73,7 +105,7 @@ impl fmt::Display for DecodeError {
 impl core::error::Error for DecodeError {}
 
 /// A decoded header. Every bit pattern of 48 bytes is one; `emit(parse(b)) == b` but for the
-/// padding, which is ignored on receipt and zero when sent [R-103].
+/// padding, which is ignored on receipt [R-103] and zero when sent [R-102].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Header {
     /// Number of the message on its path; 0 in maps.
@@ -113,12 +145,14 @@ impl Header {
     /// Reads exactly one header.
     #[inline]
     pub fn from_bytes(b: &[u8; HEADER_LEN]) -> Self {
+        // One row per eight bytes, as in the picture; the compiler checks that it is all there.
+        #[rustfmt::skip]
         let [
-            q0, q1, q2, q3, q4, q5, q6, q7, //
-            a0, a1, a2, a3, a4, a5, a6, a7, //
-            l0, l1, l2, l3, s0, s1, d0, d1, //
-            flags, credit, _, _, _, _, c0, c1, //
-            ext @ ..,
+            q0, q1, q2, q3, q4, q5, q6, q7,
+            a0, a1, a2, a3, a4, a5, a6, a7,
+            l0, l1, l2, l3, s0, s1, d0, d1,
+            flags, credit, _, _, _, _, c0, c1,
+            ext @ ..
         ] = *b;
         Self {
             sequence: u64::from_be_bytes([q0, q1, q2, q3, q4, q5, q6, q7]),
@@ -135,7 +169,7 @@ impl Header {
 
     /// Writes the header; padding is zero.
     #[inline]
-    pub fn to_bytes(&self) -> [u8; HEADER_LEN] {
+    pub fn to_bytes(self) -> [u8; HEADER_LEN] {
         let mut out = [0; HEADER_LEN];
         out[0..8].copy_from_slice(&self.sequence.to_be_bytes());
         out[8..16].copy_from_slice(&self.ack.to_be_bytes());
@@ -149,15 +183,94 @@ impl Header {
         out
     }
 
+    /// Makes the header of a congestion map [R-702].
+    pub const fn map() -> Self {
+        Self {
+            sequence: 0,
+            ack: 0,
+            len: MAP_LEN as u32,
+            sport: 0,
+            dport: 0,
+            flags: Flags::CONG_BITMAP,
+            credit: 0,
+            csum: 0,
+            ext: [0; EXT_AREA_LEN],
+        }
+    }
+
     /// Tells whether this is a congestion map as the TCP transport recognises one [R-108].
+    ///
+    /// Its length may still be wrong [R-224].
     pub const fn is_map(&self) -> bool {
         self.flags.bits() == Flags::CONG_BITMAP.bits()
+    }
+
+    /// Tells whether this is a probe ping, whose extensions are a handshake [R-116].
+    pub const fn is_probe_ping(&self) -> bool {
+        !self.is_map() && self.sport == PROBE_PORT && self.dport == 0
+    }
+
+    /// Tells whether this is a probe pong, whose extensions are a handshake [R-116].
+    pub const fn is_probe_pong(&self) -> bool {
+        !self.is_map() && self.sport == 0 && self.dport == PROBE_PORT
+    }
+
+    fn kind(&self) -> &'static str {
+        match (self.sport, self.dport) {
+            _ if self.is_map() => " map",
+            _ if self.is_probe_ping() => " probe-ping",
+            _ if self.is_probe_pong() => " probe-pong",
+            (1.., 0) => " ping",
+            (0, 1..) => " pong",
+            _ => "",
+        }
+    }
+}
+
+/// One line for logs and captures; fields that are usually zero appear only when they are not.
+///
+/// ```text
+/// seq 7 4000->20000 len 64 flags RETRANSMITTED
+/// seq 1 1->0 len 0 flags 0 probe-ping ext npaths 8, gen 0x5eed0001, sport-idx 0
+/// seq 9 4000->20000 len 64 flags 0 ack 12 csum 0x8a88 ext ? 07050002
+/// ```
+/// `?` stands before extension bytes this node does not understand, up to the last one not zero.
+impl fmt::Display for Header {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { sequence, ack, len, sport, dport, flags, credit, csum, ext } = self;
+        write!(f, "seq {sequence} {sport}->{dport} len {len} flags {flags}{}", self.kind())?;
+        if *ack != 0 {
+            write!(f, " ack {ack}")?;
+        }
+        if *credit != 0 {
+            write!(f, " credit {credit}")?;
+        }
+        if *csum != 0 {
+            write!(f, " csum {csum:#06x}")?;
+        }
+        let mut between = " ext ";
+        let mut extensions = Extensions::new(ext);
+        for extension in extensions.by_ref() {
+            write!(f, "{between}{extension}")?;
+            between = ", ";
+        }
+        let mut unread = extensions.rest();
+        while let [head @ .., 0] = unread {
+            unread = head;
+        }
+        if !unread.is_empty() {
+            write!(f, "{between}? ")?;
+            unread.iter().try_for_each(|byte| write!(f, "{byte:02x}"))?;
+        }
+        Ok(())
     }
 }
 
 /// Computes the checksum of R-104 over a header, whatever its checksum field holds.
 pub fn checksum(header: &[u8; HEADER_LEN]) -> u16 {
-    !fold(sum(header).wrapping_sub(u32::from(u16::from_be_bytes([header[30], header[31]]))))
+    let field = u16::from_be_bytes([header[30], header[31]]);
+    // The field is one of the words summed, so the difference cannot be negative.
+    !fold(sum(header).wrapping_sub(u32::from(field)))
 }
 
 /// Tells whether a header's checksum is absent or right [R-105].
@@ -165,10 +278,12 @@ pub fn checksum_ok(header: &[u8; HEADER_LEN]) -> bool {
     (header[30] == 0 && header[31] == 0) || fold(sum(header)) == 0xffff
 }
 
+/// Sums the 24 words; that cannot overflow.
 fn sum(header: &[u8; HEADER_LEN]) -> u32 {
-    header.chunks_exact(2).map(|w| u32::from(u16::from_be_bytes([w[0], w[1]]))).sum()
+    header.as_chunks::<2>().0.iter().map(|word| u32::from(u16::from_be_bytes(*word))).sum()
 }
 
+/// Adds what is above 16 bits back in until nothing is.
 fn fold(mut sum: u32) -> u16 {
     while sum > 0xffff {
         sum = (sum & 0xffff) + (sum >> 16);
