@@ -94,6 +94,10 @@ fn checksum_at_its_ends() {
     ones[0..2].fill(0xff);
     assert_eq!(checksum(&ones), 0);
     assert!(checksum_ok(&ones));
+    // 0x1ffff folds to 0x10000, and that to 1.
+    let mut carries_twice = zero;
+    carries_twice[0..6].copy_from_slice(&[0xff, 0xff, 0xff, 0xff, 0, 1]);
+    assert_eq!(checksum(&carries_twice), 0xfffe);
     assert_eq!(checksum(&[0xff; HEADER_LEN]), 0, "23 words of 0xffff fold to 0xffff");
 }
 
@@ -258,6 +262,10 @@ fn map_bit_of_port_5000() {
     assert_eq!(map.congested_ports().collect::<Vec<_>>(), [5000]);
     assert_eq!(map.words().position(|word| word == 1 << (5000 % 64)), Some(5000 / 64));
     assert_eq!(map.to_string(), "1 port congested: 5000");
+
+    payload[1] = 0x7f;
+    let map = MapView::new(&payload).unwrap();
+    assert_eq!(map.to_string(), "8 ports congested: 8 9 10 11 12 13 14 5000");
 
     payload.fill(0xff);
     let map = MapView::new(&payload).unwrap();
