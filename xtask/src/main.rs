@@ -1,2 +1,103 @@
-//! Everything that is not `cargo build`.
-fn main() {}
+//! Everything that is not `cargo build`: checks of the repository, CI, interop, fuzzing, packaging.
+
+mod ci;
+mod fuzz;
+mod layers;
+mod links;
+mod repo;
+mod rules;
+mod run;
+
+use std::process::ExitCode;
+
+use run::Outcome;
+
+const HELP: &str = "\
+usage: cargo xtask VERB [arguments]
+
+checks of the repository
+  check              layers, rules --summary, links; warns about long files
+  layers             dependencies between crates go down only; cores do no I/O
+  rules [--summary]  every rule of docs/spec with the code and the tests that cite it
+  links              links and file names in the documentation exist
+
+runs
+  ci                 what .ci/run runs, step by step with timing
+  sim [arguments]    the simulator, e.g. --seeds 20000
+  bench [arguments]  the benchmarks
+  fuzz [--seconds N] every fuzz target for N seconds (20); needs nightly and cargo-fuzz
+  interop [args]     scenarios against kernel peers: interop/run
+
+packaging
+  dist               man pages and completions into target/dist
+
+Exit status: 0 done, 1 failed, 2 wrong usage, 77 skipped (the reason is printed).
+";
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let rest = args.get(1..).unwrap_or_default();
+    let outcome = match args.first().map(String::as_str) {
+        None | Some("help" | "-h" | "--help") => {
+            print!("{HELP}");
+            return if args.is_empty() { ExitCode::from(2) } else { ExitCode::SUCCESS };
+        }
+        Some("check") => no_args(rest, check),
+        Some("layers") => no_args(rest, layers::check),
+        Some("rules") => match rest {
+            [] => rules::check(rules::Detail::All),
+            [flag] if flag == "--summary" => rules::check(rules::Detail::Summary),
+            _ => Outcome::Usage("rules takes only --summary".into()),
+        },
+        Some("links") => no_args(rest, links::check),
+        Some("ci") => no_args(rest, ci::run),
+        Some("sim") => run::bowline("sim", rest),
+        Some("bench") => run::bench(rest),
+        Some("fuzz") => fuzz::run(rest),
+        Some("interop") => run::interop(rest),
+        Some("dist") => no_args(rest, run::dist),
+        Some(other) => Outcome::Usage(format!("unknown verb {other:?}")),
+    };
+    match outcome {
+        Outcome::Passed => ExitCode::SUCCESS,
+        Outcome::Skipped(reason) => {
+            println!("SKIPPED: {reason}");
+            ExitCode::from(run::SKIPPED)
+        }
+        Outcome::Failed(why) => {
+            eprintln!("xtask: {why}");
+            ExitCode::FAILURE
+        }
+        Outcome::Usage(why) => {
+            eprintln!("xtask: {why}\n\n{HELP}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn no_args(rest: &[String], verb: fn() -> Outcome) -> Outcome {
+    if rest.is_empty() { verb() } else { Outcome::Usage("this verb takes no arguments".into()) }
+}
+
+/// Runs every check, even after one failed, so that one run shows everything.
+fn check() -> Outcome {
+    let checks = [
+        ("layers", layers::check as fn() -> Outcome),
+        ("rules", || rules::check(rules::Detail::Summary)),
+        ("links", links::check),
+        ("sizes", repo::warn_long_files),
+    ];
+    let mut failed = Vec::new();
+    for (name, check) in checks {
+        println!("== {name}");
+        if let Outcome::Failed(why) = check() {
+            eprintln!("xtask {name}: {why}");
+            failed.push(name);
+        }
+    }
+    if failed.is_empty() {
+        Outcome::Passed
+    } else {
+        Outcome::Failed(format!("failed: {}", failed.join(", ")))
+    }
+}

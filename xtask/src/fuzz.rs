@@ -1,0 +1,52 @@
+//! Every fuzz target for a while.
+
+use std::process::Stdio;
+
+use crate::repo;
+use crate::run::{self, Outcome};
+
+/// Runs each target of the fuzz crate; skipped, with the reason, where the tools are missing.
+pub(crate) fn run(args: &[String]) -> Outcome {
+    let seconds: u32 = match args {
+        [] => 20,
+        [flag, n] if flag == "--seconds" => match n.parse() {
+            Ok(n) if n > 0 => n,
+            _ => return Outcome::Usage("--seconds takes a positive number".into()),
+        },
+        _ => return Outcome::Usage("fuzz takes only --seconds N".into()),
+    };
+    if !works(&["--version"]) {
+        return Outcome::Skipped("no nightly toolchain (rustup toolchain install nightly)".into());
+    }
+    if !works(&["fuzz", "--version"]) {
+        return Outcome::Skipped("no cargo-fuzz (cargo install cargo-fuzz)".into());
+    }
+    let list = run::cargo_nightly(&["fuzz", "list"]).stderr(Stdio::inherit()).output();
+    let targets: Vec<String> = match list {
+        Ok(out) if out.status.success() => {
+            String::from_utf8_lossy(&out.stdout).lines().map(str::to_owned).collect()
+        }
+        Ok(out) => return Outcome::Failed(format!("cargo fuzz list: {}", out.status)),
+        Err(error) => return Outcome::Failed(format!("cargo fuzz list: {error}")),
+    };
+    if targets.is_empty() {
+        return Outcome::Failed("the fuzz crate has no targets".into());
+    }
+    let limit = format!("-max_total_time={seconds}");
+    for target in &targets {
+        println!("fuzz {target}, {seconds} s");
+        let done = run::status(&mut run::cargo_nightly(&["fuzz", "run", target, "--", &limit]));
+        if done != Outcome::Passed {
+            let place = repo::root().join("fuzz/artifacts").join(target);
+            eprintln!("inputs that failed are in {}", place.display());
+            return done;
+        }
+    }
+    Outcome::Passed
+}
+
+fn works(args: &[&str]) -> bool {
+    let mut command = run::cargo_nightly(args);
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    command.status().is_ok_and(|status| status.success())
+}

@@ -1,0 +1,149 @@
+//! Dependencies between crates go down only, and the cores do no I/O.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+
+use crate::repo;
+use crate::run::{self, Outcome};
+
+/// Crates and their layer: a crate may use crates of lower layers only.
+const LAYERS: [(&str, u8); 6] = [
+    ("bowline-wire", 1),
+    ("bowline-rds", 2),
+    ("bowline-driver", 3),
+    ("bowline-sim", 3),
+    ("bowline", 4),
+    ("bowline-bench", 5),
+];
+/// Crates that use no other crate of the workspace and are used by none.
+const APART: [&str; 1] = ["xtask"];
+/// Crates that know neither sockets nor clocks nor threads.
+const CORES: [&str; 2] = ["bowline-wire", "bowline-rds"];
+/// What a core must not name outside tests.
+const NOT_IN_CORES: [&str; 7] = [
+    "Instant::now",
+    "SystemTime::now",
+    "thread::",
+    "TcpStream",
+    "TcpListener",
+    "UdpSocket",
+    "std::fs",
+];
+/// Crates from elsewhere that a core must not depend on.
+const NO_CORE_DEPENDENCY: [&str; 6] = ["libc", "mio", "nix", "rustix", "socket2", "tokio"];
+
+/// Reads `cargo metadata` and the sources of the cores, and reports every violation.
+pub(crate) fn check() -> Outcome {
+    let problems = metadata().and_then(|metadata| {
+        let mut problems = edges(&metadata)?;
+        problems.extend(core_sources()?);
+        Ok(problems)
+    });
+    match problems {
+        Err(error) => Outcome::Failed(error),
+        Ok(problems) if problems.is_empty() => Outcome::Passed,
+        Ok(problems) => Outcome::Failed(problems.join("\n")),
+    }
+}
+
+fn metadata() -> Result<Value, String> {
+    let args = ["metadata", "--format-version", "1", "--no-deps", "--locked"];
+    let output = run::cargo(&args).output().map_err(|error| format!("cargo metadata: {error}"))?;
+    if !output.status.success() {
+        return Err(format!("cargo metadata: {}", String::from_utf8_lossy(&output.stderr).trim()));
+    }
+    serde_json::from_slice(&output.stdout).map_err(|error| format!("cargo metadata: {error}"))
+}
+
+fn edges(metadata: &Value) -> Result<Vec<String>, String> {
+    let layers: BTreeMap<&str, u8> = LAYERS.into_iter().collect();
+    let packages = metadata["packages"].as_array().ok_or("cargo metadata lists no packages")?;
+    let names: Vec<&str> = packages.iter().filter_map(|p| p["name"].as_str()).collect();
+    let mut problems = Vec::new();
+    for package in packages {
+        let name = package["name"].as_str().unwrap_or_default();
+        let layer = layers.get(name);
+        if layer.is_none() && !APART.contains(&name) {
+            problems.push(format!("{name} has no layer: add it to xtask/src/layers.rs"));
+        }
+        for dependency in package["dependencies"].as_array().into_iter().flatten() {
+            let used = dependency["name"].as_str().unwrap_or_default();
+            let kind = dependency["kind"].as_str().unwrap_or("normal");
+            if CORES.contains(&name) && kind == "normal" && NO_CORE_DEPENDENCY.contains(&used) {
+                problems.push(format!("{name} is a core and must not use {used}"));
+            }
+            if !names.contains(&used) {
+                continue;
+            }
+            let down = match (layer, layers.get(used)) {
+                (Some(own), Some(other)) => other < own,
+                _ => false,
+            };
+            if !down {
+                problems.push(format!("{name} -> {used} ({kind}) does not go down"));
+            }
+            println!("{name} -> {used} ({kind})");
+        }
+    }
+    Ok(problems)
+}
+
+fn core_sources() -> Result<Vec<String>, String> {
+    let mut problems = Vec::new();
+    for name in repo::files()? {
+        let in_core = CORES.iter().any(|core| name.starts_with(&format!("crates/{core}/src/")));
+        if !in_core || !name.ends_with(".rs") || repo::is_test_file(&name) {
+            continue;
+        }
+        let text = repo::text(&name).unwrap_or_default();
+        for (index, line) in text.lines().take(repo::code_lines(&text)).enumerate() {
+            if line.trim_start().starts_with("//") {
+                continue;
+            }
+            for word in NOT_IN_CORES {
+                if line.contains(word) {
+                    problems.push(format!("{name}:{}: {word} in a core", index + 1));
+                }
+            }
+        }
+    }
+    Ok(problems)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn problems(json: &str) -> Vec<String> {
+        edges(&serde_json::from_str(json).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn accepts_an_edge_that_goes_down() {
+        let json = r#"{"packages":[{"name":"bowline-wire","dependencies":[]},
+            {"name":"bowline-rds","dependencies":[{"name":"bowline-wire","kind":null}]}]}"#;
+        assert_eq!(problems(json), Vec::<String>::new());
+    }
+
+    #[test]
+    fn rejects_an_edge_that_goes_up_or_sideways() {
+        let json = r#"{"packages":[{"name":"bowline-driver","dependencies":[]},
+            {"name":"bowline-sim","dependencies":[{"name":"bowline-driver","kind":null}]},
+            {"name":"bowline-wire","dependencies":[{"name":"bowline-sim","kind":"dev"}]}]}"#;
+        assert_eq!(
+            problems(json),
+            [
+                "bowline-sim -> bowline-driver (normal) does not go down",
+                "bowline-wire -> bowline-sim (dev) does not go down"
+            ]
+        );
+    }
+
+    #[test]
+    fn rejects_a_crate_without_a_layer_and_a_core_with_sockets() {
+        let json = r#"{"packages":[{"name":"bowline-new","dependencies":[]},
+            {"name":"bowline-rds","dependencies":[{"name":"mio","kind":null}]}]}"#;
+        assert_eq!(problems(json).len(), 2);
+    }
+}

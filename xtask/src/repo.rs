@@ -1,0 +1,105 @@
+//! The repository as files and lines.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::run::Outcome;
+
+/// Lines of code above which a file should be looked at for a seam.
+const LONG_FILE: usize = 800;
+
+/// Root of the repository.
+pub(crate) fn root() -> PathBuf {
+    let xtask = std::env::var_os("CARGO_MANIFEST_DIR")
+        .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
+    xtask.parent().map_or(xtask.clone(), Path::to_path_buf)
+}
+
+/// Names of all files of the repository that are not ignored, relative to the root.
+///
+/// # Errors
+///
+/// When git cannot list them.
+pub(crate) fn files() -> Result<Vec<String>, String> {
+    let output = Command::new("git")
+        .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
+        .current_dir(root())
+        .output()
+        .map_err(|error| format!("git ls-files: {error}"))?;
+    if !output.status.success() {
+        return Err(format!("git ls-files: {}", String::from_utf8_lossy(&output.stderr).trim()));
+    }
+    let mut names: Vec<String> = output
+        .stdout
+        .split(|b| *b == 0)
+        .filter(|name| !name.is_empty())
+        .map(|name| String::from_utf8_lossy(name).into_owned())
+        .filter(|name| root().join(name).is_file())
+        .collect();
+    names.sort();
+    names.dedup();
+    Ok(names)
+}
+
+/// Reads a file of the repository; `None` when it is not text.
+pub(crate) fn text(name: &str) -> Option<String> {
+    std::fs::read_to_string(root().join(name)).ok()
+}
+
+/// Tells whether the whole file is there for tests.
+pub(crate) fn is_test_file(name: &str) -> bool {
+    let stem = Path::new(name).file_stem().map(|s| s.to_string_lossy().into_owned());
+    let stem = stem.unwrap_or_default();
+    ["interop/", "fuzz/", "crates/bowline-sim/"].iter().any(|dir| name.starts_with(dir))
+        || name.contains("/tests/")
+        || name.contains("/benches/")
+        || stem == "tests"
+        || stem.ends_with("_tests")
+}
+
+/// Number of lines before the test module that ends a file; all lines without one.
+pub(crate) fn code_lines(text: &str) -> usize {
+    let mut previous_is_cfg = false;
+    for (index, line) in text.lines().enumerate() {
+        let line = line.trim();
+        if previous_is_cfg && line.starts_with("mod ") && line.ends_with('{') {
+            return index - 1;
+        }
+        previous_is_cfg = line == "#[cfg(test)]";
+    }
+    text.lines().count()
+}
+
+/// Names files of more than 800 lines of code; a warning, never a failure.
+pub(crate) fn warn_long_files() -> Outcome {
+    let names = match files() {
+        Ok(names) => names,
+        Err(error) => return Outcome::Failed(error),
+    };
+    for name in names.iter().filter(|name| name.ends_with(".rs") && !is_test_file(name)) {
+        let lines = text(name).map_or(0, |text| code_lines(&text));
+        if lines > LONG_FILE {
+            println!("warning: {name} has {lines} lines of code: is there a seam?");
+        }
+    }
+    Outcome::Passed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn code_ends_where_the_test_module_starts() {
+        assert_eq!(code_lines("fn a() {}\n#[cfg(test)]\nmod tests {\n}\n"), 1);
+        assert_eq!(code_lines("#[cfg(test)]\nmod tests;\nfn a() {}\n"), 3);
+    }
+
+    #[test]
+    fn test_files_are_known_by_their_place() {
+        assert!(is_test_file("crates/bowline/tests/loopback.rs"));
+        assert!(is_test_file("crates/bowline-rds/src/path/tests.rs"));
+        assert!(is_test_file("interop/run"));
+        assert!(!is_test_file("crates/bowline-rds/src/path.rs"));
+    }
+}

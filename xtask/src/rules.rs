@@ -1,0 +1,277 @@
+//! Which rule of docs/spec is cited by which code and which test.
+//!
+//! A rule is a line `- **R-101** ...` or a row `| D-3 | ... |`. A citation is an id in square
+//! brackets, `[R-101]` or `[R-101, R-102]` or `[R-101 to R-105]`, or a bare `R-101`.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use crate::repo;
+use crate::run::Outcome;
+
+const EXCEPTIONS: &str = "docs/spec/exceptions.toml";
+const LETTERS: [char; 5] = ['R', 'D', 'B', 'T', 'U'];
+/// Ids that must be cited or excepted; D and U rows only point to rules or to what is unknown.
+const MUST_BE_CITED: [char; 3] = ['R', 'B', 'T'];
+
+/// How much `check` prints.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Detail {
+    /// A line per rule.
+    All,
+    /// Totals and problems.
+    Summary,
+}
+
+/// Letter and number of a rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Id(char, u32);
+
+impl std::fmt::Display for Id {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}-{}", self.0, self.1)
+    }
+}
+
+#[derive(Debug, Default)]
+struct Rule {
+    code: Vec<String>,
+    tests: Vec<String>,
+}
+
+/// Prints the coverage; fails on unknown ids, on uncited rules without an exception and on
+/// exceptions that are no longer needed.
+pub(crate) fn check(detail: Detail) -> Outcome {
+    match survey() {
+        Err(error) => Outcome::Failed(error),
+        Ok(survey) => survey.report(detail),
+    }
+}
+
+#[derive(Debug, Default)]
+struct Survey {
+    rules: BTreeMap<Id, Rule>,
+    exceptions: BTreeMap<Id, String>,
+    problems: Vec<String>,
+}
+
+fn survey() -> Result<Survey, String> {
+    let mut out = Survey::default();
+    let names = repo::files()?;
+    for name in names.iter().filter(|name| is_spec(name)) {
+        for (index, line) in repo::text(name).unwrap_or_default().lines().enumerate() {
+            if let Some(id) = definition(line)
+                && out.rules.insert(id, Rule::default()).is_some()
+            {
+                out.problems.push(format!("{name}:{}: {id} is defined twice", index + 1));
+            }
+        }
+    }
+    for name in &names {
+        if !may_cite(name) {
+            continue;
+        }
+        let Some(text) = repo::text(name) else { continue };
+        let code_lines = repo::code_lines(&text);
+        for (index, line) in text.lines().enumerate() {
+            let place = format!("{name}:{}", index + 1);
+            for id in citations(line, &out.rules) {
+                let Some(rule) = out.rules.get_mut(&id) else {
+                    out.problems.push(format!("{place}: {id} is not a rule of docs/spec"));
+                    continue;
+                };
+                if name.ends_with(".md") {
+                    continue;
+                }
+                if repo::is_test_file(name) || index >= code_lines {
+                    rule.tests.push(place.clone());
+                } else {
+                    rule.code.push(place.clone());
+                }
+            }
+        }
+    }
+    let text = repo::text(EXCEPTIONS).ok_or(format!("{EXCEPTIONS} is missing"))?;
+    for (index, line) in text.lines().enumerate() {
+        match exception(line) {
+            Ok(None) => {}
+            Ok(Some((id, _))) if !out.rules.contains_key(&id) => {
+                let place = format!("{EXCEPTIONS}:{}", index + 1);
+                out.problems.push(format!("{place}: {id} is not a rule of docs/spec"));
+            }
+            Ok(Some((id, reason))) => drop(out.exceptions.insert(id, reason)),
+            Err(error) => out.problems.push(format!("{EXCEPTIONS}:{}: {error}", index + 1)),
+        }
+    }
+    Ok(out)
+}
+
+fn is_spec(name: &str) -> bool {
+    name.starts_with("docs/spec/") && name.ends_with(".md")
+}
+
+fn may_cite(name: &str) -> bool {
+    let in_tree = ["crates/", "interop/", "fuzz/", "benches/"].iter().any(|d| name.starts_with(d));
+    in_tree || name.ends_with(".md")
+}
+
+impl Survey {
+    fn report(mut self, detail: Detail) -> Outcome {
+        let (mut code, mut tests, mut uncited) = (0, 0, Vec::new());
+        for (id, rule) in &self.rules {
+            code += usize::from(!rule.code.is_empty());
+            tests += usize::from(!rule.tests.is_empty());
+            let cited = !rule.code.is_empty() || !rule.tests.is_empty();
+            let reason = self.exceptions.get(id);
+            match (cited, reason) {
+                (false, None) if MUST_BE_CITED.contains(&id.0) => uncited.push(id.to_string()),
+                (true, Some(_)) => {
+                    self.problems.push(format!("{EXCEPTIONS}: {id} is cited, drop its line"));
+                }
+                _ => {}
+            }
+            if detail == Detail::All {
+                println!("{}", row(*id, rule, reason.map_or("", String::as_str)));
+            }
+        }
+        println!(
+            "{} rules: {code} cited by code, {tests} by tests, {} excepted, {} uncited",
+            self.rules.len(),
+            self.exceptions.len(),
+            uncited.len()
+        );
+        if !uncited.is_empty() {
+            let list = uncited.join(" ");
+            self.problems.push(format!("neither cited nor in {EXCEPTIONS}: {list}"));
+        }
+        if self.problems.is_empty() {
+            Outcome::Passed
+        } else {
+            Outcome::Failed(self.problems.join("\n"))
+        }
+    }
+}
+
+fn row(id: Id, rule: &Rule, reason: &str) -> String {
+    let mut text = format!("{:<7}", id.to_string());
+    for (what, places) in [("code", &rule.code), ("tests", &rule.tests)] {
+        if let Some(first) = places.first() {
+            let _ = write!(text, " {what} {} ({first})", places.len());
+        }
+    }
+    if !reason.is_empty() {
+        let _ = write!(text, " excepted: {reason}");
+    }
+    text
+}
+
+/// The rule a line of a spec defines.
+fn definition(line: &str) -> Option<Id> {
+    let text = line.strip_prefix("- **").or_else(|| line.strip_prefix("| "))?;
+    let (id, rest) = leading_id(text)?;
+    let is_rule = line.starts_with("- **") && id.0 == 'R' && rest.starts_with("**");
+    let is_row = line.starts_with("| ") && id.0 != 'R' && rest.starts_with(" |");
+    (is_rule || is_row).then_some(id)
+}
+
+/// A line `R-106 = "reason"`; comments and empty lines are nothing.
+fn exception(line: &str) -> Result<Option<(Id, String)>, String> {
+    let line = line.trim();
+    if line.is_empty() || line.starts_with('#') {
+        return Ok(None);
+    }
+    let wrong = || format!("expected ID = \"reason\", found {line}");
+    let (id, rest) = leading_id(line).ok_or_else(wrong)?;
+    let reason = rest.trim_start().strip_prefix('=').ok_or_else(wrong)?.trim();
+    let reason = reason.strip_prefix('"').and_then(|r| r.strip_suffix('"')).ok_or_else(wrong)?;
+    if reason.is_empty() {
+        return Err(format!("{id} has no reason"));
+    }
+    Ok(Some((id, reason.to_owned())))
+}
+
+/// Every rule a line cites, ranges included; ids that do not exist too.
+fn citations(line: &str, rules: &BTreeMap<Id, Rule>) -> Vec<Id> {
+    let mut out = Vec::new();
+    let mut previous = ' ';
+    let mut in_brackets = false;
+    // The end of the last id and the id, for ranges.
+    let mut last: Option<(usize, Id)> = None;
+    for (at, c) in line.char_indices() {
+        match c {
+            '[' => in_brackets = leading_id(&line[at + 1..]).is_some(),
+            ']' => in_brackets = false,
+            _ => {}
+        }
+        let starts = !(previous.is_alphanumeric() || previous == '-' || previous == '_');
+        previous = c;
+        let Some((id, rest)) = leading_id(&line[at..]).filter(|_| starts) else { continue };
+        let bare = id.0 == 'R' && id.1 >= 100;
+        if !in_brackets && !bare {
+            continue;
+        }
+        if let Some((end, from)) = last
+            && line[end..at].trim() == "to"
+            && from.0 == id.0
+            && from < id
+        {
+            let inner = (std::ops::Bound::Excluded(from), std::ops::Bound::Excluded(id));
+            out.extend(rules.range(inner).map(|(id, _)| *id));
+        }
+        out.push(id);
+        last = Some((line.len() - rest.len(), id));
+    }
+    out
+}
+
+/// An id at the start of a text, and what follows it.
+fn leading_id(text: &str) -> Option<(Id, &str)> {
+    let letter = text.chars().next().filter(|c| LETTERS.contains(c))?;
+    let digits = text[1..].strip_prefix('-')?;
+    let len = digits.bytes().take_while(u8::is_ascii_digit).count();
+    let number = digits[..len].parse().ok()?;
+    let rest = &digits[len..];
+    if rest.starts_with(|c: char| c.is_alphanumeric()) {
+        return None;
+    }
+    Some((Id(letter, number), rest))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cited(line: &str) -> Vec<String> {
+        let rules = [1, 2, 3, 104].map(|n| (Id('R', n), Rule::default())).into_iter().collect();
+        citations(line, &rules).iter().map(Id::to_string).collect()
+    }
+
+    #[test]
+    fn finds_definitions_in_lists_and_tables() {
+        assert_eq!(definition("- **R-101** The header"), Some(Id('R', 101)));
+        assert_eq!(definition("| B-3 | lost probe | R-416 |"), Some(Id('B', 3)));
+        assert_eq!(definition("| R-101 | no definition |"), None);
+        assert_eq!(definition("see **R-101**"), None);
+    }
+
+    #[test]
+    fn finds_citations_in_brackets_lists_and_ranges() {
+        assert_eq!(cited("// so it is [R-1], and [R-2, D-3]"), ["R-1", "R-2", "D-3"]);
+        assert_eq!(cited("[R-1 to R-104]"), ["R-1", "R-2", "R-3", "R-104"]);
+        assert_eq!(cited("as R-104 says"), ["R-104"]);
+    }
+
+    #[test]
+    fn leaves_other_words_alone() {
+        assert!(cited("RDMA-3, B-17 without brackets, T-1, ABR-104, [x R-1]").is_empty());
+    }
+
+    #[test]
+    fn an_exception_needs_a_reason() {
+        assert_eq!(exception("# nothing"), Ok(None));
+        let told = Ok(Some((Id('R', 106), "RDMA only".to_owned())));
+        assert_eq!(exception("R-106 = \"RDMA only\""), told);
+        assert!(exception("R-106 = \"\"").is_err());
+        assert!(exception("R-106 RDMA").is_err());
+    }
+}

@@ -1,0 +1,166 @@
+//! Starting other programs, and the verbs that are one command.
+
+use std::ffi::OsStr;
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::repo;
+
+/// Exit status of a program that could not run here and said why.
+pub(crate) const SKIPPED: u8 = 77;
+
+/// How a verb or a step ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// Everything was done and right.
+    Passed,
+    /// Nothing was done, with the reason.
+    Skipped(String),
+    /// Something was wrong.
+    Failed(String),
+    /// The command line was wrong.
+    Usage(String),
+}
+
+/// A cargo command in the root of the repository.
+pub(crate) fn cargo(args: &[&str]) -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.args(args).current_dir(repo::root());
+    command
+}
+
+/// A cargo command of the nightly toolchain.
+pub(crate) fn cargo_nightly(args: &[&str]) -> Command {
+    // CARGO names the binary of the running toolchain, which does not know `+nightly`.
+    let mut command = Command::new("cargo");
+    command.arg("+nightly").args(args).current_dir(repo::root());
+    command.env_remove("RUSTUP_TOOLCHAIN");
+    command
+}
+
+/// Runs a command with this terminal.
+pub(crate) fn status(command: &mut Command) -> Outcome {
+    let name = describe(command);
+    match command.status() {
+        Ok(status) if status.success() => Outcome::Passed,
+        Ok(status) if status.code() == Some(i32::from(SKIPPED)) => {
+            Outcome::Skipped(format!("{name} said so above"))
+        }
+        Ok(status) => Outcome::Failed(format!("{name}: {status}")),
+        Err(error) => Outcome::Failed(format!("{name}: {error}")),
+    }
+}
+
+/// Runs a command without input in a process group of its own, and ends the group after `limit`.
+pub(crate) fn bounded(command: &mut Command, limit: Duration) -> Outcome {
+    let name = describe(command);
+    let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).process_group(0).spawn();
+    let mut child = match child {
+        Ok(child) => child,
+        Err(error) => return Outcome::Failed(format!("{name}: {error}")),
+    };
+    // Passes the output through and remembers the line that tells why something was skipped.
+    let output = child.stdout.take().map(|stdout| {
+        thread::spawn(move || {
+            let mut reason = None;
+            for line in BufReader::new(stdout).split(b'\n').map_while(Result::ok) {
+                let line = String::from_utf8_lossy(&line);
+                println!("{line}");
+                if let Some(text) = line.strip_prefix("SKIPPED: ") {
+                    reason = Some(text.to_owned());
+                }
+            }
+            reason
+        })
+    });
+    let end = Instant::now() + limit;
+    let status = loop {
+        match child.try_wait() {
+            Ok(Some(status)) => break status,
+            Ok(None) if Instant::now() < end => thread::sleep(Duration::from_millis(50)),
+            Ok(None) => {
+                let group = format!("-{}", child.id());
+                let killed = Command::new("kill").args(["-KILL", "--", &group]).status();
+                if !killed.is_ok_and(|s| s.success()) {
+                    let _ = child.kill();
+                }
+                let _ = child.wait();
+                return Outcome::Failed(format!("{name}: not done after {} s", limit.as_secs()));
+            }
+            Err(error) => return Outcome::Failed(format!("{name}: {error}")),
+        }
+    };
+    let reason = output.and_then(|thread| thread.join().ok()).flatten();
+    match (status.code(), reason) {
+        (Some(0), _) => Outcome::Passed,
+        (Some(code), Some(reason)) if code == i32::from(SKIPPED) => Outcome::Skipped(reason),
+        (Some(code), None) if code == i32::from(SKIPPED) => {
+            Outcome::Failed(format!("{name}: skipped without a reason"))
+        }
+        _ => Outcome::Failed(format!("{name}: {status}")),
+    }
+}
+
+fn describe(command: &Command) -> String {
+    let program = PathBuf::from(command.get_program());
+    let mut text = program.file_name().unwrap_or(OsStr::new("?")).to_string_lossy().into_owned();
+    for arg in command.get_args() {
+        text.push(' ');
+        text.push_str(&arg.to_string_lossy());
+    }
+    text
+}
+
+/// Runs a subcommand of the bowline binary, built for release.
+pub(crate) fn bowline(verb: &str, args: &[String]) -> Outcome {
+    let run = ["run", "--release", "--locked", "--package", "bowline", "--", verb];
+    status(cargo(&run).args(args))
+}
+
+/// Runs the benchmarks.
+pub(crate) fn bench(args: &[String]) -> Outcome {
+    let run = ["run", "--release", "--locked", "--package", "bowline-bench", "--"];
+    status(cargo(&run).args(args))
+}
+
+/// Runs the scenarios against kernel peers.
+pub(crate) fn interop(args: &[String]) -> Outcome {
+    status(Command::new(repo::root().join("interop/run")).args(args).current_dir(repo::root()))
+}
+
+/// Writes man pages and completions as the binary itself describes them.
+pub(crate) fn dist() -> Outcome {
+    let dir = repo::root().join("target/dist");
+    let (man, completions) = (dir.join("man"), dir.join("completions"));
+    for dir in [&man, &completions] {
+        if let Err(error) = std::fs::create_dir_all(dir) {
+            return Outcome::Failed(format!("{}: {error}", dir.display()));
+        }
+    }
+    let run = ["run", "--release", "--locked", "--package", "bowline", "--"];
+    let done = status(cargo(&run).arg("man").arg(&man));
+    if done != Outcome::Passed {
+        return done;
+    }
+    for (shell, file) in [("bash", "bowline.bash"), ("zsh", "_bowline"), ("fish", "bowline.fish")] {
+        let output = cargo(&run).args(["completions", shell]).stderr(Stdio::inherit()).output();
+        let written = match output {
+            Ok(output) if output.status.success() => {
+                std::fs::write(completions.join(file), output.stdout)
+            }
+            Ok(output) => {
+                return Outcome::Failed(format!("completions {shell}: {}", output.status));
+            }
+            Err(error) => Err(error),
+        };
+        if let Err(error) = written {
+            return Outcome::Failed(format!("completions {shell}: {error}"));
+        }
+    }
+    println!("written to {}", dir.display());
+    Outcome::Passed
+}
