@@ -164,3 +164,30 @@ pub(crate) fn dist() -> Outcome {
     println!("written to {}", dir.display());
     Outcome::Passed
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str, limit: Duration) -> Outcome {
+        bounded(Command::new("sh").args(["-c", script]), limit)
+    }
+
+    #[test]
+    fn a_skip_needs_its_reason() {
+        let limit = Duration::from_secs(60);
+        let skip = shell("echo 'SKIPPED: no emulator'; exit 77", limit);
+        assert_eq!(skip, Outcome::Skipped("no emulator".into()));
+        assert!(matches!(shell("exit 77", limit), Outcome::Failed(_)));
+        assert!(matches!(shell("echo 'SKIPPED: x'; exit 1", limit), Outcome::Failed(_)));
+        assert_eq!(shell("echo 'SKIPPED: a part'", limit), Outcome::Passed);
+    }
+
+    #[test]
+    fn what_hangs_is_ended_with_its_children() {
+        let start = Instant::now();
+        let outcome = shell("sleep 600 & sleep 600", Duration::from_millis(100));
+        assert!(matches!(outcome, Outcome::Failed(why) if why.contains("not done after")));
+        assert!(start.elapsed() < Duration::from_secs(60));
+    }
+}
