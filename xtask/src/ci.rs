@@ -22,7 +22,7 @@ const fn step(name: &'static str, cargo: &'static [&'static str], limit: u64) ->
 
 const XTASK: [&str; 6] = ["run", "--quiet", "--locked", "--package", "xtask", "--"];
 
-const STEPS: [Step; 9] = [
+const STEPS: [Step; 10] = [
     step("fmt", &["fmt", "--all", "--check"], 60),
     step(
         "clippy",
@@ -37,6 +37,7 @@ const STEPS: [Step; 9] = [
         limit: 300,
     },
     step("check", &["xtask", "check"], 60),
+    step("deny", &["xtask", "deny"], 60),
     step("quickstart", &["run", "--release", "--locked", "--", "quickstart"], 600),
     step("sim", &["xtask", "sim", "--seeds", "20000"], 300),
     step("fuzz", &["xtask", "fuzz", "--seconds", "20"], 600),

@@ -35,7 +35,9 @@ pub(crate) fn run(args: &[String]) -> Outcome {
     let limit = format!("-max_total_time={seconds}");
     for target in &targets {
         println!("fuzz {target}, {seconds} s");
-        let done = run::status(&mut run::cargo_nightly(&["fuzz", "run", target, "--", &limit]));
+        let quiet = ["-verbosity=0", "-print_final_stats=1"];
+        let mut command = run::cargo_nightly(&["fuzz", "run", target, "--", &limit]);
+        let done = run::status(command.args(quiet));
         if done != Outcome::Passed {
             let place = repo::root().join("fuzz/artifacts").join(target);
             eprintln!("inputs that failed are in {}", place.display());

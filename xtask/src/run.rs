@@ -127,6 +127,16 @@ pub(crate) fn bench(args: &[String]) -> Outcome {
     status(cargo(&run).args(args))
 }
 
+/// Checks licences, sources and duplicates of the dependencies; needs cargo-deny.
+pub(crate) fn deny() -> Outcome {
+    let mut version = cargo(&["deny", "--version"]);
+    let found = version.stdout(Stdio::null()).stderr(Stdio::null()).status();
+    if !found.is_ok_and(|status| status.success()) {
+        return Outcome::Skipped("no cargo-deny (cargo install cargo-deny)".into());
+    }
+    status(&mut cargo(&["deny", "--locked", "check", "bans", "licenses", "sources"]))
+}
+
 /// Runs the scenarios against kernel peers.
 pub(crate) fn interop(args: &[String]) -> Outcome {
     status(Command::new(repo::root().join("interop/run")).args(args).current_dir(repo::root()))
