@@ -1,0 +1,1 @@
+"""Interop scenarios between a userspace node and the Linux kernel."""

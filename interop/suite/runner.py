@@ -1,0 +1,208 @@
+"""Choosing, running and reporting."""
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+
+from lab.common import CACHE, HERE, NETNS, Fail
+from lab.guest import alive
+from lab.prepare import prepare
+
+from .scenarios import ALL, Wrong
+from .table import table
+from .world import Case, World, find_peer
+
+
+def parse(about, argv):
+    p = argparse.ArgumentParser(prog="interop/run", description=about,
+                                formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--list", action="store_true", help="the scenarios and what they show")
+    p.add_argument("--only", action="append", default=[], metavar="NAME",
+                   help="this scenario, or this case of one (repeatable)")
+    p.add_argument("--subset", choices=("ci", "all"), default="all")
+    p.add_argument("--self-check", action="store_true",
+                   help="a second kernel plays the node: the scenarios against the reference itself")
+    p.add_argument("--messages", type=int, metavar="N", help="messages each way in 'messages' (10000; ci 1000)")
+    p.add_argument("--json", nargs="?", const="-", metavar="FILE", help="results as JSON, too")
+    p.add_argument("--capture", action="store_true", help="keep a packet capture of every case")
+    p.add_argument("--logs", metavar="DIR", default=os.path.join(CACHE, "logs"),
+                   help="where counters and logs go (default %(default)s)")
+    p.add_argument("--peer", metavar="FILE", help="the node's program (default: built with cargo)")
+    p.add_argument("--append", action="append", default=[], metavar="ARG", help="kernel argument of the guest")
+    p.add_argument("--keep", action="store_true", help="leave the guests running at the end")
+    p.add_argument("--repeat", type=int, default=1, metavar="N", help="run every case N times")
+    return p.parse_args(argv)
+
+
+def chosen(a):
+    out = []
+    for spec in ALL:
+        for v in spec.variants():
+            cid = Case(World.__new__(World), spec, v, 0, dry=True).id
+            if a.only and not any(o in (spec.name, cid) for o in a.only):
+                continue
+            if not a.only and a.subset == "ci" and not spec.ci:
+                continue
+            out.append((spec, v, cid))
+    names = {s.name for s, _, _ in out} | {cid for _, _, cid in out}
+    for o in a.only:
+        if o not in names:
+            raise Fail("no scenario or case %s; see --list" % o)
+    return out
+
+
+def show_list():
+    for s in ALL:
+        n = len(list(s.variants()))
+        print("%-18s %2d case%s  %s%s\n    %s" % (s.name, n, "s" if n > 1 else " ", "ci  " if s.ci else "",
+                                                s.rows, s.about))
+    return 0
+
+
+def build_peer():
+    say("building the peer program")
+    root = os.path.dirname(HERE)
+    r = subprocess.run(["cargo", "build", "--release", "-q", "-p", "bowline-interop-peer"], cwd=root)
+    if r.returncode:
+        raise Fail("cargo build of bowline-interop-peer failed")
+    return find_peer(None)
+
+
+def say(text):
+    sys.stderr.write("interop: %s\n" % text)
+    sys.stderr.flush()
+
+
+def run_case(world, spec, v, scale):
+    """-> dict of the result; never raises but for an interrupt"""
+    c = Case(world, spec, v, scale)
+    res = dict(case=c.id, scenario=spec.name, direction=v["dir"], paths=v["paths"], order=v["order"],
+               family=v["family"], rows=spec.rows)
+    if world.self_check and (v["paths"] == 1 or not spec.self_check):
+        res.update(result="skipped", seconds=0.0, messages=0, looks=[],
+                   note="two kernels lose messages here" if not spec.self_check else
+                   "a kernel cannot be told to use one path")
+        return res
+    t0 = time.monotonic()
+    err = []
+
+    def body():
+        try:
+            c.begin()
+            spec.fn(c)
+        except Exception as e:
+            if not err:
+                err.append((e, traceback.format_exc()))
+
+    t = threading.Thread(target=body, daemon=True)
+    t.start()
+    t.join(spec.timeout + 15 + (30 if scale > 2000 else 0))
+    if t.is_alive():
+        err.insert(0, (Fail("not finished within its time"), ""))
+        for ep in (c.n, c.k):
+            if ep:
+                ep.close(1)
+        t.join(20)
+    try:
+        c.end(bool(err))
+    except Exception as e:
+        err.append((e, traceback.format_exc()))
+    res.update(seconds=round(time.monotonic() - t0, 1), messages=c.messages, note="; ".join(c.notes),
+               node=c.version)
+    if err:
+        e, tb = err[0]
+        res["result"] = "FAILED"
+        res["note"] = ("%s" % e if isinstance(e, (Wrong, Fail)) else "%s: %s" % (type(e).__name__, e)).strip()
+        with open(c.log + ".error", "w") as f:
+            f.write(tb or res["note"])
+        res["looks"] = c.leftovers()
+    else:
+        res["result"], res["looks"] = "passed", []
+    return res
+
+
+def report_failure(r):
+    say("%s FAILED: %s" % (r["case"], r["note"]))
+    for x in r["looks"]:
+        say("    see %s" % x)
+        if x.endswith(".stderr") or ".dmesg" in x:
+            with open(x, errors="replace") as f:
+                for line in f.read().splitlines()[-6:]:
+                    say("        | " + line)
+
+
+def stop_signals():
+    def stop(sig, frame):
+        raise KeyboardInterrupt
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGHUP, stop)
+
+
+def main(about, argv=None):
+    a = parse(about, argv)
+    if a.list:
+        return show_list()
+    stop_signals()
+    results, world = [], None
+    t0 = time.monotonic()
+    try:
+        todo = chosen(a) * a.repeat
+        if a.messages:
+            for s in ALL:
+                if s.name == "messages":
+                    s.n = s.ci_n = a.messages
+        c = prepare(quiet=True)
+        peer = None if a.self_check else find_peer(a.peer) if a.peer else build_peer()
+        prepared = time.monotonic() - t0
+        world = World(peer, os.path.abspath(a.logs), a.self_check, a.capture, a.append)
+        world.up()
+        say("kernel %s, %d cases, lab ready after %.0f s (boot %s); logs in %s" % (
+            c["kver"], len(todo), time.monotonic() - t0,
+            " ".join("%.1f s" % b for b in world.boots), world.logs))
+        for i, (spec, v, cid) in enumerate(todo):
+            r = run_case(world, spec, v, spec.ci_n if a.subset == "ci" else spec.n)
+            results.append(r)
+            say("%3d/%d %-7s %-28s %6.1f s %6d messages  %s" % (
+                i + 1, len(todo), r["result"], r["case"], r["seconds"], r["messages"],
+                r["note"] if r["result"] != "FAILED" else ""))
+            if r["result"] == "FAILED":
+                report_failure(r)
+            for g in world.guests():
+                if not alive(g):
+                    say("guest %s is not running any more" % g)
+        code = 1 if any(r["result"] == "FAILED" for r in results) else 0
+    except KeyboardInterrupt:
+        say("interrupted")
+        code = 130
+    except Fail as e:
+        say(str(e))
+        code = 2
+    finally:
+        # not to be cut short by a second Ctrl-C
+        for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(s, signal.SIG_IGN)
+        if world and not a.keep:
+            world.close()
+        elif world:
+            say("guests left running in namespace %s; BOWLINE_LAB_NETNS=%s interop/kernel-lab down all"
+                % (NETNS, NETNS))
+    if results:
+        print(table(results, a.self_check))
+        n = {k: sum(r["result"] == k for r in results) for k in ("passed", "FAILED", "skipped")}
+        print("%d passed, %d failed, %d skipped; %d messages verified; %.0f s (preparation %.0f s)" % (
+            n["passed"], n["FAILED"], n["skipped"], sum(r["messages"] for r in results),
+            time.monotonic() - t0, prepared))
+    if a.json and results:
+        text = json.dumps(dict(kernel=c["kver"], self_check=a.self_check, subset=a.subset, results=results),
+                          indent=1)
+        if a.json == "-":
+            print(text)
+        else:
+            with open(a.json, "w") as f:
+                f.write(text + "\n")
+    return code

@@ -1,0 +1,560 @@
+"""The scenarios. Each is run once per variant: direction, order of the
+addresses, number of paths, address family.
+
+k is the kernel, n the node under test; lo means that the node has the smaller
+address (it opens the connections), hi that the kernel has.
+"""
+import time
+
+from lab.common import Fail
+
+from .world import NOBODY, ip
+
+MIB = 1 << 20
+ALL = []
+# local ports whose sockets a sender with eight paths puts on different paths
+PORTS = (1000, 4000, 10000, 20000)
+
+
+class Wrong(Exception):
+    """A scenario saw something else than it should."""
+
+
+class Spec:
+    def __init__(self, fn, name, rows="", dirs=("both",), orders=("lo", "hi"), paths=(8,), families=(4,),
+                 timeout=60, ci=False, absent=False, self_check=True, n=0, ci_n=0):
+        self.fn, self.name, self.rows = fn, name, rows
+        self.dirs, self.orders, self.paths, self.families = dirs, orders, paths, families
+        self.timeout, self.ci, self.absent, self.self_check = timeout, ci, absent, self_check
+        self.n, self.ci_n = n, ci_n or n
+        self.about = " ".join(fn.__doc__.split())
+
+    def variants(self):
+        for family in self.families:
+            for paths in self.paths:
+                for d in self.dirs:
+                    for order in self.orders:
+                        yield dict(dir=d, order=order, paths=paths, family=family)
+
+
+def scenario(name, **kw):
+    def add(fn):
+        ALL.append(Spec(fn, name, **kw))
+        return fn
+    return add
+
+
+def want(ok, text, *args):
+    if not ok:
+        raise Wrong(text % args)
+
+
+BOTH = ("k>n", "n>k")
+
+
+# ---------------------------------------------------------------- streams
+
+class Stream:
+    """A verified stream from one endpoint to the other."""
+
+    def __init__(self, src, src_at, dst, dst_at, seed, n=0, gaps=0, recv=None, rcvbuf=None, hold=None,
+                 mode="block", rmode=None, low=0, high=MIB, idle=60, **send):
+        self.n = n
+        self.recv = dst.job("recv", bind=dst_at, n=n, seed=seed, gaps=gaps, min=low, max=high, mode=rmode,
+                            rcvbuf=rcvbuf, hold=hold, idle=idle, linger=0.2 if n else None)
+        self.recv.event("ready")
+        self.send = src.job("send", bind=src_at, to=dst_at, n=n, seed=seed, min=low, max=high, mode=mode,
+                            limit=idle, **send)
+
+    def finish(self, timeout):
+        """Both ends of a stream of n messages. -> results of sender and receiver"""
+        end = time.monotonic() + timeout
+        r = self.recv.wait(timeout)
+        self.send.event("sent", max(1, end - time.monotonic()))
+        self.send.tell("close", flush=5)
+        s = self.send.wait(15)
+        want(r["messages"] == s["messages"] == self.n, "%s messages sent, %s came", s["messages"],
+             r["messages"])
+        want(s["left"] == 0, "%s messages still queued at the sender", s["left"])
+        return s, r
+
+    def stop(self, timeout, exact=True):
+        """End an endless stream: all that was sent must have come."""
+        end = time.monotonic() + timeout
+        self.send.tell("stop")
+        sent = self.send.event("sent", timeout)
+        while True:
+            got = self.recv.stat()["messages"]
+            if not exact or got >= sent["messages"] or time.monotonic() > end:
+                break
+            time.sleep(0.05)
+        self.send.tell("close", flush=max(5, end - time.monotonic()))
+        s = self.send.wait(max(10, end - time.monotonic()))
+        self.recv.tell("stop")
+        r = self.recv.wait(10)
+        if exact:
+            want(r["messages"] == s["messages"], "%s messages sent, %s came", s["messages"], r["messages"])
+        want(s["left"] == 0, "%s messages still queued at the sender", s["left"])
+        return s, r
+
+
+def both_ways(c, total, seed=100, ports=PORTS, timeout=120, **kw):
+    """total messages each way, over several sockets, senders of all kinds."""
+    modes = ("block", "nonblock", "timeout", "block")
+    each = max(1, total // len(ports))
+    streams = []
+    for i, p in enumerate(ports):
+        rmode = "nonblock" if i % 2 else "block"
+        streams.append(Stream(c.k, c.at_k(p), c.n, c.at_n(p + 1), seed + i, each, mode=modes[i % 4],
+                              rmode=rmode, **kw))
+        streams.append(Stream(c.n, c.at_n(p), c.k, c.at_k(p + 1), seed + 50 + i, each, mode=modes[i % 4],
+                              rmode=rmode, **kw))
+    size = 0
+    end = time.monotonic() + timeout
+    for s in streams:
+        s, r = s.finish(end - time.monotonic())
+        c.messages += r["messages"]
+        size += r["bytes"]
+    return size
+
+
+def kernel_conns(c):
+    """The kernel's TCP connections with the node: (local port, peer port)"""
+    tcp = c.k.ask("info")["tcp"]
+    return [(lp, pp) for la, lp, pa, pp in tcp if pa == c.n_addr]
+
+
+def check_conns(c, paths=None):
+    """As many connections as paths, all opened by the smaller address."""
+    paths = paths or c.paths
+    for _ in range(20):
+        conns = kernel_conns(c)
+        if len(conns) == paths:
+            break
+        time.sleep(0.1)
+    want(len(conns) == paths, "the kernel has %d connections with the node, not %d", len(conns), paths)
+    for lp, pp in conns:
+        opened = "node" if lp == 16385 else "kernel"
+        want(opened == ("node" if c.order == "lo" else "kernel"),
+             "the larger address opened a connection (%d to %d)", lp, pp)
+
+
+def counter(ep, *names):
+    got = ep.ask("info")["counters"]
+    return sum(got.get(n, 0) for n in names)
+
+
+# ---------------------------------------------------------------- connect
+
+@scenario("ping", rows="T-1 T-5 T-6 T-9", dirs=BOTH, paths=(8, 1), ci=True)
+def ping(c):
+    """Bind a socket and ping the other side, which has not been heard of."""
+    src, src_a, _, dst_a = c.ends()
+    r = src.ask("ping", bind=ip(src_a, 0), to=dst_a, n=5, wait=5)
+    c.messages += 5
+    c.note("first %.0f ms, then %.1f ms" % (r["first"] / 1e3, r["min"] / 1e3))
+    if c.dir == "n>k":
+        want(counter(c.k, "recv_ping") >= 5, "the kernel's recv_ping counts less than 5 pings")
+
+
+@scenario("first-message", rows="T-31", dirs=BOTH, ci=True)
+def first_message(c):
+    """The first message ever is sent by a blocking socket of each path."""
+    src, src_a, dst, dst_a = c.ends()
+    # the first socket of a kernel hashes by another number than all later ones
+    dummy = c.k.job("recv", bind=c.at_k(99), idle=100)
+    dummy.event("ready")
+    for i, p in enumerate((20000, 1000, 2, 4000, 10000)):
+        s = Stream(src, ip(src_a, p), dst, ip(dst_a, 3000 + i), 7 + i, 3, low=100, high=100)
+        s.finish(15)
+        c.messages += 3
+
+
+@scenario("ping-off", rows="T-19", orders=("lo", "hi"))
+def ping_off(c):
+    """A kernel with ping_enable=0 answers no probe: everything on one path."""
+    c.k.ask("sysctl", name="ping_enable", value=0)
+    try:
+        p = c.n.job("ping", bind=c.at_n(0), to=c.k_addr, n=1, wait=2)
+        try:
+            p.wait(10)
+            raise Wrong("the kernel answered a ping")
+        except Exception as e:
+            if isinstance(e, Wrong):
+                raise
+        s = Stream(c.n, c.at_n(4000), c.k, c.at_k(4001), 3, 100, mode="nonblock", high=50000)
+        s.finish(30)
+        s = Stream(c.k, c.at_k(4000), c.n, c.at_n(4001), 4, 100, mode="nonblock", high=50000)
+        s.finish(30)
+        c.messages += 200
+    finally:
+        c.k.ask("sysctl", name="ping_enable", value=1)
+
+
+# ---------------------------------------------------------------- messages
+
+@scenario("messages", rows="T-2 T-3 T-4 T-13", paths=(8, 1), timeout=240, ci=True, n=10000, ci_n=1000)
+def messages(c):
+    """Verified messages of 0 to 1 MiB both ways at once, four sockets each way,
+    blocking, non-blocking and with a timeout; then the connections counted."""
+    t = time.monotonic()
+    size = both_ways(c, c.scale, timeout=c.spec.timeout - 20)
+    c.note("%.0f MB in %.1f s" % (size / 1e6, time.monotonic() - t))
+    check_conns(c)
+
+
+@scenario("ipv6", rows="T-20", families=(6,), ci=True, n=1000, ci_n=200)
+def ipv6(c):
+    """Ping and verified messages both ways over IPv6."""
+    c.k.ask("ping", bind=ip(c.k_addr, 0), to=c.n_addr)
+    c.n.ask("ping", bind=ip(c.n_addr, 0), to=c.k_addr)
+    both_ways(c, c.scale, ports=PORTS[:2])
+    check_conns(c)
+
+
+@scenario("big", rows="T-13 T-28", dirs=BOTH, orders=("lo",), n=200)
+def big(c):
+    """Messages of 1 MiB only, through a receiver with a small buffer."""
+    src, src_a, dst, dst_a = c.ends()
+    s = Stream(src, ip(src_a, 4000), dst, ip(dst_a, 4001), 5, c.scale, low=MIB, rcvbuf=4000,
+               mode="nonblock")
+    s.finish(60)
+    c.messages += c.scale
+
+
+# ---------------------------------------------------------------- congestion
+
+@scenario("congestion", rows="T-11 T-12 T-29", dirs=BOTH, timeout=90, ci=True, n=2000)
+def congestion(c):
+    """A receiver that does not read congests its port only; senders are refused
+    or blocked, and get through when it reads again."""
+    src, src_a, dst, dst_a = c.ends()
+    half = c.scale // 2
+    free = Stream(src, ip(src_a, 4100), dst, ip(dst_a, 4101), 9, 1, low=10, high=10)
+    free.finish(20)
+    hold = dict(hold=1, rcvbuf=4000, low=1000, high=1000)
+    a = Stream(src, ip(src_a, 4000), dst, ip(dst_a, 4001), 10, half, mode="nonblock", **hold)
+    b = Stream(src, ip(src_a, 4002), dst, ip(dst_a, 4003), 11, half, mode="block", **hold)
+    end = time.monotonic() + 20
+    while counter(src, "cong_send_error") < 5 and time.monotonic() < end:
+        time.sleep(0.1)
+    time.sleep(0.5)
+    was = a.send.stat()["messages"], b.send.stat()["messages"]
+    want(was[0] < half and was[1] < half, "nothing held the senders back: %s of %d", was, half)
+    want(counter(src, "cong_send_error") >= 5, "no sender was refused")
+    want(counter(src, "cong_update_received") >= 1, "no congestion map came")
+    # another port of the same node is not concerned
+    free = Stream(src, ip(src_a, 4200), dst, ip(dst_a, 4201), 12, 50, low=500, high=5000)
+    free.finish(15)
+    now = a.send.stat()["messages"], b.send.stat()["messages"]
+    want(now == was, "senders went on although the receiver did not read: %s, then %s", was, now)
+    for s in (a, b):
+        s.recv.tell("go")
+    sa, _ = a.finish(40)
+    b.finish(40)
+    want(sa["refused"].get("ENOBUFS", 0) > 0, "the non-blocking sender never saw ENOBUFS: %s", sa["refused"])
+    c.messages += 2 * half + 51
+    c.note("held back after %d and %d messages" % was)
+
+
+# ---------------------------------------------------------------- trouble
+
+def load(c, **kw):
+    """Endless streams both ways at a bearable rate."""
+    kw = dict(dict(high=65536, pause=0.002, low=16), **kw)
+    return [Stream(c.k, c.at_k(4000), c.n, c.at_n(4001), 21, **kw),
+            Stream(c.k, c.at_k(20000), c.n, c.at_n(4003), 22, mode="nonblock", **kw),
+            Stream(c.n, c.at_n(4000), c.k, c.at_k(4001), 23, **kw),
+            Stream(c.n, c.at_n(20000), c.k, c.at_k(4003), 24, mode="nonblock", **kw)]
+
+
+def moving(streams, timeout, least=20):
+    """Every stream gets on by some messages."""
+    was = [s.recv.stat()["messages"] for s in streams]
+    end = time.monotonic() + timeout
+    for s, w in zip(streams, was):
+        while s.recv.stat()["messages"] < w + least:
+            want(time.monotonic() < end, "%s stands still at %d messages", s.recv, s.recv.stat()["messages"])
+            time.sleep(0.1)
+
+
+@scenario("link-cut", rows="T-13", timeout=120, ci=True)
+def link_cut(c):
+    """The link loses everything for five seconds under load both ways."""
+    streams = load(c)
+    moving(streams, 20)
+    c.link("drop")
+    time.sleep(5)
+    c.link("pass")
+    t = time.monotonic()
+    moving(streams, 40)
+    c.note("moving again after %.1f s" % (time.monotonic() - t))
+    for s in streams:
+        c.messages += s.stop(40)[1]["messages"]
+    check_conns(c)
+
+
+@scenario("carrier", orders=("hi",))
+def carrier(c):
+    """The kernel's network card loses its carrier for two seconds."""
+    streams = load(c)
+    moving(streams, 20)
+    c.link("off")
+    time.sleep(2)
+    c.link("on")
+    moving(streams, 40)
+    for s in streams:
+        c.messages += s.stop(40)[1]["messages"]
+
+
+@scenario("loss", timeout=120)
+def loss(c):
+    """The kernel's link loses 2 % and delays and reorders its packets."""
+    c.guest("modprobe sch_netem; tc qdisc add dev eth0 root netem loss 2% delay 3ms 2ms reorder 5%")
+    streams = load(c, pause=0.005)
+    time.sleep(8)
+    for s in streams:
+        c.messages += s.stop(60)[1]["messages"]
+
+
+@scenario("kernel-reset", timeout=90, self_check=False)
+def kernel_reset(c):
+    """Under load both ways the kernel resets all its connections, five times."""
+    streams = load(c)
+    moving(streams, 20)
+    for i in range(5):
+        c.k.ask("sysctl", name="tcp.rds_tcp_sndbuf", value=1048576 + 4096 * i)
+        time.sleep(0.7)
+    moving(streams, 30)
+    for s in streams:
+        c.messages += s.stop(40)[1]["messages"]
+    check_conns(c)
+
+
+@scenario("sockets-destroyed", rows="T-30", timeout=90, ci=True, self_check=False)
+def sockets_destroyed(c):
+    """Under load both ways the kernel's TCP sockets are destroyed (ss -K)."""
+    streams = load(c)
+    moving(streams, 20)
+    for _ in range(3):
+        c.guest("modprobe -a tcp_diag; ss -K dst %s > /dev/null" % c.n_addr)
+        time.sleep(1)
+        moving(streams, 30)
+    for s in streams:
+        c.messages += s.stop(40)[1]["messages"]
+    check_conns(c)
+
+
+def contiguous(r, what):
+    want(r["missing"] == 0, "%s: %d messages are missing in the middle", what, r["missing"])
+    want(r["messages"] > 0, "%s: nothing came", what)
+
+
+@scenario("kernel-reboot", timeout=180, ci=True)
+def kernel_reboot(c):
+    """The kernel's machine loses its power under load and comes back; the node's
+    socket goes on sending, and new sockets of the kernel are served."""
+    kw = dict(low=16, high=65536, pause=0.004)
+    out = c.n.job("send", bind=c.at_n(4000), to=c.at_k(4001), n=0, seed=31, min=16, max=65536, pause=0.004,
+                  limit=120)
+    first = c.k.job("recv", bind=c.at_k(4001), n=0, seed=31, gaps=1, min=16, max=65536, idle=60)
+    back = Stream(c.k, c.at_k(4000), c.n, c.at_n(4001), 32, gaps=1, idle=120, **kw)
+    first.event("ready")
+    end = time.monotonic() + 20
+    while min(first.stat()["messages"], back.recv.stat()["messages"]) < 100:
+        want(time.monotonic() < end, "no load before the reboot")
+        time.sleep(0.1)
+    c.messages += first.stat()["messages"]
+    c.reboot_kernel()
+    t = time.monotonic()
+    again = c.k.job("recv", bind=c.at_k(4001), n=0, seed=31, gaps=1, min=16, max=65536, idle=60)
+    again.event("ready")
+    while again.stat()["messages"] < 50:
+        want(time.monotonic() < t + 60, "the node's stream did not come back: %s", again.stat())
+        time.sleep(0.1)
+    c.note("stream back %.1f s after the boot" % (time.monotonic() - t))
+    # the kernel's new sockets reach the node, whose old receiver is still there
+    fresh = Stream(c.k, c.at_k(5000), c.n, c.at_n(5001), 33, 200, **kw)
+    c.messages += fresh.finish(40)[1]["messages"]
+    out.tell("stop")
+    sent = out.event("sent", 20)
+    out.tell("close", flush=20)
+    want(out.wait(30)["left"] == 0, "the node still has messages queued")
+    end = time.monotonic() + 20
+    while time.monotonic() < end:
+        time.sleep(0.3)
+        if again.stat()["messages"] == again.stat()["messages"]:
+            break
+    time.sleep(0.5)
+    again.tell("stop")
+    r = again.wait(10)
+    contiguous(r, "after the reboot")
+    want(max(r["next"].values()) == sent["messages"], "the last of %d messages did not come: %s",
+         sent["messages"], r["next"])
+    c.messages += r["messages"]
+    back.recv.tell("stop")
+    contiguous(back.recv.wait(10), "before the reboot")
+
+
+@scenario("node-restart", timeout=180, ci=True)
+def node_restart(c):
+    """The node's process is killed under load and started again; the kernel's
+    socket goes on sending, and new sockets of the node are served."""
+    kw = dict(low=16, high=65536, pause=0.004)
+    there = c.k.job("send", bind=c.at_k(4000), to=c.at_n(4001), n=0, seed=41, min=16, max=65536, pause=0.004,
+                    limit=120)
+    first = c.n.job("recv", bind=c.at_n(4001), n=0, seed=41, gaps=1, min=16, max=65536, idle=60)
+    back = Stream(c.n, c.at_n(4000), c.k, c.at_k(4001), 42, gaps=1, idle=120, **kw)
+    first.event("ready")
+    end = time.monotonic() + 20
+    while min(first.stat()["messages"], back.recv.stat()["messages"]) < 100:
+        want(time.monotonic() < end, "no load before the kill")
+        time.sleep(0.1)
+    c.messages += first.stat()["messages"]
+    c.kill_node()
+    time.sleep(2)
+    c.start_node()
+    t = time.monotonic()
+    again = c.n.job("recv", bind=c.at_n(4001), n=0, seed=41, gaps=1, min=16, max=65536, idle=60)
+    again.event("ready")
+    # the larger kernel does not knock by itself; its next send does
+    while again.stat()["messages"] < 50:
+        want(time.monotonic() < t + 60, "the kernel's stream did not come back: %s", again.stat())
+        time.sleep(0.1)
+    c.note("stream back after %.1f s" % (time.monotonic() - t))
+    fresh = Stream(c.n, c.at_n(5000), c.k, c.at_k(5001), 43, 200, **kw)
+    c.messages += fresh.finish(40)[1]["messages"]
+    there.tell("stop")
+    sent = there.event("sent", 20)
+    there.tell("close", flush=20)
+    want(there.wait(30)["left"] == 0, "the kernel still has messages queued")
+    time.sleep(1)
+    again.tell("stop")
+    r = again.wait(10)
+    contiguous(r, "after the restart")
+    want(max(r["next"].values()) == sent["messages"], "the last of %d messages did not come: %s",
+         sent["messages"], r["next"])
+    c.messages += r["messages"]
+    back.recv.tell("stop")
+    contiguous(back.recv.wait(10), "before the kill")
+
+
+# ---------------------------------------------------------------- cancel, absent
+
+@scenario("cancel", rows="T-14 T-25", dirs=BOTH, ci=True, timeout=90)
+def cancel(c):
+    """A socket cancels what it has queued: the started messages arrive whole, the
+    others never, and what is sent afterwards arrives in order."""
+    src, src_a, dst, dst_a = c.ends()
+    size = 500000
+    s = Stream(src, ip(src_a, 4000), dst, ip(dst_a, 4001), 51, gaps=1, low=size, high=size, at="5,35",
+               sndbuf=32 * MIB, mode="nonblock", idle=40)
+    s.send.event("paused")
+    end = time.monotonic() + 15
+    while s.recv.stat()["messages"] < 5:
+        want(time.monotonic() < end, "the first five messages did not come")
+        time.sleep(0.05)
+    c.link("drop")
+    s.send.tell("go")
+    s.send.event("paused", 20)
+    s.send.tell("cancel", to=ip(dst_a, 4001))
+    s.send.event("cancelled")
+    c.link("pass")
+    s.send.tell("go")
+    t = time.monotonic()
+    while s.send.stat()["messages"] < 45 and time.monotonic() < t + 30:
+        time.sleep(0.02)
+    sent, got = s.stop(40, exact=False)
+    want(max(got["next"].values()) == sent["messages"], "the last of %d messages did not come: %s",
+         sent["messages"], got["next"])
+    want(15 <= got["missing"] <= 30, "%d of the 30 cancelled messages were not sent", got["missing"])
+    want(got["messages"] + got["missing"] == sent["messages"], "%d came, %d are missing, %d were sent",
+         got["messages"], got["missing"], sent["messages"])
+    c.messages += got["messages"]
+    c.note("%d of 30 cancelled in time" % got["missing"])
+
+
+@scenario("absent-node", rows="T-22 T-23 T-26", dirs=("k>n",), absent=True, timeout=90, ci=True)
+def absent_node(c):
+    """The kernel sends to a node that does not listen until its buffer is full;
+    then the node starts and gets all of it."""
+    if c.w.self_check:
+        c.guest("true")
+        from lab.agent import guest_run
+        guest_run("b", "rmmod rds_tcp")
+    j = c.k.job("fill", bind=c.at_k(4000), to=c.at_n(4001), size=10000, seed=61, sndbuf=106496, zero=1)
+    full = j.event("sent")
+    want(full["refused"] == "EAGAIN", "full send buffer: %s, not EAGAIN", full["refused"])
+    want(full["messages"] == 11, "%d messages of 10000 bytes fit into 106496, not 11", full["messages"])
+    want(j.event("zero")["refused"] == "EAGAIN", "an empty message went into a full buffer")
+    time.sleep(1)
+    c.link("drop")
+    if c.w.self_check:
+        guest_run("b", "modprobe rds_tcp")
+    c.start_node()
+    r = c.n.job("recv", bind=c.at_n(4001), n=full["messages"], seed=61, min=10000, max=10000, idle=40, linger=0.3)
+    r.event("ready")
+    c.link("pass")
+    if c.order == "lo":
+        # the larger kernel knocks once per send and never by itself
+        c.k.ask("ping", 30, bind=c.at_k(0), to=c.n_addr, n=1, wait=20)
+    c.messages += r.wait(40)["messages"]
+    j.tell("close", flush=5)
+    want(j.wait()["left"] == 0, "the kernel still has messages queued")
+
+
+@scenario("absent-kernel", dirs=("n>k",), timeout=90, ci=True)
+def absent_kernel(c):
+    """The node sends to a kernel whose transport is not loaded until its buffer
+    is full; then the module is loaded and the kernel gets all of it."""
+    c.k.close()
+    c.guest("rmmod rds_tcp; true")
+    j = c.n.job("fill", bind=c.at_n(4000), to=c.at_k(4001), size=10000, seed=62, sndbuf=106496, zero=1)
+    full = j.event("sent")
+    want(full["refused"] == "EAGAIN", "full send buffer: %s, not EAGAIN", full["refused"])
+    want(full["messages"] == 11, "%d messages of 10000 bytes fit into 106496, not 11", full["messages"])
+    want(j.event("zero")["refused"] == "EAGAIN", "an empty message went into a full buffer")
+    time.sleep(2)
+    c.link("drop")
+    c.guest("modprobe rds_tcp")
+    c.start_kernel()
+    r = c.k.job("recv", bind=c.at_k(4001), n=full["messages"], seed=62, min=10000, max=10000, idle=40, linger=0.3)
+    r.event("ready")
+    c.link("pass")
+    if c.w.self_check and c.order == "hi":
+        c.n.ask("ping", 30, bind=c.at_n(0), to=c.k_addr, n=1, wait=20)
+    c.messages += r.wait(40)["messages"]
+    j.tell("close", flush=5)
+    want(j.wait()["left"] == 0, "the node still has messages queued")
+
+
+@scenario("unreachable", dirs=BOTH, orders=("lo",), ci=True)
+def unreachable(c):
+    """A destination no host has: messages wait, the buffer fills, the errors are
+    those of the kernel, and other destinations are served meanwhile. Messages to
+    a port without socket vanish without a trace at the sender."""
+    src, src_a, dst, dst_a = c.ends()
+    if c.family != 4:
+        raise Fail("IPv4 only")
+    j = src.job("fill", bind=ip(src_a, 4000), to=ip(NOBODY, 4001), size=50000, seed=63, sndbuf=106496)
+    full = j.event("sent")
+    want((full["messages"], full["refused"]) == (3, "EAGAIN"), "%s messages, then %s", full["messages"],
+         full["refused"])
+    t = src.job("send", bind=ip(src_a, 4002), to=ip(NOBODY, 4001), n=5, seed=64, min=50000, max=50000,
+                sndbuf=106496, mode="timeout", limit=0.1)
+    end = None
+    try:
+        t.wait(15)
+    except Exception as e:
+        end = str(e)
+    want(end and "TimeoutError" in end or end and "110" in end, "a blocking send with a timeout: %s", end)
+    s = Stream(src, ip(src_a, 5000), dst, ip(dst_a, 5001), 65, 100, high=50000)
+    c.messages += s.finish(20)[1]["messages"]
+    j.tell("close")
+    want(j.wait()["left"] == 3, "messages for nobody left the queue by themselves")
+    s = src.job("send", bind=ip(src_a, 5002), to=ip(dst_a, 5999), n=50, seed=66, max=2000)
+    s.event("sent", 10)
+    s.tell("close", flush=5)
+    want(s.wait()["left"] == 0, "messages to a port without socket stay queued")
+    if c.dir == "n>k":
+        want(counter(c.k, "recv_drop_no_sock") >= 50, "the kernel did not count them as recv_drop_no_sock")
