@@ -462,7 +462,8 @@ class Job:
         ts, buf = [], bytearray(64)
         for _ in range(n):
             t = time.monotonic()
-            self.sock.s.sendmsg([b""])
+            # a blocking sender would wait for the handshake without limit
+            self.sock.s.sendmsg([b""], [], socket.MSG_DONTWAIT)
             got, who = self.sock.recv_into(buf)
             if got or who != (split(self["to"])[0], 0):
                 raise ValueError("answer of %d bytes from %s" % (got, join(who)))

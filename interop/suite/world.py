@@ -61,9 +61,6 @@ class World:
         """The guest is gone from one moment to the next."""
         down([guest])
 
-    def kernel_version(self):
-        return guest_run("a", "uname -r")[1].strip()
-
     def close(self):
         down(["all"])
 
@@ -109,23 +106,26 @@ class Case:
             if not alive(g):
                 self.w.boot(g, PEER_IP if g == "b" else None)
             set_link(g, "pass")
-            self.clean_slate(g)
+        self.clean_slate()
         for x in os.listdir(self.w.logs):
             if x.startswith(self.id + "."):
                 os.unlink(os.path.join(self.w.logs, x))
         if self.w.capture:
             cap_start("a", self.log + ".pcap", 400, ["tcp", "port", "16385"])
+        if self.spec.bare:
+            return
         self.start_kernel()
         if not self.spec.absent:
             self.start_node()
 
-    @staticmethod
-    def clean_slate(g):
-        """A kernel that has never heard of anybody; generation and counters new."""
-        rc, out, err = guest_run(g, "dmesg -C; tc qdisc del dev eth0 root 2>/dev/null; "
-                                    "rmmod rds_tcp rds 2>&1; modprobe rds_tcp", 30)
-        if rc or out:
-            raise Fail("resetting the modules of guest %s: %s%s" % (g, out, err))
+    def clean_slate(self):
+        """Kernels that have never heard of anybody; generations and counters new."""
+        for step in ("dmesg -C; tc qdisc del dev eth0 root 2>/dev/null; rmmod rds_tcp; rmmod rds; true",
+                     "modprobe rds_tcp"):
+            for g in self.w.guests():
+                rc, out, err = guest_run(g, step, 30)
+                if rc:
+                    raise Fail("resetting the modules of guest %s: %s%s" % (g, out, err))
 
     def start_kernel(self):
         self.k = GuestNode("kernel", "a", VERIFY, self.log + ".kernel.log")

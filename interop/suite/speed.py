@@ -1,0 +1,109 @@
+"""The same program in the same guests, over the kernel's RDS and over the node."""
+import os
+import statistics
+
+from lab.agent import guest_run, push
+from lab.common import Fail
+from lab.guest import alive, down
+
+from .endpoint import GuestNode
+from .scenarios import scenario, want
+from .world import ip
+
+A, B = "10.99.0.11", "10.99.0.12"
+AT = {"a": A, "b": B}
+PROGRAM = "/tmp/peer"
+ROUNDS = 3
+RATE_GOAL, TRIP_GOAL = 1.5, 1.0
+
+
+def install(c):
+    """The peer program in both guests, with this host's C library if theirs is older."""
+    for g in ("a", "b"):
+        if push(g, c.w.peer, PROGRAM):
+            raise Fail("could not copy the peer program into guest %s" % g)
+    rc, _, err = guest_run("a", PROGRAM + " serve --kernel < /dev/null", 20)
+    if not rc:
+        return [PROGRAM]
+    c.note("with this host's C library")
+    libs = [w for line in os.popen("ldd " + c.w.peer) for w in line.split() if w.startswith("/")]
+    for g in ("a", "b"):
+        for lib in libs:
+            if push(g, os.path.realpath(lib), "/tmp/lib/" + os.path.basename(lib)):
+                raise Fail("could not copy %s into guest %s" % (lib, g))
+    loader = next(os.path.basename(x) for x in libs if "ld-linux" in x)
+    argv = ["/tmp/lib/" + loader, "--library-path", "/tmp/lib", PROGRAM]
+    rc, _, err = guest_run("a", " ".join(argv) + " serve --kernel < /dev/null", 20)
+    if rc:
+        raise Fail("the peer program does not run in the guest: " + err)
+    return argv
+
+
+class Pair:
+    """The program in both guests, in one of its two forms."""
+
+    def __init__(self, c, argv, kernel):
+        self.ends = {}
+        for g in ("a", "b"):
+            rc, out, err = guest_run(g, "rmmod rds_tcp rds 2>/dev/null; " + ("modprobe rds_tcp" if kernel else "true"))
+            if rc:
+                raise Fail("modules of guest %s: %s%s" % (g, out, err))
+        for g in ("a", "b"):
+            how = ["--kernel"] if kernel else ["--address", AT[g]]
+            self.ends[g] = GuestNode("%s in %s" % ("kernel" if kernel else "node", g), g,
+                                     argv + ["serve"] + how, c.log + ".%s.log" % g)
+
+    def close(self):
+        for e in self.ends.values():
+            e.close()
+
+    def rate(self, size, seconds, batch=None):
+        """Messages per second that arrive at b."""
+        sink = self.ends["b"].job("sink", bind=ip(B, 4011), seconds=seconds, batch=batch)
+        sink.event("ready")
+        flood = self.ends["a"].job("flood", bind=ip(A, 4010), to=ip(B, 4011), size=size, seconds=seconds + 0.7,
+                                   batch=batch)
+        r = sink.wait(seconds + 30)
+        flood.wait(30)
+        want(r["messages"] > 0, "nothing arrived")
+        return r["messages"] / r["seconds"]
+
+    def trip(self, size, n):
+        """Median round trip in microseconds."""
+        echo = self.ends["b"].job("echo", bind=ip(B, 4021))
+        echo.event("ready")
+        out = self.ends["a"].ask("rtt", 60, bind=ip(A, 4020), to=ip(B, 4021), size=size, n=n)
+        echo.tell("stop")
+        echo.wait(10)
+        return out["median"]
+
+
+@scenario("speed", orders=("lo",), timeout=240, bare=True, self_check="compares with the kernel itself")
+def speed(c):
+    """The same program in two guests, over rds_tcp and over the node: at least 1.5
+    times the kernel's 8 KiB messages per second, and its round trip or better."""
+    if not alive("b"):
+        c.w.boot("b")
+    try:
+        argv = install(c)
+        got = {}
+        for _ in range(ROUNDS):
+            for kernel in (True, False):
+                p = Pair(c, argv, kernel)
+                try:
+                    p.trip(64, 20)  # connect and warm up
+                    for what, value in (("rate", p.rate(8192, 4)), ("rate, batches", p.rate(8192, 4, 16)),
+                                        ("trip 64", p.trip(64, 300)), ("trip 8192", p.trip(8192, 300))):
+                        got.setdefault(what, {}).setdefault(kernel, []).append(value)
+                finally:
+                    p.close()
+        mid = {w: {k: statistics.median(v) for k, v in g.items()} for w, g in got.items()}
+        for w, m in mid.items():
+            c.note("%s: %.0f, kernel %.0f (%.2f)" % (w, m[False], m[True], m[False] / m[True]))
+        want(mid["rate"][False] >= RATE_GOAL * mid["rate"][True], "less than %.1f times the kernel's rate; %s",
+             RATE_GOAL, "; ".join(c.notes))
+        for w in ("trip 64", "trip 8192"):
+            want(mid[w][False] <= TRIP_GOAL * mid[w][True], "a longer round trip than the kernel's; %s",
+                 "; ".join(c.notes))
+    finally:
+        down(["b"])
