@@ -1,0 +1,203 @@
+//! What a node is told once, and what can be changed while it runs.
+
+use std::net::IpAddr;
+
+use crate::error::Error;
+
+/// Settings of a node, fixed at its creation.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Addresses of the node; empty: whatever the driver vouches for by
+    /// [`Node::add_local`](crate::Node::add_local).
+    pub addrs: Vec<IpAddr>,
+    /// Paths to announce, 8 or 1.
+    pub paths: u8,
+    /// Whether to acknowledge end to end with peers that can.
+    pub end_to_end: bool,
+    /// Changes with every start of the node; not zero.
+    pub generation: u32,
+    /// Sequence number of the first message of every path.
+    pub first_sequence: u64,
+    /// Seed of every random choice.
+    pub seed: u64,
+    /// Effective send buffer of a new socket, bytes.
+    pub send_buffer: usize,
+    /// Effective receive buffer of a new socket, bytes.
+    pub recv_buffer: usize,
+    /// Longest message sent or taken, bytes. Above 1 MiB only between bowline nodes.
+    pub max_message: u32,
+    /// Settings that can change.
+    pub sysctl: Sysctl,
+    /// Bounds of memory and number.
+    pub limits: Limits,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            addrs: Vec::new(),
+            paths: 8,
+            end_to_end: true,
+            generation: 1,
+            first_sequence: 1,
+            seed: 1,
+            send_buffer: 106_496,
+            recv_buffer: 106_496,
+            max_message: MAX_MESSAGE_KERNEL,
+            sysctl: Sysctl::default(),
+            limits: Limits::default(),
+        }
+    }
+}
+
+/// Longest message of a kernel, bytes.
+#[doc(alias = "RDS_MAX_MSG_SIZE")]
+pub const MAX_MESSAGE_KERNEL: u32 = 1 << 20;
+/// Smallest effective send buffer, bytes.
+pub const SEND_BUFFER_MIN: usize = 2304;
+/// Smallest effective receive buffer, bytes.
+pub const RECV_BUFFER_MIN: usize = 1152;
+
+/// Bounds that keep a hostile peer or program from taking the node's memory.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// Most sockets.
+    pub sockets: usize,
+    /// Most peers, an address pair each; idle ones are forgotten to make room.
+    pub peers: usize,
+    /// Most peers that have connected but never sent a whole message.
+    pub peers_unproven: usize,
+    /// Most TCP connections beyond its paths that one peer may hold open.
+    pub links_extra_per_peer: usize,
+    /// Most messages a socket may have queued or unacknowledged.
+    pub send_messages_per_socket: usize,
+    /// Most pongs queued on one path.
+    pub pongs_per_path: usize,
+    /// Received bytes (each message counts its payload and 128 bytes) that one peer may have
+    /// waiting for readers before its connections are not read any more.
+    pub recv_bytes_per_peer: usize,
+    /// The same for the whole node.
+    pub recv_bytes_total: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            sockets: 65_536,
+            peers: 4_096,
+            peers_unproven: 1_024,
+            links_extra_per_peer: 8,
+            send_messages_per_socket: 1 << 17,
+            pongs_per_path: 64,
+            recv_bytes_per_peer: 256 << 20,
+            recv_bytes_total: 1 << 30,
+        }
+    }
+}
+
+/// The kernel's sysctls [spec section 9].
+#[derive(Clone, Debug)]
+pub struct Sysctl {
+    /// Shortest reconnect delay, milliseconds.
+    pub reconnect_min_delay_ms: u64,
+    /// Longest reconnect delay, milliseconds.
+    pub reconnect_max_delay_ms: u64,
+    /// Messages between two that ask for an acknowledgement.
+    pub max_unacked_packets: i64,
+    /// Bytes between two messages that ask for an acknowledgement.
+    pub max_unacked_bytes: i64,
+    /// Whether pings are answered.
+    pub ping_enable: bool,
+    /// TCP send buffer, bytes; 0 leaves it to TCP.
+    pub rds_tcp_sndbuf: u32,
+    /// TCP receive buffer, bytes; 0 leaves it to TCP.
+    pub rds_tcp_rcvbuf: u32,
+}
+
+impl Default for Sysctl {
+    fn default() -> Self {
+        Self {
+            reconnect_min_delay_ms: 1,
+            reconnect_max_delay_ms: 1000,
+            max_unacked_packets: 8,
+            max_unacked_bytes: 16 << 20,
+            ping_enable: true,
+            rds_tcp_sndbuf: 0,
+            rds_tcp_rcvbuf: 0,
+        }
+    }
+}
+
+/// Names of the settings, as under `/proc/sys`; the last two are the manual page's names [D-3].
+pub const SYSCTL_NAMES: [&str; 9] = [
+    "net.rds.reconnect_min_delay_ms",
+    "net.rds.reconnect_max_delay_ms",
+    "net.rds.max_unacked_packets",
+    "net.rds.max_unacked_bytes",
+    "net.rds.ping_enable",
+    "net.rds.tcp.rds_tcp_sndbuf",
+    "net.rds.tcp.rds_tcp_rcvbuf",
+    "net.rds.reconnect_delay_min_ms",
+    "net.rds.reconnect_delay_max_ms",
+];
+
+/// What a change of a setting asks the node to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SysctlEffect {
+    None,
+    DropLinks,
+}
+
+impl Sysctl {
+    /// Reads a setting by its name, with or without the leading `net.rds.`.
+    pub fn get(&self, name: &str) -> Option<i64> {
+        let short = short_name(name);
+        Some(match short {
+            "reconnect_min_delay_ms" | "reconnect_delay_min_ms" => {
+                i64::try_from(self.reconnect_min_delay_ms).ok()?
+            }
+            "reconnect_max_delay_ms" | "reconnect_delay_max_ms" => {
+                i64::try_from(self.reconnect_max_delay_ms).ok()?
+            }
+            "max_unacked_packets" => self.max_unacked_packets,
+            "max_unacked_bytes" => self.max_unacked_bytes,
+            "ping_enable" => i64::from(self.ping_enable),
+            "rds_tcp_sndbuf" => i64::from(self.rds_tcp_sndbuf),
+            "rds_tcp_rcvbuf" => i64::from(self.rds_tcp_rcvbuf),
+            _ => return None,
+        })
+    }
+
+    /// Changes a setting.
+    pub(crate) fn set(&mut self, name: &str, value: i64) -> Result<SysctlEffect, Error> {
+        let in_range = |min: u64, max: u64| {
+            u64::try_from(value).ok().filter(|v| (min..=max).contains(v)).ok_or(Error::BadValue)
+        };
+        match short_name(name) {
+            "reconnect_min_delay_ms" | "reconnect_delay_min_ms" => {
+                self.reconnect_min_delay_ms = in_range(1, self.reconnect_max_delay_ms)?;
+            }
+            "reconnect_max_delay_ms" | "reconnect_delay_max_ms" => {
+                self.reconnect_max_delay_ms = in_range(self.reconnect_min_delay_ms, 86_400_000)?;
+            }
+            "max_unacked_packets" => self.max_unacked_packets = value,
+            "max_unacked_bytes" => self.max_unacked_bytes = value,
+            "ping_enable" => self.ping_enable = value != 0,
+            "rds_tcp_sndbuf" => {
+                self.rds_tcp_sndbuf = in_range(4608, 1 << 31)? as u32;
+                return Ok(SysctlEffect::DropLinks);
+            }
+            "rds_tcp_rcvbuf" => {
+                self.rds_tcp_rcvbuf = in_range(2304, 1 << 31)? as u32;
+                return Ok(SysctlEffect::DropLinks);
+            }
+            _ => return Err(Error::NoSuchOption),
+        }
+        Ok(SysctlEffect::None)
+    }
+}
+
+fn short_name(name: &str) -> &str {
+    let name = name.strip_prefix("net.rds.").unwrap_or(name);
+    name.strip_prefix("tcp.").unwrap_or(name)
+}

@@ -1,0 +1,86 @@
+//! A connection: the relation of a local and a remote address, with up to eight paths.
+
+use std::collections::VecDeque;
+use std::net::Ipv6Addr;
+
+use crate::cong::CongMap;
+use crate::dedup::Dedup;
+use crate::ids::LinkId;
+use crate::path::Path;
+use crate::time::Instant;
+
+/// What is known of the peer's kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Peer {
+    /// No probe or pong of it has come.
+    Unknown,
+    /// Acknowledges by TCP alone: a kernel, or something like it.
+    Kernel,
+    /// Acknowledges end to end and takes messages of up to so many bytes.
+    Bowline { max_message: u32 },
+}
+
+impl Peer {
+    pub(crate) const fn is_bowline(self) -> bool {
+        matches!(self, Self::Bowline { .. })
+    }
+}
+
+/// Paths from `first` on wait until everything queued earlier on the others is through, so that a
+/// socket's messages are not overtaken by its own later ones.
+#[derive(Clone, Debug)]
+pub(crate) struct Gate {
+    pub(crate) first: u8,
+    /// For each path below `first`, the sequence number that must have been released.
+    pub(crate) until: Vec<u64>,
+}
+
+/// One relation of two addresses over TCP.
+#[derive(Debug)]
+pub(crate) struct Conn {
+    pub(crate) local: Ipv6Addr,
+    pub(crate) remote: Ipv6Addr,
+    pub(crate) scope: u32,
+    /// Index of the local address.
+    pub(crate) home: usize,
+    /// This side opens the TCP connections.
+    pub(crate) smaller: bool,
+    /// Agreed number of paths; 0: not known.
+    pub(crate) npaths: u8,
+    /// A probe is on its way.
+    pub(crate) ping_outstanding: bool,
+    pub(crate) peer: Peer,
+    /// Generation of the peer; 0: not known.
+    pub(crate) peer_generation: u32,
+    pub(crate) peer_sport_idx: bool,
+    /// A probe or pong came on the present link of path 0.
+    pub(crate) learnt: bool,
+    /// A whole frame has come from this peer at some time.
+    pub(crate) proven: bool,
+    pub(crate) paths: Vec<Path>,
+    pub(crate) gate: Option<Gate>,
+    pub(crate) map: CongMap,
+    /// Our map is to be sent.
+    pub(crate) map_due: bool,
+    /// Link that knocks at the smaller side.
+    pub(crate) knock: Option<LinkId>,
+    /// Accepted links without a path, oldest first.
+    pub(crate) extra: VecDeque<LinkId>,
+    pub(crate) dedup: Option<Box<Dedup>>,
+    /// Bytes of its messages that wait for readers, as limits count them.
+    pub(crate) recv_held: usize,
+    pub(crate) last_used: Instant,
+}
+
+impl Conn {
+    /// Number of paths to choose among when sending.
+    #[inline]
+    pub(crate) fn fan(&self) -> u8 {
+        match self.npaths {
+            0 | 1 => 1,
+            2 | 3 => 2,
+            4..=7 => 4,
+            _ => 8,
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! Duplicates from peers that acknowledge by TCP.
+//!
+//! Such a peer repeats a message (flag 0x04) only if its TCP had no acknowledgement of the last
+//! byte when the connection broke, so only messages of the last receive window can come again.
+//! Each one received in that window is remembered; a flagged message that equals one from another
+//! TCP connection is a duplicate.
+
+use std::collections::{HashMap, VecDeque};
+
+use bowline_wire::rds::{HEADER_LEN, Header};
+
+use crate::ids::LinkId;
+use crate::rxbuf::Rope;
+
+/// Bytes of stream a link remembers: the largest receive window Linux opens by default.
+const WINDOW: u64 = 32 << 20;
+/// Most messages remembered per peer.
+const RECORDS_MAX: usize = 1 << 17;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Key {
+    sequence: u64,
+    digest: u64,
+    len: u32,
+    sport: u16,
+    dport: u16,
+}
+
+/// What came lately from one peer.
+#[derive(Debug, Default)]
+pub(crate) struct Dedup {
+    /// The link each message came on last, and when.
+    seen: HashMap<Key, (LinkId, u64)>,
+    /// The same in order of arrival, for forgetting.
+    order: VecDeque<(Key, u64)>,
+    /// Bytes received from this peer on all links.
+    received: u64,
+}
+
+impl Dedup {
+    /// Tells whether a complete message is one that came before on another link, and remembers it.
+    pub(crate) fn is_duplicate(&mut self, link: LinkId, header: &Header, payload: &Rope) -> bool {
+        let key = Key {
+            sequence: header.sequence,
+            digest: digest(payload),
+            len: header.len,
+            sport: header.sport,
+            dport: header.dport,
+        };
+        self.received += HEADER_LEN as u64 + u64::from(header.len);
+        let flagged = header.flags.contains(bowline_wire::rds::Flags::RETRANSMITTED);
+        let before = self.seen.insert(key, (link, self.received));
+        self.order.push_back((key, self.received));
+        let oldest = self.received.saturating_sub(WINDOW);
+        while let Some((old, at)) = self.order.front().copied() {
+            if at >= oldest && self.order.len() <= RECORDS_MAX {
+                break;
+            }
+            self.order.pop_front();
+            if self.seen.get(&old).is_some_and(|(_, last)| *last == at) {
+                self.seen.remove(&old);
+            }
+        }
+        flagged && before.is_some_and(|(on, _)| on != link)
+    }
+
+    /// Forgets everything: the peer has restarted.
+    pub(crate) fn clear(&mut self) {
+        self.seen = HashMap::new();
+        self.order = VecDeque::new();
+    }
+}
+
+/// A 64-bit digest; the peer only competes with its own messages.
+fn digest(payload: &Rope) -> u64 {
+    const K: u64 = 0x9e37_79b9_7f4a_7c15;
+    let mut h = payload.len() as u64;
+    // Pieces may split words differently on the second arrival, so bytes are regrouped.
+    let mut word = [0; 8];
+    let mut fill = 0;
+    let mut mix = |w: u64| h = (h.rotate_left(5) ^ w).wrapping_mul(K);
+    for mut slice in payload.slices() {
+        if fill > 0 {
+            let n = slice.len().min(8 - fill);
+            word[fill..fill + n].copy_from_slice(&slice[..n]);
+            fill += n;
+            slice = &slice[n..];
+            if fill < 8 {
+                continue;
+            }
+            mix(u64::from_le_bytes(word));
+        }
+        let (words, rest) = slice.as_chunks::<8>();
+        words.iter().for_each(|w| mix(u64::from_le_bytes(*w)));
+        word[..rest.len()].copy_from_slice(rest);
+        fill = rest.len();
+    }
+    if fill > 0 {
+        word[fill..].fill(0);
+        mix(u64::from_le_bytes(word));
+    }
+    h
+}
+
+#[cfg(test)]
+mod tests {
+    use bowline_wire::rds::Flags;
+
+    use super::*;
+
+    fn header(sequence: u64, flags: Flags) -> Header {
+        Header { sequence, len: 5, sport: 1000, dport: 2000, flags, ..Header::default() }
+    }
+
+    // tests
+    #[test]
+    fn only_flagged_repeats_from_another_link_are_duplicates() {
+        let (a, b) = (LinkId((0, 1)), LinkId((1, 1)));
+        let text = Rope::from_vec(b"hello".to_vec());
+        let other = Rope::from_vec(b"hullo".to_vec());
+        let again = Flags::RETRANSMITTED;
+        let mut dedup = Dedup::default();
+        assert!(!dedup.is_duplicate(a, &header(7, Flags::NONE), &text));
+        assert!(!dedup.is_duplicate(b, &header(7, Flags::NONE), &text), "unflagged");
+        assert!(!dedup.is_duplicate(a, &header(7, again), &other), "other payload");
+        assert!(dedup.is_duplicate(a, &header(7, again), &text));
+        let mut dedup = Dedup::default();
+        assert!(!dedup.is_duplicate(a, &header(7, Flags::NONE), &text));
+        assert!(!dedup.is_duplicate(a, &header(7, again), &text), "same link");
+    }
+
+    #[test]
+    fn digest_does_not_depend_on_pieces() {
+        let bytes: Vec<u8> = (0..100).collect();
+        let whole = Rope::from_vec(bytes.clone());
+        for cut in 0..bytes.len() {
+            let mut pool = crate::rxbuf::RxPool::default();
+            let mut pieces = Rope::default();
+            for part in [&bytes[..cut], &bytes[cut..]] {
+                let mut buf = pool.get();
+                buf.vec().extend_from_slice(part);
+                buf.vec().resize(crate::rxbuf::RX_BUF_LEN, 0);
+                let buf = pool.freeze(buf);
+                pieces.push(&buf, 0, part.len());
+            }
+            assert_eq!(digest(&pieces), digest(&whole), "cut at {cut}");
+        }
+    }
+}

@@ -1,0 +1,40 @@
+//! The hash that spreads sockets over paths.
+
+/// Jenkins' lookup3 for one 32-bit word, with the start value of the socket.
+pub(crate) fn path_hash(port: u16, initval: u32) -> u32 {
+    let v = initval.wrapping_add(0xdead_beef).wrapping_add(4);
+    let mut a = u32::from(port).wrapping_add(v);
+    let mut b = v;
+    let mut c = v;
+    c = (c ^ b).wrapping_sub(b.rotate_left(14));
+    a = (a ^ c).wrapping_sub(c.rotate_left(11));
+    b = (b ^ a).wrapping_sub(a.rotate_left(25));
+    c = (c ^ b).wrapping_sub(b.rotate_left(16));
+    a = (a ^ c).wrapping_sub(c.rotate_left(4));
+    b = (b ^ a).wrapping_sub(a.rotate_left(14));
+    (c ^ b).wrapping_sub(b.rotate_left(24))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::path_hash;
+
+    // tests
+    #[test]
+    fn agrees_with_the_kernels_vectors() {
+        for (port, hash) in [
+            (1, 0x72a8_2a9b),
+            (2, 0xee62_6cca),
+            (1000, 0x640c_7a64),
+            (4000, 0xca59_0529),
+            (10000, 0x8977_8e2b),
+            (20000, 0x37cb_1b1d),
+            (65535, 0x1e1e_8ecb),
+        ] {
+            assert_eq!(path_hash(port, 0), hash, "port {port}");
+        }
+        assert_eq!(path_hash(1, 0x1234_5678), 0x2241_7ff4);
+        assert_eq!(path_hash(4000, 0x1234_5678), 0x586e_0665);
+        assert_eq!(path_hash(20000, 0x1234_5678), 0xb3b7_d0fc);
+    }
+}

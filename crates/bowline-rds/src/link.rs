@@ -1,0 +1,187 @@
+//! A link: one TCP connection, with the framing of what comes in and the plan of what goes out.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use bowline_wire::rds::{HEADER_LEN, Header};
+
+use crate::ids::{ConnId, LinkId};
+use crate::rxbuf::{Rope, RxBuf};
+use crate::time::Instant;
+
+/// What a link is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// Opened by this node, to be put in service.
+    Dial,
+    /// Opened by this node only to be noticed.
+    Knock,
+    /// Opened by the peer.
+    Accepted,
+}
+
+/// How far a link has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LinkState {
+    /// TCP handshake under way.
+    Connecting,
+    /// Serves the path.
+    Serving,
+    /// Accepted, but no path is free, or it is not known yet for which one it is.
+    Extra,
+    /// This node closed its direction and reads what is left.
+    Draining,
+}
+
+/// The greeting of a link between bowline nodes [R-2002]: each side sends a probe that is not
+/// numbered, and no message goes out before both are through.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Hello {
+    pub(crate) needed: bool,
+    pub(crate) sent: bool,
+    pub(crate) got: bool,
+}
+
+impl Hello {
+    /// Messages have to wait.
+    pub(crate) const fn pending(self) -> bool {
+        self.needed && !(self.sent && self.got)
+    }
+}
+
+/// A stretch of the outgoing byte stream.
+#[derive(Clone, Debug)]
+pub(crate) enum Op {
+    /// Bytes of the path's log.
+    Log { from: u64, to: u64 },
+    /// Bytes made for the purpose: maps, probes, acknowledgements, headers of retransmissions.
+    Inline { bytes: Arc<Vec<u8>>, from: usize },
+}
+
+impl Op {
+    pub(crate) fn len(&self) -> u64 {
+        match self {
+            Self::Log { from, to } => to - from,
+            Self::Inline { bytes, from } => (bytes.len() - from) as u64,
+        }
+    }
+}
+
+/// Outgoing half.
+#[derive(Debug, Default)]
+pub(crate) struct Tx {
+    /// Committed to the wire, not written yet.
+    pub(crate) plan: VecDeque<Op>,
+    pub(crate) plan_bytes: u64,
+    /// Bytes TCP has taken.
+    pub(crate) written: u64,
+    /// Bytes the peer's TCP has acknowledged.
+    pub(crate) acked: u64,
+    /// Bytes handed out by `poll_transmit` and not reported yet.
+    pub(crate) in_flight: u64,
+    pub(crate) busy: bool,
+    pub(crate) blocked: bool,
+    /// `Output::Transmit` is out and not answered.
+    pub(crate) signalled: bool,
+}
+
+/// A message being received.
+#[derive(Debug)]
+pub(crate) struct Partial {
+    pub(crate) header: Header,
+    pub(crate) rope: Rope,
+    pub(crate) need: usize,
+    pub(crate) first_seen: Instant,
+}
+
+/// Incoming half.
+#[derive(Debug)]
+pub(crate) struct Rx {
+    pub(crate) backlog: VecDeque<RxBuf>,
+    /// Bytes of the backlog's first buffer that are done.
+    pub(crate) offset: usize,
+    pub(crate) head: [u8; HEADER_LEN],
+    pub(crate) head_len: usize,
+    pub(crate) partial: Option<Partial>,
+    pub(crate) bytes: u64,
+    pub(crate) messages: u64,
+    /// In the node's list of links with a backlog.
+    pub(crate) listed: bool,
+    /// Reading was refused.
+    pub(crate) paused: bool,
+    /// Acknowledgement owed to a bowline peer, in bytes of frames processed.
+    pub(crate) ack_owed: u64,
+    /// The peer asked for it.
+    pub(crate) ack_asked: bool,
+    pub(crate) ack_now: bool,
+    pub(crate) ack_timer: bool,
+    /// Highest map version of a bowline peer.
+    pub(crate) map_version: u64,
+}
+
+/// One TCP connection.
+#[derive(Debug)]
+pub(crate) struct Link {
+    pub(crate) conn: ConnId,
+    pub(crate) path: Option<u8>,
+    pub(crate) role: Role,
+    pub(crate) state: LinkState,
+    pub(crate) hello: Hello,
+    pub(crate) local: SocketAddr,
+    pub(crate) remote: SocketAddr,
+    /// The peer has shown that it serves this connection.
+    pub(crate) confirmed: bool,
+    /// Is not read until what these older links have received is processed.
+    pub(crate) waits_for: Vec<LinkId>,
+    /// Messages wait until the peer has said who it is, or a moment has passed.
+    pub(crate) shy: bool,
+    pub(crate) tx: Tx,
+    pub(crate) rx: Rx,
+    /// TCP positions of the last message started, for the info interface.
+    pub(crate) last_start: u64,
+    pub(crate) last_end: u64,
+}
+
+impl Link {
+    pub(crate) fn new(
+        conn: ConnId,
+        path: Option<u8>,
+        role: Role,
+        state: LinkState,
+        local: SocketAddr,
+        remote: SocketAddr,
+    ) -> Self {
+        Self {
+            conn,
+            path,
+            role,
+            state,
+            hello: Hello::default(),
+            local,
+            remote,
+            confirmed: false,
+            waits_for: Vec::new(),
+            shy: false,
+            tx: Tx::default(),
+            rx: Rx {
+                backlog: VecDeque::new(),
+                offset: 0,
+                head: [0; HEADER_LEN],
+                head_len: 0,
+                partial: None,
+                bytes: 0,
+                messages: 0,
+                listed: false,
+                paused: false,
+                ack_owed: 0,
+                ack_asked: false,
+                ack_now: false,
+                ack_timer: false,
+                map_version: 0,
+            },
+            last_start: 0,
+            last_end: 0,
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! Receive accounting and congestion maps. Spec: `docs/spec/rds.md`, sections 6.2 and 7.
+
+use bowline_wire::rds::MapView;
+
+use super::Node;
+use crate::api::Output;
+use crate::ids::{ConnId, LinkId, SocketId};
+use crate::socket::{RecvMsg, want};
+
+/// What a waiting message counts besides its payload, towards the limits.
+const MESSAGE_OVERHEAD: usize = 128;
+
+/// Bytes a waiting message counts towards the limits of memory.
+fn held_bytes(msg: &RecvMsg) -> usize {
+    msg.data.len() + MESSAGE_OVERHEAD
+}
+
+impl Node {
+    /// Queues a complete message on a socket.
+    #[inline]
+    pub(super) fn queue_on_socket(&mut self, id: SocketId, mut msg: RecvMsg) {
+        let Some(sock) = self.sockets.get_mut(id.0) else {
+            self.stats.recv_drop_dead_sock += 1;
+            return;
+        };
+        let len = msg.data.len();
+        self.stats.recv_queued += 1;
+        self.stats.recv_bytes_added_to_sock += len as u64;
+        if sock.timestamp {
+            msg.queued_at = Some(self.now);
+        }
+        if sock.latency.is_none() {
+            msg.trace = None;
+        } else if let Some(trace) = &mut msg.trace {
+            trace[2] = self.now;
+        }
+        self.recv_held += held_bytes(&msg);
+        if let Some(conn) = msg.conn.and_then(|id| self.conns.get_mut(id.0)) {
+            conn.recv_held += held_bytes(&msg);
+        }
+        sock.queue.push_back(msg);
+        sock.rcv_bytes += len;
+        let congested = !sock.congested && sock.rcv_bytes > sock.rcvbuf;
+        let waits = sock.interest & want::READ != 0;
+        if congested {
+            sock.congested = true;
+            if let Some(bound) = sock.bound {
+                self.set_congested(bound.home, bound.at.port, true);
+            }
+        }
+        if waits {
+            self.wake(id, want::READ);
+        }
+    }
+
+    /// Accounts for a message taken off a socket's queue.
+    #[inline]
+    pub(super) fn unqueue_from_socket(&mut self, id: SocketId, msg: &RecvMsg) {
+        self.release_held(msg);
+        let len = msg.data.len();
+        self.stats.recv_bytes_freed_fromsock += len as u64;
+        let Some(sock) = self.sockets.get_mut(id.0) else { return };
+        sock.rcv_bytes -= len;
+        if sock.congested && len > 0 && sock.rcv_bytes < sock.rcvbuf / 2 {
+            sock.congested = false;
+            if let Some(bound) = sock.bound {
+                self.set_congested(bound.home, bound.at.port, false);
+            }
+        }
+    }
+
+    /// Gives back what a message counted towards the limits, and reads again where that stopped.
+    pub(super) fn release_held(&mut self, msg: &RecvMsg) {
+        self.recv_held -= held_bytes(msg);
+        if let Some(conn) = msg.conn.and_then(|id| self.conns.get_mut(id.0)) {
+            conn.recv_held -= held_bytes(msg);
+        }
+        if !self.paused.is_empty() {
+            self.resume_reading();
+        }
+    }
+
+    /// Tells whether the limits allow to take more from this peer.
+    pub(super) fn may_receive(&self, conn: ConnId) -> bool {
+        self.recv_held < self.config.limits.recv_bytes_total
+            && self.conn(conn).is_none_or(|c| c.recv_held < self.config.limits.recv_bytes_per_peer)
+    }
+
+    fn resume_reading(&mut self) {
+        let mut paused = std::mem::take(&mut self.paused);
+        paused.retain(|id| {
+            let Some(link) = self.links.get(id.0) else { return false };
+            if !self.may_receive(link.conn) {
+                return true;
+            }
+            self.unpause(*id);
+            false
+        });
+        self.paused.append(&mut paused);
+    }
+
+    pub(super) fn unpause(&mut self, id: LinkId) {
+        let Some(link) = self.links.get_mut(id.0) else { return };
+        link.rx.paused = false;
+        if !link.rx.backlog.is_empty() && !link.rx.listed {
+            link.rx.listed = true;
+            self.ready.push_back(id);
+        }
+        self.outputs.push_back(Output::Resume { link: id });
+    }
+
+    /// Marks or unmarks a port of a local address, and has the peers told.
+    pub(super) fn set_congested(&mut self, home: usize, port: u16, on: bool) {
+        let Some(home) = self.homes.get_mut(home) else { return };
+        let changed = if on { home.map.set(port) } else { home.map.clear(port) };
+        if !changed {
+            return;
+        }
+        self.map_version += 1;
+        if on {
+            self.stats.cong_update_queued += 1;
+        }
+        for id in home.conns.clone() {
+            if let Some(conn) = self.conns.get_mut(id.0) {
+                conn.map_due = true;
+            }
+            self.signal_map(id);
+        }
+        if !on {
+            // Senders of this node itself get no map.
+            self.congestion_changed(1 << (port & 63));
+        }
+    }
+
+    /// Takes a peer's map.
+    pub(super) fn map_received(&mut self, conn: ConnId, map: &MapView<'_>) {
+        self.stats.cong_update_received += 1;
+        let Some(conn) = self.conns.get_mut(conn.0) else { return };
+        let freed = conn.map.replace(map);
+        self.congestion_changed(freed);
+    }
+
+    /// Wakes whoever waits for congestion to end; `freed` are the port groups where it did [D-10].
+    pub(super) fn congestion_changed(&mut self, freed: u64) {
+        self.cong_generation += 1;
+        for id in std::mem::take(&mut self.cong_waiters) {
+            self.wake(id, want::WRITE | want::READ);
+        }
+        if self.monitors.is_empty() {
+            return;
+        }
+        for id in std::mem::take(&mut self.monitors) {
+            let Some(sock) = self.sockets.get_mut(id.0) else { continue };
+            let hit = sock.wait_mask & freed;
+            sock.notify_mask |= hit;
+            sock.wait_mask &= !freed;
+            if sock.wait_mask != 0 {
+                self.monitors.push(id);
+            }
+            if hit != 0 {
+                self.wake(id, want::READ);
+            }
+        }
+    }
+}

@@ -1,0 +1,247 @@
+//! Who connects, when, and how often. Spec: `docs/spec/rds.md`, sections 2.3 and 3.5.
+
+use std::collections::VecDeque;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
+
+use bowline_wire::rds::TCP_PORT;
+
+use super::Node;
+use super::timers::Timer;
+use crate::api::{CloseHow, Output};
+use crate::cong::CongMap;
+use crate::conn::{Conn, Peer};
+use crate::error::Error;
+use crate::ids::{ConnId, LinkId};
+use crate::link::{Link, LinkState, Role};
+use crate::path::{Path, PathState};
+use crate::socket::to_socket_addr;
+
+/// A connect attempt is given up after this.
+const CONNECT_TIME: Duration = Duration::from_secs(10);
+
+impl Node {
+    /// Makes the connection object of an address pair.
+    pub(super) fn new_conn(
+        &mut self,
+        local: Ipv6Addr,
+        remote: Ipv6Addr,
+        scope: u32,
+    ) -> Result<ConnId, Error> {
+        if self.conns.len() >= self.config.limits.peers && !self.reclaim_idle() {
+            return Err(Error::TooManyPeers);
+        }
+        let home = self.home(local, scope);
+        let id = ConnId(self.conns.insert(Conn {
+            local,
+            remote,
+            scope,
+            home,
+            smaller: local < remote,
+            npaths: 0,
+            ping_outstanding: false,
+            peer: Peer::Unknown,
+            peer_generation: 0,
+            peer_sport_idx: false,
+            learnt: false,
+            proven: false,
+            paths: vec![Path::new(self.config.first_sequence)],
+            gate: None,
+            map: CongMap::default(),
+            map_due: false,
+            knock: None,
+            extra: VecDeque::new(),
+            dedup: None,
+            recv_held: 0,
+            last_used: self.now,
+        }));
+        self.conn_index.insert((local, remote, scope), id);
+        self.homes[home].conns.push(id);
+        Ok(id)
+    }
+
+    /// Forgets the peer that has been idle for longest; its TCP connections are closed. Returns
+    /// whether there was one [B-18].
+    fn reclaim_idle(&mut self) -> bool {
+        let idle = |c: &Conn| {
+            c.recv_held == 0 && c.extra.is_empty() && c.paths.iter().all(|p| p.queue.is_empty())
+        };
+        let oldest = self.conns.iter().filter(|(_, c)| idle(c)).min_by_key(|(_, c)| c.last_used);
+        let Some((id, _)) = oldest else { return false };
+        self.stats.peers_reclaimed += 1;
+        self.forget_conn(ConnId(id));
+        true
+    }
+
+    /// Removes a connection with everything it has.
+    pub(super) fn forget_conn(&mut self, id: ConnId) {
+        for link in self.links_of(id) {
+            self.links.remove(link.0);
+            self.outputs.push_back(Output::Close { link, how: CloseHow::Reset });
+        }
+        let Some(mut conn) = self.conns.remove(id.0) else { return };
+        self.conn_index.remove(&(conn.local, conn.remote, conn.scope));
+        self.homes[conn.home].conns.retain(|c| *c != id);
+        for path in &mut conn.paths {
+            while let Some(msg) = path.pop_front(&mut self.pool) {
+                if !msg.has(crate::path::mark::CANCELLED) {
+                    self.release_accounting(&msg);
+                }
+            }
+        }
+        let freed = conn.map.take();
+        if freed != 0 {
+            self.congestion_changed(freed);
+        }
+    }
+
+    pub(super) fn links_of(&self, id: ConnId) -> Vec<LinkId> {
+        self.links.iter().filter(|(_, l)| l.conn == id).map(|(link, _)| LinkId(link)).collect()
+    }
+
+    /// Starts whatever connecting a send finds missing. Paths are opened one after the
+    /// other, each only when the one before is in service, so that the acceptor numbers them
+    /// alike.
+    pub(super) fn connect_all_if_down(&mut self, id: ConnId) {
+        let Some(conn) = self.conns.get(id.0) else { return };
+        if self.closing {
+            return;
+        }
+        if !conn.smaller {
+            let down = conn.paths.first().is_some_and(|p| {
+                p.state == PathState::Down && p.reconnect_at.is_none() && conn.knock.is_none()
+            });
+            if down {
+                self.start_knock(id);
+            }
+            return;
+        }
+        for index in 0..conn.npaths.max(1) {
+            let Some(conn) = self.conns.get(id.0) else { return };
+            match conn.paths.get(usize::from(index)) {
+                Some(p) if p.state == PathState::Up => {
+                    let confirmed =
+                        p.link.and_then(|l| self.links.get(l.0)).is_some_and(|l| l.confirmed);
+                    if !confirmed {
+                        return;
+                    }
+                }
+                Some(p) if p.state == PathState::Down && p.reconnect_at.is_none() => {
+                    self.start_connect(id, index);
+                    return;
+                }
+                None => {
+                    self.start_connect(id, index);
+                    return;
+                }
+                Some(_) => return,
+            }
+        }
+    }
+
+    /// Opens a TCP connection for a path; this is the smaller side.
+    fn start_connect(&mut self, id: ConnId, index: u8) {
+        let first_sequence = self.config.first_sequence;
+        let Some(conn) = self.conns.get_mut(id.0) else { return };
+        while conn.paths.len() <= usize::from(index) {
+            conn.paths.push(Path::new(first_sequence));
+        }
+        let (local, remote) = conn_addrs(conn);
+        let link = LinkId(self.links.insert(Link::new(
+            id,
+            Some(index),
+            Role::Dial,
+            LinkState::Connecting,
+            SocketAddr::new(local, 0),
+            remote,
+        )));
+        let path = &mut conn.paths[usize::from(index)];
+        path.state = PathState::Connecting;
+        path.link = Some(link);
+        path.reconnect_at = None;
+        self.outputs.push_back(Output::Connect { link, local, remote, port_mod8: index });
+        self.arm(self.now + CONNECT_TIME, Timer::Connect(link));
+    }
+
+    /// Connects only to make the smaller side connect.
+    pub(super) fn start_knock(&mut self, id: ConnId) {
+        let Some(conn) = self.conns.get_mut(id.0) else { return };
+        let (local, remote) = conn_addrs(conn);
+        let link = LinkId(self.links.insert(Link::new(
+            id,
+            None,
+            Role::Knock,
+            LinkState::Connecting,
+            SocketAddr::new(local, 0),
+            remote,
+        )));
+        conn.knock = Some(link);
+        if let Some(path) = conn.paths.first_mut() {
+            path.reconnect_at = None;
+        }
+        self.stats.knocks_sent += 1;
+        self.outputs.push_back(Output::Connect { link, local, remote, port_mod8: 0 });
+        self.arm(self.now + CONNECT_TIME, Timer::Connect(link));
+    }
+
+    /// Plans the next attempt for a path: the first at once, later ones after a random
+    /// part of a delay that doubles. The delay starts again only when a connection has proved
+    /// itself.
+    pub(super) fn schedule_reconnect(&mut self, id: ConnId, index: u8) {
+        let min = self.config.sysctl.reconnect_min_delay_ms * 1_000_000;
+        let max = self.config.sysctl.reconnect_max_delay_ms * 1_000_000;
+        let random = self.rng.next_u64();
+        let Some(conn) = self.conns.get_mut(id.0) else { return };
+        let Some(path) = conn.paths.get_mut(usize::from(index)) else { return };
+        if self.closing || path.state != PathState::Down || path.reconnect_at.is_some() {
+            return;
+        }
+        let wait = if path.delay == 0 {
+            path.delay = min;
+            0
+        } else {
+            let wait = random % path.delay.max(1);
+            path.delay = (path.delay * 2).clamp(min, max);
+            wait
+        };
+        let at = self.now + Duration::from_nanos(wait);
+        path.reconnect_at = Some(at);
+        self.arm(at, Timer::Reconnect(id, index));
+    }
+
+    /// The time of an attempt has come.
+    pub(super) fn reconnect_due(&mut self, id: ConnId, index: u8) {
+        let Some(conn) = self.conns.get_mut(id.0) else { return };
+        let Some(path) = conn.paths.get_mut(usize::from(index)) else { return };
+        if path.reconnect_at.is_none_or(|at| at > self.now) {
+            return;
+        }
+        path.reconnect_at = None;
+        if path.state != PathState::Down {
+            return;
+        }
+        if conn.smaller {
+            self.connect_all_if_down(id);
+        } else if index == 0 && conn.knock.is_none() && has_queued(conn) {
+            self.start_knock(id);
+        }
+    }
+
+    /// The larger side repeats its knock as long as it has something for the peer.
+    pub(super) fn after_knock(&mut self, id: ConnId) {
+        let Some(conn) = self.conns.get_mut(id.0) else { return };
+        conn.knock = None;
+        if has_queued(conn) {
+            self.schedule_reconnect(id, 0);
+        }
+    }
+}
+
+fn has_queued(conn: &Conn) -> bool {
+    conn.paths.iter().any(|p| !p.queue.is_empty())
+}
+
+fn conn_addrs(conn: &Conn) -> (IpAddr, SocketAddr) {
+    let local = to_socket_addr(conn.local, 0, conn.scope).ip();
+    (local, to_socket_addr(conn.remote, TCP_PORT, conn.scope))
+}

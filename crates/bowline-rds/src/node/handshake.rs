@@ -1,0 +1,241 @@
+//! Probes and pongs: path count, generation, and whether the peer is a bowline node. Spec:
+//! `docs/spec/rds.md`, sections 3.6, 4 and 20.
+
+use bowline_wire::rds::{BowlineExt, EXT_AREA_LEN, Handshake, Header, PROBE_PATHS_MAX, PROBE_PORT};
+
+use super::Node;
+use crate::api::{CloseHow, Event};
+use crate::config::Config;
+use crate::conn::Peer;
+use crate::ids::{ConnId, LinkId};
+use crate::link::LinkState;
+use crate::path::{Path, UNPLANNED, mark};
+use crate::socket::to_socket_addr;
+
+/// The extension area of this node's probes and pongs, [R-433], [R-440].
+pub(super) fn extensions(config: &Config, path: u8) -> [u8; EXT_AREA_LEN] {
+    Handshake {
+        npaths: Some(u16::from(config.paths)),
+        generation: Some(config.generation),
+        sport_idx: true,
+        bowline: config.end_to_end.then_some(BowlineExt {
+            version: 1,
+            path,
+            max_message: config.max_message,
+        }),
+    }
+    .emit()
+}
+
+impl Node {
+    /// Queues a probe on path 0 unless one is queued there already.
+    pub(super) fn queue_probe(&mut self, conn_id: ConnId) {
+        let ext = extensions(&self.config, 0);
+        let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
+        let Some(path) = conn.paths.first() else { return };
+        if path.queue.iter().any(|m| m.sport == PROBE_PORT && m.dport == 0 && m.socket.is_none()) {
+            return;
+        }
+        conn.ping_outstanding = true;
+        self.queue_control(conn_id, 0, PROBE_PORT, 0, ext, 0);
+    }
+
+    /// Evaluates a probe ping or pong. Returns `false` when the link is gone.
+    pub(super) fn handshake(&mut self, id: LinkId, header: &Header) -> bool {
+        let hs = Handshake::parse(&header.ext);
+        let bowline = hs.bowline.filter(|b| b.version >= 1 && self.config.end_to_end);
+        let Some(link) = self.links.get_mut(id.0) else { return false };
+        let conn_id = link.conn;
+        link.shy = false;
+        if let Some(b) = bowline
+            && !self.attach_named(id, b.path)
+        {
+            return false;
+        }
+        let Some(conn) = self.conns.get_mut(conn_id.0) else { return false };
+        conn.ping_outstanding = false;
+        conn.learnt = true;
+        conn.peer_sport_idx = hs.sport_idx;
+        let was_bowline = conn.peer.is_bowline();
+        let generation = hs.generation.unwrap_or(0);
+        let restarted =
+            (generation != 0 && conn.peer_generation != 0 && generation != conn.peer_generation)
+                || (was_bowline && bowline.is_none());
+        if generation != 0 || bowline.is_none() {
+            conn.peer_generation = generation;
+        }
+        if restarted {
+            self.peer_restarted(conn_id, id);
+        }
+        match bowline {
+            Some(b) => self.peer_is_bowline(conn_id, id, b, header),
+            None => self.peer_is_kernel(conn_id),
+        }
+        self.agree_on_paths(conn_id, hs.npaths);
+        self.signal_transmit(id);
+        self.links.get(id.0).is_some()
+    }
+
+    fn peer_is_bowline(&mut self, conn_id: ConnId, id: LinkId, b: BowlineExt, header: &Header) {
+        let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
+        let first = !conn.peer.is_bowline();
+        conn.peer = Peer::Bowline { max_message: b.max_message };
+        conn.dedup = None;
+        if let Some(link) = self.links.get_mut(id.0) {
+            link.hello.got = true;
+        }
+        if header.sequence == 0 {
+            self.release_by_ack(conn_id, b.path, header.ack);
+        }
+        if first {
+            // Senders of long messages wait for this.
+            self.wake_refused();
+        }
+    }
+
+    /// The peer acknowledges by TCP alone.
+    pub(super) fn peer_is_kernel(&mut self, conn_id: ConnId) {
+        let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
+        if conn.peer == Peer::Kernel {
+            return;
+        }
+        conn.peer = Peer::Kernel;
+        let links: Vec<_> = conn.paths.iter().filter_map(|p| p.link).collect();
+        for id in links {
+            if let Some(link) = self.links.get_mut(id.0) {
+                link.hello.needed = false;
+            }
+            self.release_by_tcp(id);
+            self.signal_transmit(id);
+        }
+        self.wake_refused();
+    }
+
+    /// Path count; raising it opens further paths, lowering it moves what is queued.
+    fn agree_on_paths(&mut self, conn_id: ConnId, announced: Option<u16>) {
+        let ours = self.config.paths.clamp(1, PROBE_PATHS_MAX as u8);
+        let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
+        let before = conn.fan();
+        let after = match announced {
+            Some(n) => (n.min(PROBE_PATHS_MAX) as u8).min(ours),
+            None => conn.npaths,
+        };
+        conn.npaths = after.max(1);
+        let fan = conn.fan();
+        let smaller = conn.smaller;
+        if fan > before {
+            self.close_gate(conn_id, before);
+        }
+        if fan < before {
+            self.move_to_path_0(conn_id, fan);
+        }
+        if smaller {
+            self.connect_all_if_down(conn_id);
+        }
+    }
+
+    /// The peer uses fewer paths than before: what waits on the others goes to path 0, with new
+    /// numbers, behind what waits there. Messages of one socket all wait on one path, so they
+    /// keep their order.
+    fn move_to_path_0(&mut self, conn_id: ConnId, fan: u8) {
+        let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
+        let links: Vec<_> =
+            conn.paths.iter().skip(usize::from(fan)).filter_map(|p| p.link).collect();
+        for link in links {
+            self.close_link(link, CloseHow::Fin);
+        }
+        let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
+        let Some((first, others)) = conn.paths.split_first_mut() else { return };
+        for path in others.iter_mut().skip(usize::from(fan) - 1) {
+            let mut batch = crate::txlog::TxBatch::default();
+            for msg in std::mem::take(&mut path.queue) {
+                if msg.has(mark::CANCELLED) {
+                    continue;
+                }
+                let payload = msg.log_start + bowline_wire::rds::HEADER_LEN as u64;
+                let header = Header {
+                    sequence: first.next_tx_seq,
+                    len: msg.len,
+                    sport: msg.sport,
+                    dport: msg.dport,
+                    ..Header::default()
+                };
+                let log_start = first.log.tail();
+                first.log.append(&mut self.pool, &header.to_bytes());
+                batch.clear();
+                path.log.collect(payload, payload + u64::from(msg.len), &mut batch);
+                for slice in batch.slices() {
+                    first.log.append(&mut self.pool, slice);
+                }
+                first.queued_bytes += u64::from(msg.len);
+                first.pongs += usize::from(msg.has(mark::PONG));
+                first.queue.push_back(crate::path::TxMsg {
+                    seq: first.next_tx_seq,
+                    log_start,
+                    stream_start: UNPLANNED,
+                    marks: msg.marks & !mark::RETRANS,
+                    ..msg
+                });
+                first.next_tx_seq = first.next_tx_seq.wrapping_add(1);
+            }
+            batch.clear();
+            let tail = path.log.tail();
+            path.log.release(&mut self.pool, tail);
+            let next_tx_seq = path.next_tx_seq;
+            *path = Path { resets: path.resets, ..Path::new(next_tx_seq) };
+        }
+        conn.gate = None;
+        self.signal_map(conn_id);
+    }
+
+    /// The process that sent is not the one that sent before: messages started for the earlier
+    /// one are dropped, its numbers are forgotten.
+    fn peer_restarted(&mut self, conn_id: ConnId, present: LinkId) {
+        self.stats.peer_restarts += 1;
+        let stale: Vec<_> = self.links_of(conn_id).into_iter().filter(|l| *l != present).collect();
+        for link in stale {
+            let accepted_later = self
+                .link(link)
+                .is_some_and(|l| matches!(l.state, LinkState::Extra | LinkState::Connecting));
+            if !accepted_later {
+                self.close_link(link, CloseHow::Reset);
+            }
+        }
+        let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
+        let remote = to_socket_addr(conn.remote, 0, 0).ip();
+        if let Some(dedup) = &mut conn.dedup {
+            dedup.clear();
+        }
+        let freed = conn.map.take();
+        let mut dropped = Vec::new();
+        for path in &mut conn.paths {
+            path.rx_expected = 0;
+            for msg in &mut path.queue {
+                if msg.has(mark::RETRANS) && !msg.has(mark::CANCELLED) {
+                    msg.marks |= mark::CANCELLED;
+                    path.queued_bytes -= u64::from(msg.len);
+                    dropped.push(msg.clone());
+                }
+            }
+            while path.planned == 0 && path.queue.front().is_some_and(|m| m.has(mark::CANCELLED)) {
+                path.pop_front(&mut self.pool);
+            }
+        }
+        self.stats.send_drop_restart += dropped.len() as u64;
+        for msg in dropped {
+            self.release_accounting(&msg);
+        }
+        if freed != 0 {
+            self.congestion_changed(freed);
+        }
+        self.check_gate(conn_id);
+        self.event(Event::PeerRestarted { remote });
+    }
+
+    /// Wakes senders that were refused for a reason that may be over.
+    fn wake_refused(&mut self) {
+        for id in std::mem::take(&mut self.cong_waiters) {
+            self.wake(id, crate::socket::want::WRITE);
+        }
+    }
+}

@@ -1,0 +1,408 @@
+//! What the node tells about itself. Spec: `docs/spec/rds.md`, section 10.
+
+use std::net::{IpAddr, SocketAddr};
+
+use bowline_wire::rds::HEADER_LEN;
+
+use super::Node;
+use crate::conn::{Conn, Peer};
+use crate::error::Error;
+use crate::ids::LinkId;
+use crate::link::Link;
+use crate::path::{Path, PathState, mark};
+use crate::socket::{mapped, to_socket_addr};
+
+/// Connection flags of the info interface.
+mod flag {
+    pub(super) const SENDING: u8 = 0x01;
+    pub(super) const CONNECTING: u8 = 0x02;
+    pub(super) const CONNECTED: u8 = 0x04;
+}
+
+/// One socket.
+#[derive(Clone, Debug)]
+pub struct SocketInfo {
+    /// Address it is bound to.
+    pub bound: Option<SocketAddr>,
+    /// Default destination.
+    pub connected: Option<SocketAddr>,
+    /// Effective send buffer, bytes.
+    pub send_buffer: usize,
+    /// Effective receive buffer, bytes.
+    pub recv_buffer: usize,
+    /// Payload bytes queued or unacknowledged.
+    pub send_bytes: usize,
+    /// Payload bytes waiting to be received.
+    pub recv_bytes: usize,
+    /// Messages waiting to be received.
+    pub recv_messages: usize,
+    /// Whether the port is marked congested.
+    pub congested: bool,
+    /// A number that names the socket.
+    pub inode: u64,
+}
+
+/// One pair of addresses.
+#[derive(Clone, Debug)]
+pub struct ConnInfo {
+    /// Local address.
+    pub local: IpAddr,
+    /// Remote address.
+    pub remote: IpAddr,
+    /// Name of the transport.
+    pub transport: &'static str,
+    /// Next number to send, of path 0.
+    pub next_tx_seq: u64,
+    /// Next number expected, of path 0.
+    pub next_rx_seq: u64,
+    /// 1 sending, 2 connecting, 4 connected; of path 0.
+    pub flags: u8,
+    /// Agreed number of paths; 0: not known yet.
+    pub npaths: u8,
+    /// `bowline`, `kernel` or `unknown`.
+    pub peer: &'static str,
+    /// Ports the peer has marked congested, at least one of them.
+    pub congested: bool,
+}
+
+/// One path.
+#[derive(Clone, Debug)]
+pub struct PathInfo {
+    /// Local address.
+    pub local: IpAddr,
+    /// Remote address.
+    pub remote: IpAddr,
+    /// Index, 0 to 7.
+    pub index: u8,
+    /// State.
+    pub state: PathState,
+    /// Next number to send.
+    pub next_tx_seq: u64,
+    /// Next number expected.
+    pub next_rx_seq: u64,
+    /// 1 sending, 2 connecting, 4 connected.
+    pub flags: u8,
+    /// Messages not started.
+    pub send_messages: usize,
+    /// Messages started and not acknowledged.
+    pub retrans_messages: usize,
+    /// Payload bytes of both.
+    pub queued_bytes: u64,
+    /// Times the path lost its TCP connection.
+    pub resets: u64,
+}
+
+/// One message of a queue.
+#[derive(Clone, Debug)]
+pub struct MessageInfo {
+    /// Sender of a queued message, receiver of a received one.
+    pub local: SocketAddr,
+    /// The other side.
+    pub remote: SocketAddr,
+    /// Number.
+    pub seq: u64,
+    /// Payload bytes.
+    pub len: u32,
+}
+
+/// One TCP connection.
+#[derive(Clone, Debug)]
+pub struct LinkInfo {
+    /// Its name in the node.
+    pub link: LinkId,
+    /// Local address and TCP port.
+    pub local: SocketAddr,
+    /// Remote address and TCP port.
+    pub remote: SocketAddr,
+    /// Path it serves.
+    pub path: Option<u8>,
+    /// Header bytes missing of the message being received; 48 between messages.
+    pub header_remaining: u64,
+    /// Payload bytes missing of the message being received.
+    pub data_remaining: u64,
+    /// Stream position at which the last message started.
+    pub last_sent_nxt: u32,
+    /// Stream position after its last byte.
+    pub last_expected_una: u32,
+    /// Stream position acknowledged by TCP, as last seen.
+    pub last_seen_una: u32,
+    /// Bytes received.
+    pub received_bytes: u64,
+    /// Messages received.
+    pub received_messages: u64,
+}
+
+/// A snapshot of everything.
+#[derive(Clone, Debug, Default)]
+pub struct Info {
+    /// Sockets.
+    pub sockets: Vec<SocketInfo>,
+    /// Address pairs.
+    pub connections: Vec<ConnInfo>,
+    /// Their paths.
+    pub paths: Vec<PathInfo>,
+    /// Messages not started yet.
+    pub send: Vec<MessageInfo>,
+    /// Messages started and not acknowledged.
+    pub retrans: Vec<MessageInfo>,
+    /// Messages waiting for their readers.
+    pub recv: Vec<MessageInfo>,
+    /// TCP connections.
+    pub links: Vec<LinkInfo>,
+}
+
+/// One table in the kernel's binary layout.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InfoTable {
+    /// Bytes of one item, also when there is none.
+    pub item_size: usize,
+    /// The items, packed.
+    pub bytes: Vec<u8>,
+}
+
+impl Node {
+    /// Takes a snapshot of everything.
+    pub fn info(&self) -> Info {
+        let mut info = Info::default();
+        for (_, s) in self.sockets.iter() {
+            info.sockets.push(SocketInfo {
+                bound: s.bound.map(|b| b.at.to_socket_addr()),
+                connected: s.dest.map(|d| d.to_socket_addr()),
+                send_buffer: s.sndbuf,
+                recv_buffer: s.rcvbuf,
+                send_bytes: s.snd_bytes,
+                recv_bytes: s.rcv_bytes,
+                recv_messages: s.queue.len(),
+                congested: s.congested,
+                inode: s.inode,
+            });
+            let Some(bound) = s.bound else { continue };
+            info.recv.extend(s.queue.iter().map(|m| MessageInfo {
+                local: bound.at.to_socket_addr(),
+                remote: m.from.to_socket_addr(),
+                seq: m.seq,
+                len: m.data.len() as u32,
+            }));
+        }
+        for (_, c) in self.conns.iter() {
+            self.add_conn(c, &mut info);
+        }
+        for (id, l) in self.links.iter() {
+            info.links.push(link_info(LinkId(id), l));
+        }
+        info
+    }
+
+    fn add_conn(&self, c: &Conn, info: &mut Info) {
+        let local = to_socket_addr(c.local, 0, c.scope).ip();
+        let remote = to_socket_addr(c.remote, 0, c.scope).ip();
+        for (index, p) in c.paths.iter().enumerate() {
+            let flags = self.path_flags(p);
+            if index == 0 {
+                info.connections.push(ConnInfo {
+                    local,
+                    remote,
+                    transport: "tcp",
+                    next_tx_seq: p.next_tx_seq,
+                    next_rx_seq: p.next_rx_seq,
+                    flags,
+                    npaths: c.npaths,
+                    peer: match c.peer {
+                        Peer::Unknown => "unknown",
+                        Peer::Kernel => "kernel",
+                        Peer::Bowline { .. } => "bowline",
+                    },
+                    congested: !c.map.is_empty(),
+                });
+            }
+            let live = p.queue.iter().enumerate().filter(|(_, m)| !m.has(mark::CANCELLED));
+            let mut send = 0;
+            let mut retrans = 0;
+            for (at, m) in live {
+                let started = at < p.planned || m.has(mark::RETRANS);
+                let row = MessageInfo {
+                    local: to_socket_addr(c.local, m.sport, c.scope),
+                    remote: to_socket_addr(c.remote, m.dport, c.scope),
+                    seq: m.seq,
+                    len: m.len,
+                };
+                if started {
+                    retrans += 1;
+                    info.retrans.push(row);
+                } else {
+                    send += 1;
+                    info.send.push(row);
+                }
+            }
+            info.paths.push(PathInfo {
+                local,
+                remote,
+                index: index as u8,
+                state: p.state,
+                next_tx_seq: p.next_tx_seq,
+                next_rx_seq: p.next_rx_seq,
+                flags,
+                send_messages: send,
+                retrans_messages: retrans,
+                queued_bytes: p.queued_bytes,
+                resets: p.resets,
+            });
+        }
+    }
+
+    fn path_flags(&self, p: &Path) -> u8 {
+        let busy = p.link.and_then(|l| self.links.get(l.0)).is_some_and(|l| l.tx.busy);
+        (if busy { flag::SENDING } else { 0 })
+            | match p.state {
+                PathState::Connecting => flag::CONNECTING,
+                PathState::Up => flag::CONNECTED,
+                _ => 0,
+            }
+    }
+
+    /// Gives one of the kernel's tables, options 10000 to 10017.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchOption`] for tables that this node, like a kernel without RDMA, does not
+    /// have [R-1001].
+    pub fn info_option(&self, option: u32) -> Result<InfoTable, Error> {
+        let info = self.info();
+        let mut t = Table::default();
+        let v6 = option >= 10_011;
+        let item_size = match option {
+            10_000 => {
+                for (name, value) in self.stats.iter() {
+                    t.text(name, 32);
+                    t.u64(value);
+                }
+                40
+            }
+            10_001 | 10_011 => {
+                for c in info.connections.iter().filter(|c| v6 || c.local.is_ipv4()) {
+                    t.u64(c.next_tx_seq);
+                    t.u64(c.next_rx_seq);
+                    t.addr(c.local, v6);
+                    t.addr(c.remote, v6);
+                    t.text(c.transport, 16);
+                    t.0.push(c.flags);
+                    if !v6 {
+                        t.0.push(0);
+                    }
+                }
+                if v6 { 65 } else { 42 }
+            }
+            10_003..=10_005 | 10_012..=10_014 => {
+                let rows = match option {
+                    10_003 | 10_012 => &info.send,
+                    10_004 | 10_013 => &info.retrans,
+                    _ => &info.recv,
+                };
+                for m in rows.iter().filter(|m| v6 || m.local.is_ipv4()) {
+                    t.u64(m.seq);
+                    t.u32(m.len);
+                    t.addr(m.local.ip(), v6);
+                    t.addr(m.remote.ip(), v6);
+                    t.port(m.local.port());
+                    t.port(m.remote.port());
+                    t.0.extend([0, 0]);
+                }
+                if v6 { 50 } else { 26 }
+            }
+            10_006 | 10_015 => {
+                for s in &info.sockets {
+                    if !v6 && !s.bound.is_some_and(|b| b.is_ipv4()) {
+                        continue;
+                    }
+                    let any = SocketAddr::from(([0, 0, 0, 0], 0));
+                    let bound = s.bound.unwrap_or(any);
+                    let connected = s.connected.unwrap_or(any);
+                    t.u32(u32::try_from(s.send_buffer).unwrap_or(u32::MAX));
+                    t.addr(bound.ip(), v6);
+                    t.addr(connected.ip(), v6);
+                    t.port(bound.port());
+                    t.port(connected.port());
+                    t.u32(u32::try_from(s.recv_buffer).unwrap_or(u32::MAX));
+                    t.u64(s.inode);
+                }
+                if v6 { 52 } else { 28 }
+            }
+            10_007 | 10_016 => {
+                for l in info.links.iter().filter(|l| l.path.is_some()) {
+                    if !v6 && !l.local.is_ipv4() {
+                        continue;
+                    }
+                    t.addr(l.local.ip(), v6);
+                    t.port(l.local.port());
+                    t.addr(l.remote.ip(), v6);
+                    t.port(l.remote.port());
+                    t.u64(l.header_remaining);
+                    t.u64(l.data_remaining);
+                    t.u32(l.last_sent_nxt);
+                    t.u32(l.last_expected_una);
+                    t.u32(l.last_seen_una);
+                    if !v6 {
+                        t.0.push(0);
+                    }
+                }
+                if v6 { 64 } else { 41 }
+            }
+            _ => return Err(Error::NoSuchOption),
+        };
+        debug_assert_eq!(t.0.len() % item_size, 0, "items have the kernel's size");
+        Ok(InfoTable { item_size, bytes: t.0 })
+    }
+}
+
+fn link_info(link: LinkId, l: &Link) -> LinkInfo {
+    LinkInfo {
+        link,
+        local: l.local,
+        remote: l.remote,
+        path: l.path,
+        header_remaining: if l.rx.partial.is_some() {
+            0
+        } else {
+            (HEADER_LEN - l.rx.head_len) as u64
+        },
+        data_remaining: l.rx.partial.as_ref().map_or(0, |p| p.need as u64),
+        last_sent_nxt: l.last_start as u32,
+        last_expected_una: l.last_end as u32,
+        last_seen_una: l.tx.acked as u32,
+        received_bytes: l.rx.bytes,
+        received_messages: l.rx.messages,
+    }
+}
+
+/// Integers in host order, addresses and ports in network order [R-1004].
+#[derive(Default)]
+struct Table(Vec<u8>);
+
+impl Table {
+    fn u64(&mut self, v: u64) {
+        self.0.extend(v.to_ne_bytes());
+    }
+
+    fn u32(&mut self, v: u32) {
+        self.0.extend(v.to_ne_bytes());
+    }
+
+    fn port(&mut self, v: u16) {
+        self.0.extend(v.to_be_bytes());
+    }
+
+    fn text(&mut self, v: &str, len: usize) {
+        let end = self.0.len() + len;
+        self.0.extend(v.as_bytes().iter().take(len - 1));
+        self.0.resize(end, 0);
+    }
+
+    fn addr(&mut self, v: IpAddr, v6: bool) {
+        match v {
+            IpAddr::V4(v4) if !v6 => self.0.extend(v4.octets()),
+            // An IPv6 destination of an IPv4 socket cannot be; the kernel shows zeros.
+            IpAddr::V6(_) if !v6 => self.0.extend([0; 4]),
+            IpAddr::V4(v4) if v4.is_unspecified() => self.0.extend([0; 16]),
+            v => self.0.extend(mapped(v).octets()),
+        }
+    }
+}

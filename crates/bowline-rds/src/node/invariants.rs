@@ -1,0 +1,113 @@
+//! What always holds. The simulator and the tests ask after every step.
+
+use std::collections::HashMap;
+
+use super::Node;
+use crate::ids::{ConnId, LinkId, SocketId};
+use crate::link::LinkState;
+use crate::path::{PathState, mark};
+
+impl Node {
+    /// Checks that the parts of the node agree with each other. Costs time proportional to
+    /// everything the node holds.
+    ///
+    /// # Panics
+    /// When they do not.
+    pub fn check_invariants(&self) {
+        let mut sent: HashMap<SocketId, (usize, usize)> = HashMap::new();
+        let mut held_total = 0;
+        let mut held: HashMap<ConnId, usize> = HashMap::new();
+        for (id, c) in self.conns.iter() {
+            let id = ConnId(id);
+            assert_eq!(self.conn_index.get(&(c.local, c.remote, c.scope)), Some(&id));
+            assert!(!c.paths.is_empty() && c.paths.len() <= 8, "1 to 8 paths");
+            for (index, p) in c.paths.iter().enumerate() {
+                let link = p.link.map(|l| self.link(l).expect("a path's link exists"));
+                match p.state {
+                    PathState::Down => assert!(link.is_none(), "a path that is down has no link"),
+                    PathState::Connecting => {
+                        let link = link.expect("a path that connects has a link");
+                        assert_eq!(link.state, LinkState::Connecting);
+                    }
+                    PathState::Up => {
+                        let link = link.expect("a path in service has a link");
+                        assert_eq!(link.state, LinkState::Serving);
+                        assert_eq!(link.path.map(usize::from), Some(index));
+                    }
+                    PathState::Disconnecting => {
+                        assert_eq!(link.map(|l| l.state), Some(LinkState::Draining));
+                    }
+                    PathState::Resetting | PathState::Error => panic!("not a resting state"),
+                }
+                assert!(p.planned <= p.queue.len(), "planned messages are in the queue");
+                assert!(link.is_some() || p.planned == 0, "no plan without a link");
+                let mut last = None;
+                let mut bytes = 0;
+                let mut pongs = 0;
+                for m in &p.queue {
+                    assert!(last.is_none_or(|l| l < m.seq), "numbers rise within a queue");
+                    last = Some(m.seq);
+                    assert!(m.seq < p.next_tx_seq);
+                    assert!(m.log_start + m.frame_len() <= p.log.tail());
+                    pongs += usize::from(m.has(mark::PONG));
+                    if m.has(mark::CANCELLED) {
+                        continue;
+                    }
+                    bytes += u64::from(m.len);
+                    if let Some(s) = m.socket {
+                        let entry = sent.entry(s).or_default();
+                        entry.0 += m.len as usize;
+                        entry.1 += 1;
+                    }
+                }
+                assert_eq!(bytes, p.queued_bytes, "queued bytes of a path");
+                assert_eq!(pongs, p.pongs, "pongs of a path");
+                assert!(!p.queue.is_empty() || p.log.memory() == 0, "an empty queue holds no log");
+            }
+            for l in &c.extra {
+                assert_eq!(self.link(*l).map(|l| l.conn), Some(id), "extra links exist");
+            }
+        }
+        for (_, s) in self.sockets.iter() {
+            for m in &s.queue {
+                held_total += m.data.len() + 128;
+                if let Some(conn) = m.conn {
+                    *held.entry(conn).or_default() += m.data.len() + 128;
+                }
+            }
+            let bytes: usize = s.queue.iter().map(|m| m.data.len()).sum();
+            assert_eq!(bytes, s.rcv_bytes, "receive accounting of a socket");
+            assert!(s.congested || s.rcv_bytes <= s.rcvbuf || s.bound.is_none());
+            if let Some(b) = s.bound {
+                assert_eq!(
+                    self.homes[b.home].map.is_set(b.at.port),
+                    s.congested,
+                    "a port's bit follows its socket"
+                );
+            }
+        }
+        for (id, s) in self.sockets.iter() {
+            let (bytes, count) = sent.get(&SocketId(id)).copied().unwrap_or_default();
+            assert_eq!((s.snd_bytes, s.snd_msgs), (bytes, count), "send accounting of a socket");
+        }
+        assert_eq!(held_total, self.recv_held, "receive accounting of the node");
+        for (id, c) in self.conns.iter() {
+            let held = held.get(&ConnId(id)).copied().unwrap_or(0);
+            assert_eq!(held, c.recv_held, "receive accounting of a peer");
+        }
+        for (id, l) in self.links.iter() {
+            assert!(self.conn(l.conn).is_some(), "a link's connection exists");
+            let planned: u64 = l.tx.plan.iter().map(crate::link::Op::len).sum();
+            assert_eq!(planned, l.tx.plan_bytes, "plan of a link");
+            assert!(l.tx.in_flight <= l.tx.plan_bytes);
+            if l.state == LinkState::Serving {
+                let path = l.path.and_then(|p| self.conn(l.conn)?.paths.get(usize::from(p)));
+                assert_eq!(
+                    path.and_then(|p| p.link),
+                    Some(LinkId(id)),
+                    "a serving link is its path's"
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,458 @@
+//! TCP connections: accepted, established, replaced, lost. Spec: `docs/spec/rds.md`, sections
+//! 2.3 and 2.5.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use super::Node;
+use super::sockets::endpoint;
+use super::timers::Timer;
+use crate::api::{CloseHow, CloseReason, Event, Output};
+use crate::ids::{ConnId, LinkId};
+use crate::link::{Link, LinkState, Role};
+use crate::path::{PathState, UNPLANNED, mark};
+use crate::socket::{mapped, to_socket_addr};
+use crate::time::Instant;
+
+/// A connection that stays open for so long is served by its acceptor.
+const CONFIRM_TIME: Duration = Duration::from_millis(200);
+/// How long an acceptor waits for a peer it does not know to say who it is.
+const SHY_TIME: Duration = Duration::from_millis(200);
+/// How long an accepted connection may stay without a path.
+const EXTRA_TIME: Duration = Duration::from_secs(35);
+/// A peer that answers no probe for so long is taken for a kernel.
+const UNKNOWN_TIME: Duration = Duration::from_secs(1);
+/// A bowline peer that does not greet for so long is not one any more.
+const HELLO_TIME: Duration = Duration::from_secs(3);
+
+impl Node {
+    /// Takes an accepted TCP connection. `None`: close it with a reset.
+    pub fn handle_accepted(
+        &mut self,
+        now: Instant,
+        local: SocketAddr,
+        remote: SocketAddr,
+    ) -> Option<LinkId> {
+        self.now = now;
+        self.stats.links_accepted += 1;
+        // Traffic between two local addresses never uses TCP.
+        if self.closing || self.is_local(remote.ip()) {
+            return self.refuse(remote, "local or closing");
+        }
+        let here = endpoint(local);
+        let there = endpoint(remote);
+        let key = (here.addr, there.addr, there.scope);
+        let id = match self.conn_index.get(&key) {
+            Some(id) => *id,
+            None => match self.conn_for_stranger(key) {
+                Some(id) => id,
+                None => return self.refuse(remote, "peers"),
+            },
+        };
+        let conn = self.conns.get_mut(id.0)?;
+        conn.last_used = now;
+        if conn.smaller {
+            self.knocked(id);
+            return None;
+        }
+        let slots = conn.npaths.max(1);
+        let free =
+            |i: u8| conn.paths.get(usize::from(i)).is_none_or(|p| p.state == PathState::Down);
+        let slot = if conn.peer.is_bowline() {
+            None // its probe tells the path
+        } else if conn.peer_sport_idx {
+            Some((remote.port() % 8) as u8).filter(|i| *i < slots && free(*i))
+        } else {
+            (0..slots).find(|i| free(*i))
+        };
+        let unknown = conn.peer == crate::conn::Peer::Unknown;
+        let mut link = Link::new(id, None, Role::Accepted, LinkState::Extra, local, remote);
+        link.confirmed = true;
+        if let Some(slot) = slot {
+            link.shy = unknown;
+            let link = LinkId(self.links.insert(link));
+            self.attach(link, slot);
+            if unknown {
+                self.arm(now + SHY_TIME, Timer::Shy(link));
+            }
+            return Some(link);
+        }
+        if conn.extra.len() >= self.config.limits.links_extra_per_peer
+            && !self.drop_oldest_extra(id)
+        {
+            return self.refuse(remote, "connections of one peer");
+        }
+        let conn = self.conns.get_mut(id.0)?;
+        if !conn.peer.is_bowline() {
+            link.waits_for = conn.paths.iter().filter_map(|p| p.link).collect();
+        }
+        let checks = link.waits_for.clone();
+        let link = LinkId(self.links.insert(link));
+        conn.extra.push_back(link);
+        for link in checks {
+            self.outputs.push_back(Output::CheckAlive { link });
+        }
+        self.arm(now + EXTRA_TIME, Timer::Extra(link));
+        Some(link)
+    }
+
+    fn refuse(&mut self, remote: SocketAddr, limit: &'static str) -> Option<LinkId> {
+        self.stats.links_refused += 1;
+        self.event(Event::Refused { remote: remote.ip(), limit });
+        None
+    }
+
+    /// Makes the connection object of a peer that came by itself; peers that never sent a whole
+    /// frame push out the oldest of their kind.
+    fn conn_for_stranger(
+        &mut self,
+        (local, remote, scope): (std::net::Ipv6Addr, std::net::Ipv6Addr, u32),
+    ) -> Option<ConnId> {
+        let unproven = |node: &Self, id: &ConnId| {
+            node.conn(*id).is_some_and(|c| !c.proven && c.paths.iter().all(|p| p.queued_bytes == 0))
+        };
+        if self.unproven.len() >= self.config.limits.peers_unproven {
+            let mut list = std::mem::take(&mut self.unproven);
+            list.retain(|id| unproven(self, id));
+            if list.len() >= self.config.limits.peers_unproven
+                && let Some(oldest) = list.pop_front()
+            {
+                self.forget_conn(oldest);
+            }
+            self.unproven = list;
+        }
+        self.add_local(to_socket_addr(local, 0, 0).ip());
+        let id = self.new_conn(local, remote, scope).ok()?;
+        self.unproven.push_back(id);
+        Some(id)
+    }
+
+    /// A larger peer wants to be connected to.
+    fn knocked(&mut self, id: ConnId) {
+        self.stats.knocks_received += 1;
+        let Some(path) = self.conns.get(id.0).and_then(|c| c.paths.first()) else { return };
+        match (path.state, path.link) {
+            (PathState::Down, _) => self.schedule_reconnect(id, 0),
+            (PathState::Up, Some(link)) => self.outputs.push_back(Output::CheckAlive { link }),
+            _ => {}
+        }
+    }
+
+    fn drop_oldest_extra(&mut self, id: ConnId) -> bool {
+        let Some(conn) = self.conns.get(id.0) else { return false };
+        let silent = |l: &LinkId| self.links.get(l.0).is_some_and(|l| l.rx.messages == 0);
+        let Some(oldest) = conn.extra.iter().copied().find(silent) else { return false };
+        self.close_link(oldest, CloseHow::Reset);
+        true
+    }
+
+    /// The driver has read what had arrived on a link when it was asked to check it.
+    pub fn handle_checked(&mut self, now: Instant, checked: LinkId) {
+        self.now = now;
+        self.process_all(checked);
+        if let Some(link) = self.link(checked) {
+            let conn = link.conn;
+            self.stop_waiting_for(conn, checked);
+        }
+    }
+
+    fn stop_waiting_for(&mut self, conn: ConnId, done: LinkId) {
+        let Some(conn) = self.conns.get(conn.0) else { return };
+        for id in conn.extra.clone() {
+            let Some(link) = self.links.get_mut(id.0) else { continue };
+            if !link.waits_for.is_empty() {
+                link.waits_for.retain(|l| *l != done);
+                if link.waits_for.is_empty() {
+                    self.outputs.push_back(Output::Resume { link: id });
+                }
+            }
+        }
+    }
+
+    /// A TCP connection this node opened is established.
+    pub fn handle_connected(&mut self, now: Instant, id: LinkId, local: SocketAddr) {
+        self.now = now;
+        let Some(link) = self.links.get_mut(id.0) else { return };
+        if link.state != LinkState::Connecting {
+            return;
+        }
+        link.local = local;
+        let conn = link.conn;
+        match (link.role, link.path) {
+            (Role::Dial, Some(path)) => {
+                self.attach(id, path);
+                self.arm(now + CONFIRM_TIME, Timer::Confirm(id));
+            }
+            _ => {
+                self.links.remove(id.0);
+                self.outputs.push_back(Output::Close { link: id, how: CloseHow::Fin });
+                self.after_knock(conn);
+            }
+        }
+    }
+
+    pub(super) fn connect_overdue(&mut self, id: LinkId) {
+        if self.link(id).is_some_and(|l| l.state == LinkState::Connecting) {
+            self.close_link(id, CloseHow::Reset);
+        }
+    }
+
+    /// Puts a link in service for a path.
+    pub(super) fn attach(&mut self, id: LinkId, index: u8) {
+        let first_sequence = self.config.first_sequence;
+        let Some(link) = self.links.get_mut(id.0) else { return };
+        let conn_id = link.conn;
+        let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
+        while conn.paths.len() <= usize::from(index) {
+            conn.paths.push(crate::path::Path::new(first_sequence));
+        }
+        link.path = Some(index);
+        link.state = LinkState::Serving;
+        if conn.peer.is_bowline() {
+            link.hello.needed = true;
+            self.timers.insert((self.now + HELLO_TIME, Timer::Hello(id)));
+        }
+        conn.extra.retain(|l| *l != id);
+        let path = &mut conn.paths[usize::from(index)];
+        path.state = PathState::Up;
+        path.link = Some(id);
+        path.reconnect_at = None;
+        if link.role == Role::Accepted {
+            path.delay = 0;
+        }
+        conn.map_due = true;
+        let unknown = conn.peer == crate::conn::Peer::Unknown;
+        let probe = index == 0 && !conn.peer.is_bowline();
+        if index == 0 {
+            conn.learnt = false;
+        }
+        let (local, remote) = (conn.local, conn.remote);
+        self.stats.links_up += 1;
+        self.event(Event::PathUp {
+            local: to_socket_addr(local, 0, 0).ip(),
+            remote: to_socket_addr(remote, 0, 0).ip(),
+            path: index,
+        });
+        if probe {
+            self.queue_probe(conn_id);
+        }
+        if unknown {
+            self.arm(self.now + UNKNOWN_TIME, Timer::Unknown(conn_id));
+        }
+        self.signal_transmit(id);
+    }
+
+    /// The peer serves this connection: what TCP acknowledges on it counts, the next reconnect is
+    /// immediate, and the next path may be opened.
+    pub(super) fn confirm(&mut self, id: LinkId) {
+        let Some(link) = self.links.get_mut(id.0) else { return };
+        if link.confirmed || link.state != LinkState::Serving {
+            return;
+        }
+        link.confirmed = true;
+        let (conn_id, path) = (link.conn, link.path);
+        if let Some(conn) = self.conns.get_mut(conn_id.0) {
+            if let Some(path) = path.and_then(|p| conn.paths.get_mut(usize::from(p))) {
+                path.delay = 0;
+            }
+            if conn.smaller {
+                self.connect_all_if_down(conn_id);
+            }
+        }
+        self.release_by_tcp(id);
+    }
+
+    /// A TCP connection is gone; everything that arrived on it has been handed over.
+    pub fn handle_closed(&mut self, now: Instant, id: LinkId, reason: CloseReason) {
+        self.now = now;
+        self.process_all(id);
+        let _ = reason; // every loss is treated alike; the driver logs which one it was
+        self.remove_link(id);
+    }
+
+    /// Closes a link by this node's own decision.
+    pub(super) fn close_link(&mut self, id: LinkId, how: CloseHow) {
+        if self.links.get(id.0).is_none() {
+            return;
+        }
+        self.outputs.push_back(Output::Close { link: id, how });
+        self.remove_link(id);
+    }
+
+    /// Sends FIN and reads what is left before the link goes.
+    pub(super) fn drain_link(&mut self, id: LinkId) {
+        let Some(link) = self.links.get_mut(id.0) else { return };
+        if link.state == LinkState::Connecting {
+            self.close_link(id, CloseHow::Fin);
+            return;
+        }
+        link.state = LinkState::Draining;
+        if let (Some(conn), Some(path)) = (self.conns.get_mut(link.conn.0), link.path)
+            && let Some(path) = conn.paths.get_mut(usize::from(path))
+            && path.link == Some(id)
+        {
+            path.state = PathState::Disconnecting;
+        }
+        self.outputs.push_back(Output::Close { link: id, how: CloseHow::Drain });
+    }
+
+    /// Forgets a link, resets the path it served, and sees to its successor.
+    fn remove_link(&mut self, id: LinkId) {
+        let Some(link) = self.links.remove(id.0) else { return };
+        let conn_id = link.conn;
+        self.stop_waiting_for(conn_id, id);
+        let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
+        conn.extra.retain(|l| *l != id);
+        if link.role == Role::Knock {
+            self.after_knock(conn_id);
+            return;
+        }
+        let Some(index) = link.path else { return };
+        let Some(path) = conn.paths.get_mut(usize::from(index)) else { return };
+        if path.link != Some(id) {
+            return;
+        }
+        let was_up = link.state != LinkState::Connecting;
+        path.link = None;
+        path.state = PathState::Down;
+        if was_up {
+            self.reset_path(conn_id, index, &link);
+        }
+        let Some(conn) = self.conns.get(conn_id.0) else { return };
+        if conn.smaller {
+            self.schedule_reconnect(conn_id, index);
+            return;
+        }
+        // The oldest connection without a path takes this one's place; between bowline
+        // nodes it says itself for which path it is.
+        let next = conn.extra.iter().copied().find(|l| {
+            !conn.peer.is_bowline()
+                && self.links.get(l.0).is_some_and(|l| l.state == LinkState::Extra)
+        });
+        if let Some(next) = next {
+            self.attach(next, index);
+        } else if index == 0 && conn.paths.iter().any(|p| !p.queue.is_empty()) {
+            self.schedule_reconnect(conn_id, 0);
+        }
+    }
+
+    /// Makes a path ready to begin again on another connection, [R-321].
+    fn reset_path(&mut self, conn_id: ConnId, index: u8, link: &Link) {
+        let started_below = link.tx.written + link.tx.in_flight;
+        let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
+        let Some(path) = conn.paths.get_mut(usize::from(index)) else { return };
+        for msg in path.queue.iter_mut().take(path.planned) {
+            if msg.stream_start != UNPLANNED && msg.stream_start < started_below {
+                msg.marks |= mark::RETRANS | mark::ACK_REQUIRED;
+            }
+            msg.stream_start = UNPLANNED;
+        }
+        path.planned = 0;
+        path.resets += 1;
+        path.unacked_packets = 0;
+        path.unacked_bytes = 0;
+        while path.queue.front().is_some_and(|m| m.has(mark::CANCELLED)) {
+            path.pop_front(&mut self.pool);
+        }
+        // Maps may have been lost with this connection.
+        conn.map_due = true;
+        let (local, remote) = (conn.local, conn.remote);
+        self.stats.conn_reset += 1;
+        self.event(Event::PathDown {
+            local: to_socket_addr(local, 0, 0).ip(),
+            remote: to_socket_addr(remote, 0, 0).ip(),
+            path: index,
+        });
+        self.check_gate(conn_id);
+        self.signal_map(conn_id);
+    }
+
+    pub(super) fn extra_overdue(&mut self, id: LinkId) {
+        if self.link(id).is_some_and(|l| l.state == LinkState::Extra) {
+            self.drain_link(id);
+        }
+    }
+
+    /// A peer broke a rule: it loses this connection.
+    pub(super) fn misbehaved(&mut self, id: LinkId, what: &'static str) {
+        let Some(link) = self.link(id) else { return };
+        let remote = link.remote.ip();
+        self.stats.peer_errors += 1;
+        self.event(Event::Misbehaved { remote, what });
+        self.close_link(id, CloseHow::Reset);
+    }
+
+    /// Moves a link to the path its bowline peer names; an older link of that path is stale
+    /// [R-2011].
+    pub(super) fn attach_named(&mut self, id: LinkId, index: u8) -> bool {
+        let Some(link) = self.links.get(id.0) else { return false };
+        if link.path == Some(index) {
+            return true;
+        }
+        if link.role != Role::Accepted || index >= 8 {
+            self.misbehaved(id, "path of a connection");
+            return false;
+        }
+        let conn_id = link.conn;
+        if let Some(old) = link.path {
+            // It got a path by its place in the row. Unless messages have gone out already, it
+            // changes over; else the peer has to dial again, now that it is known.
+            let Some(conn) = self.conns.get_mut(conn_id.0) else { return false };
+            let Some(path) = conn.paths.get_mut(usize::from(old)) else { return false };
+            if path.planned > 0 {
+                self.close_link(id, CloseHow::Reset);
+                return false;
+            }
+            path.link = None;
+            path.state = PathState::Down;
+            if let Some(link) = self.links.get_mut(id.0) {
+                link.path = None;
+                link.state = LinkState::Extra;
+            }
+        }
+        let stale = self
+            .conns
+            .get(conn_id.0)
+            .and_then(|c| c.paths.get(usize::from(index)))
+            .and_then(|p| p.link);
+        if let Some(stale) = stale {
+            self.close_link(stale, CloseHow::Reset);
+        }
+        self.attach(id, index);
+        true
+    }
+
+    /// Cuts every TCP connection, or those of one peer, abruptly; returns how many. Paths
+    /// reconnect by the usual rules.
+    pub fn drop_links(&mut self, now: Instant, peer: Option<IpAddr>) -> usize {
+        self.now = now;
+        let peer = peer.map(mapped);
+        let hit: Vec<_> = self
+            .links
+            .iter()
+            .filter(|(_, l)| {
+                peer.is_none_or(|p| self.conns.get(l.conn.0).is_some_and(|c| c.remote == p))
+            })
+            .map(|(id, _)| LinkId(id))
+            .collect();
+        for id in &hit {
+            self.close_link(*id, CloseHow::Reset);
+        }
+        hit.len()
+    }
+
+    /// Stops connecting and accepting, and closes every TCP connection after reading what is
+    /// left. What is still queued stays queued: wait for [`Node::unsent_total`] to be 0 first.
+    pub fn close_links(&mut self, now: Instant) {
+        self.now = now;
+        self.closing = true;
+        self.drain_links();
+    }
+
+    pub(super) fn drain_links(&mut self) {
+        let all: Vec<_> = self.links.iter().map(|(id, _)| LinkId(id)).collect();
+        for id in all {
+            self.drain_link(id);
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! The node: everything together. Each file here is one concern, an `impl Node` block each.
+
+mod congestion;
+mod connect;
+mod handshake;
+mod info;
+mod invariants;
+mod links;
+mod recv;
+mod rx;
+mod send;
+mod sockets;
+mod timers;
+mod tx;
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::hash::{BuildHasherDefault, Hasher};
+use std::net::{IpAddr, Ipv6Addr};
+
+use crate::api::{Event, Output};
+use crate::config::Config;
+use crate::cong::CongMap;
+use crate::conn::Conn;
+use crate::error::Error;
+use crate::ids::{ConnId, LinkId, SocketId};
+use crate::link::Link;
+use crate::rng::Rng;
+use crate::slab::Slab;
+use crate::socket::{Sock, is_loopback, mapped};
+use crate::stats::Counters;
+use crate::time::Instant;
+use crate::txlog::TxPool;
+
+pub use info::{ConnInfo, Info, InfoTable, LinkInfo, MessageInfo, PathInfo, SocketInfo};
+pub use sockets::poll;
+
+use timers::Timer;
+
+/// A local address with its sockets.
+#[derive(Debug)]
+struct Home {
+    /// May be bound and connected from.
+    present: bool,
+    map: CongMap,
+    ports: HashMap<u16, SocketId, BuildHasherDefault<PortHasher>>,
+    conns: Vec<ConnId>,
+}
+
+/// Spreads ports; which ports a table holds is a local choice, so nobody can attack it.
+#[derive(Debug, Default)]
+struct PortHasher(u64);
+
+impl Hasher for PortHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for b in bytes {
+            self.write_u16(u16::from(*b) ^ (self.0 as u16));
+        }
+    }
+
+    fn write_u16(&mut self, port: u16) {
+        self.0 = u64::from(port).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(20);
+    }
+}
+
+/// An RDS node as a state machine.
+///
+/// After any input, drain [`poll_output`](Self::poll_output) until `None`, then arm one timer at
+/// [`poll_timeout`](Self::poll_timeout) and call [`handle_timeout`](Self::handle_timeout) when it
+/// is due. Time never goes back. The same inputs give the same outputs.
+#[derive(Debug)]
+pub struct Node {
+    config: Config,
+    rng: Rng,
+    now: Instant,
+    sockets: Slab<Sock>,
+    homes: Vec<Home>,
+    home_index: HashMap<(Ipv6Addr, u32), usize>,
+    conns: Slab<Conn>,
+    conn_index: HashMap<(Ipv6Addr, Ipv6Addr, u32), ConnId>,
+    unproven: VecDeque<ConnId>,
+    links: Slab<Link>,
+    /// Links with bytes to parse, each once.
+    ready: VecDeque<LinkId>,
+    /// Links that owe an acknowledgement somebody asked for.
+    ack_asked: Vec<LinkId>,
+    outputs: VecDeque<Output>,
+    timers: BTreeSet<(Instant, Timer)>,
+    pool: TxPool,
+    stats: Counters,
+    /// Counts received maps; sockets see a difference in poll.
+    cong_generation: u64,
+    /// Sockets to wake at the next map.
+    cong_waiters: Vec<SocketId>,
+    /// Sockets whose wait mask may be set.
+    monitors: Vec<SocketId>,
+    recv_held: usize,
+    paused: Vec<LinkId>,
+    map_version: u64,
+    next_inode: u64,
+    closing: bool,
+}
+
+impl Node {
+    /// Makes a node.
+    pub fn new(config: Config) -> Self {
+        let mut node = Self {
+            rng: Rng::new(config.seed),
+            now: Instant::default(),
+            sockets: Slab::new(),
+            homes: Vec::new(),
+            home_index: HashMap::new(),
+            conns: Slab::new(),
+            conn_index: HashMap::new(),
+            unproven: VecDeque::new(),
+            links: Slab::new(),
+            ready: VecDeque::new(),
+            ack_asked: Vec::new(),
+            outputs: VecDeque::new(),
+            timers: BTreeSet::new(),
+            pool: TxPool::default(),
+            stats: Counters::default(),
+            cong_generation: 0,
+            cong_waiters: Vec::new(),
+            monitors: Vec::new(),
+            recv_held: 0,
+            paused: Vec::new(),
+            map_version: 0,
+            next_inode: 1,
+            closing: false,
+            config,
+        };
+        for addr in node.config.addrs.clone() {
+            node.add_local(addr);
+        }
+        node
+    }
+
+    /// Returns the next thing to do, in order.
+    #[inline]
+    pub fn poll_output(&mut self) -> Option<Output> {
+        self.outputs.pop_front()
+    }
+
+    /// Returns when [`handle_timeout`](Self::handle_timeout) is to be called next.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        self.timers.first().map(|(at, _)| *at)
+    }
+
+    /// Makes an address bindable: it belongs to this host.
+    pub fn add_local(&mut self, addr: IpAddr) {
+        let home = self.home(mapped(addr), 0);
+        self.homes[home].present = true;
+    }
+
+    /// Takes an address away. Sockets bound to it stay bound; connections break by
+    /// themselves.
+    pub fn remove_local(&mut self, addr: IpAddr) {
+        if let Some(home) = self.home_index.get(&(mapped(addr), 0)) {
+            self.homes[*home].present = false;
+        }
+    }
+
+    /// Tells whether an address is one of this node's.
+    pub fn is_local(&self, addr: IpAddr) -> bool {
+        self.is_local_v6(mapped(addr))
+    }
+
+    fn is_local_v6(&self, addr: Ipv6Addr) -> bool {
+        self.home_index.get(&(addr, 0)).is_some_and(|home| self.homes[*home].present)
+            || (is_loopback(addr) && self.config.addrs.is_empty())
+    }
+
+    /// Index of a local address, made when new.
+    fn home(&mut self, addr: Ipv6Addr, scope: u32) -> usize {
+        if let Some(home) = self.home_index.get(&(addr, scope)) {
+            return *home;
+        }
+        let home = self.homes.len();
+        self.homes.push(Home {
+            present: false,
+            map: CongMap::default(),
+            ports: HashMap::default(),
+            conns: Vec::new(),
+        });
+        self.home_index.insert((addr, scope), home);
+        home
+    }
+
+    /// Reads a setting by its sysctl name.
+    pub fn sysctl(&self, name: &str) -> Option<i64> {
+        self.config.sysctl.get(name)
+    }
+
+    /// Changes a setting. Changing a TCP buffer size drops every TCP connection, as the kernel
+    /// does [spec section 9].
+    ///
+    /// # Errors
+    /// [`Error::NoSuchOption`], or [`Error::BadValue`] when out of range.
+    pub fn set_sysctl(&mut self, now: Instant, name: &str, value: i64) -> Result<(), Error> {
+        self.now = now;
+        if self.config.sysctl.set(name, value)? == crate::config::SysctlEffect::DropLinks {
+            self.drain_links();
+        }
+        Ok(())
+    }
+
+    /// All settings that can change.
+    pub const fn settings(&self) -> &crate::config::Sysctl {
+        &self.config.sysctl
+    }
+
+    /// What the node was made with.
+    pub const fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// All counters.
+    pub const fn counters(&self) -> &Counters {
+        &self.stats
+    }
+
+    fn event(&mut self, event: Event) {
+        self.outputs.push_back(Output::Event(event));
+    }
+
+    fn conn(&self, id: ConnId) -> Option<&Conn> {
+        self.conns.get(id.0)
+    }
+
+    fn link(&self, id: LinkId) -> Option<&Link> {
+        self.links.get(id.0)
+    }
+
+    fn link_mut(&mut self, id: LinkId) -> Option<&mut Link> {
+        self.links.get_mut(id.0)
+    }
+}

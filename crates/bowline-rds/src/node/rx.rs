@@ -1,0 +1,423 @@
+//! From bytes to frames to sockets. Spec: `docs/spec/rds.md`, sections 2.4 and 6.1.
+
+use std::time::Duration;
+
+use bowline_wire::rds::{
+    Extension, Extensions, Flags, HEADER_LEN, Header, MAP_LEN, MapView, PROBE_PORT,
+};
+
+use super::Node;
+use super::timers::Timer;
+use crate::config::MAX_MESSAGE_KERNEL;
+use crate::ids::{LinkId, SocketId};
+use crate::link::Partial;
+use crate::path::mark;
+use crate::rxbuf::{Rope, RxBuf};
+use crate::socket::{Endpoint, RecvMsg};
+use crate::time::Instant;
+
+/// Bytes handed over but not parsed at which reading pauses.
+const BACKLOG_MAX: usize = 4;
+/// An acknowledgement nobody asked for waits so long for something to go with.
+const ACK_DELAY: Duration = Duration::from_millis(10);
+/// Frames processed, in bytes, that are acknowledged at once when the sender asked.
+const ACK_ASKED_BYTES: u64 = 256 << 10;
+/// The same when it did not ask.
+const ACK_BYTES: u64 = 1 << 20;
+
+impl Node {
+    /// Tells whether the driver may read the link.
+    pub fn wants_read(&self, id: LinkId) -> bool {
+        self.link(id).is_some_and(|l| {
+            !l.rx.paused && l.waits_for.is_empty() && l.rx.backlog.len() < BACKLOG_MAX
+        })
+    }
+
+    /// Takes what one read brought; [`process`](Self::process) parses it.
+    pub fn handle_data(&mut self, now: Instant, id: LinkId, buf: RxBuf) {
+        self.now = now;
+        let Some(link) = self.links.get_mut(id.0) else { return };
+        self.stats.tcp_data_ready_calls += 1;
+        link.rx.bytes += buf.bytes().len() as u64;
+        link.rx.backlog.push_back(buf);
+        if !link.rx.listed && !link.rx.paused {
+            link.rx.listed = true;
+            self.ready.push_back(id);
+        }
+    }
+
+    /// Tells whether bytes wait to be parsed.
+    pub fn has_backlog(&self) -> bool {
+        !self.ready.is_empty()
+    }
+
+    /// Parses what was handed over: at most `budget` frames, and no further once `until` has a
+    /// message. Returns whether bytes remain.
+    pub fn process(&mut self, now: Instant, until: Option<SocketId>, budget: usize) -> bool {
+        self.now = now;
+        let mut budget = budget;
+        while let Some(id) = self.ready.front().copied() {
+            match self.process_link(id, until, &mut budget, false) {
+                Stop::Drained => {
+                    self.ready.pop_front();
+                    if let Some(link) = self.links.get_mut(id.0) {
+                        link.rx.listed = false;
+                    }
+                }
+                Stop::Satisfied => return self.has_backlog(),
+                Stop::Budget => {
+                    self.ready.rotate_left(1); // so that no peer starves the others
+                    return true;
+                }
+            }
+        }
+        false
+    }
+
+    /// Parses everything a link has left.
+    pub(super) fn process_all(&mut self, id: LinkId) {
+        let mut budget = usize::MAX;
+        self.process_link(id, None, &mut budget, true);
+        self.ready.retain(|l| *l != id);
+        if let Some(link) = self.links.get_mut(id.0) {
+            link.rx.listed = false;
+        }
+    }
+
+    /// The driver is about to wait for input: acknowledgements that were asked for go out now.
+    pub fn idle(&mut self, now: Instant) {
+        self.now = now;
+        while let Some(id) = self.ack_asked.pop() {
+            let Some(link) = self.links.get_mut(id.0) else { continue };
+            if link.rx.ack_asked {
+                link.rx.ack_now = true;
+                self.signal_transmit(id);
+            }
+        }
+    }
+
+    fn process_link(
+        &mut self,
+        id: LinkId,
+        until: Option<SocketId>,
+        budget: &mut usize,
+        regardless: bool,
+    ) -> Stop {
+        let limit = self.config.max_message.max(MAX_MESSAGE_KERNEL) as usize;
+        loop {
+            let Some(link) = self.links.get_mut(id.0) else { return Stop::Drained };
+            let conn = link.conn;
+            let Some(buf) = link.rx.backlog.pop_front() else { return Stop::Drained };
+            let mut at = std::mem::take(&mut link.rx.offset);
+            let full_before = link.rx.backlog.len() + 1 >= BACKLOG_MAX;
+            if !regardless && !self.may_receive(conn) {
+                let Some(link) = self.links.get_mut(id.0) else { return Stop::Drained };
+                link.rx.offset = at;
+                link.rx.backlog.push_front(buf);
+                link.rx.paused = true;
+                self.paused.push(id);
+                self.stats.read_pauses += 1;
+                return Stop::Drained;
+            }
+            while at < buf.bytes().len() {
+                let Some(link) = self.links.get_mut(id.0) else { return Stop::Drained };
+                let rest = &buf.bytes()[at..];
+                let (header, rope, seen) = if let Some(partial) = &mut link.rx.partial {
+                    let n = partial.need.min(rest.len());
+                    let copied = partial.rope.push(&buf, at, n);
+                    partial.need -= n;
+                    at += n;
+                    self.stats.rx_copied_bytes += copied as u64;
+                    if partial.need > 0 {
+                        break;
+                    }
+                    let Some(partial) = link.rx.partial.take() else { break };
+                    (partial.header, partial.rope, partial.first_seen)
+                } else {
+                    let header = if link.rx.head_len == 0
+                        && let Some(bytes) = rest.first_chunk::<HEADER_LEN>()
+                    {
+                        at += HEADER_LEN;
+                        Header::from_bytes(bytes)
+                    } else {
+                        let n = rest.len().min(HEADER_LEN - link.rx.head_len);
+                        let filled = link.rx.head_len;
+                        link.rx.head[filled..filled + n].copy_from_slice(&rest[..n]);
+                        link.rx.head_len += n;
+                        at += n;
+                        if link.rx.head_len < HEADER_LEN {
+                            break;
+                        }
+                        link.rx.head_len = 0;
+                        Header::from_bytes(&link.rx.head)
+                    };
+                    let len = header.len as usize;
+                    if len > limit {
+                        self.stats.peer_oversized += 1;
+                        self.misbehaved(id, "message longer than the limit");
+                        return Stop::Drained;
+                    }
+                    let mut rope = Rope::default();
+                    let n = len.min(buf.bytes().len() - at);
+                    let copied = rope.push(&buf, at, n);
+                    self.stats.rx_copied_bytes += copied as u64;
+                    at += n;
+                    if n < len {
+                        link.rx.partial =
+                            Some(Partial { header, rope, need: len - n, first_seen: self.now });
+                        break;
+                    }
+                    (header, rope, self.now)
+                };
+                let receiver = self.frame(id, &header, rope, seen);
+                *budget = budget.saturating_sub(1);
+                let satisfied = until.is_some() && receiver == until;
+                if satisfied || *budget == 0 {
+                    let Some(link) = self.links.get_mut(id.0) else { return Stop::Drained };
+                    if at < buf.bytes().len() {
+                        link.rx.offset = at;
+                        link.rx.backlog.push_front(buf);
+                    }
+                    return if satisfied { Stop::Satisfied } else { Stop::Budget };
+                }
+            }
+            if full_before && self.wants_read(id) {
+                self.outputs.push_back(crate::api::Output::Resume { link: id });
+            }
+        }
+    }
+
+    /// Takes one complete frame [spec section 6.1]; returns the socket it was queued on.
+    #[inline]
+    fn frame(
+        &mut self,
+        id: LinkId,
+        header: &Header,
+        rope: Rope,
+        seen: Instant,
+    ) -> Option<SocketId> {
+        let link = self.links.get_mut(id.0)?;
+        link.rx.messages += 1;
+        let conn_id = link.conn;
+        let path = link.path;
+        if link.shy || !link.confirmed {
+            let dialled = !link.confirmed;
+            link.shy = false;
+            if dialled {
+                self.confirm(id);
+            } else {
+                self.signal_transmit(id);
+            }
+        }
+        let conn = self.conns.get_mut(conn_id.0)?;
+        conn.proven = true;
+        if header.is_map() {
+            self.map_frame(id, header, &rope);
+            return None;
+        }
+        if header.sport.min(header.dport) == 0 && self.is_greeting(header) {
+            return self.greeting(id, header);
+        }
+        let conn = self.conns.get_mut(conn_id.0)?;
+        if conn.peer.is_bowline() {
+            if header.sequence == 0 && header.len == 0 && header.sport == 0 && header.dport == 0 {
+                self.stats.acks_received += 1;
+                if let Some(path) = path {
+                    self.release_by_ack(conn_id, path, header.ack);
+                }
+                return None;
+            }
+            let Some(path) = path else {
+                self.misbehaved(id, "data before the greeting");
+                return None;
+            };
+            if !self.next_in_order(id, path, header) {
+                return None;
+            }
+        } else {
+            let dedup = conn.dedup.get_or_insert_default();
+            if dedup.is_duplicate(id, header, &rope) {
+                self.stats.recv_drop_old_seq += 1;
+                return None;
+            }
+            let index = usize::from(path.unwrap_or(0));
+            if let Some(path) = conn.paths.get_mut(index) {
+                path.next_rx_seq = header.sequence.wrapping_add(1);
+            }
+        }
+        if header.dport == 0 {
+            self.ping(id, header);
+            return None;
+        }
+        if header.sport == 0 && header.dport == PROBE_PORT {
+            self.handshake(id, header);
+            return None;
+        }
+        self.deliver(id, header, rope, seen)
+    }
+
+    fn map_frame(&mut self, id: LinkId, header: &Header, rope: &Rope) {
+        let Some(link) = self.links.get_mut(id.0) else { return };
+        let conn_id = link.conn;
+        let bowline = self.conns.get(conn_id.0).is_some_and(|c| c.peer.is_bowline());
+        if bowline && header.ack != 0 {
+            if header.ack < link.rx.map_version {
+                return; // overtaken by a newer one
+            }
+            link.rx.map_version = header.ack;
+        }
+        if rope.len() != MAP_LEN {
+            return; // consumed and ignored
+        }
+        let mut bytes = vec![0; MAP_LEN];
+        rope.copy_to(&mut bytes);
+        if let Some(map) = MapView::new(&bytes) {
+            self.map_received(conn_id, &map);
+        }
+    }
+
+    /// Tells whether a frame greets as a bowline node; such frames are looked at before numbers
+    /// are.
+    fn is_greeting(&self, header: &Header) -> bool {
+        let ping = header.sport == PROBE_PORT && header.dport == 0;
+        let pong = header.sport == 0 && header.dport == PROBE_PORT;
+        (ping || pong)
+            && self.config.end_to_end
+            && bowline_wire::rds::Handshake::parse(&header.ext)
+                .bowline
+                .is_some_and(|b| b.version >= 1)
+    }
+
+    fn greeting(&mut self, id: LinkId, header: &Header) -> Option<SocketId> {
+        if !self.handshake(id, header) {
+            return None;
+        }
+        let link = self.links.get(id.0)?;
+        let (conn_id, path) = (link.conn, link.path?);
+        if header.sequence == 0 {
+            return None; // the peer's greeting of this link; ours is on its way by itself
+        }
+        // A numbered probe is a message like others, but is answered even when repeated.
+        let fresh = self.next_in_order(id, path, header);
+        if header.dport == 0 {
+            self.stats.recv_ping += u64::from(fresh);
+            let ext = super::handshake::extensions(&self.config, path);
+            self.pong(conn_id, path, PROBE_PORT, ext);
+        }
+        None
+    }
+
+    /// Checks a number against what a bowline peer has sent already [R-2023]; `false` for a
+    /// duplicate. Either way an acknowledgement is owed.
+    #[inline]
+    fn next_in_order(&mut self, id: LinkId, index: u8, header: &Header) -> bool {
+        let Some(link) = self.links.get_mut(id.0) else { return false };
+        let Some(path) =
+            self.conns.get_mut(link.conn.0).and_then(|c| c.paths.get_mut(usize::from(index)))
+        else {
+            return false;
+        };
+        link.rx.ack_owed += HEADER_LEN as u64 + u64::from(header.len);
+        if header.flags.contains(Flags::ACK_REQUIRED) {
+            self.stats.recv_ack_required += 1;
+            if !link.rx.ack_asked {
+                link.rx.ack_asked = true;
+                self.ack_asked.push(id);
+            }
+        }
+        let fresh = header.sequence >= path.rx_expected;
+        if fresh {
+            path.rx_expected = header.sequence.saturating_add(1);
+            path.next_rx_seq = path.rx_expected;
+        } else {
+            self.stats.recv_drop_old_seq += 1;
+        }
+        let bound = if link.rx.ack_asked { ACK_ASKED_BYTES } else { ACK_BYTES };
+        if link.rx.ack_owed >= bound && !link.rx.ack_now {
+            link.rx.ack_now = true;
+            self.signal_transmit(id);
+        } else if !link.rx.ack_timer {
+            link.rx.ack_timer = true;
+            self.timers.insert((self.now + ACK_DELAY, Timer::Ack(id)));
+        }
+        fresh
+    }
+
+    /// A ping: a message to port 0.
+    fn ping(&mut self, id: LinkId, header: &Header) {
+        if header.sport == 0 || !self.config.sysctl.ping_enable {
+            return;
+        }
+        let Some(link) = self.links.get(id.0) else { return };
+        let (conn, path) = (link.conn, link.path.unwrap_or(0));
+        self.stats.recv_ping += 1;
+        let probe = header.sport == PROBE_PORT;
+        let ext = if probe { super::handshake::extensions(&self.config, path) } else { [0; 16] };
+        self.pong(conn, path, header.sport, ext);
+        if probe {
+            self.handshake(id, header);
+        }
+    }
+
+    fn pong(&mut self, conn_id: crate::ids::ConnId, index: u8, to: u16, ext: [u8; 16]) {
+        let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
+        if conn.map.is_set(to) {
+            self.stats.cong_send_error += 1;
+            return;
+        }
+        let Some(path) = conn.paths.get_mut(usize::from(index)) else { return };
+        if path.pongs >= self.config.limits.pongs_per_path {
+            self.stats.pongs_dropped += 1; // [B-20]
+            return;
+        }
+        path.pongs += 1;
+        self.queue_control(conn_id, usize::from(index), 0, to, ext, mark::PONG);
+    }
+
+    #[inline]
+    fn deliver(
+        &mut self,
+        id: LinkId,
+        header: &Header,
+        data: Rope,
+        seen: Instant,
+    ) -> Option<SocketId> {
+        let link = self.links.get(id.0)?;
+        let conn = self.conns.get(link.conn.0)?;
+        let Some(socket) = self.homes[conn.home].ports.get(&header.dport).copied() else {
+            self.stats.recv_drop_no_sock += 1;
+            return None;
+        };
+        let from = Endpoint { addr: conn.remote, port: header.sport, scope: conn.scope };
+        let mut rdma_dest = None;
+        if header.ext[0] != 0 {
+            for ext in Extensions::new(&header.ext) {
+                if let Extension::RdmaDest(dest) = ext {
+                    rdma_dest = Some(u64::from(dest.rkey) | u64::from(dest.offset) << 32);
+                }
+            }
+        }
+        let msg = RecvMsg {
+            from,
+            seq: header.sequence,
+            data,
+            conn: Some(link.conn),
+            rdma_dest,
+            queued_at: None,
+            trace: Some([seen, self.now, self.now]),
+        };
+        self.queue_on_socket(socket, msg);
+        Some(socket)
+    }
+}
+
+/// Why parsing of a link stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stop {
+    /// Nothing is left, or the link may not go on.
+    Drained,
+    /// The socket somebody waits for has a message.
+    Satisfied,
+    /// Others' turn.
+    Budget,
+}

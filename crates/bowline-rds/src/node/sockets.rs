@@ -1,0 +1,484 @@
+//! Socket calls that move no message. Spec: `docs/spec/rds.md`, section 8.
+
+use std::collections::VecDeque;
+use std::net::{Ipv6Addr, SocketAddr};
+
+use super::Node;
+use crate::api::{Interest, Output, Readiness};
+use crate::config::{RECV_BUFFER_MIN, SEND_BUFFER_MIN};
+use crate::error::Error;
+use crate::hash::path_hash;
+use crate::ids::SocketId;
+use crate::path::mark;
+use crate::socket::{
+    Bound, Endpoint, LatencyTrace, Sock, Transport, is_loopback, is_unicast, mapped, needs_scope,
+    want,
+};
+use crate::time::Instant;
+
+/// Bits of [`Node::poll`], as poll(2) has them.
+pub mod poll {
+    /// POLLIN and POLLRDNORM.
+    pub const IN: u32 = 0x41;
+    /// POLLOUT and POLLWRNORM.
+    pub const OUT: u32 = 0x104;
+    /// POLLWRBAND.
+    pub const WRBAND: u32 = 0x200;
+}
+
+impl Node {
+    pub(super) fn sock(&self, id: SocketId) -> Result<&Sock, Error> {
+        self.sockets.get(id.0).ok_or(Error::BadSocket)
+    }
+
+    pub(super) fn sock_mut(&mut self, id: SocketId) -> Result<&mut Sock, Error> {
+        self.sockets.get_mut(id.0).ok_or(Error::BadSocket)
+    }
+
+    /// Makes a socket, not bound yet.
+    ///
+    /// # Errors
+    /// [`Error::TooManySockets`] at the limit.
+    pub fn socket(&mut self) -> Result<SocketId, Error> {
+        if self.sockets.len() >= self.config.limits.sockets {
+            return Err(Error::TooManySockets);
+        }
+        let inode = self.next_inode;
+        self.next_inode += 1;
+        // A kernel's sockets all use 0 but the first; the choice is local.
+        Ok(SocketId(self.sockets.insert(Sock {
+            bound: None,
+            dest: None,
+            transport: None,
+            sndbuf: self.config.send_buffer.max(SEND_BUFFER_MIN),
+            rcvbuf: self.config.recv_buffer.max(RECV_BUFFER_MIN),
+            snd_bytes: 0,
+            snd_msgs: 0,
+            rcv_bytes: 0,
+            queue: VecDeque::new(),
+            congested: false,
+            interest: 0,
+            seen_congestion: false,
+            monitor: false,
+            wait_mask: 0,
+            notify_mask: 0,
+            poll_generation: 0,
+            timestamp: false,
+            latency: None,
+            zerocopy: false,
+            recverr: false,
+            completions: VecDeque::new(),
+            route: None,
+            hash_init: 0,
+            inode,
+        })))
+    }
+
+    /// Binds a socket; port 0 chooses one.
+    ///
+    /// # Errors
+    /// In this order: [`Error::BadSocket`]; [`Error::AlreadyBound`]; [`Error::BadAddress`];
+    /// [`Error::ReservedPort`]; [`Error::ScopeMismatch`]; [`Error::AddrNotAvailable`] or, with a
+    /// transport chosen, [`Error::TransportAddress`]; [`Error::AddrInUse`].
+    pub fn bind(&mut self, id: SocketId, addr: SocketAddr) -> Result<(), Error> {
+        let at = checked_endpoint(addr).ok_or(Error::BadAddress)?;
+        let sock = self.sock(id)?;
+        if sock.bound.is_some() {
+            return Err(Error::AlreadyBound);
+        }
+        if at.port == bowline_wire::rds::PROBE_PORT {
+            self.sock_mut(id)?.transport = None;
+            return Err(Error::ReservedPort);
+        }
+        if sock.dest.is_some_and(|d| d.scope != 0 && at.scope != 0 && d.scope != at.scope) {
+            return Err(Error::ScopeMismatch);
+        }
+        let transport = match sock.transport {
+            Some(Transport::Tcp) if self.is_local_v6(at.addr) => Transport::Tcp,
+            Some(_) => return Err(Error::TransportAddress),
+            None => self.transport_for(at.addr)?,
+        };
+        let hash_init = sock.hash_init;
+        let home = self.home(at.addr, at.scope);
+        let Some(port) = self.free_port(home, at.port) else {
+            self.sock_mut(id)?.transport = None;
+            return Err(Error::AddrInUse);
+        };
+        self.homes[home].ports.insert(port, id);
+        let hash = path_hash(port, hash_init);
+        let sock = self.sock_mut(id)?;
+        sock.transport = Some(transport);
+        sock.bound = Some(Bound { at: Endpoint { port, ..at }, home, transport, hash });
+        Ok(())
+    }
+
+    /// Chooses the transport of an address. An address that the node was told to own is
+    /// served over TCP even in 127/8: that is how several nodes live on one host.
+    fn transport_for(&self, addr: Ipv6Addr) -> Result<Transport, Error> {
+        let owned = self.home_index.get(&(addr, 0)).is_some_and(|home| self.homes[*home].present);
+        if owned && (!is_loopback(addr) || !self.config.addrs.is_empty()) {
+            return Ok(Transport::Tcp);
+        }
+        if is_loopback(addr) && (owned || self.config.addrs.is_empty()) {
+            return Ok(Transport::Loopback);
+        }
+        Err(Error::AddrNotAvailable)
+    }
+
+    fn free_port(&mut self, home: usize, port: u16) -> Option<u16> {
+        let taken = &self.homes[home].ports;
+        if port != 0 {
+            return (!taken.contains_key(&port)).then_some(port);
+        }
+        let start = (self.rng.below(65_534) + 2) as u16;
+        (start..=u16::MAX).chain(2..start).find(|p| !taken.contains_key(p))
+    }
+
+    /// Sets the default destination; no network activity.
+    ///
+    /// # Errors
+    /// [`Error::DestinationRequired`], [`Error::BadAddress`], [`Error::WrongProtocolType`],
+    /// [`Error::ScopeMismatch`].
+    pub fn connect(&mut self, id: SocketId, addr: SocketAddr) -> Result<(), Error> {
+        let to = endpoint(addr);
+        if !is_unicast(to.addr) {
+            return Err(match addr {
+                SocketAddr::V4(v4) if v4.ip().is_unspecified() => Error::DestinationRequired,
+                SocketAddr::V4(_) => Error::BadAddress,
+                SocketAddr::V6(_) => Error::WrongProtocolType,
+            });
+        }
+        let sock = self.sock_mut(id)?;
+        if needs_scope(to.addr)
+            && (to.scope == 0
+                || sock.bound.is_some_and(|b| b.at.scope != 0 && b.at.scope != to.scope))
+        {
+            return Err(Error::ScopeMismatch);
+        }
+        sock.dest = Some(to);
+        Ok(())
+    }
+
+    /// Address the socket is bound to.
+    ///
+    /// # Errors
+    /// [`Error::BadSocket`].
+    pub fn local_addr(&self, id: SocketId) -> Result<Option<SocketAddr>, Error> {
+        Ok(self.sock(id)?.bound.map(|b| b.at.to_socket_addr()))
+    }
+
+    /// Default destination of the socket.
+    ///
+    /// # Errors
+    /// [`Error::BadSocket`]; [`Error::NotConnected`] without one.
+    pub fn peer_addr(&self, id: SocketId) -> Result<SocketAddr, Error> {
+        self.sock(id)?.dest.map(Endpoint::to_socket_addr).ok_or(Error::NotConnected)
+    }
+
+    /// Closes a socket: what it has queued or unacknowledged is cancelled, what it has received
+    /// is dropped.
+    pub fn close(&mut self, now: Instant, id: SocketId) {
+        self.now = now;
+        let Some(mut sock) = self.sockets.remove(id.0) else { return };
+        if let Some(bound) = sock.bound {
+            self.homes[bound.home].ports.remove(&bound.at.port);
+            if sock.congested {
+                self.set_congested(bound.home, bound.at.port, false);
+            }
+        }
+        self.stats.recv_bytes_freed_fromsock += sock.rcv_bytes as u64;
+        for msg in sock.queue.drain(..) {
+            self.release_held(&msg);
+        }
+        if sock.snd_msgs > 0 {
+            self.cancel_where(|m| m.socket == Some(id), None);
+        }
+    }
+
+    /// Removes all messages of the socket to one destination.
+    ///
+    /// # Errors
+    /// [`Error::BadSocket`]; [`Error::NotConnected`] when not bound.
+    pub fn cancel_sent_to(
+        &mut self,
+        now: Instant,
+        id: SocketId,
+        to: SocketAddr,
+    ) -> Result<(), Error> {
+        self.now = now;
+        if self.sock(id)?.bound.is_none() {
+            return Err(Error::NotConnected);
+        }
+        let to = endpoint(to);
+        self.cancel_where(|m| m.socket == Some(id) && m.dport == to.port, Some(to.addr));
+        Ok(())
+    }
+
+    /// Cancels messages; those being written are completed on the wire.
+    fn cancel_where(
+        &mut self,
+        which: impl Fn(&crate::path::TxMsg) -> bool,
+        remote: Option<Ipv6Addr>,
+    ) {
+        let mut released = Vec::new();
+        let ids: Vec<_> = self
+            .conns
+            .iter()
+            .filter(|(_, c)| remote.is_none_or(|r| c.remote == r))
+            .map(|(id, _)| id)
+            .collect();
+        for id in ids {
+            let Some(conn) = self.conns.get_mut(id) else { continue };
+            for path in &mut conn.paths {
+                for msg in path.queue.iter_mut().filter(|m| !m.has(mark::CANCELLED)) {
+                    if which(msg) {
+                        msg.marks |= mark::CANCELLED;
+                        path.queued_bytes -= u64::from(msg.len);
+                        released.push(msg.clone());
+                    }
+                }
+                // Those never started leave nothing behind once they are at the front.
+                while path.planned == 0
+                    && path.queue.front().is_some_and(|m| m.has(mark::CANCELLED))
+                {
+                    path.pop_front(&mut self.pool);
+                }
+            }
+        }
+        for msg in released {
+            self.release_accounting(&msg);
+        }
+    }
+
+    /// Registers for one wake-up; look again after registering, then wait for
+    /// [`Output::Wake`](crate::Output::Wake).
+    ///
+    /// # Errors
+    /// [`Error::BadSocket`].
+    pub fn register(&mut self, id: SocketId, interest: Interest) -> Result<(), Error> {
+        let sock = self.sock_mut(id)?;
+        sock.interest |= interest.0;
+        if interest.0 & want::WRITE != 0 && sock.seen_congestion {
+            self.cong_waiters.push(id);
+        }
+        Ok(())
+    }
+
+    pub(super) fn wake(&mut self, id: SocketId, bits: u8) {
+        let Some(sock) = self.sockets.get_mut(id.0) else { return };
+        let hit = sock.interest & bits;
+        if hit != 0 {
+            sock.interest &= !hit;
+            self.outputs.push_back(Output::Wake { socket: id, ready: Interest(hit) });
+        }
+    }
+
+    /// Tells what the socket can do now, without side effects.
+    ///
+    /// # Errors
+    /// [`Error::BadSocket`].
+    pub fn readiness(&self, id: SocketId) -> Result<Readiness, Error> {
+        let sock = self.sock(id)?;
+        Ok(Readiness {
+            readable: !sock.queue.is_empty()
+                || sock.notify_mask != 0
+                || !sock.completions.is_empty(),
+            writable: sock.snd_bytes < sock.sndbuf
+                && sock.snd_msgs < self.config.limits.send_messages_per_socket,
+        })
+    }
+
+    /// Evaluates poll(2) as the kernel does, with its side effects to: a change of
+    /// any congestion map is shown once.
+    ///
+    /// # Errors
+    /// [`Error::BadSocket`].
+    pub fn poll(&mut self, id: SocketId) -> Result<u32, Error> {
+        let ready = self.readiness(id)?;
+        let generation = self.cong_generation;
+        let sock = self.sock_mut(id)?;
+        let mut bits = 0;
+        if ready.readable {
+            bits |= poll::IN;
+        }
+        if !sock.monitor && sock.poll_generation != generation {
+            sock.poll_generation = generation;
+            bits |= poll::IN | poll::WRBAND;
+        }
+        if ready.writable {
+            bits |= poll::OUT;
+        }
+        if bits != 0 {
+            sock.seen_congestion = false;
+        }
+        Ok(bits)
+    }
+
+    /// Payload bytes of the socket that are queued or unacknowledged.
+    ///
+    /// # Errors
+    /// [`Error::BadSocket`].
+    pub fn send_bytes(&self, id: SocketId) -> Result<usize, Error> {
+        self.sock(id).map(|s| s.snd_bytes)
+    }
+
+    /// Messages of the socket that are queued or unacknowledged, empty ones included.
+    ///
+    /// # Errors
+    /// [`Error::BadSocket`].
+    pub fn send_messages(&self, id: SocketId) -> Result<usize, Error> {
+        self.sock(id).map(|s| s.snd_msgs)
+    }
+
+    /// Effective send buffer, bytes.
+    ///
+    /// # Errors
+    /// [`Error::BadSocket`].
+    pub fn send_buffer(&self, id: SocketId) -> Result<usize, Error> {
+        self.sock(id).map(|s| s.sndbuf)
+    }
+
+    /// Effective receive buffer, bytes.
+    ///
+    /// # Errors
+    /// [`Error::BadSocket`].
+    pub fn recv_buffer(&self, id: SocketId) -> Result<usize, Error> {
+        self.sock(id).map(|s| s.rcvbuf)
+    }
+
+    /// Sets the effective send buffer, bytes; at least 2304.
+    ///
+    /// # Errors
+    /// [`Error::BadSocket`].
+    pub fn set_send_buffer(&mut self, id: SocketId, bytes: usize) -> Result<(), Error> {
+        self.sock_mut(id)?.sndbuf = bytes.max(SEND_BUFFER_MIN);
+        self.wake(id, want::WRITE);
+        Ok(())
+    }
+
+    /// Sets the effective receive buffer, bytes; at least 1152. Congestion is looked at again
+    /// with the next change of the queue.
+    ///
+    /// # Errors
+    /// [`Error::BadSocket`].
+    pub fn set_recv_buffer(&mut self, id: SocketId, bytes: usize) -> Result<(), Error> {
+        self.sock_mut(id)?.rcvbuf = bytes.max(RECV_BUFFER_MIN);
+        Ok(())
+    }
+
+    /// Switches congestion monitoring.
+    ///
+    /// # Errors
+    /// [`Error::BadSocket`].
+    pub fn set_cong_monitor(&mut self, id: SocketId, on: bool) -> Result<(), Error> {
+        let sock = self.sock_mut(id)?;
+        sock.monitor = on;
+        if !on {
+            // The port's own bit stays as accounting left it [B-10].
+            sock.wait_mask = 0;
+            sock.notify_mask = 0;
+        }
+        Ok(())
+    }
+
+    /// Switches time stamps of received messages.
+    ///
+    /// # Errors
+    /// [`Error::BadSocket`].
+    pub fn set_timestamp(&mut self, id: SocketId, on: bool) -> Result<(), Error> {
+        self.sock_mut(id)?.timestamp = on;
+        Ok(())
+    }
+
+    /// Switches receive path latency; a count of 0 ends it.
+    ///
+    /// # Errors
+    /// [`Error::BadSocket`]; [`Error::Fault`] for a count above 3 or a position above 2, which
+    /// leaves it off.
+    pub fn set_latency_trace(&mut self, id: SocketId, trace: LatencyTrace) -> Result<(), Error> {
+        let sock = self.sock_mut(id)?;
+        if trace.count > 3 {
+            return Err(Error::Fault);
+        }
+        sock.latency = None;
+        if trace.positions.iter().take(usize::from(trace.count)).any(|p| *p > 2) {
+            return Err(Error::Fault);
+        }
+        sock.latency = (trace.count > 0).then_some(trace);
+        Ok(())
+    }
+
+    /// Allows zero-copy sends and their completions (SO_ZEROCOPY).
+    ///
+    /// # Errors
+    /// [`Error::BadSocket`].
+    pub fn set_zerocopy(&mut self, id: SocketId, on: bool) -> Result<(), Error> {
+        self.sock_mut(id)?.zerocopy = on;
+        Ok(())
+    }
+
+    /// Switches RDS_RECVERR; affects RDMA operations only.
+    ///
+    /// # Errors
+    /// [`Error::BadSocket`].
+    pub fn set_recverr(&mut self, id: SocketId, on: bool) -> Result<(), Error> {
+        self.sock_mut(id)?.recverr = on;
+        Ok(())
+    }
+
+    /// Tells whether RDS_RECVERR is on.
+    ///
+    /// # Errors
+    /// [`Error::BadSocket`].
+    pub fn recverr(&self, id: SocketId) -> Result<bool, Error> {
+        self.sock(id).map(|s| s.recverr)
+    }
+
+    /// Chooses the transport before bind by its number.
+    ///
+    /// # Errors
+    /// [`Error::NotSupported`] when there is one already; [`Error::BadValue`] for a number that
+    /// is none; [`Error::NoSuchOption`] for one that this node does not have.
+    pub fn set_transport(&mut self, id: SocketId, number: i32) -> Result<(), Error> {
+        let sock = self.sock_mut(id)?;
+        if sock.transport.is_some() {
+            return Err(Error::NotSupported);
+        }
+        match number {
+            2 => sock.transport = Some(Transport::Tcp),
+            0 | 1 => return Err(Error::NoSuchOption),
+            _ => return Err(Error::BadValue),
+        }
+        Ok(())
+    }
+
+    /// Transport of the socket, if it has one.
+    ///
+    /// # Errors
+    /// [`Error::BadSocket`].
+    pub fn transport(&self, id: SocketId) -> Result<Option<Transport>, Error> {
+        self.sock(id).map(|s| s.transport)
+    }
+}
+
+/// Makes an endpoint of any address.
+pub(super) fn endpoint(addr: SocketAddr) -> Endpoint {
+    let scope = match addr {
+        SocketAddr::V4(_) => 0,
+        SocketAddr::V6(v6) => {
+            if needs_scope(*v6.ip()) {
+                v6.scope_id()
+            } else {
+                0
+            }
+        }
+    };
+    Endpoint { addr: mapped(addr.ip()), port: addr.port(), scope }
+}
+
+/// The same, `None` unless it names one host and has its scope.
+pub(super) fn checked_endpoint(addr: SocketAddr) -> Option<Endpoint> {
+    let at = endpoint(addr);
+    let ok = is_unicast(at.addr) && !(needs_scope(at.addr) && at.scope == 0);
+    ok.then_some(at)
+}

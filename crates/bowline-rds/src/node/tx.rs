@@ -1,0 +1,454 @@
+//! What goes out on a link, and when it is released. Spec: `docs/spec/rds.md`, sections 2.6, 3.4
+//! and 5.3.
+
+use std::sync::Arc;
+
+use bowline_wire::rds::{Flags, HEADER_LEN, Header, MAP_LEN};
+
+use super::Node;
+use crate::conn::{Gate, Peer};
+use crate::ids::{ConnId, LinkId};
+use crate::link::{LinkState, Op};
+use crate::path::{PathState, mark};
+use crate::time::Instant;
+use crate::txlog::TxBatch;
+
+/// Most pieces of one batch, below the system's limit of one write.
+const PIECES_MAX: usize = 256;
+
+impl Node {
+    /// Tells the driver that a link has something to write, once.
+    pub(super) fn signal_transmit(&mut self, id: LinkId) {
+        if let Some(link) = self.links.get_mut(id.0)
+            && link.state == LinkState::Serving
+            && !(link.tx.busy || link.tx.blocked || link.tx.signalled)
+        {
+            link.tx.signalled = true;
+            self.outputs.push_back(crate::api::Output::Transmit { link: id });
+        }
+    }
+
+    /// The link that carries a connection's maps: that of its lowest path in service.
+    fn map_link(&self, conn: ConnId) -> Option<LinkId> {
+        let conn = self.conns.get(conn.0)?;
+        conn.paths.iter().find(|p| p.state == PathState::Up).and_then(|p| p.link)
+    }
+
+    /// Has a due map sent.
+    pub(super) fn signal_map(&mut self, conn: ConnId) {
+        if let Some(link) = self.map_link(conn) {
+            self.signal_transmit(link);
+        }
+    }
+
+    /// Bytes that wait to be written on a link.
+    pub fn queued_bytes(&self, id: LinkId) -> usize {
+        let Some(link) = self.link(id) else { return 0 };
+        let waiting = link
+            .path
+            .and_then(|p| self.conn(link.conn)?.paths.get(usize::from(p)))
+            .filter(|p| p.link == Some(id))
+            .map_or(0, |p| p.unplanned_bytes());
+        (link.tx.plan_bytes + waiting) as usize
+    }
+
+    /// Fills `batch` with up to about `max_bytes` to write on a link and marks the link busy until
+    /// [`transmitted`](Self::transmitted). Returns the bytes; 0 when there is nothing, a write is
+    /// in progress, or TCP is full.
+    pub fn poll_transmit(
+        &mut self,
+        now: Instant,
+        id: LinkId,
+        batch: &mut TxBatch,
+        max_bytes: usize,
+    ) -> usize {
+        self.now = now;
+        batch.clear();
+        let Some(link) = self.links.get_mut(id.0) else { return 0 };
+        link.tx.signalled = false;
+        if link.state != LinkState::Serving || link.tx.busy || link.tx.blocked {
+            return 0;
+        }
+        self.plan(id, max_bytes as u64);
+        let Some(link) = self.links.get_mut(id.0) else { return 0 };
+        let path = link.path.and_then(|p| self.conns.get(link.conn.0)?.paths.get(usize::from(p)));
+        for op in &link.tx.plan {
+            let room = max_bytes.saturating_sub(batch.len()) as u64;
+            if room == 0 || batch.pieces() >= PIECES_MAX {
+                break;
+            }
+            match op {
+                Op::Inline { bytes, from } => {
+                    let to = bytes.len().min(from + room as usize);
+                    batch.push(Arc::clone(bytes), *from, to);
+                }
+                Op::Log { from, to } => {
+                    if let Some(path) = path {
+                        path.log.collect(*from, (*to).min(from + room), batch);
+                    }
+                }
+            }
+        }
+        if batch.is_empty() {
+            return 0;
+        }
+        link.tx.busy = true;
+        link.tx.in_flight = batch.len() as u64;
+        batch.len()
+    }
+
+    /// Commits frames to the wire until the plan is `max` bytes long or nothing is left.
+    fn plan(&mut self, id: LinkId, max: u64) {
+        let is_map_link = {
+            let Some(link) = self.links.get(id.0) else { return };
+            let Some(conn) = self.conns.get(link.conn.0) else { return };
+            conn.map_due && self.map_link(link.conn) == Some(id)
+        };
+        let Some(link) = self.links.get_mut(id.0) else { return };
+        let Some(conn) = self.conns.get_mut(link.conn.0) else { return };
+        let Some(index) = link.path else { return };
+        if link.tx.plan_bytes >= max {
+            return;
+        }
+        if link.hello.needed && !link.hello.sent {
+            link.hello.sent = true;
+            let expected = conn.paths.get(usize::from(index)).map_or(0, |p| p.rx_expected);
+            let probe = Header {
+                ack: expected.saturating_sub(1),
+                sport: bowline_wire::rds::PROBE_PORT,
+                ext: super::handshake::extensions(&self.config, index),
+                ..Header::default()
+            };
+            self.stats.send_pong += 1;
+            link.push_inline(probe.to_bytes().to_vec());
+            link.ack_sent();
+        }
+        if is_map_link {
+            conn.map_due = false;
+            // A bowline peer reads the version in h_ack; a kernel ignores it.
+            let ack = if conn.peer.is_bowline() { self.map_version } else { 0 };
+            let header =
+                Header { ack, len: MAP_LEN as u32, flags: Flags::CONG_BITMAP, ..Header::default() };
+            let mut bytes = Vec::with_capacity(HEADER_LEN + MAP_LEN);
+            bytes.extend_from_slice(&header.to_bytes());
+            self.homes[conn.home].map.emit(&mut bytes);
+            link.push_inline(bytes);
+        }
+        let Some(path) = conn.paths.get_mut(usize::from(index)) else { return };
+        let gated = conn.gate.as_ref().is_some_and(|g| index >= g.first);
+        let hold = link.hello.pending() || link.shy || gated;
+        let more = !hold && path.planned < path.queue.len();
+        if link.rx.ack_now || (link.rx.ack_owed > 0 && (more || !link.tx.plan.is_empty())) {
+            let ack = Header { ack: path.rx_expected.saturating_sub(1), ..Header::default() };
+            self.stats.acks_sent += 1;
+            link.push_inline(ack.to_bytes().to_vec());
+            link.ack_sent();
+        }
+        if !more {
+            return;
+        }
+        while link.tx.plan_bytes < max {
+            let Some(msg) = path.queue.get_mut(path.planned) else { break };
+            path.planned += 1;
+            if msg.has(mark::CANCELLED) {
+                continue;
+            }
+            let start = link.tx.written + link.tx.plan_bytes;
+            msg.stream_start = start;
+            link.last_start = start;
+            link.last_end = start + msg.frame_len();
+            if msg.has(mark::RETRANS) {
+                self.stats.retransmits += 1;
+                let head = retransmit_header(path, path.planned - 1, conn.peer.is_bowline());
+                let Some(msg) = path.queue.get(path.planned - 1) else { break };
+                let from = msg.log_start + HEADER_LEN as u64;
+                let to = from + u64::from(msg.len);
+                link.push_inline(head);
+                if to > from {
+                    link.push_log(from, to);
+                }
+            } else {
+                let (from, to) = (msg.log_start, msg.log_start + msg.frame_len());
+                link.push_log(from, to);
+            }
+        }
+    }
+
+    /// Ends a write: `written` bytes went to TCP; `blocked` when it takes no more for now.
+    pub fn transmitted(&mut self, now: Instant, id: LinkId, written: usize, blocked: bool) {
+        self.now = now;
+        let Some(link) = self.links.get_mut(id.0) else { return };
+        if !link.tx.busy {
+            return;
+        }
+        let partial = (written as u64) < link.tx.in_flight;
+        link.tx.busy = false;
+        link.tx.in_flight = 0;
+        link.tx.written += written as u64;
+        link.tx.plan_bytes -= written as u64;
+        let mut rest = written as u64;
+        while rest > 0 {
+            let Some(op) = link.tx.plan.front_mut() else { break };
+            let n = op.len().min(rest);
+            rest -= n;
+            if n == op.len() {
+                link.tx.plan.pop_front();
+                continue;
+            }
+            match op {
+                Op::Log { from, .. } => *from += n,
+                Op::Inline { from, .. } => *from += n as usize,
+            }
+        }
+        if blocked {
+            link.tx.blocked = true;
+            self.stats.tcp_sndbuf_full += 1;
+        }
+        if partial {
+            self.unplan_unstarted(id);
+        }
+        self.pop_cancelled_front(id);
+        if !blocked && self.queued_bytes(id) > 0 {
+            self.signal_if_able(id);
+        }
+    }
+
+    /// Signals unless messages have to wait for something else.
+    fn signal_if_able(&mut self, id: LinkId) {
+        let Some(link) = self.links.get(id.0) else { return };
+        let gated = link.path.is_some_and(|index| {
+            let gate = self.conns.get(link.conn.0).and_then(|c| c.gate.as_ref());
+            gate.is_some_and(|g| index >= g.first)
+        });
+        if link.tx.plan_bytes > 0 || !(link.hello.pending() || link.shy || gated) {
+            self.signal_transmit(id);
+        }
+    }
+
+    /// Takes messages of which no byte was written out of the plan again, so that they can still
+    /// be cancelled and are not flagged if the connection breaks.
+    fn unplan_unstarted(&mut self, id: LinkId) {
+        let Some(link) = self.links.get_mut(id.0) else { return };
+        let Some(path) =
+            link.path.and_then(|p| self.conns.get_mut(link.conn.0)?.paths.get_mut(usize::from(p)))
+        else {
+            return;
+        };
+        let mut end = link.tx.written + link.tx.plan_bytes;
+        while path.planned > 0 {
+            let Some(msg) = path.queue.get_mut(path.planned - 1) else { break };
+            if msg.has(mark::CANCELLED) && msg.stream_start == crate::path::UNPLANNED {
+                path.planned -= 1;
+                continue;
+            }
+            if msg.stream_start < link.tx.written || msg.stream_start + msg.frame_len() != end {
+                break;
+            }
+            end = msg.stream_start;
+            msg.stream_start = crate::path::UNPLANNED;
+            path.planned -= 1;
+        }
+        let mut cut = link.tx.written + link.tx.plan_bytes - end;
+        link.tx.plan_bytes -= cut;
+        while cut > 0 {
+            let Some(op) = link.tx.plan.back_mut() else { break };
+            let n = op.len().min(cut);
+            cut -= n;
+            match op {
+                Op::Log { to, .. } if n < *to => *to -= n,
+                _ => {}
+            }
+            if op.len() == 0 || matches!(op, Op::Inline { .. }) {
+                link.tx.plan.pop_back();
+            }
+        }
+    }
+
+    fn pop_cancelled_front(&mut self, id: LinkId) {
+        let Some(link) = self.links.get_mut(id.0) else { return };
+        let Some(path) =
+            link.path.and_then(|p| self.conns.get_mut(link.conn.0)?.paths.get_mut(usize::from(p)))
+        else {
+            return;
+        };
+        while path.planned > 0
+            && path
+                .queue
+                .front()
+                .is_some_and(|m| m.has(mark::CANCELLED) && m.stream_start == crate::path::UNPLANNED)
+        {
+            path.pop_front(&mut self.pool);
+        }
+    }
+
+    /// TCP takes bytes again.
+    pub fn handle_writable(&mut self, now: Instant, id: LinkId) {
+        self.now = now;
+        let Some(link) = self.links.get_mut(id.0) else { return };
+        if link.tx.blocked {
+            link.tx.blocked = false;
+            self.signal_transmit(id);
+        }
+    }
+
+    /// Tells whether messages on this link are released by TCP's own acknowledgements.
+    pub fn wants_tcp_ack(&self, id: LinkId) -> bool {
+        let Some(link) = self.link(id) else { return false };
+        link.state == LinkState::Serving
+            && link.tx.acked < link.tx.written
+            && self.conn(link.conn).is_some_and(|c| !c.peer.is_bowline())
+    }
+
+    /// Lists the links of which [`wants_tcp_ack`](Self::wants_tcp_ack) is true.
+    pub fn links_wanting_tcp_ack(&self, out: &mut Vec<LinkId>) {
+        out.extend(
+            self.links.iter().map(|(id, _)| LinkId(id)).filter(|id| self.wants_tcp_ack(*id)),
+        );
+    }
+
+    /// TCP reports how many written bytes are not acknowledged yet.
+    pub fn handle_tcp_acked(&mut self, now: Instant, id: LinkId, unacked_bytes: u64) {
+        self.now = now;
+        let Some(link) = self.links.get_mut(id.0) else { return };
+        let acked = link.tx.written.saturating_sub(unacked_bytes);
+        if acked > link.tx.acked {
+            link.tx.acked = acked;
+            self.stats.tcp_write_space_calls += 1;
+            self.release_by_tcp(id);
+        }
+    }
+
+    /// Releases what TCP has acknowledged, where that is what counts.
+    pub(super) fn release_by_tcp(&mut self, id: LinkId) {
+        let Some(link) = self.links.get(id.0) else { return };
+        let (conn_id, acked) = (link.conn, link.tx.acked);
+        let Some(index) = link.path else { return };
+        if !link.confirmed {
+            return;
+        }
+        loop {
+            let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
+            if conn.peer != Peer::Kernel {
+                return;
+            }
+            let Some(path) = conn.paths.get_mut(usize::from(index)) else { return };
+            let Some(front) = path.queue.front().filter(|_| path.planned > 0) else { break };
+            let unplanned = front.stream_start == crate::path::UNPLANNED;
+            if !unplanned && front.stream_start + front.frame_len() > acked {
+                break;
+            }
+            self.release_front(conn_id, index);
+        }
+        self.check_gate(conn_id);
+    }
+
+    /// Releases what a bowline peer has processed: everything up to `ack` [R-2020].
+    pub(super) fn release_by_ack(&mut self, conn_id: ConnId, index: u8, ack: u64) {
+        loop {
+            let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
+            let Some(path) = conn.paths.get_mut(usize::from(index)) else { return };
+            let Some(front) = path.queue.front() else { break };
+            // Nothing is released that has not been sent, whatever the peer says [R-2025].
+            let started = path.planned > 0 || front.has(mark::RETRANS | mark::CANCELLED);
+            if front.seq > ack || !started {
+                break;
+            }
+            // A frame of which a part is still to be written stays until that is done.
+            if let Some(link) = path.link.and_then(|l| self.links.get(l.0))
+                && front.stream_start != crate::path::UNPLANNED
+                && front.stream_start + front.frame_len() > link.tx.written + link.tx.in_flight
+            {
+                break;
+            }
+            self.release_front(conn_id, index);
+        }
+        self.check_gate(conn_id);
+    }
+
+    fn release_front(&mut self, conn_id: ConnId, index: u8) {
+        let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
+        let Some(path) = conn.paths.get_mut(usize::from(index)) else { return };
+        let Some(msg) = path.pop_front(&mut self.pool) else { return };
+        if !msg.has(mark::CANCELLED) {
+            self.release_accounting(&msg);
+        }
+    }
+
+    /// Makes paths from `first` on wait for what is queued on those below.
+    pub(super) fn close_gate(&mut self, conn_id: ConnId, first: u8) {
+        let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
+        let until = conn.paths.iter().take(usize::from(first)).map(|p| p.next_tx_seq).collect();
+        conn.gate = Some(Gate { first, until });
+        self.check_gate(conn_id);
+    }
+
+    /// Opens the gate once everything it waits for is released.
+    pub(super) fn check_gate(&mut self, conn_id: ConnId) {
+        let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
+        let Some(gate) = &conn.gate else { return };
+        let through = gate
+            .until
+            .iter()
+            .zip(&conn.paths)
+            .all(|(until, path)| path.queue.front().is_none_or(|m| m.seq >= *until));
+        if through {
+            conn.gate = None;
+            let links: Vec<_> = conn.paths.iter().filter_map(|p| p.link).collect();
+            for link in links {
+                self.signal_transmit(link);
+            }
+        }
+    }
+
+    /// Payload bytes and messages that are queued or unacknowledged, over all peers.
+    pub fn unsent_total(&self) -> u64 {
+        self.conns
+            .iter()
+            .flat_map(|(_, c)| &c.paths)
+            .flat_map(|p| &p.queue)
+            .filter(|m| m.socket.is_some() && !m.has(mark::CANCELLED))
+            .map(|m| m.frame_len())
+            .sum()
+    }
+}
+
+/// The header of a message that goes out again, with its flag.
+fn retransmit_header(path: &crate::path::Path, at: usize, bowline: bool) -> Vec<u8> {
+    let Some(msg) = path.queue.get(at) else { return Vec::new() };
+    let mut batch = TxBatch::default();
+    path.log.collect(msg.log_start, msg.log_start + HEADER_LEN as u64, &mut batch);
+    let mut bytes = Vec::with_capacity(HEADER_LEN);
+    batch.slices().for_each(|s| bytes.extend_from_slice(s));
+    if let Ok(mut header) = Header::parse(&bytes) {
+        header.flags = Flags::RETRANSMITTED;
+        if bowline {
+            header.flags = header.flags.with(Flags::ACK_REQUIRED);
+        }
+        bytes = header.to_bytes().to_vec();
+    }
+    bytes
+}
+
+impl crate::link::Link {
+    fn push_inline(&mut self, bytes: Vec<u8>) {
+        self.tx.plan_bytes += bytes.len() as u64;
+        self.tx.plan.push_back(Op::Inline { bytes: Arc::new(bytes), from: 0 });
+    }
+
+    fn push_log(&mut self, from: u64, to: u64) {
+        self.tx.plan_bytes += to - from;
+        if let Some(Op::Log { to: end, .. }) = self.tx.plan.back_mut()
+            && *end == from
+        {
+            *end = to;
+        } else {
+            self.tx.plan.push_back(Op::Log { from, to });
+        }
+    }
+
+    fn ack_sent(&mut self) {
+        self.rx.ack_owed = 0;
+        self.rx.ack_now = false;
+        self.rx.ack_asked = false;
+    }
+}

@@ -1,0 +1,149 @@
+//! A path: one lane of a connection, with its numbered queue. Spec: `docs/spec/rds.md`, section 3.
+//!
+//! ```text
+//!          connect, accept              established, accepted
+//!   Down ------------------> Connecting ---------------------> Up
+//!    ^                           | failed                       | drop
+//!    +---------------------------+------ Disconnecting <--------+
+//! ```
+//! `queue[..planned]` is what the kernel calls the retransmit list, the rest its send queue.
+
+use std::collections::VecDeque;
+
+use bowline_wire::rds::HEADER_LEN;
+
+use crate::ids::{LinkId, SocketId};
+use crate::time::Instant;
+use crate::txlog::{TxLog, TxPool};
+
+/// State of a path [spec section 3.2]. A node passes through `Resetting` and `Error` without
+/// stopping there; they are listed because the info interface knows them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u8)]
+pub enum PathState {
+    /// No TCP connection.
+    #[default]
+    Down = 0,
+    /// A TCP connection is being opened.
+    Connecting = 1,
+    /// The TCP connection is being emptied before it is closed.
+    Disconnecting = 2,
+    /// In service.
+    Up = 3,
+    /// A newer TCP connection replaces the present one.
+    Resetting = 4,
+    /// To be dropped.
+    Error = 5,
+}
+
+/// Bits of [`TxMsg::marks`].
+pub(crate) mod mark {
+    /// Was started on an earlier TCP connection [R-321].
+    pub(crate) const RETRANS: u8 = 1;
+    /// Asks for an acknowledgement.
+    pub(crate) const ACK_REQUIRED: u8 = 2;
+    /// Removed by cancel or close; goes out only if started already [R-226].
+    pub(crate) const CANCELLED: u8 = 4;
+    /// Carries a completion cookie.
+    pub(crate) const ZCOPY: u8 = 8;
+    /// A pong, which counts against the limit of pongs.
+    pub(crate) const PONG: u8 = 16;
+}
+
+/// Not yet planned on the present TCP connection.
+pub(crate) const UNPLANNED: u64 = u64::MAX;
+
+/// One message of a path's queue. Its frame lies in the path's log.
+#[derive(Clone, Debug)]
+pub(crate) struct TxMsg {
+    pub(crate) seq: u64,
+    /// Offset of the frame in the log.
+    pub(crate) log_start: u64,
+    /// Offset of the frame in the byte stream of the present link, or [`UNPLANNED`].
+    pub(crate) stream_start: u64,
+    pub(crate) socket: Option<SocketId>,
+    pub(crate) len: u32,
+    pub(crate) cookie: u32,
+    pub(crate) sport: u16,
+    pub(crate) dport: u16,
+    pub(crate) marks: u8,
+}
+
+impl TxMsg {
+    pub(crate) const fn frame_len(&self) -> u64 {
+        HEADER_LEN as u64 + self.len as u64
+    }
+
+    pub(crate) const fn has(&self, mark: u8) -> bool {
+        self.marks & mark != 0
+    }
+}
+
+/// One lane of a connection.
+#[derive(Debug)]
+pub(crate) struct Path {
+    pub(crate) state: PathState,
+    pub(crate) link: Option<LinkId>,
+    pub(crate) next_tx_seq: u64,
+    /// What the info interface shows as the next expected number [R-602].
+    pub(crate) next_rx_seq: u64,
+    /// Next number taken from a bowline peer; 0: any. Numbers below it were processed already.
+    pub(crate) rx_expected: u64,
+    pub(crate) queue: VecDeque<TxMsg>,
+    /// Messages of `queue` that have been given to the present link.
+    pub(crate) planned: usize,
+    pub(crate) log: TxLog,
+    /// Payload bytes of messages not cancelled.
+    pub(crate) queued_bytes: u64,
+    pub(crate) pongs: usize,
+    pub(crate) unacked_packets: i64,
+    pub(crate) unacked_bytes: i64,
+    /// Present reconnect delay, ns [R-331].
+    pub(crate) delay: u64,
+    /// When the next attempt is due.
+    pub(crate) reconnect_at: Option<Instant>,
+    pub(crate) resets: u64,
+}
+
+impl Path {
+    pub(crate) fn new(first_sequence: u64) -> Self {
+        Self {
+            state: PathState::Down,
+            link: None,
+            next_tx_seq: first_sequence,
+            next_rx_seq: 0,
+            rx_expected: 0,
+            queue: VecDeque::new(),
+            planned: 0,
+            log: TxLog::default(),
+            queued_bytes: 0,
+            pongs: 0,
+            unacked_packets: 0,
+            unacked_bytes: 0,
+            delay: 0,
+            reconnect_at: None,
+            resets: 0,
+        }
+    }
+
+    /// Offset in the log up to which frames have been given to the link; what is queued lies
+    /// behind it.
+    pub(crate) fn unplanned_bytes(&self) -> u64 {
+        self.queue.get(self.planned).map_or(0, |m| self.log.tail() - m.log_start)
+    }
+
+    /// Removes the front message and its bytes.
+    pub(crate) fn pop_front(&mut self, pool: &mut TxPool) -> Option<TxMsg> {
+        let msg = self.queue.pop_front()?;
+        self.planned = self.planned.saturating_sub(1);
+        if msg.has(mark::PONG) {
+            self.pongs -= 1;
+        }
+        if !msg.has(mark::CANCELLED) {
+            self.queued_bytes -= u64::from(msg.len);
+        }
+        let keep = self.queue.front().map_or(self.log.tail(), |m| m.log_start);
+        self.log.release(pool, keep);
+        Some(msg)
+    }
+}

@@ -1,0 +1,244 @@
+//! Received bytes: pooled buffers that messages share, so that a payload is copied once, from the
+//! read buffer to the application.
+
+use std::sync::Arc;
+
+/// Capacity of a pooled read buffer, bytes.
+pub const RX_BUF_LEN: usize = 256 << 10;
+/// Most pooled buffers alive at once. What is read beyond that is copied into buffers of its size,
+/// so that slow readers pin at most 16 MiB more than they are due.
+const POOL_MAX: usize = 64;
+/// Buffers kept while nobody uses them.
+const POOL_KEEP: usize = 4;
+
+/// A buffer being filled; only its owner sees it.
+#[derive(Debug)]
+pub struct RxBufMut {
+    buf: Arc<Vec<u8>>,
+    pooled: bool,
+}
+
+impl RxBufMut {
+    /// The empty vector to read into; its spare capacity is [`RX_BUF_LEN`].
+    pub fn vec(&mut self) -> &mut Vec<u8> {
+        Arc::get_mut(&mut self.buf).expect("a buffer being filled is not shared")
+    }
+}
+
+/// What one read brought.
+#[derive(Clone, Debug)]
+pub struct RxBuf {
+    buf: Arc<Vec<u8>>,
+    share: bool,
+}
+
+impl RxBuf {
+    /// Wraps bytes that come from no pool.
+    pub fn from_vec(bytes: Vec<u8>) -> Self {
+        Self { buf: Arc::new(bytes), share: false }
+    }
+
+    /// The bytes.
+    #[inline]
+    pub fn bytes(&self) -> &[u8] {
+        &self.buf
+    }
+}
+
+/// Read buffers that are used again once no message refers to them.
+#[derive(Debug, Default)]
+pub struct RxPool {
+    slots: Vec<Arc<Vec<u8>>>,
+    next: usize,
+}
+
+impl RxPool {
+    /// Returns an empty buffer; allocates only when all pooled ones are in use.
+    pub fn get(&mut self) -> RxBufMut {
+        for _ in 0..self.slots.len() {
+            self.next = if self.next + 1 < self.slots.len() { self.next + 1 } else { 0 };
+            if Arc::strong_count(&self.slots[self.next]) == 1 {
+                let mut buf = self.slots.swap_remove(self.next);
+                if let Some(vec) = Arc::get_mut(&mut buf) {
+                    vec.clear();
+                    return RxBufMut { buf, pooled: true };
+                }
+            }
+        }
+        let pooled = self.slots.len() < POOL_MAX;
+        RxBufMut { buf: Arc::new(Vec::with_capacity(RX_BUF_LEN)), pooled }
+    }
+
+    /// Makes a filled buffer shareable.
+    pub fn freeze(&mut self, buf: RxBufMut) -> RxBuf {
+        // A buffer less than half full would pin more than it holds: its messages are copied out.
+        let share = buf.pooled && buf.buf.len() >= RX_BUF_LEN / 2;
+        if buf.pooled {
+            self.slots.push(Arc::clone(&buf.buf));
+        }
+        RxBuf { buf: buf.buf, share }
+    }
+
+    /// Takes back a buffer that was not used.
+    pub fn put_back(&mut self, buf: RxBufMut) {
+        if buf.pooled {
+            self.slots.push(buf.buf);
+        }
+    }
+
+    /// Frees buffers nobody uses, but for a few.
+    pub fn shrink(&mut self) {
+        let mut keep = POOL_KEEP;
+        self.slots.retain(|buf| {
+            if Arc::strong_count(buf) > 1 {
+                return true;
+            }
+            keep = keep.saturating_sub(1);
+            keep > 0
+        });
+        self.next = 0;
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Piece {
+    buf: Arc<Vec<u8>>,
+    start: u32,
+    len: u32,
+}
+
+impl Piece {
+    fn bytes(&self) -> &[u8] {
+        let start = self.start as usize;
+        &self.buf[start..start + self.len as usize]
+    }
+}
+
+/// A payload: pieces of the buffers it arrived in.
+#[derive(Clone, Debug, Default)]
+pub struct Rope {
+    first: Option<Piece>,
+    rest: Vec<Piece>,
+    len: usize,
+}
+
+impl Rope {
+    /// Length in bytes.
+    pub const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Tells whether the payload is empty.
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The bytes, piece by piece.
+    pub fn slices(&self) -> impl Iterator<Item = &[u8]> {
+        self.first.iter().chain(&self.rest).map(Piece::bytes)
+    }
+
+    /// Copies as much as fits; returns how much that was.
+    pub fn copy_to(&self, out: &mut [u8]) -> usize {
+        let mut at = 0;
+        for slice in self.slices() {
+            let n = slice.len().min(out.len() - at);
+            out[at..at + n].copy_from_slice(&slice[..n]);
+            at += n;
+            if at == out.len() {
+                break;
+            }
+        }
+        at
+    }
+
+    /// Makes a payload of one vector.
+    pub fn from_vec(bytes: Vec<u8>) -> Self {
+        let mut rope = Self::default();
+        if !bytes.is_empty() {
+            let len = bytes.len();
+            rope.push_piece(Piece {
+                buf: Arc::new(bytes),
+                start: 0,
+                len: u32::try_from(len).expect("a payload is shorter than 4 GiB"),
+            });
+        }
+        rope
+    }
+
+    fn push_piece(&mut self, piece: Piece) {
+        self.len += piece.len as usize;
+        if self.first.is_none() {
+            self.first = Some(piece);
+        } else {
+            self.rest.push(piece);
+        }
+    }
+
+    /// Appends bytes of a read buffer, shared when that pins no more than it is worth, else
+    /// copied; returns the bytes copied.
+    pub(crate) fn push(&mut self, from: &RxBuf, start: usize, len: usize) -> usize {
+        if len == 0 {
+            return 0;
+        }
+        if from.share {
+            // A read buffer is RX_BUF_LEN long, far below 4 GiB.
+            self.push_piece(Piece {
+                buf: Arc::clone(&from.buf),
+                start: start as u32,
+                len: len as u32,
+            });
+            return 0;
+        }
+        let bytes = &from.bytes()[start..start + len];
+        let last = self.rest.last_mut().or(self.first.as_mut());
+        if let Some(piece) = last
+            && let Some(vec) = Arc::get_mut(&mut piece.buf)
+            && piece.start as usize + piece.len as usize == vec.len()
+        {
+            // Small pieces grow one vector, so that a peer that sends byte by byte costs no more
+            // than the bytes it sent.
+            vec.extend_from_slice(bytes);
+            piece.len += len as u32;
+            self.len += len;
+        } else {
+            let buf = Arc::new(bytes.to_vec());
+            self.push_piece(Piece { buf, start: 0, len: len as u32 });
+        }
+        len
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_buffer_is_used_again_once_its_messages_are_gone() {
+        let mut pool = RxPool::default();
+        let mut buf = pool.get();
+        buf.vec().resize(RX_BUF_LEN, 7);
+        let at = buf.vec().as_ptr();
+        let full = pool.freeze(buf);
+        let mut rope = Rope::default();
+        assert_eq!(rope.push(&full, 10, 100), 0, "a full buffer is shared");
+        drop(full);
+        assert_ne!(pool.get().vec().as_ptr(), at, "pinned by the rope");
+        drop(rope);
+        let again: Vec<_> = (0..2).map(|_| pool.get().vec().as_ptr()).collect();
+        assert!(again.contains(&at));
+    }
+
+    #[test]
+    fn dribbled_bytes_grow_one_vector() {
+        let mut rope = Rope::default();
+        for i in 0..1000_u32 {
+            let one = RxBuf::from_vec(vec![i as u8]);
+            assert_eq!(rope.push(&one, 0, 1), 1);
+        }
+        assert_eq!(rope.slices().count(), 1);
+        let mut out = [0; 1001];
+        assert_eq!(rope.copy_to(&mut out), 1000);
+        assert!(out.iter().take(1000).enumerate().all(|(i, b)| *b == i as u8));
+    }
+}

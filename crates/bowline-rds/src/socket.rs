@@ -1,0 +1,144 @@
+//! A socket's own state.
+
+use std::collections::VecDeque;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
+
+use crate::ids::ConnId;
+use crate::rxbuf::Rope;
+use crate::time::Instant;
+
+/// Transport of a socket, with the kernel's numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transport {
+    /// RDMA.
+    #[doc(alias = "RDS_TRANS_IB")]
+    Ib = 0,
+    /// TCP.
+    #[doc(alias = "RDS_TRANS_TCP")]
+    Tcp = 2,
+    /// Within the node.
+    Loopback = 3,
+}
+
+/// An address and port with its interface scope; IPv4 is v4-mapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Endpoint {
+    pub(crate) addr: Ipv6Addr,
+    pub(crate) port: u16,
+    pub(crate) scope: u32,
+}
+
+impl Endpoint {
+    pub(crate) const fn is_v4(&self) -> bool {
+        self.addr.to_ipv4_mapped().is_some()
+    }
+
+    pub(crate) fn to_socket_addr(self) -> SocketAddr {
+        to_socket_addr(self.addr, self.port, self.scope)
+    }
+}
+
+/// Makes the form users see: IPv4 as IPv4.
+pub(crate) fn to_socket_addr(addr: Ipv6Addr, port: u16, scope: u32) -> SocketAddr {
+    match addr.to_ipv4_mapped() {
+        Some(v4) => SocketAddr::from((v4, port)),
+        None => SocketAddr::V6(SocketAddrV6::new(addr, port, 0, scope)),
+    }
+}
+
+/// Makes the form the core compares: 128 bits.
+pub(crate) fn mapped(addr: IpAddr) -> Ipv6Addr {
+    match addr {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped(),
+        IpAddr::V6(v6) => v6,
+    }
+}
+
+/// Tells whether an address names one host: the rule of bind and send for both families.
+pub(crate) fn is_unicast(addr: Ipv6Addr) -> bool {
+    match addr.to_ipv4_mapped() {
+        Some(v4) => !(v4.is_unspecified() || v4 == Ipv4Addr::BROADCAST || v4.is_multicast()),
+        None => !(addr.is_unspecified() || addr.is_multicast()),
+    }
+}
+
+/// Tells whether an address needs an interface scope.
+pub(crate) const fn needs_scope(addr: Ipv6Addr) -> bool {
+    addr.is_unicast_link_local()
+}
+
+/// Tells whether an address belongs to the loopback transport unless the node claims it.
+pub(crate) fn is_loopback(addr: Ipv6Addr) -> bool {
+    addr.is_loopback() || addr.to_ipv4_mapped().is_some_and(|v4| v4.is_loopback())
+}
+
+/// What a bound socket is bound to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bound {
+    pub(crate) at: Endpoint,
+    pub(crate) home: usize,
+    pub(crate) transport: Transport,
+    /// Hash of the port over all paths.
+    pub(crate) hash: u32,
+}
+
+/// A message waiting for its reader.
+#[derive(Clone, Debug)]
+pub(crate) struct RecvMsg {
+    pub(crate) from: Endpoint,
+    pub(crate) seq: u64,
+    pub(crate) data: Rope,
+    pub(crate) conn: Option<ConnId>,
+    pub(crate) rdma_dest: Option<u64>,
+    pub(crate) queued_at: Option<Instant>,
+    /// First byte of header seen, header complete, queued.
+    pub(crate) trace: Option<[Instant; 3]>,
+}
+
+/// Receive path latency request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LatencyTrace {
+    /// Positions asked for.
+    pub count: u8,
+    /// Which of the three intervals each is, 0 to 2.
+    pub positions: [u8; 3],
+}
+
+/// Interest bits of a waiting user.
+pub(crate) mod want {
+    pub(crate) const READ: u8 = 1;
+    pub(crate) const WRITE: u8 = 2;
+}
+
+/// One socket.
+#[derive(Debug)]
+pub(crate) struct Sock {
+    pub(crate) bound: Option<Bound>,
+    pub(crate) dest: Option<Endpoint>,
+    pub(crate) transport: Option<Transport>,
+    pub(crate) sndbuf: usize,
+    pub(crate) rcvbuf: usize,
+    pub(crate) snd_bytes: usize,
+    pub(crate) snd_msgs: usize,
+    pub(crate) rcv_bytes: usize,
+    pub(crate) queue: VecDeque<RecvMsg>,
+    /// This socket's port is marked in its address's map.
+    pub(crate) congested: bool,
+    pub(crate) interest: u8,
+    /// A send was refused because of congestion since the last poll.
+    pub(crate) seen_congestion: bool,
+    pub(crate) monitor: bool,
+    pub(crate) wait_mask: u64,
+    pub(crate) notify_mask: u64,
+    /// Congestion generation at the last poll.
+    pub(crate) poll_generation: u64,
+    pub(crate) timestamp: bool,
+    pub(crate) latency: Option<LatencyTrace>,
+    pub(crate) zerocopy: bool,
+    pub(crate) recverr: bool,
+    pub(crate) completions: VecDeque<Vec<u32>>,
+    /// Last destination and its connection.
+    pub(crate) route: Option<(Ipv6Addr, u32, ConnId)>,
+    pub(crate) hash_init: u32,
+    pub(crate) inode: u64,
+}

@@ -1,0 +1,195 @@
+//! What a path has to send: a log of encoded frames that is staging area and retransmit copy at
+//! once, so that a payload is copied once, from the application into the log.
+//!
+//! ```text
+//!   head                   cursor of the link                      tail
+//!    |  started, not acked   |  not started                          |
+//!    v                       v                                       v
+//!   [chunk 4 KiB][chunk 128 KiB          ][chunk 128 KiB             ]
+//! ```
+//! Chunks are shared with writes in progress and never changed once shared: an append to a shared
+//! chunk starts a new one.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+const SMALL: usize = 4 << 10;
+const LARGE: usize = 128 << 10;
+/// Chunks of each size kept for later.
+const KEEP: usize = 64;
+
+/// Free chunks of a node.
+#[derive(Debug, Default)]
+pub(crate) struct TxPool {
+    small: Vec<Arc<Vec<u8>>>,
+    large: Vec<Arc<Vec<u8>>>,
+}
+
+impl TxPool {
+    fn get(&mut self, large: bool) -> Arc<Vec<u8>> {
+        let (pool, size) = if large { (&mut self.large, LARGE) } else { (&mut self.small, SMALL) };
+        pool.pop().unwrap_or_else(|| Arc::new(Vec::with_capacity(size)))
+    }
+
+    fn put(&mut self, mut chunk: Arc<Vec<u8>>) {
+        // A chunk that a write still refers to is freed by that write.
+        let Some(vec) = Arc::get_mut(&mut chunk) else { return };
+        vec.clear();
+        let pool = if vec.capacity() >= LARGE { &mut self.large } else { &mut self.small };
+        if pool.len() < KEEP {
+            pool.push(chunk);
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Chunk {
+    base: u64,
+    buf: Arc<Vec<u8>>,
+}
+
+impl Chunk {
+    fn end(&self) -> u64 {
+        self.base + self.buf.len() as u64
+    }
+}
+
+/// An append-only byte log whose front is released.
+#[derive(Debug, Default)]
+pub(crate) struct TxLog {
+    chunks: VecDeque<Chunk>,
+    tail: u64,
+}
+
+impl TxLog {
+    /// Offset at which the next byte will lie.
+    pub(crate) const fn tail(&self) -> u64 {
+        self.tail
+    }
+
+    /// Appends bytes.
+    #[inline]
+    pub(crate) fn append(&mut self, pool: &mut TxPool, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            if let Some(last) = self.chunks.back_mut()
+                && let Some(vec) = Arc::get_mut(&mut last.buf)
+                && vec.len() < vec.capacity()
+            {
+                let n = bytes.len().min(vec.capacity() - vec.len());
+                let (now, later) = bytes.split_at(n);
+                vec.extend_from_slice(now);
+                self.tail += n as u64;
+                bytes = later;
+                continue;
+            }
+            let large = !self.chunks.is_empty() || bytes.len() > SMALL;
+            self.chunks.push_back(Chunk { base: self.tail, buf: pool.get(large) });
+        }
+    }
+
+    /// Forgets everything before `offset`.
+    pub(crate) fn release(&mut self, pool: &mut TxPool, offset: u64) {
+        while let Some(front) = self.chunks.front() {
+            if front.end() > offset {
+                return;
+            }
+            if let Some(chunk) = self.chunks.pop_front() {
+                pool.put(chunk.buf);
+            }
+        }
+    }
+
+    /// Pushes the bytes from `from` to `to` on a batch.
+    pub(crate) fn collect(&self, from: u64, to: u64, batch: &mut TxBatch) {
+        let mut at = from;
+        let first = self.chunks.partition_point(|c| c.end() <= from);
+        for chunk in self.chunks.iter().skip(first) {
+            if at >= to {
+                break;
+            }
+            let start = (at - chunk.base) as usize;
+            let end = (to.min(chunk.end()) - chunk.base) as usize;
+            batch.push(Arc::clone(&chunk.buf), start, end);
+            at = chunk.base + end as u64;
+        }
+        debug_assert!(at >= to, "the log holds what is planned");
+    }
+
+    /// Bytes of memory held.
+    pub(crate) fn memory(&self) -> usize {
+        self.chunks.iter().map(|c| c.buf.capacity()).sum()
+    }
+}
+
+/// Bytes for one write; refers to the log, so that writing needs no lock and no copy.
+#[derive(Debug, Default)]
+pub struct TxBatch {
+    pieces: Vec<(Arc<Vec<u8>>, usize, usize)>,
+    len: usize,
+}
+
+impl TxBatch {
+    /// Bytes in the batch.
+    pub const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Tells whether there is nothing to write.
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Forgets the contents, keeps the memory.
+    pub fn clear(&mut self) {
+        self.pieces.clear();
+        self.len = 0;
+    }
+
+    /// The bytes, piece by piece.
+    pub fn slices(&self) -> impl Iterator<Item = &[u8]> {
+        self.pieces.iter().map(|(buf, start, end)| &buf[*start..*end])
+    }
+
+    pub(crate) fn push(&mut self, buf: Arc<Vec<u8>>, start: usize, end: usize) {
+        self.len += end - start;
+        self.pieces.push((buf, start, end));
+    }
+
+    pub(crate) fn pieces(&self) -> usize {
+        self.pieces.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_write_in_progress_keeps_its_bytes() {
+        let mut pool = TxPool::default();
+        let mut log = TxLog::default();
+        log.append(&mut pool, b"first");
+        let mut batch = TxBatch::default();
+        log.collect(0, 5, &mut batch);
+        log.append(&mut pool, b"second");
+        log.release(&mut pool, 5);
+        assert_eq!(batch.slices().collect::<Vec<_>>(), [b"first"]);
+        let mut rest = TxBatch::default();
+        log.collect(5, 11, &mut rest);
+        assert_eq!(rest.slices().collect::<Vec<_>>(), [b"second"]);
+    }
+
+    #[test]
+    fn everything_released_leaves_no_memory() {
+        let mut pool = TxPool::default();
+        let mut log = TxLog::default();
+        log.append(&mut pool, &vec![1; 400_000]);
+        assert!(log.memory() >= 400_000);
+        log.release(&mut pool, 200_000);
+        let mut batch = TxBatch::default();
+        log.collect(200_000, 400_000, &mut batch);
+        assert_eq!(batch.len(), 200_000);
+        log.release(&mut pool, 400_000);
+        assert_eq!(log.memory(), 0);
+    }
+}
