@@ -1,1 +1,48 @@
-//! Drivers.
+//! Runs a sans-IO RDS node over real TCP connections.
+//!
+//! One [`Driver`] is one node: listeners on port 16385, the TCP connections the core asks for, one
+//! lock around the core, and one background thread. The data path has no thread hand-over:
+//!
+//! ```text
+//!   application thread            core (under the lock)        sockets
+//!   send ---- copy into log -----> Node::send
+//!        \--- 64 KiB or idle ----> poll_transmit ----- no lock -----> write
+//!   recv <--- message ------------ Node::recv
+//!        \--- nothing there -----> takes the poller role, reads the connections itself
+//!
+//!   helper thread: timers, unflushed rests, and the poller role while no application thread waits
+//! ```
+//!
+//! The lock is never held over a system call, with one exception that is named where it is made
+//! (reading how much TCP has acknowledged).
+//!
+//! A process must not `fork` and go on using a driver in the child: the background thread exists
+//! only in the parent.
+
+#![deny(unsafe_code)]
+
+mod calls;
+mod clock;
+mod config;
+mod dial;
+mod driver;
+mod error;
+mod flush;
+mod helper;
+mod link;
+mod listen;
+mod poller;
+mod read;
+mod shared;
+mod stats;
+mod sys;
+mod todo;
+mod waiters;
+
+pub use config::{DriverConfig, PollMode};
+pub use driver::{Driver, Patience};
+pub use error::Error;
+pub use stats::DriverStats;
+
+/// TCP port of RDS, the same on every node [spec 2.1].
+pub const RDS_TCP_PORT: u16 = 16_385;

@@ -1,0 +1,366 @@
+//! The socket calls: one attempt under the lock, and what to do when that is not enough.
+
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, MutexGuard};
+use std::task::{Context, Poll};
+
+use bowline_rds::{
+    Error as CoreError, Instant, Interest, LinkId, Received, RecvOpts, SendMsg, Sent, SocketId,
+};
+
+use crate::driver::Patience;
+use crate::error::Error;
+use crate::poller::{Attempt, Want};
+use crate::read::PARSE_BUDGET;
+use crate::shared::{Role, Shared, State};
+use crate::sys;
+
+/// Errors that waiting can cure.
+fn is_passing(error: CoreError) -> bool {
+    matches!(
+        error,
+        CoreError::QueueFull
+            | CoreError::Congested
+            | CoreError::HandshakePending
+            | CoreError::Empty
+    )
+}
+
+fn attempt<T>(result: Result<T, CoreError>) -> Attempt<Result<T, CoreError>> {
+    match result {
+        Err(error) if is_passing(error) => Attempt::Again,
+        done => Attempt::Done(done),
+    }
+}
+
+impl Shared {
+    fn deadline(&self, patience: Patience) -> Option<u64> {
+        match patience {
+            Patience::For(limit) => {
+                let limit = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
+                Some(self.clock.now().as_nanos().saturating_add(limit))
+            }
+            Patience::Never | Patience::Forever => None,
+        }
+    }
+
+    /// Does what is left to do after a call; nothing, mostly.
+    #[inline]
+    fn finish(&self, mut st: MutexGuard<'_, State>, flush: Option<LinkId>, own: Option<LinkId>) {
+        let arm = own.is_some() && Self::arm_flush(&mut st);
+        if let Some(output) = st.core.poll_output() {
+            self.with_scratch(|sc| {
+                self.collect_one(&mut st, sc, own, output);
+                self.collect(&mut st, sc, own);
+                drop(st);
+                sc.todo.flush.extend(flush);
+                sc.todo.wake_helper |= arm;
+                self.run(sc);
+            });
+        } else if arm || flush.is_some() {
+            drop(st);
+            self.with_scratch(|sc| {
+                sc.todo.flush.extend(flush);
+                sc.todo.wake_helper |= arm;
+                self.run(sc);
+            });
+        }
+    }
+
+    fn finish_send(&self, mut st: MutexGuard<'_, State>, sent: Sent) -> usize {
+        st.bytes_copied.0 += sent.len as u64;
+        let flush = self.gather(&mut st, &sent);
+        self.finish(st, flush, sent.link);
+        sent.len
+    }
+
+    pub(crate) fn send(
+        &self,
+        id: SocketId,
+        msg: &SendMsg<'_>,
+        patience: Patience,
+    ) -> Result<usize, Error> {
+        let mut st = self.lock();
+        if st.stop {
+            return Err(Error::ShutDown);
+        }
+        let now = st.at(self.clock.coarse());
+        let error = match st.core.send(now, id, msg) {
+            Ok(sent) => return Ok(self.finish_send(st, sent)),
+            Err(error) => error,
+        };
+        self.finish(st, None, None);
+        if !is_passing(error) {
+            return Err(error.into());
+        }
+        let want = Want { id, interest: Interest::WRITE, deadline: self.deadline(patience) };
+        let again = |st: &mut State, now: Instant| attempt(st.core.send(now, id, msg));
+        let sent = if patience == Patience::Never {
+            match self.glance(want, again) {
+                Attempt::Done(done) => done?,
+                Attempt::Again => {
+                    self.rearm(id, Interest::WRITE);
+                    return Err(error.into());
+                }
+            }
+        } else {
+            self.wait(want, again)??
+        };
+        Ok(self.finish_send(self.lock(), sent))
+    }
+
+    /// Sends messages until one has to wait; that one waits only when it is the first.
+    pub(crate) fn send_batch<'a>(
+        &self,
+        id: SocketId,
+        msgs: impl Iterator<Item = (Option<std::net::SocketAddr>, &'a [u8])>,
+        patience: Patience,
+    ) -> Result<usize, Error> {
+        let mut count = 0;
+        let blocking = patience != Patience::Never;
+        for (name, payload) in msgs {
+            let payload = [std::io::IoSlice::new(payload)];
+            let msg = SendMsg { name, payload: &payload, blocking, ..SendMsg::default() };
+            let patience = if count == 0 { patience } else { Patience::Never };
+            match self.send(id, &msg, patience) {
+                Ok(_) => count += 1,
+                Err(error) if count == 0 => return Err(error),
+                Err(_) => break,
+            }
+        }
+        Ok(count)
+    }
+
+    /// Takes the next message from the core, parsing what has come if that is needed.
+    #[inline]
+    fn take(
+        st: &mut State,
+        now: Instant,
+        id: SocketId,
+        opts: RecvOpts,
+    ) -> Result<Received, CoreError> {
+        let result = match st.core.recv(now, id, opts) {
+            Err(CoreError::Empty) if st.core.has_backlog() => {
+                let until = st.parked.is_empty().then_some(id);
+                st.core.process(now, until, PARSE_BUDGET);
+                st.core.recv(now, id, opts)
+            }
+            done => done,
+        };
+        if let Ok(received) = &result {
+            st.bytes_copied.1 += received.data.as_ref().map_or(0, |data| data.len() as u64);
+        }
+        result
+    }
+
+    pub(crate) fn recv(
+        &self,
+        id: SocketId,
+        opts: RecvOpts,
+        patience: Patience,
+    ) -> Result<Received, Error> {
+        let mut st = self.lock();
+        if st.stop {
+            return Err(Error::ShutDown);
+        }
+        let now = st.now;
+        match Self::take(&mut st, now, id, opts) {
+            Err(CoreError::Empty) => {}
+            done => {
+                self.finish(st, None, None);
+                return Ok(done?);
+            }
+        }
+        drop(st);
+        let want = Want { id, interest: Interest::READ, deadline: self.deadline(patience) };
+        let again = |st: &mut State, now: Instant| attempt(Self::take(st, now, id, opts));
+        if patience == Patience::Never {
+            match self.glance(want, again) {
+                Attempt::Done(done) => Ok(done?),
+                Attempt::Again => {
+                    self.rearm(id, Interest::READ);
+                    Err(CoreError::Empty.into())
+                }
+            }
+        } else {
+            Ok(self.wait(want, again)??)
+        }
+    }
+
+    /// Receives up to `max` messages, waiting for the first only.
+    pub(crate) fn recv_batch(
+        &self,
+        id: SocketId,
+        opts: RecvOpts,
+        max: usize,
+        patience: Patience,
+        mut each: impl FnMut(Received),
+    ) -> Result<usize, Error> {
+        if max == 0 {
+            return Ok(0);
+        }
+        each(self.recv(id, opts, patience)?);
+        let mut st = self.lock();
+        let now = st.now;
+        let mut count = 1;
+        while count < max {
+            let Ok(received) = Self::take(&mut st, now, id, opts) else { break };
+            each(received);
+            count += 1;
+        }
+        self.finish(st, None, None);
+        Ok(count)
+    }
+
+    /// Waits until `done` is true of the core.
+    pub(crate) fn wait_until(
+        &self,
+        id: SocketId,
+        interest: Interest,
+        patience: Patience,
+        mut done: impl FnMut(&mut State) -> Result<bool, CoreError>,
+    ) -> Result<(), Error> {
+        let want = Want { id, interest, deadline: self.deadline(patience) };
+        let mut attempt = |st: &mut State, _: Instant| match done(st) {
+            Ok(false) => Attempt::Again,
+            Ok(true) => Attempt::Done(Ok(())),
+            Err(error) => Attempt::Done(Err(error)),
+        };
+        if patience == Patience::Never {
+            return match self.glance(want, attempt) {
+                Attempt::Done(done) => Ok(done?),
+                Attempt::Again => {
+                    self.rearm(id, interest);
+                    Err(Error::TimedOut)
+                }
+            };
+        }
+        Ok(self.wait(want, &mut attempt)??)
+    }
+
+    /// One attempt for a task; when it fails, the task is woken when another is worth making.
+    pub(crate) fn poll<T>(
+        &self,
+        id: SocketId,
+        interest: Interest,
+        cx: &Context<'_>,
+        mut once: impl FnMut(&mut State, Instant) -> Result<T, CoreError>,
+    ) -> Poll<Result<T, Error>> {
+        self.with_scratch(|sc| {
+            let mut st = self.lock();
+            if st.stop {
+                return Poll::Ready(Err(Error::ShutDown));
+            }
+            let now = st.at(self.clock.now());
+            match once(&mut st, now) {
+                Err(error) if is_passing(error) => {}
+                done => {
+                    self.settle(st, sc);
+                    return Poll::Ready(done.map_err(Error::from));
+                }
+            }
+            if let Err(error) = st.core.register(id, interest) {
+                self.settle(st, sc);
+                return Poll::Ready(Err(error.into()));
+            }
+            let slot = st.socket_slot(id);
+            match slot.wakers.iter_mut().find(|(_, waker)| waker.will_wake(cx.waker())) {
+                Some((known, _)) => *known = *known | interest,
+                None => slot.wakers.push((interest, cx.waker().clone())),
+            }
+            let newly = !core::mem::replace(&mut slot.watched, true);
+            if newly {
+                st.watched += 1;
+            }
+            if newly || st.role == Role::Nobody {
+                sc.todo.wake_helper = true;
+            }
+            self.collect_dirty(&mut st, sc, 0);
+            self.settle(st, sc);
+            Poll::Pending
+        })
+    }
+
+    pub(crate) fn poll_send(
+        &self,
+        id: SocketId,
+        msg: &SendMsg<'_>,
+        cx: &Context<'_>,
+    ) -> Poll<Result<usize, Error>> {
+        let sent = self.poll(id, Interest::WRITE, cx, |st, now| st.core.send(now, id, msg));
+        sent.map(|sent| sent.map(|sent| self.finish_send(self.lock(), sent)))
+    }
+
+    pub(crate) fn poll_recv(
+        &self,
+        id: SocketId,
+        opts: RecvOpts,
+        cx: &Context<'_>,
+    ) -> Poll<Result<Received, Error>> {
+        self.poll(id, Interest::READ, cx, |st, now| Self::take(st, now, id, opts))
+    }
+
+    /// Makes the event descriptor of a socket tell of the next change, after a call found nothing.
+    /// Emptied under the lock: otherwise a change announced meanwhile could be wiped out.
+    fn rearm(&self, id: SocketId, interest: Interest) {
+        let mut st = self.lock();
+        let Some(fd) = st.find_socket(id).and_then(|slot| slot.event_fd.clone()) else { return };
+        let _ = st.core.register(id, interest | Interest::READ);
+        let readable = st.core.readiness(id).is_ok_and(|ready| ready.readable);
+        if let Some(slot) = st.find_socket(id)
+            && slot.signalled
+            && !readable
+        {
+            slot.signalled = false;
+            self.stats.eventfds.inc();
+            sys::unsignal(&fd);
+        }
+        self.with_scratch(|sc| self.settle(st, sc));
+    }
+
+    /// Returns the event descriptor of a socket, made when first asked for.
+    pub(crate) fn event_fd(&self, id: SocketId) -> Result<Arc<OwnedFd>, Error> {
+        let new = Arc::new(sys::event_fd().map_err(Error::os("making an event descriptor"))?);
+        let mut st = self.lock();
+        st.core.register(id, Interest::READ)?;
+        let readable = st.core.readiness(id)?.readable;
+        let slot = st.socket_slot(id);
+        if let Some(fd) = &slot.event_fd {
+            return Ok(Arc::clone(fd));
+        }
+        slot.event_fd = Some(Arc::clone(&new));
+        slot.signalled = readable;
+        if !core::mem::replace(&mut slot.watched, true) {
+            st.watched += 1;
+        }
+        if readable {
+            sys::signal(&new);
+        }
+        self.with_scratch(|sc| {
+            sc.todo.wake_helper = true;
+            self.settle(st, sc);
+        });
+        Ok(new)
+    }
+
+    /// Closes a socket; whoever waits for it gets an error.
+    pub(crate) fn close(&self, id: SocketId) {
+        self.with_scratch(|sc| {
+            let mut st = self.lock();
+            let now = st.at(self.clock.now());
+            st.core.close(now, id);
+            let slot = st.find_socket(id).map(core::mem::take).unwrap_or_default();
+            if slot.watched {
+                st.watched -= 1;
+            }
+            for entry in slot.entries {
+                if entry.waiter.mark() {
+                    sc.todo.unpark.push(entry.waiter);
+                    sc.todo.kick |= st.sleeping.is_some() && st.role == Role::App;
+                }
+            }
+            sc.todo.wakers.extend(slot.wakers.into_iter().map(|(_, waker)| waker));
+            self.settle(st, sc);
+        });
+    }
+}

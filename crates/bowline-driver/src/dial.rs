@@ -1,0 +1,144 @@
+//! Opens connections.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use bowline_rds::{CloseHow, CloseReason, LinkId};
+use rustix::io::Errno;
+use rustix::net::{bind, connect, getsockname, sockopt};
+
+use crate::link::{Link, reason};
+use crate::shared::{Shared, State};
+use crate::sys;
+use crate::todo::Scratch;
+
+/// Range of source ports tried, Linux's default for such ports.
+const PORT_FIRST: u16 = 32_768;
+const PORT_LAST: u16 = 60_999;
+/// Ports tried before the system chooses one.
+const PORT_TRIES: u16 = 32;
+
+impl Shared {
+    /// Begins the connection that the core asked for.
+    pub(crate) fn dial(
+        &self,
+        sc: &mut Scratch,
+        id: LinkId,
+        local: IpAddr,
+        remote: SocketAddr,
+        port_mod8: u8,
+    ) {
+        self.stats.setups.inc();
+        let (buffers, seed) = {
+            let st = self.lock();
+            (tcp_buffers(&st), self.clock.now().as_nanos())
+        };
+        let begun = (|| {
+            let fd = sys::tcp_socket(local)?;
+            sys::tune(&fd, remote.ip(), self.congestion_control.as_deref(), buffers);
+            bind_near(&fd, local, remote, port_mod8, seed)?;
+            match connect(&fd, &remote) {
+                Ok(()) | Err(Errno::INPROGRESS) => Ok(fd),
+                Err(errno) => Err(errno),
+            }
+        })();
+        match begun {
+            Ok(fd) => {
+                let link = Arc::new(Link::new(id, fd, remote));
+                self.adopt(sc, link);
+            }
+            Err(errno) => self.closed(sc, id, reason(errno)),
+        }
+    }
+
+    /// Puts a new connection where events find it, unless the core has given it up meanwhile.
+    pub(crate) fn adopt(&self, sc: &mut Scratch, link: Arc<Link>) {
+        let mut st = self.lock();
+        // An accepted connection may have to wait its turn from the start.
+        let refused = !st.core.wants_read(link.id);
+        let Some(slot) = st.slot(link.id) else {
+            drop(st);
+            return link.close(&self.epoll, CloseHow::Reset);
+        };
+        link.set_paused(refused && !slot.connecting);
+        slot.link = Some(Arc::clone(&link));
+        let token = token(link.id, slot.token);
+        if core::mem::take(&mut slot.wanted) {
+            sc.todo.flush.push(link.id);
+        }
+        drop(st);
+        // What is true already is reported as an event too.
+        if let Err(errno) = link.watch(&self.epoll, token) {
+            self.closed(sc, link.id, reason(errno));
+        }
+    }
+
+    /// Finds out how an attempt ended.
+    pub(crate) fn connected(&self, sc: &mut Scratch, link: &Arc<Link>) {
+        let error = match sockopt::socket_error(&link.fd) {
+            Ok(Ok(())) => None,
+            Ok(Err(errno)) | Err(errno) => Some(errno),
+        };
+        if let Some(errno) = error {
+            self.closed(sc, link.id, reason(errno));
+            return;
+        }
+        let local = getsockname(&link.fd).ok().and_then(|addr| SocketAddr::try_from(addr).ok());
+        let Some(local) = local else {
+            self.closed(sc, link.id, CloseReason::Reset);
+            return;
+        };
+        let mut st = self.lock();
+        let now = st.at(self.clock.now());
+        let Some(slot) = st.slot(link.id) else { return };
+        if !core::mem::take(&mut slot.connecting) {
+            return;
+        }
+        st.core.handle_connected(now, link.id, local);
+        self.collect(&mut st, sc, None);
+        drop(st);
+        // Whatever came with the establishment was announced by the same event.
+        self.read(sc, link);
+    }
+}
+
+/// Names a link in events: the table index, and a number to tell its users apart.
+pub(crate) fn token(id: LinkId, token: u32) -> u64 {
+    (id.index() as u64) << 32 | u64::from(token)
+}
+
+/// The sizes of TCP buffers that the sysctls ask for, 0 for the system's.
+pub(crate) fn tcp_buffers(st: &State) -> (u32, u32) {
+    let get = |name| st.core.sysctl(name).and_then(|v| u32::try_from(v).ok()).unwrap_or(0);
+    (get("net.rds.tcp.rds_tcp_sndbuf"), get("net.rds.tcp.rds_tcp_rcvbuf"))
+}
+
+/// Binds to `local` and, if possible, a port that tells the path by its remainder.
+fn bind_near(
+    fd: &std::os::fd::OwnedFd,
+    local: IpAddr,
+    remote: SocketAddr,
+    port_mod8: u8,
+    seed: u64,
+) -> Result<(), Errno> {
+    let at = |port| {
+        let mut addr = SocketAddr::new(local, port);
+        if let (SocketAddr::V6(addr), SocketAddr::V6(remote)) = (&mut addr, remote)
+            && addr.ip().is_unicast_link_local()
+        {
+            addr.set_scope_id(remote.scope_id());
+        }
+        addr
+    };
+    let groups = (PORT_LAST - PORT_FIRST + 1) / 8;
+    let start = (seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) % u64::from(groups);
+    for i in 0..PORT_TRIES {
+        let group = (start as u16 + i) % groups;
+        let port = PORT_FIRST + group * 8 + u16::from(port_mod8 % 8);
+        match bind(fd, &at(port)) {
+            Err(Errno::ADDRINUSE) => {}
+            done => return done,
+        }
+    }
+    bind(fd, &at(0))
+}

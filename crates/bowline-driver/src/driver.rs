@@ -1,0 +1,364 @@
+//! The handle on a node that runs.
+
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use bowline_rds::{
+    Error as CoreError, Event, Instant, Interest, Node, Received, RecvOpts, SendMsg, SocketId,
+};
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+
+use crate::clock::Clock;
+use crate::config::DriverConfig;
+use crate::error::Error;
+use crate::listen::Listener;
+use crate::poller::{TOKEN_KICK, TOKEN_LISTENER};
+use crate::shared::Shared;
+use crate::stats::DriverStats;
+use crate::{helper, sys};
+
+/// Time that peers have to close their side when a node shuts down.
+const LINGER: Duration = Duration::from_millis(500);
+/// Interval of looks while something has to come to its end.
+const PACE: Duration = Duration::from_millis(1);
+
+/// How long a call may wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Patience {
+    /// Not at all.
+    Never,
+    /// As long as it takes.
+    Forever,
+    /// Up to this long.
+    For(Duration),
+}
+
+/// A running node. Cloning gives another handle on the same node; the node ends with the last one.
+#[derive(Clone, Debug)]
+pub struct Driver {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    shared: Arc<Shared>,
+    helper: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl Inner {
+    /// Ends the background thread and makes every waiter leave.
+    fn stop(&self) {
+        let sh = &*self.shared;
+        sh.with_scratch(|sc| {
+            let mut st = sh.lock();
+            st.closing = true;
+            st.stop = true;
+            sc.todo.kick = true;
+            sc.todo.wake_helper = true;
+            for slot in &mut st.sockets {
+                for entry in &slot.entries {
+                    if entry.waiter.mark() {
+                        sc.todo.unpark.push(Arc::clone(&entry.waiter));
+                    }
+                }
+                sc.todo.wakers.extend(slot.wakers.drain(..).map(|(_, waker)| waker));
+            }
+            for listener in st.listeners.drain(..) {
+                listener.close(&sh.epoll);
+            }
+            drop(st);
+            sh.run(sc);
+        });
+        let helper = self.helper.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(helper) = helper
+            && helper.thread().id() != std::thread::current().id()
+        {
+            // It does not panic; if it did, the application is not to suffer for it.
+            let _ = helper.join();
+        }
+        let mut st = sh.lock();
+        st.links.clear();
+        st.hot = [None, None];
+        st.unread.clear();
+    }
+}
+
+impl Driver {
+    /// Opens the listeners and starts the background thread.
+    ///
+    /// # Errors
+    /// [`Error::PortTaken`] when somebody else has the RDS port on one of the addresses;
+    /// [`Error::Core`] with `AddrNotAvailable` when the machine does not have the address;
+    /// [`Error::Os`] when the system refuses descriptors or a thread.
+    pub fn start(config: DriverConfig) -> Result<Self, Error> {
+        let listeners = Listener::open(&config.core.addrs)?;
+        let make_fd = || sys::event_fd().map_err(Error::os("making an event descriptor"));
+        let fds = [
+            epoll::create(CreateFlags::CLOEXEC).map_err(Error::os("making an epoll descriptor"))?,
+            make_fd()?,
+            make_fd()?,
+        ];
+        let watching = Error::os("watching a descriptor");
+        epoll::add(&fds[0], &fds[1], EventData::new_u64(TOKEN_KICK), EventFlags::IN)
+            .map_err(&watching)?;
+        for (i, listener) in listeners.iter().enumerate() {
+            listener.watch(&fds[0], TOKEN_LISTENER + i as u64).map_err(&watching)?;
+        }
+        let core = Node::new(config.core.clone());
+        let shared = Arc::new(Shared::new(&config, core, fds, Clock::new()));
+        shared.lock().listeners = listeners.into_iter().map(Arc::new).collect();
+        let inner = Inner { shared: Arc::clone(&shared), helper: Mutex::new(None) };
+        let thread = std::thread::Builder::new()
+            .name("bowline-helper".into())
+            .spawn(move || helper::run(&shared))
+            .map_err(|error| Error::Os {
+                what: "starting the background thread",
+                errno: error.raw_os_error().unwrap_or(0),
+            })?;
+        *inner.helper.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    fn shared(&self) -> &Shared {
+        &self.inner.shared
+    }
+
+    /// Calls `f` with the core and the time, then does what the core wants done. For everything
+    /// that has no call of its own here; `f` runs under the node's lock and must not wait.
+    pub fn with_core<R>(&self, f: impl FnOnce(&mut Node, Instant) -> R) -> R {
+        let sh = self.shared();
+        sh.with_scratch(|sc| {
+            let mut st = sh.lock();
+            let now = st.at(sh.clock.now());
+            let result = f(&mut st.core, now);
+            sh.settle(st, sc);
+            result
+        })
+    }
+
+    /// Binds a socket. A node without addresses of its own takes every address of the machine.
+    ///
+    /// # Errors
+    /// Those of [`Node::bind`].
+    pub fn bind(&self, id: SocketId, addr: SocketAddr) -> Result<(), Error> {
+        let ip = addr.ip().to_canonical();
+        let vouch = self.shared().any_address && !ip.is_unspecified() && sys::is_local(ip);
+        self.with_core(|core, _| {
+            if vouch {
+                core.add_local(ip);
+            }
+            core.bind(id, addr)
+        })?;
+        Ok(())
+    }
+
+    /// Closes a socket; a thread that waits for it gets `BadSocket`.
+    pub fn close(&self, id: SocketId) {
+        self.shared().close(id);
+    }
+
+    /// Sends a message; it is copied, and on its way or soon will be, when this returns.
+    ///
+    /// # Errors
+    /// Those of [`Node::send`]; [`Error::TimedOut`] after `patience`; [`Error::ShutDown`].
+    #[inline]
+    pub fn send(
+        &self,
+        id: SocketId,
+        msg: &SendMsg<'_>,
+        patience: Patience,
+    ) -> Result<usize, Error> {
+        self.shared().send(id, msg, patience)
+    }
+
+    /// Sends messages, waiting for the first only; returns how many were taken.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send), for the first message.
+    pub fn send_batch<'a>(
+        &self,
+        id: SocketId,
+        msgs: impl Iterator<Item = (Option<SocketAddr>, &'a [u8])>,
+        patience: Patience,
+    ) -> Result<usize, Error> {
+        self.shared().send_batch(id, msgs, patience)
+    }
+
+    /// Receives a message or notification.
+    ///
+    /// # Errors
+    /// Those of [`Node::recv`]; [`Error::TimedOut`] after `patience`; [`Error::ShutDown`].
+    #[inline]
+    pub fn recv(
+        &self,
+        id: SocketId,
+        opts: RecvOpts,
+        patience: Patience,
+    ) -> Result<Received, Error> {
+        self.shared().recv(id, opts, patience)
+    }
+
+    /// Receives up to `max` messages and gives each to `each`; waits for the first only. `each`
+    /// runs under the node's lock but for the first.
+    ///
+    /// # Errors
+    /// As [`recv`](Self::recv), for the first message.
+    pub fn recv_batch(
+        &self,
+        id: SocketId,
+        opts: RecvOpts,
+        max: usize,
+        patience: Patience,
+        each: impl FnMut(Received),
+    ) -> Result<usize, Error> {
+        self.shared().recv_batch(id, opts, max, patience, each)
+    }
+
+    /// Sends for a task, which is woken when a refused message may be taken.
+    pub fn poll_send(
+        &self,
+        id: SocketId,
+        msg: &SendMsg<'_>,
+        cx: &Context<'_>,
+    ) -> Poll<Result<usize, Error>> {
+        self.shared().poll_send(id, msg, cx)
+    }
+
+    /// Receives for a task, which is woken when something has come.
+    pub fn poll_recv(
+        &self,
+        id: SocketId,
+        opts: RecvOpts,
+        cx: &Context<'_>,
+    ) -> Poll<Result<Received, Error>> {
+        self.shared().poll_recv(id, opts, cx)
+    }
+
+    /// Waits until the socket is ready for one of `interest`.
+    ///
+    /// # Errors
+    /// [`Error::TimedOut`]; [`Error::ShutDown`]; [`Error::Core`] when the socket is closed.
+    pub fn wait(&self, id: SocketId, interest: Interest, patience: Patience) -> Result<(), Error> {
+        let (read, write) = (interest.contains(Interest::READ), interest.contains(Interest::WRITE));
+        self.shared().wait_until(id, interest, patience, |st| {
+            let ready = st.core.readiness(id)?;
+            Ok(read && ready.readable || write && ready.writable)
+        })
+    }
+
+    /// Waits until everything the socket has sent is acknowledged.
+    ///
+    /// # Errors
+    /// [`Error::TimedOut`]; [`Error::ShutDown`]; [`Error::Core`] when the socket is closed.
+    pub fn flush(&self, id: SocketId, patience: Patience) -> Result<(), Error> {
+        self.shared()
+            .wait_until(id, Interest::WRITE, patience, |st| Ok(st.core.send_messages(id)? == 0))
+    }
+
+    /// Returns a descriptor that is readable while the socket may have something to receive, and
+    /// after a refused send when that may succeed now. A call that finds nothing resets it. The
+    /// descriptor is only to be polled.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when there is no descriptor left; [`Error::Core`] when the socket is closed.
+    pub fn event_fd(&self, id: SocketId) -> Result<Arc<OwnedFd>, Error> {
+        self.shared().event_fd(id)
+    }
+
+    /// Cuts TCP connections with a reset, those to `peer` or all; returns how many. What was sent
+    /// on them is sent again.
+    pub fn drop_connections(&self, peer: Option<IpAddr>) -> usize {
+        self.with_core(|core, now| core.drop_links(now, peer))
+    }
+
+    /// Waits until everything sent by any socket is acknowledged, at most `limit`; then closes
+    /// all connections. Tells whether everything was acknowledged.
+    pub fn shutdown(&self, limit: Duration) -> bool {
+        let sh = self.shared();
+        let end = std::time::Instant::now() + limit;
+        let drained = loop {
+            let empty = sh.with_scratch(|sc| {
+                let mut st = sh.lock();
+                sh.collect_dirty(&mut st, sc, 0);
+                let empty = st.core.unsent_total() == 0;
+                sh.settle(st, sc);
+                empty
+            });
+            if empty || std::time::Instant::now() >= end {
+                break empty;
+            }
+            std::thread::sleep(PACE);
+        };
+        sh.with_scratch(|sc| {
+            let mut st = sh.lock();
+            let now = st.at(sh.clock.now());
+            st.closing = true;
+            for listener in st.listeners.drain(..) {
+                listener.close(&sh.epoll);
+            }
+            st.core.close_links(now);
+            sh.settle(st, sc);
+        });
+        let end = std::time::Instant::now() + LINGER;
+        while std::time::Instant::now() < end && sh.lock().links.iter().any(Option::is_some) {
+            std::thread::sleep(PACE);
+        }
+        self.inner.stop();
+        drained
+    }
+
+    /// Returns what the driver did since it was started.
+    pub fn stats(&self) -> DriverStats {
+        let sh = self.shared();
+        let (bytes_in, bytes_out) = sh.lock().bytes_copied;
+        DriverStats {
+            bytes_copied_in: bytes_in,
+            bytes_copied_out: bytes_out,
+            ..sh.stats.snapshot()
+        }
+    }
+
+    /// Takes the events kept for the operator, oldest first; of more than 256 the newest.
+    pub fn events(&self) -> Vec<Event> {
+        self.shared().lock().events.drain(..).collect()
+    }
+
+    /// Names the TCP congestion control of each connection, for its peer.
+    pub fn congestion_controls(&self) -> Vec<(SocketAddr, String)> {
+        let sh = self.shared();
+        let links: Vec<_> = {
+            let st = sh.lock();
+            st.links.iter().flatten().filter_map(|slot| slot.link.clone()).collect()
+        };
+        links
+            .iter()
+            .filter_map(|link| {
+                let name = rustix::net::sockopt::tcp_congestion(&link.fd).ok()?;
+                Some((link.peer, name))
+            })
+            .collect()
+    }
+
+    /// Tells whether `error` is one that waiting can cure.
+    pub fn would_block(error: &Error) -> bool {
+        matches!(
+            error,
+            Error::Core(
+                CoreError::Empty
+                    | CoreError::QueueFull
+                    | CoreError::HandshakePending
+                    | CoreError::Congested
+            )
+        )
+    }
+}

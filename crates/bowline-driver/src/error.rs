@@ -1,0 +1,73 @@
+//! What can go wrong besides what the core refuses.
+
+use core::fmt;
+use std::net::SocketAddr;
+
+use rustix::io::Errno;
+
+/// Why a call failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Error {
+    /// The core refused.
+    Core(bowline_rds::Error),
+    /// The time limit of the call passed.
+    TimedOut,
+    /// The node is shut down.
+    ShutDown,
+    /// Somebody else listens on the RDS port.
+    PortTaken {
+        /// Address and port that could not be had.
+        addr: SocketAddr,
+    },
+    /// The operating system refused.
+    Os {
+        /// What was tried.
+        what: &'static str,
+        /// Its errno.
+        errno: i32,
+    },
+}
+
+impl Error {
+    pub(crate) fn os(what: &'static str) -> impl Fn(Errno) -> Self {
+        move |errno| Self::Os { what, errno: errno.raw_os_error() }
+    }
+
+    /// Returns the errno that Linux's own RDS would give.
+    pub fn errno(&self) -> i32 {
+        match self {
+            Self::Core(error) => error.errno(),
+            Self::TimedOut => Errno::TIMEDOUT.raw_os_error(),
+            Self::ShutDown => Errno::SHUTDOWN.raw_os_error(),
+            Self::PortTaken { .. } => Errno::ADDRINUSE.raw_os_error(),
+            Self::Os { errno, .. } => *errno,
+        }
+    }
+}
+
+impl From<bowline_rds::Error> for Error {
+    fn from(error: bowline_rds::Error) -> Self {
+        Self::Core(error)
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Core(error) => error.fmt(f),
+            Self::TimedOut => f.write_str("the time limit passed: try again or wait longer"),
+            Self::ShutDown => f.write_str("the node is shut down: build a new one"),
+            Self::PortTaken { addr } => write!(
+                f,
+                "{addr} is taken, by the kernel's rds_tcp module or another node: unload the \
+                 module, give this node another address, or run it in its own network namespace"
+            ),
+            Self::Os { what, errno } => {
+                write!(f, "{what}: {}", std::io::Error::from_raw_os_error(*errno))
+            }
+        }
+    }
+}
+
+impl std::error::Error for Error {}

@@ -1,0 +1,190 @@
+//! From connections into the core.
+
+use std::sync::{Arc, PoisonError};
+
+use bowline_rds::{CloseReason, LinkId, RX_BUF_LEN};
+use rustix::buffer::spare_capacity;
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, Shutdown, recv, shutdown};
+
+use crate::link::{Link, reason};
+use crate::shared::{Shared, State};
+use crate::todo::Scratch;
+
+/// Messages parsed in one go under the lock.
+pub(crate) const PARSE_BUDGET: usize = 256;
+/// Reads of one connection before others have their turn.
+const READS_MAX: usize = 4;
+/// Most time a connection may take to end after this node has closed its direction.
+const DRAIN_NS: u64 = 2_000_000_000;
+
+/// How a series of reads ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ReadEnd {
+    /// Nothing more now; the system will tell when there is.
+    Empty,
+    /// There may be more, and nobody will tell.
+    More,
+    /// The core wants no more for now, and will tell when it does.
+    Refused,
+    /// The connection is gone.
+    Gone,
+}
+
+impl Shared {
+    /// Reads a link until it is empty, or its turn is over; tells whether anything came.
+    pub(crate) fn read(&self, sc: &mut Scratch, link: &Arc<Link>) -> bool {
+        if !link.begin_read() {
+            return false;
+        }
+        self.read_begun(sc, link)
+    }
+
+    /// Reads a link unless another thread does.
+    pub(crate) fn try_read(&self, sc: &mut Scratch, link: &Arc<Link>) -> bool {
+        link.try_begin_read() && self.read_begun(sc, link)
+    }
+
+    fn read_begun(&self, sc: &mut Scratch, link: &Arc<Link>) -> bool {
+        let mut any = false;
+        loop {
+            let (got, end) = self.read_turn(sc, link);
+            any |= got;
+            if !link.end_read() || end == ReadEnd::Gone {
+                return any;
+            }
+            if !link.begin_read() {
+                return any;
+            }
+        }
+    }
+
+    fn read_turn(&self, sc: &mut Scratch, link: &Arc<Link>) -> (bool, ReadEnd) {
+        let mut got = false;
+        for _ in 0..READS_MAX {
+            if link.is_paused() {
+                return (got, ReadEnd::Refused);
+            }
+            let mut rx = match sc.rx.take() {
+                Some(rx) => rx,
+                None => self.rx.lock().unwrap_or_else(PoisonError::into_inner).get(),
+            };
+            self.stats.reads.inc();
+            let result = recv(&link.fd, spare_capacity(rx.vec()), RecvFlags::DONTWAIT);
+            match result.map(|(n, _)| n) {
+                Ok(0) => {
+                    sc.rx = Some(rx);
+                    self.closed(sc, link.id, CloseReason::Eof);
+                    return (got, ReadEnd::Gone);
+                }
+                Ok(n) => {
+                    got = true;
+                    self.stats.bytes_read.add(n as u64);
+                    let buf = self.rx.lock().unwrap_or_else(PoisonError::into_inner).freeze(rx);
+                    let full = n >= RX_BUF_LEN || link.is_ending();
+                    match self.deliver(sc, link, buf, full) {
+                        None if full => {}
+                        None => return (got, ReadEnd::Empty),
+                        Some(end) => return (got, end),
+                    }
+                }
+                Err(Errno::AGAIN) => {
+                    sc.rx = Some(rx);
+                    return (got, ReadEnd::Empty);
+                }
+                Err(Errno::INTR) => sc.rx = Some(rx),
+                Err(errno) => {
+                    sc.rx = Some(rx);
+                    self.closed(sc, link.id, reason(errno));
+                    return (got, ReadEnd::Gone);
+                }
+            }
+        }
+        let mut st = self.lock();
+        note_unread(&mut st, link);
+        (got, ReadEnd::More)
+    }
+
+    /// Hands what one read brought to the core. `None`: go on reading if there is more.
+    fn deliver(
+        &self,
+        sc: &mut Scratch,
+        link: &Arc<Link>,
+        buf: bowline_rds::RxBuf,
+        more: bool,
+    ) -> Option<ReadEnd> {
+        let mut st = self.lock();
+        let now = st.at(self.clock.now());
+        let Some(slot) = st.slot(link.id) else { return Some(ReadEnd::Gone) };
+        slot.answered = true;
+        if st.hot[0].as_ref().is_none_or(|hot| hot.id != link.id) {
+            st.hot.swap(0, 1);
+            st.hot[0] = Some(Arc::clone(link));
+        }
+        st.core.handle_data(now, link.id, buf);
+        if st.tcp_acks && st.core.wants_tcp_ack(link.id) {
+            self.check_tcp_ack(&mut st, link.id, now);
+        }
+        // Threads that are parked need their messages; a lone reader wants just its own, and the
+        // rest when it comes back, while the bytes are still in the cache.
+        let until = sc.until.filter(|_| st.parked.is_empty());
+        st.core.process(now, until, PARSE_BUDGET);
+        let refused = !st.core.wants_read(link.id);
+        if refused {
+            link.set_paused(true);
+        }
+        self.collect(&mut st, sc, None);
+        if refused && link.is_paused() {
+            return Some(ReadEnd::Refused);
+        }
+        let satisfied = st.core.has_backlog();
+        if satisfied && more {
+            note_unread(&mut st, link);
+            return Some(ReadEnd::More);
+        }
+        None
+    }
+
+    /// Tells the core that a connection is gone, after everything it brought is processed.
+    pub(crate) fn closed(&self, sc: &mut Scratch, id: LinkId, why: CloseReason) {
+        let mut st = self.lock();
+        let Some(slot) = st.take_slot(id) else { return };
+        let now = st.at(self.clock.now());
+        st.core.handle_closed(now, id, why);
+        self.collect(&mut st, sc, None);
+        drop(st);
+        if let Some(link) = slot.link {
+            self.stats.setups.inc();
+            link.close(&self.epoll, bowline_rds::CloseHow::Fin);
+        }
+    }
+
+    /// Reads what has come, then makes TCP find out whether the peer is there.
+    pub(crate) fn check_alive(&self, sc: &mut Scratch, link: &Arc<Link>) {
+        self.read(sc, link);
+        self.stats.setups.inc();
+        link.probe();
+        let mut st = self.lock();
+        let now = st.at(self.clock.now());
+        st.core.handle_checked(now, link.id);
+        self.collect(&mut st, sc, None);
+    }
+
+    /// Ends this node's direction and reads on until the peer has ended its own.
+    pub(crate) fn drain(&self, sc: &mut Scratch, id: LinkId) {
+        let mut st = self.lock();
+        let now = st.at(self.clock.now());
+        let Some(link) = st.slot(id).and_then(|slot| slot.link.clone()) else { return };
+        st.drains.push((now.as_nanos() + DRAIN_NS, id));
+        drop(st);
+        self.stats.setups.inc();
+        let _ = shutdown(&link.fd, Shutdown::Write);
+        self.read(sc, &link);
+    }
+}
+
+fn note_unread(st: &mut State, link: &Arc<Link>) {
+    if !st.unread.iter().any(|known| known.id == link.id) {
+        st.unread.push(Arc::clone(link));
+    }
+}

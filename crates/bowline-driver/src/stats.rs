@@ -1,0 +1,85 @@
+//! What the driver itself did: system calls, copies, wake-ups.
+
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+macro_rules! stats {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// Counts since the node was built.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        #[non_exhaustive]
+        pub struct DriverStats { $($(#[$doc])* pub $name: u64,)* }
+
+        #[derive(Debug, Default)]
+        pub(crate) struct Stats { $(pub(crate) $name: Count,)* }
+
+        impl Stats {
+            pub(crate) fn snapshot(&self) -> DriverStats {
+                DriverStats { $($name: self.$name.0.load(Relaxed),)* }
+            }
+        }
+
+        impl core::ops::Sub for DriverStats {
+            type Output = Self;
+
+            fn sub(self, earlier: Self) -> Self {
+                Self { $($name: self.$name.wrapping_sub(earlier.$name),)* }
+            }
+        }
+    };
+}
+
+stats! {
+    /// Writes to connections.
+    writes,
+    /// Reads from connections, those that found nothing included.
+    reads,
+    /// Waits for, or looks at, the readiness of connections.
+    waits,
+    /// Reads of how much TCP has acknowledged.
+    ioctls,
+    /// Writes to and reads from event descriptors.
+    eventfds,
+    /// Calls that set up or tear down connections.
+    setups,
+    /// Other threads made runnable: parked callers and the background thread.
+    hand_overs,
+    /// Bytes written to connections.
+    bytes_written,
+    /// Bytes read from connections.
+    bytes_read,
+    /// Payload bytes copied from the application into send queues.
+    bytes_copied_in,
+    /// Payload bytes handed to the application, copied out once.
+    bytes_copied_out,
+    /// Turns of the background thread.
+    helper_turns,
+}
+
+impl DriverStats {
+    /// Returns the system calls of all kinds, those of the background thread included; each
+    /// hand-over between threads counts as one.
+    pub fn syscalls(&self) -> u64 {
+        self.writes
+            + self.reads
+            + self.waits
+            + self.ioctls
+            + self.eventfds
+            + self.setups
+            + self.hand_overs
+    }
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Count(AtomicU64);
+
+impl Count {
+    #[inline]
+    pub(crate) fn inc(&self) {
+        self.add(1);
+    }
+
+    #[inline]
+    pub(crate) fn add(&self, n: u64) {
+        self.0.fetch_add(n, Relaxed);
+    }
+}

@@ -1,0 +1,98 @@
+//! The system calls that need more than one line.
+
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::Errno;
+use rustix::ioctl::{Getter, ioctl};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, ipproto, socket_with, sockopt};
+use rustix::time::Timespec;
+
+/// Linux's `SIOCOUTQ`, the same number as `TIOCOUTQ`.
+const SIOCOUTQ: rustix::ioctl::Opcode = 0x5411;
+
+/// Bytes written to a TCP connection and not acknowledged yet, unsent ones and a FIN included.
+#[allow(unsafe_code)]
+pub(crate) fn unacked_bytes(fd: impl AsFd) -> Result<u64, Errno> {
+    // SAFETY: SIOCOUTQ stores one C int through its argument and has no other effect.
+    let getter = unsafe { Getter::<SIOCOUTQ, i32>::new() };
+    // SAFETY: the getter above matches its opcode, for every kind of descriptor.
+    let bytes = unsafe { ioctl(fd, getter) }?;
+    Ok(u64::try_from(bytes).unwrap_or(0))
+}
+
+pub(crate) fn timespec(time: Duration) -> Timespec {
+    Timespec {
+        tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: time.subsec_nanos().into(),
+    }
+}
+
+pub(crate) fn event_fd() -> Result<OwnedFd, Errno> {
+    eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+}
+
+/// Adds one to an event descriptor. A full counter is as good as one more.
+pub(crate) fn signal(fd: impl AsFd) {
+    let _ = rustix::io::write(fd, &1_u64.to_ne_bytes());
+}
+
+/// Empties an event descriptor.
+pub(crate) fn unsignal(fd: impl AsFd) {
+    let mut count = [0; 8];
+    let _ = rustix::io::read(fd, &mut count[..]);
+}
+
+fn family(ip: IpAddr) -> AddressFamily {
+    if ip.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 }
+}
+
+/// Makes a non-blocking TCP socket for addresses like `ip`.
+pub(crate) fn tcp_socket(ip: IpAddr) -> Result<OwnedFd, Errno> {
+    socket_with(
+        family(ip),
+        SocketType::STREAM,
+        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+        Some(ipproto::TCP),
+    )
+}
+
+/// Tells whether this machine has the address `ip` (in this network namespace).
+pub(crate) fn is_local(ip: IpAddr) -> bool {
+    if ip.is_loopback() {
+        return true;
+    }
+    socket_with(family(ip), SocketType::DGRAM, SocketFlags::CLOEXEC, None)
+        .is_ok_and(|fd| bind(fd, &SocketAddr::new(ip, 0)).is_ok())
+}
+
+/// Options of a connection [spec 2.2], set as far as the system lets us: none is needed for
+/// correctness. The user timeout bounds how long unacknowledged data hide a dead peer.
+pub(crate) fn tune(fd: impl AsFd, peer: IpAddr, control: Option<&str>, buffers: (u32, u32)) {
+    let fd = fd.as_fd();
+    let _ = sockopt::set_tcp_nodelay(fd, true);
+    let _ = sockopt::set_socket_keepalive(fd, true);
+    let _ = sockopt::set_tcp_keepidle(fd, Duration::from_secs(5));
+    let _ = sockopt::set_tcp_keepintvl(fd, Duration::from_secs(5));
+    let _ = sockopt::set_tcp_keepcnt(fd, 5);
+    let _ = sockopt::set_tcp_user_timeout(fd, 30_000);
+    // The kernel's sysctls are the effective sizes; the option is doubled by the system.
+    let (send, recv) = buffers;
+    if send > 0 {
+        let _ = sockopt::set_socket_send_buffer_size(fd, send as usize / 2);
+    }
+    if recv > 0 {
+        let _ = sockopt::set_socket_recv_buffer_size(fd, recv as usize / 2);
+    }
+    match control {
+        Some(name) => {
+            let _ = sockopt::set_tcp_congestion(fd, name);
+        }
+        None if is_local(peer) => {
+            let _ = sockopt::set_tcp_congestion(fd, "cubic");
+        }
+        None => {}
+    }
+}

@@ -1,0 +1,151 @@
+//! What is decided under the lock and done after it is dropped.
+
+use std::cell::Cell;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, MutexGuard, PoisonError};
+use std::task::Waker;
+
+use bowline_rds::{CloseHow, LinkId, RxBufMut, SocketId, TxBatch};
+use rustix::event::epoll;
+
+use crate::link::Link;
+use crate::listen::Listener;
+use crate::shared::{Shared, State};
+use crate::sys;
+use crate::waiters::Waiter;
+
+/// System calls and wake-ups to come. The vectors keep their memory, so that nothing is allocated
+/// per message.
+#[derive(Debug, Default)]
+pub(crate) struct Todo {
+    pub(crate) kick: bool,
+    pub(crate) wake_helper: bool,
+    pub(crate) unpark: Vec<Arc<Waiter>>,
+    pub(crate) wakers: Vec<Waker>,
+    pub(crate) signal: Vec<Arc<OwnedFd>>,
+    pub(crate) flush: Vec<LinkId>,
+    pub(crate) read: Vec<Arc<Link>>,
+    pub(crate) accept: Vec<Arc<Listener>>,
+    pub(crate) connected: Vec<Arc<Link>>,
+    pub(crate) connect: Vec<(LinkId, IpAddr, SocketAddr, u8)>,
+    pub(crate) close: Vec<(Arc<Link>, CloseHow)>,
+    pub(crate) drain: Vec<LinkId>,
+    pub(crate) expired: Vec<LinkId>,
+    pub(crate) probe: Vec<Arc<Link>>,
+}
+
+/// A thread's reusable memory.
+pub(crate) struct Scratch {
+    pub(crate) me: Arc<Waiter>,
+    pub(crate) todo: Todo,
+    pub(crate) batch: TxBatch,
+    pub(crate) events: Vec<epoll::Event>,
+    pub(crate) ids: Vec<LinkId>,
+    pub(crate) rx: Option<RxBufMut>,
+    /// Parsing stops once this socket has a message.
+    pub(crate) until: Option<SocketId>,
+}
+
+impl Scratch {
+    fn new() -> Self {
+        Self {
+            me: Arc::new(Waiter::new()),
+            todo: Todo::default(),
+            batch: TxBatch::default(),
+            events: Vec::with_capacity(64),
+            ids: Vec::new(),
+            rx: None,
+            until: None,
+        }
+    }
+}
+
+thread_local! {
+    static SCRATCH: Cell<Option<Box<Scratch>>> = const { Cell::new(None) };
+}
+
+impl Shared {
+    /// Runs `f` with this thread's reusable memory. A waker called from `f` may come back here and
+    /// then gets fresh memory.
+    pub(crate) fn with_scratch<R>(&self, f: impl FnOnce(&mut Scratch) -> R) -> R {
+        let kept = SCRATCH.try_with(Cell::take).ok().flatten();
+        let mut sc = kept.unwrap_or_else(|| Box::new(Scratch::new()));
+        let result = f(&mut sc);
+        sc.until = None;
+        self.put_back(&mut sc);
+        // The thread may be ending and its memory gone: then this one goes too.
+        let _ = SCRATCH.try_with(|cell| cell.set(Some(sc)));
+        result
+    }
+
+    /// Returns an unused read buffer to this node.
+    fn put_back(&self, sc: &mut Scratch) {
+        if let Some(rx) = sc.rx.take() {
+            self.rx.lock().unwrap_or_else(PoisonError::into_inner).put_back(rx);
+        }
+    }
+
+    /// Drops the lock and does everything the core asked for, until it asks for nothing more.
+    pub(crate) fn settle(&self, mut st: MutexGuard<'_, State>, sc: &mut Scratch) {
+        self.collect(&mut st, sc, None);
+        drop(st);
+        self.run(sc);
+    }
+
+    /// Does what is on the list, and what comes of it.
+    pub(crate) fn run(&self, sc: &mut Scratch) {
+        loop {
+            self.run_wakes(sc);
+            // Answers first, then questions, then what is slow.
+            if let Some(id) = sc.todo.flush.pop() {
+                self.flush(sc, id);
+            } else if let Some(link) = sc.todo.read.pop() {
+                self.read(sc, &link);
+            } else if let Some(link) = sc.todo.connected.pop() {
+                self.connected(sc, &link);
+            } else if let Some((link, how)) = sc.todo.close.pop() {
+                self.stats.setups.inc();
+                link.close(&self.epoll, how);
+            } else if let Some((id, local, remote, port_mod8)) = sc.todo.connect.pop() {
+                self.dial(sc, id, local, remote, port_mod8);
+            } else if let Some(listener) = sc.todo.accept.pop() {
+                self.accept(sc, &listener);
+            } else if let Some(id) = sc.todo.drain.pop() {
+                self.drain(sc, id);
+            } else if let Some(id) = sc.todo.expired.pop() {
+                self.closed(sc, id, bowline_rds::CloseReason::TimedOut);
+            } else if let Some(link) = sc.todo.probe.pop() {
+                self.check_alive(sc, &link);
+            } else {
+                return;
+            }
+        }
+    }
+
+    fn run_wakes(&self, sc: &mut Scratch) {
+        let todo = &mut sc.todo;
+        if core::mem::take(&mut todo.kick) {
+            self.stats.eventfds.inc();
+            self.stats.hand_overs.inc();
+            sys::signal(&self.kick);
+        }
+        if core::mem::take(&mut todo.wake_helper) {
+            self.stats.eventfds.inc();
+            self.stats.hand_overs.inc();
+            sys::signal(&self.helper_kick);
+        }
+        while let Some(waiter) = todo.unpark.pop() {
+            self.stats.hand_overs.inc();
+            waiter.unpark();
+        }
+        while let Some(fd) = todo.signal.pop() {
+            self.stats.eventfds.inc();
+            sys::signal(&fd);
+        }
+        while let Some(waker) = todo.wakers.pop() {
+            self.stats.hand_overs.inc();
+            waker.wake();
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! Settings of a node.
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::net::IpAddr;
+
+use bowline_driver::{Driver, DriverConfig, PollMode};
+use bowline_rds::Limits;
+
+use super::{Error, Node};
+
+/// Collects the settings of a node; [`build`](Self::build) checks them and starts it.
+#[derive(Clone, Debug)]
+#[must_use = "a builder does nothing until build() is called"]
+pub struct Builder {
+    config: DriverConfig,
+    sysctls: Vec<(String, i64)>,
+}
+
+impl Builder {
+    pub(super) fn new() -> Self {
+        Self { config: DriverConfig::default(), sysctls: Vec::new() }
+    }
+
+    /// Adds an address of the node. It must be an address of this machine; each is listened on,
+    /// port 16385. A node without any takes all addresses of the machine.
+    pub fn address(mut self, address: IpAddr) -> Self {
+        let address = address.to_canonical();
+        if !self.config.core.addrs.contains(&address) {
+            self.config.core.addrs.push(address);
+        }
+        self
+    }
+
+    /// Sets how many TCP connections to have with a peer that can have several: 8, or 1.
+    pub fn paths(mut self, paths: u8) -> Self {
+        self.config.core.paths = paths;
+        self
+    }
+
+    /// Sets the send buffer of new sockets, effective bytes; the default is 106496.
+    pub fn default_send_buffer(mut self, bytes: usize) -> Self {
+        self.config.core.send_buffer = bytes;
+        self
+    }
+
+    /// Sets the receive buffer of new sockets, effective bytes; the default is 106496.
+    pub fn default_recv_buffer(mut self, bytes: usize) -> Self {
+        self.config.core.recv_buffer = bytes;
+        self
+    }
+
+    /// Sets the longest message, bytes; the default, 1 MiB, is the most that kernels take. Longer
+    /// ones go to other bowline nodes with as high a limit.
+    pub fn max_message_bytes(mut self, bytes: u32) -> Self {
+        self.config.core.max_message = bytes;
+        self
+    }
+
+    /// Sets how threads wait for the network.
+    pub fn poll(mut self, mode: PollMode) -> Self {
+        self.config.poll = mode;
+        self
+    }
+
+    /// Sets the TCP congestion control of all connections; `None`, the default, takes `cubic`
+    /// between addresses of this machine and the system's default elsewhere.
+    pub fn congestion_control(mut self, name: Option<String>) -> Self {
+        self.config.congestion_control = name;
+        self
+    }
+
+    /// Sets one of the kernel's settings by its name, such as `net.rds.ping_enable`.
+    pub fn sysctl(mut self, name: &str, value: i64) -> Self {
+        self.sysctls.push((name.to_owned(), value));
+        self
+    }
+
+    /// Switches acknowledgement by the receiving node, in addition to TCP's, with peers that can.
+    /// On by default.
+    pub fn end_to_end(mut self, on: bool) -> Self {
+        self.config.core.end_to_end = on;
+        self
+    }
+
+    /// Sets the bounds of memory and numbers.
+    pub fn limits(mut self, limits: Limits) -> Self {
+        self.config.core.limits = limits;
+        self
+    }
+
+    /// Starts the node: listens on port 16385 and starts one background thread.
+    ///
+    /// # Errors
+    /// `EINVAL` for a setting out of its range; `ENOPROTOOPT` (92) for an unknown sysctl;
+    /// `EADDRINUSE` when the kernel's rds_tcp or another node has the port; `EADDRNOTAVAIL` for an
+    /// address the machine does not have; what the system reports when it has no descriptors or
+    /// threads left.
+    pub fn build(self) -> Result<Node, Error> {
+        let Self { mut config, sysctls } = self;
+        let core = &mut config.core;
+        let bad = || Error::from(bowline_rds::Error::BadValue);
+        if !matches!(core.paths, 1 | 8) || core.max_message == 0 {
+            return Err(bad());
+        }
+        if core.addrs.iter().any(|ip| ip.is_unspecified() || ip.is_multicast()) {
+            return Err(bowline_rds::Error::BadAddress.into());
+        }
+        let seed = random();
+        core.seed = seed;
+        core.generation = (random() as u32).max(1);
+        core.first_sequence = 1 + (random() >> 16);
+        // Settings are tried on a node without a network first: a bad one costs nothing.
+        let mut trial = bowline_rds::Node::new(core.clone());
+        for (name, value) in &sysctls {
+            trial.set_sysctl(bowline_rds::Instant::from_nanos(0), name, *value)?;
+        }
+        let node = Node::from_driver(Driver::start(config)?);
+        for (name, value) in &sysctls {
+            node.set_sysctl(name, *value)?;
+        }
+        Ok(node)
+    }
+}
+
+/// A number nobody can guess: the keys of the standard library's hash tables come from the system.
+fn random() -> u64 {
+    RandomState::new().build_hasher().finish()
+}

@@ -1,0 +1,67 @@
+//! Received messages.
+
+use std::net::{Ipv4Addr, SocketAddr};
+
+use bowline_rds::{Control, Received, Rope};
+
+/// A received message, still in the buffers it arrived in. Keeping many of them keeps those
+/// buffers.
+#[derive(Clone, Debug)]
+pub struct Message {
+    source: Option<SocketAddr>,
+    data: Option<Rope>,
+    control: Vec<Control>,
+}
+
+impl Message {
+    pub(super) fn new(received: Received) -> Self {
+        let Received { source, data, control } = received;
+        Self { source, data, control }
+    }
+
+    /// Returns the length of the payload in bytes.
+    pub fn len(&self) -> usize {
+        self.data.as_ref().map_or(0, Rope::len)
+    }
+
+    /// Tells whether the payload is empty. A message can be.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Returns the sender. A notification has none, see
+    /// [`is_notification`](Self::is_notification): then this is the unspecified address.
+    pub fn source(&self) -> SocketAddr {
+        self.source.unwrap_or(SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0))
+    }
+
+    /// Tells whether this is not a message, only control information: congestion updates after
+    /// [`Socket::set_cong_monitor`](super::Socket::set_cong_monitor).
+    pub fn is_notification(&self) -> bool {
+        self.data.is_none()
+    }
+
+    /// Copies as much of the payload as fits; returns how many bytes that was.
+    pub fn copy_to(&self, out: &mut [u8]) -> usize {
+        self.data.as_ref().map_or(0, |data| data.copy_to(out))
+    }
+
+    /// Copies the payload into a vector.
+    pub fn to_vec(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(self.len());
+        for slice in self.slices() {
+            bytes.extend_from_slice(slice);
+        }
+        bytes
+    }
+
+    /// Returns the payload without copying it, piece by piece.
+    pub fn slices(&self) -> impl Iterator<Item = &[u8]> {
+        self.data.iter().flat_map(Rope::slices)
+    }
+
+    /// Returns the control messages in the kernel's order.
+    pub fn control(&self) -> &[Control] {
+        &self.control
+    }
+}

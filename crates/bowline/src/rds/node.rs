@@ -1,0 +1,109 @@
+//! Nodes.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use super::{Builder, Error, Event, Info, Socket};
+use bowline_driver::{Driver, DriverStats};
+
+/// A node: addresses, listeners, connections, and one background thread.
+///
+/// Cloning gives another handle. Sockets keep their node alive; with the last handle the node ends
+/// at once, without waiting for what is still to be acknowledged: see
+/// [`shutdown`](Self::shutdown) and [`Socket::flush`].
+#[derive(Clone, Debug)]
+pub struct Node {
+    driver: Driver,
+}
+
+impl Node {
+    /// Returns a builder with default settings.
+    pub fn builder() -> Builder {
+        Builder::new()
+    }
+
+    pub(super) fn from_driver(driver: Driver) -> Self {
+        Self { driver }
+    }
+
+    /// Makes a socket that is not bound yet.
+    ///
+    /// # Errors
+    /// `ENFILE` (23) when the node has as many sockets as its limits allow.
+    pub fn socket(&self) -> Result<Socket, Error> {
+        let id = self.driver.with_core(|core, _| core.socket())?;
+        Ok(Socket::new(self.driver.clone(), id))
+    }
+
+    /// Makes a socket and binds it; port 0 chooses one.
+    ///
+    /// # Errors
+    /// Those of [`socket`](Self::socket) and [`Socket::bind`].
+    pub fn bind(&self, addr: SocketAddr) -> Result<Socket, Error> {
+        let socket = self.socket()?;
+        socket.bind(addr)?;
+        Ok(socket)
+    }
+
+    /// Returns the state of all sockets, connections, paths, messages and TCP connections: what
+    /// `rds-info` shows.
+    pub fn info(&self) -> Info {
+        self.driver.with_core(|core, _| core.info())
+    }
+
+    /// Returns the counters: first the kernel's, in its order and with its names, then bowline's
+    /// own, whose names begin with `bl_`.
+    pub fn counters(&self) -> Vec<(&'static str, u64)> {
+        self.driver.with_core(|core, _| core.counters().iter().collect())
+    }
+
+    /// Reads one of the kernel's settings by its name, such as `net.rds.ping_enable`.
+    ///
+    /// # Errors
+    /// `ENOPROTOOPT` (92) when there is none of that name.
+    pub fn sysctl(&self, name: &str) -> Result<i64, Error> {
+        let value = self.driver.with_core(|core, _| core.sysctl(name));
+        value.ok_or_else(|| bowline_rds::Error::NoSuchOption.into())
+    }
+
+    /// Changes one of the kernel's settings. A change of a TCP buffer renews every connection.
+    ///
+    /// # Errors
+    /// `ENOPROTOOPT` (92) when there is none of that name, `EINVAL` for a value out of its range.
+    pub fn set_sysctl(&self, name: &str, value: i64) -> Result<(), Error> {
+        Ok(self.driver.with_core(|core, now| core.set_sysctl(now, name, value))?)
+    }
+
+    /// Cuts the TCP connections to `peer`, or all of them, with a reset; returns how many there
+    /// were. Nothing is lost: unacknowledged messages are sent again on new connections.
+    pub fn drop_connections(&self, peer: Option<IpAddr>) -> usize {
+        self.driver.drop_connections(peer)
+    }
+
+    /// Waits until everything sent is acknowledged, at most `limit`, then closes everything; calls
+    /// after that fail with `ESHUTDOWN`. Tells whether everything was acknowledged in time.
+    pub fn shutdown(&self, limit: Duration) -> bool {
+        self.driver.shutdown(limit)
+    }
+
+    /// Returns what the driver did: system calls, copies, thread hand-overs.
+    pub fn driver_stats(&self) -> DriverStats {
+        self.driver.stats()
+    }
+
+    /// Takes what an operator may want to know, oldest first: paths that came and went, peers that
+    /// broke a rule. The newest 256 are kept.
+    pub fn events(&self) -> Vec<Event> {
+        self.driver.events()
+    }
+
+    /// Returns the TCP congestion control of each connection, with its peer.
+    pub fn congestion_controls(&self) -> Vec<(SocketAddr, String)> {
+        self.driver.congestion_controls()
+    }
+
+    /// Returns the driver underneath, for what has no call here.
+    pub fn driver(&self) -> &Driver {
+        &self.driver
+    }
+}

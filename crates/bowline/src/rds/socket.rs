@@ -1,0 +1,374 @@
+//! Sockets.
+
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::io::IoSlice;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bowline_driver::{Driver, Patience};
+use bowline_rds::{Interest, Node as Core, Readiness, RecvOpts, SendControl, SendMsg, SocketId};
+
+use super::{Error, Message};
+
+/// No time limit.
+const FOREVER: u64 = u64::MAX;
+
+/// An RDS socket. Dropping it closes it, which cancels what is not acknowledged yet, as with the
+/// kernel: [`flush`](Self::flush) first when that matters.
+#[derive(Debug)]
+pub struct Socket {
+    driver: Driver,
+    id: SocketId,
+    nonblocking: AtomicBool,
+    /// Nanoseconds.
+    send_timeout: AtomicU64,
+    recv_timeout: AtomicU64,
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+fn to_nanos(limit: Option<Duration>) -> u64 {
+    limit.map_or(FOREVER, |limit| u64::try_from(limit.as_nanos()).unwrap_or(FOREVER))
+}
+
+fn from_nanos(nanos: u64) -> Option<Duration> {
+    (nanos != FOREVER).then(|| Duration::from_nanos(nanos))
+}
+
+impl Socket {
+    pub(super) fn new(driver: Driver, id: SocketId) -> Self {
+        Self {
+            driver,
+            id,
+            nonblocking: AtomicBool::new(false),
+            send_timeout: AtomicU64::new(FOREVER),
+            recv_timeout: AtomicU64::new(FOREVER),
+        }
+    }
+
+    fn patience(&self, limit: &AtomicU64) -> Patience {
+        if self.nonblocking.load(Relaxed) {
+            return Patience::Never;
+        }
+        from_nanos(limit.load(Relaxed)).map_or(Patience::Forever, Patience::For)
+    }
+
+    fn core<R>(
+        &self,
+        f: impl FnOnce(&mut Core, SocketId) -> Result<R, bowline_rds::Error>,
+    ) -> Result<R, Error> {
+        Ok(self.driver.with_core(|core, _| f(core, self.id))?)
+    }
+
+    /// Binds the socket to one of the node's addresses; port 0 chooses a port.
+    ///
+    /// # Errors
+    /// `EINVAL` when it is bound already, the address is not a unicast address, or the port is 1;
+    /// `EADDRNOTAVAIL` when the address is not the node's; `EADDRINUSE` when the port is taken.
+    pub fn bind(&self, addr: SocketAddr) -> Result<(), Error> {
+        Ok(self.driver.bind(self.id, addr)?)
+    }
+
+    /// Sets the destination of [`send`](Self::send). Nothing is sent, and messages of others are
+    /// still received.
+    ///
+    /// # Errors
+    /// `EDESTADDRREQ` (89), `EINVAL` or `EPROTOTYPE` (91) when the address is not a unicast address.
+    pub fn connect(&self, addr: SocketAddr) -> Result<(), Error> {
+        self.core(|core, id| core.connect(id, addr))
+    }
+
+    /// Returns the address the socket is bound to; `None` when it is not.
+    pub fn local_addr(&self) -> Option<SocketAddr> {
+        self.core(|core, id| core.local_addr(id)).ok().flatten()
+    }
+
+    /// Returns the destination set by [`connect`](Self::connect).
+    pub fn peer_addr(&self) -> Option<SocketAddr> {
+        self.core(|core, id| core.peer_addr(id)).ok()
+    }
+
+    /// Sends a message to the destination set by [`connect`](Self::connect); returns its length.
+    ///
+    /// # Errors
+    /// As [`send_to`](Self::send_to).
+    pub fn send(&self, payload: &[u8]) -> Result<usize, Error> {
+        self.send_message(None, &[IoSlice::new(payload)], &[])
+    }
+
+    /// Sends a message; returns its length. When this returns, the message is copied and will
+    /// arrive, whatever happens to connections, unless one of the nodes ends or this socket is
+    /// closed before.
+    ///
+    /// # Errors
+    /// `EINVAL` for an address that cannot be a destination; `ENOTCONN` when the socket is not
+    /// bound; `EMSGSIZE` when the message is longer than the send buffer or the longest message.
+    /// A socket that does not wait: `EAGAIN` when the send buffer is full, `ENOBUFS` when the
+    /// destination is congested. With a time limit: `ETIMEDOUT`.
+    pub fn send_to(&self, payload: &[u8], to: SocketAddr) -> Result<usize, Error> {
+        self.send_message(Some(to), &[IoSlice::new(payload)], &[])
+    }
+
+    /// Sends one message gathered from several slices; returns its length.
+    ///
+    /// # Errors
+    /// As [`send_to`](Self::send_to).
+    pub fn send_vectored_to(
+        &self,
+        payload: &[IoSlice<'_>],
+        to: SocketAddr,
+    ) -> Result<usize, Error> {
+        self.send_message(Some(to), payload, &[])
+    }
+
+    /// Sends a message with control messages; without `to`, to the connected destination.
+    ///
+    /// # Errors
+    /// As [`send_to`](Self::send_to); `EINVAL` or `EOPNOTSUPP` for control messages that cannot be
+    /// used over TCP.
+    pub fn send_message(
+        &self,
+        to: Option<SocketAddr>,
+        payload: &[IoSlice<'_>],
+        control: &[SendControl],
+    ) -> Result<usize, Error> {
+        let patience = self.patience(&self.send_timeout);
+        let zerocopy = control.iter().any(|c| matches!(c, SendControl::ZcopyCookie(_)));
+        let blocking = patience != Patience::Never;
+        let msg = SendMsg { name: to, payload, control, zerocopy, blocking };
+        Ok(self.driver.send(self.id, &msg, patience)?)
+    }
+
+    /// Sends messages, waiting for the first only; returns how many were taken.
+    ///
+    /// # Errors
+    /// As [`send_to`](Self::send_to), for the first message. An error of a later one ends the batch
+    /// and shows when that message is sent again.
+    pub fn send_batch(&self, messages: &[(SocketAddr, &[u8])]) -> Result<usize, Error> {
+        let messages = messages.iter().map(|(to, payload)| (Some(*to), *payload));
+        Ok(self.driver.send_batch(self.id, messages, self.patience(&self.send_timeout))?)
+    }
+
+    /// Receives a message into `buf`; returns its length in `buf` and the sender. Of a message
+    /// longer than `buf` the rest is lost; [`recv_message`](Self::recv_message) loses nothing.
+    ///
+    /// # Errors
+    /// A socket that does not wait: `EAGAIN`. With a time limit: `ETIMEDOUT`.
+    pub fn recv_from(&self, buf: &mut [u8]) -> Result<(usize, SocketAddr), Error> {
+        let message = self.receive(RecvOpts::default())?;
+        Ok((message.copy_to(buf), message.source()))
+    }
+
+    /// Receives a message into `buf` like [`recv_from`](Self::recv_from), without its sender.
+    ///
+    /// # Errors
+    /// As [`recv_from`](Self::recv_from).
+    pub fn recv(&self, buf: &mut [u8]) -> Result<usize, Error> {
+        Ok(self.recv_from(buf)?.0)
+    }
+
+    /// Receives a message, or a notification, without copying it.
+    ///
+    /// # Errors
+    /// As [`recv_from`](Self::recv_from).
+    pub fn recv_message(&self) -> Result<Message, Error> {
+        self.receive(RecvOpts { want_control: true, ..RecvOpts::default() })
+    }
+
+    /// Returns the next message and leaves it in the queue.
+    ///
+    /// # Errors
+    /// As [`recv_from`](Self::recv_from).
+    pub fn peek_message(&self) -> Result<Message, Error> {
+        self.receive(RecvOpts { peek: true, ..RecvOpts::default() })
+    }
+
+    fn receive(&self, opts: RecvOpts) -> Result<Message, Error> {
+        let received = self.driver.recv(self.id, opts, self.patience(&self.recv_timeout))?;
+        Ok(Message::new(received))
+    }
+
+    /// Appends up to `max` messages to `messages`, waiting for the first only; returns how many.
+    /// Cheaper per message than receiving one by one.
+    ///
+    /// # Errors
+    /// As [`recv_from`](Self::recv_from), for the first message.
+    pub fn recv_batch(&self, messages: &mut Vec<Message>, max: usize) -> Result<usize, Error> {
+        messages.reserve(max);
+        let opts = RecvOpts { want_control: true, ..RecvOpts::default() };
+        let patience = self.patience(&self.recv_timeout);
+        let push = |received| messages.push(Message::new(received));
+        Ok(self.driver.recv_batch(self.id, opts, max, patience, push)?)
+    }
+
+    /// Makes calls fail with `EAGAIN` (`ENOBUFS` for congestion) instead of waiting, or not.
+    pub fn set_nonblocking(&self, on: bool) {
+        self.nonblocking.store(on, Relaxed);
+    }
+
+    /// Limits how long sends wait, for whatever reason; `None`, the default, is for ever.
+    pub fn set_send_timeout(&self, limit: Option<Duration>) {
+        self.send_timeout.store(to_nanos(limit), Relaxed);
+    }
+
+    /// Limits how long receives wait; `None`, the default, is for ever.
+    pub fn set_recv_timeout(&self, limit: Option<Duration>) {
+        self.recv_timeout.store(to_nanos(limit), Relaxed);
+    }
+
+    /// Sets the send buffer, effective bytes (not doubled as by the kernel), at least 2304: the
+    /// payload that may be unacknowledged, and the longest message.
+    ///
+    /// # Errors
+    /// `EBADF` after [`close`](Self::close).
+    pub fn set_send_buffer(&self, bytes: usize) -> Result<(), Error> {
+        self.core(|core, id| core.set_send_buffer(id, bytes))
+    }
+
+    /// Sets the receive buffer, effective bytes, at least 1152: with more than that waiting, the
+    /// port is congested and its senders wait.
+    ///
+    /// # Errors
+    /// `EBADF` after [`close`](Self::close).
+    pub fn set_recv_buffer(&self, bytes: usize) -> Result<(), Error> {
+        self.core(|core, id| core.set_recv_buffer(id, bytes))
+    }
+
+    /// Returns the send buffer, effective bytes.
+    ///
+    /// # Errors
+    /// `EBADF` after [`close`](Self::close).
+    pub fn send_buffer(&self) -> Result<usize, Error> {
+        self.core(|core, id| core.send_buffer(id))
+    }
+
+    /// Returns the receive buffer, effective bytes.
+    ///
+    /// # Errors
+    /// `EBADF` after [`close`](Self::close).
+    pub fn recv_buffer(&self) -> Result<usize, Error> {
+        self.core(|core, id| core.recv_buffer(id))
+    }
+
+    /// Cancels everything this socket has sent to `to` that is not acknowledged. What is cancelled
+    /// may arrive or not.
+    ///
+    /// # Errors
+    /// `ENOTCONN` when the socket is not bound.
+    #[doc(alias = "RDS_CANCEL_SENT_TO")]
+    pub fn cancel_sent_to(&self, to: SocketAddr) -> Result<(), Error> {
+        Ok(self.driver.with_core(|core, now| core.cancel_sent_to(now, self.id, to))?)
+    }
+
+    /// Asks for notifications, among the received messages, of destinations that are not congested
+    /// any more.
+    ///
+    /// # Errors
+    /// `EBADF` after [`close`](Self::close).
+    #[doc(alias = "RDS_CONG_MONITOR")]
+    pub fn set_cong_monitor(&self, on: bool) -> Result<(), Error> {
+        self.core(|core, id| core.set_cong_monitor(id, on))
+    }
+
+    /// Asks for the time of arrival with every message.
+    ///
+    /// # Errors
+    /// `EBADF` after [`close`](Self::close).
+    #[doc(alias = "SO_TIMESTAMP")]
+    pub fn set_timestamp(&self, on: bool) -> Result<(), Error> {
+        self.core(|core, id| core.set_timestamp(id, on))
+    }
+
+    /// Tells what the socket can do now.
+    ///
+    /// # Errors
+    /// `EBADF` after [`close`](Self::close).
+    pub fn poll(&self) -> Result<Readiness, Error> {
+        self.core(|core, id| core.readiness(id))
+    }
+
+    /// Waits until the socket is ready for one of `interest`, at most `limit`.
+    ///
+    /// # Errors
+    /// `ETIMEDOUT` after `limit`.
+    pub fn wait(&self, interest: Interest, limit: Option<Duration>) -> Result<(), Error> {
+        let patience = limit.map_or(Patience::Forever, Patience::For);
+        Ok(self.driver.wait(self.id, interest, patience)?)
+    }
+
+    /// Waits until everything this socket has sent is acknowledged, at most `limit`.
+    ///
+    /// # Errors
+    /// `ETIMEDOUT` after `limit`.
+    pub fn flush(&self, limit: Option<Duration>) -> Result<(), Error> {
+        let patience = limit.map_or(Patience::Forever, Patience::For);
+        Ok(self.driver.flush(self.id, patience)?)
+    }
+
+    /// Returns a descriptor for `poll` or `epoll`: readable while there may be something to
+    /// receive, and after a refused send when that may succeed now. Receive until `EAGAIN` before
+    /// waiting for it again. It is only to be waited for.
+    ///
+    /// # Errors
+    /// `EMFILE` (24) when the process has no descriptors left; `EBADF` after
+    /// [`close`](Self::close).
+    pub fn as_fd(&self) -> Result<Arc<OwnedFd>, Error> {
+        Ok(self.driver.event_fd(self.id)?)
+    }
+
+    /// Closes the socket now. Other threads' calls on it end with `EBADF`.
+    pub fn close(&self) {
+        self.driver.close(self.id);
+    }
+
+    /// Returns the core's name of this socket, for [`Driver`] calls.
+    pub fn id(&self) -> SocketId {
+        self.id
+    }
+
+    /// Sends a message from a task, which waits while the send buffer is full or the destination
+    /// congested; returns its length.
+    ///
+    /// # Errors
+    /// As [`send_to`](Self::send_to); `ETIMEDOUT` after the send timeout.
+    #[cfg(feature = "tokio")]
+    pub async fn send_async(&self, payload: &[u8], to: SocketAddr) -> Result<usize, Error> {
+        let payload = [IoSlice::new(payload)];
+        let msg =
+            SendMsg { name: Some(to), payload: &payload, blocking: true, ..SendMsg::default() };
+        let sent = core::future::poll_fn(|cx| self.driver.poll_send(self.id, &msg, cx));
+        limited(from_nanos(self.send_timeout.load(Relaxed)), sent).await
+    }
+
+    /// Receives a message in a task.
+    ///
+    /// # Errors
+    /// `ETIMEDOUT` after the receive timeout.
+    #[cfg(feature = "tokio")]
+    pub async fn recv_async(&self) -> Result<Message, Error> {
+        let opts = RecvOpts { want_control: true, ..RecvOpts::default() };
+        let received = core::future::poll_fn(|cx| self.driver.poll_recv(self.id, opts, cx));
+        let received = limited(from_nanos(self.recv_timeout.load(Relaxed)), received).await?;
+        Ok(Message::new(received))
+    }
+}
+
+#[cfg(feature = "tokio")]
+async fn limited<T>(
+    limit: Option<Duration>,
+    call: impl Future<Output = Result<T, bowline_driver::Error>>,
+) -> Result<T, Error> {
+    match limit {
+        None => Ok(call.await?),
+        Some(limit) => match tokio::time::timeout(limit, call).await {
+            Ok(result) => Ok(result?),
+            Err(_) => Err(bowline_driver::Error::TimedOut.into()),
+        },
+    }
+}
