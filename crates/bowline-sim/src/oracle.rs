@@ -1,0 +1,322 @@
+//! The judge of delivery: exactly once, in order per pair of sockets, nothing lost while both
+//! sockets live, every byte as sent.
+//!
+//! A *flow* is what one incarnation of a socket sends to one address. Its messages wait in a list
+//! until they are received. Receiving one drops those before it; each of them must have been
+//! *excused*: cancelled, sent from or to a socket that was closed meanwhile, or lost in a way the
+//! rules allow. A message that is not in the list was delivered twice, out of order or from
+//! nowhere.
+//!
+//! Messages too short to carry their name cannot always be told apart. Once one message of a flow
+//! is excused, its short messages are all excused, and short ones nobody waits for are let pass.
+
+use std::collections::{HashMap, VecDeque};
+use std::net::SocketAddr;
+
+use crate::payload::{self, TAG_LEN};
+
+/// One message of one flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct MessageId {
+    flow: u32,
+    index: u32,
+}
+
+#[derive(Debug)]
+struct Pending {
+    index: u32,
+    len: u32,
+    excused: bool,
+}
+
+#[derive(Debug)]
+struct Flow {
+    slot: usize,
+    incarnation: u16,
+    target: usize,
+    next: u32,
+    pending: VecDeque<Pending>,
+    loose: bool,
+}
+
+/// What the judge knows of a socket of the workload.
+#[derive(Debug)]
+struct Slot {
+    addr: SocketAddr,
+    incarnation: u16,
+    /// Open, and its address is where its host is.
+    reachable: bool,
+    pings: u64,
+    pongs: u64,
+}
+
+/// Every flow of a run.
+#[derive(Debug, Default)]
+pub(crate) struct Oracle {
+    slots: Vec<Slot>,
+    by_addr: HashMap<SocketAddr, usize>,
+    flows: Vec<Flow>,
+    by_pair: HashMap<(usize, usize), Vec<usize>>,
+}
+
+impl Oracle {
+    /// Adds a socket, not open yet; slots count up from 0.
+    pub(crate) fn add_slot(&mut self, addr: SocketAddr) {
+        let slot = self.slots.len();
+        self.by_addr.insert(addr, slot);
+        self.slots.push(Slot { addr, incarnation: 0, reachable: false, pings: 0, pongs: 0 });
+    }
+
+    /// A socket exists from now on; nothing sent before counts.
+    pub(crate) fn opened(&mut self, slot: usize) {
+        let s = &mut self.slots[slot];
+        s.incarnation += 1;
+        s.reachable = true;
+        s.pings = 0;
+        s.pongs = 0;
+    }
+
+    /// A socket is closed or its process gone: nothing from or to it is owed any more.
+    pub(crate) fn closed(&mut self, slot: usize) {
+        self.slots[slot].reachable = false;
+        for flow in &mut self.flows {
+            if flow.slot == slot || flow.target == slot {
+                flow.excuse_all();
+            }
+        }
+    }
+
+    /// A socket that was never closed can be reached again.
+    pub(crate) fn reachable_again(&mut self, slot: usize) {
+        self.slots[slot].reachable = true;
+    }
+
+    fn flow(&mut self, slot: usize, target: usize) -> usize {
+        let incarnation = self.slots[slot].incarnation;
+        let flows = self.by_pair.entry((slot, target)).or_default();
+        if let Some(&last) = flows.last()
+            && self.flows[last].incarnation == incarnation
+        {
+            return last;
+        }
+        let loose = flows.iter().any(|f| !self.flows[*f].pending.is_empty());
+        flows.push(self.flows.len());
+        let pending = VecDeque::new();
+        self.flows.push(Flow { slot, incarnation, target, next: 0, pending, loose });
+        self.flows.len() - 1
+    }
+
+    /// Makes the payload of the next message from `slot` to `target`.
+    pub(crate) fn next_payload(
+        &mut self,
+        slot: usize,
+        target: usize,
+        len: usize,
+        out: &mut Vec<u8>,
+    ) {
+        let flow = self.flow(slot, target);
+        let Flow { incarnation, next, .. } = self.flows[flow];
+        out.clear();
+        payload::fill(out, slot, incarnation, target, next, len);
+    }
+
+    /// The message that [`next_payload`](Self::next_payload) made was accepted.
+    pub(crate) fn sent(&mut self, slot: usize, target: usize, len: usize) {
+        let reachable = self.slots[target].reachable && self.slots[slot].reachable;
+        let flow = self.flow(slot, target);
+        let flow = &mut self.flows[flow];
+        let excused = !reachable || (flow.loose && len < TAG_LEN);
+        flow.pending.push_back(Pending { index: flow.next, len: len as u32, excused });
+        flow.next += 1;
+        flow.loose |= !reachable;
+        if flow.loose {
+            flow.loosen();
+        }
+    }
+
+    /// The message just announced was refused.
+    pub(crate) fn unsent(&mut self, slot: usize, target: usize) {
+        let flow = self.flow(slot, target);
+        let flow = &mut self.flows[flow];
+        flow.pending.pop_back();
+        flow.next -= 1;
+    }
+
+    /// A socket cancels what it sent to another: nothing of that is owed any more.
+    pub(crate) fn cancelled(&mut self, slot: usize, target: usize) {
+        for flow in &mut self.flows {
+            if flow.slot == slot && flow.target == target {
+                flow.excuse_all();
+            }
+        }
+    }
+
+    /// Finds the message that a frame with this beginning carries.
+    pub(crate) fn identify(
+        &self,
+        source: SocketAddr,
+        target: SocketAddr,
+        tag: &[u8],
+    ) -> Option<MessageId> {
+        let slot = *self.by_addr.get(&source)?;
+        let target = *self.by_addr.get(&target)?;
+        let flows = self.by_pair.get(&(slot, target))?;
+        let Some((index, _, incarnation)) = payload::tag(tag) else {
+            // Too short to tell: stands for every short message of the newest flow.
+            return Some(MessageId { flow: *flows.last()? as u32, index: u32::MAX });
+        };
+        let flow = flows.iter().find(|f| self.flows[**f].incarnation == incarnation)?;
+        Some(MessageId { flow: *flow as u32, index })
+    }
+
+    /// Tells whether a message was received already.
+    pub(crate) fn was_received(&self, message: MessageId) -> bool {
+        let flow = &self.flows[message.flow as usize];
+        flow.pending.binary_search_by_key(&message.index, |p| p.index).is_err()
+    }
+
+    /// The rules allow this message to be lost.
+    pub(crate) fn excuse(&mut self, message: MessageId) {
+        let flow = &mut self.flows[message.flow as usize];
+        if let Ok(at) = flow.pending.binary_search_by_key(&message.index, |p| p.index) {
+            flow.pending[at].excused = true;
+        }
+        flow.loosen();
+    }
+
+    /// A ping was accepted.
+    pub(crate) fn pinged(&mut self, slot: usize) {
+        self.slots[slot].pings += 1;
+    }
+
+    /// The ping just announced was refused.
+    pub(crate) fn unpinged(&mut self, slot: usize) {
+        self.slots[slot].pings -= 1;
+    }
+
+    /// Judges a message that socket `target` received.
+    pub(crate) fn received(
+        &mut self,
+        target: usize,
+        source: SocketAddr,
+        payload: &[u8],
+        scratch: &mut Vec<u8>,
+    ) -> Result<(), String> {
+        if source.port() == 0 {
+            let slot = &mut self.slots[target];
+            slot.pongs += 1;
+            return match payload.len() {
+                0 if slot.pongs <= slot.pings => Ok(()),
+                0 => Err(format!("{} got more pongs than it sent pings", slot.addr)),
+                n => Err(format!("{} got a pong with {n} bytes", slot.addr)),
+            };
+        }
+        let Some(&slot) = self.by_addr.get(&source) else {
+            return Err(format!("{} got a message from {source}, no socket", self.addr(target)));
+        };
+        let name = || format!("{source} -> {}", self.slots[target].addr);
+        let Some(flows) = self.by_pair.get(&(slot, target)) else {
+            return Err(format!("{}: a message although none was sent", name()));
+        };
+        let Some((index, tag_slot, incarnation)) = payload::tag(payload) else {
+            for &flow in flows {
+                if self.flows[flow].take_short(payload, slot, target, scratch) {
+                    return Ok(());
+                }
+            }
+            let loose = flows.iter().any(|f| self.flows[*f].loose);
+            let what = format!("{}: unexpected message of {} bytes", name(), payload.len());
+            return if loose { Ok(()) } else { Err(what) };
+        };
+        let found = flows.iter().find(|f| self.flows[**f].incarnation == incarnation);
+        let (Some(&flow), true) = (found, tag_slot == slot) else {
+            return Err(format!(
+                "{}: message of another flow, tag {payload:02x?}",
+                name(),
+                payload = &payload[..TAG_LEN]
+            ));
+        };
+        scratch.clear();
+        payload::fill(scratch, slot, incarnation, target, index, payload.len());
+        if scratch != payload {
+            return Err(format!("{}: message {index} is not what was sent", name()));
+        }
+        let name = name();
+        let flow = &mut self.flows[flow];
+        let Ok(at) = flow.pending.binary_search_by_key(&index, |p| p.index) else {
+            let next = flow.pending.front().map(|p| p.index);
+            return Err(format!(
+                "{name}: message {index} twice or out of order, next awaited {next:?} of {}",
+                flow.next
+            ));
+        };
+        if flow.pending[at].len as usize != payload.len() {
+            let len = flow.pending[at].len;
+            return Err(format!("{name}: message {index} has {} of {len} bytes", payload.len()));
+        }
+        if let Some(skipped) = flow.pending.iter().take(at).find(|p| !p.excused) {
+            return Err(format!("{name}: message {index} before {}", skipped.index));
+        }
+        flow.pending.drain(..=at);
+        Ok(())
+    }
+
+    /// The first message that is owed and has not come.
+    pub(crate) fn missing(&self) -> Option<String> {
+        self.flows.iter().find_map(|flow| {
+            let owed = flow.pending.iter().filter(|p| !p.excused).count();
+            let first = flow.pending.iter().find(|p| !p.excused)?;
+            let (from, to) = (self.slots[flow.slot].addr, self.slots[flow.target].addr);
+            Some(format!(
+                "{from} -> {to}: message {} ({} bytes) did not come, {owed} missing of {} sent",
+                first.index, first.len, flow.next
+            ))
+        })
+    }
+
+    fn addr(&self, slot: usize) -> SocketAddr {
+        self.slots[slot].addr
+    }
+}
+
+impl Flow {
+    fn excuse_all(&mut self) {
+        for p in &mut self.pending {
+            p.excused = true;
+        }
+        self.loose = true;
+    }
+
+    fn loosen(&mut self) {
+        self.loose = true;
+        for p in self.pending.iter_mut().filter(|p| (p.len as usize) < TAG_LEN) {
+            p.excused = true;
+        }
+    }
+
+    /// Takes the first message that looks like `payload` and may come now.
+    fn take_short(
+        &mut self,
+        payload: &[u8],
+        slot: usize,
+        target: usize,
+        scratch: &mut Vec<u8>,
+    ) -> bool {
+        for at in 0..self.pending.len() {
+            let p = &self.pending[at];
+            if p.len as usize == payload.len() {
+                scratch.clear();
+                payload::fill(scratch, slot, self.incarnation, target, p.index, payload.len());
+                if scratch == payload {
+                    // What lies before was excused, or the loop would have ended.
+                    self.pending.drain(..=at);
+                    return true;
+                }
+            }
+            if !p.excused {
+                return false;
+            }
+        }
+        false
+    }
+}

@@ -1,0 +1,422 @@
+//! What a seed stands for: the cluster, its network, its users and its troubles.
+//!
+//! Each run draws *which* faults it has before it draws how many of them: a run with two kinds of
+//! trouble finds what a run with all kinds would hide.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use crate::bowline::DriverPlan;
+use crate::ctx::{MS, SEC, US};
+use crate::kernel::Flavour;
+use crate::net::NetPlan;
+use crate::rng::Rng;
+
+/// A family of runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scenario {
+    /// Anything.
+    Swarm,
+    /// No faults: besides the promises, nobody starves.
+    Calm,
+    /// Processes and machines stop and start.
+    Crash,
+    /// Connections break at any byte, end half-open, cross each other.
+    Cuts,
+    /// At least one kernel peer.
+    Kernel,
+    /// At least one peer from before multipath, or silent to pings.
+    Legacy,
+    /// Small receive buffers and stopping readers.
+    Storm,
+    /// Addresses vanish, come back, move to another node.
+    Move,
+    /// 9 to 16 nodes.
+    Mesh,
+    /// Two bowline nodes, much data, messages above 1 MiB.
+    Long,
+}
+
+impl Scenario {
+    /// Every scenario.
+    pub const ALL: [Self; 10] = [
+        Self::Swarm,
+        Self::Calm,
+        Self::Crash,
+        Self::Cuts,
+        Self::Kernel,
+        Self::Legacy,
+        Self::Storm,
+        Self::Move,
+        Self::Mesh,
+        Self::Long,
+    ];
+
+    /// The name on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Swarm => "swarm",
+            Self::Calm => "calm",
+            Self::Crash => "crash",
+            Self::Cuts => "cuts",
+            Self::Kernel => "kernel",
+            Self::Legacy => "legacy",
+            Self::Storm => "storm",
+            Self::Move => "move",
+            Self::Mesh => "mesh",
+            Self::Long => "long",
+        }
+    }
+
+    /// Finds a scenario by its name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|s| s.name() == name)
+    }
+}
+
+/// A kind of trouble.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FaultKind {
+    /// Some connection breaks.
+    Cut,
+    /// A process dies and is started again.
+    Crash,
+    /// A machine goes off without a word and boots.
+    Reboot,
+    /// Two hosts do not reach each other.
+    Partition,
+    /// One host does not reach another, which still reaches it.
+    OneWay,
+    /// A process does nothing for a while.
+    Stall,
+    /// A reader does nothing for a while.
+    StopReader,
+    /// A socket is closed and opened again.
+    Reopen,
+    /// A sender cancels.
+    Cancel,
+    /// A host loses its address for a while.
+    AddressLoss,
+    /// Another node has a host's address for a while.
+    AddressMove,
+    /// The operator drops all connections of a node.
+    DropLinks,
+    /// Everything takes longer for a while.
+    Delay,
+}
+
+impl FaultKind {
+    const ALL: [Self; 13] = [
+        Self::Cut,
+        Self::Crash,
+        Self::Reboot,
+        Self::Partition,
+        Self::OneWay,
+        Self::Stall,
+        Self::StopReader,
+        Self::Reopen,
+        Self::Cancel,
+        Self::AddressLoss,
+        Self::AddressMove,
+        Self::DropLinks,
+        Self::Delay,
+    ];
+}
+
+/// What runs on a host.
+#[derive(Clone, Debug)]
+pub(crate) enum NodeKind {
+    Bowline { paths: u8, end_to_end: bool, driver: DriverPlan, recv_limit: Option<usize> },
+    Kernel(Flavour),
+}
+
+/// One host.
+#[derive(Clone, Debug)]
+pub(crate) struct NodePlan {
+    pub(crate) kind: NodeKind,
+    pub(crate) addrs: Vec<IpAddr>,
+}
+
+/// One socket.
+#[derive(Clone, Debug)]
+pub(crate) struct SlotPlan {
+    pub(crate) host: usize,
+    pub(crate) addr: IpAddr,
+    pub(crate) port: u16,
+    pub(crate) send_buffer: usize,
+    pub(crate) recv_buffer: usize,
+    /// Messages a reader takes per turn.
+    pub(crate) read_burst: usize,
+    /// Time between turns, nanoseconds.
+    pub(crate) read_gap: u64,
+}
+
+/// One user who sends.
+#[derive(Clone, Debug)]
+pub(crate) struct SenderPlan {
+    pub(crate) slot: usize,
+    pub(crate) target: usize,
+    /// Sends pings to the target's address instead of messages to its port.
+    pub(crate) pings: bool,
+    pub(crate) messages: u32,
+    pub(crate) size_max: usize,
+    pub(crate) burst: u32,
+    pub(crate) gap: u64,
+    pub(crate) start: u64,
+}
+
+/// Everything a seed decides before the run.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    pub(crate) scenario: Scenario,
+    pub(crate) net: NetPlan,
+    pub(crate) nodes: Vec<NodePlan>,
+    pub(crate) slots: Vec<SlotPlan>,
+    pub(crate) senders: Vec<SenderPlan>,
+    /// Kinds of fault with their mean interval, nanoseconds.
+    pub(crate) faults: Vec<(FaultKind, u64)>,
+    /// How long faults go on, nanoseconds.
+    pub(crate) active: u64,
+    /// Longest single fault, nanoseconds.
+    pub(crate) fault_max: u64,
+    /// Sequence numbers start from the clock, as the library does, or from 1.
+    pub(crate) clock_sequences: bool,
+}
+
+impl Plan {
+    /// Draws the plan of a seed.
+    pub(crate) fn draw(rng: &mut Rng, forced: Option<Scenario>) -> Self {
+        let scenario = forced.unwrap_or_else(|| match rng.below(100) {
+            0..=39 => Scenario::Swarm,
+            40..=45 => Scenario::Calm,
+            46..=55 => Scenario::Crash,
+            56..=69 => Scenario::Cuts,
+            70..=81 => Scenario::Kernel,
+            82..=86 => Scenario::Legacy,
+            87..=92 => Scenario::Storm,
+            93..=96 => Scenario::Move,
+            97 => Scenario::Mesh,
+            _ => Scenario::Long,
+        });
+        let nodes = draw_nodes(rng, scenario);
+        let slots = draw_slots(rng, scenario, &nodes);
+        let mut plan = Self {
+            scenario,
+            net: draw_net(rng, scenario),
+            nodes,
+            slots,
+            senders: Vec::new(),
+            faults: Vec::new(),
+            active: rng.magnitude(20 * MS, 4 * SEC),
+            fault_max: 0,
+            clock_sequences: rng.chance(700),
+        };
+        plan.draw_senders(rng);
+        plan.draw_faults(rng);
+        plan
+    }
+
+    fn is_kernel(&self, slot: usize) -> bool {
+        matches!(self.nodes[self.slots[slot].host].kind, NodeKind::Kernel(_))
+    }
+
+    fn draw_senders(&mut self, rng: &mut Rng) {
+        let long = self.scenario == Scenario::Long;
+        let most = (self.nodes.len() as u64 * 2).clamp(2, 14);
+        let count = rng.between(1, most);
+        // One run is small; many runs are not.
+        let mut budget: usize = if long { 24 << 20 } else { 3 << 20 };
+        for _ in 0..count {
+            let (slot, target) = (rng.index(self.slots.len()), rng.index(self.slots.len()));
+            let (from, to) = (&self.slots[slot], &self.slots[target]);
+            let same_host = from.host == to.host;
+            let both_kernels = self.is_kernel(slot) && self.is_kernel(target);
+            let families = from.addr.is_ipv4() == to.addr.is_ipv4();
+            if both_kernels || !families || (same_host && (self.is_kernel(slot) || rng.chance(700)))
+            {
+                continue;
+            }
+            let size_max = if long {
+                rng.magnitude(1 << 16, 3 << 20) as usize
+            } else {
+                rng.magnitude(1, 128 << 10) as usize
+            };
+            let size_max = if self.is_kernel(slot) || self.is_kernel(target) {
+                size_max.min(1 << 20)
+            } else {
+                size_max
+            };
+            let messages = match rng.below(20) {
+                0 => rng.magnitude(60, 500),
+                _ => rng.magnitude(1, 60),
+            };
+            // Sizes are spread by magnitude: the mean is about a sixth of the maximum.
+            let messages = messages.min((budget / (size_max / 6 + 64)) as u64) as u32;
+            budget = budget.saturating_sub(messages as usize * (size_max / 6 + 64));
+            if messages == 0 {
+                continue;
+            }
+            let wanted = &mut self.slots[slot].send_buffer;
+            *wanted = (*wanted).max(size_max);
+            self.senders.push(SenderPlan {
+                slot,
+                target,
+                pings: rng.chance(60) && !same_host,
+                messages,
+                size_max,
+                burst: rng.magnitude(1, 32) as u32,
+                gap: rng.magnitude(US, self.active / u64::from(messages).max(1) + US),
+                start: rng.below(self.active / 2 + 1),
+            });
+        }
+    }
+
+    fn draw_faults(&mut self, rng: &mut Rng) {
+        use FaultKind as F;
+        let permille = |kind: F| match (self.scenario, kind) {
+            (Scenario::Calm, _) => 0,
+            (Scenario::Crash, F::Crash | F::Reboot) => 800,
+            (Scenario::Cuts, F::Cut) => 900,
+            (Scenario::Cuts, F::Partition | F::OneWay | F::DropLinks) => 300,
+            (Scenario::Storm, F::StopReader) => 950,
+            (Scenario::Move, F::AddressLoss | F::AddressMove) => 800,
+            (Scenario::Long, F::Crash | F::Reboot) => 0,
+            (_, F::AddressLoss | F::AddressMove) => 40,
+            (_, F::Crash | F::Reboot) => 150,
+            _ => 200,
+        };
+        for kind in F::ALL {
+            if rng.chance(permille(kind)) {
+                let interval = rng.magnitude(self.active / 16 + 1, self.active);
+                self.faults.push((kind, interval));
+            }
+        }
+        self.fault_max = match rng.below(20) {
+            0 => 45 * SEC,
+            _ => rng.magnitude(5 * MS, 3 * SEC),
+        };
+        let cuts = match self.scenario {
+            Scenario::Calm => 0,
+            Scenario::Cuts => 300,
+            _ => 150,
+        };
+        if rng.chance(cuts) {
+            self.net.cut_permille = rng.magnitude(20, 600);
+        }
+        if self.scenario != Scenario::Calm && rng.chance(150) {
+            self.net.loss_permille = rng.magnitude(1, 60);
+        }
+    }
+}
+
+fn draw_nodes(rng: &mut Rng, scenario: Scenario) -> Vec<NodePlan> {
+    let count = match (scenario, rng.below(100)) {
+        (Scenario::Mesh, _) => rng.between(9, 16),
+        (Scenario::Long, _) => 2,
+        (_, 0..=59) => 2,
+        (_, 60..=79) => 3,
+        (_, 80..=93) => 4,
+        _ => rng.between(5, 8),
+    } as usize;
+    let v6 = rng.chance(100);
+    let all_end_to_end = rng.chance(700);
+    let kernels = match scenario {
+        Scenario::Kernel | Scenario::Legacy => 400,
+        Scenario::Swarm | Scenario::Cuts | Scenario::Crash if rng.chance(250) => 300,
+        _ => 0,
+    };
+    let mut last_bytes: Vec<u8> = (1..=32).collect();
+    rng.shuffle(&mut last_bytes);
+    let address = |n: u8| match v6 {
+        true => IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, u16::from(n))),
+        false => IpAddr::V4(Ipv4Addr::new(10, 0, 0, n)),
+    };
+    let forced = rng.index(count);
+    let mut nodes = Vec::new();
+    for i in 0..count {
+        let legacy = scenario == Scenario::Legacy;
+        let must = kernels == 400 && i == forced;
+        // With two nodes and a kernel the other one is bowline.
+        let may = kernels > 0 && !(count == 2 && i != forced);
+        let kind = if must || (may && rng.chance(kernels)) {
+            NodeKind::Kernel(Flavour {
+                multipath: !(legacy && rng.chance(700)),
+                later: rng.chance(250),
+                ping_enable: !(legacy && rng.chance(300)),
+                slow_reader: rng.chance(300),
+            })
+        } else {
+            NodeKind::Bowline {
+                paths: if rng.chance(600) { 8 } else { 1 },
+                end_to_end: all_end_to_end || rng.chance(500),
+                driver: draw_driver(rng),
+                recv_limit: rng.chance(80).then(|| rng.magnitude(2_000, 200_000) as usize),
+            }
+        };
+        let addrs = (0..if rng.chance(120) { 2 } else { 1 })
+            .map(|k| address(last_bytes[2 * i + k]))
+            .collect();
+        nodes.push(NodePlan { kind, addrs });
+    }
+    nodes
+}
+
+fn draw_driver(rng: &mut Rng) -> DriverPlan {
+    DriverPlan {
+        read_max: rng.magnitude(512, 256 << 10) as usize,
+        write_max: rng.magnitude(512, 256 << 10) as usize,
+        budget: rng.magnitude(1, 512) as usize,
+        lag: rng.magnitude(1, 2 * MS),
+        slow_write_permille: rng.pick(&[0, 0, 50, 400]),
+        any_port: rng.chance(150),
+        idle_permille: rng.pick(&[0, 100, 1000]),
+        pooled: rng.chance(150),
+    }
+}
+
+fn draw_net(rng: &mut Rng, scenario: Scenario) -> NetPlan {
+    let least = rng.magnitude(US, 2 * MS);
+    let most = least + rng.magnitude(US, 15 * MS);
+    let small = scenario != Scenario::Long && rng.chance(300);
+    NetPlan {
+        delay: (least, most),
+        segment_max: if scenario == Scenario::Long {
+            65_536
+        } else {
+            rng.magnitude(1_400, 65_536) as usize
+        },
+        segment_random: scenario != Scenario::Long && rng.chance(300),
+        send_buffer: if small { (4_096, 16_384) } else { (32_768, 1 << 20) },
+        recv_buffer: if small { (4_096, 16_384) } else { (32_768, 1 << 20) },
+        loss_permille: 0,
+        rst_overtakes: rng.chance(300),
+        rst_discards: rng.chance(150),
+        cut_permille: 0,
+    }
+}
+
+fn draw_slots(rng: &mut Rng, scenario: Scenario, nodes: &[NodePlan]) -> Vec<SlotPlan> {
+    let common = rng.between(2, 65_535) as u16;
+    let mut slots: Vec<SlotPlan> = Vec::new();
+    for (host, node) in nodes.iter().enumerate() {
+        let count = if nodes.len() > 8 { 1 } else { rng.between(1, 3) };
+        for _ in 0..count {
+            let addr = rng.pick(&node.addrs);
+            let port = if rng.chance(400) { common } else { rng.between(2, 65_535) as u16 };
+            if slots.iter().any(|s| s.addr == addr && s.port == port) {
+                continue;
+            }
+            let storm = scenario == Scenario::Storm;
+            let slow = rng.chance(if storm { 500 } else { 100 });
+            slots.push(SlotPlan {
+                host,
+                addr,
+                port,
+                send_buffer: rng.magnitude(2_304, 400 << 10) as usize,
+                recv_buffer: rng.magnitude(1_152, if storm { 8 << 10 } else { 400 << 10 }) as usize,
+                read_burst: if slow { 1 } else { rng.magnitude(1, 64) as usize },
+                read_gap: if slow { rng.magnitude(US, 5 * MS) } else { rng.below(20 * US) },
+            });
+        }
+    }
+    slots
+}

@@ -1,0 +1,101 @@
+//! The only source of chance in a run: SplitMix64, so that a seed is a run.
+
+/// Seeded generator. Not for anything but simulation.
+#[derive(Clone, Debug)]
+pub(crate) struct Rng(u64);
+
+impl Rng {
+    /// Starts a stream that depends on every bit of `seed`.
+    pub(crate) fn new(seed: u64) -> Self {
+        let mut rng = Self(seed ^ 0x6c62_272e_07bb_0142);
+        rng.next();
+        rng
+    }
+
+    /// Draws 64 bits.
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        mix(self.0)
+    }
+
+    /// Draws from `0..n`; 0 when `n` is 0.
+    pub(crate) fn below(&mut self, n: u64) -> u64 {
+        if n == 0 { 0 } else { ((u128::from(self.next()) * u128::from(n)) >> 64) as u64 }
+    }
+
+    /// Draws an index below `n`.
+    pub(crate) fn index(&mut self, n: usize) -> usize {
+        self.below(n as u64) as usize
+    }
+
+    /// Draws from `lo..=hi`, every value alike.
+    pub(crate) fn between(&mut self, lo: u64, hi: u64) -> u64 {
+        lo + self.below(hi.saturating_sub(lo).saturating_add(1))
+    }
+
+    /// Draws from `lo..=hi`, every order of magnitude alike.
+    pub(crate) fn magnitude(&mut self, lo: u64, hi: u64) -> u64 {
+        let (from, to) = (lo.max(1).ilog2(), hi.max(1).ilog2());
+        let bits = self.between(u64::from(from), u64::from(to)) as u32;
+        let base = 1u64 << bits;
+        (base + self.below(base)).clamp(lo, hi)
+    }
+
+    /// Is true `permille` times of a thousand.
+    pub(crate) fn chance(&mut self, permille: u64) -> bool {
+        self.below(1000) < permille
+    }
+
+    /// Picks one of `items`, which is not empty.
+    pub(crate) fn pick<T: Copy>(&mut self, items: &[T]) -> T {
+        items[self.index(items.len())]
+    }
+
+    /// Draws a waiting time around `mean`: close to exponential, at most eight times the mean.
+    pub(crate) fn wait(&mut self, mean: u64) -> u64 {
+        // -log2 of a uniform number in (0, 1], in 1/65536, the mantissa taken as its own
+        // logarithm: integers only, so that every machine draws the same.
+        let u = self.next() | 1;
+        let zeros = u.leading_zeros();
+        let mantissa = ((u << zeros) >> 47) & 0xffff;
+        let log2 = (u64::from(zeros) + 1) * 65_536 - mantissa;
+        const LN_2: u128 = 45_426;
+        let wait = (u128::from(mean) * u128::from(log2) * LN_2) >> 32;
+        (wait as u64).clamp(1, mean.saturating_mul(8).max(1))
+    }
+
+    /// Shuffles in place.
+    pub(crate) fn shuffle<T>(&mut self, items: &mut [T]) {
+        for i in (1..items.len()).rev() {
+            items.swap(i, self.index(i + 1));
+        }
+    }
+}
+
+/// Spreads every bit of `z` over 64.
+pub(crate) fn mix(z: u64) -> u64 {
+    let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn draws_stay_in_range() {
+        let mut rng = Rng::new(7);
+        for _ in 0..10_000 {
+            assert!(rng.below(3) < 3);
+            assert!((5..=9).contains(&rng.between(5, 9)));
+            assert!((3..=70_000).contains(&rng.magnitude(3, 70_000)));
+            assert!((1..=8_000).contains(&rng.wait(1_000)));
+        }
+    }
+
+    #[test]
+    fn neighbouring_seeds_differ() {
+        assert_ne!(Rng::new(1).next(), Rng::new(2).next());
+    }
+}

@@ -1,0 +1,252 @@
+//! Runs of one seed and of many.
+
+use std::cell::RefCell;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::plan::{Plan, Scenario};
+use crate::rng::Rng;
+use crate::sabotage::Sabotage;
+use crate::stats::Stats;
+use crate::trace::{Trace, TraceMode};
+use crate::world::World;
+
+/// How to run.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct Options {
+    /// Text to keep of a run.
+    pub trace: TraceMode,
+    /// Scenario instead of the one the seed would draw.
+    pub scenario: Option<Scenario>,
+    /// Something done wrong on purpose.
+    pub(crate) sabotage: Option<Sabotage>,
+}
+
+impl Options {
+    /// Sets how much text a run keeps.
+    #[must_use]
+    pub fn with_trace(mut self, trace: TraceMode) -> Self {
+        self.trace = trace;
+        self
+    }
+
+    /// Forces the scenario.
+    #[must_use]
+    pub fn with_scenario(mut self, scenario: Option<Scenario>) -> Self {
+        self.scenario = scenario;
+        self
+    }
+}
+
+/// A broken promise.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// What was broken.
+    pub what: String,
+    /// Virtual time, nanoseconds since the start of the run.
+    pub at: u64,
+    /// State of the nodes; empty if one of them panicked.
+    pub dump: String,
+}
+
+/// What became of a seed.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// The seed.
+    pub seed: u64,
+    /// The scenario it ran.
+    pub scenario: Scenario,
+    /// Whether the scenario was forced.
+    pub forced: bool,
+    /// Hash over every step: equal for equal runs.
+    pub trace_hash: u64,
+    /// Numbers.
+    pub stats: Stats,
+    /// Text kept.
+    pub lines: Vec<String>,
+    /// The first broken promise.
+    pub failure: Option<Failure>,
+}
+
+impl Outcome {
+    /// The command that runs this seed again.
+    pub fn replay_command(&self) -> String {
+        let scenario = match self.forced {
+            true => format!(" --scenario {}", self.scenario.name()),
+            false => String::new(),
+        };
+        format!("bowline sim --seed {}{scenario} --trace", self.seed)
+    }
+
+    /// Everything a reader needs to look at a failure.
+    pub fn report(&self) -> String {
+        let mut out = String::new();
+        for line in &self.lines {
+            out += line;
+            out.push('\n');
+        }
+        match &self.failure {
+            Some(failure) => {
+                out += &failure.dump;
+                out += &format!(
+                    "seed {} ({}) failed at {:.6} ms: {}\nreplay: {}\n",
+                    self.seed,
+                    self.scenario.name(),
+                    failure.at as f64 / 1e6,
+                    failure.what,
+                    self.replay_command()
+                );
+            }
+            None => {
+                out += &format!(
+                    "seed {} ({}) kept every promise, hash {:016x}\n",
+                    self.seed,
+                    self.scenario.name(),
+                    self.trace_hash
+                );
+            }
+        }
+        out
+    }
+}
+
+/// What became of many seeds.
+#[derive(Clone, Debug, Default)]
+pub struct Summary {
+    /// Seeds run.
+    pub runs: u64,
+    /// Sums.
+    pub stats: Stats,
+    /// Outcomes of the seeds that failed, with the last lines of their trace; at most twenty.
+    pub failures: Vec<Outcome>,
+    /// How many failed.
+    pub failed: u64,
+}
+
+/// Failures kept with their text.
+const FAILURES_KEPT: usize = 20;
+/// Lines of trace shown with a failure.
+const FAILURE_LINES: usize = 60;
+
+/// Runs one seed.
+pub fn run(seed: u64, options: &Options) -> Outcome {
+    let mut rng = Rng::new(seed);
+    let plan = Plan::draw(&mut rng, options.scenario);
+    let scenario = plan.scenario;
+    let trace = Trace::new(options.trace);
+    // The world outlives a panic inside a node, so that its trace can be read.
+    let world = RefCell::new(None);
+    let step_all = || {
+        *world.borrow_mut() = Some(World::new(plan, rng, trace, options.sabotage));
+        let mut world = world.borrow_mut();
+        let Some(world) = world.as_mut() else { return };
+        if options.trace != TraceMode::Hash {
+            let plan = format!("{:#?}", world.plan);
+            world.ctx.note([0, 0, 0], || plan);
+        }
+        while world.step() {}
+    };
+    let panicked = quietly(AssertUnwindSafe(step_all));
+    let mut outcome = Outcome {
+        seed,
+        scenario,
+        forced: options.scenario.is_some(),
+        trace_hash: 0,
+        stats: Stats::default(),
+        lines: Vec::new(),
+        failure: None,
+    };
+    let Some(mut world) = world.into_inner() else {
+        let what = panicked.err().unwrap_or_default();
+        outcome.failure = Some(Failure { what, at: 0, dump: String::new() });
+        return outcome;
+    };
+    let at = world.ctx.now;
+    world.ctx.stats.virtual_ms = at / 1_000_000;
+    let failure = match panicked {
+        Err(what) => Some((format!("panic: {what}"), String::new())),
+        Ok(()) => world.ctx.failure.take().map(|what| (what, world.dump())),
+    };
+    outcome.failure = failure.map(|(what, dump)| Failure { what, at, dump });
+    outcome.stats = world.ctx.stats.clone();
+    outcome.trace_hash = world.ctx.trace.hash();
+    outcome.lines = world.ctx.trace.into_lines();
+    outcome
+}
+
+thread_local! {
+    static PANIC_TEXT: RefCell<Option<String>> = const { RefCell::new(None) };
+}
+
+/// Runs `f`; a panic becomes its text, and nothing is printed for it.
+fn quietly(f: AssertUnwindSafe<impl FnOnce()>) -> Result<(), String> {
+    static HOOK: std::sync::Once = std::sync::Once::new();
+    thread_local! {
+        static QUIET: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+    }
+    HOOK.call_once(|| {
+        let usual = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            if QUIET.get() {
+                PANIC_TEXT.set(Some(info.to_string()));
+            } else {
+                usual(info);
+            }
+        }));
+    });
+    QUIET.set(true);
+    let result = catch_unwind(f);
+    QUIET.set(false);
+    result.map_err(|_| PANIC_TEXT.take().unwrap_or_default())
+}
+
+/// Runs a range of seeds on `threads` threads, each seed on one of them.
+///
+/// `progress` is called now and then with the number of seeds done. Seeds that fail are run again
+/// to show their last steps.
+pub fn run_many(
+    seeds: Range<u64>,
+    threads: usize,
+    options: &Options,
+    progress: impl Fn(u64) + Sync,
+) -> Summary {
+    let next = AtomicU64::new(seeds.start);
+    let summary = Mutex::new(Summary::default());
+    let work = || {
+        loop {
+            let seed = next.fetch_add(1, Ordering::Relaxed);
+            if seed >= seeds.end {
+                return;
+            }
+            let mut outcome = run(seed, options);
+            if outcome.failure.is_some() && options.trace == TraceMode::Hash {
+                let again = options.clone().with_trace(TraceMode::Last(FAILURE_LINES));
+                outcome = run(seed, &again);
+            }
+            let mut summary = summary.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+            summary.runs += 1;
+            summary.stats.add(&outcome.stats);
+            if outcome.failure.is_some() {
+                summary.failed += 1;
+                if summary.failures.len() < FAILURES_KEPT {
+                    summary.failures.push(outcome);
+                }
+            }
+            if summary.runs.is_multiple_of(256) {
+                progress(summary.runs);
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..threads.max(1) {
+            scope.spawn(work);
+        }
+        work();
+    });
+    let mut summary = summary.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
+    summary.failures.sort_by_key(|o| o.seed);
+    summary
+}
