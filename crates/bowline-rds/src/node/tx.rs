@@ -254,9 +254,8 @@ impl Node {
             let Some(op) = link.tx.plan.back_mut() else { break };
             let n = op.len().min(cut);
             cut -= n;
-            match op {
-                Op::Log { to, .. } if n < *to => *to -= n,
-                _ => {}
+            if let Op::Log { to, .. } = op {
+                *to -= n;
             }
             if op.len() == 0 || matches!(op, Op::Inline { .. }) {
                 link.tx.plan.pop_back();
