@@ -232,16 +232,15 @@ class Job:
 
     def run(self):
         try:
-            out = getattr(self, "do_" + self.verb)()
-            self.tell("done", **(out or {}))
+            end = dict(getattr(self, "do_" + self.verb)(), ev="done")
         except Stop:
-            self.tell("done", messages=self.count, stopped=True)
+            end = dict(ev="done", messages=self.count)
         except Exception as e:  # whatever it is, the scenario must see it
-            self.tell("error", error="%s: %s" % (type(e).__name__, e), messages=self.count,
-                      errno=getattr(e, "errno", None))
-        finally:
-            if self.sock:
-                self.sock.close()
+            end = dict(ev="error", error="%s: %s" % (type(e).__name__, e), messages=self.count,
+                       errno=getattr(e, "errno", None))
+        if self.sock:
+            self.sock.close()  # before anybody hears of the end
+        self.tell(**end)
 
     def control(self, what, args):
         if what == "go":

@@ -11,7 +11,7 @@ use crate::protocol::{Args, Command, Event};
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
 /// Send buffer of jobs that do not name one, bytes.
@@ -29,7 +29,7 @@ pub(crate) struct Control {
     stopped: AtomicBool,
     messages: AtomicU64,
     bytes: AtomicU64,
-    socket: OnceLock<Arc<dyn Socket>>,
+    socket: Mutex<Option<Arc<dyn Socket>>>,
 }
 
 #[derive(Debug, Default)]
@@ -86,11 +86,16 @@ impl Jobs {
         let control = Arc::new(Control::default());
         self.jobs.insert(c.id.clone(), Arc::clone(&control));
         let job = Job { id: c.id, args: c.args, backend: Arc::clone(&self.backend), control };
-        std::thread::spawn(move || match verb(&job) {
-            Ok(event) => event.emit(),
-            Err(e) => {
-                let event = job.event("error").text("error", &e.to_string());
-                event.num("messages", job.messages()).num("errno", e.errno as u64).emit();
+        std::thread::spawn(move || {
+            let ended = verb(&job);
+            // the socket is closed before anybody hears of the end
+            *lock(&job.control.socket) = None;
+            match ended {
+                Ok(event) => event.emit(),
+                Err(e) => {
+                    let event = job.event("error").text("error", &e.to_string());
+                    event.num("messages", job.messages()).num("errno", e.errno as u64).emit();
+                }
             }
         });
     }
@@ -120,7 +125,7 @@ impl Control {
                 .emit(),
             "cancel" => {
                 let to = c.args.need("to")?;
-                let socket = self.socket.get().ok_or("the job has no socket yet")?;
+                let socket = lock(&self.socket).clone().ok_or("the job has no socket")?;
                 socket.cancel(to).map_err(|e| e.to_string())?;
                 Event::new(&c.id, "cancelled").emit();
             }
@@ -198,7 +203,7 @@ impl Job {
         let socket: Arc<dyn Socket> =
             Arc::from(self.backend.bind(Wish { bind, sndbuf, rcvbuf })?);
         socket.set_mode(mode)?;
-        let _ = self.control.socket.set(Arc::clone(&socket));
+        *lock(&self.control.socket) = Some(Arc::clone(&socket));
         Ok(socket)
     }
 
