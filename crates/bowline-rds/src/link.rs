@@ -82,6 +82,8 @@ pub(crate) struct Tx {
     pub(crate) in_flight: u64,
     pub(crate) busy: bool,
     pub(crate) blocked: bool,
+    /// TCP reported room while a write was under way.
+    pub(crate) writable: bool,
     /// `Output::Transmit` is out and not answered.
     pub(crate) signalled: bool,
 }

@@ -93,6 +93,7 @@ impl Node {
             return 0;
         }
         link.tx.busy = true;
+        link.tx.writable = false;
         link.tx.in_flight = batch.len() as u64;
         batch.len()
     }
@@ -201,9 +202,11 @@ impl Node {
             }
         }
         if blocked {
-            link.tx.blocked = true;
             self.stats.tcp_sndbuf_full += 1;
         }
+        // TCP may have found room again before the write that found none is reported.
+        let blocked = blocked && !link.tx.writable;
+        link.tx.blocked = blocked;
         if partial {
             self.unplan_unstarted(id);
         }
@@ -284,6 +287,7 @@ impl Node {
     pub fn handle_writable(&mut self, now: Instant, id: LinkId) {
         self.now = now;
         let Some(link) = self.links.get_mut(id.0) else { return };
+        link.tx.writable = link.tx.busy;
         if link.tx.blocked {
             link.tx.blocked = false;
             self.signal_transmit(id);
