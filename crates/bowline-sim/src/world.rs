@@ -58,6 +58,8 @@ pub(crate) struct World {
     readers: Vec<Reader>,
     pub(crate) phase: Phase,
     phase_since: u64,
+    /// When to look next whether anything is left.
+    closed_look: u64,
     sabotage: Option<Sabotage>,
     payload: Vec<u8>,
     scratch: Vec<u8>,
@@ -77,6 +79,9 @@ const STEPS_MAX: u64 = 6_000_000;
 const QUIET: u64 = 3 * SEC;
 /// Longest way of a message when nothing is wrong, besides the time its bytes take.
 const CALM_LATENCY_MAX: u64 = 20 * SEC;
+/// Time in which a node must have nothing left after all sockets are closed: what was begun is
+/// completed, through TCP's longest retransmission timeout or a lost connection.
+const CLOSED_MAX: u64 = 90 * SEC;
 const NUDGE: u64 = 300 * MS;
 
 impl World {
@@ -113,6 +118,7 @@ impl World {
             open: vec![false; plan.slots.len()],
             phase: Phase::Active,
             phase_since: 0,
+            closed_look: 0,
             payload: Vec::new(),
             scratch: Vec::new(),
             ctx,
@@ -786,11 +792,12 @@ impl World {
         }
     }
 
-    /// After everything is closed: gives what is on its way two seconds, then looks.
+    /// After everything is closed: tells whether nothing is left, which must be so soon.
     fn finished(&mut self) -> bool {
-        if self.ctx.now < self.phase_since + 2 * SEC {
+        if self.ctx.now < self.closed_look {
             return false;
         }
+        self.closed_look = self.ctx.now + 500 * MS;
         for host in 0..self.hosts.len() {
             let Host::Bowline(node) = &self.hosts[host] else { continue };
             let info = node.node.info();
@@ -802,6 +809,9 @@ impl World {
                 ("bytes to send", node.node.unsent_total() as usize),
             ];
             if let Some((what, n)) = left.into_iter().find(|(_, n)| *n > 0) {
+                if self.ctx.now < self.phase_since + CLOSED_MAX {
+                    return false;
+                }
                 self.ctx.fail(|| format!("host {host} still has {n} {what} after closing all"));
             }
         }
