@@ -233,7 +233,8 @@ def congestion(c):
     half = c.scale // 2
     free = Stream(src, ip(src_a, 4100), dst, ip(dst_a, 4101), 9, 1, low=10, high=10)
     free.finish(20)
-    hold = dict(hold=1, rcvbuf=4000, low=1000, high=1000)
+    # a small send buffer, or all of it would be on its way before the map comes
+    hold = dict(hold=1, rcvbuf=4000, low=1000, high=1000, sndbuf=65536)
     a = Stream(src, ip(src_a, 4000), dst, ip(dst_a, 4001), 10, half, mode="nonblock", **hold)
     b = Stream(src, ip(src_a, 4002), dst, ip(dst_a, 4003), 11, half, mode="block", **hold)
     end = time.monotonic() + 20
@@ -424,7 +425,7 @@ def node_restart(c):
     if c.order == "lo":
         # the larger kernel knocks once per send, and its sender may be
         # blocked by now: the restarted node has to say something first
-        c.n.ask("ping", 20, bind=c.at_n(0), to=c.k_addr, n=1)
+        c.n.ask("ping", 20, bind=c.at_n(1000), to=c.k_addr, n=1)
     while again.stat()["messages"] < 50:
         want(time.monotonic() < t + 60, "the kernel's stream did not come back: %s", again.stat())
         time.sleep(0.1)

@@ -11,7 +11,10 @@ use std::time::Duration;
 pub(crate) struct Bowline(Node);
 
 #[derive(Debug)]
-struct BowlineSocket(RdsSocket);
+struct BowlineSocket {
+    node: Node,
+    socket: RdsSocket,
+}
 
 impl From<Error> for Failure {
     fn from(e: Error) -> Self {
@@ -32,7 +35,7 @@ impl Bowline {
 
 impl Socket for BowlineSocket {
     fn local(&self) -> Outcome<SocketAddr> {
-        self.0.local_addr().ok_or(Failure { errno: libc::ENOTCONN, text: "not bound".into() })
+        self.socket.local_addr().ok_or(Failure { errno: libc::ENOTCONN, text: "not bound".into() })
     }
 
     fn set_mode(&self, mode: Mode) -> Outcome<()> {
@@ -40,44 +43,54 @@ impl Socket for BowlineSocket {
             Mode::Timeout(t) => Some(t),
             _ => None,
         };
-        self.0.set_nonblocking(mode == Mode::Nonblock);
-        self.0.set_send_timeout(timeout);
-        self.0.set_recv_timeout(timeout);
+        self.socket.set_nonblocking(mode == Mode::Nonblock);
+        self.socket.set_send_timeout(timeout);
+        self.socket.set_recv_timeout(timeout);
         Ok(())
     }
 
     fn send(&self, pieces: &[IoSlice<'_>], to: SocketAddr) -> Outcome<usize> {
-        Ok(self.0.send_vectored_to(pieces, to)?)
+        Ok(self.socket.send_vectored_to(pieces, to)?)
     }
 
     fn send_many(&self, message: &[u8], count: usize, to: SocketAddr) -> Outcome<usize> {
-        Ok(self.0.send_batch(&vec![(to, message); count])?)
+        Ok(self.socket.send_batch(&vec![(to, message); count])?)
     }
 
     fn recv(&self, buf: &mut [u8]) -> Outcome<(usize, SocketAddr)> {
-        Ok(self.0.recv_from(buf)?)
+        Ok(self.socket.recv_from(buf)?)
     }
 
     fn recv_many(&self, _: &mut [u8]) -> Outcome<(u64, u64)> {
         let mut messages = Vec::new();
-        self.0.recv_batch(&mut messages, 64)?;
+        self.socket.recv_batch(&mut messages, 64)?;
         let bytes = messages.iter().map(|m| m.len() as u64).sum();
         Ok((messages.len() as u64, bytes))
     }
 
     fn wait(&self, write: bool, timeout: Duration) -> Outcome<()> {
-        let interest = if write { Interest::WRITABLE } else { Interest::READABLE };
-        self.0.wait(interest, Some(timeout))?;
-        Ok(())
+        let interest = if write { Interest::WRITE } else { Interest::READ };
+        match self.socket.wait(interest, Some(timeout)).map_err(Failure::from) {
+            Err(e) if !e.passing() => Err(e),
+            _ => Ok(()),
+        }
     }
 
     fn cancel(&self, to: SocketAddr) -> Outcome<()> {
-        Ok(self.0.cancel_sent_to(to)?)
+        Ok(self.socket.cancel_sent_to(to)?)
     }
 
     fn unsent(&self, wait: Duration) -> Outcome<usize> {
-        let flushed = self.0.flush(wait)?;
-        Ok(usize::from(!flushed))
+        match self.socket.flush(Some(wait)).map_err(Failure::from) {
+            Ok(()) => Ok(0),
+            Err(e) if e.passing() => {
+                let local = self.local()?;
+                let info = self.node.info();
+                let ours = info.send.iter().chain(&info.retrans).filter(|m| m.local == local);
+                Ok(ours.count())
+            },
+            Err(e) => Err(e),
+        }
     }
 }
 
@@ -95,20 +108,37 @@ impl Backend for Bowline {
             socket.set_recv_buffer(wish.rcvbuf)?;
         }
         socket.bind(wish.bind)?;
-        Ok(Box::new(BowlineSocket(socket)))
+        Ok(Box::new(BowlineSocket { node: self.0.clone(), socket }))
     }
 
     fn info(&self) -> Outcome<Info> {
-        let counters =
-            self.0.counters().into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
-        Ok(Info { counters, ..Info::default() })
+        let info = self.0.info();
+        let stats = self.0.driver_stats();
+        let driver = [
+            ("syscalls", stats.syscalls()),
+            ("reads", stats.reads),
+            ("writes", stats.writes),
+            ("hand_overs", stats.hand_overs),
+            ("bytes_read", stats.bytes_read),
+            ("bytes_written", stats.bytes_written),
+            ("bytes_copied_in", stats.bytes_copied_in),
+            ("bytes_copied_out", stats.bytes_copied_out),
+        ];
+        let named = |(name, value): (&str, u64)| (name.to_owned(), value);
+        Ok(Info {
+            counters: self.0.counters().into_iter().map(named).collect(),
+            tcp: info.links.iter().map(|l| (l.local, l.remote)).collect(),
+            queued: info.send.len() + info.retrans.len(),
+            driver: driver.map(named).into(),
+        })
     }
 
     fn sysctl(&self, name: &str, value: Option<i64>) -> Outcome<i64> {
+        let name = format!("net.rds.{name}");
         if let Some(value) = value {
-            self.0.set_sysctl(name, value)?;
+            self.0.set_sysctl(&name, value)?;
         }
-        Ok(self.0.sysctl(name)?)
+        Ok(self.0.sysctl(&name)?)
     }
 
     fn cut(&self, peer: Option<IpAddr>) -> Outcome<usize> {

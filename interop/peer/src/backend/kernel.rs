@@ -54,7 +54,7 @@ fn from_sockaddr(s: &libc::sockaddr_in) -> SocketAddr {
     SocketAddrV4::new(ip, u16::from_be(s.sin_port)).into()
 }
 
-const ADDR_LEN: u32 = mem::size_of::<libc::sockaddr_in>() as u32;
+const ADDR_LEN: u32 = size_of::<libc::sockaddr_in>() as u32;
 
 fn empty_addr() -> libc::sockaddr_in {
     libc::sockaddr_in {
@@ -74,7 +74,7 @@ impl KernelSocket {
                 level,
                 name,
                 (&raw const *value).cast(),
-                mem::size_of::<T>() as u32,
+                size_of::<T>() as u32,
             )
         };
         check(rc as isize, what).map(drop)
