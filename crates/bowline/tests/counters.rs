@@ -1,0 +1,168 @@
+//! Counters that noise cannot touch: system calls, copies, allocations and thread hand-overs per
+//! unit of work. One process runs both nodes, so allocations of both sides are counted together.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::thread;
+
+use bowline::rds::{DriverStats, PollMode};
+
+mod common;
+use common::Pair;
+
+struct Counting;
+
+static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+/// The allocation count is one for the process: one test at a time.
+static ALONE: Mutex<()> = Mutex::new(());
+
+#[allow(unsafe_code)]
+// SAFETY: every call goes to the system's allocator unchanged.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Relaxed);
+        // SAFETY: as promised by the caller.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        // SAFETY: as promised by the caller.
+        unsafe { System.dealloc(at, layout) }
+    }
+
+    unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Relaxed);
+        // SAFETY: as promised by the caller.
+        unsafe { System.realloc(at, layout, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// What one side did, and what both allocated.
+struct Cost {
+    sender: DriverStats,
+    receiver: DriverStats,
+    allocations: u64,
+}
+
+/// Streams `count` messages of `size` bytes after a warm-up.
+fn stream(pair: &Pair, size: usize, count: u64) -> Cost {
+    let (a, b) = pair.sockets(4000);
+    for socket in [&a, &b] {
+        socket.set_send_buffer(1 << 20).unwrap();
+        socket.set_recv_buffer(4 << 20).unwrap();
+    }
+    let warm = count / 4;
+    let mut before = None;
+    thread::scope(|s| {
+        s.spawn(|| {
+            let message = vec![7; size];
+            for _ in 0..warm + count {
+                a.send_to(&message, pair.b(4000)).unwrap();
+            }
+            a.flush(None).unwrap();
+        });
+        let mut buf = vec![0; size];
+        for i in 0..warm + count {
+            if i == warm {
+                before = Some((
+                    pair.left.driver_stats(),
+                    pair.right.driver_stats(),
+                    ALLOCATIONS.load(Relaxed),
+                ));
+            }
+            assert_eq!(b.recv(&mut buf).unwrap(), size);
+        }
+    });
+    let (left, right, allocations) = before.unwrap();
+    Cost {
+        sender: pair.left.driver_stats() - left,
+        receiver: pair.right.driver_stats() - right,
+        allocations: ALLOCATIONS.load(Relaxed) - allocations,
+    }
+}
+
+fn check(what: &str, per: f64, bound: f64) {
+    println!("{what}: {per:.4}, at most {bound}");
+    assert!(per <= bound, "{what}: {per} is above {bound}");
+}
+
+fn check_stream(size: usize, count: u64, calls: f64, test: u16) {
+    let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
+    let pair = Pair::with(test, |b| b.paths(1).poll(PollMode::Sleep));
+    let cost = stream(&pair, size, count);
+    let n = count as f64;
+    println!("sender {:?}\nreceiver {:?}", cost.sender, cost.receiver);
+    check("system calls per message, sender", cost.sender.syscalls() as f64 / n, calls);
+    check("system calls per message, receiver", cost.receiver.syscalls() as f64 / n, calls);
+    // A few buffers may be added when the two sides drift apart; nothing grows with the messages.
+    check("allocations per message", cost.allocations as f64 / n, 0.002);
+    let bytes = n * size as f64;
+    check("copies per byte, sender", cost.sender.bytes_copied_in as f64 / bytes, 1.3);
+    let copied: u64 = pair
+        .right
+        .counters()
+        .into_iter()
+        .filter(|(name, _)| *name == "bl_rx_copied_bytes")
+        .map(|(_, value)| value)
+        .sum();
+    let received = cost.receiver.bytes_copied_out as f64;
+    check("copies per byte, receiver", (received + copied as f64) / received, 1.3);
+}
+
+#[test]
+fn streaming_64_bytes_costs_next_to_nothing() {
+    check_stream(64, 400_000, 0.01, 600);
+}
+
+#[test]
+fn streaming_8_kib_shares_system_calls() {
+    check_stream(8192, 20_000, 0.25, 601);
+}
+
+#[test]
+fn a_sleeping_round_trip_takes_four_system_calls_and_no_other_thread() {
+    let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
+    let pair = Pair::with(602, |b| b.paths(1).poll(PollMode::Sleep));
+    let (a, b) = pair.sockets(4000);
+    const ROUNDS: u64 = 5000;
+    const WARM: u64 = 500;
+    let mut before = None;
+    thread::scope(|s| {
+        s.spawn(|| {
+            let mut buf = [0; 64];
+            for _ in 0..ROUNDS + WARM {
+                b.recv(&mut buf).unwrap();
+                b.send_to(&buf, pair.a(4000)).unwrap();
+            }
+        });
+        let mut buf = [0; 64];
+        for i in 0..ROUNDS + WARM {
+            if i == WARM {
+                before = Some((
+                    pair.left.driver_stats(),
+                    pair.right.driver_stats(),
+                    ALLOCATIONS.load(Relaxed),
+                ));
+            }
+            a.send_to(&buf, pair.b(4000)).unwrap();
+            a.recv(&mut buf).unwrap();
+        }
+    });
+    let (left, right, allocations) = before.unwrap();
+    let allocations = ALLOCATIONS.load(Relaxed) - allocations;
+    let n = ROUNDS as f64;
+    for (side, stats) in
+        [("left", pair.left.driver_stats() - left), ("right", pair.right.driver_stats() - right)]
+    {
+        println!("{side} {stats:?}");
+        // The background thread looks once a millisecond, whatever the rate: not per round trip.
+        let calls = (stats.syscalls() - stats.helper_turns.min(stats.waits)) as f64;
+        check("system calls per round trip", calls / n, 4.0);
+        check("thread hand-overs per round trip", stats.hand_overs as f64 / n, 0.005);
+    }
+    check("allocations per message", allocations as f64 / (2.0 * n), 0.005);
+}
