@@ -299,6 +299,7 @@ impl Driver {
             }
             std::thread::sleep(PACE);
         };
+        self.with_core(|core, now| core.acknowledge_all(now));
         sh.with_scratch(|sc| {
             let mut st = sh.lock();
             let now = st.at(sh.clock.now());

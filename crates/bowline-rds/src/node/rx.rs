@@ -96,6 +96,20 @@ impl Node {
         }
     }
 
+    /// Has everything that was received acknowledged now, asked for or not: the node is about to
+    /// end, and what it does not acknowledge would be sent again to its successor.
+    pub fn acknowledge_all(&mut self, now: Instant) {
+        self.now = now;
+        let owing: Vec<_> =
+            self.links.iter().filter(|(_, l)| l.rx.ack_owed > 0).map(|(id, _)| LinkId(id)).collect();
+        for id in owing {
+            if let Some(link) = self.link_mut(id) {
+                link.rx.ack_now = true;
+                self.signal_transmit(id);
+            }
+        }
+    }
+
     fn process_link(
         &mut self,
         id: LinkId,
@@ -177,6 +191,8 @@ impl Node {
                     if at < buf.bytes().len() {
                         link.rx.offset = at;
                         link.rx.backlog.push_front(buf);
+                    } else if full_before && self.wants_read(id) {
+                        self.outputs.push_back(crate::api::Output::Resume { link: id });
                     }
                     return if satisfied { Stop::Satisfied } else { Stop::Budget };
                 }
