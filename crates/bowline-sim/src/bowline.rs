@@ -1,7 +1,7 @@
 //! Drives a real `Node` over the simulated TCP: the part a driver plays, with every liberty the
 //! contract leaves to a driver taken at random.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io::IoSlice;
 use std::net::{IpAddr, SocketAddr};
 
@@ -60,6 +60,8 @@ pub(crate) struct BowlineHost {
     plan: DriverPlan,
     links: BTreeMap<LinkId, Io>,
     ends: HashMap<EndId, LinkId>,
+    /// Connections to be accepted, in their order.
+    listener: VecDeque<EndId>,
     socks: BTreeMap<usize, Sock>,
     slots: HashMap<SocketId, usize>,
     timer: (u64, Option<u64>),
@@ -90,6 +92,7 @@ impl BowlineHost {
             plan,
             links: BTreeMap::new(),
             ends: HashMap::new(),
+            listener: VecDeque::new(),
             socks: BTreeMap::new(),
             slots: HashMap::new(),
             timer: (0, None),
@@ -229,8 +232,9 @@ impl BowlineHost {
     pub(crate) fn notice(&mut self, ctx: &mut Ctx, end: EndId, notice: Notice) {
         let at = now(ctx);
         if notice == Notice::Incoming {
+            self.listener.push_back(end);
             let delay = ctx.rng.below(self.plan.lag + 1);
-            ctx.schedule_host(delay, self.id, HostEvent::Accept(end));
+            ctx.schedule_host(delay, self.id, HostEvent::Accept);
             return;
         }
         let Some(&link) = self.ends.get(&end) else { return };
@@ -250,7 +254,11 @@ impl BowlineHost {
     pub(crate) fn event(&mut self, ctx: &mut Ctx, what: HostEvent) {
         let at = now(ctx);
         match what {
-            HostEvent::Accept(end) => self.accept(ctx, end),
+            HostEvent::Accept => {
+                if let Some(end) = self.listener.pop_front() {
+                    self.accept(ctx, end);
+                }
+            }
             HostEvent::Read(end) => {
                 if let Some(&link) = self.ends.get(&end) {
                     self.read(ctx, link);

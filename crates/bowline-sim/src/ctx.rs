@@ -53,7 +53,7 @@ pub(crate) enum HostEvent {
     /// A drained connection took too long.
     DrainLimit(EndId),
     /// Takes a connection from the listener.
-    Accept(EndId),
+    Accept,
     /// Kernel peer: finishes the shutdown of a path.
     Shutdown { conn: usize, path: usize },
     /// Kernel peer: connects a path.

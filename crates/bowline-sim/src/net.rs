@@ -173,6 +173,8 @@ struct End {
     keep_pending: bool,
     keep_missed: u8,
     blocked: bool,
+    /// The listener has told its process.
+    announced: bool,
 }
 
 #[derive(Debug)]
@@ -409,6 +411,7 @@ impl Ctx {
             keep_pending: false,
             keep_missed: 0,
             blocked: false,
+            announced: false,
         };
         let target = self.net.owner(remote.ip());
         let end_to_end =
@@ -954,7 +957,7 @@ impl Ctx {
         let (from, to) = (EndId { conn, side: 0 }, EndId { conn, side: 1 });
         let lost = self.lost();
         match self.net.reach(from) {
-            Reach::Peer if !lost => self.tell(to, Notice::Incoming),
+            Reach::Peer if !lost => self.announce(to),
             Reach::Stranger if !lost => self.send_rst(from),
             _ => {
                 let dead = self.net.conns[conn as usize].ends[0].state == EndState::Gone;
@@ -964,6 +967,15 @@ impl Ctx {
                     self.schedule(SEC, Event::Net(NetEvent::Established { conn }));
                 }
             }
+        }
+    }
+
+    /// The handshake of an accepted connection is complete.
+    fn announce(&mut self, id: EndId) {
+        let (c, side) = id.index();
+        let end = &mut self.net.conns[c].ends[side];
+        if !std::mem::replace(&mut end.announced, true) {
+            self.tell(id, Notice::Incoming);
         }
     }
 
@@ -981,8 +993,11 @@ impl Ctx {
             }
         }
         let (c, side) = from.index();
-        let conn = &mut self.net.conns[c];
         let receiver = from.other();
+        if receiver.side == 1 {
+            self.announce(receiver); // a segment acknowledges as the lost packet would have
+        }
+        let conn = &mut self.net.conns[c];
         let dir = &mut conn.dirs[side];
         match conn.ends[1 - side].state {
             EndState::Open if !conn.relay_closed => {}

@@ -37,6 +37,11 @@ struct Flow {
     next: u32,
     pending: VecDeque<Pending>,
     loose: bool,
+    /// Messages below this index were sent to an earlier process of the target's host. A sender
+    /// that had no acknowledgement repeats them to the new one, another socket.
+    again_below: u32,
+    /// Last message the target's present process received.
+    last: Option<u32>,
 }
 
 /// What the judge knows of a socket of the workload.
@@ -48,6 +53,8 @@ struct Slot {
     reachable: bool,
     pings: u64,
     pongs: u64,
+    /// Pings may be answered twice: to a restarted process or by a kernel they may come twice.
+    pongs_loose: bool,
 }
 
 /// Every flow of a run.
@@ -64,7 +71,7 @@ impl Oracle {
     pub(crate) fn add_slot(&mut self, addr: SocketAddr) {
         let slot = self.slots.len();
         self.by_addr.insert(addr, slot);
-        self.slots.push(Slot { addr, incarnation: 0, reachable: false, pings: 0, pongs: 0 });
+        self.slots.push(Slot { addr, incarnation: 0, reachable: false, pings: 0, pongs: 0, pongs_loose: false });
     }
 
     /// A socket exists from now on; nothing sent before counts.
@@ -86,6 +93,20 @@ impl Oracle {
         }
     }
 
+    /// A process is gone; its sockets were closed before.
+    pub(crate) fn process_gone(&mut self, slots: &[usize]) {
+        for flow in self.flows.iter_mut().filter(|f| slots.contains(&f.target)) {
+            flow.again_below = flow.next;
+            flow.last = None;
+        }
+        self.slots.iter_mut().for_each(|s| s.pongs_loose = true);
+    }
+
+    /// There are peers that may answer a ping twice.
+    pub(crate) fn loosen_pongs(&mut self) {
+        self.slots.iter_mut().for_each(|s| s.pongs_loose = true);
+    }
+
     /// A socket that was never closed can be reached again.
     pub(crate) fn reachable_again(&mut self, slot: usize) {
         self.slots[slot].reachable = true;
@@ -102,7 +123,7 @@ impl Oracle {
         let loose = flows.iter().any(|f| !self.flows[*f].pending.is_empty());
         flows.push(self.flows.len());
         let pending = VecDeque::new();
-        self.flows.push(Flow { slot, incarnation, target, next: 0, pending, loose });
+        self.flows.push(Flow { slot, incarnation, target, next: 0, pending, loose, again_below: 0, last: None });
         self.flows.len() - 1
     }
 
@@ -206,7 +227,7 @@ impl Oracle {
             let slot = &mut self.slots[target];
             slot.pongs += 1;
             return match payload.len() {
-                0 if slot.pongs <= slot.pings => Ok(()),
+                0 if slot.pongs <= slot.pings || slot.pongs_loose => Ok(()),
                 0 => Err(format!("{} got more pongs than it sent pings", slot.addr)),
                 n => Err(format!("{} got a pong with {n} bytes", slot.addr)),
             };
@@ -243,7 +264,13 @@ impl Oracle {
         }
         let name = name();
         let flow = &mut self.flows[flow];
-        let Ok(at) = flow.pending.binary_search_by_key(&index, |p| p.index) else {
+        let in_order = flow.last.is_none_or(|last| index > last);
+        let found = flow.pending.binary_search_by_key(&index, |p| p.index);
+        if found.is_err() && index < flow.again_below && in_order {
+            flow.last = Some(index);
+            return Ok(());
+        }
+        let Ok(at) = found else {
             let next = flow.pending.front().map(|p| p.index);
             return Err(format!(
                 "{name}: message {index} twice or out of order, next awaited {next:?} of {}",
@@ -258,6 +285,7 @@ impl Oracle {
             return Err(format!("{name}: message {index} before {}", skipped.index));
         }
         flow.pending.drain(..=at);
+        flow.last = Some(index);
         Ok(())
     }
 

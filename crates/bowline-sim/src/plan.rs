@@ -318,7 +318,7 @@ fn draw_nodes(rng: &mut Rng, scenario: Scenario) -> Vec<NodePlan> {
         _ => rng.between(5, 8),
     } as usize;
     let v6 = rng.chance(100);
-    let all_end_to_end = rng.chance(700);
+    let all_end_to_end = rng.chance(700) || scenario == Scenario::Long;
     let kernels = match scenario {
         Scenario::Kernel | Scenario::Legacy => 400,
         Scenario::Swarm | Scenario::Cuts | Scenario::Crash if rng.chance(250) => 300,

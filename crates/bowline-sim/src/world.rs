@@ -103,6 +103,9 @@ impl World {
             ctx.oracle.add_slot(SocketAddr::new(slot.addr, slot.port));
         }
         let n = plan.nodes.len();
+        if plan.nodes.iter().any(|n| matches!(n.kind, NodeKind::Kernel(_))) {
+            ctx.oracle.loosen_pongs();
+        }
         let senders = plan.senders.iter().map(|s| Sender {
             left: s.messages,
             waiting: false,
@@ -602,6 +605,9 @@ impl World {
                 self.wake_senders_of(slot);
             }
         }
+        let slots: Vec<usize> =
+            (0..self.open.len()).filter(|s| self.host_of(*s) == host).collect();
+        self.ctx.oracle.process_gone(&slots);
         self.stalled[host] = false;
         self.deferred[host].clear();
         self.ctx.tcp_host_down(host, silent);
