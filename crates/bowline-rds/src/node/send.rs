@@ -97,17 +97,21 @@ impl Node {
         if operation && (key || cookie.is_some()) {
             return Err(Error::BadControl);
         }
-        if cookie.is_some() && (!msg.zerocopy || !enabled || len == 0) {
-            return Err(Error::BadControl);
-        }
-        if has(|c| matches!(c, SendControl::RdmaMap)) {
-            return Err(Error::NotSupported);
-        }
-        if has(|c| matches!(c, SendControl::RdmaDest(_))) {
-            return Err(Error::BadControl); // no key is registered without RDMA
-        }
-        if operation {
-            return Err(Error::NotSupported);
+        // Those that pass so far are carried out in their order.
+        for control in msg.control {
+            match control {
+                SendControl::ZcopyCookie(_) if !msg.zerocopy || !enabled || len == 0 => {
+                    return Err(Error::BadControl);
+                }
+                // No key is registered without RDMA.
+                SendControl::RdmaDest(_) | SendControl::Unknown(_) => {
+                    return Err(Error::BadControl);
+                }
+                SendControl::ZcopyCookie(_) => {}
+                SendControl::RdmaMap | SendControl::RdmaArgs | SendControl::Atomic => {
+                    return Err(Error::NotSupported);
+                }
+            }
         }
         Ok(cookie)
     }
@@ -181,6 +185,7 @@ impl Node {
         }
         self.admit(id, congested, to.port, msg.blocking)?;
 
+        let half_full = self.sock(id).is_ok_and(|s| s.snd_bytes + len >= s.sndbuf / 2);
         let conn = self.conns.get_mut(conn_id.0).ok_or(Error::TooManyPeers)?;
         conn.last_used = self.now;
         let first_sequence = self.config.first_sequence;
@@ -198,9 +203,13 @@ impl Node {
             path.unacked_bytes = self.config.sysctl.max_unacked_bytes;
             self.stats.send_ack_required += 1;
             marks |= mark::ACK_REQUIRED;
-            if conn.peer.is_bowline() {
-                flags = Flags::ACK_REQUIRED;
-            }
+        }
+        // A sender that will soon have to wait must not wait for a delayed acknowledgement.
+        if half_full {
+            marks |= mark::ACK_REQUIRED;
+        }
+        if marks & mark::ACK_REQUIRED != 0 && conn.peer.is_bowline() {
+            flags = Flags::ACK_REQUIRED;
         }
         if cookie.is_some() {
             marks |= mark::ZCOPY;
