@@ -1,0 +1,5 @@
+//! The rules of `docs/spec/rds.md`, section by section, on the node as its driver sees it.
+#[path = "../support/mod.rs"]
+mod support;
+
+mod send;
