@@ -18,6 +18,9 @@ use crate::time::Instant;
 const CONFIRM_TIME: Duration = Duration::from_millis(200);
 /// How long an acceptor waits for a peer it does not know to say who it is.
 const SHY_TIME: Duration = Duration::from_millis(200);
+/// How long an accepted connection waits for the path its source port names while others are free:
+/// a connector that found no such port free takes any.
+const PLACE_TIME: Duration = Duration::from_secs(2);
 /// How long an accepted connection may stay without a path.
 const EXTRA_TIME: Duration = Duration::from_secs(35);
 /// A peer that answers no probe for so long is taken for a kernel.
@@ -61,7 +64,7 @@ impl Node {
         let slot = if conn.peer.is_bowline() {
             None // its probe tells the path
         } else if conn.peer_sport_idx {
-            Some((remote.port() % 8) as u8).filter(|i| *i < slots && free(*i))
+            Some((remote.port() % u16::from(slots)) as u8).filter(|i| free(*i)) // [spec 4.6]
         } else {
             (0..slots).find(|i| free(*i))
         };
@@ -92,6 +95,7 @@ impl Node {
         for link in checks {
             self.outputs.push_back(Output::CheckAlive { link });
         }
+        self.arm(now + PLACE_TIME, Timer::Place(link));
         self.arm(now + EXTRA_TIME, Timer::Extra(link));
         Some(link)
     }
@@ -365,6 +369,19 @@ impl Node {
         });
         self.check_gate(conn_id);
         self.signal_map(conn_id);
+    }
+
+    /// A connection that waits for a path takes another one that is free.
+    pub(super) fn place_extra(&mut self, id: LinkId) {
+        let Some(link) = self.link(id).filter(|l| l.state == LinkState::Extra) else { return };
+        let Some(conn) = self.conns.get(link.conn.0).filter(|c| !c.peer.is_bowline()) else {
+            return;
+        };
+        let down =
+            |i: &u8| conn.paths.get(usize::from(*i)).is_none_or(|p| p.state == PathState::Down);
+        if let Some(free) = (0..conn.npaths.max(1)).find(down) {
+            self.attach(id, free);
+        }
     }
 
     pub(super) fn extra_overdue(&mut self, id: LinkId) {

@@ -19,6 +19,8 @@ pub(super) enum Timer {
     Shy(LinkId),
     /// An acknowledgement has been owed for as long as it may be.
     Ack(LinkId),
+    /// A connection has waited long enough for one certain path.
+    Place(LinkId),
     /// A connection that never got a path.
     Extra(LinkId),
     /// The peer of a greeting did not answer: it is no bowline node any more.
@@ -51,6 +53,7 @@ impl Node {
                     }
                 }
                 Timer::Ack(link) => self.ack_due(link),
+                Timer::Place(link) => self.place_extra(link),
                 Timer::Extra(link) => self.extra_overdue(link),
                 Timer::Hello(link) => self.hello_overdue(link),
                 Timer::Unknown(conn) => {
