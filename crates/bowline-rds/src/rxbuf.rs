@@ -29,13 +29,24 @@ impl RxBufMut {
 #[derive(Clone, Debug)]
 pub struct RxBuf {
     buf: Arc<Vec<u8>>,
-    share: bool,
+    share: Share,
+}
+
+/// Whether messages may refer to a read buffer instead of copying out of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Share {
+    /// Every piece.
+    All,
+    /// Messages that lie in it from their beginning. A message that comes in many small reads
+    /// would pin a buffer for each.
+    Beginnings,
+    Nothing,
 }
 
 impl RxBuf {
     /// Wraps bytes that come from no pool.
     pub fn from_vec(bytes: Vec<u8>) -> Self {
-        Self { buf: Arc::new(bytes), share: false }
+        Self { buf: Arc::new(bytes), share: Share::Nothing }
     }
 
     /// The bytes.
@@ -45,49 +56,34 @@ impl RxBuf {
     }
 }
 
-/// Read buffers that are used again once no message refers to them.
+/// Sizes of buffers for reads that brought little, bytes.
+const CLASSES: [usize; 3] = [1 << 10, 4 << 10, 16 << 10];
+
+/// Buffers of one size.
 #[derive(Debug, Default)]
-pub struct RxPool {
+struct Slots {
     slots: Vec<Arc<Vec<u8>>>,
     next: usize,
 }
 
-impl RxPool {
-    /// Returns an empty buffer; allocates only when all pooled ones are in use.
-    pub fn get(&mut self) -> RxBufMut {
+impl Slots {
+    /// Takes an empty buffer that no message refers to any more.
+    fn take(&mut self) -> Option<Arc<Vec<u8>>> {
         for _ in 0..self.slots.len() {
             self.next = if self.next + 1 < self.slots.len() { self.next + 1 } else { 0 };
             if Arc::strong_count(&self.slots[self.next]) == 1 {
                 let mut buf = self.slots.swap_remove(self.next);
                 if let Some(vec) = Arc::get_mut(&mut buf) {
                     vec.clear();
-                    return RxBufMut { buf, pooled: true };
+                    return Some(buf);
                 }
             }
         }
-        let pooled = self.slots.len() < POOL_MAX;
-        RxBufMut { buf: Arc::new(Vec::with_capacity(RX_BUF_LEN)), pooled }
-    }
-
-    /// Makes a filled buffer shareable.
-    pub fn freeze(&mut self, buf: RxBufMut) -> RxBuf {
-        // A buffer less than half full would pin more than it holds: its messages are copied out.
-        let share = buf.pooled && buf.buf.len() >= RX_BUF_LEN / 2;
-        if buf.pooled {
-            self.slots.push(Arc::clone(&buf.buf));
-        }
-        RxBuf { buf: buf.buf, share }
-    }
-
-    /// Takes back a buffer that was not used.
-    pub fn put_back(&mut self, buf: RxBufMut) {
-        if buf.pooled {
-            self.slots.push(buf.buf);
-        }
+        None
     }
 
     /// Frees buffers nobody uses, but for a few.
-    pub fn shrink(&mut self) {
+    fn shrink(&mut self) {
         let mut keep = POOL_KEEP;
         self.slots.retain(|buf| {
             if Arc::strong_count(buf) > 1 {
@@ -97,6 +93,70 @@ impl RxPool {
             keep > 0
         });
         self.next = 0;
+    }
+}
+
+/// Read buffers that are used again once no message refers to them.
+#[derive(Debug, Default)]
+pub struct RxPool {
+    large: Slots,
+    small: [Slots; CLASSES.len()],
+}
+
+impl RxPool {
+    /// Returns an empty buffer; allocates only when all pooled ones are in use.
+    pub fn get(&mut self) -> RxBufMut {
+        if let Some(buf) = self.large.take() {
+            return RxBufMut { buf, pooled: true };
+        }
+        let pooled = self.large.slots.len() < POOL_MAX;
+        RxBufMut { buf: Arc::new(Vec::with_capacity(RX_BUF_LEN)), pooled }
+    }
+
+    /// Makes a filled buffer shareable.
+    pub fn freeze(&mut self, buf: RxBufMut) -> RxBuf {
+        let RxBufMut { buf, pooled } = buf;
+        if !pooled {
+            return RxBuf { buf, share: Share::Nothing };
+        }
+        let Some(class) = CLASSES.iter().position(|size| buf.len() <= *size) else {
+            self.large.slots.push(Arc::clone(&buf));
+            return RxBuf { buf, share: Share::All };
+        };
+        // A buffer that is nearly empty would pin far more than it holds: a smaller one takes its
+        // place. A second copy, of little.
+        let small = self.copy_small(class, &buf);
+        self.large.slots.push(buf);
+        small
+    }
+
+    fn copy_small(&mut self, class: usize, bytes: &[u8]) -> RxBuf {
+        let (slots, size) = (&mut self.small[class], CLASSES[class]);
+        let mut buf = match slots.take() {
+            Some(buf) => buf,
+            None if slots.slots.len() < POOL_MAX => Arc::new(Vec::with_capacity(size)),
+            // Slow readers hold them all: no more memory than the bytes are worth.
+            None => return RxBuf { buf: Arc::new(bytes.to_vec()), share: Share::Beginnings },
+        };
+        match Arc::get_mut(&mut buf) {
+            Some(vec) => vec.extend_from_slice(bytes),
+            None => buf = Arc::new(bytes.to_vec()),
+        }
+        slots.slots.push(Arc::clone(&buf));
+        RxBuf { buf, share: Share::Beginnings }
+    }
+
+    /// Takes back a buffer that was not used.
+    pub fn put_back(&mut self, buf: RxBufMut) {
+        if buf.pooled {
+            self.large.slots.push(buf.buf);
+        }
+    }
+
+    /// Frees buffers nobody uses, but for a few.
+    pub fn shrink(&mut self) {
+        self.large.shrink();
+        self.small.iter_mut().for_each(Slots::shrink);
     }
 }
 
@@ -118,6 +178,8 @@ impl Piece {
 #[derive(Clone, Debug, Default)]
 pub struct Rope {
     first: Option<Piece>,
+    /// Held here because most messages that one read does not bring whole come in two.
+    second: Option<Piece>,
     rest: Vec<Piece>,
     len: usize,
 }
@@ -135,7 +197,7 @@ impl Rope {
 
     /// The bytes, piece by piece.
     pub fn slices(&self) -> impl Iterator<Item = &[u8]> {
-        self.first.iter().chain(&self.rest).map(Piece::bytes)
+        self.first.iter().chain(&self.second).chain(&self.rest).map(Piece::bytes)
     }
 
     /// Copies as much as fits; returns how much that was.
@@ -170,6 +232,8 @@ impl Rope {
         self.len += piece.len as usize;
         if self.first.is_none() {
             self.first = Some(piece);
+        } else if self.second.is_none() {
+            self.second = Some(piece);
         } else {
             self.rest.push(piece);
         }
@@ -181,7 +245,7 @@ impl Rope {
         if len == 0 {
             return 0;
         }
-        if from.share {
+        if from.share == Share::All || from.share == Share::Beginnings && self.first.is_none() {
             // A read buffer is RX_BUF_LEN long, far below 4 GiB.
             self.push_piece(Piece {
                 buf: Arc::clone(&from.buf),
@@ -191,7 +255,7 @@ impl Rope {
             return 0;
         }
         let bytes = &from.bytes()[start..start + len];
-        let last = self.rest.last_mut().or(self.first.as_mut());
+        let last = self.rest.last_mut().or(self.second.as_mut()).or(self.first.as_mut());
         if let Some(piece) = last
             && let Some(vec) = Arc::get_mut(&mut piece.buf)
             && piece.start as usize + piece.len as usize == vec.len()

@@ -31,9 +31,23 @@ impl TxPool {
         pool.pop().unwrap_or_else(|| Arc::new(Vec::with_capacity(size)))
     }
 
-    fn put(&mut self, mut chunk: Arc<Vec<u8>>) {
+    /// Copies a few bytes into a chunk of their own.
+    pub(crate) fn hold(&mut self, bytes: &[u8]) -> Arc<Vec<u8>> {
+        let mut chunk = self.get(bytes.len() > SMALL);
+        match Arc::get_mut(&mut chunk) {
+            Some(vec) => vec.extend_from_slice(bytes),
+            None => chunk = Arc::new(bytes.to_vec()),
+        }
+        chunk
+    }
+
+    /// Takes back a chunk nobody else refers to.
+    pub(crate) fn put(&mut self, mut chunk: Arc<Vec<u8>>) {
         // A chunk that a write still refers to is freed by that write.
         let Some(vec) = Arc::get_mut(&mut chunk) else { return };
+        if vec.capacity() < SMALL {
+            return;
+        }
         vec.clear();
         let pool = if vec.capacity() >= LARGE { &mut self.large } else { &mut self.small };
         if pool.len() < KEEP {

@@ -11,7 +11,7 @@ use crate::ids::{ConnId, LinkId};
 use crate::link::{LinkState, Op};
 use crate::path::{PathState, mark};
 use crate::time::Instant;
-use crate::txlog::TxBatch;
+use crate::txlog::{TxBatch, TxPool};
 
 /// Most pieces of one batch, below the system's limit of one write.
 const PIECES_MAX: usize = 256;
@@ -121,7 +121,7 @@ impl Node {
                 ..Header::default()
             };
             self.stats.send_pong += 1;
-            link.push_inline(probe.to_bytes().to_vec());
+            link.push_inline(&mut self.pool, &probe.to_bytes());
             link.ack_sent();
         }
         if is_map_link {
@@ -133,7 +133,7 @@ impl Node {
             let mut bytes = Vec::with_capacity(HEADER_LEN + MAP_LEN);
             bytes.extend_from_slice(&header.to_bytes());
             self.homes[conn.home].map.emit(&mut bytes);
-            link.push_inline(bytes);
+            link.push_inline(&mut self.pool, &bytes);
         }
         let Some(path) = conn.paths.get_mut(usize::from(index)) else { return };
         let gated = conn.gate.as_ref().is_some_and(|g| index >= g.first);
@@ -142,7 +142,7 @@ impl Node {
         if link.rx.ack_now || (link.rx.ack_owed > 0 && (more || !link.tx.plan.is_empty())) {
             let ack = Header { ack: path.rx_expected.saturating_sub(1), ..Header::default() };
             self.stats.acks_sent += 1;
-            link.push_inline(ack.to_bytes().to_vec());
+            link.push_inline(&mut self.pool, &ack.to_bytes());
             link.ack_sent();
         }
         if !more {
@@ -164,7 +164,7 @@ impl Node {
                 let Some(msg) = path.queue.get(path.planned - 1) else { break };
                 let from = msg.log_start + HEADER_LEN as u64;
                 let to = from + u64::from(msg.len);
-                link.push_inline(head);
+                link.push_inline(&mut self.pool, &head);
                 if to > from {
                     link.push_log(from, to);
                 }
@@ -193,7 +193,9 @@ impl Node {
             let n = op.len().min(rest);
             rest -= n;
             if n == op.len() {
-                link.tx.plan.pop_front();
+                if let Some(Op::Inline { bytes, .. }) = link.tx.plan.pop_front() {
+                    self.pool.put(bytes);
+                }
                 continue;
             }
             match op {
@@ -433,9 +435,9 @@ fn retransmit_header(path: &crate::path::Path, at: usize, bowline: bool) -> Vec<
 }
 
 impl crate::link::Link {
-    fn push_inline(&mut self, bytes: Vec<u8>) {
+    fn push_inline(&mut self, pool: &mut TxPool, bytes: &[u8]) {
         self.tx.plan_bytes += bytes.len() as u64;
-        self.tx.plan.push_back(Op::Inline { bytes: Arc::new(bytes), from: 0 });
+        self.tx.plan.push_back(Op::Inline { bytes: pool.hold(bytes), from: 0 });
     }
 
     fn push_log(&mut self, from: u64, to: u64) {
