@@ -655,6 +655,12 @@ impl Ctx {
         }
     }
 
+    /// A packet that `sender` sent reached a host that does not know the connection.
+    fn refuse_stray(&mut self, sender: EndId) {
+        let rst = NetEvent::RelayedRst { conn: sender.conn, to: sender.side };
+        self.packet(sender.other(), rst, true);
+    }
+
     /// Sends a reset towards `target`.
     fn send_rst(&mut self, target: EndId) {
         let ordered = !(self.net.plan.rst_overtakes && self.rng.chance(500));
@@ -932,7 +938,7 @@ impl Ctx {
         match self.net.reach(from) {
             Reach::Peer if !lost => {}
             Reach::Stranger if !lost => {
-                self.send_rst(from);
+                self.refuse_stray(from);
                 return;
             }
             _ => {
@@ -958,7 +964,7 @@ impl Ctx {
         let lost = self.lost();
         match self.net.reach(from) {
             Reach::Peer if !lost => self.announce(to),
-            Reach::Stranger if !lost => self.send_rst(from),
+            Reach::Stranger if !lost => self.refuse_stray(from),
             _ => {
                 let dead = self.net.conns[conn as usize].ends[0].state == EndState::Gone;
                 if dead {
@@ -984,7 +990,7 @@ impl Ctx {
         match self.net.reach(from) {
             Reach::Peer if !lost => {}
             Reach::Stranger if !lost => {
-                self.send_rst(from);
+                self.refuse_stray(from);
                 return;
             }
             _ => {
@@ -1015,6 +1021,10 @@ impl Ctx {
         if fresh {
             dir.delivered = end;
         }
+        if start > dir.delivered {
+            self.arm_rto(from.conn, from.side);
+        }
+        let dir = &mut self.net.conns[c].dirs[side];
         let ended = fin && start <= dir.delivered && !dir.fin_delivered;
         dir.fin_delivered |= ended;
         let cut = dir.cut.filter(|(at, _)| dir.delivered >= *at);
@@ -1037,7 +1047,7 @@ impl Ctx {
         match self.net.reach(sender.other()) {
             Reach::Peer if !lost => {}
             Reach::Stranger if !lost => {
-                self.send_rst(sender.other());
+                self.refuse_stray(sender.other());
                 return;
             }
             _ => {
