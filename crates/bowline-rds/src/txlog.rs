@@ -23,12 +23,27 @@ const KEEP: usize = 64;
 pub(crate) struct TxPool {
     small: Vec<Arc<Vec<u8>>>,
     large: Vec<Arc<Vec<u8>>>,
+    /// Given back while a write still referred to them.
+    lent: Vec<Arc<Vec<u8>>>,
 }
 
 impl TxPool {
     fn get(&mut self, large: bool) -> Arc<Vec<u8>> {
+        if !self.lent.is_empty() {
+            self.reclaim();
+        }
         let (pool, size) = if large { (&mut self.large, LARGE) } else { (&mut self.small, SMALL) };
         pool.pop().unwrap_or_else(|| Arc::new(Vec::with_capacity(size)))
+    }
+
+    #[cold]
+    fn reclaim(&mut self) {
+        for i in (0..self.lent.len()).rev() {
+            if Arc::strong_count(&self.lent[i]) == 1 {
+                let chunk = self.lent.swap_remove(i);
+                self.put(chunk);
+            }
+        }
     }
 
     /// Copies a few bytes into a chunk of their own.
@@ -43,8 +58,12 @@ impl TxPool {
 
     /// Takes back a chunk nobody else refers to.
     pub(crate) fn put(&mut self, mut chunk: Arc<Vec<u8>>) {
-        // A chunk that a write still refers to is freed by that write.
-        let Some(vec) = Arc::get_mut(&mut chunk) else { return };
+        let Some(vec) = Arc::get_mut(&mut chunk) else {
+            if self.lent.len() < KEEP {
+                self.lent.push(chunk);
+            }
+            return;
+        };
         if vec.capacity() < SMALL {
             return;
         }
