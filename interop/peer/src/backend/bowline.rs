@@ -124,10 +124,16 @@ impl Backend for Bowline {
             ("bytes_copied_in", stats.bytes_copied_in),
             ("bytes_copied_out", stats.bytes_copied_out),
         ];
+        let mut detail: Vec<String> =
+            info.connections.iter().map(|c| format!("{c:?}")).collect();
+        detail.extend(info.paths.iter().map(|p| format!("{p:?}")));
+        detail.extend(info.links.iter().map(|l| format!("{l:?}")));
+        detail.extend(self.0.events().iter().map(|e| format!("{e:?}")));
         let named = |(name, value): (&str, u64)| (name.to_owned(), value);
         Ok(Info {
             counters: self.0.counters().into_iter().map(named).collect(),
             tcp: info.links.iter().map(|l| (l.local, l.remote)).collect(),
+            detail,
             queued: info.send.len() + info.retrans.len(),
             driver: driver.map(named).into(),
         })

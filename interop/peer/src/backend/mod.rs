@@ -86,6 +86,8 @@ pub(crate) struct Info {
     pub(crate) counters: Vec<(String, u64)>,
     /// Local and peer address of each TCP connection.
     pub(crate) tcp: Vec<(SocketAddr, SocketAddr)>,
+    /// Connections and paths in words, for whoever looks into a failure.
+    pub(crate) detail: Vec<String>,
     /// Messages waiting or unacknowledged, of all sockets.
     pub(crate) queued: usize,
     /// System calls, bytes and copies of the implementation, where it counts them.

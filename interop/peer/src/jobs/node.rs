@@ -15,8 +15,10 @@ impl Job {
                 format!("[{li}, {}, {pi}, {}]", l.port(), p.port())
             })
             .collect();
+        let detail: Vec<String> = info.detail.iter().map(|d| quote(d)).collect();
         Ok(self
             .event("done")
+            .raw("detail", &format!("[{}]", detail.join(", ")))
             .map("counters", info.counters.into_iter().filter(|(_, v)| *v != 0))
             .raw("tcp", &format!("[{}]", tcp.join(", ")))
             .num("queued", info.queued as u64)
