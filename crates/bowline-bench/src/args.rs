@@ -1,0 +1,250 @@
+//! The command line.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::cell::{Subject, Wait};
+use crate::sys;
+
+/// Help text of the command.
+pub(crate) const HELP: &str = "\
+bowline bench rds: measures bowline beside bare sockets and other message libraries, in one run
+
+Usage: bowline bench rds [OPTIONS]
+
+  --quick             1 round, 3 sizes, no library peers; below 30 seconds
+  --rounds N          rounds, each of which measures everything once (default 5)
+  --secs S            length of a window in seconds (default 0.25)
+  --only CELL[,CELL]  only cells whose names begin so: stream, many, rtt-spin, rtt-sleep, paths,
+                      slow, flows, cc, sockets, nodes, idle; or in full: stream/64
+  --peers LIST        auto (default), none, or some of zmq,nanomsg,ofi-net,ofi-rxm,ucx
+  --poll MODE         how bowline's threads wait in streams: adaptive (default), spin, sleep
+  --cc NAME           congestion control of anchors and bowline: default (the system's), cubic, reno;
+                      without it bowline chooses, and the anchors use what it chooses here
+  --paths N           RDS paths per connection, 1 to 8 (default: bowline's)
+  --pin RX,TX         CPUs of receiver and sender, or none (default: the first two allowed)
+  --quiet-wait S      before each measurement, wait up to S seconds for a quiet machine
+  --json FILE         write every raw measurement to FILE (- for standard output)
+  --svg FILE          write a page of plots to FILE
+  --save DIR          write both into DIR, named by date and commit
+  --list              print the names of all cells and end
+
+Exit status: 0 every target that must be met is, 1 one is not, 3 some could not be decided,
+2 the command line or the machine is not right.
+";
+
+/// Which congestion control to ask for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Congestion {
+    /// bowline's own choice; the anchors follow it.
+    Own,
+    /// The system's default, for everybody.
+    System,
+    /// One by name, for everybody.
+    Named(String),
+}
+
+/// Which library peers to run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum PeerChoice {
+    /// Those that are installed.
+    Auto,
+    /// These, and say so when one is missing.
+    List(Vec<Subject>),
+}
+
+/// What the user asked for.
+#[derive(Clone, Debug)]
+pub(crate) struct Options {
+    pub(crate) quick: bool,
+    pub(crate) rounds: u32,
+    pub(crate) window: Duration,
+    pub(crate) only: Vec<String>,
+    pub(crate) peers: PeerChoice,
+    pub(crate) poll: Wait,
+    pub(crate) cc: Congestion,
+    pub(crate) paths: usize,
+    /// CPUs of receiver and sender.
+    pub(crate) pin: Option<(usize, usize)>,
+    pub(crate) quiet_wait: Duration,
+    pub(crate) json: Option<PathBuf>,
+    pub(crate) svg: Option<PathBuf>,
+    pub(crate) save: Option<PathBuf>,
+    pub(crate) list: bool,
+}
+
+impl Options {
+    fn defaults() -> Self {
+        let cpus = sys::allowed_cpus();
+        Self {
+            quick: false,
+            rounds: 5,
+            window: Duration::from_millis(250),
+            only: Vec::new(),
+            peers: PeerChoice::Auto,
+            poll: Wait::Adaptive,
+            cc: Congestion::Own,
+            paths: 0,
+            pin: match cpus[..] {
+                [tx, rx, ..] => Some((rx, tx)),
+                _ => None,
+            },
+            quiet_wait: Duration::ZERO,
+            json: None,
+            svg: None,
+            save: None,
+            list: false,
+        }
+    }
+
+    /// Reads the words after `bench rds`.
+    ///
+    /// # Errors
+    ///
+    /// Says which word is wrong.
+    pub(crate) fn parse(args: &[String]) -> Result<Self, String> {
+        let mut options = Self::defaults();
+        let mut words = args.iter();
+        while let Some(word) = words.next() {
+            let (name, inline) = match word.split_once('=') {
+                Some((name, value)) => (name, Some(value.to_owned())),
+                None => (word.as_str(), None),
+            };
+            let mut value = || {
+                let next = inline.clone().or_else(|| words.next().cloned());
+                next.ok_or_else(|| format!("{name} needs a value"))
+            };
+            match name {
+                "--quick" => {
+                    options.quick = true;
+                    options.rounds = 1;
+                    options.peers = PeerChoice::List(Vec::new());
+                }
+                "--list" => options.list = true,
+                "--rounds" => options.rounds = number(name, &value()?, 1, 100)? as u32,
+                "--secs" => options.window = seconds(name, &value()?, 0.05, 60.0)?,
+                "--only" => {
+                    options.only.extend(value()?.split(',').map(str::to_owned));
+                }
+                "--peers" => options.peers = peers(&value()?)?,
+                "--poll" => {
+                    let value = value()?;
+                    options.poll = Wait::parse(&value)
+                        .ok_or_else(|| bad(name, &value, "adaptive, spin, sleep"))?;
+                }
+                "--cc" => {
+                    options.cc = match value()?.as_str() {
+                        "default" => Congestion::System,
+                        other => Congestion::Named(other.to_owned()),
+                    };
+                }
+                "--paths" => options.paths = number(name, &value()?, 1, 8)? as usize,
+                "--pin" => options.pin = pin(&value()?)?,
+                "--quiet-wait" => options.quiet_wait = seconds(name, &value()?, 0.0, 600.0)?,
+                "--json" => options.json = Some(value()?.into()),
+                "--svg" => options.svg = Some(value()?.into()),
+                "--save" => options.save = Some(value()?.into()),
+                _ => return Err(format!("unknown option {word}; see bowline bench --help")),
+            }
+        }
+        Ok(options)
+    }
+
+    /// Says whether a cell of this name is to be measured.
+    pub(crate) fn wants(&self, cell: &str) -> bool {
+        self.only.is_empty() || self.only.iter().any(|only| cell.starts_with(only.as_str()))
+    }
+}
+
+fn bad(name: &str, value: &str, expected: &str) -> String {
+    format!("{name} {value}: expected {expected}")
+}
+
+fn number(name: &str, value: &str, min: u64, max: u64) -> Result<u64, String> {
+    let number = value.parse().ok().filter(|n| (min..=max).contains(n));
+    number.ok_or_else(|| bad(name, value, &format!("a number from {min} to {max}")))
+}
+
+fn seconds(name: &str, value: &str, min: f64, max: f64) -> Result<Duration, String> {
+    let seconds = value.parse::<f64>().ok().filter(|s| (min..=max).contains(s));
+    seconds
+        .map(Duration::from_secs_f64)
+        .ok_or_else(|| bad(name, value, &format!("seconds from {min} to {max}")))
+}
+
+fn pin(value: &str) -> Result<Option<(usize, usize)>, String> {
+    if value == "none" {
+        return Ok(None);
+    }
+    let allowed = sys::allowed_cpus();
+    let cpu = |text: &str| text.parse().ok().filter(|cpu| allowed.contains(cpu));
+    value
+        .split_once(',')
+        .and_then(|(rx, tx)| Some((cpu(rx)?, cpu(tx)?)))
+        .map(Some)
+        .ok_or_else(|| bad("--pin", value, &format!("none, or two of the CPUs {allowed:?}")))
+}
+
+fn peers(value: &str) -> Result<PeerChoice, String> {
+    match value {
+        "auto" => Ok(PeerChoice::Auto),
+        "none" => Ok(PeerChoice::List(Vec::new())),
+        list => list
+            .split(',')
+            .map(|name| Subject::parse(name).filter(|s| s.is_peer()))
+            .collect::<Option<Vec<_>>>()
+            .map(PeerChoice::List)
+            .ok_or_else(|| bad("--peers", list, "auto, none, zmq,nanomsg,ofi-net,ofi-rxm,ucx")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(line: &str) -> Result<Options, String> {
+        let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+        Options::parse(&words)
+    }
+
+    #[test]
+    fn reads_every_option() {
+        let o = parse(
+            "--rounds 7 --secs=0.5 --only stream/64,rtt --peers zmq,ucx --poll spin --cc default \
+             --paths 2 --pin none --quiet-wait 3 --json - --svg a.svg --save d --list",
+        )
+        .unwrap();
+        assert_eq!((o.rounds, o.window, o.paths), (7, Duration::from_millis(500), 2));
+        assert_eq!(o.peers, PeerChoice::List(vec![Subject::Zmq, Subject::Ucx]));
+        assert_eq!((o.poll, o.cc.clone(), o.pin), (Wait::Spin, Congestion::System, None));
+        assert!(o.wants("stream/64") && o.wants("rtt-spin/64") && !o.wants("stream/1024"));
+        assert!(o.list && o.json.is_some() && o.svg.is_some() && o.save.is_some());
+        assert_eq!(parse("--cc cubic").unwrap().cc, Congestion::Named("cubic".into()));
+    }
+
+    #[test]
+    fn quick_is_one_round_without_peers_unless_asked_otherwise() {
+        let o = parse("--quick").unwrap();
+        assert!(o.quick && o.rounds == 1 && o.peers == PeerChoice::List(Vec::new()));
+        assert_eq!(parse("--quick --rounds 3").unwrap().rounds, 3);
+    }
+
+    #[test]
+    fn says_what_is_wrong() {
+        for line in [
+            "--rounds 0",
+            "--rounds",
+            "--secs x",
+            "--peers kafka",
+            "--peers tcpb",
+            "--poll wait",
+            "--paths 9",
+            "--pin 0",
+            "--pin 0,99999",
+            "--frobnicate",
+        ] {
+            let error = parse(line).unwrap_err();
+            assert!(error.contains(line.split(' ').next().unwrap()), "{line}: {error}");
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! Streams from many sockets to one, and round trips.
+
+use std::net::{IpAddr, SocketAddr};
+use std::rc::Rc;
+
+use super::{RX_PORT, Stack, TX_PORT, add_port, failed, options};
+use crate::payload::{Checker, Loss, Maker};
+use crate::role::{Laps, Role, done, stopping};
+
+/// Messages given to or taken from the library in one call, at most.
+const BATCH: usize = 64;
+
+fn batch_size(size: usize) -> usize {
+    (256 * 1024 / size).clamp(1, BATCH)
+}
+
+fn rx_addr(role: &Role) -> SocketAddr {
+    (role.cell.nodes.0, RX_PORT).into()
+}
+
+type Opened<S> = (Rc<<S as Stack>::Node>, Vec<<S as Stack>::Socket>);
+
+/// Builds the node of one side and binds its sockets.
+fn open<S: Stack>(role: &Role, ip: IpAddr, port: u16, sockets: usize) -> Result<Opened<S>, String> {
+    let node = S::node(&options(&role.cell, vec![ip]))?;
+    let sockets = (0..sockets)
+        .map(|i| S::bind(&node, (ip, add_port(port, i)?).into()))
+        .collect::<Result<Vec<_>, String>>()?;
+    Ok((Rc::new(node), sockets))
+}
+
+fn open_rx<S: Stack>(role: &mut Role) -> Result<(Rc<S::Node>, S::Socket), String> {
+    let (node, mut sockets) = open::<S>(role, role.cell.nodes.0.into(), RX_PORT, 1)?;
+    role.ready("")?;
+    let socket = sockets.pop().ok_or("no socket was opened")?;
+    Ok((node, socket))
+}
+
+fn open_tx<S: Stack>(role: &mut Role) -> Result<Opened<S>, String> {
+    let opened = open::<S>(role, role.cell.nodes.1.into(), TX_PORT, role.cell.flows)?;
+    role.ready("")?;
+    Ok(opened)
+}
+
+fn syscalls<S: Stack>(node: &S::Node) -> u64 {
+    S::counters(node).iter().find(|(name, _)| *name == "syscalls").map_or(0, |(_, n)| *n)
+}
+
+pub(super) fn stream_rx<S: Stack>(mut role: Role) -> Result<(), String> {
+    let (node, socket) = open_rx::<S>(&mut role)?;
+    let mut checker = Checker::new(role.cell.flows, role.cell.size, Loss::Forbidden);
+    let mut meter = role.meter();
+    meter.set_probe(Box::new(move || S::counters(&node)));
+    let mut buf = vec![0; role.cell.size + 1];
+    loop {
+        let (n, _) = S::recv_from(&socket, &mut buf).map_err(failed("recv_from"))?;
+        checker.check(&buf[..n.min(buf.len())])?;
+        meter.add(1);
+    }
+}
+
+pub(super) fn stream_tx<S: Stack>(mut role: Role) -> Result<(), String> {
+    let (node, sockets) = open_tx::<S>(&mut role)?;
+    let to = rx_addr(&role);
+    let mut makers: Vec<Maker> =
+        (0..role.cell.flows).map(|flow| Maker::new(flow, role.cell.size)).collect();
+    let mut sent = 0;
+    while !stopping() {
+        for (socket, maker) in sockets.iter().zip(&mut makers) {
+            S::send_to(socket, maker.next(), to).map_err(failed("send_to"))?;
+            sent += 1;
+        }
+    }
+    done(sent, syscalls::<S>(&node));
+    std::process::exit(0); // the receiver is told to end next: nothing is left to flush
+}
+
+pub(super) fn batch_rx<S: Stack>(mut role: Role) -> Result<(), String> {
+    let (node, socket) = open_rx::<S>(&mut role)?;
+    let mut checker = Checker::new(role.cell.flows, role.cell.size, Loss::Forbidden);
+    let mut meter = role.meter();
+    meter.set_probe(Box::new(move || S::counters(&node)));
+    let mut buf = vec![0; role.cell.size + 1];
+    let max = batch_size(role.cell.size);
+    let mut messages = Vec::with_capacity(max);
+    loop {
+        S::recv_batch(&socket, &mut messages, max).map_err(failed("recv_batch"))?;
+        for message in messages.drain(..) {
+            let n = S::copy_to(&message, &mut buf);
+            checker.check(&buf[..n.min(buf.len())])?;
+            meter.add(1);
+        }
+    }
+}
+
+pub(super) fn batch_tx<S: Stack>(mut role: Role) -> Result<(), String> {
+    let (node, sockets) = open_tx::<S>(&mut role)?;
+    let to = rx_addr(&role);
+    let max = batch_size(role.cell.size);
+    let mut makers: Vec<Maker> =
+        (0..role.cell.flows).map(|flow| Maker::new(flow, role.cell.size)).collect();
+    let mut pools: Vec<Vec<Vec<u8>>> =
+        makers.iter().map(|maker| (0..max).map(|_| maker.buffer()).collect()).collect();
+    let mut sent = 0;
+    while !stopping() {
+        for ((socket, maker), pool) in sockets.iter().zip(&mut makers).zip(&mut pools) {
+            for buf in pool.iter_mut() {
+                maker.next_in(buf);
+            }
+            let batch: Vec<(SocketAddr, &[u8])> =
+                pool.iter().map(|buf| (to, buf.as_slice())).collect();
+            let mut at = 0;
+            while at < batch.len() {
+                at += S::send_batch(socket, &batch[at..]).map_err(failed("send_batch"))?;
+            }
+            sent += at as u64;
+        }
+    }
+    done(sent, syscalls::<S>(&node));
+    std::process::exit(0); // the receiver is told to end next: nothing is left to flush
+}
+
+pub(super) fn answer<S: Stack>(mut role: Role) -> Result<(), String> {
+    let (_node, socket) = open_rx::<S>(&mut role)?;
+    let mut buf = vec![0; role.cell.size + 1];
+    loop {
+        let (n, from) = S::recv_from(&socket, &mut buf).map_err(failed("recv_from"))?;
+        S::send_to(&socket, &buf[..n.min(buf.len())], from).map_err(failed("send_to"))?;
+    }
+}
+
+pub(super) fn ask<S: Stack>(mut role: Role) -> Result<(), String> {
+    let (_node, sockets) = open_tx::<S>(&mut role)?;
+    let socket = sockets.first().ok_or("no socket was opened")?;
+    let to = rx_addr(&role);
+    let mut maker = Maker::new(0, role.cell.size);
+    let mut checker = Checker::new(1, role.cell.size, Loss::Forbidden);
+    let mut buf = vec![0; role.cell.size + 1];
+    let mut laps = Laps::new(&role);
+    while !stopping() {
+        S::send_to(socket, maker.next(), to).map_err(failed("send_to"))?;
+        let (n, _) = S::recv_from(socket, &mut buf).map_err(failed("recv_from"))?;
+        checker.check(&buf[..n.min(buf.len())])?;
+        if laps.lap() {
+            break;
+        }
+    }
+    std::process::exit(0); // the answering side is told to end next: nothing is left to flush
+}

@@ -1,0 +1,308 @@
+//! What one measurement is: who, what, how large, how; and its form as arguments of a process.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::net::Ipv4Addr;
+
+/// Who is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Subject {
+    /// Framed TCP, staged up to 64 KiB: the ceiling of everything that frames over TCP.
+    Tcpb,
+    /// Framed TCP, one write per message.
+    Tcp1,
+    /// Framed TCP, gathered by the kernel from the messages themselves.
+    Tcpz,
+    /// One UDP datagram per message, unreliable.
+    Udp,
+    /// Unix sockets that keep message boundaries.
+    Seqp,
+    /// bowline, one call per message.
+    Bowline,
+    /// bowline, calls that carry many messages.
+    BowlineBatch,
+    /// ZeroMQ, DEALER to ROUTER.
+    Zmq,
+    /// nanomsg, PUSH to PULL (PAIR for round trips).
+    Nano,
+    /// libfabric reliable datagrams over its `net` provider.
+    OfiNet,
+    /// libfabric reliable datagrams over `tcp;ofi_rxm`.
+    OfiRxm,
+    /// UCX active messages over TCP.
+    Ucx,
+}
+
+impl Subject {
+    /// Every subject, in the order of the tables.
+    pub(crate) const ALL: [Self; 12] = [
+        Self::Bowline,
+        Self::BowlineBatch,
+        Self::Tcpb,
+        Self::Tcpz,
+        Self::Tcp1,
+        Self::Udp,
+        Self::Seqp,
+        Self::Zmq,
+        Self::Nano,
+        Self::OfiNet,
+        Self::OfiRxm,
+        Self::Ucx,
+    ];
+
+    /// The name used in arguments, tables and result files.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Tcpb => "tcpb",
+            Self::Tcp1 => "tcp1",
+            Self::Tcpz => "tcpz",
+            Self::Udp => "udp",
+            Self::Seqp => "seqp",
+            Self::Bowline => "bowline",
+            Self::BowlineBatch => "bowline-batch",
+            Self::Zmq => "zmq",
+            Self::Nano => "nanomsg",
+            Self::OfiNet => "ofi-net",
+            Self::OfiRxm => "ofi-rxm",
+            Self::Ucx => "ucx",
+        }
+    }
+
+    /// Finds a subject by its name.
+    pub(crate) fn parse(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|s| s.name() == name)
+    }
+
+    /// Says whether this is another library.
+    pub(crate) const fn is_peer(self) -> bool {
+        matches!(self, Self::Zmq | Self::Nano | Self::OfiNet | Self::OfiRxm | Self::Ucx)
+    }
+
+    /// Says whether this is bowline.
+    pub(crate) const fn is_bowline(self) -> bool {
+        matches!(self, Self::Bowline | Self::BowlineBatch)
+    }
+}
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Kind {
+    /// Messages one way; `flows` sockets (or connections) send to one.
+    Stream,
+    /// Request and answer of the same size.
+    Rtt,
+    /// `flows` pairs of sockets; every receiver reads.
+    AllAwake,
+    /// `flows` pairs of sockets; the first receiver never reads.
+    OneAsleep,
+    /// One socket sends to `flows` sockets of one node in turn.
+    Sockets,
+    /// One socket sends to `flows` nodes in turn.
+    Nodes,
+    /// Memory of `flows` bound sockets that do nothing.
+    IdleSockets,
+    /// Memory of `flows` connections that do nothing.
+    IdleConnections,
+}
+
+impl Kind {
+    const ALL: [(Self, &'static str); 8] = [
+        (Self::Stream, "stream"),
+        (Self::Rtt, "rtt"),
+        (Self::AllAwake, "all-awake"),
+        (Self::OneAsleep, "one-asleep"),
+        (Self::Sockets, "sockets"),
+        (Self::Nodes, "nodes"),
+        (Self::IdleSockets, "idle-sockets"),
+        (Self::IdleConnections, "idle-connections"),
+    ];
+
+    /// The name used in arguments and result files.
+    pub(crate) fn name(self) -> &'static str {
+        Self::ALL.iter().find(|(k, _)| *k == self).map_or("?", |(_, n)| n)
+    }
+
+    fn parse(name: &str) -> Option<Self> {
+        Self::ALL.iter().find(|(_, n)| *n == name).map(|(k, _)| *k)
+    }
+}
+
+/// How a waiting thread waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Wait {
+    /// Spins for a while, then sleeps; bowline's default.
+    Adaptive,
+    /// Never sleeps.
+    Spin,
+    /// Sleeps at once.
+    Sleep,
+}
+
+impl Wait {
+    /// The name used in arguments, tables and result files.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Adaptive => "adaptive",
+            Self::Spin => "spin",
+            Self::Sleep => "sleep",
+        }
+    }
+
+    /// Finds a way of waiting by its name.
+    pub(crate) fn parse(name: &str) -> Option<Self> {
+        [Self::Adaptive, Self::Spin, Self::Sleep].into_iter().find(|w| w.name() == name)
+    }
+}
+
+/// One measurement.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Cell {
+    pub(crate) subject: Subject,
+    pub(crate) kind: Kind,
+    /// Payload bytes of a message.
+    pub(crate) size: usize,
+    /// Sockets, connections or nodes on the many side.
+    pub(crate) flows: usize,
+    pub(crate) wait: Wait,
+    /// RDS paths per connection; 0 is bowline's default.
+    pub(crate) paths: usize,
+    /// Congestion control; empty means the subject's own choice.
+    pub(crate) cc: String,
+    /// CPU of the receiver and of the sender.
+    pub(crate) pin: Option<(usize, usize)>,
+    pub(crate) warm_ms: u64,
+    pub(crate) window_ms: u64,
+    /// Send and receive buffer asked of a library, in bytes.
+    pub(crate) buffer: usize,
+    /// Node addresses of receiver and sender.
+    pub(crate) nodes: (Ipv4Addr, Ipv4Addr),
+}
+
+impl Cell {
+    /// Writes the measurement as `key=value` words.
+    pub(crate) fn to_args(&self) -> Vec<String> {
+        let (rx_pin, tx_pin) = self
+            .pin
+            .map_or((String::new(), String::new()), |(rx, tx)| (rx.to_string(), tx.to_string()));
+        vec![
+            format!("subject={}", self.subject.name()),
+            format!("kind={}", self.kind.name()),
+            format!("size={}", self.size),
+            format!("flows={}", self.flows),
+            format!("wait={}", self.wait.name()),
+            format!("paths={}", self.paths),
+            format!("cc={}", self.cc),
+            format!("rx_pin={rx_pin}"),
+            format!("tx_pin={tx_pin}"),
+            format!("warm_ms={}", self.warm_ms),
+            format!("window_ms={}", self.window_ms),
+            format!("buffer={}", self.buffer),
+            format!("rx_node={}", self.nodes.0),
+            format!("tx_node={}", self.nodes.1),
+        ]
+    }
+
+    /// Reads what [`to_args`](Self::to_args) wrote.
+    pub(crate) fn from_words(words: &Words) -> Result<Self, String> {
+        let pin = match (words.number("rx_pin"), words.number("tx_pin")) {
+            (Ok(rx), Ok(tx)) => Some((rx as usize, tx as usize)),
+            _ => None,
+        };
+        let bad = |key: &str| format!("bad role argument {key}={}", words.text(key));
+        let node = |key: &str| words.text(key).parse::<Ipv4Addr>().map_err(|_| bad(key));
+        Ok(Self {
+            subject: Subject::parse(words.text("subject")).ok_or_else(|| bad("subject"))?,
+            kind: Kind::parse(words.text("kind")).ok_or_else(|| bad("kind"))?,
+            size: words.number("size")? as usize,
+            flows: words.number("flows")? as usize,
+            wait: Wait::parse(words.text("wait")).ok_or_else(|| bad("wait"))?,
+            paths: words.number("paths")? as usize,
+            cc: words.text("cc").to_owned(),
+            pin,
+            warm_ms: words.number("warm_ms")?,
+            window_ms: words.number("window_ms")?,
+            buffer: words.number("buffer")? as usize,
+            nodes: (node("rx_node")?, node("tx_node")?),
+        })
+    }
+}
+
+/// Words of the form `key=value`, as processes of the bench exchange them.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Words(BTreeMap<String, String>);
+
+impl Words {
+    /// Splits words; what has no `=` in it is left out.
+    pub(crate) fn parse<'a>(words: impl IntoIterator<Item = &'a str>) -> Self {
+        let split = words.into_iter().filter_map(|word| word.split_once('='));
+        Self(split.map(|(k, v)| (k.to_owned(), v.to_owned())).collect())
+    }
+
+    /// Returns a value, empty when there is none.
+    pub(crate) fn text(&self, key: &str) -> &str {
+        self.0.get(key).map_or("", String::as_str)
+    }
+
+    /// Returns a value as a number.
+    pub(crate) fn number(&self, key: &str) -> Result<u64, String> {
+        let text = self.text(key);
+        text.parse().map_err(|_| format!("{key}={text:?} is not a number"))
+    }
+
+    /// Iterates over keys and values.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.0.iter().map(|(k, v)| (k.as_str(), v.as_str()))
+    }
+
+    /// Joins the words into a line.
+    pub(crate) fn line(&self) -> String {
+        self.0.iter().fold(String::new(), |mut line, (k, v)| {
+            if !line.is_empty() {
+                line.push(' ');
+            }
+            let _ = write!(line, "{k}={v}"); // writing to a String cannot fail
+            line
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cell_survives_the_way_through_arguments() {
+        let cell = Cell {
+            subject: Subject::OfiRxm,
+            kind: Kind::OneAsleep,
+            size: 8192,
+            flows: 16,
+            wait: Wait::Sleep,
+            paths: 2,
+            cc: "cubic".into(),
+            pin: Some((1, 0)),
+            warm_ms: 150,
+            window_ms: 250,
+            buffer: 1 << 23,
+            nodes: (Ipv4Addr::new(127, 0, 0, 2), Ipv4Addr::new(127, 0, 0, 1)),
+        };
+        let args = cell.to_args();
+        let words = Words::parse(args.iter().map(String::as_str));
+        assert_eq!(Cell::from_words(&words), Ok(cell.clone()));
+        let unpinned = Cell { pin: None, ..cell };
+        let args = unpinned.to_args();
+        let words = Words::parse(args.iter().map(String::as_str));
+        assert_eq!(Cell::from_words(&words), Ok(unpinned));
+    }
+
+    #[test]
+    fn every_name_is_read_back() {
+        for subject in Subject::ALL {
+            assert_eq!(Subject::parse(subject.name()), Some(subject));
+        }
+        for (kind, name) in Kind::ALL {
+            assert_eq!(Kind::parse(name), Some(kind));
+        }
+        assert_eq!(Wait::parse("spinning"), None);
+    }
+}

@@ -1,0 +1,228 @@
+//! Carries a plan out, round by round.
+
+use std::collections::BTreeMap;
+use std::io::{IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+use crate::args::Options;
+use crate::cell::{Kind, Subject};
+use crate::peers::Peers;
+use crate::plan::{Block, Entry};
+use crate::results::{Record, Results};
+use crate::run::Launcher;
+
+/// A run keeps to this time, by measuring disturbed cells only once and by leaving rounds out.
+const RUN_LIMIT: Duration = Duration::from_secs(285);
+/// The same for a quick run.
+const QUICK_LIMIT: Duration = Duration::from_secs(26);
+/// How often a disturbed measurement is made, at most.
+const TRIES: u32 = 3;
+
+/// A line that tells what is going on, on standard error.
+struct Progress {
+    terminal: bool,
+    last: Option<Instant>,
+}
+
+impl Progress {
+    /// How often a line is written where it cannot be overwritten.
+    const EVERY: Duration = Duration::from_secs(5);
+
+    fn show(&mut self, text: &str) {
+        let mut err = std::io::stderr().lock();
+        // Progress that cannot be shown is not worth failing for.
+        let _ = if self.terminal {
+            write!(err, "\r\x1b[K{text}").and_then(|()| err.flush())
+        } else if self.last.is_none_or(|at| at.elapsed() > Self::EVERY) {
+            self.last = Some(Instant::now());
+            writeln!(err, "{text}")
+        } else {
+            Ok(())
+        };
+    }
+
+    fn clear(&self) {
+        if self.terminal {
+            let mut err = std::io::stderr().lock();
+            let _ = write!(err, "\r\x1b[K").and_then(|()| err.flush()); // as above
+        }
+    }
+}
+
+/// How a peer does best on this machine: bound to its CPUs or not, and its congestion control.
+type Best = BTreeMap<(Subject, Kind), (Option<(usize, usize)>, String)>;
+
+/// Carries plans out.
+pub(crate) struct Engine<'a> {
+    options: &'a Options,
+    launcher: &'a Launcher,
+    peers: &'a Peers,
+    system_cc: &'a str,
+    start: Instant,
+    progress: Progress,
+    best: Best,
+    done: usize,
+    total: usize,
+    results: Results,
+}
+
+/// What a run gave.
+pub(crate) struct Outcome {
+    pub(crate) results: Results,
+    pub(crate) rounds: u32,
+    /// Peers that did better unbound or with the system's congestion control.
+    pub(crate) notes: Vec<String>,
+}
+
+impl<'a> Engine<'a> {
+    /// Prepares a run.
+    pub(crate) fn new(
+        options: &'a Options,
+        launcher: &'a Launcher,
+        peers: &'a Peers,
+        system_cc: &'a str,
+    ) -> Self {
+        let terminal = std::io::stderr().is_terminal();
+        Self {
+            options,
+            launcher,
+            peers,
+            system_cc,
+            start: Instant::now(),
+            progress: Progress { terminal, last: None },
+            best: Best::new(),
+            done: 0,
+            total: 0,
+            results: Results::default(),
+        }
+    }
+
+    /// Measures everything.
+    pub(crate) fn run(mut self, blocks: &[Block]) -> Outcome {
+        let runs = |entry: &Entry| usize::from(entry.anchor) + 1;
+        let count = |once: bool| -> usize {
+            let all = blocks.iter().flat_map(|b| &b.entries);
+            all.filter(|e| e.once == once).map(runs).sum()
+        };
+        self.total = count(true) + count(false) * self.options.rounds as usize;
+        self.try_peers(blocks);
+        let mut rounds = 0;
+        for round in 0..self.options.rounds {
+            let before = Instant::now();
+            for block in blocks {
+                self.block(block, round);
+            }
+            rounds += 1;
+            if self.start.elapsed() + before.elapsed() > self.limit() {
+                break;
+            }
+        }
+        self.progress.clear();
+        Outcome { results: self.results, rounds, notes: notes(&self.best, self.options) }
+    }
+
+    fn block(&mut self, block: &Block, round: u32) {
+        let wanted = |e: &&Entry| round == 0 || !e.once;
+        for entry in block.entries.iter().filter(wanted) {
+            self.entry(block, entry, round);
+        }
+        for entry in block.entries.iter().filter(wanted).filter(|e| e.anchor) {
+            self.entry(block, entry, round);
+        }
+    }
+
+    fn entry(&mut self, block: &Block, entry: &Entry, round: u32) {
+        let mut entry = entry.clone();
+        if let Some((pin, cc)) = self.best.get(&(entry.cell.subject, entry.cell.kind)) {
+            entry.cell.pin = *pin;
+            entry.cell.cc.clone_from(cc);
+        }
+        let rounds = self.options.rounds;
+        self.progress.show(&format!(
+            "round {} of {rounds}, {} of {}: {} {} ({:.0} s)",
+            round + 1,
+            self.done + 1,
+            self.total,
+            block.id,
+            entry.label,
+            self.start.elapsed().as_secs_f64(),
+        ));
+        if !self.options.quiet_wait.is_zero() {
+            self.launcher.wait_quiet(self.options.quiet_wait);
+        }
+        let program = self.peers.path(entry.cell.subject);
+        let result = self.launcher.measure_quiet(&entry.cell, program, self.tries());
+        self.results.records.push(Record::new(block, &entry, round, result));
+        self.done += 1;
+    }
+
+    /// How long the run may take. Longer windows and more rounds than usual were asked for knowingly.
+    fn limit(&self) -> Duration {
+        let (limit, rounds) = if self.options.quick { (QUICK_LIMIT, 1) } else { (RUN_LIMIT, 5) };
+        let rounds = f64::from(self.options.rounds) / f64::from(rounds);
+        let window = self.options.window.as_secs_f64() / 0.25;
+        limit.mul_f64(rounds.max(1.0) * window.max(1.0))
+    }
+
+    /// Repeats are allowed as long as the run keeps to its time.
+    fn tries(&self) -> u32 {
+        let due = self.limit().mul_f64(self.done as f64 / self.total.max(1) as f64);
+        let slack = Duration::from_secs(3);
+        if self.start.elapsed() <= due + slack { TRIES } else { 1 }
+    }
+
+    /// Finds out how each peer does best, in one size per kind of cell.
+    fn try_peers(&mut self, blocks: &[Block]) {
+        let mut seen = Vec::new();
+        for entry in blocks.iter().flat_map(|b| &b.entries) {
+            let key = (entry.cell.subject, entry.cell.kind);
+            if !entry.cell.subject.is_peer() || seen.contains(&key) {
+                continue;
+            }
+            seen.push(key);
+            let mut cell = entry.cell.clone();
+            cell.window_ms = cell.window_ms.min(200);
+            if cell.kind == Kind::Stream {
+                cell.size = 8192;
+            }
+            let mut ways = vec![(cell.pin, cell.cc.clone())];
+            if cell.pin.is_some() {
+                ways.push((None, cell.cc.clone()));
+            }
+            if cell.cc != self.system_cc {
+                ways.push((cell.pin, self.system_cc.to_owned()));
+            }
+            let name = cell.subject.name();
+            self.progress.show(&format!("trying how {name} does best"));
+            let program = self.peers.path(cell.subject);
+            let rate = |(pin, cc): &(Option<(usize, usize)>, String)| {
+                let mut cell = cell.clone();
+                cell.pin = *pin;
+                cell.cc.clone_from(cc);
+                self.launcher.measure(&cell, program).map_or(0.0, |sample| sample.rate())
+            };
+            let best = ways
+                .into_iter()
+                .map(|way| (rate(&way), way))
+                .max_by(|(a, _), (b, _)| a.total_cmp(b));
+            if let Some((rate, way)) = best
+                && rate > 0.0
+            {
+                self.best.insert(key, way);
+            }
+        }
+    }
+}
+
+fn notes(best: &Best, options: &Options) -> Vec<String> {
+    best.iter()
+        .map(|((subject, kind), (pin, cc))| {
+            let pinned = match (pin.is_some(), options.pin.is_some()) {
+                (true, _) => "pinned",
+                (false, true) => "unpinned",
+                (false, false) => "unpinned as all",
+            };
+            format!("{} {}: {pinned}, {cc}", subject.name(), kind.name())
+        })
+        .collect()
+}

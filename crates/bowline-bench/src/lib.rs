@@ -1,0 +1,235 @@
+//! `bowline bench`: measures bowline beside bare sockets and other message libraries, in one run on
+//! one machine, and says whether the ratios that must be reached are reached.
+//!
+//! ```text
+//!   bench (parent) --starts--> receiver (CPU 1)  <--- messages ---  sender (CPU 0)
+//!     |  ready / go / stop         |  result: messages and CPU time of one window
+//!     '--- /proc/stat: what did others use meanwhile?
+//! ```
+//!
+//! A *cell* is one figure at one size, a *round* measures everything once: bare sockets first,
+//! bowline, the other libraries, and the bare sockets again. Ratios are formed within a round, so
+//! that a machine that is slow today is slow for everybody.
+//!
+//! The crate does not depend on the library: the `bowline` command hands the library in as a
+//! [`Stack`]. With [`NoStack`] the bench measures everything else.
+
+mod anchors;
+mod args;
+mod bowline_cells;
+mod cell;
+mod costs;
+mod engine;
+mod head;
+mod json;
+mod payload;
+mod peers;
+mod plan;
+mod report;
+mod results;
+mod role;
+mod run;
+mod stats;
+mod svg;
+mod sys;
+mod targets;
+
+use std::net::{Ipv4Addr, TcpListener};
+use std::path::Path;
+
+use args::{Options, PeerChoice};
+use cell::Subject;
+use peers::{Found, Peers};
+use plan::Setting;
+
+pub use bowline_cells::{Counters, Errno, NoStack, NodeOptions, Stack};
+
+/// The word that makes this program one side of a measurement.
+pub(crate) const ROLE_WORD: &str = "__role";
+
+/// TCP port of RDS.
+const RDS_PORT: u16 = 16385;
+
+/// Runs `bowline bench` with the words after `bench` and returns the exit status: 0 when every target
+/// is met, 1 when one is not, 3 when some are undecided, 2 when the run was not possible.
+///
+/// `prefix` are the words that lead this same program to this function, so that it can start itself
+/// as the sides of a measurement; for `bowline bench` that is `["bench"]`.
+pub fn main<S: Stack>(args: &[String], prefix: &[&str]) -> i32 {
+    let (first, rest) = match args.split_first() {
+        Some((first, rest)) => (first.as_str(), rest),
+        None => ("--help", args),
+    };
+    match first {
+        ROLE_WORD => role_main::<S>(rest),
+        "rds" if rest.iter().any(|w| w == "--help" || w == "-h") => help(),
+        "rds" => match rds::<S>(rest, prefix) {
+            Ok(status) => status,
+            Err(why) => {
+                eprintln!("bowline bench: {why}");
+                2
+            }
+        },
+        "--help" | "-h" => help(),
+        other => {
+            eprintln!("bowline bench: unknown bench {other}; there is: rds");
+            2
+        }
+    }
+}
+
+fn help() -> i32 {
+    print!("{}", args::HELP);
+    0
+}
+
+fn role_main<S: Stack>(args: &[String]) -> i32 {
+    let result = role::Role::start(args).and_then(|role| match role.cell.subject {
+        Subject::Bowline | Subject::BowlineBatch => bowline_cells::run::<S>(role),
+        Subject::Zmq | Subject::Nano => peers::run(role),
+        _ => anchors::run(role),
+    });
+    match result {
+        Ok(()) => 0,
+        Err(why) => {
+            role::say(&format!("error {why}"));
+            1
+        }
+    }
+}
+
+/// Two node addresses on which nobody else on this machine speaks RDS.
+fn free_nodes() -> (Ipv4Addr, Ipv4Addr) {
+    let free = |ip: Ipv4Addr| TcpListener::bind((ip, RDS_PORT)).is_ok();
+    (0..=99)
+        .map(|net| (Ipv4Addr::new(127, net, 0, 2), Ipv4Addr::new(127, net, 0, 1)))
+        .find(|(rx, tx)| free(*rx) && free(*tx))
+        .unwrap_or((Ipv4Addr::new(127, 0, 0, 2), Ipv4Addr::LOCALHOST))
+}
+
+fn find_peers(options: &Options) -> Peers {
+    match &options.peers {
+        PeerChoice::Auto => Peers::find(|_| true),
+        PeerChoice::List(list) => Peers::find(|s| list.contains(&s)),
+    }
+}
+
+fn rds<S: Stack>(args: &[String], prefix: &[&str]) -> Result<i32, String> {
+    let options = Options::parse(args)?;
+    let head = head::Head::look();
+    let bowline = !bowline_cells::is_absent::<S>();
+    let [anchor_cc, bowline_cc] =
+        Setting::congestion(&options, &head.system_cc, &head.available_cc);
+    if !head.available_cc.is_empty() && !head.available_cc.contains(&anchor_cc) {
+        let known = head.available_cc.join(", ");
+        return Err(format!("--cc {anchor_cc}: this kernel has {known}"));
+    }
+    let peers = find_peers(&options);
+    let usable = |s: &Subject| peers.has(*s);
+    let setting = Setting {
+        anchor_cc,
+        bowline_cc,
+        system_cc: head.system_cc.clone(),
+        bowline,
+        peers: Subject::ALL.into_iter().filter(usable).collect(),
+        nodes: free_nodes(),
+    };
+    let blocks = plan::plan(&options, &setting);
+    if options.list {
+        blocks.iter().for_each(|block| println!("{:18} {}", block.id, block.title));
+        return Ok(0);
+    }
+    if blocks.is_empty() {
+        return Err("no cell has such a name; see --list".into());
+    }
+
+    head.lines().iter().for_each(|line| println!("{line}"));
+    let mut notes = conditions(&options, &setting);
+    notes.extend(peer_notes(&peers));
+    if !bowline {
+        notes.push("bowline: this program was built without the library".into());
+    }
+    notes.iter().for_each(|line| println!("{line}"));
+    let costs = costs::measure();
+    print!("{}", report::costs_table(&costs));
+
+    let launcher = run::Launcher::new(prefix)?;
+    let engine = engine::Engine::new(&options, &launcher, &peers, &head.system_cc);
+    let outcome = engine.run(&blocks);
+    if outcome.rounds < options.rounds {
+        let line = format!("stopped after {} rounds: the time was up", outcome.rounds);
+        println!("\n{line}");
+        notes.push(line);
+    }
+    notes.extend(outcome.notes.iter().map(|note| format!("best way of {note}")));
+    for block in &blocks {
+        print!("{}", report::block_table(block, &outcome.results));
+    }
+    print!("{}", report::legend(&blocks));
+    outcome.notes.iter().for_each(|note| println!("  best way of {note}"));
+    let missing = |label: &str| match Subject::parse(label) {
+        Some(s) if s.is_peer() => peers.missing(s).map(str::to_owned),
+        _ => None,
+    };
+    let verdicts = targets::judge(&outcome.results, &missing);
+    print!("{}", report::targets_table(&verdicts));
+
+    let page = || svg::page(&head, &notes, &blocks, &outcome.results, &verdicts);
+    let data = || report::json(&head, &costs, &notes, &outcome.results, &verdicts).write(2) + "\n";
+    if let Some(path) = &options.json {
+        write(path, &data())?;
+    }
+    if let Some(path) = &options.svg {
+        write(path, &page())?;
+    }
+    if let Some(dir) = &options.save {
+        std::fs::create_dir_all(dir).map_err(|e| format!("creating {}: {e}", dir.display()))?;
+        let name = format!("{}-{}", head.date, head.commit.replace(' ', "-"));
+        write(&dir.join(format!("{name}.json")), &data())?;
+        write(&dir.join(format!("{name}.svg")), &page())?;
+    }
+    Ok(targets::exit_status(&verdicts))
+}
+
+fn write(path: &Path, text: &str) -> Result<(), String> {
+    if path == Path::new("-") {
+        print!("{text}");
+        return Ok(());
+    }
+    std::fs::write(path, text).map_err(|e| format!("writing {}: {e}", path.display()))?;
+    println!("wrote {}", path.display());
+    Ok(())
+}
+
+/// The settings everybody runs with.
+fn conditions(options: &Options, setting: &Setting) -> Vec<String> {
+    let pin = match options.pin {
+        Some((rx, tx)) => format!("receiver on CPU {rx}, sender on CPU {tx}"),
+        None => "not bound to CPUs".into(),
+    };
+    let bowline_cc = match setting.bowline_cc.as_str() {
+        "" => "its own choice",
+        name => name,
+    };
+    let (rx, tx) = setting.nodes;
+    vec![
+        format!("anchors: {}; {pin}; window {:?}", setting.anchor_cc, options.window),
+        format!(
+            "bowline: nodes {rx} and {tx}, congestion control {bowline_cc}, poll {}, paths {}, \
+             send and receive buffer {}",
+            options.poll.name(),
+            if options.paths == 0 { "default".to_owned() } else { options.paths.to_string() },
+            plan::bytes(plan::BUFFER),
+        ),
+    ]
+}
+
+fn peer_notes(peers: &Peers) -> Vec<String> {
+    let note = |(subject, found): &(Subject, Found)| match found {
+        Found::Inside { version } | Found::Program { version, .. } => {
+            format!("peer {}: {version}", subject.name())
+        }
+        Found::Missing { why } => format!("peer {}: skipped, {why}", subject.name()),
+    };
+    peers.list().iter().map(note).collect()
+}

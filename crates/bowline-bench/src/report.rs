@@ -1,0 +1,286 @@
+//! Tables for people, and the result file.
+
+use std::fmt::Write as _;
+
+use crate::cell::Subject;
+use crate::costs::{self, Cost};
+use crate::head::Head;
+use crate::json::Json;
+use crate::plan::{Block, Figure};
+use crate::results::Results;
+use crate::run::Sample;
+use crate::stats::median;
+use crate::targets::{Against, Metric, Outcome, Verdict};
+
+/// Writes a number with three digits and a unit of thousands.
+pub(crate) fn short(value: f64) -> String {
+    let (value, unit) = match value.abs() {
+        v if v >= 1e9 => (value / 1e9, " G"),
+        v if v >= 1e6 => (value / 1e6, " M"),
+        v if v >= 1e4 => (value / 1e3, " k"),
+        _ => (value, ""),
+    };
+    let digits = match value.abs() {
+        v if v >= 100.0 => 0,
+        v if v >= 10.0 => 1,
+        v if v >= 0.1 || v == 0.0 => 2,
+        v if v >= 0.01 => 3,
+        _ => 4,
+    };
+    format!("{value:.digits$}{unit}")
+}
+
+/// Writes a time with the unit that suits it.
+pub(crate) fn time(ns: f64) -> String {
+    match ns {
+        v if v >= 1e6 => format!("{:.2} ms", v / 1e6),
+        v if v >= 1e3 => format!("{:.1} us", v / 1e3),
+        v => format!("{v:.0} ns"),
+    }
+}
+
+/// What bowline did about congestion control, as its own sockets say.
+fn cc_of(samples: &[&Sample]) -> String {
+    samples.first().map_or(String::new(), |s| s.words.text("cc").to_owned())
+}
+
+/// Writes the costs.
+pub(crate) fn costs_table(costs: &[Cost]) -> String {
+    let mut out = String::from("\nCosts of this machine\n");
+    for cost in costs {
+        let p99 = cost.p99.map_or(String::new(), |p99| format!("   p99 {p99:.0}"));
+        let digits = if cost.value < 100.0 { 1 } else { 0 };
+        let value = format!("{:.digits$}", cost.value);
+        // Writing to a String cannot fail, here and below.
+        let _ = writeln!(out, "  {:40} {value:>9} {}{p99}", cost.name, cost.unit);
+    }
+    out
+}
+
+/// Writes the table of one block.
+pub(crate) fn block_table(block: &Block, results: &Results) -> String {
+    let mut out = format!("\n{}  [{}]\n", block.title, block.id);
+    let columns = match block.figure {
+        Figure::Rate => {
+            "      msg/s      GB/s   ns/msg send   receive   syscalls/msg send, receive"
+        }
+        Figure::Latency => "        min        p50        p90        p99      p99.9   CPU/trip",
+        Figure::Curve => "      msg/s   ns/msg send   receive",
+        Figure::Memory => " bytes each        of",
+    };
+    let _ = writeln!(out, "  {:16}{columns}", "");
+    for entry in &block.entries {
+        let samples = results.samples(&block.id, &entry.label);
+        if samples.is_empty() {
+            let why = results.error(&block.id, &entry.label).unwrap_or_default();
+            let _ = writeln!(out, "  {:16} failed: {why}", entry.label);
+            continue;
+        }
+        let row = match block.figure {
+            Figure::Rate | Figure::Curve => rate_row(&samples, entry.cell.size, block.figure),
+            Figure::Latency => latency_row(&samples),
+            Figure::Memory => {
+                let bytes = results.figure(&block.id, &entry.label, Metric::Bytes).unwrap_or(0.0);
+                format!(" {bytes:>10.0} {:>9}", entry.cell.flows)
+            }
+        };
+        let foreign = median(samples.iter().map(|s| s.foreign)).unwrap_or(0.0);
+        let note = if samples.iter().any(|s| s.is_disturbed()) {
+            format!("   disturbed ({:.0} % foreign)", foreign * 100.0)
+        } else {
+            String::new()
+        };
+        let cc = match cc_of(&samples) {
+            cc if cc.is_empty() => String::new(),
+            cc => format!("  {cc}"),
+        };
+        let _ = writeln!(out, "  {:16}{row}{cc}{note}", entry.label);
+    }
+    out
+}
+
+fn rate_row(samples: &[&Sample], size: usize, figure: Figure) -> String {
+    let mid = |f: &dyn Fn(&Sample) -> f64| median(samples.iter().map(|s| f(s))).unwrap_or(0.0);
+    let rate = mid(&|s| s.rate());
+    let (tx, rx) = (time(mid(&|s| s.tx_cpu)), time(mid(&|s| s.rx_cpu)));
+    if figure == Figure::Curve {
+        return format!(" {:>10} {tx:>13} {rx:>9}", short(rate));
+    }
+    let calls = |f: fn(&Sample) -> Option<f64>| {
+        median(samples.iter().filter_map(|s| f(s))).map_or("-".to_owned(), short)
+    };
+    let (tx_calls, rx_calls) = (calls(|s| s.tx_syscalls), calls(|s| s.rx_syscalls));
+    let gbs = rate * size as f64 / 1e9;
+    format!(" {:>10} {gbs:>9.2} {tx:>13} {rx:>9}   {tx_calls:>12} {rx_calls:>12}", short(rate))
+}
+
+fn latency_row(samples: &[&Sample]) -> String {
+    let at = |i: usize| {
+        let values = samples.iter().filter_map(|s| Some(*s.lat.as_ref()?.get(i)? as f64));
+        time(median(values).unwrap_or(0.0))
+    };
+    let cpu = median(samples.iter().map(|s| s.rx_cpu + s.tx_cpu)).unwrap_or(0.0);
+    let [min, p50, p90, p99, p999] = [0, 3, 5, 7, 8].map(at);
+    format!(" {min:>10} {p50:>10} {p90:>10} {p99:>10} {p999:>10} {:>10}", time(cpu))
+}
+
+/// Writes the table of targets.
+pub(crate) fn targets_table(outcomes: &[Outcome]) -> String {
+    let mut out = String::from("\nTargets (ratio to what was measured in the same round)\n");
+    let _ = writeln!(
+        out,
+        "  {:4} {:36} {:22} {:>8} {:>17} {:>7} {:>7} {:>6} {:>5}  verdict",
+        "", "figure", "against", "ratio", "quartiles", "must", "goal", "CPU", "rnds"
+    );
+    for o in outcomes {
+        let t = &o.target;
+        let sign = if t.metric.smaller_is_better() { "<=" } else { ">=" };
+        let (ratio, quartiles) = match o.ratio {
+            Some(s) => (short(s.mid), format!("{} - {}", short(s.low), short(s.high))),
+            None => ("-".into(), String::new()),
+        };
+        let cpu = o.cpu.map_or("-".into(), |c| format!("{c:.2}"));
+        let why = match o.verdict.why() {
+            "" => String::new(),
+            why => format!(": {why}"),
+        };
+        let _ = writeln!(
+            out,
+            "  {:4} {:36} {:22} {ratio:>8} {quartiles:>17} {sign}{:>5} {:>7} {cpu:>6} {:>5}  {}{why}",
+            t.id,
+            t.what,
+            t.against_text(),
+            short(t.must),
+            short(t.goal),
+            o.good_rounds,
+            o.verdict.word(),
+        );
+    }
+    let count = |f: fn(&Verdict) -> bool| outcomes.iter().filter(|o| f(&o.verdict)).count();
+    let _ = writeln!(
+        out,
+        "\n{} pass, {} fail, {} undecided, {} skipped",
+        count(|v| matches!(v, Verdict::Pass)),
+        count(|v| matches!(v, Verdict::Fail(_))),
+        count(|v| matches!(v, Verdict::Undecided(_))),
+        count(|v| matches!(v, Verdict::Skipped(_))),
+    );
+    out
+}
+
+/// Says what the names in the tables mean.
+pub(crate) fn legend(blocks: &[Block]) -> String {
+    let used = |s: Subject| blocks.iter().flat_map(|b| &b.entries).any(|e| e.cell.subject == s);
+    let mut out = String::from("\nWho is who\n");
+    for (subject, text) in [
+        (Subject::Bowline, "send_to and recv_from, one call per message"),
+        (Subject::BowlineBatch, "send_batch and recv_batch, up to 64 messages a call"),
+        (Subject::Tcpb, "framed TCP, 64 KiB staged per write, each payload copied out once"),
+        (Subject::Tcpz, "framed TCP, one gathering write for up to 64 KiB of messages"),
+        (Subject::Tcp1, "framed TCP, one write per message"),
+        (Subject::Udp, "one datagram per message, unreliable: what arrived"),
+        (Subject::Seqp, "unix SOCK_SEQPACKET"),
+        (Subject::Zmq, "ZeroMQ DEALER to ROUTER over tcp"),
+        (Subject::Nano, "nanomsg PUSH to PULL over tcp; PAIR for round trips"),
+        (Subject::OfiNet, "libfabric reliable datagrams, provider net"),
+        (Subject::OfiRxm, "libfabric reliable datagrams, provider tcp;ofi_rxm"),
+        (Subject::Ucx, "UCX active messages over tcp"),
+    ] {
+        if used(subject) {
+            let _ = writeln!(out, "  {:14} {text}", subject.name());
+        }
+    }
+    out
+}
+
+/// Everything, for a result file.
+pub(crate) fn json(
+    head: &Head,
+    machine_costs: &[Cost],
+    notes: &[String],
+    results: &Results,
+    outcomes: &[Outcome],
+) -> Json {
+    Json::Object(vec![
+        ("head", head.json()),
+        ("costs", costs::json(machine_costs)),
+        ("notes", Json::List(notes.iter().map(Json::text).collect())),
+        ("targets", Json::List(outcomes.iter().map(outcome_json).collect())),
+        ("measurements", Json::List(results.records.iter().map(record_json).collect())),
+    ])
+}
+
+fn outcome_json(o: &Outcome) -> Json {
+    let number = |f: Option<f64>| f.map_or(Json::Null, Json::Float);
+    let against = match o.target.against {
+        Against::Best(labels) => Json::List(labels.iter().map(|l| Json::text(*l)).collect()),
+        Against::Limit(_) => Json::Null,
+    };
+    Json::Object(vec![
+        ("id", Json::text(o.target.id)),
+        ("what", Json::text(o.target.what)),
+        ("cell", Json::text(o.target.block)),
+        ("label", Json::text(o.target.label)),
+        ("against", against),
+        ("ratio", number(o.ratio.map(|s| s.mid))),
+        ("low", number(o.ratio.map(|s| s.low))),
+        ("high", number(o.ratio.map(|s| s.high))),
+        ("cpu_ratio", number(o.cpu)),
+        ("must", Json::Float(o.target.must)),
+        ("goal", Json::Float(o.target.goal)),
+        ("rounds", Json::Int(o.good_rounds as u64)),
+        ("foreign", Json::Float(o.foreign)),
+        ("verdict", Json::text(o.verdict.word().to_lowercase())),
+        ("why", Json::text(o.verdict.why())),
+    ])
+}
+
+fn record_json(r: &crate::results::Record) -> Json {
+    let mut fields = vec![
+        ("cell", Json::text(&r.block)),
+        ("label", Json::text(&r.label)),
+        ("size", Json::Int(r.size as u64)),
+        ("flows", Json::Int(r.flows as u64)),
+        ("round", Json::Int(u64::from(r.round))),
+        ("pinned", Json::Bool(r.pinned)),
+    ];
+    match &r.result {
+        Err(why) => fields.push(("error", Json::text(why))),
+        Ok(s) => {
+            let number = |f: Option<f64>| f.map_or(Json::Null, Json::Float);
+            fields.extend([
+                ("count", Json::Int(s.count)),
+                ("seconds", Json::Float(s.seconds)),
+                ("rate", Json::Float(s.rate())),
+                ("send_cpu_ns", Json::Float(s.tx_cpu)),
+                ("receive_cpu_ns", Json::Float(s.rx_cpu)),
+                ("send_syscalls", number(s.tx_syscalls)),
+                ("receive_syscalls", number(s.rx_syscalls)),
+                ("foreign", Json::Float(s.foreign)),
+                ("tries", Json::Int(u64::from(s.tries))),
+            ]);
+            if let Some(lat) = &s.lat {
+                fields.push(("lat_ns", Json::List(lat.iter().map(|ns| Json::Int(*ns)).collect())));
+            }
+            let said = s.words.iter().filter(|(k, _)| *k != "lat");
+            let said: Vec<String> = said.map(|(k, v)| format!("{k}={v}")).collect();
+            fields.push(("said", Json::text(said.join(" "))));
+        }
+    }
+    Json::Object(fields)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_short_and_keep_three_digits() {
+        assert_eq!(short(53_149_891.0), "53.1 M");
+        assert_eq!(short(4403.0), "4403");
+        assert_eq!(short(0.0123), "0.012");
+        assert_eq!(short(123_456.0), "123 k");
+        assert_eq!(time(6190.0), "6.2 us");
+        assert_eq!(time(44.7), "45 ns");
+    }
+}

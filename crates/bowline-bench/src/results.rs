@@ -1,0 +1,230 @@
+//! Everything that was measured.
+
+use std::collections::BTreeMap;
+
+use crate::plan::{Block, Entry};
+use crate::run::Sample;
+use crate::stats::median;
+use crate::targets::{ANCHOR_LIMIT, Against, Metric, Round, Target};
+
+/// One measurement, or why there is none.
+#[derive(Clone, Debug)]
+pub(crate) struct Record {
+    pub(crate) block: String,
+    pub(crate) label: String,
+    pub(crate) size: usize,
+    pub(crate) flows: usize,
+    pub(crate) round: u32,
+    pub(crate) pinned: bool,
+    pub(crate) result: Result<Sample, String>,
+}
+
+impl Record {
+    /// Notes a measurement.
+    pub(crate) fn new(
+        block: &Block,
+        entry: &Entry,
+        round: u32,
+        result: Result<Sample, String>,
+    ) -> Self {
+        Self {
+            block: block.id.clone(),
+            label: entry.label.clone(),
+            size: entry.cell.size,
+            flows: entry.cell.flows,
+            round,
+            pinned: entry.cell.pin.is_some(),
+            result,
+        }
+    }
+}
+
+/// Takes a figure out of a measurement.
+pub(crate) fn figure(sample: &Sample, metric: Metric) -> Option<f64> {
+    let lat = |i: usize| sample.lat.as_ref()?.get(i).map(|ns| *ns as f64);
+    match metric {
+        Metric::Rate => Some(sample.rate()),
+        Metric::P50 => lat(3),
+        Metric::P99 => lat(7),
+        Metric::RxSyscalls => sample.rx_syscalls,
+        Metric::TxSyscalls => sample.tx_syscalls,
+        Metric::Bytes => {
+            sample.words.number("bytes").ok().map(|n| n as f64 / sample.count.max(1) as f64)
+        }
+    }
+}
+
+/// All records of a run.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Results {
+    pub(crate) records: Vec<Record>,
+}
+
+impl Results {
+    /// Says whether anything of a block was measured.
+    pub(crate) fn has_block(&self, block: &str) -> bool {
+        self.records.iter().any(|r| r.block == block)
+    }
+
+    fn of<'a>(&'a self, block: &str, label: &str) -> impl Iterator<Item = &'a Record> {
+        self.records.iter().filter(move |r| r.block == block && r.label == label)
+    }
+
+    /// The measurements of one entry that were not disturbed, or all when each was.
+    pub(crate) fn samples(&self, block: &str, label: &str) -> Vec<&Sample> {
+        let all: Vec<&Sample> =
+            self.of(block, label).filter_map(|r| r.result.as_ref().ok()).collect();
+        let good: Vec<&Sample> = all.iter().copied().filter(|s| !s.is_disturbed()).collect();
+        if good.is_empty() { all } else { good }
+    }
+
+    /// Why an entry has no measurement, when every attempt failed or any was wrong.
+    pub(crate) fn error(&self, block: &str, label: &str) -> Option<String> {
+        self.of(block, label).find_map(|r| r.result.as_ref().err().cloned())
+    }
+
+    /// The median of a figure of one entry.
+    pub(crate) fn figure(&self, block: &str, label: &str, metric: Metric) -> Option<f64> {
+        median(self.samples(block, label).into_iter().filter_map(|s| figure(s, metric)))
+    }
+
+    /// The ratio of each round that has both sides.
+    pub(crate) fn rounds(&self, target: &Target) -> Vec<Round> {
+        let mut by_round: BTreeMap<u32, Vec<&Record>> = BTreeMap::new();
+        for record in self.records.iter().filter(|r| r.block == target.block) {
+            by_round.entry(record.round).or_default().push(record);
+        }
+        by_round.values().filter_map(|records| ratio_of_round(target, records)).collect()
+    }
+}
+
+fn samples<'a>(records: &[&'a Record], label: &str) -> Vec<&'a Sample> {
+    let of = records.iter().filter(|r| r.label == label);
+    of.filter_map(|r| r.result.as_ref().ok()).collect()
+}
+
+fn mean(values: &[f64]) -> Option<f64> {
+    (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
+}
+
+/// Says whether two or more runs of the same anchor lie too far apart.
+fn apart(values: &[f64]) -> bool {
+    let Some(mean) = mean(values) else { return false };
+    let max = values.iter().copied().fold(f64::MIN, f64::max);
+    let min = values.iter().copied().fold(f64::MAX, f64::min);
+    (max - min) / mean > ANCHOR_LIMIT
+}
+
+fn ratio_of_round(target: &Target, records: &[&Record]) -> Option<Round> {
+    let own = samples(records, target.label);
+    let value = mean(&own.iter().filter_map(|s| figure(s, target.metric)).collect::<Vec<_>>())?;
+    let mut foreign = own.iter().map(|s| s.foreign).fold(0.0, f64::max);
+    let mut disturbed = own.iter().any(|s| s.is_disturbed());
+    let cpu = |samples: &[&Sample]| {
+        mean(&samples.iter().map(|s| s.rx_cpu + s.tx_cpu).collect::<Vec<_>>())
+    };
+    let (anchor, anchor_cpu) = match target.against {
+        Against::Limit(limit) => (limit, None),
+        Against::Best(labels) => {
+            let mut best: Option<(f64, Vec<&Sample>)> = None;
+            for label in labels {
+                let rivals = samples(records, label);
+                let values: Vec<f64> =
+                    rivals.iter().filter_map(|s| figure(s, target.metric)).collect();
+                let Some(mean) = mean(&values) else { continue };
+                disturbed |= apart(&values);
+                let better = best.as_ref().is_none_or(|(b, _)| {
+                    if target.metric.smaller_is_better() { mean < *b } else { mean > *b }
+                });
+                if better {
+                    best = Some((mean, rivals));
+                }
+            }
+            let (value, rivals) = best?;
+            disturbed |= rivals.iter().any(|s| s.is_disturbed());
+            foreign = rivals.iter().map(|s| s.foreign).fold(foreign, f64::max);
+            (value, cpu(&rivals))
+        }
+    };
+    // Whatever the rival, the bare sockets of the same block tell whether the machine was steady.
+    let labels: std::collections::BTreeSet<&str> = records
+        .iter()
+        .filter(|r| matches!(r.label.as_str(), "tcpb" | "tcp1" | "tcpz"))
+        .map(|r| r.label.as_str())
+        .collect();
+    for label in labels {
+        let values: Vec<f64> =
+            samples(records, label).iter().filter_map(|s| figure(s, target.metric)).collect();
+        disturbed |= apart(&values);
+    }
+    let cpu = cpu(&own).zip(anchor_cpu).map(|(own, anchor)| own / anchor);
+    Some(Round { ratio: value / anchor, cpu, foreign, disturbed })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cell::Words;
+    use crate::targets::all;
+
+    fn record(label: &str, rate: u64, foreign: f64) -> Record {
+        Record {
+            block: "stream/64".into(),
+            label: label.into(),
+            size: 64,
+            flows: 1,
+            round: 0,
+            pinned: true,
+            result: Ok(Sample {
+                count: rate,
+                seconds: 1.0,
+                rx_cpu: 10.0,
+                tx_cpu: 20.0,
+                rx_syscalls: None,
+                tx_syscalls: None,
+                lat: None,
+                words: Words::default(),
+                foreign,
+                tries: 1,
+            }),
+        }
+    }
+
+    #[test]
+    fn a_ratio_is_formed_with_the_mean_of_both_anchor_runs() {
+        let results = Results {
+            records: vec![
+                record("tcpb", 90, 0.0),
+                record("bowline", 20, 0.0),
+                record("tcpb", 110, 0.0),
+            ],
+        };
+        let rounds = results.rounds(&all()[0]);
+        assert_eq!(rounds.len(), 1);
+        assert!((rounds[0].ratio - 0.2).abs() < 1e-9);
+        assert_eq!((rounds[0].cpu, rounds[0].disturbed), (Some(1.0), false));
+    }
+
+    #[test]
+    fn a_round_is_disturbed_by_others_and_by_unsteady_anchors() {
+        let noisy = Results { records: vec![record("tcpb", 100, 0.2), record("bowline", 20, 0.0)] };
+        assert!(noisy.rounds(&all()[0])[0].disturbed);
+        let unsteady = Results {
+            records: vec![
+                record("tcpb", 80, 0.0),
+                record("bowline", 20, 0.0),
+                record("tcpb", 120, 0.0),
+            ],
+        };
+        assert!(unsteady.rounds(&all()[0])[0].disturbed);
+        assert!(unsteady.rounds(&all()[1]).is_empty(), "ZeroMQ was not measured");
+    }
+
+    #[test]
+    fn the_best_of_several_rivals_counts() {
+        let records =
+            vec![record("bowline", 100, 0.0), record("ofi-net", 5, 0.0), record("ucx", 10, 0.0)];
+        let rounds = Results { records }.rounds(&all()[2]);
+        assert!((rounds[0].ratio - 10.0).abs() < 1e-9);
+    }
+}

@@ -1,0 +1,305 @@
+//! One side of a measurement: a process that the bench started.
+//!
+//! The sides talk to the parent in lines of text: the side says `ready key=value...` when it can be
+//! reached, hears `go key=value...` with the other side's words and process number, and the counting
+//! side says `result ...` once. `stop` asks a sender to come to an end and say `done ...`; `quit`, or
+//! the end of the input, ends the process at once. The programs under `peers/` speak the same.
+
+use std::io::{BufRead, Write};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use crate::cell::{Cell, Words};
+use crate::sys;
+
+static STOP: AtomicBool = AtomicBool::new(false);
+
+/// Says whether the parent asked this side to come to an end.
+#[inline]
+pub(crate) fn stopping() -> bool {
+    // Pairs with the store in `watch`; nothing else is published by it.
+    STOP.load(Ordering::Relaxed)
+}
+
+/// Which side of a measurement a process is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Side {
+    /// Receives, or answers.
+    Rx,
+    /// Sends, or asks.
+    Tx,
+}
+
+/// A started side.
+#[derive(Debug)]
+pub(crate) struct Role {
+    pub(crate) cell: Cell,
+    pub(crate) side: Side,
+    peer: Words,
+}
+
+impl Role {
+    /// Reads the arguments of a side and binds the process to its CPU.
+    pub(crate) fn start(args: &[String]) -> Result<Self, String> {
+        let words = Words::parse(args.iter().map(String::as_str));
+        let cell = Cell::from_words(&words)?;
+        let side = match words.text("side") {
+            "rx" => Side::Rx,
+            "tx" => Side::Tx,
+            other => return Err(format!("bad role argument side={other}")),
+        };
+        if let Some((rx, tx)) = cell.pin {
+            let cpu = if side == Side::Rx { rx } else { tx };
+            sys::pin(cpu).map_err(|e| format!("binding to CPU {cpu}: {e}"))?;
+        }
+        Ok(Self { cell, side, peer: Words::default() })
+    }
+
+    /// Tells the parent how to reach this side, waits for the other and begins to obey orders.
+    pub(crate) fn ready(&mut self, words: &str) -> Result<(), String> {
+        say(&format!("ready {words}"));
+        let mut line = String::new();
+        std::io::stdin().lock().read_line(&mut line).map_err(|e| e.to_string())?;
+        let mut parts = line.split_whitespace();
+        match parts.next() {
+            Some("go") => self.peer = Words::parse(parts),
+            _ => std::process::exit(0), // the parent gave up on this cell
+        }
+        std::thread::spawn(watch);
+        Ok(())
+    }
+
+    /// What the other side said it can be reached by.
+    pub(crate) fn peer(&self, key: &str) -> &str {
+        self.peer.text(key)
+    }
+
+    /// The other side's process number.
+    pub(crate) fn peer_pid(&self) -> u32 {
+        self.peer.number("pid").unwrap_or(0) as u32
+    }
+
+    /// Where the receiver's plain sockets listen.
+    pub(crate) fn peer_addr(&self) -> Result<SocketAddr, String> {
+        let port = self.peer.number("port")?;
+        let port = u16::try_from(port).map_err(|_| format!("port {port} from the other side"))?;
+        Ok((Ipv4Addr::LOCALHOST, port).into())
+    }
+
+    /// Starts counting what arrives.
+    pub(crate) fn meter(&self) -> Meter {
+        let every = (65536 / self.cell.size.max(1)).clamp(1, 64) as u64;
+        Meter {
+            warm_ns: self.cell.warm_ms * 1_000_000,
+            window_ns: self.cell.window_ms * 1_000_000,
+            every,
+            next: 1,
+            peer_pid: self.peer_pid(),
+            count: 0,
+            syscalls: 0,
+            state: State::Idle,
+            probe: None,
+        }
+    }
+}
+
+fn watch() {
+    let mut order = String::new();
+    // An error is like the end of the input: there is no parent left to obey.
+    let heard = std::io::stdin().lock().read_line(&mut order);
+    if heard.is_ok() && order.trim_end() == "stop" {
+        STOP.store(true, Ordering::Relaxed);
+        // A side that hangs in a blocking call has this long to come back.
+        std::thread::sleep(Duration::from_millis(300));
+    }
+    std::process::exit(0);
+}
+
+/// Says one line to the parent.
+pub(crate) fn say(line: &str) {
+    let mut out = std::io::stdout().lock();
+    // A parent that is gone takes the process with it by the end of the input.
+    let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+}
+
+/// Tells the parent what a sender did in all.
+pub(crate) fn done(sent: u64, syscalls: u64) {
+    say(&format!(
+        "done sent={sent} syscalls={syscalls} cc={}",
+        sys::congestion_controls().join(",")
+    ));
+}
+
+/// Named counters read at both ends of the window.
+pub(crate) type Probe = Box<dyn Fn() -> Vec<(&'static str, u64)>>;
+
+enum State {
+    Idle,
+    Warm { until: u64 },
+    Run(Start),
+    Over,
+}
+
+struct Start {
+    at: u64,
+    count: u64,
+    syscalls: u64,
+    own_cpu: u64,
+    peer_cpu: u64,
+    probe: Vec<(&'static str, u64)>,
+}
+
+/// Counts messages, and reports the count of one window after a warm-up.
+pub(crate) struct Meter {
+    warm_ns: u64,
+    window_ns: u64,
+    every: u64,
+    next: u64,
+    peer_pid: u32,
+    count: u64,
+    /// System calls the side made so far; kept by the side itself.
+    pub(crate) syscalls: u64,
+    state: State,
+    probe: Option<Probe>,
+}
+
+impl Meter {
+    /// Has more counters read at both ends of the window.
+    pub(crate) fn set_probe(&mut self, probe: Probe) {
+        self.probe = Some(probe);
+    }
+
+    /// Counts `n` messages; the first one starts the warm-up.
+    #[inline]
+    pub(crate) fn add(&mut self, n: u64) {
+        self.count += n;
+        if self.count >= self.next {
+            self.look();
+        }
+    }
+
+    /// Looks at the clock though nothing arrived, unless nothing ever did.
+    pub(crate) fn look_if_started(&mut self) {
+        if matches!(self.state, State::Warm { .. } | State::Run(_)) {
+            self.look();
+        }
+    }
+
+    #[cold]
+    fn look(&mut self) {
+        self.next = self.count + self.every;
+        let now = sys::now_ns();
+        match &self.state {
+            State::Idle => self.state = State::Warm { until: now + self.warm_ns },
+            State::Warm { until } if now >= *until => {
+                self.state = State::Run(Start {
+                    at: now,
+                    count: self.count,
+                    syscalls: self.syscalls,
+                    own_cpu: sys::own_cpu_ns(),
+                    peer_cpu: sys::cpu_ns(self.peer_pid).unwrap_or(0),
+                    probe: self.probe.as_ref().map_or_else(Vec::new, |p| p()),
+                });
+            }
+            State::Run(start) if now >= start.at + self.window_ns => {
+                let mut line = format!(
+                    "result n={} ns={} own_cpu={} peer_cpu={} syscalls={} cc={}",
+                    self.count - start.count,
+                    now - start.at,
+                    sys::own_cpu_ns().saturating_sub(start.own_cpu),
+                    sys::cpu_ns(self.peer_pid).unwrap_or(0).saturating_sub(start.peer_cpu),
+                    self.syscalls - start.syscalls,
+                    sys::congestion_controls().join(","),
+                );
+                let probe = self.probe.as_ref().map_or_else(Vec::new, |p| p());
+                for ((name, before), (_, after)) in start.probe.iter().zip(&probe) {
+                    line.push_str(&format!(" {name}={}", after.saturating_sub(*before)));
+                }
+                say(&line);
+                self.state = State::Over;
+                self.next = u64::MAX;
+            }
+            State::Warm { .. } | State::Run(_) | State::Over => {}
+        }
+    }
+}
+
+impl std::fmt::Debug for Meter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Meter").field("count", &self.count).finish_non_exhaustive()
+    }
+}
+
+/// The percentiles of a round trip that are kept, in order, as fractions.
+pub(crate) const PERCENTILES: [f64; 11] =
+    [0.0, 0.10, 0.25, 0.50, 0.75, 0.90, 0.95, 0.99, 0.999, 0.9999, 1.0];
+
+/// Collects the times of round trips and reports their percentiles after the window.
+#[derive(Debug)]
+pub(crate) struct Laps {
+    warm_until: u64,
+    window_ns: u64,
+    peer_pid: u32,
+    start: u64,
+    own_cpu: u64,
+    peer_cpu: u64,
+    last: u64,
+    laps: Vec<u32>,
+}
+
+impl Laps {
+    /// Starts the warm-up.
+    pub(crate) fn new(role: &Role) -> Self {
+        let now = sys::now_ns();
+        Self {
+            warm_until: now + role.cell.warm_ms * 1_000_000,
+            window_ns: role.cell.window_ms * 1_000_000,
+            peer_pid: role.peer_pid(),
+            start: 0,
+            own_cpu: 0,
+            peer_cpu: 0,
+            last: now,
+            laps: Vec::with_capacity(1 << 20),
+        }
+    }
+
+    /// Notes the end of one round trip and the beginning of the next; true when the window is over.
+    #[inline]
+    pub(crate) fn lap(&mut self) -> bool {
+        let now = sys::now_ns();
+        if self.start == 0 {
+            if now >= self.warm_until {
+                self.start = now;
+                self.own_cpu = sys::own_cpu_ns();
+                self.peer_cpu = sys::cpu_ns(self.peer_pid).unwrap_or(0);
+                self.last = sys::now_ns();
+                return false;
+            }
+        } else {
+            self.laps.push(u32::try_from(now - self.last).unwrap_or(u32::MAX));
+            if now >= self.start + self.window_ns {
+                self.report(now);
+                return true;
+            }
+        }
+        self.last = now;
+        false
+    }
+
+    fn report(&mut self, now: u64) {
+        let own = sys::own_cpu_ns().saturating_sub(self.own_cpu);
+        let peer = sys::cpu_ns(self.peer_pid).unwrap_or(0).saturating_sub(self.peer_cpu);
+        self.laps.sort_unstable();
+        let last = self.laps.len().saturating_sub(1);
+        let at = |p: f64| self.laps.get((p * last as f64).round() as usize).copied().unwrap_or(0);
+        let lat: Vec<String> = PERCENTILES.iter().map(|p| at(*p).to_string()).collect();
+        say(&format!(
+            "result n={} ns={} own_cpu={own} peer_cpu={peer} syscalls=0 cc={} lat={}",
+            self.laps.len(),
+            now - self.start,
+            sys::congestion_controls().join(","),
+            lat.join(","),
+        ));
+    }
+}

@@ -1,0 +1,448 @@
+//! Starts the two sides of a measurement, hears their result and watches who else used the machine.
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::{Ipv4Addr, UdpSocket};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use crate::cell::{Cell, Kind, Words};
+use crate::role::Side;
+use crate::sys;
+
+/// Share of the machine others may use during a measurement before it is repeated.
+pub(crate) const FOREIGN_LIMIT: f64 = 0.15;
+/// How long a side may take to say that it can be reached.
+const START_LIMIT: Duration = Duration::from_secs(5);
+/// How long a result may take beyond warm-up and window.
+const RESULT_LIMIT: Duration = Duration::from_secs(4);
+/// How long a side may take to end after it was told to.
+const END_LIMIT: Duration = Duration::from_millis(500);
+
+/// One result.
+#[derive(Clone, Debug)]
+pub(crate) struct Sample {
+    /// Messages (or round trips) in the window.
+    pub(crate) count: u64,
+    /// Length of the window, in seconds.
+    pub(crate) seconds: f64,
+    /// CPU time per message of the receiver (or answerer), in nanoseconds.
+    pub(crate) rx_cpu: f64,
+    /// CPU time per message of the sender (or asker), in nanoseconds.
+    pub(crate) tx_cpu: f64,
+    /// System calls per message of the receiver, where it counts them.
+    pub(crate) rx_syscalls: Option<f64>,
+    /// System calls per message of the sender, where it counts them.
+    pub(crate) tx_syscalls: Option<f64>,
+    /// Percentiles of the round trip, in nanoseconds.
+    pub(crate) lat: Option<Vec<u64>>,
+    /// Everything the counting side said.
+    pub(crate) words: Words,
+    /// Share of the machine that others used meanwhile.
+    pub(crate) foreign: f64,
+    /// How often this was measured until the machine was quiet enough.
+    pub(crate) tries: u32,
+}
+
+impl Sample {
+    /// Messages per second.
+    pub(crate) fn rate(&self) -> f64 {
+        self.count as f64 / self.seconds
+    }
+
+    /// Says whether others used too much of the machine.
+    pub(crate) fn is_disturbed(&self) -> bool {
+        self.foreign > FOREIGN_LIMIT
+    }
+}
+
+/// CPU time of the whole machine and of this bench, at one moment.
+#[derive(Clone, Copy, Debug)]
+struct Usage {
+    at: Instant,
+    busy: f64,
+    steal: f64,
+    own: f64,
+}
+
+impl Usage {
+    fn now(pids: &[u32], interrupts: Interrupts) -> Self {
+        let stat = Stat::now();
+        let own: u64 = pids.iter().filter_map(|pid| sys::cpu_ns(*pid)).sum();
+        let busy = match interrupts {
+            Interrupts::Charged => stat.busy + stat.interrupts,
+            Interrupts::Apart => stat.busy,
+        };
+        let own = (own + sys::own_cpu_ns()) as f64 / 1e9;
+        Self { at: Instant::now(), busy, steal: stat.steal, own }
+    }
+
+    /// Share of the machine that others used since `before`.
+    fn foreign_since(&self, before: &Self, cores: usize) -> f64 {
+        let wall = (self.at - before.at).as_secs_f64() * cores as f64;
+        let busy = (self.busy - before.busy) - (self.own - before.own);
+        ((busy.max(0.0) + self.steal - before.steal) / wall.max(1e-9)).clamp(0.0, 1.0)
+    }
+}
+
+/// Seconds of all cores since the machine started.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Stat {
+    busy: f64,
+    interrupts: f64,
+    steal: f64,
+}
+
+impl Stat {
+    fn now() -> Self {
+        Self::parse(&std::fs::read_to_string("/proc/stat").unwrap_or_default())
+    }
+
+    fn parse(text: &str) -> Self {
+        /// Length of a tick; the interface has used a hundredth of a second since its beginning.
+        const TICK: f64 = 0.01;
+        let line = text.lines().next().unwrap_or_default();
+        let ticks: Vec<f64> =
+            line.split_whitespace().skip(1).filter_map(|word| word.parse().ok()).collect();
+        let get = |i: usize| ticks.get(i).copied().unwrap_or(0.0) * TICK;
+        Self { busy: get(0) + get(1) + get(2), interrupts: get(5) + get(6), steal: get(7) }
+    }
+}
+
+/// Where the kernel books the time of interrupts, in which packets are carried: it differs with the
+/// kernel's configuration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Interrupts {
+    /// In the CPU clock of the process that was interrupted.
+    Charged,
+    /// In the machine's account only.
+    Apart,
+}
+
+impl Interrupts {
+    /// Carries packets for some time and looks where it went.
+    fn find() -> Self {
+        const SPELL_NS: u64 = 60_000_000;
+        let Ok(socket) = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)) else { return Self::Charged };
+        if socket.local_addr().and_then(|addr| socket.connect(addr)).is_err() {
+            return Self::Charged;
+        }
+        let (stat, cpu, start) = (Stat::now(), sys::own_cpu_ns(), sys::now_ns());
+        let mut buf = [0; 64];
+        while sys::now_ns() - start < SPELL_NS {
+            if socket.send(&buf).is_err() || socket.recv(&mut buf).is_err() {
+                return Self::Charged;
+            }
+        }
+        let wall = (sys::now_ns() - start) as f64 / 1e9;
+        let absent = wall - (sys::own_cpu_ns() - cpu) as f64 / 1e9;
+        let interrupts = Stat::now().interrupts - stat.interrupts;
+        // Missing time that is not interrupts was somebody else's.
+        if absent > 0.1 * wall && interrupts > 0.5 * absent { Self::Apart } else { Self::Charged }
+    }
+}
+
+enum Heard {
+    Line(Side, String),
+    End(Side),
+}
+
+/// A started side; ends with its guard.
+struct Running {
+    child: Child,
+    input: Option<ChildStdin>,
+    complaint: Receiver<String>,
+}
+
+impl Running {
+    fn start(mut command: Command, side: Side, to: Sender<Heard>) -> Result<Self, String> {
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(|e| format!("starting {}: {e}", command.get_program().display()))?;
+        let (Some(out), Some(err)) = (child.stdout.take(), child.stderr.take()) else {
+            return Err("a started process has no output".into());
+        };
+        std::thread::spawn(move || {
+            for line in BufReader::new(out).lines().map_while(Result::ok) {
+                if to.send(Heard::Line(side, line)).is_err() {
+                    return; // the measurement is over
+                }
+            }
+            // Nobody listens once the measurement is over.
+            let _ = to.send(Heard::End(side));
+        });
+        let (tell, complaint) = channel();
+        std::thread::spawn(move || {
+            let last = BufReader::new(err).lines().map_while(Result::ok).last();
+            // Nobody listens once the measurement is over.
+            let _ = tell.send(last.unwrap_or_default());
+        });
+        let input = child.stdin.take();
+        Ok(Self { child, input, complaint })
+    }
+
+    fn tell(&mut self, line: &str) {
+        if let Some(input) = &mut self.input {
+            // A side that has ended is noticed by the end of its output.
+            let _ = writeln!(input, "{line}").and_then(|()| input.flush());
+        }
+    }
+
+    /// Waits for the end until `deadline`, then kills.
+    fn end(&mut self, deadline: Instant) -> Option<ExitStatus> {
+        self.input = None;
+        loop {
+            match self.child.try_wait() {
+                Ok(None) if Instant::now() < deadline => sleep(Duration::from_micros(300)),
+                Ok(Some(status)) => return Some(status),
+                Ok(None) | Err(_) => {
+                    // It may have ended by itself between the look and the kill.
+                    let _ = self.child.kill();
+                    return self.child.wait().ok();
+                }
+            }
+        }
+    }
+
+    /// Why the side ended, for a message.
+    fn why(&mut self) -> String {
+        let status = self.end(Instant::now() + END_LIMIT);
+        let said = self.complaint.recv_timeout(END_LIMIT).unwrap_or_default();
+        match (said.trim(), status) {
+            ("", Some(status)) => format!("ended early ({status})"),
+            ("", None) => "ended early".into(),
+            (said, _) => said.to_owned(),
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.end(Instant::now());
+    }
+}
+
+/// Starts measurements.
+#[derive(Debug)]
+pub(crate) struct Launcher {
+    exe: PathBuf,
+    /// Words before the role's own, that lead this program to the bench.
+    prefix: Vec<String>,
+    cores: usize,
+    interrupts: Interrupts,
+}
+
+impl Launcher {
+    /// Prepares to start this same program as a side.
+    pub(crate) fn new(prefix: &[&str]) -> Result<Self, String> {
+        Ok(Self {
+            exe: std::env::current_exe().map_err(|e| format!("finding this program: {e}"))?,
+            prefix: prefix.iter().map(|s| (*s).to_owned()).collect(),
+            cores: std::thread::available_parallelism().map_or(1, usize::from),
+            interrupts: Interrupts::find(),
+        })
+    }
+
+    fn command(&self, cell: &Cell, side: Side, program: Option<&std::path::Path>) -> Command {
+        let mut command = match program {
+            Some(program) => Command::new(program),
+            None => {
+                let mut command = Command::new(&self.exe);
+                command.args(&self.prefix).arg(crate::ROLE_WORD);
+                command
+            }
+        };
+        command.arg(if side == Side::Rx { "side=rx" } else { "side=tx" }).args(cell.to_args());
+        command
+    }
+
+    /// Measures one cell once. `program` is the peer's own, where it has one.
+    pub(crate) fn measure(
+        &self,
+        cell: &Cell,
+        program: Option<&std::path::Path>,
+    ) -> Result<Sample, String> {
+        let (to, heard) = channel();
+        let start = |side| Running::start(self.command(cell, side, program), side, to.clone());
+        let mut run = Run { rx: start(Side::Rx)?, tx: start(Side::Tx)?, heard };
+        drop(to);
+        let deadline = Instant::now() + START_LIMIT;
+        let rx_words = run.hear(Side::Rx, "ready", deadline)?;
+        let tx_words = run.hear(Side::Tx, "ready", deadline)?;
+        let pids = [run.rx.child.id(), run.tx.child.id()];
+        let before = Usage::now(&pids, self.interrupts);
+        run.rx.tell(&format!("go pid={} {}", pids[1], tx_words.line()));
+        run.tx.tell(&format!("go pid={} {}", pids[0], rx_words.line()));
+        let counting = match cell.kind {
+            Kind::Rtt | Kind::IdleConnections => Side::Tx,
+            _ => Side::Rx,
+        };
+        let window = Duration::from_millis(cell.warm_ms + cell.window_ms);
+        let words = run.hear(counting, "result", Instant::now() + window + RESULT_LIMIT)?;
+        let foreign = Usage::now(&pids, self.interrupts).foreign_since(&before, self.cores);
+        let mut done = Words::default();
+        if cell.kind != Kind::Rtt {
+            run.tx.tell("stop");
+            // A sender that hangs in a call ends without a word, and without its counters.
+            done = run.hear(Side::Tx, "done", Instant::now() + END_LIMIT).unwrap_or_default();
+        }
+        run.rx.tell("quit");
+        run.tx.tell("quit");
+        let deadline = Instant::now() + END_LIMIT;
+        run.tx.end(deadline);
+        run.rx.end(deadline);
+        sample(counting, words, &done, foreign)
+    }
+
+    /// Measures one cell, up to `tries` times until the machine is quiet enough.
+    pub(crate) fn measure_quiet(
+        &self,
+        cell: &Cell,
+        program: Option<&std::path::Path>,
+        tries: u32,
+    ) -> Result<Sample, String> {
+        let mut best: Option<Sample> = None;
+        for n in 1..=tries.max(1) {
+            let mut sample = self.measure(cell, program)?;
+            sample.tries = n;
+            let quiet = !sample.is_disturbed();
+            if best.as_ref().is_none_or(|b| sample.foreign <= b.foreign) {
+                best = Some(sample);
+            }
+            if quiet {
+                break;
+            }
+        }
+        best.map(|best| Sample { tries: best.tries.max(1), ..best }).ok_or("not measured".into())
+    }
+
+    /// Waits until others use little of the machine, or until `at_most` is over.
+    pub(crate) fn wait_quiet(&self, at_most: Duration) {
+        let end = Instant::now() + at_most;
+        while Instant::now() < end {
+            let before = Usage::now(&[], self.interrupts);
+            sleep(Duration::from_millis(100));
+            if Usage::now(&[], self.interrupts).foreign_since(&before, self.cores) < FOREIGN_LIMIT {
+                return;
+            }
+        }
+    }
+}
+
+struct Run {
+    rx: Running,
+    tx: Running,
+    heard: Receiver<Heard>,
+}
+
+impl Run {
+    /// Waits for a line of one side that begins with `word`. An error of either side ends the wait.
+    fn hear(&mut self, from: Side, word: &str, deadline: Instant) -> Result<Words, String> {
+        let mut early = Vec::new();
+        let found = loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match self.heard.recv_timeout(left) {
+                Ok(Heard::Line(side, line)) => {
+                    if let Some(why) = line.strip_prefix("error ") {
+                        break Err(format!("{}: {why}", side_name(side)));
+                    }
+                    match line.strip_prefix(word) {
+                        Some(rest) if side == from => {
+                            break Ok(Words::parse(rest.split_whitespace()));
+                        }
+                        _ => early.push(Heard::Line(side, line)),
+                    }
+                }
+                Ok(Heard::End(side)) if side == from || word != "done" => {
+                    let running = if side == Side::Rx { &mut self.rx } else { &mut self.tx };
+                    break Err(format!("{}: {}", side_name(side), running.why()));
+                }
+                Ok(Heard::End(_)) => {}
+                Err(RecvTimeoutError::Timeout) => {
+                    break Err(format!("{} did not say {word} in time", side_name(from)));
+                }
+                Err(RecvTimeoutError::Disconnected) => {
+                    break Err(format!("{} ended without {word}", side_name(from)));
+                }
+            }
+        };
+        if found.is_ok() && !early.is_empty() {
+            // Lines of the other side that came first are heard again, before what comes later.
+            let (to, heard) = channel();
+            for item in early {
+                // The receiver is held here.
+                let _ = to.send(item);
+            }
+            let later = std::mem::replace(&mut self.heard, heard);
+            std::thread::spawn(move || later.into_iter().try_for_each(|item| to.send(item)));
+        }
+        found
+    }
+}
+
+const fn side_name(side: Side) -> &'static str {
+    match side {
+        Side::Rx => "receiver",
+        Side::Tx => "sender",
+    }
+}
+
+fn sample(counting: Side, words: Words, done: &Words, foreign: f64) -> Result<Sample, String> {
+    let count = words.number("n")?;
+    if count == 0 {
+        return Err("nothing arrived in the window".into());
+    }
+    let per = |value: u64, of: u64| value as f64 / of.max(1) as f64;
+    let (own, other) =
+        (per(words.number("own_cpu")?, count), per(words.number("peer_cpu")?, count));
+    let (rx_cpu, tx_cpu) = if counting == Side::Rx { (own, other) } else { (other, own) };
+    let lat: Option<Vec<u64>> = words.text("lat").split(',').map(|w| w.parse().ok()).collect();
+    let rx_syscalls = words.number("syscalls").unwrap_or(0);
+    let tx_syscalls = done.number("syscalls").unwrap_or(0);
+    let sent = done.number("sent").unwrap_or(0);
+    Ok(Sample {
+        count,
+        seconds: words.number("ns")? as f64 / 1e9,
+        rx_cpu,
+        tx_cpu,
+        rx_syscalls: (rx_syscalls > 0).then(|| per(rx_syscalls, count)),
+        tx_syscalls: (tx_syscalls > 0).then(|| per(tx_syscalls, sent)),
+        lat,
+        words,
+        foreign,
+        tries: 1,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn busy_time_leaves_idle_and_waiting_out() {
+        let stat = Stat::parse("cpu  100 20 30 4000 50 6 7 8 0 0\ncpu0 1 2 3\n");
+        assert!((stat.busy - 1.5).abs() < 1e-9);
+        assert!((stat.interrupts - 0.13).abs() < 1e-9);
+        assert!((stat.steal - 0.08).abs() < 1e-9);
+        assert_eq!(Stat::parse(""), Stat { busy: 0.0, interrupts: 0.0, steal: 0.0 });
+    }
+
+    #[test]
+    fn a_result_is_read_whichever_side_counts() {
+        let line = "n=100 ns=500000000 own_cpu=1000 peer_cpu=3000 syscalls=10 lat=1,2,3";
+        let words = Words::parse(line.split(' '));
+        let done = Words::parse(["sent=200", "syscalls=50"]);
+        let s = sample(Side::Rx, words.clone(), &done, 0.0).unwrap();
+        assert_eq!((s.rate(), s.rx_cpu, s.tx_cpu), (200.0, 10.0, 30.0));
+        assert_eq!((s.rx_syscalls, s.tx_syscalls), (Some(0.1), Some(0.25)));
+        assert_eq!(s.lat, Some(vec![1, 2, 3]));
+        let s = sample(Side::Tx, words, &done, 0.0).unwrap();
+        assert_eq!((s.rx_cpu, s.tx_cpu), (30.0, 10.0));
+        assert!(sample(Side::Rx, Words::parse(["n=0"]), &done, 0.0).is_err());
+    }
+}

@@ -1,0 +1,319 @@
+//! What must be reached, as ratios to what was measured in the same round, and the verdicts.
+
+use crate::results::Results;
+use crate::stats::{Spread, spread};
+
+/// Two runs of an anchor further apart than this share of their mean mark the round as disturbed.
+pub(crate) const ANCHOR_LIMIT: f64 = 0.20;
+/// Fewer undisturbed rounds than this decide nothing.
+const ROUNDS_MIN: usize = 3;
+
+/// Which figure of a measurement counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Metric {
+    /// Messages per second; more is better.
+    Rate,
+    /// Median round trip; less is better.
+    P50,
+    /// Round trip that one in a hundred exceeds; less is better.
+    P99,
+    /// System calls per message of the receiver; less is better.
+    RxSyscalls,
+    /// System calls per message of the sender; less is better.
+    TxSyscalls,
+    /// Bytes of memory each; less is better.
+    Bytes,
+}
+
+impl Metric {
+    /// Says whether a smaller figure is the better one.
+    pub(crate) const fn smaller_is_better(self) -> bool {
+        !matches!(self, Self::Rate)
+    }
+
+    /// Says whether a single measurement decides, because noise cannot touch it.
+    const fn is_exact(self) -> bool {
+        matches!(self, Self::Bytes | Self::RxSyscalls | Self::TxSyscalls)
+    }
+}
+
+/// What a figure is compared with.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Against {
+    /// The best of these, of the same round.
+    Best(&'static [&'static str]),
+    /// A number.
+    Limit(f64),
+}
+
+/// One target.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Target {
+    pub(crate) id: &'static str,
+    pub(crate) what: &'static str,
+    pub(crate) block: &'static str,
+    pub(crate) label: &'static str,
+    pub(crate) metric: Metric,
+    pub(crate) against: Against,
+    pub(crate) must: f64,
+    pub(crate) goal: f64,
+}
+
+impl Target {
+    /// The labels of what the figure is compared with.
+    pub(crate) fn rivals(&self) -> impl Iterator<Item = &&'static str> {
+        match self.against {
+            Against::Best(labels) => labels.iter(),
+            Against::Limit(_) => [].iter(),
+        }
+    }
+
+    /// What the figure is compared with, for a table.
+    pub(crate) fn against_text(&self) -> String {
+        match self.against {
+            Against::Best(labels) => labels.join("|"),
+            Against::Limit(_) => "absolute".into(),
+        }
+    }
+}
+
+const TCPB: Against = Against::Best(&["tcpb"]);
+const ZMQ: Against = Against::Best(&["zmq"]);
+const FABRICS: Against = Against::Best(&["ofi-net", "ofi-rxm", "ucx"]);
+const TCP1: Against = Against::Best(&["tcp1"]);
+
+const fn target(
+    id: &'static str,
+    what: &'static str,
+    block: &'static str,
+    label: &'static str,
+    metric: Metric,
+    against: Against,
+    (must, goal): (f64, f64),
+) -> Target {
+    Target { id, what, block, label, metric, against, must, goal }
+}
+
+#[rustfmt::skip]
+const TARGETS: &[Target] = &[
+    target("R1", "64 B messages", "stream/64", "bowline", Metric::Rate, TCPB, (0.10, 0.16)),
+    target("R2", "64 B messages", "stream/64", "bowline", Metric::Rate, ZMQ, (1.0, 1.5)),
+    target("R3", "64 B messages", "stream/64", "bowline", Metric::Rate, FABRICS, (10.0, 16.0)),
+    target("R4", "1 KiB messages", "stream/1024", "bowline", Metric::Rate, TCPB, (0.55, 0.75)),
+    target("R5", "1 KiB messages", "stream/1024", "bowline", Metric::Rate, ZMQ, (1.8, 2.5)),
+    target("R5", "1 KiB messages", "stream/1024", "bowline", Metric::Rate, FABRICS, (8.0, 12.0)),
+    target("R6", "8 KiB messages", "stream/8192", "bowline", Metric::Rate, TCPB, (0.75, 0.90)),
+    target("R7", "8 KiB messages", "stream/8192", "bowline", Metric::Rate, ZMQ, (3.0, 4.0)),
+    target("R7", "8 KiB messages", "stream/8192", "bowline", Metric::Rate, Against::Best(&["nanomsg"]), (1.4, 2.0)),
+    target("R7", "8 KiB messages", "stream/8192", "bowline", Metric::Rate, FABRICS, (3.0, 4.0)),
+    target("R8", "64 KiB messages", "stream/65536", "bowline", Metric::Rate, TCPB, (0.85, 0.95)),
+    target("R8", "64 KiB messages", "stream/65536", "bowline", Metric::Rate, FABRICS, (0.9, 1.05)),
+    target("R9", "1 MiB messages", "stream/1048576", "bowline", Metric::Rate, Against::Best(&["tcpb", "tcpz", "tcp1"]), (0.80, 0.92)),
+    target("R9", "1 MiB messages", "stream/1048576", "bowline", Metric::Rate, FABRICS, (1.1, 1.4)),
+    target("R10", "64 B round trip, polling, p50", "rtt-spin/64", "bowline", Metric::P50, TCP1, (1.35, 1.15)),
+    target("R10", "4 KiB round trip, polling, p50", "rtt-spin/4096", "bowline", Metric::P50, TCP1, (1.35, 1.15)),
+    target("R11", "64 B round trip, polling, p50", "rtt-spin/64", "bowline", Metric::P50, Against::Best(&["ofi-net", "ucx"]), (1.10, 0.95)),
+    target("R11", "4 KiB round trip, polling, p50", "rtt-spin/4096", "bowline", Metric::P50, Against::Best(&["ofi-net", "ucx"]), (1.10, 0.95)),
+    target("R12", "64 B round trip, sleeping, p50", "rtt-sleep/64", "bowline", Metric::P50, TCP1, (1.15, 1.05)),
+    target("R12", "64 B round trip, sleeping, p99", "rtt-sleep/64", "bowline", Metric::P99, TCP1, (1.3, 1.1)),
+    target("R13", "64 B round trip, sleeping, p50", "rtt-sleep/64", "bowline", Metric::P50, ZMQ, (0.90, 0.75)),
+    target("R14", "16 to 1, 64 B", "many/64", "bowline", Metric::Rate, ZMQ, (1.0, 1.5)),
+    target("R14", "16 to 1, 1 KiB", "many/1024", "bowline", Metric::Rate, ZMQ, (2.5, 4.0)),
+    target("R14", "16 to 1, 8 KiB", "many/8192", "bowline", Metric::Rate, ZMQ, (4.0, 6.0)),
+    target("R15", "16 to 1, 1 KiB", "many/1024", "bowline", Metric::Rate, TCPB, (0.35, 0.6)),
+    target("R15", "16 to 1, 8 KiB", "many/8192", "bowline", Metric::Rate, TCPB, (0.6, 0.9)),
+    target("R16", "16 to 1, 1 KiB", "many/1024", "bowline", Metric::Rate, TCP1, (8.0, 12.0)),
+    target("R17", "16 sockets, 64 KiB, 2 paths", "paths/65536", "2-paths", Metric::Rate, Against::Best(&["1-path"]), (1.4, 1.8)),
+    target("R17", "16 sockets, 64 KiB, 8 paths", "paths/65536", "8-paths", Metric::Rate, Against::Best(&["1-path"]), (1.4, 1.8)),
+    target("S1", "others while one receiver sleeps", "slow/1024", "one-asleep", Metric::Rate, Against::Best(&["all-awake"]), (0.9, 1.0)),
+    target("C1", "syscalls per 64 B message, sender", "stream/64", "bowline", Metric::TxSyscalls, Against::Limit(1.0), (0.01, 0.005)),
+    target("C1", "syscalls per 64 B message, receiver", "stream/64", "bowline", Metric::RxSyscalls, Against::Limit(1.0), (0.01, 0.005)),
+    target("C2", "syscalls per 8 KiB message, sender", "stream/8192", "bowline", Metric::TxSyscalls, Against::Limit(1.0), (0.25, 0.15)),
+    target("C2", "syscalls per 8 KiB message, receiver", "stream/8192", "bowline", Metric::RxSyscalls, Against::Limit(1.0), (0.25, 0.15)),
+    target("M1", "bytes of an idle socket", "idle-sockets", "bowline", Metric::Bytes, Against::Limit(1.0), (2048.0, 1024.0)),
+    target("M2", "bytes of an idle connection", "idle-connections", "bowline", Metric::Bytes, Against::Limit(1.0), (65536.0, 32768.0)),
+];
+
+/// Every target.
+pub(crate) const fn all() -> &'static [Target] {
+    TARGETS
+}
+
+/// What became of a target.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Verdict {
+    /// It is met.
+    Pass,
+    /// It is not.
+    Fail(String),
+    /// The rounds do not tell.
+    Undecided(String),
+    /// It was not measured.
+    Skipped(String),
+}
+
+impl Verdict {
+    /// One word for a table.
+    pub(crate) const fn word(&self) -> &'static str {
+        match self {
+            Self::Pass => "pass",
+            Self::Fail(_) => "FAIL",
+            Self::Undecided(_) => "undecided",
+            Self::Skipped(_) => "skipped",
+        }
+    }
+
+    /// Why, where there is more to say.
+    pub(crate) fn why(&self) -> &str {
+        match self {
+            Self::Pass => "",
+            Self::Fail(why) | Self::Undecided(why) | Self::Skipped(why) => why,
+        }
+    }
+}
+
+/// A target and how it came out.
+#[derive(Clone, Debug)]
+pub(crate) struct Outcome {
+    pub(crate) target: Target,
+    /// Ratio over the rounds that count, or over all when none does.
+    pub(crate) ratio: Option<Spread>,
+    /// Ratio of bowline's CPU time per message to the anchor's, both sides together.
+    pub(crate) cpu: Option<f64>,
+    /// Rounds that were not disturbed.
+    pub(crate) good_rounds: usize,
+    /// Largest share of the machine that others used in the rounds that count.
+    pub(crate) foreign: f64,
+    pub(crate) verdict: Verdict,
+}
+
+/// One round's ratio.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Round {
+    pub(crate) ratio: f64,
+    pub(crate) cpu: Option<f64>,
+    pub(crate) foreign: f64,
+    pub(crate) disturbed: bool,
+}
+
+/// Judges every target for which anything was measured.
+pub(crate) fn judge(results: &Results, missing: &dyn Fn(&str) -> Option<String>) -> Vec<Outcome> {
+    all()
+        .iter()
+        .filter(|target| results.has_block(target.block))
+        .map(|&target| {
+            let rounds = results.rounds(&target);
+            let error = results.error(target.block, target.label);
+            let absent = target.rivals().filter_map(|label| missing(label)).next();
+            judge_one(target, &rounds, error, absent)
+        })
+        .collect()
+}
+
+fn judge_one(
+    target: Target,
+    rounds: &[Round],
+    error: Option<String>,
+    absent: Option<String>,
+) -> Outcome {
+    let good: Vec<Round> = rounds.iter().copied().filter(|r| !r.disturbed).collect();
+    let used = if good.is_empty() { rounds } else { &good };
+    let ratio = spread(used.iter().map(|r| r.ratio));
+    let verdict = match (error, ratio) {
+        (Some(error), _) => Verdict::Fail(error),
+        (None, None) => Verdict::Skipped(absent.unwrap_or_else(|| "not measured".into())),
+        (None, Some(ratio)) => decide(&target, ratio, good.len(), rounds.len()),
+    };
+    Outcome {
+        target,
+        ratio,
+        cpu: crate::stats::median(used.iter().filter_map(|r| r.cpu)),
+        good_rounds: good.len(),
+        foreign: used.iter().map(|r| r.foreign).fold(0.0, f64::max),
+        verdict,
+    }
+}
+
+fn decide(target: &Target, ratio: Spread, good: usize, all: usize) -> Verdict {
+    let met = if target.metric.smaller_is_better() {
+        ratio.mid <= target.must
+    } else {
+        ratio.mid >= target.must
+    };
+    if !target.metric.is_exact() {
+        if good < ROUNDS_MIN {
+            let lean = if met { "met" } else { "not met" };
+            return Verdict::Undecided(format!(
+                "{good} of {all} rounds undisturbed; {lean} in these"
+            ));
+        }
+        if ratio.low < target.must && target.must < ratio.high {
+            return Verdict::Undecided("the rounds lie on both sides".into());
+        }
+    }
+    if met { Verdict::Pass } else { Verdict::Fail(String::new()) }
+}
+
+/// Exit status: 0 all met, 1 one is not, 3 some undecided.
+pub(crate) fn exit_status(outcomes: &[Outcome]) -> i32 {
+    let any = |f: fn(&Verdict) -> bool| outcomes.iter().any(|o| f(&o.verdict));
+    if any(|v| matches!(v, Verdict::Fail(_))) {
+        1
+    } else if any(|v| matches!(v, Verdict::Undecided(_))) {
+        3
+    } else {
+        0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn outcome(index: usize, ratios: &[f64], disturbed: usize) -> Outcome {
+        let rounds: Vec<Round> = ratios
+            .iter()
+            .enumerate()
+            .map(|(i, &ratio)| Round { ratio, cpu: None, foreign: 0.0, disturbed: i < disturbed })
+            .collect();
+        judge_one(all()[index], &rounds, None, None)
+    }
+
+    #[test]
+    fn a_target_passes_fails_or_stays_open() {
+        // R1 must reach 0.10 of tcpb.
+        assert_eq!(outcome(0, &[0.12, 0.13, 0.11], 0).verdict, Verdict::Pass);
+        assert_eq!(outcome(0, &[0.05, 0.06, 0.07], 0).verdict.word(), "FAIL");
+        assert_eq!(outcome(0, &[0.05, 0.12, 0.15], 0).verdict.word(), "undecided");
+        assert_eq!(outcome(0, &[0.12, 0.13], 0).verdict.word(), "undecided");
+        assert_eq!(outcome(0, &[], 0).verdict.word(), "skipped");
+    }
+
+    #[test]
+    fn disturbed_rounds_do_not_count() {
+        let o = outcome(0, &[0.01, 0.01, 0.12, 0.13, 0.14], 2);
+        assert_eq!((o.verdict, o.good_rounds), (Verdict::Pass, 3));
+        let o = outcome(0, &[0.01, 0.01, 0.12, 0.13, 0.14], 3);
+        assert_eq!(o.verdict.word(), "undecided");
+    }
+
+    #[test]
+    fn smaller_is_better_for_times_and_one_look_is_enough_for_memory() {
+        let at = |id| all().iter().position(|t| t.id == id).unwrap();
+        assert_eq!(outcome(at("R10"), &[1.2, 1.2, 1.2], 0).verdict, Verdict::Pass);
+        assert_eq!(outcome(at("R10"), &[1.5, 1.5, 1.5], 0).verdict.word(), "FAIL");
+        assert_eq!(outcome(at("M1"), &[900.0], 0).verdict, Verdict::Pass);
+        assert_eq!(outcome(at("M1"), &[9000.0], 0).verdict.word(), "FAIL");
+    }
+
+    #[test]
+    fn an_error_of_the_library_is_a_failure_and_a_missing_peer_is_not() {
+        let failed = judge_one(all()[0], &[], Some("wrong tail".into()), None);
+        assert_eq!(failed.verdict, Verdict::Fail("wrong tail".into()));
+        let skipped = judge_one(all()[1], &[], None, Some("libzmq5".into()));
+        assert_eq!(skipped.verdict, Verdict::Skipped("libzmq5".into()));
+        assert_eq!(exit_status(std::slice::from_ref(&skipped)), 0);
+        assert_eq!(exit_status(&[skipped, failed]), 1);
+        assert_eq!(exit_status(&[outcome(0, &[0.2], 0)]), 3);
+    }
+}
