@@ -82,6 +82,8 @@ pub(crate) struct Tx {
     pub(crate) in_flight: u64,
     pub(crate) busy: bool,
     pub(crate) blocked: bool,
+    /// The peer's acknowledgement of what a write in progress holds.
+    pub(crate) peer_ack: u64,
     /// TCP reported room while a write was under way.
     pub(crate) writable: bool,
     /// `Output::Transmit` is out and not answered.

@@ -100,8 +100,12 @@ impl Node {
     /// end, and what it does not acknowledge would be sent again to its successor.
     pub fn acknowledge_all(&mut self, now: Instant) {
         self.now = now;
-        let owing: Vec<_> =
-            self.links.iter().filter(|(_, l)| l.rx.ack_owed > 0).map(|(id, _)| LinkId(id)).collect();
+        let owing: Vec<_> = self
+            .links
+            .iter()
+            .filter(|(_, l)| l.rx.ack_owed > 0)
+            .map(|(id, _)| LinkId(id))
+            .collect();
         for id in owing {
             if let Some(link) = self.link_mut(id) {
                 link.rx.ack_now = true;

@@ -209,18 +209,34 @@ impl Node {
         // TCP may have found room again before the write that found none is reported.
         let blocked = blocked && !link.tx.writable;
         link.tx.blocked = blocked;
+        let ack = std::mem::take(&mut link.tx.peer_ack);
+        let owner = link.path.map(|path| (link.conn, path));
         if partial {
             self.unplan_unstarted(id);
         }
-        self.pop_cancelled_front(id);
-        if !blocked && self.queued_bytes(id) > 0 {
+        if let Some((conn, path)) = owner {
+            if ack > 0 {
+                self.release_by_ack(conn, path, ack);
+            }
+            self.drop_cancelled(conn, path);
+        }
+        if !blocked {
             self.signal_if_able(id);
         }
     }
 
-    /// Signals unless messages have to wait for something else.
+    /// Signals when something is due, also what became due during a write, unless messages have
+    /// to wait for something else.
     fn signal_if_able(&mut self, id: LinkId) {
         let Some(link) = self.links.get(id.0) else { return };
+        let map_due = self.conns.get(link.conn.0).is_some_and(|c| c.map_due);
+        if link.rx.ack_now || (map_due && self.map_link(link.conn) == Some(id)) {
+            self.signal_transmit(id);
+            return;
+        }
+        if self.queued_bytes(id) == 0 {
+            return;
+        }
         let gated = link.path.is_some_and(|index| {
             let gate = self.conns.get(link.conn.0).and_then(|c| c.gate.as_ref());
             gate.is_some_and(|g| index >= g.first)
@@ -268,18 +284,18 @@ impl Node {
         }
     }
 
-    fn pop_cancelled_front(&mut self, id: LinkId) {
-        let Some(link) = self.links.get_mut(id.0) else { return };
+    /// Drops cancelled messages at the front of a queue of which nothing is on the wire: they wait
+    /// for no acknowledgement.
+    fn drop_cancelled(&mut self, conn: ConnId, index: u8) {
         let Some(path) =
-            link.path.and_then(|p| self.conns.get_mut(link.conn.0)?.paths.get_mut(usize::from(p)))
+            self.conns.get_mut(conn.0).and_then(|c| c.paths.get_mut(usize::from(index)))
         else {
             return;
         };
-        while path.planned > 0
-            && path
-                .queue
-                .front()
-                .is_some_and(|m| m.has(mark::CANCELLED) && m.stream_start == crate::path::UNPLANNED)
+        while path
+            .queue
+            .front()
+            .is_some_and(|m| m.has(mark::CANCELLED) && m.stream_start == crate::path::UNPLANNED)
         {
             path.pop_front(&mut self.pool);
         }
@@ -344,6 +360,7 @@ impl Node {
             }
             self.release_front(conn_id, index);
         }
+        self.drop_cancelled(conn_id, index);
         self.check_gate(conn_id);
     }
 
@@ -358,15 +375,20 @@ impl Node {
             if front.seq > ack || !started {
                 break;
             }
-            // A frame of which a part is still to be written stays until that is done.
-            if let Some(link) = path.link.and_then(|l| self.links.get(l.0))
+            // A frame of which a part is still to be written stays until that is done. The peer
+            // may have what a write in progress holds: the end of the write looks again.
+            if let Some(link) = path.link.and_then(|l| self.links.get_mut(l.0))
                 && front.stream_start != crate::path::UNPLANNED
-                && front.stream_start + front.frame_len() > link.tx.written + link.tx.in_flight
+                && front.stream_start + front.frame_len() > link.tx.written
             {
+                if front.stream_start < link.tx.written + link.tx.in_flight {
+                    link.tx.peer_ack = link.tx.peer_ack.max(ack);
+                }
                 break;
             }
             self.release_front(conn_id, index);
         }
+        self.drop_cancelled(conn_id, index);
         self.check_gate(conn_id);
     }
 

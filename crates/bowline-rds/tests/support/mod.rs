@@ -369,6 +369,13 @@ impl Lab {
         sent
     }
 
+    /// Sends without writing anything.
+    pub fn send_slow(&mut self, socket: SocketId, to: &str, payload: &[u8]) -> Sent {
+        let slices = [IoSlice::new(payload)];
+        let msg = SendMsg { name: Some(addr(to)), payload: &slices, ..SendMsg::default() };
+        self.node.send(self.now, socket, &msg).expect("sent")
+    }
+
     pub fn recv(&mut self, socket: SocketId) -> Result<Received, Error> {
         let opts = RecvOpts { peek: false, want_control: true };
         let got = self.node.recv(self.now, socket, opts);
