@@ -1,0 +1,178 @@
+//! Parsers of the values that several words share.
+
+use std::{
+    net::{IpAddr, SocketAddr, ToSocketAddrs, UdpSocket},
+    time::Duration,
+};
+
+use super::{Failure, Outcome};
+
+/// Parses a whole number as the original tools do: decimal, `0x` hexadecimal, `0` octal, then an
+/// optional k, m, g or t in steps of 1024; `KiB`, `MiB` and so on mean the same.
+pub(crate) fn number(text: &str) -> Result<u64, String> {
+    let lower = text.trim().to_ascii_lowercase();
+    let (digits, radix) = match lower.strip_prefix("0x") {
+        Some(rest) => (rest, 16),
+        None if lower.len() > 1 && lower.starts_with('0') => (&lower[1..], 8),
+        None => (lower.as_str(), 10),
+    };
+    let end = digits.find(|c: char| !c.is_digit(radix)).unwrap_or(digits.len());
+    let (digits, suffix) = digits.split_at(end);
+    let steps = match suffix.trim_start() {
+        "" | "b" if radix != 16 => 0,
+        "" => 0,
+        "k" | "kb" | "kib" => 1,
+        "m" | "mb" | "mib" => 2,
+        "g" | "gb" | "gib" => 3,
+        "t" | "tb" | "tib" => 4,
+        _ => return Err(bad_number(text)),
+    };
+    // "0" and "0k" leave no digit after the octal prefix.
+    let value = match digits {
+        "" if radix == 8 => 0,
+        "" => return Err(bad_number(text)),
+        digits => u64::from_str_radix(digits, radix).map_err(|_| bad_number(text))?,
+    };
+    value.checked_mul(1 << (10 * steps)).ok_or_else(|| format!("{text} is too large"))
+}
+
+fn bad_number(text: &str) -> String {
+    format!("\"{text}\" is not a number such as 512, 64k, 1m or 2GiB")
+}
+
+/// Parses a [`number`] that must fit 32 bits.
+pub(crate) fn number32(text: &str) -> Result<u32, String> {
+    u32::try_from(number(text)?).map_err(|_| format!("{text} is too large"))
+}
+
+/// Parses a length of time: seconds with an optional fraction, or a number with `ms`, `msec`,
+/// `us`, `usec` or `s`.
+pub(crate) fn interval(text: &str) -> Result<Duration, String> {
+    let bad = || format!("\"{text}\" is not a time such as 0.5, 20ms or 100us");
+    let text = text.trim();
+    let end = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
+    let (digits, unit) = text.split_at(end);
+    let scale = match unit {
+        "" | "s" | "sec" => 1.0,
+        "ms" | "msec" => 1e-3,
+        "us" | "usec" => 1e-6,
+        _ => return Err(bad()),
+    };
+    let value: f64 = digits.trim().parse().map_err(|_| bad())?;
+    if !(0.0..=1e9).contains(&value) {
+        return Err(bad());
+    }
+    Ok(Duration::from_secs_f64(value * scale))
+}
+
+/// Parses an address or looks a host name up; the first answer of the wanted family counts.
+pub(crate) fn host(text: &str, family: Family) -> Outcome<IpAddr> {
+    let found: Vec<IpAddr> = match text.parse::<IpAddr>() {
+        Ok(address) => vec![address],
+        Err(_) => (text, 0)
+            .to_socket_addrs()
+            .map_err(|error| {
+                Failure::failed(format!("cannot look up {text}: {error}; give an address"))
+            })?
+            .map(|address| address.ip())
+            .collect(),
+    };
+    found
+        .into_iter()
+        .find(|address| family.allows(*address))
+        .ok_or_else(|| Failure::failed(format!("{text} has no {} address", family.name())))
+}
+
+/// Which addresses a command accepts.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Family {
+    /// IPv4 only, as the control protocol of rds-stress needs.
+    V4,
+    /// IPv6 only.
+    V6,
+    /// Whatever comes first.
+    Any,
+}
+
+impl Family {
+    fn allows(self, address: IpAddr) -> bool {
+        match self {
+            Self::V4 => address.is_ipv4(),
+            Self::V6 => address.is_ipv6(),
+            Self::Any => true,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::V4 => "IPv4",
+            Self::V6 => "IPv6",
+            Self::Any => "usable",
+        }
+    }
+}
+
+/// Returns the local address from which the routing table would reach `remote`. Sends nothing.
+pub(crate) fn route_to(remote: IpAddr) -> Outcome<IpAddr> {
+    let any: IpAddr = match remote {
+        IpAddr::V4(_) => std::net::Ipv4Addr::UNSPECIFIED.into(),
+        IpAddr::V6(_) => std::net::Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let local = UdpSocket::bind((any, 0))
+        .and_then(|socket| socket.connect((remote, 1)).and_then(|()| socket.local_addr()));
+    match local {
+        Ok(local) => Ok(local.ip()),
+        Err(error) => Err(Failure::failed(format!(
+            "no route to {remote}: {error}; name the local address with -I"
+        ))),
+    }
+}
+
+/// Parses an address and a port, `10.0.0.1:4000` or `[2001:db8::1]:4000`.
+pub(crate) fn endpoint(text: &str) -> Result<SocketAddr, String> {
+    text.parse().map_err(|_| format!("\"{text}\" is not ADDRESS:PORT such as 10.0.0.1:4000"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_have_the_prefixes_and_suffixes_of_the_original_tools() {
+        for (text, value) in [
+            ("0", 0),
+            ("0k", 0),
+            ("17", 17),
+            ("4k", 4096),
+            ("1M", 1 << 20),
+            ("2g", 2 << 30),
+            ("0x10", 16),
+            ("0x10k", 16 << 10),
+            ("010", 8),
+            ("64MiB", 64 << 20),
+            ("1 GiB", 1 << 30),
+        ] {
+            assert_eq!(number(text), Ok(value), "{text}");
+        }
+        for text in ["", "k", "-1", "1x", "0x", "1.5", "99999999999999999999", "99999999999g"] {
+            assert!(number(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn times_have_units() {
+        assert_eq!(interval("1"), Ok(Duration::from_secs(1)));
+        assert_eq!(interval("0.25"), Ok(Duration::from_millis(250)));
+        assert_eq!(interval("20ms"), Ok(Duration::from_millis(20)));
+        assert_eq!(interval("100usec"), Ok(Duration::from_micros(100)));
+        for text in ["", "x", "-1", "1h", "nan", "inf"] {
+            assert!(interval(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_host_must_have_the_family_asked_for() {
+        assert!(host("127.0.0.1", Family::V6).is_err());
+        assert_eq!(host("::1", Family::V6).ok(), "::1".parse().ok());
+    }
+}

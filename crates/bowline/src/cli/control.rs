@@ -1,0 +1,349 @@
+//! The control socket of a running node: JSON lines over a unix socket, version 1.
+//!
+//! ```text
+//! client: {"version":1,"command":"info"}
+//! node:   {"version":1,"ok":true,"result":{...}}
+//! node:   {"version":1,"ok":false,"error":"..."}
+//! ```
+//!
+//! One request, one answer, any number of times per connection. Commands: `info` (everything
+//! `bowline info` shows), `drop` (`peer`: an address, absent for all; cuts TCP connections, RDS
+//! reconnects), `sysctl` (`name`, and `value` to change it), `ping` (nothing). The socket file
+//! belongs to the user who runs the node and is of no use to others.
+
+use std::{
+    fs,
+    io::{self, BufRead, BufReader, Read, Write},
+    net::IpAddr,
+    os::unix::{
+        fs::{DirBuilderExt, FileTypeExt, PermissionsExt},
+        net::{UnixListener, UnixStream},
+    },
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use bowline::rds::Node;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::{
+    Failure, Outcome,
+    snapshot::{self, Snapshot},
+};
+
+/// Version of the protocol; a change that old programs cannot ignore gets a new number.
+pub(crate) const VERSION: u32 = 1;
+/// Longest request line, and longest silence of a client.
+const REQUEST_BYTES_MAX: u64 = 64 << 10;
+const SILENCE_MAX: Duration = Duration::from_secs(30);
+/// Most clients at a time.
+const CLIENTS_MAX: usize = 16;
+/// Longest wait of a client for an answer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What a client asks.
+#[derive(Debug, Deserialize, Serialize)]
+pub(crate) struct Request {
+    version: u32,
+    #[serde(flatten)]
+    command: Command,
+}
+
+/// The commands of version 1.
+#[derive(Debug, Deserialize, Serialize)]
+#[serde(tag = "command", rename_all = "lowercase")]
+pub(crate) enum Command {
+    /// Everything the node knows about itself.
+    Info,
+    /// Cuts the TCP connections to one peer, or all of them.
+    Drop {
+        /// Peer, or everyone.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        peer: Option<IpAddr>,
+    },
+    /// Reads a setting and, with a value, changes it first.
+    Sysctl {
+        /// Name as under /proc/sys, with dots.
+        name: String,
+        /// New value.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        value: Option<i64>,
+    },
+    /// Asks whether the node answers.
+    Ping,
+}
+
+#[derive(Debug, Deserialize, Serialize)]
+struct Answer {
+    version: u32,
+    ok: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    result: Option<Value>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+}
+
+/// The served control socket; dropping it removes the file.
+#[derive(Debug)]
+pub(crate) struct Server {
+    path: PathBuf,
+}
+
+impl Server {
+    /// Binds the socket and answers in the background for as long as the process lives.
+    pub(crate) fn start(path: PathBuf, node: Node, facts: snapshot::NodeFacts) -> Outcome<Self> {
+        let listener = listen(&path)?;
+        let clients = Arc::new(AtomicUsize::new(0));
+        let started = Instant::now();
+        let serve = move || {
+            for stream in listener.incoming() {
+                let Ok(stream) = stream else {
+                    // Out of descriptors, most likely: leave others time to give some back.
+                    thread::sleep(Duration::from_millis(100));
+                    continue;
+                };
+                // AcqRel is not needed: the number guards no other memory.
+                if clients.fetch_add(1, Ordering::Relaxed) >= CLIENTS_MAX {
+                    clients.fetch_sub(1, Ordering::Relaxed);
+                    continue;
+                }
+                let (node, facts, count) = (node.clone(), facts.clone(), Arc::clone(&clients));
+                let client =
+                    thread::Builder::new().name("control-client".into()).spawn(move || {
+                        // A client that breaks off is its own business.
+                        let _ = answer_all(&stream, &node, &facts, started);
+                        count.fetch_sub(1, Ordering::Relaxed);
+                    });
+                if client.is_err() {
+                    clients.fetch_sub(1, Ordering::Relaxed);
+                }
+            }
+        };
+        thread::Builder::new().name("control".into()).spawn(serve).map_err(|error| {
+            Failure::failed(format!("cannot start the control thread: {error}"))
+        })?;
+        Ok(Self { path })
+    }
+
+    /// Returns where the socket is.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // Somebody may have removed it already.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+fn listen(path: &Path) -> Outcome<UnixListener> {
+    if let Some(dir) = path.parent().filter(|dir| !dir.as_os_str().is_empty()) {
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(|error| {
+            Failure::failed(format!(
+                "cannot create {}: {error}; choose another place with --control PATH",
+                dir.display()
+            ))
+        })?;
+    }
+    if fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_socket()) {
+        if UnixStream::connect(path).is_ok() {
+            return Err(Failure::failed(format!(
+                "another node answers on {}; stop it or choose --control PATH",
+                path.display()
+            )));
+        }
+        // Left behind by a node that was killed.
+        let _ = fs::remove_file(path);
+    }
+    let bound = UnixListener::bind(path).and_then(|listener| {
+        fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
+        Ok(listener)
+    });
+    bound.map_err(|error| {
+        Failure::failed(format!(
+            "cannot listen on {}: {error}; choose another place with --control PATH",
+            path.display()
+        ))
+    })
+}
+
+fn answer_all(
+    stream: &UnixStream,
+    node: &Node,
+    facts: &snapshot::NodeFacts,
+    started: Instant,
+) -> io::Result<()> {
+    stream.set_read_timeout(Some(SILENCE_MAX))?;
+    stream.set_write_timeout(Some(SILENCE_MAX))?;
+    let mut reader = BufReader::new(stream);
+    let mut writer = stream;
+    loop {
+        let mut line = Vec::new();
+        let length = (&mut reader).take(REQUEST_BYTES_MAX).read_until(b'\n', &mut line)?;
+        if length == 0 {
+            return Ok(());
+        }
+        let complete = line.ends_with(b"\n");
+        let result = if complete {
+            answer(&line, node, facts, started)
+        } else {
+            Err(format!("a request is one line of at most {REQUEST_BYTES_MAX} bytes"))
+        };
+        let answer = match result {
+            Ok(result) => Answer { version: VERSION, ok: true, result: Some(result), error: None },
+            Err(text) => Answer { version: VERSION, ok: false, result: None, error: Some(text) },
+        };
+        let mut line = serde_json::to_vec(&answer)?;
+        line.push(b'\n');
+        writer.write_all(&line)?;
+        if !complete {
+            return Ok(());
+        }
+    }
+}
+
+fn answer(
+    line: &[u8],
+    node: &Node,
+    facts: &snapshot::NodeFacts,
+    started: Instant,
+) -> Result<Value, String> {
+    #[derive(Deserialize)]
+    struct Head {
+        version: u32,
+    }
+    let head: Head = serde_json::from_slice(line)
+        .map_err(|error| format!("not a request with a version: {error}"))?;
+    if head.version != VERSION {
+        let older = if head.version < VERSION { "the client" } else { "the node" };
+        return Err(format!(
+            "protocol version {} was asked for and {VERSION} is spoken here; {older} is older",
+            head.version
+        ));
+    }
+    let request: Request =
+        serde_json::from_slice(line).map_err(|error| format!("not a known request: {error}"))?;
+    match request.command {
+        Command::Info => serde_json::to_value(Snapshot::take(node, facts, started.elapsed()))
+            .map_err(|error| error.to_string()),
+        Command::Drop { peer } => Ok(serde_json::json!({ "dropped": node.drop_connections(peer) })),
+        Command::Sysctl { name, value } => {
+            if let Some(value) = value {
+                node.set_sysctl(&name, value).map_err(|error| format!("{name}: {error}"))?;
+            }
+            let value = node.sysctl(&name).map_err(|error| format!("{name}: {error}"))?;
+            Ok(serde_json::json!({ "name": name, "value": value }))
+        }
+        Command::Ping => Ok(serde_json::json!({})),
+    }
+}
+
+/// A connection to a running node.
+#[derive(Debug)]
+pub(crate) struct Client {
+    path: PathBuf,
+    reader: BufReader<UnixStream>,
+}
+
+impl Client {
+    /// Connects to the node behind `path`, or to the only one that runs here.
+    pub(crate) fn connect(path: Option<&Path>) -> Outcome<Self> {
+        let (path, stream) = match path {
+            Some(path) => match UnixStream::connect(path) {
+                Ok(stream) => (path.to_owned(), stream),
+                Err(error) => {
+                    return Err(Failure::failed(format!(
+                        "no node answers on {}: {error}; is `bowline node` running?",
+                        path.display()
+                    )));
+                }
+            },
+            None => only_node()?,
+        };
+        // A failure shows up as a wait without end at worst; the user can interrupt it.
+        let _ = stream.set_read_timeout(Some(ANSWER_TIMEOUT));
+        Ok(Self { path, reader: BufReader::new(stream) })
+    }
+
+    /// Sends a command and returns its result.
+    pub(crate) fn ask(&mut self, command: Command) -> Outcome<Value> {
+        let path = self.path.display().to_string();
+        let lost = |error: &dyn std::fmt::Display| {
+            Failure::failed(format!("the node on {path} broke off: {error}; look at its output"))
+        };
+        let request = Request { version: VERSION, command };
+        let mut line = serde_json::to_vec(&request).map_err(|error| lost(&error))?;
+        line.push(b'\n');
+        self.reader.get_mut().write_all(&line).map_err(|error| lost(&error))?;
+        let mut line = String::new();
+        if self.reader.read_line(&mut line).map_err(|error| lost(&error))? == 0 {
+            return Err(lost(&"end of the connection"));
+        }
+        let answer: Answer = serde_json::from_str(&line).map_err(|error| lost(&error))?;
+        match (answer.ok, answer.result, answer.error) {
+            (true, Some(result), _) => Ok(result),
+            (_, _, Some(text)) => Err(Failure::Failed(text)),
+            _ => Err(lost(&"an answer without a result")),
+        }
+    }
+
+    /// Asks for everything the node knows about itself.
+    pub(crate) fn snapshot(&mut self) -> Outcome<Snapshot> {
+        let result = self.ask(Command::Info)?;
+        serde_json::from_value(result).map_err(|error| {
+            Failure::failed(format!("the node answers in another way: {error}; update the older"))
+        })
+    }
+}
+
+/// Returns the folder of the control sockets of this user.
+pub(crate) fn folder() -> PathBuf {
+    match std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty()) {
+        Some(dir) => PathBuf::from(dir).join("bowline"),
+        None => PathBuf::from("/run/bowline"),
+    }
+}
+
+/// Returns the default place of the control socket of a node with these addresses.
+pub(crate) fn default_path(addresses: &[IpAddr]) -> PathBuf {
+    let name = addresses.first().map_or_else(|| "any".to_owned(), IpAddr::to_string);
+    folder().join(format!("{name}.sock"))
+}
+
+fn only_node() -> Outcome<(PathBuf, UnixStream)> {
+    let folder = folder();
+    let mut found: Vec<(PathBuf, UnixStream)> = Vec::new();
+    if let Ok(entries) = fs::read_dir(&folder) {
+        for path in entries.flatten().map(|entry| entry.path()) {
+            if path.extension().is_some_and(|extension| extension == "sock")
+                && let Ok(stream) = UnixStream::connect(&path)
+            {
+                found.push((path, stream));
+            }
+        }
+    }
+    let mut names: Vec<String> = found.iter().map(|(path, _)| path.display().to_string()).collect();
+    match (found.pop(), found.is_empty()) {
+        (Some(only), true) => Ok(only),
+        (Some(_), false) => {
+            names.sort();
+            Err(Failure::failed(format!(
+                "several nodes run; choose one with --control PATH: {}",
+                names.join(", ")
+            )))
+        }
+        (None, _) => Err(Failure::failed(format!(
+            "no node runs here (looked in {}); start one with `bowline node` or name its socket \
+             with --control PATH",
+            folder.display()
+        ))),
+    }
+}

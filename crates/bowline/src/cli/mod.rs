@@ -1,0 +1,220 @@
+//! Words of the command line, and what they run.
+//!
+//! ```text
+//! argv -> Cli (clap) -> one module per word -> Outcome -> exit status
+//! ```
+//!
+//! Exit status: 0 when the work was done, 1 when it failed, 2 when the command line was wrong
+//! (`info` gives 1 for that as well, because `rds-info` does). Results go to standard output;
+//! errors and progress go to standard error, an error in one line that says what to do.
+
+use std::{ffi::OsString, path::Path, process::ExitCode};
+
+use clap::{CommandFactory, Parser, Subcommand};
+
+#[macro_use]
+mod out;
+mod args;
+mod bench;
+mod config;
+mod control;
+mod histogram;
+mod info;
+mod manual;
+mod node;
+mod ping;
+mod pipe;
+mod quickstart;
+mod sim;
+mod snapshot;
+mod stop;
+mod stress;
+
+/// Why a command did not do its work.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// The command line or a configuration file is wrong: exit status 2.
+    Usage(String),
+    /// The work failed: exit status 1.
+    Failed(String),
+    /// The work failed and the command has already said so: exit status 1.
+    Reported,
+}
+
+impl Failure {
+    /// Returns a failure of the work with a text of one line.
+    pub(crate) fn failed(text: impl Into<String>) -> Self {
+        Self::Failed(text.into())
+    }
+
+    /// Returns a mistake of the user with a text of one line.
+    pub(crate) fn usage(text: impl Into<String>) -> Self {
+        Self::Usage(text.into())
+    }
+}
+
+impl From<bowline::rds::Error> for Failure {
+    fn from(error: bowline::rds::Error) -> Self {
+        Self::Failed(error.to_string())
+    }
+}
+
+/// Result of a command.
+pub(crate) type Outcome<T = ()> = Result<T, Failure>;
+
+/// Reliable datagrams (RDS) in user space, compatible with the RDS/TCP of the Linux kernel.
+#[derive(Debug, Parser)]
+#[command(
+    name = "bowline",
+    version,
+    about,
+    after_help = "Start with `bowline quickstart`. Exit status: 0 done, 1 failed, 2 usage."
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Quickstart(quickstart::Args),
+    #[command(hide = true)]
+    QuickstartPeer(quickstart::PeerArgs),
+    Node(node::Args),
+    Info(info::Args),
+    Ping(ping::Args),
+    Stress(stress::Args),
+    Send(pipe::SendArgs),
+    Recv(pipe::RecvArgs),
+    Bench(bench::Args),
+    Sim(sim::Args),
+    #[command(hide = true)]
+    Man(manual::ManArgs),
+    #[command(hide = true)]
+    Completions(manual::CompletionArgs),
+}
+
+impl Command {
+    fn word(&self) -> &'static str {
+        match self {
+            Self::Quickstart(_) => "quickstart",
+            Self::QuickstartPeer(_) => "quickstart-peer",
+            Self::Node(_) => "node",
+            Self::Info(_) => "info",
+            Self::Ping(_) => "ping",
+            Self::Stress(_) => "stress",
+            Self::Send(_) => "send",
+            Self::Recv(_) => "recv",
+            Self::Bench(_) => "bench",
+            Self::Sim(_) => "sim",
+            Self::Man(_) => "man",
+            Self::Completions(_) => "completions",
+        }
+    }
+
+    fn run(self) -> Outcome {
+        match self {
+            Self::Quickstart(args) => quickstart::run(&args),
+            Self::QuickstartPeer(args) => quickstart::run_peer(&args),
+            Self::Node(args) => node::run(args),
+            Self::Info(args) => info::run(&args),
+            Self::Ping(args) => ping::run(&args),
+            Self::Stress(args) => stress::run(args),
+            Self::Send(args) => pipe::run_send(&args),
+            Self::Recv(args) => pipe::run_recv(&args),
+            Self::Bench(args) => bench::run(args),
+            Self::Sim(args) => sim::run(&args),
+            Self::Man(args) => manual::run_man(&args),
+            Self::Completions(args) => manual::run_completions(&args),
+        }
+    }
+}
+
+/// Returns the definition of the whole command line, for pages and completions.
+pub(crate) fn definition() -> clap::Command {
+    Cli::command()
+}
+
+/// Runs the command line of this process.
+pub(crate) fn main() -> ExitCode {
+    let words = with_alias(std::env::args_os().collect());
+    let cli = match Cli::try_parse_from(&words) {
+        Ok(cli) => cli,
+        Err(error) => return refuse(&error, &words),
+    };
+    let word = cli.command.word();
+    match cli.command.run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(Failure::Usage(text)) => {
+            note!("bowline {word}: {text}");
+            ExitCode::from(if word == "info" { 1 } else { 2 })
+        }
+        Err(Failure::Failed(text)) => {
+            note!("bowline {word}: {text}");
+            ExitCode::FAILURE
+        }
+        Err(Failure::Reported) => ExitCode::FAILURE,
+    }
+}
+
+/// Turns `rds-ping ...` into `bowline ping ...` when the program was started by that name.
+fn with_alias(mut words: Vec<OsString>) -> Vec<OsString> {
+    let name = words.first().and_then(|word| Path::new(word).file_name()).and_then(|n| n.to_str());
+    let word = match name {
+        Some("rds-ping") => "ping",
+        Some("rds-info") => "info",
+        Some("rds-stress") => "stress",
+        _ => return words,
+    };
+    words.insert(1, word.into());
+    words
+}
+
+/// Prints what clap has to say: help and version as they are, a mistake in one line.
+fn refuse(error: &clap::Error, words: &[OsString]) -> ExitCode {
+    use clap::error::ErrorKind;
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+            let text = error.render().to_string();
+            say!("{}", text.trim_end());
+            return ExitCode::SUCCESS;
+        }
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            note!("{}", error.render().to_string().trim_end());
+            return ExitCode::from(2);
+        }
+        _ => {}
+    }
+    let text = error.render().to_string();
+    let first: Vec<&str> =
+        text.lines().take_while(|line| !line.trim().is_empty()).map(str::trim).collect();
+    let text = first.join(" ");
+    let text = text.strip_prefix("error: ").unwrap_or(&text);
+    let word = words
+        .get(1)
+        .and_then(|word| word.to_str())
+        .filter(|word| Cli::command().get_subcommands().any(|known| known.get_name() == *word));
+    match word {
+        Some(word) => note!("bowline {word}: {text}; see `bowline {word} --help`"),
+        None => note!("bowline: {text}; see `bowline --help`"),
+    }
+    ExitCode::from(if word == Some("info") { 1 } else { 2 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_definition_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn the_names_of_the_original_tools_select_the_word() {
+        let words = with_alias(vec!["/usr/bin/rds-info".into(), "-c".into()]);
+        assert_eq!(words, ["/usr/bin/rds-info", "info", "-c"].map(OsString::from));
+        let words = with_alias(vec!["bowline".into(), "info".into()]);
+        assert_eq!(words, ["bowline", "info"].map(OsString::from));
+    }
+}

@@ -1,0 +1,160 @@
+//! Standard output and standard error: lines that survive a closed pipe, and progress.
+
+use std::{
+    fmt,
+    io::{self, IsTerminal, Write},
+    time::{Duration, Instant},
+};
+
+/// Prints a line on standard output; ends the process when nobody reads it any more.
+macro_rules! say {
+    ($($arg:tt)*) => { $crate::cli::out::line(format_args!($($arg)*)) };
+}
+
+/// Prints a line on standard error.
+macro_rules! note {
+    ($($arg:tt)*) => { $crate::cli::out::error_line(format_args!($($arg)*)) };
+}
+
+/// Writes one line to standard output. A reader that went away (`bowline info | head`) ends the
+/// process, silently, because there is nobody left to do the work for.
+pub(crate) fn line(args: fmt::Arguments<'_>) {
+    let mut out = io::stdout().lock();
+    if writeln!(out, "{args}").and_then(|()| out.flush()).is_err() {
+        std::process::exit(1);
+    }
+}
+
+/// Writes text without an end of line to standard output, under the same rule as [`line`].
+pub(crate) fn text(text: &str) {
+    let mut out = io::stdout().lock();
+    if out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_err() {
+        std::process::exit(1);
+    }
+}
+
+/// Writes one line to standard error; a failure has nowhere to be reported.
+pub(crate) fn error_line(args: fmt::Arguments<'_>) {
+    let _ = writeln!(io::stderr().lock(), "{args}");
+}
+
+/// A line on standard error that is rewritten while work goes on.
+///
+/// Shown when standard error is a terminal or the user asked for it, at most ten times a second.
+#[derive(Debug)]
+pub(crate) struct Progress {
+    mode: Mode,
+    shown: Option<Instant>,
+    width: usize,
+}
+
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Mode {
+    Off,
+    Rewrite,
+    Lines,
+}
+
+impl Progress {
+    /// Returns a progress line; `asked` shows it even where standard error is not a terminal.
+    pub(crate) fn new(asked: bool) -> Self {
+        let mode = match (io::stderr().is_terminal(), asked) {
+            (true, _) => Mode::Rewrite,
+            (false, true) => Mode::Lines,
+            (false, false) => Mode::Off,
+        };
+        Self { mode, shown: None, width: 0 }
+    }
+
+    /// Shows the text unless one was shown a moment ago.
+    pub(crate) fn show(&mut self, text: fmt::Arguments<'_>) {
+        let gap = match self.mode {
+            Mode::Off => return,
+            Mode::Rewrite => Duration::from_millis(100),
+            Mode::Lines => Duration::from_secs(1),
+        };
+        let now = Instant::now();
+        if self.shown.is_some_and(|shown| now.duration_since(shown) < gap) {
+            return;
+        }
+        self.shown = Some(now);
+        let text = text.to_string();
+        let width = self.width;
+        let mut err = io::stderr().lock();
+        let _ = if self.mode == Mode::Lines {
+            writeln!(err, "{text}")
+        } else {
+            write!(err, "\r{text:<width$}").and_then(|()| err.flush())
+        };
+        self.width = text.chars().count();
+    }
+
+    /// Removes the line from the terminal, so that results do not mix with it.
+    pub(crate) fn clear(&mut self) {
+        if self.mode == Mode::Rewrite && self.width > 0 {
+            let mut err = io::stderr().lock();
+            let _ = write!(err, "\r{:width$}\r", "", width = self.width);
+            let _ = err.flush();
+            self.width = 0;
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}
+
+/// Returns the text that C programs print for an error number, without Rust's suffix.
+pub(crate) fn strerror(errno: i32) -> String {
+    let text = io::Error::from_raw_os_error(errno).to_string();
+    match text.rfind(" (os error") {
+        Some(end) => text[..end].to_owned(),
+        None => text,
+    }
+}
+
+/// Returns a number of bytes in the largest binary unit that keeps three digits.
+pub(crate) fn bytes(count: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let mut value = count as f64;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    if unit == 0 { format!("{count} B") } else { format!("{value:.1} {}", UNITS[unit]) }
+}
+
+/// Returns a count with blanks between groups of three digits.
+pub(crate) fn count(value: u64) -> String {
+    let digits = value.to_string();
+    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(' ');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn error_texts_are_those_of_c() {
+        assert_eq!(strerror(105), "No buffer space available");
+        assert_eq!(strerror(110), "Connection timed out");
+    }
+
+    #[test]
+    fn numbers_are_readable() {
+        assert_eq!(bytes(17), "17 B");
+        assert_eq!(bytes(1 << 30), "1.0 GiB");
+        assert_eq!(count(7), "7");
+        assert_eq!(count(1_234_567), "1 234 567");
+    }
+}

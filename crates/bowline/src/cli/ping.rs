@@ -1,0 +1,322 @@
+//! `bowline ping`: asks the RDS of another node for an answer and shows the round trip.
+//!
+//! As `rds-ping` does, requests are zero-length datagrams to port 0, sent round robin from eight
+//! sockets; the remote RDS answers by itself, and the socket that gets an answer identifies the
+//! request. Unlike the original, a request that gets no answer in time is reported and its
+//! socket replaced, so losses do not silence the tool.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    time::{Duration, Instant},
+};
+
+use bowline::rds::{Interest, Node, Socket};
+
+use super::{
+    Failure, Outcome,
+    args::{Family, host, interval, number, number32, route_to},
+    histogram::Histogram,
+    out::strerror,
+    stop::Stop,
+};
+
+const SOCKETS: usize = 8;
+const ETIMEDOUT: i32 = 110;
+/// Longest wait on one socket while others also expect an answer, and between looks at signals.
+const SLICE: Duration = Duration::from_millis(1);
+const SIGNAL_SLICE: Duration = Duration::from_millis(100);
+
+/// Ask the RDS of another node for an answer and show the round trip (as rds-ping does).
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Exit status: 0 at least one answer, 1 none, 2 usage.")]
+pub(crate) struct Args {
+    /// Stop after N answers; 0 means for ever
+    #[arg(short = 'c', value_name = "N", default_value = "0", value_parser = number)]
+    count: u64,
+    /// Time between requests: seconds, or a number with ms or us
+    #[arg(short = 'i', value_name = "TIME", default_value = "1", value_parser = interval)]
+    interval: Duration,
+    /// Local address; without it, the one that routing picks
+    #[arg(short = 'I', long = "address", value_name = "ADDRESS")]
+    local: Option<String>,
+    /// Type of service, 0 to 255; RDS over TCP carries all of them alike
+    #[arg(short = 'Q', value_name = "TOS", default_value = "0", value_parser = number32)]
+    tos: u32,
+    /// Longest wait for one answer
+    #[arg(short = 'W', value_name = "TIME", default_value = "2", value_parser = interval)]
+    timeout: Duration,
+    /// Print the summary only
+    #[arg(short = 'q')]
+    quiet: bool,
+    /// Print addresses only, not the name that was given
+    #[arg(short = 'n')]
+    numeric: bool,
+    /// Use IPv6
+    #[arg(short = '6')]
+    v6: bool,
+    /// Print one JSON object per line: every answer, then the summary
+    #[arg(long)]
+    json: bool,
+    /// Node to ask: an address or a host name
+    remote: String,
+}
+
+/// One of the eight sockets and the request it waits for.
+struct Slot {
+    socket: Socket,
+    request: Option<Request>,
+    /// Sequence number of the last request that was answered, to recognise a second answer.
+    answered: Option<u64>,
+}
+
+#[derive(Clone, Copy)]
+struct Request {
+    sequence: u64,
+    sent: Instant,
+}
+
+struct Run<'a> {
+    args: &'a Args,
+    node: Node,
+    local: IpAddr,
+    remote: IpAddr,
+    slots: Vec<Slot>,
+    sent: u64,
+    received: u64,
+    times: Histogram,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &Args) -> Outcome {
+    if args.tos > 255 {
+        return Err(Failure::usage(format!("-Q {} is not between 0 and 255", args.tos)));
+    }
+    if args.timeout.is_zero() {
+        return Err(Failure::usage("-W 0 leaves no time for an answer; give a time above 0"));
+    }
+    let family = if args.v6 { Family::V6 } else { Family::Any };
+    let remote = host(&args.remote, family)?;
+    let local = match &args.local {
+        Some(local) => host(local, family)?,
+        None => route_to(remote)?,
+    };
+    if local.is_ipv4() != remote.is_ipv4() {
+        return Err(Failure::usage(format!("{local} and {remote} are not of one family")));
+    }
+    let stop = Stop::install()?;
+    let node = Node::builder().address(local).build()?;
+    let slots = (0..SOCKETS)
+        .map(|_| Ok(Slot { socket: open(&node, local)?, request: None, answered: None }))
+        .collect::<Outcome<Vec<_>>>()?;
+    let mut run =
+        Run { args, node, local, remote, slots, sent: 0, received: 0, times: Histogram::default() };
+    let start = Instant::now();
+    run.ping(&stop)?;
+    run.summary(start.elapsed());
+    if run.received == 0 { Err(Failure::Reported) } else { Ok(()) }
+}
+
+fn open(node: &Node, local: IpAddr) -> Outcome<Socket> {
+    let socket = node.bind(SocketAddr::new(local, 0))?;
+    socket.set_send_timeout(Some(SIGNAL_SLICE));
+    socket.set_nonblocking(true);
+    Ok(socket)
+}
+
+impl Run<'_> {
+    fn ping(&mut self, stop: &Stop) -> Outcome {
+        let mut due = Instant::now();
+        while !stop.asked() && !self.finished() {
+            let now = Instant::now();
+            if self.wants_to_send() && now >= due {
+                self.request(stop);
+                due = (due + self.args.interval).max(now);
+            }
+            let until = if self.wants_to_send() { Some(due) } else { None };
+            self.wait(until)?;
+            self.collect()?;
+            self.expire()?;
+        }
+        Ok(())
+    }
+
+    fn wants_to_send(&self) -> bool {
+        self.args.count == 0 || self.sent < self.args.count
+    }
+
+    fn finished(&self) -> bool {
+        if self.args.count == 0 {
+            return false;
+        }
+        let waiting = self.slots.iter().any(|slot| slot.request.is_some());
+        self.received >= self.args.count || (!self.wants_to_send() && !waiting)
+    }
+
+    /// Sends the next request from the next socket, unless that one still waits for an answer.
+    fn request(&mut self, stop: &Stop) {
+        let index = (self.sent % SOCKETS as u64) as usize;
+        if self.slots[index].request.is_some() {
+            return;
+        }
+        self.sent += 1;
+        let sequence = self.sent;
+        let sent = Instant::now();
+        let destination = SocketAddr::new(self.remote, 0);
+        let slot = &mut self.slots[index];
+        // Sending waits, in slices, because the first message to a host may have to wait until
+        // both sides agreed on the number of paths.
+        slot.socket.set_nonblocking(false);
+        let error = loop {
+            match slot.socket.send_to(&[], destination) {
+                Ok(_) => {
+                    slot.socket.set_nonblocking(true);
+                    slot.request = Some(Request { sequence, sent });
+                    return;
+                }
+                Err(error) if error.is_timed_out() || error.is_would_block() => {
+                    if stop.asked() || sent.elapsed() >= self.args.timeout {
+                        break error;
+                    }
+                }
+                Err(error) => break error,
+            }
+        };
+        slot.socket.set_nonblocking(true);
+        self.report_error(sequence, error.errno());
+    }
+
+    /// Waits for an answer to the youngest request until the next one is due.
+    fn wait(&self, until: Option<Instant>) -> Outcome {
+        let now = Instant::now();
+        let waiting = self.slots.iter().filter(|slot| slot.request.is_some()).count();
+        let youngest = self.slots.iter().max_by_key(|slot| slot.request.map(|r| r.sequence));
+        let mut time = until.map_or(SIGNAL_SLICE, |until| until.saturating_duration_since(now));
+        time = time.min(if waiting > 1 { SLICE } else { SIGNAL_SLICE });
+        let oldest = self.slots.iter().filter_map(|slot| slot.request).map(|r| r.sent).min();
+        if let Some(oldest) = oldest {
+            let expires = oldest + self.args.timeout;
+            time = time.min(expires.saturating_duration_since(now));
+        }
+        if !time.is_zero()
+            && let Some(slot) = youngest
+        {
+            match slot.socket.wait(Interest::READ, Some(time)) {
+                Err(error) if !error.is_timed_out() => return Err(error.into()),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes every answer that has arrived.
+    fn collect(&mut self) -> Outcome {
+        for index in 0..self.slots.len() {
+            loop {
+                let source = match self.slots[index].socket.recv_from(&mut []) {
+                    Ok((_, source)) => source,
+                    Err(error) if error.is_would_block() => break,
+                    Err(error) => return Err(error.into()),
+                };
+                let arrived = Instant::now();
+                let slot = &mut self.slots[index];
+                match (slot.request.take(), slot.answered) {
+                    (Some(request), _) => {
+                        slot.answered = Some(request.sequence);
+                        self.received += 1;
+                        let time = arrived.duration_since(request.sent);
+                        self.times.record(time.as_nanos() as u64);
+                        self.report(request.sequence, Some(time), source, false);
+                    }
+                    (None, Some(sequence)) => self.report(sequence, None, source, true),
+                    (None, None) => {}
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives requests up that waited too long. Their sockets are replaced, because an answer
+    /// that comes late must not be taken for the answer to a younger request.
+    fn expire(&mut self) -> Outcome {
+        for index in 0..self.slots.len() {
+            let Some(request) = self.slots[index].request else { continue };
+            if request.sent.elapsed() >= self.args.timeout {
+                self.slots[index] =
+                    Slot { socket: open(&self.node, self.local)?, request: None, answered: None };
+                self.report_error(request.sequence, ETIMEDOUT);
+            }
+        }
+        Ok(())
+    }
+
+    fn report(&self, sequence: u64, time: Option<Duration>, source: SocketAddr, again: bool) {
+        if self.args.quiet {
+            return;
+        }
+        let usec = time.map_or(0, |time| time.as_micros());
+        if self.args.json {
+            let line = serde_json::json!({
+                "type": if again { "duplicate" } else { "reply" },
+                "sequence": sequence,
+                "usec": usec as u64,
+                "source": source.ip().to_string(),
+            });
+            say!("{line}");
+            return;
+        }
+        let other =
+            if source.ip() == self.remote { String::new() } else { format!(" ({})", source.ip()) };
+        let again = if again { " DUP!" } else { "" };
+        say!("{sequence:4}: {usec} usec{other}{again}");
+    }
+
+    fn report_error(&self, sequence: u64, errno: i32) {
+        let text = strerror(errno);
+        if self.args.json {
+            let line = serde_json::json!({
+                "type": "error", "sequence": sequence, "errno": errno, "error": text,
+            });
+            if !self.args.quiet {
+                say!("{line}");
+            }
+        } else if !self.args.quiet {
+            say!("{sequence:4}: ERROR: {text}");
+        }
+    }
+
+    fn summary(&self, elapsed: Duration) {
+        let lost = self.sent.saturating_sub(self.received);
+        let percent = if self.sent == 0 { 0.0 } else { 100.0 * lost as f64 / self.sent as f64 };
+        let times = &self.times;
+        let micro = |nanos: f64| nanos / 1000.0;
+        let (min, mean) = (micro(times.min() as f64), micro(times.mean()));
+        let (max, mdev) = (micro(times.max() as f64), micro(times.deviation()));
+        if self.args.json {
+            let line = serde_json::json!({
+                "type": "summary",
+                "destination": self.remote.to_string(),
+                "source": self.local.to_string(),
+                "sent": self.sent,
+                "received": self.received,
+                "lost_percent": percent,
+                "elapsed_ms": elapsed.as_millis() as u64,
+                "rtt_usec": { "min": min, "avg": mean, "max": max, "mdev": mdev },
+            });
+            say!("{line}");
+            return;
+        }
+        let name =
+            if self.args.numeric { self.remote.to_string() } else { self.args.remote.clone() };
+        say!("");
+        say!("--- {name} rds ping statistics ---");
+        say!(
+            "{} requests sent, {} answers received, {percent:.0}% lost, time {} ms",
+            self.sent,
+            self.received,
+            elapsed.as_millis()
+        );
+        if self.received > 0 {
+            say!("round trip min/avg/max/mdev = {min:.0}/{mean:.0}/{max:.0}/{mdev:.0} usec");
+        }
+    }
+}

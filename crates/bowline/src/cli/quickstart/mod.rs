@@ -1,0 +1,406 @@
+//! `bowline quickstart`: two nodes, a gigabyte, broken connections, and the proof that nothing
+//! was lost.
+//!
+//! Node A runs here and tells the story; node B is a second process ([`peer`]). Both sides do the
+//! same work ([`side`]).
+
+mod message;
+mod peer;
+mod side;
+
+use std::{
+    net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener},
+    sync::atomic::Ordering,
+    time::{Duration, Instant},
+};
+
+use bowline::rds::Node;
+
+pub(crate) use self::peer::{PeerArgs, run_peer};
+use self::{
+    peer::{Peer, Word},
+    side::{ECHO_PORT, Report, SOCKETS, Side},
+};
+use super::{
+    Failure, Outcome,
+    args::number,
+    histogram::Histogram,
+    out::{Progress, bytes, count},
+    stop::Stop,
+};
+
+const RDS_PORT: u16 = 16385;
+/// The whole run must be over by then; what is not, has failed.
+const DEADLINE: Duration = Duration::from_secs(26);
+const READY_TIMEOUT: Duration = Duration::from_secs(5);
+/// The round trip is measured for this long, or this many times.
+const ECHO_TIME: Duration = Duration::from_millis(800);
+const ECHO_ROUNDS: u64 = 10_000;
+const TICK: Duration = Duration::from_millis(5);
+
+/// See for yourself: two nodes on this machine, broken connections, nothing lost.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Exit status: 0 everything arrived, 1 it did not, 2 usage.")]
+pub(crate) struct Args {
+    /// Amount of data, both ways together
+    #[arg(long, value_name = "BYTES", default_value = "1GiB", value_parser = number)]
+    bytes: u64,
+    /// How often all connections are cut on the way
+    #[arg(long, value_name = "N", default_value_t = 6)]
+    cuts: u32,
+    /// Address of node A [default: 127.0.0.1, or another loopback address when it is taken]
+    #[arg(long, value_name = "ADDRESS", requires = "remote")]
+    local: Option<IpAddr>,
+    /// Address of node B, also local to this machine [default: 127.0.0.2 or another]
+    #[arg(long, value_name = "ADDRESS", requires = "local")]
+    remote: Option<IpAddr>,
+    /// Start of the random sizes and contents
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+    /// Print one JSON object instead of the story
+    #[arg(long)]
+    json: bool,
+    /// Show progress even when standard error is not a terminal
+    #[arg(long)]
+    progress: bool,
+}
+
+/// Prints a line of the story, unless a program reads the result.
+macro_rules! tell {
+    ($args:expr, $($arg:tt)*) => { if !$args.json { say!($($arg)*) } };
+}
+
+/// What happened.
+struct Figures {
+    a: Report,
+    b: Report,
+    echo: Histogram,
+    elapsed: Duration,
+    cuts: u32,
+    connections_cut: usize,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &Args) -> Outcome {
+    let stop = Stop::install()?;
+    let (local, remote) = match (args.local, args.remote) {
+        (Some(local), Some(remote)) => (local, remote),
+        _ => free_pair()?,
+    };
+    if local == remote || local.is_ipv4() != remote.is_ipv4() {
+        return Err(Failure::usage("--local and --remote must be two addresses of one family"));
+    }
+    let node = Node::builder().address(local).build()?;
+    let share = args.bytes.div_ceil(2);
+    let mut peer = Peer::start(remote, local, share, args.seed.wrapping_add(1000))?;
+    match peer.listen(READY_TIMEOUT) {
+        Some(Word::Ready) => {}
+        Some(Word::Lost(text)) => return Err(Failure::Failed(text)),
+        _ => return Err(Failure::failed("the second process did not start in time")),
+    }
+    introduce(args, local, remote, peer.pid());
+    let echo = measure_echo(&node, local, remote, &stop)?;
+    tell!(
+        args,
+        "1. Round trip of 64 bytes over idle connections, {} times:\n   half within {} us, 99 of \
+         100 within {} us",
+        count(echo.count()),
+        echo.percentile(50.0) / 1000,
+        echo.percentile(99.0) / 1000
+    );
+    let sockets = Side::bind(&node, local)?;
+    tell!(
+        args,
+        "2. Moving {} of messages, cutting every connection on the way:",
+        bytes(args.bytes)
+    );
+    let start = Instant::now();
+    peer.tell("start");
+    let side = Side::start(&node, sockets, remote, share, args.seed)?;
+    let result = move_data(args, &node, side, &mut peer, &stop, start, echo)?;
+    peer.tell("quit");
+    drop(peer);
+    conclude(args, &result)
+}
+
+/// Finds two loopback addresses whose RDS port is free: the well-known ones if possible.
+fn free_pair() -> Outcome<(IpAddr, IpAddr)> {
+    let block = (std::process::id() % 200) as u8 + 20;
+    for (a, b) in [((0, 1), (0, 2)), ((block, 1), (block, 2)), ((block, 3), (block, 4))] {
+        let address = |(high, low)| IpAddr::V4(Ipv4Addr::new(127, 0, high, low));
+        let pair = (address(a), address(b));
+        let free = |address: IpAddr| TcpListener::bind((address, RDS_PORT)).is_ok();
+        if free(pair.0) && free(pair.1) {
+            return Ok(pair);
+        }
+    }
+    Err(Failure::failed(format!(
+        "TCP port {RDS_PORT} is taken on the loopback addresses, perhaps by the kernel's rds_tcp; \
+         unload it (modprobe -r rds_tcp) or name two other local addresses with --local and \
+         --remote"
+    )))
+}
+
+fn introduce(args: &Args, local: IpAddr, remote: IpAddr, pid: u32) {
+    let sockets = u32::from(SOCKETS);
+    tell!(args, "bowline quickstart: reliable datagrams between two nodes on this machine");
+    tell!(args, "");
+    tell!(args, "   node A  {local:<15}  this process, {}", std::process::id());
+    tell!(args, "   node B  {remote:<15}  a second process, {pid}");
+    tell!(args, "");
+    tell!(
+        args,
+        "Each node has {sockets} sockets, and every socket sends to all {sockets} of the other \
+         node:\n{} flows that share a few TCP connections to port {RDS_PORT}. Meanwhile all \
+         connections\nare cut (TCP reset) {} times, as a failing switch would do. Every message \
+         carries its\nnumber and a checksum; receivers expect each number once, in order.",
+        2 * sockets * sockets,
+        args.cuts
+    );
+    tell!(args, "");
+}
+
+/// Sends a small message to node B and back, again and again.
+fn measure_echo(node: &Node, local: IpAddr, remote: IpAddr, stop: &Stop) -> Outcome<Histogram> {
+    let socket = node.bind(SocketAddr::new(local, ECHO_PORT))?;
+    socket.set_recv_timeout(Some(READY_TIMEOUT));
+    socket.set_send_timeout(Some(READY_TIMEOUT));
+    let place = SocketAddr::new(remote, ECHO_PORT);
+    let mut buffer = [0; 64];
+    let mut times = Histogram::default();
+    let mut start = Instant::now();
+    let mut round = 0;
+    while round <= ECHO_ROUNDS && start.elapsed() < ECHO_TIME && !stop.asked() {
+        let sent = Instant::now();
+        socket.send_to(&buffer, place)?;
+        socket.recv_from(&mut buffer)?;
+        if round == 0 {
+            // The first one also makes the connections.
+            start = Instant::now();
+        } else {
+            times.record(sent.elapsed().as_nanos() as u64);
+        }
+        round += 1;
+    }
+    Ok(times)
+}
+
+fn move_data(
+    args: &Args,
+    node: &Node,
+    side: Side,
+    peer: &mut Peer,
+    stop: &Stop,
+    start: Instant,
+    echo: Histogram,
+) -> Outcome<Figures> {
+    let mut progress = Progress::new(args.progress);
+    let watched = side.progress();
+    let share = args.bytes.div_ceil(2).max(1);
+    let (mut cuts, mut connections_cut) = (0, 0);
+    let mut elapsed = None;
+    let mut theirs: Option<Report> = None;
+    let problem = loop {
+        match peer.listen(TICK) {
+            Some(Word::Cut(number)) => connections_cut += number,
+            Some(Word::Report(report)) => theirs = Some(*report),
+            Some(Word::Lost(text)) => break Some(text),
+            Some(Word::Ready) | None => {}
+        }
+        let received = watched.received.load(Ordering::Relaxed);
+        let percent = (100 * received / share).min(100);
+        progress.show(format_args!("   {percent} % of {}", bytes(args.bytes)));
+        // Evenly over the way, and none so late that nothing follows it.
+        let due = u64::from(cuts + 1) * share / (u64::from(args.cuts) + 1);
+        if cuts < args.cuts && received >= due && !side.is_finished() {
+            cuts += 1;
+            progress.clear();
+            if cuts % 2 == 1 {
+                let number = node.drop_connections(None);
+                connections_cut += number;
+                tell!(args, "   at {percent:2} %: node A resets its {number} TCP connections");
+            } else {
+                peer.tell("cut");
+                tell!(args, "   at {percent:2} %: node B resets its TCP connections");
+            }
+        }
+        if side.is_finished() && elapsed.is_none() {
+            elapsed = Some(start.elapsed());
+        }
+        if elapsed.is_some() && theirs.is_some() {
+            break None;
+        }
+        if watched.abort.load(Ordering::Relaxed) && side.is_finished() {
+            break None;
+        }
+        if stop.asked() {
+            break Some("stopped".to_owned());
+        }
+        if start.elapsed() > DEADLINE {
+            break Some(format!("not done after {} s", DEADLINE.as_secs()));
+        }
+    };
+    progress.clear();
+    // The slower side counts: both have everything now.
+    let elapsed = start.elapsed();
+    if problem.is_some() {
+        watched.abort.store(true, Ordering::Relaxed);
+        peer.tell("abort");
+    }
+    let mut a = side.finish();
+    a.errors.extend(problem);
+    let b = theirs.unwrap_or_default();
+    Ok(Figures { a, b, echo, elapsed, cuts, connections_cut })
+}
+
+/// Compares what was sent with what was received, flow by flow.
+fn verdict(result: &Figures) -> Vec<String> {
+    let Figures { a, b, .. } = result;
+    let mut wrong = Vec::new();
+    for (name, report) in [("A", a), ("B", b)] {
+        wrong.extend(report.errors.iter().map(|error| format!("node {name}: {error}")));
+        for (what, number) in [
+            ("came twice", report.repeated),
+            ("were missing before a later one", report.missing),
+            ("were damaged", report.damaged),
+        ] {
+            if number > 0 {
+                wrong.push(format!("node {name}: {} messages {what}", count(number)));
+            }
+        }
+    }
+    for (from, to, sent, received) in
+        [("A", "B", &a.sent, &b.received), ("B", "A", &b.sent, &a.received)]
+    {
+        let flows = usize::from(SOCKETS) * usize::from(SOCKETS);
+        let differ = (0..flows).filter(|flow| sent.get(*flow) != received.get(*flow)).count();
+        if differ > 0 || sent.len() != flows {
+            wrong.push(format!(
+                "from {from} to {to}: {} messages sent, {} received, {differ} of {flows} flows \
+                 differ",
+                count(sent.iter().sum()),
+                count(received.iter().sum())
+            ));
+        }
+    }
+    wrong
+}
+
+fn conclude(args: &Args, result: &Figures) -> Outcome {
+    let Figures { a, b, elapsed, .. } = result;
+    let wrong = verdict(result);
+    let messages: u64 = a.received.iter().chain(&b.received).sum();
+    let moved = a.received_bytes + b.received_bytes;
+    let seconds = elapsed.as_secs_f64().max(1e-6);
+    let mut delivery = a.delivery.clone();
+    delivery.merge(&b.delivery);
+    let again = a.retransmits + b.retransmits;
+    let dropped = a.duplicates_dropped + b.duplicates_dropped;
+    if args.json {
+        let percentiles = |times: &Histogram, scale: u64| {
+            serde_json::json!({
+                "p50": times.percentile(50.0) / scale,
+                "p99": times.percentile(99.0) / scale,
+                "p99_9": times.percentile(99.9) / scale,
+                "max": times.max() / scale,
+            })
+        };
+        let object = serde_json::json!({
+            "pass": wrong.is_empty(),
+            "problems": wrong,
+            "messages": messages,
+            "bytes": moved,
+            "seconds": seconds,
+            "round_trip_usec": percentiles(&result.echo, 1000),
+            "delivery_usec": percentiles(&delivery, 1),
+            "cuts": result.cuts,
+            "connections_cut": result.connections_cut,
+            "messages_sent_again": again,
+            "repeats_dropped": dropped,
+        });
+        say!("{object}");
+    } else {
+        say!("3. Comparing what was sent with what arrived, {} flows", 2 * 256);
+        say!("");
+        say!(
+            "   moved      {} in {seconds:.2} s: {}/s, {} messages/s",
+            bytes(moved),
+            bytes((moved as f64 / seconds) as u64),
+            count((messages as f64 / seconds) as u64)
+        );
+        say!("   messages   {}, 64 bytes to 1 MiB, both ways", count(messages));
+        say!(
+            "   delivery   half within {:.1} ms, 99 of 100 within {:.1} ms, the slowest {:.1} ms \
+             (queues full, cuts included)",
+            delivery.percentile(50.0) as f64 / 1000.0,
+            delivery.percentile(99.0) as f64 / 1000.0,
+            delivery.max() as f64 / 1000.0
+        );
+        say!(
+            "   cuts       {} times, {} TCP connections; {} messages were sent again, {} repeats \
+             dropped",
+            result.cuts,
+            result.connections_cut,
+            count(again),
+            count(dropped)
+        );
+        say!("");
+    }
+    if !wrong.is_empty() {
+        for line in &wrong {
+            tell!(args, "   {line}");
+        }
+        tell!(
+            args,
+            "FAIL  please report this with the output of `bowline --version` and the above"
+        );
+        return Err(Failure::Reported);
+    }
+    tell!(
+        args,
+        "PASS  each of {} messages arrived exactly once, in order, with the right checksum",
+        count(messages)
+    );
+    tell!(args, "");
+    tell!(args, "Next, each in a shell of its own:");
+    tell!(args, "   bowline node --address 127.0.0.1 --echo 4000     run a node");
+    tell!(args, "   bowline ping -I 127.0.0.2 127.0.0.1              ask it for an answer");
+    tell!(args, "   bowline info                                     look inside it");
+    tell!(args, "   bowline stress -r 127.0.0.3                      wait for load, then");
+    tell!(args, "   bowline stress -r 127.0.0.2 -s 127.0.0.3 -T 5    make it");
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report() -> Report {
+        Report { sent: vec![3; 256], received: vec![3; 256], ..Report::default() }
+    }
+
+    fn result(a: Report, b: Report) -> Figures {
+        let elapsed = Duration::from_secs(1);
+        Figures { a, b, echo: Histogram::default(), elapsed, cuts: 0, connections_cut: 0 }
+    }
+
+    #[test]
+    fn equal_counts_pass_and_every_difference_fails() {
+        assert!(verdict(&result(report(), report())).is_empty());
+        let wrong: [fn(&mut Report); 6] = [
+            |report| report.sent[7] = 4,
+            |report| report.received[255] = 2,
+            |report| report.repeated = 1,
+            |report| report.missing = 1,
+            |report| report.damaged = 1,
+            |report| report.errors.push("gone".to_owned()),
+        ];
+        for change in wrong {
+            let mut changed = report();
+            change(&mut changed);
+            assert_eq!(verdict(&result(report(), changed.clone())).len(), 1);
+            assert_eq!(verdict(&result(changed, report())).len(), 1);
+        }
+        assert!(!verdict(&result(report(), Report::default())).is_empty());
+    }
+}

@@ -1,0 +1,176 @@
+//! Node B of the quickstart: a process of its own that obeys lines on its standard input.
+//!
+//! ```text
+//! A -> B  start | cut | abort | quit (or the end of the input)
+//! B -> A  ready | cut N | report {...} | error TEXT
+//! ```
+
+use std::{
+    io::{BufRead, BufReader},
+    net::{IpAddr, SocketAddr},
+    process::{Child, ChildStdin, Command, Stdio},
+    sync::{Arc, atomic::Ordering, mpsc},
+    thread,
+    time::Duration,
+};
+
+use bowline::rds::{Node, Socket};
+
+use super::side::{ECHO_PORT, Progress, Report, Side};
+use crate::cli::{Failure, Outcome};
+
+const QUIT_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// What the second process is told.
+#[derive(Debug, clap::Args)]
+pub(crate) struct PeerArgs {
+    #[arg(long)]
+    local: IpAddr,
+    #[arg(long)]
+    remote: IpAddr,
+    #[arg(long)]
+    bytes: u64,
+    #[arg(long)]
+    seed: u64,
+}
+
+/// Runs node B.
+pub(crate) fn run_peer(args: &PeerArgs) -> Outcome {
+    let node = Node::builder().address(args.local).build()?;
+    let mut sockets = Some(Side::bind(&node, args.local)?);
+    let echo = node.bind(SocketAddr::new(args.local, ECHO_PORT))?;
+    thread::spawn(move || answer(&echo));
+    say!("ready");
+    let mut progress: Option<Arc<Progress>> = None;
+    for line in std::io::stdin().lock().lines() {
+        match line.as_deref() {
+            Ok("start") => {
+                let Some(sockets) = sockets.take() else { continue };
+                let started = Side::start(&node, sockets, args.remote, args.bytes, args.seed)?;
+                progress = Some(started.progress());
+                thread::spawn(move || report(started));
+            }
+            Ok("cut") => say!("cut {}", node.drop_connections(None)),
+            Ok("abort") => {
+                progress.iter().for_each(|side| side.abort.store(true, Ordering::Relaxed));
+            }
+            _ => break,
+        }
+    }
+    node.shutdown(QUIT_TIMEOUT);
+    Ok(())
+}
+
+fn answer(echo: &Socket) {
+    let mut buffer = [0; 256];
+    while let Ok((len, source)) = echo.recv_from(&mut buffer) {
+        if echo.send_to(&buffer[..len], source).is_err() {
+            return;
+        }
+    }
+}
+
+fn report(side: Side) {
+    let report = side.finish();
+    match serde_json::to_string(&report) {
+        Ok(text) => say!("report {text}"),
+        Err(error) => say!("error cannot write the report: {error}"),
+    }
+}
+
+/// What node B said.
+#[derive(Debug)]
+pub(crate) enum Word {
+    Ready,
+    Cut(usize),
+    Report(Box<Report>),
+    /// An error, or the end of the process.
+    Lost(String),
+}
+
+/// Node B, seen from node A; dropping it ends the process.
+#[derive(Debug)]
+pub(crate) struct Peer {
+    child: Child,
+    input: Option<ChildStdin>,
+    words: mpsc::Receiver<Word>,
+}
+
+impl Peer {
+    /// Starts this program once more, as node B.
+    pub(crate) fn start(local: IpAddr, remote: IpAddr, bytes: u64, seed: u64) -> Outcome<Self> {
+        let failed = |error: std::io::Error| {
+            Failure::failed(format!("cannot start the second process: {error}"))
+        };
+        let mut child = Command::new(std::env::current_exe().map_err(failed)?)
+            .arg("quickstart-peer")
+            .args(["--local", &local.to_string(), "--remote", &remote.to_string()])
+            .args(["--bytes", &bytes.to_string(), "--seed", &seed.to_string()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(failed)?;
+        let (told, words) = mpsc::channel();
+        if let Some(output) = child.stdout.take() {
+            thread::spawn(move || {
+                for line in BufReader::new(output).lines() {
+                    let Ok(line) = line else { break };
+                    if told.send(understand(&line)).is_err() {
+                        return;
+                    }
+                }
+                // Nobody may listen any more, which is fine at the end.
+                let _ = told.send(Word::Lost("the second process ended".to_owned()));
+            });
+        }
+        let input = child.stdin.take();
+        Ok(Self { child, input, words })
+    }
+
+    /// Returns the process number.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Tells node B something.
+    pub(crate) fn tell(&mut self, line: &str) {
+        use std::io::Write;
+        if let Some(input) = &mut self.input {
+            // If the process is gone, its end is reported as a word.
+            let _ = writeln!(input, "{line}");
+        }
+    }
+
+    /// Returns what node B says within this time.
+    pub(crate) fn listen(&self, time: Duration) -> Option<Word> {
+        self.words.recv_timeout(time).ok()
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        drop(self.input.take());
+        for _ in 0..300 {
+            if !matches!(self.child.try_wait(), Ok(None)) {
+                return;
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        // It hangs. Its own fault; both results have been reported elsewhere.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn understand(line: &str) -> Word {
+    let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
+    match word {
+        "ready" => Word::Ready,
+        "cut" => Word::Cut(rest.parse().unwrap_or(0)),
+        "report" => match serde_json::from_str(rest) {
+            Ok(report) => Word::Report(report),
+            Err(error) => Word::Lost(format!("node B's report cannot be read: {error}")),
+        },
+        _ => Word::Lost(format!("node B says: {line}")),
+    }
+}

@@ -1,0 +1,75 @@
+//! SIGINT and SIGTERM: a request to stop, that loops ask about and sleepers wake up for.
+//!
+//! The first signal asks; a second one ends the process at once, for the case that stopping in
+//! good order hangs.
+
+use std::{
+    io::{self, Read},
+    os::unix::net::UnixStream,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use signal_hook::{
+    consts::{SIGINT, SIGTERM},
+    flag,
+    low_level::pipe,
+};
+
+use super::{Failure, Outcome};
+
+/// The wish of the user that the program ends.
+#[derive(Debug)]
+pub(crate) struct Stop {
+    asked: Arc<AtomicBool>,
+    wake: UnixStream,
+}
+
+impl Stop {
+    /// Starts to listen for SIGINT and SIGTERM; call it once.
+    pub(crate) fn install() -> Outcome<Self> {
+        let asked = Arc::new(AtomicBool::new(false));
+        let install = || -> io::Result<UnixStream> {
+            let (wake, signalled) = UnixStream::pair()?;
+            for signal in [SIGINT, SIGTERM] {
+                // The order matters: the shutdown looks at the flag before this signal sets it.
+                flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&asked))?;
+                flag::register(signal, Arc::clone(&asked))?;
+                pipe::register(signal, signalled.try_clone()?)?;
+            }
+            Ok(wake)
+        };
+        match install() {
+            Ok(wake) => Ok(Self { asked, wake }),
+            Err(error) => Err(Failure::failed(format!("cannot install signal handlers: {error}"))),
+        }
+    }
+
+    /// Returns whether somebody asked to stop.
+    pub(crate) fn asked(&self) -> bool {
+        // Relaxed: the flag publishes nothing but itself.
+        self.asked.load(Ordering::Relaxed)
+    }
+
+    /// Returns the flag itself, for threads.
+    pub(crate) fn flag(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.asked)
+    }
+
+    /// Sleeps until somebody asks to stop or the time is over; returns whether somebody asked.
+    pub(crate) fn wait(&self, time: Option<Duration>) -> bool {
+        if self.asked() {
+            return true;
+        }
+        // A zero timeout would mean "for ever" to the socket.
+        let time = time.map(|time| time.max(Duration::from_micros(1)));
+        if self.wake.set_read_timeout(time).is_ok() {
+            // Any outcome (a byte, the timeout, EINTR) leads to the flag, which alone decides.
+            let _ = (&self.wake).read(&mut [0; 16]);
+        }
+        self.asked()
+    }
+}

@@ -1,0 +1,8 @@
+//! Runs the `bowline` command as a user would and looks at what it prints and returns.
+//!
+//! Every test has loopback addresses of its own, so that they can run at the same time.
+
+mod nodes;
+mod stress;
+mod support;
+mod words;

@@ -1,0 +1,226 @@
+//! Nodes that talk: quickstart, node, ping, info, send and recv.
+
+use std::{
+    net::TcpListener,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use crate::support::{Folder, Running, control, run, start};
+
+/// Starts a node and waits until it is ready.
+fn node(folder: &Folder, address: &str, more: &[&str]) -> Running {
+    let mut words = vec!["node", "--address", address];
+    words.extend(more);
+    let mut node = start(folder, &words);
+    node.expect("ready");
+    node
+}
+
+fn socket(folder: &Folder, address: &str) -> PathBuf {
+    folder.path().join("bowline").join(format!("{address}.sock"))
+}
+
+#[test]
+fn the_quickstart_passes_and_tells_what_it_did() {
+    let folder = Folder::new();
+    let start = Instant::now();
+    let done = run(
+        &folder,
+        &["quickstart", "--bytes", "64MiB", "--local", "127.41.1.1", "--remote", "127.41.1.2"],
+    )
+    .exits(0);
+    assert!(start.elapsed() < Duration::from_secs(30));
+    let verdict: Vec<&str> = done.out.lines().filter(|line| line.starts_with("PASS")).collect();
+    assert_eq!(verdict.len(), 1, "{done:?}");
+    for part in ["node A  127.41.1.1", "node B  127.41.1.2", "6 times", "Next", "exactly once"] {
+        assert!(done.out.contains(part), "no {part:?} in {done:?}");
+    }
+    assert_eq!(done.err, "");
+}
+
+#[test]
+fn the_quickstart_is_readable_for_programs() {
+    let folder = Folder::new();
+    let words = ["quickstart", "--bytes", "8MiB", "--cuts", "2", "--json"];
+    let words = [&words[..], &["--local", "127.41.2.1", "--remote", "127.41.2.2"]].concat();
+    let done = run(&folder, &words).exits(0);
+    let object: serde_json::Value = serde_json::from_str(&done.out).expect("one JSON object");
+    assert_eq!(object["pass"], true);
+    assert_eq!(object["cuts"], 2);
+    assert!(object["connections_cut"].as_u64() >= Some(2), "{object}");
+    assert!(object["bytes"].as_u64() >= Some(8 << 20), "{object}");
+    assert!(object["round_trip_usec"]["p50"].as_u64().is_some(), "{object}");
+}
+
+#[test]
+fn a_node_answers_pings_and_questions_and_stops_when_told() {
+    let folder = Folder::new();
+    let node = node(&folder, "127.41.3.1", &["--echo", "4000"]);
+    let ping = run(&folder, &["ping", "-c", "3", "-i", "50ms", "-I", "127.41.3.2", "127.41.3.1"])
+        .exits(0)
+        .out;
+    let lines: Vec<&str> = ping.lines().collect();
+    for (index, line) in lines[..3].iter().enumerate() {
+        let (number, rest) = line.split_once(": ").expect("a colon");
+        assert_eq!(number, format!("{:4}", index + 1), "{ping}");
+        let usec = rest.strip_suffix(" usec").expect("a unit");
+        assert!(usec.parse::<u64>().is_ok(), "{ping}");
+    }
+    assert_eq!(lines[4], "--- 127.41.3.1 rds ping statistics ---");
+    assert!(lines[5].starts_with("3 requests sent, 3 answers received, 0% lost"), "{ping}");
+    assert!(lines[6].starts_with("round trip min/avg/max/mdev = "), "{ping}");
+
+    let text = run(&folder, &["info", "-cknp"]).exits(0).out;
+    let sections: Vec<&str> = text.split("\n\n").collect();
+    assert_eq!(sections.len(), 4, "{text}");
+    let heads: Vec<Vec<&str>> =
+        sections.iter().map(|section| section.trim_start().lines().take(2).collect()).collect();
+    assert_eq!(heads[0], ["Counters:", "              CounterName            Value"]);
+    assert_eq!(
+        heads[1],
+        [
+            "RDS Sockets:",
+            "      BoundAddr BPort        ConnAddr CPort     SndBuf     RcvBuf    Inode",
+        ]
+    );
+    assert_eq!(
+        heads[2],
+        [
+            "RDS Connections:",
+            "      LocalAddr      RemoteAddr  Tos           NextTX           NextRX Flgs",
+        ]
+    );
+    assert_eq!(heads[3][0], "RDS Paths:");
+    assert!(sections[0].contains("\n               conn_reset "), "{text}");
+    assert!(sections[1].contains("\n     127.41.3.1  4000         0.0.0.0     0     106496"));
+    assert!(sections[2].contains("\n     127.41.3.1      127.41.3.2    0 "), "{text}");
+
+    let object: serde_json::Value =
+        serde_json::from_str(&run(&folder, &["info", "--json"]).exits(0).out).expect("JSON");
+    assert_eq!(object["node"]["addresses"], serde_json::json!(["127.41.3.1"]));
+    let pings = object["counters"].as_array().expect("counters").iter();
+    let pings = pings.filter(|counter| counter["name"] == "recv_ping").map(|c| &c["value"]);
+    assert!(pings.clone().all(|value| value.as_u64() >= Some(3)) && pings.count() == 1);
+    assert_eq!(object["sockets"][0]["bound_port"], 4000);
+    assert_eq!(object["connections"][0]["remote_addr"], "127.41.3.2");
+
+    let rdma = run(&folder, &["info", "-I"]).exits(0);
+    rdma.complains(&["Protocol not available"]);
+
+    node.signal("-TERM");
+    let done = node.finish().exits(0);
+    assert!(done.out.contains("stopped; peers have everything"), "{done:?}");
+    assert!(!socket(&folder, "127.41.3.1").exists());
+}
+
+#[test]
+fn a_ping_without_an_answer_fails_in_time() {
+    let folder = Folder::new();
+    let start = Instant::now();
+    let words = ["ping", "-c", "2", "-i", "0.1", "-W", "0.4", "-I", "127.41.4.1", "127.41.4.2"];
+    let done = run(&folder, &words).exits(1);
+    assert!(start.elapsed() < Duration::from_secs(5));
+    assert!(done.out.contains("   1: ERROR: Connection timed out\n"), "{done:?}");
+    assert!(done.out.contains("2 requests sent, 0 answers received, 100% lost"), "{done:?}");
+}
+
+#[test]
+fn an_interrupted_ping_prints_its_summary() {
+    let folder = Folder::new();
+    let _node = node(&folder, "127.41.5.1", &[]);
+    let words = ["ping", "--json", "-i", "10ms", "-I", "127.41.5.2", "127.41.5.1"];
+    let mut ping = start(&folder, &words);
+    ping.expect("\"sequence\":5");
+    ping.signal("-INT");
+    let done = ping.finish().exits(0);
+    let last = done.out.lines().last().expect("a line");
+    let summary: serde_json::Value = serde_json::from_str(last).expect("JSON");
+    assert_eq!(summary["type"], "summary");
+    assert!(summary["received"].as_u64() >= Some(5), "{summary}");
+}
+
+#[test]
+fn a_taken_port_is_explained() {
+    let folder = Folder::new();
+    let _other = TcpListener::bind("127.41.6.1:16385").expect("a free port");
+    let done = run(&folder, &["node", "--address", "127.41.6.1"]).exits(1);
+    done.complains(&["16385", "127.41.6.1"]);
+}
+
+#[test]
+fn several_nodes_need_a_choice_and_a_killed_one_does_not_count() {
+    let folder = Folder::new();
+    let first = node(&folder, "127.41.7.1", &[]);
+    let second = node(&folder, "127.41.7.2", &[]);
+    run(&folder, &["info"]).exits(1).complains(&["127.41.7.1.sock", "127.41.7.2.sock"]);
+    let path = socket(&folder, "127.41.7.2");
+    run(&folder, &["info", "-c", "--control", path.to_str().expect("a plain path")]).exits(0);
+    second.signal("-KILL");
+    assert_eq!(second.finish().code, None);
+    assert!(path.exists());
+    run(&folder, &["info", "-c"]).exits(0);
+    // A new node takes the abandoned socket over.
+    let _third = node(&folder, "127.41.7.2", &[]);
+    run(&folder, &["info", "-c", "--control", path.to_str().expect("a plain path")]).exits(0);
+    drop(first);
+}
+
+#[test]
+fn the_control_socket_has_a_version_and_refuses_what_it_does_not_know() {
+    let folder = Folder::new();
+    let _node = node(&folder, "127.41.8.1", &["--sysctl", "net.rds.max_unacked_packets=5"]);
+    let path = socket(&folder, "127.41.8.1");
+    let ask = |line: &str| control(&path, line);
+    assert_eq!(ask(r#"{"version":1,"command":"ping"}"#)["ok"], true);
+    let newer = ask(r#"{"version":2,"command":"ping"}"#);
+    assert_eq!((&newer["ok"], &newer["version"]), (&false.into(), &1.into()));
+    assert!(newer["error"].as_str().is_some_and(|text| text.contains("the node is older")));
+    for line in ["", "{}", "[]", r#"{"version":1}"#, r#"{"version":1,"command":"fly"}"#] {
+        assert_eq!(ask(line)["ok"], false, "{line}");
+    }
+    let name = "net.rds.max_unacked_packets";
+    let read = format!(r#"{{"version":1,"command":"sysctl","name":"{name}"}}"#);
+    assert_eq!(ask(&read)["result"]["value"], 5);
+    let change = format!(r#"{{"version":1,"command":"sysctl","name":"{name}","value":6}}"#);
+    assert_eq!(ask(&change)["result"]["value"], 6);
+    assert_eq!(ask(&read)["result"]["value"], 6);
+    let drop = r#"{"version":1,"command":"drop","peer":"127.41.8.2"}"#;
+    assert_eq!(ask(drop)["result"]["dropped"], 0);
+}
+
+#[test]
+fn a_bad_setting_is_named() {
+    let folder = Folder::new();
+    let words =
+        ["node", "--address", "127.41.9.1", "--sysctl", "net.rds.reconnect_max_delay_ms=-1"];
+    run(&folder, &words).exits(2).complains(&["net.rds.reconnect_max_delay_ms", "-1"]);
+}
+
+#[test]
+fn a_stream_goes_through_messages() {
+    let folder = Folder::new();
+    let data: Vec<u8> = (0..300_000u32).map(|i| (i * i >> 7) as u8).collect();
+    let input = folder.path().join("in");
+    let output = folder.path().join("out");
+    std::fs::write(&input, &data).expect("a file");
+    let (input, output) = (input.to_str().expect("a path"), output.to_str().expect("a path"));
+    let receiver = start(&folder, &["recv", "-s", "127.41.10.2:5000", "-f", output, "--once"]);
+    wait_for_listener("127.41.10.2:16385");
+    let words = ["send", "-s", "127.41.10.1:5000", "-d", "127.41.10.2:5000", "-m", "10k"];
+    run(&folder, &[&words[..], &["-f", input, "-l", "250000"]].concat()).exits(0);
+    receiver.finish().exits(0);
+    assert!(std::fs::read(output).expect("a file") == data[..250_000], "the stream differs");
+}
+
+/// The receiver prints nothing when it is ready, but its node listens. A connection that sends
+/// nothing is no peer and does no harm.
+fn wait_for_listener(address: &str) {
+    let start = Instant::now();
+    while std::net::TcpStream::connect(address).is_err() {
+        assert!(start.elapsed() < Duration::from_secs(20), "{address} does not listen");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    // The socket is bound right after the node began to listen.
+    std::thread::sleep(Duration::from_millis(200));
+}

@@ -1,0 +1,121 @@
+//! The load generator: against itself, and against a scripted original.
+
+use std::{
+    io::{Read, Write},
+    net::{TcpListener, TcpStream},
+    time::Duration,
+};
+
+use crate::support::{Folder, run, start};
+
+const HEADING: &str = "tsks   tx/s   rx/s  tx+rx K/s    mbi K/s    mbo K/s tx us/c   rtt us cpu %";
+
+#[test]
+fn two_sides_measure_each_other() {
+    let folder = Folder::new();
+    let mut passive = start(&folder, &["stress", "-r", "127.41.20.2", "-p", "4100"]);
+    passive.expect("waiting for incoming connection on 127.41.20.2:4100");
+    let words = ["stress", "-r", "127.41.20.1", "-s", "127.41.20.2", "-p", "4100"];
+    let more = ["-T", "2", "-t", "2", "-d", "4", "-q", "2k", "-v"];
+    let active = run(&folder, &[&words[..], &more].concat()).exits(0);
+    let lines: Vec<&str> = active.out.lines().collect();
+    assert_eq!(
+        lines[..4],
+        [
+            "connecting to 127.41.20.2:4100",
+            "negotiated options, tasks will start in 2 seconds",
+            "Starting up....",
+            HEADING,
+        ]
+    );
+    assert_eq!(lines.len(), 8, "{active:?}");
+    assert_eq!(lines[6], "-".repeat(45));
+    let average = lines[7].strip_suffix("  (average)").expect("the average");
+    for line in [lines[4], lines[5], average] {
+        let cells: Vec<f64> =
+            line.split_whitespace().map(|cell| cell.parse().expect("a number")).collect();
+        assert_eq!(cells.len(), 9, "{line}");
+        assert_eq!((cells[0], cells[8]), (2.0, -1.0), "{line}");
+        assert!(cells[1] > 0.0 && cells[2] > 0.0 && cells[7] > 0.0, "{line}");
+    }
+    let passive = passive.finish().exits(0);
+    assert!(passive.out.contains("accepted connection from 127.41.20.1:"), "{passive:?}");
+    assert!(passive.out.ends_with("  (average)\n"), "{passive:?}");
+}
+
+#[test]
+fn the_active_side_sends_the_old_block_and_one_byte() {
+    let folder = Folder::new();
+    let listener = TcpListener::bind("127.41.21.2:4200").expect("a free port");
+    let words = ["stress", "-r", "127.41.21.1", "-s", "127.41.21.2", "-p", "4200", "-o", "-z"];
+    let active = start(&folder, &[&words[..], &["-T", "1", "-d", "3", "-t", "2"]].concat());
+    let (mut stream, peer) = listener.accept().expect("a connection");
+    assert_eq!(peer.ip().to_string(), "127.41.21.1");
+    stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
+    let mut block = [0; 60];
+    stream.read_exact(&mut block).expect("a block and a byte");
+    let mut wanted = vec![0, 0, 0, 3, 0, 0, 4, 0, 0, 0, 0, 63, 0, 0, 0, 0];
+    wanted.extend([127, 41, 21, 2, 127, 41, 21, 1, 0x10, 0x68, 0, 2, 0, 0, 0, 1]);
+    wanted.extend([1, 0, 0, 0, 0, 0, 1, 0, 0, 1, 0, 0, 0xff, 1, 0]);
+    wanted.extend([0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0]);
+    assert_eq!(block[..59], wanted);
+    stream.write_all(&[0]).expect("the answer");
+    // Nobody answers the requests, so nothing is measured; the end still is an orderly one.
+    let mut rest = Vec::new();
+    stream.read_to_end(&mut rest).expect("the end of the run");
+    assert_eq!(rest, []);
+    let done = active.finish().exits(0);
+    assert_eq!(done.out.lines().count(), 1, "only the summary: {done:?}");
+}
+
+#[test]
+fn the_passive_side_obeys_both_blocks() {
+    let folder = Folder::new();
+    for (port, new) in [("4300", false), ("4301", true)] {
+        let mut passive = start(&folder, &["stress", "-r", "127.41.22.2", "-p", port]);
+        passive.expect("waiting for incoming connection");
+        let target = format!("127.41.22.2:{port}");
+        let mut stream = TcpStream::connect(&target).expect("a listener");
+        stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
+        let number: u16 = port.parse().expect("a port");
+        let mut block = Vec::new();
+        if new {
+            block.extend(b"2.0.7\0\0\0\0\0\0\0\0\0\0\0");
+        }
+        block.extend([0, 0, 0, 1, 0, 0, 4, 0, 0, 0, 0, 63, 0, 0, 0, 0]);
+        block.extend([127, 41, 22, 2, 127, 41, 22, 1]);
+        block.extend(number.to_be_bytes());
+        block.extend([0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 1, 0, 0, 0xff, 0, 0]);
+        block.extend([0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0]);
+        if new {
+            block.extend([4, 0]);
+        }
+        stream.write_all(&block).expect("the block is taken");
+        stream.write_all(&[0x5a]).expect("the start is taken");
+        let mut byte = [0xff];
+        stream.read_exact(&mut byte).expect("the passive side is ready");
+        passive.expect("negotiated options");
+        drop(stream);
+        let done = passive.finish().exits(0);
+        assert!(done.out.contains(HEADING), "{done:?}");
+    }
+}
+
+#[test]
+fn failures_of_a_run_are_explained() {
+    let folder = Folder::new();
+    let words = ["stress", "-r", "127.41.23.1", "-s", "127.41.23.2", "-p", "4400"];
+    let done = run(&folder, &words).exits(1);
+    done.complains(&["127.41.23.2:4400", "--connect-retries"]);
+    let listener = TcpListener::bind("127.41.23.2:4400").expect("a free port");
+    let done = run(&folder, &[&words[..], &["-D", "4096"]].concat()).exits(1);
+    done.complains(&["RDMA", "without -D"]);
+    drop(listener);
+
+    let mut passive = start(&folder, &["stress", "-r", "127.41.23.2", "-p", "4400"]);
+    passive.expect("waiting");
+    let mut stream = TcpStream::connect("127.41.23.2:4400").expect("a listener");
+    // A block that would need terabytes of buffers.
+    stream.write_all(&[0xff; 59]).expect("the block is taken");
+    passive.finish().exits(1).complains(&["out of bounds"]);
+}

@@ -1,0 +1,180 @@
+//! Processes that cannot outlive their test, and folders that disappear with it.
+
+use std::{
+    ffi::OsStr,
+    io::{BufRead, BufReader, Read, Write},
+    path::{Path, PathBuf},
+    process::{Child, ChildStdout, Command, ExitStatus, Stdio},
+    sync::atomic::{AtomicU32, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+/// Longest run of any command in a test.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// A folder that is removed at the end; it also is the place of control sockets.
+pub struct Folder(PathBuf);
+
+impl Folder {
+    pub fn new() -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("bowline-cli-{}-{number}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        std::fs::create_dir(&path).expect("a new folder");
+        Self(path)
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    pub fn write(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.0.join(name);
+        std::fs::write(&path, text).expect("a file");
+        path
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A finished command.
+#[derive(Debug)]
+pub struct Done {
+    pub code: Option<i32>,
+    pub out: String,
+    pub err: String,
+}
+
+impl Done {
+    /// Asserts the exit status, with everything printed in the message.
+    #[track_caller]
+    pub fn exits(self, code: i32) -> Self {
+        assert_eq!(self.code, Some(code), "{self:?}");
+        self
+    }
+
+    /// Asserts that standard error is one line that contains all of this.
+    #[track_caller]
+    pub fn complains(&self, parts: &[&str]) {
+        assert_eq!(self.err.lines().count(), 1, "{self:?}");
+        for part in parts {
+            assert!(self.err.contains(part), "no {part:?} in {self:?}");
+        }
+    }
+}
+
+/// A running command; it is killed when it is dropped.
+pub struct Running {
+    child: Child,
+    out: Option<BufReader<ChildStdout>>,
+    seen: String,
+    errors: Option<thread::JoinHandle<String>>,
+}
+
+/// Starts `bowline` with these words; control sockets go to `folder`.
+pub fn start(folder: &Folder, words: &[&str]) -> Running {
+    start_as(env!("CARGO_BIN_EXE_bowline").as_ref(), folder, words)
+}
+
+/// Starts another name of the program.
+pub fn start_as(program: &OsStr, folder: &Folder, words: &[&str]) -> Running {
+    let mut child = Command::new(program)
+        .args(words)
+        .env("XDG_RUNTIME_DIR", folder.path())
+        .env_remove("NOTIFY_SOCKET")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("bowline starts");
+    let out = child.stdout.take().map(BufReader::new);
+    let errors = child.stderr.take().map(|mut stream| {
+        thread::spawn(move || {
+            let mut text = String::new();
+            stream.read_to_string(&mut text).expect("text on standard error");
+            text
+        })
+    });
+    Running { child, out, seen: String::new(), errors }
+}
+
+/// Runs `bowline` to its end.
+pub fn run(folder: &Folder, words: &[&str]) -> Done {
+    start(folder, words).finish()
+}
+
+impl Running {
+    /// Reads lines until one contains `part`; the end of the output before it fails the test.
+    #[track_caller]
+    pub fn expect(&mut self, part: &str) -> &mut Self {
+        let Some(out) = &mut self.out else { panic!("nothing to read") };
+        loop {
+            let mut line = String::new();
+            if out.read_line(&mut line).expect("text") == 0 {
+                let errors = self.errors.take().map(thread::JoinHandle::join);
+                panic!("no {part:?} in {:?}, errors {errors:?}", self.seen);
+            }
+            self.seen.push_str(&line);
+            if line.contains(part) {
+                return self;
+            }
+        }
+    }
+
+    pub fn signal(&self, name: &str) {
+        let status = Command::new("kill").args([name, &self.child.id().to_string()]).status();
+        assert!(status.expect("kill runs").success());
+    }
+
+    /// Waits for the end; a command that does not end fails the test.
+    #[track_caller]
+    pub fn finish(mut self) -> Done {
+        let reader = self.out.take().map(|mut out| {
+            thread::spawn(move || {
+                let mut text = String::new();
+                out.read_to_string(&mut text).expect("text on standard output");
+                text
+            })
+        });
+        let status = self.wait();
+        let rest = reader.map(|reader| reader.join().expect("output was read"));
+        let err = self.errors.take().map(|errors| errors.join().expect("errors were read"));
+        let out = std::mem::take(&mut self.seen) + &rest.unwrap_or_default();
+        Done { code: status.code(), out, err: err.unwrap_or_default() }
+    }
+
+    #[track_caller]
+    fn wait(&mut self) -> ExitStatus {
+        let start = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().expect("a status") {
+                return status;
+            }
+            assert!(start.elapsed() < DEADLINE, "bowline did not end, said {:?}", self.seen);
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Sends one line to a control socket and returns the answer.
+pub fn control(path: &Path, line: &str) -> serde_json::Value {
+    let mut stream = std::os::unix::net::UnixStream::connect(path).expect("a control socket");
+    stream.set_read_timeout(Some(DEADLINE)).expect("a timeout");
+    writeln!(stream, "{line}").expect("a request");
+    let mut answer = String::new();
+    BufReader::new(stream).read_line(&mut answer).expect("an answer");
+    serde_json::from_str(&answer).expect("JSON")
+}

@@ -1,0 +1,122 @@
+//! What needs no peer: usage, configuration, pages.
+
+use crate::support::{Folder, run, start_as};
+
+#[test]
+fn a_wrong_command_line_is_one_line_that_says_where_to_look() {
+    let folder = Folder::new();
+    for (words, code, parts) in [
+        (&["ping"][..], 2, &["<REMOTE>", "bowline ping --help"][..]),
+        (&["ping", "-i", "soon", "127.0.0.1"], 2, &["soon", "20ms"]),
+        (&["ping", "--never", "127.0.0.1"], 2, &["--never", "bowline ping --help"]),
+        (&["ping", "-Q", "256", "127.0.0.1"], 2, &["256"]),
+        (&["ping", "-I", "127.0.0.1", "::1"], 2, &["family"]),
+        // As rds-info does.
+        (&["info", "-x"], 1, &["-x", "bowline info --help"]),
+        (&["stress", "-q", "10"], 2, &["-q 10", "63"]),
+        (&["stress", "-t", "0"], 2, &["-t"]),
+        (&["node", "--paths", "3"], 2, &["paths must be 8 or 1"]),
+        (&["node", "--echo", "4000"], 2, &["--address"]),
+        (&["node", "--sysctl", "ping_enable"], 2, &["NAME=VALUE"]),
+        (&["quickstart", "--local", "127.0.0.1"], 2, &["--remote"]),
+        (&["send", "-s", "nowhere", "-d", "127.0.0.1:1"], 2, &["nowhere", "ADDRESS:PORT"]),
+        (&["dance"], 2, &["dance", "bowline --help"]),
+    ] {
+        let done = run(&folder, words).exits(code);
+        assert_eq!(done.out, "", "{words:?}");
+        done.complains(parts);
+    }
+}
+
+#[test]
+fn help_and_version_are_answers_and_not_mistakes() {
+    let folder = Folder::new();
+    let help = run(&folder, &["--help"]).exits(0).out;
+    for word in ["quickstart", "node", "info", "ping", "stress", "bench", "sim", "send", "recv"] {
+        assert!(help.contains(&format!("\n  {word} ")), "{word} in {help}");
+    }
+    assert!(!help.contains("quickstart-peer"), "{help}");
+    let version = run(&folder, &["--version"]).exits(0).out;
+    assert_eq!(version, format!("bowline {}\n", env!("CARGO_PKG_VERSION")));
+    assert!(run(&folder, &["stress", "--help"]).exits(0).out.contains("--use-cong-monitor"));
+    assert_eq!(run(&folder, &[]).exits(2).out, "");
+}
+
+#[test]
+fn a_bad_configuration_names_the_file_and_the_line() {
+    let folder = Folder::new();
+    let path = folder.write("bad.toml", "# mine\naddress = [\"127.41.0.1\"]\nadress = []\n");
+    let path = path.to_str().expect("a plain path");
+    run(&folder, &["node", "--config", path]).exits(2).complains(&[
+        "bad.toml:3:",
+        "adress",
+        "--example-config",
+    ]);
+    let path = folder.write("type.toml", "paths = \"many\"\n");
+    let path = path.to_str().expect("a plain path");
+    run(&folder, &["node", "--config", path]).exits(2).complains(&["type.toml:1:"]);
+    run(&folder, &["node", "--config", "/nonexistent/x.toml"])
+        .exits(2)
+        .complains(&["/nonexistent/x.toml"]);
+}
+
+#[test]
+fn the_example_configuration_is_accepted_up_to_its_address() {
+    let folder = Folder::new();
+    let text = run(&folder, &["node", "--example-config"]).exits(0).out;
+    assert!(text.contains("address = [\"127.0.0.1\"]"));
+    // TEST-NET-1 is nobody's, so the node gets as far as its listener.
+    let path = folder.write("node.toml", &text.replace("127.0.0.1\"]", "192.0.2.77\"]"));
+    let path = path.to_str().expect("a plain path");
+    run(&folder, &["node", "--config", path]).exits(1).complains(&["192.0.2.77"]);
+}
+
+#[test]
+fn without_a_node_info_says_how_to_start_one() {
+    let folder = Folder::new();
+    run(&folder, &["info"]).exits(1).complains(&["bowline node", "--control"]);
+    run(&folder, &["info", "--control", "/nonexistent.sock"])
+        .exits(1)
+        .complains(&["/nonexistent.sock"]);
+}
+
+#[test]
+fn names_of_the_original_tools_work() {
+    let folder = Folder::new();
+    let alias = folder.path().join("rds-info");
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_bowline"), &alias).expect("a link");
+    start_as(alias.as_ref(), &folder, &["-x"]).finish().exits(1).complains(&["-x"]);
+}
+
+#[test]
+fn pages_and_completions_cover_the_words() {
+    let folder = Folder::new();
+    let dir = folder.path().join("man");
+    run(&folder, &["man", dir.to_str().expect("a plain path")]).exits(0);
+    let mut pages: Vec<String> = std::fs::read_dir(&dir)
+        .expect("a folder")
+        .map(|entry| entry.expect("a page").file_name().to_string_lossy().into_owned())
+        .collect();
+    pages.sort();
+    assert_eq!(
+        pages,
+        [
+            "bowline-bench.1",
+            "bowline-info.1",
+            "bowline-node.1",
+            "bowline-ping.1",
+            "bowline-quickstart.1",
+            "bowline-recv.1",
+            "bowline-send.1",
+            "bowline-sim.1",
+            "bowline-stress.1",
+            "bowline.1",
+        ]
+    );
+    let page = std::fs::read_to_string(dir.join("bowline-ping.1")).expect("a page");
+    assert!(page.contains(".TH bowline-ping 1"), "{page}");
+    for shell in ["bash", "zsh", "fish"] {
+        let script = run(&folder, &["completions", shell]).exits(0).out;
+        assert!(script.contains("quickstart"), "{shell}");
+    }
+}
