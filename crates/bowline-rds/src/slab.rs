@@ -57,6 +57,10 @@ impl<T> Slab<T> {
         Some(value)
     }
 
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.slots.iter_mut().filter_map(|slot| slot.value.as_mut())
+    }
+
     pub(crate) fn iter(&self) -> impl Iterator<Item = ((u32, u32), &T)> {
         self.slots.iter().enumerate().filter_map(|(i, slot)| {
             slot.value.as_ref().map(|value| ((i as u32, slot.generation), value))

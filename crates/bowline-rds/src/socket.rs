@@ -92,7 +92,7 @@ pub(crate) struct RecvMsg {
     pub(crate) rdma_dest: Option<u64>,
     pub(crate) queued_at: Option<Instant>,
     /// First byte of header seen, header complete, queued.
-    pub(crate) trace: Option<[Instant; 3]>,
+    pub(crate) trace: Option<Box<[Instant; 3]>>,
 }
 
 /// Receive path latency request.
@@ -108,6 +108,15 @@ pub struct LatencyTrace {
 pub(crate) mod want {
     pub(crate) const READ: u8 = 1;
     pub(crate) const WRITE: u8 = 2;
+}
+
+/// A destination that has passed the checks of a name, and is not local.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Route {
+    /// As the user gave it; `None` for the connected destination.
+    pub(crate) name: Option<SocketAddr>,
+    pub(crate) to: Endpoint,
+    pub(crate) conn: ConnId,
 }
 
 /// One socket.
@@ -137,8 +146,8 @@ pub(crate) struct Sock {
     pub(crate) zerocopy: bool,
     pub(crate) recverr: bool,
     pub(crate) completions: VecDeque<Vec<u32>>,
-    /// Last destination and its connection.
-    pub(crate) route: Option<(Ipv6Addr, u32, ConnId)>,
+    /// Last remote destination.
+    pub(crate) route: Option<Route>,
     pub(crate) hash_init: u32,
     pub(crate) inode: u64,
 }

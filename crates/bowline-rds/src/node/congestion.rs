@@ -6,6 +6,7 @@ use super::Node;
 use crate::api::Output;
 use crate::ids::{ConnId, LinkId, SocketId};
 use crate::socket::{RecvMsg, want};
+use crate::time::Instant;
 
 /// What a waiting message counts besides its payload, towards the limits.
 const MESSAGE_OVERHEAD: usize = 128;
@@ -16,9 +17,14 @@ fn held_bytes(msg: &RecvMsg) -> usize {
 }
 
 impl Node {
-    /// Queues a complete message on a socket.
+    /// Queues a complete message on a socket; `seen` is when its first byte and its last came.
     #[inline]
-    pub(super) fn queue_on_socket(&mut self, id: SocketId, mut msg: RecvMsg) {
+    pub(super) fn queue_on_socket(
+        &mut self,
+        id: SocketId,
+        mut msg: RecvMsg,
+        seen: (Instant, Instant),
+    ) {
         let Some(sock) = self.sockets.get_mut(id.0) else {
             self.stats.recv_drop_dead_sock += 1;
             return;
@@ -29,10 +35,8 @@ impl Node {
         if sock.timestamp {
             msg.queued_at = Some(self.now);
         }
-        if sock.latency.is_none() {
-            msg.trace = None;
-        } else if let Some(trace) = &mut msg.trace {
-            trace[2] = self.now;
+        if sock.latency.is_some() {
+            msg.trace = Some(Box::new([seen.0, seen.1, self.now]));
         }
         self.recv_held += held_bytes(&msg);
         if let Some(conn) = msg.conn.and_then(|id| self.conns.get_mut(id.0)) {

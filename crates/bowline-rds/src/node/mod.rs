@@ -153,7 +153,10 @@ impl Node {
     /// Makes an address bindable: it belongs to this host.
     pub fn add_local(&mut self, addr: IpAddr) {
         let home = self.home(mapped(addr), 0);
-        self.homes[home].present = true;
+        if !self.homes[home].present {
+            self.homes[home].present = true;
+            self.sockets.iter_mut().for_each(|sock| sock.route = None);
+        }
     }
 
     /// Takes an address away. Sockets bound to it stay bound; connections break by

@@ -18,6 +18,10 @@ use crate::time::Instant;
 
 /// Bytes handed over but not parsed at which reading pauses.
 const BACKLOG_MAX: usize = 4;
+/// Messages, and bytes, that are queued for a waiting reader before parsing stops: enough to pay
+/// for coming back, few enough not to congest the socket.
+const UNTIL_MESSAGES: usize = 32;
+const UNTIL_BYTES: usize = 64 << 10;
 /// An acknowledgement nobody asked for waits so long for something to go with.
 const ACK_DELAY: Duration = Duration::from_millis(10);
 /// Frames processed, in bytes, that are acknowledged at once when the sender asked.
@@ -189,7 +193,7 @@ impl Node {
                 };
                 let receiver = self.frame(id, &header, rope, seen);
                 *budget = budget.saturating_sub(1);
-                let satisfied = until.is_some() && receiver == until;
+                let satisfied = until.is_some() && receiver == until && self.has_plenty(until);
                 if satisfied || *budget == 0 {
                     let Some(link) = self.links.get_mut(id.0) else { return Stop::Drained };
                     if at < buf.bytes().len() {
@@ -207,6 +211,13 @@ impl Node {
         }
     }
 
+    /// Tells whether parsing on would queue more than a reader soon takes.
+    fn has_plenty(&self, id: Option<SocketId>) -> bool {
+        id.and_then(|id| self.sockets.get(id.0)).is_none_or(|s| {
+            s.queue.len() >= UNTIL_MESSAGES || s.rcv_bytes >= (s.rcvbuf / 4).min(UNTIL_BYTES)
+        })
+    }
+
     /// Takes one complete frame [spec section 6.1]; returns the socket it was queued on.
     #[inline]
     fn frame(
@@ -218,6 +229,10 @@ impl Node {
     ) -> Option<SocketId> {
         let link = self.links.get_mut(id.0)?;
         link.rx.messages += 1;
+        if link.rx.messages == 1 && !self.is_greeting(header) {
+            self.not_greeted(id);
+        }
+        let link = self.links.get_mut(id.0)?;
         let conn_id = link.conn;
         let path = link.path;
         if link.shy || !link.confirmed {
@@ -229,16 +244,17 @@ impl Node {
                 self.signal_transmit(id);
             }
         }
-        let conn = self.conns.get_mut(conn_id.0)?;
-        conn.proven = true;
         if header.is_map() {
+            self.conns.get_mut(conn_id.0)?.proven = true;
             self.map_frame(id, header, &rope);
             return None;
         }
         if header.sport.min(header.dport) == 0 && self.is_greeting(header) {
+            self.conns.get_mut(conn_id.0)?.proven = true;
             return self.greeting(id, header);
         }
         let conn = self.conns.get_mut(conn_id.0)?;
+        conn.proven = true;
         if conn.peer.is_bowline() {
             if header.sequence == 0 && header.len == 0 && header.sport == 0 && header.dport == 0 {
                 self.stats.acks_received += 1;
@@ -424,9 +440,9 @@ impl Node {
             conn: Some(link.conn),
             rdma_dest,
             queued_at: None,
-            trace: Some([seen, self.now, self.now]),
+            trace: None,
         };
-        self.queue_on_socket(socket, msg);
+        self.queue_on_socket(socket, msg, (seen, self.now));
         Some(socket)
     }
 }

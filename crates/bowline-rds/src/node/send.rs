@@ -2,6 +2,7 @@
 //! Spec: `docs/spec/rds.md`, sections 5 and 6.6.
 
 use std::io::IoSlice;
+use std::net::SocketAddr;
 
 use bowline_wire::rds::{Flags, Header};
 
@@ -14,7 +15,7 @@ use crate::error::Error;
 use crate::ids::{ConnId, SocketId};
 use crate::path::{PathState, TxMsg, UNPLANNED, mark};
 use crate::rxbuf::Rope;
-use crate::socket::{Bound, Endpoint, RecvMsg, Transport, want};
+use crate::socket::{Bound, Endpoint, RecvMsg, Route, Sock, Transport, want};
 use crate::time::Instant;
 
 /// Most cookies in one completion record.
@@ -33,11 +34,22 @@ impl Node {
     /// [`Interest::WRITE`](crate::Interest::WRITE) and tries again.
     pub fn send(&mut self, now: Instant, id: SocketId, msg: &SendMsg<'_>) -> Result<Sent, Error> {
         self.now = now;
+        let sock = self.sockets.get(id.0).ok_or(Error::BadSocket)?;
+        let len: usize = msg.payload.iter().map(|s| s.len()).sum();
+        if let Some(route) = sock.route
+            && route.name == msg.name
+            && let Some(bound) = sock.bound
+            && msg.control.is_empty()
+            && !msg.zerocopy
+            && self.conns.get(route.conn.0).is_some()
+        {
+            self.check_len(sock, len)?;
+            return self.send_remote(id, bound, route.to, route.conn, msg, len, None);
+        }
         let named = match msg.name {
             Some(name) => Some(checked_endpoint(name).ok_or(Error::BadAddress)?),
             None => None,
         };
-        let sock = self.sockets.get(id.0).ok_or(Error::BadSocket)?;
         let mut to = named.or(sock.dest).ok_or(Error::NotConnected)?;
         let bound = sock.bound.ok_or(Error::NotConnected)?;
         // Also for connected destinations, unlike the kernel.
@@ -50,20 +62,21 @@ impl Node {
             }
             to.scope = to.scope.max(bound.at.scope);
         }
-        let len: usize = msg.payload.iter().map(|s| s.len()).sum();
+        self.check_len(sock, len)?;
+        let cookie = self.check_control(id, msg, bound.transport, len)?;
+        if bound.transport == Transport::Loopback || self.is_local_v6(to.addr) {
+            return self.send_local(id, bound, to, msg, len, cookie);
+        }
+        let conn = self.route(id, bound, to, msg.name)?;
+        self.send_remote(id, bound, to, conn, msg, len, cookie)
+    }
+
+    fn check_len(&self, sock: &Sock, len: usize) -> Result<(), Error> {
         let limit = (self.config.max_message as usize).min(sock.sndbuf);
         if len > limit {
             return Err(Error::MessageTooLong { len, limit });
         }
-        let cookie = self.check_control(id, msg, bound.transport, len)?;
-        let local = bound.transport == Transport::Loopback || self.is_local_v6(to.addr);
-        let sent = if local {
-            self.send_local(id, bound, to, msg, len, cookie)
-        } else {
-            self.send_remote(id, bound, to, msg, len, cookie)
-        }?;
-        self.stats.copy_from_user += len as u64;
-        Ok(sent)
+        Ok(())
     }
 
     /// Rows 13 to 16 and 20 to 21 of the order of checks.
@@ -74,9 +87,6 @@ impl Node {
         transport: Transport,
         len: usize,
     ) -> Result<Option<u32>, Error> {
-        if msg.control.is_empty() && !msg.zerocopy {
-            return Ok(None);
-        }
         let enabled = self.sock(id)?.zerocopy;
         if msg.zerocopy && enabled && transport != Transport::Tcp {
             return Err(Error::NotSupported);
@@ -153,11 +163,11 @@ impl Node {
         id: SocketId,
         bound: Bound,
         to: Endpoint,
+        conn_id: ConnId,
         msg: &SendMsg<'_>,
         len: usize,
         cookie: Option<u32>,
     ) -> Result<Sent, Error> {
-        let conn_id = self.route(id, bound, to)?;
         let conn = self.conns.get(conn_id.0).ok_or(Error::TooManyPeers)?;
         if len > MAX_MESSAGE_KERNEL as usize {
             match conn.peer {
@@ -245,6 +255,7 @@ impl Node {
             sock.snd_bytes += len;
             sock.snd_msgs += 1;
         }
+        self.stats.copy_from_user += len as u64;
         let (link, queued_bytes) = match path.link {
             Some(link) if path.state == PathState::Up => {
                 let waiting = path.unplanned_bytes();
@@ -257,15 +268,13 @@ impl Node {
     }
 
     /// Finds or makes the connection to a destination.
-    fn route(&mut self, id: SocketId, bound: Bound, to: Endpoint) -> Result<ConnId, Error> {
-        if let Some(sock) = self.sockets.get(id.0)
-            && let Some((addr, scope, conn)) = sock.route
-            && addr == to.addr
-            && scope == to.scope
-            && self.conns.get(conn.0).is_some()
-        {
-            return Ok(conn);
-        }
+    fn route(
+        &mut self,
+        id: SocketId,
+        bound: Bound,
+        to: Endpoint,
+        name: Option<SocketAddr>,
+    ) -> Result<ConnId, Error> {
         let conn = match self.conn_index.get(&(bound.at.addr, to.addr, to.scope)) {
             Some(conn) => *conn,
             None => {
@@ -276,7 +285,7 @@ impl Node {
             }
         };
         if let Some(sock) = self.sockets.get_mut(id.0) {
-            sock.route = Some((to.addr, to.scope, conn));
+            sock.route = Some(Route { name, to, conn });
         }
         Ok(conn)
     }
@@ -296,9 +305,11 @@ impl Node {
         let congested = home.is_some_and(|h| self.homes[h].map.is_set(to.port));
         self.admit(id, congested, to.port, msg.blocking)?;
         self.stats.send_queued += 1;
+        self.stats.copy_from_user += len as u64;
         if let Some(cookie) = cookie {
             self.complete(id, cookie);
         }
+        let never = (Instant::default(), Instant::default());
         if to.port == 0 {
             if self.config.sysctl.ping_enable {
                 self.stats.recv_ping += 1;
@@ -307,6 +318,7 @@ impl Node {
                 self.queue_on_socket(
                     id,
                     local_message(Endpoint { port: 0, ..to }, Rope::default()),
+                    never,
                 );
             }
             return Ok(Sent { len, link: None, queued_bytes: 0 });
@@ -315,7 +327,7 @@ impl Node {
             None => self.stats.recv_drop_no_sock += 1,
             Some(receiver) => {
                 let data = Rope::from_vec(gather(msg.payload, len));
-                self.queue_on_socket(receiver, local_message(bound.at, data));
+                self.queue_on_socket(receiver, local_message(bound.at, data), never);
             }
         }
         Ok(Sent { len, link: None, queued_bytes: 0 })
@@ -398,6 +410,6 @@ fn local_message(from: Endpoint, data: Rope) -> RecvMsg {
         conn: None,
         rdma_dest: None,
         queued_at: None,
-        trace: Some([Instant::default(); 3]),
+        trace: None,
     }
 }

@@ -156,6 +156,7 @@ impl Node {
             return Err(Error::ScopeMismatch);
         }
         sock.dest = Some(to);
+        sock.route = None;
         Ok(())
     }
 
