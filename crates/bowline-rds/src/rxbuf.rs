@@ -37,9 +37,9 @@ pub struct RxBuf {
 enum Share {
     /// Every piece.
     All,
-    /// Messages that lie in it from their beginning. A message that comes in many small reads
-    /// would pin a buffer for each.
-    Beginnings,
+    /// The first two pieces of a message. One that comes in many small reads would pin a buffer
+    /// for each.
+    Two,
     Nothing,
 }
 
@@ -136,14 +136,14 @@ impl RxPool {
             Some(buf) => buf,
             None if slots.slots.len() < POOL_MAX => Arc::new(Vec::with_capacity(size)),
             // Slow readers hold them all: no more memory than the bytes are worth.
-            None => return RxBuf { buf: Arc::new(bytes.to_vec()), share: Share::Beginnings },
+            None => return RxBuf { buf: Arc::new(bytes.to_vec()), share: Share::Two },
         };
         match Arc::get_mut(&mut buf) {
             Some(vec) => vec.extend_from_slice(bytes),
             None => buf = Arc::new(bytes.to_vec()),
         }
         slots.slots.push(Arc::clone(&buf));
-        RxBuf { buf, share: Share::Beginnings }
+        RxBuf { buf, share: Share::Two }
     }
 
     /// Takes back a buffer that was not used.
@@ -245,7 +245,7 @@ impl Rope {
         if len == 0 {
             return 0;
         }
-        if from.share == Share::All || from.share == Share::Beginnings && self.first.is_none() {
+        if from.share == Share::All || from.share == Share::Two && self.second.is_none() {
             // A read buffer is RX_BUF_LEN long, far below 4 GiB.
             self.push_piece(Piece {
                 buf: Arc::clone(&from.buf),

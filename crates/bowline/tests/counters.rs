@@ -85,21 +85,33 @@ fn stream(pair: &Pair, size: usize, count: u64) -> Cost {
     }
 }
 
+/// The background thread looks at intervals, each look one wait, whatever the rate of messages:
+/// on a slow machine there are more looks, not more per message.
+fn data_path_calls(stats: DriverStats) -> u64 {
+    stats.syscalls() - stats.helper_turns.min(stats.waits)
+}
+
 fn check(what: &str, per: f64, bound: f64) {
     println!("{what}: {per:.4}, at most {bound}");
     assert!(per <= bound, "{what}: {per} is above {bound}");
 }
 
-fn check_stream(size: usize, count: u64, calls: f64, test: u16) {
+/// `slack` allocations are allowed for pools that grow when the two sides drift apart; nothing may
+/// grow with the number of messages.
+fn check_stream(size: usize, count: u64, calls: f64, slack: f64, test: u16) {
     let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
     let pair = Pair::with(test, |b| b.paths(1).poll(PollMode::Sleep));
     let cost = stream(&pair, size, count);
     let n = count as f64;
     println!("sender {:?}\nreceiver {:?}", cost.sender, cost.receiver);
-    check("system calls per message, sender", cost.sender.syscalls() as f64 / n, calls);
-    check("system calls per message, receiver", cost.receiver.syscalls() as f64 / n, calls);
-    // A few buffers may be added when the two sides drift apart; nothing grows with the messages.
-    check("allocations per message", cost.allocations as f64 / n, 0.002);
+    for (side, stats) in [("sender", cost.sender), ("receiver", cost.receiver)] {
+        check(
+            &format!("system calls per message, {side}"),
+            data_path_calls(stats) as f64 / n,
+            calls,
+        );
+    }
+    check("allocations per message", cost.allocations as f64 / n, slack / n);
     let bytes = n * size as f64;
     check("copies per byte, sender", cost.sender.bytes_copied_in as f64 / bytes, 1.3);
     let copied: u64 = pair
@@ -115,12 +127,12 @@ fn check_stream(size: usize, count: u64, calls: f64, test: u16) {
 
 #[test]
 fn streaming_64_bytes_costs_next_to_nothing() {
-    check_stream(64, 400_000, 0.01, 600);
+    check_stream(64, 1_000_000, 0.01, 1000.0, 600);
 }
 
 #[test]
 fn streaming_8_kib_shares_system_calls() {
-    check_stream(8192, 20_000, 0.25, 601);
+    check_stream(8192, 100_000, 0.25, 1000.0, 601);
 }
 
 #[test]
@@ -159,9 +171,7 @@ fn a_sleeping_round_trip_takes_four_system_calls_and_no_other_thread() {
         [("left", pair.left.driver_stats() - left), ("right", pair.right.driver_stats() - right)]
     {
         println!("{side} {stats:?}");
-        // The background thread looks once a millisecond, whatever the rate: not per round trip.
-        let calls = (stats.syscalls() - stats.helper_turns.min(stats.waits)) as f64;
-        check("system calls per round trip", calls / n, 4.0);
+        check("system calls per round trip", data_path_calls(stats) as f64 / n, 4.0);
         check("thread hand-overs per round trip", stats.hand_overs as f64 / n, 0.005);
     }
     check("allocations per message", allocations as f64 / (2.0 * n), 0.005);
