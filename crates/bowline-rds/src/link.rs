@@ -38,9 +38,14 @@ pub(crate) enum LinkState {
 /// numbered, and no message goes out before both are through.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Hello {
+    /// The link begins with a greeting, whoever the peer is.
+    pub(crate) due: bool,
+    /// The peer is a bowline node: messages wait until both have greeted.
     pub(crate) needed: bool,
     pub(crate) sent: bool,
     pub(crate) got: bool,
+    /// Something other than a map has come.
+    pub(crate) spoken: bool,
 }
 
 impl Hello {

@@ -82,6 +82,8 @@ impl Node {
         conn.peer = Peer::Bowline { max_message: b.max_message };
         conn.dedup = None;
         if let Some(link) = self.links.get_mut(id.0) {
+            link.hello.due = true;
+            link.hello.needed = true;
             link.hello.got = true;
         }
         if header.sequence == 0 {
@@ -90,6 +92,22 @@ impl Node {
         if first {
             // Senders of long messages wait for this.
             self.wake_refused();
+        }
+    }
+
+    /// What came first on a link, maps apart, is no greeting of a bowline node: the peer is a
+    /// kernel.
+    pub(super) fn not_greeted(&mut self, id: LinkId) {
+        let Some(link) = self.links.get(id.0) else { return };
+        let (conn_id, placed) = (link.conn, link.path.is_some());
+        let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
+        if conn.peer.is_bowline() {
+            conn.peer_generation = 0;
+            self.peer_restarted(conn_id, id);
+        }
+        self.peer_is_kernel(conn_id);
+        if !placed {
+            self.place_extra(id);
         }
     }
 

@@ -23,10 +23,11 @@ const SHY_TIME: Duration = Duration::from_millis(200);
 const PLACE_TIME: Duration = Duration::from_secs(2);
 /// How long an accepted connection may stay without a path.
 const EXTRA_TIME: Duration = Duration::from_secs(35);
-/// A peer that answers no probe for so long is taken for a kernel.
-const UNKNOWN_TIME: Duration = Duration::from_secs(1);
-/// A bowline peer that does not greet for so long is not one any more.
+/// A bowline peer that sends a map and then no greeting for so long is not one any more.
 const HELLO_TIME: Duration = Duration::from_secs(3);
+/// A peer from which nothing at all comes for so long is taken for a kernel; most show themselves
+/// with their first frame.
+const UNKNOWN_TIME: Duration = Duration::from_secs(30);
 
 impl Node {
     /// Takes an accepted TCP connection. `None`: close it with a reset.
@@ -212,7 +213,11 @@ impl Node {
         }
         link.path = Some(index);
         link.state = LinkState::Serving;
+        // The dialling side greets at once, the other when it knows whom it talks to, so that a
+        // stream that does not begin with a greeting tells a kernel [R-2010].
+        link.hello.due = self.config.end_to_end && link.role == Role::Dial;
         if conn.peer.is_bowline() {
+            link.hello.due = true;
             link.hello.needed = true;
             self.timers.insert((self.now + HELLO_TIME, Timer::Hello(id)));
         }
@@ -371,12 +376,27 @@ impl Node {
         self.signal_map(conn_id);
     }
 
+    /// A bowline peer should have greeted by now. One that has sent nothing at all may only be
+    /// slow.
+    pub(super) fn hello_overdue(&mut self, id: LinkId) {
+        let Some(link) = self.link(id).filter(|l| l.hello.pending()) else { return };
+        if link.rx.messages > 0 {
+            self.not_greeted(id);
+        } else {
+            self.arm(self.now + HELLO_TIME, Timer::Hello(id));
+        }
+    }
+
     /// A connection that waits for a path takes another one that is free.
     pub(super) fn place_extra(&mut self, id: LinkId) {
         let Some(link) = self.link(id).filter(|l| l.state == LinkState::Extra) else { return };
-        let Some(conn) = self.conns.get(link.conn.0).filter(|c| !c.peer.is_bowline()) else {
+        let Some(conn) = self.conns.get(link.conn.0) else { return };
+        if conn.peer.is_bowline() {
+            if link.rx.messages > 0 {
+                self.not_greeted(id); // places it
+            }
             return;
-        };
+        }
         let down =
             |i: &u8| conn.paths.get(usize::from(*i)).is_none_or(|p| p.state == PathState::Down);
         if let Some(free) = (0..conn.npaths.max(1)).find(down) {

@@ -229,8 +229,11 @@ impl Node {
     ) -> Option<SocketId> {
         let link = self.links.get_mut(id.0)?;
         link.rx.messages += 1;
-        if link.rx.messages == 1 && !self.is_greeting(header) {
-            self.not_greeted(id);
+        if !link.hello.spoken && !header.is_map() {
+            link.hello.spoken = true;
+            if !self.is_greeting(header) {
+                self.not_greeted(id);
+            }
         }
         let link = self.links.get_mut(id.0)?;
         let conn_id = link.conn;

@@ -3,7 +3,6 @@
 use super::Node;
 use crate::conn::Peer;
 use crate::ids::{ConnId, LinkId};
-use crate::link::LinkState;
 use crate::time::Instant;
 
 /// What is due. A timer that is no longer wanted finds its object changed and does nothing.
@@ -23,9 +22,9 @@ pub(super) enum Timer {
     Place(LinkId),
     /// A connection that never got a path.
     Extra(LinkId),
-    /// The peer of a greeting did not answer: it is no bowline node any more.
+    /// A bowline peer has not greeted.
     Hello(LinkId),
-    /// A peer that answers no probe is taken for a kernel with pings off.
+    /// A peer that says nothing is taken for a kernel with pings off.
     Unknown(ConnId),
 }
 
@@ -70,16 +69,6 @@ impl Node {
         link.rx.ack_timer = false;
         if link.rx.ack_owed > 0 {
             link.rx.ack_now = true;
-            self.signal_transmit(id);
-        }
-    }
-
-    fn hello_overdue(&mut self, id: LinkId) {
-        let Some(link) = self.link_mut(id) else { return };
-        if link.state == LinkState::Serving && link.hello.pending() {
-            link.hello.needed = false;
-            let conn = link.conn;
-            self.peer_is_kernel(conn);
             self.signal_transmit(id);
         }
     }

@@ -111,19 +111,6 @@ impl Node {
         if link.tx.plan_bytes >= max {
             return;
         }
-        if link.hello.needed && !link.hello.sent {
-            link.hello.sent = true;
-            let expected = conn.paths.get(usize::from(index)).map_or(0, |p| p.rx_expected);
-            let probe = Header {
-                ack: expected.saturating_sub(1),
-                sport: bowline_wire::rds::PROBE_PORT,
-                ext: super::handshake::extensions(&self.config, index),
-                ..Header::default()
-            };
-            self.stats.send_pong += 1;
-            link.push_inline(&mut self.pool, &probe.to_bytes());
-            link.ack_sent();
-        }
         if is_map_link {
             conn.map_due = false;
             // A bowline peer reads the version in h_ack; a kernel ignores it.
@@ -134,6 +121,21 @@ impl Node {
             bytes.extend_from_slice(&header.to_bytes());
             self.homes[conn.home].map.emit(&mut bytes);
             link.push_inline(&mut self.pool, &bytes);
+        }
+        if link.hello.due && !link.hello.sent {
+            link.hello.sent = true;
+            let expected = conn.paths.get(usize::from(index)).map_or(0, |p| p.rx_expected);
+            let probe = Header {
+                ack: expected.saturating_sub(1),
+                sport: bowline_wire::rds::PROBE_PORT,
+                // A kernel drops what is flagged and old, and keeps its expectations.
+                flags: if conn.peer.is_bowline() { Flags::NONE } else { Flags::RETRANSMITTED },
+                ext: super::handshake::extensions(&self.config, index),
+                ..Header::default()
+            };
+            self.stats.send_pong += 1;
+            link.push_inline(&mut self.pool, &probe.to_bytes());
+            link.ack_sent();
         }
         let Some(path) = conn.paths.get_mut(usize::from(index)) else { return };
         let gated = conn.gate.as_ref().is_some_and(|g| index >= g.first);
