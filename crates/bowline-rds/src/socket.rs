@@ -134,6 +134,8 @@ pub(crate) struct Sock {
     /// This socket's port is marked in its address's map.
     pub(crate) congested: bool,
     pub(crate) interest: u8,
+    /// In the node's list of sockets to wake at the next map.
+    pub(crate) cong_waiting: bool,
     /// A send was refused because of congestion since the last poll.
     pub(crate) seen_congestion: bool,
     pub(crate) monitor: bool,

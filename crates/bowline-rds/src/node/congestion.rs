@@ -44,14 +44,8 @@ impl Node {
         }
         sock.queue.push_back(msg);
         sock.rcv_bytes += len;
-        let congested = !sock.congested && sock.rcv_bytes > sock.rcvbuf;
         let waits = sock.interest & want::READ != 0;
-        if congested {
-            sock.congested = true;
-            if let Some(bound) = sock.bound {
-                self.set_congested(bound.home, bound.at.port, true);
-            }
-        }
+        self.judge_congestion(id, len);
         if waits {
             self.wake(id, want::READ);
         }
@@ -65,11 +59,25 @@ impl Node {
         self.stats.recv_bytes_freed_fromsock += len as u64;
         let Some(sock) = self.sockets.get_mut(id.0) else { return };
         sock.rcv_bytes -= len;
-        if sock.congested && len > 0 && sock.rcv_bytes < sock.rcvbuf / 2 {
-            sock.congested = false;
-            if let Some(bound) = sock.bound {
-                self.set_congested(bound.home, bound.at.port, false);
-            }
+        self.judge_congestion(id, len);
+    }
+
+    /// Marks or unmarks a socket after its queue changed by `by` bytes, [R-612]; a change
+    /// by none says nothing.
+    #[inline]
+    fn judge_congestion(&mut self, id: SocketId, by: usize) {
+        let Some(sock) = self.sockets.get_mut(id.0) else { return };
+        let on = if sock.congested {
+            sock.rcv_bytes >= sock.rcvbuf / 2
+        } else {
+            sock.rcv_bytes > sock.rcvbuf
+        };
+        if by == 0 || on == sock.congested {
+            return;
+        }
+        sock.congested = on;
+        if let Some(bound) = sock.bound {
+            self.set_congested(bound.home, bound.at.port, on);
         }
     }
 
@@ -144,12 +152,20 @@ impl Node {
         self.congestion_changed(freed);
     }
 
+    /// Wakes senders that were refused for a reason that may be over.
+    pub(super) fn wake_refused(&mut self, bits: u8) {
+        for id in std::mem::take(&mut self.cong_waiters) {
+            if let Some(sock) = self.sockets.get_mut(id.0) {
+                sock.cong_waiting = false;
+            }
+            self.wake(id, bits);
+        }
+    }
+
     /// Wakes whoever waits for congestion to end; `freed` are the port groups where it did [D-10].
     pub(super) fn congestion_changed(&mut self, freed: u64) {
         self.cong_generation += 1;
-        for id in std::mem::take(&mut self.cong_waiters) {
-            self.wake(id, want::WRITE | want::READ);
-        }
+        self.wake_refused(want::WRITE | want::READ);
         if self.monitors.is_empty() {
             return;
         }

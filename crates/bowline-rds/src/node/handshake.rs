@@ -61,7 +61,7 @@ impl Node {
         let restarted =
             (generation != 0 && conn.peer_generation != 0 && generation != conn.peer_generation)
                 || (was_bowline && bowline.is_none());
-        if generation != 0 || bowline.is_none() {
+        if generation != 0 {
             conn.peer_generation = generation;
         }
         if restarted {
@@ -91,7 +91,7 @@ impl Node {
         }
         if first {
             // Senders of long messages wait for this.
-            self.wake_refused();
+            self.wake_refused(crate::socket::want::WRITE);
         }
     }
 
@@ -126,7 +126,7 @@ impl Node {
             self.release_by_tcp(id);
             self.signal_transmit(id);
         }
-        self.wake_refused();
+        self.wake_refused(crate::socket::want::WRITE);
     }
 
     /// Path count; raising it opens further paths, lowering it moves what is queued.
@@ -248,12 +248,5 @@ impl Node {
         }
         self.check_gate(conn_id);
         self.event(Event::PeerRestarted { remote });
-    }
-
-    /// Wakes senders that were refused for a reason that may be over.
-    fn wake_refused(&mut self) {
-        for id in std::mem::take(&mut self.cong_waiters) {
-            self.wake(id, crate::socket::want::WRITE);
-        }
     }
 }

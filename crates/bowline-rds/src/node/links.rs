@@ -291,9 +291,13 @@ impl Node {
     /// Sends FIN and reads what is left before the link goes.
     pub(super) fn drain_link(&mut self, id: LinkId) {
         let Some(link) = self.links.get_mut(id.0) else { return };
-        if link.state == LinkState::Connecting {
-            self.close_link(id, CloseHow::Fin);
-            return;
+        match link.state {
+            LinkState::Draining => return,
+            LinkState::Connecting => {
+                self.close_link(id, CloseHow::Fin);
+                return;
+            }
+            LinkState::Serving | LinkState::Extra => {}
         }
         link.state = LinkState::Draining;
         if let (Some(conn), Some(path)) = (self.conns.get_mut(link.conn.0), link.path)

@@ -311,8 +311,13 @@ impl Node {
         }
         let never = (Instant::default(), Instant::default());
         if to.port == 0 {
-            if self.config.sysctl.ping_enable {
-                self.stats.recv_ping += 1;
+            if !self.config.sysctl.ping_enable {
+                return Ok(Sent { len, link: None, queued_bytes: 0 });
+            }
+            self.stats.recv_ping += 1;
+            if self.homes[bound.home].map.is_set(bound.at.port) {
+                self.stats.cong_send_error += 1;
+            } else {
                 self.stats.send_pong += 1;
                 // From the pinged address to the pinging socket, whatever the two are.
                 self.queue_on_socket(

@@ -58,6 +58,7 @@ impl Node {
             queue: VecDeque::new(),
             congested: false,
             interest: 0,
+            cong_waiting: false,
             seen_congestion: false,
             monitor: false,
             wait_mask: 0,
@@ -259,7 +260,8 @@ impl Node {
     pub fn register(&mut self, id: SocketId, interest: Interest) -> Result<(), Error> {
         let sock = self.sock_mut(id)?;
         sock.interest |= interest.0;
-        if interest.0 & want::WRITE != 0 && sock.seen_congestion {
+        if interest.0 & want::WRITE != 0 && sock.seen_congestion && !sock.cong_waiting {
+            sock.cong_waiting = true;
             self.cong_waiters.push(id);
         }
         Ok(())
@@ -378,6 +380,7 @@ impl Node {
             // The port's own bit stays as accounting left it [B-10].
             sock.wait_mask = 0;
             sock.notify_mask = 0;
+            self.monitors.retain(|s| *s != id);
         }
         Ok(())
     }

@@ -2,5 +2,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod congestion;
 mod send;
+mod sockets;
 mod transmit;
