@@ -21,7 +21,7 @@ Usage: bowline bench rds [OPTIONS]
   --poll MODE         how bowline's threads wait in streams: adaptive (default), spin, sleep
   --cc NAME           congestion control of anchors and bowline: default (the system's), cubic, reno;
                       without it bowline chooses, and the anchors use what it chooses here
-  --paths N           RDS paths per connection, 1 to 8 (default: bowline's)
+  --paths N           RDS paths per connection, 1 or 8 (default: bowline's)
   --pin RX,TX         CPUs of receiver and sender, or none (default: the first two allowed)
   --quiet-wait S      before each measurement, wait up to S seconds for a quiet machine
   --json FILE         write every raw measurement to FILE (- for standard output)
@@ -138,7 +138,7 @@ impl Options {
                         other => Congestion::Named(other.to_owned()),
                     };
                 }
-                "--paths" => options.paths = number(name, &value()?, 1, 8)? as usize,
+                "--paths" => options.paths = paths(&value()?)?,
                 "--pin" => options.pin = pin(&value()?)?,
                 "--quiet-wait" => options.quiet_wait = seconds(name, &value()?, 0.0, 600.0)?,
                 "--json" => options.json = Some(value()?.into()),
@@ -170,6 +170,14 @@ fn seconds(name: &str, value: &str, min: f64, max: f64) -> Result<Duration, Stri
     seconds
         .map(Duration::from_secs_f64)
         .ok_or_else(|| bad(name, value, &format!("seconds from {min} to {max}")))
+}
+
+fn paths(value: &str) -> Result<usize, String> {
+    match value {
+        "1" => Ok(1),
+        "8" => Ok(8),
+        other => Err(bad("--paths", other, "1 or 8")),
+    }
 }
 
 fn pin(value: &str) -> Result<Option<(usize, usize)>, String> {
@@ -211,10 +219,10 @@ mod tests {
     fn reads_every_option() {
         let o = parse(
             "--rounds 7 --secs=0.5 --only stream/64,rtt --peers zmq,ucx --poll spin --cc default \
-             --paths 2 --pin none --quiet-wait 3 --json - --svg a.svg --save d --list",
+             --paths 8 --pin none --quiet-wait 3 --json - --svg a.svg --save d --list",
         )
         .unwrap();
-        assert_eq!((o.rounds, o.window, o.paths), (7, Duration::from_millis(500), 2));
+        assert_eq!((o.rounds, o.window, o.paths), (7, Duration::from_millis(500), 8));
         assert_eq!(o.peers, PeerChoice::List(vec![Subject::Zmq, Subject::Ucx]));
         assert_eq!((o.poll, o.cc.clone(), o.pin), (Wait::Spin, Congestion::System, None));
         assert!(o.wants("stream/64") && o.wants("rtt-spin/64") && !o.wants("stream/1024"));

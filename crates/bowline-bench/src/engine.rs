@@ -14,7 +14,7 @@ use crate::run::Launcher;
 /// A run keeps to this time, by measuring disturbed cells only once and by leaving rounds out.
 const RUN_LIMIT: Duration = Duration::from_secs(285);
 /// The same for a quick run.
-const QUICK_LIMIT: Duration = Duration::from_secs(26);
+const QUICK_LIMIT: Duration = Duration::from_secs(20);
 /// How often a disturbed measurement is made, at most.
 const TRIES: u32 = 3;
 

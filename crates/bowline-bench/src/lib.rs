@@ -11,8 +11,8 @@
 //! bowline, the other libraries, and the bare sockets again. Ratios are formed within a round, so
 //! that a machine that is slow today is slow for everybody.
 //!
-//! The crate does not depend on the library: the `bowline` command hands the library in as a
-//! [`Stack`]. With [`NoStack`] the bench measures everything else.
+//! It is a program of its own, which `bowline bench` hands over to, because it opens other message
+//! libraries when they are installed; the command never does.
 
 mod anchors;
 mod args;
@@ -42,8 +42,6 @@ use cell::Subject;
 use peers::{Found, Peers};
 use plan::Setting;
 
-pub use bowline_cells::{Counters, Errno, NoStack, NodeOptions, Stack};
-
 /// The word that makes this program one side of a measurement.
 pub(crate) const ROLE_WORD: &str = "__role";
 
@@ -53,17 +51,17 @@ const RDS_PORT: u16 = 16385;
 /// Runs `bowline bench` with the words after `bench` and returns the exit status: 0 when every target
 /// is met, 1 when one is not, 3 when some are undecided, 2 when the run was not possible.
 ///
-/// `prefix` are the words that lead this same program to this function, so that it can start itself
-/// as the sides of a measurement; for `bowline bench` that is `["bench"]`.
-pub fn main<S: Stack>(args: &[String], prefix: &[&str]) -> i32 {
+/// The program starts itself again as the sides of a measurement, and its `main` must come here with
+/// the words it was started with.
+pub fn main(args: &[String]) -> i32 {
     let (first, rest) = match args.split_first() {
         Some((first, rest)) => (first.as_str(), rest),
         None => ("--help", args),
     };
     match first {
-        ROLE_WORD => role_main::<S>(rest),
+        ROLE_WORD => role_main(rest),
         "rds" if rest.iter().any(|w| w == "--help" || w == "-h") => help(),
-        "rds" => match rds::<S>(rest, prefix) {
+        "rds" => match rds(rest) {
             Ok(status) => status,
             Err(why) => {
                 eprintln!("bowline bench: {why}");
@@ -83,9 +81,9 @@ fn help() -> i32 {
     0
 }
 
-fn role_main<S: Stack>(args: &[String]) -> i32 {
+fn role_main(args: &[String]) -> i32 {
     let result = role::Role::start(args).and_then(|role| match role.cell.subject {
-        Subject::Bowline | Subject::BowlineBatch => bowline_cells::run::<S>(role),
+        Subject::Bowline | Subject::BowlineBatch => bowline_cells::run(role),
         Subject::Zmq | Subject::Nano => peers::run(role),
         _ => anchors::run(role),
     });
@@ -114,10 +112,9 @@ fn find_peers(options: &Options) -> Peers {
     }
 }
 
-fn rds<S: Stack>(args: &[String], prefix: &[&str]) -> Result<i32, String> {
+fn rds(args: &[String]) -> Result<i32, String> {
     let options = Options::parse(args)?;
     let head = head::Head::look();
-    let bowline = !bowline_cells::is_absent::<S>();
     let [anchor_cc, bowline_cc] =
         Setting::congestion(&options, &head.system_cc, &head.available_cc);
     if !head.available_cc.is_empty() && !head.available_cc.contains(&anchor_cc) {
@@ -130,7 +127,6 @@ fn rds<S: Stack>(args: &[String], prefix: &[&str]) -> Result<i32, String> {
         anchor_cc,
         bowline_cc,
         system_cc: head.system_cc.clone(),
-        bowline,
         peers: Subject::ALL.into_iter().filter(usable).collect(),
         nodes: free_nodes(),
     };
@@ -146,14 +142,11 @@ fn rds<S: Stack>(args: &[String], prefix: &[&str]) -> Result<i32, String> {
     head.lines().iter().for_each(|line| println!("{line}"));
     let mut notes = conditions(&options, &setting);
     notes.extend(peer_notes(&peers));
-    if !bowline {
-        notes.push("bowline: this program was built without the library".into());
-    }
     notes.iter().for_each(|line| println!("{line}"));
     let costs = costs::measure();
     print!("{}", report::costs_table(&costs));
 
-    let launcher = run::Launcher::new(prefix)?;
+    let launcher = run::Launcher::new()?;
     let engine = engine::Engine::new(&options, &launcher, &peers, &head.system_cc);
     let outcome = engine.run(&blocks);
     if outcome.rounds < options.rounds {

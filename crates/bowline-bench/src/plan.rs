@@ -54,8 +54,6 @@ pub(crate) struct Setting {
     pub(crate) bowline_cc: String,
     /// The system's default.
     pub(crate) system_cc: String,
-    /// Whether the library is there.
-    pub(crate) bowline: bool,
     /// Peers that can be run.
     pub(crate) peers: Vec<Subject>,
     /// Node addresses of receiver and sender.
@@ -120,7 +118,6 @@ impl Builder<'_> {
 
     fn has(&self, subject: Subject) -> bool {
         match subject {
-            s if s.is_bowline() => self.setting.bowline,
             s if s.is_peer() => self.setting.peers.contains(&s),
             _ => true,
         }
@@ -198,7 +195,7 @@ impl Builder<'_> {
             entry.once = subject == Subject::Udp;
             entries.push(entry);
         }
-        if self.setting.bowline && self.options.poll == Wait::Adaptive {
+        if self.options.poll == Wait::Adaptive {
             let mut entry = self.entry(Subject::Bowline, Kind::Rtt, size, 1);
             entry.label = "bowline-adaptive".into();
             entry.once = true;
@@ -211,14 +208,14 @@ impl Builder<'_> {
 
     fn paths(&mut self) {
         let mut entries = Vec::new();
-        for paths in [1, 2, 8] {
+        for paths in [1, 8] {
             let mut entry = self.entry(Subject::Bowline, Kind::Stream, 65536, 16);
             entry.label = if paths == 1 { "1-path".into() } else { format!("{paths}-paths") };
             entry.anchor = paths == 1;
             entry.cell.paths = paths;
             entries.push(entry);
         }
-        let title = "16 sockets to 1, 64 KiB, on 1, 2 and 8 paths".to_owned();
+        let title = "16 sockets to 1, 64 KiB, on 1 and 8 paths".to_owned();
         self.push("paths/65536".into(), title, Figure::Rate, entries);
     }
 
@@ -333,7 +330,6 @@ mod tests {
             anchor_cc: "cubic".into(),
             bowline_cc: String::new(),
             system_cc: "bbr".into(),
-            bowline: true,
             peers: vec![Subject::Zmq],
             nodes: (Ipv4Addr::new(127, 0, 0, 2), Ipv4Addr::LOCALHOST),
         }

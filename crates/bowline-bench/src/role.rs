@@ -134,6 +134,13 @@ pub(crate) fn done(sent: u64, syscalls: u64) {
 /// Named counters read at both ends of the window.
 pub(crate) type Probe = Box<dyn Fn() -> Vec<(&'static str, u64)>>;
 
+/// Writes by how much counters grew.
+fn since(before: &[(&'static str, u64)], probe: Option<&Probe>) -> String {
+    let after = probe.map_or_else(Vec::new, |probe| probe());
+    let pairs = before.iter().zip(&after);
+    pairs.map(|((name, from), (_, to))| format!(" {name}={}", to.saturating_sub(*from))).collect()
+}
+
 enum State {
     Idle,
     Warm { until: u64 },
@@ -199,7 +206,7 @@ impl Meter {
                     syscalls: self.syscalls,
                     own_cpu: sys::own_cpu_ns(),
                     peer_cpu: sys::cpu_ns(self.peer_pid).unwrap_or(0),
-                    probe: self.probe.as_ref().map_or_else(Vec::new, |p| p()),
+                    probe: self.probe.as_ref().map_or_else(Vec::new, |probe| probe()),
                 });
             }
             State::Run(start) if now >= start.at + self.window_ns => {
@@ -212,16 +219,19 @@ impl Meter {
                     self.syscalls - start.syscalls,
                     sys::congestion_controls().join(","),
                 );
-                let probe = self.probe.as_ref().map_or_else(Vec::new, |p| p());
-                for ((name, before), (_, after)) in start.probe.iter().zip(&probe) {
-                    line.push_str(&format!(" {name}={}", after.saturating_sub(*before)));
-                }
+                line.push_str(&since(&start.probe, self.probe.as_ref()));
                 say(&line);
                 self.state = State::Over;
                 self.next = u64::MAX;
             }
             State::Warm { .. } | State::Run(_) | State::Over => {}
         }
+    }
+}
+
+impl std::fmt::Debug for Laps {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Laps").field("count", &self.laps.len()).finish_non_exhaustive()
     }
 }
 
@@ -236,7 +246,6 @@ pub(crate) const PERCENTILES: [f64; 11] =
     [0.0, 0.10, 0.25, 0.50, 0.75, 0.90, 0.95, 0.99, 0.999, 0.9999, 1.0];
 
 /// Collects the times of round trips and reports their percentiles after the window.
-#[derive(Debug)]
 pub(crate) struct Laps {
     warm_until: u64,
     window_ns: u64,
@@ -246,6 +255,8 @@ pub(crate) struct Laps {
     peer_cpu: u64,
     last: u64,
     laps: Vec<u32>,
+    probe: Option<Probe>,
+    before: Vec<(&'static str, u64)>,
 }
 
 impl Laps {
@@ -261,7 +272,14 @@ impl Laps {
             peer_cpu: 0,
             last: now,
             laps: Vec::with_capacity(1 << 20),
+            probe: None,
+            before: Vec::new(),
         }
+    }
+
+    /// Has counters read at both ends of the window.
+    pub(crate) fn set_probe(&mut self, probe: Probe) {
+        self.probe = Some(probe);
     }
 
     /// Notes the end of one round trip and the beginning of the next; true when the window is over.
@@ -271,6 +289,7 @@ impl Laps {
         if self.start == 0 {
             if now >= self.warm_until {
                 self.start = now;
+                self.before = self.probe.as_ref().map_or_else(Vec::new, |probe| probe());
                 self.own_cpu = sys::own_cpu_ns();
                 self.peer_cpu = sys::cpu_ns(self.peer_pid).unwrap_or(0);
                 self.last = sys::now_ns();
@@ -295,11 +314,12 @@ impl Laps {
         let at = |p: f64| self.laps.get((p * last as f64).round() as usize).copied().unwrap_or(0);
         let lat: Vec<String> = PERCENTILES.iter().map(|p| at(*p).to_string()).collect();
         say(&format!(
-            "result n={} ns={} own_cpu={own} peer_cpu={peer} syscalls=0 cc={} lat={}",
+            "result n={} ns={} own_cpu={own} peer_cpu={peer} syscalls=0 cc={} lat={}{}",
             self.laps.len(),
             now - self.start,
             sys::congestion_controls().join(","),
             lat.join(","),
+            since(&self.before, self.probe.as_ref()),
         ));
     }
 }

@@ -231,18 +231,15 @@ impl Drop for Running {
 #[derive(Debug)]
 pub(crate) struct Launcher {
     exe: PathBuf,
-    /// Words before the role's own, that lead this program to the bench.
-    prefix: Vec<String>,
     cores: usize,
     interrupts: Interrupts,
 }
 
 impl Launcher {
     /// Prepares to start this same program as a side.
-    pub(crate) fn new(prefix: &[&str]) -> Result<Self, String> {
+    pub(crate) fn new() -> Result<Self, String> {
         Ok(Self {
             exe: std::env::current_exe().map_err(|e| format!("finding this program: {e}"))?,
-            prefix: prefix.iter().map(|s| (*s).to_owned()).collect(),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
             interrupts: Interrupts::find(),
         })
@@ -253,7 +250,7 @@ impl Launcher {
             Some(program) => Command::new(program),
             None => {
                 let mut command = Command::new(&self.exe);
-                command.args(&self.prefix).arg(crate::ROLE_WORD);
+                command.arg(crate::ROLE_WORD);
                 command
             }
         };
@@ -402,16 +399,20 @@ fn sample(counting: Side, words: Words, done: &Words, foreign: f64) -> Result<Sa
         (per(words.number("own_cpu")?, count), per(words.number("peer_cpu")?, count));
     let (rx_cpu, tx_cpu) = if counting == Side::Rx { (own, other) } else { (other, own) };
     let lat: Option<Vec<u64>> = words.text("lat").split(',').map(|w| w.parse().ok()).collect();
-    let rx_syscalls = words.number("syscalls").unwrap_or(0);
-    let tx_syscalls = done.number("syscalls").unwrap_or(0);
-    let sent = done.number("sent").unwrap_or(0);
+    let own_syscalls = (words.number("syscalls").unwrap_or(0), count);
+    let other_syscalls = (done.number("syscalls").unwrap_or(0), done.number("sent").unwrap_or(0));
+    let (rx_syscalls, tx_syscalls) = match counting {
+        Side::Rx => (own_syscalls, other_syscalls),
+        Side::Tx => (other_syscalls, own_syscalls),
+    };
+    let calls = |(calls, of): (u64, u64)| (calls > 0).then(|| per(calls, of));
     Ok(Sample {
         count,
         seconds: words.number("ns")? as f64 / 1e9,
         rx_cpu,
         tx_cpu,
-        rx_syscalls: (rx_syscalls > 0).then(|| per(rx_syscalls, count)),
-        tx_syscalls: (tx_syscalls > 0).then(|| per(tx_syscalls, sent)),
+        rx_syscalls: calls(rx_syscalls),
+        tx_syscalls: calls(tx_syscalls),
         lat,
         words,
         foreign,

@@ -3,68 +3,71 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-use super::{RX_PORT, Stack, TX_PORT, add_port, failed, options};
+use bowline::rds::{Interest, Node, Socket};
+
+use super::{RX_PORT, TX_PORT, add_port, failed, probe};
 use crate::cell::Kind;
 use crate::payload::{Checker, Loss, Maker};
-use crate::role::{Role, Side, done, say, stopping};
+use crate::role::{Role, done, say, stopping};
 use crate::sys;
 
 /// How long a side waits at once for something to become possible.
 const NAP: Duration = Duration::from_millis(1);
 
-fn bind_many<S: Stack>(
-    node: &S::Node,
-    ip: IpAddr,
-    port: u16,
-    count: usize,
-) -> Result<Vec<S::Socket>, String> {
-    (0..count).map(|i| S::bind(node, (ip, add_port(port, i)?).into())).collect()
+fn bind_many(node: &Node, ip: IpAddr, port: u16, count: usize) -> Result<Vec<Socket>, String> {
+    (0..count).map(|i| node.bind((ip, add_port(port, i)?).into()).map_err(failed("bind"))).collect()
+}
+
+/// Waits a little until the socket can be used; the loops around it look at all sockets again anyway.
+fn nap(socket: &Socket, interest: Interest) {
+    let _ = socket.wait(interest, Some(NAP));
 }
 
 /// The receivers of a set of pairs. The first one is read only when all are to be awake, and what it
 /// gets is not counted in either case: the figure is that of the others.
-pub(super) fn pairs_rx<S: Stack>(mut role: Role) -> Result<(), String> {
+pub(super) fn pairs_rx(mut role: Role) -> Result<(), String> {
     let ip = role.cell.nodes.0.into();
-    let node = S::node(&options(&role.cell, vec![ip]))?;
-    let sockets = bind_many::<S>(&node, ip, RX_PORT, role.cell.flows)?;
+    let node = super::node(&role.cell, &[ip])?;
+    let sockets = bind_many(&node, ip, RX_PORT, role.cell.flows)?;
     for socket in &sockets {
-        S::set_nonblocking(socket, true).map_err(failed("set_nonblocking"))?;
+        socket.set_nonblocking(true);
     }
     role.ready("")?;
     let skip = usize::from(role.cell.kind == Kind::OneAsleep);
     let mut checker = Checker::new(role.cell.flows, role.cell.size, Loss::Forbidden);
     let mut meter = role.meter();
+    meter.set_probe(probe(&node));
     let mut buf = vec![0; role.cell.size + 1];
     loop {
         let mut idle = true;
         for (i, socket) in sockets.iter().enumerate().skip(skip) {
             // Bounded, so that one busy socket does not keep the others from being read.
             for _ in 0..64 {
-                match S::recv_from(socket, &mut buf) {
+                match socket.recv_from(&mut buf) {
                     Ok((n, _)) => {
                         checker.check(&buf[..n.min(buf.len())])?;
                         meter.add(u64::from(i != 0));
                         idle = false;
                     }
-                    Err(e) if e.is_wait() => break,
+                    Err(e) if e.is_would_block() => break,
                     Err(e) => return Err(failed("recv_from")(e)),
                 }
             }
         }
         if idle && let Some(socket) = sockets.last() {
-            S::wait(socket, false, NAP);
+            nap(socket, Interest::READ);
             meter.look_if_started();
         }
     }
 }
 
-pub(super) fn pairs_tx<S: Stack>(mut role: Role) -> Result<(), String> {
+pub(super) fn pairs_tx(mut role: Role) -> Result<(), String> {
     let ip = role.cell.nodes.1.into();
-    let node = S::node(&options(&role.cell, vec![ip]))?;
-    let sockets = bind_many::<S>(&node, ip, TX_PORT, role.cell.flows)?;
+    let node = super::node(&role.cell, &[ip])?;
+    let sockets = bind_many(&node, ip, TX_PORT, role.cell.flows)?;
     let mut lanes = Vec::new();
     for (i, socket) in sockets.iter().enumerate() {
-        S::set_nonblocking(socket, true).map_err(failed("set_nonblocking"))?;
+        socket.set_nonblocking(true);
         let to: SocketAddr = (role.cell.nodes.0, add_port(RX_PORT, i)?).into();
         lanes.push((socket, to, Maker::new(i, role.cell.size)));
     }
@@ -73,20 +76,20 @@ pub(super) fn pairs_tx<S: Stack>(mut role: Role) -> Result<(), String> {
     while !stopping() {
         let mut idle = true;
         for (socket, to, maker) in &mut lanes {
-            match S::send_to(socket, maker.next(), *to) {
-                Ok(()) => {
+            match socket.send_to(maker.next(), *to) {
+                Ok(_) => {
                     sent += 1;
                     idle = false;
                 }
-                Err(e) if e.is_wait() => maker.undo(),
+                Err(e) if e.is_would_block() => maker.undo(),
                 Err(e) => return Err(failed("send_to")(e)),
             }
         }
         if idle && let Some(socket) = sockets.last() {
-            S::wait(socket, true, NAP);
+            nap(socket, Interest::WRITE);
         }
     }
-    done(sent, 0);
+    done(sent, node.driver_stats().syscalls());
     std::process::exit(0);
 }
 
@@ -114,20 +117,23 @@ fn distinct_ips(addresses: &[SocketAddr]) -> Vec<IpAddr> {
 }
 
 /// Reads one message from each socket in turn, in the order in which they are sent.
-pub(super) fn fan_rx<S: Stack>(mut role: Role) -> Result<(), String> {
+pub(super) fn fan_rx(mut role: Role) -> Result<(), String> {
     sys::raise_open_files();
     let addresses = fan_addresses(&role)?;
-    let node = S::node(&options(&role.cell, distinct_ips(&addresses)))?;
-    let sockets =
-        addresses.iter().map(|a| S::bind(&node, *a)).collect::<Result<Vec<_>, String>>()?;
+    let node = super::node(&role.cell, &distinct_ips(&addresses))?;
+    let sockets = addresses
+        .iter()
+        .map(|a| node.bind(*a).map_err(failed("bind")))
+        .collect::<Result<Vec<_>, String>>()?;
     role.ready("")?;
     let mut checker = Checker::new(role.cell.flows, role.cell.size, Loss::Forbidden);
     let mut meter = role.meter();
+    meter.set_probe(probe(&node));
     let mut buf = vec![0; role.cell.size + 1];
     let mut first = true;
     loop {
         for socket in &sockets {
-            let (n, _) = S::recv_from(socket, &mut buf).map_err(failed("recv_from"))?;
+            let (n, _) = socket.recv_from(&mut buf).map_err(failed("recv_from"))?;
             checker.check(&buf[..n.min(buf.len())])?;
             if !first {
                 meter.add(1); // the first turn sets connections up
@@ -137,11 +143,11 @@ pub(super) fn fan_rx<S: Stack>(mut role: Role) -> Result<(), String> {
     }
 }
 
-pub(super) fn fan_tx<S: Stack>(mut role: Role) -> Result<(), String> {
+pub(super) fn fan_tx(mut role: Role) -> Result<(), String> {
     sys::raise_open_files();
     let ip = role.cell.nodes.1.into();
-    let node = S::node(&options(&role.cell, vec![ip]))?;
-    let socket = S::bind(&node, (ip, TX_PORT).into())?;
+    let node = super::node(&role.cell, &[ip])?;
+    let socket = node.bind((ip, TX_PORT).into()).map_err(failed("bind"))?;
     let mut lanes: Vec<(SocketAddr, Maker)> = fan_addresses(&role)?
         .into_iter()
         .enumerate()
@@ -151,11 +157,11 @@ pub(super) fn fan_tx<S: Stack>(mut role: Role) -> Result<(), String> {
     let mut sent = 0;
     while !stopping() {
         for (to, maker) in &mut lanes {
-            S::send_to(&socket, maker.next(), *to).map_err(failed("send_to"))?;
+            socket.send_to(maker.next(), *to).map_err(failed("send_to"))?;
             sent += 1;
         }
     }
-    done(sent, 0);
+    done(sent, node.driver_stats().syscalls());
     std::process::exit(0);
 }
 
@@ -168,14 +174,14 @@ fn resident() -> Result<u64, String> {
     kib.map(|kib| kib * 1024).ok_or_else(|| "/proc/self/smaps_rollup lacks Rss".into())
 }
 
-pub(super) fn idle_sockets<S: Stack>(mut role: Role) -> Result<(), String> {
+pub(super) fn idle_sockets(mut role: Role) -> Result<(), String> {
     sys::raise_open_files();
     let ip = role.cell.nodes.0.into();
-    let node = S::node(&options(&role.cell, vec![ip]))?;
+    let node = super::node(&role.cell, &[ip])?;
     role.ready("")?;
-    let warm = S::bind(&node, (ip, 1).into())?; // what the first socket brings with it is not counted
+    let warm = node.bind((ip, 2).into()).map_err(failed("bind"))?; // what the first socket brings with it is not counted
     let before = resident()?;
-    let sockets = bind_many::<S>(&node, ip, RX_PORT, role.cell.flows)?;
+    let sockets = bind_many(&node, ip, RX_PORT, role.cell.flows)?;
     let bytes = resident()?.saturating_sub(before);
     say(&format!(
         "result n={} ns=1 own_cpu=0 peer_cpu=0 syscalls=0 cc= bytes={bytes}",
@@ -195,35 +201,39 @@ pub(super) fn nothing(mut role: Role) -> Result<(), String> {
     Ok(())
 }
 
-/// Opens many connections with one message each and looks at memory before and after. The side that
-/// sends counts; it holds as many connections as the other.
-pub(super) fn idle_connections<S: Stack>(mut role: Role, side: Side) -> Result<(), String> {
+/// Takes one message from each of many connections, and then leaves them alone.
+pub(super) fn idle_rx(mut role: Role) -> Result<(), String> {
     sys::raise_open_files();
     let addresses = fan_addresses(&role)?;
-    if side == Side::Rx {
-        let node = S::node(&options(&role.cell, distinct_ips(&addresses)))?;
-        let sockets =
-            addresses.iter().map(|a| S::bind(&node, *a)).collect::<Result<Vec<_>, String>>()?;
-        role.ready("")?;
-        let mut buf = vec![0; role.cell.size + 1];
-        for socket in &sockets {
-            S::recv_from(socket, &mut buf).map_err(failed("recv_from"))?;
-        }
-        while !stopping() {
-            std::thread::sleep(NAP);
-        }
-        return Ok(());
+    let node = super::node(&role.cell, &distinct_ips(&addresses))?;
+    let bind = |a: &SocketAddr| node.bind(*a).map_err(failed("bind"));
+    let sockets = addresses.iter().map(bind).collect::<Result<Vec<_>, String>>()?;
+    role.ready("")?;
+    let mut buf = vec![0; role.cell.size + 1];
+    for socket in &sockets {
+        socket.recv_from(&mut buf).map_err(failed("recv_from"))?;
     }
+    while !stopping() {
+        std::thread::sleep(NAP);
+    }
+    Ok(())
+}
+
+/// Opens many connections with one message each and looks at memory before and after. This side
+/// holds as many connections as the other.
+pub(super) fn idle_tx(mut role: Role) -> Result<(), String> {
+    sys::raise_open_files();
     let ip = role.cell.nodes.1.into();
-    let node = S::node(&options(&role.cell, vec![ip]))?;
-    let socket = S::bind(&node, (ip, TX_PORT).into())?;
+    let node = super::node(&role.cell, &[ip])?;
+    let socket = node.bind((ip, TX_PORT).into()).map_err(failed("bind"))?;
     role.ready("")?;
     let mut maker = Maker::new(0, role.cell.size);
+    let addresses = fan_addresses(&role)?;
     let before = resident()?;
     for to in &addresses {
-        S::send_to(&socket, maker.next(), *to).map_err(failed("send_to"))?;
+        socket.send_to(maker.next(), *to).map_err(failed("send_to"))?;
     }
-    S::flush(&socket, Duration::from_secs(10)).map_err(failed("flush"))?;
+    socket.flush(Some(Duration::from_secs(10))).map_err(failed("flush"))?;
     let bytes = resident()?.saturating_sub(before);
     let n = addresses.len();
     say(&format!("result n={n} ns=1 own_cpu=0 peer_cpu=0 syscalls=0 cc= bytes={bytes}"));

@@ -1,9 +1,10 @@
 //! Streams from many sockets to one, and round trips.
 
 use std::net::{IpAddr, SocketAddr};
-use std::rc::Rc;
 
-use super::{RX_PORT, Stack, TX_PORT, add_port, failed, options};
+use bowline::rds::{Node, Socket};
+
+use super::{RX_PORT, TX_PORT, add_port, failed, probe};
 use crate::payload::{Checker, Loss, Maker};
 use crate::role::{Laps, Role, done, stopping};
 
@@ -18,83 +19,77 @@ fn rx_addr(role: &Role) -> SocketAddr {
     (role.cell.nodes.0, RX_PORT).into()
 }
 
-type Opened<S> = (Rc<<S as Stack>::Node>, Vec<<S as Stack>::Socket>);
-
 /// Builds the node of one side and binds its sockets.
-fn open<S: Stack>(role: &Role, ip: IpAddr, port: u16, sockets: usize) -> Result<Opened<S>, String> {
-    let node = S::node(&options(&role.cell, vec![ip]))?;
+fn open(role: &Role, ip: IpAddr, port: u16, sockets: usize) -> Result<(Node, Vec<Socket>), String> {
+    let node = super::node(&role.cell, &[ip])?;
     let sockets = (0..sockets)
-        .map(|i| S::bind(&node, (ip, add_port(port, i)?).into()))
+        .map(|i| node.bind((ip, add_port(port, i)?).into()).map_err(failed("bind")))
         .collect::<Result<Vec<_>, String>>()?;
-    Ok((Rc::new(node), sockets))
+    Ok((node, sockets))
 }
 
-fn open_rx<S: Stack>(role: &mut Role) -> Result<(Rc<S::Node>, S::Socket), String> {
-    let (node, mut sockets) = open::<S>(role, role.cell.nodes.0.into(), RX_PORT, 1)?;
+fn open_rx(role: &mut Role) -> Result<(Node, Socket), String> {
+    let (node, mut sockets) = open(role, role.cell.nodes.0.into(), RX_PORT, 1)?;
     role.ready("")?;
     let socket = sockets.pop().ok_or("no socket was opened")?;
     Ok((node, socket))
 }
 
-fn open_tx<S: Stack>(role: &mut Role) -> Result<Opened<S>, String> {
-    let opened = open::<S>(role, role.cell.nodes.1.into(), TX_PORT, role.cell.flows)?;
+fn open_tx(role: &mut Role) -> Result<(Node, Vec<Socket>), String> {
+    let opened = open(role, role.cell.nodes.1.into(), TX_PORT, role.cell.flows)?;
     role.ready("")?;
     Ok(opened)
 }
 
-fn syscalls<S: Stack>(node: &S::Node) -> u64 {
-    S::counters(node).iter().find(|(name, _)| *name == "syscalls").map_or(0, |(_, n)| *n)
-}
-
-pub(super) fn stream_rx<S: Stack>(mut role: Role) -> Result<(), String> {
-    let (node, socket) = open_rx::<S>(&mut role)?;
+pub(super) fn stream_rx(mut role: Role) -> Result<(), String> {
+    let (node, socket) = open_rx(&mut role)?;
     let mut checker = Checker::new(role.cell.flows, role.cell.size, Loss::Forbidden);
     let mut meter = role.meter();
-    meter.set_probe(Box::new(move || S::counters(&node)));
+    meter.set_probe(probe(&node));
     let mut buf = vec![0; role.cell.size + 1];
     loop {
-        let (n, _) = S::recv_from(&socket, &mut buf).map_err(failed("recv_from"))?;
+        let (n, _) = socket.recv_from(&mut buf).map_err(failed("recv_from"))?;
         checker.check(&buf[..n.min(buf.len())])?;
         meter.add(1);
     }
 }
 
-pub(super) fn stream_tx<S: Stack>(mut role: Role) -> Result<(), String> {
-    let (node, sockets) = open_tx::<S>(&mut role)?;
+pub(super) fn stream_tx(mut role: Role) -> Result<(), String> {
+    let (node, sockets) = open_tx(&mut role)?;
     let to = rx_addr(&role);
     let mut makers: Vec<Maker> =
         (0..role.cell.flows).map(|flow| Maker::new(flow, role.cell.size)).collect();
     let mut sent = 0;
     while !stopping() {
         for (socket, maker) in sockets.iter().zip(&mut makers) {
-            S::send_to(socket, maker.next(), to).map_err(failed("send_to"))?;
+            socket.send_to(maker.next(), to).map_err(failed("send_to"))?;
             sent += 1;
         }
     }
-    done(sent, syscalls::<S>(&node));
+    done(sent, node.driver_stats().syscalls());
     std::process::exit(0); // the receiver is told to end next: nothing is left to flush
 }
 
-pub(super) fn batch_rx<S: Stack>(mut role: Role) -> Result<(), String> {
-    let (node, socket) = open_rx::<S>(&mut role)?;
+pub(super) fn batch_rx(mut role: Role) -> Result<(), String> {
+    let (node, socket) = open_rx(&mut role)?;
     let mut checker = Checker::new(role.cell.flows, role.cell.size, Loss::Forbidden);
     let mut meter = role.meter();
-    meter.set_probe(Box::new(move || S::counters(&node)));
+    meter.set_probe(probe(&node));
     let mut buf = vec![0; role.cell.size + 1];
     let max = batch_size(role.cell.size);
     let mut messages = Vec::with_capacity(max);
     loop {
-        S::recv_batch(&socket, &mut messages, max).map_err(failed("recv_batch"))?;
+        socket.recv_batch(&mut messages, max).map_err(failed("recv_batch"))?;
         for message in messages.drain(..) {
-            let n = S::copy_to(&message, &mut buf);
+            let n = message.copy_to(&mut buf);
             checker.check(&buf[..n.min(buf.len())])?;
             meter.add(1);
         }
     }
 }
 
-pub(super) fn batch_tx<S: Stack>(mut role: Role) -> Result<(), String> {
-    let (node, sockets) = open_tx::<S>(&mut role)?;
+pub(super) fn batch_tx(mut role: Role) -> Result<(), String> {
+    let (node, sockets) = open_tx(&mut role)?;
     let to = rx_addr(&role);
     let max = batch_size(role.cell.size);
     let mut makers: Vec<Maker> =
@@ -111,35 +106,36 @@ pub(super) fn batch_tx<S: Stack>(mut role: Role) -> Result<(), String> {
                 pool.iter().map(|buf| (to, buf.as_slice())).collect();
             let mut at = 0;
             while at < batch.len() {
-                at += S::send_batch(socket, &batch[at..]).map_err(failed("send_batch"))?;
+                at += socket.send_batch(&batch[at..]).map_err(failed("send_batch"))?;
             }
             sent += at as u64;
         }
     }
-    done(sent, syscalls::<S>(&node));
+    done(sent, node.driver_stats().syscalls());
     std::process::exit(0); // the receiver is told to end next: nothing is left to flush
 }
 
-pub(super) fn answer<S: Stack>(mut role: Role) -> Result<(), String> {
-    let (_node, socket) = open_rx::<S>(&mut role)?;
+pub(super) fn answer(mut role: Role) -> Result<(), String> {
+    let (_node, socket) = open_rx(&mut role)?;
     let mut buf = vec![0; role.cell.size + 1];
     loop {
-        let (n, from) = S::recv_from(&socket, &mut buf).map_err(failed("recv_from"))?;
-        S::send_to(&socket, &buf[..n.min(buf.len())], from).map_err(failed("send_to"))?;
+        let (n, from) = socket.recv_from(&mut buf).map_err(failed("recv_from"))?;
+        socket.send_to(&buf[..n.min(buf.len())], from).map_err(failed("send_to"))?;
     }
 }
 
-pub(super) fn ask<S: Stack>(mut role: Role) -> Result<(), String> {
-    let (_node, sockets) = open_tx::<S>(&mut role)?;
+pub(super) fn ask(mut role: Role) -> Result<(), String> {
+    let (node, sockets) = open_tx(&mut role)?;
     let socket = sockets.first().ok_or("no socket was opened")?;
     let to = rx_addr(&role);
     let mut maker = Maker::new(0, role.cell.size);
     let mut checker = Checker::new(1, role.cell.size, Loss::Forbidden);
     let mut buf = vec![0; role.cell.size + 1];
     let mut laps = Laps::new(&role);
+    laps.set_probe(probe(&node));
     while !stopping() {
-        S::send_to(socket, maker.next(), to).map_err(failed("send_to"))?;
-        let (n, _) = S::recv_from(socket, &mut buf).map_err(failed("recv_from"))?;
+        socket.send_to(maker.next(), to).map_err(failed("send_to"))?;
+        let (n, _) = socket.recv_from(&mut buf).map_err(failed("recv_from"))?;
         checker.check(&buf[..n.min(buf.len())])?;
         if laps.lap() {
             break;
