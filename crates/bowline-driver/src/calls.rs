@@ -69,6 +69,7 @@ impl Shared {
 
     fn finish_send(&self, mut st: MutexGuard<'_, State>, sent: Sent) -> usize {
         st.bytes_copied.0 += sent.len as u64;
+        st.calls += 1;
         let flush = self.gather(&mut st, &sent);
         self.finish(st, flush, sent.link);
         sent.len
@@ -148,6 +149,7 @@ impl Shared {
             done => done,
         };
         if let Ok(received) = &result {
+            st.calls += 1;
             st.bytes_copied.1 += received.data.as_ref().map_or(0, |data| data.len() as u64);
         }
         result

@@ -1,8 +1,9 @@
 //! The background thread: it does what no application thread is there to do.
 //!
-//! While application threads poll, it only looks now and then: timers that are overdue, data that a
-//! sender left unflushed, whether anybody still polls. When nobody has polled since its last look,
-//! it takes the role of the poller and sleeps until something happens.
+//! While application threads send, receive or wait, they read the connections themselves when they
+//! have to, and this thread only looks now and then: timers that are overdue, data that a sender
+//! left unflushed, whether anybody is still active. When nobody has been since its last look, it
+//! takes the role of the poller and sleeps until something happens.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,6 +20,8 @@ use crate::todo::Scratch;
 pub(crate) const TICK_NS: u64 = 1_000_000;
 /// The longest it becomes while one thread polls without a break.
 const TICK_MAX_NS: u64 = 256_000_000;
+/// Interval of looks at the network while application threads are active but none polls.
+const GLANCE_NS: u64 = 10_000_000;
 /// Interval of looks at unflushed data.
 const FLUSH_TICK_NS: u64 = 200_000;
 /// Looks without unflushed data before senders have to ask for the next one.
@@ -36,6 +39,8 @@ pub(crate) fn run(shared: &Arc<Shared>) {
 #[derive(Debug, Default)]
 struct Memory {
     epoch: u64,
+    calls: u64,
+    glance_at: u64,
     clean_looks: u32,
 }
 
@@ -56,8 +61,13 @@ impl Shared {
         }
         let unchanged = st.role_epoch == memory.epoch;
         memory.epoch = st.role_epoch;
-        if st.role == Role::Nobody && (unchanged || st.watched > 0) {
-            st.role = Role::Helper;
+        let active = st.calls != memory.calls;
+        memory.calls = st.calls;
+        match st.role {
+            Role::Nobody if st.watched > 0 || unchanged && !active => st.role = Role::Helper,
+            // Whoever receives what this thread reads would do better to read it itself.
+            Role::Helper if active && st.watched == 0 => st.role = Role::Nobody,
+            _ => {}
         }
         if st.role != Role::App {
             self.run_timers(&mut st, sc);
@@ -99,7 +109,15 @@ impl Shared {
         if watching {
             st.sleeping = Some(limit.map_or(u64::MAX, |ns| now.as_nanos().saturating_add(ns)));
         }
+        let glance = st.role == Role::Nobody && memory.glance_at <= now.as_nanos();
+        if glance || watching {
+            memory.glance_at = now.as_nanos() + GLANCE_NS;
+        }
         self.settle(st, sc);
+        if glance {
+            self.look(sc, Some(Duration::ZERO));
+            self.run(sc);
+        }
         self.help_sleep(sc, watching, limit);
         true
     }

@@ -86,6 +86,8 @@ pub(crate) struct State {
     pub(crate) tcp_acks: bool,
     pub(crate) next_tcp_ack: u64,
     pub(crate) last_miss: u64,
+    /// Calls that moved a message; an application that makes them polls by itself when it has to.
+    pub(crate) calls: u64,
     pub(crate) events: VecDeque<Event>,
     pub(crate) bytes_copied: (u64, u64),
     /// The node makes no new connections.
@@ -125,6 +127,7 @@ impl State {
             tcp_acks: false,
             next_tcp_ack: 0,
             last_miss: 0,
+            calls: 0,
             events: VecDeque::new(),
             bytes_copied: (0, 0),
             closing: false,
