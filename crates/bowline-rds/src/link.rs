@@ -145,6 +145,8 @@ pub(crate) struct Link {
     pub(crate) waits_for: Vec<LinkId>,
     /// Messages wait until the peer has said who it is, or a moment has passed.
     pub(crate) shy: bool,
+    /// A probe came before the link had a path; it is answered on that path.
+    pub(crate) probed: bool,
     pub(crate) tx: Tx,
     pub(crate) rx: Rx,
     /// TCP positions of the last message started, for the info interface.
@@ -172,6 +174,7 @@ impl Link {
             confirmed: false,
             waits_for: Vec::new(),
             shy: false,
+            probed: false,
             tx: Tx::default(),
             rx: Rx {
                 backlog: VecDeque::new(),

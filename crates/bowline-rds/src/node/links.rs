@@ -236,6 +236,11 @@ impl Node {
             conn.learnt = false;
         }
         let (local, remote) = (conn.local, conn.remote);
+        let probed = self.links.get_mut(id.0).is_some_and(|l| std::mem::take(&mut l.probed));
+        if probed {
+            let ext = super::handshake::extensions(&self.config, index);
+            self.pong(conn_id, index, bowline_wire::rds::PROBE_PORT, ext);
+        }
         self.stats.links_up += 1;
         self.event(Event::PathUp {
             local: to_socket_addr(local, 0, 0).ip(),

@@ -387,10 +387,15 @@ impl Node {
         if header.sport == 0 || !self.config.sysctl.ping_enable {
             return;
         }
-        let Some(link) = self.links.get(id.0) else { return };
+        let Some(link) = self.links.get_mut(id.0) else { return };
         let (conn, path) = (link.conn, link.path.unwrap_or(0));
         self.stats.recv_ping += 1;
         let probe = header.sport == PROBE_PORT;
+        if probe && link.path.is_none() {
+            link.probed = true;
+            self.handshake(id, header);
+            return;
+        }
         let ext = if probe { super::handshake::extensions(&self.config, path) } else { [0; 16] };
         self.pong(conn, path, header.sport, ext);
         if probe {
@@ -398,7 +403,7 @@ impl Node {
         }
     }
 
-    fn pong(&mut self, conn_id: crate::ids::ConnId, index: u8, to: u16, ext: [u8; 16]) {
+    pub(super) fn pong(&mut self, conn_id: crate::ids::ConnId, index: u8, to: u16, ext: [u8; 16]) {
         let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
         if conn.map.is_set(to) {
             self.stats.cong_send_error += 1;
