@@ -357,6 +357,15 @@ fn draw_nodes(rng: &mut Rng, scenario: Scenario) -> Vec<NodePlan> {
             .collect();
         nodes.push(NodePlan { kind, addrs });
     }
+    // The port rule is a promise to those who cannot be told the path in a greeting.
+    let greets = |n: &NodePlan| matches!(n.kind, NodeKind::Bowline { end_to_end: true, .. });
+    if !nodes.iter().all(greets) {
+        for node in &mut nodes {
+            if let NodeKind::Bowline { driver, .. } = &mut node.kind {
+                driver.any_port = false;
+            }
+        }
+    }
     nodes
 }
 
