@@ -11,7 +11,7 @@ use crate::shared::{Shared, State};
 use crate::todo::Scratch;
 
 /// This much waiting on a link is written at once.
-pub(crate) const FLUSH_BYTES: usize = 64 << 10;
+pub(crate) const FLUSH_BYTES: usize = 128 << 10;
 /// Most bytes of one write.
 const WRITE_MAX: usize = 256 << 10;
 /// A link not written for so long is idle: whoever sends now wants it sent now.
