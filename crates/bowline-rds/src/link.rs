@@ -125,8 +125,6 @@ pub(crate) struct Rx {
     pub(crate) ack_asked: bool,
     pub(crate) ack_now: bool,
     pub(crate) ack_timer: bool,
-    /// Highest map version of a bowline peer.
-    pub(crate) map_version: u64,
 }
 
 /// One TCP connection.
@@ -190,7 +188,6 @@ impl Link {
                 ack_asked: false,
                 ack_now: false,
                 ack_timer: false,
-                map_version: 0,
             },
             last_start: 0,
             last_end: 0,

@@ -128,7 +128,6 @@ impl Node {
         if !changed {
             return;
         }
-        self.map_version += 1;
         if on {
             self.stats.cong_update_queued += 1;
         }

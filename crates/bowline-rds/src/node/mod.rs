@@ -99,7 +99,6 @@ pub struct Node {
     monitors: Vec<SocketId>,
     recv_held: usize,
     paused: Vec<LinkId>,
-    map_version: u64,
     next_inode: u64,
     closing: bool,
 }
@@ -128,7 +127,6 @@ impl Node {
             monitors: Vec::new(),
             recv_held: 0,
             paused: Vec::new(),
-            map_version: 0,
             next_inode: 1,
             closing: false,
             config,

@@ -296,14 +296,12 @@ impl Node {
     }
 
     fn map_frame(&mut self, id: LinkId, header: &Header, rope: &Rope) {
-        let Some(link) = self.links.get_mut(id.0) else { return };
-        let conn_id = link.conn;
-        let bowline = self.conns.get(conn_id.0).is_some_and(|c| c.peer.is_bowline());
-        if bowline && header.ack != 0 {
-            if header.ack < link.rx.map_version {
-                return; // overtaken by a newer one
-            }
-            link.rx.map_version = header.ack;
+        let Some(link) = self.links.get(id.0) else { return };
+        let (conn_id, path) = (link.conn, link.path);
+        if let Some(path) = path
+            && self.conns.get(conn_id.0).is_some_and(|c| c.peer.is_bowline())
+        {
+            self.release_by_ack(conn_id, path, header.ack); // [R-2021]
         }
         if rope.len() != MAP_LEN {
             return; // consumed and ignored

@@ -408,13 +408,5 @@ fn gather(slices: &[IoSlice<'_>], len: usize) -> Vec<u8> {
 }
 
 fn local_message(from: Endpoint, data: Rope) -> RecvMsg {
-    RecvMsg {
-        from,
-        seq: 0,
-        data,
-        conn: None,
-        rdma_dest: None,
-        queued_at: None,
-        trace: None,
-    }
+    RecvMsg { from, seq: 0, data, conn: None, rdma_dest: None, queued_at: None, trace: None }
 }

@@ -113,8 +113,13 @@ impl Node {
         }
         if is_map_link {
             conn.map_due = false;
-            // A bowline peer reads the version in h_ack; a kernel ignores it.
-            let ack = if conn.peer.is_bowline() { self.map_version } else { 0 };
+            let mut ack = 0;
+            if conn.peer.is_bowline()
+                && let Some(path) = conn.paths.get(usize::from(index))
+            {
+                ack = path.rx_expected.saturating_sub(1); // [R-2021]
+                link.ack_sent();
+            }
             let header =
                 Header { ack, len: MAP_LEN as u32, flags: Flags::CONG_BITMAP, ..Header::default() };
             let mut bytes = Vec::with_capacity(HEADER_LEN + MAP_LEN);

@@ -3,6 +3,7 @@
 mod support;
 
 mod congestion;
+mod connect;
 mod send;
 mod sockets;
 mod transmit;

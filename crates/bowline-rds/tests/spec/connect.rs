@@ -1,0 +1,601 @@
+//! Sections 2.3, 3.2, 3.5 and 4.2: who connects, how often, and the handshake with a kernel.
+
+use std::time::Duration;
+
+use bowline_rds::{CloseHow, CloseReason, Config, Error, Event, LinkId, PathState, Sysctl};
+use bowline_wire::rds::{Handshake, Header};
+
+use crate::support::*;
+
+const FAR: &str = "10.0.0.2:5000";
+
+fn npaths(lab: &Lab) -> u8 {
+    lab.node.info().connections[0].npaths
+}
+
+fn up(lab: &Lab) -> Vec<u8> {
+    let paths = lab.node.info().paths;
+    paths.iter().filter(|p| p.state == PathState::Up).map(|p| p.index).collect()
+}
+
+// tests [R-201] [R-206], T-5 and T-6 from the smaller side
+#[test]
+fn the_smaller_side_connects_and_opens_with_map_probe_data() {
+    let mut lab = Lab::smaller();
+    let s = lab.bound("10.0.0.1:4000");
+    lab.send(s, FAR, b"first").expect("sent");
+    lab.send(s, FAR, b"second").expect("sent");
+    assert_eq!(lab.connects.len(), 1, "one attempt for both");
+    assert_eq!(lab.connects[0].1, addr("10.0.0.2:16385"));
+    assert_eq!(lab.connects[0].2, 0, "source port of path 0 [R-440]");
+    let link = lab.establish();
+    let frames = lab.frames(link);
+    assert!(frames[0].is_map());
+    assert_eq!(frames[0].header, Header::map());
+    let probes: Vec<_> = frames.iter().filter(|f| f.header.is_probe_ping()).collect();
+    for probe in &probes {
+        let hs = Handshake::parse(&probe.header.ext);
+        assert_eq!((hs.npaths, hs.generation, hs.sport_idx), (Some(8), Some(0x1111), true));
+        assert_eq!(&probe.header.ext[..3], [5, 0, 8], "NPATHS first [R-2002]");
+        assert_eq!(hs.bowline.expect("our own part").path, 0);
+    }
+    let numbered: Vec<_> = frames.iter().filter(|f| f.header.sequence > 0).collect();
+    assert_eq!(numbered[0].header.sequence, 1);
+    assert!(numbered[0].header.is_probe_ping(), "before the sender's own message");
+    assert_eq!(numbered[1].payload, b"first");
+    assert_eq!(numbered[2].payload, b"second");
+    assert_eq!(numbered[2].header.sequence, 3);
+    for f in &frames {
+        assert_eq!((f.header.ack, f.header.credit, f.header.csum), (0, 0, 0), "[R-102]");
+    }
+}
+
+// tests [R-2010]: what greets a peer that may be a kernel is one that a kernel drops as old
+#[test]
+fn the_greeting_of_an_unknown_peer_is_flagged_and_unnumbered() {
+    let mut lab = Lab::smaller();
+    let s = lab.bound("10.0.0.1:4000");
+    lab.send(s, FAR, b"x").expect("sent");
+    let link = lab.establish();
+    let frames = lab.frames(link);
+    assert!(frames[1].header.is_probe_ping());
+    assert_eq!((frames[1].header.sequence, frames[1].retransmitted()), (0, true));
+}
+
+// tests, T-1: an accepted connection gets the map, then a probe
+#[test]
+fn the_larger_side_serves_an_accepted_connection() {
+    let mut lab = Lab::larger();
+    let link = lab.accept(A);
+    assert_eq!(up(&lab), [0]);
+    let frames = lab.frames(link);
+    assert_eq!(frames.len(), 1, "the map");
+    assert!(frames[0].is_map());
+    lab.deliver(link, &[map_of(&[])]);
+    lab.ms(200);
+    let frames = lab.frames(link);
+    assert_eq!(frames.len(), 1, "then the probe, at the latest after a moment");
+    assert!(frames[0].header.is_probe_ping());
+    assert_eq!(frames[0].header.sequence, 1);
+    // A lost probe is repeated on the next connection; an answered one as well.
+    lab.fail(link, CloseReason::Eof);
+    let again = lab.accept(A);
+    lab.ms(300);
+    assert!(lab.frames(again).iter().any(|f| f.header.is_probe_ping()));
+}
+
+// tests, T-2 and T-3 as acceptor, T-4 as R-338 has it
+#[test]
+fn further_connections_take_the_lowest_free_path() {
+    let mut lab = Lab::larger();
+    let mut links = vec![lab.kernel(A, 8)];
+    assert_eq!(npaths(&lab), 8);
+    for n in 1..8 {
+        links.push(lab.accept(A));
+        assert_eq!(up(&lab).len(), n + 1);
+    }
+    lab.fail(links[5], CloseReason::Reset);
+    lab.fail(links[2], CloseReason::Reset);
+    assert_eq!(up(&lab), [0, 1, 3, 4, 6, 7]);
+    lab.accept(A);
+    assert_eq!(up(&lab), [0, 1, 2, 3, 4, 6, 7], "the lowest first [R-420]");
+    lab.accept(A);
+    // The ninth is not reset, but has no path until one of the others is gone.
+    lab.checks.clear();
+    let extra = lab.accept(A);
+    assert_eq!(lab.checks.len(), 8, "TCP is made to look at the others");
+    let s = lab.bound("10.0.0.2:5000");
+    lab.deliver(extra, &[data(5, 9, 5000, b"taken on any connection")]);
+    assert_eq!(lab.recv_all(s), [b"taken on any connection"]);
+    assert!(lab.frames(extra).is_empty(), "nothing is sent on it yet");
+    lab.frames(links[0]);
+    lab.fail(links[3], CloseReason::Reset);
+    assert_eq!(up(&lab).len(), 8);
+    assert!(lab.frames(links[0])[0].is_map(), "on the lowest path, always [R-707]");
+    let s = lab.bound("10.0.0.2:10000"); // path 3
+    lab.send(s, "10.0.0.1:5000", b"x").expect("sent");
+    assert_eq!(lab.data_frames(extra).len(), 1);
+}
+
+// tests: extra connections are bounded, and end
+#[test]
+fn extra_connections_are_few_and_end() {
+    let mut config = config(B);
+    config.limits.links_extra_per_peer = 2;
+    let mut lab = Lab::new(config);
+    lab.kernel(A, 1);
+    let first = lab.accept(A);
+    let second = lab.accept(A);
+    lab.deliver(second, &[map_of(&[])]);
+    let third = lab.accept(A);
+    assert_eq!(lab.closes, [(first, CloseHow::Reset)], "the oldest that never spoke");
+    lab.deliver(third, &[map_of(&[])]);
+    assert_eq!(lab.try_accept(A), None, "all have spoken");
+    assert_eq!(lab.counter("bl_links_refused"), 1);
+    assert!(lab.events.iter().any(|e| matches!(e, Event::Refused { .. })));
+    lab.closes.clear();
+    lab.advance(Duration::from_secs(35));
+    lab.closes.sort_by_key(|c| c.0 != second);
+    assert_eq!(lab.closes, [(second, CloseHow::Drain), (third, CloseHow::Drain)]);
+}
+
+// tests
+#[test]
+fn connections_from_an_own_address_are_refused() {
+    let mut lab = Lab::new(Config { addrs: vec![ip(A), ip(B)], ..Config::default() });
+    let local = addr("10.0.0.2:16385");
+    assert_eq!(lab.node.handle_accepted(lab.now, local, addr("10.0.0.1:9")), None);
+    lab.settle();
+}
+
+// tests, T-18 and T-27
+#[test]
+fn a_knock_makes_the_smaller_side_connect() {
+    let mut lab = Lab::smaller();
+    assert_eq!(lab.try_accept(B), None);
+    assert_eq!(lab.counter("bl_knocks_received"), 1);
+    lab.ms(0);
+    let link = lab.establish();
+    assert_eq!(up(&lab), [0]);
+    assert_eq!(lab.try_accept(B), None, "a knock while the path is up");
+    lab.ms(1000);
+    assert!(lab.connects.is_empty(), "no dial-back");
+    assert_eq!(lab.checks, [link], "but the connection is looked at");
+}
+
+// tests
+#[test]
+fn the_larger_side_only_knocks() {
+    let mut lab = Lab::larger();
+    let s = lab.bound("10.0.0.2:4000");
+    lab.send(s, "10.0.0.1:5000", b"x").expect("sent");
+    assert_eq!(lab.connects.len(), 1);
+    lab.send(s, "10.0.0.1:5000", b"y").expect("sent");
+    assert_eq!(lab.connects.len(), 1, "one knock at a time");
+    let knock = lab.establish();
+    assert_eq!(lab.closes, [(knock, CloseHow::Fin)]);
+    assert!(lab.frames(knock).is_empty(), "nothing is sent on it");
+    let link = lab.accept(A);
+    lab.deliver(link, &[map_of(&[]), pong_with(1, npaths_ext(1))]);
+    let payloads: Vec<_> = lab.data_frames(link).into_iter().map(|f| f.payload).collect();
+    assert_eq!(payloads, [b"x", b"y"]);
+    lab.connects.clear();
+    lab.advance(Duration::from_secs(10));
+    assert!(lab.connects.is_empty(), "no knock without need");
+}
+
+// tests: a knock that failed is repeated while there is something to send
+#[test]
+fn a_failed_knock_is_repeated_while_something_waits() {
+    let mut lab = Lab::larger();
+    let s = lab.bound("10.0.0.2:4000");
+    lab.send(s, "10.0.0.1:5000", b"x").expect("sent");
+    for _ in 0..5 {
+        let (knock, ..) = lab.connects[0];
+        lab.fail(knock, CloseReason::Refused);
+        lab.ms(1001);
+        assert_eq!(lab.connects.len(), 1);
+    }
+    lab.node.close(lab.now, s);
+    let (knock, ..) = lab.connects[0];
+    lab.fail(knock, CloseReason::Refused);
+    // Nothing but the node's own probe is queued; one may still be under way.
+    lab.node.check_invariants();
+}
+
+/// Delays between attempts that all fail, in ms.
+fn delays(lab: &mut Lab, attempts: usize) -> Vec<u64> {
+    let mut out = Vec::new();
+    for _ in 0..attempts {
+        let (link, ..) = lab.connects[0];
+        let before = lab.now;
+        lab.fail(link, CloseReason::Refused);
+        while lab.connects.is_empty() {
+            let at = lab.node.poll_timeout().expect("an attempt is planned");
+            lab.now = lab.now.max(at);
+            lab.node.handle_timeout(lab.now);
+            lab.settle();
+        }
+        out.push(lab.now.saturating_since(before).as_nanos() as u64);
+    }
+    out
+}
+
+// tests, T-26
+#[test]
+fn reconnect_delays_double_at_random_up_to_the_maximum() {
+    let mut largest = [0; 16];
+    for seed in 0..200 {
+        let mut lab = Lab::new(Config { seed, ..config(A) });
+        let s = lab.bound("10.0.0.1:4000");
+        lab.send(s, FAR, b"x").expect("sent");
+        let delays = delays(&mut lab, 16);
+        assert_eq!(delays[0], 0, "the first is immediate");
+        for (n, delay) in delays.iter().enumerate().skip(1) {
+            let bound = (1_000_000_u64 << (n - 1)).min(1_000_000_000);
+            assert!(*delay < bound, "attempt {n} waited {delay}");
+            largest[n] = largest[n].max(*delay);
+        }
+    }
+    for (n, largest) in largest.iter().enumerate().skip(1) {
+        let bound = (1_000_000_u64 << (n - 1)).min(1_000_000_000);
+        assert!(*largest > bound / 2, "delays spread up to the bound");
+    }
+}
+
+// tests with other settings
+#[test]
+fn reconnect_delays_follow_the_sysctls() {
+    let sysctl =
+        Sysctl { reconnect_min_delay_ms: 100, reconnect_max_delay_ms: 150, ..Sysctl::default() };
+    let mut lab = Lab::new(Config { sysctl, ..config(A) });
+    let s = lab.bound("10.0.0.1:4000");
+    lab.send(s, FAR, b"x").expect("sent");
+    let delays = delays(&mut lab, 100);
+    assert!(delays.iter().all(|d| *d < 150_000_000));
+    assert!(delays[2..].iter().any(|d| *d > 100_000_000));
+}
+
+// tests: accepted and reset at once does not count as success
+#[test]
+fn a_peer_that_accepts_and_resets_is_not_stormed() {
+    let mut lab = Lab::smaller();
+    let s = lab.bound("10.0.0.1:4000");
+    lab.send(s, FAR, b"x").expect("sent");
+    let mut attempts = 0;
+    let end = lab.now + Duration::from_secs(10);
+    while lab.now < end {
+        if lab.connects.is_empty() {
+            lab.ms(1);
+            continue;
+        }
+        attempts += 1;
+        let link = lab.establish();
+        lab.fail(link, CloseReason::Reset);
+    }
+    assert!((10..60).contains(&attempts), "{attempts} in ten seconds");
+    assert_eq!(lab.node.send_messages(s), Ok(1));
+    // Confirmed, the next reconnect is immediate.
+    while lab.connects.is_empty() {
+        lab.ms(1);
+    }
+    let link = lab.establish();
+    lab.deliver(link, &[map_of(&[])]);
+    lab.fail(link, CloseReason::Reset);
+    lab.ms(0);
+    assert_eq!(lab.connects.len(), 1);
+}
+
+// tests
+#[test]
+fn a_connect_that_hangs_is_given_up() {
+    let mut lab = Lab::smaller();
+    let s = lab.bound("10.0.0.1:4000");
+    lab.send(s, FAR, b"x").expect("sent");
+    let (link, ..) = lab.connects[0];
+    lab.advance(Duration::from_millis(9_999));
+    assert!(lab.closes.is_empty());
+    lab.ms(2);
+    assert_eq!(lab.closes, [(link, CloseHow::Reset)]);
+    assert_eq!(lab.connects.len(), 1, "and another one begins");
+}
+
+// tests [R-330]: all agreed paths, in ascending order, one by one
+#[test]
+fn the_connector_opens_all_paths_in_order_and_again_after_a_loss() {
+    let mut lab = Lab::smaller();
+    let s = lab.bound("10.0.0.1:4000");
+    lab.send(s, FAR, b"x").expect("sent");
+    let first = lab.establish();
+    lab.deliver(first, &[map_of(&[]), pong_with(1, npaths_ext(8))]);
+    let mut links = vec![first];
+    for index in 1..8 {
+        assert_eq!(lab.connects.len(), 1, "one at a time");
+        assert_eq!(lab.connects[0].2, index);
+        let link = lab.establish();
+        assert!(lab.connects.is_empty(), "not before the acceptor serves it");
+        lab.deliver(link, &[map_of(&[])]);
+        links.push(link);
+    }
+    assert_eq!(up(&lab), [0, 1, 2, 3, 4, 5, 6, 7]);
+    assert!(lab.connects.is_empty());
+    for n in [6, 2] {
+        lab.fail(links[n], CloseReason::Reset);
+    }
+    lab.ms(0);
+    assert_eq!(lab.connects.iter().map(|c| c.2).collect::<Vec<_>>(), [2], "ascending");
+    let link = lab.establish();
+    lab.deliver(link, &[map_of(&[])]);
+    assert_eq!(lab.connects[0].2, 6);
+}
+
+/// Path count after one probe pong with this extension area on a fresh connection.
+fn count_after(area: &[u8]) -> u8 {
+    let mut lab = Lab::larger();
+    let link = lab.accept(A);
+    let mut ext = [0; 16];
+    ext[..area.len()].copy_from_slice(area);
+    lab.deliver(link, &[pong_with(1, ext)]);
+    npaths(&lab)
+}
+
+// tests, T-2 and T-24
+#[test]
+fn path_counts_are_read_as_the_kernel_does() {
+    assert_eq!(count_after(&[]), 1, "no extension");
+    assert_eq!(count_after(&[5, 0, 0]), 1);
+    assert_eq!(count_after(&[5, 0, 1]), 1);
+    assert_eq!(count_after(&[5, 0, 3]), 3);
+    assert_eq!(count_after(&[5, 0, 8]), 8);
+    assert_eq!(count_after(&[5, 0xff, 0xff]), 8);
+    assert_eq!(count_after(&[5, 0, 2, 5, 0, 4]), 4, "the last counts");
+    assert_eq!(count_after(&[6, 0, 0, 0, 0, 5, 0, 2]), 2);
+    assert_eq!(count_after(&[0x10, 5, 0, 8]), 1, "unknown, 16 or more, ends the list");
+    assert_eq!(count_after(&[3, 0, 0, 0, 0, 0, 0, 0, 0, 3, 5, 0, 8]), 1, "crosses the area");
+    assert_eq!(count_after(&[7, 5, 0, 2]), 1, "unknown ends our list [R-117]");
+}
+
+// tests: a missing count leaves what was known
+#[test]
+fn a_missing_count_leaves_the_known_one() {
+    let mut lab = Lab::larger();
+    let link = lab.kernel(A, 8);
+    lab.deliver(link, &[pong_with(2, [0; 16])]);
+    assert_eq!(npaths(&lab), 8);
+    lab.deliver(link, &[ping_with(3, npaths_ext(2))]);
+    assert_eq!(npaths(&lab), 2);
+}
+
+// tests: we announce 8 or 1, and use no more than that
+#[test]
+fn a_single_path_node_says_so() {
+    let mut lab = Lab::new(Config { paths: 1, ..config(B) });
+    let link = lab.accept(A);
+    lab.deliver(link, &[ping_with(1, npaths_ext(8))]);
+    let frames = lab.frames(link);
+    let pong = frames.iter().find(|f| f.header.is_probe_pong()).expect("a pong");
+    assert_eq!(Handshake::parse(&pong.header.ext).npaths, Some(1));
+    assert_eq!(npaths(&lab), 1);
+}
+
+// tests, T-9
+#[test]
+fn pings_are_answered_with_a_bare_header() {
+    let mut lab = Lab::larger();
+    let link = lab.kernel(A, 1);
+    lab.deliver(link, &[data(2, 77, 0, b"5 bts")]);
+    let frames = lab.frames(link);
+    assert_eq!(frames.len(), 1);
+    let h = frames[0].header;
+    assert_eq!((h.sport, h.dport, h.len, h.flags.bits()), (0, 77, 0, 0));
+    assert_eq!(h.ext, [0; 16]);
+    assert_eq!(lab.counter("recv_ping"), 1);
+    lab.deliver(link, &[data(3, 0, 0, b"ignored")]);
+    assert!(lab.frames(link).is_empty());
+    assert_eq!(lab.counter("recv_ping"), 1);
+}
+
+// tests: the pong of a peer is an empty message from port 0
+#[test]
+fn a_pong_reaches_the_application() {
+    let mut lab = Lab::larger();
+    let link = lab.kernel(A, 1);
+    let s = lab.bound("10.0.0.2:5000");
+    lab.send(s, "10.0.0.1:0", b"anything [R-514]").expect("sent");
+    lab.deliver(link, &[data(2, 0, 5000, b"")]);
+    let got = lab.recv(s).expect("a pong");
+    assert_eq!((got.source, text(&got)), (Some(addr("10.0.0.1:0")), vec![]));
+}
+
+// tests, T-19
+#[test]
+fn switched_off_pings_get_no_answer_but_pongs_count() {
+    let mut lab = Lab::larger();
+    lab.node.set_sysctl(lab.now, "net.rds.ping_enable", 0).expect("set");
+    let link = lab.accept(A);
+    lab.deliver(link, &[map_of(&[]), ping_with(1, npaths_ext(8)), data(2, 77, 0, b"")]);
+    assert!(lab.frames(link).iter().all(|f| f.is_map() || f.header.is_probe_ping()));
+    assert_eq!(npaths(&lab), 0, "not evaluated");
+    lab.deliver(link, &[pong_with(3, npaths_ext(4))]);
+    assert_eq!(npaths(&lab), 4);
+}
+
+// tests [B-20]
+#[test]
+fn queued_pongs_are_bounded() {
+    let mut lab = Lab::larger();
+    let link = lab.kernel(A, 1);
+    lab.room = 0;
+    let pings: Vec<_> = (0..100).map(|n| data(2 + n, 77, 0, b"")).collect();
+    lab.deliver(link, &pings);
+    assert_eq!(lab.counter("bl_pongs_dropped"), 36);
+    lab.unblock(link, usize::MAX);
+    assert_eq!(lab.frames(link).len(), 64);
+    lab.deliver(link, &pings[..1]);
+    assert_eq!(lab.frames(link).len(), 1, "released, there is room again");
+}
+
+/// Fresh smaller node with a message of a socket that hashes to path 1.
+fn dialling() -> (Lab, bowline_rds::SocketId, LinkId) {
+    let mut lab = Lab::smaller();
+    lab.acks = false;
+    let s = lab.bound("10.0.0.1:4000");
+    lab.send(s, FAR, b"early").expect("sent");
+    let link = lab.establish();
+    (lab, s, link)
+}
+
+// tests, T-31: path 0 first, other paths when it has caught up
+#[test]
+fn other_paths_wait_until_path_0_has_caught_up() {
+    let (mut lab, s, link) = dialling();
+    assert_eq!(lab.data_frames(link).len(), 1, "no wait for the handshake");
+    lab.deliver(link, &[map_of(&[]), pong_with(1, npaths_ext(8))]);
+    let one = lab.establish();
+    lab.deliver(one, &[map_of(&[])]);
+    lab.send(s, FAR, b"late").expect("sent");
+    assert!(lab.data_frames(one).is_empty(), "held back");
+    assert!(lab.data_frames(link).is_empty());
+    lab.node.handle_tcp_acked(lab.now, link, 0);
+    lab.settle();
+    assert_eq!(lab.data_frames(one)[0].payload, b"late");
+}
+
+// tests: a count that is no power of two is rounded down
+#[test]
+fn three_paths_are_used_as_two_but_all_are_opened() {
+    let mut lab = Lab::smaller();
+    let s = lab.bound("10.0.0.1:20000"); // hash & 7 = 5, & 1 = 1
+    lab.send(s, FAR, b"x").expect("sent");
+    let link = lab.establish();
+    lab.deliver(link, &[map_of(&[]), pong_with(1, npaths_ext(3))]);
+    let one = lab.establish();
+    lab.deliver(one, &[map_of(&[])]);
+    let two = lab.establish();
+    lab.deliver(two, &[map_of(&[])]);
+    assert!(lab.connects.is_empty());
+    lab.written.clear();
+    lab.send(s, FAR, b"y").expect("sent");
+    assert_eq!(lab.data_frames(one).len(), 1);
+}
+
+// tests, T-3 as sender
+#[test]
+fn sockets_spread_over_the_paths_as_the_kernels_do() {
+    let mut lab = Lab::larger();
+    let mut links = vec![lab.kernel(A, 8)];
+    links.extend((1..8).map(|_| lab.accept(A)));
+    lab.written.clear();
+    for (port, path) in [(1000, 4), (2, 2), (4000, 1), (10000, 3), (20000, 5), (65535, 3)] {
+        let s = lab.bound(&format!("10.0.0.2:{port}"));
+        lab.send(s, "10.0.0.1:5000", b"x").expect("sent");
+        let on: Vec<_> = (0..8).filter(|n| !lab.data_frames(links[*n]).is_empty()).collect();
+        assert_eq!(on, [path], "port {port}");
+    }
+}
+
+// tests, T-17: a kernel-like peer that announces another generation
+#[test]
+fn a_changed_generation_drops_what_was_started_for_the_earlier_process() {
+    let ext =
+        |g: u32| Handshake { npaths: Some(1), generation: Some(g), ..Handshake::default() }.emit();
+    let mut lab = Lab::larger();
+    let link = lab.accept(A);
+    lab.deliver(link, &[map_of(&[]), pong_with(1, ext(5))]);
+    let s = lab.bound("10.0.0.2:4000");
+    lab.acks = false;
+    lab.room = 10;
+    lab.send(s, "10.0.0.1:5000", b"started").expect("sent");
+    lab.send(s, "10.0.0.1:5000", b"not started").expect("sent");
+    lab.fail(link, CloseReason::Reset);
+    lab.room = 0;
+    let again = lab.accept(A);
+    // Silence and 0 say nothing.
+    lab.deliver(again, &[pong_with(2, ext(0)), pong_with(3, npaths_ext(1))]);
+    assert_eq!(lab.node.send_messages(s), Ok(2));
+    lab.deliver(again, &[pong_with(4, ext(6))]);
+    assert_eq!(lab.node.send_messages(s), Ok(1), "the started one is gone");
+    assert_eq!(lab.counter("bl_send_drop_restart"), 1);
+    assert!(lab.events.contains(&Event::PeerRestarted { remote: ip(A) }));
+    lab.unblock(again, usize::MAX);
+    let sent = lab.data_frames(again);
+    assert_eq!(sent.len(), 1);
+    assert_eq!((&sent[0].payload[..], sent[0].retransmitted()), (&b"not started"[..], false));
+}
+
+// tests
+#[test]
+fn numbers_begin_where_they_are_told_to() {
+    let mut lab = Lab::new(Config { first_sequence: 1 << 60, ..config(A) });
+    let s = lab.bound("10.0.0.1:4000");
+    lab.send(s, FAR, b"x").expect("sent");
+    let link = lab.establish();
+    let numbers: Vec<_> = lab.frames(link).iter().map(|f| f.header.sequence).collect();
+    assert!(numbers.contains(&(1 << 60)) && numbers.contains(&((1 << 60) + 1)), "{numbers:?}");
+}
+
+// tests
+#[test]
+fn a_lost_local_address_only_delays() {
+    let mut lab = Lab::smaller();
+    let s = lab.bound("10.0.0.1:4000");
+    lab.send(s, FAR, b"x").expect("sent");
+    lab.node.remove_local(ip(A));
+    for _ in 0..5 {
+        let (link, ..) = lab.connects[0];
+        lab.fail(link, CloseReason::AddrNotAvailable);
+        lab.ms(1000);
+        assert_eq!(lab.connects.len(), 1);
+    }
+    let t = lab.node.socket().expect("a socket");
+    assert_eq!(lab.node.bind(t, addr("10.0.0.1:9")), Err(Error::AddrNotAvailable));
+    lab.node.add_local(ip(A));
+    let link = lab.establish();
+    assert_eq!(lab.data_frames(link).len(), 1);
+}
+
+// tests the limit of unproven peers [B-18]
+#[test]
+fn strangers_push_out_strangers_only() {
+    let mut config = config(B);
+    config.limits.peers_unproven = 3;
+    let mut lab = Lab::new(config);
+    let friend = lab.kernel(A, 1);
+    let strangers: Vec<_> = (0..10).map(|n| lab.accept(&format!("9.0.0.{n}"))).collect();
+    let gone: Vec<_> = lab.closes.iter().map(|c| c.0).collect();
+    assert_eq!(gone, strangers[..7], "the oldest first");
+    assert!(!gone.contains(&friend));
+    assert_eq!(lab.node.info().connections.len(), 4);
+}
+
+// tests the cut that the vendor's reset and the tests of drivers use
+#[test]
+fn dropped_links_come_back() {
+    let mut lab = Lab::larger();
+    lab.kernel(A, 1);
+    lab.kernel("10.0.0.0", 1);
+    assert_eq!(lab.node.drop_links(lab.now, Some(ip(A))), 1);
+    assert_eq!(lab.node.drop_links(lab.now, None), 1);
+    lab.settle();
+    assert!(lab.closes.iter().all(|c| c.1 == CloseHow::Reset));
+    assert_eq!(up(&lab), [0_u8; 0]);
+    lab.accept(A);
+    assert_eq!(up(&lab), [0]);
+}
+
+// tests the end of a node
+#[test]
+fn a_closing_node_neither_connects_nor_accepts() {
+    let mut lab = Lab::smaller();
+    let s = lab.bound("10.0.0.1:4000");
+    let link = lab.dial_kernel(s, FAR);
+    lab.node.close_links(lab.now);
+    lab.settle();
+    assert_eq!(lab.closes, [(link, CloseHow::Drain)]);
+    lab.fail(link, CloseReason::Eof);
+    lab.send(s, FAR, b"x").expect("queued");
+    assert_eq!(lab.try_accept(B), None);
+    lab.ms(5000);
+    assert!(lab.connects.is_empty());
+    assert!(lab.node.unsent_total() > 0);
+}
