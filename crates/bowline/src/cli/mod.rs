@@ -59,6 +59,24 @@ impl From<bowline::rds::Error> for Failure {
     }
 }
 
+/// Starts a node with one address, or with those of its builder; an error names the place.
+pub(crate) fn start_node(
+    builder: bowline::rds::Builder,
+    addresses: &[std::net::IpAddr],
+) -> Outcome<bowline::rds::Node> {
+    const EADDRNOTAVAIL: i32 = 99;
+    let builder = addresses.iter().fold(builder, |builder, address| builder.address(*address));
+    builder.build().map_err(|error| {
+        let names: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+        let place = if names.is_empty() { "every address".to_owned() } else { names.join(", ") };
+        Failure::Failed(if error.errno() == EADDRNOTAVAIL {
+            format!("no node on {place}: this machine has no such address; see `ip address`")
+        } else {
+            format!("no node on {place}: {error}")
+        })
+    })
+}
+
 /// Result of a command.
 pub(crate) type Outcome<T = ()> = Result<T, Failure>;
 

@@ -21,6 +21,7 @@ use super::{
     config::{self, File, Poll},
     control::{self, Server},
     snapshot::NodeFacts,
+    start_node,
     stop::Stop,
 };
 
@@ -165,9 +166,6 @@ impl Settings {
 
     fn build(&self) -> Outcome<Node> {
         let mut builder = Node::builder().end_to_end(self.end_to_end);
-        for address in &self.addresses {
-            builder = builder.address(*address);
-        }
         if let Some(paths) = self.paths {
             builder = builder.paths(paths);
         }
@@ -186,7 +184,7 @@ impl Settings {
         if self.congestion_control.is_some() {
             builder = builder.congestion_control(self.congestion_control.clone());
         }
-        let node = builder.build()?;
+        let node = start_node(builder, &self.addresses)?;
         // One by one and not through the builder, so that an error names the setting.
         for (name, value) in &self.sysctl {
             node.set_sysctl(name, *value).map_err(|error| {

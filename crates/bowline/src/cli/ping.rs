@@ -17,6 +17,7 @@ use super::{
     args::{Family, host, interval, number, number32, route_to},
     histogram::Histogram,
     out::strerror,
+    start_node,
     stop::Stop,
 };
 
@@ -104,7 +105,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
         return Err(Failure::usage(format!("{local} and {remote} are not of one family")));
     }
     let stop = Stop::install()?;
-    let node = Node::builder().address(local).build()?;
+    let node = start_node(Node::builder(), &[local])?;
     let slots = (0..SOCKETS)
         .map(|_| Ok(Slot { socket: open(&node, local)?, request: None, answered: None }))
         .collect::<Outcome<Vec<_>>>()?;

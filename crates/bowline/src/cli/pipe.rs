@@ -16,6 +16,7 @@ use super::{
     Failure, Outcome,
     args::{endpoint, interval, number},
     out::{Progress, bytes},
+    start_node,
     stop::Stop,
 };
 
@@ -143,7 +144,7 @@ pub(crate) fn run_send(args: &SendArgs) -> Outcome {
         )
     };
     let stop = Stop::install()?;
-    let node = Node::builder().address(args.source.ip()).build()?;
+    let node = start_node(Node::builder(), &[args.source.ip()])?;
     let socket = open(&node, args.source)?;
     let mut meter = Meter::new(args.interval);
     let mut buffer = vec![0; args.message as usize];
@@ -218,7 +219,7 @@ pub(crate) fn run_recv(args: &RecvArgs) -> Outcome {
     };
     let failed = |error: io::Error| Failure::failed(format!("cannot write {}: {error}", args.file));
     let stop = Stop::install()?;
-    let node = Node::builder().address(args.source.ip()).build()?;
+    let node = start_node(Node::builder(), &[args.source.ip()])?;
     let socket = open(&node, args.source)?;
     let mut meter = Meter::new(args.interval);
     let mut inbox = Vec::new();

@@ -200,7 +200,7 @@ fn a_bad_setting_is_named() {
 #[test]
 fn a_stream_goes_through_messages() {
     let folder = Folder::new();
-    let data: Vec<u8> = (0..300_000u32).map(|i| (i * i >> 7) as u8).collect();
+    let data: Vec<u8> = (0..300_000u32).map(|i| (i.wrapping_mul(i) >> 7) as u8).collect();
     let input = folder.path().join("in");
     let output = folder.path().join("out");
     std::fs::write(&input, &data).expect("a file");

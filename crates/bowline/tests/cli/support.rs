@@ -14,10 +14,10 @@ use std::{
 const DEADLINE: Duration = Duration::from_secs(60);
 
 /// A folder that is removed at the end; it also is the place of control sockets.
-pub struct Folder(PathBuf);
+pub(crate) struct Folder(PathBuf);
 
 impl Folder {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let name = format!("bowline-cli-{}-{number}", std::process::id());
@@ -26,11 +26,11 @@ impl Folder {
         Self(path)
     }
 
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.0
     }
 
-    pub fn write(&self, name: &str, text: &str) -> PathBuf {
+    pub(crate) fn write(&self, name: &str, text: &str) -> PathBuf {
         let path = self.0.join(name);
         std::fs::write(&path, text).expect("a file");
         path
@@ -45,23 +45,23 @@ impl Drop for Folder {
 
 /// A finished command.
 #[derive(Debug)]
-pub struct Done {
-    pub code: Option<i32>,
-    pub out: String,
-    pub err: String,
+pub(crate) struct Done {
+    pub(crate) code: Option<i32>,
+    pub(crate) out: String,
+    pub(crate) err: String,
 }
 
 impl Done {
     /// Asserts the exit status, with everything printed in the message.
     #[track_caller]
-    pub fn exits(self, code: i32) -> Self {
+    pub(crate) fn exits(self, code: i32) -> Self {
         assert_eq!(self.code, Some(code), "{self:?}");
         self
     }
 
     /// Asserts that standard error is one line that contains all of this.
     #[track_caller]
-    pub fn complains(&self, parts: &[&str]) {
+    pub(crate) fn complains(&self, parts: &[&str]) {
         assert_eq!(self.err.lines().count(), 1, "{self:?}");
         for part in parts {
             assert!(self.err.contains(part), "no {part:?} in {self:?}");
@@ -70,7 +70,7 @@ impl Done {
 }
 
 /// A running command; it is killed when it is dropped.
-pub struct Running {
+pub(crate) struct Running {
     child: Child,
     out: Option<BufReader<ChildStdout>>,
     seen: String,
@@ -78,12 +78,12 @@ pub struct Running {
 }
 
 /// Starts `bowline` with these words; control sockets go to `folder`.
-pub fn start(folder: &Folder, words: &[&str]) -> Running {
+pub(crate) fn start(folder: &Folder, words: &[&str]) -> Running {
     start_as(env!("CARGO_BIN_EXE_bowline").as_ref(), folder, words)
 }
 
 /// Starts another name of the program.
-pub fn start_as(program: &OsStr, folder: &Folder, words: &[&str]) -> Running {
+pub(crate) fn start_as(program: &OsStr, folder: &Folder, words: &[&str]) -> Running {
     let mut child = Command::new(program)
         .args(words)
         .env("XDG_RUNTIME_DIR", folder.path())
@@ -105,14 +105,14 @@ pub fn start_as(program: &OsStr, folder: &Folder, words: &[&str]) -> Running {
 }
 
 /// Runs `bowline` to its end.
-pub fn run(folder: &Folder, words: &[&str]) -> Done {
+pub(crate) fn run(folder: &Folder, words: &[&str]) -> Done {
     start(folder, words).finish()
 }
 
 impl Running {
     /// Reads lines until one contains `part`; the end of the output before it fails the test.
     #[track_caller]
-    pub fn expect(&mut self, part: &str) -> &mut Self {
+    pub(crate) fn expect(&mut self, part: &str) -> &mut Self {
         let Some(out) = &mut self.out else { panic!("nothing to read") };
         loop {
             let mut line = String::new();
@@ -127,14 +127,14 @@ impl Running {
         }
     }
 
-    pub fn signal(&self, name: &str) {
+    pub(crate) fn signal(&self, name: &str) {
         let status = Command::new("kill").args([name, &self.child.id().to_string()]).status();
         assert!(status.expect("kill runs").success());
     }
 
     /// Waits for the end; a command that does not end fails the test.
     #[track_caller]
-    pub fn finish(mut self) -> Done {
+    pub(crate) fn finish(mut self) -> Done {
         let reader = self.out.take().map(|mut out| {
             thread::spawn(move || {
                 let mut text = String::new();
@@ -170,7 +170,7 @@ impl Drop for Running {
 }
 
 /// Sends one line to a control socket and returns the answer.
-pub fn control(path: &Path, line: &str) -> serde_json::Value {
+pub(crate) fn control(path: &Path, line: &str) -> serde_json::Value {
     let mut stream = std::os::unix::net::UnixStream::connect(path).expect("a control socket");
     stream.set_read_timeout(Some(DEADLINE)).expect("a timeout");
     writeln!(stream, "{line}").expect("a request");

@@ -10,7 +10,7 @@ mod side;
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener},
-    sync::atomic::Ordering,
+    sync::{atomic::Ordering, mpsc},
     time::{Duration, Instant},
 };
 
@@ -19,13 +19,14 @@ use bowline::rds::Node;
 pub(crate) use self::peer::{PeerArgs, run_peer};
 use self::{
     peer::{Peer, Word},
-    side::{ECHO_PORT, Report, SOCKETS, Side},
+    side::{Cut, Cuts, ECHO_PORT, Report, SOCKETS, Side, Work},
 };
 use super::{
     Failure, Outcome,
     args::number,
     histogram::Histogram,
     out::{Progress, bytes, count},
+    start_node,
     stop::Stop,
 };
 
@@ -90,9 +91,12 @@ pub(crate) fn run(args: &Args) -> Outcome {
     if local == remote || local.is_ipv4() != remote.is_ipv4() {
         return Err(Failure::usage("--local and --remote must be two addresses of one family"));
     }
-    let node = Node::builder().address(local).build()?;
-    let share = args.bytes.div_ceil(2);
-    let mut peer = Peer::start(remote, local, share, args.seed.wrapping_add(1000))?;
+    let node = start_node(Node::builder(), &[local])?;
+    let bytes_each = args.bytes.div_ceil(2);
+    let cuts = Cuts::of_a(args.cuts, bytes_each);
+    let work = Work { remote, bytes: bytes_each, seed: args.seed, cuts };
+    let theirs = Work { seed: args.seed.wrapping_add(1000), ..work.clone() };
+    let mut peer = Peer::start(remote, local, &theirs)?;
     match peer.listen(READY_TIMEOUT) {
         Some(Word::Ready) => {}
         Some(Word::Lost(text)) => return Err(Failure::Failed(text)),
@@ -116,8 +120,13 @@ pub(crate) fn run(args: &Args) -> Outcome {
     );
     let start = Instant::now();
     peer.tell("start");
-    let side = Side::start(&node, sockets, remote, share, args.seed)?;
-    let result = move_data(args, &node, side, &mut peer, &stop, start, echo)?;
+    let (told, cuts) = mpsc::channel();
+    let on_cut = move |cut| {
+        // At the end of the run nobody listens any more.
+        let _ = told.send(cut);
+    };
+    let side = Side::start(&node, sockets, work, on_cut)?;
+    let result = move_data(args, side, &cuts, &mut peer, &stop, start, echo);
     peer.tell("quit");
     drop(peer);
     conclude(args, &result)
@@ -187,22 +196,31 @@ fn measure_echo(node: &Node, local: IpAddr, remote: IpAddr, stop: &Stop) -> Outc
 
 fn move_data(
     args: &Args,
-    node: &Node,
     side: Side,
+    our_cuts: &mpsc::Receiver<Cut>,
     peer: &mut Peer,
     stop: &Stop,
     start: Instant,
     echo: Histogram,
-) -> Outcome<Figures> {
+) -> Figures {
     let mut progress = Progress::new(args.progress);
     let watched = side.progress();
     let share = args.bytes.div_ceil(2).max(1);
     let (mut cuts, mut connections_cut) = (0, 0);
-    let mut elapsed = None;
     let mut theirs: Option<Report> = None;
+    let mut cut = |progress: &mut Progress, name: &str, cut: Cut| {
+        cuts += 1;
+        connections_cut += cut.connections;
+        progress.clear();
+        let Cut { percent, connections } = cut;
+        tell!(args, "   at {percent:2} %: node {name} resets its {connections} TCP connections");
+    };
     let problem = loop {
+        while let Ok(made) = our_cuts.try_recv() {
+            cut(&mut progress, "A", made);
+        }
         match peer.listen(TICK) {
-            Some(Word::Cut(number)) => connections_cut += number,
+            Some(Word::Cut(made)) => cut(&mut progress, "B", made),
             Some(Word::Report(report)) => theirs = Some(*report),
             Some(Word::Lost(text)) => break Some(text),
             Some(Word::Ready) | None => {}
@@ -210,24 +228,7 @@ fn move_data(
         let received = watched.received.load(Ordering::Relaxed);
         let percent = (100 * received / share).min(100);
         progress.show(format_args!("   {percent} % of {}", bytes(args.bytes)));
-        // Evenly over the way, and none so late that nothing follows it.
-        let due = u64::from(cuts + 1) * share / (u64::from(args.cuts) + 1);
-        if cuts < args.cuts && received >= due && !side.is_finished() {
-            cuts += 1;
-            progress.clear();
-            if cuts % 2 == 1 {
-                let number = node.drop_connections(None);
-                connections_cut += number;
-                tell!(args, "   at {percent:2} %: node A resets its {number} TCP connections");
-            } else {
-                peer.tell("cut");
-                tell!(args, "   at {percent:2} %: node B resets its TCP connections");
-            }
-        }
-        if side.is_finished() && elapsed.is_none() {
-            elapsed = Some(start.elapsed());
-        }
-        if elapsed.is_some() && theirs.is_some() {
+        if side.is_finished() && theirs.is_some() {
             break None;
         }
         if watched.abort.load(Ordering::Relaxed) && side.is_finished() {
@@ -250,7 +251,10 @@ fn move_data(
     let mut a = side.finish();
     a.errors.extend(problem);
     let b = theirs.unwrap_or_default();
-    Ok(Figures { a, b, echo, elapsed, cuts, connections_cut })
+    while let Ok(made) = our_cuts.try_recv() {
+        cut(&mut progress, "A", made);
+    }
+    Figures { a, b, echo, elapsed, cuts, connections_cut }
 }
 
 /// Compares what was sent with what was received, flow by flow.

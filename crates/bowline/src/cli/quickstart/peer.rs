@@ -1,8 +1,8 @@
 //! Node B of the quickstart: a process of its own that obeys lines on its standard input.
 //!
 //! ```text
-//! A -> B  start | cut | abort | quit (or the end of the input)
-//! B -> A  ready | cut N | report {...} | error TEXT
+//! A -> B  start | abort | quit (or the end of the input)
+//! B -> A  ready | cut PERCENT CONNECTIONS | report {...} | error TEXT
 //! ```
 
 use std::{
@@ -16,8 +16,8 @@ use std::{
 
 use bowline::rds::{Node, Socket};
 
-use super::side::{ECHO_PORT, Progress, Report, Side};
-use crate::cli::{Failure, Outcome};
+use super::side::{Cut, Cuts, ECHO_PORT, Progress, Report, Side, Work};
+use crate::cli::{Failure, Outcome, start_node};
 
 const QUIT_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -32,11 +32,13 @@ pub(crate) struct PeerArgs {
     bytes: u64,
     #[arg(long)]
     seed: u64,
+    #[arg(long)]
+    cuts: u32,
 }
 
 /// Runs node B.
 pub(crate) fn run_peer(args: &PeerArgs) -> Outcome {
-    let node = Node::builder().address(args.local).build()?;
+    let node = start_node(Node::builder(), &[args.local])?;
     let mut sockets = Some(Side::bind(&node, args.local)?);
     let echo = node.bind(SocketAddr::new(args.local, ECHO_PORT))?;
     thread::spawn(move || answer(&echo));
@@ -46,11 +48,13 @@ pub(crate) fn run_peer(args: &PeerArgs) -> Outcome {
         match line.as_deref() {
             Ok("start") => {
                 let Some(sockets) = sockets.take() else { continue };
-                let started = Side::start(&node, sockets, args.remote, args.bytes, args.seed)?;
+                let cuts = Cuts::of_b(args.cuts, args.bytes);
+                let told = |cut: Cut| say!("cut {} {}", cut.percent, cut.connections);
+                let work = Work { remote: args.remote, bytes: args.bytes, seed: args.seed, cuts };
+                let started = Side::start(&node, sockets, work, told)?;
                 progress = Some(started.progress());
                 thread::spawn(move || report(started));
             }
-            Ok("cut") => say!("cut {}", node.drop_connections(None)),
             Ok("abort") => {
                 progress.iter().for_each(|side| side.abort.store(true, Ordering::Relaxed));
             }
@@ -82,7 +86,7 @@ fn report(side: Side) {
 #[derive(Debug)]
 pub(crate) enum Word {
     Ready,
-    Cut(usize),
+    Cut(Cut),
     Report(Box<Report>),
     /// An error, or the end of the process.
     Lost(String),
@@ -98,14 +102,15 @@ pub(crate) struct Peer {
 
 impl Peer {
     /// Starts this program once more, as node B.
-    pub(crate) fn start(local: IpAddr, remote: IpAddr, bytes: u64, seed: u64) -> Outcome<Self> {
+    pub(crate) fn start(local: IpAddr, remote: IpAddr, work: &Work) -> Outcome<Self> {
         let failed = |error: std::io::Error| {
             Failure::failed(format!("cannot start the second process: {error}"))
         };
         let mut child = Command::new(std::env::current_exe().map_err(failed)?)
             .arg("quickstart-peer")
             .args(["--local", &local.to_string(), "--remote", &remote.to_string()])
-            .args(["--bytes", &bytes.to_string(), "--seed", &seed.to_string()])
+            .args(["--bytes", &work.bytes.to_string(), "--seed", &work.seed.to_string()])
+            .args(["--cuts", &work.cuts.all.to_string()])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -166,7 +171,13 @@ fn understand(line: &str) -> Word {
     let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
     match word {
         "ready" => Word::Ready,
-        "cut" => Word::Cut(rest.parse().unwrap_or(0)),
+        "cut" => {
+            let (percent, connections) = rest.split_once(' ').unwrap_or((rest, ""));
+            match (percent.parse(), connections.parse()) {
+                (Ok(percent), Ok(connections)) => Word::Cut(Cut { percent, connections }),
+                _ => Word::Lost(format!("node B says: {line}")),
+            }
+        }
         "report" => match serde_json::from_str(rest) {
             Ok(report) => Word::Report(report),
             Err(error) => Word::Lost(format!("node B's report cannot be read: {error}")),

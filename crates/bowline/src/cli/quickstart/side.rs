@@ -8,7 +8,7 @@ use std::{
     net::{IpAddr, SocketAddr},
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     thread::{self, JoinHandle},
     time::Duration,
@@ -55,6 +55,56 @@ pub(crate) struct Report {
     pub(crate) errors: Vec<String>,
 }
 
+/// When one side cuts all its connections: at fixed amounts of received bytes, so that the number
+/// of cuts does not depend on the speed of the machine. Node A makes the first, third and so on.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Cuts {
+    /// Cuts of both sides.
+    pub(crate) all: u32,
+    /// Received bytes at which this side cuts.
+    due: Vec<u64>,
+}
+
+impl Cuts {
+    /// Returns the part of node A in `all` cuts while it receives `bytes`.
+    pub(crate) fn of_a(all: u32, bytes: u64) -> Self {
+        Self::every_other(all, bytes, 1)
+    }
+
+    /// Returns the part of node B.
+    pub(crate) fn of_b(all: u32, bytes: u64) -> Self {
+        Self::every_other(all, bytes, 2)
+    }
+
+    fn every_other(all: u32, bytes: u64, first: u64) -> Self {
+        let parts = u128::from(all) + 1;
+        let due = (first..=u64::from(all))
+            .step_by(2)
+            // A part of a whole that fits: the division brings it back into 64 bits.
+            .map(|number| (u128::from(bytes) * u128::from(number) / parts) as u64)
+            .collect();
+        Self { all, due }
+    }
+}
+
+/// A cut that was made.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Cut {
+    /// How far the side that made it was.
+    pub(crate) percent: u64,
+    pub(crate) connections: usize,
+}
+
+/// What a side has to do.
+#[derive(Clone, Debug)]
+pub(crate) struct Work {
+    pub(crate) remote: IpAddr,
+    /// To send; the other side sends as much.
+    pub(crate) bytes: u64,
+    pub(crate) seed: u64,
+    pub(crate) cuts: Cuts,
+}
+
 /// Progress of a side, for those who watch it.
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
@@ -75,7 +125,11 @@ pub(crate) struct Side {
 }
 
 struct Shared {
-    remote: IpAddr,
+    node: Node,
+    work: Work,
+    /// Cuts made so far.
+    cuts: AtomicUsize,
+    on_cut: Box<dyn Fn(Cut) + Send + Sync>,
     bytes_per_socket: u64,
     pool: Pool,
     progress: Arc<Progress>,
@@ -86,6 +140,26 @@ impl Shared {
     fn fail(&self, text: String) {
         lock(&self.report).errors.push(text);
         self.progress.abort.store(true, Ordering::Relaxed);
+    }
+
+    /// Counts received bytes and cuts the connections when it is time. Whoever takes the number of
+    /// a cut makes it.
+    fn received(&self, bytes: u64) {
+        let before = self.progress.received.fetch_add(bytes, Ordering::Relaxed);
+        loop {
+            let number = self.cuts.load(Ordering::Relaxed);
+            let due = self.work.cuts.due.get(number);
+            if due.is_none_or(|due| before + bytes < *due) {
+                return;
+            }
+            let take =
+                |ordering| self.cuts.compare_exchange(number, number + 1, ordering, ordering);
+            if take(Ordering::Relaxed).is_ok() {
+                let connections = self.node.drop_connections(None);
+                let percent = 100 * (before + bytes) / self.work.bytes.max(1);
+                (self.on_cut)(Cut { percent: percent.min(100), connections });
+            }
+        }
     }
 
     fn aborted(&self) -> bool {
@@ -114,21 +188,24 @@ impl Side {
             .collect()
     }
 
-    /// Starts to send `bytes` and to receive what the other side sends.
+    /// Starts to send, and to receive what the other side sends; `on_cut` hears of every cut.
     pub(crate) fn start(
         node: &Node,
         sockets: Vec<Arc<Socket>>,
-        remote: IpAddr,
-        bytes: u64,
-        seed: u64,
+        work: Work,
+        on_cut: impl Fn(Cut) + Send + Sync + 'static,
     ) -> Outcome<Self> {
+        let seed = work.seed;
         let progress: Arc<Progress> = Arc::default();
         let flows = usize::from(SOCKETS) * usize::from(SOCKETS);
         let report = Report { sent: vec![0; flows], received: vec![0; flows], ..Report::default() };
         let report = Arc::new(Mutex::new(report));
         let shared = Arc::new(Shared {
-            remote,
-            bytes_per_socket: bytes.div_ceil(u64::from(SOCKETS)),
+            node: node.clone(),
+            bytes_per_socket: work.bytes.div_ceil(u64::from(SOCKETS)),
+            work,
+            cuts: AtomicUsize::new(0),
+            on_cut: Box::new(on_cut),
             pool: Pool::new(seed),
             progress: Arc::clone(&progress),
             report: Arc::clone(&report),
@@ -205,7 +282,7 @@ fn send(socket: &Socket, from: u8, seed: u64, shared: &Shared) {
         let payload = shared.pool.payload(random.message_len() - HEADER_LEN, random.next());
         let sequence = next[usize::from(to)];
         let header = Header { sequence, sent_ns: clock_ns(), from, to, last }.encode(payload);
-        let place = SocketAddr::new(shared.remote, FIRST_PORT + u16::from(to));
+        let place = SocketAddr::new(shared.work.remote, FIRST_PORT + u16::from(to));
         if let Err(error) =
             socket.send_vectored_to(&[IoSlice::new(&header), IoSlice::new(payload)], place)
         {
@@ -281,7 +358,7 @@ fn receive(socket: &Socket, to: u8, shared: &Shared) {
         for message in &inbox {
             ledger.enter(message, to);
         }
-        shared.progress.received.fetch_add(ledger.bytes - before, Ordering::Relaxed);
+        shared.received(ledger.bytes - before);
     }
     let mut report = lock(&shared.report);
     for (from, count) in ledger.expected.iter().enumerate() {

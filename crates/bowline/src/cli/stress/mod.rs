@@ -30,7 +30,7 @@ use self::{
 use super::{
     Failure, Outcome,
     args::{Family, host, number32},
-    control, out,
+    control, out, start_node,
     stop::Stop,
 };
 
@@ -396,7 +396,7 @@ struct Run<'a> {
 impl<'a> Run<'a> {
     fn new(args: &'a Args, setup: Setup, stream: TcpStream, active: bool) -> Outcome<Self> {
         let block = setup.block.clone();
-        let node = Node::builder().address(IpAddr::V4(setup.local)).build()?;
+        let node = start_node(Node::builder(), &[IpAddr::V4(setup.local)])?;
         let tasks = (0..block.tasks)
             .map(|index| Task::new(&node, setup.clone(), index).map_err(Failure::Failed))
             .collect::<Outcome<Vec<_>>>()?;
