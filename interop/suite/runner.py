@@ -37,6 +37,7 @@ def parse(about, argv):
     p.add_argument("--append", action="append", default=[], metavar="ARG", help="kernel argument of the guest")
     p.add_argument("--keep", action="store_true", help="leave the guests running at the end")
     p.add_argument("--repeat", type=int, default=1, metavar="N", help="run every case N times")
+    p.add_argument("--fail-fast", action="store_true", help="end after the first failed case")
     return p.parse_args(argv)
 
 
@@ -173,6 +174,8 @@ def main(about, argv=None):
                 r["note"] if r["result"] != "FAILED" else ""))
             if r["result"] == "FAILED":
                 report_failure(r)
+                if a.fail_fast:
+                    break
             for g in world.guests():
                 if not alive(g):
                     say("guest %s is not running any more" % g)

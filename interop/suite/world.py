@@ -111,7 +111,7 @@ class Case:
             if x.startswith(self.id + "."):
                 os.unlink(os.path.join(self.w.logs, x))
         if self.w.capture:
-            cap_start("a", self.log + ".pcap", 400, ["tcp", "port", "16385"])
+            cap_start("a", self.log + ".pcap", 9000, ["tcp", "port", "16385"])
         if self.spec.bare:
             return
         self.start_kernel()
