@@ -67,6 +67,8 @@ pub(crate) struct Conn {
     /// Accepted links without a path, oldest first.
     pub(crate) extra: VecDeque<LinkId>,
     pub(crate) dedup: Option<Box<Dedup>>,
+    /// Links there have been.
+    pub(crate) links_made: u64,
     /// Bytes of its messages that wait for readers, as limits count them.
     pub(crate) recv_held: usize,
     pub(crate) last_used: Instant,

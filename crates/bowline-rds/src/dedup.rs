@@ -3,7 +3,8 @@
 //! Such a peer repeats a message (flag 0x04) only if its TCP had no acknowledgement of the last
 //! byte when the connection broke, so only messages of the last receive window can come again.
 //! Each one received in that window is remembered; a flagged message that equals one from another
-//! TCP connection is a duplicate.
+//! TCP connection is a duplicate. So is a plain one on a connection older than the one that brought
+//! its flagged copy: it was overtaken on the way.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -26,11 +27,20 @@ struct Key {
     dport: u16,
 }
 
+/// How a message came.
+#[derive(Clone, Copy, Debug)]
+struct Arrival {
+    link: LinkId,
+    /// Age of the link among its peer's.
+    serial: u64,
+    flagged: bool,
+}
+
 /// What came lately from one peer.
 #[derive(Debug, Default)]
 pub(crate) struct Dedup {
-    /// The link each message came on last, and when.
-    seen: HashMap<Key, (LinkId, u64)>,
+    /// How each message came last, and when.
+    seen: HashMap<Key, (Arrival, u64)>,
     /// The same in order of arrival, for forgetting.
     order: VecDeque<(Key, u64)>,
     /// Bytes received from this peer on all links.
@@ -39,7 +49,14 @@ pub(crate) struct Dedup {
 
 impl Dedup {
     /// Tells whether a complete message is one that came before on another link, and remembers it.
-    pub(crate) fn is_duplicate(&mut self, link: LinkId, header: &Header, payload: &Rope) -> bool {
+    /// `serial` grows with every new link of the peer.
+    pub(crate) fn is_duplicate(
+        &mut self,
+        link: LinkId,
+        serial: u64,
+        header: &Header,
+        payload: &Rope,
+    ) -> bool {
         let key = Key {
             sequence: header.sequence,
             digest: digest(payload),
@@ -49,7 +66,8 @@ impl Dedup {
         };
         self.received += HEADER_LEN as u64 + u64::from(header.len);
         let flagged = header.flags.contains(bowline_wire::rds::Flags::RETRANSMITTED);
-        let before = self.seen.insert(key, (link, self.received));
+        let arrival = Arrival { link, serial, flagged };
+        let before = self.seen.insert(key, (arrival, self.received));
         self.order.push_back((key, self.received));
         let oldest = self.received.saturating_sub(WINDOW);
         while let Some((old, at)) = self.order.front().copied() {
@@ -61,7 +79,9 @@ impl Dedup {
                 self.seen.remove(&old);
             }
         }
-        flagged && before.is_some_and(|(on, _)| on != link)
+        before.is_some_and(|(before, _)| {
+            before.link != link && (flagged || (before.flagged && serial < before.serial))
+        })
     }
 
     /// Forgets everything: the peer has restarted.
@@ -120,13 +140,25 @@ mod tests {
         let other = Rope::from_vec(b"hullo".to_vec());
         let again = Flags::RETRANSMITTED;
         let mut dedup = Dedup::default();
-        assert!(!dedup.is_duplicate(a, &header(7, Flags::NONE), &text));
-        assert!(!dedup.is_duplicate(b, &header(7, Flags::NONE), &text), "unflagged");
-        assert!(!dedup.is_duplicate(a, &header(7, again), &other), "other payload");
-        assert!(dedup.is_duplicate(a, &header(7, again), &text));
+        assert!(!dedup.is_duplicate(a, 1, &header(7, Flags::NONE), &text));
+        assert!(!dedup.is_duplicate(b, 2, &header(7, Flags::NONE), &text), "unflagged");
+        assert!(!dedup.is_duplicate(a, 1, &header(7, again), &other), "other payload");
+        assert!(dedup.is_duplicate(a, 1, &header(7, again), &text));
         let mut dedup = Dedup::default();
-        assert!(!dedup.is_duplicate(a, &header(7, Flags::NONE), &text));
-        assert!(!dedup.is_duplicate(a, &header(7, again), &text), "same link");
+        assert!(!dedup.is_duplicate(a, 1, &header(7, Flags::NONE), &text));
+        assert!(!dedup.is_duplicate(a, 1, &header(7, again), &text), "same link");
+    }
+
+    #[test]
+    fn a_message_overtaken_by_its_repetition_is_a_duplicate() {
+        let (old, new, newest) = (LinkId((0, 1)), LinkId((1, 1)), LinkId((2, 1)));
+        let text = Rope::from_vec(b"hello".to_vec());
+        let mut dedup = Dedup::default();
+        assert!(!dedup.is_duplicate(new, 2, &header(7, Flags::RETRANSMITTED), &text));
+        assert!(dedup.is_duplicate(old, 1, &header(7, Flags::NONE), &text));
+        let mut dedup = Dedup::default();
+        assert!(!dedup.is_duplicate(new, 2, &header(7, Flags::RETRANSMITTED), &text));
+        assert!(!dedup.is_duplicate(newest, 3, &header(7, Flags::NONE), &text), "a restarted peer");
     }
 
     #[test]

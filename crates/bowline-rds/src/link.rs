@@ -135,6 +135,8 @@ pub(crate) struct Link {
     pub(crate) role: Role,
     pub(crate) state: LinkState,
     pub(crate) hello: Hello,
+    /// Grows with every link of the peer.
+    pub(crate) serial: u64,
     pub(crate) local: SocketAddr,
     pub(crate) remote: SocketAddr,
     /// The peer has shown that it serves this connection.
@@ -167,6 +169,7 @@ impl Link {
             role,
             state,
             hello: Hello::default(),
+            serial: 0,
             local,
             remote,
             confirmed: false,

@@ -52,6 +52,7 @@ impl Node {
             knock: None,
             extra: VecDeque::new(),
             dedup: None,
+            links_made: 0,
             recv_held: 0,
             last_used: self.now,
         }));
@@ -147,14 +148,12 @@ impl Node {
             conn.paths.push(Path::new(first_sequence));
         }
         let (local, remote) = conn_addrs(conn);
-        let link = LinkId(self.links.insert(Link::new(
-            id,
-            Some(index),
-            Role::Dial,
-            LinkState::Connecting,
-            SocketAddr::new(local, 0),
-            remote,
-        )));
+        conn.links_made += 1;
+        let here = SocketAddr::new(local, 0);
+        let mut link =
+            Link::new(id, Some(index), Role::Dial, LinkState::Connecting, here, remote);
+        link.serial = conn.links_made;
+        let link = LinkId(self.links.insert(link));
         let path = &mut conn.paths[usize::from(index)];
         path.state = PathState::Connecting;
         path.link = Some(link);

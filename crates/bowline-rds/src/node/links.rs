@@ -72,6 +72,8 @@ impl Node {
         let unknown = conn.peer == crate::conn::Peer::Unknown;
         let mut link = Link::new(id, None, Role::Accepted, LinkState::Extra, local, remote);
         link.confirmed = true;
+        conn.links_made += 1;
+        link.serial = conn.links_made;
         if let Some(slot) = slot {
             link.shy = unknown;
             let link = LinkId(self.links.insert(link));

@@ -237,7 +237,7 @@ impl Node {
         }
         let link = self.links.get_mut(id.0)?;
         let conn_id = link.conn;
-        let path = link.path;
+        let (path, serial) = (link.path, link.serial);
         if link.shy || !link.confirmed {
             let dialled = !link.confirmed;
             link.shy = false;
@@ -275,7 +275,7 @@ impl Node {
             }
         } else {
             let dedup = conn.dedup.get_or_insert_default();
-            if dedup.is_duplicate(id, header, &rope) {
+            if dedup.is_duplicate(id, serial, header, &rope) {
                 self.stats.recv_drop_old_seq += 1;
                 return None;
             }
