@@ -160,7 +160,7 @@ impl Node {
         let links: Vec<_> =
             conn.paths.iter().skip(usize::from(fan)).filter_map(|p| p.link).collect();
         for link in links {
-            self.close_link(link, CloseHow::Fin);
+            self.detach(link, CloseHow::Fin);
         }
         let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
         let Some((first, others)) = conn.paths.split_first_mut() else { return };

@@ -318,19 +318,34 @@ impl Node {
 
     /// Forgets a link, resets the path it served, and sees to its successor.
     fn remove_link(&mut self, id: LinkId) {
-        let Some(link) = self.links.remove(id.0) else { return };
+        if let Some((conn, index)) = self.unlink(id) {
+            self.succeed(conn, index);
+        }
+    }
+
+    /// Closes a link whose path gets another one, or none any more.
+    pub(super) fn detach(&mut self, id: LinkId, how: CloseHow) {
+        if self.links.get(id.0).is_some() {
+            self.outputs.push_back(Output::Close { link: id, how });
+            self.unlink(id);
+        }
+    }
+
+    /// Forgets a link and resets the path it served, which is returned.
+    fn unlink(&mut self, id: LinkId) -> Option<(ConnId, u8)> {
+        let link = self.links.remove(id.0)?;
         let conn_id = link.conn;
         self.stop_waiting_for(conn_id, id);
-        let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
+        let conn = self.conns.get_mut(conn_id.0)?;
         conn.extra.retain(|l| *l != id);
         if link.role == Role::Knock {
             self.after_knock(conn_id);
-            return;
+            return None;
         }
-        let Some(index) = link.path else { return };
-        let Some(path) = conn.paths.get_mut(usize::from(index)) else { return };
+        let index = link.path?;
+        let path = conn.paths.get_mut(usize::from(index))?;
         if path.link != Some(id) {
-            return;
+            return None;
         }
         let was_up = link.state != LinkState::Connecting;
         path.link = None;
@@ -338,6 +353,11 @@ impl Node {
         if was_up {
             self.reset_path(conn_id, index, &link);
         }
+        Some((conn_id, index))
+    }
+
+    /// Sees to a path that has lost its link.
+    fn succeed(&mut self, conn_id: ConnId, index: u8) {
         let Some(conn) = self.conns.get(conn_id.0) else { return };
         if conn.smaller {
             self.schedule_reconnect(conn_id, index);
@@ -464,7 +484,7 @@ impl Node {
             .and_then(|c| c.paths.get(usize::from(index)))
             .and_then(|p| p.link);
         if let Some(stale) = stale {
-            self.close_link(stale, CloseHow::Reset);
+            self.detach(stale, CloseHow::Reset);
         }
         self.attach(id, index);
         true
