@@ -1,0 +1,24 @@
+//! `bowline bench`: measures this machine.
+
+use std::ffi::OsString;
+
+use super::{Failure, Outcome};
+
+/// Measure this machine: bowline beside bare TCP and other message libraries.
+#[derive(Debug, clap::Args)]
+#[command(disable_help_flag = true)]
+pub(crate) struct Args {
+    /// What to measure and how; try `bowline bench rds --help`
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENTS")]
+    rest: Vec<OsString>,
+}
+
+/// Runs the bench; its exit status tells whether the targets are met.
+pub(crate) fn run(args: Args) -> Outcome {
+    let words: Option<Vec<String>> =
+        args.rest.into_iter().map(|word| word.into_string().ok()).collect();
+    let Some(words) = words else {
+        return Err(Failure::Usage("an argument is not valid UTF-8".to_owned()));
+    };
+    std::process::exit(bowline_bench::main(&words))
+}
