@@ -8,7 +8,7 @@ use crate::api::{CloseHow, Event};
 use crate::config::Config;
 use crate::conn::Peer;
 use crate::ids::{ConnId, LinkId};
-use crate::link::LinkState;
+use crate::link::{LinkState, Role};
 use crate::path::{Path, UNPLANNED, mark};
 use crate::socket::to_socket_addr;
 
@@ -40,10 +40,18 @@ impl Node {
         self.queue_control(conn_id, 0, PROBE_PORT, 0, ext, 0);
     }
 
+    /// What a probe says that makes its sender a bowline node. On a connection this node dialled
+    /// the path must be right: the peer may still number it as it would number a kernel's.
+    pub(super) fn bowline_part(&self, id: LinkId, hs: &Handshake) -> Option<BowlineExt> {
+        let link = self.link(id)?;
+        let right = |b: &BowlineExt| link.role != Role::Dial || link.path == Some(b.path);
+        hs.bowline.filter(|b| self.config.end_to_end && b.version >= 1 && right(b))
+    }
+
     /// Evaluates a probe ping or pong. Returns `false` when the link is gone.
     pub(super) fn handshake(&mut self, id: LinkId, header: &Header) -> bool {
         let hs = Handshake::parse(&header.ext);
-        let bowline = hs.bowline.filter(|b| b.version >= 1 && self.config.end_to_end);
+        let bowline = self.bowline_part(id, &hs);
         let Some(link) = self.links.get_mut(id.0) else { return false };
         let conn_id = link.conn;
         link.shy = false;

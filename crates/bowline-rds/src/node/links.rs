@@ -23,8 +23,9 @@ const SHY_TIME: Duration = Duration::from_millis(200);
 const PLACE_TIME: Duration = Duration::from_secs(2);
 /// How long an accepted connection may stay without a path.
 const EXTRA_TIME: Duration = Duration::from_secs(35);
-/// A bowline peer that sends a map and then no greeting for so long is not one any more.
-const HELLO_TIME: Duration = Duration::from_secs(3);
+/// A bowline peer that sends a map and then no greeting for so long is not one any more. A kernel
+/// shows itself sooner: it answers our greeting.
+const HELLO_TIME: Duration = Duration::from_secs(30);
 /// A peer from which nothing at all comes for so long is taken for a kernel; most show themselves
 /// with their first frame.
 const UNKNOWN_TIME: Duration = Duration::from_secs(30);
@@ -99,6 +100,7 @@ impl Node {
             self.outputs.push_back(Output::CheckAlive { link });
         }
         self.arm(now + PLACE_TIME, Timer::Place(link));
+        self.arm(now + HELLO_TIME, Timer::Hello(link));
         self.arm(now + EXTRA_TIME, Timer::Extra(link));
         Some(link)
     }
@@ -410,7 +412,10 @@ impl Node {
     /// A bowline peer should have greeted by now. One that has sent nothing at all may only be
     /// slow.
     pub(super) fn hello_overdue(&mut self, id: LinkId) {
-        let Some(link) = self.link(id).filter(|l| l.hello.pending()) else { return };
+        let Some(link) = self.link(id).filter(|l| !l.hello.got) else { return };
+        if !self.conn(link.conn).is_some_and(|c| c.peer.is_bowline()) {
+            return;
+        }
         if link.rx.messages > 0 {
             self.not_greeted(id);
         } else {
@@ -423,10 +428,7 @@ impl Node {
         let Some(link) = self.link(id).filter(|l| l.state == LinkState::Extra) else { return };
         let Some(conn) = self.conns.get(link.conn.0) else { return };
         if conn.peer.is_bowline() {
-            if link.rx.messages > 0 {
-                self.not_greeted(id); // places it
-            }
-            return;
+            return; // its greeting names the path
         }
         let down =
             |i: &u8| conn.paths.get(usize::from(*i)).is_none_or(|p| p.state == PathState::Down);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bowline_wire::rds::{
-    Extension, Extensions, Flags, HEADER_LEN, Header, MAP_LEN, MapView, PROBE_PORT,
+    Extension, Extensions, Flags, HEADER_LEN, Handshake, Header, MAP_LEN, MapView, PROBE_PORT,
 };
 
 use super::Node;
@@ -231,7 +231,7 @@ impl Node {
         link.rx.messages += 1;
         if !link.hello.spoken && !header.is_map() {
             link.hello.spoken = true;
-            if !self.is_greeting(header) {
+            if !self.is_greeting(id, header) {
                 self.not_greeted(id);
             }
         }
@@ -252,7 +252,7 @@ impl Node {
             self.map_frame(id, header, &rope);
             return None;
         }
-        if header.sport.min(header.dport) == 0 && self.is_greeting(header) {
+        if header.sport.min(header.dport) == 0 && self.is_greeting(id, header) {
             self.conns.get_mut(conn_id.0)?.proven = true;
             return self.greeting(id, header);
         }
@@ -315,14 +315,10 @@ impl Node {
 
     /// Tells whether a frame greets as a bowline node; such frames are looked at before numbers
     /// are.
-    fn is_greeting(&self, header: &Header) -> bool {
+    fn is_greeting(&self, id: LinkId, header: &Header) -> bool {
         let ping = header.sport == PROBE_PORT && header.dport == 0;
         let pong = header.sport == 0 && header.dport == PROBE_PORT;
-        (ping || pong)
-            && self.config.end_to_end
-            && bowline_wire::rds::Handshake::parse(&header.ext)
-                .bowline
-                .is_some_and(|b| b.version >= 1)
+        (ping || pong) && self.bowline_part(id, &Handshake::parse(&header.ext)).is_some()
     }
 
     fn greeting(&mut self, id: LinkId, header: &Header) -> Option<SocketId> {
