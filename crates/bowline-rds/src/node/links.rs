@@ -26,8 +26,8 @@ const EXTRA_TIME: Duration = Duration::from_secs(35);
 /// A bowline peer that sends a map and then no greeting for so long is not one any more. A kernel
 /// shows itself sooner: it answers our greeting.
 const HELLO_TIME: Duration = Duration::from_secs(30);
-/// A peer from which nothing at all comes for so long is taken for a kernel; most show themselves
-/// with their first frame.
+/// A peer that sends nothing but maps for so long is taken for a kernel; most show themselves with
+/// their first frame.
 const UNKNOWN_TIME: Duration = Duration::from_secs(30);
 
 impl Node {
@@ -407,6 +407,19 @@ impl Node {
         });
         self.check_gate(conn_id);
         self.signal_map(conn_id);
+    }
+
+    /// Nothing tells what the peer is. One that has sent nothing at all may only be slow.
+    pub(super) fn unknown_overdue(&mut self, id: ConnId) {
+        if self.conn(id).is_none_or(|c| c.peer != crate::conn::Peer::Unknown) {
+            return;
+        }
+        let links = self.links_of(id);
+        if links.iter().any(|l| self.link(*l).is_some_and(|l| l.rx.messages > 0)) {
+            self.peer_is_kernel(id);
+        } else if !links.is_empty() {
+            self.arm(self.now + UNKNOWN_TIME, Timer::Unknown(id));
+        }
     }
 
     /// A bowline peer should have greeted by now. One that has sent nothing at all may only be

@@ -1,7 +1,6 @@
 //! Everything that happens because time passes.
 
 use super::Node;
-use crate::conn::Peer;
 use crate::ids::{ConnId, LinkId};
 use crate::time::Instant;
 
@@ -24,7 +23,7 @@ pub(super) enum Timer {
     Extra(LinkId),
     /// A bowline peer has not greeted.
     Hello(LinkId),
-    /// A peer that says nothing is taken for a kernel with pings off.
+    /// A peer that sends maps alone is taken for a kernel with pings off.
     Unknown(ConnId),
 }
 
@@ -55,11 +54,7 @@ impl Node {
                 Timer::Place(link) => self.place_extra(link),
                 Timer::Extra(link) => self.extra_overdue(link),
                 Timer::Hello(link) => self.hello_overdue(link),
-                Timer::Unknown(conn) => {
-                    if self.conn(conn).is_some_and(|c| c.peer == Peer::Unknown) {
-                        self.peer_is_kernel(conn);
-                    }
-                }
+                Timer::Unknown(conn) => self.unknown_overdue(conn),
             }
         }
     }
