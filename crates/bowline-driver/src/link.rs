@@ -12,8 +12,12 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg, sockopt};
 
+use crate::sys;
+
 /// Pieces of one write.
 const PIECES_MAX: usize = 64;
+/// Silence after which a peer that may be gone is asked.
+const PROBE_IDLE: Duration = Duration::from_secs(1);
 
 /// A connection's descriptor and what threads agree on without the lock. Whoever reads or writes
 /// holds a reference, so a descriptor number is never used again under them.
@@ -75,6 +79,17 @@ impl LinkSlot {
             listed: false,
         }
     }
+}
+
+/// What TCP knows of a peer that may be gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pulse {
+    /// It answers, or keepalive finds out.
+    Fine,
+    /// It has let one retransmission timeout pass.
+    Unsure,
+    /// It has let several pass, each about twice as long as the one before.
+    Lost,
 }
 
 /// Result of one write.
@@ -157,11 +172,28 @@ impl Link {
         }
     }
 
-    /// Makes TCP ask a silent peer now: keepalive that begins after a time already passed probes
-    /// at once.
+    /// Makes TCP ask a silent peer: at once, if nothing has come for a second, else when it has
+    /// been a second. Keepalive has to stay that short until then: setting it back cancels
+    /// the probe.
     pub(crate) fn probe(&self) {
-        let _ = sockopt::set_tcp_keepidle(&self.fd, Duration::from_secs(1));
-        let _ = sockopt::set_tcp_keepidle(&self.fd, Duration::from_secs(5));
+        let _ = sockopt::set_tcp_keepidle(&self.fd, PROBE_IDLE);
+    }
+
+    /// Tells how a check that [`probe`](Self::probe) began has come out so far.
+    pub(crate) fn pulse(&self) -> Pulse {
+        // A connection without state has told so, or will, when it is read.
+        let Ok(tcp) = sys::tcp_state(&self.fd) else { return Pulse::Fine };
+        match tcp.timeouts {
+            // Keepalive does not ask while data wait to be acknowledged; their timeouts say it.
+            2.. if tcp.unacked > 0 => Pulse::Lost,
+            1.. if tcp.unacked > 0 => Pulse::Unsure,
+            _ => Pulse::Fine,
+        }
+    }
+
+    /// Ends a check.
+    pub(crate) fn relax(&self) {
+        let _ = sockopt::set_tcp_keepidle(&self.fd, sys::KEEPALIVE_IDLE);
     }
 
     /// Writes a batch without blocking.
@@ -227,5 +259,40 @@ pub(crate) fn reason(errno: Errno) -> CloseReason {
         Errno::CONNRESET | Errno::PIPE => CloseReason::Reset,
         Errno::ADDRNOTAVAIL => CloseReason::AddrNotAvailable,
         other => CloseReason::Other(other.raw_os_error()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+
+    use bowline_rds::{Config, Instant, Node};
+
+    use super::*;
+
+    /// A number for a link; the core has nothing else to do with these tests.
+    fn some_id() -> LinkId {
+        let here = SocketAddr::from(([127, 0, 0, 2], 16_385));
+        let there = SocketAddr::from(([127, 0, 0, 1], 40_000));
+        let mut node = Node::new(Config { addrs: vec![here.ip()], ..Config::default() });
+        node.handle_accepted(Instant::from_nanos(1), here, there).unwrap()
+    }
+
+    #[test]
+    fn a_probe_of_a_silent_peer_is_answered_at_once() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let at = listener.local_addr().unwrap();
+        let link = Link::new(some_id(), TcpStream::connect(at).unwrap().into(), at);
+        let _peer = listener.accept().unwrap();
+        sys::tune(&link.fd, at.ip(), None, (0, 0));
+        std::thread::sleep(Duration::from_millis(1500));
+        assert!(sys::tcp_state(&link.fd).unwrap().silence >= Duration::from_millis(1400));
+        link.probe();
+        std::thread::sleep(Duration::from_millis(300));
+        let silence = sys::tcp_state(&link.fd).unwrap().silence;
+        assert!(silence < Duration::from_millis(400), "no answer for {silence:?}");
+        assert_eq!(link.pulse(), Pulse::Fine);
+        link.relax();
+        assert_eq!(sockopt::tcp_keepidle(&link.fd).unwrap(), Duration::from_secs(5));
     }
 }

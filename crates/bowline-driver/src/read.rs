@@ -2,13 +2,13 @@
 
 use std::sync::{Arc, PoisonError};
 
-use bowline_rds::{CloseReason, LinkId, RX_BUF_LEN};
+use bowline_rds::{CloseHow, CloseReason, LinkId, RX_BUF_LEN};
 use rustix::buffer::spare_capacity;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, Shutdown, recv, shutdown};
 
-use crate::link::{Link, reason};
-use crate::shared::{Shared, State};
+use crate::link::{Link, Pulse, reason};
+use crate::shared::{Later, Shared, State};
 use crate::todo::Scratch;
 
 /// Messages parsed in one go under the lock.
@@ -155,7 +155,7 @@ impl Shared {
         drop(st);
         if let Some(link) = slot.link {
             self.stats.setups.inc();
-            link.close(&self.epoll, bowline_rds::CloseHow::Fin);
+            link.close(&self.epoll, CloseHow::Fin);
         }
     }
 
@@ -167,7 +167,34 @@ impl Shared {
         let mut st = self.lock();
         let now = st.at(self.clock.now());
         st.core.handle_checked(now, link.id);
+        if st.slot(link.id).is_some() {
+            st.check_later(link.id, now);
+        }
         self.collect(&mut st, sc, None);
+    }
+
+    /// Looks what came of a probe. A peer that is gone while it owes acknowledgements is given up
+    /// here: the next retransmission, which a machine that was restarted would answer with a
+    /// reset, can be many seconds away.
+    pub(crate) fn check_again(&self, sc: &mut Scratch, id: LinkId) {
+        let link = self.lock().slot(id).and_then(|slot| slot.link.clone());
+        let Some(link) = link else { return };
+        self.read(sc, &link);
+        self.stats.setups.inc();
+        match link.pulse() {
+            Pulse::Fine => link.relax(),
+            Pulse::Unsure => {
+                let mut st = self.lock();
+                let now = st.at(self.clock.now());
+                if st.slot(id).is_some() {
+                    st.check_later(id, now);
+                }
+            }
+            Pulse::Lost => {
+                link.close(&self.epoll, CloseHow::Reset);
+                self.closed(sc, id, CloseReason::TimedOut);
+            }
+        }
     }
 
     /// Ends this node's direction and reads on until the peer has ended its own.
@@ -175,7 +202,7 @@ impl Shared {
         let mut st = self.lock();
         let now = st.at(self.clock.now());
         let Some(link) = st.slot(id).and_then(|slot| slot.link.clone()) else { return };
-        st.drains.push((now.as_nanos() + DRAIN_NS, id));
+        st.later.push((now.as_nanos() + DRAIN_NS, id, Later::GiveUp));
         drop(st);
         self.stats.setups.inc();
         let _ = shutdown(&link.fd, Shutdown::Write);

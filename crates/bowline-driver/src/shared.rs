@@ -17,6 +17,8 @@ use crate::waiters::{Entry, How, SocketSlot, Waiter};
 
 /// Events kept for [`Driver::events`](crate::Driver::events).
 const EVENTS_KEPT: usize = 256;
+/// Time that a probe of a silent peer is given.
+const CHECK_NS: u64 = 1_200_000_000;
 /// Interval of looking how much TCP has acknowledged, towards peers that acknowledge only so.
 const TCP_ACK_IDLE_NS: u64 = 10_000_000;
 /// The same while somebody waits for room in a send queue.
@@ -28,6 +30,15 @@ pub(crate) enum Role {
     Nobody,
     Helper,
     App,
+}
+
+/// Why to come back to a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Later {
+    /// It has had its time to end.
+    GiveUp,
+    /// To see what came of a probe of its peer.
+    CheckAgain,
 }
 
 #[derive(Debug)]
@@ -80,8 +91,8 @@ pub(crate) struct State {
     pub(crate) unread: Vec<Arc<Link>>,
     /// Links that delivered last.
     pub(crate) hot: [Option<Arc<Link>>; 2],
-    /// Links that are read to their end and then closed, at the latest at the given time.
-    pub(crate) drains: Vec<(u64, LinkId)>,
+    /// Links to come back to, and when.
+    pub(crate) later: Vec<(u64, LinkId, Later)>,
     /// Some link waits for acknowledgements that only TCP gives.
     pub(crate) tcp_acks: bool,
     pub(crate) next_tcp_ack: u64,
@@ -123,7 +134,7 @@ impl State {
             helper_tick_ns: 0,
             unread: Vec::new(),
             hot: [None, None],
-            drains: Vec::new(),
+            later: Vec::new(),
             tcp_acks: false,
             next_tcp_ack: 0,
             last_miss: 0,
@@ -155,8 +166,17 @@ impl State {
             }
         }
         self.unread.retain(|link| link.id != id);
-        self.drains.retain(|(_, link)| *link != id);
+        self.later.retain(|(_, link, _)| *link != id);
         slot
+    }
+
+    /// Notes that the probe of a link's peer is to be looked after.
+    pub(crate) fn check_later(&mut self, id: LinkId, now: Instant) {
+        let known =
+            |(_, link, what): &(u64, LinkId, Later)| *link == id && *what == Later::CheckAgain;
+        if !self.later.iter().any(known) {
+            self.later.push((now.as_nanos() + CHECK_NS, id, Later::CheckAgain));
+        }
     }
 
     /// Makes room for a link in the table; its connection comes later.
@@ -229,9 +249,9 @@ impl State {
     /// When something has to be done although nothing arrives.
     pub(crate) fn next_timeout(&self) -> Option<u64> {
         let core = self.core.poll_timeout().map(Instant::as_nanos);
-        let drain = self.drains.iter().map(|(at, _)| *at).min();
+        let later = self.later.iter().map(|(at, ..)| *at).min();
         let ack = self.tcp_acks.then_some(self.next_tcp_ack);
-        [core, drain, ack].into_iter().flatten().min()
+        [core, later, ack].into_iter().flatten().min()
     }
 }
 
@@ -269,9 +289,9 @@ impl Shared {
         if st.core.poll_timeout().is_some_and(|at| at <= now) {
             st.core.handle_timeout(now);
         }
-        while let Some(at) = st.drains.iter().position(|(at, _)| *at <= ns) {
-            let (_, id) = st.drains.swap_remove(at);
-            sc.todo.expired.push(id);
+        while let Some(at) = st.later.iter().position(|(at, ..)| *at <= ns) {
+            let (_, id, what) = st.later.swap_remove(at);
+            sc.todo.due.push((id, what));
         }
         if st.tcp_acks && st.next_tcp_ack <= ns {
             st.next_tcp_ack = ns + st.tcp_ack_interval();

@@ -1,7 +1,7 @@
 //! The system calls that need more than one line.
 
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, eventfd};
@@ -12,6 +12,8 @@ use rustix::time::Timespec;
 
 /// Linux's `SIOCOUTQ`, the same number as `TIOCOUTQ`.
 const SIOCOUTQ: rustix::ioctl::Opcode = 0x5411;
+/// Silence after which TCP asks whether the peer is there.
+pub(crate) const KEEPALIVE_IDLE: Duration = Duration::from_secs(5);
 
 /// Bytes written to a TCP connection and not acknowledged yet, unsent ones and a FIN included.
 #[allow(unsafe_code)]
@@ -21,6 +23,45 @@ pub(crate) fn unacked_bytes(fd: impl AsFd) -> Result<u64, Errno> {
     // SAFETY: the getter above matches its opcode, for every kind of descriptor.
     let bytes = unsafe { ioctl(fd, getter) }?;
     Ok(u64::try_from(bytes).unwrap_or(0))
+}
+
+/// What the system tells of a TCP connection.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TcpState {
+    /// Retransmission timeouts in a row.
+    pub(crate) timeouts: u8,
+    /// Segments sent and not acknowledged.
+    pub(crate) unacked: u32,
+    /// Since when the peer has acknowledged nothing, not even a probe.
+    #[cfg_attr(not(test), allow(dead_code, reason = "tests see by it that probes are answered"))]
+    pub(crate) silence: Duration,
+}
+
+/// Reads the state of a TCP connection.
+#[allow(unsafe_code)]
+pub(crate) fn tcp_state(fd: impl AsFd) -> Result<TcpState, Errno> {
+    // SAFETY: the structure is integers only, for which all zeroes are a value.
+    let mut info: libc::tcp_info = unsafe { core::mem::zeroed() };
+    let mut len = size_of::<libc::tcp_info>() as libc::socklen_t;
+    // SAFETY: the system writes at most `len` bytes to `info`, and to `len` how many.
+    let result = unsafe {
+        libc::getsockopt(
+            fd.as_fd().as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_INFO,
+            (&raw mut info).cast(),
+            &raw mut len,
+        )
+    };
+    if result != 0 {
+        let errno = std::io::Error::last_os_error().raw_os_error().unwrap_or(0);
+        return Err(Errno::from_raw_os_error(errno));
+    }
+    Ok(TcpState {
+        timeouts: info.tcpi_retransmits,
+        unacked: info.tcpi_unacked,
+        silence: Duration::from_millis(info.tcpi_last_ack_recv.into()),
+    })
 }
 
 pub(crate) fn timespec(time: Duration) -> Timespec {
@@ -74,7 +115,7 @@ pub(crate) fn tune(fd: impl AsFd, peer: IpAddr, control: Option<&str>, buffers: 
     let fd = fd.as_fd();
     let _ = sockopt::set_tcp_nodelay(fd, true);
     let _ = sockopt::set_socket_keepalive(fd, true);
-    let _ = sockopt::set_tcp_keepidle(fd, Duration::from_secs(5));
+    let _ = sockopt::set_tcp_keepidle(fd, KEEPALIVE_IDLE);
     let _ = sockopt::set_tcp_keepintvl(fd, Duration::from_secs(5));
     let _ = sockopt::set_tcp_keepcnt(fd, 5);
     let _ = sockopt::set_tcp_user_timeout(fd, 30_000);

@@ -11,7 +11,7 @@ use rustix::event::epoll;
 
 use crate::link::Link;
 use crate::listen::Listener;
-use crate::shared::{Shared, State};
+use crate::shared::{Later, Shared, State};
 use crate::sys;
 use crate::waiters::Waiter;
 
@@ -31,7 +31,7 @@ pub(crate) struct Todo {
     pub(crate) connect: Vec<(LinkId, IpAddr, SocketAddr, u8)>,
     pub(crate) close: Vec<(Arc<Link>, CloseHow)>,
     pub(crate) drain: Vec<LinkId>,
-    pub(crate) expired: Vec<LinkId>,
+    pub(crate) due: Vec<(LinkId, Later)>,
     pub(crate) probe: Vec<Arc<Link>>,
 }
 
@@ -113,8 +113,11 @@ impl Shared {
                 self.accept(sc, &listener);
             } else if let Some(id) = sc.todo.drain.pop() {
                 self.drain(sc, id);
-            } else if let Some(id) = sc.todo.expired.pop() {
-                self.closed(sc, id, bowline_rds::CloseReason::TimedOut);
+            } else if let Some((id, what)) = sc.todo.due.pop() {
+                match what {
+                    Later::GiveUp => self.closed(sc, id, bowline_rds::CloseReason::TimedOut),
+                    Later::CheckAgain => self.check_again(sc, id),
+                }
             } else if let Some(link) = sc.todo.probe.pop() {
                 self.check_alive(sc, &link);
             } else {
