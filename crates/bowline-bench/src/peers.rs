@@ -162,9 +162,25 @@ fn inside(version: Result<String, String>, package: &str) -> Found {
     }
 }
 
+const DIR_PREFIX: &str = "bowline-bench-";
+
+/// Removes the directories of runs that were interrupted.
+fn remove_left_behind(temp: &Path) {
+    for entry in std::fs::read_dir(temp).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let pid = name.to_str().and_then(|n| n.strip_prefix(DIR_PREFIX)?.parse::<u32>().ok());
+        if pid.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
+            // Somebody else's cannot be removed, and need not be.
+            let _ = std::fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
 fn private_dir() -> Result<PathBuf, String> {
     use std::os::unix::fs::DirBuilderExt;
-    let dir = std::env::temp_dir().join(format!("bowline-bench-{}", std::process::id()));
+    let temp = std::env::temp_dir();
+    remove_left_behind(&temp);
+    let dir = temp.join(format!("{DIR_PREFIX}{}", std::process::id()));
     std::fs::DirBuilder::new()
         .mode(0o700)
         .create(&dir)

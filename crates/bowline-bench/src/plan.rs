@@ -215,7 +215,7 @@ impl Builder<'_> {
             entry.cell.paths = paths;
             entries.push(entry);
         }
-        let title = "16 sockets to 1, 64 KiB, on 1 and 8 paths".to_owned();
+        let title = "16 sockets to 1, 64 KiB, 1 and 8 paths".to_owned();
         self.push("paths/65536".into(), title, Figure::Rate, entries);
     }
 
@@ -229,7 +229,7 @@ impl Builder<'_> {
             entry.cell.buffer = 256 * 1024;
             entries.push(entry);
         }
-        let title = "16 pairs of sockets, 1 KiB: the other 15 while one receiver sleeps".to_owned();
+        let title = "16 pairs, 1 KiB: 15 while one receiver sleeps".to_owned();
         self.push("slow/1024".into(), title, Figure::Rate, entries);
     }
 

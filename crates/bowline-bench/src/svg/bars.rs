@@ -1,0 +1,67 @@
+//! Bars of rates.
+
+use super::canvas::{Anchor, Canvas, GRID, INK, MUTED, colour};
+use crate::plan::Block;
+use crate::report::short;
+use crate::results::Results;
+use crate::stats::{Spread, spread};
+
+const ROW: f64 = 19.0;
+const NAMES: f64 = 108.0;
+const VALUES: f64 = 96.0;
+
+/// From this size on, bytes say more than messages.
+const BYTES_FROM: usize = 8192;
+
+/// Draws one block as horizontal bars, the best on top; returns the height.
+pub(super) fn panel(c: &mut Canvas, block: &Block, results: &Results, at: (f64, f64, f64)) -> f64 {
+    let (x, y, width) = at;
+    let size = block.entries.first().map_or(0, |e| e.cell.size);
+    let as_bytes = size >= BYTES_FROM;
+    let unit = if as_bytes { "GB/s" } else { "messages/s" };
+    c.text(x, y + 12.0, 13.0, INK, Anchor::Start, true, &block.title);
+    c.text(x + width, y + 12.0, 11.0, MUTED, Anchor::End, false, unit);
+
+    let mut bars: Vec<(&str, Option<Spread>)> = block
+        .entries
+        .iter()
+        .map(|e| {
+            let samples = results.samples(&block.id, &e.label);
+            (e.label.as_str(), spread(samples.iter().map(|s| s.rate())))
+        })
+        .collect();
+    bars.sort_by(|(_, a), (_, b)| b.map_or(-1.0, |s| s.mid).total_cmp(&a.map_or(-1.0, |s| s.mid)));
+    let max = bars.iter().filter_map(|(_, s)| Some((*s)?.high)).fold(1e-9, f64::max);
+    let room = width - NAMES - VALUES;
+    let left = x + NAMES;
+    let bottom = y + 22.0 + bars.len() as f64 * ROW;
+    c.line((left, y + 20.0), (left, bottom), GRID, 1.0);
+    for (i, (label, rate)) in bars.iter().enumerate() {
+        let top = y + 22.0 + i as f64 * ROW;
+        let own = label.starts_with("bowline") || colour(label) == colour("bowline");
+        c.text(left - 8.0, top + 13.0, 11.5, INK, Anchor::End, own, label);
+        let Some(rate) = rate else {
+            c.text(left + 6.0, top + 13.0, 11.0, "#cf222e", Anchor::Start, false, "failed");
+            continue;
+        };
+        let long = |v: f64| v / max * room;
+        c.rect(left, top + 2.5, long(rate.mid).max(1.0), ROW - 6.0, colour(label));
+        if rate.count > 1 {
+            let middle = top + ROW / 2.0 - 0.5;
+            let (low, high) = (left + long(rate.low), left + long(rate.high));
+            c.line((low, middle), (high, middle), INK, 1.0);
+            for end in [low, high] {
+                c.line((end, middle - 2.5), (end, middle + 2.5), INK, 1.0);
+            }
+        }
+        let text = if as_bytes {
+            let gbs = rate.mid * size as f64 / 1e9;
+            format!("{gbs:.2}  ({}/s)", short(rate.mid))
+        } else {
+            short(rate.mid)
+        };
+        let from = left + long(rate.high.max(rate.mid)) + 6.0;
+        c.text(from, top + 13.0, 11.0, MUTED, Anchor::Start, own, &text);
+    }
+    bottom - y
+}
