@@ -429,6 +429,11 @@ impl BowlineHost {
                     break;
                 }
             }
+            if written < n {
+                let offered: Vec<u8> =
+                    io.batch.slices().flatten().skip(written).copied().collect();
+                ctx.tcp_offered(io.end, &offered);
+            }
             io.unreported = Some((written, written < n));
             if ctx.rng.chance(self.plan.slow_write_permille) {
                 let end = io.end;

@@ -511,10 +511,18 @@ impl Ctx {
             dir.buf.extend(&bytes[..n]);
             dir.written += n as u64;
             let (local, remote) = (conn.ends[side].addr.ip(), conn.ends[1 - side].addr.ip());
-            dir.tap.feed(&bytes[..n], local, remote, &mut self.oracle);
+            dir.tap.feed(&bytes[..n], (local, remote), &mut self.oracle);
             self.pump(id);
         }
         Ok(n)
+    }
+
+    /// Notes what a process offered to TCP in vain: it may count the messages as begun.
+    pub(crate) fn tcp_offered(&mut self, id: EndId, bytes: &[u8]) {
+        let (c, side) = id.index();
+        let conn = &mut self.net.conns[c];
+        let ends = (conn.ends[side].addr.ip(), conn.ends[1 - side].addr.ip());
+        conn.dirs[side].tap.attempt(bytes, ends, &mut self.oracle);
     }
 
     /// Sends what the window allows.

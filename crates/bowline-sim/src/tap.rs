@@ -14,23 +14,32 @@ use crate::payload::TAG_LEN;
 /// Reads frame by frame, whatever the pieces.
 #[derive(Debug, Default)]
 pub(crate) struct Tap {
+    cursor: Cursor,
+    frames: VecDeque<(u64, MessageId)>,
+    /// Messages handed to TCP that it did not take, as far as is known; their sender may count
+    /// them as begun.
+    attempted: Vec<MessageId>,
+    receiver_died: bool,
+}
+
+/// Where in which frame the stream is.
+#[derive(Clone, Debug, Default)]
+struct Cursor {
     /// Header and first bytes of the payload of the frame under way.
     head: Vec<u8>,
     /// What of the frame is still to come once the head is known.
     rest: u64,
     offset: u64,
-    frames: VecDeque<(u64, MessageId)>,
-    receiver_died: bool,
 }
 
-impl Tap {
-    /// Follows `bytes` that `local` wrote for `remote`.
-    pub(crate) fn feed(
+impl Cursor {
+    /// Follows `bytes`; `found` gets the end of each frame with its message.
+    fn follow(
         &mut self,
         mut bytes: &[u8],
-        local: IpAddr,
-        remote: IpAddr,
-        oracle: &mut Oracle,
+        (local, remote): (IpAddr, IpAddr),
+        oracle: &Oracle,
+        mut found: impl FnMut(u64, MessageId),
     ) {
         while !bytes.is_empty() {
             if self.rest > 0 {
@@ -59,14 +68,41 @@ impl Tap {
                 let source = SocketAddr::new(local, header.sport);
                 let target = SocketAddr::new(remote, header.dport);
                 if let Some(message) = oracle.identify(source, target, tag) {
-                    if self.receiver_died {
-                        oracle.excuse(message);
-                    } else {
-                        self.frames.push_back((end, message));
-                    }
+                    found(end, message);
                 }
             }
             self.head.clear();
+        }
+    }
+}
+
+impl Tap {
+    /// Follows `bytes` that TCP took; `ends` are the writer's and the reader's address.
+    pub(crate) fn feed(&mut self, bytes: &[u8], ends: (IpAddr, IpAddr), oracle: &mut Oracle) {
+        self.attempted.clear();
+        let mut cursor = std::mem::take(&mut self.cursor);
+        let mut begun = Vec::new();
+        cursor.follow(bytes, ends, oracle, |end, message| begun.push((end, message)));
+        self.cursor = cursor;
+        for (end, message) in begun {
+            if self.receiver_died {
+                oracle.excuse(message);
+            } else {
+                self.frames.push_back((end, message));
+            }
+        }
+    }
+
+    /// Looks at `bytes` that TCP was offered and did not take.
+    pub(crate) fn attempt(&mut self, bytes: &[u8], ends: (IpAddr, IpAddr), oracle: &mut Oracle) {
+        let mut messages = Vec::new();
+        self.cursor.clone().follow(bytes, ends, oracle, |_, message| messages.push(message));
+        if self.receiver_died {
+            for message in messages {
+                oracle.excuse(message);
+            }
+        } else {
+            self.attempted = messages;
         }
     }
 
@@ -87,6 +123,7 @@ impl Tap {
     /// written from now on is excused as it comes.
     pub(crate) fn receiver_died(&mut self) -> Vec<MessageId> {
         self.receiver_died = true;
-        self.frames.drain(..).map(|f| f.1).collect()
+        let unread = self.frames.drain(..).map(|f| f.1);
+        unread.chain(self.attempted.drain(..)).collect()
     }
 }
