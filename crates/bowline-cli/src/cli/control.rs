@@ -8,13 +8,14 @@
 //!
 //! One request, one answer, any number of times per connection. Commands: `info` (everything
 //! `bowline info` shows), `drop` (`peer`: an address, absent for all; cuts TCP connections, RDS
-//! reconnects), `sysctl` (`name`, and `value` to change it), `ping` (nothing). The socket file
-//! belongs to the user who runs the node and is of no use to others.
+//! reconnects), `sysctl` (`name`, and `value` to change it), `probe` (`local`, `remote`,
+//! `timeout_ms`: one RDS ping from the node), `ping` (nothing). The socket file belongs to the
+//! user who runs the node and is of no use to others.
 
 use std::{
     fs,
     io::{self, BufRead, BufReader, Read, Write},
-    net::IpAddr,
+    net::{IpAddr, SocketAddr},
     os::unix::{
         fs::{DirBuilderExt, FileTypeExt, PermissionsExt},
         net::{UnixListener, UnixStream},
@@ -44,6 +45,9 @@ const REQUEST_BYTES_MAX: u64 = 64 << 10;
 const SILENCE_MAX: Duration = Duration::from_secs(30);
 /// Most clients at a time.
 const CLIENTS_MAX: usize = 16;
+/// Bounds of the wait for the answer to a probe.
+const PROBE_MIN: Duration = Duration::from_millis(1);
+const PROBE_MAX: Duration = Duration::from_secs(60);
 /// Longest wait of a client for an answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -75,8 +79,33 @@ pub(crate) enum Command {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         value: Option<i64>,
     },
+    /// Sends one RDS ping and waits for the answer.
+    Probe {
+        /// Address of the node to send from.
+        local: IpAddr,
+        /// Whom to ask.
+        remote: IpAddr,
+        /// Longest wait, milliseconds.
+        timeout_ms: u64,
+    },
     /// Asks whether the node answers.
     Ping,
+}
+
+/// What became of a probe.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
+#[serde(untagged)]
+pub(crate) enum Probe {
+    /// The answer came.
+    Answered {
+        /// Round trip, nanoseconds.
+        nanos: u64,
+    },
+    /// It did not.
+    Failed {
+        /// Why, as an error number of Linux.
+        errno: i32,
+    },
 }
 
 #[derive(Debug, Deserialize, Serialize)]
@@ -242,8 +271,31 @@ fn answer(
             let value = node.sysctl(&name).map_err(|error| format!("{name}: {error}"))?;
             Ok(serde_json::json!({ "name": name, "value": value }))
         }
+        Command::Probe { local, remote, timeout_ms } => {
+            let timeout = Duration::from_millis(timeout_ms).clamp(PROBE_MIN, PROBE_MAX);
+            let result = match probe(node, local, remote, timeout) {
+                Ok(time) => Probe::Answered { nanos: time.as_nanos() as u64 },
+                Err(error) => Probe::Failed { errno: error.errno() },
+            };
+            serde_json::to_value(result).map_err(|error| error.to_string())
+        }
         Command::Ping => Ok(serde_json::json!({})),
     }
+}
+
+fn probe(
+    node: &Node,
+    local: IpAddr,
+    remote: IpAddr,
+    timeout: Duration,
+) -> Result<Duration, bowline::rds::Error> {
+    let socket = node.bind(SocketAddr::new(local, 0))?;
+    let start = Instant::now();
+    socket.set_send_timeout(Some(timeout));
+    socket.send_to(&[], SocketAddr::new(remote, 0))?;
+    socket.set_recv_timeout(Some(timeout.saturating_sub(start.elapsed())));
+    socket.recv_from(&mut [])?;
+    Ok(start.elapsed())
 }
 
 /// A connection to a running node.
@@ -268,9 +320,13 @@ impl Client {
             },
             None => only_node()?,
         };
+        Ok(Self::new(path, stream))
+    }
+
+    fn new(path: PathBuf, stream: UnixStream) -> Self {
         // A failure shows up as a wait without end at worst; the user can interrupt it.
         let _ = stream.set_read_timeout(Some(ANSWER_TIMEOUT));
-        Ok(Self { path, reader: BufReader::new(stream) })
+        Self { path, reader: BufReader::new(stream) }
     }
 
     /// Sends a command and returns its result.
@@ -293,6 +349,32 @@ impl Client {
             (_, _, Some(text)) => Err(Failure::Failed(text)),
             _ => Err(lost(&"an answer without a result")),
         }
+    }
+
+    /// Connects to the node that serves this address, if one does.
+    pub(crate) fn of_address(address: IpAddr) -> Option<Self> {
+        let mut running = running();
+        running.sort_by(|(a, _), (b, _)| a.cmp(b));
+        running.into_iter().map(|(path, stream)| Self::new(path, stream)).find_map(|mut client| {
+            let addresses = client.snapshot().ok()?.node.addresses;
+            (addresses.is_empty() || addresses.contains(&address)).then_some(client)
+        })
+    }
+
+    /// Lets the node send one RDS ping.
+    pub(crate) fn probe(
+        &mut self,
+        local: IpAddr,
+        remote: IpAddr,
+        timeout: Duration,
+    ) -> Outcome<Probe> {
+        let patience = timeout.min(PROBE_MAX) + ANSWER_TIMEOUT;
+        // As in new(): without it the wait is longer at worst.
+        let _ = self.reader.get_ref().set_read_timeout(Some(patience));
+        let timeout_ms = timeout.as_millis() as u64;
+        let result = self.ask(Command::Probe { local, remote, timeout_ms })?;
+        serde_json::from_value(result)
+            .map_err(|error| Failure::failed(format!("the node answers in another way: {error}")))
     }
 
     /// Asks for everything the node knows about itself.
@@ -318,10 +400,10 @@ pub(crate) fn default_path(addresses: &[IpAddr]) -> PathBuf {
     folder().join(format!("{name}.sock"))
 }
 
-fn only_node() -> Outcome<(PathBuf, UnixStream)> {
-    let folder = folder();
-    let mut found: Vec<(PathBuf, UnixStream)> = Vec::new();
-    if let Ok(entries) = fs::read_dir(&folder) {
+/// Returns every node of this user that answers.
+fn running() -> Vec<(PathBuf, UnixStream)> {
+    let mut found = Vec::new();
+    if let Ok(entries) = fs::read_dir(folder()) {
         for path in entries.flatten().map(|entry| entry.path()) {
             if path.extension().is_some_and(|extension| extension == "sock")
                 && let Ok(stream) = UnixStream::connect(&path)
@@ -330,6 +412,11 @@ fn only_node() -> Outcome<(PathBuf, UnixStream)> {
             }
         }
     }
+    found
+}
+
+fn only_node() -> Outcome<(PathBuf, UnixStream)> {
+    let mut found = running();
     let mut names: Vec<String> = found.iter().map(|(path, _)| path.display().to_string()).collect();
     match (found.pop(), found.is_empty()) {
         (Some(only), true) => Ok(only),
@@ -343,7 +430,7 @@ fn only_node() -> Outcome<(PathBuf, UnixStream)> {
         (None, _) => Err(Failure::failed(format!(
             "no node runs here (looked in {}); start one with `bowline node` or name its socket \
              with --control PATH",
-            folder.display()
+            folder().display()
         ))),
     }
 }

@@ -14,6 +14,7 @@ use std::{
 };
 
 use bowline::rds::{Node, Socket};
+use bowline_rds::Event;
 
 use super::{
     Failure, Outcome,
@@ -27,6 +28,8 @@ use super::{
 
 /// Longest wait of the echo service for a receiver that takes nothing; then its answer is dropped.
 const ECHO_PATIENCE: Duration = Duration::from_secs(1);
+/// Time between looks at what happened.
+const EVENT_PAUSE: Duration = Duration::from_secs(1);
 const DRAIN_DEFAULT: f64 = 5.0;
 const BATCH: usize = 256;
 
@@ -228,7 +231,10 @@ pub(crate) fn run(args: Args) -> Outcome {
     announce(&settings, &services, server.as_ref());
     tell_supervisor("READY=1");
 
-    stop.wait(None);
+    while !stop.wait(Some(EVENT_PAUSE)) {
+        log(&node);
+    }
+    log(&node);
 
     tell_supervisor("STOPPING=1");
     say!("stopping: up to {} s for what peers do not have yet", settings.drain.as_secs_f64());
@@ -266,6 +272,30 @@ fn announce(settings: &Settings, services: &[Running], server: Option<&Server>) 
         say!("control socket {}", server.path().display());
     }
     say!("ready; ask with `bowline ping` and `bowline info`, stop with SIGINT or SIGTERM");
+}
+
+/// Prints what happened to peers since the last look, one line for all paths to a peer.
+fn log(node: &Node) {
+    let mut lines: Vec<(String, u32)> = Vec::new();
+    for event in node.events() {
+        let line = match event {
+            Event::PathUp { remote, .. } => format!("peer {remote}: paths up"),
+            Event::PathDown { remote, .. } => format!("peer {remote}: paths down"),
+            Event::Misbehaved { remote, what } => format!("peer {remote} broke a rule: {what}"),
+            Event::PeerRestarted { remote } => format!("peer {remote} has restarted"),
+            Event::Refused { remote, limit } => {
+                format!("peer {remote}: connection refused, limit of {limit}")
+            }
+            _ => continue,
+        };
+        match lines.iter_mut().find(|(known, _)| *known == line) {
+            Some((_, count)) => *count += 1,
+            None => lines.push((line, 1)),
+        }
+    }
+    for (line, count) in lines {
+        say!("{line} ({count})");
+    }
 }
 
 /// Tells a service manager that follows the sd_notify protocol; without one nothing happens.

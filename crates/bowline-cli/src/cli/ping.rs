@@ -3,10 +3,12 @@
 //! As `rds-ping` does, requests are zero-length datagrams to port 0, sent round robin from eight
 //! sockets; the remote RDS answers by itself, and the socket that gets an answer identifies the
 //! request. Unlike the original, a request that gets no answer in time is reported and its
-//! socket replaced, so losses do not silence the tool.
+//! socket replaced, so losses do not silence the tool. When the local address belongs to a node
+//! that runs already, that node sends the requests and measures.
 
 use std::{
     net::{IpAddr, SocketAddr},
+    path::PathBuf,
     time::{Duration, Instant},
 };
 
@@ -15,6 +17,7 @@ use bowline::rds::{Interest, Node, Socket};
 use super::{
     Failure, Outcome,
     args::{Family, host, interval, number, number32, route_to},
+    control::{Client, Probe},
     histogram::Histogram,
     out::strerror,
     start_node,
@@ -55,6 +58,9 @@ pub(crate) struct Args {
     /// Use IPv6
     #[arg(short = '6')]
     v6: bool,
+    /// Let this running node send, by its control socket; by default the one that owns the address
+    #[arg(long, value_name = "PATH")]
+    control: Option<PathBuf>,
     /// Print one JSON object per line: every answer, then the summary
     #[arg(long)]
     json: bool,
@@ -76,15 +82,21 @@ struct Request {
     sent: Instant,
 }
 
-struct Run<'a> {
+/// What is said and counted, whichever way requests go.
+struct Figures<'a> {
     args: &'a Args,
-    node: Node,
     local: IpAddr,
     remote: IpAddr,
-    slots: Vec<Slot>,
     sent: u64,
     received: u64,
     times: Histogram,
+}
+
+/// Requests from a node of this process.
+struct Direct<'a> {
+    figures: Figures<'a>,
+    node: Node,
+    slots: Vec<Slot>,
 }
 
 /// Runs the command.
@@ -105,16 +117,68 @@ pub(crate) fn run(args: &Args) -> Outcome {
         return Err(Failure::usage(format!("{local} and {remote} are not of one family")));
     }
     let stop = Stop::install()?;
-    let node = start_node(Node::builder(), &[local])?;
-    let slots = (0..SOCKETS)
-        .map(|_| Ok(Slot { socket: open(&node, local)?, request: None, answered: None }))
-        .collect::<Outcome<Vec<_>>>()?;
-    let mut run =
-        Run { args, node, local, remote, slots, sent: 0, received: 0, times: Histogram::default() };
+    let times = Histogram::default();
+    let figures = Figures { args, local, remote, sent: 0, received: 0, times };
     let start = Instant::now();
-    run.ping(&stop)?;
-    run.summary(start.elapsed());
-    if run.received == 0 { Err(Failure::Reported) } else { Ok(()) }
+    let figures = match way(args, local)? {
+        Way::Direct(node) => {
+            let slots = (0..SOCKETS)
+                .map(|_| Ok(Slot { socket: open(&node, local)?, request: None, answered: None }))
+                .collect::<Outcome<Vec<_>>>()?;
+            let mut direct = Direct { figures, node, slots };
+            direct.ping(&stop)?;
+            direct.figures
+        }
+        Way::Through(client) => ping_through(figures, client, &stop)?,
+    };
+    figures.summary(start.elapsed());
+    if figures.received == 0 { Err(Failure::Reported) } else { Ok(()) }
+}
+
+enum Way {
+    Direct(Node),
+    Through(Client),
+}
+
+/// Decides who sends: a node of this process or, when the address belongs to a node that runs
+/// already, that one.
+fn way(args: &Args, local: IpAddr) -> Outcome<Way> {
+    if let Some(path) = &args.control {
+        return Ok(Way::Through(Client::connect(Some(path))?));
+    }
+    match start_node(Node::builder(), &[local]) {
+        Ok(node) => Ok(Way::Direct(node)),
+        Err(failure) => match Client::of_address(local) {
+            Some(client) => Ok(Way::Through(client)),
+            None => Err(failure),
+        },
+    }
+}
+
+/// Lets a running node send the requests, one at a time; it also measures.
+fn ping_through<'a>(
+    mut figures: Figures<'a>,
+    mut client: Client,
+    stop: &Stop,
+) -> Outcome<Figures<'a>> {
+    let args = figures.args;
+    let mut due = Instant::now();
+    loop {
+        figures.sent += 1;
+        let answer = client.probe(figures.local, figures.remote, args.timeout)?;
+        match answer {
+            Probe::Answered { nanos } => {
+                let source = SocketAddr::new(figures.remote, 0);
+                figures.answered(figures.sent, Duration::from_nanos(nanos), source);
+            }
+            Probe::Failed { errno } => figures.report_error(figures.sent, errno),
+        }
+        due = (due + args.interval).max(Instant::now());
+        let over = args.count > 0 && figures.sent >= args.count;
+        if over || stop.wait(Some(due.saturating_duration_since(Instant::now()))) {
+            return Ok(figures);
+        }
+    }
 }
 
 fn open(node: &Node, local: IpAddr) -> Outcome<Socket> {
@@ -124,16 +188,16 @@ fn open(node: &Node, local: IpAddr) -> Outcome<Socket> {
     Ok(socket)
 }
 
-impl Run<'_> {
+impl Direct<'_> {
     fn ping(&mut self, stop: &Stop) -> Outcome {
         let mut due = Instant::now();
         while !stop.asked() && !self.finished() {
             let now = Instant::now();
-            if self.wants_to_send() && now >= due {
+            if self.figures.wants_to_send() && now >= due {
                 self.request(stop);
-                due = (due + self.args.interval).max(now);
+                due = (due + self.figures.args.interval).max(now);
             }
-            let until = if self.wants_to_send() { Some(due) } else { None };
+            let until = if self.figures.wants_to_send() { Some(due) } else { None };
             self.wait(until)?;
             self.collect()?;
             self.expire()?;
@@ -141,28 +205,22 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn wants_to_send(&self) -> bool {
-        self.args.count == 0 || self.sent < self.args.count
-    }
-
     fn finished(&self) -> bool {
-        if self.args.count == 0 {
-            return false;
-        }
+        let count = self.figures.args.count;
         let waiting = self.slots.iter().any(|slot| slot.request.is_some());
-        self.received >= self.args.count || (!self.wants_to_send() && !waiting)
+        count > 0 && (self.figures.received >= count || (!self.figures.wants_to_send() && !waiting))
     }
 
     /// Sends the next request from the next socket, unless that one still waits for an answer.
     fn request(&mut self, stop: &Stop) {
-        let index = (self.sent % SOCKETS as u64) as usize;
+        let index = (self.figures.sent % SOCKETS as u64) as usize;
         if self.slots[index].request.is_some() {
             return;
         }
-        self.sent += 1;
-        let sequence = self.sent;
+        self.figures.sent += 1;
+        let sequence = self.figures.sent;
         let sent = Instant::now();
-        let destination = SocketAddr::new(self.remote, 0);
+        let destination = SocketAddr::new(self.figures.remote, 0);
         let slot = &mut self.slots[index];
         // Sending waits, in slices, because the first message to a host may have to wait until
         // both sides agreed on the number of paths.
@@ -175,7 +233,7 @@ impl Run<'_> {
                     return;
                 }
                 Err(error) if error.is_timed_out() || error.is_would_block() => {
-                    if stop.asked() || sent.elapsed() >= self.args.timeout {
+                    if stop.asked() || sent.elapsed() >= self.figures.args.timeout {
                         break error;
                     }
                 }
@@ -183,7 +241,7 @@ impl Run<'_> {
             }
         };
         slot.socket.set_nonblocking(true);
-        self.report_error(sequence, error.errno());
+        self.figures.report_error(sequence, error.errno());
     }
 
     /// Waits for an answer to the youngest request until the next one is due.
@@ -195,7 +253,7 @@ impl Run<'_> {
         time = time.min(if waiting > 1 { SLICE } else { SIGNAL_SLICE });
         let oldest = self.slots.iter().filter_map(|slot| slot.request).map(|r| r.sent).min();
         if let Some(oldest) = oldest {
-            let expires = oldest + self.args.timeout;
+            let expires = oldest + self.figures.args.timeout;
             time = time.min(expires.saturating_duration_since(now));
         }
         if !time.is_zero()
@@ -223,12 +281,10 @@ impl Run<'_> {
                 match (slot.request.take(), slot.answered) {
                     (Some(request), _) => {
                         slot.answered = Some(request.sequence);
-                        self.received += 1;
                         let time = arrived.duration_since(request.sent);
-                        self.times.record(time.as_nanos() as u64);
-                        self.report(request.sequence, Some(time), source, false);
+                        self.figures.answered(request.sequence, time, source);
                     }
-                    (None, Some(sequence)) => self.report(sequence, None, source, true),
+                    (None, Some(sequence)) => self.figures.report(sequence, None, source, true),
                     (None, None) => {}
                 }
             }
@@ -241,13 +297,28 @@ impl Run<'_> {
     fn expire(&mut self) -> Outcome {
         for index in 0..self.slots.len() {
             let Some(request) = self.slots[index].request else { continue };
-            if request.sent.elapsed() >= self.args.timeout {
-                self.slots[index] =
-                    Slot { socket: open(&self.node, self.local)?, request: None, answered: None };
-                self.report_error(request.sequence, ETIMEDOUT);
+            if request.sent.elapsed() >= self.figures.args.timeout {
+                self.slots[index] = Slot {
+                    socket: open(&self.node, self.figures.local)?,
+                    request: None,
+                    answered: None,
+                };
+                self.figures.report_error(request.sequence, ETIMEDOUT);
             }
         }
         Ok(())
+    }
+}
+
+impl Figures<'_> {
+    fn wants_to_send(&self) -> bool {
+        self.args.count == 0 || self.sent < self.args.count
+    }
+
+    fn answered(&mut self, sequence: u64, time: Duration, source: SocketAddr) {
+        self.received += 1;
+        self.times.record(time.as_nanos() as u64);
+        self.report(sequence, Some(time), source, false);
     }
 
     fn report(&self, sequence: u64, time: Option<Duration>, source: SocketAddr, again: bool) {

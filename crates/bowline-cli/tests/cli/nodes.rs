@@ -115,6 +115,25 @@ fn a_node_answers_pings_and_questions_and_stops_when_told() {
 }
 
 #[test]
+fn a_ping_from_the_address_of_a_node_goes_through_that_node() {
+    let folder = Folder::new();
+    let near = node(&folder, "127.41.11.1", &[]);
+    let _far = node(&folder, "127.41.11.2", &[]);
+    for destination in ["127.41.11.2", "127.41.11.1"] {
+        let words = ["ping", "-c", "2", "-i", "20ms", "-I", "127.41.11.1", destination];
+        let done = run(&folder, &words).exits(0);
+        assert!(done.out.starts_with("   1: "), "{done:?}");
+        assert!(done.out.contains("\n2 requests sent, 2 answers received, 0% lost"), "{done:?}");
+    }
+    let words = ["ping", "-c", "1", "-W", "0.3", "-I", "127.41.11.1", "127.41.11.3"];
+    let done = run(&folder, &words).exits(1);
+    assert!(done.out.starts_with("   1: ERROR: Connection timed out\n"), "{done:?}");
+    near.signal("-TERM");
+    let done = near.finish();
+    assert!(done.out.contains("\npeer 127.41.11.2: paths up ("), "{done:?}");
+}
+
+#[test]
 fn a_ping_without_an_answer_fails_in_time() {
     let folder = Folder::new();
     let start = Instant::now();

@@ -213,7 +213,7 @@ fn move_data(
         connections_cut += cut.connections;
         progress.clear();
         let Cut { percent, connections } = cut;
-        tell!(args, "   at {percent:2} %: node {name} resets its {connections} TCP connections");
+        tell!(args, "   node {name} at {percent:2} %: resets its {connections} TCP connections");
     };
     let problem = loop {
         while let Ok(made) = our_cuts.try_recv() {
