@@ -150,8 +150,7 @@ impl Node {
         let (local, remote) = conn_addrs(conn);
         conn.links_made += 1;
         let here = SocketAddr::new(local, 0);
-        let mut link =
-            Link::new(id, Some(index), Role::Dial, LinkState::Connecting, here, remote);
+        let mut link = Link::new(id, Some(index), Role::Dial, LinkState::Connecting, here, remote);
         link.serial = conn.links_made;
         let link = LinkId(self.links.insert(link));
         let path = &mut conn.paths[usize::from(index)];

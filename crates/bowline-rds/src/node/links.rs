@@ -318,7 +318,7 @@ impl Node {
         self.outputs.push_back(Output::Close { link: id, how: CloseHow::Drain });
     }
 
-    /// Forgets a link, resets the path it served, and sees to its successor.
+    /// Forgets a link and sees to the path it served.
     fn remove_link(&mut self, id: LinkId) {
         if let Some((conn, index)) = self.unlink(id) {
             self.succeed(conn, index);

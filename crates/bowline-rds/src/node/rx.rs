@@ -55,8 +55,9 @@ impl Node {
         !self.ready.is_empty()
     }
 
-    /// Parses what was handed over: at most `budget` frames, and no further once `until` has a
-    /// message. Returns whether bytes remain.
+    /// Parses what was handed over: at most `budget` frames, and no further once a message came
+    /// for `until` and that socket has as much as a reader soon takes. Returns whether bytes
+    /// remain.
     pub fn process(&mut self, now: Instant, until: Option<SocketId>, budget: usize) -> bool {
         self.now = now;
         let mut budget = budget;

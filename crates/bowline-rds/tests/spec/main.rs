@@ -2,8 +2,11 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod bowline;
 mod congestion;
 mod connect;
+mod info;
+mod receive;
 mod send;
 mod sockets;
 mod transmit;

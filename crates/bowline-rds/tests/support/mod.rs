@@ -665,6 +665,15 @@ impl Pair {
         sent
     }
 
+    /// Writes what was sent without moving anything.
+    pub fn flush(&mut self, side: usize) {
+        let links: Vec<_> = self.wires.iter().filter_map(|w| w.ends[side]).collect();
+        for link in links {
+            self.write(side, link);
+        }
+        self.settle();
+    }
+
     pub fn recv(&mut self, side: usize, socket: SocketId) -> Result<Received, Error> {
         let got = self.nodes[side].recv(self.now, socket, RecvOpts::default());
         self.settle();
