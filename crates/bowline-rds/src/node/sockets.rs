@@ -216,6 +216,20 @@ impl Node {
         Ok(())
     }
 
+    /// Removes all messages of the socket, to whatever destination: what the manual page promises
+    /// for RDS_CANCEL_SENT_TO without an address [D-13].
+    ///
+    /// # Errors
+    /// [`Error::BadSocket`]; [`Error::NotConnected`] when not bound.
+    pub fn cancel_all(&mut self, now: Instant, id: SocketId) -> Result<(), Error> {
+        self.now = now;
+        if self.sock(id)?.bound.is_none() {
+            return Err(Error::NotConnected);
+        }
+        self.cancel_where(|m| m.socket == Some(id), None);
+        Ok(())
+    }
+
     /// Cancels messages; those being written are completed on the wire.
     fn cancel_where(
         &mut self,
@@ -485,4 +499,32 @@ pub(super) fn checked_endpoint(addr: SocketAddr) -> Option<Endpoint> {
     let at = endpoint(addr);
     let ok = is_unicast(at.addr) && !(needs_scope(at.addr) && at.scope == 0);
     ok.then_some(at)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::IoSlice;
+
+    use crate::{Config, Error, Instant, Node, SendMsg};
+
+    // tests [D-13]
+    #[test]
+    fn cancel_all_takes_back_messages_to_every_destination() {
+        let now = Instant::default();
+        let local = "10.0.0.1".parse().expect("an address");
+        let mut node = Node::new(Config { addrs: vec![local], ..Config::default() });
+        let socket = node.socket().expect("room for one");
+        assert_eq!(node.cancel_all(now, socket), Err(Error::NotConnected));
+        node.bind(socket, (local, 4000).into()).expect("a free port");
+        for to in ["10.0.0.2:4000", "10.0.0.3:5000"] {
+            let name = Some(to.parse().expect("an address"));
+            let payload = [IoSlice::new(b"five!")];
+            let msg = SendMsg { name, payload: &payload, ..SendMsg::default() };
+            node.send(now, socket, &msg).expect("room in the queue");
+        }
+        assert_eq!(node.send_bytes(socket), Ok(10));
+        node.cancel_all(now, socket).expect("bound");
+        assert_eq!(node.send_bytes(socket), Ok(0));
+        node.check_invariants();
+    }
 }

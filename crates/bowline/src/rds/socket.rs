@@ -266,6 +266,14 @@ impl Socket {
         Ok(self.driver.with_core(|core, now| core.cancel_sent_to(now, self.id, to))?)
     }
 
+    /// Cancels everything this socket has sent, to whatever destination, that is not acknowledged.
+    ///
+    /// # Errors
+    /// `ENOTCONN` when the socket is not bound.
+    pub fn cancel_all(&self) -> Result<(), Error> {
+        Ok(self.driver.with_core(|core, now| core.cancel_all(now, self.id))?)
+    }
+
     /// Asks for notifications, among the received messages, of destinations that are not congested
     /// any more.
     ///
