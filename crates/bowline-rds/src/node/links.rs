@@ -18,9 +18,6 @@ use crate::time::Instant;
 const CONFIRM_TIME: Duration = Duration::from_millis(200);
 /// How long an acceptor waits for a peer it does not know to say who it is.
 const SHY_TIME: Duration = Duration::from_millis(200);
-/// How long an accepted connection waits for the path its source port names while others are free:
-/// a connector that found no such port free takes any.
-const PLACE_TIME: Duration = Duration::from_secs(2);
 /// How long an accepted connection may stay without a path.
 const EXTRA_TIME: Duration = Duration::from_secs(35);
 /// A bowline peer that sends a map and then no greeting for so long is not one any more. A kernel
@@ -99,7 +96,6 @@ impl Node {
         for link in checks {
             self.outputs.push_back(Output::CheckAlive { link });
         }
-        self.arm(now + PLACE_TIME, Timer::Place(link));
         self.arm(now + HELLO_TIME, Timer::Hello(link));
         self.arm(now + EXTRA_TIME, Timer::Extra(link));
         Some(link)
@@ -436,13 +432,10 @@ impl Node {
         }
     }
 
-    /// A connection that waits for a path takes another one that is free.
+    /// Gives a connection the lowest path that is free.
     pub(super) fn place_extra(&mut self, id: LinkId) {
         let Some(link) = self.link(id).filter(|l| l.state == LinkState::Extra) else { return };
         let Some(conn) = self.conns.get(link.conn.0) else { return };
-        if conn.peer.is_bowline() {
-            return; // its greeting names the path
-        }
         let down =
             |i: &u8| conn.paths.get(usize::from(*i)).is_none_or(|p| p.state == PathState::Down);
         if let Some(free) = (0..conn.npaths.max(1)).find(down) {

@@ -17,8 +17,6 @@ pub(super) enum Timer {
     Shy(LinkId),
     /// An acknowledgement has been owed for as long as it may be.
     Ack(LinkId),
-    /// A connection has waited long enough for one certain path.
-    Place(LinkId),
     /// A connection that never got a path.
     Extra(LinkId),
     /// A bowline peer has not greeted.
@@ -51,7 +49,6 @@ impl Node {
                     }
                 }
                 Timer::Ack(link) => self.ack_due(link),
-                Timer::Place(link) => self.place_extra(link),
                 Timer::Extra(link) => self.extra_overdue(link),
                 Timer::Hello(link) => self.hello_overdue(link),
                 Timer::Unknown(conn) => self.unknown_overdue(conn),
