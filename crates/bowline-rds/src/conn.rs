@@ -6,7 +6,7 @@ use std::net::Ipv6Addr;
 use crate::cong::CongMap;
 use crate::dedup::Dedup;
 use crate::ids::LinkId;
-use crate::path::Path;
+use crate::path::{Path, TxMsg, mark};
 use crate::time::Instant;
 
 /// What is known of the peer's kind.
@@ -75,6 +75,13 @@ pub(crate) struct Conn {
 }
 
 impl Conn {
+    /// Tells whether a message of an application is queued or unacknowledged. Probes and pongs
+    /// alone neither keep a peer in memory nor are worth a knock.
+    pub(crate) fn has_messages(&self) -> bool {
+        let live = |m: &TxMsg| m.socket.is_some() && !m.has(mark::CANCELLED);
+        self.paths.iter().any(|p| p.queue.iter().any(live))
+    }
+
     /// Number of paths to choose among when sending.
     #[inline]
     pub(crate) fn fan(&self) -> u8 {

@@ -59,10 +59,6 @@ pub enum Error {
     TooManySockets,
     /// The node has as many peers as it may have.
     TooManyPeers,
-    /// A time limit passed.
-    TimedOut,
-    /// Request for a terminal-like call the transport does not know.
-    NotTypewriter,
 }
 
 impl Error {
@@ -80,7 +76,6 @@ impl Error {
             | Self::BadControl
             | Self::BadValue => 22,
             Self::TooManySockets => 23,
-            Self::NotTypewriter => 25,
             Self::DestinationRequired => 89,
             Self::MessageTooLong { .. } => 90,
             Self::WrongProtocolType => 91,
@@ -90,7 +85,6 @@ impl Error {
             Self::AddrNotAvailable => 99,
             Self::Congested => 105,
             Self::NotConnected => 107,
-            Self::TimedOut => 110,
         }
     }
 }
@@ -133,8 +127,6 @@ impl fmt::Display for Error {
             Self::Fault => "the value has the wrong size or shape",
             Self::TooManySockets => "the node has as many sockets as its limit allows",
             Self::TooManyPeers => "the node has as many peers as its limit allows",
-            Self::TimedOut => "the time limit passed",
-            Self::NotTypewriter => "the transport has no type of service",
         };
         f.write_str(text)
     }

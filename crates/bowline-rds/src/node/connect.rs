@@ -64,9 +64,7 @@ impl Node {
     /// Forgets the peer that has been idle for longest; its TCP connections are closed. Returns
     /// whether there was one [B-18].
     fn reclaim_idle(&mut self) -> bool {
-        let idle = |c: &Conn| {
-            c.recv_held == 0 && c.extra.is_empty() && c.paths.iter().all(|p| p.queue.is_empty())
-        };
+        let idle = |c: &Conn| c.recv_held == 0 && c.extra.is_empty() && !c.has_messages();
         let oldest = self.conns.iter().filter(|(_, c)| idle(c)).min_by_key(|(_, c)| c.last_used);
         let Some((id, _)) = oldest else { return false };
         self.stats.peers_reclaimed += 1;
@@ -220,7 +218,7 @@ impl Node {
         }
         if conn.smaller {
             self.connect_all_if_down(id);
-        } else if index == 0 && conn.knock.is_none() && has_queued(conn) {
+        } else if index == 0 && conn.knock.is_none() && conn.has_messages() {
             self.start_knock(id);
         }
     }
@@ -229,14 +227,10 @@ impl Node {
     pub(super) fn after_knock(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get_mut(id.0) else { return };
         conn.knock = None;
-        if has_queued(conn) {
+        if conn.has_messages() {
             self.schedule_reconnect(id, 0);
         }
     }
-}
-
-fn has_queued(conn: &Conn) -> bool {
-    conn.paths.iter().any(|p| !p.queue.is_empty())
 }
 
 fn conn_addrs(conn: &Conn) -> (IpAddr, SocketAddr) {

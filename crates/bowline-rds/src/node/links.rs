@@ -114,7 +114,7 @@ impl Node {
         (local, remote, scope): (std::net::Ipv6Addr, std::net::Ipv6Addr, u32),
     ) -> Option<ConnId> {
         let unproven = |node: &Self, id: &ConnId| {
-            node.conn(*id).is_some_and(|c| !c.proven && c.paths.iter().all(|p| p.queued_bytes == 0))
+            node.conn(*id).is_some_and(|c| !c.proven && !c.has_messages())
         };
         if self.unproven.len() >= self.config.limits.peers_unproven {
             let mut list = std::mem::take(&mut self.unproven);
@@ -369,7 +369,7 @@ impl Node {
         });
         if let Some(next) = next {
             self.attach(next, index);
-        } else if index == 0 && conn.paths.iter().any(|p| !p.queue.is_empty()) {
+        } else if index == 0 && conn.has_messages() {
             self.schedule_reconnect(conn_id, 0);
         }
     }

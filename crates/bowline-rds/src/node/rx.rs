@@ -333,7 +333,7 @@ impl Node {
         }
         // A numbered probe is a message like others, but is answered even when repeated.
         let fresh = self.next_in_order(id, path, header);
-        if header.dport == 0 {
+        if header.dport == 0 && self.config.sysctl.ping_enable {
             self.stats.recv_ping += u64::from(fresh);
             let ext = super::handshake::extensions(&self.config, path);
             self.pong(conn_id, path, PROBE_PORT, ext);

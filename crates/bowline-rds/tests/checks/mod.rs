@@ -57,7 +57,7 @@ struct Driver {
 }
 
 /// Plays an input. Panics when the node contradicts itself.
-pub fn stream(bytes: &[u8]) {
+pub(crate) fn stream(bytes: &[u8]) {
     let mut input = Input(bytes);
     let kind = input.byte();
     let mut config = Config {

@@ -14,47 +14,47 @@ use bowline_rds::{
 use bowline_wire::rds::{BowlineExt, Flags, HEADER_LEN, Handshake, Header, MAP_LEN};
 
 /// Smaller and larger address of the tests.
-pub const A: &str = "10.0.0.1";
-pub const B: &str = "10.0.0.2";
+pub(crate) const A: &str = "10.0.0.1";
+pub(crate) const B: &str = "10.0.0.2";
 
-pub fn addr(text: &str) -> SocketAddr {
+pub(crate) fn addr(text: &str) -> SocketAddr {
     text.parse().expect("an address")
 }
 
-pub fn ip(text: &str) -> IpAddr {
+pub(crate) fn ip(text: &str) -> IpAddr {
     text.parse().expect("an address")
 }
 
-pub fn config(local: &str) -> Config {
+pub(crate) fn config(local: &str) -> Config {
     Config { addrs: vec![ip(local)], generation: 0x1111, ..Config::default() }
 }
 
 /// One frame of a byte stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Frame {
-    pub header: Header,
-    pub payload: Vec<u8>,
+pub(crate) struct Frame {
+    pub(crate) header: Header,
+    pub(crate) payload: Vec<u8>,
 }
 
 impl Frame {
-    pub fn is_data(&self) -> bool {
+    pub(crate) fn is_data(&self) -> bool {
         self.header.sport > 1 && self.header.dport > 1
     }
 
-    pub fn is_map(&self) -> bool {
+    pub(crate) fn is_map(&self) -> bool {
         self.header.is_map()
     }
 
-    pub fn is_ack(&self) -> bool {
+    pub(crate) fn is_ack(&self) -> bool {
         let h = &self.header;
         (h.sequence, h.len, h.sport, h.dport, h.flags) == (0, 0, 0, 0, Flags::NONE)
     }
 
-    pub fn retransmitted(&self) -> bool {
+    pub(crate) fn retransmitted(&self) -> bool {
         self.header.flags.contains(Flags::RETRANSMITTED)
     }
 
-    pub fn bytes(&self) -> Vec<u8> {
+    pub(crate) fn bytes(&self) -> Vec<u8> {
         let mut out = self.header.to_bytes().to_vec();
         out.extend_from_slice(&self.payload);
         out
@@ -62,7 +62,7 @@ impl Frame {
 }
 
 /// Takes whole frames off the front of a stream.
-pub fn take_frames(stream: &mut Vec<u8>) -> Vec<Frame> {
+pub(crate) fn take_frames(stream: &mut Vec<u8>) -> Vec<Frame> {
     let mut frames = Vec::new();
     let mut at = 0;
     while stream.len() - at >= HEADER_LEN {
@@ -78,17 +78,17 @@ pub fn take_frames(stream: &mut Vec<u8>) -> Vec<Frame> {
     frames
 }
 
-pub fn data(sequence: u64, sport: u16, dport: u16, payload: &[u8]) -> Frame {
+pub(crate) fn data(sequence: u64, sport: u16, dport: u16, payload: &[u8]) -> Frame {
     let header = Header { sequence, len: payload.len() as u32, sport, dport, ..Header::default() };
     Frame { header, payload: payload.to_vec() }
 }
 
-pub fn flagged(mut frame: Frame) -> Frame {
+pub(crate) fn flagged(mut frame: Frame) -> Frame {
     frame.header.flags = Flags::RETRANSMITTED;
     frame
 }
 
-pub fn map_of(ports: &[u16]) -> Frame {
+pub(crate) fn map_of(ports: &[u16]) -> Frame {
     let mut payload = vec![0; MAP_LEN];
     for port in ports {
         payload[usize::from(port >> 3)] |= 1 << (port & 7);
@@ -97,12 +97,12 @@ pub fn map_of(ports: &[u16]) -> Frame {
 }
 
 /// Extension area of a kernel's probe.
-pub fn npaths_ext(n: u16) -> [u8; 16] {
+pub(crate) fn npaths_ext(n: u16) -> [u8; 16] {
     Handshake { npaths: Some(n), ..Handshake::default() }.emit()
 }
 
 /// Extension area of a bowline node's probe.
-pub fn bowline_ext(generation: u32, path: u8, max_message: u32) -> [u8; 16] {
+pub(crate) fn bowline_ext(generation: u32, path: u8, max_message: u32) -> [u8; 16] {
     Handshake {
         npaths: Some(8),
         generation: Some(generation),
@@ -112,54 +112,54 @@ pub fn bowline_ext(generation: u32, path: u8, max_message: u32) -> [u8; 16] {
     .emit()
 }
 
-pub fn ping_with(sequence: u64, ext: [u8; 16]) -> Frame {
+pub(crate) fn ping_with(sequence: u64, ext: [u8; 16]) -> Frame {
     let header = Header { sequence, sport: 1, dport: 0, ext, ..Header::default() };
     Frame { header, payload: Vec::new() }
 }
 
-pub fn pong_with(sequence: u64, ext: [u8; 16]) -> Frame {
+pub(crate) fn pong_with(sequence: u64, ext: [u8; 16]) -> Frame {
     let header = Header { sequence, sport: 0, dport: 1, ext, ..Header::default() };
     Frame { header, payload: Vec::new() }
 }
 
 /// A bowline node's greeting of a connection.
-pub fn hello(generation: u32, path: u8, ack: u64) -> Frame {
+pub(crate) fn hello(generation: u32, path: u8, ack: u64) -> Frame {
     let mut frame = ping_with(0, bowline_ext(generation, path, 1 << 20));
     frame.header.ack = ack;
     frame
 }
 
-pub fn ack_frame(ack: u64) -> Frame {
+pub(crate) fn ack_frame(ack: u64) -> Frame {
     Frame { header: Header { ack, ..Header::default() }, payload: Vec::new() }
 }
 
 /// Result of a receive in a form that can be compared.
-pub fn text(received: &Received) -> Vec<u8> {
+pub(crate) fn text(received: &Received) -> Vec<u8> {
     received.data.as_ref().expect("a message").slices().flatten().copied().collect()
 }
 
 /// A node whose peers are played by the test.
-pub struct Lab {
-    pub node: Node,
-    pub now: Instant,
+pub(crate) struct Lab {
+    pub(crate) node: Node,
+    pub(crate) now: Instant,
     /// What the node wrote on each connection and the test has not looked at.
-    pub written: HashMap<LinkId, Vec<u8>>,
+    pub(crate) written: HashMap<LinkId, Vec<u8>>,
     /// Connections the node asked for, not answered yet.
-    pub connects: Vec<(LinkId, SocketAddr, u8)>,
-    pub closes: Vec<(LinkId, CloseHow)>,
-    pub wakes: Vec<(SocketId, Interest)>,
-    pub events: Vec<Event>,
-    pub resumes: Vec<LinkId>,
-    pub checks: Vec<LinkId>,
+    pub(crate) connects: Vec<(LinkId, SocketAddr, u8)>,
+    pub(crate) closes: Vec<(LinkId, CloseHow)>,
+    pub(crate) wakes: Vec<(SocketId, Interest)>,
+    pub(crate) events: Vec<Event>,
+    pub(crate) resumes: Vec<LinkId>,
+    pub(crate) checks: Vec<LinkId>,
     /// Bytes the peer's TCP takes before it is full, all connections together.
-    pub room: usize,
+    pub(crate) room: usize,
     /// Whether TCP acknowledges at once.
-    pub acks: bool,
+    pub(crate) acks: bool,
     next_port: u16,
 }
 
 impl Lab {
-    pub fn new(config: Config) -> Self {
+    pub(crate) fn new(config: Config) -> Self {
         Self {
             node: Node::new(config),
             now: Instant::from_nanos(1_000_000_000),
@@ -177,23 +177,23 @@ impl Lab {
     }
 
     /// A node on the larger address: peers connect to it.
-    pub fn larger() -> Self {
+    pub(crate) fn larger() -> Self {
         Self::new(config(B))
     }
 
     /// A node on the smaller address: it connects.
-    pub fn smaller() -> Self {
+    pub(crate) fn smaller() -> Self {
         Self::new(config(A))
     }
 
-    pub fn bound(&mut self, at: &str) -> SocketId {
+    pub(crate) fn bound(&mut self, at: &str) -> SocketId {
         let socket = self.node.socket().expect("a socket");
         self.node.bind(socket, addr(at)).expect("bound");
         socket
     }
 
     /// Carries out what the node asks for, until it asks for nothing more.
-    pub fn settle(&mut self) {
+    pub(crate) fn settle(&mut self) {
         loop {
             self.carry_out();
             self.node.process(self.now, None, usize::MAX);
@@ -239,7 +239,7 @@ impl Lab {
     }
 
     /// Writes as much of a connection as TCP takes.
-    pub fn write(&mut self, link: LinkId) {
+    pub(crate) fn write(&mut self, link: LinkId) {
         let mut batch = TxBatch::default();
         loop {
             let n = self.node.poll_transmit(self.now, link, &mut batch, 256 << 10);
@@ -260,38 +260,38 @@ impl Lab {
     }
 
     /// TCP has room again.
-    pub fn unblock(&mut self, link: LinkId, room: usize) {
+    pub(crate) fn unblock(&mut self, link: LinkId, room: usize) {
         self.room = room;
         self.node.handle_writable(self.now, link);
         self.settle();
     }
 
     /// A peer connects; `None` when it is turned away.
-    pub fn try_accept(&mut self, peer: &str) -> Option<LinkId> {
+    pub(crate) fn try_accept(&mut self, peer: &str) -> Option<LinkId> {
         self.next_port += 1;
         let remote = SocketAddr::new(ip(peer), self.next_port);
         self.accept_from(remote)
     }
 
-    pub fn accept_from(&mut self, remote: SocketAddr) -> Option<LinkId> {
+    pub(crate) fn accept_from(&mut self, remote: SocketAddr) -> Option<LinkId> {
         let local = SocketAddr::new(self.node.config().addrs[0], 16385);
         let link = self.node.handle_accepted(self.now, local, remote);
         self.settle();
         link
     }
 
-    pub fn accept(&mut self, peer: &str) -> LinkId {
+    pub(crate) fn accept(&mut self, peer: &str) -> LinkId {
         self.try_accept(peer).expect("accepted")
     }
 
     /// Answers the node's oldest connect.
-    pub fn establish(&mut self) -> LinkId {
+    pub(crate) fn establish(&mut self) -> LinkId {
         let (link, ..) = self.connects.remove(0);
         self.establish_link(link);
         link
     }
 
-    pub fn establish_link(&mut self, link: LinkId) {
+    pub(crate) fn establish_link(&mut self, link: LinkId) {
         self.connects.retain(|(l, ..)| *l != link);
         self.next_port += 1;
         let local = SocketAddr::new(self.node.config().addrs[0], self.next_port);
@@ -299,34 +299,34 @@ impl Lab {
         self.settle();
     }
 
-    pub fn fail(&mut self, link: LinkId, reason: CloseReason) {
+    pub(crate) fn fail(&mut self, link: LinkId, reason: CloseReason) {
         self.connects.retain(|(l, ..)| *l != link);
         self.node.handle_closed(self.now, link, reason);
         self.settle();
     }
 
-    pub fn feed(&mut self, link: LinkId, bytes: &[u8]) {
+    pub(crate) fn feed(&mut self, link: LinkId, bytes: &[u8]) {
         self.node.handle_data(self.now, link, RxBuf::from_vec(bytes.to_vec()));
         self.settle();
     }
 
-    pub fn deliver(&mut self, link: LinkId, frames: &[Frame]) {
+    pub(crate) fn deliver(&mut self, link: LinkId, frames: &[Frame]) {
         let bytes: Vec<u8> = frames.iter().flat_map(Frame::bytes).collect();
         self.feed(link, &bytes);
     }
 
     /// Whole frames the node has written on a connection since the last look.
-    pub fn frames(&mut self, link: LinkId) -> Vec<Frame> {
+    pub(crate) fn frames(&mut self, link: LinkId) -> Vec<Frame> {
         take_frames(self.written.entry(link).or_default())
     }
 
     /// The same, application messages only.
-    pub fn data_frames(&mut self, link: LinkId) -> Vec<Frame> {
+    pub(crate) fn data_frames(&mut self, link: LinkId) -> Vec<Frame> {
         self.frames(link).into_iter().filter(Frame::is_data).collect()
     }
 
     /// Lets time pass; everything due happens at its time.
-    pub fn advance(&mut self, by: Duration) {
+    pub(crate) fn advance(&mut self, by: Duration) {
         let end = self.now + by;
         self.settle();
         while let Some(at) = self.node.poll_timeout() {
@@ -342,15 +342,20 @@ impl Lab {
         self.settle();
     }
 
-    pub fn ms(&mut self, millis: u64) {
+    pub(crate) fn ms(&mut self, millis: u64) {
         self.advance(Duration::from_millis(millis));
     }
 
-    pub fn send(&mut self, socket: SocketId, to: &str, payload: &[u8]) -> Result<Sent, Error> {
+    pub(crate) fn send(
+        &mut self,
+        socket: SocketId,
+        to: &str,
+        payload: &[u8],
+    ) -> Result<Sent, Error> {
         self.send_with(socket, to, payload, &[], false)
     }
 
-    pub fn send_with(
+    pub(crate) fn send_with(
         &mut self,
         socket: SocketId,
         to: &str,
@@ -370,13 +375,13 @@ impl Lab {
     }
 
     /// Sends without writing anything.
-    pub fn send_slow(&mut self, socket: SocketId, to: &str, payload: &[u8]) -> Sent {
+    pub(crate) fn send_slow(&mut self, socket: SocketId, to: &str, payload: &[u8]) -> Sent {
         let slices = [IoSlice::new(payload)];
         let msg = SendMsg { name: Some(addr(to)), payload: &slices, ..SendMsg::default() };
         self.node.send(self.now, socket, &msg).expect("sent")
     }
 
-    pub fn recv(&mut self, socket: SocketId) -> Result<Received, Error> {
+    pub(crate) fn recv(&mut self, socket: SocketId) -> Result<Received, Error> {
         let opts = RecvOpts { peek: false, want_control: true };
         let got = self.node.recv(self.now, socket, opts);
         self.settle();
@@ -384,7 +389,7 @@ impl Lab {
     }
 
     /// Payloads of everything that waits on a socket.
-    pub fn recv_all(&mut self, socket: SocketId) -> Vec<Vec<u8>> {
+    pub(crate) fn recv_all(&mut self, socket: SocketId) -> Vec<Vec<u8>> {
         let mut all = Vec::new();
         while let Ok(got) = self.recv(socket) {
             all.push(text(&got));
@@ -392,13 +397,13 @@ impl Lab {
         all
     }
 
-    pub fn counter(&self, name: &str) -> u64 {
+    pub(crate) fn counter(&self, name: &str) -> u64 {
         self.node.counters().iter().find(|(n, _)| *n == name).expect("a counter").1
     }
 
     /// A kernel at `peer` connects and is known as one, with `npaths` paths; what the node
     /// greeted it with is thrown away.
-    pub fn kernel(&mut self, peer: &str, npaths: u16) -> LinkId {
+    pub(crate) fn kernel(&mut self, peer: &str, npaths: u16) -> LinkId {
         let link = self.accept(peer);
         self.deliver(link, &[map_of(&[]), pong_with(1, npaths_ext(npaths))]);
         self.written.clear();
@@ -406,7 +411,7 @@ impl Lab {
     }
 
     /// Connects to a peer and learns that it is a kernel with one path.
-    pub fn dial_kernel(&mut self, socket: SocketId, to: &str) -> LinkId {
+    pub(crate) fn dial_kernel(&mut self, socket: SocketId, to: &str) -> LinkId {
         self.send(socket, to, b"first").expect("sent");
         let link = self.establish();
         self.deliver(link, &[map_of(&[]), pong_with(1, npaths_ext(1))]);
@@ -415,7 +420,7 @@ impl Lab {
     }
 
     /// A bowline node of generation `generation` connects for `path`.
-    pub fn bowline(&mut self, peer: &str, generation: u32, path: u8) -> LinkId {
+    pub(crate) fn bowline(&mut self, peer: &str, generation: u32, path: u8) -> LinkId {
         let link = self.accept(peer);
         self.deliver(link, &[map_of(&[]), hello(generation, path, 0)]);
         link
@@ -433,24 +438,24 @@ struct Wire {
 }
 
 /// Two nodes and the TCP connections between them.
-pub struct Pair {
-    pub nodes: [Node; 2],
-    pub now: Instant,
-    pub addrs: [IpAddr; 2],
+pub(crate) struct Pair {
+    pub(crate) nodes: [Node; 2],
+    pub(crate) now: Instant,
+    pub(crate) addrs: [IpAddr; 2],
     wires: Vec<Wire>,
-    pub wakes: Vec<(usize, SocketId, Interest)>,
-    pub listening: [bool; 2],
+    pub(crate) wakes: Vec<(usize, SocketId, Interest)>,
+    pub(crate) listening: [bool; 2],
     /// Most bytes given to a node at once.
-    pub chunk: usize,
+    pub(crate) chunk: usize,
     /// Most bytes on their way in one direction of a connection.
-    pub window: usize,
+    pub(crate) window: usize,
     /// Bytes move.
-    pub moving: bool,
+    pub(crate) moving: bool,
     next_port: u16,
 }
 
 impl Pair {
-    pub fn new(a: Config, b: Config) -> Self {
+    pub(crate) fn new(a: Config, b: Config) -> Self {
         let addrs = [a.addrs[0], b.addrs[0]];
         Self {
             nodes: [Node::new(a), Node::new(b)],
@@ -467,11 +472,11 @@ impl Pair {
     }
 
     /// Two bowline nodes with all paths.
-    pub fn bowline() -> Self {
+    pub(crate) fn bowline() -> Self {
         Self::new(config(A), Config { generation: 0x2222, ..config(B) })
     }
 
-    pub fn bound(&mut self, side: usize, port: u16) -> SocketId {
+    pub(crate) fn bound(&mut self, side: usize, port: u16) -> SocketId {
         let at = SocketAddr::new(self.addrs[side], port);
         let socket = self.nodes[side].socket().expect("a socket");
         self.nodes[side].bind(socket, at).expect("bound");
@@ -483,7 +488,7 @@ impl Pair {
     }
 
     /// Open TCP connections.
-    pub fn connections(&self) -> usize {
+    pub(crate) fn connections(&self) -> usize {
         self.wires.iter().filter(|w| w.ends.iter().all(Option::is_some)).count()
     }
 
@@ -535,7 +540,7 @@ impl Pair {
         self.nodes[side].handle_connected(self.now, link, local);
     }
 
-    pub fn write(&mut self, side: usize, link: LinkId) {
+    pub(crate) fn write(&mut self, side: usize, link: LinkId) {
         let other = 1 - side;
         let mut batch = TxBatch::default();
         loop {
@@ -589,7 +594,7 @@ impl Pair {
     }
 
     /// Runs until nothing happens without time passing.
-    pub fn settle(&mut self) {
+    pub(crate) fn settle(&mut self) {
         loop {
             let mut busy = false;
             for side in 0..2 {
@@ -617,7 +622,7 @@ impl Pair {
         }
     }
 
-    pub fn advance(&mut self, by: Duration) {
+    pub(crate) fn advance(&mut self, by: Duration) {
         let end = self.now + by;
         self.settle();
         loop {
@@ -632,12 +637,12 @@ impl Pair {
         self.now = end;
     }
 
-    pub fn ms(&mut self, millis: u64) {
+    pub(crate) fn ms(&mut self, millis: u64) {
         self.advance(Duration::from_millis(millis));
     }
 
     /// Sends without moving anything.
-    pub fn send_quiet(
+    pub(crate) fn send_quiet(
         &mut self,
         side: usize,
         socket: SocketId,
@@ -650,7 +655,7 @@ impl Pair {
         self.nodes[side].send(self.now, socket, &msg)
     }
 
-    pub fn send(
+    pub(crate) fn send(
         &mut self,
         side: usize,
         socket: SocketId,
@@ -666,7 +671,7 @@ impl Pair {
     }
 
     /// Writes what was sent without moving anything.
-    pub fn flush(&mut self, side: usize) {
+    pub(crate) fn flush(&mut self, side: usize) {
         let links: Vec<_> = self.wires.iter().filter_map(|w| w.ends[side]).collect();
         for link in links {
             self.write(side, link);
@@ -674,13 +679,13 @@ impl Pair {
         self.settle();
     }
 
-    pub fn recv(&mut self, side: usize, socket: SocketId) -> Result<Received, Error> {
+    pub(crate) fn recv(&mut self, side: usize, socket: SocketId) -> Result<Received, Error> {
         let got = self.nodes[side].recv(self.now, socket, RecvOpts::default());
         self.settle();
         got
     }
 
-    pub fn recv_all(&mut self, side: usize, socket: SocketId) -> Vec<Vec<u8>> {
+    pub(crate) fn recv_all(&mut self, side: usize, socket: SocketId) -> Vec<Vec<u8>> {
         let mut all = Vec::new();
         while let Ok(got) = self.recv(side, socket) {
             all.push(text(&got));
@@ -689,7 +694,7 @@ impl Pair {
     }
 
     /// Cuts every TCP connection; what is under way is lost.
-    pub fn cut(&mut self) {
+    pub(crate) fn cut(&mut self) {
         for w in &mut self.wires {
             w.to = Default::default();
             w.ended = [Some(CloseReason::Reset); 2];
@@ -699,7 +704,7 @@ impl Pair {
         self.moving = moving;
     }
 
-    pub fn counter(&self, side: usize, name: &str) -> u64 {
+    pub(crate) fn counter(&self, side: usize, name: &str) -> u64 {
         self.nodes[side].counters().iter().find(|(n, _)| *n == name).expect("a counter").1
     }
 }
