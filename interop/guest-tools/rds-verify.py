@@ -328,7 +328,7 @@ class Job:
         low, high = self.num("min"), self.num("max", MAX_MESSAGE)
         seed = self.num("seed")
         g = Generator(seed, low, high)
-        n, gaps, idle = self.num("n"), self.num("gaps"), self.num("idle", 30.0)
+        n, gaps, dups, idle = self.num("n"), self.num("gaps"), self.num("dups"), self.num("idle", 30.0)
         nonblock = self.args.get("mode") == "nonblock"
         self.sock = Rds(self, 0, self.num("rcvbuf"))
         self.sock.timeouts(0.25)
@@ -338,7 +338,7 @@ class Job:
         poll = select.poll()
         poll.register(self.sock.s, select.POLLIN)
         buf = bytearray(MAX_MESSAGE + 16)
-        src, missing, t0, last = {}, 0, None, time.monotonic()
+        src, missing, again, t0, last = {}, 0, 0, None, time.monotonic()
         while not n or self.count < n:
             try:
                 if nonblock:
@@ -358,6 +358,11 @@ class Job:
             want = src.get(join(who), 0 if not gaps else None)
             if gaps and got >= HEAD.size:
                 i = HEAD.unpack_from(buf)[1]
+                if want is not None and i < want and dups:
+                    again += 1
+                    if g.check(i, buf, got):
+                        raise ValueError("repeated " + g.check(i, buf, got))
+                    continue
                 if want is not None and i < want:
                     raise ValueError("message %d came again or late; %d was next" % (i, want))
                 missing += i - want if want is not None else 0
@@ -380,7 +385,7 @@ class Job:
             except OSError as e:
                 if e.errno != errno.EAGAIN:
                     raise
-        return dict(messages=self.count, bytes=self.bytes, seconds=last - (t0 or last), missing=missing,
+        return dict(messages=self.count, bytes=self.bytes, seconds=last - (t0 or last), missing=missing, again=again,
                     next=src)
 
     def do_fill(self):

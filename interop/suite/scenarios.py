@@ -58,10 +58,10 @@ BOTH = ("k>n", "n>k")
 class Stream:
     """A verified stream from one endpoint to the other."""
 
-    def __init__(self, src, src_at, dst, dst_at, seed, n=0, gaps=0, recv=None, rcvbuf=None, hold=None,
+    def __init__(self, src, src_at, dst, dst_at, seed, n=0, gaps=0, dups=None, rcvbuf=None, hold=None,
                  mode="block", rmode=None, low=0, high=MIB, idle=60, **send):
         self.n = n
-        self.recv = dst.job("recv", bind=dst_at, n=n, seed=seed, gaps=gaps, min=low, max=high, mode=rmode,
+        self.recv = dst.job("recv", bind=dst_at, n=n, seed=seed, gaps=gaps, dups=dups, min=low, max=high, mode=rmode,
                             rcvbuf=rcvbuf, hold=hold, idle=idle, linger=0.2 if n else None)
         self.recv.event("ready")
         self.send = src.job("send", bind=src_at, to=dst_at, n=n, seed=seed, min=low, max=high, mode=mode,
@@ -264,6 +264,30 @@ def congestion(c):
     c.note("held back after %d and %d messages" % tuple(was))
 
 
+@scenario("threshold", rows="T-12", dirs=BOTH, ci=True)
+def threshold(c):
+    """The receive buffer may be filled exactly; one byte more congests the port."""
+    src, src_a, dst, dst_a = c.ends()
+    r = dst.job("recv", bind=ip(dst_a, 4001), n=0, hold=1, rcvbuf=4000)
+    r.event("ready")
+
+    def fill(port, size):
+        j = src.job("fill", bind=ip(src_a, port), to=ip(dst_a, 4001), size=size, n=1)
+        refused = j.event("sent")["refused"]
+        j.tell("close", flush=5)
+        want(j.wait()["left"] == 0, "a message of %d bytes stays queued", size)
+        time.sleep(0.5)
+        return refused
+
+    want(fill(4010, 4000) is None, "the first 4000 bytes were refused")
+    want(fill(4011, 1) is None, "a byte was refused although the buffer was not exceeded")
+    want(fill(4012, 1) == "ENOBUFS", "a byte after 4001 was not refused with ENOBUFS")
+    c.messages += 2
+    # the socket goes, and its congestion with it
+    r.tell("close")
+    r.tell("stop")
+
+
 # ---------------------------------------------------------------- trouble
 
 def load(c, **kw):
@@ -349,6 +373,33 @@ def sockets_destroyed(c):
         moving(streams, 30)
     for s in streams:
         c.messages += s.stop(40)[1]["messages"]
+    check_conns(c)
+
+
+@scenario("node-cut", timeout=90, self_check="only the node can be told to cut its connections")
+def node_cut(c):
+    """Under load both ways the node cuts all its connections with resets, five times.
+    Nothing may be lost. The kernel may get messages again that it had acknowledged in
+    vain: it compares numbers per path, and paths change places [R-420]."""
+    kw = dict(high=65536, pause=0.002, low=16)
+    back = [Stream(c.k, c.at_k(4000), c.n, c.at_n(4001), 21, **kw),
+            Stream(c.k, c.at_k(20000), c.n, c.at_n(4003), 22, mode="nonblock", **kw)]
+    out = [Stream(c.n, c.at_n(4000), c.k, c.at_k(4001), 23, gaps=1, dups=1, **kw),
+           Stream(c.n, c.at_n(20000), c.k, c.at_k(4003), 24, gaps=1, dups=1, mode="nonblock", **kw)]
+    moving(back + out, 20)
+    for _ in range(5):
+        c.n.ask("cut")
+        time.sleep(0.7)
+    moving(back + out, 30)
+    for s in back:
+        c.messages += s.stop(40)[1]["messages"]
+    again = 0
+    for s in out:
+        r = s.stop(40)[1]
+        contiguous(r, "cut")
+        c.messages += r["messages"]
+        again += r["again"]
+    c.note("%d messages came again at the kernel" % again)
     check_conns(c)
 
 

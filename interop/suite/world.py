@@ -158,8 +158,7 @@ class Case:
             if ep and not ep.gone:
                 try:
                     out = ep.ask("info", 10)
-                    with open("%s.%s.json" % (self.log, ep.name), "w") as f:
-                        json.dump({k: v for k, v in out.items() if k not in ("id", "ev")}, f, indent=1)
+                    self.save(ep.name, {k: v for k, v in out.items() if k not in ("id", "ev")})
                 except (JobFailed, OSError) as e:
                     self.note("no info from %s: %s" % (ep.name, e))
         for ep in (self.n, self.k):
@@ -187,6 +186,10 @@ class Case:
         """What to look at after a failure."""
         d, base = os.path.split(self.log)
         return [os.path.join(d, x) for x in sorted(os.listdir(d)) if x.startswith(base + ".")]
+
+    def save(self, what, data):
+        with open("%s.%s.json" % (self.log, what), "w") as f:
+            json.dump(data, f, indent=1)
 
     # -- used by scenarios
 

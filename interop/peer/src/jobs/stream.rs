@@ -104,11 +104,12 @@ impl Job {
     }
 
     /// n messages (0: until stop), those of each source in order and exactly
-    /// once; with `gaps=1` some may be missing.
+    /// once; with `gaps=1` some may be missing, with `dups=1` too some may come again.
     pub(super) fn recv(&self) -> Ended {
         let generator = self.generator()?;
         let n: u64 = self.args.or("n", 0)?;
         let gaps = self.args.or("gaps", 0)? != 0;
+        let dups = self.args.or("dups", 0)? != 0;
         let idle = Duration::from_secs_f64(self.args.or("idle", 30.0)?);
         let linger = Duration::from_secs_f64(self.args.or("linger", 0.0)?);
         let nonblock = self.args.text("mode") == Some("nonblock");
@@ -120,7 +121,8 @@ impl Job {
         }
         let mut buf = vec![0; MAX_MESSAGE + 16];
         let mut sources: BTreeMap<SocketAddr, u64> = BTreeMap::new();
-        let (mut missing, mut first, mut last) = (0, None, Instant::now());
+        let (mut missing, mut again) = (0, 0);
+        let (mut first, mut last) = (None, Instant::now());
         while n == 0 || self.messages() < n {
             if nonblock {
                 socket.wait(false, TICK)?;
@@ -146,6 +148,11 @@ impl Job {
                 _ => next.unwrap_or(0),
             };
             if let Some(next) = next {
+                if index < next && dups {
+                    generator.check(index, len, std::iter::once(&buf[..len]))?;
+                    again += 1;
+                    continue;
+                }
                 if index < next {
                     let text = format!("message {index} came again or late; {next} was next");
                     return Err(wrong(text));
@@ -175,6 +182,7 @@ impl Job {
             .num("bytes", self.bytes())
             .float("seconds", seconds)
             .num("missing", missing)
+            .num("again", again)
             .map("next", sources.into_iter().map(|(a, i)| (a.to_string(), i))))
     }
 }
