@@ -139,9 +139,6 @@ int main(int argc, char **argv) {
         printf("UCX %s\n", ucp_get_version_string());
         return 0;
     }
-    setenv("UCX_WARN_UNUSED_ENV_VARS", "n", 1);
-    setenv("UCX_LOG_LEVEL", "fatal", 1);
-    setenv("UCX_HANDLE_ERRORS", "none", 1);
     start(argc, argv);
     size = strtoul(arg("size"), NULL, 10);
     rx = !strcmp(arg("side"), "rx");

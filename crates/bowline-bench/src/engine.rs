@@ -18,6 +18,9 @@ const QUICK_LIMIT: Duration = Duration::from_secs(20);
 /// How often a disturbed measurement is made, at most.
 const TRIES: u32 = 3;
 
+/// A peer leaves the common settings only for a gain of more than a tenth: less may be chance.
+const BETTER: f64 = 1.1;
+
 /// A line that tells what is going on, on standard error.
 struct Progress {
     terminal: bool,
@@ -201,15 +204,15 @@ impl<'a> Engine<'a> {
                 cell.cc.clone_from(cc);
                 self.launcher.measure(&cell, program).map_or(0.0, |sample| sample.rate())
             };
-            let best = ways
-                .into_iter()
-                .map(|way| (rate(&way), way))
-                .max_by(|(a, _), (b, _)| a.total_cmp(b));
-            if let Some((rate, way)) = best
-                && rate > 0.0
-            {
-                self.best.insert(key, way);
+            let Some((first, others)) = ways.split_first() else { continue };
+            let mut best = (rate(first), first);
+            for way in others {
+                let rate = rate(way);
+                if rate > best.0 * BETTER {
+                    best = (rate, way);
+                }
             }
+            self.best.insert(key, best.1.clone());
         }
     }
 }
