@@ -125,8 +125,7 @@ impl Generator {
 fn pool(seed: u32) -> Arc<[u8]> {
     type Pools = Mutex<Vec<(u32, Arc<[u8]>)>>;
     static POOLS: OnceLock<Pools> = OnceLock::new();
-    let mut pools =
-        POOLS.get_or_init(Pools::default).lock().unwrap_or_else(|e| e.into_inner());
+    let mut pools = POOLS.get_or_init(Pools::default).lock().unwrap_or_else(|e| e.into_inner());
     if let Some((_, p)) = pools.iter().find(|(s, _)| *s == seed) {
         return Arc::clone(p);
     }
@@ -161,12 +160,21 @@ mod tests {
         let g = Generator::new(7, 0, MAX_MESSAGE);
         let sizes: Vec<usize> = (0..8).map(|i| g.size(i)).collect();
         assert_eq!(sizes, SIZES);
-        let sum = |i| whole(&g, i).iter().fold(0u64, |a, b| a.wrapping_mul(31).wrapping_add(u64::from(*b)));
+        let sum = |i| {
+            whole(&g, i).iter().fold(0u64, |a, b| a.wrapping_mul(31).wrapping_add(u64::from(*b)))
+        };
         assert_eq!((2..8).map(sum).collect::<Vec<u64>>(), SUMS);
     }
 
     const SIZES: [usize; 8] = [0, 1048576, 21, 6613, 217, 15, 7, 1009];
-    const SUMS: [u64; 6] = [12268973999007721260, 8594682799478468993, 2958336947760137182, 7394853429269947541, 117562922978, 8081648579773573073];
+    const SUMS: [u64; 6] = [
+        12268973999007721260,
+        8594682799478468993,
+        2958336947760137182,
+        7394853429269947541,
+        117562922978,
+        8081648579773573073,
+    ];
 
     #[test]
     fn a_message_passes_in_any_pieces_and_a_changed_one_does_not() {

@@ -88,7 +88,7 @@ impl Socket for BowlineSocket {
                 let info = self.node.info();
                 let ours = info.send.iter().chain(&info.retrans).filter(|m| m.local == local);
                 Ok(ours.count())
-            },
+            }
             Err(e) => Err(e),
         }
     }
@@ -124,8 +124,7 @@ impl Backend for Bowline {
             ("bytes_copied_in", stats.bytes_copied_in),
             ("bytes_copied_out", stats.bytes_copied_out),
         ];
-        let mut detail: Vec<String> =
-            info.connections.iter().map(|c| format!("{c:?}")).collect();
+        let mut detail: Vec<String> = info.connections.iter().map(|c| format!("{c:?}")).collect();
         detail.extend(info.paths.iter().map(|p| format!("{p:?}")));
         detail.extend(info.links.iter().map(|l| format!("{l:?}")));
         detail.extend(self.0.events().iter().map(|e| format!("{e:?}")));

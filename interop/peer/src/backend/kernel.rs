@@ -89,9 +89,7 @@ impl Socket for KernelSocket {
     fn local(&self) -> Outcome<SocketAddr> {
         let (mut a, mut n) = (empty_addr(), ADDR_LEN);
         // SAFETY: a and n are writable and n holds the size of a.
-        let rc = unsafe {
-            libc::getsockname(self.fd.as_raw_fd(), (&raw mut a).cast(), &raw mut n)
-        };
+        let rc = unsafe { libc::getsockname(self.fd.as_raw_fd(), (&raw mut a).cast(), &raw mut n) };
         check(rc as isize, "getsockname")?;
         Ok(from_sockaddr(&a))
     }

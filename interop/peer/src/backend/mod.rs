@@ -61,7 +61,6 @@ pub(crate) struct Wish {
     pub(crate) rcvbuf: usize,
 }
 
-
 /// A bound RDS socket.
 pub(crate) trait Socket: Send + Sync {
     fn local(&self) -> Outcome<SocketAddr>;

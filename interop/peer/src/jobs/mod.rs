@@ -113,11 +113,8 @@ impl Control {
             "close" => {
                 self.stopped.store(true, Ordering::Relaxed);
                 let flush = Duration::try_from_secs_f64(c.args.or("flush", 0.0)?);
-                *lock(&self.gate) = Gate {
-                    go: true,
-                    closing: true,
-                    flush: flush.map_err(|e| e.to_string())?,
-                };
+                *lock(&self.gate) =
+                    Gate { go: true, closing: true, flush: flush.map_err(|e| e.to_string())? };
             }
             "stat" => Event::new(&c.id, "stat")
                 .num("messages", self.messages.load(Ordering::Relaxed))

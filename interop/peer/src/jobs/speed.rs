@@ -17,7 +17,8 @@ impl Job {
         let sndbuf = self.args.or("sndbuf", SNDBUF)?;
         let socket = self.open(sndbuf, 0, Mode::Timeout(TICK))?;
         self.ready(&*socket)?;
-        let message = generator.parts(0).slices().iter().flat_map(|s| s.to_vec()).collect::<Vec<u8>>();
+        let message =
+            generator.parts(0).slices().iter().flat_map(|s| s.to_vec()).collect::<Vec<u8>>();
         let start = Instant::now();
         let mut refused = 0;
         while start.elapsed() < time && !self.stopped() {
