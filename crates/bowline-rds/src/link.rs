@@ -44,6 +44,8 @@ pub(crate) struct Hello {
     pub(crate) needed: bool,
     pub(crate) sent: bool,
     pub(crate) got: bool,
+    /// A further probe is to be sent, outside the queue.
+    pub(crate) remind: bool,
     /// Something other than a map has come.
     pub(crate) spoken: bool,
 }

@@ -176,6 +176,15 @@ impl Node {
             path.reconnect_at = None;
         }
         self.stats.knocks_sent += 1;
+        // A kernel that has restarted may have one connection, taken here for a path other than
+        // its 0, and will not open more before it is told how many there are.
+        let served = conn.paths.iter().find(|p| p.state == PathState::Up).and_then(|p| p.link);
+        if let Some(served) = served.filter(|_| !conn.peer.is_bowline()) {
+            if let Some(served) = self.link_mut(served) {
+                served.hello.remind = true;
+            }
+            self.signal_transmit(served);
+        }
         self.outputs.push_back(Output::Connect { link, local, remote, port_mod8: 0 });
         self.arm(self.now + CONNECT_TIME, Timer::Connect(link));
     }
@@ -218,7 +227,11 @@ impl Node {
         }
         if conn.smaller {
             self.connect_all_if_down(id);
-        } else if index == 0 && conn.knock.is_none() && conn.has_messages() {
+        } else if index == 0
+            && let Some(conn) = self.conn(id)
+            && conn.knock.is_none()
+            && self.wants_peer(conn)
+        {
             self.start_knock(id);
         }
     }
@@ -227,9 +240,15 @@ impl Node {
     pub(super) fn after_knock(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get_mut(id.0) else { return };
         conn.knock = None;
-        if conn.has_messages() {
+        if self.conn(id).is_some_and(|conn| self.wants_peer(conn)) {
             self.schedule_reconnect(id, 0);
         }
+    }
+
+    /// Tells whether a connection is wanted: something is queued, or a sender may wait for a port
+    /// that was congested when the peer was last heard of.
+    pub(super) fn wants_peer(&self, conn: &Conn) -> bool {
+        conn.has_messages() || !(conn.map.is_empty() || self.cong_waiters.is_empty())
     }
 }
 

@@ -369,7 +369,7 @@ impl Node {
         });
         if let Some(next) = next {
             self.attach(next, index);
-        } else if index == 0 && conn.has_messages() {
+        } else if index == 0 && self.wants_peer(conn) {
             self.schedule_reconnect(conn_id, 0);
         }
     }

@@ -142,6 +142,21 @@ impl Node {
             link.push_inline(&mut self.pool, &probe.to_bytes());
             link.ack_sent();
         }
+        if std::mem::take(&mut link.hello.remind)
+            && let Some(path) = conn.paths.get(usize::from(index))
+        {
+            // It repeats the number of the last message sent, which is what a kernel expects least
+            // to change.
+            let next = path.queue.get(path.planned).map_or(path.next_tx_seq, |m| m.seq);
+            let probe = Header {
+                sequence: next.wrapping_sub(1),
+                sport: bowline_wire::rds::PROBE_PORT,
+                ext: super::handshake::extensions(&self.config, index),
+                ..Header::default()
+            };
+            self.stats.send_pong += 1;
+            link.push_inline(&mut self.pool, &probe.to_bytes());
+        }
         let Some(path) = conn.paths.get_mut(usize::from(index)) else { return };
         let gated = conn.gate.as_ref().is_some_and(|g| index >= g.first);
         let hold = link.hello.pending() || link.shy || gated;
