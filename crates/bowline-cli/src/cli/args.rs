@@ -133,6 +133,15 @@ pub(crate) fn endpoint(text: &str) -> Result<SocketAddr, String> {
     text.parse().map_err(|_| format!("\"{text}\" is not ADDRESS:PORT such as 10.0.0.1:4000"))
 }
 
+/// Parses `NAME=VALUE` with a whole number.
+pub(crate) fn setting(text: &str) -> Result<(String, i64), String> {
+    let parts = text.split_once('=').and_then(|(name, value)| {
+        let value = value.trim().parse().ok()?;
+        Some((name.trim().to_owned(), value))
+    });
+    parts.ok_or_else(|| format!("\"{text}\" is not NAME=VALUE with a whole number"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -14,6 +14,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 #[macro_use]
 mod out;
+mod admin;
 mod args;
 mod bench;
 mod config;
@@ -102,6 +103,8 @@ enum Command {
     Info(info::Args),
     Ping(ping::Args),
     Stress(stress::Args),
+    Sysctl(admin::SysctlArgs),
+    Drop(admin::DropArgs),
     Send(pipe::SendArgs),
     Recv(pipe::RecvArgs),
     Bench(bench::Args),
@@ -121,6 +124,8 @@ impl Command {
             Self::Info(_) => "info",
             Self::Ping(_) => "ping",
             Self::Stress(_) => "stress",
+            Self::Sysctl(_) => "sysctl",
+            Self::Drop(_) => "drop",
             Self::Send(_) => "send",
             Self::Recv(_) => "recv",
             Self::Bench(_) => "bench",
@@ -138,6 +143,8 @@ impl Command {
             Self::Info(args) => info::run(&args),
             Self::Ping(args) => ping::run(&args),
             Self::Stress(args) => stress::run(args),
+            Self::Sysctl(args) => admin::run_sysctl(&args),
+            Self::Drop(args) => admin::run_drop(&args),
             Self::Send(args) => pipe::run_send(&args),
             Self::Recv(args) => pipe::run_recv(&args),
             Self::Bench(args) => bench::run(args),

@@ -18,7 +18,7 @@ use bowline_rds::Event;
 
 use super::{
     Failure, Outcome,
-    args::number,
+    args::{number, setting},
     config::{self, File, Poll},
     control::{self, Server},
     snapshot::NodeFacts,
@@ -71,7 +71,8 @@ pub(crate) struct Args {
     /// Change a setting, named as the kernel's sysctl; may be repeated
     #[arg(long, value_name = "NAME=VALUE", value_parser = setting)]
     sysctl: Vec<(String, i64)>,
-    /// Send everything that comes to this port back; may be repeated
+    /// Send everything that comes to this port back; may be repeated. An answer that its receiver
+    /// takes no room for within a second is dropped
     #[arg(long, value_name = "PORT")]
     echo: Vec<u16>,
     /// Take everything that comes to this port; may be repeated
@@ -86,14 +87,6 @@ pub(crate) struct Args {
     /// Longest wait at the end until peers have everything [default: 5]
     #[arg(long, value_name = "SECONDS")]
     drain: Option<f64>,
-}
-
-fn setting(text: &str) -> Result<(String, i64), String> {
-    let parts = text.split_once('=').and_then(|(name, value)| {
-        let value = value.trim().parse().ok()?;
-        Some((name.trim().to_owned(), value))
-    });
-    parts.ok_or_else(|| format!("\"{text}\" is not NAME=VALUE with a whole number"))
 }
 
 /// Settings after file and options were put together.

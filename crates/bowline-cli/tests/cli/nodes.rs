@@ -209,6 +209,33 @@ fn the_control_socket_has_a_version_and_refuses_what_it_does_not_know() {
 }
 
 #[test]
+fn settings_and_connections_of_a_running_node_can_be_changed() {
+    let folder = Folder::new();
+    let near = node(&folder, "127.41.12.1", &[]);
+    let words = ["ping", "-c", "1", "-I", "127.41.12.2", "127.41.12.1"];
+    run(&folder, &words).exits(0);
+    let name = "net.rds.max_unacked_packets";
+    let change = format!("{name}=6");
+    let done = run(&folder, &["sysctl", &change]).exits(0);
+    assert_eq!(done.out, format!("{name} = 6\n"));
+    let all = run(&folder, &["sysctl"]).exits(0).out;
+    assert!(all.contains(&format!("{name} = 6\n")), "{all}");
+    assert!(all.lines().count() >= 7 && all.lines().all(|line| line.starts_with("net.rds.")));
+    run(&folder, &["sysctl", "net.rds.nothing"]).exits(1).complains(&["net.rds.nothing"]);
+    run(&folder, &["drop", "elsewhere"]).exits(2).complains(&["elsewhere"]);
+    let _far = node(&folder, "127.41.12.3", &["--no-control"]);
+    let words = ["ping", "-c", "1", "-I", "127.41.12.1", "127.41.12.3"];
+    run(&folder, &words).exits(0);
+    let cut = run(&folder, &["drop", "127.41.12.3"]).exits(0).out;
+    let (number, rest) = cut.split_once(' ').expect("a number");
+    assert!(number.parse::<u32>().is_ok_and(|number| number > 0), "{cut}");
+    assert_eq!(rest, "TCP connections cut\n");
+    run(&folder, &words).exits(0);
+    near.signal("-INT");
+    near.finish().exits(0);
+}
+
+#[test]
 fn a_bad_setting_is_named() {
     let folder = Folder::new();
     let words =

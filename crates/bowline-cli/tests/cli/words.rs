@@ -20,6 +20,9 @@ fn a_wrong_command_line_is_one_line_that_says_where_to_look() {
         (&["node", "--sysctl", "ping_enable"], 2, &["NAME=VALUE"]),
         (&["quickstart", "--local", "127.0.0.1"], 2, &["--remote"]),
         (&["send", "-s", "nowhere", "-d", "127.0.0.1:1"], 2, &["nowhere", "ADDRESS:PORT"]),
+        (&["sim", "--scenario", "picnic"], 2, &["picnic", "calm"]),
+        (&["sim", "--trace"], 2, &["--seed"]),
+        (&["sysctl", "ping_enable=yes"], 2, &["NAME=VALUE"]),
         (&["dance"], 2, &["dance", "bowline --help"]),
     ] {
         let done = run(&folder, words).exits(code);
@@ -32,7 +35,19 @@ fn a_wrong_command_line_is_one_line_that_says_where_to_look() {
 fn help_and_version_are_answers_and_not_mistakes() {
     let folder = Folder::new();
     let help = run(&folder, &["--help"]).exits(0).out;
-    for word in ["quickstart", "node", "info", "ping", "stress", "bench", "sim", "send", "recv"] {
+    for word in [
+        "quickstart",
+        "node",
+        "info",
+        "ping",
+        "stress",
+        "bench",
+        "sim",
+        "send",
+        "recv",
+        "sysctl",
+        "drop",
+    ] {
         assert!(help.contains(&format!("\n  {word} ")), "{word} in {help}");
     }
     assert!(!help.contains("quickstart-peer"), "{help}");
@@ -81,6 +96,19 @@ fn without_a_node_info_says_how_to_start_one() {
 }
 
 #[test]
+fn a_seed_of_the_simulator_is_the_same_run_again() {
+    let folder = Folder::new();
+    let words = ["sim", "--seed", "17", "--scenario", "cuts", "--trace"];
+    let first = run(&folder, &words);
+    assert!(first.out.contains("seed 17 (cuts)"), "{first:?}");
+    assert_eq!(run(&folder, &words).out, first.out);
+    let done = run(&folder, &["sim", "--seeds", "3", "--from", "5", "--json"]);
+    let object: serde_json::Value = serde_json::from_str(&done.out).expect("JSON");
+    assert_eq!(object["runs"], 3);
+    assert_eq!(done.code, Some(i32::from(object["failed"] != 0)));
+}
+
+#[test]
 fn names_of_the_original_tools_work() {
     let folder = Folder::new();
     let alias = folder.path().join("rds-info");
@@ -102,6 +130,7 @@ fn pages_and_completions_cover_the_words() {
         pages,
         [
             "bowline-bench.1",
+            "bowline-drop.1",
             "bowline-info.1",
             "bowline-node.1",
             "bowline-ping.1",
@@ -110,6 +139,7 @@ fn pages_and_completions_cover_the_words() {
             "bowline-send.1",
             "bowline-sim.1",
             "bowline-stress.1",
+            "bowline-sysctl.1",
             "bowline.1",
         ]
     );

@@ -102,6 +102,7 @@ struct Shares {
 /// Figures of the time between two moments.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rates {
+    seconds: f64,
     tasks: u16,
     tx: f64,
     rx: f64,
@@ -138,6 +139,7 @@ impl Rates {
         let bytes = (tx + rx) * f64::from(block.req_bytes) + acks * f64::from(block.ack_bytes);
         let shares = after.cpu.zip(before.cpu).map(|(now, then)| now.busy_since(then));
         Self {
+            seconds,
             tasks: block.tasks,
             tx,
             rx,
@@ -180,12 +182,16 @@ impl Rates {
         );
         for (index, (_, value)) in counters.iter().enumerate() {
             let then = before.get(index).map_or(0, |(_, then)| *then);
-            line.push_str(&format!(",{}", value.saturating_sub(then)));
+            line.push_str(&format!(",{:.0}", value.saturating_sub(then) as f64 / self.seconds));
         }
         let shares = &self.shares;
         line.push_str(&format!(
             ",{:.2},{:.2},{:.2},{:.2},{}",
-            shares.user, shares.system, shares.idle, shares.irq, shares.interrupts
+            shares.user,
+            shares.system,
+            shares.idle,
+            shares.irq,
+            (shares.interrupts as f64 / self.seconds) as u64
         ));
         line
     }
@@ -245,6 +251,7 @@ mod tests {
     #[test]
     fn a_line_is_that_of_rds_stress() {
         let rates = Rates {
+            seconds: 1.0,
             tasks: 2,
             tx: 1922.0,
             rx: 1937.0,
@@ -258,6 +265,29 @@ mod tests {
             rates.line(),
             "   2   1922   1937   15607.51       0.00       0.00  281.12  6435.32 -1.00"
         );
+    }
+
+    #[test]
+    fn performance_data_has_a_value_for_every_name() {
+        let counters = [("conn_reset", 14), ("copy_to_user", 4000)];
+        let heading = perfdata_heading(&counters);
+        let mut bytes: &[u8] = &[0; 59];
+        let block = Block::read(&mut bytes).expect("an old block");
+        let rates = Rates {
+            seconds: 2.0,
+            tasks: 1,
+            tx: 10.0,
+            rx: 10.0,
+            kib: 20.0,
+            send_us: 1.0,
+            rtt_us: 30.0,
+            cpu: 50.0,
+            shares: Shares::default(),
+        };
+        let line = rates.perfdata(&block, &counters, &[("conn_reset", 4), ("copy_to_user", 0)]);
+        assert_eq!(heading.split(',').count(), line.split(',').count());
+        assert!(heading.contains("copy_to_user:bytes"), "{heading}");
+        assert!(line.contains(",50.00,5,2000,"), "per second: {line}");
     }
 
     #[test]
