@@ -44,7 +44,7 @@ impl Node {
             && self.conns.get(route.conn.0).is_some()
         {
             self.check_len(sock, len)?;
-            return self.send_remote(id, bound, route.to, route.conn, msg, len, None);
+            return self.send_remote(id, bound, (route.to, route.conn), msg, len, None);
         }
         let named = match msg.name {
             Some(name) => Some(checked_endpoint(name).ok_or(Error::BadAddress)?),
@@ -68,7 +68,7 @@ impl Node {
             return self.send_local(id, bound, to, msg, len, cookie);
         }
         let conn = self.route(id, bound, to, msg.name)?;
-        self.send_remote(id, bound, to, conn, msg, len, cookie)
+        self.send_remote(id, bound, (to, conn), msg, len, cookie)
     }
 
     fn check_len(&self, sock: &Sock, len: usize) -> Result<(), Error> {
@@ -162,8 +162,7 @@ impl Node {
         &mut self,
         id: SocketId,
         bound: Bound,
-        to: Endpoint,
-        conn_id: ConnId,
+        (to, conn_id): (Endpoint, ConnId),
         msg: &SendMsg<'_>,
         len: usize,
         cookie: Option<u32>,
