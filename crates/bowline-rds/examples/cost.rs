@@ -59,7 +59,7 @@ fn run(size: usize) {
         while n < 65_536 {
             match a.send(now, from, &msg) {
                 Ok(sent) => {
-                    n = n.max(sent.queued_bytes).max(if sent.link.is_none() { 65_536 } else { 0 })
+                    n = n.max(sent.queued_bytes).max(if sent.link.is_none() { 65_536 } else { 0 });
                 }
                 Err(_) => break,
             }
