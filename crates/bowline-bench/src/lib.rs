@@ -164,6 +164,9 @@ fn rds(args: &[String]) -> Result<i32, String> {
         Some(s) if s.is_peer() => peers.missing(s).map(str::to_owned),
         _ => None,
     };
+    if let Some(warning) = report::warning(&outcome.results) {
+        println!("\n{warning}");
+    }
     let verdicts = targets::judge(&outcome.results, &missing);
     print!("{}", report::targets_table(&verdicts));
 

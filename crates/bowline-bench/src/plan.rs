@@ -229,7 +229,7 @@ impl Builder<'_> {
             entry.cell.buffer = 256 * 1024;
             entries.push(entry);
         }
-        let title = "16 pairs, 1 KiB: 15 while one receiver sleeps".to_owned();
+        let title = "15 of 16 pairs, 1 KiB, one receiver asleep".to_owned();
         self.push("slow/1024".into(), title, Figure::Rate, entries);
     }
 

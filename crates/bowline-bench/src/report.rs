@@ -168,6 +168,17 @@ pub(crate) fn targets_table(outcomes: &[Outcome]) -> String {
     out
 }
 
+/// Warns when the figures say more about others on the machine than about what was measured.
+pub(crate) fn warning(results: &Results) -> Option<String> {
+    let (disturbed, all) = results.disturbed();
+    (disturbed * 4 > all).then(|| {
+        format!(
+            "{disturbed} of {all} measurements were disturbed by other programs: \
+             rates are lower than this machine's, and ratios may be off"
+        )
+    })
+}
+
 /// Says what the names in the tables mean.
 pub(crate) fn legend(blocks: &[Block]) -> String {
     let used = |s: Subject| blocks.iter().flat_map(|b| &b.entries).any(|e| e.cell.subject == s);

@@ -66,6 +66,12 @@ impl Results {
         self.records.iter().any(|r| r.block == block)
     }
 
+    /// How many measurements others disturbed, and how many there are.
+    pub(crate) fn disturbed(&self) -> (usize, usize) {
+        let good = || self.records.iter().filter_map(|r| r.result.as_ref().ok());
+        (good().filter(|s| s.is_disturbed()).count(), good().count())
+    }
+
     fn of<'a>(&'a self, block: &str, label: &str) -> impl Iterator<Item = &'a Record> {
         self.records.iter().filter(move |r| r.block == block && r.label == label)
     }

@@ -31,6 +31,11 @@ pub(crate) fn page(
 ) -> String {
     let mut c = Canvas::default();
     let mut y = header(&mut c, head, notes);
+    if let Some(warning) = crate::report::warning(results) {
+        c.rect(GAP, y, WIDTH - 2.0 * GAP, 26.0, "#fff1e5");
+        c.text(GAP + 10.0, y + 17.5, 12.5, "#bc4c00", Anchor::Start, true, &warning);
+        y += 36.0;
+    }
 
     let of = |figure: Figure| blocks.iter().filter(move |b| b.figure == figure);
     let starts = |b: &&Block, words: &[&str]| words.iter().any(|w| b.id.starts_with(w));
