@@ -13,7 +13,7 @@ use bowline_rds::{
 use crate::ctx::{Ctx, HostEvent, HostId, MS, SEC, US};
 use crate::host::SendResult;
 use crate::net::{EndId, Notice, ReadOutcome, Reason, TcpClose};
-use crate::sabotage::Sabotage;
+use crate::sabotage::{Framing, Sabotage};
 
 /// Liberties of this driver.
 #[derive(Clone, Debug)]
@@ -43,6 +43,7 @@ struct Io {
     unreported: Option<(usize, bool)>,
     paused: bool,
     read_pending: bool,
+    framing: Framing,
 }
 
 struct Sock {
@@ -309,7 +310,8 @@ impl BowlineHost {
 
     fn adopt(&mut self, link: LinkId, end: EndId) {
         let batch = TxBatch::default();
-        let io = Io { end, batch, unreported: None, paused: false, read_pending: false };
+        let framing = Framing::default();
+        let io = Io { end, batch, unreported: None, paused: false, read_pending: false, framing };
         self.links.insert(link, io);
         self.ends.insert(end, link);
     }
@@ -343,7 +345,8 @@ impl BowlineHost {
         for _ in 0..4 {
             let Some(io) = self.links.get_mut(&link) else { return };
             io.read_pending = false;
-            if !self.node.wants_read(link) {
+            let deaf = self.sabotage == Some(Sabotage::Deaf) && ctx.rng.chance(20);
+            if deaf || !self.node.wants_read(link) {
                 io.paused = true;
                 return;
             }
@@ -420,6 +423,17 @@ impl BowlineHost {
             if n != io.batch.len() {
                 let len = io.batch.len();
                 ctx.fail(|| format!("a batch of {len} bytes announced as {n}"));
+            }
+            if let Some(how) = self.sabotage {
+                let mut bytes: Vec<u8> = io.batch.slices().flatten().copied().collect();
+                io.framing.mangle(how, &mut ctx.rng, &mut bytes);
+                // Buffers are large where wrong is done; the node is told that all went well.
+                if ctx.tcp_write(io.end, &bytes) != Ok(bytes.len()) {
+                    return;
+                }
+                io.unreported = Some((n, false));
+                self.report_write(ctx, link);
+                continue;
             }
             let mut written = 0;
             for slice in io.batch.slices() {

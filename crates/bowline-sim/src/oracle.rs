@@ -191,12 +191,6 @@ impl Oracle {
         Some(MessageId { flow: *flow as u32, index })
     }
 
-    /// Tells whether a message was received already.
-    pub(crate) fn was_received(&self, message: MessageId) -> bool {
-        let flow = &self.flows[message.flow as usize];
-        flow.pending.binary_search_by_key(&message.index, |p| p.index).is_err()
-    }
-
     /// The rules allow this message to be lost.
     pub(crate) fn excuse(&mut self, message: MessageId) {
         let flow = &mut self.flows[message.flow as usize];

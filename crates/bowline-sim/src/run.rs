@@ -134,7 +134,10 @@ const FAILURE_LINES: usize = 60;
 /// Runs one seed.
 pub fn run(seed: u64, options: &Options) -> Outcome {
     let mut rng = Rng::new(seed);
-    let plan = Plan::draw(&mut rng, options.scenario);
+    let mut plan = Plan::draw(&mut rng, options.scenario);
+    if options.sabotage.is_some() {
+        plan.widen();
+    }
     let scenario = plan.scenario;
     let trace = Trace::new(options.trace);
     // The world outlives a panic inside a node, so that its trace can be read.

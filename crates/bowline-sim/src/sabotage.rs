@@ -1,19 +1,139 @@
 //! Faults that the promises do not allow, to prove that the judges notice. Tests only.
 
+use bowline_wire::rds::{HEADER_LEN, Header};
+
+use crate::rng::Rng;
+
 /// What a run does wrong on purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(not(test), expect(dead_code, reason = "only tests do wrong on purpose"))]
 pub(crate) enum Sabotage {
-    /// Frames vanish from the stream after TCP acknowledged them.
+    /// A frame vanishes on its way although TCP acknowledges it.
     DropFrame,
     /// A byte of a payload changes.
     FlipByte,
-    /// A received message is handed over twice.
+    /// A frame comes twice.
     Double,
-    /// Two messages change places.
+    /// Two frames change places.
     Swap,
     /// A reader is not woken.
     LoseWake,
-    /// Something accepted is never released.
-    Leak,
+    /// A connection is not read any more.
+    Deaf,
+}
+
+/// Follows what a link writes to know where frames begin.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Framing {
+    head: Vec<u8>,
+    rest: u64,
+}
+
+impl Framing {
+    /// Returns the frames that lie whole in `bytes`, as ranges, and moves behind all of it.
+    fn whole_frames(&mut self, bytes: &[u8]) -> Vec<(usize, usize, Header)> {
+        let mut found = Vec::new();
+        let mut at = 0;
+        while at < bytes.len() {
+            if self.rest > 0 {
+                let skip = self.rest.min((bytes.len() - at) as u64);
+                self.rest -= skip;
+                at += skip as usize;
+                continue;
+            }
+            let start = at;
+            let fresh = self.head.is_empty();
+            let take = (HEADER_LEN - self.head.len()).min(bytes.len() - at);
+            self.head.extend_from_slice(&bytes[at..at + take]);
+            at += take;
+            let Ok(header) = Header::parse(&self.head) else { continue };
+            self.head.clear();
+            self.rest = u64::from(header.len);
+            let end = at + header.len as usize;
+            if fresh && end <= bytes.len() && header.sport > 1 && header.dport > 0 {
+                found.push((start, end, header));
+            }
+        }
+        found
+    }
+
+    /// Does wrong to what a link is about to write, now and then.
+    pub(crate) fn mangle(&mut self, how: Sabotage, rng: &mut Rng, bytes: &mut Vec<u8>) {
+        let frames = self.whole_frames(bytes);
+        if !rng.chance(200) {
+            return;
+        }
+        match (how, frames.as_slice()) {
+            (Sabotage::DropFrame, [(start, end, _), ..]) => {
+                bytes.drain(start..end);
+            }
+            (Sabotage::FlipByte, [.., (_, end, header)]) if header.len > 0 => {
+                bytes[end - 1] ^= 0x40;
+            }
+            (Sabotage::Double, [(start, end, _), ..]) => {
+                let copy = bytes[*start..*end].to_vec();
+                bytes.splice(*end..*end, copy);
+            }
+            (Sabotage::Swap, [(start, middle, _), (_, end, _), ..])
+                if bytes[*start..*middle] != bytes[*middle..*end] =>
+            {
+                bytes[*start..*end].rotate_left(middle - start);
+            }
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Sabotage;
+    use crate::plan::Scenario;
+    use crate::run::{Options, run};
+
+    /// Runs until a seed fails and returns what was said.
+    fn caught(how: Sabotage) -> String {
+        let options =
+            Options { scenario: Some(Scenario::Calm), sabotage: Some(how), ..Options::default() };
+        (0..400)
+            .find_map(|seed| run(seed, &options).failure)
+            .unwrap_or_else(|| panic!("nobody noticed {how:?}"))
+            .what
+    }
+
+    #[test]
+    fn a_lost_message_is_noticed() {
+        let what = caught(Sabotage::DropFrame);
+        assert!(what.contains(" before ") || what.contains("did not come"), "{what}");
+    }
+
+    #[test]
+    fn a_changed_byte_is_noticed() {
+        let what = caught(Sabotage::FlipByte);
+        assert!(what.contains("not what was sent") || what.contains("unexpected"), "{what}");
+    }
+
+    #[test]
+    fn a_double_is_noticed() {
+        let what = caught(Sabotage::Double);
+        assert!(what.contains("twice") || what.contains("unexpected"), "{what}");
+    }
+
+    #[test]
+    fn a_wrong_order_is_noticed() {
+        let what = caught(Sabotage::Swap);
+        let order = [" before ", "twice or out of order", "unexpected", "did not come"];
+        assert!(order.iter().any(|o| what.contains(o)), "{what}");
+    }
+
+    #[test]
+    fn a_reader_left_asleep_is_noticed() {
+        let what = caught(Sabotage::LoseWake);
+        assert!(what.contains("was not woken"), "{what}");
+    }
+
+    #[test]
+    fn a_connection_nobody_reads_is_noticed() {
+        let what = caught(Sabotage::Deaf);
+        assert!(what.contains("starved") || what.contains("no end"), "{what}");
+    }
 }

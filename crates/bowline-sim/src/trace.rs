@@ -23,7 +23,6 @@ pub enum TraceMode {
 #[derive(Debug)]
 pub(crate) struct Trace {
     hash: u64,
-    steps: u64,
     keep: usize,
     lines: VecDeque<String>,
 }
@@ -35,12 +34,11 @@ impl Trace {
             TraceMode::Last(n) => n,
             TraceMode::All => usize::MAX,
         };
-        Self { hash: 0xcbf2_9ce4_8422_2325, steps: 0, keep, lines: VecDeque::new() }
+        Self { hash: 0xcbf2_9ce4_8422_2325, keep, lines: VecDeque::new() }
     }
 
     /// Adds one fact: `facts` to the hash, `text` to the lines if they are kept.
     pub(crate) fn note(&mut self, now: u64, facts: [u64; 3], text: impl FnOnce() -> String) {
-        self.steps += 1;
         let folded = facts.iter().fold(now, |h, f| h.rotate_left(23) ^ f.wrapping_mul(0x9e37));
         self.hash = mix(self.hash ^ folded);
         if self.keep > 0 {
@@ -53,10 +51,6 @@ impl Trace {
 
     pub(crate) fn hash(&self) -> u64 {
         self.hash
-    }
-
-    pub(crate) fn steps(&self) -> u64 {
-        self.steps
     }
 
     pub(crate) fn into_lines(self) -> Vec<String> {

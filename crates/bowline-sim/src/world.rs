@@ -807,9 +807,10 @@ impl World {
         for host in 0..self.hosts.len() {
             let Host::Bowline(node) = &self.hosts[host] else { continue };
             let info = node.node.info();
-            // What this host would say as an address that is another's again stays with it.
+            // What this host would say as an address that is another's again stays with it, and so
+            // does the node's own talk (ports 0 and 1) with peers nobody sends to any more.
             let own = |m: &&bowline_rds::MessageInfo| {
-                self.plan.nodes[host].addrs.contains(&m.local.ip())
+                self.plan.nodes[host].addrs.contains(&m.local.ip()) && m.local.port() > 1
             };
             let left = [
                 ("sockets", info.sockets.len()),
