@@ -6,7 +6,7 @@ use std::net::Ipv6Addr;
 use crate::cong::CongMap;
 use crate::dedup::Dedup;
 use crate::ids::LinkId;
-use crate::path::{Path, TxMsg, mark};
+use crate::path::{Path, PathState, TxMsg, mark};
 use crate::time::Instant;
 
 /// What is known of the peer's kind.
@@ -47,14 +47,12 @@ pub(crate) struct Conn {
     pub(crate) smaller: bool,
     /// Agreed number of paths; 0: not known.
     pub(crate) npaths: u8,
-    /// A probe is on its way.
-    pub(crate) ping_outstanding: bool,
     pub(crate) peer: Peer,
     /// Generation of the peer; 0: not known.
     pub(crate) peer_generation: u32,
     pub(crate) peer_sport_idx: bool,
-    /// A probe or pong came on the present link of path 0.
-    pub(crate) learnt: bool,
+    /// A timer runs that ends not knowing what the peer is.
+    pub(crate) unknown_timer: bool,
     /// A whole frame has come from this peer at some time.
     pub(crate) proven: bool,
     pub(crate) paths: Vec<Path>,
@@ -75,6 +73,34 @@ pub(crate) struct Conn {
 }
 
 impl Conn {
+    /// A whole frame came from the peer.
+    #[inline]
+    pub(crate) const fn heard(&mut self, now: Instant) {
+        self.proven = true;
+        self.last_used = now;
+    }
+
+    /// The path that a connection from TCP port `port` of a kernel is to serve, if one is free:
+    /// the one the port names, or the lowest.
+    pub(crate) fn slot_for(&self, port: u16) -> Option<u8> {
+        let slots = self.npaths.max(1);
+        let free =
+            |i: &u8| self.paths.get(usize::from(*i)).is_none_or(|p| p.state == PathState::Down);
+        if self.peer_sport_idx {
+            return Some((port % u16::from(slots)) as u8).filter(free);
+        }
+        (0..slots).find(free)
+    }
+
+    /// The path of an index below 8, made with those before it when it is new.
+    #[inline]
+    pub(crate) fn make_path(&mut self, index: u8, first_sequence: u64) -> &mut Path {
+        while self.paths.len() <= usize::from(index) {
+            self.paths.push(Path::new(first_sequence));
+        }
+        &mut self.paths[usize::from(index)]
+    }
+
     /// Tells whether a message of an application is queued or unacknowledged. Probes and pongs
     /// alone neither keep a peer in memory nor are worth a knock.
     pub(crate) fn has_messages(&self) -> bool {

@@ -125,6 +125,8 @@ pub(crate) struct Rx {
     pub(crate) ack_owed: u64,
     /// The peer asked for it.
     pub(crate) ack_asked: bool,
+    /// In the node's list of links that were asked.
+    pub(crate) ack_listed: bool,
     pub(crate) ack_now: bool,
     pub(crate) ack_timer: bool,
 }
@@ -191,6 +193,7 @@ impl Link {
                 paused: false,
                 ack_owed: 0,
                 ack_asked: false,
+                ack_listed: false,
                 ack_now: false,
                 ack_timer: false,
             },

@@ -132,6 +132,15 @@ impl Path {
         self.queue.get(self.planned).map_or(0, |m| self.log.tail() - m.log_start)
     }
 
+    /// Drops cancelled messages at the front of which nothing is on the wire: they wait for no
+    /// acknowledgement.
+    pub(crate) fn drop_cancelled(&mut self, pool: &mut TxPool) {
+        let gone = |m: &TxMsg| m.has(mark::CANCELLED) && m.stream_start == UNPLANNED;
+        while self.queue.front().is_some_and(gone) {
+            self.pop_front(pool);
+        }
+    }
+
     /// Removes the front message and its bytes.
     pub(crate) fn pop_front(&mut self, pool: &mut TxPool) -> Option<TxMsg> {
         let msg = self.queue.pop_front()?;

@@ -39,14 +39,13 @@ impl Node {
             home,
             smaller: local < remote,
             npaths: 0,
-            ping_outstanding: false,
             peer: Peer::Unknown,
             peer_generation: 0,
             peer_sport_idx: false,
-            learnt: false,
             proven: false,
-            paths: vec![Path::new(self.config.first_sequence)],
+            paths: vec![Path::new(self.first_sequence)],
             gate: None,
+            unknown_timer: false,
             map: CongMap::default(),
             map_due: false,
             knock: None,
@@ -64,7 +63,17 @@ impl Node {
     /// Forgets the peer that has been idle for longest; its TCP connections are closed. Returns
     /// whether there was one [B-18].
     fn reclaim_idle(&mut self) -> bool {
-        let idle = |c: &Conn| c.recv_held == 0 && c.extra.is_empty() && !c.has_messages();
+        let quiet = |link: &LinkId| {
+            self.link(*link).is_none_or(|l| {
+                l.rx.ack_owed == 0 && l.rx.backlog.is_empty() && l.rx.partial.is_none()
+            })
+        };
+        let idle = |c: &Conn| {
+            c.recv_held == 0
+                && c.extra.is_empty()
+                && !c.has_messages()
+                && c.paths.iter().filter_map(|p| p.link).all(|l| quiet(&l))
+        };
         let oldest = self.conns.iter().filter(|(_, c)| idle(c)).min_by_key(|(_, c)| c.last_used);
         let Some((id, _)) = oldest else { return false };
         self.stats.peers_reclaimed += 1;
@@ -76,12 +85,15 @@ impl Node {
     pub(super) fn forget_conn(&mut self, id: ConnId) {
         for link in self.links_of(id) {
             self.links.remove(link.0);
+            self.ack_asked.retain(|l| *l != link);
             self.outputs.push_back(Output::Close { link, how: CloseHow::Reset });
         }
         let Some(mut conn) = self.conns.remove(id.0) else { return };
         self.conn_index.remove(&(conn.local, conn.remote, conn.scope));
         self.homes[conn.home].conns.retain(|c| *c != id);
         for path in &mut conn.paths {
+            // A bowline peer remembers how far it has come, and would drop what begins again.
+            self.first_sequence = self.first_sequence.max(path.next_tx_seq);
             while let Some(msg) = path.pop_front(&mut self.pool) {
                 if !msg.has(crate::path::mark::CANCELLED) {
                     self.release_accounting(&msg);
@@ -94,8 +106,15 @@ impl Node {
         }
     }
 
+    /// All TCP connections of a peer.
     pub(super) fn links_of(&self, id: ConnId) -> Vec<LinkId> {
-        self.links.iter().filter(|(_, l)| l.conn == id).map(|(link, _)| LinkId(link)).collect()
+        let Some(conn) = self.conns.get(id.0) else { return Vec::new() };
+        conn.paths
+            .iter()
+            .filter_map(|p| p.link)
+            .chain(conn.knock)
+            .chain(conn.extra.clone())
+            .collect()
     }
 
     /// Starts whatever connecting a send finds missing. Paths are opened one after the
@@ -140,11 +159,8 @@ impl Node {
 
     /// Opens a TCP connection for a path; this is the smaller side.
     fn start_connect(&mut self, id: ConnId, index: u8) {
-        let first_sequence = self.config.first_sequence;
         let Some(conn) = self.conns.get_mut(id.0) else { return };
-        while conn.paths.len() <= usize::from(index) {
-            conn.paths.push(Path::new(first_sequence));
-        }
+        conn.make_path(index, self.first_sequence);
         let (local, remote) = conn_addrs(conn);
         conn.links_made += 1;
         let here = SocketAddr::new(local, 0);

@@ -36,7 +36,6 @@ impl Node {
         if path.queue.iter().any(|m| m.sport == PROBE_PORT && m.dport == 0 && m.socket.is_none()) {
             return;
         }
-        conn.ping_outstanding = true;
         self.queue_control(conn_id, 0, PROBE_PORT, 0, ext, 0);
     }
 
@@ -61,8 +60,6 @@ impl Node {
             return false;
         }
         let Some(conn) = self.conns.get_mut(conn_id.0) else { return false };
-        conn.ping_outstanding = false;
-        conn.learnt = true;
         conn.peer_sport_idx = hs.sport_idx;
         let was_bowline = conn.peer.is_bowline();
         let generation = hs.generation.unwrap_or(0);
@@ -111,6 +108,7 @@ impl Node {
         let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
         if conn.peer.is_bowline() {
             conn.peer_generation = 0;
+            conn.peer_sport_idx = false;
             self.peer_restarted(conn_id, id);
         }
         self.peer_is_kernel(conn_id);
@@ -157,6 +155,12 @@ impl Node {
         }
         if smaller {
             self.connect_all_if_down(conn_id);
+            return;
+        }
+        // Connections may have overtaken the count; a bowline node's say their path themselves.
+        let Some(conn) = self.conns.get(conn_id.0).filter(|c| !c.peer.is_bowline()) else { return };
+        for link in conn.extra.clone() {
+            self.place_extra(link);
         }
     }
 
@@ -243,9 +247,7 @@ impl Node {
                     dropped.push(msg.clone());
                 }
             }
-            while path.planned == 0 && path.queue.front().is_some_and(|m| m.has(mark::CANCELLED)) {
-                path.pop_front(&mut self.pool);
-            }
+            path.drop_cancelled(&mut self.pool);
         }
         self.stats.send_drop_restart += dropped.len() as u64;
         for msg in dropped {

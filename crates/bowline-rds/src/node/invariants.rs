@@ -94,8 +94,11 @@ impl Node {
             let held = held.get(&ConnId(id)).copied().unwrap_or(0);
             assert_eq!(held, c.recv_held, "receive accounting of a peer");
         }
+        let asked = self.links.iter().filter(|(_, l)| l.rx.ack_listed).count();
+        assert_eq!(self.ack_asked.len(), asked, "links that owe are listed once");
         for (id, l) in self.links.iter() {
             assert!(self.conn(l.conn).is_some(), "a link's connection exists");
+            assert!(self.links_of(l.conn).contains(&LinkId(id)), "a link is known to its peer");
             let planned: u64 = l.tx.plan.iter().map(crate::link::Op::len).sum();
             assert_eq!(planned, l.tx.plan_bytes, "plan of a link");
             assert!(l.tx.in_flight <= l.tx.plan_bytes);

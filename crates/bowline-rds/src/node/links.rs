@@ -8,6 +8,7 @@ use super::Node;
 use super::sockets::endpoint;
 use super::timers::Timer;
 use crate::api::{CloseHow, CloseReason, Event, Output};
+use crate::conn::Peer;
 use crate::ids::{ConnId, LinkId};
 use crate::link::{Link, LinkState, Role};
 use crate::path::{PathState, UNPLANNED, mark};
@@ -57,17 +58,12 @@ impl Node {
             self.knocked(id);
             return None;
         }
-        let slots = conn.npaths.max(1);
-        let free =
-            |i: u8| conn.paths.get(usize::from(i)).is_none_or(|p| p.state == PathState::Down);
         let slot = if conn.peer.is_bowline() {
             None // its probe tells the path
-        } else if conn.peer_sport_idx {
-            Some((remote.port() % u16::from(slots)) as u8).filter(|i| free(*i)) // [spec 4.6]
         } else {
-            (0..slots).find(|i| free(*i))
+            conn.slot_for(remote.port())
         };
-        let unknown = conn.peer == crate::conn::Peer::Unknown;
+        let unknown = conn.peer == Peer::Unknown;
         let mut link = Link::new(id, None, Role::Accepted, LinkState::Extra, local, remote);
         link.confirmed = true;
         conn.links_made += 1;
@@ -161,9 +157,9 @@ impl Node {
         }
     }
 
+    /// Links that wait may have a path by now, that of another one that was lost.
     fn stop_waiting_for(&mut self, conn: ConnId, done: LinkId) {
-        let Some(conn) = self.conns.get(conn.0) else { return };
-        for id in conn.extra.clone() {
+        for id in self.links_of(conn) {
             let Some(link) = self.links.get_mut(id.0) else { continue };
             if !link.waits_for.is_empty() {
                 link.waits_for.retain(|l| *l != done);
@@ -204,13 +200,9 @@ impl Node {
 
     /// Puts a link in service for a path.
     pub(super) fn attach(&mut self, id: LinkId, index: u8) {
-        let first_sequence = self.config.first_sequence;
         let Some(link) = self.links.get_mut(id.0) else { return };
         let conn_id = link.conn;
         let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
-        while conn.paths.len() <= usize::from(index) {
-            conn.paths.push(crate::path::Path::new(first_sequence));
-        }
         link.path = Some(index);
         link.state = LinkState::Serving;
         // The dialling side greets at once, the other when it knows whom it talks to, so that a
@@ -222,7 +214,7 @@ impl Node {
             self.timers.insert((self.now + HELLO_TIME, Timer::Hello(id)));
         }
         conn.extra.retain(|l| *l != id);
-        let path = &mut conn.paths[usize::from(index)];
+        let path = conn.make_path(index, self.first_sequence);
         path.state = PathState::Up;
         path.link = Some(id);
         path.reconnect_at = None;
@@ -230,11 +222,9 @@ impl Node {
             path.delay = 0;
         }
         conn.map_due = true;
-        let unknown = conn.peer == crate::conn::Peer::Unknown;
+        let unknown = conn.peer == Peer::Unknown && !conn.unknown_timer;
+        conn.unknown_timer |= unknown;
         let probe = index == 0 && !conn.peer.is_bowline();
-        if index == 0 {
-            conn.learnt = false;
-        }
         let (local, remote) = (conn.local, conn.remote);
         let probed = self.links.get_mut(id.0).is_some_and(|l| std::mem::take(&mut l.probed));
         if probed {
@@ -332,6 +322,7 @@ impl Node {
     /// Forgets a link and resets the path it served, which is returned.
     fn unlink(&mut self, id: LinkId) -> Option<(ConnId, u8)> {
         let link = self.links.remove(id.0)?;
+        self.ack_asked.retain(|l| *l != id);
         let conn_id = link.conn;
         self.stop_waiting_for(conn_id, id);
         let conn = self.conns.get_mut(conn_id.0)?;
@@ -369,7 +360,7 @@ impl Node {
         });
         if let Some(next) = next {
             self.attach(next, index);
-        } else if index == 0 && self.wants_peer(conn) {
+        } else if self.wants_peer(conn) {
             self.schedule_reconnect(conn_id, 0);
         }
     }
@@ -389,9 +380,7 @@ impl Node {
         path.resets += 1;
         path.unacked_packets = 0;
         path.unacked_bytes = 0;
-        while path.queue.front().is_some_and(|m| m.has(mark::CANCELLED)) {
-            path.pop_front(&mut self.pool);
-        }
+        path.drop_cancelled(&mut self.pool);
         // Maps may have been lost with this connection.
         conn.map_due = true;
         let (local, remote) = (conn.local, conn.remote);
@@ -407,13 +396,18 @@ impl Node {
 
     /// Nothing tells what the peer is. One that has sent nothing at all may only be slow.
     pub(super) fn unknown_overdue(&mut self, id: ConnId) {
-        if self.conn(id).is_none_or(|c| c.peer != crate::conn::Peer::Unknown) {
+        let Some(conn) = self.conns.get_mut(id.0) else { return };
+        conn.unknown_timer = false;
+        if conn.peer != Peer::Unknown {
             return;
         }
         let links = self.links_of(id);
         if links.iter().any(|l| self.link(*l).is_some_and(|l| l.rx.messages > 0)) {
             self.peer_is_kernel(id);
         } else if !links.is_empty() {
+            if let Some(conn) = self.conns.get_mut(id.0) {
+                conn.unknown_timer = true;
+            }
             self.arm(self.now + UNKNOWN_TIME, Timer::Unknown(id));
         }
     }
@@ -432,14 +426,12 @@ impl Node {
         }
     }
 
-    /// Gives a connection the lowest path that is free.
+    /// Gives a connection that waits a path, when one that it may serve is free.
     pub(super) fn place_extra(&mut self, id: LinkId) {
         let Some(link) = self.link(id).filter(|l| l.state == LinkState::Extra) else { return };
-        let Some(conn) = self.conns.get(link.conn.0) else { return };
-        let down =
-            |i: &u8| conn.paths.get(usize::from(*i)).is_none_or(|p| p.state == PathState::Down);
-        if let Some(free) = (0..conn.npaths.max(1)).find(down) {
-            self.attach(id, free);
+        let slot = self.conns.get(link.conn.0).and_then(|c| c.slot_for(link.remote.port()));
+        if let Some(slot) = slot {
+            self.attach(id, slot);
         }
     }
 
@@ -464,6 +456,9 @@ impl Node {
         let Some(link) = self.links.get(id.0) else { return false };
         if link.path == Some(index) {
             return true;
+        }
+        if link.state == LinkState::Draining {
+            return false; // its end is decided
         }
         if link.role != Role::Accepted || index >= 8 {
             self.misbehaved(id, "path of a connection");

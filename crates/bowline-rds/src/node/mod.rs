@@ -100,6 +100,8 @@ pub struct Node {
     recv_held: usize,
     paused: Vec<LinkId>,
     next_inode: u64,
+    /// Number of the first message of a new path: above all that any peer was ever sent.
+    first_sequence: u64,
     closing: bool,
 }
 
@@ -128,6 +130,7 @@ impl Node {
             recv_held: 0,
             paused: Vec::new(),
             next_inode: 1,
+            first_sequence: config.first_sequence,
             closing: false,
             config,
         };

@@ -94,6 +94,7 @@ impl Node {
         self.now = now;
         while let Some(id) = self.ack_asked.pop() {
             let Some(link) = self.links.get_mut(id.0) else { continue };
+            link.rx.ack_listed = false;
             if link.rx.ack_asked {
                 link.rx.ack_now = true;
                 self.signal_transmit(id);
@@ -249,16 +250,16 @@ impl Node {
             }
         }
         if header.is_map() {
-            self.conns.get_mut(conn_id.0)?.proven = true;
+            self.conns.get_mut(conn_id.0)?.heard(self.now);
             self.map_frame(id, header, &rope);
             return None;
         }
         if header.sport.min(header.dport) == 0 && self.is_greeting(id, header) {
-            self.conns.get_mut(conn_id.0)?.proven = true;
+            self.conns.get_mut(conn_id.0)?.heard(self.now);
             return self.greeting(id, header);
         }
         let conn = self.conns.get_mut(conn_id.0)?;
-        conn.proven = true;
+        conn.heard(self.now);
         if conn.peer.is_bowline() {
             if header.sequence == 0 && header.len == 0 && header.sport == 0 && header.dport == 0 {
                 self.stats.acks_received += 1;
@@ -354,8 +355,9 @@ impl Node {
         link.rx.ack_owed += HEADER_LEN as u64 + u64::from(header.len);
         if header.flags.contains(Flags::ACK_REQUIRED) {
             self.stats.recv_ack_required += 1;
-            if !link.rx.ack_asked {
-                link.rx.ack_asked = true;
+            link.rx.ack_asked = true;
+            if !link.rx.ack_listed {
+                link.rx.ack_listed = true;
                 self.ack_asked.push(id);
             }
         }

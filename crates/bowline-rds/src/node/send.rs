@@ -197,11 +197,8 @@ impl Node {
         let half_full = self.sock(id).is_ok_and(|s| s.snd_bytes + len >= s.sndbuf / 2);
         let conn = self.conns.get_mut(conn_id.0).ok_or(Error::TooManyPeers)?;
         conn.last_used = self.now;
-        let first_sequence = self.config.first_sequence;
-        while conn.paths.len() <= index {
-            conn.paths.push(crate::path::Path::new(first_sequence));
-        }
-        let path = &mut conn.paths[index];
+        let to_bowline = conn.peer.is_bowline();
+        let path = conn.make_path(index as u8, self.first_sequence);
         let mut marks = 0;
         let mut flags = Flags::NONE;
         // Budgets of R-526; the flag is on the wire only between bowline nodes.
@@ -217,7 +214,7 @@ impl Node {
         if half_full {
             marks |= mark::ACK_REQUIRED;
         }
-        if marks & mark::ACK_REQUIRED != 0 && conn.peer.is_bowline() {
+        if marks & mark::ACK_REQUIRED != 0 && to_bowline {
             flags = Flags::ACK_REQUIRED;
         }
         if cookie.is_some() {

@@ -182,6 +182,12 @@ impl Node {
     pub fn close(&mut self, now: Instant, id: SocketId) {
         self.now = now;
         let Some(mut sock) = self.sockets.remove(id.0) else { return };
+        if sock.cong_waiting {
+            self.cong_waiters.retain(|s| *s != id);
+        }
+        if sock.wait_mask != 0 {
+            self.monitors.retain(|s| *s != id);
+        }
         if let Some(bound) = sock.bound {
             self.homes[bound.home].ports.remove(&bound.at.port);
             if sock.congested {
@@ -254,12 +260,9 @@ impl Node {
                     }
                 }
                 // Those never started leave nothing behind once they are at the front.
-                while path.planned == 0
-                    && path.queue.front().is_some_and(|m| m.has(mark::CANCELLED))
-                {
-                    path.pop_front(&mut self.pool);
-                }
+                path.drop_cancelled(&mut self.pool);
             }
+            self.check_gate(crate::ids::ConnId(id));
         }
         for msg in released {
             self.release_accounting(&msg);

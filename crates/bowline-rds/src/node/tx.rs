@@ -240,7 +240,7 @@ impl Node {
             if ack > 0 {
                 self.release_by_ack(conn, path, ack);
             }
-            self.drop_cancelled(conn, path);
+            self.after_release(conn, path);
         }
         if !blocked {
             self.signal_if_able(id);
@@ -306,21 +306,14 @@ impl Node {
         }
     }
 
-    /// Drops cancelled messages at the front of a queue of which nothing is on the wire: they wait
-    /// for no acknowledgement.
-    fn drop_cancelled(&mut self, conn: ConnId, index: u8) {
-        let Some(path) =
-            self.conns.get_mut(conn.0).and_then(|c| c.paths.get_mut(usize::from(index)))
-        else {
-            return;
-        };
-        while path
-            .queue
-            .front()
-            .is_some_and(|m| m.has(mark::CANCELLED) && m.stream_start == crate::path::UNPLANNED)
-        {
-            path.pop_front(&mut self.pool);
+    /// Forgets what cancelling left at the front of a queue, and looks whether other paths waited
+    /// for it.
+    fn after_release(&mut self, conn_id: ConnId, index: u8) {
+        let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
+        if let Some(path) = conn.paths.get_mut(usize::from(index)) {
+            path.drop_cancelled(&mut self.pool);
         }
+        self.check_gate(conn_id);
     }
 
     /// TCP takes bytes again.
@@ -382,8 +375,7 @@ impl Node {
             }
             self.release_front(conn_id, index);
         }
-        self.drop_cancelled(conn_id, index);
-        self.check_gate(conn_id);
+        self.after_release(conn_id, index);
     }
 
     /// Releases what a bowline peer has processed: everything up to `ack` [R-2020].
@@ -410,8 +402,7 @@ impl Node {
             }
             self.release_front(conn_id, index);
         }
-        self.drop_cancelled(conn_id, index);
-        self.check_gate(conn_id);
+        self.after_release(conn_id, index);
     }
 
     fn release_front(&mut self, conn_id: ConnId, index: u8) {

@@ -1,0 +1,160 @@
+//! What must not stand still, be lost or pile up when things happen in an unlucky order.
+
+use std::time::Duration;
+
+use bowline_rds::{CloseHow, CloseReason, PathState, RxBuf};
+
+use crate::support::*;
+
+const FAR: &str = "10.0.0.2:5000";
+
+// tests: each of several successors is read once its own reasons to wait are gone
+#[test]
+fn connections_that_replace_lost_ones_are_read() {
+    let mut lab = Lab::larger();
+    let mut old = vec![lab.kernel(A, 8)];
+    old.extend((1..8).map(|_| lab.accept(A)));
+    // The peer opens all its connections again before this side knows that they are lost.
+    let mut new = Vec::new();
+    for port in 0..8 {
+        let local = addr("10.0.0.2:16385");
+        let link =
+            lab.node.handle_accepted(lab.now, local, addr(&format!("10.0.0.1:{}", 50_000 + port)));
+        new.push(link.expect("accepted"));
+    }
+    for link in old {
+        lab.node.handle_closed(lab.now, link, CloseReason::Reset);
+    }
+    lab.settle();
+    for link in new {
+        assert!(lab.node.wants_read(link));
+        assert!(lab.resumes.contains(&link), "the driver is told");
+    }
+}
+
+// tests: a connection that is made again does not begin with numbers that were used
+#[test]
+fn a_forgotten_peer_is_not_sent_old_numbers() {
+    let mut small = config(A);
+    small.limits.peers = 1;
+    let mut lab = Lab::new(small);
+    let s = lab.bound("10.0.0.1:4000");
+    lab.send(s, FAR, b"one").expect("sent");
+    let link = lab.establish();
+    let before = lab.data_frames(link)[0].header.sequence;
+    lab.deliver(link, &[map_of(&[]), hello(7, 0, before)]);
+    lab.ms(20);
+    lab.send(s, "10.0.0.3:5000", b"makes the node forget").expect("sent");
+    assert_eq!(lab.counter("bl_peers_reclaimed"), 1);
+    lab.node.cancel_all(lab.now, s).expect("bound");
+    lab.ms(20);
+    lab.connects.clear();
+    lab.send(s, FAR, b"two").expect("sent");
+    let link = lab.establish();
+    let again = lab.data_frames(link)[0].header.sequence;
+    assert!(again > before, "a bowline peer would drop {again} after {before} [R-2023]");
+}
+
+// tests: what was cancelled is not waited for
+#[test]
+fn cancelling_what_the_other_paths_wait_for_lets_them_go() {
+    let mut lab = Lab::larger();
+    let s = lab.bound("10.0.0.2:4000");
+    let t = lab.bound("10.0.0.2:10000"); // path 3
+    let zero = lab.accept(A);
+    lab.deliver(zero, &[map_of(&[])]);
+    lab.room = 0;
+    lab.send(s, "10.0.0.1:5000", b"stuck behind a full TCP").expect("sent");
+    lab.deliver(zero, &[pong_with(1, npaths_ext(8))]);
+    let rest: Vec<_> = (1..8).map(|_| lab.accept(A)).collect();
+    lab.unblock(rest[2], usize::MAX);
+    lab.send(t, "10.0.0.1:5000", b"held back").expect("sent");
+    assert!(lab.data_frames(rest[2]).is_empty(), "path 0 has not caught up");
+    lab.node.cancel_all(lab.now, s).expect("bound");
+    lab.settle();
+    assert_eq!(lab.data_frames(rest[2]).len(), 1, "there is nothing to wait for");
+}
+
+// tests: a connection that is being closed gets no path any more
+#[test]
+fn a_greeting_on_a_connection_that_ends_changes_nothing() {
+    let mut lab = Lab::larger();
+    lab.bowline(A, 7, 0);
+    let late = lab.accept(A);
+    lab.advance(Duration::from_secs(36));
+    assert!(lab.closes.contains(&(late, CloseHow::Drain)));
+    lab.deliver(late, &[map_of(&[]), hello(7, 1, 0)]);
+    let states: Vec<_> = lab.node.info().paths.iter().map(|p| p.state).collect();
+    assert_eq!(states, [PathState::Up]);
+}
+
+// tests: connections that came before the path count was known
+#[test]
+fn connections_that_overtook_the_handshake_get_their_paths() {
+    let mut lab = Lab::larger();
+    let first = lab.accept(A);
+    lab.deliver(first, &[map_of(&[])]);
+    for _ in 1..8 {
+        lab.accept(A);
+    }
+    let up = |lab: &Lab| lab.node.info().paths.iter().filter(|p| p.state == PathState::Up).count();
+    assert_eq!(up(&lab), 1);
+    lab.deliver(first, &[pong_with(1, npaths_ext(8))]);
+    assert_eq!(up(&lab), 8);
+}
+
+// tests: whichever path was lost last
+#[test]
+fn the_larger_side_knocks_for_messages_of_any_path() {
+    let mut lab = Lab::larger();
+    let zero = lab.kernel(A, 8);
+    let one = lab.accept(A);
+    let s = lab.bound("10.0.0.2:4000"); // path 1
+    lab.fail(zero, CloseReason::Reset);
+    assert!(lab.connects.is_empty());
+    lab.acks = false;
+    lab.send(s, "10.0.0.1:5000", b"x").expect("sent");
+    lab.fail(one, CloseReason::Reset);
+    lab.ms(1);
+    assert_eq!(lab.connects.len(), 1, "nobody else would bring the peer back");
+}
+
+// A peer that connects and goes, over and over, leaves nothing that stays.
+#[test]
+fn reconnecting_peers_leave_no_timers_behind() {
+    let mut lab = Lab::larger();
+    for _ in 0..500 {
+        let link = lab.accept(A);
+        lab.fail(link, CloseReason::Reset);
+        lab.ms(1);
+    }
+    lab.accept(A);
+    // All that is left after a while is what the last connection needs.
+    lab.advance(Duration::from_secs(40));
+    let mut due = 0;
+    let end = lab.now + Duration::from_secs(40);
+    while let Some(at) = lab.node.poll_timeout().filter(|at| *at < end) {
+        due += 1;
+        lab.now = at;
+        lab.node.handle_timeout(at);
+    }
+    assert!(due < 10, "{due} timers in 40 s");
+}
+
+// tests [R-2024]: a peer that asks all the time costs the receiver no memory
+#[test]
+fn acknowledgements_asked_for_are_remembered_once_per_connection() {
+    let mut lab = Lab::larger();
+    let link = lab.bowline(A, 7, 0);
+    let s = lab.bound("10.0.0.2:5000");
+    for n in 1..=100 {
+        let mut frame = data(n, 9, 5000, b"");
+        frame.header.flags = bowline_wire::rds::Flags::ACK_REQUIRED;
+        lab.node.handle_data(lab.now, link, RxBuf::from_vec(frame.bytes()));
+        lab.node.process(lab.now, None, usize::MAX);
+        lab.node.check_invariants();
+        // Something goes the other way and takes the acknowledgement along: never idle.
+        let _ = lab.send_slow(s, "10.0.0.1:9", b"");
+        lab.write(link);
+    }
+}
