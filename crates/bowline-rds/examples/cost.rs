@@ -3,7 +3,7 @@
 use std::io::IoSlice;
 use std::time::Instant as Clock;
 
-use bowline_rds::{Config, Instant, Node, Output, RecvOpts, RxPool, SendMsg, TxBatch};
+use bowline_rds::{Config, Instant, Node, Output, RxPool, SendMsg, TxBatch};
 
 fn main() {
     let sizes: Vec<usize> = std::env::args().skip(1).filter_map(|a| a.parse().ok()).collect();
@@ -84,8 +84,10 @@ fn run(size: usize) {
                 y.handle_data(now, yl, buf);
                 loop {
                     let more = y.process(now, Some(to), usize::MAX);
-                    while let Ok(got) = y.recv(now, to, RecvOpts::default()) {
-                        got.data.expect("a message").copy_to(&mut out);
+                    while let Ok(got) = y.recv_into(now, to, &mut out) {
+                        if let Some(data) = got.data {
+                            data.copy_to(&mut out);
+                        }
                         count += 1;
                     }
                     if !more {

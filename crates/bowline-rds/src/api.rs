@@ -229,6 +229,17 @@ pub struct Received {
     pub control: Vec<Control>,
 }
 
+/// A message that was copied, or is to be.
+#[derive(Clone, Debug)]
+pub struct Taken {
+    /// Sender.
+    pub source: SocketAddr,
+    /// Bytes of the message. As many as fit are in the buffer, unless there is `data`.
+    pub len: usize,
+    /// Payload that the caller has to copy itself.
+    pub data: Option<Rope>,
+}
+
 /// A control message given with a received one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]

@@ -66,6 +66,7 @@ mod ids;
 mod link;
 mod node;
 mod path;
+mod recvq;
 mod rng;
 mod rxbuf;
 mod slab;
@@ -76,7 +77,7 @@ mod txlog;
 
 pub use api::{
     CloseHow, CloseReason, Control, Event, Interest, Output, Readiness, Received, RecvOpts,
-    SendControl, SendMsg, Sent,
+    SendControl, SendMsg, Sent, Taken,
 };
 pub use config::{
     Config, Limits, MAX_MESSAGE_KERNEL, RECV_BUFFER_MIN, SEND_BUFFER_MIN, SYSCTL_NAMES, Sysctl,

@@ -151,8 +151,21 @@ impl Path {
         if !msg.has(mark::CANCELLED) {
             self.queued_bytes -= u64::from(msg.len);
         }
+        self.release_log(pool);
+        Some(msg)
+    }
+
+    /// Removes the first `count` messages, of `bytes` payload in all, none of them cancelled and
+    /// none a pong.
+    pub(crate) fn pop_plain(&mut self, count: usize, bytes: usize, pool: &mut TxPool) {
+        self.queue.drain(..count);
+        self.planned = self.planned.saturating_sub(count);
+        self.queued_bytes -= bytes as u64;
+        self.release_log(pool);
+    }
+
+    fn release_log(&mut self, pool: &mut TxPool) {
         let keep = self.queue.front().map_or(self.log.tail(), |m| m.log_start);
         self.log.release(pool, keep);
-        Some(msg)
     }
 }

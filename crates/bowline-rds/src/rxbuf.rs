@@ -54,6 +54,11 @@ impl RxBuf {
     pub fn bytes(&self) -> &[u8] {
         &self.buf
     }
+
+    /// The buffer, when a message that lies in it alone may refer to it.
+    pub(crate) fn shared(&self) -> Option<&Arc<Vec<u8>>> {
+        (self.share != Share::Nothing).then_some(&self.buf)
+    }
 }
 
 /// Sizes of buffers for reads that brought little, bytes.
@@ -160,10 +165,11 @@ impl RxPool {
     }
 }
 
+/// A stretch of a buffer.
 #[derive(Clone, Debug)]
-struct Piece {
-    buf: Arc<Vec<u8>>,
-    start: u32,
+pub(crate) struct Piece {
+    pub(crate) buf: Arc<Vec<u8>>,
+    pub(crate) start: u32,
     len: u32,
 }
 
@@ -226,6 +232,17 @@ impl Rope {
             });
         }
         rope
+    }
+
+    /// Makes a payload of a stretch of one buffer.
+    pub(crate) fn single(buf: Arc<Vec<u8>>, start: u32, len: u32) -> Self {
+        let first = Some(Piece { buf, start, len });
+        Self { first, second: None, rest: Vec::new(), len: len as usize }
+    }
+
+    /// Takes a payload of at most one piece apart; gives any other back.
+    pub(crate) fn into_single(self) -> Result<Option<Piece>, Self> {
+        if self.second.is_some() { Err(self) } else { Ok(self.first) }
     }
 
     fn push_piece(&mut self, piece: Piece) {

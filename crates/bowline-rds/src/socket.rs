@@ -4,8 +4,11 @@ use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
 use crate::ids::ConnId;
-use crate::rxbuf::Rope;
-use crate::time::Instant;
+use crate::recvq::RecvQueue;
+
+/// Messages, and bytes, that are queued for a waiting reader before parsing stops.
+const PLENTY_MESSAGES: usize = 32;
+const PLENTY_BYTES: usize = 64 << 10;
 
 /// Transport of a socket, with the kernel's numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,19 +85,6 @@ pub(crate) struct Bound {
     pub(crate) hash: u32,
 }
 
-/// A message waiting for its reader.
-#[derive(Clone, Debug)]
-pub(crate) struct RecvMsg {
-    pub(crate) from: Endpoint,
-    pub(crate) seq: u64,
-    pub(crate) data: Rope,
-    pub(crate) conn: Option<ConnId>,
-    pub(crate) rdma_dest: Option<u64>,
-    pub(crate) queued_at: Option<Instant>,
-    /// First byte of header seen, header complete, queued.
-    pub(crate) trace: Option<Box<[Instant; 3]>>,
-}
-
 /// Receive path latency request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LatencyTrace {
@@ -115,8 +105,17 @@ pub(crate) mod want {
 pub(crate) struct Route {
     /// As the user gave it; `None` for the connected destination.
     pub(crate) name: Option<SocketAddr>,
-    pub(crate) to: Endpoint,
+    pub(crate) lane: Lane,
+}
+
+/// What a socket's messages to one destination have in common.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Lane {
     pub(crate) conn: ConnId,
+    /// Chooses the path.
+    pub(crate) hash: u32,
+    pub(crate) sport: u16,
+    pub(crate) dport: u16,
 }
 
 /// One socket.
@@ -130,7 +129,7 @@ pub(crate) struct Sock {
     pub(crate) snd_bytes: usize,
     pub(crate) snd_msgs: usize,
     pub(crate) rcv_bytes: usize,
-    pub(crate) queue: VecDeque<RecvMsg>,
+    pub(crate) queue: RecvQueue,
     /// This socket's port is marked in its address's map.
     pub(crate) congested: bool,
     pub(crate) interest: u8,
@@ -152,4 +151,25 @@ pub(crate) struct Sock {
     pub(crate) route: Option<Route>,
     pub(crate) hash_init: u32,
     pub(crate) inode: u64,
+}
+
+impl Sock {
+    /// Tells whether nothing more may be sent until something is released.
+    #[inline]
+    pub(crate) const fn is_send_full(&self, messages_max: usize) -> bool {
+        self.snd_bytes >= self.sndbuf || self.snd_msgs >= messages_max
+    }
+
+    /// Tells whether so much waits that parsing on would only fill memory: enough to pay for
+    /// coming back, few enough not to congest the socket.
+    #[inline]
+    pub(crate) fn has_plenty(&self) -> bool {
+        self.queue.len() >= PLENTY_MESSAGES || self.rcv_bytes >= (self.rcvbuf / 4).min(PLENTY_BYTES)
+    }
+
+    /// Tells whether the port is congested with so many bytes waiting, [R-612].
+    #[inline]
+    pub(crate) const fn congested_at(&self, bytes: usize) -> bool {
+        if self.congested { bytes >= self.rcvbuf / 2 } else { bytes > self.rcvbuf }
+    }
 }

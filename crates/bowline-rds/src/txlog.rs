@@ -11,7 +11,10 @@
 //! chunk starts a new one.
 
 use std::collections::VecDeque;
+use std::io::IoSlice;
 use std::sync::Arc;
+
+use bowline_wire::rds::HEADER_LEN;
 
 const SMALL: usize = 4 << 10;
 const LARGE: usize = 128 << 10;
@@ -100,8 +103,32 @@ impl TxLog {
         self.tail
     }
 
-    /// Appends bytes.
+    /// Appends a frame whose payload is `len` bytes in pieces; returns where it begins.
     #[inline]
+    pub(crate) fn append_frame(
+        &mut self,
+        pool: &mut TxPool,
+        header: &[u8; HEADER_LEN],
+        payload: &[IoSlice<'_>],
+        len: usize,
+    ) -> u64 {
+        let start = self.tail;
+        let whole = HEADER_LEN + len;
+        if let Some(last) = self.chunks.back_mut()
+            && let Some(vec) = Arc::get_mut(&mut last.buf)
+            && whole <= vec.capacity() - vec.len()
+        {
+            vec.extend_from_slice(header);
+            payload.iter().for_each(|piece| vec.extend_from_slice(piece));
+            self.tail += whole as u64;
+            return start;
+        }
+        self.append(pool, header);
+        payload.iter().for_each(|piece| self.append(pool, piece));
+        start
+    }
+
+    /// Appends bytes.
     pub(crate) fn append(&mut self, pool: &mut TxPool, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             if let Some(last) = self.chunks.back_mut()

@@ -5,16 +5,12 @@ use bowline_wire::rds::MapView;
 use super::Node;
 use crate::api::Output;
 use crate::ids::{ConnId, LinkId, SocketId};
-use crate::socket::{RecvMsg, want};
+use crate::recvq::{Rare, RecvMsg};
+use crate::socket::want;
 use crate::time::Instant;
 
 /// What a waiting message counts besides its payload, towards the limits.
-const MESSAGE_OVERHEAD: usize = 128;
-
-/// Bytes a waiting message counts towards the limits of memory.
-fn held_bytes(msg: &RecvMsg) -> usize {
-    msg.data.len() + MESSAGE_OVERHEAD
-}
+pub(super) const MESSAGE_OVERHEAD: usize = 128;
 
 impl Node {
     /// Queues a complete message on a socket; `seen` is when its first byte and its last came.
@@ -32,17 +28,16 @@ impl Node {
         let len = msg.data.len();
         self.stats.recv_queued += 1;
         self.stats.recv_bytes_added_to_sock += len as u64;
-        if sock.timestamp {
-            msg.queued_at = Some(self.now);
+        if sock.timestamp || sock.latency.is_some() {
+            let rare = msg.rare.get_or_insert_with(Box::<Rare>::default);
+            rare.queued_at = sock.timestamp.then_some(self.now);
+            rare.trace = sock.latency.map(|_| [seen.0, seen.1, self.now]);
         }
-        if sock.latency.is_some() {
-            msg.trace = Some(Box::new([seen.0, seen.1, self.now]));
+        self.recv_held += len + MESSAGE_OVERHEAD;
+        if let Some(conn) = msg.origin.conn.and_then(|id| self.conns.get_mut(id.0)) {
+            conn.recv_held += len + MESSAGE_OVERHEAD;
         }
-        self.recv_held += held_bytes(&msg);
-        if let Some(conn) = msg.conn.and_then(|id| self.conns.get_mut(id.0)) {
-            conn.recv_held += held_bytes(&msg);
-        }
-        sock.queue.push_back(msg);
+        sock.queue.push(msg);
         sock.rcv_bytes += len;
         let waits = sock.interest & want::READ != 0;
         self.judge_congestion(id, len);
@@ -53,9 +48,8 @@ impl Node {
 
     /// Accounts for a message taken off a socket's queue.
     #[inline]
-    pub(super) fn unqueue_from_socket(&mut self, id: SocketId, msg: &RecvMsg) {
-        self.release_held(msg);
-        let len = msg.data.len();
+    pub(super) fn unqueue_from_socket(&mut self, id: SocketId, conn: Option<ConnId>, len: usize) {
+        self.release_held(conn, len);
         self.stats.recv_bytes_freed_fromsock += len as u64;
         let Some(sock) = self.sockets.get_mut(id.0) else { return };
         sock.rcv_bytes -= len;
@@ -67,11 +61,7 @@ impl Node {
     #[inline]
     fn judge_congestion(&mut self, id: SocketId, by: usize) {
         let Some(sock) = self.sockets.get_mut(id.0) else { return };
-        let on = if sock.congested {
-            sock.rcv_bytes >= sock.rcvbuf / 2
-        } else {
-            sock.rcv_bytes > sock.rcvbuf
-        };
+        let on = sock.congested_at(sock.rcv_bytes);
         if by == 0 || on == sock.congested {
             return;
         }
@@ -81,11 +71,13 @@ impl Node {
         }
     }
 
-    /// Gives back what a message counted towards the limits, and reads again where that stopped.
-    pub(super) fn release_held(&mut self, msg: &RecvMsg) {
-        self.recv_held -= held_bytes(msg);
-        if let Some(conn) = msg.conn.and_then(|id| self.conns.get_mut(id.0)) {
-            conn.recv_held -= held_bytes(msg);
+    /// Gives back what a message of `len` bytes counted towards the limits, and reads again where
+    /// that stopped.
+    #[inline]
+    pub(super) fn release_held(&mut self, conn: Option<ConnId>, len: usize) {
+        self.recv_held -= len + MESSAGE_OVERHEAD;
+        if let Some(conn) = conn.and_then(|id| self.conns.get_mut(id.0)) {
+            conn.recv_held -= len + MESSAGE_OVERHEAD;
         }
         if !self.paused.is_empty() {
             self.resume_reading();

@@ -96,7 +96,7 @@ impl Node {
             self.first_sequence = self.first_sequence.max(path.next_tx_seq);
             while let Some(msg) = path.pop_front(&mut self.pool) {
                 if !msg.has(crate::path::mark::CANCELLED) {
-                    self.release_accounting(&msg);
+                    self.release_message(&msg);
                 }
             }
         }

@@ -251,7 +251,7 @@ impl Node {
         }
         self.stats.send_drop_restart += dropped.len() as u64;
         for msg in dropped {
-            self.release_accounting(&msg);
+            self.release_message(&msg);
         }
         if freed != 0 {
             self.congestion_changed(freed);

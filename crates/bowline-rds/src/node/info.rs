@@ -177,11 +177,11 @@ impl Node {
                 inode: s.inode,
             });
             let Some(bound) = s.bound else { continue };
-            info.recv.extend(s.queue.iter().map(|m| MessageInfo {
+            info.recv.extend(s.queue.iter().map(|(from, seq, len, _)| MessageInfo {
                 local: bound.at.to_socket_addr(),
-                remote: m.from.to_socket_addr(),
-                seq: m.seq,
-                len: m.data.len() as u32,
+                remote: from.to_socket_addr(),
+                seq,
+                len: len as u32,
             }));
         }
         for (_, c) in self.conns.iter() {

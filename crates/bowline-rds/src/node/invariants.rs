@@ -69,13 +69,14 @@ impl Node {
             }
         }
         for (_, s) in self.sockets.iter() {
-            for m in &s.queue {
-                held_total += m.data.len() + 128;
-                if let Some(conn) = m.conn {
-                    *held.entry(conn).or_default() += m.data.len() + 128;
+            for (_, _, len, conn) in s.queue.iter() {
+                held_total += len + 128;
+                if let Some(conn) = conn {
+                    *held.entry(conn).or_default() += len + 128;
                 }
             }
-            let bytes: usize = s.queue.iter().map(|m| m.data.len()).sum();
+            assert_eq!(s.queue.iter().count(), s.queue.len(), "runs of a receive queue");
+            let bytes: usize = s.queue.iter().map(|(_, _, len, _)| len).sum();
             assert_eq!(bytes, s.rcv_bytes, "receive accounting of a socket");
             if let Some(b) = s.bound {
                 assert_eq!(

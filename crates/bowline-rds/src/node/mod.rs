@@ -6,6 +6,7 @@ mod handshake;
 mod info;
 mod invariants;
 mod links;
+mod plain;
 mod recv;
 mod rx;
 mod send;

@@ -1,13 +1,44 @@
 //! Receiving by the application. Spec: `docs/spec/rds.md`, section 6.4.
 
 use super::Node;
-use crate::api::{Control, Received, RecvOpts};
+use crate::api::{Control, Received, RecvOpts, Taken};
 use crate::error::Error;
 use crate::ids::SocketId;
-use crate::socket::{LatencyTrace, RecvMsg};
+use crate::recvq::{Popped, RecvMsg};
+use crate::rxbuf::Rope;
+use crate::socket::{LatencyTrace, to_socket_addr};
 use crate::time::Instant;
 
+/// Longest message that [`Node::recv_into`] copies, bytes. A longer one is copied without keeping
+/// others from the node.
+const COPY_MAX: usize = 16 << 10;
+
 impl Node {
+    /// Takes the next message into `buf`, without waiting and without control messages. Copies it
+    /// when it is short, else gives its payload.
+    ///
+    /// # Errors
+    /// As [`recv`](Self::recv).
+    #[inline]
+    pub fn recv_into(
+        &mut self,
+        now: Instant,
+        id: SocketId,
+        buf: &mut [u8],
+    ) -> Result<Taken, Error> {
+        let sock = self.sockets.get_mut(id.0).ok_or(Error::BadSocket)?;
+        let Some(Popped { origin, sport, len }) = sock.queue.pop_into(buf, COPY_MAX) else {
+            let Received { source, data, .. } = self.recv(now, id, RecvOpts::default())?;
+            let len = data.as_ref().map_or(0, Rope::len);
+            return Ok(Taken { source: source.ok_or(Error::Empty)?, len, data });
+        };
+        self.now = now;
+        self.stats.recv_delivered += 1;
+        self.stats.copy_to_user += len as u64;
+        self.unqueue_from_socket(id, origin.conn, len);
+        Ok(Taken { source: to_socket_addr(origin.addr, sport, origin.scope), len, data: None })
+    }
+
     /// Takes the next notification or message, without waiting.
     ///
     /// # Errors
@@ -20,7 +51,7 @@ impl Node {
             control.push(Control::CongestionUpdate(std::mem::take(&mut sock.notify_mask)));
             return Ok(Received { source: None, data: None, control });
         }
-        let msg = if opts.peek { sock.queue.front().cloned() } else { sock.queue.pop_front() };
+        let msg = if opts.peek { sock.queue.peek() } else { sock.queue.pop() };
         let Some(msg) = msg else {
             if opts.want_control
                 && sock.zerocopy
@@ -32,15 +63,13 @@ impl Node {
             return Err(Error::Empty);
         };
         if opts.want_control {
-            if let Some(cookie) = msg.rdma_dest {
-                control.push(Control::RdmaDest(cookie));
-            }
-            if let Some(at) = msg.queued_at {
-                control.push(Control::Timestamp(at));
-            }
-            if let (Some(trace), Some(points)) = (sock.latency, &msg.trace) {
-                let nanos = intervals(trace, points, now);
-                control.push(Control::Latency { trace, nanos });
+            if let Some(rare) = &msg.rare {
+                control.extend(rare.rdma_dest.map(Control::RdmaDest));
+                control.extend(rare.queued_at.map(Control::Timestamp));
+                if let (Some(trace), Some(points)) = (sock.latency, &rare.trace) {
+                    let nanos = intervals(trace, points, now);
+                    control.push(Control::Latency { trace, nanos });
+                }
             }
             // A peek does not consume completions [B-17].
             if sock.zerocopy
@@ -53,10 +82,11 @@ impl Node {
         self.stats.recv_delivered += 1;
         self.stats.copy_to_user += msg.data.len() as u64;
         if !opts.peek {
-            self.unqueue_from_socket(id, &msg);
+            self.unqueue_from_socket(id, msg.origin.conn, msg.data.len());
         }
-        let RecvMsg { from, data, .. } = msg;
-        Ok(Received { source: Some(from.to_socket_addr()), data: Some(data), control })
+        let RecvMsg { origin, sport, data, .. } = msg;
+        let source = Some(to_socket_addr(origin.addr, sport, origin.scope));
+        Ok(Received { source, data: Some(data), control })
     }
 }
 

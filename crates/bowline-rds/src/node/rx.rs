@@ -8,26 +8,24 @@ use bowline_wire::rds::{
 
 use super::Node;
 use super::timers::Timer;
+use crate::api::Output;
 use crate::config::MAX_MESSAGE_KERNEL;
 use crate::ids::{LinkId, SocketId};
 use crate::link::Partial;
 use crate::path::mark;
+use crate::recvq::{Origin, Rare, RecvMsg};
 use crate::rxbuf::{Rope, RxBuf};
-use crate::socket::{Endpoint, RecvMsg};
+use crate::socket::Sock;
 use crate::time::Instant;
 
 /// Bytes handed over but not parsed at which reading pauses.
 const BACKLOG_MAX: usize = 4;
-/// Messages, and bytes, that are queued for a waiting reader before parsing stops: enough to pay
-/// for coming back, few enough not to congest the socket.
-const UNTIL_MESSAGES: usize = 32;
-const UNTIL_BYTES: usize = 64 << 10;
 /// An acknowledgement nobody asked for waits so long for something to go with.
 const ACK_DELAY: Duration = Duration::from_millis(10);
 /// Frames processed, in bytes, that are acknowledged at once when the sender asked.
-const ACK_ASKED_BYTES: u64 = 256 << 10;
+pub(super) const ACK_ASKED_BYTES: u64 = 256 << 10;
 /// The same when it did not ask.
-const ACK_BYTES: u64 = 1 << 20;
+pub(super) const ACK_BYTES: u64 = 1 << 20;
 
 impl Node {
     /// Tells whether the driver may read the link.
@@ -120,6 +118,11 @@ impl Node {
         }
     }
 
+    /// Longest message that is taken.
+    pub(super) fn frame_limit(&self) -> usize {
+        self.config.max_message.max(MAX_MESSAGE_KERNEL) as usize
+    }
+
     fn process_link(
         &mut self,
         id: LinkId,
@@ -127,7 +130,7 @@ impl Node {
         budget: &mut usize,
         regardless: bool,
     ) -> Stop {
-        let limit = self.config.max_message.max(MAX_MESSAGE_KERNEL) as usize;
+        let limit = self.frame_limit();
         loop {
             let Some(link) = self.links.get_mut(id.0) else { return Stop::Drained };
             let conn = link.conn;
@@ -144,6 +147,13 @@ impl Node {
                 return Stop::Drained;
             }
             while at < buf.bytes().len() {
+                if let Some(stop) = self.take_plain(id, &buf, &mut at, until, budget) {
+                    self.leave(id, buf, at, full_before);
+                    return stop;
+                }
+                if at == buf.bytes().len() {
+                    break;
+                }
                 let Some(link) = self.links.get_mut(id.0) else { return Stop::Drained };
                 let rest = &buf.bytes()[at..];
                 let (header, rope, seen) = if let Some(partial) = &mut link.rx.partial {
@@ -197,27 +207,31 @@ impl Node {
                 *budget = budget.saturating_sub(1);
                 let satisfied = until.is_some() && receiver == until && self.has_plenty(until);
                 if satisfied || *budget == 0 {
-                    let Some(link) = self.links.get_mut(id.0) else { return Stop::Drained };
-                    if at < buf.bytes().len() {
-                        link.rx.offset = at;
-                        link.rx.backlog.push_front(buf);
-                    } else if full_before && self.wants_read(id) {
-                        self.outputs.push_back(crate::api::Output::Resume { link: id });
-                    }
+                    self.leave(id, buf, at, full_before);
                     return if satisfied { Stop::Satisfied } else { Stop::Budget };
                 }
             }
             if full_before && self.wants_read(id) {
-                self.outputs.push_back(crate::api::Output::Resume { link: id });
+                self.outputs.push_back(Output::Resume { link: id });
             }
+        }
+    }
+
+    /// Leaves a buffer parsed up to `at`; when that is all of it and it stood in the way of
+    /// reading, reading goes on.
+    fn leave(&mut self, id: LinkId, buf: RxBuf, at: usize, full_before: bool) {
+        let Some(link) = self.links.get_mut(id.0) else { return };
+        if at < buf.bytes().len() {
+            link.rx.offset = at;
+            link.rx.backlog.push_front(buf);
+        } else if full_before && self.wants_read(id) {
+            self.outputs.push_back(Output::Resume { link: id });
         }
     }
 
     /// Tells whether parsing on would queue more than a reader soon takes.
     fn has_plenty(&self, id: Option<SocketId>) -> bool {
-        id.and_then(|id| self.sockets.get(id.0)).is_none_or(|s| {
-            s.queue.len() >= UNTIL_MESSAGES || s.rcv_bytes >= (s.rcvbuf / 4).min(UNTIL_BYTES)
-        })
+        id.and_then(|id| self.sockets.get(id.0)).is_none_or(Sock::has_plenty)
     }
 
     /// Takes one complete frame [spec section 6.1]; returns the socket it was queued on.
@@ -429,24 +443,17 @@ impl Node {
             self.stats.recv_drop_no_sock += 1;
             return None;
         };
-        let from = Endpoint { addr: conn.remote, port: header.sport, scope: conn.scope };
-        let mut rdma_dest = None;
+        let origin = Origin { addr: conn.remote, scope: conn.scope, conn: Some(link.conn) };
+        let mut rare = None;
         if header.ext[0] != 0 {
             for ext in Extensions::new(&header.ext) {
                 if let Extension::RdmaDest(dest) = ext {
-                    rdma_dest = Some(u64::from(dest.rkey) | u64::from(dest.offset) << 32);
+                    let key = u64::from(dest.rkey) | u64::from(dest.offset) << 32;
+                    rare = Some(Box::new(Rare { rdma_dest: Some(key), ..Rare::default() }));
                 }
             }
         }
-        let msg = RecvMsg {
-            from,
-            seq: header.sequence,
-            data,
-            conn: Some(link.conn),
-            rdma_dest,
-            queued_at: None,
-            trace: None,
-        };
+        let msg = RecvMsg { origin, sport: header.sport, seq: header.sequence, data, rare };
         self.queue_on_socket(socket, msg, (seen, self.now));
         Some(socket)
     }
@@ -454,7 +461,7 @@ impl Node {
 
 /// Why parsing of a link stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stop {
+pub(super) enum Stop {
     /// Nothing is left, or the link may not go on.
     Drained,
     /// The socket somebody waits for has a message.

@@ -14,8 +14,9 @@ use crate::conn::Peer;
 use crate::error::Error;
 use crate::ids::{ConnId, SocketId};
 use crate::path::{PathState, TxMsg, UNPLANNED, mark};
+use crate::recvq::{Origin, RecvMsg};
 use crate::rxbuf::Rope;
-use crate::socket::{Bound, Endpoint, RecvMsg, Route, Sock, Transport, want};
+use crate::socket::{Bound, Endpoint, Lane, Route, Sock, Transport, want};
 use crate::time::Instant;
 
 /// Most cookies in one completion record.
@@ -38,13 +39,12 @@ impl Node {
         let len: usize = msg.payload.iter().map(|s| s.len()).sum();
         if let Some(route) = sock.route
             && route.name == msg.name
-            && let Some(bound) = sock.bound
             && msg.control.is_empty()
             && !msg.zerocopy
-            && self.conns.get(route.conn.0).is_some()
+            && self.conns.get(route.lane.conn.0).is_some()
         {
             self.check_len(sock, len)?;
-            return self.send_remote(id, bound, (route.to, route.conn), msg, len, None);
+            return self.send_remote(id, route.lane, msg, len, None);
         }
         let named = match msg.name {
             Some(name) => Some(checked_endpoint(name).ok_or(Error::BadAddress)?),
@@ -67,8 +67,8 @@ impl Node {
         if bound.transport == Transport::Loopback || self.is_local_v6(to.addr) {
             return self.send_local(id, bound, to, msg, len, cookie);
         }
-        let conn = self.route(id, bound, to, msg.name)?;
-        self.send_remote(id, bound, (to, conn), msg, len, cookie)
+        let lane = self.route(id, bound, to, msg.name)?;
+        self.send_remote(id, lane, msg, len, cookie)
     }
 
     fn check_len(&self, sock: &Sock, len: usize) -> Result<(), Error> {
@@ -135,72 +135,85 @@ impl Node {
         blocking: bool,
     ) -> Result<(), Error> {
         let limit = self.config.limits.send_messages_per_socket;
-        let Some(sock) = self.sockets.get_mut(id.0) else { return Err(Error::BadSocket) };
-        if congested {
-            sock.seen_congestion = true;
-            if blocking {
-                self.stats.cong_send_blocked += 1;
-            } else {
-                self.stats.cong_send_error += 1;
-                if sock.monitor {
-                    if sock.wait_mask == 0 {
-                        self.monitors.push(id);
-                    }
-                    sock.wait_mask |= 1 << (port & 63);
-                }
-            }
-            return Err(Error::Congested);
-        }
-        if sock.snd_bytes >= sock.sndbuf || sock.snd_msgs >= limit {
-            self.stats.send_queue_full += 1;
-            return Err(Error::QueueFull);
+        let sock = self.sockets.get(id.0).ok_or(Error::BadSocket)?;
+        if congested || sock.is_send_full(limit) {
+            return Err(self.refuse_send(id, congested, port, blocking));
         }
         Ok(())
+    }
+
+    /// Refuses a message because of congestion, or else because the queue is full.
+    #[cold]
+    fn refuse_send(&mut self, id: SocketId, congested: bool, port: u16, blocking: bool) -> Error {
+        let Some(sock) = self.sockets.get_mut(id.0) else { return Error::BadSocket };
+        if !congested {
+            self.stats.send_queue_full += 1;
+            return Error::QueueFull;
+        }
+        sock.seen_congestion = true;
+        if blocking {
+            self.stats.cong_send_blocked += 1;
+        } else {
+            self.stats.cong_send_error += 1;
+            if sock.monitor {
+                if sock.wait_mask == 0 {
+                    self.monitors.push(id);
+                }
+                sock.wait_mask |= 1 << (port & 63);
+            }
+        }
+        Error::Congested
+    }
+
+    /// Checks a message longer than a kernel takes.
+    #[cold]
+    fn check_long(&mut self, id: SocketId, conn_id: ConnId, len: usize) -> Result<(), Error> {
+        match self.conn(conn_id).ok_or(Error::TooManyPeers)?.peer {
+            Peer::Bowline { max_message } if len <= max_message as usize => Ok(()),
+            Peer::Bowline { max_message } => {
+                Err(Error::MessageTooLong { len, limit: max_message as usize })
+            }
+            Peer::Kernel => Err(Error::MessageTooLong { len, limit: MAX_MESSAGE_KERNEL as usize }),
+            Peer::Unknown => {
+                if let Some(sock) = self.sockets.get_mut(id.0) {
+                    sock.seen_congestion = true; // woken with the congestion waiters
+                }
+                self.connect_all_if_down(conn_id);
+                Err(Error::HandshakePending)
+            }
+        }
     }
 
     fn send_remote(
         &mut self,
         id: SocketId,
-        bound: Bound,
-        (to, conn_id): (Endpoint, ConnId),
+        lane: Lane,
         msg: &SendMsg<'_>,
         len: usize,
         cookie: Option<u32>,
     ) -> Result<Sent, Error> {
-        let conn = self.conns.get(conn_id.0).ok_or(Error::TooManyPeers)?;
+        let Lane { conn: conn_id, hash, sport, dport } = lane;
         if len > MAX_MESSAGE_KERNEL as usize {
-            match conn.peer {
-                Peer::Bowline { max_message } if len <= max_message as usize => {}
-                Peer::Bowline { max_message } => {
-                    return Err(Error::MessageTooLong { len, limit: max_message as usize });
-                }
-                Peer::Kernel => {
-                    return Err(Error::MessageTooLong { len, limit: MAX_MESSAGE_KERNEL as usize });
-                }
-                Peer::Unknown => {
-                    if let Some(sock) = self.sockets.get_mut(id.0) {
-                        sock.seen_congestion = true; // woken with the congestion waiters
-                    }
-                    self.connect_all_if_down(conn_id);
-                    return Err(Error::HandshakePending);
-                }
-            }
+            self.check_long(id, conn_id, len)?;
         }
-        let congested = conn.map.is_set(to.port);
-        let index = (bound.hash & u32::from(conn.fan() - 1)) as usize;
-        let path_up = conn.paths.get(index).is_some_and(|p| p.state == PathState::Up);
-        if !path_up {
+        let conn = self.conns.get(conn_id.0).ok_or(Error::TooManyPeers)?;
+        let index = (hash & u32::from(conn.fan() - 1)) as usize;
+        if conn.paths.get(index).is_none_or(|p| p.state != PathState::Up) {
             self.connect_all_if_down(conn_id);
         }
-        self.admit(id, congested, to.port, msg.blocking)?;
-
-        let half_full = self.sock(id).is_ok_and(|s| s.snd_bytes + len >= s.sndbuf / 2);
         let conn = self.conns.get_mut(conn_id.0).ok_or(Error::TooManyPeers)?;
+        let congested = conn.map.is_set(dport);
+        let sock = self.sockets.get_mut(id.0).ok_or(Error::BadSocket)?;
+        if congested || sock.is_send_full(self.config.limits.send_messages_per_socket) {
+            return Err(self.refuse_send(id, congested, dport, msg.blocking));
+        }
+        sock.snd_bytes += len;
+        sock.snd_msgs += 1;
+        let half_full = sock.snd_bytes >= sock.sndbuf / 2;
         conn.last_used = self.now;
         let to_bowline = conn.peer.is_bowline();
         let path = conn.make_path(index as u8, self.first_sequence);
         let mut marks = 0;
-        let mut flags = Flags::NONE;
         // Budgets of R-526; the flag is on the wire only between bowline nodes.
         path.unacked_packets -= 1;
         path.unacked_bytes -= len as i64;
@@ -214,43 +227,34 @@ impl Node {
         if half_full {
             marks |= mark::ACK_REQUIRED;
         }
-        if marks & mark::ACK_REQUIRED != 0 && to_bowline {
-            flags = Flags::ACK_REQUIRED;
-        }
+        let asks = marks & mark::ACK_REQUIRED != 0 && to_bowline;
         if cookie.is_some() {
             marks |= mark::ZCOPY;
         }
+        let seq = path.next_tx_seq;
         let header = Header {
-            sequence: path.next_tx_seq,
+            sequence: seq,
             len: len as u32,
-            sport: bound.at.port,
-            dport: to.port,
-            flags,
+            sport,
+            dport,
+            flags: if asks { Flags::ACK_REQUIRED } else { Flags::NONE },
             ..Header::default()
         };
-        let log_start = path.log.tail();
-        path.log.append(&mut self.pool, &header.to_bytes());
-        for slice in msg.payload {
-            path.log.append(&mut self.pool, slice);
-        }
+        let log_start = path.log.append_frame(&mut self.pool, &header.to_bytes(), msg.payload, len);
         path.queue.push_back(TxMsg {
-            seq: path.next_tx_seq,
+            seq,
             log_start,
             stream_start: UNPLANNED,
             socket: Some(id),
             len: len as u32,
             cookie: cookie.unwrap_or(0),
-            sport: bound.at.port,
-            dport: to.port,
+            sport,
+            dport,
             marks,
         });
-        path.next_tx_seq = path.next_tx_seq.wrapping_add(1);
+        path.next_tx_seq = seq.wrapping_add(1);
         path.queued_bytes += len as u64;
         self.stats.send_queued += 1;
-        if let Some(sock) = self.sockets.get_mut(id.0) {
-            sock.snd_bytes += len;
-            sock.snd_msgs += 1;
-        }
         self.stats.copy_from_user += len as u64;
         let (link, queued_bytes) = match path.link {
             Some(link) if path.state == PathState::Up => {
@@ -270,7 +274,7 @@ impl Node {
         bound: Bound,
         to: Endpoint,
         name: Option<SocketAddr>,
-    ) -> Result<ConnId, Error> {
+    ) -> Result<Lane, Error> {
         let conn = match self.conn_index.get(&(bound.at.addr, to.addr, to.scope)) {
             Some(conn) => *conn,
             None => {
@@ -280,10 +284,11 @@ impl Node {
                 conn
             }
         };
+        let lane = Lane { conn, hash: bound.hash, sport: bound.at.port, dport: to.port };
         if let Some(sock) = self.sockets.get_mut(id.0) {
-            sock.route = Some(Route { name, to, conn });
+            sock.route = Some(Route { name, lane });
         }
-        Ok(conn)
+        Ok(lane)
     }
 
     /// Delivers within the node: accounting is free at once, congestion is that of the
@@ -335,19 +340,23 @@ impl Node {
     }
 
     /// Gives back what a message counted against its socket, when it is released or cancelled.
-    pub(super) fn release_accounting(&mut self, msg: &TxMsg) {
+    pub(super) fn release_message(&mut self, msg: &TxMsg) {
         let Some(id) = msg.socket else { return };
-        let Some(sock) = self.sockets.get_mut(id.0) else { return };
-        sock.snd_bytes -= msg.len as usize;
-        sock.snd_msgs -= 1;
-        if sock.snd_bytes == 0 && msg.len > 0 {
-            self.stats.send_queue_empty += 1;
-        }
-        let room = sock.interest & want::WRITE != 0 && sock.snd_bytes < sock.sndbuf;
         if msg.has(mark::ZCOPY) {
             self.complete(id, msg.cookie);
         }
-        if room {
+        self.release_accounting(id, 1, msg.len as usize);
+    }
+
+    /// Gives back what some messages counted against their socket.
+    pub(super) fn release_accounting(&mut self, id: SocketId, messages: usize, bytes: usize) {
+        let Some(sock) = self.sockets.get_mut(id.0) else { return };
+        sock.snd_bytes -= bytes;
+        sock.snd_msgs -= messages;
+        if sock.snd_bytes == 0 && bytes > 0 {
+            self.stats.send_queue_empty += 1;
+        }
+        if sock.interest & want::WRITE != 0 && sock.snd_bytes < sock.sndbuf {
             self.wake(id, want::WRITE);
         }
     }
@@ -404,5 +413,6 @@ fn gather(slices: &[IoSlice<'_>], len: usize) -> Vec<u8> {
 }
 
 fn local_message(from: Endpoint, data: Rope) -> RecvMsg {
-    RecvMsg { from, seq: 0, data, conn: None, rdma_dest: None, queued_at: None, trace: None }
+    let origin = Origin { addr: from.addr, scope: from.scope, conn: None };
+    RecvMsg { origin, sport: from.port, seq: 0, data, rare: None }
 }

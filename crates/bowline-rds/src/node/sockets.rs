@@ -55,7 +55,7 @@ impl Node {
             snd_bytes: 0,
             snd_msgs: 0,
             rcv_bytes: 0,
-            queue: VecDeque::new(),
+            queue: crate::recvq::RecvQueue::default(),
             congested: false,
             interest: 0,
             cong_waiting: false,
@@ -181,7 +181,7 @@ impl Node {
     /// is dropped.
     pub fn close(&mut self, now: Instant, id: SocketId) {
         self.now = now;
-        let Some(mut sock) = self.sockets.remove(id.0) else { return };
+        let Some(sock) = self.sockets.remove(id.0) else { return };
         if sock.cong_waiting {
             self.cong_waiters.retain(|s| *s != id);
         }
@@ -195,8 +195,8 @@ impl Node {
             }
         }
         self.stats.recv_bytes_freed_fromsock += sock.rcv_bytes as u64;
-        for msg in sock.queue.drain(..) {
-            self.release_held(&msg);
+        for (_, _, len, conn) in sock.queue.iter() {
+            self.release_held(conn, len);
         }
         if sock.snd_msgs > 0 {
             self.cancel_where(|m| m.socket == Some(id), None);
@@ -265,7 +265,7 @@ impl Node {
             self.check_gate(crate::ids::ConnId(id));
         }
         for msg in released {
-            self.release_accounting(&msg);
+            self.release_message(&msg);
         }
     }
 
@@ -303,8 +303,7 @@ impl Node {
             readable: !sock.queue.is_empty()
                 || sock.notify_mask != 0
                 || !sock.completions.is_empty(),
-            writable: sock.snd_bytes < sock.sndbuf
-                && sock.snd_msgs < self.config.limits.send_messages_per_socket,
+            writable: !sock.is_send_full(self.config.limits.send_messages_per_socket),
         })
     }
 

@@ -380,29 +380,61 @@ impl Node {
 
     /// Releases what a bowline peer has processed: everything up to `ack` [R-2020].
     pub(super) fn release_by_ack(&mut self, conn_id: ConnId, index: u8, ack: u64) {
-        loop {
-            let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
-            let Some(path) = conn.paths.get_mut(usize::from(index)) else { return };
-            let Some(front) = path.queue.front() else { break };
+        let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
+        let Some(path) = conn.paths.get_mut(usize::from(index)) else { return };
+        let mut link = path.link.and_then(|l| self.links.get_mut(l.0));
+        let mut count = 0;
+        for msg in &path.queue {
             // Nothing is released that has not been sent, whatever the peer says [R-2025].
-            let started = path.planned > 0 || front.has(mark::RETRANS | mark::CANCELLED);
-            if front.seq > ack || !started {
+            let started = path.planned > count || msg.has(mark::RETRANS | mark::CANCELLED);
+            if msg.seq > ack || !started {
                 break;
             }
             // A frame of which a part is still to be written stays until that is done. The peer
             // may have what a write in progress holds: the end of the write looks again.
-            if let Some(link) = path.link.and_then(|l| self.links.get_mut(l.0))
-                && front.stream_start != crate::path::UNPLANNED
-                && front.stream_start + front.frame_len() > link.tx.written
+            if let Some(link) = &mut link
+                && msg.stream_start != crate::path::UNPLANNED
+                && msg.stream_start + msg.frame_len() > link.tx.written
             {
-                if front.stream_start < link.tx.written + link.tx.in_flight {
+                if msg.stream_start < link.tx.written + link.tx.in_flight {
                     link.tx.peer_ack = link.tx.peer_ack.max(ack);
                 }
                 break;
             }
-            self.release_front(conn_id, index);
+            count += 1;
         }
+        self.release_first(conn_id, index, count);
         self.after_release(conn_id, index);
+    }
+
+    /// Releases the first `count` messages of a path. Neighbours of one socket are accounted for
+    /// together.
+    fn release_first(&mut self, conn_id: ConnId, index: u8, count: usize) {
+        let mut left = count;
+        while left > 0 {
+            let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
+            let Some(path) = conn.paths.get_mut(usize::from(index)) else { return };
+            let special = mark::CANCELLED | mark::PONG | mark::ZCOPY;
+            let Some(socket) = path.queue.front().map(|m| m.socket) else { return };
+            let (mut run, mut bytes) = (0, 0);
+            for msg in path.queue.iter().take(left) {
+                if msg.socket != socket || msg.has(special) {
+                    break;
+                }
+                run += 1;
+                bytes += msg.len as usize;
+            }
+            if run == 0 {
+                left -= 1;
+                self.release_front(conn_id, index);
+                continue;
+            }
+            left -= run;
+            path.pop_plain(run, bytes, &mut self.pool);
+            if let Some(id) = socket {
+                self.release_accounting(id, run, bytes);
+            }
+        }
     }
 
     fn release_front(&mut self, conn_id: ConnId, index: u8) {
@@ -410,7 +442,7 @@ impl Node {
         let Some(path) = conn.paths.get_mut(usize::from(index)) else { return };
         let Some(msg) = path.pop_front(&mut self.pool) else { return };
         if !msg.has(mark::CANCELLED) {
-            self.release_accounting(&msg);
+            self.release_message(&msg);
         }
     }
 

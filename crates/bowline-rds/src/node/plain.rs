@@ -1,0 +1,113 @@
+//! The way of most messages: plain ones of a bowline peer, one after the other, whole in one
+//! buffer. What they have in common is looked up once. Whatever is special about one ends the row
+//! and goes the long way, [`frame`](Node::frame); so each rule is written there, and here are only
+//! the conditions under which it has nothing to say.
+
+use bowline_wire::rds::{Flags, HEADER_LEN, Header};
+
+use super::Node;
+use super::congestion::MESSAGE_OVERHEAD;
+use super::rx::{ACK_ASKED_BYTES, ACK_BYTES, Stop};
+use crate::ids::{LinkId, SocketId};
+use crate::recvq::Origin;
+use crate::rxbuf::RxBuf;
+use crate::socket::{Sock, want};
+
+impl Node {
+    /// Queues plain messages of `buf` from `at` on, and moves `at` behind them. Returns why to
+    /// stop parsing; `None` when the next frame is not plain, or the buffer is done.
+    pub(super) fn take_plain(
+        &mut self,
+        id: LinkId,
+        buf: &RxBuf,
+        at: &mut usize,
+        until: Option<SocketId>,
+        budget: &mut usize,
+    ) -> Option<Stop> {
+        let limit = self.frame_limit();
+        let link = self.links.get_mut(id.0)?;
+        let settled = link.confirmed && !link.shy && link.hello.spoken;
+        if !settled || link.rx.partial.is_some() || link.rx.head_len > 0 || !link.rx.ack_timer {
+            return None;
+        }
+        let conn = self.conns.get_mut(link.conn.0).filter(|c| c.peer.is_bowline())?;
+        let path = conn.paths.get_mut(usize::from(link.path?))?;
+        let ports = &self.homes[conn.home].ports;
+        let origin = Origin { addr: conn.remote, scope: conn.scope, conn: Some(link.conn) };
+        let bytes = buf.bytes();
+        // Nobody changes a socket during the row, so the last one stays at hand.
+        let mut last: Option<(u16, SocketId, &mut Sock)> = None;
+        let (mut messages, mut payload, mut asked) = (0, 0, 0);
+        let mut stop = None;
+        while let Some((head, rest)) = bytes[*at..].split_first_chunk::<HEADER_LEN>() {
+            let header = Header::from_bytes(head);
+            let len = header.len as usize;
+            let asks = header.flags == Flags::ACK_REQUIRED;
+            if !(asks || header.flags == Flags::NONE)
+                || header.sport.min(header.dport) == 0
+                || header.ext[0] != 0
+                || header.sequence < path.rx_expected
+                || len > rest.len().min(limit)
+            {
+                break;
+            }
+            let owed = link.rx.ack_owed + (HEADER_LEN + len) as u64;
+            let bound = if link.rx.ack_asked { ACK_ASKED_BYTES } else { ACK_BYTES };
+            let asked_already = link.rx.ack_asked && link.rx.ack_listed;
+            if (asks && !asked_already) || (owed >= bound && !link.rx.ack_now) {
+                break;
+            }
+            if last.as_ref().is_none_or(|(port, ..)| *port != header.dport) {
+                let Some(to) = ports.get(&header.dport) else { break };
+                let Some(sock) = self.sockets.get_mut(to.0) else { break };
+                if sock.timestamp || sock.latency.is_some() || sock.interest & want::READ != 0 {
+                    break;
+                }
+                last = Some((header.dport, *to, sock));
+            }
+            let Some((_, to, sock)) = &mut last else { break };
+            if len > 0 && sock.congested_at(sock.rcv_bytes + len) != sock.congested {
+                break;
+            }
+            let name = (header.sport, header.sequence);
+            match buf.shared() {
+                Some(shared) => {
+                    let start = *at + HEADER_LEN;
+                    sock.queue.push_single(&origin, name, shared, (start as u32, header.len));
+                }
+                None => {
+                    sock.queue.push_copy(&origin, name, &rest[..len]);
+                    self.stats.rx_copied_bytes += len as u64;
+                }
+            }
+            sock.rcv_bytes += len;
+            link.rx.ack_owed = owed;
+            path.rx_expected = header.sequence.saturating_add(1);
+            *at += HEADER_LEN + len;
+            messages += 1;
+            payload += len;
+            asked += usize::from(asks);
+            *budget = budget.saturating_sub(1);
+            if until == Some(*to) && sock.has_plenty() {
+                stop = Some(Stop::Satisfied);
+                break;
+            }
+            if *budget == 0 {
+                stop = Some(Stop::Budget);
+                break;
+            }
+        }
+        if messages > 0 {
+            path.next_rx_seq = path.rx_expected;
+            link.rx.messages += messages as u64;
+            conn.heard(self.now);
+            let held = payload + messages * MESSAGE_OVERHEAD;
+            conn.recv_held += held;
+            self.recv_held += held;
+            self.stats.recv_queued += messages as u64;
+            self.stats.recv_bytes_added_to_sock += payload as u64;
+            self.stats.recv_ack_required += asked as u64;
+        }
+        stop
+    }
+}

@@ -1,0 +1,322 @@
+//! Messages that wait for their reader. What neighbours have in common, the sender and the buffer
+//! they arrived in, is held once for all of them.
+//!
+//! ```text
+//!   runs      [peer A, buffer 7, 3 left] [peer B, buffer 9, 2 left]
+//!   entries   [..] [..] [..]             [..] [..]
+//! ```
+
+use std::collections::VecDeque;
+use std::net::Ipv6Addr;
+use std::sync::Arc;
+
+use crate::ids::ConnId;
+use crate::rxbuf::Rope;
+use crate::socket::Endpoint;
+use crate::time::Instant;
+
+/// Where a message comes from, but for the port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Origin {
+    pub(crate) addr: Ipv6Addr,
+    pub(crate) scope: u32,
+    /// `None` within the node.
+    pub(crate) conn: Option<ConnId>,
+}
+
+/// What only few messages have.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Rare {
+    /// Remote memory key from the sender.
+    pub(crate) rdma_dest: Option<u64>,
+    pub(crate) queued_at: Option<Instant>,
+    /// First byte of header seen, header complete, queued.
+    pub(crate) trace: Option<[Instant; 3]>,
+}
+
+/// A message by itself.
+#[derive(Clone, Debug)]
+pub(crate) struct RecvMsg {
+    pub(crate) origin: Origin,
+    pub(crate) sport: u16,
+    pub(crate) seq: u64,
+    pub(crate) data: Rope,
+    pub(crate) rare: Option<Box<Rare>>,
+}
+
+/// Neighbours of one origin in one buffer.
+#[derive(Debug)]
+struct Run {
+    origin: Origin,
+    /// `None` while all of them are empty or have ropes of their own.
+    buf: Option<Arc<Vec<u8>>>,
+    left: usize,
+}
+
+#[derive(Debug)]
+struct Entry {
+    seq: u64,
+    /// Where the payload lies in the buffer of the run.
+    start: u32,
+    len: u32,
+    sport: u16,
+    own: Option<Box<Own>>,
+}
+
+/// What an entry does not share.
+#[derive(Clone, Debug)]
+struct Own {
+    /// The payload, when it lies in several buffers.
+    rope: Option<Rope>,
+    rare: Option<Box<Rare>>,
+}
+
+/// A message that [`RecvQueue::pop_into`] took.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Popped {
+    pub(crate) origin: Origin,
+    pub(crate) sport: u16,
+    /// Bytes of the message, not of what fitted.
+    pub(crate) len: usize,
+}
+
+/// First in, first out.
+#[derive(Debug, Default)]
+pub(crate) struct RecvQueue {
+    runs: VecDeque<Run>,
+    entries: VecDeque<Entry>,
+}
+
+impl RecvQueue {
+    pub(crate) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Queues any message.
+    pub(crate) fn push(&mut self, msg: RecvMsg) {
+        let RecvMsg { origin, sport, seq, data, rare } = msg;
+        let len = data.len() as u32; // limits keep messages below 4 GiB
+        let (piece, rope) = match data.into_single() {
+            Ok(piece) => (piece, None),
+            Err(rope) => (None, Some(rope)),
+        };
+        self.count(&origin, piece.as_ref().map(|p| &p.buf));
+        let start = piece.map_or(0, |p| p.start);
+        let own = (rope.is_some() || rare.is_some()).then(|| Box::new(Own { rope, rare }));
+        self.entries.push_back(Entry { seq, start, len, sport, own });
+    }
+
+    /// Queues a message that lies in one buffer.
+    #[inline]
+    pub(crate) fn push_single(
+        &mut self,
+        origin: &Origin,
+        (sport, seq): (u16, u64),
+        buf: &Arc<Vec<u8>>,
+        (start, len): (u32, u32),
+    ) {
+        self.count(origin, Some(buf));
+        self.entries.push_back(Entry { seq, start, len, sport, own: None });
+    }
+
+    /// Queues a copy of a message.
+    pub(crate) fn push_copy(&mut self, origin: &Origin, (sport, seq): (u16, u64), bytes: &[u8]) {
+        let buf = (!bytes.is_empty()).then(|| Arc::new(bytes.to_vec()));
+        self.count(origin, buf.as_ref());
+        let len = bytes.len() as u32;
+        self.entries.push_back(Entry { seq, start: 0, len, sport, own: None });
+    }
+
+    /// Counts a message in the last run if it goes with that, else in a new one.
+    #[inline]
+    fn count(&mut self, origin: &Origin, buf: Option<&Arc<Vec<u8>>>) {
+        if let Some(run) = self.runs.back_mut()
+            && run.origin == *origin
+        {
+            match (&run.buf, buf) {
+                (_, None) => {
+                    run.left += 1;
+                    return;
+                }
+                (Some(theirs), Some(ours)) if Arc::ptr_eq(theirs, ours) => {
+                    run.left += 1;
+                    return;
+                }
+                _ => {}
+            }
+        }
+        self.runs.push_back(Run { origin: *origin, buf: buf.cloned(), left: 1 });
+    }
+
+    /// Takes the first message and copies as much of it as fits, if it lies in one buffer, is at
+    /// most `limit` bytes long and has nothing rare.
+    #[inline]
+    pub(crate) fn pop_into(&mut self, out: &mut [u8], limit: usize) -> Option<Popped> {
+        let entry = self.entries.front()?;
+        let run = self.runs.front_mut()?;
+        let len = entry.len as usize;
+        if entry.own.is_some() || len > limit {
+            return None;
+        }
+        if let Some(buf) = &run.buf {
+            let n = len.min(out.len());
+            let start = entry.start as usize;
+            out[..n].copy_from_slice(&buf[start..start + n]);
+        }
+        let popped = Popped { origin: run.origin, sport: entry.sport, len };
+        run.left -= 1;
+        if run.left == 0 {
+            self.runs.pop_front();
+        }
+        self.entries.pop_front();
+        Some(popped)
+    }
+
+    /// Takes the first message.
+    pub(crate) fn pop(&mut self) -> Option<RecvMsg> {
+        let entry = self.entries.pop_front()?;
+        let run = self.runs.front_mut()?;
+        let msg = message(run, entry.seq, entry.sport, (entry.start, entry.len), entry.own);
+        run.left -= 1;
+        if run.left == 0 {
+            self.runs.pop_front();
+        }
+        Some(msg)
+    }
+
+    /// Returns the first message and leaves it.
+    pub(crate) fn peek(&self) -> Option<RecvMsg> {
+        let entry = self.entries.front()?;
+        let run = self.runs.front()?;
+        Some(message(run, entry.seq, entry.sport, (entry.start, entry.len), entry.own.clone()))
+    }
+
+    /// Sender, number and length of each message, and the connection it came on.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (Endpoint, u64, usize, Option<ConnId>)> {
+        let origins = self.runs.iter().flat_map(|run| std::iter::repeat_n(&run.origin, run.left));
+        origins.zip(&self.entries).map(|(origin, entry)| {
+            (origin.endpoint(entry.sport), entry.seq, entry.len as usize, origin.conn)
+        })
+    }
+}
+
+impl Origin {
+    pub(crate) const fn endpoint(&self, port: u16) -> Endpoint {
+        Endpoint { addr: self.addr, port, scope: self.scope }
+    }
+}
+
+fn message(
+    run: &Run,
+    seq: u64,
+    sport: u16,
+    (start, len): (u32, u32),
+    own: Option<Box<Own>>,
+) -> RecvMsg {
+    let (rope, rare) = own.map_or((None, None), |own| (own.rope, own.rare));
+    let data = match (rope, &run.buf) {
+        (Some(rope), _) => rope,
+        (None, Some(buf)) if len > 0 => Rope::single(Arc::clone(buf), start, len),
+        (None, _) => Rope::default(),
+    };
+    RecvMsg { origin: run.origin, sport, seq, data, rare }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn origin(last: u16) -> Origin {
+        let addr = Ipv6Addr::new(0, 0, 0, 0, 0, 0xffff, 0x0a00, last);
+        Origin { addr, scope: 0, conn: Some(ConnId((u32::from(last), 1))) }
+    }
+
+    fn two_pieces() -> Rope {
+        let mut rope = Rope::single(Arc::new(b"_spl_".to_vec()), 1, 3);
+        rope.push(&crate::rxbuf::RxBuf::from_vec(b"_it".to_vec()), 1, 2);
+        assert_eq!(rope.slices().count(), 2);
+        rope
+    }
+
+    /// Two peers, two buffers, an empty message, one in pieces and one with a time stamp.
+    fn filled() -> RecvQueue {
+        let (one, two) = (Arc::new(b"aabbb".to_vec()), Arc::new(b"cccc".to_vec()));
+        let mut queue = RecvQueue::default();
+        queue.push_single(&origin(1), (10, 1), &one, (0, 2));
+        queue.push_single(&origin(1), (11, 2), &one, (2, 3));
+        let msg = |seq, data, rare| RecvMsg { origin: origin(1), sport: 12, seq, data, rare };
+        queue.push(msg(3, Rope::default(), None));
+        queue.push(msg(4, two_pieces(), None));
+        queue.push_single(&origin(1), (10, 5), &two, (0, 4));
+        queue.push_single(&origin(2), (20, 6), &two, (1, 2));
+        let rare = Rare { queued_at: Some(Instant::from_nanos(9)), ..Rare::default() };
+        queue.push(msg(7, Rope::from_vec(b"late".to_vec()), Some(Box::new(rare))));
+        queue
+    }
+
+    const WANT: [(u16, u64, &[u8]); 7] = [
+        (10, 1, b"aa"),
+        (11, 2, b"bbb"),
+        (12, 3, b""),
+        (12, 4, b"split"),
+        (10, 5, b"cccc"),
+        (20, 6, b"cc"),
+        (12, 7, b"late"),
+    ];
+
+    #[test]
+    fn messages_come_out_as_they_went_in() {
+        let mut queue = filled();
+        let listed: Vec<_> =
+            queue.iter().map(|(from, seq, len, _)| (from.port, seq, len)).collect();
+        assert_eq!(listed, WANT.map(|(port, seq, data)| (port, seq, data.len())));
+        for (port, seq, data) in WANT {
+            let peeked = queue.peek().unwrap();
+            let msg = queue.pop().unwrap();
+            assert_eq!((msg.sport, msg.seq), (port, seq));
+            assert_eq!((peeked.sport, peeked.seq), (port, seq));
+            assert_eq!(msg.data.slices().collect::<Vec<_>>().concat(), data);
+            assert_eq!(peeked.data.slices().collect::<Vec<_>>().concat(), data);
+            assert_eq!(msg.origin, origin(if port == 20 { 2 } else { 1 }));
+            assert_eq!(msg.rare.is_some(), seq == 7);
+        }
+        assert!(queue.pop().is_none() && queue.runs.is_empty());
+    }
+
+    #[test]
+    fn copies_what_is_simple_and_leaves_the_rest() {
+        let mut queue = filled();
+        let mut out = [0; 3];
+        for (port, seq, data) in WANT {
+            let popped = queue.pop_into(&mut out, 3);
+            if data.len() > 3 || seq == 7 {
+                assert!(popped.is_none(), "number {seq} is long, in pieces or rare");
+                assert_eq!(queue.pop().map(|m| m.seq), Some(seq));
+                continue;
+            }
+            let popped = popped.unwrap();
+            assert_eq!((popped.sport, popped.len), (port, data.len()));
+            assert_eq!(&out[..data.len()], data);
+        }
+        assert!(queue.pop_into(&mut out, 3).is_none() && queue.runs.is_empty());
+    }
+
+    #[test]
+    fn a_buffer_is_let_go_with_its_last_message() {
+        let buf = Arc::new(vec![0; 8]);
+        let mut queue = RecvQueue::default();
+        for seq in 0..3 {
+            queue.push_single(&origin(1), (1, seq), &buf, (0, 8));
+        }
+        assert_eq!(Arc::strong_count(&buf), 2);
+        queue.pop_into(&mut [0; 8], 8).unwrap();
+        drop(queue.pop());
+        assert_eq!(Arc::strong_count(&buf), 2);
+        queue.pop_into(&mut [0; 8], 8).unwrap();
+        assert_eq!(Arc::strong_count(&buf), 1);
+    }
+}
