@@ -350,6 +350,13 @@ impl Driver {
             .collect()
     }
 
+    /// Translates a time of the core into one of the calendar, as the system's clock is set now.
+    pub fn wall_clock(&self, at: Instant) -> std::time::SystemTime {
+        let age = self.shared().clock.now().saturating_since(at);
+        let now = std::time::SystemTime::now();
+        now.checked_sub(age).unwrap_or(now)
+    }
+
     /// Tells whether `error` is one that waiting can cure.
     pub fn would_block(error: &Error) -> bool {
         matches!(

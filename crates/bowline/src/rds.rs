@@ -18,11 +18,11 @@ mod socket;
 
 pub use bowline_driver::{DriverStats, PollMode};
 pub use bowline_rds::{
-    ConnInfo, Control, Event, Info, Interest, Limits, LinkInfo, MessageInfo, PathInfo, PathState,
-    Readiness, SendControl, SocketInfo,
+    ConnInfo, Event, Info, Interest, LatencyTrace, Limits, LinkInfo, MessageInfo, PathInfo,
+    PathState, Readiness, SendControl, SocketInfo,
 };
 pub use builder::Builder;
 pub use error::Error;
-pub use message::Message;
+pub use message::{Control, Message};
 pub use node::Node;
 pub use socket::Socket;

@@ -4,9 +4,9 @@ use std::io::IoSlice;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
-use bowline::rds::{Interest, PollMode};
+use bowline::rds::{Control, Interest, PollMode};
 use rustix::event::{PollFd, PollFlags};
 
 mod common;
@@ -74,6 +74,23 @@ fn a_short_buffer_loses_the_rest_of_one_message_only() {
     assert_eq!(peeked.to_vec(), b"next");
     assert_eq!(b.recv(&mut buf).unwrap(), 4);
     assert_eq!(&buf, b"next");
+}
+
+#[test]
+fn messages_tell_when_they_arrived() {
+    let pair = Pair::new(30);
+    let (a, b) = pair.sockets(4000);
+    b.set_timestamp(true).unwrap();
+    let sent = SystemTime::now();
+    a.send_to(b"x", pair.b(4000)).unwrap();
+    b.wait(Interest::READ, Some(LIMIT)).unwrap();
+    let seen = SystemTime::now();
+    thread::sleep(Duration::from_millis(50));
+    let message = b.recv_message().unwrap();
+    let [Control::Timestamp(at)] = message.control() else { panic!("{:?}", message.control()) };
+    // The core's clock may be some milliseconds behind.
+    let slack = Duration::from_millis(20);
+    assert!(*at + slack >= sent && *at <= seen + slack, "{sent:?} {at:?} {seen:?}");
 }
 
 #[test]

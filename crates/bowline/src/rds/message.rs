@@ -1,8 +1,50 @@
 //! Received messages.
 
 use std::net::{Ipv4Addr, SocketAddr};
+use std::time::SystemTime;
 
-use bowline_rds::{Control, Received, Rope};
+use bowline_driver::Driver;
+use bowline_rds::{Control as CoreControl, LatencyTrace, Received, Rope};
+
+/// A control message given with a received one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Control {
+    /// Port groups (port mod 64) in which a refused destination may be free now.
+    #[doc(alias = "RDS_CMSG_CONG_UPDATE")]
+    CongestionUpdate(u64),
+    /// Remote memory key from the sender.
+    #[doc(alias = "RDS_CMSG_RDMA_DEST")]
+    RdmaDest(u64),
+    /// When the message was queued.
+    #[doc(alias = "SCM_TIMESTAMP")]
+    Timestamp(SystemTime),
+    /// Receive path latency.
+    #[doc(alias = "RDS_CMSG_RXPATH_LATENCY")]
+    Latency {
+        /// What was asked for.
+        trace: LatencyTrace,
+        /// One interval for each position, nanoseconds.
+        nanos: [u64; 3],
+    },
+    /// Cookies of zero-copy messages that are through.
+    #[doc(alias = "RDS_CMSG_ZCOPY_COMPLETION")]
+    ZcopyCompletion(Vec<u32>),
+}
+
+impl Control {
+    fn new(control: CoreControl, driver: &Driver) -> Option<Self> {
+        Some(match control {
+            CoreControl::CongestionUpdate(ports) => Self::CongestionUpdate(ports),
+            CoreControl::RdmaDest(key) => Self::RdmaDest(key),
+            CoreControl::Timestamp(at) => Self::Timestamp(driver.wall_clock(at)),
+            CoreControl::Latency { trace, nanos } => Self::Latency { trace, nanos },
+            CoreControl::ZcopyCompletion(cookies) => Self::ZcopyCompletion(cookies),
+            // What this library has no name for its users cannot have asked for.
+            _ => return None,
+        })
+    }
+}
 
 /// A received message, still in the buffers it arrived in. Keeping many of them keeps those
 /// buffers.
@@ -14,8 +56,9 @@ pub struct Message {
 }
 
 impl Message {
-    pub(super) fn new(received: Received) -> Self {
+    pub(super) fn new(received: Received, driver: &Driver) -> Self {
         let Received { source, data, control } = received;
+        let control = control.into_iter().filter_map(|c| Control::new(c, driver)).collect();
         Self { source, data, control }
     }
 

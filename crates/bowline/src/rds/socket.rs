@@ -191,7 +191,7 @@ impl Socket {
 
     fn receive(&self, opts: RecvOpts) -> Result<Message, Error> {
         let received = self.driver.recv(self.id, opts, self.patience(&self.recv_timeout))?;
-        Ok(Message::new(received))
+        Ok(Message::new(received, &self.driver))
     }
 
     /// Appends up to `max` messages to `messages`, waiting for the first only; returns how many.
@@ -203,7 +203,7 @@ impl Socket {
         messages.reserve(max);
         let opts = RecvOpts { want_control: true, ..RecvOpts::default() };
         let patience = self.patience(&self.recv_timeout);
-        let push = |received| messages.push(Message::new(received));
+        let push = |received| messages.push(Message::new(received, &self.driver));
         Ok(self.driver.recv_batch(self.id, opts, max, patience, push)?)
     }
 
@@ -363,7 +363,7 @@ impl Socket {
         let opts = RecvOpts { want_control: true, ..RecvOpts::default() };
         let received = core::future::poll_fn(|cx| self.driver.poll_recv(self.id, opts, cx));
         let received = limited(from_nanos(self.recv_timeout.load(Relaxed)), received).await?;
-        Ok(Message::new(received))
+        Ok(Message::new(received, &self.driver))
     }
 }
 
