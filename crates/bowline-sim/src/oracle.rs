@@ -79,8 +79,6 @@ impl Oracle {
         let s = &mut self.slots[slot];
         s.incarnation += 1;
         s.reachable = true;
-        s.pings = 0;
-        s.pongs = 0;
     }
 
     /// A socket is closed or its process gone: nothing from or to it is owed any more.
@@ -93,9 +91,11 @@ impl Oracle {
         }
     }
 
-    /// A process is gone; its sockets were closed before.
+    /// Another process takes the place of the one with these sockets, or its address for a while:
+    /// its peers forget what they had from it, and it what it had from them.
     pub(crate) fn process_gone(&mut self, slots: &[usize]) {
-        for flow in self.flows.iter_mut().filter(|f| slots.contains(&f.target)) {
+        let hit = |f: &&mut Flow| slots.contains(&f.target) || slots.contains(&f.slot);
+        for flow in self.flows.iter_mut().filter(hit) {
             flow.again_below = flow.next;
             flow.last = None;
         }
@@ -223,7 +223,7 @@ impl Oracle {
             slot.pongs += 1;
             return match payload.len() {
                 0 if slot.pongs <= slot.pings || slot.pongs_loose => Ok(()),
-                0 => Err(format!("{} got more pongs than it sent pings", slot.addr)),
+                0 => Err(format!("{} got {} pongs for {} pings", slot.addr, slot.pongs, slot.pings)),
                 n => Err(format!("{} got a pong with {n} bytes", slot.addr)),
             };
         }

@@ -643,6 +643,9 @@ impl World {
         {
             node.node.add_local(ip);
             self.ctx.net.hosts[taker].addrs.push(ip);
+            let slots: Vec<usize> =
+                (0..self.open.len()).filter(|s| self.plan.slots[*s].addr == ip).collect();
+            self.ctx.oracle.process_gone(&slots);
         }
         let length = self.fault_length();
         self.ctx.schedule(length, Event::Heal(Heal::Address { host, index }));
