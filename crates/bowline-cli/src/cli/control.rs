@@ -177,7 +177,8 @@ fn listen(path: &Path) -> Outcome<UnixListener> {
     if let Some(dir) = path.parent().filter(|dir| !dir.as_os_str().is_empty()) {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(|error| {
             Failure::failed(format!(
-                "cannot create {}: {error}; choose another place with --control PATH",
+                "cannot create {}: {error}; choose another place with --control PATH, or \
+                 --no-control",
                 dir.display()
             ))
         })?;

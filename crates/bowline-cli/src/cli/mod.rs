@@ -86,7 +86,6 @@ pub(crate) type Outcome<T = ()> = Result<T, Failure>;
 #[command(
     name = "bowline",
     version,
-    about,
     after_help = "Start with `bowline quickstart`. Exit status: 0 done, 1 failed, 2 usage."
 )]
 struct Cli {

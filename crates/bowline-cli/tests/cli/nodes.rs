@@ -54,6 +54,36 @@ fn the_quickstart_is_readable_for_programs() {
 }
 
 #[test]
+fn the_quickstart_does_not_pass_when_a_node_dies_or_the_user_stops_it() {
+    let folder = Folder::new();
+    let words = ["quickstart", "--bytes", "1000GiB"];
+    for (near, far, kill) in
+        [("127.41.13.1", "127.41.13.2", true), ("127.41.13.3", "127.41.13.4", false)]
+    {
+        let words = [&words[..], &["--local", near, "--remote", far]].concat();
+        let mut quickstart = start(&folder, &words);
+        let told = quickstart.expect("a second process, ").said().lines().last();
+        let pid = told.and_then(|line| line.rsplit(' ').next()).expect("a process").to_owned();
+        quickstart.expect("2. Moving");
+        let begin = Instant::now();
+        if kill {
+            let status = std::process::Command::new("kill").args(["-KILL", &pid]).status();
+            assert!(status.expect("kill runs").success());
+        } else {
+            quickstart.signal("-INT");
+        }
+        let done = quickstart.finish().exits(1);
+        assert!(begin.elapsed() < Duration::from_secs(10));
+        assert!(!done.out.contains("PASS"), "{done:?}");
+        if kill {
+            assert!(done.out.contains("the second process ended"), "{done:?}");
+        } else {
+            done.complains(&["nothing is proven"]);
+        }
+    }
+}
+
+#[test]
 fn a_node_answers_pings_and_questions_and_stops_when_told() {
     let folder = Folder::new();
     let node = node(&folder, "127.41.3.1", &["--echo", "4000"]);

@@ -127,6 +127,11 @@ impl Running {
         }
     }
 
+    /// Returns what was read so far.
+    pub(crate) fn said(&self) -> &str {
+        &self.seen
+    }
+
     pub(crate) fn signal(&self, name: &str) {
         let status = Command::new("kill").args([name, &self.child.id().to_string()]).status();
         assert!(status.expect("kill runs").success());

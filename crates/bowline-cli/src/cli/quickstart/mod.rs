@@ -31,8 +31,10 @@ use super::{
 };
 
 const RDS_PORT: u16 = 16385;
-/// The whole run must be over by then; what is not, has failed.
+/// The run must be over by then, later if there is more to move; what is not, has failed.
 const DEADLINE: Duration = Duration::from_secs(26);
+const DEADLINE_BYTES: u64 = 1 << 30;
+const SLOWEST_BYTES_PER_SECOND: u64 = 64 << 20;
 const READY_TIMEOUT: Duration = Duration::from_secs(5);
 /// The round trip is measured for this long, or this many times.
 const ECHO_TIME: Duration = Duration::from_millis(800);
@@ -129,6 +131,9 @@ pub(crate) fn run(args: &Args) -> Outcome {
     let result = move_data(args, side, &cuts, &mut peer, &stop, start, echo);
     peer.tell("quit");
     drop(peer);
+    if stop.asked() {
+        return Err(Failure::failed("stopped before the end, so nothing is proven"));
+    }
     conclude(args, &result)
 }
 
@@ -208,6 +213,8 @@ fn move_data(
     let share = args.bytes.div_ceil(2).max(1);
     let (mut cuts, mut connections_cut) = (0, 0);
     let mut theirs: Option<Report> = None;
+    let more = args.bytes.saturating_sub(DEADLINE_BYTES) / SLOWEST_BYTES_PER_SECOND;
+    let deadline = DEADLINE + Duration::from_secs(more);
     let mut cut = |progress: &mut Progress, name: &str, cut: Cut| {
         cuts += 1;
         connections_cut += cut.connections;
@@ -237,8 +244,8 @@ fn move_data(
         if stop.asked() {
             break Some("stopped".to_owned());
         }
-        if start.elapsed() > DEADLINE {
-            break Some(format!("not done after {} s", DEADLINE.as_secs()));
+        if start.elapsed() > deadline {
+            break Some(format!("not done after {} s", deadline.as_secs()));
         }
     };
     progress.clear();

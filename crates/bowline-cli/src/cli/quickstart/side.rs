@@ -11,7 +11,7 @@ use std::{
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     thread::{self, JoinHandle},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use bowline::rds::{Message, Node, Socket};
@@ -182,7 +182,7 @@ impl Side {
                 socket.set_send_buffer(BUFFER_BYTES)?;
                 socket.set_recv_buffer(BUFFER_BYTES)?;
                 socket.set_recv_timeout(Some(SLICE));
-                socket.set_send_timeout(Some(PATIENCE));
+                socket.set_send_timeout(Some(SLICE));
                 Ok(Arc::new(socket))
             })
             .collect()
@@ -242,8 +242,14 @@ impl Side {
         if panics > 0 {
             report.errors.push(format!("{panics} threads panicked"));
         }
+        let end = Instant::now() + PATIENCE;
         for socket in self.sockets {
-            if let Err(error) = socket.flush(Some(PATIENCE)) {
+            if self.progress.abort.load(Ordering::Relaxed) {
+                // Nobody may be there to acknowledge anything.
+                break;
+            }
+            let left = end.saturating_duration_since(Instant::now());
+            if let Err(error) = socket.flush(Some(left)) {
                 report.errors.push(format!("not everything was acknowledged: {error}"));
             }
             socket.set_nonblocking(true);
@@ -283,11 +289,15 @@ fn send(socket: &Socket, from: u8, seed: u64, shared: &Shared) {
         let sequence = next[usize::from(to)];
         let header = Header { sequence, sent_ns: clock_ns(), from, to, last }.encode(payload);
         let place = SocketAddr::new(shared.work.remote, FIRST_PORT + u16::from(to));
-        if let Err(error) =
-            socket.send_vectored_to(&[IoSlice::new(&header), IoSlice::new(payload)], place)
-        {
-            shared.fail(format!("socket {from} cannot send to {place}: {error}"));
-            return;
+        let pieces = [IoSlice::new(&header), IoSlice::new(payload)];
+        let start = Instant::now();
+        while let Err(error) = socket.send_vectored_to(&pieces, place) {
+            if !error.is_timed_out() || start.elapsed() > PATIENCE {
+                shared.fail(format!("socket {from} cannot send to {place}: {error}"));
+            }
+            if shared.aborted() {
+                return;
+            }
         }
         next[usize::from(to)] += 1;
         bytes += (HEADER_LEN + payload.len()) as u64;

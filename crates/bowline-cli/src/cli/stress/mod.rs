@@ -103,7 +103,7 @@ pub(crate) struct Args {
     /// Check payloads
     #[arg(short, long)]
     verify: bool,
-    /// Say more on standard error
+    /// Print every message on standard error, on both sides
     #[arg(short = 'V', long)]
     trace: bool,
     /// Use RDMA keys once

@@ -249,6 +249,9 @@ impl Task {
         {
             return Err(format!("{source}: byte {at} of message {} is wrong", got.sequence));
         }
+        if block.trace {
+            note!("{} <- {source} {:?} {} of {size} bytes", self.address, got.kind, got.sequence);
+        }
         peer.next_rx = peer.next_rx.wrapping_add(1);
         if got.kind == Kind::Request {
             if peer.owed.len() >= block.depth as usize {
@@ -326,6 +329,10 @@ impl Task {
             Err(error) => {
                 return Err(format!("{} -> {}: send: {error}", self.address, peer.address));
             }
+        }
+        if self.setup.block.trace {
+            let Header { to, sequence, .. } = header;
+            note!("{} -> {to} {kind:?} {sequence} of {size} bytes", self.address);
         }
         add(&self.tally.send_ns, start.elapsed().as_nanos() as u64);
         add(&self.tally.sends, 1);
