@@ -8,7 +8,7 @@ use super::Node;
 use super::sockets::endpoint;
 use super::timers::Timer;
 use crate::api::{CloseHow, CloseReason, Event, Output};
-use crate::conn::Peer;
+use crate::conn::{Conn, Peer};
 use crate::ids::{ConnId, LinkId};
 use crate::link::{Link, LinkState, Role};
 use crate::path::{PathState, UNPLANNED, mark};
@@ -23,7 +23,8 @@ const SHY_TIME: Duration = Duration::from_millis(200);
 const EXTRA_TIME: Duration = Duration::from_secs(35);
 /// A bowline peer that sends a map and then no greeting for so long is not one any more. A kernel
 /// shows itself sooner: it answers our greeting.
-const HELLO_TIME: Duration = Duration::from_secs(30);
+/// Longer than keepalive takes to end a connection that is dead, shorter than [`EXTRA_TIME`].
+const HELLO_TIME: Duration = Duration::from_secs(34);
 /// A peer that sends nothing but maps for so long is taken for a kernel; most show themselves with
 /// their first frame.
 const UNKNOWN_TIME: Duration = Duration::from_secs(30);
@@ -58,11 +59,13 @@ impl Node {
             self.knocked(id);
             return None;
         }
+        let conn = self.conns.get(id.0)?;
         let slot = if conn.peer.is_bowline() {
             None // its probe tells the path
         } else {
-            conn.slot_for(remote.port())
+            self.slot_for(conn, remote.port())
         };
+        let conn = self.conns.get_mut(id.0)?;
         let unknown = conn.peer == Peer::Unknown;
         let mut link = Link::new(id, None, Role::Accepted, LinkState::Extra, local, remote);
         link.confirmed = true;
@@ -426,10 +429,33 @@ impl Node {
         }
     }
 
+    /// The path that a connection from TCP port `port` of a kernel is to serve, if one is free:
+    /// the one the port names, or the lowest.
+    fn slot_for(&self, conn: &Conn, port: u16) -> Option<u8> {
+        let slots = conn.npaths.max(1);
+        let named = |port: u16| (port % u16::from(slots)) as u8;
+        let free =
+            |i: &u8| conn.paths.get(usize::from(*i)).is_none_or(|p| p.state == PathState::Down);
+        if conn.peer_sport_idx {
+            let index = named(port);
+            if free(&index) {
+                return Some(index);
+            }
+            // The path's earlier connection is on its way out. One that came before the rule was
+            // known is there to stay, and has left another path free.
+            let holder = conn.paths.get(usize::from(index)).and_then(|p| self.link(p.link?));
+            if holder.is_some_and(|l| named(l.remote.port()) == index) {
+                return None;
+            }
+        }
+        (0..slots).find(free)
+    }
+
     /// Gives a connection that waits a path, when one that it may serve is free.
     pub(super) fn place_extra(&mut self, id: LinkId) {
         let Some(link) = self.link(id).filter(|l| l.state == LinkState::Extra) else { return };
-        let slot = self.conns.get(link.conn.0).and_then(|c| c.slot_for(link.remote.port()));
+        let Some(conn) = self.conns.get(link.conn.0) else { return };
+        let slot = self.slot_for(conn, link.remote.port());
         if let Some(slot) = slot {
             self.attach(id, slot);
         }
