@@ -58,6 +58,10 @@ pub(crate) struct Conn {
     pub(crate) paths: Vec<Path>,
     pub(crate) gate: Option<Gate>,
     pub(crate) map: CongMap,
+    /// Link and time of the latest map.
+    pub(crate) map_from: Option<(LinkId, Instant)>,
+    /// A timer runs that has a fresh map sent: an older one may have come last.
+    pub(crate) map_doubt: bool,
     /// Our map is to be sent.
     pub(crate) map_due: bool,
     /// Link that knocks at the smaller side.

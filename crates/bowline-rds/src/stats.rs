@@ -113,6 +113,8 @@ counters! {
     knocks_received => "bl_knocks_received",
     /// Connections dropped because the peer broke a rule.
     peer_errors => "bl_peer_errors",
+    /// Connections renewed for a fresh congestion map, as an older one may have come last.
+    map_refreshes => "bl_map_refreshes",
     /// Frames longer than allowed.
     peer_oversized => "bl_peer_oversized",
     /// Frames that make no sense after a header.

@@ -1,14 +1,22 @@
 //! Receive accounting and congestion maps. Spec: `docs/spec/rds.md`, sections 6.2 and 7.
 
+use std::time::Duration;
+
 use bowline_wire::rds::MapView;
 
 use super::Node;
+use super::timers::Timer;
 use crate::api::Output;
 use crate::ids::{ConnId, LinkId, SocketId};
+use crate::path::PathState;
 use crate::recvq::{Rare, RecvMsg};
 use crate::socket::want;
 use crate::time::Instant;
 
+/// Maps of different connections that come within this time may have overtaken one another.
+const MAP_RACE: Duration = Duration::from_millis(200);
+/// How long after the last of them a fresh one is asked for.
+const MAP_DOUBT: Duration = Duration::from_millis(250);
 /// What a waiting message counts besides its payload, towards the limits.
 pub(super) const MESSAGE_OVERHEAD: usize = 128;
 
@@ -136,11 +144,50 @@ impl Node {
     }
 
     /// Takes a peer's map.
-    pub(super) fn map_received(&mut self, conn: ConnId, map: &MapView<'_>) {
+    ///
+    /// A kernel sends maps on whatever path transmits next, and nothing in them tells which
+    /// is newer. Those of different connections that come together may be read in another order
+    /// than they arrived, so the last one read may be an old one.
+    pub(super) fn map_received(&mut self, id: ConnId, link: LinkId, map: &MapView<'_>) {
         self.stats.cong_update_received += 1;
-        let Some(conn) = self.conns.get_mut(conn.0) else { return };
+        let now = self.now;
+        let Some(conn) = self.conns.get_mut(id.0) else { return };
         let freed = conn.map.replace(map);
+        let last = conn.map_from.replace((link, now));
+        let raced = last.is_some_and(|(l, at)| l != link && now < at + MAP_RACE);
+        if raced && !conn.peer.is_bowline() && !conn.map.is_empty() && !conn.map_doubt {
+            conn.map_doubt = true;
+            self.arm(now + MAP_DOUBT, Timer::MapDoubt(id));
+        }
         self.congestion_changed(freed);
+    }
+
+    /// Renews a connection that has nothing to do: a kernel sends its map on every new one
+    /// . That map comes too late to be taken for one that raced.
+    pub(super) fn map_doubtful(&mut self, id: ConnId) {
+        let now = self.now;
+        let Some(conn) = self.conns.get_mut(id.0) else { return };
+        conn.map_doubt = false;
+        if conn.map.is_empty() || conn.peer.is_bowline() {
+            return;
+        }
+        let quiet_from = conn.map_from.map_or(now, |(_, at)| at + MAP_DOUBT);
+        let idle = conn
+            .paths
+            .iter()
+            .skip(1)
+            .rev()
+            .find(|p| p.state == PathState::Up && p.queue.is_empty() && p.link.is_some());
+        match idle.and_then(|p| p.link) {
+            Some(link) if quiet_from <= now => {
+                self.stats.map_refreshes += 1;
+                self.drain_link(link);
+            }
+            _ => {
+                conn.map_doubt = true;
+                self.arm(quiet_from.max(now + MAP_DOUBT), Timer::MapDoubt(id));
+            }
+        }
     }
 
     /// Wakes senders that were refused for a reason that may be over.

@@ -47,6 +47,8 @@ impl Node {
             gate: None,
             unknown_timer: false,
             map: CongMap::default(),
+            map_from: None,
+            map_doubt: false,
             map_due: false,
             knock: None,
             extra: VecDeque::new(),

@@ -325,7 +325,7 @@ impl Node {
         let mut bytes = vec![0; MAP_LEN];
         rope.copy_to(&mut bytes);
         if let Some(map) = MapView::new(&bytes) {
-            self.map_received(conn_id, &map);
+            self.map_received(conn_id, id, &map);
         }
     }
 

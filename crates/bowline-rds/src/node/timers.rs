@@ -23,6 +23,8 @@ pub(super) enum Timer {
     Hello(LinkId),
     /// A peer that sends maps alone is taken for a kernel with pings off.
     Unknown(ConnId),
+    /// No map has come for a while after several that may have overtaken one another.
+    MapDoubt(ConnId),
 }
 
 impl Node {
@@ -52,6 +54,7 @@ impl Node {
                 Timer::Extra(link) => self.extra_overdue(link),
                 Timer::Hello(link) => self.hello_overdue(link),
                 Timer::Unknown(conn) => self.unknown_overdue(conn),
+                Timer::MapDoubt(conn) => self.map_doubtful(conn),
             }
         }
     }

@@ -1,6 +1,8 @@
 //! Sections 6.2, 6.6 and 7: receive accounting, maps, refused senders, monitoring, loopback.
 
-use bowline_rds::{Config, Control, Error, Interest, LinkId, RecvOpts, SendMsg, poll};
+use bowline_rds::{
+    CloseHow, CloseReason, Config, Control, Error, Interest, LinkId, RecvOpts, SendMsg, poll,
+};
 
 use crate::support::*;
 
@@ -191,7 +193,7 @@ fn maps_of_another_shape_have_no_effect() {
 fn congestion_of_a_peer_survives_a_disconnect() {
     let (mut lab, link, s) = with_kernel();
     lab.deliver(link, &[map_of(&[4000])]);
-    lab.fail(link, bowline_rds::CloseReason::Reset);
+    lab.fail(link, CloseReason::Reset);
     assert_eq!(lab.send(s, FAR, b"x"), Err(Error::Congested));
     let again = lab.accept(A);
     lab.deliver(again, &[map_of(&[])]);
@@ -329,4 +331,53 @@ fn the_loopback_transport_reaches_nothing_outside() {
     assert_eq!(lab.counter("send_queued"), 1);
     lab.send(s, "127.0.0.1:4000", b"self").expect("sent");
     assert_eq!(lab.recv_all(s), [b"self"]);
+}
+
+// tests: maps of two connections that come together may be read in the wrong order
+#[test]
+fn a_map_that_may_be_an_old_one_is_had_again() {
+    let mut lab = Lab::larger();
+    let s = lab.bound("10.0.0.2:5000");
+    let first = lab.kernel(A, 8);
+    let others: Vec<_> = (1..8).map(|_| lab.accept(A)).collect();
+    // one connection: the last map is the newest, however long it stands
+    lab.ms(300);
+    lab.deliver(first, &[map_of(&[4000])]);
+    lab.ms(2000);
+    assert!(lab.closes.is_empty(), "{:?}", lab.closes);
+    // read as free first and congested then; it was the other way round
+    lab.deliver(first, &[map_of(&[])]);
+    lab.ms(100);
+    lab.deliver(others[2], &[map_of(&[4000])]);
+    assert_eq!(lab.send(s, FAR, b"x"), Err(Error::Congested));
+    lab.ms(240);
+    assert!(lab.closes.is_empty(), "there may still be one on its way");
+    lab.ms(20);
+    assert_eq!(lab.closes, [(others[6], CloseHow::Drain)]);
+    assert_eq!(lab.counter("bl_map_refreshes"), 1);
+    lab.node.handle_closed(lab.now, others[6], CloseReason::Eof);
+    lab.settle();
+    let again = lab.accept(A);
+    lab.deliver(again, &[map_of(&[])]);
+    lab.send(s, FAR, b"x").expect("sent");
+    lab.ms(3000);
+    assert_eq!(lab.closes.len(), 1);
+}
+
+// tests: the fresh map itself is no reason to ask for another
+#[test]
+fn a_port_that_is_congested_is_asked_about_once() {
+    let mut lab = Lab::larger();
+    let first = lab.kernel(A, 8);
+    let others: Vec<_> = (1..8).map(|_| lab.accept(A)).collect();
+    lab.deliver(first, &[map_of(&[4001])]);
+    lab.deliver(others[2], &[map_of(&[4000])]);
+    lab.ms(260);
+    assert_eq!(lab.closes, [(others[6], CloseHow::Drain)]);
+    lab.node.handle_closed(lab.now, others[6], CloseReason::Eof);
+    lab.settle();
+    let again = lab.accept(A);
+    lab.deliver(again, &[map_of(&[4000])]);
+    lab.ms(5000);
+    assert_eq!(lab.counter("bl_map_refreshes"), 1);
 }
