@@ -6,7 +6,7 @@ use std::net::Ipv6Addr;
 use crate::cong::CongMap;
 use crate::dedup::Dedup;
 use crate::ids::LinkId;
-use crate::path::{Path, PathState, TxMsg, mark};
+use crate::path::{Path, TxMsg, mark};
 use crate::time::Instant;
 
 /// What is known of the peer's kind.
@@ -82,18 +82,6 @@ impl Conn {
     pub(crate) const fn heard(&mut self, now: Instant) {
         self.proven = true;
         self.last_used = now;
-    }
-
-    /// The path that a connection from TCP port `port` of a kernel is to serve, if one is free:
-    /// the one the port names, or the lowest.
-    pub(crate) fn slot_for(&self, port: u16) -> Option<u8> {
-        let slots = self.npaths.max(1);
-        let free =
-            |i: &u8| self.paths.get(usize::from(*i)).is_none_or(|p| p.state == PathState::Down);
-        if self.peer_sport_idx {
-            return Some((port % u16::from(slots)) as u8).filter(free);
-        }
-        (0..slots).find(free)
     }
 
     /// The path of an index below 8, made with those before it when it is new.

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use bowline_rds::{CloseHow, CloseReason, PathState, RxBuf};
+use bowline_wire::rds::{Flags, Handshake};
 
 use crate::support::*;
 
@@ -103,6 +104,24 @@ fn connections_that_overtook_the_handshake_get_their_paths() {
     assert_eq!(up(&lab), 8);
 }
 
+// tests: a path that is served by the connection for another does not keep the one
+// meant for it waiting
+#[test]
+fn connections_that_came_before_the_port_rule_leave_no_path_unserved() {
+    let mut lab = Lab::larger();
+    let rule = Handshake { npaths: Some(8), sport_idx: true, ..Handshake::default() }.emit();
+    // The peer's path 3 is the first to come back, and serves path 0 here.
+    let first = lab.accept_from(addr("10.0.0.1:50003")).expect("accepted");
+    lab.deliver(first, &[map_of(&[]), pong_with(1, rule)]);
+    for port in [50_000, 50_001, 50_002, 50_004, 50_005, 50_006, 50_007] {
+        lab.accept_from(addr(&format!("10.0.0.1:{port}"))).expect("accepted");
+    }
+    assert!(lab.node.info().links.iter().all(|l| l.path.is_some()));
+    // One whose path still has its own earlier connection waits for that to go.
+    lab.accept_from(addr("10.0.0.1:50012")).expect("accepted");
+    assert_eq!(lab.node.info().links.iter().filter(|l| l.path.is_none()).count(), 1);
+}
+
 // tests: whichever path was lost last
 #[test]
 fn the_larger_side_knocks_for_messages_of_any_path() {
@@ -149,7 +168,7 @@ fn acknowledgements_asked_for_are_remembered_once_per_connection() {
     let s = lab.bound("10.0.0.2:5000");
     for n in 1..=100 {
         let mut frame = data(n, 9, 5000, b"");
-        frame.header.flags = bowline_wire::rds::Flags::ACK_REQUIRED;
+        frame.header.flags = Flags::ACK_REQUIRED;
         lab.node.handle_data(lab.now, link, RxBuf::from_vec(frame.bytes()));
         lab.node.process(lab.now, None, usize::MAX);
         lab.node.check_invariants();
