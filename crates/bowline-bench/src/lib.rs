@@ -22,6 +22,7 @@ mod costs;
 mod engine;
 mod head;
 mod json;
+mod nodes;
 mod payload;
 mod peers;
 mod plan;
@@ -34,7 +35,6 @@ mod svg;
 mod sys;
 mod targets;
 
-use std::net::{Ipv4Addr, TcpListener};
 use std::path::Path;
 
 use args::{Options, PeerChoice};
@@ -44,9 +44,6 @@ use plan::Setting;
 
 /// The word that makes this program one side of a measurement.
 pub(crate) const ROLE_WORD: &str = "__role";
-
-/// TCP port of RDS.
-const RDS_PORT: u16 = 16385;
 
 /// Runs `bowline bench` with the words after `bench` and returns the exit status: 0 when every target
 /// is met, 1 when one is not, 3 when some are undecided, 2 when the run was not possible.
@@ -96,15 +93,6 @@ fn role_main(args: &[String]) -> i32 {
     }
 }
 
-/// Two node addresses on which nobody else on this machine speaks RDS.
-fn free_nodes() -> (Ipv4Addr, Ipv4Addr) {
-    let free = |ip: Ipv4Addr| TcpListener::bind((ip, RDS_PORT)).is_ok();
-    (0..=99)
-        .map(|net| (Ipv4Addr::new(127, net, 0, 2), Ipv4Addr::new(127, net, 0, 1)))
-        .find(|(rx, tx)| free(*rx) && free(*tx))
-        .unwrap_or((Ipv4Addr::new(127, 0, 0, 2), Ipv4Addr::LOCALHOST))
-}
-
 fn find_peers(options: &Options) -> Peers {
     match &options.peers {
         PeerChoice::Auto => Peers::find(|_| true),
@@ -128,7 +116,7 @@ fn rds(args: &[String]) -> Result<i32, String> {
         bowline_cc,
         system_cc: head.system_cc.clone(),
         peers: Subject::ALL.into_iter().filter(usable).collect(),
-        nodes: free_nodes(),
+        nodes: nodes::free(),
     };
     let blocks = plan::plan(&options, &setting);
     if options.list {
