@@ -2,6 +2,7 @@
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::IpAddr;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use bowline_driver::{Driver, DriverConfig, PollMode};
 use bowline_rds::Limits;
@@ -108,7 +109,7 @@ impl Builder {
         let seed = random();
         core.seed = seed;
         core.generation = (random() as u32).max(1);
-        core.first_sequence = 1 + (random() >> 16);
+        core.first_sequence = first_sequence();
         // Settings are tried on a node without a network first: a bad one costs nothing.
         let mut trial = bowline_rds::Node::new(core.clone());
         for (name, value) in &sysctls {
@@ -122,7 +123,30 @@ impl Builder {
     }
 }
 
+/// A number that grows from start to start, as long as a node sends fewer than a million messages
+/// per millisecond: a kernel drops what comes again with a number it had from an earlier process
+///
+fn first_sequence() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    1 + (u64::try_from(since.as_millis()).unwrap_or(0) << 20)
+}
+
 /// A number nobody can guess: the keys of the standard library's hash tables come from the system.
 fn random() -> u64 {
     RandomState::new().build_hasher().finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::first_sequence;
+
+    // tests
+    #[test]
+    fn a_later_start_begins_above_a_million_messages_of_an_earlier_one() {
+        let earlier = first_sequence();
+        std::thread::sleep(Duration::from_millis(2));
+        assert!(first_sequence() > earlier + 1_000_000);
+    }
 }
