@@ -1,11 +1,13 @@
 //! The socket calls: one attempt under the lock, and what to do when that is not enough.
 
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, MutexGuard};
 use std::task::{Context, Poll};
 
 use bowline_rds::{
-    Error as CoreError, Instant, Interest, LinkId, Received, RecvOpts, SendMsg, Sent, SocketId,
+    Error as CoreError, Instant, Interest, LinkId, Node, Received, RecvOpts, Rope, SendMsg, Sent,
+    SocketId,
 };
 
 use crate::driver::Patience;
@@ -114,7 +116,7 @@ impl Shared {
     pub(crate) fn send_batch<'a>(
         &self,
         id: SocketId,
-        msgs: impl Iterator<Item = (Option<std::net::SocketAddr>, &'a [u8])>,
+        msgs: impl Iterator<Item = (Option<SocketAddr>, &'a [u8])>,
         patience: Patience,
     ) -> Result<usize, Error> {
         let mut count = 0;
@@ -132,7 +134,31 @@ impl Shared {
         Ok(count)
     }
 
-    /// Takes the next message from the core, parsing what has come if that is needed.
+    /// Takes something from the core, parsing what has come if that is needed. `len` tells how
+    /// many bytes of payload it is.
+    #[inline]
+    fn take_with<T>(
+        st: &mut State,
+        id: SocketId,
+        mut once: impl FnMut(&mut Node) -> Result<T, CoreError>,
+        len: impl Fn(&T) -> usize,
+    ) -> Result<T, CoreError> {
+        let result = match once(&mut st.core) {
+            Err(CoreError::Empty) if st.core.has_backlog() => {
+                let now = st.now;
+                let until = st.parked.is_empty().then_some(id);
+                st.core.process(now, until, PARSE_BUDGET);
+                once(&mut st.core)
+            }
+            done => done,
+        };
+        if let Ok(taken) = &result {
+            st.calls += 1;
+            st.bytes_copied.1 += len(taken) as u64;
+        }
+        result
+    }
+
     #[inline]
     fn take(
         st: &mut State,
@@ -140,19 +166,8 @@ impl Shared {
         id: SocketId,
         opts: RecvOpts,
     ) -> Result<Received, CoreError> {
-        let result = match st.core.recv(now, id, opts) {
-            Err(CoreError::Empty) if st.core.has_backlog() => {
-                let until = st.parked.is_empty().then_some(id);
-                st.core.process(now, until, PARSE_BUDGET);
-                st.core.recv(now, id, opts)
-            }
-            done => done,
-        };
-        if let Ok(received) = &result {
-            st.calls += 1;
-            st.bytes_copied.1 += received.data.as_ref().map_or(0, |data| data.len() as u64);
-        }
-        result
+        let len = |received: &Received| received.data.as_ref().map_or(0, Rope::len);
+        Self::take_with(st, id, |core| core.recv(now, id, opts), len)
     }
 
     pub(crate) fn recv(
@@ -161,12 +176,40 @@ impl Shared {
         opts: RecvOpts,
         patience: Patience,
     ) -> Result<Received, Error> {
+        self.receive(id, patience, |st, now| Self::take(st, now, id, opts))
+    }
+
+    /// Receives a message into `buf`; returns the bytes there and the sender.
+    pub(crate) fn recv_into(
+        &self,
+        id: SocketId,
+        buf: &mut [u8],
+        patience: Patience,
+    ) -> Result<(usize, SocketAddr), Error> {
+        let taken = self.receive(id, patience, |st, now| {
+            Self::take_with(st, id, |core| core.recv_into(now, id, buf), |taken| taken.len)
+        })?;
+        let len = match taken.data {
+            Some(data) => data.copy_to(buf),
+            None => taken.len.min(buf.len()),
+        };
+        Ok((len, taken.source))
+    }
+
+    /// Takes with `take` what there is, or waits for it.
+    #[inline]
+    fn receive<T>(
+        &self,
+        id: SocketId,
+        patience: Patience,
+        mut take: impl FnMut(&mut State, Instant) -> Result<T, CoreError>,
+    ) -> Result<T, Error> {
         let mut st = self.lock();
         if st.stop {
             return Err(Error::ShutDown);
         }
         let now = st.now;
-        match Self::take(&mut st, now, id, opts) {
+        match take(&mut st, now) {
             Err(CoreError::Empty) => {}
             done => {
                 self.finish(st, None, None);
@@ -175,7 +218,7 @@ impl Shared {
         }
         drop(st);
         let want = Want { id, interest: Interest::READ, deadline: self.deadline(patience) };
-        let again = |st: &mut State, now: Instant| attempt(Self::take(st, now, id, opts));
+        let again = |st: &mut State, now: Instant| attempt(take(st, now));
         if patience == Patience::Never {
             match self.glance(want, again) {
                 Attempt::Done(done) => Ok(done?),

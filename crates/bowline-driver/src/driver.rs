@@ -208,6 +208,21 @@ impl Driver {
         self.shared().recv(id, opts, patience)
     }
 
+    /// Receives a message into `buf`; returns the bytes there and the sender. What does not fit is
+    /// lost.
+    ///
+    /// # Errors
+    /// As [`recv`](Self::recv).
+    #[inline]
+    pub fn recv_into(
+        &self,
+        id: SocketId,
+        buf: &mut [u8],
+        patience: Patience,
+    ) -> Result<(usize, SocketAddr), Error> {
+        self.shared().recv_into(id, buf, patience)
+    }
+
     /// Receives up to `max` messages and gives each to `each`; waits for the first only. `each`
     /// runs under the node's lock but for the first.
     ///

@@ -37,14 +37,15 @@ impl Node {
         self.now = now;
         let sock = self.sockets.get(id.0).ok_or(Error::BadSocket)?;
         let len: usize = msg.payload.iter().map(|s| s.len()).sum();
-        if let Some(route) = sock.route
+        if let Some(route) = &sock.route
             && route.name == msg.name
             && msg.control.is_empty()
             && !msg.zerocopy
             && self.conns.get(route.lane.conn.0).is_some()
         {
+            let lane = route.lane;
             self.check_len(sock, len)?;
-            return self.send_remote(id, route.lane, msg, len, None);
+            return self.send_remote(id, lane, msg, len, None);
         }
         let named = match msg.name {
             Some(name) => Some(checked_endpoint(name).ok_or(Error::BadAddress)?),
@@ -184,6 +185,7 @@ impl Node {
         }
     }
 
+    #[inline]
     fn send_remote(
         &mut self,
         id: SocketId,

@@ -11,7 +11,7 @@ use crate::ids::{ConnId, LinkId};
 use crate::link::{LinkState, Op};
 use crate::path::{PathState, mark};
 use crate::time::Instant;
-use crate::txlog::{TxBatch, TxPool};
+use crate::txlog::{TxBatch, TxLog, TxPool};
 
 /// Most pieces of one batch, below the system's limit of one write.
 const PIECES_MAX: usize = 256;
@@ -157,6 +157,7 @@ impl Node {
             self.stats.send_pong += 1;
             link.push_inline(&mut self.pool, &probe.to_bytes());
         }
+        let to_bowline = conn.peer.is_bowline();
         let Some(path) = conn.paths.get_mut(usize::from(index)) else { return };
         let gated = conn.gate.as_ref().is_some_and(|g| index >= g.first);
         let hold = link.hello.pending() || link.shy || gated;
@@ -170,8 +171,10 @@ impl Node {
         if !more {
             return;
         }
-        while link.tx.plan_bytes < max {
-            let Some(msg) = path.queue.get_mut(path.planned) else { break };
+        for msg in path.queue.range_mut(path.planned..) {
+            if link.tx.plan_bytes >= max {
+                break;
+            }
             path.planned += 1;
             if msg.has(mark::CANCELLED) {
                 continue;
@@ -182,8 +185,7 @@ impl Node {
             link.last_end = start + msg.frame_len();
             if msg.has(mark::RETRANS) {
                 self.stats.retransmits += 1;
-                let head = retransmit_header(path, path.planned - 1, conn.peer.is_bowline());
-                let Some(msg) = path.queue.get(path.planned - 1) else { break };
+                let head = retransmit_header(&path.log, msg.log_start, to_bowline);
                 let from = msg.log_start + HEADER_LEN as u64;
                 let to = from + u64::from(msg.len);
                 link.push_inline(&mut self.pool, &head);
@@ -485,10 +487,9 @@ impl Node {
 }
 
 /// The header of a message that goes out again, with its flag.
-fn retransmit_header(path: &crate::path::Path, at: usize, bowline: bool) -> Vec<u8> {
-    let Some(msg) = path.queue.get(at) else { return Vec::new() };
+fn retransmit_header(log: &TxLog, start: u64, bowline: bool) -> Vec<u8> {
     let mut batch = TxBatch::default();
-    path.log.collect(msg.log_start, msg.log_start + HEADER_LEN as u64, &mut batch);
+    log.collect(start, start + HEADER_LEN as u64, &mut batch);
     let mut bytes = Vec::with_capacity(HEADER_LEN);
     batch.slices().for_each(|s| bytes.extend_from_slice(s));
     if let Ok(mut header) = Header::parse(&bytes) {

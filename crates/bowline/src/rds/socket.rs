@@ -161,8 +161,7 @@ impl Socket {
     /// # Errors
     /// A socket that does not wait: `EAGAIN`. With a time limit: `ETIMEDOUT`.
     pub fn recv_from(&self, buf: &mut [u8]) -> Result<(usize, SocketAddr), Error> {
-        let message = self.receive(RecvOpts::default())?;
-        Ok((message.copy_to(buf), message.source()))
+        Ok(self.driver.recv_into(self.id, buf, self.patience(&self.recv_timeout))?)
     }
 
     /// Receives a message into `buf` like [`recv_from`](Self::recv_from), without its sender.
