@@ -293,6 +293,10 @@ impl Node {
             let dedup = conn.dedup.get_or_insert_default();
             if dedup.is_duplicate(id, serial, header, &rope) {
                 self.stats.recv_drop_old_seq += 1;
+                // The answer may be waiting on a path that is down.
+                if header.is_probe_ping() {
+                    self.ping(id, header);
+                }
                 return None;
             }
             let index = usize::from(path.unwrap_or(0));
