@@ -444,8 +444,7 @@ impl BowlineHost {
                 }
             }
             if written < n {
-                let offered: Vec<u8> =
-                    io.batch.slices().flatten().skip(written).copied().collect();
+                let offered: Vec<u8> = io.batch.slices().flatten().skip(written).copied().collect();
                 ctx.tcp_offered(io.end, &offered);
             }
             io.unreported = Some((written, written < n));

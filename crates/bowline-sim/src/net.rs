@@ -933,7 +933,9 @@ impl Ctx {
             return;
         }
         c.syn_tries += 1;
-        if c.syn_tries > 60 {
+        if matches!(c.ends[1].state, EndState::Dead(_)) {
+            self.die(EndId { conn, side: 0 }, Reason::Reset);
+        } else if c.syn_tries > 60 {
             self.die(EndId { conn, side: 0 }, Reason::TimedOut);
         } else {
             self.packet(EndId { conn, side: 0 }, NetEvent::Syn { conn }, true);
@@ -947,6 +949,7 @@ impl Ctx {
             Reach::Peer if !lost => {}
             Reach::Stranger if !lost => {
                 self.refuse_stray(from);
+                self.schedule(SEC, Event::Net(NetEvent::SynRetry { conn }));
                 return;
             }
             _ => {

@@ -42,6 +42,9 @@ struct Flow {
     again_below: u32,
     /// Last message the target's present process received.
     last: Option<u32>,
+    /// An end's address was another process's for a while. Its peers forgot it then and forget
+    /// that one when it returns, so what it repeats is new to them.
+    moved: bool,
 }
 
 /// What the judge knows of a socket of the workload.
@@ -55,6 +58,8 @@ struct Slot {
     pongs: u64,
     /// Pings may be answered twice: to a restarted process or by a kernel they may come twice.
     pongs_loose: bool,
+    /// The address was another process's for a while.
+    moved: bool,
 }
 
 /// Every flow of a run.
@@ -71,7 +76,15 @@ impl Oracle {
     pub(crate) fn add_slot(&mut self, addr: SocketAddr) {
         let slot = self.slots.len();
         self.by_addr.insert(addr, slot);
-        self.slots.push(Slot { addr, incarnation: 0, reachable: false, pings: 0, pongs: 0, pongs_loose: false });
+        self.slots.push(Slot {
+            addr,
+            incarnation: 0,
+            reachable: false,
+            pings: 0,
+            pongs: 0,
+            pongs_loose: false,
+            moved: false,
+        });
     }
 
     /// A socket exists from now on; nothing sent before counts.
@@ -91,15 +104,21 @@ impl Oracle {
         }
     }
 
-    /// Another process takes the place of the one with these sockets, or its address for a while:
-    /// its peers forget what they had from it, and it what it had from them.
+    /// A process is gone; its sockets were closed before.
     pub(crate) fn process_gone(&mut self, slots: &[usize]) {
-        let hit = |f: &&mut Flow| slots.contains(&f.target) || slots.contains(&f.slot);
-        for flow in self.flows.iter_mut().filter(hit) {
+        for flow in self.flows.iter_mut().filter(|f| slots.contains(&f.target)) {
             flow.again_below = flow.next;
             flow.last = None;
         }
-        self.slots.iter_mut().for_each(|s| s.pongs_loose = true);
+        self.loosen_pongs();
+    }
+
+    /// These sockets' address is another process's for a while.
+    pub(crate) fn address_moved(&mut self, slots: &[usize]) {
+        let hit = |f: &&mut Flow| slots.contains(&f.target) || slots.contains(&f.slot);
+        self.flows.iter_mut().filter(hit).for_each(|f| f.moved = true);
+        slots.iter().for_each(|s| self.slots[*s].moved = true);
+        self.loosen_pongs();
     }
 
     /// There are peers that may answer a ping twice.
@@ -122,9 +141,20 @@ impl Oracle {
         }
         // Those of earlier incarnations are all excused.
         let loose = !flows.is_empty();
+        let moved = self.slots[slot].moved || self.slots[target].moved;
         flows.push(self.flows.len());
         let pending = VecDeque::new();
-        self.flows.push(Flow { slot, incarnation, target, next: 0, pending, loose, again_below: 0, last: None });
+        self.flows.push(Flow {
+            slot,
+            incarnation,
+            target,
+            next: 0,
+            pending,
+            loose,
+            again_below: 0,
+            last: None,
+            moved,
+        });
         self.flows.len() - 1
     }
 
@@ -223,7 +253,9 @@ impl Oracle {
             slot.pongs += 1;
             return match payload.len() {
                 0 if slot.pongs <= slot.pings || slot.pongs_loose => Ok(()),
-                0 => Err(format!("{} got {} pongs for {} pings", slot.addr, slot.pongs, slot.pings)),
+                0 => {
+                    Err(format!("{} got {} pongs for {} pings", slot.addr, slot.pongs, slot.pings))
+                }
                 n => Err(format!("{} got a pong with {n} bytes", slot.addr)),
             };
         }
@@ -264,6 +296,9 @@ impl Oracle {
         let found = flow.pending.binary_search_by_key(&index, |p| p.index);
         if found.is_err() && index < flow.again_below && in_order {
             flow.last = Some(index);
+            return Ok(());
+        }
+        if found.is_err() && index < flow.next && flow.moved {
             return Ok(());
         }
         let Ok(at) = found else {

@@ -605,8 +605,7 @@ impl World {
                 self.wake_senders_of(slot);
             }
         }
-        let slots: Vec<usize> =
-            (0..self.open.len()).filter(|s| self.host_of(*s) == host).collect();
+        let slots: Vec<usize> = (0..self.open.len()).filter(|s| self.host_of(*s) == host).collect();
         self.ctx.oracle.process_gone(&slots);
         self.stalled[host] = false;
         self.deferred[host].clear();
@@ -645,7 +644,7 @@ impl World {
             self.ctx.net.hosts[taker].addrs.push(ip);
             let slots: Vec<usize> =
                 (0..self.open.len()).filter(|s| self.plan.slots[*s].addr == ip).collect();
-            self.ctx.oracle.process_gone(&slots);
+            self.ctx.oracle.address_moved(&slots);
         }
         let length = self.fault_length();
         self.ctx.schedule(length, Event::Heal(Heal::Address { host, index }));
