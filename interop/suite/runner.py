@@ -48,7 +48,7 @@ def chosen(a):
             cid = Case(World.__new__(World), spec, v, 0, dry=True).id
             if a.only and not any(o in (spec.name, cid) for o in a.only):
                 continue
-            if not a.only and a.subset == "ci" and not spec.ci:
+            if not a.only and a.subset == "ci" and v["order"] not in spec.ci:
                 continue
             out.append((spec, v, cid))
     names = {s.name for s, _, _ in out} | {cid for _, _, cid in out}
@@ -104,7 +104,13 @@ def run_case(world, spec, v, scale):
 
     t = threading.Thread(target=body, daemon=True)
     t.start()
-    t.join(spec.timeout + 15 + (30 if scale > 2000 else 0))
+    try:
+        t.join(spec.timeout + 15 + (30 if scale > 2000 else 0))
+    except KeyboardInterrupt:
+        for ep in (c.n, c.k):
+            if ep:
+                ep.kill()
+        raise
     if t.is_alive():
         err.insert(0, (Fail("not finished within its time"), ""))
         for ep in (c.n, c.k):
@@ -142,6 +148,8 @@ def report_failure(r):
 def stop_signals():
     def stop(sig, frame):
         raise KeyboardInterrupt
+    # also where the shell left SIGINT ignored, as it does for what runs in the background
+    signal.signal(signal.SIGINT, stop)
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGHUP, stop)
 

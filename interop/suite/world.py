@@ -6,7 +6,7 @@ import time
 
 from lab.agent import guest_run
 from lab.cli import parser
-from lab.common import HERE, Fail
+from lab.common import HERE, RUN, Fail
 from lab.guest import alive, boot, console_tail, down, set_link
 from lab.net import cap_start, cap_stop, net_up
 
@@ -63,6 +63,9 @@ class World:
 
     def close(self):
         down(["all"])
+        shutil.rmtree(RUN, ignore_errors=True)
+        if os.path.exists(RUN + ".lock"):
+            os.unlink(RUN + ".lock")
 
     # -- node under test
 
