@@ -159,6 +159,11 @@ pub(crate) struct Link {
 }
 
 impl Link {
+    /// Bytes held of a message that is not complete.
+    pub(crate) fn partial_bytes(&self) -> usize {
+        self.rx.partial.as_ref().map_or(0, |p| p.rope.len())
+    }
+
     pub(crate) fn new(
         conn: ConnId,
         path: Option<u8>,

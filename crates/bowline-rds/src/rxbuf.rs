@@ -122,6 +122,10 @@ impl RxPool {
     pub fn freeze(&mut self, buf: RxBufMut) -> RxBuf {
         let RxBufMut { buf, pooled } = buf;
         if !pooled {
+            let mut buf = buf;
+            if let Some(vec) = Arc::get_mut(&mut buf) {
+                vec.shrink_to_fit(); // it may wait for long
+            }
             return RxBuf { buf, share: Share::Nothing };
         }
         let Some(class) = CLASSES.iter().position(|size| buf.len() <= *size) else {

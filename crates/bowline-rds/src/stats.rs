@@ -133,6 +133,8 @@ counters! {
     pongs_dropped => "bl_pongs_dropped",
     /// Reads stopped because a memory limit was reached.
     read_pauses => "bl_read_pauses",
+    /// Connections dropped because unfinished messages held too much memory.
+    partials_dropped => "bl_partials_dropped",
     /// Idle peers forgotten to make room.
     peers_reclaimed => "bl_peers_reclaimed",
     /// Payload bytes copied inside the node on receive, beyond the copy to the application.

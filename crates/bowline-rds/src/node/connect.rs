@@ -17,6 +17,8 @@ use crate::link::{Link, LinkState, Role};
 use crate::path::{Path, PathState};
 use crate::socket::to_socket_addr;
 
+/// A connected peer that has been silent for so long may be forgotten to make room.
+const RECLAIM_TIME: Duration = Duration::from_secs(5);
 /// A connect attempt is given up after this.
 const CONNECT_TIME: Duration = Duration::from_secs(10);
 
@@ -75,6 +77,9 @@ impl Node {
                 && c.extra.is_empty()
                 && !c.has_messages()
                 && c.paths.iter().filter_map(|p| p.link).all(|l| quiet(&l))
+                // One that is connected is not pushed out by newcomers unless it has been silent.
+                && (c.paths.iter().all(|p| p.state != PathState::Up)
+                    || self.now.saturating_since(c.last_used) >= RECLAIM_TIME)
         };
         let oldest = self.conns.iter().filter(|(_, c)| idle(c)).min_by_key(|(_, c)| c.last_used);
         let Some((id, _)) = oldest else { return false };
@@ -86,7 +91,9 @@ impl Node {
     /// Removes a connection with everything it has.
     pub(super) fn forget_conn(&mut self, id: ConnId) {
         for link in self.links_of(id) {
-            self.links.remove(link.0);
+            if let Some(gone) = self.links.remove(link.0) {
+                self.partial_bytes -= gone.partial_bytes();
+            }
             self.ack_asked.retain(|l| *l != link);
             self.outputs.push_back(Output::Close { link, how: CloseHow::Reset });
         }

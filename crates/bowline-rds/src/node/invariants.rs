@@ -97,6 +97,8 @@ impl Node {
         }
         let asked = self.links.iter().filter(|(_, l)| l.rx.ack_listed).count();
         assert_eq!(self.ack_asked.len(), asked, "links that owe are listed once");
+        let partial: usize = self.links.iter().map(|(_, l)| l.partial_bytes()).sum();
+        assert_eq!(partial, self.partial_bytes, "bytes of unfinished messages");
         for (id, l) in self.links.iter() {
             assert!(self.conn(l.conn).is_some(), "a link's connection exists");
             assert!(self.links_of(l.conn).contains(&LinkId(id)), "a link is known to its peer");

@@ -257,16 +257,26 @@ impl Node {
             return;
         }
         link.confirmed = true;
-        let (conn_id, path) = (link.conn, link.path);
-        if let Some(conn) = self.conns.get_mut(conn_id.0) {
-            if let Some(path) = path.and_then(|p| conn.paths.get_mut(usize::from(p))) {
-                path.delay = 0;
-            }
-            if conn.smaller {
-                self.connect_all_if_down(conn_id);
-            }
+        let conn_id = link.conn;
+        if self.conns.get(conn_id.0).is_some_and(|c| c.smaller) {
+            self.connect_all_if_down(conn_id);
         }
         self.release_by_tcp(id);
+    }
+
+    /// The link has lasted: the next reconnect of its path is immediate. An answer alone is not
+    /// enough for that, or a peer that accepts, answers and resets would be dialled without pause
+    ///
+    pub(super) fn settled(&mut self, id: LinkId) {
+        self.confirm(id);
+        let Some(link) = self.links.get(id.0) else { return };
+        if link.state == LinkState::Serving
+            && let Some(index) = link.path
+            && let Some(conn) = self.conns.get_mut(link.conn.0)
+            && let Some(path) = conn.paths.get_mut(usize::from(index))
+        {
+            path.delay = 0;
+        }
     }
 
     /// A TCP connection is gone; everything that arrived on it has been handed over.
@@ -325,6 +335,7 @@ impl Node {
     /// Forgets a link and resets the path it served, which is returned.
     fn unlink(&mut self, id: LinkId) -> Option<(ConnId, u8)> {
         let link = self.links.remove(id.0)?;
+        self.partial_bytes -= link.partial_bytes();
         self.ack_asked.retain(|l| *l != id);
         let conn_id = link.conn;
         self.stop_waiting_for(conn_id, id);

@@ -99,6 +99,8 @@ pub struct Node {
     /// Sockets whose wait mask may be set.
     monitors: Vec<SocketId>,
     recv_held: usize,
+    /// Bytes of messages not yet complete.
+    partial_bytes: usize,
     paused: Vec<LinkId>,
     next_inode: u64,
     /// Number of the first message of a new path: above all that any peer was ever sent.
@@ -129,6 +131,7 @@ impl Node {
             cong_waiters: Vec::new(),
             monitors: Vec::new(),
             recv_held: 0,
+            partial_bytes: 0,
             paused: Vec::new(),
             next_inode: 1,
             first_sequence: config.first_sequence,

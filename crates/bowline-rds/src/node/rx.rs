@@ -10,7 +10,7 @@ use super::Node;
 use super::timers::Timer;
 use crate::api::Output;
 use crate::config::MAX_MESSAGE_KERNEL;
-use crate::ids::{LinkId, SocketId};
+use crate::ids::{ConnId, LinkId, SocketId};
 use crate::link::Partial;
 use crate::path::mark;
 use crate::recvq::{Origin, Rare, RecvMsg};
@@ -20,6 +20,10 @@ use crate::time::Instant;
 
 /// Bytes handed over but not parsed at which reading pauses.
 const BACKLOG_MAX: usize = 4;
+/// Messages of a peer that has been quiet for so long do not come again.
+const QUIET_TIME: Duration = Duration::from_secs(60);
+/// An unfinished message of less is not worth a connection.
+const PARTIAL_SMALL: usize = 16 << 10;
 /// An acknowledgement nobody asked for waits so long for something to go with.
 const ACK_DELAY: Duration = Duration::from_millis(10);
 /// Frames processed, in bytes, that are acknowledged at once when the sender asked.
@@ -163,8 +167,11 @@ impl Node {
                     at += n;
                     self.stats.rx_copied_bytes += copied as u64;
                     if partial.need > 0 {
+                        self.partial_bytes += n;
+                        self.bound_partials();
                         break;
                     }
+                    self.partial_bytes -= partial.rope.len() - n;
                     let Some(partial) = link.rx.partial.take() else { break };
                     (partial.header, partial.rope, partial.first_seen)
                 } else {
@@ -199,6 +206,8 @@ impl Node {
                     if n < len {
                         link.rx.partial =
                             Some(Partial { header, rope, need: len - n, first_seen: self.now });
+                        self.partial_bytes += n;
+                        self.bound_partials();
                         break;
                     }
                     (header, rope, self.now)
@@ -214,6 +223,27 @@ impl Node {
             if full_before && self.wants_read(id) {
                 self.outputs.push_back(Output::Resume { link: id });
             }
+        }
+    }
+
+    /// Keeps what unfinished messages hold within its limit: the one begun first loses its
+    /// connection. Pausing would not do, since none of them might ever be finished; its sender
+    /// sends it again.
+    fn bound_partials(&mut self) {
+        while self.partial_bytes > self.config.limits.partial_bytes_total {
+            let oldest = self
+                .links
+                .iter()
+                .filter(|(_, l)| l.partial_bytes() > PARTIAL_SMALL)
+                .filter_map(|(id, l)| Some((l.rx.partial.as_ref()?.first_seen, LinkId(id))))
+                .min();
+            let Some((_, id)) = oldest else { return };
+            self.stats.partials_dropped += 1;
+            if let Some(link) = self.link(id) {
+                let remote = link.remote.ip();
+                self.event(crate::api::Event::Refused { remote, limit: "unfinished messages" });
+            }
+            self.close_link(id, crate::api::CloseHow::Reset);
         }
     }
 
@@ -290,6 +320,9 @@ impl Node {
                 return None;
             }
         } else {
+            if conn.dedup.is_none() {
+                self.timers.insert((self.now + QUIET_TIME, Timer::Quiet(conn_id)));
+            }
             let dedup = conn.dedup.get_or_insert_default();
             if dedup.is_duplicate(id, serial, header, &rope) {
                 self.stats.recv_drop_old_seq += 1;
@@ -313,6 +346,17 @@ impl Node {
             return None;
         }
         self.deliver(id, header, rope, seen)
+    }
+
+    /// Forgets what a peer sent once it has been quiet for a minute.
+    pub(super) fn quiet(&mut self, id: ConnId) {
+        let Some(conn) = self.conns.get_mut(id.0) else { return };
+        let until = conn.last_used + QUIET_TIME;
+        if until <= self.now {
+            conn.dedup = None;
+        } else if conn.dedup.is_some() {
+            self.timers.insert((until, Timer::Quiet(id)));
+        }
     }
 
     fn map_frame(&mut self, id: LinkId, header: &Header, rope: &Rope) {

@@ -23,6 +23,8 @@ pub(super) enum Timer {
     Hello(LinkId),
     /// A peer that sends maps alone is taken for a kernel with pings off.
     Unknown(ConnId),
+    /// A peer may have been quiet for so long that none of its messages can come again.
+    Quiet(ConnId),
     /// No map has come for a while after several that may have overtaken one another.
     MapDoubt(ConnId),
 }
@@ -43,7 +45,7 @@ impl Node {
             match timer {
                 Timer::Reconnect(conn, path) => self.reconnect_due(conn, path),
                 Timer::Connect(link) => self.connect_overdue(link),
-                Timer::Confirm(link) => self.confirm(link),
+                Timer::Confirm(link) => self.settled(link),
                 Timer::Shy(link) => {
                     if let Some(l) = self.link_mut(link) {
                         l.shy = false;
@@ -54,6 +56,7 @@ impl Node {
                 Timer::Extra(link) => self.extra_overdue(link),
                 Timer::Hello(link) => self.hello_overdue(link),
                 Timer::Unknown(conn) => self.unknown_overdue(conn),
+                Timer::Quiet(conn) => self.quiet(conn),
                 Timer::MapDoubt(conn) => self.map_doubtful(conn),
             }
         }

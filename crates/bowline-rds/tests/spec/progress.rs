@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use bowline_rds::{CloseHow, CloseReason, PathState, RxBuf};
+use bowline_rds::{CloseHow, CloseReason, Error, PathState, RxBuf};
 use bowline_wire::rds::{Flags, Handshake};
 
 use crate::support::*;
@@ -45,6 +45,9 @@ fn a_forgotten_peer_is_not_sent_old_numbers() {
     let before = lab.data_frames(link)[0].header.sequence;
     lab.deliver(link, &[map_of(&[]), hello(7, 0, before)]);
     lab.ms(20);
+    let newcomer = lab.send(s, "10.0.0.3:5000", b"too early");
+    assert_eq!(newcomer, Err(Error::TooManyPeers), "a connected peer is not pushed out at once");
+    lab.ms(5_000);
     lab.send(s, "10.0.0.3:5000", b"makes the node forget").expect("sent");
     assert_eq!(lab.counter("bl_peers_reclaimed"), 1);
     lab.node.cancel_all(lab.now, s).expect("bound");
@@ -176,4 +179,48 @@ fn acknowledgements_asked_for_are_remembered_once_per_connection() {
         let _ = lab.send_slow(s, "10.0.0.1:9", b"");
         lab.write(link);
     }
+}
+
+// tests: what is announced takes nothing, and what is unfinished is bounded
+#[test]
+fn unfinished_messages_of_many_peers_are_bounded() {
+    let mut small = config("10.0.255.1");
+    small.limits.partial_bytes_total = 1 << 20;
+    let mut lab = Lab::new(small);
+    let mut links = Vec::new();
+    for peer in 1..=8 {
+        let link = lab.accept(&format!("10.0.0.{peer}"));
+        lab.deliver(link, &[map_of(&[])]);
+        lab.closes.clear();
+        let whole = data(2, 9, 5000, &vec![peer; 1 << 20]).bytes();
+        lab.feed(link, &whole[..200_000]);
+        links.push(link);
+        lab.ms(1);
+    }
+    assert_eq!(lab.counter("bl_partials_dropped"), 3, "5 of 200 000 bytes fit");
+    for link in &links[..3] {
+        assert!(!lab.node.wants_read(*link), "those begun first are gone");
+    }
+    for link in &links[3..] {
+        assert!(lab.node.wants_read(*link));
+    }
+}
+
+// tests
+#[test]
+fn what_a_quiet_peer_sent_is_forgotten() {
+    let mut lab = Lab::larger();
+    let s = lab.bound("10.0.0.2:5000");
+    let link = lab.kernel(A, 1);
+    lab.deliver(link, &[data(2, 9, 5000, b"once")]);
+    lab.advance(std::time::Duration::from_secs(59));
+    lab.fail(link, CloseReason::Reset);
+    let link = lab.accept(A);
+    lab.deliver(link, &[flagged(data(2, 9, 5000, b"once"))]);
+    assert_eq!(lab.recv_all(s).len(), 1, "repeated within a minute");
+    lab.advance(std::time::Duration::from_secs(121));
+    lab.fail(link, CloseReason::Reset);
+    let link = lab.accept(A);
+    lab.deliver(link, &[flagged(data(2, 9, 5000, b"once"))]);
+    assert_eq!(lab.recv_all(s).len(), 1, "nothing is remembered for ever");
 }
