@@ -60,7 +60,8 @@ struct Entry {
     start: u32,
     len: u32,
     sport: u16,
-    own: Option<Box<Own>>,
+    /// There is more, in the queue's list of such.
+    own: bool,
 }
 
 /// What an entry does not share.
@@ -85,6 +86,8 @@ pub(crate) struct Popped {
 pub(crate) struct RecvQueue {
     runs: VecDeque<Run>,
     entries: VecDeque<Entry>,
+    /// What entries do not share, in the same order.
+    owns: VecDeque<Own>,
 }
 
 impl RecvQueue {
@@ -106,7 +109,10 @@ impl RecvQueue {
         };
         self.count(&origin, piece.as_ref().map(|p| &p.buf));
         let start = piece.map_or(0, |p| p.start);
-        let own = (rope.is_some() || rare.is_some()).then(|| Box::new(Own { rope, rare }));
+        let own = rope.is_some() || rare.is_some();
+        if own {
+            self.owns.push_back(Own { rope, rare });
+        }
         self.entries.push_back(Entry { seq, start, len, sport, own });
     }
 
@@ -120,7 +126,7 @@ impl RecvQueue {
         (start, len): (u32, u32),
     ) {
         self.count(origin, Some(buf));
-        self.entries.push_back(Entry { seq, start, len, sport, own: None });
+        self.entries.push_back(Entry { seq, start, len, sport, own: false });
     }
 
     /// Queues a copy of a message.
@@ -128,7 +134,7 @@ impl RecvQueue {
         let buf = (!bytes.is_empty()).then(|| Arc::new(bytes.to_vec()));
         self.count(origin, buf.as_ref());
         let len = bytes.len() as u32;
-        self.entries.push_back(Entry { seq, start: 0, len, sport, own: None });
+        self.entries.push_back(Entry { seq, start: 0, len, sport, own: false });
     }
 
     /// Counts a message in the last run if it goes with that, else in a new one.
@@ -159,7 +165,7 @@ impl RecvQueue {
         let entry = self.entries.front()?;
         let run = self.runs.front_mut()?;
         let len = entry.len as usize;
-        if entry.own.is_some() || len > limit {
+        if entry.own || len > limit {
             return None;
         }
         if let Some(buf) = &run.buf {
@@ -179,8 +185,9 @@ impl RecvQueue {
     /// Takes the first message.
     pub(crate) fn pop(&mut self) -> Option<RecvMsg> {
         let entry = self.entries.pop_front()?;
+        let own = if entry.own { self.owns.pop_front() } else { None };
         let run = self.runs.front_mut()?;
-        let msg = message(run, entry.seq, entry.sport, (entry.start, entry.len), entry.own);
+        let msg = message(run, &entry, own);
         run.left -= 1;
         if run.left == 0 {
             self.runs.pop_front();
@@ -192,7 +199,8 @@ impl RecvQueue {
     pub(crate) fn peek(&self) -> Option<RecvMsg> {
         let entry = self.entries.front()?;
         let run = self.runs.front()?;
-        Some(message(run, entry.seq, entry.sport, (entry.start, entry.len), entry.own.clone()))
+        let own = if entry.own { self.owns.front().cloned() } else { None };
+        Some(message(run, entry, own))
     }
 
     /// Sender, number and length of each message, and the connection it came on.
@@ -210,13 +218,8 @@ impl Origin {
     }
 }
 
-fn message(
-    run: &Run,
-    seq: u64,
-    sport: u16,
-    (start, len): (u32, u32),
-    own: Option<Box<Own>>,
-) -> RecvMsg {
+fn message(run: &Run, entry: &Entry, own: Option<Own>) -> RecvMsg {
+    let Entry { seq, start, len, sport, .. } = *entry;
     let (rope, rare) = own.map_or((None, None), |own| (own.rope, own.rare));
     let data = match (rope, &run.buf) {
         (Some(rope), _) => rope,
@@ -284,7 +287,7 @@ mod tests {
             assert_eq!(msg.origin, origin(if port == 20 { 2 } else { 1 }));
             assert_eq!(msg.rare.is_some(), seq == 7);
         }
-        assert!(queue.pop().is_none() && queue.runs.is_empty());
+        assert!(queue.pop().is_none() && queue.runs.is_empty() && queue.owns.is_empty());
     }
 
     #[test]
