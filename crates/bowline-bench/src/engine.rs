@@ -5,7 +5,7 @@ use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 use crate::args::Options;
-use crate::cell::{Kind, Subject};
+use crate::cell::{Kind, Subject, Wait};
 use crate::nodes;
 use crate::peers::Peers;
 use crate::plan::{Block, Entry};
@@ -207,7 +207,8 @@ impl<'a> Engine<'a> {
                 cell.size = 8192;
             }
             let mut ways = vec![(cell.pin, cell.cc.clone())];
-            if cell.pin.is_some() {
+            // Two processes that spin must not meet on one CPU, where they would wait for each other.
+            if cell.pin.is_some() && cell.wait != Wait::Spin {
                 ways.push((None, cell.cc.clone()));
             }
             if cell.cc != self.system_cc {
