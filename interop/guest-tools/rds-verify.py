@@ -458,7 +458,7 @@ class Job:
         return dict(messages=n, min=ts[0], median=ts[n // 2], p99=ts[int(n * .99)], max=ts[-1])
 
     def do_ping(self):
-        """RDS pings: a message to port 0, answered by the node itself."""
+        """RDS pings: messages of some bytes to port 0, answered by the node itself without any."""
         n = self.num("n", 3)
         self.sock = Rds(self)
         self.sock.timeouts(self.num("wait", 10.0))
@@ -467,7 +467,7 @@ class Job:
         for _ in range(n):
             t = time.monotonic()
             # a blocking sender would wait for the handshake without limit [R-414]
-            self.sock.s.sendmsg([b""], [], socket.MSG_DONTWAIT)
+            self.sock.s.sendmsg([b"12345"], [], socket.MSG_DONTWAIT)
             got, who = self.sock.recv_into(buf)
             if got or who != (split(self["to"])[0], 0):
                 raise ValueError("answer of %d bytes from %s" % (got, join(who)))

@@ -69,13 +69,13 @@ class Stream:
         self.send = src.job("send", bind=src_at, to=dst_at, n=n, seed=seed, min=low, max=high, mode=mode,
                             limit=idle, **send)
 
-    def finish(self, timeout):
+    def finish(self, timeout, flush=5):
         """Both ends of a stream of n messages. -> results of sender and receiver"""
         end = time.monotonic() + timeout
         r = self.recv.wait(timeout)
         self.send.event("sent", max(1, end - time.monotonic()))
-        self.send.tell("close", flush=5)
-        s = self.send.wait(15)
+        self.send.tell("close", flush=flush)
+        s = self.send.wait(flush + 10)
         want(r["messages"] == s["messages"] == self.n, "%s messages sent, %s came", s["messages"],
              r["messages"])
         want(s["left"] == 0, "%s messages still queued at the sender", s["left"])
@@ -149,7 +149,7 @@ def counter(ep, *names):
 
 # ---------------------------------------------------------------- connect
 
-@scenario("ping", rows="T-1 T-5 T-6 T-9", dirs=BOTH, paths=(8, 1), ci=True)
+@scenario("ping", rows="T-1 T-5 T-6 T-9 T-18", dirs=BOTH, paths=(8, 1), ci=True)
 def ping(c):
     """Bind a socket and ping the other side, which has not been heard of."""
     src, src_a, _, dst_a = c.ends()
@@ -160,20 +160,27 @@ def ping(c):
         want(counter(c.k, "recv_ping") >= 5, "the kernel's recv_ping counts less than 5 pings")
 
 
-@scenario("first-message", rows="T-31", dirs=BOTH, ci=True)
+@scenario("first-message", rows="T-3 T-31", dirs=BOTH, ci=True)
 def first_message(c):
     """The first message ever is sent by a blocking socket of each path."""
     src, src_a, dst, dst_a = c.ends()
     # the first socket of a kernel hashes by another number than all later ones
     dummy = c.k.job("recv", bind=c.at_k(99), idle=100)
     dummy.event("ready")
-    for i, p in enumerate((20000, 1000, 2, 4000, 10000)):
+    ports = {20000: 5, 1000: 4, 2: 2, 4000: 1, 10000: 3}
+    for i, p in enumerate(ports):
         s = Stream(src, ip(src_a, p), dst, ip(dst_a, 3000 + i), 7 + i, 3, low=100, high=100)
         s.finish(15)
         c.messages += 3
+    if c.dir == "k>n" and not c.w.self_check:
+        # opened one after the other, paths have the same numbers at both ends; a map
+        # has 8240 bytes with its header, and each path may have had a pong
+        got = {path: n - size // 8240 for path, n, size in c.n.ask("info")["links"]}
+        want(len(got) == 8 and {p for p in range(1, 8) if got[p] == got[6] + 3} == set(ports.values()),
+             "messages came on other paths than the ports say: %s", got)
 
 
-@scenario("ping-off", rows="T-19", orders=("lo", "hi"))
+@scenario("ping-off", rows="T-19", timeout=100)
 def ping_off(c):
     """A kernel with ping_enable=0 answers no probe: everything on one path."""
     c.k.ask("sysctl", name="ping_enable", value=0)
@@ -186,7 +193,10 @@ def ping_off(c):
         else:
             raise Wrong("the kernel answered a ping")
         s = Stream(c.n, c.at_n(4000), c.k, c.at_k(4001), 3, 100, mode="nonblock", high=50000)
-        s.finish(30)
+        t = time.monotonic()
+        # a peer that says nothing is not taken for a kernel at once
+        s.finish(40, flush=40)
+        c.note("acknowledged after %.0f s" % (time.monotonic() - t))
         s = Stream(c.k, c.at_k(4000), c.n, c.at_n(4001), 4, 100, mode="nonblock", high=50000)
         s.finish(30)
         c.messages += 200
@@ -196,7 +206,7 @@ def ping_off(c):
 
 # ---------------------------------------------------------------- messages
 
-@scenario("messages", rows="T-2 T-3 T-4 T-13", paths=(8, 1), timeout=240, ci=True, n=10000, ci_n=1000)
+@scenario("messages", rows="T-2 T-3", paths=(8, 1), timeout=240, ci=True, n=10000, ci_n=1000)
 def messages(c):
     """Verified messages of 0 to 1 MiB both ways at once, four sockets each way,
     blocking, non-blocking and with a timeout; then the connections counted."""
@@ -215,7 +225,7 @@ def ipv6(c):
     check_conns(c)
 
 
-@scenario("big", rows="T-13 T-28", dirs=BOTH, orders=("lo",), n=200)
+@scenario("big", rows="T-28", dirs=BOTH, orders=("lo",), n=200)
 def big(c):
     """Messages of 1 MiB only, through a receiver with a small buffer."""
     src, src_a, dst, dst_a = c.ends()
@@ -227,7 +237,7 @@ def big(c):
 
 # ---------------------------------------------------------------- congestion
 
-@scenario("congestion", rows="T-11 T-12 T-29", dirs=BOTH, timeout=90, ci=True)
+@scenario("congestion", rows="T-11", dirs=BOTH, timeout=90, ci=True)
 def congestion(c):
     """A receiver that does not read congests its port only; senders are refused
     or blocked, and get through when it reads again."""
@@ -311,7 +321,7 @@ def moving(streams, timeout, least=20):
             time.sleep(0.1)
 
 
-@scenario("link-cut", rows="T-13", timeout=120, ci=True)
+@scenario("link-cut", timeout=120, ci=True)
 def link_cut(c):
     """The link loses everything for five seconds under load both ways."""
     streams = load(c)
@@ -540,7 +550,7 @@ def cancel(c):
     c.note("%d of 30 cancelled in time" % got["missing"])
 
 
-@scenario("absent-node", rows="T-22 T-23 T-26", dirs=("k>n",), absent=True, timeout=90, ci=True)
+@scenario("absent-node", rows="T-22 T-23", dirs=("k>n",), absent=True, timeout=90, ci=True)
 def absent_node(c):
     """The kernel sends to a node that does not listen until its buffer is full;
     then the node starts and gets all of it."""

@@ -132,6 +132,11 @@ impl Backend for Bowline {
         Ok(Info {
             counters: self.0.counters().into_iter().map(named).collect(),
             tcp: info.links.iter().map(|l| (l.local, l.remote)).collect(),
+            links: info
+                .links
+                .iter()
+                .filter_map(|l| Some((l.path?, l.received_messages, l.received_bytes)))
+                .collect(),
             detail,
             queued: info.send.len() + info.retrans.len(),
             driver: driver.map(named).into(),

@@ -85,6 +85,8 @@ pub(crate) struct Info {
     pub(crate) counters: Vec<(String, u64)>,
     /// Local and peer address of each TCP connection.
     pub(crate) tcp: Vec<(SocketAddr, SocketAddr)>,
+    /// Path, messages and bytes received of each TCP connection.
+    pub(crate) links: Vec<(u8, u64, u64)>,
     /// Connections and paths in words, for whoever looks into a failure.
     pub(crate) detail: Vec<String>,
     /// Messages waiting or unacknowledged, of all sockets.

@@ -15,9 +15,12 @@ impl Job {
                 format!("[{li}, {}, {pi}, {}]", l.port(), p.port())
             })
             .collect();
+        let links: Vec<String> =
+            info.links.iter().map(|(path, n, bytes)| format!("[{path}, {n}, {bytes}]")).collect();
         let detail: Vec<String> = info.detail.iter().map(|d| quote(d)).collect();
         Ok(self
             .event("done")
+            .raw("links", &format!("[{}]", links.join(", ")))
             .raw("detail", &format!("[{}]", detail.join(", ")))
             .map("counters", info.counters.into_iter().filter(|(_, v)| *v != 0))
             .raw("tcp", &format!("[{}]", tcp.join(", ")))

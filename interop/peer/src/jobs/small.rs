@@ -85,7 +85,7 @@ impl Job {
         Ok(done.float("median", at(0.5)).float("p99", at(0.99)).float("max", max))
     }
 
-    /// RDS pings: a message to port 0, answered by the node itself.
+    /// RDS pings: messages of some bytes to port 0, answered by the node itself without any.
     pub(super) fn ping(&self) -> Ended {
         let n: u64 = self.args.or("n", 3)?;
         let wait = Duration::from_secs_f64(self.args.or("wait", 10.0)?);
@@ -95,7 +95,7 @@ impl Job {
         let mut times = Vec::new();
         for _ in 0..n {
             let start = Instant::now();
-            socket.send(&[], to)?;
+            socket.send(&[IoSlice::new(b"12345")], to)?;
             let (len, source) = socket.recv(&mut [0; 64])?;
             if len != 0 || source != to {
                 return Err(wrong(format!("answer of {len} bytes from {source}")));
