@@ -464,7 +464,11 @@ impl Node {
             .until
             .iter()
             .zip(&conn.paths)
-            .all(|(until, path)| path.queue.front().is_none_or(|m| m.seq >= *until));
+            .all(|(until, path)| {
+                // Probes and pongs overtake nobody.
+                let first = path.queue.iter().find(|m| m.socket.is_some());
+                first.is_none_or(|m| m.seq >= *until)
+            });
         if through {
             conn.gate = None;
             let links: Vec<_> = conn.paths.iter().filter_map(|p| p.link).collect();
