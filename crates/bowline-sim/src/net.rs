@@ -511,7 +511,7 @@ impl Ctx {
             dir.buf.extend(&bytes[..n]);
             dir.written += n as u64;
             let (local, remote) = (conn.ends[side].addr.ip(), conn.ends[1 - side].addr.ip());
-            dir.tap.feed(&bytes[..n], (local, remote), &mut self.oracle);
+            dir.tap.feed(&bytes[..n], (local, remote), id.conn, &mut self.oracle);
             self.pump(id);
         }
         Ok(n)

@@ -27,7 +27,12 @@ struct Pending {
     index: u32,
     len: u32,
     excused: bool,
+    /// TCP connection it was written on last.
+    lane: u32,
 }
+
+/// A message not written yet.
+const NO_LANE: u32 = u32::MAX;
 
 #[derive(Debug)]
 struct Flow {
@@ -60,6 +65,8 @@ struct Slot {
     pongs_loose: bool,
     /// The address was another process's for a while.
     moved: bool,
+    /// Its node releases messages when they were processed, not when TCP has them.
+    end_to_end: bool,
 }
 
 /// Every flow of a run.
@@ -73,7 +80,7 @@ pub(crate) struct Oracle {
 
 impl Oracle {
     /// Adds a socket, not open yet; slots count up from 0.
-    pub(crate) fn add_slot(&mut self, addr: SocketAddr) {
+    pub(crate) fn add_slot(&mut self, addr: SocketAddr, end_to_end: bool) {
         let slot = self.slots.len();
         self.by_addr.insert(addr, slot);
         self.slots.push(Slot {
@@ -84,6 +91,7 @@ impl Oracle {
             pongs: 0,
             pongs_loose: false,
             moved: false,
+            end_to_end,
         });
     }
 
@@ -178,7 +186,12 @@ impl Oracle {
         let flow = self.flow(slot, target);
         let flow = &mut self.flows[flow];
         let excused = !reachable || (flow.loose && len < TAG_LEN);
-        flow.pending.push_back(Pending { index: flow.next, len: len as u32, excused });
+        flow.pending.push_back(Pending {
+            index: flow.next,
+            len: len as u32,
+            excused,
+            lane: NO_LANE,
+        });
         flow.next += 1;
         flow.loose |= !reachable;
         if flow.loose {
@@ -219,6 +232,14 @@ impl Oracle {
         };
         let flow = flows.iter().find(|f| self.flows[**f].incarnation == incarnation)?;
         Some(MessageId { flow: *flow as u32, index })
+    }
+
+    /// A message was begun on a TCP connection.
+    pub(crate) fn begun(&mut self, message: MessageId, lane: u32) {
+        let flow = &mut self.flows[message.flow as usize];
+        if let Ok(at) = flow.pending.binary_search_by_key(&message.index, |p| p.index) {
+            flow.pending[at].lane = lane;
+        }
     }
 
     /// The rules allow this message to be lost.
@@ -266,12 +287,13 @@ impl Oracle {
         let Some(flows) = self.by_pair.get(&(slot, target)) else {
             return Err(format!("{}: a message although none was sent", name()));
         };
+        let by_tcp = !(self.slots[slot].end_to_end && self.slots[target].end_to_end);
         let Some((index, tag_slot, incarnation)) = payload::tag(payload) else {
             if flows.iter().any(|f| self.flows[*f].loose) {
                 return Ok(()); // not told apart any more
             }
             for &flow in flows {
-                if self.flows[flow].take_short(payload, slot, target, scratch) {
+                if self.flows[flow].take_short(payload, slot, target, by_tcp, scratch) {
                     return Ok(());
                 }
             }
@@ -312,8 +334,17 @@ impl Oracle {
             let len = flow.pending[at].len;
             return Err(format!("{name}: message {index} has {} of {len} bytes", payload.len()));
         }
-        if let Some(skipped) = flow.pending.iter().take(at).find(|p| !p.excused) {
-            return Err(format!("{name}: message {index} before {}", skipped.index));
+        // When paths are added, a sender that goes by TCP's word lets the new ones go when TCP has
+        // everything of the old ones; the receiver may still read the new ones first.
+        let lane = flow.pending[at].lane;
+        let elsewhere = |p: &Pending| by_tcp && p.lane != lane && p.lane != NO_LANE;
+        let mut skipped = flow.pending.iter().take(at).filter(|p| !p.excused);
+        if let Some(first) = skipped.clone().next() {
+            if skipped.all(elsewhere) {
+                flow.pending.remove(at);
+                return Ok(());
+            }
+            return Err(format!("{name}: message {index} before {}", first.index));
         }
         flow.pending.drain(..=at);
         flow.last = Some(index);
@@ -353,27 +384,35 @@ impl Flow {
         }
     }
 
-    /// Takes the first message that looks like `payload` and may come now.
+    /// Takes the first message that looks like `payload` and may come now. `by_tcp`: it may have
+    /// overtaken those of other connections.
     fn take_short(
         &mut self,
         payload: &[u8],
         slot: usize,
         target: usize,
+        by_tcp: bool,
         scratch: &mut Vec<u8>,
     ) -> bool {
         for at in 0..self.pending.len() {
             let p = &self.pending[at];
-            if p.len as usize == payload.len() {
-                scratch.clear();
-                payload::fill(scratch, slot, self.incarnation, target, p.index, payload.len());
-                if scratch == payload {
-                    // What lies before was excused, or the loop would have ended.
-                    self.pending.drain(..=at);
-                    return true;
-                }
+            if p.len as usize != payload.len() {
+                continue;
             }
-            if !p.excused {
-                return false;
+            scratch.clear();
+            payload::fill(scratch, slot, self.incarnation, target, p.index, payload.len());
+            if scratch != payload {
+                continue;
+            }
+            let mut waiting = self.pending.iter().take(at).filter(|p| !p.excused);
+            if waiting.clone().next().is_none() {
+                self.pending.drain(..=at);
+                return true;
+            }
+            // Short messages are known to a flow only, not their connection.
+            if by_tcp && waiting.all(|q| q.lane != NO_LANE) {
+                self.pending.remove(at);
+                return true;
             }
         }
         false

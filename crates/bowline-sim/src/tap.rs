@@ -77,14 +77,22 @@ impl Cursor {
 }
 
 impl Tap {
-    /// Follows `bytes` that TCP took; `ends` are the writer's and the reader's address.
-    pub(crate) fn feed(&mut self, bytes: &[u8], ends: (IpAddr, IpAddr), oracle: &mut Oracle) {
+    /// Follows `bytes` that TCP took on connection `lane`; `ends` are the writer's and the reader's
+    /// address.
+    pub(crate) fn feed(
+        &mut self,
+        bytes: &[u8],
+        ends: (IpAddr, IpAddr),
+        lane: u32,
+        oracle: &mut Oracle,
+    ) {
         self.attempted.clear();
         let mut cursor = std::mem::take(&mut self.cursor);
         let mut begun = Vec::new();
         cursor.follow(bytes, ends, oracle, |end, message| begun.push((end, message)));
         self.cursor = cursor;
         for (end, message) in begun {
+            oracle.begun(message, lane);
             if self.receiver_died {
                 oracle.excuse(message);
             } else {

@@ -100,7 +100,8 @@ impl World {
             .collect();
         let mut ctx = Ctx::new(rng, Net::new(hosts_net, plan.net.clone()), trace);
         for slot in &plan.slots {
-            ctx.oracle.add_slot(SocketAddr::new(slot.addr, slot.port));
+            let end_to_end = ctx.net.hosts[slot.host].end_to_end;
+            ctx.oracle.add_slot(SocketAddr::new(slot.addr, slot.port), end_to_end);
         }
         let n = plan.nodes.len();
         if plan.nodes.iter().any(|n| matches!(n.kind, NodeKind::Kernel(_))) {
