@@ -85,7 +85,6 @@ impl Node {
         let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
         let first = !conn.peer.is_bowline();
         conn.peer = Peer::Bowline { max_message: b.max_message };
-        conn.dedup = None;
         if let Some(link) = self.links.get_mut(id.0) {
             link.hello.due = true;
             link.hello.needed = true;

@@ -284,14 +284,12 @@ impl Node {
         let link = self.links.get_mut(id.0)?;
         let conn_id = link.conn;
         let (path, serial) = (link.path, link.serial);
-        if link.shy || !link.confirmed {
-            let dialled = !link.confirmed;
+        if !link.confirmed {
+            self.confirm(id);
+        } else if link.shy && !header.is_map() {
+            // A map does not tell who the peer is; what follows it does.
             link.shy = false;
-            if dialled {
-                self.confirm(id);
-            } else {
-                self.signal_transmit(id);
-            }
+            self.signal_transmit(id);
         }
         if header.is_map() {
             self.conns.get_mut(conn_id.0)?.heard(self.now);
@@ -317,6 +315,14 @@ impl Node {
                 return None;
             };
             if !self.next_in_order(id, path, header) {
+                return None;
+            }
+            // Before the peer was known it may have sent this under another path's number.
+            if header.flags.contains(Flags::RETRANSMITTED)
+                && let Some(dedup) = self.conns.get_mut(conn_id.0)?.dedup.as_mut()
+                && dedup.is_duplicate(id, serial, header, &rope)
+            {
+                self.stats.recv_drop_old_seq += 1;
                 return None;
             }
         } else {

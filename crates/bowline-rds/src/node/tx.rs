@@ -460,15 +460,15 @@ impl Node {
     pub(super) fn check_gate(&mut self, conn_id: ConnId) {
         let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
         let Some(gate) = &conn.gate else { return };
-        let through = gate
-            .until
-            .iter()
-            .zip(&conn.paths)
-            .all(|(until, path)| {
-                // Probes and pongs overtake nobody.
-                let first = path.queue.iter().find(|m| m.socket.is_some());
-                first.is_none_or(|m| m.seq >= *until)
-            });
+        let through = gate.until.iter().zip(&conn.paths).all(|(until, path)| {
+            // Probes and pongs overtake nobody, nor does what will never be sent.
+            let counts = |m: &&crate::path::TxMsg| {
+                let gone = m.has(mark::CANCELLED) && m.stream_start == crate::path::UNPLANNED;
+                m.socket.is_some() && !gone
+            };
+            let first = path.queue.iter().find(counts);
+            first.is_none_or(|m| m.seq >= *until)
+        });
         if through {
             conn.gate = None;
             let links: Vec<_> = conn.paths.iter().filter_map(|p| p.link).collect();
