@@ -544,6 +544,7 @@ impl Node {
             .map(|(id, _)| LinkId(id))
             .collect();
         for id in &hit {
+            self.process_all(*id); // TCP has acknowledged it
             self.close_link(*id, CloseHow::Reset);
         }
         hit.len()
