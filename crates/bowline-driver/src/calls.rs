@@ -92,8 +92,13 @@ impl Shared {
             Ok(sent) => return Ok(self.finish_send(st, sent)),
             Err(error) => error,
         };
+        let look = patience != Patience::Never || self.may_glance(&mut st);
         self.finish(st, None, None);
         if !is_passing(error) {
+            return Err(error.into());
+        }
+        if !look {
+            self.rearm(id, Interest::WRITE);
             return Err(error.into());
         }
         let want = Want { id, interest: Interest::WRITE, deadline: self.deadline(patience) };

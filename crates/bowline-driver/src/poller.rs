@@ -24,6 +24,7 @@ use rustix::event::epoll::{self, EventFlags};
 
 use crate::config::PollMode;
 use crate::error::Error;
+use crate::flush::HELPER_AGE_NS;
 use crate::helper::TICK_NS;
 use crate::read::PARSE_BUDGET;
 use crate::shared::{Role, Shared, State};
@@ -40,6 +41,8 @@ const TRIES: u32 = 16;
 const SCORE_MAX: i32 = 8;
 /// When looking has not paid, it is tried again once in so many times.
 const RETRY_EVERY: u64 = 16;
+/// Least time between two looks of refused senders.
+const GLANCE_GAP_NS: u64 = 50_000;
 /// Two empty-handed calls within this time are one program polling.
 const POLLING_GAP_NS: u64 = 500_000;
 /// A holder of the role for longer than this lets the background thread know when it leaves.
@@ -346,6 +349,17 @@ impl Shared {
         }
     }
 
+    /// Tells whether a refused sender that does not wait may look at the network: not each time, or
+    /// one congested destination would make a program that serves many send each message alone.
+    pub(crate) fn may_glance(&self, st: &mut State) -> bool {
+        let now = self.clock.now().as_nanos();
+        let due = now.saturating_sub(st.last_glance) >= GLANCE_GAP_NS;
+        if due {
+            st.last_glance = now;
+        }
+        due
+    }
+
     /// Looks at the network once, for a caller that does not wait; then tries again.
     #[cold]
     pub(crate) fn glance<T>(
@@ -360,7 +374,10 @@ impl Shared {
                 self.settle(st, sc);
                 return Attempt::Done(done);
             }
-            self.collect_dirty(&mut st, sc, 0);
+            // A program that looks for answers wants its questions out; one that just found a queue
+            // full does not.
+            let age = if want.until().is_some() { 0 } else { HELPER_AGE_NS };
+            self.collect_dirty(&mut st, sc, age);
             let polling = now.saturating_sub(st.last_miss) < POLLING_GAP_NS;
             st.last_miss = now;
             if (st.role == Role::Helper && !polling) || !self.take_role(&mut st, sc) {

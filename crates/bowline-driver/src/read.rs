@@ -115,8 +115,9 @@ impl Shared {
     ) -> Option<ReadEnd> {
         let mut st = self.lock();
         let now = st.at(self.clock.now());
-        let Some(slot) = st.slot(link.id) else { return Some(ReadEnd::Gone) };
-        slot.answered = true;
+        if st.slot(link.id).is_none() {
+            return Some(ReadEnd::Gone);
+        }
         if st.hot[0].as_ref().is_none_or(|hot| hot.id != link.id) {
             st.hot.swap(0, 1);
             st.hot[0] = Some(Arc::clone(link));
@@ -128,7 +129,14 @@ impl Shared {
         // Threads that are parked need their messages; a lone reader wants just its own, and the
         // rest when it comes back, while the bytes are still in the cache.
         let until = sc.until.filter(|_| st.parked.is_empty());
+        let before = st.core.counters().recv_queued;
         st.core.process(now, until, PARSE_BUDGET);
+        // Acknowledgements alone are no reason to hurry with what is sent next.
+        if st.core.counters().recv_queued != before
+            && let Some(slot) = st.slot(link.id)
+        {
+            slot.answered = true;
+        }
         let refused = !st.core.wants_read(link.id);
         if refused {
             link.set_paused(true);

@@ -97,6 +97,8 @@ pub(crate) struct State {
     pub(crate) tcp_acks: bool,
     pub(crate) next_tcp_ack: u64,
     pub(crate) last_miss: u64,
+    /// When a refused sender looked last.
+    pub(crate) last_glance: u64,
     /// Calls that moved a message; an application that makes them polls by itself when it has to.
     pub(crate) calls: u64,
     pub(crate) events: VecDeque<Event>,
@@ -138,6 +140,7 @@ impl State {
             tcp_acks: false,
             next_tcp_ack: 0,
             last_miss: 0,
+            last_glance: 0,
             calls: 0,
             events: VecDeque::new(),
             bytes_copied: (0, 0),

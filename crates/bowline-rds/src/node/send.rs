@@ -216,12 +216,16 @@ impl Node {
         let to_bowline = conn.peer.is_bowline();
         let path = conn.make_path(index as u8, self.first_sequence);
         let mut marks = 0;
-        // Budgets of R-526; the flag is on the wire only between bowline nodes.
+        // Budgets of R-526. The flag is on the wire only between bowline nodes, and not for
+        // the count of messages: an answer carries the acknowledgement of a short question.
         path.unacked_packets -= 1;
         path.unacked_bytes -= len as i64;
-        if path.unacked_packets < 0 || path.unacked_bytes < 0 {
+        let many_bytes = path.unacked_bytes < 0;
+        if path.unacked_packets < 0 || many_bytes {
             path.unacked_packets = self.config.sysctl.max_unacked_packets.max(1) - 1;
-            path.unacked_bytes = self.config.sysctl.max_unacked_bytes;
+            if many_bytes {
+                path.unacked_bytes = self.config.sysctl.max_unacked_bytes;
+            }
             self.stats.send_ack_required += 1;
             marks |= mark::ACK_REQUIRED;
         }
@@ -229,7 +233,7 @@ impl Node {
         if half_full {
             marks |= mark::ACK_REQUIRED;
         }
-        let asks = marks & mark::ACK_REQUIRED != 0 && to_bowline;
+        let asks = (half_full || many_bytes) && to_bowline;
         if cookie.is_some() {
             marks |= mark::ZCOPY;
         }
