@@ -221,12 +221,14 @@ impl Node {
     /// one are dropped, its numbers are forgotten.
     fn peer_restarted(&mut self, conn_id: ConnId, present: LinkId) {
         self.stats.peer_restarts += 1;
+        // Connections made after the one that tells it are the new process's.
+        let serial = self.link(present).map_or(0, |l| l.serial);
         let stale: Vec<_> = self.links_of(conn_id).into_iter().filter(|l| *l != present).collect();
         for link in stale {
-            let accepted_later = self
-                .link(link)
-                .is_some_and(|l| matches!(l.state, LinkState::Extra | LinkState::Connecting));
-            if !accepted_later {
+            let later = self.link(link).is_some_and(|l| {
+                l.serial > serial || matches!(l.state, LinkState::Extra | LinkState::Connecting)
+            });
+            if !later {
                 self.close_link(link, CloseHow::Reset);
             }
         }

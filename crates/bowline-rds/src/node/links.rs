@@ -27,7 +27,7 @@ const EXTRA_TIME: Duration = Duration::from_secs(35);
 const HELLO_TIME: Duration = Duration::from_secs(34);
 /// A peer that sends nothing but maps for so long is taken for a kernel; most show themselves with
 /// their first frame.
-const UNKNOWN_TIME: Duration = Duration::from_secs(30);
+const UNKNOWN_TIME: Duration = Duration::from_secs(34);
 
 impl Node {
     /// Takes an accepted TCP connection. `None`: close it with a reset.
