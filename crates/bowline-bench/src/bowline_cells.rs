@@ -62,7 +62,7 @@ fn probe(node: &Node) -> Probe {
     Box::new(move || {
         let stats = node.driver_stats();
         vec![
-            ("syscalls", stats.syscalls()),
+            ("syscalls", stats.busy_syscalls()),
             ("writes", stats.writes),
             ("reads", stats.reads),
             ("waits", stats.waits),

@@ -90,6 +90,10 @@ fn refuse(fd: impl AsFd) {
     let _ = sockopt::set_socket_linger(fd, Some(Duration::ZERO));
 }
 
+/// How long a refused connection is kept, ns, and how many are.
+const HOLD_NS: u64 = 1_000_000_000;
+const HELD_MAX: usize = 256;
+
 impl Shared {
     /// Accepts what waits.
     pub(crate) fn accept(&self, sc: &mut Scratch, listener: &Listener) {
@@ -129,6 +133,11 @@ impl Shared {
         let buffers = tcp_buffers(&st);
         let Some(id) = st.core.handle_accepted(now, local, remote) else {
             refuse(&fd);
+            // A connector that is reset at once comes back at once; one that only knocks does not
+            // care.
+            if st.held.len() < HELD_MAX {
+                st.held.push_back((now.as_nanos() + HOLD_NS, fd));
+            }
             return self.collect(&mut st, sc, None);
         };
         st.put_slot(id);

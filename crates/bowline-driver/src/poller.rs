@@ -292,6 +292,9 @@ impl Shared {
         let limit = limit.map(sys::timespec);
         let found = epoll::wait(&self.epoll, spare_capacity(&mut sc.events), limit.as_ref());
         if found.is_err() || sc.events.is_empty() {
+            if limit.is_some_and(|limit| limit.tv_sec == 0 && limit.tv_nsec == 0) {
+                self.stats.empty_looks.inc();
+            }
             return;
         }
         let mut st = self.lock();

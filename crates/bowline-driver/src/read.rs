@@ -89,6 +89,7 @@ impl Shared {
                     }
                 }
                 Err(Errno::AGAIN) => {
+                    self.stats.empty_looks.inc();
                     sc.rx = Some(rx);
                     return (got, ReadEnd::Empty);
                 }

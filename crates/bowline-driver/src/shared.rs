@@ -93,6 +93,8 @@ pub(crate) struct State {
     pub(crate) hot: [Option<Arc<Link>>; 2],
     /// Links to come back to, and when.
     pub(crate) later: Vec<(u64, LinkId, Later)>,
+    /// Refused connections, to be closed at their time; oldest first.
+    pub(crate) held: VecDeque<(u64, OwnedFd)>,
     /// Some link waits for acknowledgements that only TCP gives.
     pub(crate) tcp_acks: bool,
     pub(crate) next_tcp_ack: u64,
@@ -137,6 +139,7 @@ impl State {
             unread: Vec::new(),
             hot: [None, None],
             later: Vec::new(),
+            held: VecDeque::new(),
             tcp_acks: false,
             next_tcp_ack: 0,
             last_miss: 0,
@@ -253,8 +256,9 @@ impl State {
     pub(crate) fn next_timeout(&self) -> Option<u64> {
         let core = self.core.poll_timeout().map(Instant::as_nanos);
         let later = self.later.iter().map(|(at, ..)| *at).min();
+        let held = self.held.front().map(|(at, _)| *at);
         let ack = self.tcp_acks.then_some(self.next_tcp_ack);
-        [core, later, ack].into_iter().flatten().min()
+        [core, later, held, ack].into_iter().flatten().min()
     }
 }
 
@@ -291,6 +295,11 @@ impl Shared {
         let ns = now.as_nanos();
         if st.core.poll_timeout().is_some_and(|at| at <= now) {
             st.core.handle_timeout(now);
+        }
+        while st.held.front().is_some_and(|(at, _)| *at <= ns)
+            && let Some((_, fd)) = st.held.pop_front()
+        {
+            sc.todo.forget.push(fd);
         }
         while let Some(at) = st.later.iter().position(|(at, ..)| *at <= ns) {
             let (_, id, what) = st.later.swap_remove(at);

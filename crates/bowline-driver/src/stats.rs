@@ -33,6 +33,9 @@ stats! {
     writes,
     /// Reads from connections, those that found nothing included.
     reads,
+    /// Reads and looks that found nothing; how many a thread makes that looks before it sleeps
+    /// depends on time, not on messages.
+    empty_looks,
     /// Waits for, or looks at, the readiness of connections.
     waits,
     /// Reads of how much TCP has acknowledged.
@@ -56,6 +59,11 @@ stats! {
 }
 
 impl DriverStats {
+    /// Returns the system calls that moved something: all but the looks that found nothing.
+    pub fn busy_syscalls(&self) -> u64 {
+        self.syscalls() - self.empty_looks
+    }
+
     /// Returns the system calls of all kinds, those of the background thread included; each
     /// hand-over between threads counts as one.
     pub fn syscalls(&self) -> u64 {

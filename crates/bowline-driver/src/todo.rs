@@ -32,6 +32,7 @@ pub(crate) struct Todo {
     pub(crate) close: Vec<(Arc<Link>, CloseHow)>,
     pub(crate) drain: Vec<LinkId>,
     pub(crate) due: Vec<(LinkId, Later)>,
+    pub(crate) forget: Vec<OwnedFd>,
     pub(crate) probe: Vec<Arc<Link>>,
 }
 
@@ -113,6 +114,8 @@ impl Shared {
                 self.accept(sc, &listener);
             } else if let Some(id) = sc.todo.drain.pop() {
                 self.drain(sc, id);
+            } else if let Some(fd) = sc.todo.forget.pop() {
+                drop(fd);
             } else if let Some((id, what)) = sc.todo.due.pop() {
                 match what {
                     Later::GiveUp => self.closed(sc, id, bowline_rds::CloseReason::TimedOut),

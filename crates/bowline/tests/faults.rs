@@ -174,3 +174,28 @@ fn a_killed_peer_comes_back() {
         assert!(next <= last + 1 + in_hand, "from {last} to {next}");
     }
 }
+
+// tests: a refused connection is not reset at once, or its opener would storm
+#[test]
+fn a_refused_connection_is_kept_for_a_second() {
+    let node = builder(240, 1).build().unwrap();
+    let larger = ip(240, 2);
+    // A larger address may only knock; the node has nothing for it.
+    let socket = rustix::net::socket(
+        rustix::net::AddressFamily::INET,
+        rustix::net::SocketType::STREAM,
+        None,
+    )
+    .unwrap();
+    rustix::net::bind(&socket, &std::net::SocketAddr::new(larger, 0)).unwrap();
+    rustix::net::connect(&socket, &addr(240, 1, 16385)).unwrap();
+    let mut stream = std::net::TcpStream::from(socket);
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    let begun = Instant::now();
+    let end = std::io::Read::read(&mut stream, &mut [0; 1]);
+    assert!(matches!(end, Ok(0)) || end.is_err(), "no byte is sent on it");
+    let kept = begun.elapsed();
+    assert!(kept >= Duration::from_millis(900), "closed after {kept:?}");
+    assert!(kept < Duration::from_secs(10), "closed after {kept:?}");
+    drop(node);
+}

@@ -89,7 +89,7 @@ pub(super) fn pairs_tx(mut role: Role) -> Result<(), String> {
             nap(socket, Interest::WRITE);
         }
     }
-    done(sent, node.driver_stats().syscalls());
+    done(sent, node.driver_stats().busy_syscalls());
     std::process::exit(0);
 }
 
@@ -161,7 +161,7 @@ pub(super) fn fan_tx(mut role: Role) -> Result<(), String> {
             sent += 1;
         }
     }
-    done(sent, node.driver_stats().syscalls());
+    done(sent, node.driver_stats().busy_syscalls());
     std::process::exit(0);
 }
 

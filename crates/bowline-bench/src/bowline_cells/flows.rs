@@ -66,7 +66,7 @@ pub(super) fn stream_tx(mut role: Role) -> Result<(), String> {
             sent += 1;
         }
     }
-    done(sent, node.driver_stats().syscalls());
+    done(sent, node.driver_stats().busy_syscalls());
     std::process::exit(0); // the receiver is told to end next: nothing is left to flush
 }
 
@@ -111,7 +111,7 @@ pub(super) fn batch_tx(mut role: Role) -> Result<(), String> {
             sent += at as u64;
         }
     }
-    done(sent, node.driver_stats().syscalls());
+    done(sent, node.driver_stats().busy_syscalls());
     std::process::exit(0); // the receiver is told to end next: nothing is left to flush
 }
 

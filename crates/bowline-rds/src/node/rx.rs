@@ -468,7 +468,7 @@ impl Node {
         }
     }
 
-    pub(super) fn pong(&mut self, conn_id: crate::ids::ConnId, index: u8, to: u16, ext: [u8; 16]) {
+    pub(super) fn pong(&mut self, conn_id: ConnId, index: u8, to: u16, ext: [u8; 16]) {
         let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
         if conn.map.is_set(to) {
             self.stats.cong_send_error += 1;
