@@ -19,6 +19,9 @@ use crate::time::Instant;
 const CONFIRM_TIME: Duration = Duration::from_millis(200);
 /// How long an acceptor waits for a peer it does not know to say who it is.
 const SHY_TIME: Duration = Duration::from_millis(200);
+/// Rejected connections in a row after which all of a peer's are opened anew: at a second each,
+/// longer than a kernel needs to find a dead connection by keepalive.
+const REJECTED_MAX: u16 = 100;
 /// How long an accepted connection may stay without a path.
 const EXTRA_TIME: Duration = Duration::from_secs(35);
 /// A bowline peer that sends a map and then no greeting for so long is not one any more. A kernel
@@ -354,6 +357,8 @@ impl Node {
         path.link = None;
         path.state = PathState::Down;
         if was_up {
+            let silent = link.role == Role::Dial && link.rx.bytes == 0;
+            path.rejected = if silent { path.rejected.saturating_add(1) } else { 0 };
             self.reset_path(conn_id, index, &link);
         }
         Some((conn_id, index))
@@ -363,6 +368,7 @@ impl Node {
     fn succeed(&mut self, conn_id: ConnId, index: u8) {
         let Some(conn) = self.conns.get(conn_id.0) else { return };
         if conn.smaller {
+            self.start_over_if_rejected(conn_id, index);
             self.schedule_reconnect(conn_id, index);
             return;
         }
@@ -376,6 +382,24 @@ impl Node {
             self.attach(next, index);
         } else if self.wants_peer(conn) {
             self.schedule_reconnect(conn_id, 0);
+        }
+    }
+
+    /// A kernel that has restarted may have taken the first connection it got back for a path it
+    /// was not for, and has no place for that path's own ever after. Opening all of them
+    /// anew in their order puts that right.
+    fn start_over_if_rejected(&mut self, conn_id: ConnId, index: u8) {
+        let Some(conn) = self.conns.get_mut(conn_id.0).filter(|c| !c.peer.is_bowline()) else {
+            return;
+        };
+        let Some(path) = conn.paths.get_mut(usize::from(index)) else { return };
+        if path.rejected < REJECTED_MAX {
+            return;
+        }
+        path.rejected = 0;
+        let others: Vec<_> = conn.paths.iter().filter_map(|p| p.link).collect();
+        for link in others {
+            self.drain_link(link);
         }
     }
 
