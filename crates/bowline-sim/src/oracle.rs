@@ -337,7 +337,10 @@ impl Oracle {
         // When paths are added, a sender that goes by TCP's word lets the new ones go when TCP has
         // everything of the old ones; the receiver may still read the new ones first.
         let lane = flow.pending[at].lane;
-        let elsewhere = |p: &Pending| by_tcp && p.lane != lane && p.lane != NO_LANE;
+        let elsewhere = |p: &Pending| {
+            let short = (p.len as usize) < TAG_LEN; // the connection of these is not known
+            by_tcp && (short || (p.lane != lane && p.lane != NO_LANE))
+        };
         let mut skipped = flow.pending.iter().take(at).filter(|p| !p.excused);
         if let Some(first) = skipped.clone().next() {
             if skipped.all(elsewhere) {
@@ -409,8 +412,8 @@ impl Flow {
                 self.pending.drain(..=at);
                 return true;
             }
-            // Short messages are known to a flow only, not their connection.
-            if by_tcp && waiting.all(|q| q.lane != NO_LANE) {
+            let begun = |q: &Pending| q.lane != NO_LANE || (q.len as usize) < TAG_LEN;
+            if by_tcp && waiting.all(begun) {
                 self.pending.remove(at);
                 return true;
             }
