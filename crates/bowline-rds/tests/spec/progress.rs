@@ -213,12 +213,12 @@ fn what_a_quiet_peer_sent_is_forgotten() {
     let s = lab.bound("10.0.0.2:5000");
     let link = lab.kernel(A, 1);
     lab.deliver(link, &[data(2, 9, 5000, b"once")]);
-    lab.advance(std::time::Duration::from_secs(59));
+    lab.advance(Duration::from_secs(59));
     lab.fail(link, CloseReason::Reset);
     let link = lab.accept(A);
     lab.deliver(link, &[flagged(data(2, 9, 5000, b"once"))]);
     assert_eq!(lab.recv_all(s).len(), 1, "repeated within a minute");
-    lab.advance(std::time::Duration::from_secs(121));
+    lab.advance(Duration::from_secs(121));
     lab.fail(link, CloseReason::Reset);
     let link = lab.accept(A);
     lab.deliver(link, &[flagged(data(2, 9, 5000, b"once"))]);
