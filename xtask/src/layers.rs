@@ -7,14 +7,16 @@ use serde_json::Value;
 use crate::repo;
 use crate::run::{self, Outcome};
 
-/// Crates and their layer: a crate may use crates of lower layers only.
-const LAYERS: [(&str, u8); 6] = [
+/// Crates and their layer: a crate may use crates of lower layers only. The command is the top edge.
+const LAYERS: [(&str, u8); 8] = [
     ("bowline-wire", 1),
     ("bowline-rds", 2),
     ("bowline-driver", 3),
     ("bowline-sim", 3),
     ("bowline", 4),
     ("bowline-bench", 5),
+    ("bowline-interop-peer", 5),
+    ("bowline-cli", 6),
 ];
 /// Crates that use no other crate of the workspace and are used by none.
 const APART: [&str; 1] = ["xtask"];

@@ -1,7 +1,8 @@
 //! Which rule of docs/spec is cited by which code and which test.
 //!
 //! A rule is a line `- **R-101** ...` or a row `| D-3 | ... |`. A citation is an id in square
-//! brackets, `[R-101]` or `[R-101, R-102]` or `[R-101 to R-105]`, or a bare `R-101`.
+//! brackets, `[R-101]` or `[R-101, R-102]` or `[R-101 to R-105]`, or a bare `R-101`. Tests and
+//! interop scenarios may name rows of the checklist as bare words, `T-5`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -75,7 +76,7 @@ fn survey() -> Result<Survey, String> {
         let code_lines = repo::code_lines(&text);
         for (index, line) in text.lines().enumerate() {
             let place = format!("{name}:{}", index + 1);
-            for id in citations(line, &out.rules) {
+            for id in citations(line, &out.rules, names_rows(name)) {
                 let Some(rule) = out.rules.get_mut(&id) else {
                     out.problems.push(format!("{place}: {id} is not a rule of docs/spec"));
                     continue;
@@ -108,6 +109,11 @@ fn survey() -> Result<Survey, String> {
 
 fn is_spec(name: &str) -> bool {
     name.starts_with("docs/spec/") && name.ends_with(".md")
+}
+
+/// Tells whether a file may name rows of the checklist as bare words.
+fn names_rows(name: &str) -> bool {
+    repo::is_test_file(name) && !name.ends_with(".md")
 }
 
 fn may_cite(name: &str) -> bool {
@@ -190,8 +196,9 @@ fn exception(line: &str) -> Result<Option<(Id, String)>, String> {
     Ok(Some((id, reason.to_owned())))
 }
 
-/// Every rule a line cites, ranges included; ids that do not exist too.
-fn citations(line: &str, rules: &BTreeMap<Id, Rule>) -> Vec<Id> {
+/// Every rule a line cites, ranges included; ids that do not exist too. With `rows`, bare rows of
+/// the checklist count as well.
+fn citations(line: &str, rules: &BTreeMap<Id, Rule>, rows: bool) -> Vec<Id> {
     let mut out = Vec::new();
     let mut previous = ' ';
     let mut in_brackets = false;
@@ -206,7 +213,7 @@ fn citations(line: &str, rules: &BTreeMap<Id, Rule>) -> Vec<Id> {
         let starts = !(previous.is_alphanumeric() || previous == '-' || previous == '_');
         previous = c;
         let Some((id, rest)) = leading_id(&line[at..]).filter(|_| starts) else { continue };
-        let bare = id.0 == 'R' && id.1 >= 100;
+        let bare = (id.0 == 'R' && id.1 >= 100) || (rows && id.0 == 'T');
         if !in_brackets && !bare {
             continue;
         }
@@ -243,7 +250,14 @@ mod tests {
 
     fn cited(line: &str) -> Vec<String> {
         let rules = [1, 2, 3, 104].map(|n| (Id('R', n), Rule::default())).into_iter().collect();
-        citations(line, &rules).iter().map(Id::to_string).collect()
+        citations(line, &rules, false).iter().map(Id::to_string).collect()
+    }
+
+    #[test]
+    fn scenarios_name_rows_as_bare_words() {
+        let found = citations(r#"@scenario("ping", rows="T-1 T-18")"#, &BTreeMap::new(), true);
+        assert_eq!(found, [Id('T', 1), Id('T', 18)]);
+        assert!(names_rows("interop/suite/scenarios.py") && !names_rows("interop/README.md"));
     }
 
     #[test]

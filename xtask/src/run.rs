@@ -117,7 +117,7 @@ fn describe(command: &Command) -> String {
 
 /// Runs a subcommand of the bowline binary, built for release.
 pub(crate) fn bowline(verb: &str, args: &[String]) -> Outcome {
-    let run = ["run", "--release", "--locked", "--package", "bowline", "--", verb];
+    let run = ["run", "--release", "--locked", "--package", "bowline-cli", "--", verb];
     status(cargo(&run).args(args))
 }
 
@@ -151,7 +151,7 @@ pub(crate) fn dist() -> Outcome {
             return Outcome::Failed(format!("{}: {error}", dir.display()));
         }
     }
-    let run = ["run", "--release", "--locked", "--package", "bowline", "--"];
+    let run = ["run", "--release", "--locked", "--package", "bowline-cli", "--"];
     let done = status(cargo(&run).arg("man").arg(&man));
     if done != Outcome::Passed {
         return done;
