@@ -6,13 +6,14 @@ use std::io::IoSlice;
 use std::net::{IpAddr, SocketAddr};
 
 use bowline_rds::{
-    CloseHow, CloseReason, Config, Error, Event, Instant, Interest, LinkId, Node, Output, RecvOpts,
-    RxBuf, RxPool, SendMsg, SocketId, TxBatch,
+    CloseHow, CloseReason, Config, Error, Event, Instant, Interest, LinkId, Node, Output, Received,
+    RecvOpts, RxBuf, RxPool, SendMsg, SocketId, TxBatch,
 };
 
 use crate::ctx::{Ctx, HostEvent, HostId, MS, SEC, US};
 use crate::host::SendResult;
 use crate::net::{EndId, Notice, ReadOutcome, Reason, TcpClose};
+use crate::plan::SlotPlan;
 use crate::sabotage::{Framing, Sabotage};
 
 /// Liberties of this driver.
@@ -51,6 +52,7 @@ struct Sock {
     waits_to_read: bool,
     /// The send queue was full when a send was refused last.
     waits_for_room: bool,
+    peek_permille: u64,
 }
 
 /// One bowline node and its driver.
@@ -105,23 +107,18 @@ impl BowlineHost {
         }
     }
 
-    pub(crate) fn open(
-        &mut self,
-        ctx: &mut Ctx,
-        slot: usize,
-        addr: SocketAddr,
-        send: usize,
-        recv: usize,
-    ) {
+    pub(crate) fn open(&mut self, ctx: &mut Ctx, slot: usize, addr: SocketAddr, plan: &SlotPlan) {
         let made = self.node.socket().and_then(|id| {
             self.node.bind(id, addr)?;
-            self.node.set_send_buffer(id, send)?;
-            self.node.set_recv_buffer(id, recv)?;
+            self.node.set_send_buffer(id, plan.send_buffer)?;
+            self.node.set_recv_buffer(id, plan.recv_buffer)?;
+            self.node.set_cong_monitor(id, plan.monitor)?;
             Ok(id)
         });
         match made {
             Ok(id) => {
-                let sock = Sock { id, waits_to_read: false, waits_for_room: false };
+                let peek_permille = plan.peek_permille;
+                let sock = Sock { id, waits_to_read: false, waits_for_room: false, peek_permille };
                 self.socks.insert(slot, sock);
                 self.slots.insert(id, slot);
             }
@@ -195,29 +192,42 @@ impl BowlineHost {
     pub(crate) fn recv(&mut self, ctx: &mut Ctx, slot: usize) -> Option<(SocketAddr, Vec<u8>)> {
         let sock = self.socks.get_mut(&slot)?;
         let id = sock.id;
-        let received = match self.node.recv(now(ctx), id, RecvOpts::default()) {
-            Ok(received) => {
-                let data = received.data.map(|rope| {
-                    let mut out = vec![0; rope.len()];
-                    rope.copy_to(&mut out);
-                    out
-                });
-                received.source.zip(data)
-            }
-            Err(Error::Empty) => {
-                sock.waits_to_read = true;
-                if let Err(e) = self.node.register(id, Interest::READ) {
-                    ctx.fail(|| format!("register: {e}"));
+        let peeked = ctx.rng.chance(sock.peek_permille).then(|| {
+            let opts = RecvOpts { peek: true, want_control: false };
+            self.node.recv(now(ctx), id, opts).ok().map(taken)
+        });
+        let received = loop {
+            let opts = RecvOpts { peek: false, want_control: true };
+            match self.node.recv(now(ctx), id, opts) {
+                // A notification alone.
+                Ok(received) if received.source.is_none() => {}
+                Ok(received) => break Some(taken(received)),
+                Err(Error::Empty) => {
+                    sock.waits_to_read = true;
+                    if let Err(e) = self.node.register(id, Interest::READ) {
+                        ctx.fail(|| format!("register: {e}"));
+                    }
+                    break None;
                 }
-                None
-            }
-            Err(e) => {
-                ctx.fail(|| format!("recv: {e}"));
-                None
+                Err(e) => {
+                    ctx.fail(|| format!("recv: {e}"));
+                    break None;
+                }
             }
         };
+        if peeked.is_some_and(|p| p != received) {
+            ctx.fail(|| format!("socket {slot}: a peek showed something else than came"));
+        }
         self.settle(ctx);
         received
+    }
+
+    /// Ends the node in good order: what it received is acknowledged, connections are drained.
+    pub(crate) fn shut_down(&mut self, ctx: &mut Ctx) {
+        self.node.acknowledge_all(now(ctx));
+        self.settle(ctx);
+        self.node.close_links(now(ctx));
+        self.settle(ctx);
     }
 
     pub(crate) fn send_bytes(&self, slot: usize) -> usize {
@@ -609,6 +619,13 @@ impl BowlineHost {
 
 fn now(ctx: &Ctx) -> Instant {
     Instant::from_nanos(ctx.now)
+}
+
+fn taken(received: Received) -> (SocketAddr, Vec<u8>) {
+    let rope = received.data.unwrap_or_default();
+    let mut out = vec![0; rope.len()];
+    rope.copy_to(&mut out);
+    (received.source.unwrap_or_else(|| SocketAddr::from(([0; 4], 0))), out)
 }
 
 /// Cuts a payload into pieces, as a vectored send may.

@@ -86,6 +86,8 @@ pub(crate) enum Heal {
     Route { from: HostId, to: HostId },
     /// A host comes up.
     Boot(HostId),
+    /// A node that was told to end is gone.
+    Ended(HostId),
     /// A process that did nothing goes on.
     Resume(HostId),
     /// An address is back where it belongs.

@@ -6,6 +6,7 @@ use crate::bowline::BowlineHost;
 use crate::ctx::{Ctx, HostEvent};
 use crate::kernel::KernelHost;
 use crate::net::{EndId, Notice};
+use crate::plan::SlotPlan;
 
 /// What became of a send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,16 +28,10 @@ pub(crate) enum Host {
 }
 
 impl Host {
-    pub(crate) fn open(
-        &mut self,
-        ctx: &mut Ctx,
-        slot: usize,
-        addr: SocketAddr,
-        buffers: (usize, usize),
-    ) {
+    pub(crate) fn open(&mut self, ctx: &mut Ctx, slot: usize, addr: SocketAddr, plan: &SlotPlan) {
         match self {
-            Self::Bowline(host) => host.open(ctx, slot, addr, buffers.0, buffers.1),
-            Self::Kernel(host) => host.open(slot, addr, buffers.0, buffers.1),
+            Self::Bowline(host) => host.open(ctx, slot, addr, plan),
+            Self::Kernel(host) => host.open(slot, addr, plan.send_buffer, plan.recv_buffer),
         }
     }
 

@@ -102,10 +102,12 @@ pub(crate) enum FaultKind {
     DropLinks,
     /// Everything takes longer for a while.
     Delay,
+    /// A node ends in good order and is started again.
+    Shutdown,
 }
 
 impl FaultKind {
-    const ALL: [Self; 13] = [
+    const ALL: [Self; 14] = [
         Self::Cut,
         Self::Crash,
         Self::Reboot,
@@ -119,6 +121,7 @@ impl FaultKind {
         Self::AddressMove,
         Self::DropLinks,
         Self::Delay,
+        Self::Shutdown,
     ];
 }
 
@@ -148,6 +151,10 @@ pub(crate) struct SlotPlan {
     pub(crate) read_burst: usize,
     /// Time between turns, nanoseconds.
     pub(crate) read_gap: u64,
+    /// Wants to hear of ports that are free again.
+    pub(crate) monitor: bool,
+    /// Looks at a message before taking it, so many times of a thousand.
+    pub(crate) peek_permille: u64,
 }
 
 /// One user who sends.
@@ -227,10 +234,10 @@ impl Plan {
 
     fn draw_senders(&mut self, rng: &mut Rng) {
         let long = self.scenario == Scenario::Long;
-        let most = (self.nodes.len() as u64 * 2).clamp(2, 14);
+        let most = (self.nodes.len() as u64 * 3).clamp(4, 24);
         let count = rng.between(1, most);
         // One run is small; many runs are not.
-        let mut budget: usize = if long { 24 << 20 } else { 3 << 20 };
+        let mut budget: usize = if long { 24 << 20 } else { 6 << 20 };
         for _ in 0..count {
             let (slot, target) = (rng.index(self.slots.len()), rng.index(self.slots.len()));
             let (from, to) = (&self.slots[slot], &self.slots[target]);
@@ -252,8 +259,8 @@ impl Plan {
                 size_max
             };
             let messages = match rng.below(20) {
-                0 => rng.magnitude(60, 500),
-                _ => rng.magnitude(1, 60),
+                0 => rng.magnitude(100, 1_500),
+                _ => rng.magnitude(1, 150),
             };
             // Sizes are spread by magnitude: the mean is about a sixth of the maximum.
             let messages = messages.min((budget / (size_max / 6 + 64)) as u64) as u32;
@@ -285,14 +292,15 @@ impl Plan {
             (Scenario::Cuts, F::Partition | F::OneWay | F::DropLinks) => 300,
             (Scenario::Storm, F::StopReader) => 950,
             (Scenario::Move, F::AddressLoss | F::AddressMove) => 800,
-            (Scenario::Long, F::Crash | F::Reboot) => 0,
+            (Scenario::Long, F::Crash | F::Reboot | F::Shutdown) => 0,
             (_, F::AddressLoss | F::AddressMove) => 40,
             (_, F::Crash | F::Reboot) => 150,
+            (_, F::Shutdown) => 60,
             _ => 200,
         };
         for kind in F::ALL {
             if rng.chance(permille(kind)) {
-                let interval = rng.magnitude(self.active / 16 + 1, self.active);
+                let interval = rng.magnitude(self.active / 30 + 1, self.active);
                 self.faults.push((kind, interval));
             }
         }
@@ -430,6 +438,8 @@ fn draw_slots(rng: &mut Rng, scenario: Scenario, nodes: &[NodePlan]) -> Vec<Slot
                 recv_buffer: rng.magnitude(1_152, if storm { 8 << 10 } else { 400 << 10 }) as usize,
                 read_burst: if slow { 1 } else { rng.magnitude(1, 64) as usize },
                 read_gap: if slow { rng.magnitude(US, 5 * MS) } else { rng.below(20 * US) },
+                monitor: rng.chance(150),
+                peek_permille: rng.pick(&[0, 0, 0, 100]),
             });
         }
     }

@@ -54,6 +54,8 @@ pub(crate) struct World {
     /// What a stalled process has not been told yet.
     deferred: Vec<Vec<Deferred>>,
     open: Vec<bool>,
+    /// Nodes told to end.
+    ending: Vec<bool>,
     senders: Vec<Sender>,
     readers: Vec<Reader>,
     pub(crate) phase: Phase,
@@ -82,6 +84,8 @@ const CALM_LATENCY_MAX: u64 = 20 * SEC;
 /// Time in which a node must have nothing left after all sockets are closed: what was begun is
 /// completed, through TCP's longest retransmission timeout or a lost connection.
 const CLOSED_MAX: u64 = 90 * SEC;
+/// Time between a node's being told to end and its being gone.
+const ENDING: u64 = 2_200 * MS;
 const NUDGE: u64 = 300 * MS;
 
 impl World {
@@ -120,6 +124,7 @@ impl World {
             stalled: vec![false; n],
             deferred: (0..n).map(|_| Vec::new()).collect(),
             open: vec![false; plan.slots.len()],
+            ending: vec![false; n],
             phase: Phase::Active,
             phase_since: 0,
             closed_look: 0,
@@ -196,8 +201,8 @@ impl World {
     }
 
     fn open(&mut self, slot: usize) {
-        let plan = &self.plan.slots[slot];
-        let (host, buffers) = (plan.host, (plan.send_buffer, plan.recv_buffer));
+        let plan = self.plan.slots[slot].clone();
+        let host = plan.host;
         if self.open[slot] || !self.alive(host) {
             return;
         }
@@ -210,7 +215,7 @@ impl World {
         self.open[slot] = true;
         self.ctx.oracle.opened(slot);
         self.ctx.note([40, slot as u64, 0], || format!("host {host} opens {addr}, socket {slot}"));
-        self.hosts[host].open(&mut self.ctx, slot, addr, buffers);
+        self.hosts[host].open(&mut self.ctx, slot, addr, &plan);
         self.schedule_read(slot);
     }
 
@@ -564,6 +569,20 @@ impl World {
                     self.ctx.net.dropping = false;
                 }
             }
+            F::Shutdown => {
+                let host = self.random_host();
+                if !self.stalled[host]
+                    && self.alive(host)
+                    && self.at_home(host)
+                    && !self.ending[host]
+                    && let Host::Bowline(node) = &mut self.hosts[host]
+                {
+                    self.ending[host] = true;
+                    node.shut_down(&mut self.ctx);
+                    self.note_fault(format_args!("host {host} shuts down"));
+                    self.ctx.schedule(ENDING, Event::Heal(Heal::Ended(host)));
+                }
+            }
             F::Delay => {
                 self.ctx.net.delay_factor = self.ctx.rng.magnitude(2, 200);
                 let length = self.fault_length().min(SEC);
@@ -609,6 +628,7 @@ impl World {
         let slots: Vec<usize> = (0..self.open.len()).filter(|s| self.host_of(*s) == host).collect();
         self.ctx.oracle.process_gone(&slots);
         self.stalled[host] = false;
+        self.ending[host] = false;
         self.deferred[host].clear();
         self.ctx.tcp_host_down(host, silent);
         let length = self.fault_length();
@@ -625,7 +645,7 @@ impl World {
             .senders
             .iter()
             .any(|s| self.host_of(s.slot) == host && self.host_of(s.target) == host);
-        if !self.alive(host) || !self.at_home(host) || local_senders {
+        if !self.alive(host) || !self.at_home(host) || self.ending[host] || local_senders {
             return;
         }
         self.note_fault(format_args!("{ip} leaves host {host} for {taker:?}"));
@@ -656,9 +676,16 @@ impl World {
         match heal {
             Heal::Route { from, to } => self.ctx.net.block(from, to, false),
             Heal::Boot(host) => self.boot(host),
+            Heal::Ended(host) => self.ended(host),
             Heal::Resume(host) => self.resume(host),
             Heal::Address { host, index } => self.return_address(host, index),
             Heal::Delay => self.ctx.net.delay_factor = 1,
+        }
+    }
+
+    fn ended(&mut self, host: HostId) {
+        if std::mem::take(&mut self.ending[host]) {
+            self.stop_host(host, false);
         }
     }
 
@@ -734,6 +761,7 @@ impl World {
             for index in 0..self.plan.nodes[host].addrs.len() {
                 self.return_address(host, index);
             }
+            self.ended(host);
             self.boot(host);
         }
         for slot in 0..self.readers.len() {
