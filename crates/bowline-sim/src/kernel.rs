@@ -37,6 +37,8 @@ pub(crate) struct Flavour {
 
 const MAX_PATHS: usize = 8;
 const TICK: u64 = 4 * MS;
+/// How long a sender waits for the path count before its user loses patience.
+const HANDSHAKE_PATIENCE: u64 = 2_000 * MS;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
@@ -85,6 +87,8 @@ struct Conn {
     peer_generation: u32,
     remote_map: Vec<u8>,
     map_queued: bool,
+    /// Since when senders wait for the handshake.
+    waiting_since: Option<u64>,
     paths: Vec<Path>,
 }
 
@@ -238,17 +242,23 @@ impl KernelHost {
             return SendResult::TooLong;
         }
         let c = self.conn(addr.ip(), target.ip());
-        let hash = port_hash(addr.port()) as usize;
-        let conn = &mut self.conns[c];
+        let mut hash = port_hash(addr.port()) as usize;
+        let conn = &self.conns[c];
         // A blocking sender: non-blocking ones may be overtaken by their own later messages.
         if conn.npaths == 0 && !hash.is_multiple_of(MAX_PATHS) {
-            if !conn.probing {
+            if !self.conns[c].probing {
                 self.probe(ctx, c);
             }
             self.connect_if_down(ctx, c);
-            return SendResult::Wait;
+            let now = ctx.now;
+            let since = *self.conns[c].waiting_since.get_or_insert(now);
+            // A signal makes the sender go on with path 0; without it, it may hang.
+            if now < since + HANDSHAKE_PATIENCE {
+                return SendResult::Wait;
+            }
+            hash = 0;
         }
-        let path = hash & (conn.usable().next_power_of_two() - 1);
+        let path = hash & (self.conns[c].usable().next_power_of_two() - 1);
         self.connect_if_down(ctx, c);
         let congested =
             MapView::new(&self.conns[c].remote_map).is_some_and(|m| m.is_congested(target.port()));
@@ -320,6 +330,7 @@ impl KernelHost {
             peer_generation: 0,
             remote_map: Vec::new(),
             map_queued: false,
+            waiting_since: None,
             paths: (0..MAX_PATHS).map(|_| path()).collect(),
         });
         self.conns.len() - 1

@@ -185,7 +185,8 @@ pub(crate) struct Plan {
     pub(crate) active: u64,
     /// Longest single fault, nanoseconds.
     pub(crate) fault_max: u64,
-    /// Sequence numbers start from the clock, as the library does, or from 1.
+    /// Sequence numbers start from the clock, as the library does, or from 1 where no process is
+    /// ever replaced.
     pub(crate) clock_sequences: bool,
 }
 
@@ -304,6 +305,9 @@ impl Plan {
                 self.faults.push((kind, interval));
             }
         }
+        // Numbers that begin again with a new process are not safe.
+        let renews = |k: F| matches!(k, F::Crash | F::Reboot | F::Shutdown | F::AddressMove);
+        self.clock_sequences |= self.faults.iter().any(|(kind, _)| renews(*kind));
         self.fault_max = match rng.below(20) {
             0 => 45 * SEC,
             _ => rng.magnitude(5 * MS, 3 * SEC),
