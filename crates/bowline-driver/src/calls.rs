@@ -326,6 +326,9 @@ impl Shared {
                 sc.todo.wake_helper = true;
             }
             self.collect_dirty(&mut st, sc, 0);
+            if interest.contains(Interest::WRITE) {
+                st.hurry_tcp_acks();
+            }
             self.settle(st, sc);
             Poll::Pending
         })

@@ -102,9 +102,17 @@ impl Shared {
             let blocked = written.end != WriteEnd::All;
             slot.blocked = blocked && !room;
             st.core.transmitted(now, id, written.bytes, blocked);
-            if st.core.wants_tcp_ack(id) && !st.tcp_acks {
-                st.tcp_acks = true;
-                st.next_tcp_ack = now.as_nanos();
+            if st.core.wants_tcp_ack(id) {
+                if st.tcp_acks {
+                    // What was written before this may be acknowledged by now.
+                    self.check_tcp_ack(&mut st, id, now);
+                } else {
+                    st.tcp_acks = true;
+                    st.next_tcp_ack = now.as_nanos();
+                }
+                if st.senders > 0 {
+                    st.hurry_tcp_acks();
+                }
             }
             if written.end == WriteEnd::Failed {
                 // Why it failed, and what came before, is found by reading.

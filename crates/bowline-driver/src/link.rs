@@ -34,6 +34,8 @@ pub(crate) struct Link {
     paused: AtomicBool,
     /// The stream has ended or failed: a short read is not the end of what can be read.
     ending: AtomicBool,
+    /// The peer waits for TCP's acknowledgements, not for those of the core.
+    owes_acks: AtomicBool,
 }
 
 /// What the lock protects of a link.
@@ -117,6 +119,7 @@ impl Link {
             again: AtomicBool::new(false),
             paused: AtomicBool::new(false),
             ending: AtomicBool::new(false),
+            owes_acks: AtomicBool::new(false),
         }
     }
 
@@ -155,6 +158,19 @@ impl Link {
 
     pub(crate) fn set_ending(&self) {
         self.ending.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn owes_acks(&self) -> bool {
+        self.owes_acks.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_owes_acks(&self, owes: bool) {
+        self.owes_acks.store(owes, Ordering::Relaxed);
+    }
+
+    /// Makes TCP acknowledge now what was read.
+    pub(crate) fn acknowledge(&self) {
+        let _ = sockopt::set_tcp_quickack(&self.fd, true);
     }
 
     /// Asks for events, edge-triggered.

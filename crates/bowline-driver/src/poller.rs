@@ -21,6 +21,7 @@ use std::time::Duration;
 use bowline_rds::{Instant, Interest, SocketId};
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, EventFlags};
+use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::config::PollMode;
 use crate::error::Error;
@@ -35,6 +36,8 @@ use crate::waiters::How;
 /// Event names; links have an index in the upper half, these do not.
 pub(crate) const TOKEN_KICK: u64 = u64::MAX;
 pub(crate) const TOKEN_LISTENER: u64 = 0xffff_ffff_0000_0000;
+/// Waits shorter than this need a call that does not round up to milliseconds as epoll does.
+const FINE: Duration = Duration::from_millis(4);
 /// Tries of direct reads between two looks at everything else.
 const TRIES: u32 = 16;
 /// Bounds of the memory of whether looking has paid.
@@ -118,6 +121,9 @@ impl Shared {
                     return Err(error);
                 }
                 self.collect_dirty(&mut st, sc, 0);
+                if want.interest.contains(Interest::WRITE) {
+                    st.hurry_tcp_acks();
+                }
                 if self.take_role(&mut st, sc) {
                     sc.until = want.until();
                     let done = self.lead(st, sc, want, &mut attempt);
@@ -288,6 +294,15 @@ impl Shared {
     /// Waits for events, and puts what they ask for on the to-do list.
     pub(crate) fn look(&self, sc: &mut Scratch, limit: Option<Duration>) {
         sc.events.clear();
+        let mut limit = limit;
+        if let Some(short) = limit.filter(|limit| !limit.is_zero() && *limit < FINE) {
+            let mut fds = [PollFd::new(&self.epoll, PollFlags::IN)];
+            self.stats.waits.inc();
+            if poll(&mut fds, Some(&sys::timespec(short))) == Ok(0) {
+                return;
+            }
+            limit = Some(Duration::ZERO);
+        }
         self.stats.waits.inc();
         let limit = limit.map(sys::timespec);
         let found = epoll::wait(&self.epoll, spare_capacity(&mut sc.events), limit.as_ref());
@@ -386,6 +401,9 @@ impl Shared {
             if (st.role == Role::Helper && !polling) || !self.take_role(&mut st, sc) {
                 self.settle(st, sc);
                 return Attempt::Again;
+            }
+            if want.interest.contains(Interest::WRITE) {
+                st.hurry_tcp_acks();
             }
             sc.until = want.until();
             self.run_timers(&mut st, sc);

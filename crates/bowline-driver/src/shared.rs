@@ -21,8 +21,10 @@ const EVENTS_KEPT: usize = 256;
 const CHECK_NS: u64 = 1_200_000_000;
 /// Interval of looking how much TCP has acknowledged, towards peers that acknowledge only so.
 const TCP_ACK_IDLE_NS: u64 = 10_000_000;
-/// The same while somebody waits for room in a send queue.
+/// The same while somebody waits for room in a send queue, at most...
 const TCP_ACK_URGENT_NS: u64 = 500_000;
+/// ... and when the wait has just begun; each look doubles it.
+const TCP_ACK_FIRST_NS: u64 = 5_000;
 
 /// Who watches the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,6 +100,8 @@ pub(crate) struct State {
     /// Some link waits for acknowledgements that only TCP gives.
     pub(crate) tcp_acks: bool,
     pub(crate) next_tcp_ack: u64,
+    /// Time between the look to come and the one after it.
+    pub(crate) tcp_ack_step: u64,
     pub(crate) last_miss: u64,
     /// When a refused sender looked last.
     pub(crate) last_glance: u64,
@@ -142,6 +146,7 @@ impl State {
             held: VecDeque::new(),
             tcp_acks: false,
             next_tcp_ack: 0,
+            tcp_ack_step: TCP_ACK_IDLE_NS,
             last_miss: 0,
             last_glance: 0,
             calls: 0,
@@ -247,9 +252,13 @@ impl State {
         self.parked.retain(|parked| !Arc::ptr_eq(parked, waiter));
     }
 
-    /// Interval of looking how much TCP has acknowledged.
-    fn tcp_ack_interval(&self) -> u64 {
-        if self.senders > 0 { TCP_ACK_URGENT_NS } else { TCP_ACK_IDLE_NS }
+    /// Has it looked at soon, and often at first, how much TCP has acknowledged: somebody waits for
+    /// room in a send queue.
+    pub(crate) fn hurry_tcp_acks(&mut self) {
+        if self.tcp_acks {
+            self.tcp_ack_step = TCP_ACK_FIRST_NS;
+            self.next_tcp_ack = self.next_tcp_ack.min(self.now.as_nanos());
+        }
     }
 
     /// When something has to be done although nothing arrives.
@@ -306,7 +315,9 @@ impl Shared {
             sc.todo.due.push((id, what));
         }
         if st.tcp_acks && st.next_tcp_ack <= ns {
-            st.next_tcp_ack = ns + st.tcp_ack_interval();
+            st.next_tcp_ack = ns + st.tcp_ack_step;
+            let most = if st.senders > 0 { TCP_ACK_URGENT_NS } else { TCP_ACK_IDLE_NS };
+            st.tcp_ack_step = (st.tcp_ack_step * 2).min(most);
             sc.ids.clear();
             st.core.links_wanting_tcp_ack(&mut sc.ids);
             st.tcp_acks = !sc.ids.is_empty();

@@ -38,7 +38,7 @@ stats! {
     empty_looks,
     /// Waits for, or looks at, the readiness of connections.
     waits,
-    /// Reads of how much TCP has acknowledged.
+    /// Looks at how much TCP has acknowledged, and calls to have it acknowledge.
     ioctls,
     /// Writes to and reads from event descriptors.
     eventfds,

@@ -337,6 +337,12 @@ impl Node {
             && self.conn(link.conn).is_some_and(|c| !c.peer.is_bowline())
     }
 
+    /// Tells whether the peer of this link waits for TCP's own acknowledgements of what it sends.
+    pub fn owes_tcp_ack(&self, id: LinkId) -> bool {
+        let conn = self.link(id).and_then(|link| self.conn(link.conn));
+        conn.is_some_and(|conn| !conn.peer.is_bowline())
+    }
+
     /// Lists the links of which [`wants_tcp_ack`](Self::wants_tcp_ack) is true.
     pub fn links_wanting_tcp_ack(&self, out: &mut Vec<LinkId>) {
         out.extend(
