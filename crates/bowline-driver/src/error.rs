@@ -15,7 +15,7 @@ pub enum Error {
     TimedOut,
     /// The node is shut down.
     ShutDown,
-    /// Somebody else listens on the RDS port.
+    /// Somebody else listens on the RDS port, such as the kernel's module.
     PortTaken {
         /// Address and port that could not be had.
         addr: SocketAddr,

@@ -95,7 +95,7 @@ const HOLD_NS: u64 = 1_000_000_000;
 const HELD_MAX: usize = 256;
 
 impl Shared {
-    /// Accepts what waits.
+    /// Accepts what waits; one that fails does not keep the others waiting, [B-15].
     pub(crate) fn accept(&self, sc: &mut Scratch, listener: &Listener) {
         for _ in 0..ACCEPTS_MAX {
             self.stats.setups.inc();

@@ -14,7 +14,7 @@ pub struct Config {
     pub paths: u8,
     /// Whether to acknowledge end to end with peers that can.
     pub end_to_end: bool,
-    /// Changes with every start of the node; not zero.
+    /// The same for all peers, another at every start of the node; not zero.
     pub generation: u32,
     /// Sequence number of the first message of every path.
     pub first_sequence: u64,
@@ -69,7 +69,7 @@ pub struct Limits {
     pub peers_unproven: usize,
     /// Most TCP connections beyond its paths that one peer may hold open.
     pub links_extra_per_peer: usize,
-    /// Most messages a socket may have queued or unacknowledged.
+    /// Most messages a socket may have queued or unacknowledged, empty ones included [B-21].
     pub send_messages_per_socket: usize,
     /// Most pongs queued on one path.
     pub pongs_per_path: usize,

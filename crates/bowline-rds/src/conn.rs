@@ -35,7 +35,7 @@ pub(crate) struct Gate {
     pub(crate) until: Vec<u64>,
 }
 
-/// One relation of two addresses over TCP.
+/// One relation of two addresses over TCP.
 #[derive(Debug)]
 pub(crate) struct Conn {
     pub(crate) local: Ipv6Addr,
@@ -104,7 +104,7 @@ impl Conn {
     #[inline]
     pub(crate) fn fan(&self) -> u8 {
         match self.npaths {
-            0 | 1 => 1,
+            0 | 1 => 1, // not known: path 0
             2 | 3 => 2,
             4..=7 => 4,
             _ => 8,

@@ -79,7 +79,7 @@ impl TxMsg {
     }
 }
 
-/// One lane of a connection.
+/// One lane of a connection.
 #[derive(Debug)]
 pub(crate) struct Path {
     pub(crate) state: PathState,
@@ -89,6 +89,7 @@ pub(crate) struct Path {
     pub(crate) next_rx_seq: u64,
     /// Next number taken from a bowline peer; 0: any. Numbers below it were processed already.
     pub(crate) rx_expected: u64,
+    /// Until acknowledged or cancelled, however long that takes.
     pub(crate) queue: VecDeque<TxMsg>,
     /// Messages of `queue` that have been given to the present link.
     pub(crate) planned: usize,

@@ -92,7 +92,7 @@ impl Node {
         }
     }
 
-    /// Tells whether the limits allow to take more from this peer.
+    /// Tells whether the limits allow to take more from this peer; a kernel has none.
     pub(super) fn may_receive(&self, conn: ConnId) -> bool {
         self.recv_held < self.config.limits.recv_bytes_total
             && self.conn(conn).is_none_or(|c| c.recv_held < self.config.limits.recv_bytes_per_peer)
@@ -131,6 +131,7 @@ impl Node {
         if on {
             self.stats.cong_update_queued += 1;
         }
+        // Others get the map when they connect.
         for id in home.conns.clone() {
             if let Some(conn) = self.conns.get_mut(id.0) {
                 conn.map_due = true;
@@ -190,7 +191,7 @@ impl Node {
         }
     }
 
-    /// Wakes senders that were refused for a reason that may be over.
+    /// Wakes senders that were refused for a reason that may be over, however they wait [B-32].
     pub(super) fn wake_refused(&mut self, bits: u8) {
         for id in std::mem::take(&mut self.cong_waiters) {
             if let Some(sock) = self.sockets.get_mut(id.0) {
@@ -200,7 +201,8 @@ impl Node {
         }
     }
 
-    /// Wakes whoever waits for congestion to end; `freed` are the port groups where it did [D-10].
+    /// Wakes whoever waits for congestion to end; `freed` are the port groups where it did [D-10],
+    /// [B-11], where a kernel names all.
     pub(super) fn congestion_changed(&mut self, freed: u64) {
         self.cong_generation += 1;
         self.wake_refused(want::WRITE | want::READ);

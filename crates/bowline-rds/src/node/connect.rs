@@ -128,7 +128,7 @@ impl Node {
 
     /// Starts whatever connecting a send finds missing. Paths are opened one after the
     /// other, each only when the one before is in service, so that the acceptor numbers them
-    /// alike.
+    /// alike. A delayed attempt that is planned stays as it is.
     pub(super) fn connect_all_if_down(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get(id.0) else { return };
         if self.closing {
@@ -216,7 +216,7 @@ impl Node {
 
     /// Plans the next attempt for a path: the first at once, later ones after a random
     /// part of a delay that doubles. The delay starts again only when a connection has proved
-    /// itself.
+    /// itself, [B-30].
     pub(super) fn schedule_reconnect(&mut self, id: ConnId, index: u8) {
         let min = self.config.sysctl.reconnect_min_delay_ms * 1_000_000;
         let max = self.config.sysctl.reconnect_max_delay_ms * 1_000_000;
@@ -246,7 +246,7 @@ impl Node {
         if path.reconnect_at.is_none_or(|at| at > self.now) {
             return;
         }
-        path.reconnect_at = None;
+        path.reconnect_at = None; // whatever is decided below [B-14]
         if path.state != PathState::Down {
             return;
         }
@@ -261,7 +261,7 @@ impl Node {
         }
     }
 
-    /// The larger side repeats its knock as long as it has something for the peer.
+    /// The larger side repeats its knock as long as it has something for the peer, [B-29].
     pub(super) fn after_knock(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get_mut(id.0) else { return };
         conn.knock = None;

@@ -12,7 +12,7 @@ use crate::link::{LinkState, Role};
 use crate::path::{Path, UNPLANNED, mark};
 use crate::socket::to_socket_addr;
 
-/// The extension area of this node's probes and pongs, [R-433], [R-440].
+/// The extension area of this node's probes and pongs, [R-433], [R-440], [B-1].
 pub(super) fn extensions(config: &Config, path: u8) -> [u8; EXT_AREA_LEN] {
     Handshake {
         npaths: Some(u16::from(config.paths)),
@@ -218,7 +218,8 @@ impl Node {
     }
 
     /// The process that sent is not the one that sent before: messages started for the earlier
-    /// one are dropped, its numbers are forgotten.
+    /// one are dropped at once, its numbers are forgotten. Ours go on, so that they
+    /// never go down [B-27].
     fn peer_restarted(&mut self, conn_id: ConnId, present: LinkId) {
         self.stats.peer_restarts += 1;
         // Connections made after the one that tells it are the new process's.

@@ -161,7 +161,7 @@ pub struct InfoTable {
 }
 
 impl Node {
-    /// Takes a snapshot of everything.
+    /// Takes a snapshot of everything; nothing changes meanwhile [R-1206].
     pub fn info(&self) -> Info {
         let mut info = Info::default();
         for (_, s) in self.sockets.iter() {
@@ -220,6 +220,7 @@ impl Node {
             let mut retrans = 0;
             for (at, m) in live {
                 let started = at < p.planned || m.has(mark::RETRANS);
+                // A kernel shows no addresses here [B-31].
                 let row = MessageInfo {
                     local: to_socket_addr(c.local, m.sport, c.scope),
                     remote: to_socket_addr(c.remote, m.dport, c.scope),

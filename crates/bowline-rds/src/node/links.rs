@@ -15,7 +15,7 @@ use crate::path::{PathState, UNPLANNED, mark};
 use crate::socket::{mapped, to_socket_addr};
 use crate::time::Instant;
 
-/// A connection that stays open for so long is served by its acceptor.
+/// A connection that stays open for so long is served by its acceptor, [B-4].
 const CONFIRM_TIME: Duration = Duration::from_millis(200);
 /// How long an acceptor waits for a peer it does not know to say who it is.
 const SHY_TIME: Duration = Duration::from_millis(200);
@@ -33,7 +33,8 @@ const HELLO_TIME: Duration = Duration::from_secs(34);
 const UNKNOWN_TIME: Duration = Duration::from_secs(34);
 
 impl Node {
-    /// Takes an accepted TCP connection. `None`: close it with a reset.
+    /// Takes an accepted TCP connection. Its two addresses name the peer; there is no tos
+    /// . `None`: close it with a reset.
     pub fn handle_accepted(
         &mut self,
         now: Instant,
@@ -95,6 +96,7 @@ impl Node {
         let checks = link.waits_for.clone();
         let link = LinkId(self.links.insert(link));
         conn.extra.push_back(link);
+        // A peer that restarted is not locked out until keepalive tells [B-22].
         for link in checks {
             self.outputs.push_back(Output::CheckAlive { link });
         }
@@ -244,7 +246,7 @@ impl Node {
             path: index,
         });
         if probe {
-            self.queue_probe(conn_id);
+            self.queue_probe(conn_id); // anew on every connection, [B-3]
         }
         if unknown {
             self.arm(self.now + UNKNOWN_TIME, Timer::Unknown(conn_id));
@@ -299,7 +301,7 @@ impl Node {
         self.remove_link(id);
     }
 
-    /// Sends FIN and reads what is left before the link goes.
+    /// Sends FIN and reads what is left before the link goes, [B-5].
     pub(super) fn drain_link(&mut self, id: LinkId) {
         let Some(link) = self.links.get_mut(id.0) else { return };
         match link.state {
@@ -422,7 +424,7 @@ impl Node {
         // Maps may have been lost with this connection.
         conn.map_due = true;
         let (local, remote) = (conn.local, conn.remote);
-        self.stats.conn_reset += 1;
+        self.stats.conn_reset += 1;
         self.event(Event::PathDown {
             local: to_socket_addr(local, 0, 0).ip(),
             remote: to_socket_addr(remote, 0, 0).ip(),
@@ -465,7 +467,7 @@ impl Node {
     }
 
     /// The path that a connection from TCP port `port` of a kernel is to serve, if one is free:
-    /// the one the port names, or the lowest.
+    /// the one the port names, [B-2], or the lowest.
     fn slot_for(&self, conn: &Conn, port: u16) -> Option<u8> {
         let slots = conn.npaths.max(1);
         let named = |port: u16| (port % u16::from(slots)) as u8;

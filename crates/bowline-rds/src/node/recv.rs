@@ -15,7 +15,8 @@ const COPY_MAX: usize = 16 << 10;
 
 impl Node {
     /// Takes the next message into `buf`, without waiting and without control messages. Copies it
-    /// when it is short, else gives its payload.
+    /// when it is short, else gives its payload. It leaves the queue in the same step, so no other
+    /// reader can have it.
     ///
     /// # Errors
     /// As [`recv`](Self::recv).

@@ -194,6 +194,7 @@ impl Node {
                     };
                     let len = header.len as usize;
                     if len > limit {
+                        // [B-6]
                         self.stats.peer_oversized += 1;
                         self.misbehaved(id, "message longer than the limit");
                         return Stop::Drained;
@@ -264,7 +265,7 @@ impl Node {
         id.and_then(|id| self.sockets.get(id.0)).is_none_or(Sock::has_plenty)
     }
 
-    /// Takes one complete frame [spec section 6.1]; returns the socket it was queued on.
+    /// Takes one complete frame [spec section 6.1], whatever its checksum; returns the socket it was queued on.
     #[inline]
     fn frame(
         &mut self,
@@ -292,6 +293,7 @@ impl Node {
             self.signal_transmit(id);
         }
         if header.is_map() {
+            // No number, no look at earlier ones.
             self.conns.get_mut(conn_id.0)?.heard(self.now);
             self.map_frame(id, header, &rope);
             return None;
@@ -493,6 +495,7 @@ impl Node {
     ) -> Option<SocketId> {
         let link = self.links.get(id.0)?;
         let conn = self.conns.get(link.conn.0)?;
+        // Only sockets of the address where the connection ends [R-1205].
         let Some(socket) = self.homes[conn.home].ports.get(&header.dport).copied() else {
             self.stats.recv_drop_no_sock += 1;
             return None;

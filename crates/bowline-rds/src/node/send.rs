@@ -53,7 +53,7 @@ impl Node {
         };
         let mut to = named.or(sock.dest).ok_or(Error::NotConnected)?;
         let bound = sock.bound.ok_or(Error::NotConnected)?;
-        // Also for connected destinations, unlike the kernel.
+        // Also for connected destinations, unlike the kernel, [B-23].
         if to.is_v4() != bound.at.is_v4() {
             return Err(Error::FamilyMismatch);
         }
@@ -114,7 +114,7 @@ impl Node {
                 SendControl::ZcopyCookie(_) if !msg.zerocopy || !enabled || len == 0 => {
                     return Err(Error::BadControl);
                 }
-                // No key is registered without RDMA.
+                // No key is registered without RDMA, nor may one go to a kernel, [B-28].
                 SendControl::RdmaDest(_) | SendControl::Unknown(_) => {
                     return Err(Error::BadControl);
                 }
@@ -153,6 +153,7 @@ impl Node {
         }
         sock.seen_congestion = true;
         if blocking {
+            // The caller's wait honours its timeout, a kernel's does not, [B-16].
             self.stats.cong_send_blocked += 1;
         } else {
             self.stats.cong_send_error += 1;
@@ -199,6 +200,7 @@ impl Node {
             self.check_long(id, conn_id, len)?;
         }
         let conn = self.conns.get(conn_id.0).ok_or(Error::TooManyPeers)?;
+        // One path for all messages of a socket, of those there are now [B-13].
         let index = (hash & u32::from(conn.fan() - 1)) as usize;
         if conn.paths.get(index).is_none_or(|p| p.state != PathState::Up) {
             self.connect_all_if_down(conn_id);
@@ -237,6 +239,7 @@ impl Node {
         if cookie.is_some() {
             marks |= mark::ZCOPY;
         }
+        // One queue per path, shared by all sockets.
         let seq = path.next_tx_seq;
         let header = Header {
             sequence: seq,
@@ -298,7 +301,7 @@ impl Node {
     }
 
     /// Delivers within the node: accounting is free at once, congestion is that of the
-    /// receiving socket, as over any other transport.
+    /// receiving socket, as over any other transport, [B-8], and unlike a kernel's.
     fn send_local(
         &mut self,
         id: SocketId,

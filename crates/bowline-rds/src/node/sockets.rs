@@ -45,7 +45,7 @@ impl Node {
         }
         let inode = self.next_inode;
         self.next_inode += 1;
-        // A kernel's sockets all use 0 but the first; the choice is local.
+        // A kernel's sockets all use 0 but the first, [B-12]; the choice is local.
         Ok(SocketId(self.sockets.insert(Sock {
             bound: None,
             dest: None,
@@ -105,7 +105,7 @@ impl Node {
             self.sock_mut(id)?.transport = None;
             return Err(Error::AddrInUse);
         };
-        self.homes[home].ports.insert(port, id);
+        self.homes[home].ports.insert(port, id); // of this node alone [B-26]
         let hash = path_hash(port, hash_init);
         let sock = self.sock_mut(id)?;
         sock.transport = Some(transport);
@@ -308,7 +308,7 @@ impl Node {
     }
 
     /// Evaluates poll(2) as the kernel does, with its side effects to: a change of
-    /// any congestion map is shown once.
+    /// any congestion map is shown once. There is never an error or a hangup.
     ///
     /// # Errors
     /// [`Error::BadSocket`].

@@ -28,7 +28,8 @@ impl Node {
         }
     }
 
-    /// The link that carries a connection's maps: that of its lowest path in service.
+    /// The link that carries a connection's maps: that of its lowest path in service,
+    /// [B-9].
     fn map_link(&self, conn: ConnId) -> Option<LinkId> {
         let conn = self.conns.get(conn.0)?;
         conn.paths.iter().find(|p| p.state == PathState::Up).and_then(|p| p.link)
@@ -53,7 +54,8 @@ impl Node {
     }
 
     /// Fills `batch` with up to about `max_bytes` to write on a link and marks the link busy until
-    /// [`transmitted`](Self::transmitted). Returns the bytes; 0 when there is nothing, a write is
+    /// [`transmitted`](Self::transmitted): one write at a time, bounded in bytes where a
+    /// kernel counts messages. Returns the bytes; 0 when there is nothing, a write is
     /// in progress, or TCP is full.
     pub fn poll_transmit(
         &mut self,
@@ -249,7 +251,7 @@ impl Node {
         }
     }
 
-    /// Signals when something is due, also what became due during a write, unless messages have
+    /// Signals when something is due, also what became due during a write [R-1203], unless messages have
     /// to wait for something else.
     fn signal_if_able(&mut self, id: LinkId) {
         let Some(link) = self.links.get(id.0) else { return };
@@ -362,7 +364,8 @@ impl Node {
         }
     }
 
-    /// Releases what TCP has acknowledged, where that is what counts.
+    /// Releases what TCP has acknowledged, where that is what counts: a kernel's h_ack is 0
+    ///
     pub(super) fn release_by_tcp(&mut self, id: LinkId) {
         let Some(link) = self.links.get(id.0) else { return };
         let (conn_id, acked) = (link.conn, link.tx.acked);

@@ -163,7 +163,7 @@ impl Iterator for Extensions<'_> {
                 let ext = BowlineExt { version: vp >> 4, path: vp & 15, max_message };
                 (Extension::Bowline(ext), rest)
             }
-            // NONE, and what this node does not know.
+            // NONE, and what this node does not know, [B-24].
             _ => return None,
         };
         self.rest = rest;
