@@ -162,7 +162,7 @@ impl Node {
         let to_bowline = conn.peer.is_bowline();
         let Some(path) = conn.paths.get_mut(usize::from(index)) else { return };
         let gated = conn.gate.as_ref().is_some_and(|g| index >= g.first);
-        let hold = link.hello.pending() || link.shy || gated;
+        let hold = link.hello.pending() || link.shy || gated; // [R-2013]
         let more = !hold && path.planned < path.queue.len();
         if link.rx.ack_now || (link.rx.ack_owed > 0 && (more || !link.tx.plan.is_empty())) {
             let ack = Header { ack: path.rx_expected.saturating_sub(1), ..Header::default() };
