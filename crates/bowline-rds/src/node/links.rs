@@ -130,7 +130,11 @@ impl Node {
             }
             self.unproven = list;
         }
-        self.add_local(to_socket_addr(local, 0, 0).ip());
+        // Where addresses are given, one that has been taken away may still be connected to for a
+        // moment; that does not bring it back.
+        if self.config.addrs.is_empty() {
+            self.add_local(to_socket_addr(local, 0, 0).ip());
+        }
         let id = self.new_conn(local, remote, scope).ok()?;
         self.unproven.push_back(id);
         Some(id)
