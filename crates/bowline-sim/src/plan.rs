@@ -308,6 +308,9 @@ impl Plan {
         // Numbers that begin again with a new process are not safe.
         let renews = |k: F| matches!(k, F::Crash | F::Reboot | F::Shutdown | F::AddressMove);
         self.clock_sequences |= self.faults.iter().any(|(kind, _)| renews(*kind));
+        // Nor is a peer able to tell paths apart by numbers that are all alike.
+        let plain = |n: &NodePlan| !matches!(n.kind, NodeKind::Bowline { end_to_end: true, .. });
+        self.clock_sequences |= self.nodes.iter().any(plain);
         self.fault_max = match rng.below(20) {
             0 => 45 * SEC,
             _ => rng.magnitude(5 * MS, 3 * SEC),
