@@ -94,7 +94,7 @@ def speed(c):
                 try:
                     p.trip(64, 20)  # connect and warm up
                     for what, value in (("rate", p.rate(8192, 3)), ("rate, batches", p.rate(8192, 3, 16)),
-                                        ("trip 64", p.trip(64, 300)), ("trip 8192", p.trip(8192, 300))):
+                                        ("trip 64", p.trip(64, 500)), ("trip 8192", p.trip(8192, 500))):
                         got.setdefault(what, {}).setdefault(kernel, []).append(value)
                     if not kernel:
                         c.save("speed", {g: e.ask("info") for g, e in p.ends.items()})
@@ -106,7 +106,7 @@ def speed(c):
         for w, g in got.items():
             c.note("%s: %.0f, kernel %.0f (%.2f)" % (w, statistics.median(g[False]), statistics.median(g[True]),
                                                     ratio[w]))
-        c.messages += ROUNDS * 1200
+        c.messages += ROUNDS * 2040
         want(ratio["rate"] >= RATE_GOAL, "less than %.1f times the kernel's rate; %s", RATE_GOAL, "; ".join(c.notes))
         for w in ("trip 64", "trip 8192"):
             want(ratio[w] <= TRIP_GOAL, "a longer round trip than the kernel's; %s", "; ".join(c.notes))

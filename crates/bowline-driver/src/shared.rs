@@ -282,7 +282,7 @@ impl Shared {
             helper_kick,
             clock,
             stats: Stats::default(),
-            poll: config.poll,
+            poll: on_these_processors(config.poll),
             spin_ns: u64::try_from(config.spin.as_nanos()).unwrap_or(u64::MAX),
             spin_score: AtomicI32::new(0),
             congestion_control: config.congestion_control.clone(),
@@ -445,4 +445,11 @@ impl Shared {
             sc.todo.kick = true;
         }
     }
+}
+
+/// With one processor there is nobody to look for: who looks keeps from running whoever it waits
+/// for.
+fn on_these_processors(poll: PollMode) -> PollMode {
+    let alone = std::thread::available_parallelism().is_ok_and(|n| n.get() == 1);
+    if poll == PollMode::Adaptive && alone { PollMode::Sleep } else { poll }
 }
