@@ -12,6 +12,10 @@ use crate::link::{LinkState, Role};
 use crate::path::{Path, UNPLANNED, mark};
 use crate::socket::to_socket_addr;
 
+/// Longest reconnect delay of a path after a connection that was greeted: a cut soon after hurts
+/// little, and a peer that greets and resets is dialled a hundred times a second at most.
+const GREETED_DELAY_NS: u64 = 16_000_000;
+
 /// The extension area of this node's probes and pongs, [R-433], [R-440], [B-1].
 pub(super) fn extensions(config: &Config, path: u8) -> [u8; EXT_AREA_LEN] {
     Handshake {
@@ -85,6 +89,9 @@ impl Node {
         let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
         let first = !conn.peer.is_bowline();
         conn.peer = Peer::Bowline { max_message: b.max_message };
+        if let Some(path) = conn.paths.get_mut(usize::from(b.path)) {
+            path.delay = path.delay.min(GREETED_DELAY_NS);
+        }
         if let Some(link) = self.links.get_mut(id.0) {
             link.hello.due = true;
             link.hello.needed = true;

@@ -414,6 +414,9 @@ impl Node {
             }
             count += 1;
         }
+        if count > 0 {
+            path.delay = 0; // the connection has been of use: the next comes at once
+        }
         self.release_first(conn_id, index, count);
         self.after_release(conn_id, index);
     }
