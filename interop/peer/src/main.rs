@@ -12,7 +12,6 @@ mod protocol;
 use backend::Backend;
 use backend::bowline::Bowline;
 use backend::kernel::Kernel;
-use bowline::rds::PollMode;
 use jobs::Jobs;
 use protocol::{Command, Event};
 use std::io::BufRead as _;
@@ -20,7 +19,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 const USAGE: &str = "usage: bowline-interop-peer serve --kernel
-       bowline-interop-peer serve [--address IP]... [--paths 8|1] [--poll adaptive|sleep|spin]";
+       bowline-interop-peer serve [--address IP]... [--paths 8|1]";
 
 fn main() -> ExitCode {
     match serve(std::env::args().skip(1)) {
@@ -37,27 +36,18 @@ fn serve(mut args: impl Iterator<Item = String>) -> Result<(), String> {
         return Err(USAGE.into());
     }
     let (mut addresses, mut paths, mut kernel) = (Vec::new(), 8, false);
-    let mut poll = PollMode::Adaptive;
     while let Some(arg) = args.next() {
         match arg.as_str() {
             "--kernel" => kernel = true,
             "--address" => addresses.push(value(&mut args)?),
             "--paths" => paths = value(&mut args)?,
-            "--poll" => {
-                poll = match args.next().as_deref() {
-                    Some("adaptive") => PollMode::Adaptive,
-                    Some("sleep") => PollMode::Sleep,
-                    Some("spin") => PollMode::Spin,
-                    _ => return Err(USAGE.into()),
-                }
-            }
             _ => return Err(USAGE.into()),
         }
     }
     let backend: Arc<dyn Backend> = if kernel {
         Arc::new(Kernel)
     } else {
-        Arc::new(Bowline::start(&addresses, paths, poll).map_err(|e| e.to_string())?)
+        Arc::new(Bowline::start(&addresses, paths).map_err(|e| e.to_string())?)
     };
     let hello = Event::new("", "hello").num("pid", u64::from(std::process::id()));
     hello.text("node", &backend.name()).emit();

@@ -1,7 +1,7 @@
 //! The userspace node under test.
 
 use super::{Backend, Failure, Info, Mode, Outcome, Socket, Wish};
-use ::bowline::rds::{Error, Interest, Node, PollMode, Socket as RdsSocket};
+use ::bowline::rds::{Error, Interest, Node, Socket as RdsSocket};
 use std::io::IoSlice;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -24,8 +24,8 @@ impl From<Error> for Failure {
 
 impl Bowline {
     /// Starts a node at these addresses.
-    pub(crate) fn start(addresses: &[IpAddr], paths: u8, poll: PollMode) -> Outcome<Self> {
-        let mut builder = Node::builder().paths(paths).poll(poll);
+    pub(crate) fn start(addresses: &[IpAddr], paths: u8) -> Outcome<Self> {
+        let mut builder = Node::builder().paths(paths);
         for a in addresses {
             builder = builder.address(*a);
         }
