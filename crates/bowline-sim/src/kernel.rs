@@ -257,6 +257,7 @@ impl KernelHost {
                 return SendResult::Wait;
             }
             hash = 0;
+            ctx.oracle.disorders(slot);
         }
         let path = hash & (self.conns[c].usable().next_power_of_two() - 1);
         self.connect_if_down(ctx, c);

@@ -775,13 +775,15 @@ impl Ctx {
                 let id = EndId { conn, side };
                 let (c, s) = id.index();
                 let end = &self.net.conns[c].ends[s];
-                if end.host != host || matches!(end.state, EndState::Gone) {
+                if end.host != host {
                     continue;
                 }
-                if end.state == EndState::Orphan && !silent {
-                    continue;
-                }
+                let state = end.state;
+                // Also where this end is gone and the other does not know it yet.
                 self.receiver_died(id);
+                if state == EndState::Gone || (state == EndState::Orphan && !silent) {
+                    continue;
+                }
                 if silent {
                     self.vanish(id);
                     self.arm_keep(conn, 1 - side, KEEP_IDLE);

@@ -65,6 +65,8 @@ struct Slot {
     pongs_loose: bool,
     /// The address was another process's for a while.
     moved: bool,
+    /// Its kernel lets messages overtake each other.
+    disorder: bool,
     /// Its node releases messages when they were processed, not when TCP has them.
     end_to_end: bool,
 }
@@ -91,6 +93,7 @@ impl Oracle {
             pongs: 0,
             pongs_loose: false,
             moved: false,
+            disorder: false,
             end_to_end,
         });
     }
@@ -129,6 +132,14 @@ impl Oracle {
         self.loosen_pongs();
     }
 
+    /// A kernel sends what follows on another path than what came before [B-13].
+    pub(crate) fn disorders(&mut self, slot: usize) {
+        self.slots[slot].disorder = true;
+        for flow in self.flows.iter_mut().filter(|f| f.slot == slot) {
+            flow.loosen();
+        }
+    }
+
     /// There are peers that may answer a ping twice.
     pub(crate) fn loosen_pongs(&mut self) {
         self.slots.iter_mut().for_each(|s| s.pongs_loose = true);
@@ -148,7 +159,7 @@ impl Oracle {
             return last;
         }
         // Those of earlier incarnations are all excused.
-        let loose = !flows.is_empty();
+        let loose = !flows.is_empty() || self.slots[slot].disorder;
         let moved = self.slots[slot].moved || self.slots[target].moved;
         flows.push(self.flows.len());
         let pending = VecDeque::new();
@@ -333,6 +344,10 @@ impl Oracle {
         if flow.pending[at].len as usize != payload.len() {
             let len = flow.pending[at].len;
             return Err(format!("{name}: message {index} has {} of {len} bytes", payload.len()));
+        }
+        if self.slots[slot].disorder {
+            flow.pending.remove(at);
+            return Ok(());
         }
         // When paths are added, a sender that goes by TCP's word lets the new ones go when TCP has
         // everything of the old ones; the receiver may still read the new ones first.
