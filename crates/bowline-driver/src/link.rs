@@ -16,6 +16,8 @@ use crate::sys;
 
 /// Pieces of one write.
 const PIECES_MAX: usize = 64;
+/// Pieces of a small write.
+const PIECES_FEW: usize = 4;
 /// Silence after which a peer that may be gone is asked.
 const PROBE_IDLE: Duration = Duration::from_secs(1);
 
@@ -214,9 +216,18 @@ impl Link {
 
     /// Writes a batch without blocking.
     pub(crate) fn write(&self, batch: &TxBatch) -> Written {
+        // A question or an answer is one or two pieces: no need to clear room for hundreds.
+        if batch.slices().nth(PIECES_FEW).is_none() {
+            self.write_pieces::<PIECES_FEW>(batch)
+        } else {
+            self.write_pieces::<PIECES_MAX>(batch)
+        }
+    }
+
+    fn write_pieces<const MAX: usize>(&self, batch: &TxBatch) -> Written {
         let mut done = Written { bytes: 0, calls: 0, end: WriteEnd::All };
         while done.bytes < batch.len() {
-            let mut pieces = [IoSlice::new(&[]); PIECES_MAX];
+            let mut pieces = [IoSlice::new(&[]); MAX];
             let mut used = 0;
             let mut wanted = 0;
             let mut skip = done.bytes;
@@ -225,7 +236,7 @@ impl Link {
                     skip -= slice.len();
                     continue;
                 }
-                if used == PIECES_MAX {
+                if used == MAX {
                     break;
                 }
                 let rest = &slice[skip..];
