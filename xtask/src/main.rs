@@ -24,10 +24,11 @@ checks of the repository
 
 runs
   ci                 what .ci/run runs, step by step with timing
-  sim [arguments]    the simulator, e.g. --seeds 20000
-  bench [arguments]  the benchmarks
+  sim [arguments]    the simulator, e.g. --seeds 20000; --help tells the others
+  bench [arguments]  the benchmarks, e.g. rds --quick; --help tells the others
   fuzz [--seconds N] every fuzz target for N seconds (20); needs nightly and cargo-fuzz
-  interop [args]     scenarios against kernel peers: interop/run
+  interop [args]     scenarios against a kernel in QEMU: interop/run, which tells of --list and
+                     --only NAME with --help; needs root, a Debian host and /dev/net/tun
 
 packaging
   dist               man pages and completions into target/dist
@@ -38,6 +39,11 @@ Exit status: 0 done, 1 failed, 2 wrong usage, 77 skipped (the reason is printed)
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let rest = args.get(1..).unwrap_or_default();
+    let own_help = ["sim", "bench", "interop"].iter().any(|v| args.first().is_some_and(|a| a == v));
+    if !own_help && rest.iter().any(|arg| arg == "-h" || arg == "--help") {
+        print!("{HELP}");
+        return ExitCode::SUCCESS;
+    }
     let outcome = match args.first().map(String::as_str) {
         None | Some("help" | "-h" | "--help") => {
             print!("{HELP}");

@@ -137,9 +137,23 @@ pub(crate) fn deny() -> Outcome {
     status(&mut cargo(&["deny", "--locked", "check", "bans", "licenses", "sources"]))
 }
 
-/// Runs the scenarios against kernel peers.
+/// Runs the scenarios against kernel peers; skipped, with the reason, where no guest can be booted.
 pub(crate) fn interop(args: &[String]) -> Outcome {
+    let only_tells = args.iter().any(|arg| ["-h", "--help", "--list"].contains(&arg.as_str()));
+    if !only_tells && let Some(reason) = no_guests() {
+        return Outcome::Skipped(reason);
+    }
     status(Command::new(repo::root().join("interop/run")).args(args).current_dir(repo::root()))
+}
+
+/// Why this machine cannot boot guests on a network of their own.
+fn no_guests() -> Option<String> {
+    let id = Command::new("id").arg("-u").stderr(Stdio::null()).output();
+    if id.map_or(true, |id| id.stdout.trim_ascii() != b"0") {
+        return Some("interop needs root for network namespaces".into());
+    }
+    let tun = std::path::Path::new("/dev/net/tun");
+    (!tun.exists()).then(|| "interop needs /dev/net/tun".into())
 }
 
 /// Writes man pages and completions as the binary itself describes them.

@@ -23,3 +23,8 @@
 #![forbid(unsafe_code)]
 
 pub mod rds;
+
+/// Compiles the example of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+pub mod readme {}

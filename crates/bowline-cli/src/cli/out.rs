@@ -25,7 +25,7 @@ pub(crate) fn line(args: fmt::Arguments<'_>) {
     }
 }
 
-/// Writes text without an end of line to standard output, under the same rule as [`line`].
+/// Writes text without an end of line to standard output, under the same rule as [`line()`].
 pub(crate) fn text(text: &str) {
     let mut out = io::stdout().lock();
     if out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_err() {
