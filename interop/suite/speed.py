@@ -7,7 +7,7 @@ from lab.common import Fail
 from lab.guest import alive, down
 
 from .endpoint import GuestNode
-from .scenarios import scenario, want
+from .base import scenario, want
 from .world import ip
 
 A, B = "10.99.0.11", "10.99.0.12"
