@@ -117,7 +117,7 @@ counters! {
     map_refreshes => "bl_map_refreshes",
     /// Frames longer than allowed.
     peer_oversized => "bl_peer_oversized",
-    /// Frames that make no sense after a header.
+    /// Congestion maps of a wrong length, left out.
     peer_nonsense => "bl_peer_nonsense",
     /// Acknowledgement frames sent to bowline nodes.
     acks_sent => "bl_acks_sent",

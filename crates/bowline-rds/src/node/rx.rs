@@ -313,7 +313,10 @@ impl Node {
                 return None;
             }
             let Some(path) = path else {
-                self.misbehaved(id, "data before the greeting");
+                // A connection that is being closed gets no path; what comes on it comes again.
+                if self.link(id)?.state != crate::link::LinkState::Draining {
+                    self.misbehaved(id, "data before the greeting");
+                }
                 return None;
             };
             if !self.next_in_order(id, path, header) {
@@ -376,6 +379,7 @@ impl Node {
             self.release_by_ack(conn_id, path, header.ack); // [R-2021]
         }
         if rope.len() != MAP_LEN {
+            self.stats.peer_nonsense += 1;
             return; // consumed and ignored
         }
         let mut bytes = vec![0; MAP_LEN];

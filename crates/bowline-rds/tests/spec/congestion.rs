@@ -182,6 +182,7 @@ fn maps_of_another_shape_have_no_effect() {
     lab.deliver(link, &[odd, short, long]);
     lab.send(s, FAR, b"not congested").expect("sent");
     assert!(lab.closes.is_empty(), "and are no reason to drop the connection");
+    assert_eq!(lab.counter("bl_peer_nonsense"), 2, "those of a wrong length are counted");
     // The last one counts as a whole.
     lab.deliver(link, &[map_of(&[4000, 4001]), map_of(&[4001])]);
     lab.send(s, FAR, b"x").expect("sent");
