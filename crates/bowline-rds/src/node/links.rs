@@ -428,6 +428,10 @@ impl Node {
         // Maps may have been lost with this connection.
         conn.map_due = true;
         let (local, remote) = (conn.local, conn.remote);
+        if link.tx.peer_ack > 0 {
+            // The peer had what a write in progress holds, which now cannot tell.
+            self.release_by_ack(conn_id, index, link.tx.peer_ack);
+        }
         self.stats.conn_reset += 1;
         self.event(Event::PathDown {
             local: to_socket_addr(local, 0, 0).ip(),

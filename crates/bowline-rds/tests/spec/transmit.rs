@@ -85,6 +85,32 @@ fn an_acknowledgement_during_a_write_counts_when_the_write_ends() {
     assert_eq!(lab.node.send_bytes(s), Ok(0));
 }
 
+// tests [R-2021]: the peer acknowledges the last message and ends before the write is reported
+#[test]
+fn an_acknowledgement_during_a_write_counts_when_the_connection_ends_first() {
+    let mut lab = single(B);
+    let (link, s) = with_bowline(&mut lab);
+    let sent = lab.node.send(
+        lab.now,
+        s,
+        &bowline_rds::SendMsg {
+            name: Some(addr("10.0.0.1:5000")),
+            payload: &[std::io::IoSlice::new(&[7; 1000])],
+            ..Default::default()
+        },
+    );
+    assert_eq!(sent.expect("sent").link, Some(link));
+    let mut batch = TxBatch::default();
+    let n = lab.node.poll_transmit(lab.now, link, &mut batch, 1 << 20);
+    assert!(n > 1000);
+    lab.node.handle_data(lab.now, link, RxBuf::from_vec(ack_frame(u64::MAX).bytes()));
+    lab.node.handle_closed(lab.now, link, CloseReason::Eof);
+    lab.node.check_invariants();
+    lab.node.transmitted(lab.now, link, n, false);
+    lab.settle();
+    assert_eq!(lab.node.send_bytes(s), Ok(0));
+}
+
 // tests [R-2025]: an absurd acknowledgement in the middle of a write that TCP takes in part
 #[test]
 fn an_absurd_acknowledgement_releases_nothing_that_is_still_to_be_written() {
