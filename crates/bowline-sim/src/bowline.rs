@@ -395,6 +395,21 @@ impl BowlineHost {
         self.read_soon(ctx, link);
     }
 
+    /// Reads what has arrived, as far as the node takes it.
+    fn read_all(&mut self, ctx: &mut Ctx, link: LinkId) {
+        while let Some(io) = self.links.get(&link)
+            && ctx.net.unread(io.end)
+        {
+            if !self.node.wants_read(link) {
+                self.node.process(now(ctx), None, usize::MAX);
+                if !self.node.wants_read(link) {
+                    return;
+                }
+            }
+            self.read(ctx, link);
+        }
+    }
+
     fn ended(&mut self, ctx: &mut Ctx, link: LinkId, reason: CloseReason) {
         if let Some(end) = self.forget(link) {
             self.node.handle_closed(now(ctx), link, reason);
@@ -541,7 +556,7 @@ impl BowlineHost {
             Output::CheckAlive { link } => {
                 if let Some(io) = self.links.get(&link) {
                     let end = io.end;
-                    self.read(ctx, link);
+                    self.read_all(ctx, link);
                     ctx.tcp_probe(end);
                     if self.links.contains_key(&link) {
                         self.node.handle_checked(at, link);

@@ -315,6 +315,13 @@ impl Net {
         self.conns[conn].dirs[side].written
     }
 
+    /// Tells whether there is something to read but an end or an error.
+    pub(crate) fn unread(&self, end: EndId) -> bool {
+        let (conn, side) = end.index();
+        let dir = &self.conns[conn].dirs[1 - side];
+        dir.delivered > dir.read && self.held(end)
+    }
+
     /// Tells whether the process still has the socket.
     pub(crate) fn held(&self, end: EndId) -> bool {
         let (conn, side) = end.index();
