@@ -146,10 +146,8 @@ pub fn run(seed: u64, options: &Options) -> Outcome {
         *world.borrow_mut() = Some(World::new(plan, rng, trace, options.sabotage));
         let mut world = world.borrow_mut();
         let Some(world) = world.as_mut() else { return };
-        if options.trace != TraceMode::Hash {
-            let plan = format!("{:#?}", world.plan);
-            world.ctx.note([0, 0, 0], || plan);
-        }
+        let plan = &world.plan;
+        world.ctx.note([0, 0, 0], || format!("{plan:#?}"));
         while world.step() {}
     };
     let panicked = quietly(AssertUnwindSafe(step_all));
