@@ -517,6 +517,56 @@ fn a_peer_that_never_reads_keeps_its_own_messages_waiting() {
 }
 
 #[test]
+fn a_peer_that_never_reads_does_not_hold_up_the_end() {
+    let scene = Scene::new(949, |b| b);
+    let sink = scene.sink();
+    let stream = dial(ip(949, 1), ip(949, NODE), Some(4096));
+    (&stream).write_all(&greeting(1, 0)).unwrap();
+    for _ in 0..10 {
+        sink.send_to(&[3; 8192], addr(949, 1, 77)).unwrap();
+    }
+    let start = Instant::now();
+    assert!(!scene.node.shutdown(Duration::from_millis(200)), "not acknowledged");
+    let took = start.elapsed();
+    assert!(took < Duration::from_secs(5), "it took {took:?}");
+}
+
+#[test]
+fn connections_that_come_and_go_leave_nothing() {
+    const COUNT: u64 = 1000;
+    let limits = Limits { peers_unproven: 4, ..Limits::default() };
+    // One path: no more descriptors are taken for the friend while they are counted.
+    let scene = Scene::new(950, |b| b.paths(1).limits(limits.clone()));
+    scene.during_traffic(|| {
+        let before = descriptors();
+        let (_, grown) = growth(|| {
+            for n in 0..COUNT {
+                let stream = dial(ip(950, 1 + (n % 10) as u8), ip(950, NODE), None);
+                // Some leave in good order, some in the middle of a header, some with a reset.
+                if n % 3 > 0 {
+                    drop((&stream).write(&[0; 47]));
+                }
+                if n % 3 > 1 {
+                    sockopt::set_socket_linger(&stream, Some(Duration::ZERO)).unwrap();
+                }
+            }
+            // The system does not hand over each one that was reset before its turn.
+            wait_until("them to be gone", || {
+                let info = scene.node.info();
+                scene.counter("bl_links_accepted") >= COUNT / 2
+                    && !info.links.iter().any(|l| l.remote.ip() < ip(950, NODE))
+            });
+        });
+        // A refused one is kept for a second.
+        wait_until("their descriptors", || descriptors() <= before);
+        let peers = scene.node.info().connections.len();
+        println!("{peers} peers are known, memory grew by {} KiB", grown / KIB);
+        assert!(peers <= 4 + 2, "{peers} peers");
+        assert!(grown < 4 * 1024 * KIB, "{} KiB", grown / KIB);
+    });
+}
+
+#[test]
 fn a_peer_that_ignores_congestion_is_not_read() {
     const COUNT: u32 = 8192;
     const PER_PEER: usize = 256 << 10;
@@ -546,8 +596,8 @@ fn a_peer_that_ignores_congestion_is_not_read() {
             let held: usize =
                 scene.node.info().sockets.iter().map(|s| s.recv_bytes).max().unwrap_or(0);
             println!("{before} messages written, {held} bytes wait");
-            // What was read before the limit showed comes on top: one read.
-            assert!(held <= PER_PEER + (256 << 10), "{held} bytes wait");
+            // What was read before the limit showed comes on top: one read, and what it completed.
+            assert!(held <= PER_PEER + (256 << 10) + 8192, "{held} bytes wait");
             let mut buf = [0; 8192];
             for i in 0..COUNT {
                 assert_eq!(sink.recv(&mut buf).unwrap(), buf.len());
@@ -597,6 +647,67 @@ fn unfinished_messages_lose_the_oldest() {
         }
         assert_eq!(scene.counter("bl_partials_dropped"), 8);
         peers
+    });
+}
+
+/// A listener at a peer's address, above the node's: the node opens the connections.
+fn listen(at: IpAddr) -> std::net::TcpListener {
+    let listener = std::net::TcpListener::bind(SocketAddr::new(at, 16385)).unwrap();
+    listener.set_nonblocking(true).unwrap();
+    listener
+}
+
+/// How often a node dials a peer within half a second that does this with each connection before
+/// it resets it.
+fn dialled(listener: &std::net::TcpListener, serve: impl Fn(&TcpStream, u64)) -> u64 {
+    let end = Instant::now() + Duration::from_millis(500);
+    let mut times = 0;
+    while Instant::now() < end {
+        match listener.accept() {
+            Ok((stream, _)) => {
+                times += 1;
+                stream.set_nonblocking(false).unwrap();
+                stream.set_read_timeout(Some(LIMIT)).unwrap();
+                serve(&stream, times);
+                sockopt::set_socket_linger(&stream, Some(Duration::ZERO)).unwrap();
+            }
+            Err(_) => thread::sleep(Duration::from_micros(200)),
+        }
+    }
+    times
+}
+
+// tests
+#[test]
+fn a_peer_that_resets_each_connection_is_not_dialled_without_pause() {
+    let scene = Scene::new(948, |b| b.paths(1));
+    let sink = scene.sink();
+    scene.during_traffic(|| {
+        let plain = listen(ip(948, 210));
+        sink.send_to(b"x", addr(948, 210, 77)).unwrap();
+        let at_once = dialled(&plain, |_, _| {});
+        let polite = listen(ip(948, 211));
+        sink.send_to(b"x", addr(948, 211, 77)).unwrap();
+        let greeted = dialled(&polite, |mut stream, _| {
+            drop(stream.write_all(&greeting(1, 0)));
+            frame_for(stream, 77);
+        });
+        // A connection that has brought a message through is made again at once; a pong the peer
+        // asked for itself is no such message.
+        let cunning = listen(ip(948, 212));
+        sink.send_to(b"x", addr(948, 212, 77)).unwrap();
+        let pinged = dialled(&cunning, |mut stream, sequence| {
+            let ping = Frame { sequence, ports: (5, 0), ..Frame::default() };
+            let ack = Frame { ack: u64::MAX, ..Frame::default() };
+            drop(stream.write_all(&greeting(1, u64::MAX)));
+            drop(stream.write_all(&ping.bytes(&[])));
+            frame_for(stream, 5);
+            drop(stream.write_all(&ack.bytes(&[])));
+        });
+        println!("dialled {at_once}, {greeted} and {pinged} times in half a second");
+        assert!((2..60).contains(&at_once), "{at_once} times");
+        assert!((2..200).contains(&greeted), "{greeted} times");
+        assert!((2..200).contains(&pinged), "{pinged} times");
     });
 }
 

@@ -414,8 +414,10 @@ impl Node {
             }
             count += 1;
         }
-        if count > 0 {
-            path.delay = 0; // the connection has been of use: the next comes at once
+        // A connection that has been of use is made again at once. A pong is of use to nobody but
+        // a peer that wants to be dialled without pause.
+        if path.queue.iter().take(count).any(|m| m.socket.is_some()) {
+            path.delay = 0;
         }
         self.release_first(conn_id, index, count);
         self.after_release(conn_id, index);
