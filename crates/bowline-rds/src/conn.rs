@@ -50,6 +50,8 @@ pub(crate) struct Conn {
     pub(crate) peer: Peer,
     /// Generation of the peer; 0: not known.
     pub(crate) peer_generation: u32,
+    /// Serial of the link that told it first.
+    pub(crate) generation_serial: u64,
     pub(crate) peer_sport_idx: bool,
     /// A timer runs that ends not knowing what the peer is.
     pub(crate) unknown_timer: bool,

@@ -43,6 +43,7 @@ impl Node {
             npaths: 0,
             peer: Peer::Unknown,
             peer_generation: 0,
+            generation_serial: 0,
             peer_sport_idx: false,
             proven: false,
             paths: vec![Path::new(self.first_sequence)],

@@ -56,8 +56,17 @@ impl Node {
         let hs = Handshake::parse(&header.ext);
         let bowline = self.bowline_part(id, &hs);
         let Some(link) = self.links.get_mut(id.0) else { return false };
-        let conn_id = link.conn;
+        let (conn_id, serial) = (link.conn, link.serial);
         link.shy = false;
+        let generation = hs.generation.unwrap_or(0);
+        let Some(conn) = self.conns.get(conn_id.0) else { return false };
+        let differs =
+            generation != 0 && conn.peer_generation != 0 && generation != conn.peer_generation;
+        if differs && serial < conn.generation_serial {
+            // The last words of a process that has been replaced already.
+            self.close_link(id, CloseHow::Fin);
+            return false;
+        }
         if let Some(b) = bowline
             && !self.attach_named(id, b.path)
         {
@@ -66,11 +75,11 @@ impl Node {
         let Some(conn) = self.conns.get_mut(conn_id.0) else { return false };
         conn.peer_sport_idx = hs.sport_idx;
         let was_bowline = conn.peer.is_bowline();
-        let generation = hs.generation.unwrap_or(0);
-        let restarted =
-            (generation != 0 && conn.peer_generation != 0 && generation != conn.peer_generation)
-                || (was_bowline && bowline.is_none());
+        let restarted = differs || (was_bowline && bowline.is_none());
         if generation != 0 {
+            if generation != conn.peer_generation {
+                conn.generation_serial = serial;
+            }
             conn.peer_generation = generation;
         }
         if restarted {
