@@ -364,7 +364,17 @@ impl Oracle {
             }
             return Err(format!("{name}: message {index} before {}", first.index));
         }
-        flow.pending.drain(..=at);
+        // What lies before is lost, unless it is on its way on another connection.
+        let kept = if by_tcp {
+            flow.pending.iter().take(at).filter(|p| p.lane != lane).count()
+        } else {
+            0
+        };
+        if kept == 0 {
+            flow.pending.drain(..=at);
+        } else {
+            flow.pending.retain(|p| p.index > index || (p.index < index && p.lane != lane));
+        }
         flow.last = Some(index);
         Ok(())
     }
