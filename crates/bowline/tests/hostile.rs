@@ -610,6 +610,39 @@ fn a_peer_that_ignores_congestion_is_not_read() {
 }
 
 #[test]
+fn connecting_again_does_not_get_round_the_limits() {
+    const PER_PEER: usize = 256 << 10;
+    let limits = Limits { recv_bytes_per_peer: PER_PEER, ..Limits::default() };
+    let scene = Scene::new(951, |b| b.limits(limits.clone()));
+    let sink = scene.sink();
+    scene.during_traffic(|| {
+        let mut sequence = 0;
+        let mut connect = |greets: bool, peer: u8| {
+            let stream = dial(ip(951, peer), ip(951, NODE), None);
+            let mut bytes = if greets { greeting(1, 0) } else { Vec::new() };
+            for _ in 0..60 {
+                sequence += 1;
+                bytes.extend(message(sequence, &[9; 4096]));
+            }
+            // The node may end the connection at any time.
+            stream.set_write_timeout(Some(Duration::from_millis(50))).unwrap();
+            drop((&stream).write_all(&bytes));
+            thread::sleep(Duration::from_millis(5));
+        };
+        for (peer, greets) in [(1, true), (2, false)] {
+            for _ in 0..40 {
+                connect(greets, peer);
+            }
+            let info = scene.node.info();
+            let held: usize = info.sockets.iter().map(|s| s.recv_bytes).max().unwrap_or(0);
+            println!("{held} bytes wait, {} pauses", scene.counter("bl_read_pauses"));
+            assert!(held <= usize::from(peer) * (PER_PEER + (512 << 10)), "{held} bytes wait");
+        }
+    });
+    drop(sink);
+}
+
+#[test]
 fn unfinished_messages_lose_the_oldest() {
     const PIECE: usize = 256 << 10;
     const LEN: usize = 300 << 10;

@@ -96,6 +96,7 @@ impl Node {
                 self.partial_bytes -= gone.partial_bytes();
             }
             self.ack_asked.retain(|l| *l != link);
+            self.paused.retain(|l| *l != link);
             self.outputs.push_back(Output::Close { link, how: CloseHow::Reset });
         }
         let Some(mut conn) = self.conns.remove(id.0) else { return };

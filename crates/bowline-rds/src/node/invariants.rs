@@ -97,6 +97,8 @@ impl Node {
         }
         let asked = self.links.iter().filter(|(_, l)| l.rx.ack_listed).count();
         assert_eq!(self.ack_asked.len(), asked, "links that owe are listed once");
+        let paused = self.links.iter().filter(|(_, l)| l.rx.paused).count();
+        assert_eq!(self.paused.len(), paused, "links not read are listed once");
         let partial: usize = self.links.iter().map(|(_, l)| l.partial_bytes()).sum();
         assert_eq!(partial, self.partial_bytes, "bytes of unfinished messages");
         for (id, l) in self.links.iter() {

@@ -346,6 +346,9 @@ impl Node {
         let link = self.links.remove(id.0)?;
         self.partial_bytes -= link.partial_bytes();
         self.ack_asked.retain(|l| *l != id);
+        if link.rx.paused {
+            self.paused.retain(|l| *l != id);
+        }
         let conn_id = link.conn;
         self.stop_waiting_for(conn_id, id);
         let conn = self.conns.get_mut(conn_id.0)?;

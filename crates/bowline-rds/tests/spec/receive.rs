@@ -166,6 +166,13 @@ fn slow_readers_stop_the_reading_of_their_peer() {
     assert_eq!(lab.resumes, [link]);
     assert_eq!(lab.recv_all(s).len(), 3, "all four in the end");
     assert!(lab.node.wants_read(link));
+    // One that ends while it is not read is not kept in mind, see the invariants.
+    for n in 0..4 {
+        lab.deliver(link, &[data(6 + n, 9, 5000, &[0; 5000])]);
+    }
+    assert!(!lab.node.wants_read(link));
+    lab.fail(link, CloseReason::Reset);
+    assert_eq!(lab.recv_all(s).len(), 4, "TCP has acknowledged them");
 }
 
 // tests the limit of the whole node
