@@ -324,7 +324,7 @@ def kernel_reboot(c):
     again.event("ready")
     if c.w.self_check and c.order == "hi":
         # a larger kernel in the node's place knocks once per send only
-        c.k.ask("ping", 20, bind=c.at_k(0), to=c.n_addr, n=1)
+        c.k.ask("ping", 50, bind=c.at_k(0), to=c.n_addr, n=1, wait=40)
     while again.stat()["messages"] < 50:
         want(time.monotonic() < t + 60, "the node's stream did not come back: %s", again.stat())
         time.sleep(0.1)
@@ -376,7 +376,7 @@ def node_restart(c):
     if c.order == "lo":
         # the larger kernel knocks once per send, and its sender may be
         # blocked by now: the restarted node has to say something first
-        c.n.ask("ping", 20, bind=c.at_n(1000), to=c.k_addr, n=1)
+        c.n.ask("ping", 50, bind=c.at_n(1000), to=c.k_addr, n=1, wait=40)
     while again.stat()["messages"] < 50:
         want(time.monotonic() < t + 60, "the kernel's stream did not come back: %s", again.stat())
         time.sleep(0.1)
