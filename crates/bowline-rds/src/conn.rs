@@ -90,11 +90,7 @@ impl Conn {
     #[inline]
     pub(crate) fn make_path(&mut self, index: u8, first_sequence: u64) -> &mut Path {
         while self.paths.len() <= usize::from(index) {
-            // Numbers of different paths differ, so that a peer that cannot tell paths apart does
-            // not take a message of one for another's with the same content. Kernel
-            // numbering starts every path at 1.
-            let lane = if first_sequence > 1 { (self.paths.len() as u64) << 56 } else { 0 };
-            self.paths.push(Path::new(first_sequence.wrapping_add(lane)));
+            self.paths.push(Path::new(first_sequence));
         }
         &mut self.paths[usize::from(index)]
     }

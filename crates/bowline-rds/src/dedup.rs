@@ -25,6 +25,8 @@ struct Key {
     len: u32,
     sport: u16,
     dport: u16,
+    /// Path of the sender, where its ports tell it: numbers of different paths are alike.
+    lane: u8,
 }
 
 /// How a message came.
@@ -49,11 +51,11 @@ pub(crate) struct Dedup {
 
 impl Dedup {
     /// Tells whether a complete message is one that came before on another link, and remembers it.
-    /// `serial` grows with every new link of the peer.
+    /// `serial` grows with every new link of the peer; `lane` is the sender's path or 0.
     pub(crate) fn is_duplicate(
         &mut self,
         link: LinkId,
-        serial: u64,
+        (serial, lane): (u64, u8),
         header: &Header,
         payload: &Rope,
     ) -> bool {
@@ -63,6 +65,7 @@ impl Dedup {
             len: header.len,
             sport: header.sport,
             dport: header.dport,
+            lane,
         };
         self.received += HEADER_LEN as u64 + u64::from(header.len);
         let flagged = header.flags.contains(bowline_wire::rds::Flags::RETRANSMITTED);
@@ -140,13 +143,13 @@ mod tests {
         let other = Rope::from_vec(b"hullo".to_vec());
         let again = Flags::RETRANSMITTED;
         let mut dedup = Dedup::default();
-        assert!(!dedup.is_duplicate(a, 1, &header(7, Flags::NONE), &text));
-        assert!(!dedup.is_duplicate(b, 2, &header(7, Flags::NONE), &text), "unflagged");
-        assert!(!dedup.is_duplicate(a, 1, &header(7, again), &other), "other payload");
-        assert!(dedup.is_duplicate(a, 1, &header(7, again), &text));
+        assert!(!dedup.is_duplicate(a, (1, 0), &header(7, Flags::NONE), &text));
+        assert!(!dedup.is_duplicate(b, (2, 0), &header(7, Flags::NONE), &text), "unflagged");
+        assert!(!dedup.is_duplicate(a, (1, 0), &header(7, again), &other), "other payload");
+        assert!(dedup.is_duplicate(a, (1, 0), &header(7, again), &text));
         let mut dedup = Dedup::default();
-        assert!(!dedup.is_duplicate(a, 1, &header(7, Flags::NONE), &text));
-        assert!(!dedup.is_duplicate(a, 1, &header(7, again), &text), "same link");
+        assert!(!dedup.is_duplicate(a, (1, 0), &header(7, Flags::NONE), &text));
+        assert!(!dedup.is_duplicate(a, (1, 0), &header(7, again), &text), "same link");
     }
 
     #[test]
@@ -154,11 +157,14 @@ mod tests {
         let (old, new, newest) = (LinkId((0, 1)), LinkId((1, 1)), LinkId((2, 1)));
         let text = Rope::from_vec(b"hello".to_vec());
         let mut dedup = Dedup::default();
-        assert!(!dedup.is_duplicate(new, 2, &header(7, Flags::RETRANSMITTED), &text));
-        assert!(dedup.is_duplicate(old, 1, &header(7, Flags::NONE), &text));
+        assert!(!dedup.is_duplicate(new, (2, 0), &header(7, Flags::RETRANSMITTED), &text));
+        assert!(dedup.is_duplicate(old, (1, 0), &header(7, Flags::NONE), &text));
         let mut dedup = Dedup::default();
-        assert!(!dedup.is_duplicate(new, 2, &header(7, Flags::RETRANSMITTED), &text));
-        assert!(!dedup.is_duplicate(newest, 3, &header(7, Flags::NONE), &text), "a restarted peer");
+        assert!(!dedup.is_duplicate(new, (2, 0), &header(7, Flags::RETRANSMITTED), &text));
+        assert!(
+            !dedup.is_duplicate(newest, (3, 0), &header(7, Flags::NONE), &text),
+            "a restarted peer"
+        );
     }
 
     #[test]

@@ -11,7 +11,7 @@ use super::timers::Timer;
 use crate::api::Output;
 use crate::config::MAX_MESSAGE_KERNEL;
 use crate::ids::{ConnId, LinkId, SocketId};
-use crate::link::Partial;
+use crate::link::{Partial, Role};
 use crate::path::mark;
 use crate::recvq::{Origin, Rare, RecvMsg};
 use crate::rxbuf::{Rope, RxBuf};
@@ -285,6 +285,8 @@ impl Node {
         let link = self.links.get_mut(id.0)?;
         let conn_id = link.conn;
         let (path, serial) = (link.path, link.serial);
+        let dialler = if link.role == Role::Dial { link.local } else { link.remote };
+        let port_lane = (dialler.port() % 8) as u8;
         if !link.confirmed {
             self.confirm(id);
         } else if link.shy && !header.is_map() {
@@ -304,6 +306,7 @@ impl Node {
         }
         let conn = self.conns.get_mut(conn_id.0)?;
         conn.heard(self.now);
+        let lane = if conn.peer_sport_idx { port_lane } else { 0 };
         if conn.peer.is_bowline() {
             if header.sequence == 0 && header.len == 0 && header.sport == 0 && header.dport == 0 {
                 self.stats.acks_received += 1;
@@ -325,7 +328,7 @@ impl Node {
             // Before the peer was known it may have sent this under another path's number.
             if header.flags.contains(Flags::RETRANSMITTED)
                 && let Some(dedup) = self.conns.get_mut(conn_id.0)?.dedup.as_mut()
-                && dedup.is_duplicate(id, serial, header, &rope)
+                && dedup.is_duplicate(id, (serial, lane), header, &rope)
             {
                 self.stats.recv_drop_old_seq += 1;
                 return None;
@@ -335,7 +338,7 @@ impl Node {
                 self.timers.insert((self.now + QUIET_TIME, Timer::Quiet(conn_id)));
             }
             let dedup = conn.dedup.get_or_insert_default();
-            if dedup.is_duplicate(id, serial, header, &rope) {
+            if dedup.is_duplicate(id, (serial, lane), header, &rope) {
                 self.stats.recv_drop_old_seq += 1;
                 // The answer may be waiting on a path that is down.
                 if header.is_probe_ping() {
