@@ -359,10 +359,12 @@ fn draw_nodes(rng: &mut Rng, scenario: Scenario) -> Vec<NodePlan> {
         // With two nodes and a kernel the other one is bowline.
         let may = kernels > 0 && !(count == 2 && i != forced);
         let kind = if must || (may && rng.chance(kernels)) {
+            let multipath = !(legacy && rng.chance(700));
             NodeKind::Kernel(Flavour {
-                multipath: !(legacy && rng.chance(700)),
+                multipath,
                 later: rng.chance(250),
-                ping_enable: !(legacy && rng.chance(300)),
+                // With pings off and several paths a kernel never tells a restarted peer how many.
+                ping_enable: multipath || rng.chance(600),
                 slow_reader: rng.chance(300),
             })
         } else {
