@@ -75,7 +75,9 @@ impl Node {
     }
 
     /// Cuts the TCP connections to `peer`, or all of them, with a reset; returns how many there
-    /// were. Nothing is lost: unacknowledged messages are sent again on new connections.
+    /// were. Unacknowledged messages are sent again on new connections, so nothing is lost between
+    /// bowline nodes. A kernel has freed what this machine's TCP had acknowledged: what the node
+    /// had not read of that is gone.
     pub fn drop_connections(&self, peer: Option<IpAddr>) -> usize {
         self.driver.drop_connections(peer)
     }
