@@ -78,6 +78,9 @@ pub struct Limits {
     pub recv_bytes_per_peer: usize,
     /// The same for the whole node.
     pub recv_bytes_total: usize,
+    /// Messages remembered to recognise repetitions of peers that go by TCP's word, over all of
+    /// them; about 150 bytes each. Beyond that each peer keeps a thousand.
+    pub duplicate_records_total: usize,
     /// Bytes of messages not yet complete, over all TCP connections; beyond that the connection
     /// whose message was begun first is dropped.
     pub partial_bytes_total: usize,
@@ -94,6 +97,7 @@ impl Default for Limits {
             pongs_per_path: 64,
             recv_bytes_per_peer: 256 << 20,
             recv_bytes_total: 1 << 30,
+            duplicate_records_total: 4 << 20,
             partial_bytes_total: 1 << 30,
         }
     }

@@ -7,6 +7,9 @@
 //! its flagged copy: it was overtaken on the way.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
 
 use bowline_wire::rds::{HEADER_LEN, Header};
 
@@ -17,6 +20,21 @@ use crate::rxbuf::Rope;
 const WINDOW: u64 = 32 << 20;
 /// Most messages remembered per peer.
 const RECORDS_MAX: usize = 1 << 17;
+/// The same once the node as a whole remembers as many as it may.
+const RECORDS_FEW: usize = 1 << 10;
+
+/// How many messages all peers of a node may have remembered together.
+#[derive(Clone, Debug)]
+pub(crate) struct Budget {
+    used: Arc<AtomicUsize>,
+    limit: usize,
+}
+
+impl Budget {
+    pub(crate) fn new(limit: usize) -> Self {
+        Self { used: Arc::default(), limit }
+    }
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Key {
@@ -39,8 +57,9 @@ struct Arrival {
 }
 
 /// What came lately from one peer.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Dedup {
+    budget: Budget,
     /// How each message came last, and when.
     seen: HashMap<Key, (Arrival, u64)>,
     /// The same in order of arrival, for forgetting.
@@ -49,7 +68,17 @@ pub(crate) struct Dedup {
     received: u64,
 }
 
+impl Drop for Dedup {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}
+
 impl Dedup {
+    pub(crate) fn new(budget: &Budget) -> Self {
+        Self { budget: budget.clone(), seen: HashMap::new(), order: VecDeque::new(), received: 0 }
+    }
+
     /// Tells whether a complete message is one that came before on another link, and remembers it.
     /// `serial` grows with every new link of the peer; `lane` is the sender's path or 0.
     pub(crate) fn is_duplicate(
@@ -72,12 +101,16 @@ impl Dedup {
         let arrival = Arrival { link, serial, flagged };
         let before = self.seen.insert(key, (arrival, self.received));
         self.order.push_back((key, self.received));
+        // Only a sum: the node has one thread at a time.
+        let used = self.budget.used.fetch_add(1, Relaxed);
+        let most = if used < self.budget.limit { RECORDS_MAX } else { RECORDS_FEW };
         let oldest = self.received.saturating_sub(WINDOW);
         while let Some((old, at)) = self.order.front().copied() {
-            if at >= oldest && self.order.len() <= RECORDS_MAX {
+            if at >= oldest && self.order.len() <= most {
                 break;
             }
             self.order.pop_front();
+            self.budget.used.fetch_sub(1, Relaxed);
             if self.seen.get(&old).is_some_and(|(_, last)| *last == at) {
                 self.seen.remove(&old);
             }
@@ -89,6 +122,7 @@ impl Dedup {
 
     /// Forgets everything: the peer has restarted.
     pub(crate) fn clear(&mut self) {
+        self.budget.used.fetch_sub(self.order.len(), Relaxed);
         self.seen = HashMap::new();
         self.order = VecDeque::new();
     }
@@ -142,12 +176,12 @@ mod tests {
         let text = Rope::from_vec(b"hello".to_vec());
         let other = Rope::from_vec(b"hullo".to_vec());
         let again = Flags::RETRANSMITTED;
-        let mut dedup = Dedup::default();
+        let mut dedup = Dedup::new(&Budget::new(usize::MAX));
         assert!(!dedup.is_duplicate(a, (1, 0), &header(7, Flags::NONE), &text));
         assert!(!dedup.is_duplicate(b, (2, 0), &header(7, Flags::NONE), &text), "unflagged");
         assert!(!dedup.is_duplicate(a, (1, 0), &header(7, again), &other), "other payload");
         assert!(dedup.is_duplicate(a, (1, 0), &header(7, again), &text));
-        let mut dedup = Dedup::default();
+        let mut dedup = Dedup::new(&Budget::new(usize::MAX));
         assert!(!dedup.is_duplicate(a, (1, 0), &header(7, Flags::NONE), &text));
         assert!(!dedup.is_duplicate(a, (1, 0), &header(7, again), &text), "same link");
     }
@@ -156,10 +190,10 @@ mod tests {
     fn a_message_overtaken_by_its_repetition_is_a_duplicate() {
         let (old, new, newest) = (LinkId((0, 1)), LinkId((1, 1)), LinkId((2, 1)));
         let text = Rope::from_vec(b"hello".to_vec());
-        let mut dedup = Dedup::default();
+        let mut dedup = Dedup::new(&Budget::new(usize::MAX));
         assert!(!dedup.is_duplicate(new, (2, 0), &header(7, Flags::RETRANSMITTED), &text));
         assert!(dedup.is_duplicate(old, (1, 0), &header(7, Flags::NONE), &text));
-        let mut dedup = Dedup::default();
+        let mut dedup = Dedup::new(&Budget::new(usize::MAX));
         assert!(!dedup.is_duplicate(new, (2, 0), &header(7, Flags::RETRANSMITTED), &text));
         assert!(
             !dedup.is_duplicate(newest, (3, 0), &header(7, Flags::NONE), &text),
@@ -183,5 +217,22 @@ mod tests {
             }
             assert_eq!(digest(&pieces), digest(&whole), "cut at {cut}");
         }
+    }
+
+    #[test]
+    fn all_peers_together_remember_no_more_than_the_budget() {
+        let budget = Budget::new(5_000);
+        let text = Rope::from_vec(b"hello".to_vec());
+        let mut peers: Vec<Dedup> = (0..10).map(|_| Dedup::new(&budget)).collect();
+        for sequence in 0..4_000 {
+            for peer in &mut peers {
+                peer.is_duplicate(LinkId((0, 1)), (1, 0), &header(sequence, Flags::NONE), &text);
+            }
+        }
+        let used = budget.used.load(Relaxed);
+        assert_eq!(used, peers.iter().map(|p| p.order.len()).sum::<usize>());
+        assert!(used <= 10 * (RECORDS_FEW + 1), "{used} remembered");
+        peers.clear();
+        assert_eq!(budget.used.load(Relaxed), 0);
     }
 }

@@ -22,6 +22,7 @@ use crate::api::{Event, Output};
 use crate::config::Config;
 use crate::cong::CongMap;
 use crate::conn::Conn;
+use crate::dedup::Budget;
 use crate::error::Error;
 use crate::ids::{ConnId, LinkId, SocketId};
 use crate::link::Link;
@@ -101,6 +102,7 @@ pub struct Node {
     recv_held: usize,
     /// Bytes of messages not yet complete.
     partial_bytes: usize,
+    dedup_budget: Budget,
     paused: Vec<LinkId>,
     next_inode: u64,
     /// Number of the first message of a new path: above all that any peer was ever sent.
@@ -132,6 +134,7 @@ impl Node {
             monitors: Vec::new(),
             recv_held: 0,
             partial_bytes: 0,
+            dedup_budget: Budget::new(config.limits.duplicate_records_total),
             paused: Vec::new(),
             next_inode: 1,
             first_sequence: config.first_sequence,

@@ -10,6 +10,7 @@ use super::Node;
 use super::timers::Timer;
 use crate::api::Output;
 use crate::config::MAX_MESSAGE_KERNEL;
+use crate::dedup::Dedup;
 use crate::ids::{ConnId, LinkId, SocketId};
 use crate::link::{Partial, Role};
 use crate::path::mark;
@@ -285,8 +286,9 @@ impl Node {
         let link = self.links.get_mut(id.0)?;
         let conn_id = link.conn;
         let (path, serial) = (link.path, link.serial);
-        let dialler = if link.role == Role::Dial { link.local } else { link.remote };
-        let port_lane = (dialler.port() % 8) as u8;
+        // Only the dialling side promises that ports tell its paths.
+        let accepted = link.role == Role::Accepted;
+        let port_lane = if accepted { (link.remote.port() % 8) as u8 } else { 0 };
         if !link.confirmed {
             self.confirm(id);
         } else if link.shy && !header.is_map() {
@@ -337,7 +339,8 @@ impl Node {
             if conn.dedup.is_none() {
                 self.timers.insert((self.now + QUIET_TIME, Timer::Quiet(conn_id)));
             }
-            let dedup = conn.dedup.get_or_insert_default();
+            let budget = &self.dedup_budget;
+            let dedup = conn.dedup.get_or_insert_with(|| Box::new(Dedup::new(budget)));
             if dedup.is_duplicate(id, (serial, lane), header, &rope) {
                 self.stats.recv_drop_old_seq += 1;
                 // The answer may be waiting on a path that is down.
