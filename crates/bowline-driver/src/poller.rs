@@ -44,6 +44,8 @@ const TRIES: u32 = 16;
 const SCORE_MAX: i32 = 8;
 /// When looking has not paid, it is tried again once in so many times.
 const RETRY_EVERY: u64 = 16;
+/// After a read of so many bytes, another is tried before sleeping.
+const STREAM_READ: usize = 32 << 10;
 /// Least time between two looks of refused senders.
 const GLANCE_GAP_NS: u64 = 50_000;
 /// Two empty-handed calls within this time are one program polling.
@@ -234,6 +236,17 @@ impl Shared {
                 self.settle(st, sc);
                 if !busy {
                     self.look_closely(sc, &hot);
+                }
+                st = self.lock();
+                continue;
+            }
+            if core::mem::take(&mut st.last_read) >= STREAM_READ {
+                // The rest of what the peer wrote in one go has come meanwhile, mostly.
+                let hot = st.hot[0].clone();
+                self.settle(st, sc);
+                if let Some(link) = hot {
+                    self.try_read(sc, &link);
+                    self.run(sc);
                 }
                 st = self.lock();
                 continue;

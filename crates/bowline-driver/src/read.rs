@@ -18,6 +18,8 @@ const READS_MAX: usize = 4;
 /// From so many bytes on, a sender may be waiting for TCP's acknowledgement, which TCP by itself
 /// delays by up to 40 ms when less than a segment came. On loopback a segment is 64 KiB.
 const ACK_BYTES: usize = 2048;
+/// Rounds of reads that exhaust the largest receive buffer, even if the peer goes on sending.
+const READ_OUT_MAX: usize = 64;
 /// Most time a connection may take to end after this node has closed its direction.
 const DRAIN_NS: u64 = 2_000_000_000;
 
@@ -133,6 +135,7 @@ impl Shared {
             st.hot.swap(0, 1);
             st.hot[0] = Some(Arc::clone(link));
         }
+        st.last_read = buf.bytes().len();
         st.core.handle_data(now, link.id, buf);
         if st.tcp_acks && st.core.wants_tcp_ack(link.id) {
             self.check_tcp_ack(&mut st, link.id, now);
@@ -184,16 +187,29 @@ impl Shared {
 
     /// Reads what has come, then makes TCP find out whether the peer is there.
     pub(crate) fn check_alive(&self, sc: &mut Scratch, link: &Arc<Link>) {
-        self.read(sc, link);
+        let all = self.read_out(sc, link);
         self.stats.setups.inc();
         link.probe();
         let mut st = self.lock();
         let now = st.at(self.clock.now());
-        st.core.handle_checked(now, link.id);
+        if all {
+            st.core.handle_checked(now, link.id);
+        }
         if st.slot(link.id).is_some() {
             st.check_later(link.id, now);
         }
         self.collect(&mut st, sc, None);
+    }
+
+    /// Reads all that had arrived; tells whether that was possible. What came on a newer connection
+    /// of the peer is processed only after it.
+    fn read_out(&self, sc: &mut Scratch, link: &Arc<Link>) -> bool {
+        for _ in 0..READ_OUT_MAX {
+            if !self.read(sc, link) {
+                break;
+            }
+        }
+        !link.is_paused()
     }
 
     /// Looks what came of a probe. A peer that is gone while it owes acknowledgements is given up
@@ -202,7 +218,12 @@ impl Shared {
     pub(crate) fn check_again(&self, sc: &mut Scratch, id: LinkId) {
         let link = self.lock().slot(id).and_then(|slot| slot.link.clone());
         let Some(link) = link else { return };
-        self.read(sc, &link);
+        if self.read_out(sc, &link) {
+            let mut st = self.lock();
+            let now = st.at(self.clock.now());
+            st.core.handle_checked(now, id);
+            self.collect(&mut st, sc, None);
+        }
         self.stats.setups.inc();
         match link.pulse() {
             Pulse::Fine => link.relax(),

@@ -103,6 +103,8 @@ pub(crate) struct State {
     /// Time between the look to come and the one after it.
     pub(crate) tcp_ack_step: u64,
     pub(crate) last_miss: u64,
+    /// Bytes of the last read of the link that delivered last.
+    pub(crate) last_read: usize,
     /// When a refused sender looked last.
     pub(crate) last_glance: u64,
     /// Calls that moved a message; an application that makes them polls by itself when it has to.
@@ -148,6 +150,7 @@ impl State {
             next_tcp_ack: 0,
             tcp_ack_step: TCP_ACK_IDLE_NS,
             last_miss: 0,
+            last_read: 0,
             last_glance: 0,
             calls: 0,
             events: VecDeque::new(),
