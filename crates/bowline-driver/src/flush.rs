@@ -11,9 +11,9 @@ use crate::shared::{Shared, State};
 use crate::todo::Scratch;
 
 /// This much waiting on a link is written at once.
-pub(crate) const FLUSH_BYTES: usize = 128 << 10;
+pub(crate) const FLUSH_BYTES: usize = 256 << 10;
 /// Most bytes of one write.
-const WRITE_MAX: usize = 256 << 10;
+const WRITE_MAX: usize = (1 << 20) + (64 << 10);
 /// A link not written for so long is idle: whoever sends now wants it sent now.
 const IDLE_GAP_NS: u64 = 30_000;
 /// Unflushed data older than this are written by the next sender that looks at the clock.
@@ -45,9 +45,10 @@ impl Shared {
             let now = self.clock.now().as_nanos();
             return (now.saturating_sub(slot.dirty_since_ns) > AGE_MAX_NS).then_some(id);
         }
-        if slot.answered {
+        if core::mem::take(&mut st.answering) {
             return Some(id);
         }
+        let slot = st.slot(id)?;
         let now = self.clock.now().as_nanos().max(known);
         if now.saturating_sub(slot.last_write_ns) > IDLE_GAP_NS {
             return Some(id);
@@ -83,7 +84,6 @@ impl Shared {
             }
             let Some(slot) = st.slot(id) else { return };
             slot.writing = true;
-            slot.answered = false;
             slot.last_write_ns = now.as_nanos();
             drop(st);
 

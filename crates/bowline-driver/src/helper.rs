@@ -20,6 +20,8 @@ use crate::todo::Scratch;
 pub(crate) const TICK_NS: u64 = 1_000_000;
 /// The longest it becomes while one thread polls without a break.
 const TICK_MAX_NS: u64 = 256_000_000;
+/// The longest it becomes while threads take turns at polling, as each receive is one.
+const TICK_BUSY_NS: u64 = 8_000_000;
 /// Interval of looks at the network while application threads are active but none polls.
 const GLANCE_NS: u64 = 10_000_000;
 /// Interval of looks at unflushed data.
@@ -94,6 +96,9 @@ impl Shared {
         }
         st.helper_tick_ns = match st.role {
             Role::App if unchanged => (st.helper_tick_ns * 2).clamp(TICK_NS, TICK_MAX_NS),
+            Role::App | Role::Nobody if active && !unchanged => {
+                (st.helper_tick_ns * 2).clamp(TICK_NS, TICK_BUSY_NS)
+            }
             _ => TICK_NS,
         };
         let watching = st.role == Role::Helper;

@@ -56,8 +56,6 @@ pub(crate) struct LinkSlot {
     /// Times the system said the link can be written.
     pub(crate) writable_events: u32,
     pub(crate) last_write_ns: u64,
-    /// Something came since the last write: what is sent now is likely an answer.
-    pub(crate) answered: bool,
     /// When the oldest unflushed message was sent; 0: none.
     pub(crate) dirty_since_ns: u64,
     pub(crate) dirty_messages: u32,
@@ -77,7 +75,6 @@ impl LinkSlot {
             blocked: false,
             writable_events: 0,
             last_write_ns: 0,
-            answered: false,
             dirty_since_ns: 0,
             dirty_messages: 0,
             listed: false,

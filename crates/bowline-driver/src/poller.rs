@@ -202,8 +202,9 @@ impl Shared {
         want: Want,
         attempt: &mut impl FnMut(&mut State, Instant) -> Attempt<T>,
     ) -> Result<T, Error> {
-        let spin_end = self.spin_end(&st);
+        let mut spin_end = self.spin_end(&st);
         let mut spinning = spin_end > 0;
+        let mut seen = st.deliveries;
         loop {
             self.run_timers(&mut st, sc);
             sc.todo.read.append(&mut st.unread);
@@ -223,7 +224,13 @@ impl Shared {
                 self.settle(st, sc);
                 return result;
             }
-            if now.as_nanos() >= spin_end {
+            if st.deliveries != seen {
+                // More is on its way, mostly: a long message, or a stream for other sockets.
+                seen = st.deliveries;
+                if spinning && self.poll == PollMode::Adaptive {
+                    spin_end = now.as_nanos() + self.spin_ns;
+                }
+            } else if now.as_nanos() >= spin_end {
                 spinning = false;
             }
             let busy = st.core.has_backlog();

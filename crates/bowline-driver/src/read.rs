@@ -136,6 +136,7 @@ impl Shared {
             st.hot[0] = Some(Arc::clone(link));
         }
         st.last_read = buf.bytes().len();
+        st.deliveries += 1;
         st.core.handle_data(now, link.id, buf);
         if st.tcp_acks && st.core.wants_tcp_ack(link.id) {
             self.check_tcp_ack(&mut st, link.id, now);
@@ -146,11 +147,7 @@ impl Shared {
         let before = st.core.counters().recv_queued;
         st.core.process(now, until, PARSE_BUDGET);
         // Acknowledgements alone are no reason to hurry with what is sent next.
-        if st.core.counters().recv_queued != before
-            && let Some(slot) = st.slot(link.id)
-        {
-            slot.answered = true;
-        }
+        st.answering |= st.core.counters().recv_queued != before;
         let refused = !st.core.wants_read(link.id);
         if refused {
             link.set_paused(true);

@@ -105,6 +105,11 @@ pub(crate) struct State {
     pub(crate) last_miss: u64,
     /// Bytes of the last read of the link that delivered last.
     pub(crate) last_read: usize,
+    /// Reads that brought something.
+    pub(crate) deliveries: u64,
+    /// Messages came since the last write: what is sent now is likely an answer. Of the node, not
+    /// of a link: a question and its answer mostly travel on different paths.
+    pub(crate) answering: bool,
     /// When a refused sender looked last.
     pub(crate) last_glance: u64,
     /// Calls that moved a message; an application that makes them polls by itself when it has to.
@@ -151,6 +156,8 @@ impl State {
             tcp_ack_step: TCP_ACK_IDLE_NS,
             last_miss: 0,
             last_read: 0,
+            deliveries: 0,
+            answering: false,
             last_glance: 0,
             calls: 0,
             events: VecDeque::new(),

@@ -81,8 +81,6 @@ pub(crate) struct Bound {
     pub(crate) at: Endpoint,
     pub(crate) home: usize,
     pub(crate) transport: Transport,
-    /// Hash of the port over all paths.
-    pub(crate) hash: u32,
 }
 
 /// Receive path latency request.
@@ -112,7 +110,7 @@ pub(crate) struct Route {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Lane {
     pub(crate) conn: ConnId,
-    /// Chooses the path.
+    /// Chooses the path [R-2040].
     pub(crate) hash: u32,
     pub(crate) sport: u16,
     pub(crate) dport: u16,
@@ -149,7 +147,6 @@ pub(crate) struct Sock {
     pub(crate) completions: VecDeque<Vec<u32>>,
     /// Last remote destination.
     pub(crate) route: Option<Route>,
-    pub(crate) hash_init: u32,
     pub(crate) inode: u64,
 }
 

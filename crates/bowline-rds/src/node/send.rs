@@ -12,6 +12,7 @@ use crate::api::{SendControl, SendMsg, Sent};
 use crate::config::MAX_MESSAGE_KERNEL;
 use crate::conn::Peer;
 use crate::error::Error;
+use crate::hash::path_hash;
 use crate::ids::{ConnId, SocketId};
 use crate::path::{PathState, TxMsg, UNPLANNED, mark};
 use crate::recvq::{Origin, RecvMsg};
@@ -200,7 +201,7 @@ impl Node {
             self.check_long(id, conn_id, len)?;
         }
         let conn = self.conns.get(conn_id.0).ok_or(Error::TooManyPeers)?;
-        // One path for all messages of a socket, of those there are now [B-13].
+        // One path for all messages between two sockets [R-2040], of those there are now [B-13].
         let index = (hash & u32::from(conn.fan() - 1)) as usize;
         if conn.paths.get(index).is_none_or(|p| p.state != PathState::Up) {
             self.connect_all_if_down(conn_id);
@@ -293,7 +294,8 @@ impl Node {
                 conn
             }
         };
-        let lane = Lane { conn, hash: bound.hash, sport: bound.at.port, dport: to.port };
+        let (sport, dport) = (bound.at.port, to.port);
+        let lane = Lane { conn, hash: path_hash(sport.max(dport)), sport, dport };
         if let Some(sock) = self.sockets.get_mut(id.0) {
             sock.route = Some(Route { name, lane });
         }

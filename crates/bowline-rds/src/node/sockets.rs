@@ -7,7 +7,6 @@ use super::Node;
 use crate::api::{Interest, Output, Readiness};
 use crate::config::{RECV_BUFFER_MIN, SEND_BUFFER_MIN};
 use crate::error::Error;
-use crate::hash::path_hash;
 use crate::ids::SocketId;
 use crate::path::mark;
 use crate::socket::{
@@ -70,7 +69,6 @@ impl Node {
             recverr: false,
             completions: VecDeque::new(),
             route: None,
-            hash_init: 0,
             inode,
         })))
     }
@@ -99,17 +97,15 @@ impl Node {
             Some(_) => return Err(Error::TransportAddress),
             None => self.transport_for(at.addr)?,
         };
-        let hash_init = sock.hash_init;
         let home = self.home(at.addr, at.scope);
         let Some(port) = self.free_port(home, at.port) else {
             self.sock_mut(id)?.transport = None;
             return Err(Error::AddrInUse);
         };
         self.homes[home].ports.insert(port, id); // of this node alone [B-26]
-        let hash = path_hash(port, hash_init);
         let sock = self.sock_mut(id)?;
         sock.transport = Some(transport);
-        sock.bound = Some(Bound { at: Endpoint { port, ..at }, home, transport, hash });
+        sock.bound = Some(Bound { at: Endpoint { port, ..at }, home, transport });
         Ok(())
     }
 

@@ -494,18 +494,23 @@ fn three_paths_are_used_as_two_but_all_are_opened() {
     assert_eq!(lab.data_frames(one).len(), 1);
 }
 
-// tests, T-3 as sender
+// tests [R-410] [R-411] [R-2040], T-3 as sender
 #[test]
-fn sockets_spread_over_the_paths_as_the_kernels_do() {
+fn sockets_spread_over_the_paths_by_the_larger_port() {
     let mut lab = Lab::larger();
     let mut links = vec![lab.kernel(A, 8)];
     links.extend((1..8).map(|_| lab.accept(A)));
     lab.written.clear();
-    for (port, path) in [(1000, 4), (2, 2), (4000, 1), (10000, 3), (20000, 5), (65535, 3)] {
-        let s = lab.bound(&format!("10.0.0.2:{port}"));
-        lab.send(s, "10.0.0.1:5000", b"x").expect("sent");
-        let on: Vec<_> = (0..8).filter(|n| !lab.data_frames(links[*n]).is_empty()).collect();
-        assert_eq!(on, [path], "port {port}");
+    for (port, path) in [(1000, 4), (4000, 1), (10000, 3), (20000, 5), (65535, 3)] {
+        let (low, high) = (port.min(3), port.max(3));
+        for (from, to) in [(low, high), (high, low)] {
+            let s = lab.bound(&format!("10.0.0.2:{from}"));
+            lab.send(s, &format!("10.0.0.1:{to}"), b"x").expect("sent");
+            let on: Vec<_> = (0..8).filter(|n| !lab.data_frames(links[*n]).is_empty()).collect();
+            assert_eq!(on, [path], "from port {from} to {to}");
+            lab.node.close(lab.now, s);
+            lab.written.clear();
+        }
     }
 }
 
