@@ -4,24 +4,28 @@
 //! message that is likely a question or an answer goes at once. Nothing stays behind: a thread
 //! that is about to wait flushes first, and the background thread looks after the rest.
 
+use std::sync::Arc;
+
 use bowline_rds::{LinkId, Sent};
 
 use crate::link::WriteEnd;
-use crate::shared::{Shared, State};
+use crate::shared::{Role, Shared, State};
 use crate::todo::Scratch;
 
 /// This much waiting on a link is written at once.
 pub(crate) const FLUSH_BYTES: usize = 256 << 10;
 /// Most bytes of one write.
 const WRITE_MAX: usize = (1 << 20) + (64 << 10);
+/// This much sent and not acknowledged makes a sender read the acknowledgements, if nobody polls.
+const HELD_BYTES: u64 = 512 << 10;
 /// A link not written for so long is idle: whoever sends now wants it sent now.
 const IDLE_GAP_NS: u64 = 30_000;
 /// Unflushed data older than this are written by the next sender that looks at the clock.
-const AGE_MAX_NS: u64 = 100_000;
+const AGE_MAX_NS: u64 = 400_000;
 /// How often, in messages, a sender that gathers looks at the clock.
 const CLOCK_EVERY: u32 = 16;
 /// Unflushed data older than this are written by the background thread.
-pub(crate) const HELPER_AGE_NS: u64 = 150_000;
+pub(crate) const HELPER_AGE_NS: u64 = 500_000;
 
 impl Shared {
     /// Decides what becomes of a message just accepted; tells whether to flush its link now.
@@ -113,6 +117,11 @@ impl Shared {
                 if st.senders > 0 {
                     st.hurry_tcp_acks();
                 }
+            }
+            if st.role != Role::App && st.core.held_bytes(id) >= HELD_BYTES {
+                // Acknowledgements have come, most likely, and nobody else reads them. What they
+                // release is still in the cache and is written next.
+                sc.todo.read.push(Arc::clone(&link));
             }
             if written.end == WriteEnd::Failed {
                 // Why it failed, and what came before, is found by reading.

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use bowline_wire::rds::HEADER_LEN;
 
 const SMALL: usize = 4 << 10;
-const LARGE: usize = 128 << 10;
+const LARGE: usize = 64 << 10;
 /// Chunks of each size kept for later.
 const KEEP: usize = 64;
 
@@ -103,7 +103,8 @@ impl TxLog {
         self.tail
     }
 
-    /// Appends a frame whose payload is `len` bytes in pieces; returns where it begins.
+    /// Appends a frame whose payload is `len` bytes in pieces; it begins at the present
+    /// [`tail`](Self::tail).
     #[inline]
     pub(crate) fn append_frame(
         &mut self,
@@ -111,8 +112,7 @@ impl TxLog {
         header: &[u8; HEADER_LEN],
         payload: &[IoSlice<'_>],
         len: usize,
-    ) -> u64 {
-        let start = self.tail;
+    ) {
         let whole = HEADER_LEN + len;
         if let Some(last) = self.chunks.back_mut()
             && let Some(vec) = Arc::get_mut(&mut last.buf)
@@ -121,11 +121,10 @@ impl TxLog {
             vec.extend_from_slice(header);
             payload.iter().for_each(|piece| vec.extend_from_slice(piece));
             self.tail += whole as u64;
-            return start;
+            return;
         }
         self.append(pool, header);
         payload.iter().for_each(|piece| self.append(pool, piece));
-        start
     }
 
     /// Appends bytes.

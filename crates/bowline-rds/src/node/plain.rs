@@ -7,7 +7,7 @@ use bowline_wire::rds::{Flags, HEADER_LEN, Header};
 
 use super::Node;
 use super::congestion::MESSAGE_OVERHEAD;
-use super::rx::{ACK_ASKED_BYTES, ACK_BYTES, Stop};
+use super::rx::{ACK_BYTES, Stop};
 use crate::ids::{LinkId, SocketId};
 use crate::recvq::Origin;
 use crate::rxbuf::RxBuf;
@@ -52,9 +52,8 @@ impl Node {
                 break;
             }
             let owed = link.rx.ack_owed + (HEADER_LEN + len) as u64;
-            let bound = if link.rx.ack_asked { ACK_ASKED_BYTES } else { ACK_BYTES };
             let asked_already = link.rx.ack_asked && link.rx.ack_listed;
-            if (asks && !asked_already) || (owed >= bound && !link.rx.ack_now) {
+            if (asks && !asked_already) || (owed >= ACK_BYTES && !link.rx.ack_now) {
                 break;
             }
             if last.as_ref().is_none_or(|(port, ..)| *port != header.dport) {

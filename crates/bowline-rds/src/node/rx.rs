@@ -27,10 +27,8 @@ const QUIET_TIME: Duration = Duration::from_secs(60);
 const PARTIAL_SMALL: usize = 16 << 10;
 /// An acknowledgement nobody asked for waits so long for something to go with.
 const ACK_DELAY: Duration = Duration::from_millis(10);
-/// Frames processed, in bytes, that are acknowledged at once when the sender asked.
-pub(super) const ACK_ASKED_BYTES: u64 = 256 << 10;
-/// The same when it did not ask.
-pub(super) const ACK_BYTES: u64 = 1 << 20;
+/// Frames processed, in bytes, that are acknowledged at once.
+pub(super) const ACK_BYTES: u64 = 256 << 10;
 
 impl Node {
     /// Tells whether the driver may read the link.
@@ -448,8 +446,7 @@ impl Node {
         } else {
             self.stats.recv_drop_old_seq += 1;
         }
-        let bound = if link.rx.ack_asked { ACK_ASKED_BYTES } else { ACK_BYTES };
-        if link.rx.ack_owed >= bound && !link.rx.ack_now {
+        if link.rx.ack_owed >= ACK_BYTES && !link.rx.ack_now {
             link.rx.ack_now = true;
             self.signal_transmit(id);
         } else if !link.rx.ack_timer {

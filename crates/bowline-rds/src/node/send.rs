@@ -250,10 +250,11 @@ impl Node {
             flags: if asks { Flags::ACK_REQUIRED } else { Flags::NONE },
             ..Header::default()
         };
-        let log_start = path.log.append_frame(&mut self.pool, &header.to_bytes(), msg.payload, len);
+        // Before the payload is copied: the processor reads the record back in larger pieces than
+        // it was written in, and would wait for all the copy's stores to reach the cache.
         path.queue.push_back(TxMsg {
             seq,
-            log_start,
+            log_start: path.log.tail(),
             stream_start: UNPLANNED,
             socket: Some(id),
             len: len as u32,
@@ -262,6 +263,7 @@ impl Node {
             dport,
             marks,
         });
+        path.log.append_frame(&mut self.pool, &header.to_bytes(), msg.payload, len);
         path.next_tx_seq = seq.wrapping_add(1);
         path.queued_bytes += len as u64;
         self.stats.send_queued += 1;

@@ -53,6 +53,13 @@ impl Node {
         (link.tx.plan_bytes + waiting) as usize
     }
 
+    /// Bytes kept for the path of a link, sent or not, until the peer has acknowledged them.
+    pub fn held_bytes(&self, id: LinkId) -> u64 {
+        let Some(link) = self.link(id) else { return 0 };
+        let path = link.path.and_then(|p| self.conn(link.conn)?.paths.get(usize::from(p)));
+        path.map_or(0, |p| p.queue.front().map_or(0, |m| p.log.tail() - m.log_start))
+    }
+
     /// Fills `batch` with up to about `max_bytes` to write on a link and marks the link busy until
     /// [`transmitted`](Self::transmitted): one write at a time, bounded in bytes where a
     /// kernel counts messages. Returns the bytes; 0 when there is nothing, a write is
