@@ -202,14 +202,24 @@ impl Shared {
         want: Want,
         attempt: &mut impl FnMut(&mut State, Instant) -> Attempt<T>,
     ) -> Result<T, Error> {
+        // Until when to look without sleeping; 0: not at all.
         let mut spin_end = self.spin_end(&st);
-        let mut spinning = spin_end > 0;
         let mut seen = st.deliveries;
         loop {
             self.run_timers(&mut st, sc);
             sc.todo.read.append(&mut st.unread);
             self.collect(&mut st, sc, None);
             let now = st.now;
+            if core::mem::replace(&mut seen, st.deliveries) != st.deliveries {
+                // More is on its way, mostly: a long message, or a stream for other sockets.
+                if spin_end > 0 {
+                    self.note_spin(true);
+                }
+                spin_end = self.spin_end(&st);
+            } else if spin_end > 0 && now.as_nanos() >= spin_end {
+                self.note_spin(false);
+                spin_end = 0;
+            }
             let result = match self.attempt(&mut st, want.until(), attempt) {
                 Attempt::Done(done) => Some(Ok(done)),
                 Attempt::Again if st.stop => Some(Err(Error::ShutDown)),
@@ -217,28 +227,16 @@ impl Shared {
                 Attempt::Again => None,
             };
             if let Some(result) = result {
-                if spin_end > 0 && self.poll == PollMode::Adaptive {
-                    self.note_spin(spinning);
-                }
                 self.leave_role(&mut st, sc);
                 self.settle(st, sc);
                 return result;
-            }
-            if st.deliveries != seen {
-                // More is on its way, mostly: a long message, or a stream for other sockets.
-                seen = st.deliveries;
-                if spinning && self.poll == PollMode::Adaptive {
-                    spin_end = now.as_nanos() + self.spin_ns;
-                }
-            } else if now.as_nanos() >= spin_end {
-                spinning = false;
             }
             let busy = st.core.has_backlog();
             if !busy {
                 // Nothing is left to do for now: peers that asked get their acknowledgements.
                 st.core.idle(now);
             }
-            if spinning || busy {
+            if spin_end > 0 || busy {
                 let hot = st.hot.clone();
                 self.settle(st, sc);
                 if !busy {
@@ -276,7 +274,7 @@ impl Shared {
         }
     }
 
-    /// Until when to look before sleeping; 0: not at all.
+    /// Until when to look before sleeping, if looking has paid lately; else 0.
     fn spin_end(&self, st: &State) -> u64 {
         match self.poll {
             PollMode::Sleep => 0,

@@ -457,9 +457,10 @@ impl Shared {
     }
 }
 
-/// With one processor there is nobody to look for: who looks keeps from running whoever it waits
-/// for.
+/// On a machine with one processor, who looks keeps from running whoever it waits for. One processor
+/// for this process says nothing: its peers may have others.
 fn on_these_processors(poll: PollMode) -> PollMode {
-    let alone = std::thread::available_parallelism().is_ok_and(|n| n.get() == 1);
+    let online = std::fs::read_to_string("/sys/devices/system/cpu/online");
+    let alone = online.is_ok_and(|list| list.trim().parse::<u32>().is_ok());
     if poll == PollMode::Adaptive && alone { PollMode::Sleep } else { poll }
 }
