@@ -131,10 +131,7 @@ impl Shared {
             return Some(ReadEnd::Gone);
         }
         link.set_owes_acks(st.core.owes_tcp_ack(link.id));
-        if st.hot[0].as_ref().is_none_or(|hot| hot.id != link.id) {
-            st.hot.swap(0, 1);
-            st.hot[0] = Some(Arc::clone(link));
-        }
+        st.note_hot(link);
         st.last_read = buf.bytes().len();
         st.deliveries += 1;
         st.core.handle_data(now, link.id, buf);

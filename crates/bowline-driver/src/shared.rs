@@ -17,6 +17,8 @@ use crate::waiters::{Entry, How, SocketSlot, Waiter};
 
 /// Events kept for [`Driver::events`](crate::Driver::events).
 const EVENTS_KEPT: usize = 256;
+/// Reads in a row from one link after which the one before it is not looked at by itself any more.
+const HOT_STREAK: u32 = 64;
 /// Time that a probe of a silent peer is given.
 const CHECK_NS: u64 = 1_200_000_000;
 /// Interval of looking how much TCP has acknowledged, towards peers that acknowledge only so.
@@ -93,6 +95,8 @@ pub(crate) struct State {
     pub(crate) unread: Vec<Arc<Link>>,
     /// Links that delivered last.
     pub(crate) hot: [Option<Arc<Link>>; 2],
+    /// Reads in a row that the first of them brought.
+    hot_streak: u32,
     /// Links to come back to, and when.
     pub(crate) later: Vec<(u64, LinkId, Later)>,
     /// Refused connections, to be closed at their time; oldest first.
@@ -149,6 +153,7 @@ impl State {
             helper_tick_ns: 0,
             unread: Vec::new(),
             hot: [None, None],
+            hot_streak: 0,
             later: Vec::new(),
             held: VecDeque::new(),
             tcp_acks: false,
@@ -172,6 +177,21 @@ impl State {
     pub(crate) fn at(&mut self, now: Instant) -> Instant {
         self.now = self.now.max(now);
         self.now
+    }
+
+    /// Notes that a link delivered. The one before it is looked at as well, but not for ever: each
+    /// look costs what a look at the other would.
+    pub(crate) fn note_hot(&mut self, link: &Arc<Link>) {
+        if self.hot[0].as_ref().is_some_and(|hot| hot.id == link.id) {
+            self.hot_streak = self.hot_streak.saturating_add(1);
+            if self.hot_streak == HOT_STREAK {
+                self.hot[1] = None;
+            }
+        } else {
+            self.hot.swap(0, 1);
+            self.hot[0] = Some(Arc::clone(link));
+            self.hot_streak = 0;
+        }
     }
 
     pub(crate) fn slot(&mut self, id: LinkId) -> Option<&mut LinkSlot> {
