@@ -21,6 +21,7 @@ pub(crate) fn run(role: Role) -> Result<(), String> {
         (Kind::Stream, Side::Rx, _) => stream::tcp_rx(role),
         (Kind::Stream, Side::Tx, Subject::Tcpz) => stream::tcpz_tx(role),
         (Kind::Stream, Side::Tx, Subject::Tcp1) => stream::tcp1_tx(role),
+        (Kind::Stream, Side::Tx, Subject::Tcpk) => stream::tcpk_tx(role),
         (Kind::Stream, Side::Tx, _) => stream::tcpb_tx(role),
         (Kind::Rtt, Side::Rx, Subject::Udp) => rtt::udp_rx(role),
         (Kind::Rtt, Side::Tx, Subject::Udp) => rtt::udp_tx(role),

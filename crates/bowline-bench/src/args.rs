@@ -16,7 +16,7 @@ Usage: bowline bench rds [OPTIONS]
   --rounds N          rounds, each of which measures everything once (default 5)
   --secs S            length of a window in seconds (default 0.25)
   --only CELL[,CELL]  only cells whose names begin so: stream, many, rtt-spin, rtt-sleep, paths,
-                      slow, flows, cc, sockets, nodes, idle; or in full: stream/64
+                      slow, cc, sockets, nodes, idle; or in full: stream/64
   --peers LIST        auto (default), none, or some of zmq,nanomsg,ofi-net,ofi-rxm,ucx
   --poll MODE         how bowline's threads wait in streams: adaptive (default), spin, sleep
   --cc NAME           congestion control of anchors and bowline: default (the system's), cubic, reno;

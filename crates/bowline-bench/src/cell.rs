@@ -13,6 +13,8 @@ pub(crate) enum Subject {
     Tcp1,
     /// Framed TCP, gathered by the kernel from the messages themselves.
     Tcpz,
+    /// Framed TCP, one write per message, from a copy that is kept for a retransmission.
+    Tcpk,
     /// One UDP datagram per message, unreliable.
     Udp,
     /// Unix sockets that keep message boundaries.
@@ -35,12 +37,13 @@ pub(crate) enum Subject {
 
 impl Subject {
     /// Every subject, in the order of the tables.
-    pub(crate) const ALL: [Self; 12] = [
+    pub(crate) const ALL: [Self; 13] = [
         Self::Bowline,
         Self::BowlineBatch,
         Self::Tcpb,
         Self::Tcpz,
         Self::Tcp1,
+        Self::Tcpk,
         Self::Udp,
         Self::Seqp,
         Self::Zmq,
@@ -56,6 +59,7 @@ impl Subject {
             Self::Tcpb => "tcpb",
             Self::Tcp1 => "tcp1",
             Self::Tcpz => "tcpz",
+            Self::Tcpk => "tcpk",
             Self::Udp => "udp",
             Self::Seqp => "seqp",
             Self::Bowline => "bowline",

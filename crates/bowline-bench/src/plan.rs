@@ -141,9 +141,13 @@ impl Builder<'_> {
             if subject == Subject::Udp && size > 60_000 {
                 continue; // larger than a datagram
             }
+            if subject == Subject::Tcpk && size < 1 << 20 {
+                continue; // a copy of less costs less than noise
+            }
             let mut entry = self.entry(subject, Kind::Stream, size, 1);
             entry.anchor = anchors.contains(&subject);
-            entry.once = !entry.anchor && !subject.is_peer() && subject != Subject::Bowline;
+            let always = subject.is_peer() || matches!(subject, Subject::Bowline | Subject::Tcpk);
+            entry.once = !entry.anchor && !always;
             if !(entry.once && self.options.quick) {
                 entries.push(entry);
             }
@@ -215,6 +219,10 @@ impl Builder<'_> {
             entry.cell.paths = paths;
             entries.push(entry);
         }
+        for flows in [1, 8] {
+            let entry = self.entry(Subject::Tcpz, Kind::Stream, 65536, flows);
+            entries.push(Entry { label: format!("tcpz-{flows}"), ..entry });
+        }
         let title = "16 sockets to 1, 64 KiB, 1 and 8 paths".to_owned();
         self.push("paths/65536".into(), title, Figure::Rate, entries);
     }
@@ -231,18 +239,6 @@ impl Builder<'_> {
         }
         let title = "15 of 16 pairs, 1 KiB, one receiver asleep".to_owned();
         self.push("slow/1024".into(), title, Figure::Rate, entries);
-    }
-
-    fn flows(&mut self) {
-        let mut entries = Vec::new();
-        for flows in [1, 2] {
-            let mut entry = self.entry(Subject::Tcpz, Kind::Stream, 65536, flows);
-            entry.label = format!("tcpz-{flows}");
-            entry.once = true;
-            entries.push(entry);
-        }
-        let title = "one and two TCP connections, 64 KiB".to_owned();
-        self.push("flows/65536".into(), title, Figure::Rate, entries);
     }
 
     /// The same with the congestion control the system would have given.
@@ -304,7 +300,6 @@ pub(crate) fn plan(options: &Options, setting: &Setting) -> Vec<Block> {
     }
     builder.paths();
     builder.slow();
-    builder.flows();
     [65536, 1 << 20].into_iter().for_each(|size| builder.system_cc(size));
     builder.curve(Kind::Sockets, &[1, 10, 100, 1000, 10_000], "sockets of one node");
     builder.curve(Kind::Nodes, &[1, 10, 100, 1000], "nodes");
@@ -351,8 +346,8 @@ mod tests {
             let block = blocks.iter().find(|b| b.id == target.block);
             let block =
                 block.unwrap_or_else(|| panic!("{} has no cell {}", target.id, target.block));
-            for label in std::iter::once(&target.label).chain(target.rivals()) {
-                let entry = block.entries.iter().find(|e| e.label == *label);
+            for label in target.labels() {
+                let entry = block.entries.iter().find(|e| e.label == label);
                 assert!(entry.is_some(), "{}: no {label} in {}", target.id, block.id);
             }
         }

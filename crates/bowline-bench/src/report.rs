@@ -140,10 +140,13 @@ pub(crate) fn targets_table(outcomes: &[Outcome]) -> String {
             None => ("-".into(), String::new()),
         };
         let cpu = o.cpu.map_or("-".into(), |c| format!("{c:.2}"));
-        let why = match o.verdict.why() {
+        let mut why = match o.verdict.why() {
             "" => String::new(),
             why => format!(": {why}"),
         };
+        if let Some(ceiling) = o.ceiling {
+            let _ = write!(why, " (bare sockets: {})", short(ceiling));
+        }
         let _ = writeln!(
             out,
             "  {:4} {:36} {:22} {ratio:>8} {quartiles:>17} {sign}{:>5} {:>7} {cpu:>6} {:>5}  {}{why}",
@@ -159,10 +162,11 @@ pub(crate) fn targets_table(outcomes: &[Outcome]) -> String {
     let count = |f: fn(&Verdict) -> bool| outcomes.iter().filter(|o| f(&o.verdict)).count();
     let _ = writeln!(
         out,
-        "\n{} pass, {} fail, {} undecided, {} skipped",
+        "\n{} pass, {} fail, {} undecided, {} at their ceiling, {} skipped",
         count(|v| matches!(v, Verdict::Pass)),
         count(|v| matches!(v, Verdict::Fail(_))),
         count(|v| matches!(v, Verdict::Undecided(_))),
+        count(|v| matches!(v, Verdict::Ceiling(_))),
         count(|v| matches!(v, Verdict::Skipped(_))),
     );
     out
@@ -189,6 +193,7 @@ pub(crate) fn legend(blocks: &[Block]) -> String {
         (Subject::Tcpb, "framed TCP, 64 KiB staged per write, each payload copied out once"),
         (Subject::Tcpz, "framed TCP, one gathering write for up to 64 KiB of messages"),
         (Subject::Tcp1, "framed TCP, one write per message"),
+        (Subject::Tcpk, "framed TCP, one write per message, from a copy kept for a retransmission"),
         (Subject::Udp, "one datagram per message, unreliable: what arrived"),
         (Subject::Seqp, "unix SOCK_SEQPACKET"),
         (Subject::Zmq, "ZeroMQ DEALER to ROUTER over tcp"),
@@ -237,6 +242,7 @@ fn outcome_json(o: &Outcome) -> Json {
         ("low", number(o.ratio.map(|s| s.low))),
         ("high", number(o.ratio.map(|s| s.high))),
         ("cpu_ratio", number(o.cpu)),
+        ("ceiling", number(o.ceiling)),
         ("must", Json::Float(o.target.must)),
         ("goal", Json::Float(o.target.goal)),
         ("rounds", Json::Int(o.good_rounds as u64)),

@@ -213,6 +213,37 @@ pub(super) fn tcp1_tx(mut role: Role) -> Result<(), String> {
     Ok(())
 }
 
+/// Bytes of sent messages that are kept, as a sender does until the peer has acknowledged them.
+const KEPT: usize = 4 << 20;
+
+pub(super) fn tcpk_tx(mut role: Role) -> Result<(), String> {
+    let mut streams = connect_all(&mut role)?;
+    let mut makers = makers(&role);
+    let size = role.cell.size;
+    let header = (size as u32).to_le_bytes();
+    let mut kept = vec![0; KEPT.max(size)];
+    let (mut at, mut sent, mut calls) = (0, 0, 0);
+    while !stopping() {
+        for (maker, stream) in makers.iter_mut().zip(&mut streams) {
+            if at + size > kept.len() {
+                at = 0;
+            }
+            let copy = &mut kept[at..at + size];
+            copy.copy_from_slice(maker.next());
+            at += size;
+            let mut pieces = [IoSlice::new(&header), IoSlice::new(copy)];
+            match write_all_pieces(stream, &mut pieces) {
+                Ok(n) => calls += n,
+                Err(e) if is_gone(&e) => return Ok(()),
+                Err(e) => return Err(super::at("writev")(e)),
+            }
+            sent += 1;
+        }
+    }
+    done(sent, calls);
+    Ok(())
+}
+
 pub(super) fn tcpz_tx(mut role: Role) -> Result<(), String> {
     let mut streams = connect_all(&mut role)?;
     let mut makers = makers(&role);

@@ -110,7 +110,7 @@ pub(super) fn colour(label: &str) -> &'static str {
     match label {
         "bowline" | "8-paths" | "one-asleep" => "#1f6feb",
         "bowline-batch" | "bowline-adaptive" | "1-path" | "all-awake" => "#79b1f7",
-        "tcpb" | "tcp1" | "tcpz" | "tcpz-1" | "tcpz-2" => "#8c959f",
+        "tcpb" | "tcp1" | "tcpz" | "tcpk" | "tcpz-1" | "tcpz-8" => "#8c959f",
         "udp" | "seqp" => "#c4cbd2",
         _ => "#d4952b",
     }

@@ -44,7 +44,7 @@ fn row(
     let colour = match o.verdict {
         Verdict::Pass => "#2da44e",
         Verdict::Fail(_) => "#cf222e",
-        Verdict::Undecided(_) => "#bf8700",
+        Verdict::Undecided(_) | Verdict::Ceiling(_) => "#bf8700",
         Verdict::Skipped(_) => "#afb8c1",
     };
     let base = top + 14.5;

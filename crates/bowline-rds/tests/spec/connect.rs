@@ -454,7 +454,7 @@ fn queued_pongs_are_bounded() {
 fn dialling() -> (Lab, bowline_rds::SocketId, LinkId) {
     let mut lab = Lab::smaller();
     lab.acks = false;
-    let s = lab.bound("10.0.0.1:4000");
+    let s = lab.bound("10.0.0.1:7000");
     lab.send(s, FAR, b"early").expect("sent");
     let link = lab.establish();
     (lab, s, link)
