@@ -8,10 +8,13 @@ use crate::repo;
 use crate::run::{self, Outcome};
 
 /// Crates and their layer: a crate may use crates of lower layers only. The command is the top edge.
-const LAYERS: [(&str, u8); 8] = [
+const LAYERS: [(&str, u8); 11] = [
     ("bowline-wire", 1),
+    ("bowline-verbs", 1),
     ("bowline-rds", 2),
+    ("bowline-roce", 2),
     ("bowline-driver", 3),
+    ("bowline-roce-driver", 3),
     ("bowline-sim", 3),
     ("bowline", 4),
     ("bowline-bench", 5),
@@ -21,7 +24,7 @@ const LAYERS: [(&str, u8); 8] = [
 /// Crates that use no other crate of the workspace and are used by none.
 const APART: [&str; 1] = ["xtask"];
 /// Crates that know neither sockets nor clocks nor threads.
-const CORES: [&str; 2] = ["bowline-wire", "bowline-rds"];
+const CORES: [&str; 3] = ["bowline-wire", "bowline-rds", "bowline-roce"];
 /// What a core must not name outside tests.
 const NOT_IN_CORES: [&str; 7] = [
     "Instant::now",

@@ -1,0 +1,152 @@
+//! Memory that peers may read and write.
+
+use std::ptr::NonNull;
+
+/// Page-aligned zeroed memory of fixed size, which may be registered. Peers change it at any time,
+/// as a device would by DMA, so no reference to its bytes is ever made: they are copied in and out.
+#[derive(Debug)]
+pub struct Buffer {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the memory belongs to the buffer alone, is reached only through raw copies, and stays
+// mapped until the buffer is dropped.
+#[allow(unsafe_code)]
+unsafe impl Send for Buffer {}
+// SAFETY: as above; copies that race mix bytes, as DMA does, and nothing else.
+#[allow(unsafe_code)]
+unsafe impl Sync for Buffer {}
+
+#[allow(unsafe_code)]
+impl Buffer {
+    /// Allocates `len` bytes, all zero.
+    ///
+    /// # Errors
+    /// The system's, when there is no memory.
+    pub fn new(len: usize) -> std::io::Result<Self> {
+        let mapped = len.max(1);
+        // SAFETY: an anonymous private mapping at an address of the system's choosing touches no
+        // memory that exists.
+        let at = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                mapped,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        match NonNull::new(at.cast::<u8>()) {
+            Some(start) if at != libc::MAP_FAILED => Ok(Self { start, len }),
+            _ => Err(std::io::Error::last_os_error()),
+        }
+    }
+
+    /// Bytes.
+    pub const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Tells whether there are none.
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Address of the first byte: what a region registered without an `iova` begins at.
+    pub fn addr(&self) -> u64 {
+        self.start.as_ptr() as u64
+    }
+
+    fn at(&self, offset: usize, len: usize) -> *mut u8 {
+        let end = offset.checked_add(len);
+        assert!(end.is_some_and(|end| end <= self.len), "outside of the buffer");
+        // SAFETY: just checked to lie within the mapping, or one past its end.
+        unsafe { self.start.as_ptr().add(offset) }
+    }
+
+    /// Copies bytes out.
+    ///
+    /// # Panics
+    /// When they do not lie within the buffer.
+    pub fn read(&self, offset: usize, out: &mut [u8]) {
+        let from = self.at(offset, out.len());
+        // SAFETY: `at` checked the range; `out` is other memory, since no slice of a buffer exists.
+        unsafe { std::ptr::copy_nonoverlapping(from, out.as_mut_ptr(), out.len()) };
+    }
+
+    /// Copies bytes out, to the end of `out`.
+    ///
+    /// # Panics
+    /// When they do not lie within the buffer.
+    pub fn append_to(&self, offset: usize, len: usize, out: &mut Vec<u8>) {
+        let from = self.at(offset, len);
+        out.reserve(len);
+        // SAFETY: `at` checked the range, and there is room for `len` bytes.
+        unsafe { std::ptr::copy_nonoverlapping(from, out.as_mut_ptr().add(out.len()), len) };
+        // SAFETY: these bytes have just been written.
+        unsafe { out.set_len(out.len() + len) };
+    }
+
+    /// Copies bytes in.
+    ///
+    /// # Panics
+    /// When they do not fit.
+    pub fn write(&self, offset: usize, bytes: &[u8]) {
+        let to = self.at(offset, bytes.len());
+        // SAFETY: `at` checked the range; `bytes` is other memory, since no slice of a buffer
+        // exists.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+    }
+
+    /// Changes 8 aligned bytes, a number in host order, at once as others see it; returns what they
+    /// were.
+    ///
+    /// # Panics
+    /// When they are not aligned or do not lie within the buffer.
+    pub fn update(&self, offset: usize, mut change: impl FnMut(u64) -> u64) -> u64 {
+        use std::sync::atomic::{AtomicU64, Ordering};
+        let at = self.at(offset, 8).cast::<u64>();
+        assert!(at.is_aligned(), "not aligned to 8 bytes");
+        // SAFETY: in range and aligned, both just checked; mapped as long as `self` is borrowed.
+        let word = unsafe { AtomicU64::from_ptr(at) };
+        let done = word.fetch_update(Ordering::AcqRel, Ordering::Acquire, |old| Some(change(old)));
+        done.unwrap_or_else(|old| old)
+    }
+}
+
+#[allow(unsafe_code)]
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // SAFETY: the mapping was made by `new` with this length, and nothing refers to it any
+        // more.
+        unsafe { libc::munmap(self.start.as_ptr().cast(), self.len.max(1)) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_come_out_as_they_went_in() {
+        let buffer = Buffer::new(10_000).unwrap();
+        buffer.write(9_990, b"0123456789");
+        let mut out = [0; 4];
+        buffer.read(9_993, &mut out);
+        assert_eq!(&out, b"3456");
+        let mut all = vec![7];
+        buffer.append_to(9_989, 2, &mut all);
+        assert_eq!(all, [7, 0, b'0']);
+        buffer.write(8, &5_u64.to_ne_bytes());
+        assert_eq!(buffer.update(8, |n| n + 1), 5);
+        assert_eq!(buffer.update(8, |n| n), 6);
+    }
+
+    #[test]
+    #[should_panic(expected = "outside")]
+    fn nothing_outside_is_reached() {
+        Buffer::new(10).unwrap().read(8, &mut [0; 3]);
+    }
+}

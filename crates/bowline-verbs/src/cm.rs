@@ -1,0 +1,141 @@
+//! Connections, in the terms of rdma_cm: port space TCP, reliable connections.
+
+use std::net::SocketAddr;
+
+use crate::Qpn;
+
+/// Name of a listener or connection of one device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct CmId(pub u32);
+
+/// What both sides of a connection propose.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConnParam {
+    /// The queue pair of this side; it must be in RESET or INIT, and is taken to RTS.
+    pub qpn: Qpn,
+    /// Data for the peer: at most 56 bytes with a connect, 196 with an accept [CMA-5].
+    pub private_data: Vec<u8>,
+    /// Reads and atomics this side answers at once.
+    pub responder_resources: u8,
+    /// Reads and atomics this side has outstanding.
+    pub initiator_depth: u8,
+    /// Retransmissions, at most 7.
+    pub retry_count: u8,
+    /// Retransmissions after RNR NAKs; 7: for ever.
+    pub rnr_retry_count: u8,
+    /// Code of the delay asked for when no receive is posted [RSP-13], [RSP-23].
+    pub min_rnr_timer: u8,
+    /// Type of service.
+    pub tos: u8,
+}
+
+impl Default for ConnParam {
+    fn default() -> Self {
+        Self {
+            qpn: Qpn(0),
+            private_data: Vec::new(),
+            responder_resources: 16,
+            initiator_depth: 16,
+            retry_count: 7,
+            rnr_retry_count: 7,
+            min_rnr_timer: 12,
+            tos: 0,
+        }
+    }
+}
+
+/// A peer that wants to connect.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConnRequest {
+    /// The listener it came to.
+    pub listener: CmId,
+    /// Own address and port.
+    pub local: SocketAddr,
+    /// The peer's.
+    pub remote: SocketAddr,
+    /// 56 bytes, zeroes after what the peer gave [CMA-5].
+    pub private_data: Vec<u8>,
+    /// What the peer answers at once: at most this `initiator_depth` is of use.
+    pub responder_resources: u8,
+    /// What the peer has outstanding: at least this `responder_resources` is wanted.
+    pub initiator_depth: u8,
+    /// The peer's queue pair.
+    pub remote_qpn: Qpn,
+}
+
+/// Reason of a refusal [CM-10]; [`CONSUMER`](Self::CONSUMER) is the one of the program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RejectReason(pub u16);
+
+impl RejectReason {
+    /// Nobody listens.
+    pub const INVALID_SERVICE_ID: Self = Self(8);
+    /// The queue pair is known from a connection that has not ended.
+    pub const STALE_CONNECTION: Self = Self(10);
+    /// The path MTU cannot be carried.
+    pub const INVALID_MTU: Self = Self(26);
+    /// Refused by the program.
+    pub const CONSUMER: Self = Self(28);
+}
+
+/// Message of the connection manager, for those who look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u16)]
+#[allow(missing_docs, reason = "the field's own names")]
+pub enum CmMessage {
+    Req = 0x10,
+    Mra = 0x11,
+    Rej = 0x12,
+    Rep = 0x13,
+    Rtu = 0x14,
+    Dreq = 0x15,
+    Drep = 0x16,
+}
+
+/// What happened to a connection [CMA-14].
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum CmEvent {
+    /// Somebody wants to connect: accept or reject `id`.
+    ConnectRequest {
+        /// The new connection.
+        id: CmId,
+        /// Who, and what it proposes.
+        request: ConnRequest,
+    },
+    /// The connection stands; its queue pair is in RTS.
+    Established {
+        /// The connection.
+        id: CmId,
+        /// 196 bytes on the connecting side [CMA-5], else empty.
+        private_data: Vec<u8>,
+        /// Agreed: what this side answers at once.
+        responder_resources: u8,
+        /// Agreed: what this side has outstanding.
+        initiator_depth: u8,
+    },
+    /// The peer refused.
+    Rejected {
+        /// The connection.
+        id: CmId,
+        /// Why.
+        reason: RejectReason,
+        /// 148 bytes.
+        private_data: Vec<u8>,
+    },
+    /// No answer.
+    Unreachable {
+        /// The connection.
+        id: CmId,
+    },
+    /// The peer, or this side, has ended the connection; its queue pair is in error.
+    Disconnected {
+        /// The connection.
+        id: CmId,
+    },
+    /// The time in which late packets may come is over; the queue pair's number is free.
+    TimewaitExit {
+        /// The connection.
+        id: CmId,
+    },
+}

@@ -1,0 +1,191 @@
+//! What every provider offers.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::{
+    Access, AsyncEvent, Buffer, CmEvent, CmId, Completion, ConnParam, DeviceAttr, Error, QpAttr,
+    QpInit, QpState, RecvWr, SendWr,
+};
+
+/// Name of a protection domain of one device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PdId(pub u32);
+
+/// Name of a completion queue of one device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct CqId(pub u32);
+
+/// Number of a queue pair, 24 bits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Qpn(pub u32);
+
+/// Keys of a memory region.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct MrKeys {
+    /// For this side's requests.
+    pub lkey: u32,
+    /// For the peer's.
+    pub rkey: u32,
+}
+
+/// An RDMA device. All calls may be made from any thread.
+pub trait Device: Send + Sync {
+    /// Returns name, addresses and limits.
+    fn attr(&self) -> DeviceAttr;
+
+    /// Makes a protection domain.
+    ///
+    /// # Errors
+    /// [`Error::Limit`].
+    fn alloc_pd(&self) -> Result<PdId, Error>;
+
+    /// Removes a protection domain.
+    ///
+    /// # Errors
+    /// [`Error::NoSuch`]; [`Error::Busy`] while a region or queue pair is left in it.
+    fn dealloc_pd(&self, pd: PdId) -> Result<(), Error>;
+
+    /// Registers `len` bytes of a buffer from `offset` on. The region's first byte has address
+    /// `iova`, or that of the memory when that is `None`.
+    ///
+    /// # Errors
+    /// [`Error::NoSuch`], [`Error::Invalid`], [`Error::Limit`], [`Error::System`].
+    fn reg_mr(
+        &self,
+        pd: PdId,
+        buffer: &Arc<Buffer>,
+        offset: usize,
+        len: usize,
+        iova: Option<u64>,
+        access: Access,
+    ) -> Result<MrKeys, Error>;
+
+    /// Makes a region for fast registration [MR-6], free at first.
+    ///
+    /// # Errors
+    /// [`Error::NotSupported`]; as [`reg_mr`](Self::reg_mr).
+    fn alloc_mr(&self, pd: PdId) -> Result<MrKeys, Error>;
+
+    /// Removes a region by its present local key. What is being copied is finished first.
+    ///
+    /// # Errors
+    /// [`Error::NoSuch`].
+    fn dereg_mr(&self, lkey: u32) -> Result<(), Error>;
+
+    /// Makes a completion queue.
+    ///
+    /// # Errors
+    /// [`Error::Limit`].
+    fn create_cq(&self, depth: usize) -> Result<CqId, Error>;
+
+    /// Removes a completion queue.
+    ///
+    /// # Errors
+    /// [`Error::NoSuch`]; [`Error::Busy`] while a queue pair uses it.
+    fn destroy_cq(&self, cq: CqId) -> Result<(), Error>;
+
+    /// Appends up to `max` completions to `out` without waiting; returns how many.
+    ///
+    /// # Errors
+    /// [`Error::NoSuch`]; [`Error::Closed`].
+    fn poll_cq(&self, cq: CqId, out: &mut Vec<Completion>, max: usize) -> Result<usize, Error>;
+
+    /// Waits until the queue has an entry (with `solicited`, one that was sent solicited or is an
+    /// error), at most `limit`; tells whether it has. Looks for entries already there first, so
+    /// nothing is missed between polling and waiting.
+    ///
+    /// # Errors
+    /// As [`poll_cq`](Self::poll_cq).
+    fn wait_cq(&self, cq: CqId, solicited: bool, limit: Option<Duration>) -> Result<bool, Error>;
+
+    /// Makes a queue pair, in RESET.
+    ///
+    /// # Errors
+    /// [`Error::NoSuch`], [`Error::Invalid`], [`Error::Limit`].
+    fn create_qp(&self, init: &QpInit) -> Result<crate::Qpn, Error>;
+
+    /// Changes a queue pair [QP-1].
+    ///
+    /// # Errors
+    /// [`Error::NoSuch`]; [`Error::Invalid`] naming the attribute that is missing or not allowed.
+    fn modify_qp(&self, qp: Qpn, attr: &QpAttr) -> Result<(), Error>;
+
+    /// Returns the state and attributes of a queue pair.
+    ///
+    /// # Errors
+    /// [`Error::NoSuch`].
+    fn query_qp(&self, qp: Qpn) -> Result<(QpState, QpAttr), Error>;
+
+    /// Removes a queue pair; what is posted on it never completes.
+    ///
+    /// # Errors
+    /// [`Error::NoSuch`]; [`Error::Busy`] while a connection holds it.
+    fn destroy_qp(&self, qp: Qpn) -> Result<(), Error>;
+
+    /// Posts send requests in order; on an error tells how many were accepted.
+    ///
+    /// # Errors
+    /// [`Error::NoSuch`], [`Error::Invalid`], [`Error::QueueFull`].
+    fn post_send(&self, qp: Qpn, wrs: &[SendWr<'_>]) -> Result<(), (usize, Error)>;
+
+    /// Posts receive requests in order; on an error tells how many were accepted.
+    ///
+    /// # Errors
+    /// As [`post_send`](Self::post_send).
+    fn post_recv(&self, qp: Qpn, wrs: &[RecvWr<'_>]) -> Result<(), (usize, Error)>;
+
+    /// Returns the next asynchronous event, waiting at most `limit`.
+    ///
+    /// # Errors
+    /// [`Error::TimedOut`]; [`Error::Closed`].
+    fn async_event(&self, limit: Duration) -> Result<AsyncEvent, Error>;
+
+    /// Listens for connections to a port of an address of this device, or of all of them.
+    ///
+    /// # Errors
+    /// [`Error::AddrInUse`], [`Error::AddrNotAvailable`].
+    fn listen(&self, at: SocketAddr) -> Result<CmId, Error>;
+
+    /// Connects; the outcome is an event.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`], [`Error::NoSuch`], [`Error::AddrNotAvailable`].
+    fn connect(
+        &self,
+        local: Option<SocketAddr>,
+        remote: SocketAddr,
+        param: &ConnParam,
+    ) -> Result<CmId, Error>;
+
+    /// Accepts a connection request.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`], [`Error::NoSuch`].
+    fn accept(&self, id: CmId, param: &ConnParam) -> Result<(), Error>;
+
+    /// Refuses a connection request, with at most 148 bytes of data.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`], [`Error::NoSuch`].
+    fn reject(&self, id: CmId, private_data: &[u8]) -> Result<(), Error>;
+
+    /// Ends a connection: its queue pair goes to error and everything on it is flushed.
+    ///
+    /// # Errors
+    /// [`Error::NoSuch`].
+    fn disconnect(&self, id: CmId) -> Result<(), Error>;
+
+    /// Forgets a listener or connection, ending it if need be.
+    ///
+    /// # Errors
+    /// [`Error::NoSuch`].
+    fn destroy_id(&self, id: CmId) -> Result<(), Error>;
+
+    /// Returns the next event of any connection, waiting at most `limit`.
+    ///
+    /// # Errors
+    /// [`Error::TimedOut`]; [`Error::Closed`].
+    fn cm_event(&self, limit: Duration) -> Result<CmEvent, Error>;
+}

@@ -1,0 +1,24 @@
+//! RDMA verbs: the plain types of memory regions, queue pairs, work requests, completions and
+//! connections, and the trait [`Device`] that providers implement: RoCEv2 in userspace, rdma-core,
+//! the simulator.
+//!
+//! Names and numbers are those of the verbs that C programs know (`ibv_*`, `rdma_*`); enumerations
+//! have the kernel's values. Spec: `docs/spec/roce.md`.
+
+mod access;
+mod attr;
+mod buffer;
+mod cm;
+mod device;
+mod error;
+mod wc;
+mod wr;
+
+pub use access::{Access, Mtu};
+pub use attr::{AddressVector, AsyncEvent, DeviceAttr, QpAttr, QpCap, QpInit, QpState, QpType};
+pub use buffer::Buffer;
+pub use cm::{CmEvent, CmId, CmMessage, ConnParam, ConnRequest, RejectReason};
+pub use device::{CqId, Device, MrKeys, PdId, Qpn};
+pub use error::Error;
+pub use wc::{Completion, Status, WcOpcode};
+pub use wr::{Piece, RecvWr, Remote, SendFlags, SendOp, SendWr, Sge, UdDest};
