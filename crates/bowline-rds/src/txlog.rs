@@ -5,7 +5,7 @@
 //!   head                   cursor of the link                      tail
 //!    |  started, not acked   |  not started                          |
 //!    v                       v                                       v
-//!   [chunk 4 KiB][chunk 128 KiB          ][chunk 128 KiB             ]
+//!   [chunk 4 KiB][chunk 64 KiB           ][chunk 64 KiB              ]
 //! ```
 //! Chunks are shared with writes in progress and never changed once shared: an append to a shared
 //! chunk starts a new one.
