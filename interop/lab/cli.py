@@ -18,8 +18,8 @@ from .prepare import prepare
 
 ABOUT = """kernel-lab: boot a real Linux 6.12 kernel as the peer of a userspace node.
 
-Guests run in QEMU on Debian's own 6.12 kernel with its rds and rds_tcp
-modules. Each guest has two network cards on two bridges inside one network
+Guests run in QEMU on Debian's own 6.12 kernel with its rds, rds_tcp and
+rdma_rxe modules. Each guest has two network cards on two bridges inside one network
 namespace, where the host side has addresses of its own and so can talk to the
 guests' kernels. Needs root and a Debian host with apt."""
 
@@ -176,7 +176,8 @@ environment:
   BOWLINE_LAB_NETNS   network namespace (default bowline-lab); another name
                       gives an independent lab beside the first
 
-modes of boot (comma separated): none rds rds-tcp
+modes of boot (comma separated): none rds rds-tcp rxe
+  rxe brings the kernel's soft RoCE up as rxe0 on eth0 (and rxe1 on eth1)
 
 example, kernel to kernel:
   kernel-lab boot a; kernel-lab boot b

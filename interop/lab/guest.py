@@ -15,7 +15,7 @@ from .initrd import make_initrd
 from .net import cap_stop, ipns, net_up, tap
 from .prepare import prepare
 
-MODES = ["none", "rds", "rds-tcp"]
+MODES = ["none", "rds", "rds-tcp", "rxe"]
 
 
 def info(name):

@@ -15,7 +15,7 @@ from .common import CACHE, DEBS, SERIES, Fail, locked, need_root, ok, run, say
 
 GUEST_PACKAGES = """bash coreutils util-linux mount procps grep sed mawk
 findutils kmod iproute2 iputils-ping python3 ethtool netbase hostname strace
-tcpdump""".split()
+tcpdump ibverbs-providers ibverbs-utils rdmacm-utils perftest""".split()
 
 # command needed on the host -> Debian package that has it
 HOST_TOOLS = {
@@ -194,7 +194,7 @@ def prep_initrd(base, kver):
 
 
 def root_path(kver):
-    key = hashlib.sha256(("6 " + kver + " ".join(sorted(GUEST_PACKAGES))).encode()).hexdigest()[:12]
+    key = hashlib.sha256(("7 " + kver + " ".join(sorted(GUEST_PACKAGES))).encode()).hexdigest()[:12]
     return os.path.join(CACHE, "root-%s-%s.ext4" % (kver, key))
 
 
