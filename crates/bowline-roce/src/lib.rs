@@ -1,9 +1,15 @@
 //! RoCEv2 as a state machine: queue pairs, memory keys, completions and the connection manager.
 //!
-//! [`Device`](crate) takes datagrams, requests and the time, and returns datagrams and events; it
-//! knows no sockets, threads or clocks. Spec: `docs/spec/roce.md`.
+//! The device takes datagrams, requests and the time, and returns datagrams and events; it knows no
+//! sockets, threads or clocks. Spec: `docs/spec/roce.md`.
 #![forbid(unsafe_code)]
 
+mod counters;
+mod mr;
+mod rc;
+mod rng;
+mod table;
 mod time;
 
+pub use counters::Counters;
 pub use time::Instant;

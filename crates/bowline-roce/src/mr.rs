@@ -1,0 +1,461 @@
+//! Memory regions: keys, and the memory behind them.
+
+use std::sync::Arc;
+
+use bowline_verbs::{Access, Buffer, Error, MrKeys, PdId, Piece};
+
+use crate::rng::Rng;
+use crate::table::NumberMap;
+
+/// Indexes are below this [MR-1].
+const INDEX_END: u32 = 1 << 19;
+
+/// Why a key does not give what is asked of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum KeyError {
+    /// No region has this key now.
+    Unknown,
+    /// The region is of another protection domain.
+    WrongPd,
+    /// The region does not grant the right.
+    NoAccess,
+    /// Some of the bytes lie outside of the region.
+    OutOfRange,
+}
+
+/// All regions of a device, under the upper 24 bits of their keys.
+#[derive(Debug)]
+pub(crate) struct MrTable {
+    regions: NumberMap<Region>,
+    max: usize,
+}
+
+#[derive(Debug)]
+struct Region {
+    key: u32,
+    pd: PdId,
+    access: Access,
+    iova: u64,
+    /// `None`: a fast-registration region that is free [MR-6].
+    memory: Option<Memory>,
+    fast: bool,
+}
+
+#[derive(Clone, Debug)]
+enum Memory {
+    One { buffer: Arc<Buffer>, offset: usize, len: usize },
+    Many(Arc<Pieces>),
+}
+
+#[derive(Debug)]
+struct Pieces {
+    pieces: Vec<Piece>,
+    /// For each piece, the bytes of it and all before it.
+    ends: Vec<u64>,
+}
+
+impl Memory {
+    fn new(pieces: Vec<Piece>) -> Option<Self> {
+        let mut ends = Vec::with_capacity(pieces.len());
+        let mut total: u64 = 0;
+        for piece in &pieces {
+            if !fits(&piece.buffer, piece.offset, piece.len) {
+                return None;
+            }
+            total = total.checked_add(piece.len as u64)?;
+            ends.push(total);
+        }
+        if let [_] = pieces.as_slice() {
+            let piece = pieces.into_iter().next()?;
+            return Some(Self::One { buffer: piece.buffer, offset: piece.offset, len: piece.len });
+        }
+        Some(Self::Many(Arc::new(Pieces { pieces, ends })))
+    }
+
+    fn len(&self) -> u64 {
+        match self {
+            Self::One { len, .. } => *len as u64,
+            Self::Many(pieces) => pieces.ends.last().copied().unwrap_or(0),
+        }
+    }
+
+    /// Calls `each` with every stretch of `len` bytes from `start`, all of which exist.
+    fn for_each(&self, start: u64, len: u64, mut each: impl FnMut(&Buffer, usize, usize)) {
+        match self {
+            Self::One { buffer, offset, .. } => {
+                each(buffer, offset + start as usize, len as usize);
+            }
+            Self::Many(pieces) => {
+                let mut at = start;
+                let end = start + len;
+                let mut index = pieces.ends.partition_point(|end| *end <= start);
+                while at < end {
+                    let piece = &pieces.pieces[index];
+                    let skip = (at - (pieces.ends[index] - piece.len as u64)) as usize;
+                    let take = (piece.len - skip).min((end - at) as usize);
+                    each(&piece.buffer, piece.offset + skip, take);
+                    at += take as u64;
+                    index += 1;
+                }
+            }
+        }
+    }
+}
+
+fn fits(buffer: &Buffer, offset: usize, len: usize) -> bool {
+    offset.checked_add(len).is_some_and(|end| end <= buffer.len())
+}
+
+impl MrTable {
+    pub(crate) fn new(max: usize) -> Self {
+        Self { regions: NumberMap::default(), max: max.min(INDEX_END as usize / 2) }
+    }
+
+    /// Registers a stretch of memory [MR-5].
+    pub(crate) fn register(
+        &mut self,
+        rng: &mut Rng,
+        pd: PdId,
+        (buffer, offset, len): (&Arc<Buffer>, usize, usize),
+        iova: Option<u64>,
+        access: Access,
+    ) -> Result<MrKeys, Error> {
+        if len == 0 || !fits(buffer, offset, len) {
+            return Err(Error::Invalid("the region does not lie within the buffer"));
+        }
+        let writes = Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
+        if access.intersects(writes) && !access.contains(Access::LOCAL_WRITE) {
+            return Err(Error::Invalid("a peer may write only where this side may"));
+        }
+        let iova = match iova {
+            _ if access.contains(Access::ZERO_BASED) => 0,
+            Some(iova) => iova,
+            None => buffer.addr() + offset as u64,
+        };
+        if iova.checked_add(len as u64).is_none() {
+            return Err(Error::Invalid("the addresses of the region wrap"));
+        }
+        let memory = Memory::One { buffer: Arc::clone(buffer), offset, len };
+        self.insert(rng, Region { key: 0, pd, access, iova, memory: Some(memory), fast: false })
+    }
+
+    /// Makes a region for fast registration, free at first [MR-6].
+    pub(crate) fn allocate(&mut self, rng: &mut Rng, pd: PdId) -> Result<MrKeys, Error> {
+        let access = Access::empty();
+        self.insert(rng, Region { key: 0, pd, access, iova: 0, memory: None, fast: true })
+    }
+
+    /// Gives a region a key that was not in use, of a random index and byte [MR-1].
+    fn insert(&mut self, rng: &mut Rng, mut region: Region) -> Result<MrKeys, Error> {
+        if self.regions.len() >= self.max {
+            return Err(Error::Limit("memory regions"));
+        }
+        // At most half of the indexes are in use: two tries are the average at worst.
+        loop {
+            let random = rng.next_u32();
+            let index = random >> 8 & (INDEX_END - 1);
+            if index == 0 || self.regions.contains_key(&index) {
+                continue;
+            }
+            region.key = index << 8 | random & 0xff;
+            let keys = MrKeys { lkey: region.key, rkey: region.key };
+            self.regions.insert(index, region);
+            return Ok(keys);
+        }
+    }
+
+    /// Removes a region; returns its protection domain. Copies hold the memory itself, so that one
+    /// made before is not disturbed [MR-11].
+    pub(crate) fn deregister(&mut self, lkey: u32) -> Result<PdId, Error> {
+        match self.regions.get(&(lkey >> 8)) {
+            Some(region) if region.key == lkey => {
+                let pd = region.pd;
+                self.regions.remove(&(lkey >> 8));
+                Ok(pd)
+            }
+            _ => Err(Error::NoSuch("memory region")),
+        }
+    }
+
+    /// Tells whether a region of this protection domain is left.
+    pub(crate) fn uses(&self, pd: PdId) -> bool {
+        self.regions.values().any(|region| region.pd == pd)
+    }
+
+    /// Carries out a fast registration [MR-6]: the region must be free and of this protection
+    /// domain. From now on it has this key alone [MR-13].
+    pub(crate) fn bind(
+        &mut self,
+        pd: PdId,
+        key: u32,
+        pieces: Vec<Piece>,
+        iova: u64,
+        access: Access,
+    ) -> Result<(), KeyError> {
+        let region = self.regions.get_mut(&(key >> 8)).ok_or(KeyError::Unknown)?;
+        if !region.fast || region.memory.is_some() {
+            return Err(KeyError::Unknown);
+        }
+        if region.pd != pd {
+            return Err(KeyError::WrongPd);
+        }
+        let memory = Memory::new(pieces).ok_or(KeyError::OutOfRange)?;
+        iova.checked_add(memory.len()).ok_or(KeyError::OutOfRange)?;
+        *region = Region { key, pd, access, iova, memory: Some(memory), fast: true };
+        Ok(())
+    }
+
+    /// Makes a fast-registration region free; one that is free already, with the same key, may be
+    /// freed again [MR-7].
+    pub(crate) fn invalidate(&mut self, pd: PdId, key: u32) -> Result<(), KeyError> {
+        let region = self.regions.get_mut(&(key >> 8)).ok_or(KeyError::Unknown)?;
+        if region.key != key || !region.fast {
+            return Err(KeyError::Unknown);
+        }
+        if region.pd != pd {
+            return Err(KeyError::WrongPd);
+        }
+        region.memory = None;
+        Ok(())
+    }
+
+    /// The same for the peer [REQ-17], [RSP-18].
+    pub(crate) fn invalidate_remote(&mut self, pd: PdId, key: u32) -> Result<(), KeyError> {
+        self.invalidate(pd, key)
+    }
+
+    /// Checks key, domain, rights and range in that order [MR-2], [MR-3]; returns the memory and
+    /// where in it `va` is.
+    fn find(
+        &self,
+        pd: PdId,
+        key: u32,
+        va: u64,
+        len: u64,
+        need: Access,
+    ) -> Result<(&Memory, u64), KeyError> {
+        let region = self.regions.get(&(key >> 8)).ok_or(KeyError::Unknown)?;
+        let memory = region.memory.as_ref().ok_or(KeyError::Unknown)?;
+        if region.key != key {
+            return Err(KeyError::Unknown);
+        }
+        if region.pd != pd {
+            return Err(KeyError::WrongPd);
+        }
+        if !region.access.contains(need) {
+            return Err(KeyError::NoAccess);
+        }
+        let start = va.checked_sub(region.iova).ok_or(KeyError::OutOfRange)?;
+        match start.checked_add(len) {
+            Some(end) if end <= memory.len() => Ok((memory, start)),
+            _ => Err(KeyError::OutOfRange),
+        }
+    }
+
+    /// Finds the memory of a range. Needing no right at all is a local read [MR-4].
+    pub(crate) fn resolve(
+        &self,
+        pd: PdId,
+        key: u32,
+        va: u64,
+        len: u64,
+        need: Access,
+    ) -> Result<Span, KeyError> {
+        let (memory, start) = self.find(pd, key, va, len, need)?;
+        Ok(Span { memory: memory.clone(), start, len })
+    }
+
+    /// Checks a range without using it.
+    pub(crate) fn check(
+        &self,
+        pd: PdId,
+        key: u32,
+        va: u64,
+        len: u64,
+        need: Access,
+    ) -> Result<(), KeyError> {
+        self.find(pd, key, va, len, need).map(drop)
+    }
+
+    /// Copies a range of local memory to the end of `out`.
+    pub(crate) fn gather(
+        &self,
+        pd: PdId,
+        key: u32,
+        va: u64,
+        len: usize,
+        out: &mut Vec<u8>,
+    ) -> Result<(), KeyError> {
+        let (memory, start) = self.find(pd, key, va, len as u64, Access::empty())?;
+        memory
+            .for_each(start, len as u64, |buffer, offset, len| buffer.append_to(offset, len, out));
+        Ok(())
+    }
+
+    /// Copies bytes to local memory.
+    pub(crate) fn scatter(
+        &self,
+        pd: PdId,
+        key: u32,
+        va: u64,
+        bytes: &[u8],
+    ) -> Result<(), KeyError> {
+        let len = bytes.len() as u64;
+        let (memory, start) = self.find(pd, key, va, len, Access::LOCAL_WRITE)?;
+        write(memory, start, bytes);
+        Ok(())
+    }
+}
+
+fn write(memory: &Memory, start: u64, mut bytes: &[u8]) {
+    memory.for_each(start, bytes.len() as u64, |buffer, offset, len| {
+        let (now, rest) = bytes.split_at(len);
+        buffer.write(offset, now);
+        bytes = rest;
+    });
+}
+
+/// A checked range of memory. It stays usable, and its memory mapped, whatever becomes of the
+/// region; whoever keeps one for long checks the key again [MR-10].
+#[derive(Clone, Debug)]
+pub(crate) struct Span {
+    memory: Memory,
+    start: u64,
+    len: u64,
+}
+
+impl Span {
+    /// Bytes.
+    pub(crate) const fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Copies in as many of the bytes as the span has room for from `offset` on.
+    pub(crate) fn write(&self, offset: u64, bytes: &[u8]) {
+        let room = self.len.saturating_sub(offset).min(bytes.len() as u64) as usize;
+        if room > 0 {
+            write(&self.memory, self.start + offset, &bytes[..room]);
+        }
+    }
+
+    /// Copies out as much of `len` bytes as the span has from `offset` on.
+    pub(crate) fn append_to(&self, offset: u64, len: usize, out: &mut Vec<u8>) {
+        let len = self.len.saturating_sub(offset).min(len as u64);
+        if len > 0 {
+            self.memory.for_each(self.start + offset, len, |buffer, offset, len| {
+                buffer.append_to(offset, len, out);
+            });
+        }
+    }
+
+    /// Changes the 8 bytes at `offset`, a number in host order, and returns what they were; at once
+    /// as others see it if they are aligned in memory [RSP-11].
+    pub(crate) fn update(&self, offset: u64, mut change: impl FnMut(u64) -> u64) -> u64 {
+        let mut whole = None;
+        if offset.checked_add(8).is_some_and(|end| end <= self.len) {
+            self.memory.for_each(self.start + offset, 8, |buffer, offset, len| {
+                if len == 8 && (buffer.addr() + offset as u64).is_multiple_of(8) {
+                    whole = Some(buffer.update(offset, &mut change));
+                }
+            });
+        }
+        whole.unwrap_or_else(|| {
+            let mut bytes = Vec::with_capacity(8);
+            self.append_to(offset, 8, &mut bytes);
+            bytes.resize(8, 0);
+            let old = u64::from_ne_bytes(bytes.try_into().unwrap_or_default());
+            self.write(offset, &change(old).to_ne_bytes());
+            old
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PD: PdId = PdId(1);
+
+    fn table() -> (MrTable, Rng) {
+        (MrTable::new(1000), Rng::new(&[7; 32]))
+    }
+
+    fn piece(buffer: &Arc<Buffer>, offset: usize, len: usize) -> Piece {
+        Piece { buffer: Arc::clone(buffer), offset, len }
+    }
+
+    /// [MR-2], [MR-3], [MR-4], [MR-5].
+    #[test]
+    fn a_key_gives_its_own_bytes_and_no_others() {
+        let (mut table, mut rng) = table();
+        let buffer = Arc::new(Buffer::new(4096).unwrap());
+        let access = Access::LOCAL_WRITE | Access::REMOTE_READ;
+        let region = (&buffer, 100, 200);
+        let key = table.register(&mut rng, PD, region, Some(5000), access).unwrap().rkey;
+        assert_ne!(key >> 8, 0);
+        let ask = |pd, key, va, len, need| table.check(pd, key, va, len, need);
+        assert_eq!(ask(PD, key, 5000, 200, Access::REMOTE_READ), Ok(()));
+        assert_eq!(ask(PD, key, 5200, 0, Access::empty()), Ok(()));
+        assert_eq!(ask(PD, key ^ 1, 5000, 1, Access::empty()), Err(KeyError::Unknown));
+        assert_eq!(ask(PD, key ^ 256, 5000, 1, Access::empty()), Err(KeyError::Unknown));
+        assert_eq!(ask(PdId(2), key, 5000, 1, Access::empty()), Err(KeyError::WrongPd));
+        assert_eq!(ask(PD, key, 5000, 1, Access::REMOTE_WRITE), Err(KeyError::NoAccess));
+        for (va, len) in [(4999, 1), (5000, 201), (5199, 2), (5201, 0), (u64::MAX, 2)] {
+            assert_eq!(ask(PD, key, va, len, Access::empty()), Err(KeyError::OutOfRange));
+        }
+        assert_eq!(ask(PD, key, 5001, u64::MAX, Access::empty()), Err(KeyError::OutOfRange));
+        let span = table.resolve(PD, key, 5010, 3, access).unwrap();
+        table.deregister(key).unwrap();
+        assert_eq!(table.check(PD, key, 5000, 1, Access::empty()), Err(KeyError::Unknown));
+        assert!(table.deregister(key).is_err());
+        span.write(1, b"xyz");
+        let mut out = [1; 5];
+        buffer.read(109, &mut out);
+        assert_eq!(&out, b"\0\0xy\0");
+    }
+
+    /// [MR-6], [MR-7], [MR-13].
+    #[test]
+    fn fast_registration_has_two_states_and_one_key() {
+        let (mut table, mut rng) = table();
+        let (a, b) = (Arc::new(Buffer::new(64).unwrap()), Arc::new(Buffer::new(64).unwrap()));
+        let key = table.allocate(&mut rng, PD).unwrap().rkey;
+        let next = key & !0xff | key.wrapping_add(1) & 0xff;
+        assert_eq!(table.check(PD, key, 0, 0, Access::empty()), Err(KeyError::Unknown));
+        let pieces = vec![piece(&a, 60, 4), piece(&b, 0, 0), piece(&b, 1, 7), piece(&a, 0, 5)];
+        let all = Access::all();
+        assert_eq!(table.bind(PdId(2), next, pieces.clone(), 9, all), Err(KeyError::WrongPd));
+        assert_eq!(table.bind(PD, next, pieces.clone(), 9, all), Ok(()));
+        assert_eq!(table.bind(PD, next, pieces, 9, all), Err(KeyError::Unknown));
+        assert_eq!(table.check(PD, key, 9, 1, Access::empty()), Err(KeyError::Unknown));
+        table.scatter(PD, next, 10, b"0123456789abcde").unwrap();
+        let mut out = Vec::new();
+        table.gather(PD, next, 9, 16, &mut out).unwrap();
+        assert_eq!(out, b"\x000123456789abcde");
+        assert_eq!(table.gather(PD, next, 9, 17, &mut out), Err(KeyError::OutOfRange));
+        let mut got = [0; 3];
+        b.read(1, &mut got);
+        assert_eq!(&got, b"345");
+        let span = table.resolve(PD, next, 9 + 2, 9, all).unwrap();
+        let old = span.update(0, |n| n + 1);
+        assert_eq!(old, u64::from_ne_bytes(*b"12345678"));
+        assert_eq!(table.invalidate_remote(PD, key), Err(KeyError::Unknown));
+        assert_eq!(table.invalidate_remote(PD, next), Ok(()));
+        assert_eq!(table.invalidate(PD, next), Ok(()));
+        assert_eq!(table.check(PD, next, 9, 1, Access::empty()), Err(KeyError::Unknown));
+        let plain = table.register(&mut rng, PD, (&a, 0, 8), None, all).unwrap();
+        assert_eq!(table.invalidate(PD, plain.lkey), Err(KeyError::Unknown));
+        let outside = vec![piece(&a, 60, 5)];
+        assert_eq!(table.bind(PD, key, outside, 9, all), Err(KeyError::OutOfRange));
+    }
+
+    #[test]
+    fn the_number_of_regions_is_limited() {
+        let mut table = MrTable::new(2);
+        let mut rng = Rng::new(&[1; 32]);
+        let first = table.allocate(&mut rng, PD).unwrap();
+        let second = table.allocate(&mut rng, PD).unwrap();
+        assert_ne!(first, second);
+        assert_eq!(table.allocate(&mut rng, PD), Err(Error::Limit("memory regions")));
+    }
+}

@@ -1,0 +1,2 @@
+//! The reliable connection: [`requester`] sends requests and takes the answers, [`responder`] the
+//! other way round.
