@@ -22,7 +22,10 @@
 #![forbid(unsafe_code)]
 #![deny(clippy::indexing_slicing, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+extern crate alloc;
+
 pub mod rds;
+pub mod roce;
 
 /// Compiles the example of the README.
 #[cfg(doctest)]

@@ -1,0 +1,356 @@
+//! The base transport header and the headers that may follow it [HDR-1] [HDR-2].
+//!
+//! ```text
+//!       0        1        2        3
+//!    +--------+--------+--------+--------+
+//!  0 | opcode |SM|pp|tv|      P_Key      |   S solicited, M MigReq, pp pad count, tv version
+//!  4 |F B .   |  destination queue pair  |   F FECN, B BECN
+//!  8 |A .     | packet sequence number   |   A acknowledgement wanted
+//!    +--------+--------+--------+--------+
+//! ```
+//! Every value here has a place on the wire, and every bit pattern of the right length is a value.
+//! Fields of 24 bits are `u32`; what is above is cut off when written. Reserved bits are written as
+//! zero and not looked at [HDR-13].
+
+use alloc::vec::Vec;
+
+use super::opcode::Opcode;
+use super::psn::Psn;
+
+/// Length of the base transport header.
+pub const BTH_LEN: usize = 12;
+/// Length of the RDMA header.
+pub const RETH_LEN: usize = 16;
+/// Length of the acknowledge header.
+pub const AETH_LEN: usize = 4;
+/// Length of the header of an atomic request.
+pub const ATOMIC_ETH_LEN: usize = 28;
+/// Length of the header of an atomic answer.
+pub const ATOMIC_ACK_ETH_LEN: usize = 8;
+/// Length of an immediate.
+pub const IMM_LEN: usize = 4;
+/// Length of the header with a key to invalidate.
+pub const IETH_LEN: usize = 4;
+/// Length of the datagram header.
+pub const DETH_LEN: usize = 8;
+/// Length of the flush header.
+pub const FETH_LEN: usize = 4;
+/// Bytes behind the base transport header of a congestion notification, all reserved [HDR-14].
+pub const CNP_RESERVED_LEN: usize = 16;
+/// Length of the base transport header and the longest headers behind it: an atomic request
+/// [HDR-10].
+pub const MAX_HEADER_LEN: usize = BTH_LEN + ATOMIC_ETH_LEN;
+
+/// The partition everything is in; the only key this stack sends [RX-7].
+pub const DEFAULT_PKEY: u16 = 0xffff;
+
+/// The fields of the base transport header that do not follow from the rest of the packet.
+///
+/// Opcode and pad count belong to [`Packet`](super::Packet); the version and MigReq are sent as 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Bth {
+    /// The receiver of the message asked to be told about such.
+    pub solicited: bool,
+    /// Partition key.
+    pub pkey: u16,
+    /// A switch saw congestion. Not covered by the ICRC, like the next.
+    pub fecn: bool,
+    /// The other end saw congestion [HDR-14].
+    pub becn: bool,
+    /// Destination queue pair, 24 bits.
+    pub dest_qpn: u32,
+    /// An acknowledgement is wanted [REQ-8].
+    pub ack_req: bool,
+    /// Packet sequence number.
+    pub psn: Psn,
+}
+
+impl Default for Bth {
+    fn default() -> Self {
+        Self {
+            solicited: false,
+            pkey: DEFAULT_PKEY,
+            fecn: false,
+            becn: false,
+            dest_qpn: 0,
+            ack_req: false,
+            psn: Psn::ZERO,
+        }
+    }
+}
+
+impl Bth {
+    /// Reads the header, all but opcode, pad count and version.
+    #[inline]
+    pub fn from_bytes(b: &[u8; BTH_LEN]) -> Self {
+        let [_, bits, k0, k1, ecn, q0, q1, q2, ack, p0, p1, p2] = *b;
+        Self {
+            solicited: bits & 0x80 != 0,
+            pkey: u16::from_be_bytes([k0, k1]),
+            fecn: ecn & 0x80 != 0,
+            becn: ecn & 0x40 != 0,
+            dest_qpn: u32::from_be_bytes([0, q0, q1, q2]),
+            ack_req: ack & 0x80 != 0,
+            psn: Psn::new(u32::from_be_bytes([0, p0, p1, p2])),
+        }
+    }
+
+    /// Writes the header; `pad` is the pad count, 0 to 3.
+    #[inline]
+    pub fn to_bytes(self, opcode: Opcode, pad: u8) -> [u8; BTH_LEN] {
+        let [k0, k1] = self.pkey.to_be_bytes();
+        let [_, q0, q1, q2] = self.dest_qpn.to_be_bytes();
+        let [_, p0, p1, p2] = self.psn.get().to_be_bytes();
+        let bits = u8::from(self.solicited) << 7 | (pad & 3) << 4;
+        let ecn = u8::from(self.fecn) << 7 | u8::from(self.becn) << 6;
+        let ack = u8::from(self.ack_req) << 7;
+        [opcode.to_u8(), bits, k0, k1, ecn, q0, q1, q2, ack, p0, p1, p2]
+    }
+}
+
+/// RDMA header: where a WRITE goes or a READ comes from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Reth {
+    /// Address in the memory of the responder.
+    pub va: u64,
+    /// Key of that memory.
+    pub rkey: u32,
+    /// Bytes of the whole message; above 2^31 is for the responder to refuse [HDR-12].
+    pub len: u32,
+}
+
+impl Reth {
+    /// Reads the header.
+    #[inline]
+    pub fn from_bytes(b: &[u8; RETH_LEN]) -> Self {
+        let [v0, v1, v2, v3, v4, v5, v6, v7, k0, k1, k2, k3, l0, l1, l2, l3] = *b;
+        Self {
+            va: u64::from_be_bytes([v0, v1, v2, v3, v4, v5, v6, v7]),
+            rkey: u32::from_be_bytes([k0, k1, k2, k3]),
+            len: u32::from_be_bytes([l0, l1, l2, l3]),
+        }
+    }
+
+    /// Appends the header.
+    #[inline]
+    pub fn emit(self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.va.to_be_bytes());
+        out.extend_from_slice(&self.rkey.to_be_bytes());
+        out.extend_from_slice(&self.len.to_be_bytes());
+    }
+}
+
+/// Why a responder refuses; the low five bits of a NAK syndrome [REQ-10].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum NakCode {
+    /// 0x60: a packet is missing before this one.
+    PsnSequence,
+    /// 0x61: the request is not one the queue pair can take.
+    InvalidRequest,
+    /// 0x62: the key does not give this access.
+    RemoteAccess,
+    /// 0x63: the responder failed.
+    RemoteOperational,
+    /// 0x64: of reliable datagrams; meaningless here.
+    InvalidRdRequest,
+    /// Any other, 0x05 to 0x1f.
+    Other(u8),
+}
+
+impl NakCode {
+    const fn from_bits(bits: u8) -> Self {
+        match bits & 0x1f {
+            0 => Self::PsnSequence,
+            1 => Self::InvalidRequest,
+            2 => Self::RemoteAccess,
+            3 => Self::RemoteOperational,
+            4 => Self::InvalidRdRequest,
+            code => Self::Other(code),
+        }
+    }
+
+    const fn bits(self) -> u8 {
+        match self {
+            Self::PsnSequence => 0,
+            Self::InvalidRequest => 1,
+            Self::RemoteAccess => 2,
+            Self::RemoteOperational => 3,
+            Self::InvalidRdRequest => 4,
+            Self::Other(code) => code & 0x1f,
+        }
+    }
+}
+
+/// What a response says, from the first byte of the acknowledge header [REQ-10].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Syndrome {
+    /// Good, with a credit code of five bits; [`Syndrome::ACK`] has none to tell.
+    Ack(u8),
+    /// No receive is posted: try again later, with a timer code of five bits.
+    Rnr(u8),
+    /// Refused.
+    Nak(NakCode),
+    /// Any other byte: 0x40 to 0x5f and from 0x80 on.
+    Reserved(u8),
+}
+
+impl Syndrome {
+    /// Good, without credits: what this stack sends [RSP-22].
+    pub const ACK: Self = Self::Ack(0x1f);
+
+    /// Reads the byte on the wire.
+    pub const fn from_u8(byte: u8) -> Self {
+        match byte >> 5 {
+            0 => Self::Ack(byte & 0x1f),
+            1 => Self::Rnr(byte & 0x1f),
+            3 => Self::Nak(NakCode::from_bits(byte)),
+            _ => Self::Reserved(byte),
+        }
+    }
+
+    /// Returns the byte on the wire; of a code only five bits.
+    pub const fn to_u8(self) -> u8 {
+        match self {
+            Self::Ack(credits) => credits & 0x1f,
+            Self::Rnr(timer) => 0x20 | (timer & 0x1f),
+            Self::Nak(code) => 0x60 | code.bits(),
+            Self::Reserved(byte) => byte,
+        }
+    }
+}
+
+/// Nanoseconds to wait after an RNR NAK, by the low five bits of `code` [RSP-13].
+pub const fn rnr_timer_ns(code: u8) -> u64 {
+    const MICROSECONDS: [u32; 32] = [
+        655_360, 10, 20, 30, 40, 60, 80, 120, 160, 240, 320, 480, 640, 960, 1280, 1920, 2560, 3840,
+        5120, 7680, 10_240, 15_360, 20_480, 30_720, 40_960, 61_440, 81_920, 122_880, 163_840,
+        245_760, 327_680, 491_520,
+    ];
+    // Five bits cannot be outside of 32 entries.
+    #[allow(clippy::indexing_slicing)]
+    let microseconds = MICROSECONDS[(code & 0x1f) as usize];
+    microseconds as u64 * 1000
+}
+
+/// Acknowledge header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Aeth {
+    /// What the response says.
+    pub syndrome: Syndrome,
+    /// Message sequence number of the responder, 24 bits; for information.
+    pub msn: u32,
+}
+
+impl Default for Aeth {
+    fn default() -> Self {
+        Self { syndrome: Syndrome::ACK, msn: 0 }
+    }
+}
+
+impl Aeth {
+    /// Reads the header.
+    #[inline]
+    pub fn from_bytes(b: &[u8; AETH_LEN]) -> Self {
+        let [syndrome, m0, m1, m2] = *b;
+        Self { syndrome: Syndrome::from_u8(syndrome), msn: u32::from_be_bytes([0, m0, m1, m2]) }
+    }
+
+    /// Appends the header.
+    #[inline]
+    pub fn emit(self, out: &mut Vec<u8>) {
+        let [_, m0, m1, m2] = self.msn.to_be_bytes();
+        out.extend_from_slice(&[self.syndrome.to_u8(), m0, m1, m2]);
+    }
+}
+
+/// Header of an atomic request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct AtomicEth {
+    /// Address in the memory of the responder.
+    pub va: u64,
+    /// Key of that memory.
+    pub rkey: u32,
+    /// What to swap in, or what to add.
+    pub swap_or_add: u64,
+    /// What to compare with; 0 for fetch and add.
+    pub compare: u64,
+}
+
+impl AtomicEth {
+    /// Reads the header.
+    #[inline]
+    pub fn from_bytes(b: &[u8; ATOMIC_ETH_LEN]) -> Self {
+        #[rustfmt::skip]
+        let [
+            v0, v1, v2, v3, v4, v5, v6, v7,
+            k0, k1, k2, k3,
+            s0, s1, s2, s3, s4, s5, s6, s7,
+            c0, c1, c2, c3, c4, c5, c6, c7,
+        ] = *b;
+        Self {
+            va: u64::from_be_bytes([v0, v1, v2, v3, v4, v5, v6, v7]),
+            rkey: u32::from_be_bytes([k0, k1, k2, k3]),
+            swap_or_add: u64::from_be_bytes([s0, s1, s2, s3, s4, s5, s6, s7]),
+            compare: u64::from_be_bytes([c0, c1, c2, c3, c4, c5, c6, c7]),
+        }
+    }
+
+    /// Appends the header.
+    #[inline]
+    pub fn emit(self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.va.to_be_bytes());
+        out.extend_from_slice(&self.rkey.to_be_bytes());
+        out.extend_from_slice(&self.swap_or_add.to_be_bytes());
+        out.extend_from_slice(&self.compare.to_be_bytes());
+    }
+}
+
+/// Header of an atomic answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct AtomicAckEth {
+    /// The value before the operation.
+    pub original: u64,
+}
+
+impl AtomicAckEth {
+    /// Reads the header.
+    #[inline]
+    pub fn from_bytes(b: &[u8; ATOMIC_ACK_ETH_LEN]) -> Self {
+        Self { original: u64::from_be_bytes(*b) }
+    }
+
+    /// Appends the header.
+    #[inline]
+    pub fn emit(self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.original.to_be_bytes());
+    }
+}
+
+/// Datagram header.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Deth {
+    /// Key of the destination queue pair [RX-8].
+    pub qkey: u32,
+    /// Sending queue pair, 24 bits.
+    pub source_qpn: u32,
+}
+
+impl Deth {
+    /// Reads the header.
+    #[inline]
+    pub fn from_bytes(b: &[u8; DETH_LEN]) -> Self {
+        let [k0, k1, k2, k3, _, q0, q1, q2] = *b;
+        Self {
+            qkey: u32::from_be_bytes([k0, k1, k2, k3]),
+            source_qpn: u32::from_be_bytes([0, q0, q1, q2]),
+        }
+    }
+
+    /// Appends the header.
+    #[inline]
+    pub fn emit(self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.qkey.to_be_bytes());
+        let [_, q0, q1, q2] = self.source_qpn.to_be_bytes();
+        out.extend_from_slice(&[0, q0, q1, q2]);
+    }
+}

@@ -1,0 +1,24 @@
+//! RoCEv2: the InfiniBand headers inside UDP datagrams, and their checksum.
+//!
+//! ```text
+//! IP | UDP to 4791 | base transport header | further headers | payload | pad | ICRC
+//! ```
+//! [`Packet`] is what lies between the UDP header and the ICRC. All integers are big-endian but the
+//! ICRC. Spec: `docs/spec/roce.md`, sections 1 to 3.
+
+mod header;
+mod opcode;
+mod packet;
+mod psn;
+
+pub use header::{
+    AETH_LEN, ATOMIC_ACK_ETH_LEN, ATOMIC_ETH_LEN, Aeth, AtomicAckEth, AtomicEth, BTH_LEN, Bth,
+    CNP_RESERVED_LEN, DEFAULT_PKEY, DETH_LEN, Deth, FETH_LEN, IETH_LEN, IMM_LEN, MAX_HEADER_LEN,
+    NakCode, RETH_LEN, Reth, Syndrome, rnr_timer_ns,
+};
+pub use opcode::{Opcode, PayloadRule, Service};
+pub use packet::{Builder, Packet, PacketError, pad};
+pub use psn::Psn;
+
+/// UDP port every packet goes to, requests and responses alike [OUT-1].
+pub const UDP_PORT: u16 = 4791;

@@ -1,0 +1,459 @@
+//! The operations of a packet and what each of them carries [HDR-5].
+
+use core::fmt;
+
+use super::header::{
+    AETH_LEN, ATOMIC_ACK_ETH_LEN, ATOMIC_ETH_LEN, CNP_RESERVED_LEN, DETH_LEN, FETH_LEN, IETH_LEN,
+    IMM_LEN, RETH_LEN,
+};
+
+/// First byte of a packet. The values are those on the wire; `Rc` is left out of the names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Opcode {
+    /// First packet of a SEND of several.
+    SendFirst = 0x00,
+    /// Neither first nor last.
+    SendMiddle = 0x01,
+    /// Last packet of a SEND.
+    SendLast = 0x02,
+    /// Last packet of a SEND, with an immediate.
+    SendLastImm = 0x03,
+    /// A SEND of one packet.
+    SendOnly = 0x04,
+    /// A SEND of one packet, with an immediate.
+    SendOnlyImm = 0x05,
+    /// First packet of an RDMA WRITE of several.
+    WriteFirst = 0x06,
+    /// Neither first nor last.
+    WriteMiddle = 0x07,
+    /// Last packet of an RDMA WRITE.
+    WriteLast = 0x08,
+    /// Last packet of an RDMA WRITE, with an immediate.
+    WriteLastImm = 0x09,
+    /// An RDMA WRITE of one packet.
+    WriteOnly = 0x0a,
+    /// An RDMA WRITE of one packet, with an immediate.
+    WriteOnlyImm = 0x0b,
+    /// An RDMA READ.
+    ReadRequest = 0x0c,
+    /// First packet of the answer to a READ.
+    ReadResponseFirst = 0x0d,
+    /// Neither first nor last; the only response without AETH.
+    ReadResponseMiddle = 0x0e,
+    /// Last packet of the answer to a READ.
+    ReadResponseLast = 0x0f,
+    /// An answer of one packet.
+    ReadResponseOnly = 0x10,
+    /// Acknowledgement of SENDs and WRITEs, and every NAK.
+    Acknowledge = 0x11,
+    /// Answer to an atomic operation.
+    AtomicAcknowledge = 0x12,
+    /// Atomic compare and swap.
+    CompareSwap = 0x13,
+    /// Atomic fetch and add.
+    FetchAdd = 0x14,
+    /// Last packet of a SEND, with a key to invalidate.
+    SendLastInvalidate = 0x16,
+    /// A SEND of one packet, with a key to invalidate.
+    SendOnlyInvalidate = 0x17,
+    /// Flush to a placement domain; optional.
+    Flush = 0x1c,
+    /// Atomic write of eight bytes; optional.
+    AtomicWrite = 0x1d,
+    /// A datagram.
+    UdSendOnly = 0x64,
+    /// A datagram with an immediate.
+    UdSendOnlyImm = 0x65,
+    /// Congestion notification of a NIC; never an error [HDR-14].
+    Cnp = 0x81,
+}
+
+/// How many payload bytes a packet may have [HDR-5] [HDR-11].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PayloadRule {
+    /// None.
+    Nothing,
+    /// As many as the path MTU.
+    Full,
+    /// One to the path MTU.
+    Rest,
+    /// None to the path MTU.
+    UpToMtu,
+    /// Eight.
+    Eight,
+}
+
+impl PayloadRule {
+    /// Tells whether `len` bytes are right for a path MTU of `mtu` bytes.
+    pub const fn allows(self, len: usize, mtu: usize) -> bool {
+        match self {
+            Self::Nothing => len == 0,
+            Self::Full => len == mtu,
+            Self::Rest => len != 0 && len <= mtu,
+            Self::UpToMtu => len <= mtu,
+            Self::Eight => len == 8,
+        }
+    }
+}
+
+/// The queue pairs a packet is for: the top three bits of the opcode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Service {
+    /// Reliable connection.
+    Rc,
+    /// Unreliable datagram, and the general services of queue pair 1.
+    Ud,
+    /// No queue pair: congestion notification.
+    Congestion,
+}
+
+impl Opcode {
+    /// Every opcode, by its number.
+    pub const ALL: [Self; 28] = [
+        Self::SendFirst,
+        Self::SendMiddle,
+        Self::SendLast,
+        Self::SendLastImm,
+        Self::SendOnly,
+        Self::SendOnlyImm,
+        Self::WriteFirst,
+        Self::WriteMiddle,
+        Self::WriteLast,
+        Self::WriteLastImm,
+        Self::WriteOnly,
+        Self::WriteOnlyImm,
+        Self::ReadRequest,
+        Self::ReadResponseFirst,
+        Self::ReadResponseMiddle,
+        Self::ReadResponseLast,
+        Self::ReadResponseOnly,
+        Self::Acknowledge,
+        Self::AtomicAcknowledge,
+        Self::CompareSwap,
+        Self::FetchAdd,
+        Self::SendLastInvalidate,
+        Self::SendOnlyInvalidate,
+        Self::Flush,
+        Self::AtomicWrite,
+        Self::UdSendOnly,
+        Self::UdSendOnlyImm,
+        Self::Cnp,
+    ];
+
+    /// Reads the byte on the wire; `None` for what HDR-5 does not list, among it all of UC and the
+    /// reserved 0x15 [HDR-6].
+    pub const fn from_u8(byte: u8) -> Option<Self> {
+        Some(match byte {
+            0x00 => Self::SendFirst,
+            0x01 => Self::SendMiddle,
+            0x02 => Self::SendLast,
+            0x03 => Self::SendLastImm,
+            0x04 => Self::SendOnly,
+            0x05 => Self::SendOnlyImm,
+            0x06 => Self::WriteFirst,
+            0x07 => Self::WriteMiddle,
+            0x08 => Self::WriteLast,
+            0x09 => Self::WriteLastImm,
+            0x0a => Self::WriteOnly,
+            0x0b => Self::WriteOnlyImm,
+            0x0c => Self::ReadRequest,
+            0x0d => Self::ReadResponseFirst,
+            0x0e => Self::ReadResponseMiddle,
+            0x0f => Self::ReadResponseLast,
+            0x10 => Self::ReadResponseOnly,
+            0x11 => Self::Acknowledge,
+            0x12 => Self::AtomicAcknowledge,
+            0x13 => Self::CompareSwap,
+            0x14 => Self::FetchAdd,
+            0x16 => Self::SendLastInvalidate,
+            0x17 => Self::SendOnlyInvalidate,
+            0x1c => Self::Flush,
+            0x1d => Self::AtomicWrite,
+            0x64 => Self::UdSendOnly,
+            0x65 => Self::UdSendOnlyImm,
+            0x81 => Self::Cnp,
+            _ => return None,
+        })
+    }
+
+    /// Returns the byte on the wire.
+    pub const fn to_u8(self) -> u8 {
+        self as u8
+    }
+
+    /// Returns the kind of queue pair this is for [RX-5].
+    pub const fn service(self) -> Service {
+        match self {
+            Self::UdSendOnly | Self::UdSendOnlyImm => Service::Ud,
+            Self::Cnp => Service::Congestion,
+            _ => Service::Rc,
+        }
+    }
+
+    /// Tells whether this goes from responder to requester [RX-5].
+    pub const fn is_response(self) -> bool {
+        matches!(
+            self,
+            Self::ReadResponseFirst
+                | Self::ReadResponseMiddle
+                | Self::ReadResponseLast
+                | Self::ReadResponseOnly
+                | Self::Acknowledge
+                | Self::AtomicAcknowledge
+        )
+    }
+
+    /// Tells whether this goes to a responder, datagrams included. A CNP is neither request nor
+    /// response.
+    pub const fn is_request(self) -> bool {
+        !self.is_response() && !matches!(self, Self::Cnp)
+    }
+
+    /// Tells whether this is part of a SEND, over RC.
+    pub const fn is_send(self) -> bool {
+        matches!(
+            self,
+            Self::SendFirst
+                | Self::SendMiddle
+                | Self::SendLast
+                | Self::SendLastImm
+                | Self::SendLastInvalidate
+                | Self::SendOnly
+                | Self::SendOnlyImm
+                | Self::SendOnlyInvalidate
+        )
+    }
+
+    /// Tells whether this is part of an RDMA WRITE.
+    pub const fn is_write(self) -> bool {
+        matches!(
+            self,
+            Self::WriteFirst
+                | Self::WriteMiddle
+                | Self::WriteLast
+                | Self::WriteLastImm
+                | Self::WriteOnly
+                | Self::WriteOnlyImm
+        )
+    }
+
+    /// Tells whether this is an atomic operation that an ATOMIC ACKNOWLEDGE answers.
+    pub const fn is_atomic(self) -> bool {
+        matches!(self, Self::CompareSwap | Self::FetchAdd)
+    }
+
+    /// Tells whether this is part of the answer to a READ.
+    pub const fn is_read_response(self) -> bool {
+        matches!(
+            self,
+            Self::ReadResponseFirst
+                | Self::ReadResponseMiddle
+                | Self::ReadResponseLast
+                | Self::ReadResponseOnly
+        )
+    }
+
+    /// Tells whether this starts a message or an answer to a READ.
+    pub const fn starts(self) -> bool {
+        !self.is_middle() && !self.is_last()
+    }
+
+    /// Tells whether this ends a message or an answer to a READ.
+    pub const fn ends(self) -> bool {
+        !self.is_middle() && !self.is_first()
+    }
+
+    /// Tells whether more follow and none went before.
+    pub const fn is_first(self) -> bool {
+        matches!(self, Self::SendFirst | Self::WriteFirst | Self::ReadResponseFirst)
+    }
+
+    /// Tells whether some went before and more follow.
+    pub const fn is_middle(self) -> bool {
+        matches!(self, Self::SendMiddle | Self::WriteMiddle | Self::ReadResponseMiddle)
+    }
+
+    /// Tells whether some went before and none follows.
+    pub const fn is_last(self) -> bool {
+        matches!(
+            self,
+            Self::SendLast
+                | Self::SendLastImm
+                | Self::SendLastInvalidate
+                | Self::WriteLast
+                | Self::WriteLastImm
+                | Self::ReadResponseLast
+        )
+    }
+
+    /// Tells whether this packet takes a posted receive: "recv" of HDR-5 [RSP-7].
+    pub const fn takes_receive(self) -> bool {
+        matches!(
+            self,
+            Self::SendFirst
+                | Self::SendOnly
+                | Self::SendOnlyImm
+                | Self::SendOnlyInvalidate
+                | Self::WriteLastImm
+                | Self::WriteOnlyImm
+                | Self::UdSendOnly
+                | Self::UdSendOnlyImm
+        )
+    }
+
+    /// Tells whether this packet completes a receive: "cqe" of HDR-5.
+    pub const fn completes_receive(self) -> bool {
+        matches!(
+            self,
+            Self::SendLast
+                | Self::SendLastImm
+                | Self::SendLastInvalidate
+                | Self::SendOnly
+                | Self::SendOnlyImm
+                | Self::SendOnlyInvalidate
+                | Self::WriteLastImm
+                | Self::WriteOnlyImm
+                | Self::UdSendOnly
+                | Self::UdSendOnlyImm
+        )
+    }
+
+    /// Tells whether there is an RDMA extended header.
+    pub const fn has_reth(self) -> bool {
+        matches!(
+            self,
+            Self::WriteFirst
+                | Self::WriteOnly
+                | Self::WriteOnlyImm
+                | Self::ReadRequest
+                | Self::Flush
+                | Self::AtomicWrite
+        )
+    }
+
+    /// Tells whether there is an acknowledge header.
+    pub const fn has_aeth(self) -> bool {
+        self.is_response() && !matches!(self, Self::ReadResponseMiddle)
+    }
+
+    /// Tells whether there is an immediate.
+    pub const fn has_imm(self) -> bool {
+        matches!(
+            self,
+            Self::SendLastImm
+                | Self::SendOnlyImm
+                | Self::WriteLastImm
+                | Self::WriteOnlyImm
+                | Self::UdSendOnlyImm
+        )
+    }
+
+    /// Tells whether there is a key to invalidate.
+    pub const fn has_ieth(self) -> bool {
+        matches!(self, Self::SendLastInvalidate | Self::SendOnlyInvalidate)
+    }
+
+    /// Tells whether there is the header of an atomic request.
+    pub const fn has_atomic(self) -> bool {
+        self.is_atomic()
+    }
+
+    /// Tells whether there is the original value of an atomic operation.
+    pub const fn has_atomic_ack(self) -> bool {
+        matches!(self, Self::AtomicAcknowledge)
+    }
+
+    /// Tells whether there is a datagram header.
+    pub const fn has_deth(self) -> bool {
+        matches!(self, Self::UdSendOnly | Self::UdSendOnlyImm)
+    }
+
+    /// Tells whether there is a flush header.
+    pub const fn has_feth(self) -> bool {
+        matches!(self, Self::Flush)
+    }
+
+    /// Returns the bytes between the base transport header and the payload.
+    pub const fn header_len(self) -> usize {
+        (if self.has_reth() { RETH_LEN } else { 0 })
+            + (if self.has_aeth() { AETH_LEN } else { 0 })
+            + (if self.has_imm() { IMM_LEN } else { 0 })
+            + (if self.has_ieth() { IETH_LEN } else { 0 })
+            + (if self.has_atomic() { ATOMIC_ETH_LEN } else { 0 })
+            + (if self.has_atomic_ack() { ATOMIC_ACK_ETH_LEN } else { 0 })
+            + (if self.has_deth() { DETH_LEN } else { 0 })
+            + (if self.has_feth() { FETH_LEN } else { 0 })
+            + (if matches!(self, Self::Cnp) { CNP_RESERVED_LEN } else { 0 })
+    }
+
+    /// Returns how many payload bytes there may be.
+    pub const fn payload_rule(self) -> PayloadRule {
+        match self {
+            Self::SendFirst
+            | Self::SendMiddle
+            | Self::WriteFirst
+            | Self::WriteMiddle
+            | Self::ReadResponseFirst
+            | Self::ReadResponseMiddle => PayloadRule::Full,
+            Self::SendLast
+            | Self::SendLastImm
+            | Self::SendLastInvalidate
+            | Self::WriteLast
+            | Self::WriteLastImm
+            | Self::ReadResponseLast => PayloadRule::Rest,
+            Self::SendOnly
+            | Self::SendOnlyImm
+            | Self::SendOnlyInvalidate
+            | Self::WriteOnly
+            | Self::WriteOnlyImm
+            | Self::ReadResponseOnly
+            | Self::UdSendOnly
+            | Self::UdSendOnlyImm => PayloadRule::UpToMtu,
+            Self::AtomicWrite => PayloadRule::Eight,
+            Self::ReadRequest
+            | Self::Acknowledge
+            | Self::AtomicAcknowledge
+            | Self::CompareSwap
+            | Self::FetchAdd
+            | Self::Flush
+            | Self::Cnp => PayloadRule::Nothing,
+        }
+    }
+}
+
+/// The name of HDR-5 in lower case.
+impl fmt::Display for Opcode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::SendFirst => "send-first",
+            Self::SendMiddle => "send-middle",
+            Self::SendLast => "send-last",
+            Self::SendLastImm => "send-last-imm",
+            Self::SendOnly => "send-only",
+            Self::SendOnlyImm => "send-only-imm",
+            Self::WriteFirst => "write-first",
+            Self::WriteMiddle => "write-middle",
+            Self::WriteLast => "write-last",
+            Self::WriteLastImm => "write-last-imm",
+            Self::WriteOnly => "write-only",
+            Self::WriteOnlyImm => "write-only-imm",
+            Self::ReadRequest => "read-request",
+            Self::ReadResponseFirst => "read-response-first",
+            Self::ReadResponseMiddle => "read-response-middle",
+            Self::ReadResponseLast => "read-response-last",
+            Self::ReadResponseOnly => "read-response-only",
+            Self::Acknowledge => "acknowledge",
+            Self::AtomicAcknowledge => "atomic-acknowledge",
+            Self::CompareSwap => "compare-swap",
+            Self::FetchAdd => "fetch-add",
+            Self::SendLastInvalidate => "send-last-inv",
+            Self::SendOnlyInvalidate => "send-only-inv",
+            Self::Flush => "flush",
+            Self::AtomicWrite => "atomic-write",
+            Self::UdSendOnly => "ud-send-only",
+            Self::UdSendOnlyImm => "ud-send-only-imm",
+            Self::Cnp => "cnp",
+        })
+    }
+}

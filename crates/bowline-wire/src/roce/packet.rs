@@ -1,0 +1,339 @@
+//! One packet from the base transport header to the pad: parse and emit.
+
+use alloc::vec::Vec;
+use core::fmt;
+
+use super::header::{
+    AETH_LEN, ATOMIC_ACK_ETH_LEN, ATOMIC_ETH_LEN, Aeth, AtomicAckEth, AtomicEth, BTH_LEN, Bth,
+    CNP_RESERVED_LEN, DETH_LEN, Deth, FETH_LEN, IETH_LEN, IMM_LEN, RETH_LEN, Reth,
+};
+use super::opcode::{Opcode, PayloadRule};
+
+/// Why a packet is dropped without a word before any queue pair sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum PacketError {
+    /// Fewer bytes than the headers and the pad announced need [RX-3].
+    Short {
+        /// Bytes needed.
+        needed: usize,
+        /// Bytes there.
+        got: usize,
+    },
+    /// Not in the table of opcodes [RX-3].
+    UnknownOpcode(u8),
+    /// The transport version is not 0 [RX-4].
+    Version(u8),
+    /// The destination is queue pair 0, which RoCE does not have [RX-4].
+    NoQueuePair,
+    /// Headers, payload and pad are not a multiple of four bytes, so that the pad count is wrong
+    /// [HDR-3].
+    Pad,
+    /// Payload where the opcode has none [HDR-5].
+    Payload {
+        /// The opcode.
+        opcode: Opcode,
+        /// Bytes there.
+        got: usize,
+    },
+}
+
+impl fmt::Display for PacketError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Short { needed, got } => write!(f, "{needed} bytes needed, {got} there"),
+            Self::UnknownOpcode(byte) => write!(f, "unknown opcode {byte:#04x}"),
+            Self::Version(version) => write!(f, "transport version {version}"),
+            Self::NoQueuePair => f.write_str("destination queue pair 0"),
+            Self::Pad => f.write_str("pad count and length do not agree"),
+            Self::Payload { opcode, got } => write!(f, "{got} payload bytes in {opcode}"),
+        }
+    }
+}
+
+impl core::error::Error for PacketError {}
+
+/// A packet without its ICRC.
+///
+/// A header is `Some` exactly when the opcode has it, in what [`Packet::parse`] returns. When
+/// written, a header that the opcode has and that is `None` is all zero, and one that the opcode
+/// does not have is left out, so that what is written is always well formed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Packet<'a> {
+    /// What it is.
+    pub opcode: Opcode,
+    /// Base transport header.
+    pub bth: Bth,
+    /// Datagram header.
+    pub deth: Option<Deth>,
+    /// Flush header: placement and selectivity, not taken apart.
+    pub feth: Option<u32>,
+    /// RDMA header.
+    pub reth: Option<Reth>,
+    /// Acknowledge header.
+    pub aeth: Option<Aeth>,
+    /// Atomic request.
+    pub atomic: Option<AtomicEth>,
+    /// Atomic answer.
+    pub atomic_ack: Option<AtomicAckEth>,
+    /// Immediate, its bytes as a big-endian number.
+    pub imm: Option<u32>,
+    /// Key to invalidate.
+    pub ieth: Option<u32>,
+    /// Payload without pad.
+    pub payload: &'a [u8],
+}
+
+impl<'a> Packet<'a> {
+    /// Makes a packet without further headers and without payload.
+    pub const fn new(opcode: Opcode, bth: Bth) -> Self {
+        Self {
+            opcode,
+            bth,
+            deth: None,
+            feth: None,
+            reth: None,
+            aeth: None,
+            atomic: None,
+            atomic_ack: None,
+            imm: None,
+            ieth: None,
+            payload: &[],
+        }
+    }
+
+    /// Reads a packet; `bytes` go from the base transport header to the pad, without the ICRC.
+    ///
+    /// Checks what makes a packet well formed whoever it is for [RX-3] [RX-4]. Whether the payload
+    /// fits the path MTU is for the responder to judge and to answer [RSP-9], and a pad in a first
+    /// or middle packet [HDR-3] shows there: no such payload is as long as an MTU. The value of the
+    /// pad bytes is not looked at.
+    ///
+    /// # Errors
+    /// [`PacketError`]: drop the packet and count it.
+    pub fn parse(bytes: &'a [u8]) -> Result<Self, PacketError> {
+        let short = |needed| PacketError::Short { needed, got: bytes.len() };
+        let (bth, rest) = bytes.split_first_chunk::<BTH_LEN>().ok_or(short(BTH_LEN))?;
+        let [opcode, bits, ..] = *bth;
+        let opcode = Opcode::from_u8(opcode).ok_or(PacketError::UnknownOpcode(opcode))?;
+        let pad = usize::from(bits >> 4 & 3);
+        let needed = BTH_LEN + opcode.header_len() + pad;
+        if bytes.len() < needed {
+            return Err(short(needed));
+        }
+        let version = bits & 0x0f;
+        if version != 0 {
+            return Err(PacketError::Version(version));
+        }
+        let bth = Bth::from_bytes(bth);
+        if bth.dest_qpn == 0 {
+            return Err(PacketError::NoQueuePair);
+        }
+        if !bytes.len().is_multiple_of(4) {
+            return Err(PacketError::Pad);
+        }
+
+        let mut rest = Headers { rest, needed, got: bytes.len() };
+        let mut packet = Self::new(opcode, bth);
+        if opcode.has_deth() {
+            packet.deth = Some(Deth::from_bytes(rest.take::<DETH_LEN>()?));
+        }
+        if opcode.has_feth() {
+            packet.feth = Some(u32::from_be_bytes(*rest.take::<FETH_LEN>()?));
+        }
+        if opcode.has_reth() {
+            packet.reth = Some(Reth::from_bytes(rest.take::<RETH_LEN>()?));
+        }
+        if opcode.has_aeth() {
+            packet.aeth = Some(Aeth::from_bytes(rest.take::<AETH_LEN>()?));
+        }
+        if opcode.has_atomic() {
+            packet.atomic = Some(AtomicEth::from_bytes(rest.take::<ATOMIC_ETH_LEN>()?));
+        }
+        if opcode.has_atomic_ack() {
+            packet.atomic_ack = Some(AtomicAckEth::from_bytes(rest.take::<ATOMIC_ACK_ETH_LEN>()?));
+        }
+        if opcode.has_imm() {
+            packet.imm = Some(u32::from_be_bytes(*rest.take::<IMM_LEN>()?));
+        }
+        if opcode.has_ieth() {
+            packet.ieth = Some(u32::from_be_bytes(*rest.take::<IETH_LEN>()?));
+        }
+        if opcode == Opcode::Cnp {
+            rest.take::<CNP_RESERVED_LEN>()?;
+        }
+        let padded = rest.rest;
+        let len = padded.len().checked_sub(pad).ok_or(short(needed))?;
+        packet.payload = padded.get(..len).ok_or(short(needed))?;
+        if opcode.payload_rule() == PayloadRule::Nothing && !padded.is_empty() {
+            return Err(PacketError::Payload { opcode, got: padded.len() });
+        }
+        Ok(packet)
+    }
+
+    /// Appends the packet, from the base transport header to the pad; returns how many bytes.
+    pub fn emit(&self, out: &mut Vec<u8>) -> usize {
+        Builder::new(out, self).finish()
+    }
+}
+
+/// What has not been read yet, and what to say when it is too short.
+struct Headers<'a> {
+    rest: &'a [u8],
+    needed: usize,
+    got: usize,
+}
+
+impl<'a> Headers<'a> {
+    fn take<const N: usize>(&mut self) -> Result<&'a [u8; N], PacketError> {
+        let short = PacketError::Short { needed: self.needed, got: self.got };
+        let (head, rest) = self.rest.split_first_chunk().ok_or(short)?;
+        self.rest = rest;
+        Ok(head)
+    }
+}
+
+/// Bytes of the pad behind `len` payload bytes: 0 to 3 [HDR-3].
+pub const fn pad(len: usize) -> usize {
+    len.wrapping_neg() & 3
+}
+
+/// Writes one packet behind what a vector holds, for a payload that is copied from elsewhere.
+///
+/// ```
+/// use bowline_wire::roce::{Bth, Builder, Opcode, Packet, Psn};
+///
+/// let bth = Bth { dest_qpn: 0x123, ack_req: true, psn: Psn::new(67), ..Bth::default() };
+/// let mut out = Vec::new();
+/// let mut packet = Builder::new(&mut out, &Packet::new(Opcode::SendOnly, bth));
+/// packet.payload().extend_from_slice(b"hello");
+/// assert_eq!(packet.finish(), 12 + 8);
+///
+/// let read = Packet::parse(&out)?;
+/// assert_eq!((read.bth, read.payload), (bth, &b"hello"[..]));
+/// # Ok::<(), bowline_wire::roce::PacketError>(())
+/// ```
+#[derive(Debug)]
+#[must_use = "the pad is written by `finish`"]
+pub struct Builder<'v> {
+    out: &'v mut Vec<u8>,
+    /// Where the packet begins.
+    start: usize,
+    /// Where its payload begins.
+    body: usize,
+    /// To write the base transport header again, with the pad count.
+    packet: (Opcode, Bth),
+}
+
+impl<'v> Builder<'v> {
+    /// Appends the headers of `packet` and what it has of payload.
+    pub fn new(out: &'v mut Vec<u8>, packet: &Packet<'_>) -> Self {
+        let Packet { opcode, bth, .. } = *packet;
+        let start = out.len();
+        out.extend_from_slice(&bth.to_bytes(opcode, 0));
+        if opcode.has_deth() {
+            packet.deth.unwrap_or_default().emit(out);
+        }
+        if opcode.has_feth() {
+            out.extend_from_slice(&packet.feth.unwrap_or_default().to_be_bytes());
+        }
+        if opcode.has_reth() {
+            packet.reth.unwrap_or_default().emit(out);
+        }
+        if opcode.has_aeth() {
+            packet.aeth.unwrap_or_default().emit(out);
+        }
+        if opcode.has_atomic() {
+            packet.atomic.unwrap_or_default().emit(out);
+        }
+        if opcode.has_atomic_ack() {
+            packet.atomic_ack.unwrap_or_default().emit(out);
+        }
+        if opcode.has_imm() {
+            out.extend_from_slice(&packet.imm.unwrap_or_default().to_be_bytes());
+        }
+        if opcode.has_ieth() {
+            out.extend_from_slice(&packet.ieth.unwrap_or_default().to_be_bytes());
+        }
+        if opcode == Opcode::Cnp {
+            out.extend_from_slice(&[0; CNP_RESERVED_LEN]);
+        }
+        let body = out.len();
+        out.extend_from_slice(packet.payload);
+        Self { out, start, body, packet: (opcode, bth) }
+    }
+
+    /// The vector, to append payload to. Taking bytes away would take them from the packet.
+    pub fn payload(&mut self) -> &mut Vec<u8> {
+        self.out
+    }
+
+    /// Appends the pad and writes its count into the header; returns the bytes from the base
+    /// transport header to the pad.
+    pub fn finish(self) -> usize {
+        let Self { out, start, body, packet: (opcode, bth) } = self;
+        let pad = pad(out.len().saturating_sub(body));
+        if pad != 0 {
+            out.extend(core::iter::repeat_n(0, pad));
+            if let Some(header) = out.get_mut(start..).and_then(|b| b.first_chunk_mut()) {
+                *header = bth.to_bytes(opcode, pad as u8);
+            }
+        }
+        out.len().saturating_sub(start)
+    }
+}
+
+/// One line for logs: opcode, destination, number, and what else there is.
+///
+/// ```text
+/// send-only qp 0x11 psn 0xb298ce ack-req len 16
+/// acknowledge qp 0x11 psn 0xb298ce Ack(31) msn 1
+/// ```
+impl fmt::Display for Packet<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { opcode, bth, deth, feth, reth, aeth, atomic, atomic_ack, imm, ieth, payload } =
+            self;
+        write!(f, "{opcode} qp {:#x} psn {}", bth.dest_qpn, bth.psn)?;
+        for (set, name) in [
+            (bth.solicited, " solicited"),
+            (bth.ack_req, " ack-req"),
+            (bth.fecn, " fecn"),
+            (bth.becn, " becn"),
+        ] {
+            if set {
+                f.write_str(name)?;
+            }
+        }
+        if bth.pkey != super::DEFAULT_PKEY {
+            write!(f, " pkey {:#06x}", bth.pkey)?;
+        }
+        if let Some(Deth { qkey, source_qpn }) = deth {
+            write!(f, " from qp {source_qpn:#x} qkey {qkey:#x}")?;
+        }
+        if let Some(feth) = feth {
+            write!(f, " flush {feth:#x}")?;
+        }
+        if let Some(Reth { va, rkey, len }) = reth {
+            write!(f, " va {va:#x} rkey {rkey:#x} of {len}")?;
+        }
+        if let Some(Aeth { syndrome, msn }) = aeth {
+            write!(f, " {syndrome:?} msn {msn}")?;
+        }
+        if let Some(AtomicEth { va, rkey, swap_or_add, compare }) = atomic {
+            write!(f, " va {va:#x} rkey {rkey:#x} value {swap_or_add:#x} compare {compare:#x}")?;
+        }
+        if let Some(AtomicAckEth { original }) = atomic_ack {
+            write!(f, " original {original:#x}")?;
+        }
+        if let Some(imm) = imm {
+            write!(f, " imm {imm:#x}")?;
+        }
+        if let Some(ieth) = ieth {
+            write!(f, " invalidate {ieth:#x}")?;
+        }
+        if !payload.is_empty() {
+            write!(f, " len {}", payload.len())?;
+        }
+        Ok(())
+    }
+}
