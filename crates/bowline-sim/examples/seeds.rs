@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use bowline_sim::{Options, Scenario, TraceMode, run, run_many};
+use bowline_sim::{Numbers, Options, Scenario, TraceMode, run, run_many};
 
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();

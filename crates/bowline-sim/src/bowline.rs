@@ -10,10 +10,11 @@ use bowline_rds::{
     RecvOpts, RxBuf, RxPool, SendMsg, SocketId, TxBatch,
 };
 
-use crate::ctx::{Ctx, HostEvent, HostId, MS, SEC, US};
+use crate::ctx::{Ctx, HostEvent, HostId};
 use crate::host::SendResult;
 use crate::net::{EndId, Notice, ReadOutcome, Reason, TcpClose};
 use crate::plan::SlotPlan;
+use crate::queue::{MS, SEC, US};
 use crate::sabotage::{Framing, Sabotage};
 
 /// Liberties of this driver.

@@ -1,21 +1,14 @@
 //! What every part of a run shares: the clock, the queue of events, the dice, the network, the
 //! record and the judges.
 
-use std::cmp::{Ordering, Reverse};
-use std::collections::{BinaryHeap, VecDeque};
+use std::collections::VecDeque;
 
 use crate::net::{EndId, Net, NetEvent, Notice};
 use crate::oracle::Oracle;
+use crate::queue::{Queue, SEC};
 use crate::rng::Rng;
 use crate::stats::Stats;
 use crate::trace::Trace;
-
-/// One microsecond in the unit of virtual time, nanoseconds.
-pub(crate) const US: u64 = 1_000;
-/// One millisecond.
-pub(crate) const MS: u64 = 1_000_000;
-/// One second.
-pub(crate) const SEC: u64 = 1_000_000_000;
 
 /// Index of a host.
 pub(crate) type HostId = usize;
@@ -96,34 +89,10 @@ pub(crate) enum Heal {
     Delay,
 }
 
-struct Entry {
-    at: u64,
-    seq: u64,
-    event: Event,
-}
-
-impl PartialEq for Entry {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other) == Ordering::Equal
-    }
-}
-impl Eq for Entry {}
-impl PartialOrd for Entry {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-impl Ord for Entry {
-    fn cmp(&self, other: &Self) -> Ordering {
-        (self.at, self.seq).cmp(&(other.at, other.seq))
-    }
-}
-
 /// The shared part of a run.
 pub(crate) struct Ctx {
     pub(crate) now: u64,
-    seq: u64,
-    queue: BinaryHeap<Reverse<Entry>>,
+    queue: Queue<Event>,
     pub(crate) rng: Rng,
     pub(crate) net: Net,
     pub(crate) oracle: Oracle,
@@ -141,8 +110,7 @@ impl Ctx {
     pub(crate) fn new(rng: Rng, net: Net, trace: Trace) -> Self {
         Self {
             now: SEC,
-            seq: 0,
-            queue: BinaryHeap::new(),
+            queue: Queue::default(),
             rng,
             net,
             oracle: Oracle::default(),
@@ -161,16 +129,14 @@ impl Ctx {
 
     /// Puts `event` into the queue at a moment that has not passed.
     pub(crate) fn schedule_at(&mut self, at: u64, event: Event) {
-        let at = at.max(self.now);
-        self.seq += 1;
-        self.queue.push(Reverse(Entry { at, seq: self.seq, event }));
+        self.queue.push(at.max(self.now), event);
     }
 
     /// Takes the next event and moves the clock to it.
     pub(crate) fn next_event(&mut self) -> Option<Event> {
-        let Reverse(entry) = self.queue.pop()?;
-        self.now = entry.at;
-        Some(entry.event)
+        let (at, event) = self.queue.pop()?;
+        self.now = at;
+        Some(event)
     }
 
     /// Schedules work of a host in its present life.

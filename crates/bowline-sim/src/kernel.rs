@@ -16,11 +16,12 @@ use bowline_wire::rds::{
     Flags, HEADER_LEN, Handshake, Header, MAP_LEN, MapView, PROBE_PORT, TCP_PORT,
 };
 
-use crate::ctx::{Ctx, HostEvent, HostId, MS};
+use crate::ctx::{Ctx, HostEvent, HostId};
 use crate::host::SendResult;
 use crate::net::{EndId, Notice, ReadOutcome, TcpClose};
 use crate::oracle::MessageId;
 use crate::payload::TAG_LEN;
+use crate::queue::MS;
 
 /// What kind of kernel.
 #[derive(Clone, Copy, Debug)]

@@ -18,7 +18,8 @@ use std::net::{IpAddr, SocketAddr};
 
 use bowline_wire::rds::TCP_PORT;
 
-use crate::ctx::{Ctx, Event, HostId, MS, SEC};
+use crate::ctx::{Ctx, Event, HostId};
+use crate::queue::{MS, SEC};
 use crate::tap::Tap;
 
 /// One end of a TCP connection; side 0 connected, side 1 accepted.

@@ -6,9 +6,9 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::bowline::DriverPlan;
-use crate::ctx::{MS, SEC, US};
 use crate::kernel::Flavour;
 use crate::net::NetPlan;
+use crate::queue::{MS, SEC, US};
 use crate::rng::Rng;
 
 /// A family of runs.

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::plan::{Plan, Scenario};
 use crate::rng::Rng;
 use crate::sabotage::Sabotage;
-use crate::stats::Stats;
+use crate::stats::{Numbers, Stats};
 use crate::trace::{Trace, TraceMode};
 use crate::world::World;
 
@@ -54,31 +54,33 @@ pub struct Failure {
 
 /// What became of a seed.
 #[derive(Clone, Debug)]
-pub struct Outcome {
+pub struct Outcome<N = Stats> {
+    /// The command that runs seeds of this kind.
+    pub command: &'static str,
     /// The seed.
     pub seed: u64,
-    /// The scenario it ran.
-    pub scenario: Scenario,
+    /// Name of the scenario it ran.
+    pub scenario: &'static str,
     /// Whether the scenario was forced.
     pub forced: bool,
     /// Hash over every step: equal for equal runs.
     pub trace_hash: u64,
     /// Numbers.
-    pub stats: Stats,
+    pub stats: N,
     /// Text kept.
     pub lines: Vec<String>,
     /// The first broken promise.
     pub failure: Option<Failure>,
 }
 
-impl Outcome {
+impl<N> Outcome<N> {
     /// The command that runs this seed again.
     pub fn replay_command(&self) -> String {
         let scenario = match self.forced {
-            true => format!(" --scenario {}", self.scenario.name()),
+            true => format!(" --scenario {}", self.scenario),
             false => String::new(),
         };
-        format!("bowline sim --seed {}{scenario} --trace", self.seed)
+        format!("{} --seed {}{scenario} --trace", self.command, self.seed)
     }
 
     /// Everything a reader needs to look at a failure.
@@ -94,7 +96,7 @@ impl Outcome {
                 out += &format!(
                     "seed {} ({}) failed at {:.6} ms: {}\nreplay: {}\n",
                     self.seed,
-                    self.scenario.name(),
+                    self.scenario,
                     failure.at as f64 / 1e6,
                     failure.what,
                     self.replay_command()
@@ -103,9 +105,7 @@ impl Outcome {
             None => {
                 out += &format!(
                     "seed {} ({}) kept every promise, hash {:016x}\n",
-                    self.seed,
-                    self.scenario.name(),
-                    self.trace_hash
+                    self.seed, self.scenario, self.trace_hash
                 );
             }
         }
@@ -115,13 +115,13 @@ impl Outcome {
 
 /// What became of many seeds.
 #[derive(Clone, Debug, Default)]
-pub struct Summary {
+pub struct Summary<N = Stats> {
     /// Seeds run.
     pub runs: u64,
     /// Sums.
-    pub stats: Stats,
+    pub stats: N,
     /// Outcomes of the seeds that failed, with the last lines of their trace; at most twenty.
-    pub failures: Vec<Outcome>,
+    pub failures: Vec<Outcome<N>>,
     /// How many failed.
     pub failed: u64,
 }
@@ -140,27 +140,24 @@ pub fn run(seed: u64, options: &Options) -> Outcome {
     }
     let scenario = plan.scenario;
     let trace = Trace::new(options.trace);
-    // The world outlives a panic inside a node, so that its trace can be read.
-    let world = RefCell::new(None);
-    let step_all = || {
-        *world.borrow_mut() = Some(World::new(plan, rng, trace, options.sabotage));
-        let mut world = world.borrow_mut();
-        let Some(world) = world.as_mut() else { return };
+    let make = || {
+        let mut world = World::new(plan, rng, trace, options.sabotage);
         let plan = &world.plan;
         world.ctx.note([0, 0, 0], || format!("{plan:#?}"));
-        while world.step() {}
+        world
     };
-    let panicked = quietly(AssertUnwindSafe(step_all));
+    let (world, panicked) = play(make, World::step);
     let mut outcome = Outcome {
+        command: "bowline sim",
         seed,
-        scenario,
+        scenario: scenario.name(),
         forced: options.scenario.is_some(),
         trace_hash: 0,
         stats: Stats::default(),
         lines: Vec::new(),
         failure: None,
     };
-    let Some(mut world) = world.into_inner() else {
+    let Some(mut world) = world else {
         let what = panicked.err().unwrap_or_default();
         outcome.failure = Some(Failure { what, at: 0, dump: String::new() });
         return outcome;
@@ -176,6 +173,23 @@ pub fn run(seed: u64, options: &Options) -> Outcome {
     outcome.trace_hash = world.ctx.trace.hash();
     outcome.lines = world.ctx.trace.into_lines();
     outcome
+}
+
+/// Makes a world and steps it to its end; a panic becomes its text. The world outlives a panic, so
+/// that its trace can be read.
+pub(crate) fn play<W>(
+    make: impl FnOnce() -> W,
+    mut step: impl FnMut(&mut W) -> bool,
+) -> (Option<W>, Result<(), String>) {
+    let world = RefCell::new(None);
+    let all = || {
+        *world.borrow_mut() = Some(make());
+        let mut world = world.borrow_mut();
+        let Some(world) = world.as_mut() else { return };
+        while step(world) {}
+    };
+    let result = quietly(AssertUnwindSafe(all));
+    (world.into_inner(), result)
 }
 
 thread_local! {
@@ -214,6 +228,22 @@ pub fn run_many(
     options: &Options,
     progress: impl Fn(u64) + Sync,
 ) -> Summary {
+    sweep(seeds, threads, progress, |seed, text| match text {
+        Some(lines) if options.trace == TraceMode::Hash => {
+            run(seed, &options.clone().with_trace(lines))
+        }
+        _ => run(seed, options),
+    })
+}
+
+/// Runs `one` for a range of seeds on `threads` threads; seeds that fail run again with the trace
+/// mode given to it.
+pub(crate) fn sweep<N: Numbers + Send>(
+    seeds: Range<u64>,
+    threads: usize,
+    progress: impl Fn(u64) + Sync,
+    one: impl Fn(u64, Option<TraceMode>) -> Outcome<N> + Sync,
+) -> Summary<N> {
     let next = AtomicU64::new(seeds.start);
     let summary = Mutex::new(Summary::default());
     let work = || {
@@ -222,12 +252,12 @@ pub fn run_many(
             if seed >= seeds.end {
                 return;
             }
-            let mut outcome = run(seed, options);
-            if outcome.failure.is_some() && options.trace == TraceMode::Hash {
-                let again = options.clone().with_trace(TraceMode::Last(FAILURE_LINES));
-                outcome = run(seed, &again);
+            let mut outcome = one(seed, None);
+            if outcome.failure.is_some() {
+                outcome = one(seed, Some(TraceMode::Last(FAILURE_LINES)));
             }
-            let mut summary = summary.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+            let mut summary: std::sync::MutexGuard<'_, Summary<N>> =
+                summary.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
             summary.runs += 1;
             summary.stats.add(&outcome.stats);
             if outcome.failure.is_some() {

@@ -5,11 +5,12 @@ use std::net::SocketAddr;
 use bowline_rds::Config;
 
 use crate::bowline::BowlineHost;
-use crate::ctx::{AppEvent, Ctx, Event, Heal, HostEvent, HostId, MS, SEC, US};
+use crate::ctx::{AppEvent, Ctx, Event, Heal, HostEvent, HostId};
 use crate::host::{Host, SendResult};
 use crate::kernel::KernelHost;
 use crate::net::{EndId, HostNet, Net, Notice};
 use crate::plan::{NodeKind, Plan, Scenario};
+use crate::queue::{MS, SEC, US};
 use crate::rng::Rng;
 use crate::sabotage::Sabotage;
 use crate::trace::Trace;

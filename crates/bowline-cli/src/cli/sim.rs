@@ -2,7 +2,9 @@
 
 use std::{num::NonZero, thread};
 
-use bowline_sim::{Options, Outcome as Run, Scenario, Stats, TraceMode, run as run_seed, run_many};
+use bowline_sim::{
+    Numbers, Options, Outcome as Run, Scenario, Stats, TraceMode, run as run_seed, run_many,
+};
 
 use super::{
     Failure, Outcome,
@@ -124,7 +126,7 @@ fn numbers(stats: &Stats) -> String {
 fn json(outcome: &Run) -> serde_json::Value {
     serde_json::json!({
         "seed": outcome.seed,
-        "scenario": outcome.scenario.name(),
+        "scenario": outcome.scenario,
         "hash": format!("{:016x}", outcome.trace_hash),
         "stats": stats(&outcome.stats),
         "failure": outcome.failure.as_ref().map(|failure| {

@@ -1,0 +1,62 @@
+//! What is due when: events in the order of virtual time.
+
+use std::cmp::{Ordering, Reverse};
+use std::collections::BinaryHeap;
+
+/// One microsecond in the unit of virtual time, nanoseconds.
+pub(crate) const US: u64 = 1_000;
+/// One millisecond.
+pub(crate) const MS: u64 = 1_000_000;
+/// One second.
+pub(crate) const SEC: u64 = 1_000_000_000;
+
+/// Events by the moment they are due; those of one moment in the order they were put in.
+#[derive(Debug)]
+pub(crate) struct Queue<E> {
+    seq: u64,
+    heap: BinaryHeap<Reverse<Entry<E>>>,
+}
+
+#[derive(Debug)]
+struct Entry<E> {
+    at: u64,
+    seq: u64,
+    event: E,
+}
+
+impl<E> PartialEq for Entry<E> {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+impl<E> Eq for Entry<E> {}
+impl<E> PartialOrd for Entry<E> {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl<E> Ord for Entry<E> {
+    fn cmp(&self, other: &Self) -> Ordering {
+        (self.at, self.seq).cmp(&(other.at, other.seq))
+    }
+}
+
+impl<E> Default for Queue<E> {
+    fn default() -> Self {
+        Self { seq: 0, heap: BinaryHeap::new() }
+    }
+}
+
+impl<E> Queue<E> {
+    /// Puts `event` in, due at `at`.
+    pub(crate) fn push(&mut self, at: u64, event: E) {
+        self.seq += 1;
+        self.heap.push(Reverse(Entry { at, seq: self.seq, event }));
+    }
+
+    /// Takes the next event and tells when it is due.
+    pub(crate) fn pop(&mut self) -> Option<(u64, E)> {
+        let Reverse(entry) = self.heap.pop()?;
+        Some((entry.at, entry.event))
+    }
+}
