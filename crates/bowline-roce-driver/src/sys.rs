@@ -1,0 +1,467 @@
+//! The system calls that have no safe form: datagrams cut by the system, batches of datagrams,
+//! socket options and interfaces.
+
+use std::ffi::CStr;
+use std::mem::{offset_of, size_of};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use rustix::io::Errno;
+
+/// Bytes a datagram buffer has: no datagram, and no run of merged ones, is longer.
+pub(crate) const SLOT: usize = 1 << 16;
+/// Buffers of a batch.
+pub(crate) const SLOTS: usize = 8;
+/// Room for control messages: at most two of one number each.
+const CONTROL: usize = 64;
+/// Bytes before the data of a control message.
+const CONTROL_HEAD: usize = size_of::<libc::cmsghdr>();
+/// Length of a socket address of either family.
+const NAME: usize = size_of::<libc::sockaddr_in6>();
+
+/// Options of a socket, each a number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Opt {
+    /// Path MTU discovery of IPv4; the value is one of `IP_PMTUDISC_*`.
+    MtuDiscover4,
+    /// The same of IPv6.
+    MtuDiscover6,
+    /// Only IPv6.
+    V6Only,
+    /// Receive IPv6 datagrams without checksum.
+    NoCheck6Rx,
+    /// Receive runs of datagrams merged.
+    Gro,
+    /// Send in datagrams of this many bytes; 0: as given.
+    Segment,
+    /// Receive buffer beyond the system's limit; needs a privilege.
+    RecvBufForce,
+    /// Receive buffer.
+    RecvBuf,
+    /// Send buffer beyond the system's limit; needs a privilege.
+    SendBufForce,
+    /// Send buffer.
+    SendBuf,
+}
+
+impl Opt {
+    const fn names(self) -> (libc::c_int, libc::c_int) {
+        match self {
+            Self::MtuDiscover4 => (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER),
+            Self::MtuDiscover6 => (libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER),
+            Self::V6Only => (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY),
+            Self::NoCheck6Rx => (libc::IPPROTO_UDP, libc::UDP_NO_CHECK6_RX),
+            Self::Gro => (libc::IPPROTO_UDP, libc::UDP_GRO),
+            Self::Segment => (libc::IPPROTO_UDP, libc::UDP_SEGMENT),
+            Self::RecvBufForce => (libc::SOL_SOCKET, libc::SO_RCVBUFFORCE),
+            Self::RecvBuf => (libc::SOL_SOCKET, libc::SO_RCVBUF),
+            Self::SendBufForce => (libc::SOL_SOCKET, libc::SO_SNDBUFFORCE),
+            Self::SendBuf => (libc::SOL_SOCKET, libc::SO_SNDBUF),
+        }
+    }
+}
+
+fn last_error() -> Errno {
+    let errno = std::io::Error::last_os_error().raw_os_error();
+    Errno::from_raw_os_error(errno.unwrap_or(libc::EIO))
+}
+
+/// Sets an option.
+#[allow(unsafe_code)]
+pub(crate) fn set(fd: BorrowedFd<'_>, option: Opt, value: i32) -> Result<(), Errno> {
+    let (level, name) = option.names();
+    let len = size_of::<i32>() as libc::socklen_t;
+    // SAFETY: the option's value is one C int, which the system reads and does not keep.
+    let result =
+        unsafe { libc::setsockopt(fd.as_raw_fd(), level, name, (&raw const value).cast(), len) };
+    if result == 0 { Ok(()) } else { Err(last_error()) }
+}
+
+/// Reads an option.
+#[allow(unsafe_code)]
+pub(crate) fn get(fd: BorrowedFd<'_>, option: Opt) -> Result<i32, Errno> {
+    let (level, name) = option.names();
+    let mut value = 0_i32;
+    let mut len = size_of::<i32>() as libc::socklen_t;
+    let (at, size) = (&raw mut value, &raw mut len);
+    // SAFETY: the system writes at most `len` bytes to `value`, and to `len` how many.
+    let result = unsafe { libc::getsockopt(fd.as_raw_fd(), level, name, at.cast(), size) };
+    if result == 0 { Ok(value) } else { Err(last_error()) }
+}
+
+/// A socket address as the system has it.
+#[derive(Clone, Copy)]
+#[repr(C, align(8))]
+struct Name([u8; NAME]);
+
+impl Name {
+    fn put(&mut self, at: usize, bytes: &[u8]) {
+        for (to, from) in self.0.iter_mut().skip(at).zip(bytes) {
+            *to = *from;
+        }
+    }
+
+    /// The address, and how many bytes of it count.
+    fn new(of: SocketAddr) -> (Self, usize) {
+        let mut name = Self([0; NAME]);
+        match of {
+            SocketAddr::V4(at) => {
+                name.put(0, &(libc::AF_INET as libc::sa_family_t).to_ne_bytes());
+                name.put(offset_of!(libc::sockaddr_in, sin_port), &at.port().to_be_bytes());
+                name.put(offset_of!(libc::sockaddr_in, sin_addr), &at.ip().octets());
+                (name, size_of::<libc::sockaddr_in>())
+            }
+            SocketAddr::V6(at) => {
+                name.put(0, &(libc::AF_INET6 as libc::sa_family_t).to_ne_bytes());
+                name.put(offset_of!(libc::sockaddr_in6, sin6_port), &at.port().to_be_bytes());
+                name.put(offset_of!(libc::sockaddr_in6, sin6_addr), &at.ip().octets());
+                let scope = at.scope_id().to_ne_bytes();
+                name.put(offset_of!(libc::sockaddr_in6, sin6_scope_id), &scope);
+                (name, NAME)
+            }
+        }
+    }
+
+    fn take<const N: usize>(&self, at: usize) -> [u8; N] {
+        let mut bytes = [0; N];
+        for (to, from) in bytes.iter_mut().zip(self.0.iter().skip(at)) {
+            *to = *from;
+        }
+        bytes
+    }
+
+    /// The address; `None` for another family.
+    fn addr(&self) -> Option<SocketAddr> {
+        match i32::from(libc::sa_family_t::from_ne_bytes(self.take(0))) {
+            libc::AF_INET => {
+                let port = self.take(offset_of!(libc::sockaddr_in, sin_port));
+                let ip: [u8; 4] = self.take(offset_of!(libc::sockaddr_in, sin_addr));
+                Some((Ipv4Addr::from(ip), u16::from_be_bytes(port)).into())
+            }
+            libc::AF_INET6 => {
+                let port = self.take(offset_of!(libc::sockaddr_in6, sin6_port));
+                let ip: [u8; 16] = self.take(offset_of!(libc::sockaddr_in6, sin6_addr));
+                let scope = self.take(offset_of!(libc::sockaddr_in6, sin6_scope_id));
+                let (port, scope) = (u16::from_be_bytes(port), u32::from_ne_bytes(scope));
+                Some(SocketAddrV6::new(Ipv6Addr::from(ip), port, 0, scope).into())
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Control messages, in the kernel's layout: length (as wide as a pointer), level, type, data; each
+/// begins at a multiple of a pointer's size.
+#[derive(Clone, Copy)]
+#[repr(C, align(8))]
+struct Control([u8; CONTROL]);
+
+impl Control {
+    const fn new() -> Self {
+        Self([0; CONTROL])
+    }
+
+    /// Appends a message after `used` bytes; returns how many are used then.
+    fn push(&mut self, used: usize, level: i32, name: i32, data: &[u8]) -> usize {
+        let len = CONTROL_HEAD + data.len();
+        let width = size_of::<usize>();
+        let parts: [(usize, &[u8]); 4] = [
+            (0, &len.to_ne_bytes()),
+            (width, &level.to_ne_bytes()),
+            (width + 4, &name.to_ne_bytes()),
+            (CONTROL_HEAD, data),
+        ];
+        for (at, bytes) in parts {
+            for (to, from) in self.0.iter_mut().skip(used + at).zip(bytes) {
+                *to = *from;
+            }
+        }
+        used + len.next_multiple_of(width)
+    }
+
+    fn number<const N: usize>(&self, at: usize) -> Option<[u8; N]> {
+        self.0.get(at..at.checked_add(N)?)?.try_into().ok()
+    }
+
+    /// The number that the message of this kind among the first `used` bytes carries.
+    fn find(&self, used: usize, level: i32, name: i32) -> Option<i32> {
+        let width = size_of::<usize>();
+        let mut at = 0;
+        while at + CONTROL_HEAD <= used {
+            let len = usize::from_ne_bytes(self.number(at)?);
+            let kind = (
+                i32::from_ne_bytes(self.number(at + width)?),
+                i32::from_ne_bytes(self.number(at + width + 4)?),
+            );
+            if kind == (level, name) && len >= CONTROL_HEAD + 4 {
+                return self.number(at + CONTROL_HEAD).map(i32::from_ne_bytes);
+            }
+            if len < CONTROL_HEAD {
+                return None;
+            }
+            at += len.next_multiple_of(width);
+        }
+        None
+    }
+}
+
+/// Sends bytes as one datagram, or, with `segment`, as datagrams of that many bytes each, the last
+/// perhaps shorter [ICRC-21], [ICRC-22].
+#[allow(unsafe_code)]
+pub(crate) fn send(
+    fd: BorrowedFd<'_>,
+    to: SocketAddr,
+    tos: u8,
+    segment: Option<u16>,
+    bytes: &[u8],
+) -> Result<(), Errno> {
+    let (mut name, name_len) = Name::new(to);
+    let mut control = Control::new();
+    let mut used = 0;
+    if let Some(segment) = segment {
+        let data = segment.to_ne_bytes();
+        used = control.push(used, libc::IPPROTO_UDP, libc::UDP_SEGMENT, &data);
+    }
+    if tos != 0 {
+        let (level, kind) = match to {
+            SocketAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_TOS),
+            SocketAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_TCLASS),
+        };
+        used = control.push(used, level, kind, &i32::from(tos).to_ne_bytes());
+    }
+    let mut piece =
+        libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+    // SAFETY: the structure is numbers and pointers, for which all zeroes are a value.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_name = (&raw mut name).cast();
+    message.msg_namelen = name_len as libc::socklen_t;
+    message.msg_iov = &raw mut piece;
+    message.msg_iovlen = 1;
+    if used > 0 {
+        message.msg_control = (&raw mut control).cast();
+        message.msg_controllen = used as _;
+    }
+    // SAFETY: all that the message points to, with the lengths given, lives until the call returns,
+    // and the system only reads it.
+    let sent = unsafe { libc::sendmsg(fd.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL) };
+    if sent < 0 { Err(last_error()) } else { Ok(()) }
+}
+
+/// What came into one buffer of a batch.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Arrival {
+    /// Sender.
+    pub(crate) from: SocketAddr,
+    /// Bytes.
+    pub(crate) len: usize,
+    /// Bytes of each of the datagrams merged here but the last; `None`: it is one datagram.
+    pub(crate) segment: Option<usize>,
+}
+
+/// Buffers for datagrams.
+pub(crate) struct Inbox {
+    bytes: Box<[u8]>,
+    arrivals: Vec<Option<Arrival>>,
+}
+
+impl std::fmt::Debug for Inbox {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Inbox").field("arrivals", &self.arrivals).finish_non_exhaustive()
+    }
+}
+
+impl Inbox {
+    pub(crate) fn new() -> Self {
+        Self {
+            bytes: vec![0; SLOT * SLOTS].into_boxed_slice(),
+            arrivals: Vec::with_capacity(SLOTS),
+        }
+    }
+
+    /// Returns what the last call of [`receive`] brought; `None` for what was cut off or came from
+    /// no address.
+    pub(crate) fn arrivals(&self) -> impl Iterator<Item = Option<(Arrival, &[u8])>> {
+        self.arrivals.iter().zip(self.bytes.chunks(SLOT)).map(|(arrival, slot)| {
+            let arrival = (*arrival)?;
+            Some((arrival, slot.get(..arrival.len)?))
+        })
+    }
+}
+
+/// Receives what is there, at most as much as there are buffers, without waiting; returns how many
+/// buffers have something.
+#[allow(unsafe_code)]
+pub(crate) fn receive(fd: BorrowedFd<'_>, inbox: &mut Inbox) -> Result<usize, Errno> {
+    inbox.arrivals.clear();
+    let mut names = [Name([0; NAME]); SLOTS];
+    let mut controls = [Control::new(); SLOTS];
+    let empty = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+    let mut pieces = [empty; SLOTS];
+    // SAFETY: the structures are numbers and pointers, for which all zeroes are a value.
+    let mut messages: [libc::mmsghdr; SLOTS] = unsafe { std::mem::zeroed() };
+    let parts = names.iter_mut().zip(&mut controls).zip(&mut pieces).zip(&mut messages);
+    for ((((name, control), piece), message), slot) in parts.zip(inbox.bytes.chunks_mut(SLOT)) {
+        *piece = libc::iovec { iov_base: slot.as_mut_ptr().cast(), iov_len: slot.len() };
+        let header = &mut message.msg_hdr;
+        header.msg_name = (&raw mut *name).cast();
+        header.msg_namelen = NAME as libc::socklen_t;
+        header.msg_iov = &raw mut *piece;
+        header.msg_iovlen = 1;
+        header.msg_control = (&raw mut *control).cast();
+        header.msg_controllen = CONTROL as _;
+    }
+    let (at, flags) = (messages.as_mut_ptr(), libc::MSG_DONTWAIT as _);
+    // SAFETY: every message points to a buffer, a name, an element and a control area of its own,
+    // of the lengths given, all of which live until the call returns.
+    let count = unsafe {
+        libc::recvmmsg(fd.as_raw_fd(), at, SLOTS as libc::c_uint, flags, std::ptr::null_mut())
+    };
+    let Ok(count) = usize::try_from(count) else {
+        return Err(last_error());
+    };
+    for ((message, name), control) in messages.iter().zip(&names).zip(&controls).take(count) {
+        let header = &message.msg_hdr;
+        let cut = header.msg_flags & libc::MSG_TRUNC != 0;
+        #[allow(clippy::unnecessary_cast, reason = "not the same type with every C library")]
+        let used = header.msg_controllen as usize;
+        let segment = control.find(used, libc::IPPROTO_UDP, libc::UDP_GRO);
+        let segment = segment.and_then(|bytes| usize::try_from(bytes).ok()).filter(|n| *n > 0);
+        let len = message.msg_len as usize;
+        let arrival = name.addr().filter(|_| !cut).map(|from| Arrival { from, len, segment });
+        inbox.arrivals.push(arrival);
+    }
+    Ok(count)
+}
+
+/// What the system knows of an address of this machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Interface {
+    /// Name of the interface that has it.
+    pub(crate) name: String,
+    /// Its maximum transmission unit in bytes.
+    pub(crate) mtu: usize,
+    /// Zone of a link-local IPv6 address, else 0.
+    pub(crate) scope: u32,
+}
+
+/// Addresses of this machine's interfaces.
+struct Addresses(*mut libc::ifaddrs);
+
+impl Drop for Addresses {
+    #[allow(unsafe_code)]
+    fn drop(&mut self) {
+        // SAFETY: the list came from `getifaddrs` and is freed once.
+        unsafe { libc::freeifaddrs(self.0) };
+    }
+}
+
+/// Finds the interface that has an address; a loopback address belongs to the one that has any.
+#[allow(unsafe_code)]
+pub(crate) fn interface_of(fd: BorrowedFd<'_>, ip: IpAddr) -> Option<Interface> {
+    let mut first = std::ptr::null_mut();
+    // SAFETY: the system stores the head of a list, to be freed by `freeifaddrs`.
+    if unsafe { libc::getifaddrs(&raw mut first) } != 0 {
+        return None;
+    }
+    let list = Addresses(first);
+    let mut at = list.0;
+    while !at.is_null() {
+        // SAFETY: an element of the list, which lives until `list` is dropped.
+        let element = unsafe { &*at };
+        at = element.ifa_next;
+        let Some(found) = sockaddr(element.ifa_addr) else {
+            continue;
+        };
+        let loops = ip.is_loopback() && found.ip().is_loopback();
+        if found.ip() != ip && !(loops && found.is_ipv4() == ip.is_ipv4()) {
+            continue;
+        }
+        // SAFETY: the name ends with a zero and lives as long as the element.
+        let name = unsafe { CStr::from_ptr(element.ifa_name) };
+        let scope = match found {
+            SocketAddr::V6(at) => at.scope_id(),
+            SocketAddr::V4(_) => 0,
+        };
+        let mtu = mtu_of(fd, name)?;
+        return Some(Interface { name: name.to_string_lossy().into_owned(), mtu, scope });
+    }
+    None
+}
+
+/// Reads a socket address of the system's; `None` for none and for other families.
+#[allow(unsafe_code)]
+fn sockaddr(at: *const libc::sockaddr) -> Option<SocketAddr> {
+    if at.is_null() {
+        return None;
+    }
+    // SAFETY: not null, and every socket address begins with its family.
+    let family = i32::from(unsafe { (*at).sa_family });
+    let len = match family {
+        libc::AF_INET => size_of::<libc::sockaddr_in>(),
+        libc::AF_INET6 => NAME,
+        _ => return None,
+    };
+    let mut name = Name([0; NAME]);
+    // SAFETY: an address of this family has at least `len` bytes, and `name` has as many.
+    unsafe { std::ptr::copy_nonoverlapping(at.cast::<u8>(), name.0.as_mut_ptr(), len) };
+    name.addr()
+}
+
+/// Reads the maximum transmission unit of an interface.
+#[allow(unsafe_code)]
+fn mtu_of(fd: BorrowedFd<'_>, name: &CStr) -> Option<usize> {
+    // SAFETY: the structure is numbers and a union of them, for which all zeroes are a value.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    let bytes = name.to_bytes();
+    if bytes.len() >= request.ifr_name.len() {
+        return None;
+    }
+    for (to, from) in request.ifr_name.iter_mut().zip(bytes) {
+        *to = *from as libc::c_char;
+    }
+    let at = &raw mut request;
+    // SAFETY: SIOCGIFMTU reads the name and stores the MTU in the structure passed.
+    let result = unsafe { libc::ioctl(fd.as_raw_fd(), libc::SIOCGIFMTU as _, at) };
+    if result != 0 {
+        return None;
+    }
+    // SAFETY: the system has just stored this member of the union.
+    let mtu = unsafe { request.ifr_ifru.ifru_mtu };
+    usize::try_from(mtu).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_survive_the_system_s_form() {
+        for text in ["127.0.0.1:4791", "[fe80::1%3]:49152", "[::1]:1"] {
+            let addr: SocketAddr = text.parse().unwrap();
+            let (name, len) = Name::new(addr);
+            assert_eq!(name.addr(), Some(addr));
+            assert_eq!(len, if addr.is_ipv4() { 16 } else { 28 });
+        }
+    }
+
+    #[test]
+    fn control_messages_are_found_again() {
+        let mut control = Control::new();
+        let used = control.push(0, libc::IPPROTO_UDP, libc::UDP_SEGMENT, &7_u16.to_ne_bytes());
+        let used = control.push(used, libc::IPPROTO_IP, libc::IP_TOS, &9_i32.to_ne_bytes());
+        assert_eq!(control.find(used, libc::IPPROTO_IP, libc::IP_TOS), Some(9));
+        assert_eq!(control.find(used, libc::IPPROTO_IP, libc::IP_TTL), None);
+        assert_eq!(control.find(CONTROL, libc::IPPROTO_IP, libc::IP_TTL), None);
+        assert_eq!(used % size_of::<usize>(), 0);
+    }
+
+    #[test]
+    fn the_loopback_interface_is_known() {
+        let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        let fd = std::os::fd::AsFd::as_fd(&socket);
+        let lo = interface_of(fd, "127.0.0.9".parse().unwrap()).unwrap();
+        assert!(lo.mtu >= 1500, "{lo:?}");
+        assert_eq!(lo.scope, 0);
+        assert_eq!(interface_of(fd, "192.0.2.77".parse().unwrap()), None);
+    }
+}

@@ -1,0 +1,235 @@
+//! The sockets: one for each address of the device, bound to that address and port 4791, for
+//! everything that is sent and received [OUT-1], [OUT-12].
+//!
+//! A socket is never connected: a connected one would receive from one port only [OUT-11], and its
+//! IPv4 identification could not be known, which is part of what the ICRC covers. Unconnected and
+//! with path MTU discovery set to "do", a datagram has identification 0 and the k-th segment of a
+//! burst has k [ICRC-12], [ICRC-20].
+
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use bowline_verbs::Error;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, ipproto, socket_with};
+
+use crate::sys::{self, Inbox, Interface, Opt};
+
+/// UDP port of RoCEv2, as source and as destination [OUT-1].
+pub const ROCE_PORT: u16 = 4791;
+
+/// The socket of one address.
+#[derive(Debug)]
+pub(crate) struct Endpoint {
+    fd: OwnedFd,
+    at: SocketAddr,
+    interface: Option<Interface>,
+    receive_buffer: usize,
+}
+
+impl Endpoint {
+    /// Opens the socket of an address, with buffers of `buffer` bytes if the system lets us.
+    pub(crate) fn open(ip: IpAddr, buffer: usize) -> Result<Self, Error> {
+        let family = if ip.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let fd = socket_with(family, SocketType::DGRAM, flags, Some(ipproto::UDP))
+            .map_err(|errno| system("making a UDP socket", errno))?;
+        let interface = sys::interface_of(fd.as_fd(), ip);
+        let scope = interface.as_ref().map_or(0, |interface| interface.scope);
+        let at = with_scope(ip, scope);
+        prepare(fd.as_fd(), ip, buffer)?;
+        bind(&fd, &at).map_err(|errno| refused(at, errno))?;
+        let receive_buffer = sys::get(fd.as_fd(), Opt::RecvBuf).unwrap_or(0);
+        let receive_buffer = usize::try_from(receive_buffer).unwrap_or(0);
+        Ok(Self { fd, at, interface, receive_buffer })
+    }
+
+    /// Address and port.
+    pub(crate) fn at(&self) -> SocketAddr {
+        self.at
+    }
+
+    /// What is known of the interface.
+    pub(crate) fn interface(&self) -> Option<&Interface> {
+        self.interface.as_ref()
+    }
+
+    /// Bytes the system keeps for this socket, its own bookkeeping included.
+    pub(crate) fn receive_buffer(&self) -> usize {
+        self.receive_buffer
+    }
+
+    /// Tells whether the system can cut bursts into datagrams at all.
+    pub(crate) fn can_segment(&self) -> bool {
+        sys::set(self.fd.as_fd(), Opt::Segment, 1024).is_ok()
+            && sys::set(self.fd.as_fd(), Opt::Segment, 0).is_ok()
+    }
+
+    /// Sends `bytes` to port 4791 of an address, in datagrams of `segment` bytes.
+    pub(crate) fn send(
+        &self,
+        to: IpAddr,
+        tos: u8,
+        segment: usize,
+        bytes: &[u8],
+    ) -> Result<(), Errno> {
+        let scope = match self.at {
+            SocketAddr::V6(at) => at.scope_id(),
+            SocketAddr::V4(_) => 0,
+        };
+        let to = with_scope(to, scope);
+        let segment = (bytes.len() > segment).then(|| u16::try_from(segment).unwrap_or(u16::MAX));
+        loop {
+            match sys::send(self.fd.as_fd(), to, tos, segment, bytes) {
+                Err(Errno::INTR) => {}
+                done => return done,
+            }
+        }
+    }
+
+    /// Receives what is there into `inbox`; returns how many of its buffers have something.
+    pub(crate) fn receive(&self, inbox: &mut Inbox) -> Result<usize, Errno> {
+        sys::receive(self.fd.as_fd(), inbox)
+    }
+}
+
+impl AsFd for Endpoint {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+fn system(what: &str, errno: Errno) -> Error {
+    Error::System { what: what.to_owned(), errno: errno.raw_os_error() }
+}
+
+/// Port 4791 of an address; link-local ones need the zone of the interface they are reached by.
+fn with_scope(ip: IpAddr, scope: u32) -> SocketAddr {
+    match ip {
+        IpAddr::V6(v6) if v6.is_unicast_link_local() => {
+            SocketAddrV6::new(v6, ROCE_PORT, 0, scope).into()
+        }
+        ip => SocketAddr::new(ip, ROCE_PORT),
+    }
+}
+
+/// Sets what packets and buffers depend on. Not being able to receive merged datagrams or to have
+/// large buffers costs speed only.
+fn prepare(fd: BorrowedFd<'_>, ip: IpAddr, buffer: usize) -> Result<(), Error> {
+    let required: &[(Opt, i32)] = if ip.is_ipv4() {
+        &[(Opt::MtuDiscover4, libc::IP_PMTUDISC_DO)]
+    } else {
+        &[
+            (Opt::MtuDiscover6, libc::IPV6_PMTUDISC_DO),
+            (Opt::V6Only, 1),
+            // rxe and NICs send no checksum [OUT-4].
+            (Opt::NoCheck6Rx, 1),
+        ]
+    };
+    for (option, value) in required {
+        sys::set(fd, *option, *value)
+            .map_err(|errno| system(&format!("setting socket option {option:?}"), errno))?;
+    }
+    let _ = sys::set(fd, Opt::Gro, 1);
+    let bytes = i32::try_from(buffer).unwrap_or(i32::MAX);
+    for (force, plain) in [(Opt::RecvBufForce, Opt::RecvBuf), (Opt::SendBufForce, Opt::SendBuf)] {
+        if sys::set(fd, force, bytes).is_err() {
+            let _ = sys::set(fd, plain, bytes);
+        }
+    }
+    Ok(())
+}
+
+/// Says why an address could not be had [OUT-10].
+fn refused(at: SocketAddr, errno: Errno) -> Error {
+    match errno {
+        Errno::ADDRINUSE => {
+            let modules = std::fs::read_to_string("/proc/modules").unwrap_or_default();
+            let loaded = modules.lines().any(|line| line.starts_with("rdma_rxe "));
+            let holder = if loaded {
+                "the kernel module rdma_rxe is loaded and holds the port in the first network \
+                 namespace: unload it (modprobe -r rdma_rxe)"
+            } else {
+                "another bowline or another program holds it: stop that one"
+            };
+            Error::AddrInUse(format!(
+                "UDP port {ROCE_PORT} of {} is in use: {holder}, or run in a network namespace \
+                 with an address of its own",
+                at.ip()
+            ))
+        }
+        Errno::ADDRNOTAVAIL => Error::AddrNotAvailable,
+        errno => system(&format!("binding UDP port {ROCE_PORT} of {}", at.ip()), errno),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_in_use_is_explained() {
+        // tests [OUT-10]
+        let ip = "127.77.0.1".parse().unwrap();
+        let first = Endpoint::open(ip, 1 << 20).unwrap();
+        let error = Endpoint::open(ip, 1 << 20).unwrap_err();
+        let Error::AddrInUse(text) = &error else {
+            panic!("{error:?}");
+        };
+        assert!(text.contains("UDP port 4791 of 127.77.0.1 is in use"), "{text}");
+        assert!(text.contains("network namespace"), "{text}");
+        assert_eq!(error.errno(), libc::EADDRINUSE);
+        drop(first);
+        Endpoint::open(ip, 1 << 20).unwrap();
+        let elsewhere = Endpoint::open("192.0.2.77".parse().unwrap(), 1 << 20);
+        assert_eq!(elsewhere.unwrap_err(), Error::AddrNotAvailable);
+    }
+
+    #[test]
+    fn sockets_cannot_be_in_the_wrong_mode() {
+        // tests [ICRC-20], [OUT-4]
+        let four = Endpoint::open("127.77.0.2".parse().unwrap(), 1 << 20).unwrap();
+        assert_eq!(sys::get(four.as_fd(), Opt::MtuDiscover4), Ok(libc::IP_PMTUDISC_DO));
+        let Ok(six) = Endpoint::open("::1".parse().unwrap(), 1 << 20) else {
+            eprintln!("skipped: no IPv6 here");
+            return;
+        };
+        assert_eq!(sys::get(six.as_fd(), Opt::MtuDiscover6), Ok(libc::IPV6_PMTUDISC_DO));
+        assert_eq!(sys::get(six.as_fd(), Opt::NoCheck6Rx), Ok(1));
+        assert!(rustix::net::getpeername(&four).is_err(), "never connected [OUT-11]");
+    }
+
+    #[test]
+    fn bursts_arrive_whole_and_cut_at_the_segments() {
+        let a = Endpoint::open("127.77.0.3".parse().unwrap(), 1 << 20).unwrap();
+        let b = Endpoint::open("127.77.0.4".parse().unwrap(), 1 << 20).unwrap();
+        assert!(a.can_segment());
+        let bytes: Vec<u8> = (0..10_000_u32).map(|i| i as u8).collect();
+        a.send(b.at().ip(), 0, 4096, &bytes).unwrap();
+        a.send(b.at().ip(), 4, 10_000, &bytes).unwrap();
+        let mut inbox = Inbox::new();
+        let mut got = Vec::new();
+        while got.len() < 20_000 {
+            let Ok(_) = b.receive(&mut inbox) else {
+                continue;
+            };
+            for (arrival, bytes) in inbox.arrivals().flatten() {
+                assert_eq!(arrival.from, a.at());
+                let whole = got.len() >= 10_000;
+                assert!(arrival.segment.is_none_or(|segment| segment == 4096 && !whole));
+                got.extend_from_slice(bytes);
+            }
+        }
+        assert_eq!(got, [&bytes[..], &bytes].concat());
+        assert_eq!(b.receive(&mut inbox), Err(Errno::AGAIN));
+        let none = a.send(b.at().ip(), 0, 65_500, &bytes).is_ok();
+        assert!(none, "one datagram that is shorter than a segment");
+    }
+
+    #[test]
+    fn the_interface_tells_the_mtu() {
+        let end = Endpoint::open("127.77.0.5".parse().unwrap(), 1 << 20).unwrap();
+        assert!(end.interface().is_some_and(|interface| interface.mtu >= 1500));
+        assert!(end.receive_buffer() >= 1 << 20, "{}", end.receive_buffer());
+    }
+}
