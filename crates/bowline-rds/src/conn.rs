@@ -35,6 +35,16 @@ pub(crate) struct Gate {
     pub(crate) until: Vec<u64>,
 }
 
+/// An earlier process of a peer: the number awaited from it next, by path.
+#[derive(Clone, Debug)]
+pub(crate) struct Past {
+    generation: u32,
+    rx_expected: Vec<u64>,
+}
+
+/// Earlier processes that are remembered.
+const PAST_MAX: usize = 4;
+
 /// One relation of two addresses over TCP.
 #[derive(Debug)]
 pub(crate) struct Conn {
@@ -50,7 +60,9 @@ pub(crate) struct Conn {
     pub(crate) peer: Peer,
     /// Generation of the peer; 0: not known.
     pub(crate) peer_generation: u32,
-    /// Serial of the link that told it first.
+    /// Earlier generations, latest first, and what was next from each.
+    pub(crate) past: Vec<Past>,
+    /// Serial of the latest link that told it.
     pub(crate) generation_serial: u64,
     pub(crate) peer_sport_idx: bool,
     /// A timer runs that ends not knowing what the peer is.
@@ -84,6 +96,23 @@ impl Conn {
     pub(crate) const fn heard(&mut self, now: Instant) {
         self.proven = true;
         self.last_used = now;
+    }
+
+    /// Notes that the peer is another process from now on. One that was there before goes on where
+    /// it was: connections of a dead process may be accepted later than those of its successor,
+    /// and look like the newer ones for a moment.
+    pub(crate) fn change_generation(&mut self, from: u32, to: u32) {
+        let known =
+            self.past.iter().position(|p| p.generation == to).map(|at| self.past.remove(at));
+        if from != 0 {
+            let rx_expected = self.paths.iter().map(|p| p.rx_expected).collect();
+            self.past.insert(0, Past { generation: from, rx_expected });
+            self.past.truncate(PAST_MAX);
+        }
+        let known = known.map(|p| p.rx_expected).unwrap_or_default();
+        for (at, path) in self.paths.iter_mut().enumerate() {
+            path.rx_expected = known.get(at).copied().unwrap_or(0);
+        }
     }
 
     /// The path of an index below 8, made with those before it when it is new.

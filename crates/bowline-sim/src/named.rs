@@ -44,5 +44,10 @@ const SEEDS: &[NamedSeed] = &[
         43450,
         "numbers that differed by path were dropped by a kernel as old",
     ),
+    named(
+        "accepted-after-its-successor",
+        1416,
+        "a dead process's connection, accepted late, made messages of its successor come twice",
+    ),
     named("dialled-lane", 3080, "what an acceptor repeated on another path came twice"),
 ];

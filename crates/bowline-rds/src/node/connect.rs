@@ -43,6 +43,7 @@ impl Node {
             npaths: 0,
             peer: Peer::Unknown,
             peer_generation: 0,
+            past: Vec::new(),
             generation_serial: 0,
             peer_sport_idx: false,
             proven: false,

@@ -75,15 +75,14 @@ impl Node {
         let Some(conn) = self.conns.get_mut(conn_id.0) else { return false };
         conn.peer_sport_idx = hs.sport_idx;
         let was_bowline = conn.peer.is_bowline();
+        let before = conn.peer_generation;
         let restarted = differs || (was_bowline && bowline.is_none());
         if generation != 0 {
-            if generation != conn.peer_generation {
-                conn.generation_serial = serial;
-            }
+            conn.generation_serial = conn.generation_serial.max(serial);
             conn.peer_generation = generation;
         }
         if restarted {
-            self.peer_restarted(conn_id, id);
+            self.peer_restarted(conn_id, id, (before, generation));
         }
         match bowline {
             Some(b) => self.peer_is_bowline(conn_id, id, b, header),
@@ -122,9 +121,9 @@ impl Node {
         let (conn_id, placed) = (link.conn, link.path.is_some());
         let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
         if conn.peer.is_bowline() {
-            conn.peer_generation = 0;
+            let before = std::mem::take(&mut conn.peer_generation);
             conn.peer_sport_idx = false;
-            self.peer_restarted(conn_id, id);
+            self.peer_restarted(conn_id, id, (before, 0));
         }
         self.peer_is_kernel(conn_id);
         if !placed {
@@ -236,7 +235,7 @@ impl Node {
     /// The process that sent is not the one that sent before: messages started for the earlier
     /// one are dropped at once, its numbers are forgotten. Ours go on, so that they
     /// never go down [B-27].
-    fn peer_restarted(&mut self, conn_id: ConnId, present: LinkId) {
+    fn peer_restarted(&mut self, conn_id: ConnId, present: LinkId, (from, to): (u32, u32)) {
         self.stats.peer_restarts += 1;
         // Connections made after the one that tells it are the new process's.
         let serial = self.link(present).map_or(0, |l| l.serial);
@@ -256,8 +255,8 @@ impl Node {
         }
         let freed = conn.map.take();
         let mut dropped = Vec::new();
+        conn.change_generation(from, to);
         for path in &mut conn.paths {
-            path.rx_expected = 0;
             for msg in &mut path.queue {
                 if msg.has(mark::RETRANS) && !msg.has(mark::CANCELLED) {
                     msg.marks |= mark::CANCELLED;

@@ -271,6 +271,26 @@ fn a_restarted_peer_gets_no_messages_of_its_predecessor() {
     assert_eq!(lab.recv_all(s), [&b"high number"[..], b"low number"]);
 }
 
+// tests [R-2012] [R-2023]: a connection of a dead process, accepted after its successor's
+#[test]
+fn last_words_of_a_dead_process_make_nothing_come_twice() {
+    let mut lab = Lab::larger();
+    let s = lab.bound("10.0.0.2:5000");
+    lab.bowline(A, 7, 0);
+    let dead = lab.accept(A);
+    let other = lab.bowline(A, 7, 1);
+    lab.deliver(other, &[data(10, 9, 5000, b"ten")]);
+    // Accepted before a connection that says otherwise: it is the older one.
+    lab.deliver(dead, &[map_of(&[]), hello(6, 0, 0)]);
+    assert!(!lab.events.contains(&Event::PeerRestarted { remote: ip(A) }));
+    // Accepted last, it looks like the newer one until the living process speaks again.
+    lab.bowline(A, 6, 0);
+    assert!(lab.events.contains(&Event::PeerRestarted { remote: ip(A) }));
+    let again = lab.bowline(A, 7, 1);
+    lab.deliver(again, &[flagged(data(10, 9, 5000, b"ten")), data(11, 9, 5000, b"eleven")]);
+    assert_eq!(lab.recv_all(s), [&b"ten"[..], b"eleven"]);
+}
+
 // tests [R-2011]
 #[test]
 fn a_newer_connection_replaces_the_older_one_of_its_path() {
