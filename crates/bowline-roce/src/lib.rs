@@ -7,9 +7,11 @@
 mod counters;
 mod mr;
 mod rc;
+mod recvq;
 mod rng;
 mod table;
 mod time;
+mod ud;
 
 pub use counters::Counters;
 pub use time::Instant;

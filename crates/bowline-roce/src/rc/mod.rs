@@ -1,2 +1,4 @@
 //! The reliable connection: [`requester`] sends requests and takes the answers, [`responder`] the
 //! other way round.
+
+pub(crate) mod responder;

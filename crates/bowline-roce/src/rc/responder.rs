@@ -1,0 +1,501 @@
+//! The responder of a reliable connection: takes request packets in order, carries them out, and
+//! has the answers ready to be sent.
+//!
+//! ```text
+//!   packet ── before expected ──> answered again [RSP-3]
+//!          ── after expected ───> one NAK, then silence [RSP-2]
+//!          ── expected ─────────> sequence, rights, receive, length, key, execute [RSP-1]
+//!                                   │ no receive: RNR NAK, expected again [RSP-12]
+//!                                   │ fault: NAK; nothing is taken from now on [RSP-18]
+//!                                   └ done: acknowledged if asked [RSP-16]
+//! ```
+//!
+//! The peer is not trusted: what it sends is checked before anything is done, and memory is checked
+//! for every packet, so a key that is invalidated or deregistered between two packets of a message
+//! is of no use for the second [MR-11], [MR-13].
+
+mod replies;
+#[cfg(test)]
+mod tests;
+
+use bowline_verbs::{Access, Completion, Error, PdId, Qpn, RecvWr, Status, WcOpcode};
+use bowline_wire::roce::{AtomicEth, NakCode, Opcode, Packet, Psn, Syndrome};
+
+use self::replies::{Filled, ReadPart, Replies};
+use crate::counters::Counters;
+use crate::mr::MrTable;
+use crate::recvq::{MESSAGE_MAX, PlaceError, RecvQueue, Taken};
+use crate::time::Instant;
+
+/// What the responder needs of the device and its queue pair while it works.
+#[derive(Debug)]
+pub(crate) struct RxCtx<'a> {
+    pub(crate) now: Instant,
+    pub(crate) mrs: &'a mut MrTable,
+    pub(crate) pd: PdId,
+    /// What the peer may do to this queue pair [RSP-5].
+    pub(crate) access: Access,
+    /// Payload bytes of a full packet.
+    pub(crate) mtu: usize,
+    /// This queue pair.
+    pub(crate) qpn: Qpn,
+    pub(crate) counters: &'a mut Counters,
+    /// Receives that completed, and whether they wake who waits for solicited ones [RSP-20].
+    pub(crate) done: &'a mut Vec<(Completion, bool)>,
+}
+
+impl RxCtx<'_> {
+    fn complete(&mut self, id: u64, status: Status, completion: Completion, solicited: bool) {
+        let completion = Completion { wr_id: id, status, qpn: self.qpn, ..completion };
+        self.done.push((completion, solicited || status != Status::Success));
+    }
+}
+
+/// What becomes of the queue pair after a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum After {
+    /// It goes on.
+    Fine,
+    /// It goes to ERR as soon as the replies there are have been sent [RSP-18].
+    Fatal,
+}
+
+/// Why a packet is not carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fault {
+    /// No receive is posted [RSP-12]; the only one that is not the end.
+    NotReady,
+    /// Not a request this queue pair can take [RSP-4], [RSP-5], [RSP-9].
+    Invalid,
+    /// More bytes than the receive has room for [RSP-9].
+    TooLong,
+    /// The remote key does not allow it [RSP-10].
+    Access,
+    /// The local key of the receive does not allow it [MR-4].
+    LocalKey,
+    /// The key sent along cannot be invalidated; the message itself is done [RSP-18].
+    Invalidate,
+}
+
+/// The message that more packets are to come of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Message {
+    None,
+    Send,
+    /// Bytes of `total` left to write, from `va` on.
+    Write {
+        key: u32,
+        va: u64,
+        left: u32,
+        total: u32,
+    },
+}
+
+/// The receiving half of a reliable connection.
+#[derive(Debug)]
+pub(crate) struct Responder {
+    posted: RecvQueue,
+    /// The receive that the present message has taken, if `holding`.
+    taken: Taken,
+    holding: bool,
+    message: Message,
+    /// The packet that comes next.
+    expected: Psn,
+    /// The last packet executed that was no READ request [RSP-3].
+    executed: Psn,
+    /// Messages completed, 24 bits [RSP-15].
+    msn: u32,
+    /// A NAK was sent for what is missing now [RSP-2], [RSP-12].
+    nak_sent: bool,
+    rnr_timer: u8,
+    failed: bool,
+    replies: Replies,
+}
+
+impl Responder {
+    /// Makes one without receives, that expects nothing yet.
+    pub(crate) fn new() -> Self {
+        Self {
+            posted: RecvQueue::default(),
+            taken: Taken::default(),
+            holding: false,
+            message: Message::None,
+            expected: Psn::ZERO,
+            executed: Psn::ZERO,
+            msn: 0,
+            nak_sent: false,
+            rnr_timer: 0,
+            failed: false,
+            replies: Replies::default(),
+        }
+    }
+
+    /// Takes packets from `rq_psn` on: what a queue pair does on its way to RTR. Receives already
+    /// posted stay. As many READs and atomics as `max_dest_rd_atomic`, rounded up to a power of two
+    /// since a peer may do so as well [QP-5], are answered at once and saved.
+    pub(crate) fn start(&mut self, rq_psn: u32, max_dest_rd_atomic: u8, min_rnr_timer: u8) {
+        self.message = Message::None;
+        self.holding = false;
+        self.expected = Psn::new(rq_psn);
+        self.executed = self.expected.previous();
+        self.msn = 0;
+        self.nak_sent = false;
+        self.rnr_timer = min_rnr_timer & 0x1f;
+        self.failed = false;
+        self.replies.reset(match max_dest_rd_atomic {
+            0 => 0,
+            n => usize::from(n).next_power_of_two(),
+        });
+    }
+
+    /// Changes the delay asked for when no receive is posted [RSP-13].
+    pub(crate) fn set_rnr_timer(&mut self, min_rnr_timer: u8) {
+        self.rnr_timer = min_rnr_timer & 0x1f;
+    }
+
+    /// Forgets everything, receives included: what a queue pair does on its way to RESET.
+    pub(crate) fn reset(&mut self) {
+        *self = Self::new();
+    }
+
+    /// Posts a receive, if fewer than `max` wait.
+    pub(crate) fn post_recv(&mut self, wr: &RecvWr<'_>, max: usize) -> Result<(), Error> {
+        self.posted.post(wr, max)
+    }
+
+    /// Completes everything posted with [`Status::WrFlushErr`], in order, and forgets what was to
+    /// be sent: what a queue pair does in ERR [QP-4].
+    pub(crate) fn flush(&mut self, ctx: &mut RxCtx<'_>) {
+        self.failed = true;
+        self.message = Message::None;
+        self.replies.clear();
+        let flushed = Completion { opcode: WcOpcode::Recv, ..Completion::default() };
+        if std::mem::take(&mut self.holding) {
+            ctx.complete(self.taken.id(), Status::WrFlushErr, flushed, true);
+        }
+        while let Some(id) = self.posted.take_id() {
+            ctx.complete(id, Status::WrFlushErr, flushed, true);
+        }
+    }
+
+    /// Tells whether a fault has ended the connection: the queue pair goes to ERR as soon as
+    /// [`has_reply`](Self::has_reply) is false [RSP-18].
+    pub(crate) const fn failed(&self) -> bool {
+        self.failed
+    }
+
+    /// Tells whether [`fill_reply`](Self::fill_reply) has a packet.
+    pub(crate) fn has_reply(&self) -> bool {
+        !self.replies.is_empty()
+    }
+
+    /// Appends the next reply to `out`, one packet from the base transport header to the pad; tells
+    /// whether there was one. Afterwards [`failed`](Self::failed) may have become true.
+    pub(crate) fn fill_reply(
+        &mut self,
+        ctx: &mut RxCtx<'_>,
+        dest_qpn: Qpn,
+        out: &mut Vec<u8>,
+    ) -> bool {
+        let filled = self.replies.fill(ctx, dest_qpn.0, out);
+        if filled == Filled::Revoked {
+            self.fail(ctx, Fault::Access);
+        }
+        filled != Filled::Nothing
+    }
+
+    /// When [`handle_timeout`](Self::handle_timeout) is to be called.
+    pub(crate) fn poll_timeout(&self) -> Option<Instant> {
+        self.replies.poll_timeout()
+    }
+
+    /// Repeats the last acknowledgement when it is time [RSP-24].
+    pub(crate) fn handle_timeout(&mut self, now: Instant) {
+        self.replies.handle_timeout(now);
+    }
+
+    /// Takes a request packet of the peer.
+    pub(crate) fn handle(&mut self, ctx: &mut RxCtx<'_>, packet: &Packet<'_>) -> After {
+        if self.failed {
+            return After::Fatal; // takes nothing more [QP-4]
+        }
+        let psn = packet.bth.psn;
+        if psn.is_after(self.expected) {
+            if !std::mem::replace(&mut self.nak_sent, true) {
+                let syndrome = Syndrome::Nak(NakCode::PsnSequence);
+                self.replies.nak(self.expected, self.msn, syndrome);
+            }
+            ctx.counters.requests_discarded += 1;
+            return After::Fine;
+        }
+        if psn.is_before(self.expected) {
+            ctx.counters.requests_duplicate += 1;
+            self.again(ctx, packet);
+            return After::Fine;
+        }
+        self.nak_sent = false;
+        let fault = match self.execute(ctx, packet) {
+            Ok(()) => None,
+            Err(Fault::NotReady) => {
+                // Comes again with the same number; until then everything later is discarded
+                // without a word [RSP-12].
+                self.nak_sent = true;
+                self.replies.nak(psn, self.msn, Syndrome::Rnr(self.rnr_timer));
+                ctx.counters.requests_discarded += 1;
+                return After::Fine;
+            }
+            Err(Fault::Invalidate) => Some(Fault::Invalidate),
+            Err(fault) => {
+                self.fail(ctx, fault);
+                self.replies.refuse(psn, self.msn, fault.code());
+                return After::Fatal;
+            }
+        };
+        // READs and atomics have moved on, and have their answers queued.
+        if packet.opcode.is_send() || packet.opcode.is_write() {
+            self.expected = psn.next();
+            self.executed = psn;
+            if packet.bth.ack_req {
+                self.replies.ack(psn, self.msn);
+            }
+        }
+        if packet.opcode.ends() {
+            ctx.counters.requests_executed += 1;
+        }
+        match fault {
+            None => After::Fine,
+            Some(fault) => {
+                self.fail(ctx, fault);
+                After::Fatal
+            }
+        }
+    }
+
+    /// Takes nothing more; a receive already taken completes with the error [RSP-18].
+    fn fail(&mut self, ctx: &mut RxCtx<'_>, fault: Fault) {
+        self.failed = true;
+        self.message = Message::None;
+        if std::mem::take(&mut self.holding) {
+            let failed = Completion { opcode: WcOpcode::Recv, ..Completion::default() };
+            ctx.complete(self.taken.id(), fault.status(), failed, true);
+        }
+    }
+
+    /// Answers a packet that was executed before [RSP-3].
+    fn again(&mut self, ctx: &mut RxCtx<'_>, packet: &Packet<'_>) {
+        let psn = packet.bth.psn;
+        let known = match packet.opcode {
+            Opcode::ReadRequest => packet.reth.is_some_and(|reth| {
+                let part = ReadPart { va: reth.va, key: reth.rkey, len: reth.len };
+                self.replies.read_again(psn, responses(reth.len, ctx.mtu), part)
+            }),
+            op if op.is_atomic() => self.replies.atomic_again(psn),
+            op if op.is_send() || op.is_write() => {
+                self.replies.ack(self.executed, self.msn);
+                true
+            }
+            _ => false,
+        };
+        if !known {
+            ctx.counters.requests_discarded += 1;
+        }
+    }
+
+    /// Carries out the packet expected [RSP-1].
+    fn execute(&mut self, ctx: &mut RxCtx<'_>, packet: &Packet<'_>) -> Result<(), Fault> {
+        let op = packet.opcode;
+        let in_sequence = match self.message {
+            Message::None => op.starts(),
+            Message::Send => op.is_send() && !op.starts(),
+            Message::Write { .. } => op.is_write() && !op.starts(),
+        };
+        if !in_sequence {
+            return Err(Fault::Invalid); // [RSP-4]
+        }
+        if op.is_send() {
+            self.send(ctx, packet)
+        } else if op.is_write() {
+            self.write(ctx, packet)
+        } else if op == Opcode::ReadRequest {
+            self.read(ctx, packet)
+        } else if op.is_atomic() {
+            self.atomic(ctx, packet)
+        } else {
+            Err(Fault::Invalid) // FLUSH and ATOMIC WRITE are not offered
+        }
+    }
+
+    /// Takes a receive for the present message [RSP-7].
+    fn take_receive(&mut self) -> Result<(), Fault> {
+        self.holding = self.posted.take(&mut self.taken);
+        if self.holding { Ok(()) } else { Err(Fault::NotReady) }
+    }
+
+    fn count_message(&mut self) {
+        self.msn = self.msn.wrapping_add(1) & 0xff_ffff; // [RSP-15]
+    }
+
+    fn send(&mut self, ctx: &mut RxCtx<'_>, packet: &Packet<'_>) -> Result<(), Fault> {
+        let (op, bytes) = (packet.opcode, packet.payload);
+        if op.takes_receive() {
+            self.take_receive()?;
+        }
+        if !op.payload_rule().allows(bytes.len(), ctx.mtu) {
+            return Err(Fault::Invalid); // [RSP-9], [HDR-11]
+        }
+        self.taken.place(ctx.mrs, ctx.pd, bytes).map_err(|error| match error {
+            PlaceError::TooLong => Fault::TooLong,
+            PlaceError::Key => Fault::LocalKey,
+        })?;
+        if !op.ends() {
+            self.message = Message::Send;
+            return Ok(());
+        }
+        self.message = Message::None;
+        self.count_message();
+        if let Some(key) = packet.ieth {
+            ctx.mrs.invalidate_remote(ctx.pd, key).map_err(|_| Fault::Invalidate)?;
+        }
+        self.holding = false;
+        let received = Completion {
+            opcode: WcOpcode::Recv,
+            byte_len: self.taken.len() as u32, // at most 2^31 [HDR-12]
+            imm: packet.imm,
+            invalidated: packet.ieth,
+            ..Completion::default()
+        };
+        ctx.complete(self.taken.id(), Status::Success, received, packet.bth.solicited);
+        Ok(())
+    }
+
+    fn write(&mut self, ctx: &mut RxCtx<'_>, packet: &Packet<'_>) -> Result<(), Fault> {
+        let (op, bytes) = (packet.opcode, packet.payload);
+        if !ctx.access.contains(Access::REMOTE_WRITE) {
+            return Err(Fault::Invalid); // [RSP-5]
+        }
+        if op.takes_receive() {
+            self.take_receive()?;
+        }
+        let (key, va, left, total) = match (self.message, packet.reth) {
+            (Message::Write { key, va, left, total }, _) => (key, va, left, total),
+            (_, Some(reth)) => (reth.rkey, reth.va, reth.len, reth.len),
+            _ => return Err(Fault::Invalid),
+        };
+        // More than one packet is left exactly if more follow [RSP-9].
+        let now = bytes.len();
+        let more = left as usize > ctx.mtu;
+        let fits = if more { now == ctx.mtu } else { now == left as usize };
+        if u64::from(total) > MESSAGE_MAX
+            || !op.payload_rule().allows(now, ctx.mtu)
+            || op.ends() == more
+            || !fits
+        {
+            return Err(Fault::Invalid);
+        }
+        // The first packet is good only if the whole range is [RSP-10]; the others are checked
+        // again, since the region may be gone. Nothing is checked for no bytes.
+        if left > 0 {
+            let span = ctx
+                .mrs
+                .resolve(ctx.pd, key, va, u64::from(left), Access::REMOTE_WRITE)
+                .map_err(|_| Fault::Access)?;
+            span.write(0, bytes);
+        }
+        if !op.ends() {
+            let va = va.wrapping_add(now as u64);
+            self.message = Message::Write { key, va, left: left - now as u32, total };
+            return Ok(());
+        }
+        self.message = Message::None;
+        self.count_message();
+        if std::mem::take(&mut self.holding) {
+            let received = Completion {
+                opcode: WcOpcode::RecvRdmaWithImm,
+                byte_len: total,
+                imm: packet.imm,
+                ..Completion::default()
+            };
+            // The buffer of the receive is not written [RSP-8].
+            ctx.complete(self.taken.id(), Status::Success, received, packet.bth.solicited);
+        }
+        Ok(())
+    }
+
+    fn read(&mut self, ctx: &mut RxCtx<'_>, packet: &Packet<'_>) -> Result<(), Fault> {
+        if !ctx.access.contains(Access::REMOTE_READ) || !self.replies.can_save() {
+            return Err(Fault::Invalid); // [RSP-5], [RSP-6]
+        }
+        let Some(reth) = packet.reth else { return Err(Fault::Invalid) };
+        if u64::from(reth.len) > MESSAGE_MAX || !packet.payload.is_empty() {
+            return Err(Fault::Invalid); // [RSP-9]
+        }
+        if reth.len > 0 {
+            let (len, need) = (u64::from(reth.len), Access::REMOTE_READ);
+            ctx.mrs.check(ctx.pd, reth.rkey, reth.va, len, need).map_err(|_| Fault::Access)?;
+        }
+        self.count_message();
+        let psn = packet.bth.psn;
+        let count = responses(reth.len, ctx.mtu);
+        let part = ReadPart { va: reth.va, key: reth.rkey, len: reth.len };
+        self.replies.read(psn, count, self.msn, part);
+        self.expected = psn + count; // [RSP-14]
+        Ok(())
+    }
+
+    fn atomic(&mut self, ctx: &mut RxCtx<'_>, packet: &Packet<'_>) -> Result<(), Fault> {
+        if !ctx.access.contains(Access::REMOTE_ATOMIC) || !self.replies.can_save() {
+            return Err(Fault::Invalid); // [RSP-5], [RSP-6]
+        }
+        let Some(atomic) = packet.atomic else { return Err(Fault::Invalid) };
+        if !packet.payload.is_empty() {
+            return Err(Fault::Invalid); // [RSP-9]
+        }
+        let AtomicEth { va, rkey, swap_or_add, compare } = atomic;
+        let span = ctx
+            .mrs
+            .resolve(ctx.pd, rkey, va, 8, Access::REMOTE_ATOMIC)
+            .map_err(|_| Fault::Access)?;
+        if !va.is_multiple_of(8) {
+            return Err(Fault::Invalid); // [RSP-11]
+        }
+        let original = span.update(0, |old| match packet.opcode {
+            Opcode::FetchAdd => old.wrapping_add(swap_or_add),
+            _ if old == compare => swap_or_add,
+            _ => old,
+        });
+        self.count_message();
+        let psn = packet.bth.psn;
+        self.replies.atomic(psn, self.msn, original);
+        self.expected = psn.next();
+        self.executed = psn;
+        Ok(())
+    }
+}
+
+impl Fault {
+    /// What the peer is told.
+    const fn code(self) -> NakCode {
+        match self {
+            Self::Access => NakCode::RemoteAccess,
+            Self::LocalKey => NakCode::RemoteOperational,
+            Self::NotReady | Self::Invalid | Self::TooLong | Self::Invalidate => {
+                NakCode::InvalidRequest
+            }
+        }
+    }
+
+    /// How a receive that was taken completes [RSP-18], [RSP-9].
+    const fn status(self) -> Status {
+        match self {
+            Self::TooLong => Status::LocLenErr,
+            Self::Access => Status::RemAccessErr,
+            Self::LocalKey => Status::LocProtErr,
+            Self::NotReady | Self::Invalid | Self::Invalidate => Status::RemInvReqErr,
+        }
+    }
+}
+
+/// Packets that answer a READ of `len` bytes, and so the numbers it takes [REQ-3].
+fn responses(len: u32, mtu: usize) -> u32 {
+    len.div_ceil(mtu.max(1) as u32).max(1)
+}

@@ -1,0 +1,416 @@
+//! What a responder has still to send, in order, and the operations it can answer once more.
+//!
+//! ```text
+//!   queue   Ack 6 | Read slot 0, from 7 | Ack 11 | Atomic slot 1 | Nak 13      sent from the left
+//!   saved   [0: read 7..=10] [1: atomic 12]                                    a ring
+//! ```
+//!
+//! Acknowledgements next to each other are one [RSP-16], and so are NAKs. A saved operation is
+//! in the queue at most once, and one not answered yet gives its slot to no other. So the queue is
+//! no longer than five entries per slot and three more, whatever the peer sends.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use bowline_verbs::Access;
+use bowline_wire::roce::{
+    Aeth, AtomicAckEth, Bth, Builder, NakCode, Opcode, Packet, Psn, Syndrome,
+};
+
+use super::RxCtx;
+use crate::time::Instant;
+
+/// Pauses before an acknowledgement is repeated, and repeated again [RSP-24].
+const REPEAT_AFTER: [Duration; 2] = [Duration::from_millis(50), Duration::from_millis(200)];
+
+/// Bytes of the peer's request that a READ has still to answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ReadPart {
+    pub(super) va: u64,
+    pub(super) key: u32,
+    pub(super) len: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum What {
+    Read(ReadPart),
+    /// The value before the operation.
+    Atomic(u64),
+}
+
+/// An operation that is not carried out again when its request comes again [RSP-3].
+#[derive(Clone, Copy, Debug)]
+struct Saved {
+    what: What,
+    first: Psn,
+    /// Numbers that its responses take.
+    count: u32,
+    msn: u32,
+    /// All of it has been sent at least once.
+    answered: bool,
+    /// It is in the queue.
+    queued: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Reply {
+    /// `round` repeats went before.
+    Ack {
+        psn: Psn,
+        msn: u32,
+        round: usize,
+    },
+    Nak {
+        psn: Psn,
+        msn: u32,
+        syndrome: Syndrome,
+    },
+    /// The responses that are left, from `psn` on.
+    Read {
+        slot: usize,
+        part: ReadPart,
+        psn: Psn,
+        started: bool,
+    },
+    Atomic {
+        slot: usize,
+        original: u64,
+    },
+}
+
+/// An acknowledgement that may have been lost.
+#[derive(Clone, Copy, Debug)]
+struct Repeat {
+    at: Instant,
+    psn: Psn,
+    msn: u32,
+    round: usize,
+}
+
+/// What filling a packet has come to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Filled {
+    /// There was nothing to send.
+    Nothing,
+    /// One packet.
+    Packet,
+    /// One packet, a NAK 0x62: memory being read is no longer the peer's [MR-10].
+    Revoked,
+}
+
+/// Replies not yet sent, and operations already answered.
+#[derive(Debug, Default)]
+pub(super) struct Replies {
+    queue: VecDeque<Reply>,
+    saved: Vec<Saved>,
+    /// The slot that is used next; the oldest one when all are used.
+    next: usize,
+    slots: usize,
+    repeat: Option<Repeat>,
+}
+
+impl Replies {
+    /// Forgets everything; from now on `slots` operations are saved.
+    pub(super) fn reset(&mut self, slots: usize) {
+        self.queue.clear();
+        self.saved.clear();
+        self.next = 0;
+        self.slots = slots;
+        self.repeat = None;
+    }
+
+    /// Forgets what is to be sent.
+    pub(super) fn clear(&mut self) {
+        self.reset(0);
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// Acknowledges everything up to `psn` [RSP-16].
+    pub(super) fn ack(&mut self, psn: Psn, msn: u32) {
+        if let Some(Reply::Ack { psn: last, msn: last_msn, round }) = self.queue.back_mut() {
+            if !psn.is_before(*last) {
+                (*last, *last_msn, *round) = (psn, msn, 0);
+            }
+            return;
+        }
+        self.queue.push_back(Reply::Ack { psn, msn, round: 0 });
+    }
+
+    /// Asks for `psn` again, which acknowledges everything before: so this stands for what waits
+    /// just before it.
+    pub(super) fn nak(&mut self, psn: Psn, msn: u32, syndrome: Syndrome) {
+        while let Some(Reply::Ack { .. } | Reply::Nak { .. }) = self.queue.back() {
+            self.queue.pop_back();
+        }
+        self.queue.push_back(Reply::Nak { psn, msn, syndrome });
+    }
+
+    /// Refuses `psn` for good.
+    pub(super) fn refuse(&mut self, psn: Psn, msn: u32, code: NakCode) {
+        self.queue.push_back(Reply::Nak { psn, msn, syndrome: Syndrome::Nak(code) });
+    }
+
+    /// Tells whether one more operation can be saved: the oldest is gone or answered [RSP-6].
+    pub(super) fn can_save(&self) -> bool {
+        self.slots != 0 && self.saved.get(self.next).is_none_or(|oldest| oldest.answered)
+    }
+
+    /// Answers a READ [RSP-14]; `can_save` must hold.
+    pub(super) fn read(&mut self, psn: Psn, count: u32, msn: u32, part: ReadPart) {
+        let slot = self.save(What::Read(part), psn, count, msn);
+        self.queue.push_back(Reply::Read { slot, part, psn, started: false });
+    }
+
+    /// Answers an atomic operation [RSP-11]; `can_save` must hold.
+    pub(super) fn atomic(&mut self, psn: Psn, msn: u32, original: u64) {
+        let slot = self.save(What::Atomic(original), psn, 1, msn);
+        self.queue.push_back(Reply::Atomic { slot, original });
+    }
+
+    fn save(&mut self, what: What, first: Psn, count: u32, msn: u32) -> usize {
+        debug_assert!(self.can_save());
+        let saved = Saved { what, first, count, msn, answered: false, queued: true };
+        let slot = self.next;
+        self.next = (slot + 1) % self.slots.max(1);
+        match self.saved.get_mut(slot) {
+            Some(oldest) => {
+                // The peer has its answer, or it would have one more outstanding than it may; so
+                // repeating it has no use any more.
+                if oldest.queued {
+                    self.queue.retain(|reply| reply.slot() != Some(slot));
+                }
+                *oldest = saved;
+            }
+            None => self.saved.push(saved),
+        }
+        slot
+    }
+
+    /// Answers a READ request that came again, or its rest, from `psn` on [RSP-3]. Tells whether
+    /// it is one that was saved.
+    pub(super) fn read_again(&mut self, psn: Psn, count: u32, part: ReadPart) -> bool {
+        let found = self.newest_first(|saved| {
+            let What::Read(whole) = saved.what else { return false };
+            let skipped = psn.since(saved.first);
+            skipped < saved.count && count <= saved.count - skipped && part.is_within(&whole)
+        });
+        let Some(slot) = found else { return false };
+        let again = Reply::Read { slot, part, psn, started: false };
+        if !std::mem::replace(&mut self.saved[slot].queued, true) {
+            self.queue.push_back(again);
+            return true;
+        }
+        // Still being answered: go back when the peer wants something already sent, else it only
+        // was impatient.
+        for reply in &mut self.queue {
+            if let Reply::Read { slot: of, psn: at, .. } = reply
+                && *of == slot
+                && psn.is_before(*at)
+            {
+                *reply = again;
+            }
+        }
+        true
+    }
+
+    /// Answers an atomic request that came again [RSP-3]. Tells whether it is one that was saved.
+    pub(super) fn atomic_again(&mut self, psn: Psn) -> bool {
+        let found = self.newest_first(|saved| saved.original().is_some() && saved.first == psn);
+        let Some(slot) = found else { return false };
+        let saved = &mut self.saved[slot];
+        if let Some(original) = saved.original()
+            && !std::mem::replace(&mut saved.queued, true)
+        {
+            self.queue.push_back(Reply::Atomic { slot, original });
+        }
+        true
+    }
+
+    fn newest_first(&self, is_it: impl Fn(&Saved) -> bool) -> Option<usize> {
+        let (newer, older) = (0..self.next.min(self.saved.len()), self.next..self.saved.len());
+        newer.rev().chain(older.rev()).find(|slot| is_it(&self.saved[*slot]))
+    }
+
+    /// Appends the next packet to `out`, from the base transport header to the pad.
+    pub(super) fn fill(&mut self, ctx: &mut RxCtx<'_>, dest_qpn: u32, out: &mut Vec<u8>) -> Filled {
+        while let Some(reply) = self.queue.pop_front() {
+            self.repeat = None;
+            let filled = self.fill_one(ctx, dest_qpn, out, reply);
+            if filled != Filled::Nothing {
+                return filled;
+            }
+        }
+        Filled::Nothing
+    }
+
+    fn fill_one(
+        &mut self,
+        ctx: &mut RxCtx<'_>,
+        dest_qpn: u32,
+        out: &mut Vec<u8>,
+        reply: Reply,
+    ) -> Filled {
+        match reply {
+            Reply::Ack { psn, msn, round } => {
+                acknowledge(out, dest_qpn, psn, Syndrome::ACK, msn);
+                self.repeat = REPEAT_AFTER.get(round).map(|pause| Repeat {
+                    at: ctx.now + *pause,
+                    psn,
+                    msn,
+                    round: round + 1,
+                });
+                ctx.counters.acks_sent += 1;
+                ctx.counters.acks_repeated += u64::from(round > 0);
+            }
+            Reply::Nak { psn, msn, syndrome } => {
+                count_nak(ctx, syndrome);
+                acknowledge(out, dest_qpn, psn, syndrome, msn);
+            }
+            Reply::Atomic { slot, original } => {
+                let saved = &mut self.saved[slot];
+                (saved.answered, saved.queued) = (true, false);
+                let mut packet = response(Opcode::AtomicAcknowledge, dest_qpn, saved.first);
+                packet.aeth = Some(Aeth { syndrome: Syndrome::ACK, msn: saved.msn });
+                packet.atomic_ack = Some(AtomicAckEth { original });
+                packet.emit(out);
+            }
+            Reply::Read { slot, part, psn, started } => {
+                return self.fill_read(ctx, dest_qpn, out, (slot, part, psn, started));
+            }
+        }
+        Filled::Packet
+    }
+
+    /// The next response of a READ. The key is looked up again for each [MR-10].
+    fn fill_read(
+        &mut self,
+        ctx: &mut RxCtx<'_>,
+        dest_qpn: u32,
+        out: &mut Vec<u8>,
+        (slot, part, psn, started): (usize, ReadPart, Psn, bool),
+    ) -> Filled {
+        let msn = self.saved[slot].msn;
+        let len = part.len.min(ctx.mtu as u32); // at most 4096 [HDR-7]
+        let left = part.len - len;
+        let need = Access::REMOTE_READ;
+        let span = match len {
+            0 => None, // neither key nor address are looked at [RSP-10]
+            _ => Some(ctx.mrs.resolve(ctx.pd, part.key, part.va, u64::from(len), need)),
+        };
+        let span = match span.transpose() {
+            Ok(span) => span,
+            // The peer may have had its answer long ago, and this request been late on its way.
+            Err(_) if self.saved[slot].answered => {
+                self.saved[slot].queued = false;
+                ctx.counters.requests_discarded += 1;
+                return Filled::Nothing;
+            }
+            Err(_) => {
+                self.clear();
+                let syndrome = Syndrome::Nak(NakCode::RemoteAccess);
+                count_nak(ctx, syndrome);
+                acknowledge(out, dest_qpn, psn, syndrome, msn);
+                return Filled::Revoked;
+            }
+        };
+        let opcode = match (started, left == 0) {
+            (false, true) => Opcode::ReadResponseOnly,
+            (false, false) => Opcode::ReadResponseFirst,
+            (true, false) => Opcode::ReadResponseMiddle,
+            (true, true) => Opcode::ReadResponseLast,
+        };
+        let mut packet = response(opcode, dest_qpn, psn);
+        packet.aeth = Some(Aeth { syndrome: Syndrome::ACK, msn });
+        let mut packet = Builder::new(out, &packet);
+        if let Some(span) = span {
+            span.append_to(0, len as usize, packet.payload());
+        }
+        packet.finish();
+        if left == 0 {
+            let saved = &mut self.saved[slot];
+            (saved.answered, saved.queued) = (true, false);
+        } else {
+            let va = part.va.wrapping_add(u64::from(len));
+            let part = ReadPart { va, len: left, ..part };
+            self.queue.push_front(Reply::Read { slot, part, psn: psn.next(), started: true });
+        }
+        Filled::Packet
+    }
+
+    /// When an acknowledgement is to be repeated.
+    pub(super) fn poll_timeout(&self) -> Option<Instant> {
+        self.repeat.map(|repeat| repeat.at)
+    }
+
+    /// Repeats the last acknowledgement if nothing was sent since and it is time [RSP-24].
+    pub(super) fn handle_timeout(&mut self, now: Instant) {
+        if let Some(repeat) = self.repeat.take_if(|repeat| repeat.at <= now)
+            && self.queue.is_empty()
+        {
+            let Repeat { psn, msn, round, .. } = repeat;
+            self.queue.push_back(Reply::Ack { psn, msn, round });
+        }
+    }
+}
+
+impl Saved {
+    const fn original(&self) -> Option<u64> {
+        match self.what {
+            What::Atomic(original) => Some(original),
+            What::Read(_) => None,
+        }
+    }
+}
+
+impl Reply {
+    const fn slot(&self) -> Option<usize> {
+        match self {
+            Self::Read { slot, .. } | Self::Atomic { slot, .. } => Some(*slot),
+            Self::Ack { .. } | Self::Nak { .. } => None,
+        }
+    }
+}
+
+impl ReadPart {
+    /// Tells whether this is the same memory or a part of it.
+    const fn is_within(&self, whole: &Self) -> bool {
+        if self.len == 0 {
+            return whole.len == 0; // of any key and address [RSP-10]
+        }
+        let Some(skipped) = self.va.checked_sub(whole.va) else { return false };
+        self.key == whole.key
+            && skipped <= whole.len as u64
+            && self.len as u64 <= whole.len as u64 - skipped
+    }
+}
+
+/// The beginning of every response [RSP-17].
+fn response(opcode: Opcode, dest_qpn: u32, psn: Psn) -> Packet<'static> {
+    Packet::new(opcode, Bth { dest_qpn, psn, ..Bth::default() })
+}
+
+fn acknowledge(out: &mut Vec<u8>, dest_qpn: u32, psn: Psn, syndrome: Syndrome, msn: u32) {
+    let mut packet = response(Opcode::Acknowledge, dest_qpn, psn);
+    packet.aeth = Some(Aeth { syndrome, msn });
+    packet.emit(out);
+}
+
+fn count_nak(ctx: &mut RxCtx<'_>, syndrome: Syndrome) {
+    let counters = &mut *ctx.counters;
+    let counter = match syndrome {
+        Syndrome::Rnr(_) => &mut counters.rnr_naks_sent,
+        Syndrome::Nak(NakCode::PsnSequence) => &mut counters.naks_sequence_sent,
+        Syndrome::Nak(NakCode::RemoteAccess) => &mut counters.naks_access_sent,
+        Syndrome::Nak(NakCode::RemoteOperational) => &mut counters.naks_operation_sent,
+        _ => &mut counters.naks_invalid_sent,
+    };
+    *counter += 1;
+}

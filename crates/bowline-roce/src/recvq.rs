@@ -1,0 +1,147 @@
+//! Receives posted on a queue pair, and the one that a message is being placed in.
+//!
+//! ```text
+//!   entries   [id 7, 2 pieces]            [id 8, 1 piece]     first in, first out
+//!   sges      [addr len key] [addr ..]    [addr ..]           those of all entries, in the same order
+//!   Taken     id, pieces, where the next byte goes
+//! ```
+//!
+//! Scatter lists lie in one ring and a taken receive keeps its list's memory for the next one, so
+//! nothing is allocated per receive once the rings have grown.
+
+use std::collections::VecDeque;
+
+use bowline_verbs::{Access, Error, PdId, RecvWr, Sge};
+
+use crate::mr::MrTable;
+
+/// Most bytes of one message [HDR-12].
+pub(crate) const MESSAGE_MAX: u64 = 1 << 31;
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    id: u64,
+    sges: usize,
+}
+
+/// Receives that wait for a message.
+#[derive(Debug, Default)]
+pub(crate) struct RecvQueue {
+    entries: VecDeque<Entry>,
+    sges: VecDeque<Sge>,
+}
+
+impl RecvQueue {
+    /// Queues a receive, if fewer than `max` wait.
+    pub(crate) fn post(&mut self, wr: &RecvWr<'_>, max: usize) -> Result<(), Error> {
+        if self.entries.len() >= max {
+            return Err(Error::QueueFull);
+        }
+        self.entries.push_back(Entry { id: wr.id, sges: wr.sges.len() });
+        self.sges.extend(wr.sges);
+        Ok(())
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Bytes that fit into the first receive; `None` without one.
+    pub(crate) fn room(&self) -> Option<u64> {
+        let first = self.entries.front()?;
+        Some(room(self.sges.iter().take(first.sges)))
+    }
+
+    /// Takes the first receive; tells whether there was one.
+    pub(crate) fn take(&mut self, taken: &mut Taken) -> bool {
+        let Some(first) = self.entries.pop_front() else { return false };
+        taken.sges.clear();
+        taken.sges.extend(self.sges.drain(..first.sges));
+        taken.id = first.id;
+        taken.room = room(taken.sges.iter());
+        taken.len = 0;
+        taken.piece = 0;
+        taken.offset = 0;
+        true
+    }
+
+    /// Takes the first receive without looking at its list, and returns its id.
+    pub(crate) fn take_id(&mut self) -> Option<u64> {
+        let first = self.entries.pop_front()?;
+        self.sges.drain(..first.sges);
+        Some(first.id)
+    }
+}
+
+fn room<'a>(sges: impl Iterator<Item = &'a Sge>) -> u64 {
+    sges.map(|sge| u64::from(sge.len)).sum()
+}
+
+/// Why bytes could not be placed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PlaceError {
+    /// There is no room for them; nothing was written.
+    TooLong,
+    /// A local key does not allow it [MR-4].
+    Key,
+}
+
+/// A receive taken by a message.
+#[derive(Debug, Default)]
+pub(crate) struct Taken {
+    id: u64,
+    sges: Vec<Sge>,
+    room: u64,
+    /// Bytes placed.
+    len: u64,
+    /// The piece that the next byte goes to, and where in it.
+    piece: usize,
+    offset: u32,
+}
+
+impl Taken {
+    pub(crate) const fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Bytes placed so far.
+    pub(crate) const fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Places the next bytes of the message [RSP-19]. Keys are looked up for each call, so memory
+    /// that was deregistered meanwhile is not written [MR-11].
+    pub(crate) fn place(
+        &mut self,
+        mrs: &MrTable,
+        pd: PdId,
+        mut bytes: &[u8],
+    ) -> Result<(), PlaceError> {
+        let after = self.len + bytes.len() as u64;
+        if after > self.room.min(MESSAGE_MAX) {
+            return Err(PlaceError::TooLong);
+        }
+        while !bytes.is_empty() {
+            let sge = self.sges.get(self.piece).ok_or(PlaceError::TooLong)?;
+            let left = sge.len - self.offset;
+            if left == 0 {
+                self.piece += 1;
+                self.offset = 0;
+                continue;
+            }
+            let (now, rest) = bytes.split_at(bytes.len().min(left as usize));
+            let va = sge.addr.checked_add(u64::from(self.offset)).ok_or(PlaceError::Key)?;
+            mrs.resolve(pd, sge.lkey, va, now.len() as u64, Access::LOCAL_WRITE)
+                .map_err(|_| PlaceError::Key)?
+                .write(0, now);
+            self.offset += now.len() as u32; // at most `left`, which is a u32
+            self.len += now.len() as u64;
+            bytes = rest;
+        }
+        Ok(())
+    }
+}
