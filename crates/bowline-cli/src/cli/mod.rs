@@ -26,6 +26,7 @@ mod node;
 mod ping;
 mod pipe;
 mod quickstart;
+mod rdma;
 mod sim;
 mod snapshot;
 mod stop;
@@ -106,6 +107,9 @@ enum Command {
     Drop(admin::DropArgs),
     Send(pipe::SendArgs),
     Recv(pipe::RecvArgs),
+    Devices(rdma::DevicesArgs),
+    Rping(rdma::RpingArgs),
+    Perf(rdma::PerfArgs),
     Bench(bench::Args),
     Sim(sim::Args),
     #[command(hide = true)]
@@ -127,6 +131,9 @@ impl Command {
             Self::Drop(_) => "drop",
             Self::Send(_) => "send",
             Self::Recv(_) => "recv",
+            Self::Devices(_) => "devices",
+            Self::Rping(_) => "rping",
+            Self::Perf(_) => "perf",
             Self::Bench(_) => "bench",
             Self::Sim(_) => "sim",
             Self::Man(_) => "man",
@@ -146,6 +153,9 @@ impl Command {
             Self::Drop(args) => admin::run_drop(&args),
             Self::Send(args) => pipe::run_send(&args),
             Self::Recv(args) => pipe::run_recv(&args),
+            Self::Devices(args) => rdma::run_devices(&args),
+            Self::Rping(args) => rdma::run_rping(&args),
+            Self::Perf(args) => rdma::run_perf(&args),
             Self::Bench(args) => bench::run(args),
             Self::Sim(args) => sim::run(&args),
             Self::Man(args) => manual::run_man(&args),

@@ -1,0 +1,185 @@
+//! `bowline devices`: the RDMA devices that programs on this machine can use.
+
+use std::fs;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use super::local::{addresses, soft};
+use crate::cli::Outcome;
+
+/// RoCE's UDP port [OUT-1].
+const PORT: u16 = 4791;
+
+/// List the RDMA devices that can be used here.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "The provider soft needs no hardware: an address of this machine, with its \
+    UDP port 4791 free, is a device."
+)]
+pub(crate) struct Args {
+    /// Print a JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// An address that the soft provider could serve.
+struct Row {
+    address: IpAddr,
+    /// Bytes of the path MTU.
+    mtu: Option<usize>,
+    /// The node GUID it would have.
+    guid: Option<u64>,
+    /// Why it cannot be used at the moment.
+    trouble: Option<String>,
+    /// Who holds its port.
+    holder: Option<Holder>,
+}
+
+/// A process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Holder {
+    pid: u32,
+    name: String,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &Args) -> Outcome {
+    let rows: Vec<Row> = addresses().into_iter().map(look).collect();
+    if args.json {
+        let devices: Vec<Value> = rows.iter().map(object).collect();
+        say!("{}", json!({ "providers": [{ "name": "soft", "devices": devices }] }));
+        return Ok(());
+    }
+    say!("provider soft: RoCEv2 over UDP, no hardware needed");
+    let wide = rows.iter().map(|row| row.address.to_string().len()).max().unwrap_or(0).max(7);
+    say!("  {:wide$}  {:>8}  UDP port {PORT}", "address", "path MTU");
+    for row in &rows {
+        let mtu = row.mtu.map_or_else(|| "-".to_owned(), |mtu| mtu.to_string());
+        let state = match (&row.trouble, &row.holder) {
+            (None, _) => "free".to_owned(),
+            (Some(_), Some(Holder { pid, name })) => format!("held by process {pid} ({name})"),
+            (Some(text), None) => text.clone(),
+        };
+        say!("  {:wide$}  {mtu:>8}  {state}", row.address.to_string());
+    }
+    Ok(())
+}
+
+fn object(row: &Row) -> Value {
+    json!({
+        "address": row.address.to_string(),
+        "mtu": row.mtu,
+        "guid": row.guid.map(|guid| format!("{guid:016x}")),
+        "usable": row.trouble.is_none(),
+        "trouble": row.trouble,
+        "holder": row.holder.as_ref().map(|Holder { pid, name }| json!({ "pid": pid, "name": name })),
+    })
+}
+
+/// Opens the device of an address for a moment; a port that is not free is left alone.
+fn look(address: IpAddr) -> Row {
+    let taken = match UdpSocket::bind((address, PORT)) {
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => holder(address),
+        _ => None,
+    };
+    match soft(&[address], None, None, false) {
+        Ok(device) => {
+            let attr = device.attr();
+            let (mtu, guid) = (Some(attr.mtu.bytes()), Some(attr.guid));
+            Row { address, mtu, guid, trouble: None, holder: None }
+        }
+        Err(error) => {
+            let trouble = Some(error.to_string());
+            Row { address, mtu: None, guid: None, trouble, holder: taken }
+        }
+    }
+}
+
+/// The process that holds the port of an address, as far as this user may see.
+fn holder(address: IpAddr) -> Option<Holder> {
+    let tables = ["/proc/net/udp", "/proc/net/udp6"].map(fs::read_to_string);
+    let tables: Vec<String> = tables.into_iter().flatten().collect();
+    let inodes: Vec<u64> = tables.iter().flat_map(|table| holding(table, address)).collect();
+    let processes = fs::read_dir("/proc").ok()?.flatten();
+    processes.filter_map(|process| owner(&process.path(), &inodes)).next()
+}
+
+/// Tells whether a process, named by its folder, holds one of these sockets.
+fn owner(process: &Path, inodes: &[u64]) -> Option<Holder> {
+    let pid = process.file_name()?.to_str()?.parse().ok()?;
+    let mut files = fs::read_dir(process.join("fd")).ok()?.flatten();
+    files.find(|file| {
+        let target = fs::read_link(file.path()).unwrap_or_default();
+        let inode = target.to_str().and_then(|text| text.strip_prefix("socket:["));
+        let inode = inode.and_then(|text| text.strip_suffix(']')).and_then(|n| n.parse().ok());
+        inode.is_some_and(|inode| inodes.contains(&inode))
+    })?;
+    let name = fs::read_to_string(process.join("comm")).unwrap_or_default();
+    Some(Holder { pid, name: name.trim().to_owned() })
+}
+
+/// Sockets of a table of the system that hold the port of an address, or of all addresses.
+fn holding(table: &str, address: IpAddr) -> Vec<u64> {
+    let line = |line: &str| {
+        let mut words = line.split_whitespace().skip(1);
+        let (at, port) = words.next()?.split_once(':')?;
+        let inode = words.nth(7)?.parse().ok()?;
+        let at = unhex(at)?;
+        let same = at == address || at.is_unspecified();
+        (same && u16::from_str_radix(port, 16) == Ok(PORT)).then_some(inode)
+    };
+    table.lines().filter_map(line).collect()
+}
+
+/// Reads an address of the tables: words of 32 bits in this machine's order.
+fn unhex(text: &str) -> Option<IpAddr> {
+    let word = |n: usize| {
+        let word = u32::from_str_radix(text.get(n * 8..n * 8 + 8)?, 16).ok()?;
+        Some(word.to_ne_bytes())
+    };
+    match text.len() {
+        8 => Some(Ipv4Addr::from(word(0)?).into()),
+        32 => {
+            let mut bytes = [0; 16];
+            for (n, to) in bytes.chunks_mut(4).enumerate() {
+                to.copy_from_slice(&word(n)?);
+            }
+            Some(Ipv6Addr::from(bytes).into())
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_holder_of_a_port_is_found() {
+        let socket = UdpSocket::bind(("127.41.90.1", PORT)).unwrap();
+        let me = holder("127.41.90.1".parse().unwrap()).unwrap();
+        assert_eq!(me.pid, std::process::id());
+        assert!(!me.name.is_empty());
+        assert_eq!(holder("127.41.90.2".parse().unwrap()), None);
+        drop(socket);
+        assert_eq!(holder("127.41.90.1".parse().unwrap()), None);
+    }
+
+    #[test]
+    #[cfg(target_endian = "little")]
+    fn the_tables_of_the_system_are_read() {
+        let table = "   sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode ref pointer drops
+  123: 0100007F:12B7 00000000:0000 07 00000000:00000000 00:00000000 00000000     0        0 4711 2 0 0
+  124: 00000000:12B7 00000000:0000 07 00000000:00000000 00:00000000 00000000     0        0 4712 2 0 0
+  125: 0100007F:12B8 00000000:0000 07 00000000:00000000 00:00000000 00000000     0        0 4713 2 0 0
+";
+        assert_eq!(holding(table, Ipv4Addr::LOCALHOST.into()), [4711, 4712]);
+        assert_eq!(holding(table, Ipv4Addr::new(10, 0, 0, 1).into()), [4712]);
+        let table = "1: 000099FD000000000000000001000000:12B7 0:0 07 0:0 0:0 0 0 0 4714 2 0 0";
+        assert_eq!(holding(table, "fd99::1".parse().unwrap()), [4714]);
+        assert_eq!(holding("1: 01:12B7", Ipv4Addr::LOCALHOST.into()), []);
+    }
+}

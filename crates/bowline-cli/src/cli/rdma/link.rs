@@ -1,0 +1,238 @@
+//! One connection of a command: protection domain, completion queue, queue pair and memory, all
+//! given back at the end.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bowline_verbs::{
+    Access, Buffer, CmId, Completion, CqId, Device, MrKeys, PdId, QpAttr, QpCap, QpInit, QpState,
+    QpType, Qpn, RecvWr, Remote, SendFlags, SendOp, SendWr, Sge, Status,
+};
+
+use super::{Ended, SLICE};
+use crate::cli::stop::Stop;
+
+/// Most completions taken at once.
+const BATCH: usize = 64;
+
+/// Registered memory.
+#[derive(Debug)]
+pub(super) struct Memory {
+    pub(super) buffer: Arc<Buffer>,
+    keys: MrKeys,
+}
+
+impl Memory {
+    /// A stretch of it, for gathering and scattering.
+    pub(super) fn part(&self, offset: usize, len: usize) -> Sge {
+        let addr = self.buffer.addr() + offset as u64;
+        Sge { addr, len: len as u32, lkey: self.keys.lkey }
+    }
+
+    /// Its beginning, as peers name it.
+    pub(super) fn remote(&self) -> Remote {
+        Remote { addr: self.buffer.addr(), rkey: self.keys.rkey }
+    }
+}
+
+/// How a command wants its queue pair.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wish {
+    /// What the peer may do.
+    pub(super) access: Access,
+    /// Sends outstanding.
+    pub(super) sends: usize,
+    /// Receives posted.
+    pub(super) receives: usize,
+    /// Look for completions without sleeping.
+    pub(super) poll: bool,
+    /// Longest wait for the peer.
+    pub(super) timeout: Duration,
+}
+
+/// The connection.
+pub(super) struct Link<'a> {
+    device: &'a dyn Device,
+    stop: &'a Stop,
+    wish: Wish,
+    pd: PdId,
+    cq: Option<CqId>,
+    qpn: Option<Qpn>,
+    id: Option<CmId>,
+    keys: Vec<u32>,
+    batch: Vec<Completion>,
+    done: VecDeque<Completion>,
+}
+
+impl<'a> Link<'a> {
+    /// Makes a queue pair to which receives can be posted.
+    pub(super) fn new(device: &'a dyn Device, stop: &'a Stop, wish: Wish) -> Result<Self, Ended> {
+        let pd = device.alloc_pd()?;
+        let (keys, batch, done) = (Vec::new(), Vec::with_capacity(BATCH), VecDeque::new());
+        let (cq, qpn, id) = (None, None, None);
+        // From here on dropping it gives everything back.
+        let mut link = Self { device, stop, wish, pd, cq, qpn, id, keys, batch, done };
+        let cq = device.create_cq(wish.sends + wish.receives + 16)?;
+        link.cq = Some(cq);
+        let cap = QpCap {
+            max_send_wr: wish.sends,
+            max_recv_wr: wish.receives,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            ..QpCap::default()
+        };
+        let (qp_type, sq_sig_all) = (QpType::Rc, true);
+        let init = QpInit { pd, send_cq: cq, recv_cq: cq, qp_type, cap, sq_sig_all };
+        let qpn = device.create_qp(&init)?;
+        link.qpn = Some(qpn);
+        let (state, access) = (Some(QpState::Init), Some(wish.access));
+        device.modify_qp(qpn, &QpAttr { state, access, ..QpAttr::default() })?;
+        Ok(link)
+    }
+
+    /// The queue pair.
+    pub(super) fn qpn(&self) -> Qpn {
+        self.qpn.unwrap_or_default()
+    }
+
+    /// Ties it to a connection, which ends with it.
+    pub(super) fn bind(&mut self, id: CmId) {
+        self.id = Some(id);
+    }
+
+    /// Allocates and registers memory.
+    pub(super) fn memory(&mut self, len: usize, access: Access) -> Result<Memory, Ended> {
+        let failed = |error| Ended::Failed(format!("no memory for {len} bytes: {error}"));
+        let buffer = Arc::new(Buffer::new(len.max(1)).map_err(failed)?);
+        let keys = self.device.reg_mr(self.pd, &buffer, 0, len.max(1), None, access)?;
+        self.keys.push(keys.lkey);
+        Ok(Memory { buffer, keys })
+    }
+
+    /// Posts a receive.
+    pub(super) fn receive(&self, id: u64, part: Option<Sge>) -> Result<(), Ended> {
+        let wr = RecvWr { id, sges: part.as_slice() };
+        self.device.post_recv(self.qpn(), &[wr]).map_err(|(_, error)| error.into())
+    }
+
+    /// Posts one request with memory.
+    pub(super) fn send(&self, id: u64, op: SendOp, part: Sge) -> Result<(), Ended> {
+        let flags = SendFlags::SIGNALED;
+        let sges = std::slice::from_ref(&part);
+        self.post(&[SendWr { id, op, sges, inline: &[], flags }])
+    }
+
+    /// Posts a send of a few bytes.
+    pub(super) fn say(&self, id: u64, bytes: &[u8]) -> Result<(), Ended> {
+        let flags = SendFlags::SIGNALED | SendFlags::INLINE;
+        self.post(&[SendWr { id, op: SendOp::Send, sges: &[], inline: bytes, flags }])
+    }
+
+    /// Posts requests.
+    pub(super) fn post(&self, wrs: &[SendWr<'_>]) -> Result<(), Ended> {
+        self.device.post_send(self.qpn(), wrs).map_err(|(_, error)| error.into())
+    }
+
+    /// The next completion; an error is one of the connection.
+    pub(super) fn completion(&mut self) -> Result<Completion, Ended> {
+        let Some(cq) = self.cq else { return Err(Ended::Left) };
+        let mut end = None;
+        loop {
+            if let Some(done) = self.done.pop_front() {
+                return checked(done);
+            }
+            self.batch.clear();
+            self.device.poll_cq(cq, &mut self.batch, BATCH)?;
+            if !self.batch.is_empty() {
+                self.done.extend(self.batch.drain(..));
+                continue;
+            }
+            if self.stop.asked() {
+                return Err(Ended::Stopped);
+            }
+            let now = Instant::now();
+            let end = *end.get_or_insert(now + self.wish.timeout);
+            let left = end.saturating_duration_since(now);
+            if left.is_zero() {
+                let seconds = self.wish.timeout.as_secs_f64();
+                return Err(Ended::Failed(format!("nothing from the peer for {seconds} s")));
+            }
+            if self.wish.poll {
+                // The threads of the provider may need this processor.
+                std::thread::yield_now();
+            } else {
+                self.device.wait_cq(cq, false, Some(left.min(SLICE)))?;
+            }
+        }
+    }
+
+    /// Takes what has completed besides, all sends; returns how many. An error stays for the next
+    /// look.
+    pub(super) fn more(&mut self) -> u64 {
+        let good = self.done.iter().take_while(|done| done.status == Status::Success).count();
+        self.done.drain(..good);
+        good as u64
+    }
+
+    /// Waits for the completion of a receive; sends that complete meanwhile are passed over.
+    pub(super) fn received(&mut self) -> Result<Completion, Ended> {
+        loop {
+            let done = self.completion()?;
+            if done.is_recv() {
+                return Ok(done);
+            }
+        }
+    }
+
+    /// Waits for the completion of send request `id`; a receive that completes meanwhile is kept.
+    pub(super) fn sent(&mut self, id: u64) -> Result<Completion, Ended> {
+        let mut kept = Vec::new();
+        let found = loop {
+            let done = self.completion()?;
+            if done.is_recv() {
+                kept.push(done);
+            } else if done.wr_id == id {
+                break done;
+            }
+        };
+        for done in kept.into_iter().rev() {
+            self.done.push_front(done);
+        }
+        Ok(found)
+    }
+}
+
+impl Drop for Link<'_> {
+    fn drop(&mut self) {
+        // Whatever is gone already, or refused because the device is closed, needs no more care.
+        if let Some(id) = self.id {
+            let _ = self.device.destroy_id(id);
+        }
+        if let Some(qpn) = self.qpn {
+            let _ = self.device.destroy_qp(qpn);
+        }
+        for lkey in self.keys.drain(..) {
+            let _ = self.device.dereg_mr(lkey);
+        }
+        if let Some(cq) = self.cq {
+            let _ = self.device.destroy_cq(cq);
+        }
+        let _ = self.device.dealloc_pd(self.pd);
+    }
+}
+
+fn checked(done: Completion) -> Result<Completion, Ended> {
+    let text = match done.status {
+        Status::Success => return Ok(done),
+        Status::WrFlushErr => return Err(Ended::Left),
+        Status::RetryExcErr => "the peer does not answer any more".to_owned(),
+        Status::RnrRetryExcErr => "the peer posts no receive".to_owned(),
+        Status::LocLenErr => "the peer sent more than was expected".to_owned(),
+        Status::RemAccessErr => "the peer's memory key does not allow it".to_owned(),
+        Status::RemInvReqErr => "the peer takes the request for invalid".to_owned(),
+        Status::RemOpErr => "the peer could not do it".to_owned(),
+        status => format!("{status:?}"),
+    };
+    Err(Ended::Failed(format!("request failed with status {}: {text}", done.status as u8)))
+}

@@ -1,0 +1,180 @@
+//! Devices of this machine: its addresses, and the soft provider on them.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bowline_verbs::{Device, Error, Mtu};
+
+use crate::cli::args::{Family, host, interval, number, number32, route_to};
+use crate::cli::{Failure, Outcome};
+
+/// What every command that talks asks about its side.
+#[derive(Clone, Debug, clap::Args)]
+pub(super) struct Local {
+    /// Local address; without it, the one that routing picks, for a server all of them
+    #[arg(short = 'I', long = "address", value_name = "ADDRESS")]
+    address: Option<String>,
+    /// Port of the connection manager
+    #[arg(short, long, value_name = "PORT", default_value = "7174", value_parser = clap::value_parser!(u16).range(1..))]
+    port: u16,
+    /// Largest path MTU: 256, 512, 1024, 2048 or 4096; without it, what the interface carries
+    #[arg(short, long, value_name = "BYTES", value_parser = mtu)]
+    mtu: Option<Mtu>,
+    /// Longest wait for the peer
+    #[arg(short = 'W', long, value_name = "TIME", default_value = "30", value_parser = interval)]
+    pub(super) timeout: Duration,
+    /// Look for packets and completions without sleeping
+    #[arg(long)]
+    pub(super) poll: bool,
+    /// Write all packets into a file, pcapng
+    #[arg(long, value_name = "FILE")]
+    capture: Option<PathBuf>,
+}
+
+impl Local {
+    /// Opens the device that reaches a server; returns its address and the server's.
+    pub(super) fn towards(
+        &self,
+        server: &str,
+    ) -> Outcome<(Arc<dyn Device>, SocketAddr, SocketAddr)> {
+        let family = match self.given()? {
+            Some(IpAddr::V4(_)) => Family::V4,
+            Some(IpAddr::V6(_)) => Family::V6,
+            None => Family::Any,
+        };
+        let remote = host(server, family)?;
+        let local = match self.given()? {
+            Some(local) => local,
+            None => route_to(remote)?,
+        };
+        let device = self.open(&[local])?;
+        Ok((device, SocketAddr::new(local, 0), SocketAddr::new(remote, self.port)))
+    }
+
+    /// Opens the device of a server; returns where it is to listen.
+    pub(super) fn serving(&self) -> Outcome<(Arc<dyn Device>, Vec<SocketAddr>)> {
+        let addresses = match self.given()? {
+            Some(address) => vec![address],
+            None => addresses().into_iter().filter(|address| !address.is_loopback()).collect(),
+        };
+        if addresses.is_empty() {
+            return Err(Failure::failed("no address but loopback; give one with --address"));
+        }
+        let device = self.open(&addresses)?;
+        Ok((device, addresses.into_iter().map(|a| SocketAddr::new(a, self.port)).collect()))
+    }
+
+    fn open(&self, addresses: &[IpAddr]) -> Outcome<Arc<dyn Device>> {
+        Ok(soft(addresses, self.mtu, self.capture.clone(), self.poll)?)
+    }
+
+    fn given(&self) -> Outcome<Option<IpAddr>> {
+        self.address.as_deref().map(|text| host(text, Family::Any)).transpose()
+    }
+}
+
+/// Opens the soft provider on addresses of this machine.
+pub(super) fn soft(
+    _addresses: &[IpAddr],
+    _mtu: Option<Mtu>,
+    _capture: Option<PathBuf>,
+    _poll: bool,
+) -> Result<Arc<dyn Device>, Error> {
+    Err(Error::NotSupported("the soft provider"))
+}
+
+/// Parses a path MTU.
+fn mtu(text: &str) -> Result<Mtu, String> {
+    let bytes = number(text)?;
+    let found = Mtu::ALL.into_iter().find(|mtu| mtu.bytes() as u64 == bytes);
+    found.ok_or_else(|| format!("\"{text}\" is not 256, 512, 1024, 2048 or 4096"))
+}
+
+/// Parses a size of rping.
+pub(super) fn ping_size(text: &str) -> Result<u32, String> {
+    match number32(text)? {
+        size @ PING_SIZE_MIN..=PING_SIZE_MAX => Ok(size),
+        size => Err(format!("{size} is not between {PING_SIZE_MIN} and {PING_SIZE_MAX}")),
+    }
+}
+
+/// The sizes that the original takes.
+const PING_SIZE_MIN: u32 = 23;
+const PING_SIZE_MAX: u32 = 65_535;
+
+/// The addresses of this machine that RoCE can use: no multicast, and of IPv6 none of one link only.
+pub(super) fn addresses() -> Vec<IpAddr> {
+    let trie = fs::read_to_string("/proc/net/fib_trie").unwrap_or_default();
+    let v6 = fs::read_to_string("/proc/net/if_inet6").unwrap_or_default();
+    ipv4(&trie).into_iter().map(IpAddr::V4).chain(ipv6(&v6).into_iter().map(IpAddr::V6)).collect()
+}
+
+/// Reads the local addresses of the routing table: each stands before a line that says so.
+fn ipv4(trie: &str) -> BTreeSet<Ipv4Addr> {
+    let mut found = BTreeSet::new();
+    let mut last: Option<Ipv4Addr> = None;
+    for line in trie.lines() {
+        let line = line.trim();
+        if let Some(address) = line.strip_prefix("|-- ") {
+            last = address.parse().ok();
+        } else if line == "/32 host LOCAL" {
+            found.extend(last);
+        }
+    }
+    found
+}
+
+/// Reads the list of IPv6 addresses: 32 digits, index, prefix length, scope, flags, interface.
+fn ipv6(list: &str) -> BTreeSet<Ipv6Addr> {
+    let address = |line: &str| {
+        let number = u128::from_str_radix(line.split_whitespace().next()?, 16).ok()?;
+        Some(Ipv6Addr::from(number))
+    };
+    list.lines().filter_map(address).filter(|address| !address.is_unicast_link_local()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn local_addresses_are_found_in_the_tables_of_the_system() {
+        let trie = "Main:
+  +-- 0.0.0.0/0 3 0 5
+     |-- 0.0.0.0
+        /0 universe UNICAST
+        |-- 10.99.0.1
+           /32 host LOCAL
+        |-- 10.99.0.255
+           /32 link BROADCAST
+     |-- 127.0.0.1
+        /32 host LOCAL
+Local:
+        |-- 10.99.0.1
+           /32 host LOCAL
+";
+        let wanted = [Ipv4Addr::new(10, 99, 0, 1), Ipv4Addr::LOCALHOST];
+        assert_eq!(ipv4(trie).into_iter().collect::<Vec<_>>(), wanted);
+        let list = "00000000000000000000000000000001 01 80 10 80       lo
+fd990000000000000000000000000001 02 40 00 80     eth0
+fe800000000000005054000000000001 02 40 20 80     eth0
+";
+        let wanted: [Ipv6Addr; 2] = [Ipv6Addr::LOCALHOST, "fd99::1".parse().unwrap()];
+        assert_eq!(ipv6(list).into_iter().collect::<Vec<_>>(), wanted);
+    }
+
+    #[test]
+    fn sizes_are_those_of_the_original() {
+        assert_eq!(ping_size("23"), Ok(23));
+        assert_eq!(ping_size("65535"), Ok(65_535));
+        for text in ["22", "64k", "0", "x"] {
+            assert!(ping_size(text).is_err(), "{text}");
+        }
+        assert_eq!(mtu("4k"), Ok(Mtu::M4096));
+        assert!(mtu("1500").is_err());
+    }
+}

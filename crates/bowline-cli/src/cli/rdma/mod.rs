@@ -1,0 +1,60 @@
+//! RDMA without hardware: `devices`, `rping` and `perf`, over the verbs of `bowline-verbs`.
+//!
+//! ```text
+//! rping, perf -> link (queue pair, memory, completions) -> dyn Device <- soft (RoCEv2 over UDP)
+//!             -> arrivals (events of connections)       ->
+//! ```
+
+mod arrivals;
+mod devices;
+mod link;
+mod local;
+mod perf;
+mod rping;
+mod wire;
+
+use std::time::Duration;
+
+use bowline_verbs::Error;
+
+use super::Failure;
+
+pub(crate) use devices::{Args as DevicesArgs, run as run_devices};
+pub(crate) use perf::{Args as PerfArgs, run as run_perf};
+pub(crate) use rping::{Args as RpingArgs, run as run_rping};
+
+/// Longest sleep between looks at signals.
+const SLICE: Duration = Duration::from_millis(100);
+
+/// Why a conversation with the peer is over.
+#[derive(Debug)]
+enum Ended {
+    /// The user asked to stop.
+    Stopped,
+    /// The peer has ended the connection.
+    Left,
+    /// Something went wrong.
+    Failed(String),
+}
+
+impl From<Error> for Ended {
+    fn from(error: Error) -> Self {
+        Self::Failed(error.to_string())
+    }
+}
+
+impl From<Ended> for Failure {
+    fn from(ended: Ended) -> Self {
+        match ended {
+            Ended::Stopped => Self::failed("stopped before it was done"),
+            Ended::Left => Self::failed("the peer has ended the connection"),
+            Ended::Failed(text) => Self::Failed(text),
+        }
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self::Failed(error.to_string())
+    }
+}
