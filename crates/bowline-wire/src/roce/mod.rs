@@ -7,6 +7,7 @@
 //! ICRC. Spec: `docs/spec/roce.md`, sections 1 to 3.
 
 mod header;
+mod icrc;
 mod opcode;
 mod packet;
 mod psn;
@@ -16,6 +17,7 @@ pub use header::{
     CNP_RESERVED_LEN, DEFAULT_PKEY, DETH_LEN, Deth, FETH_LEN, IETH_LEN, IMM_LEN, MAX_HEADER_LEN,
     NakCode, RETH_LEN, Reth, Syndrome, rnr_timer_ns,
 };
+pub use icrc::{ICRC_LEN, IcrcChecker, IcrcError, IcrcMatch, IcrcPolicy, Outer, split_icrc};
 pub use opcode::{Opcode, PayloadRule, Service};
 pub use packet::{Builder, Packet, PacketError, pad};
 pub use psn::Psn;

@@ -1,0 +1,326 @@
+//! The invariant CRC at the end of a packet, and the IPv4 identification it depends on.
+//!
+//! The CRC is the ordinary one of zlib [ICRC-1] over the headers from IP on, with what changes on
+//! the way taken as ones, and over the packet [ICRC-2] [ICRC-3] [ICRC-4]. It covers the IPv4
+//! identification, which a UDP socket does not show to the receiver. But a CRC is linear: the
+//! difference between the ICRC received and that for identification 0 is the identification itself,
+//! taken through as many zero bytes as follow it. [`IcrcChecker`] takes the difference back through
+//! them and looks at what remains [ICRC-31]. That is a multiplication in the field of the CRC by a
+//! factor that depends on the length only, so that any number of guesses costs one pass over the
+//! packet.
+//!
+//! The pass is done by the crate `crc32fast`. Header and payload together took, on an AMD EPYC with
+//! AVX-512 (one run, 2 shared cores, best of 30): 11 ns for 40 + 4 bytes, 18 ns for 40 + 64, 85 ns
+//! for 40 + 4096 (49 GB/s). `crc-fast` 1.10 took 57, 68 and 92 ns.
+
+use alloc::vec::Vec;
+use core::fmt;
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use super::UDP_PORT;
+use super::header::BTH_LEN;
+
+/// Length of the ICRC.
+pub const ICRC_LEN: usize = 4;
+
+/// zlib's CRC of the eight bytes 0xff that stand for the link header [ICRC-2].
+const START: u32 = !0xdebb_20e3;
+/// The polynomial, reflected [ICRC-1].
+const POLY: u32 = 0xedb8_8320;
+/// The number 1 of the field: the highest bit is the power 0.
+const ONE: u32 = 0x8000_0000;
+
+const IPV4_LEN: usize = 20;
+const IPV6_LEN: usize = 40;
+const UDP_LEN: usize = 8;
+const UDP_PROTOCOL: u8 = 17;
+/// Do not fragment, at offset 0 [OUT-5].
+const DONT_FRAGMENT: u16 = 0x4000;
+
+/// What the ICRC covers of the headers outside of the packet, but for lengths and identification.
+///
+/// The destination port is [`UDP_PORT`]. IPv6 addresses that stand for IPv4 ones count as these.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Outer {
+    /// Source address.
+    pub from: IpAddr,
+    /// Destination address.
+    pub to: IpAddr,
+    /// Source port: the one the datagram really comes from [OUT-2].
+    pub source_port: u16,
+}
+
+/// The addresses in the family that is on the wire.
+enum Addresses {
+    V4(Ipv4Addr, Ipv4Addr),
+    V6(Ipv6Addr, Ipv6Addr),
+}
+
+impl Outer {
+    fn addresses(&self) -> Addresses {
+        match (self.from.to_canonical(), self.to.to_canonical()) {
+            (IpAddr::V4(from), IpAddr::V4(to)) => Addresses::V4(from, to),
+            (from, to) => Addresses::V6(v6(from), v6(to)),
+        }
+    }
+
+    /// Computes the ICRC as the number that goes out with its least significant byte first.
+    ///
+    /// `packet` goes from the base transport header to the pad; one shorter than that header has no
+    /// ICRC, and the result means nothing. `ident` is the IPv4 identification; over IPv6 it does not
+    /// count.
+    pub fn icrc(&self, ident: u16, packet: &[u8]) -> u32 {
+        let (bth, rest) = packet.split_first_chunk().unwrap_or((&[0; BTH_LEN], &[]));
+        let mut bth: [u8; BTH_LEN] = *bth;
+        bth[4] = 0xff;
+        let udp_len = UDP_LEN + packet.len() + ICRC_LEN;
+
+        let mut udp = [0xff; UDP_LEN];
+        udp[0..2].copy_from_slice(&self.source_port.to_be_bytes());
+        udp[2..4].copy_from_slice(&UDP_PORT.to_be_bytes());
+        // A datagram is shorter than 64 KiB; for what is not, the result is as good as any.
+        udp[4..6].copy_from_slice(&(udp_len as u16).to_be_bytes());
+
+        let mut crc = crc32fast::Hasher::new_with_initial(START);
+        match self.addresses() {
+            Addresses::V4(from, to) => {
+                let mut head = [0xff; IPV4_LEN + UDP_LEN + BTH_LEN];
+                head[0] = 0x45;
+                head[2..4].copy_from_slice(&((IPV4_LEN + udp_len) as u16).to_be_bytes());
+                head[4..6].copy_from_slice(&ident.to_be_bytes());
+                head[6..8].copy_from_slice(&DONT_FRAGMENT.to_be_bytes());
+                head[9] = UDP_PROTOCOL;
+                head[12..16].copy_from_slice(&from.octets());
+                head[16..20].copy_from_slice(&to.octets());
+                head[20..28].copy_from_slice(&udp);
+                head[28..40].copy_from_slice(&bth);
+                crc.update(&head);
+            }
+            Addresses::V6(from, to) => {
+                let mut head = [0xff; IPV6_LEN + UDP_LEN + BTH_LEN];
+                head[0] = 0x6f;
+                head[4..6].copy_from_slice(&(udp_len as u16).to_be_bytes());
+                head[6] = UDP_PROTOCOL;
+                head[8..24].copy_from_slice(&from.octets());
+                head[24..40].copy_from_slice(&to.octets());
+                head[40..48].copy_from_slice(&udp);
+                head[48..60].copy_from_slice(&bth);
+                crc.update(&head);
+            }
+        }
+        crc.update(rest);
+        crc.finalize()
+    }
+
+    /// Appends the ICRC of the packet that begins at `start` of `out` and ends with it [ICRC-5].
+    ///
+    /// `ident` is 0 for a datagram sent alone and k for segment k of one send [ICRC-21].
+    pub fn append_icrc(&self, ident: u16, out: &mut Vec<u8>, start: usize) {
+        let icrc = self.icrc(ident, out.get(start..).unwrap_or_default());
+        out.extend_from_slice(&icrc.to_le_bytes());
+    }
+}
+
+fn v6(address: IpAddr) -> Ipv6Addr {
+    match address {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped(),
+        IpAddr::V6(v6) => v6,
+    }
+}
+
+/// Splits the payload of a datagram into the packet and its ICRC [OUT-9].
+///
+/// `None` when it is too short to hold a base transport header and an ICRC.
+pub fn split_icrc(payload: &[u8]) -> Option<(&[u8], u32)> {
+    let (packet, icrc) = payload.split_last_chunk()?;
+    (packet.len() >= BTH_LEN).then_some((packet, u32::from_le_bytes(*icrc)))
+}
+
+/// How much is asked of the ICRC of a packet received over IPv4 [ICRC-33]. Over IPv6 it must be
+/// right, unless it is not looked at.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum IcrcPolicy {
+    /// Nothing: the checks of the link and of UDP must do.
+    Off,
+    /// It must be right for some identification: one damaged packet in 65536 passes.
+    #[default]
+    Solve,
+    /// It must be right for an identification that was to be expected.
+    Strict,
+}
+
+/// What is known of a packet that may pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IcrcMatch {
+    /// Not looked at.
+    Unchecked,
+    /// Right in 32 bits, for this expected identification; 0 over IPv6.
+    Exact(u16),
+    /// Right in 16 bits: the others tell that the identification is this one.
+    Solved(u16),
+}
+
+/// Why a packet is dropped without a word [ICRC-6].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IcrcError {
+    /// Wrong, whatever the identification.
+    Mismatch,
+    /// Right for this identification, which was not to be expected, and the policy is strict.
+    ///
+    /// A caller that knows that the UDP checksum was there and right may take the packet
+    /// [ICRC-33].
+    Unexpected(u16),
+}
+
+impl fmt::Display for IcrcError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Mismatch => f.write_str("wrong ICRC"),
+            Self::Unexpected(ident) => write!(f, "ICRC for unexpected identification {ident:#06x}"),
+        }
+    }
+}
+
+impl core::error::Error for IcrcError {}
+
+/// Lengths whose factor is remembered. Few occur: that of an MTU, those of small messages.
+const FACTORS: usize = 64;
+/// Sources whose last identification is remembered.
+const SOURCES: usize = 64;
+
+/// Checks the ICRC of packets received. Remembers what saves work and what the last packet of a
+/// source lets expect; two entries that share a place take it from each other.
+#[derive(Clone, Debug)]
+pub struct IcrcChecker {
+    policy: IcrcPolicy,
+    /// Length from the identification to the end, and its factor.
+    factors: [(usize, u32); FACTORS],
+    /// Source and the identification seen last.
+    sources: [(Ipv4Addr, u16); SOURCES],
+}
+
+impl IcrcChecker {
+    /// Makes a checker that remembers nothing yet.
+    pub const fn new(policy: IcrcPolicy) -> Self {
+        Self {
+            policy,
+            // The factor for no bytes is right, and for the unspecified address any number is.
+            factors: [(0, ONE); FACTORS],
+            sources: [(Ipv4Addr::UNSPECIFIED, 0); SOURCES],
+        }
+    }
+
+    /// Checks the ICRC `received` of `packet`, which goes from the base transport header to the pad,
+    /// as [`split_icrc`] returns both.
+    ///
+    /// Over IPv4 the identifications to be expected are 0, the one after the last of this source,
+    /// and those in `likely` [ICRC-32] [ICRC-34].
+    ///
+    /// # Errors
+    /// [`IcrcError`]: drop the packet and count it.
+    pub fn check(
+        &mut self,
+        outer: &Outer,
+        packet: &[u8],
+        received: u32,
+        likely: &[u16],
+    ) -> Result<IcrcMatch, IcrcError> {
+        if self.policy == IcrcPolicy::Off {
+            return Ok(IcrcMatch::Unchecked);
+        }
+        let difference = outer.icrc(0, packet) ^ received;
+        let Addresses::V4(from, _) = outer.addresses() else {
+            return if difference == 0 {
+                Ok(IcrcMatch::Exact(0))
+            } else {
+                Err(IcrcError::Mismatch)
+            };
+        };
+        let ident = self.solve(packet.len(), difference).ok_or(IcrcError::Mismatch)?;
+        let follows = self.follows(from, ident);
+        if ident == 0 || follows || likely.contains(&ident) {
+            Ok(IcrcMatch::Exact(ident))
+        } else if self.policy == IcrcPolicy::Strict {
+            Err(IcrcError::Unexpected(ident))
+        } else {
+            Ok(IcrcMatch::Solved(ident))
+        }
+    }
+
+    /// Finds the identification that makes up for `difference` between the ICRC received and the one
+    /// for identification 0 [ICRC-31].
+    fn solve(&mut self, packet_len: usize, difference: u32) -> Option<u16> {
+        if difference == 0 {
+            return Some(0);
+        }
+        // What follows the identification in IPv4 and UDP headers, and itself.
+        let behind = (IPV4_LEN - 4) + UDP_LEN + packet_len;
+        let place = (behind / 4) % FACTORS;
+        let (len, factor) = self.factors.get_mut(place)?;
+        if *len != behind {
+            (*len, *factor) = (behind, rewind(behind));
+        }
+        let start = multiply(difference, *factor);
+        // The register takes bytes in at its low end.
+        u16::try_from(start).ok().map(u16::swap_bytes)
+    }
+
+    /// Tells whether `ident` comes after the last one of `from`, and remembers it.
+    fn follows(&mut self, from: Ipv4Addr, ident: u16) -> bool {
+        // The neighbours of a network differ in the last bytes.
+        let [_, b, c, d] = from.octets();
+        let place = usize::from(b ^ c.rotate_left(3) ^ d) % SOURCES;
+        let Some((source, last)) = self.sources.get_mut(place) else { return false };
+        let follows = *source == from && last.wrapping_add(1) == ident;
+        (*source, *last) = (from, ident);
+        follows
+    }
+}
+
+/// Multiplies by x: the register takes in a zero bit.
+const fn step(a: u32) -> u32 {
+    (a >> 1) ^ (POLY & (a & 1).wrapping_neg())
+}
+
+/// Divides by x: undoes [`step`].
+const fn step_back(a: u32) -> u32 {
+    // The constant term of the polynomial is its highest bit: set only when it was added.
+    if a & ONE != 0 { ((a ^ POLY) << 1) | 1 } else { a << 1 }
+}
+
+/// Multiplies two numbers of the field.
+const fn multiply(mut a: u32, mut b: u32) -> u32 {
+    let mut product = 0;
+    while a != 0 {
+        product ^= b & (a >> 31).wrapping_neg();
+        a <<= 1;
+        b = step(b);
+    }
+    product
+}
+
+/// The factors that take a register back through 1, 2, 4, .. zero bytes: enough for a datagram.
+// A compile-time index out of range does not compile.
+#[allow(clippy::indexing_slicing)]
+const REWIND: [u32; 17] = {
+    let mut out = [ONE; 17];
+    let mut factor = ONE;
+    let mut bit = 0;
+    while bit < 8 {
+        factor = step_back(factor);
+        bit += 1;
+    }
+    let mut power = 0;
+    while power < out.len() {
+        out[power] = factor;
+        factor = multiply(factor, factor);
+        power += 1;
+    }
+    out
+};
+
+/// The factor that takes a register back through `len` zero bytes, below 2^17.
+fn rewind(len: usize) -> u32 {
+    let bits = REWIND.iter().enumerate().filter(|(bit, _)| len >> bit & 1 != 0);
+    bits.fold(ONE, |product, (_, factor)| multiply(product, *factor))
+}
