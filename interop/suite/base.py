@@ -3,8 +3,9 @@ import time
 
 MIB = 1 << 20
 ALL = []
-# local ports whose sockets a sender with eight paths puts on different paths
-PORTS = (1000, 4000, 10000, 20000)
+# local ports whose sockets a sender with eight paths puts on different paths: a kernel by the port, a
+# node by the sum of this port and the next
+PORTS = (1000, 2000, 4000, 10000)
 
 
 class Wrong(Exception):

@@ -34,8 +34,10 @@ def first_message(c):
     dummy = c.k.job("recv", bind=c.at_k(99), idle=100)
     dummy.event("ready")
     ports = {20000: 5, 1000: 4, 2: 2, 4000: 1, 10000: 3}
+    # to these ports a node takes the same paths: its choice is by the sum of both [R-2040]
+    to = (3006, 3004, 3019, 3000, 3043)
     for i, p in enumerate(ports):
-        s = Stream(src, ip(src_a, p), dst, ip(dst_a, 3000 + i), 7 + i, 3, low=100, high=100)
+        s = Stream(src, ip(src_a, p), dst, ip(dst_a, to[i]), 7 + i, 3, low=100, high=100)
         s.finish(15)
         c.messages += 3
     if c.dir == "k>n" and not c.w.self_check:

@@ -16,7 +16,7 @@ use crate::todo::Scratch;
 pub(crate) const FLUSH_BYTES: usize = 256 << 10;
 /// Most bytes of one write.
 const WRITE_MAX: usize = (1 << 20) + (64 << 10);
-/// This much sent and not acknowledged makes a sender read the acknowledgements, if nobody polls.
+/// This much kept until it is acknowledged makes a sender read the acknowledgements, if nobody polls.
 const HELD_BYTES: u64 = 512 << 10;
 /// A link not written for so long is idle: whoever sends now wants it sent now.
 const IDLE_GAP_NS: u64 = 30_000;
@@ -49,10 +49,9 @@ impl Shared {
             let now = self.clock.now().as_nanos();
             return (now.saturating_sub(slot.dirty_since_ns) > AGE_MAX_NS).then_some(id);
         }
-        if core::mem::take(&mut st.answering) {
+        if slot.answered {
             return Some(id);
         }
-        let slot = st.slot(id)?;
         let now = self.clock.now().as_nanos().max(known);
         if now.saturating_sub(slot.last_write_ns) > IDLE_GAP_NS {
             return Some(id);
@@ -88,6 +87,7 @@ impl Shared {
             }
             let Some(slot) = st.slot(id) else { return };
             slot.writing = true;
+            slot.answered = false;
             slot.last_write_ns = now.as_nanos();
             drop(st);
 
@@ -118,9 +118,10 @@ impl Shared {
                     st.hurry_tcp_acks();
                 }
             }
-            if st.role != Role::App && st.core.held_bytes(id) >= HELD_BYTES {
+            if !sc.reads_acks && st.role != Role::App && st.core.held_bytes(id) >= HELD_BYTES {
                 // Acknowledgements have come, most likely, and nobody else reads them. What they
                 // release is still in the cache and is written next.
+                sc.reads_acks = true;
                 sc.todo.read.push(Arc::clone(&link));
             }
             if written.end == WriteEnd::Failed {

@@ -108,7 +108,10 @@ impl Shared {
             self.collect(&mut st, sc, None);
             st.next_timeout().map(|at| at.saturating_sub(now.as_nanos()))
         } else {
-            Some(st.helper_tick_ns)
+            // Nobody else looks after timers while no thread polls.
+            let timers = if st.role == Role::Nobody { st.next_timeout() } else { None };
+            let timers = timers.map(|at| at.saturating_sub(now.as_nanos()).max(TICK_NS));
+            Some(timers.map_or(st.helper_tick_ns, |ns| ns.min(st.helper_tick_ns)))
         };
         let limit = if busy { Some(0) } else { [flush, rest].into_iter().flatten().min() };
         if watching {
@@ -120,6 +123,9 @@ impl Shared {
         }
         self.settle(st, sc);
         if glance {
+            let mut st = self.lock();
+            sc.todo.read.append(&mut st.unread);
+            drop(st);
             self.look(sc, Some(Duration::ZERO));
             self.run(sc);
         }

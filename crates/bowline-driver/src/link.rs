@@ -56,6 +56,8 @@ pub(crate) struct LinkSlot {
     /// Times the system said the link can be written.
     pub(crate) writable_events: u32,
     pub(crate) last_write_ns: u64,
+    /// Messages came since the last write: what is sent now is likely an answer [R-2040].
+    pub(crate) answered: bool,
     /// When the oldest unflushed message was sent; 0: none.
     pub(crate) dirty_since_ns: u64,
     pub(crate) dirty_messages: u32,
@@ -75,6 +77,7 @@ impl LinkSlot {
             blocked: false,
             writable_events: 0,
             last_write_ns: 0,
+            answered: false,
             dirty_since_ns: 0,
             dirty_messages: 0,
             listed: false,

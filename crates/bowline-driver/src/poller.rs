@@ -40,7 +40,9 @@ pub(crate) const TOKEN_LISTENER: u64 = 0xffff_ffff_0000_0000;
 const FINE: Duration = Duration::from_millis(4);
 /// Tries of direct reads between two looks at everything else.
 const TRIES: u32 = 16;
-/// Bounds of the memory of whether looking has paid.
+/// Rounds of reading links directly between two looks at everything.
+const ROUNDS_MAX: u32 = 16;
+/// Bounds of the memory of whether anything came while looking.
 const SCORE_MAX: i32 = 8;
 /// When looking has not paid, it is tried again once in so many times.
 const RETRY_EVERY: u64 = 16;
@@ -203,8 +205,9 @@ impl Shared {
         attempt: &mut impl FnMut(&mut State, Instant) -> Attempt<T>,
     ) -> Result<T, Error> {
         // Until when to look without sleeping; 0: not at all.
-        let mut spin_end = self.spin_end(&st);
+        let mut spin_end = self.spin_end(&mut st);
         let mut seen = st.deliveries;
+        let mut rounds = 0;
         loop {
             self.run_timers(&mut st, sc);
             sc.todo.read.append(&mut st.unread);
@@ -215,7 +218,7 @@ impl Shared {
                 if spin_end > 0 {
                     self.note_spin(true);
                 }
-                spin_end = self.spin_end(&st);
+                spin_end = self.spin_end(&mut st);
             } else if spin_end > 0 && now.as_nanos() >= spin_end {
                 self.note_spin(false);
                 spin_end = 0;
@@ -235,6 +238,16 @@ impl Shared {
             if !busy {
                 // Nothing is left to do for now: peers that asked get their acknowledgements.
                 st.core.idle(now);
+            }
+            rounds += 1;
+            if rounds == ROUNDS_MAX {
+                // One busy link must not hide the others.
+                rounds = 0;
+                self.settle(st, sc);
+                self.look(sc, Some(Duration::ZERO));
+                self.run(sc);
+                st = self.lock();
+                continue;
             }
             if spin_end > 0 || busy {
                 let hot = st.hot.clone();
@@ -275,17 +288,17 @@ impl Shared {
     }
 
     /// Until when to look before sleeping, if looking has paid lately; else 0.
-    fn spin_end(&self, st: &State) -> u64 {
+    fn spin_end(&self, st: &mut State) -> u64 {
         match self.poll {
             PollMode::Sleep => 0,
             PollMode::Spin => u64::MAX,
             PollMode::Adaptive => {
-                let paid = self.spin_score.load(Relaxed) >= 0;
-                if paid || st.role_epoch.is_multiple_of(RETRY_EVERY) {
-                    st.now.as_nanos() + self.spin_ns
-                } else {
-                    0
+                let mut look = self.spin_score.load(Relaxed) >= 0;
+                if !look {
+                    st.unpaid_waits += 1;
+                    look = st.unpaid_waits.is_multiple_of(RETRY_EVERY);
                 }
+                if look { st.now.as_nanos().saturating_add(self.spin_ns) } else { 0 }
             }
         }
     }

@@ -114,6 +114,7 @@ impl Shared {
         }
         let mut st = self.lock();
         note_unread(&mut st, link);
+        self.hand_over(&mut st, sc);
         (got, ReadEnd::More)
     }
 
@@ -144,17 +145,28 @@ impl Shared {
         let before = st.core.counters().recv_queued;
         st.core.process(now, until, PARSE_BUDGET);
         // Acknowledgements alone are no reason to hurry with what is sent next.
-        st.answering |= st.core.counters().recv_queued != before;
+        if st.core.counters().recv_queued != before
+            && let Some(slot) = st.slot(link.id)
+        {
+            slot.answered = true;
+        }
         let refused = !st.core.wants_read(link.id);
         if refused {
             link.set_paused(true);
+        }
+        let rest = st.core.has_backlog();
+        if rest {
+            self.hand_over(&mut st, sc);
+        } else if sc.reads_acks {
+            // A sender reads by the way, and nobody after it: peers that asked get their
+            // acknowledgements.
+            st.core.idle(now);
         }
         self.collect(&mut st, sc, None);
         if refused && link.is_paused() {
             return Some(ReadEnd::Refused);
         }
-        let satisfied = st.core.has_backlog();
-        if satisfied && more {
+        if rest && more {
             note_unread(&mut st, link);
             return Some(ReadEnd::More);
         }

@@ -111,9 +111,8 @@ pub(crate) struct State {
     pub(crate) last_read: usize,
     /// Reads that brought something.
     pub(crate) deliveries: u64,
-    /// Messages came since the last write: what is sent now is likely an answer. Of the node, not
-    /// of a link: a question and its answer mostly travel on different paths.
-    pub(crate) answering: bool,
+    /// Waits begun while looking had not paid.
+    pub(crate) unpaid_waits: u64,
     /// When a refused sender looked last.
     pub(crate) last_glance: u64,
     /// Calls that moved a message; an application that makes them polls by itself when it has to.
@@ -162,7 +161,7 @@ impl State {
             last_miss: 0,
             last_read: 0,
             deliveries: 0,
-            answering: false,
+            unpaid_waits: 0,
             last_glance: 0,
             calls: 0,
             events: VecDeque::new(),
@@ -466,6 +465,14 @@ impl Shared {
         }
     }
 
+    /// Has the thread that sleeps on the network take up what this thread leaves over: nothing will
+    /// announce it again.
+    pub(crate) fn hand_over(&self, st: &mut State, sc: &mut Scratch) {
+        if st.sleeping.is_some() && !st.kicked {
+            self.wake_sleeper(st, sc);
+        }
+    }
+
     /// Makes the thread that sleeps on the network look again.
     fn wake_sleeper(&self, st: &mut State, sc: &mut Scratch) {
         st.kicked = true;
@@ -480,7 +487,9 @@ impl Shared {
 /// On a machine with one processor, who looks keeps from running whoever it waits for. One processor
 /// for this process says nothing: its peers may have others.
 fn on_these_processors(poll: PollMode) -> PollMode {
-    let online = std::fs::read_to_string("/sys/devices/system/cpu/online");
-    let alone = online.is_ok_and(|list| list.trim().parse::<u32>().is_ok());
+    let alone = match std::fs::read_to_string("/sys/devices/system/cpu/online") {
+        Ok(list) => list.trim().parse::<u32>().is_ok(), // else a range or a list
+        Err(_) => std::thread::available_parallelism().is_ok_and(|n| n.get() == 1),
+    };
     if poll == PollMode::Adaptive && alone { PollMode::Sleep } else { poll }
 }

@@ -46,6 +46,8 @@ pub(crate) struct Scratch {
     pub(crate) rx: Option<RxBufMut>,
     /// Parsing stops once this socket has a message.
     pub(crate) until: Option<SocketId>,
+    /// This thread came to send, and reads acknowledgements; it does so once a call.
+    pub(crate) reads_acks: bool,
 }
 
 impl Scratch {
@@ -58,6 +60,7 @@ impl Scratch {
             ids: Vec::new(),
             rx: None,
             until: None,
+            reads_acks: false,
         }
     }
 }
@@ -74,6 +77,7 @@ impl Shared {
         let mut sc = kept.unwrap_or_else(|| Box::new(Scratch::new()));
         let result = f(&mut sc);
         sc.until = None;
+        sc.reads_acks = false;
         self.put_back(&mut sc);
         // The thread may be ending and its memory gone: then this one goes too.
         let _ = SCRATCH.try_with(|cell| cell.set(Some(sc)));

@@ -26,8 +26,8 @@ impl Peer {
     }
 }
 
-/// Paths from `first` on wait until everything queued earlier on the others is through, so that a
-/// socket's messages are not overtaken by its own later ones.
+/// Paths from `first` on wait until everything queued earlier on the others is through, so that
+/// messages between two sockets are not overtaken by later ones.
 #[derive(Clone, Debug)]
 pub(crate) struct Gate {
     pub(crate) first: u8,

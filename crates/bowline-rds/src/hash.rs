@@ -1,7 +1,7 @@
-//! The hash that spreads sockets over paths.
+//! The hash that spreads pairs of sockets over paths, [R-2040].
 
 /// Jenkins' lookup3 for one 32-bit word, with start value 0, as a kernel uses for all sockets but
-/// its first.
+/// its first, [B-12].
 pub(crate) fn path_hash(port: u16) -> u32 {
     let v = 0xdead_beef_u32.wrapping_add(4);
     let mut a = u32::from(port).wrapping_add(v);

@@ -179,7 +179,7 @@ impl Node {
     }
 
     /// The peer uses fewer paths than before: what waits on the others goes to path 0, with new
-    /// numbers, behind what waits there. Messages of one socket all wait on one path, so they
+    /// numbers, behind what waits there. Messages between two sockets all wait on one path, so they
     /// keep their order.
     fn move_to_path_0(&mut self, conn_id: ConnId, fan: u8) {
         let Some(conn) = self.conns.get_mut(conn_id.0) else { return };

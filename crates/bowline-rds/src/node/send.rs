@@ -297,7 +297,7 @@ impl Node {
             }
         };
         let (sport, dport) = (bound.at.port, to.port);
-        let lane = Lane { conn, hash: path_hash(sport.max(dport)), sport, dport };
+        let lane = Lane { conn, hash: path_hash(sport.wrapping_add(dport)), sport, dport };
         if let Some(sock) = self.sockets.get_mut(id.0) {
             sock.route = Some(Route { name, lane });
         }

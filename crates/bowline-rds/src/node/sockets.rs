@@ -44,7 +44,6 @@ impl Node {
         }
         let inode = self.next_inode;
         self.next_inode += 1;
-        // A kernel's sockets all use 0 but the first, [B-12]; the choice is local.
         Ok(SocketId(self.sockets.insert(Sock {
             bound: None,
             dest: None,

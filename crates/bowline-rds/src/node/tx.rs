@@ -53,10 +53,13 @@ impl Node {
         (link.tx.plan_bytes + waiting) as usize
     }
 
-    /// Bytes kept for the path of a link, sent or not, until the peer has acknowledged them.
+    /// Bytes kept for the path of a link, sent or not, until the peer acknowledges them end to end;
+    /// 0 when TCP does.
     pub fn held_bytes(&self, id: LinkId) -> u64 {
         let Some(link) = self.link(id) else { return 0 };
-        let path = link.path.and_then(|p| self.conn(link.conn)?.paths.get(usize::from(p)));
+        let Some(conn) = self.conn(link.conn).filter(|c| c.peer.is_bowline()) else { return 0 };
+        let path = link.path.and_then(|p| conn.paths.get(usize::from(p)));
+        let path = path.filter(|p| p.link == Some(id));
         path.map_or(0, |p| p.queue.front().map_or(0, |m| p.log.tail() - m.log_start))
     }
 

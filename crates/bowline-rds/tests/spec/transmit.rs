@@ -33,7 +33,7 @@ fn a_cancelled_tail_does_not_stay_in_the_queue() {
 #[test]
 fn a_cancelled_message_does_not_keep_the_other_paths_waiting() {
     let mut lab = Lab::smaller();
-    let s = lab.bound("10.0.0.1:7000"); // path 1 of 8
+    let s = lab.bound("10.0.0.1:11000"); // path 1 of 8
     lab.send(s, FAR, b"while unknown").expect("sent");
     lab.send(s, "10.0.0.2:6000", b"cancelled").expect("sent");
     lab.room = 8240 + 48 + 10;

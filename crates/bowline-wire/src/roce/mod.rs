@@ -6,18 +6,23 @@
 //! [`Packet`] is what lies between the UDP header and the ICRC. All integers are big-endian but the
 //! ICRC. Spec: `docs/spec/roce.md`, sections 1 to 3.
 
+pub mod cm;
+mod cma;
 mod header;
 mod icrc;
+mod mad;
 mod opcode;
 mod packet;
 mod psn;
 
+pub use cma::{CMA_HEADER_LEN, CmaError, CmaHeader, Gid, flow_label, service_id, service_port};
 pub use header::{
     AETH_LEN, ATOMIC_ACK_ETH_LEN, ATOMIC_ETH_LEN, Aeth, AtomicAckEth, AtomicEth, BTH_LEN, Bth,
     CNP_RESERVED_LEN, DEFAULT_PKEY, DETH_LEN, Deth, FETH_LEN, IETH_LEN, IMM_LEN, MAX_HEADER_LEN,
     NakCode, RETH_LEN, Reth, Syndrome, rnr_timer_ns,
 };
 pub use icrc::{ICRC_LEN, IcrcChecker, IcrcError, IcrcMatch, IcrcPolicy, Outer, split_icrc};
+pub use mad::{GSI_QKEY, GSI_QPN, MAD_HEADER_LEN, MAD_LEN, MAD_MESSAGE_LEN, MadError, MadHeader};
 pub use opcode::{Opcode, PayloadRule, Service};
 pub use packet::{Builder, Packet, PacketError, pad};
 pub use psn::Psn;
