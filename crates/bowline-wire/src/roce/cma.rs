@@ -111,10 +111,7 @@ impl CmaHeader {
             d0, d1, d2, d3, d4, d5, d6, d7, d8, d9, d10, d11, d12, d13, d14, d15,
         ] = rest;
         let (source, destination) = match ip >> 4 {
-            4 => (
-                IpAddr::from([s12, s13, s14, s15]),
-                IpAddr::from([d12, d13, d14, d15]),
-            ),
+            4 => (IpAddr::from([s12, s13, s14, s15]), IpAddr::from([d12, d13, d14, d15])),
             6 => (
                 IpAddr::from([
                     s0, s1, s2, s3, s4, s5, s6, s7, s8, s9, s10, s11, s12, s13, s14, s15,
