@@ -58,6 +58,14 @@ counters! {
     rx_mads,
     /// Management datagrams sent.
     tx_mads,
+    /// Messages of the connection manager that fit nothing [CM-52].
+    cm_ignored,
+    /// Connection requests dropped because too many wait.
+    cm_overflow,
+    /// Messages of the connection manager sent again [CM-40] to [CM-42].
+    cm_resent,
+    /// Messages of the connection manager given up for want of an answer.
+    cm_timeouts,
     /// Requests executed: messages, and reads and atomics.
     requests_executed,
     /// Request packets that came again [RSP-3].

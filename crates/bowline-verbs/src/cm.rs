@@ -1,5 +1,6 @@
 //! Connections, in the terms of rdma_cm: port space TCP, reliable connections.
 
+use core::fmt;
 use std::net::SocketAddr;
 
 use crate::Qpn;
@@ -68,14 +69,73 @@ pub struct ConnRequest {
 pub struct RejectReason(pub u16);
 
 impl RejectReason {
+    /// There is no such queue pair.
+    pub const NO_QP: Self = Self(1);
+    /// The other side has given up.
+    pub const TIMEOUT: Self = Self(4);
     /// Nobody listens.
     pub const INVALID_SERVICE_ID: Self = Self(8);
+    /// Not a reliable connection.
+    pub const INVALID_TRANSPORT: Self = Self(9);
     /// The queue pair is known from a connection that has not ended.
     pub const STALE_CONNECTION: Self = Self(10);
+    /// Addresses that do not fit each other, or cannot be reached.
+    pub const INVALID_GID: Self = Self(12);
     /// The path MTU cannot be carried.
     pub const INVALID_MTU: Self = Self(26);
     /// Refused by the program.
     pub const CONSUMER: Self = Self(28);
+
+    /// Says what the number means; `None` for one without a meaning.
+    pub const fn text(self) -> Option<&'static str> {
+        Some(match self.0 {
+            1 => "no such queue pair",
+            2 => "no such end-to-end context",
+            3 => "no resources",
+            4 => "timed out",
+            5 => "request not supported",
+            6 => "invalid communication id",
+            7 => "invalid communication instance",
+            8 => "nobody listens at this port",
+            9 => "invalid transport service",
+            10 => "stale connection: the peer has not forgotten an earlier one of this queue pair",
+            11 => "the datagram channel does not exist",
+            12 => "invalid address",
+            13 => "invalid local identifier",
+            14 => "invalid service level",
+            15 => "invalid traffic class",
+            16 => "invalid hop limit",
+            17 => "invalid packet rate",
+            18 => "invalid alternate address",
+            19 => "invalid alternate local identifier",
+            20 => "invalid alternate service level",
+            21 => "invalid alternate traffic class",
+            22 => "invalid alternate hop limit",
+            23 => "invalid alternate packet rate",
+            24 => "connect elsewhere",
+            25 => "connect to another port",
+            26 => "invalid path MTU",
+            27 => "too few responder resources",
+            28 => "refused by the program",
+            29 => "invalid RNR retry count",
+            30 => "duplicate communication id",
+            31 => "invalid class version",
+            32 => "invalid flow label",
+            33 => "invalid alternate flow label",
+            35 => "vendor option not supported",
+            _ => return None,
+        })
+    }
+}
+
+/// The meaning and the number, as for logs: `nobody listens at this port (8)`.
+impl fmt::Display for RejectReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.text() {
+            Some(text) => write!(f, "{text} ({})", self.0),
+            None => write!(f, "reason {}", self.0),
+        }
+    }
 }
 
 /// Message of the connection manager, for those who look.
@@ -138,4 +198,19 @@ pub enum CmEvent {
         /// The connection.
         id: CmId,
     },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::RejectReason;
+
+    // tests [CM-10]
+    #[test]
+    fn reasons_are_told_in_words() {
+        assert_eq!(RejectReason::INVALID_SERVICE_ID.to_string(), "nobody listens at this port (8)");
+        assert_eq!(RejectReason::CONSUMER.to_string(), "refused by the program (28)");
+        assert_eq!(RejectReason(34).to_string(), "reason 34");
+        let known = (0..=u16::MAX).filter(|number| RejectReason(*number).text().is_some());
+        assert!(known.eq((1..=33).chain([35])));
+    }
 }
