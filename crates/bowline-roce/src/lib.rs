@@ -4,6 +4,7 @@
 //! sockets, threads or clocks. Spec: `docs/spec/roce.md`.
 #![forbid(unsafe_code)]
 
+mod cm;
 mod counters;
 mod mr;
 mod rc;
@@ -13,5 +14,6 @@ mod table;
 mod time;
 mod ud;
 
+pub use cm::{CmConfig, FormerLife};
 pub use counters::Counters;
 pub use time::Instant;

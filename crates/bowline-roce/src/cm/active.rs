@@ -1,0 +1,235 @@
+//! The connecting side [CM-31] to [CM-36], [CMA-8] to [CMA-12].
+
+use std::net::{IpAddr, SocketAddr};
+
+use bowline_verbs::{CmEvent, CmId, ConnParam, Error, Qpn, RejectReason};
+use bowline_wire::roce::cm::{Answered, CmMad, CmMessage, REQ_PRIVATE_LEN, Rep, Req, TRANSPORT_RC};
+use bowline_wire::roce::{CMA_HEADER_LEN, CmaHeader, DEFAULT_PKEY, flow_label, service_id};
+
+use super::config::ack_timeout;
+use super::conn::{Conn, Peer, State};
+use super::reject::Refusal;
+use super::{Manager, Output, QpOrder};
+use crate::Instant;
+
+/// Most bytes of a program's data in a REQ [CMA-5].
+const REQ_DATA_LEN: usize = REQ_PRIVATE_LEN - CMA_HEADER_LEN;
+/// LIDs mean nothing here; this is what a path over routers has [CM-1].
+const NO_LID: u16 = 0xffff;
+const HOP_LIMIT: u8 = 64;
+
+impl Manager {
+    /// Connects from an address of this device; port 0 asks for one that is free.
+    pub(crate) fn connect(
+        &mut self,
+        now: Instant,
+        mut local: SocketAddr,
+        remote: SocketAddr,
+        param: &ConnParam,
+    ) -> Result<CmId, Error> {
+        if param.private_data.len() > REQ_DATA_LEN {
+            return Err(Error::Invalid("a connect carries at most 56 bytes of data"));
+        }
+        if local.is_ipv4() != remote.is_ipv4() {
+            return Err(Error::Invalid("the addresses are of different families"));
+        }
+        if remote.port() == 0 || remote.ip().is_unspecified() || remote.ip().is_multicast() {
+            return Err(Error::Invalid("the remote address is not one to connect to"));
+        }
+        self.check_qp(param)?;
+        if self.conns.len() >= self.config.max_connections {
+            return Err(Error::Limit("connections"));
+        }
+        if local.port() == 0 {
+            local.set_port(self.ephemeral_port());
+        }
+        let comm = self.new_comm();
+        let id = self.new_id();
+        let conn = Conn {
+            comm,
+            active: true,
+            pending_at: None,
+            local,
+            remote,
+            qpn: Some(param.qpn),
+            peer: None,
+            transaction: self.transaction(comm),
+            rq_psn: self.rng.next_u24(),
+            sq_psn: 0,
+            mtu: self.port.mtu,
+            flow_label: flow_label(local.port(), remote.port()),
+            tos: param.tos,
+            ack_timeout: self.config.ack_timeout(),
+            retry_count: param.retry_count.min(7),
+            rnr_retry_count: param.rnr_retry_count.min(7),
+            min_rnr_timer: param.min_rnr_timer,
+            responder_resources: param.responder_resources.min(self.port.max_rd_atomic),
+            initiator_depth: param.initiator_depth.min(self.port.max_rd_atomic),
+            proposed: (0, 0),
+            period: self.config.req_period(),
+            max_retries: self.config.max_retries.min(15),
+            state: State::Timewait,
+            timer: None,
+            forgotten: false,
+        };
+        let req = self.req(&conn, param);
+        let mad = CmMad { transaction: conn.transaction, message: CmMessage::Req(req) };
+        let init = QpOrder { id, qpn: param.qpn, steps: vec![conn.to_init()], awaited: false };
+        self.outputs.push_back(Output::Order(init));
+        let (period, left) = (conn.period, conn.max_retries);
+        self.insert(id, conn);
+        if let Some(resend) = self.send_until_answered(now, id, Box::new(mad.emit()), period, left)
+        {
+            self.enter(id, State::ReqSent(resend));
+        }
+        Ok(id)
+    }
+
+    /// The queue pair must not belong to another connection, nor to one that has just ended.
+    pub(super) fn check_qp(&self, param: &ConnParam) -> Result<(), Error> {
+        if param.qpn.0 == 0 || param.qpn.0 >= 1 << 24 {
+            return Err(Error::NoSuch("queue pair"));
+        }
+        if self.reserves(param.qpn) {
+            return Err(Error::Busy("queue pair"));
+        }
+        Ok(())
+    }
+
+    /// Makes the REQ [CMA-8].
+    fn req(&self, conn: &Conn, param: &ConnParam) -> Req {
+        let (source, destination) = (conn.local.ip(), conn.remote.ip());
+        let header = CmaHeader { source_port: conn.local.port(), source, destination };
+        let mut private_data = [0; REQ_PRIVATE_LEN];
+        let (head, data) = private_data.split_at_mut(CMA_HEADER_LEN);
+        head.copy_from_slice(&header.emit());
+        data[..param.private_data.len()].copy_from_slice(&param.private_data);
+        Req {
+            local_id: conn.comm,
+            service_id: service_id(conn.remote.port()),
+            guid: self.port.guid,
+            qpn: param.qpn.0,
+            responder_resources: conn.responder_resources,
+            initiator_depth: conn.initiator_depth,
+            remote_timeout: self.config.response_timeout,
+            transport: TRANSPORT_RC,
+            flow_control: false,
+            // The passive side sends from here on [CM-31].
+            starting_psn: conn.rq_psn,
+            local_timeout: self.config.response_timeout,
+            retry_count: conn.retry_count,
+            pkey: DEFAULT_PKEY,
+            mtu: conn.mtu.code(),
+            rnr_retry_count: conn.rnr_retry_count,
+            max_retries: self.config.max_retries.min(15),
+            srq: false,
+            local_lid: NO_LID,
+            remote_lid: NO_LID,
+            local_gid: source.into(),
+            remote_gid: destination.into(),
+            flow_label: conn.flow_label,
+            packet_rate: 0,
+            traffic_class: conn.tos,
+            hop_limit: HOP_LIMIT,
+            service_level: 0,
+            subnet_local: false,
+            ack_timeout: conn.ack_timeout,
+            private_data,
+        }
+    }
+
+    /// The peer accepts.
+    pub(super) fn handle_rep(
+        &mut self,
+        now: Instant,
+        from: IpAddr,
+        to: IpAddr,
+        transaction: u64,
+        rep: &Rep,
+    ) -> bool {
+        let Some(&id) = self.by_comm.get(&rep.remote_id) else { return false };
+        let Some(conn) = self.conns.get(&id) else { return false };
+        if conn.remote.ip() != from || conn.local.ip() != to || !conn.active {
+            return false;
+        }
+        match conn.state {
+            State::ReqSent(_) => {}
+            State::Established if conn.ids().remote == rep.local_id => {
+                // The RTU was lost, or has crossed with this [CM-44] [CM-50].
+                self.send_rtu(id);
+                return true;
+            }
+            _ => return false,
+        }
+        if rep.local_id == 0 || rep.qpn == 0 || self.by_peer.contains_key(&(rep.guid, rep.local_id))
+        {
+            return false;
+        }
+        if let Some(&old) = self.by_peer_qp.get(&(rep.guid, rep.qpn)) {
+            self.refuse(
+                to,
+                from,
+                transaction,
+                Refusal::of_rep(rep, RejectReason::STALE_CONNECTION),
+            );
+            self.end_stale(now, old, from);
+            self.rejected(now, id, RejectReason::STALE_CONNECTION, Vec::new());
+            return true;
+        }
+        self.take_rep(id, rep);
+        true
+    }
+
+    /// Takes over what the REP says, and has the queue pair made ready.
+    fn take_rep(&mut self, id: CmId, rep: &Rep) {
+        self.set_timer(id, None);
+        let packet_life = self.config.ack_timeout().saturating_sub(1);
+        let Some(conn) = self.conns.get_mut(&id) else { return };
+        conn.peer = Some(Peer { comm: rep.local_id, guid: rep.guid, qpn: rep.qpn });
+        conn.sq_psn = rep.starting_psn;
+        // The peer has made its choice within what was proposed [CM-32]; more than that is not
+        // for this side to believe.
+        let (responder, initiator) = (conn.responder_resources, conn.initiator_depth);
+        conn.responder_resources = rep.initiator_depth.min(responder);
+        conn.initiator_depth = rep.responder_resources.min(initiator);
+        conn.rnr_retry_count = rep.rnr_retry_count;
+        conn.ack_timeout = ack_timeout(rep.ack_delay, packet_life);
+        let steps = vec![conn.to_rtr(), conn.to_rts()];
+        let qpn = conn.qpn.unwrap_or(Qpn(0));
+        self.by_peer.insert((rep.guid, rep.local_id), id);
+        self.by_peer_qp.insert((rep.guid, rep.qpn), id);
+        self.enter(id, State::RepRcvd(rep.private_data.to_vec()));
+        self.outputs.push_back(Output::Order(QpOrder { id, qpn, steps, awaited: true }));
+    }
+
+    /// The queue pair is ready, or cannot be made so: the connection is refused then, and to the
+    /// program it looks as if the peer had done so.
+    pub(super) fn active_ready(&mut self, now: Instant, id: CmId, done: bool) {
+        let Some(conn) = self.conns.get_mut(&id) else { return };
+        if !done {
+            let (transaction, ids) = (conn.transaction, conn.ids());
+            let (from, to) = (conn.local.ip(), conn.remote.ip());
+            let refusal = Refusal::of(ids, Answered::REP, RejectReason::CONSUMER);
+            self.refuse(from, to, transaction, refusal);
+            self.rejected(now, id, RejectReason::CONSUMER, Vec::new());
+            return;
+        }
+        let State::RepRcvd(private_data) = &mut conn.state else { return };
+        let event = CmEvent::Established {
+            id,
+            private_data: std::mem::take(private_data),
+            responder_resources: conn.responder_resources,
+            initiator_depth: conn.initiator_depth,
+        };
+        self.send_rtu(id);
+        self.enter(id, State::Established);
+        self.event_of(id, event);
+    }
+
+    fn send_rtu(&mut self, id: CmId) {
+        if let Some(conn) = self.conns.get(&id) {
+            let (transaction, ids) = (conn.transaction, conn.ids());
+            self.send_of(id, transaction, CmMessage::Rtu(ids));
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! Settings of the connection manager. Times that both sides must agree on are codes: a code t
+//! means 2^(t-8) milliseconds [CM-34].
+
+use std::time::Duration;
+
+use bowline_verbs::Mtu;
+
+/// Settings of the connection manager, with the kernel's times and numbers.
+#[derive(Clone, Debug)]
+pub struct CmConfig {
+    /// Code of the time a packet lives, 5 bits; the acknowledgement timeout is made of it [CM-33].
+    pub packet_life: u8,
+    /// Code of the time this side takes to acknowledge, 5 bits [CM-55].
+    pub ack_delay: u8,
+    /// Code of the time in which either side answers a message, 5 bits [CMA-8].
+    pub response_timeout: u8,
+    /// Most times a message is sent again at the full period, at most 15 [CM-40].
+    pub max_retries: u8,
+    /// Times after which a message is sent again before the full period sets in. A kernel ignores
+    /// what it has already, or answers once more [CM-44]; so a lost message costs less.
+    pub first_resends: Vec<Duration>,
+    /// Code of the time a program may take to answer a request, told to a peer that asks again
+    /// [CM-43].
+    pub service_timeout: u8,
+    /// Requests of one listener that the program has not answered; further ones are dropped.
+    pub max_pending: usize,
+    /// The same for all listeners together.
+    pub max_pending_total: usize,
+    /// Connections in any state.
+    pub max_connections: usize,
+}
+
+impl Default for CmConfig {
+    fn default() -> Self {
+        Self {
+            packet_life: 16,
+            ack_delay: 15,
+            response_timeout: 20,
+            max_retries: 15,
+            first_resends: [50, 200, 1000].map(Duration::from_millis).to_vec(),
+            service_timeout: 24,
+            max_pending: 128,
+            max_pending_total: 1024,
+            max_connections: 16_384,
+        }
+    }
+}
+
+impl CmConfig {
+    /// Code of the acknowledgement timeout this side asks for [CM-33].
+    pub(super) fn ack_timeout(&self) -> u8 {
+        ack_timeout(self.ack_delay, self.packet_life)
+    }
+
+    /// Period in which a REQ is sent again [CM-40].
+    pub(super) fn req_period(&self) -> Duration {
+        2 * time_of(self.packet_life) + time_of(self.response_timeout)
+    }
+}
+
+/// What the manager must know of its device.
+#[derive(Clone, Debug)]
+pub(crate) struct Port {
+    /// Node GUID, unique and not 0 [CM-37].
+    pub(crate) guid: u64,
+    /// Largest path MTU.
+    pub(crate) mtu: Mtu,
+    /// Most reads and atomics of a queue pair, either way.
+    pub(crate) max_rd_atomic: u8,
+}
+
+/// Longest time a code of a peer stands for here, about 65 seconds.
+const LONGEST: u8 = 24;
+
+/// Returns the time a code stands for, as the kernel rounds it [CM-34].
+pub(super) fn time_of(code: u8) -> Duration {
+    Duration::from_millis(1 << code.min(LONGEST).saturating_sub(8))
+}
+
+/// Returns the code of a queue pair's acknowledgement timeout, of the peer's delay and the time a
+/// packet lives [CM-33].
+pub(super) fn ack_timeout(delay: u8, packet_life: u8) -> u8 {
+    let flight = packet_life.saturating_add(1);
+    let code = if flight >= delay {
+        flight + u8::from(delay >= flight - 1)
+    } else {
+        delay + u8::from(flight >= delay - 1)
+    };
+    code.min(31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // tests [CM-33]
+    #[test]
+    fn acknowledgement_timeouts() {
+        assert_eq!(ack_timeout(15, 16), 17, "rxe and RoCE");
+        assert_eq!(ack_timeout(0, 16), 17, "never below 17 [CM-55]");
+        assert_eq!(ack_timeout(16, 16), 18);
+        assert_eq!(ack_timeout(17, 16), 18);
+        assert_eq!(ack_timeout(18, 16), 19);
+        assert_eq!(ack_timeout(25, 16), 25);
+        assert_eq!(ack_timeout(31, 31), 31);
+        assert_eq!(ack_timeout(255, 255), 31);
+        assert_eq!(ack_timeout(0, 0), 1);
+    }
+
+    // tests [CM-34] [CM-40] [CM-43] [CM-45]
+    #[test]
+    fn times() {
+        let config = CmConfig::default();
+        assert_eq!(config.req_period(), Duration::from_millis(4608));
+        assert_eq!(time_of(20), Duration::from_millis(4096));
+        assert_eq!(time_of(24), Duration::from_millis(65536));
+        assert_eq!(time_of(config.ack_timeout()), Duration::from_millis(512));
+        assert_eq!(time_of(3), Duration::from_millis(1));
+        assert_eq!(time_of(31), time_of(24));
+    }
+}

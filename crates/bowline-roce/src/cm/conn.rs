@@ -1,0 +1,168 @@
+//! One connection: what is known of it, and its state.
+//!
+//! ```text
+//! active   ReqSent --REP--> RepRcvd --queue pair ready, RTU--> Established
+//! passive  ReqRcvd --accept--> Accepting --queue pair ready, REP--> RepSent --RTU--> Established
+//! both     Established --disconnect, DREQ--> DreqSent --DREP--> Timewait --> gone
+//!          Established --DREQ, answered by DREP--> Timewait --> gone
+//! ```
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use bowline_verbs::{Access, AddressVector, CmId, Mtu, QpAttr, QpState, Qpn};
+use bowline_wire::roce::MAD_LEN;
+use bowline_wire::roce::cm::Ids;
+
+use crate::Instant;
+
+/// A MAD as it goes out.
+pub(crate) type MadBytes = Box<[u8; MAD_LEN]>;
+
+/// What is known of the other side.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Peer {
+    /// Its name of the connection.
+    pub(super) comm: u32,
+    /// Its node.
+    pub(super) guid: u64,
+    /// Its queue pair.
+    pub(super) qpn: u32,
+}
+
+/// A message that is sent until it is answered.
+#[derive(Debug)]
+pub(super) struct Resend {
+    /// Always the same bytes [GSI-6].
+    pub(super) mad: MadBytes,
+    /// How many of the early repetitions are done.
+    pub(super) early: usize,
+    /// Time between the others.
+    pub(super) period: Duration,
+    /// How many of the others are left.
+    pub(super) left: u8,
+    /// An MRA has come; only the first counts [CM-43].
+    pub(super) extended: bool,
+}
+
+/// Where a connection stands; see the picture above.
+#[derive(Debug)]
+pub(super) enum State {
+    /// The program has not answered the request.
+    ReqRcvd,
+    /// It has accepted; the queue pair is being made ready.
+    Accepting(MadBytes),
+    /// Waits for the RTU.
+    RepSent(Resend),
+    /// Waits for the REP.
+    ReqSent(Resend),
+    /// The queue pair is being made ready; the peer's private data.
+    RepRcvd(Vec<u8>),
+    /// Up.
+    Established,
+    /// Waits for the DREP.
+    DreqSent(Resend),
+    /// Over; its names stay taken for a while [CM-45].
+    Timewait,
+}
+
+/// A connection.
+#[derive(Debug)]
+pub(super) struct Conn {
+    /// This side's name of it.
+    pub(super) comm: u32,
+    /// This side has connected.
+    pub(super) active: bool,
+    /// The listener it counts as pending at.
+    pub(super) pending_at: Option<CmId>,
+    pub(super) local: SocketAddr,
+    pub(super) remote: SocketAddr,
+    /// This side's queue pair, `None` until a request is accepted.
+    pub(super) qpn: Option<Qpn>,
+    pub(super) peer: Option<Peer>,
+    /// Transaction of the handshake [GSI-4].
+    pub(super) transaction: u64,
+    /// First sequence number expected: the one this side tells the peer [CM-31].
+    pub(super) rq_psn: u32,
+    /// First sequence number sent: the one the peer tells this side [CM-31].
+    pub(super) sq_psn: u32,
+    pub(super) mtu: Mtu,
+    pub(super) flow_label: u32,
+    pub(super) tos: u8,
+    /// Code of the queue pair's acknowledgement timeout [CM-33].
+    pub(super) ack_timeout: u8,
+    pub(super) retry_count: u8,
+    pub(super) rnr_retry_count: u8,
+    pub(super) min_rnr_timer: u8,
+    /// Of a request: what the peer proposes. Else: this side's own [CM-32].
+    pub(super) responder_resources: u8,
+    pub(super) initiator_depth: u8,
+    /// What the peer proposed, while a request is being accepted.
+    pub(super) proposed: (u8, u8),
+    /// How the REP and the DREQ of a passive side are repeated [CM-41].
+    pub(super) period: Duration,
+    pub(super) max_retries: u8,
+    pub(super) state: State,
+    pub(super) timer: Option<Instant>,
+    /// The program has destroyed its name of it: no more events.
+    pub(super) forgotten: bool,
+}
+
+impl Conn {
+    /// Names as a message to the peer has them; 0 for a peer not known yet.
+    pub(super) fn ids(&self) -> Ids {
+        Ids { local: self.comm, remote: self.peer.map_or(0, |peer| peer.comm) }
+    }
+
+    /// Tells whether a message with these names means this connection [CM-36].
+    pub(super) fn is_named(&self, by_peer: Ids) -> bool {
+        let ids = self.ids();
+        ids.remote != 0 && by_peer == Ids { local: ids.remote, remote: ids.local }
+    }
+
+    /// Tells whether the connection needs its queue pair.
+    pub(super) fn holds_qp(&self) -> bool {
+        !matches!(self.state, State::DreqSent(_) | State::Timewait)
+    }
+
+    /// From RESET to INIT [CMA-12].
+    pub(super) fn to_init(&self) -> QpAttr {
+        let mut access = Access::REMOTE_WRITE;
+        if self.responder_resources > 0 {
+            access |= Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+        }
+        QpAttr { state: Some(QpState::Init), access: Some(access), ..QpAttr::default() }
+    }
+
+    /// From INIT to RTR [CMA-12] [CMA-16].
+    pub(super) fn to_rtr(&self) -> QpAttr {
+        QpAttr {
+            state: Some(QpState::Rtr),
+            av: Some(AddressVector {
+                local: self.local.ip(),
+                remote: self.remote.ip(),
+                flow_label: self.flow_label,
+                tos: self.tos,
+            }),
+            path_mtu: Some(self.mtu),
+            dest_qpn: self.peer.map(|peer| Qpn(peer.qpn)),
+            rq_psn: Some(self.rq_psn),
+            max_dest_rd_atomic: Some(self.responder_resources),
+            min_rnr_timer: Some(self.min_rnr_timer),
+            ..QpAttr::default()
+        }
+    }
+
+    /// From RTR to RTS [CMA-12] [CM-35].
+    pub(super) fn to_rts(&self) -> QpAttr {
+        QpAttr {
+            state: Some(QpState::Rts),
+            sq_psn: Some(self.sq_psn),
+            max_rd_atomic: Some(self.initiator_depth),
+            timeout: Some(self.ack_timeout),
+            retry_cnt: Some(self.retry_count),
+            rnr_retry: Some(self.rnr_retry_count),
+            ..QpAttr::default()
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! How connections end.
+
+use std::net::IpAddr;
+
+use bowline_verbs::{CmEvent, CmId, Error};
+use bowline_wire::roce::cm::{Answered, CmMad, CmMessage, Dreq, Ids};
+
+use super::Manager;
+use super::config::time_of;
+use super::conn::State;
+use super::reject::Refusal;
+use crate::Instant;
+use bowline_verbs::RejectReason;
+
+/// What a process must remember of a connection to end it in its next life [CM-53].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FormerLife {
+    /// This side's address.
+    pub local: IpAddr,
+    /// The peer's.
+    pub remote: IpAddr,
+    /// This side's name of the connection.
+    pub local_id: u32,
+    /// The peer's.
+    pub remote_id: u32,
+    /// The peer's queue pair.
+    pub remote_qpn: u32,
+}
+
+impl Manager {
+    /// Ends a connection; one that has ended already is left as it is.
+    pub(crate) fn disconnect(&mut self, now: Instant, id: CmId) -> Result<(), Error> {
+        let Some(conn) = self.conns.get(&id) else {
+            let over = self.was_issued(id) && !self.listeners.contains(id);
+            return if over { Ok(()) } else { Err(Error::NoSuch("connection")) };
+        };
+        match conn.state {
+            State::Established | State::RepSent(_) => {
+                self.end(now, id);
+                Ok(())
+            }
+            State::DreqSent(_) | State::Timewait => Ok(()),
+            _ => Err(Error::Invalid("the connection does not stand")),
+        }
+    }
+
+    /// Ends a connection that stands: queue pair to error, DREQ.
+    fn end(&mut self, now: Instant, id: CmId) {
+        let Some(conn) = self.conns.get(&id) else { return };
+        let Some(peer) = conn.peer else { return };
+        let dreq = Dreq { ids: conn.ids(), remote_qpn: peer.qpn };
+        let mad =
+            CmMad { transaction: self.transaction(conn.comm), message: CmMessage::Dreq(dreq) };
+        let (period, left) = (conn.period, conn.max_retries);
+        self.order_error(id);
+        let mad = Box::new(mad.emit());
+        if let Some(resend) = self.send_until_answered(now, id, mad, period, left) {
+            self.enter(id, State::DreqSent(resend));
+        }
+    }
+
+    /// Another connection has come from the queue pair of this one, so the peer has lost it
+    /// [CM-37]. That is believed of the same address only.
+    pub(super) fn end_stale(&mut self, now: Instant, id: CmId, from: IpAddr) {
+        let same = self.conns.get(&id).filter(|conn| conn.remote.ip() == from);
+        if same.is_some_and(|conn| matches!(conn.state, State::Established | State::RepSent(_))) {
+            self.end(now, id);
+        }
+    }
+
+    /// The peer ends the connection. It is answered at once [CM-51], also when this side knows
+    /// nothing of it [CM-44].
+    pub(super) fn handle_dreq(
+        &mut self,
+        now: Instant,
+        from: IpAddr,
+        to: IpAddr,
+        transaction: u64,
+        dreq: Dreq,
+    ) -> bool {
+        let mirrored = Ids { local: dreq.ids.remote, remote: dreq.ids.local };
+        let drep = CmMad { transaction, message: CmMessage::Drep(mirrored) };
+        let known = self.by_comm.get(&dreq.ids.remote).and_then(|id| self.conns.get(id));
+        let Some((id, conn)) = self.find(from, dreq.ids) else {
+            // Not this connection's peer, or no connection of that name at all.
+            if known.is_some_and(|conn| conn.is_named(dreq.ids)) {
+                return false;
+            }
+            self.send(to, from, &drep);
+            return true;
+        };
+        if conn.qpn.is_none_or(|qpn| qpn.0 != dreq.remote_qpn) {
+            return false;
+        }
+        match conn.state {
+            State::Established | State::RepSent(_) | State::DreqSent(_) => {
+                self.order_error(id);
+                self.event_of(id, CmEvent::Disconnected { id });
+                self.enter_timewait(now, id);
+            }
+            State::Timewait => {}
+            _ => return false,
+        }
+        self.send(to, from, &drep);
+        true
+    }
+
+    /// The peer has got the DREQ.
+    pub(super) fn handle_drep(&mut self, now: Instant, from: IpAddr, ids: Ids) -> bool {
+        let Some((id, conn)) = self.find(from, ids) else { return false };
+        if !matches!(conn.state, State::DreqSent(_)) {
+            return false;
+        }
+        self.event_of(id, CmEvent::Disconnected { id });
+        self.enter_timewait(now, id);
+        true
+    }
+
+    /// Late packets may come for a while [CM-45].
+    pub(super) fn enter_timewait(&mut self, now: Instant, id: CmId) {
+        self.forget_peer(id);
+        self.enter(id, State::Timewait);
+        let Some(conn) = self.conns.get(&id) else { return };
+        let over = now + time_of(conn.ack_timeout);
+        self.set_timer(id, Some(over));
+    }
+
+    /// Forgets a connection, ending it as its state asks for.
+    pub(super) fn destroy_connection(&mut self, now: Instant, id: CmId) {
+        let Some(conn) = self.conns.get_mut(&id) else { return };
+        conn.forgotten = true;
+        let (from, to, transaction) = (conn.local.ip(), conn.remote.ip(), conn.transaction);
+        let ids = conn.ids();
+        let answered = match conn.state {
+            State::Established | State::RepSent(_) => return self.end(now, id),
+            State::DreqSent(_) | State::Timewait => return,
+            State::ReqSent(_) => {
+                self.refuse_by_timeout(id);
+                self.order_error(id);
+                return self.remove(id);
+            }
+            State::RepRcvd(_) => Answered::REP,
+            State::ReqRcvd | State::Accepting(_) => Answered::REQ,
+        };
+        let refusal = Refusal::of(ids, answered, RejectReason::CONSUMER);
+        self.refuse(from, to, transaction, refusal);
+        self.order_error(id);
+        self.remove(id);
+    }
+
+    /// Returns what is needed to end the connections that stand in another life of this process.
+    pub(crate) fn former_lives(&self) -> impl Iterator<Item = FormerLife> {
+        let up = |state: &State| matches!(state, State::Established | State::RepSent(_));
+        self.conns.values().filter(move |conn| up(&conn.state)).filter_map(|conn| {
+            let peer = conn.peer?;
+            Some(FormerLife {
+                local: conn.local.ip(),
+                remote: conn.remote.ip(),
+                local_id: conn.comm,
+                remote_id: peer.comm,
+                remote_qpn: peer.qpn,
+            })
+        })
+    }
+
+    /// Ends a connection of this process's former life: one DREQ, whose answer is ignored [CM-53].
+    pub(crate) fn end_former_life(&mut self, former: &FormerLife) {
+        let dreq = Dreq {
+            ids: Ids { local: former.local_id, remote: former.remote_id },
+            remote_qpn: former.remote_qpn,
+        };
+        let transaction = self.transaction(former.local_id);
+        let mad = CmMad { transaction, message: CmMessage::Dreq(dreq) };
+        self.send(former.local, former.remote, &mad);
+    }
+}

@@ -1,0 +1,118 @@
+//! Listeners [CMA-15].
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use bowline_verbs::{CmId, Error};
+
+use super::Manager;
+
+/// What listens, by name and by address.
+#[derive(Debug, Default)]
+pub(super) struct Listeners {
+    by_id: BTreeMap<CmId, Listener>,
+    by_addr: BTreeMap<(u16, IpAddr), CmId>,
+}
+
+#[derive(Debug)]
+struct Listener {
+    at: SocketAddr,
+    /// Its requests that the program has not answered.
+    pending: usize,
+}
+
+/// Which listener a request is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Found {
+    /// This one.
+    Listener(CmId),
+    /// None of this address, but others of this port.
+    OtherAddress,
+    /// Nobody listens to this port.
+    Nobody,
+}
+
+impl Listeners {
+    pub(super) fn contains(&self, id: CmId) -> bool {
+        self.by_id.contains_key(&id)
+    }
+
+    pub(super) fn remove(&mut self, id: CmId) -> bool {
+        let Some(listener) = self.by_id.remove(&id) else { return false };
+        self.by_addr.remove(&(listener.at.port(), listener.at.ip()));
+        true
+    }
+
+    /// Finds the listener of an address: its own, else that of all addresses of its family, else
+    /// that of all addresses [CMA-6].
+    pub(super) fn find(&self, at: SocketAddr) -> Found {
+        let any_v4 = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+        let any = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
+        let candidates = if at.is_ipv4() { [at.ip(), any_v4, any] } else { [at.ip(), any, any] };
+        let found = candidates.iter().find_map(|ip| self.by_addr.get(&(at.port(), *ip)));
+        match found {
+            Some(id) => Found::Listener(*id),
+            None if self.any_at(at.port()) => Found::OtherAddress,
+            None => Found::Nobody,
+        }
+    }
+
+    fn any_at(&self, port: u16) -> bool {
+        let least = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+        self.by_addr.range((port, least)..).next().is_some_and(|((found, _), _)| *found == port)
+    }
+
+    pub(super) fn pending(&self, id: CmId) -> usize {
+        self.by_id.get(&id).map_or(0, |listener| listener.pending)
+    }
+
+    pub(super) fn take(&mut self, id: CmId) {
+        if let Some(listener) = self.by_id.get_mut(&id) {
+            listener.pending += 1;
+        }
+    }
+
+    pub(super) fn release(&mut self, id: CmId) {
+        if let Some(listener) = self.by_id.get_mut(&id) {
+            listener.pending -= 1;
+        }
+    }
+}
+
+impl Manager {
+    /// Listens to an address, or to all with an unspecified one. Port 0 asks for any that is free.
+    pub(crate) fn listen(&mut self, mut at: SocketAddr) -> Result<CmId, Error> {
+        if at.port() == 0 {
+            at.set_port(self.free_port(at.ip())?);
+        }
+        let key = (at.port(), at.ip());
+        if self.listeners.by_addr.contains_key(&key) {
+            return Err(Error::AddrInUse(format!("{at} has a listener already")));
+        }
+        let id = self.new_id();
+        self.listeners.by_addr.insert(key, id);
+        self.listeners.by_id.insert(id, Listener { at, pending: 0 });
+        Ok(id)
+    }
+
+    /// Returns the address of a listener, or this side's of a connection.
+    pub(crate) fn local_addr(&self, id: CmId) -> Option<SocketAddr> {
+        let of_listener = self.listeners.by_id.get(&id).map(|listener| listener.at);
+        of_listener.or_else(|| self.conns.get(&id).map(|conn| conn.local))
+    }
+
+    fn free_port(&mut self, ip: IpAddr) -> Result<u16, Error> {
+        for _ in 0..1000 {
+            let port = self.ephemeral_port();
+            if !self.listeners.by_addr.contains_key(&(port, ip)) {
+                return Ok(port);
+            }
+        }
+        Err(Error::Limit("listeners"))
+    }
+
+    /// Chooses a port of the range that is left to programs.
+    pub(super) fn ephemeral_port(&mut self) -> u16 {
+        0xc000 | (self.rng.next_u32() as u16 & 0x3fff)
+    }
+}

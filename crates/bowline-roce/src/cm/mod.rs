@@ -1,0 +1,312 @@
+//! The connection manager: reliable connections as rdma_cm makes them [CM-30] [CMA-1].
+//!
+//! A state machine beside the queue pairs, of which it knows only the numbers. In: the program's
+//! calls, MADs and the time. Out, by [`Manager::poll_output`] after every input: MADs to send,
+//! events for the program, and orders for queue pairs. An order that is `awaited` must be answered
+//! with [`Manager::ordered`], since the REP or the RTU goes out when the queue pair is ready, not
+//! before.
+//!
+//! Everything a peer can make grow has a limit in [`CmConfig`]; what lies beyond is dropped and
+//! counted. A name of a connection ends with its last event (`Rejected`, `Unreachable`,
+//! `TimewaitExit`) or when the program rejects or destroys it; destroying it then is no error.
+
+mod active;
+mod config;
+mod conn;
+mod ending;
+mod listen;
+mod passive;
+mod reject;
+mod timers;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::net::IpAddr;
+
+use bowline_verbs::{CmEvent, CmId, Error, QpAttr, QpState, Qpn};
+use bowline_wire::roce::cm::{CmMad, CmMessage, Ids};
+
+pub use config::CmConfig;
+pub(crate) use config::Port;
+pub use ending::FormerLife;
+
+use crate::Instant;
+use crate::counters::Counters;
+use crate::rng::Rng;
+use conn::{Conn, MadBytes, State};
+use listen::Listeners;
+
+/// A MAD to send, from and to queue pair 1.
+#[derive(Debug)]
+pub(crate) struct SendMad {
+    pub(crate) from: IpAddr,
+    pub(crate) to: IpAddr,
+    pub(crate) mad: MadBytes,
+}
+
+/// Transitions of a queue pair, to be done in order and before the next output is looked at. A step
+/// to the state the queue pair is in already is left out.
+#[derive(Debug)]
+pub(crate) struct QpOrder {
+    pub(crate) id: CmId,
+    pub(crate) qpn: Qpn,
+    pub(crate) steps: Vec<QpAttr>,
+    /// The manager goes on when it is told the outcome.
+    pub(crate) awaited: bool,
+}
+
+/// What the manager wants done.
+#[derive(Debug)]
+pub(crate) enum Output {
+    Mad(SendMad),
+    Order(QpOrder),
+    Event(CmEvent),
+}
+
+/// The connection manager of one device.
+#[derive(Debug)]
+pub(crate) struct Manager {
+    config: CmConfig,
+    port: Port,
+    rng: Rng,
+    /// Upper half of transactions [GSI-4].
+    client: u32,
+    next_id: u32,
+    listeners: Listeners,
+    conns: BTreeMap<CmId, Conn>,
+    by_comm: BTreeMap<u32, CmId>,
+    /// By the peer's node and its name of the connection [CM-37] [CM-54].
+    by_peer: BTreeMap<(u64, u32), CmId>,
+    /// By the peer's node and its queue pair [CM-37].
+    by_peer_qp: BTreeMap<(u64, u32), CmId>,
+    by_qp: BTreeMap<Qpn, CmId>,
+    timers: BTreeSet<(Instant, CmId)>,
+    outputs: VecDeque<Output>,
+    /// Requests the program has not answered.
+    pending: usize,
+    /// Connections in `RepSent`.
+    awaiting_rtu: usize,
+}
+
+impl Manager {
+    pub(crate) fn new(config: CmConfig, port: Port, mut rng: Rng) -> Self {
+        Self {
+            config,
+            port,
+            client: rng.next_u32(),
+            rng,
+            next_id: 1,
+            listeners: Listeners::default(),
+            conns: BTreeMap::new(),
+            by_comm: BTreeMap::new(),
+            by_peer: BTreeMap::new(),
+            by_peer_qp: BTreeMap::new(),
+            by_qp: BTreeMap::new(),
+            timers: BTreeSet::new(),
+            outputs: VecDeque::new(),
+            pending: 0,
+            awaiting_rtu: 0,
+        }
+    }
+
+    /// Returns the next thing to do; call until `None` after every input.
+    pub(crate) fn poll_output(&mut self) -> Option<Output> {
+        self.outputs.pop_front()
+    }
+
+    /// Tells whether a connection needs the queue pair: it must not be destroyed.
+    pub(crate) fn holds(&self, qpn: Qpn) -> bool {
+        self.by_qp.get(&qpn).and_then(|id| self.conns.get(id)).is_some_and(Conn::holds_qp)
+    }
+
+    /// Tells whether the number must not be given to another queue pair: a connection needs it, or
+    /// the peer may still take it for the one that has ended [QP-6] [CM-45].
+    pub(crate) fn reserves(&self, qpn: Qpn) -> bool {
+        self.by_qp.contains_key(&qpn)
+    }
+
+    /// Tells whether [`data_arrived`](Self::data_arrived) may have an effect now.
+    pub(crate) fn awaits_data(&self) -> bool {
+        self.awaiting_rtu > 0
+    }
+
+    /// Takes a MAD that came to this device's address `to`. What fits nothing is dropped [CM-52].
+    pub(crate) fn handle_mad(
+        &mut self,
+        now: Instant,
+        from: IpAddr,
+        to: IpAddr,
+        mad: &[u8],
+        counters: &mut Counters,
+    ) {
+        let Ok(CmMad { transaction, message }) = CmMad::parse(mad) else {
+            counters.drop_mad += 1;
+            return;
+        };
+        let taken = match message {
+            CmMessage::Req(req) => self.handle_req(now, from, to, transaction, &req, counters),
+            CmMessage::Rep(rep) => self.handle_rep(now, from, to, transaction, &rep),
+            CmMessage::Rtu(ids) => self.handle_rtu(from, ids),
+            CmMessage::Mra(mra) => self.handle_mra(now, from, &mra),
+            CmMessage::Rej(rej) => self.handle_rej(now, from, &rej),
+            CmMessage::Dreq(dreq) => self.handle_dreq(now, from, to, transaction, dreq),
+            CmMessage::Drep(ids) => self.handle_drep(now, from, ids),
+        };
+        if !taken {
+            counters.cm_ignored += 1;
+        }
+    }
+
+    /// Tells the outcome of an awaited order.
+    pub(crate) fn ordered(&mut self, now: Instant, id: CmId, done: bool) {
+        match self.conns.get(&id).map(|conn| &conn.state) {
+            Some(State::RepRcvd(_)) => self.active_ready(now, id, done),
+            Some(State::Accepting(_)) => self.passive_ready(now, id, done),
+            _ => {}
+        }
+    }
+
+    /// Forgets a listener or connection. A listener's unanswered requests are rejected; a connection
+    /// is ended.
+    pub(crate) fn destroy_id(&mut self, now: Instant, id: CmId) -> Result<(), Error> {
+        if self.listeners.remove(id) {
+            let pending: Vec<CmId> = self
+                .conns
+                .iter()
+                .filter(|(_, conn)| conn.pending_at == Some(id))
+                .map(|(id, _)| *id)
+                .collect();
+            for id in pending {
+                self.destroy_connection(now, id);
+            }
+            return Ok(());
+        }
+        if self.conns.contains_key(&id) {
+            self.destroy_connection(now, id);
+            return Ok(());
+        }
+        if self.was_issued(id) { Ok(()) } else { Err(Error::NoSuch("connection")) }
+    }
+
+    /// Tells whether an id that is no more has been one.
+    fn was_issued(&self, id: CmId) -> bool {
+        (1..self.next_id).contains(&id.0)
+    }
+
+    fn new_id(&mut self) -> CmId {
+        loop {
+            let id = CmId(self.next_id);
+            self.next_id = self.next_id.checked_add(1).unwrap_or(1);
+            if !self.conns.contains_key(&id) && !self.listeners.contains(id) {
+                return id;
+            }
+        }
+    }
+
+    /// Chooses a name for a connection: unpredictable, not 0, not in use [CM-30] [CM-53].
+    fn new_comm(&mut self) -> u32 {
+        loop {
+            let comm = self.rng.next_u32();
+            if comm != 0 && !self.by_comm.contains_key(&comm) {
+                return comm;
+            }
+        }
+    }
+
+    fn transaction(&self, comm: u32) -> u64 {
+        u64::from(self.client) << 32 | u64::from(comm)
+    }
+
+    fn insert(&mut self, id: CmId, conn: Conn) {
+        self.by_comm.insert(conn.comm, id);
+        if let Some(qpn) = conn.qpn {
+            self.by_qp.insert(qpn, id);
+        }
+        self.conns.insert(id, conn);
+    }
+
+    fn send(&mut self, from: IpAddr, to: IpAddr, mad: &CmMad) {
+        self.outputs.push_back(Output::Mad(SendMad { from, to, mad: Box::new(mad.emit()) }));
+    }
+
+    /// Sends a message of a connection.
+    fn send_of(&mut self, id: CmId, transaction: u64, message: CmMessage) {
+        if let Some(conn) = self.conns.get(&id) {
+            let (from, to) = (conn.local.ip(), conn.remote.ip());
+            self.send(from, to, &CmMad { transaction, message });
+        }
+    }
+
+    fn event(&mut self, event: CmEvent) {
+        self.outputs.push_back(Output::Event(event));
+    }
+
+    /// Tells an event, unless the program has forgotten the connection.
+    fn event_of(&mut self, id: CmId, event: CmEvent) {
+        if self.conns.get(&id).is_some_and(|conn| !conn.forgotten) {
+            self.event(event);
+        }
+    }
+
+    /// Orders the queue pair of a connection, if it has one, into error.
+    fn order_error(&mut self, id: CmId) {
+        if let Some(qpn) = self.conns.get(&id).and_then(|conn| conn.qpn) {
+            let error = QpAttr { state: Some(QpState::Err), ..QpAttr::default() };
+            let order = QpOrder { id, qpn, steps: vec![error], awaited: false };
+            self.outputs.push_back(Output::Order(order));
+        }
+    }
+
+    /// The request of a connection is answered, or gone.
+    fn no_longer_pending(&mut self, id: CmId) {
+        if let Some(listener) = self.conns.get_mut(&id).and_then(|conn| conn.pending_at.take()) {
+            self.pending -= 1;
+            self.listeners.release(listener);
+        }
+    }
+
+    /// Forgets the peer's names, so that it may use them again [CM-44] [CM-54].
+    fn forget_peer(&mut self, id: CmId) {
+        if let Some(peer) = self.conns.get(&id).and_then(|conn| conn.peer) {
+            for (map, key) in [
+                (&mut self.by_peer, (peer.guid, peer.comm)),
+                (&mut self.by_peer_qp, (peer.guid, peer.qpn)),
+            ] {
+                if map.get(&key) == Some(&id) {
+                    map.remove(&key);
+                }
+            }
+        }
+    }
+
+    /// Changes the state of a connection.
+    fn enter(&mut self, id: CmId, state: State) {
+        let Some(conn) = self.conns.get_mut(&id) else { return };
+        let sent = |state: &State| usize::from(matches!(state, State::RepSent(_)));
+        self.awaiting_rtu = self.awaiting_rtu + sent(&state) - sent(&conn.state);
+        conn.state = state;
+    }
+
+    /// Removes a connection and all its names.
+    fn remove(&mut self, id: CmId) {
+        self.no_longer_pending(id);
+        self.forget_peer(id);
+        self.set_timer(id, None);
+        self.enter(id, State::Timewait);
+        let Some(conn) = self.conns.remove(&id) else { return };
+        self.by_comm.remove(&conn.comm);
+        if let Some(qpn) = conn.qpn {
+            self.by_qp.remove(&qpn);
+        }
+    }
+
+    /// Finds the connection a message of the peer means by both names [CM-36]. It must come from
+    /// the peer's address: the kernel does not look [CM-53], which helps strangers only.
+    fn find(&self, from: IpAddr, ids: Ids) -> Option<(CmId, &Conn)> {
+        let id = *self.by_comm.get(&ids.remote)?;
+        let conn = self.conns.get(&id)?;
+        (conn.is_named(ids) && conn.remote.ip() == from).then_some((id, conn))
+    }
+}

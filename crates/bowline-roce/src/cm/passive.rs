@@ -1,0 +1,265 @@
+//! The side that is connected to.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use bowline_verbs::{CmEvent, CmId, ConnParam, ConnRequest, Error, Mtu, Qpn, RejectReason};
+use bowline_wire::roce::cm::{CmMad, CmMessage, Ids, REP_PRIVATE_LEN, Rep, Req, TRANSPORT_RC};
+use bowline_wire::roce::{CMA_HEADER_LEN, CmaHeader, service_port};
+
+use super::config::time_of;
+use super::conn::{Conn, Peer, State};
+use super::listen::Found;
+use super::reject::Refusal;
+use super::{Manager, Output, QpOrder};
+use crate::Instant;
+use crate::counters::Counters;
+
+/// Longest period of a REP's repetition a peer may ask for, as a code: about 4 seconds.
+const LONGEST_RESPONSE: u8 = 20;
+
+impl Manager {
+    /// Somebody wants to connect.
+    pub(super) fn handle_req(
+        &mut self,
+        now: Instant,
+        from: IpAddr,
+        to: IpAddr,
+        transaction: u64,
+        req: &Req,
+        counters: &mut Counters,
+    ) -> bool {
+        if req.local_id == 0 {
+            return false;
+        }
+        if let Some(&id) = self.by_peer.get(&(req.guid, req.local_id)) {
+            return self.handle_again(id, from);
+        }
+        match self.judge(now, from, to, req) {
+            Ok((listener, header)) => {
+                if self.listeners.pending(listener) >= self.config.max_pending
+                    || self.pending >= self.config.max_pending_total
+                    || self.conns.len() >= self.config.max_connections
+                {
+                    // The peer asks again; there may be room then.
+                    counters.cm_overflow += 1;
+                    return true;
+                }
+                self.take_req(listener, header, transaction, req);
+            }
+            Err(RejectReason::INVALID_GID) => self.refuse_address(to, from, transaction, req),
+            Err(reason) => self.refuse(to, from, transaction, Refusal::of_req(req, reason)),
+        }
+        true
+    }
+
+    /// A REQ that has come before [CM-37] [CM-44].
+    fn handle_again(&mut self, id: CmId, from: IpAddr) -> bool {
+        let Some(conn) = self.conns.get(&id) else { return false };
+        if matches!(conn.state, State::ReqRcvd) && conn.remote.ip() == from {
+            self.send_mra(id);
+            return true;
+        }
+        // The REP is sent again by its own timer.
+        false
+    }
+
+    /// Decides on a new REQ: its listener, or why it is refused [CMA-6] [CMA-7] [CMA-18].
+    fn judge(
+        &mut self,
+        now: Instant,
+        from: IpAddr,
+        to: IpAddr,
+        req: &Req,
+    ) -> Result<(CmId, CmaHeader), RejectReason> {
+        if req.transport != TRANSPORT_RC {
+            return Err(RejectReason::INVALID_TRANSPORT);
+        }
+        if req.qpn == 0 {
+            return Err(RejectReason::NO_QP);
+        }
+        if let Some(&old) = self.by_peer_qp.get(&(req.guid, req.qpn)) {
+            self.end_stale(now, old, from);
+            return Err(RejectReason::STALE_CONNECTION);
+        }
+        let port = service_port(req.service_id).ok_or(RejectReason::INVALID_SERVICE_ID)?;
+        let listener = match self.listeners.find(SocketAddr::new(to, port)) {
+            Found::Listener(id) => id,
+            Found::OtherAddress => return Err(RejectReason::CONSUMER),
+            Found::Nobody => return Err(RejectReason::INVALID_SERVICE_ID),
+        };
+        let mtu = Mtu::from_code(req.mtu).ok_or(RejectReason::INVALID_MTU)?;
+        if mtu > self.port.mtu {
+            // It is used as it is, so it must fit [HDR-9].
+            return Err(RejectReason::INVALID_MTU);
+        }
+        let head = req.private_data.first_chunk().ok_or(RejectReason::CONSUMER)?;
+        let header = CmaHeader::parse(head).map_err(|_| RejectReason::CONSUMER)?;
+        let consistent = req.local_gid == from.into()
+            && header.source == from
+            && req.remote_gid == to.into()
+            && header.destination == to;
+        if !consistent {
+            return Err(RejectReason::INVALID_GID);
+        }
+        Ok((listener, header))
+    }
+
+    /// Keeps a request and tells the program.
+    fn take_req(&mut self, listener: CmId, header: CmaHeader, transaction: u64, req: &Req) {
+        let id = self.new_id();
+        let comm = self.new_comm();
+        let port = self.local_addr(listener).map_or(0, |at| at.port());
+        let local = SocketAddr::new(header.destination, port);
+        let remote = SocketAddr::new(header.source, header.source_port);
+        let conn = Conn {
+            comm,
+            active: false,
+            pending_at: Some(listener),
+            local,
+            remote,
+            qpn: None,
+            peer: Some(Peer { comm: req.local_id, guid: req.guid, qpn: req.qpn }),
+            transaction,
+            rq_psn: self.rng.next_u24(),
+            sq_psn: req.starting_psn,
+            mtu: Mtu::from_code(req.mtu).unwrap_or(self.port.mtu),
+            flow_label: req.flow_label,
+            tos: req.traffic_class,
+            ack_timeout: req.ack_timeout,
+            retry_count: req.retry_count,
+            rnr_retry_count: req.rnr_retry_count,
+            min_rnr_timer: 0,
+            responder_resources: req.responder_resources,
+            initiator_depth: req.initiator_depth,
+            proposed: (0, 0),
+            period: self.rep_period(req.local_timeout),
+            max_retries: req.max_retries,
+            state: State::ReqRcvd,
+            timer: None,
+            forgotten: false,
+        };
+        self.by_peer.insert((req.guid, req.local_id), id);
+        self.by_peer_qp.insert((req.guid, req.qpn), id);
+        self.listeners.take(listener);
+        self.pending += 1;
+        self.insert(id, conn);
+        let request = ConnRequest {
+            listener,
+            local,
+            remote,
+            private_data: req.private_data[CMA_HEADER_LEN..].to_vec(),
+            responder_resources: req.responder_resources,
+            initiator_depth: req.initiator_depth,
+            remote_qpn: Qpn(req.qpn),
+        };
+        self.event(CmEvent::ConnectRequest { id, request });
+    }
+
+    /// Returns the period in which a REP is repeated, of the peer's response timeout [CM-41].
+    fn rep_period(&self, code: u8) -> Duration {
+        time_of(code.min(LONGEST_RESPONSE))
+    }
+
+    /// Accepts a request. The REP goes out when the queue pair is ready.
+    pub(crate) fn accept(&mut self, id: CmId, param: &ConnParam) -> Result<(), Error> {
+        if param.private_data.len() > REP_PRIVATE_LEN {
+            return Err(Error::Invalid("an accept carries at most 196 bytes of data"));
+        }
+        let conn = self.conns.get(&id).ok_or(Error::NoSuch("connection"))?;
+        if !matches!(conn.state, State::ReqRcvd) {
+            return Err(Error::Invalid("the connection is not a request to answer"));
+        }
+        self.check_qp(param)?;
+        let (limit, guid) = (self.port.max_rd_atomic, self.port.guid);
+        let ack_delay = self.config.ack_delay;
+        let Some(conn) = self.conns.get_mut(&id) else { return Err(Error::NoSuch("connection")) };
+        // Within what the peer proposes [CM-32].
+        let (theirs, ours) = (conn.responder_resources, conn.initiator_depth);
+        let initiator_depth = param.initiator_depth.min(theirs).min(limit);
+        let responder_resources = param.responder_resources.min(ours).min(limit);
+        let mut private_data = [0; REP_PRIVATE_LEN];
+        private_data[..param.private_data.len()].copy_from_slice(&param.private_data);
+        let Ids { local, remote } = conn.ids();
+        let rep = Rep {
+            local_id: local,
+            remote_id: remote,
+            qpn: param.qpn.0,
+            starting_psn: conn.rq_psn,
+            responder_resources,
+            initiator_depth,
+            ack_delay,
+            flow_control: false,
+            rnr_retry_count: param.rnr_retry_count.min(7),
+            srq: false,
+            guid,
+            private_data,
+        };
+        let mad = CmMad { transaction: conn.transaction, message: CmMessage::Rep(rep) };
+        let proposed = (conn.responder_resources, conn.initiator_depth);
+        conn.qpn = Some(param.qpn);
+        conn.min_rnr_timer = param.min_rnr_timer;
+        (conn.responder_resources, conn.initiator_depth) = (responder_resources, initiator_depth);
+        if param.tos != 0 {
+            conn.tos = param.tos;
+        }
+        let steps = vec![conn.to_init(), conn.to_rtr(), conn.to_rts()];
+        conn.proposed = proposed;
+        self.by_qp.insert(param.qpn, id);
+        self.enter(id, State::Accepting(Box::new(mad.emit())));
+        let order = QpOrder { id, qpn: param.qpn, steps, awaited: true };
+        self.outputs.push_back(Output::Order(order));
+        Ok(())
+    }
+
+    /// The queue pair is ready, and the REP goes out; or it cannot be made so, and the request is
+    /// as it was.
+    pub(super) fn passive_ready(&mut self, now: Instant, id: CmId, done: bool) {
+        let Some(conn) = self.conns.get_mut(&id) else { return };
+        let State::Accepting(mad) = &conn.state else { return };
+        if done {
+            let (mad, period, left) = (mad.clone(), conn.period, conn.max_retries);
+            self.no_longer_pending(id);
+            if let Some(resend) = self.send_until_answered(now, id, mad, period, left) {
+                self.enter(id, State::RepSent(resend));
+            }
+            return;
+        }
+        (conn.responder_resources, conn.initiator_depth) = conn.proposed;
+        if let Some(qpn) = conn.qpn.take() {
+            self.by_qp.remove(&qpn);
+        }
+        self.enter(id, State::ReqRcvd);
+    }
+
+    /// The peer has got the REP.
+    pub(super) fn handle_rtu(&mut self, from: IpAddr, ids: Ids) -> bool {
+        let Some((id, conn)) = self.find(from, ids) else { return false };
+        if !matches!(conn.state, State::RepSent(_)) {
+            return false;
+        }
+        self.established(id);
+        true
+    }
+
+    /// The first packet of the connection has come, which says the same [CM-50].
+    pub(crate) fn data_arrived(&mut self, qpn: Qpn) {
+        let Some(&id) = self.by_qp.get(&qpn) else { return };
+        if self.conns.get(&id).is_some_and(|conn| matches!(conn.state, State::RepSent(_))) {
+            self.established(id);
+        }
+    }
+
+    fn established(&mut self, id: CmId) {
+        self.set_timer(id, None);
+        self.enter(id, State::Established);
+        let Some(conn) = self.conns.get(&id) else { return };
+        let event = CmEvent::Established {
+            id,
+            private_data: Vec::new(),
+            responder_resources: conn.responder_resources,
+            initiator_depth: conn.initiator_depth,
+        };
+        self.event_of(id, event);
+    }
+}

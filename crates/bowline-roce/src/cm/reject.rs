@@ -1,0 +1,152 @@
+//! Refusals, given and received [CM-3] [CM-10] [CM-11].
+
+use std::net::IpAddr;
+
+use bowline_verbs::{CmEvent, CmId, Error, RejectReason};
+use bowline_wire::roce::Gid;
+use bowline_wire::roce::cm::{
+    Answered, CmMad, CmMessage, Ids, REJ_INFO_LEN, REJ_PRIVATE_LEN, Rej, Rep, Req,
+};
+
+use super::Manager;
+use super::conn::State;
+use crate::Instant;
+
+/// What a REJ says.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Refusal<'a> {
+    ids: Ids,
+    answered: Answered,
+    reason: RejectReason,
+    info: &'a [u8],
+    data: &'a [u8],
+}
+
+impl<'a> Refusal<'a> {
+    pub(super) fn of(ids: Ids, answered: Answered, reason: RejectReason) -> Self {
+        Self { ids, answered, reason, info: &[], data: &[] }
+    }
+
+    /// Refuses a REQ of which nothing is kept: this side has no name for it [CM-36].
+    pub(super) fn of_req(req: &Req, reason: RejectReason) -> Self {
+        Self::of(Ids { local: 0, remote: req.local_id }, Answered::REQ, reason)
+    }
+
+    pub(super) fn of_rep(rep: &Rep, reason: RejectReason) -> Self {
+        Self::of(Ids { local: rep.remote_id, remote: rep.local_id }, Answered::REP, reason)
+    }
+
+    /// With additional information, cut to 72 bytes.
+    pub(super) fn with_info(self, info: &'a [u8]) -> Self {
+        Self { info: &info[..info.len().min(REJ_INFO_LEN)], ..self }
+    }
+
+    /// With the program's data, cut to 148 bytes.
+    fn with_data(self, data: &'a [u8]) -> Self {
+        Self { data: &data[..data.len().min(REJ_PRIVATE_LEN)], ..self }
+    }
+}
+
+impl Manager {
+    /// Sends a REJ.
+    pub(super) fn refuse(
+        &mut self,
+        from: IpAddr,
+        to: IpAddr,
+        transaction: u64,
+        refusal: Refusal<'_>,
+    ) {
+        let mut rej = Rej {
+            local_id: refusal.ids.local,
+            remote_id: refusal.ids.remote,
+            answered: refusal.answered,
+            reason: refusal.reason.0,
+            info_len: refusal.info.len() as u8,
+            info: [0; REJ_INFO_LEN],
+            private_data: [0; REJ_PRIVATE_LEN],
+        };
+        rej.info[..refusal.info.len()].copy_from_slice(refusal.info);
+        rej.private_data[..refusal.data.len()].copy_from_slice(refusal.data);
+        self.send(from, to, &CmMad { transaction, message: CmMessage::Rej(rej) });
+    }
+
+    /// Refuses a REQ because of an address in it, naming the one this side has [CM-11].
+    pub(super) fn refuse_address(&mut self, from: IpAddr, to: IpAddr, transaction: u64, req: &Req) {
+        let gid = Gid::from(from);
+        let refusal = Refusal::of_req(req, RejectReason::INVALID_GID).with_info(&gid.0);
+        self.refuse(from, to, transaction, refusal);
+    }
+
+    /// Refuses a request for the program, with at most 148 bytes of its data [CMA-13].
+    pub(crate) fn reject(&mut self, id: CmId, private_data: &[u8]) -> Result<(), Error> {
+        if private_data.len() > REJ_PRIVATE_LEN {
+            return Err(Error::Invalid("a refusal carries at most 148 bytes of data"));
+        }
+        let conn = self.conns.get(&id).ok_or(Error::NoSuch("connection"))?;
+        if !matches!(conn.state, State::ReqRcvd) {
+            return Err(Error::Invalid("the connection is not a request to answer"));
+        }
+        let (from, to, transaction) = (conn.local.ip(), conn.remote.ip(), conn.transaction);
+        let refusal = Refusal::of(conn.ids(), Answered::REQ, RejectReason::CONSUMER);
+        self.refuse(from, to, transaction, refusal.with_data(private_data));
+        self.remove(id);
+        Ok(())
+    }
+
+    /// Gives up connecting: tells the peer, which may not have answered yet, by this node's GUID
+    /// and this side's name [CM-36] [CM-40].
+    pub(super) fn refuse_by_timeout(&mut self, id: CmId) {
+        let Some(conn) = self.conns.get(&id) else { return };
+        let (from, to, transaction) = (conn.local.ip(), conn.remote.ip(), conn.transaction);
+        let guid = self.port.guid.to_be_bytes();
+        let refusal = Refusal::of(conn.ids(), Answered::REQ, RejectReason::TIMEOUT);
+        self.refuse(from, to, transaction, refusal.with_info(&guid));
+    }
+
+    /// The peer refuses, or gives up.
+    pub(super) fn handle_rej(&mut self, now: Instant, from: IpAddr, rej: &Rej) -> bool {
+        let Some(id) = self.refused(from, rej) else { return false };
+        self.rejected(now, id, RejectReason(rej.reason), rej.private_data.to_vec());
+        true
+    }
+
+    /// Finds what a REJ means [CM-36].
+    fn refused(&self, from: IpAddr, rej: &Rej) -> Option<CmId> {
+        let ids = Ids { local: rej.local_id, remote: rej.remote_id };
+        let by_guid = || {
+            let guid = rej.info().first_chunk().map(|guid| u64::from_be_bytes(*guid))?;
+            let timeout = rej.reason == RejectReason::TIMEOUT.0;
+            self.by_peer.get(&(guid, rej.local_id)).filter(|_| timeout)
+        };
+        let id = *self.by_comm.get(&rej.remote_id).or_else(by_guid)?;
+        let conn = self.conns.get(&id).filter(|conn| conn.remote.ip() == from)?;
+        let meant = match conn.state {
+            // The peer's name is not known yet, or 0 in the message.
+            State::ReqSent(_) => true,
+            State::ReqRcvd => conn.is_named(ids) || by_guid() == Some(&id),
+            State::RepSent(_) => conn.is_named(ids) || by_guid() == Some(&id),
+            State::Established => conn.is_named(ids),
+            State::RepRcvd(_) | State::Accepting(_) | State::DreqSent(_) | State::Timewait => false,
+        };
+        meant.then_some(id)
+    }
+
+    /// A connection ends with a refusal, of either side.
+    pub(super) fn rejected(
+        &mut self,
+        now: Instant,
+        id: CmId,
+        reason: RejectReason,
+        private_data: Vec<u8>,
+    ) {
+        let Some(conn) = self.conns.get(&id) else { return };
+        let was_up = matches!(conn.state, State::Established);
+        self.order_error(id);
+        self.event_of(id, CmEvent::Rejected { id, reason, private_data });
+        if was_up || reason == RejectReason::STALE_CONNECTION {
+            self.enter_timewait(now, id);
+        } else {
+            self.remove(id);
+        }
+    }
+}

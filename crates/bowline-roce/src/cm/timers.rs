@@ -1,0 +1,139 @@
+//! Timers: messages sent again until they are answered, and the time after a connection's end.
+
+use std::time::Duration;
+
+use bowline_verbs::{CmEvent, CmId};
+use bowline_wire::roce::cm::{Answered, CmMad, CmMessage, Mra};
+use std::net::IpAddr;
+
+use super::Manager;
+use super::config::time_of;
+use super::conn::{Resend, State};
+use crate::Instant;
+use crate::counters::Counters;
+
+impl Manager {
+    /// Returns when [`handle_timeout`](Self::handle_timeout) is due.
+    pub(crate) fn poll_timeout(&self) -> Option<Instant> {
+        self.timers.first().map(|(at, _)| *at)
+    }
+
+    /// Does what is due.
+    pub(crate) fn handle_timeout(&mut self, now: Instant, counters: &mut Counters) {
+        while let Some(&(at, id)) = self.timers.first() {
+            if at > now {
+                return;
+            }
+            self.set_timer(id, None);
+            self.expire(now, id, counters);
+        }
+    }
+
+    fn expire(&mut self, now: Instant, id: CmId, counters: &mut Counters) {
+        let Some(conn) = self.conns.get_mut(&id) else { return };
+        let (State::ReqSent(resend) | State::RepSent(resend) | State::DreqSent(resend)) =
+            &mut conn.state
+        else {
+            // The only other timer is that of the time after the end [CM-45].
+            self.event_of(id, CmEvent::TimewaitExit { id });
+            self.remove(id);
+            return;
+        };
+        let early = &self.config.first_resends;
+        if resend.early < early.len() {
+            resend.early += 1;
+        } else if resend.left > 0 {
+            resend.left -= 1;
+        } else {
+            return self.give_up(now, id, counters);
+        }
+        let next = early.get(resend.early).copied().unwrap_or(resend.period);
+        let (from, to) = (conn.local.ip(), conn.remote.ip());
+        let mad = resend.mad.clone();
+        counters.cm_resent += 1;
+        self.outputs.push_back(super::Output::Mad(super::SendMad { from, to, mad }));
+        self.set_timer(id, Some(now + next));
+    }
+
+    /// The last repetition is unanswered [CM-40] [CM-41] [CM-42].
+    fn give_up(&mut self, now: Instant, id: CmId, counters: &mut Counters) {
+        counters.cm_timeouts += 1;
+        if self.conns.get(&id).is_some_and(|conn| matches!(conn.state, State::DreqSent(_))) {
+            self.event_of(id, CmEvent::Disconnected { id });
+            self.enter_timewait(now, id);
+        } else {
+            self.order_error(id);
+            self.event_of(id, CmEvent::Unreachable { id });
+            self.remove(id);
+        }
+    }
+
+    /// Sends a message, and goes on sending it until [`set_timer`](Self::set_timer).
+    pub(super) fn send_until_answered(
+        &mut self,
+        now: Instant,
+        id: CmId,
+        mad: Box<[u8; bowline_wire::roce::MAD_LEN]>,
+        period: Duration,
+        left: u8,
+    ) -> Option<Resend> {
+        let conn = self.conns.get(&id)?;
+        let (from, to) = (conn.local.ip(), conn.remote.ip());
+        self.outputs.push_back(super::Output::Mad(super::SendMad { from, to, mad: mad.clone() }));
+        let first = self.config.first_resends.first().copied().unwrap_or(period);
+        self.set_timer(id, Some(now + first));
+        Some(Resend { mad, early: 0, period, left, extended: false })
+    }
+
+    /// The peer asks for patience: once for each message, the time until it is sent again grows
+    /// [CM-43].
+    pub(super) fn handle_mra(&mut self, now: Instant, from: IpAddr, mra: &Mra) -> bool {
+        let Some(&id) = self.by_comm.get(&mra.remote_id) else { return false };
+        let Some(conn) = self.conns.get_mut(&id) else { return false };
+        if conn.remote.ip() != from {
+            return false;
+        }
+        let known = conn.peer.is_some_and(|peer| peer.comm == mra.local_id);
+        let wait = time_of(mra.service_timeout) + time_of(conn.ack_timeout);
+        match &mut conn.state {
+            State::ReqSent(resend) if mra.answered == Answered::REQ && !resend.extended => {
+                resend.extended = true;
+            }
+            State::RepSent(resend)
+                if mra.answered == Answered::REP && known && !resend.extended =>
+            {
+                resend.extended = true;
+            }
+            _ => return false,
+        }
+        self.set_timer(id, Some(now + wait));
+        true
+    }
+
+    /// The program has not answered yet: tells the peer, who asks again [CM-43].
+    pub(super) fn send_mra(&mut self, id: CmId) {
+        let Some(conn) = self.conns.get(&id) else { return };
+        let ids = conn.ids();
+        let mra = Mra {
+            local_id: ids.local,
+            remote_id: ids.remote,
+            answered: Answered::REQ,
+            service_timeout: self.config.service_timeout,
+        };
+        let mad = CmMad { transaction: conn.transaction, message: CmMessage::Mra(mra) };
+        let (from, to) = (conn.local.ip(), conn.remote.ip());
+        self.send(from, to, &mad);
+    }
+
+    /// Sets the one timer of a connection.
+    pub(super) fn set_timer(&mut self, id: CmId, at: Option<Instant>) {
+        let Some(conn) = self.conns.get_mut(&id) else { return };
+        if let Some(before) = conn.timer.take() {
+            self.timers.remove(&(before, id));
+        }
+        if let Some(at) = at {
+            self.timers.insert((at, id));
+        }
+        conn.timer = at;
+    }
+}
