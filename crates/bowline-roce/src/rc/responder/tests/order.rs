@@ -1,0 +1,223 @@
+//! Sequence numbers, duplicates and acknowledgements.
+
+use super::*;
+
+const ONLY: Opcode = Opcode::SendOnly;
+
+fn with_receives(count: u64) -> Side {
+    let mut side = Side::new();
+    let region = side.region(4096, Access::LOCAL_WRITE);
+    for id in 0..count {
+        side.post(id, &[region.sge(0, 4096)]);
+    }
+    side
+}
+
+/// A SEND of one byte with any number.
+fn only(psn: u32, ack_req: bool) -> Packet<'static> {
+    let bth = Bth { dest_qpn: 0x42, psn: Psn::new(psn), ack_req, ..Bth::default() };
+    let mut packet = Packet::new(ONLY, bth);
+    packet.payload = b"x";
+    packet
+}
+
+/// [RSP-2], [RSP-3], section 12: rows 1 to 4.
+#[test]
+fn one_nak_for_a_gap_and_an_acknowledgement_for_every_duplicate() {
+    let mut side = with_receives(9);
+    assert_eq!(side.feed(&only(FIRST + 5, true)), After::Fine);
+    assert_eq!(side.replies(), [Answer::syndrome(FIRST, 0x60, 0)]);
+    side.feed(&only(FIRST + 6, true));
+    assert_eq!(side.replies(), []);
+    assert_eq!(side.done, []);
+    side.feed(&only(FIRST, true));
+    assert_eq!(side.replies(), [Answer::ack(FIRST, 1)]);
+    for ack_req in [true, false] {
+        side.feed(&only(FIRST, ack_req));
+        assert_eq!(side.replies(), [Answer::ack(FIRST, 1)]);
+    }
+    side.feed(&only(FIRST + 1, false));
+    assert_eq!(side.replies(), []);
+    side.feed(&only(FIRST + 3, false));
+    assert_eq!(side.replies(), [Answer::syndrome(FIRST + 2, 0x60, 2)]);
+    assert_eq!(side.completions().len(), 2);
+    assert_eq!(side.counters.naks_sequence_sent, 2);
+    assert_eq!(side.counters.requests_duplicate, 2);
+}
+
+/// [RSP-3]: a duplicate before anything was executed, and half a turn away at most.
+#[test]
+fn a_duplicate_of_a_former_life_is_answered_harmlessly() {
+    let mut side = with_receives(1);
+    for psn in [FIRST - 1, FIRST.wrapping_sub(1 << 23)] {
+        side.feed(&only(psn, true));
+        assert_eq!(side.replies(), [Answer::ack(FIRST - 1, 0)]);
+    }
+    side.feed(&only(FIRST + (1 << 23) - 1, true));
+    assert_eq!(side.replies(), [Answer::syndrome(FIRST, 0x60, 0)]);
+    assert_eq!(side.done, []);
+}
+
+/// [RSP-16], [RSP-15].
+#[test]
+fn acknowledgements_of_a_batch_are_one() {
+    let mut side = with_receives(64);
+    for psn in FIRST..FIRST + 64 {
+        side.feed(&only(psn, psn % 16 == 0));
+    }
+    let last = (FIRST..FIRST + 64).rev().find(|psn| psn % 16 == 0).unwrap();
+    assert_eq!(side.replies(), [Answer::ack(last, last - FIRST + 1)]);
+    assert_eq!(side.completions().len(), 64);
+}
+
+/// [RSP-16]: not beyond a READ that is not answered; [RSP-14]: in order.
+#[test]
+fn acknowledgements_do_not_overtake_a_read() {
+    let mut side = with_receives(4);
+    let region = side.region(3 * MTU, Access::REMOTE_READ);
+    side.send_ack(ONLY, b"a");
+    side.read(region.va, region.key, 2 * MTU as u32);
+    side.send_ack(ONLY, b"b");
+    side.send_ack(ONLY, b"c");
+    side.feed(&only(FIRST, true));
+    let got: Vec<_> = side.replies().iter().map(|a| (a.op, a.psn - FIRST)).collect();
+    let expected = [
+        (Opcode::Acknowledge, 0),
+        (Opcode::ReadResponseFirst, 1),
+        (Opcode::ReadResponseLast, 2),
+        (Opcode::Acknowledge, 4),
+    ];
+    assert_eq!(got, expected);
+}
+
+/// [RSP-2], [RSP-16]: a NAK acknowledges what is before it, so it comes alone; what came in order
+/// after it is acknowledged after it.
+#[test]
+fn a_nak_stands_for_acknowledgements_before_it() {
+    let mut side = with_receives(9);
+    side.feed(&only(FIRST, true));
+    side.feed(&only(FIRST + 2, true));
+    side.feed(&only(FIRST + 1, true));
+    side.feed(&only(FIRST + 3, true));
+    assert_eq!(side.replies(), [Answer::syndrome(FIRST + 2, 0x60, 2)]);
+    side.feed(&only(FIRST + 5, true));
+    assert_eq!(side.replies(), []);
+    side.feed(&only(FIRST + 2, true));
+    side.feed(&only(FIRST + 3, true));
+    assert_eq!(side.replies(), [Answer::ack(FIRST + 3, 4)]);
+}
+
+/// [RSP-12], [RSP-13], [RSP-23], section 12: row 6.
+#[test]
+fn without_a_receive_the_peer_is_asked_to_wait() {
+    for code in [0, 1, 12, 31] {
+        let mut side = Side::new();
+        side.responder.set_rnr_timer(code);
+        side.feed(&only(FIRST, true));
+        side.feed(&only(FIRST + 1, true));
+        side.feed(&only(FIRST + 2, true));
+        assert_eq!(side.replies(), [Answer::syndrome(FIRST, 0x20 | code, 0)]);
+        // Again, and there is still none.
+        side.feed(&only(FIRST, true));
+        assert_eq!(side.replies(), [Answer::syndrome(FIRST, 0x20 | code, 0)]);
+        side.post_len(7, 1);
+        side.feed(&only(FIRST + 1, true));
+        assert_eq!(side.replies(), []);
+        side.feed(&only(FIRST, true));
+        assert_eq!(side.replies(), [Answer::ack(FIRST, 1)]);
+        assert_eq!(side.statuses(), [(7, Status::Success)]);
+        assert_eq!(side.counters.rnr_naks_sent, 2);
+    }
+}
+
+/// Checklist 5: nothing changes where the numbers begin again.
+#[test]
+fn numbers_wrap() {
+    let mut side = Side::with(MTU, 4, 0xff_fffe);
+    let region = side.region(1024, EVERY);
+    side.post(1, &[region.sge(0, 1024)]);
+    side.send_message(&pattern(3 * MTU));
+    assert_eq!(side.replies(), [Answer::ack(0, 1)]);
+    side.psn = Psn::new(0xff_fffe);
+    side.send_message(&pattern(3 * MTU));
+    assert_eq!(side.replies(), [Answer::ack(0, 1)]);
+    let mut side = Side::with(MTU, 4, 0xff_fffe);
+    let region = side.region(1024, EVERY);
+    side.read(region.va, region.key, 1024);
+    let psns = |side: &mut Side| side.replies().iter().map(|a| a.psn).collect::<Vec<_>>();
+    assert_eq!(psns(&mut side), [0xff_fffe, 0xff_ffff, 0, 1]);
+    side.read_at(0, region.va + 512, region.key, 512);
+    assert_eq!(psns(&mut side), [0, 1]);
+    side.atomic(Opcode::FetchAdd, region.va, region.key, (1, 0));
+    assert_eq!(psns(&mut side), [2]);
+    side.responder.msn = 0xff_ffff;
+    side.write_message(region.va, region.key, b"x");
+    assert_eq!(side.replies(), [Answer::ack(3, 0)]);
+}
+
+/// [RSP-24].
+#[test]
+fn the_last_acknowledgement_is_repeated_twice() {
+    let mut side = with_receives(4);
+    side.feed(&only(FIRST, true));
+    assert_eq!(side.responder.poll_timeout(), None);
+    assert_eq!(side.replies().len(), 1);
+    side.sleep(49);
+    assert!(!side.responder.has_reply());
+    side.sleep(1);
+    assert_eq!(side.replies(), [Answer::ack(FIRST, 1)]);
+    side.sleep(199);
+    assert!(!side.responder.has_reply());
+    side.sleep(1);
+    assert_eq!(side.replies(), [Answer::ack(FIRST, 1)]);
+    assert_eq!(side.responder.poll_timeout(), None);
+    assert_eq!((side.counters.acks_sent, side.counters.acks_repeated), (3, 2));
+    // A NAK ends it, a new acknowledgement begins it again.
+    side.feed(&only(FIRST + 1, true));
+    side.replies();
+    side.feed(&only(FIRST + 3, true));
+    side.replies();
+    assert_eq!(side.responder.poll_timeout(), None);
+    side.feed(&only(FIRST + 2, true));
+    side.replies();
+    assert!(side.responder.poll_timeout().is_some());
+    side.flush();
+    assert_eq!(side.responder.poll_timeout(), None);
+}
+
+/// Bytes of the vectors V1 and V12 to V15, without ICRC.
+#[test]
+fn replies_are_those_of_the_vectors() {
+    let reply = |side: &mut Side, qpn: u32| {
+        let mut out = Vec::new();
+        assert!(side.ctx(|responder, ctx| responder.fill_reply(ctx, Qpn(qpn), &mut out)));
+        out.iter().map(|b| format!("{b:02x}")).collect::<String>()
+    };
+    let mut side = Side::with(MTU, 1, 0xb2_98ce);
+    side.post_len(1, 16);
+    side.send_ack(ONLY, &[0; 16]);
+    assert_eq!(reply(&mut side, 0x11), "1100ffff0000001100b298ce1f000001"); // V1
+
+    let mut side = Side::with(MTU, 1, 0xda_47bf);
+    side.feed(&only(0xda_47c4, true));
+    assert_eq!(reply(&mut side, 0x82_8724), "1100ffff0082872400da47bf60000000"); // V12
+
+    let mut side = Side::with(MTU, 1, 0xda_47bf);
+    side.responder.set_rnr_timer(0);
+    for _ in 0..4 {
+        side.post_len(1, 1);
+        side.send(ONLY, b"x");
+    }
+    side.send_ack(ONLY, b"x");
+    assert_eq!(reply(&mut side, 0x82_8724), "1100ffff0082872400da47c320000004"); // V13
+
+    let mut side = Side::with(MTU, 1, 0xcf_5f31);
+    assert_eq!(side.write_message(0, 77, b"x"), After::Fatal);
+    assert_eq!(reply(&mut side, 0x91_f25f), "1100ffff0091f25f00cf5f3162000000"); // V14
+
+    let mut side = Side::with(MTU, 1, 0x43_bfa4);
+    side.write_message(0, 0, b"");
+    side.reply();
+    side.read(0, 0, 0);
+    assert_eq!(reply(&mut side, 0x2f_27a4), "1000ffff002f27a40043bfa51f000002"); // V15
+}
