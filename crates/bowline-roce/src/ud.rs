@@ -168,3 +168,178 @@ pub(crate) fn network_header(
     }
     header
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use bowline_verbs::{Access, Buffer, PdId, Sge};
+
+    use super::*;
+    use crate::counters::Counters;
+    use crate::mr::MrTable;
+    use crate::rng::Rng;
+    use crate::time::Instant;
+
+    const PD: PdId = PdId(1);
+    const QKEY: u32 = 0x8001_0000;
+    const MTU: usize = 1024;
+
+    /// A receiver with memory of 200 bytes.
+    struct Side {
+        receiver: UdReceiver,
+        mrs: MrTable,
+        counters: Counters,
+        done: Vec<(Completion, bool)>,
+        buffer: Arc<Buffer>,
+        key: u32,
+    }
+
+    impl Side {
+        fn new() -> Self {
+            let mut mrs = MrTable::new(10);
+            let buffer = Arc::new(Buffer::new(200).unwrap());
+            let mut rng = Rng::new(&[1; 32]);
+            let at = (&buffer, 0, 200);
+            let keys = mrs.register(&mut rng, PD, at, Some(0), Access::LOCAL_WRITE).unwrap();
+            Self {
+                receiver: UdReceiver::default(),
+                mrs,
+                counters: Counters::default(),
+                done: Vec::new(),
+                buffer,
+                key: keys.lkey,
+            }
+        }
+
+        fn post(&mut self, id: u64, len: u32) {
+            let sges = [Sge { addr: 0, len, lkey: self.key }];
+            self.receiver.post_recv(&RecvWr { id, sges: &sges }, 10).unwrap();
+        }
+
+        fn ctx<R>(&mut self, run: impl FnOnce(&mut UdReceiver, &mut RxCtx<'_>) -> R) -> R {
+            let mut ctx = RxCtx {
+                now: Instant::default(),
+                mrs: &mut self.mrs,
+                pd: PD,
+                access: Access::empty(),
+                mtu: MTU,
+                qpn: Qpn(1),
+                counters: &mut self.counters,
+                done: &mut self.done,
+            };
+            run(&mut self.receiver, &mut ctx)
+        }
+
+        fn feed(&mut self, qkey: u32, imm: Option<u32>, payload: &[u8]) -> After {
+            let dest = UdDest { addr: IpAddr::from([0; 4]), qpn: Qpn(1), qkey };
+            let bytes = datagram(dest, imm, payload);
+            let packet = Packet::parse(&bytes).unwrap();
+            let network = network_header([10, 0, 0, 1].into(), [10, 0, 0, 2].into(), 7, 60);
+            self.ctx(|receiver, ctx| receiver.handle(ctx, QKEY, &network, &packet))
+        }
+
+        fn bytes(&self, len: usize) -> Vec<u8> {
+            let mut out = Vec::new();
+            self.buffer.append_to(0, len, &mut out);
+            out
+        }
+    }
+
+    fn datagram(dest: UdDest, imm: Option<u32>, payload: &[u8]) -> Vec<u8> {
+        let (source, psn) = (Qpn(1), Psn::ZERO);
+        let head = Datagram { dest, source, psn, imm, solicited: true, ack_req: true };
+        let mut out = Vec::new();
+        let mut builder = head.begin(&mut out);
+        builder.payload().extend_from_slice(payload);
+        builder.finish();
+        out
+    }
+
+    /// The first 20 bytes of the vectors V5 to V11, and their length without ICRC.
+    #[test]
+    fn datagrams_of_the_general_services_are_as_recorded() {
+        let dest = UdDest { addr: IpAddr::from([0; 4]), qpn: Qpn(1), qkey: QKEY };
+        let (source, psn) = (Qpn(1), Psn::ZERO);
+        let head = Datagram { dest, source, psn, imm: None, solicited: false, ack_req: true };
+        let mut out = Vec::new();
+        let mut builder = head.begin(&mut out);
+        builder.payload().extend_from_slice(&[0; 256]);
+        builder.finish();
+        let expected: [u8; 20] =
+            [0x64, 0, 0xff, 0xff, 0, 0, 0, 1, 0x80, 0, 0, 0, 0x80, 1, 0, 0, 0, 0, 0, 1];
+        assert_eq!(out[..20], expected);
+        assert_eq!(out.len(), 20 + 256);
+    }
+
+    /// [RX-12], [RSP-21].
+    #[test]
+    fn a_datagram_is_delivered_behind_its_network_header() {
+        let mut side = Side::new();
+        side.post(5, 200);
+        assert_eq!(side.feed(QKEY, Some(9), b"hello"), After::Fine);
+        let expected = Completion {
+            wr_id: 5,
+            opcode: WcOpcode::Recv,
+            byte_len: 45,
+            imm: Some(9),
+            qpn: Qpn(1),
+            src_qp: Qpn(1),
+            grh: true,
+            ..Completion::default()
+        };
+        assert_eq!(side.done, [(expected, true)]);
+        let bytes = side.bytes(46);
+        assert_eq!(bytes[..20], [0; 20]);
+        assert_eq!(bytes[20..24], [0x45, 0, 0, 88]);
+        assert_eq!(bytes[32..40], [10, 0, 0, 1, 10, 0, 0, 2]);
+        assert_eq!(bytes[40..], *b"hello\0");
+    }
+
+    /// [RX-8], [RX-12]: dropped, and the receive stays for the next one.
+    #[test]
+    fn what_does_not_fit_is_dropped() {
+        let mut side = Side::new();
+        assert_eq!(side.feed(QKEY, None, b"early"), After::Fine);
+        side.post(5, 45);
+        side.feed(QKEY + 1, None, b"hello");
+        side.feed(QKEY, None, b"longer");
+        side.feed(QKEY, None, &[0; MTU + 1]);
+        assert_eq!(side.done, []);
+        assert_eq!((side.counters.drop_qkey, side.counters.ud_dropped), (1, 3));
+        side.feed(QKEY, None, b"hello");
+        assert_eq!(side.done[0].0.status, Status::Success);
+        assert_eq!(side.done[0].0.imm, None);
+    }
+
+    /// [MR-4], [QP-4].
+    #[test]
+    fn a_useless_key_is_an_error_and_the_rest_is_flushed() {
+        let mut side = Side::new();
+        side.post(1, 201);
+        side.post(2, 200);
+        assert_eq!(side.feed(QKEY, None, &[7; 161]), After::Fatal);
+        side.ctx(|receiver, ctx| receiver.flush(ctx));
+        let got: Vec<_> = side.done.iter().map(|(done, _)| (done.wr_id, done.status)).collect();
+        assert_eq!(got, [(1, Status::LocProtErr), (2, Status::WrFlushErr)]);
+        assert!(side.done.iter().all(|(done, woken)| *woken && done.is_recv()));
+    }
+
+    /// The outer header of V2, whose identification is 0x526a and whose checksum is 0xd3a8.
+    #[test]
+    fn network_headers_are_those_of_the_network() {
+        let header = network_header([10, 77, 0, 3].into(), [10, 77, 0, 2].into(), 0x526a, 32);
+        let expected = [
+            0x45, 0, 0, 0x3c, 0x52, 0x6a, 0x40, 0, 0x40, 0x11, 0xd3, 0xa8, 10, 77, 0, 3, 10, 77, 0,
+            2,
+        ];
+        assert_eq!(header[..20], [0; 20]);
+        assert_eq!(header[20..], expected);
+        let from: IpAddr = "fd77::2".parse().unwrap();
+        let to: IpAddr = "fd77::3".parse().unwrap();
+        let header = network_header(from, to, 0, 20);
+        assert_eq!(header[..8], [0x60, 0, 0, 0, 0, 28, 17, 64]); // V4
+        assert_eq!(header[8..10], [0xfd, 0x77]);
+        assert_eq!((header[23], header[39]), (2, 3));
+    }
+}
