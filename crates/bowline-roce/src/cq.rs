@@ -1,0 +1,212 @@
+//! Completion queues.
+
+use std::collections::VecDeque;
+
+use bowline_verbs::{Completion, CqId, Error};
+
+use crate::table::Table;
+
+/// What an entry added to a queue makes necessary.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Added {
+    /// Nothing.
+    Quiet,
+    /// Its waiter is to be told.
+    Ready,
+    /// The queue has just overrun: the entry is lost, and so will be all later ones.
+    Overrun,
+    /// It had overrun before; the entry is lost.
+    Lost,
+}
+
+/// Which entries a waiter waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Armed {
+    No,
+    Any,
+    Solicited,
+}
+
+#[derive(Debug)]
+struct Cq {
+    depth: usize,
+    entries: VecDeque<(Completion, bool)>,
+    /// Entries that wake a waiter for solicited ones.
+    solicited: usize,
+    armed: Armed,
+    overrun: bool,
+    users: usize,
+}
+
+/// All completion queues of a device.
+#[derive(Debug)]
+pub(crate) struct CqTable {
+    queues: Table<Cq>,
+    max: usize,
+    max_depth: usize,
+}
+
+const NO_CQ: Error = Error::NoSuch("completion queue");
+
+impl CqTable {
+    pub(crate) fn new(max: usize, max_depth: usize) -> Self {
+        Self { queues: Table::new(), max: max.min(1 << 19), max_depth }
+    }
+
+    pub(crate) fn create(&mut self, depth: usize) -> Result<CqId, Error> {
+        if depth == 0 {
+            return Err(Error::Invalid("a completion queue needs room for an entry"));
+        }
+        if self.queues.len() >= self.max {
+            return Err(Error::Limit("completion queues"));
+        }
+        if depth > self.max_depth {
+            return Err(Error::Limit("completion queue entries"));
+        }
+        Ok(CqId(self.queues.insert(Cq {
+            depth,
+            entries: VecDeque::new(),
+            solicited: 0,
+            armed: Armed::No,
+            overrun: false,
+            users: 0,
+        })))
+    }
+
+    pub(crate) fn destroy(&mut self, cq: CqId) -> Result<(), Error> {
+        if self.queues.get(cq.0).ok_or(NO_CQ)?.users > 0 {
+            return Err(Error::Busy("the completion queue"));
+        }
+        self.queues.remove(cq.0);
+        Ok(())
+    }
+
+    /// A queue pair begins to use the queue.
+    pub(crate) fn hold(&mut self, cq: CqId) -> Result<(), Error> {
+        let queue = self.queues.get_mut(cq.0).ok_or(NO_CQ)?;
+        if queue.overrun {
+            return Err(Error::Invalid("the completion queue has overrun"));
+        }
+        queue.users += 1;
+        Ok(())
+    }
+
+    /// A queue pair that used it is gone.
+    pub(crate) fn release(&mut self, cq: CqId) {
+        if let Some(queue) = self.queues.get_mut(cq.0) {
+            queue.users = queue.users.saturating_sub(1);
+        }
+    }
+
+    /// Moves up to `max` entries to `out`.
+    pub(crate) fn poll(
+        &mut self,
+        cq: CqId,
+        out: &mut Vec<Completion>,
+        max: usize,
+    ) -> Result<usize, Error> {
+        let queue = self.queues.get_mut(cq.0).ok_or(NO_CQ)?;
+        let count = queue.entries.len().min(max);
+        let mut solicited = 0;
+        out.extend(queue.entries.drain(..count).map(|(entry, wakes)| {
+            solicited += usize::from(wakes);
+            entry
+        }));
+        queue.solicited -= solicited;
+        Ok(count)
+    }
+
+    /// Asks to be told of the next entry, or the next solicited one or error [RSP-20]. `false`:
+    /// there is one already, and nothing was asked.
+    pub(crate) fn arm(&mut self, cq: CqId, solicited: bool) -> Result<bool, Error> {
+        let queue = self.queues.get_mut(cq.0).ok_or(NO_CQ)?;
+        let there = if solicited { queue.solicited } else { queue.entries.len() };
+        if there > 0 || queue.overrun {
+            return Ok(false);
+        }
+        // Whoever waits for any entry is not made to wait longer by another.
+        if queue.armed != Armed::Any {
+            queue.armed = if solicited { Armed::Solicited } else { Armed::Any };
+        }
+        Ok(true)
+    }
+
+    pub(crate) fn add(&mut self, cq: CqId, entry: Completion, wakes: bool) -> Added {
+        let Some(queue) = self.queues.get_mut(cq.0) else { return Added::Lost };
+        if queue.overrun {
+            return Added::Lost;
+        }
+        if queue.entries.len() >= queue.depth {
+            queue.overrun = true;
+            return Added::Overrun;
+        }
+        queue.entries.push_back((entry, wakes));
+        queue.solicited += usize::from(wakes);
+        match queue.armed {
+            Armed::Any => {}
+            Armed::Solicited if wakes => {}
+            _ => return Added::Quiet,
+        }
+        queue.armed = Armed::No;
+        Added::Ready
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(wr_id: u64) -> Completion {
+        Completion { wr_id, ..Completion::default() }
+    }
+
+    #[test]
+    fn entries_come_out_in_order_and_wake_once() {
+        let mut table = CqTable::new(10, 10);
+        let cq = table.create(3).unwrap();
+        assert_eq!(table.arm(cq, false), Ok(true));
+        assert_eq!(table.add(cq, entry(1), false), Added::Ready);
+        assert_eq!(table.add(cq, entry(2), false), Added::Quiet);
+        assert_eq!(table.arm(cq, false), Ok(false));
+        let mut out = Vec::new();
+        assert_eq!(table.poll(cq, &mut out, 1), Ok(1));
+        assert_eq!(table.poll(cq, &mut out, 9), Ok(1));
+        assert_eq!(table.poll(cq, &mut out, 9), Ok(0));
+        assert_eq!(out, [entry(1), entry(2)]);
+    }
+
+    /// [RSP-20].
+    #[test]
+    fn a_waiter_for_solicited_entries_sleeps_through_others() {
+        let mut table = CqTable::new(10, 10);
+        let cq = table.create(3).unwrap();
+        table.add(cq, entry(1), false);
+        assert_eq!(table.arm(cq, true), Ok(true));
+        assert_eq!(table.add(cq, entry(2), false), Added::Quiet);
+        assert_eq!(table.add(cq, entry(3), true), Added::Ready);
+        assert_eq!(table.arm(cq, true), Ok(false));
+        table.poll(cq, &mut Vec::new(), 3).unwrap();
+        assert_eq!(table.arm(cq, true), Ok(true));
+        assert_eq!(table.arm(cq, false), Ok(true));
+        assert_eq!(table.arm(cq, true), Ok(true));
+        assert_eq!(table.add(cq, entry(4), false), Added::Ready);
+    }
+
+    #[test]
+    fn an_overrun_is_told_once_and_for_all() {
+        let mut table = CqTable::new(1, 10);
+        assert_eq!(table.create(11), Err(Error::Limit("completion queue entries")));
+        let cq = table.create(1).unwrap();
+        assert_eq!(table.create(1), Err(Error::Limit("completion queues")));
+        table.hold(cq).unwrap();
+        assert_eq!(table.destroy(cq), Err(Error::Busy("the completion queue")));
+        assert_eq!(table.add(cq, entry(1), false), Added::Quiet);
+        assert_eq!(table.add(cq, entry(2), false), Added::Overrun);
+        table.poll(cq, &mut Vec::new(), 1).unwrap();
+        assert_eq!(table.add(cq, entry(3), false), Added::Lost);
+        assert!(table.hold(cq).is_err());
+        table.release(cq);
+        assert_eq!(table.destroy(cq), Ok(()));
+        assert_eq!(table.arm(cq, false), Err(NO_CQ));
+    }
+}

@@ -1,0 +1,171 @@
+//! The device: everything together.
+//!
+//! ```text
+//!   handle_datagram --> checks RX-2 .. RX-9 --> queue pair --> completions --> poll_cq
+//!   post_send, post_recv ---------------------> queue pair     events -------> poll_event
+//!   handle_timeout ---------------------------> queue pair --> packets ------> poll_transmit
+//! ```
+//! After any input: take the bursts of [`Device::poll_transmit`] until there are none, the events of
+//! [`Device::poll_event`] likewise, and set one timer from [`Device::poll_timeout`]. Answers are
+//! collected while datagrams come in, and joined; so hand in all datagrams there are before asking
+//! for bursts [PERF-6].
+
+mod cm;
+mod gsi;
+mod rx;
+mod shared;
+mod tx;
+mod verbs;
+
+use std::collections::VecDeque;
+
+use bowline_verbs::{AsyncEvent, CmEvent, CqId, DeviceAttr, Qpn};
+use bowline_wire::roce::IcrcChecker;
+
+use self::gsi::Gsi;
+use self::shared::Shared;
+use crate::config::Config;
+use crate::counters::Counters;
+use crate::qp::Qp;
+use crate::rng::Rng;
+use crate::table::{NumberMap, Table};
+use crate::time::Instant;
+
+/// Something the program is to be told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Event {
+    /// A completion queue has an entry that was waited for: once for every [`Device::arm_cq`].
+    CqReady(CqId),
+    /// Something happened to a queue pair, a completion queue or the device.
+    Async(AsyncEvent),
+    /// Something happened to a connection.
+    Cm(CmEvent),
+}
+
+/// What is known of the IPv4 identification of a datagram received [ICRC-34].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum IdentHint {
+    /// Nothing.
+    #[default]
+    Unknown,
+    /// It is likely to be this.
+    Exact(u16),
+}
+
+/// An RDMA device as a state machine.
+#[derive(Debug)]
+pub struct Device {
+    shared: Shared,
+    qps: NumberMap<Box<Qp>>,
+    /// Protection domains, and how many queue pairs are in each.
+    pds: Table<usize>,
+    rng: Rng,
+    icrc: IcrcChecker,
+    /// Numbers of queue pairs that are gone: not given again soon [QP-6].
+    retired: VecDeque<u32>,
+    gsi: Gsi,
+    cm: cm::Glue,
+    /// A packet made for a burst that had no room for it, without ICRC, and whose it is.
+    carry: Vec<u8>,
+    carry_of: Option<Qpn>,
+}
+
+impl Device {
+    /// Makes a device.
+    pub fn new(config: Config) -> Self {
+        let mut rng = Rng::new(&config.seed);
+        Self {
+            qps: NumberMap::default(),
+            pds: Table::new(),
+            icrc: IcrcChecker::new(config.icrc),
+            retired: VecDeque::new(),
+            gsi: Gsi::default(),
+            cm: cm::Glue::new(&config, &mut rng),
+            carry: Vec::new(),
+            carry_of: None,
+            rng,
+            shared: Shared::new(config),
+        }
+    }
+
+    /// Limits and addresses. Name and provider are the driver's to change.
+    pub fn attr(&self) -> DeviceAttr {
+        let config = &self.shared.config;
+        let limits = &config.limits;
+        DeviceAttr {
+            name: "bowline0".to_owned(),
+            provider: "soft",
+            guid: config.guid,
+            addrs: config.addrs.clone(),
+            mtu: config.mtu,
+            max_qp: limits.qps,
+            max_qp_wr: limits.wrs,
+            max_sge: limits.sges,
+            max_cq: limits.cqs,
+            max_cqe: limits.cqes,
+            max_mr: limits.mrs,
+            max_qp_rd_atom: limits.rd_atomic,
+            max_inline: limits.inline,
+            fast_registration: true,
+        }
+    }
+
+    /// The settings.
+    pub const fn config(&self) -> &Config {
+        &self.shared.config
+    }
+
+    /// Allows or forbids bursts of more than one packet [ICRC-23].
+    pub const fn set_gso(&mut self, gso: bool) {
+        self.shared.config.gso = gso;
+    }
+
+    /// What has been counted.
+    pub const fn counters(&self) -> &Counters {
+        &self.shared.counters
+    }
+
+    /// Returns the next event.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.shared.events.pop_front()
+    }
+
+    /// When [`handle_timeout`](Self::handle_timeout) is to be called. It may turn out then that
+    /// nothing was due.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        let queue_pairs = self.shared.next_timer();
+        [queue_pairs, self.cm_timeout()].into_iter().flatten().min()
+    }
+
+    /// Does what has become due.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        while let Some(qpn) = self.shared.due(now, &self.qps) {
+            if let Some(qp) = self.qps.get_mut(&qpn.0) {
+                qp.timer_at = None;
+                self.shared.handle_qp_timeout(now, qp);
+            }
+        }
+        self.stop_overrun(now);
+        self.cm_handle_timeout(now);
+    }
+
+    /// Queue pairs whose completion queue has overrun cannot go on.
+    fn stop_overrun(&mut self, now: Instant) {
+        while let Some(cq) = self.shared.overrun.pop() {
+            let mut hit: Vec<u32> = self
+                .qps
+                .values()
+                .filter(|qp| qp.init.send_cq == cq || qp.init.recv_cq == cq)
+                .map(|qp| qp.qpn.0)
+                .collect();
+            // The order of a map must not be seen outside.
+            hit.sort_unstable();
+            for qpn in hit {
+                if let Some(qp) = self.qps.get_mut(&qpn) {
+                    self.shared.stop(now, qp);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! Datagrams received: the checks that come before any queue pair sees them, in the order of
+//! section 4 of the spec. A packet that fails one is dropped without a word and counted; nothing
+//! else has changed then [RX-11].
+
+use std::net::{IpAddr, SocketAddr};
+
+use bowline_verbs::{AsyncEvent, QpState, Qpn};
+use bowline_wire::roce::{
+    DEFAULT_PKEY, GSI_QKEY, GSI_QPN, IcrcMatch, Opcode, Outer, Packet, PacketError, Service,
+    split_icrc,
+};
+
+use super::{Device, Event, IdentHint};
+use crate::qp::{Halves, Qp};
+use crate::rc::requester::Outcome;
+use crate::rc::responder::After;
+use crate::time::Instant;
+use crate::ud::network_header;
+
+/// Destination of multicast.
+const MULTICAST_QPN: u32 = 0xff_ffff;
+
+impl Device {
+    /// Takes the payload of one datagram that came to port 4791 of `to`: from the first header to
+    /// the ICRC.
+    pub fn handle_datagram(
+        &mut self,
+        now: Instant,
+        from: SocketAddr,
+        to: IpAddr,
+        ident: IdentHint,
+        payload: &[u8],
+    ) {
+        let counters = &mut self.shared.counters;
+        counters.rx_packets += 1;
+        counters.rx_bytes += payload.len() as u64;
+        let (from, port, to) = (from.ip().to_canonical(), from.port(), to.to_canonical());
+        // RX-2
+        if !self.shared.config.addrs.contains(&to) {
+            counters.drop_address += 1;
+            return;
+        }
+        // RX-3, RX-4
+        let Some((bytes, icrc)) = split_icrc(payload) else {
+            counters.drop_malformed += 1;
+            return;
+        };
+        let packet = match Packet::parse(bytes) {
+            Ok(packet) if packet.bth.dest_qpn != MULTICAST_QPN => packet,
+            Ok(_) | Err(PacketError::Version(_) | PacketError::NoQueuePair) => {
+                counters.drop_header += 1;
+                return;
+            }
+            Err(_) => {
+                counters.drop_malformed += 1;
+                return;
+            }
+        };
+        // HDR-14
+        if packet.opcode == Opcode::Cnp {
+            counters.rx_cnp += 1;
+            return;
+        }
+        let general = packet.bth.dest_qpn == GSI_QPN;
+        let mut qp = None;
+        if general {
+            if packet.opcode.service() != Service::Ud {
+                counters.drop_transport += 1;
+                return;
+            }
+        } else {
+            // RX-5, RX-6
+            let Some(found) = self.qps.get_mut(&packet.bth.dest_qpn) else {
+                counters.drop_no_qp += 1;
+                return;
+            };
+            let counter = match refusal(found, from, to, &packet) {
+                None => None,
+                Some(Refusal::Transport) => Some(&mut counters.drop_transport),
+                Some(Refusal::State) => Some(&mut counters.drop_state),
+                Some(Refusal::Peer) => Some(&mut counters.drop_peer),
+            };
+            if let Some(counter) = counter {
+                *counter += 1;
+                return;
+            }
+            qp = Some(found);
+        }
+        // RX-7: full members talk with everybody, so the top bit does not matter.
+        if packet.bth.pkey | 0x8000 != DEFAULT_PKEY {
+            counters.drop_pkey += 1;
+            return;
+        }
+        // RX-8
+        let wanted = qp.as_ref().map_or(Some(GSI_QKEY), |qp| qp.attr.qkey);
+        if packet.deth.is_some_and(|deth| Some(deth.qkey) != wanted) {
+            counters.drop_qkey += 1;
+            return;
+        }
+        // RX-9
+        let outer = Outer { from, to, source_port: port };
+        let likely = match ident {
+            IdentHint::Unknown => &[][..],
+            IdentHint::Exact(ident) => &[ident],
+        };
+        let identification = match self.icrc.check(&outer, bytes, icrc, likely) {
+            Ok(IcrcMatch::Unchecked) => 0,
+            Ok(IcrcMatch::Exact(ident)) => ident,
+            Ok(IcrcMatch::Solved(ident)) => {
+                counters.icrc_solved += 1;
+                ident
+            }
+            Err(_) => {
+                counters.drop_icrc += 1;
+                return;
+            }
+        };
+        // RX-10
+        let Some(qp) = qp else {
+            self.handle_general(now, from, to, &packet);
+            return;
+        };
+        let (qpn, early) = (qp.qpn, qp.state == QpState::Rtr && !qp.heard);
+        if early {
+            qp.heard = true;
+            let event = AsyncEvent::CommEstablished(qpn);
+            self.shared.events.push_back(Event::Async(event));
+        }
+        let name = self.shared.name(qp);
+        let mut outcome = Outcome::Idle;
+        match &mut qp.halves {
+            Halves::Rc { requester, .. } if packet.opcode.is_response() => {
+                outcome = requester.handle(&mut self.shared.tx(now, name), &packet);
+            }
+            Halves::Rc { responder, .. } => {
+                // What a fault makes of the queue pair shows when it is settled.
+                let _: After = responder.handle(&mut self.shared.rx(now, name), &packet);
+            }
+            Halves::Ud { receiver, .. } => {
+                let header = network_header(from, to, identification, payload.len());
+                let qkey = qp.attr.qkey.unwrap_or_default();
+                let ctx = &mut self.shared.rx(now, name);
+                if receiver.handle(ctx, qkey, &header, &packet) == After::Fatal {
+                    outcome = Outcome::Failed;
+                }
+            }
+        }
+        self.shared.after(now, qp, outcome);
+        if !self.shared.overrun.is_empty() {
+            self.stop_overrun(now);
+        }
+        self.cm_data_arrived(now, qpn);
+    }
+}
+
+/// Why a queue pair does not take a packet.
+enum Refusal {
+    Transport,
+    State,
+    Peer,
+}
+
+fn refusal(qp: &Qp, from: IpAddr, to: IpAddr, packet: &Packet<'_>) -> Option<Refusal> {
+    let service = match qp.halves {
+        Halves::Rc { .. } => Service::Rc,
+        Halves::Ud { .. } => Service::Ud,
+    };
+    if packet.opcode.service() != service {
+        return Some(Refusal::Transport);
+    }
+    let least = if packet.opcode.is_response() { QpState::Rts } else { QpState::Rtr };
+    // In ERR packets are discarded without any answer [QP-4].
+    if qp.state < least || qp.state == QpState::Err {
+        return Some(Refusal::State);
+    }
+    match qp.attr.av {
+        Some(av) if service == Service::Rc && (av.remote, av.local) != (from, to) => {
+            Some(Refusal::Peer)
+        }
+        _ => None,
+    }
+}
+
+impl Device {
+    /// A datagram for the general services, checked.
+    fn handle_general(&mut self, now: Instant, from: IpAddr, to: IpAddr, packet: &Packet<'_>) {
+        // GSI-1
+        match <&[u8; bowline_wire::roce::MAD_LEN]>::try_from(packet.payload) {
+            Ok(mad) => {
+                self.shared.counters.rx_mads += 1;
+                self.handle_mad(now, from, to, mad);
+            }
+            Err(_) => self.shared.counters.drop_malformed += 1,
+        }
+    }
+
+    /// Tells whether a number may be given to a new queue pair [QP-6].
+    pub(super) fn is_free(&self, qpn: Qpn) -> bool {
+        qpn.0 > 1
+            && qpn.0 != MULTICAST_QPN
+            && !self.qps.contains_key(&qpn.0)
+            && !self.retired.contains(&qpn.0)
+            && !self.cm_reserves(qpn)
+    }
+}

@@ -1,0 +1,246 @@
+//! What all queue pairs of a device share, and what is done after one of them was touched.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+
+use bowline_verbs::{Access, AsyncEvent, Completion, CqId, PdId, QpState, Qpn};
+
+use super::Event;
+use crate::config::Config;
+use crate::counters::Counters;
+use crate::cq::{Added, CqTable};
+use crate::mr::MrTable;
+use crate::qp::{Halves, Qp, Queued};
+use crate::rc::requester::{Outcome, TxCtx};
+use crate::rc::responder::RxCtx;
+use crate::table::NumberMap;
+use crate::time::Instant;
+
+/// What both halves of a queue pair need to know of it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Name {
+    qpn: Qpn,
+    pd: PdId,
+    pub(crate) dest_qpn: Qpn,
+    access: Access,
+    mtu: usize,
+}
+
+/// What all queue pairs share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) config: Config,
+    pub(crate) mrs: MrTable,
+    pub(crate) cqs: CqTable,
+    pub(crate) counters: Counters,
+    pub(crate) events: VecDeque<Event>,
+    /// Completions of the queue pair being worked on.
+    pub(crate) done: Vec<(Completion, bool)>,
+    /// Completion queues that have just overrun.
+    pub(crate) overrun: Vec<CqId>,
+    /// Queue pairs with replies to send, and others with something to send, each in one of them.
+    pub(crate) urgent: VecDeque<u32>,
+    pub(crate) normal: VecDeque<u32>,
+    /// When to look at which queue pair; of several entries only that in `Qp::timer_at` counts.
+    timers: BinaryHeap<Reverse<(Instant, u32)>>,
+}
+
+impl Shared {
+    pub(crate) fn new(config: Config) -> Self {
+        Self {
+            mrs: MrTable::new(config.limits.mrs),
+            cqs: CqTable::new(config.limits.cqs, config.limits.cqes),
+            counters: Counters::default(),
+            events: VecDeque::new(),
+            done: Vec::new(),
+            overrun: Vec::new(),
+            urgent: VecDeque::new(),
+            normal: VecDeque::new(),
+            timers: BinaryHeap::new(),
+            config,
+        }
+    }
+
+    /// What both halves of a queue pair need to know of it.
+    pub(crate) fn name(&self, qp: &Qp) -> Name {
+        Name {
+            qpn: qp.qpn,
+            pd: qp.init.pd,
+            dest_qpn: qp.attr.dest_qpn.unwrap_or_default(),
+            access: qp.attr.access.unwrap_or_default(),
+            mtu: qp.mtu(&self.config),
+        }
+    }
+
+    /// The context of the sending half of a queue pair.
+    pub(crate) fn tx(&mut self, now: Instant, name: Name) -> TxCtx<'_> {
+        TxCtx {
+            now,
+            mrs: &mut self.mrs,
+            pd: name.pd,
+            qpn: name.qpn,
+            dest_qpn: name.dest_qpn,
+            counters: &mut self.counters,
+            done: &mut self.done,
+        }
+    }
+
+    /// The context of the receiving half.
+    pub(crate) fn rx(&mut self, now: Instant, name: Name) -> RxCtx<'_> {
+        RxCtx {
+            now,
+            mrs: &mut self.mrs,
+            pd: name.pd,
+            access: name.access,
+            mtu: name.mtu,
+            qpn: name.qpn,
+            counters: &mut self.counters,
+            done: &mut self.done,
+        }
+    }
+
+    /// After a queue pair was touched: hands out its completions, and sees to it that its turn to
+    /// send and its timer come.
+    pub(crate) fn settle(&mut self, now: Instant, qp: &mut Qp) {
+        let ended = match &qp.halves {
+            // What was to be sent last, the NAK, is out [RSP-18].
+            Halves::Rc { responder, .. } => responder.failed() && !responder.has_reply(),
+            Halves::Ud { .. } => false,
+        };
+        if ended && qp.state != QpState::Err && qp.state >= QpState::Rtr {
+            self.fail(now, qp);
+            return;
+        }
+        self.hand_out(qp);
+        let (replies, requests, timer) = match &qp.halves {
+            Halves::Rc { requester, responder } => (
+                qp.state >= QpState::Rtr && responder.has_reply(),
+                qp.state == QpState::Rts && !responder.failed() && requester.has_work(),
+                earliest(requester.poll_timeout(), responder.poll_timeout()),
+            ),
+            Halves::Ud { sender, .. } => {
+                (false, qp.state == QpState::Rts && sender.len() > 0, None)
+            }
+        };
+        if qp.state == QpState::Err || qp.state < QpState::Rtr {
+            return;
+        }
+        if qp.queued == Queued::No {
+            if replies {
+                qp.queued = Queued::Urgent;
+                self.urgent.push_back(qp.qpn.0);
+            } else if requests {
+                qp.queued = Queued::Normal;
+                self.normal.push_back(qp.qpn.0);
+            }
+        }
+        if let Some(at) = timer
+            && qp.timer_at.is_none_or(|now_at| at < now_at)
+        {
+            qp.timer_at = Some(at);
+            self.timers.push(Reverse((at, qp.qpn.0)));
+        }
+    }
+
+    /// Moves completions to their queues.
+    fn hand_out(&mut self, qp: &Qp) {
+        for (entry, wakes) in self.done.drain(..) {
+            let cq = if entry.is_recv() { qp.init.recv_cq } else { qp.init.send_cq };
+            match self.cqs.add(cq, entry, wakes) {
+                Added::Quiet | Added::Lost => {}
+                Added::Ready => self.events.push_back(Event::CqReady(cq)),
+                Added::Overrun => {
+                    self.counters.cq_overruns += 1;
+                    self.events.push_back(Event::Async(AsyncEvent::CqError(cq)));
+                    self.overrun.push(cq);
+                }
+            }
+        }
+    }
+
+    /// The queue pair goes to error by itself, and the program is told, since no completion may tell
+    /// it [QP-10].
+    pub(crate) fn fail(&mut self, now: Instant, qp: &mut Qp) {
+        self.counters.qp_errors += 1;
+        self.events.push_back(Event::Async(AsyncEvent::QpFatal(qp.qpn)));
+        self.enter_error(now, qp);
+    }
+
+    /// The queue pair cannot go on because of something outside of it.
+    pub(crate) fn stop(&mut self, now: Instant, qp: &mut Qp) {
+        if qp.state != QpState::Err && qp.state != QpState::Reset {
+            self.fail(now, qp);
+        }
+    }
+
+    /// The queue pair goes to error: everything posted is flushed, nothing is sent any more [QP-4].
+    pub(crate) fn enter_error(&mut self, now: Instant, qp: &mut Qp) {
+        qp.state = QpState::Err;
+        self.flush(now, qp);
+    }
+
+    /// Flushes a queue pair in error.
+    pub(crate) fn flush(&mut self, now: Instant, qp: &mut Qp) {
+        let name = self.name(qp);
+        match &mut qp.halves {
+            Halves::Rc { requester, responder } => {
+                requester.flush(&mut self.tx(now, name));
+                responder.flush(&mut self.rx(now, name));
+            }
+            Halves::Ud { sender, receiver } => {
+                sender.flush(&mut self.tx(now, name));
+                receiver.flush(&mut self.rx(now, name));
+            }
+        }
+        self.hand_out(qp);
+    }
+
+    pub(crate) fn handle_qp_timeout(&mut self, now: Instant, qp: &mut Qp) {
+        if qp.state == QpState::Err {
+            return;
+        }
+        let name = self.name(qp);
+        let mut outcome = Outcome::Idle;
+        if let Halves::Rc { requester, responder } = &mut qp.halves {
+            responder.handle_timeout(now);
+            outcome = requester.handle_timeout(&mut self.tx(now, name));
+        }
+        self.after(now, qp, outcome);
+    }
+
+    /// After the sending half has done something.
+    pub(crate) fn after(&mut self, now: Instant, qp: &mut Qp, outcome: Outcome) {
+        if outcome == Outcome::Failed {
+            self.counters.qp_errors += 1;
+            self.enter_error(now, qp);
+        } else {
+            self.settle(now, qp);
+        }
+    }
+
+    /// When a timer is due.
+    pub(crate) fn next_timer(&self) -> Option<Instant> {
+        self.timers.peek().map(|Reverse((at, _))| *at)
+    }
+
+    /// Takes a queue pair whose timer is due.
+    pub(crate) fn due(&mut self, now: Instant, qps: &NumberMap<Box<Qp>>) -> Option<Qpn> {
+        while let Some(Reverse((at, qpn))) = self.timers.peek().copied() {
+            if at > now {
+                return None;
+            }
+            self.timers.pop();
+            if qps.get(&qpn).is_some_and(|qp| qp.timer_at == Some(at)) {
+                return Some(Qpn(qpn));
+            }
+        }
+        None
+    }
+}
+
+fn earliest(a: Option<Instant>, b: Option<Instant>) -> Option<Instant> {
+    match (a, b) {
+        (Some(a), Some(b)) => Some(a.min(b)),
+        (a, b) => a.or(b),
+    }
+}

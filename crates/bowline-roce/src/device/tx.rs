@@ -1,0 +1,159 @@
+//! Datagrams to be sent: whose turn it is, and how packets become bursts.
+//!
+//! Queue pairs with replies go first, then all others with something to send, each in turn one
+//! burst. A queue pair whose burst did not hold all replies goes on with the others, so a large read
+//! that is being answered holds up nobody.
+
+use bowline_verbs::QpState;
+
+use super::Device;
+use super::shared::Shared;
+use crate::burst::Burst;
+use crate::qp::{Halves, Qp, Queued};
+use crate::rc::requester::Outcome;
+use crate::time::Instant;
+
+/// Which half of a queue pair sends.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Half {
+    Responder,
+    Requester,
+}
+
+impl Device {
+    /// Fills `burst` with the next packets to send; `false`: there are none.
+    pub fn poll_transmit(&mut self, now: Instant, burst: &mut Burst) -> bool {
+        let sent =
+            self.fill_mad(burst) || self.fill_carried(now, burst) || self.fill_next(now, burst);
+        if !self.shared.overrun.is_empty() {
+            self.stop_overrun(now);
+        }
+        if sent {
+            let counters = &mut self.shared.counters;
+            counters.tx_bursts += 1;
+            counters.tx_packets += burst.count as u64;
+            counters.tx_bytes += burst.bytes.len() as u64;
+        }
+        sent
+    }
+
+    /// Begins with the packet that the last burst had no room for.
+    fn fill_carried(&mut self, now: Instant, burst: &mut Burst) -> bool {
+        let Some(qpn) = self.carry_of.take() else { return false };
+        let Some(qp) = self.qps.get_mut(&qpn.0) else { return false };
+        let route = match qp.route() {
+            Some(route) if qp.state != QpState::Err => route,
+            _ => return false,
+        };
+        burst.begin(&route);
+        burst.bytes.extend_from_slice(&self.carry);
+        burst.add(0, &mut self.carry);
+        if self.shared.fill_connected(now, qp, burst, &mut self.carry) {
+            self.carry_of = Some(qpn);
+        }
+        true
+    }
+
+    fn fill_next(&mut self, now: Instant, burst: &mut Burst) -> bool {
+        loop {
+            let shared = &mut self.shared;
+            let next = shared.urgent.pop_front().or_else(|| shared.normal.pop_front());
+            let Some(qpn) = next else { return false };
+            let Some(qp) = self.qps.get_mut(&qpn) else { continue };
+            qp.queued = Queued::No;
+            if qp.state < QpState::Rtr || qp.state == QpState::Err {
+                continue;
+            }
+            burst.count = 0;
+            match (qp.route(), &qp.halves) {
+                (Some(route), Halves::Rc { .. }) => {
+                    burst.begin(&route);
+                    if shared.fill_connected(now, qp, burst, &mut self.carry) {
+                        self.carry_of = Some(qp.qpn);
+                    }
+                }
+                (_, Halves::Ud { .. }) => shared.fill_datagram(now, qp, burst, &mut self.carry),
+                _ => {}
+            }
+            if burst.count > 0 {
+                return true;
+            }
+        }
+    }
+}
+
+impl Shared {
+    /// Adds packets of a connected queue pair to a burst that has begun; `true`: one more did not
+    /// fit and is in `carry`.
+    fn fill_connected(
+        &mut self,
+        now: Instant,
+        qp: &mut Qp,
+        burst: &mut Burst,
+        carry: &mut Vec<u8>,
+    ) -> bool {
+        let (name, gso) = (self.name(qp), self.config.gso);
+        let Halves::Rc { requester, responder } = &mut qp.halves else { return false };
+        let may_request = qp.state == QpState::Rts;
+        let mut half = Half::Responder;
+        if may_request && (qp.requests_next || !responder.has_reply()) && requester.has_work() {
+            half = Half::Requester;
+        }
+        qp.requests_next = half == Half::Responder;
+        let mut outcome = Outcome::Idle;
+        let mut carried = false;
+        while burst.has_room(gso) {
+            let start = burst.bytes.len();
+            let filled = match half {
+                Half::Responder => {
+                    let ctx = &mut self.rx(now, name);
+                    responder.fill_reply(ctx, name.dest_qpn, &mut burst.bytes)
+                }
+                Half::Requester if responder.failed() => false,
+                Half::Requester => {
+                    outcome = requester.fill(&mut self.tx(now, name), &mut burst.bytes);
+                    outcome == Outcome::Packet
+                }
+            };
+            if !filled {
+                break;
+            }
+            if !burst.add(start, carry) {
+                carried = true;
+                break;
+            }
+        }
+        self.after_burst(now, qp, outcome);
+        carried
+    }
+
+    /// Makes a burst of the next datagram of a UD queue pair.
+    fn fill_datagram(&mut self, now: Instant, qp: &mut Qp, burst: &mut Burst, carry: &mut Vec<u8>) {
+        let name = self.name(qp);
+        let Halves::Ud { sender, .. } = &qp.halves else { return };
+        let route = sender.next_dest().and_then(|dest| qp.datagram_route(dest.addr, &self.config));
+        let Halves::Ud { sender, .. } = &mut qp.halves else { return };
+        let outcome = match route {
+            Some(route) => {
+                burst.begin(&route);
+                let outcome = sender.fill(&mut self.tx(now, name), &mut burst.bytes);
+                if outcome == Outcome::Packet {
+                    burst.add(0, carry);
+                }
+                outcome
+            }
+            None => sender.refuse(&mut self.tx(now, name)),
+        };
+        self.after_burst(now, qp, outcome);
+    }
+
+    /// Queues a queue pair with more to send behind all others.
+    fn after_burst(&mut self, now: Instant, qp: &mut Qp, outcome: Outcome) {
+        self.after(now, qp, outcome);
+        if qp.queued == Queued::Urgent && self.urgent.back() == Some(&qp.qpn.0) {
+            self.urgent.pop_back();
+            self.normal.push_back(qp.qpn.0);
+            qp.queued = Queued::Normal;
+        }
+    }
+}

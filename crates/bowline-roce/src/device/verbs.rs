@@ -1,0 +1,299 @@
+//! The verbs: what a program asks of the device. They mean what they mean in
+//! [`bowline_verbs::Device`], and none waits.
+
+use std::sync::Arc;
+
+use bowline_verbs::{
+    Access, Buffer, Completion, CqId, Error, MrKeys, PdId, QpAttr, QpCap, QpInit, QpState, Qpn,
+    RecvWr, SendWr,
+};
+
+use super::Device;
+use crate::qp::{Halves, Qp, Queued};
+use crate::time::Instant;
+
+const NO_PD: Error = Error::NoSuch("protection domain");
+const NO_QP: Error = Error::NoSuch("queue pair");
+
+/// Numbers of removed queue pairs that are not given again.
+const RETIRED_MAX: usize = 4096;
+
+impl Device {
+    /// Makes a protection domain.
+    ///
+    /// # Errors
+    /// [`Error::Limit`].
+    pub fn alloc_pd(&mut self) -> Result<PdId, Error> {
+        if self.pds.len() >= self.shared.config.limits.pds.min(1 << 19) {
+            return Err(Error::Limit("protection domains"));
+        }
+        Ok(PdId(self.pds.insert(0)))
+    }
+
+    /// Removes a protection domain.
+    ///
+    /// # Errors
+    /// [`Error::NoSuch`]; [`Error::Busy`] while a region or queue pair is left in it.
+    pub fn dealloc_pd(&mut self, pd: PdId) -> Result<(), Error> {
+        if *self.pds.get(pd.0).ok_or(NO_PD)? > 0 || self.shared.mrs.uses(pd) {
+            return Err(Error::Busy("the protection domain"));
+        }
+        self.pds.remove(pd.0);
+        Ok(())
+    }
+
+    /// Registers `len` bytes of a buffer from `offset` on.
+    ///
+    /// # Errors
+    /// [`Error::NoSuch`], [`Error::Invalid`], [`Error::Limit`].
+    pub fn reg_mr(
+        &mut self,
+        pd: PdId,
+        buffer: &Arc<Buffer>,
+        offset: usize,
+        len: usize,
+        iova: Option<u64>,
+        access: Access,
+    ) -> Result<MrKeys, Error> {
+        self.pds.get(pd.0).ok_or(NO_PD)?;
+        let mrs = &mut self.shared.mrs;
+        mrs.register(&mut self.rng, pd, (buffer, offset, len), iova, access)
+    }
+
+    /// Makes a region for fast registration [MR-6], free at first.
+    ///
+    /// # Errors
+    /// [`Error::NoSuch`], [`Error::Limit`].
+    pub fn alloc_mr(&mut self, pd: PdId) -> Result<MrKeys, Error> {
+        self.pds.get(pd.0).ok_or(NO_PD)?;
+        self.shared.mrs.allocate(&mut self.rng, pd)
+    }
+
+    /// Removes a region by its present key.
+    ///
+    /// # Errors
+    /// [`Error::NoSuch`].
+    pub fn dereg_mr(&mut self, lkey: u32) -> Result<(), Error> {
+        self.shared.mrs.deregister(lkey).map(drop)
+    }
+
+    /// Makes a completion queue.
+    ///
+    /// # Errors
+    /// [`Error::Limit`], [`Error::Invalid`].
+    pub fn create_cq(&mut self, depth: usize) -> Result<CqId, Error> {
+        self.shared.cqs.create(depth)
+    }
+
+    /// Removes a completion queue.
+    ///
+    /// # Errors
+    /// [`Error::NoSuch`]; [`Error::Busy`] while a queue pair uses it.
+    pub fn destroy_cq(&mut self, cq: CqId) -> Result<(), Error> {
+        self.shared.cqs.destroy(cq)
+    }
+
+    /// Appends up to `max` completions to `out`; returns how many.
+    ///
+    /// # Errors
+    /// [`Error::NoSuch`].
+    pub fn poll_cq(
+        &mut self,
+        cq: CqId,
+        out: &mut Vec<Completion>,
+        max: usize,
+    ) -> Result<usize, Error> {
+        self.shared.cqs.poll(cq, out, max)
+    }
+
+    /// Asks for one [`Event::CqReady`](crate::Event::CqReady) when the next completion comes (with
+    /// `solicited`, one that was sent solicited or is an error). `false`: there is one already, or
+    /// the queue has overrun, and nothing was asked.
+    ///
+    /// # Errors
+    /// [`Error::NoSuch`].
+    pub fn arm_cq(&mut self, cq: CqId, solicited: bool) -> Result<bool, Error> {
+        self.shared.cqs.arm(cq, solicited)
+    }
+
+    /// Makes a queue pair, in RESET.
+    ///
+    /// # Errors
+    /// [`Error::NoSuch`], [`Error::Invalid`], [`Error::Limit`].
+    pub fn create_qp(&mut self, init: &QpInit) -> Result<Qpn, Error> {
+        let limits = self.shared.config.limits;
+        if self.qps.len() >= limits.qps.min(1 << 20) {
+            return Err(Error::Limit("queue pairs"));
+        }
+        let QpCap { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline } = init.cap;
+        if max_send_wr > limits.wrs || max_recv_wr > limits.wrs {
+            return Err(Error::Limit("work requests"));
+        }
+        if max_send_sge > limits.sges || max_recv_sge > limits.sges {
+            return Err(Error::Limit("elements of a list"));
+        }
+        if max_inline > limits.inline {
+            return Err(Error::Limit("inline bytes"));
+        }
+        let users = self.pds.get_mut(init.pd.0).ok_or(NO_PD)?;
+        let cqs = &mut self.shared.cqs;
+        cqs.hold(init.send_cq)?;
+        if let Err(error) = cqs.hold(init.recv_cq) {
+            cqs.release(init.send_cq);
+            return Err(error);
+        }
+        *users += 1;
+        // At most one number of eight is taken. Unpredictable, like keys [CM-53].
+        let qpn = loop {
+            let qpn = Qpn(self.rng.next_u24());
+            if self.is_free(qpn) {
+                break qpn;
+            }
+        };
+        let qp = Qp {
+            qpn,
+            init: *init,
+            state: QpState::Reset,
+            attr: QpAttr::default(),
+            halves: Halves::new(init, self.shared.config.mtu.bytes()),
+            queued: Queued::No,
+            requests_next: false,
+            timer_at: None,
+            heard: false,
+        };
+        self.qps.insert(qpn.0, Box::new(qp));
+        Ok(qpn)
+    }
+
+    /// Changes a queue pair [QP-1].
+    ///
+    /// # Errors
+    /// [`Error::NoSuch`]; [`Error::Invalid`] naming the attribute that is missing or not allowed;
+    /// [`Error::AddrNotAvailable`]; [`Error::NotSupported`] for SQD.
+    pub fn modify_qp(&mut self, now: Instant, qp: Qpn, attr: &QpAttr) -> Result<(), Error> {
+        let qp = self.qps.get_mut(&qp.0).ok_or(NO_QP)?;
+        let shared = &mut self.shared;
+        let to = qp.check(attr, &shared.config)?;
+        if to == QpState::Err {
+            shared.enter_error(now, qp);
+        } else {
+            qp.apply(attr, to, &shared.config);
+            shared.settle(now, qp);
+        }
+        self.stop_overrun(now);
+        Ok(())
+    }
+
+    /// Returns the state and attributes of a queue pair.
+    ///
+    /// # Errors
+    /// [`Error::NoSuch`].
+    pub fn query_qp(&self, qp: Qpn) -> Result<(QpState, QpAttr), Error> {
+        let qp = self.qps.get(&qp.0).ok_or(NO_QP)?;
+        Ok((qp.state, QpAttr { state: Some(qp.state), ..qp.attr }))
+    }
+
+    /// Returns how many send requests of a queue pair are not complete.
+    ///
+    /// # Errors
+    /// [`Error::NoSuch`].
+    pub fn sends_pending(&self, qp: Qpn) -> Result<usize, Error> {
+        Ok(self.qps.get(&qp.0).ok_or(NO_QP)?.sends())
+    }
+
+    /// Removes a queue pair; what is posted on it never completes.
+    ///
+    /// # Errors
+    /// [`Error::NoSuch`]; [`Error::Busy`] while a connection holds it.
+    pub fn destroy_qp(&mut self, qp: Qpn) -> Result<(), Error> {
+        if !self.qps.contains_key(&qp.0) {
+            return Err(NO_QP);
+        }
+        if self.cm_holds(qp) {
+            return Err(Error::Busy("the queue pair"));
+        }
+        if let Some(gone) = self.qps.remove(&qp.0) {
+            self.shared.cqs.release(gone.init.send_cq);
+            self.shared.cqs.release(gone.init.recv_cq);
+            if let Some(users) = self.pds.get_mut(gone.init.pd.0) {
+                *users -= 1;
+            }
+        }
+        if self.retired.len() >= RETIRED_MAX {
+            self.retired.pop_front();
+        }
+        self.retired.push_back(qp.0);
+        Ok(())
+    }
+
+    /// Posts send requests in order [REQ-19]; on an error tells how many were accepted.
+    ///
+    /// # Errors
+    /// [`Error::NoSuch`], [`Error::Invalid`], [`Error::QueueFull`].
+    pub fn post_send(
+        &mut self,
+        now: Instant,
+        qp: Qpn,
+        wrs: &[SendWr<'_>],
+    ) -> Result<(), (usize, Error)> {
+        let qp = self.qps.get_mut(&qp.0).ok_or((0, NO_QP))?;
+        if qp.state < QpState::Rts {
+            return Err((0, Error::Invalid("sends need a queue pair in RTS")));
+        }
+        let mut result = Ok(());
+        for (count, wr) in wrs.iter().enumerate() {
+            let posted = match &mut qp.halves {
+                Halves::Rc { requester, .. } => requester.post(wr),
+                Halves::Ud { sender, .. } => sender.post(wr),
+            };
+            if let Err(error) = posted {
+                result = Err((count, error));
+                break;
+            }
+        }
+        if qp.state == QpState::Err {
+            self.shared.flush(now, qp);
+        } else {
+            self.shared.settle(now, qp);
+        }
+        self.stop_overrun(now);
+        result
+    }
+
+    /// Posts receive requests in order [REQ-19]; on an error tells how many were accepted.
+    ///
+    /// # Errors
+    /// As [`post_send`](Self::post_send).
+    pub fn post_recv(
+        &mut self,
+        now: Instant,
+        qp: Qpn,
+        wrs: &[RecvWr<'_>],
+    ) -> Result<(), (usize, Error)> {
+        let qp = self.qps.get_mut(&qp.0).ok_or((0, NO_QP))?;
+        if qp.state < QpState::Init {
+            return Err((0, Error::Invalid("receives need a queue pair in INIT")));
+        }
+        let cap = qp.init.cap;
+        let mut result = Ok(());
+        for (count, wr) in wrs.iter().enumerate() {
+            let posted = if wr.sges.len() > cap.max_recv_sge {
+                Err(Error::Invalid("the scatter list is longer than the queue pair allows"))
+            } else {
+                match &mut qp.halves {
+                    Halves::Rc { responder, .. } => responder.post_recv(wr, cap.max_recv_wr),
+                    Halves::Ud { receiver, .. } => receiver.post_recv(wr, cap.max_recv_wr),
+                }
+            };
+            if let Err(error) = posted {
+                result = Err((count, error));
+                break;
+            }
+        }
+        if qp.state == QpState::Err {
+            self.shared.flush(now, qp);
+        }
+        self.stop_overrun(now);
+        result
+    }
+}

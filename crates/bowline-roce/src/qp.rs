@@ -1,0 +1,287 @@
+//! Queue pairs: states, attributes, and the two halves that do the work.
+//!
+//! ```text
+//!   RESET --> INIT --> RTR --> RTS        any but RESET --> ERR       any --> RESET
+//!             receives requests requests and
+//!             posted   taken    answers
+//! ```
+//! The send queue's own states SQD and SQE are not offered [QP-3].
+
+use bowline_verbs::{Error, QpAttr, QpInit, QpState, QpType, Qpn};
+
+use crate::burst::{Route, source_port, unconnected_source_port};
+use crate::config::Config;
+use crate::rc::requester::{Requester, Settings};
+use crate::rc::responder::Responder;
+use crate::time::Instant;
+use crate::ud::UdReceiver;
+use crate::udsend::UdSender;
+
+/// In which list a queue pair waits for its turn to send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Queued {
+    No,
+    /// With those that have replies to send.
+    Urgent,
+    /// With the others.
+    Normal,
+}
+
+/// A queue pair.
+#[derive(Debug)]
+pub(crate) struct Qp {
+    pub(crate) qpn: Qpn,
+    pub(crate) init: QpInit,
+    pub(crate) state: QpState,
+    /// Attributes as they are now; `state` in it is not used.
+    pub(crate) attr: QpAttr,
+    pub(crate) halves: Halves,
+    pub(crate) queued: Queued,
+    /// Whose turn it is when both halves have something to send.
+    pub(crate) requests_next: bool,
+    /// The entry of the timer heap that counts.
+    pub(crate) timer_at: Option<Instant>,
+    /// The first packet has come before RTS, and the program was told.
+    pub(crate) heard: bool,
+}
+
+/// What sends and what receives.
+#[derive(Debug)]
+pub(crate) enum Halves {
+    Rc { requester: Requester, responder: Responder },
+    Ud { sender: UdSender, receiver: UdReceiver },
+}
+
+impl Halves {
+    pub(crate) fn new(init: &QpInit, mtu: usize) -> Self {
+        match init.qp_type {
+            QpType::Rc => Self::Rc {
+                requester: Requester::new(init.cap, init.sq_sig_all),
+                responder: Responder::new(),
+            },
+            QpType::Ud => Self::Ud {
+                sender: UdSender::new(init.cap, init.sq_sig_all, mtu),
+                receiver: UdReceiver::default(),
+            },
+        }
+    }
+}
+
+/// Attributes as a set, to compare with the table of QP-1.
+mod set {
+    pub(super) const ACCESS: u32 = 1;
+    pub(super) const QKEY: u32 = 2;
+    pub(super) const AV: u32 = 4;
+    pub(super) const PATH_MTU: u32 = 8;
+    pub(super) const DEST_QPN: u32 = 16;
+    pub(super) const RQ_PSN: u32 = 32;
+    pub(super) const SQ_PSN: u32 = 64;
+    pub(super) const MAX_RD: u32 = 128;
+    pub(super) const MAX_DEST_RD: u32 = 256;
+    pub(super) const MIN_RNR: u32 = 512;
+    pub(super) const TIMEOUT: u32 = 1024;
+    pub(super) const RETRY: u32 = 2048;
+    pub(super) const RNR_RETRY: u32 = 4096;
+
+    /// What is said of one that is missing, and of one that may not be given.
+    pub(super) const NAMES: [(u32, &str, &str); 13] = [
+        (ACCESS, "access is needed", "access cannot be changed now"),
+        (QKEY, "qkey is needed", "qkey cannot be changed now"),
+        (AV, "av is needed", "av cannot be changed now"),
+        (PATH_MTU, "path_mtu is needed", "path_mtu cannot be changed now"),
+        (DEST_QPN, "dest_qpn is needed", "dest_qpn cannot be changed now"),
+        (RQ_PSN, "rq_psn is needed", "rq_psn cannot be changed now"),
+        (SQ_PSN, "sq_psn is needed", "sq_psn cannot be changed now"),
+        (MAX_RD, "max_rd_atomic is needed", "max_rd_atomic cannot be changed now"),
+        (MAX_DEST_RD, "max_dest_rd_atomic is needed", "max_dest_rd_atomic cannot be changed now"),
+        (MIN_RNR, "min_rnr_timer is needed", "min_rnr_timer cannot be changed now"),
+        (TIMEOUT, "timeout is needed", "timeout cannot be changed now"),
+        (RETRY, "retry_cnt is needed", "retry_cnt cannot be changed now"),
+        (RNR_RETRY, "rnr_retry is needed", "rnr_retry cannot be changed now"),
+    ];
+}
+
+fn given(attr: &QpAttr) -> u32 {
+    let flag = |is: bool, bit: u32| if is { bit } else { 0 };
+    flag(attr.access.is_some(), set::ACCESS)
+        | flag(attr.qkey.is_some(), set::QKEY)
+        | flag(attr.av.is_some(), set::AV)
+        | flag(attr.path_mtu.is_some(), set::PATH_MTU)
+        | flag(attr.dest_qpn.is_some(), set::DEST_QPN)
+        | flag(attr.rq_psn.is_some(), set::RQ_PSN)
+        | flag(attr.sq_psn.is_some(), set::SQ_PSN)
+        | flag(attr.max_rd_atomic.is_some(), set::MAX_RD)
+        | flag(attr.max_dest_rd_atomic.is_some(), set::MAX_DEST_RD)
+        | flag(attr.min_rnr_timer.is_some(), set::MIN_RNR)
+        | flag(attr.timeout.is_some(), set::TIMEOUT)
+        | flag(attr.retry_cnt.is_some(), set::RETRY)
+        | flag(attr.rnr_retry.is_some(), set::RNR_RETRY)
+}
+
+/// Required and optional attributes of a transition [QP-1]; `None`: there is no such transition.
+fn transition(qp_type: QpType, from: QpState, to: QpState) -> Option<(u32, u32)> {
+    use QpState::{Err, Init, Reset, Rtr, Rts};
+    Some(match (qp_type, from, to) {
+        (_, _, Reset) => (0, 0),
+        (_, from, Err) if from != Reset => (0, 0),
+        (QpType::Rc, Reset, Init) => (set::ACCESS, 0),
+        (QpType::Rc, Init, Init) => (0, set::ACCESS),
+        (QpType::Rc, Init, Rtr) => (
+            set::AV | set::PATH_MTU | set::DEST_QPN | set::RQ_PSN | set::MAX_DEST_RD | set::MIN_RNR,
+            set::ACCESS,
+        ),
+        (QpType::Rc, Rtr, Rts) => (
+            set::TIMEOUT | set::RETRY | set::RNR_RETRY | set::SQ_PSN | set::MAX_RD,
+            set::ACCESS | set::MIN_RNR,
+        ),
+        (QpType::Rc, Rts, Rts) => (0, set::ACCESS | set::MIN_RNR),
+        (QpType::Ud, Reset, Init) => (set::QKEY, 0),
+        (QpType::Ud, Init, Init | Rtr) | (QpType::Ud, Rts, Rts) => (0, set::QKEY),
+        (QpType::Ud, Rtr, Rts) => (set::SQ_PSN, set::QKEY),
+        _ => return None,
+    })
+}
+
+impl Qp {
+    /// Checks a change of attributes; returns the state it leads to.
+    pub(crate) fn check(&self, attr: &QpAttr, config: &Config) -> Result<QpState, Error> {
+        let to = attr.state.unwrap_or(self.state);
+        if matches!(to, QpState::Sqd | QpState::Sqe) {
+            return Err(Error::NotSupported("a queue pair in SQD or SQE"));
+        }
+        let Some((required, optional)) = transition(self.init.qp_type, self.state, to) else {
+            return Err(Error::Invalid("the queue pair cannot go from its state to this one"));
+        };
+        let given = given(attr);
+        for (bit, missing, too_many) in set::NAMES {
+            if required & bit != 0 && given & bit == 0 {
+                return Err(Error::Invalid(missing));
+            }
+            if given & bit != 0 && (required | optional) & bit == 0 {
+                return Err(Error::Invalid(too_many));
+            }
+        }
+        check_values(attr, config)?;
+        Ok(to)
+    }
+
+    /// Takes attributes that were checked, and starts the halves that a transition wakes.
+    pub(crate) fn apply(&mut self, attr: &QpAttr, to: QpState, config: &Config) {
+        let now = &mut self.attr;
+        now.access = attr.access.or(now.access);
+        now.qkey = attr.qkey.or(now.qkey);
+        now.av = attr.av.or(now.av);
+        now.path_mtu = attr.path_mtu.or(now.path_mtu);
+        now.dest_qpn = attr.dest_qpn.or(now.dest_qpn);
+        now.rq_psn = attr.rq_psn.or(now.rq_psn);
+        now.sq_psn = attr.sq_psn.or(now.sq_psn);
+        now.max_rd_atomic = attr.max_rd_atomic.or(now.max_rd_atomic);
+        now.max_dest_rd_atomic = attr.max_dest_rd_atomic.or(now.max_dest_rd_atomic);
+        now.min_rnr_timer = attr.min_rnr_timer.or(now.min_rnr_timer);
+        now.timeout = attr.timeout.or(now.timeout);
+        now.retry_cnt = attr.retry_cnt.or(now.retry_cnt);
+        now.rnr_retry = attr.rnr_retry.or(now.rnr_retry);
+        let mtu = self.mtu(config);
+        let (from, attr) = (self.state, self.attr);
+        match &mut self.halves {
+            Halves::Rc { requester, responder } => match (from, to) {
+                (QpState::Init, QpState::Rtr) => responder.start(
+                    attr.rq_psn.unwrap_or_default(),
+                    attr.max_dest_rd_atomic.unwrap_or_default(),
+                    attr.min_rnr_timer.unwrap_or_default(),
+                ),
+                (QpState::Rtr | QpState::Rts, QpState::Rts) => {
+                    responder.set_rnr_timer(attr.min_rnr_timer.unwrap_or_default());
+                    if from == QpState::Rtr {
+                        let settings = Settings {
+                            mtu,
+                            max_rd_atomic: attr.max_rd_atomic.unwrap_or_default(),
+                            timeout: attr.timeout.unwrap_or_default(),
+                            retry_cnt: attr.retry_cnt.unwrap_or_default(),
+                            rnr_retry: attr.rnr_retry.unwrap_or_default(),
+                            window: config.window,
+                            give_up: config.give_up,
+                            retransmit_min: config.retransmit_min,
+                        };
+                        requester.start(settings, attr.sq_psn.unwrap_or_default());
+                    }
+                }
+                _ => {}
+            },
+            Halves::Ud { sender, .. } => {
+                if (from, to) == (QpState::Rtr, QpState::Rts) {
+                    sender.start(attr.sq_psn.unwrap_or_default());
+                }
+            }
+        }
+        self.state = to;
+        if to == QpState::Reset {
+            self.attr = QpAttr::default();
+            self.halves = Halves::new(&self.init, config.mtu.bytes());
+            self.heard = false;
+        }
+    }
+
+    /// Payload bytes of a full packet.
+    pub(crate) fn mtu(&self, config: &Config) -> usize {
+        self.attr.path_mtu.unwrap_or(config.mtu).bytes()
+    }
+
+    /// Where the packets of a connection go.
+    pub(crate) fn route(&self) -> Option<Route> {
+        let av = self.attr.av?;
+        let dest = self.attr.dest_qpn?;
+        let source_port = source_port(av.flow_label, self.qpn.0, dest.0);
+        Some(Route { from: av.local, to: av.remote, source_port, tos: av.tos })
+    }
+
+    /// Where a datagram goes; `None`: no own address is of this family.
+    pub(crate) fn datagram_route(&self, to: std::net::IpAddr, config: &Config) -> Option<Route> {
+        let from = config.addrs.iter().find(|addr| addr.is_ipv4() == to.is_ipv4())?;
+        let source_port = unconnected_source_port(self.qpn.0);
+        Some(Route { from: *from, to, source_port, tos: 0 })
+    }
+
+    /// Requests not complete.
+    pub(crate) fn sends(&self) -> usize {
+        match &self.halves {
+            Halves::Rc { requester, .. } => requester.len(),
+            Halves::Ud { sender, .. } => sender.len(),
+        }
+    }
+}
+
+fn check_values(attr: &QpAttr, config: &Config) -> Result<(), Error> {
+    let fits = |value: Option<u32>, bits: u32| value.is_none_or(|value| value >> bits == 0);
+    let at_most = |value: Option<u8>, most: u8| value.is_none_or(|value| value <= most);
+    let most_reads = config.limits.rd_atomic;
+    let checks = [
+        (fits(attr.rq_psn, 24), "rq_psn has more than 24 bits"),
+        (fits(attr.sq_psn, 24), "sq_psn has more than 24 bits"),
+        (fits(attr.dest_qpn.map(|qpn| qpn.0), 24), "dest_qpn has more than 24 bits"),
+        (attr.dest_qpn.is_none_or(|qpn| qpn.0 > 1), "dest_qpn is not that of a connection"),
+        (at_most(attr.max_rd_atomic, most_reads), "max_rd_atomic is above the limit"),
+        (at_most(attr.max_dest_rd_atomic, most_reads), "max_dest_rd_atomic is above the limit"),
+        (at_most(attr.min_rnr_timer, 31), "min_rnr_timer is above 31"),
+        (at_most(attr.timeout, 31), "timeout is above 31"),
+        (at_most(attr.retry_cnt, 7), "retry_cnt is above 7"),
+        (at_most(attr.rnr_retry, 7), "rnr_retry is above 7"),
+        (
+            attr.path_mtu.is_none_or(|mtu| mtu <= config.mtu),
+            "path_mtu is above the MTU of the port",
+        ),
+        (
+            attr.av.is_none_or(|av| av.local.is_ipv4() == av.remote.is_ipv4()),
+            "both addresses of av must be of one family",
+        ),
+    ];
+    for (good, what) in checks {
+        if !good {
+            return Err(Error::Invalid(what));
+        }
+    }
+    match attr.av {
+        Some(av) if !config.addrs.contains(&av.local) => Err(Error::AddrNotAvailable),
+        _ => Ok(()),
+    }
+}

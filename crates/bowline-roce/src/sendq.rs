@@ -1,0 +1,292 @@
+//! Send requests waiting for their turn or their answer.
+//!
+//! ```text
+//!   requests  [send, 2 pieces]     [write, inline]   [read, 1 piece]     first in, first out
+//!   sges      [addr len key] [..]                    [addr len key]      of all requests, in order
+//!   inline                         [bytes ..]
+//! ```
+//!
+//! Gather lists and inline bytes lie in rings, so nothing is allocated per request once these have
+//! grown.
+
+use std::collections::VecDeque;
+
+use bowline_verbs::{
+    Access, Completion, Error, PdId, QpCap, Qpn, SendFlags, SendOp, SendWr, Sge, Status, WcOpcode,
+};
+use bowline_wire::roce::Psn;
+
+use crate::mr::{KeyError, MrTable};
+
+/// Most bytes of a message [HDR-12].
+const MESSAGE_MAX: u64 = 1 << 31;
+
+/// A send request.
+#[derive(Debug)]
+pub(crate) struct Request {
+    pub(crate) id: u64,
+    pub(crate) op: SendOp,
+    pub(crate) flags: SendFlags,
+    /// Bytes of the message.
+    pub(crate) len: u32,
+    /// Its first element in the ring of gather lists, counted from the first that ever was.
+    sge_first: u64,
+    sge_count: u32,
+    /// The same for its bytes, if they are inline.
+    inline_first: u64,
+    /// First PSN and number of PSNs, once it has been started.
+    pub(crate) first: Psn,
+    pub(crate) packets: u32,
+    pub(crate) stage: Stage,
+}
+
+/// How far a request has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// Not begun.
+    Waiting,
+    /// It has PSNs, and packets are sent; or a local operation that was executed, and must never be
+    /// again [REQ-20].
+    Started,
+    /// It cannot be carried out: fails when everything before it has completed.
+    Broken(Status),
+}
+
+impl Request {
+    pub(crate) const fn is_local(&self) -> bool {
+        matches!(self.op, SendOp::RegMr { .. } | SendOp::LocalInv(_))
+    }
+
+    pub(crate) const fn is_read(&self) -> bool {
+        matches!(self.op, SendOp::Read(_))
+    }
+
+    pub(crate) const fn is_atomic(&self) -> bool {
+        matches!(self.op, SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. })
+    }
+
+    /// Only its own response completes it.
+    pub(crate) const fn is_read_or_atomic(&self) -> bool {
+        self.is_read() || self.is_atomic()
+    }
+
+    pub(crate) const fn is_started(&self) -> bool {
+        matches!(self.stage, Stage::Started)
+    }
+
+    fn opcode(&self) -> WcOpcode {
+        match self.op {
+            SendOp::Send | SendOp::SendImm(_) | SendOp::SendInv(_) | SendOp::Datagram(..) => {
+                WcOpcode::Send
+            }
+            SendOp::Write(_) | SendOp::WriteImm(..) => WcOpcode::RdmaWrite,
+            SendOp::Read(_) => WcOpcode::RdmaRead,
+            SendOp::CompareSwap { .. } => WcOpcode::CompSwap,
+            SendOp::FetchAdd { .. } => WcOpcode::FetchAdd,
+            SendOp::RegMr { .. } => WcOpcode::RegMr,
+            SendOp::LocalInv(_) => WcOpcode::LocalInv,
+        }
+    }
+
+    /// The entry that tells how the request ended [REQ-15].
+    pub(crate) fn completion(&self, qpn: Qpn, status: Status) -> Completion {
+        Completion {
+            wr_id: self.id,
+            status,
+            opcode: self.opcode(),
+            byte_len: self.len,
+            qpn,
+            ..Completion::default()
+        }
+    }
+}
+
+/// The send queue of a queue pair.
+#[derive(Debug, Default)]
+pub(crate) struct SendQueue {
+    requests: VecDeque<Request>,
+    sges: VecDeque<Sge>,
+    sges_gone: u64,
+    inline: VecDeque<u8>,
+    inline_gone: u64,
+}
+
+impl SendQueue {
+    pub(crate) fn len(&self) -> usize {
+        self.requests.len()
+    }
+
+    pub(crate) fn get(&self, index: usize) -> Option<&Request> {
+        self.requests.get(index)
+    }
+
+    pub(crate) fn get_mut(&mut self, index: usize) -> Option<&mut Request> {
+        self.requests.get_mut(index)
+    }
+
+    pub(crate) fn front(&self) -> Option<&Request> {
+        self.requests.front()
+    }
+
+    pub(crate) fn front_mut(&mut self) -> Option<&mut Request> {
+        self.requests.front_mut()
+    }
+
+    /// Queues a request, after the checks that depend on nothing but itself and the queue.
+    pub(crate) fn post(&mut self, wr: &SendWr<'_>, cap: &QpCap) -> Result<(), Error> {
+        if self.requests.len() >= cap.max_send_wr {
+            return Err(Error::QueueFull);
+        }
+        if wr.sges.len() > cap.max_send_sge {
+            return Err(Error::Invalid("the gather list is longer than the queue pair allows"));
+        }
+        let inline = wr.flags.contains(SendFlags::INLINE);
+        let len = if inline {
+            wr.inline.len() as u64
+        } else {
+            wr.sges.iter().map(|sge| u64::from(sge.len)).sum()
+        };
+        if inline && wr.inline.len() > cap.max_inline {
+            return Err(Error::Invalid("more inline bytes than the queue pair allows"));
+        }
+        if len > MESSAGE_MAX {
+            return Err(Error::Invalid("a message has at most 2^31 bytes"));
+        }
+        match &wr.op {
+            SendOp::Read(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } if inline => {
+                return Err(Error::Invalid("reads and atomics need memory, not inline bytes"));
+            }
+            // REQ-18
+            SendOp::CompareSwap { remote, .. } | SendOp::FetchAdd { remote, .. } => {
+                if len != 8 || !remote.addr.is_multiple_of(8) {
+                    return Err(Error::Invalid("atomics are of 8 bytes, aligned at the peer"));
+                }
+            }
+            _ => {}
+        }
+        self.requests.push_back(Request {
+            id: wr.id,
+            op: wr.op.clone(),
+            flags: wr.flags,
+            len: len as u32,
+            sge_first: self.sges_gone + self.sges.len() as u64,
+            sge_count: if inline { 0 } else { wr.sges.len() as u32 },
+            inline_first: self.inline_gone + self.inline.len() as u64,
+            first: Psn::ZERO,
+            packets: 0,
+            stage: Stage::Waiting,
+        });
+        if inline {
+            self.inline.extend(wr.inline);
+        } else {
+            self.sges.extend(wr.sges);
+        }
+        Ok(())
+    }
+
+    /// Removes the oldest request.
+    pub(crate) fn pop(&mut self) -> Option<Request> {
+        let request = self.requests.pop_front()?;
+        if request.flags.contains(SendFlags::INLINE) {
+            self.inline.drain(..request.len as usize);
+            self.inline_gone += u64::from(request.len);
+        } else {
+            self.sges.drain(..request.sge_count as usize);
+            self.sges_gone += u64::from(request.sge_count);
+        }
+        Some(request)
+    }
+
+    fn sges(&self, request: &Request) -> impl Iterator<Item = &Sge> {
+        let first = (request.sge_first - self.sges_gone) as usize;
+        self.sges.range(first..first + request.sge_count as usize)
+    }
+
+    /// Copies `len` bytes of a request's message from `offset` on to the end of `out`.
+    pub(crate) fn gather(
+        &self,
+        index: usize,
+        mrs: &MrTable,
+        pd: PdId,
+        offset: u32,
+        len: usize,
+        out: &mut Vec<u8>,
+    ) -> Result<(), KeyError> {
+        let request = self.requests.get(index).ok_or(KeyError::Unknown)?;
+        if request.flags.contains(SendFlags::INLINE) {
+            let first = (request.inline_first - self.inline_gone) as usize + offset as usize;
+            let (a, b) = self.inline.as_slices();
+            let middle = a.len().clamp(first, first + len);
+            if middle > first {
+                out.extend_from_slice(&a[first..middle]);
+            }
+            if middle < first + len {
+                out.extend_from_slice(&b[middle - a.len()..first + len - a.len()]);
+            }
+            return Ok(());
+        }
+        let mut done = 0;
+        each_stretch(self.sges(request), offset, len, |sge, va, len| {
+            done += len;
+            mrs.gather(pd, sge.lkey, va, len, out)
+        })?;
+        if done == len { Ok(()) } else { Err(KeyError::OutOfRange) }
+    }
+
+    /// Copies bytes of an answer into a request's memory from `offset` on.
+    pub(crate) fn scatter(
+        &self,
+        index: usize,
+        mrs: &MrTable,
+        pd: PdId,
+        offset: u32,
+        bytes: &[u8],
+    ) -> Result<(), KeyError> {
+        let request = self.requests.get(index).ok_or(KeyError::Unknown)?;
+        let mut rest = bytes;
+        each_stretch(self.sges(request), offset, bytes.len(), |sge, va, len| {
+            let (now, later) = rest.split_at(len);
+            rest = later;
+            mrs.scatter(pd, sge.lkey, va, now)
+        })
+    }
+
+    /// Checks that the answer of a request can be stored [MR-4].
+    pub(crate) fn check_scatter(
+        &self,
+        index: usize,
+        mrs: &MrTable,
+        pd: PdId,
+    ) -> Result<(), KeyError> {
+        let request = self.requests.get(index).ok_or(KeyError::Unknown)?;
+        each_stretch(self.sges(request), 0, request.len as usize, |sge, va, len| {
+            mrs.check(pd, sge.lkey, va, len as u64, Access::LOCAL_WRITE)
+        })
+    }
+}
+
+/// Calls `each` with the element, address and length of every stretch that `len` bytes from
+/// `offset` on lie in.
+fn each_stretch<'a>(
+    sges: impl Iterator<Item = &'a Sge>,
+    offset: u32,
+    len: usize,
+    mut each: impl FnMut(&Sge, u64, usize) -> Result<(), KeyError>,
+) -> Result<(), KeyError> {
+    let (mut skip, mut left) = (offset, len);
+    for sge in sges {
+        if left == 0 {
+            break;
+        }
+        if skip >= sge.len {
+            skip -= sge.len;
+            continue;
+        }
+        let take = ((sge.len - skip) as usize).min(left);
+        let va = sge.addr.checked_add(u64::from(skip)).ok_or(KeyError::OutOfRange)?;
+        each(sge, va, take)?;
+        skip = 0;
+        left -= take;
+    }
+    Ok(())
+}

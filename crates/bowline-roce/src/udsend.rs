@@ -1,0 +1,95 @@
+//! The sending half of a datagram queue pair: what is sent is done.
+
+use bowline_verbs::{Error, QpCap, SendFlags, SendOp, SendWr, Status};
+use bowline_wire::roce::Psn;
+
+use crate::rc::requester::{Outcome, TxCtx};
+use crate::sendq::SendQueue;
+use crate::ud::Datagram;
+
+/// The sender.
+#[derive(Debug)]
+pub(crate) struct UdSender {
+    queue: SendQueue,
+    cap: QpCap,
+    signal_all: bool,
+    next: Psn,
+    /// Most bytes of a datagram.
+    mtu: usize,
+}
+
+impl UdSender {
+    pub(crate) fn new(cap: QpCap, signal_all: bool, mtu: usize) -> Self {
+        Self { queue: SendQueue::default(), cap, signal_all, next: Psn::ZERO, mtu }
+    }
+
+    pub(crate) fn start(&mut self, sq_psn: u32) {
+        self.next = Psn::new(sq_psn);
+    }
+
+    pub(crate) fn post(&mut self, wr: &SendWr<'_>) -> Result<(), Error> {
+        if !matches!(wr.op, SendOp::Datagram(..)) {
+            return Err(Error::Invalid("a UD queue pair sends datagrams only"));
+        }
+        let len = if wr.flags.contains(SendFlags::INLINE) {
+            wr.inline.len()
+        } else {
+            wr.sges.iter().map(|sge| sge.len as usize).sum()
+        };
+        if len > self.mtu {
+            return Err(Error::Invalid("a datagram is at most one MTU"));
+        }
+        self.queue.post(wr, &self.cap)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// Where the next datagram goes.
+    pub(crate) fn next_dest(&self) -> Option<bowline_verbs::UdDest> {
+        match self.queue.front()?.op {
+            SendOp::Datagram(dest, _) => Some(dest),
+            _ => None,
+        }
+    }
+
+    /// Appends the next datagram to `out` and completes it.
+    pub(crate) fn fill(&mut self, ctx: &mut TxCtx<'_>, out: &mut Vec<u8>) -> Outcome {
+        let Some(request) = self.queue.front() else { return Outcome::Idle };
+        let SendOp::Datagram(dest, imm) = request.op else { return Outcome::Idle };
+        let solicited = request.flags.contains(SendFlags::SOLICITED);
+        let datagram =
+            Datagram { dest, source: ctx.qpn, psn: self.next, imm, solicited, ack_req: false };
+        let (start, len) = (out.len(), request.len as usize);
+        let mut builder = datagram.begin(out);
+        let gathered = self.queue.gather(0, ctx.mrs, ctx.pd, 0, len, builder.payload());
+        builder.finish();
+        let Some(request) = self.queue.pop() else { return Outcome::Idle };
+        if gathered.is_err() {
+            out.truncate(start);
+            ctx.done.push((request.completion(ctx.qpn, Status::LocProtErr), true));
+            return Outcome::Failed;
+        }
+        self.next = self.next.next();
+        if self.signal_all || request.flags.contains(SendFlags::SIGNALED) {
+            ctx.done.push((request.completion(ctx.qpn, Status::Success), false));
+        }
+        Outcome::Packet
+    }
+
+    /// Fails the next datagram: there is no way to where it goes.
+    pub(crate) fn refuse(&mut self, ctx: &mut TxCtx<'_>) -> Outcome {
+        if let Some(request) = self.queue.pop() {
+            ctx.done.push((request.completion(ctx.qpn, Status::LocQpOpErr), true));
+        }
+        Outcome::Failed
+    }
+
+    /// Everything left completes, in order [QP-4].
+    pub(crate) fn flush(&mut self, ctx: &mut TxCtx<'_>) {
+        while let Some(request) = self.queue.pop() {
+            ctx.done.push((request.completion(ctx.qpn, Status::WrFlushErr), true));
+        }
+    }
+}
