@@ -1,8 +1,9 @@
 //! Every byte bowline puts on a wire or takes from one.
 //!
-//! No state, no I/O, no allocation: checked views over bytes, builders of bytes, and one-line
-//! `Display` forms for logs. Nothing here can panic, whatever the bytes. Numbered rules
-//! (`[R-101]`) are those of `docs/spec/rds.md`.
+//! No I/O and no state of a protocol: checked views over bytes, builders of bytes, and one-line
+//! `Display` forms for logs. Nothing is allocated but in the vectors a caller has written to.
+//! Nothing here can panic, whatever the bytes. Numbered rules are those of `docs/spec/rds.md`
+//! (`[R-101]`) and `docs/spec/roce.md` (`[HDR-1]`).
 //!
 //! ```
 //! use bowline_wire::rds::{HEADER_LEN, Handshake, Header, PROBE_PORT};

@@ -196,7 +196,7 @@ pub struct IcrcChecker {
     /// Length from the identification to the end, and its factor.
     factors: [(usize, u32); FACTORS],
     /// Source and the identification seen last.
-    sources: [(Ipv4Addr, u16); SOURCES],
+    sources: [Option<(Ipv4Addr, u16)>; SOURCES],
 }
 
 impl IcrcChecker {
@@ -204,14 +204,15 @@ impl IcrcChecker {
     pub const fn new(policy: IcrcPolicy) -> Self {
         Self {
             policy,
-            // The factor for no bytes is right, and for the unspecified address any number is.
+            // The right factor for no bytes.
             factors: [(0, ONE); FACTORS],
-            sources: [(Ipv4Addr::UNSPECIFIED, 0); SOURCES],
+            sources: [None; SOURCES],
         }
     }
 
     /// Checks the ICRC `received` of `packet`, which goes from the base transport header to the pad,
-    /// as [`split_icrc`] returns both.
+    /// as [`split_icrc`] returns both. It comes last, after all that can be told from the headers
+    /// [ICRC-7].
     ///
     /// Over IPv4 the identifications to be expected are 0, the one after the last of this source,
     /// and those in `likely` [ICRC-32] [ICRC-34].
@@ -270,10 +271,9 @@ impl IcrcChecker {
         // The neighbours of a network differ in the last bytes.
         let [_, b, c, d] = from.octets();
         let place = usize::from(b ^ c.rotate_left(3) ^ d) % SOURCES;
-        let Some((source, last)) = self.sources.get_mut(place) else { return false };
-        let follows = *source == from && last.wrapping_add(1) == ident;
-        (*source, *last) = (from, ident);
-        follows
+        let Some(entry) = self.sources.get_mut(place) else { return false };
+        let before = entry.replace((from, ident));
+        before == Some((from, ident.wrapping_sub(1)))
     }
 }
 
