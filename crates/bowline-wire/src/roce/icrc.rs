@@ -11,7 +11,8 @@
 //!
 //! The pass is done by the crate `crc32fast`. Header and payload together took, on an AMD EPYC with
 //! AVX-512 (one run, 2 shared cores, best of 30): 11 ns for 40 + 4 bytes, 18 ns for 40 + 64, 85 ns
-//! for 40 + 4096 (49 GB/s). `crc-fast` 1.10 took 57, 68 and 92 ns.
+//! for 40 + 4096 (49 GB/s). `crc-fast` 1.10 took 57, 68 and 92 ns. To find an identification that is
+//! not 0 took 20 ns more, and 150 ns for a length whose factor was not remembered.
 
 use alloc::vec::Vec;
 use core::fmt;
