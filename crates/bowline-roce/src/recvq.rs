@@ -11,7 +11,7 @@
 
 use std::collections::VecDeque;
 
-use bowline_verbs::{Access, Error, PdId, RecvWr, Sge};
+use bowline_verbs::{Error, PdId, RecvWr, Sge};
 
 use crate::mr::MrTable;
 
@@ -42,10 +42,7 @@ impl RecvQueue {
         Ok(())
     }
 
-    pub(crate) fn len(&self) -> usize {
-        self.entries.len()
-    }
-
+    #[cfg(test)]
     pub(crate) fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
@@ -135,9 +132,7 @@ impl Taken {
             }
             let (now, rest) = bytes.split_at(bytes.len().min(left as usize));
             let va = sge.addr.checked_add(u64::from(self.offset)).ok_or(PlaceError::Key)?;
-            mrs.resolve(pd, sge.lkey, va, now.len() as u64, Access::LOCAL_WRITE)
-                .map_err(|_| PlaceError::Key)?
-                .write(0, now);
+            mrs.scatter(pd, sge.lkey, va, now).map_err(|_| PlaceError::Key)?;
             self.offset += now.len() as u32; // at most `left`, which is a u32
             self.len += now.len() as u64;
             bytes = rest;

@@ -29,11 +29,6 @@ impl UdReceiver {
         self.posted.post(wr, max)
     }
 
-    /// Forgets all receives.
-    pub(crate) fn reset(&mut self) {
-        *self = Self::default();
-    }
-
     /// Completes all receives with [`Status::WrFlushErr`], in order [QP-4].
     pub(crate) fn flush(&mut self, ctx: &mut RxCtx<'_>) {
         while let Some(wr_id) = self.posted.take_id() {

@@ -153,11 +153,6 @@ impl Responder {
         self.rnr_timer = min_rnr_timer & 0x1f;
     }
 
-    /// Forgets everything, receives included: what a queue pair does on its way to RESET.
-    pub(crate) fn reset(&mut self) {
-        *self = Self::new();
-    }
-
     /// Posts a receive, if fewer than `max` wait.
     pub(crate) fn post_recv(&mut self, wr: &RecvWr<'_>, max: usize) -> Result<(), Error> {
         self.posted.post(wr, max)

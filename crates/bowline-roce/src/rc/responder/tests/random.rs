@@ -204,7 +204,7 @@ fn deliver(messages: &[usize], choices: &[u8]) {
     let region = side.region(1024, EVERY);
     let receives: Vec<_> = (0..messages.len()).map(|i| side.post_len(i as u64, 600)).collect();
     let packets = requests(messages, &region);
-    let mut feed = |side: &mut Side, index: usize| {
+    let feed = |side: &mut Side, index: usize| {
         let packet = Packet::parse(&packets[index].1).unwrap();
         let after = side.ctx(|responder, ctx| responder.handle(ctx, &packet));
         assert_eq!(after, After::Fine);

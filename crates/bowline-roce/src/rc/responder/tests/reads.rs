@@ -160,9 +160,10 @@ fn a_read_of_nothing_needs_no_key() {
             original: None,
             payload: Vec::new(),
         };
-        assert_eq!(side.replies(), [expected.clone()]);
+        let expected = std::slice::from_ref(&expected);
+        assert_eq!(side.replies(), expected);
         side.read_at(FIRST + i, 1, 2, 0);
-        assert_eq!(side.replies(), [expected]);
+        assert_eq!(side.replies(), expected);
     }
 }
 

@@ -75,7 +75,8 @@ fn writes_of_a_wrong_length_are_refused() {
     use Opcode::*;
     let bytes = [7; MTU + 4];
     let mtu = MTU as u32;
-    let cases: [(u32, &[(Opcode, usize)], u32); 12] = [
+    type Case<'c> = (u32, &'c [(Opcode, usize)], u32);
+    let cases: [Case<'_>; 12] = [
         (3, &[(WriteOnly, 4)], 0),
         (3, &[(WriteOnly, 2)], 0),
         (0, &[(WriteOnly, 1)], 0),
@@ -145,13 +146,14 @@ fn atomics_are_executed_once() {
             original: Some(before),
             payload: Vec::new(),
         };
-        assert_eq!(side.replies(), [expected.clone()]);
+        let expected = std::slice::from_ref(&expected);
+        assert_eq!(side.replies(), expected);
         for _ in 0..2 {
             side.psn = Psn::new(psn);
             side.atomic(op, va, key, operands);
             side.psn = Psn::new(psn);
             side.atomic(op, va, key, operands);
-            assert_eq!(side.replies(), [expected.clone()]);
+            assert_eq!(side.replies(), expected);
         }
         assert_eq!(value(), after);
     }
