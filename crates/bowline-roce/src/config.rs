@@ -22,6 +22,9 @@ pub struct Config {
     /// Several packets go into one burst. They carry IPv4 identifications that count from 0
     /// [ICRC-21], so the driver must send them so.
     pub gso: bool,
+    /// UDP source port of everything sent; `None`: one for each connection, as rxe and NICs have it
+    /// [OUT-2].
+    pub source_port: Option<u16>,
     /// Most packets sent and not acknowledged, of one queue pair: 16 to 4096 [REQ-6].
     pub window: u32,
     /// When a peer that does not answer is given up.
@@ -41,6 +44,7 @@ impl Default for Config {
             seed: [0; 32],
             icrc: IcrcPolicy::default(),
             gso: true,
+            source_port: None,
             window: 240,
             give_up: GiveUp::default(),
             retransmit_min: Duration::from_millis(10),

@@ -228,17 +228,18 @@ impl Qp {
     }
 
     /// Where the packets of a connection go.
-    pub(crate) fn route(&self) -> Option<Route> {
+    pub(crate) fn route(&self, config: &Config) -> Option<Route> {
         let av = self.attr.av?;
         let dest = self.attr.dest_qpn?;
-        let source_port = source_port(av.flow_label, self.qpn.0, dest.0);
+        let source_port =
+            config.source_port.unwrap_or_else(|| source_port(av.flow_label, self.qpn.0, dest.0));
         Some(Route { from: av.local, to: av.remote, source_port, tos: av.tos })
     }
 
     /// Where a datagram goes; `None`: no own address is of this family.
     pub(crate) fn datagram_route(&self, to: std::net::IpAddr, config: &Config) -> Option<Route> {
         let from = config.addrs.iter().find(|addr| addr.is_ipv4() == to.is_ipv4())?;
-        let source_port = unconnected_source_port(self.qpn.0);
+        let source_port = config.source_port.unwrap_or_else(|| unconnected_source_port(self.qpn.0));
         Some(Route { from: *from, to, source_port, tos: 0 })
     }
 

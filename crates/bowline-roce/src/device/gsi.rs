@@ -34,7 +34,8 @@ impl Device {
     pub(super) fn fill_mad(&mut self, burst: &mut Burst) -> bool {
         let Some((from, to, mad)) = self.gsi.waiting.pop_front() else { return false };
         // OUT-2
-        let source_port = unconnected_source_port(GSI_QPN);
+        let source_port =
+            self.shared.config.source_port.unwrap_or_else(|| unconnected_source_port(GSI_QPN));
         burst.begin(&Route { from, to, source_port, tos: 0 });
         let datagram = Datagram {
             dest: UdDest { addr: to, qpn: Qpn(GSI_QPN), qkey: GSI_QKEY },

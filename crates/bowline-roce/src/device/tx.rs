@@ -41,7 +41,7 @@ impl Device {
     fn fill_carried(&mut self, now: Instant, burst: &mut Burst) -> bool {
         let Some(qpn) = self.carry_of.take() else { return false };
         let Some(qp) = self.qps.get_mut(&qpn.0) else { return false };
-        let route = match qp.route() {
+        let route = match qp.route(&self.shared.config) {
             Some(route) if qp.state != QpState::Err => route,
             _ => return false,
         };
@@ -65,7 +65,7 @@ impl Device {
                 continue;
             }
             burst.count = 0;
-            match (qp.route(), &qp.halves) {
+            match (qp.route(&shared.config), &qp.halves) {
                 (Some(route), Halves::Rc { .. }) => {
                     burst.begin(&route);
                     if shared.fill_connected(now, qp, burst, &mut self.carry) {
