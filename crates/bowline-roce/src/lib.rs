@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod burst;
+mod cm;
 mod config;
 mod counters;
 mod cq;
@@ -21,6 +22,7 @@ mod ud;
 mod udsend;
 
 pub use burst::{BURST_BYTES_MAX, BURST_SEGMENTS_MAX, Burst};
+pub use cm::{CmConfig, FormerLife};
 pub use config::{Config, GiveUp, Limits};
 pub use counters::Counters;
 pub use device::{Device, Event, IdentHint};
