@@ -13,13 +13,13 @@ from lab.common import CACHE, HERE, NETNS, Fail
 from lab.guest import alive
 from lab.prepare import prepare
 
-from . import scenarios, speed
+from . import roce, scenarios, speed
 from .base import ALL, Wrong
 from .table import table
 from .world import Case, World, find_peer
 
 # they add their scenarios to ALL
-MODULES = (scenarios, speed)
+MODULES = (scenarios, roce, speed)
 
 
 def parse(about, argv):
@@ -37,6 +37,7 @@ def parse(about, argv):
     p.add_argument("--logs", metavar="DIR", default=os.path.join(CACHE, "logs"),
                    help="where counters and logs go (default %(default)s)")
     p.add_argument("--peer", metavar="FILE", help="the node's program (default: built with cargo)")
+    p.add_argument("--bowline", metavar="FILE", help="the bowline command (default: built with cargo)")
     p.add_argument("--append", action="append", default=[], metavar="ARG", help="kernel argument of the guest")
     p.add_argument("--keep", action="store_true", help="leave the guests running at the end")
     p.add_argument("--repeat", type=int, default=1, metavar="N", help="run every case N times")
@@ -69,13 +70,25 @@ def show_list():
     return 0
 
 
-def build_peer():
-    say("building the peer program")
+def build(package, program):
+    say("building " + program)
     root = os.path.dirname(HERE)
-    r = subprocess.run(["cargo", "build", "--release", "-q", "-p", "bowline-interop-peer"], cwd=root)
+    r = subprocess.run(["cargo", "build", "--release", "-q", "-p", package], cwd=root)
     if r.returncode:
-        raise Fail("cargo build of bowline-interop-peer failed")
-    return find_peer(None)
+        raise Fail("cargo build of %s failed" % package)
+    return find_peer(None, program)
+
+
+def programs(a, todo):
+    """The programs that the chosen cases need. -> the node's, the bowline command"""
+    peer = command = None
+    if a.self_check:
+        return peer, command
+    if a.bowline or any(s.tool for s, _, _ in todo):
+        command = find_peer(a.bowline) if a.bowline else build("bowline-cli", "bowline")
+    if a.peer or any(not s.tool for s, _, _ in todo):
+        peer = find_peer(a.peer) if a.peer else build("bowline-interop-peer", "bowline-interop-peer")
+    return peer, command
 
 
 def say(text):
@@ -170,9 +183,9 @@ def main(about, argv=None):
                 if s.name == "messages":
                     s.n = s.ci_n = a.messages
         c = prepare(quiet=True)
-        peer = None if a.self_check else find_peer(a.peer) if a.peer else build_peer()
+        peer, command = programs(a, todo)
         prepared = time.monotonic() - t0
-        world = World(peer, os.path.abspath(a.logs), a.self_check, a.capture, a.append)
+        world = World(peer, os.path.abspath(a.logs), a.self_check, a.capture, a.append, command)
         world.up()
         say("kernel %s, %d cases, lab ready after %.0f s (boot %s); logs in %s" % (
             c["kver"], len(todo), time.monotonic() - t0,

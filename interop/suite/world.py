@@ -29,8 +29,9 @@ def ip(addr, port):
 class World:
     """Guests live as long as the run; endpoints as long as a case."""
 
-    def __init__(self, peer, logs, self_check=False, capture=False, kernel_args=()):
+    def __init__(self, peer, logs, self_check=False, capture=False, kernel_args=(), bowline=None):
         self.peer, self.logs, self.self_check = peer, logs, self_check
+        self.command = bowline
         self.capture, self.kernel_args = capture, list(kernel_args)
         self.boots = []
         self.case = None
@@ -68,6 +69,12 @@ class World:
             os.unlink(RUN + ".lock")
 
     # -- node under test
+
+    def bowline(self):
+        """The bowline command."""
+        if not self.command:
+            raise Fail("no bowline command; see --bowline")
+        return self.command
 
     def addresses(self):
         return PEER if self.self_check else NODE
@@ -221,17 +228,16 @@ class Case:
         return self.n, self.n_addr, self.k, self.k_addr
 
 
-def find_peer(explicit):
-    """The peer program: given, or in the target folder of cargo."""
+def find_peer(explicit, name="bowline-interop-peer"):
+    """The peer program, or another: given, or in the target folder of cargo."""
     root = os.path.dirname(HERE)
     target = os.environ.get("CARGO_TARGET_DIR") or os.path.join(root, "target")
-    for p in [explicit] if explicit else [os.path.join(target, t, "bowline-interop-peer")
-                                          for t in ("release", "debug")]:
+    for p in [explicit] if explicit else [os.path.join(target, t, name) for t in ("release", "debug")]:
         if os.path.exists(p):
             return os.path.abspath(p)
     if explicit:
         raise Fail("no such program: " + explicit)
     if shutil.which("cargo"):
         return None
-    raise Fail("no bowline-interop-peer in %s and no cargo to build it" % target)
+    raise Fail("no %s in %s and no cargo to build it" % (name, target))
 

@@ -1,0 +1,200 @@
+"""RDMA between the kernel's soft RoCE (rxe) and bowline's, over RoCEv2 in userspace."""
+import ipaddress
+import json
+import os
+import signal
+import subprocess
+import threading
+
+from lab.agent import guest_exec, guest_run
+from lab.common import NETNS, Fail
+from lab.net import cap_start, cap_stop, ipns, tap
+
+from .base import scenario, want
+from .roce_audit import audit, dissect
+
+NO_SELF_CHECK = "two kernels need no bowline"
+# what rping takes; around path MTUs of 1024 and 4096
+SIZES = (23, 64, 1023, 1024, 1025, 4095, 4096, 4097, 16384, 65535)
+PORT = 7174
+LOSS = ("modprobe -a sch_netem sch_ingress cls_matchall act_gact; "
+        "tc qdisc add dev eth0 root netem loss 1% && tc qdisc add dev eth0 clsact && "
+        "tc filter add dev eth0 ingress matchall action pass random netrand drop 100")
+
+
+class Tool:
+    """A command of bowline on the host side, inside the lab's namespace."""
+
+    def __init__(self, roce, *words):
+        self.words = " ".join(words)
+        self.err = open(roce.log + ".bowline.err", "ab")
+        self.at = self.err.tell()
+        self.lines = []
+        self.p = subprocess.Popen(["ip", "netns", "exec", NETNS, roce.program] + list(words),
+                                  stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self.err,
+                                  start_new_session=True)
+        self.reader = threading.Thread(target=self.read, daemon=True)
+        self.reader.start()
+        roce.tools.append(self)
+
+    def read(self):
+        for line in self.p.stdout:
+            self.lines.append(line.decode(errors="replace").rstrip("\n"))
+
+    def said(self):
+        with open(self.err.name, errors="replace") as f:
+            f.seek(self.at)
+            return f.read()
+
+    def listening(self):
+        for _ in range(200):
+            if "listening on" in self.said():
+                return self
+            if self.p.poll() is not None:
+                break
+            threading.Event().wait(0.05)
+        raise Fail("bowline %s does not listen: %s" % (self.words, self.said()))
+
+    def end(self, timeout=30, ask=False):
+        """-> exit status and lines"""
+        if ask and self.p.poll() is None:
+            os.killpg(self.p.pid, signal.SIGINT)
+        try:
+            self.p.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise Fail("bowline %s did not end within %d s: %s" % (self.words, timeout, self.said()))
+        self.reader.join(5)
+        return self.p.returncode, self.lines
+
+    def kill(self):
+        if self.p.poll() is None:
+            os.killpg(self.p.pid, signal.SIGKILL)
+            self.p.wait()
+
+
+class Roce:
+    """rxe on the guest's interface for the length of a case; a capture and its audit."""
+
+    def __init__(self, c, mtu=1500, loss=False):
+        self.c, self.mtu, self.loss = c, mtu, loss
+        self.log, self.program, self.tools = c.log, c.w.bowline(), []
+        self.pcap = c.log + ".roce.pcap"
+
+    def __enter__(self):
+        self.links(self.mtu)
+        self.c.guest("ip link set eth0 mtu %d; modprobe -a ib_core ib_uverbs rdma_ucm ib_cm rdma_cm rdma_rxe "
+                     "&& rdma link add rxe0 type rxe netdev eth0" % self.mtu)
+        if self.loss:
+            self.c.guest(LOSS)
+        # at the guest's link a batch has become frames
+        cap_start("a", self.pcap, 65535, ["udp", "port", "4791"])
+        return self
+
+    def __exit__(self, kind, error, trace):
+        for t in self.tools:
+            t.kill()
+        cap_stop("a", quiet=True)
+        guest_run("a", "tc qdisc del dev eth0 root; tc qdisc del dev eth0 clsact; rdma link del rxe0; "
+                  "ip link set eth0 mtu 1500")
+        self.links(1500)
+        if kind is None:
+            self.check()
+            if not self.c.w.capture:
+                os.unlink(self.pcap)
+
+    def links(self, mtu):
+        ipns(["link", "set", tap("a", 0), "mtu", str(mtu)])
+        ipns(["link", "set", "labbr0", "mtu", str(mtu)])
+
+    def check(self):
+        mine, theirs, bad = audit(self.pcap, ipaddress.ip_address(self.c.n_addr).packed)
+        opinion = dissect(self.pcap)
+        bad += opinion or []
+        want(not bad, "%d frames are wrong, first: %s", len(bad), "; ".join(bad[:3]))
+        want(mine and theirs, "nothing captured: %d frames of ours, %d of the kernel", mine, theirs)
+        self.c.note("%d frames sent, %d received, ICRCs right%s" % (
+            mine, theirs, "" if opinion is None else ", tshark content"))
+
+    # -- the two programs
+
+    def serve(self, *words):
+        c = self.c
+        return Tool(self, *words, "--server", "--address", c.n_addr).listening()
+
+    def client(self, *words, timeout=60):
+        """bowline as client. -> its lines"""
+        c = self.c
+        t = Tool(self, *words, "--client", c.k_addr, "--address", c.n_addr)
+        rc, lines = t.end(timeout)
+        want(rc == 0, "bowline %s: status %s: %s", t.words, rc, t.said().strip().replace("\n", "; "))
+        return lines
+
+    def kernel(self, command, timeout=60):
+        """A program in the guest; it must succeed. -> its output"""
+        rc, out, err = guest_run("a", "timeout %d %s" % (timeout, command), timeout + 10)
+        want(rc == 0, "in the guest: %s: status %d: %s%s", command, rc, out[-300:], err[-300:])
+        return out
+
+    def kernel_serves(self, command, log):
+        guest_exec("a", ["bash", "-c", command], 30, lambda b: None, lambda b: None, detach=True, log=log)
+        # until somebody listens: rdma_cm shows listeners by netlink
+        for _ in range(100):
+            if "LISTEN" in guest_run("a", "rdma resource show cm_id")[1]:
+                return
+        raise Fail("the guest's server does not listen: " + guest_run("a", "cat " + log)[1])
+
+
+def letters(number, size):
+    """The data of a ping as rping prints them."""
+    text = "rdma-ping-%d: " % number
+    room = size - 1 - len(text)
+    return text + "".join(chr(65 + (number + i) % 58) for i in range(room))
+
+
+def rping(c, mtu, sizes, count, loss=False):
+    with Roce(c, mtu, loss) as r:
+        if c.dir == "k>n":
+            server = r.serve("rping", "--persistent", "--verify", "--json")
+            for size in sizes:
+                out = r.kernel("rping -c -a %s -C %d -S %d -V -v" % (c.n_addr, count, size))
+                got = [x[len("ping data: "):] for x in out.splitlines() if x.startswith("ping data: ")]
+                want(got == [letters(n, size) for n in range(count)], "size %d: the kernel's rping printed %d "
+                     "pings, not all as they should be", size, len(got))
+                c.messages += 2 * count
+            rc, lines = server.end(ask=True)
+            pings = [json.loads(x)["pings"] for x in lines]
+            want(rc == 0 and pings == [count] * len(sizes), "bowline served %s pings, status %d: %s", pings, rc,
+                 server.said())
+        else:
+            r.kernel_serves("rping -s -P -a %s -S 65535 -V" % c.k_addr, "/tmp/rping.log")
+            for size in sizes:
+                lines = r.client("rping", "-C", str(count), "-S", str(size), "--verify", "--verbose", "--json")
+                got = [x[len("ping data: "):] for x in lines if x.startswith("ping data: ")]
+                want(got == [letters(n, size) for n in range(count)], "size %d: %d pings, not all as they should "
+                     "be", size, len(got))
+                want(json.loads(lines[-1])["pings"] == count, "size %d: %s", size, lines[-1])
+                c.messages += 2 * count
+            guest_run("a", "pkill -x rping")
+
+
+@scenario("rping", dirs=("k>n", "n>k"), orders=("lo",), families=(4, 6), timeout=90, bare=True, ci=True, tool=True,
+          self_check=NO_SELF_CHECK)
+def rping_1024(c):
+    """The kernel's rping and bowline's, both roles, path MTU 1024, sizes 23 to 65535: every
+    byte checked at both ends; every frame's ICRC, and tshark's opinion."""
+    rping(c, 1500, SIZES, 5)
+
+
+@scenario("rping-jumbo", dirs=("k>n", "n>k"), orders=("lo",), families=(4, 6), timeout=90, bare=True, tool=True,
+          self_check=NO_SELF_CHECK)
+def rping_4096(c):
+    """The same at path MTU 4096."""
+    rping(c, 9000, SIZES, 5)
+
+
+@scenario("rping-loss", dirs=("k>n", "n>k"), orders=("lo",), families=(4, 6), timeout=180, bare=True, tool=True,
+          self_check=NO_SELF_CHECK)
+def rping_loss(c):
+    """1 % of all packets are lost in each direction: the same pings, the same data."""
+    rping(c, 1500, (64, 4097, 65535), 40, loss=True)
