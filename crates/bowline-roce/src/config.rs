@@ -6,6 +6,8 @@ use std::time::Duration;
 use bowline_verbs::Mtu;
 use bowline_wire::roce::IcrcPolicy;
 
+use crate::cm::CmConfig;
+
 /// Settings of a device, fixed at its creation.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -31,6 +33,8 @@ pub struct Config {
     pub give_up: GiveUp,
     /// Shortest retransmission timer. The time of an answer comes on top of it [REQ-22].
     pub retransmit_min: Duration,
+    /// The connection manager's own settings.
+    pub cm: CmConfig,
     /// Bounds of number.
     pub limits: Limits,
 }
@@ -48,6 +52,7 @@ impl Default for Config {
             window: 240,
             give_up: GiveUp::default(),
             retransmit_min: Duration::from_millis(10),
+            cm: CmConfig::default(),
             limits: Limits::default(),
         }
     }

@@ -80,7 +80,7 @@ pub(super) fn time_of(code: u8) -> Duration {
 /// Returns the code of a queue pair's acknowledgement timeout, of the peer's delay and the time a
 /// packet lives [CM-33].
 pub(super) fn ack_timeout(delay: u8, packet_life: u8) -> u8 {
-    let flight = packet_life.saturating_add(1);
+    let (flight, delay) = (packet_life.min(31) + 1, delay.min(31));
     let code = if flight >= delay {
         flight + u8::from(delay >= flight - 1)
     } else {
@@ -104,7 +104,7 @@ mod tests {
         assert_eq!(ack_timeout(25, 16), 25);
         assert_eq!(ack_timeout(31, 31), 31);
         assert_eq!(ack_timeout(255, 255), 31);
-        assert_eq!(ack_timeout(0, 0), 1);
+        assert_eq!(ack_timeout(0, 0), 2);
     }
 
     // tests [CM-34] [CM-40] [CM-43] [CM-45]

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use bowline_verbs::{CmEvent, CmId, Error};
+use bowline_verbs::{CmEvent, CmId, Error, RejectReason};
 use bowline_wire::roce::cm::{Answered, CmMad, CmMessage, Dreq, Ids};
 
 use super::Manager;
@@ -10,7 +10,6 @@ use super::config::time_of;
 use super::conn::State;
 use super::reject::Refusal;
 use crate::Instant;
-use bowline_verbs::RejectReason;
 
 /// What a process must remember of a connection to end it in its next life [CM-53].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

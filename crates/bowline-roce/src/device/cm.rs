@@ -1,54 +1,244 @@
-//! What joins the connection manager to the device.
+//! What joins the connection manager to the device: the program's calls, MADs in and out through
+//! queue pair 1 [CMA-17], and the manager's orders for queue pairs.
+//!
+//! A queue pair belongs to a connection from the connect or accept until it is refused, unreachable
+//! or disconnected; it cannot be removed meanwhile. Its number is kept from others until the time
+//! after the end is over [CM-45] [QP-6].
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
-use bowline_verbs::Qpn;
+use bowline_verbs::{CmId, ConnParam, Error, QpState, QpType, Qpn};
 use bowline_wire::roce::MAD_LEN;
 
-use super::Device;
+use super::{Device, Event};
+use crate::cm::{FormerLife, Manager, Output, Port, QpOrder, SendMad};
 use crate::config::Config;
 use crate::rng::Rng;
 use crate::time::Instant;
 
 /// State of the connection manager.
 #[derive(Debug)]
-pub(super) struct Glue;
+pub(super) struct Glue {
+    manager: Manager,
+    /// Why the last awaited order failed.
+    failed: Option<Error>,
+}
 
 impl Glue {
-    pub(super) fn new(_config: &Config, _rng: &mut Rng) -> Self {
-        Self
+    pub(super) fn new(config: &Config, rng: &mut Rng) -> Self {
+        let port =
+            Port { guid: config.guid, mtu: config.mtu, max_rd_atomic: config.limits.rd_atomic };
+        let mut seed = [0; 32];
+        for word in seed.chunks_exact_mut(4) {
+            word.copy_from_slice(&rng.next_u32().to_le_bytes());
+        }
+        Self { manager: Manager::new(config.cm.clone(), port, Rng::new(&seed)), failed: None }
     }
 }
 
 impl Device {
+    /// Listens for connections to a port of an address of this device, or of all of them with an
+    /// unspecified address. Port 0 asks for any that is free; see [`local_addr`](Self::local_addr).
+    ///
+    /// # Errors
+    /// [`Error::AddrInUse`], [`Error::AddrNotAvailable`], [`Error::Limit`].
+    pub fn listen(&mut self, at: SocketAddr) -> Result<CmId, Error> {
+        let at = SocketAddr::new(at.ip().to_canonical(), at.port());
+        if !at.ip().is_unspecified() && !self.is_own(at.ip()) {
+            return Err(Error::AddrNotAvailable);
+        }
+        self.cm.manager.listen(at)
+    }
+
+    /// Returns the address of a listener, or this side's address of a connection.
+    ///
+    /// # Errors
+    /// [`Error::NoSuch`].
+    pub fn local_addr(&self, id: CmId) -> Result<SocketAddr, Error> {
+        self.cm.manager.local_addr(id).ok_or(Error::NoSuch("listener or connection"))
+    }
+
+    /// Connects; the outcome is an event. Without a local address, the one that has most in common
+    /// with the remote one is taken.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`], [`Error::NoSuch`], [`Error::AddrNotAvailable`], [`Error::Limit`];
+    /// [`Error::Busy`] when the queue pair belongs to another connection.
+    pub fn connect(
+        &mut self,
+        now: Instant,
+        local: Option<SocketAddr>,
+        remote: SocketAddr,
+        param: &ConnParam,
+    ) -> Result<CmId, Error> {
+        let remote = SocketAddr::new(remote.ip().to_canonical(), remote.port());
+        let port = local.map_or(0, |local| local.port());
+        let given = local.map(|local| local.ip().to_canonical()).filter(|ip| !ip.is_unspecified());
+        let ip = match given {
+            Some(ip) if self.is_own(ip) => ip,
+            Some(_) => return Err(Error::AddrNotAvailable),
+            None => self.nearest(remote.ip()).ok_or(Error::AddrNotAvailable)?,
+        };
+        self.check_connectable(param.qpn)?;
+        let id = self.cm.manager.connect(now, SocketAddr::new(ip, port), remote, param)?;
+        self.cm_carry_out(now);
+        Ok(id)
+    }
+
+    /// Accepts a connection request. The queue pair is ready when this returns.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`], [`Error::NoSuch`]; [`Error::Busy`] when the queue pair belongs to another
+    /// connection. The request can be answered again then.
+    pub fn accept(&mut self, now: Instant, id: CmId, param: &ConnParam) -> Result<(), Error> {
+        self.check_connectable(param.qpn)?;
+        self.cm.manager.accept(id, param)?;
+        self.cm_carry_out(now);
+        self.cm.failed.take().map_or(Ok(()), Err)
+    }
+
+    /// Refuses a connection request, with at most 148 bytes of data.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`], [`Error::NoSuch`].
+    pub fn reject(&mut self, now: Instant, id: CmId, private_data: &[u8]) -> Result<(), Error> {
+        self.cm.manager.reject(id, private_data)?;
+        self.cm_carry_out(now);
+        Ok(())
+    }
+
+    /// Ends a connection: its queue pair goes to error and everything on it is flushed. One that has
+    /// ended already is left as it is.
+    ///
+    /// # Errors
+    /// [`Error::NoSuch`]; [`Error::Invalid`] before it stands: destroy its name then.
+    pub fn disconnect(&mut self, now: Instant, id: CmId) -> Result<(), Error> {
+        self.cm.manager.disconnect(now, id)?;
+        self.cm_carry_out(now);
+        Ok(())
+    }
+
+    /// Forgets a listener, rejecting the requests that wait at it, or a connection, ending it if
+    /// need be. There are no events of it any more.
+    ///
+    /// # Errors
+    /// [`Error::NoSuch`], for a name that was never given.
+    pub fn destroy_id(&mut self, now: Instant, id: CmId) -> Result<(), Error> {
+        self.cm.manager.destroy_id(now, id)?;
+        self.cm_carry_out(now);
+        Ok(())
+    }
+
+    /// Returns what another life of this process needs to end the connections that stand now, if
+    /// this one cannot [CM-53].
+    pub fn former_lives(&self) -> Vec<FormerLife> {
+        self.cm.manager.former_lives().collect()
+    }
+
+    /// Ends a connection of a former life of this process. Sent once, not confirmed.
+    ///
+    /// # Errors
+    /// [`Error::AddrNotAvailable`].
+    pub fn end_former_life(&mut self, now: Instant, former: &FormerLife) -> Result<(), Error> {
+        if !self.is_own(former.local) {
+            return Err(Error::AddrNotAvailable);
+        }
+        self.cm.manager.end_former_life(former);
+        self.cm_carry_out(now);
+        Ok(())
+    }
+
     /// Takes a management datagram.
     pub(super) fn handle_mad(
         &mut self,
-        _now: Instant,
-        _from: IpAddr,
-        _to: IpAddr,
-        _mad: &[u8; MAD_LEN],
+        now: Instant,
+        from: IpAddr,
+        to: IpAddr,
+        mad: &[u8; MAD_LEN],
     ) {
-        self.shared.counters.drop_mad += 1;
+        self.cm.manager.handle_mad(now, from, to, mad, &mut self.shared.counters);
+        self.cm_carry_out(now);
     }
 
     /// When the connection manager has something to do.
     pub(super) fn cm_timeout(&self) -> Option<Instant> {
-        None
+        self.cm.manager.poll_timeout()
     }
 
-    pub(super) fn cm_handle_timeout(&mut self, _now: Instant) {}
+    pub(super) fn cm_handle_timeout(&mut self, now: Instant) {
+        self.cm.manager.handle_timeout(now, &mut self.shared.counters);
+        self.cm_carry_out(now);
+    }
 
     /// Tells whether a connection holds the queue pair.
-    pub(super) fn cm_holds(&self, _qpn: Qpn) -> bool {
-        false
+    pub(super) fn cm_holds(&self, qpn: Qpn) -> bool {
+        self.cm.manager.holds(qpn)
     }
 
     /// Tells whether the number must not be given to another queue pair yet.
-    pub(super) fn cm_reserves(&self, _qpn: Qpn) -> bool {
-        false
+    pub(super) fn cm_reserves(&self, qpn: Qpn) -> bool {
+        self.cm.manager.reserves(qpn)
     }
 
     /// A valid packet of a connection has come [CM-50].
-    pub(super) fn cm_data_arrived(&mut self, _now: Instant, _qpn: Qpn) {}
+    pub(super) fn cm_data_arrived(&mut self, now: Instant, qpn: Qpn) {
+        if self.cm.manager.awaits_data() {
+            self.cm.manager.data_arrived(qpn);
+            self.cm_carry_out(now);
+        }
+    }
+
+    /// Does what the manager wants done, in its order: queue pairs are ready before the message
+    /// that says so goes out.
+    fn cm_carry_out(&mut self, now: Instant) {
+        while let Some(output) = self.cm.manager.poll_output() {
+            match output {
+                Output::Mad(SendMad { from, to, mad }) => self.send_mad(from, to, mad),
+                Output::Event(event) => self.shared.events.push_back(Event::Cm(event)),
+                Output::Order(order) => self.obey(now, &order),
+            }
+        }
+    }
+
+    fn obey(&mut self, now: Instant, order: &QpOrder) {
+        let steps = order.steps.iter().try_for_each(|step| {
+            let in_state = self.qps.get(&order.qpn.0).map(|qp| qp.state);
+            if in_state.is_some() && in_state == step.state {
+                return Ok(());
+            }
+            self.modify_qp(now, order.qpn, step)
+        });
+        // What is not awaited may fail: a queue pair that is gone, or in error already.
+        if order.awaited {
+            self.cm.manager.ordered(now, order.id, steps.is_ok());
+            self.cm.failed = steps.err();
+        }
+    }
+
+    fn is_own(&self, ip: IpAddr) -> bool {
+        self.shared.config.addrs.contains(&ip)
+    }
+
+    /// Returns the own address with the longest beginning in common with `remote`.
+    fn nearest(&self, remote: IpAddr) -> Option<IpAddr> {
+        let bits = |ip: IpAddr| match ip {
+            IpAddr::V4(ip) => u128::from(ip.to_bits()) << 96,
+            IpAddr::V6(ip) => ip.to_bits(),
+        };
+        let same = |ip: &&IpAddr| ip.is_ipv4() == remote.is_ipv4();
+        let own = self.shared.config.addrs.iter().filter(same);
+        own.min_by_key(|ip| bits(**ip) ^ bits(remote)).copied()
+    }
+
+    /// A queue pair can be connected from RESET, and from INIT with receives posted.
+    fn check_connectable(&self, qpn: Qpn) -> Result<(), Error> {
+        let qp = self.qps.get(&qpn.0).ok_or(Error::NoSuch("queue pair"))?;
+        if qp.init.qp_type != QpType::Rc {
+            return Err(Error::Invalid("only reliable queue pairs can be connected"));
+        }
+        if qp.state > QpState::Init && !self.cm_reserves(qpn) {
+            return Err(Error::Invalid("a queue pair to connect must be in RESET or INIT"));
+        }
+        Ok(())
+    }
 }

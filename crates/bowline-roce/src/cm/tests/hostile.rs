@@ -1,0 +1,305 @@
+//! Floods, and messages nobody should send.
+
+use bowline_wire::roce::cm::{Answered, Dreq, Ids, Mra};
+use bowline_wire::roce::{CmaHeader, service_id};
+use proptest::prelude::*;
+
+use super::*;
+
+/// A good REQ from the active side.
+fn good_req(pair: &Pair, n: u32) -> Req {
+    let (source, destination) = (pair.sides[A].ip, pair.sides[P].ip);
+    let mut private_data = [0; 92];
+    let header = CmaHeader { source_port: 5, source, destination };
+    private_data[..36].copy_from_slice(&header.emit());
+    Req {
+        local_id: 1 + n,
+        service_id: service_id(PORT),
+        guid: 0xa,
+        qpn: 1 + n,
+        responder_resources: 1,
+        initiator_depth: 1,
+        remote_timeout: 20,
+        transport: 0,
+        flow_control: false,
+        starting_psn: 0,
+        local_timeout: 20,
+        retry_count: 7,
+        pkey: 0xffff,
+        mtu: 3,
+        rnr_retry_count: 7,
+        max_retries: 15,
+        srq: false,
+        local_lid: 0,
+        remote_lid: 0,
+        local_gid: source.into(),
+        remote_gid: destination.into(),
+        flow_label: 0,
+        packet_rate: 0,
+        traffic_class: 0,
+        hop_limit: 64,
+        service_level: 0,
+        subnet_local: false,
+        ack_timeout: 17,
+        private_data,
+    }
+}
+
+#[test]
+fn a_flood_of_requests_is_cut_off_and_counted() {
+    let (mut pair, _) = Pair::listening(CmConfig { max_pending: 10, ..config() });
+    let from = pair.sides[A].ip;
+    for n in 0..1000 {
+        let req = good_req(&pair, n);
+        pair.inject(P, from, 1, CmMessage::Req(req));
+    }
+    assert_eq!(pair.sides[P].events.len(), 10);
+    assert_eq!(pair.counters[P].cm_overflow, 990);
+    assert!(pair.log.is_empty(), "no answer: it will come again");
+    // Room comes back with the answers.
+    let (id, _) = pair.request();
+    pair.sides[P].manager.reject(id, &[]).unwrap();
+    let (id, _) = pair.request();
+    pair.accept(id, &param(QP_P));
+    for n in 2000..2010 {
+        let req = good_req(&pair, n);
+        pair.inject(P, from, 1, CmMessage::Req(req));
+    }
+    assert_eq!(pair.sides[P].events.len(), 10);
+
+    // Over all listeners.
+    let (mut pair, _) = Pair::listening(CmConfig { max_pending_total: 5, ..config() });
+    let second = ([0, 0, 0, 0], PORT + 1).into();
+    pair.sides[P].manager.listen(second).unwrap();
+    for n in 0..20u32 {
+        let service_id = service_id(PORT + (n % 2) as u16);
+        let req = Req { service_id, ..good_req(&pair, n) };
+        pair.inject(P, from, 1, CmMessage::Req(req));
+    }
+    assert_eq!((pair.sides[P].events.len(), pair.counters[P].cm_overflow), (5, 15));
+}
+
+// tests [CM-53]: names cannot be guessed
+#[test]
+fn names_are_spread_over_all_numbers() {
+    let (mut pair, _) = Pair::listening(CmConfig { max_pending: 1000, ..config() });
+    let from = pair.sides[A].ip;
+    for n in 0..1000 {
+        let req = good_req(&pair, n);
+        pair.inject(P, from, 1, CmMessage::Req(req));
+    }
+    let names: Vec<u32> = pair.sides[P].manager.by_comm.keys().copied().collect();
+    assert_eq!(names.len(), 1000);
+    assert!(!names.contains(&0));
+    for quarter in 0..4u32 {
+        let inside = names.iter().filter(|name| **name >> 30 == quarter).count();
+        assert!((150..350).contains(&inside), "{inside} of 1000 in quarter {quarter}");
+    }
+}
+
+#[test]
+fn a_device_connects_to_itself() {
+    let mut pair = Pair::new(config());
+    let ip = pair.sides[A].ip;
+    let manager = &mut pair.sides[A].manager;
+    manager.listen(SocketAddr::new(ip, PORT)).unwrap();
+    let to = SocketAddr::new(ip, PORT);
+    let active = manager.connect(pair.now, SocketAddr::new(ip, 0), to, &param(QP_A)).unwrap();
+    pair.settle();
+    let [CmEvent::ConnectRequest { id: passive, .. }] = pair.sides[A].events[..] else {
+        panic!("{:?}", pair.sides[A].events)
+    };
+    pair.sides[A].events.clear();
+    pair.sides[A].manager.accept(passive, &param(QP_P)).unwrap();
+    pair.settle();
+    assert_eq!(pair.sides[A].events.len(), 2);
+    pair.sides[A].manager.disconnect(pair.now, active).unwrap();
+    pair.settle();
+    pair.pass(Duration::from_secs(1));
+    assert_eq!(pair.sides[A].events.len(), 6);
+    pair.assert_nothing_left();
+}
+
+/// What a test does next.
+#[derive(Clone, Debug)]
+enum Act {
+    /// Hands a message to a side, its names picked from those seen (or made up).
+    Message {
+        to: usize,
+        kind: u8,
+        pick: u8,
+        other: u8,
+        value: u8,
+        stranger: bool,
+    },
+    /// Repeats an old message.
+    Replay(u8),
+    Connect(u8),
+    Accept(u8),
+    Reject(u8),
+    Disconnect(usize, u8),
+    Destroy(usize, u8),
+    Pass(u16),
+    Data(u8),
+    Garbage(Vec<u8>),
+}
+
+fn act() -> impl Strategy<Value = Act> {
+    let message = (0..2usize, 0..7u8, any::<u8>(), any::<u8>(), any::<u8>(), any::<bool>());
+    prop_oneof![
+        8 => message.prop_map(|(to, kind, pick, other, value, stranger)| {
+            Act::Message { to, kind, pick, other, value, stranger: stranger && value % 4 == 0 }
+        }),
+        4 => any::<u8>().prop_map(Act::Replay),
+        3 => any::<u8>().prop_map(Act::Connect),
+        3 => any::<u8>().prop_map(Act::Accept),
+        1 => any::<u8>().prop_map(Act::Reject),
+        1 => (0..2usize, any::<u8>()).prop_map(|(side, pick)| Act::Disconnect(side, pick)),
+        1 => (0..2usize, any::<u8>()).prop_map(|(side, pick)| Act::Destroy(side, pick)),
+        2 => any::<u16>().prop_map(Act::Pass),
+        1 => any::<u8>().prop_map(Act::Data),
+        1 => prop::collection::vec(any::<u8>(), 0..300).prop_map(Act::Garbage),
+    ]
+}
+
+fn pick<T: Copy>(list: &[T], at: u8) -> Option<T> {
+    (!list.is_empty()).then(|| list[usize::from(at) % list.len()])
+}
+
+/// Names of connections that may mean something to a side.
+fn names(pair: &Pair) -> Vec<u32> {
+    let keys = |side: &Side| side.manager.by_comm.keys().copied().collect::<Vec<_>>();
+    let mut names: Vec<u32> = pair.sides.iter().flat_map(keys).collect();
+    names.extend([0, 1, 2, u32::MAX]);
+    names
+}
+
+fn made_up(pair: &Pair, kind: u8, at: u8, other: u8, value: u8) -> CmMessage {
+    let names = names(pair);
+    let (local, remote) = (pick(&names, at).unwrap_or(0), pick(&names, other).unwrap_or(0));
+    let qpn = [QP_A.0, QP_P.0, 0, 1, u32::from(value)][usize::from(value) % 5];
+    let ids = Ids { local, remote };
+    match kind {
+        0 => {
+            let req = good_req(pair, u32::from(value));
+            let service_id = service_id(PORT + u16::from(value % 8 == 7));
+            CmMessage::Req(Req {
+                local_id: local,
+                qpn,
+                guid: u64::from(value % 3),
+                service_id,
+                ..req
+            })
+        }
+        1 => CmMessage::Mra(Mra {
+            local_id: local,
+            remote_id: remote,
+            answered: Answered(value & 3),
+            service_timeout: value >> 3,
+        }),
+        2 => {
+            let mut info = [0; 72];
+            info[7] = value % 12;
+            CmMessage::Rej(Rej {
+                local_id: local,
+                remote_id: remote,
+                answered: Answered(value & 3),
+                reason: [4, 10, 28, u16::from(value)][usize::from(value) % 4],
+                info_len: value % 73,
+                info,
+                private_data: [value; 148],
+            })
+        }
+        3 => CmMessage::Rep(Rep {
+            local_id: local,
+            remote_id: remote,
+            qpn,
+            starting_psn: 1,
+            responder_resources: value,
+            initiator_depth: value,
+            ack_delay: value & 31,
+            flow_control: false,
+            rnr_retry_count: value & 7,
+            srq: false,
+            guid: u64::from(value % 12),
+            private_data: [value; 196],
+        }),
+        4 => CmMessage::Rtu(ids),
+        5 => CmMessage::Dreq(Dreq { ids, remote_qpn: qpn }),
+        _ => CmMessage::Drep(ids),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+
+    /// Any messages in any order: no panic, every limit holds (checked after every input), no
+    /// event of a name that has ended, and in the end nothing is left.
+    #[test]
+    fn any_messages_in_any_order(acts in prop::collection::vec(act(), 1..120)) {
+        let limits = CmConfig {
+            max_pending: 4, max_pending_total: 6, max_connections: 12, ..CmConfig::default()
+        };
+        let (mut pair, _) = Pair::listening(limits);
+        let stranger_ip = IpAddr::from([192, 0, 2, 50]);
+        let mut requests: Vec<CmId> = Vec::new();
+        let mut next_qpn = 0x1000;
+        for act in acts {
+            let now = pair.now;
+            let ids = |pair: &Pair, side: usize| {
+                pair.sides[side].manager.conns.keys().copied().collect::<Vec<_>>()
+            };
+            next_qpn += 1;
+            match act {
+                Act::Message { to, kind, pick, other, value, stranger } => {
+                    let message = made_up(&pair, kind, pick, other, value);
+                    let from = if stranger { stranger_ip } else { pair.sides[1 - to].ip };
+                    pair.inject(to, from, u64::from(value), message);
+                }
+                Act::Replay(at) => if !pair.log.is_empty() {
+                    let old = pair.log[usize::from(at) % pair.log.len()].clone();
+                    let from = pair.sides[old.by].ip;
+                    pair.inject_bytes(1 - old.by, from, &old.bytes);
+                },
+                Act::Connect(_) => {
+                    let local = SocketAddr::new(pair.sides[A].ip, 0);
+                    let remote = SocketAddr::new(pair.sides[P].ip, PORT);
+                    let _ = pair.sides[A].manager.connect(now, local, remote, &param(Qpn(next_qpn)));
+                }
+                Act::Accept(at) => if let Some(id) = pick(&requests, at) {
+                    let _ = pair.sides[P].manager.accept(id, &param(Qpn(next_qpn)));
+                },
+                Act::Reject(at) => if let Some(id) = pick(&requests, at) {
+                    let _ = pair.sides[P].manager.reject(id, &[at]);
+                },
+                Act::Disconnect(side, at) => if let Some(id) = pick(&ids(&pair, side), at) {
+                    let _ = pair.sides[side].manager.disconnect(now, id);
+                },
+                Act::Destroy(side, at) => if let Some(id) = pick(&ids(&pair, side), at) {
+                    pair.sides[side].manager.destroy_id(now, id).unwrap();
+                },
+                Act::Pass(time) => pair.pass(Duration::from_millis(u64::from(time))),
+                Act::Data(at) => pair.sides[P].manager.data_arrived(Qpn(0x1000 + u32::from(at))),
+                Act::Garbage(bytes) => pair.inject_bytes(P, stranger_ip, &bytes),
+            }
+            pair.settle();
+            requests.extend(pair.sides[P].events.iter().filter_map(|event| match event {
+                CmEvent::ConnectRequest { id, .. } => Some(*id),
+                _ => None,
+            }));
+            for side in &mut pair.sides {
+                side.events.clear();
+            }
+        }
+        for side in [A, P] {
+            let left: Vec<CmId> = pair.sides[side].manager.conns.keys().copied().collect();
+            for id in left {
+                pair.sides[side].manager.destroy_id(pair.now, id).unwrap();
+            }
+        }
+        pair.settle();
+        pair.pass(Duration::from_secs(400));
+        pair.assert_nothing_left();
+        prop_assert!(pair.sides.iter().all(|side| side.events.is_empty()));
+    }
+}
