@@ -48,7 +48,8 @@ class Tool:
 
     def listening(self):
         for _ in range(200):
-            if "listening on" in self.said():
+            if self.lines and "listening" in self.lines[0]:
+                del self.lines[0]
                 return self
             if self.p.poll() is not None:
                 break

@@ -23,6 +23,12 @@ fn a_wrong_command_line_is_one_line_that_says_where_to_look() {
         (&["sim", "--scenario", "picnic"], 2, &["picnic", "calm"]),
         (&["sim", "--trace"], 2, &["--seed"]),
         (&["sysctl", "ping_enable=yes"], 2, &["NAME=VALUE"]),
+        (&["rping"], 2, &["--server", "bowline rping --help"]),
+        (&["rping", "-s", "-c", "127.0.0.1"], 2, &["--client"]),
+        (&["rping", "-c", "127.0.0.1", "--size", "22"], 2, &["22", "65535"]),
+        (&["rping", "-s", "--mtu", "1500"], 2, &["1500", "4096"]),
+        (&["perf", "-c", "127.0.0.1", "--op", "atomic", "--size", "9"], 2, &["9", "8 bytes"]),
+        (&["perf", "-c", "127.0.0.1", "--depth", "0"], 2, &["depth 0"]),
         (&["dance"], 2, &["dance", "bowline --help"]),
     ] {
         let done = run(&folder, words).exits(code);
@@ -47,6 +53,9 @@ fn help_and_version_are_answers_and_not_mistakes() {
         "recv",
         "sysctl",
         "drop",
+        "devices",
+        "rping",
+        "perf",
     ] {
         assert!(help.contains(&format!("\n  {word} ")), "{word} in {help}");
     }

@@ -180,6 +180,6 @@ mod tests {
         assert_eq!(holding(table, Ipv4Addr::new(10, 0, 0, 1).into()), [4712]);
         let table = "1: 000099FD000000000000000001000000:12B7 0:0 07 0:0 0:0 0 0 0 4714 2 0 0";
         assert_eq!(holding(table, "fd99::1".parse().unwrap()), [4714]);
-        assert_eq!(holding("1: 01:12B7", Ipv4Addr::LOCALHOST.into()), []);
+        assert!(holding("1: 01:12B7", Ipv4Addr::LOCALHOST.into()).is_empty());
     }
 }

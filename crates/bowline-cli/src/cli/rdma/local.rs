@@ -77,6 +77,20 @@ impl Local {
     }
 }
 
+/// Listens on all of these places, and says so as the first line of the output.
+pub(super) fn listen(device: &dyn Device, places: &[SocketAddr], json: bool) -> Outcome {
+    for place in places {
+        device.listen(*place).map_err(|error| Failure::failed(format!("{place}: {error}")))?;
+    }
+    let names: Vec<String> = places.iter().map(ToString::to_string).collect();
+    if json {
+        say!("{}", serde_json::json!({ "listening": names }));
+    } else {
+        say!("listening on {}", names.join(", "));
+    }
+    Ok(())
+}
+
 /// Opens the soft provider on addresses of this machine.
 pub(super) fn soft(
     _addresses: &[IpAddr],

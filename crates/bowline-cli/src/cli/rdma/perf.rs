@@ -13,7 +13,7 @@ use bowline_verbs::{
 use super::Ended;
 use super::arrivals::Arrivals;
 use super::link::{Link, Memory, Wish};
-use super::local::Local;
+use super::local::{Local, listen};
 use super::wire::{Mode, Op, Order, decode_offer, encode_offer};
 use crate::cli::args::{number, number32};
 use crate::cli::histogram::Histogram;
@@ -58,6 +58,9 @@ pub(crate) struct Args {
     /// Most messages under way
     #[arg(long, value_name = "N", default_value = "64", value_parser = number32)]
     depth: u32,
+    /// Check the data: a server what was sent or written, a client what was read
+    #[arg(short = 'V', long)]
+    verify: bool,
     /// Serve one client after another
     #[arg(short = 'P', long, requires = "server")]
     persistent: bool,
@@ -78,11 +81,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
 fn serve_all(args: &Args, stop: &Stop) -> Outcome {
     let (device, places) = args.local.serving()?;
     let mut arrivals = Arrivals::new(&*device, stop);
-    for place in &places {
-        device.listen(*place).map_err(|error| Failure::failed(format!("{place}: {error}")))?;
-    }
-    let names: Vec<String> = places.iter().map(ToString::to_string).collect();
-    note!("bowline perf: listening on {}", names.join(", "));
+    listen(&*device, &places, args.json)?;
     loop {
         let (id, request) = match arrivals.request() {
             Err(Ended::Stopped) => return Ok(()),
@@ -118,6 +117,9 @@ fn serve(
         }
     };
     let (mut link, memory) = prepare(args, device, stop, &order)?;
+    if order.op == Op::Read {
+        memory.buffer.write(0, &pattern(order.size));
+    }
     link.bind(id);
     let taken = order.recv(&link, &memory, 0, order.receives())?;
     let private_data = encode_offer(memory.remote());
@@ -136,7 +138,10 @@ fn serve(
                 return Err(Ended::Stopped);
             }
         }
-        return Ok(());
+        return match order.op {
+            Op::Write => check(args, &order, &memory),
+            _ => Ok(()),
+        };
     }
     let part = memory.part(0, order.size as usize);
     let mut posted = taken;
@@ -152,7 +157,7 @@ fn serve(
     if !arrivals.left(id, args.local.timeout)? {
         device.disconnect(id)?;
     }
-    Ok(())
+    check(args, &order, &memory)
 }
 
 fn measure(args: &Args, server: &str, stop: &Stop) -> Outcome {
@@ -178,6 +183,9 @@ fn measure(args: &Args, server: &str, stop: &Stop) -> Outcome {
     let (device, local, remote) = args.local.towards(server)?;
     let mut arrivals = Arrivals::new(&*device, stop);
     let (mut link, memory) = prepare(args, &*device, stop, &order)?;
+    if matches!(order.op, Op::Send | Op::Write) {
+        memory.buffer.write(0, &pattern(order.size));
+    }
     order.memory = memory.remote();
     let mut receives = 0;
     if order.mode == Mode::Lat && order.takes_receives() {
@@ -198,14 +206,15 @@ fn measure(args: &Args, server: &str, stop: &Stop) -> Outcome {
             .map(|times| report_latency(args, &order, &times)),
     };
     // Over reliable connections atomics are done exactly once.
-    let counted = match (measured, order.op) {
+    let checked = match (measured, order.op) {
         (Ok(()), Op::Atomic) => check_sum(&mut link, target, &memory, order.iterations),
+        (Ok(()), Op::Read) => check(args, &order, &memory),
         (other, _) => other,
     };
     if device.disconnect(id).is_ok() {
         arrivals.disconnected(id);
     }
-    Ok(counted?)
+    Ok(checked?)
 }
 
 /// Keeps as many requests under way as the depth allows; returns seconds.
@@ -259,6 +268,24 @@ fn latency(
         }
     }
     Ok(times)
+}
+
+/// The data that are sent, written or read: no two packets of a message are alike.
+fn pattern(size: u32) -> Vec<u8> {
+    (0..size).map(|n| (n.wrapping_mul(31) ^ (n >> 8)) as u8).collect()
+}
+
+/// Compares what has come with the pattern, if that was asked for.
+fn check(args: &Args, order: &Order, memory: &Memory) -> Result<(), Ended> {
+    if !args.verify {
+        return Ok(());
+    }
+    let mut got = vec![0; order.size as usize];
+    memory.buffer.read(0, &mut got);
+    match got.iter().zip(pattern(order.size)).position(|(got, wanted)| *got != wanted) {
+        None => Ok(()),
+        Some(at) => Err(Ended::Failed(format!("byte {at} of {} differs", order.size))),
+    }
 }
 
 /// Reads the server's sum of all atomics.

@@ -19,7 +19,7 @@ use bowline_verbs::{Access, CmId, ConnParam, ConnRequest, Device, SendOp};
 use super::Ended;
 use super::arrivals::Arrivals;
 use super::link::{Link, Memory, Wish};
-use super::local::{Local, ping_size};
+use super::local::{Local, listen, ping_size};
 use super::wire::{ADVERT, Advert, ping_data};
 use crate::cli::args::{interval, number};
 use crate::cli::histogram::Histogram;
@@ -88,11 +88,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
 fn run_server(args: &Args, stop: &Stop) -> Outcome {
     let (device, places) = args.local.serving()?;
     let mut arrivals = Arrivals::new(&*device, stop);
-    for place in &places {
-        device.listen(*place).map_err(|error| Failure::failed(format!("{place}: {error}")))?;
-    }
-    let names: Vec<String> = places.iter().map(ToString::to_string).collect();
-    note!("bowline rping: listening on {}", names.join(", "));
+    listen(&*device, &places, args.json)?;
     loop {
         let (id, request) = match arrivals.request() {
             Err(Ended::Stopped) => return Ok(()),

@@ -1,0 +1,124 @@
+//! RDMA over loopback: rping, perf, devices.
+
+use crate::support::{Folder, Running, run, start};
+
+/// Starts a server and waits until it listens.
+fn serve(folder: &Folder, words: &[&str], address: &str) -> Running {
+    let mut all = words.to_vec();
+    all.extend(["--server", "--address", address]);
+    let mut server = start(folder, &all);
+    server.expect("listening");
+    server
+}
+
+fn object(text: &str) -> serde_json::Value {
+    serde_json::from_str(text.lines().last().unwrap_or_default()).expect("JSON")
+}
+
+#[test]
+fn pings_come_back_byte_for_byte() {
+    let folder = Folder::new();
+    for (server, client) in [("127.41.20.1", "127.41.20.2"), ("127.41.20.3", "127.41.20.4")] {
+        let waiting = serve(&folder, &["rping", "--verify", "--json"], server);
+        let size = if server.ends_with('1') { "64" } else { "65535" };
+        let words = ["rping", "-c", server, "-I", client, "-C", "5", "-V", "-v", "--size", size];
+        let done = run(&folder, &words).exits(0);
+        let pings =
+            done.out.lines().filter(|line| line.starts_with("ping data: rdma-ping-")).count();
+        assert_eq!(pings, 5, "{done:?}");
+        assert!(done.out.contains("5 pings, every byte checked"), "{done:?}");
+        let served = object(&waiting.finish().exits(0).out);
+        assert_eq!((&served["pings"], &served["verified"]), (&5.into(), &true.into()));
+    }
+}
+
+#[test]
+fn a_server_that_persists_serves_several_and_stops_when_told() {
+    let folder = Folder::new();
+    let server = serve(&folder, &["rping", "--persistent"], "127.41.21.1");
+    for client in ["127.41.21.2", "127.41.21.2", "127.41.21.3"] {
+        let words = ["rping", "-c", "127.41.21.1", "-I", client, "-C", "3", "-V", "--json"];
+        assert_eq!(object(&run(&folder, &words).exits(0).out)["pings"], 3);
+    }
+    // Pings longer than the server takes are its failure, and it goes on.
+    server.signal("-INT");
+    server.finish().exits(0);
+}
+
+#[test]
+fn a_client_that_nobody_serves_says_so() {
+    let folder = Folder::new();
+    let _other = serve(&folder, &["rping", "--port", "7000"], "127.41.22.1");
+    let words = ["rping", "-c", "127.41.22.1", "-I", "127.41.22.2", "-C", "1"];
+    let done = run(&folder, &words).exits(1);
+    assert!(done.err.contains("127.41.22.1:7174 refused: nobody listens there"), "{done:?}");
+    let words = ["rping", "-s", "-I", "127.41.22.1"];
+    run(&folder, &words).exits(1).complains(&["UDP port 4791 of 127.41.22.1 is in use"]);
+}
+
+#[test]
+fn all_that_is_measured_is_right() {
+    let folder = Folder::new();
+    let server = serve(&folder, &["perf", "--verify", "--persistent"], "127.41.23.1");
+    for (op, mode, size, field) in [
+        ("send", "bw", "10001", "gigabytes_per_second"),
+        ("send", "lat", "64", "round_trip_usec"),
+        ("write", "bw", "70000", "gigabytes_per_second"),
+        ("write", "lat", "5000", "round_trip_usec"),
+        ("read", "bw", "70000", "gigabytes_per_second"),
+        ("read", "lat", "0", "round_trip_usec"),
+        ("atomic", "bw", "8", "gigabytes_per_second"),
+        ("atomic", "lat", "8", "round_trip_usec"),
+    ] {
+        let words = [
+            "perf",
+            "-c",
+            "127.41.23.1",
+            "-I",
+            "127.41.23.2",
+            "--op",
+            op,
+            "--mode",
+            mode,
+            "--size",
+            size,
+            "--iters",
+            "200",
+            "--verify",
+            "--json",
+        ];
+        let done = run(&folder, &words).exits(0);
+        let result = object(&done.out);
+        assert_eq!((&result["op"], &result["iterations"]), (&op.into(), &200.into()), "{done:?}");
+        assert!(!result[field].is_null(), "{done:?}");
+    }
+    server.signal("-INT");
+    let done = server.finish().exits(0);
+    assert!(!done.err.contains("differs"), "{done:?}");
+}
+
+#[test]
+fn a_capture_has_the_packets() {
+    let folder = Folder::new();
+    let file = folder.path().join("ping.pcapng");
+    let file = file.to_str().expect("a plain path");
+    let server = serve(&folder, &["rping"], "127.41.24.1");
+    let words = ["rping", "-c", "127.41.24.1", "-I", "127.41.24.2", "-C", "2", "--capture", file];
+    run(&folder, &words).exits(0);
+    server.finish().exits(0);
+    let bytes = std::fs::read(file).expect("a capture");
+    assert_eq!(bytes.get(..4), Some(&[0x0a, 0x0d, 0x0d, 0x0a][..]));
+    let text = b"rdma-ping-1: ";
+    let found = bytes.windows(text.len()).filter(|window| window == text).count();
+    assert_eq!(found, 2, "read and written");
+}
+
+#[test]
+fn devices_are_the_addresses_of_this_machine() {
+    let folder = Folder::new();
+    let text = run(&folder, &["devices"]).exits(0).out;
+    assert!(text.contains("provider soft"), "{text}");
+    let devices = object(&run(&folder, &["devices", "--json"]).exits(0).out);
+    let devices = devices["providers"][0]["devices"].as_array().expect("a list").clone();
+    assert!(devices.iter().any(|device| device["address"] == "127.0.0.1"), "{devices:?}");
+}
