@@ -35,6 +35,7 @@ mod payload;
 mod plan;
 mod queue;
 mod rng;
+pub mod roce;
 mod run;
 mod sabotage;
 mod stats;

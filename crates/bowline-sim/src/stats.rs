@@ -28,7 +28,6 @@ macro_rules! numbers {
         }
     };
 }
-#[allow(unused_imports, reason = "the second user comes with the next change")]
 pub(crate) use numbers;
 
 numbers! {

@@ -1,0 +1,556 @@
+//! What programs ask for: requests drawn at random, right ones and wrong ones, each with what it
+//! must lead to.
+
+use bowline_verbs::{Access, Remote, SendFlags, SendOp, SendWr, Sge, Status, WcOpcode};
+
+use super::memory::{AreaId, Pieces, Purpose, fill, list, part, sges};
+use super::oracle::trouble;
+use super::plan::ConnPlan;
+use super::side::{
+    Fast, FastStep, Grant, Message, Receive, Request, Side, SideId, Statuses, Trouble, Word,
+};
+use crate::rng::Rng;
+
+/// Most elements of a gather or scatter list.
+pub(crate) const SGES: usize = 4;
+/// Most bytes sent inline.
+pub(crate) const INLINE: usize = 200;
+
+/// A request that owns what it refers to.
+#[derive(Debug)]
+pub(crate) struct Owned {
+    pub(crate) id: u64,
+    pub(crate) op: SendOp,
+    pub(crate) sges: Vec<Sge>,
+    pub(crate) inline: Vec<u8>,
+    pub(crate) flags: SendFlags,
+}
+
+impl Owned {
+    /// As the verbs take it.
+    pub(crate) fn wr(&self) -> SendWr<'_> {
+        SendWr {
+            id: self.id,
+            op: self.op.clone(),
+            sges: &self.sges,
+            inline: &self.inline,
+            flags: self.flags,
+        }
+    }
+}
+
+/// What a mistake of a program is about.
+#[derive(Clone, Copy, Debug)]
+enum Mistake {
+    /// A key that is none, or was one.
+    Key,
+    /// Bytes beyond the region, or before it.
+    Range,
+    /// A write to what may only be read.
+    Right,
+    /// A local key that is none.
+    LocalKey,
+    /// Local bytes beyond the region.
+    LocalRange,
+    /// A result to memory this side may not write.
+    LocalRight,
+    /// An invalidation of nothing.
+    Invalidate,
+    /// A registration of what is registered.
+    Register,
+    /// The peer is to invalidate nothing.
+    RemoteInvalidate,
+}
+
+const MISTAKES: [Mistake; 9] = [
+    Mistake::Key,
+    Mistake::Range,
+    Mistake::Right,
+    Mistake::LocalKey,
+    Mistake::LocalRange,
+    Mistake::LocalRight,
+    Mistake::Invalidate,
+    Mistake::Register,
+    Mistake::RemoteInvalidate,
+];
+
+/// Draws requests for one side.
+pub(crate) struct App<'a> {
+    pub(crate) sides: &'a mut [Side],
+    pub(crate) id: SideId,
+    pub(crate) peer: SideId,
+    pub(crate) plan: &'a ConnPlan,
+    pub(crate) rng: &'a mut Rng,
+}
+
+impl App<'_> {
+    fn me(&mut self) -> &mut Side {
+        &mut self.sides[self.id]
+    }
+
+    fn number(&mut self) -> u64 {
+        let me = self.me();
+        me.next_number += 1;
+        me.next_number
+    }
+
+    /// Draws the next request, or two that belong together; none when there is no room for it now.
+    pub(crate) fn next(&mut self) -> Vec<Owned> {
+        if self.sides[self.id].requests.len() + 2 > self.plan.send_depth {
+            return Vec::new();
+        }
+        if self.rng.chance(self.plan.misuse) {
+            return self.mistake().into_iter().collect();
+        }
+        let drawn = match self.rng.below(100) {
+            0..30 => self.send(Word::Nothing, None),
+            30..50 => self.write(false),
+            50..58 => self.write(true),
+            58..74 => self.read(),
+            74..85 => self.atomic(),
+            85..92 => return self.fast(),
+            _ => self.give_back(),
+        };
+        drawn.into_iter().collect()
+    }
+
+    fn len(&mut self) -> usize {
+        let (mtu, max) = (self.plan.mtu.bytes(), self.plan.message_max);
+        let len = match self.rng.below(12) {
+            0 => 0,
+            1 => 1 + self.rng.index(8),
+            2 => mtu - 1,
+            3 => mtu,
+            4 => mtu + 1,
+            5 => 2 * mtu,
+            6 => max,
+            _ => self.rng.magnitude(1, max as u64) as usize,
+        };
+        len.min(max)
+    }
+
+    fn payload(&mut self, len: usize) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(len + 8);
+        fill(self.rng.next(), len, &mut bytes);
+        bytes
+    }
+
+    /// Puts bytes where they are sent from.
+    fn gather(&mut self, request: &mut Request, bytes: &[u8]) -> Option<(Vec<Sge>, Vec<u8>)> {
+        if bytes.len() <= INLINE && self.rng.chance(250) {
+            return Some((Vec::new(), bytes.to_vec()));
+        }
+        let me = &mut self.sides[self.id];
+        let area = me.memory.take(self.rng, Purpose::Source, bytes.len())?;
+        let pieces = me.memory.cut(self.rng, area, bytes.len(), SGES);
+        me.memory.write(&pieces, bytes);
+        request.source = Some(area);
+        Some((sges(&pieces, me.iova, me.local.lkey), Vec::new()))
+    }
+
+    /// Posts what was drawn: from here on it is expected to complete.
+    fn done(
+        &mut self,
+        mut request: Request,
+        op: SendOp,
+        (sges, inline): (Vec<Sge>, Vec<u8>),
+        mut flags: SendFlags,
+    ) -> Owned {
+        let (plan, misuse) = (self.plan, request.may != Statuses::NONE);
+        let ask = self.rng.chance(plan.signalled);
+        let me = &mut self.sides[self.id];
+        let last = !me.memory.has_free(Purpose::Source)
+            || !me.memory.has_free(Purpose::Sink)
+            || me.left <= 2
+            || 2 * (me.silent + 2) > plan.send_depth;
+        if ask || last || misuse {
+            flags |= SendFlags::SIGNALED;
+            me.silent = 0;
+        } else {
+            me.silent += 1;
+        }
+        if !inline.is_empty() {
+            flags |= SendFlags::INLINE;
+        }
+        request.signalled = plan.signal_all || flags.contains(SendFlags::SIGNALED);
+        if request.message && plan.rnr_retry < 7 {
+            request.may = request.may.and(Status::RnrRetryExcErr);
+        }
+        if request.message && plan.short_receives > 0 {
+            request.may = request.may.and(Status::RemInvReqErr);
+        }
+        me.left = me.left.saturating_sub(1);
+        let id = request.number;
+        me.requests.push_back(request);
+        Owned { id, op, sges, inline, flags }
+    }
+
+    /// A message to a receive, perhaps with the end of a grant.
+    fn send(&mut self, word: Word, invalidates: Option<u32>) -> Option<Owned> {
+        let len = self.len();
+        let bytes = self.payload(len);
+        let number = self.number();
+        let mut request = Request::new(number, WcOpcode::Send);
+        let place = self.gather(&mut request, &bytes)?;
+        request.len = len as u32;
+        request.message = true;
+        let imm = self.rng.chance(400).then(|| self.rng.next() as u32);
+        let imm = imm.filter(|_| invalidates.is_none());
+        let op = match (invalidates, imm) {
+            (Some(key), _) => SendOp::SendInv(key),
+            (None, Some(imm)) => SendOp::SendImm(imm),
+            (None, None) => SendOp::Send,
+        };
+        let (write, bad_key) = (false, false);
+        let me = self.me();
+        me.outgoing.push_back(Message {
+            number,
+            bytes,
+            len,
+            imm,
+            invalidates,
+            write,
+            bad_key,
+            word,
+        });
+        let fence = match &me.grant {
+            // What is given back must not be read any more [REQ-5].
+            Some(_) if me.requests.iter().any(Request::is_read) => SendFlags::FENCE,
+            _ => SendFlags::empty(),
+        };
+        let solicited = if self.rng.chance(300) { SendFlags::SOLICITED } else { fence };
+        Some(self.done(request, op, place, fence | solicited))
+    }
+
+    /// A stretch of the peer's memory this side may use.
+    fn target(
+        &mut self,
+        purposes: &[Purpose],
+        len: usize,
+    ) -> Option<(AreaId, Pieces, Remote, bool)> {
+        let (me, peer) = (&self.sides[self.id], &self.sides[self.peer]);
+        if let Some(grant) = &me.grant
+            && grant.len >= len
+            && purposes.contains(&Purpose::Fast)
+            && self.rng.chance(400)
+        {
+            let skip = self.rng.index(grant.len - len + 1);
+            let addr = grant.iova + skip as u64;
+            let remote = Remote { addr, rkey: grant.key };
+            return Some((grant.area, part(&grant.pieces, skip, len), remote, false));
+        }
+        let purpose = self.rng.pick(purposes);
+        let areas: Vec<AreaId> = (peer.memory.of(purpose).into_iter())
+            .filter(|id| purpose != Purpose::Fast && peer.memory.range(*id).1 >= len)
+            .collect();
+        if areas.is_empty() {
+            return None;
+        }
+        let area = self.rng.pick(&areas);
+        let (start, room) = peer.memory.range(area);
+        let at = start + self.rng.index(room - len + 1);
+        let constant = purpose == Purpose::Constant;
+        let rkey = if constant { peer.constant.rkey } else { peer.shared.rkey };
+        let remote = Remote { addr: peer.iova + at as u64, rkey };
+        let pieces = if len > 0 { vec![(at, len)] } else { Vec::new() };
+        Some((area, pieces, remote, !constant && peer.revoked))
+    }
+
+    /// A write must not overtake a read of the same memory.
+    fn fence(&mut self, area: AreaId) -> SendFlags {
+        let after = |r: &Request| r.is_read() && r.target == Some(area);
+        if self.me().requests.iter().any(after) || self.rng.chance(100) {
+            SendFlags::FENCE
+        } else {
+            SendFlags::empty()
+        }
+    }
+
+    fn write(&mut self, immediate: bool) -> Option<Owned> {
+        let len = self.len();
+        let (area, pieces, remote, revoked) =
+            self.target(&[Purpose::Target, Purpose::Fast], len)?;
+        let bytes = self.payload(len);
+        let number = self.number();
+        let mut request = Request::new(number, WcOpcode::RdmaWrite);
+        let place = self.gather(&mut request, &bytes)?;
+        request.len = len as u32;
+        request.message = immediate;
+        request.target = Some(area);
+        if revoked && len > 0 {
+            (request.may, request.must_fail) = (Statuses::only(Status::RemAccessErr), true);
+        } else if !bytes.is_empty() {
+            self.sides[self.peer].memory.expect(area, number, pieces, bytes);
+        }
+        let flags = self.fence(area);
+        let mut op = SendOp::Write(remote);
+        if immediate {
+            let imm = self.rng.next() as u32;
+            op = SendOp::WriteImm(remote, imm);
+            self.me().outgoing.push_back(Message {
+                number,
+                bytes: Vec::new(),
+                len,
+                imm: Some(imm),
+                invalidates: None,
+                write: true,
+                bad_key: false,
+                word: Word::Nothing,
+            });
+        }
+        Some(self.done(request, op, place, flags))
+    }
+
+    /// A place for a result of this side.
+    fn scatter(&mut self, request: &mut Request, bytes: Vec<u8>) -> Option<Vec<Sge>> {
+        let me = &mut self.sides[self.id];
+        let area = me.memory.take(self.rng, Purpose::Sink, bytes.len())?;
+        let pieces = me.memory.cut(self.rng, area, bytes.len(), SGES);
+        let list = sges(&pieces, me.iova, me.local.lkey);
+        request.sink = Some(area);
+        me.memory.expect(area, request.number, pieces, bytes);
+        Some(list)
+    }
+
+    fn read(&mut self) -> Option<Owned> {
+        use Purpose as P;
+        let len = self.len();
+        let purposes = [P::Target, P::Target, P::Constant, P::Fast];
+        let (area, pieces, remote, revoked) = self.target(&purposes, len)?;
+        let number = self.number();
+        let mut request = Request::new(number, WcOpcode::RdmaRead);
+        let expected = self.sides[self.peer].memory.foresee(area, &pieces);
+        let place = self.scatter(&mut request, expected)?;
+        request.len = len as u32;
+        request.target = Some(area);
+        if revoked && len > 0 {
+            (request.may, request.must_fail) = (Statuses::only(Status::RemAccessErr), true);
+        }
+        let flags = if self.rng.chance(100) { SendFlags::FENCE } else { SendFlags::empty() };
+        Some(self.done(request, SendOp::Read(remote), (place, Vec::new()), flags))
+    }
+
+    fn atomic(&mut self) -> Option<Owned> {
+        let peer = &self.sides[self.peer];
+        let areas = peer.memory.of(Purpose::Words);
+        let area = self.rng.pick(&areas);
+        let (start, room) = peer.memory.range(area);
+        let at = start + 8 * self.rng.index(room / 8);
+        let old = peer.memory.foresee(area, &[(at, 8)]);
+        let revoked = peer.revoked;
+        let remote = Remote { addr: peer.iova + at as u64, rkey: peer.shared.rkey };
+        let number = self.number();
+        let before = u64::from_ne_bytes(old.as_slice().try_into().ok()?);
+        let operand = self.rng.next();
+        let (op, opcode, after) = match self.rng.below(3) {
+            0 => {
+                let add = if self.rng.chance(500) { 1 } else { operand };
+                (SendOp::FetchAdd { remote, add }, WcOpcode::FetchAdd, before.wrapping_add(add))
+            }
+            1 => {
+                let op = SendOp::CompareSwap { remote, compare: before, swap: operand };
+                (op, WcOpcode::CompSwap, operand)
+            }
+            _ => {
+                let compare = before ^ 1 << self.rng.below(64);
+                let op = SendOp::CompareSwap { remote, compare, swap: operand };
+                (op, WcOpcode::CompSwap, before)
+            }
+        };
+        let mut request = Request::new(number, opcode);
+        let place = self.scatter(&mut request, old)?;
+        request.len = 8;
+        request.target = Some(area);
+        if revoked {
+            (request.may, request.must_fail) = (Statuses::only(Status::RemAccessErr), true);
+        } else {
+            let bytes = after.to_ne_bytes().to_vec();
+            self.sides[self.peer].memory.expect(area, number, vec![(at, 8)], bytes);
+        }
+        let flags = self.fence(area);
+        Some(self.done(request, op, (place, Vec::new()), flags))
+    }
+
+    /// Goes on with this side's fast region: gives it to the peer, or takes it back.
+    fn fast(&mut self) -> Vec<Owned> {
+        let room = self.me().requests.len() + 4 <= self.plan.send_depth;
+        match self.me().fast {
+            Fast::Free(key) if room => self.register(key),
+            Fast::Released(key) => {
+                let number = self.number();
+                let mut request = Request::new(number, WcOpcode::LocalInv);
+                request.fast = FastStep::Invalidate;
+                self.me().fast = Fast::Ending(key);
+                let nothing = (Vec::new(), Vec::new());
+                vec![self.done(request, SendOp::LocalInv(key), nothing, SendFlags::SIGNALED)]
+            }
+            _ => self.send(Word::Nothing, None).into_iter().collect(),
+        }
+    }
+
+    fn registration(&mut self, key: u32) -> (SendOp, Grant) {
+        let me = &mut self.sides[self.id];
+        let area = me.memory.of(Purpose::Fast)[0];
+        let (_, len) = me.memory.range(area);
+        let pieces = me.memory.cut(self.rng, area, len, SGES);
+        let iova = self.rng.next() >> 8;
+        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+        let op = SendOp::RegMr { key, pieces: list(&me.memory, &pieces), iova, access };
+        (op, Grant { key, iova, area, pieces, len })
+    }
+
+    fn register(&mut self, old: u32) -> Vec<Owned> {
+        let key = old & !0xff | old.wrapping_add(1) & 0xff;
+        let number = self.number();
+        let (op, grant) = self.registration(key);
+        // Without a message nobody would be told: first see whether there is room for one.
+        if !self.me().memory.has_free(Purpose::Source) {
+            return Vec::new();
+        }
+        let mut request = Request::new(number, WcOpcode::RegMr);
+        request.fast = FastStep::Register;
+        self.me().fast = Fast::Granted(key);
+        let flags = SendFlags::empty();
+        let mut out = vec![self.done(request, op, (Vec::new(), Vec::new()), flags)];
+        out.extend(self.send(Word::Grant(grant), None));
+        out
+    }
+
+    /// Ends the use of the peer's fast region.
+    fn give_back(&mut self) -> Option<Owned> {
+        let Some(grant) = self.me().grant.clone() else { return self.send(Word::Nothing, None) };
+        let owned = if self.rng.chance(500) {
+            self.send(Word::Nothing, Some(grant.key))?
+        } else {
+            self.send(Word::Release, None)?
+        };
+        let me = self.me();
+        me.grant = None;
+        // Only what the peer has invalidated before it sees the next request is surely of no use.
+        me.stale = matches!(owned.op, SendOp::SendInv(_)).then_some(grant);
+        Some(owned)
+    }
+
+    /// A request that must fail.
+    fn mistake(&mut self) -> Option<Owned> {
+        let kind = self.rng.pick(&MISTAKES);
+        let len = self.len().max(8);
+        let number = self.number();
+        let mut request = Request::new(number, WcOpcode::RdmaWrite);
+        request.must_fail = true;
+        request.len = len as u32;
+        let peer = &self.sides[self.peer];
+        let (start, size) = peer.memory.span(&[Purpose::Target, Purpose::Words]);
+        let (base, shared, constant) = (peer.iova, peer.shared.rkey, peer.constant.rkey);
+        let (fixed, _) = peer.memory.span(&[Purpose::Constant]);
+        let me = &self.sides[self.id];
+        let (iova, lkey) = (me.iova, me.local.lkey);
+        let (own, own_len) = me.memory.span(&[Purpose::Source, Purpose::Receive, Purpose::Sink]);
+        let (mine, own_fixed) = (me.constant.lkey, me.memory.span(&[Purpose::Constant]).0);
+        let good = vec![Sge { addr: iova + own as u64, len: len.min(own_len) as u32, lkey }];
+        let end = base + (start + size) as u64;
+        let remote = |addr, rkey| Remote { addr, rkey };
+        let mut place = good;
+        request.len = place[0].len;
+        let len = u64::from(request.len);
+        let mut may = Statuses::only(Status::RemAccessErr);
+        let local = Statuses::only(Status::LocProtErr);
+        let operation = Statuses::only(Status::LocQpOpErr);
+        let bad = self.rng.next() as u32;
+        let op = match kind {
+            Mistake::Key => match (&me.stale, bad % 3) {
+                (Some(stale), _) => SendOp::Write(remote(stale.iova, stale.key)),
+                (None, 0) => SendOp::Write(remote(base + start as u64, shared ^ (1 + bad % 255))),
+                (None, 1) => SendOp::Read(remote(base + start as u64, shared ^ 1 << 30)),
+                (None, _) => SendOp::Write(remote(base + start as u64, shared ^ 1 << 31)),
+            },
+            Mistake::Range => match bad % 3 {
+                0 => SendOp::Write(remote(end - len + 1, shared)),
+                1 => SendOp::Read(remote(base + start as u64 - 1, shared)),
+                _ => SendOp::Write(remote(u64::MAX - 3, shared)),
+            },
+            Mistake::Right => SendOp::Write(remote(base + fixed as u64, constant)),
+            Mistake::LocalKey => {
+                place[0].lkey ^= 1 << 31;
+                may = local;
+                SendOp::Write(remote(base + start as u64, shared))
+            }
+            Mistake::LocalRange => {
+                // No longer than any packet: those before the wrong byte would be sent.
+                let short = len.min(200);
+                place[0].addr = iova + (own + own_len) as u64 - short + 1;
+                place[0].len = short as u32;
+                request.len = short as u32;
+                may = local;
+                SendOp::Send
+            }
+            Mistake::LocalRight => {
+                place = vec![Sge { addr: iova + own_fixed as u64, len: 1, lkey: mine }];
+                request.len = 1;
+                may = local;
+                SendOp::Read(remote(base + start as u64, shared))
+            }
+            Mistake::Invalidate => {
+                may = operation;
+                SendOp::LocalInv(lkey)
+            }
+            Mistake::Register => {
+                may = operation;
+                let key = me.fast.key();
+                match me.fast {
+                    Fast::Released(_) => self.registration(key).0,
+                    _ => SendOp::LocalInv(key ^ 1 << 31),
+                }
+            }
+            Mistake::RemoteInvalidate => {
+                // The bytes are delivered before anybody looks at the key [RSP-18].
+                request.must_fail = false;
+                request.len = 0;
+                place.clear();
+                may = Statuses::only(Status::RemInvReqErr);
+                SendOp::SendInv(shared)
+            }
+        };
+        request.may = may;
+        request.opcode = match &op {
+            SendOp::Send | SendOp::SendInv(_) => WcOpcode::Send,
+            SendOp::Read(_) => WcOpcode::RdmaRead,
+            SendOp::LocalInv(_) => WcOpcode::LocalInv,
+            SendOp::RegMr { .. } => WcOpcode::RegMr,
+            _ => WcOpcode::RdmaWrite,
+        };
+        if matches!(op, SendOp::LocalInv(_) | SendOp::RegMr { .. }) {
+            place.clear();
+        }
+        if let SendOp::SendInv(key) = op {
+            request.message = true;
+            self.me().outgoing.push_back(Message {
+                number,
+                bytes: Vec::new(),
+                len: 0,
+                imm: None,
+                invalidates: Some(key),
+                write: false,
+                bad_key: true,
+                word: Word::Nothing,
+            });
+        }
+        trouble(self.sides, self.id, Trouble::MISUSE);
+        Some(self.done(request, op, (place, Vec::new()), SendFlags::SIGNALED))
+    }
+}
+
+/// A receive to be posted, if there is memory for it.
+pub(crate) fn receive(side: &mut Side, plan: &ConnPlan, rng: &mut Rng) -> Option<(u64, Vec<Sge>)> {
+    let area = side.memory.take(rng, Purpose::Receive, plan.message_max)?;
+    let (_, mut len) = side.memory.range(area);
+    if rng.chance(plan.short_receives) {
+        len = rng.index(len + 1);
+    }
+    let pieces = side.memory.cut(rng, area, len, SGES);
+    side.next_number += 1;
+    let number = side.next_number;
+    let list = sges(&pieces, side.iova, side.local.lkey);
+    side.receives.push_back(Receive { number, area, pieces, len });
+    Some((number, list))
+}

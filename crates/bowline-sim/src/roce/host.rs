@@ -1,0 +1,164 @@
+//! One device and the driver around it.
+
+use std::net::{IpAddr, SocketAddr};
+
+use bowline_roce::{Burst, Config, Device, IdentHint, Instant};
+use bowline_verbs::CmId;
+
+use super::net::Datagram;
+use super::plan::{Hints, HostPlan};
+use crate::rng::Rng;
+
+/// Port every host listens to.
+pub(crate) const PORT: u16 = 7174;
+
+/// A host: a device while it lives.
+#[derive(Debug)]
+pub(crate) struct Host {
+    pub(crate) plan: HostPlan,
+    pub(crate) device: Option<Device>,
+    /// Its life.
+    pub(crate) boot: u32,
+    pub(crate) listener: Option<CmId>,
+    /// An event to send and to hand out is in the queue.
+    pub(crate) turning: bool,
+    /// When the earliest timer event in the queue is due.
+    pub(crate) timer_at: Option<u64>,
+    /// Timer events of the present moment.
+    pub(crate) timer_runs: (u64, u32),
+    burst: Burst,
+}
+
+/// Most timer events of one moment: more would go in circles.
+const TIMER_RUNS: u32 = 100;
+/// What a burst may hold.
+const BURST_SEGMENTS: usize = 64;
+const BURST_BYTES: usize = 65_000;
+
+impl Host {
+    pub(crate) fn new(plan: HostPlan) -> Self {
+        Self {
+            plan,
+            device: None,
+            boot: 0,
+            listener: None,
+            turning: false,
+            timer_at: None,
+            timer_runs: (0, 0),
+            burst: Burst::default(),
+        }
+    }
+
+    /// Starts a device and its listener.
+    pub(crate) fn start(&mut self, rng: &mut Rng, number: usize) -> Result<(), String> {
+        let mut seed = [0; 32];
+        for bytes in seed.chunks_exact_mut(8) {
+            bytes.copy_from_slice(&rng.next().to_le_bytes());
+        }
+        let config = Config {
+            guid: 0x0200_0000_0000_0001 + number as u64,
+            addrs: vec![self.plan.addr],
+            mtu: self.plan.mtu,
+            seed,
+            icrc: self.plan.icrc,
+            gso: self.plan.gso,
+            window: self.plan.window,
+            ..Config::default()
+        };
+        let mut device = Device::new(config);
+        let at = SocketAddr::new(self.plan.addr, PORT);
+        let listener = device.listen(at).map_err(|e| format!("host {number}: listen: {e}"))?;
+        self.listener = Some(listener);
+        self.device = Some(device);
+        self.boot += 1;
+        self.turning = false;
+        self.timer_at = None;
+        Ok(())
+    }
+
+    /// The device dies.
+    pub(crate) fn stop(&mut self) {
+        self.device = None;
+        self.listener = None;
+        self.boot += 1;
+        self.turning = false;
+        self.timer_at = None;
+    }
+
+    /// Hands in a datagram.
+    pub(crate) fn deliver(&mut self, now: u64, rng: &mut Rng, datagram: &Datagram) {
+        let hint = match (self.plan.hints, rng.below(3)) {
+            (Hints::None, _) | (Hints::Mixed, 0) => IdentHint::Unknown,
+            (Hints::Mixed, 1) => IdentHint::Exact(rng.below(4) as u16),
+            _ => IdentHint::Exact(datagram.ident),
+        };
+        if let Some(device) = &mut self.device {
+            let now = Instant::from_nanos(now);
+            device.handle_datagram(now, datagram.from, datagram.to, hint, &datagram.bytes);
+        }
+    }
+
+    /// Takes the next burst apart; false when there is nothing to send.
+    pub(crate) fn send(
+        &mut self,
+        now: u64,
+        mut each: impl FnMut(Datagram),
+    ) -> Result<bool, String> {
+        let Some(device) = &mut self.device else { return Ok(false) };
+        if !device.poll_transmit(Instant::from_nanos(now), &mut self.burst) {
+            return Ok(false);
+        }
+        let Burst { from, source_port, to, segment, count, ref bytes, .. } = self.burst;
+        let fits = count > 0
+            && count <= if self.plan.gso { BURST_SEGMENTS } else { 1 }
+            && bytes.len() <= BURST_BYTES
+            && segment > 0
+            && bytes.len().div_ceil(segment) == count;
+        if !fits || from != self.plan.addr {
+            let len = bytes.len();
+            return Err(format!("a burst of {count} segments of {segment}, {len} bytes, {from}"));
+        }
+        for (ident, bytes) in bytes.chunks(segment).enumerate() {
+            each(Datagram {
+                from: SocketAddr::new(from, source_port),
+                to,
+                ident: ident as u16,
+                bytes: bytes.to_vec(),
+            });
+        }
+        Ok(true)
+    }
+
+    /// A timer event: tells whether the device did anything, or goes in circles.
+    pub(crate) fn timer(&mut self, now: u64) -> Result<bool, String> {
+        if self.timer_at.is_some_and(|at| at <= now) {
+            self.timer_at = None;
+        }
+        let Some(device) = &mut self.device else { return Ok(false) };
+        let at = Instant::from_nanos(now);
+        if device.poll_timeout().is_none_or(|due| due > at) {
+            return Ok(false);
+        }
+        device.handle_timeout(at);
+        let runs = if self.timer_runs.0 == now { self.timer_runs.1 + 1 } else { 0 };
+        self.timer_runs = (now, runs);
+        if runs > TIMER_RUNS {
+            return Err("a timer that is handled stays due".into());
+        }
+        Ok(true)
+    }
+
+    /// When a timer event must be put into the queue, if one is needed that is not there.
+    pub(crate) fn next_timer(&mut self, now: u64) -> Option<u64> {
+        let due = self.device.as_ref()?.poll_timeout()?.as_nanos().max(now);
+        if self.timer_at.is_some_and(|at| at <= due) {
+            return None;
+        }
+        self.timer_at = Some(due);
+        Some(due)
+    }
+
+    pub(crate) fn addr(&self) -> IpAddr {
+        self.plan.addr
+    }
+}

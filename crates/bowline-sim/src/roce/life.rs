@@ -1,0 +1,553 @@
+//! How connections are made and how they end.
+
+use bowline_roce::Device;
+use bowline_verbs::{
+    Access, AddressVector, CmEvent, CmId, ConnParam, ConnRequest, Error, MrKeys, QpAttr, QpCap,
+    QpInit, QpState, QpType, RecvWr, RejectReason, SendFlags, SendOp, SendWr, WcOpcode,
+};
+
+use super::app::{INLINE, SGES};
+use super::host::PORT;
+use super::memory::{Memory, Purpose, fill};
+use super::oracle::{self, trouble};
+use super::plan::ConnPlan;
+use super::side::{Fast, Receive, Request, Side, SideId, Stage, Told, Trouble};
+use super::world::{Event, World};
+use crate::queue::MS;
+use crate::rng::mix;
+
+/// How long a side stays after its queues are flushed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Linger {
+    /// Not at all.
+    No,
+    /// Until the peer has agreed to the end.
+    Disconnected,
+    /// Until no late packet can come.
+    Timewait,
+}
+
+/// Data of a handshake: the number of the side, and bytes made of it, `most` at most.
+fn hello(id: SideId, most: usize) -> Vec<u8> {
+    let mut data = (id as u64).to_le_bytes().to_vec();
+    let len = mix(id as u64) % (most as u64 - 7);
+    fill(id as u64, len as usize, &mut data);
+    data
+}
+
+/// Tells whether the data a peer got are those of this side, and zeroes.
+fn is_hello(data: &[u8], id: SideId, most: usize) -> bool {
+    let sent = hello(id, most);
+    data.len() == most && data.starts_with(&sent) && data[sent.len()..].iter().all(|b| *b == 0)
+}
+
+fn side_in(data: &[u8]) -> Option<SideId> {
+    data.first_chunk().map(|bytes| u64::from_le_bytes(*bytes) as usize)
+}
+
+/// Bytes of the peer's data that a consumer sees [CMA-5].
+const REQUEST_DATA: usize = 56;
+const ACCEPT_DATA: usize = 196;
+const REJECT_DATA: usize = 148;
+
+/// Areas of a side besides those for receives.
+fn areas(plan: &ConnPlan) -> Vec<(Purpose, usize)> {
+    let mut out = Vec::new();
+    for (purpose, count) in [
+        (Purpose::Source, 6),
+        (Purpose::Receive, plan.recv_depth),
+        (Purpose::Sink, 4),
+        (Purpose::Target, 3),
+        (Purpose::Words, 1),
+        (Purpose::Constant, 1),
+        (Purpose::Fast, 1),
+    ] {
+        let len = match purpose {
+            Purpose::Words => 64,
+            _ => plan.message_max.max(64),
+        };
+        out.extend((0..count).map(|_| (purpose, len)));
+    }
+    out
+}
+
+impl World {
+    /// The side of the program that asks for a connection.
+    pub(crate) fn side_of(&self, request: &ConnRequest) -> Option<SideId> {
+        side_in(&request.private_data).filter(|id| *id < self.sides.len())
+    }
+
+    /// Makes queue pair, queues and memory of one side of a connection.
+    fn make_side(&mut self, host: usize, conn: usize, active: bool) -> Option<SideId> {
+        let id = self.sides.len();
+        let boot = self.hosts[host].boot;
+        let plan = self.plan.conns[conn].clone();
+        let now = self.instant();
+        let memory = Memory::new(&mut self.rng, &areas(&plan))?;
+        let iova = (self.rng.next() >> 1) & !0xfff;
+        let device = self.hosts[host].device.as_mut()?;
+        let made = make(device, now, &plan, memory, iova);
+        let made = made.map_err(|e| format!("side {id} cannot be made: {e}"));
+        let mut side = self.judge(made)?;
+        (side.host, side.boot, side.conn, side.active) = (host, boot, conn, active);
+        side.left = plan.requests[usize::from(!active)];
+        side.receives_due = plan.recv_depth;
+        side.linger = self.rng.pick(&[Linger::No, Linger::Disconnected, Linger::Timewait]);
+        if self.plan.hard_network() {
+            side.trouble.add(Trouble::NETWORK);
+        }
+        let qpn = side.qpn;
+        self.note([20, id as u64, qpn.0.into()], || {
+            format!("side {id} of connection {conn}: {qpn:x?} on host {host}")
+        });
+        self.sides.push(side);
+        self.stats.sides += 1;
+        for _ in 0..plan.recv_depth {
+            self.schedule_within(plan.recv_delay, Event::Receive(id));
+        }
+        if let Some(after) = plan.end_after[usize::from(!active)] {
+            self.schedule_within(after, Event::End(id));
+        }
+        if let Some(after) = plan.deregister_after
+            && self.rng.chance(500)
+        {
+            self.schedule_within(after, Event::Revoke(id));
+        }
+        self.look(id);
+        Some(id)
+    }
+
+    fn param(&self, id: SideId, private_data: Vec<u8>) -> ConnParam {
+        let side = &self.sides[id];
+        let plan = &self.plan.conns[side.conn];
+        let mine = usize::from(!side.active);
+        ConnParam {
+            qpn: side.qpn,
+            private_data,
+            responder_resources: plan.depths[mine],
+            initiator_depth: plan.depths[1 - mine],
+            rnr_retry_count: plan.rnr_retry,
+            min_rnr_timer: plan.min_rnr_timer,
+            ..ConnParam::default()
+        }
+    }
+
+    /// A program begins a connection.
+    pub(crate) fn connect(&mut self, conn: usize) {
+        let plan = self.plan.conns[conn].clone();
+        let dead = |host: usize| self.hosts[host].device.is_none();
+        if dead(plan.from) || !plan.managed && dead(plan.to) {
+            self.schedule(MS, Event::Connect(conn));
+            return;
+        }
+        let Some(id) = self.make_side(plan.from, conn, true) else { return };
+        self.stats.connects += 1;
+        if plan.managed {
+            let param = self.param(id, hello(id, REQUEST_DATA));
+            let remote = (self.hosts[plan.to].addr(), PORT).into();
+            let now = self.instant();
+            let Some(device) = &mut self.hosts[plan.from].device else { return };
+            let result = device.connect(now, None, remote, &param);
+            let result = result.map_err(|e| format!("side {id} cannot connect: {e}"));
+            self.sides[id].id = self.judge(result);
+            self.touched(plan.from);
+            return;
+        }
+        let Some(other) = self.make_side(plan.to, conn, false) else { return };
+        self.sides[id].peer = Some(other);
+        self.sides[other].peer = Some(id);
+        for id in [id, other] {
+            self.schedule_within(2 * MS, Event::SetUp(id));
+        }
+    }
+
+    /// A program without a connection manager takes its queue pair to RTS.
+    pub(crate) fn set_up(&mut self, id: SideId) {
+        let Some(peer) = self.sides[id].peer else { return };
+        if !self.runs(id) || self.sides[id].stage != Stage::Connecting {
+            return;
+        }
+        let (side, other) = (&self.sides[id], &self.sides[peer]);
+        let plan = &self.plan.conns[side.conn];
+        let mine = usize::from(!side.active);
+        let psn = |id: SideId| mix(id as u64 ^ 0x705e) as u32 & 0xff_ffff;
+        let rtr = QpAttr {
+            state: Some(QpState::Rtr),
+            av: Some(AddressVector {
+                local: self.hosts[side.host].addr(),
+                remote: self.hosts[other.host].addr(),
+                flow_label: 0,
+                tos: 0,
+            }),
+            path_mtu: Some(plan.mtu),
+            dest_qpn: Some(other.qpn),
+            rq_psn: Some(psn(peer)),
+            max_dest_rd_atomic: Some(plan.depths[mine]),
+            min_rnr_timer: Some(plan.min_rnr_timer),
+            ..QpAttr::default()
+        };
+        let rts = QpAttr {
+            state: Some(QpState::Rts),
+            sq_psn: Some(psn(id)),
+            timeout: Some(17),
+            retry_cnt: Some(7),
+            rnr_retry: Some(plan.rnr_retry),
+            max_rd_atomic: Some(plan.depths[1 - mine]),
+            ..QpAttr::default()
+        };
+        let (host, qpn, now) = (side.host, side.qpn, self.instant());
+        let Some(device) = &mut self.hosts[host].device else { return };
+        let result = device.modify_qp(now, qpn, &rtr);
+        let result = result.and_then(|()| device.modify_qp(now, qpn, &rts));
+        self.judge(result.map_err(|e| format!("side {id}: {e}")));
+        self.up(id);
+        self.touched(host);
+    }
+
+    fn up(&mut self, id: SideId) {
+        self.note([21, id as u64, 0], || format!("side {id} is up"));
+        self.stats.established += 1;
+        self.sides[id].stage = Stage::Up;
+        self.schedule_post(id, 0);
+    }
+
+    /// A program answers somebody who wants to connect.
+    pub(crate) fn decide(&mut self, host: usize, cm: CmId, request: &ConnRequest) {
+        let Some(active) = self.side_of(request) else {
+            self.fail(|| format!("host {host}: a request nobody made: {request:?}"));
+            return;
+        };
+        let conn = self.sides[active].conn;
+        let right = is_hello(&request.private_data, active, REQUEST_DATA)
+            && request.remote_qpn == self.sides[active].qpn
+            && request.local == (self.hosts[host].addr(), PORT).into()
+            && request.remote.ip() == self.hosts[self.sides[active].host].addr()
+            && Some(request.listener) == self.hosts[host].listener
+            && request.responder_resources == self.plan.conns[conn].depths[0]
+            && request.initiator_depth == self.plan.conns[conn].depths[1];
+        if !right {
+            self.fail(|| format!("host {host}: side {active} did not ask so: {request:?}"));
+            return;
+        }
+        let now = self.instant();
+        if self.plan.conns[conn].reject {
+            self.note([22, host as u64, active as u64], || format!("side {active} is refused"));
+            let Some(device) = &mut self.hosts[host].device else { return };
+            let result = device.reject(now, cm, &hello(active, REJECT_DATA));
+            self.answered(active, result);
+            self.touched(host);
+            return;
+        }
+        let Some(id) = self.make_side(host, conn, false) else { return };
+        self.sides[id].id = Some(cm);
+        let param = self.param(id, hello(id, ACCEPT_DATA));
+        let Some(device) = &mut self.hosts[host].device else { return };
+        let result = device.accept(now, cm, &param);
+        if !self.answered(active, result) {
+            self.sides[id].trouble.add(Trouble::UNMADE);
+            self.sides[id].told.refused = true;
+            self.end(id);
+        }
+        self.touched(host);
+    }
+
+    /// A request may have been withdrawn before it is answered.
+    fn answered(&mut self, active: SideId, result: Result<(), Error>) -> bool {
+        if let Err(e) = &result
+            && !self.sides[active].trouble.any()
+        {
+            self.fail(|| format!("the request of side {active} cannot be answered: {e}"));
+        }
+        result.is_ok()
+    }
+
+    /// Something happened to a connection.
+    pub(crate) fn told(&mut self, host: usize, event: CmEvent) {
+        let boot = self.hosts[host].boot;
+        let (CmEvent::Established { id: cm, .. }
+        | CmEvent::Rejected { id: cm, .. }
+        | CmEvent::Unreachable { id: cm }
+        | CmEvent::Disconnected { id: cm }
+        | CmEvent::TimewaitExit { id: cm }) = event
+        else {
+            return;
+        };
+        let mine = |s: &Side| s.host == host && s.boot == boot && s.stage < Stage::Gone;
+        let found = self.sides.iter().position(|s| mine(s) && s.id == Some(cm));
+        // Events of what has been destroyed meanwhile.
+        let Some(id) = found else { return };
+        let told = self.sides[id].told;
+        let possible = match event {
+            CmEvent::Established { .. } => !told.established && !told.refused && !told.disconnected,
+            CmEvent::Rejected { .. } | CmEvent::Unreachable { .. } => {
+                !told.refused && !told.disconnected
+            }
+            CmEvent::Disconnected { .. } => !told.refused && !told.disconnected,
+            _ => !told.timewait_exit && (told.disconnected || told.refused),
+        };
+        if !possible {
+            self.fail(|| format!("side {id}: {event:?} after {told:?}"));
+            return;
+        }
+        let excused =
+            self.sides[id].trouble.any() || !self.sides[id].active && self.sides[id].peer.is_none();
+        match event {
+            CmEvent::Established { private_data, responder_resources, initiator_depth, .. } => {
+                let depths = (responder_resources, initiator_depth);
+                self.established(id, &private_data, depths);
+            }
+            CmEvent::Rejected { reason, private_data, .. } => {
+                self.sides[id].told.refused = true;
+                self.stats.refused += 1;
+                let by_program = self.sides[id].active
+                    && self.plan.conns[self.sides[id].conn].reject
+                    && reason == RejectReason::CONSUMER
+                    && is_hello(&private_data, id, REJECT_DATA);
+                if !by_program && !excused {
+                    self.fail(|| format!("side {id} was refused: {reason:?}"));
+                }
+                self.over(id);
+            }
+            CmEvent::Unreachable { .. } => {
+                self.sides[id].told.refused = true;
+                if !excused {
+                    self.fail(|| format!("side {id} did not reach its peer"));
+                }
+                self.over(id);
+            }
+            CmEvent::Disconnected { .. } => {
+                self.sides[id].told.disconnected = true;
+                if !excused {
+                    self.fail(|| format!("side {id} was disconnected by nobody"));
+                }
+                self.over(id);
+            }
+            _ => {
+                self.sides[id].told.timewait_exit = true;
+                self.over(id);
+            }
+        }
+    }
+
+    fn established(&mut self, id: SideId, data: &[u8], depths: (u8, u8)) {
+        self.sides[id].told.established = true;
+        let side = &self.sides[id];
+        let plan = &self.plan.conns[side.conn];
+        let mine = usize::from(!side.active);
+        if depths != (plan.depths[mine], plan.depths[1 - mine]) {
+            self.fail(|| format!("side {id} was given depths of {depths:?}"));
+        }
+        if self.sides[id].active {
+            let peer = side_in(data).filter(|peer| {
+                is_hello(data, *peer, ACCEPT_DATA)
+                    && self.sides.get(*peer).is_some_and(|p| {
+                        p.peer.is_none() && !p.active && p.conn == self.sides[id].conn
+                    })
+            });
+            let Some(peer) = peer else {
+                self.fail(|| format!("side {id} was accepted by nobody: {data:x?}"));
+                return;
+            };
+            self.sides[id].peer = Some(peer);
+            self.sides[peer].peer = Some(id);
+            let both = self.sides[peer].trouble;
+            trouble(&mut self.sides, id, both);
+            let both = self.sides[id].trouble;
+            trouble(&mut self.sides, id, both);
+        } else if self.sides[id].peer.is_none() {
+            self.fail(|| format!("side {id} was connected by nobody"));
+        }
+        if self.sides[id].stage == Stage::Connecting {
+            self.up(id);
+        }
+    }
+
+    /// The connection manager has nothing more to do for this side.
+    fn over(&mut self, id: SideId) {
+        match self.sides[id].stage {
+            Stage::Connecting | Stage::Up => self.end(id),
+            Stage::Drained => self.try_leave(id),
+            _ => {}
+        }
+    }
+
+    /// A program ends its connection, or does what has to be done after an end.
+    pub(crate) fn end(&mut self, id: SideId) {
+        self.note([23, id as u64, 0], || format!("side {id} ends"));
+        let before = self.sides[id].stage;
+        self.sides[id].stage = Stage::Ending;
+        trouble(&mut self.sides, id, Trouble::ENDED);
+        let (host, qpn, told, now) =
+            (self.sides[id].host, self.sides[id].qpn, self.sides[id].told, self.instant());
+        let plan = &self.plan.conns[self.sides[id].conn];
+        let abrupt = plan.abrupt && plan.managed && self.rng.chance(500);
+        let Some(device) = &mut self.hosts[host].device else { return };
+        let over = told.refused || told.disconnected;
+        let mut ended = Ok(());
+        if let Some(cm) = self.sides[id].id.filter(|_| !over && !abrupt) {
+            if before == Stage::Connecting && self.sides[id].active {
+                ended = device.destroy_id(now, cm);
+                self.sides[id].id = None;
+            } else {
+                ended = device.disconnect(now, cm);
+            }
+        }
+        self.judge(ended.map_err(|e| format!("side {id} cannot end: {e}")));
+        if abrupt {
+            self.sides[id].stage = before;
+            self.look(id);
+            self.sides[id].stage = Stage::Ending;
+            let result = oracle::drained(&mut self.sides, id);
+            self.judge(result);
+            self.leave(id);
+            return;
+        }
+        let Some(device) = &mut self.hosts[host].device else { return };
+        let state = match device.query_qp(qpn) {
+            Ok((state, _)) => state,
+            Err(e) => return self.fail(|| format!("side {id}: {e}")),
+        };
+        if state != QpState::Err {
+            // Without a connection, or with one refused, this is the program's own affair.
+            let attr = QpAttr { state: Some(QpState::Err), ..QpAttr::default() };
+            let result = device.modify_qp(now, qpn, &attr);
+            if self.sides[id].told.established {
+                self.fail(|| format!("side {id} has no connection and is in {state:?}"));
+            }
+            self.judge(result.map_err(|e| format!("side {id}: to error: {e}")));
+        }
+        self.post_markers(id);
+        self.touched(host);
+        self.try_bury(id);
+    }
+
+    /// Requests that come back when everything before them has come back [QP-9].
+    fn post_markers(&mut self, id: SideId) {
+        let side = &mut self.sides[id];
+        side.receives_due = 0;
+        side.left = 0;
+        side.next_number += 2;
+        let (last, number) = (side.next_number, side.next_number - 1);
+        let mut request = Request::new(number, WcOpcode::Send);
+        (request.signalled, request.must_fail) = (true, true);
+        side.requests.push_back(request);
+        side.receives.push_back(Receive { number: last, area: 0, pieces: Vec::new(), len: 0 });
+        let (host, qpn, now) = (side.host, side.qpn, self.instant());
+        let Some(device) = &mut self.hosts[host].device else { return };
+        let marker = SendWr {
+            id: number,
+            op: SendOp::Send,
+            sges: &[],
+            inline: &[],
+            flags: SendFlags::SIGNALED,
+        };
+        let sent = device.post_send(now, qpn, &[marker]).map_err(|(_, e)| e);
+        let received = device.post_recv(now, qpn, &[RecvWr { id: last, sges: &[] }]);
+        let result = sent.and(received.map_err(|(_, e)| e));
+        self.judge(result.map_err(|e| format!("side {id}: a queue in error refused: {e}")));
+    }
+
+    /// Ends a side whose queues are flushed.
+    pub(crate) fn try_bury(&mut self, id: SideId) {
+        let side = &mut self.sides[id];
+        if side.stage != Stage::Ending || !side.requests.is_empty() || !side.receives.is_empty() {
+            return;
+        }
+        side.stage = Stage::Drained;
+        self.note([24, id as u64, 0], || format!("side {id} is flushed"));
+        let result = oracle::drained(&mut self.sides, id);
+        self.judge(result);
+        self.try_leave(id);
+    }
+
+    fn try_leave(&mut self, id: SideId) {
+        let side = &self.sides[id];
+        let Told { refused, disconnected, timewait_exit, .. } = side.told;
+        let connected = side.id.is_some() && !refused;
+        let leaves = match side.linger {
+            Linger::No => true,
+            _ if !connected => true,
+            Linger::Disconnected => disconnected,
+            Linger::Timewait => timewait_exit,
+        };
+        if leaves {
+            self.leave(id);
+        }
+    }
+
+    /// Removes everything of a side: nothing of it may be in use.
+    fn leave(&mut self, id: SideId) {
+        self.note([25, id as u64, 0], || format!("side {id} leaves"));
+        let now = self.instant();
+        self.sides[id].stage = Stage::Gone;
+        let side = &self.sides[id];
+        let host = side.host;
+        let Some(device) = &mut self.hosts[host].device else { return };
+        let result = remove(device, now, side);
+        self.judge(result.map_err(|e| format!("side {id}: something is left: {e}")));
+        self.touched(host);
+    }
+}
+
+/// Makes everything a side needs of a device.
+fn make(
+    device: &mut Device,
+    now: bowline_roce::Instant,
+    plan: &ConnPlan,
+    memory: Memory,
+    iova: u64,
+) -> Result<Side, Error> {
+    let pd = device.alloc_pd()?;
+    let depth = plan.send_depth + plan.recv_depth + 2;
+    let send_cq = device.create_cq(depth)?;
+    let recv_cq = if plan.one_queue { send_cq } else { device.create_cq(depth)? };
+    let cap = QpCap {
+        max_send_wr: plan.send_depth + 1,
+        max_recv_wr: plan.recv_depth + 1,
+        max_send_sge: SGES,
+        max_recv_sge: SGES,
+        max_inline: INLINE,
+    };
+    let (qp_type, sq_sig_all) = (QpType::Rc, plan.signal_all);
+    let qpn = device.create_qp(&QpInit { pd, send_cq, recv_cq, qp_type, cap, sq_sig_all })?;
+    let all =
+        Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+    let attr = QpAttr { state: Some(QpState::Init), access: Some(all), ..QpAttr::default() };
+    device.modify_qp(now, qpn, &attr)?;
+    let mut region = |purposes: &[Purpose], access| {
+        let (start, len) = memory.span(purposes);
+        let iova = Some(iova + start as u64);
+        device.reg_mr(pd, &memory.buffer, start, len, iova, access)
+    };
+    let own = [Purpose::Source, Purpose::Receive, Purpose::Sink];
+    let local = region(&own, Access::LOCAL_WRITE)?;
+    let shared = region(&[Purpose::Target, Purpose::Words], all)?;
+    let constant = region(&[Purpose::Constant], Access::REMOTE_READ)?;
+    let fast: MrKeys = device.alloc_mr(pd)?;
+    Ok(Side::new(memory, iova, (pd, send_cq, recv_cq, qpn), [local, shared, constant], fast))
+}
+
+/// Removes all of it.
+fn remove(device: &mut Device, now: bowline_roce::Instant, side: &Side) -> Result<(), Error> {
+    if let Some(cm) = side.id {
+        device.destroy_id(now, cm)?;
+    }
+    device.destroy_qp(side.qpn)?;
+    device.destroy_cq(side.send_cq)?;
+    if side.recv_cq != side.send_cq {
+        device.destroy_cq(side.recv_cq)?;
+    }
+    device.dereg_mr(side.local.lkey)?;
+    if !side.revoked {
+        device.dereg_mr(side.shared.lkey)?;
+    }
+    device.dereg_mr(side.constant.lkey)?;
+    // A registration that was flushed has not changed the key.
+    let key = side.fast.key();
+    let before = key & !0xff | key.wrapping_sub(1) & 0xff;
+    device.dereg_mr(key).or_else(|_| match side.fast {
+        Fast::Granted(_) => device.dereg_mr(before),
+        _ => Err(Error::NoSuch("fast region")),
+    })?;
+    device.dealloc_pd(side.pd)
+}

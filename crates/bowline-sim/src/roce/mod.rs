@@ -1,0 +1,43 @@
+//! Simulator of RoCEv2 devices: real cores, their programs, and everything between them.
+//!
+//! A seed draws 2 to 4 devices, a network that loses, repeats, reorders, damages and cuts, and
+//! connections over which programs post every kind of request, right and wrong ones. The judges
+//! check after every step that
+//!
+//! - every request completes once, in order, with what it was to do done, or with a failure that
+//!   has a reason;
+//! - messages come once, in order, whole, to the receive whose turn it is;
+//! - what a side saw succeed is in the peer's memory, and atomics are carried out once;
+//! - no other byte of any memory ever changes;
+//! - at the end every connection ends, and no timer, queue pair, region or connection is left.
+//!
+//! ```text
+//!   programs (app, life) -- verbs --> devices (host: real core + driver) -- net --> devices
+//!        |                                                                            |
+//!      oracle: sides <--- completions, memory byte for byte ------------------------- +
+//! ```
+//!
+//! ```
+//! use bowline_sim::roce;
+//! let outcome = roce::run(1, &roce::Options::default());
+//! assert!(outcome.failure.is_none(), "{}", outcome.report());
+//! ```
+
+mod app;
+mod host;
+mod life;
+mod memory;
+mod named;
+mod net;
+mod oracle;
+mod plan;
+mod run;
+mod sabotage;
+mod side;
+mod stats;
+mod world;
+
+pub use named::named_seeds;
+pub use plan::Scenario;
+pub use run::{Options, Outcome, Summary, run, run_many};
+pub use stats::Stats;

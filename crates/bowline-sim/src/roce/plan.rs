@@ -1,0 +1,324 @@
+//! What a seed stands for: devices, their network, connections, what is done over them, and what
+//! goes wrong.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use bowline_verbs::Mtu;
+use bowline_wire::roce::IcrcPolicy;
+
+use super::net::NetPlan;
+use crate::queue::{MS, SEC, US};
+use crate::rng::Rng;
+
+/// A family of runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scenario {
+    /// Anything.
+    Swarm,
+    /// No faults: nothing may fail, and all of it ends soon.
+    Calm,
+    /// The network loses, repeats, damages and reorders.
+    Weather,
+    /// Short queues and slow lines.
+    Narrow,
+    /// Devices die and start again, also while they connect.
+    Crash,
+    /// Lines are cut for a while.
+    Cuts,
+    /// Programs do what they must not.
+    Misuse,
+    /// Connections come and go; little is sent.
+    Churn,
+}
+
+impl Scenario {
+    /// Every scenario.
+    pub const ALL: [Self; 8] = [
+        Self::Swarm,
+        Self::Calm,
+        Self::Weather,
+        Self::Narrow,
+        Self::Crash,
+        Self::Cuts,
+        Self::Misuse,
+        Self::Churn,
+    ];
+
+    /// The name on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Swarm => "swarm",
+            Self::Calm => "calm",
+            Self::Weather => "weather",
+            Self::Narrow => "narrow",
+            Self::Crash => "crash",
+            Self::Cuts => "cuts",
+            Self::Misuse => "misuse",
+            Self::Churn => "churn",
+        }
+    }
+
+    /// Finds a scenario by its name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|s| s.name() == name)
+    }
+}
+
+/// What the driver of a host tells the core about IPv4 identifications.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Hints {
+    /// The right ones.
+    Right,
+    /// Nothing.
+    None,
+    /// Some right, some wrong, some missing.
+    Mixed,
+}
+
+/// One device and the driver around it.
+#[derive(Clone, Debug)]
+pub(crate) struct HostPlan {
+    pub(crate) addr: IpAddr,
+    pub(crate) mtu: Mtu,
+    pub(crate) icrc: IcrcPolicy,
+    pub(crate) gso: bool,
+    pub(crate) window: u32,
+    pub(crate) hints: Hints,
+    /// Longest time between what comes in and what goes out because of it.
+    pub(crate) turn: u64,
+    /// Longest time until a program looks at its completions.
+    pub(crate) look: u64,
+}
+
+/// One connection and what is done over it.
+#[derive(Clone, Debug)]
+pub(crate) struct ConnPlan {
+    pub(crate) from: usize,
+    pub(crate) to: usize,
+    /// By the connection manager; else the programs set the attributes themselves.
+    pub(crate) managed: bool,
+    pub(crate) start: u64,
+    pub(crate) mtu: Mtu,
+    /// Longest message.
+    pub(crate) message_max: usize,
+    /// Requests of each side.
+    pub(crate) requests: [u32; 2],
+    pub(crate) send_depth: usize,
+    pub(crate) recv_depth: usize,
+    pub(crate) depths: [u8; 2],
+    pub(crate) rnr_retry: u8,
+    pub(crate) min_rnr_timer: u8,
+    /// Longest time until a receive is posted again.
+    pub(crate) recv_delay: u64,
+    /// Receives of a thousand that are too short for some messages.
+    pub(crate) short_receives: u64,
+    /// Requests of a thousand that are wrong.
+    pub(crate) misuse: u64,
+    /// Requests of a thousand that ask for a completion.
+    pub(crate) signalled: u64,
+    pub(crate) signal_all: bool,
+    pub(crate) one_queue: bool,
+    /// Time between two rounds of requests.
+    pub(crate) gap: u64,
+    /// Most requests of a round.
+    pub(crate) burst: u64,
+    /// The passive side refuses.
+    pub(crate) reject: bool,
+    /// Longest time until it decides.
+    pub(crate) decide: u64,
+    /// The time after which a side ends it, however far it is.
+    pub(crate) end_after: [Option<u64>; 2],
+    /// Sides that end it leave without waiting for anything.
+    pub(crate) abrupt: bool,
+    /// A region is removed while it is in use, after this time.
+    pub(crate) deregister_after: Option<u64>,
+}
+
+/// Faults of the world.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FaultKind {
+    /// A device dies and starts again.
+    Crash,
+    /// A line is cut in one direction or both.
+    Cut,
+}
+
+/// Everything a seed has drawn.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    pub(crate) scenario: Scenario,
+    pub(crate) net: NetPlan,
+    pub(crate) hosts: Vec<HostPlan>,
+    pub(crate) conns: Vec<ConnPlan>,
+    /// Kinds, and the mean time between two.
+    pub(crate) faults: Vec<(FaultKind, u64)>,
+    /// Longest fault.
+    pub(crate) fault_max: u64,
+    /// Time in which faults happen.
+    pub(crate) active: u64,
+}
+
+/// Payload bytes that the requests of a run change at most, about.
+const VOLUME: u64 = 400_000;
+/// Packets that the requests of a run take at most, about.
+const PACKETS: u64 = 1_200;
+
+impl Plan {
+    pub(crate) fn draw(rng: &mut Rng, forced: Option<Scenario>) -> Self {
+        use Scenario as S;
+        let drawn = rng.pick(&[
+            S::Swarm,
+            S::Swarm,
+            S::Swarm,
+            S::Calm,
+            S::Weather,
+            S::Weather,
+            S::Narrow,
+            S::Crash,
+            S::Cuts,
+            S::Misuse,
+            S::Churn,
+        ]);
+        let scenario = forced.unwrap_or(drawn);
+        let any = |rng: &mut Rng, mine: S, permille: u64| {
+            scenario == mine || scenario == S::Swarm && rng.chance(permille)
+        };
+        let weather = any(rng, S::Weather, 500);
+        let narrow = any(rng, S::Narrow, 250);
+        let crash = any(rng, S::Crash, 250);
+        let cuts = any(rng, S::Cuts, 200);
+        let misuse = any(rng, S::Misuse, 250);
+        let churn = any(rng, S::Churn, 250);
+
+        let hosts = draw_hosts(rng, weather);
+        let net = draw_net(rng, weather, narrow);
+        let mut plan = Self {
+            scenario,
+            net,
+            hosts,
+            conns: Vec::new(),
+            faults: Vec::new(),
+            fault_max: rng.magnitude(MS, 6 * SEC),
+            active: rng.magnitude(MS, 3 * SEC),
+        };
+        let count = if churn { rng.between(3, 8) } else { rng.between(1, 3) };
+        for _ in 0..count {
+            let conn = plan.draw_conn(rng, count, misuse, churn);
+            plan.conns.push(conn);
+        }
+        if crash {
+            plan.faults.push((FaultKind::Crash, plan.active / rng.between(1, 4) + 1));
+        }
+        if cuts {
+            plan.faults.push((FaultKind::Cut, plan.active / rng.between(1, 4) + 1));
+        }
+        plan
+    }
+
+    /// Whether a peer may be given up that is still there.
+    pub(crate) fn hard_network(&self) -> bool {
+        self.net.loss >= 50
+            || self.net.queue < 20_000
+            || self.faults.iter().any(|(kind, _)| *kind == FaultKind::Cut)
+    }
+
+    fn draw_conn(&self, rng: &mut Rng, count: u64, misuse: bool, churn: bool) -> ConnPlan {
+        let from = rng.index(self.hosts.len());
+        let to = (from + 1 + rng.index(self.hosts.len() - 1)) % self.hosts.len();
+        let most = self.hosts[from].mtu.min(self.hosts[to].mtu);
+        let mtus: Vec<Mtu> = Mtu::ALL.into_iter().filter(|mtu| *mtu <= most).collect();
+        let managed = churn || rng.chance(700);
+        // The connection manager takes the largest MTU of the devices.
+        let mtu = if managed { most } else { rng.pick(&mtus) };
+        let message_max = if churn { rng.magnitude(16, 3_000) } else { rng.magnitude(64, 100_000) };
+        let average = message_max / 3 + 200;
+        let packets = average / mtu.bytes() as u64 + 2;
+        let share = (VOLUME / average).min(PACKETS / packets).max(12) / count;
+        let requests = rng.magnitude(2, share.clamp(6, 120)) as u32;
+        let small = |rng: &mut Rng| rng.pick(&[1, 1, 2, 4, 16]);
+        let mut ends = [None, None];
+        if churn || rng.chance(150) {
+            for end in &mut ends {
+                if rng.chance(500) {
+                    *end = Some(rng.magnitude(US, 20 * MS));
+                }
+            }
+        }
+        let burst = rng.pick(&[1, 2, 4, 16]);
+        ConnPlan {
+            from,
+            to,
+            managed,
+            start: rng.magnitude(1, if churn { 50 * MS } else { MS }),
+            mtu,
+            message_max: message_max as usize,
+            requests: [requests, if rng.chance(300) { 0 } else { requests }],
+            send_depth: rng.pick(&[2, 4, 8, 16, 64]),
+            recv_depth: rng.pick(&[1, 2, 4, 8]),
+            depths: [small(rng), small(rng)],
+            rnr_retry: if misuse && rng.chance(300) { rng.below(7) as u8 } else { 7 },
+            min_rnr_timer: rng.between(1, 20) as u8,
+            recv_delay: rng.pick(&[0, 0, 50 * US, 3 * MS]),
+            short_receives: if misuse && rng.chance(300) { 60 } else { 0 },
+            misuse: if misuse { rng.pick(&[0, 10, 50, 300]) } else { 0 },
+            signalled: rng.pick(&[1000, 1000, 500, 100]),
+            signal_all: rng.chance(250),
+            one_queue: rng.chance(500),
+            gap: rng.pick(&[0, 5 * US, 100 * US, 2 * MS]),
+            burst,
+            reject: managed && rng.chance(if churn { 250 } else { 30 }),
+            decide: rng.pick(&[0, 10 * US, MS, if churn { 6 * SEC } else { MS }]),
+            end_after: ends,
+            abrupt: ends != [None, None] && rng.chance(300),
+            deregister_after: (misuse && rng.chance(200)).then(|| rng.magnitude(US, 5 * MS)),
+        }
+    }
+}
+
+fn draw_hosts(rng: &mut Rng, weather: bool) -> Vec<HostPlan> {
+    let count = rng.pick(&[2, 2, 2, 3, 4]);
+    let v6 = rng.chance(400);
+    let mtus = [Mtu::M256, Mtu::M512, Mtu::M1024, Mtu::M1024, Mtu::M2048, Mtu::M4096, Mtu::M4096];
+    let mtu = rng.pick(&mtus);
+    (1..=count)
+        .map(|n: u8| {
+            let gso = rng.chance(700);
+            let hints = rng.pick(&[Hints::Right, Hints::Right, Hints::None, Hints::Mixed]);
+            // Without the right hints a strict receiver takes what was sent right for damaged.
+            let icrc = match rng.below(3) {
+                0 if v6 || hints == Hints::Right => IcrcPolicy::Strict,
+                1 if !weather => IcrcPolicy::Off,
+                _ => IcrcPolicy::Solve,
+            };
+            HostPlan {
+                addr: match v6 {
+                    true => IpAddr::V6(Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, n.into())),
+                    false => IpAddr::V4(Ipv4Addr::new(10, 77, 0, n)),
+                },
+                mtu,
+                icrc,
+                gso,
+                window: rng.pick(&[16, 64, 240, 240, 1024]),
+                hints,
+                turn: rng.pick(&[0, 2 * US, 20 * US, 200 * US]),
+                look: rng.pick(&[0, 2 * US, 50 * US, 2 * MS]),
+            }
+        })
+        .collect()
+}
+
+fn draw_net(rng: &mut Rng, weather: bool, narrow: bool) -> NetPlan {
+    let delay = rng.magnitude(US, 5 * MS);
+    let some = |rng: &mut Rng, most: u64| {
+        if weather && rng.chance(600) { rng.magnitude(1, most) } else { 0 }
+    };
+    NetPlan {
+        delay,
+        jitter: if weather && rng.chance(600) { rng.magnitude(1, 4 * delay) } else { 0 },
+        loss: some(rng, 200),
+        repeat: some(rng, 300),
+        damage: some(rng, 100),
+        queue: if narrow { rng.magnitude(4_000, 100_000) } else { u64::MAX / 4096 },
+        per_kib: if narrow { rng.magnitude(100, 20_000) } else { 80 },
+    }
+}

@@ -1,0 +1,92 @@
+//! Faults that the promises do not allow, to prove that the judges notice. Tests only.
+
+use bowline_verbs::{Completion, Status};
+
+use super::net::Datagram;
+use super::side::Stage;
+use super::world::World;
+
+/// What a run does wrong on purpose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(not(test), expect(dead_code, reason = "only tests do wrong on purpose"))]
+pub(crate) enum Sabotage {
+    /// A device forgets what it wrote, and acknowledges it.
+    Unwrite,
+    /// An atomic is carried out again.
+    DoubleAtomic,
+    /// A byte changes between the check of the packet and the memory.
+    FlipByte,
+    /// A byte outside of any region changes.
+    Stray,
+    /// A completion vanishes.
+    LoseEntry,
+    /// A completion comes twice.
+    DoubleEntry,
+    /// Two completions change places.
+    SwapEntries,
+    /// A failure is reported as a success.
+    Whitewash,
+    /// The immediate or the length of a message changes.
+    WrongEntry,
+    /// Nobody is told that a queue has entries.
+    LoseReady,
+}
+
+impl World {
+    /// Hands in a datagram wrongly; false when it is to be handed in as it is.
+    pub(crate) fn sabotaged_arrival(&mut self, host: usize, datagram: &Datagram) -> bool {
+        let Some(how) = self.sabotage else { return false };
+        let opcode = datagram.bytes.first().copied().unwrap_or(0xff);
+        let qpn = datagram.bytes.get(5..8).map_or(0, |b| u32::from_be_bytes([0, b[0], b[1], b[2]]));
+        let wanted = match how {
+            Sabotage::Unwrite | Sabotage::FlipByte => (0x06..=0x0b).contains(&opcode),
+            Sabotage::DoubleAtomic => opcode == 0x14,
+            Sabotage::Stray => true,
+            _ => false,
+        };
+        let side = self
+            .sides
+            .iter()
+            .position(|s| s.host == host && s.qpn.0 == qpn && s.stage == Stage::Up && !s.dead);
+        let Some(id) = side.filter(|_| wanted && self.rng.chance(200)) else { return false };
+        let buffer = std::sync::Arc::clone(&self.sides[id].memory.buffer);
+        let mut before = vec![0; buffer.len()];
+        buffer.read(0, &mut before);
+        self.hosts[host].deliver(self.now, &mut self.rng, datagram);
+        let mut after = vec![0; buffer.len()];
+        buffer.read(0, &mut after);
+        let changed = before.iter().zip(&after).position(|(a, b)| a != b);
+        match (how, changed) {
+            (Sabotage::Unwrite, Some(_)) => buffer.write(0, &before),
+            (Sabotage::FlipByte, Some(at)) => self.sides[id].memory.tamper(at),
+            (Sabotage::DoubleAtomic, Some(at)) => {
+                buffer.update(at & !7, |n| n.wrapping_add(1));
+            }
+            (Sabotage::Stray, _) => self.sides[id].memory.tamper(0),
+            _ => {}
+        }
+        true
+    }
+
+    /// Does wrong to what was polled.
+    pub(crate) fn sabotaged_entries(&mut self, entries: &mut Vec<Completion>) {
+        let Some(how) = self.sabotage else { return };
+        if entries.is_empty() || !self.rng.chance(200) {
+            return;
+        }
+        let at = self.rng.index(entries.len());
+        match how {
+            Sabotage::LoseEntry => {
+                entries.remove(at);
+            }
+            Sabotage::DoubleEntry => entries.insert(at, entries[at]),
+            Sabotage::SwapEntries if entries.len() > 1 => entries.swap(0, 1),
+            Sabotage::Whitewash => entries[at].status = Status::Success,
+            Sabotage::WrongEntry if entries[at].is_recv() => match entries[at].imm {
+                Some(imm) => entries[at].imm = Some(imm ^ 1),
+                None => entries[at].byte_len += 1,
+            },
+            _ => {}
+        }
+    }
+}
