@@ -15,6 +15,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use bowline_wire::roce::{IcrcChecker, IcrcMatch, IcrcPolicy, Outer, split_icrc};
+
 /// Link type of packets that begin with the IP header.
 const LINKTYPE_RAW: u16 = 101;
 /// Longest frame written.
@@ -49,6 +51,7 @@ pub(crate) struct Datagram<'a> {
 pub(crate) struct Capture {
     file: BufWriter<File>,
     block: Vec<u8>,
+    checker: IcrcChecker,
 }
 
 impl Capture {
@@ -57,7 +60,19 @@ impl Capture {
         let mut file = BufWriter::with_capacity(1 << 18, File::create(path)?);
         file.write_all(&head())?;
         file.flush()?;
-        Ok(Self { file, block: Vec::with_capacity(1 << 13) })
+        let checker = IcrcChecker::new(IcrcPolicy::Solve);
+        Ok(Self { file, block: Vec::with_capacity(1 << 13), checker })
+    }
+
+    /// Finds the IPv4 identification a received packet came with; 0 when its ICRC does not tell.
+    pub(crate) fn solve(&mut self, from: SocketAddr, to: IpAddr, likely: u16, bytes: &[u8]) -> u16 {
+        let outer = Outer { from: from.ip(), to, source_port: from.port() };
+        let checked = split_icrc(bytes)
+            .map(|(packet, icrc)| self.checker.check(&outer, packet, icrc, &[likely]));
+        match checked {
+            Some(Ok(IcrcMatch::Exact(ident) | IcrcMatch::Solved(ident))) => ident,
+            _ => 0,
+        }
     }
 
     /// Appends a packet.

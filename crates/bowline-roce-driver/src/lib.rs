@@ -1,11 +1,38 @@
 //! RoCEv2 over UDP sockets: the soft provider of the verbs in `bowline-verbs`.
+//!
+//! A [`SoftDevice`] is a NIC in userspace: one core of `bowline-roce` under one lock, one UDP
+//! socket for each address, and one background thread. The data path has no thread hand-over:
+//!
+//! ```text
+//!   application thread            core (under the lock)        sockets
+//!   post_send -- request --------> queue pair
+//!        \---------- bursts of packets <-- poll_transmit ---- no lock ---> sendmsg, UDP_SEGMENT
+//!   poll_cq <--- completion ------ completion queue
+//!        \--- nothing there: reads itself --- recvmmsg, UDP_GRO ---> handle_datagram
+//!                                             and sends the acknowledgements of the batch
+//!   wait_cq  looks for 25 us, then sleeps on the sockets
+//!
+//!   background thread: timers, and the sockets while no application thread polls or waits
+//! ```
+//!
+//! Spec: `docs/spec/roce.md`, sections 1, 3 and 10.
 #![deny(unsafe_code)]
 
 mod capture;
 mod clock;
+mod config;
+mod device;
+mod helper;
+mod identity;
+mod pump;
+mod shared;
 mod stats;
 mod sys;
 mod udp;
+mod wait;
 
+pub use bowline_wire::roce::IcrcPolicy;
+pub use config::{PollMode, SoftConfig};
+pub use device::SoftDevice;
 pub use stats::DriverStats;
 pub use udp::ROCE_PORT;

@@ -1,0 +1,68 @@
+//! Settings of a soft device.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use bowline_verbs::Mtu;
+use bowline_wire::roce::IcrcPolicy;
+
+/// How a thread waits for the network.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PollMode {
+    /// Looks for about as long as waking up would cost, then sleeps; on a machine with one
+    /// processor it sleeps at once.
+    #[default]
+    Adaptive,
+    /// Never sleeps: lowest latency, one processor per waiting thread.
+    Spin,
+    /// Sleeps at once.
+    Sleep,
+}
+
+/// Everything a device is made of.
+#[derive(Clone, Debug)]
+pub struct SoftConfig {
+    /// Name, as tools show it.
+    pub name: String,
+    /// Addresses of this machine that are the device's GIDs; at least one.
+    pub addrs: Vec<IpAddr>,
+    /// Path MTU of the device's port; `None`: the largest that the interfaces of all addresses
+    /// carry [HDR-8].
+    pub mtu: Option<Mtu>,
+    /// Node GUID; `None`: made of the machine's identity and the addresses, so the same each time.
+    pub guid: Option<u64>,
+    /// What to do about the ICRC of received packets [ICRC-33].
+    pub icrc: IcrcPolicy,
+    /// Send several packets at once [ICRC-22]; off for paths that do not count identifications up.
+    pub gso: bool,
+    /// How threads wait.
+    pub poll: PollMode,
+    /// How long [`PollMode::Adaptive`] looks before it sleeps.
+    pub spin: Duration,
+    /// Bytes of the sockets' buffers; the system may allow fewer.
+    pub socket_buffer: usize,
+    /// File that gets all packets, in pcapng form.
+    pub capture: Option<PathBuf>,
+    /// Limits, window and timers of the core. Its addresses, MTU, GUID, seed, ICRC policy,
+    /// bursts and source port, which is always 4791, are set by the driver.
+    pub core: bowline_roce::Config,
+}
+
+impl Default for SoftConfig {
+    fn default() -> Self {
+        Self {
+            name: "bowline0".to_owned(),
+            addrs: Vec::new(),
+            mtu: None,
+            guid: None,
+            icrc: IcrcPolicy::default(),
+            gso: true,
+            poll: PollMode::Adaptive,
+            spin: Duration::from_micros(25),
+            socket_buffer: 8 << 20,
+            capture: None,
+            core: bowline_roce::Config::default(),
+        }
+    }
+}

@@ -1,0 +1,361 @@
+//! The device: verbs in, packets out.
+
+use core::sync::atomic::Ordering::Relaxed;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use bowline_roce::{Config, Counters, Device as Core};
+use bowline_verbs::{
+    Access, AsyncEvent, Buffer, CmEvent, CmId, Completion, ConnParam, CqId, Device, DeviceAttr,
+    Error, MrKeys, Mtu, PdId, QpAttr, QpInit, QpState, Qpn, RecvWr, SendWr,
+};
+
+use crate::capture::Capture;
+use crate::clock;
+use crate::config::SoftConfig;
+use crate::identity;
+use crate::pump::Came;
+use crate::shared::{Shared, State};
+use crate::stats::DriverStats;
+use crate::udp::{Endpoint, ROCE_PORT};
+use crate::wait::What;
+
+/// Path MTU where nothing is known of the interface; goes through any Ethernet.
+const MTU_UNKNOWN: Mtu = Mtu::M1024;
+
+/// An RDMA device in userspace: RoCEv2 over UDP sockets, no privilege needed.
+///
+/// All methods may be called from any thread; the thread that calls does the work. One background
+/// thread runs timers and answers peers while no other thread polls or waits. A process must not
+/// `fork` and go on using a device in the child.
+#[derive(Debug)]
+pub struct SoftDevice {
+    shared: Arc<Shared>,
+    helper: Mutex<Option<JoinHandle<()>>>,
+    attr: DeviceAttr,
+}
+
+impl SoftDevice {
+    /// Opens a device on addresses of this machine.
+    ///
+    /// # Errors
+    /// [`Error::AddrInUse`], saying who may hold the port [OUT-10]; [`Error::AddrNotAvailable`];
+    /// [`Error::Invalid`] when there is no address or the MTU does not fit the interface;
+    /// [`Error::System`].
+    pub fn open(config: SoftConfig) -> Result<Self, Error> {
+        if config.addrs.is_empty() {
+            return Err(Error::Invalid("a device needs at least one address"));
+        }
+        let endpoints: Vec<Endpoint> = config
+            .addrs
+            .iter()
+            .map(|ip| Endpoint::open(*ip, config.socket_buffer))
+            .collect::<Result<_, _>>()?;
+        let mtu = mtu(&endpoints, config.mtu)?;
+        let guid = config.guid.unwrap_or_else(|| identity::guid(&config.addrs));
+        let core = Config {
+            guid,
+            addrs: config.addrs.clone(),
+            mtu,
+            seed: identity::seed().map_err(|error| system("reading /dev/urandom", &error))?,
+            icrc: config.icrc,
+            source_port: Some(ROCE_PORT),
+            gso: config.gso && endpoints.iter().all(Endpoint::can_segment),
+            ..config.core
+        };
+        let capture = match &config.capture {
+            None => None,
+            Some(path) => Some(Capture::create(path).map_err(|error| {
+                system(&format!("creating the capture file {}", path.display()), &error)
+            })?),
+        };
+        let limits = core.limits;
+        let attr = DeviceAttr {
+            name: config.name,
+            provider: "soft",
+            guid,
+            addrs: config.addrs,
+            mtu,
+            max_qp: limits.qps,
+            max_qp_wr: limits.wrs,
+            max_sge: limits.sges,
+            max_cq: limits.cqs,
+            max_cqe: limits.cqes,
+            max_mr: limits.mrs,
+            max_qp_rd_atom: limits.rd_atomic,
+            max_inline: limits.inline,
+            fast_registration: true,
+        };
+        let shared = Shared::new(Core::new(core), endpoints, capture, config.poll, config.spin)
+            .map_err(|errno| system("making an event descriptor", &errno.into()))?;
+        let shared = Arc::new(shared);
+        let of_helper = Arc::clone(&shared);
+        let helper = std::thread::Builder::new()
+            .name("bowline-roce".to_owned())
+            .spawn(move || of_helper.help())
+            .map_err(|error| system("starting a thread", &error))?;
+        Ok(Self { shared, helper: Mutex::new(Some(helper)), attr })
+    }
+
+    /// Returns what the driver has done.
+    pub fn stats(&self) -> DriverStats {
+        self.shared.stats.snapshot()
+    }
+
+    /// Returns what the protocol has done.
+    pub fn counters(&self) -> Counters {
+        self.shared.lock().core.counters().clone()
+    }
+
+    /// Returns the last thing that kept packets from being sent, such as a path that carries less
+    /// than the MTU of the settings.
+    pub fn fault(&self) -> Option<Error> {
+        self.shared.lock().fault.clone()
+    }
+
+    /// Returns the bytes the system keeps for each socket until they are read: what is in flight
+    /// towards this device should not be more.
+    pub fn receive_buffers(&self) -> impl Iterator<Item = usize> {
+        self.shared.endpoints.iter().map(Endpoint::receive_buffer)
+    }
+
+    /// Ends every wait and stops the background thread; what was due to be sent is sent before.
+    /// Calls that need the network fail from now on. Dropping the device closes it too.
+    pub fn close(&self) {
+        let mut helper = self.helper.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(helper) = helper.take() else {
+            return;
+        };
+        self.shared.pump();
+        self.shared.flush();
+        self.shared.stop();
+        // A panic of that thread has been reported on standard error.
+        let _ = helper.join();
+        self.shared.flush_capture();
+    }
+
+    /// Makes a change that may lead to packets and events.
+    fn act<T, E: From<Closed>>(
+        &self,
+        change: impl FnOnce(&mut State) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let mut st = self.shared.lock();
+        if st.stop {
+            return Err(Closed.into());
+        }
+        let done = change(&mut st);
+        self.shared.settle(&mut st);
+        drop(st);
+        self.shared.flush();
+        done
+    }
+
+    /// Makes a change that concerns the core alone.
+    fn set<T>(&self, change: impl FnOnce(&mut Core) -> Result<T, Error>) -> Result<T, Error> {
+        let mut st = self.shared.lock();
+        if st.stop { Err(Error::Closed) } else { change(&mut st.core) }
+    }
+}
+
+impl Drop for SoftDevice {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// The device is closed.
+struct Closed;
+
+impl From<Closed> for Error {
+    fn from(_: Closed) -> Self {
+        Self::Closed
+    }
+}
+
+/// The error of a list of which some were accepted.
+struct Partly(usize, Error);
+
+impl From<Closed> for Partly {
+    fn from(_: Closed) -> Self {
+        Self(0, Error::Closed)
+    }
+}
+
+impl From<(usize, Error)> for Partly {
+    fn from((accepted, error): (usize, Error)) -> Self {
+        Self(accepted, error)
+    }
+}
+
+fn system(what: &str, error: &std::io::Error) -> Error {
+    Error::System { what: what.to_owned(), errno: error.raw_os_error().unwrap_or(libc::EIO) }
+}
+
+/// The MTU to use: what is asked for if every interface carries it, else the largest [HDR-8].
+fn mtu(endpoints: &[Endpoint], wanted: Option<Mtu>) -> Result<Mtu, Error> {
+    let mut most = Mtu::M4096;
+    for endpoint in endpoints {
+        let carried = match endpoint.interface() {
+            None => wanted.unwrap_or(MTU_UNKNOWN),
+            Some(interface) => Mtu::for_interface(interface.mtu)
+                .ok_or(Error::Invalid("the interface's MTU is below 352 bytes"))?,
+        };
+        most = most.min(carried);
+    }
+    match wanted {
+        // An interface of 1500 bytes carries packets of 1024, not of 2048.
+        Some(wanted) if wanted > most => {
+            Err(Error::Invalid("the path MTU asked for does not fit an interface's MTU"))
+        }
+        Some(wanted) => Ok(wanted),
+        None => Ok(most),
+    }
+}
+
+impl Device for SoftDevice {
+    fn attr(&self) -> DeviceAttr {
+        self.attr.clone()
+    }
+
+    fn alloc_pd(&self) -> Result<PdId, Error> {
+        self.set(Core::alloc_pd)
+    }
+
+    fn dealloc_pd(&self, pd: PdId) -> Result<(), Error> {
+        self.set(|core| core.dealloc_pd(pd))
+    }
+
+    fn reg_mr(
+        &self,
+        pd: PdId,
+        buffer: &Arc<Buffer>,
+        offset: usize,
+        len: usize,
+        iova: Option<u64>,
+        access: Access,
+    ) -> Result<MrKeys, Error> {
+        self.set(|core| core.reg_mr(pd, buffer, offset, len, iova, access))
+    }
+
+    fn alloc_mr(&self, pd: PdId) -> Result<MrKeys, Error> {
+        self.set(|core| core.alloc_mr(pd))
+    }
+
+    fn dereg_mr(&self, lkey: u32) -> Result<(), Error> {
+        self.set(|core| core.dereg_mr(lkey))
+    }
+
+    fn create_cq(&self, depth: usize) -> Result<CqId, Error> {
+        self.set(|core| core.create_cq(depth))
+    }
+
+    fn destroy_cq(&self, cq: CqId) -> Result<(), Error> {
+        self.set(|core| core.destroy_cq(cq))
+    }
+
+    fn poll_cq(&self, cq: CqId, out: &mut Vec<Completion>, max: usize) -> Result<usize, Error> {
+        let shared = &*self.shared;
+        let count = self.set(|core| core.poll_cq(cq, out, max))?;
+        if count > 0 || max == 0 {
+            return Ok(count);
+        }
+        shared.looks.fetch_add(1, Relaxed);
+        let came = shared.pump();
+        if came == Came::Nothing && !shared.run_timers() {
+            shared.flush_rest();
+            return Ok(0);
+        }
+        let count = self.set(|core| core.poll_cq(cq, out, max))?;
+        // An acknowledgement joins what the program sends now; if that is nothing, it goes out when
+        // the program looks again.
+        if count == 0 || came == Came::Much {
+            shared.flush();
+        }
+        Ok(count)
+    }
+
+    fn wait_cq(&self, cq: CqId, solicited: bool, limit: Option<Duration>) -> Result<bool, Error> {
+        let waited = self.shared.wait(What::Completion, limit, |st| {
+            let armed = st.core.arm_cq(cq, solicited)?;
+            Ok((!armed).then_some(()))
+        });
+        match waited {
+            Ok(()) => Ok(true),
+            Err(Error::TimedOut) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn create_qp(&self, init: &QpInit) -> Result<Qpn, Error> {
+        self.set(|core| core.create_qp(init))
+    }
+
+    fn modify_qp(&self, qp: Qpn, attr: &QpAttr) -> Result<(), Error> {
+        self.act(|st| st.core.modify_qp(clock::now(), qp, attr))
+    }
+
+    fn query_qp(&self, qp: Qpn) -> Result<(QpState, QpAttr), Error> {
+        self.set(|core| core.query_qp(qp))
+    }
+
+    fn destroy_qp(&self, qp: Qpn) -> Result<(), Error> {
+        self.act(|st| st.core.destroy_qp(qp))
+    }
+
+    fn post_send(&self, qp: Qpn, wrs: &[SendWr<'_>]) -> Result<(), (usize, Error)> {
+        let now = clock::now();
+        self.act(|st| st.core.post_send(now, qp, wrs).map_err(Partly::from))
+            .map_err(|Partly(accepted, error)| (accepted, error))
+    }
+
+    fn post_recv(&self, qp: Qpn, wrs: &[RecvWr<'_>]) -> Result<(), (usize, Error)> {
+        // Leads to no packet, so an acknowledgement held back stays so for a send to come.
+        let now = clock::now();
+        let mut st = self.shared.lock();
+        if st.stop {
+            return Err((0, Error::Closed));
+        }
+        let done = st.core.post_recv(now, qp, wrs);
+        self.shared.settle(&mut st);
+        done
+    }
+
+    fn async_event(&self, limit: Duration) -> Result<AsyncEvent, Error> {
+        self.shared.wait(What::Event, Some(limit), |st| Ok(st.async_events.pop_front()))
+    }
+
+    fn listen(&self, at: SocketAddr) -> Result<CmId, Error> {
+        self.set(|core| core.listen(at))
+    }
+
+    fn connect(
+        &self,
+        local: Option<SocketAddr>,
+        remote: SocketAddr,
+        param: &ConnParam,
+    ) -> Result<CmId, Error> {
+        self.act(|st| st.core.connect(clock::now(), local, remote, param))
+    }
+
+    fn accept(&self, id: CmId, param: &ConnParam) -> Result<(), Error> {
+        self.act(|st| st.core.accept(clock::now(), id, param))
+    }
+
+    fn reject(&self, id: CmId, private_data: &[u8]) -> Result<(), Error> {
+        self.act(|st| st.core.reject(clock::now(), id, private_data))
+    }
+
+    fn disconnect(&self, id: CmId) -> Result<(), Error> {
+        self.act(|st| st.core.disconnect(clock::now(), id))
+    }
+
+    fn destroy_id(&self, id: CmId) -> Result<(), Error> {
+        self.act(|st| st.core.destroy_id(clock::now(), id))
+    }
+
+    fn cm_event(&self, limit: Duration) -> Result<CmEvent, Error> {
+        self.shared.wait(What::Event, Some(limit), |st| Ok(st.cm_events.pop_front()))
+    }
+}

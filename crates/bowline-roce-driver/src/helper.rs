@@ -1,0 +1,116 @@
+//! The background thread: it does what no application thread is there to do.
+//!
+//! While application threads poll or wait, they read the network themselves, and this thread only
+//! looks now and then whether they still do, and for timers that are overdue. When nobody has since
+//! its last look, it takes the lead: it reads the network and sleeps on the sockets, so that a
+//! device nobody polls answers its peers.
+
+use core::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use crate::clock;
+use crate::pump::Came;
+use crate::shared::{Lead, Shared};
+
+/// Interval of looks while application threads are active.
+const TICK_NS: u64 = 1_000_000;
+/// The longest it becomes while they poll.
+const TICK_ACTIVE_NS: u64 = 4_000_000;
+/// The longest it becomes while one of them waits without a break.
+const TICK_WAITING_NS: u64 = 256_000_000;
+/// The longest it looks without sleeping after something came.
+const SPIN_MAX_NS: u64 = 50_000;
+/// Interval at which a capture file gets what was captured.
+const CAPTURE_FLUSH: Duration = Duration::from_millis(100);
+
+/// What the thread remembers between two looks.
+#[derive(Debug, Default)]
+struct Memory {
+    looks: u64,
+    epoch: u64,
+    tick_ns: u64,
+    /// Looks at the network without sleeping until then.
+    spin_end: u64,
+}
+
+impl Shared {
+    /// Runs until the device is closed.
+    pub(crate) fn help(&self) {
+        let mut memory = Memory::default();
+        while self.help_once(&mut memory) {}
+    }
+
+    fn help_once(&self, memory: &mut Memory) -> bool {
+        self.stats.helper_turns.inc();
+        let mut st = self.lock();
+        let now = clock::now();
+        if st.stop {
+            return false;
+        }
+        let looks = self.looks.load(Relaxed);
+        let polled = looks != memory.looks;
+        let waited = st.lead_epoch != memory.epoch;
+        (memory.looks, memory.epoch) = (looks, st.lead_epoch);
+        match st.lead {
+            Lead::App => {}
+            // Whoever polls does better to read the network without this thread in between.
+            Lead::Nobody | Lead::Helper if polled || waited => st.lead = Lead::Nobody,
+            Lead::Nobody | Lead::Helper => st.lead = Lead::Helper,
+        }
+        let watching = st.lead == Lead::Helper;
+        if watching {
+            st.sleeping = None;
+        }
+        let timer = st.core.poll_timeout();
+        if timer.is_some_and(|at| at <= now) {
+            drop(st);
+            self.run_timers();
+            return true;
+        }
+        if watching && now.as_nanos() < memory.spin_end {
+            drop(st);
+            self.look(memory);
+            return true;
+        }
+        let limit = if watching {
+            memory.tick_ns = TICK_NS;
+            st.sleeping = Some(timer.map_or(u64::MAX, |at| at.as_nanos()));
+            timer.map(|at| at.saturating_since(now))
+        } else {
+            memory.tick_ns = match st.lead {
+                Lead::App if !waited => (memory.tick_ns * 2).clamp(TICK_NS, TICK_WAITING_NS),
+                _ => (memory.tick_ns * 2).clamp(TICK_NS, TICK_ACTIVE_NS),
+            };
+            st.helper_looks_at = now.as_nanos() + memory.tick_ns;
+            Some(Duration::from_nanos(memory.tick_ns))
+        };
+        drop(st);
+        self.flush_rest();
+        let limit = if self.capture.is_some() {
+            self.flush_capture();
+            Some(limit.map_or(CAPTURE_FLUSH, |limit| limit.min(CAPTURE_FLUSH)))
+        } else {
+            limit
+        };
+        if self.sleep(&self.helper_kick, watching, limit) {
+            let mut st = self.lock();
+            if st.lead == Lead::Helper {
+                st.sleeping = None;
+                drop(st);
+                self.look(memory);
+            }
+        }
+        true
+    }
+
+    /// Looks at the network once, and goes on for a while when that pays.
+    fn look(&self, memory: &mut Memory) {
+        let came = self.pump();
+        self.flush_rest();
+        if came != Came::Nothing {
+            memory.spin_end = clock::now().as_nanos() + self.spin_ns.min(SPIN_MAX_NS);
+        } else {
+            core::hint::spin_loop();
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! What makes a device unlike others: its GUID, and unpredictable numbers.
+
+use std::io::Read;
+use std::net::IpAddr;
+
+/// Makes a node GUID of the machine's identity and the device's addresses: the same each time, not
+/// 0, and marked as locally administered.
+pub(crate) fn guid(addrs: &[IpAddr]) -> u64 {
+    let machine = std::fs::read("/etc/machine-id")
+        .or_else(|_| std::fs::read("/proc/sys/kernel/hostname"))
+        .unwrap_or_default();
+    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+    let mut add = |byte: u8| {
+        // FNV-1a, with the bits of a byte spread at once.
+        hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3).rotate_left(23);
+    };
+    machine.iter().copied().for_each(&mut add);
+    for addr in addrs {
+        match addr {
+            IpAddr::V4(addr) => addr.octets().into_iter().for_each(&mut add),
+            IpAddr::V6(addr) => addr.octets().into_iter().for_each(&mut add),
+        }
+    }
+    hash & !(1 << 56) | 1 << 57
+}
+
+/// Reads unpredictable bytes from the system.
+///
+/// # Errors
+/// The system's.
+pub(crate) fn seed<const N: usize>() -> std::io::Result<[u8; N]> {
+    let mut seed = [0; N];
+    std::fs::File::open("/dev/urandom")?.read_exact(&mut seed)?;
+    Ok(seed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn guids_are_stable_and_differ() {
+        let [a, b] = [1, 2].map(|n| guid(&[IpAddr::from([127, 0, 0, n])]));
+        assert_ne!(a, b);
+        assert_eq!(a, guid(&[IpAddr::from([127, 0, 0, 1])]));
+        assert_eq!(a.to_be_bytes()[0] & 3, 2, "local and of one device");
+        assert_ne!(seed::<32>().unwrap(), seed::<32>().unwrap());
+    }
+}

@@ -1,0 +1,256 @@
+//! The data path: taking in what has arrived, sending what is due.
+
+use core::sync::atomic::Ordering;
+use std::net::SocketAddr;
+use std::sync::{PoisonError, TryLockError};
+
+use bowline_roce::{Burst, IdentHint};
+use bowline_verbs::Error;
+use bowline_wire::roce::UDP_PORT;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::time::Timespec;
+
+use crate::capture::{Capture, Datagram, Way};
+use crate::clock;
+use crate::shared::Shared;
+use crate::sys::{Arrival, Inbox};
+use crate::udp::Endpoint;
+
+/// How long a send waits for room in the socket's buffer before its packets count as lost.
+const SEND_PATIENCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
+
+/// A batch of so many bytes is answered together with what the program sends next, if that comes
+/// soon: round trips of small messages need one send a side then, not two.
+const LITTLE: u64 = 16 << 10;
+
+/// What a look at the network brought.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Came {
+    Nothing,
+    /// Acknowledging it can wait for what the program does with it.
+    Little,
+    Much,
+}
+
+/// Calls `each` with the bytes and the place of every datagram of a buffer.
+fn split(arrival: &Arrival, bytes: &[u8], mut each: impl FnMut(IdentHint, &[u8])) {
+    let Some(segment) = arrival.segment else {
+        each(IdentHint::Unknown, bytes);
+        return;
+    };
+    for (k, datagram) in bytes.chunks(segment).enumerate() {
+        // A peer like this one has numbered the segments of a burst from 0 [ICRC-34].
+        each(IdentHint::Exact(u16::try_from(k).unwrap_or(u16::MAX)), datagram);
+    }
+}
+
+impl Shared {
+    /// Takes in what has arrived, at most one batch of each socket. What that calls for is to be
+    /// sent by [`flush`](Self::flush): acknowledgements once for the whole batch [PERF-6]. Returns
+    /// at once when another thread is at it.
+    pub(crate) fn pump(&self) -> Came {
+        let mut inbox = match self.rx.try_lock() {
+            Ok(inbox) => inbox,
+            Err(TryLockError::Poisoned(inbox)) => inbox.into_inner(),
+            Err(TryLockError::WouldBlock) => return Came::Nothing,
+        };
+        let mut came = Came::Nothing;
+        for endpoint in &self.endpoints {
+            match endpoint.receive(&mut inbox) {
+                Ok(count) if count > 0 => {
+                    self.stats.receives.inc();
+                    let bytes = self.take_in(endpoint, &inbox);
+                    let little = bytes <= LITTLE && came != Came::Much;
+                    came = if little { Came::Little } else { Came::Much };
+                }
+                // Errors of a UDP socket tell of packets sent earlier, which resends take care of.
+                Ok(_) | Err(_) => self.stats.empty_looks.inc(),
+            }
+        }
+        if came != Came::Nothing {
+            self.mark_unsent();
+        }
+        came
+    }
+
+    /// Gives the core all datagrams of a batch; returns how many bytes they were.
+    fn take_in(&self, endpoint: &Endpoint, inbox: &Inbox) -> u64 {
+        let to = endpoint.at().ip();
+        if let Some(capture) = &self.capture {
+            let mut capture = capture.lock().unwrap_or_else(PoisonError::into_inner);
+            self.record_arrivals(&mut capture, endpoint, inbox);
+        }
+        let (mut packets, mut total) = (0, 0);
+        let now = clock::now();
+        let mut st = self.lock();
+        for arrival in inbox.arrivals() {
+            let Some((arrival, bytes)) = arrival else {
+                self.stats.unusable.inc();
+                continue;
+            };
+            if arrival.segment.is_some() {
+                self.stats.gro_buffers.inc();
+            }
+            total += bytes.len() as u64;
+            split(&arrival, bytes, |hint, datagram| {
+                packets += 1;
+                st.core.handle_datagram(now, arrival.from, to, hint, datagram);
+            });
+        }
+        self.settle(&mut st);
+        drop(st);
+        self.stats.packets_received.add(packets);
+        self.stats.bytes_received.add(total);
+        total
+    }
+
+    /// Runs timers that are due; tells whether there were any.
+    pub(crate) fn run_timers(&self) -> bool {
+        let now = clock::now();
+        let mut st = self.lock();
+        let due = st.core.poll_timeout().is_some_and(|at| at <= now);
+        if due {
+            st.core.handle_timeout(now);
+            self.settle(&mut st);
+        }
+        drop(st);
+        if due {
+            self.flush();
+        }
+        due
+    }
+
+    /// Sends what was held back, if there is anything.
+    pub(crate) fn flush_rest(&self) {
+        if self.unsent.load(Ordering::SeqCst) {
+            self.flush();
+        }
+    }
+
+    /// Sends everything the core has to send, unless another thread is at it: that one goes on.
+    pub(crate) fn flush(&self) {
+        self.mark_unsent();
+        while self.unsent.load(Ordering::SeqCst) {
+            let mut tx = match self.tx.try_lock() {
+                Ok(tx) => tx,
+                Err(TryLockError::Poisoned(tx)) => tx.into_inner(),
+                Err(TryLockError::WouldBlock) => return,
+            };
+            while self.unsent.swap(false, Ordering::SeqCst) {
+                self.send_all(&mut tx.burst);
+            }
+        }
+    }
+
+    fn send_all(&self, burst: &mut Burst) {
+        loop {
+            let now = clock::now();
+            let mut st = self.lock();
+            if !st.core.poll_transmit(now, burst) {
+                self.settle(&mut st);
+                return;
+            }
+            drop(st);
+            self.send(burst);
+        }
+    }
+
+    fn send(&self, burst: &Burst) {
+        let Some(endpoint) = self.endpoint(burst.from) else {
+            self.stats.packets_refused.add(burst.count as u64);
+            return;
+        };
+        if let Some(capture) = &self.capture {
+            let mut capture = capture.lock().unwrap_or_else(PoisonError::into_inner);
+            self.record_burst(&mut capture, endpoint.at(), burst);
+        }
+        let mut result = endpoint.send(burst.to, burst.tos, burst.segment, &burst.bytes);
+        self.stats.sends.inc();
+        if result == Err(Errno::AGAIN) {
+            self.stats.send_waits.inc();
+            let mut fds = [PollFd::new(endpoint, PollFlags::OUT)];
+            let _ = poll(&mut fds, Some(&SEND_PATIENCE));
+            result = endpoint.send(burst.to, burst.tos, burst.segment, &burst.bytes);
+            self.stats.sends.inc();
+        }
+        match result {
+            Ok(()) => {
+                self.stats.packets_sent.add(burst.count as u64);
+                self.stats.bytes_sent.add(burst.bytes.len() as u64);
+                if burst.count > 1 {
+                    self.stats.gso_sends.inc();
+                }
+            }
+            Err(errno) => self.refused(burst, errno),
+        }
+    }
+
+    /// Packets that could not be sent are lost; resends take care of them.
+    #[cold]
+    fn refused(&self, burst: &Burst, errno: Errno) {
+        self.stats.packets_refused.add(burst.count as u64);
+        match errno {
+            Errno::INVAL | Errno::IO | Errno::NOPROTOOPT | Errno::OPNOTSUPP if burst.count > 1 => {
+                self.stats.gso_refused.inc();
+                self.lock().core.set_gso(false);
+            }
+            Errno::MSGSIZE => {
+                self.stats.packets_too_long.add(burst.count as u64);
+                let what = format!(
+                    "sending {} bytes to {}: the path carries less than the MTU of this device's \
+                     setting, which must be lowered",
+                    burst.segment, burst.to
+                );
+                self.fault(Error::System { what, errno: errno.raw_os_error() });
+            }
+            errno => {
+                let what = format!("sending to {}", burst.to);
+                self.fault(Error::System { what, errno: errno.raw_os_error() });
+            }
+        }
+    }
+
+    /// Remembers what is wrong, for whoever asks.
+    fn fault(&self, error: Error) {
+        self.lock().fault = Some(error);
+    }
+
+    fn record_burst(&self, capture: &mut Capture, from: SocketAddr, burst: &Burst) {
+        let to = SocketAddr::new(burst.to, UDP_PORT);
+        for (ident, payload) in (0..).zip(burst.bytes.chunks(burst.segment.max(1))) {
+            self.record(capture, Way::Out, &Datagram { from, to, tos: burst.tos, ident, payload });
+        }
+    }
+
+    fn record_arrivals(&self, capture: &mut Capture, endpoint: &Endpoint, inbox: &Inbox) {
+        let to = endpoint.at();
+        for (arrival, bytes) in inbox.arrivals().flatten() {
+            split(&arrival, bytes, |hint, payload| {
+                let likely = match hint {
+                    IdentHint::Exact(ident) => ident,
+                    IdentHint::Unknown => 0,
+                };
+                let (from, to) = (arrival.from, to);
+                let ident = capture.solve(from, to.ip(), likely, payload);
+                self.record(capture, Way::In, &Datagram { from, to, tos: 0, ident, payload });
+            });
+        }
+    }
+
+    fn record(&self, capture: &mut Capture, way: Way, datagram: &Datagram<'_>) {
+        if capture.write(way, datagram).is_err() {
+            self.stats.capture_errors.inc();
+        }
+    }
+
+    /// Hands what was captured to the system.
+    pub(crate) fn flush_capture(&self) {
+        if let Some(capture) = &self.capture {
+            let mut capture = capture.lock().unwrap_or_else(PoisonError::into_inner);
+            if capture.flush().is_err() {
+                self.stats.capture_errors.inc();
+            }
+        }
+    }
+}

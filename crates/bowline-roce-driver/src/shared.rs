@@ -1,0 +1,241 @@
+//! What all threads share, and who watches the network.
+//!
+//! Locks, in the order in which they are taken: `rx` (reading and taking in, so that packets are
+//! handled in the order they came), `tx` (sending, so that packets leave in the order they were
+//! made), `state` (the core). The first two are only ever tried by data paths; the last is never
+//! held over a system call other than a write to an event descriptor.
+
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::collections::VecDeque;
+use std::net::IpAddr;
+use std::os::fd::OwnedFd;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bowline_roce::{Burst, Device as Core, Event, Instant};
+use bowline_verbs::{AsyncEvent, CmEvent, Error};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::Errno;
+
+use crate::capture::Capture;
+use crate::config::PollMode;
+use crate::stats::Stats;
+use crate::sys::Inbox;
+use crate::udp::Endpoint;
+
+/// Asynchronous events kept for a program that does not ask for them; the oldest is forgotten.
+const ASYNC_EVENTS_MAX: usize = 1024;
+/// A waiting thread that leaves tells the background thread when that would look later than this.
+const LOOKS_SOON_NS: u64 = 5_000_000;
+
+/// Who reads the network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lead {
+    /// Nobody for certain; a thread that polls does.
+    Nobody,
+    /// A thread that waits for completions.
+    App,
+    /// The background thread.
+    Helper,
+}
+
+/// What the lock of the core guards.
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) core: Core,
+    pub(crate) cm_events: VecDeque<CmEvent>,
+    pub(crate) async_events: VecDeque<AsyncEvent>,
+    pub(crate) stop: bool,
+    pub(crate) lead: Lead,
+    /// Times a waiting thread has taken the lead.
+    pub(crate) lead_epoch: u64,
+    /// The leader sleeps until then (nanoseconds; `u64::MAX`: until called).
+    pub(crate) sleeping: Option<u64>,
+    /// Threads that wait for completions and do not lead.
+    pub(crate) followers: usize,
+    /// Threads that wait for events.
+    pub(crate) listeners: usize,
+    /// When the background thread looks next.
+    pub(crate) helper_looks_at: u64,
+    /// What is wrong with the settings or the network.
+    pub(crate) fault: Option<Error>,
+}
+
+/// What sending needs besides the socket.
+#[derive(Debug, Default)]
+pub(crate) struct Tx {
+    pub(crate) burst: Burst,
+}
+
+/// A device as its threads share it.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) endpoints: Vec<Endpoint>,
+    pub(crate) stats: Stats,
+    pub(crate) spin_ns: u64,
+    pub(crate) capture: Option<Mutex<Capture>>,
+    state: Mutex<State>,
+    pub(crate) rx: Mutex<Inbox>,
+    pub(crate) tx: Mutex<Tx>,
+    /// There may be something to send.
+    pub(crate) unsent: AtomicBool,
+    /// Times an application thread has looked at the network without waiting.
+    pub(crate) looks: AtomicU64,
+    /// Wakes threads that wait for completions.
+    pub(crate) completions: Condvar,
+    /// Wakes threads that wait for events.
+    pub(crate) events: Condvar,
+    /// Wakes the leader, when that is a waiting thread.
+    pub(crate) leader_kick: OwnedFd,
+    /// Wakes the background thread.
+    pub(crate) helper_kick: OwnedFd,
+}
+
+impl Shared {
+    pub(crate) fn new(
+        core: Core,
+        endpoints: Vec<Endpoint>,
+        capture: Option<Capture>,
+        poll: PollMode,
+        spin: Duration,
+    ) -> Result<Self, Errno> {
+        let several = std::thread::available_parallelism().is_ok_and(|n| n.get() > 1);
+        let spin_ns = match poll {
+            PollMode::Adaptive if several => u64::try_from(spin.as_nanos()).unwrap_or(u64::MAX),
+            PollMode::Adaptive | PollMode::Sleep => 0,
+            PollMode::Spin => u64::MAX,
+        };
+        let state = State {
+            core,
+            cm_events: VecDeque::new(),
+            async_events: VecDeque::new(),
+            stop: false,
+            lead: Lead::Nobody,
+            lead_epoch: 0,
+            sleeping: None,
+            followers: 0,
+            listeners: 0,
+            helper_looks_at: 0,
+            fault: None,
+        };
+        Ok(Self {
+            endpoints,
+            stats: Stats::default(),
+            spin_ns,
+            capture: capture.map(Mutex::new),
+            state: Mutex::new(state),
+            rx: Mutex::new(Inbox::new()),
+            tx: Mutex::new(Tx::default()),
+            unsent: AtomicBool::new(false),
+            looks: AtomicU64::new(0),
+            completions: Condvar::new(),
+            events: Condvar::new(),
+            leader_kick: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            helper_kick: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+        })
+    }
+
+    /// Locks the core. A thread that panicked with the lock held has left it in a state the core's
+    /// own checks deal with.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The socket of an own address.
+    pub(crate) fn endpoint(&self, ip: IpAddr) -> Option<&Endpoint> {
+        self.endpoints.iter().find(|endpoint| endpoint.at().ip() == ip)
+    }
+
+    /// To be called after everything that may have changed the core: sorts its events and wakes
+    /// whoever they are for. Threads that do not sleep see for themselves.
+    pub(crate) fn settle(&self, st: &mut State) {
+        let (mut completions, mut events) = (false, false);
+        while let Some(event) = st.core.poll_event() {
+            match event {
+                Event::CqReady(_) => completions = true,
+                Event::Cm(event) => {
+                    st.cm_events.push_back(event);
+                    events = true;
+                }
+                Event::Async(event) => {
+                    if st.async_events.len() == ASYNC_EVENTS_MAX {
+                        st.async_events.pop_front();
+                    }
+                    st.async_events.push_back(event);
+                    events = true;
+                }
+                _ => {}
+            }
+        }
+        if events && st.listeners > 0 {
+            self.stats.hand_overs.inc();
+            self.events.notify_all();
+        }
+        if completions && st.followers > 0 {
+            self.stats.hand_overs.inc();
+            self.completions.notify_all();
+        }
+        let Some(until) = st.sleeping else {
+            return;
+        };
+        let earlier = st.core.poll_timeout().is_some_and(|at| at.as_nanos() < until);
+        match st.lead {
+            Lead::App if completions || earlier => self.wake_leader(st),
+            Lead::Helper if earlier => {
+                st.sleeping = None;
+                self.signal(&self.helper_kick);
+            }
+            _ => {}
+        }
+    }
+
+    fn wake_leader(&self, st: &mut State) {
+        st.sleeping = None;
+        self.signal(&self.leader_kick);
+    }
+
+    /// Gives up the lead, to another thread that waits or to the background thread.
+    pub(crate) fn leave_lead(&self, st: &mut State, now: Instant) {
+        st.lead = Lead::Nobody;
+        st.sleeping = None;
+        if st.followers > 0 {
+            self.stats.hand_overs.inc();
+            self.completions.notify_one();
+        } else if st.helper_looks_at > now.as_nanos().saturating_add(LOOKS_SOON_NS) {
+            st.helper_looks_at = now.as_nanos();
+            self.signal(&self.helper_kick);
+        }
+    }
+
+    /// Stops everything: every wait ends, and the background thread too.
+    pub(crate) fn stop(&self) {
+        let mut st = self.lock();
+        st.stop = true;
+        st.sleeping = None;
+        self.events.notify_all();
+        self.completions.notify_all();
+        self.signal(&self.leader_kick);
+        self.signal(&self.helper_kick);
+    }
+
+    /// Adds one to an event descriptor. A full counter is as good as one more.
+    fn signal(&self, fd: &OwnedFd) {
+        self.stats.eventfds.inc();
+        self.stats.hand_overs.inc();
+        let _ = rustix::io::write(fd, &1_u64.to_ne_bytes());
+    }
+
+    /// Empties an event descriptor.
+    pub(crate) fn unsignal(&self, fd: &OwnedFd) {
+        self.stats.eventfds.inc();
+        let mut count = [0; 8];
+        let _ = rustix::io::read(fd, &mut count[..]);
+    }
+
+    /// Marks that there may be something to send.
+    pub(crate) fn mark_unsent(&self) {
+        // Paired with the swap of the thread that sends: whoever fails to get the right to send has
+        // marked before, and the one that has it looks again after giving it up.
+        self.unsent.store(true, Ordering::SeqCst);
+    }
+}

@@ -1,0 +1,176 @@
+//! Waiting: the thread that waits for a completion reads the network itself.
+//!
+//! ```text
+//!          nothing there yet
+//!                 |
+//!      nobody leads, or the            another thread leads,
+//!      background thread does          or it is an event that is waited for
+//!                 |                               |
+//!      lead: look for 25 us, sleep      sleep until woken by the thread
+//!      on the sockets, look again       that takes in what is waited for
+//! ```
+//! Every look at the core and the note that a thread is about to sleep happen under one lock, so
+//! that no wake-up falls between them. Those who wait for events never lead: a program has one
+//! thread that does nothing else, and that must not be woken by every packet.
+
+use core::sync::atomic::Ordering;
+use std::os::fd::OwnedFd;
+use std::sync::{MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bowline_roce::Instant;
+use bowline_verbs::Error;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::time::Timespec;
+
+use crate::clock;
+use crate::pump::Came;
+use crate::shared::{Lead, Shared, State};
+
+/// What a thread waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum What {
+    Completion,
+    Event,
+}
+
+pub(crate) fn timespec(nanos: u64) -> Timespec {
+    let time = Duration::from_nanos(nanos);
+    Timespec {
+        tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: time.subsec_nanos().into(),
+    }
+}
+
+impl Shared {
+    /// Waits until `attempt` gives something, at most `limit`.
+    ///
+    /// # Errors
+    /// [`Error::TimedOut`], [`Error::Closed`], those of `attempt`.
+    pub(crate) fn wait<T>(
+        &self,
+        what: What,
+        limit: Option<Duration>,
+        mut attempt: impl FnMut(&mut State) -> Result<Option<T>, Error>,
+    ) -> Result<T, Error> {
+        let mut leading = false;
+        let start = clock::now();
+        let deadline = limit.map(|limit| start + limit);
+        let mut spin_end = start.as_nanos().saturating_add(self.spin_ns);
+        let mut looked = what == What::Event;
+        loop {
+            let mut st = self.lock();
+            let now = clock::now();
+            let late = looked && deadline.is_some_and(|at| at <= now);
+            let outcome = match attempt(&mut st) {
+                _ if st.stop => Some(Err(Error::Closed)),
+                Ok(Some(done)) => Some(Ok(done)),
+                Err(error) => Some(Err(error)),
+                Ok(None) => late.then_some(Err(Error::TimedOut)),
+            };
+            self.settle(&mut st);
+            if let Some(outcome) = outcome {
+                if leading {
+                    self.leave_lead(&mut st, now);
+                }
+                return outcome;
+            }
+            if !leading {
+                if what == What::Event || st.lead == Lead::App {
+                    self.follow(st, what, now, deadline);
+                    continue;
+                }
+                st.lead = Lead::App;
+                st.lead_epoch += 1;
+                leading = true;
+            }
+            st.sleeping = None;
+            if self.unsent.load(Ordering::Relaxed) {
+                drop(st);
+                self.flush();
+                continue;
+            }
+            let timer = st.core.poll_timeout();
+            if timer.is_some_and(|at| at <= now) {
+                drop(st);
+                self.run_timers();
+                continue;
+            }
+            if !looked || now.as_nanos() < spin_end {
+                drop(st);
+                looked = true;
+                if self.pump() != Came::Nothing {
+                    spin_end = clock::now().as_nanos().saturating_add(self.spin_ns);
+                } else {
+                    core::hint::spin_loop();
+                }
+                continue;
+            }
+            let until = [timer, deadline].into_iter().flatten().min();
+            st.sleeping = Some(until.map_or(u64::MAX, Instant::as_nanos));
+            drop(st);
+            let limit = until.map(|at| at.saturating_since(now));
+            let arrived = self.sleep(&self.leader_kick, true, limit);
+            self.lock().sleeping = None;
+            if arrived {
+                self.pump();
+                spin_end = clock::now().as_nanos().saturating_add(self.spin_ns);
+            }
+        }
+    }
+
+    /// Sleeps until the thread that takes in what is waited for says so.
+    fn follow(
+        &self,
+        mut st: MutexGuard<'_, State>,
+        what: What,
+        now: Instant,
+        deadline: Option<Instant>,
+    ) {
+        let condition = match what {
+            What::Completion => {
+                st.followers += 1;
+                &self.completions
+            }
+            What::Event => {
+                st.listeners += 1;
+                &self.events
+            }
+        };
+        self.stats.sleeps.inc();
+        let mut st = match deadline {
+            None => condition.wait(st).unwrap_or_else(PoisonError::into_inner),
+            Some(at) => {
+                let limit = at.saturating_since(now);
+                condition.wait_timeout(st, limit).unwrap_or_else(PoisonError::into_inner).0
+            }
+        };
+        match what {
+            What::Completion => st.followers -= 1,
+            What::Event => st.listeners -= 1,
+        }
+    }
+
+    /// Sleeps until called by `kick`, or, when `watching`, until something arrives, at most
+    /// `limit`. Tells whether something has arrived.
+    pub(crate) fn sleep(&self, kick: &OwnedFd, watching: bool, limit: Option<Duration>) -> bool {
+        let mut fds = Vec::with_capacity(1 + self.endpoints.len());
+        fds.push(PollFd::new(kick, PollFlags::IN));
+        if watching {
+            fds.extend(self.endpoints.iter().map(|end| PollFd::new(end, PollFlags::IN)));
+        }
+        let limit =
+            limit.map(|limit| timespec(u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX)));
+        self.stats.sleeps.inc();
+        if poll(&mut fds, limit.as_ref()).is_err() {
+            return false;
+        }
+        let mut ready = fds.iter().map(|fd| !fd.revents().is_empty());
+        let kicked = ready.next() == Some(true);
+        let arrived = ready.any(|ready| ready);
+        if kicked {
+            self.unsignal(kick);
+        }
+        arrived
+    }
+}

@@ -1,0 +1,209 @@
+//! All verbs between two devices of one process, over real sockets.
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use bowline_roce_driver::{SoftConfig, SoftDevice};
+use bowline_verbs::{
+    CmEvent, Device, Error, Mtu, RejectReason, SendFlags, SendOp, SendWr, Status, WcOpcode,
+};
+use common::{PATIENCE, PORT, connect, ip, open};
+
+fn pattern(len: usize, salt: u8) -> Vec<u8> {
+    (0..len).map(|i| (i as u8).wrapping_mul(31).wrapping_add((i >> 8) as u8) ^ salt).collect()
+}
+
+#[test]
+fn messages_writes_reads_and_atomics_arrive() {
+    let (a, b) = (open(ip(1, 1)), open(ip(1, 2)));
+    let (a, b) = connect(&a, &b, 4 << 20);
+
+    for (n, len) in [0, 1, 64, 4095, 4096, 4097, 70_000].into_iter().enumerate() {
+        let bytes = pattern(len, n as u8);
+        a.buffer.write(0, &bytes);
+        b.post_recv(7, 0, 1 << 20);
+        a.post(1, SendOp::SendImm(0x0102_0304), 0, len);
+        let got = b.done(7);
+        assert_eq!((got.opcode, got.byte_len), (WcOpcode::Recv, len as u32));
+        assert_eq!(got.imm, Some(0x0102_0304));
+        let mut read = vec![0; len];
+        b.buffer.read(0, &mut read);
+        assert!(read == bytes, "{len} bytes");
+        assert_eq!(a.done(1).opcode, WcOpcode::Send);
+    }
+
+    let bytes = pattern(1 << 20, 77);
+    a.buffer.write(0, &bytes);
+    a.post(2, SendOp::Write(b.remote(1 << 20)), 0, 1 << 20);
+    assert_eq!(a.done(2).opcode, WcOpcode::RdmaWrite);
+    let mut read = vec![0; 1 << 20];
+    b.buffer.read(1 << 20, &mut read);
+    assert!(read == bytes, "written");
+
+    a.post(3, SendOp::Read(b.remote(1 << 20)), 2 << 20, 1 << 20);
+    assert_eq!(a.done(3).opcode, WcOpcode::RdmaRead);
+    a.buffer.read(2 << 20, &mut read);
+    assert!(read == bytes, "read back");
+
+    b.buffer.write(64, &40_u64.to_ne_bytes());
+    a.post(4, SendOp::FetchAdd { remote: b.remote(64), add: 2 }, 8, 8);
+    assert_eq!(a.done(4).opcode, WcOpcode::FetchAdd);
+    a.post(5, SendOp::CompareSwap { remote: b.remote(64), compare: 42, swap: 99 }, 16, 8);
+    assert_eq!(a.done(5).opcode, WcOpcode::CompSwap);
+    let mut words = [0; 16];
+    a.buffer.read(8, &mut words);
+    assert_eq!(words[..8], 40_u64.to_ne_bytes());
+    assert_eq!(words[8..], 42_u64.to_ne_bytes());
+    b.buffer.read(64, &mut words[..8]);
+    assert_eq!(words[..8], 99_u64.to_ne_bytes());
+
+    b.post_recv(8, 0, 64);
+    let inline = SendWr {
+        id: 6,
+        op: SendOp::WriteImm(b.remote(128), 5),
+        sges: &[],
+        inline: b"inline",
+        flags: SendFlags::INLINE | SendFlags::SIGNALED,
+    };
+    a.dev.post_send(a.qp, &[inline]).unwrap();
+    assert_eq!(b.done(8).opcode, WcOpcode::RecvRdmaWithImm);
+    assert_eq!(a.done(6).opcode, WcOpcode::RdmaWrite);
+    b.buffer.read(128, &mut words[..6]);
+    assert_eq!(&words[..6], b"inline");
+    assert_eq!((a.dev.fault(), b.dev.fault()), (None, None));
+}
+
+#[test]
+fn a_disconnect_reaches_both_sides_and_flushes() {
+    let (a, b) = (open(ip(2, 1)), open(ip(2, 2)));
+    let (a, b) = connect(&a, &b, 4096);
+    b.post_recv(1, 0, 64);
+    a.dev.disconnect(a.id).unwrap();
+    for side in [&a, &b] {
+        match side.dev.cm_event(PATIENCE).unwrap() {
+            CmEvent::Disconnected { id } => assert_eq!(id, side.id),
+            other => panic!("{other:?}"),
+        }
+    }
+    b.dev.disconnect(b.id).ok();
+    assert_eq!(b.completion().status, Status::WrFlushErr);
+}
+
+#[test]
+fn nobody_listening_is_a_refusal() {
+    let (a, b) = (open(ip(3, 1)), open(ip(3, 2)));
+    let side = common::unconnected(&a, 4096);
+    let id = a.connect(None, (b.attr().addrs[0], PORT).into(), &side.param()).unwrap();
+    match a.cm_event(PATIENCE).unwrap() {
+        CmEvent::Rejected { id: of, reason, .. } => {
+            assert_eq!((of, reason), (id, RejectReason::INVALID_SERVICE_ID));
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_second_device_of_an_address_is_refused_with_advice() {
+    // tests [OUT-10]
+    let first = open(ip(4, 1));
+    let config = || SoftConfig { addrs: vec![ip(4, 1)], ..SoftConfig::default() };
+    let Err(Error::AddrInUse(text)) = SoftDevice::open(config()) else {
+        panic!("two devices of one address");
+    };
+    assert!(text.contains("4791") && text.contains("network namespace"), "{text}");
+    drop(first);
+    SoftDevice::open(config()).unwrap();
+}
+
+#[test]
+fn settings_that_cannot_work_are_refused() {
+    let none = SoftDevice::open(SoftConfig::default());
+    assert!(matches!(none, Err(Error::Invalid(_))), "{none:?}");
+    let lo = SoftConfig { addrs: vec![ip(5, 1)], mtu: Some(Mtu::M1024), ..SoftConfig::default() };
+    let device = SoftDevice::open(lo).unwrap();
+    assert_eq!(device.attr().mtu, Mtu::M1024);
+    assert_eq!(device.attr().addrs, [ip(5, 1)]);
+    assert_ne!(device.attr().guid, 0);
+}
+
+#[test]
+fn waiting_wakes_up_and_ends() {
+    let (a, b) = (open(ip(6, 1)), open(ip(6, 2)));
+    let (a, b) = connect(&a, &b, 4096);
+    let start = Instant::now();
+    assert!(!b.dev.wait_cq(b.cq, false, Some(Duration::from_millis(30))).unwrap());
+    assert!(start.elapsed() >= Duration::from_millis(30));
+    b.post_recv(1, 0, 64);
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| b.dev.wait_cq(b.cq, false, Some(PATIENCE)).unwrap());
+        std::thread::sleep(Duration::from_millis(20));
+        a.post(2, SendOp::Send, 0, 64);
+        assert!(waiter.join().unwrap());
+    });
+    b.done(1);
+    assert!(a.dev.wait_cq(a.cq, false, Some(PATIENCE)).unwrap());
+    a.done(2);
+
+    std::thread::scope(|scope| {
+        let forever = scope.spawn(|| b.dev.wait_cq(b.cq, false, None));
+        let follower = scope.spawn(|| b.dev.wait_cq(b.cq, false, None));
+        let events = scope.spawn(|| b.dev.cm_event(PATIENCE));
+        std::thread::sleep(Duration::from_millis(20));
+        b.dev.close();
+        assert_eq!(forever.join().unwrap(), Err(Error::Closed));
+        assert_eq!(follower.join().unwrap(), Err(Error::Closed));
+        assert_eq!(events.join().unwrap(), Err(Error::Closed));
+    });
+    assert_eq!(b.dev.alloc_pd(), Err(Error::Closed));
+}
+
+#[test]
+fn two_waiters_of_one_device_get_their_own() {
+    let (a, b) = (open(ip(7, 1)), open(ip(7, 2)));
+    let (a1, b1) = connect(&a, &b, 4096);
+    let (a2, b2) = common::connect_to(&a, &b, 4096, PORT + 1);
+    std::thread::scope(|scope| {
+        for (near, far) in [(&a1, &b1), (&a2, &b2)] {
+            scope.spawn(move || {
+                for n in 0..50 {
+                    near.post_recv(n, 64, 64);
+                    near.post(100 + n, SendOp::Send, 0, 8);
+                    for _ in 0..2 {
+                        assert!(near.dev.wait_cq(near.cq, false, Some(PATIENCE)).unwrap());
+                        let completion = near.completion();
+                        assert_eq!(completion.status, Status::Success);
+                    }
+                }
+            });
+            for n in 0..50 {
+                far.post_recv(n, 128, 64);
+            }
+            scope.spawn(move || {
+                let (mut received, mut sent) = (0, 0);
+                while received < 50 || sent < 50 {
+                    assert!(far.dev.wait_cq(far.cq, false, Some(PATIENCE)).unwrap());
+                    let completion = far.completion();
+                    assert_eq!(completion.status, Status::Success);
+                    if completion.is_recv() {
+                        received += 1;
+                        far.post(1, SendOp::Send, 0, 8);
+                    } else {
+                        sent += 1;
+                    }
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn a_device_nobody_polls_answers() {
+    let (a, b) = (open(ip(8, 1)), open(ip(8, 2)));
+    let (a, b) = connect(&a, &b, 1 << 16);
+    for n in 0..20 {
+        std::thread::sleep(Duration::from_millis(n));
+        a.post(n, SendOp::Read(b.remote(0)), 0, 1 << 16);
+        a.done(n);
+    }
+}
