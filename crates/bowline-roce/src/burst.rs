@@ -67,9 +67,17 @@ impl Burst {
 
     /// Tells whether another packet may be added.
     pub(crate) fn has_room(&self, gso: bool) -> bool {
+        self.has_room_for(gso, self.segment)
+    }
+
+    /// Tells whether a packet of this many bytes may be added.
+    pub(crate) fn has_room_for(&self, gso: bool, len: usize) -> bool {
         let most = if gso { BURST_SEGMENTS_MAX } else { 1 };
         let whole = self.bytes.len() == self.segment * self.count;
-        self.count < most && whole && self.bytes.len() + self.segment <= BURST_BYTES_MAX
+        self.count < most
+            && whole
+            && len <= self.segment
+            && self.bytes.len() + len <= BURST_BYTES_MAX
     }
 
     /// Takes in the packet that begins at `start` of the bytes, and adds its ICRC. If it is longer
@@ -143,9 +151,9 @@ mod tests {
             assert_eq!(burst.add(start, &mut rest), len == 100);
         }
         assert_eq!((rest.len(), burst.count, burst.bytes.len()), (104, 2, 208));
-        let start = burst.bytes.len();
-        burst.bytes.resize(start + 60, 2);
-        assert!(burst.has_room(true) && burst.add(start, &mut rest));
+        assert!(burst.has_room(true));
+        burst.bytes.resize(208 + 60, 2);
+        assert!(burst.add(208, &mut rest));
         assert!(!burst.has_room(true));
         assert_eq!(burst.segments().map(<[u8]>::len).collect::<Vec<_>>(), [104, 104, 64]);
     }

@@ -1,0 +1,329 @@
+//! Packets that are lost, repeated, late, or refused for want of a receive.
+
+mod common;
+
+use std::time::Duration;
+
+use bowline_roce::{Config, GiveUp};
+use bowline_verbs::{Access, Mtu, Piece, QpState, SendFlags, SendOp, Status};
+use bowline_wire::roce::{NakCode, Opcode, Syndrome};
+use common::{Fate, Pair, Setup, pattern};
+
+/// What all packets of the exchange are lost from, one at a time: every kind of message, several
+/// packets each, in both directions.
+fn exchange(fate: impl FnMut(usize, &common::Seen) -> Fate + 'static) -> Pair {
+    let mut pair = Pair::new(&Setup { mtu: Mtu::M256, depth: 2, ..Setup::default() });
+    pair.fate = Box::new(fate);
+    pair.nodes[0].fill(0, 100_000, 1);
+    pair.nodes[1].fill(0, 100_000, 2);
+    pair.nodes[1].buffer.write(90_000, &5_u64.to_ne_bytes());
+    let pd = pair.nodes[0].pd;
+    let slot = pair.nodes[0].dev.alloc_mr(pd).unwrap();
+    let key = slot.rkey & !0xff | slot.rkey.wrapping_add(1) & 0xff;
+    for id in 0..3 {
+        let room = [pair.nodes[1].sge(200_000 + id * 1000, 1000)];
+        pair.post_recv(1, id as u64, &room);
+    }
+    let room = [pair.nodes[0].sge(300_000, 1000)];
+    pair.post_recv(0, 9, &room);
+    let [a, b] = &pair.nodes;
+    let piece = Piece { buffer: a.buffer.clone(), offset: 400_000, len: 5000 };
+    let (access, remote) = (Access::LOCAL_WRITE, b.remote(90_000));
+    let bind = SendOp::RegMr { key, pieces: vec![piece], iova: 0, access };
+    let bound = bowline_verbs::Sge { addr: 500, len: 700, lkey: key };
+    let requests = [
+        (SendOp::Send, vec![a.sge(0, 700)]),
+        (SendOp::Read(b.remote(1000)), vec![a.sge(310_000, 900)]),
+        (bind, vec![]),
+        (SendOp::FetchAdd { remote, add: 7 }, vec![a.sge(320_000, 8)]),
+        (SendOp::Write(b.remote(210_000)), vec![a.sge(5000, 600)]),
+        (SendOp::WriteImm(b.remote(220_000), 3), vec![a.sge(6000, 300)]),
+        (SendOp::Read(b.remote(2000)), vec![bound]),
+        (SendOp::CompareSwap { remote, compare: 12, swap: 99 }, vec![a.sge(320_008, 8)]),
+        (SendOp::SendImm(4), vec![a.sge(7000, 10)]),
+        (SendOp::LocalInv(key), vec![]),
+    ];
+    let send_back = [b.sge(9000, 1000)];
+    for (id, (op, sges)) in requests.into_iter().enumerate() {
+        pair.post(0, id as u64, op, &sges);
+    }
+    pair.post(1, 50, SendOp::Send, &send_back);
+    pair
+}
+
+fn check(mut pair: Pair, what: &str) -> Pair {
+    let done = pair.run(Duration::from_secs(5), |pair| {
+        pair.nodes[0].sent.len() >= 10 && pair.nodes[1].sent.len() == 1
+    });
+    let [a, b] = &pair.nodes;
+    assert!(done, "{what}: {:?} {:?}", a.sent, a.dev.counters());
+    let good: Vec<_> = (0..10).map(|id| (id, Status::Success)).collect();
+    assert_eq!(pair.outcomes(0), good, "{what}");
+    assert_eq!(pair.outcomes(1), [(50, Status::Success)], "{what}");
+    // Each message once, and exact.
+    let ids: Vec<_> = b.received.iter().map(|entry| (entry.wr_id, entry.imm)).collect();
+    assert_eq!(ids, [(0, None), (1, Some(3)), (2, Some(4))], "{what}");
+    assert_eq!(a.received.len(), 1, "{what}");
+    let (one, two) = (pattern(100_000, 1), pattern(100_000, 2));
+    assert_eq!(b.bytes(200_000, 700), one[..700], "{what}");
+    assert_eq!(b.bytes(202_000, 10), one[7000..7010], "{what}");
+    assert_eq!(b.bytes(210_000, 600), one[5000..5600], "{what}");
+    assert_eq!(b.bytes(220_000, 300), one[6000..6300], "{what}");
+    assert_eq!(a.bytes(310_000, 900), two[1000..1900], "{what}");
+    assert_eq!(a.bytes(400_500, 700), two[2000..2700], "{what}");
+    assert_eq!(a.bytes(300_000, 1000), two[9000..10_000], "{what}");
+    let number = |bytes: Vec<u8>| u64::from_ne_bytes(bytes.try_into().unwrap());
+    assert_eq!(number(a.bytes(320_000, 8)), 5, "{what}");
+    assert_eq!(number(a.bytes(320_008, 8)), 12, "{what}");
+    assert_eq!(number(b.bytes(90_000, 8)), 99, "{what}");
+    pair
+}
+
+/// Checklist 6 and 16: every packet of the exchange is lost once [REQ-9], [REQ-11], [REQ-20],
+/// [RSP-3].
+#[test]
+fn every_packet_may_be_lost_once() {
+    let whole = check(exchange(|_, _| Fate::Pass), "nothing lost");
+    assert!(whole.packets() > 20, "{}", whole.packets());
+    assert_eq!(whole.nodes[0].dev.counters().go_backs, 0);
+    for lost in 0..whole.packets() {
+        let pair = check(
+            exchange(move |n, _| if n == lost { Fate::Drop } else { Fate::Pass }),
+            &format!("packet {lost} lost"),
+        );
+        assert!(pair.now.as_nanos() < 1_500_000_000, "packet {lost} lost: slow");
+    }
+}
+
+/// Checklist 6, twice as hard.
+#[test]
+fn any_two_packets_may_be_lost() {
+    for first in (0..40).step_by(3) {
+        for second in first + 1..50 {
+            check(
+                exchange(
+                    move |n, _| if n == first || n == second { Fate::Drop } else { Fate::Pass },
+                ),
+                &format!("packets {first} and {second} lost"),
+            );
+        }
+    }
+}
+
+/// Checklist 7 [RSP-2].
+#[test]
+fn every_packet_may_come_twice_or_late() {
+    let whole = check(exchange(|_, _| Fate::Pass), "nothing");
+    for fate in [Fate::Twice, Fate::Late] {
+        for hit in 0..whole.packets() {
+            check(
+                exchange(move |n, _| if n == hit { fate } else { Fate::Pass }),
+                &format!("packet {hit} {fate:?}"),
+            );
+        }
+        check(exchange(move |_, _| fate), &format!("all {fate:?}"));
+    }
+}
+
+/// Losses at random, with much in flight; everything arrives once and in order.
+#[test]
+fn a_lossy_wire_delivers_everything_once() {
+    for seed in 0..20_u64 {
+        let mut pair = Pair::new(&Setup { mtu: Mtu::M256, ..Setup::default() });
+        pair.keep_log = false;
+        let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+        pair.fate = Box::new(move |_, _| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            match state % 50 {
+                0 => Fate::Drop,
+                1 => Fate::Late,
+                2 => Fate::Twice,
+                _ => Fate::Pass,
+            }
+        });
+        for side in 0..2 {
+            pair.nodes[side].fill(0, 1 << 20, side as u8);
+        }
+        for id in 0..60 {
+            let room = [pair.nodes[1].sge((2 << 20) + id * 5000, 5000)];
+            pair.post_recv(1, id as u64, &room);
+            let from = [pair.nodes[0].sge(id * 100, 5000)];
+            pair.post(0, 2 * id as u64, SendOp::Send, &from);
+            let into = [pair.nodes[0].sge((2 << 20) + id * 4000, 4000)];
+            let at = pair.nodes[1].remote(id * 50);
+            pair.post(0, 2 * id as u64 + 1, SendOp::Read(at), &into);
+        }
+        pair.finish(0, 120);
+        let (one, two) = (pattern(1 << 20, 0), pattern(1 << 20, 1));
+        for id in 0..60 {
+            let got = pair.nodes[1].bytes((2 << 20) + id * 5000, 5000);
+            assert_eq!(got, one[id * 100..id * 100 + 5000]);
+            let got = pair.nodes[0].bytes((2 << 20) + id * 4000, 4000);
+            assert_eq!(got, two[id * 50..id * 50 + 4000]);
+        }
+        let order: Vec<_> = pair.nodes[1].received.iter().map(|entry| entry.wr_id).collect();
+        assert_eq!(order, (0..60).collect::<Vec<_>>());
+    }
+}
+
+/// A loss in the middle of a burst costs one NAK and one go-back, and halves the window [REQ-6],
+/// [REQ-11].
+#[test]
+fn a_gap_costs_one_go_back() {
+    let mut pair = Pair::new(&Setup { mtu: Mtu::M256, ..Setup::default() });
+    pair.lose(&[10]);
+    let (to, from) = (pair.nodes[1].remote(0), [pair.nodes[0].sge(0, 256 * 60)]);
+    pair.post(0, 1, SendOp::Write(to), &from);
+    pair.finish(0, 1);
+    let counters = pair.nodes[0].dev.counters();
+    assert_eq!((counters.go_backs, counters.naks_sequence_received), (1, 1));
+    assert_eq!((counters.packets_resent, counters.timeouts), (50, 0));
+    let naks: Vec<_> = pair
+        .log
+        .iter()
+        .filter_map(|seen| seen.packet().aeth)
+        .filter(|aeth| matches!(aeth.syndrome, Syndrome::Nak(_)))
+        .collect();
+    assert_eq!(naks.len(), 1);
+    assert_eq!(naks[0].syndrome, Syndrome::Nak(NakCode::PsnSequence));
+    // The packets sent again are those sent before.
+    let mut first = std::collections::BTreeMap::new();
+    for seen in pair.log.iter().filter(|seen| seen.from == 0) {
+        let mut packet = seen.packet();
+        packet.bth.ack_req = false;
+        let mut bytes = Vec::new();
+        packet.emit(&mut bytes);
+        let before = first.entry(packet.bth.psn.get()).or_insert_with(|| bytes.clone());
+        assert_eq!(*before, bytes);
+    }
+}
+
+/// After a loss in the middle of its answer, a read asks for the rest only [REQ-11].
+#[test]
+fn a_read_is_resumed_where_it_stopped() {
+    let mut pair = Pair::new(&Setup { mtu: Mtu::M256, ..Setup::default() });
+    pair.lose(&[4]);
+    pair.nodes[1].fill(0, 256 * 10, 7);
+    let (at, into) = (pair.nodes[1].remote(0), [pair.nodes[0].sge(0, 256 * 10)]);
+    pair.post(0, 1, SendOp::Read(at), &into);
+    pair.finish(0, 1);
+    assert_eq!(pair.nodes[0].bytes(0, 2560), pattern(2560, 7));
+    let asked: Vec<_> = pair
+        .log
+        .iter()
+        .filter(|seen| seen.packet().opcode == Opcode::ReadRequest)
+        .map(|seen| seen.packet())
+        .collect();
+    assert_eq!(asked.len(), 2);
+    let (whole, rest) = (asked[0].reth.unwrap(), asked[1].reth.unwrap());
+    assert_eq!((rest.va - whole.va, rest.len), (3 * 256, 7 * 256));
+    assert_eq!(asked[1].bth.psn, asked[0].bth.psn + 3);
+}
+
+/// Checklist 9 [REQ-12], [REQ-22], [QP-4].
+#[test]
+fn a_silent_peer_is_given_up_in_time() {
+    let mut pair = Pair::new(&Setup::default());
+    pair.fate = Box::new(|_, _| Fate::Drop);
+    let room = [pair.nodes[0].sge(0, 10)];
+    pair.post_recv(0, 70, &room);
+    pair.post_recv(0, 71, &room);
+    for id in 0..3 {
+        pair.post_flags(0, id, SendOp::Send, &room, SendFlags::empty());
+    }
+    let start = pair.now;
+    assert!(pair.run(Duration::from_secs(10), |pair| pair.nodes[0].sent.len() == 3));
+    let waited = pair.now.saturating_since(start);
+    assert!((3700..3900).contains(&waited.as_millis()), "{waited:?}");
+    use Status::{RetryExcErr, WrFlushErr};
+    assert_eq!(pair.outcomes(0), [(0, RetryExcErr), (1, WrFlushErr), (2, WrFlushErr)]);
+    let flushed: Vec<_> =
+        pair.nodes[0].received.iter().map(|entry| (entry.wr_id, entry.status)).collect();
+    assert_eq!(flushed, [(70, WrFlushErr), (71, WrFlushErr)]);
+    assert_eq!(pair.nodes[0].state(), QpState::Err);
+    // 10 ms, doubled up to the timeout agreed on.
+    let times: Vec<_> = pair
+        .log
+        .iter()
+        .filter(|seen| seen.packet().bth.psn.get() == Setup::default().psns[0])
+        .map(|seen| seen.at.saturating_since(start).as_millis())
+        .collect();
+    assert_eq!(times[..6], [0, 10, 30, 70, 150, 310]);
+    // What is posted now is flushed at once [REQ-19], [QP-9].
+    pair.post(0, 8, SendOp::Send, &room);
+    pair.post_recv(0, 9, &room);
+    pair.settle();
+    assert_eq!(pair.outcomes(0).last(), Some(&(8, WrFlushErr)));
+    assert_eq!(pair.nodes[0].received.last().map(|entry| entry.wr_id), Some(9));
+}
+
+/// [REQ-22]: the consumer's own patience, and 0: never [REQ-12].
+#[test]
+fn patience_can_be_chosen() {
+    let config = Config { give_up: GiveUp::After(Duration::from_millis(100)), ..Config::default() };
+    let never = Config { give_up: GiveUp::RetryCountSevenForever, ..Config::default() };
+    for (config, retry_cnt, limit) in
+        [(config, 7, Some(100)), (never.clone(), 7, None), (never, 1, Some(536))]
+    {
+        let mut pair = Pair::new(&Setup { config, retry_cnt, ..Setup::default() });
+        pair.fate = Box::new(|_, _| Fate::Drop);
+        pair.post(0, 1, SendOp::Send, &[]);
+        let start = pair.now;
+        let ended = pair.run(Duration::from_secs(20), |pair| pair.nodes[0].sent.len() == 1);
+        assert_eq!(ended, limit.is_some());
+        if let Some(limit) = limit {
+            assert_eq!(pair.now.saturating_since(start).as_millis(), limit);
+        }
+    }
+}
+
+/// Checklist 8 [REQ-13], [RSP-12], [RSP-13].
+#[test]
+fn a_missing_receive_delays_for_the_time_asked() {
+    for (code, micros) in [(0, 655_360), (1, 10), (12, 640), (31, 491_520)] {
+        let setup = Setup { min_rnr_timer: code, ..Setup::default() };
+        let mut pair = Pair::new(&setup);
+        let from = [pair.nodes[0].sge(0, 3000)];
+        pair.post(0, 1, SendOp::Send, &from);
+        pair.post(0, 2, SendOp::Send, &from);
+        pair.settle();
+        let (asked, packets) = (pair.now, pair.packets());
+        let room = [pair.nodes[1].sge(0, 3000)];
+        for id in 0..2 {
+            pair.post_recv(1, id, &room);
+        }
+        pair.finish(0, 2);
+        let resumed = pair.log[packets..].iter().find(|seen| seen.from == 0).unwrap();
+        let waited = resumed.at.saturating_since(asked);
+        assert!(waited <= Duration::from_micros(micros), "{waited:?}");
+        assert!(waited + Duration::from_micros(5) >= Duration::from_micros(micros), "{waited:?}");
+        assert_eq!(pair.nodes[0].dev.counters().rnr_naks_received, 1);
+    }
+}
+
+/// Checklist 8 [REQ-13].
+#[test]
+fn rnr_retries_are_counted_unless_seven() {
+    for (rnr_retry, tries) in [(0, Some(1)), (3, Some(4)), (7, None)] {
+        let mut pair = Pair::new(&Setup { rnr_retry, ..Setup::default() });
+        pair.post(0, 1, SendOp::Send, &[]);
+        pair.post(0, 2, SendOp::Send, &[]);
+        // Longer than a silent peer would be given.
+        let ended = pair.run(Duration::from_secs(6), |pair| pair.nodes[0].sent.len() == 2);
+        assert_eq!(ended, tries.is_some());
+        let naks = pair.nodes[0].dev.counters().rnr_naks_received;
+        if let Some(tries) = tries {
+            assert_eq!(naks, tries);
+            use Status::{RnrRetryExcErr, WrFlushErr};
+            assert_eq!(pair.outcomes(0), [(1, RnrRetryExcErr), (2, WrFlushErr)]);
+        } else {
+            assert!(naks > 1000);
+            assert_eq!(pair.nodes[0].state(), QpState::Rts);
+            pair.post_recv(1, 1, &[]);
+            pair.post_recv(1, 2, &[]);
+            pair.finish(0, 2);
+        }
+    }
+}
