@@ -83,8 +83,9 @@ impl Buffer {
     pub fn append_to(&self, offset: usize, len: usize, out: &mut Vec<u8>) {
         let from = self.at(offset, len);
         out.reserve(len);
+        let to = out.spare_capacity_mut().as_mut_ptr().cast::<u8>();
         // SAFETY: `at` checked the range, and there is room for `len` bytes.
-        unsafe { std::ptr::copy_nonoverlapping(from, out.as_mut_ptr().add(out.len()), len) };
+        unsafe { std::ptr::copy_nonoverlapping(from, to, len) };
         // SAFETY: these bytes have just been written.
         unsafe { out.set_len(out.len() + len) };
     }

@@ -104,7 +104,7 @@ pub trait Device: Send + Sync {
     ///
     /// # Errors
     /// [`Error::NoSuch`], [`Error::Invalid`], [`Error::Limit`].
-    fn create_qp(&self, init: &QpInit) -> Result<crate::Qpn, Error>;
+    fn create_qp(&self, init: &QpInit) -> Result<Qpn, Error>;
 
     /// Changes a queue pair [QP-1].
     ///
