@@ -273,6 +273,7 @@ impl Shared {
             let wake_at = [want.deadline, st.next_timeout()].into_iter().flatten().min();
             st.sleeping = Some(wake_at.unwrap_or(u64::MAX));
             self.settle(st, sc);
+            sc.sleeps = true;
             // What was just done may have brought what this thread waits for.
             let now = self.clock.now().as_nanos();
             let limit = match wake_at {
@@ -281,6 +282,7 @@ impl Shared {
             };
             self.look(sc, limit.map(Duration::from_nanos));
             self.run(sc);
+            sc.sleeps = false;
             st = self.lock();
             st.sleeping = None;
             st.delist(want.id, want.interest, &sc.me);
@@ -344,7 +346,11 @@ impl Shared {
             return;
         }
         let mut st = self.lock();
-        st.sleeping = None;
+        // Only the sleeper is awake now. The background thread may look while another sleeps, which
+        // then has to be woken for what this look brings.
+        if core::mem::take(&mut sc.sleeps) {
+            st.sleeping = None;
+        }
         let now = st.at(self.clock.now());
         for at in 0..sc.events.len() {
             let event = sc.events[at];

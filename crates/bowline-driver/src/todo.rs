@@ -46,6 +46,8 @@ pub(crate) struct Scratch {
     pub(crate) rx: Option<RxBufMut>,
     /// Parsing stops once this socket has a message.
     pub(crate) until: Option<SocketId>,
+    /// This thread sleeps on the network.
+    pub(crate) sleeps: bool,
     /// This thread came to send, and reads acknowledgements; it does so once a call.
     pub(crate) reads_acks: bool,
 }
@@ -60,6 +62,7 @@ impl Scratch {
             ids: Vec::new(),
             rx: None,
             until: None,
+            sleeps: false,
             reads_acks: false,
         }
     }

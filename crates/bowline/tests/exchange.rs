@@ -456,3 +456,38 @@ fn many_senders_to_one_socket_keep_their_order() {
         assert_eq!(next, [EACH; SENDERS as usize]);
     });
 }
+
+#[test]
+fn a_peer_that_never_pauses_hides_no_other() {
+    const BYTES: usize = 16 << 10;
+    let pair = Pair::new(22);
+    let other = builder(22, 3).build().unwrap();
+    let flooded = pair.right.bind(pair.b(4000)).unwrap();
+    let quiet = pair.right.bind(pair.b(4001)).unwrap();
+    let from_other = other.bind(addr(22, 3, 4002)).unwrap();
+    let flood = pair.left.bind(pair.a(4003)).unwrap();
+    flooded.set_recv_timeout(Some(Duration::from_millis(500)));
+    quiet.set_recv_timeout(Some(LIMIT));
+    let over = std::sync::atomic::AtomicBool::new(false);
+    let done = || over.load(std::sync::atomic::Ordering::Relaxed);
+    thread::scope(|s| {
+        s.spawn(|| {
+            while !done() {
+                flood.send_to(&[1; BYTES], pair.b(4000)).unwrap();
+            }
+        });
+        s.spawn(|| {
+            let mut buf = [0; BYTES];
+            while flooded.recv_from(&mut buf).is_ok() || !done() {}
+        });
+        for n in 0..20_u8 {
+            let sent = Instant::now();
+            from_other.send_to(&[n], pair.b(4001)).unwrap();
+            let mut buf = [0; 8];
+            assert_eq!(quiet.recv_from(&mut buf).unwrap().0, 1);
+            assert_eq!(buf[0], n);
+            assert!(sent.elapsed() < Duration::from_secs(2), "it waited for {:?}", sent.elapsed());
+        }
+        over.store(true, std::sync::atomic::Ordering::Relaxed);
+    });
+}
