@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bowline_roce_driver::{PollMode, SoftConfig, SoftDevice};
 use bowline_verbs::{Device, Error, Mtu};
 
 use crate::cli::args::{Family, host, interval, number, number32, route_to};
@@ -93,12 +94,15 @@ pub(super) fn listen(device: &dyn Device, places: &[SocketAddr], json: bool) -> 
 
 /// Opens the soft provider on addresses of this machine.
 pub(super) fn soft(
-    _addresses: &[IpAddr],
-    _mtu: Option<Mtu>,
-    _capture: Option<PathBuf>,
-    _poll: bool,
+    addresses: &[IpAddr],
+    mtu: Option<Mtu>,
+    capture: Option<PathBuf>,
+    poll: bool,
 ) -> Result<Arc<dyn Device>, Error> {
-    Err(Error::NotSupported("the soft provider"))
+    let poll = if poll { PollMode::Spin } else { PollMode::default() };
+    let addrs = addresses.to_vec();
+    let config = SoftConfig { addrs, mtu, capture, poll, ..SoftConfig::default() };
+    Ok(Arc::new(SoftDevice::open(config)?))
 }
 
 /// Parses a path MTU.
