@@ -325,11 +325,6 @@ pub(crate) struct Span {
 }
 
 impl Span {
-    /// Bytes.
-    pub(crate) const fn len(&self) -> u64 {
-        self.len
-    }
-
     /// Copies in as many of the bytes as the span has room for from `offset` on.
     pub(crate) fn write(&self, offset: u64, bytes: &[u8]) {
         let room = self.len.saturating_sub(offset).min(bytes.len() as u64) as usize;

@@ -47,6 +47,7 @@ pub(crate) struct Qp {
 
 /// What sends and what receives.
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "nearly all are connections, and all are boxed")]
 pub(crate) enum Halves {
     Rc { requester: Requester, responder: Responder },
     Ud { sender: UdSender, receiver: UdReceiver },

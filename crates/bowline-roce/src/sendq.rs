@@ -128,10 +128,6 @@ impl SendQueue {
         self.requests.front()
     }
 
-    pub(crate) fn front_mut(&mut self) -> Option<&mut Request> {
-        self.requests.front_mut()
-    }
-
     /// Queues a request, after the checks that depend on nothing but itself and the queue.
     pub(crate) fn post(&mut self, wr: &SendWr<'_>, cap: &QpCap) -> Result<(), Error> {
         if self.requests.len() >= cap.max_send_wr {
@@ -157,10 +153,10 @@ impl SendQueue {
                 return Err(Error::Invalid("reads and atomics need memory, not inline bytes"));
             }
             // REQ-18
-            SendOp::CompareSwap { remote, .. } | SendOp::FetchAdd { remote, .. } => {
-                if len != 8 || !remote.addr.is_multiple_of(8) {
-                    return Err(Error::Invalid("atomics are of 8 bytes, aligned at the peer"));
-                }
+            SendOp::CompareSwap { remote, .. } | SendOp::FetchAdd { remote, .. }
+                if len != 8 || !remote.addr.is_multiple_of(8) =>
+            {
+                return Err(Error::Invalid("atomics are of 8 bytes, aligned at the peer"));
             }
             _ => {}
         }

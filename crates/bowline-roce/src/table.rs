@@ -48,7 +48,7 @@ impl<T> Table<T> {
         let slot = id & ((1 << SLOT_BITS) - 1);
         self.get(id)?;
         let entry = &mut self.slots[slot as usize];
-        entry.0 = (entry.0 + 1 & (1 << (32 - SLOT_BITS)) - 1).max(1);
+        entry.0 = ((entry.0 + 1) & ((1 << (32 - SLOT_BITS)) - 1)).max(1);
         self.free.push(slot);
         entry.1.take()
     }

@@ -131,6 +131,9 @@ impl Seen {
     }
 }
 
+/// Decides what becomes of a packet by its number and what it is.
+pub type Fates = Box<dyn FnMut(usize, &Seen) -> Fate>;
+
 type Flight = (usize, SocketAddr, IpAddr, Vec<u8>);
 
 pub struct Pair {
@@ -138,8 +141,7 @@ pub struct Pair {
     pub nodes: [Node; 2],
     pub log: Vec<Seen>,
     pub keep_log: bool,
-    /// Decides by the number of the packet and what it is.
-    pub fate: Box<dyn FnMut(usize, &Seen) -> Fate>,
+    pub fate: Fates,
     count: usize,
     wire: VecDeque<Flight>,
     late: [Option<Flight>; 2],
