@@ -91,6 +91,8 @@ impl World {
         let mut side = self.judge(made)?;
         (side.host, side.boot, side.conn, side.active) = (host, boot, conn, active);
         side.left = plan.requests[usize::from(!active)];
+        // No two requests of a run have the same number.
+        side.next_number = (id as u64) << 32;
         side.receives_due = plan.recv_depth;
         side.linger = self.rng.pick(&[Linger::No, Linger::Disconnected, Linger::Timewait]);
         if self.plan.hard_network() {
@@ -240,12 +242,16 @@ impl World {
         }
         let Some(id) = self.make_side(host, conn, false) else { return };
         self.sides[id].id = Some(cm);
+        self.sides[id].asker = Some(active);
         let param = self.param(id, hello(id, ACCEPT_DATA));
         let Some(device) = &mut self.hosts[host].device else { return };
         let result = device.accept(now, cm, &param);
         if !self.answered(active, result) {
             self.sides[id].trouble.add(Trouble::UNMADE);
-            self.sides[id].told.refused = true;
+            let gone = self.hosts[host].device.as_mut().map(|device| device.destroy_id(now, cm));
+            let gone = gone.unwrap_or(Ok(())).map_err(|e| format!("side {id}: {cm:?}: {e}"));
+            self.judge(gone);
+            self.sides[id].id = None;
             self.end(id);
         }
         self.touched(host);
@@ -355,7 +361,12 @@ impl World {
             let both = self.sides[id].trouble;
             trouble(&mut self.sides, id, both);
         } else if self.sides[id].peer.is_none() {
-            self.fail(|| format!("side {id} was connected by nobody"));
+            // The other program has turned away before it looked.
+            self.sides[id].trouble.add(Trouble::UNMADE);
+            let asker = self.sides[id].asker.map(|asker| &self.sides[asker]);
+            if asker.is_none_or(|asker| asker.stage <= Stage::Up) {
+                self.fail(|| format!("side {id} was connected by nobody"));
+            }
         }
         if self.sides[id].stage == Stage::Connecting {
             self.up(id);
@@ -394,12 +405,13 @@ impl World {
         }
         self.judge(ended.map_err(|e| format!("side {id} cannot end: {e}")));
         if abrupt {
-            self.sides[id].stage = before;
+            self.sides[id].linger = Linger::No;
             self.look(id);
-            self.sides[id].stage = Stage::Ending;
-            let result = oracle::drained(&mut self.sides, id);
-            self.judge(result);
-            self.leave(id);
+            if self.sides[id].stage == Stage::Ending {
+                let result = oracle::drained(&mut self.sides, id);
+                self.judge(result);
+                self.leave(id);
+            }
             return;
         }
         let Some(device) = &mut self.hosts[host].device else { return };

@@ -101,6 +101,10 @@ fn send_completed(sides: &mut [Side], id: SideId, entry: &Completion) -> Result<
     }
     let first = !std::mem::replace(&mut side.send_failed, true);
     let status = entry.status;
+    if first {
+        look_ahead(sides, id);
+    }
+    let side = &mut sides[id];
     let allowed = match status {
         Status::WrFlushErr => !first || side.trouble.any() || side.recv_failed,
         _ if !first => false,
@@ -120,6 +124,16 @@ fn send_completed(sides: &mut [Side], id: SideId, entry: &Completion) -> Result<
         side.memory.release(source);
     }
     Ok(Verdict { failed: first, ..Verdict::default() })
+}
+
+/// A receive that is to fail may have failed before its program looks at it.
+fn look_ahead(sides: &mut [Side], id: SideId) {
+    let side = &sides[id];
+    let Some(peer) = side.peer else { return };
+    let mut pairs = side.receives.iter().zip(&sides[peer].outgoing);
+    if pairs.any(|(r, m)| m.bad_key || !m.write && m.len > r.len) {
+        trouble(sides, id, Trouble::MISUSE);
+    }
 }
 
 /// The request has done its work.

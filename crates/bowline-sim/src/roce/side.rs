@@ -216,6 +216,8 @@ pub(crate) struct Side {
     pub(crate) conn: usize,
     pub(crate) active: bool,
     pub(crate) peer: Option<SideId>,
+    /// Who asked for the connection, as a passive side was told.
+    pub(crate) asker: Option<SideId>,
     pub(crate) stage: Stage,
     pub(crate) trouble: Trouble,
     pub(crate) told: Told,
@@ -286,6 +288,7 @@ impl Side {
             conn: 0,
             active: false,
             peer: None,
+            asker: None,
             stage: Stage::Connecting,
             trouble: Trouble::default(),
             told: Told::default(),

@@ -76,6 +76,8 @@ pub(crate) struct World {
     pub(crate) net: Net,
     pub(crate) hosts: Vec<Host>,
     pub(crate) sides: Vec<Side>,
+    /// Requests for connections that programs have not answered.
+    deciding: usize,
     phase: Phase,
     phase_since: u64,
     /// The last look has been taken.
@@ -111,6 +113,7 @@ impl World {
             net,
             hosts,
             sides: Vec::new(),
+            deciding: 0,
             phase: Phase::Active,
             phase_since: SEC,
             done: false,
@@ -217,6 +220,7 @@ impl World {
             Event::Connect(conn) => self.connect(conn),
             Event::SetUp(id) => self.set_up(id),
             Event::Decide { host, boot, id, request } => {
+                self.deciding -= 1;
                 if self.lives(host, boot) {
                     self.decide(host, id, &request);
                 }
@@ -433,14 +437,13 @@ impl World {
             let delay = self.plan.conns[self.sides[id].conn].recv_delay;
             self.schedule_within(delay, Event::Receive(id));
         }
-        if verdict.failed && self.sides[id].stage <= Stage::Up {
-            self.end(id);
-        }
     }
 
     /// After completions: there may be room for more, or nothing is left to come.
     fn go_on(&mut self, id: SideId) {
-        match self.sides[id].stage {
+        let side = &self.sides[id];
+        match side.stage {
+            Stage::Connecting | Stage::Up if side.send_failed || side.recv_failed => self.end(id),
             Stage::Up => self.schedule_post(id, 0),
             Stage::Ending => self.try_bury(id),
             _ => {}
@@ -633,6 +636,7 @@ impl World {
                 _ => DRAIN_MAX,
             };
             match waiting {
+                None if self.deciding > 0 => {}
                 None => {
                     self.phase = Phase::Quiet;
                     self.phase_since = self.now;
@@ -737,6 +741,7 @@ impl World {
             let most =
                 self.side_of(&request).map_or(0, |s| self.plan.conns[self.sides[s].conn].decide);
             let request = Box::new(request);
+            self.deciding += 1;
             self.schedule_within(most, Event::Decide { host, boot, id, request });
         } else {
             self.told(host, event);
