@@ -140,10 +140,15 @@ impl Manager {
         private_data: Vec<u8>,
     ) {
         let Some(conn) = self.conns.get(&id) else { return };
-        let was_up = matches!(conn.state, State::Established);
+        let lasts = match conn.state {
+            State::Established => true,
+            // No queue pair has been used, so nothing can be late.
+            State::ReqRcvd => false,
+            _ => reason == RejectReason::STALE_CONNECTION,
+        };
         self.order_error(id);
         self.event_of(id, CmEvent::Rejected { id, reason, private_data });
-        if was_up || reason == RejectReason::STALE_CONNECTION {
+        if lasts {
             self.enter_timewait(now, id);
         } else {
             self.remove(id);

@@ -439,6 +439,30 @@ fn giving_up_tells_the_peer() {
     );
 }
 
+// tests [CM-36]: a request nobody has answered is withdrawn, whatever the reason
+#[test]
+fn a_request_is_withdrawn() {
+    for reason in [4, 10, 28] {
+        let (mut pair, _) = Pair::listening(config());
+        pair.connect(&param(QP_A));
+        let (passive, _) = pair.request();
+        let own = pair.sides[P].manager.conns[&passive].ids();
+        let from = pair.sides[A].ip;
+        let rej = Rej {
+            local_id: own.remote,
+            remote_id: own.local,
+            answered: Answered::OTHER,
+            reason,
+            info_len: 0,
+            info: [0; 72],
+            private_data: [0; 148],
+        };
+        pair.inject(P, from, 1, CmMessage::Rej(rej));
+        assert!(matches!(pair.sides[P].events[..], [CmEvent::Rejected { .. }]));
+        pair.sides[P].manager.assert_empty();
+    }
+}
+
 // tests the limits of the interface
 #[test]
 fn what_cannot_be_connected() {
