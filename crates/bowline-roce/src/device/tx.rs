@@ -2,9 +2,11 @@
 //!
 //! Queue pairs with replies go first, then all others with something to send, each in turn one
 //! burst. A queue pair whose burst did not hold all replies goes on with the others, so a large read
-//! that is being answered holds up nobody.
+//! that is being answered holds up nobody. An acknowledgement joins a burst of requests to the same
+//! peer: a packet of its own would cost as much as the whole burst [PERF-6].
 
 use bowline_verbs::QpState;
+use bowline_wire::roce::{AETH_LEN, BTH_LEN, ICRC_LEN};
 
 use super::Device;
 use super::shared::Shared;
@@ -12,6 +14,9 @@ use crate::burst::Burst;
 use crate::qp::{Halves, Qp, Queued};
 use crate::rc::requester::Outcome;
 use crate::time::Instant;
+
+/// Bytes of an acknowledgement, ICRC included.
+const ACK_LEN: usize = BTH_LEN + AETH_LEN + ICRC_LEN;
 
 /// Which half of a queue pair sends.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -94,9 +99,11 @@ impl Shared {
     ) -> bool {
         let (name, gso) = (self.name(qp), self.config.gso);
         let Halves::Rc { requester, responder } = &mut qp.halves else { return false };
-        let may_request = qp.state == QpState::Rts;
+        let may_request = qp.state == QpState::Rts && requester.has_work();
+        // An acknowledgement alone can wait for the end of a burst of requests.
+        let no_hurry = !responder.has_reply() || gso && responder.has_one_ack();
         let mut half = Half::Responder;
-        if may_request && (qp.requests_next || !responder.has_reply()) && requester.has_work() {
+        if may_request && (qp.requests_next || no_hurry) {
             half = Half::Requester;
         }
         qp.requests_next = half == Half::Responder;
@@ -121,6 +128,14 @@ impl Shared {
             if !burst.add(start, carry) {
                 carried = true;
                 break;
+            }
+        }
+        let joins = half == Half::Requester && !carried && outcome != Outcome::Failed;
+        let room = burst.count == 0 || burst.has_room_for(gso, ACK_LEN);
+        if joins && room && responder.has_one_ack() {
+            let start = burst.bytes.len();
+            if responder.fill_reply(&mut self.rx(now, name), name.dest_qpn, &mut burst.bytes) {
+                carried = !burst.add(start, carry);
             }
         }
         self.after_burst(now, qp, outcome);

@@ -184,6 +184,11 @@ impl Responder {
         !self.replies.is_empty()
     }
 
+    /// Tells whether an acknowledgement is all that [`fill_reply`](Self::fill_reply) would append.
+    pub(crate) fn has_one_ack(&self) -> bool {
+        self.replies.is_one_ack()
+    }
+
     /// Appends the next reply to `out`, one packet from the base transport header to the pad; tells
     /// whether there was one. Afterwards [`failed`](Self::failed) may have become true.
     pub(crate) fn fill_reply(

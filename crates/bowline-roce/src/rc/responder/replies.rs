@@ -128,6 +128,11 @@ impl Replies {
         self.queue.is_empty()
     }
 
+    /// Tells whether an acknowledgement waits, and nothing else.
+    pub(super) fn is_one_ack(&self) -> bool {
+        self.queue.len() == 1 && matches!(self.queue.front(), Some(Reply::Ack { .. }))
+    }
+
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         self.queue.len()

@@ -1,0 +1,59 @@
+//! An acknowledgement travels in the burst of the requests that go the same way [PERF-6].
+
+mod common;
+
+use std::net::SocketAddr;
+
+use bowline_roce::{Burst, Config, IdentHint};
+use bowline_verbs::SendOp;
+use bowline_wire::roce::{Opcode, Packet};
+use common::{Pair, Setup};
+
+/// Side 0 sends, and side 1 has something of this length to send before it acknowledges; returns
+/// the opcodes of the bursts of side 1.
+fn bursts(gso: bool, len: usize) -> Vec<Vec<Opcode>> {
+    let config = Config { gso, ..Config::default() };
+    let mut pair = Pair::new(&Setup { config, ..Setup::default() });
+    for side in 0..2 {
+        let room = [pair.nodes[side].sge(0, 4096)];
+        pair.post_recv(side, 1, &room);
+    }
+    let mut burst = Burst::new();
+    let bytes = [pair.nodes[0].sge(0, 64)];
+    pair.post(0, 2, SendOp::Send, &bytes);
+    while pair.nodes[0].dev.poll_transmit(pair.now, &mut burst) {
+        for packet in burst.segments() {
+            let from = SocketAddr::new(burst.from, burst.source_port);
+            let dev = &mut pair.nodes[1].dev;
+            dev.handle_datagram(pair.now, from, burst.to, IdentHint::Unknown, packet);
+        }
+    }
+    let bytes = [pair.nodes[1].sge(0, len)];
+    pair.post(1, 3, SendOp::Send, &bytes);
+    let mut sent = Vec::new();
+    let mut packets = Vec::new();
+    while pair.nodes[1].dev.poll_transmit(pair.now, &mut burst) {
+        let opcode = |bytes: &[u8]| Packet::parse(&bytes[..bytes.len() - 4]).unwrap().opcode;
+        sent.push(burst.segments().map(opcode).collect());
+        packets.extend(burst.segments().map(<[u8]>::to_vec));
+    }
+    let (from, to) = (SocketAddr::new(pair.nodes[1].addr, burst.source_port), pair.nodes[0].addr);
+    for packet in packets {
+        pair.nodes[0].dev.handle_datagram(pair.now, from, to, IdentHint::Unknown, &packet);
+    }
+    pair.finish(0, 1);
+    pair.finish(1, 1);
+    sent
+}
+
+#[test]
+fn it_ends_a_burst_of_requests() {
+    use Opcode::{Acknowledge as Ack, SendFirst as First, SendLast as Last, SendOnly as Only};
+    assert_eq!(bursts(true, 64), [vec![Only, Ack]]);
+    // The last packet of a burst may be shorter than the others, but only the last.
+    assert_eq!(bursts(true, 2000), [vec![First, Last], vec![Ack]]);
+    assert_eq!(bursts(true, 2048), [vec![First, Last, Ack]]);
+    // An acknowledgement is longer than a message without bytes.
+    assert_eq!(bursts(true, 0), [vec![Only], vec![Ack]]);
+    assert_eq!(bursts(false, 64), [vec![Ack], vec![Only]]);
+}
