@@ -8,13 +8,14 @@ use crate::repo;
 use crate::run::{self, Outcome};
 
 /// Crates and their layer: a crate may use crates of lower layers only. The command is the top edge.
-const LAYERS: [(&str, u8); 11] = [
+const LAYERS: [(&str, u8); 12] = [
     ("bowline-wire", 1),
     ("bowline-verbs", 1),
     ("bowline-rds", 2),
     ("bowline-roce", 2),
     ("bowline-driver", 3),
     ("bowline-roce-driver", 3),
+    ("bowline-rdmacore", 3),
     ("bowline-sim", 3),
     ("bowline", 4),
     ("bowline-bench", 5),
