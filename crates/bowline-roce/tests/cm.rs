@@ -22,6 +22,9 @@ const A: usize = 0;
 const P: usize = 1;
 const PORT: u16 = 7174;
 
+/// What the wire does with each packet.
+type Wire = Box<dyn FnMut(usize, &Seen) -> Fate>;
+
 fn no_early() -> Setup {
     let cm = CmConfig { first_resends: Vec::new(), ..CmConfig::default() };
     Setup { config: Config { cm, ..Config::default() }, ..Setup::default() }
@@ -50,7 +53,7 @@ fn names(pair: &Pair) -> Vec<&'static str> {
 }
 
 /// Gives the first packet of a kind its own fate.
-fn once(kind: &'static str, fate: Fate) -> Box<dyn FnMut(usize, &Seen) -> Fate> {
+fn once(kind: &'static str, fate: Fate) -> Wire {
     let mut done = false;
     Box::new(move |_, seen| {
         if name(seen) == kind && !done {
@@ -286,7 +289,7 @@ fn either_side_or_both_disconnect() {
 }
 
 /// Connects, moves data, disconnects, with whatever the wire does.
-fn whole_life(setup: &Setup, fate: Box<dyn FnMut(usize, &Seen) -> Fate>) -> Pair {
+fn whole_life(setup: &Setup, fate: Wire) -> Pair {
     let mut pair = Pair::unconnected(setup);
     listen(&mut pair);
     pair.fate = fate;

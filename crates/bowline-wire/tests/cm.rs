@@ -174,8 +174,20 @@ fn what_is_no_cm_mad_says_why() {
     assert_eq!(with(2, 1), Err(MadError::Class([1, 7, 1])));
     assert_eq!(with(3, 0x81), Err(MadError::Method(0x81)));
     assert_eq!(with(17, 0x19), Err(MadError::Attribute(0x19)));
+    assert_eq!(with(17, 0x17), Err(MadError::Attribute(0x17)), "no SIDR [CM-8]");
     assert_eq!(with(4, 0xff), CmMad::parse(&good), "the status is not looked at");
     assert_eq!(MadError::Method(0x81).to_string(), "a MAD of method 129");
+}
+
+// tests [CM-38] [CM-9] [HDR-13]: an alternate path is not looked at, and never offered
+#[test]
+fn the_alternate_path_is_ignored() {
+    let good = vector(V5);
+    let mut bytes = good;
+    bytes[24 + 96..24 + 140].fill(0xff);
+    let read = CmMad::parse(&bytes).unwrap();
+    assert_eq!(read, CmMad::parse(&good).unwrap());
+    assert_eq!(read.emit(), good);
 }
 
 // tests [CM-11]: a length beyond the field is cut to it

@@ -19,7 +19,8 @@ const NO_LID: u16 = 0xffff;
 const HOP_LIMIT: u8 = 64;
 
 impl Manager {
-    /// Connects from an address of this device; port 0 asks for one that is free.
+    /// Connects from an address of this device; port 0 asks for one that is free. Nothing is asked
+    /// of the network before the REQ [CMA-2].
     pub(crate) fn connect(
         &mut self,
         now: Instant,
@@ -54,6 +55,7 @@ impl Manager {
             qpn: Some(param.qpn),
             peer: None,
             transaction: self.transaction(comm),
+            // [CMA-11]
             rq_psn: self.rng.next_u24(),
             sq_psn: 0,
             mtu: self.port.mtu,
@@ -125,6 +127,7 @@ impl Manager {
             srq: false,
             local_lid: NO_LID,
             remote_lid: NO_LID,
+            // Where the peer sends its packets [CM-39].
             local_gid: source.into(),
             remote_gid: destination.into(),
             flow_label: conn.flow_label,

@@ -93,7 +93,7 @@ pub(super) fn ack_timeout(delay: u8, packet_life: u8) -> u8 {
 mod tests {
     use super::*;
 
-    // tests [CM-33]
+    // tests [CM-33] [CM-55]
     #[test]
     fn acknowledgement_timeouts() {
         assert_eq!(ack_timeout(15, 16), 17, "rxe and RoCE");

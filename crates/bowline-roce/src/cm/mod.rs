@@ -132,7 +132,8 @@ impl Manager {
         self.awaiting_rtu > 0
     }
 
-    /// Takes a MAD that came to this device's address `to`. What fits nothing is dropped [CM-52].
+    /// Takes a MAD that came to this device's address `to`; answers go back to `from` [GSI-5]. What
+    /// fits nothing is dropped [CM-52].
     pub(crate) fn handle_mad(
         &mut self,
         now: Instant,

@@ -121,6 +121,7 @@ impl Manager {
             qpn: None,
             peer: Some(Peer { comm: req.local_id, guid: req.guid, qpn: req.qpn }),
             transaction,
+            // [CMA-11]
             rq_psn: self.rng.next_u24(),
             sq_psn: req.starting_psn,
             mtu: Mtu::from_code(req.mtu).unwrap_or(self.port.mtu),
@@ -161,7 +162,7 @@ impl Manager {
         time_of(code.min(LONGEST_RESPONSE))
     }
 
-    /// Accepts a request. The REP goes out when the queue pair is ready.
+    /// Accepts a request [CMA-10]. The REP goes out when the queue pair is ready.
     pub(crate) fn accept(&mut self, id: CmId, param: &ConnParam) -> Result<(), Error> {
         if param.private_data.len() > REP_PRIVATE_LEN {
             return Err(Error::Invalid("an accept carries at most 196 bytes of data"));

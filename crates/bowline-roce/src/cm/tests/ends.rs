@@ -108,6 +108,35 @@ fn unknown_connections_are_confirmed_as_gone() {
     pair.sides[A].manager.assert_empty();
 }
 
+// tests [CM-54] [CM-44]: what is repeated after the end is a new request
+#[test]
+fn a_request_that_comes_again_after_the_end_is_new() {
+    let (mut pair, active, passive) = Pair::connected(config());
+    pair.disconnect(A, active);
+    let _ = passive;
+    pair.clear();
+    let from = pair.sides[A].ip;
+    for wait in [0, 600] {
+        pair.pass(Duration::from_millis(wait));
+        let events = pair.sides[P].events.len();
+        let local = SocketAddr::new(from, 9);
+        let remote = SocketAddr::new(pair.sides[P].ip, PORT);
+        let other = &mut pair.sides[A].manager;
+        other.connect(pair.now, local, remote, &param(Qpn(0x333 + wait as u32))).unwrap();
+        pair.settle();
+        let (transaction, req) = pair.req();
+        let (first, _) = pair.request();
+        pair.sides[P].manager.reject(first, &[]).unwrap();
+        pair.settle();
+        pair.inject(P, from, transaction, CmMessage::Req(req));
+        let (second, _) = pair.request();
+        assert_ne!(first, second);
+        pair.sides[P].manager.destroy_id(pair.now, second).unwrap();
+        pair.settle();
+        assert_eq!(pair.sides[P].events.len(), events);
+    }
+}
+
 // tests the row "ESTABLISHED, REJ" of 9.3
 #[test]
 fn a_refusal_of_what_stands_ends_it() {

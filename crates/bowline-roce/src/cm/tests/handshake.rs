@@ -6,7 +6,7 @@ use bowline_wire::roce::{CmaHeader, flow_label};
 
 use super::*;
 
-// tests [CM-30] [CM-31] [CM-33] [CM-35] [CMA-8] [CMA-9] [CMA-10] [CMA-12] [CMA-14] [CMA-16] [GSI-4]
+// tests [CM-30] [CM-31] [CM-33] [CM-35] [CM-39] [CM-55] [CMA-11] [CMA-8] [CMA-9] [CMA-10] [CMA-12] [CMA-14] [CMA-16] [GSI-4]
 #[test]
 fn numbers_go_where_they_belong() {
     let (mut pair, listener) = Pair::listening(config());
@@ -48,6 +48,8 @@ fn numbers_go_where_they_belong() {
     assert_eq!(transaction, repeated);
     assert_eq!(pair.last(A).mad.transaction, transaction);
     assert_ne!(req.local_id, 0);
+    assert_eq!((req.local_gid, req.remote_gid), (pair.sides[A].ip.into(), pair.sides[P].ip.into()));
+    assert_ne!(req.starting_psn, rep.starting_psn);
     assert_eq!((req.remote_timeout, req.local_timeout, req.max_retries), (20, 20, 15));
     assert_eq!((req.ack_timeout, req.pkey, req.traffic_class), (17, 0xffff, 32));
     let label = flow_label(request.remote.port(), PORT);
@@ -157,13 +159,14 @@ fn private_data_has_its_limits() {
     assert_eq!(never, Err(Error::NoSuch("connection")));
 }
 
-// tests [CM-10] [CM-36] and section 12: REQ to a port without listener
+// tests [CM-10] [CM-36] [GSI-5] and section 12: REQ to a port without listener
 #[test]
 fn nobody_listens() {
     let mut pair = Pair::new(config());
     let active = pair.connect(&param(QP_A));
     let rej = pair.last_rej(P);
     assert_eq!((rej.local_id, rej.reason, rej.answered), (0, 8, Answered::REQ));
+    assert_eq!(pair.last(P).to, pair.sides[A].ip);
     assert_eq!(pair.last(P).mad.transaction, pair.req().0);
     let private_data = vec![0; 148];
     let reason = RejectReason::INVALID_SERVICE_ID;
@@ -386,7 +389,7 @@ fn a_queue_pair_that_comes_again_ends_its_old_connection() {
     let _ = second;
 }
 
-// tests [CM-36]: names decide
+// tests [CM-36] [CM-52]: names decide
 #[test]
 fn a_rep_for_another_connection_changes_nothing() {
     let (mut pair, _) = Pair::listening(config());
