@@ -408,7 +408,7 @@ impl World {
             self.sides[id].linger = Linger::No;
             self.look(id);
             if self.sides[id].stage == Stage::Ending {
-                let result = oracle::drained(&mut self.sides, id);
+                let result = oracle::abandoned(&mut self.sides, id);
                 self.judge(result);
                 self.leave(id);
             }

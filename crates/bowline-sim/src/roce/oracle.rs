@@ -7,7 +7,7 @@
 use bowline_verbs::{Completion, Status, WcOpcode};
 
 use super::memory::{Purpose, part};
-use super::side::{Fast, FastStep, Message, Request, Side, SideId, Stage, Statuses, Trouble, Word};
+use super::side::{Fast, FastStep, Message, Receive, Request, Side, SideId, Stage, Statuses, Trouble, Word};
 
 /// What a program has to do after a completion.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -215,16 +215,11 @@ fn receive_completed(
         told(side, message.word, message.invalidates);
         return Ok(Verdict { received: true, bytes, ..Verdict::default() });
     }
-    // What of the next message is in the memory of the first receive that failed, nobody knows.
     let first = !sides[id].recv_failed;
-    let begun = message.filter(|m| first && !m.write && m.len.min(receive.len) > 0).map(|m| {
-        let len = m.len.min(receive.len);
-        (m.number, part(&receive.pieces, 0, len), m.bytes[..len].to_vec())
-    });
-    sides[id].recv_failed = true;
-    if let Some((number, pieces, bytes)) = begun {
-        sides[id].memory.expect(receive.area, number, pieces, bytes);
+    if first {
+        begun(sides, id, &receive);
     }
+    sides[id].recv_failed = true;
     let status = entry.status;
     let side = &sides[id];
     let allowed = match status {
@@ -248,6 +243,23 @@ fn receive_completed(
         trouble(sides, id, Trouble::MISUSE);
     }
     Ok(Verdict { failed: first, ..Verdict::default() })
+}
+
+/// What of the next message is in the memory of a receive that did not succeed, nobody knows.
+fn begun(sides: &mut [Side], id: SideId, receive: &Receive) {
+    let message = sides[id].peer.and_then(|peer| sides[peer].outgoing.front());
+    let Some(message) = message.filter(|m| !m.write && m.len.min(receive.len) > 0) else { return };
+    let len = message.len.min(receive.len);
+    let (number, bytes) = (message.number, message.bytes[..len].to_vec());
+    sides[id].memory.expect(receive.area, number, part(&receive.pieces, 0, len), bytes);
+}
+
+/// A side goes away with everything it has posted.
+pub(crate) fn abandoned(sides: &mut [Side], id: SideId) -> Result<(), String> {
+    if let Some(receive) = sides[id].receives.pop_front() {
+        begun(sides, id, &receive);
+    }
+    drained(sides, id)
 }
 
 /// A message must be the one that was due, whole.
