@@ -230,7 +230,9 @@ impl IcrcChecker {
         if self.policy == IcrcPolicy::Off {
             return Ok(IcrcMatch::Unchecked);
         }
-        let difference = outer.icrc(0, packet) ^ received;
+        // If the likeliest guess is right, nothing has to be solved for.
+        let guess = likely.first().copied().unwrap_or(0);
+        let difference = outer.icrc(guess, packet) ^ received;
         let Addresses::V4(from, _) = outer.addresses() else {
             return if difference == 0 {
                 Ok(IcrcMatch::Exact(0))
@@ -238,7 +240,7 @@ impl IcrcChecker {
                 Err(IcrcError::Mismatch)
             };
         };
-        let ident = self.solve(packet.len(), difference).ok_or(IcrcError::Mismatch)?;
+        let ident = guess ^ self.solve(packet.len(), difference).ok_or(IcrcError::Mismatch)?;
         let follows = self.follows(from, ident);
         if ident == 0 || follows || likely.contains(&ident) {
             Ok(IcrcMatch::Exact(ident))
@@ -249,8 +251,8 @@ impl IcrcChecker {
         }
     }
 
-    /// Finds the identification that makes up for `difference` between the ICRC received and the one
-    /// for identification 0 [ICRC-31].
+    /// Finds what makes up for `difference` between the ICRC received and the one for a guess of the
+    /// identification: the bits that are wrong in the guess [ICRC-31].
     fn solve(&mut self, packet_len: usize, difference: u32) -> Option<u16> {
         if difference == 0 {
             return Some(0);
