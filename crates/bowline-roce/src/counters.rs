@@ -100,6 +100,8 @@ counters! {
     go_backs,
     /// Request packets sent again.
     packets_resent,
+    /// Queue pairs that send packets one by one since bursts do not arrive [ICRC-23].
+    bursts_given_up,
     /// Retransmission timers run out.
     timeouts,
     /// Connections given up for want of an answer.

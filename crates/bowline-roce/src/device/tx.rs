@@ -97,8 +97,9 @@ impl Shared {
         burst: &mut Burst,
         carry: &mut Vec<u8>,
     ) -> bool {
-        let (name, gso) = (self.name(qp), self.config.gso);
+        let name = self.name(qp);
         let Halves::Rc { requester, responder } = &mut qp.halves else { return false };
+        let gso = self.config.gso && !requester.sends_singly();
         let may_request = qp.state == QpState::Rts && requester.has_work();
         // An acknowledgement alone can wait for the end of a burst of requests.
         let no_hurry = !responder.has_reply() || gso && responder.has_one_ack();

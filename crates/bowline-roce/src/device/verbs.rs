@@ -180,6 +180,10 @@ impl Device {
             qp.apply(attr, to, &shared.config);
             shared.settle(now, qp);
         }
+        if to < QpState::Rtr && self.carry_of == Some(qp.qpn) {
+            // Of its former life.
+            self.carry_of = None;
+        }
         self.stop_overrun(now);
         Ok(())
     }

@@ -121,6 +121,8 @@ pub fn pattern(len: usize, seed: u8) -> Vec<u8> {
 pub struct Seen {
     pub from: usize,
     pub at: Instant,
+    /// Its place in its burst.
+    pub place: usize,
     pub fate: Fate,
     pub bytes: Vec<u8>,
 }
@@ -280,9 +282,10 @@ impl Pair {
                 let from = SocketAddr::new(burst.from, burst.source_port);
                 let sent: Vec<Vec<u8>> = burst.segments().map(<[u8]>::to_vec).collect();
                 let to = burst.to;
-                for bytes in sent {
+                for (place, bytes) in sent.into_iter().enumerate() {
                     let flight = (1 - side, from, to, bytes.clone());
-                    let mut seen = Seen { from: side, at: self.now, fate: Fate::Pass, bytes };
+                    let mut seen =
+                        Seen { from: side, at: self.now, place, fate: Fate::Pass, bytes };
                     seen.fate = (self.fate)(self.count, &seen);
                     self.count += 1;
                     let waiting = self.late[side].take();
