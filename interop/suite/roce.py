@@ -10,13 +10,15 @@ from lab.agent import guest_exec, guest_run
 from lab.common import NETNS, Fail
 from lab.net import cap_start, cap_stop, ipns, tap
 
-from .base import scenario, want
+from .base import MIB, scenario, want
 from .roce_audit import audit, dissect
 
 NO_SELF_CHECK = "two kernels need no bowline"
 # what rping takes; around path MTUs of 1024 and 4096
 SIZES = (23, 64, 1023, 1024, 1025, 4095, 4096, 4097, 16384, 65535)
 PORT = 7174
+# what the program of rdma-core sometimes ends with, its own thread having closed the channel
+RPING_RACE = "rdma_get_cm_event: Bad file descriptor"
 LOSS = ("modprobe -a sch_netem sch_ingress cls_matchall act_gact; "
         "tc qdisc add dev eth0 root netem loss 1% && tc qdisc add dev eth0 clsact && "
         "tc filter add dev eth0 ingress matchall action pass random netrand drop 100")
@@ -131,16 +133,16 @@ class Roce:
         want(rc == 0, "bowline %s: status %s: %s", t.words, rc, t.said().strip().replace("\n", "; "))
         return lines
 
-    def kernel(self, command, timeout=60):
+    def kernel(self, command, timeout=60, pardon=None):
         """A program in the guest; it must succeed. -> its output"""
         rc, out, err = guest_run("a", "timeout %d %s" % (timeout, command), timeout + 10)
-        want(rc == 0, "in the guest: %s: status %d: %s%s", command, rc, out[-300:], err[-300:])
+        want(rc == 0 or (pardon and pardon in err), "in the guest: %s: status %d: %s%s", command, rc, out[-300:],
+             err[-300:])
         return out
 
     def kernel_serves(self, command, log):
-        guest_exec("a", ["bash", "-c", command], 30, lambda b: None, lambda b: None, detach=True, log=log)
-        # until somebody listens: rdma_cm shows listeners by netlink
-        for _ in range(100):
+        guest_exec("a", ["bash", "-c", "exec " + command], 30, lambda b: None, lambda b: None, detach=True, log=log)
+        for _ in range(60):
             if "LISTEN" in guest_run("a", "rdma resource show cm_id")[1]:
                 return
         raise Fail("the guest's server does not listen: " + guest_run("a", "cat " + log)[1])
@@ -158,7 +160,8 @@ def rping(c, mtu, sizes, count, loss=False):
         if c.dir == "k>n":
             server = r.serve("rping", "--persistent", "--verify", "--json")
             for size in sizes:
-                out = r.kernel("rping -c -a %s -C %d -S %d -V -v" % (c.n_addr, count, size))
+                out = r.kernel("rping -c -a %s -C %d -S %d -V -v" % (c.n_addr, count, size),
+                               pardon=RPING_RACE)
                 got = [x[len("ping data: "):] for x in out.splitlines() if x.startswith("ping data: ")]
                 want(got == [letters(n, size) for n in range(count)], "size %d: the kernel's rping printed %d "
                      "pings, not all as they should be", size, len(got))
@@ -179,12 +182,68 @@ def rping(c, mtu, sizes, count, loss=False):
             guest_run("a", "pkill -x rping")
 
 
-@scenario("rping", dirs=("k>n", "n>k"), orders=("lo",), families=(4, 6), timeout=90, bare=True, ci=True, tool=True,
+JOBS = [(op, "bw", size) for size in (0, 1, 1023, 1024, 1025, 4095, 4096, 4097, MIB + 3)
+        for op in ("send", "write", "read")]
+JOBS += [(op, "lat", size) for size in (0, 1, 1025, 4097) for op in ("send", "write", "read")]
+JOBS += [("atomic", "bw", 8), ("atomic", "lat", 8)]
+
+
+def iterations(mode, size):
+    return 3 if size >= MIB else 20
+
+
+def verbs(c, mtu, loss=False):
+    """Sends, writes, reads and atomics against the kernel, data checked at the receiving side."""
+    with Roce(c, mtu, loss) as r:
+        if c.dir == "k>n":
+            server = r.serve("perf", "--persistent", "--verify", "--json")
+            jobs = " ".join("%s,%s,%d,%d,8" % (op, mode, size, iterations(mode, size)) for op, mode, size in JOBS)
+            out = r.kernel("python3 -B /lab/roce-perf.py client %s %s %d %s" % (c.k_addr, c.n_addr, PORT, jobs), 150)
+            done = [json.loads(x) for x in out.splitlines()]
+            rc, lines = server.end(ask=True)
+            want(rc == 0 and "bowline perf: %s" % c.k_addr not in server.said(), "bowline: %s", server.said())
+        else:
+            r.kernel_serves("python3 -B /lab/roce-perf.py server %s %d %d" % (c.k_addr, PORT, len(JOBS)), "/tmp/perf")
+            done = []
+            for op, mode, size in JOBS:
+                lines = r.client("perf", "--op", op, "--mode", mode, "--size", str(size), "--depth", "8", "--verify",
+                                 "--iters", str(iterations(mode, size)), "--json")
+                done.append(json.loads(lines[-1]))
+            out = c.guest("for i in 1 2 3 4 5; do pgrep -f roce-perf >/dev/null || break; sleep 0.5; done; cat /tmp/perf")
+            wrong = [x for x in out.splitlines() if "error" in x or not x.startswith("{")]
+            want(not wrong and len(out.splitlines()) == len(JOBS), "the kernel's side: %s", wrong or out[-300:])
+        want(len(done) == len(JOBS), "%d of %d done", len(done), len(JOBS))
+        c.messages += sum(x["iterations"] for x in done)
+
+
+@scenario("verbs", dirs=("k>n", "n>k"), orders=("lo",), families=(4, 6), timeout=240, bare=True, tool=True,
           self_check=NO_SELF_CHECK)
+def verbs_1024(c):
+    """Send, write, read and atomics of sizes from 0 to 1 MiB + 3, many at a time and one at a time,
+    to and from the kernel at path MTU 1024; the receiving side checks the data."""
+    verbs(c, 1500)
+
+
+@scenario("verbs-jumbo", dirs=("k>n", "n>k"), orders=("lo",), families=(4, 6), timeout=240, bare=True, tool=True,
+          self_check=NO_SELF_CHECK)
+def verbs_4096(c):
+    """The same at path MTU 4096."""
+    verbs(c, 9000)
+
+
+@scenario("verbs-loss", dirs=("k>n", "n>k"), orders=("lo",), families=(4,), timeout=240, bare=True, tool=True,
+          self_check=NO_SELF_CHECK)
+def verbs_loss(c):
+    """The same with 1 % of all packets lost in each direction."""
+    verbs(c, 1500, loss=True)
+
+
+@scenario("rping", dirs=("k>n", "n>k"), orders=("lo",), families=(4, 6), timeout=90, bare=True, ci=True, tool=True,
+          self_check=NO_SELF_CHECK, n=len(SIZES), ci_n=2)
 def rping_1024(c):
     """The kernel's rping and bowline's, both roles, path MTU 1024, sizes 23 to 65535: every
     byte checked at both ends; every frame's ICRC, and tshark's opinion."""
-    rping(c, 1500, SIZES, 5)
+    rping(c, 1500, SIZES[::-(len(SIZES) // c.scale)], 5)
 
 
 @scenario("rping-jumbo", dirs=("k>n", "n>k"), orders=("lo",), families=(4, 6), timeout=90, bare=True, tool=True,

@@ -52,8 +52,9 @@ class Frame:
             return "partition key %s" % bth[2:4].hex()
         if (len(bth) - 16) % 4:
             return "not a multiple of four bytes long [HDR-3]"
-        if struct.unpack("!H", udp[:2])[0] < 0xC000:
-            return "source port below 0xC000 [OUT-2]"
+        port = struct.unpack("!H", udp[:2])[0]
+        if port < 0xC000 and port != PORT:
+            return "source port %d: neither flow entropy [OUT-2] nor RoCE's own" % port
         return None
 
 
@@ -103,7 +104,7 @@ def dissect(path):
         return None
     # protocols that are guessed from the payload of sends and writes
     off = [x for p in ("rpcordma", "iser", "smb_direct", "nvme-rdma") for x in ("--disable-protocol", p)]
-    r = subprocess.run(["tshark", "-n", "-r", path] + off + [
+    r = subprocess.run(["tshark", "-n", "-o", "udp.ignore_ipv6_zero_checksum:TRUE", "-r", path] + off + [
         "-Y", "udp.port == %d && (!infiniband || _ws.malformed || _ws.expert.severity == error)" % PORT,
         "-T", "fields", "-e", "frame.number", "-e", "_ws.col.Info", "-e", "_ws.expert.message"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=300)
