@@ -117,9 +117,9 @@ fn posting_needs_a_state_and_room() {
     assert_eq!(node.dev.post_recv(now, node.qp, &[recv]).unwrap_err().0, 0);
     node.dev.modify_qp(now, node.qp, &init).unwrap();
     assert_eq!(node.dev.post_recv(now, node.qp, &[recv; 1025]), Err((1024, Error::QueueFull)));
-    assert!(node.dev.post_send(now, node.qp, &[send.clone()]).is_err());
+    assert!(node.dev.post_send(now, node.qp, std::slice::from_ref(&send)).is_err());
     node.dev.modify_qp(now, node.qp, &rtr).unwrap();
-    assert!(node.dev.post_send(now, node.qp, &[send.clone()]).is_err());
+    assert!(node.dev.post_send(now, node.qp, std::slice::from_ref(&send)).is_err());
     node.dev.modify_qp(now, node.qp, &rts).unwrap();
     let many = vec![send.clone(); 1030];
     assert_eq!(node.dev.post_send(now, node.qp, &many), Err((1024, Error::QueueFull)));
