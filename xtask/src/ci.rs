@@ -25,7 +25,7 @@ const XTASK: [&str; 6] = ["run", "--quiet", "--locked", "--package", "xtask", "-
 /// The only optional part of the workspace is built and tested, too.
 const TOKIO: &str = "--features=bowline/tokio";
 
-const STEPS: [Step; 10] = [
+const STEPS: [Step; 11] = [
     step("fmt", &["fmt", "--all", "--check"], 60),
     step(
         "clippy",
@@ -43,6 +43,7 @@ const STEPS: [Step; 10] = [
     step("deny", &["xtask", "deny"], 60),
     step("quickstart", &["run", "--release", "--locked", "--", "quickstart"], 600),
     step("sim", &["xtask", "sim", "--seeds", "20000"], 600),
+    step("sim roce", &["xtask", "sim", "--roce", "--seeds", "20000"], 600),
     step("fuzz", &["xtask", "fuzz", "--seconds", "20"], 600),
     step("interop", &["xtask", "interop", "--subset", "ci"], 1200),
 ];

@@ -1,9 +1,10 @@
-//! `bowline sim`: whole clusters of nodes in virtual time, with faults, each drawn from a seed.
+//! `bowline sim`: whole clusters of nodes, or RoCEv2 devices, in virtual time, with faults, each
+//! drawn from a seed.
 
 use std::{num::NonZero, thread};
 
 use bowline_sim::{
-    Numbers, Options, Outcome as Run, Scenario, Stats, TraceMode, run as run_seed, run_many,
+    Numbers, Options, Outcome as Run, Scenario, Summary, TraceMode, roce, run as run_seed, run_many,
 };
 
 use super::{
@@ -18,10 +19,13 @@ const LAST_LINES: usize = 60;
 /// Search for mistakes: clusters in virtual time, with faults, drawn from seeds.
 ///
 /// The same seed gives the same run on every machine. A seed that fails is printed with the
-/// command that runs it again.
+/// command that runs it again. Without --roce the nodes speak RDS over TCP.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Exit status: 0 every promise was kept, 1 one was broken, 2 usage.")]
 pub(crate) struct Args {
+    /// RoCEv2 devices and the connections between them instead of RDS nodes
+    #[arg(long)]
+    roce: bool,
     /// Run this seed only
     #[arg(long, value_name = "N", value_parser = number, conflicts_with_all = ["seeds", "from"])]
     seed: Option<u64>,
@@ -32,8 +36,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value = "1", value_parser = number)]
     from: u64,
     /// Force a scenario instead of the one a seed draws
-    #[arg(long, value_name = "NAME", value_parser = scenario)]
-    scenario: Option<Scenario>,
+    #[arg(long, value_name = "NAME")]
+    scenario: Option<String>,
     /// Print every step (with --seed)
     #[arg(long, requires = "seed")]
     trace: bool,
@@ -48,25 +52,46 @@ pub(crate) struct Args {
     progress: bool,
 }
 
-fn scenario(text: &str) -> Result<Scenario, String> {
-    Scenario::from_name(text).ok_or_else(|| {
-        let names: Vec<&str> = Scenario::ALL.iter().map(|scenario| scenario.name()).collect();
-        format!("choose one of {}", names.join(", "))
-    })
+/// What is simulated, with the scenario forced, if any.
+enum World {
+    Rds(Options),
+    Roce(roce::Options),
+}
+
+fn world(args: &Args, trace: TraceMode) -> Result<World, Failure> {
+    let name = args.scenario.as_deref();
+    let choose = |names: Vec<&str>| {
+        let (name, names) = (name.unwrap_or_default(), names.join(", "));
+        Failure::usage(format!("--scenario {name}: choose one of {names}"))
+    };
+    if args.roce {
+        let names = || roce::Scenario::ALL.iter().map(|s| s.name()).collect();
+        let found = name.map(|n| roce::Scenario::from_name(n).ok_or_else(|| choose(names())));
+        let options = roce::Options::default().with_trace(trace);
+        Ok(World::Roce(options.with_scenario(found.transpose()?)))
+    } else {
+        let names = || Scenario::ALL.iter().map(|s| s.name()).collect();
+        let found = name.map(|n| Scenario::from_name(n).ok_or_else(|| choose(names())));
+        let options = Options::default().with_trace(trace);
+        Ok(World::Rds(options.with_scenario(found.transpose()?)))
+    }
 }
 
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> Outcome {
     match args.seed {
-        Some(seed) => run_one(args, seed),
+        Some(seed) => {
+            let mode = if args.trace { TraceMode::All } else { TraceMode::Last(LAST_LINES) };
+            match world(args, mode)? {
+                World::Rds(options) => show_one(args, run_seed(seed, &options)),
+                World::Roce(options) => show_one(args, roce::run(seed, &options)),
+            }
+        }
         None => run_range(args),
     }
 }
 
-fn run_one(args: &Args, seed: u64) -> Outcome {
-    let mode = if args.trace { TraceMode::All } else { TraceMode::Last(LAST_LINES) };
-    let options = Options::default().with_trace(mode).with_scenario(args.scenario);
-    let mut outcome = run_seed(seed, &options);
+fn show_one<N: Numbers>(args: &Args, mut outcome: Run<N>) -> Outcome {
     if args.json {
         say!("{}", json(&outcome));
     } else {
@@ -84,16 +109,31 @@ fn run_range(args: &Args) -> Outcome {
         .from
         .checked_add(args.seeds)
         .ok_or_else(|| Failure::usage("--from and --seeds together are beyond the last seed"))?;
+    let world = world(args, TraceMode::Hash)?;
     let threads = args.threads.or_else(|| thread::available_parallelism().ok());
-    let options = Options::default().with_scenario(args.scenario);
+    let threads = threads.map_or(1, NonZero::get);
     let progress = std::sync::Mutex::new(Progress::new(args.progress));
     let show = |done: u64| {
         if let Ok(mut progress) = progress.lock() {
             progress.show(format_args!("{} of {} seeds", count(done), count(args.seeds)));
         }
     };
-    let summary = run_many(args.from..end, threads.map_or(1, NonZero::get), &options, show);
-    drop(progress);
+    let seeds = args.from..end;
+    match world {
+        World::Rds(options) => {
+            let summary = run_many(seeds, threads, &options, show);
+            drop(progress);
+            show_many(args, &summary)
+        }
+        World::Roce(options) => {
+            let summary = roce::run_many(seeds, threads, &options, show);
+            drop(progress);
+            show_many(args, &summary)
+        }
+    }
+}
+
+fn show_many<N: Numbers>(args: &Args, summary: &Summary<N>) -> Outcome {
     if args.json {
         let object = serde_json::json!({
             "runs": summary.runs,
@@ -113,17 +153,17 @@ fn run_range(args: &Args) -> Outcome {
     if summary.failed == 0 { Ok(()) } else { Err(Failure::Reported) }
 }
 
-fn stats(stats: &Stats) -> serde_json::Value {
+fn stats<N: Numbers>(stats: &N) -> serde_json::Value {
     let fields = stats.fields().into_iter().map(|(name, value)| (name.to_owned(), value.into()));
     serde_json::Value::Object(fields.collect())
 }
 
-fn numbers(stats: &Stats) -> String {
+fn numbers<N: Numbers>(stats: &N) -> String {
     let fields = stats.fields().into_iter().map(|(name, value)| format!("{name} {}", count(value)));
     fields.collect::<Vec<_>>().join(", ")
 }
 
-fn json(outcome: &Run) -> serde_json::Value {
+fn json<N: Numbers>(outcome: &Run<N>) -> serde_json::Value {
     serde_json::json!({
         "seed": outcome.seed,
         "scenario": outcome.scenario,

@@ -7,7 +7,9 @@
 use bowline_verbs::{Completion, Status, WcOpcode};
 
 use super::memory::{Purpose, part};
-use super::side::{Fast, FastStep, Message, Receive, Request, Side, SideId, Stage, Statuses, Trouble, Word};
+use super::side::{
+    Fast, FastStep, Message, Receive, Request, Side, SideId, Stage, Statuses, Trouble, Word,
+};
 
 /// What a program has to do after a completion.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -90,3 +90,68 @@ impl World {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::Sabotage;
+    use crate::roce::{Options, Scenario, run};
+
+    /// Runs until a seed fails and returns what was said.
+    fn caught(how: Sabotage, scenario: Scenario) -> String {
+        let mut options = Options::default().with_scenario(Some(scenario));
+        options.sabotage = Some(how);
+        (0..300)
+            .find_map(|seed| run(seed, &options).failure)
+            .unwrap_or_else(|| panic!("nobody noticed {how:?}"))
+            .what
+    }
+
+    #[test]
+    fn wrong_bytes_in_memory_are_noticed() {
+        for how in [Sabotage::Unwrite, Sabotage::FlipByte] {
+            let what = caught(how, Scenario::Calm);
+            let words = ["does not hold", "ahead of it", "ever sent", "never came"];
+            assert!(words.iter().any(|w| what.contains(w)), "{how:?}: {what}");
+        }
+    }
+
+    #[test]
+    fn an_atomic_carried_out_twice_is_noticed() {
+        let what = caught(Sabotage::DoubleAtomic, Scenario::Calm);
+        assert!(what.contains("bytes differ") || what.contains("ever sent"), "{what}");
+    }
+
+    #[test]
+    fn a_byte_changed_outside_of_regions_is_noticed() {
+        let what = caught(Sabotage::Stray, Scenario::Calm);
+        assert!(what.contains("nobody was allowed"), "{what}");
+    }
+
+    #[test]
+    fn completions_lost_doubled_or_swapped_are_noticed() {
+        for how in [Sabotage::LoseEntry, Sabotage::DoubleEntry, Sabotage::SwapEntries] {
+            let what = caught(how, Scenario::Calm);
+            let words = ["twice", "was due", "completed before", "never ends", "none was posted"];
+            assert!(words.iter().any(|w| what.contains(w)), "{how:?}: {what}");
+        }
+    }
+
+    #[test]
+    fn a_failure_told_as_a_success_is_noticed() {
+        let what = caught(Sabotage::Whitewash, Scenario::Misuse);
+        let words = ["succeeded after", "which was wrong", "nobody sent", "was not to be"];
+        assert!(words.iter().any(|w| what.contains(w)), "{what}");
+    }
+
+    #[test]
+    fn a_message_told_wrongly_is_noticed() {
+        let what = caught(Sabotage::WrongEntry, Scenario::Calm);
+        assert!(what.contains(" came as "), "{what}");
+    }
+
+    #[test]
+    fn a_program_left_asleep_is_noticed() {
+        let what = caught(Sabotage::LoseReady, Scenario::Calm);
+        assert!(what.contains("never ends"), "{what}");
+    }
+}
