@@ -8,7 +8,8 @@
 //! After any input: take the bursts of [`Device::poll_transmit`] until there are none, the events of
 //! [`Device::poll_event`] likewise, and set one timer from [`Device::poll_timeout`]. Answers are
 //! collected while datagrams come in, and joined; so hand in all datagrams there are before asking
-//! for bursts [PERF-6].
+//! for bursts [PERF-6], and take the bursts before the program does its work with what has completed
+//! [REQ-23].
 
 mod cm;
 mod gsi;

@@ -3,7 +3,7 @@
 //! ```text
 //!   RESET --> INIT --> RTR --> RTS        any but RESET --> ERR       any --> RESET
 //!             receives requests requests and
-//!             posted   taken    answers
+//!             posted   taken    answers                                       [QP-2]
 //! ```
 //! The send queue's own states SQD and SQE are not offered [QP-3].
 

@@ -377,3 +377,53 @@ fn datagrams_arrive_with_their_header() {
         assert_eq!(version, if v6 { 6 } else { 4 });
     }
 }
+
+/// [ICRC-23]: bursts can be switched off at any time.
+#[test]
+fn without_bursts_every_packet_goes_alone() {
+    let config = Config { gso: false, ..Config::default() };
+    let mut pair = Pair::new(&Setup { config, ..Setup::default() });
+    let (to, sges) = (pair.nodes[1].remote(0), [pair.nodes[0].sge(0, 5000)]);
+    pair.post(0, 1, SendOp::Write(to), &sges);
+    pair.post(0, 2, SendOp::Read(to), &sges);
+    pair.finish(0, 2);
+    assert!(pair.log.iter().all(|seen| seen.place == 0));
+    for node in &mut pair.nodes {
+        node.dev.set_gso(true);
+    }
+    pair.post(0, 3, SendOp::Read(to), &sges);
+    pair.finish(0, 3);
+    assert!(pair.log.iter().any(|seen| seen.place > 0));
+}
+
+/// [MR-1], [QP-6], [CM-53]: numbers and keys follow from the seed alone, and differ with it.
+#[test]
+fn the_seed_makes_the_numbers() {
+    let numbers = |seed: u8| {
+        let mut dev = Device::new(Config { seed: [seed; 32], ..Config::default() });
+        let pd = dev.alloc_pd().unwrap();
+        (0..4).map(|_| dev.alloc_mr(pd).unwrap().rkey).collect::<Vec<_>>()
+    };
+    assert_eq!(numbers(1), numbers(1));
+    assert_ne!(numbers(1), numbers(2));
+}
+
+/// [RX-7].
+#[test]
+fn both_halves_of_the_partition_key_are_good() {
+    let mut pair = Pair::new(&Setup::default());
+    for (step, pkey) in [0xffff, 0x7fff].into_iter().enumerate() {
+        pair.post_recv(1, step as u64, &[]);
+        let bth = Bth {
+            dest_qpn: pair.nodes[1].qp.0,
+            psn: Psn::new(Setup::default().psns[0]) + step as u32,
+            pkey,
+            ..Bth::default()
+        };
+        let mut bytes = Vec::new();
+        Packet::new(Opcode::SendOnly, bth).emit(&mut bytes);
+        pair.inject(1, &mut bytes);
+    }
+    pair.settle();
+    assert_eq!(pair.nodes[1].received.len(), 2);
+}

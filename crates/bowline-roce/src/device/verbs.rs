@@ -60,7 +60,8 @@ impl Device {
         mrs.register(&mut self.rng, pd, (buffer, offset, len), iova, access)
     }
 
-    /// Makes a region for fast registration [MR-6], free at first.
+    /// Makes a region for fast registration [MR-6], free at first: a slot to bind memory to and take
+    /// it away again, in the order of a send queue [MR-12].
     ///
     /// # Errors
     /// [`Error::NoSuch`], [`Error::Limit`].

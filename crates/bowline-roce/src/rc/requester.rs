@@ -69,7 +69,8 @@ pub(crate) enum Outcome {
     Failed,
 }
 
-/// Attributes of the queue pair that concern the requester.
+/// Attributes of the queue pair that concern the requester. What it makes of them is its own affair:
+/// the peer never sees it [REQ-21].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Settings {
     pub(crate) mtu: usize,
@@ -360,6 +361,7 @@ impl Requester {
         };
         match &request.op {
             SendOp::SendImm(imm) => packet.imm = Some(*imm),
+            // REQ-17
             SendOp::SendInv(key) => packet.ieth = Some(*key),
             SendOp::Write(remote) => packet.reth = Some(reth(remote, 0, request.len)),
             SendOp::WriteImm(remote, imm) => {
