@@ -73,7 +73,8 @@ impl End {
     /// Polls, or waits, until something has completed.
     fn take(&self, out: &mut Vec<Completion>, wait: bool) -> Result<usize, Error> {
         out.clear();
-        loop {
+        let start = Instant::now();
+        while start.elapsed() < WAIT {
             let count = self.dev.poll_cq(self.cq, out, 16)?;
             if count > 0 {
                 return Ok(count);
@@ -82,6 +83,7 @@ impl End {
                 self.dev.wait_cq(self.cq, false, Some(WAIT))?;
             }
         }
+        Err(Error::TimedOut)
     }
 }
 
@@ -114,7 +116,9 @@ fn serve() -> Result<(), Error> {
                     end.post(SendOp::Send, 0, 64)?;
                 }
             }
-        } else if end.dev.wait_cq(end.cq, false, Some(WAIT))? {
+        } else if !end.dev.wait_cq(end.cq, false, Some(WAIT * 6))? {
+            return Err(Error::TimedOut);
+        } else {
             end.dev.poll_cq(end.cq, &mut out, 16)?;
             if out.iter().any(|completion| completion.status != Status::Success) {
                 report("server", &end);
@@ -132,7 +136,15 @@ fn report(who: &str, end: &End) {
 
 fn client(what: &str, seconds: f64, len: usize, depth: usize) -> Result<(), Error> {
     let program = std::env::current_exe().map_err(|_| Error::NotSupported("running itself"))?;
-    let mut server = Command::new(program)
+    let mut command = match std::env::var("BW_SERVER_CPU") {
+        Ok(cpu) => {
+            let mut taskset = Command::new("taskset");
+            taskset.args(["-c", &cpu]).arg(program);
+            taskset
+        }
+        Err(_) => Command::new(program),
+    };
+    let mut server = command
         .arg("server")
         .stdout(Stdio::piped())
         .spawn()
@@ -140,6 +152,10 @@ fn client(what: &str, seconds: f64, len: usize, depth: usize) -> Result<(), Erro
     let mut line = String::new();
     if let Some(out) = server.stdout.take() {
         let _ = std::io::BufRead::read_line(&mut std::io::BufReader::new(out), &mut line);
+    }
+    if line.trim() != "ready" {
+        print!("{line}");
+        return Err(Error::NotSupported("going on without the other side"));
     }
     let end = end(CLIENT, what == "lat")?;
     let private_data = vec![match what {

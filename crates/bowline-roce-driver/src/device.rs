@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use bowline_roce::{Config, Counters, Device as Core};
+use bowline_roce::{Config, Counters, Device as Core, Instant};
 use bowline_verbs::{
     Access, AsyncEvent, Buffer, CmEvent, CmId, Completion, ConnParam, CqId, Device, DeviceAttr,
     Error, MrKeys, Mtu, PdId, QpAttr, QpInit, QpState, Qpn, RecvWr, SendWr,
@@ -24,6 +24,12 @@ use crate::wait::What;
 
 /// Path MTU where nothing is known of the interface; goes through any Ethernet.
 const MTU_UNKNOWN: Mtu = Mtu::M1024;
+
+/// A program that has polled so many times in vain, for some 100 us, lets others run now and then.
+const VAIN_LOOKS: u32 = 256;
+const VAIN_LOOKS_A_YIELD: u32 = 16;
+/// Looks in vain between two looks at the clock.
+const VAIN_LOOKS_A_TIMER: u32 = 8;
 
 /// An RDMA device in userspace: RoCEv2 over UDP sockets, no privilege needed.
 ///
@@ -129,7 +135,7 @@ impl SoftDevice {
             return;
         };
         self.shared.pump();
-        self.shared.flush();
+        self.shared.flush(clock::now());
         self.shared.stop();
         // A panic of that thread has been reported on standard error.
         let _ = helper.join();
@@ -139,16 +145,17 @@ impl SoftDevice {
     /// Makes a change that may lead to packets and events.
     fn act<T, E: From<Closed>>(
         &self,
-        change: impl FnOnce(&mut State) -> Result<T, E>,
+        change: impl FnOnce(&mut State, Instant) -> Result<T, E>,
     ) -> Result<T, E> {
+        let now = clock::now();
         let mut st = self.shared.lock();
         if st.stop {
             return Err(Closed.into());
         }
-        let done = change(&mut st);
+        let done = change(&mut st, now);
         self.shared.settle(&mut st);
         drop(st);
-        self.shared.flush();
+        self.shared.flush(now);
         done
     }
 
@@ -263,15 +270,24 @@ impl Device for SoftDevice {
         }
         shared.looks.fetch_add(1, Relaxed);
         let came = shared.pump();
-        if came == Came::Nothing && !shared.run_timers() {
+        if came <= Came::ToAnother {
+            let vain = shared.vain_looks.fetch_add(1, Relaxed);
+            if vain.is_multiple_of(VAIN_LOOKS_A_TIMER) {
+                shared.run_timers();
+            }
             shared.flush_rest();
+            // The peer may be waiting for this processor.
+            if vain > VAIN_LOOKS && vain.is_multiple_of(VAIN_LOOKS_A_YIELD) {
+                std::thread::yield_now();
+            }
             return Ok(0);
         }
+        shared.vain_looks.store(0, Relaxed);
         let count = self.set(|core| core.poll_cq(cq, out, max))?;
         // An acknowledgement joins what the program sends now; if that is nothing, it goes out when
         // the program looks again.
         if count == 0 || came == Came::Much {
-            shared.flush();
+            shared.flush(clock::now());
         }
         Ok(count)
     }
@@ -293,7 +309,7 @@ impl Device for SoftDevice {
     }
 
     fn modify_qp(&self, qp: Qpn, attr: &QpAttr) -> Result<(), Error> {
-        self.act(|st| st.core.modify_qp(clock::now(), qp, attr))
+        self.act(|st, now| st.core.modify_qp(now, qp, attr))
     }
 
     fn query_qp(&self, qp: Qpn) -> Result<(QpState, QpAttr), Error> {
@@ -301,12 +317,11 @@ impl Device for SoftDevice {
     }
 
     fn destroy_qp(&self, qp: Qpn) -> Result<(), Error> {
-        self.act(|st| st.core.destroy_qp(qp))
+        self.act(|st, _| st.core.destroy_qp(qp))
     }
 
     fn post_send(&self, qp: Qpn, wrs: &[SendWr<'_>]) -> Result<(), (usize, Error)> {
-        let now = clock::now();
-        self.act(|st| st.core.post_send(now, qp, wrs).map_err(Partly::from))
+        self.act(|st, now| st.core.post_send(now, qp, wrs).map_err(Partly::from))
             .map_err(|Partly(accepted, error)| (accepted, error))
     }
 
@@ -336,23 +351,23 @@ impl Device for SoftDevice {
         remote: SocketAddr,
         param: &ConnParam,
     ) -> Result<CmId, Error> {
-        self.act(|st| st.core.connect(clock::now(), local, remote, param))
+        self.act(|st, now| st.core.connect(now, local, remote, param))
     }
 
     fn accept(&self, id: CmId, param: &ConnParam) -> Result<(), Error> {
-        self.act(|st| st.core.accept(clock::now(), id, param))
+        self.act(|st, now| st.core.accept(now, id, param))
     }
 
     fn reject(&self, id: CmId, private_data: &[u8]) -> Result<(), Error> {
-        self.act(|st| st.core.reject(clock::now(), id, private_data))
+        self.act(|st, now| st.core.reject(now, id, private_data))
     }
 
     fn disconnect(&self, id: CmId) -> Result<(), Error> {
-        self.act(|st| st.core.disconnect(clock::now(), id))
+        self.act(|st, now| st.core.disconnect(now, id))
     }
 
     fn destroy_id(&self, id: CmId) -> Result<(), Error> {
-        self.act(|st| st.core.destroy_id(clock::now(), id))
+        self.act(|st, now| st.core.destroy_id(now, id))
     }
 
     fn cm_event(&self, limit: Duration) -> Result<CmEvent, Error> {

@@ -31,6 +31,8 @@ struct Memory {
     tick_ns: u64,
     /// Looks at the network without sleeping until then.
     spin_end: u64,
+    /// Another thread was at it when this one looked.
+    elsewhere: bool,
 }
 
 impl Shared {
@@ -48,7 +50,8 @@ impl Shared {
             return false;
         }
         let looks = self.looks.load(Relaxed);
-        let polled = looks != memory.looks;
+        let polled = looks != memory.looks || memory.elsewhere;
+        memory.elsewhere = false;
         let waited = st.lead_epoch != memory.epoch;
         (memory.looks, memory.epoch) = (looks, st.lead_epoch);
         match st.lead {
@@ -107,10 +110,12 @@ impl Shared {
     fn look(&self, memory: &mut Memory) {
         let came = self.pump();
         self.flush_rest();
-        if came != Came::Nothing {
-            memory.spin_end = clock::now().as_nanos() + self.spin_ns.min(SPIN_MAX_NS);
-        } else {
-            core::hint::spin_loop();
+        match came {
+            Came::Nothing => core::hint::spin_loop(),
+            Came::ToAnother => memory.elsewhere = true,
+            Came::Little | Came::Much => {
+                memory.spin_end = clock::now().as_nanos() + self.spin_ns.min(SPIN_MAX_NS);
+            }
         }
     }
 }

@@ -4,7 +4,7 @@ use core::sync::atomic::Ordering;
 use std::net::SocketAddr;
 use std::sync::{PoisonError, TryLockError};
 
-use bowline_roce::{Burst, IdentHint};
+use bowline_roce::{Burst, IdentHint, Instant};
 use bowline_verbs::Error;
 use bowline_wire::roce::UDP_PORT;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -24,10 +24,15 @@ const SEND_PATIENCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
 /// soon: round trips of small messages need one send a side then, not two.
 const LITTLE: u64 = 16 << 10;
 
+/// After a buffer of so many bytes, more are likely to be there: they are taken with one call.
+const STREAM: usize = 8 << 10;
+
 /// What a look at the network brought.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Came {
     Nothing,
+    /// Another thread is looking, and takes what there is.
+    ToAnother,
     /// Acknowledging it can wait for what the program does with it.
     Little,
     Much,
@@ -47,28 +52,32 @@ fn split(arrival: &Arrival, bytes: &[u8], mut each: impl FnMut(IdentHint, &[u8])
 
 impl Shared {
     /// Takes in what has arrived, at most one batch of each socket. What that calls for is to be
-    /// sent by [`flush`](Self::flush): acknowledgements once for the whole batch [PERF-6]. Returns
-    /// at once when another thread is at it.
+    /// sent by [`flush`](Self::flush): acknowledgements once for the whole batch [PERF-6].
     pub(crate) fn pump(&self) -> Came {
         let mut inbox = match self.rx.try_lock() {
             Ok(inbox) => inbox,
             Err(TryLockError::Poisoned(inbox)) => inbox.into_inner(),
-            Err(TryLockError::WouldBlock) => return Came::Nothing,
+            Err(TryLockError::WouldBlock) => return Came::ToAnother,
         };
         let mut came = Came::Nothing;
         for endpoint in &self.endpoints {
-            match endpoint.receive(&mut inbox) {
-                Ok(count) if count > 0 => {
+            match endpoint.receive_one(&mut inbox) {
+                Ok(bytes) => {
                     self.stats.receives.inc();
+                    if bytes >= STREAM {
+                        match endpoint.receive_more(&mut inbox) {
+                            Ok(()) => self.stats.receives.inc(),
+                            Err(_) => self.stats.empty_looks.inc(),
+                        }
+                    }
                     let bytes = self.take_in(endpoint, &inbox);
-                    let little = bytes <= LITTLE && came != Came::Much;
-                    came = if little { Came::Little } else { Came::Much };
+                    came = came.max(if bytes <= LITTLE { Came::Little } else { Came::Much });
                 }
                 // Errors of a UDP socket tell of packets sent earlier, which resends take care of.
-                Ok(_) | Err(_) => self.stats.empty_looks.inc(),
+                Err(_) => self.stats.empty_looks.inc(),
             }
         }
-        if came != Came::Nothing {
+        if came > Came::ToAnother {
             self.mark_unsent();
         }
         came
@@ -116,7 +125,7 @@ impl Shared {
         }
         drop(st);
         if due {
-            self.flush();
+            self.flush(now);
         }
         due
     }
@@ -124,12 +133,12 @@ impl Shared {
     /// Sends what was held back, if there is anything.
     pub(crate) fn flush_rest(&self) {
         if self.unsent.load(Ordering::SeqCst) {
-            self.flush();
+            self.flush(clock::now());
         }
     }
 
     /// Sends everything the core has to send, unless another thread is at it: that one goes on.
-    pub(crate) fn flush(&self) {
+    pub(crate) fn flush(&self, now: Instant) {
         self.mark_unsent();
         while self.unsent.load(Ordering::SeqCst) {
             let mut tx = match self.tx.try_lock() {
@@ -138,14 +147,13 @@ impl Shared {
                 Err(TryLockError::WouldBlock) => return,
             };
             while self.unsent.swap(false, Ordering::SeqCst) {
-                self.send_all(&mut tx.burst);
+                self.send_all(now, &mut tx.burst);
             }
         }
     }
 
-    fn send_all(&self, burst: &mut Burst) {
+    fn send_all(&self, mut now: Instant, burst: &mut Burst) {
         loop {
-            let now = clock::now();
             let mut st = self.lock();
             if !st.core.poll_transmit(now, burst) {
                 self.settle(&mut st);
@@ -153,6 +161,7 @@ impl Shared {
             }
             drop(st);
             self.send(burst);
+            now = clock::now();
         }
     }
 

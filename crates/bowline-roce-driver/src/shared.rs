@@ -5,7 +5,7 @@
 //! made), `state` (the core). The first two are only ever tried by data paths; the last is never
 //! held over a system call other than a write to an event descriptor.
 
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
@@ -81,6 +81,8 @@ pub(crate) struct Shared {
     pub(crate) unsent: AtomicBool,
     /// Times an application thread has looked at the network without waiting.
     pub(crate) looks: AtomicU64,
+    /// How many of them, up to now, have found nothing.
+    pub(crate) vain_looks: AtomicU32,
     /// Wakes threads that wait for completions.
     pub(crate) completions: Condvar,
     /// Wakes threads that wait for events.
@@ -128,6 +130,7 @@ impl Shared {
             tx: Mutex::new(Tx::default()),
             unsent: AtomicBool::new(false),
             looks: AtomicU64::new(0),
+            vain_looks: AtomicU32::new(0),
             completions: Condvar::new(),
             events: Condvar::new(),
             leader_kick: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,

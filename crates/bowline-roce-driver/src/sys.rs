@@ -278,8 +278,8 @@ impl Inbox {
         }
     }
 
-    /// Returns what the last call of [`receive`] brought; `None` for what was cut off or came from
-    /// no address.
+    /// Returns what the last calls of [`receive_one`] and [`receive_more`] brought; `None` for what
+    /// was cut off or came from no address.
     pub(crate) fn arrivals(&self) -> impl Iterator<Item = Option<(Arrival, &[u8])>> {
         self.arrivals.iter().zip(self.bytes.chunks(SLOT)).map(|(arrival, slot)| {
             let arrival = (*arrival)?;
@@ -288,19 +288,32 @@ impl Inbox {
     }
 }
 
-/// Receives what is there, at most as much as there are buffers, without waiting; returns how many
-/// buffers have something.
-#[allow(unsafe_code)]
-pub(crate) fn receive(fd: BorrowedFd<'_>, inbox: &mut Inbox) -> Result<usize, Errno> {
+/// Receives one buffer without waiting, the first of a batch; returns how many bytes it has.
+pub(crate) fn receive_one(fd: BorrowedFd<'_>, inbox: &mut Inbox) -> Result<usize, Errno> {
     inbox.arrivals.clear();
-    let mut names = [Name([0; NAME]); SLOTS];
-    let mut controls = [Control::new(); SLOTS];
+    receive::<1>(fd, inbox)?;
+    Ok(inbox.arrivals.first().copied().flatten().map_or(0, |arrival| arrival.len))
+}
+
+/// Receives what else is there, at most as much as buffers are left, without waiting.
+pub(crate) fn receive_more(fd: BorrowedFd<'_>, inbox: &mut Inbox) -> Result<(), Errno> {
+    receive::<{ SLOTS - 1 }>(fd, inbox)
+}
+
+/// Receives into the next buffers, at most `N` of them.
+#[allow(unsafe_code)]
+fn receive<const N: usize>(fd: BorrowedFd<'_>, inbox: &mut Inbox) -> Result<(), Errno> {
+    let slots = inbox.bytes.chunks_mut(SLOT).skip(inbox.arrivals.len());
+    let mut names = [Name([0; NAME]); N];
+    let mut controls = [Control::new(); N];
     let empty = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
-    let mut pieces = [empty; SLOTS];
+    let mut pieces = [empty; N];
     // SAFETY: the structures are numbers and pointers, for which all zeroes are a value.
-    let mut messages: [libc::mmsghdr; SLOTS] = unsafe { std::mem::zeroed() };
+    let mut messages: [libc::mmsghdr; N] = unsafe { std::mem::zeroed() };
+    let mut ready = 0;
     let parts = names.iter_mut().zip(&mut controls).zip(&mut pieces).zip(&mut messages);
-    for ((((name, control), piece), message), slot) in parts.zip(inbox.bytes.chunks_mut(SLOT)) {
+    for ((((name, control), piece), message), slot) in parts.zip(slots) {
+        ready += 1;
         *piece = libc::iovec { iov_base: slot.as_mut_ptr().cast(), iov_len: slot.len() };
         let header = &mut message.msg_hdr;
         header.msg_name = (&raw mut *name).cast();
@@ -311,10 +324,10 @@ pub(crate) fn receive(fd: BorrowedFd<'_>, inbox: &mut Inbox) -> Result<usize, Er
         header.msg_controllen = CONTROL as _;
     }
     let (at, flags) = (messages.as_mut_ptr(), libc::MSG_DONTWAIT as _);
-    // SAFETY: every message points to a buffer, a name, an element and a control area of its own,
+    // SAFETY: each of the `ready` messages points to a buffer, a name, an element and a control area of its own,
     // of the lengths given, all of which live until the call returns.
     let count = unsafe {
-        libc::recvmmsg(fd.as_raw_fd(), at, SLOTS as libc::c_uint, flags, std::ptr::null_mut())
+        libc::recvmmsg(fd.as_raw_fd(), at, ready as libc::c_uint, flags, std::ptr::null_mut())
     };
     let Ok(count) = usize::try_from(count) else {
         return Err(last_error());
@@ -330,7 +343,7 @@ pub(crate) fn receive(fd: BorrowedFd<'_>, inbox: &mut Inbox) -> Result<usize, Er
         let arrival = name.addr().filter(|_| !cut).map(|from| Arrival { from, len, segment });
         inbox.arrivals.push(arrival);
     }
-    Ok(count)
+    Ok(())
 }
 
 /// What the system knows of an address of this machine.

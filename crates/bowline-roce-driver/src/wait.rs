@@ -87,7 +87,7 @@ impl Shared {
             st.sleeping = None;
             if self.unsent.load(Ordering::Relaxed) {
                 drop(st);
-                self.flush();
+                self.flush(now);
                 continue;
             }
             let timer = st.core.poll_timeout();
@@ -99,10 +99,12 @@ impl Shared {
             if !looked || now.as_nanos() < spin_end {
                 drop(st);
                 looked = true;
-                if self.pump() != Came::Nothing {
-                    spin_end = clock::now().as_nanos().saturating_add(self.spin_ns);
-                } else {
-                    core::hint::spin_loop();
+                match self.pump() {
+                    Came::Nothing => core::hint::spin_loop(),
+                    Came::ToAnother => std::thread::yield_now(),
+                    Came::Little | Came::Much => {
+                        spin_end = clock::now().as_nanos().saturating_add(self.spin_ns);
+                    }
                 }
                 continue;
             }
@@ -113,7 +115,9 @@ impl Shared {
             let arrived = self.sleep(&self.leader_kick, true, limit);
             self.lock().sleeping = None;
             if arrived {
-                self.pump();
+                if self.pump() == Came::ToAnother {
+                    std::thread::yield_now();
+                }
                 spin_end = clock::now().as_nanos().saturating_add(self.spin_ns);
             }
         }
