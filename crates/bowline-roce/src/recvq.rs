@@ -140,3 +140,23 @@ impl Taken {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// [HDR-12]: also when the receive has room for more.
+    #[test]
+    fn a_message_has_an_end() {
+        let mut queue = RecvQueue::default();
+        let sge = Sge { addr: 0, len: u32::MAX, lkey: 0 };
+        queue.post(&RecvWr { id: 1, sges: &[sge, sge] }, 1).unwrap();
+        assert_eq!(queue.room(), Some(2 * u64::from(u32::MAX)));
+        let mut taken = Taken::default();
+        assert!(queue.take(&mut taken));
+        taken.len = MESSAGE_MAX - 1;
+        let mrs = MrTable::new(1);
+        assert_eq!(taken.place(&mrs, PdId(0), b"xy"), Err(PlaceError::TooLong));
+        assert_eq!(taken.place(&mrs, PdId(0), b"x"), Err(PlaceError::Key));
+    }
+}

@@ -47,7 +47,7 @@ pub(crate) struct RxCtx<'a> {
 impl RxCtx<'_> {
     fn complete(&mut self, id: u64, status: Status, completion: Completion, solicited: bool) {
         let completion = Completion { wr_id: id, status, qpn: self.qpn, ..completion };
-        self.done.push((completion, solicited || status != Status::Success));
+        self.done.push((completion, solicited));
     }
 }
 

@@ -62,6 +62,21 @@ fn without_patience_a_missing_receive_is_an_error() {
     }
 }
 
+/// [REQ-12]: an answer gives all tries back.
+#[test]
+fn progress_renews_patience() {
+    let mut world = World::new(&Setup { rnr_retry: 1, ..Setup::default() });
+    let (from, to) = (world.a.filled(b"x", EVERY), world.b.region(1, EVERY));
+    for id in 0..3 {
+        world.send(id, SendOp::Send, &[from.sge(0, 1)]);
+        world.settle();
+        world.recv(id, &[to.sge(0, 1)]);
+        world.run(Duration::from_secs(1));
+        assert_eq!(world.a.statuses(), [(id, Status::Success)]);
+    }
+    assert_eq!(world.a.device.counters().rnr_naks_received, 3);
+}
+
 /// [REQ-12], [REQ-22], [QP-4], checklist 9.
 #[test]
 fn a_silent_peer_is_given_up() {

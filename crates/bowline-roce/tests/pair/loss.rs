@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use bowline_verbs::{Completion, SendFlags, SendOp, Status};
+use bowline_verbs::{Completion, SendFlags, SendOp, Sge, Status};
 
 use crate::world::{EVERY, Fault, Region, Setup, World, pattern};
 
@@ -39,7 +39,9 @@ impl Exchange {
         let all = &[from.sge(0, LEN)];
         world.send(0, SendOp::Send, all);
         world.bind(1, slot, &from, LEN);
-        world.send(2, SendOp::Write(written.remote(0)), all);
+        // Through the region that is ended later, so that it must not be ended too early [REQ-5].
+        let through = Sge { addr: 0, len: LEN as u32, lkey: slot };
+        world.send(2, SendOp::Write(written.remote(0)), &[through]);
         world.send(3, SendOp::Read(source.remote(0)), &[read.sge(0, LEN)]);
         let add = |add| SendOp::FetchAdd { remote: counted.remote(0), add };
         world.send(4, add(5), &[returned.sge(0, 8)]);
@@ -189,4 +191,48 @@ fn a_gap_costs_one_nak() {
     assert_eq!(to.bytes(0, bytes.len()), bytes);
     let (a, b) = (world.a.device.counters(), world.b.device.counters());
     assert_eq!((b.naks_sequence_sent, a.go_backs, a.packets_resent, a.timeouts), (1, 1, 30, 0));
+}
+
+/// [REQ-9 d], [REQ-11]: the rest of a READ is asked for once.
+#[test]
+fn a_gap_in_an_answer_costs_one_request() {
+    let mut world = World::new(&Setup::default());
+    let bytes = pattern(256 * 40, 3);
+    let (to, from) = (world.a.region(bytes.len(), EVERY), world.b.filled(&bytes, EVERY));
+    world.fault = Box::new(|n| if n == 10 { Fault::Drop } else { Fault::Deliver });
+    world.send(1, SendOp::Read(from.remote(0)), &[to.sge(0, bytes.len())]);
+    world.settle();
+    assert_eq!(world.a.statuses(), [(1, Status::Success)]);
+    assert_eq!(to.bytes(0, bytes.len()), bytes);
+    let counters = world.a.device.counters();
+    assert_eq!((counters.go_backs, counters.packets_resent, counters.timeouts), (1, 1, 0));
+    assert_eq!(world.sent, 1 + 40 + 1 + 31);
+}
+
+/// [REQ-9 b]: the acknowledgement of what is behind it tells that an answer was lost.
+#[test]
+fn a_lost_answer_is_noticed_by_the_next_acknowledgement() {
+    let mut world = World::new(&Setup::default());
+    let (to, from) = (world.a.region(8, EVERY), world.b.filled(b"12345678", EVERY));
+    world.fault = Box::new(|n| if n == 2 { Fault::Drop } else { Fault::Deliver });
+    world.send(1, SendOp::Read(from.remote(0)), &[to.sge(0, 8)]);
+    world.send(2, SendOp::Write(from.remote(0)), &[]);
+    world.settle();
+    assert_eq!(world.a.statuses(), [(1, Status::Success), (2, Status::Success)]);
+    assert_eq!(world.a.device.counters().timeouts, 0);
+}
+
+/// [REQ-5]: with a fence a request sees what the READ before it has brought.
+#[test]
+fn a_fenced_request_waits_for_answers() {
+    let mut world = World::new(&Setup::default());
+    let bytes = pattern(600, 4);
+    let (through, from) = (world.a.region(600, EVERY), world.b.filled(&bytes, EVERY));
+    let to = world.b.region(600, EVERY);
+    world.send(1, SendOp::Read(from.remote(0)), &[through.sge(0, 600)]);
+    let all = [through.sge(0, 600)];
+    world.send_flags(2, SendOp::Write(to.remote(0)), &all, SendFlags::FENCE);
+    world.settle();
+    assert_eq!(world.a.statuses(), [(1, Status::Success), (2, Status::Success)]);
+    assert_eq!(to.bytes(0, 600), bytes);
 }

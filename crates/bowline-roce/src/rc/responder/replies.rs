@@ -138,13 +138,10 @@ impl Replies {
         self.queue.len()
     }
 
-    /// Acknowledges everything up to `psn` [RSP-16].
+    /// Acknowledges everything up to `psn`, never before what was acknowledged last [RSP-16].
     pub(super) fn ack(&mut self, psn: Psn, msn: u32) {
-        if let Some(Reply::Ack { psn: last, msn: last_msn, round }) = self.queue.back_mut() {
-            if !psn.is_before(*last) {
-                (*last, *last_msn, *round) = (psn, msn, 0);
-            }
-            return;
+        if let Some(Reply::Ack { .. }) = self.queue.back() {
+            self.queue.pop_back();
         }
         self.queue.push_back(Reply::Ack { psn, msn, round: 0 });
     }

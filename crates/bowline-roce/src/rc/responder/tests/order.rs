@@ -88,6 +88,11 @@ fn acknowledgements_do_not_overtake_a_read() {
         (Opcode::Acknowledge, 4),
     ];
     assert_eq!(got, expected);
+    // A duplicate acknowledges what was executed last, and no READ after that.
+    side.read(region.va, region.key, 1);
+    side.replies();
+    side.feed(&only(FIRST, true));
+    assert_eq!(side.replies(), [Answer::ack(FIRST + 4, 5)]);
 }
 
 /// [RSP-2], [RSP-16]: a NAK acknowledges what is before it, so it comes alone; what came in order

@@ -168,6 +168,22 @@ fn atomics_are_executed_once() {
     assert_eq!(side.replies(), [Answer::ack(FIRST + 3, 4)]);
 }
 
+/// [RSP-3]: of two that had the same number, 2^24 packets apart, the later one counts.
+#[test]
+fn an_atomic_of_the_turn_before_is_not_meant() {
+    let mut side = Side::new();
+    let region = side.region(8, EVERY);
+    for _ in 0..2 {
+        side.responder.expected = Psn::new(FIRST);
+        side.psn = Psn::new(FIRST);
+        side.atomic(Opcode::FetchAdd, region.va, region.key, (1, 0));
+        side.replies();
+    }
+    side.psn = Psn::new(FIRST);
+    side.atomic(Opcode::FetchAdd, region.va, region.key, (1, 0));
+    assert_eq!(side.replies()[0].original, Some(1));
+}
+
 /// [RSP-11], [RSP-6], [RSP-5].
 #[test]
 fn atomics_that_cannot_be_are_refused() {
