@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use bowline_roce::{Burst, CmConfig, Config, Device, Event, IdentHint, Instant};
 use bowline_verbs::{
-    CmEvent, CmId, Completion, ConnParam, ConnRequest, Error, Mtu, QpCap, QpInit, QpState, QpType,
-    Qpn, RejectReason, SendOp, Status,
+    Access, CmEvent, CmId, Completion, ConnParam, ConnRequest, Error, Mtu, QpAttr, QpCap, QpInit,
+    QpState, QpType, Qpn, RejectReason, SendOp, Status,
 };
 use bowline_wire::roce::cm::{CmMad, CmMessage};
 use bowline_wire::roce::{GSI_QKEY, GSI_QPN, MAD_LEN};
@@ -241,7 +241,7 @@ fn refused() {
     listen(&mut pair);
     let again = pair.nodes[A].dev.connect(pair.now, None, ([10, 0, 0, 2], PORT).into(), &ours);
     assert!(matches!(again, Err(Error::Invalid(_))), "in error: {again:?}");
-    let reset = bowline_verbs::QpAttr { state: Some(QpState::Reset), ..Default::default() };
+    let reset = QpAttr { state: Some(QpState::Reset), ..QpAttr::default() };
     let (now, qp) = (pair.now, pair.nodes[A].qp);
     pair.nodes[A].dev.modify_qp(now, qp, &reset).unwrap();
     let id = connect(&mut pair, &ours);
@@ -333,6 +333,48 @@ fn an_early_repetition_repairs_a_loss_in_no_time() {
     }
 }
 
+#[test]
+fn rights_the_program_has_set_stay() {
+    let mut pair = Pair::unconnected(&no_early());
+    listen(&mut pair);
+    let access = Access::REMOTE_READ;
+    let init = QpAttr { state: Some(QpState::Init), access: Some(access), ..QpAttr::default() };
+    let now = pair.now;
+    for node in &mut pair.nodes {
+        node.dev.modify_qp(now, node.qp, &init).unwrap();
+    }
+    establish(&mut pair);
+    for node in &pair.nodes {
+        assert_eq!(node.dev.query_qp(node.qp).unwrap().1.access, Some(access));
+    }
+}
+
+#[test]
+fn the_nearest_address_is_taken() {
+    let mut pair = Pair::unconnected(&no_early());
+    let node = &mut pair.nodes[A];
+    let ips = ["10.9.9.9", "fd00::1", "127.0.0.1", "10.0.0.1"].map(|ip| ip.parse().unwrap());
+    node.dev = Device::new(Config { addrs: ips.to_vec(), ..Config::default() });
+    let (pd, cq) = (node.dev.alloc_pd().unwrap(), node.dev.create_cq(4).unwrap());
+    let (qp_type, cap) = (QpType::Rc, QpCap::default());
+    let init = QpInit { pd, send_cq: cq, recv_cq: cq, qp_type, cap, sq_sig_all: false };
+    for (remote, own) in [
+        ("10.0.0.2:7", "10.0.0.1"),
+        ("10.9.0.1:7", "10.9.9.9"),
+        ("127.0.0.9:7", "127.0.0.1"),
+        ("[fd00::2]:7", "fd00::1"),
+    ] {
+        let qpn = node.dev.create_qp(&init).unwrap();
+        let param = ConnParam { qpn, ..ConnParam::default() };
+        let id = node.dev.connect(pair.now, None, remote.parse().unwrap(), &param).unwrap();
+        let local = node.dev.local_addr(id).unwrap();
+        assert_eq!(local.ip(), own.parse::<IpAddr>().unwrap(), "to {remote}");
+        assert_ne!(local.port(), 0);
+        node.dev.destroy_id(pair.now, id).unwrap();
+        node.dev.destroy_qp(qpn).unwrap();
+    }
+}
+
 // tests [CM-50]
 #[test]
 fn data_stands_for_a_lost_rtu() {
@@ -357,7 +399,7 @@ fn queue_pairs_in_error() {
     let (ours, theirs) = (param(&pair.nodes[A]), param(&pair.nodes[P]));
     let active = connect(&mut pair, &ours);
     let (passive, _) = request(&mut pair).unwrap();
-    let error = bowline_verbs::QpAttr { state: Some(QpState::Err), ..Default::default() };
+    let error = QpAttr { state: Some(QpState::Err), ..QpAttr::default() };
     let (now, qp) = (pair.now, pair.nodes[A].qp);
     pair.nodes[A].dev.modify_qp(now, qp, &error).unwrap();
     accept(&mut pair, passive, &theirs);

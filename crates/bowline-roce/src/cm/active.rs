@@ -72,6 +72,7 @@ impl Manager {
             max_retries: self.config.max_retries.min(15),
             state: State::Timewait,
             timer: None,
+            since: now,
             forgotten: false,
         };
         let req = self.req(&conn, param);

@@ -104,6 +104,8 @@ pub(super) struct Conn {
     pub(super) max_retries: u8,
     pub(super) state: State,
     pub(super) timer: Option<Instant>,
+    /// When it began.
+    pub(super) since: Instant,
     /// The program has destroyed its name of it: no more events.
     pub(super) forgotten: bool,
 }

@@ -33,7 +33,7 @@ impl Manager {
             return false;
         }
         if let Some(&id) = self.by_peer.get(&(req.guid, req.local_id)) {
-            return self.handle_again(id, from);
+            return self.handle_again(now, id, from);
         }
         match self.judge(now, from, to, req) {
             Ok((listener, header)) => {
@@ -45,7 +45,7 @@ impl Manager {
                     counters.cm_overflow += 1;
                     return true;
                 }
-                self.take_req(listener, header, transaction, req);
+                self.take_req(now, listener, header, transaction, req);
             }
             Err(RejectReason::INVALID_GID) => self.refuse_address(to, from, transaction, req),
             Err(reason) => self.refuse(to, from, transaction, Refusal::of_req(req, reason)),
@@ -54,10 +54,14 @@ impl Manager {
     }
 
     /// A REQ that has come before [CM-37] [CM-44].
-    fn handle_again(&mut self, id: CmId, from: IpAddr) -> bool {
+    fn handle_again(&mut self, now: Instant, id: CmId, from: IpAddr) -> bool {
         let Some(conn) = self.conns.get(&id) else { return false };
         if matches!(conn.state, State::ReqRcvd) && conn.remote.ip() == from {
-            self.send_mra(id);
+            // An MRA makes the peer wait long, also for a REJ that is lost. So the early
+            // repetitions of another node of this kind are no reason for one.
+            if now.saturating_since(conn.since) >= time_of(self.config.response_timeout) / 2 {
+                self.send_mra(id);
+            }
             return true;
         }
         // The REP is sent again by its own timer.
@@ -106,7 +110,14 @@ impl Manager {
     }
 
     /// Keeps a request and tells the program.
-    fn take_req(&mut self, listener: CmId, header: CmaHeader, transaction: u64, req: &Req) {
+    fn take_req(
+        &mut self,
+        now: Instant,
+        listener: CmId,
+        header: CmaHeader,
+        transaction: u64,
+        req: &Req,
+    ) {
         let id = self.new_id();
         let comm = self.new_comm();
         let port = self.local_addr(listener).map_or(0, |at| at.port());
@@ -138,6 +149,7 @@ impl Manager {
             max_retries: req.max_retries,
             state: State::ReqRcvd,
             timer: None,
+            since: now,
             forgotten: false,
         };
         self.by_peer.insert((req.guid, req.local_id), id);

@@ -137,6 +137,25 @@ fn a_request_that_comes_again_after_the_end_is_new() {
     }
 }
 
+// tests [CM-44]: time-wait has forgotten the peer's names, so they are no duplicate and not stale
+#[test]
+fn a_peer_in_a_hurry_uses_its_names_again() {
+    let (mut pair, _) = Pair::listening(config());
+    let (active, _) = pair.handshake(QP_A, QP_P);
+    let (transaction, req) = pair.req();
+    let from = pair.sides[A].ip;
+    pair.disconnect(A, active);
+    pair.clear();
+    pair.inject(P, from, transaction, CmMessage::Req(req));
+    let (again, _) = pair.request();
+    pair.sides[P].manager.reject(again, &[]).unwrap();
+    pair.settle();
+    let req = Req { local_id: req.local_id ^ 1, ..req };
+    pair.inject(P, from, transaction, CmMessage::Req(req));
+    pair.request();
+    assert_eq!(pair.names(P), ["REJ"]);
+}
+
 // tests the row "ESTABLISHED, REJ" of 9.3
 #[test]
 fn a_refusal_of_what_stands_ends_it() {

@@ -313,6 +313,9 @@ fn a_busy_program_is_excused_once_the_peer_asks_again() {
     pair.connect(&param(QP_A));
     let (passive, _) = pair.request();
     assert!(pair.names(P).is_empty());
+    let ((transaction, req), from) = (pair.req(), pair.sides[A].ip);
+    pair.inject(P, from, transaction, CmMessage::Req(req));
+    assert!(pair.names(P).is_empty(), "too early to make the peer wait");
     pair.pass(Duration::from_millis(4608));
     let CmMessage::Mra(mra) = pair.last(P).mad.message else { panic!("an MRA") };
     assert_eq!((mra.answered, mra.service_timeout), (Answered::REQ, 24));
