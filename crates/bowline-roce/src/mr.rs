@@ -41,10 +41,10 @@ struct Region {
     fast: bool,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 enum Memory {
     One { buffer: Arc<Buffer>, offset: usize, len: usize },
-    Many(Arc<Pieces>),
+    Many(Pieces),
 }
 
 #[derive(Debug)]
@@ -69,7 +69,7 @@ impl Memory {
             let piece = pieces.into_iter().next()?;
             return Some(Self::One { buffer: piece.buffer, offset: piece.offset, len: piece.len });
         }
-        Some(Self::Many(Arc::new(Pieces { pieces, ends })))
+        Some(Self::Many(Pieces { pieces, ends }))
     }
 
     fn len(&self) -> u64 {
@@ -164,8 +164,8 @@ impl MrTable {
         }
     }
 
-    /// Removes a region; returns its protection domain. Copies hold the memory itself, so that one
-    /// made before is not disturbed [MR-11].
+    /// Removes a region; returns its protection domain. No copy is under way then, and none begins
+    /// without looking the key up again [MR-11].
     pub(crate) fn deregister(&mut self, lkey: u32) -> Result<PdId, Error> {
         match self.regions.get(&(lkey >> 8)) {
             Some(region) if region.key == lkey => {
@@ -175,6 +175,11 @@ impl MrTable {
             }
             _ => Err(Error::NoSuch("memory region")),
         }
+    }
+
+    /// Regions there are.
+    pub(crate) fn count(&self) -> usize {
+        self.regions.len()
     }
 
     /// Tells whether a region of this protection domain is left.
@@ -260,9 +265,9 @@ impl MrTable {
         va: u64,
         len: u64,
         need: Access,
-    ) -> Result<Span, KeyError> {
+    ) -> Result<Span<'_>, KeyError> {
         let (memory, start) = self.find(pd, key, va, len, need)?;
-        Ok(Span { memory: memory.clone(), start, len })
+        Ok(Span { memory, start, len })
     }
 
     /// Checks a range without using it.
@@ -315,21 +320,20 @@ fn write(memory: &Memory, start: u64, mut bytes: &[u8]) {
     });
 }
 
-/// A checked range of memory. It stays usable, and its memory mapped, whatever becomes of the
-/// region; whoever keeps one for long checks the key again [MR-10].
-#[derive(Clone, Debug)]
-pub(crate) struct Span {
-    memory: Memory,
+/// A checked range of memory, for at once: the next packet checks the key again [MR-10].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Span<'a> {
+    memory: &'a Memory,
     start: u64,
     len: u64,
 }
 
-impl Span {
+impl Span<'_> {
     /// Copies in as many of the bytes as the span has room for from `offset` on.
     pub(crate) fn write(&self, offset: u64, bytes: &[u8]) {
         let room = self.len.saturating_sub(offset).min(bytes.len() as u64) as usize;
         if room > 0 {
-            write(&self.memory, self.start + offset, &bytes[..room]);
+            write(self.memory, self.start + offset, &bytes[..room]);
         }
     }
 
@@ -399,11 +403,10 @@ mod tests {
             assert_eq!(ask(PD, key, va, len, Access::empty()), Err(KeyError::OutOfRange));
         }
         assert_eq!(ask(PD, key, 5001, u64::MAX, Access::empty()), Err(KeyError::OutOfRange));
-        let span = table.resolve(PD, key, 5010, 3, access).unwrap();
+        table.resolve(PD, key, 5010, 3, access).unwrap().write(1, b"xyz");
         table.deregister(key).unwrap();
         assert_eq!(table.check(PD, key, 5000, 1, Access::empty()), Err(KeyError::Unknown));
         assert!(table.deregister(key).is_err());
-        span.write(1, b"xyz");
         let mut out = [1; 5];
         buffer.read(109, &mut out);
         assert_eq!(&out, b"\0\0xy\0");
