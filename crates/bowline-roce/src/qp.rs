@@ -17,16 +17,6 @@ use crate::time::Instant;
 use crate::ud::UdReceiver;
 use crate::udsend::UdSender;
 
-/// In which list a queue pair waits for its turn to send.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Queued {
-    No,
-    /// With those that have replies to send.
-    Urgent,
-    /// With the others.
-    Normal,
-}
-
 /// A queue pair.
 #[derive(Debug)]
 pub(crate) struct Qp {
@@ -36,7 +26,9 @@ pub(crate) struct Qp {
     /// Attributes as they are now; `state` in it is not used.
     pub(crate) attr: QpAttr,
     pub(crate) halves: Halves,
-    pub(crate) queued: Queued,
+    /// It is in the list of those with replies to send, and in that of those with anything to send.
+    pub(crate) in_urgent: bool,
+    pub(crate) in_normal: bool,
     /// Whose turn it is when both halves have something to send.
     pub(crate) requests_next: bool,
     /// The entry of the timer heap that counts.

@@ -145,7 +145,7 @@ impl Device {
                 }
             }
         }
-        self.shared.after(now, qp, outcome);
+        self.shared.after(now, qp, outcome, true);
         if !self.shared.overrun.is_empty() {
             self.stop_overrun(now);
         }

@@ -10,7 +10,7 @@ use crate::config::Config;
 use crate::counters::Counters;
 use crate::cq::{Added, CqTable};
 use crate::mr::MrTable;
-use crate::qp::{Halves, Qp, Queued};
+use crate::qp::{Halves, Qp};
 use crate::rc::requester::{Outcome, TxCtx};
 use crate::rc::responder::RxCtx;
 use crate::table::NumberMap;
@@ -38,7 +38,7 @@ pub(crate) struct Shared {
     pub(crate) done: Vec<(Completion, bool)>,
     /// Completion queues that have just overrun.
     pub(crate) overrun: Vec<CqId>,
-    /// Queue pairs with replies to send, and others with something to send, each in one of them.
+    /// Queue pairs with replies to send, and with anything to send.
     pub(crate) urgent: VecDeque<u32>,
     pub(crate) normal: VecDeque<u32>,
     /// When to look at which queue pair; of several entries only that in `Qp::timer_at` counts.
@@ -100,8 +100,8 @@ impl Shared {
     }
 
     /// After a queue pair was touched: hands out its completions, and sees to it that its turn to
-    /// send and its timer come.
-    pub(crate) fn settle(&mut self, now: Instant, qp: &mut Qp) {
+    /// send and its timer come. Replies are urgent, unless it has just had a turn.
+    pub(crate) fn settle(&mut self, now: Instant, qp: &mut Qp, urgent: bool) {
         let ended = match &qp.halves {
             // What was to be sent last, the NAK, is out [RSP-18].
             Halves::Rc { responder, .. } => responder.failed() && !responder.has_reply(),
@@ -125,14 +125,14 @@ impl Shared {
         if qp.state == QpState::Err || qp.state < QpState::Rtr {
             return;
         }
-        if qp.queued == Queued::No {
-            if replies {
-                qp.queued = Queued::Urgent;
-                self.urgent.push_back(qp.qpn.0);
-            } else if requests {
-                qp.queued = Queued::Normal;
-                self.normal.push_back(qp.qpn.0);
-            }
+        let urgent = replies && urgent;
+        if urgent && !qp.in_urgent {
+            qp.in_urgent = true;
+            self.urgent.push_back(qp.qpn.0);
+        }
+        if (requests || replies && !urgent) && !qp.in_normal {
+            qp.in_normal = true;
+            self.normal.push_back(qp.qpn.0);
         }
         if let Some(at) = timer
             && qp.timer_at.is_none_or(|now_at| at < now_at)
@@ -205,17 +205,22 @@ impl Shared {
             responder.handle_timeout(now);
             outcome = requester.handle_timeout(&mut self.tx(now, name));
         }
-        self.after(now, qp, outcome);
+        self.after(now, qp, outcome, true);
     }
 
-    /// After the sending half has done something.
-    pub(crate) fn after(&mut self, now: Instant, qp: &mut Qp, outcome: Outcome) {
+    /// After one of the halves has done something.
+    pub(crate) fn after(&mut self, now: Instant, qp: &mut Qp, outcome: Outcome, urgent: bool) {
         if outcome == Outcome::Failed {
             self.counters.qp_errors += 1;
             self.enter_error(now, qp);
         } else {
-            self.settle(now, qp);
+            self.settle(now, qp, urgent);
         }
+    }
+
+    /// Timers, also those that have been replaced and are not due yet.
+    pub(super) fn timers(&self) -> usize {
+        self.timers.len()
     }
 
     /// When a timer is due.

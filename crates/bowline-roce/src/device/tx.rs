@@ -11,7 +11,7 @@ use bowline_wire::roce::{AETH_LEN, BTH_LEN, ICRC_LEN};
 use super::Device;
 use super::shared::Shared;
 use crate::burst::Burst;
-use crate::qp::{Halves, Qp, Queued};
+use crate::qp::{Halves, Qp};
 use crate::rc::requester::Outcome;
 use crate::time::Instant;
 
@@ -62,10 +62,14 @@ impl Device {
     fn fill_next(&mut self, now: Instant, burst: &mut Burst) -> bool {
         loop {
             let shared = &mut self.shared;
-            let next = shared.urgent.pop_front().or_else(|| shared.normal.pop_front());
-            let Some(qpn) = next else { return false };
+            let urgent = shared.urgent.pop_front();
+            let Some(qpn) = urgent.or_else(|| shared.normal.pop_front()) else { return false };
             let Some(qp) = self.qps.get_mut(&qpn) else { continue };
-            qp.queued = Queued::No;
+            if urgent.is_some() {
+                qp.in_urgent = false;
+            } else {
+                qp.in_normal = false;
+            }
             if qp.state < QpState::Rtr || qp.state == QpState::Err {
                 continue;
             }
@@ -139,7 +143,7 @@ impl Shared {
                 carried = !burst.add(start, carry);
             }
         }
-        self.after_burst(now, qp, outcome);
+        self.after(now, qp, outcome, false);
         carried
     }
 
@@ -160,16 +164,6 @@ impl Shared {
             }
             None => sender.refuse(&mut self.tx(now, name)),
         };
-        self.after_burst(now, qp, outcome);
-    }
-
-    /// Queues a queue pair with more to send behind all others.
-    fn after_burst(&mut self, now: Instant, qp: &mut Qp, outcome: Outcome) {
-        self.after(now, qp, outcome);
-        if qp.queued == Queued::Urgent && self.urgent.back() == Some(&qp.qpn.0) {
-            self.urgent.pop_back();
-            self.normal.push_back(qp.qpn.0);
-            qp.queued = Queued::Normal;
-        }
+        self.after(now, qp, outcome, false);
     }
 }

@@ -9,7 +9,7 @@ use bowline_verbs::{
 };
 
 use super::Device;
-use crate::qp::{Halves, Qp, Queued};
+use crate::qp::{Halves, Qp};
 use crate::time::Instant;
 
 const NO_PD: Error = Error::NoSuch("protection domain");
@@ -157,7 +157,8 @@ impl Device {
             state: QpState::Reset,
             attr: QpAttr::default(),
             halves: Halves::new(init, self.shared.config.mtu.bytes()),
-            queued: Queued::No,
+            in_urgent: false,
+            in_normal: false,
             requests_next: false,
             timer_at: None,
             heard: false,
@@ -179,7 +180,7 @@ impl Device {
             shared.enter_error(now, qp);
         } else {
             qp.apply(attr, to, &shared.config);
-            shared.settle(now, qp);
+            shared.settle(now, qp, true);
         }
         if to < QpState::Rtr && self.carry_of == Some(qp.qpn) {
             // Of its former life.
@@ -259,7 +260,7 @@ impl Device {
         if qp.state == QpState::Err {
             self.shared.flush(now, qp);
         } else {
-            self.shared.settle(now, qp);
+            self.shared.settle(now, qp, true);
         }
         self.stop_overrun(now);
         result

@@ -415,7 +415,7 @@ impl Requester {
         if self.next.is_after(self.end) {
             self.end = self.next;
         }
-        if fresh && ask && steps == 1 && self.timed.is_none() {
+        if fresh && ask && self.timed.is_none() {
             self.timed = Some((psn, ctx.now));
         }
         if last {
@@ -780,6 +780,7 @@ impl Requester {
         }
         self.expiries += 1;
         self.went_back = false;
+        self.deadline = None;
         self.go_back(ctx);
         Outcome::Idle
     }
