@@ -53,6 +53,11 @@ impl CqTable {
         Self { queues: Table::new(), max: max.min(1 << 19), max_depth }
     }
 
+    /// Queues there are.
+    pub(crate) fn count(&self) -> usize {
+        self.queues.len()
+    }
+
     pub(crate) fn create(&mut self, depth: usize) -> Result<CqId, Error> {
         if depth == 0 {
             return Err(Error::Invalid("a completion queue needs room for an entry"));

@@ -16,12 +16,15 @@ mod gsi;
 mod rx;
 mod shared;
 mod tx;
+mod usage;
 mod verbs;
 
 use std::collections::VecDeque;
 
 use bowline_verbs::{AsyncEvent, CmEvent, CqId, DeviceAttr, Qpn};
 use bowline_wire::roce::IcrcChecker;
+
+pub use self::usage::InUse;
 
 use self::gsi::Gsi;
 use self::shared::Shared;

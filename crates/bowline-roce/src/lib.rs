@@ -25,5 +25,5 @@ pub use burst::{BURST_BYTES_MAX, BURST_SEGMENTS_MAX, Burst};
 pub use cm::{CmConfig, FormerLife};
 pub use config::{Config, GiveUp, Limits};
 pub use counters::Counters;
-pub use device::{Device, Event, IdentHint};
+pub use device::{Device, Event, IdentHint, InUse};
 pub use time::Instant;

@@ -33,6 +33,11 @@ pub(super) enum Found {
 }
 
 impl Listeners {
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        self.by_id.len()
+    }
+
     pub(super) fn contains(&self, id: CmId) -> bool {
         self.by_id.contains_key(&id)
     }

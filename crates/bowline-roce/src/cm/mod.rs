@@ -91,6 +91,11 @@ pub(crate) struct Manager {
 }
 
 impl Manager {
+    /// Listeners, and connections that are not over.
+    pub(crate) fn counts(&self) -> (usize, usize) {
+        (self.listeners.len(), self.conns.len())
+    }
+
     pub(crate) fn new(config: CmConfig, port: Port, mut rng: Rng) -> Self {
         Self {
             config,

@@ -180,6 +180,11 @@ impl Device {
         self.cm.manager.reserves(qpn)
     }
 
+    /// Listeners, and connections that are not over.
+    pub(super) fn cm_counts(&self) -> (usize, usize) {
+        self.cm.manager.counts()
+    }
+
     /// A valid packet of a connection has come [CM-50].
     pub(super) fn cm_data_arrived(&mut self, now: Instant, qpn: Qpn) {
         if self.cm.manager.awaits_data() {

@@ -20,6 +20,13 @@ pub(super) struct Gsi {
     next: Psn,
 }
 
+impl Gsi {
+    /// Datagrams that wait to be sent.
+    pub(super) fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+}
+
 impl Device {
     /// Queues a management datagram for queue pair 1 of an address.
     pub(super) fn send_mad(&mut self, from: IpAddr, to: IpAddr, mad: Box<[u8; MAD_LEN]>) {

@@ -1,0 +1,44 @@
+//! What a device holds at the moment.
+
+use super::Device;
+
+/// How many of everything there is: what was made and not removed, and what waits inside.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct InUse {
+    /// Protection domains.
+    pub pds: usize,
+    /// Memory regions.
+    pub mrs: usize,
+    /// Completion queues.
+    pub cqs: usize,
+    /// Queue pairs.
+    pub qps: usize,
+    /// Listeners.
+    pub listeners: usize,
+    /// Connections, until the time after their end is over [CM-45].
+    pub connections: usize,
+    /// Timers of queue pairs, also those replaced by earlier ones and not due yet.
+    pub timers: usize,
+    /// Management datagrams to be sent.
+    pub mads: usize,
+    /// Events nobody has taken.
+    pub events: usize,
+}
+
+impl Device {
+    /// Counts what the device holds at the moment.
+    pub fn in_use(&self) -> InUse {
+        let (listeners, connections) = self.cm_counts();
+        InUse {
+            pds: self.pds.len(),
+            mrs: self.shared.mrs.count(),
+            cqs: self.shared.cqs.count(),
+            qps: self.qps.len(),
+            listeners,
+            connections,
+            timers: self.shared.timers(),
+            mads: self.gsi.waiting(),
+            events: self.shared.events.len(),
+        }
+    }
+}
