@@ -93,13 +93,14 @@ impl Manager {
         Ok(())
     }
 
-    /// Gives up connecting: tells the peer, which may not have answered yet, by this node's GUID
-    /// and this side's name [CM-36] [CM-40].
+    /// Gives up a connection that is not up: tells the peer, which may have no name of it yet, by
+    /// this node's GUID and this side's name [CM-36] [CM-40].
     pub(super) fn refuse_by_timeout(&mut self, id: CmId) {
         let Some(conn) = self.conns.get(&id) else { return };
         let (from, to, transaction) = (conn.local.ip(), conn.remote.ip(), conn.transaction);
+        let answered = if conn.active { Answered::REQ } else { Answered::OTHER };
         let guid = self.port.guid.to_be_bytes();
-        let refusal = Refusal::of(conn.ids(), Answered::REQ, RejectReason::TIMEOUT);
+        let refusal = Refusal::of(conn.ids(), answered, RejectReason::TIMEOUT);
         self.refuse(from, to, transaction, refusal.with_info(&guid));
     }
 

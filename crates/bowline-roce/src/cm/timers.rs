@@ -1,14 +1,14 @@
 //! Timers: messages sent again until they are answered, and the time after a connection's end.
 
+use std::net::IpAddr;
 use std::time::Duration;
 
 use bowline_verbs::{CmEvent, CmId};
 use bowline_wire::roce::cm::{Answered, CmMad, CmMessage, Mra};
-use std::net::IpAddr;
 
-use super::Manager;
 use super::config::time_of;
-use super::conn::{Resend, State};
+use super::conn::{MadBytes, Resend, State};
+use super::{Manager, Output, SendMad};
 use crate::Instant;
 use crate::counters::Counters;
 
@@ -51,17 +51,19 @@ impl Manager {
         let (from, to) = (conn.local.ip(), conn.remote.ip());
         let mad = resend.mad.clone();
         counters.cm_resent += 1;
-        self.outputs.push_back(super::Output::Mad(super::SendMad { from, to, mad }));
+        self.outputs.push_back(Output::Mad(SendMad { from, to, mad }));
         self.set_timer(id, Some(now + next));
     }
 
-    /// The last repetition is unanswered [CM-40] [CM-41] [CM-42].
+    /// The last repetition is unanswered [CM-40] [CM-41] [CM-42]. A peer that is there after all need
+    /// not keep what it has of a connection that was never up.
     fn give_up(&mut self, now: Instant, id: CmId, counters: &mut Counters) {
         counters.cm_timeouts += 1;
         if self.conns.get(&id).is_some_and(|conn| matches!(conn.state, State::DreqSent(_))) {
             self.event_of(id, CmEvent::Disconnected { id });
             self.enter_timewait(now, id);
         } else {
+            self.refuse_by_timeout(id);
             self.order_error(id);
             self.event_of(id, CmEvent::Unreachable { id });
             self.remove(id);
@@ -73,13 +75,13 @@ impl Manager {
         &mut self,
         now: Instant,
         id: CmId,
-        mad: Box<[u8; bowline_wire::roce::MAD_LEN]>,
+        mad: MadBytes,
         period: Duration,
         left: u8,
     ) -> Option<Resend> {
         let conn = self.conns.get(&id)?;
         let (from, to) = (conn.local.ip(), conn.remote.ip());
-        self.outputs.push_back(super::Output::Mad(super::SendMad { from, to, mad: mad.clone() }));
+        self.outputs.push_back(Output::Mad(SendMad { from, to, mad: mad.clone() }));
         let first = self.config.first_resends.first().copied().unwrap_or(period);
         self.set_timer(id, Some(now + first));
         Some(Resend { mad, early: 0, period, left, extended: false })

@@ -113,8 +113,10 @@ fn a_req_is_sent_sixteen_times() {
     pair.pass(Duration::from_millis(1));
     assert_eq!(pair.sides[A].events, [CmEvent::Unreachable { id }]);
     let times: Vec<u64> = pair.log.iter().map(|sent| ms(sent.at)).collect();
-    assert_eq!(times, (0..16).map(|n| n * 4608).collect::<Vec<_>>());
-    assert!(pair.log.iter().all(|sent| sent.bytes == pair.log[0].bytes));
+    assert_eq!(times, (0..=16).map(|n| n * 4608).collect::<Vec<_>>());
+    assert!(pair.log[..16].iter().all(|sent| sent.bytes == pair.log[0].bytes));
+    let rej = pair.last_rej(A);
+    assert_eq!((rej.reason, rej.info()), (4, &0xau64.to_be_bytes()[..]), "for a peer that waits");
     assert_eq!(pair.states(A), [QpState::Init, QpState::Err]);
     pair.assert_nothing_left();
 }
@@ -126,7 +128,7 @@ fn early_repetitions_come_before_the_period() {
     pair.connect(&param(QP_A));
     pair.pass(Duration::from_secs(60));
     let times: Vec<u64> = pair.log.iter().map(|sent| ms(sent.at)).collect();
-    assert_eq!(times, [0, 50, 250, 1250, 5858, 10466]);
+    assert_eq!(times, [0, 50, 250, 1250, 5858, 10466, 15074]);
     pair.assert_nothing_left();
 }
 
@@ -149,10 +151,32 @@ fn a_rep_is_sent_as_the_req_asks() {
         pair.accept(passive, &param(QP_P));
         pair.pass(Duration::from_millis(period * (u64::from(retries) + 1)));
         let times: Vec<u64> = pair.log.iter().map(|sent| ms(sent.at)).collect();
-        assert_eq!(times, (0..=u64::from(retries)).map(|n| n * period).collect::<Vec<_>>());
+        assert_eq!(times, (0..u64::from(retries) + 2).map(|n| n * period).collect::<Vec<_>>());
+        assert_eq!(pair.last_rej(P).reason, 4);
         assert_eq!(pair.sides[P].events, [CmEvent::Unreachable { id: passive }]);
         pair.assert_nothing_left();
     }
+}
+
+// tests [CM-41]: a side that is up is told when the other has given it up
+#[test]
+fn half_a_connection_does_not_last() {
+    let (mut pair, _) = Pair::listening(config());
+    pair.fate = Box::new(|sent| usize::from(name(&sent.mad) != "RTU"));
+    let active = pair.connect(&param(QP_A));
+    let (passive, _) = pair.request();
+    pair.accept(passive, &param(QP_P));
+    assert!(matches!(pair.sides[A].events[..], [CmEvent::Established { .. }]));
+    pair.pass(Duration::from_secs(70));
+    assert_eq!(pair.sides[P].events, [CmEvent::Unreachable { id: passive }]);
+    let [_, CmEvent::Rejected { id, reason, .. }, CmEvent::TimewaitExit { .. }] =
+        pair.sides[A].events[..]
+    else {
+        panic!("{:?}", pair.sides[A].events)
+    };
+    assert_eq!((id, reason), (active, RejectReason::TIMEOUT));
+    assert_eq!(pair.names(P).len(), 17);
+    pair.assert_nothing_left();
 }
 
 // tests [CM-43] for the REP
