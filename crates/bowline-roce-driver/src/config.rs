@@ -42,6 +42,9 @@ pub struct SoftConfig {
     pub spin: Duration,
     /// Bytes of the sockets' buffers; the system may allow fewer.
     pub socket_buffer: usize,
+    /// For measurements and tests of bad networks: one received packet in so many is thrown away,
+    /// at random, before it is looked at.
+    pub drop_one_in: Option<u32>,
     /// File that gets all packets, in pcapng form.
     pub capture: Option<PathBuf>,
     /// Limits, window and timers of the core. Its addresses, MTU, GUID, seed, ICRC policy,
@@ -61,6 +64,7 @@ impl Default for SoftConfig {
             poll: PollMode::Adaptive,
             spin: Duration::from_micros(25),
             socket_buffer: 8 << 20,
+            drop_one_in: None,
             capture: None,
             core: bowline_roce::Config::default(),
         }

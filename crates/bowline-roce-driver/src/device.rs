@@ -16,6 +16,7 @@ use crate::capture::Capture;
 use crate::clock;
 use crate::config::SoftConfig;
 use crate::identity;
+use crate::loss::Loss;
 use crate::pump::Came;
 use crate::shared::{Shared, State};
 use crate::stats::DriverStats;
@@ -77,6 +78,7 @@ impl SoftDevice {
                 system(&format!("creating the capture file {}", path.display()), &error)
             })?),
         };
+        let loss = config.drop_one_in.map(Loss::new);
         let limits = core.limits;
         let attr = DeviceAttr {
             name: config.name,
@@ -94,8 +96,9 @@ impl SoftDevice {
             max_inline: limits.inline,
             fast_registration: true,
         };
-        let shared = Shared::new(Core::new(core), endpoints, capture, config.poll, config.spin)
-            .map_err(|errno| system("making an event descriptor", &errno.into()))?;
+        let shared =
+            Shared::new(Core::new(core), endpoints, capture, loss, config.poll, config.spin)
+                .map_err(|errno| system("making an event descriptor", &errno.into()))?;
         let shared = Arc::new(shared);
         let of_helper = Arc::clone(&shared);
         let helper = std::thread::Builder::new()

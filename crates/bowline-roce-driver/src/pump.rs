@@ -13,6 +13,7 @@ use rustix::time::Timespec;
 
 use crate::capture::{Capture, Datagram, Way};
 use crate::clock;
+use crate::loss::Loss;
 use crate::shared::Shared;
 use crate::sys::{Arrival, Inbox};
 use crate::udp::Endpoint;
@@ -104,6 +105,10 @@ impl Shared {
             total += bytes.len() as u64;
             split(&arrival, bytes, |hint, datagram| {
                 packets += 1;
+                if self.loss.as_ref().is_some_and(Loss::strikes) {
+                    self.stats.packets_dropped.inc();
+                    return;
+                }
                 st.core.handle_datagram(now, arrival.from, to, hint, datagram);
             });
         }

@@ -19,6 +19,7 @@ use rustix::io::Errno;
 
 use crate::capture::Capture;
 use crate::config::PollMode;
+use crate::loss::Loss;
 use crate::stats::Stats;
 use crate::sys::Inbox;
 use crate::udp::Endpoint;
@@ -75,6 +76,7 @@ pub(crate) struct Shared {
     pub(crate) spin_ns: u64,
     pub(crate) capture: Option<Mutex<Capture>>,
     state: Mutex<State>,
+    pub(crate) loss: Option<Loss>,
     pub(crate) rx: Mutex<Inbox>,
     pub(crate) tx: Mutex<Tx>,
     /// There may be something to send.
@@ -98,6 +100,7 @@ impl Shared {
         core: Core,
         endpoints: Vec<Endpoint>,
         capture: Option<Capture>,
+        loss: Option<Loss>,
         poll: PollMode,
         spin: Duration,
     ) -> Result<Self, Errno> {
@@ -125,6 +128,7 @@ impl Shared {
             stats: Stats::default(),
             spin_ns,
             capture: capture.map(Mutex::new),
+            loss,
             state: Mutex::new(state),
             rx: Mutex::new(Inbox::new()),
             tx: Mutex::new(Tx::default()),

@@ -56,6 +56,8 @@ stats! {
     bytes_received,
     /// Received buffers of no use: cut off, or from no address.
     unusable,
+    /// Packets thrown away because the settings ask for it.
+    packets_dropped,
     /// Times a send had to wait for room in the socket's buffer.
     send_waits,
     /// Packets not sent because the system refused; they count as lost.
