@@ -1,6 +1,7 @@
 //! Which rule of docs/spec is cited by which code and which test.
 //!
-//! A rule is a line `- **R-101** ...` or a row `| D-3 | ... |`. A citation is an id in square
+//! A rule is a line `- **R-101** ...`, a row `| D-3 | ... |` or, with a word instead of a letter, a
+//! paragraph that begins with `REQ-3 `. A citation is an id in square
 //! brackets, `[R-101]` or `[R-101, R-102]` or `[R-101 to R-105]`, or a bare `R-101`. Tests and
 //! interop scenarios may name rows of the checklist as bare words, `T-5`.
 
@@ -11,9 +12,14 @@ use crate::repo;
 use crate::run::Outcome;
 
 const EXCEPTIONS: &str = "docs/spec/exceptions.toml";
-const LETTERS: [char; 5] = ['R', 'D', 'B', 'T', 'U'];
-/// Ids that must be cited or excepted; D and U rows only point to rules or to what is unknown.
-const MUST_BE_CITED: [char; 3] = ['R', 'B', 'T'];
+/// Names of the kinds of rules; those that begin like another come first.
+const KINDS: [&str; 18] = [
+    "REQ", "RSP", "RX", "R", "D", "B", "T", "U", "OUT", "HDR", "ICRC", "QP", "MR", "GSI", "CMA",
+    "CM", "PERF", "VERBS",
+];
+/// Ids that need not be cited or excepted: they only point to rules, to what is unknown, or to other
+/// people's software.
+const NEED_NO_CITATION: [&str; 4] = ["D", "U", "PERF", "VERBS"];
 
 /// How much `check` prints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,9 +30,9 @@ pub(crate) enum Detail {
     Summary,
 }
 
-/// Letter and number of a rule.
+/// Kind and number of a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Id(char, u32);
+struct Id(&'static str, u32);
 
 impl std::fmt::Display for Id {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -130,7 +136,7 @@ impl Survey {
             let cited = !rule.code.is_empty() || !rule.tests.is_empty();
             let reason = self.exceptions.get(id);
             match (cited, reason) {
-                (false, None) if MUST_BE_CITED.contains(&id.0) => uncited.push(id.to_string()),
+                (false, None) if !NEED_NO_CITATION.contains(&id.0) => uncited.push(id.to_string()),
                 (true, Some(_)) => {
                     self.problems.push(format!("{EXCEPTIONS}: {id} is cited, drop its line"));
                 }
@@ -173,10 +179,13 @@ fn row(id: Id, rule: &Rule, reason: &str) -> String {
 
 /// The rule a line of a spec defines.
 fn definition(line: &str) -> Option<Id> {
+    if let Some((id, rest)) = leading_id(line) {
+        return (id.0.len() > 1 && rest.starts_with(' ')).then_some(id);
+    }
     let text = line.strip_prefix("- **").or_else(|| line.strip_prefix("| "))?;
     let (id, rest) = leading_id(text)?;
-    let is_rule = line.starts_with("- **") && id.0 == 'R' && rest.starts_with("**");
-    let is_row = line.starts_with("| ") && id.0 != 'R' && rest.starts_with(" |");
+    let is_rule = line.starts_with("- **") && id.0 == "R" && rest.starts_with("**");
+    let is_row = line.starts_with("| ") && id.0.len() == 1 && id.0 != "R" && rest.starts_with(" |");
     (is_rule || is_row).then_some(id)
 }
 
@@ -213,7 +222,7 @@ fn citations(line: &str, rules: &BTreeMap<Id, Rule>, rows: bool) -> Vec<Id> {
         let starts = !(previous.is_alphanumeric() || previous == '-' || previous == '_');
         previous = c;
         let Some((id, rest)) = leading_id(&line[at..]).filter(|_| starts) else { continue };
-        let bare = (id.0 == 'R' && id.1 >= 100) || (rows && id.0 == 'T');
+        let bare = (id.0 == "R" && id.1 >= 100) || (rows && id.0 == "T");
         if !in_brackets && !bare {
             continue;
         }
@@ -233,15 +242,15 @@ fn citations(line: &str, rules: &BTreeMap<Id, Rule>, rows: bool) -> Vec<Id> {
 
 /// An id at the start of a text, and what follows it.
 fn leading_id(text: &str) -> Option<(Id, &str)> {
-    let letter = text.chars().next().filter(|c| LETTERS.contains(c))?;
-    let digits = text[1..].strip_prefix('-')?;
+    let (kind, digits) =
+        KINDS.iter().find_map(|k| Some((*k, text.strip_prefix(k)?.strip_prefix('-')?)))?;
     let len = digits.bytes().take_while(u8::is_ascii_digit).count();
     let number = digits[..len].parse().ok()?;
     let rest = &digits[len..];
     if rest.starts_with(|c: char| c.is_alphanumeric()) {
         return None;
     }
-    Some((Id(letter, number), rest))
+    Some((Id(kind, number), rest))
 }
 
 #[cfg(test)]
@@ -249,23 +258,25 @@ mod tests {
     use super::*;
 
     fn cited(line: &str) -> Vec<String> {
-        let rules = [1, 2, 3, 104].map(|n| (Id('R', n), Rule::default())).into_iter().collect();
+        let rules = [1, 2, 3, 104].map(|n| (Id("R", n), Rule::default())).into_iter().collect();
         citations(line, &rules, false).iter().map(Id::to_string).collect()
     }
 
     #[test]
     fn scenarios_name_rows_as_bare_words() {
         let found = citations(r#"@scenario("ping", rows="T-1 T-18")"#, &BTreeMap::new(), true);
-        assert_eq!(found, [Id('T', 1), Id('T', 18)]);
+        assert_eq!(found, [Id("T", 1), Id("T", 18)]);
         assert!(names_rows("interop/suite/scenarios.py") && !names_rows("interop/README.md"));
     }
 
     #[test]
     fn finds_definitions_in_lists_and_tables() {
-        assert_eq!(definition("- **R-101** The header"), Some(Id('R', 101)));
-        assert_eq!(definition("| B-3 | lost probe | R-416 |"), Some(Id('B', 3)));
+        assert_eq!(definition("- **R-101** The header"), Some(Id("R", 101)));
+        assert_eq!(definition("| B-3 | lost probe | R-416 |"), Some(Id("B", 3)));
         assert_eq!(definition("| R-101 | no definition |"), None);
         assert_eq!(definition("see **R-101**"), None);
+        assert_eq!(definition("REQ-3  SEND and WRITE: each packet"), Some(Id("REQ", 3)));
+        assert_eq!(definition("REQ-3, and more"), None);
     }
 
     #[test]
@@ -273,6 +284,7 @@ mod tests {
         assert_eq!(cited("// so it is [R-1], and [R-2, D-3]"), ["R-1", "R-2", "D-3"]);
         assert_eq!(cited("[R-1 to R-104]"), ["R-1", "R-2", "R-3", "R-104"]);
         assert_eq!(cited("as R-104 says"), ["R-104"]);
+        assert_eq!(cited("[REQ-3], [CMA-9]; REQ-4 is no citation"), ["REQ-3", "CMA-9"]);
     }
 
     #[test]
@@ -283,7 +295,7 @@ mod tests {
     #[test]
     fn an_exception_needs_a_reason() {
         assert_eq!(exception("# nothing"), Ok(None));
-        let told = Ok(Some((Id('R', 106), "RDMA only".to_owned())));
+        let told = Ok(Some((Id("R", 106), "RDMA only".to_owned())));
         assert_eq!(exception("R-106 = \"RDMA only\""), told);
         assert!(exception("R-106 = \"\"").is_err());
         assert!(exception("R-106 RDMA").is_err());

@@ -1,4 +1,5 @@
-//! The hash that spreads pairs of sockets over paths, [R-2040].
+//! The hash that spreads pairs of sockets over paths, [R-2040], where a kernel looks at the
+//! sender alone.
 
 /// Jenkins' lookup3 for one 32-bit word, with start value 0, as a kernel uses for all sockets but
 /// its first, [B-12].
