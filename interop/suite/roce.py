@@ -258,3 +258,43 @@ def rping_4096(c):
 def rping_loss(c):
     """1 % of all packets are lost in each direction: the same pings, the same data."""
     rping(c, 1500, (64, 4097, 65535), 40, loss=True)
+
+
+@scenario("rdma-core", dirs=("k>n", "n>k"), orders=("lo",), families=(4, 6), timeout=120, bare=True, tool=True,
+          self_check=NO_SELF_CHECK)
+def rdma_core(c):
+    """ucmatose, with the connection manager, and ibv_rc_pingpong, without it, of rdma-core."""
+    with Roce(c) as r:
+        gid = 1 if c.family == 4 else 2
+        for size in (100, 4099):
+            n, port = 30, str(7471)
+            words = ["rdma-core", "ucmatose", "--port", port, "--size", str(size), "-n", str(n)]
+            theirs = "ucmatose -p %s -C %d -S %d -f %s" % (port, n, size, "ip" if c.family == 4 else "ipv6")
+            if c.dir == "k>n":
+                t = r.serve(*words)
+                r.kernel("%s -s %s" % (theirs, c.n_addr))
+                rc, lines = t.end()
+                want(rc == 0, "ucmatose: %s", t.said())
+            else:
+                r.kernel_serves("%s -b %s" % (theirs, c.k_addr), "/tmp/ucmatose")
+                r.client(*words)
+                out = c.guest("sleep 1; cat /tmp/ucmatose")
+                want("return status 0" in out, "the kernel's ucmatose: %s", out)
+            c.messages += 2 * n
+        for size, mtu in ((4096, 1024), (1, 512), (5001, 256)):
+            n, port = 100, "18515"
+            words = ["rdma-core", "pingpong", "--port", port, "--size", str(size), "-n", str(n), "--mtu", str(mtu)]
+            theirs = "ibv_rc_pingpong -d rxe0 -g %d -n %d -s %d -m %d" % (gid, n, size, mtu)
+            if c.dir == "k>n":
+                t = r.serve(*words)
+                out = r.kernel("%s %s" % (theirs, c.n_addr))
+                rc, lines = t.end()
+                want(rc == 0, "ibv_rc_pingpong: %s", t.said())
+            else:
+                guest_exec("a", ["bash", "-c", "exec " + theirs], 30, lambda b: None, lambda b: None, detach=True,
+                           log="/tmp/pingpong")
+                c.guest("for i in 1 2 3 4 5 6 7 8 9; do ss -Hltn 'sport = 18515' | grep -q LISTEN && break; sleep 0.2; done")
+                r.client(*words)
+                out = c.guest("sleep 1; cat /tmp/pingpong")
+            want("%d iters in" % n in out, "the kernel's ibv_rc_pingpong: %s", out)
+            c.messages += 2 * n

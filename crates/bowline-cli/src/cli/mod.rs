@@ -110,6 +110,8 @@ enum Command {
     Devices(rdma::DevicesArgs),
     Rping(rdma::RpingArgs),
     Perf(rdma::PerfArgs),
+    #[command(hide = true)]
+    RdmaCore(rdma::OthersArgs),
     Bench(bench::Args),
     Sim(sim::Args),
     #[command(hide = true)]
@@ -134,6 +136,7 @@ impl Command {
             Self::Devices(_) => "devices",
             Self::Rping(_) => "rping",
             Self::Perf(_) => "perf",
+            Self::RdmaCore(_) => "rdma-core",
             Self::Bench(_) => "bench",
             Self::Sim(_) => "sim",
             Self::Man(_) => "man",
@@ -156,6 +159,7 @@ impl Command {
             Self::Devices(args) => rdma::run_devices(&args),
             Self::Rping(args) => rdma::run_rping(&args),
             Self::Perf(args) => rdma::run_perf(&args),
+            Self::RdmaCore(args) => rdma::run_others(&args),
             Self::Bench(args) => bench::run(args),
             Self::Sim(args) => sim::run(&args),
             Self::Man(args) => manual::run_man(&args),

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bowline_verbs::{
-    Access, Buffer, CmId, Completion, CqId, Device, MrKeys, PdId, QpAttr, QpCap, QpInit, QpState,
-    QpType, Qpn, RecvWr, Remote, SendFlags, SendOp, SendWr, Sge, Status,
+    Access, AddressVector, Buffer, CmId, Completion, CqId, Device, MrKeys, Mtu, PdId, QpAttr,
+    QpCap, QpInit, QpState, QpType, Qpn, RecvWr, Remote, SendFlags, SendOp, SendWr, Sge, Status,
 };
 
 use super::{Ended, SLICE};
@@ -49,6 +49,19 @@ pub(super) struct Wish {
     pub(super) poll: bool,
     /// Longest wait for the peer.
     pub(super) timeout: Duration,
+}
+
+/// Where packets go, for a queue pair without connection manager.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Path {
+    pub(super) av: AddressVector,
+    pub(super) mtu: Mtu,
+    /// The peer's queue pair.
+    pub(super) dest: Qpn,
+    /// The peer's first PSN.
+    pub(super) rq_psn: u32,
+    /// The first one of this side.
+    pub(super) sq_psn: u32,
 }
 
 /// The connection.
@@ -94,6 +107,31 @@ impl<'a> Link<'a> {
     /// The queue pair.
     pub(super) fn qpn(&self) -> Qpn {
         self.qpn.unwrap_or_default()
+    }
+
+    /// Takes the queue pair to RTS by hand [QP-1].
+    pub(super) fn go(&self, path: &Path) -> Result<(), Ended> {
+        let attr = QpAttr {
+            state: Some(QpState::Rtr),
+            av: Some(path.av),
+            path_mtu: Some(path.mtu),
+            dest_qpn: Some(path.dest),
+            rq_psn: Some(path.rq_psn),
+            max_dest_rd_atomic: Some(1),
+            min_rnr_timer: Some(12),
+            ..QpAttr::default()
+        };
+        self.device.modify_qp(self.qpn(), &attr)?;
+        let attr = QpAttr {
+            state: Some(QpState::Rts),
+            sq_psn: Some(path.sq_psn),
+            max_rd_atomic: Some(1),
+            timeout: Some(14),
+            retry_cnt: Some(7),
+            rnr_retry: Some(7),
+            ..QpAttr::default()
+        };
+        Ok(self.device.modify_qp(self.qpn(), &attr)?)
     }
 
     /// Ties it to a connection, which ends with it.

@@ -69,6 +69,11 @@ impl Local {
         Ok((device, addresses.into_iter().map(|a| SocketAddr::new(a, self.port)).collect()))
     }
 
+    /// The path MTU asked for.
+    pub(super) fn mtu(&self) -> Option<Mtu> {
+        self.mtu
+    }
+
     fn open(&self, addresses: &[IpAddr]) -> Outcome<Arc<dyn Device>> {
         Ok(soft(addresses, self.mtu, self.capture.clone(), self.poll)?)
     }

@@ -9,6 +9,7 @@ mod arrivals;
 mod devices;
 mod link;
 mod local;
+mod others;
 mod perf;
 mod rping;
 mod wire;
@@ -20,6 +21,7 @@ use bowline_verbs::Error;
 use super::Failure;
 
 pub(crate) use devices::{Args as DevicesArgs, run as run_devices};
+pub(crate) use others::{Args as OthersArgs, run as run_others};
 pub(crate) use perf::{Args as PerfArgs, run as run_perf};
 pub(crate) use rping::{Args as RpingArgs, run as run_rping};
 
