@@ -77,7 +77,10 @@ pub struct Device {
 
 impl Device {
     /// Makes a device.
-    pub fn new(config: Config) -> Self {
+    pub fn new(mut config: Config) -> Self {
+        for addr in &mut config.addrs {
+            *addr = addr.to_canonical();
+        }
         let mut rng = Rng::new(&config.seed);
         Self {
             qps: NumberMap::default(),

@@ -2,6 +2,33 @@
 //!
 //! [`Device`] takes datagrams, requests and the time, and returns datagrams and events; it knows no
 //! sockets, threads or clocks. Spec: `docs/spec/roce.md`.
+//!
+//! The whole of a driver, but for the waiting:
+//!
+//! ```
+//! use bowline_roce::{Burst, Config, Device, Event, IdentHint, Instant};
+//! # fn now() -> Instant { Instant::from_nanos(1) }
+//! # fn receive() -> Option<(std::net::SocketAddr, std::net::IpAddr, Vec<u8>)> { None }
+//! # fn send(_: &Burst) {}
+//! # fn tell(_: Event) {}
+//! # fn wait_until(_: Option<Instant>) {}
+//!
+//! let mut device = Device::new(Config { addrs: vec!["10.0.0.1".parse()?], ..Config::default() });
+//! let mut burst = Burst::new();
+//! // For ever:
+//! while let Some((from, to, payload)) = receive() {
+//!     device.handle_datagram(now(), from, to, IdentHint::Unknown, &payload);
+//! }
+//! device.handle_timeout(now());
+//! while device.poll_transmit(now(), &mut burst) {
+//!     send(&burst); // all of it at once, to port 4791 of `burst.to`
+//! }
+//! while let Some(event) = device.poll_event() {
+//!     tell(event);
+//! }
+//! wait_until(device.poll_timeout());
+//! # Ok::<(), std::net::AddrParseError>(())
+//! ```
 #![forbid(unsafe_code)]
 
 mod burst;

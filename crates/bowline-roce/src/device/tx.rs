@@ -104,7 +104,7 @@ impl Shared {
         let name = self.name(qp);
         let Halves::Rc { requester, responder } = &mut qp.halves else { return false };
         let gso = self.config.gso && !requester.sends_singly();
-        let may_request = qp.state == QpState::Rts && requester.has_work();
+        let may_request = qp.state == QpState::Rts && !responder.failed() && requester.has_work();
         // An acknowledgement alone can wait for the end of a burst of requests.
         let no_hurry = !responder.has_reply() || gso && responder.has_one_ack();
         let mut half = Half::Responder;
@@ -121,7 +121,6 @@ impl Shared {
                     let ctx = &mut self.rx(now, name);
                     responder.fill_reply(ctx, name.dest_qpn, &mut burst.bytes)
                 }
-                Half::Requester if responder.failed() => false,
                 Half::Requester => {
                     outcome = requester.fill(&mut self.tx(now, name), &mut burst.bytes);
                     outcome == Outcome::Packet

@@ -541,6 +541,9 @@ impl Requester {
         }
         self.pause = Some(ctx.now + Duration::from_nanos(rnr_timer_ns(code)));
         self.deadline = None;
+        self.unasked = 0;
+        // What is sent again is not timed.
+        self.timed = None;
         // The peer lives.
         self.progress_at = ctx.now;
         self.seek();
