@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use bowline_roce::{Burst, Config, Device, IdentHint, Instant};
+use bowline_roce::{Burst, Config, Device, FormerLife, IdentHint, Instant};
 use bowline_verbs::CmId;
 
 use super::net::Datagram;
@@ -26,6 +26,7 @@ pub(crate) struct Host {
     pub(crate) timer_at: Option<u64>,
     /// Timer events of the present moment.
     pub(crate) timer_runs: (u64, u32),
+    former: Vec<FormerLife>,
     burst: Burst,
 }
 
@@ -45,12 +46,13 @@ impl Host {
             turning: false,
             timer_at: None,
             timer_runs: (0, 0),
+            former: Vec::new(),
             burst: Burst::default(),
         }
     }
 
     /// Starts a device and its listener.
-    pub(crate) fn start(&mut self, rng: &mut Rng, number: usize) -> Result<(), String> {
+    pub(crate) fn start(&mut self, now: u64, rng: &mut Rng, number: usize) -> Result<(), String> {
         let mut seed = [0; 32];
         for bytes in seed.chunks_exact_mut(8) {
             bytes.copy_from_slice(&rng.next().to_le_bytes());
@@ -67,6 +69,13 @@ impl Host {
         };
         let mut device = Device::new(config);
         let at = SocketAddr::new(self.plan.addr, PORT);
+        // Not every program keeps the list.
+        for former in std::mem::take(&mut self.former) {
+            if rng.chance(500) {
+                let ended = device.end_former_life(Instant::from_nanos(now), &former);
+                ended.map_err(|e| format!("host {number}: {former:?}: {e}"))?;
+            }
+        }
         let listener = device.listen(at).map_err(|e| format!("host {number}: listen: {e}"))?;
         self.listener = Some(listener);
         self.device = Some(device);
@@ -76,8 +85,9 @@ impl Host {
         Ok(())
     }
 
-    /// The device dies.
+    /// The device dies. What it remembered of its connections is kept for its next life [CM-53].
     pub(crate) fn stop(&mut self) {
+        self.former = self.device.as_ref().map(Device::former_lives).unwrap_or_default();
         self.device = None;
         self.listener = None;
         self.boot += 1;

@@ -146,7 +146,8 @@ impl World {
         self.stats.connects += 1;
         if plan.managed {
             let param = self.param(id, hello(id, REQUEST_DATA));
-            let remote = (self.hosts[plan.to].addr(), PORT).into();
+            let port = if plan.wrong_port { PORT + 1 } else { PORT };
+            let remote = (self.hosts[plan.to].addr(), port).into();
             let now = self.instant();
             let Some(device) = &mut self.hosts[plan.from].device else { return };
             let result = device.connect(now, None, remote, &param);
@@ -226,7 +227,9 @@ impl World {
             && request.remote.ip() == self.hosts[self.sides[active].host].addr()
             && Some(request.listener) == self.hosts[host].listener
             && request.responder_resources == self.plan.conns[conn].depths[0]
-            && request.initiator_depth == self.plan.conns[conn].depths[1];
+            && request.initiator_depth == self.plan.conns[conn].depths[1]
+            && !self.plan.conns[conn].wrong_port
+            && self.plan.conns[conn].mtu <= self.plan.hosts[host].mtu;
         if !right {
             self.fail(|| format!("host {host}: side {active} did not ask so: {request:?}"));
             return;
@@ -305,11 +308,15 @@ impl World {
             CmEvent::Rejected { reason, private_data, .. } => {
                 self.sides[id].told.refused = true;
                 self.stats.refused += 1;
-                let by_program = self.sides[id].active
-                    && self.plan.conns[self.sides[id].conn].reject
+                let plan = &self.plan.conns[self.sides[id].conn];
+                let by_program = plan.reject
                     && reason == RejectReason::CONSUMER
                     && is_hello(&private_data, id, REJECT_DATA);
-                if !by_program && !excused {
+                let nobody = plan.wrong_port && reason == RejectReason::INVALID_SERVICE_ID;
+                let too_large =
+                    plan.mtu > self.plan.hosts[plan.to].mtu && reason == RejectReason::INVALID_MTU;
+                let active = self.sides[id].active;
+                if !(active && (by_program || nobody || too_large)) && !excused {
                     self.fail(|| format!("side {id} was refused: {reason:?}"));
                 }
                 self.over(id);

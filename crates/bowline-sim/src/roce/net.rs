@@ -1,8 +1,8 @@
 //! Datagrams on their way: loss, delay, reorder, repetition, damage, short queues, partitions.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use bowline_wire::roce::{Outer, split_icrc};
+use bowline_wire::roce::{ICRC_LEN, Outer, split_icrc};
 
 use crate::rng::Rng;
 
@@ -19,6 +19,8 @@ pub(crate) struct NetPlan {
     pub(crate) repeat: u64,
     /// Come damaged.
     pub(crate) damage: u64,
+    /// Followed by one that somebody else has made, from his own address.
+    pub(crate) forge: u64,
     /// Bytes that wait for a line at most; more are dropped.
     pub(crate) queue: u64,
     /// Nanoseconds a KiB takes on the line.
@@ -91,15 +93,43 @@ impl Net {
         if self.faulty && rng.chance(plan.damage) {
             fate.damaged = damage(rng, &mut datagram);
         }
-        let mut arrival = || self.free_at[line] + plan.delay + rng.below(plan.jitter + 1);
-        let first = arrival();
-        let second = arrival();
+        let sent = self.free_at[line] + plan.delay;
+        let first = sent + rng.below(plan.jitter + 1);
+        let second = sent + rng.below(plan.jitter + 1);
+        if self.faulty && !fate.damaged && rng.chance(plan.forge) {
+            fate.arrivals.push((sent, forged(rng, &datagram)));
+        }
         if self.faulty && rng.chance(plan.repeat) {
             fate.arrivals.push((second, datagram.clone()));
         }
         fate.arrivals.push((first, datagram));
         fate
     }
+}
+
+/// What a stranger makes of a datagram he has seen: his own address, perhaps another place in the
+/// sequence, another operation, another key, and a right ICRC.
+fn forged(rng: &mut Rng, datagram: &Datagram) -> Datagram {
+    let stranger = match datagram.to {
+        IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::new(10, 77, 9, 9)),
+        IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::new(0xfd77, 9, 9, 9, 0, 0, 0, 9)),
+    };
+    let mut bytes = datagram.bytes.clone();
+    bytes.truncate(bytes.len() - ICRC_LEN);
+    match rng.below(4) {
+        // Byte 11 is the low byte of the sequence number, 0 the operation.
+        0 => bytes[11] = bytes[11].wrapping_add(rng.below(5) as u8),
+        1 => bytes[0] = (bytes[0] & 0xe0) | rng.below(0x18) as u8,
+        2 => {
+            let at = rng.index(bytes.len());
+            bytes[at] ^= 1 << rng.below(8);
+        }
+        _ => {}
+    }
+    let from = SocketAddr::new(stranger, datagram.from.port());
+    let outer = Outer { from: stranger, to: datagram.to, source_port: from.port() };
+    outer.append_icrc(datagram.ident, &mut bytes, 0);
+    Datagram { from, to: datagram.to, ident: datagram.ident, bytes }
 }
 
 /// Changes bits so that no receiver can take the datagram for good; false if it stayed as it was.

@@ -124,6 +124,8 @@ pub(crate) struct ConnPlan {
     pub(crate) burst: u64,
     /// The passive side refuses.
     pub(crate) reject: bool,
+    /// Nobody listens where the active side asks.
+    pub(crate) wrong_port: bool,
     /// Longest time until it decides.
     pub(crate) decide: u64,
     /// The time after which a side ends it, however far it is.
@@ -228,8 +230,8 @@ impl Plan {
         let most = self.hosts[from].mtu.min(self.hosts[to].mtu);
         let mtus: Vec<Mtu> = Mtu::ALL.into_iter().filter(|mtu| *mtu <= most).collect();
         let managed = churn || rng.chance(700);
-        // The connection manager takes the largest MTU of the devices.
-        let mtu = if managed { most } else { rng.pick(&mtus) };
+        // The connection manager takes the active side's, or nobody answers.
+        let mtu = if managed { self.hosts[from].mtu } else { rng.pick(&mtus) };
         let message_max = if churn { rng.magnitude(16, 3_000) } else { rng.magnitude(64, 100_000) };
         let average = message_max / 3 + 200;
         let packets = average / mtu.bytes() as u64 + 2;
@@ -267,6 +269,7 @@ impl Plan {
             gap: rng.pick(&[0, 5 * US, 100 * US, 2 * MS]),
             burst,
             reject: managed && rng.chance(if churn { 250 } else { 30 }),
+            wrong_port: managed && rng.chance(if churn { 50 } else { 5 }),
             decide: rng.pick(&[0, 10 * US, MS, if churn { 6 * SEC } else { MS }]),
             end_after: ends,
             abrupt: ends != [None, None] && rng.chance(300),
@@ -280,8 +283,10 @@ fn draw_hosts(rng: &mut Rng, weather: bool) -> Vec<HostPlan> {
     let v6 = rng.chance(400);
     let mtus = [Mtu::M256, Mtu::M512, Mtu::M1024, Mtu::M1024, Mtu::M2048, Mtu::M4096, Mtu::M4096];
     let mtu = rng.pick(&mtus);
+    let differ = rng.chance(100);
     (1..=count)
         .map(|n: u8| {
+            let mtu = if differ { rng.pick(&mtus) } else { mtu };
             let gso = rng.chance(700);
             let hints = rng.pick(&[Hints::Right, Hints::Right, Hints::None, Hints::Mixed]);
             // Without the right hints a strict receiver takes what was sent right for damaged.
@@ -318,6 +323,7 @@ fn draw_net(rng: &mut Rng, weather: bool, narrow: bool) -> NetPlan {
         loss: some(rng, 200),
         repeat: some(rng, 300),
         damage: some(rng, 100),
+        forge: some(rng, 50),
         queue: if narrow { rng.magnitude(4_000, 100_000) } else { u64::MAX / 4096 },
         per_kib: if narrow { rng.magnitude(100, 20_000) } else { 80 },
     }

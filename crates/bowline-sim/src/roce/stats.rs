@@ -33,6 +33,18 @@ numbers! {
         bytes,
         /// Queues that failed.
         failed,
+        /// Datagrams that devices dropped for their ICRC.
+        icrc_drops,
+        /// Request packets that devices sent again.
+        resent,
+        /// Request packets that came again.
+        repeated,
+        /// Receives that were missing.
+        rnr_naks,
+        /// Peers given up for want of an answer.
+        given_up,
+        /// Messages of connection managers sent again.
+        cm_resent,
         /// Devices that died.
         crashes,
         /// Virtual time, milliseconds.

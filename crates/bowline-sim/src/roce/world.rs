@@ -1,6 +1,6 @@
 //! One run: devices, their programs and their troubles, step by step.
 
-use bowline_roce::{Event as DeviceEvent, Instant};
+use bowline_roce::{Event as DeviceEvent, InUse, Instant};
 use bowline_verbs::{CmEvent, CmId, Completion, ConnRequest};
 
 use super::app::{self, App, Owned};
@@ -94,6 +94,8 @@ const DRAIN_MAX: u64 = 600 * SEC;
 const CALM_MAX: u64 = 20 * SEC;
 /// Time in which late datagrams and timers show.
 const QUIET: u64 = 3 * SEC;
+/// Queue pairs removed, about, whose timers may not have been due yet.
+const RETIRED: usize = 2000;
 /// Steps after which a run is taken to go in circles.
 const STEPS_MAX: u64 = 1_500_000;
 /// Bursts of one turn after which a device is taken to go in circles.
@@ -316,6 +318,16 @@ impl World {
         }
         self.events(host);
         self.set_timer(host);
+        self.check_bounds(host);
+    }
+
+    /// What a device holds for itself is bounded by what programs have made.
+    fn check_bounds(&mut self, host: usize) {
+        let Some(device) = &self.hosts[host].device else { return };
+        let held = device.in_use();
+        if held.timers > 16 * (held.qps + RETIRED) || held.mads > 0 || held.events > 0 {
+            self.fail(|| format!("host {host} holds too much: {held:?}"));
+        }
     }
 
     /// Hands out what the device has to say.
@@ -580,6 +592,7 @@ impl World {
         self.note([10, host as u64, 0], || format!("FAULT host {host} dies"));
         self.stats.crashes += 1;
         let boot = self.hosts[host].boot;
+        self.count(host);
         self.hosts[host].stop();
         for id in 0..self.sides.len() {
             let side = &self.sides[id];
@@ -599,11 +612,24 @@ impl World {
         self.schedule(length, Event::Boot(host));
     }
 
+    /// Adds what a device has counted, at the end of its life.
+    fn count(&mut self, host: usize) {
+        let Some(device) = &self.hosts[host].device else { return };
+        let counted = device.counters();
+        self.stats.icrc_drops += counted.drop_icrc;
+        self.stats.resent += counted.packets_resent;
+        self.stats.repeated += counted.requests_duplicate;
+        self.stats.rnr_naks += counted.rnr_naks_sent;
+        self.stats.given_up += counted.retries_exceeded;
+        self.stats.cm_resent += counted.cm_resent;
+    }
+
     fn boot(&mut self, host: usize) {
         if self.hosts[host].device.is_none() {
             self.note([11, host as u64, 0], || format!("host {host} starts"));
-            let result = self.hosts[host].start(&mut self.rng, host);
+            let result = self.hosts[host].start(self.now, &mut self.rng, host);
             self.judge(result);
+            self.touched(host);
         }
     }
 
@@ -694,10 +720,15 @@ impl World {
             }
         }
         for host in 0..self.hosts.len() {
+            self.count(host);
             let Some(device) = &self.hosts[host].device else { continue };
-            if let Some(due) = device.poll_timeout() {
+            let (due, left) = (device.poll_timeout(), device.in_use());
+            if let Some(due) = due {
                 let wait = due.as_nanos().saturating_sub(self.now) / MS;
                 self.fail(|| format!("host {host} still has a timer, due in {wait} ms"));
+            }
+            if left != InUse::default() {
+                self.fail(|| format!("host {host} still holds {left:?}"));
             }
         }
     }
