@@ -20,8 +20,9 @@ bitflags::bitflags! {
     }
 }
 
-/// Memory of a gather or scatter list.
+/// Memory of a gather or scatter list, laid out as `struct ibv_sge`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
 pub struct Sge {
     /// Address within the region, in the terms it was registered with (`iova`).
     pub addr: u64,
