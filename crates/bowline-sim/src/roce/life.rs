@@ -95,7 +95,7 @@ impl World {
         side.next_number = (id as u64) << 32;
         side.receives_due = plan.recv_depth;
         side.linger = self.rng.pick(&[Linger::No, Linger::Disconnected, Linger::Timewait]);
-        if self.plan.hard_network() {
+        if self.plan.hard_network() || plan.patience != (17, 7) {
             side.trouble.add(Trouble::NETWORK);
         }
         let qpn = side.qpn;
@@ -173,7 +173,6 @@ impl World {
         let (side, other) = (&self.sides[id], &self.sides[peer]);
         let plan = &self.plan.conns[side.conn];
         let mine = usize::from(!side.active);
-        let psn = |id: SideId| mix(id as u64 ^ 0x705e) as u32 & 0xff_ffff;
         let rtr = QpAttr {
             state: Some(QpState::Rtr),
             av: Some(AddressVector {
@@ -184,16 +183,16 @@ impl World {
             }),
             path_mtu: Some(plan.mtu),
             dest_qpn: Some(other.qpn),
-            rq_psn: Some(psn(peer)),
+            rq_psn: Some(plan.psns[1 - mine]),
             max_dest_rd_atomic: Some(plan.depths[mine]),
             min_rnr_timer: Some(plan.min_rnr_timer),
             ..QpAttr::default()
         };
         let rts = QpAttr {
             state: Some(QpState::Rts),
-            sq_psn: Some(psn(id)),
-            timeout: Some(17),
-            retry_cnt: Some(7),
+            sq_psn: Some(plan.psns[mine]),
+            timeout: Some(plan.patience.0),
+            retry_cnt: Some(plan.patience.1),
             rnr_retry: Some(plan.rnr_retry),
             max_rd_atomic: Some(plan.depths[1 - mine]),
             ..QpAttr::default()

@@ -108,6 +108,10 @@ pub(crate) struct ConnPlan {
     pub(crate) depths: [u8; 2],
     pub(crate) rnr_retry: u8,
     pub(crate) min_rnr_timer: u8,
+    /// First sequence numbers, without a connection manager: often such that they wrap soon.
+    pub(crate) psns: [u32; 2],
+    /// Code of the acknowledgement timeout, and retransmissions, without a connection manager.
+    pub(crate) patience: (u8, u8),
     /// Longest time until a receive is posted again.
     pub(crate) recv_delay: u64,
     /// Receives of a thousand that are too short for some messages.
@@ -156,6 +160,9 @@ pub(crate) struct Plan {
     pub(crate) faults: Vec<(FaultKind, u64)>,
     /// Longest fault.
     pub(crate) fault_max: u64,
+    /// Management datagrams of a thousand at whose arrival a device dies: that of the sender, or of
+    /// the receiver before or after it has taken it in.
+    pub(crate) deadly_mads: u64,
     /// Time in which faults happen.
     pub(crate) active: u64,
 }
@@ -201,6 +208,7 @@ impl Plan {
             conns: Vec::new(),
             faults: Vec::new(),
             fault_max: rng.magnitude(MS, 6 * SEC),
+            deadly_mads: if crash && rng.chance(500) { rng.between(10, 200) } else { 0 },
             active: rng.magnitude(MS, 3 * SEC),
         };
         let count = if churn { rng.between(3, 8) } else { rng.between(1, 3) };
@@ -260,6 +268,12 @@ impl Plan {
             depths: [small(rng), small(rng)],
             rnr_retry: if misuse && rng.chance(300) { rng.below(7) as u8 } else { 7 },
             min_rnr_timer: rng.between(1, 20) as u8,
+            psns: [psn(rng), psn(rng)],
+            patience: if rng.chance(200) {
+                (rng.between(6, 16) as u8, rng.between(1, 7) as u8)
+            } else {
+                (17, 7)
+            },
             recv_delay: rng.pick(&[0, 0, 50 * US, 3 * MS]),
             short_receives: if misuse && rng.chance(300) { 60 } else { 0 },
             misuse: if misuse { rng.pick(&[0, 10, 50, 300]) } else { 0 },
@@ -276,6 +290,11 @@ impl Plan {
             deregister_after: (misuse && rng.chance(200)).then(|| rng.magnitude(US, 5 * MS)),
         }
     }
+}
+
+fn psn(rng: &mut Rng) -> u32 {
+    let any = rng.next() as u32 & 0xff_ffff;
+    if rng.chance(500) { 0xff_ffff - any % 200 } else { any }
 }
 
 fn draw_hosts(rng: &mut Rng, weather: bool) -> Vec<HostPlan> {

@@ -98,6 +98,8 @@ const QUIET: u64 = 3 * SEC;
 const RETIRED: usize = 2000;
 /// Steps after which a run is taken to go in circles.
 const STEPS_MAX: u64 = 1_500_000;
+/// Operation of management datagrams [GSI-1].
+const UD_SEND: u8 = 0x64;
 /// Bursts of one turn after which a device is taken to go in circles.
 const BURSTS_MAX: usize = 20_000;
 
@@ -267,10 +269,24 @@ impl World {
                 word(12)
             )
         });
+        let deadly = opcode == UD_SEND
+            && self.phase == Phase::Active
+            && self.rng.chance(self.plan.deadly_mads);
+        let which = if deadly { self.rng.below(3) } else { 3 };
+        let length = self.plan.fault_max;
+        if which == 0 {
+            let length = self.rng.magnitude(US, length);
+            return self.crash(host, length);
+        }
         if !self.sabotaged_arrival(host, datagram) {
             self.hosts[host].deliver(self.now, &mut self.rng, datagram);
         }
         self.touched(host);
+        let sender = self.hosts.iter().position(|h| h.addr() == datagram.from.ip());
+        if let (1 | 2, Some(sender)) = (which, sender) {
+            let length = self.rng.magnitude(US, length);
+            self.crash(if which == 1 { host } else { sender }, length);
+        }
     }
 
     /// A device was given something: its driver has to look at it.
