@@ -100,7 +100,7 @@ counters! {
     go_backs,
     /// Request packets sent again.
     packets_resent,
-    /// Queue pairs that send packets one by one since bursts do not arrive [ICRC-23].
+    /// Peers that are sent packets one by one since bursts do not arrive [ICRC-23].
     bursts_given_up,
     /// Retransmission timers run out.
     timeouts,

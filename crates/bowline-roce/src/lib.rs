@@ -38,6 +38,7 @@ mod counters;
 mod cq;
 mod device;
 mod mr;
+mod paths;
 mod qp;
 mod rc;
 mod recvq;

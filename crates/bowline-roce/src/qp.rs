@@ -11,6 +11,7 @@ use bowline_verbs::{Error, QpAttr, QpInit, QpState, QpType, Qpn};
 
 use crate::burst::{Route, source_port, unconnected_source_port};
 use crate::config::Config;
+use crate::paths::Creeping;
 use crate::rc::requester::{Requester, Settings};
 use crate::rc::responder::Responder;
 use crate::time::Instant;
@@ -26,6 +27,8 @@ pub(crate) struct Qp {
     /// Attributes as they are now; `state` in it is not used.
     pub(crate) attr: QpAttr,
     pub(crate) halves: Halves,
+    /// Where the peer has asked for answers again.
+    pub(crate) answers: Creeping,
     /// It is in the list of those with replies to send, and in that of those with anything to send.
     pub(crate) in_urgent: bool,
     pub(crate) in_normal: bool,
@@ -212,6 +215,7 @@ impl Qp {
             self.attr = QpAttr::default();
             self.halves = Halves::new(&self.init, config.mtu.bytes());
             self.heard = false;
+            self.answers = Creeping::of_answers();
         }
     }
 

@@ -133,8 +133,13 @@ impl Device {
                 outcome = requester.handle(&mut self.shared.tx(now, name), &packet);
             }
             Halves::Rc { responder, .. } => {
+                let before = self.shared.counters.requests_duplicate;
                 // What a fault makes of the queue pair shows when it is settled.
                 let _: After = responder.handle(&mut self.shared.rx(now, name), &packet);
+                let again = self.shared.counters.requests_duplicate != before;
+                if again && packet.opcode == Opcode::ReadRequest {
+                    qp.answers.begin_again(packet.bth.psn);
+                }
             }
             Halves::Ud { receiver, .. } => {
                 let header = network_header(from, to, identification, payload.len());
@@ -145,6 +150,7 @@ impl Device {
                 }
             }
         }
+        self.shared.watch_bursts(qp);
         self.shared.after(now, qp, outcome, true);
         if !self.shared.overrun.is_empty() {
             self.stop_overrun(now);

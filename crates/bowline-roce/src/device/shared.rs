@@ -10,6 +10,7 @@ use crate::config::Config;
 use crate::counters::Counters;
 use crate::cq::{Added, CqTable};
 use crate::mr::MrTable;
+use crate::paths::Paths;
 use crate::qp::{Halves, Qp};
 use crate::rc::requester::{Outcome, TxCtx};
 use crate::rc::responder::RxCtx;
@@ -34,6 +35,7 @@ pub(crate) struct Shared {
     pub(crate) cqs: CqTable,
     pub(crate) counters: Counters,
     pub(crate) events: VecDeque<Event>,
+    pub(crate) paths: Paths,
     /// Completions of the queue pair being worked on.
     pub(crate) done: Vec<(Completion, bool)>,
     /// Completion queues that have just overrun.
@@ -52,6 +54,7 @@ impl Shared {
             cqs: CqTable::new(config.limits.cqs, config.limits.cqes),
             counters: Counters::default(),
             events: VecDeque::new(),
+            paths: Paths::default(),
             done: Vec::new(),
             overrun: Vec::new(),
             urgent: VecDeque::new(),
@@ -205,7 +208,22 @@ impl Shared {
             responder.handle_timeout(now);
             outcome = requester.handle_timeout(&mut self.tx(now, name));
         }
+        self.watch_bursts(qp);
         self.after(now, qp, outcome, true);
+    }
+
+    /// Does without bursts to a peer where only the first packet of each arrives [ICRC-23].
+    pub(crate) fn watch_bursts(&mut self, qp: &Qp) {
+        let creeping = match &qp.halves {
+            Halves::Rc { requester, .. } => requester.is_creeping() || qp.answers.is_certain(),
+            Halves::Ud { .. } => false,
+        };
+        if creeping
+            && let Some(av) = qp.attr.av
+            && self.paths.add(av.remote)
+        {
+            self.counters.bursts_given_up += 1;
+        }
     }
 
     /// After one of the halves has done something.

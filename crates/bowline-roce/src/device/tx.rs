@@ -103,7 +103,7 @@ impl Shared {
     ) -> bool {
         let name = self.name(qp);
         let Halves::Rc { requester, responder } = &mut qp.halves else { return false };
-        let gso = self.config.gso && !requester.sends_singly();
+        let gso = self.config.gso && !self.paths.breaks_bursts(burst.to);
         let may_request = qp.state == QpState::Rts && !responder.failed() && requester.has_work();
         // An acknowledgement alone can wait for the end of a burst of requests.
         let no_hurry = !responder.has_reply() || gso && responder.has_one_ack();

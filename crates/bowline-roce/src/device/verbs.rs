@@ -9,6 +9,7 @@ use bowline_verbs::{
 };
 
 use super::Device;
+use crate::paths::Creeping;
 use crate::qp::{Halves, Qp};
 use crate::time::Instant;
 
@@ -157,6 +158,7 @@ impl Device {
             state: QpState::Reset,
             attr: QpAttr::default(),
             halves: Halves::new(init, self.shared.config.mtu.bytes()),
+            answers: Creeping::of_answers(),
             in_urgent: false,
             in_normal: false,
             requests_next: false,

@@ -23,6 +23,7 @@ use bowline_wire::roce::{
 use crate::config::GiveUp;
 use crate::counters::Counters;
 use crate::mr::MrTable;
+use crate::paths::Creeping;
 use crate::sendq::{Request, SendQueue, Stage};
 use crate::time::Instant;
 
@@ -32,8 +33,6 @@ const WINDOW_MIN: u32 = 16;
 const WINDOW_MAX: u32 = 4096;
 /// Most PSNs of one read: with a window on top still below half of all.
 const READ_PACKETS_MAX: u64 = 1 << 22;
-/// Losses in a row, each one packet further on, after which bursts are believed to be what is lost.
-const CREEPING_MAX: u32 = 8;
 /// A retry count, as an RNR retry count, of 7 [REQ-13].
 const SEVEN: u8 = 7;
 
@@ -127,12 +126,7 @@ pub(crate) struct Requester {
     unasked: u32,
     /// Went back to `una`, and nothing has come of it yet.
     went_back: bool,
-    /// Where it went back to last, and how often in a row that was one packet further on: only the
-    /// first packet of each burst arrives [ICRC-23].
-    last_back: Psn,
-    creeping: u32,
-    /// Packets are sent one by one from now on.
-    singly: bool,
+    creeping: Creeping,
     /// Not before: the peer had no receive posted.
     pause: Option<Instant>,
     rnr_left: u8,
@@ -164,9 +158,7 @@ impl Requester {
             acknowledged: 0,
             unasked: 0,
             went_back: false,
-            last_back: Psn::ZERO,
-            creeping: 0,
-            singly: false,
+            creeping: Creeping::of_requests(),
             pause: None,
             rnr_left: 0,
             deadline: None,
@@ -208,10 +200,9 @@ impl Requester {
         self.queue.post(wr, &self.cap)
     }
 
-    /// Tells whether packets arrive only if they are sent one by one: the path does not count
-    /// identifications as bursts need it [ICRC-23].
-    pub(crate) const fn sends_singly(&self) -> bool {
-        self.singly
+    /// Tells whether of every burst only the first packet arrives [ICRC-23].
+    pub(crate) const fn is_creeping(&self) -> bool {
+        self.creeping.is_certain()
     }
 
     /// Requests not complete.
@@ -726,16 +717,7 @@ impl Requester {
         }
         ctx.counters.go_backs += 1;
         self.went_back = true;
-        self.creeping = match self.una.since(self.last_back) {
-            0 => self.creeping,
-            1 => self.creeping + 1,
-            _ => 0,
-        };
-        self.last_back = self.una;
-        if self.creeping == CREEPING_MAX && !self.singly {
-            self.singly = true;
-            ctx.counters.bursts_given_up += 1;
-        }
+        self.creeping.begin_again(self.una);
         self.window = (self.window / 2).max(WINDOW_MIN);
         self.acknowledged = 0;
         self.unasked = 0;
