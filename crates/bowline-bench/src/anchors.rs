@@ -1,5 +1,6 @@
 //! Bare sockets, driven as well as they can be: what every ratio is formed against.
 
+mod gso;
 mod rtt;
 mod stream;
 
@@ -11,11 +12,15 @@ use crate::cell::{Kind, Subject};
 use crate::role::{Role, Side};
 use crate::sys;
 
+pub(crate) use gso::window as gso_window;
+
 /// Runs one side of an anchor.
 pub(crate) fn run(role: Role) -> Result<(), String> {
     match (role.cell.kind, role.side, role.cell.subject) {
         (Kind::Stream, Side::Rx, Subject::Udp) => stream::udp_rx(role),
         (Kind::Stream, Side::Tx, Subject::Udp) => stream::udp_tx(role),
+        (Kind::Stream, Side::Rx, Subject::UdpGso) => gso::rx(role),
+        (Kind::Stream, Side::Tx, Subject::UdpGso) => gso::tx(role),
         (Kind::Stream, Side::Rx, Subject::Seqp) => stream::seqp_rx(role),
         (Kind::Stream, Side::Tx, Subject::Seqp) => stream::seqp_tx(role),
         (Kind::Stream, Side::Rx, _) => stream::tcp_rx(role),

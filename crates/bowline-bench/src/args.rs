@@ -6,8 +6,51 @@ use std::time::Duration;
 use crate::cell::{Subject, Wait};
 use crate::sys;
 
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Suite {
+    /// Messages of RDS.
+    Rds,
+    /// RDMA verbs over RoCEv2 in userspace.
+    Roce,
+}
+
+impl Suite {
+    /// Finds a suite by its name.
+    pub(crate) fn parse(name: &str) -> Option<Self> {
+        [Self::Rds, Self::Roce].into_iter().find(|suite| suite.name() == name)
+    }
+
+    /// The word of the command line.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Rds => "rds",
+            Self::Roce => "roce",
+        }
+    }
+
+    /// Help text.
+    pub(crate) const fn help(self) -> &'static str {
+        match self {
+            Self::Rds => HELP_RDS,
+            Self::Roce => HELP_ROCE,
+        }
+    }
+}
+
 /// Help text of the command.
 pub(crate) const HELP: &str = "\
+bowline bench: measures this machine and says whether the ratios that must be reached are reached
+
+Usage: bowline bench SUITE [OPTIONS]
+
+  rds    RDS beside bare sockets and other message libraries
+  roce   RDMA verbs over RoCEv2 in userspace beside bare sockets
+
+See bowline bench SUITE --help.
+";
+
+const HELP_RDS: &str = "\
 bowline bench rds: measures bowline beside bare sockets and other message libraries, in one run
 
 Usage: bowline bench rds [OPTIONS]
@@ -27,6 +70,30 @@ Usage: bowline bench rds [OPTIONS]
   --json FILE         write every raw measurement to FILE (- for standard output)
   --svg FILE          write a page of plots to FILE
   --save DIR          write both into DIR, named by date and commit
+  --list              print the names of all cells and end
+
+Exit status: 0 every target that must be met is, 1 one is not, 3 some could not be decided,
+2 the command line or the machine is not right.
+";
+
+const HELP_ROCE: &str = "\
+bowline bench roce: measures RDMA over RoCEv2 in userspace beside bare sockets, in one run
+
+Usage: bowline bench roce [OPTIONS]
+
+  --quick             1 round, the cells of the targets only; below 30 seconds
+  --rounds N          rounds, each of which measures everything once (default 5)
+  --secs S            length of a window in seconds (default 0.25)
+  --only CELL[,CELL]  only cells whose names begin so: bulk, send, ping, loss, write;
+                      or in full: bulk/4096
+  --poll MODE         how bowline's threads wait in streams: adaptive (default), spin, sleep
+  --cc NAME           congestion control of the TCP anchor: default (the system's), cubic, reno;
+                      without it cubic where the kernel has it
+  --pin RX,TX         CPUs of receiver and sender, or none (default: the first two allowed)
+  --quiet-wait S      before each measurement, wait up to S seconds for a quiet machine
+  --json FILE         write every raw measurement to FILE (- for standard output)
+  --svg FILE          write a page of plots to FILE
+  --save DIR          write both into DIR, named by date, commit and suite
   --list              print the names of all cells and end
 
 Exit status: 0 every target that must be met is, 1 one is not, 3 some could not be decided,
@@ -97,12 +164,13 @@ impl Options {
         }
     }
 
-    /// Reads the words after `bench rds`.
+    /// Reads the words after the name of a suite.
     ///
     /// # Errors
     ///
     /// Says which word is wrong.
-    pub(crate) fn parse(args: &[String]) -> Result<Self, String> {
+    pub(crate) fn parse(suite: Suite, args: &[String]) -> Result<Self, String> {
+        let rds = suite == Suite::Rds;
         let mut options = Self::defaults();
         let mut words = args.iter();
         while let Some(word) = words.next() {
@@ -126,7 +194,7 @@ impl Options {
                 "--only" => {
                     options.only.extend(value()?.split(',').map(str::to_owned));
                 }
-                "--peers" => options.peers = peers(&value()?)?,
+                "--peers" if rds => options.peers = peers(&value()?)?,
                 "--poll" => {
                     let value = value()?;
                     options.poll = Wait::parse(&value)
@@ -138,13 +206,16 @@ impl Options {
                         other => Congestion::Named(other.to_owned()),
                     };
                 }
-                "--paths" => options.paths = paths(&value()?)?,
+                "--paths" if rds => options.paths = paths(&value()?)?,
                 "--pin" => options.pin = pin(&value()?)?,
                 "--quiet-wait" => options.quiet_wait = seconds(name, &value()?, 0.0, 600.0)?,
                 "--json" => options.json = Some(value()?.into()),
                 "--svg" => options.svg = Some(value()?.into()),
                 "--save" => options.save = Some(value()?.into()),
-                _ => return Err(format!("unknown option {word}; see bowline bench --help")),
+                _ => {
+                    let suite = suite.name();
+                    return Err(format!("unknown option {word}; see bowline bench {suite} --help"));
+                }
             }
         }
         Ok(options)
@@ -212,7 +283,7 @@ mod tests {
 
     fn parse(line: &str) -> Result<Options, String> {
         let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
-        Options::parse(&words)
+        Options::parse(Suite::Rds, &words)
     }
 
     #[test]
@@ -228,6 +299,14 @@ mod tests {
         assert!(o.wants("stream/64") && o.wants("rtt-spin/64") && !o.wants("stream/1024"));
         assert!(o.list && o.json.is_some() && o.svg.is_some() && o.save.is_some());
         assert_eq!(parse("--cc cubic").unwrap().cc, Congestion::Named("cubic".into()));
+    }
+
+    #[test]
+    fn options_without_a_meaning_are_refused() {
+        let words = ["--paths".to_owned(), "8".to_owned()];
+        let error = Options::parse(Suite::Roce, &words).unwrap_err();
+        assert!(error.contains("--paths") && error.contains("bench roce --help"), "{error}");
+        assert!(Options::parse(Suite::Rds, &words).is_ok());
     }
 
     #[test]

@@ -34,6 +34,7 @@ pub(crate) fn run(role: Role) -> Result<(), String> {
         (Kind::IdleSockets, Side::Tx) => extras::nothing(role),
         (Kind::IdleConnections, Side::Rx) => extras::idle_rx(role),
         (Kind::IdleConnections, Side::Tx) => extras::idle_tx(role),
+        (kind, _) => Err(format!("RDS has no cell {}", kind.name())),
     }
 }
 

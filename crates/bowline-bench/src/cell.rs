@@ -17,12 +17,17 @@ pub(crate) enum Subject {
     Tcpk,
     /// One UDP datagram per message, unreliable.
     Udp,
+    /// UDP in bursts that the kernel cuts and merges, with checksum, copies, window and
+    /// acknowledgements: the ceiling of RoCEv2 in userspace.
+    UdpGso,
     /// Unix sockets that keep message boundaries.
     Seqp,
     /// bowline, one call per message.
     Bowline,
     /// bowline, calls that carry many messages.
     BowlineBatch,
+    /// bowline's RDMA verbs over RoCEv2, soft device.
+    Roce,
     /// ZeroMQ, DEALER to ROUTER.
     Zmq,
     /// nanomsg, PUSH to PULL (PAIR for round trips).
@@ -37,14 +42,16 @@ pub(crate) enum Subject {
 
 impl Subject {
     /// Every subject, in the order of the tables.
-    pub(crate) const ALL: [Self; 13] = [
+    pub(crate) const ALL: [Self; 15] = [
         Self::Bowline,
         Self::BowlineBatch,
+        Self::Roce,
         Self::Tcpb,
         Self::Tcpz,
         Self::Tcp1,
         Self::Tcpk,
         Self::Udp,
+        Self::UdpGso,
         Self::Seqp,
         Self::Zmq,
         Self::Nano,
@@ -61,9 +68,11 @@ impl Subject {
             Self::Tcpz => "tcpz",
             Self::Tcpk => "tcpk",
             Self::Udp => "udp",
+            Self::UdpGso => "udp-gso",
             Self::Seqp => "seqp",
             Self::Bowline => "bowline",
             Self::BowlineBatch => "bowline-batch",
+            Self::Roce => "bowline-roce",
             Self::Zmq => "zmq",
             Self::Nano => "nanomsg",
             Self::OfiNet => "ofi-net",
@@ -82,9 +91,14 @@ impl Subject {
         matches!(self, Self::Zmq | Self::Nano | Self::OfiNet | Self::OfiRxm | Self::Ucx)
     }
 
-    /// Says whether this is bowline.
+    /// Says whether this is bowline's RDS.
     pub(crate) const fn is_bowline(self) -> bool {
         matches!(self, Self::Bowline | Self::BowlineBatch)
+    }
+
+    /// Says whether this belongs to RoCEv2 alone.
+    pub(crate) const fn is_roce(self) -> bool {
+        matches!(self, Self::Roce | Self::UdpGso)
     }
 }
 
@@ -107,10 +121,20 @@ pub(crate) enum Kind {
     IdleSockets,
     /// Memory of `flows` connections that do nothing.
     IdleConnections,
+    /// RDMA writes, of which some have an immediate.
+    Write,
+    /// RDMA reads; the receiver asks.
+    Read,
+    /// Sends.
+    Send,
+    /// A send, answered by one.
+    PingSend,
+    /// A write with immediate, answered by one.
+    PingWrite,
 }
 
 impl Kind {
-    const ALL: [(Self, &'static str); 8] = [
+    const ALL: [(Self, &'static str); 13] = [
         (Self::Stream, "stream"),
         (Self::Rtt, "rtt"),
         (Self::AllAwake, "all-awake"),
@@ -119,6 +143,11 @@ impl Kind {
         (Self::Nodes, "nodes"),
         (Self::IdleSockets, "idle-sockets"),
         (Self::IdleConnections, "idle-connections"),
+        (Self::Write, "write"),
+        (Self::Read, "read"),
+        (Self::Send, "send"),
+        (Self::PingSend, "ping-send"),
+        (Self::PingWrite, "ping-write"),
     ];
 
     /// The name used in arguments and result files.
@@ -128,6 +157,11 @@ impl Kind {
 
     fn parse(name: &str) -> Option<Self> {
         Self::ALL.iter().find(|(_, n)| *n == name).map(|(k, _)| *k)
+    }
+
+    /// Says whether round trips are timed, by the side that asks.
+    pub(crate) const fn is_round_trip(self) -> bool {
+        matches!(self, Self::Rtt | Self::PingSend | Self::PingWrite)
     }
 }
 
@@ -180,6 +214,12 @@ pub(crate) struct Cell {
     pub(crate) buffer: usize,
     /// Node addresses of receiver and sender.
     pub(crate) nodes: (Ipv4Addr, Ipv4Addr),
+    /// Path MTU of a device; 0 where there is none.
+    pub(crate) mtu: usize,
+    /// Work requests outstanding; 0 where there are none.
+    pub(crate) depth: usize,
+    /// Both sides lose one received packet in so many, at random; 0: none.
+    pub(crate) drop_one_in: u32,
 }
 
 impl Cell {
@@ -203,6 +243,9 @@ impl Cell {
             format!("buffer={}", self.buffer),
             format!("rx_node={}", self.nodes.0),
             format!("tx_node={}", self.nodes.1),
+            format!("mtu={}", self.mtu),
+            format!("depth={}", self.depth),
+            format!("drop_one_in={}", self.drop_one_in),
         ]
     }
 
@@ -227,6 +270,10 @@ impl Cell {
             window_ms: words.number("window_ms")?,
             buffer: words.number("buffer")? as usize,
             nodes: (node("rx_node")?, node("tx_node")?),
+            mtu: words.number("mtu")? as usize,
+            depth: words.number("depth")? as usize,
+            drop_one_in: u32::try_from(words.number("drop_one_in")?)
+                .map_err(|_| bad("drop_one_in"))?,
         })
     }
 }
@@ -289,6 +336,9 @@ mod tests {
             window_ms: 250,
             buffer: 1 << 23,
             nodes: (Ipv4Addr::new(127, 0, 0, 2), Ipv4Addr::new(127, 0, 0, 1)),
+            mtu: 4096,
+            depth: 16,
+            drop_one_in: 1000,
         };
         let args = cell.to_args();
         let words = Words::parse(args.iter().map(String::as_str));

@@ -30,6 +30,16 @@ pub(crate) fn measure() -> Vec<Cost> {
     ] {
         costs.push(Cost { name, value: memcpy(size), p99: None, unit: "GB/s" });
     }
+    let packet = vec![1u8; 4096];
+    let ns = per_call(|| {
+        black_box(crc32fast::hash(black_box(&packet)));
+    });
+    costs.push(Cost {
+        name: "CRC-32 4 KiB",
+        value: packet.len() as f64 / ns,
+        p99: None,
+        unit: "GB/s",
+    });
     costs.push(plain(
         "read the clock",
         per_call(|| {

@@ -166,8 +166,10 @@ impl<'a> Engine<'a> {
         let program = self.peers.path(entry.cell.subject);
         let mut result = Err(String::new());
         for _ in 0..COLLISIONS {
-            if entry.cell.subject.is_bowline() {
-                entry.cell.nodes = nodes::free();
+            match entry.cell.subject {
+                Subject::Roce => entry.cell.nodes = nodes::free_roce(),
+                subject if subject.is_bowline() => entry.cell.nodes = nodes::free(),
+                _ => {}
             }
             result = self.launcher.measure_quiet(&entry.cell, program, self.tries());
             if !result.as_ref().is_err_and(|why| nodes::is_collision(why)) {

@@ -28,6 +28,7 @@ mod peers;
 mod plan;
 mod report;
 mod results;
+mod roce_cells;
 mod role;
 mod run;
 mod stats;
@@ -37,7 +38,7 @@ mod targets;
 
 use std::path::Path;
 
-use args::{Options, PeerChoice};
+use args::{Options, PeerChoice, Suite};
 use cell::Subject;
 use peers::{Found, Peers};
 use plan::Setting;
@@ -57,24 +58,25 @@ pub fn main(args: &[String]) -> i32 {
     };
     match first {
         ROLE_WORD => role_main(rest),
-        "rds" if rest.iter().any(|w| w == "--help" || w == "-h") => help(),
-        "rds" => match rds(rest) {
-            Ok(status) => status,
-            Err(why) => {
+        "--help" | "-h" => help(args::HELP),
+        name => {
+            let Some(suite) = Suite::parse(name) else {
+                eprintln!("bowline bench: unknown bench {name}; there are: rds, roce");
+                return 2;
+            };
+            if rest.iter().any(|word| word == "--help" || word == "-h") {
+                return help(suite.help());
+            }
+            run_suite(suite, rest).unwrap_or_else(|why| {
                 eprintln!("bowline bench: {why}");
                 2
-            }
-        },
-        "--help" | "-h" => help(),
-        other => {
-            eprintln!("bowline bench: unknown bench {other}; there is: rds");
-            2
+            })
         }
     }
 }
 
-fn help() -> i32 {
-    print!("{}", args::HELP);
+fn help(text: &str) -> i32 {
+    print!("{text}");
     0
 }
 
@@ -82,6 +84,7 @@ fn role_main(args: &[String]) -> i32 {
     let result = role::Role::start(args).and_then(|role| match role.cell.subject {
         Subject::Bowline | Subject::BowlineBatch => bowline_cells::run(role),
         Subject::Zmq | Subject::Nano => peers::run(role),
+        Subject::Roce => roce_cells::run(role),
         _ => anchors::run(role),
     });
     match result {
@@ -93,15 +96,16 @@ fn role_main(args: &[String]) -> i32 {
     }
 }
 
-fn find_peers(options: &Options) -> Peers {
+fn find_peers(suite: Suite, options: &Options) -> Peers {
     match &options.peers {
+        _ if suite == Suite::Roce => Peers::find(|_| false),
         PeerChoice::Auto => Peers::find(|_| true),
         PeerChoice::List(list) => Peers::find(|s| list.contains(&s)),
     }
 }
 
-fn rds(args: &[String]) -> Result<i32, String> {
-    let options = Options::parse(args)?;
+fn run_suite(suite: Suite, args: &[String]) -> Result<i32, String> {
+    let options = Options::parse(suite, args)?;
     let head = head::Head::look();
     let [anchor_cc, bowline_cc] =
         Setting::congestion(&options, &head.system_cc, &head.available_cc);
@@ -109,7 +113,7 @@ fn rds(args: &[String]) -> Result<i32, String> {
         let known = head.available_cc.join(", ");
         return Err(format!("--cc {anchor_cc}: this kernel has {known}"));
     }
-    let peers = find_peers(&options);
+    let peers = find_peers(suite, &options);
     let usable = |s: &Subject| peers.has(*s);
     let setting = Setting {
         anchor_cc,
@@ -118,7 +122,7 @@ fn rds(args: &[String]) -> Result<i32, String> {
         peers: Subject::ALL.into_iter().filter(usable).collect(),
         nodes: nodes::free(),
     };
-    let blocks = plan::plan(&options, &setting);
+    let blocks = plan::plan(suite, &options, &setting);
     if options.list {
         blocks.iter().for_each(|block| println!("{:18} {}", block.id, block.title));
         return Ok(0);
@@ -128,7 +132,10 @@ fn rds(args: &[String]) -> Result<i32, String> {
     }
 
     head.lines().iter().for_each(|line| println!("{line}"));
-    let mut notes = conditions(&options, &setting);
+    let mut notes = match suite {
+        Suite::Rds => conditions(&options, &setting),
+        Suite::Roce => roce_conditions(&options, &setting),
+    };
     notes.extend(peer_notes(&peers));
     notes.iter().for_each(|line| println!("{line}"));
     let costs = costs::measure();
@@ -145,6 +152,7 @@ fn rds(args: &[String]) -> Result<i32, String> {
     notes.extend(outcome.notes.iter().map(|note| format!("best way of {note}")));
     for block in &blocks {
         print!("{}", report::block_table(block, &outcome.results));
+        print!("{}", report::wire_table(block, &outcome.results));
     }
     print!("{}", report::legend(&blocks));
     outcome.notes.iter().for_each(|note| println!("  best way of {note}"));
@@ -155,7 +163,11 @@ fn rds(args: &[String]) -> Result<i32, String> {
     if let Some(warning) = report::warning(&outcome.results) {
         println!("\n{warning}");
     }
-    let verdicts = targets::judge(&outcome.results, &missing);
+    let targets = match suite {
+        Suite::Rds => targets::RDS,
+        Suite::Roce => targets::ROCE,
+    };
+    let verdicts = targets::judge(targets, &outcome.results, &missing);
     print!("{}", report::targets_table(&verdicts));
 
     let page = || svg::page(&head, &notes, &blocks, &outcome.results, &verdicts);
@@ -168,11 +180,20 @@ fn rds(args: &[String]) -> Result<i32, String> {
     }
     if let Some(dir) = &options.save {
         std::fs::create_dir_all(dir).map_err(|e| format!("creating {}: {e}", dir.display()))?;
-        let name = format!("{}-{}", head.date, head.commit.replace(' ', "-"));
+        let name = file_name(suite, &head.date, &head.commit);
         write(&dir.join(format!("{name}.json")), &data())?;
         write(&dir.join(format!("{name}.svg")), &page())?;
     }
     Ok(targets::exit_status(&verdicts))
+}
+
+/// Name of the files of a run, without their endings.
+fn file_name(suite: Suite, date: &str, commit: &str) -> String {
+    let commit = commit.replace(' ', "-");
+    match suite {
+        Suite::Rds => format!("{date}-{commit}"),
+        Suite::Roce => format!("{date}-{commit}-roce"),
+    }
 }
 
 fn write(path: &Path, text: &str) -> Result<(), String> {
@@ -185,12 +206,38 @@ fn write(path: &Path, text: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// The settings everybody runs with.
-fn conditions(options: &Options, setting: &Setting) -> Vec<String> {
-    let pin = match options.pin {
+fn pinning(options: &Options) -> String {
+    match options.pin {
         Some((rx, tx)) => format!("receiver on CPU {rx}, sender on CPU {tx}"),
         None => "not bound to CPUs".into(),
-    };
+    }
+}
+
+/// The settings of RoCEv2 and its anchors.
+fn roce_conditions(options: &Options, setting: &Setting) -> Vec<String> {
+    let cc = &setting.anchor_cc;
+    let (rx, tx) = nodes::free_roce();
+    let mut lines = vec![
+        format!("anchors: {cc}; {}; window {:?}", pinning(options), options.window),
+        format!(
+            "bowline: soft devices {rx} and {tx}, poll {}, at most {} packets unacknowledged, \
+             as the UDP anchor",
+            options.poll.name(),
+            anchors::gso_window(),
+        ),
+        "C11, CRC passes per byte: not measured here".into(),
+    ];
+    if cc == "bbr" {
+        lines.push(
+            "V2: the anchor runs with bbr, which slows it here; V2 should be 0.9 then".into(),
+        );
+    }
+    lines
+}
+
+/// The settings everybody runs with.
+fn conditions(options: &Options, setting: &Setting) -> Vec<String> {
+    let pin = pinning(options);
     let bowline_cc = match setting.bowline_cc.as_str() {
         "" => "its own choice",
         name => name,
@@ -216,4 +263,16 @@ fn peer_notes(peers: &Peers) -> Vec<String> {
         Found::Missing { why } => format!("peer {}: skipped, {why}", subject.name()),
     };
     peers.list().iter().map(note).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_of_the_suites_do_not_collide() {
+        let of = |suite| file_name(suite, "2026-11-20", "no commit");
+        assert_eq!(of(Suite::Rds), "2026-11-20-no-commit");
+        assert_eq!(of(Suite::Roce), "2026-11-20-no-commit-roce");
+    }
 }

@@ -1,21 +1,32 @@
 //! Addresses for bowline's nodes on a machine where others may run nodes too.
 
-use std::net::{Ipv4Addr, TcpListener};
+use std::net::{Ipv4Addr, TcpListener, UdpSocket};
 
 /// TCP port of RDS.
 const RDS_PORT: u16 = 16385;
+/// UDP port of RoCEv2.
+const ROCE_PORT: u16 = 4791;
 /// Networks to look through; the cells with many nodes use the one after the node's own.
 const NETWORKS: u8 = 100;
 
 /// Returns addresses of receiver and sender that nobody uses now, the usual ones if they are free.
 pub(crate) fn free() -> (Ipv4Addr, Ipv4Addr) {
-    let is_free = |ip: Ipv4Addr| TcpListener::bind((ip, RDS_PORT)).is_ok();
+    free_pair(|ip| TcpListener::bind((ip, RDS_PORT)).is_ok())
+}
+
+/// The same for RDMA devices.
+pub(crate) fn free_roce() -> (Ipv4Addr, Ipv4Addr) {
+    free_pair(|ip| UdpSocket::bind((ip, ROCE_PORT)).is_ok())
+}
+
+fn free_pair(is_free: impl Fn(Ipv4Addr) -> bool) -> (Ipv4Addr, Ipv4Addr) {
     (0..NETWORKS).map(pair).find(|(rx, tx)| is_free(*rx) && is_free(*tx)).unwrap_or_else(|| pair(0))
 }
 
 /// Says whether a measurement failed because somebody took an address after it was found free.
 pub(crate) fn is_collision(error: &str) -> bool {
     error.contains(&format!(":{RDS_PORT} is taken"))
+        || (error.contains(&format!("UDP port {ROCE_PORT} of ")) && error.contains("is in use"))
 }
 
 const fn pair(network: u8) -> (Ipv4Addr, Ipv4Addr) {
@@ -32,6 +43,16 @@ mod tests {
         let taken = TcpListener::bind((first.1, RDS_PORT));
         // Somebody else may have been quicker, which is as good.
         assert_ne!(free(), first, "{taken:?}");
+    }
+
+    #[test]
+    fn a_devices_complaint_about_a_taken_address_is_known() {
+        let taken = UdpSocket::bind((Ipv4Addr::new(127, 202, 0, 1), ROCE_PORT));
+        let addrs = vec![Ipv4Addr::new(127, 202, 0, 1).into()];
+        let config = bowline_roce_driver::SoftConfig { addrs, ..Default::default() };
+        let device = bowline_roce_driver::SoftDevice::open(config);
+        let error = device.map(drop).expect_err("the address is taken").to_string();
+        assert!(is_collision(&error), "{error} {taken:?}");
     }
 
     #[test]

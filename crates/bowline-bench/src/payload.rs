@@ -58,6 +58,17 @@ impl Maker {
         self.head += 1;
     }
 
+    /// Makes the next message in memory that holds this maker's [`buffer`](Self::buffer) already and
+    /// is reached by `write` only, which copies bytes to a place.
+    #[inline]
+    pub(crate) fn next_at(&mut self, write: impl Fn(usize, &[u8])) {
+        write(0, &self.head.to_le_bytes());
+        if self.buf.len() >= TAIL_FROM {
+            write(self.buf.len() - 8, &(!self.head).to_le_bytes());
+        }
+        self.head += 1;
+    }
+
     /// A buffer for [`next_in`](Self::next_in).
     pub(crate) fn buffer(&self) -> Vec<u8> {
         self.buf.clone()
@@ -160,6 +171,57 @@ impl Checker {
     }
 }
 
+/// Checks messages of one stream that lie in memory which can only be copied from.
+#[derive(Debug)]
+pub(crate) struct SpotCheck {
+    stream: u64,
+    body: Vec<u8>,
+    copy: Vec<u8>,
+    looks: u64,
+}
+
+impl SpotCheck {
+    /// Expects messages of `size` bytes (at least 24) of stream `stream`.
+    pub(crate) fn new(stream: usize, size: usize) -> Self {
+        let mut body = vec![0; size.max(TAIL_FROM)];
+        fill(&mut body, stream);
+        Self { stream: stream as u64, copy: body.clone(), body, looks: 0 }
+    }
+
+    /// Checks the ends of what should be message `seq`, and its body when that is due; `read` copies
+    /// bytes out from a place.
+    ///
+    /// # Errors
+    ///
+    /// Says what is wrong.
+    pub(crate) fn check(
+        &mut self,
+        seq: u64,
+        read: impl Fn(usize, &mut [u8]),
+    ) -> Result<(), String> {
+        let (mut head, mut tail) = ([0; 8], [0; 8]);
+        let last = self.body.len() - 8;
+        read(0, &mut head);
+        read(last, &mut tail);
+        let (head, tail) = (u64::from_le_bytes(head), u64::from_le_bytes(tail));
+        let due = (self.stream << STREAM_SHIFT) | seq;
+        if head != due {
+            return Err(format!("message {} where {seq} was due", head & SEQ_MASK));
+        }
+        if tail != !due {
+            return Err(format!("message {seq} has a wrong tail"));
+        }
+        if self.looks.is_multiple_of(BODY_EVERY) {
+            read(0, &mut self.copy);
+            if self.copy[8..last] != self.body[8..last] {
+                return Err(format!("message {seq} has a damaged body"));
+            }
+        }
+        self.looks += 1;
+        Ok(())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -206,6 +268,29 @@ mod tests {
         let second = maker.next().to_vec();
         assert!(checker.check(&second).is_ok());
         assert!(checker.check(&second).is_err());
+    }
+
+    #[test]
+    fn messages_in_memory_are_made_and_checked_in_place() {
+        let memory = std::cell::RefCell::new(Maker::new(1, 100).buffer());
+        let write = |at: usize, bytes: &[u8]| {
+            memory.borrow_mut()[at..at + bytes.len()].copy_from_slice(bytes);
+        };
+        let read = |at: usize, out: &mut [u8]| {
+            out.copy_from_slice(&memory.borrow()[at..at + out.len()]);
+        };
+        let (mut maker, mut check) = (Maker::new(1, 100), SpotCheck::new(1, 100));
+        for seq in 0..3 {
+            maker.next_at(write);
+            assert_eq!(check.check(seq, read), Ok(()));
+        }
+        assert!(check.check(3, read).is_err_and(|e| e.contains("message 2 where 3")));
+        write(99, &[0]);
+        assert!(check.check(2, read).is_err_and(|e| e.contains("tail")));
+        maker.next_at(write);
+        write(50, &[0]);
+        let mut fresh = SpotCheck::new(1, 100);
+        assert!(fresh.check(3, read).is_err_and(|e| e.contains("damaged")));
     }
 
     #[test]

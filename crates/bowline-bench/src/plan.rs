@@ -1,8 +1,10 @@
 //! Which cells there are, and who is measured in each.
 
+mod roce;
+
 use std::net::Ipv4Addr;
 
-use crate::args::{Congestion, Options};
+use crate::args::{Congestion, Options, Suite};
 use crate::cell::{Cell, Kind, Subject, Wait};
 
 /// Warm-up of every measurement, in milliseconds.
@@ -88,7 +90,7 @@ impl Builder<'_> {
         let wait = match subject {
             Subject::Zmq | Subject::Nano => Wait::Sleep,
             Subject::OfiNet | Subject::OfiRxm | Subject::Ucx => Wait::Spin,
-            Subject::Bowline | Subject::BowlineBatch => self.options.poll,
+            Subject::Bowline | Subject::BowlineBatch | Subject::Roce => self.options.poll,
             _ => Wait::Sleep,
         };
         Cell {
@@ -104,6 +106,9 @@ impl Builder<'_> {
             window_ms: self.options.window.as_millis() as u64,
             buffer: BUFFER,
             nodes: setting.nodes,
+            mtu: 0,
+            depth: 0,
+            drop_one_in: 0,
         }
     }
 
@@ -137,7 +142,7 @@ impl Builder<'_> {
             _ => &[Subject::Tcpb, Subject::Tcpz, Subject::Tcp1],
         };
         let mut entries = Vec::new();
-        for subject in Subject::ALL {
+        for subject in Subject::ALL.into_iter().filter(|subject| !subject.is_roce()) {
             if subject == Subject::Udp && size > 60_000 {
                 continue; // larger than a datagram
             }
@@ -282,9 +287,13 @@ impl Builder<'_> {
     }
 }
 
-/// Lays out the cells the options ask for.
-pub(crate) fn plan(options: &Options, setting: &Setting) -> Vec<Block> {
+/// Lays out the cells of a suite that the options ask for.
+pub(crate) fn plan(suite: Suite, options: &Options, setting: &Setting) -> Vec<Block> {
     let mut builder = Builder { options, setting, blocks: Vec::new() };
+    if suite == Suite::Roce {
+        builder.roce();
+        return builder.blocks;
+    }
     if options.quick {
         [64, 8192, 1 << 20].into_iter().for_each(|size| builder.stream(size));
         builder.many(1024);
@@ -319,6 +328,7 @@ pub(crate) fn bytes(size: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::targets::{RDS, ROCE};
 
     fn setting() -> Setting {
         Setting {
@@ -332,7 +342,7 @@ mod tests {
 
     fn options(line: &str) -> Options {
         let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
-        Options::parse(&words).unwrap()
+        Options::parse(Suite::Rds, &words).unwrap()
     }
 
     #[test]
@@ -341,21 +351,28 @@ mod tests {
             peers: Subject::ALL.into_iter().filter(|s| s.is_peer()).collect(),
             ..setting()
         };
-        let blocks = plan(&options(""), &all);
-        for target in crate::targets::all() {
-            let block = blocks.iter().find(|b| b.id == target.block);
-            let block =
-                block.unwrap_or_else(|| panic!("{} has no cell {}", target.id, target.block));
-            for label in target.labels() {
-                let entry = block.entries.iter().find(|e| e.label == label);
-                assert!(entry.is_some(), "{}: no {label} in {}", target.id, block.id);
+        for (suite, targets) in [(Suite::Rds, RDS), (Suite::Roce, ROCE)] {
+            for quick in ["", "--quick"] {
+                let blocks = plan(suite, &options(quick), &all);
+                for target in targets {
+                    let block = blocks.iter().find(|b| b.id == target.block);
+                    let Some(block) = block else {
+                        let left_out = suite == Suite::Rds && !quick.is_empty();
+                        assert!(left_out, "{} has no cell {}", target.id, target.block);
+                        continue;
+                    };
+                    let has = |label| block.entries.iter().any(|e| e.label == label);
+                    for label in target.labels() {
+                        assert!(has(label), "{}: no {label} in {}", target.id, block.id);
+                    }
+                }
             }
         }
     }
 
     #[test]
     fn a_round_begins_with_its_anchors_and_leaves_missing_peers_out() {
-        let blocks = plan(&options("--only stream/1048576"), &setting());
+        let blocks = plan(Suite::Rds, &options("--only stream/1048576"), &setting());
         let labels: Vec<&str> = blocks[0].entries.iter().map(|e| e.label.as_str()).collect();
         assert_eq!(labels[..3], ["tcpb", "tcpz", "tcp1"]);
         assert!(labels.contains(&"zmq") && !labels.contains(&"ucx") && !labels.contains(&"udp"));

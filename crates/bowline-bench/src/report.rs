@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use crate::cell::Subject;
+use crate::cell::{Subject, Words};
 use crate::costs::{self, Cost};
 use crate::head::Head;
 use crate::json::Json;
@@ -114,6 +114,61 @@ fn rate_row(samples: &[&Sample], size: usize, figure: Figure) -> String {
     format!(" {:>10} {gbs:>9.2} {tx:>13} {rx:>9}   {tx_calls:>12} {rx_calls:>12}", short(rate))
 }
 
+/// Writes what went over the wire for each message, where devices say so; else nothing.
+pub(crate) fn wire_table(block: &Block, results: &Results) -> String {
+    let mut out = String::new();
+    for entry in block.entries.iter().filter(|entry| entry.cell.subject == Subject::Roce) {
+        let samples = results.samples(&block.id, &entry.label);
+        if samples.is_empty() {
+            continue;
+        }
+        if out.is_empty() {
+            let _ = writeln!(
+                out,
+                "  {:16}{:>24}{:>16}{:>20}{:>12}{:>10}{:>12}",
+                "per message",
+                "packets to, from rx",
+                "ACKs of rx",
+                "syscalls send, rx",
+                "sent again",
+                "NAKs",
+                "lost, both"
+            );
+        }
+        // The side that counts does so within the window, the other over its whole life.
+        let of = |words: &Words, n: u64, key: &str| Some(words.number(key).ok()? as f64 / n as f64);
+        let counting =
+            |key: &str| median(samples.iter().filter_map(|s| of(&s.words, s.count, key)));
+        let other = |key: &str| {
+            let sent = |s: &Sample| s.sender.number("sent").ok().filter(|n| *n > 0);
+            median(samples.iter().filter_map(|s| of(&s.sender, sent(s)?, key)))
+        };
+        let text = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), short);
+        let round_trip = entry.cell.kind.is_round_trip();
+        let (into, from) = match round_trip {
+            true => ("packets_out", "packets_in"), // the side that asks counts
+            false => ("packets_in", "packets_out"),
+        };
+        let sum = |key: &str| Some(counting(key)? + other(key).unwrap_or(0.0));
+        let calls = match round_trip {
+            true => (counting("syscalls"), None),
+            false => (other("syscalls"), counting("syscalls")),
+        };
+        let packets = format!("{}, {}", text(counting(into)), text(counting(from)));
+        let calls = format!("{}, {}", text(calls.0), text(calls.1));
+        let _ = writeln!(
+            out,
+            "  {:16}{packets:>24}{:>16}{calls:>20}{:>12}{:>10}{:>12}",
+            entry.label,
+            if round_trip { "-".to_owned() } else { text(counting("acks")) },
+            text(sum("resent")),
+            text(sum("naks")),
+            text(sum("dropped")),
+        );
+    }
+    out
+}
+
 fn latency_row(samples: &[&Sample]) -> String {
     let at = |i: usize| {
         let values = samples.iter().filter_map(|s| Some(*s.lat.as_ref()?.get(i)? as f64));
@@ -190,6 +245,11 @@ pub(crate) fn legend(blocks: &[Block]) -> String {
     for (subject, text) in [
         (Subject::Bowline, "send_to and recv_from, one call per message"),
         (Subject::BowlineBatch, "send_batch and recv_batch, up to 64 messages a call"),
+        (Subject::Roce, "write, read, send and so on: verbs between soft devices of two processes"),
+        (
+            Subject::UdpGso,
+            "UDP cut and merged by the kernel, CRC-32, copy in and out, window, acknowledgements",
+        ),
         (Subject::Tcpb, "framed TCP, 64 KiB staged per write, each payload copied out once"),
         (Subject::Tcpz, "framed TCP, one gathering write for up to 64 KiB of messages"),
         (Subject::Tcp1, "framed TCP, one write per message"),
@@ -282,6 +342,7 @@ fn record_json(r: &crate::results::Record) -> Json {
             let said = s.words.iter().filter(|(k, _)| *k != "lat");
             let said: Vec<String> = said.map(|(k, v)| format!("{k}={v}")).collect();
             fields.push(("said", Json::text(said.join(" "))));
+            fields.push(("sender_said", Json::text(s.sender.line())));
         }
     }
     Json::Object(fields)

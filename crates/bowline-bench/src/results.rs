@@ -44,10 +44,14 @@ pub(crate) fn figure(sample: &Sample, metric: Metric) -> Option<f64> {
     let lat = |i: usize| sample.lat.as_ref()?.get(i).map(|ns| *ns as f64);
     match metric {
         Metric::Rate => Some(sample.rate()),
+        Metric::ByteRate => Some(sample.byte_rate()),
         Metric::P50 => lat(3),
         Metric::P99 => lat(7),
         Metric::RxSyscalls => sample.rx_syscalls,
         Metric::TxSyscalls => sample.tx_syscalls,
+        Metric::RxAcks => {
+            sample.words.number("acks").ok().map(|n| n as f64 / sample.count.max(1) as f64)
+        }
         Metric::Bytes => {
             sample.words.number("bytes").ok().map(|n| n as f64 / sample.count.max(1) as f64)
         }
@@ -126,8 +130,10 @@ fn ratio_of_round(target: &Target, records: &[&Record]) -> Option<Round> {
     let value = mean(&own.iter().filter_map(|s| figure(s, target.metric)).collect::<Vec<_>>())?;
     let mut foreign = own.iter().map(|s| s.foreign).fold(0.0, f64::max);
     let mut disturbed = own.iter().any(|s| s.is_disturbed());
+    // Per byte where messages of different sizes are compared.
+    let unit = |s: &Sample| if target.metric == Metric::ByteRate { s.bytes as f64 } else { 1.0 };
     let cpu = |samples: &[&Sample]| {
-        mean(&samples.iter().map(|s| s.rx_cpu + s.tx_cpu).collect::<Vec<_>>())
+        mean(&samples.iter().map(|s| (s.rx_cpu + s.tx_cpu) / unit(s)).collect::<Vec<_>>())
     };
     let (anchor, anchor_cpu) = match target.against {
         Against::Limit(limit) => (limit, None),
@@ -155,7 +161,7 @@ fn ratio_of_round(target: &Target, records: &[&Record]) -> Option<Round> {
     // Whatever the rival, the bare sockets of the same block tell whether the machine was steady.
     let labels: std::collections::BTreeSet<&str> = records
         .iter()
-        .filter(|r| matches!(r.label.as_str(), "tcpb" | "tcp1" | "tcpz"))
+        .filter(|r| matches!(r.label.as_str(), "tcpb" | "tcp1" | "tcpz" | "udp-gso"))
         .map(|r| r.label.as_str())
         .collect();
     for label in labels {
@@ -171,7 +177,7 @@ fn ratio_of_round(target: &Target, records: &[&Record]) -> Option<Round> {
 mod tests {
     use super::*;
     use crate::cell::Words;
-    use crate::targets::all;
+    use crate::targets::{RDS, ROCE};
 
     fn record(label: &str, rate: u64, foreign: f64) -> Record {
         Record {
@@ -184,12 +190,14 @@ mod tests {
             result: Ok(Sample {
                 count: rate,
                 seconds: 1.0,
+                bytes: 64,
                 rx_cpu: 10.0,
                 tx_cpu: 20.0,
                 rx_syscalls: None,
                 tx_syscalls: None,
                 lat: None,
                 words: Words::default(),
+                sender: Words::default(),
                 foreign,
                 tries: 1,
             }),
@@ -205,7 +213,7 @@ mod tests {
                 record("tcpb", 110, 0.0),
             ],
         };
-        let rounds = results.rounds(&all()[0]);
+        let rounds = results.rounds(&RDS[0]);
         assert_eq!(rounds.len(), 1);
         assert!((rounds[0].ratio - 0.2).abs() < 1e-9);
         assert_eq!((rounds[0].cpu, rounds[0].disturbed), (Some(1.0), false));
@@ -214,7 +222,7 @@ mod tests {
     #[test]
     fn a_round_is_disturbed_by_others_and_by_unsteady_anchors() {
         let noisy = Results { records: vec![record("tcpb", 100, 0.2), record("bowline", 20, 0.0)] };
-        assert!(noisy.rounds(&all()[0])[0].disturbed);
+        assert!(noisy.rounds(&RDS[0])[0].disturbed);
         let unsteady = Results {
             records: vec![
                 record("tcpb", 80, 0.0),
@@ -222,15 +230,27 @@ mod tests {
                 record("tcpb", 120, 0.0),
             ],
         };
-        assert!(unsteady.rounds(&all()[0])[0].disturbed);
-        assert!(unsteady.rounds(&all()[1]).is_empty(), "ZeroMQ was not measured");
+        assert!(unsteady.rounds(&RDS[0])[0].disturbed);
+        assert!(unsteady.rounds(&RDS[1]).is_empty(), "ZeroMQ was not measured");
+    }
+
+    #[test]
+    fn messages_of_different_sizes_are_compared_by_their_bytes() {
+        let [mut anchor, mut write] = [record("udp-gso", 1000, 0.0), record("write", 10, 0.0)];
+        for (record, bytes) in [(&mut anchor, 4096), (&mut write, 1 << 20)] {
+            record.block = "bulk/4096".into();
+            record.result.as_mut().unwrap().bytes = bytes;
+        }
+        let round = Results { records: vec![anchor, write] }.rounds(&ROCE[0])[0];
+        assert!((round.ratio - 2.56).abs() < 1e-9, "{round:?}");
+        assert!(round.cpu.is_some_and(|cpu| (cpu - 1.0 / 256.0).abs() < 1e-9), "{round:?}");
     }
 
     #[test]
     fn the_best_of_several_rivals_counts() {
         let records =
             vec![record("bowline", 100, 0.0), record("ofi-net", 5, 0.0), record("ucx", 10, 0.0)];
-        let rounds = Results { records }.rounds(&all()[2]);
+        let rounds = Results { records }.rounds(&RDS[2]);
         assert!((rounds[0].ratio - 10.0).abs() < 1e-9);
     }
 }

@@ -28,6 +28,8 @@ pub(crate) struct Sample {
     pub(crate) count: u64,
     /// Length of the window, in seconds.
     pub(crate) seconds: f64,
+    /// Payload bytes of a message.
+    pub(crate) bytes: usize,
     /// CPU time per message of the receiver (or answerer), in nanoseconds.
     pub(crate) rx_cpu: f64,
     /// CPU time per message of the sender (or asker), in nanoseconds.
@@ -40,6 +42,8 @@ pub(crate) struct Sample {
     pub(crate) lat: Option<Vec<u64>>,
     /// Everything the counting side said.
     pub(crate) words: Words,
+    /// Everything a sender that does not count said of its whole life.
+    pub(crate) sender: Words,
     /// Share of the machine that others used meanwhile.
     pub(crate) foreign: f64,
     /// How often this was measured until the machine was quiet enough.
@@ -50,6 +54,11 @@ impl Sample {
     /// Messages per second.
     pub(crate) fn rate(&self) -> f64 {
         self.count as f64 / self.seconds
+    }
+
+    /// Payload bytes per second.
+    pub(crate) fn byte_rate(&self) -> f64 {
+        self.rate() * self.bytes as f64
     }
 
     /// Says whether others used too much of the machine.
@@ -277,15 +286,13 @@ impl Launcher {
         let before = Usage::now(&pids, self.interrupts);
         run.rx.tell(&format!("go pid={} {}", pids[1], tx_words.line()));
         run.tx.tell(&format!("go pid={} {}", pids[0], rx_words.line()));
-        let counting = match cell.kind {
-            Kind::Rtt | Kind::IdleConnections => Side::Tx,
-            _ => Side::Rx,
-        };
+        let by_sender = cell.kind.is_round_trip() || cell.kind == Kind::IdleConnections;
+        let counting = if by_sender { Side::Tx } else { Side::Rx };
         let window = Duration::from_millis(cell.warm_ms + cell.window_ms);
         let words = run.hear(counting, "result", Instant::now() + window + RESULT_LIMIT)?;
         let foreign = Usage::now(&pids, self.interrupts).foreign_since(&before, self.cores);
         let mut done = Words::default();
-        if cell.kind != Kind::Rtt {
+        if !cell.kind.is_round_trip() {
             run.tx.tell("stop");
             // A sender that hangs in a call ends without a word, and without its counters.
             done = run.hear(Side::Tx, "done", Instant::now() + END_LIMIT).unwrap_or_default();
@@ -295,7 +302,7 @@ impl Launcher {
         let deadline = Instant::now() + END_LIMIT;
         run.tx.end(deadline);
         run.rx.end(deadline);
-        sample(counting, words, &done, foreign)
+        sample(counting, cell.size, words, done, foreign)
     }
 
     /// Measures one cell, up to `tries` times until the machine is quiet enough.
@@ -391,7 +398,13 @@ const fn side_name(side: Side) -> &'static str {
     }
 }
 
-fn sample(counting: Side, words: Words, done: &Words, foreign: f64) -> Result<Sample, String> {
+fn sample(
+    counting: Side,
+    bytes: usize,
+    words: Words,
+    done: Words,
+    foreign: f64,
+) -> Result<Sample, String> {
     let count = words.number("n")?;
     if count == 0 {
         return Err("nothing arrived in the window".into());
@@ -411,12 +424,14 @@ fn sample(counting: Side, words: Words, done: &Words, foreign: f64) -> Result<Sa
     Ok(Sample {
         count,
         seconds: words.number("ns")? as f64 / 1e9,
+        bytes,
         rx_cpu,
         tx_cpu,
         rx_syscalls: calls(rx_syscalls),
         tx_syscalls: calls(tx_syscalls),
         lat,
         words,
+        sender: done,
         foreign,
         tries: 1,
     })
@@ -440,12 +455,12 @@ mod tests {
         let line = "n=100 ns=500000000 own_cpu=1000 peer_cpu=3000 syscalls=10 lat=1,2,3";
         let words = Words::parse(line.split(' '));
         let done = Words::parse(["sent=200", "syscalls=50"]);
-        let s = sample(Side::Rx, words.clone(), &done, 0.0).unwrap();
+        let s = sample(Side::Rx, 64, words.clone(), done.clone(), 0.0).unwrap();
         assert_eq!((s.rate(), s.rx_cpu, s.tx_cpu), (200.0, 10.0, 30.0));
         assert_eq!((s.rx_syscalls, s.tx_syscalls), (Some(0.1), Some(0.25)));
         assert_eq!(s.lat, Some(vec![1, 2, 3]));
-        let s = sample(Side::Tx, words, &done, 0.0).unwrap();
+        let s = sample(Side::Tx, 64, words, done.clone(), 0.0).unwrap();
         assert_eq!((s.rx_cpu, s.tx_cpu), (30.0, 10.0));
-        assert!(sample(Side::Rx, Words::parse(["n=0"]), &done, 0.0).is_err());
+        assert!(sample(Side::Rx, 64, Words::parse(["n=0"]), done, 0.0).is_err());
     }
 }

@@ -21,6 +21,9 @@ const WIDTH: f64 = 1260.0;
 /// Space at the edges and between panels.
 const GAP: f64 = 30.0;
 
+/// Names of cells that carry messages one way between two.
+const ONE_WAY: &[&str] = &["stream", "bulk", "send", "write"];
+
 /// Draws the page.
 pub(crate) fn page(
     head: &Head,
@@ -39,8 +42,8 @@ pub(crate) fn page(
 
     let of = |figure: Figure| blocks.iter().filter(move |b| b.figure == figure);
     let starts = |b: &&Block, words: &[&str]| words.iter().any(|w| b.id.starts_with(w));
-    let one_way: Vec<&Block> = of(Figure::Rate).filter(|b| starts(b, &["stream"])).collect();
-    let shared: Vec<&Block> = of(Figure::Rate).filter(|b| !starts(b, &["stream"])).collect();
+    let one_way: Vec<&Block> = of(Figure::Rate).filter(|b| starts(b, ONE_WAY)).collect();
+    let shared: Vec<&Block> = of(Figure::Rate).filter(|b| !starts(b, ONE_WAY)).collect();
     let round: Vec<&Block> = of(Figure::Latency).collect();
     let growth: Vec<&Block> = of(Figure::Curve).collect();
 
@@ -52,7 +55,7 @@ pub(crate) fn page(
         &one_way,
         |c, b, x, y, w| bars::panel(c, b, results, (x, y, w)),
     );
-    let what = "sixteen to one, paths, a receiver that sleeps, congestion control";
+    let what = "sixteen to one, paths, a receiver that sleeps, congestion control, loss";
     y = section(&mut c, y, "Shared", what, &shared, |c, b, x, y, w| {
         bars::panel(c, b, results, (x, y, w))
     });

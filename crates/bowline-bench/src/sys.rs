@@ -125,6 +125,25 @@ pub(crate) fn set_buffers(fd: &impl AsRawFd, bytes: usize) -> io::Result<()> {
     set_int(fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_RCVBUF, bytes)
 }
 
+/// Has a UDP socket send what it is given in datagrams of `segment` bytes, which the kernel cuts.
+pub(crate) fn set_segment(fd: &impl AsRawFd, segment: usize) -> io::Result<()> {
+    let segment = i32::try_from(segment).unwrap_or(i32::MAX);
+    set_int(fd.as_raw_fd(), libc::SOL_UDP, libc::UDP_SEGMENT, segment)
+}
+
+/// Lets the kernel hand several datagrams of one size over at once.
+pub(crate) fn set_merging(fd: &impl AsRawFd) -> io::Result<()> {
+    set_int(fd.as_raw_fd(), libc::SOL_UDP, libc::UDP_GRO, 1)
+}
+
+/// Receives a datagram; without `wait` nothing there is [`io::ErrorKind::WouldBlock`].
+#[inline]
+pub(crate) fn receive(fd: &impl AsRawFd, buf: &mut [u8], wait: bool) -> io::Result<usize> {
+    let flags = if wait { 0 } else { libc::MSG_DONTWAIT };
+    // SAFETY: pointer and length describe `buf`.
+    check_len(unsafe { libc::recv(fd.as_raw_fd(), buf.as_mut_ptr().cast(), buf.len(), flags) })
+}
+
 /// Lists the TCP sockets this process has open, whoever opened them.
 fn tcp_sockets() -> Vec<RawFd> {
     let Ok(dir) = std::fs::read_dir("/proc/self/fd") else { return Vec::new() };

@@ -16,6 +16,8 @@ const NEAR_CEILING: f64 = 0.85;
 pub(crate) enum Metric {
     /// Messages per second; more is better.
     Rate,
+    /// Payload bytes per second, for messages of different sizes; more is better.
+    ByteRate,
     /// Median round trip; less is better.
     P50,
     /// Round trip that one in a hundred exceeds; less is better.
@@ -24,6 +26,8 @@ pub(crate) enum Metric {
     RxSyscalls,
     /// System calls per message of the sender; less is better.
     TxSyscalls,
+    /// Acknowledgements per message that the receiver sends; less is better.
+    RxAcks,
     /// Bytes of memory each; less is better.
     Bytes,
 }
@@ -31,12 +35,12 @@ pub(crate) enum Metric {
 impl Metric {
     /// Says whether a smaller figure is the better one.
     pub(crate) const fn smaller_is_better(self) -> bool {
-        !matches!(self, Self::Rate)
+        !matches!(self, Self::Rate | Self::ByteRate)
     }
 
     /// Says whether a single measurement decides, because noise cannot touch it.
     const fn is_exact(self) -> bool {
-        matches!(self, Self::Bytes | Self::RxSyscalls | Self::TxSyscalls)
+        matches!(self, Self::Bytes | Self::RxSyscalls | Self::TxSyscalls | Self::RxAcks)
     }
 }
 
@@ -116,8 +120,9 @@ const fn target(
     Target { id, what, block, label, metric, against, must, goal, ceiling: None }
 }
 
+/// Targets of RDS.
 #[rustfmt::skip]
-const TARGETS: &[Target] = &[
+pub(crate) const RDS: &[Target] = &[
     target("R1", "64 B messages", "stream/64", "bowline", Metric::Rate, TCPB, (0.10, 0.16)),
     target("R2", "64 B messages", "stream/64", "bowline", Metric::Rate, ZMQ, (1.0, 1.5)),
     target("R3", "64 B messages", "stream/64", "bowline", Metric::Rate, FABRICS, (10.0, 16.0)),
@@ -156,10 +161,28 @@ const TARGETS: &[Target] = &[
     target("M2", "bytes of an idle connection", "idle-connections", "bowline", Metric::Bytes, Against::Limit(1.0), (65536.0, 32768.0)),
 ];
 
-/// Every target.
-pub(crate) const fn all() -> &'static [Target] {
-    TARGETS
-}
+const UDP_GSO: Against = Against::Best(&["udp-gso"]);
+const UDP: Against = Against::Best(&["udp"]);
+const LOSSLESS: Against = Against::Best(&["lossless"]);
+/// Packets of 1 MiB at MTU 4096: what counts per packet is measured per message.
+const PACKETS: Against = Against::Limit(256.0);
+
+/// Targets of RoCEv2.
+#[rustfmt::skip]
+pub(crate) const ROCE: &[Target] = &[
+    target("V1", "WRITE 1 MiB, MTU 4096", "bulk/4096", "write", Metric::ByteRate, UDP_GSO, (0.65, 0.85)),
+    target("V2", "WRITE 1 MiB, MTU 4096", "bulk/4096", "write", Metric::ByteRate, Against::Best(&["tcpz"]), (0.4, 0.6)),
+    target("V3", "WRITE 1 MiB, MTU 1024", "bulk/1024", "write", Metric::ByteRate, UDP_GSO, (0.5, 0.75)),
+    target("V4", "READ 1 MiB, MTU 4096", "bulk/4096", "read", Metric::ByteRate, Against::Best(&["write"]), (0.8, 0.95)),
+    target("V5", "SEND 64 B, depth 128", "send/64", "send", Metric::Rate, UDP_GSO, (0.15, 0.3)),
+    target("V6", "SEND 64 B round trip, polling, p50", "ping/64", "send", Metric::P50, UDP, (1.6, 1.3)),
+    target("V6", "WRITE with imm., round trip, p50", "ping/64", "write-imm", Metric::P50, UDP, (1.6, 1.3)),
+    target("V7", "WRITE 1 MiB, 0.1 % random loss", "loss/1048576", "loss-0.1%", Metric::Rate, LOSSLESS, (0.7, 0.9)),
+    target("V7", "WRITE 1 MiB, 1 % random loss", "loss/1048576", "loss-1%", Metric::Rate, LOSSLESS, (0.25, 0.5)),
+    target("C7", "syscalls per 4 KiB packet, sender", "bulk/4096", "write", Metric::TxSyscalls, PACKETS, (0.10, 0.08)),
+    target("C7", "syscalls per 4 KiB packet, receiver", "bulk/4096", "write", Metric::RxSyscalls, PACKETS, (0.10, 0.08)),
+    target("C8", "ACKs per 4 KiB packet", "bulk/4096", "write", Metric::RxAcks, PACKETS, (1.0 / 15.0, 1.0 / 30.0)),
+];
 
 /// What became of a target.
 #[derive(Clone, Debug, PartialEq)]
@@ -223,9 +246,13 @@ pub(crate) struct Round {
     pub(crate) disturbed: bool,
 }
 
-/// Judges every target for which anything was measured.
-pub(crate) fn judge(results: &Results, missing: &dyn Fn(&str) -> Option<String>) -> Vec<Outcome> {
-    all()
+/// Judges every one of `targets` for which anything was measured.
+pub(crate) fn judge(
+    targets: &[Target],
+    results: &Results,
+    missing: &dyn Fn(&str) -> Option<String>,
+) -> Vec<Outcome> {
+    targets
         .iter()
         .filter(|target| results.has_block(target.block))
         .map(|&target| {
@@ -315,7 +342,7 @@ mod tests {
             .enumerate()
             .map(|(i, &ratio)| Round { ratio, cpu: None, foreign: 0.0, disturbed: i < disturbed })
             .collect();
-        judge_one(all()[index], &rounds, None, None, None)
+        judge_one(RDS[index], &rounds, None, None, None)
     }
 
     #[test]
@@ -338,7 +365,7 @@ mod tests {
 
     #[test]
     fn what_bare_sockets_do_not_reach_is_no_failure() {
-        let r17 = all().iter().find(|t| t.id == "R17").unwrap();
+        let r17 = RDS.iter().find(|t| t.id == "R17").unwrap();
         let rounds = [Round { ratio: 0.9, cpu: None, foreign: 0.0, disturbed: false }; 3];
         let at = |ceiling| judge_one(*r17, &rounds, ceiling, None, None).verdict.word();
         let words = [at(Some(1.0)), at(Some(1.5)), at(None), at(Some(1.2))];
@@ -347,7 +374,7 @@ mod tests {
 
     #[test]
     fn smaller_is_better_for_times_and_one_look_is_enough_for_memory() {
-        let at = |id| all().iter().position(|t| t.id == id).unwrap();
+        let at = |id| RDS.iter().position(|t| t.id == id).unwrap();
         assert_eq!(outcome(at("R10"), &[1.2, 1.2, 1.2], 0).verdict, Verdict::Pass);
         assert_eq!(outcome(at("R10"), &[1.5, 1.5, 1.5], 0).verdict.word(), "FAIL");
         assert_eq!(outcome(at("M1"), &[900.0], 0).verdict, Verdict::Pass);
@@ -356,9 +383,9 @@ mod tests {
 
     #[test]
     fn an_error_of_the_library_is_a_failure_and_a_missing_peer_is_not() {
-        let failed = judge_one(all()[0], &[], None, Some("wrong tail".into()), None);
+        let failed = judge_one(RDS[0], &[], None, Some("wrong tail".into()), None);
         assert_eq!(failed.verdict, Verdict::Fail("wrong tail".into()));
-        let skipped = judge_one(all()[1], &[], None, None, Some("libzmq5".into()));
+        let skipped = judge_one(RDS[1], &[], None, None, Some("libzmq5".into()));
         assert_eq!(skipped.verdict, Verdict::Skipped("libzmq5".into()));
         assert_eq!(exit_status(std::slice::from_ref(&skipped)), 0);
         assert_eq!(exit_status(&[skipped, failed]), 1);

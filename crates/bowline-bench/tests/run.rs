@@ -32,6 +32,37 @@ fn a_short_run_measures_anchor_and_library_without_an_error() {
 }
 
 #[test]
+fn verbs_and_their_anchors_are_measured_without_an_error() {
+    let words = "roce --quick --secs 0.05 --json -";
+    let out = bench(&words.split(' ').collect::<Vec<_>>());
+    let said = text(&out.stdout);
+    assert!(matches!(out.status.code(), Some(0 | 1 | 3)), "{said}{}", text(&out.stderr));
+    assert!(!said.contains("\"error\""), "{said}");
+    assert_eq!(measurements(&said, "udp-gso").len(), 6, "twice in three cells");
+    for (label, times) in [("write", 2), ("read", 2), ("send", 2), ("write-imm", 1)] {
+        assert_eq!(measurements(&said, label).len(), times, "{label}");
+    }
+    let lossy = &measurements(&said, "loss-1%")[0];
+    let dropped = |key: &str| {
+        let from = lossy.split(&format!("{key}\": \"")).nth(1).unwrap_or_default();
+        let word = from.split(['"', ' ']).find_map(|word| word.strip_prefix("dropped="));
+        word.and_then(|n| n.parse::<u64>().ok()).unwrap_or(0)
+    };
+    assert!(dropped("sender_said") + dropped("\"said") > 0, "{lossy}");
+    for target in ["V1 ", "V4 ", "V7 ", "C7 ", "C8 "] {
+        assert!(said.contains(target), "{target}: {said}");
+    }
+}
+
+#[test]
+fn the_cells_of_roce_can_be_listed() {
+    let out = bench(&["roce", "--list", "--only", "bulk,ping"]);
+    let said = text(&out.stdout);
+    let names: Vec<&str> = said.lines().filter_map(|l| l.split_whitespace().next()).collect();
+    assert_eq!(names, ["bulk/4096", "bulk/1024", "ping/64"]);
+}
+
+#[test]
 fn cells_can_be_listed_and_chosen() {
     let out = bench(&["rds", "--list", "--only", "rtt-spin"]);
     let said = text(&out.stdout);
@@ -42,7 +73,12 @@ fn cells_can_be_listed_and_chosen() {
 
 #[test]
 fn a_wrong_command_line_is_told_apart_from_a_missed_target() {
-    for words in [&["rds", "--rounds", "none"][..], &["rds", "--only", "nothing"], &["roce"]] {
+    for words in [
+        &["rds", "--rounds", "none"][..],
+        &["rds", "--only", "nothing"],
+        &["roce", "--paths", "8"],
+        &["rnbd"],
+    ] {
         let out = bench(words);
         assert_eq!(out.status.code(), Some(2), "{words:?}");
         assert!(text(&out.stderr).starts_with("bowline bench: "), "{words:?}");

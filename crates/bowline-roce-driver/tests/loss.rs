@@ -10,7 +10,7 @@ use common::{connect, ip, open_with};
 fn what_is_lost_on_purpose_is_sent_again() {
     const LEN: usize = 1 << 20;
     let open = |host| {
-        let config = SoftConfig { addrs: vec![ip(30, host)], ..SoftConfig::default() };
+        let config = SoftConfig { addrs: vec![ip(31, host)], ..SoftConfig::default() };
         open_with(SoftConfig { drop_one_in: Some(50), ..config })
     };
     let (a, b) = connect(&open(1), &open(2), LEN);

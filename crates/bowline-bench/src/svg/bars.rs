@@ -4,6 +4,7 @@ use super::canvas::{Anchor, Canvas, GRID, INK, MUTED, colour};
 use crate::plan::Block;
 use crate::report::short;
 use crate::results::Results;
+use crate::run::Sample;
 use crate::stats::{Spread, spread};
 
 const ROW: f64 = 19.0;
@@ -16,27 +17,29 @@ const BYTES_FROM: usize = 8192;
 /// Draws one block as horizontal bars, the best on top; returns the height.
 pub(super) fn panel(c: &mut Canvas, block: &Block, results: &Results, at: (f64, f64, f64)) -> f64 {
     let (x, y, width) = at;
-    let size = block.entries.first().map_or(0, |e| e.cell.size);
-    let as_bytes = size >= BYTES_FROM;
+    let as_bytes = block.entries.iter().any(|e| e.cell.size >= BYTES_FROM);
     let unit = if as_bytes { "GB/s" } else { "messages/s" };
     c.text(x, y + 12.0, 13.0, INK, Anchor::Start, true, &block.title);
     c.text(x + width, y + 12.0, 11.0, MUTED, Anchor::End, false, unit);
 
-    let mut bars: Vec<(&str, Option<Spread>)> = block
+    // Messages of one block may differ in size; their bytes can be compared.
+    let value = |s: &Sample| if as_bytes { s.byte_rate() } else { s.rate() };
+    let mut bars: Vec<(&str, usize, Option<Spread>)> = block
         .entries
         .iter()
         .map(|e| {
             let samples = results.samples(&block.id, &e.label);
-            (e.label.as_str(), spread(samples.iter().map(|s| s.rate())))
+            (e.label.as_str(), e.cell.size, spread(samples.iter().map(|s| value(s))))
         })
         .collect();
-    bars.sort_by(|(_, a), (_, b)| b.map_or(-1.0, |s| s.mid).total_cmp(&a.map_or(-1.0, |s| s.mid)));
-    let max = bars.iter().filter_map(|(_, s)| Some((*s)?.high)).fold(1e-9, f64::max);
+    let mid = |s: &Option<Spread>| s.map_or(-1.0, |s| s.mid);
+    bars.sort_by(|(_, _, a), (_, _, b)| mid(b).total_cmp(&mid(a)));
+    let max = bars.iter().filter_map(|(_, _, s)| Some((*s)?.high)).fold(1e-9, f64::max);
     let room = width - NAMES - VALUES;
     let left = x + NAMES;
     let bottom = y + 22.0 + bars.len() as f64 * ROW;
     c.line((left, y + 20.0), (left, bottom), GRID, 1.0);
-    for (i, (label, rate)) in bars.iter().enumerate() {
+    for (i, (label, size, rate)) in bars.iter().enumerate() {
         let top = y + 22.0 + i as f64 * ROW;
         let own = label.starts_with("bowline") || colour(label) == colour("bowline");
         c.text(left - 8.0, top + 13.0, 11.5, INK, Anchor::End, own, label);
@@ -55,8 +58,7 @@ pub(super) fn panel(c: &mut Canvas, block: &Block, results: &Results, at: (f64, 
             }
         }
         let text = if as_bytes {
-            let gbs = rate.mid * size as f64 / 1e9;
-            format!("{gbs:.2}  ({}/s)", short(rate.mid))
+            format!("{:.2}  ({}/s)", rate.mid / 1e9, short(rate.mid / *size as f64))
         } else {
             short(rate.mid)
         };

@@ -108,10 +108,11 @@ fn escape(text: &str) -> String {
 /// The colour of a subject, by its label.
 pub(super) fn colour(label: &str) -> &'static str {
     match label {
-        "bowline" | "8-paths" | "one-asleep" => "#1f6feb",
-        "bowline-batch" | "bowline-adaptive" | "1-path" | "all-awake" => "#79b1f7",
+        "bowline" | "8-paths" | "one-asleep" | "write" | "read" | "send" | "write-imm" => "#1f6feb",
+        "bowline-batch" | "bowline-adaptive" | "1-path" | "all-awake" | "send-16" | "send-1"
+        | "send-adaptive" | "lossless" | "loss-0.1%" | "loss-1%" => "#79b1f7",
         "tcpb" | "tcp1" | "tcpz" | "tcpk" | "tcpz-1" | "tcpz-8" => "#8c959f",
-        "udp" | "seqp" => "#c4cbd2",
+        "udp" | "udp-gso" | "seqp" => "#c4cbd2",
         _ => "#d4952b",
     }
 }

@@ -1,0 +1,171 @@
+//! Streams of small sends, and round trips of sends and of writes with immediate.
+
+use bowline_verbs::{Completion, RecvWr, SendFlags, SendOp, SendWr, Sge};
+
+use super::end::{End, Shape};
+use crate::cell::Kind;
+use crate::payload::{Checker, Loss, Maker};
+use crate::role::{Laps, Role, stopping};
+
+/// Receives a receiver keeps posted: more than are ever on their way.
+const RECEIVES: usize = 512;
+/// Sends given to the device in one call, at most.
+const BATCH: usize = 32;
+/// Receives either side of a round trip keeps posted.
+const PING_RECEIVES: usize = 16;
+/// One send of a round trip in this many completes with an entry; all before it are done then.
+const SIGNAL_EVERY: u64 = 16;
+
+pub(super) fn receive(mut role: Role) -> Result<(), String> {
+    let size = role.cell.size;
+    let shape = Shape { memory: RECEIVES * size, sends: 1, receives: RECEIVES };
+    let mut end = End::open(&role, shape)?;
+    let slots: Vec<[Sge; 1]> = (0..RECEIVES).map(|i| [end.sge(i * size, size)]).collect();
+    let mut wrs: Vec<RecvWr<'_>> =
+        slots.iter().enumerate().map(|(i, sges)| RecvWr { id: i as u64, sges }).collect();
+    end.post_recv(&wrs)?;
+    end.connect(&mut role)?;
+    let mut checker = Checker::new(1, size, Loss::Forbidden);
+    let mut meter = role.meter();
+    meter.set_probe(end.probe());
+    let mut message = vec![0; size];
+    let mut out = Vec::new();
+    while !stopping() {
+        end.take(&mut out)?;
+        wrs.clear();
+        for completion in &out {
+            let id = completion.wr_id as usize;
+            end.buffer.read(id * size, &mut message);
+            checker.check(&message[..size.min(completion.byte_len as usize)])?;
+            wrs.push(RecvWr { id: completion.wr_id, sges: &slots[id] });
+        }
+        if out.is_empty() {
+            meter.look_if_started();
+            continue;
+        }
+        end.post_recv(&wrs)?;
+        meter.add(out.len() as u64);
+    }
+    Ok(())
+}
+
+pub(super) fn send(mut role: Role) -> Result<(), String> {
+    let (size, depth) = (role.cell.size, role.cell.depth);
+    let mut end = End::open(&role, Shape { memory: size, sends: depth, receives: 1 })?;
+    end.connect(&mut role)?;
+    let mut maker = Maker::new(0, size);
+    let batch = (depth / 4).clamp(1, BATCH);
+    let mut messages: Vec<Vec<u8>> = (0..batch).map(|_| maker.buffer()).collect();
+    let (mut posted, mut complete) = (0, 0);
+    let mut out = Vec::new();
+    while !stopping() {
+        while posted + batch as u64 <= complete + depth as u64 {
+            for message in &mut messages {
+                maker.next_in(message);
+            }
+            posted += batch as u64;
+            let wrs: Vec<SendWr<'_>> = messages
+                .iter()
+                .enumerate()
+                .map(|(i, inline)| {
+                    // The last one's entry tells that all before it are done.
+                    let last = i + 1 == batch;
+                    let signal = if last { SendFlags::SIGNALED } else { SendFlags::empty() };
+                    let flags = SendFlags::INLINE | signal;
+                    SendWr { id: posted, op: SendOp::Send, sges: &[], inline, flags }
+                })
+                .collect();
+            end.post(&wrs)?;
+        }
+        end.take(&mut out)?;
+        complete = out.last().map_or(complete, |completion| completion.wr_id);
+    }
+    end.finish(complete);
+}
+
+/// One side of round trips: memory for what comes, and how to send.
+struct Pinger {
+    end: End,
+    size: usize,
+    write: bool,
+    sent: u64,
+    out: Vec<Completion>,
+}
+
+impl Pinger {
+    fn open(role: &mut Role) -> Result<Self, String> {
+        let size = role.cell.size;
+        let sends = 4 * SIGNAL_EVERY as usize;
+        let shape = Shape { memory: PING_RECEIVES * size, sends, receives: PING_RECEIVES };
+        let end = End::open(role, shape)?;
+        let write = role.cell.kind == Kind::PingWrite;
+        let mut pinger = Self { end, size, write, sent: 0, out: Vec::new() };
+        (0..PING_RECEIVES as u64).try_for_each(|slot| pinger.post_recv(slot))?;
+        pinger.end.connect(role)?;
+        Ok(pinger)
+    }
+
+    fn post_recv(&self, slot: u64) -> Result<(), String> {
+        let sges = [self.end.sge(slot as usize * self.size, self.size)];
+        let sges: &[Sge] = if self.write { &[] } else { &sges };
+        self.end.post_recv(&[RecvWr { id: slot, sges }])
+    }
+
+    fn send(&mut self, message: &[u8]) -> Result<(), String> {
+        self.sent += 1;
+        let signal = self.sent.is_multiple_of(SIGNAL_EVERY);
+        let signal = if signal { SendFlags::SIGNALED } else { SendFlags::empty() };
+        let op = match self.write {
+            true => SendOp::WriteImm(self.end.remote(0), self.sent as u32),
+            false => SendOp::Send,
+        };
+        let flags = SendFlags::INLINE | signal;
+        self.end.post(&[SendWr { id: self.sent, op, sges: &[], inline: message, flags }])
+    }
+
+    /// Waits for the message of the other side and copies it out; false at the end.
+    fn receive(&mut self, message: &mut [u8]) -> Result<bool, String> {
+        let mut came = false;
+        while !came && !stopping() {
+            let mut out = std::mem::take(&mut self.out);
+            self.end.take(&mut out)?;
+            for completion in out.iter().filter(|completion| completion.is_recv()) {
+                let slot = if self.write { 0 } else { completion.wr_id as usize };
+                self.end.buffer.read(slot * self.size, message);
+                self.post_recv(completion.wr_id)?;
+                came = true;
+            }
+            self.out = out;
+        }
+        Ok(came)
+    }
+}
+
+pub(super) fn answer(mut role: Role) -> Result<(), String> {
+    let mut pinger = Pinger::open(&mut role)?;
+    let mut message = vec![0; pinger.size];
+    while pinger.receive(&mut message)? {
+        pinger.send(&message)?;
+    }
+    Ok(())
+}
+
+pub(super) fn ask(mut role: Role) -> Result<(), String> {
+    let mut pinger = Pinger::open(&mut role)?;
+    let mut maker = Maker::new(0, pinger.size);
+    let mut checker = Checker::new(1, pinger.size, Loss::Forbidden);
+    let mut message = vec![0; pinger.size];
+    let mut laps = Laps::new(&role);
+    laps.set_probe(pinger.end.probe());
+    loop {
+        pinger.send(maker.next())?;
+        if !pinger.receive(&mut message)? {
+            break;
+        }
+        checker.check(&message)?;
+        if laps.lap() {
+            break;
+        }
+    }
+    std::process::exit(0); // the answering side is told to end next: nothing is left to flush
+}
