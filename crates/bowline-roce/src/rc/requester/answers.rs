@@ -1,0 +1,203 @@
+//! What the peer answers, and which requests that completes [REQ-9], [REQ-10].
+
+use std::time::Duration;
+
+use bowline_verbs::Status;
+use bowline_wire::roce::{Aeth, NakCode, Opcode, Packet, Psn, Syndrome, rnr_timer_ns};
+
+use super::settings::SEVEN;
+use super::{Outcome, Requester, TxCtx};
+
+impl Requester {
+    /// Takes a response whose ICRC is good [REQ-9].
+    pub(crate) fn handle(&mut self, ctx: &mut TxCtx<'_>, packet: &Packet<'_>) -> Outcome {
+        ctx.counters.responses_received += 1;
+        let psn = packet.bth.psn;
+        // REQ-9 a and c, and what was never sent.
+        if psn.since(self.una) >= self.end.since(self.una) {
+            ctx.counters.responses_ignored += 1;
+            return Outcome::Idle;
+        }
+        match packet.opcode {
+            Opcode::Acknowledge => match packet.aeth.map(|aeth| aeth.syndrome) {
+                Some(Syndrome::Ack(_)) => self.handle_ack(ctx, psn),
+                Some(Syndrome::Rnr(code)) => self.handle_rnr(ctx, psn, code),
+                Some(Syndrome::Nak(code)) => self.handle_nak(ctx, psn, code),
+                Some(Syndrome::Reserved(_)) | None => self.fail(ctx, Status::BadRespErr),
+            },
+            opcode => {
+                // What comes before the request answered is acknowledged by the answer.
+                if self.acknowledge(ctx, psn) == Outcome::Failed {
+                    return Outcome::Failed;
+                }
+                if psn != self.una {
+                    // REQ-9 d: an answer before this one is missing. Asking for it again at once
+                    // instead of waiting for the timer.
+                    self.go_back(ctx);
+                    return Outcome::Idle;
+                }
+                let good = |aeth: Option<Aeth>| {
+                    aeth.is_some_and(|aeth| matches!(aeth.syndrome, Syndrome::Ack(_)))
+                };
+                if opcode != Opcode::ReadResponseMiddle && !good(packet.aeth) {
+                    return self.fail(ctx, Status::BadRespErr);
+                }
+                if opcode == Opcode::AtomicAcknowledge {
+                    self.handle_atomic(ctx, packet)
+                } else {
+                    self.handle_read(ctx, packet)
+                }
+            }
+        }
+    }
+
+    fn handle_ack(&mut self, ctx: &mut TxCtx<'_>, psn: Psn) -> Outcome {
+        if self.acknowledge(ctx, psn.next()) == Outcome::Failed {
+            return Outcome::Failed;
+        }
+        // REQ-9 b: it acknowledges something behind a read or atomic whose response was lost.
+        let missed = self.queue.front().is_some_and(|head| {
+            head.is_started()
+                && head.is_read_or_atomic()
+                && !psn.is_before(head.first + head.packets)
+        });
+        if missed {
+            self.go_back(ctx);
+        }
+        Outcome::Idle
+    }
+
+    /// A packet is missing at the peer, or it refuses one; everything before `psn` has arrived
+    /// [REQ-10].
+    fn handle_nak(&mut self, ctx: &mut TxCtx<'_>, psn: Psn, code: NakCode) -> Outcome {
+        if code == NakCode::PsnSequence {
+            ctx.counters.naks_sequence_received += 1;
+        } else {
+            ctx.counters.naks_fatal_received += 1;
+        }
+        if self.acknowledge(ctx, psn) == Outcome::Failed {
+            return Outcome::Failed;
+        }
+        let status = match code {
+            NakCode::PsnSequence => {
+                self.go_back(ctx);
+                return Outcome::Idle;
+            }
+            NakCode::InvalidRequest => Status::RemInvReqErr,
+            NakCode::RemoteAccess => Status::RemAccessErr,
+            NakCode::RemoteOperational | NakCode::InvalidRdRequest | NakCode::Other(_) => {
+                Status::RemOpErr
+            }
+        };
+        let head = self.queue.front();
+        if head.is_some_and(|head| psn.is_within(head.first, head.packets)) {
+            return self.fail(ctx, status);
+        }
+        // The refusal is of a later request; the answer to a read before it was lost.
+        self.go_back(ctx);
+        Outcome::Idle
+    }
+
+    /// The peer had no receive posted [REQ-13].
+    fn handle_rnr(&mut self, ctx: &mut TxCtx<'_>, psn: Psn, code: u8) -> Outcome {
+        ctx.counters.rnr_naks_received += 1;
+        if self.acknowledge(ctx, psn) == Outcome::Failed {
+            return Outcome::Failed;
+        }
+        if psn != self.una {
+            self.go_back(ctx);
+            return Outcome::Idle;
+        }
+        if self.pause.is_some() {
+            return Outcome::Idle;
+        }
+        let rnr_retry = self.settings.as_ref().map_or(0, |settings| settings.rnr_retry);
+        if rnr_retry != SEVEN {
+            if self.rnr_left == 0 {
+                return self.fail(ctx, Status::RnrRetryExcErr);
+            }
+            self.rnr_left -= 1;
+        }
+        self.pause = Some(ctx.now + Duration::from_nanos(rnr_timer_ns(code)));
+        self.deadline = None;
+        self.unasked = 0;
+        // What is sent again is not timed.
+        self.timed = None;
+        // The peer lives.
+        self.progress_at = ctx.now;
+        self.seek();
+        Outcome::Idle
+    }
+
+    fn handle_read(&mut self, ctx: &mut TxCtx<'_>, packet: &Packet<'_>) -> Outcome {
+        let mtu = self.settings.as_ref().map_or(0, |settings| settings.mtu);
+        let Some(head) = self.queue.front() else { return Outcome::Idle };
+        if !head.is_started() || !head.is_read() {
+            return self.fail(ctx, Status::BadRespErr);
+        }
+        let received = self.una.since(head.first);
+        let offset = received * mtu as u32;
+        let left = (head.len - offset.min(head.len)) as usize;
+        // Where the answer begins depends on what was asked for last, so that a first packet may be
+        // a middle one too, and a last one an only one.
+        let ends = matches!(packet.opcode, Opcode::ReadResponseLast | Opcode::ReadResponseOnly);
+        if ends != (left <= mtu) || packet.payload.len() != left.min(mtu) {
+            return self.fail(ctx, Status::BadRespErr);
+        }
+        if self.queue.scatter(0, ctx.mrs, ctx.pd, offset, packet.payload).is_err() {
+            return self.fail(ctx, Status::LocProtErr);
+        }
+        self.una = self.una.next();
+        if ends {
+            self.complete_head(ctx);
+        }
+        self.progress(ctx, 1);
+        self.finish_head(ctx)
+    }
+
+    fn handle_atomic(&mut self, ctx: &mut TxCtx<'_>, packet: &Packet<'_>) -> Outcome {
+        let Some(head) = self.queue.front() else { return Outcome::Idle };
+        let (true, true, Some(ack)) = (head.is_started(), head.is_atomic(), packet.atomic_ack)
+        else {
+            return self.fail(ctx, Status::BadRespErr);
+        };
+        // REQ-18
+        let bytes = ack.original.to_ne_bytes();
+        if self.queue.scatter(0, ctx.mrs, ctx.pd, 0, &bytes).is_err() {
+            return self.fail(ctx, Status::LocProtErr);
+        }
+        self.una = self.una.next();
+        self.complete_head(ctx);
+        self.progress(ctx, 1);
+        self.finish_head(ctx)
+    }
+
+    /// Everything before `upto` has arrived: completes sends and writes. Reads and atomics are
+    /// completed by their answers alone, and hold up what is behind them [REQ-9 b].
+    fn acknowledge(&mut self, ctx: &mut TxCtx<'_>, upto: Psn) -> Outcome {
+        let before = self.una;
+        while let Some(head) = self.queue.front() {
+            if head.is_local() && head.is_started() {
+                self.complete_head(ctx);
+                continue;
+            }
+            if !head.is_started() || head.is_read_or_atomic() {
+                break;
+            }
+            let end = head.first + head.packets;
+            if upto.is_before(end) {
+                if upto.is_after(self.una) {
+                    self.una = upto;
+                }
+                break;
+            }
+            self.una = end;
+            self.complete_head(ctx);
+        }
+        let steps = self.una.since(before);
+        if steps > 0 {
+            self.progress(ctx, steps);
+        }
+        self.finish_head(ctx)
+    }
+}

@@ -1,0 +1,183 @@
+//! What a request is on the wire: its sequence numbers and its packets; and local operations, which
+//! have neither.
+
+use bowline_verbs::{Remote, SendFlags, SendOp, Status};
+use bowline_wire::roce::{AtomicEth, Bth, Builder, Opcode, Packet, Reth};
+
+use super::{Requester, TxCtx};
+use crate::sendq::Stage;
+
+impl Requester {
+    /// Executes the local operation at the cursor, once and for all [REQ-20], [MR-8].
+    pub(super) fn execute(&mut self, ctx: &mut TxCtx<'_>) {
+        let Some(request) = self.queue.get_mut(self.cursor) else { return };
+        let result = match &mut request.op {
+            SendOp::RegMr { key, pieces, iova, access } => {
+                ctx.mrs.bind(ctx.pd, *key, std::mem::take(pieces), *iova, *access)
+            }
+            SendOp::LocalInv(key) => ctx.mrs.invalidate(ctx.pd, *key),
+            _ => Ok(()),
+        };
+        if result.is_err() {
+            request.stage = Stage::Broken(Status::LocQpOpErr);
+            return;
+        }
+        request.stage = Stage::Started;
+        self.cursor += 1;
+        self.sent = 0;
+    }
+
+    /// Gives the request at the cursor its PSNs [REQ-3]; tells whether it can be carried out.
+    pub(super) fn begin(&mut self, ctx: &TxCtx<'_>, mtu: usize) -> bool {
+        let fits = match self.queue.get(self.cursor) {
+            Some(request) if request.is_read_or_atomic() => {
+                self.queue.check_scatter(self.cursor, ctx.mrs, ctx.pd).is_ok()
+            }
+            _ => true,
+        };
+        let Some(request) = self.queue.get_mut(self.cursor) else { return false };
+        if !fits {
+            request.stage = Stage::Broken(Status::LocProtErr);
+            return false;
+        }
+        request.first = self.end;
+        request.packets = if request.is_atomic() {
+            1
+        } else {
+            (request.len as usize).div_ceil(mtu).max(1) as u32
+        };
+        request.stage = Stage::Started;
+        self.sent = 0;
+        if request.is_read_or_atomic() {
+            self.reads += 1;
+        }
+        true
+    }
+
+    /// Appends the packet with PSN `next`; `false`: its bytes are not to be had [REQ-16].
+    pub(super) fn append(&mut self, ctx: &mut TxCtx<'_>, mtu: usize, out: &mut Vec<u8>) -> bool {
+        let Some(request) = self.queue.get(self.cursor) else { return false };
+        let psn = self.next;
+        let (sent, packets) = (self.sent, request.packets);
+        let offset = sent * mtu as u32;
+        let left = request.len - offset.min(request.len);
+        let one_packet = request.is_read_or_atomic();
+        let last = one_packet || sent + 1 == packets;
+        // REQ-8: at the end of every message, and often enough that the window cannot stall.
+        let filling = psn.since(self.una) + 1 >= self.window;
+        let ask = last || filling || self.unasked + 1 >= (self.window / 4).max(1);
+        let opcode = opcode(&request.op, sent == 0, last);
+        let ends_send = last
+            && matches!(
+                request.op,
+                SendOp::Send | SendOp::SendImm(_) | SendOp::SendInv(_) | SendOp::WriteImm(..)
+            );
+        let bth = Bth {
+            // REQ-14
+            solicited: ends_send && request.flags.contains(SendFlags::SOLICITED),
+            dest_qpn: ctx.dest_qpn.0,
+            ack_req: ask,
+            psn,
+            ..Bth::default()
+        };
+        let start = out.len();
+        let mut packet = Packet::new(opcode, bth);
+        let reth = |remote: &Remote, skip: u32, len| Reth {
+            va: remote.addr.wrapping_add(u64::from(skip)),
+            rkey: remote.rkey,
+            len,
+        };
+        match &request.op {
+            SendOp::SendImm(imm) => packet.imm = Some(*imm),
+            // REQ-17
+            SendOp::SendInv(key) => packet.ieth = Some(*key),
+            SendOp::Write(remote) => packet.reth = Some(reth(remote, 0, request.len)),
+            SendOp::WriteImm(remote, imm) => {
+                packet.reth = Some(reth(remote, 0, request.len));
+                packet.imm = Some(*imm);
+            }
+            // REQ-11: after a loss, what is missing.
+            SendOp::Read(remote) => packet.reth = Some(reth(remote, offset, left)),
+            SendOp::CompareSwap { remote, compare, swap } => {
+                packet.atomic = Some(AtomicEth {
+                    va: remote.addr,
+                    rkey: remote.rkey,
+                    swap_or_add: *swap,
+                    compare: *compare,
+                });
+            }
+            SendOp::FetchAdd { remote, add } => {
+                packet.atomic = Some(AtomicEth {
+                    va: remote.addr,
+                    rkey: remote.rkey,
+                    swap_or_add: *add,
+                    compare: 0,
+                });
+            }
+            _ => {}
+        }
+        let mut builder = Builder::new(out, &packet);
+        let take = if one_packet { 0 } else { (left as usize).min(mtu) };
+        if take > 0 {
+            let body = builder.payload();
+            if self.queue.gather(self.cursor, ctx.mrs, ctx.pd, offset, take, body).is_err() {
+                out.truncate(start);
+                if let Some(request) = self.queue.get_mut(self.cursor) {
+                    request.stage = Stage::Broken(Status::LocProtErr);
+                }
+                return false;
+            }
+        }
+        builder.finish();
+
+        let steps = if one_packet { packets - sent } else { 1 };
+        let fresh = !psn.is_before(self.end);
+        if !fresh {
+            ctx.counters.packets_resent += 1;
+        }
+        self.unasked = if ask { 0 } else { self.unasked + 1 };
+        if self.una == self.end {
+            self.progress_at = ctx.now;
+        }
+        self.next += steps;
+        if self.next.is_after(self.end) {
+            self.end = self.next;
+        }
+        if fresh && ask && self.timed.is_none() {
+            self.timed = Some((psn, ctx.now));
+        }
+        if last {
+            self.cursor += 1;
+            self.sent = 0;
+        } else {
+            self.sent += 1;
+        }
+        if self.deadline.is_none() {
+            self.arm(ctx.now);
+        }
+        true
+    }
+}
+
+/// Opcode of a packet [HDR-5], [REQ-2].
+const fn opcode(op: &SendOp, first: bool, last: bool) -> Opcode {
+    match (op, first, last) {
+        (SendOp::Write(_) | SendOp::WriteImm(..), true, false) => Opcode::WriteFirst,
+        (SendOp::Write(_) | SendOp::WriteImm(..), false, false) => Opcode::WriteMiddle,
+        (SendOp::Write(_), false, true) => Opcode::WriteLast,
+        (SendOp::Write(_), true, true) => Opcode::WriteOnly,
+        (SendOp::WriteImm(..), false, true) => Opcode::WriteLastImm,
+        (SendOp::WriteImm(..), true, true) => Opcode::WriteOnlyImm,
+        (SendOp::Read(_), ..) => Opcode::ReadRequest,
+        (SendOp::CompareSwap { .. }, ..) => Opcode::CompareSwap,
+        (SendOp::FetchAdd { .. }, ..) => Opcode::FetchAdd,
+        (SendOp::SendImm(_), false, true) => Opcode::SendLastImm,
+        (SendOp::SendImm(_), true, true) => Opcode::SendOnlyImm,
+        (SendOp::SendInv(_), false, true) => Opcode::SendLastInvalidate,
+        (SendOp::SendInv(_), true, true) => Opcode::SendOnlyInvalidate,
+        (_, true, false) => Opcode::SendFirst,
+        (_, false, false) => Opcode::SendMiddle,
+        (_, false, true) => Opcode::SendLast,
+        (_, true, true) => Opcode::SendOnly,
+    }
+}

@@ -1,0 +1,46 @@
+//! What the requester is told when its queue pair goes to RTS.
+
+use std::time::Duration;
+
+use crate::config::GiveUp;
+
+/// Smallest window, packets.
+pub(super) const WINDOW_MIN: u32 = 16;
+/// Largest window, packets: far below half of the PSNs [REQ-6].
+pub(super) const WINDOW_MAX: u32 = 4096;
+/// A retry count, as an RNR retry count, of 7 [REQ-13].
+pub(super) const SEVEN: u8 = 7;
+
+/// Attributes of the queue pair that concern the requester. What it makes of them is its own affair:
+/// the peer never sees it [REQ-21].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Settings {
+    pub(crate) mtu: usize,
+    pub(crate) max_rd_atomic: u8,
+    /// Code of the acknowledgement timeout; 0: never [REQ-12].
+    pub(crate) timeout: u8,
+    pub(crate) retry_cnt: u8,
+    pub(crate) rnr_retry: u8,
+    pub(crate) window: u32,
+    pub(crate) give_up: GiveUp,
+    pub(crate) retransmit_min: Duration,
+}
+
+impl Settings {
+    /// The negotiated timeout: an upper bound of the own timer [REQ-22].
+    pub(super) fn timeout(&self) -> Option<Duration> {
+        (self.timeout != 0).then(|| Duration::from_nanos(4096 << (self.timeout & 31)))
+    }
+
+    /// Time without progress after which the peer is given up.
+    pub(super) fn patience(&self) -> Option<Duration> {
+        let timeout = self.timeout()?.max(self.retransmit_min);
+        match self.give_up {
+            GiveUp::After(time) => Some(time),
+            GiveUp::RetryCountSevenForever if self.retry_cnt == SEVEN => None,
+            GiveUp::RetryCount | GiveUp::RetryCountSevenForever => {
+                Some(timeout * u32::from(self.retry_cnt.max(1)))
+            }
+        }
+    }
+}
