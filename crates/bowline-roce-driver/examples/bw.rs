@@ -2,7 +2,9 @@
 //! reads of 1 MiB, and round trips of 64 byte sends. For looking at, and for a profiler; the
 //! figures of record come from the bench.
 //!
-//! `bw [write|read|lat|wait] [seconds] [bytes] [depth]`; without arguments all, half a second each.
+//! `bw [write|read|lat|wait|one] [seconds] [bytes] [depth]`; without arguments all, half a second
+//! each. `one` has one thread do the work of both sides, so that a profiler sees all work and no
+//! waiting.
 
 use std::net::{IpAddr, SocketAddr};
 use std::process::{Command, Stdio};
@@ -236,6 +238,39 @@ fn latency(end: &End, seconds: f64, what: &str) -> Result<(), Error> {
     Ok(())
 }
 
+/// Writes with both ends in this thread.
+fn one(seconds: f64, len: usize, depth: usize) -> Result<(), Error> {
+    let (a, b) = (end(CLIENT, true)?, end(SERVER, true)?);
+    b.dev.listen(SocketAddr::new(SERVER, PORT))?;
+    let param = |end: &End| ConnParam { qpn: end.qp, ..ConnParam::default() };
+    a.dev.connect(None, SocketAddr::new(SERVER, PORT), &param(&a))?;
+    let CmEvent::ConnectRequest { id, .. } = b.dev.cm_event(WAIT)? else {
+        return Err(Error::TimedOut);
+    };
+    b.dev.accept(id, &param(&b))?;
+    a.dev.cm_event(WAIT)?;
+    b.dev.cm_event(WAIT)?;
+    let (mut out, mut none) = (Vec::new(), Vec::new());
+    let (mut posted, mut done) = (0, 0);
+    let start = Instant::now();
+    while start.elapsed().as_secs_f64() < seconds || done < posted {
+        while posted < done + depth && start.elapsed().as_secs_f64() < seconds {
+            let at = posted * len % LEN;
+            let remote = Remote { addr: b.buffer.addr() + at as u64, rkey: b.keys.rkey };
+            a.post(SendOp::Write(remote), at, len)?;
+            posted += 1;
+        }
+        b.dev.poll_cq(b.cq, &mut none, 16)?;
+        done += a.dev.poll_cq(a.cq, &mut out, 16)?;
+        out.clear();
+    }
+    let time = start.elapsed().as_secs_f64();
+    println!("one {len} bytes: {:.2} GB/s", (done * len) as f64 / time / 1e9);
+    report("sender", &a);
+    report("target", &b);
+    Ok(())
+}
+
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let number = |at: usize| args.get(at).and_then(|text| text.parse::<f64>().ok());
@@ -243,6 +278,7 @@ fn main() {
     let (len, depth) = (number(2).unwrap_or(1048576.0), number(3).unwrap_or(4.0));
     let result = match args.first().map(String::as_str) {
         Some("server") => serve(),
+        Some("one") => one(seconds, len as usize, depth as usize),
         Some(what) => client(what, seconds, len as usize, depth as usize),
         None => ["write", "read", "lat", "wait"]
             .into_iter()

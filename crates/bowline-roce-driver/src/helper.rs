@@ -14,8 +14,9 @@ use crate::shared::{Lead, Shared};
 
 /// Interval of looks while application threads are active.
 const TICK_NS: u64 = 1_000_000;
-/// The longest it becomes while they poll.
-const TICK_ACTIVE_NS: u64 = 4_000_000;
+/// The longest it becomes while they poll: as long may an acknowledgement be held back for a program
+/// that does not send or poll any more.
+const TICK_ACTIVE_NS: u64 = 2_000_000;
 /// The longest it becomes while one of them waits without a break.
 const TICK_WAITING_NS: u64 = 256_000_000;
 /// The longest it looks without sleeping after something came.
