@@ -5,6 +5,8 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::path::Path;
 
+use bowline_rdmacore::{Listed, list};
+use bowline_verbs::DeviceAttr;
 use serde_json::{Value, json};
 
 use super::local::{addresses, soft};
@@ -17,7 +19,7 @@ const PORT: u16 = 4791;
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "The provider soft needs no hardware: an address of this machine, with its \
-    UDP port 4791 free, is a device."
+    UDP port 4791 free, is a device. Those of rdma-core are named with --device."
 )]
 pub(crate) struct Args {
     /// Print a JSON object
@@ -50,7 +52,8 @@ pub(crate) fn run(args: &Args) -> Outcome {
     let rows: Vec<Row> = addresses().into_iter().map(look).collect();
     if args.json {
         let devices: Vec<Value> = rows.iter().map(object).collect();
-        say!("{}", json!({ "providers": [{ "name": "soft", "devices": devices }] }));
+        let soft = json!({ "name": "soft", "devices": devices });
+        say!("{}", json!({ "providers": [soft, rdma_core_object()] }));
         return Ok(());
     }
     say!("provider soft: RoCEv2 over UDP, no hardware needed");
@@ -65,7 +68,50 @@ pub(crate) fn run(args: &Args) -> Outcome {
         };
         say!("  {:wide$}  {mtu:>8}  {state}", row.address.to_string());
     }
+    say!("provider rdma-core: RDMA devices of this machine");
+    match list() {
+        Err(error) => say!("  none: {error}"),
+        Ok(devices) => devices.iter().for_each(show),
+    }
     Ok(())
+}
+
+/// Prints a device of rdma-core.
+fn show(device: &Listed) {
+    match &device.attr {
+        Ok(attr) => say!(
+            "  {}  path MTU {}  {}",
+            device.name,
+            attr.mtu.bytes(),
+            attr.addrs.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
+        ),
+        Err(error) => say!("  {}  {error}", device.name),
+    }
+}
+
+/// The provider rdma-core: its devices, or why there are none.
+fn rdma_core_object() -> Value {
+    let object = |device: &Listed| {
+        let attr = device.attr.as_ref().ok();
+        let addresses = |attr: &DeviceAttr| -> Vec<String> {
+            attr.addrs.iter().map(ToString::to_string).collect()
+        };
+        json!({
+            "device": device.name,
+            "addresses": attr.map(addresses),
+            "mtu": attr.map(|attr| attr.mtu.bytes()),
+            "guid": attr.map(|attr| format!("{:016x}", attr.guid)),
+            "usable": device.attr.is_ok(),
+            "trouble": device.attr.as_ref().err().map(ToString::to_string),
+        })
+    };
+    match list() {
+        Ok(devices) => {
+            let devices: Vec<Value> = devices.iter().map(object).collect();
+            json!({ "name": "rdma-core", "devices": devices })
+        }
+        Err(error) => json!({ "name": "rdma-core", "devices": [], "trouble": error.to_string() }),
+    }
 }
 
 fn object(row: &Row) -> Value {

@@ -1,4 +1,4 @@
-//! Devices of this machine: its addresses, and the soft provider on them.
+//! Devices of this machine: its addresses with the soft provider on them, and those of rdma-core.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -7,15 +7,22 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bowline_rdmacore::RdmaCoreDevice;
 use bowline_roce_driver::{PollMode, SoftConfig, SoftDevice};
 use bowline_verbs::{Device, Error, Mtu};
 
 use crate::cli::args::{Family, host, interval, number, number32, route_to};
 use crate::cli::{Failure, Outcome};
 
+/// The device that needs no hardware.
+const SOFT: &str = "soft";
+
 /// What every command that talks asks about its side.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct Local {
+    /// The device: soft is RoCE in this process; any other name is one of rdma-core, such as rxe0
+    #[arg(long, value_name = "NAME", default_value = SOFT)]
+    device: String,
     /// Local address; without it, the one that routing picks, for a server all of them
     #[arg(short = 'I', long = "address", value_name = "ADDRESS")]
     address: Option<String>,
@@ -58,14 +65,22 @@ impl Local {
 
     /// Opens the device of a server; returns where it is to listen.
     pub(super) fn serving(&self) -> Outcome<(Arc<dyn Device>, Vec<SocketAddr>)> {
-        let addresses = match self.given()? {
+        let mut addresses = match self.given()? {
             Some(address) => vec![address],
+            None if self.device != SOFT => Vec::new(),
             None => addresses().into_iter().filter(|address| !address.is_loopback()).collect(),
         };
-        if addresses.is_empty() {
+        if addresses.is_empty() && self.device == SOFT {
             return Err(Failure::failed("no address but loopback; give one with --address"));
         }
         let device = self.open(&addresses)?;
+        if addresses.is_empty() {
+            addresses = device.attr().addrs;
+        }
+        if addresses.is_empty() {
+            let text = format!("{} has no address; give one with --address", self.device);
+            return Err(Failure::Failed(text));
+        }
         Ok((device, addresses.into_iter().map(|a| SocketAddr::new(a, self.port)).collect()))
     }
 
@@ -75,7 +90,16 @@ impl Local {
     }
 
     fn open(&self, addresses: &[IpAddr]) -> Outcome<Arc<dyn Device>> {
-        Ok(soft(addresses, self.mtu, self.capture.clone(), self.poll)?)
+        if self.device == SOFT {
+            return Ok(soft(addresses, self.mtu, self.capture.clone(), self.poll)?);
+        }
+        if self.mtu.is_some() || self.capture.is_some() {
+            return Err(Failure::Usage("--mtu and --capture need the soft device".to_owned()));
+        }
+        match RdmaCoreDevice::open(&self.device) {
+            Ok(device) => Ok(Arc::new(device)),
+            Err(error) => Err(Failure::Failed(error.to_string())),
+        }
     }
 
     fn given(&self) -> Outcome<Option<IpAddr>> {

@@ -1,8 +1,8 @@
-//! RDMA without hardware: `devices`, `rping` and `perf`, over the verbs of `bowline-verbs`.
+//! RDMA with and without hardware: `devices`, `rping` and `perf`, over the verbs of `bowline-verbs`.
 //!
 //! ```text
 //! rping, perf -> link (queue pair, memory, completions) -> dyn Device <- soft (RoCEv2 over UDP)
-//!             -> arrivals (events of connections)       ->
+//!             -> arrivals (events of connections)       ->            <- rdma-core (rxe0, mlx5_0, ..)
 //! ```
 
 mod arrivals;
