@@ -32,8 +32,10 @@ pub(crate) struct Qp {
     /// It is in the list of those with replies to send, and in that of those with anything to send.
     pub(crate) in_urgent: bool,
     pub(crate) in_normal: bool,
-    /// Whose turn it is when both halves have something to send.
+    /// Whose turn it is when both halves have something to send: which one the last burst passed
+    /// over.
     pub(crate) requests_next: bool,
+    pub(crate) replies_next: bool,
     /// The entry of the timer heap that counts.
     pub(crate) timer_at: Option<Instant>,
     /// The first packet has come before RTS, and the program was told.

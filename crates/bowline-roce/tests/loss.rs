@@ -347,3 +347,26 @@ fn a_path_that_breaks_bursts_gets_single_packets() {
         assert!(counters.go_backs < 20, "{counters:?}");
     }
 }
+
+/// [REQ-6]: the window is halved by a loss, and comes back; on a wire that holds so many packets and
+/// no more, few are lost.
+#[test]
+fn the_window_finds_what_the_wire_holds() {
+    let mut pair = Pair::new(&Setup { mtu: Mtu::M256, ..Setup::default() });
+    pair.keep_log = false;
+    // What one side sends without an answer, beyond 100 packets, is lost.
+    let mut row = 0;
+    pair.fate = Box::new(move |_, seen| {
+        row = if seen.from == 0 { row + 1 } else { 0 };
+        if row > 100 { Fate::Drop } else { Fate::Pass }
+    });
+    let (to, from) = (pair.nodes[1].remote(0), [pair.nodes[0].sge(0, 4 << 20)]);
+    for id in 0..4 {
+        pair.post(0, id, SendOp::Write(to), &from);
+    }
+    pair.finish(0, 4);
+    let counters = pair.nodes[0].dev.counters();
+    let useful = (4 << 22) / 256;
+    assert!(counters.packets_resent * 7 < useful, "{counters:?}");
+    assert!(counters.timeouts < 5, "{counters:?}");
+}

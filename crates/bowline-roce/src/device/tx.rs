@@ -105,12 +105,12 @@ impl Shared {
         let Halves::Rc { requester, responder } = &mut qp.halves else { return false };
         let gso = self.config.gso && !self.paths.breaks_bursts(burst.to);
         let may_request = qp.state == QpState::Rts && !responder.failed() && requester.has_work();
-        // An acknowledgement alone can wait for the end of a burst of requests.
-        let no_hurry = !responder.has_reply() || gso && responder.has_one_ack();
-        let mut half = Half::Responder;
-        if may_request && (qp.requests_next || no_hurry) {
-            half = Half::Requester;
-        }
+        // An acknowledgement alone can wait for the end of a burst of requests; nothing is passed
+        // over twice.
+        let no_hurry = gso && responder.has_one_ack();
+        let replies = responder.has_reply()
+            && (!may_request || qp.replies_next || !(qp.requests_next || no_hurry));
+        let half = if may_request && !replies { Half::Requester } else { Half::Responder };
         qp.requests_next = half == Half::Responder;
         let mut outcome = Outcome::Idle;
         let mut carried = false;
@@ -142,6 +142,7 @@ impl Shared {
                 carried = !burst.add(start, carry);
             }
         }
+        qp.replies_next = half == Half::Requester && responder.has_reply();
         self.after(now, qp, outcome, false);
         carried
     }

@@ -162,6 +162,7 @@ impl Device {
             in_urgent: false,
             in_normal: false,
             requests_next: false,
+            replies_next: false,
             timer_at: None,
             heard: false,
         };

@@ -81,7 +81,10 @@ pub(crate) struct Requester {
     una: Psn,
     /// Reads and atomics begun and not complete [REQ-4].
     reads: usize,
+    /// Packets that may be on their way [REQ-6]: half after a loss; a quarter more for every window
+    /// without one up to half of where the last loss was, then a sixteenth.
     window: u32,
+    slow_from: u32,
     /// Packets acknowledged since the window last grew.
     acknowledged: u32,
     /// Packets sent since the last that asked for an acknowledgement.
@@ -117,6 +120,7 @@ impl Requester {
             una: Psn::ZERO,
             reads: 0,
             window: 0,
+            slow_from: 0,
             acknowledged: 0,
             unasked: 0,
             went_back: false,
@@ -136,6 +140,7 @@ impl Requester {
         let psn = Psn::new(sq_psn);
         (self.next, self.end, self.una) = (psn, psn, psn);
         self.window = settings.window.clamp(WINDOW_MIN, WINDOW_MAX);
+        self.slow_from = self.window;
         self.rnr_left = settings.rnr_retry;
         self.settings = Some(settings);
     }

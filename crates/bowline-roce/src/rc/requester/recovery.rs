@@ -22,7 +22,8 @@ impl Requester {
             self.acknowledged += steps;
             if self.acknowledged >= self.window {
                 self.acknowledged = 0;
-                self.window = (self.window + self.window / 4).min(max);
+                let more = if self.window < self.slow_from { 4 } else { 16 };
+                self.window = (self.window + self.window / more).min(max);
             }
         }
         if let Some((psn, at)) = self.timed
@@ -65,6 +66,9 @@ impl Requester {
         self.went_back = true;
         self.creeping.begin_again(self.una);
         self.window = (self.window / 2).max(WINDOW_MIN);
+        if self.expiries <= 1 {
+            self.slow_from = self.window;
+        }
         self.acknowledged = 0;
         self.unasked = 0;
         self.timed = None;
