@@ -6,6 +6,7 @@
 //!
 //! - every request completes once, in order, with what it was to do done, or with a failure that
 //!   has a reason;
+//! - datagrams come as they were sent, or not at all;
 //! - messages come once, in order, whole, to the receive whose turn it is;
 //! - what a side saw succeed is in the peer's memory, and atomics are carried out once;
 //! - no other byte of any memory ever changes;
@@ -25,6 +26,7 @@
 
 mod app;
 mod host;
+mod letters;
 mod life;
 mod memory;
 mod named;

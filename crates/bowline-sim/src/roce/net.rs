@@ -96,7 +96,9 @@ impl Net {
         let sent = self.free_at[line] + plan.delay;
         let first = sent + rng.below(plan.jitter + 1);
         let second = sent + rng.below(plan.jitter + 1);
-        if self.faulty && !fate.damaged && rng.chance(plan.forge) {
+        // Whoever knows the key of a datagram queue pair may send to it.
+        let open = |bytes: &[u8]| bytes[0] >= 0x60 && bytes[5..8] != [0, 0, 1];
+        if self.faulty && !fate.damaged && rng.chance(plan.forge) && !open(&datagram.bytes) {
             fate.arrivals.push((sent, forged(rng, &datagram)));
         }
         if self.faulty && rng.chance(plan.repeat) {

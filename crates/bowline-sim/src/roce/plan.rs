@@ -88,6 +88,8 @@ pub(crate) struct HostPlan {
     pub(crate) turn: u64,
     /// Longest time until a program looks at its completions.
     pub(crate) look: u64,
+    /// Datagrams a program sends.
+    pub(crate) letters: u32,
 }
 
 /// One connection and what is done over it.
@@ -302,7 +304,7 @@ fn draw_hosts(rng: &mut Rng, weather: bool) -> Vec<HostPlan> {
     let v6 = rng.chance(400);
     let mtus = [Mtu::M256, Mtu::M512, Mtu::M1024, Mtu::M1024, Mtu::M2048, Mtu::M4096, Mtu::M4096];
     let mtu = rng.pick(&mtus);
-    let differ = rng.chance(100);
+    let (differ, letters) = (rng.chance(100), rng.chance(250));
     (1..=count)
         .map(|n: u8| {
             let mtu = if differ { rng.pick(&mtus) } else { mtu };
@@ -325,6 +327,7 @@ fn draw_hosts(rng: &mut Rng, weather: bool) -> Vec<HostPlan> {
                 window: rng.pick(&[16, 64, 240, 240, 1024]),
                 hints,
                 turn: rng.pick(&[0, 2 * US, 20 * US, 200 * US]),
+                letters: if letters { rng.between(1, 40) as u32 } else { 0 },
                 look: rng.pick(&[0, 2 * US, 50 * US, 2 * MS]),
             }
         })

@@ -29,6 +29,8 @@ numbers! {
         completions,
         /// Messages received.
         received,
+        /// Datagrams of programs received.
+        letters,
         /// Payload bytes of requests and receives completed.
         bytes,
         /// Queues that failed.

@@ -5,6 +5,7 @@ use bowline_verbs::{CmEvent, CmId, Completion, ConnRequest};
 
 use super::app::{self, App, Owned};
 use super::host::Host;
+use super::letters::{Letter, Port};
 use super::net::{Datagram, Net};
 use super::oracle;
 use super::plan::{FaultKind, Plan};
@@ -34,6 +35,8 @@ pub(crate) enum Event {
     Post(SideId),
     /// A program posts a receive.
     Receive(SideId),
+    /// A program sends a datagram.
+    Letter(usize),
     /// A program looks at its completions.
     Look(SideId),
     /// A program ends its connection.
@@ -76,6 +79,11 @@ pub(crate) struct World {
     pub(crate) net: Net,
     pub(crate) hosts: Vec<Host>,
     pub(crate) sides: Vec<Side>,
+    /// What programs of the hosts send and receive datagrams with.
+    pub(crate) ports: Vec<Option<Port>>,
+    pub(crate) letters: Vec<Letter>,
+    /// Datagrams that programs not yet started are to send.
+    pub(crate) letters_left: Vec<u32>,
     /// Requests for connections that programs have not answered.
     deciding: usize,
     phase: Phase,
@@ -117,6 +125,9 @@ impl World {
             net,
             hosts,
             sides: Vec::new(),
+            ports: plan.hosts.iter().map(|_| None).collect(),
+            letters: Vec::new(),
+            letters_left: plan.hosts.iter().map(|h| h.letters).collect(),
             deciding: 0,
             phase: Phase::Active,
             phase_since: SEC,
@@ -231,6 +242,7 @@ impl World {
             }
             Event::Post(id) => self.post(id),
             Event::Receive(id) => self.post_receive(id),
+            Event::Letter(host) => self.send_letter(host),
             Event::Look(id) => self.look(id),
             Event::End(id) => {
                 if matches!(self.sides[id].stage, Stage::Connecting | Stage::Up) {
@@ -358,6 +370,9 @@ impl World {
                     let side = self.sides.iter().position(|s| {
                         mine(s) && s.stage < Stage::Gone && (s.send_cq == cq || s.recv_cq == cq)
                     });
+                    if side.is_none() && self.port_ready(host, cq) {
+                        continue;
+                    }
                     // The program may have removed it a moment ago.
                     let Some(id) = side else { continue };
                     self.note([3, id as u64, cq.0.into()], || format!("side {id}: {cq:?} ready"));
@@ -609,6 +624,8 @@ impl World {
         self.stats.crashes += 1;
         let boot = self.hosts[host].boot;
         self.count(host);
+        self.ports[host] = None;
+        self.letters_left[host] = self.plan.hosts[host].letters;
         self.hosts[host].stop();
         for id in 0..self.sides.len() {
             let side = &self.sides[id];
@@ -645,6 +662,7 @@ impl World {
             self.note([11, host as u64, 0], || format!("host {host} starts"));
             let result = self.hosts[host].start(self.now, &mut self.rng, host);
             self.judge(result);
+            self.open_port(host);
             self.touched(host);
         }
     }
@@ -715,6 +733,7 @@ impl World {
     /// All connections are over: listeners go.
     fn close(&mut self) {
         for host in 0..self.hosts.len() {
+            self.close_port(host);
             let listener = self.hosts[host].listener.take();
             let (Some(id), Some(device)) = (listener, &mut self.hosts[host].device) else {
                 continue;
