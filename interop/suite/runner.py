@@ -13,7 +13,7 @@ from lab.common import CACHE, HERE, NETNS, Fail
 from lab.guest import alive
 from lab.prepare import prepare
 
-from . import roce, scenarios, speed
+from . import rdmacore, roce, scenarios, speed
 from .base import ALL, Wrong
 from .table import table
 from .world import Case, World, find_peer
