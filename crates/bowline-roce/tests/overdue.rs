@@ -1,0 +1,50 @@
+//! An acknowledgement may end a burst of requests, but is not put off by more than one [REQ-23].
+
+mod common;
+
+use std::net::SocketAddr;
+
+use bowline_roce::{Burst, Config, IdentHint};
+use bowline_verbs::{Mtu, SendOp};
+use bowline_wire::roce::{Opcode, Packet};
+use common::{Pair, Setup};
+
+/// Side 1 has much to write, in messages of this length, when it gets something to acknowledge;
+/// returns in which of its bursts it does so.
+fn burst_of_the_acknowledgement(mtu: Mtu, len: usize) -> usize {
+    let config = Config { window: 4096, ..Config::default() };
+    let mut pair = Pair::new(&Setup { config, mtu, ..Setup::default() });
+    let room = [pair.nodes[1].sge(0, 64)];
+    pair.post_recv(1, 1, &room);
+    let (big, remote) = ([pair.nodes[1].sge(0, len)], pair.nodes[0].remote(0));
+    for id in 0..20 {
+        pair.post(1, id, SendOp::Write(remote), &big);
+    }
+    let small = [pair.nodes[0].sge(0, 64)];
+    pair.post(0, 2, SendOp::Send, &small);
+    let mut burst = Burst::new();
+    while pair.nodes[0].dev.poll_transmit(pair.now, &mut burst) {
+        for packet in burst.segments() {
+            let from = SocketAddr::new(burst.from, burst.source_port);
+            let dev = &mut pair.nodes[1].dev;
+            dev.handle_datagram(pair.now, from, burst.to, IdentHint::Unknown, packet);
+        }
+    }
+    for n in 1.. {
+        assert!(pair.nodes[1].dev.poll_transmit(pair.now, &mut burst));
+        let opcode = |bytes: &[u8]| Packet::parse(&bytes[..bytes.len() - 4]).unwrap().opcode;
+        if burst.segments().any(|bytes| opcode(bytes) == Opcode::Acknowledge) {
+            return n;
+        }
+    }
+    unreachable!();
+}
+
+#[test]
+fn an_acknowledgement_waits_for_one_burst_at_most() {
+    for mtu in Mtu::ALL {
+        for len in [0, 1, 100, mtu.bytes() + 100, 200 * mtu.bytes() + 100] {
+            assert!(burst_of_the_acknowledgement(mtu, len) <= 2, "{mtu:?} {len}");
+        }
+    }
+}
