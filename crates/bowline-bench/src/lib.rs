@@ -225,7 +225,9 @@ fn roce_conditions(options: &Options, setting: &Setting) -> Vec<String> {
             options.poll.name(),
             anchors::gso_window(),
         ),
-        "C11, CRC passes per byte: not measured here".into(),
+        "C11, passes of the checksum per byte: one a side by construction, beside the copy; \
+         not measured"
+            .into(),
     ];
     if cc == "bbr" {
         lines.push(

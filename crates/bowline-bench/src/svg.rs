@@ -51,12 +51,16 @@ pub(crate) fn page(
         &mut c,
         y,
         "One way",
-        "messages from one socket to one other",
+        "messages from one to one other",
         &one_way,
         |c, b, x, y, w| bars::panel(c, b, results, (x, y, w)),
     );
-    let what = "sixteen to one, paths, a receiver that sleeps, congestion control, loss";
-    y = section(&mut c, y, "Shared", what, &shared, |c, b, x, y, w| {
+    let lossy = shared.iter().all(|b| b.id.starts_with("loss"));
+    let (name, what) = match lossy {
+        true => ("Loss", "packets thrown away by their receivers"),
+        false => ("Shared", "sixteen to one, paths, a receiver that sleeps, congestion control"),
+    };
+    y = section(&mut c, y, name, what, &shared, |c, b, x, y, w| {
         bars::panel(c, b, results, (x, y, w))
     });
     let what = "time by the share of trips that took no longer";

@@ -12,6 +12,9 @@ const FRAMING: usize = 16;
 /// Segments the anchor is measured with beside sends of 64 bytes: a header of RTRS or so.
 const SMALL_SEGMENT: usize = 272;
 
+/// Shortest window where packets are lost: pauses until they are missed are long.
+const LOSS_WINDOW_MS: u64 = 500;
+
 impl Builder<'_> {
     fn verb(&self, label: &str, kind: Kind, size: usize, mtu: usize, depth: usize) -> Entry {
         let mut entry = self.entry(Subject::Roce, kind, size, 1);
@@ -74,6 +77,7 @@ impl Builder<'_> {
         for (label, drop_one_in) in [("lossless", 0), ("loss-0.1%", 1000), ("loss-1%", 100)] {
             let mut entry = self.verb(label, Kind::Write, LARGE, 4096, DEPTH);
             entry.cell.drop_one_in = drop_one_in;
+            entry.cell.window_ms = entry.cell.window_ms.max(LOSS_WINDOW_MS);
             entry.anchor = drop_one_in == 0;
             entries.push(entry);
         }

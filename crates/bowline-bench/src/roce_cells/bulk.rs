@@ -11,8 +11,8 @@ use super::end::{End, Shape};
 use crate::payload::{Maker, SpotCheck};
 use crate::role::{Role, stopping};
 
-/// Groups a ring has.
-const GROUPS: usize = 4;
+/// Groups a ring has. A group is as many messages as are outstanding.
+const GROUPS: usize = 3;
 /// Stream whose messages are read; not 0, so that no number of theirs is 0.
 const READ_STREAM: usize = 1;
 
@@ -25,7 +25,7 @@ struct Ring {
 
 impl Ring {
     fn of(role: &Role) -> Self {
-        Self { size: role.cell.size, group: (role.cell.depth / 2).max(1) }
+        Self { size: role.cell.size, group: role.cell.depth }
     }
 
     const fn slots(self) -> usize {
