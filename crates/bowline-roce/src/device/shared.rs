@@ -47,6 +47,9 @@ pub(crate) struct Shared {
     timers: BinaryHeap<Reverse<(Instant, u32)>>,
 }
 
+/// Timers kept besides a few of every queue pair, whether they have been replaced or not.
+const TIMERS_KEPT: usize = 64;
+
 impl Shared {
     pub(crate) fn new(config: Config) -> Self {
         Self {
@@ -246,8 +249,14 @@ impl Shared {
         self.timers.peek().map(|Reverse((at, _))| *at)
     }
 
-    /// Takes a queue pair whose timer is due.
+    /// Takes a queue pair whose timer is due. Forgets timers that have been replaced, when they are
+    /// many: a peer that asks for short pauses again and again leaves one behind with each.
     pub(crate) fn due(&mut self, now: Instant, qps: &NumberMap<Box<Qp>>) -> Option<Qpn> {
+        if self.timers.len() > TIMERS_KEPT + 4 * qps.len() {
+            self.timers.retain(|Reverse((at, qpn))| {
+                qps.get(qpn).is_some_and(|qp| qp.timer_at == Some(*at))
+            });
+        }
         while let Some(Reverse((at, qpn))) = self.timers.peek().copied() {
             if at > now {
                 return None;

@@ -102,8 +102,8 @@ const DRAIN_MAX: u64 = 600 * SEC;
 const CALM_MAX: u64 = 20 * SEC;
 /// Time in which late datagrams and timers show.
 const QUIET: u64 = 3 * SEC;
-/// Queue pairs removed, about, whose timers may not have been due yet.
-const RETIRED: usize = 2000;
+/// Timers a device may hold besides a few of every queue pair.
+const TIMERS: usize = 100;
 /// Steps after which a run is taken to go in circles.
 const STEPS_MAX: u64 = 1_500_000;
 /// Operation of management datagrams [GSI-1].
@@ -353,7 +353,7 @@ impl World {
     fn check_bounds(&mut self, host: usize) {
         let Some(device) = &self.hosts[host].device else { return };
         let held = device.in_use();
-        if held.timers > 16 * (held.qps + RETIRED) || held.mads > 0 || held.events > 0 {
+        if held.timers > TIMERS + 4 * held.qps || held.mads > 0 || held.events > 0 {
             self.fail(|| format!("host {host} holds too much: {held:?}"));
         }
     }
