@@ -85,6 +85,8 @@ pub(crate) struct Requester {
     /// without one up to half of where the last loss was, then a sixteenth.
     window: u32,
     slow_from: u32,
+    /// The window has been filled: the next packet waits until a quarter of it is free again.
+    full: bool,
     /// Packets acknowledged since the window last grew.
     acknowledged: u32,
     /// Packets sent since the last that asked for an acknowledgement.
@@ -121,6 +123,7 @@ impl Requester {
             reads: 0,
             window: 0,
             slow_from: 0,
+            full: false,
             acknowledged: 0,
             unasked: 0,
             went_back: false,
@@ -201,7 +204,15 @@ impl Requester {
                 }
             }
         }
-        !request.is_local() && self.next.since(self.una) >= self.window
+        !request.is_local() && self.is_full()
+    }
+
+    /// Tells whether the window lets no packet through. One that is full opens by quarters, since
+    /// an acknowledgement comes for each: else packets would go out one by one, each with an
+    /// acknowledgement of its own, for ever.
+    fn is_full(&self) -> bool {
+        let in_flight = self.next.since(self.una);
+        in_flight >= self.window || self.full && in_flight > self.window - self.window / 4
     }
 
     /// Executes local operations whose turn it is, and appends one packet, from base transport

@@ -140,6 +140,7 @@ impl Requester {
             self.progress_at = ctx.now;
         }
         self.next += steps;
+        self.full = self.next.since(self.una) >= self.window;
         if self.next.is_after(self.end) {
             self.end = self.next;
         }

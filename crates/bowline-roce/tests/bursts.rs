@@ -1,0 +1,59 @@
+//! A window that is full does not come to one packet at a time [REQ-6], [REQ-8].
+
+mod common;
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+
+use bowline_roce::{Burst, Config, IdentHint};
+use bowline_verbs::SendOp;
+use common::{Pair, Setup};
+
+const LEN: usize = 1 << 20;
+const WINDOW: u32 = 64;
+
+#[test]
+fn packets_leave_in_bursts_though_acknowledgements_come_one_by_one() {
+    let config = Config { window: WINDOW, ..Config::default() };
+    let setup = Setup { config, ..Setup::default() };
+    let mut pair = Pair::new(&setup);
+    let to = pair.nodes[1].remote(0);
+    let sges = [pair.nodes[0].sge(0, LEN)];
+    // The short ones fill the window at odd places.
+    for id in 0..40 {
+        let short = [pair.nodes[0].sge(0, 1)];
+        pair.post(0, id, SendOp::Write(to), &short);
+    }
+    pair.post(0, 40, SendOp::Write(to), &sges);
+    let mut burst = Burst::new();
+    let mut wire: VecDeque<Vec<u8>> = VecDeque::new();
+    let (mut bursts, mut packets, mut acks) = (0, 0, 0);
+    let mut done = Vec::new();
+    while done.len() < 41 {
+        while pair.nodes[0].dev.poll_transmit(pair.now, &mut burst) {
+            bursts += 1;
+            packets += burst.count;
+            wire.extend(burst.segments().map(<[u8]>::to_vec));
+        }
+        let bytes = wire.pop_front().expect("something is on its way");
+        let source = |node: &common::Node| SocketAddr::new(node.addr, burst.source_port);
+        let (a, b) = (source(&pair.nodes[0]), source(&pair.nodes[1]));
+        let hint = IdentHint::Unknown;
+        pair.nodes[1].dev.handle_datagram(pair.now, a, b.ip(), hint, &bytes);
+        let mut reply = Burst::new();
+        while pair.nodes[1].dev.poll_transmit(pair.now, &mut reply) {
+            for bytes in reply.segments() {
+                acks += 1;
+                pair.nodes[0].dev.handle_datagram(pair.now, b, a.ip(), hint, bytes);
+            }
+        }
+        let cq = pair.nodes[0].send_cq;
+        pair.nodes[0].dev.poll_cq(cq, &mut done, 64).unwrap();
+    }
+    let of_long = packets - 40;
+    assert_eq!(of_long, LEN / setup.mtu.bytes());
+    // One for each of the short, as they come; then a quarter of a window at a time.
+    let quarters = of_long / (WINDOW as usize / 4);
+    assert!(bursts <= 40 + quarters + 4, "{bursts} bursts of {packets} packets");
+    assert!(acks <= 40 + 2 * quarters, "{acks} acknowledgements");
+}
