@@ -3,9 +3,12 @@
 
 mod common;
 
-use bowline_roce_driver::DriverStats;
+use std::time::Duration;
+
+use bowline_roce::Config;
+use bowline_roce_driver::{DriverStats, SoftConfig};
 use bowline_verbs::{Device, SendOp, Status};
-use common::{Side, connect, ip, open};
+use common::{Side, connect, ip, open_with};
 
 const MIB: usize = 1 << 20;
 const WRITES: usize = 64;
@@ -40,7 +43,13 @@ fn stream(a: &Side, b: &Side, target_polls: bool) {
 }
 
 fn run(net: u8, target_polls: bool) -> [DriverStats; 2] {
-    let (a, b) = (open(ip(net, 1)), open(ip(net, 2)));
+    // A machine that stands still for a moment must not look like a loss.
+    let core = Config { retransmit_min: Duration::from_secs(2), ..Config::default() };
+    let open = |host| {
+        let (addrs, core) = (vec![ip(net, host)], core.clone());
+        open_with(SoftConfig { addrs, core, ..SoftConfig::default() })
+    };
+    let (a, b) = (open(1), open(2));
     let (a, b) = connect(&a, &b, DEPTH * MIB);
     stream(&a, &b, target_polls);
     let before = [a.dev.stats(), b.dev.stats()];
