@@ -317,3 +317,72 @@ fn traffic_in_both_directions_does_not_mix() {
         assert_eq!(pair.nodes[side].bytes(2 << 20, 199 * 40), last);
     }
 }
+
+/// [REQ-4], [REQ-6]: a long read is asked for in parts, and no more of them at once than agreed.
+#[test]
+fn a_long_read_is_asked_for_in_parts() {
+    for depth in [1, 2, 3, 16] {
+        let config = Config { window: 32, ..Config::default() };
+        let setup = Setup { config, mtu: Mtu::M256, depth, ..Setup::default() };
+        let mut pair = Pair::new(&setup);
+        pair.nodes[1].fill(0, 200_000, depth);
+        let (at, into) = (pair.nodes[1].remote(0), [pair.nodes[0].sge(0, 200_000)]);
+        for id in 0..3 {
+            pair.post(0, id, SendOp::Read(at), &into);
+        }
+        pair.finish(0, 3);
+        assert_eq!(pair.nodes[0].bytes(0, 200_000), pattern(200_000, depth));
+        let (mut outstanding, mut most, mut asked, mut len) = (0_i32, 0, 0, 0);
+        for seen in &pair.log {
+            let packet = seen.packet();
+            match packet.opcode {
+                Opcode::ReadRequest => {
+                    outstanding += 1;
+                    asked += 1;
+                    len += packet.reth.unwrap().len;
+                }
+                Opcode::ReadResponseLast | Opcode::ReadResponseOnly => outstanding -= 1,
+                _ => {}
+            }
+            most = most.max(outstanding);
+        }
+        assert!(most <= i32::from(depth).min(3), "{most}");
+        assert_eq!((asked, len), (75, 600_000));
+    }
+}
+
+/// [REQ-4]: parts of reads and small reads together are no more than agreed.
+#[test]
+fn parts_and_small_reads_are_counted_together() {
+    for depth in 1..6 {
+        let config = Config { window: 16, ..Config::default() };
+        let setup = Setup { config, mtu: Mtu::M256, depth, ..Setup::default() };
+        let mut pair = Pair::new(&setup);
+        pair.nodes[1].fill(0, 10_000, depth);
+        let at = pair.nodes[1].remote(0);
+        for (id, packets) in [17, 1, 1, 18, 1, 16, 17, 17, 1, 33, 1].into_iter().enumerate() {
+            let into = [pair.nodes[0].sge(id * 10_000, packets * 256)];
+            pair.post(0, id as u64, SendOp::Read(at), &into);
+        }
+        let lost = 20;
+        pair.lose(&[lost]);
+        pair.finish(0, 11);
+        assert_eq!(pair.nodes[0].bytes(90_000, 33 * 256), pattern(10_000, depth)[..33 * 256]);
+        let mut open = std::collections::BTreeSet::new();
+        for seen in &pair.log {
+            let packet = seen.packet();
+            let psn = packet.bth.psn.get().wrapping_sub(0xff_fff0) & 0xff_ffff;
+            match packet.opcode {
+                Opcode::ReadRequest => {
+                    let len = packet.reth.unwrap().len;
+                    open.insert(psn + len.div_ceil(256));
+                }
+                opcode if opcode.is_read_response() && seen.fate == common::Fate::Pass => {
+                    open.retain(|end| *end > psn + 1);
+                }
+                _ => {}
+            }
+            assert!(open.len() <= usize::from(depth), "{depth} {open:?}");
+        }
+    }
+}

@@ -16,6 +16,7 @@ mod recovery;
 mod send;
 mod settings;
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use bowline_verbs::{Completion, Error, PdId, QpCap, Qpn, SendFlags, SendOp, SendWr, Status};
@@ -79,12 +80,17 @@ pub(crate) struct Requester {
     next: Psn,
     end: Psn,
     una: Psn,
-    /// Reads and atomics begun and not complete [REQ-4].
+    /// Reads and atomics begun and not complete.
     reads: usize,
+    /// Where the answers end to what was asked of the peer and is not answered: one for each atomic
+    /// and each part of a read [REQ-4].
+    asked: VecDeque<Psn>,
     /// Packets that may be on their way [REQ-6]: half after a loss; a quarter more for every window
     /// without one up to half of where the last loss was, then a sixteenth.
     window: u32,
     slow_from: u32,
+    /// Most packets asked for by one read request; not 0.
+    read_part: u32,
     /// The window has been filled: the next packet waits until a quarter of it is free again.
     full: bool,
     /// Packets acknowledged since the window last grew.
@@ -121,8 +127,10 @@ impl Requester {
             end: Psn::ZERO,
             una: Psn::ZERO,
             reads: 0,
+            asked: VecDeque::new(),
             window: 0,
             slow_from: 0,
+            read_part: 1,
             full: false,
             acknowledged: 0,
             unasked: 0,
@@ -144,6 +152,7 @@ impl Requester {
         (self.next, self.end, self.una) = (psn, psn, psn);
         self.window = settings.window.clamp(WINDOW_MIN, WINDOW_MAX);
         self.slow_from = self.window;
+        self.read_part = self.window;
         self.rnr_left = settings.rnr_retry;
         self.settings = Some(settings);
     }
@@ -196,12 +205,16 @@ impl Requester {
                 // REQ-5: a local invalidation waits for everything, as with rxe.
                 let alone = matches!(request.op, SendOp::LocalInv(_));
                 let fenced = request.flags.contains(SendFlags::FENCE);
-                // REQ-4
-                let limit = self.settings.as_ref().map_or(0, |s| usize::from(s.max_rd_atomic));
-                let crowded = request.is_read_or_atomic() && self.reads >= limit;
-                if alone && self.cursor > 0 || fenced && self.reads > 0 || crowded {
+                if alone && self.cursor > 0 || fenced && self.reads > 0 {
                     return true;
                 }
+            }
+        }
+        // REQ-4; what is asked for again the peer has in mind already.
+        if request.is_read_or_atomic() && !self.next.is_before(self.end) {
+            let limit = self.settings.as_ref().map_or(0, |s| usize::from(s.max_rd_atomic));
+            if self.asked.len() >= limit {
+                return true;
             }
         }
         !request.is_local() && self.is_full()
@@ -294,6 +307,7 @@ impl Requester {
         self.cursor = 0;
         self.sent = 0;
         self.reads = 0;
+        self.asked.clear();
         (self.next, self.una) = (self.end, self.end);
         self.pause = None;
         self.deadline = None;

@@ -138,17 +138,18 @@ impl Requester {
         let received = self.una.since(head.first);
         let offset = received * mtu as u32;
         let left = (head.len - offset.min(head.len)) as usize;
-        // Where the answer begins depends on what was asked for last, so that a first packet may be
-        // a middle one too, and a last one an only one.
+        // Where an answer begins and ends depends on how the read was asked for, the last time and
+        // those before, so of the opcode nothing is certain but that the end ends.
+        let done = left <= mtu;
         let ends = matches!(packet.opcode, Opcode::ReadResponseLast | Opcode::ReadResponseOnly);
-        if ends != (left <= mtu) || packet.payload.len() != left.min(mtu) {
+        if done && !ends || packet.payload.len() != left.min(mtu) {
             return self.fail(ctx, Status::BadRespErr);
         }
         if self.queue.scatter(0, ctx.mrs, ctx.pd, offset, packet.payload).is_err() {
             return self.fail(ctx, Status::LocProtErr);
         }
         self.una = self.una.next();
-        if ends {
+        if done {
             self.complete_head(ctx);
         }
         self.progress(ctx, 1);

@@ -12,6 +12,9 @@ use crate::time::Instant;
 impl Requester {
     /// `steps` more packets have been acknowledged.
     pub(super) fn progress(&mut self, ctx: &TxCtx<'_>, steps: u32) {
+        while self.asked.front().is_some_and(|end| !end.is_after(self.una)) {
+            self.asked.pop_front();
+        }
         self.went_back = false;
         self.pause = None;
         self.expiries = 0;

@@ -62,10 +62,15 @@ impl Requester {
         let offset = sent * mtu as u32;
         let left = request.len - offset.min(request.len);
         let one_packet = request.is_read_or_atomic();
-        let last = one_packet || sent + 1 == packets;
+        // A long read is asked for in parts, as several reads, since the answers come as fast as the
+        // peer can send them [REQ-6]. The parts stay the same, since a peer that is asked again
+        // looks for what it was asked before [RSP-3].
+        let part = self.read_part - sent % self.read_part;
+        let steps = if one_packet { (packets - sent).min(part) } else { 1 };
+        let last = sent + steps == packets;
         // REQ-8: at the end of every message, and often enough that the window cannot stall.
         let filling = psn.since(self.una) + 1 >= self.window;
-        let ask = last || filling || self.unasked + 1 >= (self.window / 4).max(1);
+        let ask = last || one_packet || filling || self.unasked + 1 >= (self.window / 4).max(1);
         let opcode = opcode(&request.op, sent == 0, last);
         let ends_send = last
             && matches!(
@@ -97,7 +102,10 @@ impl Requester {
                 packet.imm = Some(*imm);
             }
             // REQ-11: after a loss, what is missing.
-            SendOp::Read(remote) => packet.reth = Some(reth(remote, offset, left)),
+            SendOp::Read(remote) => {
+                let len = if last { left } else { steps * mtu as u32 };
+                packet.reth = Some(reth(remote, offset, len));
+            }
             SendOp::CompareSwap { remote, compare, swap } => {
                 packet.atomic = Some(AtomicEth {
                     va: remote.addr,
@@ -130,7 +138,6 @@ impl Requester {
         }
         builder.finish();
 
-        let steps = if one_packet { packets - sent } else { 1 };
         let fresh = !psn.is_before(self.end);
         if !fresh {
             ctx.counters.packets_resent += 1;
@@ -144,6 +151,9 @@ impl Requester {
         if self.next.is_after(self.end) {
             self.end = self.next;
         }
+        if fresh && one_packet {
+            self.asked.push_back(self.next);
+        }
         if fresh && ask && self.timed.is_none() {
             self.timed = Some((psn, ctx.now));
         }
@@ -151,7 +161,7 @@ impl Requester {
             self.cursor += 1;
             self.sent = 0;
         } else {
-            self.sent += 1;
+            self.sent += steps;
         }
         if self.deadline.is_none() {
             self.arm(ctx.now);
