@@ -62,6 +62,11 @@ def cap_stop(name, quiet=False):
         time.sleep(0.3)  # what the kernel still holds for it
         os.kill(c["pid"], signal.SIGINT)
         for _ in range(100):
+            try:
+                # our own child is there until we have asked for it
+                os.waitpid(c["pid"], os.WNOHANG)
+            except ChildProcessError:
+                pass
             if not os.path.exists("/proc/%d" % c["pid"]):
                 break
             time.sleep(0.05)
