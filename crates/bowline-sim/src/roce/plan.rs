@@ -170,9 +170,9 @@ pub(crate) struct Plan {
 }
 
 /// Payload bytes that the requests of a run change at most, about.
-const VOLUME: u64 = 400_000;
+const VOLUME: u64 = 600_000;
 /// Packets that the requests of a run take at most, about.
-const PACKETS: u64 = 1_200;
+const PACKETS: u64 = 1_800;
 
 impl Plan {
     pub(crate) fn draw(rng: &mut Rng, forced: Option<Scenario>) -> Self {
@@ -264,7 +264,11 @@ impl Plan {
             start: rng.magnitude(1, if churn { 50 * MS } else { MS }),
             mtu,
             message_max: message_max as usize,
-            requests: [requests, if rng.chance(300) { 0 } else { requests }],
+            requests: match rng.below(10) {
+                0 | 1 => [0, requests],
+                2 | 3 => [requests, 0],
+                _ => [requests, requests],
+            },
             send_depth: rng.pick(&[2, 4, 8, 16, 64]),
             recv_depth: rng.pick(&[1, 2, 4, 8]),
             depths: [small(rng), small(rng)],
