@@ -63,7 +63,7 @@ pub(crate) struct IbvDeviceAttr {
     pub(crate) max_ee_rd_atom: c_int,
     pub(crate) max_res_rd_atom: c_int,
     pub(crate) max_qp_init_rd_atom: c_int,
-    pub(crate) unused: [c_int; 17],
+    pub(crate) unused: [c_int; 16],
     pub(crate) max_pkeys: u16,
     pub(crate) local_ca_ack_delay: u8,
     pub(crate) phys_port_cnt: u8,
@@ -78,7 +78,7 @@ pub(crate) struct PortAttr {
     pub(crate) gid_tbl_len: c_int,
     pub(crate) port_cap_flags: u32,
     pub(crate) max_msg_sz: u32,
-    pub(crate) unused: [u32; 8],
+    pub(crate) unused: [u32; 7],
 }
 
 /// `IBV_PORT_ACTIVE`.

@@ -21,6 +21,8 @@ mod cq;
 mod device;
 mod error;
 mod ffi;
+#[cfg(test)]
+mod layout;
 mod load;
 mod qp;
 
