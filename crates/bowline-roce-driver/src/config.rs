@@ -47,6 +47,9 @@ pub struct SoftConfig {
     pub drop_one_in: Option<u32>,
     /// File that gets all packets, in pcapng form.
     pub capture: Option<PathBuf>,
+    /// File that tells the next life of this process which connections stood when it was killed, so
+    /// that it ends them before it does anything else [CM-53]. Each device needs its own.
+    pub former_life: Option<PathBuf>,
     /// Limits, window and timers of the core. Its addresses, MTU, GUID, seed, ICRC policy,
     /// bursts and source port, which is always 4791, are set by the driver.
     pub core: bowline_roce::Config,
@@ -66,6 +69,7 @@ impl Default for SoftConfig {
             socket_buffer: 8 << 20,
             drop_one_in: None,
             capture: None,
+            former_life: None,
             core: bowline_roce::Config::default(),
         }
     }

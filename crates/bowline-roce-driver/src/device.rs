@@ -16,6 +16,7 @@ use crate::capture::Capture;
 use crate::clock;
 use crate::config::SoftConfig;
 use crate::identity;
+use crate::lives::Lives;
 use crate::loss::Loss;
 use crate::pump::Came;
 use crate::shared::{Shared, State};
@@ -96,9 +97,20 @@ impl SoftDevice {
             max_inline: limits.inline,
             fast_registration: true,
         };
-        let shared =
-            Shared::new(Core::new(core), endpoints, capture, loss, config.poll, config.spin)
-                .map_err(|errno| system("making an event descriptor", &errno.into()))?;
+        let mut core = Core::new(core);
+        let lives = config.former_life.map(Lives::new);
+        if let Some(lives) = &lives {
+            let former = lives.read().map_err(|error| system("reading the former life", &error))?;
+            for life in &former {
+                // One of an address that is not this device's any more cannot be ended.
+                let _ = core.end_former_life(clock::now(), life);
+            }
+        }
+        let (poll, spin) = (config.poll, config.spin);
+        let shared = Shared::new(core, endpoints, capture, lives, loss, poll, spin)
+            .map_err(|errno| system("making an event descriptor", &errno.into()))?;
+        shared.flush(clock::now());
+        shared.write_lives(&[]);
         let shared = Arc::new(shared);
         let of_helper = Arc::clone(&shared);
         let helper = std::thread::Builder::new()
@@ -130,18 +142,26 @@ impl SoftDevice {
         self.shared.endpoints.iter().map(Endpoint::receive_buffer)
     }
 
-    /// Ends every wait and stops the background thread; what was due to be sent is sent before.
-    /// Calls that need the network fail from now on. Dropping the device closes it too.
+    /// Ends every wait and stops the background thread. What was due to be sent is sent before, and
+    /// peers are told that their connections have ended, once and without waiting. Calls that need the network fail from now on. Dropping the device closes it too.
     pub fn close(&self) {
         let mut helper = self.helper.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(helper) = helper.take() else {
             return;
         };
         self.shared.pump();
-        self.shared.flush(clock::now());
+        let now = clock::now();
+        let mut st = self.shared.lock();
+        for life in st.core.former_lives() {
+            // Its address is one of this device.
+            let _ = st.core.end_former_life(now, &life);
+        }
+        drop(st);
+        self.shared.flush(now);
         self.shared.stop();
         // A panic of that thread has been reported on standard error.
         let _ = helper.join();
+        self.shared.write_lives(&[]);
         self.shared.flush_capture();
     }
 

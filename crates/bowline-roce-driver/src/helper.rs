@@ -8,6 +8,9 @@
 use core::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
+use bowline_roce::FormerLife;
+use bowline_verbs::Error;
+
 use crate::clock;
 use crate::pump::Came;
 use crate::shared::{Lead, Shared};
@@ -49,6 +52,12 @@ impl Shared {
         let now = clock::now();
         if st.stop {
             return false;
+        }
+        if std::mem::take(&mut st.lives_changed) {
+            let lives = st.core.former_lives();
+            drop(st);
+            self.write_lives(&lives);
+            return true;
         }
         let looks = self.looks.load(Relaxed);
         let polled = looks != memory.looks || memory.elsewhere;
@@ -105,6 +114,16 @@ impl Shared {
             }
         }
         true
+    }
+
+    /// Replaces the file of connections [CM-53].
+    pub(crate) fn write_lives(&self, lives: &[FormerLife]) {
+        if let Some(file) = &self.lives
+            && let Err(error) = file.write(lives)
+        {
+            let what = "writing the file of connections".to_owned();
+            self.fault(Error::System { what, errno: error.raw_os_error().unwrap_or(libc::EIO) });
+        }
     }
 
     /// Looks at the network once, and goes on for a while when that pays.

@@ -24,6 +24,7 @@ mod config;
 mod device;
 mod helper;
 mod identity;
+mod lives;
 mod loss;
 mod pump;
 mod shared;

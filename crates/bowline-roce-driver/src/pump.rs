@@ -226,7 +226,7 @@ impl Shared {
     }
 
     /// Remembers what is wrong, for whoever asks.
-    fn fault(&self, error: Error) {
+    pub(crate) fn fault(&self, error: Error) {
         self.lock().fault = Some(error);
     }
 

@@ -19,6 +19,7 @@ use rustix::io::Errno;
 
 use crate::capture::Capture;
 use crate::config::PollMode;
+use crate::lives::Lives;
 use crate::loss::Loss;
 use crate::stats::Stats;
 use crate::sys::Inbox;
@@ -60,6 +61,8 @@ pub(crate) struct State {
     pub(crate) helper_looks_at: u64,
     /// What is wrong with the settings or the network.
     pub(crate) fault: Option<Error>,
+    /// The file of connections is not right any more.
+    pub(crate) lives_changed: bool,
 }
 
 /// What sending needs besides the socket.
@@ -75,6 +78,7 @@ pub(crate) struct Shared {
     pub(crate) stats: Stats,
     pub(crate) spin_ns: u64,
     pub(crate) capture: Option<Mutex<Capture>>,
+    pub(crate) lives: Option<Lives>,
     state: Mutex<State>,
     pub(crate) loss: Option<Loss>,
     pub(crate) rx: Mutex<Inbox>,
@@ -100,6 +104,7 @@ impl Shared {
         core: Core,
         endpoints: Vec<Endpoint>,
         capture: Option<Capture>,
+        lives: Option<Lives>,
         loss: Option<Loss>,
         poll: PollMode,
         spin: Duration,
@@ -122,12 +127,14 @@ impl Shared {
             listeners: 0,
             helper_looks_at: 0,
             fault: None,
+            lives_changed: false,
         };
         Ok(Self {
             endpoints,
             stats: Stats::default(),
             spin_ns,
             capture: capture.map(Mutex::new),
+            lives,
             loss,
             state: Mutex::new(state),
             rx: Mutex::new(Inbox::new()),
@@ -163,6 +170,10 @@ impl Shared {
                 Event::Cm(event) => {
                     st.cm_events.push_back(event);
                     events = true;
+                    if self.lives.is_some() && !st.lives_changed {
+                        st.lives_changed = true;
+                        self.signal(&self.helper_kick);
+                    }
                 }
                 Event::Async(event) => {
                     if st.async_events.len() == ASYNC_EVENTS_MAX {

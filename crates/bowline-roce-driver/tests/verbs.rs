@@ -2,6 +2,8 @@
 
 mod common;
 
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use bowline_roce_driver::{SoftConfig, SoftDevice};
@@ -302,4 +304,63 @@ fn waiting_for_solicited_passes_over_the_others() {
         assert!(waiter.join().unwrap());
     });
     assert_eq!((b.done(1).wr_id, b.done(2).wr_id), (1, 2));
+}
+
+#[test]
+fn peers_hear_of_a_device_that_closes() {
+    let (a, b) = (open(ip(12, 1)), open(ip(12, 2)));
+    let (a, b) = connect(&a, &b, 4096);
+    b.post_recv(1, 0, 64);
+    a.dev.close();
+    match b.dev.cm_event(PATIENCE).unwrap() {
+        CmEvent::Disconnected { id } => assert_eq!(id, b.id),
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(b.completion().status, Status::WrFlushErr);
+}
+
+#[test]
+fn the_next_life_ends_the_connections_of_the_former() {
+    // tests [CM-53]
+    const CHILD: &str = "BOWLINE_FORMER_LIFE";
+    let config = |path: &Path| SoftConfig {
+        addrs: vec![ip(13, 1)],
+        former_life: Some(path.to_owned()),
+        ..SoftConfig::default()
+    };
+    if let Some(path) = std::env::var_os(CHILD) {
+        let device = common::open_with(config(path.as_ref()));
+        let side = common::unconnected(&device, 4096);
+        device.connect(None, (ip(13, 2), PORT).into(), &side.param()).unwrap();
+        std::thread::sleep(PATIENCE);
+        return;
+    }
+    let path = std::env::temp_dir().join(format!("bowline-former-{}", std::process::id()));
+    let peer = open(ip(13, 2));
+    peer.listen((ip(13, 2), PORT).into()).unwrap();
+    let side = common::unconnected(&peer, 4096);
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["the_next_life_ends_the_connections_of_the_former", "--exact"])
+        .env(CHILD, &path)
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let CmEvent::ConnectRequest { id, .. } = peer.cm_event(PATIENCE).unwrap() else {
+        panic!("no request");
+    };
+    peer.accept(id, &side.param()).unwrap();
+    assert!(matches!(peer.cm_event(PATIENCE), Ok(CmEvent::Established { .. })));
+    let start = Instant::now();
+    while !path.exists() {
+        assert!(start.elapsed() < PATIENCE, "the connection is not written down");
+        std::thread::yield_now();
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let start = Instant::now();
+    let next = SoftDevice::open(config(&path)).unwrap();
+    assert!(matches!(peer.cm_event(PATIENCE), Ok(CmEvent::Disconnected { .. })));
+    assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
+    assert!(!path.exists(), "those connections are no more");
+    drop(next);
 }
