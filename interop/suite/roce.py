@@ -2,16 +2,20 @@
 import ipaddress
 import json
 import os
+import re
 import signal
+import statistics
 import subprocess
 import threading
 
 from lab.agent import guest_exec, guest_run
 from lab.common import NETNS, Fail
+from lab.guest import alive, down
 from lab.net import cap_start, cap_stop, ipns, tap
 
 from .base import MIB, scenario, want
 from .roce_audit import audit, dissect
+from .speed import install
 
 NO_SELF_CHECK = "two kernels need no bowline"
 # what rping takes; around path MTUs of 1024 and 4096
@@ -301,3 +305,80 @@ def rdma_core(c):
                 out = c.guest("sleep 1; cat /tmp/pingpong")
             want("%d iters in" % n in out, "the kernel's ibv_rc_pingpong: %s", out)
             c.messages += 2 * n
+
+
+A, B = "10.99.0.11", "10.99.0.12"
+SPEED_ROUNDS = 3
+# what, perftest's program and options, options of bowline perf
+SPEED = (
+    ("write 64 KiB", "ib_write_bw -s 65536 -n 400", "--op write --mode bw --size 65536 --iters 400"),
+    ("read 64 KiB", "ib_read_bw -s 65536 -n 400", "--op read --mode bw --size 65536 --iters 400"),
+    ("send 64 KiB", "ib_send_bw -s 65536 -n 400", "--op send --mode bw --size 65536 --iters 400"),
+    ("send 64 B, half round trip", "ib_send_lat -s 64 -n 1000", "--op send --mode lat --size 64 --iters 1000"),
+)
+
+
+def last_row(text):
+    """Numbers of the last line of perftest's table."""
+    rows = [x.split() for x in text.splitlines() if re.match(r"^ *[0-9]+ +[0-9]+ +[0-9.]+", x)]
+    want(rows, "no table from perftest: %s", text[-300:])
+    return [float(x) for x in rows[-1]]
+
+
+def background(guest, command, log):
+    guest_exec(guest, ["bash", "-c", "exec " + command], 30, lambda b: None, lambda b: None, detach=True, log=log)
+
+
+def in_guest(guest, command, timeout=90):
+    rc, out, err = guest_run(guest, "timeout %d %s" % (timeout, command), timeout + 10)
+    want(rc == 0, "in guest %s: %s: status %d: %s%s", guest, command, rc, out[-300:], err[-300:])
+    return out
+
+
+def waiting(guest, what):
+    for _ in range(40):
+        if guest_run(guest, what)[0] == 0:
+            return
+    raise Fail("in guest %s nobody listens (%s)" % (guest, what))
+
+
+@scenario("rdma-speed", orders=("lo",), timeout=400, bare=True, tool=True, self_check="compares with the kernel itself")
+def rdma_speed(c):
+    """The same two guests over rxe with perftest and over bowline: no slower than the kernel."""
+    if not alive("b"):
+        c.w.boot("b")
+    try:
+        program = " ".join(install(c, c.w.bowline(), "man /tmp/pages"))
+        got = {}
+        for _ in range(SPEED_ROUNDS):
+            for g in ("a", "b"):
+                in_guest(g, "bash -c 'modprobe -a ib_uverbs rdma_ucm rdma_cm rdma_rxe && rdma link add rxe0 type rxe "
+                         "netdev eth0'")
+            for what, theirs, _ in SPEED:
+                background("b", "%s -d rxe0 -x 1" % theirs, "/tmp/perftest")
+                waiting("b", "ss -Hltn 'sport = 18515' | grep -q LISTEN")
+                row = last_row(in_guest("a", "%s -d rxe0 -x 1 %s" % (theirs, B)))
+                # size, iterations, then peak and average MB/s, or minimum, maximum and typical us
+                value = row[4] if "_lat" in theirs else row[3] * 1.048576
+                got.setdefault(what, {}).setdefault("kernel", []).append(value)
+            for g in ("a", "b"):
+                in_guest(g, "bash -c 'rdma link del rxe0; rmmod rdma_rxe'")
+            for what, _, ours in SPEED:
+                background("b", "%s perf --server --address %s" % (program, B), "/tmp/perf")
+                waiting("b", "grep -q listening /tmp/perf")
+                out = in_guest("a", "%s perf --client %s --address %s %s --json" % (program, B, A, ours))
+                r = json.loads(out.splitlines()[-1])
+                value = (r["round_trip_usec"]["median"] / 2 if r["mode"] == "lat"
+                         else r["gigabytes_per_second"] * 1000)
+                got.setdefault(what, {}).setdefault("bowline", []).append(value)
+        c.save("rounds", got)
+        slower = []
+        for what, g in got.items():
+            ours, theirs = statistics.median(g["bowline"]), statistics.median(g["kernel"])
+            unit = "us" if "trip" in what else "MB/s"
+            c.note("%s: %.1f %s, rxe %.1f" % (what, ours, unit, theirs))
+            if ours > theirs if unit == "us" else ours < theirs:
+                slower.append(what)
+        want(not slower, "slower than rxe: %s; %s", ", ".join(slower), "; ".join(c.notes))
+    finally:
+        down(["b"])

@@ -17,25 +17,26 @@ ROUNDS = 5
 RATE_GOAL, TRIP_GOAL = 1.5, 1.0
 
 
-def install(c):
-    """The peer program in both guests, with this host's C library if theirs is older."""
+def install(c, program, trial):
+    """A program in both guests, with this host's C library if theirs is older; the words of the
+    trial must run there. -> how to start it"""
     for g in ("a", "b"):
-        if push(g, c.w.peer, PROGRAM):
-            raise Fail("could not copy the peer program into guest %s" % g)
-    rc, _, err = guest_run("a", PROGRAM + " serve --kernel < /dev/null", 20)
+        if push(g, program, PROGRAM):
+            raise Fail("could not copy the program into guest %s" % g)
+    rc, _, err = guest_run("a", "%s %s < /dev/null" % (PROGRAM, trial), 20)
     if not rc:
         return [PROGRAM]
     c.note("with this host's C library")
-    libs = [w for line in os.popen("ldd " + c.w.peer) for w in line.split() if w.startswith("/")]
+    libs = [w for line in os.popen("ldd " + program) for w in line.split() if w.startswith("/")]
     for g in ("a", "b"):
         for lib in libs:
             if push(g, os.path.realpath(lib), "/tmp/lib/" + os.path.basename(lib)):
                 raise Fail("could not copy %s into guest %s" % (lib, g))
     loader = next(os.path.basename(x) for x in libs if "ld-linux" in x)
     argv = ["/tmp/lib/" + loader, "--library-path", "/tmp/lib", PROGRAM]
-    rc, _, err = guest_run("a", " ".join(argv) + " serve --kernel < /dev/null", 20)
+    rc, _, err = guest_run("a", "%s %s < /dev/null" % (" ".join(argv), trial), 20)
     if rc:
-        raise Fail("the peer program does not run in the guest: " + err)
+        raise Fail("the program does not run in the guest: " + err)
     return argv
 
 
@@ -86,7 +87,7 @@ def speed(c):
     if not alive("b"):
         c.w.boot("b")
     try:
-        argv = install(c)
+        argv = install(c, c.w.peer, "serve --kernel")
         got = {}
         for _ in range(ROUNDS):
             for kernel in (True, False):

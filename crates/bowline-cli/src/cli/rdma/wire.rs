@@ -114,7 +114,7 @@ const ORDER: usize = 36;
 
 impl Order {
     /// Largest message.
-    pub(super) const SIZE_MAX: u32 = 1 << 30;
+    pub(super) const SIZE_MAX: u32 = 64 << 20;
     /// Most messages under way.
     pub(super) const DEPTH_MAX: u32 = 4096;
 
