@@ -4,7 +4,7 @@ import os
 import subprocess
 
 from lab.agent import guest_exec, guest_run, push
-from lab.common import Fail
+from lab.common import HERE, Fail
 
 from .base import scenario, want
 from .roce import NO_SELF_CHECK, RPING_RACE, Roce, letters
@@ -18,20 +18,19 @@ PERF = (("send", "bw", 4097, 200), ("write", "bw", 65536, 100), ("read", "bw", 6
         ("send", "lat", 64, 100), ("write", "lat", 64, 100))
 
 
-def install(c):
-    """The command in the guest, with this host's C library if the guest's is older. -> how it starts"""
-    stripped = c.log + ".bowline"
-    built = c.w.bowline()
+def install(c, built, to):
+    """A program in the guest, with this host's C library if the guest's is older. -> how it starts"""
+    stripped = c.log + ".stripped"
     try:
         subprocess.run(["strip", "-o", stripped, built], check=True)
         built = stripped
     except (OSError, subprocess.CalledProcessError):
         pass
     try:
-        if push("a", built, PROGRAM):
-            raise Fail("could not copy the bowline command into the guest")
-        if not guest_run("a", PROGRAM + " --version", 20)[0]:
-            return PROGRAM
+        if push("a", built, to):
+            raise Fail("could not copy %s into the guest" % to)
+        if not guest_run("a", to + " --help", 20)[0]:
+            return to
         c.note("with this host's C library")
         libs = [w for line in os.popen("ldd " + built) for w in line.split() if w.startswith("/")]
         for lib in libs:
@@ -41,11 +40,25 @@ def install(c):
         if os.path.exists(stripped):
             os.unlink(stripped)
     loader = next(os.path.basename(x) for x in libs if "ld-linux" in x)
-    program = "/tmp/lib/%s --library-path /tmp/lib %s" % (loader, PROGRAM)
-    rc, _, err = guest_run("a", program + " --version", 20)
+    program = "/tmp/lib/%s --library-path /tmp/lib %s" % (loader, to)
+    rc, _, err = guest_run("a", program + " --help", 20)
     if rc:
-        raise Fail("the bowline command does not run in the guest: " + err)
+        raise Fail("%s does not run in the guest: %s" % (to, err))
     return program
+
+
+def tests():
+    """The program of the provider's tests: given, or built."""
+    given = os.environ.get("BOWLINE_RDMACORE_TESTS")
+    if given:
+        return given
+    p = subprocess.run(["cargo", "test", "-q", "-p", "bowline-rdmacore", "--test", "device", "--no-run",
+                        "--message-format", "json"], cwd=os.path.dirname(HERE), stdout=subprocess.PIPE, check=False)
+    built = [json.loads(x) for x in p.stdout.decode().splitlines() if x.startswith("{")]
+    found = [x["executable"] for x in built if x.get("executable") and x["target"]["name"] == "device"]
+    if p.returncode or not found:
+        raise Fail("cargo did not build the tests of bowline-rdmacore")
+    return found[0]
 
 
 class Guest:
@@ -53,7 +66,7 @@ class Guest:
 
     def __init__(self, r):
         self.r, self.c = r, r.c
-        self.program = install(r.c)
+        self.program = install(r.c, r.c.w.bowline(), PROGRAM)
 
     def client(self, server, *words):
         """-> its lines"""
@@ -141,3 +154,22 @@ def rdmacore_rping(c):
             want(rc == 0 and "differs" not in soft.said(), "the soft device: status %d: %s", rc, soft.said())
         left = guest_run("a", "rdma resource show qp; rdma resource show cm_id; rdma resource show mr")[1]
         want("bowline" not in left, "left behind: %s", left)
+
+
+@scenario("rdmacore-tests", dirs=("k>n",), orders=("lo",), timeout=600, bare=True, tool=True,
+          self_check=NO_SELF_CHECK)
+def rdmacore_tests(c):
+    """The tests of the provider over libibverbs, in the guest on rxe0."""
+    program = install(c, tests(), "/tmp/rdmacore-tests")
+    c.guest("modprobe -a ib_core ib_uverbs rdma_ucm ib_cm rdma_cm rdma_rxe && rdma link add rxe0 type rxe netdev eth0")
+    try:
+        rc, out, err = guest_run("a", "BOWLINE_RDMA_DEVICE=rxe0 RUST_BACKTRACE=0 timeout 200 %s --test-threads 1" %
+                                 program, 220)
+        left = guest_run("a", "rdma resource show")[1]
+    finally:
+        guest_run("a", "rdma link del rxe0")
+    with open(c.log + ".tests", "w") as f:
+        f.write(out + err)
+    want(rc == 0 and "test result: ok" in out and "skipped" not in out, "status %d: %s%s", rc, out[-2000:], err[-500:])
+    c.note(next(x for x in out.splitlines() if x.startswith("test result")))
+    c.note("left: " + left.strip())

@@ -116,40 +116,63 @@ impl Cq {
         let mut st = self.lock();
         let mut count = st.taken.len().min(max);
         out.extend(st.taken.drain(..count));
-        count += self.take(&mut st, max - count, &mut |done| out.push(done))?;
+        if count < max {
+            count += self.take(&mut st, max - count, out)?;
+        }
         Ok(count)
     }
 
-    /// Takes up to `max` completions from the device.
-    fn take(
-        &self,
-        st: &mut State,
-        max: usize,
-        each: &mut dyn FnMut(Completion),
-    ) -> Result<usize, Error> {
-        let mut count = 0;
+    /// Takes up to `max` completions from the device, when none taken before is left. What came along
+    /// besides stays in `st.taken`.
+    fn take(&self, st: &mut State, max: usize, out: &mut Vec<Completion>) -> Result<usize, Error> {
+        let before = out.len();
         // Neither starves the other.
         st.receives_first = !st.receives_first;
         for receives in [st.receives_first, !st.receives_first] {
-            let cq = if receives { self.receives() } else { self.sends() };
-            while count < max {
-                let mut batch = [Wc::default(); BATCH];
-                let room = BATCH.min(max - count);
-                let room_c = c_int::try_from(room).unwrap_or(1);
-                // SAFETY: the context is open.
-                let poll_cq = unsafe { &*self.context.raw() }.ops.poll_cq;
-                // SAFETY: the queue lives as long as `self`; there is room for `room` entries.
-                let got = unsafe { poll_cq(cq, room_c, batch.as_mut_ptr()) };
-                let got = usize::try_from(got)
-                    .map_err(|_| system("polling a completion queue", libc::EIO))?;
-                batch.iter().take(got).for_each(|wc| each(completion(wc, receives)));
-                count += got;
-                if got < room {
+            loop {
+                let room = max - (out.len() - before);
+                let start = out.len();
+                let got = self.poll_one(receives, room, out)?;
+                let mut new = out.iter().skip(start);
+                if let Some(at) = new.position(|done| done.status == Status::WrFlushErr) {
+                    // The error that led to it may be in the other queue, and comes first [QP-4].
+                    let flushed = out.split_off(start + at);
+                    let mut others = Vec::new();
+                    while self.poll_one(!receives, BATCH, &mut others)? > 0 {}
+                    st.taken = causes_first(flushed, others);
+                    let more = st.taken.len().min(max - (out.len() - before));
+                    out.extend(st.taken.drain(..more));
+                    return Ok(out.len() - before);
+                }
+                if got < BATCH.min(room) || got == room {
                     break;
                 }
             }
+            if out.len() - before == max {
+                break;
+            }
         }
-        Ok(count)
+        Ok(out.len() - before)
+    }
+
+    /// Appends up to `room` completions, and not more than a batch, of one of the two queues.
+    fn poll_one(
+        &self,
+        receives: bool,
+        room: usize,
+        out: &mut Vec<Completion>,
+    ) -> Result<usize, Error> {
+        let cq = if receives { self.receives() } else { self.sends() };
+        let mut batch = [Wc::default(); BATCH];
+        let room = c_int::try_from(room.min(BATCH)).unwrap_or(1);
+        // SAFETY: the context is open.
+        let poll_cq = unsafe { &*self.context.raw() }.ops.poll_cq;
+        // SAFETY: the queue lives as long as `self`; there is room for `room` entries.
+        let got = unsafe { poll_cq(cq, room, batch.as_mut_ptr()) };
+        let got =
+            usize::try_from(got).map_err(|_| system("polling a completion queue", libc::EIO))?;
+        out.extend(batch.iter().take(got).map(|wc| completion(wc, receives)));
+        Ok(got)
     }
 
     /// Asks the device to say when something comes.
@@ -192,11 +215,15 @@ impl Cq {
         let mut leading = false;
         let mut st = self.lock();
         let outcome = loop {
-            let mut found = core::mem::take(&mut st.taken);
-            let taken = self.take(&mut st, BATCH, &mut |done| found.push_back(done));
-            st.taken = found;
-            if taken.is_err() || !st.taken.is_empty() {
-                break taken.map(|_| true);
+            if st.taken.is_empty() {
+                let mut found = Vec::new();
+                if let Err(error) = self.take(&mut st, BATCH, &mut found) {
+                    break Err(error);
+                }
+                found.into_iter().rev().for_each(|done| st.taken.push_front(done));
+            }
+            if !st.taken.is_empty() {
+                break Ok(true);
             }
             let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
             if left.is_some_and(|left| left.is_zero()) {
@@ -296,6 +323,14 @@ fn completion(wc: &Wc, receive: bool) -> Completion {
     }
 }
 
+/// Joins what two queues gave, of which one begins with a flushed request: what was not flushed in
+/// the other comes before. The order within each queue of a queue pair stays.
+fn causes_first(flushed: Vec<Completion>, others: Vec<Completion>) -> VecDeque<Completion> {
+    let is_flush = |done: &Completion| done.status == Status::WrFlushErr;
+    let (late, early): (Vec<_>, Vec<_>) = others.into_iter().partition(is_flush);
+    early.into_iter().chain(flushed).chain(late).collect()
+}
+
 fn status(number: u32) -> Status {
     use Status::{
         BadRespErr, FatalErr, GeneralErr, LocAccessErr, LocLenErr, LocProtErr, LocQpOpErr,
@@ -359,6 +394,18 @@ mod tests {
         assert!(done.is_recv());
         assert_eq!((done.status, done.imm, done.invalidated), (Status::WrFlushErr, None, None));
         assert!(!completion(&wrong, false).is_recv());
+    }
+
+    // tests [QP-4]
+    #[test]
+    fn an_error_comes_before_what_it_flushed() {
+        let made = |(wr_id, status)| Completion { wr_id, status, ..Completion::default() };
+        let flush = Status::WrFlushErr;
+        let flushed = [(1, flush), (2, Status::Success), (3, flush)].map(made).to_vec();
+        let others = [(4, Status::Success), (5, Status::RemAccessErr), (6, flush)].map(made);
+        let joined = causes_first(flushed, others.to_vec());
+        let order: Vec<u64> = joined.iter().map(|done| done.wr_id).collect();
+        assert_eq!(order, [4, 5, 1, 2, 3, 6]);
     }
 
     #[test]
