@@ -1,5 +1,6 @@
 //! `bowline bench`: measures bowline beside bare sockets and other message libraries, in one run on
-//! one machine, and says whether the ratios that must be reached are reached.
+//! one machine, and says whether the ratios that must be reached are reached. There are two suites:
+//! `rds` for messages, `roce` for RDMA verbs over RoCEv2 in userspace.
 //!
 //! ```text
 //!   bench (parent) --starts--> receiver (CPU 1)  <--- messages ---  sender (CPU 0)
@@ -218,7 +219,12 @@ fn roce_conditions(options: &Options, setting: &Setting) -> Vec<String> {
     let cc = &setting.anchor_cc;
     let (rx, tx) = nodes::free_roce();
     let mut lines = vec![
-        format!("anchors: {cc}; {}; window {:?}", pinning(options), options.window),
+        format!(
+            "anchors: {cc}; {}; window {:?}; {}",
+            pinning(options),
+            options.window,
+            anchors::gso_abilities(),
+        ),
         format!(
             "bowline: soft devices {rx} and {tx}, poll {}, at most {} packets unacknowledged, \
              as the UDP anchor",

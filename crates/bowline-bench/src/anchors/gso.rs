@@ -38,6 +38,16 @@ pub(crate) fn window() -> u64 {
     u64::from(bowline_roce_driver::SoftConfig::default().core.window)
 }
 
+/// Says what of sending and receiving in bursts this kernel can do.
+pub(crate) fn abilities() -> String {
+    let can = |set: &dyn Fn(&UdpSocket) -> std::io::Result<()>| {
+        let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0));
+        if socket.and_then(|socket| set(&socket)).is_ok() { "yes" } else { "no" }
+    };
+    let (cut, merged) = (can(&|s| sys::set_segment(s, 1024)), can(&|s| sys::set_merging(s)));
+    format!("UDP_SEGMENT {cut}, UDP_GRO {merged}")
+}
+
 /// Application memory, cut into the payloads of segments.
 struct Ring {
     bytes: Vec<u8>,

@@ -8,7 +8,7 @@ use super::{Failure, Outcome};
 #[derive(Debug, clap::Args)]
 #[command(disable_help_flag = true)]
 pub(crate) struct Args {
-    /// What to measure and how; try `bowline bench rds --help`
+    /// What to measure and how; try `bowline bench rds --help` and `bowline bench roce --help`
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENTS")]
     rest: Vec<OsString>,
 }
