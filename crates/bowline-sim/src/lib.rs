@@ -16,7 +16,8 @@
 //!        |                                        |
 //!     oracle <--- what was sent, came, may be lost --- net: TCP streams, buffers, every failure
 //! ```
-//! The same seed gives the same run on every machine.
+//! The same seed gives the same run on every machine. RoCEv2 devices have worlds of their own:
+//! [`roce`].
 //!
 //! ```
 //! let outcome = bowline_sim::run(1, &bowline_sim::Options::default());
