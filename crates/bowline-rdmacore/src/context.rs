@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use bowline_verbs::{Access, Buffer, DeviceAttr, Error, MrKeys, Mtu, PdId};
 
-use crate::error::{check, last_errno, limit, system};
+use crate::error::{check, freed, last_errno, limit, system};
 use crate::ffi::{
     GID_ROCE_V2, GidEntry, IbvContext, IbvDevice, IbvDeviceAttr, IbvMr, IbvPd, PORT_ACTIVE,
     PortAttr,
@@ -207,7 +207,7 @@ impl Context {
 impl Drop for Context {
     fn drop(&mut self) {
         // SAFETY: opened by `open`; everything made of it holds it and is gone.
-        unsafe { (self.libs.verbs.close_device)(self.raw()) };
+        freed(unsafe { (self.libs.verbs.close_device)(self.raw()) }, "a device");
     }
 }
 
@@ -240,7 +240,7 @@ impl Pd {
 impl Drop for Pd {
     fn drop(&mut self) {
         // SAFETY: allocated by `new`; what is in it holds it and is gone.
-        unsafe { (self.context.libs.verbs.dealloc_pd)(self.raw()) };
+        freed(unsafe { (self.context.libs.verbs.dealloc_pd)(self.raw()) }, "a protection domain");
     }
 }
 
@@ -301,6 +301,6 @@ impl Mr {
 impl Drop for Mr {
     fn drop(&mut self) {
         // SAFETY: registered by `new`.
-        unsafe { (self.pd.context.libs.verbs.dereg_mr)(self.raw.as_ptr()) };
+        freed(unsafe { (self.pd.context.libs.verbs.dereg_mr)(self.raw.as_ptr()) }, "a region");
     }
 }

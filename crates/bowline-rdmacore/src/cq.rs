@@ -18,7 +18,7 @@ use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::time::Timespec;
 
 use crate::context::Context;
-use crate::error::{last_errno, limit, system};
+use crate::error::{freed, last_errno, limit, system};
 use crate::ffi::{CompChannel, IbvCq, WC_GRH, WC_WITH_IMM, WC_WITH_INV, Wc};
 
 /// Completions taken from the device at once.
@@ -279,10 +279,10 @@ impl Drop for Cq {
         for cq in [self.sends(), self.receives()] {
             // SAFETY: made by `new`; queue pairs that use it hold it and are gone; every event is
             // acknowledged.
-            unsafe { (verbs.destroy_cq)(cq) };
+            freed(unsafe { (verbs.destroy_cq)(cq) }, "a completion queue");
         }
         // SAFETY: made by `new`; its queues are gone.
-        unsafe { (verbs.destroy_comp_channel)(self.channel.as_ptr()) };
+        freed(unsafe { (verbs.destroy_comp_channel)(self.channel.as_ptr()) }, "a channel");
     }
 }
 

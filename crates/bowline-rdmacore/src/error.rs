@@ -18,6 +18,11 @@ pub(crate) fn check(result: i32) -> Result<(), i32> {
     }
 }
 
+/// An object was destroyed. That it is still in use cannot be: the tables know what uses what.
+pub(crate) fn freed(result: i32, what: &str) {
+    debug_assert_ne!(check(result), Err(libc::EBUSY), "{what}");
+}
+
 /// The system refused.
 pub(crate) fn system(what: impl Into<String>, errno: i32) -> Error {
     Error::System { what: what.into(), errno }

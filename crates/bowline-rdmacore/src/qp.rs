@@ -13,7 +13,7 @@ use bowline_verbs::{
 
 use crate::context::{Gid, Pd};
 use crate::cq::Cq;
-use crate::error::{check, last_errno, limit, post, system};
+use crate::error::{check, freed, last_errno, limit, post, system};
 use crate::ffi::{
     AhAttr, IbvQp, IbvQpAttr, IbvQpCap, IbvRecvWr, IbvSendWr, QPT_RC, QpInitAttr, WrAtomic, WrRdma,
     WrUnion, mask,
@@ -245,7 +245,10 @@ impl Drop for Qp {
     fn drop(&mut self) {
         // SAFETY: made by `new`; its asynchronous events are acknowledged at once by the thread that
         // takes them.
-        unsafe { (self.pd.context.libs.verbs.destroy_qp)(self.raw.as_ptr()) };
+        freed(
+            unsafe { (self.pd.context.libs.verbs.destroy_qp)(self.raw.as_ptr()) },
+            "a queue pair",
+        );
     }
 }
 
