@@ -25,6 +25,9 @@ const SEND_PATIENCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
 /// soon: round trips of small messages need one send a side then, not two.
 const LITTLE: u64 = 16 << 10;
 
+/// Bytes of a burst that is sent in less time than anybody counts.
+const SHORT: usize = 4 << 10;
+
 /// After a buffer of so many bytes, more are likely to be there: they are taken with one call.
 const STREAM: usize = 8 << 10;
 
@@ -166,7 +169,10 @@ impl Shared {
             }
             drop(st);
             self.send(burst);
-            now = clock::now();
+            // Short ones take no time worth telling.
+            if burst.bytes.len() > SHORT {
+                now = clock::now();
+            }
         }
     }
 

@@ -288,44 +288,74 @@ impl Inbox {
     }
 }
 
-/// Receives one buffer without waiting, the first of a batch; returns how many bytes it has.
+/// Receives one buffer without waiting, the first of a batch; returns how many bytes it has. A call
+/// of its own, since most calls of a thread that polls find nothing and should cost little.
+#[allow(unsafe_code)]
 pub(crate) fn receive_one(fd: BorrowedFd<'_>, inbox: &mut Inbox) -> Result<usize, Errno> {
     inbox.arrivals.clear();
-    receive::<1>(fd, inbox)?;
-    Ok(inbox.arrivals.first().copied().flatten().map_or(0, |arrival| arrival.len))
+    let mut name = Name([0; NAME]);
+    let mut control = Control::new();
+    let Some(slot) = inbox.bytes.chunks_mut(SLOT).next() else {
+        return Err(Errno::NOBUFS);
+    };
+    let mut piece = libc::iovec { iov_base: slot.as_mut_ptr().cast(), iov_len: slot.len() };
+    // SAFETY: the structure is numbers and pointers, for which all zeroes are a value.
+    let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
+    fill_header(&mut header, &mut name, &mut control, &mut piece);
+    // SAFETY: the message points to a buffer, a name, an element and a control area, of the lengths
+    // given, all of which live until the call returns.
+    let len = unsafe { libc::recvmsg(fd.as_raw_fd(), &raw mut header, libc::MSG_DONTWAIT) };
+    let Ok(len) = usize::try_from(len) else {
+        return Err(last_error());
+    };
+    inbox.arrivals.push(arrival(&header, &name, &control, len));
+    Ok(len)
+}
+
+fn fill_header(
+    header: &mut libc::msghdr,
+    name: &mut Name,
+    control: &mut Control,
+    piece: &mut libc::iovec,
+) {
+    header.msg_name = (&raw mut *name).cast();
+    header.msg_namelen = NAME as libc::socklen_t;
+    header.msg_iov = &raw mut *piece;
+    header.msg_iovlen = 1;
+    header.msg_control = (&raw mut *control).cast();
+    header.msg_controllen = CONTROL as _;
+}
+
+/// Reads what the system has told of a buffer of `len` bytes; `None` when it is of no use.
+fn arrival(header: &libc::msghdr, name: &Name, control: &Control, len: usize) -> Option<Arrival> {
+    let cut = header.msg_flags & libc::MSG_TRUNC != 0;
+    #[allow(clippy::unnecessary_cast, reason = "not the same type with every C library")]
+    let used = header.msg_controllen as usize;
+    let segment = control.find(used, libc::IPPROTO_UDP, libc::UDP_GRO);
+    let segment = segment.and_then(|bytes| usize::try_from(bytes).ok()).filter(|n| *n > 0);
+    name.addr().filter(|_| !cut).map(|from| Arrival { from, len, segment })
 }
 
 /// Receives what else is there, at most as much as buffers are left, without waiting.
-pub(crate) fn receive_more(fd: BorrowedFd<'_>, inbox: &mut Inbox) -> Result<(), Errno> {
-    receive::<{ SLOTS - 1 }>(fd, inbox)
-}
-
-/// Receives into the next buffers, at most `N` of them.
 #[allow(unsafe_code)]
-fn receive<const N: usize>(fd: BorrowedFd<'_>, inbox: &mut Inbox) -> Result<(), Errno> {
+pub(crate) fn receive_more(fd: BorrowedFd<'_>, inbox: &mut Inbox) -> Result<(), Errno> {
     let slots = inbox.bytes.chunks_mut(SLOT).skip(inbox.arrivals.len());
-    let mut names = [Name([0; NAME]); N];
-    let mut controls = [Control::new(); N];
+    let mut names = [Name([0; NAME]); SLOTS - 1];
+    let mut controls = [Control::new(); SLOTS - 1];
     let empty = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
-    let mut pieces = [empty; N];
+    let mut pieces = [empty; SLOTS - 1];
     // SAFETY: the structures are numbers and pointers, for which all zeroes are a value.
-    let mut messages: [libc::mmsghdr; N] = unsafe { std::mem::zeroed() };
+    let mut messages: [libc::mmsghdr; SLOTS - 1] = unsafe { std::mem::zeroed() };
     let mut ready = 0;
     let parts = names.iter_mut().zip(&mut controls).zip(&mut pieces).zip(&mut messages);
     for ((((name, control), piece), message), slot) in parts.zip(slots) {
         ready += 1;
         *piece = libc::iovec { iov_base: slot.as_mut_ptr().cast(), iov_len: slot.len() };
-        let header = &mut message.msg_hdr;
-        header.msg_name = (&raw mut *name).cast();
-        header.msg_namelen = NAME as libc::socklen_t;
-        header.msg_iov = &raw mut *piece;
-        header.msg_iovlen = 1;
-        header.msg_control = (&raw mut *control).cast();
-        header.msg_controllen = CONTROL as _;
+        fill_header(&mut message.msg_hdr, name, control, piece);
     }
     let (at, flags) = (messages.as_mut_ptr(), libc::MSG_DONTWAIT as _);
-    // SAFETY: each of the `ready` messages points to a buffer, a name, an element and a control area of its own,
-    // of the lengths given, all of which live until the call returns.
+    // SAFETY: each of the `ready` messages points to a buffer, a name, an element and a control
+    // area of its own, of the lengths given, all of which live until the call returns.
     let count = unsafe {
         libc::recvmmsg(fd.as_raw_fd(), at, ready as libc::c_uint, flags, std::ptr::null_mut())
     };
@@ -333,15 +363,8 @@ fn receive<const N: usize>(fd: BorrowedFd<'_>, inbox: &mut Inbox) -> Result<(), 
         return Err(last_error());
     };
     for ((message, name), control) in messages.iter().zip(&names).zip(&controls).take(count) {
-        let header = &message.msg_hdr;
-        let cut = header.msg_flags & libc::MSG_TRUNC != 0;
-        #[allow(clippy::unnecessary_cast, reason = "not the same type with every C library")]
-        let used = header.msg_controllen as usize;
-        let segment = control.find(used, libc::IPPROTO_UDP, libc::UDP_GRO);
-        let segment = segment.and_then(|bytes| usize::try_from(bytes).ok()).filter(|n| *n > 0);
         let len = message.msg_len as usize;
-        let arrival = name.addr().filter(|_| !cut).map(|from| Arrival { from, len, segment });
-        inbox.arrivals.push(arrival);
+        inbox.arrivals.push(arrival(&message.msg_hdr, name, control, len));
     }
     Ok(())
 }

@@ -54,6 +54,7 @@ impl Shared {
         mut attempt: impl FnMut(&mut State) -> Result<Option<T>, Error>,
     ) -> Result<T, Error> {
         let mut leading = false;
+        let mut flushed = false;
         let start = clock::now();
         let deadline = limit.map(|limit| start + limit);
         let mut spin_end = start.as_nanos().saturating_add(self.spin_ns);
@@ -85,11 +86,14 @@ impl Shared {
                 leading = true;
             }
             st.sleeping = None;
-            if self.unsent.load(Ordering::Relaxed) {
+            // Once: another thread that is sending goes on with what is left.
+            if !flushed && self.unsent.load(Ordering::Relaxed) {
                 drop(st);
                 self.flush(now);
+                flushed = true;
                 continue;
             }
+            flushed = false;
             let timer = st.core.poll_timeout();
             if timer.is_some_and(|at| at <= now) {
                 drop(st);
