@@ -89,6 +89,9 @@ struct Pinger {
     size: usize,
     write: bool,
     sent: u64,
+    /// The slot of the message that came last; its receive is posted again once the answer is on
+    /// its way, when that holds nobody up.
+    taken: Option<u64>,
     out: Vec<Completion>,
 }
 
@@ -99,7 +102,7 @@ impl Pinger {
         let shape = Shape { memory: PING_RECEIVES * size, sends, receives: PING_RECEIVES };
         let end = End::open(role, shape)?;
         let write = role.cell.kind == Kind::PingWrite;
-        let mut pinger = Self { end, size, write, sent: 0, out: Vec::new() };
+        let mut pinger = Self { end, size, write, sent: 0, taken: None, out: Vec::new() };
         (0..PING_RECEIVES as u64).try_for_each(|slot| pinger.post_recv(slot))?;
         pinger.end.connect(role)?;
         Ok(pinger)
@@ -120,24 +123,21 @@ impl Pinger {
             false => SendOp::Send,
         };
         let flags = SendFlags::INLINE | signal;
-        self.end.post(&[SendWr { id: self.sent, op, sges: &[], inline: message, flags }])
+        self.end.post(&[SendWr { id: self.sent, op, sges: &[], inline: message, flags }])?;
+        self.taken.take().map_or(Ok(()), |slot| self.post_recv(slot))
     }
 
     /// Waits for the message of the other side and copies it out; false at the end.
     fn receive(&mut self, message: &mut [u8]) -> Result<bool, String> {
-        let mut came = false;
-        while !came && !stopping() {
-            let mut out = std::mem::take(&mut self.out);
-            self.end.take(&mut out)?;
-            for completion in out.iter().filter(|completion| completion.is_recv()) {
+        while self.taken.is_none() && !stopping() {
+            self.end.take(&mut self.out)?;
+            if let Some(completion) = self.out.iter().find(|completion| completion.is_recv()) {
                 let slot = if self.write { 0 } else { completion.wr_id as usize };
                 self.end.buffer.read(slot * self.size, message);
-                self.post_recv(completion.wr_id)?;
-                came = true;
+                self.taken = Some(completion.wr_id);
             }
-            self.out = out;
         }
-        Ok(came)
+        Ok(self.taken.is_some())
     }
 }
 
