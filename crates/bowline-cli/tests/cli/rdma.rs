@@ -122,3 +122,18 @@ fn devices_are_the_addresses_of_this_machine() {
     let devices = devices["providers"][0]["devices"].as_array().expect("a list").clone();
     assert!(devices.iter().any(|device| device["address"] == "127.0.0.1"), "{devices:?}");
 }
+
+#[test]
+fn a_device_that_is_not_there_is_told_in_one_line() {
+    let folder = Folder::new();
+    let words = ["rping", "-s", "--device", "bowline-none"];
+    let done = run(&folder, &words).exits(1);
+    // Which depends on this machine: no libraries, no devices at all, or none of this name.
+    let known = ["install the packages libibverbs1", "no RDMA device"];
+    assert!(known.iter().any(|text| done.err.contains(text)), "{done:?}");
+    assert_eq!(done.err.lines().count(), 1, "{done:?}");
+    for words in [["--mtu", "1024"], ["--capture", "x.pcapng"]] {
+        let words = [&["rping", "-s", "--device", "bowline-none"][..], &words[..]].concat();
+        run(&folder, &words).exits(2).complains(&["need the soft device"]);
+    }
+}
