@@ -220,6 +220,15 @@ impl World {
             return;
         };
         let conn = self.sides[active].conn;
+        let now = self.instant();
+        if self.hosts[host].listener.is_none() {
+            // A late request of a dead program: nobody listens any more.
+            let Some(device) = &mut self.hosts[host].device else { return };
+            let rejected = device.reject(now, cm, &[]);
+            self.note([26, host as u64, 0], || format!("too late for side {active}: {rejected:?}"));
+            self.touched(host);
+            return;
+        }
         let right = is_hello(&request.private_data, active, REQUEST_DATA)
             && request.remote_qpn == self.sides[active].qpn
             && request.local == (self.hosts[host].addr(), PORT).into()
@@ -233,7 +242,6 @@ impl World {
             self.fail(|| format!("host {host}: side {active} did not ask so: {request:?}"));
             return;
         }
-        let now = self.instant();
         if self.plan.conns[conn].reject {
             self.note([22, host as u64, active as u64], || format!("side {active} is refused"));
             let Some(device) = &mut self.hosts[host].device else { return };

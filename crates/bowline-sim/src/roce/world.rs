@@ -712,6 +712,8 @@ impl World {
             }
             let wait = ((self.now - self.phase_since) / 4).clamp(MS, SEC);
             self.schedule(wait, Event::Check);
+        } else if self.phase == Phase::Quiet && self.deciding > 0 {
+            self.schedule(QUIET, Event::Check);
         } else if self.phase == Phase::Quiet {
             self.last_look();
         }
