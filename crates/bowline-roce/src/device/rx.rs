@@ -129,6 +129,7 @@ impl Device {
         let name = self.shared.name(qp);
         let mut outcome = Outcome::Idle;
         match &mut qp.halves {
+            // Answers go to the requester, all else to the responder [RX-10].
             Halves::Rc { requester, .. } if packet.opcode.is_response() => {
                 outcome = requester.handle(&mut self.shared.tx(now, name), &packet);
             }
