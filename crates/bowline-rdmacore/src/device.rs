@@ -52,8 +52,8 @@ pub fn list() -> Result<Vec<Listed>, Unavailable> {
 
 /// An RDMA device used through rdma-core.
 ///
-/// Most sends and receives of a program that are complete but not polled are what the completion queue
-/// holds of each. A process must not `fork` and go on using a device in the child.
+/// A completion queue of depth n holds n sends and n receives. A process must not `fork` and go on using
+/// a device in the child.
 #[derive(Debug)]
 pub struct RdmaCoreDevice {
     inner: Arc<Inner>,
