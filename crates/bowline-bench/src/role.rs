@@ -209,7 +209,8 @@ impl Meter {
                     probe: self.probe.as_ref().map_or_else(Vec::new, |probe| probe()),
                 });
             }
-            State::Run(start) if now >= start.at + self.window_ns => {
+            // On a machine that stood still the window lasts until something arrives.
+            State::Run(start) if now >= start.at + self.window_ns && self.count > start.count => {
                 let mut line = format!(
                     "result n={} ns={} own_cpu={} peer_cpu={} syscalls={} cc={}",
                     self.count - start.count,

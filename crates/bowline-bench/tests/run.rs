@@ -1,6 +1,10 @@
 //! Runs the program itself, over loopback, in its shortest form.
 
 use std::process::{Command, Output};
+use std::sync::{Mutex, PoisonError};
+
+/// Held by tests that measure: both would bind to the same CPUs.
+static MEASURING: Mutex<()> = Mutex::new(());
 
 fn bench(words: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_bowline-bench"))
@@ -21,6 +25,7 @@ fn measurements(json: &str, label: &str) -> Vec<String> {
 
 #[test]
 fn a_short_run_measures_anchor_and_library_without_an_error() {
+    let _alone = MEASURING.lock().unwrap_or_else(PoisonError::into_inner);
     let words = "rds --peers none --rounds 1 --secs 0.05 --only stream/64,rtt-sleep/64 --json -";
     let out = bench(&words.split(' ').collect::<Vec<_>>());
     let said = text(&out.stdout);
@@ -33,6 +38,7 @@ fn a_short_run_measures_anchor_and_library_without_an_error() {
 
 #[test]
 fn verbs_and_their_anchors_are_measured_without_an_error() {
+    let _alone = MEASURING.lock().unwrap_or_else(PoisonError::into_inner);
     let words = "roce --quick --secs 0.05 --json -";
     let out = bench(&words.split(' ').collect::<Vec<_>>());
     let said = text(&out.stdout);
