@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use bowline_roce::{Config, Counters, Device as Core, Instant};
+use bowline_roce::{Config, Counters, Device as Core, InUse, Instant};
 use bowline_verbs::{
     Access, AsyncEvent, Buffer, CmEvent, CmId, Completion, ConnParam, CqId, Device, DeviceAttr,
     Error, MrKeys, Mtu, PdId, QpAttr, QpInit, QpState, Qpn, RecvWr, SendWr,
@@ -128,6 +128,11 @@ impl SoftDevice {
     /// Returns what the protocol has done.
     pub fn counters(&self) -> Counters {
         self.shared.lock().core.counters().clone()
+    }
+
+    /// Counts what the device holds at the moment.
+    pub fn in_use(&self) -> InUse {
+        self.shared.lock().core.in_use()
     }
 
     /// Returns the last thing that kept packets from being sent, such as a path that carries less

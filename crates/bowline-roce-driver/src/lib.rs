@@ -33,6 +33,7 @@ mod sys;
 mod udp;
 mod wait;
 
+pub use bowline_roce::InUse;
 pub use bowline_wire::roce::IcrcPolicy;
 pub use config::{PollMode, SoftConfig};
 pub use device::SoftDevice;

@@ -1,0 +1,115 @@
+//! Connections that come and go as fast as they can leave nothing behind.
+//!
+//! `BOWLINE_CHURN_SECONDS` makes it longer than the three seconds of an ordinary run.
+
+mod common;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bowline_roce_driver::SoftDevice;
+use bowline_verbs::{CmEvent, CmId, ConnParam, Device, Error, QpCap, QpInit, QpType, Qpn};
+use common::{PATIENCE, PORT, ip, open};
+
+/// Pace: no faster, so that both ends of a slow machine keep up.
+const PER_SECOND: u32 = 1000;
+
+fn event(device: &SoftDevice, limit: Duration) -> Option<CmEvent> {
+    match device.cm_event(limit) {
+        Ok(event) => Some(event),
+        Err(Error::TimedOut | Error::Closed) => None,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// A queue pair of an end that makes and removes one for each connection.
+struct End {
+    device: Arc<SoftDevice>,
+    init: QpInit,
+}
+
+impl End {
+    fn new(device: &Arc<SoftDevice>) -> Self {
+        let pd = device.alloc_pd().unwrap();
+        let cq = device.create_cq(16).unwrap();
+        let cap = QpCap { max_send_wr: 4, max_recv_wr: 4, ..QpCap::default() };
+        let (qp_type, sq_sig_all) = (QpType::Rc, false);
+        let init = QpInit { pd, send_cq: cq, recv_cq: cq, qp_type, cap, sq_sig_all };
+        Self { device: Arc::clone(device), init }
+    }
+
+    fn param(&self) -> ConnParam {
+        ConnParam { qpn: self.device.create_qp(&self.init).unwrap(), ..ConnParam::default() }
+    }
+}
+
+fn answer(end: &End) {
+    let mut live: Vec<(CmId, Qpn)> = Vec::new();
+    while let Some(event) = event(&end.device, Duration::from_secs(3)) {
+        match event {
+            CmEvent::ConnectRequest { id, .. } => {
+                let param = end.param();
+                end.device.accept(id, &param).unwrap();
+                live.push((id, param.qpn));
+            }
+            CmEvent::Disconnected { id } => {
+                if let Some(at) = live.iter().position(|(known, _)| *known == id) {
+                    end.device.destroy_qp(live.swap_remove(at).1).unwrap();
+                }
+            }
+            _ => {}
+        }
+    }
+    assert!(live.is_empty(), "{} connections never ended", live.len());
+}
+
+fn connect_and_leave(end: &End, to: SocketAddr) {
+    let param = end.param();
+    let id = end.device.connect(None, to, &param).unwrap();
+    let start = Instant::now();
+    let wait = |what: &str, is: &dyn Fn(&CmEvent) -> bool| {
+        while !event(&end.device, PATIENCE).is_some_and(|event| is(&event)) {
+            assert!(start.elapsed() < PATIENCE, "not {what}");
+        }
+    };
+    wait("established", &|e| matches!(e, CmEvent::Established { id: of, .. } if *of == id));
+    end.device.disconnect(id).unwrap();
+    wait("disconnected", &|e| matches!(e, CmEvent::Disconnected { id: of } if *of == id));
+    end.device.destroy_qp(param.qpn).unwrap();
+}
+
+#[test]
+fn connections_that_come_and_go_leave_nothing() {
+    let seconds = std::env::var("BOWLINE_CHURN_SECONDS").ok().and_then(|s| s.parse().ok());
+    let length = Duration::from_secs(seconds.unwrap_or(3));
+    let (a, p) = (open(ip(9, 1)), open(ip(9, 2)));
+    let (active, passive) = (End::new(&a), End::new(&p));
+    let to = SocketAddr::new(ip(9, 2), PORT);
+    let listener = p.listen(to).unwrap();
+    let before = (a.in_use(), p.in_use());
+    let mut count = 0;
+    std::thread::scope(|s| {
+        s.spawn(|| answer(&passive));
+        let start = Instant::now();
+        while start.elapsed() < length {
+            connect_and_leave(&active, to);
+            count += 1;
+            let due = start + Duration::from_secs(1) * count / PER_SECOND;
+            std::thread::sleep(due.saturating_duration_since(Instant::now()));
+        }
+    });
+    println!("{count} connections in {length:?}");
+    assert!(count > 100, "only {count} connections in {length:?}");
+    // Late packets of a connection may come for half a second [CM-45].
+    let start = Instant::now();
+    loop {
+        while event(&a, Duration::ZERO).is_some() || event(&p, Duration::ZERO).is_some() {}
+        if (a.in_use(), p.in_use()) == before {
+            break;
+        }
+        assert!(start.elapsed() < PATIENCE, "left behind: {:?} {:?}", a.in_use(), p.in_use());
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    p.destroy_id(listener).unwrap();
+}
