@@ -112,8 +112,8 @@ fn further_connections_take_the_lowest_free_path() {
     lab.fail(links[3], CloseReason::Reset);
     assert_eq!(up(&lab).len(), 8);
     assert!(lab.frames(links[0])[0].is_map(), "on the lowest path, always [R-707]");
-    let s = lab.bound("10.0.0.2:10000"); // path 3
-    lab.send(s, "10.0.0.1:5000", b"x").expect("sent");
+    let s = lab.bound("10.0.0.2:9993"); // path 3, with port 7
+    lab.send(s, "10.0.0.1:7", b"x").expect("sent");
     assert_eq!(lab.data_frames(extra).len(), 1);
 }
 
@@ -480,7 +480,7 @@ fn other_paths_wait_until_path_0_has_caught_up() {
 #[test]
 fn three_paths_are_used_as_two_but_all_are_opened() {
     let mut lab = Lab::smaller();
-    let s = lab.bound("10.0.0.1:20000"); // hash & 7 = 5, & 1 = 1
+    let s = lab.bound("10.0.0.1:15000"); // with 5000: hash & 7 = 5, & 1 = 1
     lab.send(s, FAR, b"x").expect("sent");
     let link = lab.establish();
     lab.deliver(link, &[map_of(&[]), pong_with(1, npaths_ext(3))]);

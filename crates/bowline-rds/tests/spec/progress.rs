@@ -64,7 +64,7 @@ fn a_forgotten_peer_is_not_sent_old_numbers() {
 fn cancelling_what_the_other_paths_wait_for_lets_them_go() {
     let mut lab = Lab::larger();
     let s = lab.bound("10.0.0.2:4000");
-    let t = lab.bound("10.0.0.2:10000"); // path 3
+    let t = lab.bound("10.0.0.2:5000"); // path 3, with port 5000
     let zero = lab.accept(A);
     lab.deliver(zero, &[map_of(&[])]);
     lab.room = 0;
