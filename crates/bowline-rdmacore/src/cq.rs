@@ -259,6 +259,8 @@ impl Cq {
             if readable {
                 self.drain();
                 st.armed = None;
+                // Whoever waits for more than this thread arms it for.
+                self.changed.notify_all();
             }
         };
         if leading {

@@ -313,9 +313,10 @@ impl Device for SoftDevice {
         shared.vain_looks.store(0, Relaxed);
         let count = self.set(|core| core.poll_cq(cq, out, max))?;
         // An acknowledgement joins what the program sends now; if that is nothing, it goes out when
-        // the program looks again.
-        if count == 0 || came == Came::Much {
-            shared.flush(clock::now());
+        // the program looks again, or the background thread, if that will soon.
+        let now = clock::now();
+        if count == 0 || came == Came::Much || !shared.lock().is_helper_about(now) {
+            shared.flush(now);
         }
         Ok(count)
     }
@@ -395,7 +396,10 @@ impl Device for SoftDevice {
     }
 
     fn destroy_id(&self, id: CmId) -> Result<(), Error> {
-        self.act(|st, now| st.core.destroy_id(now, id))
+        self.act(|st, now| {
+            st.cm_events.retain(|event| event.id() != id);
+            st.core.destroy_id(now, id)
+        })
     }
 
     fn cm_event(&self, limit: Duration) -> Result<CmEvent, Error> {

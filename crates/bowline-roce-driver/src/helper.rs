@@ -87,7 +87,10 @@ impl Shared {
         }
         let limit = if watching {
             memory.tick_ns = TICK_NS;
-            st.sleeping = Some(timer.map_or(u64::MAX, |at| at.as_nanos()));
+            let until = timer.map_or(u64::MAX, |at| at.as_nanos());
+            st.sleeping = Some(until);
+            // A thread that takes the lead and leaves it again has to wake this one.
+            st.helper_looks_at = until;
             timer.map(|at| at.saturating_since(now))
         } else {
             memory.tick_ns = match st.lead {

@@ -99,6 +99,32 @@ pub(crate) struct Shared {
     pub(crate) helper_kick: OwnedFd,
 }
 
+impl State {
+    /// Queues an event for the program. A request that ends before the program has seen it is
+    /// forgotten with its end, so that a peer cannot make the queue grow.
+    fn queue_cm_event(&mut self, event: CmEvent) {
+        let ended = match &event {
+            CmEvent::Rejected { id, .. }
+            | CmEvent::Unreachable { id }
+            | CmEvent::Disconnected { id }
+            | CmEvent::TimewaitExit { id } => Some(*id),
+            _ => None,
+        };
+        let unseen = self.cm_events.iter().position(
+            |known| matches!(known, CmEvent::ConnectRequest { id, .. } if Some(*id) == ended),
+        );
+        match unseen {
+            Some(at) => drop(self.cm_events.remove(at)),
+            None => self.cm_events.push_back(event),
+        }
+    }
+
+    /// Tells whether the background thread looks before a peer gets impatient.
+    pub(crate) const fn is_helper_about(&self, now: Instant) -> bool {
+        self.helper_looks_at <= now.as_nanos().saturating_add(LOOKS_SOON_NS)
+    }
+}
+
 impl Shared {
     pub(crate) fn new(
         core: Core,
@@ -168,7 +194,7 @@ impl Shared {
             match event {
                 Event::CqReady(_) => completions = true,
                 Event::Cm(event) => {
-                    st.cm_events.push_back(event);
+                    st.queue_cm_event(event);
                     events = true;
                     if self.lives.is_some() && !st.lives_changed {
                         st.lives_changed = true;
@@ -219,7 +245,7 @@ impl Shared {
         if st.followers > 0 {
             self.stats.hand_overs.inc();
             self.completions.notify_one();
-        } else if st.helper_looks_at > now.as_nanos().saturating_add(LOOKS_SOON_NS) {
+        } else if !st.is_helper_about(now) {
             st.helper_looks_at = now.as_nanos();
             self.signal(&self.helper_kick);
         }

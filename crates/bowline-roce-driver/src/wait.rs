@@ -54,6 +54,7 @@ impl Shared {
         mut attempt: impl FnMut(&mut State) -> Result<Option<T>, Error>,
     ) -> Result<T, Error> {
         let mut leading = false;
+        let mut followed = false;
         let mut flushed = false;
         let start = clock::now();
         let deadline = limit.map(|limit| start + limit);
@@ -71,7 +72,8 @@ impl Shared {
             };
             self.settle(&mut st);
             if let Some(outcome) = outcome {
-                if leading {
+                // A follower may have been called to lead just when it had what it wants.
+                if leading || (followed && st.lead == Lead::Nobody) {
                     self.leave_lead(&mut st, now);
                 }
                 return outcome;
@@ -79,6 +81,7 @@ impl Shared {
             if !leading {
                 if what == What::Event || st.lead == Lead::App {
                     self.follow(st, what, now, deadline);
+                    followed = what == What::Completion;
                     continue;
                 }
                 st.lead = Lead::App;

@@ -7,8 +7,8 @@ use bowline_verbs::{Access, Buffer, Error, MrKeys, PdId, Piece};
 use crate::rng::Rng;
 use crate::table::NumberMap;
 
-/// Indexes are below this [MR-1].
-const INDEX_END: u32 = 1 << 19;
+/// Indexes are below this: all 24 bits, so that keys are hard to guess, where rxe uses 19 [MR-1].
+const INDEX_END: u32 = 1 << 24;
 
 /// Why a key does not give what is asked of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -224,8 +224,13 @@ impl MrTable {
         Ok(())
     }
 
-    /// The same for the peer [REQ-17], [RSP-18].
+    /// The same for the peer [REQ-17], [RSP-18], of regions that peers may use at all.
     pub(crate) fn invalidate_remote(&mut self, pd: PdId, key: u32) -> Result<(), KeyError> {
+        let remote = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+        let region = self.regions.get(&(key >> 8)).ok_or(KeyError::Unknown)?;
+        if !region.access.intersects(remote) {
+            return Err(KeyError::NoAccess);
+        }
         self.invalidate(pd, key)
     }
 

@@ -14,7 +14,9 @@ pub struct Buffer {
 // mapped until the buffer is dropped.
 #[allow(unsafe_code)]
 unsafe impl Send for Buffer {}
-// SAFETY: as above; copies that race mix bytes, as DMA does, and nothing else.
+// SAFETY: as above. Copies that race mix bytes, as DMA does. The language calls that undefined for
+// threads; this relies on a copy between raw pointers being one wherever it is made, as all code
+// does that shares memory with other processes or devices.
 #[allow(unsafe_code)]
 unsafe impl Sync for Buffer {}
 

@@ -200,6 +200,20 @@ pub enum CmEvent {
     },
 }
 
+impl CmEvent {
+    /// The connection it is about.
+    pub const fn id(&self) -> CmId {
+        match self {
+            Self::ConnectRequest { id, .. }
+            | Self::Established { id, .. }
+            | Self::Rejected { id, .. }
+            | Self::Unreachable { id }
+            | Self::Disconnected { id }
+            | Self::TimewaitExit { id } => *id,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::RejectReason;

@@ -6,7 +6,7 @@ use bowline_verbs::{CmEvent, CmId, ConnParam, Error, Qpn, RejectReason};
 use bowline_wire::roce::cm::{Answered, CmMad, CmMessage, REQ_PRIVATE_LEN, Rep, Req, TRANSPORT_RC};
 use bowline_wire::roce::{CMA_HEADER_LEN, CmaHeader, DEFAULT_PKEY, flow_label, service_id};
 
-use super::config::ack_timeout;
+use super::config::{ack_timeout, bounded_timeout};
 use super::conn::{Conn, Peer, State};
 use super::reject::Refusal;
 use super::{Manager, Output, QpOrder};
@@ -197,7 +197,7 @@ impl Manager {
         conn.responder_resources = rep.initiator_depth.min(responder);
         conn.initiator_depth = rep.responder_resources.min(initiator);
         conn.rnr_retry_count = rep.rnr_retry_count;
-        conn.ack_timeout = ack_timeout(rep.ack_delay, packet_life);
+        conn.ack_timeout = bounded_timeout(ack_timeout(rep.ack_delay, packet_life));
         let steps = vec![conn.to_rtr(), conn.to_rts()];
         let qpn = conn.qpn.unwrap_or(Qpn(0));
         self.by_peer.insert((rep.guid, rep.local_id), id);

@@ -77,6 +77,12 @@ pub(super) fn time_of(code: u8) -> Duration {
     Duration::from_millis(1 << code.min(LONGEST).saturating_sub(8))
 }
 
+/// Bounds a code of an acknowledgement timeout that the peer chose: neither none, with which nothing
+/// would ever be sent again, nor hours. 67 ms to 4.3 s.
+pub(super) fn bounded_timeout(code: u8) -> u8 {
+    code.clamp(14, 20)
+}
+
 /// Returns the code of a queue pair's acknowledgement timeout, of the peer's delay and the time a
 /// packet lives [CM-33].
 pub(super) fn ack_timeout(delay: u8, packet_life: u8) -> u8 {

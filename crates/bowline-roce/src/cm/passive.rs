@@ -7,7 +7,7 @@ use bowline_verbs::{CmEvent, CmId, ConnParam, ConnRequest, Error, Mtu, Qpn, Reje
 use bowline_wire::roce::cm::{CmMad, CmMessage, Ids, REP_PRIVATE_LEN, Rep, Req, TRANSPORT_RC};
 use bowline_wire::roce::{CMA_HEADER_LEN, CmaHeader, service_port};
 
-use super::config::time_of;
+use super::config::{bounded_timeout, time_of};
 use super::conn::{Conn, Peer, State};
 use super::listen::Found;
 use super::reject::Refusal;
@@ -17,6 +17,8 @@ use crate::counters::Counters;
 
 /// Longest period of a REP's repetition a peer may ask for, as a code: about 4 seconds.
 const LONGEST_RESPONSE: u8 = 20;
+/// Shortest, a quarter of a second: a REQ that somebody else sent makes no stream of REPs.
+const SHORTEST_RESPONSE: u8 = 16;
 
 impl Manager {
     /// Somebody wants to connect.
@@ -138,7 +140,7 @@ impl Manager {
             mtu: Mtu::from_code(req.mtu).unwrap_or(self.port.mtu),
             flow_label: req.flow_label,
             tos: req.traffic_class,
-            ack_timeout: req.ack_timeout,
+            ack_timeout: bounded_timeout(req.ack_timeout),
             retry_count: req.retry_count,
             rnr_retry_count: req.rnr_retry_count,
             min_rnr_timer: 0,
@@ -171,7 +173,7 @@ impl Manager {
 
     /// Returns the period in which a REP is repeated, of the peer's response timeout [CM-41].
     fn rep_period(&self, code: u8) -> Duration {
-        time_of(code.min(LONGEST_RESPONSE))
+        time_of(code.clamp(SHORTEST_RESPONSE, LONGEST_RESPONSE))
     }
 
     /// Accepts a request [CMA-10]. The REP goes out when the queue pair is ready.

@@ -135,7 +135,7 @@ fn early_repetitions_come_before_the_period() {
 // tests [CM-41]: the peer's timeout and count decide, within reason
 #[test]
 fn a_rep_is_sent_as_the_req_asks() {
-    for (code, retries, period) in [(20, 15, 4096), (10, 3, 4), (31, 1, 4096)] {
+    for (code, retries, period) in [(20, 15, 4096), (17, 3, 512), (10, 3, 256), (31, 1, 4096)] {
         let (mut pair, _) = Pair::listening(config());
         pair.fate = Box::new(|sent| usize::from(name(&sent.mad) != "REP"));
         pair.connect(&param(QP_A));

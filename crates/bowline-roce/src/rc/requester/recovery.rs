@@ -103,6 +103,8 @@ impl Requester {
         if let Some(until) = self.pause {
             if until <= ctx.now {
                 self.pause = None;
+                // The peer's patience begins anew: nobody could answer meanwhile.
+                self.progress_at = ctx.now;
             }
             return Outcome::Idle;
         }

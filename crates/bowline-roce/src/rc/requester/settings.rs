@@ -34,11 +34,11 @@ impl Settings {
 
     /// Time without progress after which the peer is given up.
     pub(super) fn patience(&self) -> Option<Duration> {
-        let timeout = self.timeout()?.max(self.retransmit_min);
         match self.give_up {
             GiveUp::After(time) => Some(time),
             GiveUp::RetryCountSevenForever if self.retry_cnt == SEVEN => None,
             GiveUp::RetryCount | GiveUp::RetryCountSevenForever => {
+                let timeout = self.timeout()?.max(self.retransmit_min);
                 Some(timeout * u32::from(self.retry_cnt.max(1)))
             }
         }
