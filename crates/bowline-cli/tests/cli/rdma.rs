@@ -1,6 +1,11 @@
 //! RDMA over loopback: rping, perf, devices.
 
+use std::{thread, time::Duration};
+
 use crate::support::{Folder, Running, run, start};
+
+/// After this a client has long been measuring.
+const UNDER_WAY: Duration = Duration::from_millis(2500);
 
 /// Starts a server and waits until it listens.
 fn serve(folder: &Folder, words: &[&str], address: &str) -> Running {
@@ -95,6 +100,54 @@ fn all_that_is_measured_is_right() {
     server.signal("-INT");
     let done = server.finish().exits(0);
     assert!(!done.err.contains("differs"), "{done:?}");
+}
+
+#[test]
+fn a_server_fails_when_its_client_leaves_half_way() {
+    let folder = Folder::new();
+    let server = serve(&folder, &["perf"], "127.41.25.1");
+    let words = ["perf", "-c", "127.41.25.1", "-I", "127.41.25.2", "-o", "send", "-n", "1g"];
+    let client = start(&folder, &words);
+    thread::sleep(UNDER_WAY);
+    client.signal("-INT");
+    client.finish().exits(1);
+    let done = server.finish().exits(1);
+    assert!(done.err.contains("the client left after "), "{done:?}");
+    assert!(done.err.contains(" of 1073741824"), "{done:?}");
+}
+
+#[test]
+fn a_server_misses_a_client_that_was_killed() {
+    let folder = Folder::new();
+    let server = serve(&folder, &["perf", "--timeout", "1"], "127.41.26.1");
+    let words = ["perf", "-c", "127.41.26.1", "-I", "127.41.26.2", "-o", "read", "-n", "1g"];
+    let client = start(&folder, &words);
+    // Longer than the server waits: as long as the client answers, it is served.
+    thread::sleep(UNDER_WAY);
+    client.signal("-KILL");
+    assert_eq!(client.finish().code, None, "ended by the signal, so it was still being served");
+    let done = server.finish().exits(1);
+    assert!(done.err.contains("127.41.26.2"), "{done:?}");
+}
+
+#[test]
+fn a_client_of_another_program_is_told_why_it_is_refused() {
+    let folder = Folder::new();
+    let server = serve(&folder, &["perf"], "127.41.27.1");
+    let words = ["rping", "-c", "127.41.27.1", "-I", "127.41.27.2", "-C", "1"];
+    let done = run(&folder, &words).exits(1);
+    assert!(done.err.contains("refused: not a client of bowline perf"), "{done:?}");
+    let done = server.finish().exits(1);
+    assert!(done.err.contains("refused: not a client of bowline perf"), "{done:?}");
+}
+
+#[test]
+fn no_time_to_wait_is_a_usage_error() {
+    let folder = Folder::new();
+    for word in ["perf", "rping"] {
+        let done = run(&folder, &[word, "-s", "-I", "127.41.28.1", "-W", "0"]).exits(2);
+        done.complains(&["give more than 0"]);
+    }
 }
 
 #[test]

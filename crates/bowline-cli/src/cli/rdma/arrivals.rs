@@ -10,6 +10,8 @@ use crate::cli::stop::Stop;
 
 /// Longest wait until the peer confirms that a connection is over.
 const GOODBYE: Duration = Duration::from_secs(3);
+/// Most bytes of data in a refusal.
+const REFUSAL: usize = 148;
 
 /// Takes the events of a device. Connection requests that come at another time are kept.
 pub(super) struct Arrivals<'a> {
@@ -97,6 +99,27 @@ impl<'a> Arrivals<'a> {
         }
     }
 
+    /// Hands on what a request needs; if that is an error, the peer is refused with its text.
+    pub(super) fn or_refuse<T>(&self, id: CmId, got: Result<T, Ended>) -> Result<T, Ended> {
+        got.map_err(|ended| match ended {
+            Ended::Failed(text) => {
+                self.refuse(id, &text);
+                Ended::Failed(format!("refused: {text}"))
+            }
+            ended => {
+                self.refuse(id, "");
+                ended
+            }
+        })
+    }
+
+    /// Refuses and forgets a request.
+    fn refuse(&self, id: CmId, text: &str) {
+        // It may be gone already, which is as good.
+        let _ = self.device.reject(id, fitting(text));
+        let _ = self.device.destroy_id(id);
+    }
+
     /// The next event, if one comes in time; requests are put aside.
     fn next(&mut self, limit: Duration) -> Result<Option<CmEvent>, Ended> {
         match self.device.cm_event(limit) {
@@ -104,9 +127,7 @@ impl<'a> Arrivals<'a> {
                 if self.requests.len() < Self::WAITING {
                     self.requests.push_back((id, request));
                 } else {
-                    // It may be gone already, which is as good.
-                    let _ = self.device.reject(id, b"too many are waiting");
-                    let _ = self.device.destroy_id(id);
+                    self.refuse(id, "too many are waiting");
                 }
                 Ok(None)
             }
@@ -115,6 +136,12 @@ impl<'a> Arrivals<'a> {
             Err(error) => Err(error.into()),
         }
     }
+}
+
+/// As much of a text as a refusal carries.
+fn fitting(text: &str) -> &[u8] {
+    let bytes = text.as_bytes();
+    bytes.get(..REFUSAL).unwrap_or(bytes)
 }
 
 /// Says why a peer has refused [CM-10].
@@ -151,5 +178,11 @@ mod tests {
         let text = refusal("x", RejectReason::CONSUMER, &[0; 148]);
         assert_eq!(text, "the program at x refused");
         assert!(refusal("x", RejectReason(9), &[]).ends_with("reason 9"));
+    }
+
+    #[test]
+    fn a_long_reason_is_cut_to_what_a_refusal_carries() {
+        assert_eq!(fitting("no memory"), b"no memory");
+        assert_eq!(fitting(&"x".repeat(149)), [b'x'; 148]);
     }
 }

@@ -167,6 +167,14 @@ impl<'a> Link<'a> {
         self.post(&[SendWr { id, op: SendOp::Send, sges: &[], inline: bytes, flags }])
     }
 
+    /// Writes nothing to the peer's memory, to see whether the peer still acknowledges.
+    pub(super) fn probe(&mut self, remote: Remote) -> Result<(), Ended> {
+        const PROBE: u64 = u64::MAX;
+        let (op, flags) = (SendOp::Write(remote), SendFlags::SIGNALED);
+        self.post(&[SendWr { id: PROBE, op, sges: &[], inline: &[], flags }])?;
+        self.sent(PROBE).map(|_| ())
+    }
+
     /// Posts requests.
     pub(super) fn post(&self, wrs: &[SendWr<'_>]) -> Result<(), Ended> {
         self.device.post_send(self.qpn(), wrs).map_err(|(_, error)| error.into())

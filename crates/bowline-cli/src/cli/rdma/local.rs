@@ -33,7 +33,7 @@ pub(super) struct Local {
     #[arg(short, long, value_name = "BYTES", value_parser = mtu)]
     mtu: Option<Mtu>,
     /// Longest wait for the peer
-    #[arg(short = 'W', long, value_name = "TIME", default_value = "30", value_parser = interval)]
+    #[arg(short = 'W', long, value_name = "TIME", default_value = "30", value_parser = wait)]
     pub(super) timeout: Duration,
     /// Look for packets and completions without sleeping
     #[arg(long)]
@@ -141,6 +141,14 @@ fn mtu(text: &str) -> Result<Mtu, String> {
     found.ok_or_else(|| format!("\"{text}\" is not 256, 512, 1024, 2048 or 4096"))
 }
 
+/// Parses the longest wait, which is one.
+fn wait(text: &str) -> Result<Duration, String> {
+    match interval(text)? {
+        Duration::ZERO => Err(format!("\"{text}\" is no time to wait; give more than 0")),
+        limit => Ok(limit),
+    }
+}
+
 /// Parses a size of rping.
 pub(super) fn ping_size(text: &str) -> Result<u32, String> {
     match number32(text)? {
@@ -223,5 +231,13 @@ fe800000000000005054000000000001 02 40 20 80     eth0
         }
         assert_eq!(mtu("4k"), Ok(Mtu::M4096));
         assert!(mtu("1500").is_err());
+    }
+
+    #[test]
+    fn a_wait_is_longer_than_nothing() {
+        assert_eq!(wait("1ms"), Ok(Duration::from_millis(1)));
+        for text in ["0", "0ms", "1e-12", "-1", "x"] {
+            assert!(wait(text).is_err(), "{text}");
+        }
     }
 }

@@ -88,16 +88,25 @@ fn serve_all(args: &Args, stop: &Stop) -> Outcome {
             got => got?,
         };
         let peer = request.remote;
-        match serve(args, &*device, stop, &mut arrivals, (id, &request)) {
-            Ok(()) | Err(Ended::Left) => {}
-            Err(Ended::Stopped) => return Ok(()),
-            Err(Ended::Failed(text)) if args.persistent => note!("bowline perf: {peer}: {text}"),
-            Err(Ended::Failed(text)) => return Err(Failure::Failed(format!("{peer}: {text}"))),
-        }
+        let mut served = Served::default();
+        let text = match serve(args, &*device, stop, &mut arrivals, (id, &request), &mut served) {
+            Ok(()) if args.persistent => continue,
+            Ok(()) | Err(Ended::Stopped) => return Ok(()),
+            Err(Ended::Left) => format!("the client left after {} of {}", served.done, served.of),
+            Err(Ended::Failed(text)) => text,
+        };
         if !args.persistent {
-            return Ok(());
+            return Err(Failure::Failed(format!("{peer}: {text}")));
         }
+        note!("bowline perf: {peer}: {text}");
     }
+}
+
+/// How far a server has come with an order, warm-up included.
+#[derive(Debug, Default)]
+struct Served {
+    done: u64,
+    of: u64,
 }
 
 /// Does what one client orders until it leaves.
@@ -107,16 +116,12 @@ fn serve(
     stop: &Stop,
     arrivals: &mut Arrivals<'_>,
     (id, request): (CmId, &ConnRequest),
+    served: &mut Served,
 ) -> Result<(), Ended> {
-    let order = match Order::decode(&request.private_data) {
-        Ok(order) => order,
-        Err(text) => {
-            device.reject(id, text.as_bytes())?;
-            device.destroy_id(id)?;
-            return Err(Ended::Failed(format!("refused: {text}")));
-        }
-    };
-    let (mut link, memory) = prepare(args, device, stop, &order)?;
+    let order = Order::decode(&request.private_data).map_err(Ended::Failed);
+    let order = arrivals.or_refuse(id, order)?;
+    served.of = order.iterations;
+    let (mut link, memory) = arrivals.or_refuse(id, prepare(args, device, stop, &order))?;
     if order.op == Op::Read {
         memory.buffer.write(0, &pattern(order.size));
     }
@@ -137,6 +142,11 @@ fn serve(
             if stop.asked() {
                 return Err(Ended::Stopped);
             }
+            // Nothing tells that a client was killed, but that it does not acknowledge.
+            match link.probe(order.memory) {
+                Err(Ended::Left) => break,
+                answered => answered?,
+            }
         }
         return match order.op {
             Op::Write => check(args, &order, &memory),
@@ -145,7 +155,7 @@ fn serve(
     }
     let part = memory.part(0, order.size as usize);
     let mut posted = taken;
-    for _ in 0..order.iterations {
+    while served.done < order.iterations {
         link.received()?;
         if posted < order.iterations {
             posted += order.recv(&link, &memory, posted, 1)?;
@@ -153,6 +163,7 @@ fn serve(
         if order.mode == Mode::Lat {
             link.send(0, order.answer(), part)?;
         }
+        served.done += 1;
     }
     if !arrivals.left(id, args.local.timeout)? {
         device.disconnect(id)?;

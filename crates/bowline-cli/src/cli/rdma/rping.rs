@@ -127,7 +127,7 @@ fn serve(
     pings: &mut Pings,
 ) -> Result<(), Ended> {
     let room = args.size.unwrap_or(SERVER_SIZE) as usize;
-    let (mut link, inbox) = prepare(args, device, stop)?;
+    let (mut link, inbox) = arrivals.or_refuse(id, prepare(args, device, stop))?;
     link.bind(id);
     let data = link.memory(room, Access::LOCAL_WRITE)?;
     let qpn = link.qpn();
