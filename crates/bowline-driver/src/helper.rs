@@ -49,6 +49,7 @@ struct Memory {
 impl Shared {
     fn help(&self, sc: &mut Scratch, memory: &mut Memory) -> bool {
         self.stats.helper_turns.inc();
+        sc.reads_acks = false; // once a turn
         let mut st = self.lock();
         let now = st.at(self.clock.now());
         if st.stop {
