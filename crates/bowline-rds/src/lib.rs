@@ -72,13 +72,14 @@ mod rxbuf;
 mod slab;
 mod socket;
 mod stats;
-mod time;
+use bowline_wire::time;
 mod txlog;
 
 pub use api::{
     CloseHow, CloseReason, Control, Event, Interest, Output, Readiness, Received, RecvOpts,
     SendControl, SendMsg, Sent, Taken,
 };
+pub use bowline_wire::time::Instant;
 pub use config::{
     Config, Limits, MAX_MESSAGE_KERNEL, RECV_BUFFER_MIN, SEND_BUFFER_MIN, SYSCTL_NAMES, Sysctl,
 };
@@ -91,5 +92,4 @@ pub use path::PathState;
 pub use rxbuf::{RX_BUF_LEN, Rope, RxBuf, RxBufMut, RxPool};
 pub use socket::{LatencyTrace, Transport};
 pub use stats::Counters;
-pub use time::Instant;
 pub use txlog::TxBatch;

@@ -45,13 +45,13 @@ mod recvq;
 mod rng;
 mod sendq;
 mod table;
-mod time;
+use bowline_wire::time;
 mod ud;
 mod udsend;
 
+pub use bowline_wire::time::Instant;
 pub use burst::{BURST_BYTES_MAX, BURST_SEGMENTS_MAX, Burst};
 pub use cm::{CmConfig, FormerLife};
 pub use config::{Config, GiveUp, Limits};
 pub use counters::Counters;
 pub use device::{Device, Event, IdentHint, InUse};
-pub use time::Instant;

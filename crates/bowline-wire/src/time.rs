@@ -1,4 +1,4 @@
-//! Time as the core sees it: a number the driver passes in.
+//! Time as the cores see it: a number the driver passes in. Here because both cores share it.
 
 use core::ops::Add;
 use core::time::Duration;
