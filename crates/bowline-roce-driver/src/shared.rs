@@ -99,6 +99,15 @@ pub(crate) struct Shared {
     pub(crate) helper_kick: OwnedFd,
 }
 
+/// Tells whether the machine has one processor only: who looks there keeps from running whoever it
+/// waits for. One processor for this process says nothing: its peers may have others.
+fn is_alone() -> bool {
+    match std::fs::read_to_string("/sys/devices/system/cpu/online") {
+        Ok(list) => list.trim().parse::<u32>().is_ok(), // else a range or a list
+        Err(_) => std::thread::available_parallelism().is_ok_and(|n| n.get() == 1),
+    }
+}
+
 impl State {
     /// Queues an event for the program. A request that ends before the program has seen it is
     /// forgotten with its end, so that a peer cannot make the queue grow.
@@ -135,9 +144,8 @@ impl Shared {
         poll: PollMode,
         spin: Duration,
     ) -> Result<Self, Errno> {
-        let several = std::thread::available_parallelism().is_ok_and(|n| n.get() > 1);
         let spin_ns = match poll {
-            PollMode::Adaptive if several => u64::try_from(spin.as_nanos()).unwrap_or(u64::MAX),
+            PollMode::Adaptive if !is_alone() => u64::try_from(spin.as_nanos()).unwrap_or(u64::MAX),
             PollMode::Adaptive | PollMode::Sleep => 0,
             PollMode::Spin => u64::MAX,
         };
