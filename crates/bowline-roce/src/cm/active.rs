@@ -165,18 +165,20 @@ impl Manager {
             }
             _ => return false,
         }
-        if rep.local_id == 0 || rep.qpn == 0 || self.by_peer.contains_key(&(rep.guid, rep.local_id))
+        if rep.local_id == 0
+            || rep.qpn == 0
+            || self.by_peer.contains_key(&(from, rep.guid, rep.local_id))
         {
             return false;
         }
-        if let Some(&old) = self.by_peer_qp.get(&(rep.guid, rep.qpn)) {
+        if let Some(&old) = self.by_peer_qp.get(&(from, rep.guid, rep.qpn)) {
             self.refuse(
                 to,
                 from,
                 transaction,
                 Refusal::of_rep(rep, RejectReason::STALE_CONNECTION),
             );
-            self.end_stale(now, old, from);
+            self.end_stale(now, old);
             self.rejected(now, id, RejectReason::STALE_CONNECTION, Vec::new());
             return true;
         }
@@ -200,8 +202,9 @@ impl Manager {
         conn.ack_timeout = bounded_timeout(ack_timeout(rep.ack_delay, packet_life));
         let steps = vec![conn.to_rtr(), conn.to_rts()];
         let qpn = conn.qpn.unwrap_or(Qpn(0));
-        self.by_peer.insert((rep.guid, rep.local_id), id);
-        self.by_peer_qp.insert((rep.guid, rep.qpn), id);
+        let ip = conn.remote.ip();
+        self.by_peer.insert((ip, rep.guid, rep.local_id), id);
+        self.by_peer_qp.insert((ip, rep.guid, rep.qpn), id);
         self.enter(id, State::RepRcvd(rep.private_data.to_vec()));
         self.outputs.push_back(Output::Order(QpOrder { id, qpn, steps, awaited: true }));
     }

@@ -59,10 +59,10 @@ impl Manager {
     }
 
     /// Another connection has come from the queue pair of this one, so the peer has lost it
-    /// [CM-37]. That is believed of the same address only.
-    pub(super) fn end_stale(&mut self, now: Instant, id: CmId, from: IpAddr) {
-        let same = self.conns.get(&id).filter(|conn| conn.remote.ip() == from);
-        if same.is_some_and(|conn| matches!(conn.state, State::Established | State::RepSent(_))) {
+    /// [CM-37].
+    pub(super) fn end_stale(&mut self, now: Instant, id: CmId) {
+        let conn = self.conns.get(&id);
+        if conn.is_some_and(|conn| matches!(conn.state, State::Established | State::RepSent(_))) {
             self.end(now, id);
         }
     }

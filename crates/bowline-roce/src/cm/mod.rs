@@ -7,8 +7,8 @@
 //! before.
 //!
 //! Everything a peer can make grow has a limit in [`CmConfig`]; what lies beyond is dropped and
-//! counted. A name of a connection ends with its last event (`Rejected`, `Unreachable`,
-//! `TimewaitExit`) or when the program rejects or destroys it; destroying it then is no error.
+//! counted. A name of a connection ends with its last event (`Rejected` or `Unreachable` before
+//! packets can have come, else `TimewaitExit`) or when the program rejects or destroys it; destroying it then is no error.
 
 mod active;
 mod config;
@@ -65,6 +65,11 @@ pub(crate) enum Output {
     Event(CmEvent),
 }
 
+/// What a peer calls its own: the address its messages come from, its node GUID, and a number of
+/// its choice. Anybody can write another's GUID and number into a message, so the address, to which
+/// answers must find their way, is part of the key; a kernel does without [CM-37] [CM-56].
+type PeerKey = (IpAddr, u64, u32);
+
 /// The connection manager of one device.
 #[derive(Debug)]
 pub(crate) struct Manager {
@@ -77,10 +82,10 @@ pub(crate) struct Manager {
     listeners: Listeners,
     conns: BTreeMap<CmId, Conn>,
     by_comm: BTreeMap<u32, CmId>,
-    /// By the peer's node and its name of the connection [CM-37] [CM-54].
-    by_peer: BTreeMap<(u64, u32), CmId>,
-    /// By the peer's node and its queue pair [CM-37].
-    by_peer_qp: BTreeMap<(u64, u32), CmId>,
+    /// By the peer's address and node, and its name of the connection [CM-37] [CM-54].
+    by_peer: BTreeMap<PeerKey, CmId>,
+    /// By the peer's address and node, and its queue pair [CM-37].
+    by_peer_qp: BTreeMap<PeerKey, CmId>,
     by_qp: BTreeMap<Qpn, CmId>,
     timers: BTreeSet<(Instant, CmId)>,
     outputs: VecDeque<Output>,
@@ -275,10 +280,12 @@ impl Manager {
 
     /// Forgets the peer's names, so that it may use them again [CM-44] [CM-54].
     fn forget_peer(&mut self, id: CmId) {
-        if let Some(peer) = self.conns.get(&id).and_then(|conn| conn.peer) {
+        let Some(conn) = self.conns.get(&id) else { return };
+        if let Some(peer) = conn.peer {
+            let ip = conn.remote.ip();
             for (map, key) in [
-                (&mut self.by_peer, (peer.guid, peer.comm)),
-                (&mut self.by_peer_qp, (peer.guid, peer.qpn)),
+                (&mut self.by_peer, (ip, peer.guid, peer.comm)),
+                (&mut self.by_peer_qp, (ip, peer.guid, peer.qpn)),
             ] {
                 if map.get(&key) == Some(&id) {
                     map.remove(&key);
@@ -309,7 +316,7 @@ impl Manager {
     }
 
     /// Finds the connection a message of the peer means by both names [CM-36]. It must come from
-    /// the peer's address: the kernel does not look [CM-53], which helps strangers only.
+    /// the peer's address: the kernel does not look [CM-53], which helps strangers only [CM-56].
     fn find(&self, from: IpAddr, ids: Ids) -> Option<(CmId, &Conn)> {
         let id = *self.by_comm.get(&ids.remote)?;
         let conn = self.conns.get(&id)?;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bowline_verbs::{CmEvent, CmId, ConnParam, ConnRequest, Error, Mtu, Qpn, RejectReason};
 use bowline_wire::roce::cm::{CmMad, CmMessage, Ids, REP_PRIVATE_LEN, Rep, Req, TRANSPORT_RC};
-use bowline_wire::roce::{CMA_HEADER_LEN, CmaHeader, service_port};
+use bowline_wire::roce::{CMA_HEADER_LEN, CmaHeader, GSI_QPN, service_port};
 
 use super::config::{bounded_timeout, time_of};
 use super::conn::{Conn, Peer, State};
@@ -34,8 +34,8 @@ impl Manager {
         if req.local_id == 0 {
             return false;
         }
-        if let Some(&id) = self.by_peer.get(&(req.guid, req.local_id)) {
-            return self.handle_again(now, id, from);
+        if let Some(&id) = self.by_peer.get(&(from, req.guid, req.local_id)) {
+            return self.handle_again(now, id);
         }
         match self.judge(now, from, to, req) {
             Ok((listener, header)) => {
@@ -56,9 +56,9 @@ impl Manager {
     }
 
     /// A REQ that has come before [CM-37] [CM-44].
-    fn handle_again(&mut self, now: Instant, id: CmId, from: IpAddr) -> bool {
+    fn handle_again(&mut self, now: Instant, id: CmId) -> bool {
         let Some(conn) = self.conns.get(&id) else { return false };
-        if matches!(conn.state, State::ReqRcvd) && conn.remote.ip() == from {
+        if matches!(conn.state, State::ReqRcvd) {
             // An MRA makes the peer wait long, also for a REJ that is lost. So the early
             // repetitions of another node of this kind are no reason for one.
             if now.saturating_since(conn.since) >= time_of(self.config.response_timeout) / 2 {
@@ -81,12 +81,9 @@ impl Manager {
         if req.transport != TRANSPORT_RC {
             return Err(RejectReason::INVALID_TRANSPORT);
         }
-        if req.qpn == 0 {
+        // Those of the management have no connections [CM-56].
+        if req.qpn <= GSI_QPN {
             return Err(RejectReason::NO_QP);
-        }
-        if let Some(&old) = self.by_peer_qp.get(&(req.guid, req.qpn)) {
-            self.end_stale(now, old, from);
-            return Err(RejectReason::STALE_CONNECTION);
         }
         let port = service_port(req.service_id).ok_or(RejectReason::INVALID_SERVICE_ID)?;
         let listener = match self.listeners.find(SocketAddr::new(to, port)) {
@@ -107,6 +104,12 @@ impl Manager {
             && header.destination == to;
         if !consistent {
             return Err(RejectReason::INVALID_GID);
+        }
+        // Last, since it ends what stands: nothing that would be refused anyway does that [CM-37]
+        // [CM-56].
+        if let Some(&old) = self.by_peer_qp.get(&(from, req.guid, req.qpn)) {
+            self.end_stale(now, old);
+            return Err(RejectReason::STALE_CONNECTION);
         }
         Ok((listener, header))
     }
@@ -154,8 +157,8 @@ impl Manager {
             since: now,
             forgotten: false,
         };
-        self.by_peer.insert((req.guid, req.local_id), id);
-        self.by_peer_qp.insert((req.guid, req.qpn), id);
+        self.by_peer.insert((remote.ip(), req.guid, req.local_id), id);
+        self.by_peer_qp.insert((remote.ip(), req.guid, req.qpn), id);
         self.listeners.take(listener);
         self.pending += 1;
         self.insert(id, conn);
@@ -227,8 +230,8 @@ impl Manager {
         Ok(())
     }
 
-    /// The queue pair is ready, and the REP goes out; or it cannot be made so, and the request is
-    /// as it was.
+    /// The queue pair is ready, and the REP goes out. Or it cannot be made so: it may have gone some
+    /// of the way and goes to error, the peer has never heard of it, and the request is as it was.
     pub(super) fn passive_ready(&mut self, now: Instant, id: CmId, done: bool) {
         let Some(conn) = self.conns.get_mut(&id) else { return };
         let State::Accepting(mad) = &conn.state else { return };
@@ -241,6 +244,8 @@ impl Manager {
             return;
         }
         (conn.responder_resources, conn.initiator_depth) = conn.proposed;
+        self.order_error(id);
+        let Some(conn) = self.conns.get_mut(&id) else { return };
         if let Some(qpn) = conn.qpn.take() {
             self.by_qp.remove(&qpn);
         }

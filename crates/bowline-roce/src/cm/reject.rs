@@ -117,7 +117,7 @@ impl Manager {
         let by_guid = || {
             let guid = rej.info().first_chunk().map(|guid| u64::from_be_bytes(*guid))?;
             let timeout = rej.reason == RejectReason::TIMEOUT.0;
-            self.by_peer.get(&(guid, rej.local_id)).filter(|_| timeout)
+            self.by_peer.get(&(from, guid, rej.local_id)).filter(|_| timeout)
         };
         let id = *self.by_comm.get(&rej.remote_id).or_else(by_guid)?;
         let conn = self.conns.get(&id).filter(|conn| conn.remote.ip() == from)?;
@@ -142,7 +142,9 @@ impl Manager {
     ) {
         let Some(conn) = self.conns.get(&id) else { return };
         let lasts = match conn.state {
-            State::Established => true,
+            // The peer knows the queue pair and may have sent to it: packets can be late [CM-45]
+            // [CM-56].
+            State::Established | State::RepSent(_) | State::RepRcvd(_) => true,
             // No queue pair has been used, so nothing can be late.
             State::ReqRcvd => false,
             _ => reason == RejectReason::STALE_CONNECTION,

@@ -1,6 +1,7 @@
 //! Two managers back to back on a network that loses and repeats what a test wants.
 
 mod ends;
+mod forged;
 mod handshake;
 mod hostile;
 mod loss;

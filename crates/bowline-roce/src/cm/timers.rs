@@ -59,13 +59,19 @@ impl Manager {
     /// not keep what it has of a connection that was never up.
     fn give_up(&mut self, now: Instant, id: CmId, counters: &mut Counters) {
         counters.cm_timeouts += 1;
-        if self.conns.get(&id).is_some_and(|conn| matches!(conn.state, State::DreqSent(_))) {
+        let Some(conn) = self.conns.get(&id) else { return };
+        if matches!(conn.state, State::DreqSent(_)) {
             self.event_of(id, CmEvent::Disconnected { id });
+            return self.enter_timewait(now, id);
+        }
+        // A REP that has come may be answered by packets, and these may be late [CM-45] [CM-56].
+        let lasts = matches!(conn.state, State::RepSent(_));
+        self.refuse_by_timeout(id);
+        self.order_error(id);
+        self.event_of(id, CmEvent::Unreachable { id });
+        if lasts {
             self.enter_timewait(now, id);
         } else {
-            self.refuse_by_timeout(id);
-            self.order_error(id);
-            self.event_of(id, CmEvent::Unreachable { id });
             self.remove(id);
         }
     }

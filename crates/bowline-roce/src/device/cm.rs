@@ -89,7 +89,9 @@ impl Device {
     ///
     /// # Errors
     /// [`Error::Invalid`], [`Error::NoSuch`]; [`Error::Busy`] when the queue pair belongs to another
-    /// connection. The request can be answered again then.
+    /// connection. The request can be answered again then. What is wrong with the parameters may
+    /// show only while the queue pair is made ready; it is in error then, and what was posted on it
+    /// is flushed.
     pub fn accept(&mut self, now: Instant, id: CmId, param: &ConnParam) -> Result<(), Error> {
         self.check_connectable(param.qpn)?;
         self.cm.manager.accept(id, param)?;

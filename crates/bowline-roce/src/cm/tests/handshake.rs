@@ -201,6 +201,7 @@ fn a_bad_request_is_refused_with_its_reason() {
         (Req { transport: 1, ..good }, 9),
         (Req { transport: 3, ..good }, 9),
         (Req { qpn: 0, ..good }, 1),
+        (Req { qpn: 1, ..good }, 1),
         (Req { service_id: good.service_id + 1, ..good }, 8),
         (Req { service_id: good.service_id | 1 << 32, ..good }, 8),
         (Req { mtu: 4, ..good }, 26),
@@ -334,7 +335,7 @@ fn a_busy_program_is_excused_once_the_peer_asks_again() {
     assert!(pair.sides[P].events.len() == 1, "one request was seen: {:?}", pair.sides[P].events);
 }
 
-// tests the rows "QP set-up fails" of 9.3
+// tests the rows "QP set-up fails" of 9.3, and [CM-45] [CM-56] [QP-6]
 #[test]
 fn queue_pairs_that_cannot_be_made_ready() {
     let (mut pair, _) = Pair::listening(config());
@@ -343,7 +344,8 @@ fn queue_pairs_that_cannot_be_made_ready() {
     pair.sides[P].broken = true;
     pair.accept(passive, &param(QP_P));
     assert!(pair.names(P).is_empty(), "no REP");
-    assert!(!pair.sides[P].manager.reserves(QP_P));
+    assert_eq!(pair.states(P).last(), Some(&QpState::Err), "not left half-way");
+    assert!(!pair.sides[P].manager.reserves(QP_P), "the peer has never heard of it");
     pair.sides[P].broken = false;
     pair.sides[A].broken = true;
     pair.accept(passive, &param(QP_P));
@@ -354,10 +356,21 @@ fn queue_pairs_that_cannot_be_made_ready() {
         panic!("{:?}", pair.sides[P].events)
     };
     assert_eq!((*id, *reason), (passive, RejectReason::CONSUMER));
+    // Both have told their queue pairs to the other.
+    pair.pass(Duration::from_millis(511));
+    for (side, qp) in [(A, QP_A), (P, QP_P)] {
+        assert_eq!(pair.states(side).last(), Some(&QpState::Err));
+        let manager = &pair.sides[side].manager;
+        assert!(!manager.holds(qp) && manager.reserves(qp));
+    }
+    pair.pass(Duration::from_millis(1));
+    for (side, id) in [(A, active), (P, passive)] {
+        assert_eq!(pair.sides[side].events[1..], [CmEvent::TimewaitExit { id }]);
+    }
     pair.assert_nothing_left();
 }
 
-// tests [CM-37] [CM-53]: stale connections
+// tests [CM-37] [CM-53] [CM-56]: stale connections
 #[test]
 fn a_queue_pair_that_comes_again_ends_its_old_connection() {
     let (mut pair, active, passive) = Pair::connected(config());
@@ -378,18 +391,29 @@ fn a_queue_pair_that_comes_again_ends_its_old_connection() {
     pair.pass(Duration::from_millis(512));
     pair.assert_nothing_left();
 
-    // A stranger who claims to be that node ends nothing.
+    // What would be refused anyway ends nothing, and neither does a stranger.
     pair.clear();
-    let (_, second) = pair.handshake(QP_A, QP_P);
+    pair.handshake(QP_A, QP_P);
     let (transaction, req) = pair.req();
     pair.clear();
     let req = Req { local_id: req.local_id ^ 1, ..req };
-    pair.inject(P, stranger, transaction, CmMessage::Req(req));
-    assert_eq!(pair.names(P), ["REJ"]);
-    assert!(pair.sides[P].events.is_empty());
+    let mut without_header = req;
+    without_header.private_data[0] = 1;
+    for (from, req, reason) in [
+        (stranger, req, 12),
+        (from, Req { service_id: req.service_id + 1, ..req }, 8),
+        (from, Req { mtu: 0, ..req }, 26),
+        (from, Req { local_gid: stranger.into(), ..req }, 12),
+        (from, without_header, 28),
+    ] {
+        pair.inject(P, from, transaction, CmMessage::Req(req));
+        assert_eq!(pair.last_rej(P).reason, reason);
+        assert!(pair.sides[P].events.is_empty());
+    }
+    assert_eq!(pair.names(P), ["REJ"; 5]);
     pair.inject(P, from, transaction, CmMessage::Req(req));
-    assert_eq!(pair.names(P), ["REJ", "DREQ", "REJ"]);
-    let _ = second;
+    assert_eq!(pair.names(P)[5..], ["DREQ", "REJ"]);
+    assert_eq!(pair.last_rej(P).reason, 10);
 }
 
 // tests [CM-36] [CM-52]: names decide

@@ -13,10 +13,10 @@ fn good_req(pair: &Pair, n: u32) -> Req {
     let header = CmaHeader { source_port: 5, source, destination };
     private_data[..36].copy_from_slice(&header.emit());
     Req {
-        local_id: 1 + n,
+        local_id: 2 + n,
         service_id: service_id(PORT),
         guid: 0xa,
-        qpn: 1 + n,
+        qpn: 2 + n,
         responder_resources: 1,
         initiator_depth: 1,
         remote_timeout: 20,
