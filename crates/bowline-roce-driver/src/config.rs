@@ -50,8 +50,8 @@ pub struct SoftConfig {
     /// File that tells the next life of this process which connections stood when it was killed, so
     /// that it ends them before it does anything else [CM-53]. Each device needs its own.
     pub former_life: Option<PathBuf>,
-    /// Limits, window and timers of the core. Its addresses, MTU, GUID, seed, ICRC policy,
-    /// bursts and source port, which is always 4791, are set by the driver.
+    /// Limits, window and timers of the core. Its addresses, MTU, GUID, ICRC policy, bursts and
+    /// source port, which is always 4791, are set by the driver.
     pub core: bowline_roce::Config,
 }
 

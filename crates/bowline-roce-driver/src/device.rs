@@ -63,11 +63,12 @@ impl SoftDevice {
             .collect::<Result<_, _>>()?;
         let mtu = mtu(&endpoints, config.mtu)?;
         let guid = config.guid.unwrap_or_else(|| identity::guid(&config.addrs));
+        let seed =
+            identity::seed().map_err(|error| system("reading /dev/urandom", &error))?;
         let core = Config {
             guid,
             addrs: config.addrs.clone(),
             mtu,
-            seed: identity::seed().map_err(|error| system("reading /dev/urandom", &error))?,
             icrc: config.icrc,
             source_port: Some(ROCE_PORT),
             gso: config.gso && endpoints.iter().all(Endpoint::can_segment),
@@ -97,7 +98,7 @@ impl SoftDevice {
             max_inline: limits.inline,
             fast_registration: true,
         };
-        let mut core = Core::new(core);
+        let mut core = Core::new(core, seed);
         let lives = config.former_life.map(Lives::new);
         if let Some(lives) = &lives {
             let former = lives.read().map_err(|error| system("reading the former life", &error))?;

@@ -17,8 +17,6 @@ pub struct Config {
     pub addrs: Vec<IpAddr>,
     /// Largest path MTU.
     pub mtu: Mtu,
-    /// Seed of every random choice. Strangers must not know it.
-    pub seed: [u8; 32],
     /// What is checked of an ICRC.
     pub icrc: IcrcPolicy,
     /// Several packets go into one burst. They carry IPv4 identifications that count from 0
@@ -45,7 +43,6 @@ impl Default for Config {
             guid: 1,
             addrs: Vec::new(),
             mtu: Mtu::M4096,
-            seed: [0; 32],
             icrc: IcrcPolicy::default(),
             gso: true,
             source_port: None,

@@ -13,8 +13,9 @@ pub(crate) enum Added {
     Quiet,
     /// Its waiter is to be told.
     Ready,
-    /// The queue has just overrun: the entry is lost, and so will be all later ones.
-    Overrun,
+    /// The queue has just overrun: the entry is lost, and so will be all later ones. Whoever
+    /// `waited`, for a solicited entry, is to be told.
+    Overrun { waited: bool },
     /// It had overrun before; the entry is lost.
     Lost,
 }
@@ -47,6 +48,7 @@ pub(crate) struct CqTable {
 }
 
 const NO_CQ: Error = Error::NoSuch("completion queue");
+const OVERRUN: Error = Error::Invalid("the completion queue has overrun");
 
 impl CqTable {
     pub(crate) fn new(max: usize, max_depth: usize) -> Self {
@@ -90,7 +92,7 @@ impl CqTable {
     pub(crate) fn hold(&mut self, cq: CqId) -> Result<(), Error> {
         let queue = self.queues.get_mut(cq.0).ok_or(NO_CQ)?;
         if queue.overrun {
-            return Err(Error::Invalid("the completion queue has overrun"));
+            return Err(OVERRUN);
         }
         queue.users += 1;
         Ok(())
@@ -122,12 +124,16 @@ impl CqTable {
     }
 
     /// Asks to be told of the next entry, or the next solicited one or error [RSP-20]. `false`:
-    /// there is one already, and nothing was asked.
+    /// there is one already, and nothing was asked. Of a queue that has overrun, what it still holds
+    /// can be fetched; after that there is nothing to wait for, which is an error.
     pub(crate) fn arm(&mut self, cq: CqId, solicited: bool) -> Result<bool, Error> {
         let queue = self.queues.get_mut(cq.0).ok_or(NO_CQ)?;
         let there = if solicited { queue.solicited } else { queue.entries.len() };
-        if there > 0 || queue.overrun {
+        if there > 0 {
             return Ok(false);
+        }
+        if queue.overrun {
+            return Err(OVERRUN);
         }
         // Whoever waits for any entry is not made to wait longer by another.
         if queue.armed != Armed::Any {
@@ -143,7 +149,8 @@ impl CqTable {
         }
         if queue.entries.len() >= queue.depth {
             queue.overrun = true;
-            return Added::Overrun;
+            let waited = std::mem::replace(&mut queue.armed, Armed::No) != Armed::No;
+            return Added::Overrun { waited };
         }
         queue.entries.push_back((entry, wakes));
         queue.solicited += usize::from(wakes);
@@ -206,12 +213,21 @@ mod tests {
         table.hold(cq).unwrap();
         assert_eq!(table.destroy(cq), Err(Error::Busy("the completion queue")));
         assert_eq!(table.add(cq, entry(1), false), Added::Quiet);
-        assert_eq!(table.add(cq, entry(2), false), Added::Overrun);
+        assert_eq!(table.add(cq, entry(2), false), Added::Overrun { waited: false });
+        assert_eq!(table.arm(cq, false), Ok(false), "what it holds can be fetched");
+        assert_eq!(table.arm(cq, true), Err(OVERRUN), "no solicited entry will come");
         table.poll(cq, &mut Vec::new(), 1).unwrap();
         assert_eq!(table.add(cq, entry(3), false), Added::Lost);
+        assert_eq!(table.arm(cq, false), Err(OVERRUN));
         assert!(table.hold(cq).is_err());
         table.release(cq);
         assert_eq!(table.destroy(cq), Ok(()));
         assert_eq!(table.arm(cq, false), Err(NO_CQ));
+        // Entries that do not wake a waiter leave no room for the one that would.
+        let cq = table.create(1).unwrap();
+        assert_eq!(table.arm(cq, true), Ok(true));
+        assert_eq!(table.add(cq, entry(1), false), Added::Quiet);
+        assert_eq!(table.add(cq, entry(2), true), Added::Overrun { waited: true });
+        assert_eq!(table.add(cq, entry(3), true), Added::Lost);
     }
 }

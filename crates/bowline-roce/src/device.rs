@@ -76,12 +76,14 @@ pub struct Device {
 }
 
 impl Device {
-    /// Makes a device.
-    pub fn new(mut config: Config) -> Self {
+    /// Makes a device. All numbers that a stranger must not guess come from `seed` [CM-53]: 32 bytes
+    /// that nobody else knows and no other device gets, from the system's generator. They are no
+    /// setting, since there can be no default.
+    pub fn new(mut config: Config, seed: [u8; 32]) -> Self {
         for addr in &mut config.addrs {
             *addr = addr.to_canonical();
         }
-        let mut rng = Rng::new(&config.seed);
+        let mut rng = Rng::new(&seed);
         Self {
             qps: NumberMap::default(),
             pds: Table::new(),

@@ -8,12 +8,14 @@
 //! ```
 //! use bowline_roce::{Burst, Config, Device, Event, IdentHint, Instant};
 //! # fn now() -> Instant { Instant::from_nanos(1) }
+//! # fn random() -> [u8; 32] { [7; 32] }
 //! # fn receive() -> Option<(std::net::SocketAddr, std::net::IpAddr, Vec<u8>)> { None }
 //! # fn send(_: &Burst) {}
 //! # fn tell(_: Event) {}
 //! # fn wait_until(_: Option<Instant>) {}
 //!
-//! let mut device = Device::new(Config { addrs: vec!["10.0.0.1".parse()?], ..Config::default() });
+//! let config = Config { addrs: vec!["10.0.0.1".parse()?], ..Config::default() };
+//! let mut device = Device::new(config, random());
 //! let mut burst = Burst::new();
 //! // For ever:
 //! while let Some((from, to, payload)) = receive() {

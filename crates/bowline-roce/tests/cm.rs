@@ -145,7 +145,7 @@ fn disconnect(pair: &mut Pair, side: usize, id: CmId) {
 
 /// Replaces a device by a new one of the same address.
 fn renew(node: &mut Node, config: Config) {
-    node.dev = Device::new(Config { addrs: vec![node.addr], ..config });
+    node.dev = Device::new(Config { addrs: vec![node.addr], ..config }, [9; 32]);
     node.send_cq = node.dev.create_cq(4).unwrap();
     node.recv_cq = node.dev.create_cq(4).unwrap();
 }
@@ -356,7 +356,7 @@ fn the_nearest_address_is_taken() {
     let mut pair = Pair::unconnected(&no_early());
     let node = &mut pair.nodes[A];
     let ips = ["10.9.9.9", "fd00::1", "127.0.0.1", "10.0.0.1"].map(|ip| ip.parse().unwrap());
-    node.dev = Device::new(Config { addrs: ips.to_vec(), ..Config::default() });
+    node.dev = Device::new(Config { addrs: ips.to_vec(), ..Config::default() }, [0; 32]);
     let (pd, cq) = (node.dev.alloc_pd().unwrap(), node.dev.create_cq(4).unwrap());
     let (qp_type, cap) = (QpType::Rc, QpCap::default());
     let init = QpInit { pd, send_cq: cq, recv_cq: cq, qp_type, cap, sq_sig_all: false };
@@ -413,6 +413,10 @@ fn queue_pairs_in_error() {
         assert_eq!((of, reason), (id, RejectReason::CONSUMER));
         assert_eq!(node.state(), QpState::Err);
     }
+    // Both have told their queue pairs to the other [CM-45].
+    let over = |pair: &Pair| pair.nodes.iter().all(is_down);
+    assert!(!pair.run(Duration::from_millis(511), over));
+    assert!(pair.run(Duration::from_millis(2), over));
 
     // While the connection stands: it stands until somebody ends it.
     let (mut pair, active, passive) = connected(&no_early());
@@ -424,6 +428,79 @@ fn queue_pairs_in_error() {
     disconnect(&mut pair, P, passive);
     assert_eq!(cm_events(&pair.nodes[A]), [CmEvent::Disconnected { id: active }]);
     assert_eq!(pair.nodes[A].state(), QpState::Err);
+}
+
+// tests the rows "QP set-up fails" of 9.3, [QP-4] and [CM-45]
+#[test]
+fn a_connection_that_ends_half_way_flushes_what_was_posted() {
+    let init = |node: &mut Node, now| {
+        let access = Some(Access::REMOTE_WRITE);
+        let attr = QpAttr { state: Some(QpState::Init), access, ..QpAttr::default() };
+        node.dev.modify_qp(now, node.qp, &attr).unwrap();
+    };
+    // What no queue pair takes shows when it is half ready.
+    let wrong = |node: &Node| ConnParam { min_rnr_timer: 32, ..param(node) };
+    let flushed = [(7, Status::WrFlushErr), (8, Status::WrFlushErr)];
+    let done = |node: &Node| {
+        node.received.iter().map(|entry| (entry.wr_id, entry.status)).collect::<Vec<_>>()
+    };
+
+    // The passive side: the peer does not hear of it.
+    let mut pair = Pair::unconnected(&no_early());
+    listen(&mut pair);
+    let now = pair.now;
+    init(&mut pair.nodes[P], now);
+    for id in [7, 8] {
+        let into = pair.nodes[P].sge(0, 64);
+        pair.post_recv(P, id, &[into]);
+    }
+    let ours = param(&pair.nodes[A]);
+    connect(&mut pair, &ours);
+    let (passive, _) = request(&mut pair).unwrap();
+    let bad = wrong(&pair.nodes[P]);
+    let refused = pair.nodes[P].dev.accept(pair.now, passive, &bad);
+    assert_eq!(refused, Err(Error::Invalid("min_rnr_timer is above 31")));
+    pair.settle();
+    assert_eq!(names(&pair), ["REQ"]);
+    assert_eq!(pair.nodes[P].state(), QpState::Err);
+    assert_eq!(done(&pair.nodes[P]), flushed);
+    // It is the program's again, which answers with it once it is reset.
+    let reset = QpAttr { state: Some(QpState::Reset), ..QpAttr::default() };
+    let qp = pair.nodes[P].qp;
+    pair.nodes[P].dev.modify_qp(now, qp, &reset).unwrap();
+    let good = param(&pair.nodes[P]);
+    accept(&mut pair, passive, &good);
+    assert!(pair.nodes.iter().all(is_up));
+
+    // The active side: the peer knows it, so it stays taken for a while.
+    let mut pair = Pair::unconnected(&no_early());
+    listen(&mut pair);
+    init(&mut pair.nodes[A], now);
+    for id in [7, 8] {
+        let into = pair.nodes[A].sge(0, 64);
+        pair.post_recv(A, id, &[into]);
+    }
+    let bad = wrong(&pair.nodes[A]);
+    let active = connect(&mut pair, &bad);
+    let (passive, _) = request(&mut pair).unwrap();
+    let theirs = param(&pair.nodes[P]);
+    accept(&mut pair, passive, &theirs);
+    assert_eq!(names(&pair), ["REQ", "REP", "REJ"]);
+    assert_eq!(done(&pair.nodes[A]), flushed);
+    for (node, id) in pair.nodes.iter().zip([active, passive]) {
+        assert_eq!(node.state(), QpState::Err);
+        let events = cm_events(node);
+        assert!(matches!(events[..], [CmEvent::Rejected { id: of, .. }] if of == id), "{events:?}");
+    }
+    let (qp, to) = (pair.nodes[A].qp, SocketAddr::new(pair.nodes[P].addr, PORT));
+    pair.nodes[A].dev.modify_qp(now, qp, &reset).unwrap();
+    let ours = param(&pair.nodes[A]);
+    let again = |pair: &mut Pair| pair.nodes[A].dev.connect(pair.now, None, to, &ours);
+    assert_eq!(again(&mut pair), Err(Error::Busy("queue pair")));
+    assert!(pair.run(Duration::from_millis(513), |pair| pair.nodes.iter().all(is_down)));
+    again(&mut pair).unwrap();
+    pair.settle();
+    assert!(request(&mut pair).is_some());
 }
 
 #[test]
@@ -481,7 +558,7 @@ fn a_new_life_ends_the_connections_of_the_former() {
     let (mut pair, _, passive) = connected(&no_early());
     let former = pair.nodes[A].dev.former_lives();
     assert_eq!(former.len(), 1);
-    renew(&mut pair.nodes[A], Config { guid: 99, seed: [9; 32], ..Config::default() });
+    renew(&mut pair.nodes[A], Config { guid: 99, ..Config::default() });
     let now = pair.now;
     pair.nodes[A].dev.end_former_life(now, &former[0]).unwrap();
     pair.settle();
@@ -560,7 +637,7 @@ fn a_recorded_request_of_a_kernel() {
     let own: IpAddr = [10, 77, 0, 2].into();
     let from: SocketAddr = ([10, 77, 0, 3], 55410).into();
     let now = Instant::from_nanos(1);
-    let mut dev = Device::new(Config { addrs: vec![own], ..Config::default() });
+    let mut dev = Device::new(Config { addrs: vec![own], ..Config::default() }, [0; 32]);
     dev.listen(([0, 0, 0, 0], 7174).into()).unwrap();
     dev.handle_datagram(now, from, own, IdentHint::Unknown, &bytes(&req));
     let Some(Event::Cm(CmEvent::ConnectRequest { id, request })) = dev.poll_event() else {

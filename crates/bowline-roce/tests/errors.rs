@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use bowline_roce::{Config, Event};
 use bowline_verbs::{
-    Access, AsyncEvent, Piece, QpAttr, QpState, Remote, SendFlags, SendOp, SendWr, Sge, Status,
+    Access, AsyncEvent, Error, Piece, QpAttr, QpState, Remote, SendFlags, SendOp, SendWr, Sge,
+    Status,
 };
 use bowline_wire::roce::{NakCode, Opcode, Syndrome};
 use common::{BUFFER, Fate, Pair, Setup, pattern};
@@ -253,6 +254,9 @@ fn answers_that_make_no_sense_fail_the_request() {
 #[test]
 fn an_overrun_completion_queue_ends_its_queue_pairs() {
     let mut pair = Pair::new(&Setup { cq_depth: 2, ..Setup::default() });
+    let cq = pair.nodes[0].send_cq;
+    // Waits for what will not come, since there is no room for it.
+    assert_eq!(pair.nodes[0].dev.arm_cq(cq, true), Ok(true));
     for id in 0..3 {
         let node = &mut pair.nodes[0];
         let flags = SendFlags::SIGNALED;
@@ -261,10 +265,11 @@ fn an_overrun_completion_queue_ends_its_queue_pairs() {
         node.dev.post_send(pair.now, node.qp, &[wr]).unwrap();
     }
     settle(&mut pair);
-    let (cq, qp) = (pair.nodes[0].send_cq, pair.nodes[0].qp);
-    let expected = [AsyncEvent::CqError(cq), AsyncEvent::QpFatal(qp)].map(Event::Async);
-    assert_eq!(pair.nodes[0].events, expected);
+    let qp = pair.nodes[0].qp;
+    let [lost, fatal] = [AsyncEvent::CqError(cq), AsyncEvent::QpFatal(qp)].map(Event::Async);
+    assert_eq!(pair.nodes[0].events, [Event::CqReady(cq), lost, fatal]);
     assert_eq!(pair.nodes[0].sent.len(), 2);
+    assert!(matches!(pair.nodes[0].dev.arm_cq(cq, false), Err(Error::Invalid(_))));
     assert_eq!(pair.nodes[0].state(), QpState::Err);
     assert_eq!(pair.nodes[1].state(), QpState::Rts);
 }

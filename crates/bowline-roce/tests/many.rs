@@ -57,8 +57,8 @@ struct Side {
 
 fn side(last: u8, count: usize, cq_depth: usize) -> Side {
     let addr = IpAddr::from([10, 0, 0, last]);
-    let config = Config { addrs: vec![addr], seed: [last; 32], ..Config::default() };
-    let mut dev = Device::new(config);
+    let config = Config { addrs: vec![addr], ..Config::default() };
+    let mut dev = Device::new(config, [last; 32]);
     let (pd, cq) = (dev.alloc_pd().unwrap(), dev.create_cq(cq_depth).unwrap());
     let init = QpInit {
         pd,

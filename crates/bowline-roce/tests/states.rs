@@ -273,7 +273,7 @@ fn a_queue_pair_answers_before_it_may_ask() {
 /// [QP-6], [CM-53].
 #[test]
 fn numbers_are_not_used_again_soon() {
-    let mut dev = Device::new(Config { seed: [9; 32], ..Config::default() });
+    let mut dev = Device::new(Config::default(), [9; 32]);
     let (pd, cq) = (dev.alloc_pd().unwrap(), dev.create_cq(1).unwrap());
     let init = QpInit {
         pd,
@@ -304,7 +304,7 @@ fn numbers_are_not_used_again_soon() {
 #[test]
 fn limits_hold() {
     let limits = Limits { qps: 1, pds: 1, cqs: 1, mrs: 1, sges: 4, ..Limits::default() };
-    let mut dev = Device::new(Config { limits, ..Config::default() });
+    let mut dev = Device::new(Config { limits, ..Config::default() }, [0; 32]);
     let (pd, cq) = (dev.alloc_pd().unwrap(), dev.create_cq(1).unwrap());
     let cap = QpCap::default();
     let init = QpInit { pd, send_cq: cq, recv_cq: cq, qp_type: QpType::Rc, cap, sq_sig_all: true };
@@ -400,7 +400,7 @@ fn without_bursts_every_packet_goes_alone() {
 #[test]
 fn the_seed_makes_the_numbers() {
     let numbers = |seed: u8| {
-        let mut dev = Device::new(Config { seed: [seed; 32], ..Config::default() });
+        let mut dev = Device::new(Config::default(), [seed; 32]);
         let pd = dev.alloc_pd().unwrap();
         (0..4).map(|_| dev.alloc_mr(pd).unwrap().rkey).collect::<Vec<_>>()
     };

@@ -155,8 +155,11 @@ impl Shared {
             match self.cqs.add(cq, entry, wakes) {
                 Added::Quiet | Added::Lost => {}
                 Added::Ready => self.events.push_back(Event::CqReady(cq)),
-                Added::Overrun => {
+                Added::Overrun { waited } => {
                     self.counters.cq_overruns += 1;
+                    if waited {
+                        self.events.push_back(Event::CqReady(cq));
+                    }
                     self.events.push_back(Event::Async(AsyncEvent::CqError(cq)));
                     self.overrun.push(cq);
                 }

@@ -109,11 +109,12 @@ impl Device {
     }
 
     /// Asks for one [`Event::CqReady`](crate::Event::CqReady) when the next completion comes (with
-    /// `solicited`, one that was sent solicited or is an error). `false`: there is one already, or
-    /// the queue has overrun, and nothing was asked.
+    /// `solicited`, one that was sent solicited or is an error). `false`: there is one already, and
+    /// nothing was asked.
     ///
     /// # Errors
-    /// [`Error::NoSuch`].
+    /// [`Error::NoSuch`]; [`Error::Invalid`] when there is none and the queue has overrun, so that
+    /// none will ever come.
     pub fn arm_cq(&mut self, cq: CqId, solicited: bool) -> Result<bool, Error> {
         self.shared.cqs.arm(cq, solicited)
     }

@@ -186,13 +186,9 @@ pub fn rts_steps(setup: &Setup, side: usize, peer: Qpn) -> [QpAttr; 3] {
 }
 
 fn node(setup: &Setup, side: usize) -> Node {
-    let config = Config {
-        guid: side as u64 + 1,
-        addrs: vec![addr(side, setup.v6)],
-        seed: [side as u8 + 1; 32],
-        ..setup.config.clone()
-    };
-    let mut dev = Device::new(config);
+    let config =
+        Config { guid: side as u64 + 1, addrs: vec![addr(side, setup.v6)], ..setup.config.clone() };
+    let mut dev = Device::new(config, [side as u8 + 1; 32]);
     let pd = dev.alloc_pd().unwrap();
     let send_cq = dev.create_cq(setup.cq_depth).unwrap();
     let recv_cq = dev.create_cq(setup.cq_depth).unwrap();

@@ -61,13 +61,12 @@ impl Host {
             guid: 0x0200_0000_0000_0001 + number as u64,
             addrs: vec![self.plan.addr],
             mtu: self.plan.mtu,
-            seed,
             icrc: self.plan.icrc,
             gso: self.plan.gso,
             window: self.plan.window,
             ..Config::default()
         };
-        let mut device = Device::new(config);
+        let mut device = Device::new(config, seed);
         let at = SocketAddr::new(self.plan.addr, PORT);
         // Not every program keeps the list.
         for former in std::mem::take(&mut self.former) {
