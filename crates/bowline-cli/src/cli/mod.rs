@@ -110,6 +110,7 @@ enum Command {
     Devices(rdma::DevicesArgs),
     Rping(rdma::RpingArgs),
     Perf(rdma::PerfArgs),
+    CmListen(rdma::CmListenArgs),
     #[command(hide = true)]
     RdmaCore(rdma::OthersArgs),
     Bench(bench::Args),
@@ -136,6 +137,7 @@ impl Command {
             Self::Devices(_) => "devices",
             Self::Rping(_) => "rping",
             Self::Perf(_) => "perf",
+            Self::CmListen(_) => "cm-listen",
             Self::RdmaCore(_) => "rdma-core",
             Self::Bench(_) => "bench",
             Self::Sim(_) => "sim",
@@ -159,6 +161,7 @@ impl Command {
             Self::Devices(args) => rdma::run_devices(&args),
             Self::Rping(args) => rdma::run_rping(&args),
             Self::Perf(args) => rdma::run_perf(&args),
+            Self::CmListen(args) => rdma::run_cm_listen(&args),
             Self::RdmaCore(args) => rdma::run_others(&args),
             Self::Bench(args) => bench::run(args),
             Self::Sim(args) => sim::run(&args),

@@ -9,9 +9,12 @@ const UNDER_WAY: Duration = Duration::from_millis(2500);
 
 /// Starts a server and waits until it listens.
 fn serve(folder: &Folder, words: &[&str], address: &str) -> Running {
-    let mut all = words.to_vec();
-    all.extend(["--server", "--address", address]);
-    let mut server = start(folder, &all);
+    serve_nobody(folder, &[words, &["--server"]].concat(), address)
+}
+
+/// Starts something that listens, and waits until it does.
+fn serve_nobody(folder: &Folder, words: &[&str], address: &str) -> Running {
+    let mut server = start(folder, &[words, &["--address", address]].concat());
     server.expect("listening");
     server
 }
@@ -87,7 +90,7 @@ fn all_that_is_measured_is_right() {
             mode,
             "--size",
             size,
-            "--iters",
+            "--count",
             "200",
             "--verify",
             "--json",
@@ -100,6 +103,93 @@ fn all_that_is_measured_is_right() {
     server.signal("-INT");
     let done = server.finish().exits(0);
     assert!(!done.err.contains("differs"), "{done:?}");
+}
+
+#[test]
+fn all_can_be_measured_for_a_time() {
+    let folder = Folder::new();
+    let server = serve(&folder, &["perf", "--verify", "-P", "-D", "200ms"], "127.41.29.1");
+    for op in ["send", "write", "read", "atomic"] {
+        for mode in ["bw", "lat"] {
+            let words =
+                ["perf", "-c", "127.41.29.1", "-I", "127.41.29.2", "--op", op, "--mode", mode];
+            let words = [&words[..], &["--duration", "0.2", "-V", "--json"]].concat();
+            let result = object(&run(&folder, &words).exits(0).out);
+            assert!(result["iterations"].as_u64() > Some(0), "{result}");
+            assert_eq!(result["mtu"], 4096, "{result}");
+            if mode == "bw" {
+                let seconds = result["seconds"].as_f64().expect("a number");
+                assert!((0.2..10.0).contains(&seconds), "{result}");
+            }
+        }
+    }
+    server.signal("-INT");
+    let done = server.finish().exits(0);
+    let lines: Vec<&str> = done.err.lines().collect();
+    assert_eq!(lines.len(), 8, "one for each client: {done:?}");
+    assert!(lines.iter().all(|line| line.contains("for 0.2 s from 127.41.29.2")), "{done:?}");
+}
+
+#[test]
+fn a_client_that_wants_something_else_than_the_server_is_told_both() {
+    let folder = Folder::new();
+    let words = ["perf", "-P", "--op", "read", "--size", "1m", "--count", "50", "--depth", "4"];
+    let server = serve(&folder, &words, "127.41.30.1");
+    let client = ["perf", "-c", "127.41.30.1", "-I", "127.41.30.2", "--mtu", "1024"];
+    let words = [&client[..], &["--size", "64", "-n", "20"]].concat();
+    run(&folder, &words).exits(1).complains(&["127.41.30.1:7174 refused: tell both sides the same: \
+        the server has --op read --size 1048576 --count 50 --depth 4, the client --op write --size 64 \
+        --count 20 --depth 64"]);
+    let same = ["--op", "read", "--size", "1m", "--depth", "4"];
+    let words = [&client[..], &same, &["--duration", "5"]].concat();
+    run(&folder, &words).exits(1).complains(&["has --count 50, the client --duration 5"]);
+    let words = [&client[..], &same, &["-n", "50", "--json"]].concat();
+    let result = object(&run(&folder, &words).exits(0).out);
+    assert_eq!((&result["iterations"], &result["mtu"]), (&50.into(), &1024.into()), "{result}");
+    // What warms up does not count.
+    let words = [&client[..], &same, &["-n", "50", "--mode", "lat", "--json"]].concat();
+    assert_eq!(object(&run(&folder, &words).exits(0).out)["iterations"], 50);
+    server.signal("-INT");
+    server.finish().exits(0);
+}
+
+#[test]
+fn what_makes_no_sense_is_not_measured() {
+    let folder = Folder::new();
+    for (words, complaint) in [
+        (&["--count", "0"][..], "a count of 0"),
+        (&["--duration", "0"], "at least 1 ms"),
+        (&["--count", "5", "--duration", "1"], "cannot be used with"),
+        (&["--size", "65m"], "above"),
+        (&["--op", "atomic", "--size", "16"], "atomics are of 8 bytes"),
+        (&["--depth", "0"], "between 1 and 4096"),
+        (&["--mtu", "1500"], "not 256, 512, 1024, 2048 or 4096"),
+        (&["--persistent"], "cannot be used with"),
+    ] {
+        let words = [&["perf", "-c", "127.41.31.1", "-I", "127.41.31.2"], words].concat();
+        run(&folder, &words).exits(2).complains(&[complaint]);
+    }
+}
+
+#[test]
+fn requests_are_shown_and_refused() {
+    let folder = Folder::new();
+    let mut looker = serve_nobody(&folder, &["cm-listen", "--count", "2"], "127.41.32.1");
+    for (word, data) in [("rping", "no data"), ("perf", "data 62777066")] {
+        let done = run(&folder, &[word, "-c", "127.41.32.1", "-I", "127.41.32.2"]).exits(1);
+        assert!(done.err.contains("refused: bowline cm-listen only looks"), "{done:?}");
+        looker.expect(data);
+    }
+    assert!(looker.said().contains("127.41.32.2:"), "{}", looker.said());
+    looker.finish().exits(0);
+    let mut looker = serve_nobody(&folder, &["cm-listen", "--json"], "127.41.32.1");
+    run(&folder, &["perf", "-c", "127.41.32.1", "-I", "127.41.32.2"]).exits(1);
+    looker.expect("initiator_depth");
+    looker.signal("-INT");
+    let seen = object(&looker.finish().exits(0).out);
+    let data = seen["private_data"].as_str().expect("text");
+    assert!(data.starts_with("62777066"), "{seen}");
+    assert_eq!(seen["to"], "127.41.32.1:7174");
 }
 
 #[test]

@@ -114,7 +114,7 @@ impl<'a> Arrivals<'a> {
     }
 
     /// Refuses and forgets a request.
-    fn refuse(&self, id: CmId, text: &str) {
+    pub(super) fn refuse(&self, id: CmId, text: &str) {
         // It may be gone already, which is as good.
         let _ = self.device.reject(id, fitting(text));
         let _ = self.device.destroy_id(id);

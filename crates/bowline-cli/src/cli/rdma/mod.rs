@@ -1,4 +1,5 @@
-//! RDMA with and without hardware: `devices`, `rping` and `perf`, over the verbs of `bowline-verbs`.
+//! RDMA with and without hardware: `devices`, `rping`, `perf` and `cm-listen`, over the verbs of
+//! `bowline-verbs`.
 //!
 //! ```text
 //! rping, perf -> link (queue pair, memory, completions) -> dyn Device <- soft (RoCEv2 over UDP)
@@ -6,12 +7,14 @@
 //! ```
 
 mod arrivals;
+mod cm_listen;
 mod devices;
 mod link;
 mod local;
 mod others;
 mod perf;
 mod rping;
+mod serving;
 mod wire;
 
 use std::time::Duration;
@@ -20,6 +23,7 @@ use bowline_verbs::Error;
 
 use super::Failure;
 
+pub(crate) use cm_listen::{Args as CmListenArgs, run as run_cm_listen};
 pub(crate) use devices::{Args as DevicesArgs, run as run_devices};
 pub(crate) use others::{Args as OthersArgs, run as run_others};
 pub(crate) use perf::{Args as PerfArgs, run as run_perf};

@@ -15,7 +15,8 @@ use bowline_verbs::{Access, AddressVector, ConnParam, Device, Mtu, Qpn, SendOp};
 use super::Ended;
 use super::arrivals::Arrivals;
 use super::link::{Link, Memory, Path, Wish};
-use super::local::{Local, listen};
+use super::local::listen;
+use super::serving::Side;
 use crate::cli::args::{number, number32};
 use crate::cli::stop::Stop;
 use crate::cli::{Failure, Outcome};
@@ -41,14 +42,8 @@ pub(crate) struct Args {
     /// The program on the other side
     #[arg(value_enum)]
     program: Program,
-    /// Be its server
-    #[arg(short, long, conflicts_with = "client", required_unless_present = "client")]
-    server: bool,
-    /// Be the client of this server
-    #[arg(short, long, value_name = "ADDRESS")]
-    client: Option<String>,
     #[command(flatten)]
-    local: Local,
+    side: Side,
     /// Bytes of a message
     #[arg(long, value_name = "BYTES", default_value = "100", value_parser = number32)]
     size: u32,
@@ -60,7 +55,7 @@ pub(crate) struct Args {
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> Outcome {
     let stop = Stop::install()?;
-    match (args.program, &args.client) {
+    match (args.program, &args.side.client) {
         (Program::Ucmatose, Some(server)) => ucmatose_client(args, server, &stop),
         (Program::Ucmatose, None) => ucmatose_server(args, &stop),
         (Program::Pingpong, _) => pingpong(args, &stop),
@@ -68,7 +63,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
 }
 
 fn ucmatose_client(args: &Args, server: &str, stop: &Stop) -> Outcome {
-    let (device, local, remote) = args.local.towards(server)?;
+    let (device, local, remote) = args.side.local.towards(server)?;
     let mut arrivals = Arrivals::new(&*device, stop);
     let (mut link, memory) = prepare(args, &*device, stop, args.iters)?;
     let id = device.connect(Some(local), remote, &param(&link))?;
@@ -80,7 +75,7 @@ fn ucmatose_client(args: &Args, server: &str, stop: &Stop) -> Outcome {
         link.send(1, SendOp::Send, memory.part(0, args.size as usize))?;
     }
     seen.wait(&mut link, args.iters, args.iters)?;
-    if !arrivals.left(id, args.local.timeout)? {
+    if !arrivals.left(id, args.side.local.timeout)? {
         return Err(Failure::failed("the server does not disconnect"));
     }
     say!("{} messages each way", args.iters);
@@ -88,7 +83,7 @@ fn ucmatose_client(args: &Args, server: &str, stop: &Stop) -> Outcome {
 }
 
 fn ucmatose_server(args: &Args, stop: &Stop) -> Outcome {
-    let (device, places) = args.local.serving()?;
+    let (device, places) = args.side.local.serving()?;
     let mut arrivals = Arrivals::new(&*device, stop);
     listen(&*device, &places, false)?;
     let (id, request) = arrivals.request()?;
@@ -108,20 +103,20 @@ fn ucmatose_server(args: &Args, stop: &Stop) -> Outcome {
 
 fn pingpong(args: &Args, stop: &Stop) -> Outcome {
     let failed = |error: std::io::Error| Failure::failed(format!("the exchange over TCP: {error}"));
-    let first = args.client.is_some();
-    let (device, mut stream) = match &args.client {
+    let first = args.side.client.is_some();
+    let (device, mut stream) = match &args.side.client {
         Some(server) => {
-            let (device, _, remote) = args.local.towards(server)?;
+            let (device, _, remote) = args.side.local.towards(server)?;
             (device, TcpStream::connect(remote).map_err(failed)?)
         }
         None => {
-            let (device, places) = args.local.serving()?;
+            let (device, places) = args.side.local.serving()?;
             let listener = TcpListener::bind(places.as_slice()).map_err(failed)?;
             say!("listening on {}", listener.local_addr().map_err(failed)?);
             (device, listener.accept().map_err(failed)?.0)
         }
     };
-    stream.set_read_timeout(Some(args.local.timeout)).map_err(failed)?;
+    stream.set_read_timeout(Some(args.side.local.timeout)).map_err(failed)?;
     let local = stream.local_addr().map_err(failed)?.ip();
     let (mut link, memory) = prepare(args, &*device, stop, RECEIVES)?;
     memory.buffer.write(0, &vec![FILLING; args.size as usize]);
@@ -133,7 +128,7 @@ fn pingpong(args: &Args, stop: &Stop) -> Outcome {
     stream.read_exact(&mut text).map_err(failed)?;
     let theirs = End::decode(&text).ok_or_else(|| Failure::failed("not ibv_rc_pingpong"))?;
     let av = AddressVector { local, remote: theirs.gid, flow_label: 0, tos: 0 };
-    let mtu = args.local.mtu().unwrap_or(Mtu::M1024);
+    let mtu = args.side.local.mtu().unwrap_or(Mtu::M1024);
     link.go(&Path { av, mtu, dest: theirs.qpn, rq_psn: theirs.psn, sq_psn: mine.psn })?;
     if first {
         stream.write_all(DONE).map_err(failed)?;
@@ -230,7 +225,7 @@ fn prepare<'a>(
     stop: &'a Stop,
     receives: u64,
 ) -> Result<(Link<'a>, Memory), Ended> {
-    let (poll, timeout) = (args.local.poll, args.local.timeout);
+    let (poll, timeout) = (args.side.local.poll, args.side.local.timeout);
     let (sends, slots) = (args.iters as usize + 16, receives as usize + 16);
     let access = Access::LOCAL_WRITE;
     let wish = Wish { access, sends: sends.min(4096), receives: slots.min(4096), poll, timeout };

@@ -4,7 +4,9 @@
 //! answers with the address of its buffer; all else is the verbs that are measured. Reads, atomics and
 //! the bandwidth of writes leave the server's program idle, as they should.
 
-use std::time::Instant;
+mod report;
+
+use std::time::{Duration, Instant};
 
 use bowline_verbs::{
     Access, CmId, ConnParam, ConnRequest, Device, Remote, SendFlags, SendOp, SendWr, Sge,
@@ -13,16 +15,16 @@ use bowline_verbs::{
 use super::Ended;
 use super::arrivals::Arrivals;
 use super::link::{Link, Memory, Wish};
-use super::local::{Local, listen};
-use super::wire::{Mode, Op, Order, decode_offer, encode_offer};
-use crate::cli::args::{number, number32};
+use super::serving::{Manner, Side, serve_each};
+use super::wire::{Length, Mode, Op, Order, decode_offer, encode_offer};
+use crate::cli::args::{interval, number, number32};
 use crate::cli::histogram::Histogram;
-use crate::cli::out::{bytes, count};
 use crate::cli::stop::Stop;
 use crate::cli::{Failure, Outcome};
+use report::Found;
 
 /// Round trips before those that count, at most a tenth as many as count.
-const WARM_UP: u64 = 1000;
+const WARM_UP: u32 = 1000;
 /// Delay that is asked for when no receive is posted: 10 us [RSP-13].
 const MIN_RNR_TIMER: u8 = 1;
 /// Reads and atomics under way at once.
@@ -31,96 +33,139 @@ const READS: u8 = 16;
 /// Measure bandwidth or latency of send, write, read or atomic between two bowlines.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Start the server first: `bowline perf --server`. Exit status: 0 measured, \
+    after_help = "Start the server first, on the other machine: `bowline perf --server`. It does \
+    what the client asks for; if the server was told --op, --mode, --size, --count, --duration or \
+    --depth as well, a client that asks for something else is refused. Then, for example, \
+    `bowline perf --client 10.0.0.1 --op read --size 1m --duration 5`. Exit status: 0 measured, \
     1 not, 2 usage."
 )]
 pub(crate) struct Args {
-    /// Serve one client
-    #[arg(short, long, conflicts_with = "client", required_unless_present = "client")]
-    server: bool,
-    /// Connect to this server and measure
-    #[arg(short, long, value_name = "ADDRESS")]
-    client: Option<String>,
     #[command(flatten)]
-    local: Local,
-    /// What to measure
-    #[arg(short, long, value_enum, default_value = "write")]
-    op: Op,
-    /// bw: bandwidth, many at a time; lat: latency, one at a time
-    #[arg(long, value_enum, default_value = "bw")]
-    mode: Mode,
-    /// Bytes of a message [default: 64k; for latency 64; an atomic has 8]
+    side: Side,
+    /// What to measure [default: write]
+    #[arg(short, long, value_enum)]
+    op: Option<Op>,
+    /// bw: bandwidth, many at a time; lat: latency, one at a time [default: bw]
+    #[arg(long, value_enum)]
+    mode: Option<Mode>,
+    /// Bytes of a message, up to 64m [default: 64k; for latency 64; an atomic has 8]
     #[arg(long, value_name = "BYTES", value_parser = number32)]
     size: Option<u32>,
-    /// Messages
-    #[arg(short = 'n', long, value_name = "N", default_value = "1000", value_parser = number)]
-    iters: u64,
-    /// Most messages under way
-    #[arg(long, value_name = "N", default_value = "64", value_parser = number32)]
-    depth: u32,
+    /// Messages [default: 1000]
+    #[arg(short = 'n', long, alias = "iters", value_name = "N", value_parser = number)]
+    count: Option<u64>,
+    /// Measure so long instead of a count: seconds, or a number with ms
+    #[arg(short = 'D', long, value_name = "TIME", conflicts_with = "count", value_parser = interval)]
+    duration: Option<Duration>,
+    /// Most messages under way, up to 4096; for latency it is 1 [default: 64]
+    #[arg(long, value_name = "N", value_parser = number32)]
+    depth: Option<u32>,
     /// Check the data: a server what was sent or written, a client what was read
     #[arg(short = 'V', long)]
     verify: bool,
-    /// Serve one client after another
-    #[arg(short = 'P', long, requires = "server")]
-    persistent: bool,
-    /// Print the result as a JSON object
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    manner: Manner,
 }
 
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> Outcome {
     let stop = Stop::install()?;
-    match &args.client {
-        Some(server) => measure(args, server, &stop),
-        None => serve_all(args, &stop),
+    if let Some(server) = &args.side.client {
+        return measure(args, server, &stop);
     }
-}
-
-fn serve_all(args: &Args, stop: &Stop) -> Outcome {
-    let (device, places) = args.local.serving()?;
-    let mut arrivals = Arrivals::new(&*device, stop);
-    listen(&*device, &places, args.json)?;
-    loop {
-        let (id, request) = match arrivals.request() {
-            Err(Ended::Stopped) => return Ok(()),
-            got => got?,
-        };
-        let peer = request.remote;
-        let mut served = Served::default();
-        let text = match serve(args, &*device, stop, &mut arrivals, (id, &request), &mut served) {
-            Ok(()) if args.persistent => continue,
-            Ok(()) | Err(Ended::Stopped) => return Ok(()),
-            Err(Ended::Left) => format!("the client left after {} of {}", served.done, served.of),
-            Err(Ended::Failed(text)) => text,
-        };
-        if !args.persistent {
-            return Err(Failure::Failed(format!("{peer}: {text}")));
+    let Manner { persistent, json } = args.manner;
+    let local = &args.side.local;
+    serve_each("perf", local, (persistent, json), &stop, |device, arrivals, id, request| {
+        let mut served = 0;
+        match serve(args, device, &stop, arrivals, (id, request), &mut served) {
+            Err(Ended::Left) => {
+                let text = match Order::decode(&request.private_data).map(|order| order.length) {
+                    Ok(Length::Count(count)) => {
+                        format!("the client left after {served} of {count}")
+                    }
+                    _ => format!("the client left after {served}"),
+                };
+                Err(Ended::Failed(text))
+            }
+            ended => ended,
         }
-        note!("bowline perf: {peer}: {text}");
+    })
+}
+
+/// What the command line asks for; the user of a server may leave it all to the client.
+fn ordered(args: &Args) -> Order {
+    let (op, mode) = (args.op.unwrap_or(Op::Write), args.mode.unwrap_or(Mode::Bw));
+    let size = args.size.unwrap_or(match (op, mode) {
+        (Op::Atomic, _) => 8,
+        (_, Mode::Bw) => 65_536,
+        (_, Mode::Lat) => 64,
+    });
+    let length = match args.duration {
+        Some(time) => Length::Time(time),
+        None => Length::Count(args.count.unwrap_or(1000)),
+    };
+    let depth = if mode == Mode::Lat { 1 } else { args.depth.unwrap_or(64) };
+    let mut order = Order { op, mode, size, length, depth, memory: Remote::default(), warm_up: 0 };
+    if mode == Mode::Lat {
+        order.warm_up = match &mut order.length {
+            Length::Count(count) => {
+                let warm_up =
+                    u32::try_from(*count / 10).map_or(WARM_UP, |tenth| WARM_UP.min(tenth));
+                *count = count.saturating_add(warm_up.into());
+                warm_up
+            }
+            Length::Time(_) => WARM_UP,
+        };
+    }
+    order
+}
+
+/// Compares a client's order with what the server's user has asked for, if anything.
+fn agree(args: &Args, order: &Order) -> Result<(), Ended> {
+    let own = ordered(args);
+    let pairs = [
+        (args.op.is_some() && own.op != order.op, own.op.text(), order.op.text()),
+        (args.mode.is_some() && own.mode != order.mode, own.mode.text(), order.mode.text()),
+        (
+            args.size.is_some() && own.size != order.size,
+            format!("--size {}", own.size),
+            format!("--size {}", order.size),
+        ),
+        (
+            (args.count.is_some() || args.duration.is_some()) && own.counted() != order.counted(),
+            own.counted().text(),
+            order.counted().text(),
+        ),
+        (
+            args.depth.is_some() && order.mode == Mode::Bw && args.depth != Some(order.depth),
+            format!("--depth {}", args.depth.unwrap_or_default()),
+            format!("--depth {}", order.depth),
+        ),
+    ];
+    let differ = pairs.into_iter().filter(|(differs, ..)| *differs);
+    let (mine, theirs): (Vec<_>, Vec<_>) = differ.map(|(_, own, other)| (own, other)).unzip();
+    match mine.is_empty() {
+        true => Ok(()),
+        false => Err(Ended::Failed(format!(
+            "tell both sides the same: the server has {}, the client {}",
+            mine.join(" "),
+            theirs.join(" ")
+        ))),
     }
 }
 
-/// How far a server has come with an order, warm-up included.
-#[derive(Debug, Default)]
-struct Served {
-    done: u64,
-    of: u64,
-}
-
-/// Does what one client orders until it leaves.
+/// Does what one client orders until it leaves; counts the messages it has served.
 fn serve(
     args: &Args,
     device: &dyn Device,
     stop: &Stop,
     arrivals: &mut Arrivals<'_>,
     (id, request): (CmId, &ConnRequest),
-    served: &mut Served,
+    served: &mut u64,
 ) -> Result<(), Ended> {
     let order = Order::decode(&request.private_data).map_err(Ended::Failed);
     let order = arrivals.or_refuse(id, order)?;
-    served.of = order.iterations;
+    arrivals.or_refuse(id, agree(args, &order))?;
     let (mut link, memory) = arrivals.or_refuse(id, prepare(args, device, stop, &order))?;
     if order.op == Op::Read {
         memory.buffer.write(0, &pattern(order.size));
@@ -130,15 +175,9 @@ fn serve(
     let private_data = encode_offer(memory.remote());
     device.accept(id, &param(&link, private_data))?;
     arrivals.established(id, &request.remote.to_string())?;
-    note!(
-        "bowline perf: {} {} of {} from {}",
-        count(order.iterations),
-        order.op.name(),
-        bytes(u64::from(order.size)),
-        request.remote
-    );
+    note!("bowline perf: {order} from {}", request.remote);
     if !order.takes_receives() {
-        while !arrivals.left(id, args.local.timeout)? {
+        while !arrivals.left(id, args.side.local.timeout)? {
             if stop.asked() {
                 return Err(Ended::Stopped);
             }
@@ -153,45 +192,44 @@ fn serve(
             _ => Ok(()),
         };
     }
-    let part = memory.part(0, order.size as usize);
-    let mut posted = taken;
-    while served.done < order.iterations {
-        link.received()?;
-        if posted < order.iterations {
-            posted += order.recv(&link, &memory, posted, 1)?;
-        }
-        if order.mode == Mode::Lat {
-            link.send(0, order.answer(), part)?;
-        }
-        served.done += 1;
+    match answer(&mut link, &order, &memory, taken, served) {
+        // Only the client knows when the time is over, and leaves then.
+        Err(Ended::Left) if matches!(order.length, Length::Time(_)) => {}
+        ended => ended?,
     }
-    if !arrivals.left(id, args.local.timeout)? {
+    if !arrivals.left(id, args.side.local.timeout)? {
         device.disconnect(id)?;
     }
     check(args, &order, &memory)
 }
 
+/// Takes what the client sends, and answers it if that is what is measured.
+fn answer(
+    link: &mut Link<'_>,
+    order: &Order,
+    memory: &Memory,
+    mut posted: u64,
+    served: &mut u64,
+) -> Result<(), Ended> {
+    let part = memory.part(0, order.size as usize);
+    let limit = order.length.limit();
+    while *served < limit {
+        link.received()?;
+        if posted < limit {
+            posted += order.recv(link, memory, posted, 1)?;
+        }
+        if order.mode == Mode::Lat {
+            link.send(0, order.answer(), part)?;
+        }
+        *served += 1;
+    }
+    Ok(())
+}
+
 fn measure(args: &Args, server: &str, stop: &Stop) -> Outcome {
-    let size = match (args.size, args.op, args.mode) {
-        (Some(size), _, _) => size,
-        (None, Op::Atomic, _) => 8,
-        (None, _, Mode::Bw) => 65_536,
-        (None, _, Mode::Lat) => 64,
-    };
-    let warm_up = match args.mode {
-        Mode::Bw => 0,
-        Mode::Lat => WARM_UP.min(args.iters / 10),
-    };
-    let mut order = Order {
-        op: args.op,
-        mode: args.mode,
-        size,
-        iterations: args.iters.saturating_add(warm_up),
-        depth: if args.mode == Mode::Lat { 1 } else { args.depth },
-        memory: Remote::default(),
-    };
+    let mut order = ordered(args);
     order.check().map_err(Failure::Usage)?;
-    let (device, local, remote) = args.local.towards(server)?;
+    let (device, local, remote) = args.side.local.towards(server)?;
     let mut arrivals = Arrivals::new(&*device, stop);
     let (mut link, memory) = prepare(args, &*device, stop, &order)?;
     if matches!(order.op, Op::Send | Op::Write) {
@@ -208,28 +246,38 @@ fn measure(args: &Args, server: &str, stop: &Stop) -> Outcome {
     let Some(target) = decode_offer(&reply) else {
         return Err(Failure::failed(format!("{remote} is not a server of bowline perf")));
     };
-    let part = memory.part(0, size as usize);
+    let mtu = device.query_qp(link.qpn()).ok().and_then(|(_, attr)| attr.path_mtu);
+    let found = Found { json: args.manner.json, order: &order, mtu };
+    let part = memory.part(0, order.size as usize);
     let measured = match order.mode {
-        Mode::Bw => bandwidth(&mut link, &order, target, part).map(|time| {
-            report_bandwidth(args, &order, time);
+        Mode::Bw => bandwidth(&mut link, &order, target, part).map(|(done, time)| {
+            found.bandwidth(done, time);
+            done
         }),
-        Mode::Lat => latency(&mut link, &order, target, &memory, receives, warm_up)
-            .map(|times| report_latency(args, &order, &times)),
+        Mode::Lat => latency(&mut link, &order, target, &memory, receives).map(|(done, times)| {
+            found.latency(&times);
+            done
+        }),
     };
     // Over reliable connections atomics are done exactly once.
-    let checked = match (measured, order.op) {
-        (Ok(()), Op::Atomic) => check_sum(&mut link, target, &memory, order.iterations),
-        (Ok(()), Op::Read) => check(args, &order, &memory),
-        (other, _) => other,
-    };
+    let checked = measured.and_then(|done| match order.op {
+        Op::Atomic => check_sum(&mut link, target, &memory, done),
+        Op::Read => check(args, &order, &memory),
+        Op::Send | Op::Write => Ok(()),
+    });
     if device.disconnect(id).is_ok() {
         arrivals.disconnected(id);
     }
     Ok(checked?)
 }
 
-/// Keeps as many requests under way as the depth allows; returns seconds.
-fn bandwidth(link: &mut Link<'_>, order: &Order, target: Remote, part: Sge) -> Result<f64, Ended> {
+/// Keeps as many requests under way as the depth allows; returns how many were done, and seconds.
+fn bandwidth(
+    link: &mut Link<'_>,
+    order: &Order,
+    target: Remote,
+    part: Sge,
+) -> Result<(u64, f64), Ended> {
     let wr = SendWr {
         id: 0,
         op: order.request(target),
@@ -239,46 +287,63 @@ fn bandwidth(link: &mut Link<'_>, order: &Order, target: Remote, part: Sge) -> R
     };
     let wrs = vec![wr; order.depth as usize];
     let (mut posted, mut done) = (0, 0);
+    let mut limit = order.length.limit();
     let began = Instant::now();
-    while done < order.iterations {
-        let room = (u64::from(order.depth) - (posted - done)).min(order.iterations - posted);
+    while done < limit {
+        if let Length::Time(time) = order.length
+            && began.elapsed() >= time
+        {
+            limit = posted;
+        }
+        let room = (u64::from(order.depth) - (posted - done)).min(limit - posted);
         if room > 0 {
             link.post(wrs.get(..room as usize).unwrap_or(&wrs))?;
             posted += room;
         }
-        link.completion()?;
-        done += 1 + link.more();
+        if done < posted {
+            link.completion()?;
+            done += 1 + link.more();
+        }
     }
-    Ok(began.elapsed().as_secs_f64())
+    Ok((done, began.elapsed().as_secs_f64()))
 }
 
-/// Does one request after the other; returns how long each took, in nanoseconds.
+/// Does one request after the other; returns how many in all, and how long each took that counts, in
+/// nanoseconds.
 fn latency(
     link: &mut Link<'_>,
     order: &Order,
     target: Remote,
     memory: &Memory,
     mut receives: u64,
-    warm_up: u64,
-) -> Result<Histogram, Ended> {
+) -> Result<(u64, Histogram), Ended> {
     let part = memory.part(0, order.size as usize);
     let mut times = Histogram::default();
-    for number in 0..order.iterations {
+    let limit = order.length.limit();
+    let (mut done, start) = (0, Instant::now());
+    while done < limit {
         let began = Instant::now();
+        if let Length::Time(time) = order.length
+            && times.count() > 0
+            && began - start >= time
+        {
+            break;
+        }
         link.send(1, order.request(target), part)?;
         if order.takes_receives() {
             link.received()?;
-            if receives < order.iterations {
+            if receives < limit {
                 receives += order.recv(link, memory, receives, 1)?;
             }
         } else {
             link.completion()?;
         }
-        if number >= warm_up {
+        if done >= u64::from(order.warm_up) {
             times.record(began.elapsed().as_nanos() as u64);
         }
+        done += 1;
     }
-    Ok(times)
+    Ok((done, times))
 }
 
 /// The data that are sent, written or read: no two packets of a message are alike.
@@ -317,6 +382,14 @@ fn check_sum(
 }
 
 impl Order {
+    /// How many messages are measured, or how long.
+    fn counted(&self) -> Length {
+        match self.length {
+            Length::Count(count) => Length::Count(count - u64::from(self.warm_up).min(count)),
+            time => time,
+        }
+    }
+
     /// Tells whether the server has to post receives.
     fn takes_receives(&self) -> bool {
         self.op == Op::Send || (self.op == Op::Write && self.mode == Mode::Lat)
@@ -324,7 +397,7 @@ impl Order {
 
     /// Receives posted at first: twice what can be under way.
     fn receives(&self) -> u64 {
-        if self.takes_receives() { (2 * u64::from(self.depth)).min(self.iterations) } else { 0 }
+        if self.takes_receives() { (2 * u64::from(self.depth)).min(self.length.limit()) } else { 0 }
     }
 
     /// Posts receives; returns how many.
@@ -368,8 +441,8 @@ fn prepare<'a>(
         access,
         sends: order.depth as usize + 16,
         receives: 2 * order.depth as usize + 16,
-        poll: args.local.poll,
-        timeout: args.local.timeout,
+        poll: args.side.local.poll,
+        timeout: args.side.local.timeout,
     };
     let mut link = Link::new(device, stop, wish)?;
     let memory = link.memory(order.size as usize, access)?;
@@ -384,71 +457,5 @@ fn param(link: &Link<'_>, private_data: Vec<u8>) -> ConnParam {
         initiator_depth: READS,
         min_rnr_timer: MIN_RNR_TIMER,
         ..ConnParam::default()
-    }
-}
-
-fn report_bandwidth(args: &Args, order: &Order, seconds: f64) {
-    let rate = order.iterations as f64 / seconds;
-    let gigabytes = rate * f64::from(order.size) / 1e9;
-    if args.json {
-        say!(
-            "{}",
-            serde_json::json!({
-                "op": order.op.name(),
-                "mode": "bw",
-                "size": order.size,
-                "iterations": order.iterations,
-                "depth": order.depth,
-                "seconds": seconds,
-                "gigabytes_per_second": gigabytes,
-                "messages_per_second": rate,
-            })
-        );
-    } else {
-        say!(
-            "{}: {} of {}, depth {}: {gigabytes:.3} GB/s, {} messages/s",
-            order.op.name(),
-            count(order.iterations),
-            bytes(u64::from(order.size)),
-            order.depth,
-            count(rate as u64)
-        );
-    }
-}
-
-fn report_latency(args: &Args, order: &Order, times: &Histogram) {
-    let usec = |nanos: u64| nanos as f64 / 1000.0;
-    let at = |percent| usec(times.percentile(percent));
-    let (min, max) = (usec(times.min()), usec(times.max()));
-    if args.json {
-        say!(
-            "{}",
-            serde_json::json!({
-                "op": order.op.name(),
-                "mode": "lat",
-                "size": order.size,
-                "iterations": times.count(),
-                "round_trip_usec": {
-                    "min": min,
-                    "median": at(50.0),
-                    "p90": at(90.0),
-                    "p99": at(99.0),
-                    "p999": at(99.9),
-                    "max": max,
-                },
-            })
-        );
-    } else {
-        say!(
-            "{}: {} of {}, round trip min/median/p90/p99/p99.9/max = \
-             {min:.1}/{:.1}/{:.1}/{:.1}/{:.1}/{max:.1} us",
-            order.op.name(),
-            count(times.count()),
-            bytes(u64::from(order.size)),
-            at(50.0),
-            at(90.0),
-            at(99.0),
-            at(99.9)
-        );
     }
 }

@@ -19,12 +19,13 @@ use bowline_verbs::{Access, CmId, ConnParam, ConnRequest, Device, SendOp};
 use super::Ended;
 use super::arrivals::Arrivals;
 use super::link::{Link, Memory, Wish};
-use super::local::{Local, listen, ping_size};
+use super::local::ping_size;
+use super::serving::{Manner, Side, serve_each};
 use super::wire::{ADVERT, Advert, ping_data};
+use crate::cli::Outcome;
 use crate::cli::args::{interval, number};
 use crate::cli::histogram::Histogram;
 use crate::cli::stop::Stop;
-use crate::cli::{Failure, Outcome};
 
 /// Bytes the server has room for when it is not told.
 const SERVER_SIZE: u32 = 65_535;
@@ -38,14 +39,8 @@ const LEAVING: Duration = Duration::from_secs(1);
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Exit status: 0 all pings done and right, 1 not, 2 usage.")]
 pub(crate) struct Args {
-    /// Serve one client
-    #[arg(short, long, conflicts_with = "client", required_unless_present = "client")]
-    server: bool,
-    /// Connect to this server
-    #[arg(short, long, value_name = "ADDRESS")]
-    client: Option<String>,
     #[command(flatten)]
-    local: Local,
+    side: Side,
     /// Stop after N pings; 0 means for ever, for a server as long as the client likes
     #[arg(short = 'C', long, value_name = "N", default_value = "0", value_parser = number)]
     count: u64,
@@ -61,12 +56,8 @@ pub(crate) struct Args {
     /// Time between pings of a client: seconds, or a number with ms or us
     #[arg(short, long, value_name = "TIME", default_value = "0", value_parser = interval)]
     interval: Duration,
-    /// Serve one client after another
-    #[arg(short = 'P', long, requires = "server")]
-    persistent: bool,
-    /// Print the summary as a JSON object
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    manner: Manner,
 }
 
 /// Pings done, and how long each took.
@@ -79,42 +70,28 @@ struct Pings {
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> Outcome {
     let stop = Stop::install()?;
-    match &args.client {
+    match &args.side.client {
         Some(server) => run_client(args, server, &stop),
         None => run_server(args, &stop),
     }
 }
 
 fn run_server(args: &Args, stop: &Stop) -> Outcome {
-    let (device, places) = args.local.serving()?;
-    let mut arrivals = Arrivals::new(&*device, stop);
-    listen(&*device, &places, args.json)?;
-    loop {
-        let (id, request) = match arrivals.request() {
-            Err(Ended::Stopped) => return Ok(()),
-            got => got?,
-        };
-        let peer = request.remote;
+    let Manner { persistent, json } = args.manner;
+    let local = &args.side.local;
+    serve_each("rping", local, (persistent, json), stop, |device, arrivals, id, request| {
         let mut pings = Pings::default();
-        let ended = serve(args, &*device, stop, &mut arrivals, (id, &request), &mut pings);
-        summary(args, "server", &peer.to_string(), &pings);
+        let ended = serve(args, device, stop, arrivals, (id, request), &mut pings);
+        summary(args, "server", &request.remote.to_string(), &pings);
         match ended {
-            Ok(()) | Err(Ended::Left) if pings.count >= args.count => {}
+            Ok(()) | Err(Ended::Left) if pings.count >= args.count => Ok(()),
             Ok(()) | Err(Ended::Left) => {
-                let text = format!("{peer} left after {} of {} pings", pings.count, args.count);
-                if !args.persistent {
-                    return Err(Failure::Failed(text));
-                }
-                note!("bowline rping: {text}");
+                let text = format!("left after {} of {} pings", pings.count, args.count);
+                Err(Ended::Failed(text))
             }
-            Err(Ended::Stopped) => return Ok(()),
-            Err(Ended::Failed(text)) if args.persistent => note!("bowline rping: {peer}: {text}"),
-            Err(Ended::Failed(text)) => return Err(Failure::Failed(format!("{peer}: {text}"))),
+            ended => ended,
         }
-        if !args.persistent {
-            return Ok(());
-        }
-    }
+    })
 }
 
 /// Serves one client until it leaves.
@@ -172,7 +149,7 @@ fn serve(
 }
 
 fn run_client(args: &Args, server: &str, stop: &Stop) -> Outcome {
-    let (device, local, remote) = args.local.towards(server)?;
+    let (device, local, remote) = args.side.local.towards(server)?;
     let mut arrivals = Arrivals::new(&*device, stop);
     let mut pings = Pings::default();
     let ended = (|| {
@@ -241,7 +218,7 @@ fn prepare<'a>(
     stop: &'a Stop,
 ) -> Result<(Link<'a>, Memory), Ended> {
     let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
-    let (poll, timeout) = (args.local.poll, args.local.timeout);
+    let (poll, timeout) = (args.side.local.poll, args.side.local.timeout);
     let wish = Wish { access, sends: 16, receives: RECEIVES, poll, timeout };
     let mut link = Link::new(device, stop, wish)?;
     let inbox = link.memory(RECEIVES * ADVERT, Access::LOCAL_WRITE)?;
@@ -286,7 +263,7 @@ fn summary(args: &Args, role: &str, peer: &str, pings: &Pings) {
     let usec = |nanos: u64| nanos as f64 / 1000.0;
     let (min, max) = (usec(times.min()), usec(times.max()));
     let (median, p99) = (usec(times.percentile(50.0)), usec(times.percentile(99.0)));
-    if args.json {
+    if args.manner.json {
         say!(
             "{}",
             serde_json::json!({

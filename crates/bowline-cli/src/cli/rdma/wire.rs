@@ -1,6 +1,8 @@
 //! What the commands say to their peers besides the data: the advertisement of rping, the private
 //! data of `perf`, the letters of a ping.
 
+use std::time::Duration;
+
 use bowline_verbs::Remote;
 
 /// Bytes of an advertisement, and of rping's other messages.
@@ -88,9 +90,11 @@ pub(super) enum Mode {
 /// The order a client of `perf` gives its server, in the private data of the connection request.
 ///
 /// ```text
-/// 0 "bwpf" | 4 version | 5 op | 6 mode | 7 zero | 8 size | 12 iterations | 20 depth | 24 address | 32 key
+/// 0 "bwpf" | 4 version | 5 op | 6 mode | 7 zero | 8 size | 12 count | 20 depth | 24 address | 32 key |
+/// 36 milliseconds | 40 warm-up
 /// ```
-/// All numbers are big-endian; address and key are those of the client's buffer.
+/// All numbers are big-endian; address and key are those of the client's buffer. The milliseconds
+/// matter when the count is 0; what is behind the key need not be sent if it is 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Order {
     /// What to do.
@@ -99,24 +103,47 @@ pub(super) struct Order {
     pub(super) mode: Mode,
     /// Bytes of a message.
     pub(super) size: u32,
-    /// Messages.
-    pub(super) iterations: u64,
+    /// How many messages, or how long.
+    pub(super) length: Length,
     /// Most messages under way.
     pub(super) depth: u32,
     /// The client's buffer, of `size` bytes.
     pub(super) memory: Remote,
+    /// So many of the messages are not measured.
+    pub(super) warm_up: u32,
+}
+
+/// When a measurement ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Length {
+    /// After so many messages.
+    Count(u64),
+    /// After this time, when the client leaves.
+    Time(Duration),
+}
+
+impl Length {
+    /// Most messages there can be.
+    pub(super) const fn limit(self) -> u64 {
+        match self {
+            Self::Count(count) => count,
+            Self::Time(_) => u64::MAX,
+        }
+    }
 }
 
 const MAGIC: &[u8; 4] = b"bwpf";
 const VERSION: u8 = 1;
 /// Bytes of an [`Order`].
-const ORDER: usize = 36;
+const ORDER: usize = 44;
 
 impl Order {
     /// Largest message.
     pub(super) const SIZE_MAX: u32 = 64 << 20;
     /// Most messages under way.
     pub(super) const DEPTH_MAX: u32 = 4096;
+    /// Longest measurement.
+    pub(super) const TIME_MAX: Duration = Duration::from_secs(30 * 86_400);
 
     /// The private data.
     pub(super) fn encode(&self) -> Vec<u8> {
@@ -124,10 +151,16 @@ impl Order {
         out.extend_from_slice(MAGIC);
         out.extend_from_slice(&[VERSION, self.op as u8, self.mode as u8, 0]);
         out.extend_from_slice(&self.size.to_be_bytes());
-        out.extend_from_slice(&self.iterations.to_be_bytes());
+        let (count, time) = match self.length {
+            Length::Count(count) => (count, Duration::ZERO),
+            Length::Time(time) => (0, time),
+        };
+        out.extend_from_slice(&count.to_be_bytes());
         out.extend_from_slice(&self.depth.to_be_bytes());
         out.extend_from_slice(&self.memory.addr.to_be_bytes());
         out.extend_from_slice(&self.memory.rkey.to_be_bytes());
+        out.extend_from_slice(&u32::try_from(time.as_millis()).unwrap_or(u32::MAX).to_be_bytes());
+        out.extend_from_slice(&self.warm_up.to_be_bytes());
         out
     }
 
@@ -150,11 +183,16 @@ impl Order {
         };
         let read = |reader: &mut Reader<'_>| {
             let size = u32::from_be_bytes(reader.take()?);
-            let iterations = u64::from_be_bytes(reader.take()?);
+            let count = u64::from_be_bytes(reader.take()?);
             let depth = u32::from_be_bytes(reader.take()?);
             let addr = u64::from_be_bytes(reader.take()?);
             let memory = Remote { addr, rkey: u32::from_be_bytes(reader.take()?) };
-            Some(Self { op, mode, size, iterations, depth, memory })
+            let [millis, warm_up] = [(); 2].map(|()| reader.take().map_or(0, u32::from_be_bytes));
+            let length = match count {
+                0 => Length::Time(Duration::from_millis(millis.into())),
+                count => Length::Count(count),
+            };
+            Some(Self { op, mode, size, length, depth, memory, warm_up })
         };
         let order = read(&mut reader).ok_or("a short order")?;
         order.check()?;
@@ -163,7 +201,7 @@ impl Order {
 
     /// Tells what is wrong with it, if something is.
     pub(super) fn check(&self) -> Result<(), String> {
-        let Self { op, size, depth, iterations, .. } = *self;
+        let Self { op, size, depth, length, .. } = *self;
         if size > Self::SIZE_MAX {
             return Err(format!("size {size} is above {}", Self::SIZE_MAX));
         }
@@ -173,10 +211,20 @@ impl Order {
         if depth == 0 || depth > Self::DEPTH_MAX {
             return Err(format!("depth {depth} is not between 1 and {}", Self::DEPTH_MAX));
         }
-        if iterations == 0 {
-            return Err("no iterations".to_owned());
+        match length {
+            Length::Count(count) if count > 0 && count <= u64::from(self.warm_up) => {
+                Err(format!("a count of {count}, all to warm up"))
+            }
+            Length::Count(0) => Err("a count of 0: there is nothing to measure".to_owned()),
+            // What is sent is whole milliseconds.
+            Length::Time(time) if time < Duration::from_millis(1) => {
+                Err("neither a count nor a time of at least 1 ms".to_owned())
+            }
+            Length::Time(time) if time > Self::TIME_MAX => {
+                Err(format!("{} s is longer than 30 days", time.as_secs()))
+            }
+            Length::Count(_) | Length::Time(_) => Ok(()),
         }
-        Ok(())
     }
 }
 
@@ -237,7 +285,7 @@ mod tests {
     fn order() -> Order {
         let memory = Remote { addr: 0x1122_3344_5566_7788, rkey: 0x99aa_bbcc };
         let (op, mode) = (Op::Write, Mode::Lat);
-        Order { op, mode, size: 65_536, iterations: 1000, depth: 16, memory }
+        Order { op, mode, size: 65_536, length: Length::Count(1000), depth: 16, memory, warm_up: 7 }
     }
 
     #[test]
@@ -246,6 +294,12 @@ mod tests {
         assert_eq!(bytes.len(), ORDER);
         bytes.resize(56, 0);
         assert_eq!(Order::decode(&bytes), Ok(order()));
+        let timed = Order { length: Length::Time(Duration::from_millis(2500)), ..order() };
+        assert_eq!(Order::decode(&timed.encode()), Ok(timed));
+        assert_eq!(timed.length.limit(), u64::MAX);
+        // A client that counts needs to say no more.
+        let cold = Order { warm_up: 0, ..order() };
+        assert_eq!(Order::decode(&order().encode()[..36]), Ok(cold));
         let offer = Remote { addr: 7, rkey: 9 };
         assert_eq!(decode_offer(&encode_offer(offer)), Some(offer));
         assert_eq!(decode_offer(b"bwpf1234"), None);
@@ -264,8 +318,18 @@ mod tests {
         assert!(change(5, Op::Atomic as u8).contains("8 bytes"));
         assert!(change(8, 0xff).contains("above"));
         assert!(change(20, 1).contains("depth"));
-        for len in 0..ORDER {
+        for len in 0..36 {
             assert!(Order::decode(&order().encode()[..len]).is_err(), "{len}");
+        }
+        let error = Order::decode(&Order { warm_up: 1000, ..order() }.encode()).unwrap_err();
+        assert!(error.contains("warm up"), "{error}");
+        for (length, word) in [
+            (Length::Count(0), "at least 1 ms"),
+            (Length::Time(Duration::ZERO), "at least 1 ms"),
+            (Length::Time(Duration::MAX), "30 days"),
+        ] {
+            let error = Order::decode(&Order { length, ..order() }.encode()).unwrap_err();
+            assert!(error.contains(word), "{error}");
         }
     }
 }

@@ -1,0 +1,128 @@
+//! What a measurement has found, as text or JSON, and orders in words.
+
+use std::fmt;
+
+use bowline_verbs::Mtu;
+use serde_json::{Value, json};
+
+use crate::cli::histogram::Histogram;
+use crate::cli::out::{bytes, count};
+use crate::cli::rdma::wire::{Length, Mode, Op, Order};
+
+/// Prints what was found.
+pub(super) struct Found<'a> {
+    pub(super) json: bool,
+    pub(super) order: &'a Order,
+    /// The path MTU of the connection.
+    pub(super) mtu: Option<Mtu>,
+}
+
+impl Found<'_> {
+    /// Prints a bandwidth.
+    pub(super) fn bandwidth(&self, done: u64, seconds: f64) {
+        let order = self.order;
+        let rate = done as f64 / seconds;
+        let gigabytes = rate * f64::from(order.size) / 1e9;
+        if self.json {
+            let mut object = self.object(done);
+            object["depth"] = order.depth.into();
+            object["seconds"] = seconds.into();
+            object["gigabytes_per_second"] = gigabytes.into();
+            object["messages_per_second"] = rate.into();
+            say!("{object}");
+        } else {
+            say!(
+                "{}, depth {}: {gigabytes:.3} GB/s, {} messages/s",
+                self.head(done),
+                order.depth,
+                count(rate as u64)
+            );
+        }
+    }
+
+    /// Prints round trip times.
+    pub(super) fn latency(&self, times: &Histogram) {
+        let usec = |nanos: u64| nanos as f64 / 1000.0;
+        let at = |percent| usec(times.percentile(percent));
+        let (min, max) = (usec(times.min()), usec(times.max()));
+        if self.json {
+            let mut object = self.object(times.count());
+            object["round_trip_usec"] = json!({
+                "min": min,
+                "median": at(50.0),
+                "p90": at(90.0),
+                "p99": at(99.0),
+                "p999": at(99.9),
+                "max": max,
+            });
+            say!("{object}");
+        } else {
+            say!(
+                "{}, round trip min/median/p90/p99/p99.9/max = \
+                 {min:.1}/{:.1}/{:.1}/{:.1}/{:.1}/{max:.1} us",
+                self.head(times.count()),
+                at(50.0),
+                at(90.0),
+                at(99.0),
+                at(99.9)
+            );
+        }
+    }
+
+    fn object(&self, done: u64) -> Value {
+        json!({
+            "op": self.order.op.name(),
+            "mode": self.order.mode.name(),
+            "size": self.order.size,
+            "iterations": done,
+            "mtu": self.mtu.map(|mtu| mtu.bytes()),
+        })
+    }
+
+    fn head(&self, done: u64) -> String {
+        let (op, size) = (self.order.op.name(), bytes(u64::from(self.order.size)));
+        let mtu = self.mtu.map_or(String::new(), |mtu| format!(", path MTU {}", mtu.bytes()));
+        format!("{op}: {} of {size}{mtu}", count(done))
+    }
+}
+
+impl fmt::Display for Order {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (op, size) = (self.op.name(), bytes(u64::from(self.size)));
+        match self.length {
+            Length::Count(n) => write!(f, "{} {op} of {size}", count(n)),
+            Length::Time(time) => write!(f, "{op} of {size} for {} s", time.as_secs_f64()),
+        }
+    }
+}
+
+impl Op {
+    /// The words of the command line that ask for it.
+    pub(super) fn text(self) -> String {
+        format!("--op {}", self.name())
+    }
+}
+
+impl Mode {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Bw => "bw",
+            Self::Lat => "lat",
+        }
+    }
+
+    /// The words of the command line that ask for it.
+    pub(super) fn text(self) -> String {
+        format!("--mode {}", self.name())
+    }
+}
+
+impl Length {
+    /// The words of the command line that ask for it.
+    pub(super) fn text(self) -> String {
+        match self {
+            Self::Count(count) => format!("--count {count}"),
+            Self::Time(time) => format!("--duration {}", time.as_secs_f64()),
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! A server of these commands: one client after the other, or one alone.
+
+use bowline_verbs::{CmId, ConnRequest, Device};
+
+use super::Ended;
+use super::arrivals::Arrivals;
+use super::local::{Local, listen};
+use crate::cli::stop::Stop;
+use crate::cli::{Failure, Outcome};
+
+/// Which side of a connection a command is.
+#[derive(Debug, clap::Args)]
+pub(super) struct Side {
+    /// Serve one client
+    #[arg(short, long, conflicts_with = "client", required_unless_present = "client")]
+    pub(super) server: bool,
+    /// Connect to this server
+    #[arg(short, long, value_name = "ADDRESS")]
+    pub(super) client: Option<String>,
+    #[command(flatten)]
+    pub(super) local: Local,
+}
+
+/// How a command serves, and prints.
+#[derive(Debug, clap::Args)]
+pub(super) struct Manner {
+    /// Serve one client after another
+    #[arg(short = 'P', long, conflicts_with = "client")]
+    pub(super) persistent: bool,
+    /// Print what is found as JSON objects, one in a line
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+/// Listens, and does `one` with each client that comes until the user has enough or, unless
+/// `persistent`, with the first. The word is that of the command.
+pub(super) fn serve_each(
+    word: &str,
+    local: &Local,
+    (persistent, json): (bool, bool),
+    stop: &Stop,
+    mut one: impl FnMut(&dyn Device, &mut Arrivals<'_>, CmId, &ConnRequest) -> Result<(), Ended>,
+) -> Outcome {
+    let (device, places) = local.serving()?;
+    let mut arrivals = Arrivals::new(&*device, stop);
+    listen(&*device, &places, json)?;
+    loop {
+        let (id, request) = match arrivals.request() {
+            Err(Ended::Stopped) => return Ok(()),
+            got => got?,
+        };
+        let text = match one(&*device, &mut arrivals, id, &request) {
+            Ok(()) if persistent => continue,
+            Ok(()) | Err(Ended::Stopped) => return Ok(()),
+            Err(Ended::Left) => "the client left".to_owned(),
+            Err(Ended::Failed(text)) => text,
+        };
+        let peer = request.remote;
+        if !persistent {
+            return Err(Failure::Failed(format!("{peer}: {text}")));
+        }
+        note!("bowline {word}: {peer}: {text}");
+    }
+}
