@@ -70,8 +70,12 @@ counters! {
     requests_executed,
     /// Request packets that came again [RSP-3].
     requests_duplicate,
-    /// Request packets discarded: after a gap, or while a receive is missing.
+    /// Request packets discarded: after a gap and not kept, or while a receive is missing.
     requests_discarded,
+    /// Request packets that came after a gap, and were kept.
+    requests_kept,
+    /// Those of them carried out when what was missing had come.
+    requests_replayed,
     /// Acknowledgements sent.
     acks_sent,
     /// Acknowledgements sent again in case the last one was lost [RSP-24].
@@ -96,8 +100,12 @@ counters! {
     rnr_naks_received,
     /// NAKs received that ended a connection.
     naks_fatal_received,
-    /// Times a requester went back.
+    /// Times a requester went back, and sent again all that followed.
     go_backs,
+    /// Times it sent again only what was missing.
+    repairs,
+    /// Times it asked a silent peer, by sending one packet again, how far it has come.
+    probes,
     /// Request packets sent again.
     packets_resent,
     /// Peers that are sent packets one by one since bursts do not arrive [ICRC-23].

@@ -124,6 +124,11 @@ impl SendQueue {
         self.requests.get_mut(index)
     }
 
+    /// All requests, oldest first.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Request> {
+        self.requests.iter()
+    }
+
     pub(crate) fn front(&self) -> Option<&Request> {
         self.requests.front()
     }

@@ -173,6 +173,7 @@ mod tests {
     use super::*;
     use crate::counters::Counters;
     use crate::mr::MrTable;
+    use crate::rc::responder::HeldBudget;
     use crate::rng::Rng;
     use crate::time::Instant;
 
@@ -221,6 +222,7 @@ mod tests {
                 mtu: MTU,
                 qpn: Qpn(1),
                 counters: &mut self.counters,
+                held: &HeldBudget::new(0),
                 done: &mut self.done,
             };
             run(&mut self.receiver, &mut ctx)

@@ -4,7 +4,7 @@ mod common;
 
 use std::time::Duration;
 
-use bowline_roce::{Config, GiveUp};
+use bowline_roce::{Config, Counters, GiveUp, Limits};
 use bowline_verbs::{Access, Mtu, Piece, QpState, SendFlags, SendOp, Status};
 use bowline_wire::roce::{NakCode, Opcode, Syndrome};
 use common::{Fate, Pair, Setup, pattern};
@@ -168,18 +168,105 @@ fn a_lossy_wire_delivers_everything_once() {
     }
 }
 
-/// A loss in the middle of a burst costs one NAK and one go-back, and halves the window [REQ-6],
-/// [REQ-11].
-#[test]
-fn a_gap_costs_one_go_back() {
-    let mut pair = Pair::new(&Setup { mtu: Mtu::M256, ..Setup::default() });
-    pair.lose(&[10]);
-    let (to, from) = (pair.nodes[1].remote(0), [pair.nodes[0].sge(0, 256 * 60)]);
+/// Peers that keep nothing of what comes after a gap, as a kernel.
+fn forgetful() -> Config {
+    let limits = Limits { held: 0, ..Limits::default() };
+    Config { limits, ..Config::default() }
+}
+
+/// What was sent again, and why.
+fn again(counters: &Counters) -> [u64; 5] {
+    let Counters { packets_resent, repairs, go_backs, probes, timeouts, .. } = *counters;
+    [packets_resent, repairs, go_backs, probes, timeouts]
+}
+
+/// Side 0 writes so many packets, and some of what is sent is lost.
+fn write_with_losses(config: Config, packets: usize, lost: &[usize]) -> Pair {
+    let mut pair = Pair::new(&Setup { mtu: Mtu::M256, config, ..Setup::default() });
+    pair.nodes[0].fill(0, 256 * packets, 9);
+    pair.lose(lost);
+    let (to, from) = (pair.nodes[1].remote(0), [pair.nodes[0].sge(0, 256 * packets)]);
     pair.post(0, 1, SendOp::Write(to), &from);
     pair.finish(0, 1);
+    assert_eq!(pair.nodes[1].bytes(0, 256 * packets), pattern(256 * packets, 9));
+    pair
+}
+
+/// What is lost is sent again, and nothing else, if the peer keeps what comes after it [REQ-11].
+#[test]
+fn a_peer_that_keeps_gets_only_what_is_missing() {
+    let pair = write_with_losses(Config::default(), 200, &[10, 20, 21, 40, 63, 100]);
+    assert_eq!(again(pair.nodes[0].dev.counters()), [6, 6, 0, 0, 0]);
+    let kept = pair.nodes[1].dev.counters();
+    assert_eq!(kept.requests_discarded, 0);
+    assert_eq!(kept.requests_kept, kept.requests_replayed);
+    // Nothing was waited for.
+    assert!(pair.now.as_nanos() < 1_003_000_000, "{:?}", pair.now);
+}
+
+/// Many in a row are sent again together, and the rest of what went with them is not.
+#[test]
+fn a_burst_lost_whole_is_sent_again_in_few_rounds() {
+    let lost: Vec<usize> = (20..60).collect();
+    let pair = write_with_losses(Config::default(), 200, &lost);
+    let [resent, repairs, go_backs, _, timeouts] = again(pair.nodes[0].dev.counters());
+    assert_eq!((repairs, go_backs, timeouts), (2, 1, 0));
+    assert!((40..=180).contains(&resent), "{resent}");
+}
+
+/// A peer that keeps nothing is sent everything again, after one packet more that shows it; later
+/// losses do not show it again.
+#[test]
+fn a_peer_that_keeps_nothing_gets_all_again() {
+    let pair = write_with_losses(forgetful(), 60, &[10]);
+    assert_eq!(again(pair.nodes[0].dev.counters()), [50, 1, 1, 0, 0]);
+    assert_eq!(pair.nodes[1].dev.counters().requests_discarded, 49);
+    let mut pair = write_with_losses(forgetful(), 60, &[10]);
+    let sent = pair.packets();
+    pair.lose(&[sent + 30]);
+    let (to, from) = (pair.nodes[1].remote(0), [pair.nodes[0].sge(0, 256 * 60)]);
+    pair.post(0, 2, SendOp::Write(to), &from);
+    pair.finish(0, 2);
+    assert_eq!(again(pair.nodes[0].dev.counters()), [50 + 30, 1, 2, 0, 0]);
+}
+
+/// The end of a message, or what was sent again alone, is lost: the peer is asked long before the
+/// timer runs out, and that is no retry [REQ-12], [REQ-22].
+#[test]
+fn what_is_lost_at_the_end_is_asked_for() {
+    for config in [Config::default(), forgetful()] {
+        for lost in [&[59][..], &[55, 56, 57, 58, 59], &[10, 60], &[60]] {
+            let pair = write_with_losses(config.clone(), 60, lost);
+            let counters = pair.nodes[0].dev.counters();
+            assert_eq!(counters.timeouts, 0, "{lost:?}: {counters:?}");
+            assert!(counters.probes > 0);
+            let waited = pair.now.as_nanos() - 1_000_000_000;
+            assert!(waited < 9_500_000, "{lost:?}: {waited} ns");
+        }
+    }
+}
+
+/// Losses here and there do not shrink the window [REQ-6].
+#[test]
+fn accidents_do_not_shrink_the_window() {
+    let mut pair = Pair::new(&Setup { mtu: Mtu::M256, ..Setup::default() });
+    pair.keep_log = false;
+    pair.fate = Box::new(|n, _| if n % 97 == 5 { Fate::Drop } else { Fate::Pass });
+    let (to, from) = (pair.nodes[1].remote(0), [pair.nodes[0].sge(0, 4 << 20)]);
+    pair.post(0, 1, SendOp::Write(to), &from);
+    pair.finish(0, 1);
+    let [resent, _, go_backs, _, timeouts] = again(pair.nodes[0].dev.counters());
+    let useful = (4 << 20) / 256;
+    assert!(resent < useful / 50, "{resent} of {useful}");
+    assert!(go_backs <= 2 && timeouts == 0, "{go_backs} {timeouts}");
+}
+
+/// A loss in the middle of a burst costs one NAK [RSP-2]; what is sent again is what was sent before.
+#[test]
+fn a_gap_costs_one_nak() {
+    let pair = write_with_losses(forgetful(), 60, &[10]);
     let counters = pair.nodes[0].dev.counters();
     assert_eq!((counters.go_backs, counters.naks_sequence_received), (1, 1));
-    assert_eq!((counters.packets_resent, counters.timeouts), (50, 0));
     let naks: Vec<_> = pair
         .log
         .iter()
@@ -243,14 +330,14 @@ fn a_silent_peer_is_given_up_in_time() {
         pair.nodes[0].received.iter().map(|entry| (entry.wr_id, entry.status)).collect();
     assert_eq!(flushed, [(70, WrFlushErr), (71, WrFlushErr)]);
     assert_eq!(pair.nodes[0].state(), QpState::Err);
-    // 10 ms, doubled up to the timeout agreed on.
+    // Two questions, and 10 ms, doubled up to the timeout agreed on.
     let times: Vec<_> = pair
         .log
         .iter()
         .filter(|seen| seen.packet().bth.psn.get() == Setup::default().psns[0])
         .map(|seen| seen.at.saturating_since(start).as_millis())
         .collect();
-    assert_eq!(times[..6], [0, 10, 30, 70, 150, 310]);
+    assert_eq!(times[..8], [0, 3, 9, 10, 30, 70, 150, 310]);
     // What is posted now is flushed at once [REQ-19], [QP-9].
     pair.post(0, 8, SendOp::Send, &room);
     pair.post_recv(0, 9, &room);

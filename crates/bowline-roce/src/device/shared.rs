@@ -13,7 +13,7 @@ use crate::mr::MrTable;
 use crate::paths::Paths;
 use crate::qp::{Halves, Qp};
 use crate::rc::requester::{Outcome, TxCtx};
-use crate::rc::responder::RxCtx;
+use crate::rc::responder::{HeldBudget, RxCtx};
 use crate::table::NumberMap;
 use crate::time::Instant;
 
@@ -36,6 +36,7 @@ pub(crate) struct Shared {
     pub(crate) counters: Counters,
     pub(crate) events: VecDeque<Event>,
     pub(crate) paths: Paths,
+    held: HeldBudget,
     /// Completions of the queue pair being worked on.
     pub(crate) done: Vec<(Completion, bool)>,
     /// Completion queues that have just overrun.
@@ -58,6 +59,7 @@ impl Shared {
             counters: Counters::default(),
             events: VecDeque::new(),
             paths: Paths::default(),
+            held: HeldBudget::new(config.limits.held),
             done: Vec::new(),
             overrun: Vec::new(),
             urgent: VecDeque::new(),
@@ -101,6 +103,7 @@ impl Shared {
             mtu: name.mtu,
             qpn: name.qpn,
             counters: &mut self.counters,
+            held: &self.held,
             done: &mut self.done,
         }
     }

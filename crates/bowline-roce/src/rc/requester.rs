@@ -10,6 +10,10 @@
 //! Without a loss `next` and `end` are the same. After one, `next` goes back to `una` and the same
 //! packets are made again from memory [REQ-11]; local operations that were executed are passed over
 //! [REQ-20]. `una` always lies in the request at the head of the queue.
+//!
+//! A peer that keeps what comes after a gap, as this stack's responder does, is sent again only the
+//! packet that is missing, beside what goes on at `next`. Whether it keeps shows by what it answers
+//! then: the packet sent again alone is acknowledged with those after it, or it is not.
 
 mod answers;
 mod recovery;
@@ -22,6 +26,7 @@ use std::time::Duration;
 use bowline_verbs::{Completion, Error, PdId, QpCap, Qpn, SendFlags, SendOp, SendWr, Status};
 use bowline_wire::roce::Psn;
 
+use self::recovery::{Keeps, Repair};
 pub(crate) use self::settings::Settings;
 use self::settings::{WINDOW_MAX, WINDOW_MIN};
 use crate::counters::Counters;
@@ -85,7 +90,8 @@ pub(crate) struct Requester {
     /// Where the answers end to what was asked of the peer and is not answered: one for each atomic
     /// and each part of a read [REQ-4].
     asked: VecDeque<Psn>,
-    /// Packets that may be on their way [REQ-6]: half after a loss; a quarter more for every window
+    /// Packets that may be on their way [REQ-6]: half after going back, a quarter less when many are
+    /// lost of a peer that keeps the others; a quarter more for every window
     /// without one up to half of where the last loss was, then a sixteenth.
     window: u32,
     slow_from: u32,
@@ -99,6 +105,17 @@ pub(crate) struct Requester {
     unasked: u32,
     /// Went back to `una`, and nothing has come of it yet.
     went_back: bool,
+    /// Whether the peer keeps what comes after a gap.
+    keeps: Keeps,
+    /// The packet `una` is to be sent again, alone.
+    repair: Option<Repair>,
+    /// One was: the PSN that follows it, and why.
+    repaired: Option<(Psn, Repair)>,
+    /// Packets in a row that were missing, each sent again alone.
+    row: u32,
+    /// Losses since `epoch` was the end of what was sent.
+    losses: u32,
+    epoch: Psn,
     creeping: Creeping,
     /// Not before: the peer had no receive posted.
     pause: Option<Instant>,
@@ -107,6 +124,9 @@ pub(crate) struct Requester {
     deadline: Option<Instant>,
     /// Times it ran out without progress.
     expiries: u32,
+    /// When the peer is asked how far it has come, and how often that was done without progress.
+    probe_at: Option<Instant>,
+    probes: u32,
     progress_at: Instant,
     /// Smoothed round trip.
     round_trip: Option<Duration>,
@@ -135,11 +155,19 @@ impl Requester {
             acknowledged: 0,
             unasked: 0,
             went_back: false,
+            keeps: Keeps::Unknown,
+            repair: None,
+            repaired: None,
+            row: 0,
+            losses: 0,
+            epoch: Psn::ZERO,
             creeping: Creeping::of_requests(),
             pause: None,
             rnr_left: 0,
             deadline: None,
             expiries: 0,
+            probe_at: None,
+            probes: 0,
             progress_at: Instant::default(),
             round_trip: None,
             timed: None,
@@ -149,7 +177,7 @@ impl Requester {
     /// The queue pair goes to RTS: all PSNs begin at `sq_psn` [REQ-1].
     pub(crate) fn start(&mut self, settings: Settings, sq_psn: u32) {
         let psn = Psn::new(sq_psn);
-        (self.next, self.end, self.una) = (psn, psn, psn);
+        (self.next, self.end, self.una, self.epoch) = (psn, psn, psn, psn);
         self.window = settings.window.clamp(WINDOW_MIN, WINDOW_MAX);
         self.slow_from = self.window;
         self.read_part = self.window;
@@ -193,7 +221,8 @@ impl Requester {
     pub(crate) fn has_work(&self) -> bool {
         self.pause.is_none()
             && self.settings.is_some()
-            && self.queue.get(self.cursor).is_some_and(|request| !self.must_wait(request))
+            && (self.repair.is_some()
+                || self.queue.get(self.cursor).is_some_and(|request| !self.must_wait(request)))
     }
 
     /// Tells whether a request, the one at the cursor, has to wait for answers to earlier ones.
@@ -234,6 +263,12 @@ impl Requester {
         let Some(mtu) = self.settings.as_ref().map(|settings| settings.mtu) else {
             return Outcome::Idle;
         };
+        if self.pause.is_none()
+            && let Some(repair) = self.repair.take()
+            && self.una != self.end
+        {
+            return self.send_again(ctx, mtu, repair, out);
+        }
         loop {
             let Some(request) = self.queue.get(self.cursor) else { return Outcome::Idle };
             if self.pause.is_some() || self.must_wait(request) {
@@ -255,7 +290,7 @@ impl Requester {
             if !request.is_started() && !self.begin(ctx, mtu) {
                 return self.finish_head(ctx);
             }
-            if self.append(ctx, mtu, out) {
+            if self.append(ctx, mtu, false, out) {
                 return Outcome::Packet;
             }
             return self.finish_head(ctx);
@@ -311,6 +346,8 @@ impl Requester {
         (self.next, self.una) = (self.end, self.end);
         self.pause = None;
         self.deadline = None;
+        self.probe_at = None;
+        self.repair = None;
         self.timed = None;
     }
 }

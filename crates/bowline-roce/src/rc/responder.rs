@@ -3,7 +3,8 @@
 //!
 //! ```text
 //!   packet ── before expected ──> answered again [RSP-3]
-//!          ── after expected ───> one NAK, then silence [RSP-2]
+//!          ── after expected ───> one NAK, then silence [RSP-2]; kept, and carried out when its turn
+//!                                 has come
 //!          ── expected ─────────> sequence, rights, receive, length, key, execute [RSP-1]
 //!                                   │ no receive: RNR NAK, expected again [RSP-12]
 //!                                   │ fault: NAK; nothing is taken from now on [RSP-18]
@@ -14,6 +15,7 @@
 //! for every packet, so a key that is invalidated or deregistered between two packets of a message
 //! is of no use for the second [MR-11], [MR-13].
 
+mod held;
 mod replies;
 #[cfg(test)]
 mod tests;
@@ -21,6 +23,8 @@ mod tests;
 use bowline_verbs::{Access, Completion, Error, PdId, Qpn, RecvWr, Status, WcOpcode};
 use bowline_wire::roce::{AtomicEth, NakCode, Opcode, Packet, Psn, Syndrome};
 
+use self::held::Held;
+pub(crate) use self::held::HeldBudget;
 use self::replies::{Filled, ReadPart, Replies};
 use crate::counters::Counters;
 use crate::mr::MrTable;
@@ -40,6 +44,8 @@ pub(crate) struct RxCtx<'a> {
     /// This queue pair.
     pub(crate) qpn: Qpn,
     pub(crate) counters: &'a mut Counters,
+    /// What all queue pairs may keep of packets that came after a gap.
+    pub(crate) held: &'a HeldBudget,
     /// Receives that completed, and whether they wake who waits for solicited ones [RSP-20].
     pub(crate) done: &'a mut Vec<(Completion, bool)>,
 }
@@ -107,6 +113,10 @@ pub(crate) struct Responder {
     msn: u32,
     /// A NAK was sent for what is missing now [RSP-2], [RSP-12].
     nak_sent: bool,
+    /// The packet expected found no receive [RSP-12].
+    not_ready: bool,
+    /// Packets after a gap.
+    held: Held,
     rnr_timer: u8,
     failed: bool,
     replies: Replies,
@@ -124,6 +134,8 @@ impl Responder {
             executed: Psn::ZERO,
             msn: 0,
             nak_sent: false,
+            not_ready: false,
+            held: Held::default(),
             rnr_timer: 0,
             failed: false,
             replies: Replies::default(),
@@ -140,6 +152,8 @@ impl Responder {
         self.executed = self.expected.previous();
         self.msn = 0;
         self.nak_sent = false;
+        self.not_ready = false;
+        self.held.clear();
         self.rnr_timer = min_rnr_timer & 0x1f;
         self.failed = false;
         self.replies.reset(match max_dest_rd_atomic {
@@ -163,6 +177,7 @@ impl Responder {
     pub(crate) fn flush(&mut self, ctx: &mut RxCtx<'_>) {
         self.failed = true;
         self.message = Message::None;
+        self.held.clear();
         self.replies.clear();
         let flushed = Completion { opcode: WcOpcode::Recv, ..Completion::default() };
         if std::mem::take(&mut self.holding) {
@@ -216,16 +231,60 @@ impl Responder {
 
     /// Takes a request packet of the peer.
     pub(crate) fn handle(&mut self, ctx: &mut RxCtx<'_>, packet: &Packet<'_>) -> After {
+        let expected = self.expected;
+        let after = self.take(ctx, packet);
+        if self.held.is_empty() || self.expected == expected {
+            return after;
+        }
+        self.replay(ctx, after)
+    }
+
+    /// The packet that was missing has come: carries out those kept, up to the next gap, for which
+    /// a NAK is sent as if they came only now [RSP-2].
+    fn replay(&mut self, ctx: &mut RxCtx<'_>, mut after: After) -> After {
+        while after == After::Fine
+            && let Some(bytes) = self.held.take(self.expected)
+        {
+            if let Ok(packet) = Packet::parse(&bytes) {
+                ctx.counters.requests_replayed += 1;
+                after = self.take(ctx, &packet);
+            }
+            self.held.recycle(bytes);
+        }
+        if after == After::Fatal {
+            return after;
+        }
+        // How far things have come, for a peer that asked about the packet that was missing.
+        if !self.not_ready && self.executed.next() == self.expected {
+            self.replies.forget_gap();
+            self.replies.ack(self.executed, self.msn);
+        }
+        if !self.held.is_empty() {
+            self.miss();
+        }
+        after
+    }
+
+    /// The packet expected is missing: the peer is told once [RSP-2].
+    fn miss(&mut self) {
+        if !std::mem::replace(&mut self.nak_sent, true) {
+            let syndrome = Syndrome::Nak(NakCode::PsnSequence);
+            self.replies.nak(self.expected, self.msn, syndrome);
+        }
+    }
+
+    fn take(&mut self, ctx: &mut RxCtx<'_>, packet: &Packet<'_>) -> After {
         if self.failed {
             return After::Fatal; // takes nothing more [QP-4]
         }
         let psn = packet.bth.psn;
         if psn.is_after(self.expected) {
-            if !std::mem::replace(&mut self.nak_sent, true) {
-                let syndrome = Syndrome::Nak(NakCode::PsnSequence);
-                self.replies.nak(self.expected, self.msn, syndrome);
+            self.miss();
+            if !self.not_ready && self.held.keep(ctx.held, self.expected, packet) {
+                ctx.counters.requests_kept += 1;
+            } else {
+                ctx.counters.requests_discarded += 1;
             }
-            ctx.counters.requests_discarded += 1;
             return After::Fine;
         }
         if psn.is_before(self.expected) {
@@ -234,12 +293,15 @@ impl Responder {
             return After::Fine;
         }
         self.nak_sent = false;
+        self.not_ready = false;
         let fault = match self.execute(ctx, packet) {
             Ok(()) => None,
             Err(Fault::NotReady) => {
                 // Comes again with the same number; until then everything later is discarded
                 // without a word [RSP-12].
                 self.nak_sent = true;
+                self.not_ready = true;
+                self.held.clear();
                 self.replies.nak(psn, self.msn, Syndrome::Rnr(self.rnr_timer));
                 ctx.counters.requests_discarded += 1;
                 return After::Fine;
@@ -275,6 +337,7 @@ impl Responder {
     fn fail(&mut self, ctx: &mut RxCtx<'_>, fault: Fault) {
         self.failed = true;
         self.message = Message::None;
+        self.held.clear();
         if std::mem::take(&mut self.holding) {
             let failed = Completion { opcode: WcOpcode::Recv, ..Completion::default() };
             ctx.complete(self.taken.id(), fault.status(), failed, true);

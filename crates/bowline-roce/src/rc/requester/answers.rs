@@ -52,8 +52,12 @@ impl Requester {
     }
 
     fn handle_ack(&mut self, ctx: &mut TxCtx<'_>, psn: Psn) -> Outcome {
+        let lost_all_after = self.learn(psn.next());
         if self.acknowledge(ctx, psn.next()) == Outcome::Failed {
             return Outcome::Failed;
+        }
+        if lost_all_after {
+            self.go_back(ctx);
         }
         // REQ-9 b: it acknowledges something behind a read or atomic whose response was lost.
         let missed = self.queue.front().is_some_and(|head| {
@@ -75,12 +79,16 @@ impl Requester {
         } else {
             ctx.counters.naks_fatal_received += 1;
         }
+        // That it misses the packet next to the one sent again proves nothing.
+        if self.repaired.is_some_and(|(end, _)| psn.is_after(end)) {
+            self.learn(psn);
+        }
         if self.acknowledge(ctx, psn) == Outcome::Failed {
             return Outcome::Failed;
         }
         let status = match code {
             NakCode::PsnSequence => {
-                self.go_back(ctx);
+                self.miss(ctx, psn);
                 return Outcome::Idle;
             }
             NakCode::InvalidRequest => Status::RemInvReqErr,
@@ -120,6 +128,9 @@ impl Requester {
         }
         self.pause = Some(ctx.now + Duration::from_nanos(rnr_timer_ns(code)));
         self.deadline = None;
+        self.probe_at = None;
+        self.repair = None;
+        self.repaired = None;
         self.unasked = 0;
         // What is sent again is not timed.
         self.timed = None;

@@ -4,10 +4,40 @@
 use std::time::Duration;
 
 use bowline_verbs::Status;
+use bowline_wire::roce::Psn;
 
 use super::settings::{Settings, WINDOW_MAX, WINDOW_MIN};
 use super::{Outcome, Requester, TxCtx};
+use crate::sendq::{Request, Stage};
 use crate::time::Instant;
+
+/// Packets in a row that are sent again one by one, before everything is.
+const ROW_MAX: u32 = 2;
+/// Losses of a peer that keeps the others, in the time of a window, that are taken for accidents.
+const ACCIDENTS: u32 = 4;
+/// The same as a part of the window.
+const ACCIDENTS_PART: u32 = 16;
+/// Times a silent peer is asked between two answers, before the timer runs out.
+const PROBES_MAX: u32 = 2;
+
+/// Whether the peer keeps packets that come after one that is missing. The standard lets it drop
+/// them, and nothing on the wire tells beforehand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Keeps {
+    /// No loss has shown it yet.
+    Unknown,
+    Yes,
+    No,
+}
+
+/// Why one packet is sent again alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Repair {
+    /// The peer misses it, and has received later ones.
+    Gap,
+    /// The peer is silent; its acknowledgement will tell how far it has come [RSP-3].
+    Probe,
+}
 
 impl Requester {
     /// `steps` more packets have been acknowledged.
@@ -18,6 +48,11 @@ impl Requester {
         self.went_back = false;
         self.pause = None;
         self.expiries = 0;
+        self.probes = 0;
+        self.repair = None;
+        if self.repaired.is_some_and(|(end, _)| self.una.is_after(end)) {
+            self.repaired = None;
+        }
         self.progress_at = ctx.now;
         if let Some(settings) = &self.settings {
             self.rnr_left = settings.rnr_retry;
@@ -41,6 +76,7 @@ impl Requester {
             self.seek();
         }
         self.deadline = None;
+        self.probe_at = None;
         if self.una != self.end {
             self.arm(ctx.now);
         }
@@ -60,6 +96,122 @@ impl Requester {
         }
     }
 
+    /// What comes next is fresh.
+    fn seek_end(&mut self) {
+        let started = |request: &&Request| {
+            request.stage == Stage::Started
+                && (request.is_local() || !self.end.is_before(request.first + request.packets))
+        };
+        self.next = self.end;
+        self.cursor = self.queue.iter().take_while(started).count();
+        self.sent = match self.queue.get(self.cursor) {
+            Some(request) if request.is_started() => self.end.since(request.first),
+            _ => 0,
+        };
+    }
+
+    /// Takes the packet sent again alone as a question, and `upto`, up to which everything has been
+    /// received, as its answer. Tells whether nothing of what was sent after it is there.
+    pub(super) fn learn(&mut self, upto: Psn) -> bool {
+        if self.went_back && self.next.is_after(self.una) && upto.is_after(self.next) {
+            // More has arrived than was sent again.
+            self.keeps = Keeps::Unknown;
+        }
+        let Some((end, why)) = self.repaired else { return false };
+        if upto.is_before(end) || !upto.is_after(self.una) {
+            return false;
+        }
+        self.repaired = None;
+        if upto != end {
+            self.row = 0;
+            if why == Repair::Gap {
+                self.keeps = Keeps::Yes;
+            }
+            return false;
+        }
+        if !self.next.is_after(end) {
+            return false;
+        }
+        match why {
+            // The later ones it had received are gone.
+            Repair::Gap => self.keeps = Keeps::No,
+            // They may be lost, or on their way.
+            Repair::Probe => {
+                self.row += 1;
+                if self.keeps != Keeps::No && self.row < ROW_MAX {
+                    return false;
+                }
+            }
+        }
+        true
+    }
+
+    /// The peer misses `psn`, and has received something later [REQ-10].
+    pub(super) fn miss(&mut self, ctx: &mut TxCtx<'_>, psn: Psn) {
+        if self.went_back || self.pause.is_some() || self.una == self.end {
+            return;
+        }
+        let next_to_it = match self.repaired.take() {
+            Some((end, Repair::Gap)) => end == self.una,
+            _ => false,
+        };
+        self.row = if next_to_it { self.row + 1 } else { 0 };
+        // A peer that keeps nothing must get all of it; of a read it would be the whole answer.
+        let all = match self.keeps {
+            Keeps::Yes => false,
+            Keeps::Unknown => self.queue.front().is_none_or(|head| head.is_read_or_atomic()),
+            Keeps::No => true,
+        };
+        if all || psn != self.una || self.row >= ROW_MAX {
+            self.go_back(ctx);
+            return;
+        }
+        if self.keeps == Keeps::Yes && self.next.is_before(self.end) {
+            self.seek_end();
+        }
+        if !self.next.is_after(self.una) {
+            return; // comes next anyway
+        }
+        ctx.counters.repairs += 1;
+        self.went_back = true;
+        self.repair = Some(Repair::Gap);
+        self.creeping.begin_again(self.una);
+        self.timed = None;
+        // Losses here and there say nothing of the path; many at once say that it is full.
+        if !self.una.is_before(self.epoch) {
+            self.epoch = self.end;
+            self.losses = 0;
+        }
+        self.losses += 1;
+        if self.losses == (self.window / ACCIDENTS_PART).max(ACCIDENTS) {
+            self.window = (self.window - self.window / 4).max(WINDOW_MIN);
+            self.slow_from = self.window;
+            self.acknowledged = 0;
+        }
+        self.arm(ctx.now);
+    }
+
+    /// Appends the packet `una` once more, beside what goes on at `next`. It asks for an
+    /// acknowledgement.
+    pub(super) fn send_again(
+        &mut self,
+        ctx: &mut TxCtx<'_>,
+        mtu: usize,
+        why: Repair,
+        out: &mut Vec<u8>,
+    ) -> Outcome {
+        // The answer of a read tells nothing of what is behind it.
+        let tells = self.queue.front().is_some_and(|head| !head.is_read_or_atomic());
+        let place = (self.next, self.cursor, self.sent, self.full);
+        self.seek();
+        if !self.append(ctx, mtu, true, out) {
+            return self.finish_head(ctx);
+        }
+        self.repaired = tells.then_some((self.next, why));
+        (self.next, self.cursor, self.sent, self.full) = place;
+        Outcome::Packet
+    }
+
     /// Sends again from `una` [REQ-11], once for a loss.
     pub(super) fn go_back(&mut self, ctx: &mut TxCtx<'_>) {
         if self.went_back || self.pause.is_some() || self.una == self.end {
@@ -75,6 +227,9 @@ impl Requester {
         self.acknowledged = 0;
         self.unasked = 0;
         self.timed = None;
+        self.repair = None;
+        self.repaired = None;
+        self.row = 0;
         self.seek();
         self.arm(ctx.now);
     }
@@ -90,12 +245,37 @@ impl Requester {
         if let Some(patience) = settings.patience() {
             at = at.min(self.progress_at + patience);
         }
-        self.deadline = Some(at.max(now + Duration::from_nanos(1)));
+        let at = at.max(now + Duration::from_nanos(1));
+        self.deadline = Some(at);
+        self.plan_probe(now, at);
+    }
+
+    /// Sets the time at which a silent peer is asked, if that is before the timer runs out.
+    fn plan_probe(&mut self, now: Instant, deadline: Instant) {
+        self.probe_at = None;
+        if self.expiries > 0 || self.probes >= PROBES_MAX {
+            return;
+        }
+        let at = now + Settings::probe_after(self.round_trip) * (1 << self.probes);
+        self.probe_at = (at < deadline).then_some(at);
+    }
+
+    /// Asks a silent peer how far it has come, with a packet it may be missing. That is no retry
+    /// [REQ-12].
+    fn probe(&mut self, ctx: &mut TxCtx<'_>, deadline: Instant) {
+        self.probes += 1;
+        self.plan_probe(ctx.now, deadline);
+        // Not while the packet comes next anyway.
+        if self.next.is_after(self.una) {
+            ctx.counters.probes += 1;
+            self.repair = Some(Repair::Probe);
+            self.timed = None;
+        }
     }
 
     /// When [`handle_timeout`](Self::handle_timeout) is due.
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
-        self.pause.or(self.deadline)
+        self.pause.or(self.probe_at).or(self.deadline)
     }
 
     /// Goes on after a pause, or sends again what was not acknowledged in time [REQ-12].
@@ -108,7 +288,11 @@ impl Requester {
             }
             return Outcome::Idle;
         }
-        if self.deadline.is_none_or(|at| at > ctx.now) {
+        let Some(deadline) = self.deadline else { return Outcome::Idle };
+        if deadline > ctx.now {
+            if self.probe_at.is_some_and(|at| at <= ctx.now) {
+                self.probe(ctx, deadline);
+            }
             return Outcome::Idle;
         }
         ctx.counters.timeouts += 1;

@@ -55,7 +55,14 @@ impl Requester {
     }
 
     /// Appends the packet with PSN `next`; `false`: its bytes are not to be had [REQ-16].
-    pub(super) fn append(&mut self, ctx: &mut TxCtx<'_>, mtu: usize, out: &mut Vec<u8>) -> bool {
+    /// One that goes `alone` asks for an acknowledgement.
+    pub(super) fn append(
+        &mut self,
+        ctx: &mut TxCtx<'_>,
+        mtu: usize,
+        alone: bool,
+        out: &mut Vec<u8>,
+    ) -> bool {
         let Some(request) = self.queue.get(self.cursor) else { return false };
         let psn = self.next;
         let (sent, packets) = (self.sent, request.packets);
@@ -70,7 +77,8 @@ impl Requester {
         let last = sent + steps == packets;
         // REQ-8: at the end of every message, and often enough that the window cannot stall.
         let filling = psn.since(self.una) + 1 >= self.window;
-        let ask = last || one_packet || filling || self.unasked + 1 >= (self.window / 4).max(1);
+        let ask =
+            alone || last || one_packet || filling || self.unasked + 1 >= (self.window / 4).max(1);
         let opcode = opcode(&request.op, sent == 0, last);
         let ends_send = last
             && matches!(

@@ -8,6 +8,8 @@ use crate::config::GiveUp;
 pub(super) const WINDOW_MIN: u32 = 16;
 /// Largest window, packets: far below half of the PSNs [REQ-6].
 pub(super) const WINDOW_MAX: u32 = 4096;
+/// Shortest time before a silent peer is asked, beside that of two answers.
+const PROBE_MIN: Duration = Duration::from_millis(1);
 /// A retry count, as an RNR retry count, of 7 [REQ-13].
 pub(super) const SEVEN: u8 = 7;
 
@@ -30,6 +32,12 @@ impl Settings {
     /// The negotiated timeout: an upper bound of the own timer [REQ-22].
     pub(super) fn timeout(&self) -> Option<Duration> {
         (self.timeout != 0).then(|| Duration::from_nanos(4096 << (self.timeout & 31)))
+    }
+
+    /// When a silent peer is asked how far it has come, for the time of an answer: late enough for
+    /// one that slept.
+    pub(super) fn probe_after(round_trip: Option<Duration>) -> Duration {
+        round_trip.unwrap_or(PROBE_MIN) * 2 + PROBE_MIN
     }
 
     /// Time without progress after which the peer is given up.

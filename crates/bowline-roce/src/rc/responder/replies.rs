@@ -155,6 +155,16 @@ impl Replies {
         self.queue.push_back(Reply::Nak { psn, msn, syndrome });
     }
 
+    /// What was missing has come: nothing is to be said of it any more, if it has not been.
+    pub(super) fn forget_gap(&mut self) {
+        while let Some(
+            Reply::Ack { .. } | Reply::Nak { syndrome: Syndrome::Nak(NakCode::PsnSequence), .. },
+        ) = self.queue.back()
+        {
+            self.queue.pop_back();
+        }
+    }
+
     /// Refuses `psn` for good.
     pub(super) fn refuse(&mut self, psn: Psn, msn: u32, code: NakCode) {
         self.queue.push_back(Reply::Nak { psn, msn, syndrome: Syndrome::Nak(code) });

@@ -29,6 +29,7 @@ struct Side {
     rng: Rng,
     responder: Responder,
     counters: Counters,
+    held: HeldBudget,
     done: Vec<(Completion, bool)>,
     now: Instant,
     access: Access,
@@ -97,6 +98,7 @@ impl Side {
             rng: Rng::new(&[5; 32]),
             responder,
             counters: Counters::default(),
+            held: HeldBudget::new(1 << 20),
             done: Vec::new(),
             now: Instant::from_nanos(1_000_000_000),
             access: EVERY,
@@ -114,6 +116,7 @@ impl Side {
             mtu: self.mtu,
             qpn: Qpn(0x42),
             counters: &mut self.counters,
+            held: &self.held,
             done: &mut self.done,
         };
         run(&mut self.responder, &mut ctx)

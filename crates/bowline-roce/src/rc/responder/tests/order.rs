@@ -30,18 +30,19 @@ fn one_nak_for_a_gap_and_an_acknowledgement_for_every_duplicate() {
     side.feed(&only(FIRST + 6, true));
     assert_eq!(side.replies(), []);
     assert_eq!(side.done, []);
+    // The gap goes on with what comes next.
     side.feed(&only(FIRST, true));
-    assert_eq!(side.replies(), [Answer::ack(FIRST, 1)]);
+    assert_eq!(side.replies(), [Answer::syndrome(FIRST + 1, 0x60, 1)]);
     for ack_req in [true, false] {
         side.feed(&only(FIRST, ack_req));
         assert_eq!(side.replies(), [Answer::ack(FIRST, 1)]);
     }
     side.feed(&only(FIRST + 1, false));
-    assert_eq!(side.replies(), []);
-    side.feed(&only(FIRST + 3, false));
     assert_eq!(side.replies(), [Answer::syndrome(FIRST + 2, 0x60, 2)]);
+    side.feed(&only(FIRST + 3, false));
+    assert_eq!(side.replies(), []);
     assert_eq!(side.completions().len(), 2);
-    assert_eq!(side.counters.naks_sequence_sent, 2);
+    assert_eq!(side.counters.naks_sequence_sent, 3);
     assert_eq!(side.counters.requests_duplicate, 2);
 }
 
@@ -95,21 +96,101 @@ fn acknowledgements_do_not_overtake_a_read() {
     assert_eq!(side.replies(), [Answer::ack(FIRST + 4, 5)]);
 }
 
-/// [RSP-2], [RSP-16]: a NAK acknowledges what is before it, so it comes alone; what came in order
-/// after it is acknowledged after it.
+/// [RSP-2], [RSP-16]: a NAK acknowledges what is before it, so it comes alone; nothing is said of a
+/// gap that was filled meanwhile.
 #[test]
 fn a_nak_stands_for_acknowledgements_before_it() {
     let mut side = with_receives(9);
     side.feed(&only(FIRST, true));
     side.feed(&only(FIRST + 2, true));
-    side.feed(&only(FIRST + 1, true));
+    assert_eq!(side.replies(), [Answer::syndrome(FIRST + 1, 0x60, 1)]);
+    side.feed(&only(FIRST + 1, false));
+    side.feed(&only(FIRST + 4, true));
     side.feed(&only(FIRST + 3, true));
-    assert_eq!(side.replies(), [Answer::syndrome(FIRST + 2, 0x60, 2)]);
+    assert_eq!(side.replies(), [Answer::ack(FIRST + 4, 5)]);
+}
+
+/// What comes after a gap is carried out once, in order, when the gap is filled, and acknowledged as
+/// far as it goes though only the first of it asked for that [RSP-2], [RSP-16], [RSP-19].
+#[test]
+fn what_comes_after_a_gap_is_kept() {
+    let mut side = with_receives(9);
+    for ahead in [3, 1, 6, 2, 1, 3] {
+        side.feed(&only(FIRST + ahead, false));
+    }
+    assert_eq!(side.replies(), [Answer::syndrome(FIRST, 0x60, 0)]);
+    assert_eq!(side.done, []);
+    assert_eq!(side.responder.held.len(), 4);
+    assert!(side.held.used() > 0);
+    side.feed(&only(FIRST, true));
+    assert_eq!(side.replies(), [Answer::syndrome(FIRST + 4, 0x60, 4)]);
+    let ids =
+        |side: &mut Side| -> Vec<_> { side.completions().iter().map(|done| done.wr_id).collect() };
+    assert_eq!(ids(&mut side), [0, 1, 2, 3]);
+    side.feed(&only(FIRST + 4, false));
+    assert_eq!(side.replies(), [Answer::syndrome(FIRST + 5, 0x60, 5)]);
     side.feed(&only(FIRST + 5, true));
-    assert_eq!(side.replies(), []);
-    side.feed(&only(FIRST + 2, true));
+    assert_eq!(side.replies(), [Answer::ack(FIRST + 6, 7)]);
+    assert_eq!(ids(&mut side), [4, 5, 6]);
+    assert_eq!(side.held.used(), 0);
+    assert_eq!((side.counters.requests_kept, side.counters.requests_replayed), (6, 4));
+    assert_eq!(side.counters.requests_discarded, 0);
+}
+
+/// What a peer makes this side keep is bounded by number and by bytes, and given back.
+#[test]
+fn little_is_kept_for_a_peer() {
+    let mut side = with_receives(9);
+    for ahead in (1..2000).rev() {
+        side.feed(&only(FIRST + ahead, false));
+    }
+    assert_eq!(side.responder.held.len(), 512);
+    assert_eq!(side.counters.requests_discarded, 1999 - 512);
+    side.flush();
+    assert_eq!(side.held.used(), 0);
+    let mut side = with_receives(9);
+    side.held = HeldBudget::new(100);
+    for ahead in 1..100 {
+        side.feed(&only(FIRST + ahead, false));
+    }
+    assert!(side.held.used() <= 100 && side.responder.held.len() > 1);
+    let held = side.held.clone();
+    drop(side);
+    assert_eq!(held.used(), 0);
+}
+
+/// [RSP-12]: while a receive is missing, nothing is kept; a receive missing for what was kept makes
+/// the peer send it again.
+#[test]
+fn nothing_is_kept_while_a_receive_is_missing() {
+    let mut side = with_receives(2);
+    for ahead in [1, 2, 3] {
+        side.feed(&only(FIRST + ahead, false));
+    }
+    side.replies();
+    side.feed(&only(FIRST, true));
+    assert_eq!(side.replies(), [Answer::syndrome(FIRST + 2, 0x20 | 12, 2)]);
     side.feed(&only(FIRST + 3, true));
-    assert_eq!(side.replies(), [Answer::ack(FIRST + 3, 4)]);
+    assert_eq!(side.replies(), []);
+    assert_eq!(side.responder.held.len(), 0);
+    side.post_len(7, 10);
+    side.feed(&only(FIRST + 2, true));
+    assert_eq!(side.replies(), [Answer::ack(FIRST + 2, 3)]);
+}
+
+/// [RSP-18]: after a fault nothing of what was kept is carried out.
+#[test]
+fn a_fault_among_what_was_kept_ends_it() {
+    let mut side = with_receives(9);
+    side.feed(&only(FIRST + 1, true));
+    let mut bad = only(FIRST + 2, true);
+    bad.opcode = Opcode::SendLast;
+    side.feed(&bad);
+    side.feed(&only(FIRST + 3, true));
+    side.replies();
+    assert_eq!(side.feed(&only(FIRST, true)), After::Fatal);
+    assert_eq!(side.replies().last(), Some(&Answer::syndrome(FIRST + 2, 0x61, 2)));
+    assert_eq!(side.held.used(), 0);
 }
 
 /// [RSP-12], [RSP-13], [RSP-23], section 12: row 6.

@@ -200,7 +200,7 @@ fn requests(messages: &[usize], region: &Region) -> Vec<(u32, Vec<u8>)> {
 }
 
 fn deliver(messages: &[usize], choices: &[u8]) {
-    let mut side = Side::new();
+    let mut side = Side::with(MTU, 8, FIRST);
     let region = side.region(1024, EVERY);
     let receives: Vec<_> = (0..messages.len()).map(|i| side.post_len(i as u64, 600)).collect();
     let packets = requests(messages, &region);
