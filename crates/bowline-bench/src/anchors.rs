@@ -12,7 +12,7 @@ use crate::cell::{Kind, Subject};
 use crate::role::{Role, Side};
 use crate::sys;
 
-pub(crate) use gso::{abilities as gso_abilities, window as gso_window};
+pub(crate) use gso::{RING, abilities as gso_abilities, window as gso_window};
 
 /// Runs one side of an anchor.
 pub(crate) fn run(role: Role) -> Result<(), String> {

@@ -84,8 +84,12 @@ Usage: bowline bench roce [OPTIONS]
   --quick             1 round, the cells of the targets only; below 30 seconds
   --rounds N          rounds, each of which measures everything once (default 5)
   --secs S            length of a window in seconds (default 0.25)
-  --only CELL[,CELL]  only cells whose names begin so: bulk, send, ping, loss, write;
+  --only CELL[,CELL]  only cells whose names begin so: bulk, send, ping, loss, write, atomic;
                       or in full: bulk/4096
+  --mtu BYTES         path MTU of all cells: 256, 512, 1024, 2048 or 4096 (default: 4096, and
+                      1024 in a cell of its own); targets are not judged then
+  --loss PERCENT      each side loses so many of the packets it receives, at random, in all
+                      cells; targets are not judged then
   --poll MODE         how bowline's threads wait in streams: adaptive (default), spin, sleep
   --cc NAME           congestion control of the TCP anchor: default (the system's), cubic, reno;
                       without it cubic where the kernel has it
@@ -131,6 +135,10 @@ pub(crate) struct Options {
     pub(crate) poll: Wait,
     pub(crate) cc: Congestion,
     pub(crate) paths: usize,
+    /// Path MTU of all cells instead of each its own.
+    pub(crate) mtu: Option<usize>,
+    /// Both sides lose one received packet in so many, in all cells; 0: only in those of loss.
+    pub(crate) drop_one_in: u32,
     /// CPUs of receiver and sender.
     pub(crate) pin: Option<(usize, usize)>,
     pub(crate) quiet_wait: Duration,
@@ -152,6 +160,8 @@ impl Options {
             poll: Wait::Adaptive,
             cc: Congestion::Own,
             paths: 0,
+            mtu: None,
+            drop_one_in: 0,
             pin: match cpus[..] {
                 [tx, rx, ..] => Some((rx, tx)),
                 _ => None,
@@ -207,6 +217,8 @@ impl Options {
                     };
                 }
                 "--paths" if rds => options.paths = paths(&value()?)?,
+                "--mtu" if !rds => options.mtu = Some(mtu(&value()?)?),
+                "--loss" if !rds => options.drop_one_in = loss(&value()?)?,
                 "--pin" => options.pin = pin(&value()?)?,
                 "--quiet-wait" => options.quiet_wait = seconds(name, &value()?, 0.0, 600.0)?,
                 "--json" => options.json = Some(value()?.into()),
@@ -219,6 +231,11 @@ impl Options {
             }
         }
         Ok(options)
+    }
+
+    /// Says whether what is measured is what the targets are about.
+    pub(crate) fn as_targets_say(&self) -> bool {
+        self.mtu.is_none() && self.drop_one_in == 0
     }
 
     /// Says whether a cell of this name is to be measured.
@@ -249,6 +266,21 @@ fn paths(value: &str) -> Result<usize, String> {
         "8" => Ok(8),
         other => Err(bad("--paths", other, "1 or 8")),
     }
+}
+
+fn mtu(value: &str) -> Result<usize, String> {
+    let known = [256, 512, 1024, 2048, 4096];
+    let mtu = value.parse().ok().filter(|mtu| known.contains(mtu));
+    mtu.ok_or_else(|| bad("--mtu", value, "256, 512, 1024, 2048 or 4096"))
+}
+
+/// Reads a loss in percent; returns in how many packets one is lost.
+fn loss(value: &str) -> Result<u32, String> {
+    let text = value.strip_suffix('%').unwrap_or(value);
+    let percent = text.parse::<f64>().ok().filter(|percent| (0.001..=50.0).contains(percent));
+    percent
+        .map(|percent| (100.0 / percent).round() as u32)
+        .ok_or_else(|| bad("--loss", value, "percent from 0.001 to 50"))
 }
 
 fn pin(value: &str) -> Result<Option<(usize, usize)>, String> {
@@ -307,6 +339,14 @@ mod tests {
         let error = Options::parse(Suite::Roce, &words).unwrap_err();
         assert!(error.contains("--paths") && error.contains("bench roce --help"), "{error}");
         assert!(Options::parse(Suite::Rds, &words).is_ok());
+        let words = ["--mtu=1024", "--loss", "0.1%"].map(str::to_owned);
+        let options = Options::parse(Suite::Roce, &words).unwrap();
+        assert_eq!((options.mtu, options.drop_one_in), (Some(1024), 1000));
+        assert!(Options::parse(Suite::Rds, &words).is_err());
+        for words in [["--mtu", "1500"], ["--loss", "0"], ["--loss", "51"], ["--loss", "x"]] {
+            let error = Options::parse(Suite::Roce, &words.map(str::to_owned)).unwrap_err();
+            assert!(error.contains(words[0]) && error.contains("expected"), "{error}");
+        }
     }
 
     #[test]

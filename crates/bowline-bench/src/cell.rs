@@ -127,6 +127,12 @@ pub(crate) enum Kind {
     Read,
     /// Sends.
     Send,
+    /// Sends with an immediate.
+    SendImm,
+    /// Fetch and add of 8 bytes; the receiver asks.
+    Atomic,
+    /// One fetch and add after the other.
+    PingAtomic,
     /// A send, answered by one.
     PingSend,
     /// A write with immediate, answered by one.
@@ -134,7 +140,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    const ALL: [(Self, &'static str); 13] = [
+    const ALL: [(Self, &'static str); 16] = [
         (Self::Stream, "stream"),
         (Self::Rtt, "rtt"),
         (Self::AllAwake, "all-awake"),
@@ -146,6 +152,9 @@ impl Kind {
         (Self::Write, "write"),
         (Self::Read, "read"),
         (Self::Send, "send"),
+        (Self::SendImm, "send-imm"),
+        (Self::Atomic, "atomic"),
+        (Self::PingAtomic, "ping-atomic"),
         (Self::PingSend, "ping-send"),
         (Self::PingWrite, "ping-write"),
     ];
@@ -161,7 +170,7 @@ impl Kind {
 
     /// Says whether round trips are timed, by the side that asks.
     pub(crate) const fn is_round_trip(self) -> bool {
-        matches!(self, Self::Rtt | Self::PingSend | Self::PingWrite)
+        matches!(self, Self::Rtt | Self::PingSend | Self::PingWrite | Self::PingAtomic)
     }
 }
 
@@ -199,7 +208,7 @@ pub(crate) struct Cell {
     pub(crate) kind: Kind,
     /// Payload bytes of a message.
     pub(crate) size: usize,
-    /// Sockets, connections or nodes on the many side.
+    /// Sockets, connections or nodes on the many side; queue pairs of RDMA.
     pub(crate) flows: usize,
     pub(crate) wait: Wait,
     /// RDS paths per connection; 0 is bowline's default.
@@ -216,7 +225,7 @@ pub(crate) struct Cell {
     pub(crate) nodes: (Ipv4Addr, Ipv4Addr),
     /// Path MTU of a device; 0 where there is none.
     pub(crate) mtu: usize,
-    /// Work requests outstanding; 0 where there are none.
+    /// Work requests outstanding on each queue pair; 0 where there are none.
     pub(crate) depth: usize,
     /// Both sides lose one received packet in so many, at random; 0: none.
     pub(crate) drop_one_in: u32,

@@ -165,11 +165,14 @@ fn run_suite(suite: Suite, args: &[String]) -> Result<i32, String> {
         println!("\n{warning}");
     }
     let targets = match suite {
+        _ if !options.as_targets_say() => &[],
         Suite::Rds => targets::RDS,
         Suite::Roce => targets::ROCE,
     };
     let verdicts = targets::judge(targets, &outcome.results, &missing);
-    print!("{}", report::targets_table(&verdicts));
+    if !targets.is_empty() {
+        print!("{}", report::targets_table(&verdicts));
+    }
 
     let page = || svg::page(&head, &notes, &blocks, &outcome.results, &verdicts);
     let data = || report::json(&head, &costs, &notes, &outcome.results, &verdicts).write(2) + "\n";
@@ -235,6 +238,15 @@ fn roce_conditions(options: &Options, setting: &Setting) -> Vec<String> {
          not measured"
             .into(),
     ];
+    if let Some(mtu) = options.mtu {
+        lines.push(format!("all cells at path MTU {mtu}"));
+    }
+    if options.drop_one_in > 0 {
+        lines.push(format!("each side loses one packet in {} it receives", options.drop_one_in));
+    }
+    if !options.as_targets_say() {
+        lines.push("targets are not judged: they are about other settings".into());
+    }
     if cc == "bbr" {
         lines.push(
             "V2: the anchor runs with bbr, which slows it here; V2 should be 0.9 then".into(),

@@ -61,6 +61,21 @@ fn verbs_and_their_anchors_are_measured_without_an_error() {
 }
 
 #[test]
+fn atomics_immediates_and_several_queue_pairs_are_measured_with_loss_at_any_mtu() {
+    let _alone = MEASURING.lock().unwrap_or_else(PoisonError::into_inner);
+    let words = "roce --rounds 1 --secs 0.05 --only bulk,send,atomic --mtu 512 --loss 0.1 --json -";
+    let out = bench(&words.split(' ').collect::<Vec<_>>());
+    let said = text(&out.stdout);
+    // No target is about this.
+    assert_eq!(out.status.code(), Some(0), "{said}{}", text(&out.stderr));
+    assert!(!said.contains("\"error\"") && !said.contains("V1 "), "{said}");
+    assert!(said.contains("all cells at path MTU 512") && said.contains("bulk/512"), "{said}");
+    for (label, times) in [("write-4qp", 1), ("send-4qp", 1), ("send-imm", 1), ("fetch-add", 2)] {
+        assert_eq!(measurements(&said, label).len(), times, "{label}");
+    }
+}
+
+#[test]
 fn the_cells_of_roce_can_be_listed() {
     let out = bench(&["roce", "--list", "--only", "bulk,ping"]);
     let said = text(&out.stdout);

@@ -27,7 +27,7 @@ const BURST_SEGMENTS: usize = 64;
 /// Kernel buffers asked for, in bytes; the kernel caps them at its limit.
 const BUFFER: usize = 4 << 20;
 /// Application memory that is sent from and received into, on both sides.
-const RING: usize = 4 << 20;
+pub(crate) const RING: usize = 4 << 20;
 /// How long a side looks before it sleeps.
 const SPIN_NS: u64 = 25_000;
 /// Without an answer for so long, the sender goes back.

@@ -5,8 +5,14 @@ use crate::cell::{Kind, Subject, Wait};
 
 /// Bytes of a large message.
 const LARGE: usize = 1 << 20;
-/// Large messages outstanding.
-const DEPTH: usize = 4;
+/// Large messages outstanding: more than the window holds, less than the ring.
+const DEPTH: usize = 3;
+/// Queue pairs of the cells that have several.
+const QUEUE_PAIRS: usize = 4;
+/// Atomics outstanding.
+const ATOMICS: usize = 16;
+/// Path MTU of what is not measured at several.
+const MTU: usize = 4096;
 /// What a packet of the anchor has besides what a packet of the device carries.
 const FRAMING: usize = 16;
 /// Segments the anchor is measured with beside sends of 64 bytes: a header of RTRS or so.
@@ -16,12 +22,19 @@ const SMALL_SEGMENT: usize = 272;
 const LOSS_WINDOW_MS: u64 = 500;
 
 impl Builder<'_> {
-    fn verb(&self, label: &str, kind: Kind, size: usize, mtu: usize, depth: usize) -> Entry {
+    fn verb(&self, label: &str, kind: Kind, size: usize, depth: usize) -> Entry {
         let mut entry = self.entry(Subject::Roce, kind, size, 1);
         entry.label = label.to_owned();
-        entry.cell.mtu = mtu;
+        entry.cell.mtu = self.options.mtu.unwrap_or(MTU);
         entry.cell.depth = depth;
-        entry
+        entry.lossy(self.options.drop_one_in)
+    }
+
+    /// The same with several queue pairs.
+    fn verb_many(&self, label: &str, kind: Kind, size: usize, depth: usize) -> Entry {
+        let mut entry = self.verb(label, kind, size, depth);
+        entry.cell.flows = QUEUE_PAIRS;
+        Entry { once: true, ..entry }
     }
 
     fn bare(&self, subject: Subject, kind: Kind, size: usize) -> Entry {
@@ -33,23 +46,54 @@ impl Builder<'_> {
         if mtu == 4096 {
             entries.push(self.bare(Subject::Tcpz, Kind::Stream, LARGE));
         }
-        entries.push(self.verb("write", Kind::Write, LARGE, mtu, DEPTH));
-        entries.push(self.verb("read", Kind::Read, LARGE, mtu, DEPTH));
-        let title = format!("1 MiB, MTU {mtu}, {DEPTH} outstanding");
+        entries.push(self.verb("write", Kind::Write, LARGE, DEPTH));
+        entries.push(self.verb("read", Kind::Read, LARGE, DEPTH));
+        if !self.options.quick {
+            // As many bytes outstanding, in as much memory.
+            let size = LARGE / QUEUE_PAIRS;
+            entries.push(self.verb_many("write-4qp", Kind::Write, size, DEPTH));
+        }
+        for entry in entries.iter_mut().filter(|entry| entry.cell.subject == Subject::Roce) {
+            entry.cell.mtu = mtu;
+        }
+        let title = format!(
+            "1 MiB, MTU {mtu}, {DEPTH} outstanding; 4qp: 256 KiB, as many on each of 4 queue pairs"
+        );
         self.push(format!("bulk/{mtu}"), title, Figure::Rate, entries);
     }
 
     fn sends(&mut self) {
         let mut entries = vec![self.bare(Subject::UdpGso, Kind::Stream, SMALL_SEGMENT)];
-        entries.push(self.verb("send", Kind::Send, 64, 4096, 128));
+        entries.push(self.verb("send", Kind::Send, 64, 128));
         if !self.options.quick {
-            for depth in [16, 1] {
-                let entry = self.verb(&format!("send-{depth}"), Kind::Send, 64, 4096, depth);
-                entries.push(Entry { once: true, ..entry });
-            }
+            let others = [
+                self.verb("send-16", Kind::Send, 64, 16),
+                self.verb("send-1", Kind::Send, 64, 1),
+                self.verb("send-imm", Kind::SendImm, 64, 128),
+            ];
+            entries.extend(others.map(|entry| Entry { once: true, ..entry }));
+            entries.push(self.verb_many("send-4qp", Kind::Send, 64, 128 / QUEUE_PAIRS));
         }
-        let title = "SEND 64 B, 128, 16 and 1 outstanding".to_owned();
-        self.push("send/64".into(), title, Figure::Rate, entries);
+        let title = "SEND 64 B, 128, 16 and 1 outstanding; imm: with immediate, 128; 4qp: 32 on \
+                     each of 4 queue pairs";
+        self.push("send/64".into(), title.into(), Figure::Rate, entries);
+    }
+
+    /// Fetch and add; no target has it.
+    fn atomics(&mut self) {
+        let entry = self.verb("fetch-add", Kind::Atomic, 8, ATOMICS);
+        let title = format!("fetch and add, {ATOMICS} outstanding");
+        self.push_once("atomic/8", title, Figure::Rate, vec![entry]);
+        let mut entry = self.verb("fetch-add", Kind::PingAtomic, 8, 1);
+        entry.cell.wait = Wait::Spin;
+        let title = "fetch and add, one after the other, both polling".to_owned();
+        self.push_once("atomic-ping/8", title, Figure::Latency, vec![entry]);
+    }
+
+    /// What is measured in the first round only.
+    fn push_once(&mut self, id: &str, title: String, figure: Figure, mut entries: Vec<Entry>) {
+        entries.iter_mut().for_each(|entry| entry.once = true);
+        self.push(id.to_owned(), title, figure, entries);
     }
 
     fn pings(&mut self) {
@@ -61,7 +105,7 @@ impl Builder<'_> {
             ("write-imm", Kind::PingWrite, Wait::Spin),
             ("send-adaptive", Kind::PingSend, Wait::Adaptive),
         ] {
-            let mut entry = self.verb(label, kind, 64, 4096, 1);
+            let mut entry = self.verb(label, kind, 64, 1);
             entry.cell.wait = wait;
             entry.once = wait == Wait::Adaptive;
             if !(entry.once && self.options.quick) {
@@ -75,8 +119,7 @@ impl Builder<'_> {
     fn loss(&mut self) {
         let mut entries = Vec::new();
         for (label, drop_one_in) in [("lossless", 0), ("loss-0.1%", 1000), ("loss-1%", 100)] {
-            let mut entry = self.verb(label, Kind::Write, LARGE, 4096, DEPTH);
-            entry.cell.drop_one_in = drop_one_in;
+            let mut entry = self.verb(label, Kind::Write, LARGE, DEPTH).lossy(drop_one_in);
             entry.cell.window_ms = entry.cell.window_ms.max(LOSS_WINDOW_MS);
             entry.anchor = drop_one_in == 0;
             entries.push(entry);
@@ -88,24 +131,40 @@ impl Builder<'_> {
     /// Smaller writes and reads; no target has them.
     fn sizes(&mut self) {
         for size in [4096, 65536] {
-            let mut entries = vec![
-                self.verb("write", Kind::Write, size, 4096, 16),
-                self.verb("read", Kind::Read, size, 4096, 16),
+            let entries = vec![
+                self.verb("write", Kind::Write, size, 16),
+                self.verb("read", Kind::Read, size, 16),
             ];
-            entries.iter_mut().for_each(|entry| entry.once = true);
-            let title = format!("{}, MTU 4096, 16 outstanding", bytes(size));
-            self.push(format!("write/{size}"), title, Figure::Rate, entries);
+            let title = format!("{}, 16 outstanding", bytes(size));
+            self.push_once(&format!("write/{size}"), title, Figure::Rate, entries);
         }
     }
 
     /// Lays out all of them.
     pub(super) fn roce(&mut self) {
-        [4096, 1024].into_iter().for_each(|mtu| self.bulk(mtu));
+        match self.options.mtu {
+            Some(mtu) => self.bulk(mtu),
+            None => [4096, 1024].into_iter().for_each(|mtu| self.bulk(mtu)),
+        }
         self.sends();
         self.pings();
-        self.loss();
+        if self.options.drop_one_in == 0 {
+            self.loss();
+        }
         if !self.options.quick {
             self.sizes();
+            self.atomics();
         }
+    }
+}
+
+impl Entry {
+    /// The same while one packet in so many is lost; 0: none.
+    fn lossy(mut self, drop_one_in: u32) -> Self {
+        self.cell.drop_one_in = drop_one_in;
+        if drop_one_in > 0 {
+            self.cell.window_ms = self.cell.window_ms.max(LOSS_WINDOW_MS);
+        }
+        self
     }
 }

@@ -1,4 +1,4 @@
-//! One end of a connection: device, queue pair, registered memory, and what it counts.
+//! One end of the connections of a cell: device, queue pairs, registered memory, and what it counts.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -31,7 +31,7 @@ fn posting(call: &'static str) -> impl Fn((usize, Error)) -> String {
     move |(_, e)| format!("{call}: {e}")
 }
 
-/// What a cell needs of its queues.
+/// What a cell needs: memory for all, and of each queue pair.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shape {
     /// Bytes of registered memory.
@@ -42,11 +42,11 @@ pub(super) struct Shape {
     pub(super) receives: usize,
 }
 
-/// One end of a connection.
+/// One end of as many connections as the cell has queue pairs.
 pub(super) struct End {
     pub(super) device: Arc<SoftDevice>,
     cq: CqId,
-    qp: Qpn,
+    qps: Vec<Qpn>,
     pub(super) buffer: Arc<Buffer>,
     keys: MrKeys,
     remote: Remote,
@@ -54,7 +54,7 @@ pub(super) struct End {
 }
 
 impl End {
-    /// Opens the device of this side, with memory and a queue pair that receives may be posted to.
+    /// Opens the device of this side, with memory and queue pairs that receives may be posted to.
     pub(super) fn open(role: &Role, shape: Shape) -> Result<Self, String> {
         let cell = &role.cell;
         let ip = if role.side == Side::Rx { cell.nodes.0 } else { cell.nodes.1 };
@@ -72,57 +72,80 @@ impl End {
         };
         let device = SoftDevice::open(config).map_err(failed("opening a device"))?;
         let pd = device.alloc_pd().map_err(failed("alloc_pd"))?;
-        let depth = shape.sends + shape.receives;
+        let depth = cell.flows * (shape.sends + shape.receives);
         let cq = device.create_cq(depth).map_err(failed("create_cq"))?;
         let cap =
             QpCap { max_send_wr: shape.sends, max_recv_wr: shape.receives, ..QpCap::default() };
         let qp_type = QpType::Rc;
         let init = QpInit { pd, send_cq: cq, recv_cq: cq, qp_type, cap, sq_sig_all: false };
-        let qp = device.create_qp(&init).map_err(failed("create_qp"))?;
-        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+        let access = Access::LOCAL_WRITE
+            | Access::REMOTE_WRITE
+            | Access::REMOTE_READ
+            | Access::REMOTE_ATOMIC;
         let (state, rights) = (Some(QpState::Init), Some(access));
         let attr = QpAttr { state, access: rights, ..QpAttr::default() };
-        device.modify_qp(qp, &attr).map_err(failed("modify_qp"))?;
+        let mut qps = Vec::new();
+        for _ in 0..cell.flows {
+            let qp = device.create_qp(&init).map_err(failed("create_qp"))?;
+            device.modify_qp(qp, &attr).map_err(failed("modify_qp"))?;
+            qps.push(qp);
+        }
         let buffer = Arc::new(Buffer::new(shape.memory).map_err(|e| format!("memory: {e}"))?);
         let keys =
             device.reg_mr(pd, &buffer, 0, shape.memory, None, access).map_err(failed("reg_mr"))?;
         let (device, wait) = (Arc::new(device), cell.wait);
-        Ok(Self { device, cq, qp, buffer, keys, remote: Remote::default(), wait })
+        Ok(Self { device, cq, qps, buffer, keys, remote: Remote::default(), wait })
     }
 
     /// Tells the parent that this side can be reached, and connects to the other: the sender to the
-    /// receiver. Each tells the other where its memory is.
+    /// receiver, one queue pair after the other. Each tells the other where its memory is.
     pub(super) fn connect(&mut self, role: &mut Role) -> Result<(), String> {
         let at = SocketAddr::new(IpAddr::V4(role.cell.nodes.0), PORT);
         let mut place = self.buffer.addr().to_be_bytes().to_vec();
         place.extend(self.keys.rkey.to_be_bytes());
-        let param = ConnParam { qpn: self.qp, private_data: place, ..ConnParam::default() };
-        let event = || self.device.cm_event(PATIENCE).map_err(failed("connecting"));
-        let theirs = if role.side == Side::Rx {
+        let param = |qpn| ConnParam { qpn, private_data: place.clone(), ..ConnParam::default() };
+        if role.side == Side::Rx {
             self.device.listen(at).map_err(failed("listen"))?;
-            role.ready("")?;
-            let CmEvent::ConnectRequest { id, request } = event()? else {
-                return Err("something else than a connection came".into());
+        }
+        role.ready("")?;
+        let mut theirs = Vec::new();
+        for &qpn in &self.qps {
+            theirs = if role.side == Side::Rx {
+                let CmEvent::ConnectRequest { id, request } = self.event()? else {
+                    return Err("something else than a connection came".into());
+                };
+                self.device.accept(id, &param(qpn)).map_err(failed("accept"))?;
+                match self.event()? {
+                    CmEvent::Established { .. } => request.private_data,
+                    other => return Err(format!("no connection: {other:?}")),
+                }
+            } else {
+                self.device.connect(None, at, &param(qpn)).map_err(failed("connect"))?;
+                match self.event()? {
+                    CmEvent::Established { private_data, .. } => private_data,
+                    other => return Err(format!("no connection: {other:?}")),
+                }
             };
-            self.device.accept(id, &param).map_err(failed("accept"))?;
-            match event()? {
-                CmEvent::Established { .. } => request.private_data,
-                other => return Err(format!("no connection: {other:?}")),
-            }
-        } else {
-            role.ready("")?;
-            self.device.connect(None, at, &param).map_err(failed("connect"))?;
-            match event()? {
-                CmEvent::Established { private_data, .. } => private_data,
-                other => return Err(format!("no connection: {other:?}")),
-            }
-        };
+        }
         let (addr, rkey) = (theirs.first_chunk(), theirs.get(8..).and_then(<[u8]>::first_chunk));
         let (Some(addr), Some(rkey)) = (addr, rkey) else {
             return Err("the other side did not say where its memory is".into());
         };
         self.remote = Remote { addr: u64::from_be_bytes(*addr), rkey: u32::from_be_bytes(*rkey) };
         Ok(())
+    }
+
+    fn event(&self) -> Result<CmEvent, String> {
+        self.device.cm_event(PATIENCE).map_err(failed("connecting"))
+    }
+
+    /// Which of the cell's queue pairs a completion is of.
+    pub(super) fn flow(&self, completion: &Completion) -> usize {
+        self.qps.iter().position(|qp| *qp == completion.qpn).unwrap_or_default()
+    }
+
+    fn qp(&self, flow: usize) -> Qpn {
+        self.qps.get(flow).copied().unwrap_or_default()
     }
 
     /// A place in the other side's memory.
@@ -135,20 +158,26 @@ impl End {
         Sge { addr: self.buffer.addr() + offset as u64, len: len as u32, lkey: self.keys.lkey }
     }
 
-    /// Posts requests.
-    pub(super) fn post(&self, wrs: &[SendWr<'_>]) -> Result<(), String> {
-        self.device.post_send(self.qp, wrs).map_err(posting("post_send"))
+    /// Posts requests to one of the queue pairs.
+    pub(super) fn post(&self, flow: usize, wrs: &[SendWr<'_>]) -> Result<(), String> {
+        self.device.post_send(self.qp(flow), wrs).map_err(posting("post_send"))
     }
 
     /// Posts one request that completes with an entry.
-    pub(super) fn post_one(&self, id: u64, op: SendOp, sge: Sge) -> Result<(), String> {
+    pub(super) fn post_one(
+        &self,
+        flow: usize,
+        id: u64,
+        op: SendOp,
+        sge: Sge,
+    ) -> Result<(), String> {
         let (sges, flags) = ([sge], SendFlags::SIGNALED);
-        self.post(&[SendWr { id, op, sges: &sges, inline: &[], flags }])
+        self.post(flow, &[SendWr { id, op, sges: &sges, inline: &[], flags }])
     }
 
-    /// Posts receives.
-    pub(super) fn post_recv(&self, wrs: &[RecvWr<'_>]) -> Result<(), String> {
-        self.device.post_recv(self.qp, wrs).map_err(posting("post_recv"))
+    /// Posts receives to one of the queue pairs.
+    pub(super) fn post_recv(&self, flow: usize, wrs: &[RecvWr<'_>]) -> Result<(), String> {
+        self.device.post_recv(self.qp(flow), wrs).map_err(posting("post_recv"))
     }
 
     /// Takes completions, waiting as the cell says, but not for long; none are left in `out` when

@@ -17,70 +17,113 @@ const PING_RECEIVES: usize = 16;
 const SIGNAL_EVERY: u64 = 16;
 
 pub(super) fn receive(mut role: Role) -> Result<(), String> {
-    let size = role.cell.size;
-    let shape = Shape { memory: RECEIVES * size, sends: 1, receives: RECEIVES };
+    let (size, flows) = (role.cell.size, role.cell.flows);
+    let with_imm = role.cell.kind == Kind::SendImm;
+    let shape = Shape { memory: flows * RECEIVES * size, sends: 1, receives: RECEIVES };
     let mut end = End::open(&role, shape)?;
-    let slots: Vec<[Sge; 1]> = (0..RECEIVES).map(|i| [end.sge(i * size, size)]).collect();
-    let mut wrs: Vec<RecvWr<'_>> =
-        slots.iter().enumerate().map(|(i, sges)| RecvWr { id: i as u64, sges }).collect();
-    end.post_recv(&wrs)?;
+    // Those of a queue pair follow each other.
+    let slots: Vec<[Sge; 1]> = (0..flows * RECEIVES).map(|i| [end.sge(i * size, size)]).collect();
+    let receive = |id: usize| RecvWr { id: id as u64, sges: &slots[id] };
+    let mut wrs: Vec<Vec<RecvWr<'_>>> = (0..flows)
+        .map(|flow| (flow * RECEIVES..(flow + 1) * RECEIVES).map(receive).collect())
+        .collect();
+    for (flow, wrs) in wrs.iter().enumerate() {
+        end.post_recv(flow, wrs)?;
+    }
     end.connect(&mut role)?;
-    let mut checker = Checker::new(1, size, Loss::Forbidden);
+    let mut checker = Checker::new(flows, size, Loss::Forbidden);
+    let mut received = vec![0u64; flows];
     let mut meter = role.meter();
     meter.set_probe(end.probe());
     let mut message = vec![0; size];
     let mut out = Vec::new();
     while !stopping() {
         end.take(&mut out)?;
-        wrs.clear();
+        wrs.iter_mut().for_each(Vec::clear);
         for completion in &out {
             let id = completion.wr_id as usize;
             end.buffer.read(id * size, &mut message);
-            checker.check(&message[..size.min(completion.byte_len as usize)])?;
-            wrs.push(RecvWr { id: completion.wr_id, sges: &slots[id] });
+            let flow = checker.check(&message[..size.min(completion.byte_len as usize)])?;
+            let due = with_imm.then_some(received[flow] as u32);
+            if completion.imm != due || flow != end.flow(completion) {
+                return Err(format!("immediate {:?} where {due:?} was due", completion.imm));
+            }
+            received[flow] += 1;
+            wrs[flow].push(receive(id));
         }
         if out.is_empty() {
             meter.look_if_started();
             continue;
         }
-        end.post_recv(&wrs)?;
+        for (flow, wrs) in wrs.iter().enumerate().filter(|(_, wrs)| !wrs.is_empty()) {
+            end.post_recv(flow, wrs)?;
+        }
         meter.add(out.len() as u64);
     }
     Ok(())
 }
 
+/// What one queue pair sends.
+struct Sender {
+    maker: Maker,
+    messages: Vec<Vec<u8>>,
+    posted: u64,
+    complete: u64,
+}
+
+impl Sender {
+    fn new(flow: usize, size: usize, batch: usize) -> Self {
+        let maker = Maker::new(flow, size);
+        let messages = (0..batch).map(|_| maker.buffer()).collect();
+        Self { maker, messages, posted: 0, complete: 0 }
+    }
+
+    /// Posts a batch, if that many may be on their way.
+    fn post(&mut self, end: &End, flow: usize, depth: u64, with_imm: bool) -> Result<bool, String> {
+        let batch = self.messages.len() as u64;
+        if self.posted + batch > self.complete + depth {
+            return Ok(false);
+        }
+        for message in &mut self.messages {
+            self.maker.next_in(message);
+        }
+        let first = self.posted;
+        self.posted += batch;
+        let wrs: Vec<SendWr<'_>> = (first..self.posted)
+            .zip(&self.messages)
+            .map(|(seq, inline)| {
+                // The last one's entry tells that all before it are done.
+                let last = seq + 1 == self.posted;
+                let signal = if last { SendFlags::SIGNALED } else { SendFlags::empty() };
+                let flags = SendFlags::INLINE | signal;
+                let op = if with_imm { SendOp::SendImm(seq as u32) } else { SendOp::Send };
+                SendWr { id: self.posted, op, sges: &[], inline, flags }
+            })
+            .collect();
+        end.post(flow, &wrs)?;
+        Ok(true)
+    }
+}
+
 pub(super) fn send(mut role: Role) -> Result<(), String> {
     let (size, depth) = (role.cell.size, role.cell.depth);
+    let with_imm = role.cell.kind == Kind::SendImm;
     let mut end = End::open(&role, Shape { memory: size, sends: depth, receives: 1 })?;
     end.connect(&mut role)?;
-    let mut maker = Maker::new(0, size);
     let batch = (depth / 4).clamp(1, BATCH);
-    let mut messages: Vec<Vec<u8>> = (0..batch).map(|_| maker.buffer()).collect();
-    let (mut posted, mut complete) = (0, 0);
+    let mut senders: Vec<Sender> =
+        (0..role.cell.flows).map(|flow| Sender::new(flow, size, batch)).collect();
     let mut out = Vec::new();
     while !stopping() {
-        while posted + batch as u64 <= complete + depth as u64 {
-            for message in &mut messages {
-                maker.next_in(message);
-            }
-            posted += batch as u64;
-            let wrs: Vec<SendWr<'_>> = messages
-                .iter()
-                .enumerate()
-                .map(|(i, inline)| {
-                    // The last one's entry tells that all before it are done.
-                    let last = i + 1 == batch;
-                    let signal = if last { SendFlags::SIGNALED } else { SendFlags::empty() };
-                    let flags = SendFlags::INLINE | signal;
-                    SendWr { id: posted, op: SendOp::Send, sges: &[], inline, flags }
-                })
-                .collect();
-            end.post(&wrs)?;
+        for (flow, sender) in senders.iter_mut().enumerate() {
+            while sender.post(&end, flow, depth as u64, with_imm)? {}
         }
         end.take(&mut out)?;
-        complete = out.last().map_or(complete, |completion| completion.wr_id);
+        for completion in &out {
+            senders[end.flow(completion)].complete = completion.wr_id;
+        }
     }
-    end.finish(complete);
+    end.finish(senders.iter().map(|sender| sender.complete).sum());
 }
 
 /// One side of round trips: memory for what comes, and how to send.
@@ -111,7 +154,7 @@ impl Pinger {
     fn post_recv(&self, slot: u64) -> Result<(), String> {
         let sges = [self.end.sge(slot as usize * self.size, self.size)];
         let sges: &[Sge] = if self.write { &[] } else { &sges };
-        self.end.post_recv(&[RecvWr { id: slot, sges }])
+        self.end.post_recv(0, &[RecvWr { id: slot, sges }])
     }
 
     fn send(&mut self, message: &[u8]) -> Result<(), String> {
@@ -123,7 +166,7 @@ impl Pinger {
             false => SendOp::Send,
         };
         let flags = SendFlags::INLINE | signal;
-        self.end.post(&[SendWr { id: self.sent, op, sges: &[], inline: message, flags }])?;
+        self.end.post(0, &[SendWr { id: self.sent, op, sges: &[], inline: message, flags }])?;
         self.taken.take().map_or(Ok(()), |slot| self.post_recv(slot))
     }
 
