@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use bowline_wire::roce::{ICRC_LEN, Outer};
+use bowline_wire::roce::{ICRC_LEN, IcrcHeads, Outer};
 
 /// Most packets of a burst.
 pub const BURST_SEGMENTS_MAX: usize = 64;
@@ -28,6 +28,7 @@ pub struct Burst {
     pub count: usize,
     /// The packets, each from its first header to its ICRC.
     pub bytes: Vec<u8>,
+    heads: IcrcHeads,
 }
 
 impl Default for Burst {
@@ -49,6 +50,7 @@ impl Burst {
             segment: 0,
             count: 0,
             bytes: Vec::with_capacity(BURST_BYTES_MAX + 4200),
+            heads: IcrcHeads::new(),
         }
     }
 
@@ -93,7 +95,9 @@ impl Burst {
             return false;
         }
         let outer = Outer { from: self.from, to: self.to, source_port: self.source_port };
-        outer.append_icrc(self.count as u16, &mut self.bytes, start);
+        let packet = self.bytes.get(start..).unwrap_or_default();
+        let icrc = self.heads.icrc(&outer, self.count as u16, packet);
+        self.bytes.extend_from_slice(&icrc.to_le_bytes());
         self.count += 1;
         true
     }

@@ -2,6 +2,9 @@
 
 use std::ptr::NonNull;
 
+/// Bytes of a large page; memory of at least so many is made of these, where the system has any.
+const HUGE_PAGE: usize = 2 << 20;
+
 /// Page-aligned zeroed memory of fixed size, which may be registered. Peers change it at any time,
 /// as a device would by DMA, so no reference to its bytes is ever made: they are copied in and out.
 #[derive(Debug)]
@@ -40,10 +43,15 @@ impl Buffer {
                 0,
             )
         };
-        match NonNull::new(at.cast::<u8>()) {
-            Some(start) if at != libc::MAP_FAILED => Ok(Self { start, len }),
-            _ => Err(std::io::Error::last_os_error()),
+        let Some(start) = NonNull::new(at.cast::<u8>()).filter(|_| at != libc::MAP_FAILED) else {
+            return Err(std::io::Error::last_os_error());
+        };
+        if len >= HUGE_PAGE {
+            // SAFETY: the mapping just made. That the system may use large pages for it changes
+            // nothing but speed, so a refusal does not matter either.
+            unsafe { libc::madvise(start.as_ptr().cast(), mapped, libc::MADV_HUGEPAGE) };
         }
+        Ok(Self { start, len })
     }
 
     /// Bytes.

@@ -7,9 +7,9 @@ mod checks;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use bowline_wire::roce::{
-    Aeth, AtomicAckEth, AtomicEth, BTH_LEN, Bth, Deth, IcrcChecker, IcrcError, IcrcMatch,
-    IcrcPolicy, MAX_HEADER_LEN, NakCode, Opcode, Outer, Packet, PacketError, PayloadRule, Psn,
-    Reth, Service, Syndrome, UDP_PORT, pad, rnr_timer_ns, split_icrc,
+    Aeth, AtomicAckEth, AtomicEth, BTH_LEN, Bth, Deth, IcrcChecker, IcrcError, IcrcHeads,
+    IcrcMatch, IcrcPolicy, MAX_HEADER_LEN, NakCode, Opcode, Outer, Packet, PacketError,
+    PayloadRule, Psn, Reth, Service, Syndrome, UDP_PORT, pad, rnr_timer_ns, split_icrc,
 };
 use proptest::collection;
 use proptest::prelude::*;
@@ -703,11 +703,28 @@ proptest! {
         // An address that stands for an IPv4 one would count as that.
         let mapped = |b| Ipv6Addr::from(b).to_ipv4_mapped().is_some();
         prop_assume!(!mapped(source) || !mapped(dest));
+        let mut heads = IcrcHeads::new();
         for ip in [v4, v6] {
             let bytes = [&ip[..], &udp, &packet, &[0; 4]].concat();
             let datagram = Datagram { name: String::new(), bytes };
             let (outer, ident, taken, _) = datagram.take();
-            prop_assert_eq!(outer.icrc(ident, taken), datagram.reference(&datagram.masked()));
+            let icrc = datagram.reference(&datagram.masked());
+            prop_assert_eq!(outer.icrc(ident, taken), icrc);
+            prop_assert_eq!(heads.icrc(&outer, ident, taken), icrc);
+            // What is remembered now is of this packet, and right for others only where they agree.
+            let longer = [taken, &noise].concat();
+            let mut other = longer.clone();
+            other[usize::from(noise[0]) % 12] ^= noise[1];
+            let elsewhere = Outer { source_port: outer.source_port ^ 1, ..outer };
+            for (outer, ident, packet) in [
+                (&outer, !ident, taken),
+                (&outer, ident, &longer[..]),
+                (&outer, 0, &other[..]),
+                (&elsewhere, ident, &other[..]),
+                (&outer, ident, taken),
+            ] {
+                prop_assert_eq!(heads.icrc(outer, ident, packet), outer.icrc(ident, packet));
+            }
         }
     }
 

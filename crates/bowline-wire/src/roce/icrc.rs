@@ -71,10 +71,20 @@ impl Outer {
     /// ICRC, and the result means nothing. `ident` is the IPv4 identification; over IPv6 it does not
     /// count.
     pub fn icrc(&self, ident: u16, packet: &[u8]) -> u32 {
-        let (bth, rest) = packet.split_first_chunk().unwrap_or((&[0; BTH_LEN], &[]));
-        let mut bth: [u8; BTH_LEN] = *bth;
-        bth[4] = 0xff;
-        let udp_len = UDP_LEN + packet.len() + ICRC_LEN;
+        let (bth, rest) = packet.split_first_chunk::<BTH_LEN>().unwrap_or((&[0; BTH_LEN], &[]));
+        let mut crc = crc32fast::Hasher::new_with_initial(self.begin(ident, packet.len(), bth));
+        crc.update(rest);
+        crc.finalize()
+    }
+
+    /// Computes the CRC over the outer headers of a packet, and `N` bytes of its base transport
+    /// header, 5 at least.
+    fn begin<const N: usize>(&self, ident: u16, packet_len: usize, bth: &[u8; N]) -> u32 {
+        let mut bth = *bth;
+        if let Some(reserved) = bth.get_mut(4) {
+            *reserved = 0xff;
+        }
+        let udp_len = UDP_LEN + packet_len + ICRC_LEN;
 
         let mut udp = [0xff; UDP_LEN];
         udp[0..2].copy_from_slice(&self.source_port.to_be_bytes());
@@ -85,7 +95,7 @@ impl Outer {
         let mut crc = crc32fast::Hasher::new_with_initial(START);
         match self.addresses() {
             Addresses::V4(from, to) => {
-                let mut head = [0xff; IPV4_LEN + UDP_LEN + BTH_LEN];
+                let mut head = [0xff; IPV4_LEN];
                 head[0] = 0x45;
                 head[2..4].copy_from_slice(&((IPV4_LEN + udp_len) as u16).to_be_bytes());
                 head[4..6].copy_from_slice(&ident.to_be_bytes());
@@ -93,23 +103,20 @@ impl Outer {
                 head[9] = UDP_PROTOCOL;
                 head[12..16].copy_from_slice(&from.octets());
                 head[16..20].copy_from_slice(&to.octets());
-                head[20..28].copy_from_slice(&udp);
-                head[28..40].copy_from_slice(&bth);
                 crc.update(&head);
             }
             Addresses::V6(from, to) => {
-                let mut head = [0xff; IPV6_LEN + UDP_LEN + BTH_LEN];
+                let mut head = [0xff; IPV6_LEN];
                 head[0] = 0x6f;
                 head[4..6].copy_from_slice(&(udp_len as u16).to_be_bytes());
                 head[6] = UDP_PROTOCOL;
                 head[8..24].copy_from_slice(&from.octets());
                 head[24..40].copy_from_slice(&to.octets());
-                head[40..48].copy_from_slice(&udp);
-                head[48..60].copy_from_slice(&bth);
                 crc.update(&head);
             }
         }
-        crc.update(rest);
+        crc.update(&udp);
+        crc.update(&bth);
         crc.finalize()
     }
 
@@ -121,6 +128,111 @@ impl Outer {
         out.extend_from_slice(&icrc.to_le_bytes());
     }
 }
+
+/// Bytes of the base transport header up to the packet sequence number: the same in packet after
+/// packet.
+const SAME_LEN: usize = 8;
+/// Beginnings remembered.
+const HEADS: usize = 16;
+
+/// What the CRC of packets begins with that differ only behind the first eight bytes: the packets of
+/// a message in the middle all do. It is computed once, for identification 0; since a CRC is linear,
+/// another identification changes it by what depends on that alone.
+#[derive(Clone, Debug)]
+pub struct IcrcHeads {
+    heads: [Option<Head>; HEADS],
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Head {
+    outer: Outer,
+    len: usize,
+    same: [u8; SAME_LEN],
+    crc: u32,
+    /// The identification counts.
+    v4: bool,
+}
+
+impl Default for IcrcHeads {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl IcrcHeads {
+    /// Remembers nothing yet.
+    pub const fn new() -> Self {
+        Self { heads: [None; HEADS] }
+    }
+
+    /// Computes what [`Outer::icrc`] does.
+    pub fn icrc(&mut self, outer: &Outer, ident: u16, packet: &[u8]) -> u32 {
+        let Some((same, rest)) = packet.split_first_chunk::<SAME_LEN>() else {
+            return outer.icrc(ident, packet);
+        };
+        // Opcode, and the last bits of the queue pair's number.
+        let place = usize::from(same[0] ^ same[7].rotate_left(2)) % HEADS;
+        let Some(entry) = self.heads.get_mut(place) else { return outer.icrc(ident, packet) };
+        let head = match entry {
+            Some(head)
+                if head.same == *same && head.len == packet.len() && head.outer == *outer =>
+            {
+                head
+            }
+            other => other.insert(Head {
+                outer: *outer,
+                len: packet.len(),
+                same: *same,
+                crc: outer.begin(0, packet.len(), same),
+                v4: matches!(outer.addresses(), Addresses::V4(..)),
+            }),
+        };
+        let start = if head.v4 { head.crc ^ through_head(ident) } else { head.crc };
+        let mut crc = crc32fast::Hasher::new_with_initial(start);
+        crc.update(rest);
+        crc.finalize()
+    }
+}
+
+/// What an identification changes of the CRC up to where [`IcrcHeads`] remembers it.
+fn through_head(ident: u16) -> u32 {
+    let [a, b] = ident.to_be_bytes();
+    let part = |table: &[u32; 16], nibble: u8| table.get(usize::from(nibble & 15)).copied();
+    let parts = [
+        part(&THROUGH_HEAD[0], a >> 4),
+        part(&THROUGH_HEAD[1], a),
+        part(&THROUGH_HEAD[2], b >> 4),
+        part(&THROUGH_HEAD[3], b),
+    ];
+    parts.into_iter().flatten().fold(0, |sum, part| sum ^ part)
+}
+
+/// The same for each of the four digits, the first first.
+// A compile-time index out of range does not compile.
+#[allow(clippy::indexing_slicing)]
+const THROUGH_HEAD: [[u32; 16]; 4] = {
+    // The identification itself is the first two of these bytes.
+    const BYTES: usize = (IPV4_LEN - 4) + UDP_LEN + SAME_LEN;
+    let mut out = [[0; 16]; 4];
+    let mut digit = 0;
+    while digit < 4 {
+        let mut value = 0;
+        while value < 16 {
+            let ident = (value as u16) << (12 - 4 * digit);
+            // The register takes bytes in at its low end.
+            let mut register = ident.swap_bytes() as u32;
+            let mut bit = 0;
+            while bit < 8 * BYTES {
+                register = step(register);
+                bit += 1;
+            }
+            out[digit][value] = register;
+            value += 1;
+        }
+        digit += 1;
+    }
+    out
+};
 
 fn v6(address: IpAddr) -> Ipv6Addr {
     match address {
@@ -194,6 +306,7 @@ const SOURCES: usize = 64;
 #[derive(Clone, Debug)]
 pub struct IcrcChecker {
     policy: IcrcPolicy,
+    heads: IcrcHeads,
     /// Length from the identification to the end, and its factor.
     factors: [(usize, u32); FACTORS],
     /// Source and the identification seen last.
@@ -205,6 +318,7 @@ impl IcrcChecker {
     pub const fn new(policy: IcrcPolicy) -> Self {
         Self {
             policy,
+            heads: IcrcHeads::new(),
             // The right factor for no bytes.
             factors: [(0, ONE); FACTORS],
             sources: [None; SOURCES],
@@ -232,8 +346,8 @@ impl IcrcChecker {
         }
         // If the likeliest guess is right, nothing has to be solved for.
         let guess = likely.first().copied().unwrap_or(0);
-        let difference = outer.icrc(guess, packet) ^ received;
-        let Addresses::V4(from, _) = outer.addresses() else {
+        let difference = self.heads.icrc(outer, guess, packet) ^ received;
+        let IpAddr::V4(from) = outer.from.to_canonical() else {
             return if difference == 0 {
                 Ok(IcrcMatch::Exact(0))
             } else {

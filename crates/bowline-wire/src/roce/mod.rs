@@ -21,7 +21,9 @@ pub use header::{
     CNP_RESERVED_LEN, DEFAULT_PKEY, DETH_LEN, Deth, FETH_LEN, IETH_LEN, IMM_LEN, MAX_HEADER_LEN,
     NakCode, RETH_LEN, Reth, Syndrome, rnr_timer_ns,
 };
-pub use icrc::{ICRC_LEN, IcrcChecker, IcrcError, IcrcMatch, IcrcPolicy, Outer, split_icrc};
+pub use icrc::{
+    ICRC_LEN, IcrcChecker, IcrcError, IcrcHeads, IcrcMatch, IcrcPolicy, Outer, split_icrc,
+};
 pub use mad::{GSI_QKEY, GSI_QPN, MAD_HEADER_LEN, MAD_LEN, MAD_MESSAGE_LEN, MadError, MadHeader};
 pub use opcode::{Opcode, PayloadRule, Service};
 pub use packet::{Builder, Packet, PacketError, pad};
