@@ -273,12 +273,14 @@ impl Cm {
         }
     }
 
-    /// Takes all events of the library and does what they ask for. Tells whether the device is gone.
-    pub(crate) fn run(&self) -> bool {
+    /// Takes all events of the library and does what they ask for. Tells how many there were, and whether
+    /// one said that the device is gone.
+    pub(crate) fn run(&self) -> (usize, bool) {
         let mut st = self.lock();
         let before = st.events.len();
-        let mut removed = false;
+        let (mut count, mut removed) = (0, false);
         while let Some(happened) = self.next() {
+            count += 1;
             removed |= happened.kind == kind::DEVICE_REMOVAL;
             if happened.kind == kind::CONNECT_REQUEST {
                 self.requested(&mut st, happened);
@@ -289,7 +291,7 @@ impl Cm {
         if st.events.len() > before {
             self.arrived.notify_all();
         }
-        removed
+        (count, removed)
     }
 
     /// The library's next event, copied and acknowledged.

@@ -3,18 +3,20 @@
 use core::ffi::{CStr, c_int, c_void};
 use core::mem::{size_of, zeroed};
 use core::ptr::NonNull;
+use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::RawFd;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use bowline_verbs::{Access, Buffer, DeviceAttr, Error, MrKeys, Mtu, PdId};
 
 use crate::error::{check, freed, last_errno, limit, system};
 use crate::ffi::{
-    GID_ROCE_V2, GidEntry, IbvContext, IbvDevice, IbvDeviceAttr, IbvMr, IbvPd, PORT_ACTIVE,
-    PortAttr,
+    AhAttr, CAP_WINDOWS, GID_ROCE_V2, GidEntry, IbvAh, IbvContext, IbvDevice, IbvDeviceAttr, IbvMr,
+    IbvPd, PORT_ACTIVE, PortAttr,
 };
 use crate::load::{Libraries, Unavailable, no_device};
+use crate::qp::{HOPS, gid};
 
 /// Most addresses of a device that are read.
 const GIDS: usize = 256;
@@ -197,9 +199,14 @@ impl Context {
             max_cq: size(attr.max_cq),
             max_cqe: size(attr.max_cqe),
             max_mr: size(attr.max_mr),
+            max_mw: match CAP_WINDOWS.iter().any(|flag| attr.device_cap_flags & flag != 0) {
+                true => size(attr.max_mw),
+                false => 0,
+            },
             max_qp_rd_atom: u8::try_from(rd_atomic).unwrap_or(u8::MAX),
             max_inline: 0,
             fast_registration: false,
+            flush: false,
         })
     }
 }
@@ -217,6 +224,8 @@ pub(crate) struct Pd {
     pub(crate) id: PdId,
     pub(crate) context: Arc<Context>,
     raw: NonNull<IbvPd>,
+    /// Address handles by where they lead: datagrams under way need theirs, so they stay.
+    ahs: Mutex<HashMap<IpAddr, NonNull<IbvAh>>>,
 }
 
 // SAFETY: libibverbs allows every call on it from any thread.
@@ -229,16 +238,53 @@ impl Pd {
         // SAFETY: the context is open.
         let raw = unsafe { (context.libs.verbs.alloc_pd)(context.raw()) };
         let raw = NonNull::new(raw).ok_or_else(|| limit("protection domains", last_errno()))?;
-        Ok(Self { id, context: Arc::clone(context), raw })
+        Ok(Self { id, context: Arc::clone(context), raw, ahs: Mutex::default() })
     }
 
     pub(crate) fn raw(&self) -> *mut IbvPd {
         self.raw.as_ptr()
     }
+
+    /// The handle of an address that datagrams go to, from the first own address of its family.
+    pub(crate) fn ah(&self, to: IpAddr) -> Result<*mut IbvAh, Error> {
+        let mut ahs = self.ahs.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = ahs.get(&to) {
+            return Ok(known.as_ptr());
+        }
+        let gids = self.context.gids();
+        let local = |own: &&Gid| matches!(own.addr, IpAddr::V6(a) if a.is_unicast_link_local());
+        let wants_local = matches!(to, IpAddr::V6(a) if a.is_unicast_link_local());
+        let mut own = gids.iter().filter(|own| own.addr.is_ipv4() == to.is_ipv4());
+        let own = own.find(|own| local(own) == wants_local).ok_or(Error::AddrNotAvailable)?;
+        let mut attr = AhAttr {
+            dgid: gid(to),
+            sgid_index: own.index,
+            hop_limit: HOPS,
+            is_global: 1,
+            port_num: own.port,
+            ..AhAttr::default()
+        };
+        // SAFETY: the domain is there as long as `self`; `attr` is only read.
+        let made = unsafe { (self.context.libs.verbs.create_ah)(self.raw(), &raw mut attr) };
+        let made = NonNull::new(made).ok_or_else(|| match last_errno() {
+            libc::ENOMEM | libc::ENOSPC => Error::Limit("address handles"),
+            errno => system(format!("making a way to {to}"), errno),
+        })?;
+        ahs.insert(to, made);
+        Ok(made.as_ptr())
+    }
 }
 
 impl Drop for Pd {
     fn drop(&mut self) {
+        let ahs = self.ahs.get_mut().unwrap_or_else(PoisonError::into_inner);
+        for (_, ah) in ahs.drain() {
+            // SAFETY: made by `ah`; the queue pairs that sent by it hold the domain and are gone.
+            freed(
+                unsafe { (self.context.libs.verbs.destroy_ah)(ah.as_ptr()) },
+                "an address handle",
+            );
+        }
         // SAFETY: allocated by `new`; what is in it holds it and is gone.
         freed(unsafe { (self.context.libs.verbs.dealloc_pd)(self.raw()) }, "a protection domain");
     }
@@ -249,6 +295,8 @@ impl Drop for Pd {
 pub(crate) struct Mr {
     pub(crate) pd: Arc<Pd>,
     raw: NonNull<IbvMr>,
+    /// It is deregistered.
+    gone: bool,
     /// Keeps the memory.
     _buffer: Arc<Buffer>,
 }
@@ -288,7 +336,7 @@ impl Mr {
                 system(what, errno)
             }
         })?;
-        Ok(Self { pd: Arc::clone(pd), raw, _buffer: Arc::clone(buffer) })
+        Ok(Self { pd: Arc::clone(pd), raw, gone: false, _buffer: Arc::clone(buffer) })
     }
 
     pub(crate) fn keys(&self) -> MrKeys {
@@ -296,11 +344,31 @@ impl Mr {
         let mr = unsafe { self.raw.as_ref() };
         MrKeys { lkey: mr.lkey, rkey: mr.rkey }
     }
+
+    pub(crate) fn raw(&self) -> *mut IbvMr {
+        self.raw.as_ptr()
+    }
+
+    /// Deregisters it, unless a window is bound to it.
+    pub(crate) fn deregister(&mut self) -> Result<(), Error> {
+        // SAFETY: registered by `new`, and not deregistered: it is dropped after that.
+        let result = unsafe { (self.pd.context.libs.verbs.dereg_mr)(self.raw()) };
+        check(result).map_err(|errno| match errno {
+            libc::EBUSY | libc::EINVAL => Error::Busy("the memory region"),
+            errno => system("deregistering memory", errno),
+        })?;
+        self.gone = true;
+        Ok(())
+    }
 }
 
 impl Drop for Mr {
     fn drop(&mut self) {
-        // SAFETY: registered by `new`.
+        if self.gone {
+            return;
+        }
+        // SAFETY: registered by `new`; windows bound to it went before, or keep it until the device is
+        // closed.
         freed(unsafe { (self.pd.context.libs.verbs.dereg_mr)(self.raw.as_ptr()) }, "a region");
     }
 }

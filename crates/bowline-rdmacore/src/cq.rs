@@ -190,8 +190,8 @@ impl Cq {
         Ok(())
     }
 
-    /// Takes the notices from the channel.
-    fn drain(&self) {
+    /// Takes the notices from the channel; an error when there will be no more: the device is gone.
+    fn drain(&self) -> Result<(), Error> {
         let verbs = &self.context.libs.verbs;
         loop {
             let (mut cq, mut of) = (core::ptr::null_mut(), core::ptr::null_mut());
@@ -199,7 +199,10 @@ impl Cq {
             let result =
                 unsafe { (verbs.get_cq_event)(self.channel.as_ptr(), &raw mut cq, &raw mut of) };
             if result != 0 {
-                return;
+                return match last_errno() {
+                    libc::EAGAIN | libc::EINTR => Ok(()),
+                    _ => Err(Error::Closed),
+                };
             }
             // SAFETY: the queue that the event names is one of the two.
             unsafe { (verbs.ack_cq_events)(cq, 1) };
@@ -254,13 +257,19 @@ impl Cq {
             let timeout = left.map(timespec);
             // An interrupted sleep is one that ended early.
             let _ = poll(&mut fds, timeout.as_ref());
-            let readable = !fds[0].revents().is_empty();
+            let revents = fds[0].revents();
             st = self.lock();
-            if readable {
-                self.drain();
+            if !revents.is_empty() {
+                let drained = self.drain();
                 st.armed = None;
                 // Whoever waits for more than this thread arms it for.
                 self.changed.notify_all();
+                if revents.intersects(PollFlags::ERR | PollFlags::HUP | PollFlags::NVAL) {
+                    break Err(Error::Closed);
+                }
+                if let Err(error) = drained {
+                    break Err(error);
+                }
             }
         };
         if leading {
@@ -305,6 +314,7 @@ fn completion(wc: &Wc, receive: bool) -> Completion {
         (2, false) => WcOpcode::RdmaRead,
         (3, false) => WcOpcode::CompSwap,
         (4, false) => WcOpcode::FetchAdd,
+        (5, false) => WcOpcode::BindMw,
         (6, false) => WcOpcode::LocalInv,
         (_, false) => WcOpcode::Send,
     };

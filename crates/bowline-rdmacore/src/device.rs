@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use bowline_verbs::{
     Access, AsyncEvent, Buffer, CmEvent, CmId, Completion, ConnParam, CqId, Device, DeviceAttr,
-    Error, MrKeys, PdId, QpAttr, QpCap, QpInit, QpState, QpType, Qpn, RecvWr, SendWr,
+    Error, MrKeys, Mtu, MwBind, MwType, PdId, QpAttr, QpCap, QpInit, QpState, QpType, Qpn, RecvWr,
+    SendFlags, SendOp, SendWr,
 };
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
@@ -19,9 +20,11 @@ use crate::cm::Cm;
 use crate::context::{Context, Gid, Mr, Pd, names};
 use crate::cq::Cq;
 use crate::error::system;
-use crate::ffi::{IbvAsyncEvent, IbvQp};
+use crate::ffi::{IbvAsyncEvent, IbvQp, WrBind};
 use crate::load::{Libraries, Unavailable};
+use crate::mw::{Mw, info};
 use crate::qp::{Qp, attributes, present};
+use crate::watch::Watch;
 
 /// Most asynchronous events kept; then the oldest are dropped.
 const EVENTS: usize = 1024;
@@ -78,6 +81,8 @@ struct Tables {
     last: u32,
     qps: HashMap<Qpn, Arc<Qp>>,
     cqs: BTreeMap<CqId, Arc<Cq>>,
+    /// By the upper 24 bits of their keys; dropped before the regions they are bound to.
+    mws: HashMap<u32, Mw>,
     mrs: HashMap<u32, Mr>,
     pds: BTreeMap<PdId, Arc<Pd>>,
 }
@@ -102,6 +107,20 @@ impl Tables {
         self.cqs.get(&cq).cloned().ok_or(Error::NoSuch("completion queue"))
     }
 
+    fn mw(&self, window: u32) -> Result<&Mw, Error> {
+        self.mws.get(&(window >> 8)).ok_or(Error::NoSuch("memory window"))
+    }
+
+    /// What a send request that binds a window says to libibverbs; good as long as nothing is removed.
+    fn binding(&self, key: u32, to: &MwBind) -> Result<WrBind, Error> {
+        let window = self.mw(key)?;
+        if window.kind() != MwType::Type2 {
+            return Err(Error::Invalid("a window of type 1 is bound by bind_mw"));
+        }
+        let region = self.mrs.get(&to.lkey).ok_or(Error::NoSuch("memory region"))?;
+        Ok(WrBind { mw: window.raw(), rkey: key, info: info(to, Some(region)) })
+    }
+
     fn qp(&self, qp: Qpn) -> Result<Arc<Qp>, Error> {
         self.qps.get(&qp).cloned().ok_or(Error::NoSuch("queue pair"))
     }
@@ -116,7 +135,7 @@ impl RdmaCoreDevice {
         let libs = Libraries::open()?;
         let context = Arc::new(Context::open(libs, name)?);
         let mut attr = context.attr()?;
-        attr.max_inline = most_inline(&context);
+        attr.max_inline = most_inline(&context, attr.mtu);
         // SAFETY: the descriptor is open as long as the context.
         let events = unsafe { BorrowedFd::borrow_raw(context.async_fd()) };
         let failed = |what: &'static str| {
@@ -176,35 +195,42 @@ impl Inner {
     fn run(&self, stop: &OwnedFd) {
         // SAFETY: the descriptor is open as long as the context.
         let events = unsafe { BorrowedFd::borrow_raw(self.context.async_fd()) };
+        let (mut of_cm, mut of_device) = (Watch::default(), Watch::default());
         loop {
-            let mut fds = [
-                PollFd::from_borrowed_fd(stop.as_fd(), PollFlags::IN),
-                PollFd::from_borrowed_fd(self.cm.fd(), PollFlags::IN),
-                PollFd::from_borrowed_fd(events, PollFlags::IN),
-            ];
+            // Errors are told of every descriptor, asked for or not, so one that is over is left out.
+            let unless_over = |watch: &Watch, fd| if watch.is_over() { stop.as_fd() } else { fd };
+            let mut fds =
+                [stop.as_fd(), unless_over(&of_cm, self.cm.fd()), unless_over(&of_device, events)]
+                    .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
             // An interrupted sleep is one that ended early.
             let _ = poll(&mut fds, None);
             let [stopped, cm, events] = fds.map(|fd| fd.revents());
             if !stopped.is_empty() {
                 return;
             }
-            if !cm.is_empty() && self.cm.run() {
-                self.push(AsyncEvent::DeviceFatal);
+            if of_cm.is_ready(cm) {
+                let (count, removed) = self.cm.run();
+                if of_cm.took(cm, count) | removed {
+                    self.push(AsyncEvent::DeviceFatal);
+                }
             }
-            if !events.is_empty() {
-                self.take_async();
+            if of_device.is_ready(events) && of_device.took(events, self.take_async()) {
+                self.push(AsyncEvent::DeviceFatal);
             }
         }
     }
 
-    fn take_async(&self) {
+    /// Takes the device's events; returns how many there were.
+    fn take_async(&self) -> usize {
         let verbs = &self.context.libs.verbs;
+        let mut count = 0;
         loop {
             let mut event = IbvAsyncEvent { element: core::ptr::null_mut(), event_type: 0 };
             // SAFETY: the context is open and does not block.
             if unsafe { (verbs.get_async_event)(self.context.raw(), &raw mut event) } != 0 {
-                return;
+                return count;
             }
+            count += 1;
             let translated = self.translate(event.event_type, event.element);
             // SAFETY: the event just taken.
             unsafe { (verbs.ack_async_event)(&raw mut event) };
@@ -224,12 +250,13 @@ impl Inner {
                 let cq = cqs.find(|cq| cq.sends() == raw || cq.receives() == raw)?;
                 Some(AsyncEvent::CqError(cq.id))
             }
-            1..=4 => {
+            1..=5 => {
                 // SAFETY: these events are of queue pairs.
                 let qp = unsafe { element.cast::<IbvQp>().as_ref() }?;
                 let qpn = Qpn(qp.qp_num);
                 Some(match kind {
                     4 => AsyncEvent::CommEstablished(qpn),
+                    5 => AsyncEvent::SqDrained(qpn),
                     _ => AsyncEvent::QpFatal(qpn),
                 })
             }
@@ -250,7 +277,7 @@ impl Inner {
 }
 
 /// The inline bytes a queue pair of this device can have; only making one tells.
-fn most_inline(context: &Arc<Context>) -> usize {
+fn most_inline(context: &Arc<Context>, mtu: Mtu) -> usize {
     let attempt = || {
         let pd = Arc::new(Pd::new(context, PdId(0))?);
         let cq = Arc::new(Cq::new(context, CqId(0), 1)?);
@@ -272,7 +299,7 @@ fn most_inline(context: &Arc<Context>) -> usize {
         let mut sizes = INLINE.into_iter();
         let most = sizes.find(|&max_inline| {
             let init = QpInit { cap: QpCap { max_inline, ..cap }, ..init };
-            Qp::new(&init, Arc::clone(&pd), Arc::clone(&cq), Arc::clone(&cq)).is_ok()
+            Qp::new(&init, Arc::clone(&pd), Arc::clone(&cq), Arc::clone(&cq), mtu).is_ok()
         });
         Ok::<usize, Error>(most.unwrap_or(0))
     };
@@ -295,7 +322,8 @@ impl Device for RdmaCoreDevice {
         let mut tables = self.write();
         tables.pd(pd)?;
         let used = tables.qps.values().any(|qp| qp.pd.id == pd)
-            || tables.mrs.values().any(|mr| mr.pd.id == pd);
+            || tables.mrs.values().any(|mr| mr.pd.id == pd)
+            || tables.mws.values().any(|mw| mw.pd.id == pd);
         if used {
             return Err(Error::Busy("the protection domain"));
         }
@@ -313,10 +341,14 @@ impl Device for RdmaCoreDevice {
         access: Access,
     ) -> Result<MrKeys, Error> {
         // Pinning memory takes time: not under the lock.
-        let pd = self.read().pd(pd)?;
+        let id = pd;
+        let pd = self.read().pd(id)?;
         let mr = Mr::new(&pd, buffer, offset, len, iova, access)?;
         let keys = mr.keys();
-        self.write().mrs.insert(keys.lkey, mr);
+        let mut tables = self.write();
+        // It may have been removed meanwhile.
+        tables.pd(id)?;
+        tables.mrs.insert(keys.lkey, mr);
         Ok(keys)
     }
 
@@ -327,13 +359,59 @@ impl Device for RdmaCoreDevice {
 
     fn dereg_mr(&self, lkey: u32) -> Result<(), Error> {
         let mr = self.write().mrs.remove(&lkey);
-        mr.map(drop).ok_or(Error::NoSuch("memory region"))
+        let mut mr = mr.ok_or(Error::NoSuch("memory region"))?;
+        // Not under the lock: unpinning takes time.
+        let done = mr.deregister();
+        if done.is_err() {
+            self.write().mrs.insert(lkey, mr);
+        }
+        done
+    }
+
+    fn alloc_mw(&self, pd: PdId, kind: MwType) -> Result<u32, Error> {
+        let mut tables = self.write();
+        let window = Mw::new(&tables.pd(pd)?, kind)?;
+        let key = window.key();
+        tables.mws.insert(key >> 8, window);
+        Ok(key)
+    }
+
+    fn bind_mw(
+        &self,
+        qp: Qpn,
+        window: u32,
+        id: u64,
+        to: &MwBind,
+        flags: SendFlags,
+    ) -> Result<u32, Error> {
+        let mut tables = self.write();
+        let qp = tables.qp(qp)?;
+        let none = Error::NoSuch("memory window");
+        let mut mw = tables.mws.remove(&(window >> 8)).ok_or(none)?;
+        let region = tables.mrs.get(&to.lkey);
+        let result = if mw.kind() != MwType::Type1 {
+            Err(Error::Invalid("a window of type 2 is bound by a send request"))
+        } else if mw.pd.id != qp.pd.id {
+            Err(Error::Invalid("window and queue pair are of two protection domains"))
+        } else if region.is_none() && to.len > 0 {
+            Err(Error::NoSuch("memory region"))
+        } else {
+            mw.bind(qp.raw(), id, info(to, region), flags)
+        };
+        // The device may give it quite another key.
+        tables.mws.insert(mw.key() >> 8, mw);
+        result
+    }
+
+    fn dealloc_mw(&self, window: u32) -> Result<(), Error> {
+        let gone = self.write().mws.remove(&(window >> 8));
+        gone.map(drop).ok_or(Error::NoSuch("memory window"))
     }
 
     fn create_cq(&self, depth: usize) -> Result<CqId, Error> {
-        let mut tables = self.write();
-        let id = CqId(tables.number());
-        tables.cqs.insert(id, Arc::new(Cq::new(&self.inner.context, id, depth)?));
+        let id = CqId(self.write().number());
+        let cq = Arc::new(Cq::new(&self.inner.context, id, depth)?);
+        self.write().cqs.insert(id, cq);
         Ok(id)
     }
 
@@ -361,14 +439,25 @@ impl Device for RdmaCoreDevice {
     }
 
     fn create_qp(&self, init: &QpInit) -> Result<Qpn, Error> {
-        let mut tables = self.write();
+        let tables = self.read();
         let pd = tables.pd(init.pd)?;
         let (send_cq, recv_cq) = (tables.cq(init.send_cq)?, tables.cq(init.recv_cq)?);
+        // The device takes its time: not under the lock.
+        drop(tables);
         let mut init = *init;
         // What programs ask for without a need must not keep them from a device with less.
         init.cap.max_inline = init.cap.max_inline.min(self.attr.max_inline);
-        let qp = Qp::new(&init, pd, send_cq, recv_cq)?;
+        let qp = Qp::new(&init, pd, send_cq, recv_cq, self.attr.mtu)?;
         let qpn = qp.qpn;
+        let mut tables = self.write();
+        // What it uses may have been removed meanwhile.
+        let there = tables.pd(init.pd).is_ok()
+            && tables.cq(init.send_cq).is_ok()
+            && tables.cq(init.recv_cq).is_ok();
+        if !there {
+            drop(tables);
+            return Err(Error::NoSuch("protection domain or completion queue"));
+        }
         tables.qps.insert(qpn, Arc::new(qp));
         Ok(qpn)
     }
@@ -381,7 +470,7 @@ impl Device for RdmaCoreDevice {
 
     fn query_qp(&self, qp: Qpn) -> Result<(QpState, QpAttr), Error> {
         let qp = self.read().qp(qp)?;
-        Ok(present(&qp.query()?, &self.gids()))
+        Ok(present(&qp.query()?, &self.gids(), qp.kind))
     }
 
     fn destroy_qp(&self, qp: Qpn) -> Result<(), Error> {
@@ -393,8 +482,14 @@ impl Device for RdmaCoreDevice {
     }
 
     fn post_send(&self, qp: Qpn, wrs: &[SendWr<'_>]) -> Result<(), (usize, Error)> {
-        let qp = self.read().qp(qp).map_err(|error| (0, error))?;
-        qp.send(wrs)
+        let tables = self.read();
+        let qp = tables.qp(qp).map_err(|error| (0, error))?;
+        if wrs.iter().any(|wr| matches!(wr.op, SendOp::BindMw { .. })) {
+            // Windows and regions stay as long as the tables are held.
+            return qp.send(wrs, &|key, to| tables.binding(key, to));
+        }
+        drop(tables);
+        qp.send(wrs, &|_, _| Err(Error::NoSuch("memory window")))
     }
 
     fn post_recv(&self, qp: Qpn, wrs: &[RecvWr<'_>]) -> Result<(), (usize, Error)> {

@@ -18,7 +18,12 @@ pub(crate) struct IbvDevice {
 /// `struct ibv_context_ops`: the calls that are inline functions in C [VERBS-1].
 #[repr(C)]
 pub(crate) struct ContextOps {
-    unused_before: [*const c_void; 11],
+    unused_before: [*const c_void; 7],
+    pub(crate) alloc_mw: Option<unsafe extern "C" fn(*mut IbvPd, c_uint) -> *mut IbvMw>,
+    pub(crate) bind_mw:
+        Option<unsafe extern "C" fn(*mut IbvQp, *mut IbvMw, *mut IbvMwBind) -> c_int>,
+    pub(crate) dealloc_mw: Option<unsafe extern "C" fn(*mut IbvMw) -> c_int>,
+    unused_create: *const c_void,
     pub(crate) poll_cq: unsafe extern "C" fn(*mut IbvCq, c_int, *mut Wc) -> c_int,
     pub(crate) req_notify_cq: unsafe extern "C" fn(*mut IbvCq, c_int) -> c_int,
     unused_between: [*const c_void; 12],
@@ -63,11 +68,16 @@ pub(crate) struct IbvDeviceAttr {
     pub(crate) max_ee_rd_atom: c_int,
     pub(crate) max_res_rd_atom: c_int,
     pub(crate) max_qp_init_rd_atom: c_int,
-    pub(crate) unused: [c_int; 16],
+    pub(crate) unused: [c_int; 4],
+    pub(crate) max_mw: c_int,
+    pub(crate) unused_after: [c_int; 11],
     pub(crate) max_pkeys: u16,
     pub(crate) local_ca_ack_delay: u8,
     pub(crate) phys_port_cnt: u8,
 }
+
+/// `IBV_DEVICE_MEM_WINDOW`, `IBV_DEVICE_MEM_WINDOW_TYPE_2A` and `IBV_DEVICE_MEM_WINDOW_TYPE_2B`.
+pub(crate) const CAP_WINDOWS: [c_uint; 3] = [1 << 17, 1 << 23, 1 << 24];
 
 /// `struct ibv_port_attr`.
 #[repr(C)]
@@ -115,6 +125,41 @@ pub(crate) struct IbvMr {
     pub(crate) handle: u32,
     pub(crate) lkey: u32,
     pub(crate) rkey: u32,
+}
+
+/// `struct ibv_mw`.
+#[repr(C)]
+pub(crate) struct IbvMw {
+    pub(crate) context: *mut IbvContext,
+    pub(crate) pd: *mut IbvPd,
+    pub(crate) rkey: u32,
+    pub(crate) handle: u32,
+    pub(crate) kind: c_uint,
+}
+
+/// `struct ibv_mw_bind_info`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct MwBindInfo {
+    pub(crate) mr: *mut IbvMr,
+    pub(crate) addr: u64,
+    pub(crate) length: u64,
+    pub(crate) access: c_uint,
+}
+
+/// `struct ibv_mw_bind`.
+#[repr(C)]
+pub(crate) struct IbvMwBind {
+    pub(crate) wr_id: u64,
+    pub(crate) send_flags: c_uint,
+    pub(crate) bind_info: MwBindInfo,
+}
+
+/// `struct ibv_ah`, seen only through functions.
+#[derive(Debug)]
+#[repr(C)]
+pub(crate) struct IbvAh {
+    hidden: [u8; 0],
 }
 
 /// `struct ibv_comp_channel`, up to what is used of it.
@@ -172,6 +217,8 @@ pub(crate) struct QpInitAttr {
 
 /// `IBV_QPT_RC`.
 pub(crate) const QPT_RC: c_uint = 2;
+/// `IBV_QPT_UD`.
+pub(crate) const QPT_UD: c_uint = 4;
 
 /// `struct ibv_ah_attr` with its `struct ibv_global_route`.
 #[derive(Clone, Copy, Debug, Default)]
@@ -228,6 +275,8 @@ pub(crate) mod mask {
     use core::ffi::c_int;
 
     pub(crate) const STATE: c_int = 1;
+    pub(crate) const CUR_STATE: c_int = 1 << 1;
+    pub(crate) const SQD_NOTIFY: c_int = 1 << 2;
     pub(crate) const ACCESS: c_int = 1 << 3;
     pub(crate) const PKEY_INDEX: c_int = 1 << 4;
     pub(crate) const PORT: c_int = 1 << 5;
@@ -245,7 +294,7 @@ pub(crate) mod mask {
     pub(crate) const DEST_QPN: c_int = 1 << 20;
 }
 
-/// `struct ibv_send_wr`. Of its last union, for windows and segmentation, only the size matters.
+/// `struct ibv_send_wr`. Of its last union only what is for windows is used.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct IbvSendWr {
@@ -259,7 +308,7 @@ pub(crate) struct IbvSendWr {
     pub(crate) imm_or_key: u32,
     pub(crate) wr: WrUnion,
     pub(crate) remote_srqn: u32,
-    pub(crate) unused: [u64; 6],
+    pub(crate) bind: WrBind,
 }
 
 /// What an operation needs of its own.
@@ -268,6 +317,25 @@ pub(crate) struct IbvSendWr {
 pub(crate) union WrUnion {
     pub(crate) rdma: WrRdma,
     pub(crate) atomic: WrAtomic,
+    pub(crate) ud: WrUd,
+}
+
+/// Datagrams.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct WrUd {
+    pub(crate) ah: *mut IbvAh,
+    pub(crate) remote_qpn: u32,
+    pub(crate) remote_qkey: u32,
+}
+
+/// The binding of a window.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct WrBind {
+    pub(crate) mw: *mut IbvMw,
+    pub(crate) rkey: u32,
+    pub(crate) info: MwBindInfo,
 }
 
 /// Reads and writes.
@@ -432,6 +500,8 @@ symbols! {
     dealloc_pd = "ibv_dealloc_pd"(*mut IbvPd) -> c_int;
     reg_mr = "ibv_reg_mr_iova2"(*mut IbvPd, *mut c_void, usize, u64, c_uint) -> *mut IbvMr;
     dereg_mr = "ibv_dereg_mr"(*mut IbvMr) -> c_int;
+    create_ah = "ibv_create_ah"(*mut IbvPd, *mut AhAttr) -> *mut IbvAh;
+    destroy_ah = "ibv_destroy_ah"(*mut IbvAh) -> c_int;
     create_comp_channel = "ibv_create_comp_channel"(*mut IbvContext) -> *mut CompChannel;
     destroy_comp_channel = "ibv_destroy_comp_channel"(*mut CompChannel) -> c_int;
     create_cq = "ibv_create_cq"(*mut IbvContext, c_int, *mut c_void, *mut CompChannel, c_int) -> *mut IbvCq;

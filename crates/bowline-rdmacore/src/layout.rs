@@ -5,10 +5,11 @@ use std::io::Write;
 use std::process::{Command, Stdio};
 
 use crate::ffi::{
-    AhAttr, CompChannel, ContextOps, EventChannel, GID_ROCE_V2, GidEntry, IbvAsyncEvent,
-    IbvContext, IbvCq, IbvDeviceAttr, IbvMr, IbvPd, IbvQp, IbvQpAttr, IbvQpCap, IbvRecvWr,
-    IbvSendWr, OPTION_ID, OPTION_ID_TOS, PORT_ACTIVE, PS_TCP, PortAttr, QPT_RC, QpInitAttr,
-    RdmaConnParam, RdmaEvent, RdmaId, WC_GRH, WC_WITH_IMM, WC_WITH_INV, Wc, WrAtomic, WrRdma, mask,
+    AhAttr, CAP_WINDOWS, CompChannel, ContextOps, EventChannel, GID_ROCE_V2, GidEntry,
+    IbvAsyncEvent, IbvContext, IbvCq, IbvDeviceAttr, IbvMr, IbvMw, IbvMwBind, IbvPd, IbvQp,
+    IbvQpAttr, IbvQpCap, IbvRecvWr, IbvSendWr, MwBindInfo, OPTION_ID, OPTION_ID_TOS, PORT_ACTIVE,
+    PS_TCP, PortAttr, QPT_RC, QPT_UD, QpInitAttr, RdmaConnParam, RdmaEvent, RdmaId, WC_GRH,
+    WC_WITH_IMM, WC_WITH_INV, Wc, WrAtomic, WrBind, WrRdma, WrUd, mask,
 };
 
 /// What the compiler says of each expression; `None`, with the reason on standard output, when it or
@@ -76,20 +77,24 @@ fn declarations_are_those_of_the_headers() {
     }
     sizes! {
         ContextOps = "ibv_context_ops", IbvDeviceAttr = "ibv_device_attr", PortAttr = "ibv_port_attr",
-        GidEntry = "ibv_gid_entry", IbvPd = "ibv_pd", IbvMr = "ibv_mr", IbvQpCap = "ibv_qp_cap",
+        GidEntry = "ibv_gid_entry", IbvPd = "ibv_pd", IbvMr = "ibv_mr", IbvMw = "ibv_mw",
+        MwBindInfo = "ibv_mw_bind_info", IbvMwBind = "ibv_mw_bind", IbvQpCap = "ibv_qp_cap",
         QpInitAttr = "ibv_qp_init_attr", AhAttr = "ibv_ah_attr", IbvQpAttr = "ibv_qp_attr",
         IbvSendWr = "ibv_send_wr", IbvRecvWr = "ibv_recv_wr", Wc = "ibv_wc",
         bowline_verbs::Sge = "ibv_sge", IbvAsyncEvent = "ibv_async_event",
         EventChannel = "rdma_event_channel", RdmaConnParam = "rdma_conn_param"
     }
     fields! {
-        ContextOps = "ibv_context_ops": poll_cq, req_notify_cq, post_send, post_recv;
+        ContextOps = "ibv_context_ops": alloc_mw, bind_mw, dealloc_mw, poll_cq, req_notify_cq, post_send, post_recv;
         IbvContext = "ibv_context": device, ops, cmd_fd, async_fd;
         IbvDeviceAttr = "ibv_device_attr": node_guid, max_qp, max_qp_wr, max_sge, max_cq, max_cqe,
-            max_mr, max_qp_rd_atom, max_qp_init_rd_atom, max_pkeys, phys_port_cnt;
+            max_mr, max_qp_rd_atom, max_qp_init_rd_atom, max_mw, max_pkeys, phys_port_cnt;
         PortAttr = "ibv_port_attr": state, max_mtu, active_mtu, gid_tbl_len, max_msg_sz;
         GidEntry = "ibv_gid_entry": gid, gid_index, port_num, gid_type, ndev_ifindex;
         IbvMr = "ibv_mr": lkey, rkey;
+        IbvMw = "ibv_mw": context, pd, rkey, handle, kind = "type";
+        MwBindInfo = "ibv_mw_bind_info": mr, addr, length, access = "mw_access_flags";
+        IbvMwBind = "ibv_mw_bind": wr_id, send_flags, bind_info;
         CompChannel = "ibv_comp_channel": fd;
         IbvCq = "ibv_cq": channel, cq_context, cqe;
         IbvQp = "ibv_qp": send_cq, recv_cq, handle, qp_num;
@@ -98,7 +103,7 @@ fn declarations_are_those_of_the_headers() {
         AhAttr = "ibv_ah_attr": dgid = "grh.dgid", flow_label = "grh.flow_label",
             sgid_index = "grh.sgid_index", hop_limit = "grh.hop_limit",
             traffic_class = "grh.traffic_class", dlid, is_global, port_num;
-        IbvQpAttr = "ibv_qp_attr": qp_state, path_mtu, qkey, rq_psn, sq_psn, dest_qp_num,
+        IbvQpAttr = "ibv_qp_attr": cur_qp_state, en_sqd_async_notify, sq_draining, qp_state, path_mtu, qkey, rq_psn, sq_psn, dest_qp_num,
             qp_access_flags, cap, ah_attr, alt_ah_attr, pkey_index, max_rd_atomic,
             max_dest_rd_atomic, min_rnr_timer, port_num, timeout, retry_cnt, rnr_retry, rate_limit;
         IbvSendWr = "ibv_send_wr": wr_id, next, sg_list, num_sge, opcode, send_flags,
@@ -115,7 +120,7 @@ fn declarations_are_those_of_the_headers() {
             initiator_depth, flow_control, retry_count, rnr_retry_count, srq, qp_num;
         RdmaEvent = "rdma_cm_event": id, listen_id, event, status, conn = "param.conn";
     }
-    let wr = offset_of!(IbvSendWr, wr);
+    let (wr, bind) = (offset_of!(IbvSendWr, wr), offset_of!(IbvSendWr, bind));
     let send = "struct ibv_send_wr";
     for (field, at) in [
         ("wr.rdma.remote_addr", offset_of!(WrRdma, remote_addr)),
@@ -126,8 +131,22 @@ fn declarations_are_those_of_the_headers() {
     ] {
         wanted.push((format!("offsetof({send}, {field})"), wr + at));
     }
+    for (field, at) in [
+        ("wr.ud.ah", wr + offset_of!(WrUd, ah)),
+        ("wr.ud.remote_qpn", wr + offset_of!(WrUd, remote_qpn)),
+        ("wr.ud.remote_qkey", wr + offset_of!(WrUd, remote_qkey)),
+        ("bind_mw.mw", bind + offset_of!(WrBind, mw)),
+        ("bind_mw.rkey", bind + offset_of!(WrBind, rkey)),
+        ("bind_mw.bind_info", bind + offset_of!(WrBind, info)),
+    ] {
+        wanted.push((format!("offsetof({send}, {field})"), at));
+    }
     numbers! {
         PORT_ACTIVE => "IBV_PORT_ACTIVE", GID_ROCE_V2 => "IBV_GID_TYPE_ROCE_V2", QPT_RC => "IBV_QPT_RC",
+        QPT_UD => "IBV_QPT_UD", CAP_WINDOWS[0] => "IBV_DEVICE_MEM_WINDOW",
+        CAP_WINDOWS[1] => "IBV_DEVICE_MEM_WINDOW_TYPE_2A",
+        CAP_WINDOWS[2] => "IBV_DEVICE_MEM_WINDOW_TYPE_2B",
+        mask::CUR_STATE => "IBV_QP_CUR_STATE", mask::SQD_NOTIFY => "IBV_QP_EN_SQD_ASYNC_NOTIFY",
         WC_GRH => "IBV_WC_GRH", WC_WITH_IMM => "IBV_WC_WITH_IMM", WC_WITH_INV => "IBV_WC_WITH_INV",
         PS_TCP => "RDMA_PS_TCP", OPTION_ID => "RDMA_OPTION_ID",
         OPTION_ID_TOS => "RDMA_OPTION_ID_TOS", mask::STATE => "IBV_QP_STATE",
@@ -141,12 +160,15 @@ fn declarations_are_those_of_the_headers() {
         // Written as numbers in the modules.
         0 => "IBV_WR_RDMA_WRITE", 1 => "IBV_WR_RDMA_WRITE_WITH_IMM", 2 => "IBV_WR_SEND",
         3 => "IBV_WR_SEND_WITH_IMM", 4 => "IBV_WR_RDMA_READ", 5 => "IBV_WR_ATOMIC_CMP_AND_SWP",
-        6 => "IBV_WR_ATOMIC_FETCH_AND_ADD", 7 => "IBV_WR_LOCAL_INV", 9 => "IBV_WR_SEND_WITH_INV",
-        0x80 => "IBV_WC_RECV", 0x81 => "IBV_WC_RECV_RDMA_WITH_IMM", 6 => "IBV_WC_LOCAL_INV",
+        6 => "IBV_WR_ATOMIC_FETCH_AND_ADD", 7 => "IBV_WR_LOCAL_INV", 8 => "IBV_WR_BIND_MW", 9 => "IBV_WR_SEND_WITH_INV",
+        0x80 => "IBV_WC_RECV", 0x81 => "IBV_WC_RECV_RDMA_WITH_IMM", 6 => "IBV_WC_LOCAL_INV", 5 => "IBV_WC_BIND_MW",
         0 => "IBV_EVENT_CQ_ERR", 1 => "IBV_EVENT_QP_FATAL", 3 => "IBV_EVENT_QP_ACCESS_ERR",
-        4 => "IBV_EVENT_COMM_EST", 8 => "IBV_EVENT_DEVICE_FATAL",
+        4 => "IBV_EVENT_COMM_EST", 5 => "IBV_EVENT_SQ_DRAINED", 8 => "IBV_EVENT_DEVICE_FATAL",
         5 => "RDMA_CM_EVENT_CONNECT_RESPONSE", 15 => "RDMA_CM_EVENT_TIMEWAIT_EXIT",
         bowline_verbs::QpState::Err as u8 => "IBV_QPS_ERR",
+        bowline_verbs::MwType::Type1 as u8 => "IBV_MW_TYPE_1",
+        bowline_verbs::MwType::Type2 as u8 => "IBV_MW_TYPE_2",
+        bowline_verbs::Access::MW_BIND.bits() => "IBV_ACCESS_MW_BIND",
         bowline_verbs::Access::ZERO_BASED.bits() => "IBV_ACCESS_ZERO_BASED",
         bowline_verbs::SendFlags::INLINE.bits() => "IBV_SEND_INLINE"
     }

@@ -11,7 +11,8 @@
 //! The background thread moves queue pairs along with their connections, so that a program that only
 //! waits for completions sees its requests flushed when the peer has gone.
 //!
-//! Not offered: fast registration (userspace verbs have none) and unreliable datagrams.
+//! Not offered: fast registration, which userspace verbs have none of: a window of type 2, bound to a
+//! region that stays, is what serves for it [MR-12]; and flushes and atomic writes.
 //!
 //! Spec: `docs/spec/roce.md`, sections 9.4 and 14.
 
@@ -24,7 +25,9 @@ mod ffi;
 #[cfg(test)]
 mod layout;
 mod load;
+mod mw;
 mod qp;
+mod watch;
 
 pub use device::{Listed, RdmaCoreDevice, list};
 pub use load::Unavailable;

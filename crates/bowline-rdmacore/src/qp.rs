@@ -7,22 +7,22 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 
 use bowline_verbs::{
-    Access, AddressVector, Error, Mtu, QpAttr, QpCap, QpInit, QpState, QpType, Qpn, RecvWr, Remote,
-    SendFlags, SendOp, SendWr, Sge,
+    Access, AddressVector, Error, Mtu, MwBind, QpAttr, QpCap, QpInit, QpState, QpType, Qpn, RecvWr,
+    Remote, SendFlags, SendOp, SendWr, Sge,
 };
 
 use crate::context::{Gid, Pd};
 use crate::cq::Cq;
 use crate::error::{check, freed, last_errno, limit, post, system};
 use crate::ffi::{
-    AhAttr, IbvQp, IbvQpAttr, IbvQpCap, IbvRecvWr, IbvSendWr, QPT_RC, QpInitAttr, WrAtomic, WrRdma,
-    WrUnion, mask,
+    AhAttr, IbvQp, IbvQpAttr, IbvQpCap, IbvRecvWr, IbvSendWr, MwBindInfo, QPT_RC, QPT_UD,
+    QpInitAttr, WrAtomic, WrBind, WrRdma, WrUd, WrUnion, mask,
 };
 
 /// Requests handed to the device at once.
 const BATCH: usize = 16;
 /// Hop limit of packets.
-const HOPS: u8 = 64;
+pub(crate) const HOPS: u8 = 64;
 
 /// A queue pair.
 #[derive(Debug)]
@@ -33,6 +33,9 @@ pub(crate) struct Qp {
     pub(crate) recv_cq: Arc<Cq>,
     /// Bytes that can be sent inline.
     pub(crate) inline: usize,
+    pub(crate) kind: QpType,
+    /// Most bytes of a datagram.
+    mtu: usize,
     raw: NonNull<IbvQp>,
 }
 
@@ -47,10 +50,8 @@ impl Qp {
         pd: Arc<Pd>,
         send_cq: Arc<Cq>,
         recv_cq: Arc<Cq>,
+        mtu: Mtu,
     ) -> Result<Self, Error> {
-        if init.qp_type != QpType::Rc {
-            return Err(Error::NotSupported("unreliable datagrams"));
-        }
         let QpCap { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline } = init.cap;
         let size = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         let none = core::ptr::null_mut();
@@ -66,7 +67,10 @@ impl Qp {
                 max_recv_sge: size(max_recv_sge),
                 max_inline_data: size(max_inline),
             },
-            qp_type: QPT_RC,
+            qp_type: match init.qp_type {
+                QpType::Rc => QPT_RC,
+                QpType::Ud => QPT_UD,
+            },
             sq_sig_all: init.sq_sig_all.into(),
         };
         // SAFETY: the domain and the queues live at least as long as the queue pair, which holds
@@ -79,7 +83,12 @@ impl Qp {
         // SAFETY: just made; the number does not change.
         let qpn = Qpn(unsafe { raw.as_ref() }.qp_num);
         let inline = attr.cap.max_inline_data as usize;
-        Ok(Self { qpn, pd, send_cq, recv_cq, inline, raw })
+        let (kind, mtu) = (init.qp_type, mtu.bytes());
+        Ok(Self { qpn, pd, send_cq, recv_cq, inline, kind, mtu, raw })
+    }
+
+    pub(crate) const fn raw(&self) -> *mut IbvQp {
+        self.raw.as_ptr()
     }
 
     /// Changes it as the connection manager or [`attributes`] say.
@@ -110,6 +119,9 @@ impl Qp {
         let query = self.pd.context.libs.verbs.query_qp;
         let all = mask::STATE
             | mask::ACCESS
+            | mask::QKEY
+            | mask::PORT
+            | mask::PKEY_INDEX
             | mask::AV
             | mask::PATH_MTU
             | mask::TIMEOUT
@@ -132,21 +144,22 @@ impl Qp {
         self.query().map(|attr| state(attr.qp_state))
     }
 
-    /// Posts send requests; on an error tells how many were accepted.
-    pub(crate) fn send(&self, wrs: &[SendWr<'_>]) -> Result<(), (usize, Error)> {
+    /// Posts send requests; on an error tells how many were accepted. `binds` knows windows and regions,
+    /// which stay as long as the call takes.
+    pub(crate) fn send(&self, wrs: &[SendWr<'_>], binds: &Binds<'_>) -> Result<(), (usize, Error)> {
         for (n, part) in wrs.chunks(BATCH).enumerate() {
-            self.send_batch(part).map_err(|(at, error)| (n * BATCH + at, error))?;
+            self.send_batch(part, binds).map_err(|(at, error)| (n * BATCH + at, error))?;
         }
         Ok(())
     }
 
-    fn send_batch(&self, wrs: &[SendWr<'_>]) -> Result<(), (usize, Error)> {
+    fn send_batch(&self, wrs: &[SendWr<'_>], binds: &Binds<'_>) -> Result<(), (usize, Error)> {
         let mut inlines = [Sge::default(); BATCH];
         let mut list = [EMPTY_SEND; BATCH];
         let mut good = 0;
         let mut bad = None;
         for ((wr, inline), to) in wrs.iter().zip(&mut inlines).zip(&mut list) {
-            match self.translate(wr, inline) {
+            match self.translate(wr, inline, binds) {
                 Ok(request) => *to = request,
                 Err(error) => {
                     bad = Some(error);
@@ -174,7 +187,13 @@ impl Qp {
         bad.map_or(Ok(()), |error| Err((good, error)))
     }
 
-    fn translate(&self, wr: &SendWr<'_>, inline: &mut Sge) -> Result<IbvSendWr, Error> {
+    fn translate(
+        &self,
+        wr: &SendWr<'_>,
+        inline: &mut Sge,
+        binds: &Binds<'_>,
+    ) -> Result<IbvSendWr, Error> {
+        self.check(wr)?;
         let mut out = IbvSendWr { wr_id: wr.id, send_flags: wr.flags.bits(), ..EMPTY_SEND };
         (out.sg_list, out.num_sge) = if wr.flags.contains(SendFlags::INLINE) {
             if wr.inline.len() > self.inline {
@@ -208,9 +227,40 @@ impl Qp {
             SendOp::LocalInv(key) => (out.opcode, out.imm_or_key) = (7, *key),
             // [VERBS-1]
             SendOp::RegMr { .. } => return Err(Error::NotSupported("fast registration")),
-            SendOp::Datagram(..) => return Err(Error::NotSupported("unreliable datagrams")),
+            SendOp::Flush { .. } | SendOp::AtomicWrite(_) => {
+                return Err(Error::NotSupported("a flush or atomic write"));
+            }
+            SendOp::BindMw { key, to } => (out.opcode, out.bind) = (8, binds(*key, to)?),
+            SendOp::Datagram(to, imm) => {
+                out.opcode = 2;
+                if let Some(imm) = imm {
+                    (out.opcode, out.imm_or_key) = (3, imm.to_be());
+                }
+                let ah = self.pd.ah(to.addr)?;
+                out.wr.ud = WrUd { ah, remote_qpn: to.qpn.0, remote_qkey: to.qkey };
+            }
         }
         Ok(out)
+    }
+
+    /// What devices do not refuse, or not all in the same way.
+    fn check(&self, wr: &SendWr<'_>) -> Result<(), Error> {
+        let datagram = matches!(wr.op, SendOp::Datagram(..));
+        match self.kind {
+            QpType::Rc if datagram => Err(Error::Invalid("datagrams are for UD queue pairs")),
+            QpType::Ud if !datagram => Err(Error::Invalid("a UD queue pair sends datagrams only")),
+            QpType::Ud => {
+                let len = match wr.flags.contains(SendFlags::INLINE) {
+                    true => wr.inline.len(),
+                    false => wr.sges.iter().map(|sge| sge.len as usize).sum(),
+                };
+                match len > self.mtu {
+                    true => Err(Error::Invalid("a datagram is at most one MTU")),
+                    false => Ok(()),
+                }
+            }
+            QpType::Rc => Ok(()),
+        }
     }
 
     /// Posts receive requests; on an error tells how many were accepted.
@@ -252,6 +302,9 @@ impl Drop for Qp {
     }
 }
 
+/// Finds what a window is to be bound to, by the new key and the binding.
+pub(crate) type Binds<'a> = dyn Fn(u32, &MwBind) -> Result<WrBind, Error> + 'a;
+
 const EMPTY_SEND: IbvSendWr = IbvSendWr {
     wr_id: 0,
     next: core::ptr::null_mut(),
@@ -262,7 +315,11 @@ const EMPTY_SEND: IbvSendWr = IbvSendWr {
     imm_or_key: 0,
     wr: WrUnion { atomic: WrAtomic { remote_addr: 0, compare_add: 0, swap: 0, rkey: 0 } },
     remote_srqn: 0,
-    unused: [0; 6],
+    bind: WrBind {
+        mw: core::ptr::null_mut(),
+        rkey: 0,
+        info: MwBindInfo { mr: core::ptr::null_mut(), addr: 0, length: 0, access: 0 },
+    },
 };
 
 const EMPTY_RECV: IbvRecvWr =
@@ -296,7 +353,7 @@ fn state(number: u32) -> QpState {
     all.into_iter().find(|state| *state as u32 == number).unwrap_or(Err)
 }
 
-fn gid(addr: IpAddr) -> [u8; 16] {
+pub(crate) fn gid(addr: IpAddr) -> [u8; 16] {
     match addr {
         IpAddr::V4(addr) => addr.to_ipv6_mapped().octets(),
         IpAddr::V6(addr) => addr.octets(),
@@ -336,6 +393,25 @@ pub(crate) fn attributes(attr: &QpAttr, gids: &[Gid]) -> Result<(IbvQpAttr, c_in
             what |= mask::PORT | mask::PKEY_INDEX;
         }
     }
+    if let Some(state) = attr.cur_state {
+        out.cur_qp_state = state as u32;
+        what |= mask::CUR_STATE;
+    }
+    if let Some(port) = attr.port {
+        out.port_num = port;
+        what |= mask::PORT;
+    }
+    if let Some(index) = attr.pkey_index {
+        out.pkey_index = index;
+        what |= mask::PKEY_INDEX;
+    }
+    if let Some(notify) = attr.sqd_notify {
+        out.en_sqd_async_notify = notify.into();
+        what |= mask::SQD_NOTIFY;
+    }
+    if attr.sq_draining.is_some() {
+        return Err(Error::Invalid("sq_draining is only told"));
+    }
     if let Some(access) = attr.access {
         out.qp_access_flags = access.bits();
         what |= mask::ACCESS;
@@ -366,7 +442,7 @@ pub(crate) fn attributes(attr: &QpAttr, gids: &[Gid]) -> Result<(IbvQpAttr, c_in
 }
 
 /// What libibverbs tells, in our terms.
-pub(crate) fn present(attr: &IbvQpAttr, gids: &[Gid]) -> (QpState, QpAttr) {
+pub(crate) fn present(attr: &IbvQpAttr, gids: &[Gid], kind: QpType) -> (QpState, QpAttr) {
     let state = state(attr.qp_state);
     let ah = &attr.ah_attr;
     let own = gids.iter().find(|gid| gid.index == ah.sgid_index && gid.port == ah.port_num);
@@ -379,7 +455,12 @@ pub(crate) fn present(attr: &IbvQpAttr, gids: &[Gid]) -> (QpState, QpAttr) {
     let attr = QpAttr {
         state: Some(state),
         access: Some(Access::from_bits_truncate(attr.qp_access_flags)),
-        qkey: None,
+        qkey: (kind == QpType::Ud).then_some(attr.qkey),
+        cur_state: None,
+        port: Some(attr.port_num),
+        pkey_index: Some(attr.pkey_index),
+        sqd_notify: None,
+        sq_draining: (state == QpState::Sqd).then_some(attr.sq_draining != 0),
         av,
         path_mtu: u8::try_from(attr.path_mtu).ok().and_then(Mtu::from_code),
         dest_qpn: Some(Qpn(attr.dest_qp_num)),
@@ -429,11 +510,31 @@ mod tests {
             retry_cnt: Some(7),
             rnr_retry: Some(7),
             qkey: None,
+            port: Some(1),
+            pkey_index: Some(0),
+            cur_state: None,
+            sqd_notify: None,
+            sq_draining: None,
         };
         let (out, what) = attributes(&attr, &gids()).unwrap();
         assert_eq!(out.ah_attr.sgid_index, 3);
         assert_eq!(what & mask::QKEY, 0);
-        assert_eq!(present(&out, &gids()), (QpState::Rtr, attr));
+        assert_eq!(present(&out, &gids(), QpType::Rc), (QpState::Rtr, attr));
+        let other = QpAttr {
+            state: Some(QpState::Sqd),
+            cur_state: Some(QpState::Rts),
+            sqd_notify: Some(true),
+            qkey: Some(0x77),
+            ..QpAttr::default()
+        };
+        let (mut out, what) = attributes(&other, &gids()).unwrap();
+        let wanted = mask::STATE | mask::CUR_STATE | mask::SQD_NOTIFY | mask::QKEY;
+        assert_eq!((what, out.cur_qp_state, out.en_sqd_async_notify), (wanted, 3, 1));
+        out.sq_draining = 1;
+        let (state, told) = present(&out, &gids(), QpType::Ud);
+        assert_eq!((state, told.sq_draining, told.qkey), (QpState::Sqd, Some(true), Some(0x77)));
+        let told = QpAttr { sq_draining: Some(true), ..QpAttr::default() };
+        assert!(attributes(&told, &gids()).is_err());
         let elsewhere = QpAttr {
             av: attr.av.map(|av| AddressVector { local: "10.0.0.9".parse().unwrap(), ..av }),
             ..attr

@@ -9,7 +9,8 @@ use std::time::Duration;
 use bowline_roce::{Config, Counters, Device as Core, InUse, Instant};
 use bowline_verbs::{
     Access, AsyncEvent, Buffer, CmEvent, CmId, Completion, ConnParam, CqId, Device, DeviceAttr,
-    Error, MrKeys, Mtu, PdId, QpAttr, QpInit, QpState, Qpn, RecvWr, SendWr,
+    Error, MrKeys, Mtu, MwBind, MwType, PdId, QpAttr, QpInit, QpState, Qpn, RecvWr, SendFlags,
+    SendWr,
 };
 
 use crate::capture::Capture;
@@ -94,9 +95,11 @@ impl SoftDevice {
             max_cq: limits.cqs,
             max_cqe: limits.cqes,
             max_mr: limits.mrs,
+            max_mw: limits.mws,
             max_qp_rd_atom: limits.rd_atomic,
             max_inline: limits.inline,
             fast_registration: true,
+            flush: true,
         };
         let mut core = Core::new(core, seed);
         let lives = config.former_life.map(Lives::new);
@@ -281,6 +284,25 @@ impl Device for SoftDevice {
 
     fn dereg_mr(&self, lkey: u32) -> Result<(), Error> {
         self.set(|core| core.dereg_mr(lkey))
+    }
+
+    fn alloc_mw(&self, pd: PdId, kind: MwType) -> Result<u32, Error> {
+        self.set(|core| core.alloc_mw(pd, kind))
+    }
+
+    fn bind_mw(
+        &self,
+        qp: Qpn,
+        window: u32,
+        id: u64,
+        to: &MwBind,
+        flags: SendFlags,
+    ) -> Result<u32, Error> {
+        self.act(|st, now| st.core.bind_mw(now, qp, window, id, to, flags))
+    }
+
+    fn dealloc_mw(&self, window: u32) -> Result<(), Error> {
+        self.set(|core| core.dealloc_mw(window))
     }
 
     fn create_cq(&self, depth: usize) -> Result<CqId, Error> {

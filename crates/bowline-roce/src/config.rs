@@ -75,6 +75,8 @@ pub struct Limits {
     pub pds: usize,
     /// Memory regions.
     pub mrs: usize,
+    /// Memory windows.
+    pub mws: usize,
     /// Completion queues.
     pub cqs: usize,
     /// Entries of a completion queue.
@@ -98,6 +100,7 @@ impl Default for Limits {
         Self {
             pds: 1 << 16,
             mrs: 1 << 18,
+            mws: 1 << 18,
             cqs: 1 << 16,
             cqes: 1 << 20,
             qps: 1 << 16,

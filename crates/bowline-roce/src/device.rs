@@ -114,9 +114,11 @@ impl Device {
             max_cq: limits.cqs,
             max_cqe: limits.cqes,
             max_mr: limits.mrs,
+            max_mw: limits.mws,
             max_qp_rd_atom: limits.rd_atomic,
             max_inline: limits.inline,
             fast_registration: true,
+            flush: true,
         }
     }
 

@@ -40,6 +40,7 @@ mod counters;
 mod cq;
 mod device;
 mod mr;
+mod mw;
 mod paths;
 mod qp;
 mod rc;

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use bowline_verbs::{Access, Buffer, Error, MrKeys, PdId, Piece};
+use bowline_verbs::{Access, Buffer, Error, MrKeys, PdId, Piece, Qpn};
 
+use crate::mw::Window;
 use crate::rng::Rng;
 use crate::table::NumberMap;
 
@@ -21,13 +22,37 @@ pub(crate) enum KeyError {
     NoAccess,
     /// Some of the bytes lie outside of the region.
     OutOfRange,
+    /// A window is bound to the region.
+    InUse,
 }
 
-/// All regions of a device, under the upper 24 bits of their keys.
+/// Who uses a key: this side, in a protection domain, or the peer of one of its queue pairs. Windows are
+/// for peers alone.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Who {
+    pd: PdId,
+    peer_of: Option<Qpn>,
+}
+
+impl From<PdId> for Who {
+    fn from(pd: PdId) -> Self {
+        Self { pd, peer_of: None }
+    }
+}
+
+impl From<(PdId, Qpn)> for Who {
+    fn from((pd, qpn): (PdId, Qpn)) -> Self {
+        Self { pd, peer_of: Some(qpn) }
+    }
+}
+
+/// All regions and windows of a device, under the upper 24 bits of their keys.
 #[derive(Debug)]
 pub(crate) struct MrTable {
     regions: NumberMap<Region>,
     max: usize,
+    pub(crate) windows: NumberMap<Window>,
+    pub(crate) max_windows: usize,
 }
 
 #[derive(Debug)]
@@ -39,6 +64,8 @@ struct Region {
     /// `None`: a fast-registration region that is free [MR-6].
     memory: Option<Memory>,
     fast: bool,
+    /// Windows bound to it.
+    windows: u32,
 }
 
 #[derive(Debug)]
@@ -107,8 +134,14 @@ fn fits(buffer: &Buffer, offset: usize, len: usize) -> bool {
 }
 
 impl MrTable {
-    pub(crate) fn new(max: usize) -> Self {
-        Self { regions: NumberMap::default(), max: max.min(INDEX_END as usize / 2) }
+    pub(crate) fn new(max: usize, max_windows: usize) -> Self {
+        let most = INDEX_END as usize / 4;
+        Self {
+            regions: NumberMap::default(),
+            max: max.min(most),
+            windows: NumberMap::default(),
+            max_windows: max_windows.min(most),
+        }
     }
 
     /// Registers a stretch of memory [MR-5].
@@ -136,13 +169,15 @@ impl MrTable {
             return Err(Error::Invalid("the addresses of the region wrap"));
         }
         let memory = Memory::One { buffer: Arc::clone(buffer), offset, len };
-        self.insert(rng, Region { key: 0, pd, access, iova, memory: Some(memory), fast: false })
+        let memory = Some(memory);
+        self.insert(rng, Region { key: 0, pd, access, iova, memory, fast: false, windows: 0 })
     }
 
     /// Makes a region for fast registration, free at first [MR-6].
     pub(crate) fn allocate(&mut self, rng: &mut Rng, pd: PdId) -> Result<MrKeys, Error> {
         let access = Access::empty();
-        self.insert(rng, Region { key: 0, pd, access, iova: 0, memory: None, fast: true })
+        let (iova, memory) = (0, None);
+        self.insert(rng, Region { key: 0, pd, access, iova, memory, fast: true, windows: 0 })
     }
 
     /// Gives a region a key that was not in use, of a random index and byte [MR-1].
@@ -150,17 +185,22 @@ impl MrTable {
         if self.regions.len() >= self.max {
             return Err(Error::Limit("memory regions"));
         }
+        region.key = self.free_key(rng);
+        let keys = MrKeys { lkey: region.key, rkey: region.key };
+        self.regions.insert(region.key >> 8, region);
+        Ok(keys)
+    }
+
+    /// A key of a random byte and a random index that is neither a region's nor a window's.
+    pub(crate) fn free_key(&self, rng: &mut Rng) -> u32 {
         // At most half of the indexes are in use: two tries are the average at worst.
         loop {
-            let random = rng.next_u32();
-            let index = random >> 8 & (INDEX_END - 1);
-            if index == 0 || self.regions.contains_key(&index) {
-                continue;
+            let key = rng.next_u32();
+            let index = key >> 8;
+            let used = self.regions.contains_key(&index) || self.windows.contains_key(&index);
+            if index != 0 && !used {
+                return key;
             }
-            region.key = index << 8 | random & 0xff;
-            let keys = MrKeys { lkey: region.key, rkey: region.key };
-            self.regions.insert(index, region);
-            return Ok(keys);
         }
     }
 
@@ -168,6 +208,9 @@ impl MrTable {
     /// without looking the key up again [MR-11].
     pub(crate) fn deregister(&mut self, lkey: u32) -> Result<PdId, Error> {
         match self.regions.get(&(lkey >> 8)) {
+            Some(region) if region.key == lkey && region.windows > 0 => {
+                Err(Error::Busy("the memory region"))
+            }
             Some(region) if region.key == lkey => {
                 let pd = region.pd;
                 self.regions.remove(&(lkey >> 8));
@@ -182,9 +225,17 @@ impl MrTable {
         self.regions.len()
     }
 
-    /// Tells whether a region of this protection domain is left.
+    /// Tells whether a region or window of this protection domain is left.
     pub(crate) fn uses(&self, pd: PdId) -> bool {
         self.regions.values().any(|region| region.pd == pd)
+            || self.windows.values().any(|window| window.pd() == pd)
+    }
+
+    /// One window more, or less, is bound to a region.
+    pub(crate) fn count_window(&mut self, region: u32, change: i32) {
+        if let Some(region) = self.regions.get_mut(&(region >> 8)) {
+            region.windows = region.windows.saturating_add_signed(change);
+        }
     }
 
     /// Carries out a fast registration [MR-6]: the region must be free and of this protection
@@ -204,47 +255,87 @@ impl MrTable {
         if region.pd != pd {
             return Err(KeyError::WrongPd);
         }
+        if access.contains(Access::FLUSH_PERSISTENT) {
+            return Err(KeyError::NoAccess); // no memory here outlives a loss of power
+        }
         let memory = Memory::new(pieces).ok_or(KeyError::OutOfRange)?;
         iova.checked_add(memory.len()).ok_or(KeyError::OutOfRange)?;
-        *region = Region { key, pd, access, iova, memory: Some(memory), fast: true };
+        let memory = Some(memory);
+        *region = Region { key, pd, access, iova, memory, fast: true, windows: 0 };
         Ok(())
     }
 
     /// Makes a fast-registration region free; one that is free already, with the same key, may be
-    /// freed again [MR-7].
-    pub(crate) fn invalidate(&mut self, pd: PdId, key: u32) -> Result<(), KeyError> {
-        let region = self.regions.get_mut(&(key >> 8)).ok_or(KeyError::Unknown)?;
+    /// freed again; not one that a window is bound to. Or makes a window of type 2 free [MR-7].
+    pub(crate) fn invalidate(&mut self, (pd, qpn): (PdId, Qpn), key: u32) -> Result<(), KeyError> {
+        let Some(region) = self.regions.get_mut(&(key >> 8)) else {
+            return self.invalidate_window(pd, qpn, key);
+        };
         if region.key != key || !region.fast {
             return Err(KeyError::Unknown);
         }
         if region.pd != pd {
             return Err(KeyError::WrongPd);
         }
+        if region.windows > 0 {
+            return Err(KeyError::InUse);
+        }
         region.memory = None;
         Ok(())
     }
 
     /// The same for the peer [REQ-17], [RSP-18], of regions that peers may use at all.
-    pub(crate) fn invalidate_remote(&mut self, pd: PdId, key: u32) -> Result<(), KeyError> {
+    pub(crate) fn invalidate_remote(
+        &mut self,
+        whose: (PdId, Qpn),
+        key: u32,
+    ) -> Result<(), KeyError> {
         let remote = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
-        let region = self.regions.get(&(key >> 8)).ok_or(KeyError::Unknown)?;
-        if !region.access.intersects(remote) {
+        let region = self.regions.get(&(key >> 8));
+        if region.is_some_and(|region| !region.access.intersects(remote)) {
             return Err(KeyError::NoAccess);
         }
-        self.invalidate(pd, key)
+        self.invalidate(whose, key)
     }
 
-    /// Checks key, domain, rights and range in that order [MR-2], [MR-3]; returns the memory and
-    /// where in it `va` is.
-    fn find(
+    /// Checks that the peer of a queue pair has these rights to all of the key's memory; windows do not
+    /// give them.
+    pub(crate) fn check_whole(&self, pd: PdId, key: u32, need: Access) -> Result<(), KeyError> {
+        let start = self.regions.get(&(key >> 8)).ok_or(KeyError::Unknown)?.iova;
+        self.check(pd, key, start, 0, need)
+    }
+
+    /// Where in its region a range is that a window is to be bound to.
+    pub(crate) fn start_of(
         &self,
         pd: PdId,
         key: u32,
         va: u64,
         len: u64,
         need: Access,
+    ) -> Result<u64, KeyError> {
+        self.find(pd.into(), key, va, len, need).map(|(_, start)| start)
+    }
+
+    /// Checks key, domain, rights and range in that order [MR-2], [MR-3]; returns the memory and
+    /// where in it `va` is.
+    fn find(
+        &self,
+        who: Who,
+        key: u32,
+        va: u64,
+        len: u64,
+        need: Access,
     ) -> Result<(&Memory, u64), KeyError> {
-        let region = self.regions.get(&(key >> 8)).ok_or(KeyError::Unknown)?;
+        let pd = who.pd;
+        let Some(region) = self.regions.get(&(key >> 8)) else {
+            let window = self.windows.get(&(key >> 8)).ok_or(KeyError::Unknown)?;
+            let qpn = who.peer_of.ok_or(KeyError::Unknown)?;
+            let (region, start) = window.find((pd, qpn), key, va, len, need)?;
+            // It stays with its memory as long as a window is bound to it.
+            let region = self.regions.get(&(region >> 8)).ok_or(KeyError::Unknown)?;
+            return Ok((region.memory.as_ref().ok_or(KeyError::Unknown)?, start));
+        };
         let memory = region.memory.as_ref().ok_or(KeyError::Unknown)?;
         if region.key != key {
             return Err(KeyError::Unknown);
@@ -265,26 +356,26 @@ impl MrTable {
     /// Finds the memory of a range. Needing no right at all is a local read [MR-4].
     pub(crate) fn resolve(
         &self,
-        pd: PdId,
+        who: impl Into<Who>,
         key: u32,
         va: u64,
         len: u64,
         need: Access,
     ) -> Result<Span<'_>, KeyError> {
-        let (memory, start) = self.find(pd, key, va, len, need)?;
+        let (memory, start) = self.find(who.into(), key, va, len, need)?;
         Ok(Span { memory, start, len })
     }
 
     /// Checks a range without using it.
     pub(crate) fn check(
         &self,
-        pd: PdId,
+        who: impl Into<Who>,
         key: u32,
         va: u64,
         len: u64,
         need: Access,
     ) -> Result<(), KeyError> {
-        self.find(pd, key, va, len, need).map(drop)
+        self.find(who.into(), key, va, len, need).map(drop)
     }
 
     /// Copies a range of local memory to the end of `out`.
@@ -296,7 +387,7 @@ impl MrTable {
         len: usize,
         out: &mut Vec<u8>,
     ) -> Result<(), KeyError> {
-        let (memory, start) = self.find(pd, key, va, len as u64, Access::empty())?;
+        let (memory, start) = self.find(pd.into(), key, va, len as u64, Access::empty())?;
         memory
             .for_each(start, len as u64, |buffer, offset, len| buffer.append_to(offset, len, out));
         Ok(())
@@ -311,7 +402,7 @@ impl MrTable {
         bytes: &[u8],
     ) -> Result<(), KeyError> {
         let len = bytes.len() as u64;
-        let (memory, start) = self.find(pd, key, va, len, Access::LOCAL_WRITE)?;
+        let (memory, start) = self.find(pd.into(), key, va, len, Access::LOCAL_WRITE)?;
         write(memory, start, bytes);
         Ok(())
     }
@@ -379,9 +470,10 @@ mod tests {
     use super::*;
 
     const PD: PdId = PdId(1);
+    const WHOSE: (PdId, Qpn) = (PD, Qpn(5));
 
     fn table() -> (MrTable, Rng) {
-        (MrTable::new(1000), Rng::new(&[7; 32]))
+        (MrTable::new(1000, 0), Rng::new(&[7; 32]))
     }
 
     fn piece(buffer: &Arc<Buffer>, offset: usize, len: usize) -> Piece {
@@ -426,7 +518,7 @@ mod tests {
         let next = key & !0xff | key.wrapping_add(1) & 0xff;
         assert_eq!(table.check(PD, key, 0, 0, Access::empty()), Err(KeyError::Unknown));
         let pieces = vec![piece(&a, 60, 4), piece(&b, 0, 0), piece(&b, 1, 7), piece(&a, 0, 5)];
-        let all = Access::all();
+        let all = Access::all() - Access::FLUSH_PERSISTENT;
         assert_eq!(table.bind(PdId(2), next, pieces.clone(), 9, all), Err(KeyError::WrongPd));
         assert_eq!(table.bind(PD, next, pieces.clone(), 9, all), Ok(()));
         assert_eq!(table.bind(PD, next, pieces, 9, all), Err(KeyError::Unknown));
@@ -442,19 +534,19 @@ mod tests {
         let span = table.resolve(PD, next, 9 + 2, 9, all).unwrap();
         let old = span.update(0, |n| n + 1);
         assert_eq!(old, u64::from_ne_bytes(*b"12345678"));
-        assert_eq!(table.invalidate_remote(PD, key), Err(KeyError::Unknown));
-        assert_eq!(table.invalidate_remote(PD, next), Ok(()));
-        assert_eq!(table.invalidate(PD, next), Ok(()));
+        assert_eq!(table.invalidate_remote(WHOSE, key), Err(KeyError::Unknown));
+        assert_eq!(table.invalidate_remote(WHOSE, next), Ok(()));
+        assert_eq!(table.invalidate(WHOSE, next), Ok(()));
         assert_eq!(table.check(PD, next, 9, 1, Access::empty()), Err(KeyError::Unknown));
         let plain = table.register(&mut rng, PD, (&a, 0, 8), None, all).unwrap();
-        assert_eq!(table.invalidate(PD, plain.lkey), Err(KeyError::Unknown));
+        assert_eq!(table.invalidate(WHOSE, plain.lkey), Err(KeyError::Unknown));
         let outside = vec![piece(&a, 60, 5)];
         assert_eq!(table.bind(PD, key, outside, 9, all), Err(KeyError::OutOfRange));
     }
 
     #[test]
     fn the_number_of_regions_is_limited() {
-        let mut table = MrTable::new(2);
+        let mut table = MrTable::new(2, 0);
         let mut rng = Rng::new(&[1; 32]);
         let first = table.allocate(&mut rng, PD).unwrap();
         let second = table.allocate(&mut rng, PD).unwrap();

@@ -4,8 +4,12 @@
 //!   RESET --> INIT --> RTR --> RTS        any but RESET --> ERR       any --> RESET
 //!             receives requests requests and
 //!             posted   taken    answers                                       [QP-2]
+//!                                 |  ^
+//!                                 v  |  requests begun are finished, none is begun
+//!                                 SQD                                         [QP-3]
+//!
+//!   datagrams only: RTS -- one cannot be sent --> SQE --> RTS
 //! ```
-//! The send queue's own states SQD and SQE are not offered [QP-3].
 
 use bowline_verbs::{Error, QpAttr, QpInit, QpState, QpType, Qpn};
 
@@ -40,6 +44,8 @@ pub(crate) struct Qp {
     pub(crate) timer_at: Option<Instant>,
     /// The first packet has come before RTS, and the program was told.
     pub(crate) heard: bool,
+    /// In SQD, something begun is not finished; and whether the program wants to be told when it is.
+    pub(crate) draining: Option<bool>,
 }
 
 /// What sends and what receives.
@@ -80,9 +86,18 @@ mod set {
     pub(super) const TIMEOUT: u32 = 1024;
     pub(super) const RETRY: u32 = 2048;
     pub(super) const RNR_RETRY: u32 = 4096;
+    pub(super) const CUR_STATE: u32 = 1 << 13;
+    pub(super) const PORT: u32 = 1 << 14;
+    pub(super) const PKEY: u32 = 1 << 15;
+    pub(super) const SQD_NOTIFY: u32 = 1 << 16;
+    pub(super) const SQ_DRAINING: u32 = 1 << 17;
+
+    /// What may not be changed in SQD while something begun is not finished.
+    pub(super) const DRAINED: u32 =
+        AV | TIMEOUT | RETRY | RNR_RETRY | MAX_RD | MAX_DEST_RD | PORT | PKEY;
 
     /// What is said of one that is missing, and of one that may not be given.
-    pub(super) const NAMES: [(u32, &str, &str); 13] = [
+    pub(super) const NAMES: [(u32, &str, &str); 18] = [
         (ACCESS, "access is needed", "access cannot be changed now"),
         (QKEY, "qkey is needed", "qkey cannot be changed now"),
         (AV, "av is needed", "av cannot be changed now"),
@@ -96,6 +111,11 @@ mod set {
         (TIMEOUT, "timeout is needed", "timeout cannot be changed now"),
         (RETRY, "retry_cnt is needed", "retry_cnt cannot be changed now"),
         (RNR_RETRY, "rnr_retry is needed", "rnr_retry cannot be changed now"),
+        (CUR_STATE, "cur_state is needed", "cur_state says nothing for this transition"),
+        (PORT, "port is needed", "port cannot be changed now"),
+        (PKEY, "pkey_index is needed", "pkey_index cannot be changed now"),
+        (SQD_NOTIFY, "sqd_notify is needed", "sqd_notify is for the way to SQD"),
+        (SQ_DRAINING, "sq_draining is needed", "sq_draining is only told"),
     ];
 }
 
@@ -114,28 +134,39 @@ fn given(attr: &QpAttr) -> u32 {
         | flag(attr.timeout.is_some(), set::TIMEOUT)
         | flag(attr.retry_cnt.is_some(), set::RETRY)
         | flag(attr.rnr_retry.is_some(), set::RNR_RETRY)
+        | flag(attr.cur_state.is_some(), set::CUR_STATE)
+        | flag(attr.port.is_some(), set::PORT)
+        | flag(attr.pkey_index.is_some(), set::PKEY)
+        | flag(attr.sqd_notify.is_some(), set::SQD_NOTIFY)
+        | flag(attr.sq_draining.is_some(), set::SQ_DRAINING)
 }
 
 /// Required and optional attributes of a transition [QP-1]; `None`: there is no such transition.
 fn transition(qp_type: QpType, from: QpState, to: QpState) -> Option<(u32, u32)> {
-    use QpState::{Err, Init, Reset, Rtr, Rts};
+    use QpState::{Err, Init, Reset, Rtr, Rts, Sqd, Sqe};
+    let place = set::PORT | set::PKEY;
     Some(match (qp_type, from, to) {
         (_, _, Reset) => (0, 0),
         (_, from, Err) if from != Reset => (0, 0),
-        (QpType::Rc, Reset, Init) => (set::ACCESS, 0),
-        (QpType::Rc, Init, Init) => (0, set::ACCESS),
+        // Port and partition key are those of INIT unless the program says so.
+        (QpType::Rc, Reset, Init) => (set::ACCESS, place),
+        (QpType::Rc, Init, Init) => (0, set::ACCESS | place),
         (QpType::Rc, Init, Rtr) => (
             set::AV | set::PATH_MTU | set::DEST_QPN | set::RQ_PSN | set::MAX_DEST_RD | set::MIN_RNR,
-            set::ACCESS,
+            set::ACCESS | set::PKEY,
         ),
         (QpType::Rc, Rtr, Rts) => (
             set::TIMEOUT | set::RETRY | set::RNR_RETRY | set::SQ_PSN | set::MAX_RD,
-            set::ACCESS | set::MIN_RNR,
+            set::CUR_STATE | set::ACCESS | set::MIN_RNR,
         ),
-        (QpType::Rc, Rts, Rts) => (0, set::ACCESS | set::MIN_RNR),
-        (QpType::Ud, Reset, Init) => (set::QKEY, 0),
-        (QpType::Ud, Init, Init | Rtr) | (QpType::Ud, Rts, Rts) => (0, set::QKEY),
-        (QpType::Ud, Rtr, Rts) => (set::SQ_PSN, set::QKEY),
+        (QpType::Rc, Rts | Sqd, Rts) => (0, set::CUR_STATE | set::ACCESS | set::MIN_RNR),
+        (_, Rts, Sqd) => (0, set::SQD_NOTIFY),
+        (QpType::Rc, Sqd, Sqd) => (0, set::DRAINED | set::ACCESS | set::MIN_RNR),
+        (QpType::Ud, Reset, Init) => (set::QKEY, place),
+        (QpType::Ud, Init, Init) => (0, set::QKEY | place),
+        (QpType::Ud, Init, Rtr) | (QpType::Ud, Sqd, Sqd) => (0, set::QKEY | set::PKEY),
+        (QpType::Ud, Rts | Sqd | Sqe, Rts) => (0, set::CUR_STATE | set::QKEY),
+        (QpType::Ud, Rtr, Rts) => (set::SQ_PSN, set::CUR_STATE | set::QKEY),
         _ => return None,
     })
 }
@@ -144,8 +175,8 @@ impl Qp {
     /// Checks a change of attributes; returns the state it leads to.
     pub(crate) fn check(&self, attr: &QpAttr, config: &Config) -> Result<QpState, Error> {
         let to = attr.state.unwrap_or(self.state);
-        if matches!(to, QpState::Sqd | QpState::Sqe) {
-            return Err(Error::NotSupported("a queue pair in SQD or SQE"));
+        if attr.cur_state.is_some_and(|state| state != self.state) {
+            return Err(Error::Invalid("the queue pair is not in the state of cur_state"));
         }
         let Some((required, optional)) = transition(self.init.qp_type, self.state, to) else {
             return Err(Error::Invalid("the queue pair cannot go from its state to this one"));
@@ -158,6 +189,10 @@ impl Qp {
             if given & bit != 0 && (required | optional) & bit == 0 {
                 return Err(Error::Invalid(too_many));
             }
+        }
+        // From RTS to SQD nothing is changed; in SQD only what does not matter to what is under way.
+        if self.draining.is_some() && to == QpState::Sqd && given & set::DRAINED != 0 {
+            return Err(Error::Invalid("the send queue is not drained yet"));
         }
         check_values(attr, config)?;
         Ok(to)
@@ -179,8 +214,25 @@ impl Qp {
         now.timeout = attr.timeout.or(now.timeout);
         now.retry_cnt = attr.retry_cnt.or(now.retry_cnt);
         now.rnr_retry = attr.rnr_retry.or(now.rnr_retry);
+        now.port = attr.port.or(now.port).or(Some(PORT));
+        now.pkey_index = attr.pkey_index.or(now.pkey_index).or(Some(0));
+        if to == QpState::Sqd && self.state != to {
+            self.draining = Some(attr.sqd_notify.unwrap_or(false));
+        } else if to != QpState::Sqd {
+            self.draining = None;
+        }
         let mtu = self.mtu(config);
         let (from, attr) = (self.state, self.attr);
+        let settings = Settings {
+            mtu,
+            max_rd_atomic: attr.max_rd_atomic.unwrap_or_default(),
+            timeout: attr.timeout.unwrap_or_default(),
+            retry_cnt: attr.retry_cnt.unwrap_or_default(),
+            rnr_retry: attr.rnr_retry.unwrap_or_default(),
+            window: config.window,
+            give_up: config.give_up,
+            retransmit_min: config.retransmit_min,
+        };
         match &mut self.halves {
             Halves::Rc { requester, responder } => match (from, to) {
                 (QpState::Init, QpState::Rtr) => responder.start(
@@ -188,20 +240,14 @@ impl Qp {
                     attr.max_dest_rd_atomic.unwrap_or_default(),
                     attr.min_rnr_timer.unwrap_or_default(),
                 ),
-                (QpState::Rtr | QpState::Rts, QpState::Rts) => {
+                (QpState::Rtr | QpState::Rts | QpState::Sqd, QpState::Rts | QpState::Sqd) => {
                     responder.set_rnr_timer(attr.min_rnr_timer.unwrap_or_default());
+                    requester.hold(to == QpState::Sqd);
                     if from == QpState::Rtr {
-                        let settings = Settings {
-                            mtu,
-                            max_rd_atomic: attr.max_rd_atomic.unwrap_or_default(),
-                            timeout: attr.timeout.unwrap_or_default(),
-                            retry_cnt: attr.retry_cnt.unwrap_or_default(),
-                            rnr_retry: attr.rnr_retry.unwrap_or_default(),
-                            window: config.window,
-                            give_up: config.give_up,
-                            retransmit_min: config.retransmit_min,
-                        };
                         requester.start(settings, attr.sq_psn.unwrap_or_default());
+                    } else if from == to && to == QpState::Sqd && self.draining.is_none() {
+                        requester.change(settings);
+                        responder.set_depth(attr.max_dest_rd_atomic.unwrap_or_default());
                     }
                 }
                 _ => {}
@@ -217,6 +263,7 @@ impl Qp {
             self.attr = QpAttr::default();
             self.halves = Halves::new(&self.init, config.mtu.bytes());
             self.heard = false;
+            self.draining = None;
             self.answers = Creeping::of_answers();
         }
     }
@@ -242,6 +289,24 @@ impl Qp {
         Some(Route { from: *from, to, source_port, tos: 0 })
     }
 
+    /// Tells whether requests are sent: all, or those begun [QP-3].
+    pub(crate) const fn requests(&self) -> bool {
+        matches!(self.state, QpState::Rts | QpState::Sqd)
+    }
+
+    /// Tells, once, that everything begun is finished in SQD, if the program wants to know.
+    pub(crate) fn has_drained(&mut self) -> bool {
+        let drained = match &self.halves {
+            Halves::Rc { requester, .. } => requester.is_drained(),
+            // A datagram is finished when it has begun.
+            Halves::Ud { .. } => true,
+        };
+        if self.state != QpState::Sqd || !drained {
+            return false;
+        }
+        self.draining.take().unwrap_or(false)
+    }
+
     /// Requests not complete.
     pub(crate) fn sends(&self) -> usize {
         match &self.halves {
@@ -250,6 +315,9 @@ impl Qp {
         }
     }
 }
+
+/// The only port there is.
+const PORT: u8 = 1;
 
 fn check_values(attr: &QpAttr, config: &Config) -> Result<(), Error> {
     let fits = |value: Option<u32>, bits: u32| value.is_none_or(|value| value >> bits == 0);
@@ -266,6 +334,8 @@ fn check_values(attr: &QpAttr, config: &Config) -> Result<(), Error> {
         (at_most(attr.timeout, 31), "timeout is above 31"),
         (at_most(attr.retry_cnt, 7), "retry_cnt is above 7"),
         (at_most(attr.rnr_retry, 7), "rnr_retry is above 7"),
+        (attr.port.is_none_or(|port| port == PORT), "there is one port, and it has number 1"),
+        (attr.pkey_index.is_none_or(|index| index == 0), "there is one partition key, of index 0"),
         (
             attr.path_mtu.is_none_or(|mtu| mtu <= config.mtu),
             "path_mtu is above the MTU of the port",

@@ -155,7 +155,7 @@ mod tests {
         let mut taken = Taken::default();
         assert!(queue.take(&mut taken));
         taken.len = MESSAGE_MAX - 1;
-        let mrs = MrTable::new(1);
+        let mrs = MrTable::new(1, 0);
         assert_eq!(taken.place(&mrs, PdId(0), b"xy"), Err(PlaceError::TooLong));
         assert_eq!(taken.place(&mrs, PdId(0), b"x"), Err(PlaceError::Key));
     }

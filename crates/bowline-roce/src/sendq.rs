@@ -12,7 +12,8 @@
 use std::collections::VecDeque;
 
 use bowline_verbs::{
-    Access, Completion, Error, PdId, QpCap, Qpn, SendFlags, SendOp, SendWr, Sge, Status, WcOpcode,
+    Access, Completion, Error, FlushOf, PdId, QpCap, Qpn, SendFlags, SendOp, SendWr, Sge, Status,
+    WcOpcode,
 };
 use bowline_wire::roce::Psn;
 
@@ -54,7 +55,7 @@ pub(crate) enum Stage {
 
 impl Request {
     pub(crate) const fn is_local(&self) -> bool {
-        matches!(self.op, SendOp::RegMr { .. } | SendOp::LocalInv(_))
+        matches!(self.op, SendOp::RegMr { .. } | SendOp::LocalInv(_) | SendOp::BindMw { .. })
     }
 
     pub(crate) const fn is_read(&self) -> bool {
@@ -65,9 +66,14 @@ impl Request {
         matches!(self.op, SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. })
     }
 
+    /// An empty READ response completes it [HDR-5].
+    pub(crate) const fn is_placed(&self) -> bool {
+        matches!(self.op, SendOp::Flush { .. } | SendOp::AtomicWrite(_))
+    }
+
     /// Only its own response completes it.
     pub(crate) const fn is_read_or_atomic(&self) -> bool {
-        self.is_read() || self.is_atomic()
+        self.is_read() || self.is_atomic() || self.is_placed()
     }
 
     pub(crate) const fn is_started(&self) -> bool {
@@ -85,6 +91,9 @@ impl Request {
             SendOp::FetchAdd { .. } => WcOpcode::FetchAdd,
             SendOp::RegMr { .. } => WcOpcode::RegMr,
             SendOp::LocalInv(_) => WcOpcode::LocalInv,
+            SendOp::BindMw { .. } => WcOpcode::BindMw,
+            SendOp::Flush { .. } => WcOpcode::Flush,
+            SendOp::AtomicWrite(_) => WcOpcode::AtomicWrite,
         }
     }
 
@@ -162,6 +171,17 @@ impl SendQueue {
                 if len != 8 || !remote.addr.is_multiple_of(8) =>
             {
                 return Err(Error::Invalid("atomics are of 8 bytes, aligned at the peer"));
+            }
+            SendOp::AtomicWrite(remote) if len != 8 || !remote.addr.is_multiple_of(8) => {
+                return Err(Error::Invalid("atomics are of 8 bytes, aligned at the peer"));
+            }
+            SendOp::Flush { placement, of, .. } => {
+                if placement.is_empty() || len > 0 {
+                    return Err(Error::Invalid("a flush has a placement and no bytes of its own"));
+                }
+                if matches!(of, FlushOf::Range(range) if u64::from(*range) > MESSAGE_MAX) {
+                    return Err(Error::Invalid("a message has at most 2^31 bytes"));
+                }
             }
             _ => {}
         }

@@ -193,7 +193,7 @@ mod tests {
 
     impl Side {
         fn new() -> Self {
-            let mut mrs = MrTable::new(10);
+            let mut mrs = MrTable::new(10, 0);
             let buffer = Arc::new(Buffer::new(200).unwrap());
             let mut rng = Rng::new(&[1; 32]);
             let at = (&buffer, 0, 200);

@@ -17,7 +17,44 @@ bitflags::bitflags! {
         const MW_BIND = 16;
         /// Addresses begin at 0.
         const ZERO_BASED = 32;
+        /// The peer may flush, so that everybody sees what it wrote.
+        const FLUSH_GLOBAL = 256;
+        /// The peer may flush to memory that outlives a loss of power.
+        const FLUSH_PERSISTENT = 512;
     }
+}
+
+/// The key that comes after this one: the low byte is one more, wrapping, and the rest, which names the
+/// region or window, is the same [MR-6], [MR-12].
+pub const fn next_key(key: u32) -> u32 {
+    key & !0xff | key.wrapping_add(1) & 0xff
+}
+
+/// Kind of a memory window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum MwType {
+    /// Bound by [`Device::bind_mw`](crate::Device::bind_mw), which chooses the key; for every queue pair
+    /// of its protection domain; cannot be invalidated, but bound anew.
+    Type1 = 1,
+    /// Bound by [`SendOp::BindMw`](crate::SendOp::BindMw) with a key of the program's choosing; for the
+    /// queue pair it was bound on alone; invalidated by this side or the peer before it is bound again.
+    Type2 = 2,
+}
+
+/// What a memory window is bound to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MwBind {
+    /// Local key of the region, which must have been registered with [`Access::MW_BIND`]; with
+    /// [`Access::LOCAL_WRITE`] too if the peer is to write.
+    pub lkey: u32,
+    /// First byte of the window, in the terms of the region.
+    pub addr: u64,
+    /// Bytes; 0 ends the binding of a window of type 1.
+    pub len: u64,
+    /// What the peer may do: rights to read, to write and to do atomics; [`Access::ZERO_BASED`] for
+    /// addresses that begin at 0 instead of `addr`.
+    pub access: Access,
 }
 
 /// Payload bytes of a full packet [HDR-7].

@@ -29,12 +29,17 @@ pub struct DeviceAttr {
     pub max_cqe: usize,
     /// Most memory regions.
     pub max_mr: usize,
+    /// Most memory windows; 0: there are none.
+    pub max_mw: usize,
     /// Most reads and atomics a queue pair answers at once.
     pub max_qp_rd_atom: u8,
     /// Most bytes sent inline.
     pub max_inline: usize,
     /// [`SendOp::RegMr`](crate::SendOp::RegMr) works.
     pub fast_registration: bool,
+    /// [`SendOp::Flush`](crate::SendOp::Flush) and [`SendOp::AtomicWrite`](crate::SendOp::AtomicWrite)
+    /// work.
+    pub flush: bool,
 }
 
 /// Transport service of a queue pair.
@@ -59,9 +64,10 @@ pub enum QpState {
     Rtr = 2,
     /// Ready to send.
     Rts = 3,
-    /// Send queue drained.
+    /// Send queue drained: no request is begun, those begun are finished [QP-3].
     Sqd = 4,
-    /// Send queue error (UD).
+    /// Send queue error (UD): a datagram could not be sent, what was posted behind it is flushed, and
+    /// receives go on. Back to RTS by [`Device::modify_qp`](crate::Device::modify_qp).
     Sqe = 5,
     /// Error: everything posted is flushed.
     Err = 6,
@@ -125,10 +131,17 @@ pub struct AddressVector {
 }
 
 /// Attributes to change; `None` leaves one as it is. Which are needed for a transition: QP-1.
+/// Alternate paths and migration are not offered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QpAttr {
     /// The state to go to.
     pub state: Option<QpState>,
+    /// The state the queue pair is thought to be in: nothing is changed if it is in another.
+    pub cur_state: Option<QpState>,
+    /// Port; `None` for INIT: the first one of the device.
+    pub port: Option<u8>,
+    /// Index of the partition key; `None` for INIT: 0.
+    pub pkey_index: Option<u16>,
     /// What the peer may do.
     pub access: Option<Access>,
     /// Queue key (UD).
@@ -155,6 +168,10 @@ pub struct QpAttr {
     pub retry_cnt: Option<u8>,
     /// The same after RNR NAKs; 7: for ever.
     pub rnr_retry: Option<u8>,
+    /// On the way to SQD: [`AsyncEvent::SqDrained`] is to tell when what was begun is finished.
+    pub sqd_notify: Option<bool>,
+    /// Told only: the queue pair is in SQD, and something begun is not finished yet.
+    pub sq_draining: Option<bool>,
 }
 
 /// Something that happened to a device or queue pair without being asked.
@@ -165,6 +182,8 @@ pub enum AsyncEvent {
     QpFatal(Qpn),
     /// The first packet came on a queue pair that is not in RTS yet.
     CommEstablished(Qpn),
+    /// A queue pair in SQD has finished everything it had begun [QP-3].
+    SqDrained(Qpn),
     /// A completion queue has overrun and is of no more use.
     CqError(CqId),
     /// The device is gone or its port has lost its address.

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::{
-    Access, AsyncEvent, Buffer, CmEvent, CmId, Completion, ConnParam, DeviceAttr, Error, QpAttr,
-    QpInit, QpState, RecvWr, SendWr,
+    Access, AsyncEvent, Buffer, CmEvent, CmId, Completion, ConnParam, DeviceAttr, Error, MwBind,
+    MwType, QpAttr, QpInit, QpState, RecvWr, SendFlags, SendWr,
 };
 
 /// Name of a protection domain of one device.
@@ -71,8 +71,36 @@ pub trait Device: Send + Sync {
     /// Removes a region by its present local key. What is being copied is finished first.
     ///
     /// # Errors
-    /// [`Error::NoSuch`].
+    /// [`Error::NoSuch`]; [`Error::Busy`] while a window is bound to it.
     fn dereg_mr(&self, lkey: u32) -> Result<(), Error>;
+
+    /// Makes a memory window, bound to nothing, and returns its first key, which allows nothing. A window
+    /// goes by the upper 24 bits of its keys, so every key it has had names it [MR-9].
+    ///
+    /// # Errors
+    /// [`Error::NoSuch`], [`Error::Limit`], [`Error::NotSupported`].
+    fn alloc_mw(&self, pd: PdId, kind: MwType) -> Result<u32, Error>;
+
+    /// Binds a window of type 1, in the order of the send queue of a queue pair, or with a length of 0
+    /// ends its binding. Returns the key that is good from then on; the one before it is not any more. The
+    /// request completes as [`WcOpcode::BindMw`](crate::WcOpcode::BindMw) with `id`.
+    ///
+    /// # Errors
+    /// As [`post_send`](Self::post_send); [`Error::Invalid`] for a window of type 2.
+    fn bind_mw(
+        &self,
+        qp: Qpn,
+        window: u32,
+        id: u64,
+        to: &MwBind,
+        flags: SendFlags,
+    ) -> Result<u32, Error>;
+
+    /// Removes a window, bound or not.
+    ///
+    /// # Errors
+    /// [`Error::NoSuch`].
+    fn dealloc_mw(&self, window: u32) -> Result<(), Error>;
 
     /// Makes a completion queue.
     ///

@@ -14,11 +14,11 @@ mod error;
 mod wc;
 mod wr;
 
-pub use access::{Access, Mtu};
+pub use access::{Access, Mtu, MwBind, MwType, next_key};
 pub use attr::{AddressVector, AsyncEvent, DeviceAttr, QpAttr, QpCap, QpInit, QpState, QpType};
 pub use buffer::Buffer;
 pub use cm::{CmEvent, CmId, CmMessage, ConnParam, ConnRequest, RejectReason};
 pub use device::{CqId, Device, MrKeys, PdId, Qpn};
 pub use error::Error;
 pub use wc::{Completion, Status, WcOpcode};
-pub use wr::{Piece, RecvWr, Remote, SendFlags, SendOp, SendWr, Sge, UdDest};
+pub use wr::{FlushOf, Piece, Placement, RecvWr, Remote, SendFlags, SendOp, SendWr, Sge, UdDest};

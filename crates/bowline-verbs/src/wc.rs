@@ -54,8 +54,14 @@ pub enum WcOpcode {
     CompSwap = 3,
     /// Fetch and add.
     FetchAdd = 4,
+    /// A window was bound.
+    BindMw = 5,
     /// Local invalidate.
     LocalInv = 6,
+    /// Flush.
+    Flush = 8,
+    /// Atomic write.
+    AtomicWrite = 9,
     /// Fast registration.
     RegMr = 10,
     /// A receive.

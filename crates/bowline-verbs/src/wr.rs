@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use crate::{Access, Buffer, Qpn};
+use crate::{Access, Buffer, MwBind, Qpn};
 
 bitflags::bitflags! {
     /// Flags of a send work request, with the kernel's numbers [QP-8].
@@ -63,6 +63,26 @@ pub struct UdDest {
     pub qkey: u32,
 }
 
+bitflags::bitflags! {
+    /// How far what was written is to have come when a flush completes: FETH's placement types [HDR-2].
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub struct Placement: u8 {
+        /// Everybody at the peer sees it.
+        const GLOBAL = 1;
+        /// It outlives a loss of power.
+        const PERSISTENT = 2;
+    }
+}
+
+/// What a flush is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FlushOf {
+    /// So many bytes from the address on.
+    Range(u32),
+    /// The whole region of the key.
+    Region,
+}
+
 /// What a send work request does. Immediates are four opaque bytes, shown here as the big-endian
 /// number they are on the wire.
 #[derive(Clone, Debug)]
@@ -108,8 +128,27 @@ pub enum SendOp {
         /// Rights.
         access: Access,
     },
-    /// Ends a fast-registration region [MR-7].
+    /// Ends a fast-registration region or a window of type 2 [MR-7].
     LocalInv(u32),
+    /// Binds a window of type 2, in the order of the queue [MR-9], [MR-12].
+    BindMw {
+        /// The new key: its upper 24 bits are those of the window, its low byte is another than that of
+        /// the last one. The next one is told by [`next_key`](crate::next_key).
+        key: u32,
+        /// To what, at least one byte.
+        to: MwBind,
+    },
+    /// Writes 8 bytes at once as others see it.
+    AtomicWrite(Remote),
+    /// Completes when earlier writes to the peer's memory have come as far as this says.
+    Flush {
+        /// The peer's memory.
+        remote: Remote,
+        /// All of it, or a part.
+        of: FlushOf,
+        /// How far; not empty.
+        placement: Placement,
+    },
 }
 
 /// A send work request.

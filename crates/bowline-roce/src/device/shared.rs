@@ -54,7 +54,7 @@ const TIMERS_KEPT: usize = 64;
 impl Shared {
     pub(crate) fn new(config: Config) -> Self {
         Self {
-            mrs: MrTable::new(config.limits.mrs),
+            mrs: MrTable::new(config.limits.mrs, config.limits.mws),
             cqs: CqTable::new(config.limits.cqs, config.limits.cqes),
             counters: Counters::default(),
             events: VecDeque::new(),
@@ -121,10 +121,13 @@ impl Shared {
             return;
         }
         self.hand_out(qp);
+        if qp.draining.is_some() && qp.has_drained() {
+            self.events.push_back(Event::Async(AsyncEvent::SqDrained(qp.qpn)));
+        }
         let (replies, requests, timer) = match &qp.halves {
             Halves::Rc { requester, responder } => (
                 qp.state >= QpState::Rtr && responder.has_reply(),
-                qp.state == QpState::Rts && !responder.failed() && requester.has_work(),
+                qp.requests() && !responder.failed() && requester.has_work(),
                 earliest(requester.poll_timeout(), responder.poll_timeout()),
             ),
             Halves::Ud { sender, .. } => {
@@ -189,6 +192,22 @@ impl Shared {
     pub(crate) fn enter_error(&mut self, now: Instant, qp: &mut Qp) {
         qp.state = QpState::Err;
         self.flush(now, qp);
+    }
+
+    /// The send queue of a datagram queue pair goes to error: what is posted on it is flushed, and the
+    /// rest goes on.
+    pub(crate) fn enter_send_error(&mut self, now: Instant, qp: &mut Qp) {
+        qp.state = QpState::Sqe;
+        self.flush_sends(now, qp);
+    }
+
+    /// Flushes the send queue of a datagram queue pair in SQE.
+    pub(crate) fn flush_sends(&mut self, now: Instant, qp: &mut Qp) {
+        let name = self.name(qp);
+        if let Halves::Ud { sender, .. } = &mut qp.halves {
+            sender.flush(&mut self.tx(now, name));
+        }
+        self.hand_out(qp);
     }
 
     /// Flushes a queue pair in error.

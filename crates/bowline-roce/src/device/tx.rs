@@ -102,9 +102,10 @@ impl Shared {
         carry: &mut Vec<u8>,
     ) -> bool {
         let name = self.name(qp);
+        let requests = qp.requests();
         let Halves::Rc { requester, responder } = &mut qp.halves else { return false };
         let gso = self.config.gso && !self.paths.breaks_bursts(burst.to);
-        let may_request = qp.state == QpState::Rts && !responder.failed() && requester.has_work();
+        let may_request = requests && !responder.failed() && requester.has_work();
         // An acknowledgement alone can wait for the end of a burst of requests; nothing is passed
         // over twice.
         let no_hurry = gso && responder.has_one_ack();
@@ -149,6 +150,9 @@ impl Shared {
 
     /// Makes a burst of the next datagram of a UD queue pair.
     fn fill_datagram(&mut self, now: Instant, qp: &mut Qp, burst: &mut Burst, carry: &mut Vec<u8>) {
+        if qp.state != QpState::Rts {
+            return; // since it asked for its turn [QP-3]
+        }
         let name = self.name(qp);
         let Halves::Ud { sender, .. } = &qp.halves else { return };
         let route = sender.next_dest().and_then(|dest| qp.datagram_route(dest.addr, &self.config));
@@ -164,6 +168,11 @@ impl Shared {
             }
             None => sender.refuse(&mut self.tx(now, name)),
         };
-        self.after(now, qp, outcome, false);
+        if outcome == Outcome::Failed {
+            self.counters.qp_errors += 1;
+            self.enter_send_error(now, qp);
+        } else {
+            self.after(now, qp, outcome, false);
+        }
     }
 }

@@ -9,6 +9,8 @@ pub struct InUse {
     pub pds: usize,
     /// Memory regions.
     pub mrs: usize,
+    /// Memory windows.
+    pub mws: usize,
     /// Completion queues.
     pub cqs: usize,
     /// Queue pairs.
@@ -32,6 +34,7 @@ impl Device {
         InUse {
             pds: self.pds.len(),
             mrs: self.shared.mrs.count(),
+            mws: self.shared.mrs.windows.len(),
             cqs: self.shared.cqs.count(),
             qps: self.qps.len(),
             listeners,

@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use bowline_verbs::{
-    Access, Buffer, Completion, CqId, Error, MrKeys, PdId, QpAttr, QpCap, QpInit, QpState, Qpn,
-    RecvWr, SendWr,
+    Access, Buffer, Completion, CqId, Error, MrKeys, MwBind, MwType, PdId, QpAttr, QpCap, QpInit,
+    QpState, Qpn, RecvWr, SendFlags, SendOp, SendWr,
 };
 
 use super::Device;
@@ -57,6 +57,9 @@ impl Device {
         access: Access,
     ) -> Result<MrKeys, Error> {
         self.pds.get(pd.0).ok_or(NO_PD)?;
+        if access.contains(Access::FLUSH_PERSISTENT) {
+            return Err(Error::NotSupported("memory that outlives a loss of power"));
+        }
         let mrs = &mut self.shared.mrs;
         mrs.register(&mut self.rng, pd, (buffer, offset, len), iova, access)
     }
@@ -74,9 +77,52 @@ impl Device {
     /// Removes a region by its present key.
     ///
     /// # Errors
-    /// [`Error::NoSuch`].
+    /// [`Error::NoSuch`]; [`Error::Busy`] while a window is bound to it.
     pub fn dereg_mr(&mut self, lkey: u32) -> Result<(), Error> {
         self.shared.mrs.deregister(lkey).map(drop)
+    }
+
+    /// Makes a memory window, bound to nothing [MR-9].
+    ///
+    /// # Errors
+    /// [`Error::NoSuch`], [`Error::Limit`].
+    pub fn alloc_mw(&mut self, pd: PdId, kind: MwType) -> Result<u32, Error> {
+        self.pds.get(pd.0).ok_or(NO_PD)?;
+        self.shared.mrs.allocate_window(&mut self.rng, pd, kind)
+    }
+
+    /// Posts the binding of a window of type 1; returns its new key.
+    ///
+    /// # Errors
+    /// As [`post_send`](Self::post_send); [`Error::Invalid`] for a window of type 2.
+    pub fn bind_mw(
+        &mut self,
+        now: Instant,
+        qp: Qpn,
+        window: u32,
+        id: u64,
+        to: &MwBind,
+        flags: SendFlags,
+    ) -> Result<u32, Error> {
+        let (kind, pd, key) = self.shared.mrs.window(window)?;
+        if kind != MwType::Type1 {
+            return Err(Error::Invalid("a window of type 2 is bound by a send request"));
+        }
+        if self.qps.get(&qp.0).ok_or(NO_QP)?.init.pd != pd {
+            return Err(Error::Invalid("window and queue pair are of two protection domains"));
+        }
+        let op = SendOp::BindMw { key, to: *to };
+        let wr = SendWr { id, op, sges: &[], inline: &[], flags };
+        self.post(now, qp, std::slice::from_ref(&wr)).map_err(|(_, error)| error)?;
+        Ok(key)
+    }
+
+    /// Removes a window, bound or not.
+    ///
+    /// # Errors
+    /// [`Error::NoSuch`].
+    pub fn dealloc_mw(&mut self, window: u32) -> Result<(), Error> {
+        self.shared.mrs.deallocate_window(window)
     }
 
     /// Makes a completion queue.
@@ -166,6 +212,7 @@ impl Device {
             replies_next: false,
             timer_at: None,
             heard: false,
+            draining: None,
         };
         self.qps.insert(qpn.0, Box::new(qp));
         Ok(qpn)
@@ -175,7 +222,7 @@ impl Device {
     ///
     /// # Errors
     /// [`Error::NoSuch`]; [`Error::Invalid`] naming the attribute that is missing or not allowed;
-    /// [`Error::AddrNotAvailable`]; [`Error::NotSupported`] for SQD.
+    /// [`Error::AddrNotAvailable`].
     pub fn modify_qp(&mut self, now: Instant, qp: Qpn, attr: &QpAttr) -> Result<(), Error> {
         let qp = self.qps.get_mut(&qp.0).ok_or(NO_QP)?;
         let shared = &mut self.shared;
@@ -185,6 +232,9 @@ impl Device {
         } else {
             qp.apply(attr, to, &shared.config);
             shared.settle(now, qp, true);
+        }
+        if to == QpState::Reset {
+            shared.mrs.forget_windows_of(qp.qpn);
         }
         if to < QpState::Rtr && self.carry_of == Some(qp.qpn) {
             // Of its former life.
@@ -200,7 +250,8 @@ impl Device {
     /// [`Error::NoSuch`].
     pub fn query_qp(&self, qp: Qpn) -> Result<(QpState, QpAttr), Error> {
         let qp = self.qps.get(&qp.0).ok_or(NO_QP)?;
-        Ok((qp.state, QpAttr { state: Some(qp.state), ..qp.attr }))
+        let sq_draining = (qp.state == QpState::Sqd).then_some(qp.draining.is_some());
+        Ok((qp.state, QpAttr { state: Some(qp.state), sq_draining, ..qp.attr }))
     }
 
     /// Returns how many send requests of a queue pair are not complete.
@@ -225,6 +276,7 @@ impl Device {
         if let Some(gone) = self.qps.remove(&qp.0) {
             self.shared.cqs.release(gone.init.send_cq);
             self.shared.cqs.release(gone.init.recv_cq);
+            self.shared.mrs.forget_windows_of(qp);
             if let Some(users) = self.pds.get_mut(gone.init.pd.0) {
                 *users -= 1;
             }
@@ -246,6 +298,31 @@ impl Device {
         qp: Qpn,
         wrs: &[SendWr<'_>],
     ) -> Result<(), (usize, Error)> {
+        let is_bad = |wr: &SendWr<'_>| match wr.op {
+            SendOp::BindMw { key, .. } => self.check_bind(key).err(),
+            _ => None,
+        };
+        let bad = wrs.iter().enumerate().find_map(|(n, wr)| Some((n, is_bad(wr)?)));
+        match bad {
+            None => self.post(now, qp, wrs),
+            Some((n, error)) => {
+                self.post(now, qp, &wrs[..n])?;
+                Err((n, error))
+            }
+        }
+    }
+
+    /// A send request binds windows of type 2 only. Whether there is one shows when it is its turn.
+    fn check_bind(&self, key: u32) -> Result<(), Error> {
+        match self.shared.mrs.window(key) {
+            Ok((MwType::Type1, ..)) => {
+                Err(Error::Invalid("a window of type 1 is bound by bind_mw"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn post(&mut self, now: Instant, qp: Qpn, wrs: &[SendWr<'_>]) -> Result<(), (usize, Error)> {
         let qp = self.qps.get_mut(&qp.0).ok_or((0, NO_QP))?;
         if qp.state < QpState::Rts {
             return Err((0, Error::Invalid("sends need a queue pair in RTS")));
@@ -260,11 +337,14 @@ impl Device {
                 result = Err((count, error));
                 break;
             }
+            if let SendOp::BindMw { key, .. } = wr.op {
+                self.shared.mrs.window_asked(key);
+            }
         }
-        if qp.state == QpState::Err {
-            self.shared.flush(now, qp);
-        } else {
-            self.shared.settle(now, qp, true);
+        match qp.state {
+            QpState::Err => self.shared.flush(now, qp),
+            QpState::Sqe => self.shared.flush_sends(now, qp),
+            _ => self.shared.settle(now, qp, true),
         }
         self.stop_overrun(now);
         result

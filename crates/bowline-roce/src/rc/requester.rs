@@ -120,6 +120,8 @@ pub(crate) struct Requester {
     /// Not before: the peer had no receive posted.
     pause: Option<Instant>,
     rnr_left: u8,
+    /// No request is begun [QP-3].
+    held: bool,
     /// Retransmission timer.
     deadline: Option<Instant>,
     /// Times it ran out without progress.
@@ -164,6 +166,7 @@ impl Requester {
             creeping: Creeping::of_requests(),
             pause: None,
             rnr_left: 0,
+            held: false,
             deadline: None,
             expiries: 0,
             probe_at: None,
@@ -191,7 +194,11 @@ impl Requester {
             SendOp::Datagram(..) => {
                 return Err(Error::Invalid("datagrams are for UD queue pairs"));
             }
-            SendOp::Read(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => {
+            SendOp::Read(_)
+            | SendOp::CompareSwap { .. }
+            | SendOp::FetchAdd { .. }
+            | SendOp::AtomicWrite(_)
+            | SendOp::Flush { .. } => {
                 let settings = self.settings.as_ref();
                 if settings.is_some_and(|settings| settings.max_rd_atomic == 0) {
                     return Err(Error::Invalid("the queue pair may have no read outstanding"));
@@ -205,6 +212,23 @@ impl Requester {
             _ => {}
         }
         self.queue.post(wr, &self.cap)
+    }
+
+    /// Begins no request from now on, or goes on [QP-3].
+    pub(crate) const fn hold(&mut self, held: bool) {
+        self.held = held;
+    }
+
+    /// Tells whether everything begun is finished.
+    pub(crate) fn is_drained(&self) -> bool {
+        self.queue.front().is_none_or(|head| head.stage == Stage::Waiting)
+    }
+
+    /// Takes other attributes, while nothing is under way [QP-1].
+    pub(crate) fn change(&mut self, settings: Settings) {
+        self.rnr_left = settings.rnr_retry;
+        self.round_trip = None;
+        self.settings = Some(settings);
     }
 
     /// Tells whether of every burst only the first packet arrives [ICRC-23].
@@ -231,6 +255,9 @@ impl Requester {
             Stage::Broken(_) => return true,
             Stage::Started => {}
             Stage::Waiting => {
+                if self.held {
+                    return true;
+                }
                 // REQ-5: a local invalidation waits for everything, as with rxe.
                 let alone = matches!(request.op, SendOp::LocalInv(_));
                 let fenced = request.flags.contains(SendFlags::FENCE);

@@ -16,6 +16,7 @@
 //! is of no use for the second [MR-11], [MR-13].
 
 mod held;
+mod placed;
 mod replies;
 #[cfg(test)]
 mod tests;
@@ -156,10 +157,13 @@ impl Responder {
         self.held.clear();
         self.rnr_timer = min_rnr_timer & 0x1f;
         self.failed = false;
-        self.replies.reset(match max_dest_rd_atomic {
-            0 => 0,
-            n => usize::from(n).next_power_of_two(),
-        });
+        self.replies.reset(slots(max_dest_rd_atomic));
+    }
+
+    /// From now on as many READs and atomics are answered at once; answers to more are forgotten, the
+    /// oldest first [QP-1].
+    pub(crate) fn set_depth(&mut self, max_dest_rd_atomic: u8) {
+        self.replies.resize(slots(max_dest_rd_atomic));
     }
 
     /// Changes the delay asked for when no receive is posted [RSP-13].
@@ -353,6 +357,7 @@ impl Responder {
                 self.replies.read_again(psn, responses(reth.len, ctx.mtu), part)
             }),
             op if op.is_atomic() => self.replies.atomic_again(psn),
+            op if Self::is_placed(op) => self.replies.placed_again(psn),
             op if op.is_send() || op.is_write() => {
                 self.replies.ack(self.executed, self.msn);
                 true
@@ -383,8 +388,10 @@ impl Responder {
             self.read(ctx, packet)
         } else if op.is_atomic() {
             self.atomic(ctx, packet)
+        } else if Self::is_placed(op) {
+            self.place(ctx, packet)
         } else {
-            Err(Fault::Invalid) // FLUSH and ATOMIC WRITE are not offered
+            Err(Fault::Invalid)
         }
     }
 
@@ -417,7 +424,7 @@ impl Responder {
         self.message = Message::None;
         self.count_message();
         if let Some(key) = packet.ieth {
-            ctx.mrs.invalidate_remote(ctx.pd, key).map_err(|_| Fault::Invalidate)?;
+            ctx.mrs.invalidate_remote((ctx.pd, ctx.qpn), key).map_err(|_| Fault::Invalidate)?;
         }
         self.holding = false;
         let received = Completion {
@@ -460,7 +467,7 @@ impl Responder {
         if left > 0 {
             let span = ctx
                 .mrs
-                .resolve(ctx.pd, key, va, u64::from(left), Access::REMOTE_WRITE)
+                .resolve((ctx.pd, ctx.qpn), key, va, u64::from(left), Access::REMOTE_WRITE)
                 .map_err(|_| Fault::Access)?;
             span.write(0, bytes);
         }
@@ -494,7 +501,8 @@ impl Responder {
         }
         if reth.len > 0 {
             let (len, need) = (u64::from(reth.len), Access::REMOTE_READ);
-            ctx.mrs.check(ctx.pd, reth.rkey, reth.va, len, need).map_err(|_| Fault::Access)?;
+            let whose = (ctx.pd, ctx.qpn);
+            ctx.mrs.check(whose, reth.rkey, reth.va, len, need).map_err(|_| Fault::Access)?;
         }
         self.count_message();
         let psn = packet.bth.psn;
@@ -516,7 +524,7 @@ impl Responder {
         let AtomicEth { va, rkey, swap_or_add, compare } = atomic;
         let span = ctx
             .mrs
-            .resolve(ctx.pd, rkey, va, 8, Access::REMOTE_ATOMIC)
+            .resolve((ctx.pd, ctx.qpn), rkey, va, 8, Access::REMOTE_ATOMIC)
             .map_err(|_| Fault::Access)?;
         if !va.is_multiple_of(8) {
             return Err(Fault::Invalid); // [RSP-11]
@@ -555,6 +563,14 @@ impl Fault {
             Self::LocalKey => Status::LocProtErr,
             Self::NotReady | Self::Invalid | Self::Invalidate => Status::RemInvReqErr,
         }
+    }
+}
+
+/// Operations answered at once [QP-5].
+fn slots(max_dest_rd_atomic: u8) -> usize {
+    match max_dest_rd_atomic {
+        0 => 0,
+        n => usize::from(n).next_power_of_two(),
     }
 }
 

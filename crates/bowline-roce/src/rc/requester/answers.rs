@@ -143,6 +143,9 @@ impl Requester {
     fn handle_read(&mut self, ctx: &mut TxCtx<'_>, packet: &Packet<'_>) -> Outcome {
         let mtu = self.settings.as_ref().map_or(0, |settings| settings.mtu);
         let Some(head) = self.queue.front() else { return Outcome::Idle };
+        if head.is_started() && head.is_placed() {
+            return self.handle_placed(ctx, packet);
+        }
         if !head.is_started() || !head.is_read() {
             return self.fail(ctx, Status::BadRespErr);
         }
@@ -163,6 +166,17 @@ impl Requester {
         if done {
             self.complete_head(ctx);
         }
+        self.progress(ctx, 1);
+        self.finish_head(ctx)
+    }
+
+    /// A flush or an atomic write is done: an empty answer says so [HDR-5].
+    fn handle_placed(&mut self, ctx: &mut TxCtx<'_>, packet: &Packet<'_>) -> Outcome {
+        if packet.opcode != Opcode::ReadResponseOnly || !packet.payload.is_empty() {
+            return self.fail(ctx, Status::BadRespErr);
+        }
+        self.una = self.una.next();
+        self.complete_head(ctx);
         self.progress(ctx, 1);
         self.finish_head(ctx)
     }

@@ -1,7 +1,7 @@
 //! What a request is on the wire: its sequence numbers and its packets; and local operations, which
 //! have neither.
 
-use bowline_verbs::{Remote, SendFlags, SendOp, Status};
+use bowline_verbs::{FlushOf, Remote, SendFlags, SendOp, Status};
 use bowline_wire::roce::{AtomicEth, Bth, Builder, Opcode, Packet, Reth};
 
 use super::{Requester, TxCtx};
@@ -15,11 +15,16 @@ impl Requester {
             SendOp::RegMr { key, pieces, iova, access } => {
                 ctx.mrs.bind(ctx.pd, *key, std::mem::take(pieces), *iova, *access)
             }
-            SendOp::LocalInv(key) => ctx.mrs.invalidate(ctx.pd, *key),
+            SendOp::LocalInv(key) => ctx.mrs.invalidate((ctx.pd, ctx.qpn), *key),
+            SendOp::BindMw { key, to } => ctx.mrs.bind_window(ctx.pd, ctx.qpn, *key, to),
             _ => Ok(()),
         };
         if result.is_err() {
-            request.stage = Stage::Broken(Status::LocQpOpErr);
+            // [MR-6], [MR-7], [QP-7]
+            request.stage = Stage::Broken(match request.op {
+                SendOp::BindMw { .. } => Status::MwBindErr,
+                _ => Status::LocQpOpErr,
+            });
             return;
         }
         request.stage = Stage::Started;
@@ -30,7 +35,7 @@ impl Requester {
     /// Gives the request at the cursor its PSNs [REQ-3]; tells whether it can be carried out.
     pub(super) fn begin(&mut self, ctx: &TxCtx<'_>, mtu: usize) -> bool {
         let fits = match self.queue.get(self.cursor) {
-            Some(request) if request.is_read_or_atomic() => {
+            Some(request) if request.is_read() || request.is_atomic() => {
                 self.queue.check_scatter(self.cursor, ctx.mrs, ctx.pd).is_ok()
             }
             _ => true,
@@ -41,7 +46,7 @@ impl Requester {
             return false;
         }
         request.first = self.end;
-        request.packets = if request.is_atomic() {
+        request.packets = if request.is_atomic() || request.is_placed() {
             1
         } else {
             (request.len as usize).div_ceil(mtu).max(1) as u32
@@ -130,10 +135,24 @@ impl Requester {
                     compare: 0,
                 });
             }
+            SendOp::AtomicWrite(remote) => packet.reth = Some(reth(remote, 0, request.len)),
+            SendOp::Flush { remote, of, placement } => {
+                // HDR-2: a range, or all of the region.
+                let (level, len) = match of {
+                    FlushOf::Range(len) => (0, *len),
+                    FlushOf::Region => (1, 0),
+                };
+                packet.feth = Some(level << 4 | u32::from(placement.bits()));
+                packet.reth = Some(reth(remote, 0, len));
+            }
             _ => {}
         }
         let mut builder = Builder::new(out, &packet);
-        let take = if one_packet { 0 } else { (left as usize).min(mtu) };
+        let take = match request.op {
+            SendOp::AtomicWrite(_) => left as usize,
+            _ if one_packet => 0,
+            _ => (left as usize).min(mtu),
+        };
         if take > 0 {
             let body = builder.payload();
             if self.queue.gather(self.cursor, ctx.mrs, ctx.pd, offset, take, body).is_err() {
@@ -190,6 +209,8 @@ const fn opcode(op: &SendOp, first: bool, last: bool) -> Opcode {
         (SendOp::Read(_), ..) => Opcode::ReadRequest,
         (SendOp::CompareSwap { .. }, ..) => Opcode::CompareSwap,
         (SendOp::FetchAdd { .. }, ..) => Opcode::FetchAdd,
+        (SendOp::AtomicWrite(_), ..) => Opcode::AtomicWrite,
+        (SendOp::Flush { .. }, ..) => Opcode::Flush,
         (SendOp::SendImm(_), false, true) => Opcode::SendLastImm,
         (SendOp::SendImm(_), true, true) => Opcode::SendOnlyImm,
         (SendOp::SendInv(_), false, true) => Opcode::SendLastInvalidate,

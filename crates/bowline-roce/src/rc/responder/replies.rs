@@ -36,6 +36,8 @@ enum What {
     Read(ReadPart),
     /// The value before the operation.
     Atomic(u64),
+    /// A flush or an atomic write: there is nothing to tell but that it is done.
+    Placed,
 }
 
 /// An operation that is not carried out again when its request comes again [RSP-3].
@@ -75,6 +77,9 @@ enum Reply {
     Atomic {
         slot: usize,
         original: u64,
+    },
+    Placed {
+        slot: usize,
     },
 }
 
@@ -187,6 +192,42 @@ impl Replies {
         self.queue.push_back(Reply::Atomic { slot, original });
     }
 
+    /// Answers a flush or an atomic write [HDR-5]; `can_save` must hold.
+    pub(super) fn placed(&mut self, psn: Psn, msn: u32) {
+        let slot = self.save(What::Placed, psn, 1, msn);
+        self.queue.push_back(Reply::Placed { slot });
+    }
+
+    /// Answers one that came again, as atomics are [RSP-3]. Tells whether it is one that was saved.
+    pub(super) fn placed_again(&mut self, psn: Psn) -> bool {
+        let is_it = |saved: &Saved| matches!(saved.what, What::Placed) && saved.first == psn;
+        let Some(slot) = self.newest_first(is_it) else { return false };
+        if !std::mem::replace(&mut self.saved[slot].queued, true) {
+            self.queue.push_back(Reply::Placed { slot });
+        }
+        true
+    }
+
+    /// From now on `slots` operations are saved: the newest ones of those there are.
+    pub(super) fn resize(&mut self, slots: usize) {
+        let all = self.saved.len();
+        if all > 0 && all == self.slots {
+            // The oldest first.
+            self.saved.rotate_left(self.next);
+        }
+        let turned = if all == self.slots { self.next } else { 0 };
+        let gone = all.saturating_sub(slots);
+        self.saved.drain(..gone);
+        self.queue.retain_mut(|reply| {
+            let Some(slot) = reply.slot_mut() else { return true };
+            let place = (*slot + all - turned) % all.max(1);
+            *slot = place.saturating_sub(gone);
+            place >= gone
+        });
+        self.slots = slots;
+        self.next = if self.saved.len() < slots { self.saved.len() } else { 0 };
+    }
+
     fn save(&mut self, what: What, first: Psn, count: u32, msn: u32) -> usize {
         debug_assert!(self.can_save());
         let saved = Saved { what, first, count, msn, answered: false, queued: true };
@@ -294,6 +335,13 @@ impl Replies {
                 packet.atomic_ack = Some(AtomicAckEth { original });
                 packet.emit(out);
             }
+            Reply::Placed { slot } => {
+                let saved = &mut self.saved[slot];
+                (saved.answered, saved.queued) = (true, false);
+                let mut packet = response(Opcode::ReadResponseOnly, dest_qpn, saved.first);
+                packet.aeth = Some(Aeth { syndrome: Syndrome::ACK, msn: saved.msn });
+                packet.emit(out);
+            }
             Reply::Read { slot, part, psn, started } => {
                 return self.fill_read(ctx, dest_qpn, out, (slot, part, psn, started));
             }
@@ -315,7 +363,7 @@ impl Replies {
         let need = Access::REMOTE_READ;
         let span = match len {
             0 => None, // neither key nor address are looked at [RSP-10]
-            _ => Some(ctx.mrs.resolve(ctx.pd, part.key, part.va, u64::from(len), need)),
+            _ => Some(ctx.mrs.resolve((ctx.pd, ctx.qpn), part.key, part.va, len.into(), need)),
         };
         let span = match span.transpose() {
             Ok(span) => span,
@@ -377,7 +425,7 @@ impl Saved {
     const fn original(&self) -> Option<u64> {
         match self.what {
             What::Atomic(original) => Some(original),
-            What::Read(_) => None,
+            What::Read(_) | What::Placed => None,
         }
     }
 }
@@ -385,7 +433,18 @@ impl Saved {
 impl Reply {
     const fn slot(&self) -> Option<usize> {
         match self {
-            Self::Read { slot, .. } | Self::Atomic { slot, .. } => Some(*slot),
+            Self::Read { slot, .. } | Self::Atomic { slot, .. } | Self::Placed { slot } => {
+                Some(*slot)
+            }
+            Self::Ack { .. } | Self::Nak { .. } => None,
+        }
+    }
+
+    const fn slot_mut(&mut self) -> Option<&mut usize> {
+        match self {
+            Self::Read { slot, .. } | Self::Atomic { slot, .. } | Self::Placed { slot } => {
+                Some(slot)
+            }
             Self::Ack { .. } | Self::Nak { .. } => None,
         }
     }

@@ -21,7 +21,8 @@ const PEER: Qpn = Qpn(0x77);
 const FIRST: u32 = 1000;
 const MTU: usize = 256;
 /// All rights of memory that has an address.
-const EVERY: Access = Access::all().difference(Access::ZERO_BASED);
+const EVERY: Access =
+    Access::all().difference(Access::ZERO_BASED).difference(Access::FLUSH_PERSISTENT);
 
 /// A responder and what belongs to it.
 struct Side {
@@ -94,7 +95,7 @@ impl Side {
         let mut responder = Responder::new();
         responder.start(first, depth, 12);
         Self {
-            mrs: MrTable::new(1000),
+            mrs: MrTable::new(1000, 0),
             rng: Rng::new(&[5; 32]),
             responder,
             counters: Counters::default(),

@@ -103,7 +103,7 @@ fn run(steps: Vec<Step>) {
             Step::Reply => check_reply(side.reply()),
             Step::Sleep => side.sleep(60),
             Step::Rebind if side.mrs.check(PD, slot, BASE, 0, Access::empty()).is_ok() => {
-                side.mrs.invalidate(PD, slot).unwrap();
+                side.mrs.invalidate((PD, Qpn(0x42)), slot).unwrap();
             }
             Step::Rebind => side.mrs.bind(PD, slot, pieces.clone(), BASE, EVERY).unwrap(),
         }
