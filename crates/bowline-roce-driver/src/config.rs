@@ -47,9 +47,11 @@ pub struct SoftConfig {
     pub drop_one_in: Option<u32>,
     /// File that gets all packets, in pcapng form.
     pub capture: Option<PathBuf>,
-    /// File that tells the next life of this process which connections stood when it was killed, so
-    /// that it ends them before it does anything else [CM-53]. Each device needs its own.
-    pub former_life: Option<PathBuf>,
+    /// Directory for a file of each address that tells the next device of it which connections stood
+    /// when its process was killed. They are ended before anything else is done [CM-53], so that a
+    /// peer is free at once instead of when it notices by itself. Nobody else must be able to write
+    /// there; several devices may share it.
+    pub former_lives: Option<PathBuf>,
     /// Limits, window and timers of the core. Its addresses, MTU, GUID, ICRC policy, bursts and
     /// source port, which is always 4791, are set by the driver.
     pub core: bowline_roce::Config,
@@ -69,7 +71,7 @@ impl Default for SoftConfig {
             socket_buffer: 8 << 20,
             drop_one_in: None,
             capture: None,
-            former_life: None,
+            former_lives: None,
             core: bowline_roce::Config::default(),
         }
     }

@@ -64,8 +64,8 @@ impl SoftDevice {
             .collect::<Result<_, _>>()?;
         let mtu = mtu(&endpoints, config.mtu)?;
         let guid = config.guid.unwrap_or_else(|| identity::guid(&config.addrs));
-        let seed =
-            identity::seed().map_err(|error| system("reading /dev/urandom", &error))?;
+        let seed = identity::seed().map_err(|error| system("reading /dev/urandom", &error))?;
+        let lives = config.former_lives.map(|dir| Lives::new(&dir, &config.addrs));
         let core = Config {
             guid,
             addrs: config.addrs.clone(),
@@ -102,7 +102,6 @@ impl SoftDevice {
             flush: true,
         };
         let mut core = Core::new(core, seed);
-        let lives = config.former_life.map(Lives::new);
         if let Some(lives) = &lives {
             let former = lives.read().map_err(|error| system("reading the former life", &error))?;
             for life in &former {

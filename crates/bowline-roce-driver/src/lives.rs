@@ -1,57 +1,76 @@
-//! The file that tells the next life of this process which connections stood when it was killed, so
-//! that it can end them [CM-53]: else a kernel peer notices after half a minute only.
+//! The files that tell the next device of an address which connections stood when the process of
+//! this one was killed, so that it can end them [CM-53]: else a kernel peer notices after half a
+//! minute only, and one that waits without sending never does.
 //!
-//! One line for each: own address, the peer's, own communication id, the peer's, the peer's queue
-//! pair. Replaced as a whole when connections come and go, and removed on orderly exit.
+//! There is one for each address, since only one process at a time has port 4791 of it; the name
+//! tells the network namespace too, in which that is so. One line for each connection: own address,
+//! the peer's, own communication id, the peer's, the peer's queue pair. Replaced as a whole when
+//! connections come and go, and removed on orderly exit.
 
 use std::fmt::Write;
 use std::io;
+use std::net::IpAddr;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use bowline_roce::FormerLife;
 
-/// The file.
+/// The files.
 #[derive(Debug)]
 pub(crate) struct Lives {
-    path: PathBuf,
+    files: Vec<(IpAddr, PathBuf)>,
 }
 
 impl Lives {
-    pub(crate) fn new(path: PathBuf) -> Self {
-        Self { path }
+    /// Those of a device with these addresses, in a directory.
+    pub(crate) fn new(dir: &Path, addrs: &[IpAddr]) -> Self {
+        let namespace = std::fs::metadata("/proc/self/ns/net").map_or(0, |file| file.ino());
+        let file =
+            |addr: &IpAddr| (*addr, dir.join(format!("roce-{namespace}-{addr}.connections")));
+        Self { files: addrs.iter().map(file).collect() }
     }
 
-    /// Reads what the former life has left; lines that make no sense are passed over.
+    /// Reads what the former lives have left; lines that make no sense are passed over.
     ///
     /// # Errors
     /// The system's; a file that is not there is an empty one.
     pub(crate) fn read(&self) -> io::Result<Vec<FormerLife>> {
-        match std::fs::read_to_string(&self.path) {
-            Ok(text) => Ok(text.lines().filter_map(parse).collect()),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
-            Err(error) => Err(error),
+        let mut lives = Vec::new();
+        for (_, path) in &self.files {
+            match std::fs::read_to_string(path) {
+                Ok(text) => lives.extend(text.lines().filter_map(parse)),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
         }
+        Ok(lives)
     }
 
-    /// Replaces the file.
+    /// Replaces the files.
     pub(crate) fn write(&self, lives: &[FormerLife]) -> io::Result<()> {
-        if lives.is_empty() {
-            return match std::fs::remove_file(&self.path) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-                _ => Ok(()),
-            };
-        }
-        let mut text = String::new();
-        for life in lives {
-            let FormerLife { local, remote, local_id, remote_id, remote_qpn } = life;
-            // Writing to a string does not fail.
-            let _ =
-                writeln!(text, "{local} {remote} {local_id:08x} {remote_id:08x} {remote_qpn:06x}");
-        }
-        let new = beside(&self.path);
-        std::fs::write(&new, text)?;
-        std::fs::rename(&new, &self.path)
+        self.files.iter().try_for_each(|(addr, path)| {
+            write(path, lives.iter().filter(|life| life.local == *addr))
+        })
     }
+}
+
+/// Replaces a file; without lines there is none.
+fn write<'a>(path: &Path, lives: impl Iterator<Item = &'a FormerLife>) -> io::Result<()> {
+    let mut text = String::new();
+    for life in lives {
+        let FormerLife { local, remote, local_id, remote_id, remote_qpn } = life;
+        // Writing to a string does not fail.
+        let _ = writeln!(text, "{local} {remote} {local_id:08x} {remote_id:08x} {remote_qpn:06x}");
+    }
+    if text.is_empty() {
+        return match std::fs::remove_file(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        };
+    }
+    let new = beside(path);
+    std::fs::write(&new, text)?;
+    std::fs::rename(&new, path)
 }
 
 /// A name in the same directory, for what is to take the place of the file.
@@ -76,23 +95,32 @@ mod tests {
     #[test]
     fn what_is_written_is_read_again() {
         // tests [CM-53]
-        let path = std::env::temp_dir().join(format!("bowline-lives-{}", std::process::id()));
-        let lives = Lives::new(path.clone());
+        let dir = std::env::temp_dir().join(format!("bowline-lives-{}", std::process::id()));
+        std::fs::create_dir(&dir).unwrap();
+        let [first, second] = ["10.0.0.1", "fd00::1"].map(|addr| addr.parse().unwrap());
+        let lives = Lives::new(&dir, &[first, second]);
         assert_eq!(lives.read().unwrap(), []);
         let life = FormerLife {
-            local: "10.0.0.1".parse().unwrap(),
+            local: first,
             remote: "10.0.0.2".parse().unwrap(),
             local_id: 0xffff_fff0,
             remote_id: 1,
             remote_qpn: 0x12_3456,
         };
-        let other = FormerLife { local: "fd00::1".parse().unwrap(), ..life };
+        let other = FormerLife { local: second, ..life };
         lives.write(&[life, other]).unwrap();
         assert_eq!(lives.read().unwrap(), [life, other]);
-        std::fs::write(&path, "nonsense\n10.0.0.1 10.0.0.2 1 2\n").unwrap();
+        // The next life may have fewer addresses: each finds its own.
+        let next = Lives::new(&dir, &[second]);
+        assert_eq!(next.read().unwrap(), [other]);
+        next.write(&[]).unwrap();
+        assert_eq!(lives.read().unwrap(), [life]);
+        let path = &lives.files[0].1;
+        std::fs::write(path, "nonsense\n10.0.0.1 10.0.0.2 1 2\n").unwrap();
         assert_eq!(lives.read().unwrap(), []);
         lives.write(&[]).unwrap();
         lives.write(&[]).unwrap();
         assert!(!path.exists());
+        std::fs::remove_dir(&dir).unwrap();
     }
 }

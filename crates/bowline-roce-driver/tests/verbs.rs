@@ -323,25 +323,31 @@ fn peers_hear_of_a_device_that_closes() {
 fn the_next_life_ends_the_connections_of_the_former() {
     // tests [CM-53]
     const CHILD: &str = "BOWLINE_FORMER_LIFE";
-    let config = |path: &Path| SoftConfig {
+    let config = |dir: &Path| SoftConfig {
         addrs: vec![ip(13, 1)],
-        former_life: Some(path.to_owned()),
+        former_lives: Some(dir.to_owned()),
         ..SoftConfig::default()
     };
-    if let Some(path) = std::env::var_os(CHILD) {
-        let device = common::open_with(config(path.as_ref()));
+    if let Some(dir) = std::env::var_os(CHILD) {
+        let device = common::open_with(config(dir.as_ref()));
         let side = common::unconnected(&device, 4096);
         device.connect(None, (ip(13, 2), PORT).into(), &side.param()).unwrap();
         std::thread::sleep(PATIENCE);
         return;
     }
-    let path = std::env::temp_dir().join(format!("bowline-former-{}", std::process::id()));
+    let dir = std::env::temp_dir().join(format!("bowline-former-{}", std::process::id()));
+    std::fs::create_dir(&dir).unwrap();
+    let written = || {
+        std::fs::read_dir(&dir)
+            .unwrap()
+            .any(|file| file.unwrap().path().extension().is_some_and(|end| end == "connections"))
+    };
     let peer = open(ip(13, 2));
     peer.listen((ip(13, 2), PORT).into()).unwrap();
     let side = common::unconnected(&peer, 4096);
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["the_next_life_ends_the_connections_of_the_former", "--exact"])
-        .env(CHILD, &path)
+        .env(CHILD, &dir)
         .stdout(Stdio::null())
         .spawn()
         .unwrap();
@@ -351,16 +357,17 @@ fn the_next_life_ends_the_connections_of_the_former() {
     peer.accept(id, &side.param()).unwrap();
     assert!(matches!(peer.cm_event(PATIENCE), Ok(CmEvent::Established { .. })));
     let start = Instant::now();
-    while !path.exists() {
+    while !written() {
         assert!(start.elapsed() < PATIENCE, "the connection is not written down");
         std::thread::yield_now();
     }
     child.kill().unwrap();
     child.wait().unwrap();
     let start = Instant::now();
-    let next = SoftDevice::open(config(&path)).unwrap();
+    let next = SoftDevice::open(config(&dir)).unwrap();
     assert!(matches!(peer.cm_event(PATIENCE), Ok(CmEvent::Disconnected { .. })));
     assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
-    assert!(!path.exists(), "those connections are no more");
+    assert!(!written(), "those connections are no more");
     drop(next);
+    std::fs::remove_dir(&dir).unwrap();
 }

@@ -4,6 +4,7 @@
 
 mod nodes;
 mod rdma;
+mod restarts;
 mod stress;
 mod support;
 mod words;

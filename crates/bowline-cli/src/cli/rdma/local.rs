@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,6 +13,7 @@ use bowline_roce_driver::{PollMode, SoftConfig, SoftDevice};
 use bowline_verbs::{Device, Error, Mtu};
 
 use crate::cli::args::{Family, host, interval, number, number32, route_to};
+use crate::cli::control::folder;
 use crate::cli::{Failure, Outcome};
 
 /// The device that needs no hardware.
@@ -130,8 +132,19 @@ pub(super) fn soft(
 ) -> Result<Arc<dyn Device>, Error> {
     let poll = if poll { PollMode::Spin } else { PollMode::default() };
     let addrs = addresses.to_vec();
-    let config = SoftConfig { addrs, mtu, capture, poll, ..SoftConfig::default() };
+    let former_lives = former_lives();
+    let config = SoftConfig { addrs, mtu, capture, poll, former_lives, ..SoftConfig::default() };
     Ok(Arc::new(SoftDevice::open(config)?))
+}
+
+/// Where a device notes its connections for the case that the process is killed: the user's folder
+/// of run-time files, if there is one that nobody else can write. Without it a restarted program has
+/// to wait until the peer has noticed, which is no reason not to run.
+fn former_lives() -> Option<PathBuf> {
+    let folder = folder();
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder).ok()?;
+    let (found, own) = (fs::metadata(&folder).ok()?, fs::metadata("/proc/self").ok()?);
+    (found.uid() == own.uid() && found.mode() & 0o022 == 0).then_some(folder)
 }
 
 /// Parses a path MTU.

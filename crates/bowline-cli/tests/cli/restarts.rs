@@ -1,0 +1,75 @@
+//! Programs of RDMA that are killed, and start again while their peer still has the connection.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use crate::support::{Folder, Running, run, start};
+
+/// Longest time in which the new life must have done its work. Without a word of the former's end a
+/// peer that waits notices nothing, and one that sends gives up after 3.8 s.
+const AT_ONCE: Duration = Duration::from_millis(2500);
+
+fn listening(folder: &Folder, words: &[&str]) -> Running {
+    let mut server = start(folder, words);
+    server.expect("listening");
+    server
+}
+
+/// Waits until the connection of a process is noted.
+fn until_noted(folder: &Folder, address: &str) {
+    let end = Instant::now() + Duration::from_secs(20);
+    let name = format!("-{address}.connections");
+    let noted = || {
+        let Ok(files) = fs::read_dir(folder.path().join("bowline")) else { return false };
+        files.flatten().any(|file| file.file_name().to_string_lossy().ends_with(&name))
+    };
+    while !noted() {
+        assert!(Instant::now() < end, "no connection of {address} is noted");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// The server serves one client at a time, and waits for the pings of one that was killed.
+// tests [CM-53]
+#[test]
+fn a_client_that_was_killed_is_served_again_at_once() {
+    let folder = Folder::new();
+    for (server, client, words) in [
+        ("127.41.60.1", "127.41.60.2", &["rping", "-i", "100"][..]),
+        ("127.41.60.3", "127.41.60.4", &["perf", "--op", "send", "--duration", "60"][..]),
+    ] {
+        let waiting = listening(&folder, &[words[0], "-s", "--persistent", "-I", server]);
+        let to = ["-c", server, "-I", client];
+        let first = start(&folder, &[words, &to].concat());
+        until_noted(&folder, client);
+        first.signal("-KILL");
+        let _ = first.finish();
+        let begin = Instant::now();
+        let again = match words[0] {
+            "rping" => run(&folder, &[&["rping", "-C", "3", "-V"][..], &to].concat()),
+            _ => run(&folder, &[&["perf", "--op", "send", "--count", "20"][..], &to].concat()),
+        };
+        again.exits(0);
+        assert!(begin.elapsed() < AT_ONCE, "{server}: {:?}", begin.elapsed());
+        waiting.signal("-INT");
+        let _ = waiting.finish();
+    }
+}
+
+/// The new life does not know the queue pair and drops the pings without a word.
+// tests [CM-53]
+#[test]
+fn a_client_hears_at_once_that_its_server_was_killed_and_is_back() {
+    let folder = Folder::new();
+    let words = ["rping", "-s", "-P", "-I", "127.41.61.1"];
+    let server = listening(&folder, &words);
+    let client = start(&folder, &["rping", "-c", "127.41.61.1", "-I", "127.41.61.2", "-i", "0.5"]);
+    until_noted(&folder, "127.41.61.1");
+    until_noted(&folder, "127.41.61.2");
+    server.signal("-KILL");
+    let _ = server.finish();
+    let begin = Instant::now();
+    let _next = listening(&folder, &words);
+    let done = client.finish().exits(1);
+    assert!(begin.elapsed() < AT_ONCE, "{:?}: {done:?}", begin.elapsed());
+}
