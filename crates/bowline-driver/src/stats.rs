@@ -1,34 +1,6 @@
 //! What the driver itself did: system calls, copies, wake-ups.
 
-use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
-
-macro_rules! stats {
-    ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// Counts since the node was built.
-        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-        #[non_exhaustive]
-        pub struct DriverStats { $($(#[$doc])* pub $name: u64,)* }
-
-        #[derive(Debug, Default)]
-        pub(crate) struct Stats { $(pub(crate) $name: Count,)* }
-
-        impl Stats {
-            pub(crate) fn snapshot(&self) -> DriverStats {
-                DriverStats { $($name: self.$name.0.load(Relaxed),)* }
-            }
-        }
-
-        impl core::ops::Sub for DriverStats {
-            type Output = Self;
-
-            fn sub(self, earlier: Self) -> Self {
-                Self { $($name: self.$name.wrapping_sub(earlier.$name),)* }
-            }
-        }
-    };
-}
-
-stats! {
+bowline_wire::driver_stats! {
     /// Writes to connections.
     writes,
     /// Reads from connections, those that found nothing included.
@@ -74,20 +46,5 @@ impl DriverStats {
             + self.eventfds
             + self.setups
             + self.hand_overs
-    }
-}
-
-#[derive(Debug, Default)]
-pub(crate) struct Count(AtomicU64);
-
-impl Count {
-    #[inline]
-    pub(crate) fn inc(&self) {
-        self.add(1);
-    }
-
-    #[inline]
-    pub(crate) fn add(&self, n: u64) {
-        self.0.fetch_add(n, Relaxed);
     }
 }

@@ -1,41 +1,6 @@
 //! What the driver itself did: system calls, packets, bytes.
 
-use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
-
-macro_rules! stats {
-    ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// Counts since the device was opened.
-        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-        #[non_exhaustive]
-        pub struct DriverStats { $($(#[$doc])* pub $name: u64,)* }
-
-        #[derive(Debug, Default)]
-        pub(crate) struct Stats { $(pub(crate) $name: Count,)* }
-
-        impl Stats {
-            pub(crate) fn snapshot(&self) -> DriverStats {
-                DriverStats { $($name: self.$name.0.load(Relaxed),)* }
-            }
-        }
-
-        impl core::ops::Sub for DriverStats {
-            type Output = Self;
-
-            fn sub(self, earlier: Self) -> Self {
-                Self { $($name: self.$name.wrapping_sub(earlier.$name),)* }
-            }
-        }
-
-        impl DriverStats {
-            /// Returns every count with its name.
-            pub fn named(&self) -> impl Iterator<Item = (&'static str, u64)> {
-                [$((stringify!($name), self.$name),)*].into_iter()
-            }
-        }
-    };
-}
-
-stats! {
+bowline_wire::driver_stats! {
     /// Calls that sent: one per burst.
     sends,
     /// Those of them that sent several packets at once (UDP_SEGMENT).
@@ -82,20 +47,5 @@ impl DriverStats {
     /// Returns the system calls for the network that moved something.
     pub fn udp_syscalls(&self) -> u64 {
         self.sends + self.receives
-    }
-}
-
-#[derive(Debug, Default)]
-pub(crate) struct Count(AtomicU64);
-
-impl Count {
-    #[inline]
-    pub(crate) fn inc(&self) {
-        self.add(1);
-    }
-
-    #[inline]
-    pub(crate) fn add(&self, n: u64) {
-        self.0.fetch_add(n, Relaxed);
     }
 }

@@ -27,6 +27,7 @@ extern crate alloc;
 
 pub mod rds;
 pub mod roce;
+pub mod stats;
 pub mod time;
 
 /// Compiles the example of the README.

@@ -1,0 +1,87 @@
+//! Counts of what a driver did. Here because both drivers count alike.
+
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// A count that several threads add to.
+#[derive(Debug, Default)]
+pub struct Count(AtomicU64);
+
+impl Count {
+    /// Adds one.
+    #[inline]
+    pub fn inc(&self) {
+        self.add(1);
+    }
+
+    /// Adds `n`.
+    #[inline]
+    pub fn add(&self, n: u64) {
+        // Relaxed: nothing else is published by it.
+        self.0.fetch_add(n, Relaxed);
+    }
+
+    /// Returns the count.
+    #[inline]
+    pub fn get(&self) -> u64 {
+        self.0.load(Relaxed)
+    }
+}
+
+/// Declares the counts of a driver once: `DriverStats`, which users see, and `Stats` of the crate, which
+/// is counted in.
+#[macro_export]
+macro_rules! driver_stats {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// Counts since the beginning.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        #[non_exhaustive]
+        pub struct DriverStats { $($(#[$doc])* pub $name: u64,)* }
+
+        #[derive(Debug, Default)]
+        pub(crate) struct Stats { $(pub(crate) $name: $crate::stats::Count,)* }
+
+        impl Stats {
+            pub(crate) fn snapshot(&self) -> DriverStats {
+                DriverStats { $($name: self.$name.get(),)* }
+            }
+        }
+
+        impl core::ops::Sub for DriverStats {
+            type Output = Self;
+
+            fn sub(self, earlier: Self) -> Self {
+                Self { $($name: self.$name.wrapping_sub(earlier.$name),)* }
+            }
+        }
+
+        impl DriverStats {
+            /// Returns every count with its name.
+            pub fn named(&self) -> impl Iterator<Item = (&'static str, u64)> {
+                [$((stringify!($name), self.$name),)*].into_iter()
+            }
+        }
+    };
+}
+
+#[cfg(test)]
+#[expect(unreachable_pub, reason = "drivers export what the macro makes")]
+mod tests {
+    driver_stats! {
+        /// Calls.
+        calls,
+        /// Bytes.
+        bytes,
+    }
+
+    #[test]
+    fn what_is_counted_is_seen() {
+        let stats = Stats::default();
+        stats.calls.inc();
+        let before = stats.snapshot();
+        stats.calls.inc();
+        stats.bytes.add(7);
+        let since = stats.snapshot() - before;
+        assert!(since.named().eq([("calls", 1), ("bytes", 7)]));
+        assert_eq!(stats.snapshot().calls, 2);
+    }
+}
