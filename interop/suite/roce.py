@@ -211,7 +211,7 @@ def verbs(c, mtu, loss=False):
             done = []
             for op, mode, size in JOBS:
                 lines = r.client("perf", "--op", op, "--mode", mode, "--size", str(size), "--depth", "8", "--verify",
-                                 "--iters", str(iterations(mode, size)), "--json")
+                                 "--count", str(iterations(mode, size)), "--json")
                 done.append(json.loads(lines[-1]))
             out = c.guest("for i in 1 2 3 4 5; do pgrep -f roce-perf >/dev/null || break; sleep 0.5; done; cat /tmp/perf")
             wrong = [x for x in out.splitlines() if "error" in x or not x.startswith("{")]
@@ -257,11 +257,11 @@ def rping_4096(c):
     rping(c, 9000, SIZES, 5)
 
 
-@scenario("rping-loss", dirs=("k>n", "n>k"), orders=("lo",), families=(4, 6), timeout=180, bare=True, tool=True,
-          self_check=NO_SELF_CHECK)
+@scenario("rping-loss", dirs=("k>n", "n>k"), orders=("lo",), families=(4, 6), timeout=180, bare=True, ci=True, tool=True,
+          self_check=NO_SELF_CHECK, n=40, ci_n=10)
 def rping_loss(c):
     """1 % of all packets are lost in each direction: the same pings, the same data."""
-    rping(c, 1500, (64, 4097, 65535), 40, loss=True)
+    rping(c, 1500, (64, 4097, 65535), c.scale, loss=True)
 
 
 @scenario("rdma-core", dirs=("k>n", "n>k"), orders=("lo",), families=(4, 6), timeout=120, bare=True, tool=True,
@@ -311,10 +311,10 @@ A, B = "10.99.0.11", "10.99.0.12"
 SPEED_ROUNDS = 3
 # what, perftest's program and options, options of bowline perf
 SPEED = (
-    ("write 64 KiB", "ib_write_bw -s 65536 -n 400", "--op write --mode bw --size 65536 --iters 400"),
-    ("read 64 KiB", "ib_read_bw -s 65536 -n 400", "--op read --mode bw --size 65536 --iters 400"),
-    ("send 64 KiB", "ib_send_bw -s 65536 -n 400", "--op send --mode bw --size 65536 --iters 400"),
-    ("send 64 B, half round trip", "ib_send_lat -s 64 -n 1000", "--op send --mode lat --size 64 --iters 1000"),
+    ("write 64 KiB", "ib_write_bw -s 65536 -n 400", "--op write --mode bw --size 65536 --count 400"),
+    ("read 64 KiB", "ib_read_bw -s 65536 -n 400", "--op read --mode bw --size 65536 --count 400"),
+    ("send 64 KiB", "ib_send_bw -s 65536 -n 400", "--op send --mode bw --size 65536 --count 400"),
+    ("send 64 B, half round trip", "ib_send_lat -s 64 -n 1000", "--op send --mode lat --size 64 --count 1000"),
 )
 
 
