@@ -14,18 +14,22 @@ use crate::trace::{Trace, TraceMode};
 use crate::world::World;
 
 /// How to run.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 #[non_exhaustive]
-pub struct Options {
+pub struct Options<S = Scenario> {
     /// Text to keep of a run.
     pub trace: TraceMode,
     /// Scenario instead of the one the seed would draw.
-    pub scenario: Option<Scenario>,
-    /// Something done wrong on purpose.
-    pub(crate) sabotage: Option<Sabotage>,
+    pub scenario: Option<S>,
 }
 
-impl Options {
+impl<S> Default for Options<S> {
+    fn default() -> Self {
+        Self { trace: TraceMode::default(), scenario: None }
+    }
+}
+
+impl<S> Options<S> {
     /// Sets how much text a run keeps.
     #[must_use]
     pub fn with_trace(mut self, trace: TraceMode) -> Self {
@@ -35,7 +39,7 @@ impl Options {
 
     /// Forces the scenario.
     #[must_use]
-    pub fn with_scenario(mut self, scenario: Option<Scenario>) -> Self {
+    pub fn with_scenario(mut self, scenario: Option<S>) -> Self {
         self.scenario = scenario;
         self
     }
@@ -133,63 +137,104 @@ const FAILURE_LINES: usize = 60;
 
 /// Runs one seed.
 pub fn run(seed: u64, options: &Options) -> Outcome {
+    run_with(seed, options, None)
+}
+
+/// Runs one seed, with something done wrong on purpose.
+pub(crate) fn run_with(seed: u64, options: &Options, sabotage: Option<Sabotage>) -> Outcome {
     let mut rng = Rng::new(seed);
     let mut plan = Plan::draw(&mut rng, options.scenario);
-    if options.sabotage.is_some() {
+    if sabotage.is_some() {
         plan.widen();
     }
-    let scenario = plan.scenario;
+    let outcome = Outcome::new("bowline sim", seed, plan.scenario.name(), options);
     let trace = Trace::new(options.trace);
-    let make = || {
-        let mut world = World::new(plan, rng, trace, options.sabotage);
+    outcome.play(|| {
+        let mut world = World::new(plan, rng, trace, sabotage);
         let plan = &world.plan;
         world.ctx.note([0, 0, 0], || format!("{plan:#?}"));
         world
-    };
-    let (world, panicked) = play(make, World::step);
-    let mut outcome = Outcome {
-        command: "bowline sim",
-        seed,
-        scenario: scenario.name(),
-        forced: options.scenario.is_some(),
-        trace_hash: 0,
-        stats: Stats::default(),
-        lines: Vec::new(),
-        failure: None,
-    };
-    let Some(mut world) = world else {
-        let what = panicked.err().unwrap_or_default();
-        outcome.failure = Some(Failure { what, at: 0, dump: String::new() });
-        return outcome;
-    };
-    let at = world.ctx.now;
-    world.ctx.stats.virtual_ms = at / 1_000_000;
-    let failure = match panicked {
-        Err(what) => Some((format!("panic: {what}"), String::new())),
-        Ok(()) => world.ctx.failure.take().map(|what| (what, world.dump())),
-    };
-    outcome.failure = failure.map(|(what, dump)| Failure { what, at, dump });
-    outcome.stats = world.ctx.stats.clone();
-    outcome.trace_hash = world.ctx.trace.hash();
-    outcome.lines = world.ctx.trace.into_lines();
-    outcome
+    })
 }
 
-/// Makes a world and steps it to its end; a panic becomes its text. The world outlives a panic, so
-/// that its trace can be read.
-pub(crate) fn play<W>(
-    make: impl FnOnce() -> W,
-    mut step: impl FnMut(&mut W) -> bool,
-) -> (Option<W>, Result<(), String>) {
-    let world = RefCell::new(None);
-    let all = || {
-        *world.borrow_mut() = Some(make());
-        let mut world = world.borrow_mut();
-        let Some(world) = world.as_mut() else { return };
-        while step(world) {}
-    };
-    let result = quietly(AssertUnwindSafe(all));
-    (world.into_inner(), result)
+/// A world as a run sees it.
+pub(crate) trait Simulated<N> {
+    /// Does what comes next; false at the end.
+    fn step(&mut self) -> bool;
+    /// Virtual time, nanoseconds.
+    fn now(&self) -> u64;
+    /// The first broken promise.
+    fn failure(&mut self) -> Option<String>;
+    /// State of all there is.
+    fn dump(&self) -> String;
+    /// What was counted, and the trace.
+    fn end(self) -> (N, Trace);
+}
+
+impl Simulated<Stats> for World {
+    fn step(&mut self) -> bool {
+        Self::step(self)
+    }
+
+    fn now(&self) -> u64 {
+        self.ctx.now
+    }
+
+    fn failure(&mut self) -> Option<String> {
+        self.ctx.failure.take()
+    }
+
+    fn dump(&self) -> String {
+        Self::dump(self)
+    }
+
+    fn end(mut self) -> (Stats, Trace) {
+        self.ctx.stats.virtual_ms = self.ctx.now / 1_000_000;
+        (self.ctx.stats, self.ctx.trace)
+    }
+}
+
+impl<N: Numbers> Outcome<N> {
+    /// The outcome of a run that is still to be done.
+    pub(crate) fn new<S>(
+        command: &'static str,
+        seed: u64,
+        scenario: &'static str,
+        options: &Options<S>,
+    ) -> Self {
+        let (trace_hash, stats, lines, failure) = (0, N::default(), Vec::new(), None);
+        let forced = options.scenario.is_some();
+        Self { command, seed, scenario, forced, trace_hash, stats, lines, failure }
+    }
+
+    /// Makes a world and steps it to its end. A panic becomes its text; the world outlives it, so
+    /// that its trace can be read.
+    pub(crate) fn play<W: Simulated<N>>(mut self, make: impl FnOnce() -> W) -> Self {
+        let world = RefCell::new(None);
+        let all = || {
+            *world.borrow_mut() = Some(make());
+            let mut world = world.borrow_mut();
+            let Some(world) = world.as_mut() else { return };
+            while world.step() {}
+        };
+        let panicked = quietly(AssertUnwindSafe(all));
+        let Some(mut world) = world.into_inner() else {
+            let what = panicked.err().unwrap_or_default();
+            self.failure = Some(Failure { what, at: 0, dump: String::new() });
+            return self;
+        };
+        let at = world.now();
+        let failure = match panicked {
+            Err(what) => Some((format!("panic: {what}"), String::new())),
+            Ok(()) => world.failure().map(|what| (what, world.dump())),
+        };
+        self.failure = failure.map(|(what, dump)| Failure { what, at, dump });
+        let trace;
+        (self.stats, trace) = world.end();
+        self.trace_hash = trace.hash();
+        self.lines = trace.into_lines();
+        self
+    }
 }
 
 thread_local! {
@@ -228,21 +273,17 @@ pub fn run_many(
     options: &Options,
     progress: impl Fn(u64) + Sync,
 ) -> Summary {
-    sweep(seeds, threads, progress, |seed, text| match text {
-        Some(lines) if options.trace == TraceMode::Hash => {
-            run(seed, &options.clone().with_trace(lines))
-        }
-        _ => run(seed, options),
-    })
+    sweep(seeds, threads, options, progress, run)
 }
 
-/// Runs `one` for a range of seeds on `threads` threads; seeds that fail run again with the trace
-/// mode given to it.
-pub(crate) fn sweep<N: Numbers + Send>(
+/// Runs `one` for a range of seeds on `threads` threads; seeds that fail run again with their last
+/// steps shown.
+pub(crate) fn sweep<S: Copy + Sync, N: Numbers + Send>(
     seeds: Range<u64>,
     threads: usize,
+    options: &Options<S>,
     progress: impl Fn(u64) + Sync,
-    one: impl Fn(u64, Option<TraceMode>) -> Outcome<N> + Sync,
+    one: impl Fn(u64, &Options<S>) -> Outcome<N> + Sync,
 ) -> Summary<N> {
     let next = AtomicU64::new(seeds.start);
     let summary = Mutex::new(Summary::default());
@@ -252,9 +293,9 @@ pub(crate) fn sweep<N: Numbers + Send>(
             if seed >= seeds.end {
                 return;
             }
-            let mut outcome = one(seed, None);
-            if outcome.failure.is_some() {
-                outcome = one(seed, Some(TraceMode::Last(FAILURE_LINES)));
+            let mut outcome = one(seed, options);
+            if outcome.failure.is_some() && options.trace == TraceMode::Hash {
+                outcome = one(seed, &options.clone().with_trace(TraceMode::Last(FAILURE_LINES)));
             }
             let mut summary: std::sync::MutexGuard<'_, Summary<N>> =
                 summary.lock().unwrap_or_else(|poisoned| poisoned.into_inner());

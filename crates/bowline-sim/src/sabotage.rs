@@ -88,14 +88,13 @@ impl Framing {
 mod tests {
     use super::Sabotage;
     use crate::plan::Scenario;
-    use crate::run::{Options, run};
+    use crate::run::{Options, run_with};
 
     /// Runs until a seed fails and returns what was said.
     fn caught(how: Sabotage) -> String {
-        let options =
-            Options { scenario: Some(Scenario::Calm), sabotage: Some(how), ..Options::default() };
+        let options = Options::default().with_scenario(Some(Scenario::Calm));
         (0..400)
-            .find_map(|seed| run(seed, &options).failure)
+            .find_map(|seed| run_with(seed, &options, Some(how)).failure)
             .unwrap_or_else(|| panic!("nobody noticed {how:?}"))
             .what
     }

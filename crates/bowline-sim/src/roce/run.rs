@@ -7,81 +7,56 @@ use super::sabotage::Sabotage;
 use super::stats::Stats;
 use super::world::World;
 use crate::rng::Rng;
-use crate::run::{Failure, play, sweep};
-use crate::trace::{Trace, TraceMode};
+use crate::run::{Simulated, sweep};
+use crate::trace::Trace;
 
 /// What became of a seed.
 pub type Outcome = crate::Outcome<Stats>;
 /// What became of many seeds.
 pub type Summary = crate::Summary<Stats>;
-
 /// How to run.
-#[derive(Clone, Debug, Default)]
-#[non_exhaustive]
-pub struct Options {
-    /// Text to keep of a run.
-    pub trace: TraceMode,
-    /// Scenario instead of the one the seed would draw.
-    pub scenario: Option<Scenario>,
-    /// Something done wrong on purpose.
-    pub(crate) sabotage: Option<Sabotage>,
-}
-
-impl Options {
-    /// Sets how much text a run keeps.
-    #[must_use]
-    pub fn with_trace(mut self, trace: TraceMode) -> Self {
-        self.trace = trace;
-        self
-    }
-
-    /// Forces the scenario.
-    #[must_use]
-    pub fn with_scenario(mut self, scenario: Option<Scenario>) -> Self {
-        self.scenario = scenario;
-        self
-    }
-}
+pub type Options = crate::Options<Scenario>;
 
 /// Runs one seed.
 pub fn run(seed: u64, options: &Options) -> Outcome {
+    run_with(seed, options, None)
+}
+
+/// Runs one seed, with something done wrong on purpose.
+pub(crate) fn run_with(seed: u64, options: &Options, sabotage: Option<Sabotage>) -> Outcome {
     let mut rng = Rng::new(seed ^ 0x70ce);
     let plan = Plan::draw(&mut rng, options.scenario);
-    let scenario = plan.scenario;
+    let outcome = Outcome::new("bowline sim --roce", seed, plan.scenario.name(), options);
     let trace = Trace::new(options.trace);
-    let make = || {
-        let mut world = World::new(plan, rng, trace, options.sabotage);
+    outcome.play(|| {
+        let mut world = World::new(plan, rng, trace, sabotage);
         let plan = world.plan.clone();
         world.note([0, 0, 0], || format!("{plan:#?}"));
         world
-    };
-    let (world, panicked) = play(make, World::step);
-    let mut outcome = Outcome {
-        command: "bowline sim --roce",
-        seed,
-        scenario: scenario.name(),
-        forced: options.scenario.is_some(),
-        trace_hash: 0,
-        stats: Stats::default(),
-        lines: Vec::new(),
-        failure: None,
-    };
-    let Some(mut world) = world else {
-        let what = panicked.err().unwrap_or_default();
-        outcome.failure = Some(Failure { what, at: 0, dump: String::new() });
-        return outcome;
-    };
-    let at = world.now;
-    world.stats.virtual_ms = at / 1_000_000;
-    let failure = match panicked {
-        Err(what) => Some((format!("panic: {what}"), String::new())),
-        Ok(()) => world.failure.take().map(|what| (what, world.dump())),
-    };
-    outcome.failure = failure.map(|(what, dump)| Failure { what, at, dump });
-    outcome.stats = world.stats.clone();
-    outcome.trace_hash = world.trace.hash();
-    outcome.lines = world.trace.into_lines();
-    outcome
+    })
+}
+
+impl Simulated<Stats> for World {
+    fn step(&mut self) -> bool {
+        Self::step(self)
+    }
+
+    fn now(&self) -> u64 {
+        self.now
+    }
+
+    fn failure(&mut self) -> Option<String> {
+        self.failure.take()
+    }
+
+    fn dump(&self) -> String {
+        Self::dump(self)
+    }
+
+    fn end(mut self) -> (Stats, Trace) {
+        self.stats.virtual_ms = self.now / 1_000_000;
+        (self.stats, self.trace)
+    }
 }
 
 /// Runs a range of seeds on `threads` threads, each seed on one of them.
@@ -94,10 +69,5 @@ pub fn run_many(
     options: &Options,
     progress: impl Fn(u64) + Sync,
 ) -> Summary {
-    sweep(seeds, threads, progress, |seed, text| match text {
-        Some(lines) if options.trace == TraceMode::Hash => {
-            run(seed, &options.clone().with_trace(lines))
-        }
-        _ => run(seed, options),
-    })
+    sweep(seeds, threads, options, progress, run)
 }

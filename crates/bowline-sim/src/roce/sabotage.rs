@@ -94,14 +94,14 @@ impl World {
 #[cfg(test)]
 mod tests {
     use super::Sabotage;
-    use crate::roce::{Options, Scenario, run};
+    use crate::roce::run::run_with;
+    use crate::roce::{Options, Scenario};
 
     /// Runs until a seed fails and returns what was said.
     fn caught(how: Sabotage, scenario: Scenario) -> String {
-        let mut options = Options::default().with_scenario(Some(scenario));
-        options.sabotage = Some(how);
+        let options = Options::default().with_scenario(Some(scenario));
         (0..300)
-            .find_map(|seed| run(seed, &options).failure)
+            .find_map(|seed| run_with(seed, &options, Some(how)).failure)
             .unwrap_or_else(|| panic!("nobody noticed {how:?}"))
             .what
     }
