@@ -42,24 +42,27 @@ pub(crate) struct Creeping {
     last: Psn,
     count: u32,
     most: u32,
+    /// Packets further on that one step is at most.
+    stride: u32,
 }
 
 impl Creeping {
     /// For requests that are sent again.
     pub(crate) const fn of_requests() -> Self {
-        Self { last: Psn::ZERO, count: 0, most: CREEPING_MAX }
+        Self { last: Psn::ZERO, count: 0, most: CREEPING_MAX, stride: 1 }
     }
 
-    /// For answers that are asked for again.
+    /// For answers that are asked for again. What is missing is asked for by itself, so up to three
+    /// packets, each the first of a burst, come between.
     pub(crate) const fn of_answers() -> Self {
-        Self { last: Psn::ZERO, count: 0, most: CREEPING_ANSWERS_MAX }
+        Self { last: Psn::ZERO, count: 0, most: CREEPING_ANSWERS_MAX, stride: 3 }
     }
 
     /// Beginning again with `psn`.
     pub(crate) fn begin_again(&mut self, psn: Psn) {
         match psn.since(self.last) {
             0 => {}
-            1 => self.count = self.count.saturating_add(1),
+            steps if steps <= self.stride => self.count = self.count.saturating_add(1),
             _ => self.count = 0,
         }
         self.last = psn;

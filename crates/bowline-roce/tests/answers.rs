@@ -164,8 +164,48 @@ fn a_gap_in_an_answer_costs_one_request() {
     assert_eq!(pair.outcomes(0), [(1, Status::Success)]);
     assert_eq!(pair.nodes[0].bytes(0, 256 * 40), pattern(256 * 40, 3));
     let counters = pair.nodes[0].dev.counters();
-    assert_eq!((counters.go_backs, counters.packets_resent, counters.timeouts), (1, 1, 0));
-    assert_eq!(pair.packets(), 1 + 40 + 1 + 31);
+    assert_eq!((counters.repairs, counters.packets_resent, counters.timeouts), (1, 1, 0));
+    assert_eq!(counters.go_backs, 0);
+    assert_eq!(pair.packets(), 1 + 40 + 1 + 1);
+}
+
+/// [REQ-9 d], [REQ-11]: answers to several reads and atomics, some of them lost or late: each is
+/// asked for once, and only those that are missing come again.
+#[test]
+fn only_missing_answers_are_asked_for() {
+    for late in [false, true] {
+        let mut pair = Pair::new(&Setup { depth: 8, ..setup() });
+        pair.nodes[1].fill(0, 256 * 30, 4);
+        pair.nodes[1].buffer.write(9000, &7_u64.to_ne_bytes());
+        // Requests are packets 0 to 4, the answers are 5 to 14, 15, 16 to 25, the acknowledgement
+        // of the write, and 10 more.
+        let hit = [8, 9, 14, 15, 18, 30];
+        pair.fate = Box::new(move |n, _| match hit.contains(&n) {
+            true if late => Fate::Late,
+            true => Fate::Drop,
+            false => Fate::Pass,
+        });
+        let (remote, nodes) = (pair.nodes[1].remote(0), &pair.nodes);
+        let add = SendOp::FetchAdd { remote: nodes[1].remote(9000), add: 1 };
+        let at = |n: usize| [nodes[0].sge(n * 2560, 2560)];
+        let eight = [nodes[0].sge(20_000, 8)];
+        let reads = [at(0), at(1), at(2)];
+        let second = nodes[1].remote(2560);
+        let third = nodes[1].remote(5120);
+        pair.post(0, 1, SendOp::Read(remote), &reads[0]);
+        pair.post(0, 2, add, &eight);
+        pair.post(0, 3, SendOp::Read(second), &reads[1]);
+        pair.post(0, 4, SendOp::Write(remote), &[]);
+        pair.post(0, 5, SendOp::Read(third), &reads[2]);
+        pair.finish(0, 5);
+        assert_eq!(pair.nodes[0].bytes(0, 7680), pattern(7680, 4), "{late}");
+        assert_eq!(pair.nodes[0].bytes(20_000, 8), 7_u64.to_ne_bytes());
+        assert_eq!(pair.nodes[1].bytes(9000, 8), 8_u64.to_ne_bytes());
+        let counters = pair.nodes[0].dev.counters();
+        assert_eq!(counters.timeouts, 0);
+        let again = pair.log[5..].iter().filter(|seen| seen.from == 1).count();
+        assert!(again <= 32 + 20, "{late}: {again} {counters:?}");
+    }
 }
 
 /// [REQ-5], [REQ-20]: a region is not ended before everything that goes through it has arrived, so

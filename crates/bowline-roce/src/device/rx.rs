@@ -138,7 +138,11 @@ impl Device {
                 // What a fault makes of the queue pair shows when it is settled.
                 let _: After = responder.handle(&mut self.shared.rx(now, name), &packet);
                 let again = self.shared.counters.requests_duplicate != before;
-                if again && packet.opcode == Opcode::ReadRequest {
+                // One packet may have been repeated by the network, and tells nothing.
+                if again
+                    && packet.opcode == Opcode::ReadRequest
+                    && packet.reth.is_some_and(|reth| reth.len as usize > name.mtu())
+                {
                     qp.answers.begin_again(packet.bth.psn);
                 }
             }

@@ -51,6 +51,13 @@ pub(crate) struct Shared {
 /// Timers kept besides a few of every queue pair, whether they have been replaced or not.
 const TIMERS_KEPT: usize = 64;
 
+impl Name {
+    /// Payload bytes of a full packet.
+    pub(crate) const fn mtu(&self) -> usize {
+        self.mtu
+    }
+}
+
 impl Shared {
     pub(crate) fn new(config: Config) -> Self {
         Self {

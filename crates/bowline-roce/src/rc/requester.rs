@@ -16,6 +16,7 @@
 //! then: the packet sent again alone is acknowledged with those after it, or it is not.
 
 mod answers;
+mod early;
 mod recovery;
 mod send;
 mod settings;
@@ -26,6 +27,7 @@ use std::time::Duration;
 use bowline_verbs::{Completion, Error, PdId, QpCap, Qpn, SendFlags, SendOp, SendWr, Status};
 use bowline_wire::roce::Psn;
 
+use self::early::Stretch;
 use self::recovery::{Keeps, Repair};
 pub(crate) use self::settings::Settings;
 use self::settings::{WINDOW_MAX, WINDOW_MIN};
@@ -90,6 +92,8 @@ pub(crate) struct Requester {
     /// Where the answers end to what was asked of the peer and is not answered: one for each atomic
     /// and each part of a read [REQ-4].
     asked: VecDeque<Psn>,
+    /// Answers that have come before one that is missing, in order.
+    early: VecDeque<Stretch>,
     /// Packets that may be on their way [REQ-6]: half after going back, a quarter less when many are
     /// lost of a peer that keeps the others; a quarter more for every window
     /// without one up to half of where the last loss was, then a sixteenth.
@@ -150,6 +154,7 @@ impl Requester {
             una: Psn::ZERO,
             reads: 0,
             asked: VecDeque::new(),
+            early: VecDeque::new(),
             window: 0,
             slow_from: 0,
             read_part: 1,
@@ -370,6 +375,7 @@ impl Requester {
         self.sent = 0;
         self.reads = 0;
         self.asked.clear();
+        self.early.clear();
         (self.next, self.una) = (self.end, self.end);
         self.pause = None;
         self.deadline = None;

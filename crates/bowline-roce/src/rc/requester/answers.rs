@@ -31,9 +31,8 @@ impl Requester {
                     return Outcome::Failed;
                 }
                 if psn != self.una {
-                    // REQ-9 d: an answer before this one is missing. Asking for it again at once
-                    // instead of waiting for the timer.
-                    self.go_back(ctx);
+                    // REQ-9 d: an answer before this one is missing.
+                    self.handle_early(ctx, packet);
                     return Outcome::Idle;
                 }
                 let good = |aeth: Option<Aeth>| {
@@ -65,7 +64,8 @@ impl Requester {
                 && head.is_read_or_atomic()
                 && !psn.is_before(head.first + head.packets)
         });
-        if missed {
+        // If later answers have come, what is missing has been asked for.
+        if missed && self.early.is_empty() {
             self.go_back(ctx);
         }
         Outcome::Idle
@@ -167,7 +167,7 @@ impl Requester {
             self.complete_head(ctx);
         }
         self.progress(ctx, 1);
-        self.finish_head(ctx)
+        if self.early.is_empty() { self.finish_head(ctx) } else { self.absorb(ctx) }
     }
 
     /// A flush or an atomic write is done: an empty answer says so [HDR-5].
@@ -195,12 +195,12 @@ impl Requester {
         self.una = self.una.next();
         self.complete_head(ctx);
         self.progress(ctx, 1);
-        self.finish_head(ctx)
+        if self.early.is_empty() { self.finish_head(ctx) } else { self.absorb(ctx) }
     }
 
     /// Everything before `upto` has arrived: completes sends and writes. Reads and atomics are
     /// completed by their answers alone, and hold up what is behind them [REQ-9 b].
-    fn acknowledge(&mut self, ctx: &mut TxCtx<'_>, upto: Psn) -> Outcome {
+    pub(super) fn acknowledge(&mut self, ctx: &mut TxCtx<'_>, upto: Psn) -> Outcome {
         let before = self.una;
         while let Some(head) = self.queue.front() {
             if head.is_local() && head.is_started() {

@@ -78,7 +78,9 @@ impl Requester {
         // peer can send them [REQ-6]. The parts stay the same, since a peer that is asked again
         // looks for what it was asked before [RSP-3].
         let part = self.read_part - sent % self.read_part;
-        let steps = if one_packet { (packets - sent).min(part) } else { 1 };
+        // Answers that have come already are not asked for.
+        let most = if alone { part.min(self.missing()) } else { part };
+        let steps = if one_packet { (packets - sent).min(most) } else { 1 };
         let last = sent + steps == packets;
         // REQ-8: at the end of every message, and often enough that the window cannot stall.
         let filling = psn.since(self.una) + 1 >= self.window;

@@ -89,8 +89,8 @@ fn run(steps: Vec<Step>) {
                     packet.payload = &bytes;
                 }
                 packet.reth = Some(Reth { va, rkey: key, len });
-                packet.atomic =
-                    Some(AtomicEth { va, rkey: key, swap_or_add: u64::from(len), compare: 0 });
+                // Not a value that looks like the secret when it is read back.
+                packet.atomic = Some(AtomicEth { va, rkey: key, swap_or_add: 0, compare: 0 });
                 packet.imm = Some(len);
                 packet.ieth = Some(key);
                 side.feed(&packet);

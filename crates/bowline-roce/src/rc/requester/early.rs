@@ -1,0 +1,137 @@
+//! Answers of reads and atomics that came before one that is missing: they are put where they belong,
+//! and only what is missing is asked for again [REQ-9 d], [REQ-11].
+//!
+//! ```text
+//!   una 7     early  9..12  15..16        asked for: 7 and 8;  then 12 to 14
+//! ```
+
+use bowline_verbs::SendOp;
+use bowline_wire::roce::{Aeth, Opcode, Packet, Psn, Syndrome};
+
+use super::recovery::Repair;
+use super::{Outcome, Requester, TxCtx};
+
+/// Stretches of early answers remembered; what comes beyond is asked for again.
+const STRETCHES_MAX: usize = 64;
+
+/// Numbers whose answers have come.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Stretch {
+    first: Psn,
+    count: u32,
+}
+
+impl Requester {
+    /// Takes an answer to something later than `una`.
+    pub(super) fn handle_early(&mut self, ctx: &mut TxCtx<'_>, packet: &Packet<'_>) {
+        let psn = packet.bth.psn;
+        let lowest = self.early.front().map_or(u32::MAX, |front| front.first.since(self.una));
+        if self.remember_early(ctx, packet) && psn.since(self.una) < lowest {
+            self.ask_for_missing(ctx);
+        }
+    }
+
+    /// Numbers from `una` on whose answers are missing.
+    pub(super) fn missing(&self) -> u32 {
+        self.early.front().map_or(u32::MAX, |front| front.first.since(self.una))
+    }
+
+    /// Asks again for the answers that are missing first.
+    fn ask_for_missing(&mut self, ctx: &mut TxCtx<'_>) {
+        if self.pause.is_some() || !self.next.is_after(self.una) {
+            return;
+        }
+        ctx.counters.repairs += 1;
+        self.repair = Some(Repair::Gap);
+        self.timed = None;
+        self.arm(ctx.now);
+    }
+
+    /// Puts an early answer where it belongs; tells whether it is one that was not there.
+    fn remember_early(&mut self, ctx: &TxCtx<'_>, packet: &Packet<'_>) -> bool {
+        let psn = packet.bth.psn;
+        let far = psn.since(self.una);
+        // The stretch it belongs to or comes after.
+        let at = self.early.partition_point(|stretch| stretch.first.since(self.una) <= far);
+        let before = at.checked_sub(1).and_then(|before| self.early.get(before)).copied();
+        let skip = before.map_or(u32::MAX, |stretch| psn.since(stretch.first));
+        let extends = before.is_some_and(|stretch| skip == stretch.count);
+        if before.is_some_and(|stretch| skip < stretch.count)
+            || !extends && self.early.len() >= STRETCHES_MAX
+            || !self.place_early(ctx, packet)
+        {
+            return false;
+        }
+        if extends {
+            self.early[at - 1].count += 1;
+        } else {
+            self.early.insert(at, Stretch { first: psn, count: 1 });
+        }
+        true
+    }
+
+    fn place_early(&self, ctx: &TxCtx<'_>, packet: &Packet<'_>) -> bool {
+        let psn = packet.bth.psn;
+        let good =
+            |aeth: Option<Aeth>| aeth.is_some_and(|aeth| matches!(aeth.syndrome, Syndrome::Ack(_)));
+        if packet.opcode != Opcode::ReadResponseMiddle && !good(packet.aeth) {
+            return false;
+        }
+        let mtu = self.settings.as_ref().map_or(0, |settings| settings.mtu);
+        let found = self.queue.iter().position(|request| {
+            request.is_started()
+                && !request.is_local()
+                && psn.is_within(request.first, request.packets)
+        });
+        let Some((index, request)) = found.and_then(|at| Some((at, self.queue.get(at)?))) else {
+            return false;
+        };
+        match (&request.op, packet.atomic_ack) {
+            (SendOp::Read(_), None) => {
+                let offset = psn.since(request.first) * mtu as u32;
+                let left = (request.len - offset.min(request.len)) as usize;
+                packet.payload.len() == left.min(mtu)
+                    && self.queue.scatter(index, ctx.mrs, ctx.pd, offset, packet.payload).is_ok()
+            }
+            (SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. }, Some(ack)) => {
+                let bytes = ack.original.to_ne_bytes();
+                self.queue.scatter(index, ctx.mrs, ctx.pd, 0, &bytes).is_ok()
+            }
+            _ => false,
+        }
+    }
+
+    /// `una` has moved: goes on over what has come early, and asks for what is missing then.
+    pub(super) fn absorb(&mut self, ctx: &mut TxCtx<'_>) -> Outcome {
+        let mut moved = false;
+        while let Some(front) = self.early.front().copied() {
+            if self.acknowledge(ctx, front.first) == Outcome::Failed {
+                return Outcome::Failed;
+            }
+            if self.una.is_before(front.first) {
+                break;
+            }
+            let skip = self.una.since(front.first);
+            if skip >= front.count {
+                self.early.pop_front();
+                continue;
+            }
+            let Some(head) = self.queue.front() else { break };
+            if !head.is_started() || !head.is_read_or_atomic() {
+                break;
+            }
+            let end = head.first + head.packets;
+            let steps = (front.count - skip).min(end.since(self.una));
+            self.una += steps;
+            moved = true;
+            if self.una == end {
+                self.complete_head(ctx);
+            }
+            self.progress(ctx, steps);
+        }
+        if moved && !self.early.is_empty() {
+            self.ask_for_missing(ctx);
+        }
+        self.finish_head(ctx)
+    }
+}
