@@ -1,11 +1,11 @@
-//! What a stream of writes costs in system calls and acknowledgements, whatever the machine does
-//! besides.
+//! What a stream of writes costs in system calls, acknowledgements and passes of the checksum,
+//! whatever the machine does besides.
 
 mod common;
 
 use std::time::Duration;
 
-use bowline_roce::Config;
+use bowline_roce::{Config, Counters};
 use bowline_roce_driver::{DriverStats, SoftConfig};
 use bowline_verbs::{Device, SendOp, Status};
 use common::{Side, connect, ip, open_with};
@@ -42,7 +42,7 @@ fn stream(a: &Side, b: &Side, target_polls: bool) {
     });
 }
 
-fn run(net: u8, target_polls: bool) -> [DriverStats; 2] {
+fn run(net: u8, target_polls: bool) -> [(DriverStats, Counters); 2] {
     // A machine that stands still for a moment must not look like a loss.
     let core = Config { retransmit_min: Duration::from_secs(2), ..Config::default() };
     let open = |host| {
@@ -55,22 +55,32 @@ fn run(net: u8, target_polls: bool) -> [DriverStats; 2] {
     let before = [a.dev.stats(), b.dev.stats()];
     stream(&a, &b, target_polls);
     let after = [a.dev.stats(), b.dev.stats()];
-    [after[0] - before[0], after[1] - before[1]]
+    let [a, b] = [&a, &b].map(|side| side.dev.counters());
+    [(after[0] - before[0], a), (after[1] - before[1], b)]
 }
 
 #[test]
 fn a_stream_of_writes_costs_few_calls_and_acknowledgements() {
     for (net, target_polls) in [(20, true), (21, false)] {
         let sides = run(net, target_polls);
-        for (side, stats) in ["sender", "target"].into_iter().zip(&sides) {
+        for (side, (stats, core)) in ["sender", "target"].into_iter().zip(&sides) {
             let calls = stats.udp_syscalls();
             eprintln!("{side}: {calls} calls for {PACKETS} packets; {stats:?}");
             // C7: at most 0.10 system calls for each packet of 4 KiB.
             assert!(calls * 10 <= PACKETS, "{side}: {calls} calls for {PACKETS} packets");
+            // C11: one pass of the checksum over each byte sent and over each received.
+            for (name, summed, all) in [
+                ("sent", core.tx_icrc_bytes, core.tx_bytes - 4 * core.tx_packets),
+                ("received", core.rx_icrc_bytes, core.rx_bytes - 4 * core.rx_packets),
+            ] {
+                assert!(all > 0 && summed <= all, "{side}: {summed} passes for {all} bytes {name}");
+            }
         }
-        let acks = sides[1].packets_sent;
+        let [(sender, core), (target, _)] = &sides;
+        assert!(core.tx_icrc_bytes > (2 * WRITES * MIB) as u64, "the data were summed");
+        let acks = target.packets_sent;
         // C8: at most one acknowledgement for 15 packets.
-        assert!(acks * 15 <= sides[0].packets_sent, "{acks} acknowledgements");
-        assert!(sides[0].gso_sends * 10 >= sides[0].sends * 8, "bursts, not packets");
+        assert!(acks * 15 <= sender.packets_sent, "{acks} acknowledgements");
+        assert!(sender.gso_sends * 10 >= sender.sends * 8, "bursts, not packets");
     }
 }

@@ -67,6 +67,11 @@ impl Burst {
         self.bytes.clear();
     }
 
+    /// Returns over how many bytes ICRCs were computed since this was last asked.
+    pub(crate) fn take_summed(&mut self) -> u64 {
+        self.heads.take_summed()
+    }
+
     /// Tells whether another packet may be added.
     pub(crate) fn has_room(&self, gso: bool) -> bool {
         self.has_room_for(gso, self.segment)

@@ -28,6 +28,10 @@ counters! {
     tx_bytes,
     /// Bursts they were sent in.
     tx_bursts,
+    /// Bytes of packets that their ICRC was computed over, to send them.
+    tx_icrc_bytes,
+    /// Bytes of packets that the ICRC was computed over, to check them.
+    rx_icrc_bytes,
     /// Dropped: to an address that is not one of the device [RX-2].
     drop_address,
     /// Dropped: unknown opcode, or a length that does not fit it [RX-3].

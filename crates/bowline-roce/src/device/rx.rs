@@ -103,7 +103,9 @@ impl Device {
             IdentHint::Unknown => &[][..],
             IdentHint::Exact(ident) => &[ident],
         };
-        let identification = match self.icrc.check(&outer, bytes, icrc, likely) {
+        let checked = self.icrc.check(&outer, bytes, icrc, likely);
+        counters.rx_icrc_bytes += self.icrc.take_summed();
+        let identification = match checked {
             Ok(IcrcMatch::Unchecked) => 0,
             Ok(IcrcMatch::Exact(ident)) => ident,
             Ok(IcrcMatch::Solved(ident)) => {

@@ -38,6 +38,7 @@ impl Device {
             counters.tx_bursts += 1;
             counters.tx_packets += burst.count as u64;
             counters.tx_bytes += burst.bytes.len() as u64;
+            counters.tx_icrc_bytes += burst.take_summed();
         }
         sent
     }

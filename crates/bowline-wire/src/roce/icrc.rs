@@ -141,6 +141,8 @@ const HEADS: usize = 16;
 #[derive(Clone, Debug)]
 pub struct IcrcHeads {
     heads: [Option<Head>; HEADS],
+    /// Bytes of packets that the CRC was computed over since somebody asked.
+    summed: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -162,11 +164,17 @@ impl Default for IcrcHeads {
 impl IcrcHeads {
     /// Remembers nothing yet.
     pub const fn new() -> Self {
-        Self { heads: [None; HEADS] }
+        Self { heads: [None; HEADS], summed: 0 }
+    }
+
+    /// Returns over how many bytes of packets the CRC was computed since this was last asked.
+    pub fn take_summed(&mut self) -> u64 {
+        core::mem::take(&mut self.summed)
     }
 
     /// Computes what [`Outer::icrc`] does.
     pub fn icrc(&mut self, outer: &Outer, ident: u16, packet: &[u8]) -> u32 {
+        self.summed += packet.len() as u64;
         let Some((same, rest)) = packet.split_first_chunk::<SAME_LEN>() else {
             return outer.icrc(ident, packet);
         };
@@ -325,6 +333,11 @@ impl IcrcChecker {
         }
     }
 
+    /// Returns over how many bytes of packets the CRC was computed since this was last asked.
+    pub fn take_summed(&mut self) -> u64 {
+        self.heads.take_summed()
+    }
+
     /// Checks the ICRC `received` of `packet`, which goes from the base transport header to the pad,
     /// as [`split_icrc`] returns both. It comes last, after all that can be told from the headers
     /// [ICRC-7].
@@ -347,7 +360,7 @@ impl IcrcChecker {
         // If the likeliest guess is right, nothing has to be solved for.
         let guess = likely.first().copied().unwrap_or(0);
         let difference = self.heads.icrc(outer, guess, packet) ^ received;
-        let IpAddr::V4(from) = outer.from.to_canonical() else {
+        let Addresses::V4(from, _) = outer.addresses() else {
             return if difference == 0 {
                 Ok(IcrcMatch::Exact(0))
             } else {
