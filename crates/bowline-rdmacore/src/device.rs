@@ -118,7 +118,7 @@ impl Tables {
             return Err(Error::Invalid("a window of type 1 is bound by bind_mw"));
         }
         let region = self.mrs.get(&to.lkey).ok_or(Error::NoSuch("memory region"))?;
-        Ok(WrBind { mw: window.raw(), rkey: key, info: info(to, Some(region)) })
+        Ok(WrBind { mw: window.raw(), rkey: key, info: info(to, region) })
     }
 
     fn qp(&self, qp: Qpn) -> Result<Arc<Qp>, Error> {
@@ -393,10 +393,10 @@ impl Device for RdmaCoreDevice {
             Err(Error::Invalid("a window of type 2 is bound by a send request"))
         } else if mw.pd.id != qp.pd.id {
             Err(Error::Invalid("window and queue pair are of two protection domains"))
-        } else if region.is_none() && to.len > 0 {
-            Err(Error::NoSuch("memory region"))
-        } else {
+        } else if let Some(region) = region {
             mw.bind(qp.raw(), id, info(to, region), flags)
+        } else {
+            Err(Error::NoSuch("memory region"))
         };
         // The device may give it quite another key.
         tables.mws.insert(mw.key() >> 8, mw);
@@ -482,13 +482,13 @@ impl Device for RdmaCoreDevice {
     }
 
     fn post_send(&self, qp: Qpn, wrs: &[SendWr<'_>]) -> Result<(), (usize, Error)> {
-        let tables = self.read();
-        let qp = tables.qp(qp).map_err(|error| (0, error))?;
         if wrs.iter().any(|wr| matches!(wr.op, SendOp::BindMw { .. })) {
-            // Windows and regions stay as long as the tables are held.
+            // Windows and regions stay, and are this call's alone, as long as the tables are held.
+            let tables = self.write();
+            let qp = tables.qp(qp).map_err(|error| (0, error))?;
             return qp.send(wrs, &|key, to| tables.binding(key, to));
         }
-        drop(tables);
+        let qp = self.read().qp(qp).map_err(|error| (0, error))?;
         qp.send(wrs, &|_, _| Err(Error::NoSuch("memory window")))
     }
 

@@ -80,9 +80,8 @@ impl Drop for Mw {
     }
 }
 
-/// What a window is to be bound to, in the terms of libibverbs; `region` is that of `to.lkey`.
-pub(crate) fn info(to: &MwBind, region: Option<&Mr>) -> MwBindInfo {
-    let mr = region.filter(|_| to.len > 0).map_or(core::ptr::null_mut(), Mr::raw);
-    let (addr, access) = if mr.is_null() { (0, 0) } else { (to.addr, to.access.bits()) };
-    MwBindInfo { mr, addr, length: to.len, access }
+/// What a window is to be bound to, in the terms of libibverbs; `region` is that of `to.lkey`. It is given
+/// also where a binding ends, though the manual has none then: rxe's library looks into it.
+pub(crate) fn info(to: &MwBind, region: &Mr) -> MwBindInfo {
+    MwBindInfo { mr: region.raw(), addr: to.addr, length: to.len, access: to.access.bits() }
 }

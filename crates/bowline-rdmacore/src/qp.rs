@@ -145,10 +145,20 @@ impl Qp {
     }
 
     /// Posts send requests; on an error tells how many were accepted. `binds` knows windows and regions,
-    /// which stay as long as the call takes.
+    /// which stay as long as the call takes and are this call's alone.
     pub(crate) fn send(&self, wrs: &[SendWr<'_>], binds: &Binds<'_>) -> Result<(), (usize, Error)> {
-        for (n, part) in wrs.chunks(BATCH).enumerate() {
-            self.send_batch(part, binds).map_err(|(at, error)| (n * BATCH + at, error))?;
+        let is_bind = |wr: &SendWr<'_>| matches!(wr.op, SendOp::BindMw { .. });
+        let mut done = 0;
+        // The library looks at the key a window has when the next one is posted: so a binding ends a batch.
+        for part in wrs.split_inclusive(is_bind).flat_map(|part| part.chunks(BATCH)) {
+            self.send_batch(part, binds).map_err(|(at, error)| (done + at, error))?;
+            done += part.len();
+            if let Some(SendWr { op: SendOp::BindMw { key, to }, .. }) = part.last()
+                && let Ok(bound) = binds(*key, to)
+            {
+                // SAFETY: the window is there as long as the call takes, and nobody else looks at it.
+                unsafe { (*bound.mw).rkey = *key };
+            }
         }
         Ok(())
     }
@@ -230,7 +240,10 @@ impl Qp {
             SendOp::Flush { .. } | SendOp::AtomicWrite(_) => {
                 return Err(Error::NotSupported("a flush or atomic write"));
             }
-            SendOp::BindMw { key, to } => (out.opcode, out.bind) = (8, binds(*key, to)?),
+            SendOp::BindMw { key, to } => {
+                (out.opcode, out.bind) = (8, binds(*key, to)?);
+                (out.sg_list, out.num_sge) = (core::ptr::null(), 0);
+            }
             SendOp::Datagram(to, imm) => {
                 out.opcode = 2;
                 if let Some(imm) = imm {

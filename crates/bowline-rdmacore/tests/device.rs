@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use bowline_rdmacore::{RdmaCoreDevice, list};
 use bowline_verbs::{
-    Access, Buffer, CmEvent, CmId, Completion, ConnParam, CqId, Device, Error, MrKeys, PdId,
-    QpAttr, QpCap, QpInit, QpState, QpType, Qpn, RecvWr, RejectReason, Remote, SendFlags, SendOp,
-    SendWr, Sge, Status, WcOpcode,
+    Access, AsyncEvent, Buffer, CmEvent, CmId, Completion, ConnParam, CqId, Device, Error, MrKeys,
+    MwBind, MwType, PdId, QpAttr, QpCap, QpInit, QpState, QpType, Qpn, RecvWr, RejectReason,
+    Remote, SendFlags, SendOp, SendWr, Sge, Status, UdDest, WcOpcode, next_key,
 };
 
 const LIMIT: Duration = Duration::from_secs(10);
@@ -359,4 +359,212 @@ fn what_is_not_there_is_told() {
     assert!(matches!(outside, Err(Error::Invalid(_))), "{outside:?}");
     assert_eq!(device.cm_event(Duration::ZERO), Err(Error::TimedOut));
     assert_eq!(device.async_event(Duration::ZERO), Err(Error::TimedOut));
+}
+
+/// Memory that only windows give to a peer.
+fn hidden(side: &Side<'_>) -> (Arc<Buffer>, MrKeys) {
+    let buffer = Arc::new(Buffer::new(8192).unwrap());
+    buffer.write(0, &[7; 8192]);
+    let access = Access::LOCAL_WRITE | Access::MW_BIND;
+    let keys = side.device.reg_mr(side.pd, &buffer, 0, 8192, None, access).unwrap();
+    (buffer, keys)
+}
+
+fn window_at(buffer: &Buffer, keys: MrKeys) -> MwBind {
+    let access = Access::REMOTE_WRITE | Access::REMOTE_READ;
+    MwBind { lkey: keys.lkey, addr: buffer.addr() + 1000, len: 3000, access }
+}
+
+// tests [MR-9], [MR-7], [MR-12], [MR-13]
+#[test]
+fn windows_are_bound_used_and_invalidated() {
+    let (Some(one), Some(two)) = (device(), device()) else { return };
+    assert!(two.attr().max_mw > 0);
+    let (a, b) = (Side::new(&one), Side::new(&two));
+    let (from, to_id, _) = connect(&a, &b, 7305);
+    let (buffer, keys) = hidden(&b);
+    let to = window_at(&buffer, keys);
+    let mut key = two.alloc_mw(b.pd, MwType::Type2).unwrap();
+    a.buffer.write(0, &[9; 3000]);
+    for by_peer in [false, true, true, false] {
+        key = next_key(key);
+        b.send(1, SendOp::BindMw { key, to }, 0, 0);
+        let done = b.done();
+        assert_eq!((done.status, done.opcode), (Status::Success, WcOpcode::BindMw));
+        let remote = Remote { addr: to.addr, rkey: key };
+        a.send(2, SendOp::Write(remote), 0, 3000);
+        assert_eq!(a.done().status, Status::Success);
+        a.send(3, SendOp::Read(remote), 4000, 3000);
+        assert_eq!(a.done().status, Status::Success);
+        let mut bytes = [0; 3002];
+        buffer.read(999, &mut bytes);
+        assert_eq!((bytes[0], bytes[1], bytes[3000], bytes[3001]), (7, 9, 9, 7));
+        if by_peer {
+            b.receive(4, 0, 16);
+            a.send(5, SendOp::SendInv(key), 0, 4);
+            let got = b.done();
+            // rxe's flags do not tell it to programs; that the window can be bound again does.
+            assert_eq!(got.status, Status::Success);
+            assert!(got.invalidated.is_none_or(|told| told == key), "{got:?}");
+            assert_eq!(a.done().status, Status::Success);
+        } else {
+            b.send(6, SendOp::LocalInv(key), 0, 0);
+            let done = b.done();
+            assert_eq!((done.status, done.opcode), (Status::Success, WcOpcode::LocalInv));
+        }
+    }
+    // The key is of no use any more.
+    a.send(7, SendOp::Write(Remote { addr: to.addr, rkey: key }), 0, 8);
+    assert_eq!(a.done().status, Status::RemAccessErr);
+    for (device, id) in [(&one, from), (&two, to_id)] {
+        device.destroy_id(id).unwrap();
+    }
+    two.dealloc_mw(key).unwrap();
+    assert_eq!(two.dealloc_mw(key), Err(Error::NoSuch("memory window")));
+    two.dereg_mr(keys.lkey).unwrap();
+    a.close();
+    b.close();
+}
+
+#[test]
+fn a_window_of_type_1_keeps_its_region() {
+    let (Some(one), Some(two)) = (device(), device()) else { return };
+    let (a, b) = (Side::new(&one), Side::new(&two));
+    connect(&a, &b, 7306);
+    let (buffer, keys) = hidden(&b);
+    let to = window_at(&buffer, keys);
+    let first = two.alloc_mw(b.pd, MwType::Type1).unwrap();
+    let flags = SendFlags::SIGNALED;
+    let key = two.bind_mw(b.qpn, first, 1, &to, flags).unwrap();
+    assert_ne!(key, first);
+    let done = b.done();
+    assert_eq!((done.wr_id, done.status, done.opcode), (1, Status::Success, WcOpcode::BindMw));
+    a.send(2, SendOp::Read(Remote { addr: to.addr, rkey: key }), 0, 3000);
+    assert_eq!(a.done().status, Status::Success);
+    assert_eq!(two.dereg_mr(keys.lkey), Err(Error::Busy("the memory region")));
+    let by_send = SendOp::BindMw { key: next_key(key), to };
+    let wr = SendWr { id: 3, op: by_send, sges: &[], inline: &[], flags };
+    assert!(matches!(two.post_send(b.qpn, &[wr]), Err((0, Error::Invalid(_)))));
+    let second = two.bind_mw(b.qpn, key, 4, &MwBind { len: 0, ..to }, flags).unwrap();
+    assert_eq!(b.done().status, Status::Success);
+    two.dereg_mr(keys.lkey).unwrap();
+    two.dealloc_mw(second).unwrap();
+}
+
+/// [QP-7]: more than the region has.
+#[test]
+fn a_wrong_binding_fails() {
+    let (Some(one), Some(two)) = (device(), device()) else { return };
+    let (a, b) = (Side::new(&one), Side::new(&two));
+    connect(&a, &b, 7307);
+    let (buffer, keys) = hidden(&b);
+    let to = MwBind { len: 8000, ..window_at(&buffer, keys) };
+    let key = next_key(two.alloc_mw(b.pd, MwType::Type2).unwrap());
+    b.send(1, SendOp::BindMw { key, to }, 0, 0);
+    // rxe flushes it like everything else, and says no more [QP-10].
+    let status = b.done().status;
+    assert!(matches!(status, Status::MwBindErr | Status::WrFlushErr), "{status:?}");
+    assert_eq!(two.query_qp(b.qpn).unwrap().0, QpState::Err);
+}
+
+// tests [QP-1], [QP-3]
+#[test]
+fn a_send_queue_is_drained_and_goes_on() {
+    let (Some(one), Some(two)) = (device(), device()) else { return };
+    let (a, b) = (Side::new(&one), Side::new(&two));
+    connect(&a, &b, 7308);
+    let state = |state| QpAttr { state: Some(state), ..QpAttr::default() };
+    let sqd = QpAttr { sqd_notify: Some(true), ..state(QpState::Sqd) };
+    for n in 0..20 {
+        a.send(n, SendOp::Write(b.remote(0)), 0, 60_000);
+    }
+    one.modify_qp(a.qpn, &sqd).unwrap();
+    loop {
+        match one.async_event(LIMIT).unwrap() {
+            AsyncEvent::SqDrained(qpn) => break assert_eq!(qpn, a.qpn),
+            other => println!("{other:?}"),
+        }
+    }
+    let (now, attr) = one.query_qp(a.qpn).unwrap();
+    assert_eq!((now, attr.sq_draining), (QpState::Sqd, Some(false)));
+    one.modify_qp(a.qpn, &QpAttr { cur_state: Some(QpState::Sqd), ..state(QpState::Rts) }).unwrap();
+    for n in 0..20 {
+        assert_eq!((a.done().wr_id, n), (n, n));
+    }
+    a.send(99, SendOp::Write(b.remote(0)), 0, 8);
+    assert_eq!(a.done().wr_id, 99);
+}
+
+/// A datagram queue pair in RTS, with memory.
+fn datagrams<'a>(device: &'a RdmaCoreDevice, qkey: u32) -> Side<'a> {
+    let pd = device.alloc_pd().unwrap();
+    let cq = device.create_cq(64).unwrap();
+    let cap = QpCap { max_send_wr: 16, max_recv_wr: 16, ..QpCap::default() };
+    let (qp_type, sq_sig_all) = (QpType::Ud, false);
+    let init = QpInit { pd, send_cq: cq, recv_cq: cq, qp_type, cap, sq_sig_all };
+    let qpn = device.create_qp(&init).unwrap();
+    let state = |state| QpAttr { state: Some(state), ..QpAttr::default() };
+    for attr in [
+        QpAttr { qkey: Some(qkey), ..state(QpState::Init) },
+        state(QpState::Rtr),
+        QpAttr { sq_psn: Some(5), ..state(QpState::Rts) },
+    ] {
+        device.modify_qp(qpn, &attr).unwrap();
+    }
+    let buffer = Arc::new(Buffer::new(SIZE).unwrap());
+    let keys = device.reg_mr(pd, &buffer, 0, SIZE, None, Access::LOCAL_WRITE).unwrap();
+    Side { device, pd, cq, qpn, buffer, keys }
+}
+
+// tests [RX-8], [RX-12]
+#[test]
+fn datagrams_arrive_with_their_header() {
+    let (Some(one), Some(two)) = (device(), device()) else { return };
+    let (a, b) = (datagrams(&one, 0x1111), datagrams(&two, 0x2222));
+    let (state, attr) = two.query_qp(b.qpn).unwrap();
+    assert_eq!((state, attr.qkey), (QpState::Rts, Some(0x2222)));
+    let addrs = two.attr().addrs;
+    assert!(!addrs.is_empty());
+    for addr in addrs {
+        let dest = UdDest { addr, qpn: b.qpn, qkey: 0x2222 };
+        for imm in [None, Some(0x0102_0304)] {
+            b.receive(1, 0, 2048);
+            a.buffer.write(0, b"to whom it may concern");
+            // One with the wrong key is dropped without a word.
+            let wrong = UdDest { qkey: 0x2223, ..dest };
+            a.send(2, SendOp::Datagram(wrong, None), 0, 22);
+            a.send(3, SendOp::Datagram(dest, imm), 0, 22);
+            assert_eq!((a.done().wr_id, a.done().wr_id), (2, 3));
+            let got = b.done();
+            assert_eq!((got.wr_id, got.status, got.opcode), (1, Status::Success, WcOpcode::Recv));
+            assert_eq!((got.byte_len, got.imm, got.src_qp), (62, imm, a.qpn));
+            assert!(got.grh);
+            let mut bytes = [0; 62];
+            b.buffer.read(0, &mut bytes);
+            assert_eq!(&bytes[40..], b"to whom it may concern");
+            if let std::net::IpAddr::V4(addr) = addr {
+                assert_eq!((bytes[20], &bytes[36..40]), (0x45, &addr.octets()[..]));
+            }
+        }
+    }
+    let mtu = one.attr().mtu.bytes() as u32;
+    let dest = UdDest { addr: one.attr().addrs[0], qpn: b.qpn, qkey: 0x2222 };
+    for (op, len) in [(SendOp::Datagram(dest, None), mtu + 1), (SendOp::Send, 8)] {
+        let (sges, flags) = ([a.sge(0, len)], SendFlags::SIGNALED);
+        let wr = SendWr { id: 9, op, sges: &sges, inline: &[], flags };
+        assert!(matches!(one.post_send(a.qpn, &[wr]), Err((0, Error::Invalid(_)))));
+    }
+    a.close();
+    b.close();
+}
+
+/// Threads make and remove at the same time, and nothing is left or lost.
+#[test]
+fn objects_are_made_from_many_threads() {
+    let Some(device) = device() else { return };
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| (0..20).for_each(|_| Side::new(&device).close()));
+        }
+    });
 }

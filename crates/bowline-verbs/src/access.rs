@@ -50,7 +50,7 @@ pub struct MwBind {
     pub lkey: u32,
     /// First byte of the window, in the terms of the region.
     pub addr: u64,
-    /// Bytes; 0 ends the binding of a window of type 1.
+    /// Bytes; 0 ends the binding of a window of type 1, and `lkey` is that of a region all the same.
     pub len: u64,
     /// What the peer may do: rights to read, to write and to do atomics; [`Access::ZERO_BASED`] for
     /// addresses that begin at 0 instead of `addr`.

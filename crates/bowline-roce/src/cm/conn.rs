@@ -132,6 +132,7 @@ impl Conn {
         let mut access = Access::REMOTE_WRITE;
         if self.responder_resources > 0 {
             access |= Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+            access |= Access::FLUSH_GLOBAL | Access::FLUSH_PERSISTENT;
         }
         QpAttr { state: Some(QpState::Init), access: Some(access), ..QpAttr::default() }
     }

@@ -1,7 +1,10 @@
 //! What programs ask for: requests drawn at random, right ones and wrong ones, each with what it
 //! must lead to.
 
-use bowline_verbs::{Access, Remote, SendFlags, SendOp, SendWr, Sge, Status, WcOpcode};
+use bowline_verbs::{
+    Access, FlushOf, MwBind, Placement, Remote, SendFlags, SendOp, SendWr, Sge, Status, WcOpcode,
+    next_key,
+};
 
 use super::memory::{AreaId, Pieces, Purpose, fill, list, part, sges};
 use super::oracle::trouble;
@@ -342,7 +345,8 @@ impl App<'_> {
         let number = self.number();
         let before = u64::from_ne_bytes(old.as_slice().try_into().ok()?);
         let operand = self.rng.next();
-        let (op, opcode, after) = match self.rng.below(3) {
+        let (op, opcode, after) = match self.rng.below(4) {
+            3 => return self.atomic_write((area, at), remote, operand),
             0 => {
                 let add = if self.rng.chance(500) { 1 } else { operand };
                 (SendOp::FetchAdd { remote, add }, WcOpcode::FetchAdd, before.wrapping_add(add))
@@ -371,6 +375,39 @@ impl App<'_> {
         Some(self.done(request, op, (place, Vec::new()), flags))
     }
 
+    /// Writes a word at once, and perhaps asks that everybody at the peer sees it.
+    fn atomic_write(
+        &mut self,
+        (area, at): (AreaId, usize),
+        remote: Remote,
+        word: u64,
+    ) -> Option<Owned> {
+        let number = self.number();
+        let flush = self.rng.chance(300);
+        let opcode = if flush { WcOpcode::Flush } else { WcOpcode::AtomicWrite };
+        let mut request = Request::new(number, opcode);
+        let (mut place, mut op) = ((Vec::new(), Vec::new()), SendOp::AtomicWrite(remote));
+        if flush {
+            let of = match self.rng.below(3) {
+                0 => FlushOf::Region,
+                most => FlushOf::Range(4 * most as u32),
+            };
+            op = SendOp::Flush { remote, of, placement: Placement::GLOBAL };
+        } else {
+            place = self.gather(&mut request, &word.to_ne_bytes())?;
+            request.len = 8;
+        }
+        request.target = Some(area);
+        if self.sides[self.peer].revoked {
+            (request.may, request.must_fail) = (Statuses::only(Status::RemAccessErr), true);
+        } else if !flush {
+            let bytes = word.to_ne_bytes().to_vec();
+            self.sides[self.peer].memory.expect(area, number, vec![(at, 8)], bytes);
+        }
+        let flags = self.fence(area);
+        Some(self.done(request, op, place, flags))
+    }
+
     /// Goes on with this side's fast region: gives it to the peer, or takes it back.
     fn fast(&mut self) -> Vec<Owned> {
         let room = self.me().requests.len() + 4 <= self.plan.send_depth;
@@ -391,7 +428,16 @@ impl App<'_> {
     fn registration(&mut self, key: u32) -> (SendOp, Grant) {
         let me = &mut self.sides[self.id];
         let area = me.memory.of(Purpose::Fast)[0];
-        let (_, len) = me.memory.range(area);
+        let (start, len) = me.memory.range(area);
+        if let Some(under) = me.under {
+            let mut access = Access::REMOTE_WRITE | Access::REMOTE_READ;
+            let addr = me.iova + start as u64;
+            access.set(Access::ZERO_BASED, self.rng.chance(300));
+            let iova = if access.contains(Access::ZERO_BASED) { 0 } else { addr };
+            let to = MwBind { lkey: under.lkey, addr, len: len as u64, access };
+            let pieces = vec![(start, len)];
+            return (SendOp::BindMw { key, to }, Grant { key, iova, area, pieces, len });
+        }
         let pieces = me.memory.cut(self.rng, area, len, SGES);
         let iova = self.rng.next() >> 8;
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
@@ -400,14 +446,18 @@ impl App<'_> {
     }
 
     fn register(&mut self, old: u32) -> Vec<Owned> {
-        let key = old & !0xff | old.wrapping_add(1) & 0xff;
+        let key = next_key(old);
         let number = self.number();
         let (op, grant) = self.registration(key);
         // Without a message nobody would be told: first see whether there is room for one.
         if !self.me().memory.has_free(Purpose::Source) {
             return Vec::new();
         }
-        let mut request = Request::new(number, WcOpcode::RegMr);
+        let opcode = match op {
+            SendOp::BindMw { .. } => WcOpcode::BindMw,
+            _ => WcOpcode::RegMr,
+        };
+        let mut request = Request::new(number, opcode);
         request.fast = FastStep::Register;
         self.me().fast = Fast::Granted(key);
         let flags = SendFlags::empty();
@@ -498,7 +548,12 @@ impl App<'_> {
                 may = operation;
                 let key = me.fast.key();
                 match me.fast {
-                    Fast::Released(_) => self.registration(key).0,
+                    Fast::Released(_) => {
+                        if me.under.is_some() {
+                            may = Statuses::only(Status::MwBindErr);
+                        }
+                        self.registration(key).0
+                    }
                     _ => SendOp::LocalInv(key ^ 1 << 31),
                 }
             }
@@ -517,9 +572,10 @@ impl App<'_> {
             SendOp::Read(_) => WcOpcode::RdmaRead,
             SendOp::LocalInv(_) => WcOpcode::LocalInv,
             SendOp::RegMr { .. } => WcOpcode::RegMr,
+            SendOp::BindMw { .. } => WcOpcode::BindMw,
             _ => WcOpcode::RdmaWrite,
         };
-        if matches!(op, SendOp::LocalInv(_) | SendOp::RegMr { .. }) {
+        if matches!(op, SendOp::LocalInv(_) | SendOp::RegMr { .. } | SendOp::BindMw { .. }) {
             place.clear();
         }
         if let SendOp::SendInv(key) = op {

@@ -2,8 +2,8 @@
 
 use bowline_roce::Device;
 use bowline_verbs::{
-    Access, AddressVector, CmEvent, CmId, ConnParam, ConnRequest, Error, MrKeys, QpAttr, QpCap,
-    QpInit, QpState, QpType, RecvWr, RejectReason, SendFlags, SendOp, SendWr, WcOpcode,
+    Access, AddressVector, CmEvent, CmId, ConnParam, ConnRequest, Error, MrKeys, MwType, QpAttr,
+    QpCap, QpInit, QpState, QpType, RecvWr, RejectReason, SendFlags, SendOp, SendWr, WcOpcode,
 };
 
 use super::app::{INLINE, SGES};
@@ -536,8 +536,11 @@ fn make(
     };
     let (qp_type, sq_sig_all) = (QpType::Rc, plan.signal_all);
     let qpn = device.create_qp(&QpInit { pd, send_cq, recv_cq, qp_type, cap, sq_sig_all })?;
-    let all =
-        Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+    let all = Access::LOCAL_WRITE
+        | Access::REMOTE_WRITE
+        | Access::REMOTE_READ
+        | Access::REMOTE_ATOMIC
+        | Access::FLUSH_GLOBAL;
     let attr = QpAttr { state: Some(QpState::Init), access: Some(all), ..QpAttr::default() };
     device.modify_qp(now, qpn, &attr)?;
     let mut region = |purposes: &[Purpose], access| {
@@ -549,8 +552,16 @@ fn make(
     let local = region(&own, Access::LOCAL_WRITE)?;
     let shared = region(&[Purpose::Target, Purpose::Words], all)?;
     let constant = region(&[Purpose::Constant], Access::REMOTE_READ)?;
+    let names = (pd, send_cq, recv_cq, qpn);
+    let regions = [local, shared, constant];
+    if plan.windows {
+        let under = region(&[Purpose::Fast], Access::LOCAL_WRITE | Access::MW_BIND)?;
+        let key = device.alloc_mw(pd, MwType::Type2)?;
+        let fast = MrKeys { lkey: key, rkey: key };
+        return Ok(Side::new(memory, iova, names, regions, fast, Some(under)));
+    }
     let fast: MrKeys = device.alloc_mr(pd)?;
-    Ok(Side::new(memory, iova, (pd, send_cq, recv_cq, qpn), [local, shared, constant], fast))
+    Ok(Side::new(memory, iova, names, regions, fast, None))
 }
 
 /// Removes all of it.
@@ -568,8 +579,13 @@ fn remove(device: &mut Device, now: bowline_roce::Instant, side: &Side) -> Resul
         device.dereg_mr(side.shared.lkey)?;
     }
     device.dereg_mr(side.constant.lkey)?;
-    // A registration that was flushed has not changed the key.
     let key = side.fast.key();
+    if let Some(under) = side.under {
+        device.dealloc_mw(key)?;
+        device.dereg_mr(under.lkey)?;
+        return device.dealloc_pd(side.pd);
+    }
+    // A registration that was flushed has not changed the key.
     let before = key & !0xff | key.wrapping_sub(1) & 0xff;
     device.dereg_mr(key).or_else(|_| match side.fast {
         Fast::Granted(_) => device.dereg_mr(before),

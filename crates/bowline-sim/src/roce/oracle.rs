@@ -91,7 +91,8 @@ fn send_completed(sides: &mut [Side], id: SideId, entry: &Completion) -> Result<
             return Err(format!("side {id}: request {number} was not to be told about"));
         }
         let right = entry.opcode == request.opcode;
-        let local = matches!(request.opcode, WcOpcode::RegMr | WcOpcode::LocalInv);
+        let local =
+            matches!(request.opcode, WcOpcode::RegMr | WcOpcode::LocalInv | WcOpcode::BindMw);
         if !right || !local && entry.byte_len != request.len {
             let Request { opcode, len, .. } = request;
             return Err(format!(

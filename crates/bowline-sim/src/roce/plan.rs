@@ -124,6 +124,8 @@ pub(crate) struct ConnPlan {
     pub(crate) signalled: u64,
     pub(crate) signal_all: bool,
     pub(crate) one_queue: bool,
+    /// What is given to the peer for a time is a window, not a fast-registration region.
+    pub(crate) windows: bool,
     /// Time between two rounds of requests.
     pub(crate) gap: u64,
     /// Most requests of a round.
@@ -286,6 +288,7 @@ impl Plan {
             signalled: rng.pick(&[1000, 1000, 500, 100]),
             signal_all: rng.chance(250),
             one_queue: rng.chance(500),
+            windows: rng.chance(500),
             gap: rng.pick(&[0, 5 * US, 100 * US, 2 * MS]),
             burst,
             reject: managed && rng.chance(if churn { 250 } else { 30 }),

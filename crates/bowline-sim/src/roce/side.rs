@@ -241,6 +241,8 @@ pub(crate) struct Side {
     /// For the peer to read only, and not for this side to write.
     pub(crate) constant: MrKeys,
     pub(crate) fast: Fast,
+    /// The region under a window that serves as the fast region.
+    pub(crate) under: Option<MrKeys>,
     /// The shared region is no more.
     pub(crate) revoked: bool,
 
@@ -281,6 +283,7 @@ impl Side {
         (pd, send_cq, recv_cq, qpn): (PdId, CqId, CqId, Qpn),
         [local, shared, constant]: [MrKeys; 3],
         fast: MrKeys,
+        under: Option<MrKeys>,
     ) -> Self {
         Self {
             host: 0,
@@ -305,6 +308,7 @@ impl Side {
             shared,
             constant,
             fast: Fast::Free(fast.rkey),
+            under,
             revoked: false,
             requests: VecDeque::new(),
             receives: VecDeque::new(),

@@ -63,7 +63,11 @@ fn numbers_go_where_they_belong() {
     assert_eq!(pair.states(A), [QpState::Init, QpState::Rtr, QpState::Rts]);
     assert!(pair.sides[A].steps.iter().all(|(_, _, sent)| *sent <= 1), "before the RTU");
 
-    let all = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+    let all = Access::REMOTE_WRITE
+        | Access::REMOTE_READ
+        | Access::REMOTE_ATOMIC
+        | Access::FLUSH_GLOBAL
+        | Access::FLUSH_PERSISTENT;
     assert_eq!(pair.step(A, QpState::Init).access, Some(all));
     let (rtr, rts) = (pair.step(A, QpState::Rtr), pair.step(A, QpState::Rts));
     let av = rtr.av.unwrap();
