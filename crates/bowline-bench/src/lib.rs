@@ -234,8 +234,7 @@ fn roce_conditions(options: &Options, setting: &Setting) -> Vec<String> {
             options.poll.name(),
             anchors::gso_window(),
         ),
-        "C11, passes of the checksum per byte: one a side, as the ordinary tests assert"
-            .into(),
+        "C11, passes of the checksum per byte: one a side, as the ordinary tests assert".into(),
     ];
     if let Some(mtu) = options.mtu {
         lines.push(format!("all cells at path MTU {mtu}"));

@@ -139,6 +139,7 @@ fn pages_and_completions_cover_the_words() {
         pages,
         [
             "bowline-bench.1",
+            "bowline-cm-listen.1",
             "bowline-devices.1",
             "bowline-drop.1",
             "bowline-info.1",
