@@ -8,24 +8,31 @@ use crate::repo;
 use crate::run::{self, Outcome};
 
 /// Crates and their layer: a crate may use crates of lower layers only. The command is the top edge.
-const LAYERS: [(&str, u8); 12] = [
+const LAYERS: [(&str, u8); 18] = [
     ("bowline-wire", 1),
     ("bowline-verbs", 1),
     ("bowline-rds", 2),
     ("bowline-roce", 2),
+    ("bowline-rtrs", 2),
+    ("bowline-rnbd", 2),
+    ("bowline-ctl", 2),
     ("bowline-driver", 3),
     ("bowline-roce-driver", 3),
     ("bowline-rdmacore", 3),
+    ("bowline-rtrs-driver", 3),
+    ("bowline-block", 3),
     ("bowline-sim", 3),
-    ("bowline", 4),
-    ("bowline-bench", 5),
-    ("bowline-interop-peer", 5),
-    ("bowline-cli", 6),
+    ("bowline-rnbd-driver", 4),
+    ("bowline", 5),
+    ("bowline-bench", 6),
+    ("bowline-interop-peer", 6),
+    ("bowline-cli", 7),
 ];
 /// Crates that use no other crate of the workspace and are used by none.
 const APART: [&str; 1] = ["xtask"];
 /// Crates that know neither sockets nor clocks nor threads.
-const CORES: [&str; 3] = ["bowline-wire", "bowline-rds", "bowline-roce"];
+const CORES: [&str; 5] =
+    ["bowline-wire", "bowline-rds", "bowline-roce", "bowline-rtrs", "bowline-rnbd"];
 /// What a core must not name outside tests.
 const NOT_IN_CORES: [&str; 7] = [
     "Instant::now",

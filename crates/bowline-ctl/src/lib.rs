@@ -1,0 +1,1 @@
+//! A tree of named attributes, as under /sys: read, written, listed; served as files, commands and JSON.

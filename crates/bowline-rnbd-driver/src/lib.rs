@@ -1,0 +1,1 @@
+//! RNBD over RTRS: exports served to clients, and disks of other machines as block devices.
