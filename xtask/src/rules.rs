@@ -1,9 +1,9 @@
 //! Which rule of docs/spec is cited by which code and which test.
 //!
 //! A rule is a line `- **R-101** ...`, a row `| D-3 | ... |` or, with a word instead of a letter, a
-//! paragraph that begins with `REQ-3 `. A citation is an id in square
+//! paragraph that begins with `REQ-3 ` or `**RT-3** `. A citation is an id in square
 //! brackets, `[R-101]` or `[R-101, R-102]` or `[R-101 to R-105]`, or a bare `R-101`. Tests and
-//! interop scenarios may name rows of the checklist as bare words, `T-5`.
+//! interop scenarios may name rows of the checklist, and rules of RTRS and RNBD, as bare words, `T-5`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -13,10 +13,12 @@ use crate::run::Outcome;
 
 const EXCEPTIONS: &str = "docs/spec/exceptions.toml";
 /// Names of the kinds of rules; those that begin like another come first.
-const KINDS: [&str; 18] = [
-    "REQ", "RSP", "RX", "R", "D", "B", "T", "U", "OUT", "HDR", "ICRC", "QP", "MR", "GSI", "CMA",
-    "CM", "PERF", "VERBS",
+const KINDS: [&str; 21] = [
+    "REQ", "RSP", "RX", "RT", "RS", "R", "NB", "D", "B", "T", "U", "OUT", "HDR", "ICRC", "QP", "MR",
+    "GSI", "CMA", "CM", "PERF", "VERBS",
 ];
+/// Kinds whose rules are paragraphs that begin with the id in bold letters.
+const BOLD: [&str; 3] = ["RT", "RS", "NB"];
 /// Ids that need not be cited or excepted: they only point to rules, to what is unknown, or to other
 /// people's software.
 const NEED_NO_CITATION: [&str; 4] = ["D", "U", "PERF", "VERBS"];
@@ -182,6 +184,11 @@ fn definition(line: &str) -> Option<Id> {
     if let Some((id, rest)) = leading_id(line) {
         return (id.0.len() > 1 && rest.starts_with(' ')).then_some(id);
     }
+    if let Some((id, rest)) = line.strip_prefix("**").and_then(leading_id) {
+        let text = rest.strip_prefix("**")?;
+        let is_rule = text.is_empty() || text.starts_with(' ');
+        return (BOLD.contains(&id.0) && is_rule).then_some(id);
+    }
     let text = line.strip_prefix("- **").or_else(|| line.strip_prefix("| "))?;
     let (id, rest) = leading_id(text)?;
     let is_rule = line.starts_with("- **") && id.0 == "R" && rest.starts_with("**");
@@ -222,7 +229,7 @@ fn citations(line: &str, rules: &BTreeMap<Id, Rule>, rows: bool) -> Vec<Id> {
         let starts = !(previous.is_alphanumeric() || previous == '-' || previous == '_');
         previous = c;
         let Some((id, rest)) = leading_id(&line[at..]).filter(|_| starts) else { continue };
-        let bare = (id.0 == "R" && id.1 >= 100) || (rows && id.0 == "T");
+        let bare = (id.0 == "R" && id.1 >= 100) || (rows && (id.0 == "T" || BOLD.contains(&id.0)));
         if !in_brackets && !bare {
             continue;
         }
@@ -264,8 +271,8 @@ mod tests {
 
     #[test]
     fn scenarios_name_rows_as_bare_words() {
-        let found = citations(r#"@scenario("ping", rows="T-1 T-18")"#, &BTreeMap::new(), true);
-        assert_eq!(found, [Id("T", 1), Id("T", 18)]);
+        let found = citations(r#"@scenario("ping", rows="T-1 NB-18")"#, &BTreeMap::new(), true);
+        assert_eq!(found, [Id("T", 1), Id("NB", 18)]);
         assert!(names_rows("interop/suite/scenarios.py") && !names_rows("interop/README.md"));
     }
 
@@ -277,6 +284,10 @@ mod tests {
         assert_eq!(definition("see **R-101**"), None);
         assert_eq!(definition("REQ-3  SEND and WRITE: each packet"), Some(Id("REQ", 3)));
         assert_eq!(definition("REQ-3, and more"), None);
+        assert_eq!(definition("**RT-15** IO_REQ payload"), Some(Id("RT", 15)));
+        assert_eq!(definition("**RS-45**"), Some(Id("RS", 45)));
+        assert_eq!(definition("**RT-15**, and more"), None);
+        assert_eq!(definition("**R-15** of another document"), None);
     }
 
     #[test]
