@@ -381,4 +381,6 @@ def rdma_speed(c):
                 slower.append(what)
         want(not slower, "slower than rxe: %s; %s", ", ".join(slower), "; ".join(c.notes))
     finally:
+        # What was cut off must not stay in the way of the cases that follow.
+        guest_run("a", "pkill ib_; rdma link del rxe0; rmmod rdma_rxe")
         down(["b"])
