@@ -1,1 +1,23 @@
 //! The RTRS protocol as state machines: client and server sessions of several paths, without I/O.
+//!
+//! Both cores order work of a device and are told what came of it, in the words of this module; they
+//! know no sockets, threads or clocks. Rules are those of `docs/spec/rtrs.md` (`[RT-1]`, `[RS-1]`).
+#![forbid(unsafe_code)]
+
+pub mod bind;
+pub mod client;
+mod config;
+mod errno;
+mod hb;
+mod ids;
+mod policy;
+pub mod server;
+mod wr;
+
+pub use bowline_wire::time::Instant;
+pub use config::{HbConfig, PortAttr};
+pub use errno::Errno;
+pub use hb::{HbDo, Heartbeat};
+pub use ids::{ConnId, MemRef, PATHS_MAX, PathId, PortId, RegionId, RequestId, Tag};
+pub use policy::Policy;
+pub use wr::{Batch, Done, Input, On, Order, QpShape, RecvSlot, RegionKeys, Wr, WrKind};

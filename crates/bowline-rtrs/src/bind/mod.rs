@@ -1,0 +1,1 @@
+//! Carries out what the cores order, on any verbs.

@@ -1,0 +1,1 @@
+//! The client: one session with its paths as a state machine.

@@ -1,0 +1,41 @@
+//! Settings both sides have, and what a core must know of a device.
+
+use core::time::Duration;
+
+/// How the peer's silence is noticed [RT-60], [RT-88]. When a dead *path* is given up is the device's
+/// own setting: the queue pairs fail, and the core takes that as the sign.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HbConfig {
+    /// Time between two looks at the peer [RT-63].
+    pub interval: Duration,
+    /// So many looks without a sign of life are borne; the one after them ends the path.
+    pub missed_max: u32,
+    /// A silent path is asked sooner, every `probe_interval`.
+    pub fast_path_detection: bool,
+    /// Silence after which the peer is asked.
+    pub probe_interval: Duration,
+}
+
+impl Default for HbConfig {
+    fn default() -> Self {
+        Self {
+            interval: Duration::from_secs(5),
+            missed_max: 5,
+            fast_path_detection: true,
+            probe_interval: Duration::from_secs(1),
+        }
+    }
+}
+
+/// What a core must know of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PortAttr {
+    /// Most work requests of one queue.
+    pub max_qp_wr: usize,
+    /// Most elements of a gather list.
+    pub max_sge: usize,
+    /// Memory can be registered by a work request.
+    pub fast_registration: bool,
+    /// Keys can be withdrawn and renewed, so a server can refresh them.
+    pub key_refresh: bool,
+}

@@ -1,0 +1,154 @@
+//! Heartbeats: the same on both sides, on the service connection of each connected path.
+//!
+//! Two questions are asked [RT-87]. *Is the peer alive?* Every `interval` it is looked whether anything
+//! came, and a message is sent if so; after `missed_max` looks without a sign of life the path ends
+//! [RT-60]. *Is the path alive?* When nothing came for `probe_interval` a message is sent at once
+//! [RT-88], and the queue pair itself fails if nobody acknowledges it. No second message is sent while
+//! one waits for its answer.
+
+use core::time::Duration;
+
+use crate::{HbConfig, Instant};
+
+/// What to do now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HbDo {
+    /// Nothing; ask again at [`Heartbeat::next`].
+    Nothing,
+    /// Send an HB_MSG.
+    SendMsg,
+    /// The peer is dead: the path ends.
+    Dead,
+}
+
+/// The heartbeat of a path.
+#[derive(Clone, Debug)]
+pub struct Heartbeat {
+    config: HbConfig,
+    /// Looks since something came; 1 also from the sending of a message on.
+    missed: u32,
+    /// When something came last.
+    heard: Instant,
+    /// The next look.
+    look: Instant,
+    /// When the message was sent whose answer is awaited.
+    sent: Option<Instant>,
+}
+
+impl Heartbeat {
+    /// Starts the heartbeat of a path that has just been connected.
+    pub fn new(config: HbConfig, now: Instant) -> Self {
+        Self { config, missed: 0, heard: now, look: now + config.interval, sent: None }
+    }
+
+    /// Something came from the peer [RT-57].
+    pub fn received(&mut self, now: Instant) {
+        self.missed = 0;
+        self.heard = now;
+    }
+
+    /// An HB_ACK came: returns the time the answer took, `None` if nothing was asked [RT-62].
+    pub fn acked(&mut self, now: Instant) -> Option<Duration> {
+        self.received(now);
+        self.sent.take().map(|sent| now.saturating_since(sent))
+    }
+
+    /// Looks at the clock. Time may have passed [`next`](Self::next) by any amount; one look is made.
+    pub fn tick(&mut self, now: Instant) -> HbDo {
+        if now >= self.look {
+            self.look = now + self.config.interval;
+            if self.missed > self.config.missed_max {
+                return HbDo::Dead;
+            }
+            self.missed += 1;
+            if self.missed > 1 || self.sent.is_some() {
+                return HbDo::Nothing;
+            }
+        } else if self.probe_at().is_none_or(|at| now < at) {
+            return HbDo::Nothing;
+        } else {
+            self.missed = self.missed.max(1);
+        }
+        self.sent = Some(now);
+        HbDo::SendMsg
+    }
+
+    /// When to call [`tick`](Self::tick).
+    pub fn next(&self) -> Instant {
+        self.probe_at().map_or(self.look, |at| at.min(self.look))
+    }
+
+    fn probe_at(&self) -> Option<Instant> {
+        let asks = self.config.fast_path_detection && self.sent.is_none();
+        asks.then(|| self.heard + self.config.probe_interval)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(ms: u64) -> Instant {
+        Instant::from_nanos(ms * 1_000_000)
+    }
+
+    fn slow() -> HbConfig {
+        HbConfig { fast_path_detection: false, ..HbConfig::default() }
+    }
+
+    // tests [RT-60], [RT-61]
+    #[test]
+    fn a_silent_peer_is_dead_30_seconds_after_the_message() {
+        let mut hb = Heartbeat::new(slow(), at(0));
+        assert_eq!(hb.tick(at(4_999)), HbDo::Nothing);
+        assert_eq!(hb.tick(at(5_000)), HbDo::SendMsg);
+        for look in 2..=6 {
+            assert_eq!(hb.tick(at(look * 5_000)), HbDo::Nothing);
+        }
+        assert_eq!(hb.next(), at(35_000));
+        assert_eq!(hb.tick(at(35_000)), HbDo::Dead);
+    }
+
+    // tests [RT-57], [RT-61], [RT-62]
+    #[test]
+    fn one_message_for_each_look_while_the_peer_answers() {
+        let mut hb = Heartbeat::new(slow(), at(0));
+        for look in 1..100 {
+            assert_eq!(hb.tick(at(look * 5_000)), HbDo::SendMsg);
+            assert_eq!(hb.acked(at(look * 5_000 + 3)), Some(Duration::from_millis(3)));
+            assert_eq!(hb.acked(at(look * 5_000 + 4)), None);
+        }
+    }
+
+    // tests [RT-88]
+    #[test]
+    fn silence_is_asked_about_once_at_a_time() {
+        let mut hb = Heartbeat::new(HbConfig::default(), at(0));
+        assert_eq!(hb.next(), at(1_000));
+        hb.received(at(900));
+        assert_eq!(hb.tick(at(1_000)), HbDo::Nothing);
+        assert_eq!(hb.next(), at(1_900));
+        assert_eq!(hb.tick(at(1_900)), HbDo::SendMsg);
+        assert_eq!(hb.tick(at(2_900)), HbDo::Nothing);
+        assert_eq!(hb.next(), at(5_000));
+        // The answer does not come but other things do: not dead, and not asked twice.
+        for second in 3..60 {
+            hb.received(at(second * 1_000));
+            assert_eq!(hb.tick(at(second * 1_000 + 500)), HbDo::Nothing);
+        }
+        assert!(hb.acked(at(60_000)).is_some());
+        assert_eq!(hb.tick(at(61_000)), HbDo::SendMsg);
+    }
+
+    // tests [RT-88], [RT-60]
+    #[test]
+    fn a_peer_that_is_asked_early_is_not_dead_before_25_seconds() {
+        let mut hb = Heartbeat::new(HbConfig::default(), at(0));
+        assert_eq!(hb.tick(at(1_000)), HbDo::SendMsg);
+        let mut now = 1_000;
+        while hb.tick(at(now)) != HbDo::Dead {
+            now += 100;
+        }
+        assert!((26_000..=36_000).contains(&now), "{now} ms");
+    }
+}

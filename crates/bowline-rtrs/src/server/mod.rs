@@ -1,0 +1,1 @@
+//! The server: all sessions of one listener as a state machine.
