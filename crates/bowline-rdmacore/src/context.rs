@@ -207,6 +207,7 @@ impl Context {
             max_inline: 0,
             fast_registration: false,
             flush: false,
+            key_refresh: false,
         })
     }
 }

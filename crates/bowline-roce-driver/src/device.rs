@@ -1,7 +1,7 @@
 //! The device: verbs in, packets out.
 
 use core::sync::atomic::Ordering::Relaxed;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -100,6 +100,7 @@ impl SoftDevice {
             max_inline: limits.inline,
             fast_registration: true,
             flush: true,
+            key_refresh: true,
         };
         let mut core = Core::new(core, seed);
         if let Some(lives) = &lives {
@@ -148,6 +149,12 @@ impl SoftDevice {
     /// towards this device should not be more.
     pub fn receive_buffers(&self) -> impl Iterator<Item = usize> {
         self.shared.endpoints.iter().map(Endpoint::receive_buffer)
+    }
+
+    /// For tests of bad networks: with `on`, what goes between an address of this device and one of a peer,
+    /// or all, is silently thrown away in both directions; without, no more.
+    pub fn cut(&self, local: IpAddr, remote: Option<IpAddr>, on: bool) {
+        self.shared.cuts.set(local, remote, on);
     }
 
     /// Ends every wait and stops the background thread. What was due to be sent is sent before, and
@@ -283,6 +290,14 @@ impl Device for SoftDevice {
 
     fn dereg_mr(&self, lkey: u32) -> Result<(), Error> {
         self.set(|core| core.dereg_mr(lkey))
+    }
+
+    fn withdraw_keys(&self, rkeys: &[u32]) -> Result<(), Error> {
+        self.set(|core| core.withdraw_keys(rkeys))
+    }
+
+    fn renew_keys(&self, keys: &[(u32, u32)]) -> Result<(), Error> {
+        self.set(|core| core.renew_keys(keys))
     }
 
     fn alloc_mw(&self, pd: PdId, kind: MwType) -> Result<u32, Error> {

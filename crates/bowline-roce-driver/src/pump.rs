@@ -106,9 +106,10 @@ impl Shared {
                 self.stats.gro_buffers.inc();
             }
             total += bytes.len() as u64;
+            let cut = self.cuts.between(to, arrival.from.ip());
             split(&arrival, bytes, |hint, datagram| {
                 packets += 1;
-                if self.loss.as_ref().is_some_and(Loss::strikes) {
+                if cut || self.loss.as_ref().is_some_and(Loss::strikes) {
                     self.stats.packets_dropped.inc();
                     return;
                 }
@@ -181,6 +182,10 @@ impl Shared {
             self.stats.packets_refused.add(burst.count as u64);
             return;
         };
+        if self.cuts.between(burst.from, burst.to) {
+            self.stats.packets_dropped.add(burst.count as u64);
+            return;
+        }
         if let Some(capture) = &self.capture {
             let mut capture = capture.lock().unwrap_or_else(PoisonError::into_inner);
             self.record_burst(&mut capture, endpoint.at(), burst);

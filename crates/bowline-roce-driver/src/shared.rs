@@ -20,7 +20,7 @@ use rustix::io::Errno;
 use crate::capture::Capture;
 use crate::config::PollMode;
 use crate::lives::Lives;
-use crate::loss::Loss;
+use crate::loss::{Cuts, Loss};
 use crate::stats::Stats;
 use crate::sys::Inbox;
 use crate::udp::Endpoint;
@@ -81,6 +81,7 @@ pub(crate) struct Shared {
     pub(crate) lives: Option<Lives>,
     state: Mutex<State>,
     pub(crate) loss: Option<Loss>,
+    pub(crate) cuts: Cuts,
     pub(crate) rx: Mutex<Inbox>,
     pub(crate) tx: Mutex<Tx>,
     /// There may be something to send.
@@ -170,6 +171,7 @@ impl Shared {
             capture: capture.map(Mutex::new),
             lives,
             loss,
+            cuts: Cuts::default(),
             state: Mutex::new(state),
             rx: Mutex::new(Inbox::new()),
             tx: Mutex::new(Tx::default()),

@@ -21,7 +21,7 @@ bowline_wire::driver_stats! {
     bytes_received,
     /// Received buffers of no use: cut off, or from no address.
     unusable,
-    /// Packets thrown away because the settings ask for it.
+    /// Packets thrown away, received or to be sent, because the settings or `cut` ask for it.
     packets_dropped,
     /// Times a send had to wait for room in the socket's buffer.
     send_waits,

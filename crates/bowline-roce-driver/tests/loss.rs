@@ -2,8 +2,10 @@
 
 mod common;
 
+use std::time::Duration;
+
 use bowline_roce_driver::SoftConfig;
-use bowline_verbs::SendOp;
+use bowline_verbs::{Device, SendOp};
 use common::{connect, ip, open_with};
 
 #[test]
@@ -23,4 +25,24 @@ fn what_is_lost_on_purpose_is_sent_again() {
     assert!(read == bytes, "written");
     let (lost, again) = (b.dev.stats().packets_dropped, a.dev.counters().packets_resent);
     assert!(lost > 0 && again > 0, "{lost} lost, {again} sent again");
+}
+
+#[test]
+fn a_link_that_is_cut_carries_nothing_until_it_is_mended() {
+    let open = |host| open_with(SoftConfig { addrs: vec![ip(32, host)], ..SoftConfig::default() });
+    let (a, b) = connect(&open(1), &open(2), 64);
+    a.buffer.write(0, b"across");
+    a.dev.cut(ip(32, 1), Some(ip(32, 2)), true);
+    a.post(1, SendOp::Write(b.remote(0)), 0, 6);
+    let mut out = Vec::new();
+    let came = a.dev.wait_cq(a.cq, false, Some(Duration::from_millis(50))).unwrap();
+    assert!(!came && a.dev.poll_cq(a.cq, &mut out, 1).unwrap() == 0);
+    let mut read = [1; 6];
+    b.buffer.read(0, &mut read);
+    assert_eq!(read, [0; 6]);
+    a.dev.cut(ip(32, 1), Some(ip(32, 2)), false);
+    a.done(1);
+    b.buffer.read(0, &mut read);
+    assert_eq!(&read, b"across");
+    assert!(a.dev.stats().packets_dropped > 0);
 }

@@ -119,6 +119,7 @@ impl Device {
             max_inline: limits.inline,
             fast_registration: true,
             flush: true,
+            key_refresh: true,
         }
     }
 

@@ -11,6 +11,9 @@ use crate::table::NumberMap;
 /// Indexes are below this: all 24 bits, so that keys are hard to guess, where rxe uses 19 [MR-1].
 const INDEX_END: u32 = 1 << 24;
 
+/// Rights that a withdrawn region does not give: all that lead to a peer.
+const OF_PEERS: Access = Access::LOCAL_WRITE.complement();
+
 /// Why a key does not give what is asked of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum KeyError {
@@ -58,6 +61,10 @@ pub(crate) struct MrTable {
 #[derive(Debug)]
 struct Region {
     key: u32,
+    /// The key it was registered with.
+    name: u32,
+    /// Peers may not use it [`MrTable::withdraw`].
+    shut: bool,
     pd: PdId,
     access: Access,
     iova: u64,
@@ -66,6 +73,19 @@ struct Region {
     fast: bool,
     /// Windows bound to it.
     windows: u32,
+}
+
+impl Region {
+    /// One without memory or key.
+    const fn new(pd: PdId, access: Access, fast: bool) -> Self {
+        let (iova, memory, windows) = (0, None, 0);
+        Self { key: 0, name: 0, shut: false, pd, access, iova, memory, fast, windows }
+    }
+
+    /// Tells whether the program may mean this region by `key`.
+    const fn is_named(&self, key: u32) -> bool {
+        self.key == key || self.name == key && !self.fast
+    }
 }
 
 #[derive(Debug)]
@@ -170,14 +190,13 @@ impl MrTable {
         }
         let memory = Memory::One { buffer: Arc::clone(buffer), offset, len };
         let memory = Some(memory);
-        self.insert(rng, Region { key: 0, pd, access, iova, memory, fast: false, windows: 0 })
+        self.insert(rng, Region { iova, memory, ..Region::new(pd, access, false) })
     }
 
     /// Makes a region for fast registration, free at first [MR-6].
     pub(crate) fn allocate(&mut self, rng: &mut Rng, pd: PdId) -> Result<MrKeys, Error> {
         let access = Access::empty();
-        let (iova, memory) = (0, None);
-        self.insert(rng, Region { key: 0, pd, access, iova, memory, fast: true, windows: 0 })
+        self.insert(rng, Region::new(pd, access, true))
     }
 
     /// Gives a region a key that was not in use, of a random index and byte [MR-1].
@@ -186,6 +205,7 @@ impl MrTable {
             return Err(Error::Limit("memory regions"));
         }
         region.key = self.free_key(rng);
+        region.name = region.key;
         let keys = MrKeys { lkey: region.key, rkey: region.key };
         self.regions.insert(region.key >> 8, region);
         Ok(keys)
@@ -208,16 +228,61 @@ impl MrTable {
     /// without looking the key up again [MR-11].
     pub(crate) fn deregister(&mut self, lkey: u32) -> Result<PdId, Error> {
         match self.regions.get(&(lkey >> 8)) {
-            Some(region) if region.key == lkey && region.windows > 0 => {
-                Err(Error::Busy("the memory region"))
-            }
-            Some(region) if region.key == lkey => {
+            Some(region) if !region.is_named(lkey) => Err(Error::NoSuch("memory region")),
+            Some(region) if region.windows > 0 => Err(Error::Busy("the memory region")),
+            Some(region) => {
                 let pd = region.pd;
                 self.regions.remove(&(lkey >> 8));
                 Ok(pd)
             }
-            _ => Err(Error::NoSuch("memory region")),
+            None => Err(Error::NoSuch("memory region")),
         }
+    }
+
+    /// Takes regions away from peers; local use goes on. All of them or none.
+    pub(crate) fn withdraw(&mut self, keys: &[u32]) -> Result<(), Error> {
+        for key in keys {
+            let region = self.of_registration(*key)?;
+            if region.shut {
+                return Err(Error::Invalid("the memory region is withdrawn already"));
+            }
+            // A window would still give it to them.
+            if region.windows > 0 {
+                return Err(Error::Busy("the memory region"));
+            }
+        }
+        for key in keys {
+            if let Some(region) = self.regions.get_mut(&(key >> 8)) {
+                region.shut = true;
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives withdrawn regions back to peers, under new keys [MR-13]. All of them or none.
+    pub(crate) fn renew(&mut self, keys: &[(u32, u32)]) -> Result<(), Error> {
+        for (key, new) in keys {
+            if !self.of_registration(*key)?.shut {
+                return Err(Error::Invalid("the memory region is not withdrawn"));
+            }
+            if key >> 8 != new >> 8 || key == new {
+                return Err(Error::Invalid("the new key must differ in the low byte only"));
+            }
+        }
+        for (_, new) in keys {
+            if let Some(region) = self.regions.get_mut(&(new >> 8)) {
+                region.key = *new;
+                region.shut = false;
+            }
+        }
+        Ok(())
+    }
+
+    /// The region that was registered whole, not for fast registration, and has this key now.
+    fn of_registration(&self, key: u32) -> Result<&Region, Error> {
+        let region = self.regions.get(&(key >> 8));
+        let found = region.filter(|region| region.key == key && !region.fast);
+        found.ok_or(Error::NoSuch("memory region"))
     }
 
     /// Regions there are.
@@ -261,7 +326,8 @@ impl MrTable {
         let memory = Memory::new(pieces).ok_or(KeyError::OutOfRange)?;
         iova.checked_add(memory.len()).ok_or(KeyError::OutOfRange)?;
         let memory = Some(memory);
-        *region = Region { key, pd, access, iova, memory, fast: true, windows: 0 };
+        let name = region.name;
+        *region = Region { key, name, iova, memory, ..Region::new(pd, access, true) };
         Ok(())
     }
 
@@ -343,7 +409,7 @@ impl MrTable {
         if region.pd != pd {
             return Err(KeyError::WrongPd);
         }
-        if !region.access.contains(need) {
+        if !region.access.contains(need) || region.shut && need.intersects(OF_PEERS) {
             return Err(KeyError::NoAccess);
         }
         let start = va.checked_sub(region.iova).ok_or(KeyError::OutOfRange)?;
@@ -467,6 +533,8 @@ impl Span<'_> {
 
 #[cfg(test)]
 mod tests {
+    use bowline_verbs::next_key;
+
     use super::*;
 
     const PD: PdId = PdId(1);
@@ -542,6 +610,42 @@ mod tests {
         assert_eq!(table.invalidate(WHOSE, plain.lkey), Err(KeyError::Unknown));
         let outside = vec![piece(&a, 60, 5)];
         assert_eq!(table.bind(PD, key, outside, 9, all), Err(KeyError::OutOfRange));
+    }
+
+    /// What is withdrawn is this side's alone until it is renewed, and the key before that is of no more use.
+    #[test]
+    fn withdrawn_regions_are_not_the_peers() {
+        let (mut table, mut rng) = table();
+        let buffer = Arc::new(Buffer::new(64).unwrap());
+        let write = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+        let mut new = |table: &mut MrTable| {
+            table.register(&mut rng, PD, (&buffer, 0, 64), Some(0), write).unwrap().rkey
+        };
+        let (a, b) = (new(&mut table), new(&mut table));
+        let may = |table: &MrTable, key| table.check(WHOSE, key, 0, 8, Access::REMOTE_WRITE);
+        let no_such = Err(Error::NoSuch("memory region"));
+        assert_eq!(table.withdraw(&[a, b ^ 1]), no_such, "nothing is done by half");
+        let not_withdrawn = Error::Invalid("the memory region is not withdrawn");
+        assert_eq!(table.renew(&[(a, next_key(a))]), Err(not_withdrawn));
+        assert_eq!(may(&table, a), Ok(()));
+        table.withdraw(&[a, b]).unwrap();
+        assert!(table.withdraw(&[a]).is_err());
+        assert_eq!(
+            (may(&table, a), may(&table, b)),
+            (Err(KeyError::NoAccess), Err(KeyError::NoAccess))
+        );
+        table.scatter(PD, a, 3, b"mine").unwrap();
+        for bad in [a, a ^ 1 << 8] {
+            assert!(table.renew(&[(b, next_key(b)), (a, bad)]).is_err());
+        }
+        table.renew(&[(a, next_key(a))]).unwrap();
+        assert_eq!(may(&table, a), Err(KeyError::Unknown));
+        assert_eq!(may(&table, next_key(a)), Ok(()));
+        assert_eq!(may(&table, b), Err(KeyError::NoAccess));
+        assert_eq!(table.deregister(a), Ok(PD), "the key it was registered with");
+        assert_eq!(table.deregister(b), Ok(PD));
+        let fast = table.allocate(&mut rng, PD).unwrap().rkey;
+        assert_eq!(table.withdraw(&[fast]), no_such);
     }
 
     #[test]

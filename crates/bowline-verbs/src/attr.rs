@@ -40,6 +40,9 @@ pub struct DeviceAttr {
     /// [`SendOp::Flush`](crate::SendOp::Flush) and [`SendOp::AtomicWrite`](crate::SendOp::AtomicWrite)
     /// work.
     pub flush: bool,
+    /// [`Device::withdraw_keys`](crate::Device::withdraw_keys) and
+    /// [`Device::renew_keys`](crate::Device::renew_keys) work.
+    pub key_refresh: bool,
 }
 
 /// Transport service of a queue pair.

@@ -1,6 +1,18 @@
 //! Memory that peers may read and write.
 
 use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// A stretch of a buffer: what is read or written without anybody knowing of regions or keys.
+#[derive(Clone, Debug)]
+pub struct Mem {
+    /// The memory.
+    pub buffer: Arc<Buffer>,
+    /// Where in it the stretch begins.
+    pub offset: usize,
+    /// Bytes.
+    pub len: usize,
+}
 
 /// Bytes of a large page; memory of at least so many is made of these, where the system has any.
 const HUGE_PAGE: usize = 2 << 20;
@@ -111,6 +123,17 @@ impl Buffer {
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
     }
 
+    /// Copies bytes to a place in another buffer, or in this one; the two may overlap.
+    ///
+    /// # Panics
+    /// When they do not lie within the one or do not fit into the other.
+    pub fn copy_to(&self, from: usize, to: &Self, at: usize, len: usize) {
+        let from = self.at(from, len);
+        let to = to.at(at, len);
+        // SAFETY: `at` checked both ranges.
+        unsafe { std::ptr::copy(from, to, len) };
+    }
+
     /// Changes 8 aligned bytes, a number in host order, at once as others see it; returns what they
     /// were.
     ///
@@ -150,9 +173,21 @@ mod tests {
         let mut all = vec![7];
         buffer.append_to(9_989, 2, &mut all);
         assert_eq!(all, [7, 0, b'0']);
+        let other = Buffer::new(100).unwrap();
+        buffer.copy_to(9_992, &other, 90, 8);
+        other.copy_to(90, &other, 91, 8);
+        other.read(90, &mut out);
+        assert_eq!(&out, b"2234");
         buffer.write(8, &5_u64.to_ne_bytes());
         assert_eq!(buffer.update(8, |n| n + 1), 5);
         assert_eq!(buffer.update(8, |n| n), 6);
+    }
+
+    #[test]
+    #[should_panic(expected = "outside")]
+    fn nothing_is_copied_to_where_it_does_not_fit() {
+        let buffer = Buffer::new(10).unwrap();
+        buffer.copy_to(0, &Buffer::new(5).unwrap(), 3, 3);
     }
 
     #[test]

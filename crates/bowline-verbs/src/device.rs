@@ -68,11 +68,34 @@ pub trait Device: Send + Sync {
     /// [`Error::NotSupported`]; as [`reg_mr`](Self::reg_mr).
     fn alloc_mr(&self, pd: PdId) -> Result<MrKeys, Error>;
 
-    /// Removes a region by its present local key. What is being copied is finished first.
+    /// Removes a region by its present local key, or the one it was registered with. What is being copied is finished first.
     ///
     /// # Errors
     /// [`Error::NoSuch`]; [`Error::Busy`] while a window is bound to it.
     fn dereg_mr(&self, lkey: u32) -> Result<(), Error>;
+
+    /// Takes regions of [`reg_mr`](Self::reg_mr) away from peers, by their present keys: at once, not in the
+    /// order of a queue. What a peer has begun to write there and not finished is refused. Local use goes on.
+    /// All keys are looked at first; on an error nothing has changed.
+    ///
+    /// # Errors
+    /// [`Error::NoSuch`]; [`Error::Invalid`] for a region that is withdrawn already; [`Error::Busy`] while
+    /// a window is bound to one; [`Error::NotSupported`].
+    fn withdraw_keys(&self, _rkeys: &[u32]) -> Result<(), Error> {
+        Err(Error::NotSupported("withdrawing keys"))
+    }
+
+    /// Gives withdrawn regions back to peers under new keys, which differ from the present ones in the low
+    /// byte only: pairs of the present and the new key. The key a region was registered with still names it
+    /// for [`dereg_mr`](Self::dereg_mr), and for nothing else. All keys are looked at first; on an error
+    /// nothing has changed.
+    ///
+    /// # Errors
+    /// [`Error::NoSuch`]; [`Error::Invalid`] for a region that is not withdrawn, and for a new key that is not
+    /// of the region or not new; [`Error::NotSupported`].
+    fn renew_keys(&self, _keys: &[(u32, u32)]) -> Result<(), Error> {
+        Err(Error::NotSupported("renewing keys"))
+    }
 
     /// Makes a memory window, bound to nothing, and returns its first key, which allows nothing. A window
     /// goes by the upper 24 bits of its keys, so every key it has had names it [MR-9].

@@ -74,12 +74,29 @@ impl Device {
         self.shared.mrs.allocate(&mut self.rng, pd)
     }
 
-    /// Removes a region by its present key.
+    /// Removes a region by its present key, or the one it was registered with.
     ///
     /// # Errors
     /// [`Error::NoSuch`]; [`Error::Busy`] while a window is bound to it.
     pub fn dereg_mr(&mut self, lkey: u32) -> Result<(), Error> {
         self.shared.mrs.deregister(lkey).map(drop)
+    }
+
+    /// Takes regions of [`reg_mr`](Self::reg_mr) away from peers; local use goes on.
+    ///
+    /// # Errors
+    /// [`Error::NoSuch`], [`Error::Invalid`]; [`Error::Busy`] while a window is bound to one. Nothing has
+    /// changed then.
+    pub fn withdraw_keys(&mut self, rkeys: &[u32]) -> Result<(), Error> {
+        self.shared.mrs.withdraw(rkeys)
+    }
+
+    /// Gives withdrawn regions back to peers: pairs of the present and the new key.
+    ///
+    /// # Errors
+    /// [`Error::NoSuch`], [`Error::Invalid`]; nothing has changed then.
+    pub fn renew_keys(&mut self, keys: &[(u32, u32)]) -> Result<(), Error> {
+        self.shared.mrs.renew(keys)
     }
 
     /// Makes a memory window, bound to nothing [MR-9].
