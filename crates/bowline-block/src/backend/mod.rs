@@ -1,0 +1,178 @@
+//! Storage behind exports: memory, files, block devices, and nothing at all.
+//!
+//! Requests go in by batches and are answered by batches, in any order and from any thread:
+//!
+//! ```text
+//!   engine thread        submit(..) submit(..) kick()         memory: answered inside submit
+//!                            |         |         |            file:   queued, then one system call
+//!                            v         v         v
+//!   bowline-uring            completions of the ring ------>  BackendDone::done(results)
+//! ```
+
+mod memory;
+mod null;
+
+use std::io;
+use std::sync::Arc;
+
+use bowline_rnbd::{Errno, IoOp, Limits};
+use bowline_verbs::{Buffer, Mem};
+
+/// One open export, which all sessions share.
+pub trait Backend: Send + Sync {
+    /// What it can do. `bytes` changes with [`resize`](Self::resize).
+    fn limits(&self) -> Limits;
+
+    /// Takes all of `io` and leaves it empty. Never blocks. Each request is answered once to
+    /// `done`, perhaps inside this call.
+    fn submit(&self, io: &mut Vec<BackendIo>, done: &Arc<dyn BackendDone>);
+
+    /// Begins what was submitted since the last call: to be called after each batch.
+    fn kick(&self) {}
+
+    /// The store itself, where it is memory: results of reads may point into it.
+    fn region(&self) -> Option<Arc<Buffer>> {
+        None
+    }
+
+    /// Looks how big the store is now; returns the bytes that it offers from now on.
+    ///
+    /// # Errors
+    /// The system's, when it cannot tell.
+    fn resize(&self) -> io::Result<u64>;
+}
+
+/// One request.
+#[derive(Clone, Debug)]
+pub struct BackendIo {
+    /// Given back with the result.
+    pub token: u64,
+    /// What to do.
+    pub op: IoOp,
+    /// First byte in the store; ignored by a flush.
+    pub offset: u64,
+    /// Bytes, a multiple of the logical block; 0 with a flush.
+    pub len: u32,
+    /// The data has to be durable when this is answered.
+    pub fua: bool,
+    /// Zeroed blocks stay allocated.
+    pub nounmap: bool,
+    /// Linux I/O priority (class in bits 13..15), 0 for none.
+    pub prio: u16,
+    /// Where the data is or goes: at least `len` bytes. Reads and writes have it.
+    pub mem: Option<Mem>,
+}
+
+/// The result of one request.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct BackendResult {
+    /// That of the request.
+    pub token: u64,
+    /// 0, or a negative errno.
+    pub errno: i32,
+    /// The data of a read was not copied: it is in [`Backend::region`], from this offset on.
+    pub direct: Option<u64>,
+}
+
+/// Is told results.
+pub trait BackendDone: Send + Sync {
+    /// Requests were answered. Called from any thread, with no locks held.
+    fn done(&self, results: &[BackendResult]);
+}
+
+/// What to open.
+#[derive(Debug)]
+pub enum BackendSpec {
+    /// Memory, all zero at first and lost at the end.
+    Memory {
+        /// Bytes, rounded down to whole blocks.
+        bytes: u64,
+        /// Bytes of a logical block: a power of two from 512 to 4096.
+        block: u32,
+    },
+    /// Nothing: writes are forgotten, reads give zeroes. For measuring everything else.
+    Null,
+}
+
+/// Opens a store.
+///
+/// # Errors
+/// EINVAL for a block that is no power of two from 512 to 4096; ENOMEM; for files also ENOTBLK
+/// for what is neither a regular file nor a block device, EACCES for one that was not opened as
+/// asked, and the system's.
+pub fn open(spec: BackendSpec) -> io::Result<Arc<dyn Backend>> {
+    match spec {
+        BackendSpec::Memory { bytes, block } => {
+            check_block(block)?;
+            Ok(Arc::new(memory::Memory::new(bytes, block)?))
+        }
+        BackendSpec::Null => Ok(Arc::new(null::Null::new()?)),
+    }
+}
+
+fn check_block(block: u32) -> io::Result<()> {
+    let right = block.is_power_of_two() && (512..=4096).contains(&block);
+    if right { Ok(()) } else { Err(error(Errno::EINVAL)) }
+}
+
+fn error(errno: Errno) -> io::Error {
+    io::Error::from_raw_os_error(errno.0)
+}
+
+/// Judges a request by what the store can do, as the block layer does. [NB-24] [NB-25]
+fn check(limits: &Limits, io: &BackendIo) -> Result<(), Errno> {
+    if io.op == IoOp::Flush {
+        return Ok(());
+    }
+    if limits.read_only && io.op.changes() {
+        return Err(Errno::EPERM);
+    }
+    let (len, block) = (u64::from(io.len), u64::from(limits.logical));
+    let most = match io.op {
+        IoOp::Read | IoOp::Write | IoOp::Flush => u64::from(limits.max_io),
+        IoOp::Discard => limits.discard.map_or(0, |discard| discard.max_bytes),
+        IoOp::WriteZeroes => u64::from(limits.max_write_zeroes),
+        IoOp::SecureErase if limits.secure_erase => {
+            limits.discard.map_or(0, |discard| discard.max_bytes)
+        }
+        IoOp::SecureErase => 0,
+    };
+    if most == 0 {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    if len > most || !len.is_multiple_of(block) || !io.offset.is_multiple_of(block) {
+        return Err(Errno::EINVAL);
+    }
+    if !limits.holds(io.offset, len) {
+        return Err(Errno::EIO);
+    }
+    let fits = io.mem.as_ref().is_some_and(|mem| {
+        let end = mem.offset.checked_add(mem.len);
+        io.len as usize <= mem.len && end.is_some_and(|end| end <= mem.buffer.len())
+    });
+    if io.op.has_data() && !fits {
+        return Err(Errno::EINVAL);
+    }
+    Ok(())
+}
+
+/// Answers every request where it stands. `carry_out` gives the offset of what a read read.
+fn answer(
+    io: &mut Vec<BackendIo>,
+    done: &Arc<dyn BackendDone>,
+    mut carry_out: impl FnMut(&BackendIo) -> Result<Option<u64>, Errno>,
+) {
+    // On the stack: nothing is allocated for a request.
+    let mut results = [BackendResult { token: 0, errno: 0, direct: None }; 64];
+    for batch in io.chunks(results.len()) {
+        for (io, result) in batch.iter().zip(&mut results) {
+            let (errno, direct) = match carry_out(io) {
+                Ok(direct) => (0, direct),
+                Err(errno) => (errno.neg(), None),
+            };
+            *result = BackendResult { token: io.token, errno, direct };
+        }
+        done.done(&results[..batch.len()]);
+    }
+    io.clear();
+}
