@@ -14,8 +14,8 @@ use crate::run::Outcome;
 const EXCEPTIONS: &str = "docs/spec/exceptions.toml";
 /// Names of the kinds of rules; those that begin like another come first.
 const KINDS: [&str; 21] = [
-    "REQ", "RSP", "RX", "RT", "RS", "R", "NB", "D", "B", "T", "U", "OUT", "HDR", "ICRC", "QP", "MR",
-    "GSI", "CMA", "CM", "PERF", "VERBS",
+    "REQ", "RSP", "RX", "RT", "RS", "R", "NB", "D", "B", "T", "U", "OUT", "HDR", "ICRC", "QP",
+    "MR", "GSI", "CMA", "CM", "PERF", "VERBS",
 ];
 /// Kinds whose rules are paragraphs that begin with the id in bold letters.
 const BOLD: [&str; 3] = ["RT", "RS", "NB"];
