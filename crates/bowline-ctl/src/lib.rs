@@ -1,1 +1,59 @@
-//! A tree of named attributes, as under /sys: read, written, listed; served as files, commands and JSON.
+//! A tree of named attributes, as under /sys: read, written, listed; served as files, commands
+//! and JSON.
+//!
+//! ```text
+//! things of a driver -> dyn Node -> Tree -> socket (JSON lines; the words of the command line)
+//!                                        -> fusefs (the same names as files; echo and cat)
+//!                                        -> dump (everything as one JSON object)
+//! ```
+//!
+//! The kernel's RTRS and RNBD are operated through files of sysfs, one value per file. A program
+//! without a kernel offers the same names, the same texts and the same error numbers [RS-32..44]
+//! [NB-34..40] here. This crate knows nothing of either protocol: it has the tree, the doors to
+//! it, and the address strings that name paths.
+//!
+//! # Example
+//!
+//! ```
+//! use std::sync::Arc;
+//! use bowline_ctl::{AttrDef, Dir, Errno, Node, Tree, Value, errno};
+//!
+//! #[derive(Debug)]
+//! struct Lamp;
+//!
+//! impl Node for Lamp {
+//!     fn attrs(&self) -> &'static [AttrDef] {
+//!         &[AttrDef { name: "colour", mode: 0o444 }]
+//!     }
+//!     fn read(&self, name: &str) -> Result<Value, Errno> {
+//!         match name {
+//!             "colour" => Ok(Value::Text("red".to_owned())),
+//!             _ => Err(errno::ENOENT),
+//!         }
+//!     }
+//! }
+//!
+//! let tree = Tree::new(Arc::new(Dir::new().with("lamp0", Arc::new(Lamp))));
+//! assert_eq!(tree.read("/lamp0/colour").unwrap().to_string(), "red\n");
+//! assert_eq!(tree.read("/lamp1/colour").unwrap_err(), errno::ENOENT);
+//! ```
+
+#![forbid(unsafe_code)]
+
+pub mod errno;
+#[cfg(feature = "fuse")]
+pub mod fusefs;
+mod json;
+mod path;
+mod socket;
+mod sys;
+mod tree;
+mod value;
+
+pub use errno::Errno;
+pub use json::{Json, JsonError};
+pub use path::{PathSpec, address_text};
+pub use socket::{Answer, Client, Op, Server, folder};
+pub use sys::Sys;
+pub use tree::{AttrDef, Dir, Entry, Found, Kind, Node, Tree};
+pub use value::Value;

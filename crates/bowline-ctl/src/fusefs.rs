@@ -1,0 +1,426 @@
+//! A tree as files, with FUSE: `cat` reads an attribute, `echo` carries out a command.
+//!
+//! Needs /dev/fuse and root, or `fusermount3` for other users. Nothing is cached: every look goes
+//! to the objects, as in /sys. A write is one command and its result is the result of write(2);
+//! commands run on threads of their own, so one that waits stops nobody.
+
+use std::{
+    collections::HashMap,
+    ffi::OsStr,
+    fmt, fs, io,
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
+    time::{Duration, SystemTime},
+};
+
+use fuser::{
+    BsdFileFlags, Config, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation,
+    INodeNo, LockOwner, MountOption, OpenAccMode, OpenFlags, ReplyAttr, ReplyData, ReplyDirectory,
+    ReplyEntry, ReplyOpen, ReplyWrite, Request, TimeOrNow, WriteFlags,
+};
+
+use crate::{
+    Errno, Found, Kind, Tree,
+    errno::{EACCES, EAGAIN, EINVAL, EISDIR, ENOENT},
+};
+
+/// Longest command, as in sysfs.
+const COMMAND_BYTES_MAX: usize = 4096;
+/// Most commands at a time; more are refused with `EAGAIN`.
+const COMMANDS_MAX: usize = 64;
+/// How long the kernel may believe what it was told: not at all.
+const TTL: Duration = Duration::ZERO;
+/// Inode number in listings of what nobody has looked up.
+const UNKNOWN: INodeNo = INodeNo(u32::MAX as u64);
+
+/// A mounted tree; dropping it unmounts.
+#[derive(Debug)]
+pub struct Mount {
+    dir: PathBuf,
+    session: Option<fuser::BackgroundSession>,
+}
+
+impl Mount {
+    /// Returns the directory.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        if let Some(session) = self.session.take() {
+            // Somebody may have unmounted it already.
+            let _ = session.umount_and_join();
+        }
+    }
+}
+
+/// Mounts the tree on a directory, which is made when it does not exist.
+///
+/// # Errors
+///
+/// `PermissionDenied` or `NotFound` where FUSE cannot be used, and the errors of the directory.
+pub fn mount(tree: Tree, dir: &Path) -> io::Result<Mount> {
+    fs::create_dir_all(dir)?;
+    let mut config = Config::default();
+    config.mount_options = vec![
+        MountOption::FSName("bowline".to_owned()),
+        MountOption::DefaultPermissions,
+        MountOption::NoDev,
+        MountOption::NoSuid,
+        MountOption::NoExec,
+    ];
+    let session = fuser::spawn_mount(Files::new(tree), dir, &config)?;
+    Ok(Mount { dir: dir.to_owned(), session: Some(session) })
+}
+
+/// Which path an inode number stands for. A number lives while the kernel remembers it.
+#[derive(Debug)]
+struct Inodes {
+    by_number: HashMap<u64, (String, u64)>,
+    by_path: HashMap<String, u64>,
+    next: u64,
+}
+
+impl Inodes {
+    fn new() -> Self {
+        let root = INodeNo::ROOT.0;
+        Self {
+            by_number: HashMap::from([(root, (String::new(), 1))]),
+            by_path: HashMap::from([(String::new(), root)]),
+            next: root + 1,
+        }
+    }
+
+    fn path(&self, number: u64) -> Result<String, Errno> {
+        self.by_number.get(&number).map(|(path, _)| path.clone()).ok_or(ENOENT)
+    }
+
+    /// Counts one look-up of a path by the kernel.
+    fn remember(&mut self, path: &str) -> u64 {
+        if let Some(number) = self.by_path.get(path) {
+            if let Some((_, count)) = self.by_number.get_mut(number) {
+                *count += 1;
+            }
+            return *number;
+        }
+        let number = self.next;
+        self.next += 1;
+        self.by_number.insert(number, (path.to_owned(), 1));
+        self.by_path.insert(path.to_owned(), number);
+        number
+    }
+
+    fn forget(&mut self, number: u64, times: u64) {
+        if number == INodeNo::ROOT.0 {
+            return;
+        }
+        if let Some((path, count)) = self.by_number.get_mut(&number) {
+            *count = count.saturating_sub(times);
+            if *count == 0 {
+                self.by_path.remove(path.as_str());
+                self.by_number.remove(&number);
+            }
+        }
+    }
+}
+
+struct Files {
+    tree: Tree,
+    inodes: Mutex<Inodes>,
+    commands: Arc<AtomicUsize>,
+    since: SystemTime,
+    owner: (u32, u32),
+}
+
+impl fmt::Debug for Files {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Files").finish_non_exhaustive()
+    }
+}
+
+impl Files {
+    fn new(tree: Tree) -> Self {
+        let owner = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
+        Self {
+            tree,
+            inodes: Mutex::new(Inodes::new()),
+            commands: Arc::new(AtomicUsize::new(0)),
+            since: SystemTime::now(),
+            owner,
+        }
+    }
+
+    fn inodes(&self) -> MutexGuard<'_, Inodes> {
+        self.inodes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn path(&self, inode: INodeNo) -> Result<String, Errno> {
+        self.inodes().path(inode.0)
+    }
+
+    fn find(&self, inode: INodeNo) -> Result<(String, Found), Errno> {
+        let path = self.path(inode)?;
+        let found = self.tree.lookup(&path)?;
+        Ok((path, found))
+    }
+
+    fn attr(&self, inode: u64, found: &Found) -> FileAttr {
+        let (kind, perm, size) = match found {
+            Found::Dir(_) => (FileType::Directory, 0o755, 0),
+            Found::Attr(_, def) => (FileType::RegularFile, def.mode, COMMAND_BYTES_MAX as u64),
+            Found::Link(target) => (FileType::Symlink, 0o777, target.len() as u64),
+        };
+        FileAttr {
+            ino: INodeNo(inode),
+            size,
+            blocks: 0,
+            atime: self.since,
+            mtime: self.since,
+            ctime: self.since,
+            crtime: self.since,
+            kind,
+            perm,
+            nlink: 1,
+            uid: self.owner.0,
+            gid: self.owner.1,
+            rdev: 0,
+            blksize: COMMAND_BYTES_MAX as u32,
+            flags: 0,
+        }
+    }
+
+    fn child(&self, parent: INodeNo, name: &OsStr) -> Result<FileAttr, Errno> {
+        let name = name.to_str().ok_or(ENOENT)?;
+        let path = format!("{}/{name}", self.path(parent)?);
+        let found = self.tree.lookup(&path)?;
+        let number = self.inodes().remember(&path);
+        Ok(self.attr(number, &found))
+    }
+
+    fn text(&self, inode: INodeNo) -> Result<String, Errno> {
+        Ok(self.tree.read(&self.path(inode)?)?.to_string())
+    }
+
+    fn entries(&self, inode: INodeNo) -> Result<Vec<(INodeNo, FileType, String)>, Errno> {
+        let path = self.path(inode)?;
+        let all = self.tree.list(&path)?;
+        let inodes = self.inodes();
+        let number = |name: &str| {
+            let known = inodes.by_path.get(&format!("{path}/{name}"));
+            known.map_or(UNKNOWN, |number| INodeNo(*number))
+        };
+        let mut list = vec![
+            (inode, FileType::Directory, ".".to_owned()),
+            (UNKNOWN, FileType::Directory, "..".to_owned()),
+        ];
+        list.extend(all.into_iter().map(|entry| {
+            let kind = match entry.kind {
+                Kind::Dir => FileType::Directory,
+                Kind::Attr(_) => FileType::RegularFile,
+                Kind::Link(_) => FileType::Symlink,
+            };
+            (number(&entry.name), kind, entry.name)
+        }));
+        Ok(list)
+    }
+
+    /// Takes a command apart and starts it; the reply comes when it is done.
+    fn command(&self, inode: INodeNo, data: &[u8], reply: ReplyWrite) {
+        let text = match std::str::from_utf8(data) {
+            Ok(text) if data.len() <= COMMAND_BYTES_MAX => text.to_owned(),
+            _ => return reply.error(code(EINVAL)),
+        };
+        let path = match self.path(inode) {
+            Ok(path) => path,
+            Err(errno) => return reply.error(code(errno)),
+        };
+        // Relaxed: the number guards no other memory.
+        if self.commands.fetch_add(1, Ordering::Relaxed) >= COMMANDS_MAX {
+            self.commands.fetch_sub(1, Ordering::Relaxed);
+            return reply.error(code(EAGAIN));
+        }
+        let (tree, running) = (self.tree.clone(), Arc::clone(&self.commands));
+        // A reply that is dropped with the closure answers EIO by itself.
+        let started = thread::Builder::new().name("bowline-ctl-cmd".into()).spawn(move || {
+            match tree.write(&path, &text) {
+                Ok(()) => reply.written(text.len() as u32),
+                Err(errno) => reply.error(code(errno)),
+            }
+            running.fetch_sub(1, Ordering::Relaxed);
+        });
+        if started.is_err() {
+            self.commands.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+fn code(errno: Errno) -> fuser::Errno {
+    fuser::Errno::from_i32(errno)
+}
+
+impl Filesystem for Files {
+    fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        match self.child(parent, name) {
+            Ok(attr) => reply.entry(&TTL, &attr, Generation(0)),
+            Err(errno) => reply.error(code(errno)),
+        }
+    }
+
+    fn forget(&self, _: &Request, inode: INodeNo, times: u64) {
+        self.inodes().forget(inode.0, times);
+    }
+
+    fn getattr(&self, _: &Request, inode: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+        match self.find(inode) {
+            Ok((_, found)) => reply.attr(&TTL, &self.attr(inode.0, &found)),
+            Err(errno) => reply.error(code(errno)),
+        }
+    }
+
+    /// Truncation and times change nothing, as in sysfs; modes and owners are fixed.
+    fn setattr(
+        &self,
+        _: &Request,
+        inode: INodeNo,
+        mode: Option<u32>,
+        uid: Option<u32>,
+        gid: Option<u32>,
+        _: Option<u64>,
+        _: Option<TimeOrNow>,
+        _: Option<TimeOrNow>,
+        _: Option<SystemTime>,
+        _: Option<FileHandle>,
+        _: Option<SystemTime>,
+        _: Option<SystemTime>,
+        _: Option<SystemTime>,
+        _: Option<BsdFileFlags>,
+        reply: ReplyAttr,
+    ) {
+        if mode.is_some() || uid.is_some() || gid.is_some() {
+            return reply.error(code(crate::errno::EPERM));
+        }
+        match self.find(inode) {
+            Ok((_, found)) => reply.attr(&TTL, &self.attr(inode.0, &found)),
+            Err(errno) => reply.error(code(errno)),
+        }
+    }
+
+    fn readlink(&self, _: &Request, inode: INodeNo, reply: ReplyData) {
+        match self.find(inode) {
+            Ok((_, Found::Link(target))) => reply.data(target.as_bytes()),
+            Ok(_) => reply.error(code(EINVAL)),
+            Err(errno) => reply.error(code(errno)),
+        }
+    }
+
+    /// Root passes the kernel's check of modes, and is refused here as sysfs does.
+    fn open(&self, _: &Request, inode: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        let mode = flags.acc_mode();
+        let (read, write) = (mode != OpenAccMode::O_WRONLY, mode != OpenAccMode::O_RDONLY);
+        match self.find(inode) {
+            Ok((_, Found::Attr(_, def)))
+                if (!read || def.is_readable()) && (!write || def.is_writable()) =>
+            {
+                reply.opened(FileHandle(0), FopenFlags::FOPEN_DIRECT_IO);
+            }
+            Ok((_, Found::Attr(..))) => reply.error(code(EACCES)),
+            Ok(_) => reply.error(code(EISDIR)),
+            Err(errno) => reply.error(code(errno)),
+        }
+    }
+
+    fn read(
+        &self,
+        _: &Request,
+        inode: INodeNo,
+        _: FileHandle,
+        offset: u64,
+        size: u32,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        match self.text(inode) {
+            Ok(text) => {
+                let text = text.as_bytes();
+                let start = usize::try_from(offset).unwrap_or(usize::MAX).min(text.len());
+                let end = start.saturating_add(size as usize).min(text.len());
+                reply.data(&text[start..end]);
+            }
+            Err(errno) => reply.error(code(errno)),
+        }
+    }
+
+    fn write(
+        &self,
+        _: &Request,
+        inode: INodeNo,
+        _: FileHandle,
+        _: u64,
+        data: &[u8],
+        _: WriteFlags,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        self.command(inode, data, reply);
+    }
+
+    /// Nothing is kept back, so closing a file has nothing to do.
+    fn flush(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        _: FileHandle,
+        _: LockOwner,
+        reply: fuser::ReplyEmpty,
+    ) {
+        reply.ok();
+    }
+
+    fn readdir(
+        &self,
+        _: &Request,
+        inode: INodeNo,
+        _: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectory,
+    ) {
+        let entries = match self.entries(inode) {
+            Ok(entries) => entries,
+            Err(errno) => return reply.error(code(errno)),
+        };
+        let skip = usize::try_from(offset).unwrap_or(usize::MAX);
+        for (index, (number, kind, name)) in entries.into_iter().enumerate().skip(skip) {
+            if reply.add(number, index as u64 + 1, kind, name) {
+                break;
+            }
+        }
+        reply.ok();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn inode_numbers_live_as_long_as_the_kernel_remembers_them() {
+        let mut inodes = Inodes::new();
+        let number = inodes.remember("/a");
+        assert_eq!(inodes.remember("/a"), number);
+        inodes.forget(number, 1);
+        assert_eq!(inodes.path(number).as_deref(), Ok("/a"));
+        inodes.forget(number, 1);
+        assert_eq!(inodes.path(number), Err(ENOENT));
+        assert_ne!(inodes.remember("/a"), number);
+        inodes.forget(INodeNo::ROOT.0, 100);
+        assert_eq!(inodes.path(INodeNo::ROOT.0).as_deref(), Ok(""));
+    }
+}

@@ -1,0 +1,367 @@
+//! The control socket of a tree: JSON lines over a unix socket, version 1.
+//!
+//! ```text
+//! client: {"version":1,"op":"read","path":"/class/rtrs-client/s1/mpath_policy"}
+//! server: {"ok":"min-inflight (MI: 1)"}
+//! client: {"version":1,"op":"write","path":"/block/rnbd0/rnbd/unmap_device","value":"normal"}
+//! server: {"errno":16,"error":"Device or resource busy"}
+//! ```
+//!
+//! One request, one answer, any number of times per connection. Operations: `read` (the value,
+//! as [`Value::to_json`](crate::Value::to_json)), `text` (the exact text of the file), `write`
+//! (`null` when the command succeeded), `list` (an array of objects with `name` and `mode`, `link`
+//! or neither), `dump` (everything below a directory). A request without a version means version
+//! 1. The socket file belongs to the user who runs the server and is of no use to others.
+
+use std::{
+    fs,
+    io::{self, BufRead, BufReader, Read, Write},
+    os::unix::{
+        fs::{DirBuilderExt, FileTypeExt, PermissionsExt},
+        net::{UnixListener, UnixStream},
+    },
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    thread,
+    time::Duration,
+};
+
+use crate::{
+    Errno, Json, Tree,
+    errno::{self, EINVAL, EIO},
+    tree::{Entry, Kind},
+};
+
+/// Version of the protocol; a change that old programs cannot ignore gets a new number.
+const VERSION: i64 = 1;
+/// Longest request line.
+const REQUEST_BYTES_MAX: u64 = 64 << 10;
+/// Longest silence of a client between two requests.
+const SILENCE_MAX: Duration = Duration::from_secs(30);
+/// Most clients at a time.
+const CLIENTS_MAX: usize = 16;
+/// Pause when no client can be accepted for want of descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Longest answer a client takes.
+const ANSWER_BYTES_MAX: u64 = 64 << 20;
+
+/// Returns the folder of the control sockets of this user: `bowline/rnbd` below
+/// `$XDG_RUNTIME_DIR`, or below /run where that is not set.
+pub fn folder() -> PathBuf {
+    let runtime = std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty());
+    runtime.map_or_else(|| PathBuf::from("/run"), PathBuf::from).join("bowline").join("rnbd")
+}
+
+/// A served control socket; dropping it ends the service and removes the file.
+#[derive(Debug)]
+pub struct Server {
+    path: PathBuf,
+    stop: Arc<AtomicBool>,
+}
+
+impl Server {
+    /// Binds the socket and answers from threads of its own. Folders on the way are made, for
+    /// this user only; a socket that nobody answers on any more is replaced.
+    ///
+    /// # Errors
+    ///
+    /// `AddrInUse` when somebody answers there already, and the errors of making the file.
+    pub fn start(path: &Path, tree: Tree) -> io::Result<Self> {
+        let listener = listen(path)?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let clients = Arc::new(AtomicUsize::new(0));
+        thread::Builder::new().name("bowline-ctl".into()).spawn(move || {
+            for stream in listener.incoming() {
+                // Acquire: pairs with the Release in drop, which then connects to wake this loop.
+                if stopped.load(Ordering::Acquire) {
+                    break;
+                }
+                match stream {
+                    Ok(stream) => serve(stream, &tree, &clients),
+                    Err(_) => thread::sleep(ACCEPT_PAUSE),
+                }
+            }
+        })?;
+        Ok(Self { path: path.to_owned(), stop })
+    }
+
+    /// Returns where the socket is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        // Wakes the thread; where that fails the process holds an idle listener until it ends.
+        let _ = UnixStream::connect(&self.path);
+        // Somebody may have removed it already.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+fn listen(path: &Path) -> io::Result<UnixListener> {
+    if let Some(dir) = path.parent().filter(|dir| !dir.as_os_str().is_empty()) {
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
+    }
+    if fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_socket()) {
+        if UnixStream::connect(path).is_ok() {
+            return Err(io::Error::new(
+                io::ErrorKind::AddrInUse,
+                "another process answers on this control socket",
+            ));
+        }
+        // Left behind by a process that was killed.
+        let _ = fs::remove_file(path);
+    }
+    let listener = UnixListener::bind(path)?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
+    Ok(listener)
+}
+
+fn serve(stream: UnixStream, tree: &Tree, clients: &Arc<AtomicUsize>) {
+    // Relaxed: the number guards no other memory.
+    if clients.fetch_add(1, Ordering::Relaxed) >= CLIENTS_MAX {
+        clients.fetch_sub(1, Ordering::Relaxed);
+        return;
+    }
+    let (tree, count) = (tree.clone(), Arc::clone(clients));
+    let client = thread::Builder::new().name("bowline-ctl-client".into()).spawn(move || {
+        // A client that breaks off is its own business.
+        let _ = answer_all(&stream, &tree);
+        count.fetch_sub(1, Ordering::Relaxed);
+    });
+    if client.is_err() {
+        clients.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+fn answer_all(stream: &UnixStream, tree: &Tree) -> io::Result<()> {
+    stream.set_read_timeout(Some(SILENCE_MAX))?;
+    stream.set_write_timeout(Some(SILENCE_MAX))?;
+    let mut reader = BufReader::new(stream);
+    let mut writer = stream;
+    loop {
+        let mut line = Vec::new();
+        let length = (&mut reader).take(REQUEST_BYTES_MAX).read_until(b'\n', &mut line)?;
+        if length == 0 {
+            return Ok(());
+        }
+        let complete = line.ends_with(b"\n");
+        let answer = match std::str::from_utf8(&line) {
+            Ok(line) if complete => answer(line, tree),
+            Ok(_) => refusal(EINVAL, "a request is one line of at most 65536 bytes"),
+            Err(_) => refusal(EINVAL, "a request is UTF-8"),
+        };
+        writer.write_all(format!("{answer}\n").as_bytes())?;
+        if !complete {
+            return Ok(());
+        }
+    }
+}
+
+fn refusal(errno: Errno, text: &str) -> Json {
+    Json::Object(vec![
+        ("errno".to_owned(), Json::Int(errno.into())),
+        ("error".to_owned(), Json::Text(text.to_owned())),
+    ])
+}
+
+fn answer(line: &str, tree: &Tree) -> Json {
+    let request = match Json::parse(line) {
+        Ok(request) => request,
+        Err(error) => return refusal(EINVAL, &format!("not a request: {error}")),
+    };
+    if let Some(version) = request.member("version") {
+        let Some(version) = version.as_i64() else {
+            return refusal(EINVAL, "the version of a request is a number");
+        };
+        if version != VERSION {
+            let older = if version < VERSION { "client" } else { "server" };
+            return refusal(
+                EINVAL,
+                &format!(
+                    "version {version} was asked for and {VERSION} is spoken here; the {older} is older"
+                ),
+            );
+        }
+    }
+    let text = |name| request.member(name).and_then(Json::as_str);
+    let (Some(op), Some(path)) = (text("op"), text("path")) else {
+        return refusal(EINVAL, "a request has the members op and path");
+    };
+    let result = match op {
+        "read" => tree.read(path).map(|value| value.to_json()),
+        "text" => tree.read(path).map(|value| Json::Text(value.to_string())),
+        "list" => tree.list(path).map(|all| Json::List(all.into_iter().map(listed).collect())),
+        "dump" => tree.dump(path),
+        "write" => match text("value") {
+            Some(value) => tree.write(path, value).map(|()| Json::Null),
+            None => return refusal(EINVAL, "op write needs the member value"),
+        },
+        _ => return refusal(EINVAL, "op is read, text, write, list or dump"),
+    };
+    match result {
+        Ok(value) => Json::Object(vec![("ok".to_owned(), value)]),
+        Err(errno) => refusal(errno, &errno::text(errno)),
+    }
+}
+
+fn listed(entry: Entry) -> Json {
+    let mut members = vec![("name".to_owned(), Json::Text(entry.name))];
+    match entry.kind {
+        Kind::Dir => {}
+        Kind::Attr(mode) => members.push(("mode".to_owned(), Json::Text(format!("{mode:04o}")))),
+        Kind::Link(target) => members.push(("link".to_owned(), Json::Text(target))),
+    }
+    Json::Object(members)
+}
+
+/// What a client asks for.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Op<'a> {
+    /// The value of an attribute.
+    Read,
+    /// The exact text of an attribute.
+    Text,
+    /// What is in a directory.
+    List,
+    /// Everything below a directory.
+    Dump,
+    /// Carrying out a command with this value.
+    Write(&'a str),
+}
+
+/// What a server says to a request.
+pub type Answer = Result<Json, Errno>;
+
+/// A connection to a served tree.
+#[derive(Debug)]
+pub struct Client {
+    reader: BufReader<UnixStream>,
+}
+
+impl Client {
+    /// Connects to the server behind a socket.
+    ///
+    /// # Errors
+    ///
+    /// The errors of connecting.
+    pub fn connect(path: &Path) -> io::Result<Self> {
+        Ok(Self { reader: BufReader::new(UnixStream::connect(path)?) })
+    }
+
+    /// Asks and waits for the answer; commands may take as long as they take.
+    ///
+    /// # Errors
+    ///
+    /// Outer: the connection broke or the answer makes no sense. Inner: the server's errno.
+    pub fn ask(&mut self, op: Op<'_>, path: &str) -> io::Result<Answer> {
+        let name = match op {
+            Op::Read => "read",
+            Op::Text => "text",
+            Op::List => "list",
+            Op::Dump => "dump",
+            Op::Write(_) => "write",
+        };
+        let mut members = vec![
+            ("version".to_owned(), Json::Int(VERSION)),
+            ("op".to_owned(), Json::Text(name.to_owned())),
+            ("path".to_owned(), Json::Text(path.to_owned())),
+        ];
+        if let Op::Write(value) = op {
+            members.push(("value".to_owned(), Json::Text(value.to_owned())));
+        }
+        let line = format!("{}\n", Json::Object(members));
+        self.reader.get_mut().write_all(line.as_bytes())?;
+        let mut line = String::new();
+        if (&mut self.reader).take(ANSWER_BYTES_MAX).read_line(&mut line)? == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let answer = Json::parse(line.trim_end())
+            .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+        if let Some(value) = answer.member("ok") {
+            return Ok(Ok(value.clone()));
+        }
+        let errno = answer.member("errno").and_then(Json::as_i64);
+        Ok(Err(errno.and_then(|errno| Errno::try_from(errno).ok()).unwrap_or(EIO)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{errno::ENOENT, tree::tests::toy_tree};
+
+    fn place(name: &str) -> PathBuf {
+        std::env::temp_dir().join(format!("bowline-ctl-{}-{name}", std::process::id())).join("s")
+    }
+
+    #[test]
+    fn a_client_reads_writes_lists_and_dumps() {
+        let path = place("ops");
+        let server = Server::start(&path, toy_tree()).unwrap();
+        let mode = fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        let mut client = Client::connect(server.path()).unwrap();
+        let mut ask = |op, path| client.ask(op, path).unwrap();
+        assert_eq!(ask(Op::Write("9\n"), "/class/toy/level"), Ok(Json::Null));
+        assert_eq!(ask(Op::Read, "/devices/toy0/level"), Ok(Json::Int(9)));
+        assert_eq!(ask(Op::Text, "/devices/toy0/level"), Ok(Json::Text("9\n".to_owned())));
+        assert_eq!(ask(Op::Write("x"), "/class/toy/level"), Err(EINVAL));
+        assert_eq!(ask(Op::Read, "/nothing"), Err(ENOENT));
+        assert_eq!(
+            ask(Op::List, "/devices/toy0").unwrap().to_string(),
+            r#"[{"name":"level","mode":"0644"},{"name":"kind","mode":"0444"},{"name":"reset","mode":"0200"},{"name":"help","mode":"0644"}]"#
+        );
+        assert!(ask(Op::Dump, "/").unwrap().to_string().contains(r#""link":"../devices/toy0""#));
+        drop(server);
+        assert!(!path.exists());
+        fs::remove_dir(path.parent().unwrap()).unwrap();
+    }
+
+    #[test]
+    fn one_server_per_socket_and_dead_ones_are_replaced() {
+        let path = place("twice");
+        let server = Server::start(&path, toy_tree()).unwrap();
+        let error = Server::start(&path, toy_tree()).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
+        drop(server);
+        // A socket file without anybody behind it, as kill -9 leaves it.
+        drop(UnixListener::bind(&path).unwrap());
+        let server = Server::start(&path, toy_tree()).unwrap();
+        assert!(Client::connect(&path).is_ok());
+        drop(server);
+        fs::remove_dir(path.parent().unwrap()).unwrap();
+    }
+
+    #[test]
+    fn requests_that_make_no_sense_are_refused() {
+        let tree = toy_tree();
+        for line in [
+            "",
+            "x",
+            "{}",
+            r#"{"op":"read"}"#,
+            r#"{"op":"eat","path":"/"}"#,
+            r#"{"op":"write","path":"/devices/toy0/level"}"#,
+            r#"{"op":"read","path":7}"#,
+            r#"{"version":2,"op":"read","path":"/devices/toy0/level"}"#,
+            r#"{"version":"1","op":"read","path":"/devices/toy0/level"}"#,
+        ] {
+            let answer = answer(line, &tree);
+            assert_eq!(answer.member("errno"), Some(&Json::Int(22)), "{line}: {answer}");
+        }
+        let fine = answer(r#"{"op":"read","path":"/devices/toy0/kind"}"#, &tree);
+        assert_eq!(fine.to_string(), r#"{"ok":"toy"}"#);
+        assert_eq!(
+            answer(r#"{"op":"read","path":"/x"}"#, &tree).to_string(),
+            r#"{"errno":2,"error":"No such file or directory"}"#
+        );
+    }
+}

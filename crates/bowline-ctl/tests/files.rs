@@ -1,0 +1,123 @@
+//! A tree served as files: what cat and echo see.
+
+#![cfg(feature = "fuse")]
+
+use std::{
+    fs,
+    io::{self, Write},
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, mpsc},
+    thread,
+    time::Duration,
+};
+
+use bowline_ctl::{
+    AttrDef, Dir, Errno, Node, Sys, Tree, Value,
+    errno::{EEXIST, EINVAL, ENOENT},
+    fusefs,
+};
+
+/// A session whose `add_path` waits until it is told to go on.
+struct Session {
+    added: Mutex<Vec<String>>,
+    gate: Mutex<mpsc::Receiver<()>>,
+}
+
+impl Node for Session {
+    fn attrs(&self) -> &'static [AttrDef] {
+        &[
+            AttrDef { name: "add_path", mode: 0o644 },
+            AttrDef { name: "state", mode: 0o444 },
+            AttrDef { name: "empty", mode: 0o444 },
+        ]
+    }
+
+    fn read(&self, name: &str) -> Result<Value, Errno> {
+        match name {
+            "add_path" => Ok(Value::Usage("Usage: echo <address> > add_path")),
+            "state" => Ok(Value::Text(format!("{} paths", self.added.lock().unwrap().len()))),
+            "empty" => Ok(Value::Empty),
+            _ => Err(ENOENT),
+        }
+    }
+
+    fn write(&self, _: &str, value: &str) -> Result<(), Errno> {
+        match value {
+            "wait" => self.gate.lock().unwrap().recv().map_err(|_| EINVAL)?,
+            "" => return Err(EINVAL),
+            _ => {}
+        }
+        let mut added = self.added.lock().unwrap();
+        if added.iter().any(|known| known == value) {
+            return Err(EEXIST);
+        }
+        added.push(value.to_owned());
+        Ok(())
+    }
+}
+
+/// Mounts, or says why not; `None` ends the test.
+fn mounted(name: &str, tree: Tree) -> Option<(fusefs::Mount, PathBuf)> {
+    let dir = std::env::temp_dir().join(format!("bowline-files-{}-{name}", std::process::id()));
+    match fusefs::mount(tree, &dir) {
+        Ok(mount) => Some((mount, dir)),
+        Err(error) => {
+            eprintln!("skipped: FUSE cannot be used here: {error}");
+            let _ = fs::remove_dir(&dir);
+            None
+        }
+    }
+}
+
+fn errno(result: io::Result<impl Sized>) -> Option<i32> {
+    result.err().and_then(|error| error.raw_os_error())
+}
+
+fn write(path: &Path, text: &str) -> io::Result<()> {
+    // As the shell's `echo text > path`: O_TRUNC, one write.
+    fs::OpenOptions::new().write(true).truncate(true).open(path)?.write_all(text.as_bytes())
+}
+
+#[test]
+fn cat_and_echo_work_and_errors_are_those_of_the_command() {
+    let (open, gate) = mpsc::channel();
+    let session = Arc::new(Session { added: Mutex::default(), gate: Mutex::new(gate) });
+    let tree = Sys::new().class("rtrs-client", Arc::new(Dir::new().with("s1", session))).tree();
+    let Some((mount, dir)) = mounted("echo", tree) else { return };
+    let here = dir.join("class/rtrs-client/s1");
+
+    assert_eq!(fs::read_link(&here).unwrap(), Path::new("../../devices/virtual/rtrs-client/s1"));
+    let mut names: Vec<_> =
+        fs::read_dir(&here).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    names.sort();
+    assert_eq!(names, ["add_path", "empty", "state", "subsystem"]);
+    assert_eq!(fs::read_to_string(here.join("state")).unwrap(), "0 paths\n");
+    assert_eq!(fs::read_to_string(here.join("empty")).unwrap(), "");
+    assert_eq!(
+        fs::read_to_string(here.join("add_path")).unwrap(),
+        "Usage: echo <address> > add_path\n"
+    );
+
+    write(&here.join("add_path"), "ip:10.0.0.1\n").unwrap();
+    assert_eq!(fs::read_to_string(here.join("state")).unwrap(), "1 paths\n");
+    assert_eq!(errno(write(&here.join("add_path"), "ip:10.0.0.1")), Some(EEXIST));
+    assert_eq!(errno(write(&here.join("add_path"), "\n")), Some(EINVAL));
+    assert_eq!(errno(write(&here.join("state"), "1")), Some(13));
+    assert_eq!(errno(write(&here.join("add_path"), &"x".repeat(5000))), Some(EINVAL));
+    assert_eq!(errno(fs::read(here.join("nothing"))), Some(ENOENT));
+
+    // A command that waits stops nobody else.
+    let waiting = {
+        let path = here.join("add_path");
+        thread::spawn(move || write(&path, "wait\n"))
+    };
+    thread::sleep(Duration::from_millis(50));
+    assert_eq!(fs::read_to_string(here.join("state")).unwrap(), "1 paths\n");
+    open.send(()).unwrap();
+    waiting.join().unwrap().unwrap();
+    assert_eq!(fs::read_to_string(here.join("state")).unwrap(), "2 paths\n");
+
+    drop(mount);
+    assert!(!here.exists());
+    fs::remove_dir(&dir).unwrap();
+}
