@@ -1,1 +1,280 @@
-//! Carries out what the cores order, on any verbs.
+//! Carries out what the cores order, on any verbs, and tells them what comes of it.
+//!
+//! ```text
+//!   core --- Order ---> run_order --> queue pairs, regions, connections        one Binding for each core
+//!        --- Batch ---> run_batch --> post_recv, post_send
+//!        <-- Input ---- both of them, and cm() for events of the connection manager
+//!        <-- Done ----- done_of() each completion
+//! ```
+//! The only code that knows which queue pair and which connection of the connection manager a
+//! [`ConnId`] is. Generic, so that the simulator runs the same code as the driver.
+
+mod post;
+mod regions;
+mod table;
+mod verbs;
+
+use bowline_verbs::{
+    CmEvent, CmId, Completion, ConnParam, Qpn, RecvWr, RejectReason, SendFlags, SendOp, SendWr,
+};
+
+pub use post::withdraw;
+pub use verbs::{Ports, Verbs};
+
+use self::post::Scratch;
+use self::regions::Regions;
+use self::table::{Conn, Table, Whose};
+use crate::{ConnId, Done, Errno, Input, Order, PortId, QpShape, RequestId, Tag};
+
+/// Reads a completion of a work request that a binding posted.
+pub fn done_of(completion: &Completion) -> Done {
+    Done {
+        conn: ConnId::unpack((completion.wr_id >> 32) as u32),
+        tag: Tag(completion.wr_id as u32),
+        status: completion.status,
+        opcode: completion.opcode,
+        len: completion.byte_len,
+        imm: completion.imm,
+        invalidated: completion.invalidated,
+    }
+}
+
+/// The work request id of a connection's request; [`done_of`] undoes it.
+const fn wr_id(conn: ConnId, tag: Tag) -> u64 {
+    (conn.pack() as u64) << 32 | tag.0 as u64
+}
+
+fn errno_of(error: &bowline_verbs::Error) -> Errno {
+    Errno(error.errno())
+}
+
+/// The queue pairs, connections and regions of one core.
+#[derive(Debug)]
+pub struct Binding {
+    ports: usize,
+    table: Table,
+    regions: Regions,
+    requests: u32,
+    scratch: Scratch,
+}
+
+impl Binding {
+    /// Makes the binding of a core that was given so many ports.
+    pub fn new(ports: usize) -> Self {
+        Self {
+            ports,
+            table: Table::default(),
+            regions: Regions::default(),
+            requests: 0,
+            scratch: Scratch::default(),
+        }
+    }
+
+    /// Tells whether nothing is left of what was ordered.
+    pub fn is_empty(&self) -> bool {
+        self.table.is_empty() && self.regions.is_empty()
+    }
+
+    /// Requests to connect that come to this listener are for this core.
+    pub fn listen(&mut self, port: PortId, listener: CmId) {
+        self.table.name(port, listener, Whose::Listener);
+    }
+
+    /// They are not any more.
+    pub fn forget_listener(&mut self, port: PortId, listener: CmId) {
+        self.table.forget_name(port, listener);
+    }
+
+    /// Tells whether an event is for this core.
+    pub fn is_for(&self, port: PortId, event: &CmEvent) -> bool {
+        let id = match event {
+            CmEvent::ConnectRequest { request, .. } => request.listener,
+            event => event.id(),
+        };
+        self.table.whose(port, id).is_some()
+    }
+
+    /// Carries out an order.
+    pub fn run_order(&mut self, ports: &mut dyn Ports, order: Order, out: &mut Vec<Input>) {
+        match order {
+            Order::AddRegion { region, buffer, access, granule, ports: on, path: _ } => {
+                self.regions.add(ports, self.ports, region, &buffer, (access, granule, on), out);
+            }
+            Order::DropRegion { region } => self.regions.drop_region(ports, region),
+            Order::Connect { conn, port, local, remote, shape, private, retry_count } => {
+                let param = ConnParam { retry_count, ..param(&private) };
+                let connect = |verbs: &mut dyn Verbs, param: &ConnParam| {
+                    verbs.connect(local, remote, param).map(|id| (id, Ok(())))
+                };
+                self.open(ports, (conn, port, &shape), param, out, |_, _| Ok(()), connect);
+            }
+            Order::Accept { conn, request, shape, private, first } => {
+                let Some((port, id)) = self.table.take_request(request) else {
+                    // The client has given up meanwhile.
+                    out.push(Input::Failed { conn, errno: Errno::ECONNRESET });
+                    return;
+                };
+                let regions = &self.regions;
+                let mut scratch = std::mem::take(&mut self.scratch);
+                let first = |verbs: &mut dyn Verbs, qpn| match &first {
+                    None => Ok(()),
+                    Some(slot) => scratch.post_first(verbs, regions, (port, qpn), slot),
+                };
+                // The request is this connection's even if it cannot be accepted: it ends with it.
+                let accept =
+                    |verbs: &mut dyn Verbs, param: &ConnParam| Ok((id, verbs.accept(id, param)));
+                let made = open(ports, (conn, port, &shape), param(&private), out, first, accept);
+                self.scratch = scratch;
+                match made {
+                    Some(made) => self.table.insert(conn, made),
+                    None => _ = ports.port(port).destroy_id(id),
+                }
+            }
+            Order::Reject { request, private } => {
+                if let Some((port, id)) = self.table.take_request(request) {
+                    let verbs = ports.port(port);
+                    // One that has given up needs no answer.
+                    let _ = verbs.reject(id, &private);
+                    let _ = verbs.destroy_id(id);
+                }
+            }
+            Order::Close { conn } => self.close(ports, conn, out),
+            Order::Forget { conn } => self.forget(ports, conn),
+        }
+    }
+
+    fn open(
+        &mut self,
+        ports: &mut dyn Ports,
+        what: (ConnId, PortId, &QpShape),
+        param: ConnParam,
+        out: &mut Vec<Input>,
+        first: impl FnOnce(&mut dyn Verbs, Qpn) -> Result<(), bowline_verbs::Error>,
+        start: impl FnOnce(&mut dyn Verbs, &ConnParam) -> Started,
+    ) {
+        if let Some(made) = open(ports, what, param, out, first, start) {
+            self.table.insert(what.0, made);
+        }
+    }
+
+    fn close(&mut self, ports: &mut dyn Ports, conn: ConnId, out: &mut Vec<Input>) {
+        let Some(known) = self.table.get_mut(conn) else {
+            out.push(Input::Drained { conn });
+            return;
+        };
+        known.dead = true;
+        let verbs = ports.port(known.port);
+        // Fails only when it is in error already, or gone with its device.
+        let _ = verbs.fail_qp(known.qpn);
+        let marker = |index| wr_id(conn, Tag::new(Tag::DRAIN, index));
+        let (op, flags) = (SendOp::Send, SendFlags::SIGNALED);
+        let send = SendWr { id: marker(0), op, sges: &[], inline: &[], flags };
+        let posted = verbs.post_send(known.qpn, &[send]).is_ok()
+            && verbs.post_recv(known.qpn, &[RecvWr { id: marker(1), sges: &[] }]).is_ok();
+        if !posted {
+            out.push(Input::Drained { conn });
+        }
+        if known.stands && verbs.disconnect(known.id).is_err() {
+            out.push(Input::Disconnected { conn });
+        }
+    }
+
+    fn forget(&mut self, ports: &mut dyn Ports, conn: ConnId) {
+        if let Some(known) = self.table.remove(conn) {
+            let verbs = ports.port(known.port);
+            // What is gone with its device is gone.
+            let _ = verbs.destroy_id(known.id);
+            let _ = verbs.destroy_qp(known.qpn);
+        }
+    }
+
+    /// Translates an event of the connection manager of a port; `None` if it is nothing to the core.
+    pub fn cm(&mut self, port: PortId, event: CmEvent) -> Option<Input> {
+        if let CmEvent::ConnectRequest { id, request } = event {
+            self.table.whose(port, request.listener)?;
+            self.requests = self.requests.wrapping_add(1);
+            let name = RequestId(self.requests);
+            self.table.add_request(name, port, id);
+            let (local, remote) = (request.local, request.remote);
+            let private = request.private_data;
+            return Some(Input::Asked { request: name, port, local, remote, private });
+        }
+        let conn = match self.table.whose(port, event.id())? {
+            Whose::Conn(conn) => conn,
+            Whose::Request(request) => {
+                // Over before it was answered.
+                self.table.take_request(request);
+                return None;
+            }
+            Whose::Listener => return None,
+        };
+        match event {
+            CmEvent::Established { private_data: private, .. } => {
+                self.table.get_mut(conn)?.stands = true;
+                Some(Input::Established { conn, private })
+            }
+            CmEvent::Rejected { reason, private_data: private, .. } => {
+                let consumer = reason == RejectReason::CONSUMER;
+                Some(Input::Refused { conn, consumer, private })
+            }
+            CmEvent::Unreachable { .. } => Some(Input::Failed { conn, errno: Errno::EHOSTUNREACH }),
+            CmEvent::Disconnected { .. } => Some(Input::Disconnected { conn }),
+            _ => None,
+        }
+    }
+
+    /// Translates the failure of a queue pair that the device tells of by itself.
+    pub fn qp_failed(&self, port: PortId, qpn: Qpn) -> Option<Input> {
+        let conn = self.table.find(port, qpn)?;
+        Some(Input::Failed { conn, errno: Errno::ECONNRESET })
+    }
+}
+
+/// The connection begun, and whether what began it went well.
+type Started = Result<(CmId, Result<(), bowline_verbs::Error>), bowline_verbs::Error>;
+
+/// What RTRS asks of a connection [RT-26]; `retry_count` of an accept counts for nothing.
+fn param(private: &[u8; 56]) -> ConnParam {
+    ConnParam {
+        private_data: private.to_vec(),
+        responder_resources: 0,
+        initiator_depth: 0,
+        retry_count: 7,
+        rnr_retry_count: 7,
+        ..ConnParam::default()
+    }
+}
+
+/// Makes a queue pair and begins its connection. Says [`Input::Failed`] if any of it does not work;
+/// then there is nothing left, unless the connection has a name.
+fn open(
+    ports: &mut dyn Ports,
+    (conn, port, shape): (ConnId, PortId, &QpShape),
+    mut param: ConnParam,
+    out: &mut Vec<Input>,
+    first: impl FnOnce(&mut dyn Verbs, Qpn) -> Result<(), bowline_verbs::Error>,
+    start: impl FnOnce(&mut dyn Verbs, &ConnParam) -> Started,
+) -> Option<Conn> {
+    let verbs = ports.port(port);
+    let begun = verbs.create_qp(shape).and_then(|qpn| {
+        param.qpn = qpn;
+        let begun = first(verbs, qpn).and_then(|()| start(verbs, &param));
+        if begun.is_err() {
+            let _ = verbs.destroy_qp(qpn);
+        }
+        begun
+    });
+    let failed = |error| Input::Failed { conn, errno: errno_of(error) };
+    match begun {
+        Ok((id, went)) => {
+            if let Err(error) = &went {
+                out.push(failed(error));
+            }
+            Some(Conn::new(port, param.qpn, id))
+        }
+        Err(error) => {
+            out.push(failed(&error));
+            None
+        }
+    }
+}

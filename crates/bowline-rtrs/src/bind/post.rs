@@ -1,0 +1,241 @@
+//! Batches: keys, receives and sends, with as few calls as possible.
+
+use bowline_verbs::{Error, Qpn, RecvWr, SendFlags, SendOp, SendWr, Sge};
+
+use super::regions::Regions;
+use super::verbs::{Ports, Verbs};
+use super::{Binding, errno_of, wr_id};
+use crate::{Batch, Input, PortId, RecvSlot, Wr, WrKind};
+
+/// Keys handed to a device at once.
+const KEYS: usize = 64;
+/// There is no further send of this connection in the batch.
+const LAST: u32 = u32::MAX;
+
+/// Memory that is used again for every batch.
+#[derive(Debug, Default)]
+pub(super) struct Scratch {
+    sges: Vec<Sge>,
+    sends: Vec<SendWr<'static>>,
+    recvs: Vec<RecvWr<'static>>,
+    /// For each send of the batch the next one of its connection.
+    next: Vec<u32>,
+    /// The first sends of all connections of the batch.
+    firsts: Vec<u32>,
+    turn: u64,
+}
+
+/// Gives an empty list another lifetime; it keeps its memory, since nothing of the element changes.
+fn again<'a>(mut list: Vec<SendWr<'_>>) -> Vec<SendWr<'a>> {
+    list.clear();
+    list.into_iter().map(|_| -> SendWr<'a> { unreachable!("the list is empty") }).collect()
+}
+
+fn again_recvs<'a>(mut list: Vec<RecvWr<'_>>) -> Vec<RecvWr<'a>> {
+    list.clear();
+    list.into_iter().map(|_| -> RecvWr<'a> { unreachable!("the list is empty") }).collect()
+}
+
+impl Scratch {
+    /// Posts the receive that has to be there before a connection is accepted.
+    pub(super) fn post_first(
+        &mut self,
+        verbs: &mut dyn Verbs,
+        regions: &Regions,
+        (port, qpn): (PortId, Qpn),
+        slot: &RecvSlot,
+    ) -> Result<(), Error> {
+        self.post_recvs(verbs, regions, (port, qpn), std::slice::from_ref(slot))
+    }
+
+    fn post_recvs(
+        &mut self,
+        verbs: &mut dyn Verbs,
+        regions: &Regions,
+        (port, qpn): (PortId, Qpn),
+        slots: &[RecvSlot],
+    ) -> Result<(), Error> {
+        self.sges.clear();
+        self.sges.extend(slots.iter().filter_map(|slot| Some(regions.sge(port, &slot.mem?))));
+        let mut wrs = again_recvs(std::mem::take(&mut self.recvs));
+        let mut rest = self.sges.as_slice();
+        for slot in slots {
+            let (sges, others) = rest.split_at(usize::from(slot.mem.is_some()));
+            rest = others;
+            wrs.push(RecvWr { id: wr_id(slot.conn, slot.tag), sges });
+        }
+        let posted = verbs.post_recv(qpn, &wrs).map_err(|(_, error)| error);
+        self.recvs = again_recvs(wrs);
+        posted
+    }
+
+    /// Posts the sends of one connection, from `first` on.
+    fn post_sends(
+        &mut self,
+        verbs: &mut dyn Verbs,
+        regions: &Regions,
+        (port, qpn): (PortId, Qpn),
+        batch: &Batch,
+        first: u32,
+    ) -> Result<(), Error> {
+        let next = &self.next;
+        let walk = || {
+            let mut at = first;
+            std::iter::from_fn(move || {
+                let wr = batch.wrs.get(at as usize)?;
+                at = next.get(at as usize).copied().unwrap_or(LAST);
+                Some(wr)
+            })
+        };
+        self.sges.clear();
+        for wr in walk() {
+            self.sges.extend(batch.mems_of(wr).iter().map(|mem| regions.sge(port, mem)));
+        }
+        let mut wrs = again(std::mem::take(&mut self.sends));
+        let mut rest = self.sges.as_slice();
+        for wr in walk() {
+            let (sges, others) = rest.split_at(batch.mems_of(wr).len());
+            rest = others;
+            wrs.push(send_wr(wr, sges));
+        }
+        let posted = verbs.post_send(qpn, &wrs).map_err(|(_, error)| error);
+        self.sends = again(wrs);
+        posted
+    }
+}
+
+fn send_wr<'a>(wr: &Wr, sges: &'a [Sge]) -> SendWr<'a> {
+    let op = match wr.kind {
+        WrKind::Send => SendOp::Send,
+        WrKind::SendImm(imm) => SendOp::SendImm(imm),
+        WrKind::SendInv(key) => SendOp::SendInv(key),
+        WrKind::Write(remote) => SendOp::Write(remote),
+        WrKind::WriteImm(remote, imm) => SendOp::WriteImm(remote, imm),
+    };
+    let flags = if wr.signal { SendFlags::SIGNALED } else { SendFlags::empty() };
+    SendWr { id: wr_id(wr.conn, wr.tag), op, sges, inline: &[], flags }
+}
+
+impl Binding {
+    /// Carries out a batch and clears it; its `withdraw` must be empty, [`withdraw`] sees to that.
+    /// What cannot be posted makes its connection fail [RT-59].
+    pub fn run_batch(&mut self, ports: &mut dyn Ports, batch: &mut Batch, out: &mut Vec<Input>) {
+        debug_assert!(batch.withdraw.is_empty(), "withdrawn before what was received is looked at");
+        renew(ports, batch);
+        let mut scratch = std::mem::take(&mut self.scratch);
+        self.run_recvs(ports, batch, &mut scratch, out);
+        self.run_sends(ports, batch, &mut scratch, out);
+        self.scratch = scratch;
+        batch.clear();
+    }
+
+    fn run_recvs(
+        &mut self,
+        ports: &mut dyn Ports,
+        batch: &Batch,
+        scratch: &mut Scratch,
+        out: &mut Vec<Input>,
+    ) {
+        for slots in batch.recvs.chunk_by(|a, b| a.conn == b.conn) {
+            let Some(slot) = slots.first() else {
+                continue;
+            };
+            let Some(conn) = self.table.get_mut(slot.conn).filter(|conn| !conn.dead) else {
+                continue;
+            };
+            let whose = (conn.port, conn.qpn);
+            let posted = scratch.post_recvs(ports.port(conn.port), &self.regions, whose, slots);
+            if let Err(error) = posted {
+                conn.dead = true;
+                out.push(Input::Failed { conn: slot.conn, errno: errno_of(&error) });
+            }
+        }
+    }
+
+    /// The sends of each connection go out with one call, in order.
+    fn run_sends(
+        &mut self,
+        ports: &mut dyn Ports,
+        batch: &Batch,
+        scratch: &mut Scratch,
+        out: &mut Vec<Input>,
+    ) {
+        scratch.turn += 1;
+        scratch.firsts.clear();
+        scratch.next.clear();
+        scratch.next.resize(batch.wrs.len(), LAST);
+        for (at, wr) in (0..).zip(&batch.wrs) {
+            let Some(conn) = self.table.get_mut(wr.conn).filter(|conn| !conn.dead) else {
+                continue;
+            };
+            if conn.turn == scratch.turn {
+                if let Some(next) = scratch.next.get_mut(conn.sends.1 as usize) {
+                    *next = at;
+                }
+                conn.sends.1 = at;
+            } else {
+                conn.turn = scratch.turn;
+                conn.sends = (at, at);
+                scratch.firsts.push(at);
+            }
+        }
+        let firsts = std::mem::take(&mut scratch.firsts);
+        for first in &firsts {
+            let Some(wr) = batch.wrs.get(*first as usize) else {
+                continue;
+            };
+            let Some(conn) = self.table.get_mut(wr.conn) else {
+                continue;
+            };
+            let (verbs, whose) = (ports.port(conn.port), (conn.port, conn.qpn));
+            let posted = scratch.post_sends(verbs, &self.regions, whose, batch, *first);
+            if let Err(error) = posted {
+                conn.dead = true;
+                out.push(Input::Failed { conn: wr.conn, errno: errno_of(&error) });
+            }
+        }
+        scratch.firsts = firsts;
+    }
+}
+
+/// Takes memory away from peers, as a batch says; after it they cannot change what they have sent
+/// [RT-44]. Adds to `failed` the keys for which that was not possible.
+pub fn withdraw(ports: &mut dyn Ports, batch: &mut Batch, failed: &mut Vec<(PortId, u32)>) {
+    let mut keys = [0; KEYS];
+    for of_port in batch.withdraw.chunk_by(|a, b| a.0 == b.0) {
+        for some in of_port.chunks(KEYS) {
+            let mut count = 0;
+            for (place, (_, key)) in keys.iter_mut().zip(some) {
+                *place = *key;
+                count += 1;
+            }
+            let verbs = ports.port(some[0].0);
+            if verbs.withdraw_keys(&keys[..count]).is_err() {
+                // One by one: the others' owners shall not suffer.
+                failed.extend(some.iter().filter(|(_, key)| verbs.withdraw_keys(&[*key]).is_err()));
+            }
+        }
+    }
+    batch.withdraw.clear();
+}
+
+/// Gives memory back to peers. A key that cannot be renewed is one of a path that is gone, or the
+/// peer's next write fails and so its path.
+fn renew(ports: &mut dyn Ports, batch: &Batch) {
+    let mut keys = [(0, 0); KEYS];
+    for of_port in batch.renew.chunk_by(|a, b| a.0 == b.0) {
+        for some in of_port.chunks(KEYS) {
+            let mut count = 0;
+            for (place, (_, old, new)) in keys.iter_mut().zip(some) {
+                *place = (*old, *new);
+                count += 1;
+            }
+            let verbs = ports.port(some[0].0);
+            if verbs.renew_keys(&keys[..count]).is_err() {
+                for (_, old, new) in some {
+                    let _ = verbs.renew_keys(&[(*old, *new)]);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! The part of verbs that a binding needs. None of it waits.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use bowline_verbs::{Access, Buffer, CmId, ConnParam, Error, MrKeys, Qpn, RecvWr, SendWr};
+
+use crate::{PortAttr, PortId, QpShape};
+
+/// A device, with one protection domain and one completion queue for everything of a core. The
+/// methods are those of [`bowline_verbs::Device`] unless they say more.
+pub trait Verbs {
+    /// What the core is told of it.
+    fn attr(&self) -> PortAttr;
+
+    /// Makes a queue pair and takes it to INIT. It has room for one request more of each kind than the
+    /// shape says, if the device can: the markers of [`Order::Close`](crate::Order::Close).
+    ///
+    /// # Errors
+    /// Also [`Error::Limit`] when the completion queue might overrun.
+    fn create_qp(&mut self, shape: &QpShape) -> Result<Qpn, Error>;
+
+    /// Takes a queue pair to ERR.
+    ///
+    /// # Errors
+    /// Those of the device.
+    fn fail_qp(&mut self, qpn: Qpn) -> Result<(), Error>;
+
+    /// Removes a queue pair.
+    ///
+    /// # Errors
+    /// Those of the device.
+    fn destroy_qp(&mut self, qpn: Qpn) -> Result<(), Error>;
+
+    /// Registers memory.
+    ///
+    /// # Errors
+    /// Those of the device.
+    fn reg_mr(
+        &mut self,
+        buffer: &Arc<Buffer>,
+        offset: usize,
+        len: usize,
+        iova: u64,
+        access: Access,
+    ) -> Result<MrKeys, Error>;
+
+    /// Ends a registration, by the local key it began with.
+    fn dereg_mr(&mut self, lkey: u32);
+
+    /// Takes memory away from peers.
+    ///
+    /// # Errors
+    /// Those of the device; nothing has changed then.
+    fn withdraw_keys(&mut self, keys: &[u32]) -> Result<(), Error>;
+
+    /// Gives it back.
+    ///
+    /// # Errors
+    /// Those of the device; nothing has changed then.
+    fn renew_keys(&mut self, keys: &[(u32, u32)]) -> Result<(), Error>;
+
+    /// Posts sends.
+    ///
+    /// # Errors
+    /// Those of the device, and how many were posted.
+    fn post_send(&mut self, qpn: Qpn, wrs: &[SendWr<'_>]) -> Result<(), (usize, Error)>;
+
+    /// Posts receives.
+    ///
+    /// # Errors
+    /// Those of the device, and how many were posted.
+    fn post_recv(&mut self, qpn: Qpn, wrs: &[RecvWr<'_>]) -> Result<(), (usize, Error)>;
+
+    /// Connects.
+    ///
+    /// # Errors
+    /// Those of the device.
+    fn connect(
+        &mut self,
+        local: SocketAddr,
+        remote: SocketAddr,
+        param: &ConnParam,
+    ) -> Result<CmId, Error>;
+
+    /// Accepts.
+    ///
+    /// # Errors
+    /// Those of the device.
+    fn accept(&mut self, id: CmId, param: &ConnParam) -> Result<(), Error>;
+
+    /// Refuses.
+    ///
+    /// # Errors
+    /// Those of the device.
+    fn reject(&mut self, id: CmId, private: &[u8]) -> Result<(), Error>;
+
+    /// Disconnects.
+    ///
+    /// # Errors
+    /// Those of the device.
+    fn disconnect(&mut self, id: CmId) -> Result<(), Error>;
+
+    /// Forgets a connection.
+    ///
+    /// # Errors
+    /// Those of the device.
+    fn destroy_id(&mut self, id: CmId) -> Result<(), Error>;
+}
+
+/// The devices of a core.
+pub trait Ports {
+    /// How many there are.
+    fn count(&self) -> usize;
+
+    /// One of them; ids are below [`count`](Self::count).
+    fn port(&mut self, port: PortId) -> &mut dyn Verbs;
+}
