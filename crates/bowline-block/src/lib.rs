@@ -7,7 +7,10 @@
 
 pub mod backend;
 mod device;
+mod local;
+pub mod sync;
 
 pub use bowline_rnbd::{Discard, Errno, IoOp, Limits};
 pub use bowline_verbs::Mem;
 pub use device::{BlockDevice, DeviceMem, DiskDone, DiskEvent, DiskIo};
+pub use local::LocalDevice;

@@ -9,10 +9,18 @@
 //!   bowline-uring            completions of the ring ------>  BackendDone::done(results)
 //! ```
 
+mod file;
+mod job;
 mod memory;
 mod null;
+mod pool;
+mod sys;
+#[cfg(test)]
+mod tests;
+mod uring;
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use bowline_rnbd::{Errno, IoOp, Limits};
@@ -92,6 +100,18 @@ pub enum BackendSpec {
     },
     /// Nothing: writes are forgotten, reads give zeroes. For measuring everything else.
     Null,
+    /// A regular file or a block device.
+    File {
+        /// It, open for reading, and for writing unless `read_only`. Its flags are changed.
+        fd: OwnedFd,
+        /// Nothing may be written.
+        read_only: bool,
+        /// Bytes of a logical block: a power of two from 512 to 4096. A block device that has
+        /// larger ones keeps its own.
+        block: u32,
+        /// Go around the page cache (`O_DIRECT`) where the file system can do so by such blocks.
+        direct: bool,
+    },
 }
 
 /// Opens a store.
@@ -107,6 +127,10 @@ pub fn open(spec: BackendSpec) -> io::Result<Arc<dyn Backend>> {
             Ok(Arc::new(memory::Memory::new(bytes, block)?))
         }
         BackendSpec::Null => Ok(Arc::new(null::Null::new()?)),
+        BackendSpec::File { fd, read_only, block, direct } => {
+            check_block(block)?;
+            Ok(Arc::new(file::File::new(fd, read_only, block, direct)?))
+        }
     }
 }
 
@@ -175,4 +199,19 @@ fn answer(
         done.done(&results[..batch.len()]);
     }
     io.clear();
+}
+
+/// Tells results to those who asked, one call for each run of the same. `results` is scratch.
+fn deliver(
+    finished: &mut Vec<(Arc<dyn BackendDone>, BackendResult)>,
+    results: &mut Vec<BackendResult>,
+) {
+    while let Some((done, first)) = finished.pop() {
+        results.clear();
+        results.push(first);
+        while let Some((_, result)) = finished.pop_if(|(other, _)| Arc::ptr_eq(other, &done)) {
+            results.push(result);
+        }
+        done.done(results);
+    }
 }

@@ -1,0 +1,227 @@
+//! A regular file or a block device: what it can do, and who carries requests out.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bowline_rnbd::{Discard, Errno, IoOp, Limits};
+use bowline_verbs::Buffer;
+use rustix::fs::{AtFlags, FallocateFlags, FileType, OFlags, StatxFlags};
+
+use super::job::Job;
+use super::pool::Pool;
+use super::uring::Ring;
+use super::{Backend, BackendDone, BackendIo, BackendResult, check, error, sys};
+
+/// Bytes one request can name: 32 bits of them, in whole sectors. [NB-47]
+const REQUEST_MAX: u64 = 8_388_607 * 512;
+/// Bytes of one write where zeroes have to be written as data.
+const ZEROES: usize = 256 << 10;
+/// Where block devices show their queue limits.
+const SYSFS: &str = "/sys/dev/block";
+
+/// What a file is. Those who carry requests out hold it as long as any is under way.
+#[derive(Debug)]
+pub(super) struct Facts {
+    fd: OwnedFd,
+    /// What addresses of memory must be multiples of: 1 unless the page cache is gone around.
+    pub(super) align: u64,
+    pub(super) zeroes: Buffer,
+    limits: Limits,
+    /// Its size now, in place of `limits.bytes`.
+    bytes: AtomicU64,
+}
+
+impl Facts {
+    pub(super) fn fd(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+
+    fn limits(&self) -> Limits {
+        Limits { bytes: self.bytes.load(Ordering::Relaxed), ..self.limits }
+    }
+}
+
+/// A file as a store.
+#[derive(Debug)]
+pub(super) struct File {
+    facts: Arc<Facts>,
+    workers: Workers,
+}
+
+#[derive(Debug)]
+enum Workers {
+    Ring(Ring),
+    Pool(Pool),
+}
+
+impl File {
+    /// Requests go over io_uring, or by threads where there is none.
+    pub(super) fn new(fd: OwnedFd, read_only: bool, block: u32, direct: bool) -> io::Result<Self> {
+        let facts = Arc::new(look_at(fd, read_only, block, direct)?);
+        let workers = match Ring::new(&facts) {
+            Ok(ring) => Workers::Ring(ring),
+            Err(_) => Workers::Pool(Pool::new(&facts)?),
+        };
+        Ok(Self { facts, workers })
+    }
+
+    #[cfg(test)]
+    pub(super) fn by_threads(fd: OwnedFd, block: u32, direct: bool) -> io::Result<Self> {
+        let facts = Arc::new(look_at(fd, false, block, direct)?);
+        let workers = Workers::Pool(Pool::new(&facts)?);
+        Ok(Self { facts, workers })
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_direct_over_ring(&self) -> bool {
+        self.facts.align > 1 && matches!(self.workers, Workers::Ring(_))
+    }
+}
+
+impl Backend for File {
+    fn limits(&self) -> Limits {
+        self.facts.limits()
+    }
+
+    fn submit(&self, io: &mut Vec<BackendIo>, done: &Arc<dyn BackendDone>) {
+        let limits = self.facts.limits();
+        for io in io.drain(..) {
+            let (token, nothing) = (io.token, io.op != IoOp::Flush && io.len == 0);
+            let job = check(&limits, &io).and_then(|()| Job::new(io, done, self.facts.align));
+            let errno = match job {
+                Err(errno) => errno.neg(),
+                Ok(_) if nothing => 0,
+                Ok(job) => {
+                    match &self.workers {
+                        Workers::Ring(ring) => ring.submit(job),
+                        Workers::Pool(pool) => pool.submit(job),
+                    }
+                    continue;
+                }
+            };
+            done.done(&[BackendResult { token, errno, direct: None }]);
+        }
+    }
+
+    fn kick(&self) {
+        match &self.workers {
+            Workers::Ring(ring) => ring.kick(),
+            Workers::Pool(pool) => pool.kick(),
+        }
+    }
+
+    fn resize(&self) -> io::Result<u64> {
+        let bytes = size(&self.facts.fd, self.facts.limits.logical)?;
+        self.facts.bytes.store(bytes, Ordering::Relaxed);
+        Ok(bytes)
+    }
+}
+
+fn size(fd: &OwnedFd, block: u32) -> io::Result<u64> {
+    let bytes = rustix::fs::seek(fd, rustix::fs::SeekFrom::End(0))?;
+    Ok(bytes - bytes % u64::from(block))
+}
+
+fn look_at(fd: OwnedFd, read_only: bool, block: u32, direct: bool) -> io::Result<Facts> {
+    let stat = rustix::fs::fstat(&fd)?;
+    let device = match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile => false,
+        FileType::BlockDevice => true,
+        _ => return Err(error(Errno::ENOTBLK)),
+    };
+    let mode = rustix::fs::fcntl_getfl(&fd)? & OFlags::RWMODE;
+    if mode == OFlags::WRONLY || (mode == OFlags::RDONLY && !read_only) {
+        return Err(error(Errno::EACCES));
+    }
+    let (mut logical, mut physical) = (block, 4096);
+    if device {
+        logical = logical.max(rustix::fs::ioctl_blksszget(&fd)?);
+        physical = rustix::fs::ioctl_blkpbszget(&fd)?;
+        super::check_block(logical)?;
+    }
+    let bytes = size(&fd, logical)?;
+    let align = if direct { go_direct(&fd, logical)? } else { None };
+    if align.is_none() {
+        rustix::fs::fcntl_setfl(&fd, OFlags::empty())?;
+    }
+    let fs_block = u32::try_from(stat.st_blksize).unwrap_or(4096);
+    let discard = match (read_only, device) {
+        (true, _) => None,
+        (false, true) => {
+            device_discard(rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev))
+        }
+        (false, false) => file_discard(&fd, bytes, fs_block),
+    };
+    let max_zeroes = REQUEST_MAX - REQUEST_MAX % u64::from(logical);
+    let limits = Limits {
+        logical,
+        physical: physical.max(logical),
+        discard,
+        max_write_zeroes: if read_only { 0 } else { u32::try_from(max_zeroes).unwrap_or(0) },
+        // Even without the page cache, the drive has a cache and the file system its journal.
+        write_cache: !read_only,
+        fua: !read_only,
+        read_only,
+        ..Limits::plain(bytes)
+    };
+    Ok(Facts {
+        fd,
+        align: align.unwrap_or(1),
+        zeroes: Buffer::new(ZEROES)?,
+        limits,
+        bytes: AtomicU64::new(bytes),
+    })
+}
+
+/// Goes around the page cache, if blocks of this size can be read so; returns what addresses have
+/// to be multiples of then.
+fn go_direct(fd: &OwnedFd, block: u32) -> io::Result<Option<u64>> {
+    let known = rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN);
+    let known = known.ok().filter(|stat| stat.stx_mask & StatxFlags::DIOALIGN.bits() != 0);
+    let (memory, offset) =
+        known.map_or((4096, block), |stat| (stat.stx_dio_mem_align, stat.stx_dio_offset_align));
+    if offset == 0 || offset > block || rustix::fs::fcntl_setfl(fd, OFlags::DIRECT).is_err() {
+        return Ok(None);
+    }
+    // What a file system says and what it does may differ.
+    let page = Buffer::new(block as usize)?;
+    match sys::read(fd.as_raw_fd(), page.addr(), block, 0) {
+        n if n >= 0 => Ok(Some(u64::from(memory.max(1)))),
+        _ => Ok(None),
+    }
+}
+
+/// Discards of a regular file are holes, where the file system has any. Asked beyond the end, where
+/// nothing is.
+fn file_discard(fd: &OwnedFd, bytes: u64, granularity: u32) -> Option<Discard> {
+    let beyond = bytes.checked_next_multiple_of(u64::from(granularity))?;
+    let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    rustix::fs::fallocate(fd, mode, beyond + u64::from(granularity), granularity.into()).ok()?;
+    Some(Discard {
+        max_bytes: REQUEST_MAX - REQUEST_MAX % u64::from(granularity),
+        granularity,
+        alignment: 0,
+    })
+}
+
+/// Discards of a block device are what its queue says.
+fn device_discard(major: u32, minor: u32) -> Option<Discard> {
+    let number = |name: &str| {
+        // A partition has the queue of its disk.
+        let at = format!("{SYSFS}/{major}:{minor}");
+        let text = std::fs::read_to_string(format!("{at}/queue/{name}"))
+            .or_else(|_| std::fs::read_to_string(format!("{at}/../queue/{name}")))
+            .or_else(|_| std::fs::read_to_string(format!("{at}/{name}")));
+        text.ok()?.trim().parse::<u64>().ok()
+    };
+    let granularity = u32::try_from(number("discard_granularity")?).ok()?.max(512);
+    let max_bytes = number("discard_max_bytes").filter(|most| *most > 0)?.min(REQUEST_MAX);
+    let alignment = number("discard_alignment").and_then(|n| u32::try_from(n).ok()).unwrap_or(0);
+    Some(Discard {
+        max_bytes: max_bytes - max_bytes % u64::from(granularity),
+        granularity,
+        alignment,
+    })
+}

@@ -1,0 +1,255 @@
+//! A store as a disk in the same process, without any network between.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use bowline_rnbd::{Errno, IoOp, Limits};
+use bowline_verbs::{Buffer, Mem};
+
+use crate::backend::{Backend, BackendDone, BackendIo, BackendResult};
+use crate::device::{BlockDevice, DeviceMem, DiskDone, DiskEvent, DiskIo};
+
+/// A disk that is a [`Backend`] of this process: doors can be tried, and stores be offered by NBD
+/// or as files, without any network.
+pub struct LocalDevice {
+    name: String,
+    shared: Arc<Shared>,
+    as_done: Arc<dyn BackendDone>,
+}
+
+type Listener = Box<dyn Fn(DiskEvent) + Send + Sync>;
+
+struct Shared {
+    backend: Arc<dyn Backend>,
+    region_ids: AtomicU32,
+    regions: Mutex<HashMap<u32, Arc<Buffer>>>,
+    requests: Mutex<Requests>,
+    listeners: Mutex<Vec<Listener>>,
+}
+
+/// Requests under way, by the lower half of the token of their pieces.
+#[derive(Default)]
+struct Requests {
+    slots: Vec<Option<Request>>,
+    free: Vec<u32>,
+}
+
+struct Request {
+    tag: u64,
+    done: Arc<dyn DiskDone>,
+    /// Where the pieces' data is; a piece's token has the offset in it, in its upper half.
+    mem: Option<Mem>,
+    len: u32,
+    max_piece: u32,
+    pieces: u32,
+    errno: i32,
+}
+
+impl LocalDevice {
+    /// A disk of this name on a store.
+    pub fn new(name: &str, backend: Arc<dyn Backend>) -> Arc<Self> {
+        let shared = Arc::new(Shared {
+            backend,
+            region_ids: AtomicU32::new(1),
+            regions: Mutex::default(),
+            requests: Mutex::default(),
+            listeners: Mutex::default(),
+        });
+        let as_done: Arc<dyn BackendDone> = shared.clone();
+        Arc::new(Self { name: name.to_owned(), shared, as_done })
+    }
+
+    /// Looks how big the store is now, and tells if that is news.
+    ///
+    /// # Errors
+    /// The system's, when it cannot tell.
+    pub fn resize(&self) -> std::io::Result<u64> {
+        let before = self.shared.backend.limits().bytes;
+        let now = self.shared.backend.resize()?;
+        if now != before {
+            for listener in lock(&self.shared.listeners).iter() {
+                listener(DiskEvent::Resized(now));
+            }
+        }
+        Ok(now)
+    }
+}
+
+impl fmt::Debug for LocalDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LocalDevice").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+impl BlockDevice for LocalDevice {
+    fn limits(&self) -> Limits {
+        self.shared.backend.limits()
+    }
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn memory(&self, len: usize) -> Result<DeviceMem, Errno> {
+        let buffer = Arc::new(Buffer::new(len).map_err(|_| Errno::ENOMEM)?);
+        let region = self.shared.region_ids.fetch_add(1, Ordering::Relaxed);
+        lock(&self.shared.regions).insert(region, buffer.clone());
+        let keep = Keep { shared: Arc::downgrade(&self.shared), region };
+        Ok(DeviceMem::new(Mem { buffer, offset: 0, len }, region, keep))
+    }
+
+    fn submit(&self, reqs: &mut Vec<DiskIo>) {
+        let limits = self.limits();
+        let mut pieces = Vec::new();
+        for io in reqs.drain(..) {
+            match self.shared.begin(&limits, &io, &mut pieces) {
+                Ok(()) => {}
+                Err(errno) => io.done.done(&[(io.tag, errno.neg())]),
+            }
+        }
+        self.shared.backend.submit(&mut pieces, &self.as_done);
+        self.shared.backend.kick();
+    }
+
+    fn on_change(&self, f: Listener) {
+        lock(&self.shared.listeners).push(f);
+    }
+}
+
+/// Takes a region's name back.
+struct Keep {
+    shared: Weak<Shared>,
+    region: u32,
+}
+
+impl Drop for Keep {
+    fn drop(&mut self) {
+        if let Some(shared) = self.shared.upgrade() {
+            lock(&shared.regions).remove(&self.region);
+        }
+    }
+}
+
+impl Shared {
+    /// Keeps a request and makes pieces of it that the store takes.
+    fn begin(&self, limits: &Limits, io: &DiskIo, into: &mut Vec<BackendIo>) -> Result<(), Errno> {
+        let mem = match (io.op.has_data(), io.mem) {
+            (false, _) => None,
+            (true, None) => return Err(Errno::EINVAL),
+            (true, Some((region, offset))) => {
+                let regions = lock(&self.regions);
+                let buffer = regions.get(&region).ok_or(Errno::EINVAL)?.clone();
+                let len = io.len as usize;
+                if offset.checked_add(len).is_none_or(|end| end > buffer.len()) {
+                    return Err(Errno::EINVAL);
+                }
+                Some(Mem { buffer, offset, len })
+            }
+        };
+        let max_piece = max_piece(limits, io.op);
+        let pieces = io.len.div_ceil(max_piece).max(1);
+        let slot = lock(&self.requests).add(Request {
+            tag: io.tag,
+            done: io.done.clone(),
+            mem: mem.clone(),
+            len: io.len,
+            max_piece,
+            pieces,
+            errno: 0,
+        });
+        for piece in 0..pieces {
+            let at = piece * max_piece;
+            let len = max_piece.min(io.len - at);
+            into.push(BackendIo {
+                token: u64::from(piece) << 32 | u64::from(slot),
+                op: io.op,
+                offset: io.offset.saturating_add(at.into()),
+                len,
+                fua: io.fua,
+                nounmap: io.nounmap,
+                prio: 0,
+                mem: mem.as_ref().map(|mem| Mem {
+                    buffer: mem.buffer.clone(),
+                    offset: mem.offset + at as usize,
+                    len: len as usize,
+                }),
+            });
+        }
+        Ok(())
+    }
+}
+
+impl BackendDone for Shared {
+    fn done(&self, results: &[BackendResult]) {
+        for result in results {
+            let (slot, piece) = (result.token as u32, (result.token >> 32) as u32);
+            // The copy is made while the piece still counts, so the memory is the request's.
+            let direct = result.direct.and_then(|from| {
+                let (mem, at, len) = lock(&self.requests).piece(slot, piece)?;
+                Some((from, mem, at, len, self.backend.region()?))
+            });
+            if let Some((from, mem, at, len, store)) = direct {
+                // A store says only what lies within it, so this fits a usize.
+                store.copy_to(from as usize, &mem.buffer, mem.offset + at as usize, len as usize);
+            }
+            let finished = lock(&self.requests).finish(slot, result.errno);
+            if let Some((done, tag, errno)) = finished {
+                done.done(&[(tag, errno)]);
+            }
+        }
+    }
+}
+
+impl Requests {
+    fn add(&mut self, request: Request) -> u32 {
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(None);
+            self.slots.len() as u32 - 1
+        });
+        self.slots[slot as usize] = Some(request);
+        slot
+    }
+
+    fn piece(&self, slot: u32, piece: u32) -> Option<(Mem, u32, u32)> {
+        let request = self.slots.get(slot as usize)?.as_ref()?;
+        let at = piece * request.max_piece;
+        Some((request.mem.clone()?, at, request.max_piece.min(request.len - at)))
+    }
+
+    /// One piece is answered; the first error is the request's.
+    fn finish(&mut self, slot: u32, errno: i32) -> Option<(Arc<dyn DiskDone>, u64, i32)> {
+        let place = self.slots.get_mut(slot as usize)?;
+        let request = place.as_mut()?;
+        request.pieces -= 1;
+        if request.errno == 0 {
+            request.errno = errno;
+        }
+        if request.pieces > 0 {
+            return None;
+        }
+        let request = place.take()?;
+        self.free.push(slot);
+        Some((request.done, request.tag, request.errno))
+    }
+}
+
+/// Bytes of the largest piece of a request of this kind, whole blocks.
+fn max_piece(limits: &Limits, op: IoOp) -> u32 {
+    let most = match op {
+        IoOp::Read | IoOp::Write => limits.max_io,
+        IoOp::WriteZeroes => limits.max_write_zeroes,
+        IoOp::Discard | IoOp::SecureErase => {
+            limits.discard.map_or(0, |d| u32::try_from(d.max_bytes).unwrap_or(u32::MAX))
+        }
+        IoOp::Flush => 0,
+    };
+    // What the store cannot do at all goes there in one piece, to be refused there.
+    if most == 0 { u32::MAX } else { (most - most % limits.logical).max(limits.logical) }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing that holds one of these locks leaves a value half changed.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

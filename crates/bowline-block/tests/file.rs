@@ -1,0 +1,161 @@
+//! File stores against what the system does to them: a process killed, a file system that is full.
+
+use std::fs::OpenOptions;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+
+use bowline_block::backend::{self, Backend, BackendSpec};
+use bowline_block::sync::{self, Durable};
+use bowline_block::{BlockDevice, Errno, LocalDevice};
+
+const BLOCK: usize = 4096;
+
+fn open(path: &Path, bytes: u64, direct: bool) -> Arc<LocalDevice> {
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(path)
+        .expect("the file opens");
+    if file.metadata().expect("metadata").len() < bytes {
+        file.set_len(bytes).expect("the file grows");
+    }
+    let spec = BackendSpec::File { fd: file.into(), read_only: false, block: 512, direct };
+    let backend: Arc<dyn Backend> = backend::open(spec).expect("the store opens");
+    LocalDevice::new("file", backend)
+}
+
+/// Block `i` of generation `generation`.
+fn content(i: u64, generation: u64) -> Vec<u8> {
+    (0..BLOCK as u64 / 8)
+        .flat_map(|word| (i << 40 ^ generation << 16 ^ word).to_le_bytes())
+        .collect()
+}
+
+/// Runs one of the ignored tests of this file in a process of its own.
+fn child(command: &mut Command, test: &str, path: &Path) -> Child {
+    command
+        .args(["--exact", test, "--ignored", "--nocapture", "--test-threads=1"])
+        .env("BOWLINE_BLOCK_CHILD", path)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::inherit())
+        .spawn()
+        .expect("this program starts again")
+}
+
+fn path_of_child() -> Option<std::path::PathBuf> {
+    std::env::var_os("BOWLINE_BLOCK_CHILD").map(Into::into)
+}
+
+/// What was flushed, or written through, is in the file after the process was killed. (That it
+/// outlives the machine is what fdatasync says; this shows that nothing acknowledged is held back
+/// in the process.)
+#[test]
+fn flushed_data_outlives_kill_9() {
+    let program = std::env::current_exe().expect("this program");
+    for round in 0..3 {
+        let path =
+            std::env::temp_dir().join(format!("bowline-kill9-{}-{round}", std::process::id()));
+        let mut process = child(&mut Command::new(&program), "writes_until_killed", &path);
+        let lines = BufReader::new(process.stdout.take().expect("piped")).lines();
+        let mut flushed = 0;
+        for line in lines {
+            let line = line.expect("a line");
+            if let Some(n) = line.strip_prefix("flushed ") {
+                flushed = n.parse().expect("a number");
+                if flushed >= 10 + round * 7 {
+                    break;
+                }
+            }
+        }
+        process.kill().expect("SIGKILL");
+        process.wait().expect("it ends");
+        assert!(flushed > 0, "the process wrote something");
+        let disk = open(&path, 0, round % 2 == 0);
+        let mut block = vec![0; BLOCK];
+        for i in 0..64_u64 {
+            sync::read_at(&*disk, i * BLOCK as u64, &mut block).expect("read");
+            // A later generation may have reached the file without having been acknowledged.
+            let word = u64::from_le_bytes(block[..8].try_into().expect("8 bytes"));
+            let generation = (word ^ i << 40) >> 16;
+            assert!(generation >= flushed, "block {i}: {generation} of {flushed}");
+            assert_eq!(block, content(i, generation), "block {i} is whole");
+        }
+        std::fs::remove_file(&path).expect("removed");
+    }
+}
+
+#[test]
+#[ignore = "the process that is killed by another test"]
+fn writes_until_killed() {
+    let Some(path) = path_of_child() else { return };
+    let disk = open(&path, 64 * BLOCK as u64, true);
+    for generation in 1.. {
+        for i in 0..64 {
+            let durable = if generation % 2 == 0 { Durable::Now } else { Durable::Later };
+            let data = content(i, generation);
+            sync::write_at(&*disk, i * BLOCK as u64, &data, durable).expect("written");
+        }
+        if generation % 2 == 1 {
+            sync::flush(&*disk).expect("flushed");
+        }
+        println!("flushed {generation}");
+    }
+}
+
+/// A full file system answers ENOSPC to that write; what was there stays readable, and once there
+/// is room again writing goes on.
+#[test]
+fn a_full_file_system_is_enospc_for_that_write_only() {
+    let dir = std::env::temp_dir().join(format!("bowline-full-{}", std::process::id()));
+    std::fs::create_dir(&dir).expect("a directory");
+    let program = std::env::current_exe().expect("this program");
+    // A tmpfs of 1 MiB in a mount namespace of its own.
+    let mount = |then: &str| {
+        let mut command = Command::new("unshare");
+        command
+            .args(["--map-root-user", "--mount", "sh", "-c"])
+            .arg(format!("mount -t tmpfs -o size=1m none '{}' && {then}", dir.display()));
+        command
+    };
+    let can = mount("true").stderr(Stdio::null()).status();
+    if can.is_ok_and(|status| status.success()) {
+        let mut command = mount("exec \"$@\"");
+        command.arg("sh").arg(&program);
+        let out = child(&mut command, "fills_a_file_system", &dir.join("disk"))
+            .wait_with_output()
+            .expect("it ends");
+        let text = String::from_utf8_lossy(&out.stdout);
+        assert!(out.status.success() && text.contains("went on"), "{text}");
+    } else {
+        println!("skipped: no mount namespaces for this user");
+    }
+    std::fs::remove_dir(&dir).expect("removed");
+}
+
+#[test]
+#[ignore = "the process that another test runs in a mount namespace"]
+fn fills_a_file_system() {
+    let Some(path) = path_of_child() else { return };
+    let disk = open(&path, 4 << 20, true);
+    assert!(disk.limits().write_cache);
+    let data = vec![7; 64 << 10];
+    let mut written = 0;
+    let full = loop {
+        match sync::write_at(&*disk, written, &data, Durable::Later) {
+            Ok(()) => written += data.len() as u64,
+            Err(errno) => break errno,
+        }
+    };
+    assert_eq!(full, Errno::ENOSPC);
+    assert!(written >= 512 << 10, "{written}");
+    let mut back = vec![0; data.len()];
+    sync::read_at(&*disk, 0, &mut back).expect("what was written is there");
+    assert_eq!(back, data);
+    sync::discard(&*disk, 0, 256 << 10).expect("room is made");
+    sync::write_at(&*disk, written, &data, Durable::Later).expect("and used");
+    println!("went on");
+}
