@@ -8,14 +8,15 @@ use std::{
 
 use crate::{
     Errno,
-    errno::{EINVAL, EPROTONOSUPPORT},
+    errno::{EINVAL, ENODEV, EPROTONOSUPPORT},
 };
 
 /// A path: where it goes, and where from when that is said.
 ///
 /// Parsing takes `dst`, `src,dst` and `src@dst`; the first comma wins, else the first `@`
-/// [RS-30]. An address is `ip:` with an IPv4 or IPv6 address, or `gid:` with a GID, which in
-/// RoCEv2 is the address itself. `Display` is the name of the path's directory [RS-32].
+/// [RS-30]. An address is `ip:` with an IPv4 or IPv6 address; `gid:` is understood, and leads to
+/// no device, because RoCE serves no InfiniBand port space [RS-47]. `Display` is the name of the
+/// path's directory [RS-32].
 ///
 /// ```
 /// let path: bowline_ctl::PathSpec = "ip:10.0.0.1,ip:10.0.0.2".parse().unwrap();
@@ -32,7 +33,7 @@ pub struct PathSpec {
 impl FromStr for PathSpec {
     type Err = Errno;
 
-    /// `EINVAL` for what is no address, `EPROTONOSUPPORT` for another prefix.
+    /// `EINVAL` for what is no address, `EPROTONOSUPPORT` for another prefix, `ENODEV` for a GID.
     fn from_str(text: &str) -> Result<Self, Errno> {
         match text.split_once(',').or_else(|| text.split_once('@')) {
             Some((src, dst)) => Ok(Self { src: Some(address(src)?), dst: address(dst)? }),
@@ -46,8 +47,8 @@ fn address(text: &str) -> Result<IpAddr, Errno> {
         // An address with a scope (fe80::1%eth0) belongs to one link; devices here have none.
         text.parse().map_err(|_| EINVAL)
     } else if let Some(text) = text.strip_prefix("gid:") {
-        let gid: Ipv6Addr = text.parse().map_err(|_| EINVAL)?;
-        Ok(IpAddr::V6(gid).to_canonical())
+        text.parse::<Ipv6Addr>().map_err(|_| EINVAL)?;
+        Err(ENODEV)
     } else {
         Err(EPROTONOSUPPORT)
     }
@@ -83,7 +84,6 @@ mod tests {
             ("ip:10.99.0.2@ip:10.99.0.1", "ip:10.99.0.2@ip:10.99.0.1"),
             ("ip:10.99.0.2,ip:10.99.0.1", "ip:10.99.0.2@ip:10.99.0.1"),
             ("ip:FD00:0:0::2@ip:fd00::1", "ip:fd00::2@ip:fd00::1"),
-            ("gid:0000:0000:0000:0000:0000:ffff:0a63:0001", "ip:10.99.0.1"),
             ("ip:::1", "ip:::1"),
         ] {
             assert_eq!(parse(text).as_deref(), Ok(name), "{text}");
@@ -92,9 +92,10 @@ mod tests {
 
     #[test]
     fn other_texts_are_refused_as_the_kernel_does() {
-        // tests [RS-30]
+        // tests [RS-30] [RS-47]
         assert_eq!(parse("tcp:10.0.0.1"), Err(EPROTONOSUPPORT));
         assert_eq!(parse("10.0.0.1"), Err(EPROTONOSUPPORT));
+        assert_eq!(parse("gid:0000:0000:0000:0000:0000:ffff:0a63:0001"), Err(ENODEV));
         assert_eq!(parse(""), Err(EPROTONOSUPPORT));
         for text in ["ip:", "ip:10.0.0", "ip:10.0.0.1:99", "gid:x", "ip:1.2.3.4@ip:"] {
             assert_eq!(parse(text), Err(EINVAL), "{text}");

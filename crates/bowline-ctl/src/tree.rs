@@ -286,6 +286,57 @@ impl Tree {
         let Found::Dir(node) = self.resolve(path)? else { return Err(ENOTDIR) };
         Ok(dump(&*node, 0))
     }
+
+    /// Returns everything below a directory as text: one line per attribute or link, sorted by
+    /// path, and the lines of each attribute's value below it.
+    ///
+    /// ```text
+    /// -rw-r--r-- /class/rtrs-client/s1/mpath_policy
+    ///         | min-inflight (MI: 1)
+    /// lrwxrwxrwx /class/rtrs-client/s1/subsystem -> ../../../../class/rtrs-client
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`list`](Self::list).
+    pub fn listing(&self, path: &str) -> Result<String, Errno> {
+        let Found::Dir(node) = self.resolve(path)? else { return Err(ENOTDIR) };
+        let mut things = Vec::new();
+        gather(&*node, path.trim_end_matches('/'), 0, &mut things);
+        things.sort();
+        Ok(things.into_iter().map(|(_, text)| text).collect())
+    }
+}
+
+/// Adds the path and the text of every attribute and link below a directory.
+fn gather(node: &dyn Node, path: &str, depth: usize, into: &mut Vec<(String, String)>) {
+    for def in node.attrs() {
+        let mut text = format!("-{} {path}/{}\n", permissions(def.mode), def.name);
+        let value = match node.read(def.name) {
+            _ if !def.is_readable() => "(takes commands only)".to_owned(),
+            Ok(value) => value.to_string(),
+            Err(errno) => format!("(error {errno}: {})", crate::errno::text(errno)),
+        };
+        for line in value.strip_suffix('\n').unwrap_or(&value).split('\n') {
+            text.push_str(&format!("        | {line}\n"));
+        }
+        into.push((format!("{path}/{}", def.name), text));
+    }
+    for (name, target) in node.links() {
+        let path = format!("{path}/{name}");
+        into.push((path.clone(), format!("lrwxrwxrwx {path} -> {target}\n")));
+    }
+    if depth < DEPTH_MAX {
+        for (name, below) in node.dirs() {
+            gather(&*below, &format!("{path}/{name}"), depth + 1, into);
+        }
+    }
+}
+
+fn permissions(mode: u16) -> String {
+    let bit =
+        |index: u32| if mode & (0o400 >> index) != 0 { b"rwx"[index as usize % 3] } else { b'-' };
+    (0..9).map(|index| char::from(bit(index))).collect()
 }
 
 fn names(path: &str) -> impl Iterator<Item = String> {
@@ -420,6 +471,19 @@ pub(crate) mod tests {
         assert!(matches!(tree.lookup("/class/toy"), Ok(Found::Link(_))));
         assert!(matches!(tree.resolve("/class/toy"), Ok(Found::Dir(_))));
         assert!(matches!(tree.resolve("/../.."), Ok(Found::Dir(_))));
+    }
+
+    #[test]
+    fn a_listing_shows_modes_texts_and_targets() {
+        let tree = toy_tree();
+        assert_eq!(
+            tree.listing("/devices/toy0/").unwrap(),
+            "-rw-r--r-- /devices/toy0/help\n        | Usage: echo 1 > help\n\
+             -r--r--r-- /devices/toy0/kind\n        | toy\n\
+             -rw-r--r-- /devices/toy0/level\n        | 0\n\
+             --w------- /devices/toy0/reset\n        | (takes commands only)\n"
+        );
+        assert!(tree.listing("/class").unwrap().contains("lrwxrwxrwx /class/loop -> loop\n"));
     }
 
     #[test]
