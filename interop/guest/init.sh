@@ -55,12 +55,15 @@ fi
 want() { case ,$modes, in *,"$1",*) return 0 ;; esac; return 1; }
 want rds && modprobe rds
 want rds-tcp && modprobe rds_tcp
-if want rxe; then
+if want rxe || [ "${opt[modules]}" ]; then
     modprobe -a ib_core ib_uverbs rdma_ucm ib_cm rdma_cm rdma_rxe
     for ((i = 0; i < nics; i++)); do
         rdma link add rxe$i type rxe netdev eth$i || echo "lab: rxe$i on eth$i failed"
     done
 fi
+for m in ${opt[modules]//,/ }; do
+    load-module.sh "$m" || echo "lab: loading $m failed"
+done
 echo "lab: ready at $(cut -d' ' -f1 /proc/uptime) s: $name mode=$modes"
 
 # The shell stays process 1 so that orphans are reaped; the agent is restarted

@@ -176,8 +176,11 @@ environment:
   BOWLINE_LAB_NETNS   network namespace (default bowline-lab); another name
                       gives an independent lab beside the first
 
-modes of boot (comma separated): none rds rds-tcp rxe
-  rxe brings the kernel's soft RoCE up as rxe0 on eth0 (and rxe1 on eth1)
+modes of boot (comma separated): none rds rds-tcp rxe rtrs-client rtrs-server rnbd-client rnbd-server
+  rxe brings the kernel's soft RoCE up as rxe0 on eth0 (and rxe1 on eth1); the
+  last four do so too. Debian's kernel has no rtrs and rnbd: the first use
+  compiles them (a download of 150 MB, a minute). Their parameters are kernel
+  arguments: --append rtrs_server.always_invalidate=N
 
 example, kernel to kernel:
   kernel-lab boot a; kernel-lab boot b

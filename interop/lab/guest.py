@@ -12,10 +12,11 @@ from .agent import Agent, guest_run
 from .common import (BRIDGE, CACHE, NET4, NET6, NETNS, PORTS, RUN, Fail, gdir, locked, need_root, ok,
                      run, say)
 from .initrd import make_initrd
+from .modules import LOADS, build, needed
 from .net import cap_stop, ipns, net_up, tap
 from .prepare import prepare
 
-MODES = ["none", "rds", "rds-tcp", "rxe"]
+MODES = ["none", "rds", "rds-tcp", "rxe"] + list(LOADS)
 
 
 def info(name):
@@ -65,6 +66,8 @@ def boot(a):
         if m not in MODES:
             raise Fail("unknown mode %s; known: %s" % (m, " ".join(MODES)))
     c = prepare(quiet=True)
+    modules = needed(modes)
+    folder = build(c) if modules else None
     lock = locked(os.path.join(CACHE, "run", NETNS + ".lock"), "boot", 300)
     if alive(a.name):
         raise Fail("guest %s is already running" % a.name)
@@ -97,11 +100,12 @@ def boot(a):
         run(["ip", "netns", "exec", NETNS, "sh", "-c",
              "echo 1 > /proc/sys/net/ipv6/conf/%s/disable_ipv6" % t], 30)
         ipns(["link", "set", t, "up"])
-    make_initrd(c, d + "/initrd")
+    make_initrd(c, d + "/initrd", [os.path.join(folder, m + ".ko") for m in modules])
     app = ["console=ttyS0", "quiet", "loglevel=4", "panic=1", "mitigations=off", "nokaslr",
            "tsc=reliable", "random.trust_cpu=on", "net.ifnames=0", "audit=0", "selinux=0",
            "apparmor=0", "init_on_alloc=0", "cryptomgr.notests", "no_timer_check",
            "lab.name=" + a.name, "lab.nics=%d" % a.nics, "lab.mode=" + ",".join(modes),
+           "lab.modules=" + ",".join(modules),
            "lab.mtu=%d" % a.mtu, "lab.offload=%d" % (0 if a.no_offload else 1)]
     app += ["lab.ip%d=%s" % (n, ",".join(x)) for n, x in enumerate(ips)]
     app += a.append

@@ -18,7 +18,8 @@ def cpio_newc(entries):
     return bytes(out)
 
 
-def make_initrd(c, path):
+def make_initrd(c, path, modules=()):
+    """modules: files of kernel modules that the guest finds beside the lab's own."""
     ent = []
     for d in ("bin", "dev", "proc", "sys", "mods", "newroot", "lab"):
         ent.append((d, 0o040755, b""))
@@ -35,8 +36,10 @@ def make_initrd(c, path):
     add(HERE + "/guest/initrd-init.sh", "init")
     for m in sorted(os.listdir(c["mods"])):
         add(os.path.join(c["mods"], m), "mods/" + m, 0o100644)
-    for f in ("init.sh", "agent.py"):
+    for f in ("init.sh", "agent.py", "load-module.sh"):
         add(HERE + "/guest/" + f, "lab/" + f)
+    for m in modules:
+        add(m, "lab/" + os.path.basename(m), 0o100644)
     tools = HERE + "/guest-tools"
     for f in sorted(os.listdir(tools)) if os.path.isdir(tools) else []:
         if os.path.isfile(os.path.join(tools, f)) and os.path.getsize(os.path.join(tools, f)) < 1 << 20:
