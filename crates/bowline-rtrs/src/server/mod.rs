@@ -1,1 +1,373 @@
 //! The server: all sessions of one listener as a state machine.
+//!
+//! A client's connection requests come in as [`Input::Asked`], its messages as [`Done`]s; the upper
+//! layer gets [`Request`]s and answers each with [`Server::respond`]. One turn of a driver:
+//!
+//! ```text
+//! poll completions -> handle_done -> take_withdraws -> (withdraw the keys) -> process
+//!   -> take_requests -> upper layer -> respond -> poll_order*, take_batch -> (carry them out)
+//! ```
+//!
+//! | module | what |
+//! | --- | --- |
+//! | `config` | settings, limits, who may come |
+//! | `accept` | connection requests, INFO_REQ, until the client knows its chunks |
+//! | `request` | completions; requests are read, judged and handed on |
+//! | `reply` | answers, heartbeats |
+//! | `close` | the end of paths and sessions |
+//! | `session`, `path`, `chunks`, `sendq` | the tables |
+//!
+//! Spec: `docs/spec/rtrs.md`. Memory: each session has its chunks, of which only what was used is
+//! really there; each path 272 bytes, and for each chunk 16 bytes, 32 with refresh; each connection
+//! about 100 bytes. Everything a client can make grow has a limit in [`ServerLimits`] [RT-66].
+
+mod accept;
+mod chunks;
+mod close;
+mod config;
+mod path;
+mod reply;
+mod request;
+mod sendq;
+mod session;
+mod stats;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use bowline_verbs::{Access, Buffer};
+use bowline_wire::rtrs::SessionName;
+
+use crate::{Batch, ConnId, Done, Errno, Input, Instant, On, Order, PathId, PortAttr, RegionId};
+pub use close::CloseReason;
+pub use config::{AllowRule, ServerConfig, ServerLimits};
+pub use path::PathState;
+pub use request::{OpId, Request, Usr};
+pub use stats::{PathInfo, PathStats, ServerCounters, SessionInfo};
+
+use chunks::Ops;
+use path::Paths;
+use request::Arrived;
+use session::Sessions;
+
+/// A session of a server. A slot that is used again has another life.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SessId {
+    /// Place in the server's table.
+    pub slot: u32,
+    /// How often the place was used before, wrapping.
+    pub life: u32,
+}
+
+impl SessId {
+    /// Packs it in 64 bits.
+    pub const fn pack(self) -> u64 {
+        (self.life as u64) << 32 | self.slot as u64
+    }
+}
+
+/// What a server tells its upper layer, besides requests.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ServerEvent {
+    /// A path of the session is there. When it is the `first`, it is not served before
+    /// [`Server::answer_link`]; for others nothing is to be done.
+    Up {
+        /// The session.
+        session: SessId,
+        /// What the client calls it.
+        name: SessionName,
+        /// The path.
+        path: PathId,
+        /// The session was not there before.
+        first: bool,
+    },
+    /// The last path of a session is gone and all its operations are answered. Comes for each session
+    /// that was accepted by [`Server::answer_link`], and for no other.
+    Down {
+        /// The session.
+        session: SessId,
+    },
+    /// A path was closed, whether it had been told of or not. Its operations are still to be answered.
+    PathClosed {
+        /// The session.
+        session: SessId,
+        /// The path.
+        path: PathId,
+        /// Why.
+        reason: CloseReason,
+    },
+    /// Everything is gone, after [`Server::close`].
+    Closed,
+}
+
+/// All sessions of one listener.
+#[derive(Debug)]
+pub struct Server {
+    config: ServerConfig,
+    ports: Vec<PortAttr>,
+    sessions: Sessions,
+    paths: Paths,
+    ops: Ops,
+    /// The next region's name.
+    region: u32,
+    /// Requests whose keys are being withdrawn.
+    arrived: Vec<Arrived>,
+    /// Used again by [`process`](Self::process).
+    arrived_spare: Vec<Arrived>,
+    requests: Vec<Request>,
+    batch: Batch,
+    orders: VecDeque<Order>,
+    events: VecDeque<ServerEvent>,
+    /// No deadline is before this; none if there is none.
+    next: Option<Instant>,
+    /// Calls of [`handle_done`](Self::handle_done), to count completions by.
+    turn: u64,
+    closing: bool,
+    counters: ServerCounters,
+}
+
+impl Server {
+    /// Makes a server for these devices; a [`PortId`](crate::PortId) is a place in the list.
+    ///
+    /// # Errors
+    /// [`Errno::EINVAL`] for no device or more than 256, for chunks that are not a power of two
+    /// [RT-16], and for a device whose queues hold fewer than 16 work requests.
+    pub fn new(config: ServerConfig, ports: &[PortAttr]) -> Result<Self, Errno> {
+        let fits = (1..=256).contains(&ports.len())
+            && config.geometry.chunk().is_power_of_two()
+            && ports.iter().all(|port| port.max_qp_wr >= accept::QUEUE_MIN);
+        if !fits {
+            return Err(Errno::EINVAL);
+        }
+        Ok(Self {
+            config,
+            ports: ports.to_vec(),
+            sessions: Sessions::default(),
+            paths: Paths::default(),
+            ops: Ops::new(),
+            region: 0,
+            arrived: Vec::new(),
+            arrived_spare: Vec::new(),
+            requests: Vec::new(),
+            batch: Batch::default(),
+            orders: VecDeque::new(),
+            events: VecDeque::new(),
+            next: None,
+            turn: 0,
+            closing: false,
+            counters: ServerCounters::default(),
+        })
+    }
+
+    /// Takes what the binding has to tell.
+    pub fn handle(&mut self, now: Instant, input: Input) {
+        match input {
+            Input::Asked { request, port, local, remote, private } => {
+                self.asked(now, request, port, local, remote, &private);
+            }
+            Input::Region { region, port, keys } => self.registered(now, region, port, keys),
+            Input::Established { conn, .. } => {
+                if let Some(conn) = self.conn_mut(conn) {
+                    conn.established = true;
+                    conn.request = None;
+                }
+            }
+            // A server connects to nobody.
+            Input::Refused { conn, .. } => {
+                self.close_path(now, conn.path, CloseReason::Failed(Errno::ECONNRESET));
+            }
+            Input::Failed { conn, errno } => self.failed(now, conn, errno),
+            Input::Drained { conn } => self.drained(conn),
+            Input::Disconnected { conn } => self.disconnected(now, conn),
+        }
+    }
+
+    /// Takes completions. Requests among them are not looked at before [`process`](Self::process);
+    /// what comes of a path that is gone means nothing any more.
+    pub fn handle_done(&mut self, now: Instant, done: &[Done]) {
+        self.turn += 1;
+        for done in done {
+            self.completion(now, done);
+        }
+    }
+
+    /// Looks at the clock: due from [`poll_timeout`](Self::poll_timeout) on.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        if self.next.is_none_or(|next| now < next) {
+            return;
+        }
+        self.next = None;
+        for slot in 0..self.paths.slots() {
+            let Some(path) = self.paths.at(slot) else { continue };
+            let id = path.id;
+            match path.state {
+                PathState::Connecting if now >= path.deadline => {
+                    self.close_path(now, id, CloseReason::NotEstablished);
+                }
+                PathState::Connected => self.beat(now, id),
+                PathState::Closing | PathState::Closed if now >= path.deadline => {
+                    self.give_up_waiting(id);
+                }
+                PathState::Connecting | PathState::Closing | PathState::Closed => {}
+            }
+            // The path may be gone, or wait for something else now.
+            if let Some(path) = self.paths.get(id) {
+                let at = path.heartbeat.as_ref().map_or(path.deadline, |hb| hb.next());
+                self.wake_at(at);
+            }
+        }
+    }
+
+    /// When [`handle_timeout`](Self::handle_timeout) is due.
+    pub const fn poll_timeout(&self) -> Option<Instant> {
+        self.next
+    }
+
+    /// The next order. They come in order, and before the batch.
+    pub fn poll_order(&mut self) -> Option<Order> {
+        self.orders.pop_front()
+    }
+
+    /// Takes all work there is for the devices, in exchange for an empty batch.
+    pub fn take_batch(&mut self, into: &mut Batch) {
+        debug_assert!(into.is_empty(), "a batch that was not carried out");
+        std::mem::swap(&mut self.batch, into);
+    }
+
+    /// Takes only the keys to be withdrawn. To be carried out before [`process`](Self::process).
+    pub fn take_withdraws(&mut self, into: &mut Batch) {
+        debug_assert!(into.is_empty(), "a batch that was not carried out");
+        std::mem::swap(&mut self.batch.withdraw, &mut into.withdraw);
+    }
+
+    /// What the upper layer is to know next.
+    pub fn poll_event(&mut self) -> Option<ServerEvent> {
+        self.events.pop_front()
+    }
+
+    /// Registers memory from which answers may be given, on all devices.
+    pub fn add_region(&mut self, buffer: Arc<Buffer>, access: Access) -> RegionId {
+        let region = self.next_region();
+        let (granule, path) = (None, None);
+        self.orders.push_back(Order::AddRegion {
+            region,
+            buffer,
+            access,
+            granule,
+            ports: On::All,
+            path,
+        });
+        region
+    }
+
+    /// Ends the registration of memory of [`add_region`](Self::add_region).
+    pub fn drop_region(&mut self, region: RegionId) {
+        self.orders.push_back(Order::DropRegion { region });
+    }
+
+    /// The chunks of a session, one after the other: what [`Request::data`] is in. There as long as an
+    /// operation of the session is not answered.
+    pub fn memory(&self, session: SessId) -> Option<&Arc<Buffer>> {
+        self.sessions.find(session).map(|session| &session.buffer)
+    }
+
+    /// What sessions and paths are like now.
+    pub fn sessions(&self) -> impl Iterator<Item = SessionInfo> {
+        self.sessions.iter().map(|session| SessionInfo {
+            session: session.id,
+            name: session.name.clone(),
+            uuid: session.uuid,
+            paths: session.paths.iter().filter_map(|&slot| self.paths.at(slot)).map(info).collect(),
+            operations: session.running + session.waiting,
+        })
+    }
+
+    /// What a path is like now.
+    pub fn path(&self, path: PathId) -> Option<PathInfo> {
+        self.paths.get(path).map(info)
+    }
+
+    /// Sets the counts of a path to 0, but for what is in flight [RS-43], [RS-46].
+    pub fn reset_stats(&mut self, path: PathId) {
+        if let Some(path) = self.paths.get_mut(path) {
+            let inflight = path.stats.inflight;
+            path.stats = PathStats { inflight, ..PathStats::default() };
+        }
+    }
+
+    /// Counts of the server.
+    pub const fn counters(&self) -> &ServerCounters {
+        &self.counters
+    }
+
+    /// Settings.
+    pub const fn config(&self) -> &ServerConfig {
+        &self.config
+    }
+
+    fn next_region(&mut self) -> RegionId {
+        self.region = self.region.wrapping_add(1);
+        RegionId(self.region)
+    }
+
+    fn conn_mut(&mut self, id: ConnId) -> Option<&mut path::Conn> {
+        self.paths.get_mut(id.path)?.conns.get_mut(usize::from(id.cid))
+    }
+
+    fn wake_at(&mut self, at: Instant) {
+        self.next = Some(self.next.map_or(at, |next| next.min(at)));
+    }
+
+    /// Panics when the tables contradict each other.
+    pub fn check_invariants(&self) {
+        for session in self.sessions.iter() {
+            let (mut running, mut waiting) = (0, 0);
+            for (index, chunk) in session.chunks.iter().enumerate() {
+                assert!(
+                    chunk.holder != chunks::NONE || chunk.waiting == chunks::NONE,
+                    "a wait for a free chunk"
+                );
+                if chunk.holder != chunks::NONE {
+                    running += 1;
+                    let op = self.ops.peek(chunk.holder);
+                    assert_eq!((op.session, usize::from(op.chunk)), (session.id.slot, index));
+                    assert!(!matches!(op.state, chunks::OpState::Free | chunks::OpState::Waiting));
+                }
+                let mut slot = chunk.waiting;
+                while slot != chunks::NONE {
+                    waiting += 1;
+                    let op = self.ops.peek(slot);
+                    assert_eq!(op.state, chunks::OpState::Waiting);
+                    assert!(op.held.is_some() && self.paths.get(op.path).is_some());
+                    slot = op.next;
+                }
+            }
+            assert_eq!((running, waiting), (session.running, session.waiting), "operations");
+            for &slot in &session.paths {
+                let path = self.paths.at(slot).expect("a listed path exists");
+                assert_ne!(path.state, PathState::Closed, "a path that is gone is listed");
+            }
+        }
+        for path in self.paths.iter() {
+            path.conns.iter().for_each(|conn| conn.queue.check_invariants());
+            let listed = self.sessions.get(path.session).is_some_and(|session| {
+                session.paths.contains(&path.id.slot) && path.state != PathState::Closed
+            });
+            assert!(listed || path.state == PathState::Closed, "a path of no session");
+        }
+    }
+}
+
+fn info(path: &path::Path) -> PathInfo {
+    PathInfo {
+        path: path.id,
+        port: path.port,
+        local: path.local,
+        remote: path.remote,
+        state: path.state,
+        connections: path.conns.len() as u16,
+        refresh: path.refresh,
+        stats: path.stats,
+    }
+}

@@ -1,0 +1,448 @@
+//! From a client's first connection request until it knows the chunks.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use bowline_verbs::{Access, Buffer, Status};
+use bowline_wire::rtrs::{
+    self, ConAnswer, ConReq, ConRsp, Desc, INFO_REQ_LEN, SessionName, emit_info_rsp,
+};
+
+use super::path::{ChunkKey, Conn, ConnState, Own, Path, PathState, Setup};
+use super::sendq::{SendQueue, Signal};
+use super::session::{Link, Session};
+use super::{CloseReason, PathStats, Server, ServerEvent, SessId};
+use crate::{
+    ConnId, Done, Errno, Heartbeat, Instant, On, Order, PathId, PortId, QpShape, RecvSlot,
+    RegionId, RegionKeys, RequestId, Tag, WrKind,
+};
+
+/// Receives for immediates on the service connection, at least [RT-25].
+const SERVICE_DEPTH: usize = 512;
+/// Least work requests a queue must hold.
+pub(super) const QUEUE_MIN: usize = 16;
+
+impl Server {
+    /// A client wants to connect [RT-19], [RT-28].
+    pub(super) fn asked(
+        &mut self,
+        now: Instant,
+        request: RequestId,
+        port: PortId,
+        local: SocketAddr,
+        remote: SocketAddr,
+        private: &[u8],
+    ) {
+        match self.admit(now, request, port, canonical(local), canonical(remote), private) {
+            Ok(()) => {}
+            Err(errno) => self.refuse(request, errno),
+        }
+    }
+
+    pub(super) fn refuse(&mut self, request: RequestId, errno: Errno) {
+        self.counters.refused += 1;
+        let answer = ConAnswer::Refused(u16::try_from(errno.0).unwrap_or(rtrs::ERRNO_MAX));
+        self.orders.push_back(Order::Reject { request, private: answer.emit() });
+    }
+
+    fn admit(
+        &mut self,
+        now: Instant,
+        request: RequestId,
+        port: PortId,
+        local: SocketAddr,
+        remote: SocketAddr,
+        private: &[u8],
+    ) -> Result<(), Errno> {
+        if self.closing {
+            return Err(Errno::ECONNRESET);
+        }
+        let allow = &self.config.allow;
+        if !allow.is_empty() && !allow.iter().any(|rule| rule.admits(remote.ip())) {
+            return Err(Errno::EPERM);
+        }
+        let asked = ConReq::parse(private).map_err(|_| Errno::ECONNRESET)?;
+        if asked.cid_num > self.config.limits.connections_per_path {
+            return Err(Errno::ECONNRESET);
+        }
+        let known = self.sessions.iter().find(|session| session.uuid == asked.session);
+        let id = match known {
+            Some(session) => session.id,
+            None if asked.first => self.add_session(&asked, remote.ip())?,
+            None => return Err(Errno::ENXIO),
+        };
+        let joined = self.join(now, id, request, port, local, remote, &asked);
+        if joined.is_err() {
+            self.end_session_if_over(id);
+        }
+        joined
+    }
+
+    fn add_session(&mut self, asked: &ConReq, from: IpAddr) -> Result<SessId, Errno> {
+        let limits = &self.config.limits;
+        let same = self.sessions.iter().filter(|session| session.from == from).count();
+        if self.sessions.len() >= limits.sessions || same >= limits.sessions_per_address {
+            return Err(Errno::ENOMEM);
+        }
+        let geometry = &self.config.geometry;
+        let session = self.sessions.add(|id| Session::new(id, asked.session, from, geometry))?;
+        Ok(session.id)
+    }
+
+    /// Finds or makes the path of a connection.
+    #[expect(clippy::too_many_arguments, reason = "all that is known of a connection request")]
+    fn join(
+        &mut self,
+        now: Instant,
+        id: SessId,
+        request: RequestId,
+        port: PortId,
+        local: SocketAddr,
+        remote: SocketAddr,
+        asked: &ConReq,
+    ) -> Result<(), Errno> {
+        let session = self.sessions.find(id).ok_or(Errno::ENXIO)?;
+        let fresh = session.link == Link::Down && session.running == 0;
+        if session.is_ending() && !fresh {
+            return Err(Errno::ECONNRESET);
+        }
+        let mut paths = session.paths.iter().filter_map(|&slot| self.paths.at(slot));
+        if let Some(path) = paths.clone().find(|path| path.uuid == asked.path) {
+            let same = path.state == PathState::Connecting
+                && path.conns.len() == usize::from(asked.cid_num)
+                && (path.port, path.local.ip(), path.remote.ip())
+                    == (port, local.ip(), remote.ip());
+            let (path, cid) = (path.id, asked.cid);
+            let conn = self.conn_mut(ConnId { path, cid }).filter(|_| same);
+            let conn = conn.filter(|conn| conn.state == ConnState::Absent);
+            let conn = conn.ok_or(Errno::ECONNRESET)?;
+            conn.state = ConnState::Asked;
+            conn.request = Some(request);
+            self.accept_asked(path);
+            return Ok(());
+        }
+        if session.paths.len() >= self.config.limits.paths_per_session {
+            return Err(Errno::ECONNRESET);
+        }
+        if paths.any(|path| (path.local.ip(), path.remote.ip()) == (local.ip(), remote.ip())) {
+            return Err(Errno::EEXIST);
+        }
+        self.add_path(now, id, request, port, local, remote, asked)
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "all that is known of a connection request")]
+    fn add_path(
+        &mut self,
+        now: Instant,
+        session: SessId,
+        request: RequestId,
+        port: PortId,
+        local: SocketAddr,
+        remote: SocketAddr,
+        asked: &ConReq,
+    ) -> Result<(), Errno> {
+        let attr = self.ports.get(usize::from(port.0)).ok_or(Errno::ENODEV)?;
+        let id = self.paths.vacancy().ok_or(Errno::ENOMEM)?;
+        let wanted = self.paths.connections + usize::from(asked.cid_num);
+        if wanted > self.config.limits.connections {
+            return Err(Errno::ENOMEM);
+        }
+        let refresh = self.config.always_invalidate && attr.key_refresh;
+        let depth = self.config.geometry.queue_depth();
+        let buffer = Buffer::new(Own::bytes(depth, refresh)).map_err(|_| Errno::ENOMEM)?;
+        let own = Own::new(self.next_region(), Arc::new(buffer), depth);
+        let conns = (0..asked.cid_num).map(|cid| {
+            let size = self.shape(port, refresh, cid, asked.cid_num == 1).send_wr - 1;
+            Conn {
+                state: if cid == asked.cid { ConnState::Asked } else { ConnState::Absent },
+                request: (cid == asked.cid).then_some(request),
+                established: false,
+                disconnected: false,
+                queue: SendQueue::new(size as u32, depth),
+            }
+        });
+        let path = Path {
+            id,
+            session: session.slot,
+            uuid: asked.path,
+            port,
+            local,
+            remote,
+            state: PathState::Connecting,
+            setup: Setup::Preparing,
+            refresh,
+            conns: conns.collect(),
+            own,
+            region: None,
+            keys: vec![ChunkKey { rkey: 0, taken: false }; usize::from(depth)],
+            info_rsp_len: 0,
+            heartbeat: None,
+            deadline: now + self.config.limits.establish,
+            waiting: 0,
+            stats: PathStats::default(),
+            turn: (0, 0),
+        };
+        self.wake_at(path.deadline);
+        self.orders.push_back(Order::AddRegion {
+            region: path.own.region,
+            buffer: Arc::clone(&path.own.buffer),
+            access: Access::LOCAL_WRITE,
+            granule: None,
+            ports: On::One(port),
+            path: Some(id),
+        });
+        self.paths.add(path);
+        if let Some(session) = self.sessions.get_mut(session.slot) {
+            session.paths.push(id.slot);
+        }
+        Ok(())
+    }
+
+    /// Sizes of a connection's queues: those of the kernel [RT-22], and a place in each for the marker
+    /// at their end.
+    fn shape(&self, port: PortId, refresh: bool, cid: u16, alone: bool) -> QpShape {
+        let depth = usize::from(self.config.geometry.queue_depth());
+        let service = 2 * SERVICE_DEPTH + 2;
+        let send = match (cid, refresh) {
+            (0, _) if !alone => service,
+            (0, true) => service + 5 * depth,
+            (0, false) => service + 3 * depth,
+            (_, true) => 5 * depth + 1,
+            (_, false) => 3 * depth + 1,
+        };
+        QpShape {
+            send_wr: (send + 1).max(QUEUE_MIN).min(self.queue_max(port)),
+            recv_wr: self.receives(port, cid) + 2,
+            send_sge: 1,
+            access: Access::LOCAL_WRITE | Access::REMOTE_WRITE,
+        }
+    }
+
+    /// Receives for immediates of a connection [RT-25]. All requests of a client may come on one.
+    fn receives(&self, port: PortId, cid: u16) -> usize {
+        let depth = usize::from(self.config.geometry.queue_depth());
+        let wanted = if cid == 0 { SERVICE_DEPTH.max(depth + 8) } else { depth };
+        wanted.min(self.queue_max(port) - 2)
+    }
+
+    fn queue_max(&self, port: PortId) -> usize {
+        self.ports.get(usize::from(port.0)).map_or(QUEUE_MIN, |attr| attr.max_qp_wr)
+    }
+
+    /// Accepts the connections that were asked for, once the path's own memory is registered.
+    fn accept_asked(&mut self, id: PathId) {
+        let Some(path) = self.paths.get(id).filter(|path| path.setup != Setup::Preparing) else {
+            return;
+        };
+        let (port, refresh, info_req) = (path.port, path.refresh, path.own.info_req());
+        let count = path.conns.len() as u16;
+        let answer = ConRsp { geometry: self.config.geometry, new_rkey: refresh };
+        let private = ConAnswer::Accepted(answer).emit();
+        for cid in 0..count {
+            let shape = self.shape(port, refresh, cid, count == 1);
+            let conn = ConnId { path: id, cid };
+            let Some(asked) = self.conn_mut(conn) else { continue };
+            let (ConnState::Asked, Some(request)) = (asked.state, asked.request) else { continue };
+            asked.state = ConnState::Live;
+            let tag = Tag::new(Tag::INFO, 0);
+            let first = (cid == 0).then_some(RecvSlot { conn, tag, mem: Some(info_req) });
+            self.counters.accepted += 1;
+            self.orders.push_back(Order::Accept { conn, request, shape, private, first });
+        }
+    }
+
+    /// Memory was registered: the path's own, or the chunks. That of the upper layer needs no
+    /// attention.
+    pub(super) fn registered(
+        &mut self,
+        now: Instant,
+        region: RegionId,
+        _port: PortId,
+        keys: Result<Vec<RegionKeys>, Errno>,
+    ) {
+        let Some(path) =
+            self.paths.iter().find(|path| path.own.region == region || path.region == Some(region))
+        else {
+            return;
+        };
+        let (id, own) = (path.id, path.own.region == region);
+        match (keys, path.state, path.setup) {
+            (Ok(_), PathState::Connecting, Setup::Preparing) if own => {
+                if let Some(path) = self.paths.get_mut(id) {
+                    path.setup = Setup::Connecting;
+                }
+                self.accept_asked(id);
+            }
+            (Ok(keys), PathState::Connecting, Setup::Registering) if !own => {
+                if self.describe(id, &keys).is_none() {
+                    return self.close_path(now, id, CloseReason::Failed(Errno::EINVAL));
+                }
+                self.link(now, id);
+            }
+            (Err(errno), PathState::Connecting, _) => {
+                self.close_path(now, id, CloseReason::Failed(errno));
+            }
+            _ => {}
+        }
+    }
+
+    /// INFO_REQ came, or its receive failed [RT-20], [RT-68].
+    pub(super) fn info_request(&mut self, now: Instant, done: &Done) {
+        let id = done.conn.path;
+        let judged = self.judge_info(done);
+        let name = match judged {
+            Ok(name) => name,
+            Err(reason) => return self.close_path(now, id, reason),
+        };
+        let Some(path) = self.paths.get_mut(id) else { return };
+        path.setup = Setup::Registering;
+        let (port, refresh, session) = (path.port, path.refresh, path.session);
+        let count = path.conns.len() as u16;
+        for cid in 0..count {
+            let (conn, tag) = (ConnId { path: id, cid }, Tag::new(Tag::RECV, 0));
+            let slot = RecvSlot { conn, tag, mem: None };
+            let receives = self.receives(port, cid);
+            self.batch.recvs.extend(std::iter::repeat_n(slot, receives));
+        }
+        let region = self.next_region();
+        let Some(session) = self.sessions.get_mut(session) else { return };
+        session.name = Some(name);
+        self.orders.push_back(Order::AddRegion {
+            region,
+            buffer: Arc::clone(&session.buffer),
+            access: Access::LOCAL_WRITE | Access::REMOTE_WRITE,
+            granule: refresh.then_some(self.config.geometry.chunk()),
+            ports: On::One(port),
+            path: Some(id),
+        });
+        if let Some(path) = self.paths.get_mut(id) {
+            path.region = Some(region);
+        }
+    }
+
+    fn judge_info(&self, done: &Done) -> Result<SessionName, CloseReason> {
+        if done.status != Status::Success {
+            return Err(CloseReason::Completion(done.status));
+        }
+        let path = self.paths.get(done.conn.path).ok_or(CloseReason::Info)?;
+        let ready = done.conn.cid == 0
+            && done.imm.is_none()
+            && (path.state, path.setup) == (PathState::Connecting, Setup::Connecting)
+            && path.conns.iter().all(|conn| conn.state == ConnState::Live);
+        if !ready {
+            return Err(CloseReason::Info);
+        }
+        let mut bytes = [0; INFO_REQ_LEN];
+        let len = bytes.len().min(done.len as usize);
+        path.own.buffer.read(0, &mut bytes[..len]);
+        let name = rtrs::parse_info_req(&bytes[..len]).map_err(|_| CloseReason::Info)?;
+        let rules = &self.config.allow;
+        let may = |rule: &super::AllowRule| {
+            rule.admits(path.remote.ip()) && rule.admits_name(name.as_str())
+        };
+        if !rules.is_empty() && !rules.iter().any(may) {
+            return Err(CloseReason::NotAllowed);
+        }
+        // One session has one name, and one name is that of one session [RS-48].
+        let clash = self.sessions.iter().any(|session| match &session.name {
+            Some(taken) => (session.id.slot == path.session) != (*taken == name),
+            None => false,
+        });
+        if clash {
+            return Err(CloseReason::NameTaken);
+        }
+        Ok(name)
+    }
+
+    /// Keeps the keys of the chunks and writes INFO_RSP [RT-7] to [RT-10]. `None`: the keys are not
+    /// those that were asked for.
+    fn describe(&mut self, id: PathId, keys: &[RegionKeys]) -> Option<()> {
+        let geometry = self.config.geometry;
+        let path = self.paths.get_mut(id)?;
+        let count = if path.refresh { path.keys.len() } else { 1 };
+        let len = geometry.chunk() * u32::from(geometry.queue_depth()) / count as u32;
+        if keys.len() != count {
+            return None;
+        }
+        for (chunk, keys) in path.keys.iter_mut().zip(keys) {
+            chunk.rkey = keys.rkey;
+        }
+        let descs = keys.iter().map(|keys| Desc { addr: keys.addr, key: keys.rkey, len });
+        let mut bytes = Vec::new();
+        emit_info_rsp(descs, &mut bytes);
+        path.info_rsp_len = bytes.len() as u32;
+        let at = path.own.info_rsp(path.info_rsp_len);
+        path.own.buffer.write(at.offset as usize, &bytes);
+        Some(())
+    }
+
+    /// Asks the upper layer, if it does not know the session yet [RS-27].
+    fn link(&mut self, now: Instant, id: PathId) {
+        let Some(path) = self.paths.get_mut(id) else { return };
+        path.setup = Setup::Linking;
+        let Some(session) = self.sessions.get_mut(path.session) else { return };
+        let Some(name) = session.name.clone() else { return };
+        let (link, session_id) = (session.link, session.id);
+        let first = link == Link::Down;
+        if first {
+            session.link = Link::Asked;
+        }
+        self.events.push_back(ServerEvent::Up { session: session_id, name, path: id, first });
+        if link == Link::Up {
+            self.connect(now, id);
+        }
+    }
+
+    /// The upper layer's answer to the first [`ServerEvent::Up`] of a session: it is served, or its
+    /// paths are closed.
+    pub fn answer_link(&mut self, now: Instant, session: SessId, ok: bool) {
+        let Some(asked) = self.sessions.get_mut(session.slot) else { return };
+        if asked.id != session || asked.link != Link::Asked {
+            return;
+        }
+        asked.link = if ok { Link::Up } else { Link::Down };
+        let ids: Vec<PathId> = (self.paths.iter())
+            .filter(|path| path.session == session.slot && path.state == PathState::Connecting)
+            .filter(|path| path.setup == Setup::Linking)
+            .map(|path| path.id)
+            .collect();
+        for id in ids {
+            if ok {
+                self.connect(now, id);
+            } else {
+                self.close_path(now, id, CloseReason::NotAllowed);
+            }
+        }
+        self.end_session_if_over(session);
+    }
+
+    /// The path is served from now on; INFO_RSP tells the client [RT-20].
+    fn connect(&mut self, now: Instant, id: PathId) {
+        let Some(path) = self.paths.get_mut(id) else { return };
+        path.state = PathState::Connected;
+        let heartbeat = Heartbeat::new(self.config.heartbeat, now);
+        let next = heartbeat.next();
+        path.heartbeat = Some(heartbeat);
+        let (conn, mem) = (path.conn_id(0), path.own.info_rsp(path.info_rsp_len));
+        if let Some(service) = path.conns.first_mut() {
+            let queue = &mut service.queue;
+            queue.send(&mut self.batch, conn, Tag::INFO, WrKind::Send, &[mem], Signal::Yes);
+        }
+        self.counters.paths_connected += 1;
+        self.wake_at(next);
+    }
+
+    /// An order could not be carried out, or something could not be posted.
+    pub(super) fn failed(&mut self, now: Instant, conn: ConnId, errno: Errno) {
+        let pending = self.conn_mut(conn).and_then(|conn| conn.request.take());
+        if let Some(request) = pending {
+            self.refuse(request, errno);
+        }
+        self.close_path(now, conn.path, CloseReason::Failed(errno));
+    }
+}
+
+/// IPv4 clients of a listener for both families appear as what they are [RS-32].
+fn canonical(addr: SocketAddr) -> SocketAddr {
+    SocketAddr::new(addr.ip().to_canonical(), addr.port())
+}

@@ -1,0 +1,258 @@
+//! Paths and their connections.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use bowline_verbs::Buffer;
+use bowline_wire::rtrs::{INFO_REQ_LEN, Uuid};
+
+use super::PathStats;
+use super::sendq::SendQueue;
+use crate::{ConnId, Heartbeat, Instant, MemRef, PATHS_MAX, PathId, PortId, RegionId, RequestId};
+
+/// State of a path [RS-18]. A path is used once.
+///
+/// ```text
+/// Connecting --INFO_RSP--> Connected --+
+///      |                               v
+///      +---------------------------> Closing --queues empty--> Closed --peer answered--> (gone)
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PathState {
+    /// Connections come, the client asks for the chunks.
+    Connecting,
+    /// Requests are served.
+    Connected,
+    /// The queue pairs are being emptied.
+    Closing,
+    /// The queue pairs are dead. The session does not know the path any more; only the end of the
+    /// connections is still being said to the client.
+    Closed,
+}
+
+/// How far a path in [`PathState::Connecting`] has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Setup {
+    /// Its own memory is being registered; the connections wait.
+    Preparing,
+    /// Connections come.
+    Connecting,
+    /// INFO_REQ came, the chunks are being registered.
+    Registering,
+    /// The upper layer is asked.
+    Linking,
+}
+
+/// A connection.
+#[derive(Debug)]
+pub(super) struct Conn {
+    pub(super) state: ConnState,
+    /// The binding can still be told to refuse it.
+    pub(super) request: Option<RequestId>,
+    /// The client knows of it.
+    pub(super) established: bool,
+    /// The client has disconnected, or answered that we have.
+    pub(super) disconnected: bool,
+    pub(super) queue: SendQueue,
+}
+
+/// State of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ConnState {
+    /// Not asked for.
+    Absent,
+    /// Asked for; the path's memory is not registered yet.
+    Asked,
+    /// Accepted.
+    Live,
+    /// Ordered to close; so many of its drain markers have come.
+    Closing(u8),
+    /// Its queues are empty.
+    Drained,
+    /// Forgotten.
+    Gone,
+}
+
+/// What a path knows of a chunk.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ChunkKey {
+    /// The client's key, with refresh.
+    pub(super) rkey: u32,
+    /// The client has sent a request for it and was not answered yet.
+    pub(super) taken: bool,
+}
+
+/// The path's own memory: INFO_REQ, the key messages, INFO_RSP.
+#[derive(Debug)]
+pub(super) struct Own {
+    pub(super) region: RegionId,
+    pub(super) buffer: Arc<Buffer>,
+    depth: u64,
+}
+
+impl Own {
+    const KEYS: u64 = INFO_REQ_LEN as u64;
+
+    /// Bytes it takes for so many chunks.
+    pub(super) const fn bytes(depth: u16, refresh: bool) -> usize {
+        let descs = if refresh { depth as usize } else { 1 };
+        INFO_REQ_LEN + 8 * depth as usize + 8 + 16 * descs
+    }
+
+    pub(super) fn new(region: RegionId, buffer: Arc<Buffer>, depth: u16) -> Self {
+        Self { region, buffer, depth: depth.into() }
+    }
+
+    const fn piece(&self, offset: u64, len: u32) -> MemRef {
+        MemRef { region: self.region, offset, len }
+    }
+
+    pub(super) const fn info_req(&self) -> MemRef {
+        self.piece(0, INFO_REQ_LEN as u32)
+    }
+
+    pub(super) const fn key_msg(&self, chunk: u16) -> MemRef {
+        self.piece(Self::KEYS + 8 * chunk as u64, 8)
+    }
+
+    pub(super) const fn info_rsp(&self, len: u32) -> MemRef {
+        self.piece(Self::KEYS + 8 * self.depth, len)
+    }
+}
+
+/// A path.
+#[derive(Debug)]
+pub(super) struct Path {
+    pub(super) id: PathId,
+    /// Slot of the session.
+    pub(super) session: u32,
+    pub(super) uuid: Uuid,
+    pub(super) port: PortId,
+    pub(super) local: SocketAddr,
+    pub(super) remote: SocketAddr,
+    pub(super) state: PathState,
+    pub(super) setup: Setup,
+    /// Its chunk keys are refreshed [RT-65].
+    pub(super) refresh: bool,
+    pub(super) conns: Vec<Conn>,
+    pub(super) own: Own,
+    /// The chunks, registered for this path.
+    pub(super) region: Option<RegionId>,
+    pub(super) keys: Vec<ChunkKey>,
+    /// INFO_RSP, until it is sent.
+    pub(super) info_rsp_len: u32,
+    pub(super) heartbeat: Option<Heartbeat>,
+    /// When the patience with it ends: while it connects, and from the close on.
+    pub(super) deadline: Instant,
+    /// Requests of it that wait for a chunk.
+    pub(super) waiting: usize,
+    pub(super) stats: PathStats,
+    /// Completions since the count of them began anew, and in which turn that was.
+    pub(super) turn: (u64, u64),
+}
+
+impl Path {
+    pub(super) const fn conn_id(&self, cid: u16) -> ConnId {
+        ConnId { path: self.id, cid }
+    }
+
+    /// Tells whether no queue pair of it can do anything any more.
+    pub(super) fn is_drained(&self) -> bool {
+        self.conns.iter().all(|conn| {
+            matches!(conn.state, ConnState::Absent | ConnState::Drained | ConnState::Gone)
+        })
+    }
+
+    /// Tells whether the binding knows nothing of it any more.
+    pub(super) fn is_gone(&self) -> bool {
+        self.conns.iter().all(|conn| matches!(conn.state, ConnState::Absent | ConnState::Gone))
+    }
+
+    /// Counts a work completion of this turn.
+    pub(super) fn count_completion(&mut self, turn: u64) {
+        if self.turn.0 != turn {
+            self.turn = (turn, 0);
+            self.stats.wc_calls += 1;
+        }
+        self.turn.1 += 1;
+        self.stats.wc_total += 1;
+        self.stats.wc_max = self.stats.wc_max.max(self.turn.1);
+    }
+}
+
+/// All paths of a server.
+#[derive(Debug, Default)]
+pub(super) struct Paths {
+    slots: Vec<Slot>,
+    /// Connections of all paths, promised or made.
+    pub(super) connections: usize,
+    used: usize,
+}
+
+#[derive(Debug, Default)]
+struct Slot {
+    life: u8,
+    path: Option<Path>,
+}
+
+impl Paths {
+    pub(super) const fn is_empty(&self) -> bool {
+        self.used == 0
+    }
+
+    /// The name the next path gets; `None` when there are too many.
+    pub(super) fn vacancy(&self) -> Option<PathId> {
+        let at = self.slots.iter().position(|slot| slot.path.is_none());
+        let slot = u16::try_from(at.unwrap_or(self.slots.len())).ok()?;
+        let life = self.slots.get(usize::from(slot)).map_or(0, |slot| slot.life);
+        (slot < PATHS_MAX).then_some(PathId { slot, life })
+    }
+
+    /// Adds a path under the name it was given by [`vacancy`](Self::vacancy).
+    pub(super) fn add(&mut self, path: Path) {
+        let at = usize::from(path.id.slot);
+        if at == self.slots.len() {
+            self.slots.push(Slot::default());
+        }
+        self.connections += path.conns.len();
+        self.used += 1;
+        self.slots[at].path = Some(path);
+    }
+
+    /// Removes a path. What still comes for it is told by the life of its slot.
+    pub(super) fn remove(&mut self, slot: u16) {
+        if let Some(slot) = self.slots.get_mut(usize::from(slot))
+            && let Some(path) = slot.path.take()
+        {
+            slot.life = slot.life.wrapping_add(1);
+            self.connections -= path.conns.len();
+            self.used -= 1;
+        }
+    }
+
+    pub(super) fn at(&self, slot: u16) -> Option<&Path> {
+        self.slots.get(usize::from(slot))?.path.as_ref()
+    }
+
+    pub(super) fn at_mut(&mut self, slot: u16) -> Option<&mut Path> {
+        self.slots.get_mut(usize::from(slot))?.path.as_mut()
+    }
+
+    /// The path of this name, if it still is.
+    pub(super) fn get(&self, id: PathId) -> Option<&Path> {
+        self.at(id.slot).filter(|path| path.id == id)
+    }
+
+    pub(super) fn get_mut(&mut self, id: PathId) -> Option<&mut Path> {
+        self.at_mut(id.slot).filter(|path| path.id == id)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Path> {
+        self.slots.iter().filter_map(|slot| slot.path.as_ref())
+    }
+
+    /// Number of slots, used or not.
+    pub(super) fn slots(&self) -> u16 {
+        self.slots.len() as u16
+    }
+}

@@ -1,0 +1,175 @@
+//! Answers and heartbeats.
+
+use bowline_verbs::{Remote, next_key};
+use bowline_wire::rtrs::{ERRNO_MAX, Imm, RkeyRsp};
+
+use super::chunks::OpState;
+use super::path::{ConnState, PathState};
+use super::sendq::{Late, Signal};
+use super::{CloseReason, OpId, Server};
+use crate::{ConnId, Errno, HbDo, Instant, MemRef, PathId, Tag, WrKind};
+
+/// Of an RDMA write of no bytes [RT-49].
+const NOWHERE: Remote = Remote { addr: 0, rkey: 0 };
+
+impl Server {
+    /// Answers an operation, once; `errno` is 0 or negative. A successful read is answered with the
+    /// first [`Request::room`](super::Request::room) bytes of `from`, memory of
+    /// [`add_region`](Self::add_region), or of its chunk; when `from` has fewer bytes the answer is
+    /// `-EIO`. An operation whose path is gone is over without an answer [RS-19].
+    pub fn respond(&mut self, _now: Instant, op: OpId, errno: i32, from: Option<MemRef>) {
+        let Some(running) = self.ops.find(op, OpState::Running) else { return };
+        let conn = ConnId { path: running.path, cid: running.cid };
+        let short = match (from, running.desc) {
+            (Some(from), Some(desc)) => from.len < desc.len,
+            _ => false,
+        };
+        let errno = if short && errno == 0 { -Errno::EIO.0 } else { errno };
+        // 9 bits of the immediate hold it [RT-17].
+        let errno = u16::try_from(errno.unsigned_abs()).ok().filter(|errno| *errno <= ERRNO_MAX);
+        let errno = errno.unwrap_or(Errno::EIO.0 as u16);
+        let late = Late { op, errno, from };
+        match self.paths.get_mut(conn.path) {
+            Some(path) if path.state == PathState::Connected => {
+                let Some(queue) =
+                    path.conns.get_mut(usize::from(conn.cid)).map(|conn| &mut conn.queue)
+                else {
+                    return;
+                };
+                if queue.late.is_empty() && self.answer(conn, late) {
+                    self.release(op.slot);
+                } else if let Some(late_op) = self.ops.find(op, OpState::Running) {
+                    late_op.state = OpState::Queued;
+                    self.counters.answers_waited += 1;
+                    if let Some(conn) = self.conn_mut(conn) {
+                        conn.queue.late.push_back(late);
+                    }
+                }
+            }
+            // The chunk is given on when the queue pairs are dead.
+            Some(path) if path.state != PathState::Closed => {
+                running.state = OpState::Answered;
+                self.counters.answers_dropped += 1;
+            }
+            _ => {
+                let session = running.session;
+                self.counters.answers_dropped += 1;
+                self.release(op.slot);
+                self.end_slot_if_over(session);
+            }
+        }
+    }
+
+    /// Sends the answers that waited, as far as there is room [RT-53].
+    pub(super) fn send_late(&mut self, conn: ConnId) {
+        while let Some(waiting) = self.conn_mut(conn) {
+            let Some(late) = waiting.queue.late.front().copied() else { return };
+            if self.ops.find(late.op, OpState::Queued).is_some() {
+                if !self.answer(conn, late) {
+                    return;
+                }
+                self.release(late.op.slot);
+            }
+            if let Some(waiting) = self.conn_mut(conn) {
+                waiting.queue.late.pop_front();
+            }
+        }
+    }
+
+    /// Posts the answer of an operation [RT-47], [RT-48]; `false` when there is no room.
+    fn answer(&mut self, id: ConnId, late: Late) -> bool {
+        let Some(path) = self.paths.get_mut(id.path) else { return false };
+        let Some(conn) = path.conns.get_mut(usize::from(id.cid)) else { return false };
+        let op = self.ops.peek(late.op.slot);
+        let chunk = op.chunk;
+        let (queue, batch) = (&mut conn.queue, &mut self.batch);
+        let data = op.desc.filter(|_| late.errno == 0).map(|desc| {
+            let remote = Remote { addr: desc.addr, rkey: desc.key };
+            let own = || {
+                let offset = u64::from(chunk) * u64::from(self.config.geometry.chunk());
+                path.region.map(|region| MemRef { region, offset, len: desc.len })
+            };
+            let from = late.from.map(|from| MemRef { len: desc.len, ..from }).or_else(own);
+            (remote, from)
+        });
+        let inval = op.desc.filter(|_| op.inval).map(|desc| desc.key);
+        let imm = Imm::Done { id: chunk.into(), errno: late.errno, invalidated: inval.is_some() };
+        let imm = imm.to_u32();
+        // A write with the data can be the completion as well.
+        let joined = !path.refresh && inval.is_none();
+        let count = 1 + u32::from(inval.is_some()) + u32::from(data.is_some() && !joined);
+        if !queue.has_room(count) {
+            return false;
+        }
+        self.counters.answers += 1;
+        if let Some(key) = path.keys.get_mut(usize::from(chunk)) {
+            key.taken = false;
+            if path.refresh {
+                let old = key.rkey;
+                key.rkey = next_key(old);
+                batch.renew.push((path.port, old, key.rkey));
+                let msg = RkeyRsp { id: chunk, key: key.rkey }.emit();
+                path.own.buffer.write(path.own.key_msg(chunk).offset as usize, &msg);
+            }
+        }
+        let mut send = |kind, mem: Option<MemRef>, signal| {
+            queue.send(batch, id, Tag::REPLY, kind, mem.as_slice(), signal);
+        };
+        if let Some((remote, from)) = data {
+            if joined {
+                send(WrKind::WriteImm(remote, imm), from, Signal::InTurn);
+                return true;
+            }
+            send(WrKind::Write(remote), from, Signal::No);
+        }
+        if let Some(key) = inval {
+            send(WrKind::SendInv(key), None, Signal::No);
+        }
+        if path.refresh {
+            let mem = path.own.key_msg(chunk);
+            send(WrKind::SendImm(imm), Some(mem), Signal::InTurn);
+        } else {
+            send(WrKind::WriteImm(NOWHERE, imm), None, Signal::InTurn);
+        }
+        true
+    }
+
+    /// Answers HB_MSG [RT-62]. A client that sends more of them than it takes answers gets none.
+    pub(super) fn answer_heartbeat(&mut self, id: ConnId) {
+        if self.send_heartbeat(id, Imm::HbAck, Signal::InTurn) {
+            self.counters.heartbeats_answered += 1;
+        } else {
+            self.counters.heartbeats_dropped += 1;
+        }
+    }
+
+    /// Looks whether the client still answers [RT-60], [RT-88].
+    pub(super) fn beat(&mut self, now: Instant, id: PathId) {
+        let Some(heartbeat) = self.paths.get_mut(id).and_then(|path| path.heartbeat.as_mut())
+        else {
+            return;
+        };
+        match heartbeat.tick(now) {
+            HbDo::Nothing => {}
+            // A full queue is a question that is not answered either.
+            HbDo::SendMsg => {
+                if self.send_heartbeat(ConnId { path: id, cid: 0 }, Imm::HbMsg, Signal::Yes) {
+                    self.counters.heartbeats_sent += 1;
+                }
+            }
+            HbDo::Dead => self.close_path(now, id, CloseReason::Heartbeat),
+        }
+    }
+
+    fn send_heartbeat(&mut self, id: ConnId, imm: Imm, signal: Signal) -> bool {
+        let Some(conn) = self.paths.get_mut(id.path).and_then(|path| path.conns.first_mut()) else {
+            return false;
+        };
+        if conn.state != ConnState::Live || !conn.queue.has_reserve() {
+            return false;
+        }
+        let kind = WrKind::WriteImm(NOWHERE, imm.to_u32());
+        conn.queue.send(&mut self.batch, id, Tag::HEARTBEAT, kind, &[], signal);
+        true
+    }
+}

@@ -1,0 +1,134 @@
+//! Sessions: the memory a client's paths share.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use bowline_verbs::Buffer;
+use bowline_wire::rtrs::{Geometry, SessionName, Uuid};
+
+use super::SessId;
+use super::chunks::Chunk;
+use crate::Errno;
+
+/// What the upper layer knows of a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Link {
+    /// Nothing.
+    Down,
+    /// It was asked, and has not answered yet.
+    Asked,
+    /// It takes requests.
+    Up,
+}
+
+/// A session.
+#[derive(Debug)]
+pub(super) struct Session {
+    pub(super) id: SessId,
+    pub(super) uuid: Uuid,
+    pub(super) name: Option<SessionName>,
+    /// Who began it.
+    pub(super) from: IpAddr,
+    /// All chunks, one after the other.
+    pub(super) buffer: Arc<Buffer>,
+    pub(super) chunks: Vec<Chunk>,
+    /// Slots of its paths, oldest first.
+    pub(super) paths: Vec<u16>,
+    /// Operations not answered, those that wait not counted.
+    pub(super) running: usize,
+    /// Operations that wait for a chunk.
+    pub(super) waiting: usize,
+    pub(super) link: Link,
+}
+
+impl Session {
+    /// Makes the memory of a session. Only what is used of it is really there.
+    pub(super) fn new(
+        id: SessId,
+        uuid: Uuid,
+        from: IpAddr,
+        geometry: &Geometry,
+    ) -> Result<Self, Errno> {
+        let depth = usize::from(geometry.queue_depth());
+        let buffer = Buffer::new(depth * geometry.chunk() as usize).map_err(|_| Errno::ENOMEM)?;
+        Ok(Self {
+            id,
+            uuid,
+            name: None,
+            from,
+            buffer: Arc::new(buffer),
+            chunks: vec![Chunk::FREE; depth],
+            paths: Vec::new(),
+            running: 0,
+            waiting: 0,
+            link: Link::Down,
+        })
+    }
+
+    /// Tells whether nothing is left of it but what the upper layer has not answered yet.
+    pub(super) fn is_ending(&self) -> bool {
+        self.paths.is_empty()
+    }
+}
+
+/// All sessions of a server.
+#[derive(Debug, Default)]
+pub(super) struct Sessions {
+    slots: Vec<Slot>,
+    used: usize,
+}
+
+#[derive(Debug, Default)]
+struct Slot {
+    life: u32,
+    session: Option<Session>,
+}
+
+impl Sessions {
+    pub(super) const fn len(&self) -> usize {
+        self.used
+    }
+
+    /// Adds the session that `make` makes for the name it is given.
+    pub(super) fn add(
+        &mut self,
+        make: impl FnOnce(SessId) -> Result<Session, Errno>,
+    ) -> Result<&mut Session, Errno> {
+        let free = self.slots.iter().position(|slot| slot.session.is_none());
+        let at = free.unwrap_or(self.slots.len());
+        if free.is_none() {
+            self.slots.push(Slot::default());
+        }
+        let slot = &mut self.slots[at];
+        let session = make(SessId { slot: at as u32, life: slot.life })?;
+        self.used += 1;
+        Ok(slot.session.insert(session))
+    }
+
+    /// Removes a session; its memory goes with it.
+    pub(super) fn remove(&mut self, slot: u32) {
+        if let Some(slot) = self.slots.get_mut(slot as usize)
+            && slot.session.take().is_some()
+        {
+            slot.life = slot.life.wrapping_add(1);
+            self.used -= 1;
+        }
+    }
+
+    pub(super) fn get(&self, slot: u32) -> Option<&Session> {
+        self.slots.get(slot as usize)?.session.as_ref()
+    }
+
+    pub(super) fn get_mut(&mut self, slot: u32) -> Option<&mut Session> {
+        self.slots.get_mut(slot as usize)?.session.as_mut()
+    }
+
+    /// The session of this name, if it still is.
+    pub(super) fn find(&self, id: SessId) -> Option<&Session> {
+        self.get(id.slot).filter(|session| session.id == id)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Session> {
+        self.slots.iter().filter_map(|slot| slot.session.as_ref())
+    }
+}
