@@ -71,7 +71,7 @@ impl Shared {
             Lead::Nobody | Lead::Helper => st.lead = Lead::Helper,
         }
         let watching = st.lead == Lead::Helper;
-        if watching {
+        if st.lead != Lead::App {
             st.sleeping = None;
         }
         let timer = st.core.poll_timeout();

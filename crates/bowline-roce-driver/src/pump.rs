@@ -164,6 +164,9 @@ impl Shared {
     fn send_all(&self, mut now: Instant, burst: &mut Burst) {
         loop {
             let mut st = self.lock();
+            // A thread that sleeps is not to be woken for a late acknowledgement.
+            let looking = self.spin_ns > 0 && st.sleeping.is_none();
+            st.core.hold_acks(looking);
             if !st.core.poll_transmit(now, burst) {
                 self.settle(&mut st);
                 return;

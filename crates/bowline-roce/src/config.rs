@@ -31,6 +31,10 @@ pub struct Config {
     pub give_up: GiveUp,
     /// Shortest retransmission timer. The time of an answer comes on top of it [REQ-22].
     pub retransmit_min: Duration,
+    /// How long an acknowledgement may wait to go out with later answers, where only small ones go
+    /// out one by one; 0: not at all. See also
+    /// [`Device::hold_acks`](crate::Device::hold_acks).
+    pub ack_delay: Duration,
     /// The connection manager's own settings.
     pub cm: CmConfig,
     /// Bounds of number.
@@ -49,6 +53,7 @@ impl Default for Config {
             window: 240,
             give_up: GiveUp::default(),
             retransmit_min: Duration::from_millis(10),
+            ack_delay: Duration::from_micros(20),
             cm: CmConfig::default(),
             limits: Limits::default(),
         }

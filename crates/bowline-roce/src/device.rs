@@ -133,6 +133,12 @@ impl Device {
         self.shared.config.gso = gso;
     }
 
+    /// Tells whether acknowledgements may wait at all from now on: only while somebody looks for
+    /// what arrives anyway does it cost nothing to see to them a little later.
+    pub const fn hold_acks(&mut self, hold: bool) {
+        self.shared.hold_acks = hold;
+    }
+
     /// What has been counted.
     pub const fn counters(&self) -> &Counters {
         &self.shared.counters

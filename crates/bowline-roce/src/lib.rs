@@ -39,6 +39,7 @@ mod config;
 mod counters;
 mod cq;
 mod device;
+mod lateack;
 mod mr;
 mod mw;
 mod paths;

@@ -15,6 +15,7 @@ use bowline_verbs::{Error, QpAttr, QpInit, QpState, QpType, Qpn};
 
 use crate::burst::{Route, source_port, unconnected_source_port};
 use crate::config::Config;
+use crate::lateack::LateAck;
 use crate::paths::Creeping;
 use crate::rc::requester::{Requester, Settings};
 use crate::rc::responder::Responder;
@@ -40,6 +41,7 @@ pub(crate) struct Qp {
     /// over.
     pub(crate) requests_next: bool,
     pub(crate) replies_next: bool,
+    pub(crate) late_ack: LateAck,
     /// The entry of the timer heap that counts.
     pub(crate) timer_at: Option<Instant>,
     /// The first packet has come before RTS, and the program was told.

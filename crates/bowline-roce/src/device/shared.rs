@@ -2,6 +2,7 @@
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
+use std::time::Duration;
 
 use bowline_verbs::{Access, AsyncEvent, Completion, CqId, PdId, QpState, Qpn};
 
@@ -31,6 +32,7 @@ pub(crate) struct Name {
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) config: Config,
+    pub(crate) hold_acks: bool,
     pub(crate) mrs: MrTable,
     pub(crate) cqs: CqTable,
     pub(crate) counters: Counters,
@@ -72,8 +74,14 @@ impl Shared {
             urgent: VecDeque::new(),
             normal: VecDeque::new(),
             timers: BinaryHeap::new(),
+            hold_acks: true,
             config,
         }
+    }
+
+    /// How long an acknowledgement may wait.
+    pub(crate) fn ack_delay(&self) -> Duration {
+        if self.hold_acks { self.config.ack_delay } else { Duration::ZERO }
     }
 
     /// What both halves of a queue pair need to know of it.
@@ -132,11 +140,15 @@ impl Shared {
             self.events.push_back(Event::Async(AsyncEvent::SqDrained(qp.qpn)));
         }
         let (replies, requests, timer) = match &qp.halves {
-            Halves::Rc { requester, responder } => (
-                qp.state >= QpState::Rtr && responder.has_reply(),
-                qp.requests() && !responder.failed() && requester.has_work(),
-                earliest(requester.poll_timeout(), responder.poll_timeout()),
-            ),
+            Halves::Rc { requester, responder } => {
+                let late = qp.late_ack.waits(now).filter(|_| responder.has_one_ack());
+                let timer = earliest(requester.poll_timeout(), responder.poll_timeout());
+                (
+                    qp.state >= QpState::Rtr && responder.has_reply() && late.is_none(),
+                    qp.requests() && !responder.failed() && requester.has_work(),
+                    earliest(timer, late),
+                )
+            }
             Halves::Ud { sender, .. } => {
                 (false, qp.state == QpState::Rts && sender.len() > 0, None)
             }

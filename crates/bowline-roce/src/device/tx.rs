@@ -110,13 +110,15 @@ impl Shared {
         // An acknowledgement alone can wait for the end of a burst of requests; nothing is passed
         // over twice.
         let no_hurry = gso && responder.has_one_ack();
+        let late = responder.has_one_ack() && qp.late_ack.waits(now).is_some();
         let replies = responder.has_reply()
+            && !late
             && (!may_request || qp.replies_next || !(qp.requests_next || no_hurry));
-        let half = if may_request && !replies { Half::Requester } else { Half::Responder };
+        let half = if replies { Half::Responder } else { Half::Requester };
         qp.requests_next = half == Half::Responder;
         let mut outcome = Outcome::Idle;
         let mut carried = false;
-        while burst.has_room(gso) {
+        while (replies || may_request) && burst.has_room(gso) {
             let start = burst.bytes.len();
             let filled = match half {
                 Half::Responder => {
@@ -136,15 +138,26 @@ impl Shared {
                 break;
             }
         }
-        let joins = half == Half::Requester && !carried && outcome != Outcome::Failed;
+        let waits = late && burst.count == 0;
+        let joins = half == Half::Requester && !carried && !waits && outcome != Outcome::Failed;
         let room = burst.count == 0 || burst.has_room_for(gso, ACK_LEN);
-        if joins && room && responder.has_one_ack() {
+        let stays = joins
+            && burst.count == 1
+            && responder.has_one_ack()
+            && qp.late_ack.stay_behind(now, burst.bytes.len(), self.ack_delay());
+        if joins && room && !stays && responder.has_one_ack() {
             let start = burst.bytes.len();
             if responder.fill_reply(&mut self.rx(now, name), name.dest_qpn, &mut burst.bytes) {
                 carried = !burst.add(start, carry);
             }
         }
-        qp.replies_next = half == Half::Requester && responder.has_reply();
+        if !responder.has_reply() {
+            qp.late_ack.gone();
+        }
+        qp.replies_next = half == Half::Requester && !stays && responder.has_reply();
+        if half == Half::Requester {
+            requester.end_burst(burst.count);
+        }
         self.after(now, qp, outcome, false);
         carried
     }

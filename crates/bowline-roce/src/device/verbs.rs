@@ -9,6 +9,7 @@ use bowline_verbs::{
 };
 
 use super::Device;
+use crate::lateack::LateAck;
 use crate::paths::Creeping;
 use crate::qp::{Halves, Qp};
 use crate::time::Instant;
@@ -227,6 +228,7 @@ impl Device {
             in_normal: false,
             requests_next: false,
             replies_next: false,
+            late_ack: LateAck::default(),
             timer_at: None,
             heard: false,
             draining: None,

@@ -85,7 +85,7 @@ impl Requester {
         // REQ-8: at the end of every message, and often enough that the window cannot stall.
         let filling = psn.since(self.una) + 1 >= self.window;
         let ask =
-            alone || last || one_packet || filling || self.unasked + 1 >= (self.window / 4).max(1);
+            alone || last || one_packet || filling || self.unasked + 1 >= (self.window / 3).max(1);
         let opcode = opcode(&request.op, sent == 0, last);
         let ends_send = last
             && matches!(
@@ -196,6 +196,18 @@ impl Requester {
             self.arm(ctx.now);
         }
         true
+    }
+}
+
+impl Requester {
+    /// A burst of `count` packets has ended. If the window has no room for another such burst, that
+    /// waits: what asks for the acknowledgements it waits for is on its way, and a burst of a few
+    /// packets costs nearly as much as a whole one.
+    pub(crate) fn end_burst(&mut self, count: usize) {
+        let room = self.window.saturating_sub(self.next.since(self.una));
+        if room < (count as u32).min(self.window / 4) {
+            self.full = true;
+        }
     }
 }
 
