@@ -75,7 +75,10 @@ impl Shared {
             st.sleeping = None;
         }
         let timer = st.core.poll_timeout();
-        if timer.is_some_and(|at| at <= now) {
+        // Whoever polls or waits sees to timers and to what is to be sent: with this thread at it too,
+        // that one would have to wait for it, on one processor for as long as the scheduler likes.
+        let patience = if watching { 0 } else { TICK_ACTIVE_NS };
+        if timer.is_some_and(|at| at.as_nanos().saturating_add(patience) <= now.as_nanos()) {
             drop(st);
             self.run_timers();
             return true;
@@ -101,7 +104,9 @@ impl Shared {
             Some(Duration::from_nanos(memory.tick_ns))
         };
         drop(st);
-        self.flush_rest();
+        if watching {
+            self.flush_rest();
+        }
         let limit = if self.capture.is_some() {
             self.flush_capture();
             Some(limit.map_or(CAPTURE_FLUSH, |limit| limit.min(CAPTURE_FLUSH)))

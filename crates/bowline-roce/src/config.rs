@@ -53,7 +53,7 @@ impl Default for Config {
             window: 240,
             give_up: GiveUp::default(),
             retransmit_min: Duration::from_millis(10),
-            ack_delay: Duration::from_micros(20),
+            ack_delay: Duration::from_micros(50),
             cm: CmConfig::default(),
             limits: Limits::default(),
         }

@@ -25,11 +25,12 @@ impl LateAck {
     /// A request of `len` bytes is about to go out alone: tells whether the acknowledgement may stay
     /// behind, at most for `delay`.
     pub(crate) fn stay_behind(&mut self, now: Instant, len: usize, delay: Duration) -> bool {
-        if len > SMALL || delay.is_zero() || self.passed == PASSED_MAX {
+        let until = self.until.unwrap_or(now + delay);
+        if len > SMALL || until <= now || self.passed == PASSED_MAX {
             return false;
         }
         self.passed += 1;
-        self.until = Some(self.until.unwrap_or(now + delay));
+        self.until = Some(until);
         true
     }
 
@@ -63,6 +64,9 @@ mod tests {
         assert!(!ack.stay_behind(at(15_000), 100, delay));
         assert_eq!(ack.waits(at(20_000)), None);
         ack.gone();
-        assert!(ack.stay_behind(at(30_000), 100, delay));
+        assert!(ack.stay_behind(at(21_000), 100, delay));
+        assert!(!ack.stay_behind(at(41_000), 100, delay));
+        ack.gone();
+        assert!(ack.stay_behind(at(50_000), 100, delay));
     }
 }

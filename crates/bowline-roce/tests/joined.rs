@@ -3,6 +3,7 @@
 mod common;
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use bowline_roce::{Burst, Config, IdentHint};
 use bowline_verbs::SendOp;
@@ -12,7 +13,8 @@ use common::{Pair, Setup};
 /// Side 0 sends, and side 1 has something of this length to send before it acknowledges; returns
 /// the opcodes of the bursts of side 1.
 fn bursts(gso: bool, len: usize) -> Vec<Vec<Opcode>> {
-    let config = Config { gso, ..Config::default() };
+    // Acknowledgements that wait are tested in late.rs.
+    let config = Config { gso, ack_delay: Duration::ZERO, ..Config::default() };
     let mut pair = Pair::new(&Setup { config, ..Setup::default() });
     for side in 0..2 {
         let room = [pair.nodes[side].sge(0, 4096)];

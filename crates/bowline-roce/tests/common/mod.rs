@@ -99,7 +99,7 @@ impl Node {
         self.buffer.write(offset, &pattern(len, seed));
     }
 
-    fn take(&mut self) {
+    pub fn take(&mut self) {
         self.dev.poll_cq(self.send_cq, &mut self.sent, usize::MAX).unwrap();
         self.dev.poll_cq(self.recv_cq, &mut self.received, usize::MAX).unwrap();
         while let Some(event) = self.dev.poll_event() {
