@@ -1,0 +1,291 @@
+//! Requests on their way: cut into pieces, in slots, and put together again.
+
+use std::collections::VecDeque;
+
+use bowline_wire::rnbd::{self as wire, Io, IoFlags};
+use bowline_wire::rtrs::Dir;
+use bowline_wire::time::Instant;
+
+use super::device::Device;
+use super::split::first_piece;
+use super::{DiskRequest, DiskStats, DoneIo, Piece, SendIo, State};
+use crate::{Errno, IoOp};
+
+/// A range of a request that is not at the server, or one piece of it that is.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Work {
+    pub(super) parent: u32,
+    op: IoOp,
+    offset: u64,
+    len: u32,
+    /// From which byte of the region on.
+    mem_at: u64,
+}
+
+#[derive(Debug)]
+struct Parent<D> {
+    request: DiskRequest<()>,
+    /// Taken when the result was told: once nothing is left to do, or when time was up.
+    done: Option<D>,
+    /// Works that wait and pieces that are under way.
+    left: u32,
+    errno: i32,
+    /// A flush follows the data, since the server has no FUA.
+    flush_after: bool,
+    life: u32,
+}
+
+#[derive(Debug)]
+pub(super) struct Queue<D> {
+    parents: Vec<Option<Parent<D>>>,
+    free_parents: Vec<u32>,
+    slots: Vec<Option<(u32, Work)>>,
+    free_slots: Vec<u16>,
+    /// Works that wait in all devices.
+    pub(super) waiting: usize,
+    /// The device whose turn it is.
+    turn: usize,
+    timeouts: VecDeque<(Instant, u32, u32)>,
+    lives: u32,
+    pub(super) done: Vec<DoneIo<D>>,
+}
+
+impl<D> Queue<D> {
+    pub(super) fn new(slots: u16) -> Self {
+        Self {
+            parents: Vec::new(),
+            free_parents: Vec::new(),
+            slots: vec![None; usize::from(slots)],
+            free_slots: (0..slots).rev().collect(),
+            waiting: 0,
+            turn: 0,
+            timeouts: VecDeque::new(),
+            lives: 0,
+            done: Vec::new(),
+        }
+    }
+
+    pub(super) fn in_flight(&self) -> u32 {
+        u32::try_from(self.slots.len() - self.free_slots.len()).unwrap_or(u32::MAX)
+    }
+
+    /// Answers a request that is not carried out.
+    pub(super) fn refuse(&mut self, done: D, errno: i32, stats: Option<&mut DiskStats>) {
+        if let Some(stats) = stats.filter(|_| errno != 0) {
+            stats.errors += 1;
+        }
+        self.done.push(DoneIo { done, errno });
+    }
+
+    /// Takes a request in; the work returned has to wait in its device.
+    pub(super) fn admit(
+        &mut self,
+        request: DiskRequest<D>,
+        flush_after: bool,
+        timeout: Option<Instant>,
+    ) -> Work {
+        let DiskRequest { op, offset, len, fua, nounmap, mem, done } = request;
+        let request = DiskRequest { op, offset, len, fua, nounmap, mem, done: () };
+        self.lives = self.lives.wrapping_add(1);
+        let life = self.lives;
+        let entry = Parent { request, done: Some(done), left: 1, errno: 0, flush_after, life };
+        let parent = match self.free_parents.pop() {
+            Some(at) => {
+                self.parents[at as usize] = Some(entry);
+                at
+            }
+            None => {
+                self.parents.push(Some(entry));
+                u32::try_from(self.parents.len() - 1).expect("fewer requests than 2^32")
+            }
+        };
+        if let Some(at) = timeout {
+            self.timeouts.push_back((at, parent, life));
+        }
+        let mem_at = mem.map_or(0, |(_, at)| at);
+        Work { parent, op, offset, len, mem_at }
+    }
+
+    /// Counts one work or piece of a request as over. Returns a flush that has to follow.
+    pub(super) fn finish(
+        &mut self,
+        parent: u32,
+        errno: i32,
+        stats: Option<&mut DiskStats>,
+    ) -> Option<Work> {
+        let slot = self.parents.get_mut(parent as usize)?;
+        let entry = slot.as_mut()?;
+        entry.left -= 1;
+        if entry.errno == 0 {
+            entry.errno = errno;
+        }
+        if entry.left > 0 {
+            return None;
+        }
+        if entry.errno == 0 && entry.done.is_some() && std::mem::take(&mut entry.flush_after) {
+            entry.left = 1;
+            return Some(Work { parent, op: IoOp::Flush, offset: 0, len: 0, mem_at: 0 });
+        }
+        let entry = slot.take()?;
+        self.free_parents.push(parent);
+        if let Some(stats) = stats {
+            count(stats, &entry.request, entry.errno);
+        }
+        self.done.extend(entry.done.map(|done| DoneIo { done, errno: entry.errno }));
+        None
+    }
+
+    /// Frees a slot; returns its device and work.
+    pub(super) fn free(&mut self, slot: u16) -> Option<(u32, Work)> {
+        let taken = self.slots.get_mut(usize::from(slot))?.take()?;
+        self.free_slots.push(slot);
+        Some(taken)
+    }
+
+    /// Fills the free slots, by turns from all devices that are open.
+    pub(super) fn pump(
+        &mut self,
+        devices: &mut [Option<Device>],
+        nounmap: bool,
+        into: &mut Vec<SendIo>,
+    ) {
+        let count = devices.len();
+        let mut idle = 0;
+        while idle < count && self.waiting > 0 && !self.free_slots.is_empty() {
+            let index = self.turn % count;
+            self.turn = index + 1;
+            let device = devices[index].as_mut().filter(|d| d.state == State::Open);
+            let sent = device.and_then(|device| {
+                let index = u32::try_from(index).ok()?;
+                self.send_one(index, device, nounmap)
+            });
+            match sent {
+                Some(io) => {
+                    idle = 0;
+                    into.push(io);
+                }
+                None => idle += 1,
+            }
+        }
+    }
+
+    fn send_one(&mut self, index: u32, device: &mut Device, nounmap: bool) -> Option<SendIo> {
+        let limits = device.limits.as_ref()?;
+        loop {
+            let work = device.waiting.front_mut()?;
+            let entry = self.parents[work.parent as usize].as_mut()?;
+            if entry.done.is_none() {
+                // Time was up before it could go out.
+                let parent = work.parent;
+                device.waiting.pop_front();
+                self.waiting -= 1;
+                self.finish(parent, 0, Some(&mut device.stats));
+                continue;
+            }
+            let slot = *self.free_slots.last()?;
+            let len = first_piece(limits, work.op, work.offset, work.len);
+            let piece = Work { len, ..*work };
+            let request = entry.request;
+            if len < work.len {
+                entry.left += 1;
+                work.offset += u64::from(len);
+                work.mem_at += u64::from(len);
+                work.len -= len;
+            } else {
+                device.waiting.pop_front();
+                self.waiting -= 1;
+            }
+            self.free_slots.pop();
+            self.slots[usize::from(slot)] = Some((index, piece));
+            device.in_flight += 1;
+            let fua = request.fua && limits.fua;
+            let io = message(device.wire_id, &piece, fua, request.nounmap && nounmap);
+            let dir = match piece.op {
+                IoOp::Read | IoOp::Flush => Dir::Read,
+                _ => Dir::Write,
+            };
+            let data = request.mem.filter(|_| piece.op.has_data());
+            let data = data.map(|(region, _)| Piece { region, offset: piece.mem_at, len });
+            return Some(SendIo { slot, dir, usr: io.emit(), data });
+        }
+    }
+
+    pub(super) fn next_timeout(&self) -> Option<Instant> {
+        self.timeouts.front().map(|&(at, ..)| at)
+    }
+
+    /// Answers requests that take too long. What is at the server stays there.
+    pub(super) fn time_out(&mut self, now: Instant) {
+        while let Some(&(at, parent, life)) = self.timeouts.front().filter(|t| t.0 <= now) {
+            self.timeouts.pop_front();
+            debug_assert!(at <= now, "in order, since all wait equally long");
+            let entry = self.parents.get_mut(parent as usize).and_then(Option::as_mut);
+            let Some(entry) = entry.filter(|entry| entry.life == life) else { continue };
+            let Some(done) = entry.done.take() else { continue };
+            // Counted as an error when the last piece is back.
+            entry.errno = Errno::ETIMEDOUT.neg();
+            self.done.push(DoneIo { done, errno: Errno::ETIMEDOUT.neg() });
+        }
+        // Those that were answered in time need no entry.
+        while let Some(&(_, parent, life)) = self.timeouts.front() {
+            let entry = self.parents.get(parent as usize).and_then(Option::as_ref);
+            if entry.is_some_and(|entry| entry.life == life && entry.done.is_some()) {
+                break;
+            }
+            self.timeouts.pop_front();
+        }
+    }
+
+    pub(super) fn check_invariants(&self, devices: &[Option<Device>]) {
+        let mut left = vec![0; self.parents.len()];
+        for work in devices.iter().flatten().flat_map(|device| &device.waiting) {
+            left[work.parent as usize] += 1;
+        }
+        for (_, work) in self.slots.iter().flatten() {
+            left[work.parent as usize] += 1;
+        }
+        for (at, parent) in self.parents.iter().enumerate() {
+            let counted = parent.as_ref().map_or(0, |parent| parent.left);
+            assert_eq!(left[at], counted, "what is left of request {at}");
+        }
+        let taken = self.slots.iter().flatten().count();
+        assert_eq!(taken + self.free_slots.len(), self.slots.len(), "slots");
+    }
+}
+
+fn message(device: u32, piece: &Work, fua: bool, nounmap: bool) -> Io {
+    // As kernel clients set them [NB-12] [NB-13].
+    let (op, flags) = match piece.op {
+        IoOp::Read => (wire::OP_READ, IoFlags::SYNC),
+        IoOp::Write if fua => (wire::OP_WRITE, IoFlags::SYNC | IoFlags::FUA),
+        IoOp::Write => (wire::OP_WRITE, IoFlags::SYNC),
+        IoOp::Flush => (wire::OP_FLUSH, IoFlags::SYNC | IoFlags::FUA),
+        IoOp::Discard => (wire::OP_DISCARD, IoFlags::SYNC),
+        IoOp::SecureErase => (wire::OP_SECURE_ERASE, IoFlags::SYNC),
+        IoOp::WriteZeroes if nounmap => (wire::OP_WRITE_ZEROES, IoFlags::SYNC | IoFlags::NOUNMAP),
+        IoOp::WriteZeroes => (wire::OP_WRITE_ZEROES, IoFlags::SYNC),
+    };
+    let sector = if piece.op == IoOp::Flush { u64::MAX } else { piece.offset / 512 };
+    Io { device, sector, op, flags, len: piece.len, prio: 0 }
+}
+
+fn count(stats: &mut DiskStats, request: &DiskRequest<()>, errno: i32) {
+    let bytes = u64::from(request.len);
+    let (requests, total) = match request.op {
+        _ if errno != 0 => {
+            stats.errors += 1;
+            return;
+        }
+        IoOp::Flush => {
+            stats.flushes += 1;
+            return;
+        }
+        IoOp::Read => (&mut stats.reads, &mut stats.read_bytes),
+        IoOp::Write => (&mut stats.writes, &mut stats.written_bytes),
+        IoOp::Discard | IoOp::SecureErase | IoOp::WriteZeroes => {
+            (&mut stats.discards, &mut stats.discarded_bytes)
+        }
+    };
+    *requests += 1;
+    *total += bytes;
+}

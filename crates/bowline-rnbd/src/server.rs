@@ -1,0 +1,518 @@
+//! The server's side: sessions, their open devices, and who may write to what.
+//!
+//! ```text
+//!  message --> Act::Reply            answer it now
+//!              Act::Io               storage works; io_done() when it has
+//!              Act::Open --> the glue opens the export --> opened() --.
+//!              Act::Later                                             +--> poll_answer()
+//!              (CLOSE with IO running) --> last io_done() ------------'
+//! ```
+//!
+//! After every call drain [`Core::poll_answer`] and [`Core::poll_release`]. Spec:
+//! `docs/spec/rnbd.md`, rules `[NB-n]`.
+
+mod check;
+mod session;
+
+use std::collections::{BTreeMap, VecDeque};
+
+use bowline_wire::rnbd::{
+    self as wire, Access, OPEN_RSP_LEN, Request, SESS_INFO_LEN, VERSION_MAJOR,
+};
+use bowline_wire::rtrs::Dir;
+
+use crate::access::Writers;
+use crate::limits::open_rsp;
+use crate::{Errno, IoOp, Limits};
+use check::{Context, check};
+use session::{Closing, Device, Session};
+
+/// A session, by a number of the caller's choosing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SessKey(pub u64);
+
+/// An open backing device, by a number of the caller's choosing. Two names of one backing device
+/// must give the same number: access is arbitrated by it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ExportId(pub u32);
+
+/// A message whose answer comes later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Ticket(pub u32);
+
+/// One open device of one session; another open under the same id has another life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct OpenId {
+    /// Its session.
+    pub session: SessKey,
+    /// Its id within the session.
+    pub device: u32,
+    /// Counts opens.
+    pub life: u32,
+}
+
+/// What the answer carries besides its errno. On errors it is always nothing [NB-3].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reply {
+    /// Nothing.
+    None,
+    /// A SESS_INFO_RSP.
+    SessInfo([u8; SESS_INFO_LEN]),
+    /// An OPEN_RSP.
+    Open([u8; OPEN_RSP_LEN]),
+}
+
+impl Reply {
+    /// Returns the bytes to write into the data area of the request.
+    pub fn bytes(&self) -> &[u8] {
+        match self {
+            Self::None => &[],
+            Self::SessInfo(bytes) => bytes,
+            Self::Open(bytes) => bytes,
+        }
+    }
+}
+
+/// What to do with a message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Act {
+    /// Answer it.
+    Reply {
+        /// 0 or a negative errno.
+        errno: i32,
+        /// What goes with it.
+        data: Reply,
+    },
+    /// Find and open the export, then call [`Core::opened`]; the answer comes by
+    /// [`Core::poll_answer`].
+    Open {
+        /// Names the message in the answer.
+        ticket: Ticket,
+        /// As sent; no `..` in it [NB-17].
+        name: Vec<u8>,
+        /// What is asked for.
+        access: Access,
+    },
+    /// The answer comes by [`Core::poll_answer`].
+    Later {
+        /// Names the message in the answer.
+        ticket: Ticket,
+    },
+    /// Do the IO, call [`Core::io_done`], and answer with [`bowline_wire::rnbd::status_of_errno`]
+    /// of its error.
+    Io {
+        /// What it goes to.
+        export: ExportId,
+        /// What to do.
+        io: CheckedIo,
+    },
+}
+
+/// An IO that was found good. It was counted: [`Core::io_done`] must follow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CheckedIo {
+    /// What to do.
+    pub op: IoOp,
+    /// From which byte on.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u32,
+    /// Tells whether a write must be durable before its answer.
+    pub fua: bool,
+    /// Tells whether a flush must be done before the write.
+    pub preflush: bool,
+    /// Tells whether zeroed bytes must stay allocated.
+    pub nounmap: bool,
+    /// Linux IO priority, 0 when none was given [NB-11].
+    pub prio: u16,
+    /// By which open it came.
+    pub open: OpenId,
+}
+
+/// The answer to a message that had to wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// The message.
+    pub ticket: Ticket,
+    /// 0 or a negative errno.
+    pub errno: i32,
+    /// What goes with it.
+    pub data: Reply,
+}
+
+/// One open device, for the control tree.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpenInfo {
+    /// Which it is.
+    pub id: OpenId,
+    /// Name of the session.
+    pub session_name: String,
+    /// What it opened.
+    pub export: ExportId,
+    /// The name it was opened by.
+    pub mapping_path: Vec<u8>,
+    /// How it was opened.
+    pub access: Access,
+    /// IOs in the hands of storage.
+    pub in_flight: u32,
+}
+
+/// Caps of what peers may make the server keep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CoreLimits {
+    /// Devices of one session at most, reserved ids included [NB-50].
+    pub devices_per_session: usize,
+}
+
+impl Default for CoreLimits {
+    fn default() -> Self {
+        Self { devices_per_session: 1024 }
+    }
+}
+
+#[derive(Debug)]
+struct Opening {
+    session: SessKey,
+    name: Vec<u8>,
+    access: Access,
+    /// The first asked for it; others named the same while it was being opened.
+    tickets: Vec<Ticket>,
+}
+
+#[derive(Debug, Default)]
+struct Export {
+    writers: Writers,
+    opens: u32,
+}
+
+/// All sessions of one server.
+#[derive(Debug)]
+pub struct Core {
+    limits: CoreLimits,
+    sessions: BTreeMap<SessKey, Session>,
+    exports: BTreeMap<ExportId, Export>,
+    /// By the first ticket of each.
+    opening: BTreeMap<Ticket, Opening>,
+    tickets: u32,
+    lives: u32,
+    answers: VecDeque<Answer>,
+    releases: VecDeque<ExportId>,
+}
+
+const fn reply(errno: Errno) -> Act {
+    Act::Reply { errno: errno.neg(), data: Reply::None }
+}
+
+const SUCCESS: Act = Act::Reply { errno: 0, data: Reply::None };
+
+impl Core {
+    /// Makes a server without sessions.
+    pub const fn new(limits: CoreLimits) -> Self {
+        Self {
+            limits,
+            sessions: BTreeMap::new(),
+            exports: BTreeMap::new(),
+            opening: BTreeMap::new(),
+            tickets: 0,
+            lives: 0,
+            answers: VecDeque::new(),
+            releases: VecDeque::new(),
+        }
+    }
+
+    /// Takes note of a new session [NB-15].
+    pub fn link_up(&mut self, key: SessKey, name: &str) {
+        let session = Session::new(name, self.limits.devices_per_session);
+        if let Some(former) = self.sessions.insert(key, session) {
+            self.release_all(&former);
+        }
+    }
+
+    /// Forgets a session and closes its devices [NB-15].
+    pub fn link_down(&mut self, key: SessKey) {
+        if let Some(session) = self.sessions.remove(&key) {
+            self.release_all(&session);
+        }
+        for opening in self.opening.values_mut().filter(|opening| opening.session == key) {
+            let tickets = opening.tickets.drain(..);
+            self.answers.extend(tickets.map(|ticket| Answer {
+                ticket,
+                errno: Errno::ENODEV.neg(),
+                data: Reply::None,
+            }));
+        }
+    }
+
+    /// Handles the user message of one request. `room` is what a READ can take back, `data_len`
+    /// what its chunk holds besides the message.
+    pub fn message(&mut self, key: SessKey, dir: Dir, room: u32, data_len: u32, usr: &[u8]) -> Act {
+        let Some(session) = self.sessions.get_mut(&key) else { return reply(Errno::ENODEV) };
+        // Lengths come before any field [NB-22].
+        let Ok(request) = wire::parse(usr) else { return reply(Errno::EINVAL) };
+        let room_for =
+            |len: usize| dir == Dir::Read && usize::try_from(room).is_ok_and(|r| r >= len);
+        match request {
+            Request::Io(io) => {
+                let prio = if session.version >= VERSION_MAJOR { io.prio } else { 0 };
+                let Some(device) = session.device(io.device) else {
+                    return reply(Errno::ENOTCONN);
+                };
+                let ctx = Context { limits: &device.limits, access: device.access, dir, data_len };
+                let good = match check(ctx, &io) {
+                    Ok(Some(good)) => good,
+                    Ok(None) => return SUCCESS,
+                    Err(errno) => return reply(errno),
+                };
+                device.in_flight += 1;
+                let open = OpenId { session: key, device: io.device, life: device.life };
+                Act::Io {
+                    export: device.export,
+                    io: CheckedIo {
+                        op: good.op,
+                        offset: good.offset,
+                        len: good.len,
+                        fua: good.fua,
+                        preflush: good.preflush,
+                        nounmap: good.nounmap,
+                        prio,
+                        open,
+                    },
+                }
+            }
+            Request::SessInfo { ver } => {
+                if !room_for(SESS_INFO_LEN) {
+                    return reply(Errno::EINVAL);
+                }
+                session.version = ver.min(VERSION_MAJOR);
+                let data = Reply::SessInfo(wire::emit_sess_info_rsp(session.version));
+                Act::Reply { errno: 0, data }
+            }
+            Request::Open { access, name } => {
+                if !room_for(OPEN_RSP_LEN) {
+                    return reply(Errno::EINVAL);
+                }
+                self.open(key, access, name)
+            }
+            Request::Close { id } => self.close(key, id),
+        }
+    }
+
+    /// Handles an OPEN up to the point where the export is needed [NB-17].
+    fn open(&mut self, key: SessKey, access: u8, name: &[u8]) -> Act {
+        let Some(session) = self.sessions.get_mut(&key) else { return reply(Errno::ENODEV) };
+        if let Some((id, device)) = session.by_name(name) {
+            // Asked again, whatever the mode now: the same id. A client that lost its state, and a
+            // failover that repeats the message, rely on it.
+            let data = Reply::Open(open_rsp(id, &device.limits).emit());
+            return Act::Reply { errno: 0, data };
+        }
+        let Some(access) = Access::parse(access) else { return reply(Errno::EINVAL) };
+        if name.windows(2).any(|two| two == b"..") {
+            return reply(Errno::EINVAL);
+        }
+        let ticket = Ticket(self.tickets);
+        self.tickets = self.tickets.wrapping_add(1);
+        let same = |opening: &&mut Opening| opening.session == key && opening.name == name;
+        if let Some(opening) = self.opening.values_mut().find(same) {
+            opening.tickets.push(ticket);
+            return Act::Later { ticket };
+        }
+        let name = name.to_vec();
+        let opening = Opening { session: key, name: name.clone(), access, tickets: vec![ticket] };
+        self.opening.insert(ticket, opening);
+        Act::Open { ticket, name, access }
+    }
+
+    /// Tells how opening the export went. On success the export was opened once for this: it comes
+    /// back by [`Core::poll_release`] when it is needed no longer.
+    pub fn opened(&mut self, ticket: Ticket, result: Result<(ExportId, Limits), Errno>) {
+        let Some(opening) = self.opening.remove(&ticket) else {
+            self.releases.extend(result.ok().map(|(export, _)| export));
+            return;
+        };
+        let answer = match result {
+            Err(errno) => Err(errno),
+            Ok((export, limits)) => {
+                let admitted = self.admit(&opening, export, limits);
+                if admitted.is_err() {
+                    self.releases.push_back(export);
+                }
+                admitted.map(|id| Reply::Open(open_rsp(id, &limits).emit()))
+            }
+        };
+        for ticket in opening.tickets {
+            let (errno, data) = match answer {
+                Ok(data) => (0, data),
+                Err(errno) => (errno.neg(), Reply::None),
+            };
+            self.answers.push_back(Answer { ticket, errno, data });
+        }
+    }
+
+    /// Steps 5 to 7 of an OPEN, once the export is open [NB-17] [NB-19] [NB-58].
+    fn admit(&mut self, opening: &Opening, export: ExportId, limits: Limits) -> Result<u32, Errno> {
+        let session = self.sessions.get_mut(&opening.session).ok_or(Errno::ENODEV)?;
+        if limits.read_only && opening.access != Access::Ro {
+            return Err(Errno::EACCES);
+        }
+        let mut entry = self.exports.get(&export).map_or_else(Writers::default, |e| e.writers);
+        entry.admit(opening.access)?;
+        if session.devices.iter().any(|(_, device)| device.export == export) {
+            return Err(Errno::EEXIST);
+        }
+        self.lives = self.lives.wrapping_add(1);
+        let device = Device {
+            export,
+            limits,
+            name: opening.name.clone(),
+            access: opening.access,
+            life: self.lives,
+            in_flight: 0,
+            closing: None,
+        };
+        let id = session.devices.insert(device).map_err(|_| Errno::ENOMEM)?;
+        let kept = self.exports.entry(export).or_default();
+        kept.writers = entry;
+        kept.opens += 1;
+        Ok(id)
+    }
+
+    /// Handles a CLOSE [NB-20].
+    fn close(&mut self, key: SessKey, id: u32) -> Act {
+        let Some(session) = self.sessions.get_mut(&key) else { return reply(Errno::ENODEV) };
+        let Some(device) = session.devices.get_mut(id) else {
+            // The peer is done with an id that was closed under it.
+            session.devices.unreserve(id);
+            return SUCCESS;
+        };
+        if device.in_flight == 0 && device.closing.is_none() {
+            self.finish_close(key, id);
+            return SUCCESS;
+        }
+        let ticket = Ticket(self.tickets);
+        self.tickets = self.tickets.wrapping_add(1);
+        let closing = device.closing.get_or_insert_default();
+        closing.reserve = false;
+        closing.tickets.push(ticket);
+        Act::Later { ticket }
+    }
+
+    /// Closes a device whose peer has not asked for it. Its id is not given out again before the
+    /// peer closes it too; IO on it gets -ENOTCONN [NB-21].
+    ///
+    /// # Errors
+    /// `ENODEV` when there is no such open device.
+    pub fn force_close(&mut self, open: OpenId) -> Result<(), Errno> {
+        let session = self.sessions.get_mut(&open.session).ok_or(Errno::ENODEV)?;
+        let device = session.device(open.device).filter(|device| device.life == open.life);
+        let device = device.ok_or(Errno::ENODEV)?;
+        device.closing = Some(Closing { tickets: Vec::new(), reserve: true });
+        if device.in_flight == 0 {
+            self.finish_close(open.session, open.device);
+        }
+        Ok(())
+    }
+
+    /// Tells that storage has finished an IO. An open that is gone is ignored.
+    pub fn io_done(&mut self, open: OpenId) {
+        let Some(session) = self.sessions.get_mut(&open.session) else { return };
+        let device = session.devices.get_mut(open.device);
+        let Some(device) = device.filter(|device| device.life == open.life) else { return };
+        device.in_flight = device.in_flight.saturating_sub(1);
+        if device.in_flight == 0 && device.closing.is_some() {
+            self.finish_close(open.session, open.device);
+        }
+    }
+
+    fn finish_close(&mut self, key: SessKey, id: u32) {
+        let Some(session) = self.sessions.get_mut(&key) else { return };
+        let closing = session.devices.get_mut(id).and_then(|device| device.closing.take());
+        let closing = closing.unwrap_or_default();
+        let Some(device) = session.devices.remove(id, closing.reserve) else { return };
+        let answers = closing.tickets.into_iter();
+        self.answers.extend(answers.map(|ticket| Answer { ticket, errno: 0, data: Reply::None }));
+        self.release(&device);
+    }
+
+    fn release_all(&mut self, session: &Session) {
+        for (_, device) in session.devices.iter() {
+            let closing = device.closing.iter().flat_map(|closing| &closing.tickets);
+            let gone = closing.map(|&ticket| Answer { ticket, errno: 0, data: Reply::None });
+            self.answers.extend(gone);
+            self.release(device);
+        }
+    }
+
+    fn release(&mut self, device: &Device) {
+        if let Some(export) = self.exports.get_mut(&device.export) {
+            export.writers.leave(device.access);
+            export.opens -= 1;
+            if export.opens == 0 {
+                self.exports.remove(&device.export);
+            }
+        }
+        self.releases.push_back(device.export);
+    }
+
+    /// Takes over that the storage of an export has changed; open devices are judged by it from now
+    /// on. Peers learn of it when they open again.
+    pub fn set_limits(&mut self, export: ExportId, limits: Limits) {
+        for device in self.sessions.values_mut().flat_map(|s| s.devices.iter_mut()) {
+            if device.export == export {
+                device.limits = limits;
+            }
+        }
+    }
+
+    /// Returns the next answer to a message that had to wait.
+    pub fn poll_answer(&mut self) -> Option<Answer> {
+        self.answers.pop_front()
+    }
+
+    /// Returns the next export that one open needs no longer.
+    pub fn poll_release(&mut self) -> Option<ExportId> {
+        self.releases.pop_front()
+    }
+
+    /// Returns every open device, in the order of sessions and ids.
+    pub fn opens(&self) -> Vec<OpenInfo> {
+        let all = self.sessions.iter();
+        all.flat_map(|(&key, session)| {
+            session.devices.iter().map(move |(id, device)| OpenInfo {
+                id: OpenId { session: key, device: id, life: device.life },
+                session_name: session.name.clone(),
+                export: device.export,
+                mapping_path: device.name.clone(),
+                access: device.access,
+                in_flight: device.in_flight,
+            })
+        })
+        .collect()
+    }
+
+    /// Asserts what must hold between calls; for tests and the simulator.
+    ///
+    /// # Panics
+    /// When it does not.
+    pub fn check_invariants(&self) {
+        let mut seen: BTreeMap<ExportId, (u32, u32)> = BTreeMap::new();
+        for session in self.sessions.values() {
+            let mut names: Vec<_> = session.devices.iter().map(|(_, d)| d.export).collect();
+            names.sort_unstable();
+            names.dedup();
+            assert_eq!(names.len(), session.devices.iter().count(), "one export opened twice");
+            for (_, device) in session.devices.iter() {
+                let (opens, writers) = seen.entry(device.export).or_default();
+                *opens += 1;
+                *writers += u32::from(device.access != Access::Ro);
+                assert!(device.closing.is_none() || device.in_flight > 0, "closed long ago");
+            }
+        }
+        let kept = self.exports.iter().map(|(&id, e)| (id, (e.opens, e.writers.count())));
+        assert!(seen.into_iter().eq(kept), "opens and exports disagree");
+    }
+}
+
+#[cfg(test)]
+mod tests;
