@@ -1,1 +1,3 @@
 //! RNBD over RTRS: exports served to clients, and disks of other machines as block devices.
+
+pub mod tree;

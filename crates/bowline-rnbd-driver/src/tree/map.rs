@@ -1,0 +1,179 @@
+//! What is written to `map_device`.
+
+use std::{fmt, str::FromStr};
+
+use bowline_ctl::{
+    Errno, PathSpec,
+    errno::{EINVAL, ENODEV, ENOMEM},
+};
+use bowline_wire::{rnbd::Access, rtrs::PORT};
+
+/// Most paths in one command [NB-29].
+pub const PATHS_MAX: usize = 6;
+/// Longest name that is taken, and how much of it is kept [NB-34].
+const NAME_MAX: usize = 255;
+const NAME_KEPT: usize = 254;
+
+/// A path of a new session.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct MapPath {
+    /// Its addresses.
+    pub addresses: PathSpec,
+    /// Port of the server on it.
+    pub port: u16,
+}
+
+/// A command to map a disk [NB-34].
+///
+/// `Display` gives a command that parses to the same.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct MapSpec {
+    /// Name of the session; it is opened when there is none of that name.
+    pub session: String,
+    /// Name of the device on the server.
+    pub device: String,
+    /// Paths of a new session.
+    pub paths: Vec<MapPath>,
+    /// Port of paths that are added later.
+    pub port: u16,
+    /// How the device is opened.
+    pub access: Access,
+    /// Connections for polled IO; -1 for as many as there are processors.
+    pub poll_queues: i32,
+}
+
+impl FromStr for MapSpec {
+    type Err = Errno;
+
+    /// `EINVAL` for what the kernel does not understand, `ENOMEM` for the seventh path, `ENODEV`
+    /// for a GID.
+    fn from_str(text: &str) -> Result<Self, Errno> {
+        let (mut session, mut device) = (None, None);
+        let mut paths = Vec::new();
+        let (mut port, mut access, mut poll_queues) = (PORT, Access::Rw, 0);
+        for word in text.split_ascii_whitespace() {
+            let (name, value) = word.split_once('=').ok_or(EINVAL)?;
+            match name {
+                "sessname" => session = Some(kept(value)?),
+                "device_path" => device = Some(kept(value)?),
+                "path" if paths.len() == PATHS_MAX => return Err(ENOMEM),
+                "path" => {
+                    let addresses = value.parse().map_err(bad_address)?;
+                    paths.push(MapPath { addresses, port });
+                }
+                "dest_port" => port = value.parse().map_err(|_| EINVAL)?,
+                "access_mode" => access = access_of(value).ok_or(EINVAL)?,
+                "nr_poll_queues" => poll_queues = poll_queues_of(value)?,
+                _ => return Err(EINVAL),
+            }
+        }
+        let (Some(session), Some(device)) = (session, device) else { return Err(EINVAL) };
+        Ok(Self { session, device, paths, port, access, poll_queues })
+    }
+}
+
+/// Returns the access mode with a name.
+fn access_of(name: &str) -> Option<Access> {
+    [Access::Ro, Access::Rw, Access::Migration].into_iter().find(|access| access.name() == name)
+}
+
+fn poll_queues_of(text: &str) -> Result<i32, Errno> {
+    let number: i32 = text.parse().map_err(|_| EINVAL)?;
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    let fits = number == -1 || usize::try_from(number).is_ok_and(|number| number <= processors);
+    if fits { Ok(number) } else { Err(EINVAL) }
+}
+
+fn kept(name: &str) -> Result<String, Errno> {
+    if name.is_empty() || name.len() > NAME_MAX {
+        return Err(EINVAL);
+    }
+    let end = (0..=NAME_KEPT.min(name.len())).rev().find(|at| name.is_char_boundary(*at));
+    Ok(name[..end.unwrap_or(0)].to_owned())
+}
+
+fn bad_address(errno: Errno) -> Errno {
+    if errno == ENODEV { ENODEV } else { EINVAL }
+}
+
+impl fmt::Display for MapSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "sessname={} device_path={}", self.session, self.device)?;
+        let mut port = PORT;
+        for path in &self.paths {
+            if path.port != port {
+                port = path.port;
+                write!(f, " dest_port={port}")?;
+            }
+            write!(f, " path={}", path.addresses)?;
+        }
+        if self.port != port {
+            write!(f, " dest_port={}", self.port)?;
+        }
+        if self.access != Access::Rw {
+            write!(f, " access_mode={}", self.access)?;
+        }
+        if self.poll_queues != 0 {
+            write!(f, " nr_poll_queues={}", self.poll_queues)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_names_session_device_and_paths() {
+        // tests [NB-34]
+        let text = " sessname=s1 path=ip:10.99.0.11@ip:10.99.0.1 dest_port=99  device_path=/dev/ram0 \
+                    path=ip:10.99.1.1 access_mode=ro\n";
+        let spec: MapSpec = text.parse().unwrap();
+        assert_eq!((spec.session.as_str(), spec.device.as_str()), ("s1", "/dev/ram0"));
+        assert_eq!(spec.paths[0].port, 1234);
+        assert_eq!(spec.paths[1].port, 99);
+        assert_eq!((spec.port, spec.access, spec.poll_queues), (99, Access::Ro, 0));
+        assert_eq!(spec.to_string().parse(), Ok(spec));
+    }
+
+    #[test]
+    fn the_last_of_repeated_options_counts() {
+        // tests [NB-34]
+        let spec: MapSpec =
+            "sessname=a device_path=b sessname=c nr_poll_queues=-1".parse().unwrap();
+        assert_eq!((spec.session.as_str(), spec.poll_queues), ("c", -1));
+        assert!(spec.paths.is_empty());
+    }
+
+    #[test]
+    fn what_the_kernel_refuses_is_refused() {
+        // tests [NB-34] [NB-29]
+        let base = "sessname=s device_path=d";
+        for tail in [
+            "x=y",
+            "x",
+            "access_mode=wr",
+            "dest_port=65536",
+            "dest_port=",
+            "path=",
+            "path=1.2.3.4",
+            "path=tcp:1.2.3.4",
+            "nr_poll_queues=-2",
+            "nr_poll_queues=100000",
+            "sessname=",
+        ] {
+            assert_eq!(format!("{base} {tail}").parse::<MapSpec>(), Err(EINVAL), "{tail}");
+        }
+        assert_eq!("device_path=d".parse::<MapSpec>(), Err(EINVAL));
+        assert_eq!("sessname=s".parse::<MapSpec>(), Err(EINVAL));
+        assert_eq!("".parse::<MapSpec>(), Err(EINVAL));
+        let seven = " path=ip:1.2.3.4".repeat(7);
+        assert_eq!(format!("{base}{seven}").parse::<MapSpec>(), Err(ENOMEM));
+        assert_eq!(format!("{base} path=gid:fe80::1").parse::<MapSpec>(), Err(ENODEV));
+        let long = "n".repeat(255);
+        let spec: MapSpec = format!("sessname={long} device_path=d").parse().unwrap();
+        assert_eq!(spec.session.len(), 254);
+        assert_eq!(format!("sessname={long}n device_path=d").parse::<MapSpec>(), Err(EINVAL));
+    }
+}

@@ -1,0 +1,79 @@
+//! The control tree of RNBD: mapped disks and exports as under /sys.
+//!
+//! ```text
+//! rnbd-client/ctl/{map_device, devices/<path>@<session> -> block/rnbd0}
+//! block/rnbd0/{size, ro, stat}
+//!            /rnbd/{state, session, mapping_path, access_mode, .., unmap_device, resize, remap_device}
+//! rnbd-server/ctl/devices/<export>/{block_dev -> block/<export>}
+//!                                 /sessions/<session>/{access_mode, .., force_close}
+//! ```
+//!
+//! Texts, modes and error numbers are those of Linux 6.12 [NB-34..40].
+//!
+//! Spec: `docs/spec/rnbd.md`, sections 8 and 9.
+
+mod client;
+mod map;
+mod server;
+#[cfg(test)]
+mod tests;
+mod view;
+
+use std::sync::Arc;
+
+use bowline_ctl::{AttrDef, Errno, Node, Value, errno::ENOENT};
+
+pub use client::{client_node, disks_node};
+pub use map::{MapPath, MapSpec, PATHS_MAX};
+pub use server::{Parameters, exports_node, server_node};
+pub use view::{DiskInfo, DiskState, Disks, ExportInfo, Exports, OpenInfo, Traffic};
+
+/// What every device of a class has.
+const UEVENT: AttrDef = AttrDef { name: "uevent", mode: 0o644 };
+
+const fn show(name: &'static str) -> AttrDef {
+    AttrDef { name, mode: 0o444 }
+}
+
+const fn command(name: &'static str) -> AttrDef {
+    AttrDef { name, mode: 0o644 }
+}
+
+fn text(text: impl Into<String>) -> Result<Value, Errno> {
+    Ok(Value::Text(text.into()))
+}
+
+/// A directory with children made on demand.
+struct Listed<F>(F);
+
+impl<F: Fn() -> Vec<(String, Arc<dyn Node>)> + Send + Sync> Node for Listed<F> {
+    fn dirs(&self) -> Vec<(String, Arc<dyn Node>)> {
+        (self.0)()
+    }
+}
+
+/// What is known of a block device besides RNBD: its size, whether it can be written, and what
+/// went through it.
+struct Block {
+    bytes: u64,
+    read_only: bool,
+    traffic: Traffic,
+}
+
+impl Block {
+    const ATTRS: [AttrDef; 3] = [show("ro"), show("size"), show("stat")];
+
+    fn read(&self, name: &str) -> Result<Value, Errno> {
+        match name {
+            "ro" => Ok(Value::Uint(self.read_only.into())),
+            "size" => Ok(Value::Uint(self.bytes / 512)),
+            "stat" => text(self.traffic.stat()),
+            _ => Err(ENOENT),
+        }
+    }
+}
+
+/// A name as a directory: no slash in it [NB-36].
+fn plain(name: &str) -> String {
+    name.replace('/', "!")
+}

@@ -1,0 +1,152 @@
+//! The server's side of the tree.
+
+use std::sync::Arc;
+
+use bowline_ctl::{
+    AttrDef, Dir, Errno, Node, Value,
+    errno::{EINVAL, ENOENT},
+};
+use bowline_wire::rnbd::Access;
+
+use super::{Block, ExportInfo, Exports, Listed, OpenInfo, UEVENT, command, plain, show, text};
+
+/// Returns the class of the server: one device, `ctl` [NB-40].
+pub fn server_node(exports: Arc<dyn Exports>) -> Arc<dyn Node> {
+    Arc::new(Dir::new().with("ctl", Arc::new(Control { exports })))
+}
+
+/// Returns the exports as block devices: what `block_dev` leads to.
+pub fn exports_node(exports: Arc<dyn Exports>) -> Arc<dyn Node> {
+    Arc::new(Listed(move || {
+        let all = exports.exports().into_iter();
+        all.map(|export| {
+            let name = plain(&export.name);
+            let node: Arc<dyn Node> = Arc::new(BlockNode { export });
+            (name, node)
+        })
+        .collect()
+    }))
+}
+
+struct BlockNode {
+    export: ExportInfo,
+}
+
+impl Node for BlockNode {
+    fn attrs(&self) -> &'static [AttrDef] {
+        &Block::ATTRS
+    }
+
+    fn read(&self, name: &str) -> Result<Value, Errno> {
+        let ExportInfo { bytes, read_only, traffic, .. } = self.export;
+        Block { bytes, read_only, traffic }.read(name)
+    }
+}
+
+struct Control {
+    exports: Arc<dyn Exports>,
+}
+
+impl Node for Control {
+    fn attrs(&self) -> &'static [AttrDef] {
+        &[UEVENT]
+    }
+
+    fn read(&self, name: &str) -> Result<Value, Errno> {
+        if name == UEVENT.name { Ok(Value::Empty) } else { Err(ENOENT) }
+    }
+
+    /// Exports that a session has open, as the kernel shows them.
+    fn dirs(&self) -> Vec<(String, Arc<dyn Node>)> {
+        let exports = Arc::clone(&self.exports);
+        let devices = Listed(move || {
+            let open = exports.exports().into_iter().filter(|export| !export.opens.is_empty());
+            open.map(|export| {
+                let name = plain(&export.name);
+                let node = DeviceNode { exports: Arc::clone(&exports), export };
+                let node: Arc<dyn Node> = Arc::new(node);
+                (name, node)
+            })
+            .collect()
+        });
+        vec![("devices".to_owned(), Arc::new(devices))]
+    }
+}
+
+struct DeviceNode {
+    exports: Arc<dyn Exports>,
+    export: ExportInfo,
+}
+
+impl Node for DeviceNode {
+    fn dirs(&self) -> Vec<(String, Arc<dyn Node>)> {
+        let opens = self.export.opens.iter().map(|open| {
+            let node: Arc<dyn Node> = Arc::new(OpenNode {
+                exports: Arc::clone(&self.exports),
+                export: self.export.name.clone(),
+                open: open.clone(),
+            });
+            (open.session.clone(), node)
+        });
+        let opens: Vec<_> = opens.collect();
+        vec![("sessions".to_owned(), Arc::new(Listed(move || opens.clone())))]
+    }
+
+    fn links(&self) -> Vec<(String, String)> {
+        let target = format!("../../../../block/{}", plain(&self.export.name));
+        vec![("block_dev".to_owned(), target)]
+    }
+}
+
+struct OpenNode {
+    exports: Arc<dyn Exports>,
+    export: String,
+    open: OpenInfo,
+}
+
+impl Node for OpenNode {
+    fn attrs(&self) -> &'static [AttrDef] {
+        const { &[show("access_mode"), show("read_only"), show("mapping_path"), command("force_close")] }
+    }
+
+    fn read(&self, name: &str) -> Result<Value, Errno> {
+        match name {
+            "access_mode" => text(self.open.access.name()),
+            "read_only" => Ok(Value::Uint((self.open.access == Access::Ro).into())),
+            "mapping_path" => text(self.open.mapping_path.clone()),
+            "force_close" => Ok(Value::Usage("Usage: echo 1 > force_close")),
+            _ => Err(ENOENT),
+        }
+    }
+
+    fn write(&self, name: &str, value: &str) -> Result<(), Errno> {
+        match (name, value) {
+            ("force_close", "1") => self.exports.force_close(&self.export, &self.open.session),
+            ("force_close", _) => Err(EINVAL),
+            _ => Err(ENOENT),
+        }
+    }
+}
+
+/// What is fixed when a server starts, as the parameters of module rnbd_server [NB-39].
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Parameters {
+    /// Folder of the files that clients may name; empty when exports are listed one by one.
+    pub dev_search_path: String,
+    /// Port of the server.
+    pub port_nr: u16,
+}
+
+impl Node for Parameters {
+    fn attrs(&self) -> &'static [AttrDef] {
+        const { &[show("dev_search_path"), show("port_nr")] }
+    }
+
+    fn read(&self, name: &str) -> Result<Value, Errno> {
+        match name {
+            "dev_search_path" => text(self.dev_search_path.clone()),
+            "port_nr" => Ok(Value::Uint(self.port_nr.into())),
+            _ => Err(ENOENT),
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! What the tree needs to know and to do; the client's disks and the server's exports give it.
+
+use bowline_ctl::Errno;
+use bowline_wire::rnbd::Access;
+
+use super::MapSpec;
+
+/// The mapped disks of this process.
+pub trait Disks: Send + Sync {
+    /// Maps a disk and waits until it is there [NB-35].
+    ///
+    /// # Errors
+    ///
+    /// As the rule says.
+    fn map(&self, spec: &MapSpec) -> Result<(), Errno>;
+
+    /// Returns the disks, in the order of their names.
+    fn disks(&self) -> Vec<DiskInfo>;
+
+    /// Unmaps a disk; `force` although it is in use [NB-37].
+    ///
+    /// # Errors
+    ///
+    /// `EBUSY` when it is in use, `EALREADY` when that is being done.
+    fn unmap(&self, disk: &str, force: bool) -> Result<(), Errno>;
+
+    /// Changes the size that this side believes in, in sectors of 512 bytes [NB-37].
+    ///
+    /// # Errors
+    ///
+    /// `ENOENT` unless the disk is open.
+    fn resize(&self, disk: &str, sectors: u64) -> Result<(), Errno>;
+
+    /// Opens a closed disk again and waits for the answer [NB-37].
+    ///
+    /// # Errors
+    ///
+    /// `EALREADY` when it is open, `EBUSY` before its first opening, `ENODEV` when it is unmapped,
+    /// and what the server answers.
+    fn remap(&self, disk: &str) -> Result<(), Errno>;
+}
+
+/// State of a mapped disk [NB-32].
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum DiskState {
+    /// Not opened yet.
+    Init,
+    /// Usable.
+    Open,
+    /// The session is disconnected.
+    Closed,
+    /// Gone, or going.
+    Unmapped,
+}
+
+impl DiskState {
+    /// Returns the text of the file `state`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Init => "init",
+            Self::Open => "open",
+            Self::Closed => "closed",
+            Self::Unmapped => "unmapped",
+        }
+    }
+}
+
+/// A mapped disk.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct DiskInfo {
+    /// Its name here, `rnbd0`.
+    pub name: String,
+    /// Its name on the server.
+    pub mapping_path: String,
+    /// Name of its session.
+    pub session: String,
+    /// How it was opened.
+    pub access: Access,
+    /// Whether it can be used.
+    pub state: DiskState,
+    /// Connections for polled IO of its session.
+    pub poll_queues: u32,
+    /// Size.
+    pub bytes: u64,
+    /// What went through it.
+    pub traffic: Traffic,
+}
+
+/// What went through a block device since it appeared.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Traffic {
+    /// Reads.
+    pub reads: u64,
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Writes.
+    pub writes: u64,
+    /// Bytes written.
+    pub write_bytes: u64,
+    /// Requests without an answer yet.
+    pub inflight: u64,
+    /// Discards.
+    pub discards: u64,
+    /// Bytes discarded.
+    pub discard_bytes: u64,
+    /// Flushes.
+    pub flushes: u64,
+}
+
+impl Traffic {
+    /// Returns the 17 numbers of a block device's `stat`; what is not measured is 0.
+    pub(super) fn stat(&self) -> String {
+        let sectors = |bytes| bytes / 512;
+        let numbers = [
+            self.reads,
+            0,
+            sectors(self.read_bytes),
+            0,
+            self.writes,
+            0,
+            sectors(self.write_bytes),
+            0,
+            self.inflight,
+            0,
+            0,
+            self.discards,
+            0,
+            sectors(self.discard_bytes),
+            0,
+            self.flushes,
+            0,
+        ];
+        numbers.map(|number| format!("{number:8}")).join(" ")
+    }
+}
+
+/// The exports of this process.
+pub trait Exports: Send + Sync {
+    /// Returns the exports, in the order of their names.
+    fn exports(&self) -> Vec<ExportInfo>;
+
+    /// Closes an export for one session, by force [NB-21].
+    ///
+    /// # Errors
+    ///
+    /// `ENOENT` when the session does not have it open.
+    fn force_close(&self, export: &str, session: &str) -> Result<(), Errno>;
+}
+
+/// An export.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct ExportInfo {
+    /// Its name.
+    pub name: String,
+    /// Size.
+    pub bytes: u64,
+    /// It cannot be written.
+    pub read_only: bool,
+    /// What went through it.
+    pub traffic: Traffic,
+    /// Who has it open.
+    pub opens: Vec<OpenInfo>,
+}
+
+/// A session that has an export open.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct OpenInfo {
+    /// Name of the session.
+    pub session: String,
+    /// How it was opened.
+    pub access: Access,
+    /// The name as the client sent it.
+    pub mapping_path: String,
+}
