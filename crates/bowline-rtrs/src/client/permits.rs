@@ -1,0 +1,117 @@
+//! Permits: the right to use one chunk of the server [RT-37].
+
+/// Which connection a request takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum PermitKind {
+    /// The service connection.
+    Service,
+    /// An IO connection, by the processor.
+    Io,
+}
+
+/// The right to have one request in flight, in the chunk of this index. Given back with
+/// [`Session::put_permit`](super::Session::put_permit).
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "a permit that is not given back is lost to the session"]
+pub struct Permit {
+    pub(super) owner: u64,
+    pub(super) index: u16,
+    pub(super) kind: PermitKind,
+    pub(super) cpu: u16,
+}
+
+impl Permit {
+    /// Index of the chunk.
+    pub const fn index(&self) -> u16 {
+        self.index
+    }
+
+    /// Which connection its requests take.
+    pub const fn kind(&self) -> PermitKind {
+        self.kind
+    }
+}
+
+/// Which permits are out. A bit that is set is a permit that is free.
+#[derive(Debug, Default)]
+pub(super) struct Permits {
+    free: Vec<u64>,
+    left: u32,
+    total: u32,
+    /// One was refused since [`take_wanted`](Self::take_wanted).
+    wanted: bool,
+}
+
+impl Permits {
+    pub(super) fn new(total: u16) -> Self {
+        let total = u32::from(total);
+        let words = total.div_ceil(64);
+        let word = |i: u32| u64::MAX >> (64 - (total - 64 * i).min(64));
+        Self { free: (0..words).map(word).collect(), left: total, total, wanted: false }
+    }
+
+    /// Takes the lowest free index, unless no more than `keep` are left.
+    pub(super) fn take(&mut self, keep: u32) -> Option<u16> {
+        let found = (self.left > keep).then(|| self.free.iter().position(|&w| w != 0)).flatten();
+        let Some(at) = found else {
+            self.wanted = true;
+            return None;
+        };
+        let bit = self.free[at].trailing_zeros();
+        self.free[at] &= !(1 << bit);
+        self.left -= 1;
+        Some((at as u32 * 64 + bit) as u16)
+    }
+
+    pub(super) fn put(&mut self, index: u16) {
+        let (at, bit) = (usize::from(index / 64), index % 64);
+        assert!(self.is_out(index), "permit {index} is not out");
+        self.free[at] |= 1 << bit;
+        self.left += 1;
+    }
+
+    pub(super) fn is_out(&self, index: u16) -> bool {
+        u32::from(index) < self.total && self.free[usize::from(index / 64)] >> (index % 64) & 1 == 0
+    }
+
+    /// Tells whether somebody was refused one since the last time, when one can be had.
+    pub(super) fn take_wanted(&mut self, keep: u32) -> bool {
+        self.left > keep && std::mem::take(&mut self.wanted)
+    }
+
+    pub(super) fn all_back(&self) -> bool {
+        self.left == self.total
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // tests [RT-37]
+    #[test]
+    fn the_lowest_free_index_is_taken() {
+        let mut permits = Permits::new(130);
+        assert_eq!((0..130).map_while(|_| permits.take(0)).last(), Some(129));
+        assert_eq!(permits.take(0), None);
+        assert!(!permits.take_wanted(0), "none can be had yet");
+        permits.put(70);
+        permits.put(5);
+        assert!(permits.take_wanted(0));
+        assert!(!permits.take_wanted(0), "told once");
+        assert_eq!((permits.take(0), permits.take(0), permits.take(0)), (Some(5), Some(70), None));
+        assert!(!permits.all_back());
+        (0..130).for_each(|i| permits.put(i));
+        assert!(permits.all_back());
+    }
+
+    #[test]
+    fn kept_permits_are_not_given() {
+        for total in [1, 63, 64, 65] {
+            let mut permits = Permits::new(total);
+            let given = (0..total).map_while(|_| permits.take(1)).count();
+            assert_eq!(given, usize::from(total) - 1);
+            assert_eq!(permits.take(0), Some(total - 1));
+        }
+    }
+}

@@ -1,0 +1,348 @@
+//! Requests: submission, the choice of a path, and the end [RT-37] to [RT-43], [RS-20] to [RS-23].
+
+use bowline_verbs::{Access, Remote};
+use bowline_wire::rtrs::{
+    Desc, Dir, Geometry, Imm, READ_HDR_MAX, WRITE_HDR_LEN, read_hdr, write_hdr,
+};
+
+use super::link::{HEARTBEAT_RESERVE, Phase};
+use super::session::{Completed, Life};
+use super::{PathState, Permit, PermitKind, Session};
+use crate::{ConnId, Errno, Instant, MemRef, PathId, Policy, Tag, WrKind};
+
+/// Bytes of a READ header without a descriptor.
+const READ_HDR_MIN: u32 = 8;
+/// Most elements of a gather list, the header's included.
+const GATHER_MAX: usize = 129;
+
+/// What became of a request on a path.
+enum Taken {
+    /// It is in flight.
+    Yes,
+    /// The path is not connected.
+    No,
+    /// Another path may take it.
+    Error(Errno),
+    /// No path will.
+    Nowhere(Errno),
+}
+
+/// What a permit is used for.
+#[derive(Debug)]
+pub(super) struct Request {
+    /// It is in flight.
+    pub(super) running: bool,
+    /// Its permit was given back before it ended.
+    pub(super) put: bool,
+    /// The link and connection it is on.
+    pub(super) link: PathId,
+    pub(super) cid: u16,
+    dir: Dir,
+    kind: PermitKind,
+    cpu: u16,
+    usr_len: u16,
+    data_len: u32,
+    data: Vec<MemRef>,
+    tag: u64,
+    at: Instant,
+}
+
+impl Request {
+    pub(super) const fn new() -> Self {
+        Self {
+            running: false,
+            put: false,
+            link: PathId { slot: 0, life: 0 },
+            cid: 0,
+            dir: Dir::Read,
+            kind: PermitKind::Io,
+            cpu: 0,
+            usr_len: 0,
+            data_len: 0,
+            data: Vec::new(),
+            tag: 0,
+            at: Instant::from_nanos(0),
+        }
+    }
+
+    /// Bytes of the header behind the user message.
+    const fn hdr_len(&self) -> u32 {
+        match self.dir {
+            Dir::Write => WRITE_HDR_LEN as u32,
+            Dir::Read if self.data_len > 0 => READ_HDR_MAX as u32,
+            Dir::Read => READ_HDR_MIN,
+        }
+    }
+
+    /// Tells whether it fits a chunk. The descriptor of a READ counts [RT-40].
+    fn fits(&self, geometry: &Geometry) -> bool {
+        let all = u64::from(self.data_len) + u64::from(self.usr_len) + u64::from(self.hdr_len());
+        all <= u64::from(geometry.chunk()) && self.data_len <= geometry.max_io()
+    }
+}
+
+impl Session {
+    /// Submits a request. `usr` is copied. Of a WRITE, `data` is what is sent; of a READ, where the
+    /// answer goes: at most one piece, in memory the peer may write. After `Ok` exactly one
+    /// [`Completed`] with `tag` follows.
+    ///
+    /// # Errors
+    /// [`Errno::ECONNABORTED`] when no path is connected; [`Errno::EMSGSIZE`] when it is too long for
+    /// the server; [`Errno::EINVAL`] when the memory is not good for it, or the permit is not this
+    /// session's; [`Errno::EBUSY`] when the permit's request is in flight still [RT-59].
+    pub fn request(
+        &mut self,
+        now: Instant,
+        dir: Dir,
+        permit: &Permit,
+        usr: &[u8],
+        data: &[MemRef],
+        tag: u64,
+    ) -> Result<(), Errno> {
+        if permit.owner != self.owner || !self.permits.is_out(permit.index) {
+            return Err(Errno::EINVAL);
+        }
+        if !matches!(self.life, Life::Open) || self.up == 0 {
+            return Err(Errno::ECONNABORTED);
+        }
+        let access = match dir {
+            Dir::Write => Access::empty(),
+            Dir::Read => Access::LOCAL_WRITE | Access::REMOTE_WRITE,
+        };
+        let pieces = data.iter().filter(|piece| piece.len > 0);
+        let data_len = pieces.clone().try_fold(0_u32, |sum, piece| {
+            let allowed = self.regions.allows(piece, access);
+            sum.checked_add(piece.len).filter(|_| allowed)
+        });
+        let data_len = data_len.ok_or(Errno::EINVAL)?;
+        let count = pieces.clone().count();
+        if dir == Dir::Read && count > 1 {
+            return Err(Errno::EINVAL);
+        }
+        let headers = self.headers.as_ref().ok_or(Errno::ECONNABORTED)?;
+        let index = usize::from(permit.index);
+        let request = self.requests.get_mut(index).ok_or(Errno::EINVAL)?;
+        if request.running {
+            return Err(Errno::EBUSY);
+        }
+        if usr.len() + READ_HDR_MAX > headers.slot as usize {
+            return Err(Errno::EMSGSIZE);
+        }
+        headers.buffer.write(index * headers.slot as usize, usr);
+        request.dir = dir;
+        request.kind = permit.kind;
+        request.cpu = permit.cpu;
+        request.usr_len = usr.len() as u16;
+        request.data_len = data_len;
+        request.data.clear();
+        request.data.extend(pieces);
+        request.tag = tag;
+        request.at = now;
+        self.submit(permit.index)?;
+        // Its memory stays registered until it ends, also when it moves to another path.
+        let data = std::mem::take(&mut self.requests[index].data);
+        self.use_regions(&data);
+        self.requests[index].data = data;
+        Ok(())
+    }
+
+    /// Puts a request on a path, the next one if one does not take it [RS-20].
+    pub(super) fn submit(&mut self, index: u16) -> Result<PathId, Errno> {
+        let mut tried = 0_u128;
+        let mut result = Errno::ECONNABORTED;
+        let cpu = self.requests[usize::from(index)].cpu;
+        let mut attempts = 0;
+        while let Some(at) = self.next_path(cpu, tried) {
+            if attempts >= self.list.len() {
+                break;
+            }
+            attempts += 1;
+            tried |= 1 << at.min(127);
+            let id = self.list[at];
+            match self.submit_on(id, index) {
+                Taken::Yes => return Ok(id),
+                Taken::No => {}
+                Taken::Error(errno) => result = errno,
+                Taken::Nowhere(errno) => return Err(errno),
+            }
+        }
+        Err(result)
+    }
+
+    /// Chooses a path: its place in the list. Those of `tried` are not taken again, where the policy
+    /// remembers.
+    fn next_path(&mut self, cpu: u16, tried: u128) -> Option<usize> {
+        let policy = self.config.policy;
+        if policy == Policy::RoundRobin {
+            return self.round_robin(cpu);
+        }
+        let mut best: Option<(u128, usize)> = None;
+        for (at, id) in self.list.iter().enumerate() {
+            let Some(path) = self.paths.get(*id).filter(|p| p.state == PathState::Connected) else {
+                continue;
+            };
+            let Some(link) = path.link.and_then(|link| self.links.get(link)) else { continue };
+            let key = match policy {
+                Policy::MinLatency => path.latency.as_nanos(),
+                Policy::MinInflight | Policy::RoundRobin => u128::from(link.inflight),
+            };
+            if tried >> at.min(127) & 1 == 0 && best.is_none_or(|(least, _)| key < least) {
+                best = Some((key, at));
+            }
+        }
+        best.map(|(_, at)| at)
+    }
+
+    /// The path after the last one of this processor; the place is remembered also when the path is
+    /// not connected [RS-21].
+    fn round_robin(&mut self, cpu: u16) -> Option<usize> {
+        if self.list.is_empty() {
+            return None;
+        }
+        let cpu = usize::from(cpu % 1024);
+        if self.last_path.len() <= cpu {
+            self.last_path.resize(cpu + 1, None);
+        }
+        let last = self.last_path[cpu].and_then(|id| self.list.iter().position(|&at| at == id));
+        let at = last.map_or(0, |last| (last + 1) % self.list.len());
+        self.last_path[cpu] = Some(self.list[at]);
+        Some(at)
+    }
+
+    /// Puts a request on this path.
+    fn submit_on(&mut self, id: PathId, index: u16) -> Taken {
+        let path = self.paths.get_mut(id).filter(|path| path.state == PathState::Connected);
+        let Some(path) = path else { return Taken::No };
+        let link = path.link.and_then(|id| Some((id, self.links.get_mut(id)?)));
+        let Some((lid, link)) = link.filter(|(_, link)| link.phase == Phase::Up) else {
+            return Taken::No;
+        };
+        let Some(geometry) = link.geometry else { return Taken::No };
+        let request = &mut self.requests[usize::from(index)];
+        if u32::from(request.usr_len) + request.hdr_len() > geometry.max_hdr() {
+            return Taken::Nowhere(Errno::EMSGSIZE);
+        }
+        if !request.fits(&geometry) {
+            return Taken::Error(Errno::EMSGSIZE);
+        }
+        let sges = self.ports.get(usize::from(link.port.0)).map_or(0, |port| port.max_sge);
+        if request.dir == Dir::Write && request.data.len() + 1 > sges.min(GATHER_MAX) {
+            return Taken::Error(Errno::EINVAL);
+        }
+        if let (Dir::Read, Some(piece)) = (request.dir, request.data.first()) {
+            let keys = self.regions.get(piece.region).map(|region| region.keys(link.port));
+            if keys.is_none_or(|keys| keys.is_err()) {
+                return Taken::Error(Errno::EINVAL);
+            }
+        }
+        let io = link.conns.len() as u16 - 1;
+        request.cid = match request.kind {
+            PermitKind::Service => 0,
+            PermitKind::Io => request.cpu.checked_rem(io).map_or(0, |cid| cid + 1),
+        };
+        request.link = lid;
+        request.running = true;
+        path.stats.posted(request.dir, u64::from(request.usr_len) + u64::from(request.data_len));
+        link.inflight += 1;
+        let conn = &mut link.conns[usize::from(request.cid)];
+        conn.inflight += 1;
+        if conn.waiting.is_empty()
+            && conn.has_room(HEARTBEAT_RESERVE)
+            && conn.inflight <= conn.recvs
+        {
+            self.post(index);
+        } else {
+            conn.waiting.push_back(index);
+        }
+        Taken::Yes
+    }
+
+    /// Posts a request on the connection chosen for it: one write of data, user message and header,
+    /// whose immediate names the chunk and where the header begins [RT-38], [RT-39].
+    fn post(&mut self, index: u16) {
+        let request = &self.requests[usize::from(index)];
+        let (Some(link), Some(headers)) = (self.links.get_mut(request.link), &self.headers) else {
+            return;
+        };
+        let (Some(geometry), Some(&(addr, rkey))) =
+            (link.geometry, link.chunks.get(usize::from(index)))
+        else {
+            return;
+        };
+        let slot_at = u64::from(index) * u64::from(headers.slot);
+        let hdr_at = slot_at as usize + usize::from(request.usr_len);
+        let start = self.batch.mems.len();
+        let mut addr = addr;
+        match request.dir {
+            Dir::Write => {
+                self.batch.mems.extend_from_slice(&request.data);
+                headers.buffer.write(hdr_at, &write_hdr(request.usr_len));
+            }
+            Dir::Read => {
+                let desc = request.data.first().and_then(|piece| {
+                    let keys = self.regions.get(piece.region)?.keys(link.port).ok()?;
+                    let addr = keys.addr.wrapping_add(piece.offset);
+                    Some(Desc { addr, key: keys.rkey, len: piece.len })
+                });
+                let mut hdr = [0; READ_HDR_MAX];
+                let len = read_hdr(request.usr_len, false, desc, &mut hdr);
+                headers.buffer.write(hdr_at, &hdr[..len]);
+                addr = addr.wrapping_add(u64::from(request.data_len));
+            }
+        }
+        let len = u32::from(request.usr_len) + request.hdr_len();
+        self.batch.mems.push(MemRef { region: headers.region, offset: slot_at, len });
+        let off = request.data_len + u32::from(request.usr_len);
+        let imm = Imm::Request(geometry.request_payload(index, off)).to_u32();
+        let kind = WrKind::WriteImm(Remote { addr, rkey }, imm);
+        let conn = ConnId { path: request.link, cid: request.cid };
+        let tag = Tag::new(Tag::IO, u32::from(index));
+        link.conns[usize::from(request.cid)].post(&mut self.batch, conn, tag, kind, start);
+    }
+
+    /// Posts what waited for room on a connection.
+    pub(super) fn post_waiting(&mut self, conn: ConnId) {
+        loop {
+            let Some(link) = self.links.get_mut(conn.path) else { return };
+            let Some(of) = link.conns.get_mut(usize::from(conn.cid)) else { return };
+            let posted = of.inflight - of.waiting.len() as u32;
+            if !of.has_room(HEARTBEAT_RESERVE) || posted >= of.recvs {
+                return;
+            }
+            let Some(index) = of.waiting.pop_front() else { return };
+            self.post(index);
+        }
+    }
+
+    /// A request has left its link, to end or to move.
+    pub(super) fn leave_link(&mut self, index: u16) {
+        let request = &mut self.requests[usize::from(index)];
+        request.running = false;
+        if let Some(link) = self.links.get_mut(request.link) {
+            link.inflight -= 1;
+            self.look_quiet |= link.phase == Phase::Quiet && link.inflight == 0;
+            link.conns[usize::from(request.cid)].inflight -= 1;
+        }
+    }
+
+    /// Ends a request that has left its link: the program hears of it.
+    pub(super) fn end_request(&mut self, now: Instant, index: u16, errno: i32) {
+        let request = &mut self.requests[usize::from(index)];
+        let path = self.links.get(request.link).and_then(|link| link.path);
+        if let Some(path) = path.and_then(|path| self.paths.get_mut(path)) {
+            let took = now.saturating_since(request.at);
+            path.stats.completed(request.dir, took, request.cpu, self.cpu);
+        }
+        self.completed.push(Completed { tag: request.tag, errno });
+        let put = std::mem::take(&mut request.put);
+        let mut data = std::mem::take(&mut request.data);
+        for piece in data.drain(..) {
+            let gone = self.regions.release(piece.region);
+            self.order_drop(gone);
+        }
+        self.requests[usize::from(index)].data = data;
+        if put {
+            self.free_permit(index);
+        }
+    }
+}
