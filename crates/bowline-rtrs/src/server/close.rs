@@ -129,6 +129,10 @@ impl Server {
         path.state = PathState::Closing;
         path.heartbeat = None;
         path.deadline = now + if self.closing { LINGER_LAST } else { LINGER };
+        let errno = match reason {
+            CloseReason::Failed(errno) => errno,
+            _ => Errno::ECONNRESET,
+        };
         let (deadline, session) = (path.deadline, path.session);
         for cid in 0..path.conns.len() as u16 {
             let conn = ConnId { path: id, cid };
@@ -137,7 +141,7 @@ impl Server {
                 ConnState::Asked => {
                     closed.state = ConnState::Gone;
                     if let Some(request) = closed.request.take() {
-                        self.refuse(request, Errno::ECONNRESET);
+                        self.refuse(request, errno);
                     }
                 }
                 ConnState::Live => {
@@ -228,6 +232,7 @@ impl Server {
             }
         }
         self.empty_if_drained(id);
+        self.remove_if_gone(id);
     }
 
     /// No queue pair of the path lives any more: its chunks are free for other paths, the session

@@ -288,11 +288,18 @@ impl Server {
         self.paths.get(path).map(info)
     }
 
-    /// Sets the counts of a path to 0, but for what is in flight [RS-43], [RS-46].
-    pub fn reset_stats(&mut self, path: PathId) {
+    /// Sets the counts of a path's requests to 0, but for those in flight [RS-43].
+    pub fn reset_rdma(&mut self, path: PathId) {
         if let Some(path) = self.paths.get_mut(path) {
-            let inflight = path.stats.inflight;
-            path.stats = PathStats { inflight, ..PathStats::default() };
+            let PathStats { inflight, wc_max, wc_total, wc_calls, .. } = path.stats;
+            path.stats = PathStats { inflight, wc_max, wc_total, wc_calls, ..PathStats::default() };
+        }
+    }
+
+    /// Sets the counts of a path's work completions to 0 [RS-46].
+    pub fn reset_completions(&mut self, path: PathId) {
+        if let Some(path) = self.paths.get_mut(path) {
+            path.stats = PathStats { wc_max: 0, wc_total: 0, wc_calls: 0, ..path.stats };
         }
     }
 

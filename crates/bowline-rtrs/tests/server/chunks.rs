@@ -1,0 +1,205 @@
+//! Chunks are the session's: a request repeated over another path [RS-8], [RS-9].
+
+use bowline_rtrs::server::{CloseReason, Request};
+use bowline_rtrs::{ConnId, Input, PortAttr, Tag, WrKind};
+
+use super::rig::{PORT, Path, Rig, config, desc};
+
+const A: &str = "10.0.0.2";
+const B: &str = "10.0.0.3";
+const C: &str = "10.0.0.4";
+
+fn rig() -> (Rig, Path, Path) {
+    let mut rig = Rig::new();
+    let (a, b) = (rig.path(1, 2, A, 2), rig.path(1, 3, B, 2));
+    rig.sent.clear();
+    (rig, a, b)
+}
+
+fn usr(requests: &[Request]) -> Vec<u8> {
+    requests.iter().flat_map(|request| request.usr.to_vec()).collect()
+}
+
+/// On which path answers were sent.
+fn answered(rig: &mut Rig) -> Vec<ConnId> {
+    let sent = std::mem::take(&mut rig.sent);
+    sent.iter().filter(|sent| sent.tag.kind() == Tag::REPLY).map(|sent| sent.conn).collect()
+}
+
+// tests [RT-7]: every path has its own keys for the same memory
+#[test]
+fn paths_of_a_session_share_its_chunks() {
+    let (mut rig, mut a, b) = rig();
+    let done = rig.write(&a, 1, 4, b"a", b"from a");
+    rig.deliver(&[done]);
+    let request = rig.one();
+    rig.respond(request.op, 0, None);
+    rig.take_sent(&mut a);
+    // Only the key of the path it came by was withdrawn and renewed.
+    assert_ne!(a.chunks[4].1, b.chunks[4].1);
+    let done = rig.read(&b, 1, 4, b"b", 6, Some((desc(6), false)));
+    rig.deliver(&[done]);
+    let request = rig.one();
+    rig.respond(request.op, 0, None);
+    assert_eq!(rig.sent[0].bytes, b"from a");
+}
+
+// tests [RS-9]
+#[test]
+fn a_repeated_request_waits_for_the_first_one() {
+    let (mut rig, a, b) = rig();
+    let done = rig.write(&a, 1, 4, b"1", b"data");
+    rig.deliver(&[done]);
+    let first = rig.one();
+    rig.server.handle(rig.now, Input::Disconnected { conn: a.conn(0) });
+    rig.settle();
+    let done = rig.write(&b, 1, 4, b"2", b"data");
+    rig.deliver(&[done]);
+    assert!(rig.requests.is_empty(), "the first one is not answered yet");
+    assert_eq!(rig.server.sessions().next().unwrap().operations, 2);
+    rig.respond(first.op, 0, None);
+    assert!(answered(&mut rig).is_empty(), "nobody is left to hear it");
+    let second = rig.one();
+    assert_eq!(*second.usr, b"2"[..]);
+    rig.respond(second.op, 0, None);
+    assert_eq!(answered(&mut rig), [b.conn(1)]);
+}
+
+// tests [RS-9]: the server has not noticed yet that the client has given up the first path
+#[test]
+fn the_path_a_client_has_given_up_is_closed() {
+    let (mut rig, a, b) = rig();
+    let done = rig.write(&a, 1, 4, b"1", b"data");
+    rig.deliver(&[done]);
+    let first = rig.one();
+    rig.hold_drain = true;
+    let done = rig.write(&b, 1, 4, b"2", b"data");
+    rig.deliver(&[done]);
+    assert_eq!(rig.take_closed(), [(a.id, CloseReason::Overtaken)]);
+    assert!(rig.requests.is_empty());
+    // Answered, but something may still come from the client as long as the queue pairs live.
+    rig.respond(first.op, 0, None);
+    assert!(rig.requests.is_empty());
+    rig.drain_all();
+    let second = rig.one();
+    assert_eq!(*second.usr, b"2"[..]);
+    rig.respond(second.op, 0, None);
+    assert_eq!(answered(&mut rig), [b.conn(1)]);
+}
+
+// tests [RS-9]: two failures in a row
+#[test]
+fn only_the_last_path_of_a_client_is_answered() {
+    let (mut rig, a, b) = rig();
+    let c = rig.path(1, 4, C, 2);
+    rig.sent.clear();
+    let done = rig.write(&a, 1, 4, b"1", b"data");
+    rig.deliver(&[done]);
+    let first = rig.one();
+    let done = rig.write(&b, 1, 4, b"2", b"data");
+    rig.deliver(&[done]);
+    let done = rig.write(&c, 1, 4, b"3", b"data");
+    rig.deliver(&[done]);
+    assert_eq!(rig.take_closed(), [(a.id, CloseReason::Overtaken)]);
+    // The second path goes too, and with it what it was waiting for.
+    rig.server.handle(rig.now, Input::Disconnected { conn: b.conn(1) });
+    rig.settle();
+    assert_eq!(rig.server.counters().requests_dropped, 1);
+    rig.respond(first.op, 0, None);
+    let last = rig.one();
+    assert_eq!(*last.usr, b"3"[..]);
+    rig.respond(last.op, 0, None);
+    assert_eq!(answered(&mut rig), [c.conn(1)]);
+    assert_eq!(rig.server.sessions().next().unwrap().operations, 0);
+}
+
+// tests [RS-9]: the one that waits begins, is overtaken in turn, and so on
+#[test]
+fn those_that_wait_begin_in_order() {
+    let (mut rig, a, b) = rig();
+    let c = rig.path(1, 4, C, 2);
+    rig.sent.clear();
+    for (path, name) in [(&a, b"1"), (&b, b"2"), (&c, b"3")] {
+        let done = rig.write(path, 1, 4, name, b"data");
+        rig.deliver(&[done]);
+    }
+    let mut seen = Vec::new();
+    while let Some(request) = rig.requests.pop() {
+        seen.extend(request.usr.to_vec());
+        rig.respond(request.op, 0, None);
+    }
+    assert_eq!(seen, b"123");
+    assert_eq!(answered(&mut rig), [b.conn(1), c.conn(1)]);
+}
+
+// tests [RS-9]: an answer that waits for room in a dead queue holds up nobody
+#[test]
+fn a_request_does_not_wait_for_an_answer_nobody_takes() {
+    let port = PortAttr { max_qp_wr: 16, ..PORT };
+    let mut rig = Rig::on(config(), &[port]);
+    let (a, b) = (rig.path(1, 2, A, 2), rig.path(1, 3, B, 2));
+    rig.sent.clear();
+    rig.complete = false;
+    let dones: Vec<_> = (0..8)
+        .map(|chunk| rig.read(&a, 1, chunk, &[chunk as u8], 8, Some((desc(8), true))))
+        .collect();
+    rig.deliver(&dones);
+    for request in std::mem::take(&mut rig.requests) {
+        rig.respond(request.op, 0, None);
+    }
+    let last = rig.sent.iter().any(|sent| sent.kind == WrKind::SendInv(0x1234));
+    assert!(last && rig.server.counters().answers_waited > 0);
+    rig.sent.clear();
+    let done = rig.read(&b, 1, 7, &[70], 8, Some((desc(8), true)));
+    rig.deliver(&[done]);
+    assert_eq!(rig.take_closed(), [(a.id, CloseReason::Overtaken)]);
+    assert_eq!(usr(&rig.requests), [70]);
+    let request = rig.one();
+    rig.respond(request.op, 0, None);
+    assert_eq!(answered(&mut rig), [b.conn(1); 3]);
+}
+
+// tests [RT-66]
+#[test]
+fn no_more_wait_than_may() {
+    let mut config = config();
+    config.limits.waiting = 1;
+    let mut rig = Rig::with(config);
+    let (a, b) = (rig.path(1, 2, A, 2), rig.path(1, 3, B, 2));
+    for chunk in 0..3 {
+        let done = rig.write(&a, 1, chunk, b"u", b"");
+        rig.deliver(&[done]);
+    }
+    let done = rig.write(&b, 1, 0, b"u", b"");
+    rig.deliver(&[done]);
+    assert_eq!(rig.take_closed(), [(a.id, CloseReason::Overtaken)]);
+    let done = rig.write(&b, 1, 1, b"u", b"");
+    rig.deliver(&[done]);
+    assert_eq!(rig.take_closed(), [(b.id, CloseReason::TooMany)]);
+    assert_eq!(rig.server.sessions().next().unwrap().operations, 3);
+}
+
+// tests [RS-19]: the session lives until everything is answered, and is known to be ending
+#[test]
+fn a_session_ends_with_its_last_operation() {
+    let (mut rig, a, b) = rig();
+    let done = rig.write(&a, 1, 4, b"1", b"data");
+    rig.deliver(&[done]);
+    let request = rig.one();
+    rig.server.handle(rig.now, Input::Disconnected { conn: a.conn(0) });
+    rig.server.handle(rig.now, Input::Disconnected { conn: b.conn(0) });
+    rig.settle();
+    assert!(rig.downs().is_empty());
+    let info = rig.server.sessions().next().unwrap();
+    assert_eq!((info.paths.len(), info.operations), (0, 1));
+    assert!(rig.server.memory(request.session).is_some(), "what runs has its memory");
+    let again = rig.ask(A, "10.0.0.1", &super::rig::con_req(1, 2, 0, 1).emit());
+    assert_eq!(again, super::rig::Answer::Refused(104));
+    rig.respond(request.op, 0, None);
+    assert_eq!(rig.downs(), [request.session]);
+    assert!(rig.server.memory(request.session).is_none());
+    rig.assert_empty();
+    let path = rig.path(1, 2, A, 1);
+    assert_ne!(rig.server.sessions().next().unwrap().session, request.session);
+    assert!(rig.server.path(path.id).is_some());
+}

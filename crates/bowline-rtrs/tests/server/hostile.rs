@@ -1,0 +1,330 @@
+//! A client that does not keep the rules: it loses its path, and nobody else notices [RT-67], [RT-68].
+
+use bowline_rtrs::server::{CloseReason, PathInfo, ServerConfig, SessionInfo};
+use bowline_rtrs::{Done, Tag};
+use bowline_verbs::WcOpcode;
+use bowline_wire::rtrs::{Desc, Imm, emit_info_req, read_hdr, write_hdr};
+
+use super::rig::{Path, Rig, config, desc};
+
+const A: &str = "10.0.0.2";
+const B: &str = "10.0.0.3";
+
+/// What a client does.
+type Act = dyn Fn(&mut Rig, &Path) -> Vec<Done>;
+
+/// A victim with a session of its own, whose operation is under way, sees nothing of what happens.
+fn attack(act: &Act, expected: Option<CloseReason>) {
+    for always_invalidate in [false, true] {
+        let mut rig = Rig::with(ServerConfig { always_invalidate, ..config() });
+        let mut victim = rig.path(1, 1, A, 2);
+        rig.sent.clear();
+        let done = rig.write(&victim, 1, 3, b"victim", &[5; 1000]);
+        rig.deliver(&[done]);
+        let request = rig.one();
+        let path = rig.path(2, 2, B, 2);
+        rig.sent.clear();
+        let before = state(&rig, &request);
+        let dones = act(&mut rig, &path);
+        rig.deliver(&dones);
+        let closed = rig.take_closed();
+        assert_eq!(closed, Vec::from_iter(expected.map(|reason| (path.id, reason))));
+        if let Some(reason) = expected {
+            assert!(rig.requests.is_empty(), "not carried out");
+            assert!(rig.take_sent(&mut path.clone()).is_empty(), "not answered");
+            assert!(reason.is_violation());
+            assert_eq!(rig.server.counters().paths_violated, 1);
+        }
+        assert_eq!(state(&rig, &request), before, "of the victim");
+        rig.respond(request.op, 0, None);
+        assert!(!rig.take_sent(&mut victim).is_empty());
+    }
+}
+
+fn state(
+    rig: &Rig,
+    request: &bowline_rtrs::server::Request,
+) -> (SessionInfo, Vec<PathInfo>, Vec<u8>) {
+    let info = rig.server.sessions().find(|info| info.session == request.session).unwrap();
+    let mut bytes = Vec::new();
+    let memory = rig.server.memory(request.session).unwrap();
+    memory.append_to(0, memory.len(), &mut bytes);
+    let paths = info.paths.clone();
+    (info, paths, bytes)
+}
+
+fn refused(act: impl Fn(&mut Rig, &Path) -> Vec<Done> + 'static, reason: CloseReason) {
+    attack(&act, Some(reason));
+}
+
+/// A header at an offset of chunk 0.
+fn header(off: u32, bytes: &[u8]) -> impl Fn(&mut Rig, &Path) -> Vec<Done> + use<> {
+    let bytes = bytes.to_vec();
+    move |rig, path| {
+        let room = (rig.geometry().chunk() - off) as usize;
+        assert!(rig.put(path, 0, off.into(), &bytes[..room.min(bytes.len())]));
+        vec![rig.request(path, 1, 0, off, 0)]
+    }
+}
+
+fn read_header(usr_len: u16, inval: bool, desc: Option<Desc>) -> Vec<u8> {
+    let mut out = [0; 24];
+    let len = read_hdr(usr_len, inval, desc, &mut out);
+    out[..len].to_vec()
+}
+
+/// What the header becomes when 16 bits of it are other.
+fn changed(mut header: Vec<u8>, at: usize, to: u16) -> Vec<u8> {
+    header[at..at + 2].copy_from_slice(&to.to_le_bytes());
+    header
+}
+
+// tests [RT-67] 1, 2
+#[test]
+fn messages_that_are_none_for_a_server() {
+    let done = Imm::Done { id: 0, errno: 0, invalidated: false }.to_u32();
+    refused(move |rig, path| vec![rig.imm(path.conn(1), done, 0)], CloseReason::Message);
+    let inval = Imm::Done { id: 0, errno: 0, invalidated: true }.to_u32();
+    refused(move |rig, path| vec![rig.imm(path.conn(0), inval, 8)], CloseReason::Message);
+    refused(|rig, path| vec![rig.message(path.conn(1), b"")], CloseReason::Message);
+    // A request sent instead of written.
+    let sent = |rig: &mut Rig, path: &Path| {
+        let done = rig.request(path, 1, 0, 0, 0);
+        vec![Done { opcode: WcOpcode::Recv, ..done }]
+    };
+    refused(sent, CloseReason::Message);
+    // A second INFO_REQ goes into an empty receive.
+    let name = "again".parse_name();
+    refused(
+        move |rig, path| {
+            let done = rig.message(path.conn(0), &emit_info_req(&name));
+            vec![done]
+        },
+        CloseReason::Message,
+    );
+}
+
+trait ParseName {
+    fn parse_name(&self) -> bowline_wire::rtrs::SessionName;
+}
+
+impl ParseName for str {
+    fn parse_name(&self) -> bowline_wire::rtrs::SessionName {
+        bowline_wire::rtrs::SessionName::new(self).unwrap()
+    }
+}
+
+// tests [RT-14], [RT-62]: what is unknown, and heartbeats elsewhere, are no reason to close
+#[test]
+fn immediates_that_are_ignored() {
+    for imm in [0x3000_0000, 0x7fff_ffff, 0xa000_0000, 0xf000_0001] {
+        attack(&move |rig, path| vec![rig.imm(path.conn(1), imm, 0)], None);
+    }
+    for imm in [Imm::HbMsg, Imm::HbAck] {
+        let act = move |rig: &mut Rig, path: &Path| vec![rig.imm(path.conn(1), imm.to_u32(), 0)];
+        attack(&act, None);
+    }
+}
+
+// tests [RT-67] 3
+#[test]
+fn chunks_and_offsets_that_do_not_exist() {
+    // 8 chunks: 3 bits; 25 bits of offset.
+    let imm = |payload: u32| Imm::Request(payload).to_u32();
+    let off = imm(8192);
+    refused(move |rig, path| vec![rig.imm(path.conn(1), off, 0)], CloseReason::Chunk);
+    let off = imm((1 << 25) - 1);
+    refused(move |rig, path| vec![rig.imm(path.conn(1), off, 0)], CloseReason::Chunk);
+    // 5 chunks need 3 bits too, so that 5 to 7 can be named and are not there.
+    let geometry = bowline_wire::rtrs::Geometry::of_chunk(5, 8192, 4096).unwrap();
+    let mut rig = Rig::with(ServerConfig { geometry, ..config() });
+    let path = rig.path(1, 1, A, 2);
+    let done = rig.imm(path.conn(1), imm(5 << 25), 0);
+    rig.deliver(&[done]);
+    assert_eq!(rig.take_closed(), [(path.id, CloseReason::Chunk)]);
+}
+
+// tests [RT-67] 3
+#[test]
+fn a_chunk_that_is_in_use() {
+    let mut rig = Rig::new();
+    let path = rig.path(1, 1, A, 2);
+    let done = rig.write(&path, 1, 0, b"u", b"");
+    rig.deliver(&[done]);
+    let request = rig.one();
+    let done = rig.request(&path, 1, 0, 1, 5);
+    rig.deliver(&[done]);
+    assert_eq!(rig.take_closed(), [(path.id, CloseReason::ChunkBusy)]);
+    assert!(rig.requests.is_empty());
+    rig.respond(request.op, 0, None);
+    rig.assert_empty();
+
+    // Both at once, on two connections: only the first is even looked at, and not carried out.
+    let mut rig = Rig::new();
+    let path = rig.path(1, 1, A, 3);
+    let dones = [rig.write(&path, 1, 0, b"u", b""), rig.request(&path, 2, 0, 1, 5)];
+    let withdrawn = rig.withdrawn.len();
+    rig.deliver(&dones);
+    assert_eq!(rig.take_closed(), [(path.id, CloseReason::ChunkBusy)]);
+    assert!(rig.requests.is_empty());
+    assert_eq!(rig.withdrawn.len(), withdrawn + 1);
+}
+
+// tests [RT-67] 4, 5, 6, 7, [RT-45], [RT-70]
+#[test]
+fn malformed_headers() {
+    let bad = |off, bytes: &[u8]| refused(header(off, bytes), CloseReason::Header);
+    let read = || read_header(8, false, Some(desc(100)));
+    for kind in [0, 1, 4, 0xffff] {
+        bad(108, &changed(read(), 0, kind));
+    }
+    bad(8189, &write_hdr(0));
+    bad(8191, &write_hdr(0));
+    bad(8192 - 7, &read());
+    bad(8192 - 23, &read());
+    bad(7, &write_hdr(8)); // longer than what lies before
+    bad(0, &write_hdr(0xffff));
+    bad(4097, &write_hdr(4097)); // longer than may be
+    bad(4097 + 8, &write_hdr(8)); // more data than may be
+    bad(108, &changed(read(), 6, 2)); // two descriptors
+    bad(108, &changed(read(), 6, 0xffff));
+    bad(108, &changed(read(), 4, 2)); // an unknown flag
+    bad(8, &changed(read_header(8, false, None), 4, 1)); // invalidate what?
+    bad(108, &read_header(8, false, None)); // data that goes nowhere
+    bad(108, &read_header(8, true, Some(desc(0))));
+    bad(108, &read_header(8, true, Some(desc(101)))); // more than there is
+    bad(108, &read_header(8, true, Some(Desc { addr: u64::MAX - 98, ..desc(100) })));
+}
+
+// tests [RT-67] 5: what the upper layer looks at is there
+#[test]
+fn a_user_message_shorter_than_the_upper_layer_reads() {
+    let mut rig = Rig::with(ServerConfig { usr_min: 2, ..config() });
+    let path = rig.path(1, 1, A, 2);
+    let done = rig.write(&path, 1, 0, b"ab", b"");
+    rig.deliver(&[done]);
+    rig.one();
+    let done = rig.write(&path, 1, 1, b"a", b"");
+    rig.deliver(&[done]);
+    assert_eq!(rig.take_closed(), [(path.id, CloseReason::Header)]);
+}
+
+// tests [RT-67] 1
+#[test]
+fn fewer_bytes_than_the_header_says() {
+    let short = |rig: &mut Rig, path: &Path| {
+        let done = rig.write(path, 1, 0, b"usr", &[1; 100]);
+        vec![Done { len: done.len - 1, ..done }]
+    };
+    refused(short, CloseReason::Header);
+    let long = |rig: &mut Rig, path: &Path| {
+        let done = rig.read(path, 1, 0, b"usr", 100, Some((desc(100), true)));
+        vec![Done { len: done.len + 1, ..done }]
+    };
+    refused(long, CloseReason::Header);
+}
+
+// tests [RT-67] 9
+#[test]
+fn a_key_that_cannot_be_withdrawn() {
+    let mut rig = Rig::new();
+    let (path, other) = (rig.path(1, 1, A, 2), rig.path(2, 2, B, 2));
+    rig.stuck = vec![path.chunks[0].1];
+    let dones = [rig.write(&path, 1, 0, b"u", b""), rig.write(&other, 1, 0, b"u", b"")];
+    rig.deliver(&dones);
+    assert_eq!(rig.take_closed(), [(path.id, CloseReason::Withdraw)]);
+    rig.one();
+}
+
+// tests [RT-65] b: what changes after it was read does not matter
+#[test]
+fn a_chunk_that_changes_while_it_is_used() {
+    let mut rig = Rig::with(ServerConfig { always_invalidate: false, ..config() });
+    let mut path = rig.path(1, 1, A, 2);
+    rig.sent.clear();
+    let done = rig.read(&path, 1, 0, b"user", 100, Some((desc(100), false)));
+    rig.deliver(&[done]);
+    let request = rig.one();
+    assert!(rig.put(&path, 0, 100, &[0xff; 28]), "without refresh nothing hinders it");
+    assert_eq!(*request.usr, b"user"[..]);
+    rig.respond(request.op, 0, None);
+    let sent = rig.take_sent(&mut path);
+    assert_eq!(sent[0].bytes.len(), 100);
+}
+
+// tests [RT-62], [RT-66]: heartbeats that are asked for and not taken
+#[test]
+fn a_flood_of_heartbeats() {
+    let mut rig = Rig::new();
+    let path = rig.path(1, 1, A, 1);
+    rig.sent.clear();
+    rig.complete = false;
+    for _ in 0..10_000 {
+        let done = rig.imm(path.conn(0), Imm::HbMsg.to_u32(), 0);
+        rig.deliver(&[done]);
+    }
+    assert!(rig.sent.len() < 2000, "{} unanswered", rig.sent.len());
+    let counters = rig.server.counters();
+    assert_eq!(counters.heartbeats_answered as usize, rig.sent.len());
+    assert_eq!(counters.heartbeats_answered + counters.heartbeats_dropped, 10_000);
+}
+
+// tests [RT-68]
+#[test]
+fn wrong_info_requests() {
+    let good = emit_info_req(&"name".parse_name());
+    let mut bad: Vec<Vec<u8>> = vec![Vec::new(), vec![0; 271], good[..271].to_vec()];
+    let mut with = |at: usize, bytes: &[u8]| {
+        let mut changed = good.to_vec();
+        changed[at..at + bytes.len()].copy_from_slice(bytes);
+        bad.push(changed);
+    };
+    with(0, &[1]); // type
+    with(2, &[0]); // no name
+    with(2, &[b'x'; 255]); // no NUL
+    for character in [b'/', b'.', b'\n', 0x7f, 0xff] {
+        with(3, &[character]);
+    }
+    for bytes in bad {
+        let mut rig = Rig::new();
+        let path = rig.connect(1, 1, A, 1);
+        let done = rig.message(path.conn(0), &bytes);
+        rig.deliver(&[done]);
+        assert_eq!(rig.take_closed(), [(path.id, CloseReason::Info)], "{bytes:?}");
+        assert!(rig.events.is_empty());
+        rig.assert_empty();
+    }
+    // An immediate in its place.
+    let mut rig = Rig::new();
+    let path = rig.connect(1, 1, A, 1);
+    let done = rig.imm(path.conn(0), 0, 272);
+    rig.deliver(&[done]);
+    assert_eq!(rig.take_closed(), [(path.id, CloseReason::Info)]);
+}
+
+// tests [RT-67] 1: requests before the path is connected
+#[test]
+fn requests_that_come_too_early() {
+    let mut rig = Rig::new();
+    rig.link = None;
+    let mut path = rig.connect(1, 1, A, 2);
+    assert!(rig.info(&mut path, "one").is_none());
+    let done = rig.imm(path.conn(1), Imm::Request(0).to_u32(), 4);
+    rig.deliver(&[done]);
+    assert_eq!(rig.take_closed(), [(path.id, CloseReason::Message)]);
+}
+
+// A completion of the wrong kind or with a wrong number does nothing worse than close its path.
+#[test]
+fn completions_nobody_asked_for() {
+    for kind in 0..16 {
+        for index in [0, 1, 0x0fff_ffff] {
+            let mut rig = Rig::new();
+            let path = rig.path(1, 1, A, 2);
+            for cid in [0, 1, 2, 4095] {
+                let tag = Tag::new(kind, index);
+                rig.deliver(&[Done { tag, ..super::rig::done(path.conn(cid)) }]);
+            }
+        }
+    }
+}
