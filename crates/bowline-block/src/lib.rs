@@ -7,6 +7,7 @@
 
 pub mod backend;
 mod device;
+pub mod front;
 mod local;
 pub mod sync;
 

@@ -1,0 +1,256 @@
+//! Before a client has chosen an export.
+
+use std::io::{self, Read, Write};
+
+use bowline_rnbd::Limits;
+
+use super::wire::{self, Fields};
+
+/// Bytes of an option's data that are looked at; longer ones end the connection.
+const MAX_OPTION: usize = 16 << 10;
+/// Options one client may send.
+const MAX_OPTIONS: usize = 64;
+
+/// How the handshake ended.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Outcome {
+    /// Requests follow.
+    Begin,
+    /// The client goes away.
+    Abort,
+}
+
+/// Agrees with a client on the one export, `name`, which the empty name means too.
+///
+/// # Errors
+/// The socket's, or `InvalidData` for what is no handshake: the connection is to be closed.
+pub(super) fn run(
+    socket: &mut (impl Read + Write),
+    name: &str,
+    limits: impl Fn() -> Limits,
+) -> io::Result<Outcome> {
+    let mut hello = Vec::with_capacity(18);
+    hello.extend(wire::GREETING.to_be_bytes());
+    hello.extend(wire::OPTION.to_be_bytes());
+    hello.extend((wire::FIXED_NEWSTYLE | wire::NO_ZEROES).to_be_bytes());
+    socket.write_all(&hello)?;
+    let mut flags = [0; 4];
+    socket.read_exact(&mut flags)?;
+    let flags = u32::from_be_bytes(flags);
+    if flags & !u32::from(wire::FIXED_NEWSTYLE | wire::NO_ZEROES) != 0 {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    for _ in 0..MAX_OPTIONS {
+        let (option, data) = read_option(socket)?;
+        let mine = |wanted: &[u8]| wanted.is_empty() || wanted == name.as_bytes();
+        match option {
+            wire::OPT_EXPORT_NAME if mine(&data) => {
+                // No errors exist here: the connection ends, or the export is this one.
+                let limits = limits();
+                let mut out = Vec::with_capacity(134);
+                out.extend(limits.bytes.to_be_bytes());
+                out.extend(wire::flags_of(&limits).to_be_bytes());
+                if flags & u32::from(wire::NO_ZEROES) == 0 {
+                    out.extend([0; 124]);
+                }
+                socket.write_all(&out)?;
+                return Ok(Outcome::Begin);
+            }
+            wire::OPT_EXPORT_NAME => return Err(io::ErrorKind::InvalidData.into()),
+            wire::OPT_ABORT => {
+                // The client need not wait for this.
+                let _ = answer(socket, option, wire::REP_ACK, &[]);
+                return Ok(Outcome::Abort);
+            }
+            wire::OPT_LIST if data.is_empty() => {
+                let mut out = (name.len() as u32).to_be_bytes().to_vec();
+                out.extend(name.as_bytes());
+                answer(socket, option, wire::REP_SERVER, &out)?;
+                answer(socket, option, wire::REP_ACK, &[])?;
+            }
+            wire::OPT_INFO | wire::OPT_GO => match parse_info(&data) {
+                None => answer(socket, option, wire::REP_ERR_INVALID, &[])?,
+                Some((wanted, _)) if !mine(wanted) => {
+                    answer(socket, option, wire::REP_ERR_UNKNOWN, &[])?;
+                }
+                Some((_, wants_name)) => {
+                    send_info(socket, option, &limits(), wants_name.then_some(name))?;
+                    answer(socket, option, wire::REP_ACK, &[])?;
+                    if option == wire::OPT_GO {
+                        return Ok(Outcome::Begin);
+                    }
+                }
+            },
+            wire::OPT_LIST => answer(socket, option, wire::REP_ERR_INVALID, &[])?,
+            _ => answer(socket, option, wire::REP_ERR_UNSUP, &[])?,
+        }
+    }
+    Err(io::ErrorKind::InvalidData.into())
+}
+
+fn read_option(socket: &mut impl Read) -> io::Result<(u32, Vec<u8>)> {
+    let mut head = [0; 16];
+    socket.read_exact(&mut head)?;
+    let mut at = Fields(&head);
+    let (magic, option, len) = (at.u64(), at.u32(), at.u32());
+    let (Some(wire::OPTION), Some(option), Some(len)) = (magic, option, len) else {
+        return Err(io::ErrorKind::InvalidData.into());
+    };
+    let len = len as usize;
+    if len > MAX_OPTION {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    let mut data = vec![0; len];
+    socket.read_exact(&mut data)?;
+    Ok((option, data))
+}
+
+fn answer(socket: &mut impl Write, option: u32, kind: u32, data: &[u8]) -> io::Result<()> {
+    let mut out = Vec::with_capacity(20 + data.len());
+    out.extend(wire::OPTION_REPLY.to_be_bytes());
+    out.extend(option.to_be_bytes());
+    out.extend(kind.to_be_bytes());
+    out.extend((data.len() as u32).to_be_bytes());
+    out.extend(data);
+    socket.write_all(&out)
+}
+
+/// The export that is asked about, and whether its name is wanted back.
+fn parse_info(data: &[u8]) -> Option<(&[u8], bool)> {
+    let mut at = Fields(data);
+    let len = at.u32()?;
+    let name = at.bytes(usize::try_from(len).ok()?)?;
+    let mut wants_name = false;
+    for _ in 0..at.u16()? {
+        wants_name |= at.u16()? == wire::INFO_NAME;
+    }
+    at.0.is_empty().then_some((name, wants_name))
+}
+
+fn send_info(
+    socket: &mut impl Write,
+    option: u32,
+    limits: &Limits,
+    name: Option<&str>,
+) -> io::Result<()> {
+    let mut export = wire::INFO_EXPORT.to_be_bytes().to_vec();
+    export.extend(limits.bytes.to_be_bytes());
+    export.extend(wire::flags_of(limits).to_be_bytes());
+    answer(socket, option, wire::REP_INFO, &export)?;
+    if let Some(name) = name {
+        let mut out = wire::INFO_NAME.to_be_bytes().to_vec();
+        out.extend(name.as_bytes());
+        answer(socket, option, wire::REP_INFO, &out)?;
+    }
+    let mut sizes = wire::INFO_BLOCK_SIZE.to_be_bytes().to_vec();
+    for size in [limits.logical, limits.physical.max(4096), wire::MAX_PAYLOAD] {
+        sizes.extend(size.to_be_bytes());
+    }
+    answer(socket, option, wire::REP_INFO, &sizes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A client that has said everything before it listens.
+    struct Script(io::Cursor<Vec<u8>>, Vec<u8>);
+
+    impl Read for Script {
+        fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+            self.0.read(out)
+        }
+    }
+
+    impl Write for Script {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.1.write(bytes)
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn option(number: u32, data: &[u8]) -> Vec<u8> {
+        let mut out = wire::OPTION.to_be_bytes().to_vec();
+        out.extend(number.to_be_bytes());
+        out.extend((data.len() as u32).to_be_bytes());
+        out.extend(data);
+        out
+    }
+
+    fn ask(flags: u32, options: &[Vec<u8>]) -> (io::Result<Outcome>, Vec<u8>) {
+        let mut said = flags.to_be_bytes().to_vec();
+        said.extend(options.concat());
+        let mut script = Script(io::Cursor::new(said), Vec::new());
+        let outcome = run(&mut script, "disk", || Limits::plain(1 << 20));
+        (outcome, script.1.split_off(18))
+    }
+
+    fn info(name: &str, requests: &[u16]) -> Vec<u8> {
+        let mut out = (name.len() as u32).to_be_bytes().to_vec();
+        out.extend(name.as_bytes());
+        out.extend((requests.len() as u16).to_be_bytes());
+        out.extend(requests.iter().flat_map(|n| n.to_be_bytes()));
+        out
+    }
+
+    fn kinds(mut replies: &[u8]) -> Vec<u32> {
+        let mut out = Vec::new();
+        while !replies.is_empty() {
+            let mut at = Fields(replies);
+            assert_eq!(at.u64(), Some(wire::OPTION_REPLY));
+            at.u32().unwrap();
+            out.push(at.u32().unwrap());
+            let len = at.u32().unwrap();
+            at.bytes(len as usize).unwrap();
+            replies = at.0;
+        }
+        out
+    }
+
+    #[test]
+    fn old_clients_get_the_zeroes_they_wait_for() {
+        let (outcome, said) = ask(1, &[option(wire::OPT_EXPORT_NAME, b"disk")]);
+        assert_eq!(outcome.unwrap(), Outcome::Begin);
+        assert_eq!(said.len(), 8 + 2 + 124);
+        let (outcome, said) = ask(3, &[option(wire::OPT_EXPORT_NAME, b"")]);
+        assert_eq!(outcome.unwrap(), Outcome::Begin);
+        assert_eq!(said.len(), 8 + 2);
+        assert_eq!(said[..8], (1_u64 << 20).to_be_bytes());
+        assert!(ask(3, &[option(wire::OPT_EXPORT_NAME, b"other")]).0.is_err());
+    }
+
+    #[test]
+    fn questions_are_answered_until_go() {
+        let (outcome, said) = ask(
+            3,
+            &[
+                option(wire::OPT_LIST, b""),
+                option(wire::OPT_LIST, b"x"),
+                option(8, b""),
+                option(wire::OPT_INFO, &info("disk", &[wire::INFO_NAME])),
+                option(wire::OPT_INFO, &info("other", &[])),
+                option(wire::OPT_GO, b"\0\0\0\xffx"),
+                option(wire::OPT_GO, &info("", &[])),
+            ],
+        );
+        assert_eq!(outcome.unwrap(), Outcome::Begin);
+        let (unsup, invalid, unknown) =
+            (wire::REP_ERR_UNSUP, wire::REP_ERR_INVALID, wire::REP_ERR_UNKNOWN);
+        assert_eq!(kinds(&said), [2, 1, invalid, unsup, 3, 3, 3, 1, unknown, invalid, 3, 3, 1]);
+        let (outcome, said) = ask(3, &[option(wire::OPT_ABORT, b"")]);
+        assert_eq!((outcome.unwrap(), kinds(&said)), (Outcome::Abort, vec![1]));
+    }
+
+    #[test]
+    fn what_is_no_handshake_ends_the_connection() {
+        assert!(ask(4, &[]).0.is_err(), "a flag that does not exist");
+        assert!(ask(3, &[vec![0; 16]]).0.is_err(), "no option");
+        let mut long = option(wire::OPT_GO, b"");
+        long[12..].copy_from_slice(&u32::MAX.to_be_bytes());
+        assert!(ask(3, &[long]).0.is_err(), "an option without end");
+        assert!(ask(3, &vec![option(99, b""); 65]).0.is_err(), "options without end");
+        assert!(ask(3, &[option(wire::OPT_GO, b"\0")[..15].to_vec()]).0.is_err(), "cut off");
+    }
+}

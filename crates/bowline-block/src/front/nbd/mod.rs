@@ -1,0 +1,194 @@
+//! A disk behind a unix socket that speaks NBD: fixed newstyle handshake, simple replies.
+//!
+//! ```text
+//!   bowline-nbd      accepts
+//!   bowline-nbd-in   one for each connection: requests off the socket, data into registered memory,
+//!                    all that is there submitted together
+//!   driving thread   DiskDone: replies to the socket, as far as it takes them   (no hand-over)
+//!   bowline-nbd-out  one for each connection: the rest, when the client reads slowly
+//! ```
+//!
+//! Spec: `docs/spec/rnbd.md`, NB-53; the protocol is NBD's own `doc/proto.md`.
+
+mod connection;
+mod handshake;
+mod output;
+mod requests;
+mod wire;
+
+use std::fmt;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags};
+use rustix::fs::Mode;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+use crate::device::BlockDevice;
+use connection::Connection;
+
+/// Connections the system may hold until they are accepted.
+const BACKLOG: i32 = 16;
+
+/// How a disk is offered.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct NbdOptions {
+    /// Clients cannot write, whatever the disk can.
+    pub read_only: bool,
+    /// Connections at the same time; more are closed at once. 64 if nothing is said.
+    pub max_connections: usize,
+    /// Bytes for the data of requests under way, of each connection; a multiple of 4096. 8 MiB if
+    /// nothing is said. A request that is larger than an eighth gets memory of its own.
+    pub memory: usize,
+}
+
+impl Default for NbdOptions {
+    fn default() -> Self {
+        Self { read_only: false, max_connections: 64, memory: 8 << 20 }
+    }
+}
+
+/// A socket at which a disk is offered. Dropping it ends all connections and removes the socket.
+pub struct NbdServer {
+    path: PathBuf,
+    shared: Arc<Shared>,
+    wake: Arc<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    disk: Arc<dyn BlockDevice>,
+    options: NbdOptions,
+    stop: AtomicBool,
+    connections: Mutex<Vec<(Arc<Connection>, JoinHandle<()>)>>,
+}
+
+/// Offers `disk` at a unix socket, which only its owner can connect to (mode 0600). The export has
+/// the disk's name; the empty name means it too. A socket that nobody listens at is replaced.
+///
+/// # Errors
+/// EADDRINUSE when somebody listens there; EINVAL for options that cannot be; the system's.
+pub fn serve(disk: Arc<dyn BlockDevice>, at: &Path, options: NbdOptions) -> io::Result<NbdServer> {
+    if options.memory < 1 << 16 || !options.memory.is_multiple_of(4096) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let listener = listen(at)?;
+    let wake = Arc::new(rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?);
+    let shared = Arc::new(Shared {
+        disk,
+        options,
+        stop: AtomicBool::new(false),
+        connections: Mutex::default(),
+    });
+    let (of_thread, woken) = (shared.clone(), wake.clone());
+    let thread = std::thread::Builder::new()
+        .name("bowline-nbd".into())
+        .spawn(move || of_thread.accept(&listener, &woken))?;
+    Ok(NbdServer { path: at.to_owned(), shared, wake, thread: Some(thread) })
+}
+
+impl NbdServer {
+    /// Where the socket is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Connections there are now.
+    pub fn connections(&self) -> usize {
+        self.shared.lock().iter().filter(|(_, thread)| !thread.is_finished()).count()
+    }
+}
+
+impl Drop for NbdServer {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Release);
+        // Fails only when the counter is full, and then the thread is awake.
+        let _ = rustix::io::write(&*self.wake, &1_u64.to_ne_bytes());
+        if let Some(thread) = self.thread.take() {
+            // A panic of the thread was printed when it happened.
+            let _ = thread.join();
+        }
+        let connections = std::mem::take(&mut *self.shared.lock());
+        for (connection, _) in &connections {
+            connection.close();
+        }
+        for (_, thread) in connections {
+            let _ = thread.join();
+        }
+        // Gone already, if somebody removed it.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+impl fmt::Debug for NbdServer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NbdServer").field("path", &self.path).finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Vec<(Arc<Connection>, JoinHandle<()>)>> {
+        // The list is whole whenever something that holds it can panic.
+        self.connections.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn accept(&self, listener: &UnixListener, woken: &OwnedFd) {
+        loop {
+            let mut fds = [PollFd::new(listener, PollFlags::IN), PollFd::new(woken, PollFlags::IN)];
+            // A signal interrupts; nothing else fails.
+            let _ = rustix::event::poll(&mut fds, None);
+            if self.stop.load(Ordering::Acquire) {
+                return;
+            }
+            match listener.accept() {
+                // The client sees the connection end, if nobody can serve it.
+                Ok((socket, _)) => drop(self.begin(socket)),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                // Too many open files, perhaps: the client waits until there are fewer.
+                Err(_) => std::thread::sleep(std::time::Duration::from_millis(50)),
+            }
+        }
+    }
+
+    fn begin(&self, socket: UnixStream) -> io::Result<()> {
+        let mut connections = self.lock();
+        connections.retain(|(_, thread)| !thread.is_finished());
+        if connections.len() >= self.options.max_connections {
+            return Err(io::ErrorKind::ConnectionRefused.into());
+        }
+        let connection = Connection::new(socket, self.disk.clone(), self.options)?;
+        let of_thread = connection.clone();
+        let thread = std::thread::Builder::new()
+            .name("bowline-nbd-in".into())
+            .spawn(move || of_thread.run())?;
+        connections.push((connection, thread));
+        Ok(())
+    }
+}
+
+fn listen(at: &Path) -> io::Result<UnixListener> {
+    let address = SocketAddrUnix::new(at)?;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    // The file that bind makes has the socket's mode, so nobody else gets in between.
+    rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+    match rustix::net::bind(&socket, &address) {
+        Err(rustix::io::Errno::ADDRINUSE) if nobody_listens(at) => {
+            std::fs::remove_file(at)?;
+            rustix::net::bind(&socket, &address)?;
+        }
+        other => other?,
+    }
+    rustix::net::listen(&socket, BACKLOG)?;
+    Ok(socket.into())
+}
+
+fn nobody_listens(at: &Path) -> bool {
+    matches!(UnixStream::connect(at), Err(e) if e.kind() == io::ErrorKind::ConnectionRefused)
+}

@@ -1,0 +1,157 @@
+//! Replies on their way to a client.
+
+use std::collections::VecDeque;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+use rustix::event::{PollFd, PollFlags};
+
+use super::requests::{Place, Requests};
+use super::wire::REPLY_LEN;
+use crate::front::sys;
+
+/// Replies of one system call, each of which has a header and perhaps data.
+const BATCH: usize = 32;
+
+/// A reply with the memory of its data, which is given back once it was sent.
+#[derive(Debug)]
+pub(super) struct Reply {
+    pub(super) header: [u8; REPLY_LEN],
+    pub(super) place: Place,
+    /// Bytes at that place.
+    pub(super) len: u32,
+    /// They belong to the reply.
+    pub(super) has_data: bool,
+}
+
+/// Replies of one connection, in the order in which they were answered.
+#[derive(Debug, Default)]
+pub(super) struct Output {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    queue: VecDeque<Reply>,
+    /// Bytes of the first reply that are sent already.
+    sent: usize,
+    /// The socket takes no more for now: the writing thread waits for it.
+    full: bool,
+    closed: bool,
+}
+
+impl Output {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // What panics with the lock held is a mistake in here, printed when it happened.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sends replies, as far as the socket takes them; the writing thread sends the rest.
+    pub(super) fn send(
+        &self,
+        socket: &UnixStream,
+        requests: &Requests,
+        replies: impl Iterator<Item = Reply>,
+    ) {
+        let mut state = self.lock();
+        state.queue.extend(replies);
+        if !state.full {
+            state.push_out(socket, requests);
+            if state.full {
+                self.changed.notify_all();
+            }
+        }
+    }
+
+    /// What the writing thread does, until the connection is closed.
+    pub(super) fn write(&self, socket: &UnixStream, requests: &Requests) {
+        let mut state = self.lock();
+        while !state.closed {
+            if !state.full {
+                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            }
+            drop(state);
+            // A signal interrupts; a socket that was shut down is ready.
+            let _ = rustix::event::poll(&mut [PollFd::new(socket, PollFlags::OUT)], None);
+            state = self.lock();
+            state.push_out(socket, requests);
+        }
+    }
+
+    /// Forgets what was not sent. Later replies are forgotten at once.
+    pub(super) fn close(&self, requests: &Requests) {
+        let mut state = self.lock();
+        state.closed = true;
+        state.forget(requests);
+        drop(state);
+        self.changed.notify_all();
+    }
+}
+
+impl State {
+    fn forget(&mut self, requests: &Requests) {
+        self.sent = 0;
+        for reply in self.queue.drain(..) {
+            requests.give_back(&reply.place, reply.len);
+        }
+    }
+
+    fn push_out(&mut self, socket: &UnixStream, requests: &Requests) {
+        self.full = false;
+        while !self.queue.is_empty() {
+            if self.closed {
+                return self.forget(requests);
+            }
+            match self.send_some(socket, requests) {
+                Ok(n) => self.advance(n, requests),
+                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {
+                    self.full = true;
+                    return;
+                }
+                Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(_) => {
+                    self.closed = true;
+                    // The reading thread sees the end; a socket that is shut already is as good.
+                    let _ = socket.shutdown(std::net::Shutdown::Both);
+                }
+            }
+        }
+    }
+
+    #[allow(unsafe_code)]
+    fn send_some(&self, socket: &UnixStream, requests: &Requests) -> std::io::Result<usize> {
+        let mut pieces = [sys::NOTHING; 2 * BATCH];
+        let mut skip = self.sent;
+        for (reply, pair) in self.queue.iter().zip(pieces.chunks_exact_mut(2)) {
+            pair[0] = sys::of_bytes(&reply.header[skip.min(REPLY_LEN)..]);
+            if reply.has_data
+                && let Some((mut mem, _)) = requests.memory(&reply.place, reply.len)
+            {
+                let of_data = skip.saturating_sub(REPLY_LEN);
+                (mem.offset, mem.len) = (mem.offset + of_data, mem.len - of_data);
+                pair[1] = sys::of_mem(&mem);
+            }
+            skip = 0;
+        }
+        // SAFETY: headers are in the queue, which `self` holds unchanged; the data is in memory
+        // that `requests` or the reply's place holds until the reply is given back.
+        unsafe { sys::send(socket.as_fd(), &pieces) }
+    }
+
+    fn advance(&mut self, n: usize, requests: &Requests) {
+        self.sent += n;
+        while let Some(reply) = self.queue.front() {
+            let len = REPLY_LEN + if reply.has_data { reply.len as usize } else { 0 };
+            if self.sent < len {
+                return;
+            }
+            self.sent -= len;
+            if let Some(reply) = self.queue.pop_front() {
+                requests.give_back(&reply.place, reply.len);
+            }
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! The NBD protocol's numbers and messages: fixed newstyle handshake, simple replies.
+//!
+//! ```text
+//!   request, 28 bytes:  magic u32 | flags u16 | command u16 | cookie u64 | offset u64 | length u32
+//!   reply,   16 bytes:  magic u32 | error u32 | cookie u64        all numbers big-endian
+//! ```
+
+use bowline_rnbd::Limits;
+
+/// First of the server's greeting: `NBDMAGIC`.
+pub(super) const GREETING: u64 = 0x4e42_444d_4147_4943;
+/// Second of the greeting, and first of every option: `IHAVEOPT`.
+pub(super) const OPTION: u64 = 0x4948_4156_454f_5054;
+pub(super) const OPTION_REPLY: u64 = 0x0003_e889_0455_65a9;
+
+pub(super) const FIXED_NEWSTYLE: u16 = 1;
+pub(super) const NO_ZEROES: u16 = 2;
+
+pub(super) const OPT_EXPORT_NAME: u32 = 1;
+pub(super) const OPT_ABORT: u32 = 2;
+pub(super) const OPT_LIST: u32 = 3;
+pub(super) const OPT_INFO: u32 = 6;
+pub(super) const OPT_GO: u32 = 7;
+
+pub(super) const REP_ACK: u32 = 1;
+pub(super) const REP_SERVER: u32 = 2;
+pub(super) const REP_INFO: u32 = 3;
+pub(super) const REP_ERR_UNSUP: u32 = 1 << 31 | 1;
+pub(super) const REP_ERR_INVALID: u32 = 1 << 31 | 3;
+pub(super) const REP_ERR_UNKNOWN: u32 = 1 << 31 | 6;
+
+pub(super) const INFO_EXPORT: u16 = 0;
+pub(super) const INFO_NAME: u16 = 1;
+pub(super) const INFO_BLOCK_SIZE: u16 = 3;
+
+const HAS_FLAGS: u16 = 1;
+const READ_ONLY: u16 = 1 << 1;
+const SEND_FLUSH: u16 = 1 << 2;
+const SEND_FUA: u16 = 1 << 3;
+const SEND_TRIM: u16 = 1 << 5;
+const SEND_WRITE_ZEROES: u16 = 1 << 6;
+const CAN_MULTI_CONN: u16 = 1 << 8;
+
+pub(super) const CMD_READ: u16 = 0;
+pub(super) const CMD_WRITE: u16 = 1;
+pub(super) const CMD_DISC: u16 = 2;
+pub(super) const CMD_FLUSH: u16 = 3;
+pub(super) const CMD_TRIM: u16 = 4;
+pub(super) const CMD_WRITE_ZEROES: u16 = 6;
+
+pub(super) const CMD_FLAG_FUA: u16 = 1;
+pub(super) const CMD_FLAG_NO_HOLE: u16 = 1 << 1;
+
+const REQUEST_MAGIC: u32 = 0x2560_9513;
+const REPLY_MAGIC: u32 = 0x6744_6698;
+
+/// Bytes of data of one request: what clients may send that asked for no limit.
+pub(super) const MAX_PAYLOAD: u32 = 32 << 20;
+pub(super) const REQUEST_LEN: usize = 28;
+pub(super) const REPLY_LEN: usize = 16;
+
+/// What an export can do. [NB-53]
+pub(super) fn flags_of(limits: &Limits) -> u16 {
+    // Flushes act on the disk, so they cover the writes of all connections.
+    let mut flags = HAS_FLAGS | CAN_MULTI_CONN;
+    for (has, flag) in [
+        (limits.read_only, READ_ONLY),
+        (limits.write_cache, SEND_FLUSH),
+        (limits.fua, SEND_FUA),
+        (limits.discard.is_some() && !limits.read_only, SEND_TRIM),
+        (limits.max_write_zeroes > 0 && !limits.read_only, SEND_WRITE_ZEROES),
+    ] {
+        flags |= if has { flag } else { 0 };
+    }
+    flags
+}
+
+/// A request, without its data.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) struct Request {
+    pub(super) flags: u16,
+    pub(super) command: u16,
+    pub(super) cookie: u64,
+    pub(super) offset: u64,
+    pub(super) len: u32,
+}
+
+impl Request {
+    /// `None` when this is no request: nothing after it can be made sense of.
+    pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
+        let mut at = Fields(bytes);
+        let magic = at.u32()?;
+        let (flags, command) = (at.u16()?, at.u16()?);
+        let (cookie, offset, len) = (at.u64()?, at.u64()?, at.u32()?);
+        (magic == REQUEST_MAGIC).then_some(Self { flags, command, cookie, offset, len })
+    }
+}
+
+/// A reply's header; data follows a read without error.
+pub(super) fn reply(error: u32, cookie: u64) -> [u8; REPLY_LEN] {
+    let mut out = [0; REPLY_LEN];
+    out[..4].copy_from_slice(&REPLY_MAGIC.to_be_bytes());
+    out[4..8].copy_from_slice(&error.to_be_bytes());
+    out[8..].copy_from_slice(&cookie.to_be_bytes());
+    out
+}
+
+/// An errno as NBD can say it; 0 or negative in.
+pub(super) fn error_of(errno: i32) -> u32 {
+    match -errno {
+        0 => 0,
+        libc::EPERM | libc::EACCES | libc::EROFS => 1,
+        libc::ENOMEM => 12,
+        libc::EINVAL => 22,
+        libc::ENOSPC => 28,
+        libc::EOVERFLOW => 75,
+        libc::EOPNOTSUPP => 95,
+        libc::ESHUTDOWN => 108,
+        _ => 5,
+    }
+}
+
+/// Numbers out of a message.
+pub(super) struct Fields<'a>(pub(super) &'a [u8]);
+
+impl<'a> Fields<'a> {
+    pub(super) fn bytes(&mut self, n: usize) -> Option<&'a [u8]> {
+        let (head, rest) = self.0.split_at_checked(n)?;
+        self.0 = rest;
+        Some(head)
+    }
+
+    pub(super) fn u16(&mut self) -> Option<u16> {
+        self.bytes(2)?.try_into().ok().map(u16::from_be_bytes)
+    }
+
+    pub(super) fn u32(&mut self) -> Option<u32> {
+        self.bytes(4)?.try_into().ok().map(u32::from_be_bytes)
+    }
+
+    pub(super) fn u64(&mut self) -> Option<u64> {
+        self.bytes(8)?.try_into().ok().map(u64::from_be_bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_is_parsed_and_noise_is_not() {
+        let mut bytes = vec![0x25, 0x60, 0x95, 0x13, 0, 1, 0, 6];
+        bytes.extend(7_u64.to_be_bytes());
+        bytes.extend(4096_u64.to_be_bytes());
+        bytes.extend(512_u32.to_be_bytes());
+        let request = Request { flags: 1, command: 6, cookie: 7, offset: 4096, len: 512 };
+        assert_eq!(Request::parse(&bytes), Some(request));
+        assert_eq!(Request::parse(&bytes[..27]), None);
+        bytes[3] = 0;
+        assert_eq!(Request::parse(&bytes), None);
+        assert_eq!(reply(5, 1), [0x67, 0x44, 0x66, 0x98, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0, 1]);
+    }
+
+    #[test]
+    fn flags_say_what_the_disk_can_do() {
+        // tests [NB-53]
+        let plain = Limits::plain(1 << 20);
+        assert_eq!(flags_of(&plain), HAS_FLAGS | CAN_MULTI_CONN);
+        let discard = bowline_rnbd::Discard { max_bytes: 1, granularity: 1, alignment: 0 };
+        let all = Limits {
+            discard: Some(discard),
+            max_write_zeroes: 1,
+            write_cache: true,
+            fua: true,
+            ..plain
+        };
+        let changes = SEND_TRIM | SEND_WRITE_ZEROES;
+        let more = SEND_FLUSH | SEND_FUA | changes;
+        assert_eq!(flags_of(&all), HAS_FLAGS | CAN_MULTI_CONN | more);
+        let ro = Limits { read_only: true, ..all };
+        assert_eq!(flags_of(&ro) & (READ_ONLY | changes), READ_ONLY);
+        assert_eq!(flags_of(&Limits { fua: false, ..all }) & SEND_FUA, 0);
+    }
+}
