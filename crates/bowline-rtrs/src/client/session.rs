@@ -157,7 +157,7 @@ impl Session {
     pub fn new(config: ClientConfig, ports: &[PortAttr], session: Uuid) -> Self {
         let (low, high) = session.0.split_at(8);
         let number = |b: &[u8]| b.iter().fold(0, |n, &b| n << 8 | u64::from(b));
-        let owner = number(low) ^ number(high);
+        let owner = number(low).rotate_left(1) ^ number(high);
         Self {
             random: config.seed ^ owner,
             config,

@@ -1,0 +1,7 @@
+//! The client core against a peer of a few lines that does what a script says.
+
+mod hostile;
+mod io;
+mod open;
+mod paths;
+mod peer;

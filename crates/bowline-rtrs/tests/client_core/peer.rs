@@ -1,0 +1,465 @@
+//! A client session on a made-up device with a made-up server, all in one thread and without time.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bowline_rtrs::client::{
+    ClientConfig, Completed, Event, PathAddr, PathState, Permit, PermitKind, Session,
+};
+use bowline_rtrs::{
+    Batch, ConnId, Done, Errno, Input, Instant, MemRef, Order, PathId, PortAttr, PortId, RecvSlot,
+    RegionId, RegionKeys, Tag, Wr, WrKind,
+};
+use bowline_verbs::{Access, Buffer, Status, WcOpcode};
+use bowline_wire::rtrs::{
+    ConAnswer, ConReq, ConRsp, Desc, Dir, Geometry, Imm, IoReq, RkeyRsp, SessionName, Uuid,
+    emit_info_rsp, parse_info_req, parse_io,
+};
+
+/// What the server does with a connect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Connects {
+    Accept,
+    Refuse(u16),
+    Fail(Errno),
+    /// No answer.
+    Ignore,
+    /// Accepts the first connections of a path, up to this one, then answers nothing.
+    Until(u16),
+}
+
+#[derive(Debug)]
+pub(crate) struct Conn {
+    pub(crate) req: ConReq,
+    pub(crate) local: SocketAddr,
+    pub(crate) remote: SocketAddr,
+    pub(crate) retry_count: u8,
+    pub(crate) recvs: VecDeque<RecvSlot>,
+    pub(crate) established: bool,
+    pub(crate) closed: bool,
+}
+
+/// An IO the server has got.
+#[derive(Clone, Debug)]
+pub(crate) struct Io {
+    pub(crate) conn: ConnId,
+    pub(crate) id: u16,
+    pub(crate) addr: u64,
+    pub(crate) key: u32,
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) req: IoReq,
+}
+
+impl Io {
+    /// The user message.
+    pub(crate) fn usr(&self) -> &[u8] {
+        let at = match self.req.hdr {
+            bowline_wire::rtrs::IoHdr::Write { .. } => self.req.usr_at as usize,
+            bowline_wire::rtrs::IoHdr::Read { .. } => 0,
+        };
+        &self.bytes[at..at + usize::from(self.req.usr_len)]
+    }
+}
+
+pub(crate) struct Rig {
+    pub(crate) session: Session,
+    pub(crate) now: Instant,
+    pub(crate) connects: Connects,
+    /// The server answers INFO_REQ.
+    pub(crate) answers_info: bool,
+    /// The server answers disconnects.
+    pub(crate) parts: bool,
+    /// Queues run empty at once.
+    pub(crate) drains: bool,
+    pub(crate) refresh: bool,
+    pub(crate) geometry: Geometry,
+    pub(crate) buffers: BTreeMap<RegionId, Arc<Buffer>>,
+    pub(crate) conns: BTreeMap<ConnId, Conn>,
+    /// Present key of each chunk of each link.
+    pub(crate) keys: BTreeMap<(PathId, u16), u32>,
+    pub(crate) ios: Vec<Io>,
+    /// Heartbeats and their answers, as the server got them.
+    pub(crate) beats: Vec<(ConnId, Imm)>,
+    pub(crate) events: Vec<Event>,
+    pub(crate) completed: Vec<Completed>,
+    pub(crate) signalled: usize,
+    /// Signalled sends complete at once.
+    pub(crate) sends_complete: bool,
+    /// Those that did not.
+    pub(crate) unsent: Vec<Done>,
+}
+
+pub(crate) const ATTR: PortAttr =
+    PortAttr { max_qp_wr: 16_384, max_sge: 8, fast_registration: true, key_refresh: true };
+pub(crate) const CHUNK: u32 = 131_072;
+
+pub(crate) fn addr(n: u8) -> (PathAddr, Uuid) {
+    let src = SocketAddr::from(([10, 0, n, 1], 40_000 + u16::from(n)));
+    let dst = SocketAddr::from(([10, 0, n, 2], 0));
+    (PathAddr { port: PortId(0), src, dst }, Uuid([n; 16]))
+}
+
+pub(crate) fn config() -> ClientConfig {
+    ClientConfig::new(SessionName::new("s1").unwrap(), 7)
+}
+
+impl Rig {
+    pub(crate) fn new(config: ClientConfig, refresh: bool) -> Self {
+        Self::of_device(config, refresh, ATTR, 0x77)
+    }
+
+    pub(crate) fn of_device(config: ClientConfig, refresh: bool, attr: PortAttr, uuid: u8) -> Self {
+        Self {
+            session: Session::new(config, &[attr], Uuid([uuid; 16])),
+            now: Instant::from_nanos(1),
+            connects: Connects::Accept,
+            answers_info: true,
+            parts: true,
+            drains: true,
+            refresh,
+            geometry: Geometry::of_chunk(64, CHUNK, 4096).unwrap(),
+            buffers: BTreeMap::new(),
+            conns: BTreeMap::new(),
+            keys: BTreeMap::new(),
+            ios: Vec::new(),
+            beats: Vec::new(),
+            events: Vec::new(),
+            completed: Vec::new(),
+            signalled: 0,
+            sends_complete: true,
+            unsent: Vec::new(),
+        }
+    }
+
+    /// A session of so many paths that is open.
+    pub(crate) fn opened(refresh: bool, paths: u8) -> Self {
+        Self::opened_with(config(), refresh, paths)
+    }
+
+    pub(crate) fn opened_with(config: ClientConfig, refresh: bool, paths: u8) -> Self {
+        let mut rig = Self::new(config, refresh);
+        let paths: Vec<_> = (1..=paths).map(addr).collect();
+        rig.session.open(rig.now, &paths);
+        rig.pump();
+        assert!(rig.take_events().contains(&Event::Opened(Ok(()))));
+        rig
+    }
+
+    /// Carries out everything there is to do.
+    pub(crate) fn pump(&mut self) {
+        let mut batch = Batch::default();
+        loop {
+            let mut busy = false;
+            while let Some(order) = self.session.poll_order() {
+                busy = true;
+                self.carry_out(order);
+            }
+            self.session.take_batch(&mut batch);
+            busy |= !batch.is_empty();
+            self.carry_out_batch(&mut batch);
+            self.session.check_invariants();
+            self.session.take_completed(&mut self.completed);
+            while let Some(event) = self.session.poll_event() {
+                self.events.push(event);
+            }
+            if !busy {
+                return;
+            }
+        }
+    }
+
+    fn carry_out(&mut self, order: Order) {
+        match order {
+            Order::AddRegion { region, buffer, granule, .. } => {
+                assert_eq!(granule, None);
+                assert!(self.buffers.insert(region, buffer).is_none(), "{region:?} twice");
+                let keys = RegionKeys { addr: 0, lkey: region.0 + 1, rkey: (region.0 + 1) << 8 };
+                let input = Input::Region { region, port: PortId(0), keys: Ok(vec![keys]) };
+                self.session.handle(self.now, input);
+            }
+            Order::DropRegion { region } => {
+                assert!(self.buffers.remove(&region).is_some(), "{region:?} is not there");
+            }
+            Order::Connect { conn, local, remote, private, retry_count, .. } => {
+                self.connect(conn, local, remote, &private, retry_count);
+            }
+            Order::Close { conn } => self.close(conn),
+            Order::Forget { conn } => {
+                assert!(self.conns.remove(&conn).is_some(), "{conn:?} is not there");
+            }
+            Order::Accept { .. } | Order::Reject { .. } => panic!("{order:?} of a client"),
+        }
+    }
+
+    fn connect(
+        &mut self,
+        conn: ConnId,
+        local: SocketAddr,
+        remote: SocketAddr,
+        private: &[u8],
+        retry_count: u8,
+    ) {
+        let req = ConReq::parse(private).unwrap();
+        let new = Conn {
+            req,
+            local,
+            remote,
+            retry_count,
+            recvs: VecDeque::new(),
+            established: false,
+            closed: false,
+        };
+        assert!(self.conns.insert(conn, new).is_none(), "{conn:?} twice");
+        let input = match self.connects {
+            Connects::Until(cid) if conn.cid > cid => return,
+            Connects::Accept | Connects::Until(_) => {
+                self.conns.get_mut(&conn).unwrap().established = true;
+                let rsp = ConRsp { geometry: self.geometry, new_rkey: self.refresh };
+                let private = ConAnswer::Accepted(rsp).emit().to_vec();
+                Input::Established { conn, private }
+            }
+            Connects::Refuse(errno) => {
+                let private = ConAnswer::Refused(errno).emit().to_vec();
+                Input::Refused { conn, consumer: true, private }
+            }
+            Connects::Fail(errno) => Input::Failed { conn, errno },
+            Connects::Ignore => return,
+        };
+        self.session.handle(self.now, input);
+    }
+
+    fn close(&mut self, conn: ConnId) {
+        let of = self.conns.get_mut(&conn).unwrap();
+        assert!(!of.closed, "{conn:?} closed twice");
+        of.closed = true;
+        if self.drains {
+            self.drain(conn);
+        }
+        if self.parts && self.conns[&conn].established {
+            self.session.handle(self.now, Input::Disconnected { conn });
+        }
+    }
+
+    /// The queues of a closed connection run empty.
+    pub(crate) fn drain(&mut self, conn: ConnId) {
+        for index in 0..2 {
+            let done = done(conn, Tag::new(Tag::DRAIN, index), WcOpcode::Send);
+            let done = Done { status: Status::WrFlushErr, ..done };
+            self.session.handle_done(self.now, &[done]);
+        }
+    }
+
+    fn carry_out_batch(&mut self, batch: &mut Batch) {
+        assert!(batch.withdraw.is_empty() && batch.renew.is_empty());
+        for recv in &batch.recvs {
+            let conn = self.conns.get_mut(&recv.conn).expect("a receive on nothing");
+            assert!(conn.established && !conn.closed);
+            conn.recvs.push_back(*recv);
+        }
+        let mut sent = Vec::new();
+        for wr in &batch.wrs {
+            let mut bytes = Vec::new();
+            for mem in batch.mems_of(wr) {
+                let buffer = &self.buffers[&mem.region];
+                buffer.append_to(mem.offset as usize, mem.len as usize, &mut bytes);
+            }
+            sent.push((*wr, bytes));
+        }
+        batch.clear();
+        for (wr, bytes) in sent {
+            self.take_sent(&wr, bytes);
+        }
+    }
+
+    fn take_sent(&mut self, wr: &Wr, bytes: Vec<u8>) {
+        let conn = &self.conns[&wr.conn];
+        assert!(conn.established && !conn.closed, "{wr:?} on a connection that is closed");
+        if wr.signal {
+            self.signalled += 1;
+            let one = done(wr.conn, wr.tag, WcOpcode::RdmaWrite);
+            if self.sends_complete {
+                self.session.handle_done(self.now, &[one]);
+            } else {
+                self.unsent.push(one);
+            }
+        }
+        match wr.kind {
+            WrKind::Send => {
+                assert_eq!(parse_info_req(&bytes).unwrap().as_str(), "s1");
+                if self.answers_info {
+                    let rsp = self.info_rsp(wr.conn.path);
+                    self.give_message(wr.conn, &rsp, None);
+                }
+            }
+            WrKind::WriteImm(remote, imm) => match Imm::from_u32(imm) {
+                Imm::Request(payload) => {
+                    let (id, off) = self.geometry.split(payload).unwrap();
+                    assert_eq!(remote.rkey, self.keys[&(wr.conn.path, id)], "key of chunk {id}");
+                    // Where the bytes lie in the chunk [RT-38], [RT-39].
+                    let base = 0x10_0000 + u64::from(id) * u64::from(CHUNK);
+                    let mut chunk = vec![0; (remote.addr - base) as usize];
+                    chunk.extend_from_slice(&bytes);
+                    let req = parse_io(&self.geometry, off, &chunk[off as usize..]).unwrap();
+                    self.ios.push(Io {
+                        conn: wr.conn,
+                        id,
+                        addr: remote.addr - base,
+                        key: remote.rkey,
+                        bytes,
+                        req,
+                    });
+                }
+                beat => self.beats.push((wr.conn, beat)),
+            },
+            other => panic!("{other:?} of a client"),
+        }
+    }
+
+    /// INFO_RSP with one descriptor for each chunk, or one for all.
+    pub(crate) fn info_rsp(&mut self, link: PathId) -> Vec<u8> {
+        let depth = self.geometry.queue_depth();
+        let mut out = Vec::new();
+        for id in 0..depth {
+            let key = if self.refresh { 0x300 + (u32::from(id) << 8) } else { 0x300 };
+            self.keys.insert((link, id), key);
+        }
+        let one = |id: u16, count: u32| Desc {
+            addr: 0x10_0000 + u64::from(id) * u64::from(CHUNK),
+            key: if self.refresh { 0x300 + (u32::from(id) << 8) } else { 0x300 },
+            len: CHUNK * count,
+        };
+        if self.refresh {
+            emit_info_rsp((0..depth).map(|id| one(id, 1)), &mut out);
+        } else {
+            emit_info_rsp(std::iter::once(one(0, u32::from(depth))), &mut out);
+        }
+        out
+    }
+
+    /// A message of the server arrives.
+    pub(crate) fn give_message(&mut self, conn: ConnId, bytes: &[u8], imm: Option<u32>) {
+        let of = self.conns.get_mut(&conn).unwrap();
+        let slot = of.recvs.pop_front().expect("no receive is posted");
+        let mem = slot.mem.expect("a receive without memory");
+        assert!(bytes.len() <= mem.len as usize);
+        self.buffers[&mem.region].write(mem.offset as usize, bytes);
+        let one = Done { len: bytes.len() as u32, imm, ..done(conn, slot.tag, WcOpcode::Recv) };
+        self.session.handle_done(self.now, &[one]);
+    }
+
+    /// An immediate of the server arrives, by a write of no bytes.
+    pub(crate) fn give_imm(&mut self, conn: ConnId, imm: Imm) {
+        let of = self.conns.get_mut(&conn).unwrap();
+        let slot = of.recvs.pop_front().expect("no receive is posted");
+        let one =
+            Done { imm: Some(imm.to_u32()), ..done(conn, slot.tag, WcOpcode::RecvRdmaWithImm) };
+        self.session.handle_done(self.now, &[one]);
+    }
+
+    /// The server ends an IO.
+    pub(crate) fn reply(&mut self, io: &Io, errno: u16) {
+        let imm = Imm::Done { id: u32::from(io.id), errno, invalidated: false };
+        if self.refresh {
+            let key = self.keys.get_mut(&(io.conn.path, io.id)).unwrap();
+            *key = *key & !0xff | key.wrapping_add(1) & 0xff;
+            let rsp = RkeyRsp { id: io.id, key: *key }.emit();
+            self.give_message(io.conn, &rsp, Some(imm.to_u32()));
+        } else {
+            self.give_imm(io.conn, imm);
+        }
+    }
+
+    /// Ends everything the server has got.
+    pub(crate) fn reply_all(&mut self) {
+        for io in std::mem::take(&mut self.ios) {
+            self.reply(&io, 0);
+        }
+        self.pump();
+    }
+
+    /// The queue pair of a connection fails.
+    pub(crate) fn break_conn(&mut self, conn: ConnId) {
+        let one = done(conn, Tag::new(Tag::IO, 0), WcOpcode::RdmaWrite);
+        let one = Done { status: Status::RetryExcErr, ..one };
+        self.session.handle_done(self.now, &[one]);
+    }
+
+    /// Time passes, with everything that is due in between.
+    pub(crate) fn pass(&mut self, time: Duration) {
+        let end = self.now + time;
+        while let Some(at) = self.session.poll_timeout().filter(|at| *at <= end) {
+            self.now = self.now.max(at);
+            self.session.handle_timeout(self.now);
+            self.pump();
+        }
+        self.now = end;
+    }
+
+    pub(crate) fn region(&mut self, len: usize, access: Access) -> RegionId {
+        let region = self.session.add_region(Arc::new(Buffer::new(len).unwrap()), access);
+        self.pump();
+        assert_eq!(self.session.region_outcome(region), Some(Ok(())));
+        region
+    }
+
+    /// Memory for both directions.
+    pub(crate) fn memory(&mut self) -> RegionId {
+        self.region(1 << 20, Access::LOCAL_WRITE | Access::REMOTE_WRITE)
+    }
+
+    pub(crate) fn permit(&mut self) -> Permit {
+        self.session.get_permit(PermitKind::Io, 0).expect("a permit")
+    }
+
+    /// Submits a write of some bytes.
+    pub(crate) fn write(
+        &mut self,
+        permit: &Permit,
+        region: RegionId,
+        tag: u64,
+    ) -> Result<(), Errno> {
+        let data = [MemRef { region, offset: 0, len: 4096 }];
+        let result = self.session.request(self.now, Dir::Write, permit, b"message", &data, tag);
+        self.pump();
+        result
+    }
+
+    pub(crate) fn state(&self, path: usize) -> PathState {
+        self.session.paths().nth(path).unwrap().state
+    }
+
+    pub(crate) fn path(&self, path: usize) -> PathId {
+        self.session.paths().nth(path).unwrap().id
+    }
+
+    pub(crate) fn take_events(&mut self) -> Vec<Event> {
+        std::mem::take(&mut self.events)
+    }
+
+    pub(crate) fn take_completed(&mut self) -> Vec<(u64, i32)> {
+        self.completed.drain(..).map(|one| (one.tag, one.errno)).collect()
+    }
+
+    /// The connections of the last link to this address that are not closed.
+    pub(crate) fn live(&self, n: u8) -> Vec<ConnId> {
+        let of = |conn: &&ConnId| {
+            let conn = &self.conns[*conn];
+            conn.local == addr(n).0.src && !conn.closed
+        };
+        self.conns.keys().filter(of).copied().collect()
+    }
+
+    /// Nothing is left.
+    pub(crate) fn assert_empty(&self) {
+        assert!(self.conns.is_empty(), "{:?}", self.conns);
+        assert!(self.buffers.is_empty(), "{:?}", self.buffers.keys());
+        assert_eq!(self.session.poll_timeout(), None);
+    }
+}
+
+pub(crate) fn done(conn: ConnId, tag: Tag, opcode: WcOpcode) -> Done {
+    let status = Status::Success;
+    Done { conn, tag, status, opcode, len: 0, imm: None, invalidated: None }
+}
