@@ -19,14 +19,14 @@ const LAYERS: [(&str, u8); 18] = [
     ("bowline-driver", 3),
     ("bowline-roce-driver", 3),
     ("bowline-rdmacore", 3),
-    ("bowline-rtrs-driver", 3),
+    ("bowline-rtrs-driver", 4),
     ("bowline-block", 3),
     ("bowline-sim", 3),
-    ("bowline-rnbd-driver", 4),
-    ("bowline", 5),
-    ("bowline-bench", 6),
-    ("bowline-interop-peer", 6),
-    ("bowline-cli", 7),
+    ("bowline-rnbd-driver", 5),
+    ("bowline", 6),
+    ("bowline-bench", 7),
+    ("bowline-interop-peer", 7),
+    ("bowline-cli", 8),
 ];
 /// Crates that use no other crate of the workspace and are used by none.
 const APART: [&str; 1] = ["xtask"];

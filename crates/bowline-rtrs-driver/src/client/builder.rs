@@ -1,0 +1,177 @@
+//! What a session is opened with.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use bowline_rtrs::client::{ClientConfig, ClientLimits, PathAddr};
+use bowline_rtrs::{Errno, HbConfig, Policy, PortId};
+use bowline_verbs::Device;
+use bowline_wire::rtrs::{PORT, SessionName};
+use std::sync::Arc;
+
+use super::shared::OnLink;
+use super::state::LinkEv;
+use crate::{Error, random};
+
+/// Ports from which paths are connected: those that Linux gives to programs that do not care.
+const EPHEMERAL: core::ops::RangeInclusive<u16> = 32768..=60999;
+
+/// Everything a session is opened with.
+pub struct SessionBuilder {
+    pub(super) config: ClientConfig,
+    pub(super) paths: Vec<(Option<IpAddr>, IpAddr)>,
+    pub(super) on_link: Option<OnLink>,
+}
+
+impl core::fmt::Debug for SessionBuilder {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let Self { config, paths, .. } = self;
+        f.debug_struct("SessionBuilder")
+            .field("config", config)
+            .field("paths", paths)
+            .finish_non_exhaustive()
+    }
+}
+
+impl SessionBuilder {
+    /// Begins with the name of the session, at the server and here.
+    ///
+    /// # Errors
+    /// `EINVAL` for one that is not a good name [RT-68].
+    pub fn new(name: &str) -> Result<Self, Error> {
+        let name =
+            SessionName::new(name).map_err(|_| Error::new("naming a session", Errno::EINVAL))?;
+        let config = ClientConfig::new(name, random::number()?);
+        Ok(Self { config, paths: Vec::new(), on_link: None })
+    }
+
+    /// Adds a path: the server's address, and an address of a device of this side, or the one that
+    /// suits best.
+    #[must_use]
+    pub fn path(mut self, src: Option<IpAddr>, dst: IpAddr) -> Self {
+        self.paths.push((src, dst));
+        self
+    }
+
+    /// Adds some paths.
+    #[must_use]
+    pub fn paths(mut self, paths: &[(Option<IpAddr>, IpAddr)]) -> Self {
+        self.paths.extend_from_slice(paths);
+        self
+    }
+
+    /// Port of the server; 1234.
+    #[must_use]
+    pub fn port(mut self, port: u16) -> Self {
+        self.config.port = if port == 0 { PORT } else { port };
+        self
+    }
+
+    /// Time between attempts to connect a lost path, as kernels have it [RS-10]; `None`: at once, then
+    /// ever longer [RT-91].
+    #[must_use]
+    pub fn reconnect_delay(mut self, delay: Option<Duration>) -> Self {
+        self.config.reconnect_delay = delay;
+        self
+    }
+
+    /// Attempts to connect a lost path; -1: for ever.
+    #[must_use]
+    pub fn max_reconnects(mut self, attempts: i16) -> Self {
+        self.config.max_reconnects = attempts;
+        self
+    }
+
+    /// IO connections of each path; 1. 0: everything goes over the service connection.
+    #[must_use]
+    pub fn io_connections(mut self, connections: u16) -> Self {
+        self.config.io_connections = connections;
+        self
+    }
+
+    /// How paths are chosen.
+    #[must_use]
+    pub fn policy(mut self, policy: Policy) -> Self {
+        self.config.policy = policy;
+        self
+    }
+
+    /// How the server's silence is noticed.
+    #[must_use]
+    pub fn heartbeat(mut self, heartbeat: HbConfig) -> Self {
+        self.config.heartbeat = heartbeat;
+        self
+    }
+
+    /// Longest time of each step of connecting; 30 s.
+    #[must_use]
+    pub fn connect_timeout(mut self, limit: Duration) -> Self {
+        self.config.connect_timeout = limit;
+        self
+    }
+
+    /// Keeps a permit back for service messages, so that IO cannot shut them out; yes.
+    #[must_use]
+    pub fn reserve_service_permit(mut self, yes: bool) -> Self {
+        self.config.reserve_service_permit = yes;
+        self
+    }
+
+    /// The layer above keeps requests while no path is connected [RT-90]; no.
+    #[must_use]
+    pub fn bridges_outages(mut self, yes: bool) -> Self {
+        self.config.bridges_outages = yes;
+        self
+    }
+
+    /// Bounds of what is taken from a server.
+    #[must_use]
+    pub fn limits(mut self, limits: ClientLimits) -> Self {
+        self.config.limits = limits;
+        self
+    }
+
+    /// Is told when the last path is lost and when one is back; called without locks held, and must not
+    /// block.
+    #[must_use]
+    pub fn on_link(mut self, on_link: impl Fn(LinkEv) + Send + Sync + 'static) -> Self {
+        self.on_link = Some(Box::new(on_link));
+        self
+    }
+}
+
+/// Finds the device and address of a path, and chooses a port [RT-35].
+pub(super) fn resolve(
+    devices: &[Arc<dyn Device>],
+    (src, dst): (Option<IpAddr>, IpAddr),
+    port: u16,
+) -> Result<PathAddr, Error> {
+    const WHAT: &str = "finding a device for a path";
+    let dst = dst.to_canonical();
+    let all = devices.iter().enumerate().flat_map(|(index, device)| {
+        device.attr().addrs.into_iter().map(move |addr| (index, addr.to_canonical()))
+    });
+    let found = match src.map(|src| src.to_canonical()) {
+        Some(src) => all.into_iter().find(|(_, addr)| *addr == src),
+        None => {
+            let same = all.filter(|(_, addr)| addr.is_ipv4() == dst.is_ipv4());
+            same.min_by_key(|(_, addr)| bits(*addr) ^ bits(dst))
+        }
+    };
+    let nothing = if src.is_some() { Errno::EADDRNOTAVAIL } else { Errno::ENODEV };
+    let (index, src) = found.ok_or_else(|| Error::new(WHAT, nothing))?;
+    let range = u64::from(EPHEMERAL.end() - EPHEMERAL.start()) + 1;
+    let chosen = EPHEMERAL.start() + u16::try_from(random::number()? % range).unwrap_or(0);
+    Ok(PathAddr {
+        port: PortId(u8::try_from(index).unwrap_or(u8::MAX)),
+        src: SocketAddr::new(src, chosen),
+        dst: SocketAddr::new(dst, port),
+    })
+}
+
+fn bits(addr: IpAddr) -> u128 {
+    match addr {
+        IpAddr::V4(addr) => u128::from(addr.to_bits()) << 96,
+        IpAddr::V6(addr) => addr.to_bits(),
+    }
+}

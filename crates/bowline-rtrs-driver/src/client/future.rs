@@ -1,0 +1,78 @@
+//! Requests as futures, for any runtime.
+
+use core::future::Future;
+use core::pin::Pin;
+use core::task::{Context, Poll, Waker};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bowline_rtrs::Errno;
+use bowline_rtrs::client::Completed;
+
+use super::state::Completer;
+use crate::Error;
+
+/// What a request came to, or who waits for that.
+#[derive(Debug, Default)]
+pub(super) struct Cell(Mutex<Outcome>);
+
+#[derive(Debug, Default)]
+struct Outcome {
+    errno: Option<i32>,
+    waker: Option<Waker>,
+}
+
+impl Completer for Cell {
+    fn completed(&self, done: &[Completed]) {
+        let mut outcome = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        outcome.errno = done.first().map(|done| done.errno);
+        let waker = outcome.waker.take();
+        drop(outcome);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+}
+
+/// A request in flight. It goes on when this is dropped.
+#[derive(Debug)]
+#[must_use = "what the request comes to is known when this is awaited"]
+pub struct Call {
+    /// Why it could not be submitted, or where its end shows.
+    begun: Result<Arc<Cell>, Option<Error>>,
+}
+
+impl Call {
+    pub(super) fn new(begun: Result<Arc<Cell>, Error>) -> Self {
+        Self { begun: begun.map_err(Some) }
+    }
+}
+
+impl Future for Call {
+    type Output = Result<(), Error>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let cell = match &mut self.begun {
+            Ok(cell) => cell,
+            // Asked once more after it was ready, it is never ready again.
+            Err(error) => {
+                return error.take().map_or(Poll::Pending, |error| Poll::Ready(Err(error)));
+            }
+        };
+        let mut outcome = cell.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match outcome.errno {
+            Some(errno) => Poll::Ready(ended(errno)),
+            None => {
+                outcome.waker = Some(context.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
+}
+
+/// Reads what a request came to.
+pub(super) fn ended(errno: i32) -> Result<(), Error> {
+    match errno {
+        0 => Ok(()),
+        errno => Err(Error::new("a request", Errno(errno.saturating_abs().max(1)))),
+    }
+}

@@ -1,0 +1,18 @@
+//! The client: sessions, and requests on them.
+
+mod builder;
+mod future;
+mod region;
+mod session;
+mod shared;
+mod state;
+
+pub use bowline_rtrs::client::{
+    Attrs, ClientLimits, ClientStats, Completed, Latencies, PathState, Permit, PermitKind,
+    StatsFile,
+};
+pub use builder::SessionBuilder;
+pub use future::Call;
+pub use region::Region;
+pub use session::{PathView, Req, Session, Wait};
+pub use state::{Completer, Done, LinkEv};

@@ -1,0 +1,472 @@
+//! A session as the program has it.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bowline_rtrs::client::{
+    Attrs, ClientStats, PathAddr, PathState, Permit, PermitKind, Session as Core, StatsFile,
+};
+use bowline_rtrs::{Errno, Instant, MemRef, PathId, Policy, PortAttr, PortId};
+use bowline_verbs::{Access, Buffer};
+use bowline_wire::rtrs::{Dir, Uuid};
+
+use super::builder::{SessionBuilder, resolve};
+use super::future::{Call, Cell, ended};
+use super::region::Region;
+use super::shared::Shared;
+use super::state::{Done, State};
+use crate::engine::{Engine, Inner, Station};
+use crate::hub::Hub;
+use crate::{Error, clock, random};
+
+/// Local ports tried for a path, when other programs have them.
+const PORTS_TRIED: usize = 8;
+
+/// How long to wait for a permit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wait {
+    /// Not at all.
+    No,
+    /// As long as it takes.
+    Forever,
+    /// No longer than this.
+    For(Duration),
+}
+
+/// A request.
+#[derive(Debug)]
+pub struct Req<'a> {
+    /// Read or write.
+    pub dir: Dir,
+    /// The right to it.
+    pub permit: &'a Permit,
+    /// The user message; copied.
+    pub usr: &'a [u8],
+    /// Memory that is sent, or where the answer goes: one piece at most.
+    pub data: &'a [MemRef],
+    /// Who is told of its end.
+    pub done: Done,
+}
+
+/// A path, for those who look.
+#[derive(Clone, Debug)]
+pub struct PathView {
+    /// Its name.
+    pub id: PathId,
+    /// The device.
+    pub port: PortId,
+    /// Own address.
+    pub src: SocketAddr,
+    /// The server's.
+    pub dst: SocketAddr,
+    /// Its state.
+    pub state: PathState,
+    /// Time the last heartbeat took to be answered; 0 before the first.
+    pub latency: Duration,
+    /// Requests in flight.
+    pub inflight: u32,
+    /// Counters.
+    pub stats: ClientStats,
+}
+
+/// A session with a server, over any number of paths.
+///
+/// All methods may be called from any thread. Those that wait do the work of taking completions
+/// themselves; while none waits or polls, a background thread does. Dropping a session closes it without
+/// waiting.
+pub struct Session {
+    shared: Arc<Shared>,
+    name: String,
+    port: u16,
+}
+
+impl core::fmt::Debug for Session {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Session").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+impl Session {
+    /// Opens a session: connects all its paths, or none [RS-24].
+    ///
+    /// # Errors
+    /// `EINVAL` without a path, or with more than 128; `EADDRNOTAVAIL` or `ENODEV` when no device of
+    /// the engine has an address for a path; what kept a path from being connected.
+    pub fn open(engine: &Engine, builder: SessionBuilder) -> Result<Arc<Self>, Error> {
+        const WHAT: &str = "opening a session";
+        let SessionBuilder { config, paths, on_link } = builder;
+        if !(1..=config.limits.paths).contains(&paths.len()) {
+            return Err(Error::new(WHAT, Errno::EINVAL));
+        }
+        let engine = &engine.inner;
+        let name = config.name.as_str().to_owned();
+        let port = config.port;
+        let on_link = on_link.map(Arc::new);
+        for tries in 1.. {
+            let paths: Vec<(PathAddr, Uuid)> = paths
+                .iter()
+                .map(|path| Ok((resolve(&engine.devices, *path, port)?, random::uuid()?)))
+                .collect::<Result<_, Error>>()?;
+            let on_link = on_link
+                .clone()
+                .map(|on_link| -> super::shared::OnLink { Box::new(move |event| on_link(event)) });
+            let ports = engine.ports()?;
+            let attrs: Vec<PortAttr> = ports.iter().map(|port| port.attr()).collect();
+            let core = Core::new(config.clone(), &attrs, random::uuid()?);
+            let hub = Hub::new(State::new(core), ports, Arc::clone(&engine.stats));
+            let shared = Arc::new(Shared::new(hub, Arc::clone(engine), on_link));
+            engine.add(Arc::clone(&shared) as Arc<dyn Station>);
+            let session = Self { shared, name: name.clone(), port };
+            session.shared.start()?;
+            session.shared.hub.lock().core.open(clock::now(), &paths);
+            session.shared.hub.drain();
+            session.shared.settle();
+            match session.shared.wait_control(None, |state| state.opened) {
+                Some(Ok(())) => return Ok(Arc::new(session)),
+                Some(Err(Errno::EADDRINUSE)) if tries < PORTS_TRIED => {}
+                Some(Err(errno)) => return Err(Error::new(WHAT, errno)),
+                None => return Err(Error::closed(WHAT)),
+            }
+        }
+        Err(Error::new(WHAT, Errno::EADDRINUSE))
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What it offers [RS-24].
+    ///
+    /// # Errors
+    /// `ECOMM` when no path is connected.
+    pub fn attrs(&self) -> Result<Attrs, Error> {
+        let attrs = self.shared.hub.lock().core.geometry();
+        attrs.ok_or(Error::new("asking what a session offers", Errno::ECOMM))
+    }
+
+    /// Makes memory for requests, zeroed and registered.
+    ///
+    /// # Errors
+    /// `EINVAL` for no bytes; `ENOMEM`; those of the devices.
+    pub fn region(&self, len: usize) -> Result<Region, Error> {
+        let buffer =
+            Buffer::new(len).map_err(|error| Error::system("allocating memory", &error))?;
+        self.register(Arc::new(buffer))
+    }
+
+    /// Registers memory for requests.
+    ///
+    /// # Errors
+    /// `EINVAL` for no bytes; those of the devices.
+    pub fn register(&self, buffer: Arc<Buffer>) -> Result<Region, Error> {
+        const WHAT: &str = "registering memory";
+        if buffer.is_empty() {
+            return Err(Error::new(WHAT, Errno::EINVAL));
+        }
+        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+        let id = self.shared.hub.lock().core.add_region(Arc::clone(&buffer), access);
+        let region = Region::new(Arc::clone(&self.shared), id, buffer);
+        self.shared.hub.drain_all();
+        self.shared.settle();
+        let outcome = self.shared.hub.lock().core.region_outcome(id);
+        match outcome {
+            Some(Ok(())) => Ok(region),
+            Some(Err(errno)) => Err(Error::new(WHAT, errno)),
+            None => Err(Error::closed(WHAT)),
+        }
+    }
+
+    /// Takes a permit, the right to have one request in flight; `None` when there is none in time, or
+    /// the session is over.
+    pub fn get_permit(&self, kind: PermitKind, wait: Wait) -> Option<Permit> {
+        let cpu = current_cpu();
+        let take = |state: &mut State| state.core.get_permit(kind, cpu);
+        match wait {
+            Wait::No => take(&mut self.shared.hub.lock()),
+            Wait::Forever => self.shared.wait_permit(None, take),
+            Wait::For(limit) => self.shared.wait_permit(Some(limit), take),
+        }
+    }
+
+    /// Gives a permit back. Its request may be in flight still.
+    pub fn put_permit(&self, permit: Permit) {
+        let mut state = self.shared.hub.lock();
+        state.core.put_permit(permit);
+        if state.permits_wanted > 0 {
+            drop(state);
+            self.shared.settle();
+        }
+    }
+
+    /// Submits a request. `done` is told of its end exactly once if this is `Ok`, and not at all if not.
+    /// `usr` is copied. The memory of a READ must not be read before its end, that of a WRITE not be
+    /// changed.
+    ///
+    /// # Errors
+    /// `ECONNABORTED` without a connected path, `EMSGSIZE`, `EINVAL` for memory that is not of this
+    /// session, `EBUSY` for a permit whose request has not ended [RT-59].
+    pub fn request(
+        &self,
+        dir: Dir,
+        permit: &Permit,
+        usr: &[u8],
+        data: &[MemRef],
+        done: Done,
+    ) -> Result<(), Error> {
+        let submitted = {
+            let mut state = self.shared.hub.lock();
+            let tag = state.slots.told(done);
+            submit(&mut state, clock::now(), dir, permit, usr, data, tag)
+        };
+        self.ring(1);
+        submitted
+    }
+
+    /// Submits some requests, which go out together; returns how many, if not all could be.
+    ///
+    /// # Errors
+    /// As [`request`](Self::request), when the first could not be.
+    pub fn request_batch(
+        &self,
+        requests: &mut dyn Iterator<Item = Req<'_>>,
+    ) -> Result<usize, Error> {
+        let mut count = 0;
+        let mut failed = None;
+        {
+            let mut state = self.shared.hub.lock();
+            let now = clock::now();
+            for Req { dir, permit, usr, data, done } in requests {
+                let tag = state.slots.told(done);
+                match submit(&mut state, now, dir, permit, usr, data, tag) {
+                    Ok(()) => count += 1,
+                    Err(error) => {
+                        failed = Some(error);
+                        break;
+                    }
+                }
+            }
+        }
+        self.ring(count);
+        match failed {
+            Some(error) if count == 0 => Err(error),
+            _ => Ok(count),
+        }
+    }
+
+    /// Submits a request and waits for its end; the thread takes completions meanwhile.
+    ///
+    /// # Errors
+    /// As [`request`](Self::request), and what the request came to.
+    pub fn call(
+        &self,
+        dir: Dir,
+        permit: &Permit,
+        usr: &[u8],
+        data: &[MemRef],
+    ) -> Result<(), Error> {
+        let tag = {
+            let mut state = self.shared.hub.lock();
+            let tag = state.slots.awaited(std::thread::current());
+            submit(&mut state, clock::now(), dir, permit, usr, data, tag)?;
+            tag
+        };
+        self.ring(1);
+        match self.shared.drive_until(None, false, |state| state.slots.ended(tag)) {
+            Some(errno) => ended(errno),
+            None => Err(Error::closed("a request")),
+        }
+    }
+
+    /// Submits a request; what is returned is ready when it has ended. A background thread takes the
+    /// completion, so no runtime is needed, and any will do.
+    pub fn call_async(&self, dir: Dir, permit: &Permit, usr: &[u8], data: &[MemRef]) -> Call {
+        let cell = Arc::new(Cell::default());
+        let done = Done { to: Arc::clone(&cell) as _, tag: 0 };
+        Call::new(self.request(dir, permit, usr, data, done).map(|()| cell))
+    }
+
+    /// Takes completions that are there, and does what they lead to; returns how many. Other threads
+    /// that do so at the same time find none.
+    pub fn poll(&self) -> usize {
+        self.shared.poll()
+    }
+
+    /// Waits until a request has ended, no longer than `limit`; tells whether one has. The thread takes
+    /// completions meanwhile.
+    pub fn wait(&self, limit: Option<Duration>) -> bool {
+        let before = self.shared.hub.lock().progress;
+        let any = |state: &mut State| (state.progress != before).then_some(());
+        self.shared.drive_until(limit, true, any).is_some()
+    }
+
+    fn ring(&self, requests: usize) {
+        self.shared.hub.stats.requests.add(requests as u64);
+        if self.shared.hub.ring() {
+            self.shared.settle();
+        }
+    }
+
+    /// Adds a path and waits until it is connected [RS-34].
+    ///
+    /// # Errors
+    /// `EADDRNOTAVAIL` or `ENODEV` when no device has an address for it; what kept it from being
+    /// connected; it is gone then.
+    pub fn add_path(&self, src: Option<IpAddr>, dst: IpAddr) -> Result<PathId, Error> {
+        const WHAT: &str = "adding a path";
+        for tries in 1.. {
+            let addr = resolve(&self.shared.engine.devices, (src, dst), self.port)?;
+            let uuid = random::uuid()?;
+            let path = self.order(WHAT, |core, now| core.add_path(now, addr, uuid))?;
+            match self.outcome(WHAT, path) {
+                Err(error) if error.errno() == Errno::EADDRINUSE.0 && tries < PORTS_TRIED => {}
+                outcome => return outcome.map(|()| path),
+            }
+        }
+        Err(Error::new(WHAT, Errno::EADDRINUSE))
+    }
+
+    /// Closes a path, forgets it, and waits until it is gone [RS-39].
+    ///
+    /// # Errors
+    /// `ENOTCONN` when it is not there.
+    pub fn remove_path(&self, path: PathId) -> Result<(), Error> {
+        self.command("removing a path", path, Core::remove_path)
+    }
+
+    /// Closes a path and waits until it is closed; it is not connected again by itself [RS-38].
+    ///
+    /// # Errors
+    /// `ENOTCONN` when it is not there.
+    pub fn disconnect_path(&self, path: PathId) -> Result<(), Error> {
+        self.command("disconnecting a path", path, Core::disconnect_path)
+    }
+
+    /// Connects a path anew and waits for the outcome [RS-37].
+    ///
+    /// # Errors
+    /// `EBUSY` while it is being connected or closed; `ENOTCONN` when it is not there, or could not be
+    /// connected.
+    pub fn reconnect_path(&self, path: PathId) -> Result<(), Error> {
+        self.command("reconnecting a path", path, Core::reconnect_path)
+    }
+
+    /// Tells the core what is wanted of a path.
+    fn order<T>(
+        &self,
+        what: &'static str,
+        order: impl FnOnce(&mut Core, Instant) -> Result<T, Errno>,
+    ) -> Result<T, Error> {
+        let ordered = order(&mut self.shared.hub.lock().core, clock::now());
+        self.shared.hub.drain();
+        self.shared.settle();
+        ordered.map_err(|errno| Error::new(what, errno))
+    }
+
+    fn command(
+        &self,
+        what: &'static str,
+        path: PathId,
+        command: impl FnOnce(&mut Core, Instant, PathId) -> Result<(), Errno>,
+    ) -> Result<(), Error> {
+        self.shared.hub.lock().outcomes.remove(&path);
+        self.order(what, |core, now| command(core, now, path))?;
+        self.outcome(what, path)
+    }
+
+    fn outcome(&self, what: &'static str, path: PathId) -> Result<(), Error> {
+        match self.shared.wait_control(None, |state| state.outcomes.remove(&path)) {
+            Some(outcome) => outcome.map_err(|errno| Error::new(what, errno)),
+            None => Err(Error::closed(what)),
+        }
+    }
+
+    /// The paths, in the order they were added.
+    pub fn paths(&self) -> Vec<PathView> {
+        let state = self.shared.hub.lock();
+        let view = |path: bowline_rtrs::client::PathInfo<'_>| PathView {
+            id: path.id,
+            port: path.addr.port,
+            src: path.addr.src,
+            dst: path.addr.dst,
+            state: path.state,
+            latency: path.latency,
+            inflight: path.inflight,
+            stats: path.stats.clone(),
+        };
+        state.core.paths().map(view).collect()
+    }
+
+    /// Requests in flight.
+    pub fn inflight(&self) -> usize {
+        self.shared.hub.lock().core.inflight()
+    }
+
+    /// How paths are chosen.
+    pub fn policy(&self) -> Policy {
+        self.shared.hub.lock().core.policy()
+    }
+
+    /// Changes how paths are chosen.
+    pub fn set_policy(&self, policy: Policy) {
+        self.shared.hub.lock().core.set_policy(policy);
+    }
+
+    /// Attempts to connect a lost path; -1: for ever.
+    pub fn max_reconnects(&self) -> i16 {
+        self.shared.hub.lock().core.max_reconnects()
+    }
+
+    /// Changes them.
+    pub fn set_max_reconnects(&self, attempts: i16) {
+        self.shared.hub.lock().core.set_max_reconnects(attempts);
+    }
+
+    /// Sets counters of a path to 0; `false` if there is no such path.
+    pub fn reset_stats(&self, path: PathId, file: StatsFile) -> bool {
+        self.shared.hub.lock().core.reset_stats(path, file)
+    }
+
+    /// The engine's device of a path.
+    pub fn device_name(&self, port: PortId) -> Option<String> {
+        let Inner { devices, .. } = &*self.shared.engine;
+        devices.get(usize::from(port.0)).map(|device| device.attr().name)
+    }
+
+    /// Closes all paths and waits until they are closed and all permits are back [RS-25]. Requests in
+    /// flight end with an error if they cannot be answered.
+    pub fn close(self: Arc<Self>) {
+        self.shared.end(Duration::MAX);
+        self.shared.stop();
+        self.shared.engine.remove(&*self.shared);
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.shared.abandon();
+    }
+}
+
+/// Gives the core a request; frees its slot if it does not take it.
+fn submit(
+    state: &mut State,
+    now: Instant,
+    dir: Dir,
+    permit: &Permit,
+    usr: &[u8],
+    data: &[MemRef],
+    tag: u64,
+) -> Result<(), Error> {
+    let submitted = state.core.request(now, dir, permit, usr, data, tag);
+    submitted.map_err(|errno| {
+        state.slots.free(tag);
+        Error::new("submitting a request", errno)
+    })
+}
+
+/// The processor this thread is on, by which requests are spread over connections [RT-37].
+fn current_cpu() -> u16 {
+    u16::try_from(rustix::thread::sched_getcpu()).unwrap_or(u16::MAX)
+}

@@ -1,0 +1,441 @@
+//! A session as its threads share it, and who takes completions.
+//!
+//! ```text
+//!   a thread that waits      takes completions itself, if no other thread does: no hand-over
+//!     another does           sleeps until its own request has ended, or until it is its turn
+//!   the background thread    does when no thread of the program has since its last look
+//! ```
+
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
+use std::thread::Thread;
+use std::time::{Duration, Instant as Moment};
+
+use bowline_rtrs::{Instant, PortId};
+use bowline_verbs::{CmEvent, Qpn};
+
+use super::state::{Finished, Follower, LinkEv, News, State};
+use crate::clock;
+use crate::drive::Drive;
+use crate::engine::{Inner, Poll, Station, TICK};
+use crate::hub::Hub;
+
+/// The background thread looks so often whether the program still takes completions itself.
+const NAP: Duration = Duration::from_millis(2);
+/// The same, when a thread of the program waits without a break.
+const LONG_NAP: Duration = Duration::from_millis(256);
+/// A waiting thread looks so often at what no completion tells it.
+const SLICE: Duration = Duration::from_millis(50);
+
+/// What a thread that takes completions uses again.
+#[derive(Default)]
+pub(super) struct Turn {
+    drive: Drive,
+    finished: Finished,
+}
+
+/// Who takes the completions of a device.
+#[derive(Default)]
+struct Lead {
+    turn: Mutex<Turn>,
+    /// Times a thread of the program has.
+    program: AtomicU64,
+    /// The background thread naps for long.
+    napping: AtomicBool,
+    helper: OnceLock<Thread>,
+}
+
+impl Lead {
+    fn try_turn(&self) -> Option<MutexGuard<'_, Turn>> {
+        match self.turn.try_lock() {
+            Ok(turn) => Some(turn),
+            Err(TryLockError::Poisoned(turn)) => Some(turn.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+}
+
+/// What is told of the end and return of all paths.
+pub(super) type OnLink = Box<dyn Fn(LinkEv) + Send + Sync>;
+
+/// A session.
+pub(super) struct Shared {
+    pub(super) hub: Hub<State>,
+    pub(super) engine: Arc<Inner>,
+    leads: Vec<Lead>,
+    /// Wakes those who wait for calls to end.
+    changed: Condvar,
+    /// Wakes those who wait for permits.
+    permits: Condvar,
+    on_link: Option<OnLink>,
+    stop: AtomicBool,
+    /// The program has no session any more.
+    dropped: AtomicBool,
+}
+
+impl Shared {
+    pub(super) fn new(hub: Hub<State>, engine: Arc<Inner>, on_link: Option<OnLink>) -> Self {
+        Self {
+            leads: hub.ports.iter().map(|_| Lead::default()).collect(),
+            hub,
+            engine,
+            changed: Condvar::new(),
+            permits: Condvar::new(),
+            on_link,
+            stop: AtomicBool::new(false),
+            dropped: AtomicBool::new(false),
+        }
+    }
+
+    /// Starts the background threads.
+    pub(super) fn start(self: &Arc<Self>) -> Result<(), crate::Error> {
+        for port in 0..self.leads.len() {
+            let shared = Arc::clone(self);
+            let thread = self.engine.spawn("bowline-rtrs", move || shared.help(port))?;
+            // Set once, here.
+            let _ = self.leads[port].helper.set(thread);
+        }
+        Ok(())
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.stop.load(Ordering::SeqCst)
+    }
+
+    /// Hands on what the core has to tell.
+    pub(super) fn settle(&self) {
+        self.settle_with(&mut Finished::default());
+    }
+
+    fn settle_with(&self, finished: &mut Finished) {
+        loop {
+            let mut state = self.hub.lock();
+            let news = state.collect(finished);
+            drop(state);
+            self.wake(news);
+            if finished.is_empty() {
+                break;
+            }
+            self.tell(finished);
+        }
+        self.tell_links();
+        self.end_if_closed();
+    }
+
+    /// Runs functions of the program, and wakes its threads.
+    fn tell(&self, finished: &mut Finished) {
+        for thread in finished.wake.drain(..) {
+            self.hub.stats.hand_overs.inc();
+            thread.unpark();
+        }
+        if finished.told.is_empty() {
+            self.hub.drain();
+        } else {
+            self.hub.call(|| finished.tell());
+        }
+    }
+
+    fn wake(&self, news: News) {
+        if news.control {
+            self.changed.notify_all();
+        }
+        if news.permits {
+            self.permits.notify_all();
+        }
+    }
+
+    /// Tells what happened to the session, in order, by one thread at a time [RS-17].
+    fn tell_links(&self) {
+        let mut state = self.hub.lock();
+        if state.linking || state.links.is_empty() {
+            return;
+        }
+        state.linking = true;
+        while let Some(event) = state.links.pop_front() {
+            drop(state);
+            if let Some(on_link) = &self.on_link {
+                on_link(event);
+            }
+            state = self.hub.lock();
+        }
+        state.linking = false;
+    }
+
+    /// A session that nobody has any more ends when its paths are gone.
+    fn end_if_closed(&self) {
+        if self.dropped.load(Ordering::Relaxed) && !self.is_stopped() {
+            let state = self.hub.lock();
+            let over = state.closed || state.core.paths().next().is_none();
+            drop(state);
+            if over {
+                self.stop();
+                self.engine.remove(self);
+            }
+        }
+    }
+
+    /// Nobody has the session any more.
+    pub(super) fn abandon(&self) {
+        self.dropped.store(true, Ordering::Relaxed);
+        self.hub.lock().core.close(clock::now());
+        self.hub.drain();
+        self.settle();
+    }
+
+    /// Takes completions, and does what they lead to; returns how many there were.
+    fn drive(&self, port: usize, turn: &mut Turn) -> usize {
+        let count = match turn.drive.poll(&self.hub.ports[port], &self.hub.stats) {
+            Ok(0) => return 0,
+            Ok(count) => count,
+            Err(_) => {
+                self.device_gone();
+                return 0;
+            }
+        };
+        let now = clock::now();
+        let mut state = self.hub.lock();
+        state.core.handle_done(now, &turn.drive.dones);
+        let news = state.collect(&mut turn.finished);
+        let quiet = state.links.is_empty();
+        drop(state);
+        self.wake(news);
+        let told = if turn.finished.told.is_empty() {
+            self.hub.drain()
+        } else {
+            let finished = &mut turn.finished;
+            self.hub.call(|| finished.tell())
+        };
+        for thread in turn.finished.wake.drain(..) {
+            // Whoever drives knows by itself.
+            if thread.id() != std::thread::current().id() {
+                self.hub.stats.hand_overs.inc();
+                thread.unpark();
+            }
+        }
+        if told || news.control || !quiet {
+            self.settle_with(&mut turn.finished);
+        }
+        count
+    }
+
+    /// Takes completions that are there; returns how many.
+    pub(super) fn poll(&self) -> usize {
+        let mut count = 0;
+        for (port, lead) in self.leads.iter().enumerate() {
+            lead.program.fetch_add(1, Ordering::Relaxed);
+            if let Some(mut turn) = lead.try_turn() {
+                count += self.drive(port, &mut turn);
+            }
+        }
+        count
+    }
+
+    /// Takes completions until something is there, no longer than `limit`; `None` when it is not, or
+    /// the session is over. `any`: it may be there after any completion, else after that of a request
+    /// this thread waits for.
+    pub(super) fn drive_until<T>(
+        &self,
+        limit: Option<Duration>,
+        any: bool,
+        mut ready: impl FnMut(&mut State) -> Option<T>,
+    ) -> Option<T> {
+        let deadline = limit.map(|limit| (Moment::now(), limit));
+        let me = std::thread::current().id();
+        let mut waited = false;
+        let outcome = loop {
+            let mut state = self.hub.lock();
+            if waited {
+                state.followers.retain(|follower| follower.thread.id() != me);
+                waited = false;
+            }
+            if let Some(done) = ready(&mut state) {
+                break Some(done);
+            }
+            let left =
+                deadline.map_or(SLICE, |(start, limit)| limit.saturating_sub(start.elapsed()));
+            if left.is_zero() || state.closed || self.is_stopped() {
+                break None;
+            }
+            // Tried under the lock of the state: who has it looks for followers after giving it up.
+            let lead = self.leads.first().filter(|_| self.leads.len() == 1);
+            let Some((lead, mut turn)) = lead.and_then(|lead| Some((lead, lead.try_turn()?)))
+            else {
+                state.followers.push(Follower { thread: std::thread::current(), any });
+                waited = true;
+                drop(state);
+                std::thread::park_timeout(left.min(SLICE));
+                continue;
+            };
+            drop(state);
+            lead.program.fetch_add(1, Ordering::Relaxed);
+            if self.drive(0, &mut turn) == 0 && self.engine.config.poll == Poll::Adaptive {
+                self.hub.stats.waits.inc();
+                if self.hub.ports[0].wait(left.min(SLICE)).is_err() {
+                    self.device_gone();
+                }
+            }
+        };
+        self.pass_on();
+        outcome
+    }
+
+    /// If nobody takes completions, another thread that waits does from now on.
+    fn pass_on(&self) {
+        let Some(lead) = self.leads.first().filter(|lead| lead.try_turn().is_some()) else {
+            return;
+        };
+        let next = self.hub.lock().followers.pop();
+        if let Some(next) = next {
+            self.hub.stats.hand_overs.inc();
+            next.thread.unpark();
+        } else if lead.napping.swap(false, Ordering::SeqCst) {
+            self.wake_helper(lead);
+        }
+    }
+
+    fn wake_helper(&self, lead: &Lead) {
+        if let Some(helper) = lead.helper.get() {
+            self.hub.stats.hand_overs.inc();
+            helper.unpark();
+        }
+    }
+
+    /// The background thread of a device.
+    fn help(&self, port: usize) {
+        let lead = &self.leads[port];
+        let mut seen = 0;
+        let mut nap = NAP;
+        while !self.is_stopped() {
+            let program = lead.program.load(Ordering::Relaxed);
+            let active = program != seen;
+            seen = program;
+            let turn = if active { None } else { lead.try_turn() };
+            let Some(mut turn) = turn else {
+                // Whoever leaves when nothing else is there to take completions calls.
+                nap = if active { NAP } else { (nap * 2).min(LONG_NAP) };
+                lead.napping.store(nap > NAP, Ordering::SeqCst);
+                self.hub.stats.naps.inc();
+                std::thread::park_timeout(nap);
+                continue;
+            };
+            nap = NAP;
+            lead.napping.store(false, Ordering::SeqCst);
+            if self.drive(port, &mut turn) == 0 {
+                self.hub.stats.waits.inc();
+                if self.hub.ports[port].wait(TICK).is_err() {
+                    drop(turn);
+                    self.device_gone();
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Waits for a permit or whatever else puts of permits lead to.
+    pub(super) fn wait_permit<T>(
+        &self,
+        limit: Option<Duration>,
+        mut ready: impl FnMut(&mut State) -> Option<T>,
+    ) -> Option<T> {
+        let start = Moment::now();
+        let mut state = self.hub.lock();
+        loop {
+            if let Some(done) = ready(&mut state) {
+                return Some(done);
+            }
+            let left = limit.map_or(SLICE, |limit| limit.saturating_sub(start.elapsed()));
+            if left.is_zero() || state.closed || self.is_stopped() {
+                return None;
+            }
+            state.permits_wanted += 1;
+            // Permits come back with completions: somebody has to take them.
+            for lead in &self.leads {
+                self.wake_helper(lead);
+            }
+            state = wait(&self.permits, state, left.min(SLICE));
+            state.permits_wanted -= 1;
+        }
+    }
+
+    /// Waits until a call has ended, at most `limit`.
+    pub(super) fn wait_control<T>(
+        &self,
+        limit: Option<Duration>,
+        mut ready: impl FnMut(&mut State) -> Option<T>,
+    ) -> Option<T> {
+        let start = Moment::now();
+        let mut state = self.hub.lock();
+        loop {
+            if let Some(done) = ready(&mut state) {
+                return Some(done);
+            }
+            let left = limit.map_or(TICK, |limit| limit.saturating_sub(start.elapsed()));
+            if left.is_zero() || self.is_stopped() {
+                return None;
+            }
+            state = wait(&self.changed, state, left.min(TICK));
+        }
+    }
+}
+
+fn wait<'a>(
+    condition: &Condvar,
+    state: MutexGuard<'a, State>,
+    limit: Duration,
+) -> MutexGuard<'a, State> {
+    condition.wait_timeout(state, limit).unwrap_or_else(PoisonError::into_inner).0
+}
+
+impl Station for Shared {
+    fn cm(&self, port: PortId, event: &CmEvent) -> bool {
+        let mine = self.hub.cm(port, event);
+        if mine {
+            self.settle();
+        }
+        mine
+    }
+
+    fn qp_failed(&self, port: PortId, qpn: Qpn) {
+        self.hub.qp_failed(port, qpn);
+        self.settle();
+    }
+
+    fn tick(&self, now: Instant) -> Option<Instant> {
+        let next = self.hub.tick(now);
+        self.settle();
+        next
+    }
+
+    fn device_gone(&self) {
+        let mut finished = Finished::default();
+        self.hub.lock().give_up(&mut finished);
+        self.stop.store(true, Ordering::SeqCst);
+        self.changed.notify_all();
+        self.permits.notify_all();
+        self.tell(&mut finished);
+    }
+
+    fn end(&self, patience: Duration) {
+        self.hub.lock().core.close(clock::now());
+        self.hub.drain();
+        self.settle();
+        let limit = (patience < Duration::MAX).then_some(patience);
+        let closed = self.wait_control(limit, |state| state.closed.then_some(()));
+        if closed.is_none() {
+            // Permits that are never put back hold it.
+            self.hub.lock().closed = true;
+        }
+    }
+
+    fn stop(&self) {
+        self.stop.store(true, Ordering::SeqCst);
+        self.changed.notify_all();
+        self.permits.notify_all();
+        for lead in &self.leads {
+            self.wake_helper(lead);
+        }
+        let mut finished = Finished::default();
+        self.hub.lock().give_up(&mut finished);
+        self.tell(&mut finished);
+    }
+}

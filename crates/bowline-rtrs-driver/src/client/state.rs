@@ -1,0 +1,266 @@
+//! What is kept beside the core, under its lock: who waits for which request, and what happened.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::thread::Thread;
+
+use bowline_rtrs::client::{Completed, Event, Session as Core};
+use bowline_rtrs::{Errno, PathId};
+
+use crate::hub::Side;
+
+/// Gets what requests came to.
+pub trait Completer: Send + Sync {
+    /// Some requests have ended. Called by the thread that took the completions, without locks held; it
+    /// must not block, and it may submit requests, which go out together when it returns.
+    fn completed(&self, done: &[Completed]);
+}
+
+/// Who is told of the end of a request, and by which tag.
+#[derive(Clone)]
+pub struct Done {
+    /// Who.
+    pub to: Arc<dyn Completer>,
+    /// Comes back in [`Completed::tag`].
+    pub tag: u64,
+}
+
+impl core::fmt::Debug for Done {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Done").field("tag", &self.tag).finish_non_exhaustive()
+    }
+}
+
+/// What happened to a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LinkEv {
+    /// The last path is lost [RS-17].
+    Disconnected,
+    /// The first path is back [RS-16].
+    Reconnected,
+}
+
+/// A request in flight, or what it came to. The core knows it by its place.
+enum Slot {
+    /// The next free one.
+    Free(usize),
+    /// To be told.
+    To(Done),
+    /// A thread waits.
+    Awaited(Thread),
+    /// It has ended, and the thread has not looked yet.
+    Ended(i32),
+}
+
+/// All requests in flight.
+pub(super) struct Slots {
+    list: Vec<Slot>,
+    free: usize,
+}
+
+/// No free slot.
+const NONE: usize = usize::MAX;
+
+impl Slots {
+    fn new() -> Self {
+        Self { list: Vec::new(), free: NONE }
+    }
+
+    fn take(&mut self, slot: Slot) -> u64 {
+        let at = match self.list.get_mut(self.free) {
+            Some(free) => {
+                let at = self.free;
+                self.free = if let Slot::Free(next) = free { *next } else { NONE };
+                *free = slot;
+                at
+            }
+            None => {
+                self.list.push(slot);
+                self.list.len() - 1
+            }
+        };
+        at as u64
+    }
+
+    /// A program's function is to be told.
+    pub(super) fn told(&mut self, done: Done) -> u64 {
+        self.take(Slot::To(done))
+    }
+
+    /// A thread waits.
+    pub(super) fn awaited(&mut self, thread: Thread) -> u64 {
+        self.take(Slot::Awaited(thread))
+    }
+
+    /// Frees a slot.
+    pub(super) fn free(&mut self, at: u64) {
+        if let Some(slot) = self.list.get_mut(at as usize) {
+            *slot = Slot::Free(self.free);
+            self.free = at as usize;
+        }
+    }
+
+    /// What an awaited request came to, once; frees its slot.
+    pub(super) fn ended(&mut self, at: u64) -> Option<i32> {
+        let Some(Slot::Ended(errno)) = self.list.get(at as usize) else {
+            return None;
+        };
+        let errno = *errno;
+        self.free(at);
+        Some(errno)
+    }
+
+    /// A request has ended.
+    fn end(&mut self, at: u64, errno: i32, out: &mut Finished) {
+        let Some(slot) = self.list.get_mut(at as usize) else {
+            return;
+        };
+        match std::mem::replace(slot, Slot::Ended(errno)) {
+            Slot::To(done) => {
+                out.told.push((done.to, Completed { tag: done.tag, errno }));
+                self.free(at);
+            }
+            Slot::Awaited(thread) => out.wake.push(thread),
+            other => *slot = other,
+        }
+    }
+
+    /// All requests have ended, because nobody is left to tell.
+    fn end_all(&mut self, errno: i32, out: &mut Finished) {
+        for at in 0..self.list.len() {
+            self.end(at as u64, errno, out);
+        }
+    }
+}
+
+/// What is to be done without the lock.
+#[derive(Default)]
+pub(super) struct Finished {
+    pub(super) told: Vec<(Arc<dyn Completer>, Completed)>,
+    pub(super) wake: Vec<Thread>,
+    /// Used again for those that are told together.
+    pub(super) group: Vec<Completed>,
+}
+
+impl Finished {
+    pub(super) fn is_empty(&self) -> bool {
+        self.told.is_empty() && self.wake.is_empty()
+    }
+
+    /// Tells everybody.
+    pub(super) fn tell(&mut self) {
+        while let Some((to, _)) = self.told.first() {
+            let to = Arc::clone(to);
+            let same = self.told.iter().take_while(|(other, _)| Arc::ptr_eq(&to, other)).count();
+            self.group.clear();
+            self.group.extend(self.told.drain(..same).map(|(_, done)| done));
+            to.completed(&self.group);
+        }
+    }
+}
+
+/// A thread that waits and does not take completions itself.
+pub(super) struct Follower {
+    pub(super) thread: Thread,
+    /// Any completion is what it waits for.
+    pub(super) any: bool,
+}
+
+/// The core, and what is kept beside it.
+pub(super) struct State {
+    pub(super) core: Core,
+    pub(super) slots: Slots,
+    completed: Vec<Completed>,
+    pub(super) followers: Vec<Follower>,
+    /// Threads that wait for a permit.
+    pub(super) permits_wanted: usize,
+    /// Requests that have ended, wrapping.
+    pub(super) progress: u64,
+    pub(super) opened: Option<Result<(), Errno>>,
+    pub(super) closed: bool,
+    /// What calls about paths came to, until their callers have looked.
+    pub(super) outcomes: BTreeMap<PathId, Result<(), Errno>>,
+    pub(super) links: VecDeque<LinkEv>,
+    /// A thread hands out `links`.
+    pub(super) linking: bool,
+}
+
+impl Side for State {
+    type Core = Core;
+
+    fn core(&mut self) -> &mut Core {
+        &mut self.core
+    }
+}
+
+/// Whom what the core has told concerns.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct News {
+    /// Those who wait for calls to end.
+    pub(super) control: bool,
+    /// Those who wait for permits.
+    pub(super) permits: bool,
+}
+
+impl State {
+    pub(super) fn new(core: Core) -> Self {
+        Self {
+            core,
+            slots: Slots::new(),
+            completed: Vec::new(),
+            followers: Vec::new(),
+            permits_wanted: 0,
+            progress: 0,
+            opened: None,
+            closed: false,
+            outcomes: BTreeMap::new(),
+            links: VecDeque::new(),
+            linking: false,
+        }
+    }
+
+    /// Takes what the core has to tell.
+    pub(super) fn collect(&mut self, out: &mut Finished) -> News {
+        self.core.take_completed(&mut self.completed);
+        if !self.completed.is_empty() {
+            self.progress = self.progress.wrapping_add(self.completed.len() as u64);
+            for done in self.completed.drain(..) {
+                self.slots.end(done.tag, done.errno, out);
+            }
+            let any = self.followers.iter().filter(|follower| follower.any);
+            out.wake.extend(any.map(|follower| follower.thread.clone()));
+        }
+        let mut news = News::default();
+        while let Some(event) = self.core.poll_event() {
+            news.control |= !matches!(event, Event::PermitFree);
+            match event {
+                Event::Opened(result) => self.opened = Some(result),
+                Event::Closed => self.closed = true,
+                Event::Disconnected => self.links.push_back(LinkEv::Disconnected),
+                Event::Reconnected => self.links.push_back(LinkEv::Reconnected),
+                Event::PathAdded { path, result } | Event::PathReconnected { path, result } => {
+                    self.outcome(path, result);
+                }
+                Event::PathClosed { path } | Event::PathRemoved { path } => {
+                    self.outcome(path, Ok(()));
+                }
+                Event::PathState { .. } => {}
+                Event::PermitFree => news.permits = true,
+            }
+        }
+        news
+    }
+
+    /// Notes what a call about a path came to, if there is one.
+    fn outcome(&mut self, path: PathId, result: Result<(), Errno>) {
+        self.outcomes.insert(path, result);
+    }
+
+    /// Nothing works any more: the device is closed.
+    pub(super) fn give_up(&mut self, out: &mut Finished) {
+        self.closed = true;
+        self.opened.get_or_insert(Err(Errno::ENODEV));
+        self.slots.end_all(-Errno::ENODEV.0, out);
+        out.wake.extend(self.followers.iter().map(|follower| follower.thread.clone()));
+    }
+}

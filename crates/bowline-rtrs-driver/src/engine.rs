@@ -1,0 +1,261 @@
+//! The engine: devices, and the threads that serve sessions and servers on them.
+//!
+//! ```text
+//!   bowline-rtrs-cm    one for each device: events of its connection manager; the first runs timers
+//!   bowline-rtrs       one for each session and device: completions nobody else takes
+//!   bowline-rtrs-srv   one for each server and device: completions, and so the handler
+//! ```
+//! All of them sleep when there is nothing to do.
+
+use core::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use bowline_rtrs::{Errno, Instant, PortId};
+use bowline_verbs::{AsyncEvent, CmEvent, Device, Qpn};
+
+use crate::port::Port;
+use crate::stats::{DriverStats, Stats};
+use crate::{Error, clock};
+
+/// Most devices of an engine.
+const DEVICES_MAX: usize = 256;
+/// The longest a background thread sleeps: as long may it take to notice that it is to end.
+pub(crate) const TICK: Duration = Duration::from_millis(250);
+/// How long the end of everything waits for peers, and for handlers that owe answers.
+const CLOSE_PATIENCE: Duration = Duration::from_secs(10);
+
+/// How threads wait for completions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Poll {
+    /// As the device does it: the soft one looks for as long as waking up would cost, then sleeps.
+    #[default]
+    Adaptive,
+    /// Never sleeps: lowest latency, one processor for each thread of a server, and for each thread of
+    /// a program that waits for a session.
+    Spin,
+}
+
+/// Settings of an engine.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct EngineConfig {
+    /// How threads wait.
+    pub poll: Poll,
+}
+
+/// A session or server, as the engine sees it.
+pub(crate) trait Station: Send + Sync {
+    /// An event of a device's connection manager; tells whether it was for this one.
+    fn cm(&self, port: PortId, event: &CmEvent) -> bool;
+    /// A queue pair of a device has failed.
+    fn qp_failed(&self, port: PortId, qpn: Qpn);
+    /// Looks at the clock; returns when to look again.
+    fn tick(&self, now: Instant) -> Option<Instant>;
+    /// The device is closed.
+    fn device_gone(&self);
+    /// Closes it and waits, no longer than told, until it is closed.
+    fn end(&self, patience: Duration);
+    /// Its threads are to end.
+    fn stop(&self);
+}
+
+/// What the threads and everything else share.
+pub(crate) struct Inner {
+    pub(crate) devices: Vec<Arc<dyn Device>>,
+    pub(crate) config: EngineConfig,
+    pub(crate) stats: Arc<Stats>,
+    stations: Mutex<Vec<Arc<dyn Station>>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    stop: AtomicBool,
+}
+
+impl core::fmt::Debug for Inner {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Inner").field("config", &self.config).finish_non_exhaustive()
+    }
+}
+
+/// Devices and threads for sessions and servers. A device belongs to one engine, since the events of its
+/// connection manager do.
+///
+/// Dropping an engine closes it.
+#[derive(Debug)]
+pub struct Engine {
+    pub(crate) inner: Arc<Inner>,
+}
+
+impl Engine {
+    /// Starts an engine on some devices.
+    ///
+    /// # Errors
+    /// `EINVAL` without a device, or with more than 256; the system's when there can be no threads.
+    pub fn new(devices: Vec<Arc<dyn Device>>, config: EngineConfig) -> Result<Arc<Self>, Error> {
+        if !(1..=DEVICES_MAX).contains(&devices.len()) {
+            return Err(Error::new("starting an engine with 1 to 256 devices", Errno::EINVAL));
+        }
+        let inner = Arc::new(Inner {
+            devices,
+            config,
+            stats: Arc::default(),
+            stations: Mutex::default(),
+            threads: Mutex::default(),
+            stop: AtomicBool::new(false),
+        });
+        let engine = Arc::new(Self { inner });
+        for index in 0..engine.inner.devices.len() {
+            let inner = Arc::clone(&engine.inner);
+            engine.inner.spawn("bowline-rtrs-cm", move || inner.listen(index))?;
+        }
+        Ok(engine)
+    }
+
+    /// The devices, in the order of their [`PortId`]s.
+    pub fn devices(&self) -> &[Arc<dyn Device>] {
+        &self.inner.devices
+    }
+
+    /// Returns what has been done so far.
+    pub fn stats(&self) -> DriverStats {
+        self.inner.stats.snapshot()
+    }
+
+    /// Closes all sessions and servers, and ends all threads. Calls on them fail from now on.
+    pub fn close(&self) {
+        self.inner.close();
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Inner {
+    /// Makes what a core needs of each device.
+    pub(crate) fn ports(&self) -> Result<Vec<Arc<Port>>, Error> {
+        if self.is_stopped() {
+            return Err(Error::closed("using an engine"));
+        }
+        let made: Result<Vec<_>, _> =
+            self.devices.iter().map(|device| Port::new(device).map(Arc::new)).collect();
+        made.map_err(|error| Error::device("preparing a device", error))
+    }
+
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.stop.load(SeqCst)
+    }
+
+    /// Starts a thread, which ends by itself when the engine or its station stops.
+    pub(crate) fn spawn(
+        &self,
+        name: &str,
+        work: impl FnOnce() + Send + 'static,
+    ) -> Result<std::thread::Thread, Error> {
+        let thread = std::thread::Builder::new()
+            .name(name.to_owned())
+            .spawn(work)
+            .map_err(|error| Error::system("starting a thread", &error))?;
+        let handle = thread.thread().clone();
+        let mut threads = lock(&self.threads);
+        threads.retain(|thread| !thread.is_finished());
+        threads.push(thread);
+        Ok(handle)
+    }
+
+    /// From now on a session or server gets events.
+    pub(crate) fn add(&self, station: Arc<dyn Station>) {
+        lock(&self.stations).push(station);
+    }
+
+    /// From now on it gets none.
+    pub(crate) fn remove(&self, station: &dyn Station) {
+        let gone: Vec<_> = {
+            let mut stations = lock(&self.stations);
+            let is = |known: &mut Arc<dyn Station>| std::ptr::addr_eq(Arc::as_ptr(known), station);
+            stations.extract_if(.., is).collect()
+        };
+        // Not while the list is locked: this may be the last of it.
+        drop(gone);
+    }
+
+    fn stations(&self) -> Vec<Arc<dyn Station>> {
+        lock(&self.stations).clone()
+    }
+
+    fn close(&self) {
+        if self.stop.swap(true, SeqCst) {
+            return;
+        }
+        for station in self.stations() {
+            station.end(CLOSE_PATIENCE);
+            station.stop();
+        }
+        let threads = std::mem::take(&mut *lock(&self.threads));
+        for thread in threads {
+            // The last engine may be dropped by a function of the program that a thread of it runs.
+            if thread.thread().id() != std::thread::current().id() {
+                // A panic of that thread has been reported on standard error.
+                let _ = thread.join();
+            }
+        }
+        lock(&self.stations).clear();
+    }
+
+    /// The thread of a device's connection manager.
+    fn listen(&self, index: usize) {
+        let Some(device) = self.devices.get(index) else {
+            return;
+        };
+        let port = PortId(u8::try_from(index).unwrap_or(u8::MAX));
+        let mut closing = None;
+        loop {
+            // Sessions that are being closed need events to the last.
+            if self.is_stopped() {
+                let end = *closing.get_or_insert_with(|| clock::now() + CLOSE_PATIENCE);
+                if lock(&self.stations).is_empty() || clock::now() > end {
+                    return;
+                }
+            }
+            let limit = if index == 0 { self.run_timers() } else { TICK };
+            match device.cm_event(limit) {
+                Ok(event) => {
+                    self.stats.cm_events.inc();
+                    self.hand_out(&**device, port, &event);
+                }
+                Err(bowline_verbs::Error::TimedOut) => {}
+                Err(_) => {
+                    self.stations().iter().for_each(|station| station.device_gone());
+                    return;
+                }
+            }
+            while let Ok(event) = device.async_event(Duration::ZERO) {
+                if let AsyncEvent::QpFatal(qpn) = event {
+                    self.stations().iter().for_each(|station| station.qp_failed(port, qpn));
+                }
+            }
+        }
+    }
+
+    fn hand_out(&self, device: &dyn Device, port: PortId, event: &CmEvent) {
+        if self.stations().iter().any(|station| station.cm(port, event)) {
+            return;
+        }
+        if let CmEvent::ConnectRequest { id, .. } = event {
+            // Its listener has just gone.
+            let _ = device.destroy_id(*id);
+        }
+    }
+
+    /// Runs what is due; returns how long nothing else is.
+    fn run_timers(&self) -> Duration {
+        let now = clock::now();
+        let next = self.stations().iter().filter_map(|station| station.tick(now)).min();
+        next.map_or(TICK, |at| at.saturating_since(now).clamp(Duration::from_millis(1), TICK))
+    }
+}

@@ -1,0 +1,74 @@
+//! Why a call was refused, or what a request came to.
+
+use core::fmt;
+
+use bowline_rtrs::Errno;
+
+/// Why a call was refused, or what a request came to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Error {
+    what: &'static str,
+    kind: ErrorKind,
+}
+
+/// The kinds of [`Error`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// The protocol, or the peer, says so.
+    Protocol(Errno),
+    /// A device refused.
+    Device(bowline_verbs::Error),
+    /// The system refused.
+    System(Errno),
+    /// The engine, session or server is closed. `ENODEV`.
+    Closed,
+}
+
+impl Error {
+    pub(crate) const fn new(what: &'static str, errno: Errno) -> Self {
+        Self { what, kind: ErrorKind::Protocol(errno) }
+    }
+
+    pub(crate) const fn closed(what: &'static str) -> Self {
+        Self { what, kind: ErrorKind::Closed }
+    }
+
+    pub(crate) const fn device(what: &'static str, error: bowline_verbs::Error) -> Self {
+        Self { what, kind: ErrorKind::Device(error) }
+    }
+
+    pub(crate) fn system(what: &'static str, error: &std::io::Error) -> Self {
+        let errno = Errno(error.raw_os_error().unwrap_or(Errno::EIO.0));
+        Self { what, kind: ErrorKind::System(errno) }
+    }
+
+    /// What kind of error it is.
+    pub const fn kind(&self) -> &ErrorKind {
+        &self.kind
+    }
+
+    /// The error number, positive.
+    pub const fn errno(&self) -> i32 {
+        match &self.kind {
+            ErrorKind::Protocol(errno) | ErrorKind::System(errno) => errno.0,
+            ErrorKind::Device(error) => error.errno(),
+            ErrorKind::Closed => Errno::ENODEV.0,
+        }
+    }
+}
+
+/// What was tried, and why it failed, in one line.
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: ", self.what)?;
+        match &self.kind {
+            ErrorKind::Protocol(errno) => write!(f, "{errno}"),
+            ErrorKind::Device(error) => write!(f, "{error}"),
+            ErrorKind::System(errno) => write!(f, "{}", std::io::Error::from_raw_os_error(errno.0)),
+            ErrorKind::Closed => write!(f, "it is closed"),
+        }
+    }
+}
+
+impl std::error::Error for Error {}

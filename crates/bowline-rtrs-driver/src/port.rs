@@ -1,0 +1,266 @@
+//! A device as a core's binding uses it: one protection domain and one completion queue of its own.
+
+use core::sync::atomic::AtomicUsize;
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use bowline_rtrs::bind::{Ports, Verbs};
+use bowline_rtrs::{PortAttr, PortId, QpShape};
+use bowline_verbs::{
+    Access, Buffer, CmId, Completion, ConnParam, CqId, Device, Error, MrKeys, PdId, QpAttr, QpCap,
+    QpInit, QpState, QpType, Qpn, RecvWr, SendWr,
+};
+
+/// Entries of a completion queue, when the device has so many.
+const CQ_ENTRIES: usize = 1 << 20;
+
+/// One device, for one core.
+pub(crate) struct Port {
+    device: Arc<dyn Device>,
+    attr: PortAttr,
+    pd: PdId,
+    cq: CqId,
+    entries: usize,
+    /// Entries that the queue pairs may fill, those that are gone included until what they have left
+    /// there is taken.
+    promised: AtomicUsize,
+    /// Entries of queue pairs that are gone.
+    leaving: AtomicUsize,
+    /// What each of them may.
+    queue_pairs: Mutex<BTreeMap<Qpn, usize>>,
+}
+
+impl core::fmt::Debug for Port {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Port").field("pd", &self.pd).field("cq", &self.cq).finish_non_exhaustive()
+    }
+}
+
+impl Port {
+    pub(crate) fn new(device: &Arc<dyn Device>) -> Result<Self, Error> {
+        let limits = device.attr();
+        let attr = PortAttr {
+            max_qp_wr: limits.max_qp_wr,
+            max_sge: limits.max_sge,
+            fast_registration: limits.fast_registration,
+            key_refresh: limits.key_refresh,
+        };
+        let entries = limits.max_cqe.min(CQ_ENTRIES);
+        let pd = device.alloc_pd()?;
+        let cq = match device.create_cq(entries) {
+            Ok(cq) => cq,
+            Err(error) => {
+                // Just made and not used.
+                let _ = device.dealloc_pd(pd);
+                return Err(error);
+            }
+        };
+        Ok(Self {
+            device: Arc::clone(device),
+            attr,
+            pd,
+            cq,
+            entries,
+            promised: AtomicUsize::new(0),
+            leaving: AtomicUsize::new(0),
+            queue_pairs: Mutex::default(),
+        })
+    }
+
+    pub(crate) const fn attr(&self) -> PortAttr {
+        self.attr
+    }
+
+    pub(crate) fn device(&self) -> &Arc<dyn Device> {
+        &self.device
+    }
+
+    /// Takes completions.
+    pub(crate) fn poll(&self, out: &mut Vec<Completion>, max: usize) -> Result<usize, Error> {
+        let leaving = self.leaving.load(Acquire);
+        let count = self.device.poll_cq(self.cq, out, max)?;
+        if leaving > 0 && count < max {
+            // It was empty after these had gone.
+            self.leaving.fetch_sub(leaving, Relaxed);
+            self.promised.fetch_sub(leaving, Relaxed);
+        }
+        Ok(count)
+    }
+
+    /// Waits for completions.
+    pub(crate) fn wait(&self, limit: Duration) -> Result<bool, Error> {
+        self.device.wait_cq(self.cq, false, Some(limit))
+    }
+
+    /// Reserves entries of the completion queue, so that it can never overrun.
+    fn promise(&self, entries: usize) -> Result<(), Error> {
+        let fits = |promised: usize| {
+            promised.checked_add(entries).filter(|promised| *promised <= self.entries)
+        };
+        let reserved = self.promised.fetch_update(Relaxed, Relaxed, fits);
+        reserved.map(drop).map_err(|_| Error::Limit("completion queue entries"))
+    }
+
+    fn create_qp(&self, shape: &QpShape) -> Result<Qpn, Error> {
+        // Room for the markers of its end.
+        let max_send_wr = (shape.send_wr + 1).min(self.attr.max_qp_wr);
+        let max_recv_wr = (shape.recv_wr + 1).min(self.attr.max_qp_wr);
+        let entries = max_send_wr + max_recv_wr;
+        self.promise(entries)?;
+        let cap = QpCap {
+            max_send_wr,
+            max_recv_wr,
+            max_send_sge: shape.send_sge,
+            max_recv_sge: 1,
+            max_inline: 0,
+        };
+        let (pd, cq) = (self.pd, self.cq);
+        let made = self.device.create_qp(&QpInit {
+            pd,
+            send_cq: cq,
+            recv_cq: cq,
+            qp_type: QpType::Rc,
+            cap,
+            sq_sig_all: false,
+        });
+        let made = made.and_then(|qpn| {
+            let (state, access) = (Some(QpState::Init), Some(shape.access));
+            let ready = self.device.modify_qp(qpn, &QpAttr { state, access, ..QpAttr::default() });
+            if ready.is_err() {
+                // Just made and not used.
+                let _ = self.device.destroy_qp(qpn);
+            }
+            ready.map(|()| qpn)
+        });
+        match made {
+            Ok(qpn) => _ = self.lock().insert(qpn, entries),
+            Err(_) => _ = self.promised.fetch_sub(entries, Relaxed),
+        }
+        made
+    }
+
+    fn destroy_qp(&self, qpn: Qpn) -> Result<(), Error> {
+        self.device.destroy_qp(qpn)?;
+        if let Some(entries) = self.lock().remove(&qpn) {
+            self.leaving.fetch_add(entries, Release);
+        }
+        Ok(())
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<Qpn, usize>> {
+        self.queue_pairs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Port {
+    /// The binding has removed everything that used them, unless it was given up with its device.
+    fn drop(&mut self) {
+        let _ = self.device.destroy_cq(self.cq);
+        let _ = self.device.dealloc_pd(self.pd);
+    }
+}
+
+/// The devices of a core; cheap to clone.
+#[derive(Clone, Debug)]
+pub(crate) struct PortSet {
+    ports: Vec<PortHandle>,
+}
+
+/// One of them.
+#[derive(Clone, Debug)]
+struct PortHandle(Arc<Port>);
+
+impl PortSet {
+    pub(crate) fn new(ports: &[Arc<Port>]) -> Self {
+        Self { ports: ports.iter().map(|port| PortHandle(Arc::clone(port))).collect() }
+    }
+}
+
+impl Ports for PortSet {
+    fn count(&self) -> usize {
+        self.ports.len()
+    }
+
+    fn port(&mut self, port: PortId) -> &mut dyn Verbs {
+        &mut self.ports[usize::from(port.0)]
+    }
+}
+
+impl Verbs for PortHandle {
+    fn attr(&self) -> PortAttr {
+        self.0.attr
+    }
+
+    fn create_qp(&mut self, shape: &QpShape) -> Result<Qpn, Error> {
+        self.0.create_qp(shape)
+    }
+
+    fn fail_qp(&mut self, qpn: Qpn) -> Result<(), Error> {
+        let state = Some(QpState::Err);
+        self.0.device.modify_qp(qpn, &QpAttr { state, ..QpAttr::default() })
+    }
+
+    fn destroy_qp(&mut self, qpn: Qpn) -> Result<(), Error> {
+        self.0.destroy_qp(qpn)
+    }
+
+    fn reg_mr(
+        &mut self,
+        buffer: &Arc<Buffer>,
+        offset: usize,
+        len: usize,
+        iova: u64,
+        access: Access,
+    ) -> Result<MrKeys, Error> {
+        self.0.device.reg_mr(self.0.pd, buffer, offset, len, Some(iova), access)
+    }
+
+    fn dereg_mr(&mut self, lkey: u32) {
+        // Ours, and without windows: it fails only when the device is closed.
+        let _ = self.0.device.dereg_mr(lkey);
+    }
+
+    fn withdraw_keys(&mut self, keys: &[u32]) -> Result<(), Error> {
+        self.0.device.withdraw_keys(keys)
+    }
+
+    fn renew_keys(&mut self, keys: &[(u32, u32)]) -> Result<(), Error> {
+        self.0.device.renew_keys(keys)
+    }
+
+    fn post_send(&mut self, qpn: Qpn, wrs: &[SendWr<'_>]) -> Result<(), (usize, Error)> {
+        self.0.device.post_send(qpn, wrs)
+    }
+
+    fn post_recv(&mut self, qpn: Qpn, wrs: &[RecvWr<'_>]) -> Result<(), (usize, Error)> {
+        self.0.device.post_recv(qpn, wrs)
+    }
+
+    fn connect(
+        &mut self,
+        local: SocketAddr,
+        remote: SocketAddr,
+        param: &ConnParam,
+    ) -> Result<CmId, Error> {
+        self.0.device.connect(Some(local), remote, param)
+    }
+
+    fn accept(&mut self, id: CmId, param: &ConnParam) -> Result<(), Error> {
+        self.0.device.accept(id, param)
+    }
+
+    fn reject(&mut self, id: CmId, private: &[u8]) -> Result<(), Error> {
+        self.0.device.reject(id, private)
+    }
+
+    fn disconnect(&mut self, id: CmId) -> Result<(), Error> {
+        self.0.device.disconnect(id)
+    }
+
+    fn destroy_id(&mut self, id: CmId) -> Result<(), Error> {
+        self.0.device.destroy_id(id)
+    }
+}

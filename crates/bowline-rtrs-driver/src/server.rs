@@ -1,0 +1,407 @@
+//! The server: listens, and hands requests to a [`Handler`].
+
+use core::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+use bowline_rtrs::bind::withdraw;
+use bowline_rtrs::server::{Server as Core, ServerEvent};
+use bowline_rtrs::{Batch, Errno, Instant, MemRef, PathId, PortAttr, PortId, RegionId};
+use bowline_verbs::{Access, Buffer, CmEvent, CmId, Mem, Qpn};
+use bowline_wire::rtrs::SessionName;
+
+pub use bowline_rtrs::server::{
+    AllowRule, CloseReason, OpId, PathInfo, PathState, PathStats, Request, ServerConfig,
+    ServerCounters, ServerLimits, SessId, SessionInfo, Usr,
+};
+
+use crate::drive::Drive;
+use crate::engine::{Engine, Inner, Poll, Station, TICK};
+use crate::hub::{Hub, Side};
+use crate::port::PortSet;
+use crate::{Error, clock};
+
+/// What happened to a session [RS-27].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LinkEv {
+    /// Its first path is there.
+    Connected {
+        /// The session.
+        session: SessId,
+        /// What the client calls it.
+        name: SessionName,
+    },
+    /// Its last path is gone, and all its requests are answered.
+    Disconnected {
+        /// The session.
+        session: SessId,
+    },
+}
+
+/// The layer above: what it does with requests. Its functions are called without locks held, by a thread
+/// of the engine, and must not block.
+pub trait Handler: Send + Sync {
+    /// Requests have come; it takes all of them out of the list. Each is to be answered once with
+    /// [`Server::respond`], now or later, by any thread.
+    fn rdma_ev(&self, server: &Server, requests: &mut Vec<Request>);
+
+    /// A session has come or gone. An error to the first closes its path.
+    ///
+    /// # Errors
+    /// Whatever the layer above has against the session.
+    fn link_ev(&self, server: &Server, event: LinkEv) -> Result<(), Errno>;
+
+    /// Everything that came together has been handed over: requests to storage may be begun now.
+    fn flushed(&self, server: &Server) {
+        let _ = server;
+    }
+}
+
+/// A server. It serves until it is closed, or its engine is.
+pub struct Server {
+    hub: Hub<State>,
+    engine: Arc<Inner>,
+    handler: Arc<dyn Handler>,
+    listeners: Mutex<Vec<(PortId, CmId)>>,
+    changed: Condvar,
+    stop: AtomicBool,
+}
+
+impl core::fmt::Debug for Server {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Server").field("stop", &self.stop).finish_non_exhaustive()
+    }
+}
+
+struct State {
+    core: Core,
+    closed: bool,
+    links: VecDeque<LinkEv>,
+    /// A thread hands out `links`.
+    linking: bool,
+}
+
+impl Side for State {
+    type Core = Core;
+
+    fn core(&mut self) -> &mut Core {
+        &mut self.core
+    }
+}
+
+/// What a thread that takes completions uses again.
+struct Turn {
+    port: usize,
+    drive: Drive,
+    ports: PortSet,
+    batch: Batch,
+    failed: Vec<(PortId, u32)>,
+    requests: Vec<Request>,
+}
+
+impl Server {
+    /// Listens at some addresses of the engine's devices; an unspecified one stands for all of them.
+    ///
+    /// # Errors
+    /// `EADDRNOTAVAIL` when no device has an address, `EADDRINUSE`, `EINVAL` for settings that make no
+    /// sense; those of the devices.
+    pub fn open(
+        engine: &Engine,
+        at: &[SocketAddr],
+        config: ServerConfig,
+        handler: Arc<dyn Handler>,
+    ) -> Result<Arc<Self>, Error> {
+        let engine = Arc::clone(&engine.inner);
+        let ports = engine.ports()?;
+        let attrs: Vec<PortAttr> = ports.iter().map(|port| port.attr()).collect();
+        let core = Core::new(config, &attrs)
+            .map_err(|errno| Error::new("preparing a server of these settings", errno))?;
+        let (links, linking) = (VecDeque::new(), false);
+        let state = State { core, closed: false, links, linking };
+        let server = Arc::new(Self {
+            hub: Hub::new(state, ports, Arc::clone(&engine.stats)),
+            engine,
+            handler,
+            listeners: Mutex::default(),
+            changed: Condvar::new(),
+            stop: AtomicBool::new(false),
+        });
+        server.engine.add(Arc::clone(&server) as Arc<dyn Station>);
+        let started = server.start(at);
+        if started.is_err() {
+            server.close();
+        }
+        started.map(|()| server)
+    }
+
+    fn start(self: &Arc<Self>, at: &[SocketAddr]) -> Result<(), Error> {
+        for port in 0..self.hub.ports.len() {
+            let server = Arc::clone(self);
+            self.engine.spawn("bowline-rtrs-srv", move || server.run(port))?;
+        }
+        at.iter().try_for_each(|at| self.listen(*at))
+    }
+
+    /// Listens on every device that has the address.
+    fn listen(&self, at: SocketAddr) -> Result<(), Error> {
+        const WHAT: &str = "listening";
+        let mut listening = false;
+        for (index, port) in self.hub.ports.iter().enumerate() {
+            let name = PortId(u8::try_from(index).unwrap_or(u8::MAX));
+            // Requests wait until the binding knows the listener.
+            let made = self.hub.with_exec(|exec| {
+                let made = port.device().listen(at)?;
+                exec.binding.listen(name, made);
+                Ok(made)
+            });
+            match made {
+                Ok(id) => {
+                    self.listeners.lock().unwrap_or_else(PoisonError::into_inner).push((name, id));
+                    listening = true;
+                }
+                Err(bowline_verbs::Error::AddrNotAvailable) => {}
+                Err(error) => return Err(Error::device(WHAT, error)),
+            }
+        }
+        let nowhere = || Error::device(WHAT, bowline_verbs::Error::AddrNotAvailable);
+        listening.then_some(()).ok_or_else(nowhere)
+    }
+
+    /// Answers requests: 0 or a negative errno, and where a READ's data is when it is not in the request's
+    /// own memory. What is answered together goes out together.
+    pub fn respond(&self, answers: &mut dyn Iterator<Item = (OpId, i32, Option<MemRef>)>) {
+        let now = clock::now();
+        let mut state = self.hub.lock();
+        for (op, errno, from) in answers {
+            state.core.respond(now, op, errno, from);
+        }
+        drop(state);
+        if self.hub.ring() {
+            self.settle();
+        }
+    }
+
+    /// Registers memory from which READs can be answered.
+    ///
+    /// # Errors
+    /// `EINVAL` for memory of no length.
+    pub fn add_region(&self, buffer: Arc<Buffer>) -> Result<RegionId, Error> {
+        if buffer.is_empty() {
+            return Err(Error::new("registering memory", Errno::EINVAL));
+        }
+        let region = self.hub.lock().core.add_region(buffer, Access::LOCAL_WRITE);
+        self.hub.drain_all();
+        Ok(region)
+    }
+
+    /// Ends the registration; answers from there must be out.
+    pub fn drop_region(&self, region: RegionId) {
+        self.hub.lock().core.drop_region(region);
+        self.hub.drain();
+    }
+
+    /// The memory of a request: what a WRITE has brought, or where a READ's result may be put. `None`
+    /// when its session is gone, which it is not before the request is answered.
+    pub fn chunk(&self, request: &Request) -> Option<Mem> {
+        let state = self.hub.lock();
+        let buffer = Arc::clone(state.core.memory(request.session)?);
+        let offset = usize::try_from(request.data.offset).ok()?;
+        Some(Mem { buffer, offset, len: request.data.len as usize })
+    }
+
+    /// What sessions and their paths are like now.
+    pub fn sessions(&self) -> Vec<SessionInfo> {
+        self.hub.lock().core.sessions().collect()
+    }
+
+    /// What a path is like now.
+    pub fn path(&self, path: PathId) -> Option<PathInfo> {
+        self.hub.lock().core.path(path)
+    }
+
+    /// Closes a path [RS-40].
+    ///
+    /// # Errors
+    /// `ENOTCONN` when it is not there.
+    pub fn disconnect_path(&self, path: PathId) -> Result<(), Error> {
+        let mut state = self.hub.lock();
+        if state.core.path(path).is_none() {
+            return Err(Error::new("disconnecting a path", Errno::ENOTCONN));
+        }
+        state.core.disconnect_path(clock::now(), path);
+        drop(state);
+        self.hub.drain();
+        self.settle();
+        Ok(())
+    }
+
+    /// Sets the counts of a path to 0 [RS-43].
+    pub fn reset_stats(&self, path: PathId) {
+        self.hub.lock().core.reset_stats(path);
+    }
+
+    /// Counts of the server.
+    pub fn counters(&self) -> ServerCounters {
+        self.hub.lock().core.counters().clone()
+    }
+
+    /// The settings.
+    pub fn config(&self) -> ServerConfig {
+        self.hub.lock().core.config().clone()
+    }
+
+    /// Closes all sessions and waits until they are closed: every request must be answered [RS-28].
+    pub fn close(&self) {
+        self.end(Duration::MAX);
+        self.stop();
+        self.engine.remove(self);
+    }
+
+    /// The thread that takes the completions of a device.
+    fn run(&self, port: usize) {
+        let mut turn = Turn {
+            port,
+            drive: Drive::default(),
+            ports: PortSet::new(&self.hub.ports),
+            batch: Batch::default(),
+            failed: Vec::new(),
+            requests: Vec::new(),
+        };
+        while !self.stop.load(SeqCst) {
+            let more = match self.turn(&mut turn) {
+                Ok(0) if self.engine.config.poll == Poll::Spin => Ok(true),
+                Ok(0) => {
+                    self.hub.stats.waits.inc();
+                    self.hub.ports[port].wait(TICK)
+                }
+                Ok(_) => Ok(true),
+                Err(error) => Err(error),
+            };
+            if more.is_err() {
+                self.device_gone();
+                return;
+            }
+        }
+    }
+
+    /// Handles what has completed; returns how much.
+    fn turn(&self, turn: &mut Turn) -> Result<usize, bowline_verbs::Error> {
+        let stats = &self.hub.stats;
+        let count = turn.drive.poll(&self.hub.ports[turn.port], stats)?;
+        if count == 0 {
+            return Ok(0);
+        }
+        let now = clock::now();
+        let mut state = self.hub.lock();
+        let core = &mut state.core;
+        core.handle_done(now, &turn.drive.dones);
+        core.take_withdraws(&mut turn.batch);
+        turn.failed.clear();
+        // A change of a table, not a system call; the client cannot change after it what is read now
+        // [RT-44].
+        withdraw(&mut turn.ports, &mut turn.batch, &mut turn.failed);
+        core.process(now, &turn.failed);
+        core.take_requests(&mut turn.requests);
+        drop(state);
+        if turn.requests.is_empty() {
+            self.hub.drain();
+        } else {
+            stats.served.add(turn.requests.len() as u64);
+            self.hub.call(|| {
+                self.handler.rdma_ev(self, &mut turn.requests);
+                self.handler.flushed(self);
+                // Whatever it has forgotten would hold its chunk for ever.
+                let left = turn.requests.drain(..);
+                self.respond(&mut left.map(|request| (request.op, -Errno::EIO.0, None)));
+            });
+        }
+        self.settle();
+        Ok(count)
+    }
+
+    /// Hands on what the core has to tell, in order, by one thread at a time.
+    fn settle(&self) {
+        let mut state = self.hub.lock();
+        while let Some(event) = state.core.poll_event() {
+            match event {
+                ServerEvent::Up { session, name, first: true, .. } => {
+                    state.links.push_back(LinkEv::Connected { session, name });
+                }
+                ServerEvent::Down { session } => {
+                    state.links.push_back(LinkEv::Disconnected { session });
+                }
+                ServerEvent::Closed => {
+                    state.closed = true;
+                    self.changed.notify_all();
+                }
+                _ => {}
+            }
+        }
+        if state.linking {
+            return;
+        }
+        state.linking = true;
+        while let Some(event) = state.links.pop_front() {
+            drop(state);
+            let up = match &event {
+                LinkEv::Connected { session, .. } => Some(*session),
+                LinkEv::Disconnected { .. } => None,
+            };
+            let accepted = self.handler.link_ev(self, event).is_ok();
+            if let Some(session) = up {
+                self.hub.lock().core.answer_link(clock::now(), session, accepted);
+                self.hub.drain();
+            }
+            state = self.hub.lock();
+        }
+        state.linking = false;
+    }
+}
+
+impl Station for Server {
+    fn cm(&self, port: PortId, event: &CmEvent) -> bool {
+        let mine = self.hub.cm(port, event);
+        if mine {
+            self.settle();
+        }
+        mine
+    }
+
+    fn qp_failed(&self, port: PortId, qpn: Qpn) {
+        self.hub.qp_failed(port, qpn);
+        self.settle();
+    }
+
+    fn tick(&self, now: Instant) -> Option<Instant> {
+        let next = self.hub.tick(now);
+        self.settle();
+        next
+    }
+
+    fn device_gone(&self) {
+        self.hub.lock().closed = true;
+        self.changed.notify_all();
+    }
+
+    fn end(&self, patience: Duration) {
+        let listeners =
+            std::mem::take(&mut *self.listeners.lock().unwrap_or_else(PoisonError::into_inner));
+        for (port, id) in listeners {
+            // Requests that wait there are refused.
+            let _ = self.hub.ports[usize::from(port.0)].device().destroy_id(id);
+            self.hub.forget_listener(port, id);
+        }
+        self.hub.lock().core.close(clock::now());
+        self.hub.drain();
+        self.settle();
+        let state = self.hub.lock();
+        let wait = self.changed.wait_timeout_while(state, patience, |state| !state.closed);
+        drop(wait);
+    }
+
+    fn stop(&self) {
+        self.stop.store(true, SeqCst);
+    }
+}

@@ -1,0 +1,143 @@
+//! Requests between two devices on 127.0.0.0/8.
+
+mod common;
+
+use std::sync::{Arc, Mutex};
+
+use bowline_rtrs_driver::client::{
+    Completed, Completer, Done, PermitKind, Req, Session, SessionBuilder, Wait,
+};
+use bowline_rtrs_driver::server::{LinkEv, ServerConfig};
+use bowline_rtrs_driver::{Dir, Errno};
+use common::{Pair, STORE, at, bytes, eventually, ip, write_and_read};
+
+fn config(always_invalidate: bool) -> ServerConfig {
+    ServerConfig { always_invalidate, ..ServerConfig::default() }
+}
+
+/// [RT-39], [RT-44], [RT-47], [RT-50]: with refresh of keys and without, over one path and two.
+#[test]
+fn what_is_written_is_read() {
+    for (net, paths, refresh) in [(1, 1, true), (2, 1, false), (3, 2, true), (4, 2, false)] {
+        let pair = Pair::new(net, paths, config(refresh));
+        let session = pair.session(paths);
+        let attrs = session.attrs().unwrap();
+        assert_eq!((attrs.queue_depth, attrs.max_io), (511, 126_976));
+        for len in [0, 1, 511, 4096, 65_536, attrs.max_io as usize] {
+            write_and_read(&session, 4096 * 3 + len, len);
+        }
+        let (reads, writes): (Vec<_>, Vec<_>) =
+            session.paths().iter().map(|path| (path.stats.reads, path.stats.writes)).unzip();
+        assert_eq!((reads.iter().sum::<u64>(), writes.iter().sum::<u64>()), (6, 6));
+        session.close();
+        eventually("the server hears of it", || {
+            matches!(pair.store.links.lock().unwrap()[..], [
+                LinkEv::Connected { session: a, .. },
+                LinkEv::Disconnected { session: b }
+            ] if a == b)
+        });
+    }
+}
+
+struct Count(Mutex<Vec<Completed>>);
+
+impl Completer for Count {
+    fn completed(&self, done: &[Completed]) {
+        self.0.lock().unwrap().extend_from_slice(done);
+    }
+}
+
+/// Many at once, in batches, with the completions taken by whoever: this thread and the engine's.
+#[test]
+fn many_requests_go_at_once() {
+    let pair = Pair::new(5, 2, config(true));
+    let session = pair.session(2);
+    const COUNT: usize = 200;
+    let region = session.region(2 * COUNT * 512).unwrap();
+    let pattern: Vec<u8> = (0..COUNT * 512).map(|i| (i / 512) as u8 ^ i as u8).collect();
+    region.buffer().write(0, &pattern);
+    let done = Arc::new(Count(Mutex::default()));
+    let permits: Vec<_> =
+        (0..COUNT).map(|_| session.get_permit(PermitKind::Io, Wait::No).unwrap()).collect();
+    for (dir, base) in [(Dir::Write, 0), (Dir::Read, COUNT * 512)] {
+        let usr: Vec<_> = (0..COUNT).map(|n| at(n * 512)).collect();
+        let data: Vec<_> = (0..COUNT).map(|n| [region.piece(base + n * 512, 512)]).collect();
+        let mut requests = permits.iter().enumerate().map(|(n, permit)| Req {
+            dir,
+            permit,
+            usr: &usr[n],
+            data: &data[n],
+            done: Done { to: Arc::clone(&done) as _, tag: n as u64 },
+        });
+        assert_eq!(session.request_batch(&mut requests).unwrap(), COUNT);
+        eventually("all end", || {
+            if dir == Dir::Write {
+                session.wait(Some(std::time::Duration::from_millis(10)));
+            }
+            done.0.lock().unwrap().len() == COUNT
+        });
+        let mut all = std::mem::take(&mut *done.0.lock().unwrap());
+        all.sort_by_key(|done| done.tag);
+        assert!(all.iter().zip(0..).all(|(done, n)| (done.tag, done.errno) == (n, 0)));
+    }
+    assert_eq!(bytes(&region, COUNT * 512, COUNT * 512), pattern);
+    permits.into_iter().for_each(|permit| session.put_permit(permit));
+}
+
+/// Threads that wait for their own requests take each other's completions.
+#[test]
+fn threads_wait_for_their_own_requests() {
+    let pair = Pair::new(6, 1, config(true));
+    let session = pair.session(1);
+    std::thread::scope(|scope| {
+        for thread in 0..6 {
+            let session = &session;
+            scope.spawn(move || {
+                for n in 0..40 {
+                    write_and_read(session, thread * 65_536 + n * 8, 4096);
+                }
+            });
+        }
+    });
+}
+
+/// [RT-45], [RT-50]: an error is that request's alone.
+#[test]
+fn errors_come_back_with_their_requests() {
+    let pair = Pair::new(7, 1, config(true));
+    let session = pair.session(1);
+    let permit = session.get_permit(PermitKind::Io, Wait::No).unwrap();
+    let region = session.region(8192).unwrap();
+    let call =
+        |dir, usr: &[u8], data: &[_]| session.call(dir, &permit, usr, data).map_err(|e| e.errno());
+    let piece = [region.piece(0, 8192)];
+    assert_eq!(call(Dir::Write, &at(STORE), &piece), Err(Errno::EIO.0));
+    assert_eq!(call(Dir::Read, &at(STORE), &piece), Err(Errno::EIO.0));
+    assert_eq!(call(Dir::Read, b"short", &piece), Err(Errno::EINVAL.0));
+    assert_eq!(call(Dir::Read, &[0; 5000], &piece), Err(Errno::EMSGSIZE.0));
+    assert_eq!(call(Dir::Read, &at(0), &[region.piece(1, 8192)]), Err(Errno::EINVAL.0));
+    assert_eq!(call(Dir::Read, &at(0), &piece), Ok(()));
+    session.put_permit(permit);
+    write_and_read(&session, 0, 4096);
+}
+
+/// [RS-24]: all paths or none, and the reason.
+#[test]
+fn a_session_that_cannot_be_opened_leaves_nothing() {
+    let pair = Pair::new(8, 1, config(true));
+    let open = |builder: SessionBuilder| {
+        Session::open(&pair.client_engine, builder).map(drop).map_err(|error| error.errno())
+    };
+    let nowhere = pair.builder("a", 1).port(4321);
+    assert_eq!(open(nowhere), Err(Errno::ECONNRESET.0), "nobody listens");
+    let stranger = SessionBuilder::new("a").unwrap().path(Some(ip(8, 77)), ip(8, 101));
+    assert_eq!(open(stranger), Err(Errno::EADDRNOTAVAIL.0));
+    assert_eq!(open(SessionBuilder::new("a").unwrap()), Err(Errno::EINVAL.0));
+    assert_eq!(SessionBuilder::new("a/b").map(drop).map_err(|e| e.errno()), Err(Errno::EINVAL.0));
+    let both = pair.builder("a", 1).path(Some(ip(8, 1)), ip(8, 101));
+    assert_eq!(open(both), Err(Errno::EEXIST.0), "the same path twice");
+    eventually("nothing is left", || {
+        let [a, b] = [&pair.client_device, &pair.server_device].map(|device| device.in_use());
+        a.qps + b.qps + a.mrs + b.mrs == 0
+    });
+}
