@@ -237,9 +237,14 @@ impl Server {
         Ok(())
     }
 
-    /// Sets the counts of a path to 0 [RS-43].
-    pub fn reset_stats(&self, path: PathId) {
-        self.hub.lock().core.reset_stats(path);
+    /// Sets the counts of a path's requests to 0 [RS-43].
+    pub fn reset_rdma(&self, path: PathId) {
+        self.hub.lock().core.reset_rdma(path);
+    }
+
+    /// Sets the counts of a path's work completions to 0 [RS-46].
+    pub fn reset_completions(&self, path: PathId) {
+        self.hub.lock().core.reset_completions(path);
     }
 
     /// Counts of the server.
