@@ -5,3 +5,4 @@ mod io;
 mod open;
 mod paths;
 mod peer;
+mod random;

@@ -1,0 +1,276 @@
+//! Random histories: whatever the server, the network and the program do, and in whatever order,
+//! every request ends once, every permit comes back, and a close leaves nothing behind.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use bowline_rtrs::client::{Event, Permit, PermitKind};
+use bowline_rtrs::{ConnId, Errno, Input, MemRef, Policy, RegionId};
+use bowline_wire::rtrs::{Dir, Imm};
+
+use crate::peer::{Connects, Rig, addr, config};
+
+struct Rng(u64);
+
+impl Rng {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ z >> 31
+    }
+
+    fn below(&mut self, n: usize) -> usize {
+        (self.next() % n as u64) as usize
+    }
+
+    fn pick<T: Copy>(&mut self, from: &[T]) -> Option<T> {
+        if from.is_empty() { None } else { Some(from[self.below(from.len())]) }
+    }
+}
+
+struct History {
+    rig: Rig,
+    rng: Rng,
+    memory: RegionId,
+    permits: Vec<Permit>,
+    /// Permits whose request is in flight.
+    running: BTreeMap<u64, Permit>,
+    next_tag: u64,
+    ended: u64,
+}
+
+impl History {
+    fn new(seed: u64) -> Self {
+        let mut rng = Rng(seed);
+        let mut settings = config();
+        settings.seed = seed;
+        settings.io_connections = rng.below(3) as u16;
+        settings.policy = Policy::ALL[rng.below(3)];
+        settings.max_reconnects = [-1, -1, 0, 3][rng.below(4)];
+        settings.reconnect_delay = [None, None, Some(Duration::from_secs(2))][rng.below(3)];
+        let paths = 1 + rng.below(3) as u8;
+        let refresh = rng.below(2) == 0;
+        let mut rig = Rig::opened_with(settings, refresh, paths);
+        rig.sends_complete = rng.below(4) > 0;
+        let memory = rig.memory();
+        let (permits, running) = (Vec::new(), BTreeMap::new());
+        Self { rig, rng, memory, permits, running, next_tag: 0, ended: 0 }
+    }
+
+    fn step(&mut self) {
+        match self.rng.below(60) {
+            0..8 => self.submit(),
+            8..18 => self.answer(),
+            18 => self.take_permit(),
+            19 => drop(self.permits.pop().map(|permit| self.rig.session.put_permit(permit))),
+            20..22 => self.break_one(),
+            22 => self.change_the_weather(),
+            23..26 => self.drain_one(),
+            26..29 => self.beat(),
+            29 => self.order(),
+            30..33 => {
+                let ms = [1, 40, 900, 1_100, 1_100, 3_000, 31_000][self.rng.below(7)];
+                self.rig.pass(Duration::from_millis(ms));
+            }
+            33..36 => {
+                let unsent = std::mem::take(&mut self.rig.unsent);
+                self.rig.session.handle_done(self.rig.now, &unsent);
+            }
+            36 => self.answer_info(),
+            37 => self.late_connect(),
+            38..50 => self.submit(),
+            _ => self.answer(),
+        }
+        if self.rig.answers_info {
+            self.beat();
+        }
+        self.rig.pump();
+        self.collect();
+    }
+
+    fn take_permit(&mut self) {
+        let kind = if self.rng.below(4) == 0 { PermitKind::Service } else { PermitKind::Io };
+        let cpu = self.rng.below(4) as u16;
+        self.permits.extend(self.rig.session.get_permit(kind, cpu));
+    }
+
+    fn submit(&mut self) {
+        self.take_permit();
+        let Some(permit) = self.permits.pop() else { return };
+        let piece =
+            MemRef { region: self.memory, offset: 512, len: 1 + self.rng.next() as u32 % 9_999 };
+        let data = if self.rng.below(4) == 0 { vec![] } else { vec![piece] };
+        let dir = if self.rng.below(2) == 0 { Dir::Read } else { Dir::Write };
+        let usr = vec![7; self.rng.below(100)];
+        let tag = self.next_tag;
+        self.next_tag += 1;
+        match self.rig.session.request(self.rig.now, dir, &permit, &usr, &data, tag) {
+            Ok(()) => assert!(self.running.insert(tag, permit).is_none()),
+            Err(errno) => {
+                assert_eq!(errno, Errno::ECONNABORTED);
+                self.permits.push(permit);
+            }
+        }
+    }
+
+    fn answer(&mut self) {
+        if self.rig.ios.is_empty() {
+            return;
+        }
+        let at = self.rng.below(self.rig.ios.len());
+        let io = self.rig.ios.swap_remove(at);
+        let stands = |conn: &crate::peer::Conn| conn.established && !conn.closed;
+        if self.rig.conns.get(&io.conn).is_some_and(stands) {
+            self.rig.reply(&io, if self.rng.below(9) == 0 { 5 } else { 0 });
+        }
+    }
+
+    fn live(&self) -> Vec<ConnId> {
+        let stands = self.rig.conns.iter().filter(|(_, conn)| conn.established && !conn.closed);
+        stands.map(|(conn, _)| *conn).collect()
+    }
+
+    fn break_one(&mut self) {
+        let live = self.live();
+        let Some(conn) = self.rng.pick(&live) else { return };
+        match self.rng.below(3) {
+            0 => self.rig.break_conn(conn),
+            1 => self.rig.session.handle(self.rig.now, Input::Disconnected { conn }),
+            _ => {
+                let errno = Errno::ENOMEM;
+                self.rig.session.handle(self.rig.now, Input::Failed { conn, errno });
+            }
+        }
+    }
+
+    fn change_the_weather(&mut self) {
+        let rng = &mut self.rng;
+        self.rig.connects = [
+            Connects::Accept,
+            Connects::Accept,
+            Connects::Accept,
+            Connects::Refuse(104),
+            Connects::Refuse(17),
+            Connects::Fail(Errno::EHOSTUNREACH),
+            Connects::Ignore,
+            Connects::Until(0),
+        ][rng.below(8)];
+        self.rig.parts = rng.below(4) > 0;
+        self.rig.drains = rng.below(4) > 0;
+        self.rig.answers_info = rng.below(6) > 0;
+    }
+
+    fn drain_one(&mut self) {
+        let closed: Vec<_> =
+            self.rig.conns.iter().filter(|(_, conn)| conn.closed).map(|(conn, _)| *conn).collect();
+        if let Some(conn) = self.rng.pick(&closed) {
+            self.rig.drain(conn);
+            self.rig.session.handle(self.rig.now, Input::Disconnected { conn });
+        }
+    }
+
+    fn beat(&mut self) {
+        for (conn, beat) in std::mem::take(&mut self.rig.beats) {
+            let stands = self.rig.conns.get(&conn).is_some_and(|conn| !conn.closed);
+            if beat == Imm::HbMsg && stands {
+                self.rig.give_imm_anyhow(conn, Imm::HbAck);
+            }
+        }
+    }
+
+    fn answer_info(&mut self) {
+        let waiting: Vec<_> = self
+            .rig
+            .conns
+            .iter()
+            .filter(|(id, conn)| {
+                let waits = conn.recvs.front().and_then(|slot| slot.mem).is_some_and(|m| m.len > 8);
+                id.cid == 0 && waits && !conn.closed
+            })
+            .map(|(id, _)| *id)
+            .collect();
+        if let Some(conn) = self.rng.pick(&waiting) {
+            let rsp = self.rig.info_rsp(conn.path);
+            self.rig.give_message(conn, &rsp, None);
+        }
+    }
+
+    /// A connect that was not answered is refused after all.
+    fn late_connect(&mut self) {
+        let open: Vec<_> = self
+            .rig
+            .conns
+            .iter()
+            .filter(|(_, conn)| !conn.established)
+            .map(|(conn, _)| *conn)
+            .collect();
+        if let Some(conn) = self.rng.pick(&open) {
+            let input = Input::Refused { conn, consumer: false, private: vec![] };
+            self.rig.session.handle(self.rig.now, input);
+        }
+    }
+
+    fn order(&mut self) {
+        let now = self.rig.now;
+        let paths: Vec<_> = self.rig.session.paths().map(|path| path.id).collect();
+        let path = self.rng.pick(&paths);
+        let session = &mut self.rig.session;
+        // Whether it is allowed at this moment does not matter here.
+        let _ = match (self.rng.below(6), path) {
+            (0, Some(path)) => session.disconnect_path(now, path),
+            (1, Some(path)) if paths.len() > 1 => session.remove_path(now, path),
+            (2..4, Some(path)) => session.reconnect_path(now, path),
+            (choice, _) => {
+                let (addr, uuid) = addr(choice as u8 + 1);
+                session.add_path(now, addr, uuid).map(drop)
+            }
+        };
+    }
+
+    fn collect(&mut self) {
+        for (tag, _) in self.rig.take_completed() {
+            let permit = self.running.remove(&tag);
+            self.permits.push(permit.unwrap_or_else(|| panic!("request {tag} ended twice")));
+            self.ended += 1;
+        }
+    }
+
+    fn finish(mut self) -> u64 {
+        self.rig.session.close(self.rig.now);
+        self.rig.pump();
+        for _ in 0..4 {
+            self.rig.pass(Duration::from_secs(1));
+            let closed: Vec<_> = self.rig.conns.keys().copied().collect();
+            for conn in closed {
+                if self.rig.conns.get(&conn).is_some_and(|conn| conn.closed) {
+                    self.rig.drain(conn);
+                }
+            }
+            self.rig.pump();
+        }
+        self.collect();
+        assert!(self.running.is_empty(), "{:?} never ended", self.running);
+        self.permits.into_iter().for_each(|permit| self.rig.session.put_permit(permit));
+        self.rig.pump();
+        assert_eq!(self.rig.take_events().last(), Some(&Event::Closed));
+        self.rig.assert_empty();
+        self.ended
+    }
+}
+
+// tests [RS-1], [RS-8], [RS-16], [RS-25], [RS-26], [RT-59]
+#[test]
+fn every_request_ends_once() {
+    let mut ended = 0;
+    for seed in 0..400 {
+        // Shown when it fails.
+        println!("seed {seed}");
+        let mut history = History::new(seed);
+        for _ in 0..400 {
+            history.step();
+        }
+        ended += history.finish();
+    }
+    assert!(ended > 15_000, "{ended}");
+}
