@@ -27,6 +27,8 @@ mod ping;
 mod pipe;
 mod quickstart;
 mod rdma;
+mod rnbd;
+mod rtrs;
 mod sim;
 mod snapshot;
 mod stop;
@@ -39,6 +41,8 @@ pub(crate) enum Failure {
     Usage(String),
     /// The work failed: exit status 1.
     Failed(String),
+    /// A command on devices, sessions or paths failed: the low 8 bits of -errno [NB-41].
+    Errno(i32, String),
     /// The work failed and the command has already said so: exit status 1.
     Reported,
 }
@@ -111,6 +115,8 @@ enum Command {
     Rping(rdma::RpingArgs),
     Perf(rdma::PerfArgs),
     CmListen(rdma::CmListenArgs),
+    Rnbd(rnbd::Args),
+    Rtrs(rtrs::Args),
     #[command(hide = true)]
     RdmaCore(rdma::OthersArgs),
     Bench(bench::Args),
@@ -138,6 +144,8 @@ impl Command {
             Self::Rping(_) => "rping",
             Self::Perf(_) => "perf",
             Self::CmListen(_) => "cm-listen",
+            Self::Rnbd(_) => "rnbd",
+            Self::Rtrs(_) => "rtrs",
             Self::RdmaCore(_) => "rdma-core",
             Self::Bench(_) => "bench",
             Self::Sim(_) => "sim",
@@ -162,6 +170,8 @@ impl Command {
             Self::Rping(args) => rdma::run_rping(&args),
             Self::Perf(args) => rdma::run_perf(&args),
             Self::CmListen(args) => rdma::run_cm_listen(&args),
+            Self::Rnbd(args) => rnbd::run(args),
+            Self::Rtrs(args) => rtrs::run(args),
             Self::RdmaCore(args) => rdma::run_others(&args),
             Self::Bench(args) => bench::run(args),
             Self::Sim(args) => sim::run(&args),
@@ -194,6 +204,10 @@ pub(crate) fn main() -> ExitCode {
             note!("bowline {word}: {text}");
             ExitCode::FAILURE
         }
+        Err(Failure::Errno(errno, text)) => {
+            note!("error: {text}");
+            ExitCode::from(errno.wrapping_neg() as u8)
+        }
         Err(Failure::Reported) => ExitCode::FAILURE,
     }
 }
@@ -205,6 +219,7 @@ fn with_alias(mut words: Vec<OsString>) -> Vec<OsString> {
         Some("rds-ping") => "ping",
         Some("rds-info") => "info",
         Some("rds-stress") => "stress",
+        Some("rnbd") => "rnbd",
         _ => return words,
     };
     words.insert(1, word.into());

@@ -1,0 +1,320 @@
+//! `[mode] [target] command [arguments] [options]`: plain words, of which the unambiguous may be
+//! left out [NB-41].
+
+use super::{
+    Refusal,
+    columns::{Fields, Mode, Target},
+    format::{Format, Unit},
+};
+
+/// What is to be done.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Verb {
+    List,
+    Show,
+    Dump,
+    Map,
+    Resize,
+    Unmap,
+    Remap,
+    Recover,
+    Reconnect,
+    Disconnect,
+    Add,
+    Delete,
+    Readd,
+    Close,
+    Policy,
+    Stats,
+    Reset,
+}
+
+impl Verb {
+    pub(super) const ALL: [(&'static str, Self); 17] = [
+        ("list", Self::List),
+        ("show", Self::Show),
+        ("dump", Self::Dump),
+        ("map", Self::Map),
+        ("resize", Self::Resize),
+        ("unmap", Self::Unmap),
+        ("remap", Self::Remap),
+        ("recover", Self::Recover),
+        ("reconnect", Self::Reconnect),
+        ("disconnect", Self::Disconnect),
+        ("add", Self::Add),
+        ("delete", Self::Delete),
+        ("readd", Self::Readd),
+        ("close", Self::Close),
+        ("policy", Self::Policy),
+        ("stats", Self::Stats),
+        ("reset", Self::Reset),
+    ];
+
+    fn of(word: &str) -> Option<Self> {
+        Self::ALL.iter().find(|(name, _)| *name == word).map(|(_, verb)| *verb)
+    }
+
+    /// Which sides and things the verb is about [NB-41].
+    pub(super) const fn fits(self, mode: Option<Mode>, target: Option<Target>) -> bool {
+        use {
+            Mode::{Client, Server},
+            Target::{Device, Path, Session},
+        };
+        let client = !matches!(mode, Some(Server));
+        let server = !matches!(mode, Some(Client));
+        match self {
+            Self::List | Self::Show => true,
+            Self::Dump => target.is_none(),
+            Self::Map | Self::Resize | Self::Unmap => {
+                client && matches!(target, None | Some(Device))
+            }
+            Self::Remap => client && matches!(target, None | Some(Device | Session)),
+            Self::Recover => client,
+            Self::Reconnect => client && matches!(target, None | Some(Session | Path)),
+            Self::Disconnect => match target {
+                Some(Device) => false,
+                Some(Session) => server,
+                Some(Path) | None => true,
+            },
+            Self::Add | Self::Delete | Self::Readd => client && matches!(target, None | Some(Path)),
+            Self::Close => server && matches!(target, None | Some(Device)),
+            Self::Policy => client && matches!(target, None | Some(Session)),
+            Self::Stats | Self::Reset => matches!(target, None | Some(Session | Path)),
+        }
+    }
+
+    /// How many names come behind the verb: at least and at most.
+    const fn names(self) -> (usize, usize) {
+        match self {
+            Self::List | Self::Dump => (0, 0),
+            Self::Show
+            | Self::Unmap
+            | Self::Remap
+            | Self::Recover
+            | Self::Reconnect
+            | Self::Disconnect
+            | Self::Stats
+            | Self::Reset => (1, 1),
+            Self::Map => (3, usize::MAX),
+            Self::Resize => (2, 3),
+            Self::Add => (2, 2),
+            Self::Delete | Self::Readd | Self::Close | Self::Policy => (1, 2),
+        }
+    }
+}
+
+/// How results look.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub(super) struct Options {
+    pub(super) fields: Option<Fields>,
+    pub(super) format: Format,
+    pub(super) unit: Option<Unit>,
+    pub(super) no_tree: bool,
+    pub(super) no_headers: bool,
+    pub(super) no_totals: bool,
+    pub(super) force: bool,
+    pub(super) add_missing: bool,
+}
+
+/// A parsed command.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(super) struct Request {
+    pub(super) mode: Option<Mode>,
+    pub(super) target: Option<Target>,
+    pub(super) verb: Verb,
+    pub(super) names: Vec<String>,
+    pub(super) options: Options,
+}
+
+/// Parses the words of a command.
+pub(super) fn parse(words: &[String]) -> Result<Request, Refusal> {
+    let mut rest = words.iter().map(String::as_str).peekable();
+    let lower = |word: &&str| word.to_ascii_lowercase();
+    let mut mode = None;
+    if let Some(found) = rest.peek().and_then(|word| mode_of(&lower(word))) {
+        mode = found;
+        rest.next();
+    }
+    let target = rest.peek().and_then(|word| target_of(&lower(word)));
+    if target.is_some() {
+        rest.next();
+    }
+    let Some(word) = rest.next() else {
+        return Err(Refusal::usage("a command is missing: list, show, map, ..; see --help"));
+    };
+    let verb = Verb::of(&lower(&word))
+        .ok_or_else(|| Refusal::usage(format!("\"{word}\" is not a command; see --help")))?;
+    if !verb.fits(mode, target) {
+        return Err(Refusal::usage(format!("{word} does not exist for this side and thing")));
+    }
+    let (fewest, most) = verb.names();
+    let mut names = Vec::new();
+    let mut options = Options::default();
+    for word in rest {
+        // Names come first; what only options can be is one wherever it stands.
+        let is_name = names.len() < fewest;
+        if !is_name && option(&mut options, verb, &word.to_ascii_lowercase())? {
+            continue;
+        }
+        if names.len() == most {
+            return Err(Refusal::usage(format!("\"{word}\" is not an option of this command")));
+        }
+        names.push(word.to_owned());
+    }
+    if names.len() < fewest {
+        return Err(Refusal::usage(match verb {
+            Verb::Map => "map needs: DEVICE from SERVER [PATH..] [ro|rw|migration]".to_owned(),
+            Verb::Resize => "resize needs: DEVICE SIZE [UNIT]".to_owned(),
+            Verb::Add => "add needs: SESSION PATH".to_owned(),
+            _ => "a name is missing".to_owned(),
+        }));
+    }
+    Ok(Request { mode, target, verb, names, options })
+}
+
+fn mode_of(word: &str) -> Option<Option<Mode>> {
+    match word {
+        "client" | "clt" | "cli" => Some(Some(Mode::Client)),
+        "server" | "serv" | "srv" => Some(Some(Mode::Server)),
+        "both" => Some(None),
+        _ => None,
+    }
+}
+
+fn target_of(word: &str) -> Option<Target> {
+    match word {
+        "device" | "devices" | "dev" | "devs" => Some(Target::Device),
+        "session" | "sessions" | "sess" => Some(Target::Session),
+        "path" | "paths" => Some(Target::Path),
+        _ => None,
+    }
+}
+
+/// Takes a word as an option; says whether it is one.
+fn option(options: &mut Options, verb: Verb, word: &str) -> Result<bool, Refusal> {
+    let shows = matches!(verb, Verb::List | Verb::Show | Verb::Dump);
+    match word {
+        "force" => options.force = true,
+        "add-missing" if verb == Verb::Recover => options.add_missing = true,
+        "verbose" | "-v" | "--verbose" => {}
+        "notree" if shows => options.no_tree = true,
+        "noheaders" if shows => options.no_headers = true,
+        "nototals" if shows => options.no_totals = true,
+        _ if shows => {
+            if let Some(format) = Format::of(word) {
+                options.format = format;
+            } else if let Some(unit) = Unit::of(word) {
+                options.unit = Some(unit);
+            } else {
+                options.fields = Some(Fields::parse(word)?);
+            }
+        }
+        _ => return Ok(false),
+    }
+    Ok(true)
+}
+
+/// Returns what may come behind these words: for completion.
+pub(super) fn next(words: &[String]) -> Vec<&'static str> {
+    let words: Vec<String> = words.iter().map(|word| word.to_ascii_lowercase()).collect();
+    let mut rest = words.iter().peekable();
+    let mode =
+        rest.next_if(|word| mode_of(word).is_some()).and_then(|word| mode_of(word)).flatten();
+    let had_mode = words.first().is_some_and(|word| mode_of(word).is_some());
+    let target = rest.next_if(|word| target_of(word).is_some()).and_then(|word| target_of(word));
+    let Some(verb) = rest.next().and_then(|word| Verb::of(word)) else {
+        let mut all: Vec<&'static str> = Vec::new();
+        if !had_mode && target.is_none() {
+            all.extend(["client", "server", "both"]);
+        }
+        if target.is_none() {
+            all.extend(["device", "session", "path"]);
+        }
+        let verbs = Verb::ALL.iter().filter(|(_, verb)| verb.fits(mode, target));
+        all.extend(verbs.map(|(name, _)| *name));
+        return all;
+    };
+    let behind = rest.count();
+    match verb {
+        Verb::List | Verb::Dump => LOOKS.to_vec(),
+        Verb::Show if behind > 0 => LOOKS.to_vec(),
+        Verb::Map if behind == 1 => vec!["from"],
+        Verb::Map if behind > 2 => vec!["ro", "rw", "migration"],
+        Verb::Unmap | Verb::Remap if behind > 0 => vec!["force"],
+        Verb::Close if behind > 0 => vec!["force"],
+        Verb::Recover if behind == 0 => vec!["all"],
+        Verb::Recover => vec!["add-missing"],
+        Verb::Policy if behind > 0 => vec!["round-robin", "min-inflight", "min-latency"],
+        _ => Vec::new(),
+    }
+}
+
+const LOOKS: [&str; 13] =
+    ["csv", "json", "xml", "B", "K", "M", "G", "T", "P", "E", "notree", "noheaders", "nototals"];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(text: &str) -> Vec<String> {
+        text.split_whitespace().map(str::to_owned).collect()
+    }
+
+    fn request(text: &str) -> Request {
+        parse(&words(text)).unwrap()
+    }
+
+    #[test]
+    fn words_may_be_left_out_and_have_short_forms() {
+        // tests [NB-41]
+        let all = request("CLIENT Devices LIST json notree");
+        assert_eq!((all.mode, all.target), (Some(Mode::Client), Some(Target::Device)));
+        assert_eq!((all.verb, all.options.format), (Verb::List, Format::Json));
+        assert!(all.options.no_tree);
+        let short = request("srv sess disconnect s1");
+        assert_eq!((short.mode, short.target), (Some(Mode::Server), Some(Target::Session)));
+        let bare = request("list");
+        assert_eq!((bare.mode, bare.target), (None, None));
+        assert_eq!(request("path add s1 ip:10.0.0.1@ip:10.0.0.2").names.len(), 2);
+        assert_eq!(request("map disk0 from host ip:10.1.0.2 ro").names.len(), 5);
+        assert!(request("unmap rnbd0 force").options.force);
+        // A name may look like an option.
+        assert_eq!(request("show json").names, ["json"]);
+        assert_eq!(request("resize rnbd0 2 G").names, ["rnbd0", "2", "G"]);
+    }
+
+    #[test]
+    fn mistakes_are_invalid_arguments() {
+        // tests [NB-41]
+        for text in [
+            "",
+            "client",
+            "eat",
+            "list sessname,nonsense",
+            "map disk0",
+            "server map a from b",
+            "client close x",
+            "session unmap x",
+            "show",
+            "unmap a b",
+            "client session disconnect s",
+            "add s1",
+            "device dump",
+        ] {
+            let refusal = parse(&words(text)).unwrap_err();
+            assert_eq!(refusal.errno, 22, "{text}");
+        }
+    }
+
+    #[test]
+    fn completion_offers_what_fits() {
+        assert!(next(&[]).contains(&"client"));
+        let client = next(&words("client"));
+        assert!(
+            client.contains(&"map") && !client.contains(&"close") && !client.contains(&"server")
+        );
+        assert_eq!(next(&words("map disk0")), ["from"]);
+        assert!(next(&words("session policy s1")).contains(&"min-latency"));
+        assert!(next(&words("list")).contains(&"xml"));
+    }
+}

@@ -1,0 +1,89 @@
+//! The words of the rnbd tool, over the control sockets of the processes that run here.
+//!
+//! ```text
+//! words -> grammar -> Request -> run: rows (world, columns) -> format -> standard output
+//!                                     writes (world)        -> exit status
+//! ```
+//!
+//! The same words, fields, tables and exit statuses as the tool that administers the kernel
+//! modules [NB-41..45]; json and xml are valid here.
+
+mod columns;
+mod format;
+mod grammar;
+mod run;
+mod world;
+
+use std::{fmt, io, path::Path};
+
+use bowline_ctl::{Errno, errno};
+
+use crate::cli::{Failure, Outcome};
+
+/// Why a command was not carried out: its exit status comes from the error number.
+#[derive(Clone, Debug, Eq, PartialEq)]
+struct Refusal {
+    errno: Errno,
+    text: String,
+}
+
+impl Refusal {
+    fn new(errno: Errno, text: impl Into<String>) -> Self {
+        Self { errno, text: text.into() }
+    }
+
+    fn usage(text: impl Into<String>) -> Self {
+        Self::new(errno::EINVAL, text)
+    }
+
+    fn missing(text: impl Into<String>) -> Self {
+        Self::new(errno::ENOENT, text)
+    }
+
+    /// What writing to or reading from an attribute came to.
+    fn of(errno: Errno, path: &str) -> Self {
+        Self::new(errno, format!("{path}: {}", errno::text(errno)))
+    }
+
+    fn system(error: &io::Error, what: String) -> Self {
+        Self::new(error.raw_os_error().unwrap_or(errno::EIO), format!("{what}: {error}"))
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl From<Refusal> for Failure {
+    fn from(refusal: Refusal) -> Self {
+        Self::Errno(refusal.errno, refusal.text)
+    }
+}
+
+/// What comes before the words.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Manner<'a> {
+    /// Socket of the process to talk to.
+    pub(crate) control: Option<&'a Path>,
+    /// Print every write before it is done.
+    pub(crate) debug: bool,
+    /// Print every write and do none.
+    pub(crate) simulate: bool,
+}
+
+/// Carries out the words.
+pub(super) fn run(words: &[String], manner: Manner<'_>) -> Outcome {
+    let request = grammar::parse(words)?;
+    let mut world = world::World::gather(manner.control)?;
+    run::run(&request, &mut world, manner)?;
+    Ok(())
+}
+
+/// Prints what may come behind the words, one word per line.
+pub(super) fn complete(words: &[String]) {
+    for word in grammar::next(words) {
+        say!("{word}");
+    }
+}

@@ -1,0 +1,600 @@
+//! What each command does.
+
+use std::{
+    fs,
+    io::{self, IsTerminal},
+    net::IpAddr,
+};
+
+use bowline_ctl::{PathSpec, errno};
+use bowline_rnbd_driver::tree::MapSpec;
+
+use super::{
+    Manner, Refusal,
+    columns::{Mode, Target, all, chosen},
+    format::{Format, Group, Look, Unit, csv, json, sheet, table, xml},
+    grammar::{Request, Verb},
+    world::{Row, World},
+};
+use crate::cli::{
+    args::{Family, host},
+    out,
+};
+
+/// Carries out a parsed command.
+pub(super) fn run(request: &Request, world: &mut World, manner: Manner<'_>) -> Result<(), Refusal> {
+    let mut run = Run { request, world, manner };
+    let name = |index: usize| request.names.get(index).map(String::as_str).unwrap_or_default();
+    match request.verb {
+        Verb::List => run.list(),
+        Verb::Dump => run.dump(),
+        Verb::Show => run.show(name(0)),
+        Verb::Map => run.map(),
+        Verb::Resize => run.resize(name(0), name(1), name(2)),
+        Verb::Unmap => run.unmap(name(0)),
+        Verb::Remap => run.remap(name(0)),
+        Verb::Recover => run.recover(name(0)),
+        Verb::Reconnect => run.reconnect(name(0)),
+        Verb::Disconnect => run.disconnect(name(0)),
+        Verb::Add => run.add(name(0), name(1)),
+        Verb::Delete | Verb::Readd => run.delete(),
+        Verb::Close => run.close(name(0), request.names.get(1).map(String::as_str)),
+        Verb::Policy => run.policy(name(0), request.names.get(1).map(String::as_str)),
+        Verb::Stats => run.stats(name(0)),
+        Verb::Reset => run.reset(name(0)),
+    }
+}
+
+struct Run<'a> {
+    request: &'a Request,
+    world: &'a mut World,
+    manner: Manner<'a>,
+}
+
+impl Run<'_> {
+    /// The sides that are meant: those named, or those that run here.
+    fn modes(&self) -> Vec<Mode> {
+        match self.request.mode {
+            Some(mode) => vec![mode],
+            None => {
+                let both = [Mode::Client, Mode::Server];
+                let found: Vec<Mode> = both.into_iter().filter(|m| self.world.has(*m)).collect();
+                if found.is_empty() { both.to_vec() } else { found }
+            }
+        }
+    }
+
+    fn look(&self) -> Look {
+        let options = &self.request.options;
+        Look {
+            unit: options.unit,
+            no_tree: options.no_tree,
+            no_headers: options.no_headers,
+            no_totals: options.no_totals,
+            colour: io::stdout().is_terminal(),
+        }
+    }
+
+    fn group(&self, mode: Mode, target: Target, rows: Vec<Row>) -> Group {
+        let columns = chosen(mode, target, self.request.options.fields.as_ref());
+        Group { mode, target, columns, items: rows.into_iter().map(|row| row.item).collect() }
+    }
+
+    fn print(&self, groups: &[Group]) {
+        let options = &self.request.options;
+        match options.format {
+            Format::Csv => out::text(&csv(groups, options.no_headers)),
+            Format::Json => out::text(&json(groups)),
+            Format::Xml => out::text(&xml(groups)),
+            Format::Term => {
+                let shown: Vec<&Group> = groups.iter().filter(|g| !g.items.is_empty()).collect();
+                for (index, group) in shown.iter().enumerate() {
+                    if shown.len() > 1 && !options.no_headers {
+                        let gap = if index > 0 { "\n" } else { "" };
+                        out::text(&format!("{gap}{}:\n", titled(group.name())));
+                    }
+                    out::text(&table(group, self.look()));
+                }
+            }
+        }
+    }
+
+    fn list(&self) -> Result<(), Refusal> {
+        let target = self.request.target.unwrap_or(Target::Device);
+        let modes = self.modes();
+        let groups = modes.into_iter().map(|m| self.group(m, target, self.world.rows(m, target)));
+        self.print(&groups.collect::<Vec<_>>());
+        Ok(())
+    }
+
+    fn dump(&self) -> Result<(), Refusal> {
+        let targets = [Target::Device, Target::Session, Target::Path];
+        let modes = self.modes();
+        let groups = targets.iter().flat_map(|target| {
+            modes.iter().map(|mode| self.group(*mode, *target, self.world.rows(*mode, *target)))
+        });
+        self.print(&groups.collect::<Vec<_>>());
+        Ok(())
+    }
+
+    fn show(&self, name: &str) -> Result<(), Refusal> {
+        let targets = match self.request.target {
+            Some(target) => vec![target],
+            None => vec![Target::Device, Target::Session, Target::Path],
+        };
+        for target in targets {
+            let rows: Vec<Row> =
+                self.modes().into_iter().flat_map(|mode| self.world.rows(mode, target)).collect();
+            let found = matching(rows, target, name);
+            if found.is_empty() {
+                continue;
+            }
+            let groups: Vec<Group> = found
+                .into_iter()
+                .map(|row| {
+                    let mode = row.mode;
+                    let mut group = self.group(mode, target, vec![row]);
+                    if self.request.options.fields.is_none() {
+                        group.columns = all(mode, target);
+                    }
+                    group
+                })
+                .collect();
+            if self.request.options.format != Format::Term {
+                self.print(&groups);
+                return Ok(());
+            }
+            for (index, group) in groups.iter().enumerate() {
+                if index > 0 {
+                    say!("");
+                }
+                for item in &group.items {
+                    out::text(&sheet(group, item, self.look()));
+                }
+            }
+            return Ok(());
+        }
+        Err(Refusal::missing(format!("there is no {name} here")))
+    }
+
+    /// Returns the only thing of this name.
+    fn one(&self, target: Target, name: &str, modes: &[Mode]) -> Result<Row, Refusal> {
+        let rows = modes.iter().flat_map(|mode| self.world.rows(*mode, target)).collect();
+        let mut found = matching(rows, target, name);
+        match (found.pop(), found.is_empty()) {
+            (Some(row), true) => Ok(row),
+            (Some(_), false) => {
+                Err(Refusal::usage(format!("{name} is several {}s; say which", noun(target))))
+            }
+            (None, _) => Err(Refusal::missing(format!("there is no {} {name} here", noun(target)))),
+        }
+    }
+
+    fn client(&self, target: Target, name: &str) -> Result<Row, Refusal> {
+        self.one(target, name, &[Mode::Client])
+    }
+
+    fn write(&mut self, source: usize, path: &str, value: &str) -> Result<(), Refusal> {
+        if self.manner.debug || self.manner.simulate {
+            say!("echo '{value}' > {path}");
+        }
+        if self.manner.simulate {
+            return Ok(());
+        }
+        self.world.write(source, path, value)
+    }
+
+    fn paths_of(&self, session: &Row) -> Vec<Row> {
+        let mut paths = self.world.rows(session.mode, Target::Path);
+        let name = session.item.text("sessname");
+        paths.retain(|path| path.source == session.source && path.item.text("sessname") == name);
+        paths
+    }
+
+    /// `DEVICE from SERVER [PATH..] [ro|rw|migration]`.
+    fn map(&mut self) -> Result<(), Refusal> {
+        let names = &self.request.names;
+        let (device, from, server) = (&names[0], &names[1], &names[2]);
+        if !from.eq_ignore_ascii_case("from") {
+            return Err(Refusal::usage(format!("\"{from}\" where \"from\" is expected")));
+        }
+        let mut words = names[3..].to_vec();
+        let access = match words.last().map(|word| word.to_ascii_lowercase()).as_deref() {
+            Some(word @ ("ro" | "rw" | "migration")) => {
+                words.pop();
+                format!(" access_mode={word}")
+            }
+            _ => String::new(),
+        };
+        let paths: Vec<PathSpec> =
+            words.iter().map(|word| path_spec(word)).collect::<Result<_, _>>()?;
+        let known =
+            matching(self.world.rows(Mode::Client, Target::Session), Target::Session, server);
+        let (source, session, paths) = match known.first() {
+            Some(row) => (row.source, row.item.text("sessname").to_owned(), paths),
+            None => {
+                let clients = self.world.of(Mode::Client);
+                let source = self.only_client(&clients)?;
+                if paths.is_empty() {
+                    let address = address(server)?;
+                    let path = PathSpec { src: None, dst: address };
+                    (source, format!("{}@{server}", own_name()), vec![path])
+                } else {
+                    (source, server.clone(), paths)
+                }
+            }
+        };
+        let paths: String = paths.iter().map(|path| format!(" path={path}")).collect();
+        let text = format!("sessname={session} device_path={device}{paths}{access}");
+        // The same rules as the other side: a mistake is told before anything is sent.
+        let parsed: Result<MapSpec, _> = text.parse();
+        parsed.map_err(|errno| Refusal::new(errno, format!("\"{text}\" cannot be mapped")))?;
+        self.write(source, "/class/rnbd-client/ctl/map_device", &text)
+    }
+
+    fn only_client(&self, clients: &[usize]) -> Result<usize, Refusal> {
+        match clients {
+            [one] => Ok(*one),
+            [] => Err(Refusal::missing(
+                "no client runs here; start one with `bowline rnbd map DEVICE --from SERVER --path \
+                 ADDRESS --nbd SOCKET`",
+            )),
+            several => {
+                let places = several.iter().map(|s| self.world.place(*s).display().to_string());
+                let places: Vec<String> = places.collect();
+                Err(Refusal::usage(format!(
+                    "several clients run; choose one with --control: {}",
+                    places.join(", ")
+                )))
+            }
+        }
+    }
+
+    fn resize(&mut self, device: &str, size: &str, unit: &str) -> Result<(), Refusal> {
+        let sectors = sectors(size, unit)?;
+        let row = self.client(Target::Device, device)?;
+        self.write(row.source, &format!("{}/resize", row.at), &sectors.to_string())
+    }
+
+    fn unmap(&mut self, device: &str) -> Result<(), Refusal> {
+        let row = self.client(Target::Device, device)?;
+        let value = if self.request.options.force { "force" } else { "normal" };
+        self.write(row.source, &format!("{}/unmap_device", row.at), value)
+    }
+
+    fn remap(&mut self, name: &str) -> Result<(), Refusal> {
+        let device = match self.request.target {
+            Some(Target::Session) => None,
+            _ => match self.client(Target::Device, name) {
+                Err(refusal) if self.request.target.is_none() && refusal.errno == errno::ENOENT => {
+                    None
+                }
+                found => Some(found?),
+            },
+        };
+        if let Some(row) = device {
+            return self.write(row.source, &format!("{}/remap_device", row.at), "1");
+        }
+        let session = self.client(Target::Session, name)?;
+        let session_name = session.item.text("sessname").to_owned();
+        let mut devices = self.world.rows(Mode::Client, Target::Device);
+        devices.retain(|row| {
+            row.source == session.source && row.item.text("sessname") == session_name
+        });
+        if !self.request.options.force {
+            devices.retain(|row| row.item.text("state") == "closed");
+            return self.each(&devices, |row| (format!("{}/remap_device", row.at), "1".to_owned()));
+        }
+        // The session ends with its last device, and its paths have to be named again.
+        let paths: String = self
+            .paths_of(&session)
+            .iter()
+            .map(|path| format!(" path={}", path.item.text("pathname")))
+            .collect();
+        self.each(&devices, |row| (format!("{}/unmap_device", row.at), "force".to_owned()))?;
+        self.each(&devices, |row| {
+            let device = row.item.text("mapping_path");
+            let access = row.item.text("access_mode");
+            let value =
+                format!("sessname={session_name} device_path={device}{paths} access_mode={access}");
+            ("/class/rnbd-client/ctl/map_device".to_owned(), value)
+        })
+    }
+
+    /// Writes for each row; all are tried, and the first error is the result.
+    fn each(
+        &mut self,
+        rows: &[Row],
+        what: impl Fn(&Row) -> (String, String),
+    ) -> Result<(), Refusal> {
+        let mut result = Ok(());
+        for row in rows {
+            let (path, value) = what(row);
+            let done = self.write(row.source, &path, &value);
+            result = result.and(done);
+        }
+        result
+    }
+
+    fn recover(&mut self, name: &str) -> Result<(), Refusal> {
+        let every = name.eq_ignore_ascii_case("all");
+        let target = self.request.target.unwrap_or(Target::Session);
+        let rows = if every {
+            self.world.rows(Mode::Client, target)
+        } else {
+            vec![self.client(target, name)?]
+        };
+        if target == Target::Device {
+            let closed: Vec<Row> =
+                rows.into_iter().filter(|row| row.item.text("state") == "closed").collect();
+            return self.each(&closed, |row| (format!("{}/remap_device", row.at), "1".to_owned()));
+        }
+        let paths: Vec<Row> = match target {
+            Target::Path => rows.clone(),
+            _ => rows.iter().flat_map(|row| self.paths_of(row)).collect(),
+        };
+        let down: Vec<Row> =
+            paths.iter().filter(|row| row.item.text("state") != "connected").cloned().collect();
+        let result = self.each(&down, |row| (format!("{}/reconnect", row.at), "1".to_owned()));
+        if !self.request.options.add_missing || target == Target::Path {
+            return result;
+        }
+        for session in &rows {
+            let server = session.item.text("srvname").to_owned();
+            let known: Vec<String> =
+                self.paths_of(session).iter().map(|p| p.item.text("dst_addr").to_owned()).collect();
+            let wanted = addresses(&server)?.into_iter().map(bowline_ctl::address_text);
+            for address in wanted.filter(|address| !known.contains(address)) {
+                self.write(session.source, &format!("{}/add_path", session.at), &address)?;
+            }
+        }
+        result
+    }
+
+    fn session_or_path(&self, name: &str, modes: &[Mode]) -> Result<(Row, Target), Refusal> {
+        match self.request.target {
+            Some(target) => Ok((self.one(target, name, modes)?, target)),
+            None => match self.one(Target::Session, name, modes) {
+                Err(refusal) if refusal.errno == errno::ENOENT => {
+                    Ok((self.one(Target::Path, name, modes)?, Target::Path))
+                }
+                found => Ok((found?, Target::Session)),
+            },
+        }
+    }
+
+    fn reconnect(&mut self, name: &str) -> Result<(), Refusal> {
+        let (row, target) = self.session_or_path(name, &[Mode::Client])?;
+        let paths = if target == Target::Session { self.paths_of(&row) } else { vec![row] };
+        if target == Target::Session {
+            self.each(&paths, |row| (format!("{}/disconnect", row.at), "1".to_owned()))?;
+        }
+        self.each(&paths, |row| (format!("{}/reconnect", row.at), "1".to_owned()))
+    }
+
+    fn disconnect(&mut self, name: &str) -> Result<(), Refusal> {
+        let modes = self.modes();
+        let (row, target) = match self.request.target {
+            // A client's session is ended by unmapping its devices.
+            Some(Target::Session) => {
+                (self.one(Target::Session, name, &[Mode::Server])?, Target::Session)
+            }
+            _ => self.session_or_path(name, &modes)?,
+        };
+        if target == Target::Session && row.mode == Mode::Client {
+            return Err(Refusal::usage("a session of a client ends when its devices are unmapped"));
+        }
+        let paths = if target == Target::Session { self.paths_of(&row) } else { vec![row] };
+        self.each(&paths, |row| (format!("{}/disconnect", row.at), "1".to_owned()))
+    }
+
+    fn add(&mut self, session: &str, path: &str) -> Result<(), Refusal> {
+        let row = self.client(Target::Session, session)?;
+        let path = path_spec(path)?;
+        self.write(row.source, &format!("{}/add_path", row.at), &path.to_string())
+    }
+
+    /// `delete [SESSION] PATH`, and `readd`.
+    fn delete(&mut self) -> Result<(), Refusal> {
+        let row = match self.request.names.as_slice() {
+            [session, path] => {
+                let session = self.client(Target::Session, session)?;
+                let mut found = matching(self.paths_of(&session), Target::Path, path);
+                match (found.pop(), found.is_empty()) {
+                    (Some(row), true) => row,
+                    (Some(_), false) => {
+                        return Err(Refusal::usage(format!("{path} is several paths")));
+                    }
+                    (None, _) => {
+                        return Err(Refusal::missing(format!("there is no path {path} here")));
+                    }
+                }
+            }
+            [path] => self.client(Target::Path, path)?,
+            _ => return Err(Refusal::usage("a path is missing")),
+        };
+        self.write(row.source, &format!("{}/remove_path", row.at), "1")?;
+        if self.request.verb == Verb::Delete {
+            return Ok(());
+        }
+        let session = row.at.split("/paths/").next().unwrap_or_default();
+        self.write(row.source, &format!("{session}/add_path"), row.item.text("pathname"))
+    }
+
+    fn close(&mut self, device: &str, session: Option<&str>) -> Result<(), Refusal> {
+        let rows = self.world.rows(Mode::Server, Target::Device);
+        let mut found = matching(rows, Target::Device, device);
+        if let Some(session) = session {
+            found.retain(|row| row.item.text("sessname") == session);
+        }
+        match found.len() {
+            0 => Err(Refusal::missing(format!("nobody has {device} open"))),
+            1 => self.each(&found, |row| (format!("{}/force_close", row.at), "1".to_owned())),
+            _ if self.request.options.force => {
+                self.each(&found, |row| (format!("{}/force_close", row.at), "1".to_owned()))
+            }
+            _ => Err(Refusal::usage(format!(
+                "several sessions have {device} open; name one, or say force for all"
+            ))),
+        }
+    }
+
+    fn policy(&mut self, session: &str, policy: Option<&str>) -> Result<(), Refusal> {
+        let row = self.client(Target::Session, session)?;
+        let path = format!("{}/mpath_policy", row.at);
+        match policy {
+            Some(policy) => self.write(row.source, &path, policy),
+            None => {
+                out::text(&self.world.text(row.source, &path)?);
+                Ok(())
+            }
+        }
+    }
+
+    fn stats(&mut self, name: &str) -> Result<(), Refusal> {
+        let modes = self.modes();
+        let (row, target) = self.session_or_path(name, &modes)?;
+        let paths = if target == Target::Session { self.paths_of(&row) } else { vec![row] };
+        for path in paths {
+            say!("{} {}", path.item.text("sessname"), path.item.text("pathname"));
+            let names: &[&str] = match path.mode {
+                Mode::Client => {
+                    &["rdma", "reconnects", "cpu_migration", "wc_completion", "rdma_lat"]
+                }
+                Mode::Server => &["rdma", "wc_completion"],
+            };
+            for name in names {
+                let text = self.world.text(path.source, &format!("{}/stats/{name}", path.at))?;
+                for (index, line) in text.lines().enumerate() {
+                    say!("  {:<14} {line}", if index == 0 { name } else { "" });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn reset(&mut self, name: &str) -> Result<(), Refusal> {
+        let modes = self.modes();
+        let (row, target) = self.session_or_path(name, &modes)?;
+        let paths = if target == Target::Session { self.paths_of(&row) } else { vec![row] };
+        self.each(&paths, |row| (format!("{}/stats/reset_all", row.at), "1".to_owned()))
+    }
+}
+
+fn titled(name: &str) -> String {
+    let mut letters = name.chars();
+    letters.next().map_or_else(String::new, |first| {
+        first.to_uppercase().collect::<String>() + letters.as_str()
+    })
+}
+
+fn noun(target: Target) -> &'static str {
+    match target {
+        Target::Device => "device",
+        Target::Session => "session",
+        Target::Path => "path",
+    }
+}
+
+/// Returns the things that a name means: for a device its name here or on the server, for a
+/// session its name or its server, for a path its name or its server's address.
+fn matching(rows: Vec<Row>, target: Target, name: &str) -> Vec<Row> {
+    let keys: &[&str] = match target {
+        Target::Device => &["devname", "devpath", "mapping_path"],
+        Target::Session => &["sessname", "srvname"],
+        Target::Path => &["pathname", "dst_addr"],
+    };
+    let spelled = match target {
+        Target::Path => path_spec(name).map_or_else(|_| name.to_owned(), |path| path.to_string()),
+        _ => name.to_owned(),
+    };
+    for key in keys {
+        let found: Vec<Row> =
+            rows.iter().filter(|row| row.item.text(key) == spelled).cloned().collect();
+        if !found.is_empty() {
+            return found;
+        }
+    }
+    Vec::new()
+}
+
+/// Parses a path; a bare address gets its prefix.
+fn path_spec(text: &str) -> Result<PathSpec, Refusal> {
+    let prefixed = |part: &str| match part.parse::<IpAddr>() {
+        Ok(address) => format!("ip:{address}"),
+        Err(_) => part.to_owned(),
+    };
+    let whole = match text.split_once(',').or_else(|| text.split_once('@')) {
+        Some((src, dst)) => format!("{}@{}", prefixed(src), prefixed(dst)),
+        None => prefixed(text),
+    };
+    whole.parse().map_err(|errno| {
+        Refusal::new(errno, format!("\"{text}\" is not a path such as ip:10.0.0.1@ip:10.0.0.2"))
+    })
+}
+
+fn address(server: &str) -> Result<IpAddr, Refusal> {
+    let bare = server.strip_prefix("ip:").unwrap_or(server);
+    host(bare, Family::Any).map_err(|_| {
+        Refusal::new(errno::ENXIO, format!("{server} is neither a session nor a host; name a path"))
+    })
+}
+
+fn addresses(server: &str) -> Result<Vec<IpAddr>, Refusal> {
+    let found = std::net::ToSocketAddrs::to_socket_addrs(&(server, 0))
+        .map_err(|error| Refusal::new(errno::ENXIO, format!("cannot look up {server}: {error}")))?;
+    let mut all: Vec<IpAddr> = found.map(|address| address.ip()).collect();
+    all.sort();
+    all.dedup();
+    Ok(all)
+}
+
+fn own_name() -> String {
+    let name = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    // Dots do not belong in names of sessions [RS-24].
+    name.trim().split('.').next().filter(|name| !name.is_empty()).unwrap_or("localhost").to_owned()
+}
+
+/// Returns a size in sectors, rounded down: bytes, or in a unit, which may be glued on.
+fn sectors(size: &str, unit: &str) -> Result<u64, Refusal> {
+    let bad = || Refusal::usage(format!("\"{size}{unit}\" is not a size such as 512M"));
+    let end = size.find(|c: char| !c.is_ascii_digit()).unwrap_or(size.len());
+    let (digits, glued) = size.split_at(end);
+    let word = match (glued, unit) {
+        ("", "") => "b",
+        (word, "") | ("", word) => word,
+        _ => return Err(bad()),
+    };
+    let unit = Unit::of(word).ok_or_else(bad)?;
+    let number: u64 = digits.parse().map_err(|_| bad())?;
+    Ok(number.checked_mul(unit.bytes()).ok_or_else(bad)? / 512)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_bytes_or_have_a_unit() {
+        // tests [NB-42]
+        for (size, unit, number) in
+            [("1024", "", 2), ("1023", "", 1), ("2", "G", 4 << 20), ("1k", "", 2), ("3", "m", 6144)]
+        {
+            assert_eq!(sectors(size, unit), Ok(number));
+        }
+        for (size, unit) in
+            [("", ""), ("k", ""), ("1k", "k"), ("1", "kb"), ("-1", ""), ("99999999", "E")]
+        {
+            assert_eq!(sectors(size, unit).map_err(|refusal| refusal.errno), Err(22));
+        }
+    }
+
+    #[test]
+    fn paths_may_be_bare_addresses() {
+        for text in ["10.0.0.1,10.0.0.2", "ip:10.0.0.1@10.0.0.2", "ip:10.0.0.1,ip:10.0.0.2"] {
+            assert_eq!(path_spec(text).unwrap().to_string(), "ip:10.0.0.1@ip:10.0.0.2");
+        }
+        assert_eq!(path_spec("x").unwrap_err().errno, 93);
+        assert_eq!(path_spec("ip:x").unwrap_err().errno, 22);
+    }
+}
