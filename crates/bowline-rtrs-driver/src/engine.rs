@@ -196,6 +196,9 @@ impl Inner {
             station.end(CLOSE_PATIENCE);
             station.stop();
         }
+        let stations = std::mem::take(&mut *lock(&self.stations));
+        // Not while the list is locked: these may be the last of them.
+        drop(stations);
         let threads = std::mem::take(&mut *lock(&self.threads));
         for thread in threads {
             // The last engine may be dropped by a function of the program that a thread of it runs.
@@ -204,7 +207,6 @@ impl Inner {
                 let _ = thread.join();
             }
         }
-        lock(&self.stations).clear();
     }
 
     /// The thread of a device's connection manager.

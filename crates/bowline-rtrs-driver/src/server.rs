@@ -249,7 +249,7 @@ impl Server {
 
     /// Counts of the server.
     pub fn counters(&self) -> ServerCounters {
-        self.hub.lock().core.counters().clone()
+        *self.hub.lock().core.counters()
     }
 
     /// The settings.
