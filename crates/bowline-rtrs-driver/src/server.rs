@@ -221,6 +221,12 @@ impl Server {
         self.hub.lock().core.path(path)
     }
 
+    /// The engine's device of a path.
+    pub fn device_name(&self, port: PortId) -> Option<String> {
+        let device = self.engine.devices.get(usize::from(port.0))?;
+        Some(device.attr().name)
+    }
+
     /// Closes a path [RS-40].
     ///
     /// # Errors

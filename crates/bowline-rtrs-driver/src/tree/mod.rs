@@ -15,6 +15,7 @@
 //! Spec: `docs/spec/rtrs.md`, sections 9 and 10.
 
 mod client;
+mod live;
 mod server;
 #[cfg(test)]
 mod tests;

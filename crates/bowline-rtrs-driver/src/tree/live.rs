@@ -1,0 +1,170 @@
+//! The tree's view of real sessions and servers.
+
+use bowline_ctl::{
+    Errno, PathSpec,
+    errno::{ENODEV, ENOTCONN},
+};
+use bowline_rtrs::{PathId, Policy, client, server};
+
+use super::{
+    ClientPath, ClientSession, ClientStats, Completions, IoStats, PathCommand, ServerPath,
+    ServerSession, ServerSessions, Stats,
+};
+use crate::client::{PathView, Session};
+use crate::server::Server;
+
+/// Every device here has one port.
+const DEVICE_PORT: u8 = 1;
+
+impl ClientSession for Session {
+    fn name(&self) -> String {
+        Self::name(self).to_owned()
+    }
+
+    fn paths(&self) -> Vec<ClientPath> {
+        let all = Self::paths(self).into_iter();
+        all.map(|path| ClientPath {
+            id: path.id,
+            src: path.src.ip(),
+            dst: path.dst.ip(),
+            connected: path.state == client::PathState::Connected,
+            device: self.device_name(path.port).unwrap_or_default(),
+            port: DEVICE_PORT,
+            latency_ns: u64::try_from(path.latency.as_nanos()).unwrap_or(u64::MAX),
+            stats: stats(path),
+        })
+        .collect()
+    }
+
+    fn policy(&self) -> Policy {
+        Self::policy(self)
+    }
+
+    fn set_policy(&self, policy: Policy) {
+        Self::set_policy(self, policy);
+    }
+
+    fn max_reconnects(&self) -> i16 {
+        Self::max_reconnects(self)
+    }
+
+    fn set_max_reconnects(&self, attempts: i16) {
+        Self::set_max_reconnects(self, attempts);
+    }
+
+    fn add_path(&self, path: PathSpec) -> Result<(), Errno> {
+        let added = Self::add_path(self, path.src, path.dst);
+        added.map(|_| ()).map_err(|error| error.errno())
+    }
+
+    fn command(&self, path: PathId, command: PathCommand) -> Result<(), Errno> {
+        if !Self::paths(self).iter().any(|known| known.id == path) {
+            return Err(ENODEV);
+        }
+        let done = match command {
+            PathCommand::Reconnect => self.reconnect_path(path),
+            PathCommand::Disconnect => self.disconnect_path(path),
+            PathCommand::Remove => self.remove_path(path),
+        };
+        done.map_err(|error| error.errno())
+    }
+
+    fn reset(&self, path: PathId, what: Stats) {
+        let file = match what {
+            Stats::Rdma => client::StatsFile::Rdma,
+            Stats::Migration => client::StatsFile::Migration,
+            Stats::Reconnects => client::StatsFile::Reconnects,
+            Stats::Latency => client::StatsFile::Latencies,
+            Stats::Completions => client::StatsFile::WcCompletion,
+            Stats::All => client::StatsFile::All,
+        };
+        // A path that is gone has nothing to reset.
+        let _ = self.reset_stats(path, file);
+    }
+}
+
+fn stats(path: PathView) -> ClientStats {
+    let PathView { inflight, stats, .. } = path;
+    // A count that has not begun shows as none [RS-42].
+    let count = |number: i64| u64::try_from(number).unwrap_or(0);
+    let ms = |time: core::time::Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+    ClientStats {
+        io: IoStats {
+            reads: stats.reads,
+            read_bytes: stats.read_bytes,
+            writes: stats.writes,
+            write_bytes: stats.write_bytes,
+            inflight: inflight.into(),
+        },
+        failovers: stats.failovers,
+        reconnects: count(stats.reconnects),
+        reconnects_failed: count(stats.reconnects_failed),
+        migration_from: per_processor(stats.migration_from),
+        migration_to: per_processor(stats.migration_to),
+        latency: stats.latencies.rows.map(|[reads, writes]| (reads, writes)),
+        latency_max_ms: (ms(stats.latencies.max[0]), ms(stats.latencies.max[1])),
+        completions: Completions {
+            max: stats.wc_max,
+            total: stats.wc_total,
+            calls: stats.wc_calls,
+        },
+    }
+}
+
+/// One number for each processor there is, also for those on which nothing happened [RS-41].
+fn per_processor(mut counts: Vec<u64>) -> Vec<u64> {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    if counts.len() < processors {
+        counts.resize(processors, 0);
+    }
+    counts
+}
+
+impl ServerSessions for Server {
+    /// Paths are there from INFO_REQ until they close [RS-40].
+    fn sessions(&self) -> Vec<ServerSession> {
+        let all = Self::sessions(self).into_iter();
+        all.filter_map(|session| {
+            let name = session.name?.as_str().to_owned();
+            let connected =
+                session.paths.into_iter().filter(|p| p.state == server::PathState::Connected);
+            let paths = connected.map(|path| ServerPath {
+                id: path.path,
+                client: path.remote.ip(),
+                server: path.local.ip(),
+                device: self.device_name(path.port).unwrap_or_default(),
+                port: DEVICE_PORT,
+                io: IoStats {
+                    reads: path.stats.reads,
+                    read_bytes: path.stats.read_bytes,
+                    writes: path.stats.writes,
+                    write_bytes: path.stats.write_bytes,
+                    inflight: path.stats.inflight.into(),
+                },
+                completions: Completions {
+                    max: path.stats.wc_max,
+                    total: path.stats.wc_total,
+                    calls: path.stats.wc_calls,
+                },
+            });
+            Some(ServerSession { name, paths: paths.collect() })
+        })
+        .collect()
+    }
+
+    fn disconnect(&self, path: PathId) -> Result<(), Errno> {
+        self.disconnect_path(path).map_err(|error| match error.errno() {
+            ENOTCONN => ENODEV,
+            errno => errno,
+        })
+    }
+
+    fn reset(&self, path: PathId, what: Stats) {
+        if matches!(what, Stats::Rdma | Stats::All) {
+            self.reset_rdma(path);
+        }
+        if matches!(what, Stats::Completions | Stats::All) {
+            self.reset_completions(path);
+        }
+    }
+}
