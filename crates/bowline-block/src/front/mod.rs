@@ -1,5 +1,7 @@
 //! Doors in front of a disk, by which other software reaches it.
 
-mod memory;
+#[cfg(feature = "fuse")]
+pub mod fuse;
 pub mod nbd;
+mod stretches;
 mod sys;

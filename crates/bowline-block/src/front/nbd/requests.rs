@@ -5,8 +5,8 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use bowline_rnbd::Errno;
 use bowline_verbs::Mem;
 
-use super::super::memory::Stretches;
 use crate::device::{BlockDevice, DeviceMem};
+use crate::front::stretches::Stretches;
 
 /// Requests under way, of one connection.
 const MAX_REQUESTS: usize = 256;

@@ -1,0 +1,360 @@
+//! A disk as a file in a directory, by FUSE: for programs that know neither block devices nor NBD.
+//!
+//! The file has the size of the disk and cannot change it. Nothing of it is cached, so what was
+//! written is on its way when write returns, and fsync is a flush of the disk. Holes (fallocate)
+//! are made by writing zeroes, since a discarded block may have any contents, and those who punch
+//! holes rely on reading zeroes.
+
+mod bytes;
+
+use std::ffi::{OsStr, OsString};
+use std::fmt;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant, SystemTime};
+
+use fuser::{
+    BackgroundSession, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation,
+    INodeNo, InitFlags, KernelConfig, LockOwner, MountOption, OpenFlags, ReplyAttr, ReplyData,
+    ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyStatfs, ReplyWrite, Request, Session,
+    SessionACL, TimeOrNow, WriteFlags,
+};
+
+use crate::device::BlockDevice;
+use bytes::{Ask, Bytes, MAX_IO};
+
+const FILE: INodeNo = INodeNo(2);
+/// What the system may remember: nothing, since a disk's size can change.
+const TTL: Duration = Duration::ZERO;
+/// Requests under way that the system sends without being waited for.
+const BACKGROUND: u16 = 64;
+/// How long unmounting waits for the last requests.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// How a disk is shown as a file.
+#[derive(Clone, Copy, Debug, Default)]
+#[non_exhaustive]
+pub struct FuseOptions {
+    /// The file cannot be written, whatever the disk can.
+    pub read_only: bool,
+    /// Other users see it too. Needs root, or `user_allow_other` in the system's fuse.conf.
+    pub allow_other: bool,
+}
+
+/// A directory with the file of a disk in it. Dropping it unmounts: at once if nobody has the file
+/// open, else when it is closed.
+pub struct Mount {
+    dir: PathBuf,
+    device: u64,
+    session: Option<BackgroundSession>,
+}
+
+/// Mounts a directory with one file, `file_name`, which is the disk.
+///
+/// # Errors
+/// EINVAL for a name that is none; ENOMEM; the system's when it cannot mount: neither root nor
+/// fusermount3, or no such directory.
+pub fn mount(
+    disk: Arc<dyn BlockDevice>,
+    dir: &Path,
+    file_name: &str,
+    options: FuseOptions,
+) -> io::Result<Mount> {
+    if file_name.is_empty() || file_name.contains(['/', '\0']) || [".", ".."].contains(&file_name) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let door = Door {
+        name: file_name.into(),
+        read_only: options.read_only,
+        bytes: Bytes::new(disk).map_err(|errno| io::Error::from_raw_os_error(errno.0))?,
+        owner: (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()),
+        since: SystemTime::now(),
+    };
+    let mut config = fuser::Config::default();
+    config.mount_options = vec![
+        MountOption::FSName("bowline".into()),
+        MountOption::Subtype("bowline".into()),
+        MountOption::DefaultPermissions,
+        MountOption::NoSuid,
+        MountOption::NoDev,
+        MountOption::NoExec,
+    ];
+    if options.allow_other {
+        config.acl = SessionACL::All;
+    }
+    let session = Session::new(door, dir, &config)?.spawn()?;
+    let device = std::fs::metadata(dir)?.dev();
+    Ok(Mount { dir: dir.to_owned(), device, session: Some(session) })
+}
+
+impl Mount {
+    /// The directory.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Takes the directory away, and waits a little for what is under way.
+    fn unmount(&self, session: BackgroundSession) {
+        let guard: JoinHandle<io::Result<()>> = {
+            let session = session;
+            session.guard
+            // The rest goes here, and unmounts.
+        };
+        let still_there = std::fs::metadata(&self.dir).is_ok_and(|dir| dir.dev() == self.device);
+        if still_there {
+            // Somebody has the file open: it goes on for them alone. Without the privilege,
+            // fusermount has done the same already.
+            let _ = rustix::mount::unmount(&self.dir, rustix::mount::UnmountFlags::DETACH);
+        }
+        let end = Instant::now() + PATIENCE;
+        while !guard.is_finished() && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        if let Some(session) = self.session.take() {
+            self.unmount(session);
+        }
+    }
+}
+
+impl fmt::Debug for Mount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Mount").field("dir", &self.dir).finish_non_exhaustive()
+    }
+}
+
+/// The file system: a directory and a file.
+struct Door {
+    name: OsString,
+    bytes: Arc<Bytes>,
+    read_only: bool,
+    owner: (u32, u32),
+    since: SystemTime,
+}
+
+impl Door {
+    fn is_read_only(&self) -> bool {
+        self.read_only || self.bytes.limits().read_only
+    }
+
+    fn attr(&self, ino: INodeNo) -> Option<FileAttr> {
+        let (kind, perm, size) = match ino {
+            INodeNo::ROOT => (FileType::Directory, 0o500, 0),
+            FILE => {
+                let perm = if self.is_read_only() { 0o400 } else { 0o600 };
+                (FileType::RegularFile, perm, self.bytes.limits().bytes)
+            }
+            _ => return None,
+        };
+        Some(FileAttr {
+            ino,
+            size,
+            blocks: size / 512,
+            atime: self.since,
+            mtime: self.since,
+            ctime: self.since,
+            crtime: self.since,
+            kind,
+            perm,
+            nlink: if kind == FileType::Directory { 2 } else { 1 },
+            uid: self.owner.0,
+            gid: self.owner.1,
+            rdev: 0,
+            blksize: 4096,
+            flags: 0,
+        })
+    }
+
+    fn empty(&self, ask: Ask<'_>, reply: ReplyEmpty) {
+        self.bytes.ask(
+            ask,
+            Box::new(move |result| match result {
+                Ok(_) => reply.ok(),
+                Err(errno) => reply.error(Errno::from_i32(errno.0)),
+            }),
+        );
+    }
+}
+
+impl Filesystem for Door {
+    fn init(&mut self, _req: &Request, config: &mut KernelConfig) -> io::Result<()> {
+        // A system that cannot do one of these does without; the nearest number is as good.
+        for wanted in [InitFlags::FUSE_ASYNC_DIO, InitFlags::FUSE_ATOMIC_O_TRUNC] {
+            let _ = config.add_capabilities(wanted);
+        }
+        let _ = config.set_max_write(MAX_IO as u32);
+        let _ = config.set_max_background(BACKGROUND);
+        Ok(())
+    }
+
+    fn lookup(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        match self.attr(FILE) {
+            Some(attr) if parent == INodeNo::ROOT && name == self.name => {
+                reply.entry(&TTL, &attr, Generation(0));
+            }
+            _ => reply.error(Errno::ENOENT),
+        }
+    }
+
+    fn getattr(&self, _req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
+        match self.attr(ino) {
+            Some(attr) => reply.attr(&TTL, &attr),
+            None => reply.error(Errno::ENOENT),
+        }
+    }
+
+    fn setattr(
+        &self,
+        _req: &Request,
+        ino: INodeNo,
+        mode: Option<u32>,
+        uid: Option<u32>,
+        gid: Option<u32>,
+        size: Option<u64>,
+        _atime: Option<TimeOrNow>,
+        _mtime: Option<TimeOrNow>,
+        _ctime: Option<SystemTime>,
+        _fh: Option<FileHandle>,
+        _crtime: Option<SystemTime>,
+        _chgtime: Option<SystemTime>,
+        _bkuptime: Option<SystemTime>,
+        _flags: Option<fuser::BsdFileFlags>,
+        reply: ReplyAttr,
+    ) {
+        match self.attr(ino) {
+            None => reply.error(Errno::ENOENT),
+            // As with a disk: its size is what it is. Times are taken and forgotten.
+            Some(attr) if size.is_some_and(|size| size != attr.size) => {
+                reply.error(Errno::EINVAL);
+            }
+            Some(_) if mode.is_some() || uid.is_some() || gid.is_some() => {
+                reply.error(Errno::EPERM);
+            }
+            Some(attr) => reply.attr(&TTL, &attr),
+        }
+    }
+
+    fn open(&self, _req: &Request, _ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        if self.is_read_only() && flags.acc_mode() != fuser::OpenAccMode::O_RDONLY {
+            return reply.error(Errno::EROFS);
+        }
+        // O_TRUNC changes nothing, as with a disk.
+        let flags = FopenFlags::FOPEN_DIRECT_IO
+            | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES
+            | FopenFlags::FOPEN_NOFLUSH;
+        reply.opened(FileHandle(0), flags);
+    }
+
+    fn read(
+        &self,
+        _req: &Request,
+        _ino: INodeNo,
+        _fh: FileHandle,
+        offset: u64,
+        size: u32,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        self.bytes.ask(
+            Ask::Read { offset, len: size as usize },
+            Box::new(move |result| match result {
+                Ok(bytes) => reply.data(&bytes),
+                Err(errno) => reply.error(Errno::from_i32(errno.0)),
+            }),
+        );
+    }
+
+    fn write(
+        &self,
+        _req: &Request,
+        _ino: INodeNo,
+        _fh: FileHandle,
+        offset: u64,
+        data: &[u8],
+        _write_flags: WriteFlags,
+        flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        if self.is_read_only() {
+            return reply.error(Errno::EROFS);
+        }
+        let room = self.bytes.limits().bytes.saturating_sub(offset);
+        let written = u32::try_from(room.min(data.len() as u64)).unwrap_or(u32::MAX);
+        let durable = flags.0 & libc::O_DSYNC != 0;
+        self.bytes.ask(
+            Ask::Write { offset, bytes: data, durable },
+            Box::new(move |result| match result {
+                Ok(_) => reply.written(written),
+                Err(errno) => reply.error(Errno::from_i32(errno.0)),
+            }),
+        );
+    }
+
+    fn fsync(
+        &self,
+        _req: &Request,
+        _ino: INodeNo,
+        _fh: FileHandle,
+        _datasync: bool,
+        reply: ReplyEmpty,
+    ) {
+        self.empty(Ask::Sync, reply);
+    }
+
+    fn fallocate(
+        &self,
+        _req: &Request,
+        _ino: INodeNo,
+        _fh: FileHandle,
+        offset: u64,
+        length: u64,
+        mode: i32,
+        reply: ReplyEmpty,
+    ) {
+        let zero = |keep| Ask::Zero { offset, len: length, keep };
+        let end = offset.saturating_add(length);
+        match mode & !libc::FALLOC_FL_KEEP_SIZE {
+            _ if self.is_read_only() => reply.error(Errno::EROFS),
+            libc::FALLOC_FL_PUNCH_HOLE => self.empty(zero(false), reply),
+            libc::FALLOC_FL_ZERO_RANGE => self.empty(zero(true), reply),
+            // Room is there already, as far as the disk reaches.
+            0 if end <= self.bytes.limits().bytes => reply.ok(),
+            0 => reply.error(Errno::ENOSPC),
+            _ => reply.error(Errno::EOPNOTSUPP),
+        }
+    }
+
+    fn readdir(
+        &self,
+        _req: &Request,
+        _ino: INodeNo,
+        _fh: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectory,
+    ) {
+        let entries = [
+            (INodeNo::ROOT, FileType::Directory, OsStr::new(".")),
+            (INodeNo::ROOT, FileType::Directory, OsStr::new("..")),
+            (FILE, FileType::RegularFile, &self.name),
+        ];
+        for (next, (ino, kind, name)) in (1..).zip(entries) {
+            if next > offset && reply.add(ino, next, kind, name) {
+                break;
+            }
+        }
+        reply.ok();
+    }
+
+    fn statfs(&self, _req: &Request, _ino: INodeNo, reply: ReplyStatfs) {
+        reply.statfs(self.bytes.limits().bytes / 4096, 0, 0, 1, 0, 4096, 255, 4096);
+    }
+}

@@ -1,0 +1,204 @@
+//! The file door, with the programs that use files. Where nothing can be mounted, the tests say so.
+
+use std::fs::{File, OpenOptions};
+use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::Arc;
+
+use bowline_block::backend::{self, BackendSpec};
+use bowline_block::front::fuse::{self, FuseOptions, Mount};
+use bowline_block::{BlockDevice, LocalDevice};
+
+/// A mounted disk; its directory is removed at the end.
+struct Mounted {
+    mount: Option<Mount>,
+    dir: PathBuf,
+    file: PathBuf,
+    disk: Arc<LocalDevice>,
+}
+
+fn mount(name: &str, bytes: u64, options: FuseOptions) -> Option<Mounted> {
+    let dir = std::env::temp_dir().join(format!("bowline-{name}-{}", std::process::id()));
+    std::fs::create_dir(&dir).expect("a directory");
+    let path = dir.with_extension("store");
+    let store = File::create_new(&path).expect("a store");
+    store.set_len(bytes).expect("its size");
+    let store = OpenOptions::new().read(true).write(true).open(&path).expect("again");
+    std::fs::remove_file(&path).expect("unlinked");
+    let spec = BackendSpec::File { fd: store.into(), read_only: false, block: 512, direct: true };
+    let disk = LocalDevice::new("disk", backend::open(spec).expect("opened"));
+    match fuse::mount(disk.clone(), &dir, "disk.img", options) {
+        Ok(mount) => {
+            let file = dir.join("disk.img");
+            Some(Mounted { mount: Some(mount), dir, file, disk })
+        }
+        Err(error) => {
+            println!("skipped: cannot mount: {error}");
+            std::fs::remove_dir(&dir).expect("removed");
+            None
+        }
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        drop(self.mount.take());
+        std::fs::remove_dir(&self.dir).expect("nothing is mounted there any more");
+    }
+}
+
+fn run(program: &str, args: &[&str]) -> Option<(i32, String)> {
+    let out = Command::new("timeout").arg("60").arg(program).args(args).output().ok()?;
+    let code = out.status.code().unwrap_or(-1);
+    if code == 127 {
+        println!("skipped: {program} is not installed");
+        return None;
+    }
+    let text = [out.stdout, out.stderr].concat();
+    Some((code, String::from_utf8_lossy(&text).into_owned()))
+}
+
+#[test]
+fn it_behaves_as_a_file_of_fixed_size() {
+    let Some(mounted) = mount("file", 8 << 20, FuseOptions::default()) else { return };
+    let names: Vec<_> = std::fs::read_dir(&mounted.dir)
+        .expect("listed")
+        .map(|entry| entry.expect("an entry").file_name())
+        .collect();
+    assert_eq!(names, ["disk.img"]);
+    assert_eq!(std::fs::metadata(&mounted.file).expect("there").len(), mounted.disk.limits().bytes);
+    // O_TRUNC and times change nothing; another size is refused.
+    let mut file = File::options()
+        .read(true)
+        .write(true)
+        .truncate(true)
+        .create(true)
+        .open(&mounted.file)
+        .expect("opened");
+    assert_eq!(file.metadata().expect("there").len(), 8 << 20);
+    file.set_len(8 << 20).expect("its own size");
+    assert_eq!(file.set_len(1).map_err(|e| e.kind()), Err(ErrorKind::InvalidInput));
+    // Odd places and lengths; the end.
+    file.write_all_at(b"hello", 1_000_001).expect("written");
+    file.sync_data().expect("flushed");
+    let mut out = [1; 9];
+    file.read_exact_at(&mut out, 999_999).expect("read");
+    assert_eq!(&out, b"\0\0hello\0\0");
+    file.seek(SeekFrom::End(-3)).expect("seek");
+    assert_eq!(file.write(b"abcdef").expect("a part"), 3);
+    let full = file.write(b"d").map_err(|e| e.raw_os_error());
+    assert_eq!(full, Err(Some(libc::ENOSPC)));
+    file.seek(SeekFrom::End(-3)).expect("seek");
+    let mut end = Vec::new();
+    file.read_to_end(&mut end).expect("read");
+    assert_eq!(end, b"abc");
+    let missing = File::open(mounted.dir.join("other")).map_err(|e| e.kind());
+    assert_eq!(missing.err(), Some(ErrorKind::NotFound));
+    let made = File::create_new(mounted.dir.join("new")).map_err(|e| e.raw_os_error());
+    assert!(made.is_err(), "no other files");
+}
+
+#[test]
+fn holes_are_zeroes_and_synchronous_writes_work() {
+    let Some(mounted) = mount("holes", 8 << 20, FuseOptions::default()) else { return };
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .custom_flags(libc::O_DIRECT | libc::O_DSYNC)
+        .open(&mounted.file)
+        .expect("opened");
+    // Direct IO of the file's users wants aligned memory on some systems: a page of a large piece.
+    let mut memory = vec![0x5a_u8; (1 << 20) + 4096];
+    let at = memory.as_ptr().align_offset(4096);
+    let page = &mut memory[at..at + (1 << 20)];
+    file.write_all_at(page, 1 << 20).expect("written");
+    for mode in [
+        libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE,
+        libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE,
+    ] {
+        file.write_all_at(page, 1 << 20).expect("written");
+        let flags = rustix::fs::FallocateFlags::from_bits_retain(mode as u32);
+        rustix::fs::fallocate(&file, flags, (1 << 20) + 4096, 8192).expect("a hole");
+        file.read_exact_at(page, 1 << 20).expect("read");
+        let zero = |range: std::ops::Range<usize>| page[range].iter().all(|byte| *byte == 0);
+        assert!(zero(4096..12288) && page[4095] == 0x5a && page[12288] == 0x5a);
+        page.fill(0x5a);
+    }
+    let whole = rustix::fs::FallocateFlags::empty();
+    rustix::fs::fallocate(&file, whole, 0, 8 << 20).expect("room is there");
+    let more = rustix::fs::fallocate(&file, whole, 0, 9 << 20);
+    assert_eq!(more.map_err(|e| e.raw_os_error()), Err(libc::ENOSPC));
+}
+
+#[test]
+fn a_read_only_file_is_not_written() {
+    let mut options = FuseOptions::default();
+    options.read_only = true;
+    let Some(mounted) = mount("ro", 1 << 20, options) else { return };
+    let refused = OpenOptions::new().write(true).open(&mounted.file).map_err(|e| e.raw_os_error());
+    // The mode says so to users, EROFS to root.
+    assert!(matches!(refused, Err(Some(libc::EROFS | libc::EACCES))), "{refused:?}");
+    let mut bytes = Vec::new();
+    File::open(&mounted.file).expect("opened").read_to_end(&mut bytes).expect("read");
+    assert_eq!(bytes.len(), 1 << 20);
+}
+
+#[test]
+fn a_file_system_is_made_and_checked_on_it() {
+    let Some(mounted) = mount("mkfs", 64 << 20, FuseOptions::default()) else { return };
+    let file = mounted.file.display().to_string();
+    // The sources of this crate, as files to put there.
+    let source = env!("CARGO_MANIFEST_DIR");
+    let Some((code, text)) = run("mkfs.ext4", &["-q", "-F", "-d", source, &file]) else { return };
+    assert_eq!(code, 0, "{text}");
+    let (code, text) = run("fsck.ext4", &["-f", "-n", &file]).expect("it comes with mkfs");
+    assert_eq!(code, 0, "{text}");
+    let (code, text) = run("debugfs", &["-R", "cat /Cargo.toml", &file]).expect("it too");
+    assert!(code == 0 && text.contains("name = \"bowline-block\""), "{text}");
+}
+
+#[test]
+fn dd_and_fio_verify_what_they_write() {
+    let Some(mounted) = mount("fio", 64 << 20, FuseOptions::default()) else { return };
+    let file = mounted.file.display().to_string();
+    let of = format!("of={file}");
+    let (code, text) =
+        run("dd", &["if=/dev/zero", &of, "bs=777", "count=1000", "conv=fsync"]).expect("dd");
+    assert_eq!(code, 0, "{text}");
+    for engine in ["--ioengine=psync", "--ioengine=io_uring", "--ioengine=libaio"] {
+        let filename = format!("--filename={file}");
+        let Some((code, text)) = run(
+            "fio",
+            &[
+                "--name=verify",
+                engine,
+                &filename,
+                "--direct=1",
+                "--rw=randrw",
+                "--bssplit=512/20:4k/50:64k/20:512k/10",
+                "--size=24m",
+                "--iodepth=16",
+                "--verify=crc32c",
+                "--fsync=32",
+            ],
+        ) else {
+            return;
+        };
+        assert!(code == 0 && text.contains("err= 0"), "{engine}: {text}");
+    }
+}
+
+#[test]
+fn an_open_file_survives_its_directory() {
+    let Some(mounted) = mount("lazy", 1 << 20, FuseOptions::default()) else { return };
+    let file = OpenOptions::new().read(true).write(true).open(&mounted.file).expect("opened");
+    let dir = mounted.dir.clone();
+    drop(mounted);
+    assert!(!dir.exists());
+    file.write_all_at(b"still here", 100).expect("written");
+    let mut out = [0; 10];
+    file.read_exact_at(&mut out, 100).expect("read");
+    assert_eq!(&out, b"still here");
+}
