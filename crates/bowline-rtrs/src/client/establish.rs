@@ -240,7 +240,7 @@ impl Session {
         let Some(path) = self.paths.get_mut(id) else { return };
         path.attempts = 0;
         path.busy = 0;
-        path.backoff = 0;
+        path.up_at = now;
         path.stats.reconnects += 1;
         let join = std::mem::replace(&mut path.join, Join::Member);
         let manual = std::mem::take(&mut path.manual) != Manual::No;

@@ -110,6 +110,8 @@ pub(super) struct Path {
     /// Place in the series of delays.
     pub(super) backoff: u32,
     pub(super) retry_at: Option<Instant>,
+    /// When it came up last.
+    pub(super) up_at: Instant,
     /// When it was lost.
     pub(super) lost_at: Instant,
     /// What the server announced the first time [RT-30].
@@ -136,6 +138,7 @@ impl Path {
             busy: 0,
             backoff: 0,
             retry_at: None,
+            up_at: Instant::default(),
             lost_at: Instant::default(),
             depth: None,
             changed: false,

@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 
-use super::path::{Goal, Join, Manual};
+use super::path::{Goal, Join, Manual, Path};
 use super::session::Event;
 use super::{PathState, Session};
 use crate::{Errno, Instant, PathId};
@@ -11,12 +11,31 @@ use crate::{Errno, Instant, PathId};
 const KERNEL_BACKOFF: Duration = Duration::from_secs(1);
 /// Longest delay between attempts, in seconds.
 const DELAY_MAX: u64 = 30;
+/// A link that stood so long was good: what comes after it is a new outage.
+const GOOD: Duration = Duration::from_secs(10);
 /// First delay towards a server that has not noticed the end of the last link; it doubles.
 const BUSY_DELAY: Duration = Duration::from_millis(50);
 /// So often it doubles.
 const BUSY_DOUBLINGS: u32 = 6;
 /// A server that has not noticed after so long refuses for another reason.
 const BUSY_MAX: Duration = Duration::from_secs(60);
+
+impl Path {
+    /// The next delay of the series 1, 2, 4 .. 30 s, 25 % more or less [RT-91].
+    fn next_delay(&mut self, random: u64) -> Duration {
+        let seconds = (1_u64 << self.backoff.saturating_sub(1).min(5)).min(DELAY_MAX);
+        self.backoff = self.backoff.max(1) + 1;
+        Duration::from_millis(seconds * (750 + random % 501))
+    }
+
+    /// A link that was up is lost.
+    pub(super) fn note_loss(&mut self, now: Instant) {
+        self.lost_at = now;
+        if now.saturating_since(self.up_at) >= GOOD {
+            self.backoff = 0;
+        }
+    }
+}
 
 impl Session {
     /// A path's link is gone, as far as the path waits for it.
@@ -36,13 +55,22 @@ impl Session {
 
     /// Plans the first attempt after a loss.
     fn plan_first(&mut self, now: Instant, id: PathId) {
-        let spread = Duration::from_millis(self.random() % 8);
+        let random = self.random();
+        let spread = Duration::from_millis(random % 8);
         let Some(path) = self.paths.get_mut(id) else { return };
         match self.config.reconnect_delay {
             Some(delay) if path.manual == Manual::No => {
                 path.retry_at = Some(now + delay + spread + KERNEL_BACKOFF);
             }
-            _ => self.retry(now, id),
+            None if path.manual == Manual::No && path.backoff > 0 => {
+                // It was lost as soon as it was made: no better than an attempt that failed.
+                let wait = path.next_delay(random);
+                path.retry_at = Some(now + wait);
+            }
+            _ => {
+                path.backoff += 1;
+                self.retry(now, id);
+            }
         }
     }
 
@@ -73,10 +101,7 @@ impl Session {
             BUSY_DELAY * (1 << (path.busy - 1).min(BUSY_DOUBLINGS))
         } else {
             path.stats.reconnects_failed += 1;
-            let seconds = (1_u64 << path.backoff.min(5)).min(DELAY_MAX);
-            path.backoff += 1;
-            // 75 % to 125 %.
-            Duration::from_millis(seconds * (750 + random % 501))
+            path.next_delay(random)
         };
         path.retry_at = Some(now + wait);
         self.change(id, PathState::Reconnecting);
@@ -138,14 +163,14 @@ impl Session {
         }
     }
 
-    /// Takes a closed path out of the list. Round-robin goes on with its successor [RS-21].
+    /// Takes a closed path out of the list. What round-robin took last is its successor then [RS-21].
     fn remove(&mut self, id: PathId) {
         self.change(id, PathState::Dead);
         let at = self.list.iter().position(|&one| one == id);
         if let Some(at) = at {
-            let before = self.list[(at + self.list.len() - 1) % self.list.len()];
+            let next = self.list[(at + 1) % self.list.len()];
             self.list.remove(at);
-            let last = (before != id).then_some(before);
+            let last = (next != id).then_some(next);
             for one in self.last_path.iter_mut().filter(|one| **one == Some(id)) {
                 *one = last;
             }

@@ -154,7 +154,7 @@ impl Session {
         let Some(path) = self.paths.get_mut(id) else { return };
         match path.state {
             PathState::Connected => {
-                path.lost_at = now;
+                path.note_loss(now);
                 self.change(id, PathState::Reconnecting);
             }
             PathState::Connecting => self.change(id, PathState::ConnectingErr),

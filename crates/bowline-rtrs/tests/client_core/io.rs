@@ -347,3 +347,28 @@ fn policies_choose_paths() {
     }
     assert_eq!(took(&mut rig), 2);
 }
+
+// tests [RS-21]
+#[test]
+fn round_robin_goes_on_when_a_path_goes() {
+    let mut settings = config();
+    settings.policy = Policy::RoundRobin;
+    let mut rig = Rig::opened_with(settings, false, 3);
+    let took = |rig: &mut Rig| {
+        let permit = rig.permit();
+        rig.session.request(rig.now, Dir::Write, &permit, b"", &[], 0).unwrap();
+        rig.pump();
+        rig.session.put_permit(permit);
+        let local = rig.conns[&rig.ios[0].conn].local;
+        rig.reply_all();
+        (1..=3).find(|n| addr(*n).0.src == local).unwrap()
+    };
+    assert_eq!([took(&mut rig), took(&mut rig)], [1, 2]);
+    // The one that was taken last goes: its successor counts as the last.
+    rig.session.remove_path(rig.now, rig.path(1)).unwrap();
+    rig.pump();
+    assert_eq!([took(&mut rig), took(&mut rig), took(&mut rig)], [1, 3, 1]);
+    rig.session.remove_path(rig.now, rig.path(1)).unwrap();
+    rig.pump();
+    assert_eq!([took(&mut rig), took(&mut rig)], [1, 1]);
+}

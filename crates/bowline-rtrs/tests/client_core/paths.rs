@@ -127,6 +127,40 @@ fn attempts_come_at_growing_distances() {
     assert!(rig.conns.is_empty(), "links that were left are forgotten after 30 s");
 }
 
+// tests [RT-91]: a server that takes a path and leaves it at once does not keep the client busy.
+#[test]
+fn a_path_that_does_not_last_is_given_time() {
+    let mut rig = Rig::opened(true, 1);
+    let start = rig.now;
+    let mut lost = Vec::new();
+    for _ in 0..6 {
+        let live = rig.live(1);
+        rig.session.handle(rig.now, Input::Disconnected { conn: live[0] });
+        rig.pump();
+        while rig.state(0) != PathState::Connected {
+            let next = rig.session.poll_timeout().unwrap();
+            rig.pass(next.saturating_since(rig.now));
+        }
+        lost.push(rig.now.saturating_since(start).as_millis() as u64);
+    }
+    assert_eq!(lost[0], 0);
+    for (pair, expected) in lost.windows(2).zip([1, 2, 4, 8, 16]) {
+        let ms = pair[1] - pair[0];
+        assert!((expected * 750..=expected * 1250).contains(&ms), "{ms} for {expected} s");
+    }
+    // After ten good seconds it is a new outage.
+    for _ in 0..11 {
+        rig.pass(secs(1));
+        for (conn, _) in std::mem::take(&mut rig.beats) {
+            rig.give_imm(conn, Imm::HbAck);
+        }
+        rig.pump();
+    }
+    rig.break_conn(rig.live(1)[0]);
+    rig.pump();
+    assert_eq!(rig.state(0), PathState::Connected);
+}
+
 // tests [RT-91]
 #[test]
 fn a_server_that_still_has_the_path_is_asked_again_soon() {
