@@ -16,8 +16,8 @@
 //!        |                                        |
 //!     oracle <--- what was sent, came, may be lost --- net: TCP streams, buffers, every failure
 //! ```
-//! The same seed gives the same run on every machine. RoCEv2 devices have worlds of their own:
-//! [`roce`].
+//! The same seed gives the same run on every machine. RoCEv2 devices, and
+//! sessions and disks over them, have worlds of their own: [`roce`], [`rtrs`].
 //!
 //! ```
 //! let outcome = bowline_sim::run(1, &bowline_sim::Options::default());
@@ -37,6 +37,7 @@ mod plan;
 mod queue;
 mod rng;
 pub mod roce;
+pub mod rtrs;
 mod run;
 mod sabotage;
 mod stats;

@@ -9,7 +9,7 @@ use super::net::Datagram;
 use super::plan::{Hints, HostPlan};
 use crate::rng::Rng;
 
-/// Port every host listens to.
+/// Port every host of a world of devices listens to.
 pub(crate) const PORT: u16 = 7174;
 
 /// A host: a device while it lives.
@@ -64,10 +64,10 @@ impl Host {
             icrc: self.plan.icrc,
             gso: self.plan.gso,
             window: self.plan.window,
+            give_up: self.plan.give_up,
             ..Config::default()
         };
         let mut device = Device::new(config, seed);
-        let at = SocketAddr::new(self.plan.addr, PORT);
         // Not every program keeps the list.
         for former in std::mem::take(&mut self.former) {
             if rng.chance(500) {
@@ -75,8 +75,9 @@ impl Host {
                 ended.map_err(|e| format!("host {number}: {former:?}: {e}"))?;
             }
         }
-        let listener = device.listen(at).map_err(|e| format!("host {number}: listen: {e}"))?;
-        self.listener = Some(listener);
+        let at = self.plan.listens.map(|port| SocketAddr::new(self.plan.addr, port));
+        let listener = at.map(|at| device.listen(at)).transpose();
+        self.listener = listener.map_err(|e| format!("host {number}: listen: {e}"))?;
         self.device = Some(device);
         self.boot += 1;
         self.turning = false;

@@ -25,14 +25,14 @@
 //! ```
 
 mod app;
-mod host;
+pub(crate) mod host;
 mod letters;
 mod life;
 mod memory;
 mod named;
-mod net;
+pub(crate) mod net;
 mod oracle;
-mod plan;
+pub(crate) mod plan;
 mod run;
 mod sabotage;
 mod side;

@@ -3,9 +3,11 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use bowline_roce::GiveUp;
 use bowline_verbs::Mtu;
 use bowline_wire::roce::IcrcPolicy;
 
+use super::host::PORT;
 use super::net::NetPlan;
 use crate::queue::{MS, SEC, US};
 use crate::rng::Rng;
@@ -90,6 +92,10 @@ pub(crate) struct HostPlan {
     pub(crate) look: u64,
     /// Datagrams a program sends.
     pub(crate) letters: u32,
+    /// Port it listens to.
+    pub(crate) listens: Option<u16>,
+    /// When a peer that does not answer is given up.
+    pub(crate) give_up: GiveUp,
 }
 
 /// One connection and what is done over it.
@@ -335,6 +341,8 @@ fn draw_hosts(rng: &mut Rng, weather: bool) -> Vec<HostPlan> {
                 hints,
                 turn: rng.pick(&[0, 2 * US, 20 * US, 200 * US]),
                 letters: if letters { rng.between(1, 40) as u32 } else { 0 },
+                listens: Some(PORT),
+                give_up: GiveUp::default(),
                 look: rng.pick(&[0, 2 * US, 50 * US, 2 * MS]),
             }
         })

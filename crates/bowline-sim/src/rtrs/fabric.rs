@@ -1,0 +1,259 @@
+//! The devices of all machines, as bindings use them, and what carries out a core's orders.
+
+use std::net::SocketAddr;
+use std::ops::Range;
+use std::sync::Arc;
+
+use bowline_roce::{Device, Instant};
+use bowline_rtrs::bind::{Binding, Ports, Verbs, withdraw};
+use bowline_rtrs::{Batch, Input, Order, PortAttr, PortId, QpShape};
+use bowline_verbs::{
+    Access, Buffer, CmId, Completion, ConnParam, CqId, Error, MrKeys, PdId, QpAttr, QpCap, QpInit,
+    QpState, QpType, Qpn, RecvWr, SendWr,
+};
+
+use crate::roce::host::Host;
+
+/// Entries of a completion queue.
+const CQ_ENTRIES: usize = 1 << 17;
+
+/// What a machine's program has of one device.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Own {
+    pub(crate) pd: PdId,
+    pub(crate) cq: CqId,
+}
+
+impl Own {
+    pub(crate) fn new(device: &mut Device) -> Result<Self, Error> {
+        let pd = device.alloc_pd()?;
+        Ok(Self { pd, cq: device.create_cq(CQ_ENTRIES)? })
+    }
+}
+
+/// A device for one call.
+pub(crate) struct Port<'a> {
+    device: &'a mut Device,
+    now: Instant,
+    own: Own,
+}
+
+/// The devices of a machine for one call.
+pub(crate) struct Bench<'a>(Vec<Port<'a>>);
+
+/// The devices of a machine; `None` when it is dead.
+pub(crate) fn bench<'a>(hosts: &'a mut [Host], own: &[Own], now: Instant) -> Option<Bench<'a>> {
+    let devices = hosts.iter_mut().zip(own);
+    let ports: Option<Vec<Port<'a>>> = devices
+        .map(|(host, own)| Some(Port { device: host.device.as_mut()?, now, own: *own }))
+        .collect();
+    ports.map(Bench)
+}
+
+impl Bench<'_> {
+    pub(crate) fn attrs(&self) -> Vec<PortAttr> {
+        self.0.iter().map(Verbs::attr).collect()
+    }
+
+    /// Takes all completions of a device, and asks to be told of the next one.
+    pub(crate) fn poll(&mut self, port: usize, out: &mut Vec<Completion>) -> Result<bool, Error> {
+        let Port { device, own, .. } = &mut self.0[port];
+        device.poll_cq(own.cq, out, usize::MAX)?;
+        device.arm_cq(own.cq, false)
+    }
+}
+
+impl Ports for Bench<'_> {
+    fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    fn port(&mut self, port: PortId) -> &mut dyn Verbs {
+        &mut self.0[usize::from(port.0)]
+    }
+}
+
+impl Verbs for Port<'_> {
+    fn attr(&self) -> PortAttr {
+        let attr = self.device.attr();
+        PortAttr {
+            max_qp_wr: attr.max_qp_wr,
+            max_sge: attr.max_sge,
+            fast_registration: attr.fast_registration,
+            key_refresh: attr.key_refresh,
+        }
+    }
+
+    fn create_qp(&mut self, shape: &QpShape) -> Result<Qpn, Error> {
+        let most = self.attr().max_qp_wr;
+        let cap = QpCap {
+            max_send_wr: (shape.send_wr + 1).min(most),
+            max_recv_wr: (shape.recv_wr + 1).min(most),
+            max_send_sge: shape.send_sge,
+            max_recv_sge: 1,
+            max_inline: 0,
+        };
+        let qpn = self.device.create_qp(&QpInit {
+            pd: self.own.pd,
+            send_cq: self.own.cq,
+            recv_cq: self.own.cq,
+            qp_type: QpType::Rc,
+            cap,
+            sq_sig_all: false,
+        })?;
+        let (state, access) = (Some(QpState::Init), Some(shape.access));
+        self.device.modify_qp(self.now, qpn, &QpAttr { state, access, ..QpAttr::default() })?;
+        Ok(qpn)
+    }
+
+    fn fail_qp(&mut self, qpn: Qpn) -> Result<(), Error> {
+        let state = Some(QpState::Err);
+        self.device.modify_qp(self.now, qpn, &QpAttr { state, ..QpAttr::default() })
+    }
+
+    fn destroy_qp(&mut self, qpn: Qpn) -> Result<(), Error> {
+        self.device.destroy_qp(qpn)
+    }
+
+    fn reg_mr(
+        &mut self,
+        buffer: &Arc<Buffer>,
+        offset: usize,
+        len: usize,
+        iova: u64,
+        access: Access,
+    ) -> Result<MrKeys, Error> {
+        self.device.reg_mr(self.own.pd, buffer, offset, len, Some(iova), access)
+    }
+
+    fn dereg_mr(&mut self, lkey: u32) {
+        // One that cannot be removed shows at the end, when it is left.
+        let _ = self.device.dereg_mr(lkey);
+    }
+
+    fn withdraw_keys(&mut self, keys: &[u32]) -> Result<(), Error> {
+        self.device.withdraw_keys(keys)
+    }
+
+    fn renew_keys(&mut self, keys: &[(u32, u32)]) -> Result<(), Error> {
+        self.device.renew_keys(keys)
+    }
+
+    fn post_send(&mut self, qpn: Qpn, wrs: &[SendWr<'_>]) -> Result<(), (usize, Error)> {
+        self.device.post_send(self.now, qpn, wrs)
+    }
+
+    fn post_recv(&mut self, qpn: Qpn, wrs: &[RecvWr<'_>]) -> Result<(), (usize, Error)> {
+        self.device.post_recv(self.now, qpn, wrs)
+    }
+
+    fn connect(
+        &mut self,
+        local: SocketAddr,
+        remote: SocketAddr,
+        param: &ConnParam,
+    ) -> Result<CmId, Error> {
+        self.device.connect(self.now, Some(local), remote, param)
+    }
+
+    fn accept(&mut self, id: CmId, param: &ConnParam) -> Result<(), Error> {
+        self.device.accept(self.now, id, param)
+    }
+
+    fn reject(&mut self, id: CmId, private: &[u8]) -> Result<(), Error> {
+        self.device.reject(self.now, id, private)
+    }
+
+    fn disconnect(&mut self, id: CmId) -> Result<(), Error> {
+        self.device.disconnect(self.now, id)
+    }
+
+    fn destroy_id(&mut self, id: CmId) -> Result<(), Error> {
+        self.device.destroy_id(self.now, id)
+    }
+}
+
+/// What both cores have in common.
+pub(crate) trait Core {
+    fn handle(&mut self, now: Instant, input: Input);
+    fn poll_order(&mut self) -> Option<Order>;
+    fn take_batch(&mut self, into: &mut Batch);
+}
+
+impl Core for bowline_rtrs::client::Session {
+    fn handle(&mut self, now: Instant, input: Input) {
+        self.handle(now, input);
+    }
+
+    fn poll_order(&mut self) -> Option<Order> {
+        self.poll_order()
+    }
+
+    fn take_batch(&mut self, into: &mut Batch) {
+        self.take_batch(into);
+    }
+}
+
+impl Core for bowline_rtrs::server::Server {
+    fn handle(&mut self, now: Instant, input: Input) {
+        self.handle(now, input);
+    }
+
+    fn poll_order(&mut self) -> Option<Order> {
+        self.poll_order()
+    }
+
+    fn take_batch(&mut self, into: &mut Batch) {
+        self.take_batch(into);
+    }
+}
+
+/// What watches, and in sabotaged runs changes, what goes from a core to its devices.
+pub(crate) trait Watch {
+    fn order(&mut self, order: Order) -> Option<Order>;
+    fn batch(&mut self, batch: &mut Batch);
+    fn input(&mut self, input: &Input);
+}
+
+/// Carries out what a core has ordered, until it orders nothing more.
+pub(crate) fn drain(
+    core: &mut dyn Core,
+    binding: &mut Binding,
+    bench: &mut Bench<'_>,
+    now: Instant,
+    watch: &mut dyn Watch,
+) {
+    let (mut batch, mut inputs, mut failed) = (Batch::default(), Vec::new(), Vec::new());
+    loop {
+        // The orders first, then the batch that was made together with them.
+        let orders: Vec<Order> = std::iter::from_fn(|| core.poll_order()).collect();
+        core.take_batch(&mut batch);
+        if orders.is_empty() && batch.is_empty() {
+            return;
+        }
+        for order in orders {
+            if let Some(order) = watch.order(order) {
+                binding.run_order(bench, order, &mut inputs);
+            }
+        }
+        watch.batch(&mut batch);
+        withdraw(bench, &mut batch, &mut failed);
+        binding.run_batch(bench, &mut batch, &mut inputs);
+        for input in inputs.drain(..) {
+            watch.input(&input);
+            core.handle(now, input);
+        }
+    }
+}
+
+/// Which hosts each machine has.
+#[derive(Clone, Debug)]
+pub(crate) struct Spans(pub(crate) Vec<Range<usize>>);
+
+impl Spans {
+    /// Machine and port of a host.
+    pub(crate) fn of(&self, host: usize) -> (usize, usize) {
+        let node = self.0.iter().position(|span| span.contains(&host)).unwrap_or(0);
+        (node, host - self.0[node].start)
+    }
+}

@@ -1,0 +1,44 @@
+//! Simulator of RTRS sessions and RNBD disks: real cores of both sides on real RoCEv2 devices.
+//!
+//! A seed draws a server and clients with one to three devices each, a network, sessions of one or
+//! more paths, disks, and what goes wrong: cut lines, lost datagrams, machines that die, programs that
+//! stall, storage that takes seconds, paths that come and go, clients that write where they must not.
+//! The judges check after every step that
+//!
+//! - every request ends once, and without an error where none is allowed;
+//! - what is read from a disk is what was written to it last, also after failovers, and after a crash
+//!   of the server what had been made durable;
+//! - a chunk does not change while the server has it;
+//! - in the end every path is back, all of a disk can be read, every permit is returned, every session
+//!   closes, and nothing is left on any device.
+//!
+//! ```text
+//!  program -- rnbd client core -- rtrs client core -- binding -- devices == net == devices
+//!     |                                                                              |
+//!   oracle <--- what is read                disks -- rnbd server core -- rtrs server core
+//! ```
+//!
+//! ```
+//! use bowline_sim::rtrs;
+//! let outcome = rtrs::run(1, &rtrs::Options::default());
+//! assert!(outcome.failure.is_none(), "{}", outcome.report());
+//! ```
+
+mod base;
+mod client;
+mod disk;
+mod fabric;
+mod named;
+mod oracle;
+mod plan;
+mod process;
+mod run;
+mod sabotage;
+mod server;
+mod stats;
+mod world;
+
+pub use named::named_seeds;
+pub use plan::Scenario;
+pub use run::{Options, Outcome, Summary, run, run_many};
+pub use stats::Stats;

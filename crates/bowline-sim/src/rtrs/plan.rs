@@ -1,0 +1,369 @@
+//! What a seed stands for: machines, their network, sessions, disks, what is done with them, and what
+//! goes wrong.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use bowline_roce::GiveUp;
+use bowline_rtrs::Policy;
+use bowline_verbs::Mtu;
+use bowline_wire::roce::IcrcPolicy;
+use bowline_wire::rtrs::PORT;
+
+use crate::queue::{MS, SEC, US};
+use crate::rng::Rng;
+use crate::roce::net::NetPlan;
+use crate::roce::plan::{Hints, HostPlan};
+
+/// A family of runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scenario {
+    /// Anything.
+    Swarm,
+    /// No faults: nothing may fail, and all of it ends soon.
+    Calm,
+    /// The network loses, repeats, damages and reorders.
+    Weather,
+    /// Something breaks at a certain step of making or ending a connection.
+    Steps,
+    /// Lines are cut for a while.
+    Cuts,
+    /// Programs stop for a while, so that they answer nobody.
+    Stalls,
+    /// Storage takes seconds.
+    Slow,
+    /// Machines die and start again.
+    Crash,
+    /// Paths are added, removed, disconnected and connected again under load.
+    Paths,
+    /// A client writes where it must not any more.
+    Hostile,
+}
+
+impl Scenario {
+    /// Every scenario.
+    pub const ALL: [Self; 10] = [
+        Self::Swarm,
+        Self::Calm,
+        Self::Weather,
+        Self::Steps,
+        Self::Cuts,
+        Self::Stalls,
+        Self::Slow,
+        Self::Crash,
+        Self::Paths,
+        Self::Hostile,
+    ];
+
+    /// The name on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Swarm => "swarm",
+            Self::Calm => "calm",
+            Self::Weather => "weather",
+            Self::Steps => "steps",
+            Self::Cuts => "cuts",
+            Self::Stalls => "stalls",
+            Self::Slow => "slow",
+            Self::Crash => "crash",
+            Self::Paths => "paths",
+            Self::Hostile => "hostile",
+        }
+    }
+
+    /// Finds a scenario by its name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|s| s.name() == name)
+    }
+}
+
+/// A machine: its devices, and how quick its program is.
+#[derive(Clone, Debug)]
+pub(crate) struct NodePlan {
+    pub(crate) hosts: Vec<HostPlan>,
+    /// Longest time until the program looks at what its devices tell.
+    pub(crate) look: u64,
+}
+
+/// A disk of the server.
+#[derive(Clone, Debug)]
+pub(crate) struct DiskPlan {
+    pub(crate) sectors: u64,
+    /// Bytes of a block.
+    pub(crate) logical: u32,
+    /// Writes are durable only after a flush.
+    pub(crate) cache: bool,
+    pub(crate) fua: bool,
+    /// Reads are answered from its own memory.
+    pub(crate) direct: bool,
+    /// Typical and longest time an operation takes.
+    pub(crate) takes: (u64, u64),
+    /// Operations of a thousand that take the longest time.
+    pub(crate) slow: u64,
+}
+
+/// A client and its one disk.
+#[derive(Clone, Debug)]
+pub(crate) struct ClientPlan {
+    /// Own port and the server's, for each path it begins with.
+    pub(crate) paths: Vec<(u8, u8)>,
+    pub(crate) io_connections: u16,
+    pub(crate) policy: Policy,
+    /// As the kernel waits before it connects again.
+    pub(crate) kernel_delay: Option<u64>,
+    pub(crate) max_reconnects: i16,
+    /// Requests wait while the session is away; else they fail.
+    pub(crate) queues: bool,
+    /// Requests of the program, and how many at a time.
+    pub(crate) requests: u32,
+    pub(crate) depth: usize,
+    /// Bytes of a request, at most.
+    pub(crate) request_max: u32,
+    /// Longest pause of the program.
+    pub(crate) gap: u64,
+    pub(crate) start: u64,
+    pub(crate) hostile: bool,
+    pub(crate) disk: DiskPlan,
+}
+
+/// Something that goes wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// A line between a client's port and one of the server's.
+    Cut,
+    /// The same in one direction only.
+    HalfCut,
+    /// A machine dies.
+    Crash,
+    /// A program does nothing for a while.
+    Stall,
+    /// Somebody orders something about a path.
+    Path,
+    /// The server closes a path.
+    Kick,
+}
+
+/// A fault at a certain step: after so many inputs of the client's core.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StepPlan {
+    pub(crate) client: usize,
+    pub(crate) after: u64,
+    pub(crate) what: Fault,
+}
+
+/// One run.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    pub(crate) scenario: Scenario,
+    pub(crate) net: NetPlan,
+    /// The server first.
+    pub(crate) nodes: Vec<NodePlan>,
+    pub(crate) clients: Vec<ClientPlan>,
+    pub(crate) queue_depth: u16,
+    pub(crate) chunk: u32,
+    pub(crate) invalidate: bool,
+    /// Heartbeats: interval, how many may be missed, silence until the peer is asked.
+    pub(crate) heartbeat: (u64, u32, u64),
+    /// Kinds of faults and the mean time between two of a kind.
+    pub(crate) faults: Vec<(Fault, u64)>,
+    pub(crate) step: Option<StepPlan>,
+    /// Longest duration of one.
+    pub(crate) fault_max: u64,
+    /// Time in which things go wrong.
+    pub(crate) active: u64,
+}
+
+/// Bytes of all requests of a run, about.
+const VOLUME: u64 = 600_000;
+
+impl Plan {
+    /// Draws what the seed stands for.
+    pub(crate) fn draw(rng: &mut Rng, forced: Option<Scenario>) -> Self {
+        let drawn = match rng.below(13) {
+            n @ 0..=9 => Scenario::ALL[n as usize],
+            _ => Scenario::Swarm,
+        };
+        let scenario = forced.unwrap_or(drawn);
+        use Scenario as S;
+        let any = |rng: &mut Rng, of: S, often: u64| {
+            scenario == of || scenario == S::Swarm && rng.chance(often)
+        };
+        let weather = any(rng, S::Weather, 300);
+        let steps = any(rng, S::Steps, 250);
+        let cuts = any(rng, S::Cuts, 350);
+        let stalls = any(rng, S::Stalls, 200);
+        let slow = any(rng, S::Slow, 250);
+        let crash = any(rng, S::Crash, 300);
+        let paths = any(rng, S::Paths, 300);
+        let hostile = any(rng, S::Hostile, 150);
+
+        let count = rng.pick(&[1, 1, 1, 2, 3]) + usize::from(hostile);
+        let v6 = rng.chance(300);
+        let mtu = rng.pick(&[Mtu::M512, Mtu::M1024, Mtu::M1024, Mtu::M4096, Mtu::M4096]);
+        let give_up = rng.pick(&[500 * MS, 3 * SEC, 3 * SEC]);
+        let mut number = 0;
+        let nodes: Vec<NodePlan> = (0..=count)
+            .map(|at| {
+                let ports = rng.pick(&[1, 1, 2, 2, 3]);
+                let hosts = (0..ports).map(|_| {
+                    number += 1;
+                    draw_host(rng, (number, at == 0), (v6, mtu), give_up)
+                });
+                let hosts: Vec<HostPlan> = hosts.collect();
+                NodePlan { hosts, look: rng.pick(&[0, 2 * US, 50 * US, 2 * MS]) }
+            })
+            .collect();
+        let net = draw_net(rng, weather);
+        let queue_depth = rng.pick(&[1, 2, 3, 8, 16, 32]);
+        let chunk = rng.pick(&[8192, 8192, 16_384, 32_768]);
+        let servers = nodes[0].hosts.len();
+        let clients = (0..count)
+            .map(|at| {
+                let own = nodes[at + 1].hosts.len();
+                let mut client = draw_client(rng, (own, servers), queue_depth, count as u64);
+                client.hostile = hostile && at == 0;
+                if slow && rng.chance(700) {
+                    client.disk.takes.1 = rng.magnitude(100 * MS, 20 * SEC);
+                    client.disk.slow = rng.pick(&[10, 100, 500]);
+                }
+                if paths && rng.chance(300) {
+                    client.max_reconnects = rng.between(0, 3) as i16;
+                }
+                client
+            })
+            .collect::<Vec<_>>();
+        let interval = rng.pick(&[500 * MS, SEC, 5 * SEC]);
+        let active = rng.magnitude(10 * MS, if slow || stalls { 30 * SEC } else { 8 * SEC });
+        let mut faults = Vec::new();
+        let mut add = |rng: &mut Rng, on: bool, fault: Fault| {
+            if on {
+                faults.push((fault, active / rng.between(1, 6) + 1));
+            }
+        };
+        add(rng, cuts, Fault::Cut);
+        let half = cuts && rng.chance(300);
+        add(rng, half, Fault::HalfCut);
+        add(rng, crash, Fault::Crash);
+        add(rng, stalls, Fault::Stall);
+        add(rng, paths, Fault::Path);
+        let kick = (paths || cuts) && rng.chance(400);
+        add(rng, kick, Fault::Kick);
+        let step = steps.then(|| StepPlan {
+            client: rng.index(count),
+            after: rng.magnitude(1, 100) - 1,
+            what: rng.pick(&[
+                Fault::Cut,
+                Fault::Cut,
+                Fault::HalfCut,
+                Fault::Crash,
+                Fault::Crash,
+                Fault::Stall,
+                Fault::Path,
+                Fault::Kick,
+            ]),
+        });
+        Self {
+            scenario,
+            net,
+            nodes,
+            clients,
+            queue_depth,
+            chunk,
+            invalidate: rng.chance(600),
+            heartbeat: (interval, rng.pick(&[2, 5]), rng.pick(&[200 * MS, SEC])),
+            faults,
+            step,
+            fault_max: rng.magnitude(MS, 20 * SEC),
+            active,
+        }
+    }
+
+    /// Whether anything goes wrong, so that paths may be lost.
+    pub(crate) fn is_faulty(&self) -> bool {
+        let net = &self.net;
+        let disturbed = net.loss + net.repeat + net.damage + net.forge + net.jitter > 0;
+        let wrong = !self.faults.is_empty() || self.step.is_some();
+        disturbed || wrong || self.clients.iter().any(|c| c.hostile)
+    }
+}
+
+fn draw_host(
+    rng: &mut Rng,
+    (n, listens): (u8, bool),
+    (v6, mtu): (bool, Mtu),
+    give_up: u64,
+) -> HostPlan {
+    let hints = rng.pick(&[Hints::Right, Hints::Right, Hints::Mixed]);
+    HostPlan {
+        addr: match v6 {
+            true => IpAddr::V6(Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, n.into())),
+            false => IpAddr::V4(Ipv4Addr::new(10, 77, 0, n)),
+        },
+        mtu,
+        icrc: IcrcPolicy::Solve,
+        gso: rng.chance(700),
+        window: rng.pick(&[16, 64, 240]),
+        hints,
+        turn: rng.pick(&[0, 2 * US, 20 * US, 200 * US]),
+        look: 0,
+        letters: 0,
+        listens: listens.then_some(PORT),
+        give_up: GiveUp::After(std::time::Duration::from_nanos(give_up)),
+    }
+}
+
+fn draw_net(rng: &mut Rng, weather: bool) -> NetPlan {
+    let delay = rng.magnitude(US, 2 * MS);
+    let some = |rng: &mut Rng, most: u64| {
+        if weather && rng.chance(600) { rng.magnitude(1, most) } else { 0 }
+    };
+    NetPlan {
+        delay,
+        jitter: if weather && rng.chance(600) { rng.magnitude(1, 4 * delay) } else { 0 },
+        loss: some(rng, 60),
+        repeat: some(rng, 200),
+        damage: some(rng, 40),
+        forge: some(rng, 30),
+        queue: u64::MAX / 4096,
+        per_kib: 80,
+    }
+}
+
+fn draw_client(
+    rng: &mut Rng,
+    (own, servers): (usize, usize),
+    queue_depth: u16,
+    count: u64,
+) -> ClientPlan {
+    let mut pairs: Vec<(u8, u8)> =
+        (0..own).flat_map(|a| (0..servers).map(move |b| (a as u8, b as u8))).collect();
+    rng.shuffle(&mut pairs);
+    pairs.truncate(1 + rng.index(pairs.len().min(4)));
+    let logical = rng.pick(&[512, 512, 4096]);
+    let blocks = rng.pick(&[8, 32, 64]);
+    let request_max = rng.magnitude(512, 70_000).next_multiple_of(u64::from(logical));
+    let share = VOLUME / (request_max / 2 + 200) / count;
+    let takes = rng.pick(&[0, 5 * US, 200 * US, 5 * MS]);
+    ClientPlan {
+        paths: pairs,
+        io_connections: rng.pick(&[0, 1, 1, 2, 3]),
+        policy: rng.pick(&[Policy::RoundRobin, Policy::MinInflight, Policy::MinLatency]),
+        kernel_delay: rng.chance(150).then(|| rng.magnitude(MS, 5 * SEC)),
+        max_reconnects: -1,
+        queues: rng.chance(600),
+        requests: rng.magnitude(4, share.clamp(8, 150)) as u32,
+        depth: rng.pick(&[1, 2, 8, 2 * usize::from(queue_depth)]),
+        request_max: (request_max as u32).min(blocks as u32 * 4096),
+        gap: rng.pick(&[0, 20 * US, MS, 100 * MS]),
+        start: rng.magnitude(1, 5 * MS),
+        hostile: false,
+        disk: DiskPlan {
+            sectors: blocks * 8,
+            logical,
+            cache: rng.chance(600),
+            fua: rng.chance(500),
+            direct: rng.chance(300),
+            takes: (takes, 20 * takes),
+            slow: 50,
+        },
+    }
+}

@@ -1,0 +1,53 @@
+//! What a run did, in numbers.
+
+use crate::stats::numbers;
+
+numbers! {
+    /// Sums over one run of sessions and disks, or many.
+    Stats {
+        /// Steps taken.
+        steps,
+        /// Datagrams sent.
+        sent,
+        /// Datagrams lost on their way.
+        lost,
+        /// Sessions begun.
+        sessions,
+        /// Sessions that could not be opened.
+        unopened,
+        /// Disks mapped.
+        mapped,
+        /// Requests of programs.
+        requests,
+        /// Requests that failed.
+        failed,
+        /// Bytes read and written.
+        bytes,
+        /// Operations of the server's storage.
+        operations,
+        /// Paths that came up.
+        paths_up,
+        /// Paths that were lost.
+        paths_lost,
+        /// Requests that moved to another path.
+        failovers,
+        /// Requests that waited for a chunk another path's request still had.
+        waits,
+        /// Answers of operations whose path was gone.
+        late_answers,
+        /// Requests sent again after an outage.
+        resent,
+        /// Times a session lost its last path.
+        outages,
+        /// Paths the server closed because a rule was broken.
+        violations,
+        /// Writes of hostile clients.
+        attacks,
+        /// Machines that died.
+        crashes,
+        /// Faults of any kind.
+        faults,
+        /// Virtual time, milliseconds.
+        virtual_ms,
+    }
+}

@@ -1,0 +1,551 @@
+//! One run: machines, their network and their troubles, step by step.
+
+use std::net::IpAddr;
+use std::ops::Range;
+use std::time::Duration;
+
+use bowline_roce::Event as DeviceEvent;
+use bowline_rtrs::HbConfig;
+use bowline_rtrs::server::ServerConfig;
+use bowline_verbs::AsyncEvent;
+use bowline_wire::rtrs::Geometry;
+
+use super::base::{Base, Event, left};
+use super::client::{Client, Common};
+use super::disk::Disk;
+use super::fabric::Spans;
+use super::plan::{Fault, Plan};
+use super::process::{Notice, Process};
+use super::sabotage::Sabotage;
+use super::server::Server;
+use super::stats::Stats;
+use crate::queue::{MS, Queue, SEC, US};
+use crate::rng::Rng;
+use crate::roce::host::Host;
+use crate::roce::net::{Datagram, Net};
+use crate::trace::Trace;
+
+/// Where the run is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// Faults happen.
+    Active,
+    /// No more faults; programs finish.
+    Draining,
+    /// The server closes.
+    Closing,
+    /// Nothing is left; late datagrams would show now.
+    Quiet,
+}
+
+/// One run.
+pub(crate) struct World {
+    pub(crate) base: Base,
+    plan: Plan,
+    net: Net,
+    hosts: Vec<Host>,
+    spans: Spans,
+    servers: Vec<IpAddr>,
+    heartbeat: HbConfig,
+    server: Server,
+    clients: Vec<Client>,
+    phase: Phase,
+    phase_since: u64,
+    done: bool,
+    /// The fault at a certain step is still to come.
+    step_left: bool,
+}
+
+/// Virtual time within which programs must finish after the last fault: the server's patience with
+/// clients that vanished, the longest pause between attempts, slow storage, and time for the data.
+const DRAIN_MAX: u64 = 900 * SEC;
+/// The same without any fault.
+const CALM_MAX: u64 = 60 * SEC;
+/// Within which the server must have closed.
+const CLOSE_MAX: u64 = 60 * SEC;
+/// Longest time connection managers remember connections, and late datagrams and timers show.
+const QUIET: u64 = 60 * SEC;
+/// How often programs set right what faults have left.
+const REPAIR: u64 = 3 * SEC;
+/// Steps after which a run is taken to go in circles.
+const STEPS_MAX: u64 = 3_000_000;
+/// Bursts of one turn after which a device is taken to go in circles.
+const BURSTS_MAX: usize = 20_000;
+/// Bytes of a chunk for user message and header.
+const MAX_HDR: u32 = 4096;
+
+impl World {
+    pub(crate) fn new(plan: Plan, rng: Rng, trace: Trace, sabotage: Option<Sabotage>) -> Self {
+        let mut spans = Vec::new();
+        let mut hosts = Vec::new();
+        for node in &plan.nodes {
+            let start = hosts.len();
+            hosts.extend(node.hosts.iter().cloned().map(Host::new));
+            spans.push(start..hosts.len());
+        }
+        let net = Net::new(plan.net.clone(), hosts.len());
+        let (interval, missed_max, probe) = plan.heartbeat;
+        let heartbeat = HbConfig {
+            interval: Duration::from_nanos(interval),
+            missed_max,
+            fast_path_detection: true,
+            probe_interval: Duration::from_nanos(probe),
+        };
+        let mut base = Base {
+            now: SEC,
+            queue: Queue::default(),
+            rng,
+            trace,
+            stats: Stats::default(),
+            failure: None,
+            sabotage,
+        };
+        base.note([0, 0, 0], || format!("{plan:#?}"));
+        let disks = plan.clients.iter().map(|client| Disk::new(client.disk.clone()));
+        let disks = disks.collect::<Result<Vec<_>, _>>();
+        let disks = base.judge(disks).unwrap_or_default();
+        let config = ServerConfig {
+            always_invalidate: plan.invalidate,
+            heartbeat,
+            usr_min: 2,
+            ..ServerConfig::default()
+        };
+        let geometry = Geometry::of_chunk(plan.queue_depth, plan.chunk, MAX_HDR);
+        let geometry = base.judge(geometry.map_err(|e| format!("geometry: {e}")));
+        let config = ServerConfig { geometry: geometry.unwrap_or(config.geometry), ..config };
+        let hostile = plan.clients.iter().map(|client| client.hostile).collect();
+        let server = Server::new(config, disks, hostile, plan.nodes[0].look);
+        let clients = plan.clients.iter().enumerate();
+        let clients =
+            clients.map(|(n, client)| Client::new(n, client.clone(), plan.nodes[n + 1].look));
+        let mut world = Self {
+            net,
+            servers: plan.nodes[0].hosts.iter().map(|host| host.addr).collect(),
+            hosts,
+            spans: Spans(spans),
+            heartbeat,
+            server,
+            clients: clients.collect(),
+            phase: Phase::Active,
+            phase_since: SEC,
+            done: false,
+            step_left: plan.step.is_some(),
+            base,
+            plan,
+        };
+        for node in 0..world.plan.nodes.len() {
+            world.boot(node);
+        }
+        for kind in 0..world.plan.faults.len() {
+            world.next_fault(kind);
+        }
+        let active = world.plan.active;
+        world.base.schedule(active, Event::Calm);
+        world
+    }
+
+    /// Takes one step; false when the run is over.
+    pub(crate) fn step(&mut self) -> bool {
+        let Some((at, event)) = self.base.queue.pop() else {
+            self.base.fail(|| "nothing left to happen".into());
+            return false;
+        };
+        self.base.now = at;
+        self.base.stats.steps += 1;
+        if self.base.stats.steps > STEPS_MAX {
+            self.base.fail(|| format!("still going after {STEPS_MAX} steps"));
+        }
+        self.dispatch(event);
+        self.base.failure.is_none() && !self.done
+    }
+
+    fn process(&mut self, node: usize) -> &mut Process {
+        match node.checked_sub(1) {
+            None => &mut self.server.process,
+            Some(client) => &mut self.clients[client].process,
+        }
+    }
+
+    fn lives(&self, host: usize, boot: u32) -> bool {
+        self.hosts[host].boot == boot && self.hosts[host].device.is_some()
+    }
+
+    fn runs(&mut self, node: usize, boot: u32) -> bool {
+        let process = self.process(node);
+        process.alive && process.boot == boot
+    }
+
+    /// Runs a client with its devices.
+    fn client(
+        &mut self,
+        client: usize,
+        act: impl FnOnce(&mut Client, &mut Base, &mut [Host], &Common<'_>),
+    ) {
+        let span = self.spans.0[client + 1].clone();
+        let faulty = self.plan.is_faulty();
+        let common = Common { servers: &self.servers, heartbeat: self.heartbeat, faulty };
+        act(&mut self.clients[client], &mut self.base, &mut self.hosts[span.clone()], &common);
+        self.touched(span);
+        self.look_for_step(client);
+    }
+
+    /// Runs the server with its devices.
+    fn server(&mut self, act: impl FnOnce(&mut Server, &mut Base, &mut [Host])) {
+        let span = self.spans.0[0].clone();
+        act(&mut self.server, &mut self.base, &mut self.hosts[span.clone()]);
+        self.touched(span);
+    }
+
+    fn dispatch(&mut self, event: Event) {
+        match event {
+            Event::Arrive { host, datagram } => self.arrive(host, &datagram),
+            Event::Timer { host, boot } => {
+                if self.lives(host, boot) {
+                    let result = self.hosts[host].timer(self.base.now);
+                    self.base.judge(result);
+                    self.touched(host..host + 1);
+                }
+            }
+            Event::Turn { host, boot } => {
+                if self.lives(host, boot) {
+                    self.turn(host);
+                }
+            }
+            Event::Look { node, boot } => {
+                if self.runs(node, boot) {
+                    let mut process = std::mem::replace(self.process(node), Process::new(node, 0));
+                    let looks = process.looks(&mut self.base);
+                    *self.process(node) = process;
+                    match node.checked_sub(1) {
+                        _ if !looks => {}
+                        None => self.server(Server::look),
+                        Some(client) => self.client(client, Client::look),
+                    }
+                }
+            }
+            Event::Wake { node, boot } => {
+                if self.runs(node, boot) {
+                    let mut process = std::mem::replace(self.process(node), Process::new(node, 0));
+                    let wakes = process.wakes(&mut self.base);
+                    *self.process(node) = process;
+                    match node.checked_sub(1) {
+                        _ if !wakes => {}
+                        None => self.server(Server::wake),
+                        Some(client) => self.client(client, Client::wake),
+                    }
+                }
+            }
+            Event::Begin { client, boot } => {
+                if self.runs(client + 1, boot) {
+                    self.client(client, Client::begin);
+                }
+            }
+            Event::Go { client, boot } => {
+                if self.runs(client + 1, boot) {
+                    self.client(client, Client::go);
+                }
+            }
+            Event::Stored { boot, number } => {
+                if self.runs(0, boot) {
+                    self.server(|server, base, hosts| server.stored(base, hosts, number));
+                }
+            }
+            Event::Opened { boot, ticket } => {
+                if self.runs(0, boot) {
+                    self.server(|server, base, hosts| server.opened(base, hosts, ticket));
+                }
+            }
+            Event::Fault(kind) => self.fault(kind),
+            Event::Boot(node) => self.boot(node),
+            Event::Mend(from, to) => self.net.block(from, to, false),
+            Event::Calm => self.calm(),
+            Event::Repair => {
+                if self.phase == Phase::Draining {
+                    for client in 0..self.clients.len() {
+                        self.client(client, Client::repair);
+                    }
+                    self.base.schedule(REPAIR, Event::Repair);
+                }
+            }
+            Event::Check => self.check(),
+        }
+    }
+
+    // Devices and the network.
+
+    fn arrive(&mut self, host: usize, datagram: &Datagram) {
+        if self.hosts[host].device.is_none() {
+            return;
+        }
+        let len = datagram.bytes.len() as u64;
+        let opcode = datagram.bytes.first().copied().unwrap_or(0);
+        self.base.note([1, host as u64, len << 8 | u64::from(opcode)], || {
+            let word = |at: usize| {
+                let bytes = datagram.bytes.get(at..at + 4).unwrap_or(&[0; 4]);
+                u32::from_be_bytes(bytes.try_into().unwrap_or_default())
+            };
+            let (from, qpn, psn) = (datagram.from, word(4) & 0xff_ffff, word(8) & 0xff_ffff);
+            format!("host {host} <- {from}: {opcode:#04x} QPN {qpn:#x} PSN {psn:#x} {len} bytes")
+        });
+        self.hosts[host].deliver(self.base.now, &mut self.base.rng, datagram);
+        self.touched(host..host + 1);
+    }
+
+    /// Devices were given something: their drivers have to look at it.
+    fn touched(&mut self, span: Range<usize>) {
+        for host in span {
+            self.set_timer(host);
+            let Host { boot, turning, .. } = self.hosts[host];
+            if !turning && self.hosts[host].device.is_some() {
+                self.hosts[host].turning = true;
+                let most = self.hosts[host].plan.turn;
+                self.base.schedule_within(most, Event::Turn { host, boot });
+            }
+        }
+    }
+
+    fn set_timer(&mut self, host: usize) {
+        if let Some(due) = self.hosts[host].next_timer(self.base.now) {
+            let boot = self.hosts[host].boot;
+            self.base.schedule(due - self.base.now, Event::Timer { host, boot });
+        }
+    }
+
+    fn turn(&mut self, host: usize) {
+        self.hosts[host].turning = false;
+        self.events(host);
+        for bursts in 0.. {
+            if bursts == BURSTS_MAX {
+                self.base.fail(|| format!("host {host} never stops sending"));
+                return;
+            }
+            let Self { hosts, net, base, .. } = self;
+            let addrs: Vec<IpAddr> = hosts.iter().map(Host::addr).collect();
+            let now = base.now;
+            let sent = hosts[host].send(now, |datagram| {
+                let Some(to) = addrs.iter().position(|addr| *addr == datagram.to) else { return };
+                base.stats.sent += 1;
+                let fate = net.send(now, &mut base.rng, (host, to), datagram);
+                base.stats.lost += u64::from(fate.arrivals.is_empty());
+                for (at, datagram) in fate.arrivals {
+                    base.queue.push(at, Event::Arrive { host: to, datagram });
+                }
+            });
+            if self.base.judge(sent) != Some(true) {
+                break;
+            }
+        }
+        self.events(host);
+        self.set_timer(host);
+    }
+
+    /// Hands out what a device has to say.
+    fn events(&mut self, host: usize) {
+        let (node, port) = self.spans.of(host);
+        loop {
+            let Some(device) = &mut self.hosts[host].device else { return };
+            let Some(event) = device.poll_event() else { return };
+            let notice = match event {
+                DeviceEvent::CqReady(cq) => Notice::Cq(cq),
+                DeviceEvent::Cm(event) => Notice::Cm(event),
+                DeviceEvent::Async(AsyncEvent::QpFatal(qpn)) => Notice::Fatal(qpn),
+                _ => continue,
+            };
+            let mut process = std::mem::replace(self.process(node), Process::new(node, 0));
+            process.tell(&mut self.base, port, notice);
+            *self.process(node) = process;
+        }
+    }
+
+    // Machines.
+
+    fn boot(&mut self, node: usize) {
+        let span = self.spans.0[node].clone();
+        if self.hosts[span.start].device.is_some() {
+            return;
+        }
+        for host in span.clone() {
+            let Self { hosts, base, .. } = self;
+            let started = hosts[host].start(base.now, &mut base.rng, host);
+            self.base.judge(started);
+        }
+        self.process(node).start();
+        self.base.note([5, node as u64, 0], || format!("machine {node} starts"));
+        match node.checked_sub(1) {
+            None => self.server(|server, base, hosts| {
+                let started = server.start(base, hosts);
+                base.judge(started);
+            }),
+            Some(client) => {
+                let boot = self.clients[client].process.boot;
+                let start = self.clients[client].plan.start;
+                self.base.schedule(start, Event::Begin { client, boot });
+                self.touched(span);
+            }
+        }
+    }
+
+    fn crash(&mut self, node: usize) {
+        let span = self.spans.0[node].clone();
+        if self.hosts[span.start].device.is_none() {
+            return;
+        }
+        self.base.stats.crashes += 1;
+        self.base.note([6, node as u64, 0], || format!("machine {node} dies"));
+        self.hosts[span].iter_mut().for_each(Host::stop);
+        match node.checked_sub(1) {
+            None => {
+                self.server.died(&mut self.base);
+                self.clients.iter_mut().for_each(|client| client.oracle.server_died());
+            }
+            Some(client) => self.clients[client].died(),
+        }
+        let length = self.base.rng.magnitude(US, self.plan.fault_max);
+        self.base.schedule(length, Event::Boot(node));
+    }
+
+    // Faults.
+
+    fn next_fault(&mut self, kind: usize) {
+        let wait = self.base.rng.wait(self.plan.faults[kind].1);
+        self.base.schedule(wait, Event::Fault(kind));
+    }
+
+    fn fault(&mut self, kind: usize) {
+        if self.phase != Phase::Active {
+            return;
+        }
+        let client = self.base.rng.index(self.clients.len());
+        self.strike(self.plan.faults[kind].0, client);
+        self.next_fault(kind);
+    }
+
+    /// Something goes wrong with this client, or its server.
+    fn strike(&mut self, what: Fault, client: usize) {
+        self.base.stats.faults += 1;
+        self.base.note([7, what as u64, client as u64], || format!("{what:?}, client {client}"));
+        let length = self.base.rng.magnitude(US, self.plan.fault_max);
+        let node = if self.base.rng.chance(500) { 0 } else { client + 1 };
+        match what {
+            Fault::Cut | Fault::HalfCut => {
+                let (mine, others) = (self.spans.0[client + 1].clone(), self.spans.0[0].clone());
+                let one = mine.start + self.base.rng.index(mine.len());
+                let other = others.start + self.base.rng.index(others.len());
+                let ways = match (what, node) {
+                    (Fault::HalfCut, 0) => vec![(one, other)],
+                    (Fault::HalfCut, _) => vec![(other, one)],
+                    _ => vec![(one, other), (other, one)],
+                };
+                for (from, to) in ways {
+                    self.net.block(from, to, true);
+                    self.base.schedule(length, Event::Mend(from, to));
+                }
+            }
+            Fault::Crash => self.crash(node),
+            Fault::Stall => {
+                let now = self.base.now;
+                self.process(node).stall(now, length.max(MS));
+            }
+            Fault::Path => self.client(client, Client::order_path),
+            Fault::Kick => self.server(Server::kick),
+        }
+    }
+
+    /// The fault at a certain step.
+    fn look_for_step(&mut self, client: usize) {
+        let Some(step) = self.plan.step.filter(|_| self.step_left) else { return };
+        if step.client == client && self.clients[client].inputs > step.after {
+            self.step_left = false;
+            if self.phase == Phase::Active {
+                self.strike(step.what, client);
+            }
+        }
+    }
+
+    // The end.
+
+    fn calm(&mut self) {
+        self.base.note([8, 0, 0], || "no more faults".into());
+        self.phase = Phase::Draining;
+        self.phase_since = self.base.now;
+        self.net.faulty = false;
+        for from in 0..self.hosts.len() {
+            for to in 0..self.hosts.len() {
+                self.net.block(from, to, false);
+            }
+        }
+        for node in 0..self.plan.nodes.len() {
+            self.boot(node);
+        }
+        for client in 0..self.clients.len() {
+            self.client(client, |client, base, _, _| client.calm(base));
+        }
+        self.base.schedule(REPAIR, Event::Repair);
+        self.base.schedule(MS, Event::Check);
+    }
+
+    fn check(&mut self) {
+        let spent = self.base.now - self.phase_since;
+        let limit = |most: u64| if self.plan.is_faulty() { most } else { most.min(CALM_MAX) };
+        let next = match self.phase {
+            Phase::Active => return,
+            Phase::Draining if self.clients.iter().all(|client| client.done) => Phase::Closing,
+            Phase::Closing if self.server.running.as_ref().is_none_or(|r| r.closed) => Phase::Quiet,
+            Phase::Quiet if spent >= QUIET => return self.end(),
+            Phase::Draining if spent > limit(DRAIN_MAX) => {
+                return self.base.fail(|| "it never ends".into());
+            }
+            Phase::Closing if spent > CLOSE_MAX => {
+                return self.base.fail(|| "the server does not close".into());
+            }
+            phase => phase,
+        };
+        if next != self.phase {
+            self.phase = next;
+            self.phase_since = self.base.now;
+            match next {
+                Phase::Closing => self.server(Server::close),
+                Phase::Quiet => self.server(Server::end),
+                _ => {}
+            }
+        }
+        self.base.schedule(200 * MS, Event::Check);
+    }
+
+    fn end(&mut self) {
+        self.done = true;
+        for host in 0..self.hosts.len() {
+            let Some(device) = &self.hosts[host].device else { continue };
+            if let Some(what) = left(device) {
+                self.base.fail(|| format!("host {host}: something is left: {what}"));
+            }
+        }
+    }
+
+    /// What everything looks like.
+    pub(crate) fn dump(&self) -> String {
+        let mut out = format!("{:#?}\n{:?} since {} ns\n", self.plan, self.phase, self.phase_since);
+        for client in &self.clients {
+            let number = client.number;
+            let running = client.oracle.running();
+            let Some(life) = &client.life else {
+                out += &format!("client {number}: no session, done {}\n", client.done);
+                continue;
+            };
+            let (stage, inflight) = (life.stage, life.session.inflight());
+            out +=
+                &format!("client {number}: {stage:?}, {running} requests, {inflight} in flight\n");
+            for path in life.session.paths() {
+                let (id, state) = (path.id, path.state);
+                out += &format!("  {id:?} {state:?} {:?} {} in flight\n", path.addr, path.inflight);
+            }
+        }
+        if let Some(running) = &self.server.running {
+            for session in running.sessions.sessions() {
+                out += &format!("server: {session:?}\n");
+            }
+            out += &format!("server: {:?}\n", running.sessions.counters());
+        }
+        out
+    }
+}
