@@ -5,4 +5,3 @@ pub mod fuse;
 pub mod nbd;
 mod stretches;
 mod sys;
-pub mod ublk;

@@ -307,6 +307,7 @@ impl Server {
         let region = self.next_region();
         let Some(session) = self.sessions.get_mut(session) else { return };
         session.name = Some(name);
+        session.join();
         self.orders.push_back(Order::AddRegion {
             region,
             buffer: Arc::clone(&session.buffer),
@@ -387,9 +388,31 @@ impl Server {
         if first {
             session.link = Link::Asked;
         }
+        let slot = path.session;
         self.events.push_back(ServerEvent::Up { session: session_id, name, path: id, first });
-        if link == Link::Up {
-            self.connect(now, id);
+        self.connect_joined(now, slot);
+    }
+
+    /// Serves the paths of a session that have nothing more to wait for: the upper layer has accepted
+    /// the session, and everything is answered that was under way when the last of them joined.
+    ///
+    /// A client that loses all its paths gives up its requests, and uses their chunks for others as
+    /// soon as a path is back. A request given up that is still carried out would write its result into
+    /// the new one, or write the new one's data in its own place [RS-9].
+    pub(super) fn connect_joined(&mut self, now: Instant, slot: u32) {
+        let ready = |session: &&Session| session.link == Link::Up && session.old == 0;
+        let Some(session) = self.sessions.get(slot).filter(ready) else { return };
+        for at in 0..session.paths.len() {
+            let Some(&path) = self.sessions.get(slot).and_then(|session| session.paths.get(at))
+            else {
+                return;
+            };
+            let waits =
+                |path: &&Path| (path.state, path.setup) == (PathState::Connecting, Setup::Linking);
+            if let Some(path) = self.paths.at(path).filter(waits) {
+                let id = path.id;
+                self.connect(now, id);
+            }
         }
     }
 
@@ -406,12 +429,10 @@ impl Server {
             .filter(|path| path.setup == Setup::Linking)
             .map(|path| path.id)
             .collect();
-        for id in ids {
-            if ok {
-                self.connect(now, id);
-            } else {
-                self.close_path(now, id, CloseReason::NotAllowed);
-            }
+        if ok {
+            self.connect_joined(now, session.slot);
+        } else {
+            ids.into_iter().for_each(|id| self.close_path(now, id, CloseReason::NotAllowed));
         }
         self.end_session_if_over(session);
     }

@@ -47,6 +47,8 @@ pub(super) struct Op {
     pub(super) path: PathId,
     pub(super) cid: u16,
     pub(super) chunk: u16,
+    /// Of the session, when it came.
+    pub(super) epoch: u32,
     /// The next of the same list: of those that wait for the chunk, or of the free ones.
     pub(super) next: u32,
     /// Where a read's data goes.
@@ -152,9 +154,8 @@ impl Chunk {
         })
     }
 
-    /// Takes the operations of a path out of those that wait; returns their number.
-    pub(super) fn forget(&mut self, ops: &mut Ops, path: PathId) -> usize {
-        let mut gone = 0;
+    /// Takes the operations of a path out of those that wait, and tells the epoch of each.
+    pub(super) fn forget(&mut self, ops: &mut Ops, path: PathId, gone: &mut Vec<u32>) {
         let mut kept = NONE;
         let mut slot = self.waiting;
         while slot != NONE {
@@ -165,13 +166,12 @@ impl Chunk {
                 } else {
                     ops.at(kept).next = next;
                 }
+                gone.push(ops.peek(slot).epoch);
                 ops.free(slot);
-                gone += 1;
             } else {
                 kept = slot;
             }
             slot = next;
         }
-        gone
     }
 }

@@ -157,7 +157,7 @@ impl Server {
                 _ => {}
             }
         }
-        self.forget_waiting(id);
+        self.forget_waiting(now, id);
         self.counters.paths_closed += 1;
         self.counters.paths_violated += u64::from(reason.is_violation());
         self.wake_at(deadline);
@@ -169,17 +169,20 @@ impl Server {
     }
 
     /// Requests of a path that waited for a chunk are over.
-    fn forget_waiting(&mut self, id: PathId) {
+    fn forget_waiting(&mut self, now: Instant, id: PathId) {
         let Some(path) = self.paths.get_mut(id).filter(|path| path.waiting > 0) else { return };
         let Some(session) = self.sessions.get_mut(path.session) else { return };
-        let mut gone = 0;
+        let mut gone = Vec::new();
         for chunk in &mut session.chunks {
-            gone += chunk.forget(&mut self.ops, id);
+            chunk.forget(&mut self.ops, id, &mut gone);
         }
-        session.waiting -= gone;
-        path.waiting -= gone;
-        path.stats.inflight = path.stats.inflight.saturating_sub(gone as u32);
-        self.counters.requests_dropped += gone as u64;
+        gone.iter().for_each(|epoch| session.end(*epoch));
+        session.waiting -= gone.len();
+        path.waiting -= gone.len();
+        path.stats.inflight = path.stats.inflight.saturating_sub(gone.len() as u32);
+        self.counters.requests_dropped += gone.len() as u64;
+        let slot = path.session;
+        self.connect_joined(now, slot);
     }
 
     /// One of the two markers at the ends of a connection's queues.

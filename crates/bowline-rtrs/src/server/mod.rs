@@ -330,6 +330,11 @@ impl Server {
     pub fn check_invariants(&self) {
         for session in self.sessions.iter() {
             let (mut running, mut waiting) = (0, 0);
+            let (mut unanswered, mut old) = (0, 0);
+            let mut count = |op: &chunks::Op| {
+                unanswered += 1;
+                old += usize::from(op.epoch != session.epoch);
+            };
             for (index, chunk) in session.chunks.iter().enumerate() {
                 assert!(
                     chunk.holder != chunks::NONE || chunk.waiting == chunks::NONE,
@@ -340,17 +345,22 @@ impl Server {
                     let op = self.ops.peek(chunk.holder);
                     assert_eq!((op.session, usize::from(op.chunk)), (session.id.slot, index));
                     assert!(!matches!(op.state, chunks::OpState::Free | chunks::OpState::Waiting));
+                    if op.state == chunks::OpState::Running {
+                        count(op);
+                    }
                 }
                 let mut slot = chunk.waiting;
                 while slot != chunks::NONE {
                     waiting += 1;
                     let op = self.ops.peek(slot);
                     assert_eq!(op.state, chunks::OpState::Waiting);
+                    count(op);
                     assert!(op.held.is_some() && self.paths.get(op.path).is_some());
                     slot = op.next;
                 }
             }
             assert_eq!((running, waiting), (session.running, session.waiting), "operations");
+            assert_eq!((unanswered, old), (session.unanswered, session.old), "unanswered");
             for &slot in &session.paths {
                 let path = self.paths.at(slot).expect("a listed path exists");
                 assert_ne!(path.state, PathState::Closed, "a path that is gone is listed");

@@ -17,9 +17,10 @@ impl Server {
     /// first [`Request::room`](super::Request::room) bytes of `from`, memory of
     /// [`add_region`](Self::add_region), or of its chunk; when `from` has fewer bytes the answer is
     /// `-EIO`. An operation whose path is gone is over without an answer [RS-19].
-    pub fn respond(&mut self, _now: Instant, op: OpId, errno: i32, from: Option<MemRef>) {
+    pub fn respond(&mut self, now: Instant, op: OpId, errno: i32, from: Option<MemRef>) {
         let Some(running) = self.ops.find(op, OpState::Running) else { return };
         let conn = ConnId { path: running.path, cid: running.cid };
+        let (session, epoch) = (running.session, running.epoch);
         let short = match (from, running.desc) {
             (Some(from), Some(desc)) => from.len < desc.len,
             _ => false,
@@ -52,12 +53,16 @@ impl Server {
                 self.counters.answers_dropped += 1;
             }
             _ => {
-                let session = running.session;
                 self.counters.answers_dropped += 1;
                 self.release(op.slot);
-                self.end_slot_if_over(session);
             }
         }
+        // From here on the upper layer does not touch the chunk any more.
+        if let Some(session) = self.sessions.get_mut(session) {
+            session.end(epoch);
+        }
+        self.connect_joined(now, session);
+        self.end_slot_if_over(session);
     }
 
     /// Sends the answers that waited, as far as there is room [RT-53].

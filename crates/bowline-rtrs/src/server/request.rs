@@ -231,8 +231,10 @@ impl Server {
             }
         };
         path.stats.inflight += 1;
+        let session_id = session.id;
         let op = self.ops.take(Op {
             life: 0,
+            epoch: session.begin(),
             state: OpState::Running,
             session: path.session,
             path: id,
@@ -244,7 +246,7 @@ impl Server {
             held: None,
         });
         let data = MemRef { region, offset: start, len: io.data_len };
-        let (session, room) = (session.id, desc.map_or(0, |desc| desc.len));
+        let (session, room) = (session_id, desc.map_or(0, |desc| desc.len));
         self.start(now, Request { op, session, dir, data, room, usr });
     }
 

@@ -38,6 +38,12 @@ pub(super) struct Session {
     pub(super) running: usize,
     /// Operations that wait for a chunk.
     pub(super) waiting: usize,
+    /// Operations the upper layer has not answered, those that wait included.
+    pub(super) unanswered: usize,
+    /// Counts the paths that have joined.
+    pub(super) epoch: u32,
+    /// Of the unanswered operations those that are older than the last path's INFO_REQ.
+    pub(super) old: usize,
     pub(super) link: Link,
 }
 
@@ -61,8 +67,31 @@ impl Session {
             paths: Vec::new(),
             running: 0,
             waiting: 0,
+            unanswered: 0,
+            epoch: 0,
+            old: 0,
             link: Link::Down,
         })
+    }
+
+    /// A path joins: it is not served before everything that is under way now is answered.
+    pub(super) fn join(&mut self) {
+        self.epoch = self.epoch.wrapping_add(1);
+        self.old = self.unanswered;
+    }
+
+    /// An operation begins; returns its epoch.
+    pub(super) fn begin(&mut self) -> u32 {
+        self.unanswered += 1;
+        self.epoch
+    }
+
+    /// An operation of this epoch is answered, or will never be begun.
+    pub(super) fn end(&mut self, epoch: u32) {
+        self.unanswered -= 1;
+        if epoch != self.epoch {
+            self.old -= 1;
+        }
     }
 
     /// Tells whether nothing is left of it but what the upper layer has not answered yet.

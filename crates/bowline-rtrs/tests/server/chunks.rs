@@ -203,3 +203,61 @@ fn a_session_ends_with_its_last_operation() {
     assert_ne!(rig.server.sessions().next().unwrap().session, request.session);
     assert!(rig.server.path(path.id).is_some());
 }
+
+// tests [RS-9]: a client that has lost all its paths uses the chunks of requests it has given up for
+// others, as soon as it is back
+#[test]
+fn a_path_that_joins_waits_for_what_is_under_way() {
+    let mut rig = Rig::new();
+    let (a, b) = (rig.path(1, 2, A, 2), rig.path(1, 3, B, 2));
+    rig.sent.clear();
+    let dones = [rig.write(&a, 1, 0, b"0", b""), rig.write(&a, 1, 1, b"1", b"")];
+    rig.deliver(&dones);
+    let requests = std::mem::take(&mut rig.requests);
+    rig.server.handle(rig.now, Input::Disconnected { conn: a.conn(0) });
+    rig.settle();
+    let mut c = rig.connect(1, 4, C, 2);
+    assert!(rig.info(&mut c, "s1").is_none(), "not yet");
+    // What begins later does not matter.
+    let done = rig.write(&b, 1, 2, b"2", b"");
+    rig.deliver(&[done]);
+    let later = rig.one();
+    rig.respond(requests[0].op, 0, None);
+    assert!(rig.learn(&mut c).is_none());
+    rig.respond(requests[1].op, 0, None);
+    rig.learn(&mut c).expect("now");
+    rig.respond(later.op, 0, None);
+    assert_eq!(answered(&mut rig), [b.conn(1)]);
+}
+
+// tests [RS-9]: the same when what it waits for will never begin
+#[test]
+fn a_path_that_joins_does_not_wait_for_what_is_dropped() {
+    let (mut rig, a, b) = rig();
+    let done = rig.write(&a, 1, 0, b"1", b"");
+    rig.deliver(&[done]);
+    let first = rig.one();
+    let done = rig.write(&b, 1, 0, b"2", b"");
+    rig.deliver(&[done]);
+    let mut c = rig.connect(1, 4, C, 1);
+    assert!(rig.info(&mut c, "s1").is_none());
+    rig.respond(first.op, 0, None);
+    let second = rig.one();
+    assert!(rig.learn(&mut c).is_none(), "the second one began before it joined");
+    rig.respond(second.op, 0, None);
+    rig.learn(&mut c).expect("now");
+
+    let (mut rig, a, b) = self::rig();
+    let done = rig.write(&a, 1, 0, b"1", b"");
+    rig.deliver(&[done]);
+    let first = rig.one();
+    let done = rig.write(&b, 1, 0, b"2", b"");
+    rig.deliver(&[done]);
+    let mut c = rig.connect(1, 4, C, 1);
+    assert!(rig.info(&mut c, "s1").is_none());
+    rig.server.handle(rig.now, Input::Disconnected { conn: b.conn(0) });
+    rig.settle();
+    rig.respond(first.op, 0, None);
+    assert!(rig.requests.is_empty());
+    rig.learn(&mut c).expect("now");
+}

@@ -11,10 +11,13 @@ use super::rig::{Answer, Rig, con_req, done};
 const A: &str = "10.0.0.2";
 const B: &str = "10.0.0.3";
 
+/// Something that happens to a path.
+type Event = dyn Fn(&mut Rig, &super::rig::Path);
+
 // tests [RS-19]
 #[test]
 fn everything_that_ends_a_connection_ends_its_path() {
-    let why: [(&dyn Fn(&mut Rig, &super::rig::Path), CloseReason); 6] = [
+    let why: [(&Event, CloseReason); 6] = [
         (
             &|rig, path| rig.server.handle(rig.now, Input::Disconnected { conn: path.conn(1) }),
             CloseReason::Disconnected,

@@ -1,0 +1,59 @@
+//! Client core against server core through bindings and a network that is a few tables: everything
+//! happens in an order drawn from a seed, paths are killed and cut, and what was acknowledged must be
+//! readable.
+
+mod pair {
+    pub(crate) mod net;
+    pub(crate) mod world;
+}
+
+use pair::world::{Plan, World};
+
+fn run(plan: Plan) -> World {
+    let mut world = World::new(plan);
+    world.open();
+    world.run();
+    world.finish();
+    world
+}
+
+// tests [RT-18], [RT-38] to [RT-57] of both sides
+#[test]
+fn both_sides_agree_with_and_without_refresh() {
+    for refresh in [false, true] {
+        for io_connections in [0, 1, 3] {
+            let plan = Plan { refresh, io_connections, ..Plan::calm(u64::from(io_connections)) };
+            let world = run(plan);
+            assert!(world.done > 1000 && world.failed == 0, "{} {}", world.done, world.failed);
+            assert_eq!(world.failovers, 0);
+        }
+    }
+}
+
+// tests [RS-8], [RS-9], [RS-19]
+#[test]
+fn paths_die_and_nothing_is_lost() {
+    let (mut done, mut failed, mut waited, mut failovers) = (0, 0, 0, 0);
+    // More with `SEEDS=n`.
+    let seeds = std::env::var("SEEDS").map_or(120, |seeds| seeds.parse().expect("a number"));
+    for seed in 0..seeds {
+        let world = run(Plan::rough(seed));
+        done += world.done;
+        failed += world.failed;
+        waited += world.server.counters().requests_waited;
+        failovers += world.failovers;
+    }
+    assert!(done > 20_000, "{done} done, {failed} failed");
+    assert!(waited > 20, "{waited} requests met their first copy, of {failovers} repeated");
+    assert!(failovers > 200, "{failovers} repeated");
+}
+
+// tests [RS-9]: a server that begins a repeated request at once does harm, and this test sees it
+#[test]
+fn the_test_notices_what_it_is_for() {
+    let seen = (0..120).any(|seed| {
+        let plan = Plan { answer_twice: true, ..Plan::rough(seed) };
+        std::panic::catch_unwind(|| drop(run(plan))).is_err()
+    });
+    assert!(seen);
+}

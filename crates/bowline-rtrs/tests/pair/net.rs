@@ -1,0 +1,473 @@
+//! Queue pairs, regions and connections as tables; a message arrives when it is posted, unless its
+//! path is cut or no receive is there.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::net::{IpAddr, SocketAddr};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use bowline_rtrs::bind::{Ports, Verbs};
+use bowline_rtrs::{PortAttr, PortId, QpShape};
+use bowline_verbs::{
+    Access, Buffer, CmEvent, CmId, Completion, ConnParam, ConnRequest, Error, MrKeys, Qpn, RecvWr,
+    RejectReason, SendFlags, SendOp, SendWr, Sge, Status, WcOpcode,
+};
+
+/// One of the two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Side {
+    Client,
+    Server,
+}
+
+#[derive(Debug)]
+struct Region {
+    side: Side,
+    buffer: Arc<Buffer>,
+    offset: usize,
+    len: usize,
+    iova: u64,
+    lkey: u32,
+    rkey: u32,
+    access: Access,
+    shut: bool,
+}
+
+#[derive(Debug)]
+struct Pending {
+    id: u64,
+    op: SendOp,
+    sges: Vec<Sge>,
+    signalled: bool,
+}
+
+#[derive(Debug)]
+struct Qp {
+    side: Side,
+    peer: Option<Qpn>,
+    /// The client's address.
+    path: Option<IpAddr>,
+    dead: bool,
+    shape: QpShape,
+    unsignalled: usize,
+    sends: VecDeque<Pending>,
+    recvs: VecDeque<(u64, Vec<Sge>)>,
+}
+
+#[derive(Debug)]
+struct Conn {
+    side: Side,
+    peer: CmId,
+    qpn: Option<Qpn>,
+    path: IpAddr,
+    stands: bool,
+}
+
+/// Everything between the two.
+#[derive(Debug, Default)]
+pub(crate) struct Net {
+    next: u32,
+    regions: Vec<Region>,
+    qps: BTreeMap<Qpn, Qp>,
+    conns: BTreeMap<CmId, Conn>,
+    pub(crate) cut: BTreeSet<IpAddr>,
+    pub(crate) done: [VecDeque<Completion>; 2],
+    pub(crate) cm: [VecDeque<CmEvent>; 2],
+    /// Ends of connections that could not be told: both ends, and the path.
+    untold: Vec<(CmId, CmId, IpAddr)>,
+    pub(crate) listener: CmId,
+}
+
+/// The device of a side.
+#[derive(Clone, Debug)]
+pub(crate) struct Dev(pub(crate) Rc<RefCell<Net>>, pub(crate) Side);
+
+impl Ports for Dev {
+    fn count(&self) -> usize {
+        1
+    }
+
+    fn port(&mut self, _: PortId) -> &mut dyn Verbs {
+        self
+    }
+}
+
+pub(crate) const ATTR: PortAttr =
+    PortAttr { max_qp_wr: 4096, max_sge: 8, fast_registration: true, key_refresh: true };
+
+impl Net {
+    fn number(&mut self) -> u32 {
+        self.next += 1;
+        self.next
+    }
+
+    pub(crate) fn listen(&mut self) -> CmId {
+        self.listener = CmId(self.number());
+        self.listener
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.regions.is_empty() && self.qps.is_empty() && self.conns.is_empty()
+    }
+
+    fn complete(&mut self, side: Side, completion: Completion) {
+        self.done[side as usize].push_back(completion);
+    }
+
+    /// A queue pair fails: what it holds is flushed, the first send with `status`.
+    pub(crate) fn fail(&mut self, qpn: Qpn, status: Status) {
+        let Some(qp) = self.qps.get_mut(&qpn) else { return };
+        qp.dead = true;
+        let side = qp.side;
+        let sends = std::mem::take(&mut qp.sends);
+        let recvs = std::mem::take(&mut qp.recvs);
+        let mut status = status;
+        for send in sends {
+            self.complete(
+                side,
+                Completion { wr_id: send.id, status, qpn, ..Completion::default() },
+            );
+            status = Status::WrFlushErr;
+        }
+        for (wr_id, _) in recvs {
+            let (status, opcode) = (Status::WrFlushErr, WcOpcode::Recv);
+            self.complete(side, Completion { wr_id, status, opcode, qpn, ..Completion::default() });
+        }
+    }
+
+    /// Queue pairs of a side on a path.
+    pub(crate) fn qps_of(&self, side: Side, path: IpAddr) -> Vec<Qpn> {
+        let of = |qp: &&Qp| qp.side == side && qp.path == Some(path) && !qp.dead;
+        self.qps.iter().filter(|(_, qp)| of(qp)).map(|(qpn, _)| *qpn).collect()
+    }
+
+    /// Those with something nobody acknowledges give up.
+    pub(crate) fn give_up(&mut self) {
+        let lives = |qpn: &Qpn| self.qps.get(qpn).is_some_and(|qp| !qp.dead);
+        let stuck: Vec<Qpn> = (self.qps.iter())
+            .filter(|(_, qp)| !qp.dead && !qp.sends.is_empty())
+            .filter(|(_, qp)| {
+                qp.path.is_some_and(|path| self.cut.contains(&path))
+                    || qp.peer.is_some_and(|peer| !lives(&peer))
+            })
+            .map(|(qpn, _)| *qpn)
+            .collect();
+        stuck.into_iter().for_each(|qpn| self.fail(qpn, Status::RetryExcErr));
+    }
+
+    pub(crate) fn heal(&mut self, path: IpAddr) {
+        self.cut.remove(&path);
+        let all: Vec<Qpn> = self.qps.keys().copied().collect();
+        all.into_iter().for_each(|qpn| self.pump(qpn));
+        for (id, peer, path) in std::mem::take(&mut self.untold) {
+            self.tell_both(id, peer, path);
+        }
+    }
+
+    /// Both ends of a connection learn of its end.
+    fn tell_end(&mut self, id: CmId) {
+        if let Some(conn) = self.conns.get(&id) {
+            self.tell_both(id, conn.peer, conn.path);
+        }
+    }
+
+    fn tell_both(&mut self, id: CmId, peer: CmId, path: IpAddr) {
+        if self.cut.contains(&path) {
+            return self.untold.push((id, peer, path));
+        }
+        for id in [id, peer] {
+            let Some(conn) = self.conns.get_mut(&id).filter(|conn| conn.stands) else { continue };
+            conn.stands = false;
+            let (side, qpn) = (conn.side, conn.qpn);
+            self.cm[side as usize].push_back(CmEvent::Disconnected { id });
+            if let Some(qpn) = qpn {
+                self.fail(qpn, Status::WrFlushErr);
+            }
+        }
+    }
+
+    fn gather(&self, side: Side, sges: &[Sge]) -> Option<Vec<u8>> {
+        let mut out = Vec::new();
+        for sge in sges {
+            let region = self.regions.iter().find(|at| at.side == side && at.lkey == sge.lkey)?;
+            let at = usize::try_from(sge.addr.checked_sub(region.iova)?).ok()?;
+            (at + sge.len as usize <= region.len).then_some(())?;
+            region.buffer.append_to(region.offset + at, sge.len as usize, &mut out);
+        }
+        Some(out)
+    }
+
+    fn place(&self, side: Side, rkey: u32, addr: u64, bytes: &[u8]) -> Option<()> {
+        let region = self.regions.iter().find(|at| at.side == side && at.rkey == rkey)?;
+        let at = usize::try_from(addr.checked_sub(region.iova)?).ok()?;
+        let may = region.access.contains(Access::REMOTE_WRITE) && !region.shut;
+        (may && at + bytes.len() <= region.len).then_some(())?;
+        region.buffer.write(region.offset + at, bytes);
+        Some(())
+    }
+
+    fn scatter(&self, side: Side, sges: &[Sge], bytes: &[u8]) -> Option<()> {
+        if bytes.is_empty() {
+            return Some(());
+        }
+        let sge = sges.first().filter(|sge| bytes.len() <= sge.len as usize)?;
+        let region = self.regions.iter().find(|at| at.side == side && at.lkey == sge.lkey)?;
+        region.buffer.write(region.offset + (sge.addr - region.iova) as usize, bytes);
+        Some(())
+    }
+
+    /// Carries out the sends of a queue pair, as far as it goes.
+    fn pump(&mut self, qpn: Qpn) {
+        while let Some(qp) = self.qps.get(&qpn).filter(|qp| !qp.dead) {
+            let (Some(peer), Some(path)) = (qp.peer, qp.path) else { return };
+            let there = self.qps.get(&peer).is_some_and(|peer| !peer.dead);
+            let Some(send) = qp.sends.front().filter(|_| there && !self.cut.contains(&path)) else {
+                return;
+            };
+            let needs = !matches!(send.op, SendOp::Write(_));
+            let other = &self.qps[&peer];
+            if needs && other.recvs.is_empty() {
+                return;
+            }
+            let (side, far) = (qp.side, other.side);
+            let bytes = self.gather(side, &send.sges);
+            let recv = other.recvs.front().cloned().filter(|_| needs);
+            let done = bytes.and_then(|bytes| {
+                let len = bytes.len() as u32;
+                let opcode = WcOpcode::Recv;
+                let told = Completion { byte_len: len, opcode, qpn: peer, ..Completion::default() };
+                Some(match send.op {
+                    SendOp::Write(to) => {
+                        self.place(far, to.rkey, to.addr, &bytes).map(|()| told)?
+                    }
+                    SendOp::WriteImm(to, imm) => {
+                        if len > 0 {
+                            self.place(far, to.rkey, to.addr, &bytes)?;
+                        }
+                        let opcode = WcOpcode::RecvRdmaWithImm;
+                        Completion { imm: Some(imm), opcode, ..told }
+                    }
+                    SendOp::Send => {
+                        self.scatter(far, &recv.as_ref()?.1, &bytes)?;
+                        told
+                    }
+                    SendOp::SendImm(imm) => {
+                        self.scatter(far, &recv.as_ref()?.1, &bytes)?;
+                        Completion { imm: Some(imm), ..told }
+                    }
+                    SendOp::SendInv(key) => {
+                        self.regions.iter().find(|at| at.side == far && at.rkey == key)?;
+                        Completion { invalidated: Some(key), ..told }
+                    }
+                    _ => return None,
+                })
+            });
+            let Some(told) = done else {
+                self.fail(qpn, Status::RemAccessErr);
+                return self.fail(peer, Status::WrFlushErr);
+            };
+            if let Some((wr_id, _)) = recv {
+                self.qps.get_mut(&peer).expect("the peer").recvs.pop_front();
+                self.complete(far, Completion { wr_id, ..told });
+            }
+            let qp = self.qps.get_mut(&qpn).expect("the sender");
+            let send = qp.sends.pop_front().expect("the send");
+            if send.signalled {
+                qp.unsignalled = 0;
+                self.complete(side, Completion { wr_id: send.id, qpn, ..Completion::default() });
+            } else {
+                qp.unsignalled += 1;
+            }
+        }
+    }
+}
+
+impl Verbs for Dev {
+    fn attr(&self) -> PortAttr {
+        ATTR
+    }
+
+    fn create_qp(&mut self, shape: &QpShape) -> Result<Qpn, Error> {
+        let mut net = self.0.borrow_mut();
+        let qpn = Qpn(net.number());
+        let (recvs, sends) = (VecDeque::new(), VecDeque::new());
+        let shape = *shape;
+        let (side, peer, path, dead, unsignalled) = (self.1, None, None, false, 0);
+        net.qps.insert(qpn, Qp { side, peer, path, dead, shape, unsignalled, sends, recvs });
+        Ok(qpn)
+    }
+
+    fn fail_qp(&mut self, qpn: Qpn) -> Result<(), Error> {
+        self.0.borrow_mut().fail(qpn, Status::WrFlushErr);
+        Ok(())
+    }
+
+    fn destroy_qp(&mut self, qpn: Qpn) -> Result<(), Error> {
+        self.0.borrow_mut().qps.remove(&qpn).map(|_| ()).ok_or(Error::NoSuch("queue pair"))
+    }
+
+    fn reg_mr(
+        &mut self,
+        buffer: &Arc<Buffer>,
+        offset: usize,
+        len: usize,
+        iova: u64,
+        access: Access,
+    ) -> Result<MrKeys, Error> {
+        let mut net = self.0.borrow_mut();
+        let key = net.number() << 8;
+        let (buffer, side, shut) = (Arc::clone(buffer), self.1, false);
+        let (lkey, rkey) = (key, key);
+        net.regions.push(Region { side, buffer, offset, len, iova, lkey, rkey, access, shut });
+        Ok(MrKeys { lkey, rkey })
+    }
+
+    fn dereg_mr(&mut self, lkey: u32) {
+        let mut net = self.0.borrow_mut();
+        let at = net.regions.iter().position(|region| region.lkey == lkey);
+        net.regions.swap_remove(at.expect("a region that is there"));
+    }
+
+    fn withdraw_keys(&mut self, keys: &[u32]) -> Result<(), Error> {
+        let mut net = self.0.borrow_mut();
+        let is = |region: &&Region| keys.contains(&region.rkey) && !region.shut;
+        if net.regions.iter().filter(is).count() != keys.len() {
+            return Err(Error::Invalid("a key that is not open"));
+        }
+        net.regions
+            .iter_mut()
+            .filter(|region| keys.contains(&region.rkey))
+            .for_each(|region| region.shut = true);
+        Ok(())
+    }
+
+    fn renew_keys(&mut self, keys: &[(u32, u32)]) -> Result<(), Error> {
+        let mut net = self.0.borrow_mut();
+        for (old, new) in keys {
+            let mut regions = net.regions.iter_mut();
+            let region = regions.find(|region| region.rkey == *old && region.shut);
+            let region = region.ok_or(Error::NoSuch("withdrawn region"))?;
+            (region.rkey, region.shut) = (*new, false);
+        }
+        Ok(())
+    }
+
+    fn post_send(&mut self, qpn: Qpn, wrs: &[SendWr<'_>]) -> Result<(), (usize, Error)> {
+        let mut net = self.0.borrow_mut();
+        let qp = net.qps.get_mut(&qpn).ok_or((0, Error::NoSuch("queue pair")))?;
+        for wr in wrs {
+            let full = qp.sends.len() + qp.unsignalled > qp.shape.send_wr;
+            assert!(!full || qp.dead, "more sends than the shape says");
+            let signalled = wr.flags.contains(SendFlags::SIGNALED);
+            let (id, op, sges) = (wr.id, wr.op.clone(), wr.sges.to_vec());
+            qp.sends.push_back(Pending { id, op, sges, signalled });
+        }
+        if qp.dead {
+            net.fail(qpn, Status::WrFlushErr);
+        }
+        net.pump(qpn);
+        Ok(())
+    }
+
+    fn post_recv(&mut self, qpn: Qpn, wrs: &[RecvWr<'_>]) -> Result<(), (usize, Error)> {
+        let mut net = self.0.borrow_mut();
+        let qp = net.qps.get_mut(&qpn).ok_or((0, Error::NoSuch("queue pair")))?;
+        qp.recvs.extend(wrs.iter().map(|wr| (wr.id, wr.sges.to_vec())));
+        assert!(qp.recvs.len() <= qp.shape.recv_wr + 1, "more receives than the shape says");
+        let (dead, peer) = (qp.dead, qp.peer);
+        if dead {
+            net.fail(qpn, Status::WrFlushErr);
+        }
+        if let Some(peer) = peer {
+            net.pump(peer);
+        }
+        Ok(())
+    }
+
+    fn connect(
+        &mut self,
+        local: SocketAddr,
+        remote: SocketAddr,
+        param: &ConnParam,
+    ) -> Result<CmId, Error> {
+        let mut net = self.0.borrow_mut();
+        let (id, far) = (CmId(net.number()), CmId(net.number()));
+        let path = local.ip();
+        let mine = Conn { side: self.1, peer: far, qpn: Some(param.qpn), path, stands: false };
+        net.conns.insert(id, mine);
+        if net.cut.contains(&path) {
+            net.cm[self.1 as usize].push_back(CmEvent::Unreachable { id });
+            return Ok(id);
+        }
+        let theirs = Conn { side: Side::Server, peer: id, qpn: None, path, stands: false };
+        net.conns.insert(far, theirs);
+        let request = ConnRequest {
+            listener: net.listener,
+            local: remote,
+            remote: local,
+            private_data: param.private_data.clone(),
+            responder_resources: 0,
+            initiator_depth: 0,
+            remote_qpn: param.qpn,
+        };
+        net.cm[Side::Server as usize].push_back(CmEvent::ConnectRequest { id: far, request });
+        Ok(id)
+    }
+
+    fn accept(&mut self, id: CmId, param: &ConnParam) -> Result<(), Error> {
+        let mut net = self.0.borrow_mut();
+        let net = &mut *net;
+        let conn = net.conns.get_mut(&id).ok_or(Error::NoSuch("connection"))?;
+        conn.qpn = Some(param.qpn);
+        let (peer, path) = (conn.peer, conn.path);
+        let Some(far) = net.conns.get(&peer).and_then(|far| far.qpn) else { return Ok(()) };
+        for (qpn, other) in [(param.qpn, far), (far, param.qpn)] {
+            if let Some(qp) = net.qps.get_mut(&qpn) {
+                (qp.peer, qp.path) = (Some(other), Some(path));
+            }
+        }
+        for (side, id) in [(Side::Client, peer), (Side::Server, id)] {
+            net.conns.get_mut(&id).expect("an end").stands = true;
+            let private_data =
+                if side == Side::Client { param.private_data.clone() } else { Vec::new() };
+            net.cm[side as usize].push_back(CmEvent::Established {
+                id,
+                private_data,
+                responder_resources: 0,
+                initiator_depth: 0,
+            });
+        }
+        Ok(())
+    }
+
+    fn reject(&mut self, id: CmId, private: &[u8]) -> Result<(), Error> {
+        let mut net = self.0.borrow_mut();
+        let peer = net.conns.get(&id).ok_or(Error::NoSuch("connection"))?.peer;
+        if net.conns.contains_key(&peer) {
+            let (reason, private_data) = (RejectReason::CONSUMER, private.to_vec());
+            let event = CmEvent::Rejected { id: peer, reason, private_data };
+            net.cm[Side::Client as usize].push_back(event);
+        }
+        Ok(())
+    }
+
+    fn disconnect(&mut self, id: CmId) -> Result<(), Error> {
+        let mut net = self.0.borrow_mut();
+        match net.conns.get(&id) {
+            Some(conn) if conn.stands => net.tell_end(id),
+            Some(_) => {}
+            None => return Err(Error::NoSuch("connection")),
+        }
+        Ok(())
+    }
+
+    fn destroy_id(&mut self, id: CmId) -> Result<(), Error> {
+        let mut net = self.0.borrow_mut();
+        // What is ended by forgetting it is told all the same.
+        if net.conns.get(&id).is_some_and(|conn| conn.stands) {
+            net.tell_end(id);
+        }
+        net.conns.remove(&id).map(|_| ()).ok_or(Error::NoSuch("connection"))
+    }
+}
