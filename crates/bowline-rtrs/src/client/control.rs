@@ -113,7 +113,8 @@ impl Session {
     /// Closes a path and forgets it; [`Event::PathRemoved`] tells when.
     ///
     /// # Errors
-    /// [`Errno::EINVAL`] if there is no such path, or it is being removed.
+    /// [`Errno::EINVAL`] if there is no such path, or it is being removed; [`Errno::EBUSY`] while the
+    /// session is being opened: all of its paths are, or none.
     pub fn remove_path(&mut self, now: Instant, id: PathId) -> Result<(), Errno> {
         self.order_close(now, id, Goal::Removed)
     }
@@ -131,6 +132,9 @@ impl Session {
         let path = self.paths.get(id).ok_or(Errno::EINVAL)?;
         if path.goal == Goal::Removed {
             return Err(Errno::EINVAL);
+        }
+        if self.life == Life::Opening {
+            return Err(Errno::EBUSY);
         }
         self.close_path(now, id, goal);
         self.settle();
@@ -161,11 +165,16 @@ impl Session {
     /// Connects a path anew, at once; [`Event::PathReconnected`] tells how it went [RS-37].
     ///
     /// # Errors
-    /// [`Errno::EBUSY`] while it is being connected, closed or removed; [`Errno::EINVAL`] if there is
+    /// [`Errno::EBUSY`] while it or the session is being connected, closed or removed; [`Errno::EINVAL`] if there is
     /// no such path.
     pub fn reconnect_path(&mut self, now: Instant, id: PathId) -> Result<(), Errno> {
         let path = self.paths.get_mut(id).ok_or(Errno::EINVAL)?;
-        if path.goal == Goal::Removed || path.join != Join::Member || path.manual != Manual::No {
+        let opening = self.life == Life::Opening;
+        if opening
+            || path.goal == Goal::Removed
+            || path.join != Join::Member
+            || path.manual != Manual::No
+        {
             return Err(Errno::EBUSY);
         }
         let (state, link) = (path.state, path.link);

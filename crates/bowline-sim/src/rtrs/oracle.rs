@@ -51,6 +51,8 @@ struct Running {
     begun: u64,
     first: u64,
     count: u64,
+    /// The server died meanwhile: parts of it that were acknowledged may be gone.
+    shaken: bool,
 }
 
 /// What a program does with a disk.
@@ -127,7 +129,7 @@ impl Oracle {
             };
             self.also.insert(id, sectors.flat_map(seen).collect());
         }
-        self.running.insert(id, Running { what, begun, first, count });
+        self.running.insert(id, Running { what, begun, first, count, shaken: false });
     }
 
     /// It is over; `data` is what a read has found.
@@ -139,7 +141,7 @@ impl Oracle {
             What::Read if ok => check(&run, data, &also),
             What::Write(stamp, durable) if ok => {
                 for at in run.first..run.first + run.count {
-                    self.written(at, stamp, run.begun, now, durable);
+                    self.written(at, stamp, run.begun, (now, run.shaken), durable);
                 }
                 Ok(())
             }
@@ -160,12 +162,21 @@ impl Oracle {
         }
     }
 
-    fn written(&mut self, at: u64, stamp: u32, begun: u64, now: u64, durable: bool) {
+    fn written(
+        &mut self,
+        at: u64,
+        stamp: u32,
+        begun: u64,
+        (now, shaken): (u64, bool),
+        durable: bool,
+    ) {
         let sector = &mut self.sectors[at as usize];
         for candidate in sector.iter_mut() {
             if candidate.stamp == stamp && candidate.begun == begun {
                 candidate.done = Some(now);
-            } else if candidate.done.is_some_and(|done| done < begun) && candidate.hidden.is_none()
+            } else if !shaken
+                && candidate.done.is_some_and(|done| done < begun)
+                && candidate.hidden.is_none()
             {
                 candidate.hidden = Some(now);
             }
@@ -178,11 +189,12 @@ impl Oracle {
     /// The server dies: what it was doing it does no more, and what was not durable may be gone.
     pub(crate) fn server_died(&mut self) {
         let now = self.tick();
-        let running: Vec<(u64, u64)> = self.running.values().map(|r| (r.begun, 0)).collect();
+        let running: Vec<u64> = self.running.values().map(|r| r.begun).collect();
+        self.running.values_mut().for_each(|run| run.shaken = true);
         for (at, sector) in self.sectors.iter_mut().enumerate() {
             for candidate in sector.iter_mut() {
                 candidate.hidden = None;
-                let lives = running.iter().any(|(begun, _)| *begun == candidate.begun);
+                let lives = running.contains(&candidate.begun);
                 if candidate.done.is_none() && !lives {
                     candidate.done = Some(now);
                 }

@@ -221,6 +221,9 @@ impl Plan {
                 let own = nodes[at + 1].hosts.len();
                 let mut client = draw_client(rng, (own, servers), queue_depth, count as u64);
                 client.hostile = hostile && at == 0;
+                if client.hostile && rng.chance(700) {
+                    client.paths.truncate(1);
+                }
                 if slow && rng.chance(700) {
                     client.disk.takes.1 = rng.magnitude(100 * MS, 20 * SEC);
                     client.disk.slow = rng.pick(&[10, 100, 500]);
@@ -275,6 +278,15 @@ impl Plan {
             fault_max: rng.magnitude(MS, 20 * SEC),
             active,
         }
+    }
+
+    /// Whether the server must keep this client from changing its chunks. One with several paths has
+    /// a key of each, of which only that of the path a request came by is withdrawn [RT-44].
+    pub(crate) fn keeps_out(&self, client: usize) -> bool {
+        let one = self.clients[client].paths.len() == 1;
+        let more = self.faults.iter().any(|(fault, _)| *fault == Fault::Path)
+            || self.step.is_some_and(|step| step.what == Fault::Path);
+        !self.clients[client].hostile || self.invalidate && one && !more
     }
 
     /// Whether anything goes wrong, so that paths may be lost.

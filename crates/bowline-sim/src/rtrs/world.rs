@@ -113,8 +113,8 @@ impl World {
         let geometry = Geometry::of_chunk(plan.queue_depth, plan.chunk, MAX_HDR);
         let geometry = base.judge(geometry.map_err(|e| format!("geometry: {e}")));
         let config = ServerConfig { geometry: geometry.unwrap_or(config.geometry), ..config };
-        let hostile = plan.clients.iter().map(|client| client.hostile).collect();
-        let server = Server::new(config, disks, hostile, plan.nodes[0].look);
+        let kept_out = (0..plan.clients.len()).map(|client| plan.keeps_out(client)).collect();
+        let server = Server::new(config, disks, kept_out, plan.nodes[0].look);
         let clients = plan.clients.iter().enumerate();
         let clients =
             clients.map(|(n, client)| Client::new(n, client.clone(), plan.nodes[n + 1].look));
@@ -469,6 +469,7 @@ impl World {
         self.phase = Phase::Draining;
         self.phase_since = self.base.now;
         self.net.faulty = false;
+        self.server.calm = true;
         for from in 0..self.hosts.len() {
             for to in 0..self.hosts.len() {
                 self.net.block(from, to, false);
