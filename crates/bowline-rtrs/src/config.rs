@@ -3,7 +3,8 @@
 use core::time::Duration;
 
 /// How the peer's silence is noticed [RT-60], [RT-88]. When a dead *path* is given up is the device's
-/// own setting: the queue pairs fail, and the core takes that as the sign.
+/// own setting: the queue pairs fail, and the core takes that as the sign. Below a second it is too
+/// short for a kernel server [RT-96].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HbConfig {
     /// Time between two looks at the peer [RT-63].
@@ -36,6 +37,7 @@ pub struct PortAttr {
     pub max_sge: usize,
     /// Memory can be registered by a work request.
     pub fast_registration: bool,
-    /// Keys can be withdrawn and renewed, so a server can refresh them.
+    /// Keys can be withdrawn and renewed, so a server can refresh them. Where they cannot, it
+    /// announces that it does not [RT-73].
     pub key_refresh: bool,
 }

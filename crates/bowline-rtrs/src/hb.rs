@@ -4,7 +4,7 @@
 //! came, and a message is sent if so; after `missed_max` looks without a sign of life the path ends
 //! [RT-60]. *Is the path alive?* When nothing came for `probe_interval` a message is sent at once
 //! [RT-88], and the queue pair itself fails if nobody acknowledges it. No second message is sent while
-//! one waits for its answer.
+//! one waits for its answer. Nothing of this is negotiated: each side asks at its own pace [RT-94].
 
 use core::time::Duration;
 

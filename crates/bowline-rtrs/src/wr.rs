@@ -2,7 +2,7 @@
 //!
 //! A core never touches a device. On the hot path it fills a [`Batch`], flat and used again, and takes
 //! [`Done`]s; on the cold path it gives [`Order`]s and takes [`Input`]s. The orders come first, then
-//! the batch that was made together with them.
+//! the batch that was made together with them. These few operations are all a device must have [RT-71].
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -53,7 +53,8 @@ pub struct RecvSlot {
 }
 
 /// Work for the device, carried out in the order of the fields. Work requests of one connection stay
-/// in order.
+/// in order, and are executed in order: what one has written is there when the next one completes at
+/// the peer [RT-72].
 #[derive(Clone, Debug, Default)]
 pub struct Batch {
     /// Keys the peer can no longer use.
@@ -131,7 +132,8 @@ pub struct RegionKeys {
     pub rkey: u32,
 }
 
-/// Sizes and rights of a queue pair.
+/// Sizes and rights of a queue pair: a reliable connection, whose receives have one element, with one
+/// completion queue for both queues [RT-21].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpShape {
     /// Send work requests outstanding.

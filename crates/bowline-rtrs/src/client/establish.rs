@@ -228,7 +228,7 @@ impl Session {
         }
     }
 
-    /// A link is made: its path carries IO.
+    /// A link is made: its path carries IO [RS-11].
     fn link_up(&mut self, now: Instant, lid: PathId) {
         let Some(link) = self.links.get_mut(lid) else { return };
         let Some(id) = link.path else { return };

@@ -209,7 +209,7 @@ impl Session {
         Some(at)
     }
 
-    /// Puts a request on this path.
+    /// Puts a request on this path, if it is connected [RS-2].
     fn submit_on(&mut self, id: PathId, index: u16) -> Taken {
         let path = self.paths.get_mut(id).filter(|path| path.state == PathState::Connected);
         let Some(path) = path else { return Taken::No };
