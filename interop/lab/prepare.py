@@ -26,6 +26,8 @@ HOST_TOOLS = {
     "depmod": "kmod",
     "busybox": "busybox-static",
     "mkfs.ext4": "e2fsprogs",
+    "qemu-io": "qemu-utils",
+    "nbdcopy": "libnbd-bin",
     "xz": "xz-utils",
     "dpkg-deb": "dpkg",
     "ldconfig": "libc-bin",

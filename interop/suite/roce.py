@@ -52,15 +52,16 @@ class Tool:
             f.seek(self.at)
             return f.read()
 
-    def listening(self):
-        for _ in range(200):
-            if self.lines and "listening" in self.lines[0]:
+    def listening(self, word="listening", seconds=10):
+        """Waits for the first line, which says that the command is ready."""
+        for _ in range(seconds * 20):
+            if self.lines and word in self.lines[0]:
                 del self.lines[0]
                 return self
             if self.p.poll() is not None:
                 break
             threading.Event().wait(0.05)
-        raise Fail("bowline %s does not listen: %s" % (self.words, self.said()))
+        raise Fail("bowline %s is not ready: %s" % (self.words, self.said()))
 
     def end(self, timeout=30, ask=False):
         """-> exit status and lines"""

@@ -13,13 +13,13 @@ from lab.common import CACHE, HERE, NETNS, Fail
 from lab.guest import alive
 from lab.prepare import prepare
 
-from . import rdmacore, roce, scenarios, speed
+from . import rdmacore, roce, rtrs, scenarios, speed
 from .base import ALL, Wrong
 from .table import table
 from .world import Case, World, find_peer
 
 # they add their scenarios to ALL
-MODULES = (scenarios, roce, speed)
+MODULES = (scenarios, roce, rdmacore, rtrs, speed)
 
 
 def parse(about, argv):

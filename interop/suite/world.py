@@ -39,9 +39,9 @@ class World:
 
     # -- guests
 
-    def boot(self, name, ip=None):
+    def boot(self, name, ip=None, how=("--nics", "1")):
         t0 = time.monotonic()
-        argv = ["boot", name, "--nics", "1"]
+        argv = ["boot", name] + list(how)
         if ip:
             argv += ["--ip", ip]
         for x in self.kernel_args:

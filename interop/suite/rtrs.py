@@ -1,0 +1,469 @@
+"""Block devices: the kernel's rtrs and rnbd over rxe against `bowline rnbd`."""
+import hashlib
+import ipaddress
+import json
+import os
+import subprocess
+import threading
+import time
+
+from lab.agent import guest_exec, guest_run
+from lab.common import BRIDGE, NETNS
+from lab.guest import alive, set_link
+from lab.net import cap_start, cap_stop
+
+from .base import MIB, scenario, want
+from .roce import NO_SELF_CHECK, Tool
+from .roce_audit import audit, dissect
+
+GUEST = "s"
+BOOT = ("--mode", "rnbd-client,rnbd-server", "--nics", "2", "--mem", "1024")
+# addresses of kernel and node on the two wires
+KERNEL = {4: ("10.99.0.29", "10.99.1.29"), 6: ("fd99::1d", "fd99:0:0:1::1d")}
+NODE = {4: ("10.99.0.1", "10.99.1.1"), 6: ("fd99::1", "fd99:0:0:1::1")}
+SIZE = 32 * MIB
+DISK = "disk0"
+CTL = "/sys/class/rnbd-client/ctl/map_device"
+MODULES = "rnbd_client rtrs_client rnbd_server rtrs_server rtrs_core"
+COMMON = dict(dirs=("k>n", "n>k"), orders=("lo",), bare=True, tool=True, self_check=NO_SELF_CHECK)
+# what verifies: blocks of all sizes, flushes and writes that are durable at once
+FIO = ("fio --name=v --filename=/dev/rnbd0 --size=16m --direct=1 --ioengine=libaio --verify=crc32c --verify_fatal=1 "
+       "--time_based --output-format=json ")
+
+
+class Rnbd:
+    """A guest with rtrs and rnbd on both wires for the length of a case; captures and their audit."""
+
+    def __init__(self, c, paths=1, invalidate=True):
+        self.c, self.count, self.invalidate = c, paths, invalidate
+        self.log, self.program, self.tools = c.log, c.w.bowline(), []
+        self.k = KERNEL[c.family][:paths]
+        self.n = NODE[c.family][:paths]
+        self.pcaps = {BRIDGE[i]: "%s.wire%d.pcap" % (c.log, i) for i in range(paths)}
+        self.file = c.log + ".disk"
+        self.socket = c.log + ".nbd"
+        self.audited = True
+
+    def __enter__(self):
+        if not alive(GUEST):
+            self.c.w.boot(GUEST, how=BOOT)
+        for nic in (0, 1):
+            set_link(GUEST, "pass", nic)
+        # kernels that have never heard of anybody
+        self.guest("dmesg -C; rmmod %s; for m in rtrs-core rtrs-client rnbd-client; do load-module.sh $m; done; "
+                   "load-module.sh rtrs-server always_invalidate=%s && load-module.sh rnbd-server" % (
+                       MODULES, "Y" if self.invalidate else "N"))
+        for bridge, path in self.pcaps.items():
+            cap_start(bridge, path, 65535, ["udp", "port", "4791"])
+        with open(self.file, "wb") as f:
+            f.truncate(SIZE)
+        return self
+
+    def __exit__(self, kind, error, trace):
+        for nic in (0, 1):
+            set_link(GUEST, "pass", nic)
+        if kind is None:
+            for t in self.tools:
+                if t.p.poll() is None:
+                    t.end(ask=True)
+            self.no_leftovers()
+        for t in self.tools:
+            t.kill()
+        for bridge in self.pcaps:
+            cap_stop(bridge, quiet=True)
+        _, out, _ = guest_run(GUEST, "dmesg; umount /mnt 2>/dev/null; for d in /sys/block/rnbd*/rnbd/unmap_device; do "
+                              "[ -e $d ] && echo force > $d; done", 60)
+        with open(self.log + ".dmesg-s", "w") as f:
+            f.write(out)
+        if os.path.exists(self.socket):
+            os.unlink(self.socket)
+        if kind is None:
+            want("BUG" not in out and "Call Trace" not in out, "the guest's kernel complains; see %s.dmesg-s", self.log)
+            if self.audited:
+                self.check()
+            os.unlink(self.file)
+            if not self.c.w.capture:
+                for path in self.pcaps.values():
+                    os.unlink(path)
+
+    def check(self):
+        ours, theirs, bad, seen = 0, 0, [], False
+        for i, path in enumerate(self.pcaps.values()):
+            mine, peers, wrong = audit(path, ipaddress.ip_address(self.n[i]).packed)
+            opinion = dissect(path)
+            seen = seen or opinion is not None
+            ours, theirs, bad = ours + mine, theirs + peers, bad + wrong + (opinion or [])
+        want(not bad, "%d frames are wrong, first: %s", len(bad), "; ".join(bad[:3]))
+        want(ours and theirs, "nothing captured: %d frames of ours, %d of the kernel", ours, theirs)
+        self.c.note("%d frames sent, %d received, all right%s" % (ours, theirs, ", tshark content" if seen else ""))
+
+    def no_leftovers(self):
+        """The kernel has no queue pair, session or device any more."""
+        for _ in range(40):
+            out = guest_run(GUEST, "rdma res show qp | grep -v 'type GSI'; ls /sys/class/rtrs-client "
+                            "/sys/class/rtrs-server/ 2>/dev/null | grep -v : ; ls -d /sys/block/rnbd* 2>/dev/null")[1]
+            if not out.strip():
+                return
+            time.sleep(0.25)
+        want(False, "the kernel still has: %s", out)
+
+    # -- the guest
+
+    def guest(self, script, timeout=60):
+        rc, out, err = guest_run(GUEST, script, timeout)
+        want(rc == 0, "in the guest: %s: status %d: %s%s", script, rc, out[-400:], err[-400:])
+        return out
+
+    def errno(self, script, timeout=60):
+        """-> status and error text of a command that may fail"""
+        rc, out, err = guest_run(GUEST, script, timeout)
+        return rc, (out + err).strip()
+
+    def background(self, command, log):
+        guest_exec(GUEST, ["bash", "-c", command], 30, lambda b: None, lambda b: None, detach=True, log=log)
+
+    def fio(self, options, timeout=90):
+        """-> fio's job as it reports it; none of its requests failed"""
+        out = self.guest("cd /tmp; " + FIO + options, timeout)
+        return self.fio_result(out)
+
+    def fio_result(self, out):
+        job = json.loads(out[out.index("{"):])["jobs"][0]
+        want(job["error"] == 0, "fio: error %d", job["error"])
+        done = job["read"]["total_ios"] + job["write"]["total_ios"]
+        want(done > 0, "fio did nothing")
+        self.c.messages += done
+        return job
+
+    # -- the kernel as client
+
+    def export(self, *words, former=None):
+        at = [x for a in self.n for x in ("--address", a)]
+        more = [] if self.invalidate else ["--no-invalidate"]
+        disk = words or ("--file", "%s=%s" % (DISK, self.file))
+        t = Tool(self, "rnbd", "export", *at, *more, "--no-control", *disk)
+        return t.listening()
+
+    def map_words(self, device=DISK, access="rw", session="s1"):
+        paths = " ".join("path=ip:%s@ip:%s" % x for x in zip(self.k, self.n))
+        return "sessname=%s %s device_path=%s access_mode=%s" % (session, paths, device, access)
+
+    def map(self, **kw):
+        """The kernel maps the node's disk."""
+        self.guest('echo "%s" > %s' % (self.map_words(**kw), CTL))
+
+    def unmap(self, n=0):
+        self.guest("echo normal > /sys/block/rnbd%d/rnbd/unmap_device" % n)
+
+    # -- the kernel as server
+
+    def serve(self, discard=False):
+        """A disk of the kernel: memory, or a file behind a loop device that can discard."""
+        if discard:
+            self.guest("modprobe loop; rm -f /tmp/back; truncate -s %d /tmp/back; losetup /dev/loop5 /tmp/back" % SIZE)
+            return "/dev/loop5"
+        self.guest("modprobe -r brd; modprobe brd rd_nr=1 rd_size=%d && blockdev --flushbufs /dev/ram0" % (SIZE // 1024))
+        return "/dev/ram0"
+
+    def routes(self):
+        paths = ["%s@%s" % x for x in zip(self.n, self.k)]
+        return ["--from", "s1"] + [x for p in paths for x in ("--path", p)]
+
+    def attach(self, device, *words):
+        """bowline maps a disk of the kernel and offers it at a socket."""
+        t = Tool(self, "rnbd", "map", device, *self.routes(), "--nbd", self.socket, "--no-control", *words)
+        return t.listening("mapped", 40)
+
+    def verify(self, device, *words, timeout=90):
+        """bowline loads a disk of the kernel and compares. -> what it reports"""
+        t = Tool(self, "rnbd", "verify", device, *self.routes(), "--json", *words)
+        rc, lines = t.end(timeout)
+        want(rc == 0 and lines, "bowline %s: status %s: %s %s", t.words, rc, " ".join(lines)[-300:],
+             t.said().strip()[-300:])
+        return json.loads(lines[-1])
+
+    def nbd(self):
+        return "nbd+unix:///?socket=" + self.socket
+
+    def host(self, *argv, timeout=90):
+        r = subprocess.run(["ip", "netns", "exec", NETNS] + list(argv), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                           stderr=subprocess.STDOUT, timeout=timeout)
+        out = r.stdout.decode(errors="replace")
+        want(r.returncode == 0, "%s: status %d: %s", " ".join(argv), r.returncode, out[-400:])
+        return out
+
+    def wire(self, nic, state):
+        set_link(GUEST, state, nic)
+
+
+def md5(path, size=None):
+    with open(path, "rb") as f:
+        return hashlib.md5(f.read() if size is None else f.read(size)).hexdigest()
+
+
+def map_once(c, paths, invalidate):
+    """Map, write, read back, compare at the other end, unmap."""
+    with Rnbd(c, paths, invalidate) as r:
+        if c.dir == "k>n":
+            r.export()
+            r.map()
+            want(r.guest("cat /sys/block/rnbd0/rnbd/state").strip() == "open", "the device is not open")
+            for bs in ("512", "4k", "64k", "1m"):
+                sums = r.guest("dd if=/dev/urandom of=/tmp/x bs=1M count=4 2>/dev/null; dd if=/tmp/x of=/dev/rnbd0 bs=%s "
+                               "oflag=direct 2>/dev/null; dd if=/dev/rnbd0 bs=%s count=4M iflag=direct,count_bytes "
+                               "2>/dev/null | md5sum; md5sum < /tmp/x" % (bs, "64k" if bs == "512" else bs)).split()
+                want(sums[0] == sums[2], "blocks of %s: read %s, written %s", bs, sums[0], sums[2])
+                want(md5(r.file, 4 * MIB) == sums[0], "blocks of %s: the file has something else", bs)
+                c.messages += 1
+            r.unmap()
+        else:
+            device = r.serve()
+            r.attach(device)
+            data = c.log + ".data"
+            with open(data, "wb") as f:
+                f.write(os.urandom(SIZE))
+            try:
+                r.host("nbdcopy", data, r.nbd())
+                sum_there = r.guest("md5sum < /dev/ram0").split()[0]
+                want(sum_there == md5(data), "the kernel's disk has something else than what was written")
+                back = r.host("nbdcopy", r.nbd(), data + ".back")
+                want(md5(data + ".back") == sum_there, "read back is something else: %s", back)
+            finally:
+                for x in (data, data + ".back"):
+                    if os.path.exists(x):
+                        os.unlink(x)
+            c.messages += 2
+
+
+@scenario("rnbd-map", rows="RT-83 NB-2 NB-9 NB-14 NB-17", families=(4, 6), timeout=120, ci=True, **COMMON)
+def rnbd_map(c):
+    """A disk is mapped over one path, written and read in blocks of four sizes, compared at the other
+    end and unmapped; keys are refreshed. Nothing is left of it in the kernel."""
+    map_once(c, 1, True)
+
+
+@scenario("rnbd-map-trust", rows="RT-79", timeout=120, **COMMON)
+def rnbd_map_trust(c):
+    """The same without refreshed keys."""
+    map_once(c, 1, False)
+
+
+@scenario("rnbd-map-paths", rows="RT-76 RS-22", families=(4, 6), timeout=120, **COMMON)
+def rnbd_map_paths(c):
+    """The same over two paths."""
+    map_once(c, 2, True)
+
+
+@scenario("rnbd-load", rows="RT-77 RT-78 NB-12 NB-13", timeout=180, **COMMON)
+def rnbd_load(c):
+    """Random reads and writes of 512 bytes to 256 KiB, many at a time, flushes and durable writes
+    between them: every block is compared. The kernel with fio, bowline with its own load."""
+    with Rnbd(c, 2) as r:
+        if c.dir == "k>n":
+            r.export()
+            r.map()
+            for more in ("--rw=randrw --bssplit=512/20:4k/30:64k/30:256k/20 --iodepth=16 --fsync=16 --runtime=10",
+                         "--rw=randwrite --bs=4k --iodepth=32 --runtime=8",
+                         "--rw=randwrite --bs=4k --iodepth=4 --sync=dsync --ioengine=libaio --runtime=5"):
+                r.fio(more)
+            r.unmap()
+        else:
+            device = r.serve()
+            got = r.verify(device, "--time", "15", "--span", "16MiB")
+            want(got["failed"] == 0 and got["damaged"] == 0, "%s", got)
+            c.note("%s" % {k: got[k] for k in got if isinstance(got[k], (int, float))})
+
+
+@scenario("rnbd-fs", rows="NB-47 NB-48", timeout=240, dirs=("k>n",), orders=("lo",), bare=True, tool=True,
+          self_check=NO_SELF_CHECK)
+def rnbd_fs(c):
+    """A file system on bowline's disk in the kernel: made, filled with a tree of files, unmounted,
+    checked, mounted again and compared."""
+    with Rnbd(c, 2) as r:
+        r.export()
+        r.map()
+        r.guest("mkfs.ext4 -q -F /dev/rnbd0 && mount /dev/rnbd0 /mnt && cp -a /usr/lib/python3/dist-packages /etc /mnt/ && "
+                "diff -r /usr/lib/python3/dist-packages /mnt/dist-packages && umount /mnt && fsck.ext4 -fn /dev/rnbd0", 150)
+        r.guest("echo 3 > /proc/sys/vm/drop_caches; mount /dev/rnbd0 /mnt && diff -r /usr/lib/python3/dist-packages "
+                "/mnt/dist-packages && rm -r /mnt/etc && fstrim /mnt; umount /mnt", 100)
+        r.unmap()
+        out = r.host("e2fsck", "-fn", r.file)
+        c.note(out.strip().splitlines()[-1])
+        c.messages += 1
+
+
+@scenario("rnbd-ops", rows="NB-17 NB-19 NB-20 NB-24 NB-26 NB-35 NB-58", timeout=150, **COMMON)
+def rnbd_ops(c):
+    """Flush, discard, write zeroes; disks that are read-only, missing, open elsewhere or mapped twice:
+    the errors are those a kernel gives."""
+    with Rnbd(c) as r:
+        if c.dir == "k>n":
+            t = r.export()
+            r.map()
+            r.guest("dd if=/dev/urandom of=/dev/rnbd0 bs=1M count=4 oflag=direct 2>/dev/null; sync /dev/rnbd0")
+            before = md5(r.file)
+            r.guest("blkdiscard -o 1M -l 1M /dev/rnbd0 && blkdiscard -z -o 2M -l 64k /dev/rnbd0; blockdev --flushbufs "
+                    "/dev/rnbd0; dd if=/dev/zero of=/dev/rnbd0 bs=4k count=1 seek=1000 oflag=direct,dsync 2>/dev/null")
+            with open(r.file, "rb") as f:
+                data = f.read()
+            want(md5(r.file) != before and data[2 * MIB:2 * MIB + 65536] == bytes(65536), "zeroes were not written")
+            want(data[MIB:2 * MIB] == bytes(MIB), "nothing was discarded")
+            zeroes = r.guest("dd if=/dev/rnbd0 bs=64k skip=32 count=1 iflag=direct 2>/dev/null | tr -d '\\0' | wc -c")
+            want(zeroes.strip() == "0", "zeroes read back as something else")
+            rc, text = r.errno('echo "%s" > %s' % (r.map_words(), CTL))
+            want(rc and "File exists" in text, "mapped twice: %s", text)
+            rc, text = r.errno('echo "%s" > %s' % (r.map_words(device="nothere"), CTL))
+            want(rc and "No such file" in text, "a disk that is not there: %s", text)
+            rc, text = r.errno('echo "%s" > %s' % (r.map_words(device="../etc"), CTL))
+            want(rc and "Invalid argument" in text, "a name with two dots: %s", text)
+            rc, text = r.errno('echo "%s" > %s' % (r.map_words(session="s2"), CTL))
+            want(rc and "Operation not permitted" in text, "a second writer: %s", text)
+            r.map(session="s2", access="migration")
+            rc, text = r.errno('echo "%s" > %s' % (r.map_words(session="s3", access="migration"), CTL))
+            want(rc and "Operation not permitted" in text, "a third writer: %s", text)
+            r.map(session="s3", access="ro")
+            rc, text = r.errno("dd if=/dev/zero of=/dev/rnbd2 bs=4k count=1 oflag=direct")
+            want(rc, "a read-only disk was written")
+            r.guest("dd if=/dev/rnbd2 of=/dev/null bs=64k count=4 iflag=direct 2>/dev/null")
+            for n in (2, 1, 0):
+                r.unmap(n)
+            rc, lines = t.end(ask=True)
+            want(rc == 0, "bowline ended with %s", rc)
+            r.audited = True
+        else:
+            device = r.serve(discard=True)
+            r.attach(device)
+            io = ["qemu-io", "-f", "raw", "-d", "unmap", r.nbd()]
+            out = r.host(*io, "-c", "write -P 0xa5 0 4M", "-c", "flush", "-c", "write -z 1M 64k", "-c", "discard 2M 1M",
+                         "-c", "write -f -P 0x5a 3M 4k", "-c", "read -P 0xa5 0 1M", "-c", "read -P 0 1M 64k",
+                         "-c", "read -P 0 2M 1M", "-c", "read -P 0x5a 3M 4k", "-c", "read -P 0xa5 3076k 1020k")
+            want("verification failed" not in out and "error" not in out.lower(), "%s", out[-400:])
+            sums = r.guest("head -c 1M /tmp/back | tr -d '\\245' | wc -c; head -c 3M /tmp/back | tail -c 1M | tr -d '\\0' | "
+                           "wc -c").split()
+            want(sums == ["0", "0"], "the kernel's file has something else: %s", sums)
+            for name, text in (("/dev/nothere", "No such file"), ("/tmp/back", "")):
+                t = Tool(r, "rnbd", "map", name, "--from", "other", "--path", "%s@%s" % (r.n[0], r.k[0]), "--no-control")
+                rc, _ = t.end(30)
+                want(rc not in (0, None) and text in t.said(), "%s: status %s: %s", name, rc, t.said())
+            r.tools[0].end(ask=True)
+            r.guest("losetup -d /dev/loop5")
+        c.messages += 1
+
+
+@scenario("rnbd-cut", rows="RT-82 RT-84 RT-91 RS-8", timeout=240, **COMMON)
+def rnbd_cut(c):
+    """Two paths under verified load; first one wire is cut silently, healed after a while, then the
+    other: no request fails, no byte is wrong, and each path comes back."""
+    with Rnbd(c, 2) as r:
+        if c.dir == "k>n":
+            r.export()
+            r.map()
+            r.background("cd /tmp; %s --rw=randwrite --bs=4k --iodepth=8 --runtime=24 > /tmp/fio.json" % FIO, "/tmp/fio.log")
+            time.sleep(4)
+            r.wire(0, "drop")
+            time.sleep(6)
+            r.wire(0, "pass")
+            state = "/sys/class/rtrs-client/s1/paths/ip:%s@ip:%s/state"
+            want(r.guest("cat " + state % (r.k[0], r.n[0])).strip() == "disconnected", "the cut was not noticed")
+            r.guest("echo 1 > " + state.replace("state", "reconnect") % (r.k[0], r.n[0]))
+            time.sleep(2)
+            r.wire(1, "drop")
+            r.guest("while pgrep -x fio > /dev/null; do sleep 0.5; done", 100)
+            r.wire(1, "pass")
+            out = r.guest("cat /tmp/fio.json")
+            job = r.fio_result(out)
+            fails = r.guest("cat /sys/class/rtrs-client/s1/paths/*/stats/rdma").split()
+            c.note("longest IO %.1f s, %s IOs moved to another path" % (
+                max(job[w]["lat_ns"].get("max", 0) for w in ("read", "write")) / 1e9,
+                "+".join(fails[5::6])))
+            r.guest("echo 1 > " + state.replace("state", "reconnect") % (r.k[1], r.n[1]))
+            r.unmap()
+        else:
+            device = r.serve()
+
+            def wires():
+                for nic in (0, 1):
+                    time.sleep(5)
+                    r.wire(nic, "drop")
+                    time.sleep(6)
+                    r.wire(nic, "pass")
+            cutter = threading.Thread(target=wires, daemon=True)
+            cutter.start()
+            got = r.verify(device, "--time", "24", "--span", "8MiB", "--depth", "8", timeout=120)
+            cutter.join()
+            want(got["failed"] == 0 and got["damaged"] == 0, "%s", got)
+            c.note("%s" % {k: got[k] for k in got if isinstance(got[k], (int, float))})
+
+
+@scenario("rnbd-cycles", rows="RT-92 NB-32 NB-38", timeout=300, n=100, ci_n=10, **COMMON)
+def rnbd_cycles(c):
+    """Map and unmap again and again: every time works, nothing stays behind."""
+    with Rnbd(c, 2) as r:
+        r.audited = False
+        if c.dir == "k>n":
+            r.export()
+            out = r.guest("for i in $(seq %d); do echo '%s' > %s || exit 1; dd if=/dev/rnbd0 of=/dev/null bs=64k count=1 "
+                          "iflag=direct 2>/dev/null || exit 2; echo normal > /sys/block/rnbd0/rnbd/unmap_device || exit 3; "
+                          "done; echo done" % (c.scale, r.map_words(), CTL), 280)
+            want("done" in out, "%s", out)
+        else:
+            device = r.serve()
+            for _ in range(c.scale):
+                r.attach(device)
+                r.tools[-1].end(ask=True)
+        c.messages += c.scale
+
+
+@scenario("rnbd-restart", rows="RT-92 RS-48 NB-61 NB-62", timeout=180, **COMMON)
+def rnbd_restart(c):
+    """bowline is killed and started again at once. As server: the kernel's device closes at once and
+    works again after a reconnect. As client: its session's name is free at once."""
+    with Rnbd(c, 1) as r:
+        if c.dir == "k>n":
+            r.export()
+            r.map()
+            r.guest("dd if=/dev/urandom of=/tmp/x bs=64k count=16 2>/dev/null; dd if=/tmp/x of=/dev/rnbd0 bs=64k "
+                    "oflag=direct,dsync 2>/dev/null")
+            r.tools[-1].kill()
+            r.export()
+            path = "/sys/class/rtrs-client/s1/paths/ip:%s@ip:%s/" % (r.k[0], r.n[0])
+            state = r.guest("for i in $(seq 20); do s=$(cat /sys/block/rnbd0/rnbd/state); [ $s = closed ] && break; sleep "
+                            "0.1; done; echo $s").strip()
+            want(state == "closed", "the kernel did not learn of the restart: %s", state)
+            r.guest("echo 1 > %sreconnect; for i in $(seq 30); do s=$(cat /sys/block/rnbd0/rnbd/state); [ $s = open ] && "
+                    "break; sleep 0.1; done; [ $s = open ]" % path)
+            sums = r.guest("dd if=/dev/rnbd0 bs=64k count=16 iflag=direct 2>/dev/null | md5sum; md5sum < /tmp/x").split()
+            want(sums[0] == sums[2], "what was durable before is gone")
+            r.unmap()
+        else:
+            device = r.serve()
+            r.attach(device)
+            r.host("qemu-io", "-f", "raw", r.nbd(), "-c", "write -P 0x77 0 1M", "-c", "flush")
+            r.tools[-1].kill()
+            os.unlink(r.socket)
+            t0 = time.monotonic()
+            r.attach(device)
+            c.note("mapped again under the same name after %.1f s" % (time.monotonic() - t0))
+            out = r.host("qemu-io", "-f", "raw", r.nbd(), "-c", "read -P 0x77 0 1M")
+            want("failed" not in out, "%s", out)
+        c.messages += 1
+
+
+@scenario("rtrs-hostile", rows="RT-28 RT-31", timeout=60, dirs=("n>k",), orders=("lo",), bare=True, tool=True,
+          self_check=NO_SELF_CHECK)
+def rtrs_hostile(c):
+    """Nobody listens, or a session with that name has another server: the client says so."""
+    with Rnbd(c) as r:
+        r.audited = False
+        device = r.serve()
+        t = Tool(r, "rnbd", "map", device, "--from", "x", "--path", "%s@%s" % (r.n[0], r.k[0]), "--port", "4444",
+                 "--no-control")
+        rc, _ = t.end(40)
+        want(rc not in (0, None) and t.said(), "a port where nobody listens: status %s", rc)
+        c.note(t.said().strip())
+        r.attach(device)
+        t = Tool(r, "rnbd", "map", device, *r.routes(), "--no-control")
+        rc, _ = t.end(40)
+        want(rc not in (0, None) and t.said(), "a name in use: status %s", rc)
+        c.note(t.said().strip())
+        c.messages += 1
