@@ -193,6 +193,7 @@ impl Session {
         for conn in &mut link.conns {
             conn.waiting.clear();
         }
+        let mut given_up = false;
         for index in 0..self.requests.len() as u16 {
             let request = &self.requests[usize::from(index)];
             if !request.running || request.link != lid {
@@ -205,7 +206,24 @@ impl Session {
                         path.stats.failovers += 1;
                     }
                 }
-                Err(errno) => self.end_request(now, index, -errno.0),
+                Err(errno) => {
+                    given_up = true;
+                    self.end_request(now, index, -errno.0);
+                }
+            }
+        }
+        if given_up {
+            self.fail_joining(now);
+        }
+    }
+
+    /// Requests were given up that the server may still carry out, in chunks that are used for others
+    /// now. A server lets a path join only when what is under way at its INFO_REQ is done, so a path
+    /// whose INFO_REQ is older than that has to ask again [RS-9].
+    fn fail_joining(&mut self, now: Instant) {
+        for id in self.links.ids() {
+            if self.links.get(id).is_some_and(|link| link.phase == Phase::Info) {
+                self.fail(now, id, Errno::ECONNABORTED);
             }
         }
     }
