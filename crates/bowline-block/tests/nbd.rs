@@ -423,3 +423,56 @@ fn errors_of_the_disk_reach_the_client_by_request() {
     next.ask(0, read, 9, 36864, 512);
     assert_eq!(next.reply(), (9, 0));
 }
+
+/// Requests and noise in any order and cut anywhere: the server answers what it can, ends what it
+/// cannot, and goes on.
+#[test]
+fn random_streams_hurt_nobody() {
+    let served = serve("random", memory(1 << 20), NbdOptions::default());
+    let mut random = 0x1234_5678_9abc_def1_u64;
+    let mut below = |n: u64| {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        random % n
+    };
+    for _ in 0..300 {
+        let mut stream = Vec::new();
+        for _ in 0..below(20) {
+            if below(12) == 0 {
+                stream.extend((0..below(60)).map(|_| below(256) as u8));
+                continue;
+            }
+            let (command, len) = (below(8) as u16, below(40_000) as u32);
+            let len = if below(3) == 0 { len } else { len & !511 };
+            stream.extend(0x2560_9513_u32.to_be_bytes());
+            stream.extend((below(5) as u16).to_be_bytes());
+            stream.extend(command.to_be_bytes());
+            stream.extend(below(u64::MAX).to_be_bytes());
+            stream.extend((below(1 << 21) & !511).to_be_bytes());
+            stream.extend(len.to_be_bytes());
+            if command == 1 {
+                stream.extend(std::iter::repeat_n(7, len as usize));
+            }
+        }
+        let cut = below(stream.len() as u64 + 1) as usize;
+        let mut client = Client::connect(&served);
+        // The server may have ended the connection by then.
+        let _ = client.0.write_all(&stream[..cut]);
+        if below(2) == 0 {
+            let _ = client.0.shutdown(std::net::Shutdown::Write);
+            let mut sink = Vec::new();
+            let _ = client.0.read_to_end(&mut sink);
+        }
+    }
+    let mut good = Client::connect(&served);
+    good.ask(0, 0, 1, 0, 1 << 20);
+    assert_eq!(good.reply(), (1, 0));
+    good.get(1 << 20);
+    drop(good);
+    let end = std::time::Instant::now() + Duration::from_secs(10);
+    while served.server.connections() > 0 {
+        assert!(std::time::Instant::now() < end, "a connection stays");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}

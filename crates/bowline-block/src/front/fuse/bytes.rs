@@ -460,4 +460,48 @@ mod tests {
             assert!(run.iter().all(|byte| *byte == i as u8 % 4 + 1), "run {i}");
         }
     }
+
+    /// Fails what touches its second block, and counts writes.
+    struct Faulty(Mutex<Vec<(IoOp, u64)>>);
+
+    impl crate::backend::Backend for Faulty {
+        fn limits(&self) -> Limits {
+            Limits { logical: 4096, write_cache: true, ..Limits::plain(1 << 16) }
+        }
+
+        fn submit(
+            &self,
+            io: &mut Vec<crate::backend::BackendIo>,
+            done: &Arc<dyn crate::backend::BackendDone>,
+        ) {
+            for io in io.drain(..) {
+                self.0.lock().unwrap().push((io.op, io.offset));
+                let errno = if io.offset == 4096 { -libc::EIO } else { 0 };
+                let token = io.token;
+                done.done(&[crate::backend::BackendResult { token, errno, direct: None }]);
+            }
+        }
+
+        fn resize(&self) -> std::io::Result<u64> {
+            Ok(1 << 16)
+        }
+    }
+
+    #[test]
+    fn a_failed_read_stops_a_partial_write_and_nothing_else() {
+        let faulty = Arc::new(Faulty(Mutex::default()));
+        let disk = Bytes::new(LocalDevice::new("disk", faulty.clone())).unwrap();
+        let write =
+            |offset, bytes: &[u8], durable| wait(&disk, Ask::Write { offset, bytes, durable });
+        assert_eq!(write(5000, b"part", false), Err(Errno::EIO));
+        assert_eq!(*faulty.0.lock().unwrap(), [(IoOp::Read, 4096)], "nothing was written");
+        assert_eq!(write(4096, &[1; 4096], false), Err(Errno::EIO));
+        assert_eq!(wait(&disk, Ask::Read { offset: 4097, len: 1 }), Err(Errno::EIO));
+        faulty.0.lock().unwrap().clear();
+        assert_eq!(write(9000, b"part", true), Ok(vec![]), "later writes go on");
+        let seen = [(IoOp::Read, 8192), (IoOp::Write, 8192), (IoOp::Flush, 0)];
+        assert_eq!(*faulty.0.lock().unwrap(), seen, "durable without forced access is a flush");
+        let state = disk.lock();
+        assert_eq!((state.writing, state.alone, state.waiting.len()), (0, false, 0));
+    }
 }

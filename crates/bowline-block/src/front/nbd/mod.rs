@@ -72,6 +72,9 @@ struct Shared {
 /// Offers `disk` at a unix socket, which only its owner can connect to (mode 0600). The export has
 /// the disk's name; the empty name means it too. A socket that nobody listens at is replaced.
 ///
+/// A client sees the size that the disk has when it connects, since NBD cannot tell it of another;
+/// requests beyond the end that the disk has by then are refused.
+///
 /// # Errors
 /// EADDRINUSE when somebody listens there; EINVAL for options that cannot be; the system's.
 pub fn serve(disk: Arc<dyn BlockDevice>, at: &Path, options: NbdOptions) -> io::Result<NbdServer> {
