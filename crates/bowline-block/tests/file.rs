@@ -1,6 +1,6 @@
 //! File stores against what the system does to them: a process killed, a file system that is full.
 
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -20,7 +20,7 @@ fn open(path: &Path, bytes: u64, direct: bool) -> Arc<LocalDevice> {
         .truncate(false)
         .open(path)
         .expect("the file opens");
-    if file.metadata().expect("metadata").len() < bytes {
+    if bytes > 0 && file.metadata().expect("metadata").len() < bytes {
         file.set_len(bytes).expect("the file grows");
     }
     let spec = BackendSpec::File { fd: file.into(), read_only: false, block: 512, direct };
@@ -76,7 +76,7 @@ fn flushed_data_outlives_kill_9() {
         assert!(flushed > 0, "the process wrote something");
         let disk = open(&path, 0, round % 2 == 0);
         let mut block = vec![0; BLOCK];
-        for i in 0..64_u64 {
+        for i in 0..16_u64 {
             sync::read_at(&*disk, i * BLOCK as u64, &mut block).expect("read");
             // A later generation may have reached the file without having been acknowledged.
             let word = u64::from_le_bytes(block[..8].try_into().expect("8 bytes"));
@@ -92,9 +92,9 @@ fn flushed_data_outlives_kill_9() {
 #[ignore = "the process that is killed by another test"]
 fn writes_until_killed() {
     let Some(path) = path_of_child() else { return };
-    let disk = open(&path, 64 * BLOCK as u64, true);
+    let disk = open(&path, 16 * BLOCK as u64, true);
     for generation in 1.. {
-        for i in 0..64 {
+        for i in 0..16 {
             let durable = if generation % 2 == 0 { Durable::Now } else { Durable::Later };
             let data = content(i, generation);
             sync::write_at(&*disk, i * BLOCK as u64, &data, durable).expect("written");
@@ -158,4 +158,48 @@ fn fills_a_file_system() {
     sync::discard(&*disk, 0, 256 << 10).expect("room is made");
     sync::write_at(&*disk, written, &data, Durable::Later).expect("and used");
     println!("went on");
+}
+
+/// A block device is taken with its own block size, without the page cache, and discards where it
+/// can.
+#[test]
+fn a_block_device_keeps_its_own_blocks() {
+    let path = std::env::temp_dir().join(format!("bowline-loop-{}", std::process::id()));
+    File::create_new(&path).expect("a file").set_len(8 << 20).expect("its size");
+    let made = Command::new("losetup")
+        .args(["--find", "--show", "--sector-size", "4096"])
+        .arg(&path)
+        .stderr(Stdio::null())
+        .output();
+    let device = match made {
+        Ok(out) if out.status.success() => String::from_utf8_lossy(&out.stdout).trim().to_owned(),
+        _ => {
+            println!("skipped: no loop devices for this user");
+            std::fs::remove_file(&path).expect("removed");
+            return;
+        }
+    };
+    let result = std::panic::catch_unwind(|| {
+        let disk = open(Path::new(&device), 0, true);
+        let limits = disk.limits();
+        assert_eq!((limits.bytes, limits.logical), (8 << 20, 4096));
+        let data = vec![0x33; 64 << 10];
+        sync::write_at(&*disk, 4096, &data, Durable::Now).expect("written");
+        let small = sync::write_at(&*disk, 512, &data[..512], Durable::Later);
+        assert_eq!(small, Err(Errno::EINVAL));
+        let mut back = vec![0; 64 << 10];
+        sync::read_at(&*disk, 4096, &mut back).expect("read");
+        assert_eq!(back, data);
+        sync::write_zeroes(&*disk, 8192, 4096).expect("zeroed");
+        sync::read_at(&*disk, 4096, &mut back).expect("read");
+        assert!(back[4096..8192].iter().all(|byte| *byte == 0) && back[8192] == 0x33);
+        assert!(limits.discard.is_some(), "a loop device makes holes in its file");
+        sync::discard(&*disk, 0, 8 << 20).expect("discarded");
+        sync::flush(&*disk).expect("flushed");
+    });
+    Command::new("losetup").args(["--detach", &device]).status().expect("losetup is there");
+    std::fs::remove_file(&path).expect("removed");
+    if let Err(panic) = result {
+        std::panic::resume_unwind(panic);
+    }
 }

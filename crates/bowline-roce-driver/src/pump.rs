@@ -64,11 +64,14 @@ impl Shared {
             Err(TryLockError::WouldBlock) => return Came::ToAnother,
         };
         let mut came = Came::Nothing;
+        // Whoever finds something whenever it looks is behind: taking what has come meanwhile with one
+        // call, and answering all of it together, lets it catch up.
+        let in_a_row = self.found.load(Ordering::Relaxed);
         for endpoint in &self.endpoints {
             match endpoint.receive_one(&mut inbox) {
                 Ok(bytes) => {
                     self.stats.receives.inc();
-                    if bytes >= STREAM {
+                    if bytes >= STREAM || in_a_row {
                         match endpoint.receive_more(&mut inbox) {
                             Ok(()) => self.stats.receives.inc(),
                             Err(_) => self.stats.empty_looks.inc(),
@@ -83,6 +86,10 @@ impl Shared {
         }
         if came > Came::ToAnother {
             self.mark_unsent();
+        }
+        let found = came > Came::ToAnother;
+        if found != in_a_row {
+            self.found.store(found, Ordering::Relaxed);
         }
         came
     }

@@ -86,6 +86,8 @@ pub(crate) struct Shared {
     pub(crate) tx: Mutex<Tx>,
     /// There may be something to send.
     pub(crate) unsent: AtomicBool,
+    /// The last look at the network has found something.
+    pub(crate) found: AtomicBool,
     /// Times an application thread has looked at the network without waiting.
     pub(crate) looks: AtomicU64,
     /// How many of them, up to now, have found nothing.
@@ -176,6 +178,7 @@ impl Shared {
             rx: Mutex::new(Inbox::new()),
             tx: Mutex::new(Tx::default()),
             unsent: AtomicBool::new(false),
+            found: AtomicBool::new(false),
             looks: AtomicU64::new(0),
             vain_looks: AtomicU32::new(0),
             completions: Condvar::new(),

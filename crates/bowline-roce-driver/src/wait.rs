@@ -27,6 +27,9 @@ use crate::clock;
 use crate::pump::Came;
 use crate::shared::{Lead, Shared, State};
 
+/// Descriptors a thread sleeps on without allocating.
+const FEW_FDS: usize = 9;
+
 /// What a thread waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum What {
@@ -165,15 +168,25 @@ impl Shared {
     /// Sleeps until called by `kick`, or, when `watching`, until something arrives, at most
     /// `limit`. Tells whether something has arrived.
     pub(crate) fn sleep(&self, kick: &OwnedFd, watching: bool, limit: Option<Duration>) -> bool {
-        let mut fds = Vec::with_capacity(1 + self.endpoints.len());
-        fds.push(PollFd::new(kick, PollFlags::IN));
-        if watching {
-            fds.extend(self.endpoints.iter().map(|end| PollFd::new(end, PollFlags::IN)));
-        }
+        let watched = if watching { self.endpoints.as_slice() } else { &[] };
+        let fd = |at: usize| match at.checked_sub(1).and_then(|at| watched.get(at)) {
+            None => PollFd::new(kick, PollFlags::IN),
+            Some(endpoint) => PollFd::new(endpoint, PollFlags::IN),
+        };
+        // Sleeping is part of the data path: nothing is allocated for a usual number of addresses.
+        let mut few: [PollFd<'_>; FEW_FDS];
+        let mut many: Vec<PollFd<'_>>;
+        let fds = if watched.len() < FEW_FDS {
+            few = core::array::from_fn(fd);
+            &mut few[..=watched.len()]
+        } else {
+            many = (0..=watched.len()).map(fd).collect();
+            many.as_mut_slice()
+        };
         let limit =
             limit.map(|limit| timespec(u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX)));
         self.stats.sleeps.inc();
-        if poll(&mut fds, limit.as_ref()).is_err() {
+        if poll(fds, limit.as_ref()).is_err() {
             return false;
         }
         let mut ready = fds.iter().map(|fd| !fd.revents().is_empty());

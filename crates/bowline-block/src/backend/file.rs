@@ -87,21 +87,25 @@ impl Backend for File {
 
     fn submit(&self, io: &mut Vec<BackendIo>, done: &Arc<dyn BackendDone>) {
         let limits = self.facts.limits();
-        for io in io.drain(..) {
+        let mut answered = Vec::new();
+        // Answers wait until no lock is held.
+        let jobs = io.drain(..).filter_map(|io| {
             let (token, nothing) = (io.token, io.op != IoOp::Flush && io.len == 0);
             let job = check(&limits, &io).and_then(|()| Job::new(io, done, self.facts.align));
             let errno = match job {
+                Ok(job) if !nothing => return Some(job),
+                Ok(_) => 0,
                 Err(errno) => errno.neg(),
-                Ok(_) if nothing => 0,
-                Ok(job) => {
-                    match &self.workers {
-                        Workers::Ring(ring) => ring.submit(job),
-                        Workers::Pool(pool) => pool.submit(job),
-                    }
-                    continue;
-                }
             };
-            done.done(&[BackendResult { token, errno, direct: None }]);
+            answered.push(BackendResult { token, errno, direct: None });
+            None
+        });
+        match &self.workers {
+            Workers::Ring(ring) => ring.submit(jobs),
+            Workers::Pool(pool) => pool.submit(jobs),
+        }
+        if !answered.is_empty() {
+            done.done(&answered);
         }
     }
 

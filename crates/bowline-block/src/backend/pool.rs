@@ -50,9 +50,9 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Queues a job; [`kick`](Self::kick) begins it.
-    pub(super) fn submit(&self, job: Job) {
-        self.shared.lock().jobs.push_back(job);
+    /// Queues jobs; [`kick`](Self::kick) begins them.
+    pub(super) fn submit(&self, jobs: impl Iterator<Item = Job>) {
+        self.shared.lock().jobs.extend(jobs);
     }
 
     /// Begins what was queued.

@@ -76,9 +76,12 @@ impl Ring {
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// Queues a job; [`kick`](Self::kick) begins it.
-    pub(super) fn submit(&self, job: Job) {
-        self.shared.lock().add(&self.shared, job);
+    /// Queues jobs; [`kick`](Self::kick) begins them.
+    pub(super) fn submit(&self, jobs: impl Iterator<Item = Job>) {
+        let mut state = self.shared.lock();
+        for job in jobs {
+            state.add(&self.shared, job);
+        }
     }
 
     /// Begins what was queued.

@@ -166,7 +166,12 @@ impl Session {
             return Err(Error::new(WHAT, Errno::EINVAL));
         }
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-        let id = self.shared.hub.lock().core.add_region(Arc::clone(&buffer), access);
+        let mut state = self.shared.hub.lock();
+        if state.closed {
+            return Err(Error::closed(WHAT));
+        }
+        let id = state.core.add_region(Arc::clone(&buffer), access);
+        drop(state);
         let region = Region::new(Arc::clone(&self.shared), id, buffer);
         self.shared.hub.drain_all();
         self.shared.settle();

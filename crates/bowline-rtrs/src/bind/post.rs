@@ -9,6 +9,8 @@ use crate::{Batch, Input, PortId, RecvSlot, Wr, WrKind};
 
 /// Keys handed to a device at once.
 const KEYS: usize = 64;
+/// Most bytes of data that go before short messages.
+const EARLY_MAX: usize = 8192;
 /// There is no further send of this connection in the batch.
 const LAST: u32 = u32::MAX;
 
@@ -87,13 +89,17 @@ impl Scratch {
                 Some(wr)
             })
         };
+        let all = || {
+            let early = |wr: &&Wr| goes_early(batch, wr);
+            walk().filter(early).chain(walk().filter(move |wr| !early(wr)))
+        };
         self.sges.clear();
-        for wr in walk() {
+        for wr in all() {
             self.sges.extend(batch.mems_of(wr).iter().map(|mem| regions.sge(port, mem)));
         }
         let mut wrs = again(std::mem::take(&mut self.sends));
         let mut rest = self.sges.as_slice();
-        for wr in walk() {
+        for wr in all() {
             let (sges, others) = rest.split_at(batch.mems_of(wr).len());
             rest = others;
             wrs.push(send_wr(wr, sges));
@@ -102,6 +108,16 @@ impl Scratch {
         self.sends = again(wrs);
         posted
     }
+}
+
+/// Tells whether a send goes before the other ones of its connection in the batch. Data of answers do:
+/// packets of one size leave with one call, which short messages in between would break up. Each stays
+/// before the message that tells of it [RT-47]; and whatever is complete when a signalled request is, in
+/// the core's order, is so in this one, since only unsignalled ones move, and forward. Much data is not
+/// moved: who waits for the first of it should not wait for the last.
+fn goes_early(batch: &Batch, wr: &Wr) -> bool {
+    let len = || batch.mems_of(wr).iter().map(|mem| mem.len as usize).sum::<usize>();
+    matches!(wr.kind, WrKind::Write(_)) && !wr.signal && len() <= EARLY_MAX
 }
 
 fn send_wr<'a>(wr: &Wr, sges: &'a [Sge]) -> SendWr<'a> {

@@ -176,15 +176,15 @@ impl Session {
         if policy == Policy::RoundRobin {
             return self.round_robin(cpu);
         }
-        let mut best: Option<(u128, usize)> = None;
+        let mut best: Option<(u64, usize)> = None;
         for (at, id) in self.list.iter().enumerate() {
             let Some(path) = self.paths.get(*id).filter(|p| p.state == PathState::Connected) else {
                 continue;
             };
             let Some(link) = path.link.and_then(|link| self.links.get(link)) else { continue };
             let key = match policy {
-                Policy::MinLatency => path.latency.as_nanos(),
-                Policy::MinInflight | Policy::RoundRobin => u128::from(link.inflight),
+                Policy::MinLatency => u64::try_from(path.latency.as_nanos()).unwrap_or(u64::MAX),
+                Policy::MinInflight | Policy::RoundRobin => u64::from(link.inflight),
             };
             if tried >> at.min(127) & 1 == 0 && best.is_none_or(|(least, _)| key < least) {
                 best = Some((key, at));

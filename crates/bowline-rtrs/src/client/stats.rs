@@ -20,8 +20,12 @@ pub struct Latencies {
 
 impl Latencies {
     fn note(&mut self, dir: Dir, took: Duration) {
-        let ms = u64::try_from(took.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX).max(1);
-        let row = (ms.saturating_sub(1).checked_ilog2().map_or(0, |log| log + 1)) as usize;
+        let row = if took <= Duration::from_millis(1) {
+            0
+        } else {
+            let ms = u64::try_from(took.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX);
+            (ms - 1).ilog2() as usize + 1
+        };
         let column = usize::from(dir == Dir::Write);
         self.rows[row.min(ROWS - 1)][column] += 1;
         self.max[column] = self.max[column].max(took);

@@ -1,0 +1,210 @@
+//! Numbers and layouts of the kernel's ublk interface, as bytes: commands of `/dev/ublk-control` and
+//! of a device's queue.
+
+use bowline_rnbd::{IoOp, Limits};
+
+/// Bytes of one request's description, which the kernel writes.
+pub(super) const DESC_LEN: usize = 24;
+/// Descriptions there is room for in the mapping of one queue.
+pub(super) const MAX_DEPTH: u16 = 4096;
+const INFO_LEN: usize = 64;
+const PARAMS_LEN: usize = 60;
+
+/// Commands of the control device, as numbers that say direction and size (`_IOWR('u', n, 32 bytes)`).
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[repr(u32)]
+pub(super) enum Control {
+    AddDev = command(0x04, 32),
+    DelDev = command(0x05, 32),
+    StartDev = command(0x06, 32),
+    StopDev = command(0x07, 32),
+    SetParams = command(0x08, 32),
+}
+
+/// Commands of a queue.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[repr(u32)]
+pub(super) enum Io {
+    /// Waits for the first request of a tag.
+    Fetch = command(0x20, 16),
+    /// Gives a result, and waits for the next request of that tag.
+    CommitAndFetch = command(0x21, 16),
+}
+
+const fn command(number: u32, size: u32) -> u32 {
+    const READ_WRITE: u32 = 3;
+    READ_WRITE << 30 | size << 16 | (b'u' as u32) << 8 | number
+}
+
+/// The kernel takes the commands above, not bare numbers.
+const F_CMD_IOCTL_ENCODE: u64 = 1 << 6;
+
+/// A control command: `data` of `len` bytes at `addr`, or a number.
+pub(super) fn control(dev_id: u32, addr: u64, len: u16, data: u64) -> [u8; 80] {
+    let mut out = [0; 80];
+    out[..4].copy_from_slice(&dev_id.to_ne_bytes());
+    // No queue in particular.
+    out[4..6].copy_from_slice(&u16::MAX.to_ne_bytes());
+    out[6..8].copy_from_slice(&len.to_ne_bytes());
+    out[8..16].copy_from_slice(&addr.to_ne_bytes());
+    out[16..24].copy_from_slice(&data.to_ne_bytes());
+    out
+}
+
+/// A queue's command: the result of the last request of a tag, and the memory of the next.
+pub(super) fn io(tag: u16, result: i32, addr: u64) -> [u8; 16] {
+    let mut out = [0; 16];
+    out[2..4].copy_from_slice(&tag.to_ne_bytes());
+    out[4..8].copy_from_slice(&result.to_ne_bytes());
+    out[8..].copy_from_slice(&addr.to_ne_bytes());
+    out
+}
+
+/// What a device is to be: one queue. The kernel fills in what it made of it.
+pub(super) fn info(depth: u16, max_io: u32) -> [u8; INFO_LEN] {
+    let mut out = [0; INFO_LEN];
+    out[..2].copy_from_slice(&1_u16.to_ne_bytes());
+    out[2..4].copy_from_slice(&depth.to_ne_bytes());
+    out[8..12].copy_from_slice(&max_io.to_ne_bytes());
+    // Any free number.
+    out[12..16].copy_from_slice(&u32::MAX.to_ne_bytes());
+    out[24..32].copy_from_slice(&F_CMD_IOCTL_ENCODE.to_ne_bytes());
+    out
+}
+
+/// Number of the device, and its depth, as the kernel filled them in.
+pub(super) fn made(info: &[u8; INFO_LEN]) -> (u32, u16) {
+    let word = [info[12], info[13], info[14], info[15]];
+    (u32::from_ne_bytes(word), u16::from_ne_bytes([info[2], info[3]]))
+}
+
+/// Bytes of one IO: what the kernel takes and the disk does, whole pages.
+pub(super) fn max_io(limits: &Limits) -> u32 {
+    const MOST: u32 = 512 << 10;
+    (limits.max_io - limits.max_io % 4096).clamp(4096, MOST)
+}
+
+/// What a disk can do. [NB-52]
+pub(super) fn params(limits: &Limits, max_io: u32) -> [u8; PARAMS_LEN] {
+    const BASIC: u32 = 1;
+    const DISCARD: u32 = 2;
+    const READ_ONLY: u32 = 1;
+    const VOLATILE_CACHE: u32 = 1 << 2;
+    const FUA: u32 = 1 << 3;
+    let mut attrs = 0;
+    for (has, attr) in [
+        (limits.read_only, READ_ONLY),
+        (limits.write_cache, VOLATILE_CACHE),
+        (limits.write_cache && limits.fua, FUA),
+    ] {
+        attrs |= if has { attr } else { 0 };
+    }
+    let changes = !limits.read_only;
+    let discard = limits.discard.filter(|_| changes);
+    let zeroes = if changes { limits.max_write_zeroes / 512 } else { 0 };
+    let types = if discard.is_some() || zeroes > 0 { BASIC | DISCARD } else { BASIC };
+    let sectors = |bytes: u64| u32::try_from(bytes / 512).unwrap_or(u32::MAX);
+    let physical = limits.physical.clamp(limits.logical, 1 << 16);
+    let mut out = Vec::with_capacity(PARAMS_LEN);
+    out.extend((PARAMS_LEN as u32).to_ne_bytes());
+    out.extend(types.to_ne_bytes());
+    out.extend(attrs.to_ne_bytes());
+    // Shifts of the logical and physical block, of the best IO and of the smallest.
+    for bytes in [limits.logical, physical, max_io, physical] {
+        out.push(bytes.ilog2() as u8);
+    }
+    out.extend((max_io / 512).to_ne_bytes());
+    out.extend(0_u32.to_ne_bytes());
+    out.extend((limits.bytes / 512).to_ne_bytes());
+    out.extend(0_u64.to_ne_bytes());
+    out.extend(discard.map_or(0, |d| d.alignment).to_ne_bytes());
+    out.extend(discard.map_or(0, |d| d.granularity).to_ne_bytes());
+    out.extend(discard.map_or(0, |d| sectors(d.max_bytes)).to_ne_bytes());
+    out.extend(zeroes.to_ne_bytes());
+    out.extend(u16::from(discard.is_some()).to_ne_bytes());
+    out.extend([0; 2]);
+    let mut bytes = [0; PARAMS_LEN];
+    bytes.copy_from_slice(&out);
+    bytes
+}
+
+/// One request, as the kernel describes it.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) struct Desc {
+    /// `None`: none that a disk knows.
+    pub(super) op: Option<IoOp>,
+    pub(super) fua: bool,
+    pub(super) nounmap: bool,
+    pub(super) sectors: u32,
+    pub(super) start_sector: u64,
+}
+
+impl Desc {
+    /// From the first three words of the description. [NB-52]
+    pub(super) fn new(op_flags: u32, sectors: u32, start_sector: u64) -> Self {
+        let op = match op_flags & 0xff {
+            0 => Some(IoOp::Read),
+            1 => Some(IoOp::Write),
+            2 => Some(IoOp::Flush),
+            3 => Some(IoOp::Discard),
+            5 => Some(IoOp::WriteZeroes),
+            _ => None,
+        };
+        let (fua, nounmap) = (op_flags & 1 << 13 != 0, op_flags & 1 << 15 != 0);
+        Self { op, fua, nounmap, sectors, start_sector }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bowline_rnbd::Discard;
+
+    use super::*;
+
+    #[test]
+    fn layouts_are_the_kernels() {
+        assert_eq!(Control::AddDev as u32, 0xc020_7504);
+        assert_eq!(Io::CommitAndFetch as u32, 0xc010_7521);
+        let command = control(3, 0x1122, 60, 9);
+        assert_eq!(command[..8], [3, 0, 0, 0, 0xff, 0xff, 60, 0]);
+        assert_eq!((command[8], command[9], command[16]), (0x22, 0x11, 9));
+        assert_eq!(io(5, -5, 1), [0, 0, 5, 0, 0xfb, 0xff, 0xff, 0xff, 1, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(made(&info(128, 1 << 19)), (u32::MAX, 128));
+    }
+
+    #[test]
+    fn attributes_say_what_the_disk_can_do() {
+        // tests [NB-52]
+        let discard = Discard { max_bytes: 8 << 20, granularity: 4096, alignment: 512 };
+        let limits = Limits {
+            write_cache: true,
+            fua: true,
+            discard: Some(discard),
+            max_write_zeroes: 1 << 20,
+            ..Limits::plain(1 << 30)
+        };
+        let word = |bytes: &[u8; PARAMS_LEN], at: usize| {
+            u32::from_ne_bytes(bytes[at..at + 4].try_into().unwrap())
+        };
+        let all = params(&limits, 1 << 19);
+        assert_eq!((word(&all, 0), word(&all, 4), word(&all, 8)), (60, 3, 0b1100));
+        assert_eq!(all[12..16], [9, 12, 19, 12]);
+        assert_eq!((word(&all, 16), word(&all, 24)), (1024, 1 << 21));
+        assert_eq!((word(&all, 40), word(&all, 44)), (512, 4096));
+        assert_eq!((word(&all, 48), word(&all, 52), all[56]), (16384, 2048, 1));
+        let ro = params(&Limits { read_only: true, write_cache: false, ..limits }, 1 << 19);
+        assert_eq!((word(&ro, 4), word(&ro, 8)), (1, 1));
+        assert_eq!(max_io(&limits), 512 << 10);
+        assert_eq!(max_io(&Limits { max_io: 126_976 + 512, ..limits }), 126_976);
+    }
+
+    #[test]
+    fn requests_are_told_apart() {
+        // tests [NB-52]
+        let write = Desc::new(1 | 1 << 13, 8, 100);
+        assert_eq!((write.op, write.fua, write.nounmap), (Some(IoOp::Write), true, false));
+        assert_eq!(Desc::new(5 | 1 << 15, 8, 0).op, Some(IoOp::WriteZeroes));
+        assert_eq!(Desc::new(4, 8, 0).op, None, "write same");
+        assert_eq!(Desc::new(12, 8, 0).op, None, "zones");
+    }
+}

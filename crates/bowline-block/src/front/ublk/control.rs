@@ -1,0 +1,85 @@
+//! The control device: makes, starts, stops and removes devices.
+#![allow(unsafe_code)]
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+
+use io_uring::{IoUring, cqueue, opcode, squeue, types};
+
+use super::abi;
+
+const PATH: &str = "/dev/ublk-control";
+
+/// The control device, one command at a time.
+pub(super) struct Control {
+    ring: IoUring<squeue::Entry128, cqueue::Entry>,
+    file: File,
+}
+
+impl Control {
+    pub(super) fn open() -> io::Result<Self> {
+        let file = OpenOptions::new().read(true).write(true).open(PATH).map_err(|error| {
+            let what = match error.kind() {
+                io::ErrorKind::NotFound => "the kernel has no ublk_drv loaded",
+                io::ErrorKind::PermissionDenied => "ublk needs root",
+                _ => "cannot be opened",
+            };
+            io::Error::new(error.kind(), format!("{PATH}: {what}"))
+        })?;
+        Ok(Self { ring: IoUring::builder().build(4)?, file })
+    }
+
+    /// Makes a device with one queue; returns its number and depth.
+    pub(super) fn add(&mut self, depth: u16, max_io: u32) -> io::Result<(u32, u16)> {
+        let mut info = abi::info(depth, max_io);
+        let len = info.len() as u16;
+        // The kernel writes there, which it is told by address.
+        let addr = info.as_mut_ptr().expose_provenance() as u64;
+        self.run(abi::Control::AddDev, abi::control(u32::MAX, addr, len, 0))?;
+        Ok(abi::made(&info))
+    }
+
+    pub(super) fn set_params(&mut self, id: u32, params: &mut [u8]) -> io::Result<()> {
+        let len = params.len() as u16;
+        let addr = params.as_mut_ptr().expose_provenance() as u64;
+        self.run(abi::Control::SetParams, abi::control(id, addr, len, 0))
+    }
+
+    /// Makes the disk appear, once all tags of the queue wait for requests; waits for that.
+    pub(super) fn start(&mut self, id: u32) -> io::Result<()> {
+        let data = std::process::id().into();
+        self.run(abi::Control::StartDev, abi::control(id, 0, 0, data))
+    }
+
+    /// Makes the disk disappear; waits for requests under way.
+    pub(super) fn stop(&mut self, id: u32) -> io::Result<()> {
+        self.run(abi::Control::StopDev, abi::control(id, 0, 0, 0))
+    }
+
+    pub(super) fn delete(&mut self, id: u32) -> io::Result<()> {
+        self.run(abi::Control::DelDev, abi::control(id, 0, 0, 0))
+    }
+
+    fn run(&mut self, command: abi::Control, bytes: [u8; 80]) -> io::Result<()> {
+        let fd = types::Fd(self.file.as_raw_fd());
+        let entry = opcode::UringCmd80::new(fd, command as u32).cmd(bytes).build();
+        // SAFETY: the memory that the command names is in the caller's hands until the completion,
+        // which is waited for here.
+        let pushed = unsafe { self.ring.submission().push(&entry) };
+        pushed.map_err(|_| io::ErrorKind::WouldBlock)?;
+        loop {
+            match self.ring.submit_and_wait(1) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                // Nothing may return before the completion, since the kernel has addresses.
+                other => drop(other),
+            }
+            if let Some(done) = self.ring.completion().next() {
+                return match done.result() {
+                    0.. => Ok(()),
+                    errno => Err(io::Error::from_raw_os_error(-errno)),
+                };
+            }
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! The block device door, in a machine that has ublk. Where it has none, the tests say so.
+
+use std::fs::OpenOptions;
+use std::os::unix::fs::FileExt;
+use std::process::Command;
+use std::sync::Arc;
+
+use bowline_block::backend::{self, BackendSpec};
+use bowline_block::front::ublk::{self, Ublk, UblkOptions};
+use bowline_block::{LocalDevice, sync};
+
+fn attach(options: UblkOptions) -> Option<(Ublk, Arc<LocalDevice>)> {
+    let spec = BackendSpec::Memory { bytes: 64 << 20, block: 512 };
+    let disk = LocalDevice::new("disk", backend::open(spec).expect("memory"));
+    match ublk::attach(disk.clone(), options) {
+        Ok(ublk) => Some((ublk, disk)),
+        Err(error)
+            if matches!(
+                error.kind(),
+                std::io::ErrorKind::NotFound | std::io::ErrorKind::PermissionDenied
+            ) =>
+        {
+            println!("skipped: {error}");
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+#[test]
+fn a_block_device_appears_works_and_goes() {
+    let Some((ublk, disk)) = attach(UblkOptions::default()) else { return };
+    let device = OpenOptions::new().read(true).write(true).open(ublk.path()).expect("opened");
+    let data: Vec<u8> = (0..1_000_000_u32).flat_map(|i| i.to_le_bytes()).collect();
+    device.write_all_at(&data, 1 << 20).expect("written");
+    device.sync_all().expect("flushed");
+    let mut there = vec![0; 1 << 20];
+    sync::read_at(&*disk, 1 << 20, &mut there).expect("read");
+    assert!(there == data[..1 << 20], "what was written is on the disk");
+    let path = ublk.path().display().to_string();
+    for command in [
+        format!("test $(blockdev --getsize64 {path}) = 67108864"),
+        format!("blkdiscard -o 1048576 -l 4096 {path}"),
+        format!("blkdiscard -z -o 1052672 -l 4096 {path}"),
+        format!("mkfs.ext4 -q -F {path} && fsck.ext4 -fn {path}"),
+        format!(
+            "fio --name=v --filename={path} --direct=1 --rw=randrw --bssplit=512/20:4k/50:512k/30 \
+             --size=32m --iodepth=32 --ioengine=libaio --verify=crc32c --fsync=32"
+        ),
+    ] {
+        let tool = command.split(' ').find(|word| *word != "test").unwrap_or_default();
+        let out = Command::new("timeout").args(["60", "sh", "-c", &command]).output().expect("sh");
+        let text = String::from_utf8_lossy(&out.stderr).into_owned();
+        if out.status.code() == Some(127) {
+            println!("skipped: {tool} is not installed");
+            continue;
+        }
+        assert!(out.status.success(), "{command}: {text}");
+    }
+    sync::read_at(&*disk, 1 << 20, &mut there[..4096]).expect("read");
+    let path = ublk.path().to_owned();
+    drop(device);
+    drop(ublk);
+    assert!(!path.exists(), "the device is gone");
+}
+
+#[test]
+fn a_read_only_device_is_not_written() {
+    let mut options = UblkOptions::default();
+    options.read_only = true;
+    let Some((ublk, _)) = attach(options) else { return };
+    let device = OpenOptions::new().read(true).write(true).open(ublk.path());
+    assert!(device.is_err() || device.is_ok_and(|device| device.write_at(&[0; 512], 0).is_err()));
+}
