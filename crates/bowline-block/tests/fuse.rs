@@ -181,6 +181,7 @@ fn dd_and_fio_verify_what_they_write() {
                 "--size=24m",
                 "--iodepth=16",
                 "--verify=crc32c",
+                "--verify_state_save=0",
                 "--fsync=32",
             ],
         ) else {

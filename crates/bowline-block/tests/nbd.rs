@@ -190,6 +190,7 @@ fn fio_verifies_random_io_over_several_connections() {
             "--iodepth=32",
             "--verify=crc32c",
             "--do_verify=1",
+            "--verify_state_save=0",
             "--fsync=16",
             "--group_reporting",
         ],
