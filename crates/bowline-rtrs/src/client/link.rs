@@ -88,6 +88,11 @@ impl Link {
         }
     }
 
+    /// Tells whether what was sent may be sent again: its queue pairs are not in error.
+    pub(super) const fn is_live(&self) -> bool {
+        matches!(self.phase, Phase::Connecting(_) | Phase::Info | Phase::Up | Phase::Quiet)
+    }
+
     /// Where INFO_REQ lies in the memory.
     pub(super) fn info_req_at(&self) -> u64 {
         let depth = self.geometry.map_or(0, |g| g.queue_depth());
@@ -138,6 +143,11 @@ pub(super) struct Conn {
     signals: VecDeque<u32>,
     /// A request at so many is signalled.
     pub(super) signal_every: u32,
+    /// Work requests posted, and those of them that are known to have completed.
+    posted: u64,
+    sent: u64,
+    /// Somebody waits until what was posted has completed.
+    pub(super) fenced: bool,
     /// Requests in flight, those that wait included.
     pub(super) inflight: u32,
     /// Requests that found no room.
@@ -159,6 +169,9 @@ impl Conn {
             unsignalled: 0,
             signals: VecDeque::with_capacity(8),
             signal_every: 1,
+            posted: 0,
+            sent: 0,
+            fenced: false,
             inflight: 0,
             waiting: VecDeque::new(),
             drained: 0,
@@ -199,7 +212,9 @@ impl Conn {
     ) {
         self.used += 1;
         self.unsignalled += 1;
+        self.posted += 1;
         let signal = always
+            || std::mem::take(&mut self.fenced)
             || self.unsignalled >= self.signal_every
             || self.used + HEARTBEAT_RESERVE >= self.send_max
             || self.signals.is_empty() && self.used >= self.send_max / 2;
@@ -214,6 +229,20 @@ impl Conn {
     pub(super) fn sent(&mut self) {
         let freed = self.signals.pop_front().unwrap_or(0);
         self.used = self.used.saturating_sub(freed);
+        self.sent += u64::from(freed);
+    }
+
+    /// The number of work requests after whose completion all that were posted until now are over;
+    /// `None` when they are. The next one posted completes with an entry.
+    pub(super) fn fence(&mut self) -> Option<u64> {
+        let all_sent = self.sent == self.posted;
+        self.fenced |= !all_sent && self.unsignalled > 0;
+        (!all_sent).then_some(self.posted)
+    }
+
+    /// Tells whether so many work requests have completed.
+    pub(super) const fn is_past(&self, fence: u64) -> bool {
+        self.sent >= fence
     }
 }
 

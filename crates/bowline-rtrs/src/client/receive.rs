@@ -106,6 +106,9 @@ impl Session {
             return self.fail(now, done.conn.path, Errno::ECONNRESET);
         }
         link.conns[usize::from(done.conn.cid)].sent();
+        if !self.lingering.is_empty() {
+            self.look_at_lingering();
+        }
         self.post_waiting(done.conn);
     }
 

@@ -17,6 +17,8 @@ pub(super) struct Region {
     pub(super) uses: u32,
     /// The program wants it gone.
     dropped: bool,
+    /// Only sends that may have to be repeated keep it.
+    pub(super) lingers: bool,
 }
 
 impl Region {
@@ -47,7 +49,7 @@ impl Regions {
         ports: impl Iterator<Item = PortId>,
     ) -> RegionId {
         let keys = ports.map(|port| (port, None)).collect();
-        let region = Region { buffer, access, keys, uses: 0, dropped: false };
+        let region = Region { buffer, access, keys, uses: 0, dropped: false, lingers: false };
         let at = self.slots.iter().position(Option::is_none).unwrap_or(self.slots.len());
         if at == self.slots.len() {
             self.slots.push(None);
@@ -86,13 +88,14 @@ impl Regions {
         self.gone(id)
     }
 
-    /// Marks a region as unwanted. Returns it when it is to be dropped now.
+    /// Marks a region as unwanted. Returns it when no request uses it.
     pub(super) fn unwant(&mut self, id: RegionId) -> Option<RegionId> {
         self.get_mut(id)?.dropped = true;
         self.gone(id)
     }
 
-    /// A piece is no longer in flight. Returns the region when it is to be dropped now.
+    /// A piece is no longer in flight. Returns the region when no request uses it and nobody
+    /// wants it.
     pub(super) fn release(&mut self, id: RegionId) -> Option<RegionId> {
         let region = self.get_mut(id)?;
         region.uses = region.uses.saturating_sub(1);
@@ -100,8 +103,16 @@ impl Regions {
     }
 
     fn gone(&mut self, id: RegionId) -> Option<RegionId> {
-        let slot = self.slots.get_mut(id.0 as usize)?;
-        slot.take_if(|region| region.dropped && region.uses == 0 && region.answered()).map(|_| id)
+        let region = self.get(id)?;
+        let over = region.dropped && region.uses == 0 && region.answered() && !region.lingers;
+        over.then_some(id)
+    }
+
+    /// Forgets a region; its number is free.
+    pub(super) fn remove(&mut self, id: RegionId) {
+        if let Some(slot) = self.slots.get_mut(id.0 as usize) {
+            *slot = None;
+        }
     }
 
     /// What is left.

@@ -150,6 +150,8 @@ pub struct Session {
     pub(super) completed: Vec<Completed>,
     /// A link may be quiet now.
     pub(super) look_quiet: bool,
+    /// Regions that only sends keep, and the sends.
+    pub(super) lingering: VecDeque<(RegionId, Vec<(ConnId, u64)>)>,
 }
 
 impl Session {
@@ -181,6 +183,7 @@ impl Session {
             events: VecDeque::new(),
             completed: Vec::new(),
             look_quiet: false,
+            lingering: VecDeque::new(),
         }
     }
 
@@ -218,8 +221,44 @@ impl Session {
         self.order_drop(gone);
     }
 
+    /// Ends a registration that no request uses, once what was sent from it cannot be sent again:
+    /// the answer to a request may be quicker than the acknowledgement of its last packet.
     pub(super) fn order_drop(&mut self, gone: Option<RegionId>) {
-        if let Some(region) = gone {
+        let Some(region) = gone else { return };
+        let mut fences = Vec::new();
+        for lid in self.links.ids() {
+            let Some(link) = self.links.get_mut(lid).filter(|link| link.is_live()) else {
+                continue;
+            };
+            for (cid, conn) in (0..).zip(&mut link.conns) {
+                fences.extend(conn.fence().map(|fence| (ConnId { path: lid, cid }, fence)));
+            }
+        }
+        if fences.is_empty() {
+            self.regions.remove(region);
+            self.orders.push_back(Order::DropRegion { region });
+        } else {
+            if let Some(kept) = self.regions.get_mut(region) {
+                kept.lingers = true;
+            }
+            self.lingering.push_back((region, fences));
+        }
+    }
+
+    /// Drops regions whose last sends have completed. They come in the order of their fences.
+    pub(super) fn look_at_lingering(&mut self) {
+        while let Some((region, fences)) = self.lingering.front() {
+            let over = |(conn, fence): &(ConnId, u64)| {
+                let link = self.links.get(conn.path).filter(|link| link.is_live());
+                let conn = link.and_then(|link| link.conns.get(usize::from(conn.cid)));
+                conn.is_none_or(|conn| conn.is_past(*fence))
+            };
+            if !fences.iter().all(over) {
+                return;
+            }
+            let region = *region;
+            self.lingering.pop_front();
+            self.regions.remove(region);
             self.orders.push_back(Order::DropRegion { region });
         }
     }

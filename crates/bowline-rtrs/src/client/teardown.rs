@@ -147,6 +147,7 @@ impl Session {
             self.path_lost(now, id, errno);
         }
         self.look_at_drains(now, lid);
+        self.look_at_lingering();
     }
 
     /// The path of a link hears that it is lost.
