@@ -1,3 +1,12 @@
 //! RNBD over RTRS: exports served to clients, and disks of other machines as block devices.
+#![forbid(unsafe_code)]
 
+pub mod client;
+mod clock;
+mod error;
+pub mod server;
 pub mod tree;
+
+pub use client::{Client, Disk, MapOptions};
+pub use error::Error;
+pub use server::{ExportServer, Exports, FileOptions, ServerConfig};

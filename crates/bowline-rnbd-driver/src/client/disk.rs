@@ -1,0 +1,159 @@
+//! A mapped disk.
+
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use bowline_block::{BlockDevice, DeviceMem, DiskEvent, DiskIo};
+use bowline_rnbd::client::{DevId, DevInfo, DiskRequest};
+use bowline_rnbd::{Errno, Limits};
+use bowline_verbs::Mem;
+use bowline_wire::rnbd::Access;
+
+use super::link::{Link, Told};
+
+type Listener = Box<dyn Fn(DiskEvent) + Send + Sync>;
+
+/// What happens to a disk, for those who asked to be told.
+pub(super) struct Shared {
+    limits: RwLock<Limits>,
+    listeners: Mutex<Vec<Arc<Listener>>>,
+}
+
+impl Shared {
+    pub(super) fn tell(&self, event: DiskEvent, limits: Option<Limits>) {
+        if let Some(limits) = limits {
+            *self.limits.write().unwrap_or_else(PoisonError::into_inner) = limits;
+        }
+        let listeners = self.listeners.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        for listener in listeners {
+            listener(event);
+        }
+    }
+}
+
+/// A disk of a server, mapped: a [`BlockDevice`]. It stays mapped until
+/// [`Client::unmap`](super::Client::unmap), whoever holds it.
+pub struct Disk {
+    link: Arc<Link>,
+    dev: DevId,
+    number: u32,
+    local_name: String,
+    device: String,
+    shared: Arc<Shared>,
+}
+
+impl std::fmt::Debug for Disk {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Disk")
+            .field("name", &self.local_name)
+            .field("device", &self.device)
+            .field("session", &self.session_name())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Disk {
+    pub(super) fn map(
+        link: &Arc<Link>,
+        device: &str,
+        access: Access,
+        number: u32,
+    ) -> Result<Arc<Self>, Errno> {
+        let (dev, limits) = link.map(device, access)?;
+        let (limits, listeners) = (RwLock::new(limits), Mutex::default());
+        let shared = Arc::new(Shared { limits, listeners });
+        link.attach(dev, &shared);
+        Ok(Arc::new(Self {
+            link: Arc::clone(link),
+            dev,
+            number,
+            local_name: format!("rnbd{number}"),
+            device: device.to_owned(),
+            shared,
+        }))
+    }
+
+    /// Returns its name here, `rnbd0` [NB-33].
+    pub fn local_name(&self) -> &str {
+        &self.local_name
+    }
+
+    /// Returns the name of its session.
+    pub fn session_name(&self) -> &str {
+        self.link.session().name()
+    }
+
+    pub(super) const fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Returns where it stands and what was done with it; `None` once it is unmapped.
+    pub fn info(&self) -> Option<DevInfo> {
+        self.link.info(self.dev)
+    }
+
+    /// Opens a closed disk again and waits for the answer [NB-37].
+    ///
+    /// # Errors
+    /// `EALREADY` when it is open, `EBUSY` while that is under way, `ENODEV` when it is unmapped,
+    /// `ECONNABORTED` while the session is away, and what the server answers.
+    pub fn remap(&self) -> Result<(), Errno> {
+        self.link.remap(self.dev)
+    }
+
+    /// Changes the size this side believes in; nothing is sent [NB-37].
+    ///
+    /// # Errors
+    /// `ENOENT` unless it is open.
+    pub fn resize(&self, bytes: u64) -> Result<(), Errno> {
+        self.link.resize(self.dev, bytes)
+    }
+
+    /// Takes completions that are there, and runs what they lead to, in this thread; returns how
+    /// many. For programs that do not want to wait for another thread.
+    pub fn poll(&self) -> usize {
+        self.link.session().poll()
+    }
+
+    /// As [`Disk::poll`], but waits for one, no longer than `limit`; tells whether there was any.
+    pub fn wait(&self, limit: Option<std::time::Duration>) -> bool {
+        self.link.session().wait(limit)
+    }
+
+    pub(super) fn unmap(&self) -> Result<(), Errno> {
+        self.link.unmap(self.dev)
+    }
+}
+
+impl BlockDevice for Disk {
+    fn limits(&self) -> Limits {
+        *self.shared.limits.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn name(&self) -> &str {
+        &self.device
+    }
+
+    fn memory(&self, len: usize) -> Result<DeviceMem, Errno> {
+        let region = self.link.session().region(len).map_err(|error| Errno(error.errno()))?;
+        let mem = Mem { buffer: Arc::clone(region.buffer()), offset: 0, len };
+        let id = region.id().0;
+        Ok(DeviceMem::new(mem, id, region))
+    }
+
+    fn submit(&self, reqs: &mut Vec<DiskIo>) {
+        let requests = reqs.drain(..).map(|io| DiskRequest {
+            op: io.op,
+            offset: io.offset,
+            len: io.len,
+            fua: io.fua,
+            nounmap: io.nounmap,
+            mem: io.mem.map(|(region, at)| (region, at as u64)),
+            done: Told { to: io.done, tag: io.tag },
+        });
+        self.link.submit(self.dev, requests);
+    }
+
+    fn on_change(&self, f: Box<dyn Fn(DiskEvent) + Send + Sync>) {
+        self.shared.listeners.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::new(f));
+    }
+}

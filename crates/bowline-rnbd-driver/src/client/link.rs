@@ -1,0 +1,502 @@
+//! One session and its devices: the core under a lock, and what carries out what it wants.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread;
+use std::time::Duration;
+
+use bowline_block::{DiskDone, DiskEvent};
+use bowline_rnbd::client::{
+    Config, Core, DevId, DevInfo, DiskRequest, DoneIo, Event, Order, SendIo, Token,
+};
+use bowline_rnbd::{Errno, Limits, SessionLimits};
+use bowline_rtrs::{MemRef, RegionId};
+use bowline_rtrs_driver::client::{
+    Completed, Completer, Done, LinkEv, Permit, PermitKind, Region, Req, Session, SessionBuilder,
+    Wait,
+};
+use bowline_rtrs_driver::{Dir, Engine};
+use bowline_wire::rnbd::{Access, OPEN_RSP_LEN};
+use bowline_wire::time::Instant;
+
+use super::disk::Shared;
+use crate::clock;
+use crate::error::Error;
+
+/// The tag of service messages; those of IO are slots.
+const SERVICE: u64 = u64::MAX;
+/// The longest the timer sleeps without a timer.
+const IDLE: Duration = Duration::from_secs(3600);
+
+/// Who asked for a request.
+pub(super) struct Told {
+    pub(super) to: Arc<dyn DiskDone>,
+    pub(super) tag: u64,
+}
+
+/// The permits of a session: one for each slot of the core, and one for service messages. They are
+/// kept as long as anybody sends; whoever is the last gives them back. Nobody else uses the session
+/// for requests, so none is asked for again and again.
+struct Permits {
+    io: Vec<Permit>,
+    service: Option<Permit>,
+    session: Arc<Session>,
+}
+
+impl Permits {
+    /// Takes all there are.
+    fn take(session: &Arc<Session>) -> Result<Self, Errno> {
+        let mut all = Self { io: Vec::new(), service: None, session: Arc::clone(session) };
+        all.io.extend(std::iter::from_fn(|| session.get_permit(PermitKind::Io, Wait::No)));
+        all.service = session.get_permit(PermitKind::Service, Wait::No);
+        // A server with a single chunk has none for IO beside the one for service [NB-60].
+        if all.io.is_empty() || all.service.is_none() { Err(Errno::ENOMEM) } else { Ok(all) }
+    }
+}
+
+impl Drop for Permits {
+    fn drop(&mut self) {
+        for permit in self.io.drain(..).chain(self.service.take()) {
+            self.session.put_permit(permit);
+        }
+    }
+}
+
+/// What somebody waits for.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Wanted {
+    Map,
+    Remap,
+    Unmap,
+}
+
+/// What a disk is to be told.
+type News = (Arc<Shared>, DiskEvent, Option<Limits>);
+
+struct State {
+    core: Core<Told>,
+    permits: Option<Arc<Permits>>,
+    outcomes: BTreeMap<(DevId, Wanted), Result<(), Errno>>,
+    disks: BTreeMap<DevId, Weak<Shared>>,
+    /// Service messages that wait for the permit.
+    orders: VecDeque<Order>,
+    /// The one that has it, and the bytes of its answer.
+    asking: Option<(Token, usize)>,
+    news: VecDeque<News>,
+    /// A thread tells the news.
+    telling: bool,
+    scratch: Vec<Scratch>,
+    /// When the timer wakes.
+    armed: Option<Instant>,
+    closed: bool,
+}
+
+/// Lists that are used again.
+#[derive(Default)]
+struct Scratch {
+    sends: Vec<SendIo>,
+    mems: Vec<MemRef>,
+    failed: Vec<(u16, Errno)>,
+    done: Vec<DoneIo<Told>>,
+    results: Vec<(u64, i32)>,
+}
+
+/// What happens to a session before its link is there.
+enum Gate {
+    Early(Vec<LinkEv>),
+    Open(Weak<Link>),
+}
+
+/// One session and its devices.
+pub(super) struct Link {
+    session: Arc<Session>,
+    /// Where the answers to service messages go, one at a time.
+    answer: Region,
+    state: Mutex<State>,
+    /// Wakes those who wait for outcomes.
+    changed: Condvar,
+    /// Wakes the timer.
+    rearm: Condvar,
+    me: Weak<Link>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Link {
+    /// Opens a session and says hello.
+    pub(super) fn open(
+        engine: &Engine,
+        builder: SessionBuilder,
+        config: Config,
+    ) -> Result<Arc<Self>, Error> {
+        let gate = Arc::new(Mutex::new(Gate::Early(Vec::new())));
+        let at_gate = Arc::clone(&gate);
+        let builder = builder.on_link(move |event| {
+            let link = match &mut *lock(&at_gate) {
+                Gate::Early(events) => {
+                    events.push(event);
+                    return;
+                }
+                Gate::Open(link) => link.upgrade(),
+            };
+            if let Some(link) = link {
+                link.linked(event);
+            }
+        });
+        let session = Session::open(engine, builder).map_err(|error| Error::rtrs(&error))?;
+        let what = || format!("preparing session {}", session.name());
+        let answer = session.region(OPEN_RSP_LEN).map_err(|error| Error::rtrs(&error))?;
+        let permits = Permits::take(&session).map_err(|errno| Error::new(what(), errno))?;
+        let slots = u16::try_from(permits.io.len()).unwrap_or(u16::MAX);
+        let state = State {
+            core: Core::new(config, slots),
+            permits: Some(Arc::new(permits)),
+            outcomes: BTreeMap::new(),
+            disks: BTreeMap::new(),
+            orders: VecDeque::new(),
+            asking: None,
+            news: VecDeque::new(),
+            telling: false,
+            scratch: Vec::new(),
+            armed: None,
+            closed: false,
+        };
+        let link = Arc::new_cyclic(|me| Self {
+            session: Arc::clone(&session),
+            answer,
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+            rearm: Condvar::new(),
+            me: Weak::clone(me),
+        });
+        let timer = Arc::clone(&link);
+        let thread = thread::Builder::new().name("bowline-rnbd".to_owned());
+        thread.spawn(move || timer.run_timer()).map_err(|error| Error::io(what(), &error))?;
+        link.linked(LinkEv::Reconnected);
+        loop {
+            let event = match &mut *lock(&gate) {
+                Gate::Early(events) if !events.is_empty() => events.remove(0),
+                gate => {
+                    *gate = Gate::Open(Arc::downgrade(&link));
+                    break;
+                }
+            };
+            link.linked(event);
+        }
+        Ok(link)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+
+    pub(super) const fn session(&self) -> &Arc<Session> {
+        &self.session
+    }
+
+    /// The session was lost or is back [NB-16].
+    fn linked(&self, event: LinkEv) {
+        let attrs = self.session.attrs();
+        let mut state = self.lock();
+        match (event, attrs) {
+            (LinkEv::Reconnected, Ok(attrs)) => {
+                let max_segments = u16::try_from(attrs.max_segments).unwrap_or(u16::MAX);
+                let limits = SessionLimits { max_io: attrs.max_io, max_segments };
+                state.core.link_up(clock::now(), limits);
+            }
+            // Lost again already: that will be told too.
+            (LinkEv::Reconnected, Err(_)) => {}
+            (LinkEv::Disconnected, _) => state.core.link_down(clock::now()),
+        }
+        self.advance(state);
+    }
+
+    /// Maps a device and waits for the outcome.
+    pub(super) fn map(&self, name: &str, access: Access) -> Result<(DevId, Limits), Errno> {
+        let mut state = self.lock();
+        let dev = state.core.map(name, access)?;
+        self.advance(state);
+        self.outcome(dev, Wanted::Map)?;
+        let limits = self.lock().core.limits(dev);
+        Ok((dev, limits.ok_or(Errno::ENODEV)?))
+    }
+
+    /// From now on the disk is told what happens to its device.
+    pub(super) fn attach(&self, dev: DevId, disk: &Arc<Shared>) {
+        self.lock().disks.insert(dev, Arc::downgrade(disk));
+    }
+
+    /// Gives a device up and waits until it is gone.
+    pub(super) fn unmap(&self, dev: DevId) -> Result<(), Errno> {
+        let mut state = self.lock();
+        state.core.unmap(dev)?;
+        self.advance(state);
+        let outcome = self.outcome(dev, Wanted::Unmap);
+        self.lock().disks.remove(&dev);
+        outcome
+    }
+
+    /// Opens a closed device again and waits for the outcome.
+    pub(super) fn remap(&self, dev: DevId) -> Result<(), Errno> {
+        let mut state = self.lock();
+        state.core.remap(dev)?;
+        self.advance(state);
+        self.outcome(dev, Wanted::Remap)
+    }
+
+    pub(super) fn resize(&self, dev: DevId, bytes: u64) -> Result<(), Errno> {
+        let mut state = self.lock();
+        let resized = state.core.resize(dev, bytes);
+        self.advance(state);
+        resized
+    }
+
+    pub(super) fn info(&self, dev: DevId) -> Option<DevInfo> {
+        self.lock().core.infos().into_iter().find(|info| info.id == dev)
+    }
+
+    /// Takes requests of a device.
+    pub(super) fn submit(&self, dev: DevId, requests: impl Iterator<Item = DiskRequest<Told>>) {
+        let now = clock::now();
+        let mut state = self.lock();
+        for request in requests {
+            state.core.submit(now, dev, request);
+        }
+        self.advance(state);
+    }
+
+    fn outcome(&self, dev: DevId, wanted: Wanted) -> Result<(), Errno> {
+        let mut state = self.lock();
+        loop {
+            if let Some(outcome) = state.outcomes.remove(&(dev, wanted)) {
+                return outcome;
+            }
+            if state.closed {
+                return Err(Errno::ENODEV);
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Carries out what the core wants, until it wants nothing more.
+    fn advance<'a>(&'a self, mut state: MutexGuard<'a, State>) {
+        let mut scratch = state.scratch.pop().unwrap_or_default();
+        loop {
+            state.core.take_sends(&mut scratch.sends);
+            state.core.take_done(&mut scratch.done);
+            self.take_events(&mut state);
+            while let Some(order) = state.core.poll_order() {
+                state.orders.push_back(order);
+            }
+            let order = if state.asking.is_none() { state.orders.pop_front() } else { None };
+            if let Some(order) = &order {
+                state.asking = Some((order.token, order.room as usize));
+            }
+            let telling = !state.news.is_empty() && !state.telling;
+            if scratch.sends.is_empty() && scratch.done.is_empty() && order.is_none() && !telling {
+                break;
+            }
+            let permits = state.permits.clone();
+            drop(state);
+            self.send(permits.as_deref(), &mut scratch);
+            let refused = order.and_then(|order| {
+                let sent = self.ask(permits.as_deref(), &order);
+                sent.err().map(|errno| (order.token, errno))
+            });
+            drop(permits);
+            tell(&mut scratch);
+            if telling {
+                self.tell_news();
+            }
+            state = self.lock();
+            if !scratch.failed.is_empty() || refused.is_some() {
+                let now = clock::now();
+                for (slot, errno) in scratch.failed.drain(..) {
+                    state.core.send_failed(now, slot, errno);
+                }
+                if let Some((token, errno)) = refused {
+                    state.asking = None;
+                    state.core.answered(now, token, errno.neg(), &[]);
+                }
+            }
+        }
+        state.scratch.push(scratch);
+        let next = state.core.poll_timeout();
+        if next.is_some_and(|next| state.armed.is_none_or(|armed| next < armed)) {
+            self.rearm.notify_one();
+        }
+    }
+
+    fn take_events(&self, state: &mut State) {
+        while let Some(event) = state.core.poll_event() {
+            let (dev, news) = match event {
+                Event::Mapped { dev, result } => {
+                    state.outcomes.insert((dev, Wanted::Map), result);
+                    self.changed.notify_all();
+                    continue;
+                }
+                Event::Remapped { dev, result } => {
+                    state.outcomes.insert((dev, Wanted::Remap), result);
+                    self.changed.notify_all();
+                    continue;
+                }
+                Event::Unmapped { dev } => {
+                    state.outcomes.insert((dev, Wanted::Unmap), Ok(()));
+                    self.changed.notify_all();
+                    continue;
+                }
+                Event::Online { dev } => (dev, DiskEvent::Online),
+                Event::Offline { dev } => (dev, DiskEvent::Offline),
+                Event::Resized { dev, bytes } => (dev, DiskEvent::Resized(bytes)),
+                Event::Gone { dev } => (dev, DiskEvent::Gone),
+                _ => continue,
+            };
+            if let Some(disk) = state.disks.get(&dev).and_then(Weak::upgrade) {
+                let limits = state.core.limits(dev);
+                state.news.push_back((disk, news, limits));
+            }
+        }
+    }
+
+    /// Tells disks what happened, in order, by one thread at a time.
+    fn tell_news(&self) {
+        let mut state = self.lock();
+        if state.telling {
+            return;
+        }
+        state.telling = true;
+        while let Some((disk, event, limits)) = state.news.pop_front() {
+            drop(state);
+            disk.tell(event, limits);
+            state = self.lock();
+        }
+        state.telling = false;
+    }
+
+    /// Sends IO messages, all with one call if none is refused.
+    fn send(&self, permits: Option<&Permits>, scratch: &mut Scratch) {
+        let Scratch { sends, mems, failed, .. } = scratch;
+        if sends.is_empty() {
+            return;
+        }
+        let (Some(permits), Some(me)) = (permits, self.me.upgrade()) else {
+            failed.extend(sends.drain(..).map(|io| (io.slot, Errno::ECONNABORTED)));
+            return;
+        };
+        let to: Arc<dyn Completer> = me;
+        mems.clear();
+        mems.extend(sends.iter().map(|io| {
+            io.data.map_or_else(MemRef::default, |data| MemRef {
+                region: RegionId(data.region),
+                offset: data.offset,
+                len: data.len,
+            })
+        }));
+        let mut from = 0;
+        while let Some(rest) = sends.get(from..).filter(|rest| !rest.is_empty()) {
+            let mut requests = rest.iter().zip(&mems[from..]).map(|(io, mem)| Req {
+                dir: io.dir,
+                permit: &permits.io[usize::from(io.slot)],
+                usr: &io.usr,
+                data: if io.data.is_some() { std::slice::from_ref(mem) } else { &[] },
+                done: Done { to: Arc::clone(&to), tag: u64::from(io.slot) },
+            });
+            match self.session.request_batch(&mut requests) {
+                Ok(0) => break,
+                Ok(count) => from += count,
+                Err(error) => {
+                    failed.push((rest[0].slot, Errno(error.errno())));
+                    from += 1;
+                }
+            }
+        }
+        sends.clear();
+    }
+
+    /// Sends a service message.
+    fn ask(&self, permits: Option<&Permits>, order: &Order) -> Result<(), Errno> {
+        let permit = permits.and_then(|permits| permits.service.as_ref());
+        let (Some(permit), Some(me)) = (permit, self.me.upgrade()) else {
+            return Err(Errno::ECONNABORTED);
+        };
+        let done = Done { to: me, tag: SERVICE };
+        let piece = [self.answer.piece(0, order.room)];
+        let (dir, data) =
+            if order.room > 0 { (Dir::Read, &piece[..]) } else { (Dir::Write, &[][..]) };
+        let sent = self.session.request(dir, permit, &order.usr, data, done);
+        sent.map_err(|error| Errno(error.errno()))
+    }
+
+    /// The thread that does what is due.
+    fn run_timer(&self) {
+        let mut state = self.lock();
+        while !state.closed {
+            let now = clock::now();
+            let next = state.core.poll_timeout();
+            if next.is_some_and(|at| at <= now) {
+                state.core.handle_timeout(now);
+                self.advance(state);
+                state = self.lock();
+                continue;
+            }
+            state.armed = next;
+            let wait = next.map_or(IDLE, |at| at.saturating_since(now));
+            state = self.rearm.wait_timeout(state, wait).unwrap_or_else(PoisonError::into_inner).0;
+            state.armed = None;
+        }
+    }
+
+    /// Ends the session and waits until it is closed. Nothing is mapped any more.
+    pub(super) fn close(&self) {
+        self.abandon();
+        Arc::clone(&self.session).close();
+    }
+
+    /// Ends the session when nobody uses it any more.
+    pub(super) fn abandon(&self) {
+        let mut state = self.lock();
+        state.closed = true;
+        let permits = state.permits.take();
+        self.changed.notify_all();
+        self.rearm.notify_all();
+        drop(state);
+        drop(permits);
+    }
+}
+
+/// Tells who asked what requests came to.
+fn tell(scratch: &mut Scratch) {
+    let Scratch { done, results, .. } = scratch;
+    let mut from = 0;
+    while let Some(first) = done.get(from) {
+        let to = &first.done.to;
+        let same = done[from..].iter().take_while(|io| Arc::ptr_eq(&io.done.to, to));
+        results.clear();
+        results.extend(same.map(|io| (io.done.tag, io.errno)));
+        to.done(results);
+        from += results.len();
+    }
+    done.clear();
+}
+
+impl Completer for Link {
+    fn completed(&self, done: &[Completed]) {
+        let now = clock::now();
+        let mut state = self.lock();
+        for Completed { tag, errno } in done {
+            match u16::try_from(*tag) {
+                Ok(slot) => state.core.io_answer(now, slot, *errno),
+                Err(_) => {
+                    let Some((token, room)) = state.asking.take() else { continue };
+                    let mut data = [0; OPEN_RSP_LEN];
+                    let data = &mut data[..room.min(OPEN_RSP_LEN)];
+                    self.answer.buffer().read(0, data);
+                    state.core.answered(now, token, *errno, data);
+                }
+            }
+        }
+        self.advance(state);
+    }
+}

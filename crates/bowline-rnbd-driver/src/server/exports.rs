@@ -1,0 +1,387 @@
+//! What a server offers: names, and what is behind them.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use bowline_block::backend::{self, Backend, BackendSpec};
+use bowline_rnbd::{Errno, Limits};
+use bowline_wire::rnbd::NAME_MAX;
+use rustix::fs::{FileType, Mode, OFlags, ResolveFlags, fstat, openat2};
+
+use crate::error::{Error, errno_of};
+
+/// Stands for the name of the session in the path of a directory [NB-18].
+const SESSION_NAME: &str = "%SESSNAME%";
+/// Bytes of a path, its NUL included [NB-18].
+const PATH_MAX: usize = 4096;
+
+/// How the files behind exports are used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileOptions {
+    /// Nothing may be written, whoever asks.
+    pub read_only: bool,
+    /// Bytes of a logical block: a power of two from 512 to 4096.
+    pub block: u32,
+    /// Whether to go around the page cache where the file system can.
+    pub direct: bool,
+}
+
+impl Default for FileOptions {
+    fn default() -> Self {
+        Self { read_only: false, block: 512, direct: true }
+    }
+}
+
+/// What is behind a name, whatever the name: two names of one file have one identity [NB-58].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum Identity {
+    /// A store of this server, by number.
+    Own(u64),
+    /// A file: device and inode.
+    File(u64, u64),
+    /// A block device: its number.
+    Device(u64),
+}
+
+#[derive(Clone)]
+struct Entry {
+    backend: Arc<dyn Backend>,
+    identity: Identity,
+    read_only: bool,
+}
+
+struct Directory {
+    path: PathBuf,
+    /// What comes before the session's name, opened; or all of it.
+    root: OwnedFd,
+    by_session: bool,
+    options: FileOptions,
+}
+
+/// An export that was found.
+pub(super) struct Found {
+    pub(super) identity: Identity,
+    pub(super) label: String,
+    pub(super) read_only: bool,
+    pub(super) store: Store,
+}
+
+/// Its storage.
+pub(super) enum Store {
+    /// Already there.
+    Open(Arc<dyn Backend>),
+    /// A file that was just opened.
+    File(OwnedFd, FileOptions),
+}
+
+impl Store {
+    /// Returns the storage, made if need be.
+    pub(super) fn backend(self, read_only: bool) -> Result<Arc<dyn Backend>, Errno> {
+        match self {
+            Self::Open(backend) => Ok(backend),
+            Self::File(fd, FileOptions { block, direct, .. }) => {
+                let spec = BackendSpec::File { fd, read_only, block, direct };
+                backend::open(spec).map_err(|error| errno_of(&error))
+            }
+        }
+    }
+}
+
+/// What a server offers. Names are compared as they are sent [NB-46].
+#[derive(Default)]
+pub struct Exports {
+    entries: BTreeMap<Vec<u8>, Entry>,
+    directory: Option<Directory>,
+    numbers: u64,
+}
+
+impl std::fmt::Debug for Exports {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let names = self.entries.keys().map(|name| String::from_utf8_lossy(name));
+        f.debug_struct("Exports")
+            .field("names", &names.collect::<Vec<_>>())
+            .field("directory", &self.directory.as_ref().map(|directory| &directory.path))
+            .finish()
+    }
+}
+
+impl Exports {
+    /// Offers nothing yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Offers memory: zero at first, lost at the end.
+    ///
+    /// # Errors
+    /// `EEXIST` for a name there is, `EINVAL` for one that cannot be sent or a block size that is
+    /// none, `ENOMEM`.
+    pub fn memory(&mut self, name: &str, bytes: u64, block: u32) -> Result<(), Error> {
+        let backend = backend::open(BackendSpec::Memory { bytes, block });
+        let backend = backend.map_err(|error| Error::io(format!("memory for {name}"), &error))?;
+        self.backend(name, backend, false)
+    }
+
+    /// Offers a store of the caller's.
+    ///
+    /// # Errors
+    /// `EEXIST` for a name there is, `EINVAL` for one that cannot be sent.
+    pub fn backend(
+        &mut self,
+        name: &str,
+        backend: Arc<dyn Backend>,
+        read_only: bool,
+    ) -> Result<(), Error> {
+        self.numbers += 1;
+        let identity = Identity::Own(self.numbers);
+        self.add(name, Entry { backend, identity, read_only })
+    }
+
+    /// Offers a regular file or a block device. It is opened now.
+    ///
+    /// # Errors
+    /// As for memory; what opening the file comes to; `ENOTBLK` for what is neither.
+    pub fn file(&mut self, name: &str, path: &Path, options: FileOptions) -> Result<(), Error> {
+        let what = || format!("export {name} of {}", path.display());
+        let flags = OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let mode = if options.read_only { OFlags::RDONLY } else { OFlags::RDWR };
+        let fd = rustix::fs::open(path, flags | mode, Mode::empty());
+        let fd = fd.map_err(|errno| Error::io(what(), &errno.into()))?;
+        let identity = identity(&fd).map_err(|errno| Error::new(what(), errno))?;
+        let read_only = options.read_only;
+        let backend = Store::File(fd, options).backend(read_only);
+        let backend = backend.map_err(|errno| Error::new(what(), errno))?;
+        self.add(name, Entry { backend, identity, read_only })
+    }
+
+    fn add(&mut self, name: &str, entry: Entry) -> Result<(), Error> {
+        if name.is_empty() || name.len() > NAME_MAX || name.contains('\0') || name.contains("..") {
+            return Err(Error::new(format!("export name {name:?}"), Errno::EINVAL));
+        }
+        if self.entries.contains_key(name.as_bytes()) {
+            return Err(Error::new(format!("export {name}"), Errno::EEXIST));
+        }
+        self.entries.insert(name.as_bytes().to_vec(), entry);
+        Ok(())
+    }
+
+    /// Offers every regular file and block device below a directory, which symbolic links do not
+    /// leave. `%SESSNAME%` in the path stands for the name of the session; what comes after it is
+    /// dropped [NB-18] [NB-46].
+    ///
+    /// # Errors
+    /// What opening the directory comes to; `EEXIST` when there is one already.
+    pub fn directory(&mut self, path: &Path, options: FileOptions) -> Result<(), Error> {
+        let what = || format!("exports below {}", path.display());
+        if self.directory.is_some() {
+            return Err(Error::new(what(), Errno::EEXIST));
+        }
+        let text = path.to_str().and_then(|path| path.split_once(SESSION_NAME));
+        let root = text.map_or(path, |(before, _)| Path::new(before));
+        let root = File::open(root).map_err(|error| Error::io(what(), &error))?;
+        let by_session = text.is_some();
+        let path = path.to_owned();
+        self.directory = Some(Directory { path, root: root.into(), by_session, options });
+        Ok(())
+    }
+
+    /// Returns the names that are offered one by one.
+    pub fn names(&self) -> impl Iterator<Item = &[u8]> {
+        self.entries.keys().map(Vec::as_slice)
+    }
+
+    /// Returns the store behind a name that is offered by itself.
+    pub(super) fn store(&self, name: &str) -> Option<(Identity, Arc<dyn Backend>)> {
+        let entry = self.entries.get(name.as_bytes())?;
+        Some((entry.identity, Arc::clone(&entry.backend)))
+    }
+
+    /// Tells whether a name that is offered by itself may not be written.
+    pub(super) fn read_only(&self, name: &str) -> bool {
+        self.entries.get(name.as_bytes()).is_some_and(|entry| entry.read_only)
+    }
+
+    /// Finds what a session asks for.
+    pub(super) fn find(&self, name: &[u8], session: &str, write: bool) -> Result<Found, Errno> {
+        if let Some(entry) = self.entries.get(name) {
+            return Ok(Found {
+                identity: entry.identity,
+                label: String::from_utf8_lossy(name).into_owned(),
+                read_only: entry.read_only,
+                store: Store::Open(Arc::clone(&entry.backend)),
+            });
+        }
+        let directory = self.directory.as_ref().ok_or(Errno::ENOENT)?;
+        let name = std::str::from_utf8(name).map_err(|_| Errno::ENOENT)?;
+        let path = directory.relative(name, session)?;
+        let options = directory.options;
+        let open = |mode| {
+            let flags = mode | OFlags::CLOEXEC | OFlags::NONBLOCK;
+            let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+            openat2(directory.root.as_fd(), &path, flags, Mode::empty(), resolve)
+        };
+        let written = if options.read_only { None } else { Some(open(OFlags::RDWR)) };
+        let (fd, read_only) = match written {
+            Some(Ok(fd)) => (fd, false),
+            Some(Err(rustix::io::Errno::ACCESS | rustix::io::Errno::ROFS)) | None if !write => {
+                (open(OFlags::RDONLY).map_err(system)?, true)
+            }
+            Some(Err(error)) => return Err(system(error)),
+            None => return Err(Errno::EACCES),
+        };
+        let identity = identity(&fd)?;
+        Ok(Found { identity, label: path, read_only, store: Store::File(fd, options) })
+    }
+}
+
+fn system(error: rustix::io::Errno) -> Errno {
+    match error {
+        // Out of the directory: as if it were not there.
+        rustix::io::Errno::XDEV => Errno::ENOENT,
+        rustix::io::Errno::ISDIR => Errno::ENOTBLK,
+        error => Errno(error.raw_os_error()),
+    }
+}
+
+fn identity(fd: &OwnedFd) -> Result<Identity, Errno> {
+    let stat = fstat(fd).map_err(system)?;
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile => Ok(Identity::File(stat.st_dev, stat.st_ino)),
+        FileType::BlockDevice => Ok(Identity::Device(stat.st_rdev)),
+        _ => Err(Errno::ENOTBLK),
+    }
+}
+
+impl Directory {
+    /// Returns the path below the root [NB-17] [NB-18].
+    fn relative(&self, name: &str, session: &str) -> Result<String, Errno> {
+        let whole = self.path.as_os_str().len() + name.len() + session.len();
+        if name.contains("..") || whole + 2 > PATH_MAX {
+            return Err(Errno::EINVAL);
+        }
+        let first = self.by_session.then_some(session);
+        let parts = first.into_iter().chain(name.split('/').filter(|part| !part.is_empty()));
+        let path = parts.collect::<Vec<_>>().join("/");
+        if path.is_empty() { Err(Errno::ENOTBLK) } else { Ok(path) }
+    }
+}
+
+/// Returns the limits under which an export is offered.
+pub(super) fn limits(backend: &dyn Backend, read_only: bool) -> Limits {
+    let limits = backend.limits();
+    Limits { read_only: limits.read_only || read_only, ..limits }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    /// A directory of this test alone, removed at its end.
+    struct Scratch(PathBuf);
+
+    impl Scratch {
+        fn new(name: &str) -> Self {
+            let dir = std::env::temp_dir().join(format!("bowline-{name}-{}", std::process::id()));
+            std::fs::create_dir_all(&dir).unwrap();
+            Self(dir)
+        }
+
+        fn file(&self, name: &str) -> PathBuf {
+            let path = self.0.join(name);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(&path, [7; 8192]).unwrap();
+            path
+        }
+    }
+
+    impl Drop for Scratch {
+        fn drop(&mut self) {
+            // The system clears its temporary files where this fails.
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn error(found: Result<Found, Errno>) -> Errno {
+        found.err().expect("an error")
+    }
+
+    #[test]
+    fn only_what_is_offered_is_found() {
+        // tests [NB-46]
+        let mut exports = Exports::new();
+        exports.memory("disk0", 1 << 20, 512).unwrap();
+        assert_eq!(exports.memory("disk0", 1, 512).unwrap_err().errno(), Errno::EEXIST);
+        for name in ["", "a..b", &"x".repeat(255)] {
+            assert_eq!(exports.memory(name, 1 << 20, 512).unwrap_err().errno(), Errno::EINVAL);
+        }
+        assert!(exports.find(b"disk0", "s", true).is_ok());
+        assert_eq!(error(exports.find(b"/disk0", "s", true)), Errno::ENOENT);
+        assert_eq!(exports.names().collect::<Vec<_>>(), [b"disk0"]);
+    }
+
+    #[test]
+    fn one_file_has_one_identity_whatever_its_name() {
+        // tests [NB-58]
+        let scratch = Scratch::new("identity");
+        let path = scratch.file("a.img");
+        std::fs::hard_link(&path, scratch.0.join("b.img")).unwrap();
+        let mut exports = Exports::new();
+        exports.file("disk0", &path, FileOptions::default()).unwrap();
+        exports.directory(&scratch.0, FileOptions::default()).unwrap();
+        let of = |name: &[u8]| exports.find(name, "s", true).unwrap().identity;
+        assert_eq!(of(b"disk0"), of(b"//a.img"));
+        assert_eq!(of(b"disk0"), of(b"b.img"));
+    }
+
+    #[test]
+    fn a_directory_is_not_left() {
+        // tests [NB-17] [NB-18] [NB-46]
+        let scratch = Scratch::new("beneath");
+        let inside = scratch.file("exports/in/a.img");
+        scratch.file("secret.img");
+        let root = scratch.0.join("exports");
+        symlink("../secret.img", root.join("up")).unwrap();
+        symlink(scratch.0.join("secret.img"), root.join("away")).unwrap();
+        symlink("in/a.img", root.join("within")).unwrap();
+        let mut exports = Exports::new();
+        exports.directory(&root, FileOptions::default()).unwrap();
+        assert!(exports.find(b"within", "s", true).is_ok());
+        assert!(exports.find(b"/in//a.img", "s", true).is_ok());
+        assert_eq!(error(exports.find(b"up", "s", true)), Errno::ENOENT);
+        assert_eq!(error(exports.find(b"away", "s", true)), Errno::ENOENT);
+        assert_eq!(error(exports.find(b"../secret.img", "s", true)), Errno::EINVAL);
+        assert_eq!(error(exports.find(b"in", "s", false)), Errno::ENOTBLK);
+        assert_eq!(error(exports.find(b"/", "s", false)), Errno::ENOTBLK);
+        assert_eq!(error(exports.find(b"none", "s", false)), Errno::ENOENT);
+        assert!(inside.exists());
+    }
+
+    #[test]
+    fn a_directory_may_be_of_the_session() {
+        // tests [NB-18]
+        let scratch = Scratch::new("session");
+        scratch.file("s1/a.img");
+        let mut exports = Exports::new();
+        let path = scratch.0.join("%SESSNAME%/dropped");
+        exports.directory(&path, FileOptions::default()).unwrap();
+        assert!(exports.find(b"a.img", "s1", true).is_ok());
+        assert_eq!(error(exports.find(b"a.img", "s2", true)), Errno::ENOENT);
+    }
+
+    #[test]
+    fn a_read_only_directory_takes_no_writer() {
+        // tests [NB-17]
+        let scratch = Scratch::new("readonly");
+        scratch.file("a.img");
+        let mut exports = Exports::new();
+        let options = FileOptions { read_only: true, ..FileOptions::default() };
+        exports.directory(&scratch.0, options).unwrap();
+        assert_eq!(error(exports.find(b"a.img", "s", true)), Errno::EACCES);
+        assert!(exports.find(b"a.img", "s", false).unwrap().read_only);
+    }
+}

@@ -1,0 +1,175 @@
+//! A client and a server in one process, each with a device and an engine of its own.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::time::{Duration, Instant};
+
+use bowline_block::Errno;
+use bowline_block::sync::{self, Durable};
+use bowline_rnbd_driver::{Client, Disk, Error, ExportServer, Exports, MapOptions, ServerConfig};
+use bowline_roce_driver::{SoftConfig, SoftDevice};
+use bowline_rtrs_driver::{Engine, EngineConfig, HbConfig, PORT};
+
+/// Nothing here takes longer, on the slowest machine.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Time after which a path that is cut is given up.
+const PATH_DEAD: Duration = Duration::from_millis(400);
+
+/// Both sides, at addresses of the test's own.
+pub(crate) struct Rig {
+    pub(crate) client_device: Arc<SoftDevice>,
+    pub(crate) client: Arc<Client>,
+    pub(crate) server: Arc<ExportServer>,
+    net: u8,
+    paths: u8,
+    engines: [Arc<Engine>; 2],
+}
+
+impl Rig {
+    pub(crate) fn new(net: u8, exports: Exports) -> Self {
+        Self::with_paths(net, exports, 1)
+    }
+
+    pub(crate) fn with_paths(net: u8, exports: Exports, paths: u8) -> Self {
+        let side = |base: u8| {
+            let addrs = (0..paths).map(|path| ip(net, base + path)).collect();
+            let mut config = SoftConfig { addrs, ..SoftConfig::default() };
+            config.core.give_up = bowline_roce::GiveUp::After(PATH_DEAD);
+            let device = Arc::new(SoftDevice::open(config).unwrap());
+            let engine = Engine::new(vec![Arc::clone(&device) as _], EngineConfig::default());
+            (device, engine.unwrap())
+        };
+        let (client_device, client_engine) = side(1);
+        let (_, server_engine) = side(101);
+        let at: Vec<SocketAddr> =
+            (0..paths).map(|path| SocketAddr::new(ip(net, 101 + path), PORT)).collect();
+        let config = ServerConfig::default();
+        let server = ExportServer::open(&server_engine, &at, config, exports).unwrap();
+        let client = Client::new(Arc::clone(&client_engine), MapOptions::new("default"));
+        let engines = [client_engine, server_engine];
+        Self { client_device, client, server, net, paths, engines }
+    }
+
+    pub(crate) fn client_ip(&self, path: u8) -> IpAddr {
+        ip(self.net, 1 + path)
+    }
+
+    pub(crate) fn server_ip(&self, path: u8) -> IpAddr {
+        ip(self.net, 101 + path)
+    }
+
+    /// Options for a session over all paths.
+    pub(crate) fn options(&self, session: &str) -> MapOptions {
+        let heartbeat =
+            HbConfig { probe_interval: Duration::from_millis(200), ..HbConfig::default() };
+        let options = MapOptions { heartbeat, ..MapOptions::new(session) };
+        (0..self.paths).fold(options, |options, path| {
+            options.path(Some(self.client_ip(path)), self.server_ip(path))
+        })
+    }
+
+    pub(crate) fn map(&self, device: &str, options: &MapOptions) -> Result<Arc<Disk>, Error> {
+        self.client.map(device, options)
+    }
+
+    /// Waits until it is so.
+    pub(crate) fn until(&self, what: &str, mut so: impl FnMut() -> bool) {
+        let start = Instant::now();
+        while !so() {
+            assert!(start.elapsed() < PATIENCE, "never: {what}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            self.client.close();
+            self.server.close();
+            self.engines.iter().for_each(|engine| engine.close());
+        }
+    }
+}
+
+fn ip(net: u8, host: u8) -> IpAddr {
+    IpAddr::from([127, 80, net, host])
+}
+
+/// Bytes that tell themselves apart from others.
+pub(crate) fn pattern(len: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut out = Vec::with_capacity(len + 8);
+    while out.len() < len {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        out.extend_from_slice(&state.to_le_bytes());
+    }
+    out.truncate(len);
+    out
+}
+
+/// What a load came to.
+#[derive(Debug, Default)]
+pub(crate) struct Report {
+    pub(crate) verified: u64,
+    pub(crate) failed: u64,
+    pub(crate) longest: Duration,
+    pub(crate) error: Option<Errno>,
+}
+
+/// Writes and reads back for a time, each thread in a part of its own of the first 16 MiB; `meanwhile`
+/// runs beside it.
+pub(crate) fn load(
+    disk: &Arc<Disk>,
+    threads: u64,
+    time: Duration,
+    meanwhile: impl FnOnce() + Send,
+) -> Report {
+    let stop = AtomicBool::new(false);
+    let part = (16 << 20) / threads;
+    let work = |thread: u64| {
+        let mut report = Report::default();
+        let mut round = thread;
+        while !stop.load(SeqCst) {
+            round += threads;
+            let len = 512 << (round % 8);
+            let offset = thread * part + (round * 7919 * 512) % (part - 65_536);
+            let offset = offset - offset % 512;
+            let begun = Instant::now();
+            let bytes = pattern(len, round);
+            let mut out = vec![0; len];
+            let done = sync::write_at(&**disk, offset, &bytes, Durable::Later)
+                .and_then(|()| sync::read_at(&**disk, offset, &mut out));
+            match done {
+                Ok(()) => {
+                    assert_eq!(out, bytes, "at {offset}");
+                    report.verified += 1;
+                }
+                Err(errno) => {
+                    report.failed += 1;
+                    report.error = Some(errno);
+                }
+            }
+            report.longest = report.longest.max(begun.elapsed());
+        }
+        report
+    };
+    std::thread::scope(|scope| {
+        let workers: Vec<_> =
+            (0..threads).map(|thread| scope.spawn(move || work(thread))).collect();
+        scope.spawn(meanwhile);
+        std::thread::sleep(time);
+        stop.store(true, SeqCst);
+        workers.into_iter().map(|worker| worker.join().unwrap()).fold(Report::default(), |a, b| {
+            Report {
+                verified: a.verified + b.verified,
+                failed: a.failed + b.failed,
+                longest: a.longest.max(b.longest),
+                error: a.error.or(b.error),
+            }
+        })
+    })
+}

@@ -1,0 +1,247 @@
+//! A server of exports and a client of disks in one process, over the soft device on loopback.
+
+mod common;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bowline_block::backend::{Backend, BackendDone, BackendIo, BackendResult};
+use bowline_block::sync::{self, Durable};
+use bowline_block::{BlockDevice, Errno, IoOp, Limits};
+use bowline_rnbd::client::{Config, Outage};
+use bowline_rnbd_driver::tree::{self, Exports as _};
+use bowline_rnbd_driver::{Disk, Exports, MapOptions};
+use bowline_wire::rnbd::Access;
+use common::{Rig, load, pattern};
+
+const MIB: u64 = 1 << 20;
+
+fn memory(bytes: u64) -> Exports {
+    let mut exports = Exports::new();
+    exports.memory("disk0", bytes, 512).unwrap();
+    exports
+}
+
+fn check(disk: &Disk, offset: u64, len: usize, seed: u64) {
+    let mut out = vec![0; len];
+    sync::read_at(disk, offset, &mut out).unwrap();
+    assert_eq!(out, pattern(len, seed), "at {offset}");
+}
+
+#[test]
+fn what_is_written_is_read_whatever_its_length() {
+    let rig = Rig::new(1, memory(16 * MIB));
+    let disk = rig.map("disk0", &rig.options("what")).unwrap();
+    assert_eq!(disk.limits().bytes, 16 * MIB);
+    assert_eq!(disk.local_name(), "rnbd0");
+    // From one block to several times what the session takes at once.
+    for (n, len) in [512, 4096, 65_536, 126_976, 1 << 20].into_iter().enumerate() {
+        let offset = n as u64 * 2 * MIB + 512;
+        sync::write_at(&*disk, offset, &pattern(len, n as u64), Durable::Later).unwrap();
+        check(&disk, offset, len, n as u64);
+    }
+    sync::flush(&*disk).unwrap();
+    sync::write_zeroes(&*disk, 512, 512).unwrap();
+    let mut out = [1; 512];
+    sync::read_at(&*disk, 512, &mut out).unwrap();
+    assert_eq!(out, [0; 512]);
+    sync::discard(&*disk, 0, 1 << 20).unwrap();
+    let mut past = [0; 1024];
+    assert_eq!(sync::read_at(&*disk, 16 * MIB - 512, &mut past), Err(Errno::EIO));
+    assert_eq!(sync::read_at(&*disk, 100, &mut past), Err(Errno::EINVAL));
+    let stats = disk.info().unwrap().stats;
+    assert_eq!((stats.writes, stats.written_bytes), (5, 512 + 4096 + 65_536 + 126_976 + MIB));
+    rig.client.unmap(&disk).unwrap();
+    assert!(rig.client.sessions().is_empty(), "the last disk ends the session");
+    assert_eq!(rig.server.opens(), []);
+}
+
+#[test]
+fn access_is_arbitrated_and_errors_are_the_servers() {
+    // tests [NB-19] [NB-17] [NB-35] [NB-58]
+    let rig = Rig::new(2, memory(MIB));
+    let (s1, s2) = (rig.options("s1"), rig.options("s2"));
+    let first = rig.map("disk0", &s1).unwrap();
+    let errno = |result: Result<Arc<Disk>, bowline_rnbd_driver::Error>| result.unwrap_err().errno();
+    assert_eq!(errno(rig.map("disk0", &s1)), Errno::EEXIST);
+    assert_eq!(errno(rig.map("none", &s1)), Errno::ENOENT);
+    assert_eq!(errno(rig.map("a..b", &s1)), Errno::EINVAL);
+    assert_eq!(errno(rig.map("disk0", &s2)), Errno::EPERM);
+    assert_eq!(errno(rig.map("disk0", &MapOptions::new("s3"))), Errno::ENXIO);
+    let migration = MapOptions { access: Access::Migration, ..s2 };
+    let second = rig.map("disk0", &migration).unwrap();
+    let ro = MapOptions { access: Access::Ro, ..rig.options("s3") };
+    let third = rig.map("disk0", &ro).unwrap();
+    let refused = sync::write_at(&*third, 0, &[0; 512], Durable::Later);
+    assert_eq!(refused, Err(Errno::EPERM));
+    assert_eq!(rig.server.opens().len(), 3);
+    for disk in [first, second, third] {
+        rig.client.unmap(&disk).unwrap();
+    }
+    assert_eq!(rig.server.opens(), []);
+}
+
+#[test]
+fn a_disk_is_mapped_and_unmapped_again_and_again() {
+    let rig = Rig::new(3, memory(MIB));
+    for round in 0..20 {
+        let disk = rig.map("disk0", &rig.options("cycle")).unwrap();
+        sync::write_at(&*disk, 0, &pattern(4096, round), Durable::Later).unwrap();
+        check(&disk, 0, 4096, round);
+        rig.client.unmap(&disk).unwrap();
+    }
+    assert_eq!(rig.server.opens(), []);
+}
+
+#[test]
+fn load_of_many_threads_is_verified() {
+    let rig = Rig::new(4, memory(16 * MIB));
+    let disk = rig.map("disk0", &rig.options("load")).unwrap();
+    let report = load(&disk, 4, Duration::from_millis(700), || {});
+    assert_eq!(report.failed, 0, "{report:?}");
+    assert!(report.verified > 100, "{report:?}");
+    assert_eq!(rig.server.in_flight(), 0);
+}
+
+#[test]
+fn requests_wait_out_a_cut_of_the_only_path() {
+    // tests [NB-54] [NB-16]
+    let rig = Rig::new(5, memory(16 * MIB));
+    let options = rig.options("cut").outage(Outage::Queue(Duration::from_secs(15)));
+    let disk = rig.map("disk0", &options).unwrap();
+    let device = Arc::clone(&rig.client_device);
+    let (near, far) = (rig.client_ip(0), rig.server_ip(0));
+    let report = load(&disk, 2, Duration::from_millis(3500), move || {
+        std::thread::sleep(Duration::from_millis(300));
+        device.cut(near, Some(far), true);
+        std::thread::sleep(Duration::from_millis(1200));
+        device.cut(near, Some(far), false);
+    });
+    assert_eq!(report.failed, 0, "{report:?}");
+    assert!(report.longest > Duration::from_millis(500), "the cut was felt: {report:?}");
+    let stats = disk.info().unwrap().stats;
+    assert!(stats.resent > 0, "{stats:?}");
+}
+
+#[test]
+fn one_of_two_paths_is_cut_and_nothing_fails() {
+    let rig = Rig::with_paths(6, memory(16 * MIB), 2);
+    let disk = rig.map("disk0", &rig.options("two")).unwrap();
+    let device = Arc::clone(&rig.client_device);
+    let cut = [0, 1].map(|path| (rig.client_ip(path), rig.server_ip(path)));
+    let report = load(&disk, 2, Duration::from_millis(2500), move || {
+        std::thread::sleep(Duration::from_millis(200));
+        device.cut(cut[0].0, Some(cut[0].1), true);
+        std::thread::sleep(Duration::from_millis(1200));
+        device.cut(cut[0].0, Some(cut[0].1), false);
+    });
+    assert_eq!(report.failed, 0, "{report:?}");
+    let offline = disk.info().unwrap().stats.resent;
+    assert_eq!(offline, 0, "paths are changed below, not here");
+}
+
+#[test]
+fn without_a_queue_a_cut_fails_requests_and_the_disk_comes_back() {
+    // tests [NB-27] [NB-32]
+    let rig = Rig::new(7, memory(MIB));
+    let disk = rig.map("disk0", &rig.options("fast")).unwrap();
+    let (near, far) = (rig.client_ip(0), rig.server_ip(0));
+    rig.client_device.cut(near, Some(far), true);
+    let mut out = [0; 512];
+    assert_eq!(sync::read_at(&*disk, 0, &mut out), Err(Errno::EIO));
+    rig.until("the disk is closed", || state(&disk) == "closed");
+    assert_eq!(sync::read_at(&*disk, 0, &mut out), Err(Errno::EIO));
+    rig.client_device.cut(near, Some(far), false);
+    rig.until("the disk is open", || state(&disk) == "open");
+    sync::read_at(&*disk, 0, &mut out).unwrap();
+}
+
+fn state(disk: &Disk) -> String {
+    disk.info().unwrap().state.to_string()
+}
+
+#[test]
+fn a_forced_close_ends_io_until_the_disk_is_remapped() {
+    // tests [NB-21] [NB-37]
+    let rig = Rig::new(8, memory(MIB));
+    let disk = rig.map("disk0", &rig.options("force")).unwrap();
+    assert_eq!(disk.remap(), Err(Errno::EALREADY));
+    assert_eq!(tree::Exports::force_close(&*rig.server, "disk0", "nobody"), Err(2));
+    tree::Exports::force_close(&*rig.server, "disk0", "force").unwrap();
+    assert_eq!(sync::write_at(&*disk, 0, &[1; 512], Durable::Later), Err(Errno::EIO));
+    assert_eq!(state(&disk), "closed");
+    disk.remap().unwrap();
+    sync::write_at(&*disk, 0, &[1; 512], Durable::Later).unwrap();
+    assert_eq!(rig.server.opens()[0].id.device, 1, "the former id is reserved");
+    let exports = rig.server.exports();
+    assert_eq!((exports.len(), exports[0].traffic.writes), (1, 1));
+    rig.client.unmap(&disk).unwrap();
+}
+
+type Held = Vec<(u64, Arc<dyn BackendDone>)>;
+
+/// Storage that fails as it is told to, and keeps requests as long as it is told to.
+struct Faulty {
+    errno: std::sync::atomic::AtomicI32,
+    hold: std::sync::Mutex<Option<Held>>,
+}
+
+impl Backend for Faulty {
+    fn limits(&self) -> Limits {
+        Limits { write_cache: true, ..Limits::plain(MIB) }
+    }
+
+    fn submit(&self, io: &mut Vec<BackendIo>, done: &Arc<dyn BackendDone>) {
+        let errno = self.errno.load(std::sync::atomic::Ordering::SeqCst);
+        for io in io.drain(..) {
+            match &mut *self.hold.lock().unwrap() {
+                Some(held) => held.push((io.token, Arc::clone(done))),
+                None => done.done(&[BackendResult { token: io.token, errno, direct: None }]),
+            }
+        }
+    }
+
+    fn resize(&self) -> std::io::Result<u64> {
+        Ok(MIB)
+    }
+}
+
+#[test]
+fn errors_of_storage_reach_the_request_they_belong_to() {
+    // tests [NB-26] [NB-23]
+    let faulty = Arc::new(Faulty { errno: 0.into(), hold: Default::default() });
+    let mut exports = Exports::new();
+    exports.backend("faulty", Arc::clone(&faulty) as Arc<dyn Backend>, false).unwrap();
+    let rig = Rig::new(9, exports);
+    let disk = rig.map("faulty", &rig.options("faulty")).unwrap();
+    for (stored, seen) in [(28, 28), (61, 61), (13, 5), (95, 95)] {
+        faulty.errno.store(-stored, std::sync::atomic::Ordering::SeqCst);
+        let result = sync::write_at(&*disk, 0, &[0; 512], Durable::Later);
+        assert_eq!(result, Err(Errno(seen)), "{stored}");
+    }
+    faulty.errno.store(0, std::sync::atomic::Ordering::SeqCst);
+    sync::write_at(&*disk, 0, &[0; 512], Durable::Now).unwrap();
+    assert_eq!(state(&disk), "open");
+}
+
+#[test]
+fn a_request_that_storage_keeps_is_answered_by_the_timeout() {
+    // tests [NB-28] [NB-20]
+    let hold = std::sync::Mutex::new(Some(Vec::new()));
+    let faulty = Arc::new(Faulty { errno: 0.into(), hold });
+    let mut exports = Exports::new();
+    exports.backend("slow", Arc::clone(&faulty) as Arc<dyn Backend>, false).unwrap();
+    let rig = Rig::new(10, exports);
+    let io = Config { io_timeout: Some(Duration::from_millis(200)), ..Config::default() };
+    let disk = rig.map("slow", &MapOptions { io, ..rig.options("slow") }).unwrap();
+    assert_eq!(sync::call(&*disk, IoOp::Flush, 0, 0, None, Durable::Later), Err(Errno::ETIMEDOUT));
+    let held = faulty.hold.lock().unwrap().take().unwrap();
+    assert_eq!(held.len(), 1);
+    assert_eq!(rig.server.in_flight(), 1);
+    for (token, done) in held {
+        done.done(&[BackendResult { token, errno: 0, direct: None }]);
+    }
+    sync::flush(&*disk).unwrap();
+    rig.client.unmap(&disk).unwrap();
+    assert_eq!(rig.server.in_flight(), 0);
+}
