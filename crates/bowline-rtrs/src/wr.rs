@@ -198,7 +198,8 @@ pub enum Order {
         /// Retransmissions asked of the peer's queue pair [RT-90].
         retry_count: u8,
     },
-    /// Make a queue pair and accept. Answered by [`Input::Established`] or [`Input::Failed`].
+    /// Make a queue pair and accept. Answered by [`Input::Established`] or [`Input::Failed`]; after that
+    /// the request may still be refused.
     Accept {
         /// Its name.
         conn: ConnId,

@@ -58,3 +58,10 @@ fn the_test_notices_what_it_is_for() {
     });
     assert!(seen);
 }
+
+// tests [RT-28]: the last row, over the binding
+#[test]
+fn a_server_without_queue_pairs_says_so() {
+    let mut world = World::new(Plan::calm(1));
+    assert_eq!(world.open_in_vain(), Some(bowline_rtrs::Errno::ENOMEM));
+}

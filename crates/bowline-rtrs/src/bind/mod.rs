@@ -127,7 +127,8 @@ impl Binding {
                 self.scratch = scratch;
                 match made {
                     Some(made) => self.table.insert(conn, made),
-                    None => _ = ports.port(port).destroy_id(id),
+                    // The core refuses it then, with the error it is told.
+                    None => self.table.add_request(request, port, id),
                 }
             }
             Order::Reject { request, private } => {

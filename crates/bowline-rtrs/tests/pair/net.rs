@@ -77,6 +77,8 @@ pub(crate) struct Net {
     /// Ends of connections that could not be told: both ends, and the path.
     untold: Vec<(CmId, CmId, IpAddr)>,
     pub(crate) listener: CmId,
+    /// The server can make no more queue pairs.
+    pub(crate) no_qp: bool,
 }
 
 /// The device of a side.
@@ -290,6 +292,9 @@ impl Verbs for Dev {
 
     fn create_qp(&mut self, shape: &QpShape) -> Result<Qpn, Error> {
         let mut net = self.0.borrow_mut();
+        if net.no_qp && self.1 == Side::Server {
+            return Err(Error::Limit("queue pairs"));
+        }
         let qpn = Qpn(net.number());
         let (recvs, sends) = (VecDeque::new(), VecDeque::new());
         let shape = *shape;

@@ -10,7 +10,7 @@ use std::time::Duration;
 use bowline_rtrs::bind::{Binding, done_of, withdraw};
 use bowline_rtrs::client::{ClientConfig, Event, PathAddr, Permit, PermitKind, Session};
 use bowline_rtrs::server::{Request, Server, ServerConfig, ServerEvent};
-use bowline_rtrs::{Batch, Done, Instant, MemRef, PortId, RegionId};
+use bowline_rtrs::{Batch, Done, Errno, Instant, MemRef, PortId, RegionId};
 use bowline_verbs::{Access, Buffer, Status};
 use bowline_wire::rtrs::{Dir, Geometry, SessionName, Uuid};
 
@@ -149,7 +149,31 @@ impl World {
         ((self.rng >> 32) as u32) % below
     }
 
+    /// The server can make no queue pair; returns what the client is told.
+    pub(crate) fn open_in_vain(&mut self) -> Option<Errno> {
+        self.net.borrow_mut().no_qp = true;
+        self.begin();
+        for _ in 0..10_000 {
+            self.turn();
+        }
+        self.events.iter().find_map(|event| match event {
+            Event::Opened(result) => result.err(),
+            _ => None,
+        })
+    }
+
     pub(crate) fn open(&mut self) {
+        self.begin();
+        for _ in 0..10_000 {
+            if self.events.contains(&Event::Opened(Ok(()))) {
+                return;
+            }
+            self.turn();
+        }
+        panic!("does not open: {:?}", self.events);
+    }
+
+    fn begin(&mut self) {
         let paths: Vec<_> = (0..self.plan.paths)
             .map(|path| {
                 let src = (addr(path), 40_000 + u16::from(path)).into();
@@ -158,13 +182,6 @@ impl World {
             })
             .collect();
         self.client.open(self.now, &paths);
-        for _ in 0..10_000 {
-            if self.events.contains(&Event::Opened(Ok(()))) {
-                return;
-            }
-            self.turn();
-        }
-        panic!("does not open: {:?}", self.events);
     }
 
     /// Something of either side happens.
