@@ -1,9 +1,10 @@
 //! `bowline quickstart`: two nodes, a gigabyte, broken connections, and the proof that nothing
-//! was lost.
+//! was lost; then a disk of another process, broken paths, and the same proof.
 //!
-//! Node A runs here and tells the story; node B is a second process ([`peer`]). Both sides do the
-//! same work ([`side`]).
+//! First act: node A runs here and tells the story; node B is a second process ([`peer`]). Both
+//! sides do the same work ([`side`]). Second act: [`disk`].
 
+mod disk;
 mod message;
 mod peer;
 mod side;
@@ -41,10 +42,13 @@ const ECHO_TIME: Duration = Duration::from_millis(800);
 const ECHO_ROUNDS: u64 = 10_000;
 const TICK: Duration = Duration::from_millis(5);
 
-/// See for yourself: two nodes on this machine, broken connections, nothing lost.
+/// See for yourself: two nodes, then a disk and its user, broken connections, nothing lost.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Exit status: 0 everything arrived, 1 it did not, 2 usage.")]
 pub(crate) struct Args {
+    /// Show one act only: rds (datagrams) or rnbd (a disk over two paths)
+    #[arg(long, value_name = "ACT", value_parser = ["rds", "rnbd"])]
+    only: Option<String>,
     /// Amount of data, both ways together
     #[arg(long, value_name = "BYTES", default_value = "1GiB", value_parser = number)]
     bytes: u64,
@@ -72,6 +76,7 @@ pub(crate) struct Args {
 macro_rules! tell {
     ($args:expr, $($arg:tt)*) => { if !$args.json { say!($($arg)*) } };
 }
+use tell;
 
 /// What happened.
 struct Figures {
@@ -83,9 +88,69 @@ struct Figures {
     connections_cut: usize,
 }
 
+/// What an act has to say for programs, and what went wrong in it.
+struct Verdict {
+    object: serde_json::Value,
+    wrong: Vec<String>,
+}
+
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> Outcome {
     let stop = Stop::install()?;
+    let is = |act: &str| args.only.as_deref().is_none_or(|only| only == act);
+    let mut verdicts = Vec::new();
+    if is("rds") {
+        verdicts.push(datagrams(args, &stop)?);
+    }
+    if is("rnbd") && verdicts.iter().all(|verdict: &Verdict| verdict.wrong.is_empty()) {
+        if is("rds") {
+            tell!(args, "");
+        }
+        verdicts.push(disk::run(args, &stop)?);
+    }
+    end(args, verdicts)
+}
+
+/// Says how it ended, and what to try next.
+fn end(args: &Args, verdicts: Vec<Verdict>) -> Outcome {
+    let passed = verdicts.iter().all(|verdict| verdict.wrong.is_empty());
+    if args.json {
+        let problems: Vec<String> = verdicts.iter().flat_map(|v| v.wrong.clone()).collect();
+        let mut object = serde_json::json!({ "pass": passed, "problems": problems });
+        for verdict in verdicts {
+            if let (Some(all), serde_json::Value::Object(members)) =
+                (object.as_object_mut(), verdict.object)
+            {
+                all.extend(members);
+            }
+        }
+        say!("{object}");
+    }
+    if !passed {
+        return Err(Failure::Reported);
+    }
+    tell!(args, "");
+    tell!(args, "Next, each in a shell of its own:");
+    if args.only.as_deref() != Some("rnbd") {
+        tell!(args, "   bowline node --address 127.0.0.1 --echo 4000     run a node");
+        tell!(args, "   bowline ping -I 127.0.0.2 127.0.0.1              ask it for an answer");
+        tell!(args, "   bowline info                                     look inside it");
+        tell!(args, "   bowline stress -r 127.0.0.3                      wait for load, then");
+        tell!(args, "   bowline stress -r 127.0.0.2 -s 127.0.0.3 -T 5    make it");
+    }
+    if args.only.as_deref() != Some("rds") {
+        tell!(args, "   bowline rnbd export --memory disk0=1GiB -I 127.0.0.1");
+        tell!(
+            args,
+            "   bowline rnbd map disk0 --from s1 --path 127.0.0.2@127.0.0.1 --nbd /tmp/disk0.sock"
+        );
+        tell!(args, "   bowline rnbd dump                                look at both");
+    }
+    Ok(())
+}
+
+/// The first act.
+fn datagrams(args: &Args, stop: &Stop) -> Outcome<Verdict> {
     let (local, remote) = match (args.local, args.remote) {
         (Some(local), Some(remote)) => (local, remote),
         _ => free_pair()?,
@@ -105,7 +170,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
         _ => return Err(Failure::failed("the second process did not start in time")),
     }
     introduce(args, local, remote, peer.pid());
-    let echo = measure_echo(&node, local, remote, &stop)?;
+    let echo = measure_echo(&node, local, remote, stop)?;
     tell!(
         args,
         "1. Round trip of 64 bytes over idle connections, {} times:\n   half within {} us, 99 of \
@@ -128,13 +193,13 @@ pub(crate) fn run(args: &Args) -> Outcome {
         let _ = told.send(cut);
     };
     let side = Side::start(&node, sockets, work, on_cut)?;
-    let result = move_data(args, side, &cuts, &mut peer, &stop, start, echo);
+    let result = move_data(args, side, &cuts, &mut peer, stop, start, echo);
     peer.tell("quit");
     drop(peer);
     if stop.asked() {
         return Err(Failure::failed("stopped before the end, so nothing is proven"));
     }
-    conclude(args, &result)
+    Ok(conclude(args, &result))
 }
 
 /// Finds two loopback addresses whose RDS port is free: the well-known ones if possible.
@@ -297,7 +362,7 @@ fn verdict(result: &Figures) -> Vec<String> {
     wrong
 }
 
-fn conclude(args: &Args, result: &Figures) -> Outcome {
+fn conclude(args: &Args, result: &Figures) -> Verdict {
     let Figures { a, b, elapsed, .. } = result;
     let wrong = verdict(result);
     let messages: u64 = a.received.iter().chain(&b.received).sum();
@@ -307,79 +372,70 @@ fn conclude(args: &Args, result: &Figures) -> Outcome {
     delivery.merge(&b.delivery);
     let again = a.retransmits + b.retransmits;
     let dropped = a.duplicates_dropped + b.duplicates_dropped;
-    if args.json {
-        let percentiles = |times: &Histogram, scale: u64| {
-            serde_json::json!({
-                "p50": times.percentile(50.0) / scale,
-                "p99": times.percentile(99.0) / scale,
-                "p99_9": times.percentile(99.9) / scale,
-                "max": times.max() / scale,
-            })
-        };
-        let object = serde_json::json!({
-            "pass": wrong.is_empty(),
-            "problems": wrong,
-            "messages": messages,
-            "bytes": moved,
-            "seconds": seconds,
-            "round_trip_usec": percentiles(&result.echo, 1000),
-            "delivery_usec": percentiles(&delivery, 1),
-            "cuts": result.cuts,
-            "connections_cut": result.connections_cut,
-            "messages_sent_again": again,
-            "repeats_dropped": dropped,
-        });
-        say!("{object}");
-    } else {
-        say!("3. Comparing what was sent with what arrived, {} flows", 2 * 256);
-        say!("");
-        say!(
-            "   moved      {} in {seconds:.2} s: {}/s, {} messages/s",
-            bytes(moved),
-            bytes((moved as f64 / seconds) as u64),
-            count((messages as f64 / seconds) as u64)
-        );
-        say!("   messages   {}, 64 bytes to 1 MiB, both ways", count(messages));
-        say!(
-            "   delivery   half within {:.1} ms, 99 of 100 within {:.1} ms, the slowest {:.1} ms \
-             (queues full, cuts included)",
-            delivery.percentile(50.0) as f64 / 1000.0,
-            delivery.percentile(99.0) as f64 / 1000.0,
-            delivery.max() as f64 / 1000.0
-        );
-        say!(
-            "   cuts       {} times, {} TCP connections; {} messages were sent again, {} repeats \
-             dropped",
-            result.cuts,
-            result.connections_cut,
-            count(again),
-            count(dropped)
-        );
-        say!("");
-    }
-    if !wrong.is_empty() {
-        for line in &wrong {
-            tell!(args, "   {line}");
-        }
-        tell!(
-            args,
-            "FAIL  please report this with the output of `bowline --version` and the above"
-        );
-        return Err(Failure::Reported);
-    }
+    let percentiles = |times: &Histogram, scale: u64| {
+        serde_json::json!({
+            "p50": times.percentile(50.0) / scale,
+            "p99": times.percentile(99.0) / scale,
+            "p99_9": times.percentile(99.9) / scale,
+            "max": times.max() / scale,
+        })
+    };
+    let object = serde_json::json!({
+        "messages": messages,
+        "bytes": moved,
+        "seconds": seconds,
+        "round_trip_usec": percentiles(&result.echo, 1000),
+        "delivery_usec": percentiles(&delivery, 1),
+        "cuts": result.cuts,
+        "connections_cut": result.connections_cut,
+        "messages_sent_again": again,
+        "repeats_dropped": dropped,
+    });
+    tell!(args, "3. Comparing what was sent with what arrived, {} flows", 2 * 256);
+    tell!(args, "");
     tell!(
         args,
-        "PASS  each of {} messages arrived exactly once, in order, with the right checksum",
-        count(messages)
+        "   moved      {} in {seconds:.2} s: {}/s, {} messages/s",
+        bytes(moved),
+        bytes((moved as f64 / seconds) as u64),
+        count((messages as f64 / seconds) as u64)
+    );
+    tell!(args, "   messages   {}, 64 bytes to 1 MiB, both ways", count(messages));
+    tell!(
+        args,
+        "   delivery   half within {:.1} ms, 99 of 100 within {:.1} ms, the slowest {:.1} ms \
+         (queues full, cuts included)",
+        delivery.percentile(50.0) as f64 / 1000.0,
+        delivery.percentile(99.0) as f64 / 1000.0,
+        delivery.max() as f64 / 1000.0
+    );
+    tell!(
+        args,
+        "   cuts       {} times, {} TCP connections; {} messages were sent again, {} repeats \
+         dropped",
+        result.cuts,
+        result.connections_cut,
+        count(again),
+        count(dropped)
     );
     tell!(args, "");
-    tell!(args, "Next, each in a shell of its own:");
-    tell!(args, "   bowline node --address 127.0.0.1 --echo 4000     run a node");
-    tell!(args, "   bowline ping -I 127.0.0.2 127.0.0.1              ask it for an answer");
-    tell!(args, "   bowline info                                     look inside it");
-    tell!(args, "   bowline stress -r 127.0.0.3                      wait for load, then");
-    tell!(args, "   bowline stress -r 127.0.0.2 -s 127.0.0.3 -T 5    make it");
-    Ok(())
+    if wrong.is_empty() {
+        tell!(
+            args,
+            "PASS  each of {} messages arrived exactly once, in order, with the right checksum",
+            count(messages)
+        );
+    } else {
+        failed(args, &wrong);
+    }
+    Verdict { object, wrong }
+}
+
+fn failed(args: &Args, wrong: &[String]) {
+    for line in wrong {
+        tell!(args, "   {line}");
+    }
+    tell!(args, "FAIL  please report this with the output of `bowline --version` and the above");
 }
 
 #[cfg(test)]

@@ -140,7 +140,7 @@ pub(super) fn soft(
 /// Where a device notes its connections for the case that the process is killed: the user's folder
 /// of run-time files, if there is one that nobody else can write. Without it a restarted program has
 /// to wait until the peer has noticed, which is no reason not to run.
-fn former_lives() -> Option<PathBuf> {
+pub(crate) fn former_lives() -> Option<PathBuf> {
     let folder = folder();
     fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder).ok()?;
     let (found, own) = (fs::metadata(&folder).ok()?, fs::metadata("/proc/self").ok()?);
@@ -148,7 +148,7 @@ fn former_lives() -> Option<PathBuf> {
 }
 
 /// Parses a path MTU.
-fn mtu(text: &str) -> Result<Mtu, String> {
+pub(crate) fn mtu(text: &str) -> Result<Mtu, String> {
     let bytes = number(text)?;
     let found = Mtu::ALL.into_iter().find(|mtu| mtu.bytes() as u64 == bytes);
     found.ok_or_else(|| format!("\"{text}\" is not 256, 512, 1024, 2048 or 4096"))
@@ -175,7 +175,7 @@ const PING_SIZE_MIN: u32 = 23;
 const PING_SIZE_MAX: u32 = 65_535;
 
 /// The addresses of this machine that RoCE can use: no multicast, and of IPv6 none of one link only.
-pub(super) fn addresses() -> Vec<IpAddr> {
+pub(crate) fn addresses() -> Vec<IpAddr> {
     let trie = fs::read_to_string("/proc/net/fib_trie").unwrap_or_default();
     let v6 = fs::read_to_string("/proc/net/if_inet6").unwrap_or_default();
     ipv4(&trie).into_iter().map(IpAddr::V4).chain(ipv6(&v6).into_iter().map(IpAddr::V6)).collect()

@@ -202,7 +202,12 @@ pub(super) fn table(group: &Group, look: Look) -> String {
         .map(|item| group.columns.iter().map(|(key, _)| item.cell(key).shown(look.unit)).collect())
         .collect();
     let totals: Vec<Cell> = group.columns.iter().map(|(key, _)| total(group, key)).collect();
-    let numeric: Vec<bool> = totals.iter().map(|cell| cell.number().is_some()).collect();
+    let summed: Vec<bool> = totals.iter().map(|cell| cell.number().is_some()).collect();
+    let numeric: Vec<bool> = group
+        .columns
+        .iter()
+        .map(|(key, _)| group.items.iter().any(|item| item.cell(key).number().is_some()))
+        .collect();
     let with_totals = !look.no_totals && group.items.len() > 1 || wants_totals(group, look);
     let widths: Vec<usize> = group
         .columns
@@ -235,7 +240,7 @@ pub(super) fn table(group: &Group, look: Look) -> String {
             out += &tree(&item.below);
         }
     }
-    if with_totals && numeric.contains(&true) {
+    if with_totals && summed.contains(&true) {
         let rule =
             |index: usize| if numeric[index] { "─".repeat(widths[index]) } else { String::new() };
         out += &line((0..widths.len()).map(|index| pad(index, &rule(index))).collect());

@@ -20,6 +20,8 @@ use bowline_ctl::{Errno, errno};
 
 use crate::cli::{Failure, Outcome};
 
+pub(super) use run::own_name;
+
 /// Why a command was not carried out: its exit status comes from the error number.
 #[derive(Clone, Debug, Eq, PartialEq)]
 struct Refusal {
@@ -86,4 +88,9 @@ pub(super) fn complete(words: &[String]) {
     for word in grammar::next(words) {
         say!("{word}");
     }
+}
+
+/// Parses a path such as `ip:10.0.0.1@ip:10.0.0.2`; a bare address gets its prefix.
+pub(super) fn path_spec(text: &str) -> Outcome<bowline_ctl::PathSpec> {
+    Ok(run::path_spec(text)?)
 }

@@ -451,11 +451,23 @@ impl Run<'_> {
         }
     }
 
+    /// Returns the paths that a name means on all sides that are meant: both ends of a session may
+    /// be on this machine.
+    fn paths_named(&self, name: &str) -> Result<Vec<Row>, Refusal> {
+        let mut paths = Vec::new();
+        let mut result = Ok(());
+        for mode in self.modes() {
+            match self.session_or_path(name, &[mode]) {
+                Ok((row, Target::Session)) => paths.extend(self.paths_of(&row)),
+                Ok((row, _)) => paths.push(row),
+                Err(refusal) => result = Err(refusal),
+            }
+        }
+        if paths.is_empty() { result.map(|()| paths) } else { Ok(paths) }
+    }
+
     fn stats(&mut self, name: &str) -> Result<(), Refusal> {
-        let modes = self.modes();
-        let (row, target) = self.session_or_path(name, &modes)?;
-        let paths = if target == Target::Session { self.paths_of(&row) } else { vec![row] };
-        for path in paths {
+        for path in self.paths_named(name)? {
             say!("{} {}", path.item.text("sessname"), path.item.text("pathname"));
             let names: &[&str] = match path.mode {
                 Mode::Client => {
@@ -474,9 +486,7 @@ impl Run<'_> {
     }
 
     fn reset(&mut self, name: &str) -> Result<(), Refusal> {
-        let modes = self.modes();
-        let (row, target) = self.session_or_path(name, &modes)?;
-        let paths = if target == Target::Session { self.paths_of(&row) } else { vec![row] };
+        let paths = self.paths_named(name)?;
         self.each(&paths, |row| (format!("{}/stats/reset_all", row.at), "1".to_owned()))
     }
 }
@@ -519,7 +529,7 @@ fn matching(rows: Vec<Row>, target: Target, name: &str) -> Vec<Row> {
 }
 
 /// Parses a path; a bare address gets its prefix.
-fn path_spec(text: &str) -> Result<PathSpec, Refusal> {
+pub(super) fn path_spec(text: &str) -> Result<PathSpec, Refusal> {
     let prefixed = |part: &str| match part.parse::<IpAddr>() {
         Ok(address) => format!("ip:{address}"),
         Err(_) => part.to_owned(),
@@ -549,7 +559,7 @@ fn addresses(server: &str) -> Result<Vec<IpAddr>, Refusal> {
     Ok(all)
 }
 
-fn own_name() -> String {
+pub(in crate::cli::rnbd) fn own_name() -> String {
     let name = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     // Dots do not belong in names of sessions [RS-24].
     name.trim().split('.').next().filter(|name| !name.is_empty()).unwrap_or("localhost").to_owned()

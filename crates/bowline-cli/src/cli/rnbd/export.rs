@@ -1,0 +1,262 @@
+//! `bowline rnbd export`: a server of disks.
+
+use std::{
+    io,
+    net::IpAddr,
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::Duration,
+};
+
+use bowline_ctl::{Sys, Tree};
+use bowline_rnbd_driver::{
+    server::{ExportServer, Exports, FileOptions, ServerConfig},
+    tree as rnbd_tree,
+};
+use bowline_rtrs_driver::{
+    Geometry,
+    server::{AllowRule, ServerConfig as RtrsConfig},
+    tree as rtrs_tree,
+};
+use rtrs_tree::Files;
+
+use super::{serving::Controls, side::Side};
+use crate::cli::{
+    Failure, Outcome,
+    args::{number, number32},
+    stop::Stop,
+};
+
+/// How often the process looks whether its input has ended.
+const SLICE: Duration = Duration::from_millis(100);
+/// Block size of exports unless something else is said.
+const BLOCK: &str = "512";
+
+/// Serve disks to RNBD clients, those of the Linux kernel included.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "The first line of the output is `listening on ADDRESS:PORT, ..`, then there is one line per \
+                  export. Ends with SIGINT or SIGTERM."
+)]
+pub(super) struct Args {
+    /// An export of memory, zero at first and lost at the end; repeat it for more
+    #[arg(long, value_name = "NAME=BYTES", value_parser = named)]
+    memory: Vec<(String, String)>,
+    /// An export of a file or block device; repeat it for more
+    #[arg(long, value_name = "NAME=PATH", value_parser = named)]
+    file: Vec<(String, String)>,
+    /// Every file and block device below a folder is an export; %SESSNAME% in the name stands for
+    /// that of the session
+    #[arg(long, value_name = "FOLDER")]
+    dir: Option<PathBuf>,
+    /// Nobody may write to files
+    #[arg(long)]
+    ro: bool,
+    /// Go through the page cache of files
+    #[arg(long)]
+    buffered: bool,
+    /// Logical block size of exports
+    #[arg(long, value_name = "BYTES", default_value = BLOCK, value_parser = block)]
+    block: u32,
+    /// Address to listen on; repeat it for more paths; without it, all but loopback
+    #[arg(short = 'I', long, value_name = "ADDRESS")]
+    address: Vec<String>,
+    /// Do not withdraw keys while requests are worked on: faster, for clients that are trusted
+    #[arg(long)]
+    no_invalidate: bool,
+    /// Requests of a session at a time
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u16).range(1..))]
+    queue_depth: u16,
+    /// Largest request, with its message
+    #[arg(long, value_name = "BYTES", default_value = "128k", value_parser = number32)]
+    chunk: u32,
+    /// Who may come: an address or a network, and what their sessions may be called; without it,
+    /// everybody
+    #[arg(long, value_name = "ADDRESS[/BITS][=SESSION]", value_parser = allowed)]
+    allow: Vec<AllowRule>,
+    /// End when the standard input ends, for programs that start this one
+    #[arg(long)]
+    until_input_ends: bool,
+    #[command(flatten)]
+    side: Side,
+    #[command(flatten)]
+    controls: Controls,
+}
+
+/// Runs the command.
+pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
+    let stop = Stop::install()?;
+    let exports = args.exports()?;
+    let config = args.config()?;
+    let addresses = args.side.places(&args.address)?;
+    let engine = args.side.engine(&addresses)?;
+    let places = args.side.with_port(&addresses);
+    let server = ExportServer::open(&engine, &places, config, exports)
+        .map_err(|error| Failure::Failed(error.to_string()))?;
+    let tree = args.tree(&server);
+    let served = args.controls.serve(&tree, control.as_deref(), "export")?;
+    let names: Vec<String> = places.iter().map(ToString::to_string).collect();
+    say!("listening on {}", names.join(", "));
+    for export in rnbd_tree::Exports::exports(&*server) {
+        let mode = if export.read_only { " ro" } else { "" };
+        say!("export {} bytes={}{mode}", export.name, export.bytes);
+    }
+    let ended = args.until_input_ends.then(input_end).transpose()?;
+    match &ended {
+        // Relaxed: the flag publishes nothing but itself.
+        Some(ended) => while !stop.wait(Some(SLICE)) && !ended.load(Ordering::Relaxed) {},
+        None => {
+            stop.wait(None);
+        }
+    }
+    drop(served);
+    server.close();
+    engine.close();
+    Ok(())
+}
+
+/// Returns a flag that is set when the standard input ends.
+fn input_end() -> Outcome<Arc<AtomicBool>> {
+    let ended = Arc::new(AtomicBool::new(false));
+    let flag = Arc::clone(&ended);
+    let read = move || {
+        // Whatever comes is of no interest, and an error is an end.
+        let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
+        flag.store(true, Ordering::Relaxed);
+    };
+    thread::Builder::new()
+        .name("input".to_owned())
+        .spawn(read)
+        .map_err(|error| Failure::failed(format!("cannot start a thread: {error}")))?;
+    Ok(ended)
+}
+
+impl Args {
+    fn exports(&self) -> Outcome<Exports> {
+        let options = FileOptions { read_only: self.ro, block: self.block, direct: !self.buffered };
+        let failed = |error: bowline_rnbd_driver::Error| Failure::Failed(error.to_string());
+        let mut exports = Exports::new();
+        for (name, size) in &self.memory {
+            let bytes = number(size).map_err(Failure::Usage)?;
+            exports.memory(name, bytes, self.block).map_err(failed)?;
+        }
+        for (name, path) in &self.file {
+            exports.file(name, Path::new(path), options).map_err(failed)?;
+        }
+        if let Some(dir) = &self.dir {
+            exports.directory(dir, options).map_err(failed)?;
+        }
+        if self.memory.is_empty() && self.file.is_empty() && self.dir.is_none() {
+            return Err(Failure::usage("nothing to export; say --memory, --file or --dir"));
+        }
+        Ok(exports)
+    }
+
+    fn config(&self) -> Outcome<ServerConfig> {
+        let defaults = ServerConfig::default();
+        let header = defaults.rtrs.geometry.max_hdr();
+        let max_io = self.chunk.saturating_sub(header);
+        let geometry = Geometry::new(self.queue_depth, max_io, header).map_err(|error| {
+            Failure::usage(format!(
+                "{} requests of {} bytes: {error}",
+                self.queue_depth, self.chunk
+            ))
+        })?;
+        let rtrs = RtrsConfig {
+            geometry,
+            always_invalidate: !self.no_invalidate,
+            allow: self.allow.clone(),
+            ..defaults.rtrs
+        };
+        Ok(ServerConfig { rtrs, ..defaults })
+    }
+
+    fn tree(&self, server: &Arc<ExportServer>) -> Tree {
+        let exports: Arc<dyn rnbd_tree::Exports> = Arc::<ExportServer>::clone(server);
+        let sessions: Arc<dyn rtrs_tree::ServerSessions> = Arc::clone(server.rtrs()) as _;
+        let config = server.rtrs().config();
+        let transport = rtrs_tree::ServerParameters {
+            always_invalidate: config.always_invalidate,
+            max_chunk_size: config.geometry.chunk(),
+            sess_queue_depth: config.geometry.queue_depth(),
+        };
+        let dir = self.dir.as_deref().unwrap_or(Path::new(""));
+        let parameters = rnbd_tree::Parameters {
+            dev_search_path: dir.display().to_string(),
+            port_nr: self.side.port,
+        };
+        Sys::new()
+            .class("rtrs-server", rtrs_tree::server_node(sessions, Files::All))
+            .class("rnbd-server", rnbd_tree::server_node(Arc::clone(&exports)))
+            .blocks(rnbd_tree::exports_node(exports))
+            .module("rtrs_server", Arc::new(transport))
+            .module("rnbd_server", Arc::new(parameters))
+            .tree()
+    }
+}
+
+/// Parses `NAME=VALUE`.
+fn named(text: &str) -> Result<(String, String), String> {
+    let parts = text.split_once('=').filter(|(name, value)| !name.is_empty() && !value.is_empty());
+    parts
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .ok_or_else(|| format!("\"{text}\" is not NAME=VALUE such as disk0=1GiB"))
+}
+
+/// Parses a block size.
+fn block(text: &str) -> Result<u32, String> {
+    match number32(text)? {
+        size @ (512 | 1024 | 2048 | 4096) => Ok(size),
+        size => Err(format!("{size} is not 512, 1024, 2048 or 4096")),
+    }
+}
+
+/// Parses `ADDRESS[/BITS][=SESSION]`.
+fn allowed(text: &str) -> Result<AllowRule, String> {
+    let bad = || format!("\"{text}\" is not ADDRESS[/BITS][=SESSION] such as 10.1.0.0/16=host*");
+    let (network, name) = match text.split_once('=') {
+        Some((network, name)) => (network, Some(name.to_owned())),
+        None => (text, None),
+    };
+    let (addr, bits) = match network.split_once('/') {
+        Some((addr, bits)) => (addr, Some(bits)),
+        None => (network, None),
+    };
+    let addr: IpAddr = addr.parse().map_err(|_| bad())?;
+    let most = if addr.is_ipv4() { 32 } else { 128 };
+    let prefix = match bits {
+        Some(bits) => bits.parse().ok().filter(|bits| *bits <= most).ok_or_else(bad)?,
+        None => most,
+    };
+    Ok(AllowRule { addr, prefix, name })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rules_name_networks_and_sessions() {
+        // tests [RT-64]
+        let rule = allowed("10.1.0.0/16=host*").unwrap();
+        assert_eq!((rule.prefix, rule.name.as_deref()), (16, Some("host*")));
+        assert_eq!(allowed("fd00::1").unwrap().prefix, 128);
+        for text in ["", "host", "10.0.0.1/33", "10.0.0.1/x", "/8"] {
+            assert!(allowed(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn exports_have_names_and_blocks_sizes() {
+        assert_eq!(named("disk0=1GiB"), Ok(("disk0".to_owned(), "1GiB".to_owned())));
+        assert_eq!(named("a=b=c"), Ok(("a".to_owned(), "b=c".to_owned())));
+        for text in ["", "disk0", "=1", "disk0="] {
+            assert!(named(text).is_err(), "{text}");
+        }
+        assert!(block("4k").is_ok() && block("1000").is_err());
+    }
+}

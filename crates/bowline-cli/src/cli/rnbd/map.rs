@@ -1,0 +1,212 @@
+//! `bowline rnbd map`: a client of disks.
+
+use std::{
+    path::PathBuf,
+    sync::{Arc, mpsc},
+    time::Duration,
+};
+
+use bowline_block::{BlockDevice, DiskEvent};
+use bowline_ctl::{Sys, Tree};
+use bowline_rnbd::client::Outage;
+use bowline_rnbd_driver::{
+    client::{Client, Disk, MapOptions},
+    tree::{Disks, client_node, disks_node},
+};
+use bowline_rtrs_driver::{
+    Policy,
+    tree::{ClientSession, Files, client_node as sessions_node},
+};
+use bowline_wire::rnbd::Access;
+
+use super::{
+    doors::{self, Doors},
+    serving::Controls,
+    side::{Route, Side, Towards, some_time},
+};
+use crate::cli::{Failure, Outcome, stop::Stop};
+
+/// How often the process looks whether it still has something to do.
+const SLICE: Duration = Duration::from_millis(100);
+
+/// Map a disk of a server: in this process with --from, or in the client that runs here with the
+/// word from.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "The first line of the output is `mapped DEVICE bytes=N at rnbd0, ..` with the doors that were \
+                  opened; then there is one line for each change: offline, online, bytes=N, gone. Ends with SIGINT \
+                  or SIGTERM, or when no disk is mapped any more."
+)]
+pub(super) struct Args {
+    /// Name of the disk on the server
+    #[arg(value_name = "DEVICE")]
+    device: Option<String>,
+    /// from SERVER [PATH..] [ro|rw|migration]: map it in the client that runs here
+    #[arg(value_name = "WORD", conflicts_with = "from")]
+    words: Vec<String>,
+    #[command(flatten)]
+    towards: Towards,
+    #[command(flatten)]
+    how: How,
+    #[command(flatten)]
+    doors: doors::Options,
+    /// Go on when no disk is mapped any more, and wait for commands to map some
+    #[arg(long)]
+    stay: bool,
+    #[command(flatten)]
+    side: Side,
+    #[command(flatten)]
+    controls: Controls,
+}
+
+/// How a disk is mapped.
+#[derive(Clone, Debug, clap::Args)]
+pub(super) struct How {
+    /// How it is opened: ro, rw or migration
+    #[arg(long, value_name = "MODE", default_value = "rw", value_parser = access)]
+    access: Access,
+    /// What becomes of requests while no path is connected: fail, or wait for so long
+    #[arg(long, value_name = "fail|TIME", default_value = "30", value_parser = outage)]
+    outage: Outage,
+    /// Longest time of a request; without it, as long as it takes
+    #[arg(long, value_name = "TIME", value_parser = some_time)]
+    timeout: Option<Duration>,
+    /// How paths are chosen: round-robin, min-inflight or min-latency
+    #[arg(long, value_name = "POLICY", default_value = "min-inflight", value_parser = policy)]
+    policy: Policy,
+    /// Longest wait for each step of connecting
+    #[arg(long, value_name = "TIME", default_value = "30", value_parser = some_time)]
+    connect_timeout: Duration,
+    /// Do not ask the server to write zeroes by itself: for kernels before 5.18
+    #[arg(long)]
+    no_write_zeroes: bool,
+}
+
+impl How {
+    /// Returns the options of a session without paths.
+    pub(super) fn options(&self, session: &str, port: u16) -> MapOptions {
+        let mut options = MapOptions::new(session).outage(self.outage);
+        options.port = port;
+        options.access = self.access;
+        options.policy = self.policy;
+        options.io.io_timeout = self.timeout;
+        options.io.write_zeroes = !self.no_write_zeroes;
+        options.connect_timeout = self.connect_timeout;
+        options
+    }
+}
+
+impl Args {
+    /// Returns the words for the client that runs here, if that is meant.
+    pub(super) fn words(&self) -> Option<Vec<String>> {
+        if self.words.is_empty() {
+            return None;
+        }
+        let head = ["map".to_owned()].into_iter().chain(self.device.clone());
+        Some(head.chain(self.words.iter().cloned()).collect())
+    }
+}
+
+/// Maps one disk through a client of its own.
+pub(super) fn mapped(
+    device: &str,
+    route: Route,
+    how: &How,
+    side: &Side,
+) -> Outcome<(Arc<Client>, Arc<Disk>)> {
+    let engine = side.engine(&route.own)?;
+    let defaults = how.options(&route.session, side.port);
+    let options = MapOptions { paths: route.paths, ..defaults.clone() };
+    let client = Client::new(engine, defaults);
+    let disk = client
+        .map(device, &options)
+        .map_err(|error| Failure::Errno(error.errno().0, error.to_string()))?;
+    Ok((client, disk))
+}
+
+/// Runs the command.
+pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
+    let stop = Stop::install()?;
+    let device = args.device.as_deref().ok_or_else(|| Failure::usage("a device is missing"))?;
+    let (client, disk) = mapped(device, args.towards.route()?, &args.how, &args.side)?;
+    let doors = Doors::new(Arc::clone(&client), args.doors.clone());
+    let said = doors.open(&disk);
+    let served = args.controls.serve(&tree(&client, &doors), control.as_deref(), "map");
+    let (told, changes) = mpsc::channel();
+    let name = disk.local_name().to_owned();
+    let bytes = disk.limits().bytes;
+    let result = said.map_err(|error| Failure::failed(format!("a door of {device}: {error}")));
+    let result = result.and_then(|said| Ok((said, served?)));
+    let result = result.map(|(said, served)| {
+        disk.on_change(Box::new(move |event| {
+            // At the end nobody listens any more.
+            let _ = told.send(event);
+        }));
+        drop(disk);
+        let places: Vec<String> = [name.clone()].into_iter().chain(said).collect();
+        say!("mapped {device} bytes={bytes} at {}", places.join(", "));
+        while !stop.wait(Some(SLICE)) && (args.stay || doors.has_disks()) {
+            for event in changes.try_iter() {
+                report(&name, event);
+            }
+        }
+        drop(served);
+    });
+    doors.close();
+    result
+}
+
+fn report(name: &str, event: DiskEvent) {
+    match event {
+        DiskEvent::Resized(bytes) => say!("{name} bytes={bytes}"),
+        DiskEvent::Offline => say!("{name} offline"),
+        DiskEvent::Online => say!("{name} online"),
+        DiskEvent::Gone => say!("{name} gone"),
+    }
+}
+
+fn tree(client: &Arc<Client>, doors: &Arc<Doors>) -> Tree {
+    let of = Arc::clone(client);
+    let sessions = move || {
+        let all = of.sessions().into_iter();
+        all.map(|session| session as Arc<dyn ClientSession>).collect()
+    };
+    let disks: Arc<dyn Disks> = Arc::<Doors>::clone(doors);
+    Sys::new()
+        .class("rtrs-client", sessions_node(sessions, Files::All))
+        .class("rnbd-client", client_node(Arc::clone(&disks)))
+        .blocks(disks_node(disks))
+        .tree()
+}
+
+fn access(text: &str) -> Result<Access, String> {
+    let all = [Access::Ro, Access::Rw, Access::Migration];
+    let found = all.into_iter().find(|access| access.name() == text);
+    found.ok_or_else(|| format!("\"{text}\" is not ro, rw or migration"))
+}
+
+fn outage(text: &str) -> Result<Outage, String> {
+    if text == "fail" { Ok(Outage::FailFast) } else { some_time(text).map(Outage::Queue) }
+}
+
+fn policy(text: &str) -> Result<Policy, String> {
+    let bad = |_| format!("\"{text}\" is not round-robin, min-inflight or min-latency");
+    text.parse().map_err(bad)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn outages_are_bridged_for_a_time_or_not() {
+        assert_eq!(outage("fail"), Ok(Outage::FailFast));
+        assert_eq!(outage("1.5"), Ok(Outage::Queue(Duration::from_millis(1500))));
+        for text in ["", "0", "x", "-1"] {
+            assert!(outage(text).is_err(), "{text}");
+        }
+        assert_eq!(access("migration"), Ok(Access::Migration));
+        assert!(access("w").is_err() && policy("x").is_err());
+        assert_eq!(policy("rr"), Ok(Policy::RoundRobin));
+    }
+}

@@ -1,0 +1,61 @@
+//! A process that serves until it is told to stop: its control socket and its tree of files.
+
+use std::path::{Path, PathBuf};
+
+use bowline_ctl::{Server, Tree, folder, fusefs};
+
+use crate::cli::{Failure, Outcome};
+
+/// How the process is controlled.
+#[derive(Clone, Debug, clap::Args)]
+pub(super) struct Controls {
+    /// Serve no control socket
+    #[arg(long, conflicts_with = "control")]
+    no_control: bool,
+    /// Show sessions and disks as files below this folder, as under /sys; needs FUSE
+    #[arg(long, value_name = "FOLDER")]
+    tree: Option<PathBuf>,
+}
+
+/// What is served; ends with it.
+#[derive(Debug)]
+pub(super) struct Controlled {
+    _socket: Option<Server>,
+    _files: Option<fusefs::Mount>,
+}
+
+impl Controls {
+    /// Serves the tree; the socket is named after the process unless a place is given.
+    pub(super) fn serve(
+        &self,
+        tree: &Tree,
+        control: Option<&Path>,
+        word: &str,
+    ) -> Outcome<Controlled> {
+        let socket = if self.no_control {
+            None
+        } else {
+            let own = folder().join(format!("{word}-{}.sock", std::process::id()));
+            let place = control.unwrap_or(&own);
+            let served = Server::start(place, tree.clone());
+            Some(served.map_err(|error| {
+                Failure::failed(format!(
+                    "cannot listen on {}: {error}; choose another place with --control SOCKET, or \
+                     --no-control",
+                    place.display()
+                ))
+            })?)
+        };
+        let files = self.tree.as_deref().map(|dir| files(tree, dir)).transpose()?;
+        Ok(Controlled { _socket: socket, _files: files })
+    }
+}
+
+fn files(tree: &Tree, dir: &Path) -> Outcome<fusefs::Mount> {
+    fusefs::mount(tree.clone(), dir).map_err(|error| {
+        Failure::failed(format!(
+            "cannot mount {}: {error}; FUSE needs /dev/fuse, and fusermount3 for others than root",
+            dir.display()
+        ))
+    })
+}
