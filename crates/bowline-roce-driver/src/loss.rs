@@ -48,9 +48,14 @@ impl Cuts {
         self.any.store(!list.is_empty(), Relaxed);
     }
 
+    /// Tells whether there are any.
+    pub(crate) fn any(&self) -> bool {
+        self.any.load(Relaxed)
+    }
+
     /// Tells whether nothing gets from one of these addresses to the other.
     pub(crate) fn between(&self, local: IpAddr, remote: IpAddr) -> bool {
-        self.any.load(Relaxed) && self.lists(local.to_canonical(), remote.to_canonical())
+        self.any() && self.lists(local.to_canonical(), remote.to_canonical())
     }
 
     #[cold]

@@ -15,7 +15,7 @@ use crate::capture::{Capture, Datagram, Way};
 use crate::clock;
 use crate::loss::Loss;
 use crate::shared::Shared;
-use crate::sys::{Arrival, Inbox};
+use crate::sys::{self, Arrival, Inbox};
 use crate::udp::Endpoint;
 
 /// How long a send waits for room in the socket's buffer before its packets count as lost.
@@ -27,6 +27,13 @@ const LITTLE: u64 = 16 << 10;
 
 /// Bytes of a burst that is sent in less time than anybody counts.
 const SHORT: usize = 4 << 10;
+
+/// Buffers taken at once when they hold long runs of packets: more of them would be so much that the peer
+/// runs out of window before it gets an acknowledgement.
+const LONG_RUNS: usize = 8;
+
+/// Bursts are gathered until they are so many bytes.
+const GATHERED: usize = 32 << 10;
 
 /// After a buffer of so many bytes, more are likely to be there: they are taken with one call.
 const STREAM: usize = 8 << 10;
@@ -72,7 +79,8 @@ impl Shared {
                 Ok(bytes) => {
                     self.stats.receives.inc();
                     if bytes >= STREAM || in_a_row {
-                        match endpoint.receive_more(&mut inbox) {
+                        let most = if bytes <= LITTLE as usize { usize::MAX } else { LONG_RUNS };
+                        match endpoint.receive_more(&mut inbox, most) {
                             Ok(()) => self.stats.receives.inc(),
                             Err(_) => self.stats.empty_looks.inc(),
                         }
@@ -163,27 +171,55 @@ impl Shared {
                 Err(TryLockError::WouldBlock) => return,
             };
             while self.unsent.swap(false, Ordering::SeqCst) {
-                self.send_all(now, &mut tx.burst);
+                self.send_all(now, &mut tx.bursts);
             }
         }
     }
 
-    fn send_all(&self, mut now: Instant, burst: &mut Burst) {
+    fn send_all(&self, mut now: Instant, bursts: &mut Vec<Burst>) {
         loop {
             let mut st = self.lock();
-            // A thread that sleeps is not to be woken for a late acknowledgement.
-            let looking = self.spin_ns > 0 && st.sleeping.is_none();
-            st.core.hold_acks(looking);
-            if !st.core.poll_transmit(now, burst) {
+            let (mut count, mut bytes) = (0, 0);
+            // Small ones are gathered: sizes that do not fit each other make many of them.
+            while count < sys::SENDS && bytes < GATHERED {
+                if count == bursts.len() {
+                    bursts.push(Burst::new());
+                }
+                if !st.core.poll_transmit(now, &mut bursts[count]) {
+                    break;
+                }
+                bytes += bursts[count].bytes.len();
+                count += 1;
+            }
+            if count == 0 {
                 self.settle(&mut st);
                 return;
             }
             drop(st);
-            self.send(burst);
+            self.send_gathered(&bursts[..count]);
             // Short ones take no time worth telling.
-            if burst.bytes.len() > SHORT {
+            if bytes > SHORT {
                 now = clock::now();
             }
+        }
+    }
+
+    /// Sends bursts in order, with few calls.
+    fn send_gathered(&self, mut bursts: &[Burst]) {
+        while let [first, others @ ..] = bursts {
+            let same = 1 + others.iter().take_while(|burst| burst.from == first.from).count();
+            let plain = same > 1 && self.capture.is_none() && !self.cuts.any();
+            let endpoint = self.endpoint(first.from).filter(|_| plain);
+            let sent = endpoint.map_or(0, |endpoint| endpoint.send_many(&bursts[..same]));
+            if sent == 0 {
+                // Alone, or something is wrong with it.
+                self.send(first);
+                bursts = others;
+                continue;
+            }
+            self.stats.sends.inc();
+            bursts[..sent].iter().for_each(|burst| self.count_sent(burst));
+            bursts = &bursts[sent..];
         }
     }
 
@@ -210,14 +246,16 @@ impl Shared {
             self.stats.sends.inc();
         }
         match result {
-            Ok(()) => {
-                self.stats.packets_sent.add(burst.count as u64);
-                self.stats.bytes_sent.add(burst.bytes.len() as u64);
-                if burst.count > 1 {
-                    self.stats.gso_sends.inc();
-                }
-            }
+            Ok(()) => self.count_sent(burst),
             Err(errno) => self.refused(burst, errno),
+        }
+    }
+
+    fn count_sent(&self, burst: &Burst) {
+        self.stats.packets_sent.add(burst.count as u64);
+        self.stats.bytes_sent.add(burst.bytes.len() as u64);
+        if burst.count > 1 {
+            self.stats.gso_sends.inc();
         }
     }
 

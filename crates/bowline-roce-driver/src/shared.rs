@@ -68,7 +68,8 @@ pub(crate) struct State {
 /// What sending needs besides the socket.
 #[derive(Debug, Default)]
 pub(crate) struct Tx {
-    pub(crate) burst: Burst,
+    /// Used again and again.
+    pub(crate) bursts: Vec<Burst>,
 }
 
 /// A device as its threads share it.

@@ -1,9 +1,9 @@
 //! What the driver itself did: system calls, packets, bytes.
 
 bowline_wire::driver_stats! {
-    /// Calls that sent: one per burst.
+    /// Calls that sent, one burst or several small ones each.
     sends,
-    /// Those of them that sent several packets at once (UDP_SEGMENT).
+    /// Bursts of several packets (UDP_SEGMENT).
     gso_sends,
     /// Packets sent.
     packets_sent,

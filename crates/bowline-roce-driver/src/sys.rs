@@ -11,7 +11,9 @@ use rustix::io::Errno;
 /// Bytes a datagram buffer has: no datagram, and no run of merged ones, is longer.
 pub(crate) const SLOT: usize = 1 << 16;
 /// Buffers of a batch.
-pub(crate) const SLOTS: usize = 8;
+pub(crate) const SLOTS: usize = 16;
+/// Sends of one call.
+pub(crate) const SENDS: usize = 16;
 /// Room for control messages: at most two of one number each.
 const CONTROL: usize = 64;
 /// Bytes before the data of a control message.
@@ -179,6 +181,24 @@ impl Control {
         used + len.next_multiple_of(width)
     }
 
+    /// What is said of the datagrams sent with one call, and its bytes.
+    fn of_send(to: SocketAddr, tos: u8, segment: Option<u16>) -> (Self, usize) {
+        let mut control = Self::new();
+        let mut used = 0;
+        if let Some(segment) = segment {
+            let data = segment.to_ne_bytes();
+            used = control.push(used, libc::IPPROTO_UDP, libc::UDP_SEGMENT, &data);
+        }
+        if tos != 0 {
+            let (level, kind) = match to {
+                SocketAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_TOS),
+                SocketAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_TCLASS),
+            };
+            used = control.push(used, level, kind, &i32::from(tos).to_ne_bytes());
+        }
+        (control, used)
+    }
+
     fn number<const N: usize>(&self, at: usize) -> Option<[u8; N]> {
         self.0.get(at..at.checked_add(N)?)?.try_into().ok()
     }
@@ -216,19 +236,7 @@ pub(crate) fn send(
     bytes: &[u8],
 ) -> Result<(), Errno> {
     let (mut name, name_len) = Name::new(to);
-    let mut control = Control::new();
-    let mut used = 0;
-    if let Some(segment) = segment {
-        let data = segment.to_ne_bytes();
-        used = control.push(used, libc::IPPROTO_UDP, libc::UDP_SEGMENT, &data);
-    }
-    if tos != 0 {
-        let (level, kind) = match to {
-            SocketAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_TOS),
-            SocketAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_TCLASS),
-        };
-        used = control.push(used, level, kind, &i32::from(tos).to_ne_bytes());
-    }
+    let (mut control, used) = Control::of_send(to, tos, segment);
     let mut piece =
         libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
     // SAFETY: the structure is numbers and pointers, for which all zeroes are a value.
@@ -245,6 +253,55 @@ pub(crate) fn send(
     // and the system only reads it.
     let sent = unsafe { libc::sendmsg(fd.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL) };
     if sent < 0 { Err(last_error()) } else { Ok(()) }
+}
+
+/// What [`send`] sends.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Outgoing<'a> {
+    pub(crate) to: SocketAddr,
+    pub(crate) tos: u8,
+    pub(crate) segment: Option<u16>,
+    pub(crate) bytes: &'a [u8],
+}
+
+/// Does with one call what several of [`send`] would do, at most [`SENDS`]; returns how many of them are
+/// done.
+#[allow(unsafe_code)]
+pub(crate) fn send_many<'a>(
+    fd: BorrowedFd<'_>,
+    all: impl Iterator<Item = Outgoing<'a>>,
+) -> Result<usize, Errno> {
+    let mut names = [Name([0; NAME]); SENDS];
+    let mut controls = [Control::new(); SENDS];
+    let empty = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+    let mut pieces = [empty; SENDS];
+    // SAFETY: the structures are numbers and pointers, for which all zeroes are a value.
+    let mut messages: [libc::mmsghdr; SENDS] = unsafe { std::mem::zeroed() };
+    let mut ready = 0;
+    let parts = names.iter_mut().zip(&mut controls).zip(&mut pieces).zip(&mut messages);
+    for ((((name, control), piece), message), out) in parts.zip(all) {
+        ready += 1;
+        let (of_name, name_len) = Name::new(out.to);
+        let (of_control, used) = Control::of_send(out.to, out.tos, out.segment);
+        (*name, *control) = (of_name, of_control);
+        let start = out.bytes.as_ptr().cast_mut().cast();
+        *piece = libc::iovec { iov_base: start, iov_len: out.bytes.len() };
+        let header = &mut message.msg_hdr;
+        header.msg_name = (&raw mut *name).cast();
+        header.msg_namelen = name_len as libc::socklen_t;
+        header.msg_iov = &raw mut *piece;
+        header.msg_iovlen = 1;
+        if used > 0 {
+            header.msg_control = (&raw mut *control).cast();
+            header.msg_controllen = used as _;
+        }
+    }
+    let (at, flags) = (messages.as_mut_ptr(), libc::MSG_NOSIGNAL as _);
+    // SAFETY: each of the `ready` messages points to bytes, a name, an element and a control area of
+    // its own, of the lengths given, all of which live until the call returns; the system only reads
+    // them.
+    let sent = unsafe { libc::sendmmsg(fd.as_raw_fd(), at, ready as libc::c_uint, flags) };
+    usize::try_from(sent).map_err(|_| last_error())
 }
 
 /// What came into one buffer of a batch.
@@ -336,10 +393,14 @@ fn arrival(header: &libc::msghdr, name: &Name, control: &Control, len: usize) ->
     name.addr().filter(|_| !cut).map(|from| Arrival { from, len, segment })
 }
 
-/// Receives what else is there, at most as much as buffers are left, without waiting.
+/// Receives what else is there without waiting, until `most` buffers are full or all of them.
 #[allow(unsafe_code)]
-pub(crate) fn receive_more(fd: BorrowedFd<'_>, inbox: &mut Inbox) -> Result<(), Errno> {
-    let slots = inbox.bytes.chunks_mut(SLOT).skip(inbox.arrivals.len());
+pub(crate) fn receive_more(
+    fd: BorrowedFd<'_>,
+    inbox: &mut Inbox,
+    most: usize,
+) -> Result<(), Errno> {
+    let slots = inbox.bytes.chunks_mut(SLOT).take(most).skip(inbox.arrivals.len());
     let mut names = [Name([0; NAME]); SLOTS - 1];
     let mut controls = [Control::new(); SLOTS - 1];
     let empty = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };

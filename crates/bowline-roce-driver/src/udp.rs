@@ -9,11 +9,12 @@
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use bowline_roce::Burst;
 use bowline_verbs::Error;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, ipproto, socket_with};
 
-use crate::sys::{self, Inbox, Interface, Opt};
+use crate::sys::{self, Inbox, Interface, Opt, Outgoing};
 
 /// UDP port of RoCEv2, as source and as destination [OUT-1].
 pub const ROCE_PORT: u16 = 4791;
@@ -73,12 +74,7 @@ impl Endpoint {
         segment: usize,
         bytes: &[u8],
     ) -> Result<(), Errno> {
-        let scope = match self.at {
-            SocketAddr::V6(at) => at.scope_id(),
-            SocketAddr::V4(_) => 0,
-        };
-        let to = with_scope(to, scope);
-        let segment = (bytes.len() > segment).then(|| u16::try_from(segment).unwrap_or(u16::MAX));
+        let Outgoing { to, segment, .. } = self.outgoing(to, tos, segment, bytes);
         loop {
             match sys::send(self.fd.as_fd(), to, tos, segment, bytes) {
                 Err(Errno::INTR) => {}
@@ -87,14 +83,30 @@ impl Endpoint {
         }
     }
 
+    /// Sends some bursts with one call; returns how many are sent, 0 when the first could not be.
+    pub(crate) fn send_many(&self, bursts: &[Burst]) -> usize {
+        let all = bursts.iter().map(|one| self.outgoing(one.to, one.tos, one.segment, &one.bytes));
+        sys::send_many(self.fd.as_fd(), all).unwrap_or(0)
+    }
+
+    fn outgoing<'a>(&self, to: IpAddr, tos: u8, segment: usize, bytes: &'a [u8]) -> Outgoing<'a> {
+        let scope = match self.at {
+            SocketAddr::V6(at) => at.scope_id(),
+            SocketAddr::V4(_) => 0,
+        };
+        let to = with_scope(to, scope);
+        let segment = (bytes.len() > segment).then(|| u16::try_from(segment).unwrap_or(u16::MAX));
+        Outgoing { to, tos, segment, bytes }
+    }
+
     /// Receives what came first into `inbox`; returns how many bytes it is.
     pub(crate) fn receive_one(&self, inbox: &mut Inbox) -> Result<usize, Errno> {
         sys::receive_one(self.fd.as_fd(), inbox)
     }
 
-    /// Receives what came after it, as far as there are buffers.
-    pub(crate) fn receive_more(&self, inbox: &mut Inbox) -> Result<(), Errno> {
-        sys::receive_more(self.fd.as_fd(), inbox)
+    /// Receives what came after it, until `most` buffers are full or all of them.
+    pub(crate) fn receive_more(&self, inbox: &mut Inbox, most: usize) -> Result<(), Errno> {
+        sys::receive_more(self.fd.as_fd(), inbox, most)
     }
 }
 
@@ -218,7 +230,7 @@ mod tests {
             if b.receive_one(&mut inbox).is_err() {
                 continue;
             }
-            let _ = b.receive_more(&mut inbox);
+            let _ = b.receive_more(&mut inbox, usize::MAX);
             for (arrival, bytes) in inbox.arrivals().flatten() {
                 assert_eq!(arrival.from, a.at());
                 let whole = got.len() >= 10_000;

@@ -229,7 +229,7 @@ fn an_acknowledgement_held_back_goes_out_all_the_same() {
 }
 
 #[test]
-fn without_bursts_every_packet_is_sent_alone() {
+fn without_bursts_every_packet_is_a_datagram_of_its_own() {
     // tests [ICRC-23]
     let config = |host| SoftConfig { addrs: vec![ip(10, host)], gso: false, ..Default::default() };
     let (a, b) = (common::open_with(config(1)), common::open_with(config(2)));
@@ -242,7 +242,8 @@ fn without_bursts_every_packet_is_sent_alone() {
     b.buffer.read(0, &mut read);
     assert!(read == bytes);
     let stats = a.dev.stats();
-    assert_eq!((stats.gso_sends, stats.sends), (0, stats.packets_sent));
+    assert_eq!(stats.gso_sends, 0);
+    assert!(stats.sends * 4 <= stats.packets_sent, "many with one call: {stats:?}");
 }
 
 #[test]

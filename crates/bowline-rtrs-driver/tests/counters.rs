@@ -108,8 +108,8 @@ fn requests_cost_few_calls_and_no_memory() {
             let calls = cost.client.driver.udp_syscalls().max(cost.server.driver.udp_syscalls());
             best = best.min(calls as f64 / COUNT as f64);
             println!(
-                "{dir:?}, refresh {refresh}: {calls} calls, {} allocations for {COUNT} requests\n{:?}\n{:?}",
-                cost.allocations, cost.client, cost.server
+                "{dir:?}, refresh {refresh}: {calls} calls, {} allocations for {COUNT} requests",
+                cost.allocations
             );
             // Queues may still grow when the two sides drift apart; nothing grows with the requests.
             assert!(cost.allocations * 100 <= COUNT, "{} allocations", cost.allocations);
