@@ -1,0 +1,210 @@
+//! A mapped disk through its doors: NBD and a file, with the programs that people use there, while
+//! paths are cut. Programs that are not installed are reported as skipped.
+
+#[expect(dead_code, reason = "other tests use the rest")]
+mod common;
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::time::Duration;
+
+use bowline_block::front::fuse::{self, FuseOptions};
+use bowline_block::front::nbd::{self, NbdOptions, NbdServer};
+use bowline_block::{BlockDevice, sync};
+use bowline_rnbd_driver::{Disk, Exports, FileOptions};
+use bowline_roce_driver::SoftDevice;
+use common::Rig;
+
+const BYTES: u64 = 64 << 20;
+
+/// A file that is exported, and gone at the end.
+struct Store(PathBuf);
+
+impl Store {
+    fn new(name: &str) -> (Self, Exports) {
+        let path = std::env::temp_dir().join(format!("bowline-{name}-{}", std::process::id()));
+        let file = std::fs::File::create_new(&path).expect("a file");
+        file.set_len(BYTES).expect("its size");
+        let mut exports = Exports::new();
+        exports.file("disk0", &path, FileOptions::default()).expect("exported");
+        (Self(path), exports)
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+fn serve(disk: &Arc<Disk>, name: &str) -> (NbdServer, String) {
+    let path = std::env::temp_dir().join(format!("bowline-{name}-{}.sock", std::process::id()));
+    let server = nbd::serve(Arc::clone(disk) as _, &path, NbdOptions::default()).expect("served");
+    (server, format!("nbd+unix:///?socket={}", path.display()))
+}
+
+/// Runs a program for at most a minute; `None` when it is not installed.
+fn run(program: &str, args: &[&str]) -> Option<String> {
+    let out = Command::new("timeout").arg("60").arg(program).args(args).output().ok()?;
+    if out.status.code() == Some(127) {
+        println!("skipped: {program} is not installed");
+        return None;
+    }
+    let text = String::from_utf8_lossy(&[out.stdout, out.stderr].concat()).into_owned();
+    assert!(out.status.success(), "{program} {args:?}: {text}");
+    Some(text)
+}
+
+/// Cuts one path and then the other, again and again, while something runs; tells how often.
+fn while_paths_are_cut(
+    device: &Arc<SoftDevice>,
+    paths: [(IpAddr, IpAddr); 2],
+    work: impl FnOnce(),
+) -> usize {
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|threads| {
+        let cutting = threads.spawn(|| {
+            let mut cuts = 0;
+            while !stop.load(SeqCst) {
+                let (near, far) = paths[cuts % 2];
+                device.cut(near, Some(far), true);
+                std::thread::sleep(Duration::from_millis(900));
+                device.cut(near, Some(far), false);
+                // Back again, before the other goes.
+                std::thread::sleep(Duration::from_millis(1800));
+                cuts += 1;
+            }
+            cuts
+        });
+        work();
+        stop.store(true, SeqCst);
+        cutting.join().expect("it only sleeps")
+    })
+}
+
+fn paths(rig: &Rig) -> [(IpAddr, IpAddr); 2] {
+    [0, 1].map(|path| (rig.client_ip(path), rig.server_ip(path)))
+}
+
+#[test]
+fn an_image_goes_there_and_back_over_nbd() {
+    let (_store, exports) = Store::new("doors-copy");
+    let rig = Rig::with_paths(31, exports, 2);
+    let disk = rig.map("disk0", &rig.options("copy")).expect("mapped");
+    let (server, uri) = serve(&disk, "doors-copy");
+    let file = |name: &str| {
+        std::env::temp_dir().join(format!("bowline-doors-{name}-{}", std::process::id()))
+    };
+    let (from, back) = (file("from"), file("back"));
+    std::fs::write(&from, common::pattern(BYTES as usize, 7)).expect("an image");
+    let [text_from, text_back] = [&from, &back].map(|path| path.display().to_string());
+    if run("nbdcopy", &["--flush", &text_from, &uri]).is_some() {
+        run("nbdcopy", &["--connections=4", &uri, &text_back]);
+        assert!(
+            std::fs::read(&from).expect("image") == std::fs::read(&back).expect("copy"),
+            "the image came back"
+        );
+        run("qemu-img", &["compare", "-f", "raw", "-F", "raw", &text_from, &uri]);
+    }
+    run(
+        "qemu-io",
+        &[
+            "-f",
+            "raw",
+            &uri,
+            "-c",
+            "write -f -P 0x11 1M 64k",
+            "-c",
+            "write -z 4k 8k",
+            "-c",
+            "read -P 0 4k 8k",
+            "-c",
+            "discard 1M 64k",
+            "-c",
+            "read -P 0 1M 64k",
+            "-c",
+            "flush",
+        ],
+    );
+    for path in [from, back] {
+        let _ = std::fs::remove_file(path);
+    }
+    drop(server);
+    rig.client.unmap(&disk).expect("nothing uses it any more");
+}
+
+#[test]
+fn fio_verifies_over_nbd_while_paths_are_cut() {
+    let (_store, exports) = Store::new("doors-fio");
+    let rig = Rig::with_paths(32, exports, 2);
+    let disk = rig.map("disk0", &rig.options("fio")).expect("mapped");
+    let (server, uri) = serve(&disk, "doors-fio");
+    let uri = format!("--uri={uri}");
+    if !run("fio", &["--enghelp"]).is_some_and(|text| text.contains("nbd")) {
+        println!("skipped: no fio with an nbd engine");
+        return;
+    }
+    let cuts = while_paths_are_cut(&rig.client_device, paths(&rig), || {
+        for _ in 0..2 {
+            let text = run(
+                "fio",
+                &[
+                    "--name=verify",
+                    "--ioengine=nbd",
+                    &uri,
+                    "--rw=randrw",
+                    "--bssplit=512/20:4k/50:64k/20:256k/10",
+                    "--size=48m",
+                    "--iodepth=32",
+                    "--rate=12m",
+                    "--verify=crc32c",
+                    "--verify_state_save=0",
+                    "--fsync=16",
+                ],
+            );
+            assert!(text.is_some_and(|text| text.contains("err= 0")));
+        }
+    });
+    assert!(cuts >= 2, "both paths were cut: {cuts}");
+    drop(server);
+    assert_eq!(rig.server.in_flight(), 0);
+}
+
+#[test]
+fn a_file_system_is_made_on_the_file() {
+    let (_store, exports) = Store::new("doors-mkfs");
+    let rig = Rig::with_paths(33, exports, 2);
+    let disk = rig.map("disk0", &rig.options("mkfs")).expect("mapped");
+    let dir = std::env::temp_dir().join(format!("bowline-doors-{}", std::process::id()));
+    std::fs::create_dir(&dir).expect("a directory");
+    let mount = match fuse::mount(Arc::clone(&disk) as _, &dir, "disk.img", FuseOptions::default())
+    {
+        Ok(mount) => mount,
+        Err(error) => {
+            println!("skipped: cannot mount: {error}");
+            std::fs::remove_dir(&dir).expect("removed");
+            return;
+        }
+    };
+    let file = dir.join("disk.img").display().to_string();
+    let source = env!("CARGO_MANIFEST_DIR");
+    let cuts = while_paths_are_cut(&rig.client_device, paths(&rig), || {
+        if run("mkfs.ext4", &["-q", "-F", "-d", source, &file]).is_some() {
+            run("fsck.ext4", &["-f", "-n", &file]);
+            run("debugfs", &["-R", "cat /Cargo.toml", &file]);
+        }
+    });
+    assert!(cuts >= 1);
+    drop(mount);
+    std::fs::remove_dir(&dir).expect("nothing is mounted there any more");
+    // What the file's programs wrote is what others see of the disk: ext4's magic number.
+    let mut block = [0; 4096];
+    sync::read_at(&*disk, 0, &mut block).expect("read");
+    if run("mkfs.ext4", &["-V"]).is_some() {
+        assert_eq!(block[1024 + 56..][..2], [0x53, 0xef]);
+    }
+    assert_eq!(disk.limits().bytes, BYTES);
+}
