@@ -39,7 +39,8 @@ impl Default for UblkOptions {
     }
 }
 
-/// A block device. Dropping it removes the device: what has it open gets errors.
+/// A block device. Dropping it removes the device, once requests under way were answered: what has
+/// it open gets errors.
 pub struct Ublk {
     path: PathBuf,
     id: u32,
