@@ -62,7 +62,9 @@ impl Shared {
         let start = clock::now();
         let deadline = limit.map(|limit| start + limit);
         let mut spin_end = start.as_nanos().saturating_add(self.spin_ns);
-        let mut looked = what == What::Event;
+        // Whoever is to sleep at once notices what has arrived when it tries to.
+        let sleeps = self.spin_ns == 0 && limit.is_none_or(|limit| !limit.is_zero());
+        let mut looked = what == What::Event || sleeps;
         loop {
             let mut st = self.lock();
             let now = clock::now();
