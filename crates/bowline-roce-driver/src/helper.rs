@@ -77,7 +77,8 @@ impl Shared {
         let timer = st.core.poll_timeout();
         // Whoever polls or waits sees to timers and to what is to be sent: with this thread at it too,
         // that one would have to wait for it, on one processor for as long as the scheduler likes.
-        let patience = if watching { 0 } else { TICK_ACTIVE_NS };
+        let asleep = watching || st.sleeping.is_some();
+        let patience = if asleep { 0 } else { TICK_ACTIVE_NS };
         if timer.is_some_and(|at| at.as_nanos().saturating_add(patience) <= now.as_nanos()) {
             drop(st);
             self.run_timers();
@@ -100,8 +101,12 @@ impl Shared {
                 Lead::App if !waited => (memory.tick_ns * 2).clamp(TICK_NS, TICK_WAITING_NS),
                 _ => (memory.tick_ns * 2).clamp(TICK_NS, TICK_ACTIVE_NS),
             };
-            st.helper_looks_at = now.as_nanos() + memory.tick_ns;
-            Some(Duration::from_nanos(memory.tick_ns))
+            let due = timer
+                .filter(|_| asleep)
+                .map_or(u64::MAX, |at| at.as_nanos().saturating_sub(now.as_nanos()));
+            let tick = memory.tick_ns.min(due);
+            st.helper_looks_at = now.as_nanos() + tick;
+            Some(Duration::from_nanos(tick))
         };
         drop(st);
         if watching {

@@ -3,6 +3,7 @@
 use core::sync::atomic::Ordering;
 use std::net::SocketAddr;
 use std::sync::{PoisonError, TryLockError};
+use std::time::Duration;
 
 use bowline_roce::{Burst, IdentHint, Instant};
 use bowline_verbs::Error;
@@ -14,7 +15,7 @@ use rustix::time::Timespec;
 use crate::capture::{Capture, Datagram, Way};
 use crate::clock;
 use crate::loss::Loss;
-use crate::shared::Shared;
+use crate::shared::{Shared, State};
 use crate::sys::{self, Arrival, Inbox};
 use crate::udp::Endpoint;
 
@@ -37,6 +38,11 @@ const GATHERED: usize = 32 << 10;
 
 /// After a buffer of so many bytes, more are likely to be there: they are taken with one call.
 const STREAM: usize = 8 << 10;
+
+/// Longer than a round trip between threads that look without sleeping.
+const ACK_DELAY: Duration = Duration::from_micros(50);
+/// Longer than one between threads that sleep, and far enough away for the background thread.
+const ACK_DELAY_ASLEEP: Duration = Duration::from_millis(5);
 
 /// What a look at the network brought.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -176,9 +182,21 @@ impl Shared {
         }
     }
 
+    /// How long acknowledgements may wait for later answers. A thread that sleeps is not to be woken
+    /// for one; where threads sleep at once, the background thread has to see to it.
+    fn ack_delay(&self, st: &State) -> Duration {
+        match st.sleeping {
+            Some(_) => Duration::ZERO,
+            None if self.spin_ns == 0 => ACK_DELAY_ASLEEP,
+            None => ACK_DELAY,
+        }
+    }
+
     fn send_all(&self, mut now: Instant, bursts: &mut Vec<Burst>) {
         loop {
             let mut st = self.lock();
+            let delay = self.ack_delay(&st);
+            st.core.set_ack_delay(delay);
             let (mut count, mut bytes) = (0, 0);
             // Small ones are gathered: sizes that do not fit each other make many of them.
             while count < sys::SENDS && bytes < GATHERED {

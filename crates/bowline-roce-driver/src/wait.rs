@@ -29,6 +29,8 @@ use crate::shared::{Lead, Shared, State};
 
 /// Descriptors a thread sleeps on without allocating.
 const FEW_FDS: usize = 9;
+/// A timer that is as far away may be seen to by the background thread, some milliseconds late.
+const OTHERS_TIMER: Duration = Duration::from_millis(4);
 
 /// What a thread waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,7 +124,12 @@ impl Shared {
             }
             let until = [timer, deadline].into_iter().flatten().min();
             st.sleeping = Some(until.map_or(u64::MAX, Instant::as_nanos));
+            // A sleep without a limit is cheaper, and the background thread sees to the timer too.
+            let others = st.is_helper_about(now)
+                && timer.is_some_and(|at| at >= now + OTHERS_TIMER)
+                && deadline.is_none_or(|at| at >= now + OTHERS_TIMER);
             drop(st);
+            let until = if others { deadline } else { until };
             let limit = until.map(|at| at.saturating_since(now));
             let arrived = self.sleep(&self.leader_kick, true, limit);
             self.lock().sleeping = None;

@@ -20,6 +20,7 @@ mod usage;
 mod verbs;
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use bowline_verbs::{AsyncEvent, CmEvent, CqId, DeviceAttr, Qpn};
 use bowline_wire::roce::IcrcChecker;
@@ -133,10 +134,10 @@ impl Device {
         self.shared.config.gso = gso;
     }
 
-    /// Tells whether acknowledgements may wait at all from now on: only while somebody looks for
-    /// what arrives anyway does it cost nothing to see to them a little later.
-    pub const fn hold_acks(&mut self, hold: bool) {
-        self.shared.hold_acks = hold;
+    /// Changes [`Config::ack_delay`](crate::Config::ack_delay): only while somebody looks for what
+    /// arrives anyway does it cost nothing to see to acknowledgements a little later.
+    pub const fn set_ack_delay(&mut self, delay: Duration) {
+        self.shared.config.ack_delay = delay;
     }
 
     /// What has been counted.

@@ -3,7 +3,9 @@
 //! Beside a single small request, an answer say, an acknowledgement makes a burst of two packets out
 //! of one, which costs each side half a microsecond of the round trip; sent after it, it costs a call
 //! to the system on both sides. So it stays behind a few times, and goes out with a later answer, or
-//! after a while [PERF-6].
+//! after a while [PERF-6]. A peer that sends nothing until it has the acknowledgement would lose that
+//! while every time: where it has passed twice in a row, acknowledgements do not wait for the next
+//! thousand answers, and longer each time that happens again.
 
 use std::time::Duration;
 
@@ -13,18 +15,37 @@ use crate::time::Instant;
 const PASSED_MAX: u8 = 3;
 /// Bytes of a request that is small.
 const SMALL: usize = 512;
+/// Waits in vain in a row; a single one can be an accident.
+const VAIN: u32 = 2;
+/// Answers without waiting after these, at first.
+const OFF_MIN: u32 = 1024;
+/// That many times longer each time, at most so often.
+const OFF_STEP: u32 = 4;
+const STRIKES_MAX: u32 = 5;
+/// After so many that were not in vain, all is forgotten.
+const GOOD: u32 = 256;
 
 /// The acknowledgement of one queue pair.
 #[derive(Debug, Default)]
 pub(crate) struct LateAck {
     until: Option<Instant>,
     passed: u8,
+    /// Answers left for which it does not wait.
+    off: u32,
+    /// Times in a row it waited in vain, how often that was enough, and times it did not since.
+    vain: u32,
+    strikes: u32,
+    good: u32,
 }
 
 impl LateAck {
     /// A request of `len` bytes is about to go out alone: tells whether the acknowledgement may stay
     /// behind, at most for `delay`.
     pub(crate) fn stay_behind(&mut self, now: Instant, len: usize, delay: Duration) -> bool {
+        if self.off > 0 {
+            self.off -= 1;
+            return false;
+        }
         let until = self.until.unwrap_or(now + delay);
         if len > SMALL || until <= now || self.passed == PASSED_MAX {
             return false;
@@ -35,8 +56,23 @@ impl LateAck {
     }
 
     /// It has been sent, or is no more.
-    pub(crate) fn gone(&mut self) {
-        *self = Self::default();
+    pub(crate) fn gone(&mut self, now: Instant) {
+        let Some(until) = self.until.take() else { return };
+        self.passed = 0;
+        if until <= now {
+            self.vain += 1;
+            if self.vain == VAIN {
+                self.off = OFF_MIN * OFF_STEP.pow(self.strikes);
+                self.strikes = (self.strikes + 1).min(STRIKES_MAX);
+                (self.vain, self.good) = (0, 0);
+            }
+        } else {
+            self.vain = 0;
+            self.good += 1;
+            if self.good == GOOD {
+                (self.good, self.strikes) = (0, 0);
+            }
+        }
     }
 
     /// Until when it waits; `None`: it does not, or not any more.
@@ -63,10 +99,35 @@ mod tests {
         }
         assert!(!ack.stay_behind(at(15_000), 100, delay));
         assert_eq!(ack.waits(at(20_000)), None);
-        ack.gone();
+        ack.gone(at(15_000));
         assert!(ack.stay_behind(at(21_000), 100, delay));
         assert!(!ack.stay_behind(at(41_000), 100, delay));
-        ack.gone();
-        assert!(ack.stay_behind(at(50_000), 100, delay));
+    }
+
+    #[test]
+    fn a_peer_that_waits_for_it_loses_little() {
+        let delay = Duration::from_micros(20);
+        let (mut now, mut lost) = (Instant::from_nanos(1), 0);
+        let mut ack = LateAck::default();
+        for _ in 0..100_000 {
+            if ack.stay_behind(now, 100, delay) {
+                lost += 1;
+                now = now + delay;
+            }
+            ack.gone(now);
+            now = now + Duration::from_micros(5);
+        }
+        assert_eq!(lost, 10, "2 in 1024, then 4096, 16384, 65536, 262144");
+        // The peer changes its ways, and after a while once does not count any more.
+        for _ in 0..2_000_000 {
+            ack.stay_behind(now, 100, delay);
+            ack.gone(now);
+        }
+        for _ in 0..2 {
+            assert!(ack.stay_behind(now, 100, delay));
+            ack.gone(now + delay);
+        }
+        let off = (0..10_000).take_while(|_| !ack.stay_behind(now, 100, delay)).count();
+        assert_eq!(off, 1024);
     }
 }

@@ -241,7 +241,8 @@ fn what_is_lost_at_the_end_is_asked_for() {
             assert_eq!(counters.timeouts, 0, "{lost:?}: {counters:?}");
             assert!(counters.probes > 0);
             let waited = pair.now.as_nanos() - 1_000_000_000;
-            assert!(waited < 9_500_000, "{lost:?}: {waited} ns");
+            // Twice as long as the first question takes, at most.
+            assert!(waited < 15_000_000, "{lost:?}: {waited} ns");
         }
     }
 }
@@ -330,14 +331,14 @@ fn a_silent_peer_is_given_up_in_time() {
         pair.nodes[0].received.iter().map(|entry| (entry.wr_id, entry.status)).collect();
     assert_eq!(flushed, [(70, WrFlushErr), (71, WrFlushErr)]);
     assert_eq!(pair.nodes[0].state(), QpState::Err);
-    // Two questions, and 10 ms, doubled up to the timeout agreed on.
+    // A question, and 10 ms, doubled up to the timeout agreed on.
     let times: Vec<_> = pair
         .log
         .iter()
         .filter(|seen| seen.packet().bth.psn.get() == Setup::default().psns[0])
         .map(|seen| seen.at.saturating_since(start).as_millis())
         .collect();
-    assert_eq!(times[..8], [0, 3, 9, 10, 30, 70, 150, 310]);
+    assert_eq!(times[..8], [0, 7, 10, 30, 70, 150, 310, 630]);
     // What is posted now is flushed at once [REQ-19], [QP-9].
     pair.post(0, 8, SendOp::Send, &room);
     pair.post_recv(0, 9, &room);

@@ -2,7 +2,6 @@
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
-use std::time::Duration;
 
 use bowline_verbs::{Access, AsyncEvent, Completion, CqId, PdId, QpState, Qpn};
 
@@ -32,7 +31,6 @@ pub(crate) struct Name {
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) config: Config,
-    pub(crate) hold_acks: bool,
     pub(crate) mrs: MrTable,
     pub(crate) cqs: CqTable,
     pub(crate) counters: Counters,
@@ -74,14 +72,8 @@ impl Shared {
             urgent: VecDeque::new(),
             normal: VecDeque::new(),
             timers: BinaryHeap::new(),
-            hold_acks: true,
             config,
         }
-    }
-
-    /// How long an acknowledgement may wait.
-    pub(crate) fn ack_delay(&self) -> Duration {
-        if self.hold_acks { self.config.ack_delay } else { Duration::ZERO }
     }
 
     /// What both halves of a queue pair need to know of it.

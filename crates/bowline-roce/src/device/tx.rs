@@ -144,7 +144,7 @@ impl Shared {
         let stays = joins
             && burst.count == 1
             && responder.has_one_ack()
-            && qp.late_ack.stay_behind(now, burst.bytes.len(), self.ack_delay());
+            && qp.late_ack.stay_behind(now, burst.bytes.len(), self.config.ack_delay);
         if joins && room && !stays && responder.has_one_ack() {
             let start = burst.bytes.len();
             if responder.fill_reply(&mut self.rx(now, name), name.dest_qpn, &mut burst.bytes) {
@@ -152,7 +152,7 @@ impl Shared {
             }
         }
         if !responder.has_reply() {
-            qp.late_ack.gone();
+            qp.late_ack.gone(now);
         }
         qp.replies_next = half == Half::Requester && !stays && responder.has_reply();
         if half == Half::Requester {

@@ -256,7 +256,8 @@ impl Requester {
         if self.expiries > 0 || self.probes >= PROBES_MAX {
             return;
         }
-        let at = now + Settings::probe_after(self.round_trip) * (1 << self.probes);
+        let unanswered = self.end.since(self.una);
+        let at = now + Settings::probe_after(self.round_trip, unanswered) * (1 << self.probes);
         self.probe_at = (at < deadline).then_some(at);
     }
 

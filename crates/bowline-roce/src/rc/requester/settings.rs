@@ -10,6 +10,10 @@ pub(super) const WINDOW_MIN: u32 = 16;
 pub(super) const WINDOW_MAX: u32 = 4096;
 /// Shortest time before a silent peer is asked, beside that of two answers.
 const PROBE_MIN: Duration = Duration::from_millis(1);
+/// The same while fewer packets than these are unanswered: who waits for one answer sleeps, and a
+/// timer that ends before the system's next tick costs each sleep some microseconds.
+const PROBE_MIN_FEW: Duration = Duration::from_millis(5);
+const FEW: u32 = 16;
 /// A retry count, as an RNR retry count, of 7 [REQ-13].
 pub(super) const SEVEN: u8 = 7;
 
@@ -36,8 +40,9 @@ impl Settings {
 
     /// When a silent peer is asked how far it has come, for the time of an answer: late enough for
     /// one that slept.
-    pub(super) fn probe_after(round_trip: Option<Duration>) -> Duration {
-        round_trip.unwrap_or(PROBE_MIN) * 2 + PROBE_MIN
+    pub(super) fn probe_after(round_trip: Option<Duration>, unanswered: u32) -> Duration {
+        let least = if unanswered < FEW { PROBE_MIN_FEW } else { PROBE_MIN };
+        round_trip.unwrap_or(PROBE_MIN) * 2 + least
     }
 
     /// Time without progress after which the peer is given up.
