@@ -734,8 +734,10 @@ impl Client {
         base.note([18, self.number as u64, what], || {
             format!("client {}: order {what} about {path:?}", self.number)
         });
+        // Nobody removes the last path: there would be nothing to come back.
+        let staying = life.session.paths().filter(|path| path.state != PathState::Closing).count();
         let result = match (what, path) {
-            (0, Some(path)) if paths.len() > 1 => life.session.remove_path(now, path),
+            (0, Some(path)) if staying > 1 => life.session.remove_path(now, path),
             (1, Some(path)) => life.session.disconnect_path(now, path),
             (2, Some(path)) => life.session.reconnect_path(now, path),
             _ => {
