@@ -6,7 +6,7 @@ use std::time::Duration;
 use bowline_verbs::Status;
 use bowline_wire::roce::Psn;
 
-use super::settings::{Settings, WINDOW_MAX, WINDOW_MIN};
+use super::settings::{FEW, Settings, WINDOW_MAX, WINDOW_MIN};
 use super::{Outcome, Requester, TxCtx};
 use crate::sendq::{Request, Stage};
 use crate::time::Instant;
@@ -135,10 +135,11 @@ impl Requester {
         match why {
             // The later ones it had received are gone.
             Repair::Gap => self.keeps = Keeps::No,
-            // They may be lost, or on their way.
+            // They may be lost, or on their way; a few are sent again sooner than asked for.
             Repair::Probe => {
                 self.row += 1;
-                if self.keeps != Keeps::No && self.row < ROW_MAX {
+                let many = self.end.since(upto) >= FEW;
+                if many && self.keeps != Keeps::No && self.row < ROW_MAX {
                     return false;
                 }
             }

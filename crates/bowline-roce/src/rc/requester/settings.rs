@@ -13,7 +13,7 @@ const PROBE_MIN: Duration = Duration::from_millis(1);
 /// The same while fewer packets than these are unanswered: who waits for one answer sleeps, and a
 /// timer that ends before the system's next tick costs each sleep some microseconds.
 const PROBE_MIN_FEW: Duration = Duration::from_millis(5);
-const FEW: u32 = 16;
+pub(super) const FEW: u32 = 16;
 /// A retry count, as an RNR retry count, of 7 [REQ-13].
 pub(super) const SEVEN: u8 = 7;
 
