@@ -12,6 +12,8 @@
 mod post;
 mod regions;
 mod table;
+#[cfg(test)]
+mod tests;
 mod verbs;
 
 use bowline_verbs::{

@@ -1,0 +1,316 @@
+//! The binding against devices that note what they are asked.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use bowline_verbs::{
+    Access, Buffer, CmEvent, CmId, ConnParam, Error, MrKeys, Qpn, RecvWr, Remote, SendFlags,
+    SendOp, SendWr,
+};
+
+use super::{Binding, Ports, Verbs, done_of, withdraw};
+use crate::{
+    Batch, ConnId, Errno, Input, MemRef, On, Order, PathId, PortAttr, PortId, QpShape, RecvSlot,
+    RegionId, Tag, WrKind,
+};
+
+/// Notes calls, and refuses what it is told to.
+#[derive(Debug, Default)]
+struct Fake {
+    calls: Vec<String>,
+    next: u32,
+    /// Sends to this queue pair fail.
+    full: Option<Qpn>,
+    /// Keys nobody has.
+    unknown: Vec<u32>,
+}
+
+impl Fake {
+    fn note(&mut self, call: String) -> u32 {
+        self.calls.push(call);
+        self.next += 1;
+        self.next
+    }
+
+    fn known(&self, keys: impl Iterator<Item = u32>) -> Result<(), Error> {
+        let mut keys = keys;
+        match keys.any(|key| self.unknown.contains(&key)) {
+            true => Err(Error::NoSuch("memory region")),
+            false => Ok(()),
+        }
+    }
+}
+
+impl Verbs for Fake {
+    fn attr(&self) -> PortAttr {
+        PortAttr { max_qp_wr: 64, max_sge: 4, fast_registration: true, key_refresh: true }
+    }
+
+    fn create_qp(&mut self, _: &QpShape) -> Result<Qpn, Error> {
+        Ok(Qpn(self.note("qp".to_owned())))
+    }
+
+    fn fail_qp(&mut self, qpn: Qpn) -> Result<(), Error> {
+        self.note(format!("fail {}", qpn.0));
+        Ok(())
+    }
+
+    fn destroy_qp(&mut self, qpn: Qpn) -> Result<(), Error> {
+        self.note(format!("destroy {}", qpn.0));
+        Ok(())
+    }
+
+    fn reg_mr(
+        &mut self,
+        _: &Arc<Buffer>,
+        offset: usize,
+        len: usize,
+        iova: u64,
+        access: Access,
+    ) -> Result<MrKeys, Error> {
+        assert_eq!(offset as u64, iova, "addresses tell nothing of this process");
+        if access.contains(Access::REMOTE_ATOMIC) {
+            return Err(Error::Limit("memory regions"));
+        }
+        let key = self.note(format!("reg {offset}+{len}")) << 8;
+        Ok(MrKeys { lkey: key, rkey: key })
+    }
+
+    fn dereg_mr(&mut self, lkey: u32) {
+        self.note(format!("dereg {}", lkey >> 8));
+    }
+
+    fn withdraw_keys(&mut self, keys: &[u32]) -> Result<(), Error> {
+        self.known(keys.iter().copied())?;
+        self.note(format!("withdraw {keys:?}"));
+        Ok(())
+    }
+
+    fn renew_keys(&mut self, keys: &[(u32, u32)]) -> Result<(), Error> {
+        self.known(keys.iter().map(|(key, _)| *key))?;
+        self.note(format!("renew {keys:?}"));
+        Ok(())
+    }
+
+    fn post_send(&mut self, qpn: Qpn, wrs: &[SendWr<'_>]) -> Result<(), (usize, Error)> {
+        if self.full == Some(qpn) {
+            return Err((0, Error::QueueFull));
+        }
+        let each = wrs.iter().map(|wr| {
+            let op = match wr.op {
+                SendOp::Write(_) => "w",
+                SendOp::WriteImm(..) => "wi",
+                SendOp::SendImm(_) => "si",
+                _ => "s",
+            };
+            let signal = if wr.flags.contains(SendFlags::SIGNALED) { "!" } else { "" };
+            let sges: Vec<_> =
+                wr.sges.iter().map(|sge| (sge.addr, sge.len, sge.lkey >> 8)).collect();
+            format!(" {op}{}{signal}{sges:?}", wr.id as u32 & 0xffff)
+        });
+        let call = format!("send {}:{}", qpn.0, each.collect::<String>());
+        self.note(call);
+        Ok(())
+    }
+
+    fn post_recv(&mut self, qpn: Qpn, wrs: &[RecvWr<'_>]) -> Result<(), (usize, Error)> {
+        let sges: Vec<_> = wrs.iter().map(|wr| wr.sges.len()).collect();
+        self.note(format!("recv {}: {sges:?}", qpn.0));
+        Ok(())
+    }
+
+    fn connect(&mut self, _: SocketAddr, _: SocketAddr, p: &ConnParam) -> Result<CmId, Error> {
+        assert_eq!((p.responder_resources, p.initiator_depth, p.rnr_retry_count), (0, 0, 7));
+        Ok(CmId(self.note(format!("connect {}", p.qpn.0))))
+    }
+
+    fn accept(&mut self, _: CmId, _: &ConnParam) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn reject(&mut self, id: CmId, _: &[u8]) -> Result<(), Error> {
+        self.note(format!("reject {}", id.0));
+        Ok(())
+    }
+
+    fn disconnect(&mut self, id: CmId) -> Result<(), Error> {
+        self.note(format!("disconnect {}", id.0));
+        Ok(())
+    }
+
+    fn destroy_id(&mut self, id: CmId) -> Result<(), Error> {
+        self.note(format!("forget {}", id.0));
+        Ok(())
+    }
+}
+
+impl Ports for Fake {
+    fn count(&self) -> usize {
+        1
+    }
+
+    fn port(&mut self, _: PortId) -> &mut dyn Verbs {
+        self
+    }
+}
+
+const PORT: PortId = PortId(0);
+
+fn conn(slot: u16, life: u8) -> ConnId {
+    ConnId { path: PathId { slot, life }, cid: 1 }
+}
+
+fn connect(to: ConnId) -> Order {
+    let at = SocketAddr::from(([127, 0, 0, 1], 1234));
+    let access = Access::REMOTE_WRITE;
+    let shape = QpShape { send_wr: 8, recv_wr: 8, send_sge: 2, access };
+    let (private, retry_count) = ([0; 56], 6);
+    Order::Connect { conn: to, port: PORT, local: at, remote: at, shape, private, retry_count }
+}
+
+/// Two connections and a region, and nothing noted yet.
+fn pair() -> (Binding, Fake, [ConnId; 2], RegionId) {
+    let (mut binding, mut fake, mut out) = (Binding::new(1), Fake::default(), Vec::new());
+    let (a, b) = (conn(0, 0), conn(1, 7));
+    binding.run_order(&mut fake, connect(a), &mut out);
+    binding.run_order(&mut fake, connect(b), &mut out);
+    let region = RegionId(9);
+    let buffer = Arc::new(Buffer::new(8192).unwrap());
+    let (access, granule) = (Access::LOCAL_WRITE | Access::REMOTE_WRITE, Some(4096));
+    let (ports, path) = (On::All, None);
+    let order = Order::AddRegion { region, buffer, access, granule, ports, path };
+    binding.run_order(&mut fake, order, &mut out);
+    let [Input::Region { keys: Ok(keys), .. }] = &out[..] else { panic!("{out:?}") };
+    assert_eq!(keys.iter().map(|keys| keys.addr).collect::<Vec<_>>(), [0, 4096]);
+    assert!(keys[0].lkey == keys[1].lkey && keys[0].rkey != keys[1].rkey);
+    assert_ne!(keys[0].lkey, keys[0].rkey, "own requests do not depend on the peer's key");
+    assert_eq!(
+        fake.calls,
+        ["qp", "connect 1", "qp", "connect 3", "reg 0+8192", "reg 0+4096", "reg 4096+4096"]
+    );
+    fake.calls.clear();
+    (binding, fake, [a, b], region)
+}
+
+/// [RT-47]: one call for each connection, in order; small data first.
+#[test]
+fn sends_of_a_connection_go_with_one_call() {
+    let (mut binding, mut fake, [a, b], region) = pair();
+    let mem = |offset, len| [MemRef { region, offset, len }];
+    let to = Remote { addr: 0, rkey: 1 };
+    let mut batch = Batch::default();
+    for n in 0..2 {
+        batch.send(a, Tag(10 + n), WrKind::Write(to), &mem(0, 4096), false);
+        batch.send(b, Tag(20 + n), WrKind::WriteImm(to, 1), &[mem(0, 3)[0], mem(8, 4)[0]], false);
+        batch.send(a, Tag(30 + n), WrKind::SendImm(1), &mem(64, 8), n == 1);
+        batch.send(conn(1, 6), Tag(40), WrKind::Send, &[], true);
+    }
+    batch.recvs.push(RecvSlot { conn: a, tag: Tag(1), mem: None });
+    batch.recvs.push(RecvSlot { conn: a, tag: Tag(2), mem: Some(mem(0, 8)[0]) });
+    batch.renew.push((PORT, 5, 6));
+    let mut out = Vec::new();
+    binding.run_batch(&mut fake, &mut batch, &mut out);
+    assert!(batch.is_empty() && out.is_empty());
+    assert_eq!(
+        fake.calls,
+        [
+            "renew [(5, 6)]",
+            "recv 1: [0, 1]",
+            "send 1: w10[(0, 4096, 5)] w11[(0, 4096, 5)] si30[(64, 8, 5)] si31![(64, 8, 5)]",
+            "send 3: wi20[(0, 3, 5), (8, 4, 5)] wi21[(0, 3, 5), (8, 4, 5)]",
+        ]
+    );
+}
+
+/// [RT-59]: what cannot be posted is its connection's end, and nothing follows it there.
+#[test]
+fn a_full_queue_is_one_connections_end() {
+    let (mut binding, mut fake, [a, b], _) = pair();
+    fake.full = Some(Qpn(1));
+    let mut out = Vec::new();
+    for turn in 0..2 {
+        let mut batch = Batch::default();
+        batch.send(a, Tag(1), WrKind::Send, &[], true);
+        batch.send(b, Tag(2), WrKind::Send, &[], true);
+        binding.run_batch(&mut fake, &mut batch, &mut out);
+        assert_eq!(out, [Input::Failed { conn: a, errno: Errno::ENOMEM }]);
+        fake.full = None;
+        assert_eq!(fake.calls.len(), turn + 1, "{:?}", fake.calls);
+    }
+}
+
+/// One region that cannot be withdrawn does not keep the others from it [RT-67].
+#[test]
+fn keys_are_withdrawn_together_or_one_by_one() {
+    let mut fake = Fake { unknown: vec![70], ..Fake::default() };
+    let (mut batch, mut failed) = (Batch::default(), Vec::new());
+    batch.withdraw.extend((0..70).map(|key| (PORT, key)));
+    withdraw(&mut fake, &mut batch, &mut failed);
+    assert_eq!((fake.calls.len(), failed.len()), (2, 0), "64 at once");
+    batch.withdraw.extend([(PORT, 69), (PORT, 70), (PORT, 71)]);
+    fake.calls.clear();
+    withdraw(&mut fake, &mut batch, &mut failed);
+    assert_eq!(failed, [(PORT, 70)]);
+    assert_eq!(fake.calls, ["withdraw [69]", "withdraw [71]"]);
+}
+
+/// The end of a connection: markers, then the goodbye, then nothing.
+#[test]
+fn connections_end_in_order() {
+    let (mut binding, mut fake, [a, b], region) = pair();
+    let mut out = Vec::new();
+    let established = CmEvent::Established {
+        id: CmId(2),
+        private_data: vec![1],
+        responder_resources: 0,
+        initiator_depth: 0,
+    };
+    assert!(binding.is_for(PORT, &established));
+    let told = binding.cm(PORT, established);
+    assert_eq!(told, Some(Input::Established { conn: a, private: vec![1] }));
+    binding.run_order(&mut fake, Order::Close { conn: a }, &mut out);
+    binding.run_order(&mut fake, Order::Close { conn: b }, &mut out);
+    assert_eq!(
+        fake.calls,
+        [
+            "fail 1",
+            "send 1: s0![]",
+            "recv 1: [0]",
+            "disconnect 2",
+            "fail 3",
+            "send 3: s0![]",
+            "recv 3: [0]"
+        ]
+    );
+    let marker = bowline_verbs::Completion {
+        wr_id: super::wr_id(a, Tag::new(Tag::DRAIN, 1)),
+        ..Default::default()
+    };
+    let done = done_of(&marker);
+    assert_eq!((done.conn, done.tag.kind(), done.tag.index()), (a, Tag::DRAIN, 1));
+    fake.calls.clear();
+    binding.run_order(&mut fake, Order::Forget { conn: a }, &mut out);
+    binding.run_order(&mut fake, Order::Forget { conn: conn(1, 6) }, &mut out);
+    assert_eq!(fake.calls, ["forget 2", "destroy 1"], "another life is another connection");
+    assert_eq!(binding.cm(PORT, CmEvent::Disconnected { id: CmId(2) }), None);
+    binding.run_order(&mut fake, Order::Close { conn: a }, &mut out);
+    assert_eq!(out, [Input::Drained { conn: a }], "there is nothing left of it");
+    binding.run_order(&mut fake, Order::Forget { conn: b }, &mut out);
+    binding.run_order(&mut fake, Order::DropRegion { region }, &mut out);
+    assert_eq!(fake.calls[4..], ["dereg 5", "dereg 6", "dereg 7"]);
+    assert!(binding.is_empty());
+}
+
+/// A registration that fails leaves nothing.
+#[test]
+fn a_region_is_registered_whole_or_not() {
+    let (mut binding, mut fake, ..) = pair();
+    let buffer = Arc::new(Buffer::new(8192).unwrap());
+    let (access, granule) = (Access::LOCAL_WRITE | Access::REMOTE_ATOMIC, None);
+    let (region, ports, path) = (RegionId(1), On::One(PORT), None);
+    let order = Order::AddRegion { region, buffer, access, granule, ports, path };
+    let mut out = Vec::new();
+    binding.run_order(&mut fake, order, &mut out);
+    assert_eq!(out, [Input::Region { region, port: PORT, keys: Err(Errno::ENOMEM) }]);
+    assert_eq!(fake.calls, ["reg 0+8192", "dereg 8"]);
+}
