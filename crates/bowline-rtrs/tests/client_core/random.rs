@@ -77,6 +77,10 @@ impl History {
                 let unsent = std::mem::take(&mut self.rig.unsent);
                 self.rig.session.handle_done(self.rig.now, &unsent);
             }
+            36 if self.rng.below(3) == 0 => {
+                self.rig.session.drop_region(self.memory);
+                self.memory = self.rig.memory();
+            }
             36 => self.answer_info(),
             37 => self.late_connect(),
             38..50 => self.submit(),
