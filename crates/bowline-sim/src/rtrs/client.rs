@@ -734,8 +734,12 @@ impl Client {
         base.note([18, self.number as u64, what], || {
             format!("client {}: order {what} about {path:?}", self.number)
         });
-        // Nobody removes the last path: there would be nothing to come back.
-        let staying = life.session.paths().filter(|path| path.state != PathState::Closing).count();
+        // Nobody removes the last path: there would be nothing to come back. One that is being added
+        // may not become one.
+        let stays = |state| {
+            matches!(state, PathState::Connected | PathState::Reconnecting | PathState::Closed)
+        };
+        let staying = life.session.paths().filter(|path| stays(path.state)).count();
         let result = match (what, path) {
             (0, Some(path)) if staying > 1 => life.session.remove_path(now, path),
             (1, Some(path)) => life.session.disconnect_path(now, path),
