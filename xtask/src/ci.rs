@@ -44,6 +44,7 @@ const STEPS: [Step; 11] = [
     step("quickstart", &["run", "--release", "--locked", "--", "quickstart"], 600),
     step("sim", &["xtask", "sim", "--seeds", "20000"], 600),
     step("sim roce", &["xtask", "sim", "--roce", "--seeds", "20000"], 600),
+    step("sim rtrs", &["xtask", "sim", "--rtrs", "--seeds", "20000"], 600),
     step("fuzz", &["xtask", "fuzz", "--seconds", "20"], 600),
     step("interop", &["xtask", "interop", "--subset", "ci"], 1200),
 ];

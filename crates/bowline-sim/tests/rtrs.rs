@@ -13,8 +13,15 @@ fn assert_kept(from: u64, count: u64, options: &Options) {
 }
 
 #[test]
-fn calm_seeds_keep_every_promise() {
-    assert_kept(0, 200, &Options::default().with_scenario(Some(Scenario::Calm)));
+fn seeds_keep_every_promise() {
+    assert_kept(0, 1_400, &Options::default());
+}
+
+#[test]
+fn every_scenario_keeps_its_promises() {
+    for scenario in Scenario::ALL {
+        assert_kept(1_000_000, 60, &Options::default().with_scenario(Some(scenario)));
+    }
 }
 
 #[test]

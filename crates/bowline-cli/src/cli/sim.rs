@@ -1,10 +1,11 @@
-//! `bowline sim`: whole clusters of nodes, or RoCEv2 devices, in virtual time, with faults, each
-//! drawn from a seed.
+//! `bowline sim`: whole clusters of nodes, RoCEv2 devices, or sessions and disks over them, in virtual
+//! time, with faults, each drawn from a seed.
 
 use std::{num::NonZero, thread};
 
 use bowline_sim::{
-    Numbers, Options, Outcome as Run, Scenario, Summary, TraceMode, roce, run as run_seed, run_many,
+    Numbers, Options, Outcome as Run, Scenario, Summary, TraceMode, roce, rtrs, run as run_seed,
+    run_many,
 };
 
 use super::{
@@ -19,13 +20,16 @@ const LAST_LINES: usize = 60;
 /// Search for mistakes: clusters in virtual time, with faults, drawn from seeds.
 ///
 /// The same seed gives the same run on every machine. A seed that fails is printed with the
-/// command that runs it again. Without --roce the nodes speak RDS over TCP.
+/// command that runs it again. Without --roce or --rtrs the nodes speak RDS over TCP.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Exit status: 0 every promise was kept, 1 one was broken, 2 usage.")]
 pub(crate) struct Args {
     /// RoCEv2 devices and the connections between them instead of RDS nodes
     #[arg(long)]
     roce: bool,
+    /// RTRS sessions and RNBD disks over RoCEv2 devices
+    #[arg(long, conflicts_with = "roce")]
+    rtrs: bool,
     /// Run this seed only
     #[arg(long, value_name = "N", value_parser = number, conflicts_with_all = ["seeds", "from"])]
     seed: Option<u64>,
@@ -56,6 +60,7 @@ pub(crate) struct Args {
 enum World {
     Rds(Options),
     Roce(roce::Options),
+    Rtrs(rtrs::Options),
 }
 
 fn world(args: &Args, trace: TraceMode) -> Result<World, Failure> {
@@ -69,6 +74,11 @@ fn world(args: &Args, trace: TraceMode) -> Result<World, Failure> {
         let found = name.map(|n| roce::Scenario::from_name(n).ok_or_else(|| choose(names())));
         let options = roce::Options::default().with_trace(trace);
         Ok(World::Roce(options.with_scenario(found.transpose()?)))
+    } else if args.rtrs {
+        let names = || rtrs::Scenario::ALL.iter().map(|s| s.name()).collect();
+        let found = name.map(|n| rtrs::Scenario::from_name(n).ok_or_else(|| choose(names())));
+        let options = rtrs::Options::default().with_trace(trace);
+        Ok(World::Rtrs(options.with_scenario(found.transpose()?)))
     } else {
         let names = || Scenario::ALL.iter().map(|s| s.name()).collect();
         let found = name.map(|n| Scenario::from_name(n).ok_or_else(|| choose(names())));
@@ -85,6 +95,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
             match world(args, mode)? {
                 World::Rds(options) => show_one(args, run_seed(seed, &options)),
                 World::Roce(options) => show_one(args, roce::run(seed, &options)),
+                World::Rtrs(options) => show_one(args, rtrs::run(seed, &options)),
             }
         }
         None => run_range(args),
@@ -122,6 +133,11 @@ fn run_range(args: &Args) -> Outcome {
     match world {
         World::Rds(options) => {
             let summary = run_many(seeds, threads, &options, show);
+            drop(progress);
+            show_many(args, &summary)
+        }
+        World::Rtrs(options) => {
+            let summary = rtrs::run_many(seeds, threads, &options, show);
             drop(progress);
             show_many(args, &summary)
         }

@@ -150,8 +150,14 @@ impl Client {
         self.plan.request_max as usize
     }
 
+    /// Longest pause of the program; in the end it makes none.
+    fn gap(&self) -> u64 {
+        if self.calm { 0 } else { self.plan.gap }
+    }
+
     /// The machine dies.
-    pub(crate) fn died(&mut self) {
+    pub(crate) fn died(&mut self, base: &mut Base) {
+        self.count(base);
         self.process.stop();
         self.life = None;
         self.oracle.program_died();
@@ -498,7 +504,7 @@ impl Client {
         let Some(life) = &mut self.life else { return false };
         let Some(core) = &mut life.core else { return false };
         core.check_invariants();
-        let mut moved = false;
+        let (mut moved, mut over) = (false, false);
         while let Some(event) = core.poll_event() {
             moved = true;
             base.note([15, self.number as u64, 0], || format!("client {}: {event:?}", self.number));
@@ -510,10 +516,16 @@ impl Client {
                 }
                 // Somebody else has it still, perhaps a former life of this program.
                 DiskEvent::Mapped { result: Err(_), .. } | DiskEvent::Unmapped { .. } => {
-                    life.stage = Stage::Closing;
-                    life.session.close(base.instant());
+                    over = true;
                 }
                 _ => {}
+            }
+        }
+        if over {
+            self.count(base);
+            if let Some(life) = &mut self.life {
+                life.stage = Stage::Closing;
+                life.session.close(base.instant());
             }
         }
         moved
@@ -565,7 +577,7 @@ impl Client {
         }
         if moved && !std::mem::replace(&mut self.going, true) {
             let event = go(&self.process, self.number);
-            base.schedule_within(self.plan.gap, event);
+            base.schedule_within(self.gap(), event);
         }
         moved
     }
@@ -601,7 +613,7 @@ impl Client {
         } else if self.left > 0 && !life.places.is_empty() && !self.going {
             self.going = true;
             let event = go(&self.process, self.number);
-            base.schedule_within(self.plan.gap, event);
+            base.schedule_within(self.gap(), event);
         }
     }
 
@@ -675,6 +687,8 @@ impl Client {
                 if life.requests.is_empty() {
                     life.stage = Stage::Unmapping;
                     if let (Some(core), Some(dev)) = (&mut life.core, life.dev) {
+                        base.stats.resent +=
+                            core.infos().iter().map(|disk| disk.stats.resent).sum::<u64>();
                         let unmapped = core.unmap(dev).map_err(|e| format!("unmap: {e}"));
                         base.judge(unmapped);
                     }
@@ -708,11 +722,16 @@ impl Client {
             .map(|path| path.id)
             .collect();
         if life.stage < Stage::Closing {
+            let none = life.session.paths().next().is_none();
             for path in closed {
                 // One that is busy will be tried again.
                 let _ = life.session.reconnect_path(now, path);
             }
+            if none {
+                self.add_path(base, hosts, common, self.plan.paths[0]);
+            }
         }
+        let Some(life) = &mut self.life else { return };
         if let (Some(core), Some(dev)) = (&mut life.core, life.dev)
             && core.state(dev) == Some(State::Closed)
         {
@@ -747,15 +766,35 @@ impl Client {
             _ => {
                 let from = base.rng.index(hosts.len()) as u8;
                 let to = base.rng.index(common.servers.len()) as u8;
-                let own: Vec<IpAddr> = hosts.iter().map(Host::addr).collect();
-                let addr = self.addr(&own, common, from, to);
-                let uuid = uuid(base);
-                let Some(life) = &mut self.life else { return };
-                life.session.add_path(now, addr, uuid).map(drop)
+                self.add_path(base, hosts, common, (from, to));
+                Ok(())
             }
         };
         base.note([19, self.number as u64, u64::from(result.is_ok())], || format!("{result:?}"));
         self.pump(base, hosts, common);
+    }
+
+    fn add_path(
+        &mut self,
+        base: &mut Base,
+        hosts: &[Host],
+        common: &Common<'_>,
+        (from, to): (u8, u8),
+    ) {
+        let own: Vec<IpAddr> = hosts.iter().map(Host::addr).collect();
+        let addr = self.addr(&own, common, from, to);
+        let uuid = uuid(base);
+        let now = base.instant();
+        if let Some(life) = &mut self.life {
+            let added = life.session.add_path(now, addr, uuid);
+            base.note([22, self.number as u64, 0], || format!("{addr:?}: {added:?}"));
+        }
+    }
+
+    /// Adds up what this session has counted.
+    fn count(&self, base: &mut Base) {
+        let Some(life) = &self.life else { return };
+        base.stats.failovers += life.session.paths().map(|path| path.stats.failovers).sum::<u64>();
     }
 
     /// Ends what is to end, and sees to it that timers are heard.
@@ -819,15 +858,16 @@ impl Watch for Eyes<'_> {
     fn order(&mut self, order: Order) -> Option<Order> {
         let number = self.number;
         self.base.note([20, number as u64, 0], || format!("client {number}: {order:?}"));
-        if let Order::Close { conn } = order
-            && self.base.wrongs(Sabotage::EarlyDrain, 1000)
-        {
+        match order {
             // The queue pair lives on.
-            self.later.push(Input::Drained { conn });
-            self.later.push(Input::Disconnected { conn });
-            return None;
+            Order::Close { conn } if self.base.wrongs(Sabotage::EarlyDrain, 1000) => {
+                self.later.push(Input::Drained { conn });
+                self.later.push(Input::Disconnected { conn });
+                None
+            }
+            Order::Forget { .. } if self.base.wrongs(Sabotage::EarlyDrain, 1000) => None,
+            order => Some(order),
         }
-        Some(order)
     }
 
     fn batch(&mut self, batch: &mut Batch) {

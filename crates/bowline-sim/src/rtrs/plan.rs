@@ -31,6 +31,8 @@ pub enum Scenario {
     Stalls,
     /// Storage takes seconds.
     Slow,
+    /// The same, and lines are cut meanwhile.
+    Late,
     /// Machines die and start again.
     Crash,
     /// Paths are added, removed, disconnected and connected again under load.
@@ -41,7 +43,7 @@ pub enum Scenario {
 
 impl Scenario {
     /// Every scenario.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Swarm,
         Self::Calm,
         Self::Weather,
@@ -49,6 +51,7 @@ impl Scenario {
         Self::Cuts,
         Self::Stalls,
         Self::Slow,
+        Self::Late,
         Self::Crash,
         Self::Paths,
         Self::Hostile,
@@ -64,6 +67,7 @@ impl Scenario {
             Self::Cuts => "cuts",
             Self::Stalls => "stalls",
             Self::Slow => "slow",
+            Self::Late => "late",
             Self::Crash => "crash",
             Self::Paths => "paths",
             Self::Hostile => "hostile",
@@ -178,8 +182,8 @@ const VOLUME: u64 = 600_000;
 impl Plan {
     /// Draws what the seed stands for.
     pub(crate) fn draw(rng: &mut Rng, forced: Option<Scenario>) -> Self {
-        let drawn = match rng.below(13) {
-            n @ 0..=9 => Scenario::ALL[n as usize],
+        let drawn = match rng.below(14) {
+            n @ 0..=10 => Scenario::ALL[n as usize],
             _ => Scenario::Swarm,
         };
         let scenario = forced.unwrap_or(drawn);
@@ -189,9 +193,10 @@ impl Plan {
         };
         let weather = any(rng, S::Weather, 300);
         let steps = any(rng, S::Steps, 250);
-        let cuts = any(rng, S::Cuts, 350);
+        let late = any(rng, S::Late, 150);
+        let cuts = any(rng, S::Cuts, 350) || late;
         let stalls = any(rng, S::Stalls, 200);
-        let slow = any(rng, S::Slow, 250);
+        let slow = any(rng, S::Slow, 250) || late;
         let crash = any(rng, S::Crash, 300);
         let paths = any(rng, S::Paths, 300);
         let hostile = any(rng, S::Hostile, 150);
@@ -215,11 +220,16 @@ impl Plan {
         let net = draw_net(rng, weather);
         let queue_depth = rng.pick(&[1, 2, 3, 8, 16, 32]);
         let chunk = rng.pick(&[8192, 8192, 16_384, 32_768]);
+        let active = rng.magnitude(10 * MS, if slow || stalls { 30 * SEC } else { 8 * SEC });
         let servers = nodes[0].hosts.len();
         let clients = (0..count)
             .map(|at| {
                 let own = nodes[at + 1].hosts.len();
                 let mut client = draw_client(rng, (own, servers), queue_depth, count as u64);
+                // Mostly there is work as long as there are faults.
+                if rng.chance(700) {
+                    client.gap = active / u64::from(client.requests) * 8;
+                }
                 client.hostile = hostile && at == 0;
                 if client.hostile && rng.chance(700) {
                     client.paths.truncate(1);
@@ -228,6 +238,11 @@ impl Plan {
                     client.disk.takes.1 = rng.magnitude(100 * MS, 20 * SEC);
                     client.disk.slow = rng.pick(&[10, 100, 500]);
                 }
+                if late && rng.chance(700) {
+                    // The same sectors again and again.
+                    client.disk.sectors = 16;
+                    client.request_max = 4096;
+                }
                 if paths && rng.chance(300) {
                     client.max_reconnects = rng.between(0, 3) as i16;
                 }
@@ -235,7 +250,6 @@ impl Plan {
             })
             .collect::<Vec<_>>();
         let interval = rng.pick(&[500 * MS, SEC, 5 * SEC]);
-        let active = rng.magnitude(10 * MS, if slow || stalls { 30 * SEC } else { 8 * SEC });
         let mut faults = Vec::new();
         let mut add = |rng: &mut Rng, on: bool, fault: Fault| {
             if on {

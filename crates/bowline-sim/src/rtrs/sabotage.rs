@@ -27,3 +27,82 @@ pub(crate) enum Sabotage {
     /// Memory stays registered.
     LeakRegion,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::Sabotage;
+    use crate::rtrs::{Options, Scenario, run::run_with};
+
+    /// What the judges say, of the first of many seeds in which they say anything.
+    fn caught(how: Sabotage, scenario: Scenario) -> String {
+        let options = Options::default().with_scenario(Some(scenario));
+        let failed = (0..300).find_map(|seed| {
+            let outcome = run_with(seed, &options, Some(how));
+            outcome.failure.map(|failure| failure.what)
+        });
+        failed.unwrap_or_else(|| panic!("{how:?} is not noticed"))
+    }
+
+    fn assert_caught(how: Sabotage, scenario: Scenario, words: &[&str]) {
+        let what = caught(how, scenario);
+        assert!(words.iter().any(|word| what.contains(word)), "{how:?}: {what}");
+    }
+
+    #[test]
+    fn an_overlapped_retry_that_overwrites_newer_data_is_noticed() {
+        assert_caught(Sabotage::DoubleWrite, Scenario::Calm, &["it may be of"]);
+    }
+
+    #[test]
+    fn a_permit_that_is_not_returned_is_noticed() {
+        assert_caught(Sabotage::ForgetPermit, Scenario::Calm, &["never ends"]);
+    }
+
+    #[test]
+    fn a_second_end_of_a_request_is_noticed() {
+        assert_caught(Sabotage::CompleteTwice, Scenario::Calm, &["never asked"]);
+    }
+
+    #[test]
+    fn a_chunk_that_changes_while_the_server_has_it_is_noticed() {
+        assert_caught(Sabotage::NoWithdraw, Scenario::Hostile, &["its chunk has changed"]);
+    }
+
+    #[test]
+    fn an_answer_to_another_request_is_noticed() {
+        assert_caught(Sabotage::WrongId, Scenario::Calm, &["became", "it may be of"]);
+    }
+
+    #[test]
+    fn requests_that_move_before_their_old_path_is_dead_are_noticed() {
+        let words =
+            ["something is left", "its binding", "it may be of", "has changed", "at its end"];
+        assert_caught(Sabotage::EarlyDrain, Scenario::Cuts, &words);
+    }
+
+    #[test]
+    fn a_request_that_is_forgotten_is_noticed() {
+        assert_caught(Sabotage::DropRequest, Scenario::Calm, &["never ends"]);
+    }
+
+    #[test]
+    fn wrong_keys_are_noticed() {
+        for how in [Sabotage::StaleKey, Sabotage::NoRenew] {
+            assert_caught(how, Scenario::Calm, &["became"]);
+        }
+    }
+
+    #[test]
+    fn a_write_acknowledged_before_it_is_carried_out_is_noticed() {
+        assert_caught(Sabotage::EarlyAnswer, Scenario::Calm, &["it may be of"]);
+    }
+
+    #[test]
+    fn memory_left_registered_is_noticed() {
+        assert_caught(
+            Sabotage::LeakRegion,
+            Scenario::Calm,
+            &["is left", "not empty", "at its end"],
+        );
+    }
+}

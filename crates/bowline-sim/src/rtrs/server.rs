@@ -474,6 +474,10 @@ impl Watch for Eyes<'_> {
         if !batch.withdraw.is_empty() {
             self.base.fail(|| "server: keys are to be withdrawn after the requests".into());
         }
+        if self.base.wrongs(Sabotage::NoWithdraw, 1000) {
+            // Too late, but a key can only be renewed when it was withdrawn.
+            batch.withdraw.extend(batch.renew.iter().map(|(port, old, _)| (*port, *old)));
+        }
         if self.invalidate && self.base.wrongs(Sabotage::StaleKey, 50) {
             for (_, _, new) in &mut batch.renew {
                 *new ^= 1;

@@ -398,7 +398,7 @@ impl World {
                 self.server.died(&mut self.base);
                 self.clients.iter_mut().for_each(|client| client.oracle.server_died());
             }
-            Some(client) => self.clients[client].died(),
+            Some(client) => self.clients[client].died(&mut self.base),
         }
         let length = self.base.rng.magnitude(US, self.plan.fault_max);
         self.base.schedule(length, Event::Boot(node));
