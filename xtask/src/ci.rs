@@ -25,7 +25,7 @@ const XTASK: [&str; 6] = ["run", "--quiet", "--locked", "--package", "xtask", "-
 /// The only optional part of the workspace is built and tested, too.
 const TOKIO: &str = "--features=bowline/tokio";
 
-const STEPS: [Step; 11] = [
+const STEPS: [Step; 12] = [
     step("fmt", &["fmt", "--all", "--check"], 60),
     step(
         "clippy",
