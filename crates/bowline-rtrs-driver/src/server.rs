@@ -67,6 +67,8 @@ pub struct Server {
     listeners: Mutex<Vec<(PortId, CmId)>>,
     changed: Condvar,
     stop: AtomicBool,
+    /// A request began that had waited for another one's end [RS-9]: no completion tells of it.
+    late: AtomicBool,
 }
 
 impl core::fmt::Debug for Server {
@@ -127,6 +129,7 @@ impl Server {
             listeners: Mutex::default(),
             changed: Condvar::new(),
             stop: AtomicBool::new(false),
+            late: AtomicBool::new(false),
         });
         server.engine.add(Arc::clone(&server) as Arc<dyn Station>);
         let started = server.start(at);
@@ -177,6 +180,7 @@ impl Server {
         for (op, errno, from) in answers {
             state.core.respond(now, op, errno, from);
         }
+        self.look_for_late(&state);
         drop(state);
         if self.hub.ring() {
             self.settle();
@@ -301,11 +305,12 @@ impl Server {
     fn turn(&self, turn: &mut Turn) -> Result<usize, bowline_verbs::Error> {
         let stats = &self.hub.stats;
         let count = turn.drive.poll(&self.hub.ports[turn.port], stats)?;
-        if count == 0 {
+        if count == 0 && !self.late.load(SeqCst) {
             return Ok(0);
         }
         let now = clock::now();
         let mut state = self.hub.lock();
+        self.late.store(false, SeqCst);
         let core = &mut state.core;
         core.handle_done(now, &turn.drive.dones);
         core.take_withdraws(&mut turn.batch);
@@ -332,9 +337,18 @@ impl Server {
         Ok(count)
     }
 
+    /// Requests that no completion brings are taken by a thread that looks for completions: at the
+    /// latest after a tick.
+    fn look_for_late(&self, state: &State) {
+        if state.core.has_requests() {
+            self.late.store(true, SeqCst);
+        }
+    }
+
     /// Hands on what the core has to tell, in order, by one thread at a time.
     fn settle(&self) {
         let mut state = self.hub.lock();
+        self.look_for_late(&state);
         while let Some(event) = state.core.poll_event() {
             match event {
                 ServerEvent::Up { session, name, first: true, .. } => {

@@ -314,6 +314,11 @@ impl Server {
         }
     }
 
+    /// Tells whether requests are ready for the upper layer.
+    pub fn has_requests(&self) -> bool {
+        !self.requests.is_empty()
+    }
+
     /// Takes the requests that are ready for the upper layer. Look again after
     /// [`respond`](Self::respond): a chunk that becomes free may let another one begin.
     pub fn take_requests(&mut self, into: &mut Vec<Request>) {
