@@ -13,12 +13,18 @@ pub(crate) enum Suite {
     Rds,
     /// RDMA verbs over RoCEv2 in userspace.
     Roce,
+    /// Requests of RTRS.
+    Rtrs,
+    /// Block devices over RTRS.
+    Rnbd,
 }
 
 impl Suite {
     /// Finds a suite by its name.
     pub(crate) fn parse(name: &str) -> Option<Self> {
-        [Self::Rds, Self::Roce].into_iter().find(|suite| suite.name() == name)
+        [Self::Rds, Self::Roce, Self::Rtrs, Self::Rnbd]
+            .into_iter()
+            .find(|suite| suite.name() == name)
     }
 
     /// The word of the command line.
@@ -26,6 +32,8 @@ impl Suite {
         match self {
             Self::Rds => "rds",
             Self::Roce => "roce",
+            Self::Rtrs => "rtrs",
+            Self::Rnbd => "rnbd",
         }
     }
 
@@ -34,6 +42,8 @@ impl Suite {
         match self {
             Self::Rds => HELP_RDS,
             Self::Roce => HELP_ROCE,
+            Self::Rtrs => HELP_RTRS,
+            Self::Rnbd => HELP_RNBD,
         }
     }
 }
@@ -46,6 +56,8 @@ Usage: bowline bench SUITE [OPTIONS]
 
   rds    RDS beside bare sockets and other message libraries
   roce   RDMA verbs over RoCEv2 in userspace beside bare sockets
+  rtrs   RTRS over it beside bare UDP and nbdkit
+  rnbd   network block devices over that beside nbdkit
 
 See bowline bench SUITE --help.
 ";
@@ -99,6 +111,52 @@ Usage: bowline bench roce [OPTIONS]
   --svg FILE          write a page of plots to FILE
   --save DIR          write both into DIR, named by date, commit and suite
   --list              print the names of all cells and end
+
+Exit status: 0 every target that must be met is, 1 one is not, 3 some could not be decided,
+2 the command line or the machine is not right.
+";
+
+const HELP_RTRS: &str = "\
+bowline bench rtrs: measures reads and writes of memory over RTRS beside bare UDP and nbdkit, in one run
+
+Usage: bowline bench rtrs [OPTIONS]
+
+  --quick             1 round, the cells of most targets only
+  --rounds N          rounds, each of which measures everything once (default 5)
+  --secs S            length of a window in seconds (default 0.25)
+  --only CELL[,CELL]  only cells whose names begin so: read, write, ping-spin, ping-sleep;
+                      or in full: read/4096x32
+  --pin RX,TX         CPUs of receiver and sender, or none (default: the first two allowed)
+  --quiet-wait S      before each measurement, wait up to S seconds for a quiet machine
+  --json FILE         write every raw measurement to FILE (- for standard output)
+  --svg FILE          write a page of plots to FILE
+  --save DIR          write both into DIR, named by date, commit and suite
+  --list              print the names of all cells and end
+
+nbdkit is measured when it is installed; the time its processor takes is not counted.
+
+Exit status: 0 every target that must be met is, 1 one is not, 3 some could not be decided,
+2 the command line or the machine is not right.
+";
+
+const HELP_RNBD: &str = "\
+bowline bench rnbd: measures a disk mapped over RNBD beside RTRS alone and nbdkit, in one run
+
+Usage: bowline bench rnbd [OPTIONS]
+
+  --quick             1 round
+  --rounds N          rounds, each of which measures everything once (default 5)
+  --secs S            length of a window in seconds (default 0.25)
+  --only CELL[,CELL]  only cells whose names begin so: read, write, ping-spin, ping-sleep;
+                      or in full: read/4096x32
+  --pin RX,TX         CPUs of receiver and sender, or none (default: the first two allowed)
+  --quiet-wait S      before each measurement, wait up to S seconds for a quiet machine
+  --json FILE         write every raw measurement to FILE (- for standard output)
+  --svg FILE          write a page of plots to FILE
+  --save DIR          write both into DIR, named by date, commit and suite
+  --list              print the names of all cells and end
+
+nbdkit is measured when it is installed; the time its processor takes is not counted.
 
 Exit status: 0 every target that must be met is, 1 one is not, 3 some could not be decided,
 2 the command line or the machine is not right.
@@ -180,7 +238,7 @@ impl Options {
     ///
     /// Says which word is wrong.
     pub(crate) fn parse(suite: Suite, args: &[String]) -> Result<Self, String> {
-        let rds = suite == Suite::Rds;
+        let (rds, roce) = (suite == Suite::Rds, suite == Suite::Roce);
         let mut options = Self::defaults();
         let mut words = args.iter();
         while let Some(word) = words.next() {
@@ -205,20 +263,20 @@ impl Options {
                     options.only.extend(value()?.split(',').map(str::to_owned));
                 }
                 "--peers" if rds => options.peers = peers(&value()?)?,
-                "--poll" => {
+                "--poll" if rds || roce => {
                     let value = value()?;
                     options.poll = Wait::parse(&value)
                         .ok_or_else(|| bad(name, &value, "adaptive, spin, sleep"))?;
                 }
-                "--cc" => {
+                "--cc" if rds || roce => {
                     options.cc = match value()?.as_str() {
                         "default" => Congestion::System,
                         other => Congestion::Named(other.to_owned()),
                     };
                 }
                 "--paths" if rds => options.paths = paths(&value()?)?,
-                "--mtu" if !rds => options.mtu = Some(mtu(&value()?)?),
-                "--loss" if !rds => options.drop_one_in = loss(&value()?)?,
+                "--mtu" if roce => options.mtu = Some(mtu(&value()?)?),
+                "--loss" if roce => options.drop_one_in = loss(&value()?)?,
                 "--pin" => options.pin = pin(&value()?)?,
                 "--quiet-wait" => options.quiet_wait = seconds(name, &value()?, 0.0, 600.0)?,
                 "--json" => options.json = Some(value()?.into()),

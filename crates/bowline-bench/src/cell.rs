@@ -28,6 +28,16 @@ pub(crate) enum Subject {
     BowlineBatch,
     /// bowline's RDMA verbs over RoCEv2, soft device.
     Roce,
+    /// bowline's RTRS.
+    Rtrs,
+    /// The same; clients keep the keys of chunks that the server owns.
+    RtrsKept,
+    /// bowline's RNBD.
+    Rnbd,
+    /// Requests and answers over UDP, in bursts: the ceiling of RTRS.
+    RrUdp,
+    /// nbdkit's memory plugin over TCP.
+    Nbdkit,
     /// ZeroMQ, DEALER to ROUTER.
     Zmq,
     /// nanomsg, PUSH to PULL (PAIR for round trips).
@@ -42,10 +52,15 @@ pub(crate) enum Subject {
 
 impl Subject {
     /// Every subject, in the order of the tables.
-    pub(crate) const ALL: [Self; 15] = [
+    pub(crate) const ALL: [Self; 20] = [
         Self::Bowline,
         Self::BowlineBatch,
         Self::Roce,
+        Self::Rtrs,
+        Self::RtrsKept,
+        Self::Rnbd,
+        Self::RrUdp,
+        Self::Nbdkit,
         Self::Tcpb,
         Self::Tcpz,
         Self::Tcp1,
@@ -73,6 +88,11 @@ impl Subject {
             Self::Bowline => "bowline",
             Self::BowlineBatch => "bowline-batch",
             Self::Roce => "bowline-roce",
+            Self::Rtrs => "rtrs",
+            Self::RtrsKept => "rtrs-kept",
+            Self::Rnbd => "rnbd",
+            Self::RrUdp => "rr-udp",
+            Self::Nbdkit => "nbdkit",
             Self::Zmq => "zmq",
             Self::Nano => "nanomsg",
             Self::OfiNet => "ofi-net",
@@ -94,6 +114,11 @@ impl Subject {
     /// Says whether this is bowline's RDS.
     pub(crate) const fn is_bowline(self) -> bool {
         matches!(self, Self::Bowline | Self::BowlineBatch)
+    }
+
+    /// Says whether this reads and writes a store.
+    pub(crate) const fn is_block(self) -> bool {
+        matches!(self, Self::Rtrs | Self::RtrsKept | Self::Rnbd | Self::RrUdp | Self::Nbdkit)
     }
 
     /// Says whether this belongs to RoCEv2 alone.
@@ -137,10 +162,16 @@ pub(crate) enum Kind {
     PingSend,
     /// A write with immediate, answered by one.
     PingWrite,
+    /// Reads of a store; the sender asks and counts.
+    IoRead,
+    /// Writes to a store; the sender asks and counts.
+    IoWrite,
+    /// One read of a store after the other.
+    IoPing,
 }
 
 impl Kind {
-    const ALL: [(Self, &'static str); 16] = [
+    const ALL: [(Self, &'static str); 19] = [
         (Self::Stream, "stream"),
         (Self::Rtt, "rtt"),
         (Self::AllAwake, "all-awake"),
@@ -157,6 +188,9 @@ impl Kind {
         (Self::PingAtomic, "ping-atomic"),
         (Self::PingSend, "ping-send"),
         (Self::PingWrite, "ping-write"),
+        (Self::IoRead, "io-read"),
+        (Self::IoWrite, "io-write"),
+        (Self::IoPing, "io-ping"),
     ];
 
     /// The name used in arguments and result files.
@@ -168,9 +202,17 @@ impl Kind {
         Self::ALL.iter().find(|(_, n)| *n == name).map(|(k, _)| *k)
     }
 
+    /// Says whether the sender counts, because it asks.
+    pub(crate) const fn is_counted_by_sender(self) -> bool {
+        self.is_round_trip() || matches!(self, Self::IdleConnections | Self::IoRead | Self::IoWrite)
+    }
+
     /// Says whether round trips are timed, by the side that asks.
     pub(crate) const fn is_round_trip(self) -> bool {
-        matches!(self, Self::Rtt | Self::PingSend | Self::PingWrite | Self::PingAtomic)
+        matches!(
+            self,
+            Self::Rtt | Self::PingSend | Self::PingWrite | Self::PingAtomic | Self::IoPing
+        )
     }
 }
 

@@ -1,6 +1,7 @@
 //! `bowline bench`: measures bowline beside bare sockets and other message libraries, in one run on
-//! one machine, and says whether the ratios that must be reached are reached. There are two suites:
-//! `rds` for messages, `roce` for RDMA verbs over RoCEv2 in userspace.
+//! one machine, and says whether the ratios that must be reached are reached. There are four suites:
+//! `rds` for messages, `roce` for RDMA verbs over RoCEv2 in userspace, `rtrs` and `rnbd` for remote
+//! storage over these.
 //!
 //! ```text
 //!   bench (parent) --starts--> receiver (CPU 1)  <--- messages ---  sender (CPU 0)
@@ -17,6 +18,7 @@
 
 mod anchors;
 mod args;
+mod block_cells;
 mod bowline_cells;
 mod cell;
 mod costs;
@@ -62,7 +64,7 @@ pub fn main(args: &[String]) -> i32 {
         "--help" | "-h" => help(args::HELP),
         name => {
             let Some(suite) = Suite::parse(name) else {
-                eprintln!("bowline bench: unknown bench {name}; there are: rds, roce");
+                eprintln!("bowline bench: unknown bench {name}; there are: rds, roce, rtrs, rnbd");
                 return 2;
             };
             if rest.iter().any(|word| word == "--help" || word == "-h") {
@@ -86,6 +88,7 @@ fn role_main(args: &[String]) -> i32 {
         Subject::Bowline | Subject::BowlineBatch => bowline_cells::run(role),
         Subject::Zmq | Subject::Nano => peers::run(role),
         Subject::Roce => roce_cells::run(role),
+        subject if subject.is_block() => block_cells::run(role),
         _ => anchors::run(role),
     });
     match result {
@@ -99,7 +102,7 @@ fn role_main(args: &[String]) -> i32 {
 
 fn find_peers(suite: Suite, options: &Options) -> Peers {
     match &options.peers {
-        _ if suite == Suite::Roce => Peers::find(|_| false),
+        _ if suite != Suite::Rds => Peers::find(|_| false),
         PeerChoice::Auto => Peers::find(|_| true),
         PeerChoice::List(list) => Peers::find(|s| list.contains(&s)),
     }
@@ -115,7 +118,8 @@ fn run_suite(suite: Suite, args: &[String]) -> Result<i32, String> {
         return Err(format!("--cc {anchor_cc}: this kernel has {known}"));
     }
     let peers = find_peers(suite, &options);
-    let usable = |s: &Subject| peers.has(*s);
+    let nbdkit = matches!(suite, Suite::Rtrs | Suite::Rnbd) && block_cells::nbdkit_is_installed();
+    let usable = |s: &Subject| peers.has(*s) || (*s == Subject::Nbdkit && nbdkit);
     let setting = Setting {
         anchor_cc,
         bowline_cc,
@@ -136,6 +140,7 @@ fn run_suite(suite: Suite, args: &[String]) -> Result<i32, String> {
     let mut notes = match suite {
         Suite::Rds => conditions(&options, &setting),
         Suite::Roce => roce_conditions(&options, &setting),
+        Suite::Rtrs | Suite::Rnbd => block_conditions(&options, nbdkit),
     };
     notes.extend(peer_notes(&peers));
     notes.iter().for_each(|line| println!("{line}"));
@@ -168,6 +173,8 @@ fn run_suite(suite: Suite, args: &[String]) -> Result<i32, String> {
         _ if !options.as_targets_say() => &[],
         Suite::Rds => targets::RDS,
         Suite::Roce => targets::ROCE,
+        Suite::Rtrs => targets::RTRS,
+        Suite::Rnbd => targets::RNBD,
     };
     let verdicts = targets::judge(targets, &outcome.results, &missing);
     if !targets.is_empty() {
@@ -196,7 +203,7 @@ fn file_name(suite: Suite, date: &str, commit: &str) -> String {
     let commit = commit.replace(' ', "-");
     match suite {
         Suite::Rds => format!("{date}-{commit}"),
-        Suite::Roce => format!("{date}-{commit}-roce"),
+        suite => format!("{date}-{commit}-{}", suite.name()),
     }
 }
 
@@ -249,6 +256,20 @@ fn roce_conditions(options: &Options, setting: &Setting) -> Vec<String> {
         lines.push(
             "V2: the anchor runs with bbr, which slows it here; V2 should be 0.9 then".into(),
         );
+    }
+    lines
+}
+
+/// The settings of reads and writes of a store.
+fn block_conditions(options: &Options, nbdkit: bool) -> Vec<String> {
+    let (rx, tx) = nodes::free_roce();
+    let settings = format!("{}; window {:?}", pinning(options), options.window);
+    let mut lines = vec![
+        format!("everybody: {settings}; the store is memory, filled beforehand"),
+        format!("bowline: soft devices {rx} and {tx}, default settings but for the polling"),
+    ];
+    if !nbdkit {
+        lines.push("peer nbdkit: skipped, it is not installed (package nbdkit)".into());
     }
     lines
 }

@@ -1,5 +1,6 @@
 //! Which cells there are, and who is measured in each.
 
+mod block;
 mod roce;
 
 use std::net::Ipv4Addr;
@@ -123,7 +124,7 @@ impl Builder<'_> {
 
     fn has(&self, subject: Subject) -> bool {
         match subject {
-            s if s.is_peer() => self.setting.peers.contains(&s),
+            s if s.is_peer() || s == Subject::Nbdkit => self.setting.peers.contains(&s),
             _ => true,
         }
     }
@@ -142,7 +143,7 @@ impl Builder<'_> {
             _ => &[Subject::Tcpb, Subject::Tcpz, Subject::Tcp1],
         };
         let mut entries = Vec::new();
-        for subject in Subject::ALL.into_iter().filter(|subject| !subject.is_roce()) {
+        for subject in Subject::ALL.into_iter().filter(|s| !s.is_roce() && !s.is_block()) {
             if subject == Subject::Udp && size > 60_000 {
                 continue; // larger than a datagram
             }
@@ -290,9 +291,16 @@ impl Builder<'_> {
 /// Lays out the cells of a suite that the options ask for.
 pub(crate) fn plan(suite: Suite, options: &Options, setting: &Setting) -> Vec<Block> {
     let mut builder = Builder { options, setting, blocks: Vec::new() };
-    if suite == Suite::Roce {
-        builder.roce();
-        return builder.blocks;
+    match suite {
+        Suite::Rds => {}
+        Suite::Roce => {
+            builder.roce();
+            return builder.blocks;
+        }
+        Suite::Rtrs | Suite::Rnbd => {
+            builder.block(suite);
+            return builder.blocks;
+        }
     }
     if options.quick {
         [64, 8192, 1 << 20].into_iter().for_each(|size| builder.stream(size));
@@ -328,7 +336,7 @@ pub(crate) fn bytes(size: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::targets::{RDS, ROCE};
+    use crate::targets::{RDS, RNBD, ROCE, RTRS};
 
     fn setting() -> Setting {
         Setting {
@@ -347,17 +355,17 @@ mod tests {
 
     #[test]
     fn every_target_finds_its_cell_and_its_anchors() {
-        let all = Setting {
-            peers: Subject::ALL.into_iter().filter(|s| s.is_peer()).collect(),
-            ..setting()
-        };
-        for (suite, targets) in [(Suite::Rds, RDS), (Suite::Roce, ROCE)] {
+        let all = Setting { peers: Subject::ALL.into_iter().collect(), ..setting() };
+        let suites =
+            [(Suite::Rds, RDS), (Suite::Roce, ROCE), (Suite::Rtrs, RTRS), (Suite::Rnbd, RNBD)];
+        for (suite, targets) in suites {
             for quick in ["", "--quick"] {
                 let blocks = plan(suite, &options(quick), &all);
                 for target in targets {
                     let block = blocks.iter().find(|b| b.id == target.block);
                     let Some(block) = block else {
-                        let left_out = suite == Suite::Rds && !quick.is_empty();
+                        let left_out =
+                            matches!(suite, Suite::Rds | Suite::Rtrs) && !quick.is_empty();
                         assert!(left_out, "{} has no cell {}", target.id, target.block);
                         continue;
                     };

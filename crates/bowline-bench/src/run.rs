@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use crate::cell::{Cell, Kind, Words};
+use crate::cell::{Cell, Words};
 use crate::role::Side;
 use crate::sys;
 
@@ -286,7 +286,7 @@ impl Launcher {
         let before = Usage::now(&pids, self.interrupts);
         run.rx.tell(&format!("go pid={} {}", pids[1], tx_words.line()));
         run.tx.tell(&format!("go pid={} {}", pids[0], rx_words.line()));
-        let by_sender = cell.kind.is_round_trip() || cell.kind == Kind::IdleConnections;
+        let by_sender = cell.kind.is_counted_by_sender();
         let counting = if by_sender { Side::Tx } else { Side::Rx };
         let window = Duration::from_millis(cell.warm_ms + cell.window_ms);
         let words = run.hear(counting, "result", Instant::now() + window + RESULT_LIMIT)?;

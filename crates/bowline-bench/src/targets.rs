@@ -184,6 +184,38 @@ pub(crate) const ROCE: &[Target] = &[
     target("C8", "ACKs per 4 KiB packet", "bulk/4096", "write", Metric::RxAcks, PACKETS, (1.0 / 15.0, 1.0 / 30.0)),
 ];
 
+const RR_UDP: Against = Against::Best(&["rr-udp"]);
+const NBDKIT: Against = Against::Best(&["nbdkit"]);
+const RTRS_SPIN: Against = Against::Best(&["rtrs"]);
+
+/// Targets of RTRS.
+#[rustfmt::skip]
+pub(crate) const RTRS: &[Target] = &[
+    target("T1", "read 4 KiB, depth 32", "read/4096x32", "rtrs", Metric::Rate, RR_UDP, (0.25, 0.45)),
+    target("T1", "write 4 KiB, depth 32", "write/4096x32", "rtrs", Metric::Rate, RR_UDP, (0.25, 0.45)),
+    target("T2", "read 4 KiB, depth 32", "read/4096x32", "rtrs", Metric::Rate, NBDKIT, (2.5, 4.0)),
+    target("T2", "write 4 KiB, depth 32", "write/4096x32", "rtrs", Metric::Rate, NBDKIT, (2.5, 4.0)),
+    target("T3", "read 4 KiB, depth 128", "read/4096x128", "rtrs", Metric::Rate, RR_UDP, (0.25, 0.45)),
+    target("T3", "read 4 KiB, depth 128", "read/4096x128", "rtrs", Metric::Rate, NBDKIT, (2.5, 4.5)),
+    target("T4", "read 4 KiB, both polling, p50", "ping-spin/4096", "rtrs", Metric::P50, RR_UDP, (1.8, 1.4)),
+    target("T5", "read 4 KiB, both sleeping, p50", "ping-sleep/4096", "rtrs", Metric::P50, RR_UDP, (1.25, 1.1)),
+    target("T5", "read 4 KiB, both sleeping, p50", "ping-sleep/4096", "rtrs", Metric::P50, NBDKIT, (1.05, 0.9)),
+    target("T6", "read 124 KiB, depth 16", "read/126976x16", "rtrs", Metric::ByteRate, NBDKIT, (0.8, 1.2)),
+    target("T7", "write 124 KiB, depth 16", "write/126976x16", "rtrs", Metric::ByteRate, NBDKIT, (1.0, 1.5)),
+    target("T8", "read 4 KiB, depth 128, two paths", "read/4096x128", "rtrs-2-paths", Metric::Rate, RTRS_SPIN, (0.95, 1.2)),
+    target("T9", "read 4 KiB, keys refreshed", "read/4096x32", "rtrs", Metric::Rate, Against::Best(&["rtrs-kept-keys"]), (0.85, 0.95)),
+    target("T9", "write 4 KiB, keys refreshed", "write/4096x32", "rtrs", Metric::Rate, Against::Best(&["rtrs-kept-keys"]), (0.85, 0.95)),
+];
+
+/// Targets of RNBD.
+#[rustfmt::skip]
+pub(crate) const RNBD: &[Target] = &[
+    target("N1", "read 4 KiB, depth 32", "read/4096x32", "rnbd", Metric::Rate, RTRS_SPIN, (0.85, 0.95)),
+    target("N1", "write 4 KiB, depth 32", "write/4096x32", "rnbd", Metric::Rate, RTRS_SPIN, (0.85, 0.95)),
+    target("N2", "read 4 KiB, depth 32", "read/4096x32", "rnbd", Metric::Rate, NBDKIT, (2.2, 3.5)),
+    target("N2", "write 4 KiB, depth 32", "write/4096x32", "rnbd", Metric::Rate, NBDKIT, (2.2, 3.5)),
+];
+
 /// What became of a target.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Verdict {

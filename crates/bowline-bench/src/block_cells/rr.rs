@@ -1,0 +1,166 @@
+//! Requests and answers over UDP, in bursts that the kernel cuts and merges: what is possible
+//! without a protocol.
+//!
+//! ```text
+//!  0        8      16
+//!  | offset | slot | data of a write, or of the answer to a read
+//! ```
+
+use std::io::ErrorKind;
+use std::net::{Ipv4Addr, UdpSocket};
+use std::time::Duration;
+
+use bowline_verbs::Buffer;
+
+use super::{Gauge, Load, STORE, fill};
+use crate::cell::{Kind, Wait};
+use crate::role::{Role, done, stopping};
+use crate::sys;
+
+const HEADER: usize = 16;
+/// Bytes of a burst, and segments of it, at most.
+const BURST: usize = 65_000;
+const BURST_SEGMENTS: usize = 64;
+/// Kernel buffers asked for, in bytes.
+const BUFFER: usize = 4 << 20;
+/// Nothing is lost on one machine with so few requests outstanding; it only may take a while.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+struct Socket {
+    socket: UdpSocket,
+    /// Bytes of a segment, out and in.
+    out: usize,
+    into: usize,
+    spin: bool,
+    buf: Vec<u8>,
+    burst: Vec<u8>,
+}
+
+impl Socket {
+    fn open(role: &mut Role, out: usize, into: usize) -> Result<Self, String> {
+        let failed = |e: std::io::Error| format!("UDP socket: {e}");
+        let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).map_err(failed)?;
+        sys::set_buffers(&socket, BUFFER).map_err(failed)?;
+        sys::set_segment(&socket, out).map_err(failed)?;
+        sys::set_merging(&socket).map_err(failed)?;
+        socket.set_read_timeout(Some(PATIENCE)).map_err(failed)?;
+        let port = socket.local_addr().map_err(failed)?.port();
+        role.ready(&format!("port={port}"))?;
+        socket.connect(role.peer_addr()?).map_err(failed)?;
+        let spin = role.cell.wait == Wait::Spin;
+        Ok(Self { socket, out, into, spin, buf: vec![0; 1 << 16], burst: Vec::new() })
+    }
+
+    /// Takes what has come, merged; 0 bytes when nothing does.
+    fn receive(&mut self) -> Result<usize, String> {
+        loop {
+            match sys::receive(&self.socket, &mut self.buf, !self.spin) {
+                Ok(n) => return Ok(n),
+                Err(e) if e.kind() == ErrorKind::WouldBlock && self.spin => {
+                    if stopping() {
+                        return Ok(0);
+                    }
+                    std::hint::spin_loop();
+                }
+                Err(e) if matches!(e.kind(), ErrorKind::WouldBlock) => return Ok(0),
+                Err(e) if e.kind() == ErrorKind::ConnectionRefused => return Ok(0),
+                Err(e) => return Err(format!("recv: {e}")),
+            }
+        }
+    }
+
+    /// Sends the burst when it is full, or in any case.
+    fn flush(&mut self, always: bool) -> Result<(), String> {
+        let full =
+            self.burst.len() + self.out > BURST || self.burst.len() >= self.out * BURST_SEGMENTS;
+        if self.burst.is_empty() || !(full || always) {
+            return Ok(());
+        }
+        match self.socket.send(&self.burst) {
+            Ok(_) => {}
+            Err(e) if e.kind() == ErrorKind::ConnectionRefused => {}
+            Err(e) => return Err(format!("send: {e}")),
+        }
+        self.burst.clear();
+        Ok(())
+    }
+}
+
+/// Bytes of a request and of an answer.
+fn sizes(role: &Role) -> (usize, usize) {
+    let with_data = HEADER + role.cell.size;
+    if role.cell.kind == Kind::IoWrite { (with_data, HEADER) } else { (HEADER, with_data) }
+}
+
+pub(super) fn serve(mut role: Role) -> Result<(), String> {
+    let (request, answer) = sizes(&role);
+    let size = role.cell.size;
+    let store = Buffer::new(STORE).map_err(|e| format!("memory: {e}"))?;
+    fill(&store);
+    let mut socket = Socket::open(&mut role, answer, request)?;
+    loop {
+        let n = socket.receive()?;
+        for at in (0..n).step_by(socket.into) {
+            let Some(header) = socket.buf[at..n].first_chunk::<HEADER>().copied() else { break };
+            let [o0, o1, o2, o3, o4, o5, o6, o7, ..] = header;
+            let offset = u64::from_le_bytes([o0, o1, o2, o3, o4, o5, o6, o7]) as usize;
+            if offset + size > STORE {
+                return Err(format!("a request at {offset}"));
+            }
+            socket.burst.extend_from_slice(&header);
+            if role.cell.kind == Kind::IoWrite {
+                let data = socket.buf.get(at + HEADER..at + HEADER + size);
+                store.write(offset, data.ok_or("a write without its data")?);
+            } else {
+                store.append_to(offset, size, &mut socket.burst);
+            }
+            socket.flush(false)?;
+        }
+        socket.flush(true)?;
+    }
+}
+
+pub(super) fn ask(mut role: Role) -> Result<(), String> {
+    let (request, answer) = sizes(&role);
+    let (size, depth) = (role.cell.size, role.cell.depth);
+    let mut load = Load::new(&role.cell);
+    let memory = Buffer::new(depth * size).map_err(|e| format!("memory: {e}"))?;
+    let mut socket = Socket::open(&mut role, request, answer)?;
+    let mut gauge = Gauge::new(&role, None);
+    let mut free: Vec<u64> = (0..depth as u64).collect();
+    let mut answers = 0;
+    while !stopping() {
+        for slot in free.drain(..) {
+            let offset = load.next();
+            socket.burst.extend_from_slice(&offset.to_le_bytes());
+            socket.burst.extend_from_slice(&slot.to_le_bytes());
+            if load.write {
+                let at = slot as usize * size;
+                memory.write(at, &offset.to_le_bytes());
+                memory.append_to(at, size, &mut socket.burst);
+            }
+            socket.flush(false)?;
+        }
+        socket.flush(true)?;
+        let n = socket.receive()?;
+        if n == 0 && !stopping() {
+            return Err("an answer is lost".into());
+        }
+        for segment in socket.buf[..n].chunks(answer) {
+            let (offset, rest) = segment.split_first_chunk::<8>().ok_or("a short answer")?;
+            let (slot, data) = rest.split_first_chunk::<8>().ok_or("a short answer")?;
+            if !load.write {
+                let first = data.first_chunk::<8>().ok_or("an answer without its data")?;
+                load.check(u64::from_le_bytes(*offset), *first)?;
+                memory.write(u64::from_le_bytes(*slot) as usize * size, data);
+            }
+            free.push(u64::from_le_bytes(*slot));
+        }
+        answers += free.len() as u64;
+        if gauge.add(free.len()) {
+            break;
+        }
+    }
+    done(answers, 0);
+    Ok(())
+}
