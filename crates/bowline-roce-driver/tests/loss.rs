@@ -5,7 +5,7 @@ mod common;
 use std::time::Duration;
 
 use bowline_roce_driver::SoftConfig;
-use bowline_verbs::{Device, SendOp};
+use bowline_verbs::{Device, Remote, SendOp, Status, next_key};
 use common::{connect, ip, open_with};
 
 #[test]
@@ -45,4 +45,31 @@ fn a_link_that_is_cut_carries_nothing_until_it_is_mended() {
     b.buffer.read(0, &mut read);
     assert_eq!(&read, b"across");
     assert!(a.dev.stats().packets_dropped > 0);
+}
+
+/// What is withdrawn is refused at once, is this side's still, and is the peer's again under a new key.
+#[test]
+fn memory_is_withdrawn_from_a_peer_and_given_back() {
+    let open = |host| open_with(SoftConfig { addrs: vec![ip(33, host)], ..SoftConfig::default() });
+    let (a, b) = connect(&open(1), &open(2), 64);
+    let key = b.keys.rkey;
+    a.buffer.write(0, b"first");
+    a.post(1, SendOp::Write(b.remote(0)), 0, 5);
+    a.done(1);
+    b.dev.withdraw_keys(&[key]).unwrap();
+    assert!(b.dev.renew_keys(&[(key, key)]).is_err());
+    b.dev.renew_keys(&[(key, next_key(key))]).unwrap();
+    let renewed = Remote { rkey: next_key(key), ..b.remote(0) };
+    a.buffer.write(0, b"again");
+    a.post(2, SendOp::Write(renewed), 0, 5);
+    a.done(2);
+    b.dev.withdraw_keys(&[next_key(key)]).unwrap();
+    a.buffer.write(0, b"never");
+    a.post(3, SendOp::Write(renewed), 0, 5);
+    let refused = a.completion();
+    assert_eq!((refused.wr_id, refused.status), (3, Status::RemAccessErr));
+    let mut read = [0; 5];
+    b.buffer.read(0, &mut read);
+    assert_eq!(&read, b"again");
+    b.dev.dereg_mr(b.keys.lkey).unwrap();
 }
