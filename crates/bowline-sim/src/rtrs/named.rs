@@ -8,4 +8,11 @@ pub fn named_seeds() -> &'static [(&'static str, u64, &'static str)] {
     SEEDS
 }
 
-const SEEDS: &[(&str, u64, &str)] = &[];
+const SEEDS: &[(&str, u64, &str)] = &[
+    (
+        "closed-while-opening",
+        301,
+        "a path closed while its session was being opened was connected after",
+    ),
+    ("closed-while-opening-2", 733, "the same, among other troubles"),
+];
