@@ -20,7 +20,7 @@ pub(crate) struct CompletionArgs {
     shell: Shell,
 }
 
-/// Writes `bowline.1` and one page per word.
+/// Writes `bowline.1`, and one page per word and per word below a word.
 pub(crate) fn run_man(args: &ManArgs) -> Outcome {
     let dir = &args.dir;
     let failed = |error: io::Error| {
@@ -29,13 +29,8 @@ pub(crate) fn run_man(args: &ManArgs) -> Outcome {
     fs::create_dir_all(dir).map_err(failed)?;
     let mut all = definition();
     all.build();
-    let mut pages: Vec<clap::Command> =
-        all.get_subcommands().filter(|word| !word.is_hide_set()).cloned().collect();
-    pages.retain(|word| word.get_name() != "help");
-    for word in &mut pages {
-        let name = format!("bowline-{}", word.get_name());
-        *word = word.clone().display_name(name);
-    }
+    let mut pages = Vec::new();
+    gather(&all, "bowline", &mut pages);
     pages.push(all);
     for page in pages {
         let name = page.get_display_name().unwrap_or_else(|| page.get_name()).to_owned();
@@ -44,6 +39,18 @@ pub(crate) fn run_man(args: &ManArgs) -> Outcome {
         fs::write(dir.join(format!("{name}.1")), text).map_err(failed)?;
     }
     Ok(())
+}
+
+/// Adds a page per word, and per word below it.
+fn gather(command: &clap::Command, prefix: &str, pages: &mut Vec<clap::Command>) {
+    for word in command.get_subcommands() {
+        if word.is_hide_set() || word.get_name() == "help" {
+            continue;
+        }
+        let name = format!("{prefix}-{}", word.get_name());
+        gather(word, &name, pages);
+        pages.push(word.clone().display_name(name));
+    }
 }
 
 /// Prints the completion script.

@@ -5,6 +5,7 @@
 mod nodes;
 mod rdma;
 mod restarts;
+mod rnbd;
 mod stress;
 mod support;
 mod words;

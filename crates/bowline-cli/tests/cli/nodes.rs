@@ -27,7 +27,17 @@ fn the_quickstart_passes_and_tells_what_it_did() {
     let start = Instant::now();
     let done = run(
         &folder,
-        &["quickstart", "--bytes", "64MiB", "--local", "127.41.1.1", "--remote", "127.41.1.2"],
+        &[
+            "quickstart",
+            "--only",
+            "rds",
+            "--bytes",
+            "64MiB",
+            "--local",
+            "127.41.1.1",
+            "--remote",
+            "127.41.1.2",
+        ],
     )
     .exits(0);
     assert!(start.elapsed() < Duration::from_secs(30));
@@ -42,7 +52,7 @@ fn the_quickstart_passes_and_tells_what_it_did() {
 #[test]
 fn the_quickstart_is_readable_for_programs() {
     let folder = Folder::new();
-    let words = ["quickstart", "--bytes", "8MiB", "--cuts", "2", "--json"];
+    let words = ["quickstart", "--only", "rds", "--bytes", "8MiB", "--cuts", "2", "--json"];
     let words = [&words[..], &["--local", "127.41.2.1", "--remote", "127.41.2.2"]].concat();
     let done = run(&folder, &words).exits(0);
     let object: serde_json::Value = serde_json::from_str(&done.out).expect("one JSON object");

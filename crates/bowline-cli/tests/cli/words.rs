@@ -29,6 +29,13 @@ fn a_wrong_command_line_is_one_line_that_says_where_to_look() {
         (&["rping", "-s", "--mtu", "1500"], 2, &["1500", "4096"]),
         (&["perf", "-c", "127.0.0.1", "--op", "atomic", "--size", "9"], 2, &["9", "8 bytes"]),
         (&["perf", "-c", "127.0.0.1", "--depth", "0"], 2, &["depth 0"]),
+        (&["rnbd", "export"], 2, &["--memory", "--dir"]),
+        (&["rnbd", "export", "--memory", "disk0"], 2, &["NAME=VALUE"]),
+        (&["rnbd", "map", "disk0"], 2, &["--from"]),
+        // As the tool does: the low 8 bits of -EINVAL and -ENOENT.
+        (&["rnbd", "eat"], 234, &["error: ", "\"eat\""]),
+        (&["rnbd", "unmap", "rnbd0"], 254, &["error: ", "rnbd0"]),
+        (&["rtrs", "path", "map", "x", "from", "y"], 234, &["error: ", "map"]),
         (&["dance"], 2, &["dance", "bowline --help"]),
     ] {
         let done = run(&folder, words).exits(code);
@@ -56,6 +63,8 @@ fn help_and_version_are_answers_and_not_mistakes() {
         "devices",
         "rping",
         "perf",
+        "rnbd",
+        "rtrs",
     ] {
         assert!(help.contains(&format!("\n  {word} ")), "{word} in {help}");
     }
@@ -148,7 +157,12 @@ fn pages_and_completions_cover_the_words() {
             "bowline-ping.1",
             "bowline-quickstart.1",
             "bowline-recv.1",
+            "bowline-rnbd-export.1",
+            "bowline-rnbd-map.1",
+            "bowline-rnbd-verify.1",
+            "bowline-rnbd.1",
             "bowline-rping.1",
+            "bowline-rtrs.1",
             "bowline-send.1",
             "bowline-sim.1",
             "bowline-stress.1",

@@ -304,10 +304,11 @@ impl Server {
         let (told, said) = mpsc::channel();
         if let Some(output) = child.stdout.take() {
             thread::spawn(move || {
-                let mut line = String::new();
-                // No line is as telling as the end of the process.
-                let _ = BufReader::new(output).read_line(&mut line);
-                let _ = told.send(line);
+                // All of it is read: a process whose reader is gone ends.
+                for line in BufReader::new(output).lines().map_while(Result::ok) {
+                    // Only the first one is waited for.
+                    let _ = told.send(line);
+                }
             });
         }
         let server = Self { child };

@@ -1,0 +1,109 @@
+//! Disks: export, map, verify, and the words that look at them and change them.
+
+use serde_json::Value;
+
+use crate::support::{Folder, Running, run, start};
+
+fn export(folder: &Folder, host: u8, more: &[&str]) -> Running {
+    let addresses = [format!("127.43.{host}.1"), format!("127.43.{host}.2")];
+    let words =
+        ["rnbd", "export", "--memory", "disk0=32MiB", "-I", &addresses[0], "-I", &addresses[1]];
+    let mut server = start(folder, &[&words[..], more].concat());
+    server.expect(&format!("listening on {}:1234, {}:1234", addresses[0], addresses[1]));
+    server
+}
+
+fn path(host: u8, index: u8) -> String {
+    format!("127.43.{host}.{}@127.43.{host}.{index}", index + 10)
+}
+
+fn mapped(folder: &Folder, host: u8, more: &[&str]) -> Running {
+    let path = path(host, 1);
+    let own = format!("127.43.{host}.12");
+    let words = ["rnbd", "map", "disk0", "--from", "s1", "--path", &path, "-I", &own];
+    start(folder, &[&words[..], more].concat())
+}
+
+fn json(folder: &Folder, words: &[&str]) -> Value {
+    let done = run(folder, &[words, &["json"]].concat()).exits(0);
+    serde_json::from_str(&done.out).expect("one JSON object")
+}
+
+#[test]
+fn a_mapped_disk_is_looked_at_changed_and_unmapped() {
+    let folder = Folder::new();
+    let mut server = export(&folder, 1, &["--memory", "disk1=1MiB"]);
+    server.expect("export disk0 bytes=33554432");
+    let nbd = folder.path().join("disk0.nbd");
+    let mut client = mapped(&folder, 1, &["--nbd", nbd.to_str().expect("a plain path")]);
+    client.expect("mapped disk0 bytes=33554432 at rnbd0, nbd ");
+    assert!(nbd.exists());
+
+    let all = json(&folder, &["rnbd", "list"]);
+    assert_eq!(all["imports"][0]["devname"], "rnbd0");
+    assert_eq!(all["imports"][0]["state"], "open");
+    assert_eq!(all["exports"][0]["sessname"], "s1");
+
+    run(&folder, &["rnbd", "add", "s1", &path(1, 2)]).exits(0);
+    // As the kernel says of a path that is there: EEXIST.
+    run(&folder, &["rnbd", "path", "add", "s1", &path(1, 2)]).exits(239);
+    let sessions = json(&folder, &["rtrs", "client", "list", "all"]);
+    let session = &sessions["outgoing sessions"][0];
+    assert_eq!(session["path_uu"], "UU");
+    assert_eq!(session["mp_short"], "MI");
+    run(&folder, &["rtrs", "policy", "s1", "round-robin"]).exits(0);
+    assert_eq!(run(&folder, &["rtrs", "policy", "s1"]).exits(0).out, "round-robin (RR: 0)\n");
+    run(&folder, &["rnbd", "client", "path", "disconnect", &path(1, 2)]).exits(0);
+    let paths = json(&folder, &["rnbd", "client", "path", "list"]);
+    assert_eq!(paths["outgoing paths"][1]["state"], "disconnected");
+    run(&folder, &["rnbd", "recover", "s1"]).exits(0);
+    run(&folder, &["rnbd", "delete", "s1", &path(1, 2)]).exits(0);
+
+    // A second disk of the same session; a third that is not there.
+    run(&folder, &["rnbd", "map", "disk1", "from", "s1", "ro"]).exits(0);
+    assert!(folder.path().join("disk0.nbd.rnbd1").exists());
+    run(&folder, &["rnbd", "map", "disk1", "from", "s1"]).exits(239);
+    run(&folder, &["rnbd", "map", "disk2", "from", "s1"]).exits(254);
+    let table = run(&folder, &["rnbd", "client", "device", "list"]).exits(0).out;
+    assert_eq!(
+        table,
+        "Session  Mapping Path  Device  State  Access Mode  \n\
+         s1       disk0         rnbd0   open   rw           \n\
+         s1       disk1         rnbd1   open   ro           \n"
+    );
+    let said = run(&folder, &["rnbd", "-s", "unmap", "rnbd1"]).exits(0).out;
+    assert_eq!(said, "echo 'normal' > /block/rnbd1/rnbd/unmap_device\n");
+    run(&folder, &["rnbd", "unmap", "rnbd1"]).exits(0);
+    run(&folder, &["rnbd", "unmap", "disk0"]).exits(0);
+    client.finish().exits(0);
+    assert!(!nbd.exists());
+    server.signal("-TERM");
+    server.finish().exits(0);
+}
+
+#[test]
+fn every_byte_is_compared_over_two_paths() {
+    let folder = Folder::new();
+    let _server = export(&folder, 2, &["--no-control"]);
+    let (first, second) = (path(2, 1), path(2, 2));
+    let words = ["rnbd", "verify", "disk0", "--from", "s1", "--path", &first, "--path", &second];
+    let words = [&words[..], &["-T", "0.5", "--span", "8MiB", "--json"]].concat();
+    let done = run(&folder, &words).exits(0);
+    let object: Value = serde_json::from_str(&done.out).expect("one JSON object");
+    assert_eq!(object["pass"], true);
+    assert_eq!(object["damaged_blocks"], 0);
+    assert!(object["operations"].as_u64() > Some(100), "{object}");
+    let words = ["rnbd", "verify", "nothing", "--from", "s2", "--path", &first];
+    run(&folder, &words).exits(254).complains(&["nothing"]);
+}
+
+#[test]
+fn the_quickstart_breaks_paths_and_loses_nothing() {
+    let folder = Folder::new();
+    let done = run(&folder, &["quickstart", "--only", "rnbd", "--json"]).exits(0);
+    let object: Value = serde_json::from_str(&done.out).expect("one JSON object");
+    assert_eq!(object["pass"], true);
+    assert_eq!(object["disk"]["failed"], 0);
+    assert!(object["disk"]["failovers"].as_u64() > Some(0), "{object}");
+    assert!(object["disk"]["longest_pause_ms"].as_u64() < Some(5000), "{object}");
+}
