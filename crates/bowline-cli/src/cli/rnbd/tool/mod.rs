@@ -6,7 +6,7 @@
 //! ```
 //!
 //! The same words, fields, tables and exit statuses as the tool that administers the kernel
-//! modules [NB-41..45]; json and xml are valid here.
+//! modules, over own sockets where there is no kernel [NB-41..44] [NB-45]; json and xml are valid here.
 
 mod columns;
 mod format;
