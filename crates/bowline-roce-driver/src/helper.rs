@@ -109,7 +109,7 @@ impl Shared {
             Some(Duration::from_nanos(tick))
         };
         drop(st);
-        if watching {
+        if asleep {
             self.flush_rest();
         }
         let limit = if self.capture.is_some() {
