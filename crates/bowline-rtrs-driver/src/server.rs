@@ -41,10 +41,10 @@ pub enum LinkEv {
 }
 
 /// The layer above: what it does with requests. Its functions are called without locks held, by a thread
-/// of the engine, and must not block.
+/// of the engine, and must not block: heartbeats wait for them too [RT-81].
 pub trait Handler: Send + Sync {
     /// Requests have come; it takes all of them out of the list. Each is to be answered once with
-    /// [`Server::respond`], now or later, by any thread.
+    /// [`Server::respond`], now or later, by any thread [RT-46].
     fn rdma_ev(&self, server: &Server, requests: &mut Vec<Request>);
 
     /// A session has come or gone. An error to the first closes its path.
