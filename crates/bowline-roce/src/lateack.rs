@@ -3,7 +3,7 @@
 //! Beside a single small request, an answer say, an acknowledgement makes a burst of two packets out
 //! of one, which costs each side half a microsecond of the round trip; sent after it, it costs a call
 //! to the system on both sides. So it stays behind a few times, and goes out with a later answer, or
-//! after a while [PERF-6]. A peer that sends nothing until it has the acknowledgement would lose that
+//! after a while [PERF-6] [RSP-25]. A peer that sends nothing until it has the acknowledgement would lose that
 //! while every time: where it has passed twice in a row, acknowledgements do not wait for the next
 //! thousand answers, and longer each time that happens again.
 

@@ -1,5 +1,5 @@
 //! What is done when answers come, when they do not come, and when packets were lost [REQ-11],
-//! [REQ-12], [REQ-22]: the window, the timer, and the way back.
+//! [REQ-12], [REQ-22], [REQ-24]: the window, the timer, and the way back.
 
 use std::time::Duration;
 

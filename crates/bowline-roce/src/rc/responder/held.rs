@@ -1,6 +1,6 @@
 //! Packets that came after a gap. A responder may drop them, and its peer sends them all again; kept,
 //! they are carried out as soon as what is missing has come, and the peer sends that alone. Nothing of
-//! it shows on the wire but acknowledgements that jump [RSP-2], [RSP-16].
+//! it shows on the wire but acknowledgements that jump [RSP-2], [RSP-16], [REQ-24].
 //!
 //! ```text
 //!   expected 7     held  9 10 12 13        7 comes: 7 is done, NAK 8;  8 comes: 8 to 10, NAK 11
