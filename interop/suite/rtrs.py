@@ -19,6 +19,8 @@ from .roce_audit import audit, dissect
 GUEST = "s"
 BOOT = ("--mode", "rnbd-client,rnbd-server", "--nics", "2", "--mem", "1024")
 # addresses of kernel and node on the two wires
+# a further address of the node on the first wire, for a second command beside one that runs
+OTHER = "10.99.0.250"
 KERNEL = {4: ("10.99.0.29", "10.99.1.29"), 6: ("fd99::1d", "fd99:0:0:1::1d")}
 NODE = {4: ("10.99.0.1", "10.99.1.1"), 6: ("fd99::1", "fd99:0:0:1::1")}
 SIZE = 32 * MIB
@@ -34,8 +36,9 @@ FIO = ("fio --name=v --filename=/dev/rnbd0 --size=16m --direct=1 --ioengine=liba
 class Rnbd:
     """A guest with rtrs and rnbd on both wires for the length of a case; captures and their audit."""
 
-    def __init__(self, c, paths=1, invalidate=True):
-        self.c, self.count, self.invalidate = c, paths, invalidate
+    def __init__(self, c, paths=1, invalidate=True, dissect=True):
+        """dissect=False: the data look like anything to tshark, which guesses what they are."""
+        self.c, self.invalidate, self.dissect = c, invalidate, dissect
         self.log, self.program, self.tools = c.log, c.w.bowline(), []
         self.k = KERNEL[c.family][:paths]
         self.n = NODE[c.family][:paths]
@@ -93,7 +96,7 @@ class Rnbd:
         ours, theirs, bad, seen = 0, 0, [], False
         for i, path in enumerate(self.pcaps.values()):
             mine, peers, wrong = audit(path, ipaddress.ip_address(self.n[i]).packed)
-            opinion = dissect(path)
+            opinion = dissect(path) if self.dissect else None
             seen = seen or opinion is not None
             ours, theirs, bad = ours + mine, theirs + peers, bad + wrong + (opinion or [])
         want(not bad, "%d frames are wrong, first: %s", len(bad), "; ".join(bad[:3]))
@@ -155,6 +158,11 @@ class Rnbd:
         """The kernel maps the node's disk."""
         self.guest('echo "%s" > %s' % (self.map_words(**kw), CTL))
 
+    def reconnect(self, i):
+        """The kernel connects a path again, once it has noticed that the wire is back."""
+        self.guest("for i in $(seq 30); do echo 1 > /sys/class/rtrs-client/s1/paths/ip:%s@ip:%s/reconnect 2> /dev/null && "
+                   "exit 0; sleep 0.5; done; exit 1" % (self.k[i], self.n[i]))
+
     def unmap(self, n=0):
         self.guest("echo normal > /sys/block/rnbd%d/rnbd/unmap_device" % n)
 
@@ -197,6 +205,13 @@ class Rnbd:
 
     def wire(self, nic, state):
         set_link(GUEST, state, nic)
+
+
+def report(c, got):
+    """What `bowline rnbd verify` has found, and that it is nothing bad."""
+    want(got["pass"] and got["failed"] == 0 and got["damaged_blocks"] == 0, "%s", got)
+    c.messages += got["operations"]
+    c.note("%.0f IO/s, longest pause %d ms" % (got["iops"], got["longest_pause_ms"]))
 
 
 def md5(path, size=None):
@@ -261,7 +276,7 @@ def rnbd_map_paths(c):
 def rnbd_load(c):
     """Random reads and writes of 512 bytes to 256 KiB, many at a time, flushes and durable writes
     between them: every block is compared. The kernel with fio, bowline with its own load."""
-    with Rnbd(c, 2) as r:
+    with Rnbd(c, 2, dissect=c.dir == "k>n") as r:
         if c.dir == "k>n":
             r.export()
             r.map()
@@ -273,8 +288,7 @@ def rnbd_load(c):
         else:
             device = r.serve()
             got = r.verify(device, "--time", "15", "--span", "16MiB")
-            want(got["failed"] == 0 and got["damaged"] == 0, "%s", got)
-            c.note("%s" % {k: got[k] for k in got if isinstance(got[k], (int, float))})
+            report(c, got)
 
 
 @scenario("rnbd-fs", rows="NB-47 NB-48", timeout=240, dirs=("k>n",), orders=("lo",), bare=True, tool=True,
@@ -282,17 +296,21 @@ def rnbd_load(c):
 def rnbd_fs(c):
     """A file system on bowline's disk in the kernel: made, filled with a tree of files, unmounted,
     checked, mounted again and compared."""
-    with Rnbd(c, 2) as r:
+    with Rnbd(c, 2, dissect=False) as r:
         r.export()
         r.map()
-        r.guest("mkfs.ext4 -q -F /dev/rnbd0 && mount /dev/rnbd0 /mnt && cp -a /usr/lib/python3/dist-packages /etc /mnt/ && "
-                "diff -r /usr/lib/python3/dist-packages /mnt/dist-packages && umount /mnt && fsck.ext4 -fn /dev/rnbd0", 150)
-        r.guest("echo 3 > /proc/sys/vm/drop_caches; mount /dev/rnbd0 /mnt && diff -r /usr/lib/python3/dist-packages "
-                "/mnt/dist-packages && rm -r /mnt/etc && fstrim /mnt; umount /mnt", 100)
+        sums = "cd %s && find . -type f -exec md5sum {} + | sort"
+        packages = "/usr/lib/python3/dist-packages"
+        r.guest("mkfs.ext4 -q -F /dev/rnbd0 && mount /dev/rnbd0 /mnt && cp -a %s /etc /mnt/ && umount /mnt && "
+                "fsck.ext4 -fn /dev/rnbd0" % packages, 150)
+        r.guest("echo 3 > /proc/sys/vm/drop_caches; mount /dev/rnbd0 /mnt")
+        there, here = (r.guest(sums % x, 120) for x in ("/mnt/dist-packages", packages))
+        want(there and there == here, "the files are not the same")
+        r.guest("rm -r /mnt/etc && fstrim /mnt && umount /mnt", 60)
         r.unmap()
         out = r.host("e2fsck", "-fn", r.file)
         c.note(out.strip().splitlines()[-1])
-        c.messages += 1
+        c.messages += len(there.splitlines())
 
 
 @scenario("rnbd-ops", rows="NB-17 NB-19 NB-20 NB-24 NB-26 NB-35 NB-58", timeout=150, **COMMON)
@@ -344,8 +362,8 @@ def rnbd_ops(c):
             sums = r.guest("head -c 1M /tmp/back | tr -d '\\245' | wc -c; head -c 3M /tmp/back | tail -c 1M | tr -d '\\0' | "
                            "wc -c").split()
             want(sums == ["0", "0"], "the kernel's file has something else: %s", sums)
-            for name, text in (("/dev/nothere", "No such file"), ("/tmp/back", "")):
-                t = Tool(r, "rnbd", "map", name, "--from", "other", "--path", "%s@%s" % (r.n[0], r.k[0]), "--no-control")
+            for name, text in (("/dev/nothere", "ENOENT"), ("/tmp/back", "ENOTBLK")):
+                t = Tool(r, "rnbd", "map", name, "--from", "other", "--path", "%s@%s" % (OTHER, r.k[0]), "--no-control")
                 rc, _ = t.end(30)
                 want(rc not in (0, None) and text in t.said(), "%s: status %s: %s", name, rc, t.said())
             r.tools[0].end(ask=True)
@@ -357,7 +375,7 @@ def rnbd_ops(c):
 def rnbd_cut(c):
     """Two paths under verified load; first one wire is cut silently, healed after a while, then the
     other: no request fails, no byte is wrong, and each path comes back."""
-    with Rnbd(c, 2) as r:
+    with Rnbd(c, 2, dissect=False) as r:
         if c.dir == "k>n":
             r.export()
             r.map()
@@ -368,7 +386,7 @@ def rnbd_cut(c):
             r.wire(0, "pass")
             state = "/sys/class/rtrs-client/s1/paths/ip:%s@ip:%s/state"
             want(r.guest("cat " + state % (r.k[0], r.n[0])).strip() == "disconnected", "the cut was not noticed")
-            r.guest("echo 1 > " + state.replace("state", "reconnect") % (r.k[0], r.n[0]))
+            r.reconnect(0)
             time.sleep(2)
             r.wire(1, "drop")
             r.guest("while pgrep -x fio > /dev/null; do sleep 0.5; done", 100)
@@ -379,7 +397,7 @@ def rnbd_cut(c):
             c.note("longest IO %.1f s, %s IOs moved to another path" % (
                 max(job[w]["lat_ns"].get("max", 0) for w in ("read", "write")) / 1e9,
                 "+".join(fails[5::6])))
-            r.guest("echo 1 > " + state.replace("state", "reconnect") % (r.k[1], r.n[1]))
+            r.reconnect(1)
             r.unmap()
         else:
             device = r.serve()
@@ -394,8 +412,7 @@ def rnbd_cut(c):
             cutter.start()
             got = r.verify(device, "--time", "24", "--span", "8MiB", "--depth", "8", timeout=120)
             cutter.join()
-            want(got["failed"] == 0 and got["damaged"] == 0, "%s", got)
-            c.note("%s" % {k: got[k] for k in got if isinstance(got[k], (int, float))})
+            report(c, got)
 
 
 @scenario("rnbd-cycles", rows="RT-92 NB-32 NB-38", timeout=300, n=100, ci_n=10, **COMMON)
@@ -459,13 +476,13 @@ def rtrs_hostile(c):
     with Rnbd(c) as r:
         r.audited = False
         device = r.serve()
-        t = Tool(r, "rnbd", "map", device, "--from", "x", "--path", "%s@%s" % (r.n[0], r.k[0]), "--port", "4444",
+        t = Tool(r, "rnbd", "map", device, "--from", "x", "--path", "%s@%s" % (OTHER, r.k[0]), "--port", "4444",
                  "--no-control")
         rc, _ = t.end(40)
         want(rc not in (0, None) and t.said(), "a port where nobody listens: status %s", rc)
         c.note(t.said().strip())
         r.attach(device)
-        t = Tool(r, "rnbd", "map", device, *r.routes(), "--no-control")
+        t = Tool(r, "rnbd", "map", device, "--from", "s1", "--path", "%s@%s" % (OTHER, r.k[0]), "--no-control")
         rc, _ = t.end(40)
         want(rc not in (0, None) and t.said(), "a name in use: status %s", rc)
         c.note(t.said().strip())

@@ -281,6 +281,22 @@ fn ends_are_clean() {
     assert!(Session::open(&pair.client_engine, pair.builder("late", 1)).is_err());
 }
 
+/// [RT-91], [RS-48]: a name that is free in a moment, as that of a former life, is waited for.
+#[test]
+fn a_name_that_becomes_free_is_waited_for() {
+    let pair = Pair::with(61, 1, ServerConfig::default(), hasty);
+    let open = || Session::open(&pair.client_engine, pair.builder("same", 1));
+    let first = open().unwrap();
+    assert_eq!(open().map(drop).map_err(|error| error.errno()), Err(Errno::ECONNRESET.0));
+    let second = std::thread::scope(|scope| {
+        let second = scope.spawn(open);
+        std::thread::sleep(Duration::from_millis(300));
+        first.close();
+        second.join().unwrap()
+    });
+    write_and_read(&second.unwrap(), 0, 4096);
+}
+
 /// A program that closes its device before everything else gets errors, and no thread runs on.
 #[test]
 fn a_closed_device_is_an_error() {

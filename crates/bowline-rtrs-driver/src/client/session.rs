@@ -22,6 +22,11 @@ use crate::{Error, clock, random};
 
 /// Local ports tried for a path, when other programs have them.
 const PORTS_TRIED: usize = 8;
+/// How often a server that resets the first connections is asked again, and when. One that still has
+/// a former life of this client does so: it was told of the end a moment ago and is not through with
+/// it [RT-91], [RT-92], [RS-48].
+const RESETS_BORNE: usize = 5;
+const RESET_PAUSE: Duration = Duration::from_millis(200);
 
 /// How long to wait for a permit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,7 +93,8 @@ impl core::fmt::Debug for Session {
 }
 
 impl Session {
-    /// Opens a session: connects all its paths, or none [RS-24].
+    /// Opens a session: connects all its paths, or none [RS-24]. A server that resets connections is
+    /// asked again for a second.
     ///
     /// # Errors
     /// `EINVAL` without a path, or with more than 128; `EADDRNOTAVAIL` or `ENODEV` when no device of
@@ -103,7 +109,8 @@ impl Session {
         let name = config.name.as_str().to_owned();
         let port = config.port;
         let on_link = on_link.map(Arc::new);
-        for tries in 1.. {
+        let (mut ports_taken, mut resets) = (0, 0);
+        loop {
             let paths: Vec<(PathAddr, Uuid)> = paths
                 .iter()
                 .map(|path| Ok((resolve(&engine.devices, *path, port)?, random::uuid()?)))
@@ -124,12 +131,15 @@ impl Session {
             session.shared.settle();
             match session.shared.wait_control(None, |state| state.opened) {
                 Some(Ok(())) => return Ok(Arc::new(session)),
-                Some(Err(Errno::EADDRINUSE)) if tries < PORTS_TRIED => {}
+                Some(Err(Errno::EADDRINUSE)) if ports_taken + 1 < PORTS_TRIED => ports_taken += 1,
+                Some(Err(Errno::ECONNRESET)) if resets < RESETS_BORNE => {
+                    resets += 1;
+                    std::thread::sleep(RESET_PAUSE);
+                }
                 Some(Err(errno)) => return Err(Error::new(WHAT, errno)),
                 None => return Err(Error::closed(WHAT)),
             }
         }
-        Err(Error::new(WHAT, Errno::EADDRINUSE))
     }
 
     /// Its name.
