@@ -422,9 +422,11 @@ def rnbd_cycles(c):
         r.audited = False
         if c.dir == "k>n":
             r.export()
-            out = r.guest("for i in $(seq %d); do echo '%s' > %s || exit 1; dd if=/dev/rnbd0 of=/dev/null bs=64k count=1 "
-                          "iflag=direct 2>/dev/null || exit 2; echo normal > /sys/block/rnbd0/rnbd/unmap_device || exit 3; "
-                          "done; echo done" % (c.scale, r.map_words(), CTL), 280)
+            # the next disk gets another number when the kernel has not let go of the last one yet
+            out = r.guest("for i in $(seq %d); do echo '%s' > %s || exit 1; d=$(basename $(readlink -f %s)); dd if=/dev/$d "
+                          "of=/dev/null bs=64k count=1 iflag=direct 2>/dev/null || exit 2; echo normal > "
+                          "/sys/block/$d/rnbd/unmap_device || exit 3; done; echo done" % (
+                              c.scale, r.map_words(), CTL, CTL.replace("map_device", "devices/%s@s1" % DISK)), 280)
             want("done" in out, "%s", out)
         else:
             device = r.serve()
