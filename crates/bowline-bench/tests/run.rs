@@ -98,7 +98,7 @@ fn a_wrong_command_line_is_told_apart_from_a_missed_target() {
         &["rds", "--rounds", "none"][..],
         &["rds", "--only", "nothing"],
         &["roce", "--paths", "8"],
-        &["rnbd"],
+        &["nothing"],
     ] {
         let out = bench(words);
         assert_eq!(out.status.code(), Some(2), "{words:?}");
