@@ -1,6 +1,7 @@
 use std::fs::{File as StdFile, OpenOptions};
 use std::path::PathBuf;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
@@ -15,7 +16,10 @@ impl Temp {
     }
 
     fn at(dir: PathBuf, name: &str, bytes: u64) -> (Self, StdFile) {
-        let path = dir.join(format!("bowline-block-{name}-{}", std::process::id()));
+        // Tests run at the same time, and some use the same names.
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let path = dir.join(format!("bowline-block-{name}-{}-{number}", std::process::id()));
         let file = OpenOptions::new()
             .read(true)
             .write(true)

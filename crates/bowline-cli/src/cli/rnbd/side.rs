@@ -112,7 +112,7 @@ pub(super) struct Towards {
     /// The server: a host name or address, or with --path the name of the session
     #[arg(long, value_name = "SERVER")]
     from: Option<String>,
-    /// A path: [SOURCE@]DESTINATION; repeat it for more, or leave it out to go to the server as
+    /// A path: DESTINATION or SOURCE@DESTINATION; repeat it for more, or leave it out to go to the server as
     /// routing says
     #[arg(long, value_name = "PATH", requires = "from")]
     path: Vec<String>,
