@@ -83,7 +83,7 @@ impl fmt::Display for State {
 pub struct Token(pub u32);
 
 /// A service message to send, in the order they come, on the service connection. Its answer goes to
-/// [`Core::answered`] [NB-60].
+/// `Core::answered` [NB-60].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Order {
     /// Names the message in its answer.
@@ -105,7 +105,7 @@ pub struct Piece {
     pub len: u32,
 }
 
-/// An IO message to send on an IO connection. Its answer goes to [`Core::io_answer`].
+/// An IO message to send on an IO connection. Its answer goes to `Core::io_answer`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SendIo {
     /// Names it in its answer; less than the number of slots.
@@ -157,7 +157,7 @@ pub enum Event {
         /// The server's errno, or what was wrong with its answer.
         result: Result<(), Errno>,
     },
-    /// [`Core::remap`] is over.
+    /// `Core::remap` is over.
     Remapped {
         /// Which device.
         dev: DevId,
