@@ -101,6 +101,7 @@ impl SoftDevice {
             fast_registration: true,
             flush: true,
             key_refresh: true,
+            even_packets: true,
         };
         let mut core = Core::new(core, seed);
         if let Some(lives) = &lives {

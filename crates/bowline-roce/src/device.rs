@@ -121,6 +121,7 @@ impl Device {
             fast_registration: true,
             flush: true,
             key_refresh: true,
+            even_packets: true,
         }
     }
 

@@ -47,6 +47,7 @@ impl Port {
             max_sge: limits.max_sge,
             fast_registration: limits.fast_registration,
             key_refresh: limits.key_refresh,
+            even_packets: limits.even_packets,
         };
         let entries = limits.max_cqe.min(CQ_ENTRIES);
         let pd = device.alloc_pd()?;

@@ -43,6 +43,9 @@ pub struct DeviceAttr {
     /// [`Device::withdraw_keys`](crate::Device::withdraw_keys) and
     /// [`Device::renew_keys`](crate::Device::renew_keys) work.
     pub key_refresh: bool,
+    /// Packets of one size that follow one another cost less than mixed ones: who has many messages to
+    /// send does well to send what fills packets first and what is short after it.
+    pub even_packets: bool,
 }
 
 /// Transport service of a queue pair.

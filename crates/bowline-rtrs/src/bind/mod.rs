@@ -20,6 +20,7 @@ use bowline_verbs::{
     CmEvent, CmId, Completion, ConnParam, Qpn, RecvWr, RejectReason, SendFlags, SendOp, SendWr,
 };
 
+pub(crate) use post::EARLY_MAX;
 pub use post::withdraw;
 pub use verbs::{Ports, Verbs};
 

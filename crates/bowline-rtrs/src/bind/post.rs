@@ -10,7 +10,7 @@ use crate::{Batch, Input, PortId, RecvSlot, Wr, WrKind};
 /// Keys handed to a device at once.
 const KEYS: usize = 64;
 /// Most bytes of data that go before short messages.
-const EARLY_MAX: usize = 8192;
+pub(crate) const EARLY_MAX: usize = 8192;
 /// There is no further send of this connection in the batch.
 const LAST: u32 = u32::MAX;
 

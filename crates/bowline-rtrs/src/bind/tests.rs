@@ -43,7 +43,13 @@ impl Fake {
 
 impl Verbs for Fake {
     fn attr(&self) -> PortAttr {
-        PortAttr { max_qp_wr: 64, max_sge: 4, fast_registration: true, key_refresh: true }
+        PortAttr {
+            max_qp_wr: 64,
+            max_sge: 4,
+            fast_registration: true,
+            key_refresh: true,
+            even_packets: false,
+        }
     }
 
     fn create_qp(&mut self, _: &QpShape) -> Result<Qpn, Error> {

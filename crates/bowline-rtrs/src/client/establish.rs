@@ -261,12 +261,14 @@ impl Session {
 }
 
 /// Sizes of a queue pair [RT-22]. Requests are never registered by work requests, so an IO takes one
-/// entry of each queue; a send entry is known to be free only when a later one was signalled.
+/// entry of each queue, or two of the send queue where data goes before its header; a send entry is
+/// known to be free only when a later one was signalled.
 fn shape(cid: u16, depth: u16, attr: &PortAttr) -> QpShape {
     let depth = usize::from(depth);
+    let of_io = if attr.even_packets { 3 } else { 2 };
     let (send, recv) = match cid {
         0 => (SERVICE_WR, SERVICE_RECVS as usize + QUEUE_SPARE),
-        _ => (2 * depth + IO_SPARE + QUEUE_SPARE, depth + IO_SPARE + QUEUE_SPARE),
+        _ => (of_io * depth + IO_SPARE + QUEUE_SPARE, depth + IO_SPARE + QUEUE_SPARE),
     };
     QpShape {
         send_wr: send.min(attr.max_qp_wr),

@@ -3,11 +3,11 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use bowline_verbs::Buffer;
+use bowline_verbs::{Buffer, Remote};
 use bowline_wire::rtrs::Geometry;
 
 use crate::{
-    Batch, ConnId, Errno, Heartbeat, Instant, MemRef, PathId, PortId, RecvSlot, RegionId, Tag,
+    Batch, ConnId, Errno, Heartbeat, Instant, MemRef, PathId, PortId, RecvSlot, RegionId, Tag, Wr,
     WrKind,
 };
 
@@ -200,7 +200,23 @@ impl Conn {
         self.post_signalled(batch, conn, tag, kind, start, false);
     }
 
-    /// The same; with `always` it completes with an entry in any case.
+    /// Posts a write without a completion of its own: another work request follows at once.
+    pub(super) fn post_unsignalled(
+        &mut self,
+        batch: &mut Batch,
+        conn: ConnId,
+        tag: Tag,
+        to: Remote,
+        start: usize,
+    ) {
+        self.used += 1;
+        self.unsignalled += 1;
+        self.posted += 1;
+        let mem = (start as u32, (batch.mems.len() - start) as u8);
+        batch.wrs.push(Wr { conn, tag, kind: WrKind::Write(to), mem, signal: false });
+    }
+
+    /// Posts a send work request; with `always` it completes with an entry in any case.
     pub(super) fn post_signalled(
         &mut self,
         batch: &mut Batch,
@@ -222,7 +238,7 @@ impl Conn {
             self.signals.push_back(std::mem::take(&mut self.unsignalled));
         }
         let mem = (start as u32, (batch.mems.len() - start) as u8);
-        batch.wrs.push(crate::Wr { conn, tag, kind, mem, signal });
+        batch.wrs.push(Wr { conn, tag, kind, mem, signal });
     }
 
     /// A signalled request has completed, and all before it with it.

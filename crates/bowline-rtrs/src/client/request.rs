@@ -8,10 +8,15 @@ use bowline_wire::rtrs::{
 use super::link::{HEARTBEAT_RESERVE, Phase};
 use super::session::{Completed, Life};
 use super::{PathState, Permit, PermitKind, Session};
+use crate::bind::EARLY_MAX;
 use crate::{ConnId, Errno, Instant, MemRef, PathId, Policy, Tag, WrKind};
 
 /// Bytes of a READ header without a descriptor.
 const READ_HDR_MIN: u32 = 8;
+/// Data of so many bytes, or of a multiple, fills packets of every MTU.
+const EVEN: u32 = 4096;
+/// Most bytes of data that go without their header: the binding does not reorder more.
+const ALONE_MAX: u32 = EARLY_MAX as u32;
 /// Most elements of a gather list, the header's included.
 const GATHER_MAX: usize = 129;
 
@@ -72,6 +77,17 @@ impl Request {
             Dir::Read if self.data_len > 0 => READ_HDR_MAX as u32,
             Dir::Read => READ_HDR_MIN,
         }
+    }
+
+    /// Tells whether its data goes before its header, in a message of its own, on a device that likes
+    /// packets of one size. In one message the header would be a short packet behind each data, since
+    /// both do not fit one; as two, the data of many requests leaves with one call and their headers
+    /// with another. The server sees the same chunk when the immediate arrives [RT-97].
+    const fn is_split(&self) -> bool {
+        matches!(self.dir, Dir::Write)
+            && self.data_len > 0
+            && self.data_len <= ALONE_MAX
+            && self.data_len.is_multiple_of(EVEN)
     }
 
     /// Tells whether it fits a chunk. The descriptor of a READ counts [RT-40].
@@ -247,7 +263,7 @@ impl Session {
         let conn = &mut link.conns[usize::from(request.cid)];
         conn.inflight += 1;
         if conn.waiting.is_empty()
-            && conn.has_room(HEARTBEAT_RESERVE)
+            && conn.has_room(HEARTBEAT_RESERVE + 1)
             && conn.inflight <= conn.recvs
         {
             self.post(index);
@@ -258,7 +274,8 @@ impl Session {
     }
 
     /// Posts a request on the connection chosen for it: one write of data, user message and header,
-    /// whose immediate names the chunk and where the header begins [RT-38], [RT-39].
+    /// whose immediate names the chunk and where the header begins [RT-38], [RT-39]. Data that fills
+    /// packets may go before it, see [`Request::is_split`].
     fn post(&mut self, index: u16) {
         let request = &self.requests[usize::from(index)];
         let (Some(link), Some(headers)) = (self.links.get_mut(request.link), &self.headers) else {
@@ -271,12 +288,21 @@ impl Session {
         };
         let slot_at = u64::from(index) * u64::from(headers.slot);
         let hdr_at = slot_at as usize + usize::from(request.usr_len);
-        let start = self.batch.mems.len();
+        let mut start = self.batch.mems.len();
         let mut addr = addr;
+        let conn = ConnId { path: request.link, cid: request.cid };
+        let tag = Tag::new(Tag::IO, u32::from(index));
+        let even = self.ports.get(usize::from(link.port.0)).is_some_and(|port| port.even_packets);
+        let of = &mut link.conns[usize::from(request.cid)];
         match request.dir {
             Dir::Write => {
                 self.batch.mems.extend_from_slice(&request.data);
                 headers.buffer.write(hdr_at, &write_hdr(request.usr_len));
+                if even && request.is_split() {
+                    of.post_unsignalled(&mut self.batch, conn, tag, Remote { addr, rkey }, start);
+                    start = self.batch.mems.len();
+                    addr = addr.wrapping_add(u64::from(request.data_len));
+                }
             }
             Dir::Read => {
                 let desc = request.data.first().and_then(|piece| {
@@ -295,9 +321,7 @@ impl Session {
         let off = request.data_len + u32::from(request.usr_len);
         let imm = Imm::Request(geometry.request_payload(index, off)).to_u32();
         let kind = WrKind::WriteImm(Remote { addr, rkey }, imm);
-        let conn = ConnId { path: request.link, cid: request.cid };
-        let tag = Tag::new(Tag::IO, u32::from(index));
-        link.conns[usize::from(request.cid)].post(&mut self.batch, conn, tag, kind, start);
+        of.post(&mut self.batch, conn, tag, kind, start);
     }
 
     /// Posts what waited for room on a connection.
@@ -306,7 +330,7 @@ impl Session {
             let Some(link) = self.links.get_mut(conn.path) else { return };
             let Some(of) = link.conns.get_mut(usize::from(conn.cid)) else { return };
             let posted = of.inflight - of.waiting.len() as u32;
-            if !of.has_room(HEARTBEAT_RESERVE) || posted >= of.recvs {
+            if !of.has_room(HEARTBEAT_RESERVE + 1) || posted >= of.recvs {
                 return;
             }
             let Some(index) = of.waiting.pop_front() else { return };

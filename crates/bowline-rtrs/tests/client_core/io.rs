@@ -33,6 +33,45 @@ fn a_write_is_data_then_message_then_header() {
     }
 }
 
+// tests [RT-97], [RT-39]: what is in the chunk when the immediate arrives is the same either way.
+#[test]
+fn data_that_fills_packets_goes_before_its_header_where_the_device_likes_that() {
+    for (even, len, early) in [
+        (true, 4096, true),
+        (true, 8192, true),
+        (true, 2048, false),
+        (true, 4097, false),
+        (true, 12_288, false),
+        (false, 4096, false),
+    ] {
+        let attr = PortAttr { even_packets: even, ..ATTR };
+        let mut rig = Rig::of_device(config(), true, attr, 3);
+        rig.session.open(rig.now, &[addr(1)]);
+        rig.pump();
+        let memory = rig.memory();
+        let bytes: Vec<u8> = (0..len).map(|at| (at % 251) as u8).collect();
+        rig.buffers[&memory].write(0, &bytes);
+        let permit = rig.permit();
+        let data = [MemRef { region: memory, offset: 0, len }];
+        rig.session.request(rig.now, Dir::Write, &permit, b"usr", &data, 1).unwrap();
+        rig.pump();
+        let io = rig.ios[0].clone();
+        let chunk = u64::from(io.id) * u64::from(CHUNK);
+        let whole = if early {
+            assert_eq!(rig.early, [(chunk, bytes.clone())]);
+            assert_eq!(io.addr, u64::from(len));
+            [rig.early[0].1.clone(), io.bytes.clone()].concat()
+        } else {
+            assert_eq!((rig.early.len(), io.addr), (0, 0));
+            io.bytes.clone()
+        };
+        assert_eq!(whole, [&bytes[..], b"usr\x02\x00\x03\x00"].concat());
+        assert_eq!(io.req.data_len, len);
+        rig.reply_all();
+        assert_eq!(rig.take_completed(), [(1, 0)]);
+    }
+}
+
 // tests [RT-12], [RT-39], [RT-41], [RT-42], [RT-43]
 #[test]
 fn a_read_tells_where_the_answer_goes() {

@@ -80,6 +80,8 @@ pub(crate) struct Rig {
     /// Present key of each chunk of each link.
     pub(crate) keys: BTreeMap<(PathId, u16), u32>,
     pub(crate) ios: Vec<Io>,
+    /// Data that went before its header: address in all chunks, and bytes.
+    pub(crate) early: Vec<(u64, Vec<u8>)>,
     /// Heartbeats and their answers, as the server got them.
     pub(crate) beats: Vec<(ConnId, Imm)>,
     pub(crate) events: Vec<Event>,
@@ -91,8 +93,13 @@ pub(crate) struct Rig {
     pub(crate) unsent: Vec<Done>,
 }
 
-pub(crate) const ATTR: PortAttr =
-    PortAttr { max_qp_wr: 16_384, max_sge: 8, fast_registration: true, key_refresh: true };
+pub(crate) const ATTR: PortAttr = PortAttr {
+    max_qp_wr: 16_384,
+    max_sge: 8,
+    fast_registration: true,
+    key_refresh: true,
+    even_packets: false,
+};
 pub(crate) const CHUNK: u32 = 131_072;
 
 pub(crate) fn addr(n: u8) -> (PathAddr, Uuid) {
@@ -124,6 +131,7 @@ impl Rig {
             conns: BTreeMap::new(),
             keys: BTreeMap::new(),
             ios: Vec::new(),
+            early: Vec::new(),
             beats: Vec::new(),
             events: Vec::new(),
             completed: Vec::new(),
@@ -292,6 +300,12 @@ impl Rig {
                     let rsp = self.info_rsp(wr.conn.path);
                     self.give_message(wr.conn, &rsp, None);
                 }
+            }
+            WrKind::Write(remote) => {
+                assert!(!wr.signal, "a completion for half a request");
+                let id = ((remote.addr - 0x10_0000) / u64::from(CHUNK)) as u16;
+                assert_eq!(remote.rkey, self.keys[&(wr.conn.path, id)], "key of chunk {id}");
+                self.early.push((remote.addr - 0x10_0000, bytes));
             }
             WrKind::WriteImm(remote, imm) => match Imm::from_u32(imm) {
                 Imm::Request(payload) => {

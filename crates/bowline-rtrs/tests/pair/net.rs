@@ -95,8 +95,13 @@ impl Ports for Dev {
     }
 }
 
-pub(crate) const ATTR: PortAttr =
-    PortAttr { max_qp_wr: 4096, max_sge: 8, fast_registration: true, key_refresh: true };
+pub(crate) const ATTR: PortAttr = PortAttr {
+    max_qp_wr: 4096,
+    max_sge: 8,
+    fast_registration: true,
+    key_refresh: true,
+    even_packets: true,
+};
 
 impl Net {
     fn number(&mut self) -> u32 {

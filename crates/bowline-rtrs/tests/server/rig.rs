@@ -17,8 +17,13 @@ use bowline_wire::rtrs::{
     parse_info_rsp, read_hdr, write_hdr,
 };
 
-pub(crate) const PORT: PortAttr =
-    PortAttr { max_qp_wr: 1 << 14, max_sge: 8, fast_registration: true, key_refresh: true };
+pub(crate) const PORT: PortAttr = PortAttr {
+    max_qp_wr: 1 << 14,
+    max_sge: 8,
+    fast_registration: true,
+    key_refresh: true,
+    even_packets: false,
+};
 
 /// 8 chunks of 8 KiB.
 pub(crate) fn config() -> ServerConfig {
