@@ -6,6 +6,7 @@ mod nodes;
 mod rdma;
 mod restarts;
 mod rnbd;
+mod rnbd_files;
 mod stress;
 mod support;
 mod words;

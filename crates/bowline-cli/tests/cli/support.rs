@@ -113,16 +113,24 @@ impl Running {
     /// Reads lines until one contains `part`; the end of the output before it fails the test.
     #[track_caller]
     pub(crate) fn expect(&mut self, part: &str) -> &mut Self {
+        if !self.hears(part) {
+            let errors = self.errors.take().map(thread::JoinHandle::join);
+            panic!("no {part:?} in {:?}, errors {errors:?}", self.seen);
+        }
+        self
+    }
+
+    /// Reads lines until one contains `part`; says whether one did before the output ended.
+    pub(crate) fn hears(&mut self, part: &str) -> bool {
         let Some(out) = &mut self.out else { panic!("nothing to read") };
         loop {
             let mut line = String::new();
             if out.read_line(&mut line).expect("text") == 0 {
-                let errors = self.errors.take().map(thread::JoinHandle::join);
-                panic!("no {part:?} in {:?}, errors {errors:?}", self.seen);
+                return false;
             }
             self.seen.push_str(&line);
             if line.contains(part) {
-                return self;
+                return true;
             }
         }
     }

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! export, map, verify -> side (devices, engine) -> rnbd-driver -> trees -> control socket, files
-//! list, show, ..      -> tool -> control sockets of all of these
+//! list, show, ..      -> tool -> control sockets of all of these, or trees of files
 //! ```
 
 mod doors;
@@ -17,9 +17,9 @@ mod verify;
 
 use std::path::PathBuf;
 
-use super::{Failure, Outcome};
+use tool::{Manner, Place};
 
-pub(crate) use tool::Manner;
+use super::{Failure, Outcome};
 
 /// Block devices over RTRS: export disks, map them, look at them.
 #[derive(Debug, clap::Args)]
@@ -28,7 +28,7 @@ pub(crate) use tool::Manner;
     subcommand_value_name = "WORD",
     subcommand_help_heading = "Words",
     after_help = "Other words: [client|server|both] [device|session|path] COMMAND [NAME..] [OPTION..]; what is \
-clear may be left out.\n\
+clear may be left out. They work on what runs here, on a kernel's own tree and on one of --tree.\n\
   list [FIELDS] [csv|json|xml] [B|K|M|G|T|P|E] [notree] [noheaders] [nototals]\n\
   show NAME [FIELDS] [csv|json|xml] [UNIT]     one device, session or path\n\
   dump [csv|json|xml]                          everything\n\
@@ -47,17 +47,31 @@ pub(crate) struct Args {
     /// that run here
     #[arg(long, value_name = "SOCKET", global = true)]
     control: Option<PathBuf>,
+    #[command(flatten)]
+    manner: Options,
+    /// Print the words that may come next
+    #[arg(short, long, hide = true)]
+    complete: bool,
+    #[command(subcommand)]
+    word: Option<Word>,
+}
+
+/// What comes before the words, or behind them.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Options {
+    /// Look into a tree of files with the names of /sys instead, such as one of --tree; repeat it
+    /// for more; without it, /sys itself is looked into where no process answers
+    #[arg(long, value_name = "FOLDER", conflicts_with = "control")]
+    sysfs: Vec<PathBuf>,
     /// Print every write to a control file before it is done
     #[arg(short, long)]
     debug: bool,
     /// Print every write to a control file, and do none
     #[arg(short, long)]
     simulate: bool,
-    /// Print the words that may come next
-    #[arg(short, long, hide = true)]
-    complete: bool,
-    #[command(subcommand)]
-    word: Option<Word>,
+    /// Say which sockets and trees are looked at
+    #[arg(short, long)]
+    verbose: bool,
 }
 
 #[derive(Debug, clap::Subcommand)]
@@ -71,7 +85,7 @@ enum Word {
 
 /// Runs the command.
 pub(crate) fn run(args: Args) -> Outcome {
-    let Args { mut control, mut debug, mut simulate, complete, word } = args;
+    let Args { control, manner, complete, word } = args;
     let words = match word {
         None => Vec::new(),
         Some(Word::Export(_) | Word::Verify(_)) if complete => Vec::new(),
@@ -82,40 +96,44 @@ pub(crate) fn run(args: Args) -> Outcome {
             None if complete => vec!["map".to_owned()],
             None => return map::run(&args, control),
         },
-        Some(Word::Others(words)) => options(words, &mut control, &mut debug, &mut simulate)?,
+        Some(Word::Others(words)) => words,
     };
     if complete {
         tool::complete(&words);
         return Ok(());
     }
-    run_words(&words, Manner { control: control.as_deref(), debug, simulate })
+    run_words(words, control, manner)
 }
 
-/// Takes options out that stand behind the words.
-fn options(
+/// Carries out words of the tool; options may stand behind them.
+pub(crate) fn run_words(
     words: Vec<String>,
-    control: &mut Option<PathBuf>,
-    debug: &mut bool,
-    simulate: &mut bool,
-) -> Outcome<Vec<String>> {
+    mut control: Option<PathBuf>,
+    mut manner: Options,
+) -> Outcome {
     let mut kept = Vec::new();
     let mut rest = words.into_iter();
+    let place = |option: &str, place: Option<String>| {
+        place.map(PathBuf::from).ok_or_else(|| Failure::usage(format!("{option} needs a place")))
+    };
     while let Some(word) = rest.next() {
         match word.as_str() {
-            "-d" | "--debug" => *debug = true,
-            "-s" | "--simulate" => *simulate = true,
-            "--control" => {
-                let place =
-                    rest.next().ok_or_else(|| Failure::usage("--control needs a socket"))?;
-                *control = Some(place.into());
-            }
+            "-d" | "--debug" => manner.debug = true,
+            "-s" | "--simulate" => manner.simulate = true,
+            "-v" | "--verbose" => manner.verbose = true,
+            "--control" => control = Some(place(&word, rest.next())?),
+            "--sysfs" => manner.sysfs.push(place(&word, rest.next())?),
             _ => kept.push(word),
         }
     }
-    Ok(kept)
-}
-
-/// Carries out words of the tool.
-pub(crate) fn run_words(words: &[String], manner: Manner<'_>) -> Outcome {
-    tool::run(words, manner)
+    let Options { sysfs, debug, simulate, verbose } = &manner;
+    let place = match &control {
+        Some(_) if !sysfs.is_empty() => {
+            return Err(Failure::usage("--control and --sysfs exclude each other"));
+        }
+        Some(socket) => Place::Socket(socket),
+        None if sysfs.is_empty() => Place::Here,
+        None => Place::Files(sysfs),
+    };
+    tool::run(&kept, Manner { place, debug: *debug, simulate: *simulate, verbose: *verbose })
 }

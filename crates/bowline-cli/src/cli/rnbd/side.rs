@@ -13,7 +13,7 @@ use bowline_roce_driver::{PollMode, SoftConfig, SoftDevice};
 use bowline_rtrs_driver::{Engine, EngineConfig, PORT, Poll};
 use bowline_verbs::{Device, Mtu};
 
-use super::tool::path_spec;
+use super::tool::{path_spec, session_name};
 use crate::cli::{
     Failure, Outcome,
     args::{Family, host, interval, route_to},
@@ -137,9 +137,7 @@ impl Towards {
             self.from.as_deref().ok_or_else(|| Failure::usage("--from SERVER is missing"))?;
         let (session, specs) = if self.path.is_empty() {
             let dst = host(from, Family::Any)?;
-            // Names of sessions have neither dots nor slashes [RS-24].
-            let server = from.replace(['.', ':', '/'], "-");
-            (format!("{}@{server}", super::tool::own_name()), vec![PathSpec { src: None, dst }])
+            (session_name(from), vec![PathSpec { src: None, dst }])
         } else {
             let specs = self.path.iter().map(|text| path_spec(text));
             (from.to_owned(), specs.collect::<Outcome<Vec<_>>>()?)

@@ -16,25 +16,21 @@ pub(crate) struct Args {
     /// Control socket of the process to talk to; without it, all that run here
     #[arg(long, value_name = "SOCKET")]
     control: Option<PathBuf>,
-    /// Print every write before it is done
-    #[arg(short, long)]
-    debug: bool,
-    /// Print every write, and do none
-    #[arg(short, long)]
-    simulate: bool,
+    #[command(flatten)]
+    manner: rnbd::Options,
     /// The command
-    #[arg(value_name = "WORD", required = true)]
+    #[arg(
+        value_name = "WORD",
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true
+    )]
     words: Vec<String>,
 }
 
 /// Runs the command.
 pub(crate) fn run(args: Args) -> Outcome {
-    let manner = rnbd::Manner {
-        control: args.control.as_deref(),
-        debug: args.debug,
-        simulate: args.simulate,
-    };
-    rnbd::run_words(&with_target(args.words), manner)
+    rnbd::run_words(with_target(args.words), args.control, args.manner)
 }
 
 /// Says that sessions are meant, unless the words say what is.

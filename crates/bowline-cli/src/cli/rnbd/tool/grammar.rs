@@ -114,6 +114,7 @@ pub(super) struct Options {
     pub(super) no_totals: bool,
     pub(super) force: bool,
     pub(super) add_missing: bool,
+    pub(super) verbose: bool,
 }
 
 /// A parsed command.
@@ -196,7 +197,7 @@ fn option(options: &mut Options, verb: Verb, word: &str) -> Result<bool, Refusal
     match word {
         "force" => options.force = true,
         "add-missing" if verb == Verb::Recover => options.add_missing = true,
-        "verbose" | "-v" | "--verbose" => {}
+        "verbose" => options.verbose = true,
         "notree" if shows => options.no_tree = true,
         "noheaders" if shows => options.no_headers = true,
         "nototals" if shows => options.no_totals = true,

@@ -1,26 +1,30 @@
-//! The words of the rnbd tool, over the control sockets of the processes that run here.
+//! The words of the rnbd tool, over the control sockets of the processes that run here and over
+//! trees of files: the kernel's own, or one that bowline has mounted.
 //!
 //! ```text
 //! words -> grammar -> Request -> run: rows (world, columns) -> format -> standard output
 //!                                     writes (world)        -> exit status
+//! world: control sockets, files (sysfs)
 //! ```
 //!
 //! The same words, fields, tables and exit statuses as the tool that administers the kernel
-//! modules, over own sockets where there is no kernel [NB-41..44] [NB-45]; json and xml are valid here.
+//! modules [NB-41..44] [NB-45]; json and xml are valid here.
 
 mod columns;
 mod format;
 mod grammar;
 mod run;
+mod sysfs;
 mod world;
 
-use std::{fmt, io, path::Path};
+use std::{fmt, io};
 
 use bowline_ctl::{Errno, errno};
 
 use crate::cli::{Failure, Outcome};
 
-pub(super) use run::own_name;
+pub(super) use run::session_name;
+pub(super) use world::Place;
 
 /// Why a command was not carried out: its exit status comes from the error number.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -66,19 +70,26 @@ impl From<Refusal> for Failure {
 
 /// What comes before the words.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Manner<'a> {
-    /// Socket of the process to talk to.
-    pub(crate) control: Option<&'a Path>,
+pub(super) struct Manner<'a> {
+    /// Where to look.
+    pub(super) place: Place<'a>,
     /// Print every write before it is done.
-    pub(crate) debug: bool,
+    pub(super) debug: bool,
     /// Print every write and do none.
-    pub(crate) simulate: bool,
+    pub(super) simulate: bool,
+    /// Say what is looked at.
+    pub(super) verbose: bool,
 }
 
 /// Carries out the words.
 pub(super) fn run(words: &[String], manner: Manner<'_>) -> Outcome {
     let request = grammar::parse(words)?;
-    let mut world = world::World::gather(manner.control)?;
+    let mut world = world::World::gather(manner.place)?;
+    if manner.verbose || request.options.verbose {
+        for place in world.places() {
+            note!("looks at {}", place.display());
+        }
+    }
     run::run(&request, &mut world, manner)?;
     Ok(())
 }

@@ -3,10 +3,10 @@
 use std::{
     fs,
     io::{self, IsTerminal},
-    net::IpAddr,
+    net::{IpAddr, Ipv6Addr},
 };
 
-use bowline_ctl::{PathSpec, errno};
+use bowline_ctl::{Errno, PathSpec, address_text, errno};
 use bowline_rnbd_driver::tree::MapSpec;
 
 use super::{
@@ -176,7 +176,7 @@ impl Run<'_> {
 
     fn write(&mut self, source: usize, path: &str, value: &str) -> Result<(), Refusal> {
         if self.manner.debug || self.manner.simulate {
-            say!("echo '{value}' > {path}");
+            say!("echo '{value}' > {}", self.world.shown(source, path));
         }
         if self.manner.simulate {
             return Ok(());
@@ -206,8 +206,8 @@ impl Run<'_> {
             }
             _ => String::new(),
         };
-        let paths: Vec<PathSpec> =
-            words.iter().map(|word| path_spec(word)).collect::<Result<_, _>>()?;
+        let paths: Vec<String> =
+            words.iter().map(|word| path_text(word)).collect::<Result<_, _>>()?;
         let known =
             matching(self.world.rows(Mode::Client, Target::Session), Target::Session, server);
         let (source, session, paths) = match known.first() {
@@ -217,8 +217,7 @@ impl Run<'_> {
                 let source = self.only_client(&clients)?;
                 if paths.is_empty() {
                     let address = address(server)?;
-                    let path = PathSpec { src: None, dst: address };
-                    (source, format!("{}@{server}", own_name()), vec![path])
+                    (source, session_name(server), vec![address_text(address)])
                 } else {
                     (source, server.clone(), paths)
                 }
@@ -226,9 +225,12 @@ impl Run<'_> {
         };
         let paths: String = paths.iter().map(|path| format!(" path={path}")).collect();
         let text = format!("sessname={session} device_path={device}{paths}{access}");
-        // The same rules as the other side: a mistake is told before anything is sent.
-        let parsed: Result<MapSpec, _> = text.parse();
-        parsed.map_err(|errno| Refusal::new(errno, format!("\"{text}\" cannot be mapped")))?;
+        // The same rules as the other side: a mistake is told before anything is sent. Whether it
+        // has InfiniBand is its own matter.
+        match text.parse::<MapSpec>() {
+            Ok(_) | Err(errno::ENODEV) => {}
+            Err(errno) => return Err(Refusal::new(errno, format!("\"{text}\" cannot be mapped"))),
+        }
         self.write(source, "/class/rnbd-client/ctl/map_device", &text)
     }
 
@@ -263,19 +265,14 @@ impl Run<'_> {
     }
 
     fn remap(&mut self, name: &str) -> Result<(), Refusal> {
-        let device = match self.request.target {
-            Some(Target::Session) => None,
-            _ => match self.client(Target::Device, name) {
-                Err(refusal) if self.request.target.is_none() && refusal.errno == errno::ENOENT => {
-                    None
-                }
-                found => Some(found?),
-            },
+        let targets: &[Target] = match &self.request.target {
+            Some(target) => std::slice::from_ref(target),
+            None => &[Target::Device, Target::Session],
         };
-        if let Some(row) = device {
-            return self.write(row.source, &format!("{}/remap_device", row.at), "1");
+        let (session, target) = self.first(name, &[Mode::Client], targets)?;
+        if target == Target::Device {
+            return self.write(session.source, &format!("{}/remap_device", session.at), "1");
         }
-        let session = self.client(Target::Session, name)?;
         let session_name = session.item.text("sessname").to_owned();
         let mut devices = self.world.rows(Mode::Client, Target::Device);
         devices.retain(|row| {
@@ -318,11 +315,17 @@ impl Run<'_> {
 
     fn recover(&mut self, name: &str) -> Result<(), Refusal> {
         let every = name.eq_ignore_ascii_case("all");
-        let target = self.request.target.unwrap_or(Target::Session);
-        let rows = if every {
-            self.world.rows(Mode::Client, target)
-        } else {
-            vec![self.client(target, name)?]
+        let (target, rows) = match self.request.target {
+            target if every => {
+                let target = target.unwrap_or(Target::Session);
+                (target, self.world.rows(Mode::Client, target))
+            }
+            Some(target) => (target, vec![self.client(target, name)?]),
+            None => {
+                let all = [Target::Session, Target::Device, Target::Path];
+                let (row, target) = self.first(name, &[Mode::Client], &all)?;
+                (target, vec![row])
+            }
         };
         if target == Target::Device {
             let closed: Vec<Row> =
@@ -343,7 +346,7 @@ impl Run<'_> {
             let server = session.item.text("srvname").to_owned();
             let known: Vec<String> =
                 self.paths_of(session).iter().map(|p| p.item.text("dst_addr").to_owned()).collect();
-            let wanted = addresses(&server)?.into_iter().map(bowline_ctl::address_text);
+            let wanted = addresses(&server)?.into_iter().map(address_text);
             for address in wanted.filter(|address| !known.contains(address)) {
                 self.write(session.source, &format!("{}/add_path", session.at), &address)?;
             }
@@ -351,15 +354,26 @@ impl Run<'_> {
         result
     }
 
+    /// Returns the only thing of this name, of the first kind that has one.
+    fn first(
+        &self,
+        name: &str,
+        modes: &[Mode],
+        targets: &[Target],
+    ) -> Result<(Row, Target), Refusal> {
+        for target in targets {
+            match self.one(*target, name, modes) {
+                Err(refusal) if refusal.errno == errno::ENOENT => {}
+                found => return Ok((found?, *target)),
+            }
+        }
+        Err(Refusal::missing(format!("there is no {name} here")))
+    }
+
     fn session_or_path(&self, name: &str, modes: &[Mode]) -> Result<(Row, Target), Refusal> {
         match self.request.target {
             Some(target) => Ok((self.one(target, name, modes)?, target)),
-            None => match self.one(Target::Session, name, modes) {
-                Err(refusal) if refusal.errno == errno::ENOENT => {
-                    Ok((self.one(Target::Path, name, modes)?, Target::Path))
-                }
-                found => Ok((found?, Target::Session)),
-            },
+            None => self.first(name, modes, &[Target::Session, Target::Path]),
         }
     }
 
@@ -390,8 +404,7 @@ impl Run<'_> {
 
     fn add(&mut self, session: &str, path: &str) -> Result<(), Refusal> {
         let row = self.client(Target::Session, session)?;
-        let path = path_spec(path)?;
-        self.write(row.source, &format!("{}/add_path", row.at), &path.to_string())
+        self.write(row.source, &format!("{}/add_path", row.at), &path_text(path)?)
     }
 
     /// `delete [SESSION] PATH`, and `readd`.
@@ -511,16 +524,18 @@ fn noun(target: Target) -> &'static str {
 fn matching(rows: Vec<Row>, target: Target, name: &str) -> Vec<Row> {
     let keys: &[&str] = match target {
         Target::Device => &["devname", "devpath", "mapping_path"],
-        Target::Session => &["sessname", "srvname"],
+        Target::Session => &["sessname", "hostname", "srvname"],
         Target::Path => &["pathname", "dst_addr"],
     };
-    let spelled = match target {
-        Target::Path => path_spec(name).map_or_else(|_| name.to_owned(), |path| path.to_string()),
-        _ => name.to_owned(),
+    // Addresses have several spellings.
+    let spelled = |text: &str| match target {
+        Target::Path => path_text(text).unwrap_or_else(|_| text.to_owned()),
+        _ => text.to_owned(),
     };
+    let name = spelled(name);
     for key in keys {
         let found: Vec<Row> =
-            rows.iter().filter(|row| row.item.text(key) == spelled).cloned().collect();
+            rows.iter().filter(|row| spelled(row.item.text(key)) == name).cloned().collect();
         if !found.is_empty() {
             return found;
         }
@@ -530,17 +545,28 @@ fn matching(rows: Vec<Row>, target: Target, name: &str) -> Vec<Row> {
 
 /// Parses a path; a bare address gets its prefix.
 pub(super) fn path_spec(text: &str) -> Result<PathSpec, Refusal> {
-    let prefixed = |part: &str| match part.parse::<IpAddr>() {
-        Ok(address) => format!("ip:{address}"),
-        Err(_) => part.to_owned(),
+    path_text(text)?.parse().map_err(|errno| no_path(errno, text))
+}
+
+/// Returns the normal spelling of a path; also of one through InfiniBand, which a kernel may have.
+fn path_text(text: &str) -> Result<String, Refusal> {
+    let normal = |part: &str| {
+        let gid = part.strip_prefix("gid:").map(str::parse::<Ipv6Addr>);
+        match (gid, part.parse::<IpAddr>()) {
+            (Some(Ok(gid)), _) => Ok(format!("gid:{gid}")),
+            (_, Ok(address)) => Ok(address_text(address)),
+            _ => part.parse::<PathSpec>().map(|path| path.to_string()),
+        }
     };
     let whole = match text.split_once(',').or_else(|| text.split_once('@')) {
-        Some((src, dst)) => format!("{}@{}", prefixed(src), prefixed(dst)),
-        None => prefixed(text),
+        Some((src, dst)) => normal(src).and_then(|src| Ok(format!("{src}@{}", normal(dst)?))),
+        None => normal(text),
     };
-    whole.parse().map_err(|errno| {
-        Refusal::new(errno, format!("\"{text}\" is not a path such as ip:10.0.0.1@ip:10.0.0.2"))
-    })
+    whole.map_err(|errno| no_path(errno, text))
+}
+
+fn no_path(errno: Errno, text: &str) -> Refusal {
+    Refusal::new(errno, format!("\"{text}\" is not a path such as ip:10.0.0.1@ip:10.0.0.2"))
 }
 
 fn address(server: &str) -> Result<IpAddr, Refusal> {
@@ -559,9 +585,15 @@ fn addresses(server: &str) -> Result<Vec<IpAddr>, Refusal> {
     Ok(all)
 }
 
-pub(in crate::cli::rnbd) fn own_name() -> String {
+/// Returns the name of a session with a server when none was given. Names of sessions have neither
+/// dots nor slashes [RS-24].
+pub(in crate::cli::rnbd) fn session_name(server: &str) -> String {
+    let bare = server.strip_prefix("ip:").unwrap_or(server);
+    format!("{}@{}", own_name(), bare.replace(['.', ':', '/'], "-"))
+}
+
+fn own_name() -> String {
     let name = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    // Dots do not belong in names of sessions [RS-24].
     name.trim().split('.').next().filter(|name| !name.is_empty()).unwrap_or("localhost").to_owned()
 }
 
@@ -604,6 +636,9 @@ mod tests {
         for text in ["10.0.0.1,10.0.0.2", "ip:10.0.0.1@10.0.0.2", "ip:10.0.0.1,ip:10.0.0.2"] {
             assert_eq!(path_spec(text).unwrap().to_string(), "ip:10.0.0.1@ip:10.0.0.2");
         }
+        let gid = "gid:fe80:0000:0000:0000:0000:0000:0000:0001@gid:FE80::2";
+        assert_eq!(path_text(gid).unwrap(), "gid:fe80::1@gid:fe80::2");
+        assert_eq!(path_spec(gid).unwrap_err().errno, 19);
         assert_eq!(path_spec("x").unwrap_err().errno, 93);
         assert_eq!(path_spec("ip:x").unwrap_err().errno, 22);
     }

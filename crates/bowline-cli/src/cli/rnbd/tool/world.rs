@@ -1,24 +1,45 @@
-//! What runs on this machine: the trees of all processes that answer, as rows of fields.
+//! What runs on this machine: the trees of all processes that answer, or of files, as rows of
+//! fields.
 
 use std::{
-    fs,
+    fs, io,
     path::{Path, PathBuf},
 };
 
-use bowline_ctl::{Client, Errno, Json, Op, folder};
+use bowline_ctl::{Client, Json, Op, errno, folder};
 
 use super::{
     Refusal,
     columns::{Mode, Target},
     format::{Cell, Item},
+    sysfs,
 };
 
-/// A process that answers.
+/// Where the tools look.
+#[derive(Clone, Copy, Debug, Default)]
+pub(in crate::cli::rnbd) enum Place<'a> {
+    /// At the sockets of this user's processes; where none answers, in the kernel's tree.
+    #[default]
+    Here,
+    /// At this socket.
+    Socket(&'a Path),
+    /// In these trees of files.
+    Files(&'a [PathBuf]),
+}
+
+/// A process that answers, or a tree of files.
 #[derive(Debug)]
 struct Source {
     place: PathBuf,
-    client: Client,
+    door: Door,
     tree: Json,
+}
+
+/// How a source is read and written.
+#[derive(Debug)]
+enum Door {
+    Socket(Client),
+    Files,
 }
 
 /// A device, a session or a path, and where it is.
@@ -39,24 +60,29 @@ pub(super) struct World {
 }
 
 impl World {
-    /// Asks the process behind a socket, or all of this user.
-    pub(super) fn gather(control: Option<&Path>) -> Result<Self, Refusal> {
-        let mut world = Self::default();
-        if let Some(place) = control {
-            let source = source(place).map_err(|error| {
+    /// Looks at everything there is in a place.
+    pub(super) fn gather(place: Place<'_>) -> Result<Self, Refusal> {
+        let sources = match place {
+            Place::Socket(place) => vec![socket(place).map_err(|error| {
                 Refusal::system(&error, format!("nobody answers on {}", place.display()))
-            })?;
-            world.sources.push(source);
-            return Ok(world);
-        }
-        let mut places: Vec<PathBuf> = fs::read_dir(folder())
-            .map(|entries| entries.flatten().map(|entry| entry.path()).collect())
-            .unwrap_or_default();
-        places.retain(|place| place.extension().is_some_and(|extension| extension == "sock"));
-        places.sort();
-        // Sockets that killed processes left behind do not answer.
-        world.sources.extend(places.iter().filter_map(|place| source(place).ok()));
-        Ok(world)
+            })?],
+            Place::Files(roots) => {
+                let all = roots.iter().map(|root| {
+                    files(root).map_err(|error| {
+                        let root = root.display();
+                        Refusal::system(&error, format!("{root} is no tree as /sys is"))
+                    })
+                });
+                all.collect::<Result<_, _>>()?
+            }
+            Place::Here => here(),
+        };
+        Ok(Self { sources })
+    }
+
+    /// Returns where everything comes from.
+    pub(super) fn places(&self) -> impl Iterator<Item = &Path> {
+        self.sources.iter().map(|source| source.place.as_path())
     }
 
     /// Reports whether anything of a side runs.
@@ -77,9 +103,19 @@ impl World {
         (0..self.sources.len()).filter(|source| self.is(*source, mode)).collect()
     }
 
-    /// Returns the socket of a process.
+    /// Returns the socket of a process, or the folder of a tree.
     pub(super) fn place(&self, source: usize) -> &Path {
         &self.sources[source].place
+    }
+
+    /// Returns how an attribute is called where it is.
+    pub(super) fn shown(&self, source: usize, path: &str) -> String {
+        match &self.sources[source] {
+            Source { door: Door::Socket(_), .. } => path.to_owned(),
+            Source { door: Door::Files, place, .. } => {
+                sysfs::place(place, path).display().to_string()
+            }
+        }
     }
 
     /// Returns all things of a kind on a side.
@@ -93,33 +129,58 @@ impl World {
 
     /// Writes to an attribute.
     pub(super) fn write(&mut self, source: usize, path: &str, value: &str) -> Result<(), Refusal> {
-        let answer = self.ask(source, Op::Write(value), path)?;
-        answer.map(|_| ()).map_err(|errno| Refusal::of(errno, path))
+        self.ask(source, Op::Write(value), path).map(|_| ())
     }
 
     /// Returns the text of an attribute.
     pub(super) fn text(&mut self, source: usize, path: &str) -> Result<String, Refusal> {
-        let answer = self.ask(source, Op::Text, path)?.map_err(|errno| Refusal::of(errno, path))?;
-        Ok(answer.as_str().unwrap_or_default().to_owned())
+        self.ask(source, Op::Text, path)
     }
 
-    fn ask(
-        &mut self,
-        source: usize,
-        op: Op<'_>,
-        path: &str,
-    ) -> Result<Result<Json, Errno>, Refusal> {
+    fn ask(&mut self, source: usize, op: Op<'_>, path: &str) -> Result<String, Refusal> {
+        let shown = self.shown(source, path);
         let source = &mut self.sources[source];
-        source.client.ask(op, path).map_err(|error| {
-            Refusal::system(&error, format!("{} broke off", source.place.display()))
-        })
+        let done = match (&mut source.door, op) {
+            (Door::Files, Op::Write(value)) => {
+                sysfs::write(&sysfs::place(&source.place, path), value).map(|()| String::new())
+            }
+            (Door::Files, _) => sysfs::read(&sysfs::place(&source.place, path)),
+            (Door::Socket(client), op) => {
+                let answer = client.ask(op, path).map_err(|error| {
+                    Refusal::system(&error, format!("{} broke off", source.place.display()))
+                })?;
+                answer
+                    .map(|json| json.as_str().unwrap_or_default().to_owned())
+                    .map_err(io::Error::from_raw_os_error)
+            }
+        };
+        done.map_err(|error| Refusal::of(error.raw_os_error().unwrap_or(errno::EIO), &shown))
     }
 }
 
-fn source(place: &Path) -> std::io::Result<Source> {
+/// Everything of this user; what the kernel has counts where no process answers.
+fn here() -> Vec<Source> {
+    let entries = fs::read_dir(folder()).into_iter().flatten().flatten();
+    let mut places: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
+    places.retain(|place| place.extension().is_some_and(|extension| extension == "sock"));
+    places.sort();
+    // Sockets that killed processes left behind do not answer.
+    let mut found: Vec<Source> = places.iter().filter_map(|place| socket(place).ok()).collect();
+    let kernel = Path::new(sysfs::KERNEL);
+    if found.is_empty() && sysfs::is_there(kernel) {
+        found.extend(files(kernel));
+    }
+    found
+}
+
+fn socket(place: &Path) -> io::Result<Source> {
     let mut client = Client::connect(place)?;
-    let tree = client.ask(Op::Dump, "/")?.map_err(std::io::Error::from_raw_os_error)?;
-    Ok(Source { place: place.to_owned(), client, tree })
+    let tree = client.ask(Op::Dump, "/")?.map_err(io::Error::from_raw_os_error)?;
+    Ok(Source { place: place.to_owned(), door: Door::Socket(client), tree })
+}
+
+fn files(root: &Path) -> io::Result<Source> {
+    Ok(Source { place: root.to_owned(), door: Door::Files, tree: sysfs::snapshot(root)? })
 }
 
 fn below<'a>(json: &'a Json, way: &[&str]) -> Option<&'a Json> {
@@ -138,7 +199,36 @@ fn text(json: &Json, way: &[&str]) -> Cell {
 }
 
 fn number(json: &Json, way: &[&str]) -> u64 {
-    below(json, way).and_then(Json::as_u64).unwrap_or(0)
+    below(json, way).and_then(Json::plain).and_then(|text| text.parse().ok()).unwrap_or(0)
+}
+
+/// Returns one number of a line of numbers: of its text, or of an object that names them.
+fn word(json: &Json, way: &[&str], index: usize) -> u64 {
+    match below(json, way) {
+        Some(Json::Text(text)) => {
+            let word = text.split_ascii_whitespace().nth(index);
+            word.and_then(|word| word.parse().ok()).unwrap_or(0)
+        }
+        Some(object) => object.members().get(index).and_then(|(_, n)| n.as_u64()).unwrap_or(0),
+        None => 0,
+    }
+}
+
+/// Places of numbers in `stats/rdma` and `stats/reconnects` [NB-44].
+const RDMA: [&str; 2] = ["stats", "rdma"];
+const READ_BYTES: usize = 1;
+const WRITE_BYTES: usize = 3;
+const INFLIGHT: usize = 4;
+const RECONNECTS: [&str; 2] = ["stats", "reconnects"];
+const SUCCESSFUL: usize = 0;
+
+/// Returns the name of the machine at the other end, where the tree tells it [NB-44].
+fn hostname(mode: Mode, session: Option<&Json>) -> Cell {
+    let file = match mode {
+        Mode::Client => "srv_hostname",
+        Mode::Server => "clt_hostname",
+    };
+    session.map_or(Cell::Nothing, |session| text(session, &[file]))
 }
 
 fn owned(text: impl Into<String>) -> Cell {
@@ -167,7 +257,9 @@ impl Source {
                 .flat_map(|(session, json)| {
                     objects(json.member("paths")).map(move |(name, path)| {
                         let at = format!("/class/{class}/{session}/paths/{name}");
-                        (path_item(mode, session, name, path), at)
+                        let mut item = path_item(mode, session, name, path);
+                        item.cells.push(("hostname", hostname(mode, Some(json))));
+                        (item, at)
                     })
                 })
                 .collect(),
@@ -192,9 +284,15 @@ impl Source {
             .filter_map(|(name, block)| {
                 let rnbd = block.member("rnbd")?;
                 let (rx, tx) = self.traffic(name);
-                let device = format!("/dev/{name}");
-                let device =
-                    if Path::new(&device).exists() { Cell::Text(device) } else { Cell::Nothing };
+                // Disks of a process may have the name of one of the kernel's.
+                let device = Path::new("/dev").join(name);
+                let device = if self.place == Path::new(sysfs::KERNEL) && device.exists() {
+                    owned(device.display().to_string())
+                } else {
+                    Cell::Nothing
+                };
+                let session = below(rnbd, &["session"]).and_then(Json::as_str).unwrap_or_default();
+                let session = self.class("rtrs-client").and_then(|all| all.member(session));
                 let cells = vec![
                     ("sessname", text(rnbd, &["session"])),
                     ("mapping_path", text(rnbd, &["mapping_path"])),
@@ -205,6 +303,7 @@ impl Source {
                     ("rx_sect", rx),
                     ("tx_sect", tx),
                     ("direction", owned("import")),
+                    ("hostname", hostname(Mode::Client, session)),
                 ];
                 Some((Item { cells, below: Vec::new() }, format!("/block/{name}/rnbd")))
             })
@@ -217,6 +316,7 @@ impl Source {
             .flat_map(|(device, json)| {
                 objects(json.member("sessions")).map(move |(session, open)| {
                     let (rx, tx) = self.traffic(device);
+                    let of = self.class("rtrs-server").and_then(|all| all.member(session));
                     let cells = vec![
                         ("sessname", owned(session)),
                         ("mapping_path", text(open, &["mapping_path"])),
@@ -225,6 +325,7 @@ impl Source {
                         ("rx_sect", rx),
                         ("tx_sect", tx),
                         ("direction", owned("export")),
+                        ("hostname", hostname(Mode::Server, of)),
                     ];
                     let at = format!("/class/rnbd-server/ctl/devices/{device}/sessions/{session}");
                     (Item { cells, below: Vec::new() }, at)
@@ -247,7 +348,7 @@ fn connected(path: &Json) -> bool {
 
 fn session_item(mode: Mode, name: &str, session: &Json) -> Item {
     let paths: Vec<(&str, &Json)> = objects(session.member("paths")).collect();
-    let sum = |way: &[&str]| paths.iter().map(|(_, path)| number(path, way)).sum::<u64>();
+    let sum = |way: &[&str], index| paths.iter().map(|(_, path)| word(path, way, index)).sum();
     let up = paths.iter().filter(|(_, path)| connected(path)).count();
     // `min-inflight (MI: 1)`
     let policy = below(session, &["mpath_policy"]).and_then(Json::as_str).unwrap_or_default();
@@ -257,10 +358,11 @@ fn session_item(mode: Mode, name: &str, session: &Json) -> Item {
     let mut cells = vec![
         ("sessname", owned(name)),
         ("path_cnt", Cell::Number(paths.len() as u64)),
-        ("tx_bytes", Cell::Bytes(sum(&["stats", "rdma", "write_bytes"]))),
-        ("rx_bytes", Cell::Bytes(sum(&["stats", "rdma", "read_bytes"]))),
-        ("inflights", Cell::Number(sum(&["stats", "rdma", "inflight"]))),
+        ("tx_bytes", Cell::Bytes(sum(&RDMA, WRITE_BYTES))),
+        ("rx_bytes", Cell::Bytes(sum(&RDMA, READ_BYTES))),
+        ("inflights", Cell::Number(sum(&RDMA, INFLIGHT))),
         ("direction", direction(mode)),
+        ("hostname", hostname(mode, Some(session))),
     ];
     if mode == Mode::Client {
         let server = name.split_once('@').map_or(Cell::Nothing, |(_, server)| owned(server));
@@ -270,7 +372,7 @@ fn session_item(mode: Mode, name: &str, session: &Json) -> Item {
             ("path_uu", owned(marks.collect::<String>())),
             ("mp", owned(long)),
             ("mp_short", owned(short)),
-            ("reconnects", Cell::Number(sum(&["stats", "reconnects", "successful"]))),
+            ("reconnects", Cell::Number(sum(&RECONNECTS, SUCCESSFUL))),
             ("srvname", server),
         ]);
     }
@@ -289,13 +391,13 @@ fn path_item(mode: Mode, session: &str, name: &str, path: &Json) -> Item {
         ("dst_addr", text(path, &["dst_addr"])),
         ("hca_name", text(path, &["hca_name"])),
         ("hca_port", Cell::Number(number(path, &["hca_port"]))),
-        ("tx_bytes", Cell::Bytes(number(path, &["stats", "rdma", "write_bytes"]))),
-        ("rx_bytes", Cell::Bytes(number(path, &["stats", "rdma", "read_bytes"]))),
-        ("inflights", Cell::Number(number(path, &["stats", "rdma", "inflight"]))),
+        ("tx_bytes", Cell::Bytes(word(path, &RDMA, WRITE_BYTES))),
+        ("rx_bytes", Cell::Bytes(word(path, &RDMA, READ_BYTES))),
+        ("inflights", Cell::Number(word(path, &RDMA, INFLIGHT))),
         ("direction", direction(mode)),
     ];
     if mode == Mode::Client {
-        let successful = number(path, &["stats", "reconnects", "successful"]);
+        let successful = word(path, &RECONNECTS, SUCCESSFUL);
         cells.extend([("state", text(path, &["state"])), ("reconnects", Cell::Number(successful))]);
     }
     Item { cells, below: Vec::new() }
