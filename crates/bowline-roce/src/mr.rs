@@ -61,7 +61,7 @@ pub(crate) struct MrTable {
 #[derive(Debug)]
 struct Region {
     key: u32,
-    /// The key it was registered with.
+    /// The key it was registered or made with.
     name: u32,
     /// Peers may not use it [`MrTable::withdraw`].
     shut: bool,
@@ -84,7 +84,7 @@ impl Region {
 
     /// Tells whether the program may mean this region by `key`.
     const fn is_named(&self, key: u32) -> bool {
-        self.key == key || self.name == key && !self.fast
+        self.key == key || self.name == key
     }
 }
 

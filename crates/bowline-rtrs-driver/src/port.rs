@@ -219,6 +219,10 @@ impl Verbs for PortHandle {
         self.0.device.reg_mr(self.0.pd, buffer, offset, len, Some(iova), access)
     }
 
+    fn alloc_mr(&mut self) -> Result<u32, Error> {
+        self.0.device.alloc_mr(self.0.pd).map(|keys| keys.rkey)
+    }
+
     fn dereg_mr(&mut self, lkey: u32) {
         // Ours, and without windows: it fails only when the device is closed.
         let _ = self.0.device.dereg_mr(lkey);

@@ -76,6 +76,8 @@ impl Tag {
     pub const REPLY: u32 = 5;
     /// A marker at the end of a closed connection's queues. The binding posts it, the core counts it.
     pub const DRAIN: u32 = 6;
+    /// The client takes memory of an IO back from the server, or has given it.
+    pub const KEY: u32 = 7;
 
     /// Makes the tag of the request of this kind with this index, below 2^28.
     pub const fn new(kind: u32, index: u32) -> Self {

@@ -24,6 +24,11 @@ pub enum WrKind {
     Write(Remote),
     /// RDMA write with an immediate.
     WriteImm(Remote, u32),
+    /// Gives the peer the memory of the request, its pieces in order, under this key of
+    /// [`Order::AddKeys`] and from address 0 on [RT-42]. The key is valid before what follows goes out.
+    Register(u32),
+    /// Takes it back; when this has completed the peer can do nothing with the key any more.
+    Invalidate(u32),
 }
 
 /// A send work request.
@@ -180,6 +185,22 @@ pub enum Order {
         /// Which.
         region: RegionId,
     },
+    /// Make keys for [`WrKind::Register`], none of which is good for anything yet. Answered by
+    /// [`Input::Keys`].
+    AddKeys {
+        /// Whose they are; one set for each.
+        path: PathId,
+        /// On which device.
+        port: PortId,
+        /// How many.
+        count: u16,
+    },
+    /// End these keys, whatever they are good for at the moment: after it the peer can do nothing with
+    /// them.
+    DropKeys {
+        /// Whose.
+        path: PathId,
+    },
     /// Make a queue pair and connect it. Answered by [`Input::Established`], [`Input::Refused`] or
     /// [`Input::Failed`].
     Connect {
@@ -245,6 +266,13 @@ pub enum Input {
         port: PortId,
         /// One entry, or one for each granule.
         keys: Result<Vec<RegionKeys>, Errno>,
+    },
+    /// Keys were made, or not.
+    Keys {
+        /// Whose.
+        path: PathId,
+        /// The keys: the lowest byte is the program's to choose.
+        keys: Result<Vec<u32>, Errno>,
     },
     /// A client wants to connect.
     Asked {

@@ -68,7 +68,7 @@ pub trait Device: Send + Sync {
     /// [`Error::NotSupported`]; as [`reg_mr`](Self::reg_mr).
     fn alloc_mr(&self, pd: PdId) -> Result<MrKeys, Error>;
 
-    /// Removes a region by its present local key, or the one it was registered with. What is being copied is finished first.
+    /// Removes a region by its present local key, or the one it was registered or made with. What is being copied is finished first.
     ///
     /// # Errors
     /// [`Error::NoSuch`]; [`Error::Busy`] while a window is bound to it.

@@ -75,7 +75,7 @@ impl Device {
         self.shared.mrs.allocate(&mut self.rng, pd)
     }
 
-    /// Removes a region by its present key, or the one it was registered with.
+    /// Removes a region by its present key, or the one it was registered or made with.
     ///
     /// # Errors
     /// [`Error::NoSuch`]; [`Error::Busy`] while a window is bound to it.

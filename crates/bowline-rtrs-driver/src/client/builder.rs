@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use bowline_rtrs::client::{ClientConfig, ClientLimits, PathAddr};
+use bowline_rtrs::client::{ClientConfig, ClientLimits, PathAddr, ReadKeys};
 use bowline_rtrs::{Errno, HbConfig, Policy, PortId};
 use bowline_verbs::Device;
 use bowline_wire::rtrs::{PORT, SessionName};
@@ -121,6 +121,15 @@ impl SessionBuilder {
     #[must_use]
     pub fn bridges_outages(mut self, yes: bool) -> Self {
         self.config.bridges_outages = yes;
+        self
+    }
+
+    /// Under which keys the server writes the answers to READs; those of the memory, as long as that is
+    /// registered. With keys for single requests [`Session::open`](super::Session::open) fails with
+    /// `EOPNOTSUPP` on devices that cannot make them, as those of libibverbs cannot.
+    #[must_use]
+    pub fn read_keys(mut self, keys: ReadKeys) -> Self {
+        self.config.read_keys = keys;
         self
     }
 

@@ -9,7 +9,7 @@ mod state;
 
 pub use bowline_rtrs::client::{
     Attrs, ClientLimits, ClientStats, Completed, Latencies, PathState, Permit, PermitKind,
-    StatsFile,
+    ReadKeys, StatsFile,
 };
 pub use builder::SessionBuilder;
 pub use future::Call;

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bowline_rtrs::client::{
-    Attrs, ClientStats, PathAddr, PathState, Permit, PermitKind, Session as Core, StatsFile,
+    Attrs, ClientStats, PathAddr, PathState, Permit, PermitKind, ReadKeys, Session as Core,
+    StatsFile,
 };
 use bowline_rtrs::{Errno, Instant, MemRef, PathId, Policy, PortAttr, PortId};
 use bowline_verbs::{Access, Buffer};
@@ -48,7 +49,7 @@ pub struct Req<'a> {
     pub permit: &'a Permit,
     /// The user message; copied.
     pub usr: &'a [u8],
-    /// Memory that is sent, or where the answer goes: one piece at most.
+    /// Memory that is sent, or where the answer goes: at most so many pieces as [`Attrs`] says.
     pub data: &'a [MemRef],
     /// Who is told of its end.
     pub done: Done,
@@ -84,6 +85,8 @@ pub struct Session {
     shared: Arc<Shared>,
     name: String,
     port: u16,
+    /// What the server may do with memory of the program at any time.
+    access: Access,
 }
 
 impl core::fmt::Debug for Session {
@@ -108,6 +111,10 @@ impl Session {
         let engine = &engine.inner;
         let name = config.name.as_str().to_owned();
         let port = config.port;
+        let access = match config.read_keys {
+            ReadKeys::LongLived => Access::LOCAL_WRITE | Access::REMOTE_WRITE,
+            ReadKeys::PerRequest => Access::LOCAL_WRITE,
+        };
         let on_link = on_link.map(Arc::new);
         let (mut ports_taken, mut resets) = (0, 0);
         loop {
@@ -124,7 +131,7 @@ impl Session {
             let hub = Hub::new(State::new(core), ports, Arc::clone(&engine.stats));
             let shared = Arc::new(Shared::new(hub, Arc::clone(engine), on_link));
             engine.add(Arc::clone(&shared) as Arc<dyn Station>);
-            let session = Self { shared, name: name.clone(), port };
+            let session = Self { shared, name: name.clone(), port, access };
             session.shared.start()?;
             session.shared.hub.lock().core.open(clock::now(), &paths);
             session.shared.hub.drain();
@@ -175,12 +182,11 @@ impl Session {
         if buffer.is_empty() {
             return Err(Error::new(WHAT, Errno::EINVAL));
         }
-        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         let mut state = self.shared.hub.lock();
         if state.closed {
             return Err(Error::closed(WHAT));
         }
-        let id = state.core.add_region(Arc::clone(&buffer), access);
+        let id = state.core.add_region(Arc::clone(&buffer), self.access);
         drop(state);
         let region = Region::new(Arc::clone(&self.shared), id, buffer);
         self.shared.hub.drain_all();
@@ -217,11 +223,13 @@ impl Session {
 
     /// Submits a request. `done` is told of its end exactly once if this is `Ok`, and not at all if not.
     /// `usr` is copied. The memory of a READ must not be read before its end, that of a WRITE not be
-    /// changed.
+    /// changed. Pieces may have any length and begin anywhere in their regions. A READ into several that
+    /// do not follow each other in memory takes a registration and two more messages, as all READs do in
+    /// a session of [`ReadKeys::PerRequest`].
     ///
     /// # Errors
     /// `ECONNABORTED` without a connected path, `EMSGSIZE`, `EINVAL` for memory that is not of this
-    /// session, `EBUSY` for a permit whose request has not ended [RT-59].
+    /// session or for more pieces than [`Attrs`] says, `EBUSY` for a permit whose request has not ended [RT-59].
     pub fn request(
         &self,
         dir: Dir,

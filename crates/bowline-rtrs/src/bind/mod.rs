@@ -104,6 +104,12 @@ impl Binding {
                 self.regions.add(ports, self.ports, region, &buffer, (access, granule, on), out);
             }
             Order::DropRegion { region } => self.regions.drop_region(ports, region),
+            Order::AddKeys { path, port, count } => {
+                let keys = self.regions.add_keys(ports, path, port, count);
+                let keys = keys.map_err(|error| errno_of(&error));
+                out.push(Input::Keys { path, keys });
+            }
+            Order::DropKeys { path } => self.regions.drop_keys(ports, path),
             Order::Connect { conn, port, local, remote, shape, private, retry_count } => {
                 let param = ConnParam { retry_count, ..param(&private) };
                 let connect = |verbs: &mut dyn Verbs, param: &ConnParam| {

@@ -1,11 +1,11 @@
 //! Batches: keys, receives and sends, with as few calls as possible.
 
-use bowline_verbs::{Error, Qpn, RecvWr, SendFlags, SendOp, SendWr, Sge};
+use bowline_verbs::{Access, Error, Piece, Qpn, RecvWr, SendFlags, SendOp, SendWr, Sge};
 
 use super::regions::Regions;
 use super::verbs::{Ports, Verbs};
 use super::{Binding, errno_of, wr_id};
-use crate::{Batch, Input, PortId, RecvSlot, Wr, WrKind};
+use crate::{Batch, Input, MemRef, PortId, RecvSlot, Wr, WrKind};
 
 /// Keys handed to a device at once.
 const KEYS: usize = 64;
@@ -95,14 +95,14 @@ impl Scratch {
         };
         self.sges.clear();
         for wr in all() {
-            self.sges.extend(batch.mems_of(wr).iter().map(|mem| regions.sge(port, mem)));
+            self.sges.extend(gathered(batch, wr).iter().map(|mem| regions.sge(port, mem)));
         }
         let mut wrs = again(std::mem::take(&mut self.sends));
         let mut rest = self.sges.as_slice();
         for wr in all() {
-            let (sges, others) = rest.split_at(batch.mems_of(wr).len());
+            let (sges, others) = rest.split_at(gathered(batch, wr).len());
             rest = others;
-            wrs.push(send_wr(wr, sges));
+            wrs.push(send_wr(wr, sges, || regions.pieces(batch.mems_of(wr))));
         }
         let posted = verbs.post_send(qpn, &wrs).map_err(|(_, error)| error);
         self.sends = again(wrs);
@@ -120,13 +120,26 @@ fn goes_early(batch: &Batch, wr: &Wr) -> bool {
     matches!(wr.kind, WrKind::Write(_)) && !wr.signal && len() <= EARLY_MAX
 }
 
-fn send_wr<'a>(wr: &Wr, sges: &'a [Sge]) -> SendWr<'a> {
+/// The memory a send work request sends.
+fn gathered<'a>(batch: &'a Batch, wr: &Wr) -> &'a [MemRef] {
+    match wr.kind {
+        WrKind::Register(_) => &[],
+        _ => batch.mems_of(wr),
+    }
+}
+
+fn send_wr<'a>(wr: &Wr, sges: &'a [Sge], pieces: impl FnOnce() -> Vec<Piece>) -> SendWr<'a> {
     let op = match wr.kind {
         WrKind::Send => SendOp::Send,
         WrKind::SendImm(imm) => SendOp::SendImm(imm),
         WrKind::SendInv(key) => SendOp::SendInv(key),
         WrKind::Write(remote) => SendOp::Write(remote),
         WrKind::WriteImm(remote, imm) => SendOp::WriteImm(remote, imm),
+        WrKind::Register(key) => {
+            let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+            SendOp::RegMr { key, pieces: pieces(), iova: 0, access }
+        }
+        WrKind::Invalidate(key) => SendOp::LocalInv(key),
     };
     let flags = if wr.signal { SendFlags::SIGNALED } else { SendFlags::empty() };
     SendWr { id: wr_id(wr.conn, wr.tag), op, sges, inline: &[], flags }

@@ -1,14 +1,14 @@
 //! Regions: where they are registered, and under which keys.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
-use bowline_verbs::{Access, Buffer, Error, MrKeys, Sge};
+use bowline_verbs::{Access, Buffer, Error, MrKeys, Piece, Sge};
 
 use super::errno_of;
 use super::verbs::{Ports, Verbs};
-use crate::{Input, MemRef, On, PortId, RegionId, RegionKeys};
+use crate::{Input, MemRef, On, PathId, PortId, RegionId, RegionKeys};
 
 /// Region numbers are counted by the core, so they need no mixing; and nobody walks through the map,
 /// so its order does not matter.
@@ -34,6 +34,8 @@ impl Hasher for Plain {
 
 #[derive(Debug, Default)]
 struct Region {
+    /// The memory; `None` for one that nobody added.
+    buffer: Option<Arc<Buffer>>,
     /// The key of this side's requests, for each port; 0: not registered there.
     local: Vec<u32>,
     /// Registrations of each port, to be ended.
@@ -44,11 +46,13 @@ struct Region {
 #[derive(Debug, Default)]
 pub(super) struct Regions {
     map: HashMap<u32, Region, BuildHasherDefault<Plain>>,
+    /// Keys of [`Order::AddKeys`](crate::Order::AddKeys), as they were made.
+    keys: BTreeMap<PathId, (PortId, Vec<u32>)>,
 }
 
 impl Regions {
     pub(super) fn is_empty(&self) -> bool {
-        self.map.is_empty()
+        self.map.is_empty() && self.keys.is_empty()
     }
 
     /// Registers a region and tells its keys, for each device.
@@ -62,6 +66,7 @@ impl Regions {
         out: &mut Vec<Input>,
     ) {
         let region = self.map.entry(name.0).or_default();
+        region.buffer = Some(Arc::clone(buffer));
         region.local.resize(count, 0);
         for index in 0..count {
             let port = PortId(u8::try_from(index).unwrap_or(u8::MAX));
@@ -87,6 +92,48 @@ impl Regions {
         for (port, key) in self.map.remove(&name.0).unwrap_or_default().registered {
             ports.port(port).dereg_mr(key);
         }
+    }
+
+    /// Makes keys, all or none.
+    pub(super) fn add_keys(
+        &mut self,
+        ports: &mut dyn Ports,
+        path: PathId,
+        port: PortId,
+        count: u16,
+    ) -> Result<Vec<u32>, Error> {
+        let verbs = ports.port(port);
+        let mut made = Vec::with_capacity(count.into());
+        for _ in 0..count {
+            match verbs.alloc_mr() {
+                Ok(key) => made.push(key),
+                Err(error) => {
+                    made.iter().for_each(|key| verbs.dereg_mr(*key));
+                    return Err(error);
+                }
+            }
+        }
+        self.keys.insert(path, (port, made.clone()));
+        Ok(made)
+    }
+
+    /// Ends all keys of a path.
+    pub(super) fn drop_keys(&mut self, ports: &mut dyn Ports, path: PathId) {
+        let (port, keys) = self.keys.remove(&path).unwrap_or_default();
+        for key in keys {
+            ports.port(port).dereg_mr(key);
+        }
+    }
+
+    /// The memory of a request that registers it. What is not there is left out: the range that the
+    /// peer was told is then too long for the key, and its write fails, as it must.
+    pub(super) fn pieces(&self, mems: &[MemRef]) -> Vec<Piece> {
+        let piece = |mem: &MemRef| {
+            let buffer = self.map.get(&mem.region.0)?.buffer.as_ref()?;
+            let (offset, len) = (usize::try_from(mem.offset).ok()?, mem.len as usize);
+            Some(Piece { buffer: Arc::clone(buffer), offset, len })
+        };
+        mems.iter().filter_map(piece).collect()
     }
 
     /// Memory in the terms of a port. What is not registered there gets a key that is nobody's: the

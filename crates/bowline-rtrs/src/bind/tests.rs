@@ -82,6 +82,13 @@ impl Verbs for Fake {
         Ok(MrKeys { lkey: key, rkey: key })
     }
 
+    fn alloc_mr(&mut self) -> Result<u32, Error> {
+        if self.calls.len() > 40 {
+            return Err(Error::Limit("memory regions"));
+        }
+        Ok(self.note("alloc".to_owned()) << 8)
+    }
+
     fn dereg_mr(&mut self, lkey: u32) {
         self.note(format!("dereg {}", lkey >> 8));
     }

@@ -45,6 +45,12 @@ pub trait Verbs {
         access: Access,
     ) -> Result<MrKeys, Error>;
 
+    /// Makes a region for [`SendOp::RegMr`](bowline_verbs::SendOp::RegMr); returns its first key.
+    ///
+    /// # Errors
+    /// Those of the device.
+    fn alloc_mr(&mut self) -> Result<u32, Error>;
+
     /// Ends a registration, by the local key it began with.
     fn dereg_mr(&mut self, lkey: u32);
 

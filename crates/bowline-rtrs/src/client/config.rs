@@ -7,6 +7,20 @@ use bowline_wire::rtrs::{MAX_PATHS, MAX_QUEUE_DEPTH, PORT, SessionName};
 
 use crate::{HbConfig, Policy, PortId};
 
+/// Under which keys a server writes the answers to READs [RT-43].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum ReadKeys {
+    /// Those of the memory's registration, as long as it lasts: nothing is done for a request, and the
+    /// server can write there whenever it wants to. A READ whose data goes to several places has a key
+    /// of its own nevertheless, where the device can make one.
+    #[default]
+    LongLived,
+    /// A key of its own for each READ, as kernels have it: the server can reach the memory of requests in
+    /// flight and nothing else. Takes two more messages and a registration for each; needs devices with
+    /// fast registration. Memory of the program needs no rights for the peer.
+    PerRequest,
+}
+
 /// Settings of a client session.
 #[derive(Clone, Debug)]
 pub struct ClientConfig {
@@ -33,6 +47,8 @@ pub struct ClientConfig {
     /// The layer above keeps requests while no path is connected, so a server should drop a vanished
     /// client soon [RT-90].
     pub bridges_outages: bool,
+    /// Under which keys READs are answered.
+    pub read_keys: ReadKeys,
     /// Seed of the random spread of reconnection.
     pub seed: u64,
     /// Bounds.
@@ -53,6 +69,7 @@ impl ClientConfig {
             connect_timeout: Duration::from_secs(30),
             reserve_service_permit: true,
             bridges_outages: false,
+            read_keys: ReadKeys::default(),
             seed,
             limits: ClientLimits::default(),
         }

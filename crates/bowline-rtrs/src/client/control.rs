@@ -11,7 +11,8 @@ use crate::{Errno, Instant, PathId};
 
 impl Session {
     /// Connects all paths, one after the other; [`Event::Opened`] tells how it went. If one cannot be
-    /// connected, none is. Each path has a random UUID.
+    /// connected, none is. Each path has a random UUID. `EOPNOTSUPP` when READs are to have keys of their
+    /// own and the device of a path cannot make any.
     pub fn open(&mut self, now: Instant, paths: &[(PathAddr, Uuid)]) {
         if self.life != Life::New {
             return self.events.push_back(Event::Opened(Err(Errno::EBUSY)));
@@ -24,6 +25,7 @@ impl Session {
             0 => Some(Errno::EINVAL),
             n if n > self.paths_max() => Some(Errno::EINVAL),
             _ if duplicate => Some(Errno::EEXIST),
+            _ if !self.suits(paths.iter().map(|(addr, _)| addr)) => Some(Errno::EOPNOTSUPP),
             _ => None,
         };
         if let Some(errno) = errno {
@@ -91,7 +93,8 @@ impl Session {
     ///
     /// # Errors
     /// [`Errno::ENOTCONN`] if the session is not open, [`Errno::EEXIST`] if it has this path,
-    /// [`Errno::EINVAL`] if it has too many or there is no such device.
+    /// [`Errno::EINVAL`] if it has too many or there is no such device, [`Errno::EOPNOTSUPP`] if the device
+    /// cannot make keys for single requests and the session needs them.
     pub fn add_path(&mut self, now: Instant, addr: PathAddr, uuid: Uuid) -> Result<PathId, Errno> {
         if self.life != Life::Open {
             return Err(Errno::ENOTCONN);
@@ -101,6 +104,9 @@ impl Session {
         }
         if self.list.len() >= self.paths_max() || usize::from(addr.port.0) >= self.ports.len() {
             return Err(Errno::EINVAL);
+        }
+        if !self.suits([addr].iter()) {
+            return Err(Errno::EOPNOTSUPP);
         }
         let path = Path::new(addr, uuid, self.list.is_empty(), Join::Adding);
         let id = self.paths.add(path).ok_or(Errno::ENOMEM)?;

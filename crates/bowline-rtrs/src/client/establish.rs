@@ -13,7 +13,7 @@ use super::path::{Goal, Join, Manual};
 use super::permits::Permits;
 use super::request::Request;
 use super::session::{Agreed, Event, Headers, Life};
-use super::{PathState, Session};
+use super::{PathState, ReadKeys, Session};
 use crate::{
     ConnId, Done, Errno, Heartbeat, Instant, MemRef, On, Order, PathId, PortAttr, QpShape,
     RecvSlot, Tag, WrKind,
@@ -60,7 +60,8 @@ impl Session {
             return self.fail(now, lid, Errno::ENODEV);
         };
         let depth = link.geometry.map(|geometry| geometry.queue_depth());
-        let shape = shape(cid, depth.unwrap_or(0), attr);
+        let per_request = self.config.read_keys == ReadKeys::PerRequest;
+        let shape = shape(cid, depth.unwrap_or(0), per_request, attr);
         let send_max = shape.send_wr.saturating_sub(QUEUE_SPARE) as u32;
         let recvs = shape.recv_wr.saturating_sub(QUEUE_SPARE) as u32;
         let mut conn = Conn::new(send_max, recvs);
@@ -158,6 +159,11 @@ impl Session {
             return self.fail(now, lid, Errno::ENOMEM);
         }
         let Some(link) = self.links.get_mut(lid) else { return };
+        if self.config.read_keys == ReadKeys::PerRequest {
+            let device = self.ports.get(usize::from(link.port.0));
+            // Whether there are any is checked when a path is added.
+            let _ = link.want_keys(lid, device, &mut self.orders);
+        }
         let (Some((region, buffer)), Some(geometry)) = (&link.memory, link.geometry) else {
             return;
         };
@@ -260,14 +266,17 @@ impl Session {
     }
 }
 
-/// Sizes of a queue pair [RT-22]. Requests are never registered by work requests, so an IO takes one
-/// entry of each queue, or two of the send queue where data goes before its header; a send entry is
-/// known to be free only when a later one was signalled.
-fn shape(cid: u16, depth: u16, attr: &PortAttr) -> QpShape {
+/// Sizes of a queue pair [RT-22]. An IO takes one entry of each queue, or two of the send queue where data
+/// goes before its header; a send entry is known to be free only when a later one was signalled. One whose
+/// memory is registered for it takes two more of the send queue, and its answer a second receive.
+fn shape(cid: u16, depth: u16, per_request: bool, attr: &PortAttr) -> QpShape {
     let depth = usize::from(depth);
     let of_io = if attr.even_packets { 3 } else { 2 };
     let (send, recv) = match cid {
         0 => (SERVICE_WR, SERVICE_RECVS as usize + QUEUE_SPARE),
+        _ if per_request => {
+            (4 * depth + IO_SPARE + QUEUE_SPARE, 2 * depth + IO_SPARE + QUEUE_SPARE)
+        }
         _ => (of_io * depth + IO_SPARE + QUEUE_SPARE, depth + IO_SPARE + QUEUE_SPARE),
     };
     QpShape {

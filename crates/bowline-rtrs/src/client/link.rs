@@ -3,9 +3,10 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use bowline_verbs::{Buffer, Remote};
+use bowline_verbs::Buffer;
 use bowline_wire::rtrs::Geometry;
 
+use super::keys::Keys;
 use crate::{
     Batch, ConnId, Errno, Heartbeat, Instant, MemRef, PathId, PortId, RecvSlot, RegionId, Tag, Wr,
     WrKind,
@@ -49,6 +50,8 @@ pub(super) struct Link {
     pub(super) new_rkey: bool,
     /// Address and key of each chunk.
     pub(super) chunks: Vec<(u64, u32)>,
+    /// Keys for single requests.
+    pub(super) keys: Keys,
     /// Memory of INFO_RSP, INFO_REQ and the receives.
     pub(super) memory: Option<(RegionId, Arc<Buffer>)>,
     pub(super) heartbeat: Option<Heartbeat>,
@@ -77,6 +80,7 @@ impl Link {
             geometry: None,
             new_rkey: false,
             chunks: Vec::new(),
+            keys: Keys::None,
             memory: None,
             heartbeat: None,
             inflight: 0,
@@ -150,8 +154,12 @@ pub(super) struct Conn {
     pub(super) fenced: bool,
     /// Requests in flight, those that wait included.
     pub(super) inflight: u32,
+    /// Those of them that are posted and whose answer may take two receives.
+    pub(super) granted: u32,
     /// Requests that found no room.
     pub(super) waiting: VecDeque<u16>,
+    /// Requests whose keys are to be invalidated and found no room.
+    pub(super) revoking: VecDeque<u16>,
     /// Drain markers that have come back.
     pub(super) drained: u8,
     /// The peer has disconnected, or answered a disconnect, or has nothing to answer.
@@ -173,7 +181,9 @@ impl Conn {
             sent: 0,
             fenced: false,
             inflight: 0,
+            granted: 0,
             waiting: VecDeque::new(),
+            revoking: VecDeque::new(),
             drained: 0,
             parted: false,
         }
@@ -200,20 +210,20 @@ impl Conn {
         self.post_signalled(batch, conn, tag, kind, start, false);
     }
 
-    /// Posts a write without a completion of its own: another work request follows at once.
+    /// Posts a work request without a completion of its own: another one follows at once.
     pub(super) fn post_unsignalled(
         &mut self,
         batch: &mut Batch,
         conn: ConnId,
         tag: Tag,
-        to: Remote,
+        kind: WrKind,
         start: usize,
     ) {
         self.used += 1;
         self.unsignalled += 1;
         self.posted += 1;
         let mem = (start as u32, (batch.mems.len() - start) as u8);
-        batch.wrs.push(Wr { conn, tag, kind: WrKind::Write(to), mem, signal: false });
+        batch.wrs.push(Wr { conn, tag, kind, mem, signal: false });
     }
 
     /// Posts a send work request; with `always` it completes with an entry in any case.

@@ -26,6 +26,7 @@
 mod config;
 mod control;
 mod establish;
+mod keys;
 mod link;
 mod path;
 mod permits;
@@ -37,7 +38,7 @@ mod session;
 mod stats;
 mod teardown;
 
-pub use config::{ClientConfig, ClientLimits, PathAddr};
+pub use config::{ClientConfig, ClientLimits, PathAddr, ReadKeys};
 pub use path::{PathInfo, PathState};
 pub use permits::{Permit, PermitKind};
 pub use session::{Attrs, Completed, Event, Session};

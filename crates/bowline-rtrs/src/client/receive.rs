@@ -40,6 +40,9 @@ impl Session {
                 Ok(())
             }
             Some(Imm::HbMsg | Imm::HbAck | Imm::Unknown(_)) => Ok(()),
+            None if done.invalidated.is_some_and(|key| self.on_invalidated(done.conn, key)) => {
+                Ok(())
+            }
             // A request, or a message without an immediate: no server sends these.
             Some(Imm::Request(_)) | None => Err(Violation),
         };
@@ -76,6 +79,7 @@ impl Session {
         let of = link.conns.get(usize::from(conn.cid)).ok_or(Violation)?;
         if !request.running
             || (request.link, request.cid) != (conn.path, conn.cid)
+            || request.answered.is_some()
             || of.waiting.contains(&index)
         {
             return Err(Violation);
@@ -90,8 +94,11 @@ impl Session {
         } else if done.opcode != WcOpcode::RecvRdmaWithImm {
             return Err(Violation);
         }
-        self.leave_link(index);
-        self.end_request(now, index, -i32::from(errno));
+        let errno = -i32::from(errno);
+        if !self.revoke(conn, index, errno) {
+            self.leave_link(index);
+            self.end_request(now, index, errno);
+        }
         self.post_waiting(conn);
         Ok(())
     }
@@ -106,6 +113,9 @@ impl Session {
             return self.fail(now, done.conn.path, Errno::ECONNRESET);
         }
         link.conns[usize::from(done.conn.cid)].sent();
+        if done.tag.kind() == Tag::KEY {
+            self.on_revoked(now, done);
+        }
         if !self.lingering.is_empty() {
             self.look_at_lingering();
         }

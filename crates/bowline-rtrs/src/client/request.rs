@@ -5,6 +5,7 @@ use bowline_wire::rtrs::{
     Desc, Dir, Geometry, Imm, READ_HDR_MAX, WRITE_HDR_LEN, read_hdr, write_hdr,
 };
 
+use super::keys::{Grant, PIECES_MAX, join};
 use super::link::{HEARTBEAT_RESERVE, Phase};
 use super::session::{Completed, Life};
 use super::{PathState, Permit, PermitKind, Session};
@@ -47,7 +48,12 @@ pub(super) struct Request {
     cpu: u16,
     usr_len: u16,
     data_len: u32,
-    data: Vec<MemRef>,
+    pub(super) data: Vec<MemRef>,
+    /// It is a READ with a key of its own.
+    pub(super) fast: bool,
+    pub(super) grant: Grant,
+    /// It was answered so, and its key is being invalidated.
+    pub(super) answered: Option<i32>,
     tag: u64,
     at: Instant,
 }
@@ -65,6 +71,9 @@ impl Request {
             usr_len: 0,
             data_len: 0,
             data: Vec::new(),
+            fast: false,
+            grant: Grant::None,
+            answered: None,
             tag: 0,
             at: Instant::from_nanos(0),
         }
@@ -99,13 +108,16 @@ impl Request {
 
 impl Session {
     /// Submits a request. `usr` is copied. Of a WRITE, `data` is what is sent; of a READ, where the
-    /// answer goes: at most one piece, in memory the peer may write. After `Ok` exactly one
-    /// [`Completed`] with `tag` follows.
+    /// answer goes: memory the peer may write, unless it is given a key for this request alone
+    /// ([`ReadKeys`](super::ReadKeys)), as it always is for pieces that do not follow each other in
+    /// memory. They may have any length and begin anywhere. After `Ok` exactly one [`Completed`] with
+    /// `tag` follows; the server does not reach memory under a key of the request after it [RT-69].
     ///
     /// # Errors
     /// [`Errno::ECONNABORTED`] when no path is connected; [`Errno::EMSGSIZE`] when it is too long for
-    /// the server; [`Errno::EINVAL`] when the memory is not good for it, or the permit is not this
-    /// session's; [`Errno::EBUSY`] when the permit's request is in flight still [RT-59].
+    /// the server; [`Errno::EINVAL`] when the memory is not good for it, when a READ has more pieces than
+    /// [`Attrs::max_read_segments`](super::Attrs::max_read_segments), since it has one descriptor only
+    /// [RT-12], or when the permit is not this session's; [`Errno::EBUSY`] when the permit's request is in flight still [RT-59].
     pub fn request(
         &mut self,
         now: Instant,
@@ -121,26 +133,32 @@ impl Session {
         if !matches!(self.life, Life::Open) || self.up == 0 {
             return Err(Errno::ECONNABORTED);
         }
-        let access = match dir {
-            Dir::Write => Access::empty(),
-            Dir::Read => Access::LOCAL_WRITE | Access::REMOTE_WRITE,
-        };
-        let pieces = data.iter().filter(|piece| piece.len > 0);
-        let data_len = pieces.clone().try_fold(0_u32, |sum, piece| {
-            let allowed = self.regions.allows(piece, access);
-            sum.checked_add(piece.len).filter(|_| allowed)
-        });
-        let data_len = data_len.ok_or(Errno::EINVAL)?;
-        let count = pieces.clone().count();
-        if dir == Dir::Read && count > 1 {
-            return Err(Errno::EINVAL);
-        }
-        let headers = self.headers.as_ref().ok_or(Errno::ECONNABORTED)?;
         let index = usize::from(permit.index);
         let request = self.requests.get_mut(index).ok_or(Errno::EINVAL)?;
         if request.running {
             return Err(Errno::EBUSY);
         }
+        request.data.clear();
+        request.data.extend(data.iter().filter(|piece| piece.len > 0));
+        join(&mut request.data);
+        let count = request.data.len();
+        let fast = self.is_fast(dir, count);
+        let access = match dir {
+            Dir::Write => Access::empty(),
+            Dir::Read if fast => Access::LOCAL_WRITE,
+            Dir::Read => Access::LOCAL_WRITE | Access::REMOTE_WRITE,
+        };
+        let pieces = self.requests[index].data.iter();
+        let data_len = pieces.into_iter().try_fold(0_u32, |sum, piece| {
+            let allowed = self.regions.allows(piece, access);
+            sum.checked_add(piece.len).filter(|_| allowed)
+        });
+        let data_len = data_len.ok_or(Errno::EINVAL)?;
+        if dir == Dir::Read && count > PIECES_MAX {
+            return Err(Errno::EINVAL);
+        }
+        let headers = self.headers.as_ref().ok_or(Errno::ECONNABORTED)?;
+        let request = &mut self.requests[index];
         if usr.len() + READ_HDR_MAX > headers.slot as usize {
             return Err(Errno::EMSGSIZE);
         }
@@ -150,8 +168,8 @@ impl Session {
         request.cpu = permit.cpu;
         request.usr_len = usr.len() as u16;
         request.data_len = data_len;
-        request.data.clear();
-        request.data.extend(pieces);
+        request.fast = fast;
+        request.answered = None;
         request.tag = tag;
         request.at = now;
         self.submit(permit.index)?;
@@ -241,11 +259,16 @@ impl Session {
         if !request.fits(&geometry) {
             return Taken::Error(Errno::EMSGSIZE);
         }
-        let sges = self.ports.get(usize::from(link.port.0)).map_or(0, |port| port.max_sge);
+        let device = self.ports.get(usize::from(link.port.0));
+        let sges = device.map_or(0, |port| port.max_sge);
         if request.dir == Dir::Write && request.data.len() + 1 > sges.min(GATHER_MAX) {
             return Taken::Error(Errno::EINVAL);
         }
-        if let (Dir::Read, Some(piece)) = (request.dir, request.data.first()) {
+        if request.fast {
+            if let Err(errno) = link.want_keys(lid, device, &mut self.orders) {
+                return Taken::Error(errno);
+            }
+        } else if let (Dir::Read, Some(piece)) = (request.dir, request.data.first()) {
             let keys = self.regions.get(piece.region).map(|region| region.keys(link.port));
             if keys.is_none_or(|keys| keys.is_err()) {
                 return Taken::Error(Errno::EINVAL);
@@ -262,9 +285,11 @@ impl Session {
         link.inflight += 1;
         let conn = &mut link.conns[usize::from(request.cid)];
         conn.inflight += 1;
+        let extra = u32::from(request.fast);
         if conn.waiting.is_empty()
             && conn.has_room(HEARTBEAT_RESERVE + 1)
-            && conn.inflight <= conn.recvs
+            && conn.inflight + conn.granted + extra <= conn.recvs
+            && (!request.fast || link.keys.is_ready())
         {
             self.post(index);
         } else {
@@ -277,6 +302,11 @@ impl Session {
     /// whose immediate names the chunk and where the header begins [RT-38], [RT-39]. Data that fills
     /// packets may go before it, see [`Request::is_split`].
     fn post(&mut self, index: u16) {
+        let mut own_key = None;
+        if self.requests[usize::from(index)].fast {
+            own_key = self.grant(index);
+            debug_assert!(own_key.is_some(), "posted without a key");
+        }
         let request = &self.requests[usize::from(index)];
         let (Some(link), Some(headers)) = (self.links.get_mut(request.link), &self.headers) else {
             return;
@@ -299,19 +329,22 @@ impl Session {
                 self.batch.mems.extend_from_slice(&request.data);
                 headers.buffer.write(hdr_at, &write_hdr(request.usr_len));
                 if even && request.is_split() {
-                    of.post_unsignalled(&mut self.batch, conn, tag, Remote { addr, rkey }, start);
+                    let to = WrKind::Write(Remote { addr, rkey });
+                    of.post_unsignalled(&mut self.batch, conn, tag, to, start);
                     start = self.batch.mems.len();
                     addr = addr.wrapping_add(u64::from(request.data_len));
                 }
             }
             Dir::Read => {
-                let desc = request.data.first().and_then(|piece| {
+                let own = own_key.map(|key| Desc { addr: 0, key, len: request.data_len });
+                let desc = own.or_else(|| {
+                    let piece = request.data.first()?;
                     let keys = self.regions.get(piece.region)?.keys(link.port).ok()?;
                     let addr = keys.addr.wrapping_add(piece.offset);
                     Some(Desc { addr, key: keys.rkey, len: piece.len })
                 });
                 let mut hdr = [0; READ_HDR_MAX];
-                let len = read_hdr(request.usr_len, false, desc, &mut hdr);
+                let len = read_hdr(request.usr_len, own.is_some(), desc, &mut hdr);
                 headers.buffer.write(hdr_at, &hdr[..len]);
                 addr = addr.wrapping_add(u64::from(request.data_len));
             }
@@ -326,14 +359,20 @@ impl Session {
 
     /// Posts what waited for room on a connection.
     pub(super) fn post_waiting(&mut self, conn: ConnId) {
+        self.post_revocations(conn);
         loop {
             let Some(link) = self.links.get_mut(conn.path) else { return };
             let Some(of) = link.conns.get_mut(usize::from(conn.cid)) else { return };
-            let posted = of.inflight - of.waiting.len() as u32;
-            if !of.has_room(HEARTBEAT_RESERVE + 1) || posted >= of.recvs {
+            let Some(&index) = of.waiting.front() else { return };
+            let fast = self.requests[usize::from(index)].fast;
+            let posted = of.inflight - of.waiting.len() as u32 + of.granted;
+            if !of.has_room(HEARTBEAT_RESERVE + 1)
+                || posted + u32::from(fast) >= of.recvs
+                || fast && !link.keys.is_ready()
+            {
                 return;
             }
-            let Some(index) = of.waiting.pop_front() else { return };
+            of.waiting.pop_front();
             self.post(index);
         }
     }
@@ -345,8 +384,11 @@ impl Session {
         if let Some(link) = self.links.get_mut(request.link) {
             link.inflight -= 1;
             self.look_quiet |= link.phase == Phase::Quiet && link.inflight == 0;
-            link.conns[usize::from(request.cid)].inflight -= 1;
+            let conn = &mut link.conns[usize::from(request.cid)];
+            conn.inflight -= 1;
+            conn.granted -= u32::from(request.grant != Grant::None);
         }
+        request.grant = Grant::None;
     }
 
     /// Ends a request that has left its link: the program hears of it.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use bowline_verbs::{Access, Buffer};
 use bowline_wire::rtrs::Uuid;
 
+use super::keys::{Grant, PIECES_MAX};
 use super::link::{Link, Phase, Table};
 use super::path::Path;
 use super::permits::Permits;
@@ -26,8 +27,11 @@ pub struct Attrs {
     pub max_io: u32,
     /// Most bytes of user message and header.
     pub max_hdr: u32,
-    /// Most pieces of data in a WRITE. A READ has one piece.
+    /// Most pieces of data in a WRITE.
     pub max_segments: usize,
+    /// Most pieces of data in a READ, not counting those that follow each other in memory: 1 when a
+    /// device has no fast registration [RT-42].
+    pub max_read_segments: usize,
 }
 
 /// The end of a request.
@@ -191,11 +195,13 @@ impl Session {
     pub fn geometry(&self) -> Option<Attrs> {
         let agreed = self.agreed.filter(|_| self.up > 0 && self.life == Life::Open)?;
         let sges = self.ports.iter().map(|port| port.max_sge).min().unwrap_or(0);
+        let fast = self.ports.iter().all(|port| port.fast_registration);
         Some(Attrs {
             queue_depth: (agreed.depth - self.kept_permits() as u16).max(1),
             max_io: agreed.max_io,
             max_hdr: agreed.max_hdr.min(self.headers.as_ref().map_or(0, |h| h.slot)),
-            max_segments: sges.saturating_sub(1).min(128),
+            max_segments: sges.saturating_sub(1).min(PIECES_MAX),
+            max_read_segments: if fast { PIECES_MAX } else { 1 },
         })
     }
 
@@ -339,6 +345,7 @@ impl Session {
                 self.on_refused(now, conn, consumer, &private);
             }
             Input::Failed { conn, errno } => self.on_failed(now, conn, errno),
+            Input::Keys { path, keys } => self.on_keys(now, path, keys),
             Input::Drained { conn } => self.on_drained(now, conn, 2),
             Input::Disconnected { conn } => self.on_disconnected(now, conn),
             // A client listens nowhere.
@@ -535,6 +542,9 @@ impl Session {
                 let running = self.requests.iter().filter(of_conn).count();
                 assert_eq!(conn.inflight as usize, running, "requests in flight of {id:?} {cid}");
                 assert!(conn.waiting.len() <= running, "waiting requests of {id:?} {cid}");
+                let granted = |r: &&Request| of_conn(r) && r.grant != Grant::None;
+                let granted = self.requests.iter().filter(granted).count();
+                assert_eq!(conn.granted as usize, granted, "keys given on {id:?} {cid}");
             }
             up += usize::from(link.counted);
             let owner = link.path.and_then(|path| self.paths.get(path));
@@ -547,6 +557,7 @@ impl Session {
         }
         assert_eq!(self.up, up, "paths up");
         for (index, request) in self.requests.iter().enumerate() {
+            assert!(request.running || request.grant == Grant::None, "{index}: a key outlives it");
             if request.running {
                 assert!(self.permits.is_out(index as u16), "request {index} without a permit");
                 assert!(self.links.get(request.link).is_some(), "request {index} without a link");

@@ -129,6 +129,8 @@ impl Session {
         link.phase = Phase::Draining;
         link.deadline = None;
         link.heartbeat = None;
+        self.drop_keys(lid);
+        let Some(link) = self.links.get_mut(lid) else { return };
         let kernel_like = self.config.reconnect_delay.is_some() && self.life == Life::Open;
         let patience = if kernel_like { PART_MAX } else { PART_SOON };
         link.release_at = Some(now + patience);
@@ -201,6 +203,11 @@ impl Session {
                 continue;
             }
             self.leave_link(index);
+            // Answered before the end, and only its key was in the way.
+            if let Some(errno) = self.requests[usize::from(index)].answered.take() {
+                self.end_request(now, index, errno);
+                continue;
+            }
             match self.submit(index) {
                 Ok(id) => {
                     if let Some(path) = self.paths.get_mut(id) {

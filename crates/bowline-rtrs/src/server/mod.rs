@@ -180,6 +180,8 @@ impl Server {
             Input::Failed { conn, errno } => self.failed(now, conn, errno),
             Input::Drained { conn } => self.drained(conn),
             Input::Disconnected { conn } => self.disconnected(now, conn),
+            // A server orders none.
+            Input::Keys { .. } => {}
         }
     }
 

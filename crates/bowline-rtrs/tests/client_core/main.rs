@@ -2,6 +2,7 @@
 
 mod hostile;
 mod io;
+mod keys;
 mod open;
 mod paths;
 mod peer;

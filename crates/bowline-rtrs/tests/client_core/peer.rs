@@ -14,7 +14,7 @@ use bowline_rtrs::{
 };
 use bowline_verbs::{Access, Buffer, Status, WcOpcode};
 use bowline_wire::rtrs::{
-    ConAnswer, ConReq, ConRsp, Desc, Dir, Geometry, Imm, IoReq, RkeyRsp, SessionName, Uuid,
+    ConAnswer, ConReq, ConRsp, Desc, Dir, Geometry, Imm, IoHdr, IoReq, RkeyRsp, SessionName, Uuid,
     emit_info_rsp, parse_info_req, parse_io,
 };
 
@@ -56,8 +56,8 @@ impl Io {
     /// The user message.
     pub(crate) fn usr(&self) -> &[u8] {
         let at = match self.req.hdr {
-            bowline_wire::rtrs::IoHdr::Write { .. } => self.req.usr_at as usize,
-            bowline_wire::rtrs::IoHdr::Read { .. } => 0,
+            IoHdr::Write { .. } => self.req.usr_at as usize,
+            IoHdr::Read { .. } => 0,
         };
         &self.bytes[at..at + usize::from(self.req.usr_len)]
     }
@@ -82,6 +82,17 @@ pub(crate) struct Rig {
     pub(crate) ios: Vec<Io>,
     /// Data that went before its header: address in all chunks, and bytes.
     pub(crate) early: Vec<(u64, Vec<u8>)>,
+    /// Keys made for single requests, of each link.
+    pub(crate) made: BTreeMap<PathId, Vec<u32>>,
+    /// What the server may reach under such a key: the permit it was given for, and the memory.
+    pub(crate) granted: BTreeMap<(PathId, u32), (u16, Vec<MemRef>)>,
+    /// Keys cannot be made.
+    pub(crate) no_keys: bool,
+    /// Keys are made when somebody says so.
+    pub(crate) keys_wait: Vec<(PathId, u16)>,
+    pub(crate) keys_late: bool,
+    /// The server invalidates the keys it is asked to.
+    pub(crate) invalidates: bool,
     /// Heartbeats and their answers, as the server got them.
     pub(crate) beats: Vec<(ConnId, Imm)>,
     pub(crate) events: Vec<Event>,
@@ -132,6 +143,12 @@ impl Rig {
             keys: BTreeMap::new(),
             ios: Vec::new(),
             early: Vec::new(),
+            made: BTreeMap::new(),
+            granted: BTreeMap::new(),
+            no_keys: false,
+            keys_wait: Vec::new(),
+            keys_late: false,
+            invalidates: true,
             beats: Vec::new(),
             events: Vec::new(),
             completed: Vec::new(),
@@ -197,8 +214,29 @@ impl Rig {
             Order::Forget { conn } => {
                 assert!(self.conns.remove(&conn).is_some(), "{conn:?} is not there");
             }
+            Order::AddKeys { path, count, .. } if self.keys_late => {
+                self.keys_wait.push((path, count));
+            }
+            Order::AddKeys { path, count, .. } => self.make_keys(path, count),
+            Order::DropKeys { path } => {
+                self.keys_wait.retain(|(waiting, _)| *waiting != path);
+                self.made.remove(&path);
+                self.granted.retain(|(of, _), _| *of != path);
+            }
             Order::Accept { .. } | Order::Reject { .. } => panic!("{order:?} of a client"),
         }
+    }
+
+    /// Makes keys for single requests, or not.
+    pub(crate) fn make_keys(&mut self, path: PathId, count: u16) {
+        let mut keys = Err(Errno::ENOMEM);
+        if !self.no_keys {
+            // The last byte before it wraps, to see that it does.
+            let all: Vec<u32> = (1..=u32::from(count)).map(|n| n << 16 | 0xfe).collect();
+            assert!(self.made.insert(path, all.clone()).is_none(), "keys of {path:?} twice");
+            keys = Ok(all);
+        }
+        self.session.handle(self.now, Input::Keys { path, keys });
     }
 
     fn connect(
@@ -269,6 +307,14 @@ impl Rig {
         let mut sent = Vec::new();
         for wr in &batch.wrs {
             let mut bytes = Vec::new();
+            if let WrKind::Register(key) = wr.kind {
+                let names = self.made[&wr.conn.path].iter().map(|key| key >> 8);
+                assert!(names.into_iter().any(|name| name == key >> 8), "{key:#x} is no key");
+                let what = (wr.tag.index() as u16, batch.mems_of(wr).to_vec());
+                let old = self.granted.insert((wr.conn.path, key), what);
+                assert_eq!(old, None, "{key:#x} twice");
+                continue;
+            }
             for mem in batch.mems_of(wr) {
                 let buffer = &self.buffers[&mem.region];
                 buffer.append_to(mem.offset as usize, mem.len as usize, &mut bytes);
@@ -284,6 +330,10 @@ impl Rig {
     fn take_sent(&mut self, wr: &Wr, bytes: Vec<u8>) {
         let conn = &self.conns[&wr.conn];
         assert!(conn.established && !conn.closed, "{wr:?} on a connection that is closed");
+        if let WrKind::Invalidate(key) = wr.kind {
+            assert!(wr.signal, "who would wait for its end");
+            assert!(self.granted.remove(&(wr.conn.path, key)).is_some(), "{key:#x} is not valid");
+        }
         if wr.signal {
             self.signalled += 1;
             let one = done(wr.conn, wr.tag, WcOpcode::RdmaWrite);
@@ -327,6 +377,7 @@ impl Rig {
                 }
                 beat => self.beats.push((wr.conn, beat)),
             },
+            WrKind::Invalidate(_) => {}
             other => panic!("{other:?} of a client"),
         }
     }
@@ -380,9 +431,26 @@ impl Rig {
         }
     }
 
+    /// The server invalidates a key of the client.
+    pub(crate) fn give_inval(&mut self, conn: ConnId, key: u32) {
+        self.granted.remove(&(conn.path, key));
+        let of = self.conns.get_mut(&conn).unwrap();
+        let slot = of.recvs.pop_front().expect("no receive is posted");
+        let one = Done { invalidated: Some(key), ..done(conn, slot.tag, WcOpcode::Recv) };
+        self.session.handle_done(self.now, &[one]);
+    }
+
     /// The server ends an IO.
     pub(crate) fn reply(&mut self, io: &Io, errno: u16) {
-        let imm = Imm::Done { id: u32::from(io.id), errno, invalidated: false };
+        let key = match io.req.hdr {
+            IoHdr::Read { need_inval: true, desc: Some(desc), .. } => Some(desc.key),
+            _ => None,
+        };
+        let key = key.filter(|_| self.invalidates);
+        if let Some(key) = key {
+            self.give_inval(io.conn, key);
+        }
+        let imm = Imm::Done { id: u32::from(io.id), errno, invalidated: key.is_some() };
         if self.refresh {
             let key = self.keys.get_mut(&(io.conn.path, io.id)).unwrap();
             *key = *key & !0xff | key.wrapping_add(1) & 0xff;
@@ -477,6 +545,7 @@ impl Rig {
     pub(crate) fn assert_empty(&self) {
         assert!(self.conns.is_empty(), "{:?}", self.conns);
         assert!(self.buffers.is_empty(), "{:?}", self.buffers.keys());
+        assert!(self.made.is_empty() && self.granted.is_empty(), "keys are left");
         assert_eq!(self.session.poll_timeout(), None);
     }
 }

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use bowline_rtrs::client::{Event, Permit, PermitKind};
+use bowline_rtrs::client::{Event, Permit, PermitKind, ReadKeys};
 use bowline_rtrs::{ConnId, Errno, Input, MemRef, Policy, RegionId};
 use bowline_wire::rtrs::{Dir, Imm};
 
@@ -48,6 +48,7 @@ impl History {
         settings.io_connections = rng.below(3) as u16;
         settings.policy = Policy::ALL[rng.below(3)];
         settings.max_reconnects = [-1, -1, 0, 3][rng.below(4)];
+        settings.read_keys = [ReadKeys::LongLived, ReadKeys::PerRequest][rng.below(2)];
         settings.reconnect_delay = [None, None, Some(Duration::from_secs(2))][rng.below(3)];
         let paths = 1 + rng.below(3) as u8;
         let refresh = rng.below(2) == 0;
@@ -83,6 +84,11 @@ impl History {
             }
             36 => self.answer_info(),
             37 => self.late_connect(),
+            38..40 if !self.rig.keys_wait.is_empty() => {
+                let at = self.rng.below(self.rig.keys_wait.len());
+                let (path, count) = self.rig.keys_wait.swap_remove(at);
+                self.rig.make_keys(path, count);
+            }
             38..50 => self.submit(),
             _ => self.answer(),
         }
@@ -104,7 +110,12 @@ impl History {
         let Some(permit) = self.permits.pop() else { return };
         let piece =
             MemRef { region: self.memory, offset: 512, len: 1 + self.rng.next() as u32 % 9_999 };
-        let data = if self.rng.below(4) == 0 { vec![] } else { vec![piece] };
+        let other = MemRef { offset: 100_000, ..piece };
+        let data = match self.rng.below(8) {
+            0 | 1 => vec![],
+            2 | 3 => vec![piece, other],
+            _ => vec![piece],
+        };
         let dir = if self.rng.below(2) == 0 { Dir::Read } else { Dir::Write };
         let usr = vec![7; self.rng.below(100)];
         let tag = self.next_tag;
@@ -163,6 +174,8 @@ impl History {
         self.rig.parts = rng.below(4) > 0;
         self.rig.drains = rng.below(4) > 0;
         self.rig.answers_info = rng.below(6) > 0;
+        self.rig.invalidates = rng.below(3) > 0;
+        self.rig.keys_late = rng.below(3) == 0;
     }
 
     fn drain_one(&mut self) {
@@ -237,6 +250,11 @@ impl History {
             let permit = self.running.remove(&tag);
             self.permits.push(permit.unwrap_or_else(|| panic!("request {tag} ended twice")));
             self.ended += 1;
+        }
+        // [RT-69]: the server reaches memory of requests in flight only.
+        for (index, _) in self.rig.granted.values() {
+            let running = self.running.values().any(|permit| permit.index() == *index);
+            assert!(running, "the server may still write for {index}");
         }
     }
 

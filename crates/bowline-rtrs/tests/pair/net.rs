@@ -333,6 +333,10 @@ impl Verbs for Dev {
         Ok(MrKeys { lkey, rkey })
     }
 
+    fn alloc_mr(&mut self) -> Result<u32, Error> {
+        Err(Error::NotSupported("fast registration"))
+    }
+
     fn dereg_mr(&mut self, lkey: u32) {
         let mut net = self.0.borrow_mut();
         let at = net.regions.iter().position(|region| region.lkey == lkey);

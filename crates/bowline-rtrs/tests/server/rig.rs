@@ -232,6 +232,7 @@ impl Rig {
                 assert!(self.closed.contains(&conn), "forgotten without being closed");
                 self.forgotten.push(conn);
             }
+            Order::AddKeys { .. } | Order::DropKeys { .. } => panic!("{order:?} of a server"),
         }
     }
 

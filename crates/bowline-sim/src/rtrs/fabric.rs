@@ -127,6 +127,10 @@ impl Verbs for Port<'_> {
         self.device.reg_mr(self.own.pd, buffer, offset, len, Some(iova), access)
     }
 
+    fn alloc_mr(&mut self) -> Result<u32, Error> {
+        self.device.alloc_mr(self.own.pd).map(|keys| keys.rkey)
+    }
+
     fn dereg_mr(&mut self, lkey: u32) {
         // One that cannot be removed shows at the end, when it is left.
         let _ = self.device.dereg_mr(lkey);
