@@ -168,12 +168,15 @@ impl<D> Core<D> {
     /// Marks an open device closed.
     fn offline(&mut self, now: Instant, dev: DevId) {
         let fail_fast = self.config.outage == Outage::FailFast;
-        let Some(device) = self.device_mut(dev) else { return };
+        let Some(device) = at(&mut self.devices, dev) else { return };
         if device.state != State::Open {
             return;
         }
         device.state = State::Closed;
         device.offline_since = Some(now);
+        if device.limits.is_some_and(|limits| limits.write_cache) {
+            self.queue.shake(dev.index, &device.waiting, None);
+        }
         self.events.push_back(Event::Offline { dev });
         if fail_fast {
             self.fail_waiting(dev, Errno::EIO);
@@ -184,6 +187,7 @@ impl<D> Core<D> {
         let works = self.device_mut(dev).map(|device| std::mem::take(&mut device.waiting));
         for work in works.into_iter().flatten() {
             self.queue.waiting -= 1;
+            self.queue.unkeep(&work);
             let stats = self.devices[dev.index as usize].as_mut().map(|device| &mut device.stats);
             self.queue.finish(work.parent, errno.neg(), stats);
         }
@@ -491,12 +495,18 @@ impl<D> Core<D> {
         let dev = DevId { index, life: device.life };
         if errno == 0 {
             self.trouble_since = None;
-            if let Some(flush) = self.queue.finish(work.parent, 0, Some(&mut device.stats)) {
-                device.waiting.push_back(flush);
+            let mut next = self.queue.finish(work.parent, 0, Some(&mut device.stats));
+            if device.state == State::Unmapped
+                && let Some(work) = next.take()
+            {
+                self.queue.finish(work.parent, Errno::EIO.neg(), Some(&mut device.stats));
+            }
+            if let Some(work) = next {
+                device.waiting.push_back(work);
                 self.queue.waiting += 1;
             }
         } else {
-            self.io_failed(now, dev, work, errno);
+            self.io_failed(now, dev, (slot, work), errno);
         }
         if self.queue.in_flight() == 0 {
             self.go_on_opening();
@@ -504,7 +514,13 @@ impl<D> Core<D> {
         self.go_on_unmapping(dev);
     }
 
-    fn io_failed(&mut self, now: Instant, dev: DevId, work: queue::Work, errno: i32) {
+    fn io_failed(
+        &mut self,
+        now: Instant,
+        dev: DevId,
+        (slot, work): (u16, queue::Work),
+        errno: i32,
+    ) {
         let positive = Errno(errno.checked_neg().unwrap_or(Errno::EIO.0));
         let forgotten = positive == Errno::ENOTCONN;
         let unreachable = matches!(
@@ -512,6 +528,11 @@ impl<D> Core<D> {
             Errno::ECONNABORTED | Errno::ECONNRESET | Errno::ESHUTDOWN | Errno::ECOMM
         );
         if forgotten {
+            if let Some(device) = at(&mut self.devices, dev)
+                && device.limits.is_some_and(|limits| limits.write_cache)
+            {
+                self.queue.shake(dev.index, &device.waiting, Some(work.parent));
+            }
             self.offline(now, dev);
             self.reopen_later(now, dev);
         }
@@ -533,6 +554,8 @@ impl<D> Core<D> {
         if open {
             self.hold_until.get_or_insert(now + HOLD_LINK);
         }
+        // The server may be at it still.
+        let work = self.queue.keep(work, slot);
         self.requeue(dev, work);
     }
 

@@ -20,6 +20,9 @@ pub(super) struct Work {
     len: u32,
     /// From which byte of the region on.
     mem_at: u64,
+    /// It was under way in this slot when the session was lost, and goes out again in the same: the server
+    /// may be at it still, and lets only requests of one slot wait for each other [RS-9].
+    slot: Option<u16>,
 }
 
 #[derive(Debug)]
@@ -32,6 +35,12 @@ struct Parent<D> {
     errno: i32,
     /// A flush follows the data, since the server has no FUA.
     flush_after: bool,
+    /// That flush was sent.
+    flushed: bool,
+    /// A part of it was carried out.
+    begun: bool,
+    /// The server may have lost that part: all of it is done once more.
+    redo: bool,
     life: u32,
 }
 
@@ -41,6 +50,8 @@ pub(super) struct Queue<D> {
     free_parents: Vec<u32>,
     slots: Vec<Option<(u32, Work)>>,
     free_slots: Vec<u16>,
+    /// Slots kept for works that wait.
+    kept: usize,
     /// Works that wait in all devices.
     pub(super) waiting: usize,
     /// The device whose turn it is.
@@ -57,6 +68,7 @@ impl<D> Queue<D> {
             free_parents: Vec::new(),
             slots: vec![None; usize::from(slots)],
             free_slots: (0..slots).rev().collect(),
+            kept: 0,
             waiting: 0,
             turn: 0,
             timeouts: VecDeque::new(),
@@ -66,7 +78,8 @@ impl<D> Queue<D> {
     }
 
     pub(super) fn in_flight(&self) -> u32 {
-        u32::try_from(self.slots.len() - self.free_slots.len()).unwrap_or(u32::MAX)
+        let taken = self.slots.len() - self.free_slots.len() - self.kept;
+        u32::try_from(taken).unwrap_or(u32::MAX)
     }
 
     /// Answers a request that is not carried out.
@@ -88,7 +101,17 @@ impl<D> Queue<D> {
         let request = DiskRequest { op, offset, len, fua, nounmap, mem, done: () };
         self.lives = self.lives.wrapping_add(1);
         let life = self.lives;
-        let entry = Parent { request, done: Some(done), left: 1, errno: 0, flush_after, life };
+        let entry = Parent {
+            request,
+            done: Some(done),
+            left: 1,
+            errno: 0,
+            flush_after,
+            flushed: false,
+            begun: false,
+            redo: false,
+            life,
+        };
         let parent = match self.free_parents.pop() {
             Some(at) => {
                 self.parents[at as usize] = Some(entry);
@@ -103,10 +126,11 @@ impl<D> Queue<D> {
             self.timeouts.push_back((at, parent, life));
         }
         let mem_at = mem.map_or(0, |(_, at)| at);
-        Work { parent, op, offset, len, mem_at }
+        Work { parent, op, offset, len, mem_at, slot: None }
     }
 
-    /// Counts one work or piece of a request as over. Returns a flush that has to follow.
+    /// Counts one work or piece of a request as over. Returns what has to follow: a flush, or all of it
+    /// once more.
     pub(super) fn finish(
         &mut self,
         parent: u32,
@@ -119,12 +143,31 @@ impl<D> Queue<D> {
         if entry.errno == 0 {
             entry.errno = errno;
         }
+        entry.begun |= errno == 0;
         if entry.left > 0 {
             return None;
         }
-        if entry.errno == 0 && entry.done.is_some() && std::mem::take(&mut entry.flush_after) {
+        let goes_on = entry.errno == 0 && entry.done.is_some();
+        if goes_on && std::mem::take(&mut entry.redo) {
             entry.left = 1;
-            return Some(Work { parent, op: IoOp::Flush, offset: 0, len: 0, mem_at: 0 });
+            entry.begun = false;
+            // The flush that it had may have been before the loss.
+            entry.flush_after |= entry.flushed;
+            let DiskRequest { op, offset, len, mem, .. } = entry.request;
+            let mem_at = mem.map_or(0, |(_, at)| at);
+            return Some(Work { parent, op, offset, len, mem_at, slot: None });
+        }
+        if goes_on && std::mem::take(&mut entry.flush_after) {
+            entry.left = 1;
+            entry.flushed = true;
+            return Some(Work {
+                parent,
+                op: IoOp::Flush,
+                offset: 0,
+                len: 0,
+                mem_at: 0,
+                slot: None,
+            });
         }
         let entry = slot.take()?;
         self.free_parents.push(parent);
@@ -142,6 +185,47 @@ impl<D> Queue<D> {
         Some(taken)
     }
 
+    /// Keeps the slot that was just freed for a work that has to go out again.
+    pub(super) fn keep(&mut self, work: Work, slot: u16) -> Work {
+        if self.free_slots.last() != Some(&slot) {
+            return work;
+        }
+        self.free_slots.pop();
+        self.kept += 1;
+        Work { slot: Some(slot), ..work }
+    }
+
+    /// Frees the slot that was kept for a work.
+    pub(super) fn unkeep(&mut self, work: &Work) {
+        if let Some(slot) = work.slot {
+            self.kept -= 1;
+            self.free_slots.push(slot);
+        }
+    }
+
+    /// Takes a slot that is kept for a device nothing can be sent to, when there is no other.
+    fn take_kept(&mut self, devices: &mut [Option<Device>]) {
+        let closed = devices.iter_mut().flatten().filter(|d| d.state != State::Open);
+        let kept = closed.flat_map(|d| d.waiting.iter_mut().rev());
+        if let Some(work) = kept.into_iter().find(|work| work.slot.is_some()) {
+            let slot = work.slot.take();
+            self.kept -= 1;
+            self.free_slots.extend(slot);
+        }
+    }
+
+    /// The server may have lost what it has not flushed of these requests of a device: those of which a
+    /// part is done are to be done again as a whole, so that what a flush makes durable is all of them.
+    pub(super) fn shake(&mut self, index: u32, waiting: &VecDeque<Work>, also: Option<u32>) {
+        let flying = self.slots.iter().flatten().filter(|(of, _)| *of == index);
+        let all = flying.map(|(_, work)| work.parent).chain(waiting.iter().map(|w| w.parent));
+        for parent in all.chain(also) {
+            let entry = self.parents.get_mut(parent as usize).and_then(Option::as_mut);
+            let Some(entry) = entry.filter(|entry| entry.begun) else { continue };
+            entry.redo |= matches!(entry.request.op, IoOp::Write | IoOp::WriteZeroes);
+        }
+    }
+
     /// Fills the free slots, by turns from all devices that are open.
     pub(super) fn pump(
         &mut self,
@@ -151,7 +235,13 @@ impl<D> Queue<D> {
     ) {
         let count = devices.len();
         let mut idle = 0;
-        while idle < count && self.waiting > 0 && !self.free_slots.is_empty() {
+        while idle < count && self.waiting > 0 {
+            if self.free_slots.is_empty() && self.kept > 0 {
+                self.take_kept(devices);
+            }
+            if self.free_slots.is_empty() && self.kept == 0 {
+                break;
+            }
             let index = self.turn % count;
             self.turn = index + 1;
             let device = devices[index].as_mut().filter(|d| d.state == State::Open);
@@ -176,13 +266,15 @@ impl<D> Queue<D> {
             let entry = self.parents[work.parent as usize].as_mut()?;
             if entry.done.is_none() {
                 // Time was up before it could go out.
-                let parent = work.parent;
+                let (parent, work) = (work.parent, *work);
                 device.waiting.pop_front();
                 self.waiting -= 1;
+                self.unkeep(&work);
                 self.finish(parent, 0, Some(&mut device.stats));
                 continue;
             }
-            let slot = *self.free_slots.last()?;
+            let kept = work.slot.take();
+            let slot = kept.or_else(|| self.free_slots.last().copied())?;
             let len = first_piece(limits, work.op, work.offset, work.len);
             let piece = Work { len, ..*work };
             let request = entry.request;
@@ -195,7 +287,10 @@ impl<D> Queue<D> {
                 device.waiting.pop_front();
                 self.waiting -= 1;
             }
-            self.free_slots.pop();
+            match kept {
+                Some(_) => self.kept -= 1,
+                None => _ = self.free_slots.pop(),
+            }
             self.slots[usize::from(slot)] = Some((index, piece));
             device.in_flight += 1;
             let fua = request.fua && limits.fua;
@@ -249,7 +344,14 @@ impl<D> Queue<D> {
             assert_eq!(left[at], counted, "what is left of request {at}");
         }
         let taken = self.slots.iter().flatten().count();
-        assert_eq!(taken + self.free_slots.len(), self.slots.len(), "slots");
+        let kept = devices.iter().flatten().flat_map(|device| &device.waiting);
+        let kept: Vec<u16> = kept.filter_map(|work| work.slot).collect();
+        assert_eq!(kept.len(), self.kept, "slots that are kept");
+        assert_eq!(taken + kept.len() + self.free_slots.len(), self.slots.len(), "slots");
+        for slot in kept {
+            let used = self.slots[usize::from(slot)].is_some() || self.free_slots.contains(&slot);
+            assert!(!used, "slot {slot} is kept");
+        }
     }
 }
 

@@ -530,3 +530,153 @@ fn devices_share_the_slots_by_turns() {
     rig.answer(0);
     assert_eq!(rig.wire(1).device, 1, "b does not wait for all of a");
 }
+
+#[test]
+fn what_was_under_way_goes_out_again_in_its_slot() {
+    // tests [RS-9] [NB-54]
+    let mut rig = Rig::new(queueing(), 4);
+    let dev = rig.mapped("disk0", 3, &DISK);
+    for n in 0..6 {
+        rig.io(dev, IoOp::Write, u64::from(n) * 4096, 4096, n);
+    }
+    let slots: Vec<_> = (0..4).map(|at| (rig.wire(at).sector, rig.sends[at].slot)).collect();
+    rig.answer(0);
+    assert_eq!(rig.sends.len(), 4, "the fifth took its place");
+    let fifth = rig.sends[3].slot;
+    assert_eq!(fifth, slots[0].1);
+    for _ in 0..4 {
+        rig.answer(Errno::ECONNABORTED.neg());
+    }
+    rig.core.link_down(rig.now);
+    rig.core.link_up(rig.now, SESSION);
+    let _hello = rig.order();
+    rig.open("disk0", 4, &DISK);
+    rig.pump();
+    let again: Vec<_> = (0..4).map(|at| (rig.wire(at).sector, rig.sends[at].slot)).collect();
+    let mut expected = slots[1..].to_vec();
+    expected.push((32, fifth));
+    expected.reverse();
+    assert_eq!(again, expected);
+    for _ in 0..5 {
+        rig.answer(0);
+    }
+    assert_eq!(rig.done().len(), 6);
+}
+
+#[test]
+fn slots_of_a_disk_that_does_not_come_back_are_not_lost_to_others() {
+    // tests [NB-54]
+    let mut rig = Rig::new(queueing(), 2);
+    let gone = rig.mapped("gone", 3, &DISK);
+    let other = rig.mapped("other", 4, &DISK);
+    rig.io(gone, IoOp::Write, 0, 512, 1);
+    rig.io(gone, IoOp::Write, 512, 512, 2);
+    rig.answer(Errno::ECONNABORTED.neg());
+    rig.answer(Errno::ECONNABORTED.neg());
+    rig.core.link_down(rig.now);
+    rig.io(other, IoOp::Write, 0, 512, 3);
+    rig.core.link_up(rig.now, SESSION);
+    let _hello = rig.order();
+    let open = rig.order();
+    rig.core.answered(rig.now, open.token, Errno::ENOENT.neg(), &[]);
+    rig.open("other", 4, &DISK);
+    rig.pump();
+    assert_eq!(rig.sends.len(), 1);
+    rig.answer(0);
+    assert_eq!(rig.done(), [(3, 0)]);
+    rig.core.unmap(gone).unwrap();
+    rig.pump();
+    assert_eq!(rig.done(), [(2, -5), (1, -5)]);
+}
+
+#[test]
+fn what_a_server_may_have_lost_is_sent_again_as_a_whole() {
+    // tests [NB-54]: parts acknowledged before an outage count for nothing when there is a write cache.
+    for (cache, again) in [(true, 3), (false, 2)] {
+        let disk = Limits { write_cache: cache, ..DISK };
+        let mut rig = Rig::new(queueing(), 8);
+        let dev = rig.mapped("disk0", 3, &disk);
+        rig.io(dev, IoOp::Write, 0, 3 * 8192, 1);
+        rig.io(dev, IoOp::Read, 65_536, 3 * 8192, 2);
+        assert_eq!(rig.sends.len(), 6);
+        rig.answer(0);
+        for _ in 0..2 {
+            rig.answer(Errno::ECONNABORTED.neg());
+        }
+        rig.answer(0);
+        for _ in 0..2 {
+            rig.answer(Errno::ECONNABORTED.neg());
+        }
+        rig.core.link_down(rig.now);
+        rig.core.link_up(rig.now, SESSION);
+        let _hello = rig.order();
+        rig.open("disk0", 3, &disk);
+        rig.pump();
+        let (mut writes, mut reads) = (Vec::new(), 0);
+        while !rig.sends.is_empty() {
+            let io = rig.wire(0);
+            match io.op {
+                wire::OP_WRITE => writes.push(io.sector),
+                _ => reads += 1,
+            }
+            rig.answer(0);
+        }
+        writes.sort_unstable();
+        assert_eq!(reads, 2, "what was read was read");
+        assert_eq!(rig.done().len(), 2);
+        match again {
+            3 => assert_eq!(writes, [0, 16, 16, 32, 32], "the rest, then all of it"),
+            _ => assert_eq!(writes, [16, 32]),
+        }
+    }
+}
+
+#[test]
+fn a_flush_after_data_that_may_be_lost_has_the_data_again() {
+    // tests [NB-54] [NB-26]
+    let limits = Limits { fua: false, ..DISK };
+    let mut rig = Rig::new(queueing(), 8);
+    let dev = rig.mapped("disk0", 3, &limits);
+    let request = DiskRequest {
+        op: IoOp::Write,
+        offset: 0,
+        len: 512,
+        fua: true,
+        nounmap: false,
+        mem: Some((7, 0)),
+        done: 1,
+    };
+    rig.core.submit(rig.now, dev, request);
+    rig.pump();
+    rig.answer(0);
+    assert_eq!(rig.wire(0).op, wire::OP_FLUSH);
+    rig.answer(Errno::ENOTCONN.neg());
+    rig.pass(60_000);
+    rig.open("disk0", 9, &limits);
+    rig.pump();
+    let mut ops = Vec::new();
+    while !rig.sends.is_empty() {
+        ops.push(rig.wire(0).op);
+        rig.answer(0);
+    }
+    assert_eq!(ops, [wire::OP_FLUSH, wire::OP_WRITE, wire::OP_FLUSH]);
+    assert_eq!(rig.done(), [(1, 0)]);
+}
+
+#[test]
+fn a_flush_that_would_follow_an_unmap_is_an_error() {
+    // tests [NB-37]
+    let limits = Limits { fua: false, ..DISK };
+    let mut rig = Rig::new(queueing(), 8);
+    let dev = rig.mapped("disk0", 3, &limits);
+    let (op, offset, len, fua) = (IoOp::Write, 0, 512, true);
+    let request = DiskRequest { op, offset, len, fua, nounmap: false, mem: Some((7, 0)), done: 1 };
+    rig.core.submit(rig.now, dev, request);
+    rig.pump();
+    rig.core.unmap(dev).unwrap();
+    rig.answer(0);
+    assert_eq!(rig.done(), [(1, -5)]);
+    let close = rig.order();
+    rig.core.answered(rig.now, close.token, 0, &[]);
+    assert_eq!(rig.events(), [Event::Unmapped { dev }]);
+}
