@@ -290,6 +290,11 @@ impl MrTable {
         self.regions.len()
     }
 
+    /// Regions for fast registration that are not free.
+    pub(crate) fn bound(&self) -> usize {
+        self.regions.values().filter(|region| region.fast && region.memory.is_some()).count()
+    }
+
     /// Tells whether a region or window of this protection domain is left.
     pub(crate) fn uses(&self, pd: PdId) -> bool {
         self.regions.values().any(|region| region.pd == pd)
@@ -588,7 +593,9 @@ mod tests {
         let pieces = vec![piece(&a, 60, 4), piece(&b, 0, 0), piece(&b, 1, 7), piece(&a, 0, 5)];
         let all = Access::all() - Access::FLUSH_PERSISTENT;
         assert_eq!(table.bind(PdId(2), next, pieces.clone(), 9, all), Err(KeyError::WrongPd));
+        assert_eq!(table.bound(), 0);
         assert_eq!(table.bind(PD, next, pieces.clone(), 9, all), Ok(()));
+        assert_eq!(table.bound(), 1);
         assert_eq!(table.bind(PD, next, pieces, 9, all), Err(KeyError::Unknown));
         assert_eq!(table.check(PD, key, 9, 1, Access::empty()), Err(KeyError::Unknown));
         table.scatter(PD, next, 10, b"0123456789abcde").unwrap();
@@ -610,6 +617,10 @@ mod tests {
         assert_eq!(table.invalidate(WHOSE, plain.lkey), Err(KeyError::Unknown));
         let outside = vec![piece(&a, 60, 5)];
         assert_eq!(table.bind(PD, key, outside, 9, all), Err(KeyError::OutOfRange));
+        assert_eq!(table.bound(), 0);
+        // The key it was made with names it, whatever it has now.
+        assert_eq!(table.deregister(key ^ 0x80), Err(Error::NoSuch("memory region")));
+        assert_eq!(table.deregister(key), Ok(PD));
     }
 
     /// What is withdrawn is this side's alone until it is renewed, and the key before that is of no more use.

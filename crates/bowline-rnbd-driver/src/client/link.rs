@@ -403,7 +403,7 @@ impl Link {
                 data: if io.data.is_some() { std::slice::from_ref(mem) } else { &[] },
                 done: Done { to: Arc::clone(&to), tag: u64::from(io.slot) },
             });
-            match self.session.request_batch(&mut requests) {
+            match self.session.request_batch_here(&mut requests) {
                 Ok(0) => break,
                 Ok(count) => from += count,
                 Err(error) => {

@@ -9,6 +9,8 @@ pub struct InUse {
     pub pds: usize,
     /// Memory regions.
     pub mrs: usize,
+    /// Those of them that were made for fast registration and are good for something now.
+    pub bound: usize,
     /// Memory windows.
     pub mws: usize,
     /// Completion queues.
@@ -34,6 +36,7 @@ impl Device {
         InUse {
             pds: self.pds.len(),
             mrs: self.shared.mrs.count(),
+            bound: self.shared.mrs.bound(),
             mws: self.shared.mrs.windows.len(),
             cqs: self.shared.cqs.count(),
             qps: self.qps.len(),

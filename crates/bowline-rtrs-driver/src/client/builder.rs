@@ -20,15 +20,18 @@ const EPHEMERAL: core::ops::RangeInclusive<u16> = 32768..=60999;
 pub struct SessionBuilder {
     pub(super) config: ClientConfig,
     pub(super) paths: Vec<(Option<IpAddr>, IpAddr)>,
+    /// IO connections, when the program has chosen.
+    pub(super) connections: Option<u16>,
     pub(super) on_link: Option<OnLink>,
 }
 
 impl core::fmt::Debug for SessionBuilder {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        let Self { config, paths, .. } = self;
+        let Self { config, paths, connections, .. } = self;
         f.debug_struct("SessionBuilder")
             .field("config", config)
             .field("paths", paths)
+            .field("connections", connections)
             .finish_non_exhaustive()
     }
 }
@@ -42,7 +45,7 @@ impl SessionBuilder {
         let name =
             SessionName::new(name).map_err(|_| Error::new("naming a session", Errno::EINVAL))?;
         let config = ClientConfig::new(name, random::number()?);
-        Ok(Self { config, paths: Vec::new(), on_link: None })
+        Ok(Self { config, paths: Vec::new(), connections: None, on_link: None })
     }
 
     /// Adds a path: the server's address, and an address of a device of this side, or the one that
@@ -82,10 +85,14 @@ impl SessionBuilder {
         self
     }
 
-    /// IO connections of each path; 1. 0: everything goes over the service connection.
+    /// IO connections of each path, at most 4095; requests of a permit take the one of the processor that
+    /// it was taken on [RT-37]. 0: everything goes over the service connection. Without this there is one
+    /// for each processor this process may use, at most 16, as kernels have them; but only one when a
+    /// device of the engine makes its packets in this process: its connections have one socket and one
+    /// lock, so more of them only make its bursts smaller.
     #[must_use]
     pub fn io_connections(mut self, connections: u16) -> Self {
-        self.config.io_connections = connections;
+        self.connections = Some(connections);
         self
     }
 
@@ -147,6 +154,16 @@ impl SessionBuilder {
         self.on_link = Some(Box::new(on_link));
         self
     }
+}
+
+/// IO connections of each path, when the program has not chosen.
+pub(super) fn connections(devices: &[Arc<dyn Device>]) -> u16 {
+    const MOST: u16 = 16;
+    if devices.iter().any(|device| device.attr().even_packets) {
+        return 1;
+    }
+    let processors = std::thread::available_parallelism();
+    processors.map_or(1, |count| u16::try_from(count.get()).unwrap_or(MOST).min(MOST))
 }
 
 /// Finds the device and address of a path, and chooses a port [RT-35].

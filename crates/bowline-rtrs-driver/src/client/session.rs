@@ -12,7 +12,7 @@ use bowline_rtrs::{Errno, Instant, MemRef, PathId, Policy, PortAttr, PortId};
 use bowline_verbs::{Access, Buffer};
 use bowline_wire::rtrs::{Dir, Uuid};
 
-use super::builder::{SessionBuilder, resolve};
+use super::builder::{SessionBuilder, connections, resolve};
 use super::future::{Call, Cell, ended};
 use super::region::Region;
 use super::shared::Shared;
@@ -21,6 +21,8 @@ use crate::engine::{Engine, Inner, Station};
 use crate::hub::Hub;
 use crate::{Error, clock, random};
 
+/// Connections of a path, the service connection included [RT-24].
+const MAX_CONNECTIONS: u16 = 4096;
 /// Local ports tried for a path, when other programs have them.
 const PORTS_TRIED: usize = 8;
 /// How often a server that resets the first connections is asked again, and when. One that still has
@@ -100,15 +102,19 @@ impl Session {
     /// asked again for a second.
     ///
     /// # Errors
-    /// `EINVAL` without a path, or with more than 128; `EADDRNOTAVAIL` or `ENODEV` when no device of
+    /// `EINVAL` without a path, or with more than 128, or with more than 4095 IO connections; `EADDRNOTAVAIL` or `ENODEV` when no device of
     /// the engine has an address for a path; what kept a path from being connected.
     pub fn open(engine: &Engine, builder: SessionBuilder) -> Result<Arc<Self>, Error> {
         const WHAT: &str = "opening a session";
-        let SessionBuilder { config, paths, on_link } = builder;
+        let SessionBuilder { mut config, paths, connections: chosen, on_link } = builder;
         if !(1..=config.limits.paths).contains(&paths.len()) {
             return Err(Error::new(WHAT, Errno::EINVAL));
         }
         let engine = &engine.inner;
+        config.io_connections = chosen.unwrap_or_else(|| connections(&engine.devices));
+        if config.io_connections >= MAX_CONNECTIONS {
+            return Err(Error::new(WHAT, Errno::EINVAL));
+        }
         let name = config.name.as_str().to_owned();
         let port = config.port;
         let access = match config.read_keys {
@@ -200,9 +206,14 @@ impl Session {
     }
 
     /// Takes a permit, the right to have one request in flight; `None` when there is none in time, or
-    /// the session is over.
+    /// the session is over. Its requests take the connection of the processor this thread is on.
     pub fn get_permit(&self, kind: PermitKind, wait: Wait) -> Option<Permit> {
-        let cpu = current_cpu();
+        self.get_permit_on(kind, wait, current_cpu())
+    }
+
+    /// The same as if called on this processor; for programs that spread requests over connections
+    /// themselves.
+    pub fn get_permit_on(&self, kind: PermitKind, wait: Wait, cpu: u16) -> Option<Permit> {
         let take = |state: &mut State| state.core.get_permit(kind, cpu);
         match wait {
             Wait::No => take(&mut self.shared.hub.lock()),
@@ -255,12 +266,35 @@ impl Session {
         &self,
         requests: &mut dyn Iterator<Item = Req<'_>>,
     ) -> Result<usize, Error> {
+        self.submit_batch(requests, None)
+    }
+
+    /// The same, and the permits are taken for such of the processor this thread is on: for programs that
+    /// keep permits.
+    ///
+    /// # Errors
+    /// As [`request_batch`](Self::request_batch).
+    pub fn request_batch_here(
+        &self,
+        requests: &mut dyn Iterator<Item = Req<'_>>,
+    ) -> Result<usize, Error> {
+        self.submit_batch(requests, Some(current_cpu()))
+    }
+
+    fn submit_batch(
+        &self,
+        requests: &mut dyn Iterator<Item = Req<'_>>,
+        cpu: Option<u16>,
+    ) -> Result<usize, Error> {
         let mut count = 0;
         let mut failed = None;
         {
             let mut state = self.shared.hub.lock();
             let now = clock::now();
             for Req { dir, permit, usr, data, done } in requests {
+                if let Some(cpu) = cpu {
+                    state.core.set_cpu_of(permit, cpu);
+                }
                 let tag = state.slots.told(done);
                 match submit(&mut state, now, dir, permit, usr, data, tag) {
                     Ok(()) => count += 1,

@@ -114,12 +114,21 @@ impl Verbs for Fake {
                 SendOp::Write(_) => "w",
                 SendOp::WriteImm(..) => "wi",
                 SendOp::SendImm(_) => "si",
+                SendOp::RegMr { .. } => "reg",
+                SendOp::LocalInv(_) => "inv",
                 _ => "s",
+            };
+            let pieces = match &wr.op {
+                SendOp::RegMr { key, pieces, .. } => {
+                    let all = pieces.iter().map(|p| format!(" ({}, {})", p.offset, p.len));
+                    format!("[{key}:{}]", all.collect::<String>())
+                }
+                _ => String::new(),
             };
             let signal = if wr.flags.contains(SendFlags::SIGNALED) { "!" } else { "" };
             let sges: Vec<_> =
                 wr.sges.iter().map(|sge| (sge.addr, sge.len, sge.lkey >> 8)).collect();
-            format!(" {op}{}{signal}{sges:?}", wr.id as u32 & 0xffff)
+            format!(" {op}{}{signal}{pieces}{sges:?}", wr.id as u32 & 0xffff)
         });
         let call = format!("send {}:{}", qpn.0, each.collect::<String>());
         self.note(call);
@@ -233,6 +242,44 @@ fn sends_of_a_connection_go_with_one_call() {
             "send 3: wi20[(0, 3, 5), (8, 4, 5)] wi21[(0, 3, 5), (8, 4, 5)]",
         ]
     );
+}
+
+/// [RT-42]: keys for single requests, whose memory is no gather list.
+#[test]
+fn memory_is_registered_by_a_request() {
+    let (mut binding, mut fake, [a, _], region) = pair();
+    let mut out = Vec::new();
+    let path = a.path;
+    binding.run_order(&mut fake, Order::AddKeys { path, port: PORT, count: 2 }, &mut out);
+    let [Input::Keys { keys: Ok(keys), .. }] = &out[..] else { panic!("{out:?}") };
+    let keys = keys.clone();
+    assert_eq!(fake.calls, ["alloc", "alloc"]);
+    fake.calls.clear();
+    let mem = |offset, len| MemRef { region, offset, len };
+    let to = Remote { addr: 0, rkey: 1 };
+    let mut batch = Batch::default();
+    let data = [mem(100, 30), mem(4096, 1)];
+    batch.send(a, Tag(1), WrKind::Register(keys[0]), &data, false);
+    batch.send(a, Tag(2), WrKind::WriteImm(to, 1), &[mem(0, 8)], false);
+    batch.send(a, Tag(3), WrKind::Invalidate(keys[0]), &[], true);
+    out.clear();
+    binding.run_batch(&mut fake, &mut batch, &mut out);
+    let key = keys[0];
+    let registers = format!("reg1[{key}: (100, 30) (4096, 1)][]");
+    assert_eq!(fake.calls, [format!("send 1: {registers} wi2[(0, 8, 5)] inv3![]")]);
+    fake.calls.clear();
+    binding.run_order(&mut fake, Order::DropKeys { path }, &mut out);
+    binding.run_order(&mut fake, Order::DropKeys { path }, &mut out);
+    assert_eq!(
+        fake.calls,
+        keys.iter().map(|key| format!("dereg {}", key >> 8)).collect::<Vec<_>>()
+    );
+    // All or none.
+    fake.calls.clear();
+    binding.run_order(&mut fake, Order::AddKeys { path, port: PORT, count: 100 }, &mut out);
+    assert_eq!(out, [Input::Keys { path, keys: Err(Errno::ENOMEM) }]);
+    let count = |what: &str| fake.calls.iter().filter(|call| call.starts_with(what)).count();
+    assert_eq!(count("alloc"), count("dereg"));
 }
 
 /// [RT-59]: what cannot be posted is its connection's end, and nothing follows it there.

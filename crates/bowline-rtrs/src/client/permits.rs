@@ -17,7 +17,6 @@ pub struct Permit {
     pub(super) owner: u64,
     pub(super) index: u16,
     pub(super) kind: PermitKind,
-    pub(super) cpu: u16,
 }
 
 impl Permit {

@@ -45,7 +45,8 @@ pub(super) struct Request {
     pub(super) cid: u16,
     dir: Dir,
     kind: PermitKind,
-    cpu: u16,
+    /// The processor its permit was taken on.
+    pub(super) cpu: u16,
     usr_len: u16,
     data_len: u32,
     pub(super) data: Vec<MemRef>,
@@ -165,7 +166,6 @@ impl Session {
         headers.buffer.write(index * headers.slot as usize, usr);
         request.dir = dir;
         request.kind = permit.kind;
-        request.cpu = permit.cpu;
         request.usr_len = usr.len() as u16;
         request.data_len = data_len;
         request.fast = fast;

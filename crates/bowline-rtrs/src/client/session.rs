@@ -283,7 +283,26 @@ impl Session {
         }
         let keep = if kind == PermitKind::Io { self.kept_permits() } else { 0 };
         let index = self.permits.take(keep)?;
-        Some(Permit { owner: self.owner, index, kind, cpu })
+        if let Some(request) = self.requests.get_mut(usize::from(index)) {
+            request.cpu = cpu;
+        }
+        Some(Permit { owner: self.owner, index, kind })
+    }
+
+    /// Requests of this permit take the connection of another processor from now on, as if it had been
+    /// taken there: for programs that keep permits [RT-37].
+    pub fn set_cpu_of(&mut self, permit: &Permit, cpu: u16) {
+        if permit.owner == self.owner
+            && let Some(request) = self.requests.get_mut(usize::from(permit.index))
+            && !request.running
+        {
+            request.cpu = cpu;
+        }
+    }
+
+    /// Tells how many requests in flight have keys of their own that the server can use still.
+    pub fn keys_given(&self) -> usize {
+        self.requests.iter().filter(|request| request.grant == Grant::Given).count()
     }
 
     /// Gives a permit back. If its request is still in flight, the index is free when that ends.
