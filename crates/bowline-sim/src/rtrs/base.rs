@@ -49,6 +49,8 @@ pub(crate) struct Base {
     pub(crate) now: u64,
     pub(crate) queue: Queue<Event>,
     pub(crate) rng: Rng,
+    /// Chance for what came to runs later, so that seeds stay what they were.
+    pub(crate) extra: Rng,
     pub(crate) trace: Trace,
     pub(crate) stats: Stats,
     /// The first broken promise.

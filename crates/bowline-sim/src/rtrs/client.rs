@@ -13,12 +13,12 @@ use bowline_rnbd::{IoOp, SessionLimits};
 use bowline_rtrs::bind::Binding;
 use bowline_rtrs::client::{
     ClientConfig, Completed, Event as SessionEvent, PathAddr, PathState, Permit, PermitKind,
-    Session,
+    ReadKeys, Session,
 };
 use bowline_rtrs::{
     Batch, HbConfig, Input, MemRef, Order, PathId, PortId, RegionId, Tag, Wr, WrKind,
 };
-use bowline_verbs::{Access, Buffer};
+use bowline_verbs::{Access, Buffer, Remote};
 use bowline_wire::rnbd::Access as DiskAccess;
 use bowline_wire::rtrs::{Dir, PORT, SessionName, Uuid};
 
@@ -61,9 +61,28 @@ pub(crate) enum Stage {
 /// What a request of the session is for.
 #[derive(Debug)]
 enum Purpose {
-    Io(u16),
+    Io(u16, Option<Landing>),
     /// A message, and where its answer goes.
     Service(Token, Option<usize>, u32),
+}
+
+/// Where the data of a READ goes that has keys of its own.
+#[derive(Debug)]
+struct Landing {
+    /// Where the program wants it.
+    to: usize,
+    len: usize,
+    /// Places of its parts in other memory, if it goes there first.
+    pieces: Vec<MemRef>,
+}
+
+/// Memory that nobody may change any more.
+#[derive(Debug)]
+struct Settled {
+    at: usize,
+    /// In the memory for scattered READs.
+    scattered: bool,
+    bytes: Vec<u8>,
 }
 
 /// A request of the program.
@@ -85,6 +104,11 @@ pub(crate) struct Life {
     pub(crate) stage: Stage,
     region: RegionId,
     buffer: Arc<Buffer>,
+    /// Memory where scattered READs put their parts in disorder.
+    scatter: (RegionId, Arc<Buffer>),
+    settled: Vec<Settled>,
+    /// Permits of the slots, kept as drivers do; none where there is only one.
+    permits: Vec<Permit>,
     /// By tag: permit and purpose.
     asked: BTreeMap<u64, (Option<Permit>, Purpose)>,
     tags: u64,
@@ -199,6 +223,7 @@ impl Client {
         let config = ClientConfig {
             io_connections: self.plan.io_connections,
             policy: self.plan.policy,
+            read_keys: self.plan.read_keys,
             reconnect_delay: self.plan.kernel_delay.map(Duration::from_nanos),
             max_reconnects: self.plan.max_reconnects,
             heartbeat: common.heartbeat,
@@ -210,8 +235,13 @@ impl Client {
         let count = self.plan.depth;
         let len = count * bytes + SERVICE_SLOTS * SERVICE_BYTES;
         let buffer = Arc::new(Buffer::new(len).map_err(|e| format!("memory: {e}"))?);
-        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+        let access = match self.plan.read_keys {
+            ReadKeys::LongLived => Access::LOCAL_WRITE | Access::REMOTE_WRITE,
+            ReadKeys::PerRequest => Access::LOCAL_WRITE,
+        };
         let region = session.add_region(Arc::clone(&buffer), access);
+        let scatter = Arc::new(Buffer::new(len).map_err(|e| format!("memory: {e}"))?);
+        let scatter = (session.add_region(Arc::clone(&scatter), Access::LOCAL_WRITE), scatter);
         let addrs: Vec<IpAddr> = hosts.iter().map(Host::addr).collect();
         let paths: Vec<_> = (self.plan.paths.clone().into_iter())
             .map(|(from, to)| (self.addr(&addrs, common, from, to), uuid(base)))
@@ -226,6 +256,9 @@ impl Client {
             stage: Stage::Opening,
             region,
             buffer,
+            scatter,
+            settled: Vec::new(),
+            permits: Vec::new(),
             asked: BTreeMap::new(),
             tags: 0,
             messages: VecDeque::new(),
@@ -304,6 +337,17 @@ impl Client {
                 life.session.handle(now, input);
             }
             life.session.check_invariants();
+            if self.plan.read_keys == ReadKeys::PerRequest || self.plan.scattered > 0 {
+                let devices = hosts.iter().filter_map(|host| host.device.as_ref());
+                let good: usize = devices.map(|device| device.in_use().bound).sum();
+                let given = life.session.keys_given();
+                if good > given {
+                    let number = self.number;
+                    base.fail(|| {
+                        format!("client {number}: {good} keys, {given} given: good after the end")
+                    });
+                }
+            }
             let moved = self.completions(base)
                 | self.events(base, common)
                 | self.messages(base)
@@ -340,7 +384,12 @@ impl Client {
             }
             let Some(core) = &mut life.core else { continue };
             match purpose {
-                Purpose::Io(slot) => core.io_answer(now, slot, one.errno),
+                Purpose::Io(slot, landing) => {
+                    if let Some(landing) = landing.filter(|_| one.errno == 0) {
+                        land(&life.buffer, &life.scatter.1, &mut life.settled, landing);
+                    }
+                    core.io_answer(now, slot, one.errno);
+                }
                 Purpose::Service(token, place, room) => {
                     let mut data = Vec::new();
                     if let Some(place) = place {
@@ -377,6 +426,11 @@ impl Client {
                     }
                     let mapped = core.map(&format!("disk{}", self.number), DiskAccess::Rw);
                     let mapped = mapped.map_err(|e| format!("client {}: map: {e}", self.number));
+                    // As drivers do: a slot is a permit.
+                    if depth > 1 {
+                        let take = || life.session.get_permit(PermitKind::Io, 0);
+                        life.permits.extend(std::iter::from_fn(take));
+                    }
                     life.dev = base.judge(mapped);
                     life.core = Some(core);
                     life.stage = Stage::Mapping;
@@ -396,6 +450,7 @@ impl Client {
                     }
                 }
                 SessionEvent::Reconnected => {
+                    self.oracle.resumed();
                     if let (Some(core), Some((limits, _))) = (&mut life.core, limits) {
                         core.link_up(now, limits);
                     }
@@ -475,24 +530,37 @@ impl Client {
         let mut moved = false;
         while let Some(send) = life.sends.pop_front() {
             let cpu = base.rng.below(4) as u16;
-            let Some(permit) = life.session.get_permit(PermitKind::Io, cpu) else {
+            let mut taken = None;
+            if life.permits.is_empty() {
+                taken = life.session.get_permit(PermitKind::Io, cpu);
+            }
+            let kept = life.permits.get(usize::from(send.slot));
+            let Some(permit) = taken.as_ref().or(kept) else {
                 life.sends.push_front(send);
                 break;
             };
+            life.session.set_cpu_of(permit, cpu);
             moved = true;
             let data = send.data.map(|piece| MemRef {
                 region: RegionId(piece.region),
                 offset: piece.offset,
                 len: piece.len,
             });
+            let landing = data.filter(|_| send.dir == Dir::Read).and_then(|data| {
+                let pieces = scatter(base, self.plan.scattered, life.scatter.0, &data);
+                let own_key = !pieces.is_empty() || self.plan.read_keys == ReadKeys::PerRequest;
+                let (to, len) = (data.offset as usize, data.len as usize);
+                own_key.then_some(Landing { to, len, pieces })
+            });
+            let pieces = landing.as_ref().map(|landing| &landing.pieces[..]);
+            let pieces = pieces.filter(|pieces| !pieces.is_empty()).unwrap_or(data.as_slice());
             life.tags += 1;
             let tag = life.tags;
-            let asked =
-                life.session.request(now, send.dir, &permit, &send.usr, data.as_slice(), tag);
+            let asked = life.session.request(now, send.dir, permit, &send.usr, pieces, tag);
             match asked {
-                Ok(()) => _ = life.asked.insert(tag, (Some(permit), Purpose::Io(send.slot))),
+                Ok(()) => _ = life.asked.insert(tag, (taken, Purpose::Io(send.slot, landing))),
                 Err(errno) => {
-                    life.session.put_permit(permit);
+                    taken.into_iter().for_each(|permit| life.session.put_permit(permit));
                     core.send_failed(now, send.slot, bowline_rnbd::Errno(errno.0));
                 }
             }
@@ -525,6 +593,9 @@ impl Client {
             self.count(base);
             if let Some(life) = &mut self.life {
                 life.stage = Stage::Closing;
+                for permit in life.permits.drain(..) {
+                    life.session.put_permit(permit);
+                }
                 life.session.close(base.instant());
             }
         }
@@ -639,6 +710,20 @@ impl Client {
         let Some(life) = &mut self.life else { return };
         let (Some(core), Some(dev)) = (&mut life.core, life.dev) else { return };
         let Some(place) = life.places.pop() else { return };
+        // What was read there before is the program's to the end.
+        let bytes = self.plan.request_max as usize;
+        let (mine, others): (Vec<_>, Vec<_>) = (life.settled.drain(..))
+            .partition(|settled| (place..place + bytes).contains(&settled.at));
+        life.settled = others;
+        for Settled { at, scattered, bytes } in mine {
+            let mut now = vec![0; bytes.len()];
+            let buffer = if scattered { &life.scatter.1 } else { &life.buffer };
+            buffer.read(at, &mut now);
+            if now != bytes {
+                let number = self.number;
+                base.fail(|| format!("client {number}: memory at {at} has changed after the READ"));
+            }
+        }
         self.requests += 1;
         let id = self.requests;
         let (offset, len) = if op == IoOp::Flush { (0, 0) } else { (offset, len) };
@@ -828,6 +913,42 @@ impl Client {
     }
 }
 
+/// Cuts a stretch into parts that lie in disorder at the same place of other memory; none: it is left
+/// whole.
+fn scatter(base: &mut Base, often: u64, region: RegionId, data: &MemRef) -> Vec<MemRef> {
+    if often == 0 || !base.extra.chance(often) || data.len < 2 {
+        return Vec::new();
+    }
+    base.stats.scattered += 1;
+    let mut pieces = Vec::new();
+    let mut left = data.len;
+    while left > 0 && pieces.len() < 100 {
+        // Two at least.
+        let most = u64::from(left) - u64::from(pieces.is_empty());
+        let len = 1 + base.extra.below(most) as u32;
+        left -= len;
+        pieces.push(MemRef { region, offset: data.offset + u64::from(left), len });
+    }
+    if left > 0 {
+        pieces.push(MemRef { region, offset: data.offset, len: left });
+    }
+    pieces
+}
+
+/// Takes what a READ with keys of its own has brought.
+fn land(buffer: &Buffer, scatter: &Buffer, settled: &mut Vec<Settled>, landing: Landing) {
+    let Landing { to, len, pieces } = landing;
+    let mut at = to;
+    for piece in &pieces {
+        scatter.copy_to(piece.offset as usize, buffer, at, piece.len as usize);
+        at += piece.len as usize;
+    }
+    let scattered = !pieces.is_empty();
+    let mut bytes = Vec::new();
+    if scattered { scatter } else { buffer }.append_to(to, len, &mut bytes);
+    settled.push(Settled { at: to, scattered, bytes });
+}
+
 fn go(process: &Process, client: usize) -> Event {
     Event::Go { client, boot: process.boot }
 }
@@ -866,6 +987,7 @@ impl Watch for Eyes<'_> {
                 None
             }
             Order::Forget { .. } if self.base.wrongs(Sabotage::EarlyDrain, 1000) => None,
+            Order::DropKeys { .. } if self.base.wrongs(Sabotage::LeakKeys, 1000) => None,
             order => Some(order),
         }
     }
@@ -875,6 +997,14 @@ impl Watch for Eyes<'_> {
         self.base.note([21, number, sends], || {
             format!("client {number}: {:?}, {} receives", batch.wrs, batch.recvs.len())
         });
+        if self.base.sabotage == Some(Sabotage::KeepKey) {
+            // Completes as well, and changes nothing.
+            for wr in &mut batch.wrs {
+                if let WrKind::Invalidate(_) = wr.kind {
+                    wr.kind = WrKind::Write(Remote::default());
+                }
+            }
+        }
         let Some((region, later)) = &mut self.attack else { return };
         if self.base.rng.chance(200)
             && let Some(write) = later.pop()

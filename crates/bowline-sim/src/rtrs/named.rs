@@ -15,4 +15,9 @@ const SEEDS: &[(&str, u64, &str)] = &[
         "a path closed while its session was being opened was connected after",
     ),
     ("closed-while-opening-2", 733, "the same, among other troubles"),
+    (
+        "half-a-write-lost",
+        303,
+        "of a long write the parts acknowledged before the server's death were not sent again",
+    ),
 ];

@@ -51,7 +51,7 @@ struct Running {
     begun: u64,
     first: u64,
     count: u64,
-    /// The server died meanwhile: parts of it that were acknowledged may be gone.
+    /// The server died meanwhile, and the client has not noticed: what was acknowledged may be gone.
     shaken: bool,
 }
 
@@ -206,6 +206,12 @@ impl Oracle {
                 }
             }
         }
+    }
+
+    /// The client has lost its session and found it again, after whatever deaths there were: of what is
+    /// under way nothing counts that was acknowledged before.
+    pub(crate) fn resumed(&mut self) {
+        self.running.values_mut().for_each(|run| run.shaken = false);
     }
 
     /// The program dies: what it was doing may be done still, and nobody will tell.

@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use bowline_roce::GiveUp;
 use bowline_rtrs::Policy;
+use bowline_rtrs::client::ReadKeys;
 use bowline_verbs::Mtu;
 use bowline_wire::roce::IcrcPolicy;
 use bowline_wire::rtrs::PORT;
@@ -39,11 +40,15 @@ pub enum Scenario {
     Paths,
     /// A client writes where it must not any more.
     Hostile,
+    /// Keys for single READs, and a server that leaves them or uses them after its answer.
+    Keys,
+    /// A server with a write cache dies while long writes are under way.
+    Volatile,
 }
 
 impl Scenario {
     /// Every scenario.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 13] = [
         Self::Swarm,
         Self::Calm,
         Self::Weather,
@@ -55,6 +60,8 @@ impl Scenario {
         Self::Crash,
         Self::Paths,
         Self::Hostile,
+        Self::Keys,
+        Self::Volatile,
     ];
 
     /// The name on the command line.
@@ -71,6 +78,8 @@ impl Scenario {
             Self::Crash => "crash",
             Self::Paths => "paths",
             Self::Hostile => "hostile",
+            Self::Keys => "keys",
+            Self::Volatile => "volatile",
         }
     }
 
@@ -112,6 +121,9 @@ pub(crate) struct ClientPlan {
     pub(crate) paths: Vec<(u8, u8)>,
     pub(crate) io_connections: u16,
     pub(crate) policy: Policy,
+    pub(crate) read_keys: ReadKeys,
+    /// READs of a thousand whose data goes to several places.
+    pub(crate) scattered: u64,
     /// As the kernel waits before it connects again.
     pub(crate) kernel_delay: Option<u64>,
     pub(crate) max_reconnects: i16,
@@ -165,6 +177,8 @@ pub(crate) struct Plan {
     pub(crate) queue_depth: u16,
     pub(crate) chunk: u32,
     pub(crate) invalidate: bool,
+    /// The server does not always invalidate the keys it is asked to, and writes with others once more.
+    pub(crate) rude: bool,
     /// Heartbeats: interval, how many may be missed, silence until the peer is asked.
     pub(crate) heartbeat: (u64, u32, u64),
     /// Kinds of faults and the mean time between two of a kind.
@@ -180,10 +194,11 @@ pub(crate) struct Plan {
 const VOLUME: u64 = 600_000;
 
 impl Plan {
-    /// Draws what the seed stands for.
-    pub(crate) fn draw(rng: &mut Rng, forced: Option<Scenario>) -> Self {
+    /// Draws what the seed stands for; what came to plans later from `extra`, so that seeds stay what they
+    /// were.
+    pub(crate) fn draw(rng: &mut Rng, extra: &mut Rng, forced: Option<Scenario>) -> Self {
         let drawn = match rng.below(14) {
-            n @ 0..=10 => Scenario::ALL[n as usize],
+            n @ 0..=12 => Scenario::ALL[n as usize],
             _ => Scenario::Swarm,
         };
         let scenario = forced.unwrap_or(drawn);
@@ -194,12 +209,14 @@ impl Plan {
         let weather = any(rng, S::Weather, 300);
         let steps = any(rng, S::Steps, 250);
         let late = any(rng, S::Late, 150);
-        let cuts = any(rng, S::Cuts, 350) || late;
+        let cuts = any(rng, S::Cuts, 350) || late || scenario == S::Keys && extra.chance(500);
         let stalls = any(rng, S::Stalls, 200);
         let slow = any(rng, S::Slow, 250) || late;
-        let crash = any(rng, S::Crash, 300);
+        let crash = any(rng, S::Crash, 300) || scenario == S::Volatile;
         let paths = any(rng, S::Paths, 300);
         let hostile = any(rng, S::Hostile, 150);
+        let volatile = scenario == S::Volatile;
+        let keys = scenario == S::Keys;
 
         let count = rng.pick(&[1, 1, 1, 2, 3]) + usize::from(hostile);
         let v6 = rng.chance(300);
@@ -246,6 +263,24 @@ impl Plan {
                 if paths && rng.chance(300) {
                     client.max_reconnects = rng.between(0, 3) as i16;
                 }
+                if extra.chance(if keys { 600 } else { 150 }) {
+                    client.read_keys = ReadKeys::PerRequest;
+                }
+                if extra.chance(if keys { 600 } else { 150 }) {
+                    client.scattered = extra.pick(&[100, 500, 1000]);
+                }
+                if extra.chance(150) {
+                    client.io_connections = 4;
+                }
+                if volatile {
+                    client.queues = true;
+                    client.max_reconnects = -1;
+                    client.disk.cache = true;
+                    client.disk.fua &= extra.chance(500);
+                    let most = client.disk.sectors as u32 * 512;
+                    client.request_max = most.min(extra.pick(&[16_384, 40_960]));
+                    client.disk.takes.0 = extra.pick(&[200 * US, 5 * MS, 50 * MS]);
+                }
                 client
             })
             .collect::<Vec<_>>();
@@ -286,6 +321,13 @@ impl Plan {
             queue_depth,
             chunk,
             invalidate: rng.chance(600),
+            rude: extra.chance(if keys {
+                500
+            } else if scenario == S::Swarm {
+                100
+            } else {
+                0
+            }),
             heartbeat: (interval, rng.pick(&[2, 5]), rng.pick(&[200 * MS, SEC])),
             faults,
             step,
@@ -307,7 +349,7 @@ impl Plan {
     pub(crate) fn is_faulty(&self) -> bool {
         let net = &self.net;
         let disturbed = net.loss + net.repeat + net.damage + net.forge + net.jitter > 0;
-        let wrong = !self.faults.is_empty() || self.step.is_some();
+        let wrong = !self.faults.is_empty() || self.step.is_some() || self.rude;
         disturbed || wrong || self.clients.iter().any(|c| c.hostile)
     }
 }
@@ -373,6 +415,8 @@ fn draw_client(
         paths: pairs,
         io_connections: rng.pick(&[0, 1, 1, 2, 3]),
         policy: rng.pick(&[Policy::RoundRobin, Policy::MinInflight, Policy::MinLatency]),
+        read_keys: ReadKeys::LongLived,
+        scattered: 0,
         kernel_delay: rng.chance(150).then(|| rng.magnitude(MS, 5 * SEC)),
         max_reconnects: -1,
         queues: rng.chance(600),

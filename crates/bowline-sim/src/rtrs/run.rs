@@ -25,10 +25,11 @@ pub fn run(seed: u64, options: &Options) -> Outcome {
 /// Runs one seed, with something done wrong on purpose.
 pub(crate) fn run_with(seed: u64, options: &Options, sabotage: Option<Sabotage>) -> Outcome {
     let mut rng = Rng::new(seed ^ 0x7275);
-    let plan = Plan::draw(&mut rng, options.scenario);
+    let mut extra = Rng::new(seed ^ 0x6b65_7973);
+    let plan = Plan::draw(&mut rng, &mut extra, options.scenario);
     let outcome = Outcome::new("bowline sim --rtrs", seed, plan.scenario.name(), options);
     let trace = Trace::new(options.trace);
-    outcome.play(|| World::new(plan, rng, trace, sabotage))
+    outcome.play(|| World::new(plan, rng, extra, trace, sabotage))
 }
 
 impl Simulated<Stats> for World {

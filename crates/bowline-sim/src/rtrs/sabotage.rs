@@ -26,6 +26,10 @@ pub(crate) enum Sabotage {
     EarlyAnswer,
     /// Memory stays registered.
     LeakRegion,
+    /// A key of a READ is not invalidated.
+    KeepKey,
+    /// Keys of a path stay when it ends.
+    LeakKeys,
 }
 
 #[cfg(test)]
@@ -95,6 +99,17 @@ mod tests {
     #[test]
     fn a_write_acknowledged_before_it_is_carried_out_is_noticed() {
         assert_caught(Sabotage::EarlyAnswer, Scenario::Calm, &["it may be of"]);
+    }
+
+    #[test]
+    fn a_key_that_outlives_its_request_is_noticed() {
+        assert_caught(Sabotage::KeepKey, Scenario::Keys, &["good after the end"]);
+    }
+
+    #[test]
+    fn keys_that_outlive_their_path_are_noticed() {
+        let words = ["good after the end", "is left", "not empty", "at its end"];
+        assert_caught(Sabotage::LeakKeys, Scenario::Keys, &words);
     }
 
     #[test]

@@ -1,13 +1,13 @@
 //! The server: sessions, exports, storage.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use bowline_rnbd::server::{Act, CheckedIo, Core, CoreLimits, ExportId, Reply, SessKey, Ticket};
 use bowline_rnbd::{Errno, IoOp};
 use bowline_rtrs::bind::{Binding, withdraw};
 use bowline_rtrs::server::{OpId, Request, Server as Sessions, ServerConfig, ServerEvent, SessId};
-use bowline_rtrs::{Batch, Input, MemRef, Order, PortId, RegionId, WrKind};
+use bowline_rtrs::{Batch, ConnId, Input, MemRef, Order, PortId, RegionId, Tag, Wr, WrKind};
 use bowline_verbs::{Access, Buffer};
 use bowline_wire::rnbd::{Access as DiskAccess, status_of_errno};
 use bowline_wire::rtrs::Imm;
@@ -72,6 +72,10 @@ pub(crate) struct Server {
     pub(crate) disks: Vec<Disk>,
     /// Clients whose chunks must not change while the server has them.
     kept_out: Vec<bool>,
+    /// It uses keys of clients after its answer, and does not always invalidate them.
+    rude: bool,
+    /// Writes it will make once more.
+    later: VecDeque<(Wr, Vec<MemRef>)>,
     /// Nothing takes longer than usual any more.
     pub(crate) calm: bool,
     pub(crate) running: Option<Running>,
@@ -82,9 +86,12 @@ impl Server {
         config: ServerConfig,
         disks: Vec<Disk>,
         kept_out: Vec<bool>,
+        rude: bool,
         look: u64,
     ) -> Self {
-        Self { process: Process::new(0, look), config, disks, kept_out, calm: false, running: None }
+        let process = Process::new(0, look);
+        let (later, calm, running) = (VecDeque::new(), false, None);
+        Self { process, config, disks, kept_out, rude, later, calm, running }
     }
 
     /// Starts serving.
@@ -128,6 +135,7 @@ impl Server {
     pub(crate) fn died(&mut self, base: &mut Base) {
         self.count(base);
         self.process.stop();
+        self.later.clear();
         self.running = None;
         self.disks.iter_mut().for_each(|disk| disk.crash(&mut base.rng));
     }
@@ -208,7 +216,9 @@ impl Server {
         while base.failure.is_none() {
             let Some(running) = &mut self.running else { return };
             let Some(mut bench) = bench(hosts, &running.own, now) else { return };
-            let mut watch = Eyes { base: &mut *base, invalidate: self.config.always_invalidate };
+            let rude = (self.rude && !self.calm).then_some(&mut self.later);
+            let invalidate = self.config.always_invalidate;
+            let mut watch = Eyes { base: &mut *base, invalidate, rude };
             let Running { sessions, binding, .. } = running;
             drain(sessions, binding, &mut bench, now, &mut watch);
             running.sessions.check_invariants();
@@ -399,7 +409,8 @@ impl Server {
         regions.into_iter().for_each(|region| running.sessions.drop_region(region));
         let now = base.instant();
         if let Some(mut bench) = bench(hosts, &running.own, now) {
-            let mut watch = Eyes { base: &mut *base, invalidate: self.config.always_invalidate };
+            let invalidate = self.config.always_invalidate;
+            let mut watch = Eyes { base: &mut *base, invalidate, rude: None };
             let Running { sessions, binding, .. } = &mut running;
             drain(sessions, binding, &mut bench, now, &mut watch);
         }
@@ -447,6 +458,45 @@ fn note_input(base: &mut Base, input: &Input) {
 struct Eyes<'a> {
     base: &'a mut Base,
     invalidate: bool,
+    /// Writes a rude server will make once more.
+    rude: Option<&'a mut VecDeque<(Wr, Vec<MemRef>)>>,
+}
+
+impl Eyes<'_> {
+    /// Leaves keys to the client, and uses others that were invalidated, after the answer.
+    fn be_rude(&mut self, batch: &mut Batch) {
+        let Some(later) = &mut self.rude else { return };
+        let extra = &mut self.base.extra;
+        let mut left = 0;
+        batch.wrs.retain(|wr| {
+            let leaves = matches!(wr.kind, WrKind::SendInv(_)) && extra.chance(200);
+            left += u64::from(leaves);
+            !leaves
+        });
+        self.base.stats.keys_left += left;
+        if extra.chance(100)
+            && let Some((write, mems)) = later.pop_front()
+        {
+            batch.send(write.conn, Tag::new(Tag::HEARTBEAT, 1), write.kind, &mems, false);
+            self.base.stats.late_writes += 1;
+        }
+        let gone: Vec<(ConnId, u32)> = (batch.wrs.iter())
+            .filter_map(|wr| match wr.kind {
+                WrKind::SendInv(key) => Some((wr.conn, key)),
+                _ => None,
+            })
+            .collect();
+        for wr in &batch.wrs {
+            if let (WrKind::Write(remote), Tag::REPLY) = (wr.kind, wr.tag.kind())
+                && gone.contains(&(wr.conn, remote.rkey))
+                && extra.chance(100)
+            {
+                later.push_back((*wr, batch.mems_of(wr).to_vec()));
+            }
+        }
+        // One that waits too long might find its key in use again [RT-42].
+        later.truncate(4);
+    }
 }
 
 impl Watch for Eyes<'_> {
@@ -478,6 +528,7 @@ impl Watch for Eyes<'_> {
             // Too late, but a key can only be renewed when it was withdrawn.
             batch.withdraw.extend(batch.renew.iter().map(|(port, old, _)| (*port, *old)));
         }
+        self.be_rude(batch);
         if self.invalidate && self.base.wrongs(Sabotage::StaleKey, 50) {
             for (_, _, new) in &mut batch.renew {
                 *new ^= 1;

@@ -35,6 +35,12 @@ numbers! {
         waits,
         /// Answers of operations whose path was gone.
         late_answers,
+        /// READs whose data went to several places.
+        scattered,
+        /// Keys the server left to the client to invalidate.
+        keys_left,
+        /// Writes of the server with keys that were not good any more.
+        late_writes,
         /// Requests sent again after an outage.
         resent,
         /// Times a session lost its last path.

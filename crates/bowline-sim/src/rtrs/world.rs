@@ -75,7 +75,13 @@ const BURSTS_MAX: usize = 20_000;
 const MAX_HDR: u32 = 4096;
 
 impl World {
-    pub(crate) fn new(plan: Plan, rng: Rng, trace: Trace, sabotage: Option<Sabotage>) -> Self {
+    pub(crate) fn new(
+        plan: Plan,
+        rng: Rng,
+        extra: Rng,
+        trace: Trace,
+        sabotage: Option<Sabotage>,
+    ) -> Self {
         let mut spans = Vec::new();
         let mut hosts = Vec::new();
         for node in &plan.nodes {
@@ -95,6 +101,7 @@ impl World {
             now: SEC,
             queue: Queue::default(),
             rng,
+            extra,
             trace,
             stats: Stats::default(),
             failure: None,
@@ -114,7 +121,8 @@ impl World {
         let geometry = base.judge(geometry.map_err(|e| format!("geometry: {e}")));
         let config = ServerConfig { geometry: geometry.unwrap_or(config.geometry), ..config };
         let kept_out = (0..plan.clients.len()).map(|client| plan.keeps_out(client)).collect();
-        let server = Server::new(config, disks, kept_out, plan.nodes[0].look);
+        let look = plan.nodes[0].look;
+        let server = Server::new(config, disks, kept_out, plan.rude, look);
         let clients = plan.clients.iter().enumerate();
         let clients =
             clients.map(|(n, client)| Client::new(n, client.clone(), plan.nodes[n + 1].look));
