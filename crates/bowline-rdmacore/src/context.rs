@@ -209,6 +209,7 @@ impl Context {
             flush: false,
             key_refresh: false,
             even_packets: false,
+            lazy_cq: false,
         })
     }
 }

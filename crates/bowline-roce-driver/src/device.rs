@@ -102,6 +102,7 @@ impl SoftDevice {
             flush: true,
             key_refresh: true,
             even_packets: true,
+            lazy_cq: true,
         };
         let mut core = Core::new(core, seed);
         if let Some(lives) = &lives {

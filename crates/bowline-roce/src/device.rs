@@ -122,6 +122,7 @@ impl Device {
             flush: true,
             key_refresh: true,
             even_packets: true,
+            lazy_cq: true,
         }
     }
 

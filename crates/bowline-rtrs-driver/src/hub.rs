@@ -63,6 +63,8 @@ is_core!(bowline_rtrs::server::Server);
 pub(crate) trait Side: Send {
     type Core: Core;
     fn core(&mut self) -> &mut Self::Core;
+    /// What carries out the core's orders on so many ports.
+    fn binding(ports: usize) -> Binding;
 }
 
 /// What is needed to carry out what a core wants.
@@ -91,7 +93,7 @@ pub(crate) struct Hub<S> {
 impl<S: Side> Hub<S> {
     pub(crate) fn new(side: S, ports: Vec<Arc<Port>>, stats: Arc<Stats>) -> Self {
         let exec = Exec {
-            binding: Binding::new(ports.len()),
+            binding: S::binding(ports.len()),
             ports: PortSet::new(&ports),
             orders: Vec::new(),
             batch: Batch::default(),

@@ -1,4 +1,4 @@
-//! A device as a core's binding uses it: one protection domain and one completion queue of its own.
+//! A device as a core's binding uses it: a protection domain and a completion queue of its own.
 
 use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -14,7 +14,8 @@ use bowline_verbs::{
     QpInit, QpState, QpType, Qpn, RecvWr, SendWr,
 };
 
-/// Entries of a completion queue, when the device has so many.
+/// Entries of a completion queue, when the device has so many: room for 340 connections of default
+/// depth. Where they take memory only when they are used, as many as there can be.
 const CQ_ENTRIES: usize = 1 << 20;
 
 /// One device, for one core.
@@ -49,7 +50,7 @@ impl Port {
             key_refresh: limits.key_refresh,
             even_packets: limits.even_packets,
         };
-        let entries = limits.max_cqe.min(CQ_ENTRIES);
+        let entries = if limits.lazy_cq { usize::MAX } else { CQ_ENTRIES }.min(limits.max_cqe);
         let pd = device.alloc_pd()?;
         let cq = match device.create_cq(entries) {
             Ok(cq) => cq,
@@ -105,7 +106,7 @@ impl Port {
         reserved.map(drop).map_err(|_| Error::Limit("completion queue entries"))
     }
 
-    fn create_qp(&self, shape: &QpShape) -> Result<Qpn, Error> {
+    fn create_qp(&self, pd: Option<PdId>, shape: &QpShape) -> Result<Qpn, Error> {
         // Room for the markers of its end.
         let max_send_wr = (shape.send_wr + 1).min(self.attr.max_qp_wr);
         let max_recv_wr = (shape.recv_wr + 1).min(self.attr.max_qp_wr);
@@ -118,7 +119,7 @@ impl Port {
             max_recv_sge: 1,
             max_inline: 0,
         };
-        let (pd, cq) = (self.pd, self.cq);
+        let (pd, cq) = (pd.unwrap_or(self.pd), self.cq);
         let made = self.device.create_qp(&QpInit {
             pd,
             send_cq: cq,
@@ -195,8 +196,17 @@ impl Verbs for PortHandle {
         self.0.attr
     }
 
-    fn create_qp(&mut self, shape: &QpShape) -> Result<Qpn, Error> {
-        self.0.create_qp(shape)
+    fn alloc_pd(&mut self) -> Result<PdId, Error> {
+        self.0.device.alloc_pd()
+    }
+
+    fn dealloc_pd(&mut self, pd: PdId) {
+        // Ours and empty: it fails only when the device is closed.
+        let _ = self.0.device.dealloc_pd(pd);
+    }
+
+    fn create_qp(&mut self, pd: Option<PdId>, shape: &QpShape) -> Result<Qpn, Error> {
+        self.0.create_qp(pd, shape)
     }
 
     fn fail_qp(&mut self, qpn: Qpn) -> Result<(), Error> {
@@ -210,13 +220,15 @@ impl Verbs for PortHandle {
 
     fn reg_mr(
         &mut self,
+        pd: Option<PdId>,
         buffer: &Arc<Buffer>,
         offset: usize,
         len: usize,
         iova: u64,
         access: Access,
     ) -> Result<MrKeys, Error> {
-        self.0.device.reg_mr(self.0.pd, buffer, offset, len, Some(iova), access)
+        let pd = pd.unwrap_or(self.0.pd);
+        self.0.device.reg_mr(pd, buffer, offset, len, Some(iova), access)
     }
 
     fn alloc_mr(&mut self) -> Result<u32, Error> {

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-use bowline_rtrs::bind::withdraw;
+use bowline_rtrs::bind::{Binding, withdraw};
 use bowline_rtrs::server::{Server as Core, ServerEvent};
 use bowline_rtrs::{Batch, Errno, Instant, MemRef, PathId, PortAttr, PortId, RegionId};
 use bowline_verbs::{Access, Buffer, CmEvent, CmId, Mem, Qpn};
@@ -90,6 +90,10 @@ impl Side for State {
 
     fn core(&mut self) -> &mut Core {
         &mut self.core
+    }
+
+    fn binding(ports: usize) -> Binding {
+        Binding::of_server(ports)
     }
 }
 

@@ -46,6 +46,8 @@ pub struct DeviceAttr {
     /// Packets of one size that follow one another cost less than mixed ones: who has many messages to
     /// send does well to send what fills packets first and what is short after it.
     pub even_packets: bool,
+    /// Entries of a completion queue take memory while they are there, and not from its beginning on.
+    pub lazy_cq: bool,
 }
 
 /// Transport service of a queue pair.

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::thread::Thread;
 
+use bowline_rtrs::bind::Binding;
 use bowline_rtrs::client::{Completed, Event, Session as Core};
 use bowline_rtrs::{Errno, PathId};
 
@@ -190,6 +191,10 @@ impl Side for State {
 
     fn core(&mut self) -> &mut Core {
         &mut self.core
+    }
+
+    fn binding(ports: usize) -> Binding {
+        Binding::new(ports)
     }
 }
 

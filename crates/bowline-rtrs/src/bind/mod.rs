@@ -9,6 +9,7 @@
 //! The only code that knows which queue pair and which connection of the connection manager a
 //! [`ConnId`] is. Generic, so that the simulator runs the same code as the driver.
 
+mod domains;
 mod post;
 mod regions;
 mod table;
@@ -17,7 +18,8 @@ mod tests;
 mod verbs;
 
 use bowline_verbs::{
-    CmEvent, CmId, Completion, ConnParam, Qpn, RecvWr, RejectReason, SendFlags, SendOp, SendWr,
+    CmEvent, CmId, Completion, ConnParam, Error, PdId, Qpn, RecvWr, RejectReason, SendFlags,
+    SendOp, SendWr,
 };
 
 pub(crate) use post::EARLY_MAX;
@@ -25,7 +27,7 @@ pub use post::withdraw;
 pub use verbs::{Ports, Verbs};
 
 use self::post::Scratch;
-use self::regions::Regions;
+use self::regions::{Adding, Regions};
 use self::table::{Conn, Table, Whose};
 use crate::{ConnId, Done, Errno, Input, Order, PortId, QpShape, RequestId, Tag};
 
@@ -47,7 +49,7 @@ const fn wr_id(conn: ConnId, tag: Tag) -> u64 {
     (conn.pack() as u64) << 32 | tag.0 as u64
 }
 
-fn errno_of(error: &bowline_verbs::Error) -> Errno {
+fn errno_of(error: &Error) -> Errno {
     Errno(error.errno())
 }
 
@@ -62,7 +64,7 @@ pub struct Binding {
 }
 
 impl Binding {
-    /// Makes the binding of a core that was given so many ports.
+    /// Makes the binding of a client that was given so many ports.
     pub fn new(ports: usize) -> Self {
         Self {
             ports,
@@ -71,6 +73,12 @@ impl Binding {
             requests: 0,
             scratch: Scratch::default(),
         }
+    }
+
+    /// Makes the binding of a server. Its clients do not trust each other: each path has a protection
+    /// domain of its own, in which there is nothing of others [RT-64].
+    pub fn of_server(ports: usize) -> Self {
+        Self { regions: Regions::of_server(), ..Self::new(ports) }
     }
 
     /// Tells whether nothing is left of what was ordered.
@@ -100,8 +108,9 @@ impl Binding {
     /// Carries out an order.
     pub fn run_order(&mut self, ports: &mut dyn Ports, order: Order, out: &mut Vec<Input>) {
         match order {
-            Order::AddRegion { region, buffer, access, granule, ports: on, path: _ } => {
-                self.regions.add(ports, self.ports, region, &buffer, (access, granule, on), out);
+            Order::AddRegion { region, buffer, access, granule, ports: on, path } => {
+                let what = Adding { buffer: &buffer, access, granule, on, path };
+                self.regions.add(ports, self.ports, region, &what, out);
             }
             Order::DropRegion { region } => self.regions.drop_region(ports, region),
             Order::AddKeys { path, port, count } => {
@@ -115,7 +124,10 @@ impl Binding {
                 let connect = |verbs: &mut dyn Verbs, param: &ConnParam| {
                     verbs.connect(local, remote, param).map(|id| (id, Ok(())))
                 };
-                self.open(ports, (conn, port, &shape), param, out, |_, _| Ok(()), connect);
+                let pd = self.regions.enter(ports, port, conn.path);
+                let what = (conn, port, pd, &shape);
+                let made = open(ports, what, param, out, |_, _| Ok(()), connect);
+                self.keep(ports, conn, made);
             }
             Order::Accept { conn, request, shape, private, first } => {
                 let Some((port, id)) = self.table.take_request(request) else {
@@ -123,6 +135,7 @@ impl Binding {
                     out.push(Input::Failed { conn, errno: Errno::ECONNRESET });
                     return;
                 };
+                let pd = self.regions.enter(ports, port, conn.path);
                 let regions = &self.regions;
                 let mut scratch = std::mem::take(&mut self.scratch);
                 let first = |verbs: &mut dyn Verbs, qpn| match &first {
@@ -132,12 +145,12 @@ impl Binding {
                 // The request is this connection's even if it cannot be accepted: it ends with it.
                 let accept =
                     |verbs: &mut dyn Verbs, param: &ConnParam| Ok((id, verbs.accept(id, param)));
-                let made = open(ports, (conn, port, &shape), param(&private), out, first, accept);
+                let what = (conn, port, pd, &shape);
+                let made = open(ports, what, param(&private), out, first, accept);
                 self.scratch = scratch;
-                match made {
-                    Some(made) => self.table.insert(conn, made),
+                if !self.keep(ports, conn, made) {
                     // The core refuses it then, with the error it is told.
-                    None => self.table.add_request(request, port, id),
+                    self.table.add_request(request, port, id);
                 }
             }
             Order::Reject { request, private } => {
@@ -153,18 +166,17 @@ impl Binding {
         }
     }
 
-    fn open(
-        &mut self,
-        ports: &mut dyn Ports,
-        what: (ConnId, PortId, &QpShape),
-        param: ConnParam,
-        out: &mut Vec<Input>,
-        first: impl FnOnce(&mut dyn Verbs, Qpn) -> Result<(), bowline_verbs::Error>,
-        start: impl FnOnce(&mut dyn Verbs, &ConnParam) -> Started,
-    ) {
-        if let Some(made) = open(ports, what, param, out, first, start) {
-            self.table.insert(what.0, made);
+    /// Keeps a connection that was begun; tells whether it was.
+    fn keep(&mut self, ports: &mut dyn Ports, conn: ConnId, made: Begun) -> bool {
+        match made {
+            Begun::Conn(made) => {
+                self.table.insert(conn, made);
+                return true;
+            }
+            Begun::Nothing => self.regions.leave(ports, conn.path),
+            Begun::NoDomain => {}
         }
+        false
     }
 
     fn close(&mut self, ports: &mut dyn Ports, conn: ConnId, out: &mut Vec<Input>) {
@@ -195,6 +207,7 @@ impl Binding {
             // What is gone with its device is gone.
             let _ = verbs.destroy_id(known.id);
             let _ = verbs.destroy_qp(known.qpn);
+            self.regions.leave(ports, conn.path);
         }
     }
 
@@ -241,7 +254,7 @@ impl Binding {
 }
 
 /// The connection begun, and whether what began it went well.
-type Started = Result<(CmId, Result<(), bowline_verbs::Error>), bowline_verbs::Error>;
+type Started = Result<(CmId, Result<(), Error>), Error>;
 
 /// What RTRS asks of a connection [RT-26]; `retry_count` of an accept counts for nothing.
 fn param(private: &[u8; 56]) -> ConnParam {
@@ -255,18 +268,35 @@ fn param(private: &[u8; 56]) -> ConnParam {
     }
 }
 
+/// What comes of the order to open a connection.
+enum Begun {
+    Conn(Conn),
+    /// There is nothing of it.
+    Nothing,
+    /// Nor was there a protection domain.
+    NoDomain,
+}
+
 /// Makes a queue pair and begins its connection. Says [`Input::Failed`] if any of it does not work;
 /// then there is nothing left, unless the connection has a name.
 fn open(
     ports: &mut dyn Ports,
-    (conn, port, shape): (ConnId, PortId, &QpShape),
+    (conn, port, pd, shape): (ConnId, PortId, Result<Option<PdId>, Error>, &QpShape),
     mut param: ConnParam,
     out: &mut Vec<Input>,
-    first: impl FnOnce(&mut dyn Verbs, Qpn) -> Result<(), bowline_verbs::Error>,
+    first: impl FnOnce(&mut dyn Verbs, Qpn) -> Result<(), Error>,
     start: impl FnOnce(&mut dyn Verbs, &ConnParam) -> Started,
-) -> Option<Conn> {
+) -> Begun {
     let verbs = ports.port(port);
-    let begun = verbs.create_qp(shape).and_then(|qpn| {
+    let failed = |error| Input::Failed { conn, errno: errno_of(error) };
+    let pd = match pd {
+        Ok(pd) => pd,
+        Err(error) => {
+            out.push(failed(&error));
+            return Begun::NoDomain;
+        }
+    };
+    let begun = verbs.create_qp(pd, shape).and_then(|qpn| {
         param.qpn = qpn;
         let begun = first(verbs, qpn).and_then(|()| start(verbs, &param));
         if begun.is_err() {
@@ -274,17 +304,16 @@ fn open(
         }
         begun
     });
-    let failed = |error| Input::Failed { conn, errno: errno_of(error) };
     match begun {
         Ok((id, went)) => {
             if let Err(error) = &went {
                 out.push(failed(error));
             }
-            Some(Conn::new(port, param.qpn, id))
+            Begun::Conn(Conn::new(port, param.qpn, id))
         }
         Err(error) => {
             out.push(failed(&error));
-            None
+            Begun::Nothing
         }
     }
 }

@@ -58,7 +58,9 @@ impl Scratch {
         slots: &[RecvSlot],
     ) -> Result<(), Error> {
         self.sges.clear();
-        self.sges.extend(slots.iter().filter_map(|slot| Some(regions.sge(port, &slot.mem?))));
+        self.sges.extend(
+            slots.iter().filter_map(|slot| Some(regions.sge(port, slot.conn.path, &slot.mem?))),
+        );
         let mut wrs = again_recvs(std::mem::take(&mut self.recvs));
         let mut rest = self.sges.as_slice();
         for slot in slots {
@@ -95,7 +97,8 @@ impl Scratch {
         };
         self.sges.clear();
         for wr in all() {
-            self.sges.extend(gathered(batch, wr).iter().map(|mem| regions.sge(port, mem)));
+            let sge = |mem| regions.sge(port, wr.conn.path, mem);
+            self.sges.extend(gathered(batch, wr).iter().map(sge));
         }
         let mut wrs = again(std::mem::take(&mut self.sends));
         let mut rest = self.sges.as_slice();

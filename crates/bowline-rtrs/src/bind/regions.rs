@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
-use bowline_verbs::{Access, Buffer, Error, MrKeys, Piece, Sge};
+use bowline_verbs::{Access, Buffer, Error, MrKeys, PdId, Piece, Sge};
 
+use super::domains::Domains;
 use super::errno_of;
 use super::verbs::{Ports, Verbs};
 use crate::{Input, MemRef, On, PathId, PortId, RegionId, RegionKeys};
@@ -13,7 +14,7 @@ use crate::{Input, MemRef, On, PathId, PortId, RegionId, RegionKeys};
 /// Region numbers are counted by the core, so they need no mixing; and nobody walks through the map,
 /// so its order does not matter.
 #[derive(Clone, Copy, Debug, Default)]
-struct Plain(u64);
+pub(super) struct Plain(u64);
 
 impl Hasher for Plain {
     fn finish(&self) -> u64 {
@@ -32,10 +33,15 @@ impl Hasher for Plain {
     }
 }
 
+/// Something for each region.
+pub(super) type ByRegion<T> = HashMap<u32, T, BuildHasherDefault<Plain>>;
+
 #[derive(Debug, Default)]
 struct Region {
     /// The memory; `None` for one that nobody added.
     buffer: Option<Arc<Buffer>>,
+    /// The path in whose protection domain it is, if that has one of its own.
+    path: Option<PathId>,
     /// The key of this side's requests, for each port; 0: not registered there.
     local: Vec<u32>,
     /// Registrations of each port, to be ended.
@@ -45,14 +51,42 @@ struct Region {
 /// All regions of a core.
 #[derive(Debug, Default)]
 pub(super) struct Regions {
-    map: HashMap<u32, Region, BuildHasherDefault<Plain>>,
+    map: ByRegion<Region>,
     /// Keys of [`Order::AddKeys`](crate::Order::AddKeys), as they were made.
     keys: BTreeMap<PathId, (PortId, Vec<u32>)>,
+    /// Of a server. A client's regions are all in the one domain of its session.
+    domains: Option<Domains>,
 }
 
 impl Regions {
+    /// Regions of a server: each path has a protection domain of its own.
+    pub(super) fn of_server() -> Self {
+        Self { domains: Some(Domains::default()), ..Self::default() }
+    }
+
     pub(super) fn is_empty(&self) -> bool {
-        self.map.is_empty() && self.keys.is_empty()
+        self.map.is_empty()
+            && self.keys.is_empty()
+            && self.domains.as_ref().is_none_or(Domains::is_empty)
+    }
+
+    /// Returns the protection domain of a queue pair of a path, `None` for that of all. Until
+    /// [`leave`](Self::leave) it stays.
+    pub(super) fn enter(
+        &mut self,
+        ports: &mut dyn Ports,
+        port: PortId,
+        path: PathId,
+    ) -> Result<Option<PdId>, Error> {
+        let Some(domains) = &mut self.domains else { return Ok(None) };
+        domains.enter(ports, port, path).map(Some)
+    }
+
+    /// The queue pair is gone.
+    pub(super) fn leave(&mut self, ports: &mut dyn Ports, path: PathId) {
+        if let Some(domains) = &mut self.domains {
+            domains.leave(ports, path);
+        }
     }
 
     /// Registers a region and tells its keys, for each device.
@@ -61,23 +95,37 @@ impl Regions {
         ports: &mut dyn Ports,
         count: usize,
         name: RegionId,
-        buffer: &Arc<Buffer>,
-        (access, granule, on): (Access, Option<u32>, On),
+        what: &Adding<'_>,
         out: &mut Vec<Input>,
     ) {
-        let region = self.map.entry(name.0).or_default();
-        region.buffer = Some(Arc::clone(buffer));
-        region.local.resize(count, 0);
-        for index in 0..count {
-            let port = PortId(u8::try_from(index).unwrap_or(u8::MAX));
-            if matches!(on, On::One(one) if one != port) {
-                continue;
-            }
+        if let (Some(domains), None) = (&mut self.domains, what.path) {
+            let outcome = domains.share(ports, name, what.buffer, what.on);
+            // Its keys are those of each path.
+            let keys = outcome.map(|()| Vec::new()).map_err(|error| errno_of(&error));
+            out.extend(what.ports(count).map(|port| {
+                let keys = keys.clone();
+                Input::Region { region: name, port, keys }
+            }));
+            return;
+        }
+        let buffer = Some(Arc::clone(what.buffer));
+        let mut region = Region { buffer, local: vec![0; count], ..Region::default() };
+        for port in what.ports(count) {
             let mut made = Vec::new();
-            let keys = register(ports.port(port), buffer, access, granule, &mut made);
+            let pd = match (&mut self.domains, what.path) {
+                (Some(domains), Some(path)) => match domains.enter(ports, port, path) {
+                    Ok(pd) => {
+                        region.path = Some(path);
+                        Ok(Some(pd))
+                    }
+                    Err(error) => Err(error),
+                },
+                _ => Ok(None),
+            };
+            let keys = pd.and_then(|pd| register(ports.port(port), pd, what, &mut made));
             match &keys {
                 Ok((local, _)) => {
-                    region.local[index] = *local;
+                    region.local[usize::from(port.0)] = *local;
                     region.registered.extend(made.iter().map(|key| (port, *key)));
                 }
                 Err(_) => made.iter().for_each(|key| ports.port(port).dereg_mr(*key)),
@@ -85,12 +133,22 @@ impl Regions {
             let keys = keys.map(|(_, keys)| keys).map_err(|error| errno_of(&error));
             out.push(Input::Region { region: name, port, keys });
         }
+        self.map.insert(name.0, region);
     }
 
     /// Ends all registrations of a region.
     pub(super) fn drop_region(&mut self, ports: &mut dyn Ports, name: RegionId) {
-        for (port, key) in self.map.remove(&name.0).unwrap_or_default().registered {
+        let Some(region) = self.map.remove(&name.0) else {
+            if let Some(domains) = &mut self.domains {
+                domains.unshare(ports, name);
+            }
+            return;
+        };
+        for (port, key) in region.registered {
             ports.port(port).dereg_mr(key);
+        }
+        if let Some(path) = region.path {
+            self.leave(ports, path);
         }
     }
 
@@ -136,12 +194,34 @@ impl Regions {
         mems.iter().filter_map(piece).collect()
     }
 
-    /// Memory in the terms of a port. What is not registered there gets a key that is nobody's: the
-    /// request then fails, as it must.
-    pub(super) fn sge(&self, port: PortId, mem: &MemRef) -> Sge {
-        let region = self.map.get(&mem.region.0);
-        let lkey = region.and_then(|region| region.local.get(usize::from(port.0)));
-        Sge { addr: mem.offset, len: mem.len, lkey: lkey.copied().unwrap_or(0) }
+    /// Memory in the terms of a port and a path. What is not registered there gets a key that is
+    /// nobody's: the request then fails, as it must.
+    pub(super) fn sge(&self, port: PortId, path: PathId, mem: &MemRef) -> Sge {
+        let lkey = match self.map.get(&mem.region.0) {
+            Some(region) => region.local.get(usize::from(port.0)).copied(),
+            None => self.domains.as_ref().and_then(|all| all.shared_key(path, mem.region)),
+        };
+        Sge { addr: mem.offset, len: mem.len, lkey: lkey.unwrap_or(0) }
+    }
+}
+
+/// What is to be registered.
+#[derive(Debug)]
+pub(super) struct Adding<'a> {
+    pub(super) buffer: &'a Arc<Buffer>,
+    pub(super) access: Access,
+    pub(super) granule: Option<u32>,
+    pub(super) on: On,
+    /// Whose it is.
+    pub(super) path: Option<PathId>,
+}
+
+impl Adding<'_> {
+    /// Where, of so many ports.
+    fn ports(&self, count: usize) -> impl Iterator<Item = PortId> + use<> {
+        let on = self.on;
+        let all = (0..count).map(|index| PortId(u8::try_from(index).unwrap_or(u8::MAX)));
+        all.filter(move |port| !matches!(on, On::One(one) if one != *port))
     }
 }
 
@@ -149,13 +229,13 @@ impl Regions {
 /// these do not depend on what peers may at the moment. Adds what it has registered to `made`.
 fn register(
     verbs: &mut dyn Verbs,
-    buffer: &Arc<Buffer>,
-    access: Access,
-    granule: Option<u32>,
+    pd: Option<PdId>,
+    what: &Adding<'_>,
     made: &mut Vec<u32>,
 ) -> Result<(u32, Vec<RegionKeys>), Error> {
+    let Adding { buffer, access, granule, .. } = *what;
     let mut one = |offset: usize, len: usize, access| -> Result<MrKeys, Error> {
-        let keys = verbs.reg_mr(buffer, offset, len, offset as u64, access)?;
+        let keys = verbs.reg_mr(pd, buffer, offset, len, offset as u64, access)?;
         made.push(keys.lkey);
         Ok(keys)
     };

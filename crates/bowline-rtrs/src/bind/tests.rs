@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use bowline_verbs::{
-    Access, Buffer, CmEvent, CmId, ConnParam, Error, MrKeys, Qpn, RecvWr, Remote, SendFlags,
+    Access, Buffer, CmEvent, CmId, ConnParam, Error, MrKeys, PdId, Qpn, RecvWr, Remote, SendFlags,
     SendOp, SendWr,
 };
 
@@ -41,6 +41,10 @@ impl Fake {
     }
 }
 
+fn within(pd: Option<PdId>) -> String {
+    pd.map_or_else(String::new, |pd| format!(" in {}", pd.0))
+}
+
 impl Verbs for Fake {
     fn attr(&self) -> PortAttr {
         PortAttr {
@@ -52,8 +56,16 @@ impl Verbs for Fake {
         }
     }
 
-    fn create_qp(&mut self, _: &QpShape) -> Result<Qpn, Error> {
-        Ok(Qpn(self.note("qp".to_owned())))
+    fn alloc_pd(&mut self) -> Result<PdId, Error> {
+        Ok(PdId(self.note("pd".to_owned())))
+    }
+
+    fn dealloc_pd(&mut self, pd: PdId) {
+        self.note(format!("free {}", pd.0));
+    }
+
+    fn create_qp(&mut self, pd: Option<PdId>, _: &QpShape) -> Result<Qpn, Error> {
+        Ok(Qpn(self.note(format!("qp{}", within(pd)))))
     }
 
     fn fail_qp(&mut self, qpn: Qpn) -> Result<(), Error> {
@@ -68,6 +80,7 @@ impl Verbs for Fake {
 
     fn reg_mr(
         &mut self,
+        pd: Option<PdId>,
         _: &Arc<Buffer>,
         offset: usize,
         len: usize,
@@ -78,7 +91,7 @@ impl Verbs for Fake {
         if access.contains(Access::REMOTE_ATOMIC) {
             return Err(Error::Limit("memory regions"));
         }
-        let key = self.note(format!("reg {offset}+{len}")) << 8;
+        let key = self.note(format!("reg {offset}+{len}{}", within(pd))) << 8;
         Ok(MrKeys { lkey: key, rkey: key })
     }
 
@@ -373,4 +386,72 @@ fn a_region_is_registered_whole_or_not() {
     binding.run_order(&mut fake, order, &mut out);
     assert_eq!(out, [Input::Region { region, port: PORT, keys: Err(Errno::ENOMEM) }]);
     assert_eq!(fake.calls, ["reg 0+8192", "dereg 8"]);
+}
+
+/// [RT-64]: what a server's path has is in a domain of its own, which goes with the last of it; what all
+/// are answered from is in each.
+#[test]
+fn paths_of_a_server_have_domains_of_their_own() {
+    let (mut binding, mut fake, mut out) =
+        (Binding::of_server(1), Fake::default(), Vec::<Input>::new());
+    let buffer = || Arc::new(Buffer::new(4096).unwrap());
+    let add = |region: u32, path| Order::AddRegion {
+        region: RegionId(region),
+        buffer: buffer(),
+        access: Access::LOCAL_WRITE,
+        granule: None,
+        ports: On::All,
+        path,
+    };
+    let (a, b) = (conn(0, 0), conn(1, 7));
+    binding.run_order(&mut fake, add(1, None), &mut out);
+    assert!(fake.calls.is_empty(), "nobody is answered from there");
+    binding.run_order(&mut fake, add(2, Some(a.path)), &mut out);
+    binding.run_order(&mut fake, connect(a), &mut out);
+    binding.run_order(&mut fake, connect(b), &mut out);
+    binding.run_order(&mut fake, add(3, None), &mut out);
+    assert_eq!(
+        std::mem::take(&mut fake.calls),
+        [
+            "pd",
+            "reg 0+4096 in 1",
+            "reg 0+4096 in 1",
+            "qp in 1",
+            "connect 4",
+            "pd",
+            "reg 0+4096 in 6",
+            "qp in 6",
+            "connect 8",
+            "reg 0+4096 in 1",
+            "reg 0+4096 in 6",
+        ]
+    );
+    assert_eq!(out.len(), 3, "all registered: {out:?}");
+    let mut batch = Batch::default();
+    for (to, region) in [(a, 1), (a, 2), (a, 3), (b, 1), (b, 2), (b, 3)] {
+        let mem = MemRef { region: RegionId(region), offset: 0, len: 8 };
+        batch.send(to, Tag(region), WrKind::Send, &[mem], false);
+    }
+    binding.run_batch(&mut fake, &mut batch, &mut out);
+    // The second path's send from the first one's own memory has a key that is nobody's, or another's:
+    // its device refuses it.
+    assert_eq!(
+        std::mem::take(&mut fake.calls),
+        [
+            "send 4: s1[(0, 8, 2)] s2[(0, 8, 3)] s3[(0, 8, 10)]",
+            "send 8: s1[(0, 8, 7)] s2[(0, 8, 3)] s3[(0, 8, 11)]",
+        ]
+    );
+    binding.run_order(&mut fake, Order::DropRegion { region: RegionId(2) }, &mut out);
+    binding.run_order(&mut fake, Order::Forget { conn: a }, &mut out);
+    assert_eq!(fake.calls[..3], ["dereg 3", "forget 5", "destroy 4"]);
+    let mut left = fake.calls.split_off(3);
+    left.sort();
+    assert_eq!(left, ["dereg 10", "dereg 2", "free 1"]);
+    fake.calls.clear();
+    binding.run_order(&mut fake, Order::DropRegion { region: RegionId(1) }, &mut out);
+    binding.run_order(&mut fake, Order::DropRegion { region: RegionId(3) }, &mut out);
+    binding.run_order(&mut fake, Order::Forget { conn: b }, &mut out);
+    assert_eq!(fake.calls, ["dereg 7", "dereg 11", "forget 9", "destroy 8", "free 6"]);
+    assert!(binding.is_empty());
 }

@@ -3,22 +3,31 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use bowline_verbs::{Access, Buffer, CmId, ConnParam, Error, MrKeys, Qpn, RecvWr, SendWr};
+use bowline_verbs::{Access, Buffer, CmId, ConnParam, Error, MrKeys, PdId, Qpn, RecvWr, SendWr};
 
 use crate::{PortAttr, PortId, QpShape};
 
-/// A device, with one protection domain and one completion queue for everything of a core. The
-/// methods are those of [`bowline_verbs::Device`] unless they say more.
+/// A device, with one completion queue for everything of a core, and one protection domain for
+/// whatever has none of its own. The methods are those of [`bowline_verbs::Device`] unless they say more.
 pub trait Verbs {
     /// What the core is told of it.
     fn attr(&self) -> PortAttr;
 
-    /// Makes a queue pair and takes it to INIT. It has room for one request more of each kind than the
+    /// Makes a protection domain.
+    ///
+    /// # Errors
+    /// Those of the device.
+    fn alloc_pd(&mut self) -> Result<PdId, Error>;
+
+    /// Removes one of [`alloc_pd`](Self::alloc_pd), in which nothing is left.
+    fn dealloc_pd(&mut self, pd: PdId);
+
+    /// Makes a queue pair, in the common domain if in no other, and takes it to INIT. It has room for one request more of each kind than the
     /// shape says, if the device can: the markers of [`Order::Close`](crate::Order::Close).
     ///
     /// # Errors
     /// Also [`Error::Limit`] when the completion queue might overrun.
-    fn create_qp(&mut self, shape: &QpShape) -> Result<Qpn, Error>;
+    fn create_qp(&mut self, pd: Option<PdId>, shape: &QpShape) -> Result<Qpn, Error>;
 
     /// Takes a queue pair to ERR.
     ///
@@ -32,12 +41,13 @@ pub trait Verbs {
     /// Those of the device.
     fn destroy_qp(&mut self, qpn: Qpn) -> Result<(), Error>;
 
-    /// Registers memory.
+    /// Registers memory, in the common domain if in no other.
     ///
     /// # Errors
     /// Those of the device.
     fn reg_mr(
         &mut self,
+        pd: Option<PdId>,
         buffer: &Arc<Buffer>,
         offset: usize,
         len: usize,

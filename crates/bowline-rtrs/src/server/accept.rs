@@ -143,8 +143,12 @@ impl Server {
     ) -> Result<(), Errno> {
         let attr = self.ports.get(usize::from(port.0)).ok_or(Errno::ENODEV)?;
         let id = self.paths.vacancy().ok_or(Errno::ENOMEM)?;
-        let wanted = self.paths.connections + usize::from(asked.cid_num);
-        if wanted > self.config.limits.connections {
+        let (wanted, limits) = (usize::from(asked.cid_num), &self.config.limits);
+        let same = self.paths.iter().filter(|path| path.remote.ip() == remote.ip());
+        let theirs: usize = same.map(|path| path.conns.len()).sum();
+        if self.paths.connections + wanted > limits.connections
+            || theirs + wanted > limits.connections_per_address
+        {
             return Err(Errno::ENOMEM);
         }
         let refresh = self.config.always_invalidate && attr.key_refresh;

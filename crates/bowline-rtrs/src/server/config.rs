@@ -52,8 +52,11 @@ pub struct ServerLimits {
     pub paths_per_session: usize,
     /// Connections of a path.
     pub connections_per_path: u16,
-    /// Connections of all paths together, promised or made.
+    /// Connections of all paths together, promised or made, those included whose end the client has not
+    /// confirmed yet.
     pub connections: usize,
+    /// The same of one address, so that none can take them all.
+    pub connections_per_address: usize,
     /// Time from the first connection of a path until the client knows the chunks.
     pub establish: Duration,
     /// Requests of a session that wait because their chunk is still in use by another path [RS-9].
@@ -68,6 +71,7 @@ impl Default for ServerLimits {
             paths_per_session: bowline_wire::rtrs::MAX_PATHS,
             connections_per_path: bowline_wire::rtrs::MAX_CONNECTIONS,
             connections: 16_384,
+            connections_per_address: 2048,
             establish: Duration::from_secs(30),
             waiting: 65_536,
         }

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use bowline_rtrs::bind::{Ports, Verbs};
 use bowline_rtrs::{PortAttr, PortId, QpShape};
 use bowline_verbs::{
-    Access, Buffer, CmEvent, CmId, Completion, ConnParam, ConnRequest, Error, MrKeys, Qpn, RecvWr,
-    RejectReason, SendFlags, SendOp, SendWr, Sge, Status, WcOpcode,
+    Access, Buffer, CmEvent, CmId, Completion, ConnParam, ConnRequest, Error, MrKeys, PdId, Qpn,
+    RecvWr, RejectReason, SendFlags, SendOp, SendWr, Sge, Status, WcOpcode,
 };
 
 /// One of the two.
@@ -24,6 +24,7 @@ pub(crate) enum Side {
 #[derive(Debug)]
 struct Region {
     side: Side,
+    pd: Option<PdId>,
     buffer: Arc<Buffer>,
     offset: usize,
     len: usize,
@@ -32,6 +33,15 @@ struct Region {
     rkey: u32,
     access: Access,
     shut: bool,
+}
+
+/// A side and one of its protection domains.
+type Home = (Side, Option<PdId>);
+
+impl Region {
+    fn is(&self, side: Side, pd: Option<PdId>) -> bool {
+        (self.side, self.pd) == (side, pd)
+    }
 }
 
 #[derive(Debug)]
@@ -45,6 +55,7 @@ struct Pending {
 #[derive(Debug)]
 struct Qp {
     side: Side,
+    pd: Option<PdId>,
     peer: Option<Qpn>,
     /// The client's address.
     path: Option<IpAddr>,
@@ -68,6 +79,7 @@ struct Conn {
 #[derive(Debug, Default)]
 pub(crate) struct Net {
     next: u32,
+    pds: BTreeSet<PdId>,
     regions: Vec<Region>,
     qps: BTreeMap<Qpn, Qp>,
     conns: BTreeMap<CmId, Conn>,
@@ -115,7 +127,8 @@ impl Net {
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.regions.is_empty() && self.qps.is_empty() && self.conns.is_empty()
+        let none = self.pds.is_empty() && self.regions.is_empty();
+        none && self.qps.is_empty() && self.conns.is_empty()
     }
 
     fn complete(&mut self, side: Side, completion: Completion) {
@@ -194,10 +207,10 @@ impl Net {
         }
     }
 
-    fn gather(&self, side: Side, sges: &[Sge]) -> Option<Vec<u8>> {
+    fn gather(&self, (side, pd): Home, sges: &[Sge]) -> Option<Vec<u8>> {
         let mut out = Vec::new();
         for sge in sges {
-            let region = self.regions.iter().find(|at| at.side == side && at.lkey == sge.lkey)?;
+            let region = self.regions.iter().find(|at| at.is(side, pd) && at.lkey == sge.lkey)?;
             let at = usize::try_from(sge.addr.checked_sub(region.iova)?).ok()?;
             (at + sge.len as usize <= region.len).then_some(())?;
             region.buffer.append_to(region.offset + at, sge.len as usize, &mut out);
@@ -205,8 +218,8 @@ impl Net {
         Some(out)
     }
 
-    fn place(&self, side: Side, rkey: u32, addr: u64, bytes: &[u8]) -> Option<()> {
-        let region = self.regions.iter().find(|at| at.side == side && at.rkey == rkey)?;
+    fn place(&self, (side, pd): Home, rkey: u32, addr: u64, bytes: &[u8]) -> Option<()> {
+        let region = self.regions.iter().find(|at| at.is(side, pd) && at.rkey == rkey)?;
         let at = usize::try_from(addr.checked_sub(region.iova)?).ok()?;
         let may = region.access.contains(Access::REMOTE_WRITE) && !region.shut;
         (may && at + bytes.len() <= region.len).then_some(())?;
@@ -214,12 +227,12 @@ impl Net {
         Some(())
     }
 
-    fn scatter(&self, side: Side, sges: &[Sge], bytes: &[u8]) -> Option<()> {
+    fn scatter(&self, (side, pd): Home, sges: &[Sge], bytes: &[u8]) -> Option<()> {
         if bytes.is_empty() {
             return Some(());
         }
         let sge = sges.first().filter(|sge| bytes.len() <= sge.len as usize)?;
-        let region = self.regions.iter().find(|at| at.side == side && at.lkey == sge.lkey)?;
+        let region = self.regions.iter().find(|at| at.is(side, pd) && at.lkey == sge.lkey)?;
         region.buffer.write(region.offset + (sge.addr - region.iova) as usize, bytes);
         Some(())
     }
@@ -237,8 +250,8 @@ impl Net {
             if needs && other.recvs.is_empty() {
                 return;
             }
-            let (side, far) = (qp.side, other.side);
-            let bytes = self.gather(side, &send.sges);
+            let (side, far) = (qp.side, (other.side, other.pd));
+            let bytes = self.gather((side, qp.pd), &send.sges);
             let recv = other.recvs.front().cloned().filter(|_| needs);
             let done = bytes.and_then(|bytes| {
                 let len = bytes.len() as u32;
@@ -264,7 +277,7 @@ impl Net {
                         Completion { imm: Some(imm), ..told }
                     }
                     SendOp::SendInv(key) => {
-                        self.regions.iter().find(|at| at.side == far && at.rkey == key)?;
+                        self.regions.iter().find(|at| at.is(far.0, far.1) && at.rkey == key)?;
                         Completion { invalidated: Some(key), ..told }
                     }
                     _ => return None,
@@ -276,7 +289,7 @@ impl Net {
             };
             if let Some((wr_id, _)) = recv {
                 self.qps.get_mut(&peer).expect("the peer").recvs.pop_front();
-                self.complete(far, Completion { wr_id, ..told });
+                self.complete(far.0, Completion { wr_id, ..told });
             }
             let qp = self.qps.get_mut(&qpn).expect("the sender");
             let send = qp.sends.pop_front().expect("the send");
@@ -295,7 +308,21 @@ impl Verbs for Dev {
         ATTR
     }
 
-    fn create_qp(&mut self, shape: &QpShape) -> Result<Qpn, Error> {
+    fn alloc_pd(&mut self) -> Result<PdId, Error> {
+        let mut net = self.0.borrow_mut();
+        let pd = PdId(net.number());
+        net.pds.insert(pd);
+        Ok(pd)
+    }
+
+    fn dealloc_pd(&mut self, pd: PdId) {
+        let mut net = self.0.borrow_mut();
+        let used = net.regions.iter().any(|region| region.pd == Some(pd));
+        assert!(!used && net.qps.values().all(|qp| qp.pd != Some(pd)), "something is left there");
+        assert!(net.pds.remove(&pd), "removed twice");
+    }
+
+    fn create_qp(&mut self, pd: Option<PdId>, shape: &QpShape) -> Result<Qpn, Error> {
         let mut net = self.0.borrow_mut();
         if net.no_qp && self.1 == Side::Server {
             return Err(Error::Limit("queue pairs"));
@@ -304,7 +331,7 @@ impl Verbs for Dev {
         let (recvs, sends) = (VecDeque::new(), VecDeque::new());
         let shape = *shape;
         let (side, peer, path, dead, unsignalled) = (self.1, None, None, false, 0);
-        net.qps.insert(qpn, Qp { side, peer, path, dead, shape, unsignalled, sends, recvs });
+        net.qps.insert(qpn, Qp { side, pd, peer, path, dead, shape, unsignalled, sends, recvs });
         Ok(qpn)
     }
 
@@ -319,6 +346,7 @@ impl Verbs for Dev {
 
     fn reg_mr(
         &mut self,
+        pd: Option<PdId>,
         buffer: &Arc<Buffer>,
         offset: usize,
         len: usize,
@@ -329,7 +357,7 @@ impl Verbs for Dev {
         let key = net.number() << 8;
         let (buffer, side, shut) = (Arc::clone(buffer), self.1, false);
         let (lkey, rkey) = (key, key);
-        net.regions.push(Region { side, buffer, offset, len, iova, lkey, rkey, access, shut });
+        net.regions.push(Region { side, pd, buffer, offset, len, iova, lkey, rkey, access, shut });
         Ok(MrKeys { lkey, rkey })
     }
 

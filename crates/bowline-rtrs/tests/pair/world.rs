@@ -110,7 +110,7 @@ impl World {
         let always_invalidate = plan.refresh;
         let config = ServerConfig { geometry, always_invalidate, ..ServerConfig::default() };
         let server = Server::new(config, &[ATTR]).unwrap();
-        let mut server_bind = Binding::new(1);
+        let mut server_bind = Binding::of_server(1);
         let listener = net.borrow_mut().listen();
         server_bind.listen(PortId(0), listener);
         let memory = Arc::new(Buffer::new(usize::from(DEPTH) * SECTOR).unwrap());

@@ -141,6 +141,22 @@ fn there_is_an_end_to_what_clients_can_make() {
     assert_eq!(rig.ask("10.0.0.4", TO, &con_req(3, 4, 0, 5).emit()), ENOMEM, "connections");
     assert!(accepted(rig.ask("10.0.0.4", TO, &con_req(3, 4, 0, 4).emit())));
 
+    let limits = ServerLimits { connections_per_address: 4, ..ServerLimits::default() };
+    let mut rig = Rig::with(ServerConfig { limits, ..config() });
+    assert!(accepted(rig.ask(A, TO, &con_req(1, 1, 0, 3).emit())));
+    assert_eq!(rig.ask(A, TO, &con_req(2, 2, 0, 2).emit()), ENOMEM, "connections of an address");
+    assert!(accepted(rig.ask(B, TO, &con_req(2, 2, 0, 4).emit())));
+    // Those that are closed, and whose end the client does not confirm, count too.
+    rig.silent = true;
+    let path = rig.server.sessions().next().unwrap().paths[0].path;
+    rig.server.disconnect_path(rig.now, path);
+    rig.settle();
+    assert_eq!(rig.server.sessions().count(), 1);
+    assert_eq!(rig.ask(A, TO, &con_req(3, 3, 0, 2).emit()), ENOMEM, "while it is told");
+    assert!(accepted(rig.ask(A, TO, &con_req(3, 3, 0, 1).emit())));
+    rig.pass(Duration::from_millis(30_100));
+    assert!(accepted(rig.ask(A, TO, &con_req(4, 4, 0, 3).emit())));
+
     let mut rig = Rig::new();
     for n in 0..MAX_PATHS {
         let from = format!("10.1.0.{n}");

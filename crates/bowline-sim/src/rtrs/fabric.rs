@@ -85,7 +85,16 @@ impl Verbs for Port<'_> {
         }
     }
 
-    fn create_qp(&mut self, shape: &QpShape) -> Result<Qpn, Error> {
+    fn alloc_pd(&mut self) -> Result<PdId, Error> {
+        self.device.alloc_pd()
+    }
+
+    fn dealloc_pd(&mut self, pd: PdId) {
+        // One that cannot be removed shows at the end, when it is left.
+        let _ = self.device.dealloc_pd(pd);
+    }
+
+    fn create_qp(&mut self, pd: Option<PdId>, shape: &QpShape) -> Result<Qpn, Error> {
         let most = self.attr().max_qp_wr;
         let cap = QpCap {
             max_send_wr: (shape.send_wr + 1).min(most),
@@ -95,7 +104,7 @@ impl Verbs for Port<'_> {
             max_inline: 0,
         };
         let qpn = self.device.create_qp(&QpInit {
-            pd: self.own.pd,
+            pd: pd.unwrap_or(self.own.pd),
             send_cq: self.own.cq,
             recv_cq: self.own.cq,
             qp_type: QpType::Rc,
@@ -118,13 +127,14 @@ impl Verbs for Port<'_> {
 
     fn reg_mr(
         &mut self,
+        pd: Option<PdId>,
         buffer: &Arc<Buffer>,
         offset: usize,
         len: usize,
         iova: u64,
         access: Access,
     ) -> Result<MrKeys, Error> {
-        self.device.reg_mr(self.own.pd, buffer, offset, len, Some(iova), access)
+        self.device.reg_mr(pd.unwrap_or(self.own.pd), buffer, offset, len, Some(iova), access)
     }
 
     fn alloc_mr(&mut self) -> Result<u32, Error> {

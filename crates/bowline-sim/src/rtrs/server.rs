@@ -97,7 +97,7 @@ impl Server {
     /// Starts serving.
     pub(crate) fn start(&mut self, base: &mut Base, hosts: &mut [Host]) -> Result<(), String> {
         let wrong = |e: bowline_verbs::Error| format!("server: {e}");
-        let mut binding = Binding::new(hosts.len());
+        let mut binding = Binding::of_server(hosts.len());
         let mut own = Vec::new();
         for (port, host) in hosts.iter_mut().enumerate() {
             let device = host.device.as_mut().ok_or("a device is missing")?;

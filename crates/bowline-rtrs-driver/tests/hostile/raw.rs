@@ -1,0 +1,375 @@
+//! RTRS by hand, on bare verbs: a peer that says what it likes.
+
+use std::collections::VecDeque;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use bowline_roce_driver::SoftDevice;
+use bowline_rtrs_driver::PORT;
+use bowline_verbs::{
+    Access, Buffer, CmEvent, CmId, Completion, ConnParam, ConnRequest, CqId, Device, Error, MrKeys,
+    PdId, QpAttr, QpCap, QpInit, QpState, QpType, Qpn, RecvWr, RejectReason, Remote, SendFlags,
+    SendOp, SendWr, Sge, Status,
+};
+use bowline_wire::rtrs::{
+    ConAnswer, ConReq, ConRsp, Geometry, Imm, SessionName, Uuid, emit_info_req, parse_info_rsp,
+};
+
+use crate::common::{PATIENCE, device};
+
+/// Bytes of the buffer; messages that are sent lie at its beginning.
+const BUFFER: usize = 1 << 20;
+/// Where receives are put: the first 64 KiB for INFO_RSP, then 8 bytes each.
+const RECEIVES: usize = 512 << 10;
+/// Local ports, one for each path.
+static LOCAL: AtomicU16 = AtomicU16::new(20_000);
+
+/// A device of an address, and what has to be there to use it.
+pub(crate) struct Raw {
+    pub(crate) dev: Arc<SoftDevice>,
+    pub(crate) ip: IpAddr,
+    pub(crate) pd: PdId,
+    pub(crate) cq: CqId,
+    pub(crate) buffer: Arc<Buffer>,
+    pub(crate) keys: MrKeys,
+    /// Completions and events that nobody has asked for yet.
+    done: VecDeque<Completion>,
+    events: VecDeque<CmEvent>,
+}
+
+/// What came of a connection request.
+#[derive(Debug)]
+pub(crate) enum Outcome {
+    Accepted(Conn, ConRsp),
+    /// Refused by the program, with this errno.
+    Refused(u16),
+}
+
+/// A connection.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Conn {
+    pub(crate) qp: Qpn,
+    pub(crate) id: CmId,
+}
+
+/// A path that is connected.
+pub(crate) struct Path {
+    pub(crate) conns: Vec<Conn>,
+    pub(crate) geometry: Geometry,
+    /// Address and key of each chunk.
+    pub(crate) chunks: Vec<(u64, u32)>,
+}
+
+/// Ids of a path.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ids {
+    pub(crate) session: Uuid,
+    pub(crate) path: Uuid,
+    /// The local port.
+    pub(crate) port: u16,
+    pub(crate) first: bool,
+}
+
+impl Ids {
+    /// A session nobody has.
+    pub(crate) fn new() -> Self {
+        let port = LOCAL.fetch_add(1, Relaxed);
+        let mut bytes = [0x5a; 16];
+        bytes[..2].copy_from_slice(&port.to_le_bytes());
+        Self {
+            session: Uuid::from_random(bytes),
+            path: Uuid::from_random(bytes),
+            port,
+            first: true,
+        }
+    }
+
+    /// A path into somebody else's session.
+    pub(crate) fn into(session: Uuid) -> Self {
+        Self { session, first: false, ..Self::new() }
+    }
+
+    pub(crate) fn request(&self, cid: u16, cid_num: u16) -> ConReq {
+        let Self { session, path, first, .. } = *self;
+        ConReq { cid, cid_num, recon_cnt: 1, path, session, first: first || cid > 0 }
+    }
+}
+
+impl Raw {
+    pub(crate) fn new(ip: IpAddr) -> Self {
+        Self::on(&device(&[ip]), ip)
+    }
+
+    pub(crate) fn on(dev: &Arc<SoftDevice>, ip: IpAddr) -> Self {
+        let dev = Arc::clone(dev);
+        let pd = dev.alloc_pd().unwrap();
+        let cq = dev.create_cq(1 << 16).unwrap();
+        let buffer = Arc::new(Buffer::new(BUFFER).unwrap());
+        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+        let keys = dev.reg_mr(pd, &buffer, 0, BUFFER, Some(0), access).unwrap();
+        let (done, events) = (VecDeque::new(), VecDeque::new());
+        Self { dev, ip, pd, cq, buffer, keys, done, events }
+    }
+
+    pub(crate) fn queue_pair(&self) -> Qpn {
+        let cap = QpCap {
+            max_send_wr: 4096,
+            max_recv_wr: 4096,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline: 0,
+        };
+        let (pd, cq) = (self.pd, self.cq);
+        let init =
+            QpInit { pd, send_cq: cq, recv_cq: cq, qp_type: QpType::Rc, cap, sq_sig_all: false };
+        let qp = self.dev.create_qp(&init).unwrap();
+        let access = Some(Access::LOCAL_WRITE | Access::REMOTE_WRITE);
+        let state = Some(QpState::Init);
+        self.dev.modify_qp(qp, &QpAttr { state, access, ..QpAttr::default() }).unwrap();
+        qp
+    }
+
+    pub(crate) fn param(&self, qpn: Qpn, private: &[u8]) -> ConnParam {
+        ConnParam {
+            qpn,
+            private_data: private.to_vec(),
+            responder_resources: 0,
+            initiator_depth: 0,
+            ..ConnParam::default()
+        }
+    }
+
+    /// Asks for a connection, and does not wait for an answer.
+    pub(crate) fn ask(&self, to: IpAddr, port: u16, private: &[u8]) -> Conn {
+        let qp = self.queue_pair();
+        let from = Some(SocketAddr::new(self.ip, port));
+        let id = self.dev.connect(from, (to, PORT).into(), &self.param(qp, private)).unwrap();
+        Conn { qp, id }
+    }
+
+    /// Asks for a connection with any 56 bytes.
+    pub(crate) fn connect(&mut self, to: IpAddr, port: u16, private: &[u8]) -> Outcome {
+        let conn = self.ask(to, port, private);
+        self.outcome(conn)
+    }
+
+    /// Waits for the answer to a request.
+    pub(crate) fn outcome(&mut self, conn: Conn) -> Outcome {
+        match self.event_of(conn.id).expect("an answer to a connection request") {
+            CmEvent::Established { private_data, .. } => match ConAnswer::parse(&private_data) {
+                Ok(ConAnswer::Accepted(rsp)) => Outcome::Accepted(conn, rsp),
+                other => panic!("accepted with {other:?}"),
+            },
+            CmEvent::Rejected { reason, private_data, .. } => {
+                assert_eq!(reason, RejectReason::CONSUMER);
+                self.dev.destroy_id(conn.id).unwrap();
+                self.dev.destroy_qp(conn.qp).unwrap();
+                match ConAnswer::parse(&private_data) {
+                    Ok(ConAnswer::Refused(errno)) => Outcome::Refused(errno),
+                    other => panic!("refused with {other:?}"),
+                }
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Connects what must be connected.
+    pub(crate) fn conn(&mut self, to: IpAddr, ids: &Ids, cid: u16, cid_num: u16) -> (Conn, ConRsp) {
+        match self.connect(to, ids.port, &ids.request(cid, cid_num).emit()) {
+            Outcome::Accepted(conn, rsp) => (conn, rsp),
+            other @ Outcome::Refused(_) => panic!("{other:?}"),
+        }
+    }
+
+    /// Connects all connections of a path; INFO_REQ is not sent.
+    pub(crate) fn conns(&mut self, to: IpAddr, ids: &Ids, count: u16) -> (Vec<Conn>, Geometry) {
+        let made: Vec<_> = (0..count).map(|cid| self.conn(to, ids, cid, count)).collect();
+        let geometry = made[0].1.geometry;
+        (made.into_iter().map(|(conn, _)| conn).collect(), geometry)
+    }
+
+    /// A path as an honest client makes it; `None` when the server ends it instead of answering INFO_REQ.
+    pub(crate) fn try_path(
+        &mut self,
+        to: IpAddr,
+        ids: &Ids,
+        count: u16,
+        name: &str,
+    ) -> Option<Path> {
+        let (conns, geometry) = self.conns(to, ids, count);
+        let room = 8 + 16 * usize::from(geometry.queue_depth());
+        self.post_recv(conns[0], 1, RECEIVES, room);
+        self.send(conns[0], 2, &emit_info_req(&SessionName::new(name).unwrap()));
+        let done = self.recv(1)?;
+        if done.status != Status::Success {
+            return None;
+        }
+        let mut bytes = vec![0; done.byte_len as usize];
+        self.buffer.read(RECEIVES, &mut bytes);
+        let mut chunks = Vec::new();
+        parse_info_rsp(&bytes, &geometry, &mut chunks).unwrap();
+        Some(Path { conns, geometry, chunks })
+    }
+
+    pub(crate) fn path(&mut self, to: IpAddr, ids: &Ids, count: u16, name: &str) -> Path {
+        self.try_path(to, ids, count, name).expect("chunks")
+    }
+
+    /// Posts receives of 8 bytes, as they are needed for answers.
+    pub(crate) fn post_recvs(&self, conn: Conn, count: usize) {
+        (0..count).for_each(|at| self.post_recv(conn, 1, RECEIVES + (64 << 10) + at * 8, 8));
+    }
+
+    pub(crate) fn post_recv(&self, conn: Conn, id: u64, at: usize, len: usize) {
+        let sge = Sge { addr: at as u64, len: len as u32, lkey: self.keys.lkey };
+        self.dev.post_recv(conn.qp, &[RecvWr { id, sges: &[sge] }]).unwrap();
+    }
+
+    /// Posts a send of some bytes, signalled.
+    pub(crate) fn post(&self, conn: Conn, id: u64, op: SendOp, bytes: &[u8]) {
+        self.buffer.write(0, bytes);
+        self.post_prepared(conn, id, op, bytes.len());
+    }
+
+    /// The same of the bytes that lie at the beginning of the buffer.
+    pub(crate) fn post_prepared(&self, conn: Conn, id: u64, op: SendOp, len: usize) {
+        let sges = [Sge { addr: 0, len: len as u32, lkey: self.keys.lkey }];
+        let sges = if len == 0 { &sges[..0] } else { &sges[..] };
+        let wr = SendWr { id, op, sges, inline: &[], flags: SendFlags::SIGNALED };
+        // A queue pair that has failed takes it, too, and flushes it.
+        self.dev.post_send(conn.qp, &[wr]).unwrap();
+    }
+
+    pub(crate) fn send(&self, conn: Conn, id: u64, bytes: &[u8]) {
+        self.post(conn, id, SendOp::Send, bytes);
+    }
+
+    /// Writes to a chunk, from `at` on.
+    pub(crate) fn put(&mut self, conn: Conn, chunk: (u64, u32), at: u32, bytes: &[u8]) -> Status {
+        let remote = Remote { addr: chunk.0 + u64::from(at), rkey: chunk.1 };
+        self.post(conn, 3, SendOp::Write(remote), bytes);
+        self.sent(3)
+    }
+
+    /// Writes to a chunk with an immediate.
+    pub(crate) fn put_imm(
+        &mut self,
+        conn: Conn,
+        chunk: (u64, u32),
+        at: u32,
+        bytes: &[u8],
+        imm: u32,
+    ) {
+        let remote = Remote { addr: chunk.0 + u64::from(at), rkey: chunk.1 };
+        self.post(conn, 4, SendOp::WriteImm(remote, imm), bytes);
+    }
+
+    pub(crate) fn imm(&self, conn: Conn, imm: u32) {
+        self.post(conn, 4, SendOp::WriteImm(Remote::default(), imm), &[]);
+    }
+
+    /// A whole request: what lies in chunk `id` before and in the header, `off` being where that begins.
+    pub(crate) fn request(&mut self, path: &Path, conn: Conn, id: u16, off: u32, bytes: &[u8]) {
+        let imm = Imm::Request(path.geometry.request_payload(id, off)).to_u32();
+        self.put_imm(conn, path.chunks[usize::from(id)], 0, bytes, imm);
+    }
+
+    fn take(&mut self) -> usize {
+        let mut out = Vec::new();
+        let count = self.dev.poll_cq(self.cq, &mut out, 256).unwrap();
+        self.done.extend(out);
+        while let Ok(event) = self.dev.cm_event(Duration::ZERO) {
+            self.events.push_back(event);
+        }
+        count
+    }
+
+    /// Waits for something; `None` when it does not come.
+    fn wait<T>(&mut self, mut look: impl FnMut(&mut Self) -> Option<T>) -> Option<T> {
+        let start = Instant::now();
+        loop {
+            self.take();
+            if let Some(found) = look(self) {
+                return Some(found);
+            }
+            if start.elapsed() > PATIENCE {
+                return None;
+            }
+            match self.dev.wait_cq(self.cq, false, Some(Duration::from_millis(2))) {
+                Ok(_) | Err(Error::TimedOut) => {}
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+
+    fn completion(&mut self, recv: bool, id: u64) -> Option<Completion> {
+        self.wait(|raw| {
+            let is = |done: &Completion| done.is_recv() == recv && done.wr_id == id;
+            let at = raw.done.iter().position(is)?;
+            raw.done.remove(at)
+        })
+    }
+
+    /// Waits for the end of a receive.
+    pub(crate) fn recv(&mut self, id: u64) -> Option<Completion> {
+        self.completion(true, id)
+    }
+
+    /// Waits for the end of a send; how it went.
+    pub(crate) fn sent(&mut self, id: u64) -> Status {
+        self.completion(false, id).expect("the end of a send").status
+    }
+
+    fn event_of(&mut self, id: CmId) -> Option<CmEvent> {
+        self.wait(|raw| {
+            let at = raw.events.iter().position(|event| event.id() == id)?;
+            raw.events.remove(at)
+        })
+    }
+
+    /// Waits until the peer has ended a connection.
+    pub(crate) fn is_dropped(&mut self, conn: Conn) -> bool {
+        let is = |event: &CmEvent| *event == CmEvent::Disconnected { id: conn.id };
+        self.wait(|raw| raw.events.iter().any(is).then_some(())).is_some()
+    }
+
+    /// Waits a moment; tells whether somebody wants to connect.
+    pub(crate) fn is_asked(&mut self) -> bool {
+        std::thread::sleep(Duration::from_millis(2));
+        self.take();
+        self.events.iter().any(|event| matches!(event, CmEvent::ConnectRequest { .. }))
+    }
+
+    /// Waits until somebody wants to connect.
+    pub(crate) fn asked(&mut self) -> (CmId, ConnRequest) {
+        self.wait(|raw| {
+            let is = |event: &CmEvent| matches!(event, CmEvent::ConnectRequest { .. });
+            let at = raw.events.iter().position(is)?;
+            match raw.events.remove(at)? {
+                CmEvent::ConnectRequest { id, request } => Some((id, request)),
+                other => panic!("{other:?}"),
+            }
+        })
+        .expect("somebody who wants to connect")
+    }
+
+    /// Waits until a connection that was accepted stands.
+    pub(crate) fn established(&mut self, conn: Conn) -> bool {
+        matches!(self.event_of(conn.id), Some(CmEvent::Established { .. }))
+    }
+
+    /// Ends connections, and waits until the peer knows.
+    pub(crate) fn leave(&mut self, conns: &[Conn]) {
+        for conn in conns {
+            // Ended already, perhaps.
+            let _ = self.dev.disconnect(conn.id);
+            let _ = self.dev.destroy_id(conn.id);
+            let _ = self.dev.destroy_qp(conn.qp);
+        }
+        while self.take() > 0 {}
+        self.done.clear();
+        self.events.retain(|event| conns.iter().all(|conn| conn.id != event.id()));
+    }
+}
