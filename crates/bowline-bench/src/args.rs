@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::cell::{Subject, Wait};
+use crate::peers::PEERS;
 use crate::sys;
 
 /// What is measured.
@@ -37,6 +38,16 @@ impl Suite {
         }
     }
 
+    /// Says whether somebody else is compared in this suite.
+    pub(crate) const fn has_peer(self, peer: Subject) -> bool {
+        match self {
+            Self::Rds => peer.is_peer() && !peer.is_peer_of_storage(),
+            Self::Roce => false,
+            Self::Rtrs => matches!(peer, Subject::Nbdkit),
+            Self::Rnbd => peer.is_peer_of_storage(),
+        }
+    }
+
     /// Help text.
     pub(crate) const fn help(self) -> &'static str {
         match self {
@@ -56,8 +67,8 @@ Usage: bowline bench SUITE [OPTIONS]
 
   rds    RDS beside bare sockets and other message libraries
   roce   RDMA verbs over RoCEv2 in userspace beside bare sockets
-  rtrs   RTRS over it beside bare UDP and nbdkit
-  rnbd   network block devices over that beside nbdkit
+  rtrs   RTRS over it beside bare sockets and nbdkit
+  rnbd   network block devices over that beside nbdkit, qemu-nbd and tgtd
 
 See bowline bench SUITE --help.
 ";
@@ -117,15 +128,17 @@ Exit status: 0 every target that must be met is, 1 one is not, 3 some could not 
 ";
 
 const HELP_RTRS: &str = "\
-bowline bench rtrs: measures reads and writes of memory over RTRS beside bare UDP and nbdkit, in one run
+bowline bench rtrs: measures reads and writes of memory over RTRS beside bare sockets and
+nbdkit, in one run
 
 Usage: bowline bench rtrs [OPTIONS]
 
-  --quick             1 round, the cells of most targets only
+  --quick             1 round, the cells of most targets only, of the peers nbdkit; below 30 seconds
   --rounds N          rounds, each of which measures everything once (default 5)
   --secs S            length of a window in seconds (default 0.25)
-  --only CELL[,CELL]  only cells whose names begin so: read, write, ping-spin, ping-sleep;
+  --only CELL[,CELL]  only cells whose names begin so: read, write, ping-spin, ping-sleep, failover;
                       or in full: read/4096x32
+  --peers LIST        auto (default), none, or nbdkit
   --pin RX,TX         CPUs of receiver and sender, or none (default: the first two allowed)
   --quiet-wait S      before each measurement, wait up to S seconds for a quiet machine
   --json FILE         write every raw measurement to FILE (- for standard output)
@@ -133,22 +146,25 @@ Usage: bowline bench rtrs [OPTIONS]
   --save DIR          write both into DIR, named by date, commit and suite
   --list              print the names of all cells and end
 
-nbdkit is measured when it is installed; the time its processor takes is not counted.
+The servers of others are measured when they are installed, with the processor time of their
+processes; nbdkit and qemu-nbd are asked by a client of this program.
 
 Exit status: 0 every target that must be met is, 1 one is not, 3 some could not be decided,
 2 the command line or the machine is not right.
 ";
 
 const HELP_RNBD: &str = "\
-bowline bench rnbd: measures a disk mapped over RNBD beside RTRS alone and nbdkit, in one run
+bowline bench rnbd: measures a disk mapped over RNBD beside RTRS alone, nbdkit, qemu-nbd
+and tgtd, in one run
 
 Usage: bowline bench rnbd [OPTIONS]
 
-  --quick             1 round
+  --quick             1 round, the cells of the targets only, of the peers nbdkit; below 30 seconds
   --rounds N          rounds, each of which measures everything once (default 5)
   --secs S            length of a window in seconds (default 0.25)
   --only CELL[,CELL]  only cells whose names begin so: read, write, ping-spin, ping-sleep;
                       or in full: read/4096x32
+  --peers LIST        auto (default), none, or some of nbdkit,qemu-nbd,tgt
   --pin RX,TX         CPUs of receiver and sender, or none (default: the first two allowed)
   --quiet-wait S      before each measurement, wait up to S seconds for a quiet machine
   --json FILE         write every raw measurement to FILE (- for standard output)
@@ -156,7 +172,8 @@ Usage: bowline bench rnbd [OPTIONS]
   --save DIR          write both into DIR, named by date, commit and suite
   --list              print the names of all cells and end
 
-nbdkit is measured when it is installed; the time its processor takes is not counted.
+The servers of others are measured when they are installed, with the processor time of their
+processes; nbdkit and qemu-nbd are asked by a client of this program, tgtd by iscsi-perf.
 
 Exit status: 0 every target that must be met is, 1 one is not, 3 some could not be decided,
 2 the command line or the machine is not right.
@@ -254,7 +271,9 @@ impl Options {
                 "--quick" => {
                     options.quick = true;
                     options.rounds = 1;
-                    options.peers = PeerChoice::List(Vec::new());
+                    let block = matches!(suite, Suite::Rtrs | Suite::Rnbd);
+                    let peers = if block { vec![Subject::Nbdkit] } else { Vec::new() };
+                    options.peers = PeerChoice::List(peers);
                 }
                 "--list" => options.list = true,
                 "--rounds" => options.rounds = number(name, &value()?, 1, 100)? as u32,
@@ -262,7 +281,7 @@ impl Options {
                 "--only" => {
                     options.only.extend(value()?.split(',').map(str::to_owned));
                 }
-                "--peers" if rds => options.peers = peers(&value()?)?,
+                "--peers" if !roce => options.peers = peers(suite, &value()?)?,
                 "--poll" if rds || roce => {
                     let value = value()?;
                     options.poll = Wait::parse(&value)
@@ -354,16 +373,20 @@ fn pin(value: &str) -> Result<Option<(usize, usize)>, String> {
         .ok_or_else(|| bad("--pin", value, &format!("none, or two of the CPUs {allowed:?}")))
 }
 
-fn peers(value: &str) -> Result<PeerChoice, String> {
+fn peers(suite: Suite, value: &str) -> Result<PeerChoice, String> {
+    let known = || PEERS.into_iter().filter(|peer| suite.has_peer(*peer));
     match value {
         "auto" => Ok(PeerChoice::Auto),
         "none" => Ok(PeerChoice::List(Vec::new())),
         list => list
             .split(',')
-            .map(|name| Subject::parse(name).filter(|s| s.is_peer()))
+            .map(|name| known().find(|peer| peer.name() == name))
             .collect::<Option<Vec<_>>>()
             .map(PeerChoice::List)
-            .ok_or_else(|| bad("--peers", list, "auto, none, zmq,nanomsg,ofi-net,ofi-rxm,ucx")),
+            .ok_or_else(|| {
+                let names: Vec<&str> = known().map(Subject::name).collect();
+                bad("--peers", list, &format!("auto, none, {}", names.join(",")))
+            }),
     }
 }
 
@@ -412,6 +435,18 @@ mod tests {
         let o = parse("--quick").unwrap();
         assert!(o.quick && o.rounds == 1 && o.peers == PeerChoice::List(Vec::new()));
         assert_eq!(parse("--quick --rounds 3").unwrap().rounds, 3);
+    }
+
+    #[test]
+    fn every_suite_has_its_own_peers() {
+        let parse =
+            |suite, list: &str| Options::parse(suite, &["--peers", list].map(str::to_owned));
+        let chosen = parse(Suite::Rnbd, "nbdkit,tgt").unwrap().peers;
+        assert_eq!(chosen, PeerChoice::List(vec![Subject::Nbdkit, Subject::Tgt]));
+        assert!(parse(Suite::Rtrs, "tgt").unwrap_err().contains("auto, none, nbdkit"));
+        assert!(parse(Suite::Rds, "nbdkit").is_err() && parse(Suite::Roce, "none").is_err());
+        let quick = Options::parse(Suite::Rtrs, &["--quick".to_owned()]).unwrap();
+        assert_eq!(quick.peers, PeerChoice::List(vec![Subject::Nbdkit]));
     }
 
     #[test]

@@ -1,24 +1,34 @@
-//! Reads and writes of a store of another process: bare UDP, nbdkit over TCP, RTRS and RNBD. The
-//! receiver has the store, all of it in memory and filled beforehand; the sender asks, with a fixed
-//! number of requests outstanding, and counts.
+//! Reads and writes of a store of another process: bare UDP and TCP, servers of others over TCP, RTRS and
+//! RNBD. The receiver has the store, all of it in memory and filled beforehand; the sender asks, with a
+//! fixed number of requests outstanding, and counts.
 
+mod failover;
+mod iscsi;
 mod nbd;
 mod rnbd;
 mod rr;
+mod rr_tcp;
 mod rtrs;
+mod server;
 
+use std::fs::File;
 use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use bowline_roce::GiveUp;
 use bowline_roce_driver::{PollMode, SoftConfig, SoftDevice};
 use bowline_rtrs_driver::{Engine, EngineConfig, Poll};
 use bowline_verbs::Buffer;
 
 use crate::cell::{Cell, Kind, Subject, Wait};
 use crate::role::{Laps, Meter, Probe, Role, Side};
+use crate::sys;
 
-pub(crate) use nbd::is_installed as nbdkit_is_installed;
+pub(crate) use rtrs::large_chunks;
+pub(crate) use server::version as peer_version;
 
 /// Bytes of the store.
 const STORE: usize = 64 << 20;
@@ -32,9 +42,15 @@ pub(crate) fn run(role: Role) -> Result<(), String> {
     match (role.cell.subject, role.side) {
         (Subject::RrUdp, Side::Rx) => rr::serve(role),
         (Subject::RrUdp, Side::Tx) => rr::ask(role),
-        (Subject::Nbdkit, Side::Rx) => nbd::serve(role),
-        (Subject::Nbdkit, Side::Tx) => nbd::ask(role),
+        (Subject::RrTcp, Side::Rx) => rr_tcp::serve(role),
+        (Subject::RrTcp, Side::Tx) => rr_tcp::ask(role),
+        (Subject::Nbdkit, Side::Rx) => nbd::serve_nbdkit(role),
+        (Subject::QemuNbd, Side::Rx) => nbd::serve_qemu(role),
+        (Subject::Nbdkit | Subject::QemuNbd, Side::Tx) => nbd::ask(role),
+        (Subject::Tgt, Side::Rx) => iscsi::serve(role),
+        (Subject::Tgt, Side::Tx) => iscsi::ask(role),
         (Subject::Rtrs | Subject::RtrsKept, Side::Rx) => rtrs::serve(role),
+        (Subject::Rtrs, Side::Tx) if role.cell.kind.loses_a_path() => failover::ask(role),
         (Subject::Rtrs | Subject::RtrsKept, Side::Tx) => rtrs::ask(role),
         (Subject::Rnbd, Side::Rx) => rnbd::serve(role),
         (Subject::Rnbd, Side::Tx) => rnbd::ask(role),
@@ -47,6 +63,22 @@ fn fill(store: &Buffer) {
     for at in (0..store.len()).step_by(SECTOR) {
         store.write(at, &(at as u64).to_le_bytes());
     }
+}
+
+/// A filled store in a file that is memory, and where programs that this process starts find it.
+fn memory_file() -> Result<(File, String), String> {
+    let failed = |e: std::io::Error| format!("a file in memory: {e}");
+    let file = sys::memory_file(STORE as u64).map_err(failed)?;
+    const PART: usize = 1 << 20;
+    let mut part = vec![0; PART];
+    for from in (0..STORE).step_by(PART) {
+        for (sector, at) in part.chunks_mut(SECTOR).zip((from as u64..).step_by(SECTOR)) {
+            sector[..8].copy_from_slice(&at.to_le_bytes());
+        }
+        file.write_all_at(&part, from as u64).map_err(failed)?;
+    }
+    let path = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
+    Ok((file, path))
 }
 
 /// The requests of a cell, each at a place of its own choosing.
@@ -150,24 +182,30 @@ fn engine(role: &Role) -> Result<(Arc<SoftDevice>, Arc<Engine>), String> {
         Wait::Sleep => (Poll::Adaptive, PollMode::Sleep),
     };
     let addrs = addresses(&role.cell, role.side);
-    let config = SoftConfig { addrs, poll: device_poll, ..SoftConfig::default() };
+    let mut config = SoftConfig { addrs, poll: device_poll, ..SoftConfig::default() };
+    if role.cell.path_dead_ms > 0 {
+        config.core.give_up = GiveUp::After(Duration::from_millis(role.cell.path_dead_ms));
+    }
     let device = SoftDevice::open(config).map_err(|e| format!("opening a device: {e}"))?;
     let device = Arc::new(device);
     let engine = Engine::new(vec![Arc::clone(&device) as _], EngineConfig { poll });
     Ok((device, engine.map_err(|e| e.to_string())?))
 }
 
-/// Reads what a device counts.
+/// What a device counts.
+fn counters(device: &SoftDevice) -> Vec<(&'static str, u64)> {
+    let (stats, core) = (device.stats(), device.counters());
+    vec![
+        ("syscalls", stats.udp_syscalls()),
+        ("packets_out", stats.packets_sent),
+        ("packets_in", stats.packets_received),
+        ("acks", core.acks_sent + core.acks_repeated),
+        ("sleeps", stats.sleeps),
+    ]
+}
+
+/// Reads it at both ends of the window.
 fn probe(device: &Arc<SoftDevice>) -> Probe {
     let device = Arc::clone(device);
-    Box::new(move || {
-        let stats = device.stats();
-        vec![
-            ("syscalls", stats.udp_syscalls()),
-            ("packets_out", stats.packets_sent),
-            ("packets_in", stats.packets_received),
-            ("acks", device.counters().acks_sent),
-            ("sleeps", stats.sleeps),
-        ]
-    })
+    Box::new(move || counters(&device))
 }

@@ -36,8 +36,14 @@ pub(crate) enum Subject {
     Rnbd,
     /// Requests and answers over UDP, in bursts: the ceiling of RTRS.
     RrUdp,
+    /// Requests and answers over TCP, as many in a write as there are.
+    RrTcp,
     /// nbdkit's memory plugin over TCP.
     Nbdkit,
+    /// qemu-nbd over TCP, with a file in memory.
+    QemuNbd,
+    /// tgtd over TCP, with a file in memory, and iscsi-perf.
+    Tgt,
     /// ZeroMQ, DEALER to ROUTER.
     Zmq,
     /// nanomsg, PUSH to PULL (PAIR for round trips).
@@ -52,7 +58,7 @@ pub(crate) enum Subject {
 
 impl Subject {
     /// Every subject, in the order of the tables.
-    pub(crate) const ALL: [Self; 20] = [
+    pub(crate) const ALL: [Self; 23] = [
         Self::Bowline,
         Self::BowlineBatch,
         Self::Roce,
@@ -60,7 +66,10 @@ impl Subject {
         Self::RtrsKept,
         Self::Rnbd,
         Self::RrUdp,
+        Self::RrTcp,
         Self::Nbdkit,
+        Self::QemuNbd,
+        Self::Tgt,
         Self::Tcpb,
         Self::Tcpz,
         Self::Tcp1,
@@ -92,7 +101,10 @@ impl Subject {
             Self::RtrsKept => "rtrs-kept",
             Self::Rnbd => "rnbd",
             Self::RrUdp => "rr-udp",
+            Self::RrTcp => "rr-tcp",
             Self::Nbdkit => "nbdkit",
+            Self::QemuNbd => "qemu-nbd",
+            Self::Tgt => "tgt",
             Self::Zmq => "zmq",
             Self::Nano => "nanomsg",
             Self::OfiNet => "ofi-net",
@@ -106,9 +118,15 @@ impl Subject {
         Self::ALL.into_iter().find(|s| s.name() == name)
     }
 
-    /// Says whether this is another library.
+    /// Says whether this is other people's: a message library, or a server of storage.
     pub(crate) const fn is_peer(self) -> bool {
         matches!(self, Self::Zmq | Self::Nano | Self::OfiNet | Self::OfiRxm | Self::Ucx)
+            || self.is_peer_of_storage()
+    }
+
+    /// Says whether this is other people's server of storage.
+    pub(crate) const fn is_peer_of_storage(self) -> bool {
+        matches!(self, Self::Nbdkit | Self::QemuNbd | Self::Tgt)
     }
 
     /// Says whether this is bowline's RDS.
@@ -118,7 +136,18 @@ impl Subject {
 
     /// Says whether this reads and writes a store.
     pub(crate) const fn is_block(self) -> bool {
-        matches!(self, Self::Rtrs | Self::RtrsKept | Self::Rnbd | Self::RrUdp | Self::Nbdkit)
+        matches!(self, Self::Rtrs | Self::RtrsKept | Self::Rnbd | Self::RrUdp | Self::RrTcp)
+            || self.is_peer_of_storage()
+    }
+
+    /// Says whether this has soft devices of its own.
+    pub(crate) const fn has_devices(self) -> bool {
+        matches!(self, Self::Roce | Self::Rnbd) || self.is_rtrs()
+    }
+
+    /// Says whether this is RTRS itself, whose server counts what it serves.
+    pub(crate) const fn is_rtrs(self) -> bool {
+        matches!(self, Self::Rtrs | Self::RtrsKept)
     }
 
     /// Says whether this belongs to RoCEv2 alone.
@@ -168,10 +197,14 @@ pub(crate) enum Kind {
     IoWrite,
     /// One read of a store after the other.
     IoPing,
+    /// Reads of a store over several paths, of which the server resets one.
+    IoReset,
+    /// The same; one path carries nothing any more, and nobody says so.
+    IoCut,
 }
 
 impl Kind {
-    const ALL: [(Self, &'static str); 19] = [
+    const ALL: [(Self, &'static str); 21] = [
         (Self::Stream, "stream"),
         (Self::Rtt, "rtt"),
         (Self::AllAwake, "all-awake"),
@@ -191,6 +224,8 @@ impl Kind {
         (Self::IoRead, "io-read"),
         (Self::IoWrite, "io-write"),
         (Self::IoPing, "io-ping"),
+        (Self::IoReset, "io-reset"),
+        (Self::IoCut, "io-cut"),
     ];
 
     /// The name used in arguments and result files.
@@ -203,8 +238,18 @@ impl Kind {
     }
 
     /// Says whether the sender counts, because it asks.
-    pub(crate) const fn is_counted_by_sender(self) -> bool {
-        self.is_round_trip() || matches!(self, Self::IdleConnections | Self::IoRead | Self::IoWrite)
+    pub(crate) fn is_counted_by_sender(self) -> bool {
+        self.is_round_trip() || self.is_of_storage() || self == Self::IdleConnections
+    }
+
+    /// Says whether a store is read or written, and rates or pauses are what is looked at.
+    pub(crate) const fn is_of_storage(self) -> bool {
+        matches!(self, Self::IoRead | Self::IoWrite) || self.loses_a_path()
+    }
+
+    /// Says whether one of several paths is lost meanwhile.
+    pub(crate) const fn loses_a_path(self) -> bool {
+        matches!(self, Self::IoReset | Self::IoCut)
     }
 
     /// Says whether round trips are timed, by the side that asks.
@@ -253,8 +298,12 @@ pub(crate) struct Cell {
     /// Sockets, connections or nodes on the many side; queue pairs of RDMA.
     pub(crate) flows: usize,
     pub(crate) wait: Wait,
-    /// RDS paths per connection; 0 is bowline's default.
+    /// RDS paths per connection; 0 is bowline's default. Paths of a session of RTRS; 0 is one.
     pub(crate) paths: usize,
+    /// Number of the policy by which a session of RTRS chooses among its paths.
+    pub(crate) policy: u8,
+    /// After how many milliseconds a silent peer of a device is given up; 0: the device's default.
+    pub(crate) path_dead_ms: u64,
     /// Congestion control; empty means the subject's own choice.
     pub(crate) cc: String,
     /// CPU of the receiver and of the sender.
@@ -286,6 +335,8 @@ impl Cell {
             format!("flows={}", self.flows),
             format!("wait={}", self.wait.name()),
             format!("paths={}", self.paths),
+            format!("policy={}", self.policy),
+            format!("path_dead_ms={}", self.path_dead_ms),
             format!("cc={}", self.cc),
             format!("rx_pin={rx_pin}"),
             format!("tx_pin={tx_pin}"),
@@ -315,6 +366,8 @@ impl Cell {
             flows: words.number("flows")? as usize,
             wait: Wait::parse(words.text("wait")).ok_or_else(|| bad("wait"))?,
             paths: words.number("paths")? as usize,
+            policy: u8::try_from(words.number("policy")?).map_err(|_| bad("policy"))?,
+            path_dead_ms: words.number("path_dead_ms")?,
             cc: words.text("cc").to_owned(),
             pin,
             warm_ms: words.number("warm_ms")?,
@@ -381,6 +434,8 @@ mod tests {
             flows: 16,
             wait: Wait::Sleep,
             paths: 2,
+            policy: 1,
+            path_dead_ms: 500,
             cc: "cubic".into(),
             pin: Some((1, 0)),
             warm_ms: 150,

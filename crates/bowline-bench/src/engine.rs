@@ -167,7 +167,7 @@ impl<'a> Engine<'a> {
         let mut result = Err(String::new());
         for _ in 0..COLLISIONS {
             match entry.cell.subject {
-                Subject::Roce => entry.cell.nodes = nodes::free_roce(),
+                subject if subject.has_devices() => entry.cell.nodes = nodes::free_roce(),
                 subject if subject.is_bowline() => entry.cell.nodes = nodes::free(),
                 _ => {}
             }
@@ -213,7 +213,7 @@ impl<'a> Engine<'a> {
             if cell.pin.is_some() && cell.wait != Wait::Spin {
                 ways.push((None, cell.cc.clone()));
             }
-            if cell.cc != self.system_cc {
+            if !cell.cc.is_empty() && cell.cc != self.system_cc {
                 ways.push((cell.pin, self.system_cc.to_owned()));
             }
             let name = cell.subject.name();
@@ -246,7 +246,8 @@ fn notes(best: &Best, options: &Options) -> Vec<String> {
                 (false, true) => "unpinned",
                 (false, false) => "unpinned as all",
             };
-            format!("{} {}: {pinned}, {cc}", subject.name(), kind.name())
+            let cc = if cc.is_empty() { String::new() } else { format!(", {cc}") };
+            format!("{} {}: {pinned}{cc}", subject.name(), kind.name())
         })
         .collect()
 }

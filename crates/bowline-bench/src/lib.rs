@@ -102,8 +102,7 @@ fn role_main(args: &[String]) -> i32 {
 
 fn find_peers(suite: Suite, options: &Options) -> Peers {
     match &options.peers {
-        _ if suite != Suite::Rds => Peers::find(|_| false),
-        PeerChoice::Auto => Peers::find(|_| true),
+        PeerChoice::Auto => Peers::find(|s| suite.has_peer(s)),
         PeerChoice::List(list) => Peers::find(|s| list.contains(&s)),
     }
 }
@@ -118,13 +117,11 @@ fn run_suite(suite: Suite, args: &[String]) -> Result<i32, String> {
         return Err(format!("--cc {anchor_cc}: this kernel has {known}"));
     }
     let peers = find_peers(suite, &options);
-    let nbdkit = matches!(suite, Suite::Rtrs | Suite::Rnbd) && block_cells::nbdkit_is_installed();
-    let usable = |s: &Subject| peers.has(*s) || (*s == Subject::Nbdkit && nbdkit);
     let setting = Setting {
         anchor_cc,
         bowline_cc,
         system_cc: head.system_cc.clone(),
-        peers: Subject::ALL.into_iter().filter(usable).collect(),
+        peers: Subject::ALL.into_iter().filter(|s| peers.has(*s)).collect(),
         nodes: nodes::free(),
     };
     let blocks = plan::plan(suite, &options, &setting);
@@ -140,7 +137,7 @@ fn run_suite(suite: Suite, args: &[String]) -> Result<i32, String> {
     let mut notes = match suite {
         Suite::Rds => conditions(&options, &setting),
         Suite::Roce => roce_conditions(&options, &setting),
-        Suite::Rtrs | Suite::Rnbd => block_conditions(&options, nbdkit),
+        Suite::Rtrs | Suite::Rnbd => block_conditions(&options, &setting),
     };
     notes.extend(peer_notes(&peers));
     notes.iter().for_each(|line| println!("{line}"));
@@ -159,6 +156,7 @@ fn run_suite(suite: Suite, args: &[String]) -> Result<i32, String> {
     for block in &blocks {
         print!("{}", report::block_table(block, &outcome.results));
         print!("{}", report::wire_table(block, &outcome.results));
+        print!("{}", report::requests_table(block, &outcome.results));
     }
     print!("{}", report::legend(&blocks));
     outcome.notes.iter().for_each(|note| println!("  best way of {note}"));
@@ -261,17 +259,17 @@ fn roce_conditions(options: &Options, setting: &Setting) -> Vec<String> {
 }
 
 /// The settings of reads and writes of a store.
-fn block_conditions(options: &Options, nbdkit: bool) -> Vec<String> {
+fn block_conditions(options: &Options, setting: &Setting) -> Vec<String> {
     let (rx, tx) = nodes::free_roce();
     let settings = format!("{}; window {:?}", pinning(options), options.window);
-    let mut lines = vec![
-        format!("everybody: {settings}; the store is memory, filled beforehand"),
+    vec![
+        format!(
+            "everybody: {settings}; the store is memory, filled beforehand; rr-tcp: {}",
+            setting.anchor_cc
+        ),
         format!("bowline: soft devices {rx} and {tx}, default settings but for the polling"),
-    ];
-    if !nbdkit {
-        lines.push("peer nbdkit: skipped, it is not installed (package nbdkit)".into());
-    }
-    lines
+        format!("bowline, requests larger than a default chunk: {}", block_cells::large_chunks()),
+    ]
 }
 
 /// The settings everybody runs with.

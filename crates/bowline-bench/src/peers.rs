@@ -1,4 +1,5 @@
-//! Other message libraries, run at their best; each is optional and found at run time.
+//! Other message libraries and servers of storage, run at their best; each is optional and found at
+//! run time. The servers are run by [`crate::block_cells`].
 //!
 //! ZeroMQ and nanomsg have plain C interfaces and run inside the bench's own processes. libfabric and
 //! UCX live in inline functions of their headers, so a small program is compiled for each when the
@@ -10,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use crate::block_cells;
 use crate::cell::{Kind, Subject};
 use crate::payload::{Checker, Loss, Maker};
 use crate::role::{Laps, Role, Side, done, stopping};
@@ -24,7 +26,7 @@ const UCX_C: &str = include_str!("../peers/ucx.c");
 /// Where a peer library stands on this machine.
 #[derive(Clone, Debug)]
 pub(crate) enum Found {
-    /// It runs inside the bench's own processes.
+    /// It runs inside the bench's own processes, or is started by them.
     Inside {
         /// What the library says it is.
         version: String,
@@ -50,8 +52,17 @@ pub(crate) struct Peers {
     dir: Option<PathBuf>,
 }
 
-const PEERS: [Subject; 5] =
-    [Subject::Zmq, Subject::Nano, Subject::OfiNet, Subject::OfiRxm, Subject::Ucx];
+/// All libraries and servers that are looked for.
+pub(crate) const PEERS: [Subject; 8] = [
+    Subject::Zmq,
+    Subject::Nano,
+    Subject::OfiNet,
+    Subject::OfiRxm,
+    Subject::Ucx,
+    Subject::Nbdkit,
+    Subject::QemuNbd,
+    Subject::Tgt,
+];
 
 impl Peers {
     /// Looks for every peer that `wanted` accepts, compiling what must be compiled.
@@ -62,6 +73,10 @@ impl Peers {
             let found = match subject {
                 Subject::Zmq => inside(zmq_version(), "libzmq5"),
                 Subject::Nano => inside(nanomsg_version(), "libnanomsg5"),
+                subject if subject.is_peer_of_storage() => {
+                    let (version, package) = block_cells::peer_version(subject);
+                    inside(version, package)
+                }
                 Subject::Ucx => peers.program("ucx", UCX_C, &["-lucp", "-lucs"], "libucx-dev"),
                 _ => ofi
                     .get_or_insert_with(|| {
@@ -176,7 +191,8 @@ fn remove_left_behind(temp: &Path) {
     }
 }
 
-fn private_dir() -> Result<PathBuf, String> {
+/// Makes a directory for this process, which later runs remove if it does not do so itself.
+pub(crate) fn private_dir() -> Result<PathBuf, String> {
     use std::os::unix::fs::DirBuilderExt;
     let temp = std::env::temp_dir();
     remove_left_behind(&temp);

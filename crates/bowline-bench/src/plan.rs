@@ -5,6 +5,8 @@ mod roce;
 
 use std::net::Ipv4Addr;
 
+use bowline_rtrs_driver::Policy;
+
 use crate::args::{Congestion, Options, Suite};
 use crate::cell::{Cell, Kind, Subject, Wait};
 
@@ -24,6 +26,8 @@ pub(crate) enum Figure {
     Curve,
     /// Bytes of memory each.
     Memory,
+    /// Pauses while a path is lost.
+    Pauses,
 }
 
 /// One thing measured in a block.
@@ -101,6 +105,8 @@ impl Builder<'_> {
             flows,
             wait,
             paths: if bowline { self.options.paths } else { 0 },
+            policy: Policy::default() as u8,
+            path_dead_ms: 0,
             cc: if bowline { setting.bowline_cc.clone() } else { setting.anchor_cc.clone() },
             pin: self.options.pin,
             warm_ms: WARM_MS,
@@ -124,7 +130,7 @@ impl Builder<'_> {
 
     fn has(&self, subject: Subject) -> bool {
         match subject {
-            s if s.is_peer() || s == Subject::Nbdkit => self.setting.peers.contains(&s),
+            s if s.is_peer() => self.setting.peers.contains(&s),
             _ => true,
         }
     }

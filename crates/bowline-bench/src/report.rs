@@ -12,6 +12,9 @@ use crate::run::Sample;
 use crate::stats::median;
 use crate::targets::{Against, Metric, Outcome, Verdict};
 
+/// Room for the names in tables of short names.
+const NAMES: usize = 16;
+
 /// Writes a number with three digits and a unit of thousands.
 pub(crate) fn short(value: f64) -> String {
     let (value, unit) = match value.abs() {
@@ -67,13 +70,16 @@ pub(crate) fn block_table(block: &Block, results: &Results) -> String {
         Figure::Latency => "        min        p50        p90        p99      p99.9   CPU/trip",
         Figure::Curve => "      msg/s   ns/msg send   receive",
         Figure::Memory => " bytes each        of",
+        Figure::Pauses => "      req/s   longest pause   longest request   failed, of all rounds",
     };
-    let _ = writeln!(out, "  {:16}{columns}", "");
+    let longest = block.entries.iter().map(|entry| entry.label.len()).max().unwrap_or(0);
+    let wide = longest.max(NAMES);
+    let _ = writeln!(out, "  {:wide$}{columns}", "");
     for entry in &block.entries {
         let samples = results.samples(&block.id, &entry.label);
         if samples.is_empty() {
             let why = results.error(&block.id, &entry.label).unwrap_or_default();
-            let _ = writeln!(out, "  {:16} failed: {why}", entry.label);
+            let _ = writeln!(out, "  {:wide$} failed: {why}", entry.label);
             continue;
         }
         let row = match block.figure {
@@ -83,6 +89,7 @@ pub(crate) fn block_table(block: &Block, results: &Results) -> String {
                 let bytes = results.figure(&block.id, &entry.label, Metric::Bytes).unwrap_or(0.0);
                 format!(" {bytes:>10.0} {:>9}", entry.cell.flows)
             }
+            Figure::Pauses => pauses_row(&samples),
         };
         let foreign = median(samples.iter().map(|s| s.foreign)).unwrap_or(0.0);
         let note = if samples.iter().any(|s| s.is_disturbed()) {
@@ -94,9 +101,23 @@ pub(crate) fn block_table(block: &Block, results: &Results) -> String {
             cc if cc.is_empty() => String::new(),
             cc => format!("  {cc}"),
         };
-        let _ = writeln!(out, "  {:16}{row}{cc}{note}", entry.label);
+        let _ = writeln!(out, "  {:wide$}{row}{cc}{note}", entry.label);
     }
     out
+}
+
+/// Pauses are those of the worst round.
+fn pauses_row(samples: &[&Sample]) -> String {
+    let most = |key: &str| samples.iter().filter_map(|s| s.words.number(key).ok()).max();
+    let longest = |key: &str| most(key).map_or_else(|| "-".to_owned(), |ns| time(ns as f64));
+    let rate = median(samples.iter().map(|s| s.rate())).unwrap_or(0.0);
+    format!(
+        " {:>10} {:>15} {:>17} {:>8}",
+        short(rate),
+        longest("pause_ns"),
+        longest("slowest_ns"),
+        most("failed").unwrap_or(0),
+    )
 }
 
 fn rate_row(samples: &[&Sample], size: usize, figure: Figure) -> String {
@@ -140,8 +161,8 @@ pub(crate) fn wire_table(block: &Block, results: &Results) -> String {
         let counting =
             |key: &str| median(samples.iter().filter_map(|s| of(&s.words, s.count, key)));
         let other = |key: &str| {
-            let sent = |s: &Sample| s.sender.number("sent").ok().filter(|n| *n > 0);
-            median(samples.iter().filter_map(|s| of(&s.sender, sent(s)?, key)))
+            let sent = |s: &Sample| s.other.number("sent").ok().filter(|n| *n > 0);
+            median(samples.iter().filter_map(|s| of(&s.other, sent(s)?, key)))
         };
         let text = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), short);
         let round_trip = entry.cell.kind.is_round_trip();
@@ -169,6 +190,47 @@ pub(crate) fn wire_table(block: &Block, results: &Results) -> String {
     out
 }
 
+/// Writes what each request of RTRS cost in packets and calls, where both sides count; else nothing.
+pub(crate) fn requests_table(block: &Block, results: &Results) -> String {
+    let mut out = String::new();
+    for entry in block.entries.iter().filter(|entry| entry.cell.subject.is_rtrs()) {
+        let samples = results.samples(&block.id, &entry.label);
+        let both: Vec<[f64; 2]> = samples.iter().filter_map(|s| s.data_packets()).collect();
+        if both.is_empty() {
+            continue;
+        }
+        if out.is_empty() {
+            let _ = writeln!(
+                out,
+                "  {:24}{:>24}{:>24}{:>24}",
+                "per request",
+                "packets there, back",
+                "ACKs client, server",
+                "sleeps client, server"
+            );
+        }
+        let text = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), short);
+        let packets = [0, 1].map(|side| text(median(both.iter().map(|both| both[side]))));
+        // The client counts within the window, the server over its whole life.
+        let of = |words: &Words, n: u64, key: &str| Some(words.number(key).ok()? as f64 / n as f64);
+        let served = |s: &Sample| s.other.number("sent").ok().filter(|n| *n > 0);
+        let each = |key: &str| {
+            let client = median(samples.iter().filter_map(|s| of(&s.words, s.count, key)));
+            let server = median(samples.iter().filter_map(|s| of(&s.other, served(s)?, key)));
+            format!("{}, {}", text(client), text(server))
+        };
+        let _ = writeln!(
+            out,
+            "  {:24}{:>24}{:>24}{:>24}",
+            entry.label,
+            packets.join(", "),
+            each("acks"),
+            each("sleeps"),
+        );
+    }
+    out
+}
+
 fn latency_row(samples: &[&Sample]) -> String {
     let at = |i: usize| {
         let values = samples.iter().filter_map(|s| Some(*s.lat.as_ref()?.get(i)? as f64));
@@ -184,7 +246,7 @@ pub(crate) fn targets_table(outcomes: &[Outcome]) -> String {
     let mut out = String::from("\nTargets (ratio to what was measured in the same round)\n");
     let _ = writeln!(
         out,
-        "  {:4} {:36} {:22} {:>8} {:>17} {:>7} {:>7} {:>6} {:>5}  verdict",
+        "  {:4} {:37} {:22} {:>8} {:>17} {:>7} {:>7} {:>6} {:>5}  verdict",
         "", "figure", "against", "ratio", "quartiles", "must", "goal", "CPU", "rnds"
     );
     for o in outcomes {
@@ -204,7 +266,7 @@ pub(crate) fn targets_table(outcomes: &[Outcome]) -> String {
         }
         let _ = writeln!(
             out,
-            "  {:4} {:36} {:22} {ratio:>8} {quartiles:>17} {sign}{:>5} {:>7} {cpu:>6} {:>5}  {}{why}",
+            "  {:4} {:37} {:22} {ratio:>8} {quartiles:>17} {sign}{:>5} {:>7} {cpu:>6} {:>5}  {}{why}",
             t.id,
             t.what,
             t.against_text(),
@@ -246,6 +308,14 @@ pub(crate) fn legend(blocks: &[Block]) -> String {
         (Subject::Bowline, "send_to and recv_from, one call per message"),
         (Subject::BowlineBatch, "send_batch and recv_batch, up to 64 messages a call"),
         (Subject::Roce, "write, read, send and so on: verbs between soft devices of two processes"),
+        (Subject::Rtrs, "requests of a session, several a call; keys of chunks are refreshed"),
+        (Subject::RtrsKept, "the same; clients keep the keys (always_invalidate off)"),
+        (Subject::Rnbd, "a mapped disk: an export of memory"),
+        (Subject::RrUdp, "requests and answers over UDP, cut and merged by the kernel, polling"),
+        (Subject::RrTcp, "requests and answers over TCP, as many in a write as there are, polling"),
+        (Subject::Nbdkit, "nbdkit, plugin memory, over tcp; a client of this program"),
+        (Subject::QemuNbd, "qemu-nbd, a raw file in memory, over tcp; the same client"),
+        (Subject::Tgt, "tgtd, a file in memory, over tcp; iscsi-perf for a whole second"),
         (
             Subject::UdpGso,
             "UDP cut and merged by the kernel, CRC-32, copy in and out, window, acknowledgements",
@@ -289,14 +359,16 @@ pub(crate) fn json(
 fn outcome_json(o: &Outcome) -> Json {
     let number = |f: Option<f64>| f.map_or(Json::Null, Json::Float);
     let against = match o.target.against {
-        Against::Best(labels) => Json::List(labels.iter().map(|l| Json::text(*l)).collect()),
+        Against::Best(labels) | Against::Twin(labels) => {
+            Json::List(labels.iter().map(|l| Json::text(*l)).collect())
+        }
         Against::Limit(_) => Json::Null,
     };
     Json::Object(vec![
         ("id", Json::text(o.target.id)),
         ("what", Json::text(o.target.what)),
         ("cell", Json::text(o.target.block)),
-        ("label", Json::text(o.target.label)),
+        ("label", Json::text(o.target.own.join("|"))),
         ("against", against),
         ("ratio", number(o.ratio.map(|s| s.mid))),
         ("low", number(o.ratio.map(|s| s.low))),
@@ -342,7 +414,7 @@ fn record_json(r: &crate::results::Record) -> Json {
             let said = s.words.iter().filter(|(k, _)| *k != "lat");
             let said: Vec<String> = said.map(|(k, v)| format!("{k}={v}")).collect();
             fields.push(("said", Json::text(said.join(" "))));
-            fields.push(("sender_said", Json::text(s.sender.line())));
+            fields.push(("other_said", Json::text(s.other.line())));
         }
     }
     Json::Object(fields)

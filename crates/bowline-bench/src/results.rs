@@ -55,6 +55,9 @@ pub(crate) fn figure(sample: &Sample, metric: Metric) -> Option<f64> {
         Metric::Bytes => {
             sample.words.number("bytes").ok().map(|n| n as f64 / sample.count.max(1) as f64)
         }
+        Metric::DataPackets => Some(sample.data_packets()?.iter().sum()),
+        Metric::Pause => sample.words.number("pause_ns").ok().map(|ns| ns as f64 / 1e9),
+        Metric::Failed => sample.words.number("failed").ok().map(|n| n as f64),
     }
 }
 
@@ -125,43 +128,64 @@ fn apart(values: &[f64]) -> bool {
     (max - min) / mean > ANCHOR_LIMIT
 }
 
+/// The best of some entries in a round.
+struct Best<'a> {
+    value: f64,
+    /// Which of the labels it was.
+    at: usize,
+    samples: Vec<&'a Sample>,
+    /// Two runs of the same entry lie too far apart.
+    unsteady: bool,
+}
+
+fn best_of<'a>(records: &[&'a Record], labels: &[&str], metric: Metric) -> Option<Best<'a>> {
+    let mut best: Option<Best<'a>> = None;
+    let mut unsteady = false;
+    for (at, label) in labels.iter().enumerate() {
+        let samples = samples(records, label);
+        let values: Vec<f64> = samples.iter().filter_map(|s| figure(s, metric)).collect();
+        let Some(value) = mean(&values) else { continue };
+        unsteady |= apart(&values);
+        let better = best.as_ref().is_none_or(|best| {
+            if metric.smaller_is_better() { value < best.value } else { value > best.value }
+        });
+        if better {
+            best = Some(Best { value, at, samples, unsteady: false });
+        }
+    }
+    best.map(|best| Best { unsteady, ..best })
+}
+
 fn ratio_of_round(target: &Target, records: &[&Record]) -> Option<Round> {
-    let own = samples(records, target.label);
-    let value = mean(&own.iter().filter_map(|s| figure(s, target.metric)).collect::<Vec<_>>())?;
-    let mut foreign = own.iter().map(|s| s.foreign).fold(0.0, f64::max);
-    let mut disturbed = own.iter().any(|s| s.is_disturbed());
+    let own = best_of(records, target.own, target.metric)?;
+    let rival = match target.against {
+        Against::Limit(_) => None,
+        Against::Best(labels) => Some(best_of(records, labels, target.metric)?),
+        Against::Twin(labels) => {
+            let twin = labels.get(own.at..=own.at)?;
+            Some(best_of(records, twin, target.metric)?)
+        }
+    };
+    let rivals = rival.iter().flat_map(|rival| &rival.samples);
+    let used = || own.samples.iter().chain(rivals.clone());
+    let foreign = used().map(|s| s.foreign).fold(0.0, f64::max);
+    let mut disturbed = used().any(|s| s.is_disturbed());
+    disturbed |= rival.as_ref().is_some_and(|rival| rival.unsteady);
     // Per byte where messages of different sizes are compared.
     let unit = |s: &Sample| if target.metric == Metric::ByteRate { s.bytes as f64 } else { 1.0 };
     let cpu = |samples: &[&Sample]| {
         mean(&samples.iter().map(|s| (s.rx_cpu + s.tx_cpu) / unit(s)).collect::<Vec<_>>())
     };
-    let (anchor, anchor_cpu) = match target.against {
-        Against::Limit(limit) => (limit, None),
-        Against::Best(labels) => {
-            let mut best: Option<(f64, Vec<&Sample>)> = None;
-            for label in labels {
-                let rivals = samples(records, label);
-                let values: Vec<f64> =
-                    rivals.iter().filter_map(|s| figure(s, target.metric)).collect();
-                let Some(mean) = mean(&values) else { continue };
-                disturbed |= apart(&values);
-                let better = best.as_ref().is_none_or(|(b, _)| {
-                    if target.metric.smaller_is_better() { mean < *b } else { mean > *b }
-                });
-                if better {
-                    best = Some((mean, rivals));
-                }
-            }
-            let (value, rivals) = best?;
-            disturbed |= rivals.iter().any(|s| s.is_disturbed());
-            foreign = rivals.iter().map(|s| s.foreign).fold(foreign, f64::max);
-            (value, cpu(&rivals))
-        }
+    let anchor = match (&rival, target.against) {
+        (Some(rival), _) => rival.value,
+        (None, Against::Limit(limit)) => limit,
+        (None, _) => return None,
     };
+    let anchor_cpu = rival.as_ref().and_then(|rival| cpu(&rival.samples));
     // Whatever the rival, the bare sockets of the same block tell whether the machine was steady.
     let labels: std::collections::BTreeSet<&str> = records
         .iter()
-        .filter(|r| matches!(r.label.as_str(), "tcpb" | "tcp1" | "tcpz" | "udp-gso"))
+        .filter(|r| matches!(r.label.as_str(), "tcpb" | "tcp1" | "tcpz" | "udp-gso" | "rr-udp"))
         .map(|r| r.label.as_str())
         .collect();
     for label in labels {
@@ -169,8 +193,8 @@ fn ratio_of_round(target: &Target, records: &[&Record]) -> Option<Round> {
             samples(records, label).iter().filter_map(|s| figure(s, target.metric)).collect();
         disturbed |= apart(&values);
     }
-    let cpu = cpu(&own).zip(anchor_cpu).map(|(own, anchor)| own / anchor);
-    Some(Round { ratio: value / anchor, cpu, foreign, disturbed })
+    let cpu = cpu(&own.samples).zip(anchor_cpu).map(|(own, anchor)| own / anchor);
+    Some(Round { ratio: own.value / anchor, cpu, foreign, disturbed })
 }
 
 #[cfg(test)]
@@ -197,7 +221,7 @@ mod tests {
                 tx_syscalls: None,
                 lat: None,
                 words: Words::default(),
-                sender: Words::default(),
+                other: Words::default(),
                 foreign,
                 tries: 1,
             }),

@@ -22,6 +22,20 @@ pub(crate) fn stopping() -> bool {
     STOP.load(Ordering::Relaxed)
 }
 
+/// The word in which a side tells the number of a process that it started: a program of others, whose
+/// CPU time is its own.
+pub(crate) const PROGRAM: &str = "program";
+
+/// The CPU clocks of the other side.
+pub(crate) struct PeerClock(Vec<u32>);
+
+impl PeerClock {
+    /// CPU time so far, in nanoseconds.
+    pub(crate) fn now(&self) -> u64 {
+        self.0.iter().filter_map(|pid| sys::cpu_ns(*pid)).sum()
+    }
+}
+
 /// Which side of a measurement a process is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
@@ -75,9 +89,11 @@ impl Role {
         self.peer.text(key)
     }
 
-    /// The other side's process number.
-    pub(crate) fn peer_pid(&self) -> u32 {
-        self.peer.number("pid").unwrap_or(0) as u32
+    /// CPU time that the other side has used, in nanoseconds: of its process, and of the program of
+    /// others that it started.
+    pub(crate) fn peer_clock(&self) -> PeerClock {
+        let pids = ["pid", PROGRAM].map(|key| self.peer.number(key).unwrap_or(0) as u32);
+        PeerClock(pids.into_iter().filter(|pid| *pid != 0).collect())
     }
 
     /// Where the receiver's plain sockets listen.
@@ -95,7 +111,7 @@ impl Role {
             window_ns: self.cell.window_ms * 1_000_000,
             every,
             next: 1,
-            peer_pid: self.peer_pid(),
+            peer_clock: self.peer_clock(),
             count: 0,
             syscalls: 0,
             state: State::Idle,
@@ -131,6 +147,12 @@ pub(crate) fn done(sent: u64, syscalls: u64) {
     ));
 }
 
+/// Tells the parent what the side that does not count did in all, by its counters.
+pub(crate) fn done_with(messages: u64, counters: &[(&'static str, u64)]) {
+    let counted: String = counters.iter().map(|(name, n)| format!(" {name}={n}")).collect();
+    say(&format!("done sent={messages}{counted}"));
+}
+
 /// Named counters read at both ends of the window.
 pub(crate) type Probe = Box<dyn Fn() -> Vec<(&'static str, u64)>>;
 
@@ -163,7 +185,7 @@ pub(crate) struct Meter {
     window_ns: u64,
     every: u64,
     next: u64,
-    peer_pid: u32,
+    peer_clock: PeerClock,
     count: u64,
     /// System calls the side made so far; kept by the side itself.
     pub(crate) syscalls: u64,
@@ -205,7 +227,7 @@ impl Meter {
                     count: self.count,
                     syscalls: self.syscalls,
                     own_cpu: sys::own_cpu_ns(),
-                    peer_cpu: sys::cpu_ns(self.peer_pid).unwrap_or(0),
+                    peer_cpu: self.peer_clock.now(),
                     probe: self.probe.as_ref().map_or_else(Vec::new, |probe| probe()),
                 });
             }
@@ -216,7 +238,7 @@ impl Meter {
                     self.count - start.count,
                     now - start.at,
                     sys::own_cpu_ns().saturating_sub(start.own_cpu),
-                    sys::cpu_ns(self.peer_pid).unwrap_or(0).saturating_sub(start.peer_cpu),
+                    self.peer_clock.now().saturating_sub(start.peer_cpu),
                     self.syscalls - start.syscalls,
                     sys::congestion_controls().join(","),
                 );
@@ -250,7 +272,7 @@ pub(crate) const PERCENTILES: [f64; 11] =
 pub(crate) struct Laps {
     warm_until: u64,
     window_ns: u64,
-    peer_pid: u32,
+    peer_clock: PeerClock,
     start: u64,
     own_cpu: u64,
     peer_cpu: u64,
@@ -267,7 +289,7 @@ impl Laps {
         Self {
             warm_until: now + role.cell.warm_ms * 1_000_000,
             window_ns: role.cell.window_ms * 1_000_000,
-            peer_pid: role.peer_pid(),
+            peer_clock: role.peer_clock(),
             start: 0,
             own_cpu: 0,
             peer_cpu: 0,
@@ -292,7 +314,7 @@ impl Laps {
                 self.start = now;
                 self.before = self.probe.as_ref().map_or_else(Vec::new, |probe| probe());
                 self.own_cpu = sys::own_cpu_ns();
-                self.peer_cpu = sys::cpu_ns(self.peer_pid).unwrap_or(0);
+                self.peer_cpu = self.peer_clock.now();
                 self.last = sys::now_ns();
                 return false;
             }
@@ -309,7 +331,7 @@ impl Laps {
 
     fn report(&mut self, now: u64) {
         let own = sys::own_cpu_ns().saturating_sub(self.own_cpu);
-        let peer = sys::cpu_ns(self.peer_pid).unwrap_or(0).saturating_sub(self.peer_cpu);
+        let peer = self.peer_clock.now().saturating_sub(self.peer_cpu);
         self.laps.sort_unstable();
         let last = self.laps.len().saturating_sub(1);
         let at = |p: f64| self.laps.get((p * last as f64).round() as usize).copied().unwrap_or(0);

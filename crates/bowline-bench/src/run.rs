@@ -9,7 +9,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use crate::cell::{Cell, Words};
-use crate::role::Side;
+use crate::role::{PROGRAM, Side};
 use crate::sys;
 
 /// Share of the machine others may use during a measurement before it is repeated.
@@ -42,8 +42,8 @@ pub(crate) struct Sample {
     pub(crate) lat: Option<Vec<u64>>,
     /// Everything the counting side said.
     pub(crate) words: Words,
-    /// Everything a sender that does not count said of its whole life.
-    pub(crate) sender: Words,
+    /// Everything the side that does not count said of its whole life.
+    pub(crate) other: Words,
     /// Share of the machine that others used meanwhile.
     pub(crate) foreign: f64,
     /// How often this was measured until the machine was quiet enough.
@@ -59,6 +59,16 @@ impl Sample {
     /// Payload bytes per second.
     pub(crate) fn byte_rate(&self) -> f64 {
         self.rate() * self.bytes as f64
+    }
+
+    /// Packets with data per message, to the receiver and back, where both sides count them: all but
+    /// acknowledgements.
+    pub(crate) fn data_packets(&self) -> Option<[f64; 2]> {
+        let sent = |words: &Words| {
+            Some(words.number("packets_out").ok()? as f64 - words.number("acks").ok()? as f64)
+        };
+        let served = self.other.number("sent").ok().filter(|n| *n > 0)?;
+        Some([sent(&self.words)? / self.count as f64, sent(&self.other)? / served as f64])
     }
 
     /// Says whether others used too much of the machine.
@@ -79,7 +89,8 @@ struct Usage {
 impl Usage {
     fn now(pids: &[u32], interrupts: Interrupts) -> Self {
         let stat = Stat::now();
-        let own: u64 = pids.iter().filter_map(|pid| sys::cpu_ns(*pid)).sum();
+        let alive: u64 = pids.iter().filter_map(|pid| sys::cpu_ns(*pid)).sum();
+        let own = alive + pids.iter().map(|pid| ended_children_ns(*pid)).sum::<u64>();
         let busy = match interrupts {
             Interrupts::Charged => stat.busy + stat.interrupts,
             Interrupts::Apart => stat.busy,
@@ -94,6 +105,22 @@ impl Usage {
         let busy = (self.busy - before.busy) - (self.own - before.own);
         ((busy.max(0.0) + self.steal - before.steal) / wall.max(1e-9)).clamp(0.0, 1.0)
     }
+}
+
+/// CPU time, in nanoseconds, of those children of a process that it has seen end.
+fn ended_children_ns(pid: u32) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    children_ns(&stat).unwrap_or(0)
+}
+
+/// Reads that out of the line of the process; its name may have spaces and parentheses in it.
+fn children_ns(stat: &str) -> Option<u64> {
+    const TICK_NS: u64 = 10_000_000; // as in `Stat::parse`
+    // The name is field 2; 16 and 17 are user and system time of children.
+    let (_, rest) = stat.rsplit_once(')')?;
+    let mut fields = rest.split_whitespace().skip(13);
+    let (user, system): (u64, u64) = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
+    Some((user + system) * TICK_NS)
 }
 
 /// Seconds of all cores since the machine started.
@@ -282,10 +309,13 @@ impl Launcher {
         let deadline = Instant::now() + START_LIMIT;
         let rx_words = run.hear(Side::Rx, "ready", deadline)?;
         let tx_words = run.hear(Side::Tx, "ready", deadline)?;
-        let pids = [run.rx.child.id(), run.tx.child.id()];
+        let sides = [run.rx.child.id(), run.tx.child.id()];
+        let programs = [&rx_words, &tx_words].map(|words| words.number(PROGRAM));
+        let programs = programs.into_iter().flatten().map(|pid| pid as u32);
+        let pids: Vec<u32> = sides.into_iter().chain(programs).collect();
         let before = Usage::now(&pids, self.interrupts);
-        run.rx.tell(&format!("go pid={} {}", pids[1], tx_words.line()));
-        run.tx.tell(&format!("go pid={} {}", pids[0], rx_words.line()));
+        run.rx.tell(&format!("go pid={} {}", sides[1], tx_words.line()));
+        run.tx.tell(&format!("go pid={} {}", sides[0], rx_words.line()));
         let by_sender = cell.kind.is_counted_by_sender();
         let counting = if by_sender { Side::Tx } else { Side::Rx };
         let window = Duration::from_millis(cell.warm_ms + cell.window_ms);
@@ -296,6 +326,13 @@ impl Launcher {
             run.tx.tell("stop");
             // A sender that hangs in a call ends without a word, and without its counters.
             done = run.hear(Side::Tx, "done", Instant::now() + END_LIMIT).unwrap_or_default();
+        }
+        if cell.kind.is_of_storage() {
+            done = Words::default();
+            if cell.subject.is_rtrs() {
+                run.rx.tell("stop");
+                done = run.hear(Side::Rx, "done", Instant::now() + END_LIMIT)?;
+            }
         }
         run.rx.tell("quit");
         run.tx.tell("quit");
@@ -431,7 +468,7 @@ fn sample(
         tx_syscalls: calls(tx_syscalls),
         lat,
         words,
-        sender: done,
+        other: done,
         foreign,
         tries: 1,
     })
@@ -448,6 +485,13 @@ mod tests {
         assert!((stat.interrupts - 0.13).abs() < 1e-9);
         assert!((stat.steal - 0.08).abs() < 1e-9);
         assert_eq!(Stat::parse(""), Stat { busy: 0.0, interrupts: 0.0, steal: 0.0 });
+    }
+
+    #[test]
+    fn the_time_of_children_is_found_behind_any_name() {
+        let line = "7 (a) b (c) S 1 7 7 0 -1 4194304 1 2 3 4 50 60 12 30 20 0 1 0 99";
+        assert_eq!(children_ns(line), Some(420_000_000));
+        assert_eq!(children_ns(""), None);
     }
 
     #[test]

@@ -9,9 +9,12 @@ mod nanomsg;
 mod zmq;
 
 use std::ffi::{CStr, CString};
+use std::fs::File;
 use std::io;
 use std::mem;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 use std::ptr;
 use std::sync::atomic::AtomicU32;
 
@@ -50,6 +53,28 @@ pub(crate) fn cpu_ns(pid: u32) -> Option<u64> {
     // SAFETY: `id` is a valid place for the clock identifier.
     let ret = unsafe { libc::clock_getcpuclockid(pid as libc::pid_t, &mut id) };
     if ret == 0 { clock(id) } else { None }
+}
+
+/// Returns the CPU time, in nanoseconds, of those children of this process that it has seen end.
+pub(crate) fn children_cpu_ns() -> u64 {
+    // SAFETY: all zero is a valid rusage.
+    let mut used: libc::rusage = unsafe { mem::zeroed() };
+    // SAFETY: `used` is valid for the call to fill.
+    if unsafe { libc::getrusage(libc::RUSAGE_CHILDREN, &mut used) } != 0 {
+        return 0;
+    }
+    let ns = |t: libc::timeval| t.tv_sec as u64 * 1_000_000_000 + t.tv_usec as u64 * 1000;
+    ns(used.ru_utime) + ns(used.ru_stime)
+}
+
+/// Makes a file that is memory and has no name.
+pub(crate) fn memory_file(len: u64) -> io::Result<File> {
+    // SAFETY: the name ends with a zero byte and lives through the call.
+    let fd = check(unsafe { libc::memfd_create(c"store".as_ptr(), libc::MFD_CLOEXEC) })?;
+    // SAFETY: `fd` was just returned by memfd_create and nobody else owns it.
+    let file = unsafe { File::from_raw_fd(fd) };
+    file.set_len(len)?;
+    Ok(file)
 }
 
 /// Lists the CPUs this process may run on.
@@ -93,6 +118,16 @@ pub(crate) fn raise_open_files() -> u64 {
     // SAFETY: `limit` was filled above.
     unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) };
     limit.rlim_cur
+}
+
+/// Has a program that will be started end when the thread that starts it does.
+pub(crate) fn end_with_this_thread(command: &mut Command) {
+    let ask = || {
+        // SAFETY: prctl takes plain integers here.
+        check(unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) }).map(drop)
+    };
+    // SAFETY: between fork and exec `ask` makes one system call and neither allocates nor locks.
+    unsafe { command.pre_exec(ask) };
 }
 
 /// Makes the cheapest system call there is.

@@ -30,6 +30,12 @@ pub(crate) enum Metric {
     RxAcks,
     /// Bytes of memory each; less is better.
     Bytes,
+    /// Packets with data per message, both ways; less is better.
+    DataPackets,
+    /// Seconds of the longest pause between two answers, of all rounds; less is better.
+    Pause,
+    /// Messages that failed, in the worst of all rounds; less is better.
+    Failed,
 }
 
 impl Metric {
@@ -40,15 +46,25 @@ impl Metric {
 
     /// Says whether a single measurement decides, because noise cannot touch it.
     const fn is_exact(self) -> bool {
-        matches!(self, Self::Bytes | Self::RxSyscalls | Self::TxSyscalls | Self::RxAcks)
+        !matches!(self, Self::Rate | Self::ByteRate | Self::P50 | Self::P99)
+    }
+
+    /// Says whether the worst round is what counts.
+    const fn is_of_the_worst(self) -> bool {
+        matches!(self, Self::Pause | Self::Failed)
     }
 }
+
+/// Names of entries of a cell.
+pub(crate) type Labels = &'static [&'static str];
 
 /// What a figure is compared with.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Against {
     /// The best of these, of the same round.
-    Best(&'static [&'static str]),
+    Best(Labels),
+    /// Of the same round the one that stands where the better one of its own stands.
+    Twin(Labels),
     /// A number.
     Limit(f64),
 }
@@ -59,36 +75,37 @@ pub(crate) struct Target {
     pub(crate) id: &'static str,
     pub(crate) what: &'static str,
     pub(crate) block: &'static str,
-    pub(crate) label: &'static str,
+    /// Names of what is judged in the cell; the better one of each round counts.
+    pub(crate) own: Labels,
     pub(crate) metric: Metric,
     pub(crate) against: Against,
     pub(crate) must: f64,
     pub(crate) goal: f64,
     /// Bare sockets that do what the figure asks for and no more, and what they are compared with.
-    pub(crate) ceiling: Option<(&'static str, Against)>,
+    pub(crate) ceiling: Option<(Labels, Against)>,
 }
 
 impl Target {
     /// The labels of everything that is measured for this target.
     #[cfg(test)]
     pub(crate) fn labels(&self) -> impl Iterator<Item = &'static str> {
-        let ceiling = self.ceiling.iter().map(|(label, _)| *label);
-        std::iter::once(self.label).chain(self.rivals().copied()).chain(ceiling)
+        let ceiling = self.ceiling.iter().flat_map(|(labels, _)| *labels);
+        self.own.iter().chain(self.rivals()).chain(ceiling).copied()
     }
 
     /// The target that the ceiling would have, were it bowline.
     fn of_ceiling(&self) -> Option<Self> {
-        self.ceiling.map(|(label, against)| Self { label, against, ..*self })
+        self.ceiling.map(|(own, against)| Self { own, against, ..*self })
     }
 
-    const fn with_ceiling(self, label: &'static str, against: Against) -> Self {
-        Self { ceiling: Some((label, against)), ..self }
+    const fn with_ceiling(self, own: Labels, against: Against) -> Self {
+        Self { ceiling: Some((own, against)), ..self }
     }
 
     /// The labels of what the figure is compared with.
     pub(crate) fn rivals(&self) -> impl Iterator<Item = &&'static str> {
         match self.against {
-            Against::Best(labels) => labels.iter(),
+            Against::Best(labels) | Against::Twin(labels) => labels.iter(),
             Against::Limit(_) => [].iter(),
         }
     }
@@ -97,6 +114,7 @@ impl Target {
     pub(crate) fn against_text(&self) -> String {
         match self.against {
             Against::Best(labels) => labels.join("|"),
+            Against::Twin(labels) => format!("{} alike", labels.first().unwrap_or(&"")),
             Against::Limit(_) => "absolute".into(),
         }
     }
@@ -112,53 +130,53 @@ const fn target(
     id: &'static str,
     what: &'static str,
     block: &'static str,
-    label: &'static str,
+    own: Labels,
     metric: Metric,
     against: Against,
     (must, goal): (f64, f64),
 ) -> Target {
-    Target { id, what, block, label, metric, against, must, goal, ceiling: None }
+    Target { id, what, block, own, metric, against, must, goal, ceiling: None }
 }
 
 /// Targets of RDS.
 #[rustfmt::skip]
 pub(crate) const RDS: &[Target] = &[
-    target("R1", "64 B messages", "stream/64", "bowline", Metric::Rate, TCPB, (0.10, 0.16)),
-    target("R2", "64 B messages", "stream/64", "bowline", Metric::Rate, ZMQ, (1.0, 1.5)),
-    target("R3", "64 B messages", "stream/64", "bowline", Metric::Rate, FABRICS, (10.0, 16.0)),
-    target("R4", "1 KiB messages", "stream/1024", "bowline", Metric::Rate, TCPB, (0.55, 0.75)),
-    target("R5", "1 KiB messages", "stream/1024", "bowline", Metric::Rate, ZMQ, (1.8, 2.5)),
-    target("R5", "1 KiB messages", "stream/1024", "bowline", Metric::Rate, FABRICS, (8.0, 12.0)),
-    target("R6", "8 KiB messages", "stream/8192", "bowline", Metric::Rate, TCPB, (0.75, 0.90)),
-    target("R7", "8 KiB messages", "stream/8192", "bowline", Metric::Rate, ZMQ, (3.0, 4.0)),
-    target("R7", "8 KiB messages", "stream/8192", "bowline", Metric::Rate, Against::Best(&["nanomsg"]), (1.4, 2.0)),
-    target("R7", "8 KiB messages", "stream/8192", "bowline", Metric::Rate, FABRICS, (3.0, 4.0)),
-    target("R8", "64 KiB messages", "stream/65536", "bowline", Metric::Rate, TCPB, (0.85, 0.95)),
-    target("R8", "64 KiB messages", "stream/65536", "bowline", Metric::Rate, FABRICS, (0.9, 1.05)),
-    target("R9", "1 MiB messages", "stream/1048576", "bowline", Metric::Rate, TCPS, (0.80, 0.92)).with_ceiling("tcpk", TCPS),
-    target("R9", "1 MiB messages", "stream/1048576", "bowline", Metric::Rate, FABRICS, (1.1, 1.4)),
-    target("R10", "64 B round trip, polling, p50", "rtt-spin/64", "bowline", Metric::P50, TCP1, (1.35, 1.15)),
-    target("R10", "4 KiB round trip, polling, p50", "rtt-spin/4096", "bowline", Metric::P50, TCP1, (1.35, 1.15)),
-    target("R11", "64 B round trip, polling, p50", "rtt-spin/64", "bowline", Metric::P50, Against::Best(&["ofi-net", "ucx"]), (1.10, 0.95)),
-    target("R11", "4 KiB round trip, polling, p50", "rtt-spin/4096", "bowline", Metric::P50, Against::Best(&["ofi-net", "ucx"]), (1.10, 0.95)),
-    target("R12", "64 B round trip, sleeping, p50", "rtt-sleep/64", "bowline", Metric::P50, TCP1, (1.15, 1.05)),
-    target("R12", "64 B round trip, sleeping, p99", "rtt-sleep/64", "bowline", Metric::P99, TCP1, (1.3, 1.1)),
-    target("R13", "64 B round trip, sleeping, p50", "rtt-sleep/64", "bowline", Metric::P50, ZMQ, (0.90, 0.75)),
-    target("R14", "16 to 1, 64 B", "many/64", "bowline", Metric::Rate, ZMQ, (1.0, 1.5)),
-    target("R14", "16 to 1, 1 KiB", "many/1024", "bowline", Metric::Rate, ZMQ, (2.5, 4.0)),
-    target("R14", "16 to 1, 8 KiB", "many/8192", "bowline", Metric::Rate, ZMQ, (4.0, 6.0)),
-    target("R15", "16 to 1, 1 KiB", "many/1024", "bowline", Metric::Rate, TCPB, (0.35, 0.6)),
-    target("R15", "16 to 1, 8 KiB", "many/8192", "bowline", Metric::Rate, TCPB, (0.6, 0.9)),
-    target("R16", "16 to 1, 1 KiB", "many/1024", "bowline", Metric::Rate, TCP1, (8.0, 12.0)),
-    target("R17", "16 sockets, 64 KiB, 8 paths", "paths/65536", "8-paths", Metric::Rate, Against::Best(&["1-path"]), (1.4, 1.8)).with_ceiling("tcpz-8", Against::Best(&["tcpz-1"])),
-    target("S1", "others while one receiver sleeps", "slow/1024", "one-asleep", Metric::Rate, Against::Best(&["all-awake"]), (0.9, 1.0)),
-    target("C1", "syscalls per 64 B message, sender", "stream/64", "bowline", Metric::TxSyscalls, Against::Limit(1.0), (0.01, 0.005)),
-    target("C1", "syscalls per 64 B message, receiver", "stream/64", "bowline", Metric::RxSyscalls, Against::Limit(1.0), (0.01, 0.005)),
-    target("C2", "syscalls per 8 KiB message, sender", "stream/8192", "bowline", Metric::TxSyscalls, Against::Limit(1.0), (0.25, 0.15)),
-    target("C2", "syscalls per 8 KiB message, receiver", "stream/8192", "bowline", Metric::RxSyscalls, Against::Limit(1.0), (0.25, 0.15)),
-    target("C3", "syscalls per sleeping round trip", "rtt-sleep/64", "bowline", Metric::TxSyscalls, Against::Limit(1.0), (4.0, 3.0)),
-    target("M1", "bytes of an idle socket", "idle-sockets", "bowline", Metric::Bytes, Against::Limit(1.0), (2048.0, 1024.0)),
-    target("M2", "bytes of an idle connection", "idle-connections", "bowline", Metric::Bytes, Against::Limit(1.0), (65536.0, 32768.0)),
+    target("R1", "64 B messages", "stream/64", &["bowline"], Metric::Rate, TCPB, (0.10, 0.16)),
+    target("R2", "64 B messages", "stream/64", &["bowline"], Metric::Rate, ZMQ, (1.0, 1.5)),
+    target("R3", "64 B messages", "stream/64", &["bowline"], Metric::Rate, FABRICS, (10.0, 16.0)),
+    target("R4", "1 KiB messages", "stream/1024", &["bowline"], Metric::Rate, TCPB, (0.55, 0.75)),
+    target("R5", "1 KiB messages", "stream/1024", &["bowline"], Metric::Rate, ZMQ, (1.8, 2.5)),
+    target("R5", "1 KiB messages", "stream/1024", &["bowline"], Metric::Rate, FABRICS, (8.0, 12.0)),
+    target("R6", "8 KiB messages", "stream/8192", &["bowline"], Metric::Rate, TCPB, (0.75, 0.90)),
+    target("R7", "8 KiB messages", "stream/8192", &["bowline"], Metric::Rate, ZMQ, (3.0, 4.0)),
+    target("R7", "8 KiB messages", "stream/8192", &["bowline"], Metric::Rate, Against::Best(&["nanomsg"]), (1.4, 2.0)),
+    target("R7", "8 KiB messages", "stream/8192", &["bowline"], Metric::Rate, FABRICS, (3.0, 4.0)),
+    target("R8", "64 KiB messages", "stream/65536", &["bowline"], Metric::Rate, TCPB, (0.85, 0.95)),
+    target("R8", "64 KiB messages", "stream/65536", &["bowline"], Metric::Rate, FABRICS, (0.9, 1.05)),
+    target("R9", "1 MiB messages", "stream/1048576", &["bowline"], Metric::Rate, TCPS, (0.80, 0.92)).with_ceiling(&["tcpk"], TCPS),
+    target("R9", "1 MiB messages", "stream/1048576", &["bowline"], Metric::Rate, FABRICS, (1.1, 1.4)),
+    target("R10", "64 B round trip, polling, p50", "rtt-spin/64", &["bowline"], Metric::P50, TCP1, (1.35, 1.15)),
+    target("R10", "4 KiB round trip, polling, p50", "rtt-spin/4096", &["bowline"], Metric::P50, TCP1, (1.35, 1.15)),
+    target("R11", "64 B round trip, polling, p50", "rtt-spin/64", &["bowline"], Metric::P50, Against::Best(&["ofi-net", "ucx"]), (1.10, 0.95)),
+    target("R11", "4 KiB round trip, polling, p50", "rtt-spin/4096", &["bowline"], Metric::P50, Against::Best(&["ofi-net", "ucx"]), (1.10, 0.95)),
+    target("R12", "64 B round trip, sleeping, p50", "rtt-sleep/64", &["bowline"], Metric::P50, TCP1, (1.15, 1.05)),
+    target("R12", "64 B round trip, sleeping, p99", "rtt-sleep/64", &["bowline"], Metric::P99, TCP1, (1.3, 1.1)),
+    target("R13", "64 B round trip, sleeping, p50", "rtt-sleep/64", &["bowline"], Metric::P50, ZMQ, (0.90, 0.75)),
+    target("R14", "16 to 1, 64 B", "many/64", &["bowline"], Metric::Rate, ZMQ, (1.0, 1.5)),
+    target("R14", "16 to 1, 1 KiB", "many/1024", &["bowline"], Metric::Rate, ZMQ, (2.5, 4.0)),
+    target("R14", "16 to 1, 8 KiB", "many/8192", &["bowline"], Metric::Rate, ZMQ, (4.0, 6.0)),
+    target("R15", "16 to 1, 1 KiB", "many/1024", &["bowline"], Metric::Rate, TCPB, (0.35, 0.6)),
+    target("R15", "16 to 1, 8 KiB", "many/8192", &["bowline"], Metric::Rate, TCPB, (0.6, 0.9)),
+    target("R16", "16 to 1, 1 KiB", "many/1024", &["bowline"], Metric::Rate, TCP1, (8.0, 12.0)),
+    target("R17", "16 sockets, 64 KiB, 8 paths", "paths/65536", &["8-paths"], Metric::Rate, Against::Best(&["1-path"]), (1.4, 1.8)).with_ceiling(&["tcpz-8"], Against::Best(&["tcpz-1"])),
+    target("S1", "others while one receiver sleeps", "slow/1024", &["one-asleep"], Metric::Rate, Against::Best(&["all-awake"]), (0.9, 1.0)),
+    target("C1", "syscalls per 64 B message, sender", "stream/64", &["bowline"], Metric::TxSyscalls, Against::Limit(1.0), (0.01, 0.005)),
+    target("C1", "syscalls per 64 B message, receiver", "stream/64", &["bowline"], Metric::RxSyscalls, Against::Limit(1.0), (0.01, 0.005)),
+    target("C2", "syscalls per 8 KiB message, sender", "stream/8192", &["bowline"], Metric::TxSyscalls, Against::Limit(1.0), (0.25, 0.15)),
+    target("C2", "syscalls per 8 KiB message, receiver", "stream/8192", &["bowline"], Metric::RxSyscalls, Against::Limit(1.0), (0.25, 0.15)),
+    target("C3", "syscalls per sleeping round trip", "rtt-sleep/64", &["bowline"], Metric::TxSyscalls, Against::Limit(1.0), (4.0, 3.0)),
+    target("M1", "bytes of an idle socket", "idle-sockets", &["bowline"], Metric::Bytes, Against::Limit(1.0), (2048.0, 1024.0)),
+    target("M2", "bytes of an idle connection", "idle-connections", &["bowline"], Metric::Bytes, Against::Limit(1.0), (65536.0, 32768.0)),
 ];
 
 const UDP_GSO: Against = Against::Best(&["udp-gso"]);
@@ -170,50 +188,78 @@ const PACKETS: Against = Against::Limit(256.0);
 /// Targets of RoCEv2.
 #[rustfmt::skip]
 pub(crate) const ROCE: &[Target] = &[
-    target("V1", "WRITE 1 MiB, MTU 4096", "bulk/4096", "write", Metric::ByteRate, UDP_GSO, (0.65, 0.85)),
-    target("V2", "WRITE 1 MiB, MTU 4096", "bulk/4096", "write", Metric::ByteRate, Against::Best(&["tcpz"]), (0.4, 0.6)),
-    target("V3", "WRITE 1 MiB, MTU 1024", "bulk/1024", "write", Metric::ByteRate, UDP_GSO, (0.5, 0.75)),
-    target("V4", "READ 1 MiB, MTU 4096", "bulk/4096", "read", Metric::ByteRate, Against::Best(&["write"]), (0.8, 0.95)),
-    target("V5", "SEND 64 B, depth 128", "send/64", "send", Metric::Rate, UDP_GSO, (0.15, 0.3)),
-    target("V6", "SEND 64 B round trip, polling, p50", "ping/64", "send", Metric::P50, UDP, (1.6, 1.3)),
-    target("V6", "WRITE with imm., round trip, p50", "ping/64", "write-imm", Metric::P50, UDP, (1.6, 1.3)),
-    target("V7", "WRITE 1 MiB, 0.1 % random loss", "loss/1048576", "loss-0.1%", Metric::Rate, LOSSLESS, (0.7, 0.9)),
-    target("V7", "WRITE 1 MiB, 1 % random loss", "loss/1048576", "loss-1%", Metric::Rate, LOSSLESS, (0.25, 0.5)),
-    target("C7", "syscalls per 4 KiB packet, sender", "bulk/4096", "write", Metric::TxSyscalls, PACKETS, (0.10, 0.08)),
-    target("C7", "syscalls per 4 KiB packet, receiver", "bulk/4096", "write", Metric::RxSyscalls, PACKETS, (0.10, 0.08)),
-    target("C8", "ACKs per 4 KiB packet", "bulk/4096", "write", Metric::RxAcks, PACKETS, (1.0 / 15.0, 1.0 / 30.0)),
+    target("V1", "WRITE 1 MiB, MTU 4096", "bulk/4096", &["write"], Metric::ByteRate, UDP_GSO, (0.65, 0.85)),
+    target("V2", "WRITE 1 MiB, MTU 4096", "bulk/4096", &["write"], Metric::ByteRate, Against::Best(&["tcpz"]), (0.4, 0.6)),
+    target("V3", "WRITE 1 MiB, MTU 1024", "bulk/1024", &["write"], Metric::ByteRate, UDP_GSO, (0.5, 0.75)),
+    target("V4", "READ 1 MiB, MTU 4096", "bulk/4096", &["read"], Metric::ByteRate, Against::Best(&["write"]), (0.8, 0.95)),
+    target("V5", "SEND 64 B, depth 128", "send/64", &["send"], Metric::Rate, UDP_GSO, (0.15, 0.3)),
+    target("V6", "SEND 64 B round trip, polling, p50", "ping/64", &["send"], Metric::P50, UDP, (1.6, 1.3)),
+    target("V6", "WRITE with imm., round trip, p50", "ping/64", &["write-imm"], Metric::P50, UDP, (1.6, 1.3)),
+    target("V7", "WRITE 1 MiB, 0.1 % random loss", "loss/1048576", &["loss-0.1%"], Metric::Rate, LOSSLESS, (0.7, 0.9)),
+    target("V7", "WRITE 1 MiB, 1 % random loss", "loss/1048576", &["loss-1%"], Metric::Rate, LOSSLESS, (0.25, 0.5)),
+    target("C7", "syscalls per 4 KiB packet, sender", "bulk/4096", &["write"], Metric::TxSyscalls, PACKETS, (0.10, 0.08)),
+    target("C7", "syscalls per 4 KiB packet, receiver", "bulk/4096", &["write"], Metric::RxSyscalls, PACKETS, (0.10, 0.08)),
+    target("C8", "ACKs per 4 KiB packet", "bulk/4096", &["write"], Metric::RxAcks, PACKETS, (1.0 / 15.0, 1.0 / 30.0)),
 ];
 
 const RR_UDP: Against = Against::Best(&["rr-udp"]);
 const NBDKIT: Against = Against::Best(&["nbdkit"]);
-const RTRS_SPIN: Against = Against::Best(&["rtrs"]);
+const ONE_PATH: Against = Against::Best(&["rtrs"]);
+const ABSOLUTE: Against = Against::Limit(1.0);
+/// RTRS, polling and sleeping, for the better of the two.
+const OWN: Labels = &["rtrs", "rtrs-adaptive"];
+/// The same without a refresh of keys.
+const KEPT: Against = Against::Twin(&["rtrs-kept-keys", "rtrs-kept-keys-adaptive"]);
+/// A request and an answer. What connects a session is counted too, and is less than the hundredth.
+const TWO_PACKETS: (f64, f64) = (2.01, 2.01);
 
 /// Targets of RTRS.
 #[rustfmt::skip]
 pub(crate) const RTRS: &[Target] = &[
-    target("T1", "read 4 KiB, depth 32", "read/4096x32", "rtrs", Metric::Rate, RR_UDP, (0.25, 0.45)),
-    target("T1", "write 4 KiB, depth 32", "write/4096x32", "rtrs", Metric::Rate, RR_UDP, (0.25, 0.45)),
-    target("T2", "read 4 KiB, depth 32", "read/4096x32", "rtrs", Metric::Rate, NBDKIT, (2.5, 4.0)),
-    target("T2", "write 4 KiB, depth 32", "write/4096x32", "rtrs", Metric::Rate, NBDKIT, (2.5, 4.0)),
-    target("T3", "read 4 KiB, depth 128", "read/4096x128", "rtrs", Metric::Rate, RR_UDP, (0.25, 0.45)),
-    target("T3", "read 4 KiB, depth 128", "read/4096x128", "rtrs", Metric::Rate, NBDKIT, (2.5, 4.5)),
-    target("T4", "read 4 KiB, both polling, p50", "ping-spin/4096", "rtrs", Metric::P50, RR_UDP, (1.8, 1.4)),
-    target("T5", "read 4 KiB, both sleeping, p50", "ping-sleep/4096", "rtrs", Metric::P50, RR_UDP, (1.25, 1.1)),
-    target("T5", "read 4 KiB, both sleeping, p50", "ping-sleep/4096", "rtrs", Metric::P50, NBDKIT, (1.05, 0.9)),
-    target("T6", "read 124 KiB, depth 16", "read/126976x16", "rtrs", Metric::ByteRate, NBDKIT, (0.8, 1.2)),
-    target("T7", "write 124 KiB, depth 16", "write/126976x16", "rtrs", Metric::ByteRate, NBDKIT, (1.0, 1.5)),
-    target("T8", "read 4 KiB, depth 128, two paths", "read/4096x128", "rtrs-2-paths", Metric::Rate, RTRS_SPIN, (0.95, 1.2)),
-    target("T9", "read 4 KiB, keys refreshed", "read/4096x32", "rtrs", Metric::Rate, Against::Best(&["rtrs-kept-keys"]), (0.85, 0.95)),
-    target("T9", "write 4 KiB, keys refreshed", "write/4096x32", "rtrs", Metric::Rate, Against::Best(&["rtrs-kept-keys"]), (0.85, 0.95)),
+    target("T1", "read 4 KiB, depth 32", "read/4096x32", OWN, Metric::Rate, RR_UDP, (0.25, 0.45)),
+    target("T1", "write 4 KiB, depth 32", "write/4096x32", OWN, Metric::Rate, RR_UDP, (0.25, 0.45)),
+    target("T2", "read 4 KiB, depth 32", "read/4096x32", OWN, Metric::Rate, NBDKIT, (2.5, 4.0)),
+    target("T2", "write 4 KiB, depth 32", "write/4096x32", OWN, Metric::Rate, NBDKIT, (2.5, 4.0)),
+    target("T3", "read 4 KiB, depth 128", "read/4096x128", OWN, Metric::Rate, RR_UDP, (0.25, 0.45)),
+    target("T3", "write 4 KiB, depth 128", "write/4096x128", OWN, Metric::Rate, RR_UDP, (0.25, 0.45)),
+    target("T3", "read 4 KiB, depth 128", "read/4096x128", OWN, Metric::Rate, NBDKIT, (2.5, 4.5)),
+    target("T3", "write 4 KiB, depth 128", "write/4096x128", OWN, Metric::Rate, NBDKIT, (2.5, 4.5)),
+    target("T4", "read 4 KiB, both polling, p50", "ping-spin/4096", &["rtrs"], Metric::P50, RR_UDP, (1.8, 1.4)),
+    target("T5", "read 4 KiB, both sleeping, p50", "ping-sleep/4096", &["rtrs"], Metric::P50, RR_UDP, (1.25, 1.1)),
+    target("T5", "read 4 KiB, both sleeping, p50", "ping-sleep/4096", &["rtrs", "rtrs-unbound"], Metric::P50, NBDKIT, (1.05, 0.9)),
+    target("T6", "read 128 KiB, depth 16", "read/131072x16", OWN, Metric::ByteRate, NBDKIT, (0.8, 1.2)),
+    target("T6", "read 1 MiB, depth 4", "read/1048576x4", OWN, Metric::ByteRate, NBDKIT, (0.8, 1.2)),
+    target("T7", "write 128 KiB, depth 16", "write/131072x16", OWN, Metric::ByteRate, RR_UDP, (0.4, 0.6)),
+    target("T7", "write 128 KiB, depth 16", "write/131072x16", OWN, Metric::ByteRate, NBDKIT, (1.0, 1.5)),
+    target("T8", "depth 128, two paths, round-robin", "read/4096x128", &["2-paths-round-robin"], Metric::Rate, ONE_PATH, (0.95, 1.2)),
+    target("T8", "depth 128, two paths, min-inflight", "read/4096x128", &["2-paths-min-inflight"], Metric::Rate, ONE_PATH, (0.95, 1.2)),
+    target("T8", "depth 128, two paths, min-latency", "read/4096x128", &["2-paths-min-latency"], Metric::Rate, ONE_PATH, (0.95, 1.2)),
+    target("T9", "read 4 KiB, keys refreshed", "read/4096x32", OWN, Metric::Rate, KEPT, (0.85, 0.95)),
+    target("T9", "write 4 KiB, keys refreshed", "write/4096x32", OWN, Metric::Rate, KEPT, (0.85, 0.95)),
+    target("N3", "a path reset: longest pause, s", "failover/4096x32", &["reset"], Metric::Pause, ABSOLUTE, (1.0, 0.05)),
+    target("N3", "a path reset: requests failed", "failover/4096x32", &["reset"], Metric::Failed, ABSOLUTE, (0.0, 0.0)),
+    target("C9", "syscalls per read of 4 KiB, client", "read/4096x32", OWN, Metric::TxSyscalls, ABSOLUTE, (0.5, 0.25)),
+    target("C9", "syscalls per read of 4 KiB, server", "read/4096x32", OWN, Metric::RxSyscalls, ABSOLUTE, (0.5, 0.25)),
+    target("C9", "syscalls per write of 4 KiB, client", "write/4096x32", OWN, Metric::TxSyscalls, ABSOLUTE, (0.5, 0.25)),
+    target("C9", "syscalls per write of 4 KiB, server", "write/4096x32", OWN, Metric::RxSyscalls, ABSOLUTE, (0.5, 0.25)),
+    target("C10", "packets per read of 4 KiB, keys kept", "read/4096x32", &["rtrs-kept-keys"], Metric::DataPackets, ABSOLUTE, TWO_PACKETS),
+    target("C10", "packets per write of 2 KiB", "write/2048x32", &["rtrs"], Metric::DataPackets, ABSOLUTE, TWO_PACKETS),
 ];
+
+/// RNBD and RTRS, polling and sleeping, for the better of the two.
+const DISK: Labels = &["rnbd", "rnbd-adaptive"];
+const TRANSPORT: Against = Against::Best(OWN);
 
 /// Targets of RNBD.
 #[rustfmt::skip]
 pub(crate) const RNBD: &[Target] = &[
-    target("N1", "read 4 KiB, depth 32", "read/4096x32", "rnbd", Metric::Rate, RTRS_SPIN, (0.85, 0.95)),
-    target("N1", "write 4 KiB, depth 32", "write/4096x32", "rnbd", Metric::Rate, RTRS_SPIN, (0.85, 0.95)),
-    target("N2", "read 4 KiB, depth 32", "read/4096x32", "rnbd", Metric::Rate, NBDKIT, (2.2, 3.5)),
-    target("N2", "write 4 KiB, depth 32", "write/4096x32", "rnbd", Metric::Rate, NBDKIT, (2.2, 3.5)),
+    target("N1", "read 4 KiB, depth 32", "read/4096x32", DISK, Metric::Rate, TRANSPORT, (0.85, 0.95)),
+    target("N1", "write 4 KiB, depth 32", "write/4096x32", DISK, Metric::Rate, TRANSPORT, (0.85, 0.95)),
+    target("N2", "read 4 KiB, depth 32", "read/4096x32", DISK, Metric::Rate, NBDKIT, (2.2, 3.5)),
+    target("N2", "write 4 KiB, depth 32", "write/4096x32", DISK, Metric::Rate, NBDKIT, (2.2, 3.5)),
+    target("N2", "read 4 KiB, depth 32", "read/4096x32", DISK, Metric::Rate, Against::Best(&["qemu-nbd"]), (4.0, 7.0)),
+    target("N2", "write 4 KiB, depth 32", "write/4096x32", DISK, Metric::Rate, Against::Best(&["qemu-nbd"]), (4.0, 7.0)),
+    target("N2", "read 4 KiB, depth 32", "read/4096x32", DISK, Metric::Rate, Against::Best(&["tgt"]), (5.0, 9.0)),
 ];
 
 /// What became of a target.
@@ -289,7 +335,7 @@ pub(crate) fn judge(
         .filter(|target| results.has_block(target.block))
         .map(|&target| {
             let rounds = results.rounds(&target);
-            let error = results.error(target.block, target.label);
+            let error = target.own.iter().find_map(|label| results.error(target.block, label));
             let absent = target.rivals().filter_map(|label| missing(label)).next();
             let ceiling = target.of_ceiling().map(|t| results.rounds(&t)).unwrap_or_default();
             let good = ceiling.iter().filter(|r| !r.disturbed);
@@ -307,8 +353,13 @@ fn judge_one(
     absent: Option<String>,
 ) -> Outcome {
     let good: Vec<Round> = rounds.iter().copied().filter(|r| !r.disturbed).collect();
-    let used = if good.is_empty() { rounds } else { &good };
-    let ratio = spread(used.iter().map(|r| r.ratio));
+    let worst = target.metric.is_of_the_worst();
+    let used = if good.is_empty() || worst { rounds } else { &good };
+    let mut ratio = spread(used.iter().map(|r| r.ratio));
+    if let Some(ratio) = ratio.as_mut().filter(|_| worst) {
+        ratio.mid = used.iter().map(|r| r.ratio).fold(f64::MIN, f64::max);
+        ratio.high = ratio.mid;
+    }
     let verdict = match (error, ratio) {
         (Some(error), _) => Verdict::Fail(error),
         (None, None) => Verdict::Skipped(absent.unwrap_or_else(|| "not measured".into())),
@@ -411,6 +462,21 @@ mod tests {
         assert_eq!(outcome(at("R10"), &[1.5, 1.5, 1.5], 0).verdict.word(), "FAIL");
         assert_eq!(outcome(at("M1"), &[900.0], 0).verdict, Verdict::Pass);
         assert_eq!(outcome(at("M1"), &[9000.0], 0).verdict.word(), "FAIL");
+    }
+
+    #[test]
+    fn of_pauses_and_failures_the_worst_round_counts() {
+        let at = |what| RTRS.iter().find(|t| t.id == "N3" && t.metric == what).unwrap();
+        let round = |ratio| Round { ratio, cpu: None, foreign: 0.0, disturbed: false };
+        let judge = |what, ratios: &[f64]| {
+            let rounds: Vec<Round> = ratios.iter().map(|&ratio| round(ratio)).collect();
+            judge_one(*at(what), &rounds, None, None, None)
+        };
+        assert_eq!(judge(Metric::Failed, &[0.0, 0.0, 0.0]).verdict, Verdict::Pass);
+        assert_eq!(judge(Metric::Failed, &[0.0, 1.0, 0.0, 0.0, 0.0]).verdict.word(), "FAIL");
+        let pauses = judge(Metric::Pause, &[0.01, 0.02, 0.4, 0.01]);
+        assert_eq!(pauses.ratio.map(|r| r.mid), Some(0.4));
+        assert_eq!(pauses.verdict, Verdict::Pass);
     }
 
     #[test]

@@ -54,7 +54,7 @@ fn verbs_and_their_anchors_are_measured_without_an_error() {
         let word = from.split(['"', ' ']).find_map(|word| word.strip_prefix("dropped="));
         word.and_then(|n| n.parse::<u64>().ok()).unwrap_or(0)
     };
-    assert!(dropped("sender_said") + dropped("\"said") > 0, "{lossy}");
+    assert!(dropped("other_said") + dropped("\"said") > 0, "{lossy}");
     for target in ["V1 ", "V4 ", "V7 ", "C7 ", "C8 "] {
         assert!(said.contains(target), "{target}: {said}");
     }
@@ -73,6 +73,43 @@ fn atomics_immediates_and_several_queue_pairs_are_measured_with_loss_at_any_mtu(
     for (label, times) in [("write-4qp", 1), ("send-4qp", 1), ("send-imm", 1), ("fetch-add", 2)] {
         assert_eq!(measurements(&said, label).len(), times, "{label}");
     }
+}
+
+#[test]
+fn requests_of_rtrs_are_counted_on_both_sides_and_survive_the_loss_of_a_path() {
+    let _alone = MEASURING.lock().unwrap_or_else(PoisonError::into_inner);
+    let cells = "read/4096x32,write/131072x16,write/2048,ping,failover";
+    let words = ["rtrs", "--quick", "--peers", "none", "--secs", "0.05", "--json", "-", "--only"];
+    let out = bench(&[&words[..], &[cells]].concat());
+    let said = text(&out.stdout);
+    assert!(matches!(out.status.code(), Some(0 | 1 | 3)), "{said}{}", text(&out.stderr));
+    assert!(!said.contains("\"error\""), "{said}");
+    assert_eq!(measurements(&said, "rr-udp").len(), 8, "twice in four cells");
+    for (label, times) in [("rr-tcp", 3), ("rtrs", 5), ("rtrs-kept-keys-adaptive", 1)] {
+        assert_eq!(measurements(&said, label).len(), times, "{label}");
+    }
+    for rtrs in measurements(&said, "rtrs").iter().take(3) {
+        assert!(!rtrs.contains("syscalls\": null"), "both sides count: {rtrs}");
+    }
+    let reset = &measurements(&said, "reset")[0];
+    assert!(reset.contains("failed=0") && reset.contains("pause_ns="), "{reset}");
+    for target in ["T1 ", "T4 ", "T5 ", "T7 ", "T9 ", "N3 ", "C9 ", "C10 "] {
+        assert!(said.contains(&format!("\n  {target}")), "{target}: {said}");
+    }
+}
+
+#[test]
+fn a_mapped_disk_is_measured_beside_its_transport() {
+    let _alone = MEASURING.lock().unwrap_or_else(PoisonError::into_inner);
+    let words = "rnbd --quick --peers none --secs 0.05 --json -";
+    let out = bench(&words.split(' ').collect::<Vec<_>>());
+    let said = text(&out.stdout);
+    assert!(matches!(out.status.code(), Some(0 | 1 | 3)), "{said}{}", text(&out.stderr));
+    assert!(!said.contains("\"error\""), "{said}");
+    for (label, times) in [("rtrs", 4), ("rnbd", 4), ("rnbd-adaptive", 2)] {
+        assert_eq!(measurements(&said, label).len(), times, "{label}");
+    }
+    assert!(said.contains("\n  N1 ") && said.contains("N2 "), "{said}");
 }
 
 #[test]

@@ -1,52 +1,39 @@
-//! nbdkit with its memory plugin over TCP, and a client of our own: as many requests outstanding as
-//! asked, sent with one call as far as they come together.
+//! nbdkit with its memory plugin and qemu-nbd with a file in memory, over TCP, and a client of our own:
+//! as many requests outstanding as asked, sent with one call as far as they come together.
 
-use std::io::{BufReader, Read, Write};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::io::{BufReader, IoSlice, Read, Write};
+use std::net::TcpStream;
 
 use bowline_verbs::Buffer;
 
-use super::{Gauge, Load, STORE, fill};
+use super::server::{serve, start_with_socket};
+use super::{Gauge, Load, STORE, fill, memory_file};
 use crate::role::{Role, done, stopping};
+use crate::sys;
 
 const REQUEST: u32 = 0x2560_9513;
 const REPLY: u32 = 0x6744_6698;
 const READ: u16 = 0;
 const WRITE: u16 = 1;
 const EXPORT_NAME: u32 = 1;
-/// Bytes that are read ahead.
+/// Bytes that are read ahead: of several small answers, or little besides a large one, which then is
+/// read to where it belongs.
 const AHEAD: usize = 1 << 18;
-/// How long the server may take to start.
-const PATIENCE: Duration = Duration::from_secs(4);
+const AHEAD_OF_LARGE: usize = 1 << 12;
+/// Data of this size is sent from where it is.
+const LARGE: usize = 1 << 16;
 
-/// Says whether nbdkit is there.
-pub(crate) fn is_installed() -> bool {
-    let asked = Command::new("nbdkit").arg("--version").stdout(Stdio::null()).status();
-    asked.is_ok_and(|status| status.success())
+pub(super) fn serve_nbdkit(role: Role) -> Result<(), String> {
+    let size = format!("size={STORE}");
+    let (server, port) = start_with_socket(&role, "nbdkit", &["--foreground", "memory", &size])?;
+    serve(role, server, port)
 }
 
-pub(super) fn serve(mut role: Role) -> Result<(), String> {
-    let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|socket| socket.local_addr());
-    let port = free.map_err(|e| format!("bind: {e}"))?.port();
-    let mut child = Command::new("nbdkit")
-        .args(["--foreground", "--exit-with-parent", "--ipaddr", "127.0.0.1", "--port"])
-        .args([&port.to_string(), "memory", &format!("size={STORE}")])
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .spawn()
-        .map_err(|e| format!("nbdkit: {e}"))?;
-    let begun = Instant::now();
-    while TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_err() {
-        if begun.elapsed() > PATIENCE {
-            return Err("nbdkit does not listen".into());
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    role.ready(&format!("port={port}"))?;
-    let status = child.wait().map_err(|e| format!("nbdkit: {e}"))?;
-    Err(format!("nbdkit ended: {status}"))
+pub(super) fn serve_qemu(role: Role) -> Result<(), String> {
+    let (_file, path) = memory_file()?;
+    let args = ["--persistent", "--format", "raw", &path];
+    let (server, port) = start_with_socket(&role, "qemu-nbd", &args)?;
+    serve(role, server, port)
 }
 
 struct Client {
@@ -60,7 +47,11 @@ impl Client {
         let failed = |e: std::io::Error| format!("NBD: {e}");
         let stream = TcpStream::connect(role.peer_addr()?).map_err(failed)?;
         stream.set_nodelay(true).map_err(failed)?;
-        let reader = BufReader::with_capacity(AHEAD, stream.try_clone().map_err(failed)?);
+        if !role.cell.cc.is_empty() {
+            sys::set_all_congestion_control(&role.cell.cc);
+        }
+        let ahead = if role.cell.size < LARGE { AHEAD } else { AHEAD_OF_LARGE };
+        let reader = BufReader::with_capacity(ahead, stream.try_clone().map_err(failed)?);
         let mut client = Self { stream, reader, out: Vec::new() };
         let mut hello = [0; 18];
         client.reader.read_exact(&mut hello).map_err(failed)?;
@@ -93,6 +84,18 @@ impl Client {
         Ok(())
     }
 
+    /// Sends the requests so far, and `data` of the last one behind them.
+    fn flush_with(&mut self, data: &[u8]) -> Result<(), String> {
+        let mut parts = [IoSlice::new(&self.out), IoSlice::new(data)];
+        let mut left = &mut parts[..];
+        while left.iter().any(|part| !part.is_empty()) {
+            let sent = self.stream.write_vectored(left).map_err(|e| format!("NBD: {e}"))?;
+            IoSlice::advance_slices(&mut left, sent);
+        }
+        self.out.clear();
+        Ok(())
+    }
+
     /// Takes the head of the next reply; returns its slot.
     fn reply(&mut self) -> Result<u64, String> {
         let mut head = [0; 16];
@@ -121,9 +124,8 @@ pub(super) fn ask(mut role: Role) -> Result<(), String> {
     }
     let mut load = Load::new(&role.cell);
     let mut gauge = Gauge::new(&role, None);
-    let memory = Buffer::new(depth * size).map_err(|e| format!("memory: {e}"))?;
+    let mut memory = vec![vec![0u8; size]; depth];
     let mut offsets = vec![0; depth];
-    let mut data = vec![0; size];
     let mut free: Vec<u64> = (0..depth as u64).collect();
     let mut answers = 0;
     while !stopping() {
@@ -133,8 +135,13 @@ pub(super) fn ask(mut role: Role) -> Result<(), String> {
             *offsets.get_mut(at).ok_or("a slot that there is not")? = offset;
             if load.write {
                 client.request(WRITE, slot, offset, size);
-                memory.write(at * size, &offset.to_le_bytes());
-                memory.append_to(at * size, size, &mut client.out);
+                let data = memory.get_mut(at).ok_or("a slot that there is not")?;
+                data[..8].copy_from_slice(&offset.to_le_bytes());
+                if size < LARGE {
+                    client.out.extend_from_slice(data);
+                } else {
+                    client.flush_with(data)?;
+                }
             } else {
                 client.request(READ, slot, offset, size);
             }
@@ -143,11 +150,11 @@ pub(super) fn ask(mut role: Role) -> Result<(), String> {
         loop {
             let slot = client.reply()?;
             if !load.write {
-                client.reader.read_exact(&mut data).map_err(|e| format!("NBD: {e}"))?;
+                let data = memory.get_mut(slot as usize).ok_or("a slot that there is not")?;
+                client.reader.read_exact(data).map_err(|e| format!("NBD: {e}"))?;
                 let first = data.first_chunk::<8>().ok_or("requests of less than 8 bytes")?;
                 let offset = offsets.get(slot as usize).ok_or("a slot that there is not")?;
                 load.check(*offset, *first)?;
-                memory.write(slot as usize * size, &data);
             }
             free.push(slot);
             let more = if load.write { 16 } else { 16 + size };

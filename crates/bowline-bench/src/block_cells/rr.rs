@@ -1,5 +1,6 @@
 //! Requests and answers over UDP, in bursts that the kernel cuts and merges: what is possible
-//! without a protocol.
+//! without a protocol. Data of more than 4 KiB goes in segments of 4 KiB, each with the header of its
+//! own place; its answer, or what is answered, is one segment.
 //!
 //! ```text
 //!  0        8      16
@@ -17,7 +18,10 @@ use crate::cell::{Kind, Wait};
 use crate::role::{Role, done, stopping};
 use crate::sys;
 
-const HEADER: usize = 16;
+/// Bytes of the header.
+pub(super) const HEADER: usize = 16;
+/// Most bytes of data of a segment.
+const PIECE: usize = 4096;
 /// Bytes of a burst, and segments of it, at most.
 const BURST: usize = 65_000;
 const BURST_SEGMENTS: usize = 64;
@@ -86,15 +90,39 @@ impl Socket {
     }
 }
 
-/// Bytes of a request and of an answer.
+/// Bytes of a segment of a request and of an answer.
 fn sizes(role: &Role) -> (usize, usize) {
-    let with_data = HEADER + role.cell.size;
+    let with_data = HEADER + piece(role);
     if role.cell.kind == Kind::IoWrite { (with_data, HEADER) } else { (HEADER, with_data) }
+}
+
+/// Bytes of data of a segment.
+fn piece(role: &Role) -> usize {
+    role.cell.size.min(PIECE)
+}
+
+/// Counts segments of each slot, of which several belong together.
+struct Parts {
+    each: usize,
+    come: Vec<usize>,
+}
+
+impl Parts {
+    fn new(role: &Role) -> Self {
+        Self { each: role.cell.size / piece(role), come: vec![0; role.cell.depth] }
+    }
+
+    /// Notes a segment; true when it was the last one.
+    fn add(&mut self, slot: u64) -> Result<bool, String> {
+        let come = self.come.get_mut(slot as usize).ok_or("a slot that there is not")?;
+        *come = (*come + 1) % self.each;
+        Ok(*come == 0)
+    }
 }
 
 pub(super) fn serve(mut role: Role) -> Result<(), String> {
     let (request, answer) = sizes(&role);
-    let size = role.cell.size;
+    let (size, piece, mut parts) = (role.cell.size, piece(&role), Parts::new(&role));
     let store = Buffer::new(STORE).map_err(|e| format!("memory: {e}"))?;
     fill(&store);
     let mut socket = Socket::open(&mut role, answer, request)?;
@@ -102,19 +130,30 @@ pub(super) fn serve(mut role: Role) -> Result<(), String> {
         let n = socket.receive()?;
         for at in (0..n).step_by(socket.into) {
             let Some(header) = socket.buf[at..n].first_chunk::<HEADER>().copied() else { break };
-            let [o0, o1, o2, o3, o4, o5, o6, o7, ..] = header;
-            let offset = u64::from_le_bytes([o0, o1, o2, o3, o4, o5, o6, o7]) as usize;
-            if offset + size > STORE {
-                return Err(format!("a request at {offset}"));
-            }
-            socket.burst.extend_from_slice(&header);
+            let [o0, o1, o2, o3, o4, o5, o6, o7, slot @ ..] = header;
+            let offset = u64::from_le_bytes([o0, o1, o2, o3, o4, o5, o6, o7]);
+            let from = offset as usize;
             if role.cell.kind == Kind::IoWrite {
-                let data = socket.buf.get(at + HEADER..at + HEADER + size);
-                store.write(offset, data.ok_or("a write without its data")?);
-            } else {
-                store.append_to(offset, size, &mut socket.burst);
+                let data = socket.buf.get(at + HEADER..at + HEADER + piece);
+                if from + piece > STORE {
+                    return Err(format!("a request at {from}"));
+                }
+                store.write(from, data.ok_or("a write without its data")?);
+                if parts.add(u64::from_le_bytes(slot))? {
+                    socket.burst.extend_from_slice(&header);
+                    socket.flush(false)?;
+                }
+                continue;
             }
-            socket.flush(false)?;
+            if from + size > STORE {
+                return Err(format!("a request at {from}"));
+            }
+            for at in (from..from + size).step_by(piece) {
+                socket.burst.extend_from_slice(&(at as u64).to_le_bytes());
+                socket.burst.extend_from_slice(&slot);
+                store.append_to(at, piece, &mut socket.burst);
+                socket.flush(false)?;
+            }
         }
         socket.flush(true)?;
     }
@@ -123,6 +162,7 @@ pub(super) fn serve(mut role: Role) -> Result<(), String> {
 pub(super) fn ask(mut role: Role) -> Result<(), String> {
     let (request, answer) = sizes(&role);
     let (size, depth) = (role.cell.size, role.cell.depth);
+    let (piece, mut parts, mut offsets) = (piece(&role), Parts::new(&role), vec![0; depth]);
     let mut load = Load::new(&role.cell);
     let memory = Buffer::new(depth * size).map_err(|e| format!("memory: {e}"))?;
     let mut socket = Socket::open(&mut role, request, answer)?;
@@ -132,14 +172,21 @@ pub(super) fn ask(mut role: Role) -> Result<(), String> {
     while !stopping() {
         for slot in free.drain(..) {
             let offset = load.next();
-            socket.burst.extend_from_slice(&offset.to_le_bytes());
-            socket.burst.extend_from_slice(&slot.to_le_bytes());
-            if load.write {
-                let at = slot as usize * size;
-                memory.write(at, &offset.to_le_bytes());
-                memory.append_to(at, size, &mut socket.burst);
+            offsets[slot as usize] = offset;
+            if !load.write {
+                socket.burst.extend_from_slice(&offset.to_le_bytes());
+                socket.burst.extend_from_slice(&slot.to_le_bytes());
+                socket.flush(false)?;
+                continue;
             }
-            socket.flush(false)?;
+            let at = slot as usize * size;
+            memory.write(at, &offset.to_le_bytes());
+            for done in (0..size).step_by(piece) {
+                socket.burst.extend_from_slice(&(offset + done as u64).to_le_bytes());
+                socket.burst.extend_from_slice(&slot.to_le_bytes());
+                memory.append_to(at + done, piece, &mut socket.burst);
+                socket.flush(false)?;
+            }
         }
         socket.flush(true)?;
         let n = socket.receive()?;
@@ -149,12 +196,20 @@ pub(super) fn ask(mut role: Role) -> Result<(), String> {
         for segment in socket.buf[..n].chunks(answer) {
             let (offset, rest) = segment.split_first_chunk::<8>().ok_or("a short answer")?;
             let (slot, data) = rest.split_first_chunk::<8>().ok_or("a short answer")?;
-            if !load.write {
-                let first = data.first_chunk::<8>().ok_or("an answer without its data")?;
-                load.check(u64::from_le_bytes(*offset), *first)?;
-                memory.write(u64::from_le_bytes(*slot) as usize * size, data);
+            let (offset, slot) = (u64::from_le_bytes(*offset), u64::from_le_bytes(*slot));
+            if load.write {
+                free.push(slot);
+                continue;
             }
-            free.push(u64::from_le_bytes(*slot));
+            let first = data.first_chunk::<8>().ok_or("an answer without its data")?;
+            load.check(offset, *first)?;
+            let begin = *offsets.get(slot as usize).ok_or("a slot that there is not")?;
+            let within = offset.checked_sub(begin).filter(|within| *within < size as u64);
+            let within = within.ok_or("an answer that nobody asked for")? as usize;
+            memory.write(slot as usize * size + within, data);
+            if parts.add(slot)? {
+                free.push(slot);
+            }
         }
         answers += free.len() as u64;
         if gauge.add(free.len()) {

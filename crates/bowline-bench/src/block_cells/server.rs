@@ -1,0 +1,77 @@
+//! Servers of storage by others: started by the receiver, and gone with it.
+
+use std::net::{Ipv4Addr, TcpListener};
+use std::os::fd::OwnedFd;
+use std::process::{Child, Command, Stdio};
+
+use crate::cell::Subject;
+use crate::role::{PROGRAM, Role};
+use crate::sys;
+
+/// What a peer's server says it is, or why there is none; and the packages that have it.
+pub(crate) fn version(subject: Subject) -> (Result<String, String>, &'static str) {
+    match subject {
+        Subject::Nbdkit => (asked("nbdkit", "--version"), "nbdkit"),
+        Subject::QemuNbd => (asked("qemu-nbd", "--version"), "qemu-utils"),
+        // iscsi-perf has no word for its version.
+        _ => (
+            asked("tgtd", "--version")
+                .map(|version| format!("tgtd {version}, iscsi-perf"))
+                .and_then(|version| found("iscsi-perf").map(|()| version)),
+            "tgt libiscsi-bin",
+        ),
+    }
+}
+
+/// The first line that a program says.
+fn asked(program: &str, word: &str) -> Result<String, String> {
+    let out = command(program).arg(word).stdin(Stdio::null()).output();
+    let out = out.map_err(|_| format!("{program} is not installed"))?;
+    let text = String::from_utf8_lossy(&out.stdout);
+    let line = text.lines().next().filter(|_| out.status.success());
+    line.map(|line| line.trim().to_owned()).ok_or(format!("{program} does not tell its version"))
+}
+
+fn found(program: &str) -> Result<(), String> {
+    let out = command(program).stdin(Stdio::null()).output();
+    out.map(drop).map_err(|_| format!("{program} is not installed"))
+}
+
+/// Looks for a program where daemons are, too.
+pub(super) fn command(program: &str) -> Command {
+    let sbin = std::path::Path::new("/usr/sbin").join(program);
+    if sbin.exists() { Command::new(sbin) } else { Command::new(program) }
+}
+
+/// Starts a server with a socket that listens already, as systemd does, so that the socket's congestion
+/// control is the anchors'. Returns the server and the port.
+pub(super) fn start_with_socket(
+    role: &Role,
+    program: &str,
+    args: &[&str],
+) -> Result<(Child, u16), String> {
+    let failed = |e: std::io::Error| format!("{program}: {e}");
+    let socket = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(failed)?;
+    if !role.cell.cc.is_empty() {
+        sys::set_all_congestion_control(&role.cell.cc); // accepted sockets take it over
+    }
+    let port = socket.local_addr().map_err(failed)?.port();
+    // The number of the process must be told, which only a shell that becomes the server knows.
+    const BECOME: &str = "exec 3<&0 </dev/null; LISTEN_FDS=1 LISTEN_PID=$$ exec \"$0\" \"$@\"";
+    let mut command = Command::new("sh");
+    command.args(["-c", BECOME, program]).args(args).stdin(OwnedFd::from(socket));
+    Ok((start(&mut command).map_err(failed)?, port))
+}
+
+/// Starts a program that ends with this process.
+pub(super) fn start(command: &mut Command) -> std::io::Result<Child> {
+    sys::end_with_this_thread(command);
+    command.stdout(Stdio::null()).spawn()
+}
+
+/// Serves until the parent has had enough: an end of the server before that is an error.
+pub(super) fn serve(mut role: Role, mut server: Child, port: u16) -> Result<(), String> {
+    role.ready(&format!("port={port} {PROGRAM}={}", server.id()))?;
+    let status = server.wait().map_err(|e| format!("waiting for the server: {e}"))?;
+    Err(format!("the server ended: {status}"))
+}
