@@ -1,7 +1,6 @@
 //! A mapped disk through its doors: NBD and a file, with the programs that people use there, while
 //! paths are cut. Programs that are not installed are reported as skipped.
 
-#[expect(dead_code, reason = "other tests use the rest")]
 mod common;
 
 use std::net::IpAddr;

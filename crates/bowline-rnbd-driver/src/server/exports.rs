@@ -219,10 +219,14 @@ impl Exports {
         let path = directory.relative(name, session)?;
         let options = directory.options;
         let open = |mode| {
-            let flags = mode | OFlags::CLOEXEC | OFlags::NONBLOCK;
+            let flags = mode | OFlags::CLOEXEC;
             let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
             openat2(directory.root.as_fd(), &path, flags, Mode::empty(), resolve)
         };
+        // Opening a tape, a watchdog or a FIFO already does something: it is looked at before. What takes
+        // its place in between is found out after.
+        let kind = identity(&open(OFlags::PATH).map_err(system)?)?;
+        let open = |mode| open(mode | OFlags::NONBLOCK);
         let written = if options.read_only { None } else { Some(open(OFlags::RDWR)) };
         let (fd, read_only) = match written {
             Some(Ok(fd)) => (fd, false),
@@ -233,6 +237,9 @@ impl Exports {
             None => return Err(Errno::EACCES),
         };
         let identity = identity(&fd)?;
+        if identity != kind {
+            return Err(Errno::ENOENT);
+        }
         Ok(Found { identity, label: path, read_only, store: Store::File(fd, options) })
     }
 }

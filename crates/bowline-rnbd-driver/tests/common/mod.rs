@@ -1,4 +1,5 @@
 //! A client and a server in one process, each with a device and an engine of its own.
+#![allow(dead_code, reason = "not every test uses all of it")]
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -57,6 +58,11 @@ impl Rig {
 
     pub(crate) fn server_ip(&self, path: u8) -> IpAddr {
         ip(self.net, 101 + path)
+    }
+
+    /// The client's engine, for clients of another kind.
+    pub(crate) const fn client_engine(&self) -> &Arc<Engine> {
+        &self.engines[0]
     }
 
     /// Options for a session over all paths.

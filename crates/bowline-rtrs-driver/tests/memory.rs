@@ -1,0 +1,163 @@
+//! What sessions take of memory, as the README states it: no more than queue depth times chunk size, and
+//! a little for everything else; nothing of it before it is used, nothing after the end.
+//!
+//! Server and client are processes of their own, since what counts is what a process has in memory.
+
+mod common;
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::{IpAddr, SocketAddr};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::Arc;
+
+use bowline_rtrs_driver::client::{Session, SessionBuilder};
+use bowline_rtrs_driver::server::{Server, ServerConfig};
+use bowline_rtrs_driver::{Dir, PORT};
+use common::load::Load;
+use common::{STORE, Store, device, engine, ip};
+
+const NET: u8 = 95;
+const SERVER: &str = "BOWLINE_MEMORY_SERVER";
+const MIB: usize = 1 << 20;
+/// Depth times chunk size, of the default settings.
+const CHUNKS: usize = 512 * 128 * 1024;
+/// The stated bound of everything else: code, queues, tables, threads.
+const REST: usize = 16 * MIB;
+/// What a session that does nothing takes, with registrations of 512 chunks and queues of 2 connections.
+const IDLE: usize = MIB;
+
+/// Bytes of this process that are in memory.
+fn resident() -> usize {
+    let text = std::fs::read_to_string("/proc/self/statm").unwrap();
+    let pages: usize = text.split(' ').nth(1).unwrap().parse().unwrap();
+    // The pages of the machines this is built for.
+    pages * 4096
+}
+
+/// The server's process: tells how much it has whenever it is asked.
+fn serve() {
+    let device = device(&[ip(NET, 101)]);
+    let engine = engine(&device);
+    let store = Store::new();
+    store.memory.write(0, &vec![1; STORE]);
+    let at = [SocketAddr::new(ip(NET, 101), PORT)];
+    let server = Server::open(&engine, &at, ServerConfig::default(), store as _).unwrap();
+    println!("\nready");
+    for line in std::io::stdin().lines() {
+        let sessions: usize = line.unwrap().parse().unwrap();
+        common::eventually("so many sessions", || server.sessions().len() == sessions);
+        // Ends of paths have been told, too: registrations go with them.
+        common::eventually("nothing else", || device.in_use().qps == 2 * sessions);
+        println!("resident {}", resident());
+    }
+    server.close();
+}
+
+struct Remote {
+    child: Child,
+    to: Option<ChildStdin>,
+    from: BufReader<ChildStdout>,
+}
+
+impl Remote {
+    fn start() -> Self {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["memory_is_bounded_by_the_chunks", "--exact", "--nocapture"])
+            .env(SERVER, "1")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let from = BufReader::new(child.stdout.take().unwrap());
+        let to = child.stdin.take();
+        let mut remote = Self { child, to, from };
+        remote.line("ready");
+        remote
+    }
+
+    fn line(&mut self, beginning: &str) -> String {
+        loop {
+            let mut line = String::new();
+            assert!(self.from.read_line(&mut line).unwrap() > 0, "the server has ended");
+            if let Some(rest) = line.trim_end().strip_prefix(beginning) {
+                return rest.trim().to_owned();
+            }
+        }
+    }
+
+    /// What the server has in memory, as soon as it has so many sessions.
+    fn resident(&mut self, sessions: usize) -> usize {
+        writeln!(self.to.as_mut().unwrap(), "{sessions}").unwrap();
+        self.line("resident").parse().unwrap()
+    }
+}
+
+impl Drop for Remote {
+    fn drop(&mut self) {
+        drop(self.to.take());
+        let ended = self.child.wait();
+        assert!(std::thread::panicking() || ended.unwrap().success());
+    }
+}
+
+/// Requests of full size in all chunks at once, some times; returns the bytes of the memory they used.
+fn fill(session: &Arc<Session>) -> usize {
+    let attrs = session.attrs().unwrap();
+    let (depth, len) = (usize::from(attrs.queue_depth), attrs.max_io as usize);
+    for dir in [Dir::Write, Dir::Read] {
+        let load = Load::new(session, dir, depth, len);
+        load.run(2 * depth as u64, true);
+        assert_eq!(load.errors.lock().unwrap()[..], []);
+    }
+    depth * len
+}
+
+// tests [RT-66]
+#[test]
+fn memory_is_bounded_by_the_chunks() {
+    if std::env::var_os(SERVER).is_some() {
+        return serve();
+    }
+    let mut server = Remote::start();
+    let addrs: Vec<IpAddr> = (1..=8).map(|host| ip(NET, host)).collect();
+    let device = device(&addrs);
+    let engine = engine(&device);
+    let empty = server.resident(0);
+    let grown = |now: usize| now.saturating_sub(empty);
+    let open = |n: usize| {
+        let builder = SessionBuilder::new(&format!("memory{n}")).unwrap();
+        Session::open(&engine, builder.path(Some(addrs[n]), ip(NET, 101))).unwrap()
+    };
+
+    let sessions: Vec<_> = (0..8).map(open).collect();
+    let idle = grown(server.resident(8));
+    println!("server: {empty} bytes; 8 idle sessions: {idle} more");
+    assert!(idle < 8 * IDLE + REST, "idle sessions: {idle}");
+
+    let before = resident();
+    let mut regions = 0;
+    for (n, session) in sessions.iter().enumerate().take(3) {
+        regions = fill(session);
+        let used = grown(server.resident(8));
+        println!("server: {} used: {used} more", n + 1);
+        assert!(used > (n + 1) * CHUNKS * 9 / 10, "{used}: not all chunks were used");
+        assert!(used <= (n + 1) * CHUNKS + 8 * IDLE + REST, "{used} of {} sessions", n + 1);
+    }
+    // Memory of the program's that was sent from stays registered until the connection has sent more.
+    let regions = 3 * regions;
+    let client = resident().saturating_sub(before);
+    println!("client: {client} more, {regions} of them regions");
+    assert!(client < regions + REST, "{client} with regions of {regions}");
+
+    let mut left = 8;
+    for session in sessions {
+        session.close();
+        left -= 1;
+    }
+    let after = grown(server.resident(left));
+    println!("server: {after} more after the end");
+    assert!(after < REST, "given back: {after}");
+    let client = resident().saturating_sub(before);
+    println!("client: {client} more after the end");
+    assert!(client < REST, "given back: {client}");
+}
