@@ -291,6 +291,29 @@ def rnbd_load(c):
             report(c, got)
 
 
+@scenario("rnbd-keys", rows="RT-42 RT-43 RT-47 RT-48 RT-54", timeout=240, dirs=("n>k",), orders=("lo",), bare=True,
+          tool=True, self_check=NO_SELF_CHECK)
+def rnbd_keys(c):
+    """bowline reads as kernels do, with a key for each request that the kernel invalidates with its answer,
+    over two paths of three connections; with refreshed keys of chunks and without. Wires are cut meanwhile."""
+    for invalidate in (True, False):
+        with Rnbd(c, 2, invalidate, dissect=False) as r:
+            device = r.serve()
+            words = ("--read-keys", "request", "--connections", "3", "--reads", "70", "--span", "8MiB")
+            report(c, r.verify(device, "--time", "8", *words))
+
+            def wire():
+                time.sleep(4)
+                r.wire(0, "drop")
+                time.sleep(6)
+                r.wire(0, "pass")
+            cutter = threading.Thread(target=wire, daemon=True)
+            cutter.start()
+            got = r.verify(device, "--time", "14", "--depth", "8", *words, timeout=120)
+            cutter.join()
+            report(c, got)
+
+
 @scenario("rnbd-fs", rows="NB-47 NB-48", timeout=240, dirs=("k>n",), orders=("lo",), bare=True, tool=True,
           self_check=NO_SELF_CHECK)
 def rnbd_fs(c):

@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use bowline_rnbd::Errno;
 use bowline_rnbd::client::{Config, Outage};
-use bowline_rtrs_driver::client::{Session, SessionBuilder};
+use bowline_rtrs_driver::client::{ReadKeys, Session, SessionBuilder};
 use bowline_rtrs_driver::{Engine, HbConfig, PORT, Policy};
 use bowline_wire::rnbd::Access;
 
@@ -56,6 +56,11 @@ pub struct MapOptions {
     pub max_reconnects: i16,
     /// Longest time of each step of connecting.
     pub connect_timeout: Duration,
+    /// Under which keys the server writes what is read.
+    pub read_keys: ReadKeys,
+    /// Connections of each path for IO; `None`: as many as suit the device
+    /// ([`SessionBuilder::io_connections`]).
+    pub io_connections: Option<u16>,
 }
 
 impl MapOptions {
@@ -73,6 +78,8 @@ impl MapOptions {
             reconnect_delay: None,
             max_reconnects: -1,
             connect_timeout: Duration::from_secs(30),
+            read_keys: ReadKeys::default(),
+            io_connections: None,
         }
     }
 
@@ -93,7 +100,12 @@ impl MapOptions {
     fn builder(&self) -> Result<SessionBuilder, Error> {
         let bridges = self.io.outage != Outage::FailFast;
         let builder = SessionBuilder::new(&self.session).map_err(|error| Error::rtrs(&error))?;
+        let builder = match self.io_connections {
+            Some(connections) => builder.io_connections(connections),
+            None => builder,
+        };
         Ok(builder
+            .read_keys(self.read_keys)
             .paths(&self.paths)
             .port(self.port)
             .policy(self.policy)

@@ -11,6 +11,7 @@ use bowline_block::{BlockDevice, Errno, IoOp, Limits};
 use bowline_rnbd::client::{Config, Outage};
 use bowline_rnbd_driver::tree::{self, Exports as _};
 use bowline_rnbd_driver::{Disk, Exports, MapOptions};
+use bowline_rtrs_driver::client::ReadKeys;
 use bowline_wire::rnbd::Access;
 use common::{Rig, load, pattern};
 
@@ -244,4 +245,26 @@ fn a_request_that_storage_keeps_is_answered_by_the_timeout() {
     sync::flush(&*disk).unwrap();
     rig.client.unmap(&disk).unwrap();
     assert_eq!(rig.server.in_flight(), 0);
+}
+
+#[test]
+fn disks_may_have_keys_for_single_reads_and_many_connections() {
+    // tests [RT-24] [RT-37] [RT-43] [RS-8]
+    let rig = Rig::with_paths(11, memory(16 * MIB), 2);
+    let (read_keys, io_connections) = (ReadKeys::PerRequest, Some(3));
+    let options = MapOptions { read_keys, io_connections, ..rig.options("keys") };
+    let disk = rig.map("disk0", &options).unwrap();
+    assert_eq!(rig.client_device.in_use().qps, 8);
+    let device = Arc::clone(&rig.client_device);
+    let cut = (rig.client_ip(1), rig.server_ip(1));
+    let report = load(&disk, 4, Duration::from_millis(2000), move || {
+        std::thread::sleep(Duration::from_millis(200));
+        device.cut(cut.0, Some(cut.1), true);
+        std::thread::sleep(Duration::from_millis(1000));
+        device.cut(cut.0, Some(cut.1), false);
+    });
+    assert_eq!(report.failed, 0, "{report:?}");
+    assert!(report.verified > 10, "{report:?}");
+    rig.client.unmap(&disk).unwrap();
+    rig.until("no key is left", || rig.client_device.in_use().bound == 0);
 }

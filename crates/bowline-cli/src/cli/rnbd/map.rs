@@ -15,6 +15,7 @@ use bowline_rnbd_driver::{
 };
 use bowline_rtrs_driver::{
     Policy,
+    client::ReadKeys,
     tree::{ClientSession, Files, client_node as sessions_node},
 };
 use bowline_wire::rnbd::Access;
@@ -77,6 +78,13 @@ pub(super) struct How {
     /// Longest wait for each step of connecting
     #[arg(long, value_name = "TIME", default_value = "30", value_parser = some_time)]
     connect_timeout: Duration,
+    /// Which memory the server can write to: that of the reads under way, with a key for each (request),
+    /// or all that is used for requests (memory), which is quicker
+    #[arg(long, value_name = "request|memory", default_value = "memory", value_parser = read_keys)]
+    read_keys: ReadKeys,
+    /// Connections of each path for IO; without it, as many as suit the device
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(..4096))]
+    connections: Option<u16>,
     /// Do not ask the server to write zeroes by itself: for kernels before 5.18
     #[arg(long)]
     no_write_zeroes: bool,
@@ -92,6 +100,8 @@ impl How {
         options.io.io_timeout = self.timeout;
         options.io.write_zeroes = !self.no_write_zeroes;
         options.connect_timeout = self.connect_timeout;
+        options.read_keys = self.read_keys;
+        options.io_connections = self.connections;
         options
     }
 }
@@ -189,6 +199,14 @@ fn outage(text: &str) -> Result<Outage, String> {
     if text == "fail" { Ok(Outage::FailFast) } else { some_time(text).map(Outage::Queue) }
 }
 
+fn read_keys(text: &str) -> Result<ReadKeys, String> {
+    match text {
+        "request" => Ok(ReadKeys::PerRequest),
+        "memory" => Ok(ReadKeys::LongLived),
+        _ => Err(format!("\"{text}\" is not request or memory")),
+    }
+}
+
 fn policy(text: &str) -> Result<Policy, String> {
     let bad = |_| format!("\"{text}\" is not round-robin, min-inflight or min-latency");
     text.parse().map_err(bad)
@@ -208,5 +226,8 @@ mod tests {
         assert_eq!(access("migration"), Ok(Access::Migration));
         assert!(access("w").is_err() && policy("x").is_err());
         assert_eq!(policy("rr"), Ok(Policy::RoundRobin));
+        assert_eq!(read_keys("request"), Ok(ReadKeys::PerRequest));
+        assert_eq!(read_keys("memory"), Ok(ReadKeys::LongLived));
+        assert!(read_keys("").is_err());
     }
 }
