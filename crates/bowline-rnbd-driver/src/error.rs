@@ -10,11 +10,13 @@ use bowline_rnbd::Errno;
 pub struct Error {
     what: String,
     errno: Errno,
+    /// `what` says the reason as well.
+    explained: bool,
 }
 
 impl Error {
     pub(crate) fn new(what: impl Into<String>, errno: Errno) -> Self {
-        Self { what: what.into(), errno }
+        Self { what: what.into(), errno, explained: false }
     }
 
     pub(crate) fn io(what: impl Into<String>, error: &io::Error) -> Self {
@@ -22,7 +24,7 @@ impl Error {
     }
 
     pub(crate) fn rtrs(error: &bowline_rtrs_driver::Error) -> Self {
-        Self { what: error.to_string(), errno: Errno(error.errno()) }
+        Self { what: error.to_string(), errno: Errno(error.errno()), explained: true }
     }
 
     /// Returns the error number.
@@ -38,8 +40,23 @@ pub(crate) fn errno_of(error: &io::Error) -> Errno {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.what, self.errno)
+        f.write_str(&self.what)?;
+        if self.explained {
+            return Ok(());
+        }
+        write!(f, ": {}", io::Error::from_raw_os_error(self.errno.0))
     }
 }
 
 impl std::error::Error for Error {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_reason_is_told_once() {
+        let error = Error::new("mapping disk0", Errno::ENOENT);
+        assert_eq!(error.to_string(), "mapping disk0: No such file or directory (os error 2)");
+    }
+}

@@ -246,15 +246,19 @@ fn refuse(error: &clap::Error, words: &[OsString]) -> ExitCode {
         text.lines().take_while(|line| !line.trim().is_empty()).map(str::trim).collect();
     let text = first.join(" ");
     let text = text.strip_prefix("error: ").unwrap_or(&text);
-    let word = words
-        .get(1)
-        .and_then(|word| word.to_str())
-        .filter(|word| Cli::command().get_subcommands().any(|known| known.get_name() == *word));
-    match word {
-        Some(word) => note!("bowline {word}: {text}; see `bowline {word} --help`"),
-        None => note!("bowline: {text}; see `bowline --help`"),
+    let mut place = String::from("bowline");
+    let definition = Cli::command();
+    let mut here = &definition;
+    // The words that are known, as far as they go: `rnbd export`.
+    for word in words.iter().skip(1).filter_map(|word| word.to_str()) {
+        let Some(below) = here.get_subcommands().find(|known| known.get_name() == word) else {
+            break;
+        };
+        here = below;
+        place = format!("{place} {word}");
     }
-    ExitCode::from(if word == Some("info") { 1 } else { 2 })
+    note!("{place}: {text}; see `{place} --help`");
+    ExitCode::from(if place == "bowline info" { 1 } else { 2 })
 }
 
 #[cfg(test)]

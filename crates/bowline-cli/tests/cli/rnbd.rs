@@ -107,3 +107,35 @@ fn the_quickstart_breaks_paths_and_loses_nothing() {
     assert!(object["disk"]["failovers"].as_u64() > Some(0), "{object}");
     assert!(object["disk"]["longest_pause_ms"].as_u64() < Some(5000), "{object}");
 }
+
+#[test]
+fn mistakes_say_what_to_look_at() {
+    let folder = Folder::new();
+    let _server = export(&folder, 3, &["--no-control"]);
+    let map = |words: &[&str]| run(&folder, &[&["rnbd", "map"], words].concat());
+    let there = path(3, 1);
+    map(&["nothing", "--from", "s1", "--path", &there])
+        .exits(254)
+        .complains(&["has no disk nothing"]);
+    map(&["disk0", "--from", "s1", "--path", &there, "--port", "99"])
+        .exits(152)
+        .complains(&["127.43.3.1", "no server on port 99"]);
+    let nobody = ["disk0", "--from", "s1", "--path", "127.43.3.9"];
+    map(&[&nobody[..], &["--connect-timeout", "0.2"]].concat())
+        .exits(146)
+        .complains(&["no answer from 127.43.3.9 within 0.2 s"]);
+    map(&["disk0", "--from", "s1", "--path", "9.9.9.9@127.43.3.1"])
+        .exits(1)
+        .complains(&["9.9.9.9", "ip address"]);
+    map(&["disk0", "--from"]).exits(2).complains(&["bowline rnbd map --help"]);
+    run(&folder, &["rnbd", "export", "--memory", "a=1"]).exits(2).complains(&["less than a block"]);
+    assert!(run(&folder, &["rnbd", "list", "--help"]).exits(0).out.contains("migration"));
+
+    // Whoever does not want to wait does not have to.
+    let waiting = start(&folder, &[&["rnbd", "map"], &nobody[..]].concat());
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    let asked = std::time::Instant::now();
+    waiting.signal("-INT");
+    waiting.finish().exits(1).complains(&["stopped before the disk was mapped"]);
+    assert!(asked.elapsed() < std::time::Duration::from_secs(5));
+}

@@ -142,6 +142,12 @@ impl Args {
         let mut exports = Exports::new();
         for (name, size) in &self.memory {
             let bytes = number(size).map_err(Failure::Usage)?;
+            if bytes < u64::from(self.block) {
+                return Err(Failure::usage(format!(
+                    "{name} of {bytes} bytes is less than a block of {}",
+                    self.block
+                )));
+            }
             exports.memory(name, bytes, self.block).map_err(failed)?;
         }
         for (name, path) in &self.file {
@@ -162,7 +168,8 @@ impl Args {
         let max_io = self.chunk.saturating_sub(header);
         let geometry = Geometry::new(self.queue_depth, max_io, header).map_err(|error| {
             Failure::usage(format!(
-                "{} requests of {} bytes: {error}",
+                "--queue-depth {} with --chunk {}: {error}; chunks have 8192 bytes at least, and all \
+                 of a session 256 MiB at most",
                 self.queue_depth, self.chunk
             ))
         })?;

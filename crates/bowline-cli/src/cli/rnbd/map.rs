@@ -2,13 +2,17 @@
 
 use std::{
     path::PathBuf,
-    sync::{Arc, mpsc},
+    sync::{
+        Arc,
+        mpsc::{self, TryRecvError},
+    },
+    thread,
     time::Duration,
 };
 
 use bowline_block::{BlockDevice, DiskEvent};
 use bowline_ctl::{Sys, Tree};
-use bowline_rnbd::client::Outage;
+use bowline_rnbd::{Errno, client::Outage};
 use bowline_rnbd_driver::{
     client::{Client, Disk, MapOptions},
     tree::{Disks, client_node, disks_node},
@@ -29,6 +33,8 @@ use crate::cli::{Failure, Outcome, stop::Stop};
 
 /// How often the process looks whether it still has something to do.
 const SLICE: Duration = Duration::from_millis(100);
+/// How often it looks whether the server has answered.
+const STEP: Duration = Duration::from_millis(1);
 
 /// Map a disk of a server: in this process with --from, or in the client that runs here with the
 /// word from.
@@ -117,28 +123,78 @@ impl Args {
     }
 }
 
-/// Maps one disk through a client of its own.
+/// Maps one disk through a client of its own; a wish to stop ends the wait for the server.
 pub(super) fn mapped(
     device: &str,
     route: Route,
     how: &How,
     side: &Side,
+    stop: &Stop,
 ) -> Outcome<(Arc<Client>, Arc<Disk>)> {
     let engine = side.engine(&route.own)?;
     let defaults = how.options(&route.session, side.port);
-    let options = MapOptions { paths: route.paths, ..defaults.clone() };
+    let options = MapOptions { paths: route.paths.clone(), ..defaults.clone() };
     let client = Client::new(engine, defaults);
-    let disk = client
-        .map(device, &options)
-        .map_err(|error| Failure::Errno(error.errno().0, error.to_string()))?;
-    Ok((client, disk))
+    let (told, answer) = mpsc::channel();
+    let mapping = {
+        let (client, device) = (Arc::clone(&client), device.to_owned());
+        // Nobody listens any more when the wait was ended.
+        move || drop(told.send(client.map(&device, &options)))
+    };
+    thread::Builder::new()
+        .name("map".to_owned())
+        .spawn(mapping)
+        .map_err(|error| Failure::failed(format!("cannot start a thread: {error}")))?;
+    loop {
+        match answer.try_recv() {
+            Ok(Ok(disk)) => return Ok((client, disk)),
+            Ok(Err(error)) => return Err(refused(device, &route, how, side, &error)),
+            Err(TryRecvError::Empty) if !stop.wait(Some(STEP)) => {}
+            Err(_) => return Err(Failure::failed("stopped before the disk was mapped")),
+        }
+    }
+}
+
+/// Says what to look at when a disk could not be mapped.
+fn refused(
+    device: &str,
+    route: &Route,
+    how: &How,
+    side: &Side,
+    error: &bowline_rnbd_driver::Error,
+) -> Failure {
+    let errno = error.errno();
+    let servers: Vec<String> = route.paths.iter().map(|(_, dst)| dst.to_string()).collect();
+    let (servers, session, port) = (servers.join(", "), &route.session, side.port);
+    let text = match errno {
+        Errno::ETIMEDOUT => format!(
+            "no answer from {servers} within {}: does a server run there, and does UDP port 4791 get \
+             through?",
+            seconds(how.connect_timeout)
+        ),
+        Errno::ECONNRESET => format!(
+            "{servers} refused the connection: no server on port {port}, or one that does not admit a \
+             session {session} from here: the name is taken, or --allow leaves it out"
+        ),
+        Errno::ENOENT => format!("{servers} has no disk {device} for session {session}"),
+        Errno::EPERM => format!(
+            "{servers} does not open {device} for {}: it is read-only, or a session writes to it",
+            how.access
+        ),
+        _ => error.to_string(),
+    };
+    Failure::Errno(errno.0, text)
+}
+
+fn seconds(time: Duration) -> String {
+    format!("{} s", time.as_secs_f64())
 }
 
 /// Runs the command.
 pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
     let stop = Stop::install()?;
     let device = args.device.as_deref().ok_or_else(|| Failure::usage("a device is missing"))?;
-    let (client, disk) = mapped(device, args.towards.route()?, &args.how, &args.side)?;
+    let (client, disk) = mapped(device, args.towards.route()?, &args.how, &args.side, &stop)?;
     let doors = Doors::new(Arc::clone(&client), args.doors.clone());
     let said = doors.open(&disk);
     let served = args.controls.serve(&tree(&client, &doors), control.as_deref(), "map");

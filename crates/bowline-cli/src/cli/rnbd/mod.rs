@@ -25,6 +25,7 @@ use super::{Failure, Outcome};
 #[derive(Debug, clap::Args)]
 #[command(
     args_conflicts_with_subcommands = false,
+    version,
     subcommand_value_name = "WORD",
     subcommand_help_heading = "Words",
     after_help = "Other words: [client|server|both] [device|session|path] COMMAND [NAME..] [OPTION..]; what is \
@@ -111,7 +112,7 @@ pub(crate) fn run_words(
     mut control: Option<PathBuf>,
     mut manner: Options,
 ) -> Outcome {
-    let mut kept = Vec::new();
+    let mut kept: Vec<String> = Vec::new();
     let mut rest = words.into_iter();
     let place = |option: &str, place: Option<String>| {
         place.map(PathBuf::from).ok_or_else(|| Failure::usage(format!("{option} needs a place")))
@@ -121,8 +122,15 @@ pub(crate) fn run_words(
             "-d" | "--debug" => manner.debug = true,
             "-s" | "--simulate" => manner.simulate = true,
             "-v" | "--verbose" => manner.verbose = true,
+            "-h" | "--help" => return help(),
             "--control" => control = Some(place(&word, rest.next())?),
             "--sysfs" => manner.sysfs.push(place(&word, rest.next())?),
+            // As the original has it: the word before all others.
+            "verbose" if kept.is_empty() => manner.verbose = true,
+            "version" if kept.is_empty() => {
+                say!("bowline {}", env!("CARGO_PKG_VERSION"));
+                return Ok(());
+            }
             _ => kept.push(word),
         }
     }
@@ -136,4 +144,13 @@ pub(crate) fn run_words(
         None => Place::Files(sysfs),
     };
     tool::run(&kept, Manner { place, debug: *debug, simulate: *simulate, verbose: *verbose })
+}
+
+/// Prints what the words are.
+fn help() -> Outcome {
+    let mut definition = super::definition();
+    definition.build();
+    let page = definition.find_subcommand_mut("rnbd").map(clap::Command::render_long_help);
+    super::out::text(&page.map(|page| page.to_string()).unwrap_or_default());
+    Ok(())
 }

@@ -69,8 +69,16 @@ impl Side {
                 core,
                 ..SoftConfig::default()
             };
-            let device =
-                SoftDevice::open(config).map_err(|error| Failure::Failed(error.to_string()))?;
+            let device = SoftDevice::open(config).map_err(|error| {
+                let names: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+                Failure::Failed(match error {
+                    bowline_verbs::Error::AddrNotAvailable => format!(
+                        "this machine has not all of these addresses: {}; see `ip address`",
+                        names.join(", ")
+                    ),
+                    error => error.to_string(),
+                })
+            })?;
             return Ok(vec![Arc::new(device)]);
         }
         if self.mtu.is_some() || self.capture.is_some() {

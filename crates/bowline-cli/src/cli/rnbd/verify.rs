@@ -75,7 +75,8 @@ pub(super) fn run(args: &Args) -> Outcome {
         let backend = open(spec).map_err(failed)?;
         return verify(args, LocalDevice::new(&args.device, backend), &stop);
     }
-    let (client, disk) = mapped(&args.device, args.towards.route()?, &args.how, &args.side)?;
+    let route = args.towards.route()?;
+    let (client, disk) = mapped(&args.device, route, &args.how, &args.side, &stop)?;
     let result = verify(args, disk, &stop);
     client.close();
     result
