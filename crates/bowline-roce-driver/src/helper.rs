@@ -32,6 +32,8 @@ const CAPTURE_FLUSH: Duration = Duration::from_millis(100);
 struct Memory {
     looks: u64,
     epoch: u64,
+    /// When it last judged whether somebody polls.
+    judged_at: u64,
     tick_ns: u64,
     /// Looks at the network without sleeping until then.
     spin_end: u64,
@@ -63,12 +65,18 @@ impl Shared {
         let polled = looks != memory.looks || memory.elsewhere;
         memory.elsewhere = false;
         let waited = st.lead_epoch != memory.epoch;
-        (memory.looks, memory.epoch) = (looks, st.lead_epoch);
+        // In less time than that somebody who polls need not have had the processor.
+        let judges = polled || waited || now.as_nanos() - memory.judged_at >= TICK_NS / 2;
+        if judges {
+            (memory.looks, memory.epoch) = (looks, st.lead_epoch);
+            memory.judged_at = now.as_nanos();
+        }
         match st.lead {
             Lead::App => {}
             // Whoever polls does better to read the network without this thread in between.
             Lead::Nobody | Lead::Helper if polled || waited => st.lead = Lead::Nobody,
-            Lead::Nobody | Lead::Helper => st.lead = Lead::Helper,
+            Lead::Nobody if judges => st.lead = Lead::Helper,
+            Lead::Nobody | Lead::Helper => {}
         }
         let watching = st.lead == Lead::Helper;
         if st.lead != Lead::App {
