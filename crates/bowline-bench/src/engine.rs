@@ -140,7 +140,8 @@ impl<'a> Engine<'a> {
 
     fn entry(&mut self, block: &Block, entry: &Entry, round: u32) {
         let mut entry = entry.clone();
-        if let Some((pin, cc)) = self.best.get(&(entry.cell.subject, entry.cell.kind)) {
+        let best = self.best.get(&(entry.cell.subject, entry.cell.kind));
+        if let Some((pin, cc)) = best.filter(|_| !entry.as_is) {
             entry.cell.pin = *pin;
             entry.cell.cc.clone_from(cc);
         }
@@ -199,7 +200,9 @@ impl<'a> Engine<'a> {
         let mut seen = Vec::new();
         for entry in blocks.iter().flat_map(|b| &b.entries) {
             let key = (entry.cell.subject, entry.cell.kind);
-            if !entry.cell.subject.is_peer() || seen.contains(&key) {
+            // One request after the other: bound and unbound stand beside each other.
+            let both = entry.cell.kind == Kind::IoPing;
+            if !entry.cell.subject.is_peer() || both || entry.as_is || seen.contains(&key) {
                 continue;
             }
             seen.push(key);

@@ -160,7 +160,11 @@ fn run_suite(suite: Suite, args: &[String]) -> Result<i32, String> {
     }
     print!("{}", report::legend(&blocks));
     outcome.notes.iter().for_each(|note| println!("  best way of {note}"));
-    let missing = |label: &str| match Subject::parse(label) {
+    let subject = |label: &str| {
+        let plain = label.strip_suffix("-unbound").or_else(|| label.strip_suffix("-as-is"));
+        Subject::parse(plain.unwrap_or(label))
+    };
+    let missing = |label: &str| match subject(label) {
         Some(s) if s.is_peer() => peers.missing(s).map(str::to_owned),
         _ => None,
     };

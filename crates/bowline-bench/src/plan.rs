@@ -40,6 +40,8 @@ pub(crate) struct Entry {
     pub(crate) anchor: bool,
     /// Measured in the first round only: it belongs to no target.
     pub(crate) once: bool,
+    /// Keeps its settings, though its subject may do better with others.
+    pub(crate) as_is: bool,
 }
 
 /// Several things measured one after the other and compared with each other.
@@ -125,6 +127,7 @@ impl Builder<'_> {
             cell: self.cell(subject, kind, size, flows),
             anchor: false,
             once: false,
+            as_is: false,
         }
     }
 

@@ -42,8 +42,11 @@ pub(crate) fn page(
 
     let of = |figure: Figure| blocks.iter().filter(move |b| b.figure == figure);
     let starts = |b: &&Block, words: &[&str]| words.iter().any(|w| b.id.starts_with(w));
-    let one_way: Vec<&Block> = of(Figure::Rate).filter(|b| starts(b, ONE_WAY)).collect();
-    let shared: Vec<&Block> = of(Figure::Rate).filter(|b| !starts(b, ONE_WAY)).collect();
+    let of_storage = |b: &&Block| b.entries.iter().any(|e| e.cell.kind.is_of_storage());
+    let (requests, one_way): (Vec<&Block>, Vec<&Block>) =
+        of(Figure::Rate).filter(|b| of_storage(b) || starts(b, ONE_WAY)).partition(of_storage);
+    let shared: Vec<&Block> =
+        of(Figure::Rate).filter(|b| !of_storage(b) && !starts(b, ONE_WAY)).collect();
     let round: Vec<&Block> = of(Figure::Latency).collect();
     let growth: Vec<&Block> = of(Figure::Curve).collect();
 
@@ -55,6 +58,10 @@ pub(crate) fn page(
         &one_way,
         |c, b, x, y, w| bars::panel(c, b, results, (x, y, w)),
     );
+    let what = "reads and writes of another process's memory";
+    y = section(&mut c, y, "Requests", what, &requests, |c, b, x, y, w| {
+        bars::panel(c, b, results, (x, y, w))
+    });
     let lossy = shared.iter().all(|b| b.id.starts_with("loss"));
     let (name, what) = match lossy {
         true => ("Loss", "packets thrown away by their receivers"),

@@ -48,6 +48,12 @@ impl Builder<'_> {
         entry
     }
 
+    /// A peer with the congestion control that it gets when nobody chooses, bound to its CPU.
+    fn with_systems_cc(&self, mut entry: Entry) -> Entry {
+        entry.cell.cc.clone_from(&self.setting.system_cc);
+        Entry { as_is: true, ..entry }
+    }
+
     /// What is measured of RTRS for a size and depth.
     fn rtrs(&self, kind: Kind, size: usize, depth: usize) -> Vec<Entry> {
         let io = |label: &str, subject| self.io(label, subject, kind, size, depth);
@@ -60,6 +66,9 @@ impl Builder<'_> {
         }
         let nbdkit = io("nbdkit", Subject::Nbdkit);
         entries.push(Entry { anchor: entries.is_empty(), ..nbdkit });
+        if LARGE.contains(&(size, depth)) {
+            entries.push(self.with_systems_cc(io("nbdkit-as-is", Subject::Nbdkit)));
+        }
         entries.push(io("rtrs", Subject::Rtrs));
         entries.push(io("rtrs-adaptive", Subject::Rtrs).waiting(Wait::Adaptive));
         if (size, depth) == (PAGE, DEPTH) {
@@ -127,22 +136,23 @@ impl Builder<'_> {
         let io =
             |label: &str, subject| self.io(label, subject, Kind::IoPing, PAGE, 1).waiting(wait);
         let mut entries = vec![io("rr-udp", Subject::RrUdp).anchored()];
-        if suite == Suite::Rtrs {
+        let own = if suite == Suite::Rtrs {
             entries.push(io("rr-tcp", Subject::RrTcp));
-            entries.push(io("rtrs", Subject::Rtrs));
+            io("rtrs", Subject::Rtrs)
         } else {
-            entries.push(io("rnbd", Subject::Rnbd));
-        }
+            io("rnbd", Subject::Rnbd)
+        };
+        entries.push(own.clone());
         if wait == Wait::Sleep {
             entries.push(io("nbdkit", Subject::Nbdkit));
-            if suite == Suite::Rtrs {
-                // As the peers, which may be bound or not, whichever is better for them.
-                let mut free = io("rtrs-unbound", Subject::Rtrs);
-                free.cell.pin = None;
-                entries.push(free);
-            }
             if suite == Suite::Rnbd {
                 entries.push(io("qemu-nbd", Subject::QemuNbd));
+            }
+            // Threads that sleep in turns may meet on one CPU, where a wake costs little.
+            for bound in [own, io("nbdkit", Subject::Nbdkit)] {
+                let mut unbound = Entry { label: format!("{}-unbound", bound.label), ..bound };
+                unbound.cell.pin = None;
+                entries.push(unbound);
             }
         }
         let how = if wait == Wait::Spin { "polling" } else { "sleeping" };

@@ -9,6 +9,8 @@ use crate::stats::{Spread, spread};
 
 const ROW: f64 = 19.0;
 const NAMES: f64 = 108.0;
+/// Width of a letter of a name, for names that need more room.
+const LETTER: f64 = 6.3;
 const VALUES: f64 = 96.0;
 
 /// From this size on, bytes say more than messages.
@@ -35,8 +37,10 @@ pub(super) fn panel(c: &mut Canvas, block: &Block, results: &Results, at: (f64, 
     let mid = |s: &Option<Spread>| s.map_or(-1.0, |s| s.mid);
     bars.sort_by(|(_, _, a), (_, _, b)| mid(b).total_cmp(&mid(a)));
     let max = bars.iter().filter_map(|(_, _, s)| Some((*s)?.high)).fold(1e-9, f64::max);
-    let room = width - NAMES - VALUES;
-    let left = x + NAMES;
+    let longest = block.entries.iter().map(|entry| entry.label.len()).max().unwrap_or(0);
+    let names = NAMES.max(longest as f64 * LETTER + 8.0);
+    let room = width - names - VALUES;
+    let left = x + names;
     let bottom = y + 22.0 + bars.len() as f64 * ROW;
     c.line((left, y + 20.0), (left, bottom), GRID, 1.0);
     for (i, (label, size, rate)) in bars.iter().enumerate() {

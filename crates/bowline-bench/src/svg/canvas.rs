@@ -108,11 +108,15 @@ fn escape(text: &str) -> String {
 /// The colour of a subject, by its label.
 pub(super) fn colour(label: &str) -> &'static str {
     match label {
-        "bowline" | "8-paths" | "one-asleep" | "write" | "read" | "send" | "write-imm" => "#1f6feb",
+        "bowline" | "8-paths" | "one-asleep" | "write" | "read" | "send" | "write-imm" | "rtrs"
+        | "rnbd" => "#1f6feb",
+        label if ["rtrs-", "rnbd-", "2-paths-"].iter().any(|own| label.starts_with(own)) => {
+            "#79b1f7"
+        }
         "bowline-batch" | "bowline-adaptive" | "1-path" | "all-awake" | "send-16" | "send-1"
         | "send-adaptive" | "lossless" | "loss-0.1%" | "loss-1%" => "#79b1f7",
-        "tcpb" | "tcp1" | "tcpz" | "tcpk" | "tcpz-1" | "tcpz-8" => "#8c959f",
-        "udp" | "udp-gso" | "seqp" => "#c4cbd2",
+        "tcpb" | "tcp1" | "tcpz" | "tcpk" | "tcpz-1" | "tcpz-8" | "rr-tcp" => "#8c959f",
+        "udp" | "udp-gso" | "rr-udp" | "seqp" => "#c4cbd2",
         _ => "#d4952b",
     }
 }

@@ -40,7 +40,7 @@ fn row(
     let t = &o.target;
     let smaller = t.metric.smaller_is_better();
     // How many times better than it must be, whichever way better is.
-    let reach = |v: f64| if smaller { t.must / v.max(1e-12) } else { v / t.must };
+    let reach = |v: f64| if smaller { t.must.max(1e-12) / v.max(1e-12) } else { v / t.must };
     let colour = match o.verdict {
         Verdict::Pass => "#2da44e",
         Verdict::Fail(_) => "#cf222e",
