@@ -15,3 +15,8 @@ pub use bowline_rnbd::{Discard, Errno, IoOp, Limits};
 pub use bowline_verbs::Mem;
 pub use device::{BlockDevice, DeviceMem, DiskDone, DiskEvent, DiskIo};
 pub use local::LocalDevice;
+
+/// Compiles the example of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+pub mod readme {}

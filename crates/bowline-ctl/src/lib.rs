@@ -57,3 +57,8 @@ pub use socket::{Answer, Client, Op, Server, folder};
 pub use sys::Sys;
 pub use tree::{AttrDef, Dir, Entry, Found, Kind, Node, Tree};
 pub use value::Value;
+
+/// Compiles the example of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+pub mod readme {}

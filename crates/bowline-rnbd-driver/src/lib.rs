@@ -10,3 +10,8 @@ pub mod tree;
 pub use client::{Client, Disk, MapOptions};
 pub use error::Error;
 pub use server::{ExportServer, Exports, FileOptions, ServerConfig};
+
+/// Compiles the example of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+pub mod readme {}

@@ -21,3 +21,8 @@ pub use hb::{HbDo, Heartbeat};
 pub use ids::{ConnId, MemRef, PATHS_MAX, PathId, PortId, RegionId, RequestId, Tag};
 pub use policy::Policy;
 pub use wr::{Batch, Done, Input, On, Order, QpShape, RecvSlot, RegionKeys, Wr, WrKind};
+
+/// Compiles the example of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+pub mod readme {}

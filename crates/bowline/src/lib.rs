@@ -1,6 +1,16 @@
-//! Reliable Datagram Sockets in user space, over the wire protocol of Linux's `rds_tcp`.
+//! Reliable datagrams (RDS) and block devices over RDMA (RTRS, RNBD) in user space, over the wire
+//! protocols of Linux's `rds_tcp`, `rdma_rxe`, `rtrs` and `rnbd`.
 //!
-//! Everything is in [`rds`]:
+//! | module | feature | what |
+//! | --- | --- | --- |
+//! | [`rds`] | always | nodes, sockets and messages |
+//! | `verbs` | `rtrs` | RDMA devices: one in this process over UDP; with `rdma-core` those of the machine |
+//! | `rtrs` | `rtrs`, by default | sessions of several paths between a client and a server |
+//! | `ctl` | `rtrs`, by default | trees as under /sys, that show and change sessions and disks |
+//! | `rnbd`, `block` | `rnbd`, by default | exports and disks; what they are stored in, NBD and ublk in front |
+//!
+//! `fuse` adds disks and trees as files; `tokio` adds sockets of RDS for its tasks. Whoever needs RDS
+//! only says `default-features = false`.
 //!
 //! ```
 //! use bowline::rds::Node;
@@ -22,7 +32,17 @@
 
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "rnbd")]
+pub mod block;
+#[cfg(feature = "rtrs")]
+pub mod ctl;
 pub mod rds;
+#[cfg(feature = "rnbd")]
+pub mod rnbd;
+#[cfg(feature = "rtrs")]
+pub mod rtrs;
+#[cfg(feature = "rtrs")]
+pub mod verbs;
 
 /// Compiles the example of the README.
 #[cfg(doctest)]

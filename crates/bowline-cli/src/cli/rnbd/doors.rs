@@ -36,7 +36,7 @@ pub(super) struct Options {
     /// as with --nbd
     #[arg(long, value_name = "FOLDER")]
     fuse: Option<PathBuf>,
-    /// Make the disk a block device of this machine, /dev/ublkbN; needs Linux 6.0 with ublk_drv, and
+    /// Make the disk a block device of this machine, /dev/ublkbN; needs Linux 6.4 with ublk_drv, and
     /// root
     #[arg(long)]
     ublk: bool,

@@ -1,0 +1,14 @@
+//! RDMA verbs, and the devices that carry them out.
+//!
+//! Programs that use [`rtrs`](crate::rtrs) or `rnbd` need a [`Device`] and nothing else
+//! from here: a [`SoftDevice`], which is RoCEv2 over UDP sockets of this process, or, with the
+//! feature `rdma-core`, a device of the machine.
+
+pub use bowline_roce::{Config as RoceConfig, GiveUp};
+pub use bowline_roce_driver::{
+    DriverStats as SoftStats, IcrcPolicy, InUse, PollMode, ROCE_PORT, SoftConfig, SoftDevice,
+};
+pub use bowline_verbs::*;
+
+#[cfg(feature = "rdma-core")]
+pub use bowline_rdmacore::RdmaCoreDevice;
