@@ -3,10 +3,11 @@ import json
 import os
 import subprocess
 
-from lab.agent import guest_exec, guest_run, push
+from lab.agent import guest_exec, guest_run
 from lab.common import HERE, Fail
 
 from .base import scenario, want
+from .place import install
 from .roce import NO_SELF_CHECK, RPING_RACE, Roce, letters
 
 PROGRAM = "/tmp/bowline"
@@ -16,35 +17,6 @@ PINGS = 5
 # operation, mode, size of a message, messages
 PERF = (("send", "bw", 4097, 200), ("write", "bw", 65536, 100), ("read", "bw", 65536, 100), ("atomic", "bw", 8, 100),
         ("send", "lat", 64, 100), ("write", "lat", 64, 100))
-
-
-def install(c, built, to):
-    """A program in the guest, with this host's C library if the guest's is older. -> how it starts"""
-    stripped = c.log + ".stripped"
-    try:
-        subprocess.run(["strip", "-o", stripped, built], check=True)
-        built = stripped
-    except (OSError, subprocess.CalledProcessError):
-        pass
-    try:
-        if push("a", built, to):
-            raise Fail("could not copy %s into the guest" % to)
-        if not guest_run("a", to + " --help", 20)[0]:
-            return to
-        c.note("with this host's C library")
-        libs = [w for line in os.popen("ldd " + built) for w in line.split() if w.startswith("/")]
-        for lib in libs:
-            if push("a", os.path.realpath(lib), "/tmp/lib/" + os.path.basename(lib)):
-                raise Fail("could not copy %s into the guest" % lib)
-    finally:
-        if os.path.exists(stripped):
-            os.unlink(stripped)
-    loader = next(os.path.basename(x) for x in libs if "ld-linux" in x)
-    program = "/tmp/lib/%s --library-path /tmp/lib %s" % (loader, to)
-    rc, _, err = guest_run("a", program + " --help", 20)
-    if rc:
-        raise Fail("%s does not run in the guest: %s" % (to, err))
-    return program
 
 
 def tests():

@@ -14,8 +14,8 @@ from lab.guest import alive, down
 from lab.net import cap_start, cap_stop, ipns, tap
 
 from .base import MIB, scenario, want
+from .place import install
 from .roce_audit import audit, dissect
-from .speed import install
 
 NO_SELF_CHECK = "two kernels need no bowline"
 # what rping takes; around path MTUs of 1024 and 4096
@@ -349,7 +349,7 @@ def rdma_speed(c):
     if not alive("b"):
         c.w.boot("b")
     try:
-        program = " ".join(install(c, c.w.bowline(), "man /tmp/pages"))
+        program = install(c, c.w.bowline(), "/tmp/bowline", ("a", "b"), "man /tmp/pages")
         got = {}
         for _ in range(SPEED_ROUNDS):
             for g in ("a", "b"):

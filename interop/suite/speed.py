@@ -1,13 +1,13 @@
 """The same program in the same guests, over the kernel's RDS and over the node."""
-import os
 import statistics
 
-from lab.agent import guest_run, push
+from lab.agent import guest_run
 from lab.common import Fail
 from lab.guest import alive, down
 
 from .endpoint import GuestNode
 from .base import scenario, want
+from .place import install
 from .world import ip
 
 A, B = "10.99.0.11", "10.99.0.12"
@@ -15,29 +15,6 @@ AT = {"a": A, "b": B}
 PROGRAM = "/tmp/peer"
 ROUNDS = 5
 RATE_GOAL, TRIP_GOAL = 1.5, 1.0
-
-
-def install(c, program, trial):
-    """A program in both guests, with this host's C library if theirs is older; the words of the
-    trial must run there. -> how to start it"""
-    for g in ("a", "b"):
-        if push(g, program, PROGRAM):
-            raise Fail("could not copy the program into guest %s" % g)
-    rc, _, err = guest_run("a", "%s %s < /dev/null" % (PROGRAM, trial), 20)
-    if not rc:
-        return [PROGRAM]
-    c.note("with this host's C library")
-    libs = [w for line in os.popen("ldd " + program) for w in line.split() if w.startswith("/")]
-    for g in ("a", "b"):
-        for lib in libs:
-            if push(g, os.path.realpath(lib), "/tmp/lib/" + os.path.basename(lib)):
-                raise Fail("could not copy %s into guest %s" % (lib, g))
-    loader = next(os.path.basename(x) for x in libs if "ld-linux" in x)
-    argv = ["/tmp/lib/" + loader, "--library-path", "/tmp/lib", PROGRAM]
-    rc, _, err = guest_run("a", "%s %s < /dev/null" % (" ".join(argv), trial), 20)
-    if rc:
-        raise Fail("the program does not run in the guest: " + err)
-    return argv
 
 
 class Pair:
@@ -87,7 +64,7 @@ def speed(c):
     if not alive("b"):
         c.w.boot("b")
     try:
-        argv = install(c, c.w.peer, "serve --kernel")
+        argv = install(c, c.w.peer, PROGRAM, ("a", "b"), "serve --kernel").split()
         got = {}
         for _ in range(ROUNDS):
             for kernel in (True, False):

@@ -1,0 +1,81 @@
+"""The kernel's rnbd over rxe and bowline's in guests of the same kind, under the same load."""
+import os
+import statistics
+
+from lab.guest import alive, down
+
+from .base import MIB, scenario, want
+from .disks import CLIENT, P, Q, SERVER, U, V, Machines
+from .roce import NO_SELF_CHECK
+
+SIZE = 32 * MIB
+ROUNDS, SECONDS = 5, 2
+# what the median of neighbours in time may fall short of the kernel's: guests without KVM on a machine that
+# has other work
+TOLERANCE = 0.95
+JOBS = (("4 KiB random read", "randread", "4k", 32), ("4 KiB random write", "randwrite", "4k", 32),
+        ("64 KiB read", "read", "64k", 16), ("64 KiB write", "write", "64k", 16),
+        ("128 KiB read", "read", "128k", 16), ("128 KiB write", "write", "128k", 16))
+KERNEL, SERVES, BOTH = "kernel to kernel", "kernel to bowline", "bowline to bowline"
+
+
+def load(machine, disk, job):
+    """-> requests a second"""
+    _, how, size, depth = job
+    done = machine.fio("--name=j --filename=%s --size=%d --direct=1 --ioengine=libaio --time_based --runtime=%d "
+                       "--rw=%s --bs=%s --iodepth=%d" % (disk, SIZE, SECONDS, how, size, depth))[0]
+    return done["read"]["iops"] + done["write"]["iops"]
+
+
+def ticks(names):
+    """Time that the processors of these guests have used, in seconds."""
+    total = 0
+    for name in names:
+        with open("/proc/%d/stat" % alive(name)) as f:
+            total += sum(int(x) for x in f.read().rsplit(")", 1)[1].split()[11:13])
+    return total / os.sysconf("SC_CLK_TCK")
+
+
+@scenario("rnbd-speed", orders=("lo",), timeout=420, bare=True, tool=True, self_check=NO_SELF_CHECK)
+def rnbd_speed(c):
+    """The same fio on a disk of memory in another guest, in turn: kernel to kernel over rxe, kernel to
+    bowline, bowline (ublk) to bowline. bowline is not slower than the kernel."""
+    try:
+        with Machines(c, P, Q, U, V) as (p, q, u, v):
+            v.bowline("rnbd", "export", "--memory", "disk1=%d" % SIZE, "--memory", "disk2=%d" % SIZE, "--address",
+                      v.address, "--no-control", ready="export disk2")
+            q.modules(*SERVER)
+            p.modules(*CLIENT)
+            u.run("modprobe ublk_drv")
+            u.bowline("rnbd", "map", "disk2", "--from", "s3", "--path", "%s@%s" % (u.address, v.address), "--ublk",
+                      "--no-control", ready="ublk")
+            disks = {KERNEL: (p, p.map(q.address, q.memory(SIZE), "s1"), (P, Q)),
+                     SERVES: (p, p.map(v.address, "disk1", "s2"), (P, V)), BOTH: (u, "ublkb0", (U, V))}
+            for machine, disk, _ in disks.values():
+                # what was never written may be read without being read
+                machine.run("dd if=/dev/urandom of=/dev/%s bs=1M count=%d oflag=direct 2> /dev/null" % (disk, SIZE // MIB))
+            got, used = {}, {}
+            for _ in range(ROUNDS):
+                for job in JOBS:
+                    for form, (machine, disk, busy) in disks.items():
+                        before = ticks(busy)
+                        rate = load(machine, "/dev/" + disk, job)
+                        got.setdefault(job[0], {}).setdefault(form, []).append(rate)
+                        used.setdefault(job[0], {}).setdefault(form, []).append((ticks(busy) - before) / rate / SECONDS)
+            c.save("rounds", dict(rates=got, processor_seconds=used))
+            for form in (KERNEL, SERVES):
+                p.unmap(disks[form][1])
+        slower = []
+        for what, forms in got.items():
+            kernel = forms[KERNEL]
+            text = "%s: kernel %.0f/s" % (what, statistics.median(kernel))
+            for form in (SERVES, BOTH):
+                # neighbours in time are compared: the load of the host changes
+                ratio = statistics.median(n / k for n, k in zip(forms[form], kernel))
+                text += ", %s %.0f (%.2f)" % (form, statistics.median(forms[form]), ratio)
+                if ratio < TOLERANCE:
+                    slower.append("%s, %s" % (what, form))
+            c.note(text)
+        want(not slower, "slower than the kernel: %s; %s", "; ".join(slower), "; ".join(c.notes))
+    finally:
+        down([U, V])
