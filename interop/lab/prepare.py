@@ -16,7 +16,7 @@ from .common import CACHE, DEBS, SERIES, Fail, locked, need_root, ok, run, say
 GUEST_PACKAGES = """bash coreutils util-linux mount procps grep sed mawk
 findutils kmod iproute2 iputils-ping python3 ethtool netbase hostname strace
 tcpdump ibverbs-providers ibverbs-utils rdmacm-utils perftest python3-pyverbs
-e2fsprogs fio""".split()
+e2fsprogs fio nbd-client""".split()
 
 # command needed on the host -> Debian package that has it
 HOST_TOOLS = {

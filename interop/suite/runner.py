@@ -13,13 +13,13 @@ from lab.common import CACHE, HERE, NETNS, Fail
 from lab.guest import alive
 from lab.prepare import prepare
 
-from . import disk_speed, rdmacore, roce, rtrs, scenarios, speed
+from . import disk_speed, rdmacore, rnbd_guest, roce, rtrs, scenarios, speed
 from .base import ALL, Wrong
 from .table import table
 from .world import Case, World, find_peer
 
 # they add their scenarios to ALL
-MODULES = (scenarios, roce, rdmacore, rtrs, disk_speed, speed)
+MODULES = (scenarios, roce, rdmacore, rtrs, rnbd_guest, disk_speed, speed)
 
 
 def parse(about, argv):

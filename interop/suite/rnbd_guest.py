@@ -1,0 +1,162 @@
+"""bowline's client inside a guest: its disks as block devices of a kernel, and rtrs over rdma-core."""
+import hashlib
+import os
+
+from .base import MIB, scenario, want
+from .disks import CLIENT, P, Q, SERVER, Machines
+from .roce import NO_SELF_CHECK, Tool
+
+SIZE = 32 * MIB
+HOST = "10.99.0.1"
+TREE = "/usr/lib/python3/dist-packages"
+SUMS = "cd %s && find . -type f -exec md5sum {} + | sort"
+VERIFY = ("--name=v --filename=%s --size=16m --direct=1 --ioengine=libaio --verify=crc32c --verify_fatal=1 --rw=randrw "
+          "--bssplit=512/20:4k/30:64k/30:128k/20 --iodepth=16 --fsync=32 --time_based --runtime=%d")
+COMMON = dict(orders=("lo",), bare=True, tool=True, self_check=NO_SELF_CHECK)
+
+
+class Export:
+    """What a disk in guest p comes from: bowline on the host (k>n), or the kernel of guest q (n>k)."""
+
+    def __init__(self, c, q=None):
+        self.c, self.q = c, q
+        self.log, self.program, self.tools = c.log, c.w.bowline(), []
+        self.file = c.log + ".disk"
+
+    def __enter__(self):
+        if self.q:
+            self.q.modules(*SERVER)
+            self.device, self.address = self.q.memory(SIZE), self.q.address
+        else:
+            with open(self.file, "wb") as f:
+                f.truncate(SIZE)
+            Tool(self, "rnbd", "export", "--file", "disk0=" + self.file, "--address", HOST, "--no-control").listening()
+            self.device, self.address = "disk0", HOST
+        return self
+
+    def __exit__(self, kind, error, trace):
+        for t in self.tools:
+            if kind is None:
+                rc, _ = t.end(ask=True)
+                want(rc == 0, "bowline on the host ended with %s: %s", rc, t.said())
+            t.kill()
+        if kind is None and not self.q:
+            os.unlink(self.file)
+
+    def md5(self):
+        """Of all that is stored."""
+        if self.q:
+            return self.q.run("md5sum < /dev/ram0").split()[0]
+        with open(self.file, "rb") as f:
+            return hashlib.md5(f.read()).hexdigest()
+
+
+def map_disk(c, p, e, *words):
+    """bowline in the guest maps the disk. -> the command"""
+    return p.bowline("rnbd", "map", e.device, "--from", "s1", "--path", "%s@%s" % (p.address, e.address), "--no-control",
+                     *words, ready="mapped")
+
+
+def file_system(c, p, disk):
+    """A file system is made on a disk, filled with a tree of files, checked, mounted again, compared, and
+    checked once more."""
+    p.run("mkfs.ext4 -q -F {0} && mount {0} /mnt && cp -a {1} /etc /mnt/ && umount /mnt && fsck.ext4 -fn {0}".format(
+        disk, TREE), 150)
+    p.run("echo 3 > /proc/sys/vm/drop_caches; mount %s /mnt" % disk)
+    there, here = (p.run(SUMS % x, 120) for x in ("/mnt/dist-packages", TREE))
+    want(there and there == here, "the files are not the same")
+    p.run("rm -r /mnt/etc && umount /mnt && fsck.ext4 -fn %s" % disk, 60)
+    c.messages += len(there.splitlines())
+
+
+def use(c, p, e, disk):
+    """What an application does with a block device, compared at the other end."""
+    bytes_there = int(p.run("blockdev --getsize64 " + disk))
+    want(bytes_there == SIZE, "%s has %d bytes", disk, bytes_there)
+    file_system(c, p, disk)
+    p.fio(VERIFY % (disk, 8))
+    here = p.run("blockdev --flushbufs {0}; md5sum < {0}".format(disk)).split()[0]
+    want(here == e.md5(), "the disk reads as something else than what is stored")
+
+
+@scenario("rnbd-ublk", rows="NB-47 NB-48", dirs=("k>n", "n>k"), timeout=300, **COMMON)
+def rnbd_ublk(c):
+    """bowline in a guest maps a disk as /dev/ublkbN: of bowline on the host (kernel > node), of the kernel of
+    another guest (node > kernel). File system, tree of files, fsck, verified fio; nothing is left behind."""
+    guests = (P,) if c.dir == "k>n" else (P, Q)
+    with Machines(c, *guests) as all_of, Export(c, *all_of[1:]) as e:
+        p = all_of[0]
+        p.run("modprobe ublk_drv")
+        for turn in range(2):
+            m = map_disk(c, p, e, "--ublk")
+            disk = m.said().split("ublk ")[1].split()[0]
+            if not turn:
+                use(c, p, e, disk)
+            else:
+                # mapped again under the same name: what was there is there
+                want(p.run("md5sum < " + disk).split()[0] == e.md5(), "mapped again, it has something else")
+            m.end()
+            p.no_leftovers()
+
+
+@scenario("rnbd-nbd-kernel", rows="NB-51 NB-53", dirs=("k>n", "n>k"), timeout=300, **COMMON)
+def rnbd_nbd_kernel(c):
+    """The guest's own nbd client (nbd-client and the nbd module) at the socket of bowline in the same guest;
+    the disk is that of the host's bowline or of another kernel. The same load; it disconnects in good order."""
+    guests = (P,) if c.dir == "k>n" else (P, Q)
+    with Machines(c, *guests) as all_of, Export(c, *all_of[1:]) as e:
+        p = all_of[0]
+        p.run("modprobe nbd nbds_max=2")
+        m = map_disk(c, p, e, "--nbd", "/tmp/disk.sock")
+        for turn in range(2):
+            p.run("nbd-client -unix /tmp/disk.sock /dev/nbd0")
+            if not turn:
+                use(c, p, e, "/dev/nbd0")
+            else:
+                want(p.run("md5sum < /dev/nbd0").split()[0] == e.md5(), "attached again, it has something else")
+            p.run("nbd-client -d /dev/nbd0; for i in $(seq 30); do [ -e /sys/block/nbd0/pid ] || exit 0; sleep 0.1; done; "
+                  "exit 1")
+        m.end()
+        p.run("[ ! -e /tmp/disk.sock ] && rmmod nbd")
+
+
+@scenario("rtrs-rdmacore", rows="RT-22 RT-79", dirs=("k>n", "n>k"), timeout=300, **COMMON)
+def rtrs_rdmacore(c):
+    """bowline in a guest on rxe0, through libibverbs and librdmacm, and a kernel in another guest: bowline serves
+    (kernel > node), or maps (node > kernel). Blocks are written, read and compared, verified load."""
+    with Machines(c, P, Q) as (p, q):
+        p.modules(device=True)
+        if c.dir == "k>n":
+            q.modules(*CLIENT)
+            p.run("truncate -s %d /tmp/disk" % SIZE)
+            m = p.bowline("rnbd", "export", "--file", "disk0=/tmp/disk", "--buffered", "--address", p.address, "--device",
+                          "rxe0", "--no-control", ready="export disk0")
+            disk = "/dev/" + q.map(p.address, "disk0")
+            for bs in ("4k", "64k", "1M"):
+                sums = q.run("dd if=/dev/urandom of=/tmp/x bs=1M count=2 2> /dev/null; dd if=/tmp/x of={0} bs={1} oflag=direct "
+                             "2> /dev/null; dd if={0} bs={1} count=2M iflag=direct,count_bytes 2> /dev/null | md5sum; "
+                             "md5sum < /tmp/x".format(disk, bs)).split()
+                want(sums[0] == sums[2], "blocks of %s: read %s, written %s", bs, sums[0], sums[2])
+                want(p.run("head -c 2M /tmp/disk | md5sum").split()[0] == sums[0], "blocks of %s: the file has other data", bs)
+                c.messages += 1
+            q.fio(VERIFY % (disk, 8))
+            q.unmap(os.path.basename(disk))
+            m.end()
+        else:
+            q.modules(*SERVER)
+            device = q.memory(SIZE)
+            p.run("modprobe ublk_drv")
+            m = p.bowline("rnbd", "map", device, "--from", "s1", "--path", "%s@%s" % (p.address, q.address), "--device", "rxe0",
+                          "--ublk", "--no-control", ready="mapped")
+            disk = m.said().split("ublk ")[1].split()[0]
+            for bs in ("4k", "64k", "1M"):
+                sums = p.run("dd if=/dev/urandom of=/tmp/x bs=1M count=2 2> /dev/null; dd if=/tmp/x of={0} bs={1} oflag=direct "
+                             "2> /dev/null; dd if={0} bs={1} count=2M iflag=direct,count_bytes 2> /dev/null | md5sum; "
+                             "md5sum < /tmp/x".format(disk, bs)).split()
+                want(sums[0] == sums[2], "blocks of %s: read %s, written %s", bs, sums[0], sums[2])
+                want(q.run("head -c 2M /dev/ram0 | md5sum").split()[0] == sums[0], "blocks of %s: the disk has other data", bs)
+                c.messages += 1
+            p.fio(VERIFY % (disk, 8))
+            m.end()
+        p.no_leftovers()
+        q.no_leftovers()
