@@ -4,7 +4,7 @@ import time
 
 from lab.agent import guest_exec, guest_run
 from lab.common import Fail
-from lab.guest import alive, set_link
+from lab.guest import alive, down, set_link
 
 from .base import want
 from .place import install
@@ -53,6 +53,10 @@ class Machine:
                  "count=%d 2> /dev/null" % (size >> 10, size >> 20))
         return "/dev/ram0"
 
+    def memory_md5(self, count="1G"):
+        """Of what is stored, not of what was read earlier."""
+        return self.run("blockdev --flushbufs /dev/ram0; head -c %s /dev/ram0 | md5sum" % count).split()[0]
+
     def map(self, server, device, session="s1"):
         """The kernel of this guest maps a disk. -> its name"""
         self.run(NEIGHBOUR + server)
@@ -100,12 +104,13 @@ class Machine:
                 if command.running():
                     command.end()
             self.no_leftovers()
-        for command in self.commands:
-            command.kill()
-        out = guest_run(self.name, "pkill -x fio; umount /mnt 2> /dev/null; for d in /sys/block/rnbd*/rnbd/unmap_device; "
-                        "do [ -e $d ] && echo force > $d; done; dmesg", 60)[1]
+        out = guest_run(self.name, "dmesg", 60)[1]
         with open("%s.dmesg-%s" % (self.c.log, self.name), "w") as f:
             f.write(out)
+        if failed:
+            # what was killed may have left something to the next case
+            down([self.name])
+            return
         self.modules()
         want("BUG" not in out and "Call Trace" not in out, "the kernel of guest %s complains; see %s.dmesg-%s", self.name,
              self.c.log, self.name)
@@ -143,9 +148,6 @@ class Command:
         self.m.run("kill -INT $(cat %s.pid)" % self.log)
         rc = self.m.run("for i in $(seq 100); do [ -e {0}.rc ] && break; sleep 0.1; done; cat {0}.rc".format(self.log))
         want(rc.strip() == "0", "bowline %s in guest %s: status %s: %s", self.words, self.m.name, rc.strip(), self.said())
-
-    def kill(self):
-        guest_run(self.m.name, "[ -e {0}.rc ] || kill -9 $(cat {0}.pid)".format(self.log))
 
 
 class Machines:

@@ -29,7 +29,8 @@ use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use crate::context::name_of;
 use crate::error::{address, check, last_errno, system};
 use crate::ffi::{
-    EventChannel, IbvQpAttr, OPTION_ID, OPTION_ID_TOS, PS_TCP, RdmaConnParam, RdmaId, mask,
+    EventChannel, IbvQpAttr, OPTION_ID, OPTION_ID_REUSEADDR, OPTION_ID_TOS, PS_TCP, RdmaConnParam,
+    RdmaId, mask,
 };
 use crate::load::{Libraries, Unavailable};
 use crate::qp::Qp;
@@ -188,7 +189,7 @@ impl Cm {
         let mut st = self.lock();
         st.usable(&qp)?;
         let raw = self.create_id()?;
-        let begun = local.map_or(Ok(()), |local| self.bind(raw, local)).and_then(|()| {
+        let begun = local.map_or(Ok(()), |local| self.bind_shared(raw, local)).and_then(|()| {
             self.set_tos(raw, param.tos)?;
             let mut to = storage(remote);
             let at = (&raw mut to).cast::<libc::sockaddr>();
@@ -511,6 +512,19 @@ impl Cm {
             None if !at.ip().is_unspecified() => Err(Error::AddrNotAvailable),
             _ => Ok(()),
         }
+    }
+
+    /// Binds an id that is to connect: several may leave from one port [RT-35].
+    fn bind_shared(&self, raw: *mut RdmaId, at: SocketAddr) -> Result<(), Error> {
+        if at.port() != 0 {
+            let mut on: c_int = 1;
+            let value = (&raw mut on).cast();
+            let set = self.libs.rdma.set_option;
+            // SAFETY: an id just made; the number of the size given is only read.
+            check(unsafe { set(raw, OPTION_ID, OPTION_ID_REUSEADDR, value, size_of::<c_int>()) })
+                .map_err(|errno| system("sharing a port", errno))?;
+        }
+        self.bind(raw, at)
     }
 
     /// Tells whether an id is at this device; `None` when it is at none yet.

@@ -453,6 +453,8 @@ pub(crate) const PS_TCP: c_uint = 0x0106;
 pub(crate) const OPTION_ID: c_int = 0;
 /// `RDMA_OPTION_ID_TOS`.
 pub(crate) const OPTION_ID_TOS: c_int = 0;
+/// `RDMA_OPTION_ID_REUSEADDR`.
+pub(crate) const OPTION_ID_REUSEADDR: c_int = 1;
 
 macro_rules! symbols {
     ($(#[$doc:meta])* $table:ident: $($name:ident = $symbol:literal ($($arg:ty),*) $(-> $ret:ty)?;)+) => {

@@ -106,9 +106,14 @@ fn place(device: &RdmaCoreDevice, port: u16) -> SocketAddr {
 
 /// Two devices of the same name, one side connects to the other.
 fn connect(a: &Side<'_>, b: &Side<'_>, port: u16) -> (CmId, CmId, CmId) {
+    connect_from(a, 0, b, port)
+}
+
+/// The same from a port of one's own.
+fn connect_from(a: &Side<'_>, from: u16, b: &Side<'_>, port: u16) -> (CmId, CmId, CmId) {
     let at = place(b.device, port);
     let listener = b.device.listen(at).unwrap();
-    let local = SocketAddr::new(at.ip(), 0);
+    let local = SocketAddr::new(at.ip(), from);
     let from = a.device.connect(Some(local), at, &a.param(b"hello")).unwrap();
     let CmEvent::ConnectRequest { id: to, request } = b.device.cm_event(LIMIT).unwrap() else {
         panic!("not a request");
@@ -339,6 +344,22 @@ fn connections_leave_nothing_behind() {
         a.close();
         b.close();
     }
+}
+
+// tests [RT-35]
+#[test]
+fn several_connections_leave_from_one_port() {
+    let (Some(one), Some(two)) = (device(), device()) else { return };
+    let (a, b) = (Side::new(&one), Side::new(&two));
+    let (c, d) = (Side::new(&one), Side::new(&two));
+    let first = connect_from(&a, 40_100, &b, 7450);
+    let second = connect_from(&c, 40_100, &d, 7451);
+    for (from, to, listener) in [first, second] {
+        one.destroy_id(from).unwrap();
+        two.destroy_id(to).unwrap();
+        two.destroy_id(listener).unwrap();
+    }
+    [a, b, c, d].map(Side::close);
 }
 
 #[test]
