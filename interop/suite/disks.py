@@ -99,19 +99,24 @@ class Machine:
     def close(self, failed):
         if not alive(self.name):
             return
+        try:
+            if not failed:
+                for command in self.commands:
+                    if command.running():
+                        command.end()
+                self.no_leftovers()
+        except Exception:
+            failed = True
+            raise
+        finally:
+            out = guest_run(self.name, "dmesg", 60)[1]
+            with open("%s.dmesg-%s" % (self.c.log, self.name), "w") as f:
+                f.write(out)
+            if failed:
+                # what was killed may have left something to the next case
+                down([self.name])
         if not failed:
-            for command in self.commands:
-                if command.running():
-                    command.end()
-            self.no_leftovers()
-        out = guest_run(self.name, "dmesg", 60)[1]
-        with open("%s.dmesg-%s" % (self.c.log, self.name), "w") as f:
-            f.write(out)
-        if failed:
-            # what was killed may have left something to the next case
-            down([self.name])
-            return
-        self.modules()
+            self.modules()
         want("BUG" not in out and "Call Trace" not in out, "the kernel of guest %s complains; see %s.dmesg-%s", self.name,
              self.c.log, self.name)
 
@@ -162,5 +167,11 @@ class Machines:
         return self.all
 
     def __exit__(self, kind, error, trace):
+        errors = []
         for m in self.all:
-            m.close(kind is not None)
+            try:
+                m.close(kind is not None or errors)
+            except Exception as e:
+                errors.append(e)
+        if errors and kind is None:
+            raise errors[0]
