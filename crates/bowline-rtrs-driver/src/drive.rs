@@ -19,10 +19,10 @@ pub(crate) struct Drive {
 
 impl Drive {
     /// Takes what has completed; returns how many.
-    pub(crate) fn poll(&mut self, port: &Port, stats: &Stats) -> Result<usize, Error> {
+    pub(crate) fn poll(&mut self, port: &Port, queue: u16, stats: &Stats) -> Result<usize, Error> {
         self.completions.clear();
         self.dones.clear();
-        let count = port.poll(&mut self.completions, BATCH)?;
+        let count = port.poll(queue, &mut self.completions, BATCH)?;
         stats.polls.inc();
         if count == 0 {
             stats.empty_polls.inc();

@@ -137,13 +137,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Inner {
-    /// Makes what a core needs of each device.
-    pub(crate) fn ports(&self) -> Result<Vec<Arc<Port>>, Error> {
+    /// Makes what a core needs of each device, with room for so many poll connections.
+    pub(crate) fn ports(&self, polled: u16) -> Result<Vec<Arc<Port>>, Error> {
         if self.is_stopped() {
             return Err(Error::closed("using an engine"));
         }
         let made: Result<Vec<_>, _> =
-            self.devices.iter().map(|device| Port::new(device).map(Arc::new)).collect();
+            self.devices.iter().map(|device| Port::new(device, polled).map(Arc::new)).collect();
         made.map_err(|error| Error::device("preparing a device", error))
     }
 

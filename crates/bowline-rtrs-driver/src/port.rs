@@ -18,11 +18,11 @@ use bowline_verbs::{
 /// depth. Where they take memory only when they are used, as many as there can be.
 const CQ_ENTRIES: usize = 1 << 20;
 
-/// One device, for one core.
-pub(crate) struct Port {
-    device: Arc<dyn Device>,
-    attr: PortAttr,
-    pd: PdId,
+/// The same of one for a poll connection: room for 20 paths of default depth.
+const POLLED_ENTRIES: usize = 1 << 16;
+
+/// A completion queue, which can never overrun.
+struct Queue {
     cq: CqId,
     entries: usize,
     /// Entries that the queue pairs may fill, those that are gone included until what they have left
@@ -30,18 +30,46 @@ pub(crate) struct Port {
     promised: AtomicUsize,
     /// Entries of queue pairs that are gone.
     leaving: AtomicUsize,
-    /// What each of them may.
-    queue_pairs: Mutex<BTreeMap<Qpn, usize>>,
+}
+
+impl Queue {
+    fn new(device: &Arc<dyn Device>, most: usize) -> Result<Self, Error> {
+        let limits = device.attr();
+        let entries = if limits.lazy_cq { usize::MAX } else { most }.min(limits.max_cqe);
+        let (promised, leaving) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        Ok(Self { cq: device.create_cq(entries)?, entries, promised, leaving })
+    }
+
+    /// Reserves entries.
+    fn promise(&self, entries: usize) -> Result<(), Error> {
+        let fits = |promised: usize| {
+            promised.checked_add(entries).filter(|promised| *promised <= self.entries)
+        };
+        let reserved = self.promised.fetch_update(Relaxed, Relaxed, fits);
+        reserved.map(drop).map_err(|_| Error::Limit("completion queue entries"))
+    }
+}
+
+/// One device, for one core.
+pub(crate) struct Port {
+    device: Arc<dyn Device>,
+    attr: PortAttr,
+    pd: PdId,
+    /// The one all have in common, and those of poll connections.
+    queues: Vec<Queue>,
+    /// Which of them each queue pair uses, and how much of it.
+    queue_pairs: Mutex<BTreeMap<Qpn, (u16, usize)>>,
 }
 
 impl core::fmt::Debug for Port {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("Port").field("pd", &self.pd).field("cq", &self.cq).finish_non_exhaustive()
+        f.debug_struct("Port").field("pd", &self.pd).finish_non_exhaustive()
     }
 }
 
 impl Port {
-    pub(crate) fn new(device: &Arc<dyn Device>) -> Result<Self, Error> {
+    /// Makes what a core needs of a device, with room for so many poll connections.
+    pub(crate) fn new(device: &Arc<dyn Device>, polled: u16) -> Result<Self, Error> {
         let limits = device.attr();
         let attr = PortAttr {
             max_qp_wr: limits.max_qp_wr,
@@ -50,26 +78,14 @@ impl Port {
             key_refresh: limits.key_refresh,
             even_packets: limits.even_packets,
         };
-        let entries = if limits.lazy_cq { usize::MAX } else { CQ_ENTRIES }.min(limits.max_cqe);
+        let (device, queues) = (Arc::clone(device), Vec::new());
         let pd = device.alloc_pd()?;
-        let cq = match device.create_cq(entries) {
-            Ok(cq) => cq,
-            Err(error) => {
-                // Just made and not used.
-                let _ = device.dealloc_pd(pd);
-                return Err(error);
-            }
-        };
-        Ok(Self {
-            device: Arc::clone(device),
-            attr,
-            pd,
-            cq,
-            entries,
-            promised: AtomicUsize::new(0),
-            leaving: AtomicUsize::new(0),
-            queue_pairs: Mutex::default(),
-        })
+        let mut port = Self { device, attr, pd, queues, queue_pairs: Mutex::default() };
+        for queue in 0..=polled {
+            let most = if queue == 0 { CQ_ENTRIES } else { POLLED_ENTRIES };
+            port.queues.push(Queue::new(&port.device, most)?);
+        }
+        Ok(port)
     }
 
     pub(crate) const fn attr(&self) -> PortAttr {
@@ -80,30 +96,28 @@ impl Port {
         &self.device
     }
 
-    /// Takes completions.
-    pub(crate) fn poll(&self, out: &mut Vec<Completion>, max: usize) -> Result<usize, Error> {
-        let leaving = self.leaving.load(Acquire);
-        let count = self.device.poll_cq(self.cq, out, max)?;
+    /// Takes completions of a queue, 0 for the one all have in common.
+    pub(crate) fn poll(
+        &self,
+        queue: u16,
+        out: &mut Vec<Completion>,
+        max: usize,
+    ) -> Result<usize, Error> {
+        let Some(queue) = self.queues.get(usize::from(queue)) else { return Ok(0) };
+        let leaving = queue.leaving.load(Acquire);
+        let count = self.device.poll_cq(queue.cq, out, max)?;
         if leaving > 0 && count < max {
             // It was empty after these had gone.
-            self.leaving.fetch_sub(leaving, Relaxed);
-            self.promised.fetch_sub(leaving, Relaxed);
+            queue.leaving.fetch_sub(leaving, Relaxed);
+            queue.promised.fetch_sub(leaving, Relaxed);
         }
         Ok(count)
     }
 
-    /// Waits for completions.
+    /// Waits for completions of the queue all have in common.
     pub(crate) fn wait(&self, limit: Duration) -> Result<bool, Error> {
-        self.device.wait_cq(self.cq, false, Some(limit))
-    }
-
-    /// Reserves entries of the completion queue, so that it can never overrun.
-    fn promise(&self, entries: usize) -> Result<(), Error> {
-        let fits = |promised: usize| {
-            promised.checked_add(entries).filter(|promised| *promised <= self.entries)
-        };
-        let reserved = self.promised.fetch_update(Relaxed, Relaxed, fits);
-        reserved.map(drop).map_err(|_| Error::Limit("completion queue entries"))
+        let Some(queue) = self.queues.first() else { return Ok(false) };
+        self.device.wait_cq(queue.cq, false, Some(limit))
     }
 
     fn create_qp(&self, pd: Option<PdId>, shape: &QpShape) -> Result<Qpn, Error> {
@@ -111,7 +125,9 @@ impl Port {
         let max_send_wr = (shape.send_wr + 1).min(self.attr.max_qp_wr);
         let max_recv_wr = (shape.recv_wr + 1).min(self.attr.max_qp_wr);
         let entries = max_send_wr + max_recv_wr;
-        self.promise(entries)?;
+        let queue = self.queues.get(usize::from(shape.queue));
+        let queue = queue.ok_or(Error::NoSuch("completion queue"))?;
+        queue.promise(entries)?;
         let cap = QpCap {
             max_send_wr,
             max_recv_wr,
@@ -119,7 +135,7 @@ impl Port {
             max_recv_sge: 1,
             max_inline: 0,
         };
-        let (pd, cq) = (pd.unwrap_or(self.pd), self.cq);
+        let (pd, cq) = (pd.unwrap_or(self.pd), queue.cq);
         let made = self.device.create_qp(&QpInit {
             pd,
             send_cq: cq,
@@ -138,21 +154,23 @@ impl Port {
             ready.map(|()| qpn)
         });
         match made {
-            Ok(qpn) => _ = self.lock().insert(qpn, entries),
-            Err(_) => _ = self.promised.fetch_sub(entries, Relaxed),
+            Ok(qpn) => _ = self.lock().insert(qpn, (shape.queue, entries)),
+            Err(_) => _ = queue.promised.fetch_sub(entries, Relaxed),
         }
         made
     }
 
     fn destroy_qp(&self, qpn: Qpn) -> Result<(), Error> {
         self.device.destroy_qp(qpn)?;
-        if let Some(entries) = self.lock().remove(&qpn) {
-            self.leaving.fetch_add(entries, Release);
+        if let Some((queue, entries)) = self.lock().remove(&qpn)
+            && let Some(queue) = self.queues.get(usize::from(queue))
+        {
+            queue.leaving.fetch_add(entries, Release);
         }
         Ok(())
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<Qpn, usize>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<Qpn, (u16, usize)>> {
         self.queue_pairs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -160,7 +178,9 @@ impl Port {
 impl Drop for Port {
     /// The binding has removed everything that used them, unless it was given up with its device.
     fn drop(&mut self) {
-        let _ = self.device.destroy_cq(self.cq);
+        for queue in &self.queues {
+            let _ = self.device.destroy_cq(queue.cq);
+        }
         let _ = self.device.dealloc_pd(self.pd);
     }
 }

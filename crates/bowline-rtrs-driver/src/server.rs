@@ -120,7 +120,7 @@ impl Server {
         handler: Arc<dyn Handler>,
     ) -> Result<Arc<Self>, Error> {
         let engine = Arc::clone(&engine.inner);
-        let ports = engine.ports()?;
+        let ports = engine.ports(0)?;
         let attrs: Vec<PortAttr> = ports.iter().map(|port| port.attr()).collect();
         let core = Core::new(config, &attrs)
             .map_err(|errno| Error::new("preparing a server of these settings", errno))?;
@@ -308,7 +308,7 @@ impl Server {
     /// Handles what has completed; returns how much.
     fn turn(&self, turn: &mut Turn) -> Result<usize, bowline_verbs::Error> {
         let stats = &self.hub.stats;
-        let count = turn.drive.poll(&self.hub.ports[turn.port], stats)?;
+        let count = turn.drive.poll(&self.hub.ports[turn.port], 0, stats)?;
         if count == 0 && !self.late.load(SeqCst) {
             return Ok(0);
         }

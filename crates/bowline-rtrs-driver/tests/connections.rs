@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use bowline_roce::{Config, GiveUp};
 use bowline_roce_driver::{SoftConfig, SoftDevice};
-use bowline_rtrs_driver::client::{PathState, PermitKind, Session, SessionBuilder, Wait};
+use bowline_rtrs_driver::client::{
+    Completed, Completer, Done, PathState, Permit, PermitKind, Session, SessionBuilder, Wait,
+};
 use bowline_rtrs_driver::server::{Server, ServerConfig};
 use bowline_rtrs_driver::{Dir, Engine, EngineConfig, Errno, PORT, Policy};
 use bowline_verbs::Device;
@@ -157,4 +159,94 @@ fn paths_may_be_of_ipv6() {
     session.close();
     server.close();
     eventually("nothing is left", || device.in_use().qps == 0);
+}
+
+/// [RS-31]: what goes over poll connections ends when the program polls, and not when it does anything
+/// else; a path is lost without its help.
+#[test]
+fn polled_requests_end_when_they_are_polled() {
+    let pair = Pair::with(84, 2, ServerConfig::default(), hasty);
+    let open = |polled| {
+        let builder = pair.builder("polled", 2).io_connections(1).poll_connections(polled);
+        Session::open(&pair.client_engine, builder.policy(Policy::RoundRobin))
+    };
+    let session = open(2).unwrap();
+    assert_eq!(pair.client_device.in_use().qps, 8);
+    assert_eq!((session.poll_queue(0), session.poll_queue(2)), (Some(0), None));
+    let region = session.region(65_536).unwrap();
+    let done = Arc::new(Ends::default());
+    let submit = |permit: &Permit, n: usize| {
+        let told = Done { to: Arc::clone(&done) as _, tag: n as u64 };
+        let data = [region.piece(n * 512, 512)];
+        session.request(Dir::Read, permit, &at(n * 512), &data, told).unwrap();
+    };
+    let take = |cpu| session.get_permit_on(PermitKind::Polled, Wait::No, cpu).unwrap();
+    let permits: Vec<Permit> = (0..8).map(take).collect();
+    // The engine keeps its hands off a queue that was polled lately.
+    let start = std::time::Instant::now();
+    session.poll_queue(1).unwrap();
+    for (n, permit) in permits.iter().enumerate() {
+        submit(permit, n);
+    }
+    eventually("all are answered", || pair.store.served.load(SeqCst) == 8);
+    // Half of them are of the second queue, which nobody polls for now.
+    while done.0.lock().unwrap().len() < 4 && start.elapsed() < common::PATIENCE {
+        session.poll_queue(0).unwrap();
+    }
+    let mut first = done.0.lock().unwrap().clone();
+    first.sort_unstable();
+    if start.elapsed() < Duration::from_millis(100) {
+        assert_eq!(first, [0, 2, 4, 6], "those of the first queue, and no others");
+    }
+    eventually("the others too", || {
+        session.poll_queue(1).unwrap();
+        done.0.lock().unwrap().len() == 8
+    });
+    permits.into_iter().for_each(|permit| session.put_permit(permit));
+    // Threads that wait for one poll.
+    std::thread::scope(|scope| {
+        for cpu in 0..4 {
+            let (session, region) = (&session, &region);
+            scope.spawn(move || {
+                let permit = session.get_permit_on(PermitKind::Polled, Wait::Forever, cpu).unwrap();
+                for n in 0..100 {
+                    let data = [region.piece(usize::from(cpu) * 4096, 4096)];
+                    session.call(Dir::Read, &permit, &at(n * 64), &data).unwrap();
+                }
+                session.put_permit(permit);
+            });
+        }
+    });
+    // Nobody polls, and the path is lost all the same; its requests end on the other one.
+    let permit = take(1);
+    pair.client_device.cut(ip(84, 1), None, true);
+    pair.client_device.cut(ip(84, 2), None, true);
+    submit(&permit, 9);
+    eventually("it fails", || done.0.lock().unwrap().len() == 9);
+    eventually("no path is connected", || session.poll_queue(0).is_none());
+    pair.client_device.cut(ip(84, 1), None, false);
+    pair.client_device.cut(ip(84, 2), None, false);
+    eventually("the paths come back", || {
+        session.paths().iter().all(|path| path.state == PathState::Connected)
+    });
+    session.call(Dir::Read, &permit, &at(0), &[region.piece(0, 4096)]).unwrap();
+    session.put_permit(permit);
+    drop(region);
+    session.close();
+    eventually("nothing is left", || {
+        let left = pair.client_device.in_use();
+        left.qps + left.cqs == 0
+    });
+    let many = open(u16::MAX).map(drop).map_err(|error| error.errno());
+    assert_eq!(many, Err(Errno::EINVAL.0));
+}
+
+/// Tags of requests that have ended.
+#[derive(Default)]
+struct Ends(std::sync::Mutex<Vec<u64>>);
+
+impl Completer for Ends {
+    fn completed(&self, done: &[Completed]) {
+        self.0.lock().unwrap().extend(done.iter().map(|done| done.tag));
+    }
 }

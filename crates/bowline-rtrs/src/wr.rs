@@ -138,7 +138,7 @@ pub struct RegionKeys {
 }
 
 /// Sizes and rights of a queue pair: a reliable connection, whose receives have one element, with one
-/// completion queue for both queues [RT-21].
+/// completion queue for both queues [RT-21], [RT-23].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpShape {
     /// Send work requests outstanding.
@@ -149,6 +149,9 @@ pub struct QpShape {
     pub send_sge: usize,
     /// What the peer may do.
     pub access: Access,
+    /// Its completion queue: 0 for the one all have in common, or the number of a poll connection, from 1
+    /// on, whose completions the program takes by itself [RS-31].
+    pub queue: u16,
 }
 
 /// Where a region is registered.

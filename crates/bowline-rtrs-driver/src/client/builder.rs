@@ -96,6 +96,17 @@ impl SessionBuilder {
         self
     }
 
+    /// Connections of each path beside those, for requests with permits of [`Polled`](super::PermitKind::Polled),
+    /// whose completions are in queues of their own that the program polls
+    /// with [`Session::poll_queue`](super::Session::poll_queue) [RS-31]; none. What is in a queue that the
+    /// program does not poll is taken after a quarter of a second or two, so that a path can be lost or
+    /// closed without its help.
+    #[must_use]
+    pub fn poll_connections(mut self, connections: u16) -> Self {
+        self.config.poll_connections = connections;
+        self
+    }
+
     /// How paths are chosen.
     #[must_use]
     pub fn policy(mut self, policy: Policy) -> Self {

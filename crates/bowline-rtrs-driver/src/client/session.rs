@@ -22,7 +22,7 @@ use crate::hub::Hub;
 use crate::{Error, clock, random};
 
 /// Connections of a path, the service connection included [RT-24].
-const MAX_CONNECTIONS: u16 = 4096;
+const MAX_CONNECTIONS: u32 = 4096;
 /// Local ports tried for a path, when other programs have them.
 const PORTS_TRIED: usize = 8;
 /// How often a server that resets the first connections is asked again, and when. One that still has
@@ -102,7 +102,7 @@ impl Session {
     /// asked again for a second.
     ///
     /// # Errors
-    /// `EINVAL` without a path, or with more than 128, or with more than 4095 IO connections; `EADDRNOTAVAIL` or `ENODEV` when no device of
+    /// `EINVAL` without a path, or with more than 128, or with more than 4095 IO and poll connections; `EADDRNOTAVAIL` or `ENODEV` when no device of
     /// the engine has an address for a path; what kept a path from being connected.
     pub fn open(engine: &Engine, builder: SessionBuilder) -> Result<Arc<Self>, Error> {
         const WHAT: &str = "opening a session";
@@ -112,7 +112,8 @@ impl Session {
         }
         let engine = &engine.inner;
         config.io_connections = chosen.unwrap_or_else(|| connections(&engine.devices));
-        if config.io_connections >= MAX_CONNECTIONS {
+        let polled = config.poll_connections;
+        if u32::from(config.io_connections) + u32::from(polled) >= MAX_CONNECTIONS {
             return Err(Error::new(WHAT, Errno::EINVAL));
         }
         let name = config.name.as_str().to_owned();
@@ -131,11 +132,11 @@ impl Session {
             let on_link = on_link
                 .clone()
                 .map(|on_link| -> super::shared::OnLink { Box::new(move |event| on_link(event)) });
-            let ports = engine.ports()?;
+            let ports = engine.ports(polled)?;
             let attrs: Vec<PortAttr> = ports.iter().map(|port| port.attr()).collect();
             let core = Core::new(config.clone(), &attrs, random::uuid()?);
             let hub = Hub::new(State::new(core), ports, Arc::clone(&engine.stats));
-            let shared = Arc::new(Shared::new(hub, Arc::clone(engine), on_link));
+            let shared = Arc::new(Shared::new(hub, Arc::clone(engine), polled, on_link));
             engine.add(Arc::clone(&shared) as Arc<dyn Station>);
             let session = Self { shared, name: name.clone(), port, access };
             session.shared.start()?;
@@ -330,7 +331,12 @@ impl Session {
             tag
         };
         self.ring(1);
-        match self.shared.drive_until(None, false, |state| state.slots.ended(tag)) {
+        let ready = |state: &mut State| state.slots.ended(tag);
+        let outcome = match permit.kind() {
+            PermitKind::Polled => self.shared.poll_until(ready),
+            PermitKind::Io | PermitKind::Service => self.shared.drive_until(None, false, ready),
+        };
+        match outcome {
             Some(errno) => ended(errno),
             None => Err(Error::closed("a request")),
         }
@@ -348,6 +354,15 @@ impl Session {
     /// that do so at the same time find none.
     pub fn poll(&self) -> usize {
         self.shared.poll()
+    }
+
+    /// Takes completions that are there of the poll connections of this number on all paths, from 0 on,
+    /// and does what they lead to; returns how many. `None` when no path is connected or there is no
+    /// such connection [RS-31].
+    pub fn poll_queue(&self, index: u16) -> Option<usize> {
+        let count = self.shared.poll_queue(index)?;
+        let connected = self.shared.hub.lock().core.geometry().is_some();
+        connected.then_some(count)
     }
 
     /// Waits until a request has ended, no longer than `limit`; tells whether one has. The thread takes

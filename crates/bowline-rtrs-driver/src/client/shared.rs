@@ -24,6 +24,8 @@ use crate::hub::Hub;
 const NAP: Duration = Duration::from_millis(2);
 /// The same, when a thread of the program waits without a break.
 const LONG_NAP: Duration = Duration::from_millis(256);
+/// Nanoseconds between two looks at queues that the program polls, to see that it does.
+const POLLED_LOOK: u64 = 200_000_000;
 /// A waiting thread looks so often at what no completion tells it.
 const SLICE: Duration = Duration::from_millis(50);
 
@@ -55,6 +57,20 @@ impl Lead {
     }
 }
 
+/// The completion queues of the poll connections of one number, on each device.
+struct Polled {
+    turns: Vec<Mutex<Turn>>,
+    /// The program has polled since the engine's last look.
+    polled: AtomicBool,
+}
+
+impl Polled {
+    fn new(ports: usize) -> Self {
+        let turns = std::iter::repeat_with(Mutex::default).take(ports).collect();
+        Self { turns, polled: AtomicBool::new(false) }
+    }
+}
+
 /// What is told of the end and return of all paths.
 pub(super) type OnLink = Box<dyn Fn(LinkEv) + Send + Sync>;
 
@@ -63,6 +79,9 @@ pub(super) struct Shared {
     pub(super) hub: Hub<State>,
     pub(super) engine: Arc<Inner>,
     leads: Vec<Lead>,
+    /// Queues of poll connections, and when to look at them next, in nanoseconds.
+    polled: Vec<Polled>,
+    polled_at: AtomicU64,
     /// Wakes those who wait for calls to end.
     changed: Condvar,
     /// Wakes those who wait for permits.
@@ -74,8 +93,16 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    pub(super) fn new(hub: Hub<State>, engine: Arc<Inner>, on_link: Option<OnLink>) -> Self {
+    pub(super) fn new(
+        hub: Hub<State>,
+        engine: Arc<Inner>,
+        polled: u16,
+        on_link: Option<OnLink>,
+    ) -> Self {
+        let ports = hub.ports.len();
         Self {
+            polled: (0..polled).map(|_| Polled::new(ports)).collect(),
+            polled_at: AtomicU64::new(0),
             leads: hub.ports.iter().map(|_| Lead::default()).collect(),
             hub,
             engine,
@@ -183,8 +210,8 @@ impl Shared {
     }
 
     /// Takes completions, and does what they lead to; returns how many there were.
-    fn drive(&self, port: usize, turn: &mut Turn) -> usize {
-        let count = match turn.drive.poll(&self.hub.ports[port], &self.hub.stats) {
+    fn drive(&self, port: usize, queue: u16, turn: &mut Turn) -> usize {
+        let count = match turn.drive.poll(&self.hub.ports[port], queue, &self.hub.stats) {
             Ok(0) => return 0,
             Ok(count) => count,
             Err(_) => {
@@ -224,10 +251,68 @@ impl Shared {
         for (port, lead) in self.leads.iter().enumerate() {
             lead.program.fetch_add(1, Ordering::Relaxed);
             if let Some(mut turn) = lead.try_turn() {
-                count += self.drive(port, &mut turn);
+                count += self.drive(port, 0, &mut turn);
             }
         }
         count
+    }
+
+    /// Takes completions of poll connections that are there; `None` if there are none of this number.
+    pub(super) fn poll_queue(&self, index: u16) -> Option<usize> {
+        let polled = self.polled.get(usize::from(index))?;
+        polled.polled.store(true, Ordering::Relaxed);
+        Some(self.drive_polled(index, polled))
+    }
+
+    fn drive_polled(&self, index: u16, polled: &Polled) -> usize {
+        let mut count = 0;
+        for (port, turn) in polled.turns.iter().enumerate() {
+            let mut turn = match turn.try_lock() {
+                Ok(turn) => turn,
+                Err(TryLockError::Poisoned(turn)) => turn.into_inner(),
+                // Another thread is at it.
+                Err(TryLockError::WouldBlock) => continue,
+            };
+            count += self.drive(port, index + 1, &mut turn);
+        }
+        count
+    }
+
+    /// Polls the poll connections until something is there; `None` when the session is over.
+    pub(super) fn poll_until<T>(
+        &self,
+        mut ready: impl FnMut(&mut State) -> Option<T>,
+    ) -> Option<T> {
+        if self.polled.is_empty() {
+            return self.drive_until(None, false, ready);
+        }
+        loop {
+            let mut count = 0;
+            for index in 0..self.polled.len() as u16 {
+                count += self.poll_queue(index).unwrap_or(0);
+            }
+            let mut state = self.hub.lock();
+            if let Some(done) = ready(&mut state) {
+                return Some(done);
+            }
+            if state.closed || self.is_stopped() {
+                return None;
+            }
+            drop(state);
+            if count == 0 {
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    /// Takes the completions of poll connections that the program has not polled since the last time:
+    /// paths are lost, and requests of theirs move, without it.
+    fn look_at_polled(&self) {
+        for (index, polled) in (0..).zip(&self.polled) {
+            if !polled.polled.swap(false, Ordering::Relaxed) {
+                self.drive_polled(index, polled);
+            }
+        }
     }
 
     /// Takes completions until something is there, no longer than `limit`; `None` when it is not, or
@@ -268,7 +353,7 @@ impl Shared {
             };
             drop(state);
             lead.program.fetch_add(1, Ordering::Relaxed);
-            if self.drive(0, &mut turn) == 0 && self.engine.config.poll == Poll::Adaptive {
+            if self.drive(0, 0, &mut turn) == 0 && self.engine.config.poll == Poll::Adaptive {
                 self.hub.stats.waits.inc();
                 if self.hub.ports[0].wait(left.min(SLICE)).is_err() {
                     self.device_gone();
@@ -320,7 +405,7 @@ impl Shared {
             };
             nap = NAP;
             lead.napping.store(false, Ordering::SeqCst);
-            if self.drive(port, &mut turn) == 0 {
+            if self.drive(port, 0, &mut turn) == 0 {
                 self.hub.stats.waits.inc();
                 if self.hub.ports[port].wait(TICK).is_err() {
                     drop(turn);
@@ -403,6 +488,15 @@ impl Station for Shared {
     fn tick(&self, now: Instant) -> Option<Instant> {
         let next = self.hub.tick(now);
         self.settle();
+        if self.polled.is_empty() {
+            return next;
+        }
+        let now = now.as_nanos();
+        let due = self.polled_at.load(Ordering::Relaxed);
+        if now >= due {
+            self.polled_at.store(now + POLLED_LOOK, Ordering::Relaxed);
+            self.look_at_polled();
+        }
         next
     }
 

@@ -198,7 +198,7 @@ fn conn(slot: u16, life: u8) -> ConnId {
 fn connect(to: ConnId) -> Order {
     let at = SocketAddr::from(([127, 0, 0, 1], 1234));
     let access = Access::REMOTE_WRITE;
-    let shape = QpShape { send_wr: 8, recv_wr: 8, send_sge: 2, access };
+    let shape = QpShape { send_wr: 8, recv_wr: 8, send_sge: 2, access, queue: 0 };
     let (private, retry_count) = ([0; 56], 6);
     Order::Connect { conn: to, port: PORT, local: at, remote: at, shape, private, retry_count }
 }

@@ -36,6 +36,9 @@ pub struct ClientConfig {
     /// IO connections of each path, beside the service connection. 0: everything goes over that one
     /// [RT-24].
     pub io_connections: u16,
+    /// Connections of each path beside those, for requests whose completions the program takes by itself
+    /// [RS-31].
+    pub poll_connections: u16,
     /// Which path a request takes.
     pub policy: Policy,
     /// How the server's silence is noticed.
@@ -64,6 +67,7 @@ impl ClientConfig {
             reconnect_delay: None,
             max_reconnects: -1,
             io_connections: 1,
+            poll_connections: 0,
             policy: Policy::default(),
             heartbeat: HbConfig::default(),
             connect_timeout: Duration::from_secs(30),

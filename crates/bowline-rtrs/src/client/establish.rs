@@ -51,7 +51,8 @@ impl Session {
 
     /// Orders the connection of this number.
     fn connect(&mut self, now: Instant, lid: PathId, cid: u16) {
-        let cid_num = self.config.io_connections + 1;
+        let (io, polled) = (self.config.io_connections, self.config.poll_connections);
+        let cid_num = io + polled + 1;
         let retry_count = if self.list.len() > 1 || self.config.bridges_outages { 6 } else { 7 };
         let deadline = now + self.config.connect_timeout;
         let Some(link) = self.links.get_mut(lid) else { return };
@@ -61,7 +62,8 @@ impl Session {
         };
         let depth = link.geometry.map(|geometry| geometry.queue_depth());
         let per_request = self.config.read_keys == ReadKeys::PerRequest;
-        let shape = shape(cid, depth.unwrap_or(0), per_request, attr);
+        let queue = cid.saturating_sub(io);
+        let shape = shape((cid, queue), depth.unwrap_or(0), per_request, attr);
         let send_max = shape.send_wr.saturating_sub(QUEUE_SPARE) as u32;
         let recvs = shape.recv_wr.saturating_sub(QUEUE_SPARE) as u32;
         let mut conn = Conn::new(send_max, recvs);
@@ -107,7 +109,9 @@ impl Session {
         };
         match step {
             Err(errno) => self.fail(now, conn.path, errno),
-            Ok(()) if next <= self.config.io_connections => self.connect(now, conn.path, next),
+            Ok(()) if next <= self.config.io_connections + self.config.poll_connections => {
+                self.connect(now, conn.path, next);
+            }
             Ok(()) => self.exchange_info(now, conn.path),
         }
     }
@@ -269,7 +273,7 @@ impl Session {
 /// Sizes of a queue pair [RT-22]. An IO takes one entry of each queue, or two of the send queue where data
 /// goes before its header; a send entry is known to be free only when a later one was signalled. One whose
 /// memory is registered for it takes two more of the send queue, and its answer a second receive.
-fn shape(cid: u16, depth: u16, per_request: bool, attr: &PortAttr) -> QpShape {
+fn shape((cid, queue): (u16, u16), depth: u16, per_request: bool, attr: &PortAttr) -> QpShape {
     let depth = usize::from(depth);
     let of_io = if attr.even_packets { 3 } else { 2 };
     let (send, recv) = match cid {
@@ -284,5 +288,6 @@ fn shape(cid: u16, depth: u16, per_request: bool, attr: &PortAttr) -> QpShape {
         recv_wr: recv.min(attr.max_qp_wr),
         send_sge: attr.max_sge.clamp(1, 129),
         access: Access::LOCAL_WRITE | Access::REMOTE_WRITE,
+        queue,
     }
 }

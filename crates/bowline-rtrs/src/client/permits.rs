@@ -7,6 +7,9 @@ pub enum PermitKind {
     Service,
     /// An IO connection, by the processor.
     Io,
+    /// A poll connection, by the processor: its completions come when the program polls. Where the session
+    /// has none, an IO connection.
+    Polled,
 }
 
 /// The right to have one request in flight, in the chunk of this index. Given back with

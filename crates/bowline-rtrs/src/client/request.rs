@@ -274,10 +274,13 @@ impl Session {
                 return Taken::Error(Errno::EINVAL);
             }
         }
-        let io = link.conns.len() as u16 - 1;
+        let (io, polled) = (self.config.io_connections, self.config.poll_connections);
         request.cid = match request.kind {
             PermitKind::Service => 0,
-            PermitKind::Io => request.cpu.checked_rem(io).map_or(0, |cid| cid + 1),
+            PermitKind::Polled if polled > 0 => request.cpu % polled + io + 1,
+            PermitKind::Io | PermitKind::Polled => {
+                request.cpu.checked_rem(io).map_or(0, |cid| cid + 1)
+            }
         };
         request.link = lid;
         request.running = true;

@@ -281,7 +281,7 @@ impl Session {
         if self.life != Life::Open {
             return None;
         }
-        let keep = if kind == PermitKind::Io { self.kept_permits() } else { 0 };
+        let keep = if kind == PermitKind::Service { 0 } else { self.kept_permits() };
         let index = self.permits.take(keep)?;
         if let Some(request) = self.requests.get_mut(usize::from(index)) {
             request.cpu = cpu;

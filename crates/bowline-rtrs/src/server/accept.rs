@@ -219,6 +219,7 @@ impl Server {
             recv_wr: self.receives(port, cid) + 2,
             send_sge: 1,
             access: Access::LOCAL_WRITE | Access::REMOTE_WRITE,
+            queue: 0,
         }
     }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bowline_rtrs::Errno;
-use bowline_rtrs::client::{Event, PathState, PermitKind};
+use bowline_rtrs::client::{ClientConfig, Event, PathState, PermitKind};
 use bowline_wire::rtrs::Geometry;
 
 use crate::peer::{CHUNK, Connects, Rig, addr, config};
@@ -161,4 +161,34 @@ fn a_close_ends_though_the_server_is_silent() {
     assert_eq!(rig.take_completed(), [(1, -103)]);
     assert_eq!(rig.take_events().last(), Some(&Event::Closed));
     rig.assert_empty();
+}
+
+// tests [RT-24], [RT-37], [RT-76], [RS-31]
+#[test]
+fn poll_connections_come_after_those_for_io() {
+    let settings = ClientConfig { io_connections: 2, poll_connections: 2, ..config() };
+    let mut rig = Rig::opened_with(settings, true, 1);
+    let conns = rig.live(1);
+    assert_eq!(conns.iter().map(|conn| conn.cid).collect::<Vec<_>>(), [0, 1, 2, 3, 4]);
+    assert!(conns.iter().all(|conn| rig.conns[conn].req.cid_num == 5));
+    let memory = rig.memory();
+    let cids = |rig: &mut Rig, kind| -> Vec<u16> {
+        for cpu in 0..5 {
+            let permit = rig.session.get_permit(kind, cpu).unwrap();
+            rig.write(&permit, memory, 1).unwrap();
+            rig.session.put_permit(permit);
+        }
+        let cids = rig.ios.iter().map(|io| io.conn.cid).collect();
+        rig.reply_all();
+        cids
+    };
+    assert_eq!(cids(&mut rig, PermitKind::Service), [0; 5]);
+    assert_eq!(cids(&mut rig, PermitKind::Io), [1, 2, 1, 2, 1]);
+    assert_eq!(cids(&mut rig, PermitKind::Polled), [3, 4, 3, 4, 3]);
+    // Where there are none, they are as the others.
+    let mut rig = Rig::opened_with(ClientConfig { io_connections: 2, ..config() }, true, 1);
+    let memory = rig.memory();
+    let permit = rig.session.get_permit(PermitKind::Polled, 1).unwrap();
+    rig.write(&permit, memory, 1).unwrap();
+    assert_eq!(rig.ios[0].conn.cid, 2);
 }

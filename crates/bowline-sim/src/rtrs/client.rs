@@ -222,6 +222,7 @@ impl Client {
             .map_err(|e| format!("a session's name: {e}"))?;
         let config = ClientConfig {
             io_connections: self.plan.io_connections,
+            poll_connections: self.plan.poll_connections,
             policy: self.plan.policy,
             read_keys: self.plan.read_keys,
             reconnect_delay: self.plan.kernel_delay.map(Duration::from_nanos),
@@ -428,8 +429,13 @@ impl Client {
                     let mapped = mapped.map_err(|e| format!("client {}: map: {e}", self.number));
                     // As drivers do: a slot is a permit.
                     if depth > 1 {
-                        let take = || life.session.get_permit(PermitKind::Io, 0);
-                        life.permits.extend(std::iter::from_fn(take));
+                        let poll = self.plan.poll_connections > 0;
+                        let mut take = || {
+                            let some = poll && base.extra.chance(500);
+                            let kind = if some { PermitKind::Polled } else { PermitKind::Io };
+                            life.session.get_permit(kind, 0)
+                        };
+                        life.permits.extend(std::iter::from_fn(&mut take));
                     }
                     life.dev = base.judge(mapped);
                     life.core = Some(core);

@@ -120,6 +120,7 @@ pub(crate) struct ClientPlan {
     /// Own port and the server's, for each path it begins with.
     pub(crate) paths: Vec<(u8, u8)>,
     pub(crate) io_connections: u16,
+    pub(crate) poll_connections: u16,
     pub(crate) policy: Policy,
     pub(crate) read_keys: ReadKeys,
     /// READs of a thousand whose data goes to several places.
@@ -272,6 +273,9 @@ impl Plan {
                 if extra.chance(150) {
                     client.io_connections = 4;
                 }
+                if extra.chance(100) {
+                    client.poll_connections = extra.between(1, 2) as u16;
+                }
                 if volatile {
                     client.queues = true;
                     client.max_reconnects = -1;
@@ -414,6 +418,7 @@ fn draw_client(
     ClientPlan {
         paths: pairs,
         io_connections: rng.pick(&[0, 1, 1, 2, 3]),
+        poll_connections: 0,
         policy: rng.pick(&[Policy::RoundRobin, Policy::MinInflight, Policy::MinLatency]),
         read_keys: ReadKeys::LongLived,
         scattered: 0,
