@@ -13,7 +13,9 @@ use bowline_rtrs_driver::server::{Handler, LinkEv, OpId, Request, Server, Server
 use bowline_rtrs_driver::{Dir, Engine, Errno, Geometry, MemRef, PORT, Policy, RegionId};
 use bowline_verbs::Buffer;
 
-use super::{Ended, Gauge, Load, NAP, STORE, addresses, counters, engine, fill, probe, succeeded};
+use super::{
+    Ended, Gauge, LOOK, Load, NAP, STORE, addresses, counters, engine, fill, probe, succeeded,
+};
 use crate::cell::{Cell, Kind, Subject, Wait};
 use crate::role::{Role, Side, done, done_with, stopping};
 
@@ -211,7 +213,7 @@ impl Client {
             if self.wait == Wait::Spin {
                 self.session.poll();
             } else {
-                self.session.wait(Some(NAP));
+                self.session.wait(Some(LOOK));
             }
         }
     }
