@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 
 use bowline_roce_driver::SoftDevice;
 use bowline_rtrs_driver::client::{
-    Completed, Completer, Done, PathState, Permit, PermitKind, Region, Session, SessionBuilder,
-    Wait,
+    Completed, Completer, Done, PathState, Permit, PermitKind, ReadKeys, Region, Session,
+    SessionBuilder, Wait,
 };
 use bowline_rtrs_driver::server::{Server, ServerConfig};
 use bowline_rtrs_driver::{Dir, Engine, Errno, PORT};
@@ -103,7 +103,15 @@ impl Stage {
         &mut self,
         play: impl FnOnce(&mut Raw) -> T,
     ) -> (Result<Arc<Session>, bowline_rtrs_driver::Error>, T) {
-        let (engine, builder) = (Arc::clone(&self.engine), self.builder());
+        self.open_with(self.builder(), play)
+    }
+
+    fn open_with<T>(
+        &mut self,
+        builder: SessionBuilder,
+        play: impl FnOnce(&mut Raw) -> T,
+    ) -> (Result<Arc<Session>, bowline_rtrs_driver::Error>, T) {
+        let engine = Arc::clone(&self.engine);
         std::thread::scope(|scope| {
             let opening = scope.spawn(move || Session::open(&engine, builder));
             let played = play(&mut self.raw);
@@ -182,7 +190,12 @@ struct Prey {
 
 impl Prey {
     fn new(stage: &mut Stage, refresh: bool) -> Self {
-        let (session, conns) = stage.open(|raw| {
+        Self::of(stage, refresh, ReadKeys::LongLived)
+    }
+
+    fn of(stage: &mut Stage, refresh: bool, keys: ReadKeys) -> Self {
+        let builder = stage.builder().read_keys(keys);
+        let (session, conns) = stage.open_with(builder, |raw| {
             let conns = accept_path(raw, &answer(refresh));
             let info = good_info(raw);
             raw.send(conns[0], 2, &info);
@@ -435,4 +448,44 @@ fn a_flood_of_heartbeats_is_borne() {
     prey.memory_is(0x22, "heartbeats");
     prey.leave(&mut stage);
     stage.check("a flood of heartbeats");
+}
+
+// tests [RT-43], [RT-54], [RT-69]: a key that is good for one READ is good for nothing after its answer,
+// whether the server has invalidated it, or not, or only says so.
+#[test]
+fn a_key_of_one_read_is_dead_after_its_answer() {
+    let mut stage = Stage::new(95);
+    for (what, inval, says) in
+        [("invalidated", true, true), ("left", false, false), ("not as it says", false, true)]
+    {
+        let prey = Prey::of(&mut stage, false, ReadKeys::PerRequest);
+        let raw = &mut stage.raw;
+        let place = Remote { addr: prey.desc.addr, rkey: prey.desc.key };
+        raw.post(prey.io, 20, SendOp::Write(place), &[0x77; 512]);
+        assert_eq!(raw.sent(20), Status::Success, "{what}: while it is asked for");
+        if inval {
+            raw.post(prey.io, 21, SendOp::SendInv(prey.desc.key), &[]);
+            assert_eq!(raw.sent(21), Status::Success);
+        }
+        let imm = Imm::Done { id: prey.id.into(), errno: 0, invalidated: says };
+        raw.imm(prey.io, imm.to_u32());
+        eventually(what, || !prey.ended.0.lock().unwrap().is_empty());
+        assert_eq!(*prey.ended.0.lock().unwrap(), [0], "{what}");
+        let mut bytes = vec![0; 512];
+        prey.region.buffer().read(8192, &mut bytes);
+        assert_eq!(bytes, [0x77; 512], "{what}: the answer");
+        prey.region.buffer().write(8192, &[0x22; 512]);
+        raw.post(prey.io, 22, SendOp::Write(place), &[0x99; 512]);
+        assert_eq!(raw.sent(22), Status::RemAccessErr, "{what}");
+        prey.memory_is(0x22, what);
+        eventually(what, || prey.session.paths()[0].state != PathState::Connected);
+        prey.leave(&mut stage);
+        stage.check(what);
+    }
+    // The other memory of the program has no key that a server could know.
+    let prey = Prey::of(&mut stage, false, ReadKeys::PerRequest);
+    let beside = Remote { addr: prey.desc.addr + 1, rkey: prey.desc.key };
+    stage.raw.post(prey.io, 23, SendOp::Write(beside), &[0x99; 512]);
+    assert_eq!(stage.raw.sent(23), Status::RemAccessErr);
+    prey.ends(&mut stage, "a byte beyond what is asked for");
 }
