@@ -326,14 +326,6 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         drop(self.child.stdin.take());
-        for _ in 0..300 {
-            if !matches!(self.child.try_wait(), Ok(None)) {
-                return;
-            }
-            thread::sleep(Duration::from_millis(10));
-        }
-        // It hangs. What was to be proven has been.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        super::see_off(&mut self.child);
     }
 }

@@ -438,6 +438,19 @@ fn failed(args: &Args, wrong: &[String]) {
     tell!(args, "FAIL  please report this with the output of `bowline --version` and the above");
 }
 
+/// Waits for the end of a process whose input has ended.
+fn see_off(child: &mut std::process::Child) {
+    for _ in 0..300 {
+        if !matches!(child.try_wait(), Ok(None)) {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    // It hangs. Its own fault: what was to be proven has been.
+    let _ = child.kill();
+    let _ = child.wait();
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

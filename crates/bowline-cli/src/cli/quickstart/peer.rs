@@ -155,15 +155,7 @@ impl Peer {
 impl Drop for Peer {
     fn drop(&mut self) {
         drop(self.input.take());
-        for _ in 0..300 {
-            if !matches!(self.child.try_wait(), Ok(None)) {
-                return;
-            }
-            thread::sleep(Duration::from_millis(10));
-        }
-        // It hangs. Its own fault; both results have been reported elsewhere.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        super::see_off(&mut self.child);
     }
 }
 
