@@ -1,5 +1,8 @@
 //! A mapped disk through its doors: NBD and a file, with the programs that people use there, while
 //! paths are cut. Programs that are not installed are reported as skipped.
+//!
+//! `BOWLINE_CHURN_SECONDS` makes the time for which a path is killed every two seconds longer than the
+//! eight seconds of an ordinary run.
 
 mod common;
 
@@ -8,16 +11,19 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bowline_block::front::fuse::{self, FuseOptions};
 use bowline_block::front::nbd::{self, NbdOptions, NbdServer};
 use bowline_block::{BlockDevice, sync};
+use bowline_rnbd::client::Outage;
 use bowline_rnbd_driver::{Disk, Exports, FileOptions};
 use bowline_roce_driver::SoftDevice;
 use common::Rig;
 
 const BYTES: u64 = 64 << 20;
+/// No request takes longer while a path is lost, on the slowest machine; usual are 0.7 s.
+const PAUSE: Duration = Duration::from_secs(10);
 
 /// A file that is exported, and gone at the end.
 struct Store(PathBuf);
@@ -206,4 +212,143 @@ fn a_file_system_is_made_on_the_file() {
         assert_eq!(block[1024 + 56..][..2], [0x53, 0xef]);
     }
     assert_eq!(disk.limits().bytes, BYTES);
+}
+
+/// How long paths are killed.
+fn churn() -> Duration {
+    let seconds = std::env::var("BOWLINE_CHURN_SECONDS").ok();
+    Duration::from_secs(seconds.map_or(8, |text| text.parse().expect("a number of seconds")))
+}
+
+/// What fio says of a run: requests of 4 KiB, and the longest.
+#[derive(Debug)]
+struct Load {
+    writes: u64,
+    verified: u64,
+    longest: Duration,
+}
+
+/// Runs fio, which writes and verifies all the time that paths are killed; `None` when it is not
+/// installed.
+fn verify(args: &[&str], time: Duration) -> Option<Load> {
+    let runtime = format!("--runtime={}", time.as_secs());
+    let limit = (time.as_secs() + 60).to_string();
+    let mut command = Command::new("timeout");
+    command.args([&limit, "fio", "--name=churn", "--bs=4k", "--rw=randwrite", "--verify=crc32c"]);
+    command.args(["--verify_backlog=256", "--verify_fatal=1", "--verify_state_save=0"]);
+    command.args(["--time_based", &runtime, "--minimal", "--group_reporting"]).args(args);
+    let out = command.output().expect("timeout is installed");
+    if out.status.code() == Some(127) {
+        println!("skipped: fio is not installed");
+        return None;
+    }
+    let text = String::from_utf8_lossy(&[out.stdout, out.stderr].concat()).into_owned();
+    assert!(out.status.success(), "fio {args:?}: {text}");
+    let line = text.lines().find(|line| line.starts_with("3;")).expect("a line of figures");
+    let fields: Vec<&str> = line.split(';').collect();
+    let number = |field: usize| fields[field - 1].parse::<f64>().expect("a number");
+    assert_eq!(fields[4], "0", "{text}");
+    // Fields of version 3 of the format: KiB, and the longest time in microseconds.
+    Some(Load {
+        verified: number(6) as u64 / 4,
+        writes: number(47) as u64 / 4,
+        longest: Duration::from_micros(number(15).max(number(56)) as u64),
+    })
+}
+
+/// Kills one path and then the other, one every two seconds, for as long as `work` takes; each is back
+/// after nine tenths of a second. Tells how many were killed.
+fn while_paths_are_killed(
+    device: &Arc<SoftDevice>,
+    paths: [(IpAddr, IpAddr); 2],
+    work: impl FnOnce(),
+) -> usize {
+    let stop = AtomicBool::new(false);
+    let start = Instant::now();
+    std::thread::scope(|threads| {
+        let killing = threads.spawn(|| {
+            let mut kills: usize = 0;
+            while !stop.load(SeqCst) {
+                let next = start + Duration::from_secs(2) * (kills as u32 + 1);
+                let (near, far) = paths[kills % 2];
+                device.cut(near, Some(far), true);
+                std::thread::sleep(Duration::from_millis(900));
+                device.cut(near, Some(far), false);
+                kills += 1;
+                std::thread::sleep(next.saturating_duration_since(Instant::now()));
+            }
+            kills
+        });
+        work();
+        stop.store(true, SeqCst);
+        killing.join().expect("it only sleeps")
+    })
+}
+
+fn patient(rig: &Rig, session: &str) -> bowline_rnbd_driver::MapOptions {
+    // As `bowline rnbd map` does it for its doors.
+    rig.options(session).outage(Outage::Queue(Duration::from_secs(30)))
+}
+
+#[test]
+fn nothing_fails_over_nbd_while_a_path_is_killed_every_two_seconds() {
+    let (_store, exports) = Store::new("churn-nbd");
+    let rig = Rig::with_paths(34, exports, 2);
+    let disk = rig.map("disk0", &patient(&rig, "churn")).expect("mapped");
+    let (server, uri) = serve(&disk, "churn-nbd");
+    if !run("fio", &["--enghelp"]).is_some_and(|text| text.contains("nbd")) {
+        println!("skipped: no fio with an nbd engine");
+        return;
+    }
+    let uri = format!("--uri={uri}");
+    let mut load = None;
+    let kills = while_paths_are_killed(&rig.client_device, paths(&rig), || {
+        let args = ["--ioengine=nbd", &uri, "--size=48m", "--iodepth=16"];
+        load = verify(&args, churn());
+    });
+    let load = load.expect("fio is installed");
+    println!("NBD: {kills} kills in {:?}, no error: {load:?}", churn());
+    assert!(kills as u64 >= churn().as_secs() / 2, "{kills}");
+    assert!(load.verified > 100 && load.writes > 100 && load.longest < PAUSE, "{load:?}");
+    drop(server);
+    assert_eq!(rig.server.in_flight(), 0);
+}
+
+#[test]
+fn nothing_fails_in_the_file_while_a_path_is_killed_every_two_seconds() {
+    let (_store, exports) = Store::new("churn-fuse");
+    let rig = Rig::with_paths(35, exports, 2);
+    let disk = rig.map("disk0", &patient(&rig, "churn")).expect("mapped");
+    let dir = std::env::temp_dir().join(format!("bowline-churn-{}", std::process::id()));
+    std::fs::create_dir(&dir).expect("a directory");
+    let mount = match fuse::mount(Arc::clone(&disk) as _, &dir, "disk.img", FuseOptions::default())
+    {
+        Ok(mount) => mount,
+        Err(error) => {
+            println!("skipped: cannot mount: {error}");
+            std::fs::remove_dir(&dir).expect("removed");
+            return;
+        }
+    };
+    let file = format!("--filename={}", dir.join("disk.img").display());
+    let mut load = None;
+    let kills = while_paths_are_killed(&rig.client_device, paths(&rig), || {
+        let args = [
+            "--ioengine=psync",
+            &file,
+            "--size=12m",
+            "--numjobs=4",
+            "--offset_increment=12m",
+            "--thread",
+        ];
+        load = verify(&args, churn());
+    });
+    if let Some(load) = load {
+        println!("file: {kills} kills in {:?}, no error: {load:?}", churn());
+        assert!(kills as u64 >= churn().as_secs() / 2, "{kills}");
+        assert!(load.verified > 100 && load.writes > 100 && load.longest < PAUSE, "{load:?}");
+    }
+    drop(mount);
+    std::fs::remove_dir(&dir).expect("nothing is mounted there any more");
+    assert_eq!(rig.server.in_flight(), 0);
 }

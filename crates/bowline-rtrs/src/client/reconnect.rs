@@ -11,8 +11,9 @@ use crate::{Errno, Instant, PathId};
 const KERNEL_BACKOFF: Duration = Duration::from_secs(1);
 /// Longest delay between attempts, in seconds.
 const DELAY_MAX: u64 = 30;
-/// A link that stood so long was good: what comes after it is a new outage.
-const GOOD: Duration = Duration::from_secs(10);
+/// A link that stood so long was good: what comes after it is a new outage. Longer than one takes that
+/// fails as soon as it is used; a path that is cut every few seconds is none of these.
+const GOOD: Duration = Duration::from_secs(2);
 /// First delay towards a server that has not noticed the end of the last link; it doubles.
 const BUSY_DELAY: Duration = Duration::from_millis(50);
 /// So often it doubles.
@@ -70,6 +71,23 @@ impl Session {
             _ => {
                 path.backoff += 1;
                 self.retry(now, id);
+            }
+        }
+    }
+
+    /// The last path is lost. Others wait for their next attempt while nobody waits for them; now everybody
+    /// does, so their series begins anew.
+    pub(super) fn retry_soon(&mut self, now: Instant) {
+        if self.config.reconnect_delay.is_some() {
+            return;
+        }
+        for at in 0..self.list.len() {
+            let (id, random) = (self.list[at], self.random());
+            let Some(path) = self.paths.get_mut(id) else { continue };
+            if let Some(retry_at) = path.retry_at {
+                path.backoff = 1;
+                let soon = now + path.next_delay(random);
+                path.retry_at = Some(retry_at.min(soon));
             }
         }
     }

@@ -182,6 +182,9 @@ impl Session {
         if counted {
             self.move_requests(now, lid);
             self.up -= 1;
+            if self.up == 0 {
+                self.retry_soon(now);
+            }
             if self.up == 0 && matches!(self.life, Life::Open | Life::Closing) {
                 self.events.push_back(Event::Disconnected);
             }

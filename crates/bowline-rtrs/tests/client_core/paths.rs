@@ -148,7 +148,7 @@ fn a_path_that_does_not_last_is_given_time() {
         let ms = pair[1] - pair[0];
         assert!((expected * 750..=expected * 1250).contains(&ms), "{ms} for {expected} s");
     }
-    // After ten good seconds it is a new outage.
+    // After some good seconds it is a new outage.
     for _ in 0..11 {
         rig.pass(secs(1));
         for (conn, _) in std::mem::take(&mut rig.beats) {
@@ -159,6 +159,37 @@ fn a_path_that_does_not_last_is_given_time() {
     rig.break_conn(rig.live(1)[0]);
     rig.pump();
     assert_eq!(rig.state(0), PathState::Connected);
+}
+
+// tests [RT-91]: while another path carries requests, one that comes and goes is given time; it is not when
+// that one is lost.
+#[test]
+fn the_loss_of_the_last_path_hurries_the_others() {
+    let mut rig = Rig::opened(true, 2);
+    // The first one has failed for long.
+    rig.connects = Connects::Refuse(17);
+    rig.break_conn(rig.live(1)[0]);
+    rig.pump();
+    for _ in 0..100 {
+        rig.pass(secs(1));
+        for (conn, _) in std::mem::take(&mut rig.beats) {
+            rig.give_imm(conn, Imm::HbAck);
+        }
+        rig.pump();
+    }
+    assert_eq!((rig.state(0), rig.state(1)), (PathState::Reconnecting, PathState::Connected));
+    // Both are well again, but the first one is not tried for up to half a minute.
+    rig.connects = Connects::Accept;
+    rig.parts = false;
+    let lost = rig.now;
+    rig.break_conn(rig.live(2)[0]);
+    rig.pump();
+    while rig.state(0) != PathState::Connected {
+        let next = rig.session.poll_timeout().unwrap();
+        rig.pass(next.saturating_since(rig.now));
+    }
+    let took = rig.now.saturating_since(lost);
+    assert!(took <= Duration::from_millis(1250), "{took:?}");
 }
 
 // tests [RT-91]

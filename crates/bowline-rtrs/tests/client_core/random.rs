@@ -1,5 +1,6 @@
 //! Random histories: whatever the server, the network and the program do, and in whatever order,
-//! every request ends once, every permit comes back, and a close leaves nothing behind.
+//! every request ends once, every permit comes back, and a close leaves nothing behind. Used by the test
+//! on random numbers and by the fuzz target `rtrs_client`, whose server lies as well.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,14 +11,33 @@ use bowline_wire::rtrs::{Dir, Imm};
 
 use crate::peer::{Connects, Rig, addr, config};
 
-struct Rng(u64);
+/// Where what happens comes from.
+enum Rng {
+    /// Random numbers; the server keeps the rules.
+    Seed(u64),
+    /// An input; zeros after its end. The server does as it likes.
+    Bytes(std::vec::IntoIter<u8>),
+}
 
 impl Rng {
     fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let state = match self {
+            Self::Seed(state) => state,
+            Self::Bytes(bytes) => {
+                let mut byte = || u64::from(bytes.next().unwrap_or(0));
+                return byte() | byte() << 8;
+            }
+        };
+        *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = *state;
+        let z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^ z >> 31
+    }
+
+    /// Whether there is no more of an input.
+    fn is_over(&self) -> bool {
+        matches!(self, Self::Bytes(bytes) if bytes.as_slice().is_empty())
     }
 
     fn below(&mut self, n: usize) -> usize {
@@ -41,10 +61,11 @@ struct History {
 }
 
 impl History {
-    fn new(seed: u64) -> Self {
-        let mut rng = Rng(seed);
+    fn new(mut rng: Rng) -> Self {
         let mut settings = config();
-        settings.seed = seed;
+        if let Rng::Seed(seed) = rng {
+            settings.seed = seed;
+        }
         settings.io_connections = rng.below(3) as u16;
         settings.policy = Policy::ALL[rng.below(3)];
         settings.max_reconnects = [-1, -1, 0, 3][rng.below(4)];
@@ -60,7 +81,8 @@ impl History {
     }
 
     fn step(&mut self) {
-        match self.rng.below(60) {
+        let kinds = if matches!(self.rng, Rng::Bytes(_)) { 64 } else { 60 };
+        match self.rng.below(kinds) {
             0..8 => self.submit(),
             8..18 => self.answer(),
             18 => self.take_permit(),
@@ -90,6 +112,7 @@ impl History {
                 self.rig.make_keys(path, count);
             }
             38..50 => self.submit(),
+            60.. => self.lie(),
             _ => self.answer(),
         }
         if self.rig.answers_info {
@@ -185,6 +208,35 @@ impl History {
             self.rig.drain(conn);
             self.rig.session.handle(self.rig.now, Input::Disconnected { conn });
         }
+    }
+
+    /// The server says something it should not, or not now [RT-56], [RT-69].
+    fn lie(&mut self) {
+        let live: Vec<_> = self.live().into_iter().filter(|conn| self.takes(*conn)).collect();
+        let Some(conn) = self.rng.pick(&live) else { return };
+        let id = self.rng.below(70) as u32;
+        let imm = match self.rng.below(6) {
+            0 => Imm::Request(id),
+            1 => Imm::HbMsg,
+            2 => Imm::HbAck,
+            3 => Imm::Unknown(0x7000_0000 | id),
+            kind => Imm::Done { id, errno: self.rng.below(512) as u16, invalidated: kind == 5 },
+        };
+        let room = self.rig.conns[&conn].recvs[0].mem.map(|mem| mem.len as usize);
+        match room.filter(|_| self.rng.below(3) > 0) {
+            None => self.rig.give_imm(conn, imm),
+            Some(room) => {
+                let len = self.rng.below(room.min(300) + 1);
+                let bytes: Vec<u8> = (0..len).map(|_| self.rng.next() as u8).collect();
+                let imm = (self.rng.below(4) > 0).then(|| imm.to_u32());
+                self.rig.give_message(conn, &bytes, imm);
+            }
+        }
+    }
+
+    /// Whether a message would find a receive.
+    fn takes(&self, conn: ConnId) -> bool {
+        self.rig.conns.get(&conn).is_some_and(|conn| !conn.recvs.is_empty())
     }
 
     fn beat(&mut self) {
@@ -288,11 +340,33 @@ fn every_request_ends_once() {
     for seed in 0..400 {
         // Shown when it fails.
         println!("seed {seed}");
-        let mut history = History::new(seed);
+        let mut history = History::new(Rng::Seed(seed));
         for _ in 0..400 {
             history.step();
         }
         ended += history.finish();
     }
     assert!(ended > 15_000, "{ended}");
+}
+
+/// Plays an input. Panics when the session contradicts itself, a request ends twice or never, or
+/// something is left.
+pub(crate) fn play(input: &[u8]) {
+    let mut history =
+        History::new(Rng::Bytes(input.iter().copied().collect::<Vec<_>>().into_iter()));
+    while !history.rng.is_over() {
+        history.step();
+    }
+    history.finish();
+}
+
+// tests [RT-56], [RT-69], [RS-1]: the same with servers that lie
+#[test]
+fn every_request_ends_once_whatever_a_server_says() {
+    for seed in 0..200 {
+        println!("seed {seed}");
+        let mut rng = Rng::Seed(seed ^ 0xa5a5);
+        let input: Vec<u8> = (0..3000).map(|_| rng.next() as u8).collect();
+        play(&input);
+    }
 }
