@@ -40,6 +40,15 @@ pub enum LinkEv {
     },
 }
 
+/// A path that was closed because its client broke a rule, or is not one that may come [RT-64], [RT-67].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Offence {
+    /// The client's address.
+    pub remote: SocketAddr,
+    /// What it did.
+    pub reason: CloseReason,
+}
+
 /// The layer above: what it does with requests. Its functions are called without locks held, by a thread
 /// of the engine, and must not block: heartbeats wait for them too [RT-81].
 pub trait Handler: Send + Sync {
@@ -80,6 +89,7 @@ impl core::fmt::Debug for Server {
 struct State {
     core: Core,
     closed: bool,
+    offence: Option<Offence>,
     links: VecDeque<LinkEv>,
     /// A thread hands out `links`.
     linking: bool,
@@ -125,7 +135,7 @@ impl Server {
         let core = Core::new(config, &attrs)
             .map_err(|errno| Error::new("preparing a server of these settings", errno))?;
         let (links, linking) = (VecDeque::new(), false);
-        let state = State { core, closed: false, links, linking };
+        let state = State { core, closed: false, offence: None, links, linking };
         let server = Arc::new(Self {
             hub: Hub::new(state, ports, Arc::clone(&engine.stats)),
             engine,
@@ -266,6 +276,11 @@ impl Server {
         *self.hub.lock().core.counters()
     }
 
+    /// The last offence; [`counters`](Self::counters) tell how many there were.
+    pub fn last_offence(&self) -> Option<Offence> {
+        self.hub.lock().offence
+    }
+
     /// The settings.
     pub fn config(&self) -> ServerConfig {
         self.hub.lock().core.config().clone()
@@ -361,6 +376,10 @@ impl Server {
                 ServerEvent::Down { session } => {
                     state.links.push_back(LinkEv::Disconnected { session });
                 }
+                ServerEvent::PathClosed { path, reason, .. } if is_offence(reason) => {
+                    let offence = |path: PathInfo| Offence { remote: path.remote, reason };
+                    state.offence = state.core.path(path).map(offence).or(state.offence);
+                }
                 ServerEvent::Closed => {
                     state.closed = true;
                     self.changed.notify_all();
@@ -387,6 +406,10 @@ impl Server {
         }
         state.linking = false;
     }
+}
+
+const fn is_offence(reason: CloseReason) -> bool {
+    reason.is_violation() || matches!(reason, CloseReason::NotAllowed | CloseReason::NameTaken)
 }
 
 impl Station for Server {

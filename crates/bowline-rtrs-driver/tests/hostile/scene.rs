@@ -248,6 +248,11 @@ impl Scene {
         let violated = after.paths_violated - before.paths_violated;
         assert_eq!(violated, u64::from(expected == End::Violated), "{what}");
         assert_eq!(after.paths_closed - before.paths_closed, 1, "{what}");
+        if expected == End::Violated {
+            let offence = self.server.last_offence().expect("it is told of");
+            assert_eq!(offence.remote.ip(), self.raw.ip, "{what}");
+            assert!(offence.reason.is_violation(), "{what}: {}", offence.reason);
+        }
         self.check(what);
     }
 

@@ -9,7 +9,7 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use bowline_ctl::{Sys, Tree};
@@ -106,17 +106,49 @@ pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
         say!("export {} bytes={}{mode}", export.name, export.bytes);
     }
     let ended = args.until_input_ends.then(input_end).transpose()?;
-    match &ended {
-        // Relaxed: the flag publishes nothing but itself.
-        Some(ended) => while !stop.wait(Some(SLICE)) && !ended.load(Ordering::Relaxed) {},
-        None => {
-            stop.wait(None);
+    // Relaxed: the flag publishes nothing but itself.
+    let input_is_there = || ended.as_ref().is_none_or(|ended| !ended.load(Ordering::Relaxed));
+    let slice = if ended.is_some() { SLICE } else { Duration::from_secs(1) };
+    let mut offences = Offences::default();
+    while !stop.wait(Some(slice)) && input_is_there() {
+        if let Some(line) = offences.look(Instant::now(), &server) {
+            note!("{line}");
         }
     }
     drop(served);
     server.close();
     engine.close();
     Ok(())
+}
+
+/// Clients that break rules: told of now and then, and counted in between, so that they cannot fill a log.
+#[derive(Default)]
+struct Offences {
+    told: Option<Instant>,
+    violated: u64,
+    refused: u64,
+}
+
+impl Offences {
+    /// Between two lines.
+    const PAUSE: Duration = Duration::from_secs(10);
+
+    fn look(&mut self, now: Instant, server: &ExportServer) -> Option<String> {
+        let counters = server.rtrs().counters();
+        let more = (counters.paths_violated - self.violated, counters.refused - self.refused);
+        if more == (0, 0) || self.told.is_some_and(|told| now - told < Self::PAUSE) {
+            return None;
+        }
+        self.told = Some(now);
+        (self.violated, self.refused) = (counters.paths_violated, counters.refused);
+        let last = server.rtrs().last_offence().filter(|_| more.0 > 0);
+        let last = last.map(|last| format!("; the last: {}: {}", last.remote, last.reason));
+        let (violated, refused) = more;
+        Some(format!(
+            "clients: {violated} paths closed for breaking rules, {refused} connections refused{}",
+            last.unwrap_or_default()
+        ))
+    }
 }
 
 /// Returns a flag that is set when the standard input ends.
