@@ -272,6 +272,30 @@ def rnbd_map_paths(c):
     map_once(c, 2, True)
 
 
+@scenario("rnbd-map-mixed", rows="RT-28 RT-29", timeout=120, **COMMON)
+def rnbd_map_mixed(c):
+    """One path over IPv4 and one over IPv6: bowline takes the kernel's; a 6.12 server refuses any path of another
+    family than the first, and bowline, whose session is all or nothing, says what it was told."""
+    r = Rnbd(c, 2, dissect=False)
+    r.k, r.n = ((x[4][0], x[6][1]) for x in (KERNEL, NODE))
+    with r:
+        if c.dir == "k>n":
+            r.export()
+            r.map()
+            sums = r.guest("dd if=/dev/urandom of=/tmp/x bs=1M count=4 2>/dev/null; dd if=/tmp/x of=/dev/rnbd0 bs=64k "
+                           "oflag=direct 2>/dev/null; md5sum < /tmp/x; cat /sys/class/rtrs-client/s1/paths/*/state").split()
+            want(sums[2:] == ["connected"] * 2, "paths are %s", sums[2:])
+            want(md5(r.file, 4 * MIB) == sums[0], "the file has something else")
+            r.unmap()
+        else:
+            r.audited = False
+            t = Tool(r, "rnbd", "map", r.serve(), *r.routes(), "--no-control")
+            rc, _ = t.end(40)
+            want(rc not in (0, None) and "EEXIST" in t.said(), "status %s: %s", rc, t.said())
+            c.note(t.said().strip())
+        c.messages += 1
+
+
 @scenario("rnbd-load", rows="RT-77 RT-78 NB-12 NB-13", timeout=180, **COMMON)
 def rnbd_load(c):
     """Random reads and writes of 512 bytes to 256 KiB, many at a time, flushes and durable writes
