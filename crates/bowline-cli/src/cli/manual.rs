@@ -58,5 +58,8 @@ pub(crate) fn run_completions(args: &CompletionArgs) -> Outcome {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut definition(), "bowline", &mut script);
     super::out::text(&String::from_utf8_lossy(&script));
+    if args.shell == Shell::Bash {
+        super::out::text(include_str!("rnbd.bash"));
+    }
     Ok(())
 }

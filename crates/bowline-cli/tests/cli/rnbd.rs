@@ -71,6 +71,20 @@ fn a_mapped_disk_is_looked_at_changed_and_unmapped() {
          s1       disk0         rnbd0   open   rw           \n\
          s1       disk1         rnbd1   open   ro           \n"
     );
+    let next = |words: &[&str]| run(&folder, &[&["rnbd", "-c"], words].concat()).exits(0).out;
+    assert_eq!(next(&["client", "unmap"]), "rnbd0\nrnbd1\n");
+    assert_eq!(next(&["map", "disk9", "from"]), "s1\n");
+    assert_eq!(
+        next(&["path", "delete", "s1"]),
+        format!("ip:{}\n", path(1, 1).replace('@', "@ip:"))
+    );
+    assert_eq!(completed(&folder, "bowline rnbd unmap "), "rnbd0 rnbd1\n");
+    assert_eq!(
+        completed(&folder, "bowline rnbd path delete s1 ip:127.43.1.11@ip:12"),
+        "127.43.1.1\n"
+    );
+    assert_eq!(completed(&folder, "rnbd client sess"), "session\n");
+    assert_eq!(completed(&folder, "bowline rnbd ex"), "export\n");
     let said = run(&folder, &["rnbd", "-s", "unmap", "rnbd1"]).exits(0).out;
     assert_eq!(said, "echo 'normal' > /block/rnbd1/rnbd/unmap_device\n");
     run(&folder, &["rnbd", "unmap", "rnbd1"]).exits(0);
@@ -79,6 +93,28 @@ fn a_mapped_disk_is_looked_at_changed_and_unmapped() {
     assert!(!nbd.exists());
     server.signal("-TERM");
     server.finish().exits(0);
+}
+
+/// What bash offers behind a line; a shell without its completions fails.
+fn completed(folder: &Folder, line: &str) -> String {
+    let script = run(folder, &["completions", "bash"]).exits(0).out;
+    let program = env!("CARGO_BIN_EXE_bowline");
+    let bin = folder.path().join("bin");
+    std::fs::create_dir_all(&bin).expect("a folder");
+    for name in ["bowline", "rnbd"] {
+        // A second call finds what the first has made.
+        let _ = std::os::unix::fs::symlink(program, bin.join(name));
+    }
+    let ask = "COMP_LINE=$1 COMP_POINT=${#1}; read -ra COMP_WORDS <<< \"$1\"; \
+               [[ $1 == *' ' ]] && COMP_WORDS+=(''); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); \
+               _bowline_words \"${COMP_WORDS[0]}\" \"${COMP_WORDS[-1]}\"; echo \"${COMPREPLY[*]}\"";
+    let done = std::process::Command::new("bash")
+        .args(["-c", &format!("{script}\n{ask}"), "bash", line])
+        .env("PATH", format!("{}:/usr/bin:/bin", bin.display()))
+        .env("XDG_RUNTIME_DIR", folder.path())
+        .output()
+        .expect("bash runs");
+    String::from_utf8(done.stdout).expect("text")
 }
 
 #[test]

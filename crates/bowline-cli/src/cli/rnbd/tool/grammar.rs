@@ -215,18 +215,62 @@ fn option(options: &mut Options, verb: Verb, word: &str) -> Result<bool, Refusal
     Ok(true)
 }
 
-/// Returns what may come behind these words: for completion.
-pub(super) fn next(words: &[String]) -> Vec<&'static str> {
+/// What is known of a command of which only the first words are there.
+struct Begun {
+    mode: Option<Mode>,
+    target: Option<Target>,
+    verb: Option<Verb>,
+    /// How many words stand behind the verb.
+    behind: usize,
+}
+
+fn begun(words: &[String]) -> Begun {
     let words: Vec<String> = words.iter().map(|word| word.to_ascii_lowercase()).collect();
     let mut rest = words.iter().peekable();
     let mode =
         rest.next_if(|word| mode_of(word).is_some()).and_then(|word| mode_of(word)).flatten();
-    let had_mode = words.first().is_some_and(|word| mode_of(word).is_some());
     let target = rest.next_if(|word| target_of(word).is_some()).and_then(|word| target_of(word));
-    let Some(verb) = rest.next().and_then(|word| Verb::of(word)) else {
+    let verb = rest.next().and_then(|word| Verb::of(word));
+    Begun { mode, target, verb, behind: rest.count() }
+}
+
+/// Returns of which things a name may come behind these words, and of which sides.
+pub(super) fn names_next(words: &[String]) -> (Vec<Mode>, Vec<Target>) {
+    use Target::{Device, Path, Session};
+    let Begun { mode, target, verb, behind } = begun(words);
+    let Some(verb) = verb else { return (Vec::new(), Vec::new()) };
+    let mut modes = mode.map_or(vec![Mode::Client, Mode::Server], |mode| vec![mode]);
+    modes.retain(|mode| verb.fits(Some(*mode), target));
+    let all: &[Target] = match (verb, behind) {
+        (Verb::Show | Verb::Recover, 0) => &[Device, Session, Path],
+        (Verb::Unmap | Verb::Resize | Verb::Close, 0) => &[Device],
+        (Verb::Remap, 0) => &[Device, Session],
+        (Verb::Add | Verb::Policy, 0) | (Verb::Close, 1) | (Verb::Map, 2) => &[Session],
+        (Verb::Delete | Verb::Readd, 1) => &[Path],
+        (
+            Verb::Reconnect
+            | Verb::Disconnect
+            | Verb::Delete
+            | Verb::Readd
+            | Verb::Stats
+            | Verb::Reset,
+            0,
+        ) => &[Session, Path],
+        _ => &[],
+    };
+    let adds = matches!(verb, Verb::Add | Verb::Delete | Verb::Readd | Verb::Map | Verb::Close);
+    let fits = |kind: &&Target| adds || target.is_none_or(|target| target == **kind);
+    (modes, all.iter().filter(fits).copied().collect())
+}
+
+/// Returns what may come behind these words: for completion.
+pub(super) fn next(words: &[String]) -> Vec<&'static str> {
+    let had_mode = words.first().is_some_and(|word| mode_of(&word.to_ascii_lowercase()).is_some());
+    let Begun { mode, target, verb, behind } = begun(words);
+    let Some(verb) = verb else {
         let mut all: Vec<&'static str> = Vec::new();
         if !had_mode && target.is_none() {
-            all.extend(["client", "server", "both"]);
+            all.extend(["client", "server", "both", "export", "verify"]);
         }
         if target.is_none() {
             all.extend(["device", "session", "path"]);
@@ -235,7 +279,6 @@ pub(super) fn next(words: &[String]) -> Vec<&'static str> {
         all.extend(verbs.map(|(name, _)| *name));
         return all;
     };
-    let behind = rest.count();
     match verb {
         Verb::List | Verb::Dump => LOOKS.to_vec(),
         Verb::Show if behind > 0 => LOOKS.to_vec(),
@@ -317,5 +360,10 @@ mod tests {
         assert_eq!(next(&words("map disk0")), ["from"]);
         assert!(next(&words("session policy s1")).contains(&"min-latency"));
         assert!(next(&words("list")).contains(&"xml"));
+        let names = |text: &str| names_next(&words(text)).1;
+        assert_eq!(names("map disk0 from"), [Target::Session]);
+        assert_eq!(names("session show"), [Target::Session]);
+        assert_eq!(names("path delete s1"), [Target::Path]);
+        assert_eq!(names("unmap rnbd0"), []);
     }
 }

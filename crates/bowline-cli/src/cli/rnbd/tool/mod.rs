@@ -20,6 +20,7 @@ mod world;
 use std::{fmt, io};
 
 use bowline_ctl::{Errno, errno};
+use columns::Target;
 
 use crate::cli::{Failure, Outcome};
 
@@ -94,10 +95,31 @@ pub(super) fn run(words: &[String], manner: Manner<'_>) -> Outcome {
     Ok(())
 }
 
-/// Prints what may come behind the words, one word per line.
+/// Prints what may come behind the words, one word per line: words, and names of what is there.
 pub(super) fn complete(words: &[String]) {
     for word in grammar::next(words) {
         say!("{word}");
+    }
+    let (modes, targets) = grammar::names_next(words);
+    if targets.is_empty() {
+        return;
+    }
+    // Where nothing can be looked at there are no names.
+    let Ok(world) = world::World::gather(Place::Here) else { return };
+    let mut names: Vec<String> = Vec::new();
+    for target in targets {
+        let key = match target {
+            Target::Device => "devname",
+            Target::Session => "sessname",
+            Target::Path => "pathname",
+        };
+        let rows = modes.iter().flat_map(|mode| world.rows(*mode, target));
+        names.extend(rows.map(|row| row.item.text(key).to_owned()));
+    }
+    names.sort();
+    names.dedup();
+    for name in names {
+        say!("{name}");
     }
 }
 
