@@ -34,11 +34,8 @@ pub(crate) use server::version as peer_version;
 const STORE: usize = 64 << 20;
 /// Every so many bytes the store says where they are.
 const SECTOR: usize = 512;
-/// How long the serving side sleeps before it looks whether it is to end.
+/// How long a side sleeps, or waits for answers, before it looks whether it is to end.
 const NAP: Duration = Duration::from_millis(50);
-/// How long the asking side waits before it looks again: another thread may have taken the last answers
-/// just before it began to wait, and nothing comes then.
-const LOOK: Duration = Duration::from_millis(1);
 
 /// Runs one side of a cell.
 pub(crate) fn run(role: Role) -> Result<(), String> {

@@ -130,12 +130,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             let start = Instant::now();
             load.submit(0..depth);
             while start.elapsed() < Duration::from_secs(seconds) {
-                session.wait(Some(Duration::from_millis(10)));
+                session.wait(session.ended(), Some(Duration::from_millis(10)));
             }
             let rate = load.done.load(Relaxed) as f64 / start.elapsed().as_secs_f64();
             load.left.store(0, Relaxed);
             while session.inflight() > 0 {
-                session.wait(Some(Duration::from_millis(10)));
+                session.wait(session.ended(), Some(Duration::from_millis(10)));
             }
             println!(
                 "{dir:?} depth {depth}, {paths} paths, keys refreshed: {refresh}: {rate:.0} a second"

@@ -72,7 +72,7 @@ fn many_requests_go_at_once() {
         assert_eq!(session.request_batch(&mut requests).unwrap(), COUNT);
         eventually("all end", || {
             if dir == Dir::Write {
-                session.wait(Some(std::time::Duration::from_millis(10)));
+                session.wait(session.ended(), Some(std::time::Duration::from_millis(10)));
             }
             done.0.lock().unwrap().len() == COUNT
         });
@@ -85,6 +85,37 @@ fn many_requests_go_at_once() {
 }
 
 /// Threads that wait for their own requests take each other's completions.
+/// What ends between a program's look and its wait is not waited for.
+#[test]
+fn what_has_ended_already_is_not_waited_for() {
+    let pair = Pair::new(19, 1, config(true));
+    let session = pair.session(1);
+    let permit = session.get_permit(PermitKind::Io, Wait::No).unwrap();
+    let region = session.region(4096).unwrap();
+    let done = Arc::new(Count(Mutex::default()));
+    let seen = session.ended();
+    let (usr, data) = (at(0), [region.piece(0, 4096)]);
+    let completer = Done { to: Arc::clone(&done) as _, tag: 0 };
+    let req = Req { dir: Dir::Write, permit: &permit, usr: &usr, data: &data, done: completer };
+    session.request_batch(&mut std::iter::once(req)).unwrap();
+    // Another thread takes the completion, as the one in the background may.
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            eventually("it ends", || {
+                session.poll();
+                done.0.lock().unwrap().len() == 1
+            });
+        });
+    });
+    eventually("it is counted", || session.ended() == seen + 1);
+    let start = std::time::Instant::now();
+    assert!(session.wait(seen, Some(std::time::Duration::from_secs(20))));
+    assert!(start.elapsed() < std::time::Duration::from_secs(10));
+    // Nothing more ends.
+    assert!(!session.wait(seen + 1, Some(std::time::Duration::from_millis(20))));
+    session.put_permit(permit);
+}
+
 #[test]
 fn threads_wait_for_their_own_requests() {
     let pair = Pair::new(6, 1, config(true));

@@ -8,7 +8,7 @@ use bowline_block::{BlockDevice, DiskDone, DiskIo, IoOp};
 use bowline_rnbd_driver::{Client, ExportServer, Exports, MapOptions, ServerConfig};
 use bowline_rtrs_driver::PORT;
 
-use super::{Ended, Gauge, LOOK, Load, NAP, STORE, addresses, engine, fill, probe, succeeded};
+use super::{Ended, Gauge, Load, NAP, STORE, addresses, engine, fill, probe, succeeded};
 use crate::cell::Wait;
 use crate::role::{Role, Side, done, stopping};
 
@@ -79,6 +79,7 @@ pub(super) fn ask(mut role: Role) -> Result<(), String> {
         }
         disk.submit(&mut requests);
         loop {
+            let seen = disk.ended();
             ended.take(&mut free);
             if !free.is_empty() || stopping() {
                 break;
@@ -86,7 +87,7 @@ pub(super) fn ask(mut role: Role) -> Result<(), String> {
             if role.cell.wait == Wait::Spin {
                 disk.poll();
             } else {
-                disk.wait(Some(LOOK));
+                disk.wait(seen, Some(NAP));
             }
         }
         succeeded(&free)?;

@@ -13,9 +13,7 @@ use bowline_rtrs_driver::server::{Handler, LinkEv, OpId, Request, Server, Server
 use bowline_rtrs_driver::{Dir, Engine, Errno, Geometry, MemRef, PORT, Policy, RegionId};
 use bowline_verbs::Buffer;
 
-use super::{
-    Ended, Gauge, LOOK, Load, NAP, STORE, addresses, counters, engine, fill, probe, succeeded,
-};
+use super::{Ended, Gauge, Load, NAP, STORE, addresses, counters, engine, fill, probe, succeeded};
 use crate::cell::{Cell, Kind, Subject, Wait};
 use crate::role::{Role, Side, done, done_with, stopping};
 
@@ -206,6 +204,7 @@ impl Client {
     /// Waits until some have ended; none have when the parent asks for an end.
     pub(super) fn take(&self, free: &mut Vec<(u64, i32)>) {
         loop {
+            let seen = self.session.ended();
             self.ended.take(free);
             if !free.is_empty() || stopping() {
                 return;
@@ -213,7 +212,7 @@ impl Client {
             if self.wait == Wait::Spin {
                 self.session.poll();
             } else {
-                self.session.wait(Some(LOOK));
+                self.session.wait(seen, Some(NAP));
             }
         }
     }

@@ -114,9 +114,16 @@ impl Disk {
         self.link.session().poll()
     }
 
-    /// As [`Disk::poll`], but waits for one, no longer than `limit`; tells whether there was any.
-    pub fn wait(&self, limit: Option<std::time::Duration>) -> bool {
-        self.link.session().wait(limit)
+    /// How many requests of its session have ended so far. For [`Disk::wait`].
+    pub fn ended(&self) -> u64 {
+        self.link.session().ended()
+    }
+
+    /// As [`Disk::poll`], but waits until more than `seen` requests have ended, no longer than `limit`;
+    /// tells whether they have. `seen` is what [`Disk::ended`] said before the program looked whether it
+    /// has to wait.
+    pub fn wait(&self, seen: u64, limit: Option<std::time::Duration>) -> bool {
+        self.link.session().wait(seen, limit)
     }
 
     pub(super) fn unmap(&self) -> Result<(), Errno> {

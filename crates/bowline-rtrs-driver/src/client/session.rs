@@ -365,12 +365,16 @@ impl Session {
         connected.then_some(count)
     }
 
-    /// Waits until a request has ended, no longer than `limit`; tells whether one has. The thread takes
-    /// completions meanwhile.
-    pub fn wait(&self, limit: Option<Duration>) -> bool {
-        let before = self.shared.hub.lock().progress;
-        let any = |state: &mut State| (state.progress != before).then_some(());
-        self.shared.drive_until(limit, true, any).is_some()
+    /// How many requests have ended so far; their completers have returned. For [`wait`](Self::wait).
+    pub fn ended(&self) -> u64 {
+        self.shared.ended()
+    }
+
+    /// Waits until more than `seen` requests have ended, no longer than `limit`; tells whether they
+    /// have. The thread takes completions meanwhile. `seen` is what [`ended`](Self::ended) said before
+    /// the program looked whether it has to wait, so that what ends in between is not waited for.
+    pub fn wait(&self, seen: u64, limit: Option<Duration>) -> bool {
+        self.shared.wait_ended(seen, limit)
     }
 
     fn ring(&self, requests: usize) {

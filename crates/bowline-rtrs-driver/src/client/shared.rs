@@ -6,7 +6,7 @@
 //!   the background thread    does when no thread of the program has since its last look
 //! ```
 
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::thread::Thread;
 use std::time::{Duration, Instant as Moment};
@@ -87,6 +87,10 @@ pub(super) struct Shared {
     /// Wakes those who wait for permits.
     permits: Condvar,
     on_link: Option<OnLink>,
+    /// Requests that have ended, and of which the program was told.
+    ended: AtomicU64,
+    /// Threads that wait for more of them.
+    watchers: AtomicUsize,
     stop: AtomicBool,
     /// The program has no session any more.
     dropped: AtomicBool,
@@ -109,6 +113,8 @@ impl Shared {
             changed: Condvar::new(),
             permits: Condvar::new(),
             on_link,
+            ended: AtomicU64::new(0),
+            watchers: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
             dropped: AtomicBool::new(false),
         }
@@ -160,6 +166,40 @@ impl Shared {
         } else {
             self.hub.call(|| finished.tell());
         }
+        self.count_ended(finished);
+    }
+
+    /// The program has been told of what has ended: threads that wait for anything look again.
+    fn count_ended(&self, finished: &mut Finished) {
+        let count = std::mem::take(&mut finished.ended);
+        if count == 0 {
+            return;
+        }
+        // Paired with those of `wait_ended`: either it sees the count, or this the watcher.
+        self.ended.fetch_add(count, Ordering::SeqCst);
+        if self.watchers.load(Ordering::SeqCst) > 0 {
+            let me = std::thread::current().id();
+            let state = self.hub.lock();
+            let any = state.followers.iter().filter(|follower| follower.any);
+            for follower in any.filter(|follower| follower.thread.id() != me) {
+                self.hub.stats.hand_overs.inc();
+                follower.thread.unpark();
+            }
+        }
+    }
+
+    /// Requests that have ended so far, and of which the program was told.
+    pub(super) fn ended(&self) -> u64 {
+        self.ended.load(Ordering::SeqCst)
+    }
+
+    /// Takes completions until more than `seen` requests have ended, no longer than `limit`.
+    pub(super) fn wait_ended(&self, seen: u64, limit: Option<Duration>) -> bool {
+        self.watchers.fetch_add(1, Ordering::SeqCst);
+        let more = |_: &mut State| (self.ended() != seen).then_some(());
+        let more = self.drive_until(limit, true, more).is_some();
+        self.watchers.fetch_sub(1, Ordering::SeqCst);
+        more
     }
 
     fn wake(&self, news: News) {
@@ -232,6 +272,7 @@ impl Shared {
             let finished = &mut turn.finished;
             self.hub.call(|| finished.tell())
         };
+        self.count_ended(&mut turn.finished);
         for thread in turn.finished.wake.drain(..) {
             // Whoever drives knows by itself.
             if thread.id() != std::thread::current().id() {

@@ -139,6 +139,8 @@ impl Slots {
 pub(super) struct Finished {
     pub(super) told: Vec<(Arc<dyn Completer>, Completed)>,
     pub(super) wake: Vec<Thread>,
+    /// Requests that have ended.
+    pub(super) ended: u64,
     /// Used again for those that are told together.
     pub(super) group: Vec<Completed>,
 }
@@ -175,8 +177,6 @@ pub(super) struct State {
     pub(super) followers: Vec<Follower>,
     /// Threads that wait for a permit.
     pub(super) permits_wanted: usize,
-    /// Requests that have ended, wrapping.
-    pub(super) progress: u64,
     pub(super) opened: Option<Result<(), Errno>>,
     pub(super) closed: bool,
     /// What calls about paths came to, until their callers have looked.
@@ -215,7 +215,6 @@ impl State {
             completed: Vec::new(),
             followers: Vec::new(),
             permits_wanted: 0,
-            progress: 0,
             opened: None,
             closed: false,
             outcomes: BTreeMap::new(),
@@ -228,12 +227,10 @@ impl State {
     pub(super) fn collect(&mut self, out: &mut Finished) -> News {
         self.core.take_completed(&mut self.completed);
         if !self.completed.is_empty() {
-            self.progress = self.progress.wrapping_add(self.completed.len() as u64);
+            out.ended += self.completed.len() as u64;
             for done in self.completed.drain(..) {
                 self.slots.end(done.tag, done.errno, out);
             }
-            let any = self.followers.iter().filter(|follower| follower.any);
-            out.wake.extend(any.map(|follower| follower.thread.clone()));
         }
         let mut news = News::default();
         while let Some(event) = self.core.poll_event() {

@@ -78,9 +78,13 @@ impl Load {
     /// Takes completions until all requests have ended; returns the longest pause.
     pub(crate) fn finish(&self, count: u64, drive: bool) -> Duration {
         let goal = self.done.load(SeqCst).max(count);
-        while self.done.load(SeqCst) < goal {
+        loop {
+            let seen = self.session.ended();
+            if self.done.load(SeqCst) >= goal {
+                break;
+            }
             if drive {
-                self.session.wait(Some(Duration::from_millis(100)));
+                self.session.wait(seen, Some(Duration::from_secs(1)));
             } else {
                 std::thread::sleep(Duration::from_millis(1));
             }
