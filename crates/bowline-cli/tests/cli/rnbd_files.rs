@@ -205,6 +205,13 @@ fn a_kernels_files_are_written_as_the_original_does() {
     );
     tree.writes("policy s1 RR", &[("RR", &format!("{session}/mpath_policy"))]);
     assert_eq!(tree.out("policy s1"), "RR");
+    let stats = tree.out(&format!("client path stats {FIRST}"));
+    assert!(stats.contains("  rdma               261 16798184 256 16785408 0 0\n"), "{stats}");
+    tree.writes(&format!("client path reset {FIRST}"), &[("1", &path(FIRST, "stats/reset_all"))]);
+    tree.writes(
+        &format!("server path reset {FIRST}"),
+        &[("1", &format!("{paths}/{FIRST}/stats/rdma"))],
+    );
     // The error of the write is the result.
     fs::remove_file(tree.root.join(disk("resize"))).expect("a file");
     tree.run("resize rnbd0 1M").exits(254).complains(&["resize", "No such file"]);

@@ -483,15 +483,25 @@ impl Run<'_> {
         for path in self.paths_named(name)? {
             say!("{} {}", path.item.text("sessname"), path.item.text("pathname"));
             let names: &[&str] = match path.mode {
-                Mode::Client => {
-                    &["rdma", "reconnects", "cpu_migration", "wc_completion", "rdma_lat"]
-                }
+                Mode::Client => &[
+                    "rdma",
+                    "reconnects",
+                    "cpu_migration_from",
+                    "cpu_migration_to",
+                    "wc_completion",
+                    "rdma_lat",
+                ],
                 Mode::Server => &["rdma", "wc_completion"],
             };
             for name in names {
-                let text = self.world.text(path.source, &format!("{}/stats/{name}", path.at))?;
+                let text = match self.world.text(path.source, &format!("{}/stats/{name}", path.at))
+                {
+                    // Kernels of today have fewer than those of old [RS-46].
+                    Err(refusal) if refusal.errno == errno::ENOENT => continue,
+                    text => text?,
+                };
                 for (index, line) in text.lines().enumerate() {
-                    say!("  {:<14} {line}", if index == 0 { name } else { "" });
+                    say!("  {:<18} {line}", if index == 0 { name } else { "" });
                 }
             }
         }
@@ -499,8 +509,18 @@ impl Run<'_> {
     }
 
     fn reset(&mut self, name: &str) -> Result<(), Refusal> {
-        let paths = self.paths_named(name)?;
-        self.each(&paths, |row| (format!("{}/stats/reset_all", row.at), "1".to_owned()))
+        let mut result = Ok(());
+        for path in self.paths_named(name)? {
+            // A kernel's server has no file for all; it has one file only [RS-43].
+            let all = format!("{}/stats/reset_all", path.at);
+            let file = match self.world.text(path.source, &all) {
+                Err(refusal) if refusal.errno == errno::ENOENT => format!("{}/stats/rdma", path.at),
+                _ => all,
+            };
+            let done = self.write(path.source, &file, "1");
+            result = result.and(done);
+        }
+        result
     }
 }
 
