@@ -352,8 +352,8 @@ fn every_request_ends_once() {
 /// Plays an input. Panics when the session contradicts itself, a request ends twice or never, or
 /// something is left.
 pub(crate) fn play(input: &[u8]) {
-    let mut history =
-        History::new(Rng::Bytes(input.iter().copied().collect::<Vec<_>>().into_iter()));
+    let bytes = input.to_vec();
+    let mut history = History::new(Rng::Bytes(bytes.into_iter()));
     while !history.rng.is_over() {
         history.step();
     }
