@@ -20,6 +20,8 @@ const BUSY_DELAY: Duration = Duration::from_millis(50);
 const BUSY_DOUBLINGS: u32 = 6;
 /// A server that has not noticed after so long refuses for another reason.
 const BUSY_MAX: Duration = Duration::from_secs(60);
+/// And so long whoever has ordered a reconnect waits for it.
+const BUSY_ORDERED_MAX: Duration = Duration::from_secs(2);
 
 impl Path {
     /// The next delay of the series 1, 2, 4 .. 30 s, 25 % more or less [RT-91].
@@ -107,8 +109,11 @@ impl Session {
             }
             Join::Member => {}
         }
-        let manual = std::mem::take(&mut path.manual) != Manual::No;
-        let early = now.saturating_since(path.lost_at) < BUSY_MAX;
+        let lost_for = now.saturating_since(path.lost_at);
+        let early = lost_for < BUSY_MAX;
+        // Nor is it the end of an order to connect [RT-91].
+        let goes_on = busy && delay.is_none() && lost_for < BUSY_ORDERED_MAX;
+        let manual = !goes_on && std::mem::take(&mut path.manual) != Manual::No;
         let wait = if let Some(delay) = delay {
             path.stats.reconnects_failed += 1;
             delay + Duration::from_millis(random % 8) + KERNEL_BACKOFF

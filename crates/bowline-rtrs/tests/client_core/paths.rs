@@ -329,6 +329,32 @@ fn a_disconnect_on_order_waits_a_second() {
     assert_eq!(rig.take_completed(), [(1, 0)]);
 }
 
+// tests [RS-37], [RT-91]: a server that has not noticed the end of the last link is asked again.
+#[test]
+fn a_reconnect_on_order_waits_for_the_server_to_notice() {
+    for (heals, result) in [(true, Ok(())), (false, Err(Errno::ENOTCONN))] {
+        let mut rig = Rig::opened(true, 1);
+        let id = rig.path(0);
+        rig.session.disconnect_path(rig.now, id).unwrap();
+        rig.pump();
+        rig.pass(secs(100));
+        rig.take_events();
+        rig.connects = Connects::Refuse(104);
+        rig.session.reconnect_path(rig.now, id).unwrap();
+        rig.pump();
+        rig.pass(Duration::from_millis(500));
+        let told = |e: &Event| matches!(e, Event::PathReconnected { .. });
+        assert!(!rig.take_events().iter().any(told), "still at it");
+        assert_eq!(rig.session.reconnect_path(rig.now, id), Err(Errno::EBUSY));
+        if heals {
+            rig.connects = Connects::Accept;
+        }
+        rig.pass(secs(4));
+        let told = rig.take_events().into_iter().filter(told).collect::<Vec<_>>();
+        assert_eq!(told, [Event::PathReconnected { path: id, result }]);
+    }
+}
+
 // tests [RS-37]
 #[test]
 fn a_reconnect_on_order_reports_failure() {
