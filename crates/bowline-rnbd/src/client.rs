@@ -496,7 +496,8 @@ impl<D> Core<D> {
         if errno == 0 {
             self.trouble_since = None;
             let mut next = self.queue.finish(work.parent, 0, Some(&mut device.stats));
-            if device.state == State::Unmapped
+            let fails = self.config.outage == Outage::FailFast || device.gone;
+            if (device.state == State::Unmapped || device.state == State::Closed && fails)
                 && let Some(work) = next.take()
             {
                 self.queue.finish(work.parent, Errno::EIO.neg(), Some(&mut device.stats));
@@ -592,6 +593,7 @@ impl<D> Core<D> {
             self.fail_piece(dev, work, Errno::EIO.neg());
             self.go_on_unmapping(dev);
         } else {
+            let work = self.queue.keep(work, slot);
             self.requeue(dev, work);
         }
         if self.queue.in_flight() == 0 {

@@ -215,13 +215,15 @@ impl<D> Queue<D> {
     }
 
     /// The server may have lost what it has not flushed of these requests of a device: those of which a
-    /// part is done are to be done again as a whole, so that what a flush makes durable is all of them.
+    /// part is done are to be done again as a whole, so that what a flush makes durable is all of them. Of
+    /// what is under way the answer of a part may have come already and not be told here yet.
     pub(super) fn shake(&mut self, index: u32, waiting: &VecDeque<Work>, also: Option<u32>) {
         let flying = self.slots.iter().flatten().filter(|(of, _)| *of == index);
-        let all = flying.map(|(_, work)| work.parent).chain(waiting.iter().map(|w| w.parent));
-        for parent in all.chain(also) {
+        let flying = flying.map(|(_, work)| (work.parent, true));
+        let others = waiting.iter().map(|work| work.parent).chain(also);
+        for (parent, flies) in flying.chain(others.map(|parent| (parent, false))) {
             let entry = self.parents.get_mut(parent as usize).and_then(Option::as_mut);
-            let Some(entry) = entry.filter(|entry| entry.begun) else { continue };
+            let Some(entry) = entry.filter(|entry| entry.begun || flies) else { continue };
             entry.redo |= matches!(entry.request.op, IoOp::Write | IoOp::WriteZeroes);
         }
     }
@@ -236,7 +238,7 @@ impl<D> Queue<D> {
         let count = devices.len();
         let mut idle = 0;
         while idle < count && self.waiting > 0 {
-            if self.free_slots.is_empty() && self.kept > 0 {
+            if self.free_slots.is_empty() && self.kept > 0 && wants_slot(devices) {
                 self.take_kept(devices);
             }
             if self.free_slots.is_empty() && self.kept == 0 {
@@ -390,4 +392,10 @@ fn count(stats: &mut DiskStats, request: &DiskRequest<()>, errno: i32) {
     };
     *requests += 1;
     *total += bytes;
+}
+
+/// Tells whether something could be sent if there was a slot for it.
+fn wants_slot(devices: &[Option<Device>]) -> bool {
+    let open = devices.iter().flatten().filter(|device| device.state == State::Open);
+    open.filter_map(|device| device.waiting.front()).any(|work| work.slot.is_none())
 }

@@ -591,23 +591,29 @@ fn slots_of_a_disk_that_does_not_come_back_are_not_lost_to_others() {
 
 #[test]
 fn what_a_server_may_have_lost_is_sent_again_as_a_whole() {
-    // tests [NB-54]: parts acknowledged before an outage count for nothing when there is a write cache.
-    for (cache, again) in [(true, 3), (false, 2)] {
+    // tests [NB-54]: parts acknowledged before an outage count for nothing when there is a write cache,
+    // also when the end of the session is told before them.
+    for (cache, again, down_first) in [(true, 3, false), (false, 2, false), (true, 3, true)] {
         let disk = Limits { write_cache: cache, ..DISK };
         let mut rig = Rig::new(queueing(), 8);
         let dev = rig.mapped("disk0", 3, &disk);
         rig.io(dev, IoOp::Write, 0, 3 * 8192, 1);
         rig.io(dev, IoOp::Read, 65_536, 3 * 8192, 2);
         assert_eq!(rig.sends.len(), 6);
-        rig.answer(0);
-        for _ in 0..2 {
-            rig.answer(Errno::ECONNABORTED.neg());
+        if down_first {
+            rig.core.link_down(rig.now);
         }
         rig.answer(0);
         for _ in 0..2 {
             rig.answer(Errno::ECONNABORTED.neg());
         }
-        rig.core.link_down(rig.now);
+        rig.answer(0);
+        for _ in 0..2 {
+            rig.answer(Errno::ECONNABORTED.neg());
+        }
+        if !down_first {
+            rig.core.link_down(rig.now);
+        }
         rig.core.link_up(rig.now, SESSION);
         let _hello = rig.order();
         rig.open("disk0", 3, &disk);

@@ -25,6 +25,10 @@ impl Session {
             }
             return;
         }
+        // The keys of a link that ends are dropped already.
+        if !live && done.imm.is_none() && done.invalidated.is_some() {
+            return;
+        }
         if let Some(heartbeat) = &mut link.heartbeat {
             heartbeat.received(now);
         }
