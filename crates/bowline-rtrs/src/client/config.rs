@@ -78,6 +78,11 @@ impl ClientConfig {
             limits: ClientLimits::default(),
         }
     }
+
+    /// Connections of a path, the service connection included.
+    pub(super) const fn connections(&self) -> u32 {
+        1 + self.io_connections as u32 + self.poll_connections as u32
+    }
 }
 
 /// Bounds of what a session takes.

@@ -1,7 +1,7 @@
 //! What the program orders: opening, closing, and paths that come and go [RS-3], [RS-4], [RS-24],
 //! [RS-25], [RS-34], [RS-37] to [RS-39].
 
-use bowline_wire::rtrs::Uuid;
+use bowline_wire::rtrs::{MAX_CONNECTIONS, Uuid};
 
 use super::link::Phase;
 use super::path::{Goal, Join, Manual, Path};
@@ -24,6 +24,7 @@ impl Session {
         let errno = match paths.len() {
             0 => Some(Errno::EINVAL),
             n if n > self.paths_max() => Some(Errno::EINVAL),
+            _ if self.config.connections() > MAX_CONNECTIONS.into() => Some(Errno::EINVAL),
             _ if duplicate => Some(Errno::EEXIST),
             _ if !self.suits(paths.iter().map(|(addr, _)| addr)) => Some(Errno::EOPNOTSUPP),
             _ => None,

@@ -219,11 +219,16 @@ impl Conn {
         kind: WrKind,
         start: usize,
     ) {
+        self.count_posted();
+        let mem = (start as u32, (batch.mems.len() - start) as u8);
+        batch.wrs.push(Wr { conn, tag, kind, mem, signal: false });
+    }
+
+    /// A work request more, of which nothing is known yet.
+    const fn count_posted(&mut self) {
         self.used += 1;
         self.unsignalled += 1;
         self.posted += 1;
-        let mem = (start as u32, (batch.mems.len() - start) as u8);
-        batch.wrs.push(Wr { conn, tag, kind, mem, signal: false });
     }
 
     /// Posts a send work request; with `always` it completes with an entry in any case.
@@ -236,9 +241,7 @@ impl Conn {
         start: usize,
         always: bool,
     ) {
-        self.used += 1;
-        self.unsignalled += 1;
-        self.posted += 1;
+        self.count_posted();
         let signal = always
             || std::mem::take(&mut self.fenced)
             || self.unsignalled >= self.signal_every

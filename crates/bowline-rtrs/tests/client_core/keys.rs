@@ -178,25 +178,32 @@ fn a_request_that_moves_gets_another_key() {
     assert!(rig.granted.is_empty());
 }
 
-// tests [RS-8]: an answer that came before the loss counts, once the key is dead.
+// tests [RS-8]: an answer that came before the loss counts, once the key is dead; also when the server
+// invalidated it, which is heard of after the loss.
 #[test]
 fn an_answer_before_the_loss_counts() {
-    let mut rig = Rig::opened_with(per_request(), false, 2);
-    let memory = rig.memory();
-    let permit = rig.permit();
-    rig.read(&permit, &pieces(memory), 1).unwrap();
-    let io = rig.ios.remove(0);
-    rig.drains = false;
-    rig.break_conn(io.conn);
-    rig.give_imm(io.conn, Imm::Done { id: 0, errno: 0, invalidated: false });
-    rig.session.take_completed(&mut rig.completed);
-    assert_eq!(rig.take_completed(), [], "its key is not known to be dead");
-    rig.pump();
-    let all: Vec<_> = rig.conns.keys().filter(|c| c.path == io.conn.path).copied().collect();
-    all.into_iter().for_each(|conn| rig.drain(conn));
-    rig.pump();
-    assert_eq!(rig.take_completed(), [(1, 0)]);
-    assert!(rig.ios.is_empty() && rig.granted.is_empty());
+    for invalidated in [false, true] {
+        let mut rig = Rig::opened_with(per_request(), false, 2);
+        let memory = rig.memory();
+        let permit = rig.permit();
+        rig.read(&permit, &pieces(memory), 1).unwrap();
+        let io = rig.ios.remove(0);
+        let key = rig.told(&io).unwrap().key;
+        rig.drains = false;
+        rig.break_conn(io.conn);
+        if invalidated {
+            rig.give_inval(io.conn, key);
+        }
+        rig.give_imm(io.conn, Imm::Done { id: 0, errno: 0, invalidated });
+        rig.session.take_completed(&mut rig.completed);
+        assert_eq!(rig.take_completed(), [], "its key is not known to be dead");
+        rig.pump();
+        let all: Vec<_> = rig.conns.keys().filter(|c| c.path == io.conn.path).copied().collect();
+        all.into_iter().for_each(|conn| rig.drain(conn));
+        rig.pump();
+        assert_eq!(rig.take_completed(), [(1, 0)]);
+        assert!(rig.ios.is_empty() && rig.granted.is_empty());
+    }
 }
 
 // tests [RS-25], [RS-38]: closing takes the keys along, also with requests in flight.

@@ -192,3 +192,21 @@ fn poll_connections_come_after_those_for_io() {
     rig.write(&permit, memory, 1).unwrap();
     assert_eq!(rig.ios[0].conn.cid, 2);
 }
+
+// tests [RT-24], [RT-28]
+#[test]
+fn more_connections_than_a_path_may_have_are_refused() {
+    for (io, polled, errno) in [
+        (u16::MAX, u16::MAX, Some(Errno::EINVAL)),
+        (4095, 1, Some(Errno::EINVAL)),
+        (4000, 95, None),
+    ] {
+        let settings = ClientConfig { io_connections: io, poll_connections: polled, ..config() };
+        let mut rig = Rig::new(settings, false);
+        rig.connects = Connects::Ignore;
+        rig.session.open(rig.now, &[addr(1)]);
+        rig.pump();
+        let opened = rig.take_events().into_iter().find(|e| matches!(e, Event::Opened(_)));
+        assert_eq!(opened, errno.map(|errno| Event::Opened(Err(errno))), "{io} and {polled}");
+    }
+}
