@@ -214,6 +214,24 @@ fn the_window_holds_without_an_answer() {
     pair.finish(0, 1);
 }
 
+/// [REQ-8], [REQ-25]: whoever does not wait for a message waits for the acknowledgement of the next one.
+#[test]
+fn messages_nobody_waits_for_are_acknowledged_with_the_next() {
+    let mut pair = Pair::new(&Setup::default());
+    let (to, from) = (pair.nodes[1].remote(0), [pair.nodes[0].sge(0, 6000)]);
+    let wr = |id, flags| SendWr { id, op: SendOp::Write(to), sges: &from, inline: &[], flags };
+    let silent = SendFlags::empty();
+    let wrs = [wr(1, silent), wr(2, SendFlags::SIGNALED), wr(3, silent), wr(4, silent)];
+    let node = &mut pair.nodes[0];
+    node.dev.post_send(pair.now, node.qp, &wrs).unwrap();
+    pair.finish(0, 1);
+    pair.settle();
+    let sent = pair.log.iter().filter(|seen| seen.from == 0).enumerate();
+    let asking = sent.filter(|(_, seen)| seen.packet().bth.ack_req).map(|(at, _)| at);
+    // Six packets each; nothing follows the last.
+    assert_eq!(asking.collect::<Vec<_>>(), [11, 23]);
+}
+
 /// [REQ-14], [RSP-20].
 #[test]
 fn a_solicited_send_wakes_who_waits_for_it() {

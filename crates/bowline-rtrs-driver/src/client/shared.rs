@@ -16,7 +16,7 @@ use bowline_verbs::{CmEvent, Qpn};
 
 use super::state::{Finished, Follower, LinkEv, News, State};
 use crate::clock;
-use crate::drive::Drive;
+use crate::drive::{Drive, share};
 use crate::engine::{Inner, Poll, Station, TICK};
 use crate::hub::Hub;
 
@@ -34,6 +34,8 @@ const SLICE: Duration = Duration::from_millis(50);
 pub(super) struct Turn {
     drive: Drive,
     finished: Finished,
+    /// Requests that were in flight when completions were last taken.
+    outstanding: usize,
 }
 
 /// Who takes the completions of a device.
@@ -251,7 +253,8 @@ impl Shared {
 
     /// Takes completions, and does what they lead to; returns how many there were.
     fn drive(&self, port: usize, queue: u16, turn: &mut Turn) -> usize {
-        let count = match turn.drive.poll(&self.hub.ports[port], queue, &self.hub.stats) {
+        let (port, max) = (&self.hub.ports[port], share(turn.outstanding));
+        let count = match turn.drive.poll(port, queue, max, &self.hub.stats) {
             Ok(0) => return 0,
             Ok(count) => count,
             Err(_) => {
@@ -261,6 +264,7 @@ impl Shared {
         };
         let now = clock::now();
         let mut state = self.hub.lock();
+        turn.outstanding = state.core.paths().map(|path| path.inflight as usize).sum();
         state.core.handle_done(now, &turn.drive.dones);
         let news = state.collect(&mut turn.finished);
         let quiet = state.links.is_empty();

@@ -5,7 +5,7 @@ use bowline_verbs::{FlushOf, Remote, SendFlags, SendOp, Status};
 use bowline_wire::roce::{AtomicEth, Bth, Builder, Opcode, Packet, Reth};
 
 use super::{Requester, TxCtx};
-use crate::sendq::Stage;
+use crate::sendq::{Request, Stage};
 
 impl Requester {
     /// Executes the local operation at the cursor, once and for all [REQ-20], [MR-8].
@@ -82,10 +82,16 @@ impl Requester {
         let most = if alone { part.min(self.missing()) } else { part };
         let steps = if one_packet { (packets - sent).min(most) } else { 1 };
         let last = sent + steps == packets;
-        // REQ-8: at the end of every message, and often enough that the window cannot stall.
+        // REQ-8, REQ-25: at the end of a message that somebody waits for or no other follows, and often
+        // enough that the window cannot stall.
         let filling = psn.since(self.una) + 1 >= self.window;
-        let ask =
-            alone || last || one_packet || filling || self.unasked + 1 >= (self.window / 3).max(1);
+        let awaited = request.flags.contains(SendFlags::SIGNALED)
+            || self.queue.get(self.cursor + 1).is_none_or(Request::is_local);
+        let ask = alone
+            || last && awaited
+            || one_packet
+            || filling
+            || self.unasked + 1 >= (self.window / 3).max(1);
         let opcode = opcode(&request.op, sent == 0, last);
         let ends_send = last
             && matches!(
