@@ -36,6 +36,8 @@ pub(crate) enum Subject {
     Rnbd,
     /// Requests and answers over UDP, in bursts: the ceiling of RTRS.
     RrUdp,
+    /// The same with a checksum of each segment, computed and checked.
+    RrUdpCrc,
     /// Requests and answers over TCP, as many in a write as there are.
     RrTcp,
     /// nbdkit's memory plugin over TCP.
@@ -58,7 +60,7 @@ pub(crate) enum Subject {
 
 impl Subject {
     /// Every subject, in the order of the tables.
-    pub(crate) const ALL: [Self; 23] = [
+    pub(crate) const ALL: [Self; 24] = [
         Self::Bowline,
         Self::BowlineBatch,
         Self::Roce,
@@ -66,6 +68,7 @@ impl Subject {
         Self::RtrsKept,
         Self::Rnbd,
         Self::RrUdp,
+        Self::RrUdpCrc,
         Self::RrTcp,
         Self::Nbdkit,
         Self::QemuNbd,
@@ -101,6 +104,7 @@ impl Subject {
             Self::RtrsKept => "rtrs-kept",
             Self::Rnbd => "rnbd",
             Self::RrUdp => "rr-udp",
+            Self::RrUdpCrc => "rr-udp-crc",
             Self::RrTcp => "rr-tcp",
             Self::Nbdkit => "nbdkit",
             Self::QemuNbd => "qemu-nbd",
@@ -136,7 +140,8 @@ impl Subject {
 
     /// Says whether this reads and writes a store.
     pub(crate) const fn is_block(self) -> bool {
-        matches!(self, Self::Rtrs | Self::RtrsKept | Self::Rnbd | Self::RrUdp | Self::RrTcp)
+        matches!(self, Self::Rtrs | Self::RtrsKept | Self::Rnbd | Self::RrUdp | Self::RrUdpCrc)
+            || matches!(self, Self::RrTcp)
             || self.is_peer_of_storage()
     }
 

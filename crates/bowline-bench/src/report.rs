@@ -312,6 +312,10 @@ pub(crate) fn legend(blocks: &[Block]) -> String {
         (Subject::RtrsKept, "the same; clients keep the keys (always_invalidate off)"),
         (Subject::Rnbd, "a mapped disk: an export of memory"),
         (Subject::RrUdp, "requests and answers over UDP, cut and merged by the kernel, polling"),
+        (
+            Subject::RrUdpCrc,
+            "the same with a checksum of each segment, computed and checked, as RoCE has it",
+        ),
         (Subject::RrTcp, "requests and answers over TCP, as many in a write as there are, polling"),
         (Subject::Nbdkit, "nbdkit, plugin memory, over tcp; a client of this program"),
         (Subject::QemuNbd, "qemu-nbd, a raw file in memory, over tcp; the same client"),

@@ -4,8 +4,10 @@
 //!
 //! ```text
 //!  0        8      16
-//!  | offset | slot | data of a write, or of the answer to a read
+//!  | offset | slot | data of a write, or of the answer to a read | with `rr-udp-crc` the checksum of all that
 //! ```
+//!
+//! `rr-udp-crc` computes and checks what RoCE demands of both sides for each packet, and nothing more of it.
 
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, UdpSocket};
@@ -14,12 +16,14 @@ use std::time::Duration;
 use bowline_verbs::Buffer;
 
 use super::{Gauge, Load, STORE, fill};
-use crate::cell::{Kind, Wait};
+use crate::cell::{Kind, Subject, Wait};
 use crate::role::{Role, done, stopping};
 use crate::sys;
 
 /// Bytes of the header.
 pub(super) const HEADER: usize = 16;
+/// Bytes of the checksum.
+const CHECK: usize = 4;
 /// Most bytes of data of a segment.
 const PIECE: usize = 4096;
 /// Bytes of a burst, and segments of it, at most.
@@ -92,8 +96,26 @@ impl Socket {
 
 /// Bytes of a segment of a request and of an answer.
 fn sizes(role: &Role) -> (usize, usize) {
-    let with_data = HEADER + piece(role);
+    let with_data = HEADER + piece(role) + if checked(role) { CHECK } else { 0 };
     if role.cell.kind == Kind::IoWrite { (with_data, HEADER) } else { (HEADER, with_data) }
+}
+
+/// Says whether segments with data carry a checksum.
+fn checked(role: &Role) -> bool {
+    role.cell.subject == Subject::RrUdpCrc
+}
+
+/// Appends the checksum of a segment that begins at `start`.
+fn seal(burst: &mut Vec<u8>, start: usize) {
+    let sum = crc32fast::hash(&burst[start..]);
+    burst.extend_from_slice(&sum.to_le_bytes());
+}
+
+/// Checks the checksum of a segment; returns what it is the checksum of.
+fn unseal(segment: &[u8]) -> Result<&[u8], String> {
+    let (covered, sum) = segment.split_last_chunk::<CHECK>().ok_or("a segment without checksum")?;
+    let right = crc32fast::hash(covered) == u32::from_le_bytes(*sum);
+    right.then_some(covered).ok_or_else(|| "a wrong checksum".to_owned())
 }
 
 /// Bytes of data of a segment.
@@ -123,6 +145,7 @@ impl Parts {
 pub(super) fn serve(mut role: Role) -> Result<(), String> {
     let (request, answer) = sizes(&role);
     let (size, piece, mut parts) = (role.cell.size, piece(&role), Parts::new(&role));
+    let checked = checked(&role);
     let store = Buffer::new(STORE).map_err(|e| format!("memory: {e}"))?;
     fill(&store);
     let mut socket = Socket::open(&mut role, answer, request)?;
@@ -138,6 +161,9 @@ pub(super) fn serve(mut role: Role) -> Result<(), String> {
                 if from + piece > STORE {
                     return Err(format!("a request at {from}"));
                 }
+                if checked {
+                    unseal(&socket.buf[at..n.min(at + request)])?;
+                }
                 store.write(from, data.ok_or("a write without its data")?);
                 if parts.add(u64::from_le_bytes(slot))? {
                     socket.burst.extend_from_slice(&header);
@@ -149,9 +175,13 @@ pub(super) fn serve(mut role: Role) -> Result<(), String> {
                 return Err(format!("a request at {from}"));
             }
             for at in (from..from + size).step_by(piece) {
+                let start = socket.burst.len();
                 socket.burst.extend_from_slice(&(at as u64).to_le_bytes());
                 socket.burst.extend_from_slice(&slot);
                 store.append_to(at, piece, &mut socket.burst);
+                if checked {
+                    seal(&mut socket.burst, start);
+                }
                 socket.flush(false)?;
             }
         }
@@ -163,6 +193,7 @@ pub(super) fn ask(mut role: Role) -> Result<(), String> {
     let (request, answer) = sizes(&role);
     let (size, depth) = (role.cell.size, role.cell.depth);
     let (piece, mut parts, mut offsets) = (piece(&role), Parts::new(&role), vec![0; depth]);
+    let checked = checked(&role);
     let mut load = Load::new(&role.cell);
     let memory = Buffer::new(depth * size).map_err(|e| format!("memory: {e}"))?;
     let mut socket = Socket::open(&mut role, request, answer)?;
@@ -182,9 +213,13 @@ pub(super) fn ask(mut role: Role) -> Result<(), String> {
             let at = slot as usize * size;
             memory.write(at, &offset.to_le_bytes());
             for done in (0..size).step_by(piece) {
+                let start = socket.burst.len();
                 socket.burst.extend_from_slice(&(offset + done as u64).to_le_bytes());
                 socket.burst.extend_from_slice(&slot.to_le_bytes());
                 memory.append_to(at + done, piece, &mut socket.burst);
+                if checked {
+                    seal(&mut socket.burst, start);
+                }
                 socket.flush(false)?;
             }
         }
@@ -194,6 +229,7 @@ pub(super) fn ask(mut role: Role) -> Result<(), String> {
             return Err("an answer is lost".into());
         }
         for segment in socket.buf[..n].chunks(answer) {
+            let segment = if checked && !load.write { unseal(segment)? } else { segment };
             let (offset, rest) = segment.split_first_chunk::<8>().ok_or("a short answer")?;
             let (slot, data) = rest.split_first_chunk::<8>().ok_or("a short answer")?;
             let (offset, slot) = (u64::from_le_bytes(*offset), u64::from_le_bytes(*slot));

@@ -64,6 +64,9 @@ impl Builder<'_> {
         if size == PAGE {
             entries.push(io("rr-tcp", Subject::RrTcp));
         }
+        if kind == Kind::IoWrite && size > PAGE {
+            entries.push(io("rr-udp-crc", Subject::RrUdpCrc));
+        }
         let nbdkit = io("nbdkit", Subject::Nbdkit);
         entries.push(Entry { anchor: entries.is_empty(), ..nbdkit });
         if LARGE.contains(&(size, depth)) {
