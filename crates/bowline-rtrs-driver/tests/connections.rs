@@ -4,7 +4,9 @@ mod common;
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::SeqCst;
+use std::thread::ThreadId;
 use std::time::Duration;
 
 use bowline_roce::{Config, GiveUp};
@@ -13,7 +15,7 @@ use bowline_rtrs_driver::client::{
     Completed, Completer, Done, PathState, Permit, PermitKind, Session, SessionBuilder, Wait,
 };
 use bowline_rtrs_driver::server::{Server, ServerConfig};
-use bowline_rtrs_driver::{Dir, Engine, EngineConfig, Errno, PORT, Policy};
+use bowline_rtrs_driver::{Dir, Engine, EngineConfig, Errno, Geometry, PORT, Policy};
 use bowline_verbs::Device;
 use common::load::Load;
 use common::{Pair, Store, at, bytes, device_with, eventually, ip, write_and_read};
@@ -239,6 +241,55 @@ fn polled_requests_end_when_they_are_polled() {
     });
     let many = open(u16::MAX).map(drop).map_err(|error| error.errno());
     assert_eq!(many, Err(Errno::EINVAL.0));
+}
+
+/// [RS-31]: the only thread of a program waits for a permit while all of them are out on poll connections.
+#[test]
+fn who_waits_for_a_polled_permit_polls() {
+    let geometry = Geometry::new(4, 28_672, 4096).unwrap();
+    let pair = Pair::new(85, 1, ServerConfig { geometry, ..ServerConfig::default() });
+    let builder = pair.builder("waiting", 1).io_connections(1).poll_connections(2);
+    let session = Session::open(&pair.client_engine, builder).unwrap();
+    let region = session.region(4096).unwrap();
+    let told = Arc::new(ToldHere { times: AtomicUsize::new(0), here: std::thread::current().id() });
+    let take = |wait| session.get_permit(PermitKind::Polled, wait);
+    let take_all = || -> Vec<Permit> { std::iter::from_fn(|| take(Wait::No)).collect() };
+    let mut rounds = 0;
+    for _ in 0..10 {
+        let permits = take_all();
+        for permit in &permits {
+            let done = Done { to: Arc::clone(&told) as _, tag: 0 };
+            session.request(Dir::Read, permit, &at(0), &[region.piece(0, 4096)], done).unwrap();
+        }
+        // They are free when their requests end, which somebody has to see.
+        permits.into_iter().for_each(|permit| session.put_permit(permit));
+        let before = told.times.load(SeqCst);
+        session.put_permit(take(Wait::Forever).unwrap());
+        rounds += usize::from(told.times.load(SeqCst) > before);
+        eventually("all are answered", || {
+            (0..2).for_each(|index| _ = session.poll_queue(index).unwrap());
+            session.inflight() == 0
+        });
+    }
+    // The engine looks at the queues a few times in a second, and may have been first.
+    assert!(rounds > 5, "{rounds}");
+    let permits = take_all();
+    assert_eq!(permits.len(), 3);
+    assert!(take(Wait::For(Duration::from_millis(1))).is_none(), "none comes back");
+    permits.into_iter().for_each(|permit| session.put_permit(permit));
+}
+
+/// Counts how often the thread of the test is told of the end of requests.
+struct ToldHere {
+    times: AtomicUsize,
+    here: ThreadId,
+}
+
+impl Completer for ToldHere {
+    fn completed(&self, _: &[Completed]) {
+        let here = std::thread::current().id() == self.here;
+        self.times.fetch_add(usize::from(here), SeqCst);
+    }
 }
 
 /// Tags of requests that have ended.

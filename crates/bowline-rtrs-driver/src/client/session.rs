@@ -207,7 +207,8 @@ impl Session {
     }
 
     /// Takes a permit, the right to have one request in flight; `None` when there is none in time, or
-    /// the session is over. Its requests take the connection of the processor this thread is on.
+    /// the session is over. Its requests take the connection of the processor this thread is on. Who waits
+    /// for one of [`PermitKind::Polled`] polls all poll connections meanwhile.
     pub fn get_permit(&self, kind: PermitKind, wait: Wait) -> Option<Permit> {
         self.get_permit_on(kind, wait, current_cpu())
     }
@@ -218,8 +219,8 @@ impl Session {
         let take = |state: &mut State| state.core.get_permit(kind, cpu);
         match wait {
             Wait::No => take(&mut self.shared.hub.lock()),
-            Wait::Forever => self.shared.wait_permit(None, take),
-            Wait::For(limit) => self.shared.wait_permit(Some(limit), take),
+            Wait::Forever => self.shared.wait_permit(kind, None, take),
+            Wait::For(limit) => self.shared.wait_permit(kind, Some(limit), take),
         }
     }
 
@@ -333,7 +334,7 @@ impl Session {
         self.ring(1);
         let ready = |state: &mut State| state.slots.ended(tag);
         let outcome = match permit.kind() {
-            PermitKind::Polled => self.shared.poll_until(ready),
+            PermitKind::Polled => self.shared.poll_until(None, ready),
             PermitKind::Io | PermitKind::Service => self.shared.drive_until(None, false, ready),
         };
         match outcome {

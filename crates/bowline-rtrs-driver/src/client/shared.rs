@@ -11,6 +11,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, TryLockE
 use std::thread::Thread;
 use std::time::{Duration, Instant as Moment};
 
+use bowline_rtrs::client::{Permit, PermitKind};
 use bowline_rtrs::{Instant, PortId};
 use bowline_verbs::{CmEvent, Qpn};
 
@@ -323,14 +324,17 @@ impl Shared {
         count
     }
 
-    /// Polls the poll connections until something is there; `None` when the session is over.
+    /// Polls the poll connections until something is there, no longer than `limit`; `None` when it is not,
+    /// or the session is over.
     pub(super) fn poll_until<T>(
         &self,
+        limit: Option<Duration>,
         mut ready: impl FnMut(&mut State) -> Option<T>,
     ) -> Option<T> {
         if self.polled.is_empty() {
-            return self.drive_until(None, false, ready);
+            return self.drive_until(limit, false, ready);
         }
+        let deadline = limit.map(|limit| (Moment::now(), limit));
         loop {
             let mut count = 0;
             for index in 0..self.polled.len() as u16 {
@@ -340,7 +344,8 @@ impl Shared {
             if let Some(done) = ready(&mut state) {
                 return Some(done);
             }
-            if state.closed || self.is_stopped() {
+            let late = deadline.is_some_and(|(start, limit)| start.elapsed() >= limit);
+            if late || state.closed || self.is_stopped() {
                 return None;
             }
             drop(state);
@@ -461,17 +466,23 @@ impl Shared {
         }
     }
 
-    /// Waits for a permit or whatever else puts of permits lead to.
-    pub(super) fn wait_permit<T>(
+    /// Waits for a permit. Who waits for one of [`PermitKind::Polled`] polls: the requests that have the
+    /// permits end when somebody does.
+    pub(super) fn wait_permit(
         &self,
+        kind: PermitKind,
         limit: Option<Duration>,
-        mut ready: impl FnMut(&mut State) -> Option<T>,
-    ) -> Option<T> {
+        mut take: impl FnMut(&mut State) -> Option<Permit>,
+    ) -> Option<Permit> {
+        if kind == PermitKind::Polled && !self.polled.is_empty() {
+            let free = take(&mut self.hub.lock());
+            return free.or_else(|| self.poll_until(limit, take));
+        }
         let start = Moment::now();
         let mut state = self.hub.lock();
         loop {
-            if let Some(done) = ready(&mut state) {
-                return Some(done);
+            if let Some(permit) = take(&mut state) {
+                return Some(permit);
             }
             let left = limit.map_or(SLICE, |limit| limit.saturating_sub(start.elapsed()));
             if left.is_zero() || state.closed || self.is_stopped() {
