@@ -360,8 +360,12 @@ impl Session {
         of.post(&mut self.batch, conn, tag, kind, start);
     }
 
-    /// Posts what waited for room on a connection.
+    /// Posts what waited for room on a connection. On a link that ends nothing is posted any more: what
+    /// waits moves with the rest when the queues are empty.
     pub(super) fn post_waiting(&mut self, conn: ConnId) {
+        if self.links.get(conn.path).is_none_or(|link| !link.is_live()) {
+            return;
+        }
         self.post_revocations(conn);
         loop {
             let Some(link) = self.links.get_mut(conn.path) else { return };

@@ -307,6 +307,50 @@ fn requests_wait_for_room() {
     }
 }
 
+// tests [RS-8], [RT-22]: an answer that is taken after the loss of its path makes room, but not for what
+// waits on that path.
+#[test]
+fn nothing_is_posted_on_a_path_that_ends() {
+    for refresh in [false, true] {
+        let attr = PortAttr { max_qp_wr: 24, ..ATTR };
+        let mut rig = Rig::of_device(config(), refresh, attr, 0x77);
+        rig.session.open(rig.now, &[addr(1), addr(2)]);
+        rig.pump();
+        let second = rig.path(1);
+        rig.session.disconnect_path(rig.now, second).unwrap();
+        rig.pump();
+        let memory = rig.memory();
+        let permits: Vec<_> = (0..40).map(|_| rig.permit()).collect();
+        for (tag, permit) in (0..).zip(&permits) {
+            rig.write(permit, memory, tag).unwrap();
+        }
+        let ios = std::mem::take(&mut rig.ios);
+        assert!(ios.len() < permits.len(), "some wait");
+        rig.drains = false;
+        rig.break_conn(ios[0].conn);
+        for io in &ios[1..] {
+            rig.reply(io, 0);
+        }
+        rig.pump();
+        assert_eq!(rig.ios.len(), 0);
+        let answered = rig.take_completed();
+        assert_eq!(answered.len(), ios.len() - 1);
+        rig.session.reconnect_path(rig.now, second).unwrap();
+        rig.pump();
+        let ended = rig.conns.keys().copied().filter(|conn| conn.path == ios[0].conn.path);
+        ended.collect::<Vec<_>>().into_iter().for_each(|conn| rig.drain(conn));
+        rig.pump();
+        while !rig.ios.is_empty() {
+            assert!(rig.ios.iter().all(|io| io.conn.path != ios[0].conn.path));
+            rig.reply_all();
+        }
+        let mut all = answered;
+        all.extend(rig.take_completed());
+        all.sort_unstable();
+        assert_eq!(all, (0..40).map(|tag| (tag, 0)).collect::<Vec<_>>());
+    }
+}
+
 // tests [RT-49]: what comes with an answer of no bytes is not looked at; data may come with it.
 #[test]
 fn an_answer_may_carry_the_data_itself() {
