@@ -15,7 +15,8 @@ use bowline_verbs::{
 };
 
 /// Entries of a completion queue, when the device has so many: room for 340 connections of default
-/// depth. Where they take memory only when they are used, as many as there can be.
+/// depth. Where they take memory only when they are used, as many as there can be: the soft device has
+/// room for 5450, more than a server lets one address have. A connection that finds no room is refused.
 const CQ_ENTRIES: usize = 1 << 20;
 
 /// The same of one for a poll connection: room for 20 paths of default depth.

@@ -279,6 +279,33 @@ fn who_waits_for_a_polled_permit_polls() {
     permits.into_iter().for_each(|permit| session.put_permit(permit));
 }
 
+/// [RT-28], [RT-66]: connections for whose completions the device has no room are refused, and those that
+/// are there go on.
+#[test]
+fn a_full_completion_queue_refuses_connections() {
+    const NET: u8 = 86;
+    let geometry = Geometry::new(16, 28_672, 4096).unwrap();
+    let config = ServerConfig { geometry, ..ServerConfig::default() };
+    // Room for one session of two connections.
+    let short = |mut soft: SoftConfig| {
+        if soft.addrs[0] == ip(NET, 101) {
+            soft.core.limits.cqes = 2000;
+        }
+        soft
+    };
+    let pair = Pair::with(NET, 1, config, short);
+    let open = |name| {
+        let builder = pair.builder(name, 1).io_connections(1);
+        Session::open(&pair.client_engine, builder).map_err(|error| error.errno())
+    };
+    let session = open("first").unwrap();
+    assert_eq!(open("second").map(drop), Err(Errno::ENOMEM.0));
+    write_and_read(&session, 0, 4096);
+    assert_eq!(session.paths()[0].state, PathState::Connected);
+    session.close();
+    eventually("there is room again", || open("third").is_ok());
+}
+
 /// Counts how often the thread of the test is told of the end of requests.
 struct ToldHere {
     times: AtomicUsize,

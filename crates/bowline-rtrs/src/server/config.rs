@@ -53,9 +53,11 @@ pub struct ServerLimits {
     /// Connections of a path.
     pub connections_per_path: u16,
     /// Connections of all paths together, promised or made, those included whose end the client has not
-    /// confirmed yet.
+    /// confirmed yet. What a device has no room for in its queues is refused besides [RT-28].
     pub connections: usize,
-    /// The same of one address, so that none can take them all.
+    /// The same of one address, so that none can take them all; as many as one path may have, or 128
+    /// paths with 32 each. A client of more than half of that which comes back from a crash is refused
+    /// until the end of its former connections is noticed.
     pub connections_per_address: usize,
     /// Time from the first connection of a path until the client knows the chunks.
     pub establish: Duration,
@@ -71,7 +73,7 @@ impl Default for ServerLimits {
             paths_per_session: bowline_wire::rtrs::MAX_PATHS,
             connections_per_path: bowline_wire::rtrs::MAX_CONNECTIONS,
             connections: 16_384,
-            connections_per_address: 2048,
+            connections_per_address: bowline_wire::rtrs::MAX_CONNECTIONS.into(),
             establish: Duration::from_secs(30),
             waiting: 65_536,
         }

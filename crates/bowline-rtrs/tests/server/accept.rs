@@ -6,7 +6,7 @@ use bowline_rtrs::server::{
     AllowRule, CloseReason, PathState, Server, ServerConfig, ServerEvent, ServerLimits,
 };
 use bowline_rtrs::{Errno, Input, PathId, PortAttr, PortId, Tag};
-use bowline_wire::rtrs::{Geometry, MAX_PATHS};
+use bowline_wire::rtrs::{Geometry, MAX_CONNECTIONS, MAX_PATHS};
 
 use super::rig::{Answer, PORT, Rig, con_req, config, uuid};
 
@@ -163,6 +163,21 @@ fn there_is_an_end_to_what_clients_can_make() {
         assert!(accepted(rig.ask(&from, TO, &con_req(1, n as u8, 0, 1).emit())));
     }
     assert_eq!(rig.ask(A, TO, &con_req(1, 200, 0, 1).emit()), RESET, "paths of a session");
+}
+
+// tests [RT-66], [RT-24], [RT-28]: whatever one path may have, and all paths of a client with 16 processors.
+#[test]
+fn an_honest_client_finds_room_and_leaves_some() {
+    let mut rig = Rig::new();
+    assert!(accepted(rig.ask(A, TO, &con_req(1, 1, 0, MAX_CONNECTIONS).emit())));
+    assert_eq!(rig.ask(A, TO, &con_req(2, 2, 0, 1).emit()), ENOMEM, "an address has no more");
+    assert!(accepted(rig.ask(B, TO, &con_req(3, 3, 0, MAX_CONNECTIONS).emit())), "another has");
+
+    let mut rig = Rig::new();
+    for n in 0..MAX_PATHS {
+        let to = format!("10.1.0.{n}");
+        assert!(accepted(rig.ask(A, &to, &con_req(1, n as u8, 0, 17).emit())), "path {n}");
+    }
 }
 
 // tests [RT-66]
