@@ -41,6 +41,37 @@ struct Memory {
     elsewhere: bool,
 }
 
+/// What it sees of other threads at a look.
+#[derive(Clone, Copy, Debug)]
+struct Seen {
+    /// The time, in nanoseconds.
+    now: u64,
+    /// Times an application thread has looked at the network without waiting.
+    looks: u64,
+    /// Times a waiting thread has taken the lead.
+    epoch: u64,
+}
+
+impl Memory {
+    /// Tells who is to read the network from now on.
+    fn judge(&mut self, lead: Lead, seen: Seen) -> Lead {
+        let met = std::mem::take(&mut self.elsewhere);
+        let active = met || seen.looks != self.looks || seen.epoch != self.epoch;
+        // In less time than that somebody who polls need not have had the processor.
+        let judges = active || seen.now - self.judged_at >= TICK_NS / 2;
+        if judges {
+            (self.looks, self.epoch, self.judged_at) = (seen.looks, seen.epoch, seen.now);
+        }
+        match lead {
+            Lead::App => Lead::App,
+            // Whoever polls does better to read the network without this thread in between.
+            Lead::Nobody | Lead::Helper if active => Lead::Nobody,
+            Lead::Nobody if judges => Lead::Helper,
+            Lead::Nobody | Lead::Helper => lead,
+        }
+    }
+}
+
 impl Shared {
     /// Runs until the device is closed.
     pub(crate) fn help(&self) {
@@ -61,23 +92,10 @@ impl Shared {
             self.write_lives(&lives);
             return true;
         }
-        let looks = self.looks.load(Relaxed);
-        let polled = looks != memory.looks || memory.elsewhere;
-        memory.elsewhere = false;
-        let waited = st.lead_epoch != memory.epoch;
-        // In less time than that somebody who polls need not have had the processor.
-        let judges = polled || waited || now.as_nanos() - memory.judged_at >= TICK_NS / 2;
-        if judges {
-            (memory.looks, memory.epoch) = (looks, st.lead_epoch);
-            memory.judged_at = now.as_nanos();
-        }
-        match st.lead {
-            Lead::App => {}
-            // Whoever polls does better to read the network without this thread in between.
-            Lead::Nobody | Lead::Helper if polled || waited => st.lead = Lead::Nobody,
-            Lead::Nobody if judges => st.lead = Lead::Helper,
-            Lead::Nobody | Lead::Helper => {}
-        }
+        let seen =
+            Seen { now: now.as_nanos(), looks: self.looks.load(Relaxed), epoch: st.lead_epoch };
+        let waited = seen.epoch != memory.epoch;
+        st.lead = memory.judge(st.lead, seen);
         let watching = st.lead == Lead::Helper;
         if st.lead != Lead::App {
             st.sleeping = None;
@@ -157,6 +175,53 @@ impl Shared {
             Came::Little | Came::Much => {
                 memory.spin_end = clock::now().as_nanos() + self.spin_ns.min(SPIN_MAX_NS);
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HALF: u64 = TICK_NS / 2;
+
+    fn seen(now: u64, looks: u64, epoch: u64) -> Seen {
+        Seen { now, looks, epoch }
+    }
+
+    #[test]
+    fn a_thread_that_polls_now_and_then_keeps_the_network() {
+        let mut memory = Memory::default();
+        let mut lead = memory.judge(Lead::Nobody, seen(HALF, 1, 0));
+        // Called far more often than the other thread, which shares a processor, can look.
+        for at in 1..100 {
+            let now = HALF + at * HALF / 10;
+            lead = memory.judge(lead, seen(now, 1 + at / 9, 0));
+            assert_eq!(lead, Lead::Nobody, "{at}");
+        }
+    }
+
+    #[test]
+    fn nobody_who_looks_leaves_the_network_to_the_background_thread() {
+        let mut memory = Memory::default();
+        assert_eq!(memory.judge(Lead::Nobody, seen(HALF, 1, 0)), Lead::Nobody);
+        assert_eq!(memory.judge(Lead::Nobody, seen(2 * HALF - 1, 1, 0)), Lead::Nobody);
+        assert_eq!(memory.judge(Lead::Nobody, seen(2 * HALF, 1, 0)), Lead::Helper);
+        assert_eq!(memory.judge(Lead::Helper, seen(2 * HALF + 1, 1, 0)), Lead::Helper);
+        // Until somebody looks or waits again.
+        assert_eq!(memory.judge(Lead::Helper, seen(2 * HALF + 2, 2, 0)), Lead::Nobody);
+        assert_eq!(memory.judge(Lead::Nobody, seen(3 * HALF + 1, 2, 0)), Lead::Nobody);
+        assert_eq!(memory.judge(Lead::Nobody, seen(3 * HALF + 2, 2, 0)), Lead::Helper);
+        assert_eq!(memory.judge(Lead::Helper, seen(3 * HALF + 3, 2, 1)), Lead::Nobody);
+        assert_eq!(memory.judge(Lead::App, seen(9 * HALF, 2, 1)), Lead::App, "it waits still");
+    }
+
+    #[test]
+    fn a_thread_that_was_met_at_the_network_counts_once() {
+        for looks in [0, 1] {
+            let mut memory = Memory { elsewhere: true, ..Memory::default() };
+            assert_eq!(memory.judge(Lead::Helper, seen(HALF, looks, 0)), Lead::Nobody);
+            assert_eq!(memory.judge(Lead::Nobody, seen(2 * HALF, looks, 0)), Lead::Helper);
         }
     }
 }
