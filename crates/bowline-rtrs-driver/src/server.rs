@@ -409,7 +409,7 @@ impl Server {
 }
 
 const fn is_offence(reason: CloseReason) -> bool {
-    reason.is_violation() || matches!(reason, CloseReason::NotAllowed | CloseReason::NameTaken)
+    reason.is_violation() || reason.is_refusal()
 }
 
 impl Station for Server {

@@ -73,6 +73,11 @@ impl CloseReason {
                 | Self::Withdraw
         )
     }
+
+    /// Tells whether the client, or the name of its session, was not admitted.
+    pub const fn is_refusal(self) -> bool {
+        matches!(self, Self::NotAllowed | Self::NameTaken)
+    }
 }
 
 impl fmt::Display for CloseReason {
@@ -160,6 +165,7 @@ impl Server {
         self.forget_waiting(now, id);
         self.counters.paths_closed += 1;
         self.counters.paths_violated += u64::from(reason.is_violation());
+        self.counters.paths_refused += u64::from(reason.is_refusal());
         self.wake_at(deadline);
         if let Some(session) = self.sessions.get(session) {
             let session = session.id;

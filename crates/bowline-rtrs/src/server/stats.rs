@@ -35,6 +35,8 @@ counters! {
     paths_closed,
     /// Of these: the client broke a rule [RT-67].
     paths_violated,
+    /// Of these: the client, or the name of its session, was not admitted [RT-64], [RT-20].
+    paths_refused,
     /// Requests handed to the upper layer.
     requests,
     /// Requests that waited for a chunk that another path's operation still held [RS-9].

@@ -23,6 +23,12 @@ fn accepted(answer: Answer) -> bool {
     matches!(answer, Answer::Accepted(..))
 }
 
+/// Paths closed so far, those of them that were not admitted, and those that broke a rule.
+fn refusals(rig: &Rig) -> (u64, u64, u64) {
+    let counters = rig.server.counters();
+    (counters.paths_closed, counters.paths_refused, counters.paths_violated)
+}
+
 // tests [RT-19], [RT-20], [RT-25]
 #[test]
 fn a_path_is_made_of_connections_in_any_order() {
@@ -189,6 +195,7 @@ fn a_path_half_made_is_closed_in_the_end() {
     assert!(rig.closed.is_empty());
     rig.pass(Duration::from_millis(200));
     assert_eq!(rig.take_closed(), [(path.id, CloseReason::NotEstablished)]);
+    assert_eq!(refusals(&rig), (1, 0, 0));
     rig.assert_empty();
     assert!(rig.downs().is_empty(), "the upper layer never heard of it");
 }
@@ -259,6 +266,7 @@ fn a_name_is_that_of_one_session() {
     assert!(rig.info(&mut joined, "other").is_none());
     assert_eq!(rig.take_closed(), [(joined.id, CloseReason::NameTaken)]);
     assert!(rig.server.path(first.id).is_some());
+    assert_eq!(refusals(&rig), (2, 2, 0));
     // When the first is gone the name is free.
     rig.server.disconnect_path(rig.now, first.id);
     rig.settle();
@@ -286,6 +294,7 @@ fn only_those_on_the_list_come_in() {
     // A further path is judged by its own address.
     let mut path = rig.connect(1, 4, "10.9.1.1", 1);
     rig.info(&mut path, "db7").unwrap();
+    assert_eq!(refusals(&rig), (1, 1, 0));
 }
 
 // tests [RS-27]
@@ -298,6 +307,7 @@ fn the_upper_layer_can_refuse_a_session() {
     assert_eq!(rig.take_closed(), [(path.id, CloseReason::NotAllowed)]);
     assert!(rig.downs().is_empty(), "it was never up");
     rig.assert_empty();
+    assert_eq!(refusals(&rig), (1, 1, 0));
 }
 
 // tests [RS-27]: paths wait for the upper layer's word, and a session it has accepted is told to be
