@@ -206,9 +206,55 @@ pub(super) fn resolve(
     })
 }
 
+/// Why a session with these paths could not be had. Linux takes addresses of two families for the same,
+/// and says no more than that the path is there already [RT-28].
+pub(super) fn refused(what: &'static str, errno: Errno, paths: &[PathAddr]) -> Error {
+    const MIXED: &str =
+        "connecting paths of IPv4 and of IPv6, of which Linux servers take one kind in a session";
+    let apart = |(at, one): (usize, &PathAddr)| {
+        let ips = |path: &PathAddr| (path.src.ip(), path.dst.ip());
+        paths[..at].iter().all(|other| ips(one) != ips(other))
+    };
+    let mixed = paths.iter().any(|path| path.dst.is_ipv4())
+        && paths.iter().any(|path| path.dst.is_ipv6())
+        && paths.iter().enumerate().all(apart);
+    Error::new(if errno == Errno::EEXIST && mixed { MIXED } else { what }, errno)
+}
+
 fn bits(addr: IpAddr) -> u128 {
     match addr {
         IpAddr::V4(addr) => u128::from(addr.to_bits()) << 96,
         IpAddr::V6(addr) => addr.to_bits(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // tests [RT-28]
+    #[test]
+    fn a_path_refused_for_its_family_is_called_that() {
+        let path = |ips: [&str; 2]| {
+            let [src, dst] = ips.map(|ip| SocketAddr::new(ip.parse().unwrap(), 1234));
+            PathAddr { port: PortId(0), src, dst }
+        };
+        let four = path(["10.0.0.1", "10.0.0.2"]);
+        let other = path(["10.0.1.1", "10.0.1.2"]);
+        let six = path(["fd00::1", "fd00::2"]);
+        let told = |errno, paths: &[PathAddr]| {
+            let error = refused("opening a session", errno, paths);
+            assert_eq!(error.errno(), errno.0);
+            error.to_string()
+        };
+        let mixed = "connecting paths of IPv4 and of IPv6, of which Linux servers take one kind in a \
+                     session: exists already";
+        assert_eq!(told(Errno::EEXIST, &[four, six]), mixed);
+        assert_eq!(told(Errno::EEXIST, &[six, other, four]), mixed);
+        let plain = "opening a session: exists already";
+        assert_eq!(told(Errno::EEXIST, &[four, other]), plain);
+        assert_eq!(told(Errno::EEXIST, &[six]), plain);
+        assert_eq!(told(Errno::EEXIST, &[six, four, four]), plain, "the same path twice");
+        assert_eq!(told(Errno::EBUSY, &[four, six]), "opening a session: busy");
     }
 }

@@ -12,7 +12,7 @@ use bowline_rtrs::{Errno, Instant, MemRef, PathId, Policy, PortAttr, PortId};
 use bowline_verbs::{Access, Buffer};
 use bowline_wire::rtrs::{Dir, Uuid};
 
-use super::builder::{SessionBuilder, connections, resolve};
+use super::builder::{SessionBuilder, connections, refused, resolve};
 use super::future::{Call, Cell, ended};
 use super::region::Region;
 use super::shared::Shared;
@@ -150,7 +150,10 @@ impl Session {
                     resets += 1;
                     std::thread::sleep(RESET_PAUSE);
                 }
-                Some(Err(errno)) => return Err(Error::new(WHAT, errno)),
+                Some(Err(errno)) => {
+                    let addrs: Vec<PathAddr> = paths.iter().map(|(addr, _)| *addr).collect();
+                    return Err(refused(WHAT, errno, &addrs));
+                }
                 None => return Err(Error::closed(WHAT)),
             }
         }
@@ -385,7 +388,8 @@ impl Session {
         }
     }
 
-    /// Adds a path and waits until it is connected [RS-34].
+    /// Adds a path and waits until it is connected [RS-34]. A server of Linux takes no path of another
+    /// address family than the session's [RT-28].
     ///
     /// # Errors
     /// `EADDRNOTAVAIL` or `ENODEV` when no device has an address for it; what kept it from being
@@ -396,9 +400,16 @@ impl Session {
             let addr = resolve(&self.shared.engine.devices, (src, dst), self.port)?;
             let uuid = random::uuid()?;
             let path = self.order(WHAT, |core, now| core.add_path(now, addr, uuid))?;
-            match self.outcome(WHAT, path) {
-                Err(error) if error.errno() == Errno::EADDRINUSE.0 && tries < PORTS_TRIED => {}
-                outcome => return outcome.map(|()| path),
+            match self.wait_outcome(path) {
+                Some(Ok(())) => return Ok(path),
+                Some(Err(Errno::EADDRINUSE)) if tries < PORTS_TRIED => {}
+                Some(Err(errno)) => {
+                    let state = self.shared.hub.lock();
+                    let others = state.core.paths().filter(|other| other.id != path);
+                    let addrs: Vec<_> = others.map(|other| other.addr).chain([addr]).collect();
+                    return Err(refused(WHAT, errno, &addrs));
+                }
+                None => return Err(Error::closed(WHAT)),
             }
         }
         Err(Error::new(WHAT, Errno::EADDRINUSE))
@@ -449,14 +460,15 @@ impl Session {
     ) -> Result<(), Error> {
         self.shared.hub.lock().outcomes.remove(&path);
         self.order(what, |core, now| command(core, now, path))?;
-        self.outcome(what, path)
-    }
-
-    fn outcome(&self, what: &'static str, path: PathId) -> Result<(), Error> {
-        match self.shared.wait_control(None, |state| state.outcomes.remove(&path)) {
+        match self.wait_outcome(path) {
             Some(outcome) => outcome.map_err(|errno| Error::new(what, errno)),
             None => Err(Error::closed(what)),
         }
+    }
+
+    /// What was ordered of a path comes to this; `None` when the session is over before.
+    fn wait_outcome(&self, path: PathId) -> Option<Result<(), Errno>> {
+        self.shared.wait_control(None, |state| state.outcomes.remove(&path))
     }
 
     /// The paths, in the order they were added.
