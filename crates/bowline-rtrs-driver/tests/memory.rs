@@ -143,7 +143,8 @@ fn memory_is_bounded_by_the_chunks() {
         assert!(used > (n + 1) * CHUNKS * 9 / 10, "{used}: not all chunks were used");
         assert!(used <= (n + 1) * CHUNKS + 8 * IDLE + REST, "{used} of {} sessions", n + 1);
     }
-    // Memory of the program's that was sent from stays registered until the connection has sent more.
+    // Memory of the program's that was sent from stays registered until the connection has sent more, or
+    // a heartbeat.
     let regions = 3 * regions;
     let client = resident().saturating_sub(before);
     println!("client: {client} more, {regions} of them regions");

@@ -78,6 +78,8 @@ impl Tag {
     pub const DRAIN: u32 = 6;
     /// The client takes memory of an IO back from the server, or has given it.
     pub const KEY: u32 = 7;
+    /// The client wants to know that everything before it has been sent.
+    pub const FENCE: u32 = 8;
 
     /// Makes the tag of the request of this kind with this index, below 2^28.
     pub const fn new(kind: u32, index: u32) -> Self {

@@ -150,7 +150,7 @@ pub(super) struct Conn {
     /// Work requests posted, and those of them that are known to have completed.
     posted: u64,
     sent: u64,
-    /// Somebody waits until what was posted has completed.
+    /// Somebody waits until what was posted has completed, and no signalled request has followed yet.
     pub(super) fenced: bool,
     /// Requests in flight, those that wait included.
     pub(super) inflight: u32,
@@ -242,8 +242,9 @@ impl Conn {
         always: bool,
     ) {
         self.count_posted();
+        let fenced = std::mem::take(&mut self.fenced);
         let signal = always
-            || std::mem::take(&mut self.fenced)
+            || fenced
             || self.unsignalled >= self.signal_every
             || self.used + HEARTBEAT_RESERVE >= self.send_max
             || self.signals.is_empty() && self.used >= self.send_max / 2;

@@ -221,14 +221,15 @@ impl Session {
         self.regions.outcome(region)
     }
 
-    /// Ends a registration, as soon as no request in flight uses it.
+    /// Ends a registration, as soon as no request in flight uses it and nothing is to be sent again from it.
     pub fn drop_region(&mut self, region: RegionId) {
         let gone = self.regions.unwant(region);
         self.order_drop(gone);
     }
 
     /// Ends a registration that no request uses, once what was sent from it cannot be sent again:
-    /// the answer to a request may be quicker than the acknowledgement of its last packet.
+    /// the answer to a request may be quicker than the acknowledgement of its last packet. The next
+    /// request of the connection tells, or the next heartbeat of the session does.
     pub(super) fn order_drop(&mut self, gone: Option<RegionId>) {
         let Some(region) = gone else { return };
         let mut fences = Vec::new();
@@ -412,6 +413,9 @@ impl Session {
         }
         for id in self.links.ids() {
             self.link_timeout(now, id);
+            if !self.lingering.is_empty() {
+                self.end_fences(id);
+            }
         }
         for at in (0..self.list.len()).rev() {
             let Some(&id) = self.list.get(at) else { continue };

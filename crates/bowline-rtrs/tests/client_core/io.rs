@@ -351,6 +351,41 @@ fn nothing_is_posted_on_a_path_that_ends() {
     }
 }
 
+// tests [RT-98]: memory that the program is through with, and whose connection has nothing more to send.
+#[test]
+fn memory_is_released_at_the_next_heartbeat() {
+    let mut rig = Rig::opened(false, 2);
+    let tick = Duration::from_secs(5);
+    let memories = [rig.memory(), rig.memory()];
+    let permit = rig.permit();
+    for memory in memories {
+        rig.write(&permit, memory, 1).unwrap();
+        rig.reply_all();
+    }
+    memories.iter().for_each(|memory| rig.session.drop_region(*memory));
+    rig.pump();
+    assert!(memories.iter().all(|memory| rig.buffers.contains_key(memory)), "to be sent again");
+    rig.sends_complete = false;
+    rig.pass(tick);
+    assert_eq!(rig.fences, 1, "one for both");
+    assert!(memories.iter().all(|memory| rig.buffers.contains_key(memory)));
+    let unsent = std::mem::take(&mut rig.unsent);
+    rig.session.handle_done(rig.now, &unsent);
+    rig.pump();
+    assert!(memories.iter().all(|memory| !rig.buffers.contains_key(memory)));
+    // Those who send more learn it by that.
+    rig.sends_complete = true;
+    let (memory, other) = (rig.memory(), rig.memory());
+    rig.write(&permit, memory, 1).unwrap();
+    rig.reply_all();
+    rig.session.drop_region(memory);
+    rig.write(&permit, other, 1).unwrap();
+    rig.reply_all();
+    assert!(!rig.buffers.contains_key(&memory));
+    rig.pass(tick);
+    assert_eq!(rig.fences, 1, "nobody waits");
+}
+
 // tests [RT-49]: what comes with an answer of no bytes is not looked at; data may come with it.
 #[test]
 fn an_answer_may_carry_the_data_itself() {

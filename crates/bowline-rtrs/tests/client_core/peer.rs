@@ -98,6 +98,8 @@ pub(crate) struct Rig {
     pub(crate) events: Vec<Event>,
     pub(crate) completed: Vec<Completed>,
     pub(crate) signalled: usize,
+    /// Writes of nothing, by which the client learns that those before have completed.
+    pub(crate) fences: usize,
     /// Signalled sends complete at once.
     pub(crate) sends_complete: bool,
     /// Those that did not.
@@ -153,6 +155,7 @@ impl Rig {
             events: Vec::new(),
             completed: Vec::new(),
             signalled: 0,
+            fences: 0,
             sends_complete: true,
             unsent: Vec::new(),
         }
@@ -350,6 +353,10 @@ impl Rig {
                     let rsp = self.info_rsp(wr.conn.path);
                     self.give_message(wr.conn, &rsp, None);
                 }
+            }
+            WrKind::Write(_) if wr.tag.kind() == Tag::FENCE => {
+                assert!(wr.signal && bytes.is_empty(), "{wr:?}");
+                self.fences += 1;
             }
             WrKind::Write(remote) => {
                 assert!(!wr.signal, "a completion for half a request");
