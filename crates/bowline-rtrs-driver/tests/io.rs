@@ -152,6 +152,20 @@ fn errors_come_back_with_their_requests() {
     write_and_read(&session, 0, 4096);
 }
 
+/// [RT-98]: by the heartbeats of a session that has nothing else to send.
+#[test]
+fn memory_that_is_dropped_is_released() {
+    for (net, refresh) in [(87, true), (88, false)] {
+        let pair = Pair::new(net, 1, config(refresh));
+        let session = pair.session(1);
+        let before = pair.client_device.in_use().mrs;
+        write_and_read(&session, 0, 4096);
+        eventually("it is", || pair.client_device.in_use().mrs == before);
+        assert_eq!(session.paths()[0].stats.reconnects, 0);
+        write_and_read(&session, 0, 4096);
+    }
+}
+
 /// [RS-24]: all paths or none, and the reason.
 #[test]
 fn a_session_that_cannot_be_opened_leaves_nothing() {
