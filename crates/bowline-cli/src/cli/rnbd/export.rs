@@ -121,12 +121,13 @@ pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
     Ok(())
 }
 
-/// Clients that break rules: told of now and then, and counted in between, so that they cannot fill a log.
+/// Clients that break rules, or are not admitted: told of now and then, and counted in between, so that they
+/// cannot fill a log.
 #[derive(Default)]
 struct Offences {
     told: Option<Instant>,
-    violated: u64,
-    refused: u64,
+    /// Paths of clients that broke rules, paths of those not admitted, and connection requests.
+    counted: [u64; 3],
 }
 
 impl Offences {
@@ -135,17 +136,18 @@ impl Offences {
 
     fn look(&mut self, now: Instant, server: &ExportServer) -> Option<String> {
         let counters = server.rtrs().counters();
-        let more = (counters.paths_violated - self.violated, counters.refused - self.refused);
-        if more == (0, 0) || self.told.is_some_and(|told| now - told < Self::PAUSE) {
+        let now_counted = [counters.paths_violated, counters.paths_refused, counters.refused];
+        if now_counted == self.counted || self.told.is_some_and(|told| now - told < Self::PAUSE) {
             return None;
         }
         self.told = Some(now);
-        (self.violated, self.refused) = (counters.paths_violated, counters.refused);
-        let last = server.rtrs().last_offence().filter(|_| more.0 > 0);
+        let before = std::mem::replace(&mut self.counted, now_counted);
+        let [violated, paths, requests] = std::array::from_fn(|at| now_counted[at] - before[at]);
+        let last = server.rtrs().last_offence().filter(|_| violated + paths > 0);
         let last = last.map(|last| format!("; the last: {}: {}", last.remote, last.reason));
-        let (violated, refused) = more;
         Some(format!(
-            "clients: {violated} paths closed for breaking rules, {refused} connections refused{}",
+            "clients: {violated} paths closed for breaking rules, {paths} not admitted, {requests} connections \
+             refused{}",
             last.unwrap_or_default()
         ))
     }
