@@ -135,6 +135,27 @@ fn local_protection_errors_come_in_order() {
     }
 }
 
+/// A message nobody waits for relied on the next one to ask for its acknowledgement, which cannot be sent:
+/// that fails at once all the same, also where no time runs out [REQ-25].
+#[test]
+fn a_request_that_cannot_be_sent_asks_for_what_relied_on_it() {
+    for timeout in [0, 17] {
+        let mut pair = Pair::new(&Setup { timeout, ..Setup::default() });
+        let to = pair.nodes[1].remote(0);
+        let node = &mut pair.nodes[0];
+        let good = [node.sge(0, 5000)];
+        let bad = [Sge { lkey: node.keys.lkey ^ 1, ..node.sge(0, 10) }];
+        let op = SendOp::Write(to);
+        let wr = |id, sges, flags| SendWr { id, op: op.clone(), sges, inline: &[], flags };
+        let wrs = [wr(1, &good, SendFlags::empty()), wr(2, &bad, SendFlags::SIGNALED)];
+        node.dev.post_send(pair.now, node.qp, &wrs).unwrap();
+        let begun = pair.now;
+        pair.settle();
+        assert_eq!(pair.outcomes(0), [(2, Status::LocProtErr)], "timeout {timeout}");
+        assert!(pair.now < begun + Duration::from_millis(1), "no timer was needed");
+    }
+}
+
 /// The region goes away between the packets of one message: what was sent stays, the request fails.
 #[test]
 fn a_region_deregistered_under_way_fails_the_request() {

@@ -354,8 +354,10 @@ impl Session {
         Call::new(self.request(dir, permit, usr, data, done).map(|()| cell))
     }
 
-    /// Takes completions that are there, and does what they lead to; returns how many. Other threads
-    /// that do so at the same time find none.
+    /// Takes completions that are there, and does what they lead to; returns how many. With many requests
+    /// outstanding these are not all, so that the program can send the next ones while the server still works
+    /// on others; whoever wants all calls it until it returns 0. Other threads that do so at the same time
+    /// find none.
     pub fn poll(&self) -> usize {
         self.shared.poll()
     }

@@ -17,7 +17,7 @@ use bowline_verbs::{CmEvent, Qpn};
 
 use super::state::{Finished, Follower, LinkEv, News, State};
 use crate::clock;
-use crate::drive::{Drive, share};
+use crate::drive::{BATCH, Drive, share};
 use crate::engine::{Inner, Poll, Station, TICK};
 use crate::hub::Hub;
 
@@ -27,6 +27,8 @@ const NAP: Duration = Duration::from_millis(2);
 const LONG_NAP: Duration = Duration::from_millis(256);
 /// Nanoseconds between two looks at queues that the program polls, to see that it does.
 const POLLED_LOOK: u64 = 200_000_000;
+/// Such a look goes on so often while it finds something: a path that ends leaves all its receives there.
+const POLLED_TURNS: usize = 16;
 /// A waiting thread looks so often at what no completion tells it.
 const SLICE: Duration = Duration::from_millis(50);
 
@@ -254,7 +256,9 @@ impl Shared {
 
     /// Takes completions, and does what they lead to; returns how many there were.
     fn drive(&self, port: usize, queue: u16, turn: &mut Turn) -> usize {
-        let (port, max) = (&self.hub.ports[port], share(turn.outstanding));
+        // A poll connection is looked at when its program chooses to.
+        let max = if queue == 0 { share(turn.outstanding) } else { BATCH };
+        let port = &self.hub.ports[port];
         let count = match turn.drive.poll(port, queue, max, &self.hub.stats) {
             Ok(0) => return 0,
             Ok(count) => count,
@@ -360,7 +364,11 @@ impl Shared {
     fn look_at_polled(&self) {
         for (index, polled) in (0..).zip(&self.polled) {
             if !polled.polled.swap(false, Ordering::Relaxed) {
-                self.drive_polled(index, polled);
+                for _ in 0..POLLED_TURNS {
+                    if self.drive_polled(index, polled) == 0 {
+                        break;
+                    }
+                }
             }
         }
     }

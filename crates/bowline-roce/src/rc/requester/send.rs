@@ -4,6 +4,7 @@
 use bowline_verbs::{FlushOf, Remote, SendFlags, SendOp, Status};
 use bowline_wire::roce::{AtomicEth, Bth, Builder, Opcode, Packet, Reth};
 
+use super::recovery::Repair;
 use super::{Requester, TxCtx};
 use crate::sendq::{Request, Stage};
 
@@ -43,6 +44,7 @@ impl Requester {
         let Some(request) = self.queue.get_mut(self.cursor) else { return false };
         if !fits {
             request.stage = Stage::Broken(Status::LocProtErr);
+            self.ask_before_broken();
             return false;
         }
         request.first = self.end;
@@ -57,6 +59,15 @@ impl Requester {
             self.reads += 1;
         }
         true
+    }
+
+    /// The request at the cursor is not sent, and fails when those before it are acknowledged. Those may have
+    /// relied on it to ask for that [REQ-25].
+    fn ask_before_broken(&mut self) {
+        if self.una != self.end && self.unasked > 0 {
+            self.repair = Some(Repair::Probe);
+            self.timed = None;
+        }
     }
 
     /// Appends the packet with PSN `next`; `false`: its bytes are not to be had [REQ-16].
@@ -85,7 +96,9 @@ impl Requester {
         // REQ-8, REQ-25: at the end of a message that somebody waits for or no other follows, and often
         // enough that the window cannot stall.
         let filling = psn.since(self.una) + 1 >= self.window;
-        let awaited = request.flags.contains(SendFlags::SIGNALED)
+        let awaited = self.signal_all
+            || request.flags.contains(SendFlags::SIGNALED)
+            || self.held
             || self.queue.get(self.cursor + 1).is_none_or(Request::is_local);
         let ask = alone
             || last && awaited
@@ -168,6 +181,7 @@ impl Requester {
                 if let Some(request) = self.queue.get_mut(self.cursor) {
                     request.stage = Stage::Broken(Status::LocProtErr);
                 }
+                self.ask_before_broken();
                 return false;
             }
         }
