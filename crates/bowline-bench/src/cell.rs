@@ -140,8 +140,8 @@ impl Subject {
 
     /// Says whether this reads and writes a store.
     pub(crate) const fn is_block(self) -> bool {
-        matches!(self, Self::Rtrs | Self::RtrsKept | Self::Rnbd | Self::RrUdp | Self::RrUdpCrc)
-            || matches!(self, Self::RrTcp)
+        matches!(self, Self::Rtrs | Self::RtrsKept | Self::Rnbd)
+            || matches!(self, Self::RrUdp | Self::RrUdpCrc | Self::RrTcp)
             || self.is_peer_of_storage()
     }
 

@@ -16,15 +16,8 @@ const BURST: usize = 15;
 /// How many completions a client takes at once that has so many requests outstanding: half of them. Were it
 /// to take all, its next requests would all leave at the same time, and client and server would work in
 /// turns instead of at the same time. In whole bursts, and at least one.
-pub(crate) const fn share(outstanding: usize) -> usize {
-    let half = outstanding / 2 / BURST * BURST;
-    if half < BURST {
-        BURST
-    } else if half > BATCH {
-        BATCH
-    } else {
-        half
-    }
+pub(crate) fn share(outstanding: usize) -> usize {
+    (outstanding / 2 / BURST * BURST).clamp(BURST, BATCH)
 }
 
 /// What one look at a completion queue brings.

@@ -65,7 +65,8 @@ impl Requester {
     /// relied on it to ask for that [REQ-25].
     fn ask_before_broken(&mut self) {
         if self.una != self.end && self.unasked > 0 {
-            self.repair = Some(Repair::Probe);
+            // What is to be sent again already asks as well.
+            self.repair.get_or_insert(Repair::Probe);
             self.timed = None;
         }
     }
