@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 
 use bowline_roce::{Burst, Config, IdentHint};
-use bowline_verbs::SendOp;
+use bowline_verbs::{Mtu, SendOp};
 use common::{Pair, Setup};
 
 const LEN: usize = 1 << 20;
@@ -56,4 +56,21 @@ fn packets_leave_in_bursts_though_acknowledgements_come_one_by_one() {
     let quarters = of_long / (WINDOW as usize / 4);
     assert!(bursts <= 40 + quarters + 4, "{bursts} bursts of {packets} packets");
     assert!(acks <= 40 + 2 * quarters, "{acks} acknowledgements");
+}
+
+/// A burst holds 15 packets of 4 KiB, and what is shorter beside them.
+#[test]
+fn a_short_last_packet_goes_with_a_burst_that_is_full() {
+    let setup = Setup { mtu: Mtu::M4096, ..Setup::default() };
+    let mut pair = Pair::new(&setup);
+    let to = pair.nodes[1].remote(0);
+    let sges = [pair.nodes[0].sge(0, 32 * 4096 + 100)];
+    pair.post(0, 0, SendOp::Write(to), &sges);
+    let mut burst = Burst::new();
+    let mut counts = Vec::new();
+    while pair.nodes[0].dev.poll_transmit(pair.now, &mut burst) {
+        counts.push(burst.count);
+    }
+    assert_eq!(counts.iter().sum::<usize>(), 33);
+    assert_eq!(counts.len(), 3, "{counts:?}");
 }

@@ -12,7 +12,7 @@ use super::Device;
 use super::shared::Shared;
 use crate::burst::Burst;
 use crate::qp::{Halves, Qp};
-use crate::rc::requester::Outcome;
+use crate::rc::requester::{Outcome, Requester};
 use crate::time::Instant;
 
 /// Bytes of an acknowledgement, ICRC included.
@@ -118,7 +118,13 @@ impl Shared {
         qp.requests_next = half == Half::Responder;
         let mut outcome = Outcome::Idle;
         let mut carried = false;
-        while (replies || may_request) && burst.has_room(gso) {
+        // A short packet still goes with a row of long ones that has no room for one more of them.
+        let has_room = |burst: &Burst, requester: &Requester| {
+            burst.has_room(gso)
+                || half == Half::Requester
+                    && requester.next_len().is_some_and(|len| burst.has_room_for(gso, len))
+        };
+        while (replies || may_request) && has_room(burst, requester) {
             let start = burst.bytes.len();
             let filled = match half {
                 Half::Responder => {

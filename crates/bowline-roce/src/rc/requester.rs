@@ -40,6 +40,9 @@ use crate::time::Instant;
 /// Most PSNs of one read: with a window on top still below half of all.
 const READ_PACKETS_MAX: u64 = 1 << 22;
 
+/// No packet has more bytes of headers, pad and ICRC.
+const HEADERS_MAX: usize = 64;
+
 /// What the requester is given for the time of a call.
 #[derive(Debug)]
 pub(crate) struct TxCtx<'a> {
@@ -252,6 +255,15 @@ impl Requester {
             && self.settings.is_some()
             && (self.repair.is_some()
                 || self.queue.get(self.cursor).is_some_and(|request| !self.must_wait(request)))
+    }
+
+    /// At most how many bytes the next packet has, if it is one of the request at the cursor.
+    pub(crate) fn next_len(&self) -> Option<usize> {
+        let request = self.queue.get(self.cursor).filter(|request| !request.is_local())?;
+        let mtu = self.settings.as_ref().filter(|_| self.repair.is_none())?.mtu;
+        let sent = self.sent as usize * mtu;
+        let left = (request.len as usize).saturating_sub(sent);
+        Some(HEADERS_MAX + if request.is_read_or_atomic() { 0 } else { left.min(mtu) })
     }
 
     /// Tells whether a request, the one at the cursor, has to wait for answers to earlier ones.
