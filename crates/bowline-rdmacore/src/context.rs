@@ -208,7 +208,7 @@ impl Context {
             fast_registration: false,
             flush: false,
             key_refresh: false,
-            even_packets: false,
+            burst: 0,
             lazy_cq: false,
         })
     }

@@ -101,7 +101,7 @@ impl SoftDevice {
             fast_registration: true,
             flush: true,
             key_refresh: true,
-            even_packets: true,
+            burst: bowline_roce::burst_payload(mtu),
             lazy_cq: true,
         };
         let mut core = Core::new(core, seed);

@@ -2,7 +2,8 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use bowline_wire::roce::{ICRC_LEN, IcrcHeads, Outer};
+use bowline_verbs::Mtu;
+use bowline_wire::roce::{BTH_LEN, ICRC_LEN, IcrcHeads, Outer, RETH_LEN};
 
 /// Most packets of a burst.
 pub const BURST_SEGMENTS_MAX: usize = 64;
@@ -106,6 +107,14 @@ impl Burst {
         self.count += 1;
         true
     }
+}
+
+/// Bytes of data of WRITEs of one packet each that a burst holds at a path MTU.
+pub const fn burst_payload(mtu: Mtu) -> usize {
+    let packet = BTH_LEN + RETH_LEN + mtu.bytes() + ICRC_LEN;
+    let fit = BURST_BYTES_MAX / packet;
+    let count = if fit < BURST_SEGMENTS_MAX { fit } else { BURST_SEGMENTS_MAX };
+    count * mtu.bytes()
 }
 
 /// Where the packets of a queue pair go.

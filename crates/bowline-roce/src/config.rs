@@ -107,7 +107,7 @@ impl Default for Limits {
             mrs: 1 << 18,
             mws: 1 << 18,
             cqs: 1 << 16,
-            cqes: 1 << 24,
+            cqes: 1 << 25,
             qps: 1 << 16,
             wrs: 1 << 16,
             sges: 256,

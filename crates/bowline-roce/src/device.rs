@@ -29,6 +29,7 @@ pub use self::usage::InUse;
 
 use self::gsi::Gsi;
 use self::shared::Shared;
+use crate::burst::burst_payload;
 use crate::config::Config;
 use crate::counters::Counters;
 use crate::qp::Qp;
@@ -121,7 +122,7 @@ impl Device {
             fast_registration: true,
             flush: true,
             key_refresh: true,
-            even_packets: true,
+            burst: burst_payload(config.mtu),
             lazy_cq: true,
         }
     }

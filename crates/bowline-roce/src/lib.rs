@@ -54,7 +54,7 @@ mod ud;
 mod udsend;
 
 pub use bowline_wire::time::Instant;
-pub use burst::{BURST_BYTES_MAX, BURST_SEGMENTS_MAX, Burst};
+pub use burst::{BURST_BYTES_MAX, BURST_SEGMENTS_MAX, Burst, burst_payload};
 pub use cm::{CmConfig, FormerLife};
 pub use config::{Config, GiveUp, Limits};
 pub use counters::Counters;

@@ -38,6 +38,8 @@ pub(crate) struct Request {
     /// First PSN and number of PSNs, once it has been started.
     pub(crate) first: Psn,
     pub(crate) packets: u32,
+    /// Each of its packets is a message to the peer [REQ-26].
+    pub(crate) row: bool,
     pub(crate) stage: Stage,
 }
 
@@ -195,6 +197,7 @@ impl SendQueue {
             inline_first: self.inline_gone + self.inline.len() as u64,
             first: Psn::ZERO,
             packets: 0,
+            row: false,
             stage: Stage::Waiting,
         });
         if inline {

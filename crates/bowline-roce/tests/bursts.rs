@@ -6,8 +6,9 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 
 use bowline_roce::{Burst, Config, IdentHint};
-use bowline_verbs::{Mtu, SendOp};
-use common::{Pair, Setup};
+use bowline_verbs::{Mtu, Remote, SendOp};
+use bowline_wire::roce::Opcode;
+use common::{Pair, Setup, pattern};
 
 const LEN: usize = 1 << 20;
 const WINDOW: u32 = 64;
@@ -65,7 +66,7 @@ fn a_short_last_packet_goes_with_a_burst_that_is_full() {
     let mut pair = Pair::new(&setup);
     let to = pair.nodes[1].remote(0);
     let sges = [pair.nodes[0].sge(0, 32 * 4096 + 100)];
-    pair.post(0, 0, SendOp::Write(to), &sges);
+    pair.post(0, 0, SendOp::WriteImm(to, 1), &sges);
     let mut burst = Burst::new();
     let mut counts = Vec::new();
     while pair.nodes[0].dev.poll_transmit(pair.now, &mut burst) {
@@ -73,4 +74,52 @@ fn a_short_last_packet_goes_with_a_burst_that_is_full() {
     }
     assert_eq!(counts.iter().sum::<usize>(), 33);
     assert_eq!(counts.len(), 3, "{counts:?}");
+}
+
+/// [REQ-26]: bursts go on across messages, since all packets are alike.
+#[test]
+fn packets_of_writes_are_all_alike() {
+    let setup = Setup { mtu: Mtu::M4096, ..Setup::default() };
+    let mut pair = Pair::new(&setup);
+    let to = pair.nodes[1].remote(0);
+    pair.nodes[0].fill(0, 64 * 4096, 5);
+    let (mut burst, mut counts, mut wire) = (Burst::new(), Vec::new(), Vec::new());
+    for (id, pages) in [(0, 32), (1, 31)] {
+        let to = Remote { addr: to.addr + 32 * 4096 * id, ..to };
+        let sges = [pair.nodes[0].sge(32 * 4096 * id as usize, pages * 4096)];
+        pair.post(0, id, SendOp::Write(to), &sges);
+    }
+    while pair.nodes[0].dev.poll_transmit(pair.now, &mut burst) {
+        counts.push(burst.count);
+        wire.extend(burst.segments().map(<[u8]>::to_vec));
+    }
+    assert_eq!(counts, [15, 15, 15, 15, 3]);
+    assert!(wire.iter().all(|packet| packet[0] == Opcode::WriteOnly as u8));
+    let from = SocketAddr::new(pair.nodes[0].addr, burst.source_port);
+    let at = pair.nodes[1].addr;
+    for bytes in &wire {
+        pair.nodes[1].dev.handle_datagram(pair.now, from, at, IdentHint::Unknown, bytes);
+    }
+    assert_eq!(pair.nodes[1].bytes(0, 63 * 4096), pattern(64 * 4096, 5)[..63 * 4096]);
+}
+
+/// [REQ-26]: where each packet leaves by itself, and where the peer's program is told a length, a message
+/// stays one.
+#[test]
+fn writes_stay_one_message_where_nothing_is_gained() {
+    for (gso, op) in
+        [(false, SendOp::Write as fn(Remote) -> SendOp), (true, |to| SendOp::WriteImm(to, 1))]
+    {
+        let mut pair = Pair::new(&Setup { mtu: Mtu::M4096, ..Setup::default() });
+        pair.nodes[0].dev.set_gso(gso);
+        let to = pair.nodes[1].remote(0);
+        let sges = [pair.nodes[0].sge(0, 3 * 4096)];
+        pair.post(0, 0, op(to), &sges);
+        let (mut burst, mut opcodes) = (Burst::new(), Vec::new());
+        while pair.nodes[0].dev.poll_transmit(pair.now, &mut burst) {
+            opcodes.extend(burst.segments().map(|packet| Opcode::from_u8(packet[0]).unwrap()));
+        }
+        let last = if gso { Opcode::WriteLastImm } else { Opcode::WriteLast };
+        assert_eq!(opcodes, [Opcode::WriteFirst, Opcode::WriteMiddle, last]);
+    }
 }

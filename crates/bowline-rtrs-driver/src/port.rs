@@ -16,7 +16,7 @@ use bowline_verbs::{
 
 /// Entries of a completion queue, when the device has so many: room for 340 connections of default
 /// depth. Where they take memory only when they are used, as many as there can be: the soft device has
-/// room for 5450, more than a server lets one address have. A connection that finds no room is refused.
+/// room for 7690, more than a server lets one address have. A connection that finds no room is refused.
 const CQ_ENTRIES: usize = 1 << 20;
 
 /// The same of one for a poll connection: room for 20 paths of default depth.
@@ -77,7 +77,7 @@ impl Port {
             max_sge: limits.max_sge,
             fast_registration: limits.fast_registration,
             key_refresh: limits.key_refresh,
-            even_packets: limits.even_packets,
+            burst: limits.burst,
         };
         let (device, queues) = (Arc::clone(device), Vec::new());
         let pd = device.alloc_pd()?;

@@ -289,7 +289,7 @@ fn a_full_completion_queue_refuses_connections() {
     // Room for one session of two connections.
     let short = |mut soft: SoftConfig| {
         if soft.addrs[0] == ip(NET, 101) {
-            soft.core.limits.cqes = 2000;
+            soft.core.limits.cqes = 2800;
         }
         soft
     };

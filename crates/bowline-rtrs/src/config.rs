@@ -40,6 +40,6 @@ pub struct PortAttr {
     /// Keys can be withdrawn and renewed, so a server can refresh them. Where they cannot, it
     /// announces that it does not [RT-73].
     pub key_refresh: bool,
-    /// Packets of one size that follow one another cost less than mixed ones.
-    pub even_packets: bool,
+    /// WRITEs of data that fills packets leave together, so many bytes with one call; 0: they do not.
+    pub burst: usize,
 }

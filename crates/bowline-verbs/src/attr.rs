@@ -43,9 +43,10 @@ pub struct DeviceAttr {
     /// [`Device::withdraw_keys`](crate::Device::withdraw_keys) and
     /// [`Device::renew_keys`](crate::Device::renew_keys) work.
     pub key_refresh: bool,
-    /// Packets of one size that follow one another cost less than mixed ones: who has many messages to
-    /// send does well to send what fills packets first and what is short after it.
-    pub even_packets: bool,
+    /// Packets of one size that follow one another leave together, and one that is shorter behind them: so
+    /// many bytes of WRITEs without immediate, in rows that fill packets, with one call. Who has many messages
+    /// to send does well to send what fills packets first and what is short after it. 0: nothing is gained.
+    pub burst: usize,
     /// Entries of a completion queue take memory while they are there, and not from its beginning on.
     pub lazy_cq: bool,
 }

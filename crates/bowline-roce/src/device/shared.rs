@@ -95,6 +95,7 @@ impl Shared {
             pd: name.pd,
             qpn: name.qpn,
             dest_qpn: name.dest_qpn,
+            gso: self.config.gso,
             counters: &mut self.counters,
             done: &mut self.done,
         }

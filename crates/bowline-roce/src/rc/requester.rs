@@ -51,6 +51,8 @@ pub(crate) struct TxCtx<'a> {
     pub(crate) pd: PdId,
     pub(crate) qpn: Qpn,
     pub(crate) dest_qpn: Qpn,
+    /// Packets of one size leave together.
+    pub(crate) gso: bool,
     pub(crate) counters: &'a mut Counters,
     /// Completions, and whether each wakes a waiter for solicited ones.
     pub(crate) done: &'a mut Vec<(Completion, bool)>,

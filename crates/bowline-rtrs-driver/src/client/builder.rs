@@ -170,7 +170,7 @@ impl SessionBuilder {
 /// IO connections of each path, when the program has not chosen.
 pub(super) fn connections(devices: &[Arc<dyn Device>]) -> u16 {
     const MOST: u16 = 16;
-    if devices.iter().any(|device| device.attr().even_packets) {
+    if devices.iter().any(|device| device.attr().burst > 0) {
         return 1;
     }
     let processors = std::thread::available_parallelism();

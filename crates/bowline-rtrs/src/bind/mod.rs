@@ -10,6 +10,7 @@
 //! [`ConnId`] is. Generic, so that the simulator runs the same code as the driver.
 
 mod domains;
+mod pack;
 mod post;
 mod regions;
 mod table;
@@ -22,14 +23,14 @@ use bowline_verbs::{
     SendOp, SendWr,
 };
 
-pub(crate) use post::EARLY_MAX;
 pub use post::withdraw;
 pub use verbs::{Ports, Verbs};
 
+use self::pack::Bursts;
 use self::post::Scratch;
 use self::regions::{Adding, Regions};
 use self::table::{Conn, Table, Whose};
-use crate::{ConnId, Done, Errno, Input, Order, PortId, QpShape, RequestId, Tag};
+use crate::{ConnId, Done, Errno, Input, Order, PortAttr, PortId, QpShape, RequestId, Tag};
 
 /// Reads a completion of a work request that a binding posted.
 pub fn done_of(completion: &Completion) -> Done {
@@ -277,6 +278,15 @@ enum Begun {
     NoDomain,
 }
 
+/// Adds room for parts to a queue pair, if its device likes bursts and has it: a request of data is split into
+/// two at most, and a message that tells of it follows each.
+fn with_parts(attr: PortAttr, shape: &QpShape) -> (Bursts, QpShape) {
+    let (bytes, send_wr) = (attr.burst as u64, shape.send_wr + shape.send_wr / 2);
+    let split = bytes > 0 && send_wr < attr.max_qp_wr;
+    let send_wr = if split { send_wr } else { shape.send_wr };
+    (Bursts { bytes, split }, QpShape { send_wr, ..*shape })
+}
+
 /// Makes a queue pair and begins its connection. Says [`Input::Failed`] if any of it does not work;
 /// then there is nothing left, unless the connection has a name.
 fn open(
@@ -296,7 +306,8 @@ fn open(
             return Begun::NoDomain;
         }
     };
-    let begun = verbs.create_qp(pd, shape).and_then(|qpn| {
+    let (bursts, shape) = with_parts(verbs.attr(), shape);
+    let begun = verbs.create_qp(pd, &shape).and_then(|qpn| {
         param.qpn = qpn;
         let begun = first(verbs, qpn).and_then(|()| start(verbs, &param));
         if begun.is_err() {
@@ -309,7 +320,7 @@ fn open(
             if let Err(error) = &went {
                 out.push(failed(error));
             }
-            Begun::Conn(Conn::new(port, param.qpn, id))
+            Begun::Conn(Conn::new(port, param.qpn, id, bursts))
         }
         Err(error) => {
             out.push(failed(&error));

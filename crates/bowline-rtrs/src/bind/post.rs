@@ -1,7 +1,8 @@
 //! Batches: keys, receives and sends, with as few calls as possible.
 
-use bowline_verbs::{Access, Error, Piece, Qpn, RecvWr, SendFlags, SendOp, SendWr, Sge};
+use bowline_verbs::{Access, Error, Piece, Qpn, RecvWr, Remote, SendFlags, SendOp, SendWr, Sge};
 
+use super::pack::{Bursts, Packer, Part};
 use super::regions::Regions;
 use super::verbs::{Ports, Verbs};
 use super::{Binding, errno_of, wr_id};
@@ -9,8 +10,6 @@ use crate::{Batch, Input, MemRef, PortId, RecvSlot, Wr, WrKind};
 
 /// Keys handed to a device at once.
 const KEYS: usize = 64;
-/// Most bytes of data that go before short messages.
-pub(crate) const EARLY_MAX: usize = 8192;
 /// There is no further send of this connection in the batch.
 const LAST: u32 = u32::MAX;
 
@@ -22,6 +21,9 @@ pub(super) struct Scratch {
     recvs: Vec<RecvWr<'static>>,
     /// For each send of the batch the next one of its connection.
     next: Vec<u32>,
+    packer: Packer,
+    /// Elements of the gather list of each part.
+    counts: Vec<usize>,
     /// The first sends of all connections of the batch.
     firsts: Vec<u32>,
     turn: u64,
@@ -79,33 +81,34 @@ impl Scratch {
         verbs: &mut dyn Verbs,
         regions: &Regions,
         (port, qpn): (PortId, Qpn),
-        batch: &Batch,
+        (batch, bursts): (&Batch, Bursts),
         first: u32,
     ) -> Result<(), Error> {
         let next = &self.next;
-        let walk = || {
-            let mut at = first;
-            std::iter::from_fn(move || {
-                let wr = batch.wrs.get(at as usize)?;
-                at = next.get(at as usize).copied().unwrap_or(LAST);
-                Some(wr)
-            })
-        };
-        let all = || {
-            let early = |wr: &&Wr| goes_early(batch, wr);
-            walk().filter(early).chain(walk().filter(move |wr| !early(wr)))
+        let sends = std::iter::successors((first != LAST).then_some(first), |at| {
+            next.get(*at as usize).copied().filter(|at| *at != LAST)
+        });
+        self.packer.pack(batch, sends, bursts);
+        let parts = || {
+            self.packer
+                .parts
+                .iter()
+                .filter_map(|part| Some((part, batch.wrs.get(part.wr as usize)?)))
         };
         self.sges.clear();
-        for wr in all() {
-            let sge = |mem| regions.sge(port, wr.conn.path, mem);
-            self.sges.extend(gathered(batch, wr).iter().map(sge));
+        self.counts.clear();
+        for (part, wr) in parts() {
+            let before = self.sges.len();
+            let mems = gathered(batch, wr, part);
+            self.sges.extend(mems.map(|mem| regions.sge(port, wr.conn.path, &mem)));
+            self.counts.push(self.sges.len() - before);
         }
         let mut wrs = again(std::mem::take(&mut self.sends));
         let mut rest = self.sges.as_slice();
-        for wr in all() {
-            let (sges, others) = rest.split_at(gathered(batch, wr).len());
+        for ((part, wr), count) in parts().zip(&self.counts) {
+            let (sges, others) = rest.split_at(*count);
             rest = others;
-            wrs.push(send_wr(wr, sges, || regions.pieces(batch.mems_of(wr))));
+            wrs.push(send_wr(wr, part.skip, sges, || regions.pieces(batch.mems_of(wr))));
         }
         let posted = verbs.post_send(qpn, &wrs).map_err(|(_, error)| error);
         self.sends = again(wrs);
@@ -113,30 +116,39 @@ impl Scratch {
     }
 }
 
-/// Tells whether a send goes before the other ones of its connection in the batch. Data of answers do:
-/// packets of one size leave with one call, which short messages in between would break up. Each stays
-/// before the message that tells of it [RT-47]; and whatever is complete when a signalled request is, in
-/// the core's order, is so in this one, since only unsignalled ones move, and forward. Much data is not
-/// moved: who waits for the first of it should not wait for the last.
-fn goes_early(batch: &Batch, wr: &Wr) -> bool {
-    let len = || batch.mems_of(wr).iter().map(|mem| mem.len as usize).sum::<usize>();
-    matches!(wr.kind, WrKind::Write(_)) && !wr.signal && len() <= EARLY_MAX
-}
-
-/// The memory a send work request sends.
-fn gathered<'a>(batch: &'a Batch, wr: &Wr) -> &'a [MemRef] {
-    match wr.kind {
+/// The memory a part of a send work request sends.
+fn gathered<'a>(batch: &'a Batch, wr: &Wr, part: &Part) -> impl Iterator<Item = MemRef> + 'a {
+    let mems = match wr.kind {
         WrKind::Register(_) => &[],
         _ => batch.mems_of(wr),
-    }
+    };
+    let (mut skip, mut left) = (part.skip, part.len);
+    mems.iter().filter_map(move |mem| {
+        let before = skip.min(mem.len.into());
+        let len = left.min(u64::from(mem.len) - before);
+        (skip, left) = (skip - before, left - len);
+        // Memory of no bytes is sent as such, and so are those a part has nothing of left out.
+        (len > 0 || mem.len == 0).then(|| MemRef {
+            offset: mem.offset + before,
+            len: len as u32,
+            ..*mem
+        })
+    })
 }
 
-fn send_wr<'a>(wr: &Wr, sges: &'a [Sge], pieces: impl FnOnce() -> Vec<Piece>) -> SendWr<'a> {
+fn send_wr<'a>(
+    wr: &Wr,
+    skip: u64,
+    sges: &'a [Sge],
+    pieces: impl FnOnce() -> Vec<Piece>,
+) -> SendWr<'a> {
     let op = match wr.kind {
         WrKind::Send => SendOp::Send,
         WrKind::SendImm(imm) => SendOp::SendImm(imm),
         WrKind::SendInv(key) => SendOp::SendInv(key),
-        WrKind::Write(remote) => SendOp::Write(remote),
+        WrKind::Write(Remote { addr, rkey }) => {
+            SendOp::Write(Remote { addr: addr.wrapping_add(skip), rkey })
+        }
         WrKind::WriteImm(remote, imm) => SendOp::WriteImm(remote, imm),
         WrKind::Register(key) => {
             let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
@@ -184,7 +196,7 @@ impl Binding {
         }
     }
 
-    /// The sends of each connection go out with one call, in order.
+    /// The sends of each connection go out with one call, in the order of [`pack`](super::pack).
     fn run_sends(
         &mut self,
         ports: &mut dyn Ports,
@@ -220,7 +232,8 @@ impl Binding {
                 continue;
             };
             let (verbs, whose) = (ports.port(conn.port), (conn.port, conn.qpn));
-            let posted = scratch.post_sends(verbs, &self.regions, whose, batch, *first);
+            let what = (&*batch, conn.bursts);
+            let posted = scratch.post_sends(verbs, &self.regions, whose, what, *first);
             if let Err(error) = posted {
                 conn.dead = true;
                 out.push(Input::Failed { conn: wr.conn, errno: errno_of(&error) });

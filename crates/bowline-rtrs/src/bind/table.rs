@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use bowline_verbs::{CmId, Qpn};
 
+use super::pack::Bursts;
 use crate::{ConnId, PathId, PortId, RequestId};
 
 /// A connection of the core.
@@ -20,11 +21,12 @@ pub(super) struct Conn {
     /// Sends of the batch at hand: the first, the last, and which batch that is.
     pub(super) sends: (u32, u32),
     pub(super) turn: u64,
+    pub(super) bursts: Bursts,
 }
 
 impl Conn {
-    pub(super) const fn new(port: PortId, qpn: Qpn, id: CmId) -> Self {
-        Self { port, qpn, id, stands: false, dead: false, sends: (0, 0), turn: 0 }
+    pub(super) const fn new(port: PortId, qpn: Qpn, id: CmId, bursts: Bursts) -> Self {
+        Self { port, qpn, id, stands: false, dead: false, sends: (0, 0), turn: 0, bursts }
     }
 }
 

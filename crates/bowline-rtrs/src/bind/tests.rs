@@ -52,7 +52,7 @@ impl Verbs for Fake {
             max_sge: 4,
             fast_registration: true,
             key_refresh: true,
-            even_packets: false,
+            burst: 3 * 4096,
         }
     }
 

@@ -275,7 +275,7 @@ impl Session {
 /// memory is registered for it takes two more of the send queue, and its answer a second receive.
 fn shape((cid, queue): (u16, u16), depth: u16, per_request: bool, attr: &PortAttr) -> QpShape {
     let depth = usize::from(depth);
-    let of_io = if attr.even_packets { 3 } else { 2 };
+    let of_io = if attr.burst > 0 { 3 } else { 2 };
     let (send, recv) = match cid {
         0 => (SERVICE_WR, SERVICE_RECVS as usize + QUEUE_SPARE),
         _ if per_request => {

@@ -9,15 +9,12 @@ use super::keys::{Grant, PIECES_MAX, join};
 use super::link::{HEARTBEAT_RESERVE, Phase};
 use super::session::{Completed, Life};
 use super::{PathState, Permit, PermitKind, Session};
-use crate::bind::EARLY_MAX;
 use crate::{ConnId, Errno, Instant, MemRef, PathId, Policy, Tag, WrKind};
 
 /// Bytes of a READ header without a descriptor.
 const READ_HDR_MIN: u32 = 8;
 /// Data of so many bytes, or of a multiple, fills packets of every MTU.
 const EVEN: u32 = 4096;
-/// Most bytes of data that go without their header: the binding does not reorder more.
-const ALONE_MAX: u32 = EARLY_MAX as u32;
 /// Most elements of a gather list, the header's included.
 const GATHER_MAX: usize = 129;
 
@@ -94,10 +91,7 @@ impl Request {
     /// both do not fit one; as two, the data of many requests leaves with one call and their headers
     /// with another. The server sees the same chunk when the immediate arrives [RT-97].
     const fn is_split(&self) -> bool {
-        matches!(self.dir, Dir::Write)
-            && self.data_len > 0
-            && self.data_len <= ALONE_MAX
-            && self.data_len.is_multiple_of(EVEN)
+        matches!(self.dir, Dir::Write) && self.data_len > 0 && self.data_len.is_multiple_of(EVEN)
     }
 
     /// Tells whether it fits a chunk. The descriptor of a READ counts [RT-40].
@@ -325,7 +319,7 @@ impl Session {
         let mut addr = addr;
         let conn = ConnId { path: request.link, cid: request.cid };
         let tag = Tag::new(Tag::IO, u32::from(index));
-        let even = self.ports.get(usize::from(link.port.0)).is_some_and(|port| port.even_packets);
+        let even = self.ports.get(usize::from(link.port.0)).is_some_and(|port| port.burst > 0);
         let of = &mut link.conns[usize::from(request.cid)];
         match request.dir {
             Dir::Write => {

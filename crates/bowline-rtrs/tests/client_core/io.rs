@@ -41,10 +41,11 @@ fn data_that_fills_packets_goes_before_its_header_where_the_device_likes_that() 
         (true, 8192, true),
         (true, 2048, false),
         (true, 4097, false),
-        (true, 12_288, false),
+        (true, 12_288, true),
+        (true, 12_800, false),
         (false, 4096, false),
     ] {
-        let attr = PortAttr { even_packets: even, ..ATTR };
+        let attr = PortAttr { burst: if even { 15 * 4096 } else { 0 }, ..ATTR };
         let mut rig = Rig::of_device(config(), true, attr, 3);
         rig.session.open(rig.now, &[addr(1)]);
         rig.pump();

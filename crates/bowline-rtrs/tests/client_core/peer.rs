@@ -111,7 +111,7 @@ pub(crate) const ATTR: PortAttr = PortAttr {
     max_sge: 8,
     fast_registration: true,
     key_refresh: true,
-    even_packets: false,
+    burst: 0,
 };
 pub(crate) const CHUNK: u32 = 131_072;
 

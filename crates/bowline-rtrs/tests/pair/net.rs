@@ -112,7 +112,7 @@ pub(crate) const ATTR: PortAttr = PortAttr {
     max_sge: 8,
     fast_registration: true,
     key_refresh: true,
-    even_packets: true,
+    burst: 15 * 4096,
 };
 
 impl Net {

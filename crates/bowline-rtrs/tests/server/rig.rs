@@ -22,7 +22,7 @@ pub(crate) const PORT: PortAttr = PortAttr {
     max_sge: 8,
     fast_registration: true,
     key_refresh: true,
-    even_packets: false,
+    burst: 0,
 };
 
 /// 8 chunks of 8 KiB.

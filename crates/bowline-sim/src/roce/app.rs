@@ -515,7 +515,12 @@ impl App<'_> {
                 (None, _) => SendOp::Write(remote(base + start as u64, shared ^ 1 << 31)),
             },
             Mistake::Range => match bad % 3 {
-                0 => SendOp::Write(remote(end - len + 1, shared)),
+                0 => {
+                    // No longer than any packet: those before the wrong byte may be written [REQ-26].
+                    let short = len.min(200);
+                    (place[0].len, request.len) = (short as u32, short as u32);
+                    SendOp::Write(remote(end - short + 1, shared))
+                }
                 1 => SendOp::Read(remote(base + start as u64 - 1, shared)),
                 _ => SendOp::Write(remote(u64::MAX - 3, shared)),
             },

@@ -81,7 +81,7 @@ impl Verbs for Port<'_> {
             max_sge: attr.max_sge,
             fast_registration: attr.fast_registration,
             key_refresh: attr.key_refresh,
-            even_packets: attr.even_packets,
+            burst: attr.burst,
         }
     }
 

@@ -8,6 +8,11 @@ use super::recovery::Repair;
 use super::{Requester, TxCtx};
 use crate::sendq::{Request, Stage};
 
+/// A WRITE of up to so many packets goes as a row of WRITEs of one packet each: all have the same headers
+/// then, while the first packet of a long WRITE is longer than the others, and a burst ends behind the second
+/// one [REQ-26].
+const ROW_MAX: u32 = 64;
+
 impl Requester {
     /// Executes the local operation at the cursor, once and for all [REQ-20], [MR-8].
     pub(super) fn execute(&mut self, ctx: &mut TxCtx<'_>) {
@@ -53,6 +58,9 @@ impl Requester {
         } else {
             (request.len as usize).div_ceil(mtu).max(1) as u32
         };
+        // The peer's program is told the length of a WRITE with an immediate.
+        let is_write = matches!(request.op, SendOp::Write(_));
+        request.row = is_write && ctx.gso && request.packets <= ROW_MAX;
         request.stage = Stage::Started;
         self.sent = 0;
         if request.is_read_or_atomic() {
@@ -106,7 +114,8 @@ impl Requester {
             || one_packet
             || filling
             || self.unasked + 1 >= (self.window / 3).max(1);
-        let opcode = opcode(&request.op, sent == 0, last);
+        let opcode = opcode(&request.op, sent == 0 || request.row, last || request.row);
+        let body = (left as usize).min(mtu);
         let ends_send = last
             && matches!(
                 request.op,
@@ -131,6 +140,9 @@ impl Requester {
             SendOp::SendImm(imm) => packet.imm = Some(*imm),
             // REQ-17
             SendOp::SendInv(key) => packet.ieth = Some(*key),
+            SendOp::Write(remote) if request.row => {
+                packet.reth = Some(reth(remote, offset, body as u32));
+            }
             SendOp::Write(remote) => packet.reth = Some(reth(remote, 0, request.len)),
             SendOp::WriteImm(remote, imm) => {
                 packet.reth = Some(reth(remote, 0, request.len));
@@ -173,7 +185,7 @@ impl Requester {
         let take = match request.op {
             SendOp::AtomicWrite(_) => left as usize,
             _ if one_packet => 0,
-            _ => (left as usize).min(mtu),
+            _ => body,
         };
         if take > 0 {
             let body = builder.payload();
