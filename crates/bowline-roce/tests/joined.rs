@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use bowline_roce::{Burst, Config, IdentHint};
-use bowline_verbs::SendOp;
+use bowline_verbs::{Mtu, SendOp};
 use bowline_wire::roce::{Opcode, Packet};
 use common::{Pair, Setup};
 
@@ -15,7 +15,12 @@ use common::{Pair, Setup};
 fn bursts(gso: bool, len: usize) -> Vec<Vec<Opcode>> {
     // Acknowledgements that wait are tested in late.rs.
     let config = Config { gso, ack_delay: Duration::ZERO, ..Config::default() };
-    let mut pair = Pair::new(&Setup { config, ..Setup::default() });
+    bursts_of(&Setup { config, ..Setup::default() }, 0, len)
+}
+
+/// The same; before it goes a WRITE of `data` bytes.
+fn bursts_of(setup: &Setup, data: usize, len: usize) -> Vec<Vec<Opcode>> {
+    let mut pair = Pair::new(setup);
     for side in 0..2 {
         let room = [pair.nodes[side].sge(0, 4096)];
         pair.post_recv(side, 1, &room);
@@ -29,6 +34,11 @@ fn bursts(gso: bool, len: usize) -> Vec<Vec<Opcode>> {
             let dev = &mut pair.nodes[1].dev;
             dev.handle_datagram(pair.now, from, burst.to, IdentHint::Unknown, packet);
         }
+    }
+    let to = pair.nodes[0].remote(8192);
+    if data > 0 {
+        let bytes = [pair.nodes[1].sge(0, data)];
+        pair.post(1, 4, SendOp::Write(to), &bytes);
     }
     let bytes = [pair.nodes[1].sge(0, len)];
     pair.post(1, 3, SendOp::Send, &bytes);
@@ -44,7 +54,7 @@ fn bursts(gso: bool, len: usize) -> Vec<Vec<Opcode>> {
         pair.nodes[0].dev.handle_datagram(pair.now, from, to, IdentHint::Unknown, &packet);
     }
     pair.finish(0, 1);
-    pair.finish(1, 1);
+    pair.finish(1, 1 + usize::from(data > 0));
     sent
 }
 
@@ -58,4 +68,15 @@ fn it_ends_a_burst_of_requests() {
     // An acknowledgement is longer than a message without bytes.
     assert_eq!(bursts(true, 0), [vec![Only], vec![Ack]]);
     assert_eq!(bursts(false, 64), [vec![Ack], vec![Only]]);
+}
+
+/// Behind a row of long packets there is a place for one short packet: it is not given to a request, since the
+/// acknowledgement would have to go alone then.
+#[test]
+fn it_ends_a_burst_that_is_full() {
+    let config = Config { ack_delay: Duration::ZERO, ..Config::default() };
+    let setup = Setup { config, mtu: Mtu::M4096, ..Setup::default() };
+    let mut first = vec![Opcode::WriteOnly; 15];
+    first.push(Opcode::Acknowledge);
+    assert_eq!(bursts_of(&setup, 15 * 4096, 64), [first, vec![Opcode::SendOnly]]);
 }
