@@ -41,7 +41,6 @@ pub mod rtrs;
 mod run;
 mod sabotage;
 mod stats;
-mod tap;
 mod trace;
 mod world;
 

@@ -1,0 +1,175 @@
+//! How connections come to be: the handshake, its repetitions, and what a listener learns of it.
+
+use std::net::{IpAddr, SocketAddr};
+
+use bowline_wire::rds::TCP_PORT;
+
+use super::keepalive::KEEP_IDLE;
+use super::{Conn, End, EndId, EndState, NetEvent, Notice, Reach, Reason, Stream};
+use crate::ctx::{Ctx, Event, HostId};
+use crate::queue::SEC;
+
+impl Ctx {
+    /// Starts a non-blocking connect from `local`, with a source port that is `modulo` 8 if given.
+    pub(crate) fn tcp_connect(
+        &mut self,
+        host: HostId,
+        local: IpAddr,
+        modulo: Option<u8>,
+        remote: SocketAddr,
+    ) -> Result<EndId, Reason> {
+        if !self.net.hosts[host].addrs.contains(&local) {
+            return Err(Reason::AddrNotAvail);
+        }
+        let port = match modulo {
+            Some(m) => (self.net.next_port & !7) | u16::from(m & 7),
+            None => self.net.next_port | self.rng.below(8) as u16,
+        };
+        self.net.next_port =
+            if self.net.next_port > 60_000 { 32_768 } else { self.net.next_port + 8 };
+        let end = |host, addr, state| End {
+            host,
+            addr,
+            state,
+            established: 0,
+            died: 0,
+            keep_pending: false,
+            keep_missed: 0,
+            blocked: false,
+            announced: false,
+        };
+        let target = self.net.owner(remote.ip());
+        let end_to_end =
+            target.is_some_and(|t| self.net.hosts[t].end_to_end && self.net.hosts[host].end_to_end);
+        let streams = [self.draw_stream(), self.draw_stream()];
+        let conn = self.net.conns.len() as u32;
+        self.net.conns.push(Conn {
+            ends: [
+                end(host, SocketAddr::new(local, port), EndState::SynSent),
+                // The owner is looked up again when the SYN arrives.
+                end(target.unwrap_or(host), remote, EndState::Gone),
+            ],
+            streams,
+            blackhole: false,
+            relay_closed: false,
+            end_to_end,
+            syn_tries: 0,
+        });
+        self.stats.connects += 1;
+        let id = EndId { conn, side: 0 };
+        self.note([1, u64::from(conn), u64::from(port)], || {
+            format!("{id} connects {local}:{port} -> {remote}")
+        });
+        self.packet(id, NetEvent::Syn { conn }, true);
+        Ok(id)
+    }
+
+    /// Draws the buffers of a new stream, and where it breaks, if it does.
+    fn draw_stream(&mut self) -> Stream {
+        let (lo, hi) = self.net.plan.send_buffer;
+        let send_cap = self.rng.magnitude(lo, hi);
+        let (lo, hi) = self.net.plan.recv_buffer;
+        let recv_cap = self.rng.magnitude(lo, hi);
+        let breaks = self.net.faulty && self.rng.chance(self.net.plan.cut_permille);
+        let cut = breaks.then(|| (self.rng.magnitude(1, 200_000), self.draw_cut()));
+        Stream::new(send_cap, recv_cap, cut)
+    }
+
+    pub(super) fn on_syn(&mut self, conn: u32) {
+        let from = EndId { conn, side: 0 };
+        let lost = self.lost();
+        let c = &self.net.conns[conn as usize];
+        let target = self.net.owner(c.ends[1].addr.ip());
+        let blocked = target.is_none_or(|t| self.net.is_blocked(c.ends[0].host, t));
+        let unroutable = self.net.owner(c.ends[0].addr.ip()) != Some(c.ends[0].host);
+        let (Some(target), false) = (target, lost || blocked || unroutable) else {
+            self.schedule(SEC, Event::Net(NetEvent::SynRetry { conn }));
+            return;
+        };
+        if c.ends[0].state == EndState::Gone && c.ends[1].state == EndState::Gone {
+            return;
+        }
+        if c.ends[1].state == EndState::Gone {
+            if !self.net.hosts[target].listening || c.ends[1].addr.port() != TCP_PORT {
+                self.packet(from.other(), NetEvent::RelayedRst { conn, to: 0 }, true);
+                return;
+            }
+            let end_to_end =
+                self.net.hosts[target].end_to_end && self.net.hosts[c.ends[0].host].end_to_end;
+            let now = self.now;
+            let c = self.conn(conn);
+            c.end_to_end = end_to_end;
+            c.ends[1].host = target;
+            c.ends[1].state = EndState::Open;
+            c.ends[1].established = now;
+        }
+        self.packet(from.other(), NetEvent::SynAck { conn }, true);
+    }
+
+    pub(super) fn on_syn_retry(&mut self, conn: u32) {
+        let c = self.conn(conn);
+        if c.ends[0].state != EndState::SynSent {
+            return;
+        }
+        c.syn_tries += 1;
+        if matches!(c.ends[1].state, EndState::Dead(_)) {
+            self.die(EndId { conn, side: 0 }, Reason::Reset);
+        } else if c.syn_tries > 60 {
+            self.die(EndId { conn, side: 0 }, Reason::TimedOut);
+        } else {
+            self.packet(EndId { conn, side: 0 }, NetEvent::Syn { conn }, true);
+        }
+    }
+
+    pub(super) fn on_syn_ack(&mut self, conn: u32) {
+        let (from, to) = (EndId { conn, side: 1 }, EndId { conn, side: 0 });
+        match self.arrival(from) {
+            Reach::Peer => {}
+            Reach::Stranger => {
+                self.refuse_stray(from);
+                self.schedule(SEC, Event::Net(NetEvent::SynRetry { conn }));
+                return;
+            }
+            Reach::Lost => {
+                self.schedule(SEC, Event::Net(NetEvent::SynRetry { conn }));
+                self.arm_keep(conn, 1, KEEP_IDLE);
+                return;
+            }
+        }
+        let now = self.now;
+        let c = self.conn(conn);
+        if c.ends[0].state != EndState::SynSent {
+            return;
+        }
+        c.ends[0].state = EndState::Open;
+        c.ends[0].established = now;
+        self.note([6, u64::from(conn), 0], || format!("{to} established"));
+        self.tell(to, Notice::Connected);
+        self.packet(to, NetEvent::Established { conn }, true);
+    }
+
+    pub(super) fn on_established(&mut self, conn: u32) {
+        let (from, to) = (EndId { conn, side: 0 }, EndId { conn, side: 1 });
+        match self.arrival(from) {
+            Reach::Peer => self.announce(to),
+            Reach::Stranger => self.refuse_stray(from),
+            Reach::Lost => {
+                let dead = self.net.conns[conn as usize].ends[0].state == EndState::Gone;
+                if dead {
+                    self.vanish(to);
+                } else {
+                    self.schedule(SEC, Event::Net(NetEvent::Established { conn }));
+                }
+            }
+        }
+    }
+
+    /// The handshake of an accepted connection is complete.
+    pub(super) fn announce(&mut self, id: EndId) {
+        let (c, side) = id.index();
+        let end = &mut self.net.conns[c].ends[side];
+        if !std::mem::replace(&mut end.announced, true) {
+            self.tell(id, Notice::Incoming);
+        }
+    }
+}
