@@ -1,0 +1,175 @@
+//! The driver of each device: hands in datagrams and time, sends what there is, and hands out what
+//! the device has to say.
+
+use bowline_roce::Event as DeviceEvent;
+use bowline_verbs::CmEvent;
+
+use super::{Event, Phase, World};
+use crate::queue::US;
+use crate::roce::host::Host;
+use crate::roce::net::Datagram;
+use crate::roce::sabotage::Sabotage;
+use crate::roce::side::{Side, SideId, Stage};
+
+/// Timers a device may hold besides a few of every queue pair.
+const TIMERS: usize = 100;
+/// Operation of management datagrams [GSI-1].
+const UD_SEND: u8 = 0x64;
+/// Bursts of one turn after which a device is taken to go in circles.
+const BURSTS_MAX: usize = 20_000;
+
+impl World {
+    pub(super) fn arrive(&mut self, host: usize, datagram: &Datagram) {
+        if self.hosts[host].device.is_none() {
+            return;
+        }
+        self.stats.datagrams += 1;
+        let len = datagram.bytes.len() as u64;
+        let opcode = datagram.bytes.first().copied().unwrap_or(0);
+        self.note([1, host as u64, len << 8 | u64::from(opcode)], || {
+            let word = |at: usize| {
+                let bytes = datagram.bytes.get(at..at + 4).unwrap_or(&[0; 4]);
+                u32::from_be_bytes(bytes.try_into().unwrap_or_default())
+            };
+            let (from, qpn, psn) = (datagram.from, word(4) & 0xff_ffff, word(8));
+            format!(
+                "host {host} <- {from}: opcode {opcode:#04x} QPN {qpn:#x} PSN {:#x}{} {len} bytes, \
+                 then {:08x}",
+                psn & 0xff_ffff,
+                if psn >> 31 == 1 { " ack" } else { "" },
+                word(12)
+            )
+        });
+        let deadly = opcode == UD_SEND
+            && self.phase == Phase::Active
+            && self.rng.chance(self.plan.deadly_mads);
+        let which = if deadly { self.rng.below(3) } else { 3 };
+        let length = self.plan.fault_max;
+        if which == 0 {
+            let length = self.rng.magnitude(US, length);
+            return self.crash(host, length);
+        }
+        if !self.sabotaged_arrival(host, datagram) {
+            self.hosts[host].deliver(self.now, &mut self.rng, datagram);
+        }
+        self.touched(host);
+        let sender = self.hosts.iter().position(|h| h.addr() == datagram.from.ip());
+        if let (1 | 2, Some(sender)) = (which, sender) {
+            let length = self.rng.magnitude(US, length);
+            self.crash(if which == 1 { host } else { sender }, length);
+        }
+    }
+
+    /// A device was given something: its driver has to look at it.
+    pub(crate) fn touched(&mut self, host: usize) {
+        self.set_timer(host);
+        let Host { boot, turning, .. } = self.hosts[host];
+        if !turning && self.hosts[host].device.is_some() {
+            self.hosts[host].turning = true;
+            self.schedule_within(self.hosts[host].plan.turn, Event::Turn { host, boot });
+        }
+    }
+
+    pub(super) fn set_timer(&mut self, host: usize) {
+        if let Some(due) = self.hosts[host].next_timer(self.now) {
+            let boot = self.hosts[host].boot;
+            self.schedule(due - self.now, Event::Timer { host, boot });
+        }
+    }
+
+    pub(super) fn turn(&mut self, host: usize) {
+        self.hosts[host].turning = false;
+        self.events(host);
+        for bursts in 0.. {
+            if bursts == BURSTS_MAX {
+                self.fail(|| format!("host {host} never stops sending"));
+                return;
+            }
+            let Self { hosts, net, rng, now, queue, stats, plan, .. } = self;
+            let (now, number) = (*now, host);
+            let sent = hosts[host].send(now, |datagram| {
+                let Some(to) = plan.hosts.iter().position(|h| h.addr == datagram.to) else {
+                    return;
+                };
+                stats.sent += 1;
+                let fate = net.send(now, rng, (number, to), datagram);
+                stats.damaged += u64::from(fate.damaged);
+                stats.lost += u64::from(fate.arrivals.is_empty());
+                for (at, datagram) in fate.arrivals {
+                    queue.push(at, Event::Arrive { host: to, datagram });
+                }
+            });
+            if self.judge(sent) != Some(true) {
+                break;
+            }
+        }
+        self.events(host);
+        self.set_timer(host);
+        self.check_bounds(host);
+    }
+
+    /// What a device holds for itself is bounded by what programs have made.
+    fn check_bounds(&mut self, host: usize) {
+        let Some(device) = &self.hosts[host].device else { return };
+        let held = device.in_use();
+        if held.timers > TIMERS + 4 * held.qps || held.mads > 0 || held.events > 0 {
+            self.fail(|| format!("host {host} holds too much: {held:?}"));
+        }
+    }
+
+    /// Hands out what the device has to say.
+    fn events(&mut self, host: usize) {
+        loop {
+            let Some(device) = &mut self.hosts[host].device else { return };
+            let Some(event) = device.poll_event() else { return };
+            match event {
+                DeviceEvent::CqReady(cq) => {
+                    let boot = self.hosts[host].boot;
+                    let mine = |s: &Side| s.host == host && s.boot == boot;
+                    let side = self.sides.iter().position(|s| {
+                        mine(s) && s.stage < Stage::Gone && (s.send_cq == cq || s.recv_cq == cq)
+                    });
+                    if side.is_none() && self.port_ready(host, cq) {
+                        continue;
+                    }
+                    // The program may have removed it a moment ago.
+                    let Some(id) = side else { continue };
+                    self.note([3, id as u64, cq.0.into()], || format!("side {id}: {cq:?} ready"));
+                    let which = usize::from(self.sides[id].send_cq != cq);
+                    if !std::mem::take(&mut self.sides[id].armed[which]) {
+                        self.fail(|| format!("side {id}: {cq:?} was not armed and is reported"));
+                    }
+                    if self.sabotage != Some(Sabotage::LoseReady) || self.rng.chance(900) {
+                        self.schedule_look(id);
+                    }
+                }
+                DeviceEvent::Async(event) => {
+                    self.note([4, host as u64, 0], || format!("host {host}: {event:?}"));
+                }
+                DeviceEvent::Cm(event) => self.connection_event(host, event),
+                other => self.fail(|| format!("host {host}: {other:?}, of which nothing is known")),
+            }
+        }
+    }
+
+    fn schedule_look(&mut self, id: SideId) {
+        if !std::mem::replace(&mut self.sides[id].looking, true) {
+            let most = self.plan.hosts[self.sides[id].host].look;
+            self.schedule_within(most, Event::Look(id));
+        }
+    }
+
+    fn connection_event(&mut self, host: usize, event: CmEvent) {
+        self.note([13, host as u64, 0], || format!("host {host}: {event:?}"));
+        let boot = self.hosts[host].boot;
+        if let CmEvent::ConnectRequest { id, request } = event {
+            let most =
+                self.side_of(&request).map_or(0, |s| self.plan.conns[self.sides[s].conn].decide);
+            let request = Box::new(request);
+            self.deciding += 1;
+            self.schedule_within(most, Event::Decide { host, boot, id, request });
+        } else {
+            self.told(host, event);
+        }
+    }
+}

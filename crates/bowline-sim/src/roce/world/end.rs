@@ -1,0 +1,152 @@
+//! The end of a run: faults are over, connections end, and nothing is left.
+
+use bowline_roce::{InUse, Instant};
+
+use super::{Event, Phase, World};
+use crate::queue::{MS, SEC};
+use crate::roce::Scenario;
+use crate::roce::side::{SideId, Stage};
+
+/// Virtual time within which everything must end after the last fault: all repetitions of a
+/// connection manager one after the other [CM-40], [CM-42], what it waits for a slow program
+/// [CM-43], and time for the data.
+const DRAIN_MAX: u64 = 600 * SEC;
+/// The same without any fault.
+const CALM_MAX: u64 = 20 * SEC;
+/// Time in which late datagrams and timers show.
+const QUIET: u64 = 3 * SEC;
+
+impl World {
+    pub(super) fn calm(&mut self) {
+        self.note([12, 0, 0], || "CALM".into());
+        self.phase = Phase::Draining;
+        self.phase_since = self.now;
+        self.net.faulty = false;
+        for from in 0..self.hosts.len() {
+            self.boot(from);
+            for to in 0..self.hosts.len() {
+                self.net.block(from, to, false);
+            }
+        }
+        self.schedule(MS, Event::Check);
+    }
+
+    pub(super) fn check(&mut self) {
+        if self.phase == Phase::Draining {
+            for id in 0..self.sides.len() {
+                if self.sides[id].stage == Stage::Up && self.idle(id) && self.peer_idle(id) {
+                    self.end(id);
+                }
+            }
+            let waiting = self.sides.iter().position(|s| s.stage < Stage::Gone);
+            let limit = match self.plan.scenario {
+                Scenario::Calm => CALM_MAX,
+                _ => DRAIN_MAX,
+            };
+            match waiting {
+                None if self.deciding > 0 => {}
+                None => {
+                    self.phase = Phase::Quiet;
+                    self.phase_since = self.now;
+                    self.close();
+                    self.schedule(QUIET, Event::Check);
+                    return;
+                }
+                Some(id) if self.now > self.phase_since + limit => {
+                    let state = self.describe(id);
+                    self.fail(|| format!("side {id} never ends: {state}"));
+                }
+                Some(_) => {}
+            }
+            let wait = ((self.now - self.phase_since) / 4).clamp(MS, SEC);
+            self.schedule(wait, Event::Check);
+        } else if self.phase == Phase::Quiet && self.deciding > 0 {
+            self.schedule(QUIET, Event::Check);
+        } else if self.phase == Phase::Quiet {
+            self.last_look();
+        }
+    }
+
+    /// Nothing that will be told about is under way, and nothing is to be asked for.
+    fn idle(&self, id: SideId) -> bool {
+        let side = &self.sides[id];
+        side.left == 0 && !side.requests.iter().any(|r| r.signalled)
+    }
+
+    fn peer_idle(&self, id: SideId) -> bool {
+        self.sides[id].peer.is_none_or(|peer| {
+            self.sides[peer].stage > Stage::Up
+                || self.idle(peer) && self.sides[peer].stage == Stage::Up
+        })
+    }
+
+    /// All connections are over: listeners go.
+    fn close(&mut self) {
+        for host in 0..self.hosts.len() {
+            self.close_port(host);
+            let listener = self.hosts[host].listener.take();
+            let (Some(id), Some(device)) = (listener, &mut self.hosts[host].device) else {
+                continue;
+            };
+            let result = device.destroy_id(Instant::from_nanos(self.now), id);
+            self.judge(result.map_err(|e| format!("host {host}: the listener stays: {e}")));
+            self.touched(host);
+        }
+    }
+
+    /// After the last late datagram: no timer, no byte left, and the memory is as it must be.
+    fn last_look(&mut self) {
+        self.done = true;
+        for id in 0..self.sides.len() {
+            let side = &mut self.sides[id];
+            if !side.dead {
+                let looked = side.memory.look_all().map_err(|e| format!("side {id}: {e}"));
+                self.judge(looked);
+            }
+        }
+        for host in 0..self.hosts.len() {
+            self.count(host);
+            let Some(device) = &self.hosts[host].device else { continue };
+            let (due, left) = (device.poll_timeout(), device.in_use());
+            if let Some(due) = due {
+                let wait = due.as_nanos().saturating_sub(self.now) / MS;
+                self.fail(|| format!("host {host} still has a timer, due in {wait} ms"));
+            }
+            if left != InUse::default() {
+                self.fail(|| format!("host {host} still holds {left:?}"));
+            }
+        }
+    }
+
+    /// What a side waits for.
+    fn describe(&self, id: SideId) -> String {
+        let side = &self.sides[id];
+        let first = side.requests.front();
+        format!(
+            "host {}, {:?}, {:?}, {:?}, {} to post, {} requests, first {first:?}, {} receives, \
+             {} messages on their way",
+            side.host,
+            side.stage,
+            side.told,
+            side.trouble,
+            side.left,
+            side.requests.len(),
+            side.receives.len(),
+            side.outgoing.len(),
+        )
+    }
+
+    /// All that can be said about the end of a run.
+    pub(crate) fn dump(&self) -> String {
+        let mut out = String::new();
+        for id in 0..self.sides.len() {
+            out += &format!("side {id}: {}\n", self.describe(id));
+        }
+        for (number, host) in self.hosts.iter().enumerate() {
+            if let Some(device) = &host.device {
+                out += &format!("host {number}: {:?}\n", device.counters());
+            }
+        }
+        out
+    }
+}

@@ -1,0 +1,90 @@
+//! Devices that die and start, and lines that are cut.
+
+use super::{Event, Phase, World};
+use crate::queue::US;
+use crate::roce::oracle;
+use crate::roce::plan::FaultKind;
+use crate::roce::side::{Stage, Trouble};
+
+impl World {
+    pub(super) fn next_fault(&mut self, kind: usize) {
+        let wait = self.rng.wait(self.plan.faults[kind].1);
+        self.schedule(wait, Event::Fault(kind));
+    }
+
+    pub(super) fn fault(&mut self, kind: usize) {
+        if self.phase != Phase::Active {
+            return;
+        }
+        self.next_fault(kind);
+        let host = self.rng.index(self.hosts.len());
+        let length = self.rng.magnitude(US, self.plan.fault_max);
+        match self.plan.faults[kind].0 {
+            FaultKind::Crash => self.crash(host, length),
+            FaultKind::Cut => {
+                let other = self.rng.index(self.hosts.len());
+                let both = self.rng.chance(500);
+                self.note([9, host as u64, other as u64], || {
+                    format!("FAULT no way from host {host} to {other}, both {both}")
+                });
+                self.net.block(host, other, true);
+                self.schedule(length, Event::Mend(host, other));
+                if both {
+                    self.net.block(other, host, true);
+                    self.schedule(length, Event::Mend(other, host));
+                }
+            }
+        }
+    }
+
+    pub(super) fn crash(&mut self, host: usize, length: u64) {
+        if self.hosts[host].device.is_none() {
+            return;
+        }
+        self.note([10, host as u64, 0], || format!("FAULT host {host} dies"));
+        self.stats.crashes += 1;
+        let boot = self.hosts[host].boot;
+        self.count(host);
+        self.ports[host] = None;
+        self.letters_left[host] = self.plan.hosts[host].letters;
+        self.hosts[host].stop();
+        for id in 0..self.sides.len() {
+            let side = &self.sides[id];
+            if side.host == host && side.boot == boot && side.stage < Stage::Gone {
+                self.sides[id].stage = Stage::Gone;
+                self.sides[id].dead = true;
+                oracle::trouble(&mut self.sides, id, Trouble::DIED);
+            }
+        }
+        // Whoever is connecting to it may find it gone.
+        for id in 0..self.sides.len() {
+            let conn = &self.plan.conns[self.sides[id].conn];
+            if conn.from == host || conn.to == host {
+                self.sides[id].trouble.add(Trouble::DIED);
+            }
+        }
+        self.schedule(length, Event::Boot(host));
+    }
+
+    /// Adds what a device has counted, at the end of its life.
+    pub(super) fn count(&mut self, host: usize) {
+        let Some(device) = &self.hosts[host].device else { return };
+        let counted = device.counters();
+        self.stats.icrc_drops += counted.drop_icrc;
+        self.stats.resent += counted.packets_resent;
+        self.stats.repeated += counted.requests_duplicate;
+        self.stats.rnr_naks += counted.rnr_naks_sent;
+        self.stats.given_up += counted.retries_exceeded;
+        self.stats.cm_resent += counted.cm_resent;
+    }
+
+    pub(super) fn boot(&mut self, host: usize) {
+        if self.hosts[host].device.is_none() {
+            self.note([11, host as u64, 0], || format!("host {host} starts"));
+            let result = self.hosts[host].start(self.now, &mut self.rng, host);
+            self.judge(result);
+            self.open_port(host);
+            self.touched(host);
+        }
+    }
+}

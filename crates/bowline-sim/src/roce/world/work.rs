@@ -1,0 +1,193 @@
+//! Programs at work: they post requests and receives, look at completions, and take memory away.
+
+use bowline_verbs::Completion;
+
+use super::{Event, World};
+use crate::queue::US;
+use crate::roce::app::{self, App, Owned};
+use crate::roce::oracle;
+use crate::roce::side::{SideId, Stage};
+
+impl World {
+    /// Whether the side's program still runs.
+    pub(crate) fn runs(&self, id: SideId) -> bool {
+        let side = &self.sides[id];
+        side.stage < Stage::Gone && self.lives(side.host, side.boot)
+    }
+
+    pub(crate) fn look(&mut self, id: SideId) {
+        self.sides[id].looking = false;
+        if !self.runs(id) || self.sides[id].stage >= Stage::Drained {
+            return;
+        }
+        let (host, queues) =
+            (self.sides[id].host, [self.sides[id].send_cq, self.sides[id].recv_cq]);
+        let count = if queues[0] == queues[1] { 1 } else { 2 };
+        for (which, cq) in queues.into_iter().enumerate().take(count) {
+            let mut refused = false;
+            loop {
+                let mut entries = std::mem::take(&mut self.entries);
+                entries.clear();
+                let most = 1 + self.rng.index(16);
+                let Some(device) = &mut self.hosts[host].device else { return };
+                let polled = device.poll_cq(cq, &mut entries, most);
+                let n = match polled {
+                    Ok(n) if n == entries.len() && n <= most => n,
+                    bad => {
+                        self.fail(|| format!("side {id}: polling {most} gave {bad:?}"));
+                        return;
+                    }
+                };
+                self.sabotaged_entries(&mut entries);
+                for entry in &entries {
+                    self.completed(id, entry);
+                }
+                self.entries = entries;
+                if n > 0 {
+                    refused = false;
+                    continue;
+                }
+                if self.sides[id].armed[which] || self.failure.is_some() {
+                    break;
+                }
+                if refused {
+                    self.fail(|| format!("side {id}: {cq:?} is empty and cannot be armed"));
+                    return;
+                }
+                let Some(device) = &mut self.hosts[host].device else { return };
+                let armed = device.arm_cq(cq, false).map_err(|e| format!("side {id}: arm: {e}"));
+                match self.judge(armed) {
+                    Some(true) => {
+                        self.sides[id].armed[which] = true;
+                        break;
+                    }
+                    Some(false) => refused = true,
+                    None => return,
+                }
+            }
+        }
+        self.touched(host);
+        self.go_on(id);
+    }
+
+    fn completed(&mut self, id: SideId, entry: &Completion) {
+        let facts = [5, id as u64, entry.wr_id << 16 | (entry.status as u64) << 8];
+        self.note(facts, || format!("side {id}: {entry:?}"));
+        if self.failure.is_some() {
+            return;
+        }
+        let verdict = oracle::completed(&mut self.sides, id, entry);
+        let Some(verdict) = self.judge(verdict) else { return };
+        self.stats.completions += 1;
+        self.stats.received += u64::from(verdict.received);
+        self.stats.bytes += verdict.bytes;
+        self.stats.failed += u64::from(verdict.failed);
+        if verdict.received && self.sides[id].stage <= Stage::Up {
+            self.sides[id].receives_due += 1;
+            let delay = self.plan.conns[self.sides[id].conn].recv_delay;
+            self.schedule_within(delay, Event::Receive(id));
+        }
+    }
+
+    /// After completions: there may be room for more, or nothing is left to come.
+    fn go_on(&mut self, id: SideId) {
+        let side = &self.sides[id];
+        match side.stage {
+            Stage::Connecting | Stage::Up if side.send_failed || side.recv_failed => self.end(id),
+            Stage::Up => self.schedule_post(id, 0),
+            Stage::Ending => self.try_bury(id),
+            _ => {}
+        }
+    }
+
+    pub(crate) fn schedule_post(&mut self, id: SideId, delay: u64) {
+        let side = &mut self.sides[id];
+        if side.left > 0 && !std::mem::replace(&mut side.posting, true) {
+            self.schedule(delay, Event::Post(id));
+        }
+    }
+
+    pub(super) fn post(&mut self, id: SideId) {
+        self.sides[id].posting = false;
+        let Some(peer) = self.sides[id].peer else { return };
+        if !self.runs(id) || self.sides[id].stage != Stage::Up {
+            return;
+        }
+        let conn = self.sides[id].conn;
+        let burst = 1 + self.rng.below(self.plan.conns[conn].burst);
+        let mut requests: Vec<Owned> = Vec::new();
+        for _ in 0..burst {
+            if self.sides[id].left == 0 {
+                break;
+            }
+            let (sides, plan, rng) = (&mut self.sides, &self.plan.conns[conn], &mut self.rng);
+            let next = App { sides, id, peer, plan, rng }.next();
+            if next.is_empty() {
+                break;
+            }
+            requests.extend(next);
+        }
+        if requests.is_empty() {
+            // Goes on after a completion; if none is to come, later.
+            if !self.sides[id].requests.iter().any(|r| r.signalled) {
+                self.schedule_post(id, 50 * US);
+            }
+            return;
+        }
+        for request in &requests {
+            let facts = [6, id as u64, request.id];
+            self.note(facts, || {
+                let Owned { id: number, op, sges, inline, flags } = request;
+                let inline = inline.len();
+                format!("side {id} posts {number}: {op:?} {sges:x?} {inline} inline {flags:?}")
+            });
+        }
+        self.stats.posted += requests.len() as u64;
+        let wrs: Vec<_> = requests.iter().map(Owned::wr).collect();
+        let (host, qpn, now) = (self.sides[id].host, self.sides[id].qpn, self.instant());
+        if let Some(device) = &mut self.hosts[host].device {
+            let result = device.post_send(now, qpn, &wrs);
+            drop(wrs);
+            self.judge(result.map_err(|(n, e)| format!("side {id}: request {n} refused: {e}")));
+        }
+        self.touched(host);
+        let gap = self.plan.conns[conn].gap;
+        let delay = self.rng.below(gap + 1);
+        self.schedule_post(id, delay);
+    }
+
+    pub(crate) fn post_receive(&mut self, id: SideId) {
+        if !self.runs(id) || self.sides[id].stage > Stage::Up || self.sides[id].receives_due == 0 {
+            return;
+        }
+        let side = &mut self.sides[id];
+        let plan = &self.plan.conns[side.conn];
+        side.receives_due -= 1;
+        let Some((number, sges)) = app::receive(side, plan, &mut self.rng) else {
+            self.fail(|| format!("side {id}: no memory for a receive"));
+            return;
+        };
+        self.note([7, id as u64, number], || format!("side {id} posts receive {number} {sges:x?}"));
+        let (host, qpn, now) = (self.sides[id].host, self.sides[id].qpn, self.instant());
+        let Some(device) = &mut self.hosts[host].device else { return };
+        let wr = bowline_verbs::RecvWr { id: number, sges: &sges };
+        let result = device.post_recv(now, qpn, &[wr]);
+        self.judge(result.map_err(|(_, e)| format!("side {id}: receive {number} refused: {e}")));
+        self.touched(host);
+    }
+
+    pub(super) fn revoke(&mut self, id: SideId) {
+        if !self.runs(id) || self.sides[id].stage > Stage::Up || self.sides[id].revoked {
+            return;
+        }
+        self.note([8, id as u64, 0], || format!("side {id} deregisters the shared region"));
+        let (host, key) = (self.sides[id].host, self.sides[id].shared.lkey);
+        if let Some(device) = &mut self.hosts[host].device {
+            let result = device.dereg_mr(key).map_err(|e| format!("side {id}: deregister: {e}"));
+            self.judge(result);
+        }
+        let result = oracle::revoked(&mut self.sides, id);
+        self.judge(result);
+        self.touched(host);
+    }
+}
