@@ -1,0 +1,76 @@
+//! What sees, and in some runs spoils, all that goes from a client's core to its devices.
+
+use bowline_rtrs::{Batch, Input, MemRef, Order, RegionId, Tag, Wr, WrKind};
+use bowline_verbs::Remote;
+
+use crate::rtrs::base::Base;
+use crate::rtrs::fabric::Watch;
+use crate::rtrs::sabotage::Sabotage;
+
+/// Sees what goes from a client's core to its devices.
+pub(super) struct Eyes<'a> {
+    pub(super) base: &'a mut Base,
+    pub(super) number: usize,
+    pub(super) inputs: &'a mut u64,
+    /// A hostile client: memory with garbage, and writes it will make later.
+    pub(super) attack: Option<(RegionId, &'a mut Vec<Wr>)>,
+    pub(super) later: Vec<Input>,
+}
+
+impl Watch for Eyes<'_> {
+    fn order(&mut self, order: Order) -> Option<Order> {
+        let number = self.number;
+        self.base.note([20, number as u64, 0], || format!("client {number}: {order:?}"));
+        match order {
+            // The queue pair lives on.
+            Order::Close { conn } if self.base.wrongs(Sabotage::EarlyDrain, 1000) => {
+                self.later.push(Input::Drained { conn });
+                self.later.push(Input::Disconnected { conn });
+                None
+            }
+            Order::Forget { .. } if self.base.wrongs(Sabotage::EarlyDrain, 1000) => None,
+            Order::DropKeys { .. } if self.base.wrongs(Sabotage::LeakKeys, 1000) => None,
+            order => Some(order),
+        }
+    }
+
+    fn batch(&mut self, batch: &mut Batch) {
+        let (number, sends) = (self.number as u64, batch.wrs.len() as u64);
+        self.base.note([21, number, sends], || {
+            format!("client {number}: {:?}, {} receives", batch.wrs, batch.recvs.len())
+        });
+        if self.base.sabotage == Some(Sabotage::KeepKey) {
+            // Completes as well, and changes nothing.
+            for wr in &mut batch.wrs {
+                if let WrKind::Invalidate(_) = wr.kind {
+                    wr.kind = WrKind::Write(Remote::default());
+                }
+            }
+        }
+        let Some((region, later)) = &mut self.attack else { return };
+        if self.base.rng.chance(200)
+            && let Some(write) = later.pop()
+        {
+            let offset = self.base.rng.below(16) * 8;
+            let mem = MemRef { region: *region, offset, len: 1 + self.base.rng.below(300) as u32 };
+            batch.send(write.conn, Tag::new(Tag::HEARTBEAT, 1), write.kind, &[mem], false);
+            self.base.stats.attacks += 1;
+        }
+        for wr in &batch.wrs {
+            if let (WrKind::WriteImm(remote, _), Tag::IO) = (wr.kind, wr.tag.kind())
+                && self.base.rng.chance(200)
+            {
+                later.push(Wr { kind: WrKind::Write(remote), ..*wr });
+            }
+        }
+    }
+
+    fn input(&mut self, input: &Input) {
+        *self.inputs += 1;
+        note_input(self.base, self.number, input);
+    }
+}
+
+pub(super) fn note_input(base: &mut Base, number: usize, input: &Input) {
+    base.note([11, number as u64, 0], || format!("client {number}: {input:?}"));
+}

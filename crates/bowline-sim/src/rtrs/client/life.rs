@@ -1,0 +1,155 @@
+//! A session from its beginning to its end, and what must be left of it: nothing.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bowline_rnbd::client::Core;
+use bowline_rtrs::bind::Binding;
+use bowline_rtrs::client::{ClientConfig, ReadKeys, Session};
+use bowline_verbs::{Access, Buffer};
+use bowline_wire::rtrs::SessionName;
+
+use super::landing::Landings;
+use super::paths::uuid;
+use super::{Client, Common, Life, Stage};
+use crate::queue::SEC;
+use crate::roce::host::Host;
+use crate::rtrs::base::{Base, Event};
+use crate::rtrs::fabric::{Own, bench};
+
+/// Bytes for the answer to a service message, and how many there are at a time.
+const SERVICE_BYTES: usize = 64;
+const SERVICE_SLOTS: usize = 8;
+/// Time until a session that could not be opened is tried again.
+const AGAIN: u64 = SEC;
+
+impl Client {
+    /// Begins a session.
+    pub(crate) fn begin(&mut self, base: &mut Base, hosts: &mut [Host], common: &Common<'_>) {
+        if self.life.is_some() || self.done {
+            return;
+        }
+        let made = self.make(base, hosts, common);
+        let Some(life) = base.judge(made) else { return };
+        base.stats.sessions += 1;
+        base.note([10, self.number as u64, 0], || format!("client {}: opens", self.number));
+        self.life = Some(life);
+        self.pump(base, hosts, common);
+    }
+
+    fn make(
+        &mut self,
+        base: &mut Base,
+        hosts: &mut [Host],
+        common: &Common<'_>,
+    ) -> Result<Life, String> {
+        let wrong = |e: bowline_verbs::Error| format!("client {}: {e}", self.number);
+        let own = hosts.iter_mut().map(|host| {
+            let device = host.device.as_mut().ok_or("a device is missing")?;
+            let own = Own::new(device).map_err(wrong)?;
+            device.arm_cq(own.cq, false).map_err(wrong)?;
+            Ok(own)
+        });
+        let own = own.collect::<Result<Vec<Own>, String>>()?;
+        let now = base.instant();
+        let attrs = bench(hosts, &own, now).ok_or("a device is missing")?.attrs();
+        let name = SessionName::new(&format!("client-{}", self.number))
+            .map_err(|e| format!("a session's name: {e}"))?;
+        let config = ClientConfig {
+            io_connections: self.plan.io_connections,
+            poll_connections: self.plan.poll_connections,
+            policy: self.plan.policy,
+            read_keys: self.plan.read_keys,
+            reconnect_delay: self.plan.kernel_delay.map(Duration::from_nanos),
+            max_reconnects: self.plan.max_reconnects,
+            heartbeat: common.heartbeat,
+            bridges_outages: self.plan.queues,
+            ..ClientConfig::new(name, base.rng.next())
+        };
+        let mut session = Session::new(config, &attrs, uuid(base));
+        let bytes = self.request_bytes();
+        let count = self.plan.depth;
+        let len = count * bytes + SERVICE_SLOTS * SERVICE_BYTES;
+        let buffer = Arc::new(Buffer::new(len).map_err(|e| format!("memory: {e}"))?);
+        let access = match self.plan.read_keys {
+            ReadKeys::LongLived => Access::LOCAL_WRITE | Access::REMOTE_WRITE,
+            ReadKeys::PerRequest => Access::LOCAL_WRITE,
+        };
+        let region = session.add_region(Arc::clone(&buffer), access);
+        let landings = Landings::new(&mut session, len)?;
+        let addrs: Vec<IpAddr> = hosts.iter().map(Host::addr).collect();
+        let paths: Vec<_> = (self.plan.paths.clone().into_iter())
+            .map(|(from, to)| (self.addr(&addrs, common, from, to), uuid(base)))
+            .collect();
+        session.open(now, &paths);
+        Ok(Life {
+            session,
+            binding: Binding::new(own.len()),
+            own,
+            core: None,
+            dev: None,
+            stage: Stage::Opening,
+            region,
+            buffer,
+            landings,
+            permits: Vec::new(),
+            asked: BTreeMap::new(),
+            tags: 0,
+            messages: VecDeque::new(),
+            sends: VecDeque::new(),
+            service_slots: (0..SERVICE_SLOTS).map(|n| count * bytes + n * SERVICE_BYTES).collect(),
+            requests: BTreeMap::new(),
+            places: (0..count).map(|n| n * bytes).collect(),
+            verified: 0,
+            unread: false,
+        })
+    }
+
+    /// The machine dies.
+    pub(crate) fn died(&mut self, base: &mut Base) {
+        self.count(base);
+        self.process.stop();
+        self.life = None;
+        self.oracle.program_died();
+        self.going = false;
+        self.attacks.clear();
+    }
+
+    /// Adds up what this session has counted.
+    pub(super) fn count(&self, base: &mut Base) {
+        let Some(life) = &self.life else { return };
+        base.stats.failovers += life.session.paths().map(|path| path.stats.failovers).sum::<u64>();
+    }
+
+    /// Ends what is to end, and sees to it that timers are heard.
+    pub(super) fn settle(&mut self, base: &mut Base, hosts: &mut [Host]) {
+        let Some(life) = &mut self.life else { return };
+        let timers = [life.session.poll_timeout(), life.core.as_ref().and_then(Core::poll_timeout)];
+        self.process.wake(base, timers.into_iter().flatten().min());
+        if life.stage != Stage::Closed {
+            return;
+        }
+        for path in life.session.paths() {
+            let number = self.number;
+            base.fail(|| format!("client {number}: {:?} is left of a closed session", path.id));
+        }
+        if !life.binding.is_empty() {
+            base.fail(|| format!("client {}: its binding is not empty", self.number));
+        }
+        for (host, own) in hosts.iter_mut().zip(&life.own) {
+            let Some(device) = &mut host.device else { continue };
+            let ended = device.destroy_cq(own.cq).and_then(|()| device.dealloc_pd(own.pd));
+            base.judge(ended.map_err(|e| format!("client {}: at its end: {e}", self.number)));
+        }
+        let finished = life.verified > 0 || self.plan.hostile;
+        self.life = None;
+        if self.calm && self.left == 0 && finished {
+            self.done = true;
+        } else {
+            let event = Event::Begin { client: self.number, boot: self.process.boot };
+            base.schedule(AGAIN, event);
+        }
+    }
+}
