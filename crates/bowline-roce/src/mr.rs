@@ -464,6 +464,13 @@ impl MrTable {
         Ok(())
     }
 
+    /// Has a range of local memory brought near, if there is such a range.
+    pub(crate) fn prefetch(&self, pd: PdId, key: u32, va: u64, len: usize) {
+        if let Ok((memory, start)) = self.find(pd.into(), key, va, len as u64, Access::empty()) {
+            memory.for_each(start, len as u64, |buffer, offset, len| buffer.prefetch(offset, len));
+        }
+    }
+
     /// Copies bytes to local memory.
     pub(crate) fn scatter(
         &self,

@@ -22,6 +22,9 @@ use crate::mr::{KeyError, MrTable};
 /// Most bytes of a message [HDR-12].
 const MESSAGE_MAX: u64 = 1 << 31;
 
+/// Less than that is not worth looking for in time.
+const PREFETCH_MIN: usize = 512;
+
 /// A send request.
 #[derive(Debug)]
 pub(crate) struct Request {
@@ -58,6 +61,18 @@ pub(crate) enum Stage {
 impl Request {
     pub(crate) const fn is_local(&self) -> bool {
         matches!(self.op, SendOp::RegMr { .. } | SendOp::LocalInv(_) | SendOp::BindMw { .. })
+    }
+
+    /// Its packets carry bytes of its memory, many perhaps.
+    const fn is_data(&self) -> bool {
+        matches!(
+            self.op,
+            SendOp::Send
+                | SendOp::SendImm(_)
+                | SendOp::SendInv(_)
+                | SendOp::Write(_)
+                | SendOp::WriteImm(..)
+        )
     }
 
     pub(crate) const fn is_read(&self) -> bool {
@@ -255,6 +270,20 @@ impl SendQueue {
             mrs.gather(pd, sge.lkey, va, len, out)
         })?;
         if done == len { Ok(()) } else { Err(KeyError::OutOfRange) }
+    }
+
+    /// Has that which `gather` would copy brought near, if it is more than a little.
+    pub(crate) fn prefetch(&self, index: usize, mrs: &MrTable, pd: PdId, offset: u32, len: usize) {
+        let Some(request) = self.requests.get(index) else { return };
+        let len = len.min(request.len.saturating_sub(offset) as usize);
+        if len < PREFETCH_MIN || request.sge_count == 0 || !request.is_data() {
+            return;
+        }
+        // What is not to be had shows when it is copied.
+        let _ = each_stretch(self.sges(request), offset, len, |sge, va, len| {
+            mrs.prefetch(pd, sge.lkey, va, len);
+            Ok(())
+        });
     }
 
     /// Copies bytes of an answer into a request's memory from `offset` on.

@@ -17,6 +17,10 @@ pub struct Mem {
 /// Bytes of a large page; memory of at least so many is made of these, where the system has any.
 const HUGE_PAGE: usize = 2 << 20;
 
+/// Bytes that come from memory together.
+#[cfg(target_arch = "x86_64")]
+const CACHE_LINE: usize = 64;
+
 /// Page-aligned zeroed memory of fixed size, which may be registered. Peers change it at any time,
 /// as a device would by DMA, so no reference to its bytes is ever made: they are copied in and out.
 #[derive(Debug)]
@@ -112,6 +116,23 @@ impl Buffer {
         unsafe { out.set_len(out.len() + len) };
     }
 
+    /// Has bytes brought near, since they are copied soon; that changes nothing but speed.
+    ///
+    /// # Panics
+    /// When they do not lie within the buffer.
+    pub fn prefetch(&self, offset: usize, len: usize) {
+        let from = self.at(offset, len);
+        #[cfg(target_arch = "x86_64")]
+        for line in (0..len).step_by(CACHE_LINE) {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            // SAFETY: every x86-64 processor has the instruction; the address lies within the buffer, of which
+            // `at` checked the range, and nothing is read as far as the language can tell.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(from.add(line).cast_const().cast()) };
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = from;
+    }
+
     /// Copies bytes in.
     ///
     /// # Panics
@@ -188,6 +209,23 @@ mod tests {
     fn nothing_is_copied_to_where_it_does_not_fit() {
         let buffer = Buffer::new(10).unwrap();
         buffer.copy_to(0, &Buffer::new(5).unwrap(), 3, 3);
+    }
+
+    #[test]
+    fn bytes_brought_near_stay_as_they_are() {
+        let buffer = Buffer::new(10_000).unwrap();
+        buffer.write(9_990, b"0123456789");
+        buffer.prefetch(9_000, 1_000);
+        buffer.prefetch(10_000, 0);
+        let mut out = [0; 10];
+        buffer.read(9_990, &mut out);
+        assert_eq!(&out, b"0123456789");
+    }
+
+    #[test]
+    #[should_panic(expected = "outside")]
+    fn nothing_outside_is_brought_near() {
+        Buffer::new(10).unwrap().prefetch(8, 3);
     }
 
     #[test]

@@ -152,7 +152,7 @@ impl Builder<'_> {
                 entries.push(io("qemu-nbd", Subject::QemuNbd));
             }
             // Threads that sleep in turns may meet on one CPU, where a wake costs little.
-            for bound in [own, io("nbdkit", Subject::Nbdkit)] {
+            for bound in [io("rr-udp", Subject::RrUdp), own, io("nbdkit", Subject::Nbdkit)] {
                 let mut unbound = Entry { label: format!("{}-unbound", bound.label), ..bound };
                 unbound.cell.pin = None;
                 entries.push(unbound);

@@ -232,7 +232,7 @@ impl Binding {
                 continue;
             };
             let (verbs, whose) = (ports.port(conn.port), (conn.port, conn.qpn));
-            let what = (&*batch, conn.bursts);
+            let what = (batch, conn.bursts);
             let posted = scratch.post_sends(verbs, &self.regions, whose, what, *first);
             if let Err(error) = posted {
                 conn.dead = true;

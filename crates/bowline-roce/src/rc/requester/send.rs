@@ -228,6 +228,8 @@ impl Requester {
         if self.deadline.is_none() {
             self.arm(ctx.now);
         }
+        // While the checksum of this packet is computed, the bytes of the next one come from memory.
+        self.queue.prefetch(self.cursor, ctx.mrs, ctx.pd, self.sent * mtu as u32, mtu);
         true
     }
 }
