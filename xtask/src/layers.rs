@@ -8,7 +8,8 @@ use crate::repo;
 use crate::run::{self, Outcome};
 
 /// Crates and their layer: a crate may use crates of lower layers only. The command is the top edge.
-const LAYERS: [(&str, u8); 18] = [
+const LAYERS: [(&str, u8); 19] = [
+    ("bowline-crc", 0),
     ("bowline-wire", 1),
     ("bowline-verbs", 1),
     ("bowline-rds", 2),

@@ -1,0 +1,90 @@
+//! The CRC-32 of zlib and of RoCE, over bytes alone or over bytes on their way to somewhere else.
+//!
+//! Where the processor has AVX-512 with carry-less multiplication, 64 bytes are taken at once, and
+//! the copy comes with the sum: each byte is loaded once for both. Elsewhere, and for what is short,
+//! it is the crate `crc32fast`, after an ordinary copy.
+//!
+//! On an AMD EPYC (Zen 5; one core of a virtual machine, 512 KiB in turn, best of 400), nanoseconds:
+//!
+//! | bytes | `crc32fast` | [`update`] | copy | copy, then `crc32fast` | [`copy`] |
+//! |---|---|---|---|---|---|
+//! | 128 | 20 | 18 | 3 | 22 | 19 |
+//! | 256 | 29 | 21 | 4 | 33 | 21 |
+//! | 1024 | 44 | 27 | 12 | 53 | 27 |
+//! | 4096 | 81 | 73 | 38 | 116 | 72 |
+//!
+//! `crc-fast` 1.10 took 57 ns for 44 bytes, where `crc32fast` took 11.
+//!
+//! ```
+//! let whole = bowline_crc::update(0, b"123456789");
+//! assert_eq!(whole, 0xcbf4_3926);
+//! assert_eq!(bowline_crc::update(bowline_crc::update(0, b"1234"), b"56789"), whole);
+//! ```
+
+#[cfg(target_arch = "x86_64")]
+mod wide;
+#[cfg(not(target_arch = "x86_64"))]
+#[path = "narrow.rs"]
+mod wide;
+
+use wide::Wide;
+
+/// Bytes from which on 64 are taken at once. Between 64 and this, one sum by itself is done a little
+/// earlier that way, but many in a row take 2 ns more each.
+const WIDE_FROM: usize = 96;
+
+/// Goes on with a CRC: over what it was computed for and then `bytes`. That of nothing is 0.
+pub fn update(crc: u32, bytes: &[u8]) -> u32 {
+    let Some(wide) = wide_for(bytes.len()) else { return portable(crc, bytes) };
+    let (words, rest) = bytes.split_at(bytes.len() & !3);
+    portable(wide.update(crc, words), rest)
+}
+
+/// Copies `len` bytes, and goes on with a CRC over them: [`update`] over what is stored. Others may
+/// change what is at `from` at the same time; whatever comes of that, stored are the bytes that were
+/// summed.
+///
+/// # Safety
+///
+/// There are `len` bytes to be read at `from`, and as many to be written at `to`. These do not
+/// overlap, and nobody else reads or writes those at `to` meanwhile.
+pub unsafe fn copy(crc: u32, from: *const u8, to: *mut u8, len: usize) -> u32 {
+    let (mut crc, mut done) = (crc, 0);
+    if let Some(wide) = wide_for(len) {
+        done = len & !3;
+        // SAFETY: no more bytes than the caller has, from and to where it says.
+        crc = unsafe { wide.copy(crc, from, to, done) };
+    }
+    if done == len {
+        return crc;
+    }
+    let rest = len - done;
+    // SAFETY: `done` is less than `len`.
+    let from = unsafe { from.add(done) };
+    // SAFETY: as before.
+    let to = unsafe { to.add(done) };
+    // SAFETY: `rest` bytes are left of those the caller has, and they do not overlap.
+    unsafe { std::ptr::copy_nonoverlapping(from, to, rest) };
+    // SAFETY: these have just been written, and nobody else writes them.
+    let stored = unsafe { std::slice::from_raw_parts(to, rest) };
+    portable(crc, stored)
+}
+
+/// How a multiple of four bytes, out of `len`, is summed 64 at once, if that can be and pays.
+fn wide_for(len: usize) -> Option<Wide> {
+    if len < WIDE_FROM { None } else { Wide::get() }
+}
+
+fn portable(crc: u32, bytes: &[u8]) -> u32 {
+    if bytes.is_empty() {
+        return crc;
+    }
+    let mut hasher = crc32fast::Hasher::new_with_initial(crc);
+    hasher.update(bytes);
+    hasher.finalize()
+}
+
+/// Compiles the example of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -1,0 +1,19 @@
+//! For processors without AVX-512: nothing.
+
+/// There is none.
+#[derive(Clone, Copy)]
+pub(crate) enum Wide {}
+
+impl Wide {
+    pub(crate) fn get() -> Option<Self> {
+        None
+    }
+
+    pub(crate) fn update(self, _: u32, _: &[u8]) -> u32 {
+        match self {}
+    }
+
+    pub(crate) unsafe fn copy(self, _: u32, _: *const u8, _: *mut u8, _: usize) -> u32 {
+        match self {}
+    }
+}
