@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use bowline_verbs::{Access, Buffer, Error, MrKeys, PdId, Piece, Qpn};
 
+use crate::burst::Burst;
 use crate::mw::Window;
 use crate::rng::Rng;
 use crate::table::NumberMap;
@@ -456,11 +457,9 @@ impl MrTable {
         key: u32,
         va: u64,
         len: usize,
-        out: &mut Vec<u8>,
+        out: &mut Burst,
     ) -> Result<(), KeyError> {
-        let (memory, start) = self.find(pd.into(), key, va, len as u64, Access::empty())?;
-        memory
-            .for_each(start, len as u64, |buffer, offset, len| buffer.append_to(offset, len, out));
+        self.resolve(pd, key, va, len as u64, Access::empty())?.append_to(out);
         Ok(())
     }
 
@@ -511,14 +510,11 @@ impl Span<'_> {
         }
     }
 
-    /// Copies out as much of `len` bytes as the span has from `offset` on.
-    pub(crate) fn append_to(&self, offset: u64, len: usize, out: &mut Vec<u8>) {
-        let len = self.len.saturating_sub(offset).min(len as u64);
-        if len > 0 {
-            self.memory.for_each(self.start + offset, len, |buffer, offset, len| {
-                buffer.append_to(offset, len, out);
-            });
-        }
+    /// Copies all of it out.
+    pub(crate) fn append_to(&self, out: &mut Burst) {
+        self.memory.for_each(self.start, self.len, |buffer, offset, len| {
+            out.append(buffer, offset, len);
+        });
     }
 
     /// Changes the 8 bytes at `offset`, a number in host order, and returns what they were; at once
@@ -534,7 +530,12 @@ impl Span<'_> {
         }
         whole.unwrap_or_else(|| {
             let mut bytes = Vec::with_capacity(8);
-            self.append_to(offset, 8, &mut bytes);
+            let len = self.len.saturating_sub(offset).min(8);
+            if len > 0 {
+                self.memory.for_each(self.start + offset, len, |buffer, offset, len| {
+                    buffer.append_to(offset, len, &mut bytes);
+                });
+            }
             bytes.resize(8, 0);
             let old = u64::from_ne_bytes(bytes.try_into().unwrap_or_default());
             self.write(offset, &change(old).to_ne_bytes());
@@ -606,9 +607,9 @@ mod tests {
         assert_eq!(table.bind(PD, next, pieces, 9, all), Err(KeyError::Unknown));
         assert_eq!(table.check(PD, key, 9, 1, Access::empty()), Err(KeyError::Unknown));
         table.scatter(PD, next, 10, b"0123456789abcde").unwrap();
-        let mut out = Vec::new();
+        let mut out = Burst::new();
         table.gather(PD, next, 9, 16, &mut out).unwrap();
-        assert_eq!(out, b"\x000123456789abcde");
+        assert_eq!(out.bytes, b"\x000123456789abcde");
         assert_eq!(table.gather(PD, next, 9, 17, &mut out), Err(KeyError::OutOfRange));
         let mut got = [0; 3];
         b.read(1, &mut got);

@@ -211,6 +211,7 @@ mod tests {
     use bowline_verbs::{Buffer, MrKeys};
 
     use super::*;
+    use crate::burst::Burst;
 
     const PD: PdId = PdId(1);
     const QP: Qpn = Qpn(77);
@@ -261,7 +262,7 @@ mod tests {
         assert_eq!(s.ask(QP, key, 5010, 8, Access::REMOTE_ATOMIC), Err(KeyError::NoAccess));
         // The region's own key gives the peer nothing, and the window's is no local key.
         assert_eq!(s.ask(QP, s.keys.rkey, 5010, 1, read), Err(KeyError::NoAccess));
-        let local = s.table.gather(PD, key, 5010, 1, &mut Vec::new());
+        let local = s.table.gather(PD, key, 5010, 1, &mut Burst::new());
         assert_eq!(local, Err(KeyError::Unknown));
         assert_eq!(s.table.scatter(PD, key, 5010, &[1]), Err(KeyError::Unknown));
         let span = s.table.resolve((PD, QP), key, 5012, 3, Access::REMOTE_WRITE).unwrap();

@@ -17,6 +17,7 @@ use bowline_verbs::{
 };
 use bowline_wire::roce::Psn;
 
+use crate::burst::Burst;
 use crate::mr::{KeyError, MrTable};
 
 /// Most bytes of a message [HDR-12].
@@ -249,7 +250,7 @@ impl SendQueue {
         pd: PdId,
         offset: u32,
         len: usize,
-        out: &mut Vec<u8>,
+        out: &mut Burst,
     ) -> Result<(), KeyError> {
         let request = self.requests.get(index).ok_or(KeyError::Unknown)?;
         if request.flags.contains(SendFlags::INLINE) {
@@ -257,10 +258,10 @@ impl SendQueue {
             let (a, b) = self.inline.as_slices();
             let middle = a.len().clamp(first, first + len);
             if middle > first {
-                out.extend_from_slice(&a[first..middle]);
+                out.bytes.extend_from_slice(&a[first..middle]);
             }
             if middle < first + len {
-                out.extend_from_slice(&b[middle - a.len()..first + len - a.len()]);
+                out.bytes.extend_from_slice(&b[middle - a.len()..first + len - a.len()]);
             }
             return Ok(());
         }

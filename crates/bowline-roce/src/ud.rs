@@ -8,7 +8,7 @@
 use std::net::IpAddr;
 
 use bowline_verbs::{Completion, Error, Qpn, RecvWr, Status, UdDest, WcOpcode};
-use bowline_wire::roce::{Bth, Builder, Deth, Opcode, Packet, Psn};
+use bowline_wire::roce::{Bth, Deth, Opcode, Packet, Psn};
 
 use crate::rc::responder::{After, RxCtx};
 use crate::recvq::{PlaceError, RecvQueue, Taken};
@@ -97,9 +97,8 @@ pub(crate) struct Datagram {
 }
 
 impl Datagram {
-    /// Appends the headers to `out`. The payload, at most an MTU, is appended to what this returns,
-    /// and then finished.
-    pub(crate) fn begin<'v>(&self, out: &'v mut Vec<u8>) -> Builder<'v> {
+    /// Its packet, without the payload.
+    pub(crate) fn packet(&self) -> Packet<'static> {
         let bth = Bth {
             dest_qpn: self.dest.qpn.0,
             psn: self.psn,
@@ -114,7 +113,7 @@ impl Datagram {
         let mut packet = Packet::new(opcode, bth);
         packet.deth = Some(Deth { qkey: self.dest.qkey, source_qpn: self.source.0 });
         packet.imm = self.imm;
-        Builder::new(out, &packet)
+        packet
     }
 }
 
@@ -247,9 +246,7 @@ mod tests {
         let (source, psn) = (Qpn(1), Psn::ZERO);
         let head = Datagram { dest, source, psn, imm, solicited: true, ack_req: true };
         let mut out = Vec::new();
-        let mut builder = head.begin(&mut out);
-        builder.payload().extend_from_slice(payload);
-        builder.finish();
+        Packet { payload, ..head.packet() }.emit(&mut out);
         out
     }
 
@@ -260,9 +257,7 @@ mod tests {
         let (source, psn) = (Qpn(1), Psn::ZERO);
         let head = Datagram { dest, source, psn, imm: None, solicited: false, ack_req: true };
         let mut out = Vec::new();
-        let mut builder = head.begin(&mut out);
-        builder.payload().extend_from_slice(&[0; 256]);
-        builder.finish();
+        Packet { payload: &[0; 256], ..head.packet() }.emit(&mut out);
         let expected: [u8; 20] =
             [0x64, 0, 0xff, 0xff, 0, 0, 0, 1, 0x80, 0, 0, 0, 0x80, 1, 0, 0, 0, 0, 0, 1];
         assert_eq!(out[..20], expected);

@@ -3,6 +3,7 @@
 use bowline_verbs::{Error, QpCap, SendFlags, SendOp, SendWr, Status};
 use bowline_wire::roce::Psn;
 
+use crate::burst::Burst;
 use crate::rc::requester::{Outcome, TxCtx};
 use crate::sendq::SendQueue;
 use crate::ud::Datagram;
@@ -55,19 +56,18 @@ impl UdSender {
     }
 
     /// Appends the next datagram to `out` and completes it.
-    pub(crate) fn fill(&mut self, ctx: &mut TxCtx<'_>, out: &mut Vec<u8>) -> Outcome {
+    pub(crate) fn fill(&mut self, ctx: &mut TxCtx<'_>, out: &mut Burst) -> Outcome {
         let Some(request) = self.queue.front() else { return Outcome::Idle };
         let SendOp::Datagram(dest, imm) = request.op else { return Outcome::Idle };
         let solicited = request.flags.contains(SendFlags::SOLICITED);
         let datagram =
             Datagram { dest, source: ctx.qpn, psn: self.next, imm, solicited, ack_req: false };
-        let (start, len) = (out.len(), request.len as usize);
-        let mut builder = datagram.begin(out);
-        let gathered = self.queue.gather(0, ctx.mrs, ctx.pd, 0, len, builder.payload());
-        builder.finish();
+        let len = request.len as usize;
+        let gathered = out.push(&datagram.packet(), len, |out| {
+            self.queue.gather(0, ctx.mrs, ctx.pd, 0, len, out).is_ok()
+        });
         let Some(request) = self.queue.pop() else { return Outcome::Idle };
-        if gathered.is_err() {
-            out.truncate(start);
+        if !gathered {
             ctx.done.push((request.completion(ctx.qpn, Status::LocProtErr), true));
             return Outcome::Failed;
         }

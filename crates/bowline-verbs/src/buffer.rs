@@ -116,6 +116,22 @@ impl Buffer {
         unsafe { out.set_len(out.len() + len) };
     }
 
+    /// Does the same and goes on with a CRC over what `out` then holds, whatever peers write
+    /// meanwhile.
+    ///
+    /// # Panics
+    /// When the bytes do not lie within the buffer.
+    pub fn append_summed(&self, offset: usize, len: usize, out: &mut Vec<u8>, crc: u32) -> u32 {
+        let from = self.at(offset, len);
+        out.reserve(len);
+        let to = out.spare_capacity_mut().as_mut_ptr().cast::<u8>();
+        // SAFETY: `at` checked the range, and there is room for `len` bytes, which are `out`'s alone.
+        let crc = unsafe { bowline_crc::copy(crc, from, to, len) };
+        // SAFETY: these bytes have just been written.
+        unsafe { out.set_len(out.len() + len) };
+        crc
+    }
+
     /// Has bytes brought near, since they are copied soon; that changes nothing but speed.
     ///
     /// # Panics
@@ -194,6 +210,9 @@ mod tests {
         let mut all = vec![7];
         buffer.append_to(9_989, 2, &mut all);
         assert_eq!(all, [7, 0, b'0']);
+        let crc = buffer.append_summed(9_000, 999, &mut all, 5);
+        assert_eq!((all.len(), &all[992..]), (1002, &b"\x00012345678"[..]));
+        assert_eq!(crc, bowline_crc::update(5, &all[3..]));
         let other = Buffer::new(100).unwrap();
         buffer.copy_to(9_992, &other, 90, 8);
         other.copy_to(90, &other, 91, 8);

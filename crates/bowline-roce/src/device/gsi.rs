@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::net::IpAddr;
 
 use bowline_verbs::{Qpn, UdDest};
-use bowline_wire::roce::{GSI_QKEY, GSI_QPN, MAD_LEN, Psn};
+use bowline_wire::roce::{GSI_QKEY, GSI_QPN, MAD_LEN, Packet, Psn};
 
 use super::Device;
 use crate::burst::{Burst, Route, unconnected_source_port};
@@ -53,9 +53,7 @@ impl Device {
             ack_req: true,
         };
         self.gsi.next = self.gsi.next.next();
-        let mut packet = datagram.begin(&mut burst.bytes);
-        packet.payload().extend_from_slice(&mad[..]);
-        packet.finish();
+        Packet { payload: &mad[..], ..datagram.packet() }.emit(&mut burst.bytes);
         self.shared.counters.tx_mads += 1;
         burst.add(0, &mut self.carry)
     }

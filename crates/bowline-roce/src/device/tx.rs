@@ -130,10 +130,10 @@ impl Shared {
             let filled = match half {
                 Half::Responder => {
                     let ctx = &mut self.rx(now, name);
-                    responder.fill_reply(ctx, name.dest_qpn, &mut burst.bytes)
+                    responder.fill_reply(ctx, name.dest_qpn, burst)
                 }
                 Half::Requester => {
-                    outcome = requester.fill(&mut self.tx(now, name), &mut burst.bytes);
+                    outcome = requester.fill(&mut self.tx(now, name), burst);
                     outcome == Outcome::Packet
                 }
             };
@@ -154,7 +154,7 @@ impl Shared {
             && qp.late_ack.stay_behind(now, burst.bytes.len(), self.config.ack_delay);
         if joins && room && !stays && responder.has_one_ack() {
             let start = burst.bytes.len();
-            if responder.fill_reply(&mut self.rx(now, name), name.dest_qpn, &mut burst.bytes) {
+            if responder.fill_reply(&mut self.rx(now, name), name.dest_qpn, burst) {
                 carried = !burst.add(start, carry);
             }
         }
@@ -181,7 +181,7 @@ impl Shared {
         let outcome = match route {
             Some(route) => {
                 burst.begin(&route);
-                let outcome = sender.fill(&mut self.tx(now, name), &mut burst.bytes);
+                let outcome = sender.fill(&mut self.tx(now, name), burst);
                 if outcome == Outcome::Packet {
                     burst.add(0, carry);
                 }

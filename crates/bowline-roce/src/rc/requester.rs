@@ -31,6 +31,7 @@ use self::early::Stretch;
 use self::recovery::{Keeps, Repair};
 pub(crate) use self::settings::Settings;
 use self::settings::{WINDOW_MAX, WINDOW_MIN};
+use crate::burst::Burst;
 use crate::counters::Counters;
 use crate::mr::MrTable;
 use crate::paths::Creeping;
@@ -305,7 +306,7 @@ impl Requester {
 
     /// Executes local operations whose turn it is, and appends one packet, from base transport
     /// header to pad, to `out`, if one may be sent [REQ-7].
-    pub(crate) fn fill(&mut self, ctx: &mut TxCtx<'_>, out: &mut Vec<u8>) -> Outcome {
+    pub(crate) fn fill(&mut self, ctx: &mut TxCtx<'_>, out: &mut Burst) -> Outcome {
         let Some(mtu) = self.settings.as_ref().map(|settings| settings.mtu) else {
             return Outcome::Idle;
         };

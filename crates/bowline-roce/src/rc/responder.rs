@@ -27,6 +27,7 @@ use bowline_wire::roce::{AtomicEth, NakCode, Opcode, Packet, Psn, Syndrome};
 use self::held::Held;
 pub(crate) use self::held::HeldBudget;
 use self::replies::{Filled, ReadPart, Replies};
+use crate::burst::Burst;
 use crate::counters::Counters;
 use crate::mr::MrTable;
 use crate::recvq::{MESSAGE_MAX, PlaceError, RecvQueue, Taken};
@@ -214,7 +215,7 @@ impl Responder {
         &mut self,
         ctx: &mut RxCtx<'_>,
         dest_qpn: Qpn,
-        out: &mut Vec<u8>,
+        out: &mut Burst,
     ) -> bool {
         let filled = self.replies.fill(ctx, dest_qpn.0, out);
         if filled == Filled::Revoked {

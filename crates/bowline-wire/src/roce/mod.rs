@@ -26,7 +26,7 @@ pub use icrc::{
 };
 pub use mad::{GSI_QKEY, GSI_QPN, MAD_HEADER_LEN, MAD_LEN, MAD_MESSAGE_LEN, MadError, MadHeader};
 pub use opcode::{Opcode, PayloadRule, Service};
-pub use packet::{Builder, Packet, PacketError, pad};
+pub use packet::{Packet, PacketError, pad};
 pub use psn::Psn;
 
 /// UDP port every packet goes to, requests and responses alike [OUT-1].

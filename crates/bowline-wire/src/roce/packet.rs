@@ -173,7 +173,59 @@ impl<'a> Packet<'a> {
 
     /// Appends the packet, from the base transport header to the pad; returns how many bytes.
     pub fn emit(&self, out: &mut Vec<u8>) -> usize {
-        Builder::new(out, self).finish()
+        let start = out.len();
+        self.emit_headers(out, self.payload.len());
+        out.extend_from_slice(self.payload);
+        out.extend(core::iter::repeat_n(0, pad(self.payload.len())));
+        out.len().saturating_sub(start)
+    }
+
+    /// Appends the headers, for a payload of `payload_len` bytes that is copied from elsewhere. It is
+    /// for the caller to append that and [`pad`] zeros; `self.payload` does not count.
+    ///
+    /// ```
+    /// use bowline_wire::roce::{Bth, Opcode, Packet, Psn, pad};
+    ///
+    /// let bth = Bth { dest_qpn: 0x123, ack_req: true, psn: Psn::new(67), ..Bth::default() };
+    /// let mut out = Vec::new();
+    /// Packet::new(Opcode::SendOnly, bth).emit_headers(&mut out, 5);
+    /// out.extend_from_slice(b"hello");
+    /// out.resize(out.len() + pad(5), 0);
+    ///
+    /// let read = Packet::parse(&out)?;
+    /// assert_eq!((read.bth, read.payload), (bth, &b"hello"[..]));
+    /// # Ok::<(), bowline_wire::roce::PacketError>(())
+    /// ```
+    pub fn emit_headers(&self, out: &mut Vec<u8>, payload_len: usize) {
+        let opcode = self.opcode;
+        out.extend_from_slice(&self.bth.to_bytes(opcode, pad(payload_len) as u8));
+        if opcode.has_deth() {
+            self.deth.unwrap_or_default().emit(out);
+        }
+        if opcode.has_feth() {
+            out.extend_from_slice(&self.feth.unwrap_or_default().to_be_bytes());
+        }
+        if opcode.has_reth() {
+            self.reth.unwrap_or_default().emit(out);
+        }
+        if opcode.has_aeth() {
+            self.aeth.unwrap_or_default().emit(out);
+        }
+        if opcode.has_atomic() {
+            self.atomic.unwrap_or_default().emit(out);
+        }
+        if opcode.has_atomic_ack() {
+            self.atomic_ack.unwrap_or_default().emit(out);
+        }
+        if opcode.has_imm() {
+            out.extend_from_slice(&self.imm.unwrap_or_default().to_be_bytes());
+        }
+        if opcode.has_ieth() {
+            out.extend_from_slice(&self.ieth.unwrap_or_default().to_be_bytes());
+        }
+        if opcode == Opcode::Cnp {
+            out.extend_from_slice(&[0; CNP_RESERVED_LEN]);
+        }
     }
 }
 
@@ -196,91 +248,6 @@ impl<'a> Headers<'a> {
 /// Bytes of the pad behind `len` payload bytes: 0 to 3 [HDR-3].
 pub const fn pad(len: usize) -> usize {
     len.wrapping_neg() & 3
-}
-
-/// Writes one packet behind what a vector holds, for a payload that is copied from elsewhere.
-///
-/// ```
-/// use bowline_wire::roce::{Bth, Builder, Opcode, Packet, Psn};
-///
-/// let bth = Bth { dest_qpn: 0x123, ack_req: true, psn: Psn::new(67), ..Bth::default() };
-/// let mut out = Vec::new();
-/// let mut packet = Builder::new(&mut out, &Packet::new(Opcode::SendOnly, bth));
-/// packet.payload().extend_from_slice(b"hello");
-/// assert_eq!(packet.finish(), 12 + 8);
-///
-/// let read = Packet::parse(&out)?;
-/// assert_eq!((read.bth, read.payload), (bth, &b"hello"[..]));
-/// # Ok::<(), bowline_wire::roce::PacketError>(())
-/// ```
-#[derive(Debug)]
-#[must_use = "the pad is written by `finish`"]
-pub struct Builder<'v> {
-    out: &'v mut Vec<u8>,
-    /// Where the packet begins.
-    start: usize,
-    /// Where its payload begins.
-    body: usize,
-    /// To write the base transport header again, with the pad count.
-    packet: (Opcode, Bth),
-}
-
-impl<'v> Builder<'v> {
-    /// Appends the headers of `packet` and what it has of payload.
-    pub fn new(out: &'v mut Vec<u8>, packet: &Packet<'_>) -> Self {
-        let Packet { opcode, bth, .. } = *packet;
-        let start = out.len();
-        out.extend_from_slice(&bth.to_bytes(opcode, 0));
-        if opcode.has_deth() {
-            packet.deth.unwrap_or_default().emit(out);
-        }
-        if opcode.has_feth() {
-            out.extend_from_slice(&packet.feth.unwrap_or_default().to_be_bytes());
-        }
-        if opcode.has_reth() {
-            packet.reth.unwrap_or_default().emit(out);
-        }
-        if opcode.has_aeth() {
-            packet.aeth.unwrap_or_default().emit(out);
-        }
-        if opcode.has_atomic() {
-            packet.atomic.unwrap_or_default().emit(out);
-        }
-        if opcode.has_atomic_ack() {
-            packet.atomic_ack.unwrap_or_default().emit(out);
-        }
-        if opcode.has_imm() {
-            out.extend_from_slice(&packet.imm.unwrap_or_default().to_be_bytes());
-        }
-        if opcode.has_ieth() {
-            out.extend_from_slice(&packet.ieth.unwrap_or_default().to_be_bytes());
-        }
-        if opcode == Opcode::Cnp {
-            out.extend_from_slice(&[0; CNP_RESERVED_LEN]);
-        }
-        let body = out.len();
-        out.extend_from_slice(packet.payload);
-        Self { out, start, body, packet: (opcode, bth) }
-    }
-
-    /// The vector, to append payload to. Taking bytes away would take them from the packet.
-    pub fn payload(&mut self) -> &mut Vec<u8> {
-        self.out
-    }
-
-    /// Appends the pad and writes its count into the header; returns the bytes from the base
-    /// transport header to the pad.
-    pub fn finish(self) -> usize {
-        let Self { out, start, body, packet: (opcode, bth) } = self;
-        let pad = pad(out.len().saturating_sub(body));
-        if pad != 0 {
-            out.extend(core::iter::repeat_n(0, pad));
-            if let Some(header) = out.get_mut(start..).and_then(|b| b.first_chunk_mut()) {
-                *header = bth.to_bytes(opcode, pad as u8);
-            }
-        }
-        out.len().saturating_sub(start)
-    }
 }
 
 /// One line for logs: opcode, destination, number, and what else there is.

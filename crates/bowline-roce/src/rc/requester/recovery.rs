@@ -8,6 +8,7 @@ use bowline_wire::roce::Psn;
 
 use super::settings::{FEW, Settings, WINDOW_MAX, WINDOW_MIN};
 use super::{Outcome, Requester, TxCtx};
+use crate::burst::Burst;
 use crate::sendq::{Request, Stage};
 use crate::time::Instant;
 
@@ -199,7 +200,7 @@ impl Requester {
         ctx: &mut TxCtx<'_>,
         mtu: usize,
         why: Repair,
-        out: &mut Vec<u8>,
+        out: &mut Burst,
     ) -> Outcome {
         // The answer of a read tells nothing of what is behind it.
         let tells = self.queue.front().is_some_and(|head| !head.is_read_or_atomic());

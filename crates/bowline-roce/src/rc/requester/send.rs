@@ -2,10 +2,11 @@
 //! have neither.
 
 use bowline_verbs::{FlushOf, Remote, SendFlags, SendOp, Status};
-use bowline_wire::roce::{AtomicEth, Bth, Builder, Opcode, Packet, Reth};
+use bowline_wire::roce::{AtomicEth, Bth, Opcode, Packet, Reth};
 
 use super::recovery::Repair;
 use super::{Requester, TxCtx};
+use crate::burst::Burst;
 use crate::sendq::{Request, Stage};
 
 /// A WRITE of up to so many packets goes as a row of WRITEs of one packet each: all have the same headers
@@ -86,7 +87,7 @@ impl Requester {
         ctx: &mut TxCtx<'_>,
         mtu: usize,
         alone: bool,
-        out: &mut Vec<u8>,
+        out: &mut Burst,
     ) -> bool {
         let Some(request) = self.queue.get(self.cursor) else { return false };
         let psn = self.next;
@@ -129,7 +130,6 @@ impl Requester {
             psn,
             ..Bth::default()
         };
-        let start = out.len();
         let mut packet = Packet::new(opcode, bth);
         let reth = |remote: &Remote, skip: u32, len| Reth {
             va: remote.addr.wrapping_add(u64::from(skip)),
@@ -181,24 +181,21 @@ impl Requester {
             }
             _ => {}
         }
-        let mut builder = Builder::new(out, &packet);
         let take = match request.op {
             SendOp::AtomicWrite(_) => left as usize,
             _ if one_packet => 0,
             _ => body,
         };
-        if take > 0 {
-            let body = builder.payload();
-            if self.queue.gather(self.cursor, ctx.mrs, ctx.pd, offset, take, body).is_err() {
-                out.truncate(start);
-                if let Some(request) = self.queue.get_mut(self.cursor) {
-                    request.stage = Stage::Broken(Status::LocProtErr);
-                }
-                self.ask_before_broken();
-                return false;
+        let gathered = out.push(&packet, take, |out| {
+            self.queue.gather(self.cursor, ctx.mrs, ctx.pd, offset, take, out).is_ok()
+        });
+        if !gathered {
+            if let Some(request) = self.queue.get_mut(self.cursor) {
+                request.stage = Stage::Broken(Status::LocProtErr);
             }
+            self.ask_before_broken();
+            return false;
         }
-        builder.finish();
 
         let fresh = !psn.is_before(self.end);
         if !fresh {
@@ -228,7 +225,7 @@ impl Requester {
         if self.deadline.is_none() {
             self.arm(ctx.now);
         }
-        // While the checksum of this packet is computed, the bytes of the next one come from memory.
+        // The bytes of the next packet are asked for all at once, before it is copied.
         self.queue.prefetch(self.cursor, ctx.mrs, ctx.pd, self.sent * mtu as u32, mtu);
         true
     }

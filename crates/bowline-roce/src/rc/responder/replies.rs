@@ -13,11 +13,10 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use bowline_verbs::Access;
-use bowline_wire::roce::{
-    Aeth, AtomicAckEth, Bth, Builder, NakCode, Opcode, Packet, Psn, Syndrome,
-};
+use bowline_wire::roce::{Aeth, AtomicAckEth, Bth, NakCode, Opcode, Packet, Psn, Syndrome};
 
 use super::RxCtx;
+use crate::burst::Burst;
 use crate::time::Instant;
 
 /// Pauses before an acknowledgement is repeated, and repeated again [RSP-24].
@@ -293,7 +292,7 @@ impl Replies {
     }
 
     /// Appends the next packet to `out`, from the base transport header to the pad.
-    pub(super) fn fill(&mut self, ctx: &mut RxCtx<'_>, dest_qpn: u32, out: &mut Vec<u8>) -> Filled {
+    pub(super) fn fill(&mut self, ctx: &mut RxCtx<'_>, dest_qpn: u32, out: &mut Burst) -> Filled {
         while let Some(reply) = self.queue.pop_front() {
             self.repeat = None;
             let filled = self.fill_one(ctx, dest_qpn, out, reply);
@@ -308,7 +307,7 @@ impl Replies {
         &mut self,
         ctx: &mut RxCtx<'_>,
         dest_qpn: u32,
-        out: &mut Vec<u8>,
+        out: &mut Burst,
         reply: Reply,
     ) -> Filled {
         match reply {
@@ -333,14 +332,14 @@ impl Replies {
                 let mut packet = response(Opcode::AtomicAcknowledge, dest_qpn, saved.first);
                 packet.aeth = Some(Aeth { syndrome: Syndrome::ACK, msn: saved.msn });
                 packet.atomic_ack = Some(AtomicAckEth { original });
-                packet.emit(out);
+                packet.emit(&mut out.bytes);
             }
             Reply::Placed { slot } => {
                 let saved = &mut self.saved[slot];
                 (saved.answered, saved.queued) = (true, false);
                 let mut packet = response(Opcode::ReadResponseOnly, dest_qpn, saved.first);
                 packet.aeth = Some(Aeth { syndrome: Syndrome::ACK, msn: saved.msn });
-                packet.emit(out);
+                packet.emit(&mut out.bytes);
             }
             Reply::Read { slot, part, psn, started } => {
                 return self.fill_read(ctx, dest_qpn, out, (slot, part, psn, started));
@@ -354,7 +353,7 @@ impl Replies {
         &mut self,
         ctx: &mut RxCtx<'_>,
         dest_qpn: u32,
-        out: &mut Vec<u8>,
+        out: &mut Burst,
         (slot, part, psn, started): (usize, ReadPart, Psn, bool),
     ) -> Filled {
         let msn = self.saved[slot].msn;
@@ -389,11 +388,12 @@ impl Replies {
         };
         let mut packet = response(opcode, dest_qpn, psn);
         packet.aeth = Some(Aeth { syndrome: Syndrome::ACK, msn });
-        let mut packet = Builder::new(out, &packet);
-        if let Some(span) = span {
-            span.append_to(0, len as usize, packet.payload());
-        }
-        packet.finish();
+        out.push(&packet, len as usize, |out| {
+            if let Some(span) = span {
+                span.append_to(out);
+            }
+            true
+        });
         if left == 0 {
             let saved = &mut self.saved[slot];
             (saved.answered, saved.queued) = (true, false);
@@ -468,10 +468,10 @@ fn response(opcode: Opcode, dest_qpn: u32, psn: Psn) -> Packet<'static> {
     Packet::new(opcode, Bth { dest_qpn, psn, ..Bth::default() })
 }
 
-fn acknowledge(out: &mut Vec<u8>, dest_qpn: u32, psn: Psn, syndrome: Syndrome, msn: u32) {
+fn acknowledge(out: &mut Burst, dest_qpn: u32, psn: Psn, syndrome: Syndrome, msn: u32) {
     let mut packet = response(Opcode::Acknowledge, dest_qpn, psn);
     packet.aeth = Some(Aeth { syndrome, msn });
-    packet.emit(out);
+    packet.emit(&mut out.bytes);
 }
 
 fn count_nak(ctx: &mut RxCtx<'_>, syndrome: Syndrome) {

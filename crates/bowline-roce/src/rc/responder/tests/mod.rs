@@ -242,12 +242,12 @@ impl Side {
 
     /// The next reply as it is on the wire.
     fn reply(&mut self) -> Option<Vec<u8>> {
-        let mut out = Vec::new();
+        let mut out = Burst::new();
         let has = self.responder.has_reply();
         let some = self.ctx(|responder, ctx| responder.fill_reply(ctx, PEER, &mut out));
         assert!(has || !some);
-        assert_eq!(some, !out.is_empty());
-        some.then_some(out)
+        assert_eq!(some, !out.bytes.is_empty());
+        some.then_some(out.bytes)
     }
 
     /// All replies there are. Each of them is well formed and to the peer [RSP-17].

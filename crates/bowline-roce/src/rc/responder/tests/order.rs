@@ -275,9 +275,9 @@ fn the_last_acknowledgement_is_repeated_twice() {
 #[test]
 fn replies_are_those_of_the_vectors() {
     let reply = |side: &mut Side, qpn: u32| {
-        let mut out = Vec::new();
+        let mut out = Burst::new();
         assert!(side.ctx(|responder, ctx| responder.fill_reply(ctx, Qpn(qpn), &mut out)));
-        out.iter().map(|b| format!("{b:02x}")).collect::<String>()
+        out.bytes.iter().map(|b| format!("{b:02x}")).collect::<String>()
     };
     let mut side = Side::with(MTU, 1, 0xb2_98ce);
     side.post_len(1, 16);
