@@ -143,7 +143,7 @@ impl Buffer {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
             // SAFETY: every x86-64 processor has the instruction; the address lies within the buffer, of which
             // `at` checked the range, and nothing is read as far as the language can tell.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(from.add(line).cast_const().cast()) };
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(line).cast_const().cast()) };
         }
         #[cfg(not(target_arch = "x86_64"))]
         let _ = from;
