@@ -51,8 +51,8 @@ class Export:
             return hashlib.md5(f.read()).hexdigest()
 
 
-def map_disk(c, p, e, *words):
-    """bowline in the guest maps the disk. -> the command"""
+def map_disk(c, p, e, *words, ready=ready):
+    """bowline in the guest maps the disk. -> the command, when it has said that word"""
     return p.bowline("rnbd", "map", e.device, "--from", "s1", "--path", "%s@%s" % (p.address, e.address), "--no-control",
                      *words, ready="mapped")
 
@@ -88,7 +88,7 @@ def rnbd_ublk(c):
         p = all_of[0]
         p.run("modprobe ublk_drv")
         for turn in range(2):
-            m = map_disk(c, p, e, "--ublk")
+            m = map_disk(c, p, e, "--ublk", ready="ublk ")
             disk = m.said().split("ublk ")[1].split()[0]
             if not turn:
                 use(c, p, e, disk)

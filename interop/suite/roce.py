@@ -161,6 +161,8 @@ def letters(number, size):
 
 
 def rping(c, mtu, sizes, count, loss=False):
+    # rxe answers a READ of no bytes once only: where its answer is lost, nothing helps [RSP-3].
+    todo = [x for x in JOBS if not (loss and (x[0], x[2]) == ("read", 0))]
     with Roce(c, mtu, loss) as r:
         if c.dir == "k>n":
             server = r.serve("rping", "--persistent", "--verify", "--json")
@@ -202,22 +204,22 @@ def verbs(c, mtu, loss=False):
     with Roce(c, mtu, loss) as r:
         if c.dir == "k>n":
             server = r.serve("perf", "--persistent", "--verify", "--json")
-            jobs = " ".join("%s,%s,%d,%d,8" % (op, mode, size, iterations(mode, size)) for op, mode, size in JOBS)
+            jobs = " ".join("%s,%s,%d,%d,8" % (op, mode, size, iterations(mode, size)) for op, mode, size in todo)
             out = r.kernel("python3 -B /lab/roce-perf.py client %s %s %d %s" % (c.k_addr, c.n_addr, PORT, jobs), 150)
             done = [json.loads(x) for x in out.splitlines()]
             rc, lines = server.end(ask=True)
             want(rc == 0 and "bowline perf: %s" % c.k_addr not in server.said(), "bowline: %s", server.said())
         else:
-            r.kernel_serves("python3 -B /lab/roce-perf.py server %s %d %d" % (c.k_addr, PORT, len(JOBS)), "/tmp/perf")
+            r.kernel_serves("python3 -B /lab/roce-perf.py server %s %d %d" % (c.k_addr, PORT, len(todo)), "/tmp/perf")
             done = []
-            for op, mode, size in JOBS:
+            for op, mode, size in todo:
                 lines = r.client("perf", "--op", op, "--mode", mode, "--size", str(size), "--depth", "8", "--verify",
                                  "--count", str(iterations(mode, size)), "--json")
                 done.append(json.loads(lines[-1]))
             out = c.guest("for i in 1 2 3 4 5; do pgrep -f roce-perf >/dev/null || break; sleep 0.5; done; cat /tmp/perf")
             wrong = [x for x in out.splitlines() if "error" in x or not x.startswith("{")]
-            want(not wrong and len(out.splitlines()) == len(JOBS), "the kernel's side: %s", wrong or out[-300:])
-        want(len(done) == len(JOBS), "%d of %d done", len(done), len(JOBS))
+            want(not wrong and len(out.splitlines()) == len(todo), "the kernel's side: %s", wrong or out[-300:])
+        want(len(done) == len(todo), "%d of %d done", len(done), len(todo))
         c.messages += sum(x["iterations"] for x in done)
 
 
