@@ -51,10 +51,10 @@ class Export:
             return hashlib.md5(f.read()).hexdigest()
 
 
-def map_disk(c, p, e, *words, ready=ready):
+def map_disk(c, p, e, *words, ready="mapped"):
     """bowline in the guest maps the disk. -> the command, when it has said that word"""
     return p.bowline("rnbd", "map", e.device, "--from", "s1", "--path", "%s@%s" % (p.address, e.address), "--no-control",
-                     *words, ready="mapped")
+                     *words, ready=ready)
 
 
 def file_system(c, p, disk):

@@ -17,7 +17,7 @@ pub use bowline_rtrs::server::{
     ServerCounters, ServerLimits, SessId, SessionInfo, Usr,
 };
 
-use crate::drive::{BATCH, Drive};
+use crate::drive::Drive;
 use crate::engine::{Engine, Inner, Poll, Station, TICK};
 use crate::hub::{Hub, Side};
 use crate::port::PortSet;
@@ -323,7 +323,7 @@ impl Server {
     /// Handles what has completed; returns how much.
     fn turn(&self, turn: &mut Turn) -> Result<usize, bowline_verbs::Error> {
         let stats = &self.hub.stats;
-        let count = turn.drive.poll(&self.hub.ports[turn.port], 0, BATCH, stats)?;
+        let count = turn.drive.poll_requests(&self.hub.ports[turn.port], stats)?;
         if count == 0 && !self.late.load(SeqCst) {
             return Ok(0);
         }
