@@ -40,6 +40,11 @@ pub fn update(crc: u32, bytes: &[u8]) -> u32 {
     portable(wide.update(crc, words), rest)
 }
 
+/// Tells whether this processor takes 64 bytes at once.
+pub fn is_wide() -> bool {
+    Wide::get().is_some()
+}
+
 /// Copies `len` bytes, and goes on with a CRC over them: [`update`] over what is stored. Others may
 /// change what is at `from` at the same time; whatever comes of that, stored are the bytes that were
 /// summed.

@@ -1,4 +1,4 @@
-//! For processors without AVX-512: nothing.
+//! For architectures other than x86-64: nothing.
 
 /// There is none.
 #[derive(Clone, Copy)]

@@ -113,7 +113,8 @@ impl<const COPY: bool> Bytes<COPY> {
     /// Takes the next 64 bytes and goes on by `step`.
     ///
     /// They are loaded once, and stored as they were: the store may overwrite what was loaded from, so
-    /// the compiler cannot load again instead of keeping them.
+    /// the compiler cannot load again behind it instead of keeping them. That it does not load twice before it
+    /// shows in the code made, and in the test of a copy that others write to meanwhile.
     ///
     /// # Safety
     ///

@@ -86,7 +86,7 @@ impl Ring {
         burst.extend_from_slice(&number.to_le_bytes());
         burst.extend_from_slice(&[0; HEADER - 8]);
         self.bytes.append_to(self.place(number), self.payload, burst);
-        let crc = crc32fast::hash(&burst[start..]);
+        let crc = bowline_crc::update(0, &burst[start..]);
         burst.extend_from_slice(&crc.to_le_bytes());
     }
 
@@ -103,7 +103,7 @@ fn open(segment: &[u8], size: usize) -> Result<(u64, &[u8]), String> {
         return Err(format!("a segment of {} bytes instead of {size}", segment.len()));
     };
     let number = covered.first_chunk::<8>().map_or(0, |bytes| u64::from_le_bytes(*bytes));
-    if crc32fast::hash(covered) != u32::from_le_bytes(*crc) {
+    if bowline_crc::update(0, covered) != u32::from_le_bytes(*crc) {
         return Err(format!("segment {number} has a wrong checksum"));
     }
     Ok((number, covered.get(HEADER..).unwrap_or_default()))

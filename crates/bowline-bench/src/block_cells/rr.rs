@@ -107,14 +107,14 @@ fn checked(role: &Role) -> bool {
 
 /// Appends the checksum of a segment that begins at `start`.
 fn seal(burst: &mut Vec<u8>, start: usize) {
-    let sum = crc32fast::hash(&burst[start..]);
+    let sum = bowline_crc::update(0, &burst[start..]);
     burst.extend_from_slice(&sum.to_le_bytes());
 }
 
 /// Checks the checksum of a segment; returns what it is the checksum of.
 fn unseal(segment: &[u8]) -> Result<&[u8], String> {
     let (covered, sum) = segment.split_last_chunk::<CHECK>().ok_or("a segment without checksum")?;
-    let right = crc32fast::hash(covered) == u32::from_le_bytes(*sum);
+    let right = bowline_crc::update(0, covered) == u32::from_le_bytes(*sum);
     right.then_some(covered).ok_or_else(|| "a wrong checksum".to_owned())
 }
 
