@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use bowline_roce::{Config, Counters, Device as Core, InUse, Instant};
+use bowline_roce::{Config, Counters, Device as Core, InUse, Instant, burst_payload};
 use bowline_verbs::{
     Access, AsyncEvent, Buffer, CmEvent, CmId, Completion, ConnParam, CqId, Device, DeviceAttr,
     Error, MrKeys, Mtu, MwBind, MwType, PdId, QpAttr, QpInit, QpState, Qpn, RecvWr, SendFlags,
@@ -101,7 +101,7 @@ impl SoftDevice {
             fast_registration: true,
             flush: true,
             key_refresh: true,
-            burst: bowline_roce::burst_payload(mtu),
+            burst: if core.gso { burst_payload(mtu) } else { 0 },
             lazy_cq: true,
         };
         let mut core = Core::new(core, seed);

@@ -122,7 +122,7 @@ impl Device {
             fast_registration: true,
             flush: true,
             key_refresh: true,
-            burst: burst_payload(config.mtu),
+            burst: if config.gso { burst_payload(config.mtu) } else { 0 },
             lazy_cq: true,
         }
     }

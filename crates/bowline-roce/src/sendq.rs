@@ -43,7 +43,7 @@ pub(crate) struct Request {
     pub(crate) first: Psn,
     pub(crate) packets: u32,
     /// Each of its packets is a message to the peer [REQ-26].
-    pub(crate) row: bool,
+    pub(crate) apart: bool,
     pub(crate) stage: Stage,
 }
 
@@ -213,7 +213,7 @@ impl SendQueue {
             inline_first: self.inline_gone + self.inline.len() as u64,
             first: Psn::ZERO,
             packets: 0,
-            row: false,
+            apart: false,
             stage: Stage::Waiting,
         });
         if inline {

@@ -4,11 +4,12 @@ mod common;
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use bowline_roce::{Burst, Config, IdentHint};
-use bowline_verbs::{Mtu, Remote, SendOp};
+use bowline_verbs::{Mtu, Remote, SendOp, Status};
 use bowline_wire::roce::Opcode;
-use common::{Pair, Setup, pattern};
+use common::{Fate, Pair, Setup, pattern};
 
 const LEN: usize = 1 << 20;
 const WINDOW: u32 = 64;
@@ -121,5 +122,87 @@ fn writes_stay_one_message_where_nothing_is_gained() {
         }
         let last = if gso { Opcode::WriteLastImm } else { Opcode::WriteLast };
         assert_eq!(opcodes, [Opcode::WriteFirst, Opcode::WriteMiddle, last]);
+    }
+}
+
+/// [REQ-26] at the MTU of an Ethernet too, where more packets make a burst.
+#[test]
+fn long_writes_fill_bursts_at_a_small_mtu() {
+    let mut pair = Pair::new(&Setup { mtu: Mtu::M1024, ..Setup::default() });
+    let to = pair.nodes[1].remote(0);
+    for id in 0..4 {
+        let sges = [pair.nodes[0].sge(0, 128 << 10)];
+        pair.post(0, id, SendOp::Write(to), &sges);
+    }
+    let (mut burst, mut counts) = (Burst::new(), Vec::new());
+    while pair.nodes[0].dev.poll_transmit(pair.now, &mut burst) {
+        counts.push(burst.count);
+        if counts.len() == 3 {
+            break; // the window
+        }
+    }
+    assert_eq!(counts, [61, 61, 61]);
+}
+
+/// [REQ-26]: of a WRITE that the peer refuses, what came before the packet that is wrong has been written; it
+/// fails as it would whole, and so does what follows.
+#[test]
+fn a_row_is_refused_at_the_packet_that_is_wrong() {
+    for (gso, written) in [(true, 2048), (false, 0)] {
+        let mut pair = Pair::new(&Setup { mtu: Mtu::M1024, ..Setup::default() });
+        pair.nodes[0].dev.set_gso(gso);
+        pair.nodes[0].fill(0, 5 * 1024, 9);
+        let room = 2500;
+        let end = common::BUFFER - room;
+        pair.nodes[1].fill(end, room, !9);
+        for (id, at, len) in [(1, 0, 5000), (2, end, 5 * 1024), (3, 8192, 3000)] {
+            let to = pair.nodes[1].remote(at);
+            let sges = [pair.nodes[0].sge(0, len)];
+            pair.post(0, id, SendOp::Write(to), &sges);
+        }
+        pair.run(Duration::from_secs(2), |pair| pair.nodes[0].sent.len() == 3);
+        let ends: Vec<Status> = pair.nodes[0].sent.iter().map(|done| done.status).collect();
+        assert_eq!(ends, [Status::Success, Status::RemAccessErr, Status::WrFlushErr]);
+        let mut expected = pattern(room, !9);
+        expected[..written].copy_from_slice(&pattern(5 * 1024, 9)[..written]);
+        assert!(pair.nodes[1].bytes(end, room) == expected, "gso {gso}");
+    }
+}
+
+/// [REQ-26]: a WRITE stays what it began as while bursts are allowed and forbidden and packets are lost.
+#[test]
+fn a_row_survives_losses_and_the_end_of_bursts() {
+    for round in 0..40_u32 {
+        let mut pair = Pair::new(&Setup { mtu: Mtu::M1024, ..Setup::default() });
+        let mut dice = round.wrapping_mul(2_654_435_761) | 1;
+        pair.fate = Box::new(move |_, _| {
+            dice = dice.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            match dice >> 24 {
+                0..12 => Fate::Drop,
+                12..18 => Fate::Late,
+                18..24 => Fate::Twice,
+                _ => Fate::Pass,
+            }
+        });
+        const EACH: usize = 20 * 1024;
+        pair.nodes[0].fill(0, 8 * EACH, round as u8);
+        for id in 0..8 {
+            let at = id * EACH;
+            let to = pair.nodes[1].remote(at);
+            let sges = [pair.nodes[0].sge(at, EACH)];
+            pair.post(0, id as u64, SendOp::Write(to), &sges);
+        }
+        let mut gso = round % 2 == 0;
+        for _ in 0..20_000 {
+            if pair.nodes[0].sent.len() == 8 {
+                break;
+            }
+            gso = !gso;
+            pair.nodes[0].dev.set_gso(gso);
+            pair.run(Duration::from_micros(300), |_| false);
+        }
+        assert_eq!(pair.nodes[0].sent.len(), 8, "round {round}");
+        assert!(pair.nodes[0].sent.iter().all(|done| done.status == Status::Success));
+        assert!(pair.nodes[0].bytes(0, 8 * EACH) == pair.nodes[1].bytes(0, 8 * EACH));
     }
 }

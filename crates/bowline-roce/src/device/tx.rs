@@ -12,7 +12,7 @@ use super::Device;
 use super::shared::Shared;
 use crate::burst::Burst;
 use crate::qp::{Halves, Qp};
-use crate::rc::requester::{Outcome, Requester};
+use crate::rc::requester::{Outcome, Requester, TxCtx};
 use crate::time::Instant;
 
 /// Bytes of an acknowledgement, ICRC included.
@@ -133,7 +133,8 @@ impl Shared {
                     responder.fill_reply(ctx, name.dest_qpn, burst)
                 }
                 Half::Requester => {
-                    outcome = requester.fill(&mut self.tx(now, name), burst);
+                    let ctx = &mut TxCtx { gso, ..self.tx(now, name) };
+                    outcome = requester.fill(ctx, burst);
                     outcome == Outcome::Packet
                 }
             };

@@ -170,7 +170,8 @@ impl SessionBuilder {
 /// IO connections of each path, when the program has not chosen.
 pub(super) fn connections(devices: &[Arc<dyn Device>]) -> u16 {
     const MOST: u16 = 16;
-    if devices.iter().any(|device| device.attr().burst > 0) {
+    // A device in software has one socket, which more connections do not make faster.
+    if devices.iter().any(|device| device.attr().provider == "soft") {
         return 1;
     }
     let processors = std::thread::available_parallelism();

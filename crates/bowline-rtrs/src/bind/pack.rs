@@ -15,8 +15,11 @@
 
 use crate::{Batch, Wr, WrKind};
 
-/// Bursts of data that at most go before a message that tells of earlier data, and somewhat more.
+/// Bursts of data that at most go before a message that tells of earlier data, or of none; and what
+/// fills the burst at hand.
 const AHEAD: u64 = 4;
+/// Data of so many bytes, or of a multiple, fills packets of every MTU.
+const EVEN: u64 = 4096;
 
 /// A send, or a part of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,7 +58,7 @@ impl Packer {
     /// Puts sends in order, given as places in the batch: afterwards `parts` has them.
     pub(super) fn pack(&mut self, batch: &Batch, sends: impl Iterator<Item = u32>, to: Bursts) {
         self.parts.clear();
-        // Room in the burst at hand; data since the messages began to wait, and how many requests' it is.
+        // Room in the burst at hand. Data since messages last went, and how many requests' it is.
         let (mut room, mut since, mut data) = (to.bytes, 0, 0);
         for at in sends {
             let Some(wr) = batch.wrs.get(at as usize) else { continue };
@@ -69,23 +72,29 @@ impl Packer {
                 self.late.push(whole);
                 continue;
             }
-            let due = !self.late.is_empty() && (data == 1 || since >= AHEAD * to.bytes);
-            let at_end = len >= room && (to.split || len == room);
-            if due && at_end {
-                if room > 0 {
-                    self.parts.push(Part { len: room, ..whole });
+            let even = len.is_multiple_of(EVEN);
+            let much = since + len > AHEAD * to.bytes;
+            let mut first = 0;
+            if !self.late.is_empty() && (data == 1 || much) {
+                if even && (len == room || len > room && to.split) {
+                    first = room;
+                    self.parts.push(Part { len: first, ..whole });
+                } else if much {
+                    room = to.bytes;
                 }
-                self.parts.append(&mut self.late);
-                if len > room {
-                    self.parts.push(Part { skip: room, len: len - room, ..whole });
+                if first > 0 || much {
+                    self.parts.append(&mut self.late);
+                    (since, data) = (0, 0);
                 }
-                (since, data) = (0, 0);
-            } else {
-                self.parts.push(whole);
             }
-            since += len;
+            if len > first || len == 0 {
+                self.parts.push(Part { skip: first, len: len - first, ..whole });
+            }
+            since += len - first;
             data += 1;
             room = match len.checked_sub(room) {
+                // A packet that is not full ends the burst.
+                _ if !even => to.bytes,
                 None => room - len,
                 Some(more) => to.bytes - more % to.bytes,
             };
@@ -136,7 +145,7 @@ mod tests {
         assert_eq!(packed(&[4, 4, 5], BURSTS), "d0:0+4 d1:0+2 m0 d1:2+2 d2:0+1 m1 d2:1+4 m2");
         assert_eq!(packed(&[3, 3], BURSTS), "d0:0+3 d1:0+3 m0 m1");
         let whole = Bursts { split: false, ..BURSTS };
-        assert_eq!(packed(&[4, 4, 5], whole), "d0:0+4 d1:0+4 d2:0+5 m0 m1 m2");
+        assert_eq!(packed(&[4, 4, 5], whole), "d0:0+4 d1:0+4 m0 m1 d2:0+5 m2");
     }
 
     #[test]
@@ -144,7 +153,7 @@ mod tests {
         assert_eq!(packed(&[1, 1, 1, 1], BURSTS), "d0:0+1 d1:0+1 d2:0+1 d3:0+1 m0 m1 m2 m3");
         let many = packed(&[1; 16], BURSTS);
         let first = many.split(' ').position(|word| word == "m0");
-        assert_eq!(first, Some(15), "{many}");
+        assert_eq!(first, Some(12), "{many}");
     }
 
     #[test]
@@ -153,7 +162,86 @@ mod tests {
         assert_eq!(packed(&[1, 4], none), "d0:0+1 m0 d1:0+4 m1");
     }
 
+    /// Requests in a row: so many pages of data, or a message.
+    fn row(items: &[Option<u32>]) -> Batch {
+        let conn = ConnId { path: PathId { slot: 0, life: 0 }, cid: 1 };
+        let mut batch = Batch::default();
+        for (at, pages) in (0_u32..).zip(items) {
+            let len = pages.map_or(60, |pages| pages * PAGE);
+            let mem = [MemRef { region: RegionId(1), offset: 0, len }];
+            let to = Remote { addr: 0, rkey: at };
+            let kind = pages.map_or(WrKind::WriteImm(to, at), |_| WrKind::Write(to));
+            batch.send(conn, Tag(at), kind, &mem, false);
+        }
+        batch
+    }
+
+    /// The same as words: `d` and page counts as in `packed`, after the place of the request.
+    fn packed_row(items: &[Option<u32>], to: Bursts) -> String {
+        let batch = row(items);
+        let mut packer = Packer::default();
+        packer.pack(&batch, 0..batch.wrs.len() as u32, to);
+        let page = u64::from(PAGE);
+        let word = |part: &Part| match items[part.wr as usize] {
+            Some(_) => format!("d{}:{}+{}", part.wr, part.skip / page, part.len / page),
+            None => format!("m{}", part.wr),
+        };
+        packer.parts.iter().map(word).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn no_message_waits_for_much_data() {
+        let (m, d) = (None, Some);
+        assert_eq!(packed_row(&[m, m, d(100), m], BURSTS), "d2:0+3 m0 m1 d2:3+97 m3");
+        let short = [d(1), m, d(1), m, d(100), m];
+        assert_eq!(packed_row(&short, BURSTS), "d0:0+1 d2:0+1 d4:0+1 m1 m3 d4:1+99 m5");
+        let whole = Bursts { split: false, ..BURSTS };
+        assert_eq!(packed_row(&short, whole), "d0:0+1 d2:0+1 m1 m3 d4:0+100 m5");
+    }
+
+    #[test]
+    fn data_that_does_not_fill_packets_is_not_split() {
+        let mut batch = row(&[Some(4), None, Some(5), None, Some(4), None]);
+        batch.mems[2].len -= 100;
+        let mut packer = Packer::default();
+        packer.pack(&batch, 0..6, BURSTS);
+        let parts: Vec<_> = packer.parts.iter().map(|part| (part.wr, part.skip)).collect();
+        let page = 4096;
+        assert_eq!(parts, [(0, 0), (2, 0), (4, 0), (1, 0), (3, 0), (4, 3 * page), (5, 0)]);
+    }
+
     proptest! {
+        /// [RT-47]
+        #[test]
+        fn every_byte_goes_once_and_none_before_too_many(
+            items in prop::collection::vec(prop::option::of(prop_oneof![0_u32..9, 0_u32..60]), 0..40),
+            split: bool,
+        ) {
+            let batch = row(&items);
+            let mut packer = Packer::default();
+            packer.pack(&batch, 0..batch.wrs.len() as u32, Bursts { split, ..BURSTS });
+            let mut gone = vec![0; items.len()];
+            let mut last = None;
+            for part in &packer.parts {
+                let at = part.wr as usize;
+                if items[at].is_some() {
+                    prop_assert_eq!(part.skip, gone[at]);
+                    gone[at] += part.len;
+                    continue;
+                }
+                prop_assert!(last < Some(at), "messages stay in order");
+                last = Some(at);
+                let len = |at: usize| u64::from(items[at].unwrap_or(0) * PAGE);
+                let (before, after) = gone.split_at(at);
+                prop_assert!(before.iter().enumerate().all(|(at, gone)| *gone == len(at)));
+                let ahead: u64 = after.iter().sum();
+                prop_assert!(ahead <= (AHEAD + 1) * BURSTS.bytes, "{} bytes", ahead);
+            }
+            for (at, item) in items.iter().enumerate() {
+                prop_assert!(item.is_none() || gone[at] == u64::from(item.unwrap_or(0) * PAGE));
+            }
+        }
+
         /// [RT-47]
         #[test]
         fn every_byte_goes_once_and_before_its_message(

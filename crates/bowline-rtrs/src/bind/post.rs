@@ -127,12 +127,7 @@ fn gathered<'a>(batch: &'a Batch, wr: &Wr, part: &Part) -> impl Iterator<Item = 
         let before = skip.min(mem.len.into());
         let len = left.min(u64::from(mem.len) - before);
         (skip, left) = (skip - before, left - len);
-        // Memory of no bytes is sent as such, and so are those a part has nothing of left out.
-        (len > 0 || mem.len == 0).then(|| MemRef {
-            offset: mem.offset + before,
-            len: len as u32,
-            ..*mem
-        })
+        (len > 0).then(|| MemRef { offset: mem.offset + before, len: len as u32, ..*mem })
     })
 }
 

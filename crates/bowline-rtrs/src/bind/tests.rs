@@ -8,7 +8,7 @@ use bowline_verbs::{
     SendOp, SendWr,
 };
 
-use super::{Binding, Ports, Verbs, done_of, withdraw};
+use super::{Binding, Ports, Verbs, done_of, with_parts, withdraw};
 use crate::{
     Batch, ConnId, Errno, Input, MemRef, On, Order, PathId, PortAttr, PortId, QpShape, RecvSlot,
     RegionId, Tag, WrKind,
@@ -136,6 +136,7 @@ impl Verbs for Fake {
                     let all = pieces.iter().map(|p| format!(" ({}, {})", p.offset, p.len));
                     format!("[{key}:{}]", all.collect::<String>())
                 }
+                SendOp::Write(remote) if remote.addr > 0 => format!("@{}", remote.addr),
                 _ => String::new(),
             };
             let signal = if wr.flags.contains(SendFlags::SIGNALED) { "!" } else { "" };
@@ -255,6 +256,40 @@ fn sends_of_a_connection_go_with_one_call() {
             "send 3: wi20[(0, 3, 5), (8, 4, 5)] wi21[(0, 3, 5), (8, 4, 5)]",
         ]
     );
+}
+
+/// [RT-97]: data of several pieces in two parts, the message before it in between.
+#[test]
+fn long_data_is_split_where_a_burst_is_full() {
+    let (mut binding, mut fake, [a, _], region) = pair();
+    let mem = |offset, len| MemRef { region, offset, len };
+    let to = |addr| WrKind::Write(Remote { addr, rkey: 1 });
+    let mut batch = Batch::default();
+    batch.send(a, Tag(10), to(0), &[mem(0, 8192)], false);
+    batch.send(a, Tag(30), WrKind::SendImm(1), &[mem(64, 8)], false);
+    let pieces = [mem(1, 1000), mem(2, 0), mem(3, 3096), mem(4, 5000), mem(5, 3192)];
+    batch.send(a, Tag(11), to(100), &pieces, false);
+    batch.send(a, Tag(31), WrKind::SendImm(1), &[mem(64, 8)], true);
+    let mut out = Vec::new();
+    binding.run_batch(&mut fake, &mut batch, &mut out);
+    let parts =
+        "w11@100[(1, 1000, 5), (3, 3096, 5)] si30[(64, 8, 5)] w11@4196[(4, 5000, 5), (5, 3192, 5)]";
+    assert_eq!(fake.calls, [format!("send 1: w10[(0, 8192, 5)] {parts} si31![(64, 8, 5)]")]);
+}
+
+/// Queue pairs have room for the parts of what a core has outstanding, where the device has it.
+#[test]
+fn queue_pairs_have_room_for_parts() {
+    let access = Access::REMOTE_WRITE;
+    let shape = QpShape { send_wr: 8, recv_wr: 8, send_sge: 2, access, queue: 0 };
+    let with = |burst, max_qp_wr| {
+        let attr = PortAttr { max_qp_wr, burst, ..Fake::default().attr() };
+        let (bursts, shape) = with_parts(attr, &shape);
+        (bursts.split, shape.send_wr)
+    };
+    assert_eq!(with(4096, 13), (true, 12));
+    assert_eq!(with(4096, 12), (false, 8), "the marker of the end would not fit");
+    assert_eq!(with(0, 100), (false, 8));
 }
 
 /// [RT-42]: keys for single requests, whose memory is no gather list.

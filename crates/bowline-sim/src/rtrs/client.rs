@@ -100,6 +100,7 @@ pub(crate) struct Client {
 pub(crate) struct Common<'a> {
     pub(crate) servers: &'a [IpAddr],
     pub(crate) heartbeat: HbConfig,
+    pub(crate) burst: Option<usize>,
     pub(crate) faulty: bool,
 }
 

@@ -22,12 +22,15 @@ const CQ_ENTRIES: usize = 1 << 17;
 pub(crate) struct Own {
     pub(crate) pd: PdId,
     pub(crate) cq: CqId,
+    /// Bytes of a burst, as its binding is told.
+    burst: usize,
 }
 
 impl Own {
-    pub(crate) fn new(device: &mut Device) -> Result<Self, Error> {
-        let pd = device.alloc_pd()?;
-        Ok(Self { pd, cq: device.create_cq(CQ_ENTRIES)? })
+    /// `burst`: what the device says, if it is `None`.
+    pub(crate) fn new(device: &mut Device, burst: Option<usize>) -> Result<Self, Error> {
+        let (pd, burst) = (device.alloc_pd()?, burst.unwrap_or(device.attr().burst));
+        Ok(Self { pd, cq: device.create_cq(CQ_ENTRIES)?, burst })
     }
 }
 
@@ -81,7 +84,7 @@ impl Verbs for Port<'_> {
             max_sge: attr.max_sge,
             fast_registration: attr.fast_registration,
             key_refresh: attr.key_refresh,
-            burst: attr.burst,
+            burst: self.own.burst,
         }
     }
 
@@ -155,7 +158,10 @@ impl Verbs for Port<'_> {
     }
 
     fn post_send(&mut self, qpn: Qpn, wrs: &[SendWr<'_>]) -> Result<(), (usize, Error)> {
-        self.device.post_send(self.now, qpn, wrs)
+        let posted = self.device.post_send(self.now, qpn, wrs);
+        // Cores count, and bindings have made room for the parts they make.
+        assert!(!matches!(posted, Err((_, Error::QueueFull))), "a send queue is full");
+        posted
     }
 
     fn post_recv(&mut self, qpn: Qpn, wrs: &[RecvWr<'_>]) -> Result<(), (usize, Error)> {

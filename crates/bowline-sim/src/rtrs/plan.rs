@@ -178,6 +178,9 @@ pub(crate) struct Plan {
     pub(crate) queue_depth: u16,
     pub(crate) chunk: u32,
     pub(crate) invalidate: bool,
+    /// Bytes of a burst, if bindings are told another size than that of the devices: chunks are shorter than
+    /// most of those.
+    pub(crate) burst: Option<usize>,
     /// The server does not always invalidate the keys it is asked to, and writes with others once more.
     pub(crate) rude: bool,
     /// Heartbeats: interval, how many may be missed, silence until the peer is asked.
@@ -333,6 +336,7 @@ impl Plan {
                 0
             }),
             heartbeat: (interval, rng.pick(&[2, 5]), rng.pick(&[200 * MS, SEC])),
+            burst: extra.chance(600).then(|| extra.pick(&[512, 4096, 8192, 12_288])),
             faults,
             step,
             fault_max: rng.magnitude(MS, 20 * SEC),

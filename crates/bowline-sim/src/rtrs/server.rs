@@ -95,13 +95,18 @@ impl Server {
     }
 
     /// Starts serving.
-    pub(crate) fn start(&mut self, base: &mut Base, hosts: &mut [Host]) -> Result<(), String> {
+    pub(crate) fn start(
+        &mut self,
+        base: &mut Base,
+        hosts: &mut [Host],
+        burst: Option<usize>,
+    ) -> Result<(), String> {
         let wrong = |e: bowline_verbs::Error| format!("server: {e}");
         let mut binding = Binding::of_server(hosts.len());
         let mut own = Vec::new();
         for (port, host) in hosts.iter_mut().enumerate() {
             let device = host.device.as_mut().ok_or("a device is missing")?;
-            own.push(Own::new(device).map_err(wrong)?);
+            own.push(Own::new(device, burst).map_err(wrong)?);
             device.arm_cq(own[port].cq, false).map_err(wrong)?;
             binding.listen(PortId(port as u8), host.listener.ok_or("nobody listens")?);
         }

@@ -46,6 +46,8 @@ pub(crate) struct World {
     hosts: Vec<Host>,
     spans: Spans,
     servers: Vec<IpAddr>,
+    /// What bindings are told of bursts, if not what devices say.
+    burst: Option<usize>,
     heartbeat: HbConfig,
     server: Server,
     clients: Vec<Client>,
@@ -132,6 +134,7 @@ impl World {
             hosts,
             spans: Spans(spans),
             heartbeat,
+            burst: plan.burst,
             server,
             clients: clients.collect(),
             phase: Phase::Active,
@@ -191,7 +194,8 @@ impl World {
     ) {
         let span = self.spans.0[client + 1].clone();
         let faulty = self.plan.is_faulty();
-        let common = Common { servers: &self.servers, heartbeat: self.heartbeat, faulty };
+        let common =
+            Common { servers: &self.servers, heartbeat: self.heartbeat, burst: self.burst, faulty };
         act(&mut self.clients[client], &mut self.base, &mut self.hosts[span.clone()], &common);
         self.touched(span);
         self.look_for_step(client);
@@ -380,10 +384,13 @@ impl World {
         self.process(node).start();
         self.base.note([5, node as u64, 0], || format!("machine {node} starts"));
         match node.checked_sub(1) {
-            None => self.server(|server, base, hosts| {
-                let started = server.start(base, hosts);
-                base.judge(started);
-            }),
+            None => {
+                let burst = self.burst;
+                self.server(|server, base, hosts| {
+                    let started = server.start(base, hosts, burst);
+                    base.judge(started);
+                });
+            }
             Some(client) => {
                 let boot = self.clients[client].process.boot;
                 let start = self.clients[client].plan.start;

@@ -179,11 +179,13 @@ impl IcrcHeads {
     pub fn begin(&mut self, outer: &Outer, ident: u16, start: &[u8], len: usize) -> u32 {
         self.summed += start.len() as u64;
         let Some((same, rest)) = start.split_first_chunk::<SAME_LEN>() else {
-            return outer.icrc(ident, start);
+            return outer.begin(ident, len, &[0; SAME_LEN]); // no packet; it means nothing
         };
         // Opcode, and the last bits of the queue pair's number.
         let place = usize::from(same[0] ^ same[7].rotate_left(2)) % HEADS;
-        let Some(entry) = self.heads.get_mut(place) else { return outer.icrc(ident, start) };
+        let Some(entry) = self.heads.get_mut(place) else {
+            return bowline_crc::update(outer.begin(ident, len, same), rest);
+        };
         let head = match entry {
             Some(head) if head.same == *same && head.len == len && head.outer == *outer => head,
             other => other.insert(Head {

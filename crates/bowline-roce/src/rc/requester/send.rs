@@ -9,10 +9,9 @@ use super::{Requester, TxCtx};
 use crate::burst::Burst;
 use crate::sendq::{Request, Stage};
 
-/// A WRITE of up to so many packets goes as a row of WRITEs of one packet each: all have the same headers
-/// then, while the first packet of a long WRITE is longer than the others, and a burst ends behind the second
-/// one [REQ-26].
-const ROW_MAX: u32 = 64;
+/// A WRITE of up to so many bytes goes as WRITEs of one packet each: all have the same headers then, while the
+/// first packet of a long WRITE is longer than the others, and a burst ends behind the second one [REQ-26].
+const APART_MAX: u32 = 1 << 20;
 
 impl Requester {
     /// Executes the local operation at the cursor, once and for all [REQ-20], [MR-8].
@@ -61,7 +60,7 @@ impl Requester {
         };
         // The peer's program is told the length of a WRITE with an immediate.
         let is_write = matches!(request.op, SendOp::Write(_));
-        request.row = is_write && ctx.gso && request.packets <= ROW_MAX;
+        request.apart = is_write && ctx.gso && request.len <= APART_MAX;
         request.stage = Stage::Started;
         self.sent = 0;
         if request.is_read_or_atomic() {
@@ -115,7 +114,7 @@ impl Requester {
             || one_packet
             || filling
             || self.unasked + 1 >= (self.window / 3).max(1);
-        let opcode = opcode(&request.op, sent == 0 || request.row, last || request.row);
+        let opcode = opcode(&request.op, sent == 0 || request.apart, last || request.apart);
         let body = (left as usize).min(mtu);
         let ends_send = last
             && matches!(
@@ -140,7 +139,7 @@ impl Requester {
             SendOp::SendImm(imm) => packet.imm = Some(*imm),
             // REQ-17
             SendOp::SendInv(key) => packet.ieth = Some(*key),
-            SendOp::Write(remote) if request.row => {
+            SendOp::Write(remote) if request.apart => {
                 packet.reth = Some(reth(remote, offset, body as u32));
             }
             SendOp::Write(remote) => packet.reth = Some(reth(remote, 0, request.len)),

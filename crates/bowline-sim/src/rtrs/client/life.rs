@@ -48,7 +48,7 @@ impl Client {
         let wrong = |e: bowline_verbs::Error| format!("client {}: {e}", self.number);
         let own = hosts.iter_mut().map(|host| {
             let device = host.device.as_mut().ok_or("a device is missing")?;
-            let own = Own::new(device).map_err(wrong)?;
+            let own = Own::new(device, common.burst).map_err(wrong)?;
             device.arm_cq(own.cq, false).map_err(wrong)?;
             Ok(own)
         });
