@@ -147,7 +147,7 @@ fn long_writes_fill_bursts_at_a_small_mtu() {
 /// [REQ-26]: of a WRITE that the peer refuses, what came before the packet that is wrong has been written; it
 /// fails as it would whole, and so does what follows.
 #[test]
-fn a_row_is_refused_at_the_packet_that_is_wrong() {
+fn a_write_of_many_packets_is_refused_at_the_one_that_is_wrong() {
     for (gso, written) in [(true, 2048), (false, 0)] {
         let mut pair = Pair::new(&Setup { mtu: Mtu::M1024, ..Setup::default() });
         pair.nodes[0].dev.set_gso(gso);
@@ -171,7 +171,7 @@ fn a_row_is_refused_at_the_packet_that_is_wrong() {
 
 /// [REQ-26]: a WRITE stays what it began as while bursts are allowed and forbidden and packets are lost.
 #[test]
-fn a_row_survives_losses_and_the_end_of_bursts() {
+fn writes_survive_losses_and_the_end_of_bursts() {
     for round in 0..40_u32 {
         let mut pair = Pair::new(&Setup { mtu: Mtu::M1024, ..Setup::default() });
         let mut dice = round.wrapping_mul(2_654_435_761) | 1;
@@ -204,5 +204,19 @@ fn a_row_survives_losses_and_the_end_of_bursts() {
         assert_eq!(pair.nodes[0].sent.len(), 8, "round {round}");
         assert!(pair.nodes[0].sent.iter().all(|done| done.status == Status::Success));
         assert!(pair.nodes[0].bytes(0, 8 * EACH) == pair.nodes[1].bytes(0, 8 * EACH));
+    }
+}
+
+/// [REQ-26]: the longest that goes so, and one that does not.
+#[test]
+fn long_writes_stay_one_message() {
+    for (len, first) in [(1 << 20, Opcode::WriteOnly), ((1 << 20) + 1, Opcode::WriteFirst)] {
+        let mut pair = Pair::new(&Setup { mtu: Mtu::M4096, ..Setup::default() });
+        let to = pair.nodes[1].remote(0);
+        let sges = [pair.nodes[0].sge(0, len)];
+        pair.post(0, 0, SendOp::Write(to), &sges);
+        let mut burst = Burst::new();
+        assert!(pair.nodes[0].dev.poll_transmit(pair.now, &mut burst));
+        assert_eq!(burst.bytes[0], first as u8);
     }
 }

@@ -1,8 +1,9 @@
 //! Taking completions: what the thread that does it needs, used again and again.
 
-use bowline_rtrs::Done;
 use bowline_rtrs::bind::done_of;
+use bowline_rtrs::{ConnId, Done};
 use bowline_verbs::{Completion, Error};
+use bowline_wire::rtrs::Imm;
 
 use crate::port::Port;
 use crate::stats::Stats;
@@ -29,6 +30,8 @@ pub(crate) struct Drive {
     full: bool,
     /// Taken, and left for the next look.
     held: Vec<Done>,
+    /// Requests of each connection.
+    counts: Vec<(ConnId, usize)>,
 }
 
 impl Drive {
@@ -44,7 +47,7 @@ impl Drive {
         self.dones.clear();
         let mut count = port.poll(queue, &mut self.completions, max)?;
         stats.polls.inc();
-        // The rest of what the last look did not take: with what has come meanwhile it may be a whole burst.
+        // Perhaps the rest of what the last look did not take: with what has come meanwhile it may be a whole burst.
         if self.full && (1..max).contains(&count) {
             count += port.poll(queue, &mut self.completions, max - count)?;
             stats.polls.inc();
@@ -59,11 +62,13 @@ impl Drive {
         Ok(count)
     }
 
-    /// The same for a server, whose thread always looks again: requests that come beside whole bursts of
-    /// them wait for that look, since their answers would begin a burst of a few.
+    /// The same for a server, whose thread always looks again: requests of a connection that come beside whole
+    /// bursts of them wait for that look, since their answers would begin a burst of a few.
     pub(crate) fn poll_requests(&mut self, port: &Port, stats: &Stats) -> Result<usize, Error> {
         self.poll(port, 0, BATCH, stats)?;
-        self.hold_odd();
+        if port.attr().burst > 0 {
+            self.hold_odd();
+        }
         Ok(self.dones.len())
     }
 
@@ -72,20 +77,41 @@ impl Drive {
             self.held.append(&mut self.dones);
             std::mem::swap(&mut self.held, &mut self.dones);
         }
-        let requests = self.dones.iter().filter(|done| done.imm.is_some()).count();
-        if requests > BURST {
-            let whole = requests / BURST * BURST;
-            let mut places = self.dones.iter().enumerate().filter(|(_, done)| done.imm.is_some());
-            if let Some((at, _)) = places.nth(whole) {
-                self.held.extend(self.dones.drain(at..));
+        self.counts.clear();
+        for done in self.dones.iter().filter(|done| is_request(done)) {
+            match self.counts.iter_mut().find(|(conn, _)| *conn == done.conn) {
+                Some((_, count)) => *count += 1,
+                None => self.counts.push((done.conn, 1)),
             }
         }
+        // Of these connections so many are taken; what follows on the same connection stays behind them.
+        self.counts.retain_mut(|(_, count)| {
+            let odd = *count > BURST && !count.is_multiple_of(BURST);
+            *count -= *count % BURST;
+            odd
+        });
+        let (counts, held) = (&mut self.counts, &mut self.held);
+        self.dones.retain(|done| {
+            let left = counts.iter_mut().find(|(conn, _)| *conn == done.conn);
+            let Some((_, left)) = left else { return true };
+            let taken = *left > 0;
+            if taken {
+                *left -= usize::from(is_request(done));
+            } else {
+                held.push(*done);
+            }
+            taken
+        });
     }
+}
+
+fn is_request(done: &Done) -> bool {
+    done.imm.is_some_and(|imm| matches!(Imm::from_u32(imm), Imm::Request(_)))
 }
 
 #[cfg(test)]
 mod tests {
-    use bowline_rtrs::{ConnId, PathId, Tag};
+    use bowline_rtrs::{PathId, Tag};
     use bowline_verbs::{Status, WcOpcode};
 
     use super::*;
@@ -95,15 +121,16 @@ mod tests {
         assert_eq!([0, 1, 29, 32, 128, 255, 4096].map(share), [15, 15, 15, 15, 60, 120, 128]);
     }
 
-    /// Completions with these numbers; each third is of a send.
-    fn dones(numbers: std::ops::Range<u32>) -> impl Iterator<Item = Done> {
-        numbers.map(|n| Done {
-            conn: ConnId { path: PathId { slot: 0, life: 0 }, cid: 1 },
+    /// Completions of a connection with these numbers; each third is of a send.
+    fn dones(cid: u16, numbers: std::ops::Range<u32>) -> impl Iterator<Item = Done> {
+        let request = Imm::Request(0).to_u32();
+        numbers.map(move |n| Done {
+            conn: ConnId { path: PathId { slot: 0, life: 0 }, cid },
             tag: Tag(n),
             status: Status::Success,
             opcode: WcOpcode::Send,
             len: 0,
-            imm: (n % 3 > 0).then_some(n),
+            imm: (n % 3 > 0).then_some(request),
             invalidated: None,
         })
     }
@@ -113,15 +140,36 @@ mod tests {
         let mut drive = Drive::default();
         let mut seen = Vec::new();
         let mut look = |new| {
+            let before = drive.held.len();
             drive.dones.clear();
-            drive.dones.extend(dones(new));
+            drive.dones.extend(dones(1, new));
             drive.hold_odd();
+            assert!(drive.dones.len() >= before, "what was held goes first");
+            assert!(drive.held.iter().filter(|done| is_request(done)).count() < BURST);
             seen.extend(drive.dones.iter().map(|done| done.tag.0));
-            drive.dones.iter().filter(|done| done.imm.is_some()).count()
+            drive.dones.iter().filter(|done| is_request(done)).count()
         };
-        // 10 requests, 20, 30 and two from before, those two: none waits longer than for the next look.
+        // 10 requests; 20, of which 5 wait; 32 more, and 7 wait; none, and these go.
         let taken = [0..15, 15..45, 45..93, 93..93, 93..93].map(&mut look);
         assert_eq!(taken, [10, 15, 30, 7, 0]);
         assert_eq!(seen, (0..93).collect::<Vec<_>>(), "each once, in order");
+    }
+
+    #[test]
+    fn each_connection_has_bursts_of_its_own() {
+        let mut drive = Drive::default();
+        drive.dones.extend(dones(1, 0..27).chain(dones(2, 0..2)).chain(dones(1, 27..30)));
+        drive.hold_odd();
+        let of = |dones: &[Done], cid| dones.iter().filter(|done| done.conn.cid == cid).count();
+        // 20 requests of the first, of which 15 fill a burst with the last of them in place 22, and one of
+        // the second.
+        assert_eq!((of(&drive.dones, 1), of(&drive.dones, 2)), (23, 2));
+        assert_eq!((of(&drive.held, 1), of(&drive.held, 2)), (7, 0));
+        // Heartbeats are no requests.
+        let mut drive = Drive::default();
+        let beat = Some(Imm::HbMsg.to_u32());
+        drive.dones.extend(dones(1, 0..60).map(|done| Done { imm: beat, ..done }));
+        drive.hold_odd();
+        assert_eq!((drive.dones.len(), drive.held.len()), (60, 0));
     }
 }

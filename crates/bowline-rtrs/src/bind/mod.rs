@@ -280,7 +280,7 @@ enum Begun {
 
 /// Adds room for parts to a queue pair, if its device likes bursts and has it. What is outstanding begins behind
 /// a signalled message, and a message follows all data, so no more than half of it is data, each in two parts
-/// at most. The device adds a place for the marker of the end.
+/// at most. Who makes the queue pair adds a place for the marker of the end.
 fn with_parts(attr: PortAttr, shape: &QpShape) -> (Bursts, QpShape) {
     let (bytes, send_wr) = (attr.burst as u64, shape.send_wr + shape.send_wr / 2);
     let split = bytes > 0 && send_wr < attr.max_qp_wr;

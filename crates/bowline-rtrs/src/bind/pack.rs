@@ -162,23 +162,22 @@ mod tests {
         assert_eq!(packed(&[1, 4], none), "d0:0+1 m0 d1:0+4 m1");
     }
 
-    /// Requests in a row: so many pages of data, or a message.
+    /// Requests in a row: so many bytes of data, or a message.
     fn row(items: &[Option<u32>]) -> Batch {
         let conn = ConnId { path: PathId { slot: 0, life: 0 }, cid: 1 };
         let mut batch = Batch::default();
-        for (at, pages) in (0_u32..).zip(items) {
-            let len = pages.map_or(60, |pages| pages * PAGE);
-            let mem = [MemRef { region: RegionId(1), offset: 0, len }];
+        for (at, len) in (0_u32..).zip(items) {
+            let mem = [MemRef { region: RegionId(1), offset: 0, len: len.unwrap_or(60) }];
             let to = Remote { addr: 0, rkey: at };
-            let kind = pages.map_or(WrKind::WriteImm(to, at), |_| WrKind::Write(to));
+            let kind = len.map_or(WrKind::WriteImm(to, at), |_| WrKind::Write(to));
             batch.send(conn, Tag(at), kind, &mem, false);
         }
         batch
     }
 
-    /// The same as words: `d` and page counts as in `packed`, after the place of the request.
+    /// Pages of data, as words: `d` and page counts as in `packed`, after the place of the request.
     fn packed_row(items: &[Option<u32>], to: Bursts) -> String {
-        let batch = row(items);
+        let batch = row(&items.iter().map(|pages| pages.map(|n| n * PAGE)).collect::<Vec<_>>());
         let mut packer = Packer::default();
         packer.pack(&batch, 0..batch.wrs.len() as u32, to);
         let page = u64::from(PAGE);
@@ -201,8 +200,8 @@ mod tests {
 
     #[test]
     fn data_that_does_not_fill_packets_is_not_split() {
-        let mut batch = row(&[Some(4), None, Some(5), None, Some(4), None]);
-        batch.mems[2].len -= 100;
+        let [four, uneven] = [4 * PAGE, 5 * PAGE - 100].map(Some);
+        let batch = row(&[four, None, uneven, None, four, None]);
         let mut packer = Packer::default();
         packer.pack(&batch, 0..6, BURSTS);
         let parts: Vec<_> = packer.parts.iter().map(|part| (part.wr, part.skip)).collect();
@@ -210,36 +209,40 @@ mod tests {
         assert_eq!(parts, [(0, 0), (2, 0), (4, 0), (1, 0), (3, 0), (4, 3 * page), (5, 0)]);
     }
 
+    fn lengths() -> impl Strategy<Value = u32> {
+        prop_oneof![(0_u32..60).prop_map(|pages| pages * PAGE), 0_u32..300_000]
+    }
+
     proptest! {
         /// [RT-47]
         #[test]
         fn every_byte_goes_once_and_none_before_too_many(
-            items in prop::collection::vec(prop::option::of(prop_oneof![0_u32..9, 0_u32..60]), 0..40),
+            items in prop::collection::vec(prop::option::of(lengths()), 0..40),
+            bytes in prop::sample::select(vec![512_u64, 4096, 12_288, 62_464]),
             split: bool,
         ) {
             let batch = row(&items);
             let mut packer = Packer::default();
-            packer.pack(&batch, 0..batch.wrs.len() as u32, Bursts { split, ..BURSTS });
+            packer.pack(&batch, 0..batch.wrs.len() as u32, Bursts { bytes, split });
             let mut gone = vec![0; items.len()];
             let mut last = None;
+            let len = |at: usize| u64::from(items[at].unwrap_or(0));
             for part in &packer.parts {
                 let at = part.wr as usize;
                 if items[at].is_some() {
                     prop_assert_eq!(part.skip, gone[at]);
+                    prop_assert!(part.len == len(at) || split && len(at) % EVEN == 0);
                     gone[at] += part.len;
                     continue;
                 }
                 prop_assert!(last < Some(at), "messages stay in order");
                 last = Some(at);
-                let len = |at: usize| u64::from(items[at].unwrap_or(0) * PAGE);
                 let (before, after) = gone.split_at(at);
                 prop_assert!(before.iter().enumerate().all(|(at, gone)| *gone == len(at)));
                 let ahead: u64 = after.iter().sum();
-                prop_assert!(ahead <= (AHEAD + 1) * BURSTS.bytes, "{} bytes", ahead);
+                prop_assert!(ahead <= (AHEAD + 1) * bytes, "{} bytes", ahead);
             }
-            for (at, item) in items.iter().enumerate() {
-                prop_assert!(item.is_none() || gone[at] == u64::from(item.unwrap_or(0) * PAGE));
-            }
+            prop_assert!(gone.iter().enumerate().all(|(at, gone)| *gone == len(at)));
         }
 
         /// [RT-47]

@@ -167,7 +167,7 @@ impl IcrcHeads {
         core::mem::take(&mut self.summed)
     }
 
-    /// Computes what [`Outer::icrc`] does.
+    /// Computes what [`Outer::icrc`] does of a packet.
     pub fn icrc(&mut self, outer: &Outer, ident: u16, packet: &[u8]) -> u32 {
         self.begin(outer, ident, packet, packet.len())
     }
