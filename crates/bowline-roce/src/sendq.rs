@@ -24,7 +24,7 @@ use crate::mr::{KeyError, MrTable};
 const MESSAGE_MAX: u64 = 1 << 31;
 
 /// Less than that is not worth looking for in time.
-const PREFETCH_MIN: usize = 512;
+const PREFETCH_MIN: usize = 2048;
 
 /// A send request.
 #[derive(Debug)]

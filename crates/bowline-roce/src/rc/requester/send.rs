@@ -12,6 +12,8 @@ use crate::sendq::{Request, Stage};
 /// A WRITE of up to so many bytes goes as WRITEs of one packet each: all have the same headers then, while the
 /// first packet of a long WRITE is longer than the others, and a burst ends behind the second one [REQ-26].
 const APART_MAX: u32 = 1 << 20;
+/// Shorter packets are so many that what each costs more shows.
+const APART_MTU: usize = 2048;
 
 impl Requester {
     /// Executes the local operation at the cursor, once and for all [REQ-20], [MR-8].
@@ -60,7 +62,7 @@ impl Requester {
         };
         // The peer's program is told the length of a WRITE with an immediate.
         let is_write = matches!(request.op, SendOp::Write(_));
-        request.apart = is_write && ctx.gso && request.len <= APART_MAX;
+        request.apart = is_write && ctx.gso && mtu >= APART_MTU && request.len <= APART_MAX;
         request.stage = Stage::Started;
         self.sent = 0;
         if request.is_read_or_atomic() {
