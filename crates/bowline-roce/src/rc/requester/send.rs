@@ -12,7 +12,7 @@ use crate::sendq::{Request, Stage};
 /// A WRITE of up to so many bytes goes as WRITEs of one packet each: all have the same headers then, while the
 /// first packet of a long WRITE is longer than the others, and a burst ends behind the second one [REQ-26].
 const APART_MAX: u32 = 1 << 20;
-/// Shorter packets are so many that what each costs more shows.
+/// With shorter packets it was not measured to pay.
 const APART_MTU: usize = 2048;
 
 impl Requester {
