@@ -111,8 +111,9 @@ fn an_engine_has_several_devices() {
             });
         }
     });
+    // A thread that writes and reads in turn may have one path for each: only the sums are certain.
     for path in session.paths() {
-        assert!(path.stats.reads > 20, "{path:?}");
+        assert_eq!(path.stats.reads + path.stats.writes, 80, "{path:?}");
     }
     let load = Load::new(&session, Dir::Write, 16, 4096);
     for cut in [0, 1] {
