@@ -245,6 +245,11 @@ impl Running {
         }
     }
 
+    /// Says of a side whose output has ended whether it did what it was to do.
+    fn has_ended_well(&mut self) -> bool {
+        self.end(Instant::now() + END_LIMIT).is_some_and(|status| status.success())
+    }
+
     /// Why the side ended, for a message.
     fn why(&mut self) -> String {
         let status = self.end(Instant::now() + END_LIMIT);
@@ -403,6 +408,10 @@ impl Run {
                 }
                 Ok(Heard::End(side)) if side == from || word != "done" => {
                     let running = if side == Side::Rx { &mut self.rx } else { &mut self.tx };
+                    // Who answers ends when who asks has, whose last words may be heard after that.
+                    if side != from && word == "result" && running.has_ended_well() {
+                        continue;
+                    }
                     break Err(format!("{}: {}", side_name(side), running.why()));
                 }
                 Ok(Heard::End(_)) => {}
