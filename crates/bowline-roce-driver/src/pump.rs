@@ -44,6 +44,20 @@ const ACK_DELAY: Duration = Duration::from_micros(50);
 /// Longer than one between threads that sleep, and far enough away for the background thread.
 const ACK_DELAY_ASLEEP: Duration = Duration::from_millis(5);
 
+/// What a look at the network uses.
+#[derive(Debug)]
+pub(crate) struct Rx {
+    inbox: Inbox,
+    /// Buffers that it fills with one call, since the last one found something; 0: it did not.
+    most: usize,
+}
+
+impl Rx {
+    pub(crate) fn new() -> Self {
+        Self { inbox: Inbox::new(), most: 0 }
+    }
+}
+
 /// What a look at the network brought.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Came {
@@ -71,27 +85,22 @@ impl Shared {
     /// Takes in what has arrived, at most one batch of each socket. What that calls for is to be
     /// sent by [`flush`](Self::flush): acknowledgements once for the whole batch [PERF-6].
     pub(crate) fn pump(&self) -> Came {
-        let mut inbox = match self.rx.try_lock() {
-            Ok(inbox) => inbox,
-            Err(TryLockError::Poisoned(inbox)) => inbox.into_inner(),
+        let mut rx = match self.rx.try_lock() {
+            Ok(rx) => rx,
+            Err(TryLockError::Poisoned(rx)) => rx.into_inner(),
             Err(TryLockError::WouldBlock) => return Came::ToAnother,
         };
+        let Rx { inbox, most } = &mut *rx;
         let mut came = Came::Nothing;
-        // Whoever finds something whenever it looks is behind: taking what has come meanwhile with one
-        // call, and answering all of it together, lets it catch up.
-        let in_a_row = self.found.load(Ordering::Relaxed);
         for endpoint in &self.endpoints {
-            match endpoint.receive_one(&mut inbox) {
-                Ok(bytes) => {
+            let received = match *most {
+                0 => self.receive_first(endpoint, inbox),
+                most => endpoint.receive_many(inbox, most),
+            };
+            match received {
+                Ok(()) => {
                     self.stats.receives.inc();
-                    if bytes >= STREAM || in_a_row {
-                        let most = if bytes <= LITTLE as usize { usize::MAX } else { LONG_RUNS };
-                        match endpoint.receive_more(&mut inbox, most) {
-                            Ok(()) => self.stats.receives.inc(),
-                            Err(_) => self.stats.empty_looks.inc(),
-                        }
-                    }
-                    let bytes = self.take_in(endpoint, &inbox);
+                    let bytes = self.take_in(endpoint, inbox);
                     came = came.max(if bytes <= LITTLE { Came::Little } else { Came::Much });
                 }
                 // Errors of a UDP socket tell of packets sent earlier, which resends take care of.
@@ -101,11 +110,26 @@ impl Shared {
         if came > Came::ToAnother {
             self.mark_unsent();
         }
-        let found = came > Came::ToAnother;
-        if found != in_a_row {
-            self.found.store(found, Ordering::Relaxed);
-        }
+        // Whoever finds something whenever it looks is behind: taking what has come meanwhile with one
+        // call, and answering all of it together, lets it catch up.
+        *most = match came {
+            Came::Nothing | Came::ToAnother => 0,
+            Came::Little => usize::MAX,
+            Came::Much => LONG_RUNS,
+        };
         came
+    }
+
+    /// Receives one buffer, and more if it is long.
+    fn receive_first(&self, endpoint: &Endpoint, inbox: &mut Inbox) -> Result<(), Errno> {
+        let bytes = endpoint.receive_one(inbox)?;
+        if bytes >= STREAM {
+            match endpoint.receive_more(inbox, LONG_RUNS) {
+                Ok(()) => self.stats.receives.inc(),
+                Err(_) => self.stats.empty_looks.inc(),
+            }
+        }
+        Ok(())
     }
 
     /// Gives the core all datagrams of a batch; returns how many bytes they were.

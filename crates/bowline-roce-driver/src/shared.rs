@@ -21,8 +21,8 @@ use crate::capture::Capture;
 use crate::config::PollMode;
 use crate::lives::Lives;
 use crate::loss::{Cuts, Loss};
+use crate::pump::Rx;
 use crate::stats::Stats;
-use crate::sys::Inbox;
 use crate::udp::Endpoint;
 
 /// Asynchronous events kept for a program that does not ask for them; the oldest is forgotten.
@@ -83,12 +83,10 @@ pub(crate) struct Shared {
     state: Mutex<State>,
     pub(crate) loss: Option<Loss>,
     pub(crate) cuts: Cuts,
-    pub(crate) rx: Mutex<Inbox>,
+    pub(crate) rx: Mutex<Rx>,
     pub(crate) tx: Mutex<Tx>,
     /// There may be something to send.
     pub(crate) unsent: AtomicBool,
-    /// The last look at the network has found something.
-    pub(crate) found: AtomicBool,
     /// Times an application thread has looked at the network without waiting.
     pub(crate) looks: AtomicU64,
     /// How many of them, up to now, have found nothing.
@@ -176,10 +174,9 @@ impl Shared {
             loss,
             cuts: Cuts::default(),
             state: Mutex::new(state),
-            rx: Mutex::new(Inbox::new()),
+            rx: Mutex::new(Rx::new()),
             tx: Mutex::new(Tx::default()),
             unsent: AtomicBool::new(false),
-            found: AtomicBool::new(false),
             looks: AtomicU64::new(0),
             vain_looks: AtomicU32::new(0),
             completions: Condvar::new(),

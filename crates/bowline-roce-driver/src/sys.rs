@@ -335,6 +335,11 @@ impl Inbox {
         }
     }
 
+    /// Takes nothing of what it has for new.
+    pub(crate) fn clear(&mut self) {
+        self.arrivals.clear();
+    }
+
     /// Returns what the last calls of [`receive_one`] and [`receive_more`] brought; `None` for what
     /// was cut off or came from no address.
     pub(crate) fn arrivals(&self) -> impl Iterator<Item = Option<(Arrival, &[u8])>> {
@@ -393,7 +398,8 @@ fn arrival(header: &libc::msghdr, name: &Name, control: &Control, len: usize) ->
     name.addr().filter(|_| !cut).map(|from| Arrival { from, len, segment })
 }
 
-/// Receives what else is there without waiting, until `most` buffers are full or all of them.
+/// Receives what there is without waiting, behind what the inbox has, until `most` buffers are full or all of
+/// them.
 #[allow(unsafe_code)]
 pub(crate) fn receive_more(
     fd: BorrowedFd<'_>,
@@ -401,12 +407,12 @@ pub(crate) fn receive_more(
     most: usize,
 ) -> Result<(), Errno> {
     let slots = inbox.bytes.chunks_mut(SLOT).take(most).skip(inbox.arrivals.len());
-    let mut names = [Name([0; NAME]); SLOTS - 1];
-    let mut controls = [Control::new(); SLOTS - 1];
+    let mut names = [Name([0; NAME]); SLOTS];
+    let mut controls = [Control::new(); SLOTS];
     let empty = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
-    let mut pieces = [empty; SLOTS - 1];
+    let mut pieces = [empty; SLOTS];
     // SAFETY: the structures are numbers and pointers, for which all zeroes are a value.
-    let mut messages: [libc::mmsghdr; SLOTS - 1] = unsafe { std::mem::zeroed() };
+    let mut messages: [libc::mmsghdr; SLOTS] = unsafe { std::mem::zeroed() };
     let mut ready = 0;
     let parts = names.iter_mut().zip(&mut controls).zip(&mut pieces).zip(&mut messages);
     for ((((name, control), piece), message), slot) in parts.zip(slots) {

@@ -108,6 +108,12 @@ impl Endpoint {
     pub(crate) fn receive_more(&self, inbox: &mut Inbox, most: usize) -> Result<(), Errno> {
         sys::receive_more(self.fd.as_fd(), inbox, most)
     }
+
+    /// Receives what there is into `inbox` in the same way.
+    pub(crate) fn receive_many(&self, inbox: &mut Inbox, most: usize) -> Result<(), Errno> {
+        inbox.clear();
+        self.receive_more(inbox, most)
+    }
 }
 
 impl AsFd for Endpoint {

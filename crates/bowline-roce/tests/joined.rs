@@ -3,7 +3,6 @@
 mod common;
 
 use std::net::SocketAddr;
-use std::time::Duration;
 
 use bowline_roce::{Burst, Config, IdentHint};
 use bowline_verbs::{Mtu, SendOp};
@@ -14,7 +13,7 @@ use common::{Pair, Setup};
 /// the opcodes of the bursts of side 1.
 fn bursts(gso: bool, len: usize) -> Vec<Vec<Opcode>> {
     // Acknowledgements that wait are tested in late.rs.
-    let config = Config { gso, ack_delay: Duration::ZERO, ..Config::default() };
+    let config = Config { gso, ..Config::default() };
     bursts_of(&Setup { config, ..Setup::default() }, 0, len)
 }
 
@@ -74,8 +73,7 @@ fn it_ends_a_burst_of_requests() {
 /// acknowledgement would have to go alone then.
 #[test]
 fn it_ends_a_burst_that_is_full() {
-    let config = Config { ack_delay: Duration::ZERO, ..Config::default() };
-    let setup = Setup { config, mtu: Mtu::M4096, ..Setup::default() };
+    let setup = Setup { mtu: Mtu::M4096, ..Setup::default() };
     let mut first = vec![Opcode::WriteOnly; 15];
     first.push(Opcode::Acknowledge);
     assert_eq!(bursts_of(&setup, 15 * 4096, 64), [first, vec![Opcode::SendOnly]]);

@@ -156,7 +156,7 @@ fn mistakes_say_what_to_look_at() {
     map(&["disk0", "--from", "s1", "--path", &there, "--port", "99"])
         .exits(152)
         .complains(&["127.43.3.1", "no server on port 99"]);
-    let nobody = ["disk0", "--from", "s1", "--path", "127.43.3.2@127.43.3.9"];
+    let nobody = ["disk0", "--from", "s1", "--path", "127.43.3.8@127.43.3.9"];
     map(&[&nobody[..], &["--connect-timeout", "0.2"]].concat())
         .exits(146)
         .complains(&["no answer from 127.43.3.9 within 0.2 s"]);

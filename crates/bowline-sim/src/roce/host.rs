@@ -64,6 +64,7 @@ impl Host {
             icrc: self.plan.icrc,
             gso: self.plan.gso,
             window: self.plan.window,
+            ack_delay: self.plan.ack_delay,
             give_up: self.plan.give_up,
             ..Config::default()
         };

@@ -2,6 +2,7 @@
 //! goes wrong.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::time::Duration;
 
 use bowline_roce::GiveUp;
 use bowline_verbs::Mtu;
@@ -86,6 +87,8 @@ pub(crate) struct HostPlan {
     pub(crate) gso: bool,
     pub(crate) window: u32,
     pub(crate) hints: Hints,
+    /// How long acknowledgements may wait.
+    pub(crate) ack_delay: Duration,
     /// Longest time between what comes in and what goes out because of it.
     pub(crate) turn: u64,
     /// Longest time until a program looks at its completions.
@@ -312,6 +315,9 @@ fn psn(rng: &mut Rng) -> u32 {
     if rng.chance(500) { 0xff_ffff - any % 200 } else { any }
 }
 
+/// What drivers choose between, and more.
+pub(crate) const ACK_DELAYS: [u64; 5] = [0, 20 * US, 50 * US, 50 * US, 5 * MS];
+
 fn draw_hosts(rng: &mut Rng, weather: bool) -> Vec<HostPlan> {
     let count = rng.pick(&[2, 2, 2, 3, 4]);
     let v6 = rng.chance(400);
@@ -339,6 +345,7 @@ fn draw_hosts(rng: &mut Rng, weather: bool) -> Vec<HostPlan> {
                 gso,
                 window: rng.pick(&[16, 64, 240, 240, 1024]),
                 hints,
+                ack_delay: Duration::from_nanos(rng.pick(&ACK_DELAYS)),
                 turn: rng.pick(&[0, 2 * US, 20 * US, 200 * US]),
                 letters: if letters { rng.between(1, 40) as u32 } else { 0 },
                 listens: Some(PORT),

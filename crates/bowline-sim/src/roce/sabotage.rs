@@ -152,6 +152,7 @@ mod tests {
     #[test]
     fn a_program_left_asleep_is_noticed() {
         let what = caught(Sabotage::LoseReady, Scenario::Calm);
-        assert!(what.contains("never ends"), "{what}");
+        // A peer that is told to try again has no end either.
+        assert!(["never ends", "still going"].iter().any(|w| what.contains(w)), "{what}");
     }
 }

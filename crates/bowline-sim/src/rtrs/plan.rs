@@ -2,6 +2,7 @@
 //! goes wrong.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::time::Duration;
 
 use bowline_roce::GiveUp;
 use bowline_rtrs::Policy;
@@ -13,7 +14,7 @@ use bowline_wire::rtrs::PORT;
 use crate::queue::{MS, SEC, US};
 use crate::rng::Rng;
 use crate::roce::net::NetPlan;
-use crate::roce::plan::{Hints, HostPlan};
+use crate::roce::plan::{ACK_DELAYS, Hints, HostPlan};
 
 /// A family of runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -379,11 +380,12 @@ fn draw_host(
         gso: rng.chance(700),
         window: rng.pick(&[16, 64, 240]),
         hints,
+        ack_delay: Duration::from_nanos(rng.pick(&ACK_DELAYS)),
         turn: rng.pick(&[0, 2 * US, 20 * US, 200 * US]),
         look: 0,
         letters: 0,
         listens: listens.then_some(PORT),
-        give_up: GiveUp::After(std::time::Duration::from_nanos(give_up)),
+        give_up: GiveUp::After(Duration::from_nanos(give_up)),
     }
 }
 
