@@ -38,6 +38,8 @@ pub(crate) enum Subject {
     RrUdp,
     /// The same with a checksum of each segment, computed and checked.
     RrUdpCrc,
+    /// The same, and every answer to a read is followed by a short message.
+    RrUdpKeys,
     /// Requests and answers over TCP, as many in a write as there are.
     RrTcp,
     /// nbdkit's memory plugin over TCP.
@@ -60,7 +62,7 @@ pub(crate) enum Subject {
 
 impl Subject {
     /// Every subject, in the order of the tables.
-    pub(crate) const ALL: [Self; 24] = [
+    pub(crate) const ALL: [Self; 25] = [
         Self::Bowline,
         Self::BowlineBatch,
         Self::Roce,
@@ -69,6 +71,7 @@ impl Subject {
         Self::Rnbd,
         Self::RrUdp,
         Self::RrUdpCrc,
+        Self::RrUdpKeys,
         Self::RrTcp,
         Self::Nbdkit,
         Self::QemuNbd,
@@ -105,6 +108,7 @@ impl Subject {
             Self::Rnbd => "rnbd",
             Self::RrUdp => "rr-udp",
             Self::RrUdpCrc => "rr-udp-crc",
+            Self::RrUdpKeys => "rr-udp-keys",
             Self::RrTcp => "rr-tcp",
             Self::Nbdkit => "nbdkit",
             Self::QemuNbd => "qemu-nbd",
@@ -141,7 +145,7 @@ impl Subject {
     /// Says whether this reads and writes a store.
     pub(crate) const fn is_block(self) -> bool {
         matches!(self, Self::Rtrs | Self::RtrsKept | Self::Rnbd)
-            || matches!(self, Self::RrUdp | Self::RrUdpCrc | Self::RrTcp)
+            || matches!(self, Self::RrUdp | Self::RrUdpCrc | Self::RrUdpKeys | Self::RrTcp)
             || self.is_peer_of_storage()
     }
 
