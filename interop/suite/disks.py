@@ -1,4 +1,5 @@
 """bowline's disks inside guests, with the kernel's rtrs and rnbd in the same guests and between them."""
+import itertools
 import json
 import time
 
@@ -124,9 +125,12 @@ class Machine:
 class Command:
     """bowline in the background of a guest."""
 
+    # names of its files; an earlier case's, of the same guest, are not to be taken for its own
+    numbers = itertools.count()
+
     def __init__(self, machine, words):
-        self.m, self.words = machine, " ".join(words)
-        self.log = "/tmp/bowline.%d" % len(machine.commands)
+        self.m, self.words, self.ready = machine, " ".join(words), None
+        self.log = "/tmp/bowline.%d" % next(self.numbers)
         script = "rm -f {0}.*; {1} {2} > {0}.out 2> {0}.err & echo $! > {0}.pid; wait $!; echo $? > {0}.rc".format(
             self.log, machine.program, self.words)
         guest_exec(machine.name, ["bash", "-c", script], 30, lambda b: None, lambda b: None, detach=True,
@@ -134,8 +138,10 @@ class Command:
 
     def wait(self, word, seconds):
         for _ in range(seconds * 4):
-            out = guest_run(self.m.name, "cat %s.out" % self.log)[1]
-            if word in out:
+            # what follows the last newline is the beginning of a line
+            lines = guest_run(self.m.name, "cat %s.out" % self.log)[1].split("\n")[:-1]
+            self.ready = next((line for line in lines if word in line), None)
+            if self.ready:
                 return self
             if not self.running():
                 break

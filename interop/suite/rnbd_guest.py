@@ -89,7 +89,7 @@ def rnbd_ublk(c):
         p.run("modprobe ublk_drv")
         for turn in range(2):
             m = map_disk(c, p, e, "--ublk", ready="ublk ")
-            disk = m.said().split("ublk ")[1].split()[0]
+            disk = m.ready.split("ublk ")[1].split()[0]
             if not turn:
                 use(c, p, e, disk)
             else:
@@ -147,8 +147,8 @@ def rtrs_rdmacore(c):
             device = q.memory(SIZE)
             p.run("modprobe ublk_drv")
             m = p.bowline("rnbd", "map", device, "--from", "s1", "--path", "%s@%s" % (p.address, q.address), "--device", "rxe0",
-                          "--ublk", "--no-control", ready="mapped")
-            disk = m.said().split("ublk ")[1].split()[0]
+                          "--ublk", "--no-control", ready="ublk ")
+            disk = m.ready.split("ublk ")[1].split()[0]
             for bs in ("4k", "64k", "1M"):
                 sums = p.run("dd if=/dev/urandom of=/tmp/x bs=1M count=2 2> /dev/null; dd if=/tmp/x of={0} bs={1} oflag=direct "
                              "2> /dev/null; dd if={0} bs={1} count=2M iflag=direct,count_bytes 2> /dev/null | md5sum; "

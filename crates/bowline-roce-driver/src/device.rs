@@ -168,6 +168,7 @@ impl SoftDevice {
         };
         self.shared.pump();
         let now = clock::now();
+        self.shared.flush(now);
         let mut st = self.shared.lock();
         for life in st.core.former_lives() {
             // Its address is one of this device.
@@ -197,6 +198,15 @@ impl SoftDevice {
         drop(st);
         self.shared.flush(now);
         done
+    }
+
+    /// Makes a change after which a queue pair may be gone: what was held back of it goes before.
+    fn end<T>(
+        &self,
+        change: impl FnOnce(&mut State, Instant) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        self.shared.flush_rest();
+        self.act(change)
     }
 
     /// Makes a change that concerns the core alone.
@@ -337,7 +347,7 @@ impl Device for SoftDevice {
         }
         shared.looks.fetch_add(1, Relaxed);
         let came = shared.pump();
-        if came <= Came::ToAnother {
+        if came != Came::Something {
             let vain = shared.vain_looks.fetch_add(1, Relaxed);
             if vain.is_multiple_of(VAIN_LOOKS_A_TIMER) {
                 shared.run_timers();
@@ -354,7 +364,7 @@ impl Device for SoftDevice {
         // An acknowledgement joins what the program sends now; if that is nothing, it goes out when
         // the program looks again, or the background thread, if that will soon.
         let now = clock::now();
-        if count == 0 || came == Came::Much || !shared.lock().is_helper_about(now) {
+        if count == 0 || !shared.may_wait(now) {
             shared.flush(now);
         }
         Ok(count)
@@ -377,7 +387,7 @@ impl Device for SoftDevice {
     }
 
     fn modify_qp(&self, qp: Qpn, attr: &QpAttr) -> Result<(), Error> {
-        self.act(|st, now| st.core.modify_qp(now, qp, attr))
+        self.end(|st, now| st.core.modify_qp(now, qp, attr))
     }
 
     fn query_qp(&self, qp: Qpn) -> Result<(QpState, QpAttr), Error> {
@@ -385,7 +395,7 @@ impl Device for SoftDevice {
     }
 
     fn destroy_qp(&self, qp: Qpn) -> Result<(), Error> {
-        self.act(|st, _| st.core.destroy_qp(qp))
+        self.end(|st, _| st.core.destroy_qp(qp))
     }
 
     fn post_send(&self, qp: Qpn, wrs: &[SendWr<'_>]) -> Result<(), (usize, Error)> {
@@ -431,11 +441,11 @@ impl Device for SoftDevice {
     }
 
     fn disconnect(&self, id: CmId) -> Result<(), Error> {
-        self.act(|st, now| st.core.disconnect(now, id))
+        self.end(|st, now| st.core.disconnect(now, id))
     }
 
     fn destroy_id(&self, id: CmId) -> Result<(), Error> {
-        self.act(|st, now| {
+        self.end(|st, now| {
             st.cm_events.retain(|event| event.id() != id);
             st.core.destroy_id(now, id)
         })

@@ -172,7 +172,7 @@ impl Shared {
         match came {
             Came::Nothing => core::hint::spin_loop(),
             Came::ToAnother => memory.elsewhere = true,
-            Came::Little | Came::Much => {
+            Came::Something => {
                 memory.spin_end = clock::now().as_nanos() + self.spin_ns.min(SPIN_MAX_NS);
             }
         }

@@ -22,8 +22,11 @@ use crate::udp::Endpoint;
 /// How long a send waits for room in the socket's buffer before its packets count as lost.
 const SEND_PATIENCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
 
-/// A batch of so many bytes is answered together with what the program sends next, if that comes
-/// soon: round trips of small messages need one send a side then, not two.
+/// So many packets are answered together with what the program sends next, if that comes soon: an
+/// acknowledgement that goes alone costs each side a call. rxe sends 128 without one.
+const FEW_PACKETS: u64 = 96;
+
+/// Buffers that hold so many bytes together are short runs of packets.
 const LITTLE: u64 = 16 << 10;
 
 /// Bytes of a burst that is sent in less time than anybody counts.
@@ -48,25 +51,24 @@ const ACK_DELAY_ASLEEP: Duration = Duration::from_millis(5);
 #[derive(Debug)]
 pub(crate) struct Rx {
     inbox: Inbox,
-    /// Buffers that it fills with one call, since the last one found something; 0: it did not.
-    most: usize,
+    /// Buffers that are filled with one call from each socket, since the last look found something there; 0: it
+    /// did not.
+    most: Vec<usize>,
 }
 
 impl Rx {
-    pub(crate) fn new() -> Self {
-        Self { inbox: Inbox::new(), most: 0 }
+    pub(crate) fn new(sockets: usize) -> Self {
+        Self { inbox: Inbox::new(), most: vec![0; sockets] }
     }
 }
 
 /// What a look at the network brought.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Came {
     Nothing,
     /// Another thread is looking, and takes what there is.
     ToAnother,
-    /// Acknowledging it can wait for what the program does with it.
-    Little,
-    Much,
+    Something,
 }
 
 /// Calls `each` with the bytes and the place of every datagram of a buffer.
@@ -92,31 +94,30 @@ impl Shared {
         };
         let Rx { inbox, most } = &mut *rx;
         let mut came = Came::Nothing;
-        for endpoint in &self.endpoints {
+        for (endpoint, most) in self.endpoints.iter().zip(most) {
             let received = match *most {
                 0 => self.receive_first(endpoint, inbox),
                 most => endpoint.receive_many(inbox, most),
             };
-            match received {
+            // Whoever finds something whenever it looks is behind: taking what has come meanwhile with one
+            // call, and answering all of it together, lets it catch up.
+            *most = match received {
                 Ok(()) => {
                     self.stats.receives.inc();
+                    came = Came::Something;
                     let bytes = self.take_in(endpoint, inbox);
-                    came = came.max(if bytes <= LITTLE { Came::Little } else { Came::Much });
+                    if bytes <= LITTLE { usize::MAX } else { LONG_RUNS }
                 }
                 // Errors of a UDP socket tell of packets sent earlier, which resends take care of.
-                Err(_) => self.stats.empty_looks.inc(),
-            }
+                Err(_) => {
+                    self.stats.empty_looks.inc();
+                    0
+                }
+            };
         }
-        if came > Came::ToAnother {
+        if came == Came::Something {
             self.mark_unsent();
         }
-        // Whoever finds something whenever it looks is behind: taking what has come meanwhile with one
-        // call, and answering all of it together, lets it catch up.
-        *most = match came {
-            Came::Nothing | Came::ToAnother => 0,
-            Came::Little => usize::MAX,
-            Came::Much => LONG_RUNS,
-        };
         came
     }
 
@@ -163,6 +164,7 @@ impl Shared {
         }
         self.settle(&mut st);
         drop(st);
+        self.unanswered.fetch_add(packets, Ordering::Relaxed);
         self.stats.packets_received.add(packets);
         self.stats.bytes_received.add(total);
         total
@@ -184,6 +186,12 @@ impl Shared {
         due
     }
 
+    /// Tells whether acknowledging what has come can wait for what the program does with it: no peer runs out of
+    /// window, and the background thread sees to it if the program does not go on.
+    pub(crate) fn may_wait(&self, now: Instant) -> bool {
+        self.unanswered.load(Ordering::Relaxed) <= FEW_PACKETS && self.lock().is_helper_about(now)
+    }
+
     /// Sends what was held back, if there is anything.
     pub(crate) fn flush_rest(&self) {
         if self.unsent.load(Ordering::SeqCst) {
@@ -201,6 +209,7 @@ impl Shared {
                 Err(TryLockError::WouldBlock) => return,
             };
             while self.unsent.swap(false, Ordering::SeqCst) {
+                self.unanswered.store(0, Ordering::Relaxed);
                 self.send_all(now, &mut tx.bursts);
             }
         }

@@ -87,6 +87,8 @@ pub(crate) struct Shared {
     pub(crate) tx: Mutex<Tx>,
     /// There may be something to send.
     pub(crate) unsent: AtomicBool,
+    /// Packets taken in since everything was last sent.
+    pub(crate) unanswered: AtomicU64,
     /// Times an application thread has looked at the network without waiting.
     pub(crate) looks: AtomicU64,
     /// How many of them, up to now, have found nothing.
@@ -166,6 +168,7 @@ impl Shared {
             lives_changed: false,
         };
         Ok(Self {
+            rx: Mutex::new(Rx::new(endpoints.len())),
             endpoints,
             stats: Stats::default(),
             spin_ns,
@@ -174,9 +177,9 @@ impl Shared {
             loss,
             cuts: Cuts::default(),
             state: Mutex::new(state),
-            rx: Mutex::new(Rx::new()),
             tx: Mutex::new(Tx::default()),
             unsent: AtomicBool::new(false),
+            unanswered: AtomicU64::new(0),
             looks: AtomicU64::new(0),
             vain_looks: AtomicU32::new(0),
             completions: Condvar::new(),

@@ -116,7 +116,7 @@ impl Shared {
                 match self.pump() {
                     Came::Nothing => core::hint::spin_loop(),
                     Came::ToAnother => std::thread::yield_now(),
-                    Came::Little | Came::Much => {
+                    Came::Something => {
                         spin_end = clock::now().as_nanos().saturating_add(self.spin_ns);
                     }
                 }

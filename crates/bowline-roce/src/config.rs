@@ -31,7 +31,8 @@ pub struct Config {
     pub give_up: GiveUp,
     /// Shortest retransmission timer. The time of an answer comes on top of it [REQ-22].
     pub retransmit_min: Duration,
-    /// How long an acknowledgement may wait to go out with later answers; 0: not at all. To be changed with
+    /// How long an acknowledgement may wait to go out with later answers, where only small ones go
+    /// out one by one; 0: not at all. To be changed with
     /// [`Device::set_ack_delay`](crate::Device::set_ack_delay).
     pub ack_delay: Duration,
     /// The connection manager's own settings.

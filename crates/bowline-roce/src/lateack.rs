@@ -1,11 +1,11 @@
-//! Acknowledgements that wait for the next packets [PERF-6] [RSP-25].
+//! Acknowledgements that wait for the next packets.
 //!
-//! One that goes out alone costs a call to the system on both sides. So it waits for something to go out with, or
-//! until a while is over. Beside a single small request, an answer say, it makes a burst of two packets out of
-//! one, which costs each side half a microsecond of the round trip: it stays behind a few times, and goes out with
-//! a later answer. A peer that sends nothing until it has the acknowledgement would lose that while every time:
-//! where it has passed twice in a row, acknowledgements do not wait for the next thousand answers, and longer
-//! each time that happens again.
+//! Beside a single small request, an answer say, an acknowledgement makes a burst of two packets out
+//! of one, which costs each side half a microsecond of the round trip; sent after it, it costs a call
+//! to the system on both sides. So it stays behind a few times, and goes out with a later answer, or
+//! after a while [PERF-6] [RSP-25]. A peer that sends nothing until it has the acknowledgement would lose that
+//! while every time: where it has passed twice in a row, acknowledgements do not wait for the next
+//! thousand answers, and longer each time that happens again.
 
 use std::time::Duration;
 
@@ -15,8 +15,6 @@ use crate::time::Instant;
 const PASSED_MAX: u8 = 3;
 /// Bytes of a request that is small.
 const SMALL: usize = 512;
-/// Where answers take longer than that, one that is alone does not wait.
-const ALONE_MAX: Duration = Duration::from_micros(100);
 /// Waits in vain in a row; a single one can be an accident.
 const VAIN: u32 = 2;
 /// Answers without waiting after these, at first.
@@ -55,23 +53,6 @@ impl LateAck {
         self.passed += 1;
         self.until = Some(until);
         true
-    }
-
-    /// There is nothing that it could go out with: it waits for that, at most for `delay`.
-    pub(crate) fn hold(&mut self, now: Instant, delay: Duration) {
-        if self.until.is_some() || delay.is_zero() || delay > ALONE_MAX {
-            return;
-        }
-        if self.off > 0 {
-            self.off -= 1;
-            return;
-        }
-        self.until = Some(now + delay);
-    }
-
-    /// It cannot wait any longer: the peer has sent so much that it may be waiting itself.
-    pub(crate) fn hurry(&mut self, now: Instant) {
-        self.until = self.until.map(|until| until.min(now));
     }
 
     /// It has been sent, or is no more.

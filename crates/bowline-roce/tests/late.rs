@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use bowline_roce::{Burst, Config, IdentHint};
 use bowline_verbs::{SendFlags, SendOp};
-use bowline_wire::roce::{Opcode, Packet};
 use common::{Pair, Setup};
 
 /// A look at the network that finds nothing.
@@ -127,75 +126,6 @@ fn ping_pong(pause: impl Fn(u64) -> u64, trips: u64) -> f64 {
         assert_eq!((counters.packets_resent, counters.timeouts), (0, 0), "{counters:?}");
     }
     looks.datagrams as f64 / (2 * trips) as f64
-}
-
-/// Side 0 writes so many bytes and wants to know; returns what side 1 says at once, as packets of a burst.
-fn written(pair: &mut Pair, len: usize) -> Vec<Opcode> {
-    let (op, sges) = (SendOp::Write(pair.nodes[1].remote(0)), [pair.nodes[0].sge(0, len)]);
-    pair.post(0, 1, op, &sges);
-    let (mut burst, to) = (Burst::new(), pair.nodes[1].addr);
-    while pair.nodes[0].dev.poll_transmit(pair.now, &mut burst) {
-        let from = (burst.from, burst.source_port).into();
-        for bytes in burst.segments() {
-            let dev = &mut pair.nodes[1].dev;
-            dev.handle_datagram(pair.now, from, to, IdentHint::Unknown, bytes);
-        }
-    }
-    said(pair)
-}
-
-/// What side 1 says now; side 0 hears it.
-fn said(pair: &mut Pair) -> Vec<Opcode> {
-    let (mut burst, to) = (Burst::new(), pair.nodes[0].addr);
-    let mut opcodes = Vec::new();
-    while pair.nodes[1].dev.poll_transmit(pair.now, &mut burst) {
-        let from = (burst.from, burst.source_port).into();
-        for bytes in burst.segments() {
-            opcodes.push(Packet::parse(&bytes[..bytes.len() - 4]).unwrap().opcode);
-            pair.nodes[0].dev.handle_datagram(pair.now, from, to, IdentHint::Unknown, bytes);
-        }
-    }
-    pair.nodes[0].take();
-    opcodes
-}
-
-#[test]
-fn one_that_is_alone_waits_for_what_goes_the_same_way() {
-    let mut pair = waiting();
-    for _ in 0..10 {
-        assert_eq!(written(&mut pair, 30 * 1024), []);
-        let sges = [pair.nodes[1].sge(0, 600)];
-        pair.post(1, 1, SendOp::Write(pair.nodes[0].remote(0)), &sges);
-        assert_eq!(said(&mut pair), [Opcode::WriteOnly, Opcode::Acknowledge]);
-    }
-}
-
-#[test]
-fn one_that_is_alone_waits_neither_long_nor_often_in_vain() {
-    let mut pair = waiting();
-    for _ in 0..2 {
-        assert_eq!(written(&mut pair, 64), []);
-        let at = pair.nodes[1].dev.poll_timeout().unwrap();
-        assert_eq!(at, pair.now + DELAY);
-        pair.now = at;
-        pair.nodes[1].dev.handle_timeout(at);
-        assert_eq!(said(&mut pair), [Opcode::Acknowledge]);
-    }
-    for _ in 0..1000 {
-        assert_eq!(written(&mut pair, 64), [Opcode::Acknowledge]);
-    }
-}
-
-/// A peer that has sent much may be waiting for room: rxe after 128 packets.
-#[test]
-fn one_that_tells_of_much_does_not_wait() {
-    let mut pair = waiting();
-    assert_eq!(written(&mut pair, 96 * 1024), []);
-    assert_eq!(written(&mut pair, 1024), [Opcode::Acknowledge]);
-    assert_eq!(written(&mut pair, 97 * 1024), [Opcode::Acknowledge]);
-    assert_eq!(written(&mut pair, 96 * 1024), []);
-    assert_eq!(written(&mut pair, 1024), [Opcode::Acknowledge], "twice in a row");
-    assert_eq!(written(&mut pair, 1024), [Opcode::Acknowledge], "waiting does not pay");
 }
 
 #[test]

@@ -134,7 +134,7 @@ impl Shared {
         }
         let (replies, requests, timer) = match &qp.halves {
             Halves::Rc { requester, responder } => {
-                let late = qp.late_ack.waits(now).filter(|_| responder.has_one_ack_of_few());
+                let late = qp.late_ack.waits(now).filter(|_| responder.has_one_ack());
                 let timer = earliest(requester.poll_timeout(), responder.poll_timeout());
                 (
                     qp.state >= QpState::Rtr && responder.has_reply() && late.is_none(),

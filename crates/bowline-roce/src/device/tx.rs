@@ -110,14 +110,7 @@ impl Shared {
         // An acknowledgement alone can wait for the end of a burst of requests; nothing is passed
         // over twice.
         let no_hurry = gso && responder.has_one_ack();
-        // One that has nothing to go out with waits for it, unless the peer waits for that one.
-        let few = responder.has_one_ack_of_few();
-        if !few {
-            qp.late_ack.hurry(now);
-        } else if !may_request {
-            qp.late_ack.hold(now, self.config.ack_delay);
-        }
-        let late = few && qp.late_ack.waits(now).is_some();
+        let late = responder.has_one_ack() && qp.late_ack.waits(now).is_some();
         let replies = responder.has_reply()
             && !late
             && (!may_request || qp.replies_next || !(qp.requests_next || no_hurry));

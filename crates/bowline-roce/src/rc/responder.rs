@@ -99,9 +99,6 @@ enum Message {
     },
 }
 
-/// Packets after which an acknowledgement does not wait: three quarters of what rxe sends without one.
-const FEW_PACKETS: u32 = 96;
-
 /// The receiving half of a reliable connection.
 #[derive(Debug)]
 pub(crate) struct Responder {
@@ -112,8 +109,6 @@ pub(crate) struct Responder {
     message: Message,
     /// The packet that comes next.
     expected: Psn,
-    /// What that was when the peer was last told how far this side is.
-    told: Psn,
     /// The last packet executed that was no READ request [RSP-3].
     executed: Psn,
     /// Messages completed, 24 bits [RSP-15].
@@ -138,7 +133,6 @@ impl Responder {
             holding: false,
             message: Message::None,
             expected: Psn::ZERO,
-            told: Psn::ZERO,
             executed: Psn::ZERO,
             msn: 0,
             nak_sent: false,
@@ -157,7 +151,6 @@ impl Responder {
         self.message = Message::None;
         self.holding = false;
         self.expected = Psn::new(rq_psn);
-        self.told = self.expected;
         self.executed = self.expected.previous();
         self.msn = 0;
         self.nak_sent = false;
@@ -216,11 +209,6 @@ impl Responder {
         self.replies.is_one_ack()
     }
 
-    /// The same, and what it acknowledges is too little for the peer to be waiting for room in its window.
-    pub(crate) fn has_one_ack_of_few(&self) -> bool {
-        self.has_one_ack() && self.expected.since(self.told) <= FEW_PACKETS
-    }
-
     /// Appends the next reply to `out`, one packet from the base transport header to the pad; tells
     /// whether there was one. Afterwards [`failed`](Self::failed) may have become true.
     pub(crate) fn fill_reply(
@@ -232,9 +220,6 @@ impl Responder {
         let filled = self.replies.fill(ctx, dest_qpn.0, out);
         if filled == Filled::Revoked {
             self.fail(ctx, Fault::Access);
-        }
-        if self.replies.is_empty() {
-            self.told = self.expected;
         }
         filled != Filled::Nothing
     }

@@ -1,0 +1,119 @@
+//! Acknowledgements that are held back for what the program sends next, while it polls.
+
+mod common;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use bowline_roce_driver::SoftDevice;
+use bowline_verbs::{Completion, Device, QpAttr, QpState, SendOp, Status};
+use common::{PATIENCE, Side, connect, connect_to, ip, open};
+
+/// One at a time: threads of others would make these wait.
+static ALONE: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Polls until there is an entry with this number.
+fn polled(side: &Side, id: u64) -> Completion {
+    let start = Instant::now();
+    let mut out = Vec::new();
+    while side.dev.poll_cq(side.cq, &mut out, 1).unwrap() == 0 || out[0].wr_id != id {
+        assert!(start.elapsed() < PATIENCE, "{id} has not ended");
+        out.clear();
+    }
+    out[0]
+}
+
+/// Has both programs known as such that poll.
+fn warm(sides: [&Side; 2]) {
+    let start = Instant::now();
+    let mut out = Vec::new();
+    while start.elapsed() < Duration::from_millis(5) {
+        for side in sides {
+            side.dev.poll_cq(side.cq, &mut out, 1).unwrap();
+        }
+    }
+}
+
+/// Fifteen packets of 4 KiB fill a burst: the acknowledgement has its place behind it, and needs no call of its own.
+#[test]
+fn they_go_with_the_answer() {
+    const LEN: usize = 15 * 4096;
+    const TRIPS: u64 = 200;
+    let _alone = alone();
+    let (a, b) = (open(ip(40, 1)), open(ip(40, 2)));
+    let (near, far) = connect(&a, &b, 1 << 20);
+    warm([&near, &far]);
+    let round_trips = || {
+        let before = [a.stats(), b.stats()];
+        for trip in 0..TRIPS {
+            for [from, to] in [[&near, &far], [&far, &near]] {
+                to.post_recv(2 * trip, 0, LEN);
+                from.post(2 * trip + 1, SendOp::Send, 0, LEN);
+                assert_eq!(polled(to, 2 * trip).status, Status::Success);
+            }
+        }
+        (a.stats() - before[0]).sends.max((b.stats() - before[1]).sends)
+    };
+    // While this thread is not scheduled, the background threads send them alone.
+    let sends = (0..10).map(|_| round_trips()).min();
+    assert!(sends <= Some(TRIPS + TRIPS / 10), "{sends:?} calls for {TRIPS} messages");
+}
+
+/// A peer learns that its WRITE has arrived, whatever the program does that saw it arrive.
+#[test]
+fn they_go_before_the_end() {
+    type Ending = fn(&SoftDevice, &Side);
+    let endings: [Ending; 3] = [
+        |_, side| side.dev.disconnect(side.id).unwrap(),
+        |device, _| device.close(),
+        |_, side| {
+            let error = QpAttr { state: Some(QpState::Err), ..QpAttr::default() };
+            side.dev.modify_qp(side.qp, &error).unwrap();
+        },
+    ];
+    let _alone = alone();
+    for (n, end) in (0..).zip(endings) {
+        for again in 0..5 {
+            let (a, b) = (open(ip(41 + n, 2 * again + 1)), open(ip(41 + n, 2 * again + 2)));
+            let (near, far) = connect(&a, &b, 1 << 16);
+            warm([&near, &far]);
+            far.post_recv(1, 0, 64);
+            near.post(2, SendOp::Send, 0, 64);
+            polled(&far, 1);
+            end(&b, &far);
+            assert_eq!(polled(&near, 2).status, Status::Success, "ending {n}");
+        }
+    }
+}
+
+/// They do not wait for a program that only takes what comes, on another connection.
+#[test]
+fn they_do_not_wait_for_a_program_that_sends_nothing() {
+    let _alone = alone();
+    let (a, b, c) = (open(ip(45, 1)), open(ip(45, 2)), open(ip(45, 3)));
+    let (near, far) = connect(&a, &b, 1 << 16);
+    let (busy, sink) = connect_to(&c, &b, 1 << 16, 7472);
+    warm([&near, &far]);
+    let mut times = Vec::new();
+    let mut out = Vec::new();
+    for id in 0..20 {
+        near.post(id, SendOp::Write(far.remote(0)), 0, 64);
+        let start = Instant::now();
+        out.clear();
+        while near.dev.poll_cq(near.cq, &mut out, 1).unwrap() == 0 {
+            busy.post(9, SendOp::Write(sink.remote(0)), 0, 64);
+            let mut others = Vec::new();
+            b.poll_cq(far.cq, &mut others, 1).unwrap();
+            while c.poll_cq(busy.cq, &mut others, 16).unwrap() > 0 {}
+            assert!(start.elapsed() < PATIENCE);
+        }
+        times.push(start.elapsed());
+    }
+    times.sort_unstable();
+    // Held until the background thread looks, they would take 2 ms.
+    assert!(times[10] < Duration::from_millis(1), "{times:?}");
+}
