@@ -168,7 +168,7 @@ impl SoftDevice {
         };
         self.shared.pump();
         let now = clock::now();
-        self.shared.flush(now);
+        self.shared.release_acks(now);
         let mut st = self.shared.lock();
         for life in st.core.former_lives() {
             // Its address is one of this device.
@@ -205,7 +205,7 @@ impl SoftDevice {
         &self,
         change: impl FnOnce(&mut State, Instant) -> Result<T, Error>,
     ) -> Result<T, Error> {
-        self.shared.flush_rest();
+        self.shared.release_acks(clock::now());
         self.act(change)
     }
 
@@ -387,7 +387,11 @@ impl Device for SoftDevice {
     }
 
     fn modify_qp(&self, qp: Qpn, attr: &QpAttr) -> Result<(), Error> {
-        self.end(|st, now| st.core.modify_qp(now, qp, attr))
+        let change = |st: &mut State, now| st.core.modify_qp(now, qp, attr);
+        match attr.state {
+            Some(QpState::Reset | QpState::Err) => self.end(change),
+            _ => self.act(change),
+        }
     }
 
     fn query_qp(&self, qp: Qpn) -> Result<(QpState, QpAttr), Error> {

@@ -192,6 +192,12 @@ impl Shared {
         self.unanswered.load(Ordering::Relaxed) <= FEW_PACKETS && self.lock().is_helper_about(now)
     }
 
+    /// Sends all acknowledgements that wait.
+    pub(crate) fn release_acks(&self, now: Instant) {
+        self.lock().core.release_acks(now);
+        self.flush(now);
+    }
+
     /// Sends what was held back, if there is anything.
     pub(crate) fn flush_rest(&self) {
         if self.unsent.load(Ordering::SeqCst) {

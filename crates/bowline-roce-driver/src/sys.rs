@@ -335,7 +335,7 @@ impl Inbox {
         }
     }
 
-    /// Takes nothing of what it has for new.
+    /// Forgets what earlier calls have brought.
     pub(crate) fn clear(&mut self) {
         self.arrivals.clear();
     }

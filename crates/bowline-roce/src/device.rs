@@ -143,6 +143,15 @@ impl Device {
         self.shared.config.ack_delay = delay;
     }
 
+    /// Has acknowledgements that wait go out now: before queue pairs end, with which they would be lost.
+    pub fn release_acks(&mut self, now: Instant) {
+        for qp in self.qps.values_mut() {
+            if qp.late_ack.release() {
+                self.shared.settle(now, qp, true);
+            }
+        }
+    }
+
     /// What has been counted.
     pub const fn counters(&self) -> &Counters {
         &self.shared.counters

@@ -75,6 +75,12 @@ impl LateAck {
         }
     }
 
+    /// Has it go out now; tells whether it waited.
+    pub(crate) fn release(&mut self) -> bool {
+        self.passed = 0;
+        self.until.take().is_some()
+    }
+
     /// Until when it waits; `None`: it does not, or not any more.
     pub(crate) fn waits(&self, now: Instant) -> Option<Instant> {
         self.until.filter(|until| *until > now)

@@ -266,6 +266,7 @@ impl Qp {
             self.halves = Halves::new(&self.init, config.mtu.bytes());
             self.heard = false;
             self.draining = None;
+            self.late_ack = LateAck::default();
             self.answers = Creeping::of_answers();
         }
     }
