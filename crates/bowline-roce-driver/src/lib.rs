@@ -9,7 +9,8 @@
 //!        \---------- bursts of packets <-- poll_transmit ---- no lock ---> sendmsg, UDP_SEGMENT
 //!   poll_cq <--- completion ------ completion queue
 //!        \--- nothing there: reads itself --- recvmmsg, UDP_GRO ---> handle_datagram
-//!                                             and sends the acknowledgements of the batch
+//!                                             and sends the acknowledgements of the batch, or has
+//!                                             the program's next sends take them along
 //!   wait_cq  looks for 25 us, then sleeps on the sockets
 //!
 //!   background thread: timers, and the sockets while no application thread polls or waits

@@ -9,7 +9,7 @@
 //! [`Device::poll_event`] likewise, and set one timer from [`Device::poll_timeout`]. Answers are
 //! collected while datagrams come in, and joined; so hand in all datagrams there are before asking
 //! for bursts [PERF-6], and take the bursts before the program does its work with what has completed
-//! [REQ-23].
+//! [REQ-23]; or just after it, where the program polls, so that few acknowledgements go alone.
 
 mod cm;
 mod gsi;

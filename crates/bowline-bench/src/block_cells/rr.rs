@@ -131,9 +131,9 @@ fn checked(role: &Role) -> bool {
     matches!(role.cell.subject, Subject::RrUdpCrc | Subject::RrUdpKeys)
 }
 
-/// Says whether answers are followed by keys.
+/// Says whether answers to reads are followed by keys.
 fn with_keys(role: &Role) -> bool {
-    role.cell.subject == Subject::RrUdpKeys && role.cell.kind != Kind::IoWrite
+    role.cell.subject == Subject::RrUdpKeys
 }
 
 /// Appends the checksum of a segment that begins at `start`.
