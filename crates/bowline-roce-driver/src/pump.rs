@@ -26,8 +26,8 @@ const SEND_PATIENCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
 /// acknowledgement that goes alone costs each side a call. rxe sends 128 without one.
 const FEW_PACKETS: u64 = 96;
 
-/// Buffers that hold so many bytes together are short runs of packets.
-const LITTLE: u64 = 16 << 10;
+/// A buffer of so many bytes is a short run of packets.
+const LITTLE: usize = 16 << 10;
 
 /// Bytes of a burst that is sent in less time than anybody counts.
 const SHORT: usize = 4 << 10;
@@ -105,8 +105,9 @@ impl Shared {
                 Ok(()) => {
                     self.stats.receives.inc();
                     came = Came::Something;
-                    let bytes = self.take_in(endpoint, inbox);
-                    if bytes <= LITTLE { usize::MAX } else { LONG_RUNS }
+                    self.take_in(endpoint, inbox);
+                    let mut all = inbox.arrivals().flatten();
+                    if all.any(|(buffer, _)| buffer.len > LITTLE) { LONG_RUNS } else { usize::MAX }
                 }
                 // Errors of a UDP socket tell of packets sent earlier, which resends take care of.
                 Err(_) => {
@@ -133,8 +134,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Gives the core all datagrams of a batch; returns how many bytes they were.
-    fn take_in(&self, endpoint: &Endpoint, inbox: &Inbox) -> u64 {
+    /// Gives the core all datagrams of a batch.
+    fn take_in(&self, endpoint: &Endpoint, inbox: &Inbox) {
         let to = endpoint.at().ip();
         if let Some(capture) = &self.capture {
             let mut capture = capture.lock().unwrap_or_else(PoisonError::into_inner);
@@ -167,7 +168,6 @@ impl Shared {
         self.unanswered.fetch_add(packets, Ordering::Relaxed);
         self.stats.packets_received.add(packets);
         self.stats.bytes_received.add(total);
-        total
     }
 
     /// Runs timers that are due; tells whether there were any.
