@@ -77,6 +77,30 @@ fn a_short_last_packet_goes_with_a_burst_that_is_full() {
     assert_eq!(counts.len(), 3, "{counts:?}");
 }
 
+/// Where more follow that are as short, they have a burst of their own anyway: one of them in another would be
+/// answered by itself.
+#[test]
+fn short_packets_that_follow_one_another_stay_together() {
+    let bursts = |shorts: u64, more: u64| {
+        let mut pair = Pair::new(&Setup { mtu: Mtu::M4096, ..Setup::default() });
+        let to = pair.nodes[1].remote(0);
+        let long = [pair.nodes[0].sge(0, 4096)];
+        let short = [pair.nodes[0].sge(0, 28)];
+        (0..15).for_each(|id| pair.post(0, id, SendOp::Write(to), &long));
+        (0..shorts).for_each(|id| pair.post(0, 15 + id, SendOp::WriteImm(to, 1), &short));
+        (0..more).for_each(|id| pair.post(0, 30 + id, SendOp::Write(to), &long));
+        let mut burst = Burst::new();
+        let mut counts = Vec::new();
+        while pair.nodes[0].dev.poll_transmit(pair.now, &mut burst) {
+            counts.push(burst.count);
+        }
+        counts
+    };
+    assert_eq!(bursts(1, 0), [16]);
+    assert_eq!(bursts(3, 0), [15, 3]);
+    assert_eq!(bursts(1, 2), [16, 2]);
+}
+
 /// [REQ-26]: bursts go on across messages, since all packets are alike.
 #[test]
 fn packets_of_writes_are_all_alike() {

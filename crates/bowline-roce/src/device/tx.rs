@@ -118,12 +118,13 @@ impl Shared {
         qp.requests_next = half == Half::Responder;
         let mut outcome = Outcome::Idle;
         let mut carried = false;
-        // A short packet still goes with a row of long ones that has no room for one more of them. If there is
-        // an acknowledgement, that does.
+        // A single short packet still goes with a row of long ones that has no room for one more of them. If
+        // there is an acknowledgement, that does.
         let short = half == Half::Requester && (!responder.has_one_ack() || late);
         let has_room = |burst: &Burst, requester: &Requester| {
             burst.has_room(gso)
-                || short && requester.next_len().is_some_and(|len| burst.has_room_for(gso, len))
+                || short
+                    && requester.next_single_len().is_some_and(|len| burst.has_room_for(gso, len))
         };
         while (replies || may_request) && has_room(burst, requester) {
             let start = burst.bytes.len();

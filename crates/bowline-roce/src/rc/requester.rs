@@ -260,13 +260,19 @@ impl Requester {
                 || self.queue.get(self.cursor).is_some_and(|request| !self.must_wait(request)))
     }
 
-    /// At most how many bytes the next packet has, if it is one of the request at the cursor.
-    pub(crate) fn next_len(&self) -> Option<usize> {
-        let request = self.queue.get(self.cursor).filter(|request| !request.is_local())?;
+    /// At most how many bytes the next packet has, if it is one of the request at the cursor, and none as
+    /// short follows it: those would share a burst.
+    pub(crate) fn next_single_len(&self) -> Option<usize> {
         let mtu = self.settings.as_ref().filter(|_| self.repair.is_none())?.mtu;
-        let sent = self.sent as usize * mtu;
-        let left = (request.len as usize).saturating_sub(sent);
-        Some(HEADERS_MAX + if request.is_read_or_atomic() { 0 } else { left.min(mtu) })
+        let body = |request: &Request, sent: usize| match request.is_read_or_atomic() {
+            true => 0,
+            false => (request.len as usize).saturating_sub(sent).min(mtu),
+        };
+        let request = self.queue.get(self.cursor).filter(|request| !request.is_local())?;
+        let len = body(request, self.sent as usize * mtu);
+        let follower = self.queue.get(self.cursor + 1).filter(|request| !request.is_local());
+        let shared = follower.is_some_and(|follower| body(follower, 0) <= len);
+        (!shared).then_some(HEADERS_MAX + len)
     }
 
     /// Tells whether a request, the one at the cursor, has to wait for answers to earlier ones.
