@@ -54,11 +54,13 @@ pub(crate) struct Rx {
     /// Buffers that are filled with one call from each socket, since the last look found something there; 0: it
     /// did not.
     most: Vec<usize>,
+    /// The socket to begin with; there may be none of this number.
+    next: usize,
 }
 
 impl Rx {
     pub(crate) fn new(sockets: usize) -> Self {
-        Self { inbox: Inbox::new(), most: vec![0; sockets] }
+        Self { inbox: Inbox::new(), most: vec![0; sockets], next: 0 }
     }
 }
 
@@ -84,7 +86,8 @@ fn split(arrival: &Arrival, bytes: &[u8], mut each: impl FnMut(IdentHint, &[u8])
 }
 
 impl Shared {
-    /// Takes in what has arrived, at most one batch of each socket. What that calls for is to be
+    /// Takes in what has arrived, at most one batch of each socket, or of one only where something comes at every
+    /// look. What that calls for is to be
     /// sent by [`flush`](Self::flush): acknowledgements once for the whole batch [PERF-6].
     pub(crate) fn pump(&self) -> Came {
         let mut rx = match self.rx.try_lock() {
@@ -92,9 +95,12 @@ impl Shared {
             Err(TryLockError::Poisoned(rx)) => rx.into_inner(),
             Err(TryLockError::WouldBlock) => return Came::ToAnother,
         };
-        let Rx { inbox, most } = &mut *rx;
+        let Rx { inbox, most, next } = &mut *rx;
         let mut came = Came::Nothing;
-        for (endpoint, most) in self.endpoints.iter().zip(most) {
+        let first = *next;
+        for at in (first..self.endpoints.len()).chain(0..first) {
+            let (endpoint, most) = (&self.endpoints[at], &mut most[at]);
+            let in_a_row = *most > 0;
             let received = match *most {
                 0 => self.receive_first(endpoint, inbox),
                 most => endpoint.receive_many(inbox, most),
@@ -115,6 +121,12 @@ impl Shared {
                     0
                 }
             };
+            // What comes by one address is answered before the next is looked at: its answers are of one peer
+            // then, and fill bursts.
+            if in_a_row && *most > 0 {
+                *next = at + 1;
+                break;
+            }
         }
         if came == Came::Something {
             self.mark_unsent();
