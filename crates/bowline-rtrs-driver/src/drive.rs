@@ -14,6 +14,9 @@ pub(crate) const BATCH: usize = 128;
 /// As many requests of 4 KiB as leave with one call.
 const BURST: usize = 15;
 
+/// For so many further looks requests that were held wait at most while those of others are answered.
+const PASSED_MAX: usize = 2;
+
 /// How many completions a client takes at once that has so many requests outstanding: half of them. Were it
 /// to take all, its next requests would all leave at the same time, and client and server would work in
 /// turns instead of at the same time. In whole bursts, and at least one.
@@ -30,8 +33,8 @@ pub(crate) struct Drive {
     full: bool,
     /// Taken, and left for the next look.
     held: Vec<Done>,
-    /// Requests of each connection.
-    counts: Vec<(ConnId, usize)>,
+    /// Connections of which some are held.
+    queues: Vec<Queue>,
 }
 
 impl Drive {
@@ -63,7 +66,8 @@ impl Drive {
     }
 
     /// The same for a server, whose thread always looks again: requests of a connection that come beside whole
-    /// bursts of them wait for that look, since their answers would begin a burst of a few.
+    /// bursts of them wait for that look, since their answers would begin a burst of a few; and while there is
+    /// other work for a few more, until they are a burst.
     pub(crate) fn poll_requests(&mut self, port: &Port, stats: &Stats) -> Result<usize, Error> {
         self.poll(port, 0, BATCH, stats)?;
         if port.attr().burst > 0 {
@@ -77,31 +81,57 @@ impl Drive {
             self.held.append(&mut self.dones);
             std::mem::swap(&mut self.held, &mut self.dones);
         }
-        self.counts.clear();
+        self.queues.iter_mut().for_each(|queue| queue.requests = 0);
         for done in self.dones.iter().filter(|done| is_request(done)) {
-            match self.counts.iter_mut().find(|(conn, _)| *conn == done.conn) {
-                Some((_, count)) => *count += 1,
-                None => self.counts.push((done.conn, 1)),
-            }
+            let known = self.queues.iter().position(|queue| queue.conn == done.conn);
+            let at = known.unwrap_or_else(|| {
+                self.queues.push(Queue { conn: done.conn, requests: 0, taken: 0, passed: None });
+                self.queues.len() - 1
+            });
+            self.queues[at].requests += 1;
         }
-        // Of these connections so many are taken; what follows on the same connection stays behind them.
-        self.counts.retain_mut(|(_, count)| {
-            let odd = *count > BURST && !count.is_multiple_of(BURST);
-            *count -= *count % BURST;
-            odd
+        let others = self.queues.iter().any(|queue| !queue.may_wait());
+        self.queues.retain_mut(|queue| {
+            let waits = others && queue.may_wait();
+            queue.passed = Some(if waits { queue.passed.unwrap_or(0) + 1 } else { 0 });
+            queue.taken = match queue.requests / BURST * BURST {
+                _ if waits => 0,
+                0 => queue.requests,
+                whole => whole,
+            };
+            queue.taken < queue.requests
         });
-        let (counts, held) = (&mut self.counts, &mut self.held);
+        let (queues, held) = (&mut self.queues, &mut self.held);
         self.dones.retain(|done| {
-            let left = counts.iter_mut().find(|(conn, _)| *conn == done.conn);
-            let Some((_, left)) = left else { return true };
-            let taken = *left > 0;
+            let queue = queues.iter_mut().find(|queue| queue.conn == done.conn);
+            let Some(queue) = queue else { return true };
+            // What follows on the same connection stays behind those that are held.
+            let taken = queue.taken > 0;
             if taken {
-                *left -= usize::from(is_request(done));
+                queue.taken -= usize::from(is_request(done));
             } else {
                 held.push(*done);
             }
             taken
         });
+    }
+}
+
+/// Requests of a connection.
+#[derive(Debug)]
+struct Queue {
+    conn: ConnId,
+    requests: usize,
+    /// So many of them are taken now.
+    taken: usize,
+    /// Looks for which some that were held were passed over; `None`: none were held.
+    passed: Option<usize>,
+}
+
+impl Queue {
+    /// Tells whether they were held, are no burst yet, and may wait while others are answered.
+    fn may_wait(&self) -> bool {
+        self.requests < BURST && self.passed.is_some_and(|passed| passed < PASSED_MAX)
     }
 }
 
@@ -153,6 +183,32 @@ mod tests {
         let taken = [0..15, 15..45, 45..93, 93..93, 93..93].map(&mut look);
         assert_eq!(taken, [10, 15, 30, 7, 0]);
         assert_eq!(seen, (0..93).collect::<Vec<_>>(), "each once, in order");
+    }
+
+    #[test]
+    fn what_is_held_waits_for_more_while_others_are_answered_but_not_for_long() {
+        let mut drive = Drive::default();
+        let mut look = |new: &mut dyn Iterator<Item = Done>| {
+            drive.dones.clear();
+            drive.dones.extend(new);
+            drive.hold_odd();
+            let of = |dones: &[Done], cid| dones.iter().filter(|done| done.conn.cid == cid).count();
+            [of(&drive.dones, 1), of(&drive.dones, 2), of(&drive.held, 1)]
+        };
+        let requests =
+            |cid, count: u32| dones(cid, 0..3 * count).filter(is_request).take(count as usize);
+        assert_eq!(look(&mut requests(1, 19)), [15, 0, 4]);
+        assert_eq!(look(&mut requests(2, 30)), [0, 30, 4]);
+        // With these they are a burst, and those that came last are held.
+        assert_eq!(look(&mut requests(1, 14).chain(requests(2, 1))), [15, 1, 3]);
+        // A connection that always has bursts does not keep them for ever.
+        let looks = [15, 15, 15, 15].map(|count| look(&mut requests(2, count))[0]);
+        assert_eq!(looks, [0, 0, 3, 0]);
+        // Nor do they wait for nothing.
+        assert_eq!(look(&mut requests(1, 16)), [15, 0, 1]);
+        assert_eq!(look(&mut requests(1, 0)), [1, 0, 0]);
+        // Few that come alone never waited.
+        assert_eq!(look(&mut requests(1, 2).chain(requests(2, 30))), [2, 30, 0]);
     }
 
     #[test]
