@@ -166,7 +166,10 @@ impl SoftDevice {
         let Some(helper) = helper.take() else {
             return;
         };
-        self.shared.pump();
+        // What the background thread is taking in now is to be acknowledged as well.
+        while self.shared.pump() == Came::ToAnother {
+            std::thread::yield_now();
+        }
         let now = clock::now();
         self.shared.release_acks(now);
         let mut st = self.shared.lock();
@@ -346,7 +349,7 @@ impl Device for SoftDevice {
             return Ok(count);
         }
         shared.looks.fetch_add(1, Relaxed);
-        let came = shared.pump();
+        let came = shared.pump_in_turn();
         if came != Came::Something {
             let vain = shared.vain_looks.fetch_add(1, Relaxed);
             if vain.is_multiple_of(VAIN_LOOKS_A_TIMER) {

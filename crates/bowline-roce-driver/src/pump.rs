@@ -86,10 +86,19 @@ fn split(arrival: &Arrival, bytes: &[u8], mut each: impl FnMut(IdentHint, &[u8])
 }
 
 impl Shared {
-    /// Takes in what has arrived, at most one batch of each socket, or of one only where something comes at every
-    /// look. What that calls for is to be
+    /// Takes in what has arrived, at most one batch of each socket. What that calls for is to be
     /// sent by [`flush`](Self::flush): acknowledgements once for the whole batch [PERF-6].
     pub(crate) fn pump(&self) -> Came {
+        self.take_turns(false)
+    }
+
+    /// The same for a program that looks again and again: where something comes at every look, it is given one
+    /// socket's at a time, so that what it answers is of one peer and fills bursts.
+    pub(crate) fn pump_in_turn(&self) -> Came {
+        self.take_turns(true)
+    }
+
+    fn take_turns(&self, one: bool) -> Came {
         let mut rx = match self.rx.try_lock() {
             Ok(rx) => rx,
             Err(TryLockError::Poisoned(rx)) => rx.into_inner(),
@@ -121,9 +130,7 @@ impl Shared {
                     0
                 }
             };
-            // What comes by one address is answered before the next is looked at: its answers are of one peer
-            // then, and fill bursts.
-            if in_a_row && *most > 0 {
+            if one && in_a_row && *most > 0 {
                 *next = at + 1;
                 break;
             }
@@ -204,10 +211,15 @@ impl Shared {
         self.unanswered.load(Ordering::Relaxed) <= FEW_PACKETS && self.lock().is_helper_about(now)
     }
 
-    /// Sends all acknowledgements that wait.
+    /// Sends all acknowledgements that wait, also those that another thread is about to send: when this
+    /// returns they are out.
     pub(crate) fn release_acks(&self, now: Instant) {
         self.lock().core.release_acks(now);
-        self.flush(now);
+        self.mark_unsent();
+        let mut tx = self.tx.lock().unwrap_or_else(PoisonError::into_inner);
+        self.send_marked(now, &mut tx.bursts);
+        drop(tx);
+        self.flush_rest();
     }
 
     /// Sends what was held back, if there is anything.
@@ -226,10 +238,15 @@ impl Shared {
                 Err(TryLockError::Poisoned(tx)) => tx.into_inner(),
                 Err(TryLockError::WouldBlock) => return,
             };
-            while self.unsent.swap(false, Ordering::SeqCst) {
-                self.unanswered.store(0, Ordering::Relaxed);
-                self.send_all(now, &mut tx.bursts);
-            }
+            self.send_marked(now, &mut tx.bursts);
+        }
+    }
+
+    /// Sends until nothing is marked as unsent.
+    fn send_marked(&self, now: Instant, bursts: &mut Vec<Burst>) {
+        while self.unsent.swap(false, Ordering::SeqCst) {
+            self.unanswered.store(0, Ordering::Relaxed);
+            self.send_all(now, bursts);
         }
     }
 
@@ -394,5 +411,77 @@ impl Shared {
                 self.stats.capture_errors.inc();
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{IpAddr, UdpSocket};
+
+    use bowline_roce::{Config, Device as Core};
+
+    use super::*;
+    use crate::config::PollMode;
+
+    /// Nobody else looks at the sockets of this one.
+    fn shared(addrs: &[IpAddr]) -> Shared {
+        let core = Core::new(Config { addrs: addrs.to_vec(), ..Config::default() }, [1; 32]);
+        let endpoints = addrs.iter().map(|ip| Endpoint::open(*ip, 1 << 20).unwrap()).collect();
+        Shared::new(core, endpoints, None, None, None, PollMode::Spin, Duration::ZERO).unwrap()
+    }
+
+    #[test]
+    fn sockets_take_turns_where_something_comes_at_every_look() {
+        let ips = [[127, 77, 1, 1], [127, 77, 1, 2]].map(IpAddr::from);
+        let shared = shared(&ips);
+        let peer = UdpSocket::bind("127.77.1.3:0").unwrap();
+        let packets = |to: usize, count: usize| {
+            for _ in 0..count {
+                peer.send_to(b"no packet of RoCE", (ips[to], UDP_PORT)).unwrap();
+            }
+        };
+        let look = |how: fn(&Shared) -> Came| {
+            let before = shared.stats.snapshot().packets_received;
+            let came = how(&shared);
+            let taken = shared.stats.snapshot().packets_received - before;
+            assert_eq!(came == Came::Something, taken > 0);
+            taken
+        };
+        assert_eq!(look(Shared::pump_in_turn), 0);
+        // The first time something comes, both are looked at.
+        packets(0, 1);
+        packets(1, 1);
+        assert_eq!(look(Shared::pump_in_turn), 2);
+        packets(0, 1);
+        packets(1, 4);
+        assert_eq!(look(Shared::pump_in_turn), 1);
+        packets(0, 1);
+        assert_eq!(look(Shared::pump_in_turn), 4);
+        packets(1, 2);
+        assert_eq!(look(Shared::pump_in_turn), 1);
+        // Who does not come back is given all.
+        packets(0, 1);
+        packets(1, 2);
+        assert_eq!(look(Shared::pump), 5);
+        // Where nothing has come the next is looked at.
+        packets(1, 1);
+        assert_eq!(look(Shared::pump_in_turn), 1);
+        packets(0, 1);
+        assert_eq!(look(Shared::pump_in_turn), 1);
+        assert_eq!(look(Shared::pump_in_turn), 0);
+    }
+
+    #[test]
+    fn acknowledgements_are_out_when_somebody_has_waited_for_that() {
+        let shared = shared(&[IpAddr::from([127, 77, 1, 4])]);
+        let sending = shared.tx.lock().unwrap();
+        std::thread::scope(|scope| {
+            let released = scope.spawn(|| shared.release_acks(clock::now()));
+            std::thread::sleep(Duration::from_millis(50));
+            assert!(!released.is_finished(), "another thread is sending still");
+            drop(sending);
+            released.join().unwrap();
+        });
+        assert!(!shared.unsent.load(Ordering::SeqCst));
     }
 }

@@ -10,7 +10,7 @@ use bowline_roce_driver::{SoftConfig, SoftDevice};
 use bowline_verbs::{
     CmEvent, Device, Error, Mtu, RejectReason, SendFlags, SendOp, SendWr, Status, WcOpcode,
 };
-use common::{PATIENCE, PORT, connect, connect_at, ip, open, open_with};
+use common::{PATIENCE, PORT, connect, ip, open};
 
 fn pattern(len: usize, salt: u8) -> Vec<u8> {
     (0..len).map(|i| (i as u8).wrapping_mul(31).wrapping_add((i >> 8) as u8) ^ salt).collect()
@@ -232,7 +232,7 @@ fn an_acknowledgement_held_back_goes_out_all_the_same() {
 fn without_bursts_every_packet_is_a_datagram_of_its_own() {
     // tests [ICRC-23]
     let config = |host| SoftConfig { addrs: vec![ip(10, host)], gso: false, ..Default::default() };
-    let (a, b) = (open_with(config(1)), open_with(config(2)));
+    let (a, b) = (common::open_with(config(1)), common::open_with(config(2)));
     let (a, b) = connect(&a, &b, 1 << 20);
     let bytes = pattern(1 << 20, 3);
     a.buffer.write(0, &bytes);
@@ -330,7 +330,7 @@ fn the_next_life_ends_the_connections_of_the_former() {
         ..SoftConfig::default()
     };
     if let Some(dir) = std::env::var_os(CHILD) {
-        let device = open_with(config(dir.as_ref()));
+        let device = common::open_with(config(dir.as_ref()));
         let side = common::unconnected(&device, 4096);
         device.connect(None, (ip(13, 2), PORT).into(), &side.param()).unwrap();
         std::thread::sleep(PATIENCE);
@@ -371,27 +371,4 @@ fn the_next_life_ends_the_connections_of_the_former() {
     assert!(!written(), "those connections are no more");
     drop(next);
     std::fs::remove_dir(&dir).unwrap();
-}
-
-#[test]
-fn an_address_where_something_always_comes_does_not_hide_another() {
-    const LOOKS: u64 = 1000;
-    let addrs = vec![ip(14, 1), ip(14, 2)];
-    let b = open_with(SoftConfig { addrs: addrs.clone(), ..SoftConfig::default() });
-    let (busy, quiet) = (open(ip(14, 3)), open(ip(14, 4)));
-    let (from_busy, to) = connect_at(&busy, &b, 4096, (addrs[0], PORT).into());
-    let (from_quiet, side) = connect_at(&quiet, &b, 4096, (addrs[1], PORT + 1).into());
-    side.post_recv(1, 0, 64);
-    let mut out = Vec::new();
-    for look in 0..LOOKS {
-        from_busy.post(look, SendOp::Write(to.remote(0)), 0, 64);
-        busy.poll_cq(from_busy.cq, &mut Vec::new(), 64).unwrap();
-        if look == 9 {
-            from_quiet.post(0, SendOp::Send, 0, 64);
-        }
-        if b.poll_cq(side.cq, &mut out, 1).unwrap() > 0 {
-            break;
-        }
-    }
-    assert_eq!(out.first().map(|done| (done.wr_id, done.status)), Some((1, Status::Success)));
 }

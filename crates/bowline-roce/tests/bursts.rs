@@ -81,7 +81,7 @@ fn a_short_last_packet_goes_with_a_burst_that_is_full() {
 /// answered by itself.
 #[test]
 fn short_packets_that_follow_one_another_stay_together() {
-    let bursts = |shorts: u64, more: u64| {
+    let bursts = |shorts: u64, more: u64, read: bool| {
         let mut pair = Pair::new(&Setup { mtu: Mtu::M4096, ..Setup::default() });
         let to = pair.nodes[1].remote(0);
         let long = [pair.nodes[0].sge(0, 4096)];
@@ -89,6 +89,9 @@ fn short_packets_that_follow_one_another_stay_together() {
         (0..15).for_each(|id| pair.post(0, id, SendOp::Write(to), &long));
         (0..shorts).for_each(|id| pair.post(0, 15 + id, SendOp::WriteImm(to, 1), &short));
         (0..more).for_each(|id| pair.post(0, 30 + id, SendOp::Write(to), &long));
+        if read {
+            pair.post(0, 40, SendOp::Read(to), &long);
+        }
         let mut burst = Burst::new();
         let mut counts = Vec::new();
         while pair.nodes[0].dev.poll_transmit(pair.now, &mut burst) {
@@ -96,9 +99,11 @@ fn short_packets_that_follow_one_another_stay_together() {
         }
         counts
     };
-    assert_eq!(bursts(1, 0), [16]);
-    assert_eq!(bursts(3, 0), [15, 3]);
-    assert_eq!(bursts(1, 2), [16, 2]);
+    assert_eq!(bursts(1, 0, false), [16]);
+    assert_eq!(bursts(3, 0, false), [15, 3]);
+    assert_eq!(bursts(1, 2, false), [16, 2]);
+    // What another kind of packet follows shares no burst with it.
+    assert_eq!(bursts(1, 0, true), [16, 1]);
 }
 
 /// [REQ-26]: bursts go on across messages, since all packets are alike.

@@ -141,6 +141,8 @@ fn is_request(done: &Done) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::VecDeque;
+
     use bowline_rtrs::{PathId, Tag};
     use bowline_verbs::{Status, WcOpcode};
 
@@ -149,6 +151,17 @@ mod tests {
     #[test]
     fn a_client_takes_half_of_what_is_outstanding_but_whole_bursts() {
         assert_eq!([0, 1, 29, 32, 128, 255, 4096].map(share), [15, 15, 15, 15, 60, 120, 128]);
+    }
+
+    struct Xorshift(u64);
+
+    impl Xorshift {
+        fn below(&mut self, limit: usize) -> usize {
+            self.0 ^= self.0 << 13;
+            self.0 ^= self.0 >> 7;
+            self.0 ^= self.0 << 17;
+            (self.0 >> 20) as usize % limit
+        }
     }
 
     /// Completions of a connection with these numbers; each third is of a send.
@@ -209,6 +222,41 @@ mod tests {
         assert_eq!(look(&mut requests(1, 0)), [1, 0, 0]);
         // Few that come alone never waited.
         assert_eq!(look(&mut requests(1, 2).chain(requests(2, 30))), [2, 30, 0]);
+    }
+
+    /// Whatever comes: each once, in the order of its connection, soon, and never nothing while some are held.
+    #[test]
+    fn nothing_is_lost_or_overtaken() {
+        const LOOKS: usize = 20_000;
+        let mut drive = Drive::default();
+        let (mut given, mut taken) = ([0; 6], [0; 6]);
+        // When each was given, by connection.
+        let mut since: [VecDeque<usize>; 6] = Default::default();
+        let mut random = Xorshift(1);
+        for look in 0..LOOKS + PASSED_MAX + 1 {
+            drive.dones.clear();
+            let quiet = look >= LOOKS || random.below(4) == 0;
+            for _ in 0..if quiet { 0 } else { random.below(BATCH) } {
+                // Some connections are much busier than others.
+                let cid = random.below(6).min(random.below(6)).min(random.below(6));
+                drive.dones.extend(dones(cid as u16, given[cid]..given[cid] + 1));
+                given[cid] += 1;
+                since[cid].push_back(look);
+            }
+            drive.hold_odd();
+            for done in &drive.dones {
+                let cid = usize::from(done.conn.cid);
+                assert_eq!(done.tag.0, taken[cid], "connection {cid}");
+                taken[cid] += 1;
+                let waited = look - since[cid].pop_front().unwrap();
+                assert!(waited <= PASSED_MAX + 1, "{waited} looks");
+            }
+            assert!(!drive.dones.is_empty() || drive.held.is_empty());
+            let left: u32 = given.iter().zip(taken).map(|(given, taken)| given - taken).sum();
+            assert_eq!(drive.held.len(), left as usize);
+        }
+        assert_eq!(given, taken);
+        assert!(taken.iter().all(|count| *count > 1000), "{taken:?}");
     }
 
     #[test]

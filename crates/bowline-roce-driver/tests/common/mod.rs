@@ -134,16 +134,7 @@ pub(crate) fn connect_to(
     len: usize,
     port: u16,
 ) -> (Side, Side) {
-    connect_at(active, passive, len, SocketAddr::new(passive.attr().addrs[0], port))
-}
-
-/// The same at any of its addresses.
-pub(crate) fn connect_at(
-    active: &Arc<SoftDevice>,
-    passive: &Arc<SoftDevice>,
-    len: usize,
-    addr: SocketAddr,
-) -> (Side, Side) {
+    let addr = SocketAddr::new(passive.attr().addrs[0], port);
     let listener = passive.listen(addr).unwrap();
     let mut a = Side::new(active, len);
     let mut p = Side::new(passive, len);

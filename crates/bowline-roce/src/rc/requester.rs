@@ -21,6 +21,7 @@ mod recovery;
 mod send;
 mod settings;
 
+use core::mem::discriminant;
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -260,18 +261,22 @@ impl Requester {
                 || self.queue.get(self.cursor).is_some_and(|request| !self.must_wait(request)))
     }
 
-    /// At most how many bytes the next packet has, if it is one of the request at the cursor, and none as
-    /// short follows it: those would share a burst.
+    /// At most how many bytes the next packet has, if it is one of the request at the cursor, and none that
+    /// it would share a burst with follows: one of the same kind, and as short.
     pub(crate) fn next_single_len(&self) -> Option<usize> {
-        let mtu = self.settings.as_ref().filter(|_| self.repair.is_none())?.mtu;
-        let body = |request: &Request, sent: usize| match request.is_read_or_atomic() {
-            true => 0,
-            false => (request.len as usize).saturating_sub(sent).min(mtu),
-        };
         let request = self.queue.get(self.cursor).filter(|request| !request.is_local())?;
-        let len = body(request, self.sent as usize * mtu);
-        let follower = self.queue.get(self.cursor + 1).filter(|request| !request.is_local());
-        let shared = follower.is_some_and(|follower| body(follower, 0) <= len);
+        let mtu = self.settings.as_ref().filter(|_| self.repair.is_none())?.mtu;
+        if request.is_read_or_atomic() {
+            return Some(HEADERS_MAX);
+        }
+        let sent = self.sent as usize * mtu;
+        let len = (request.len as usize).saturating_sub(sent).min(mtu);
+        let shares = |next: &Request| {
+            discriminant(&next.op) == discriminant(&request.op)
+                && next.len as usize <= len
+                && !next.flags.contains(SendFlags::FENCE)
+        };
+        let shared = !self.held && self.queue.get(self.cursor + 1).is_some_and(shares);
         (!shared).then_some(HEADERS_MAX + len)
     }
 
