@@ -3,6 +3,7 @@
 use std::io::{ErrorKind, Read};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 
+use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketType, sockopt};
 
 use crate::common::LIMIT;
@@ -11,16 +12,25 @@ use crate::scene::SINK;
 /// Opens a TCP connection to a node from an address that is not a node's; `receive` bytes of
 /// receive buffer, if given.
 pub(crate) fn dial(from: IpAddr, to: IpAddr, receive: Option<usize>) -> TcpStream {
+    try_dial(from, to, receive).unwrap()
+}
+
+/// The same where the node may end the connection before this side knows of it.
+pub(crate) fn try_dial(
+    from: IpAddr,
+    to: IpAddr,
+    receive: Option<usize>,
+) -> Result<TcpStream, Errno> {
     let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
     if let Some(bytes) = receive {
         sockopt::set_socket_recv_buffer_size(&socket, bytes).unwrap();
     }
     rustix::net::bind(&socket, &SocketAddr::new(from, 0)).unwrap();
-    rustix::net::connect(&socket, &SocketAddr::new(to, 16385)).unwrap();
+    rustix::net::connect(&socket, &SocketAddr::new(to, 16385))?;
     let stream = TcpStream::from(socket);
     stream.set_read_timeout(Some(LIMIT)).unwrap();
     stream.set_write_timeout(Some(LIMIT)).unwrap();
-    stream
+    Ok(stream)
 }
 
 /// A listener at a peer's address, above the node's: the node opens the connections.
