@@ -26,7 +26,7 @@ use bowline_rnbd::server::{
     Act, CheckedIo, Core, CoreLimits, ExportId, OpenId, OpenInfo, SessKey, Ticket,
 };
 use bowline_rnbd::{Errno, IoOp, Limits};
-use bowline_rtrs::MemRef;
+use bowline_rtrs::{MemRef, RegionId};
 use bowline_rtrs_driver::Engine;
 use bowline_rtrs_driver::server::{
     Handler, LinkEv, OpId, Request, Server as Rtrs, ServerConfig as RtrsConfig, SessId,
@@ -36,6 +36,7 @@ use bowline_wire::rnbd::{Access, status_of_errno};
 
 use crate::error::Error;
 use crate::tree::{self, Traffic};
+use exports::Identity;
 use ops::{Op, Ops, Step};
 use table::{OpenExport, Table};
 
@@ -73,6 +74,8 @@ struct State {
     core: Core,
     sessions: BTreeMap<SessKey, Session>,
     table: Table,
+    /// Exported memory, as long as this server is there.
+    regions: BTreeMap<Identity, RegionId>,
     waiting: BTreeMap<Ticket, Waiting>,
     ops: Ops,
     scratch: Vec<Scratch>,
@@ -133,6 +136,7 @@ impl ExportServer {
             core: Core::new(config.limits),
             sessions: BTreeMap::new(),
             table: Table::default(),
+            regions: BTreeMap::new(),
             waiting: BTreeMap::new(),
             ops: Ops::default(),
             scratch: Vec::new(),
@@ -216,7 +220,6 @@ impl Glue {
     fn settle(&self, rtrs: &Rtrs) {
         loop {
             let mut answers = Vec::new();
-            let mut regions = Vec::new();
             let mut state = self.lock();
             while let Some(answer) = state.core.poll_answer() {
                 let Some(waiting) = state.waiting.remove(&answer.ticket) else { continue };
@@ -226,16 +229,13 @@ impl Glue {
                 answers.push((op, errno, None));
             }
             while let Some(export) = state.core.poll_release() {
-                regions.extend(state.table.release(export));
+                state.table.release(export);
             }
             drop(state);
-            if answers.is_empty() && regions.is_empty() {
+            if answers.is_empty() {
                 return;
             }
             rtrs.respond(&mut answers.into_iter());
-            for region in regions {
-                rtrs.drop_region(region);
-            }
         }
     }
 
@@ -502,15 +502,31 @@ impl Glue {
         let read_only = found.read_only;
         let backend = found.store.backend(read_only)?;
         let limits = exports::limits(&*backend, read_only);
-        let region = match backend.region() {
-            Some(buffer) if !buffer.is_empty() => {
-                Some(rtrs.add_region(buffer).map_err(|error| Errno(error.errno()))?)
-            }
-            _ => None,
+        let region = match backend.region().filter(|buffer| !buffer.is_empty()) {
+            Some(buffer) => Some(self.region(rtrs, found.identity, buffer)?),
+            None => None,
         };
         let export = OpenExport { backend, region, label: found.label.into(), read_only };
         let id = self.lock().table.insert(found.identity, export)?;
         Ok((id, limits))
+    }
+}
+
+impl Glue {
+    /// Registers memory that is exported, once: answers that were sent from it may have to be sent again
+    /// when nobody has it open any more.
+    fn region(
+        &self,
+        rtrs: &Rtrs,
+        identity: Identity,
+        buffer: Arc<Buffer>,
+    ) -> Result<RegionId, Errno> {
+        if let Some(region) = self.lock().regions.get(&identity) {
+            return Ok(*region);
+        }
+        let region = rtrs.add_region(buffer).map_err(|error| Errno(error.errno()))?;
+        self.lock().regions.insert(identity, region);
+        Ok(region)
     }
 }
 

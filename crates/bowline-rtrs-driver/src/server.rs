@@ -214,7 +214,8 @@ impl Server {
         Ok(region)
     }
 
-    /// Ends the registration; answers from there must be out.
+    /// Ends the registration. Answers from there must have been received: one that has to be sent again ends its
+    /// path.
     pub fn drop_region(&self, region: RegionId) {
         self.hub.lock().core.drop_region(region);
         self.hub.drain();

@@ -56,14 +56,13 @@ impl Table {
         Ok(id)
     }
 
-    /// Takes one open back. Returns the registered memory of what is open no longer.
-    pub(super) fn release(&mut self, id: ExportId) -> Option<RegionId> {
-        let entry = self.entries.get_mut(&id)?;
+    /// Takes one open back, and forgets what is open no longer.
+    pub(super) fn release(&mut self, id: ExportId) {
+        let Some(entry) = self.entries.get_mut(&id) else { return };
         entry.opens = entry.opens.saturating_sub(1);
-        if entry.opens > 0 {
-            return None;
+        if entry.opens == 0 {
+            self.entries.remove(&id);
         }
-        self.entries.remove(&id)?.export.region
     }
 
     pub(super) fn get(&self, id: ExportId) -> Option<&OpenExport> {
