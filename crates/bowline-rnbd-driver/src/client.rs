@@ -11,6 +11,7 @@
 //!     completed, on_link, timer
 //! ```
 
+mod aside;
 mod disk;
 mod link;
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bowline_block::backend::{Backend, BackendDone, BackendIo, BackendResult};
 use bowline_block::sync::{self, Durable};
-use bowline_block::{BlockDevice, Errno, IoOp, Limits};
+use bowline_block::{BlockDevice, DiskDone, DiskIo, Errno, IoOp, Limits};
 use bowline_rnbd::client::{Config, Outage};
 use bowline_rnbd_driver::tree::{self, Exports as _};
 use bowline_rnbd_driver::{Disk, Exports, MapOptions};
@@ -179,6 +179,40 @@ fn a_forced_close_ends_io_until_the_disk_is_remapped() {
     rig.client.unmap(&disk).unwrap();
 }
 
+#[test]
+fn a_forced_close_while_reads_are_answered_ends_no_path() {
+    // tests [NB-21]: answers come out of the memory that is exported
+    let mut exports = memory(MIB);
+    exports.memory("disk1", MIB, 512).unwrap();
+    let rig = Rig::new(22, exports);
+    let options = rig.options("forced").outage(Outage::FailFast);
+    let disks = ["disk0", "disk1"].map(|name| rig.map(name, &options).unwrap());
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    let relaxed = std::sync::atomic::Ordering::Relaxed;
+    std::thread::scope(|scope| {
+        for disk in &disks {
+            scope.spawn(|| {
+                let mut out = vec![0; 64 << 10];
+                while !stop.load(relaxed) {
+                    // That of the disk that is closed fails; it comes back below.
+                    let read = sync::read_at(&**disk, 0, &mut out);
+                    assert!(read.is_ok() || disk.name() == "disk1", "{read:?}");
+                }
+            });
+        }
+        for _ in 0..100 {
+            std::thread::sleep(Duration::from_millis(3));
+            tree::Exports::force_close(&*rig.server, "disk1", "forced").unwrap();
+            rig.until("the disk is closed", || state(&disks[1]) == "closed");
+            disks[1].remap().unwrap();
+        }
+        stop.store(true, relaxed);
+    });
+    let session = rig.client.session("forced").unwrap();
+    let stats = session.paths().remove(0).stats;
+    assert_eq!((stats.reconnects, stats.reconnects_failed), (0, 0), "{stats:?}");
+}
+
 type Held = Vec<(u64, Arc<dyn BackendDone>)>;
 
 /// Storage that fails as it is told to, and keeps requests as long as it is told to.
@@ -245,6 +279,58 @@ fn a_request_that_storage_keeps_is_answered_by_the_timeout() {
     sync::flush(&*disk).unwrap();
     rig.client.unmap(&disk).unwrap();
     assert_eq!(rig.server.in_flight(), 0);
+}
+
+#[test]
+fn memory_of_a_request_whose_time_is_up_is_the_programs_again() {
+    // tests [NB-28]
+    struct Answers(std::sync::mpsc::Sender<i32>);
+    impl DiskDone for Answers {
+        fn done(&self, results: &[(u64, i32)]) {
+            results.iter().for_each(|(_, errno)| self.0.send(*errno).unwrap());
+        }
+    }
+    let hold = std::sync::Mutex::new(Some(Vec::new()));
+    let faulty = Arc::new(Faulty { errno: 0.into(), hold });
+    let mut exports = Exports::new();
+    exports.backend("slow", Arc::clone(&faulty) as Arc<dyn Backend>, false).unwrap();
+    let rig = Rig::new(21, exports);
+    let io = Config { io_timeout: Some(Duration::from_millis(200)), ..Config::default() };
+    let disk = rig.map("slow", &MapOptions { io, ..rig.options("slow") }).unwrap();
+    let memory = disk.memory(8192).unwrap();
+    let (told, answers) = std::sync::mpsc::channel();
+    let done: Arc<dyn DiskDone> = Arc::new(Answers(told));
+    let read = |at| DiskIo {
+        op: IoOp::Read,
+        offset: 0,
+        len: 4096,
+        fua: false,
+        nounmap: false,
+        mem: Some((memory.region, at)),
+        tag: 0,
+        done: Arc::clone(&done),
+    };
+    disk.submit(&mut vec![read(4096)]);
+    assert_eq!(answers.recv_timeout(Duration::from_secs(20)), Ok(Errno::ETIMEDOUT.neg()));
+    memory.mem.buffer.write(memory.mem.offset, &[7; 8192]);
+    let held = faulty.hold.lock().unwrap().take().unwrap();
+    assert_eq!(held.len(), 1, "the server has it still");
+    for (token, done) in held {
+        done.done(&[BackendResult { token, errno: 0, direct: None }]);
+    }
+    // One that comes in time fills just its own part.
+    disk.submit(&mut vec![read(0)]);
+    assert_eq!(answers.recv_timeout(Duration::from_secs(20)), Ok(0));
+    let mut bytes = [0; 8192];
+    memory.mem.buffer.read(memory.mem.offset, &mut bytes);
+    assert!(bytes[..4096].iter().all(|byte| *byte != 7), "read in time");
+    assert!(bytes[4096..].iter().all(|byte| *byte == 7), "what came late went elsewhere");
+    // Memory that is not the disk's, or ends before the data does, is refused.
+    disk.submit(&mut vec![read(8192 - 512), DiskIo { mem: Some((9999, 0)), ..read(0) }]);
+    for _ in 0..2 {
+        assert_eq!(answers.recv_timeout(Duration::from_secs(20)), Ok(Errno::EINVAL.neg()));
+    }
+    rig.client.unmap(&disk).unwrap();
 }
 
 #[test]

@@ -8,6 +8,7 @@ use bowline_rnbd::{Errno, Limits};
 use bowline_verbs::Mem;
 use bowline_wire::rnbd::Access;
 
+use super::aside::Aside;
 use super::link::{Link, Told};
 
 type Listener = Box<dyn Fn(DiskEvent) + Send + Sync>;
@@ -39,6 +40,8 @@ pub struct Disk {
     local_name: String,
     device: String,
     shared: Arc<Shared>,
+    /// Where the data of requests goes, if their time may run out.
+    aside: Option<Arc<Aside>>,
 }
 
 impl std::fmt::Debug for Disk {
@@ -69,6 +72,7 @@ impl Disk {
             local_name: format!("rnbd{number}"),
             device: device.to_owned(),
             shared,
+            aside: link.has_timeout().then(|| Aside::new(link.session())),
         }))
     }
 
@@ -144,10 +148,16 @@ impl BlockDevice for Disk {
         let region = self.link.session().region(len).map_err(|error| Errno(error.errno()))?;
         let mem = Mem { buffer: Arc::clone(region.buffer()), offset: 0, len };
         let id = region.id().0;
+        if let Some(aside) = &self.aside {
+            aside.name(id, region.buffer());
+        }
         Ok(DeviceMem::new(mem, id, region))
     }
 
     fn submit(&self, reqs: &mut Vec<DiskIo>) {
+        if let Some(aside) = &self.aside {
+            *reqs = reqs.drain(..).filter_map(|io| aside.lead(io)).collect();
+        }
         let requests = reqs.drain(..).map(|io| DiskRequest {
             op: io.op,
             offset: io.offset,

@@ -110,6 +110,8 @@ enum Gate {
 /// One session and its devices.
 pub(super) struct Link {
     session: Arc<Session>,
+    /// The time of requests may run out.
+    has_timeout: bool,
     /// Where the answers to service messages go, one at a time.
     answer: Region,
     state: Mutex<State>,
@@ -165,6 +167,7 @@ impl Link {
         };
         let link = Arc::new_cyclic(|me| Self {
             session: Arc::clone(&session),
+            has_timeout: config.io_timeout.is_some(),
             answer,
             state: Mutex::new(state),
             changed: Condvar::new(),
@@ -196,6 +199,10 @@ impl Link {
         &self.session
     }
 
+    pub(super) const fn has_timeout(&self) -> bool {
+        self.has_timeout
+    }
+
     /// The session was lost or is back [NB-16].
     fn linked(&self, event: LinkEv) {
         let attrs = self.session.attrs();
@@ -216,7 +223,7 @@ impl Link {
     /// Maps a device and waits for the outcome.
     pub(super) fn map(&self, name: &str, access: Access) -> Result<(DevId, Limits), Errno> {
         let mut state = self.lock();
-        let dev = state.core.map(name, access)?;
+        let dev = state.core.map(clock::now(), name, access)?;
         self.advance(state);
         self.outcome(dev, Wanted::Map)?;
         let limits = self.lock().core.limits(dev);

@@ -57,6 +57,9 @@ pub(super) struct Queue<D> {
     /// The device whose turn it is.
     turn: usize,
     timeouts: VecDeque<(Instant, u32, u32)>,
+    /// Requests that change what is stored, answered since time was up, though the server may carry them
+    /// out still; and their devices.
+    overdue: Vec<(u32, u32)>,
     lives: u32,
     pub(super) done: Vec<DoneIo<D>>,
 }
@@ -72,6 +75,7 @@ impl<D> Queue<D> {
             waiting: 0,
             turn: 0,
             timeouts: VecDeque::new(),
+            overdue: Vec::new(),
             lives: 0,
             done: Vec::new(),
         }
@@ -171,6 +175,7 @@ impl<D> Queue<D> {
         }
         let entry = slot.take()?;
         self.free_parents.push(parent);
+        self.overdue.retain(|(_, overdue)| *overdue != parent);
         if let Some(stats) = stats {
             count(stats, &entry.request, entry.errno);
         }
@@ -265,8 +270,7 @@ impl<D> Queue<D> {
         let limits = device.limits.as_ref()?;
         loop {
             let work = device.waiting.front_mut()?;
-            let entry = self.parents[work.parent as usize].as_mut()?;
-            if entry.done.is_none() {
+            if self.parents[work.parent as usize].as_ref()?.done.is_none() {
                 // Time was up before it could go out.
                 let (parent, work) = (work.parent, *work);
                 device.waiting.pop_front();
@@ -275,6 +279,11 @@ impl<D> Queue<D> {
                 self.finish(parent, 0, Some(&mut device.stats));
                 continue;
             }
+            // What is newer must not be overwritten by what is overdue.
+            if work.op.changes() && self.overdue.iter().any(|of| self.overlaps(*of, index, work)) {
+                return None;
+            }
+            let entry = self.parents[work.parent as usize].as_mut()?;
             let kept = work.slot.take();
             let slot = kept.or_else(|| self.free_slots.last().copied())?;
             let len = first_piece(limits, work.op, work.offset, work.len);
@@ -307,11 +316,21 @@ impl<D> Queue<D> {
         }
     }
 
+    /// Tells whether a request of a device, and a work, are of the same bytes.
+    fn overlaps(&self, (device, parent): (u32, u32), index: u32, work: &Work) -> bool {
+        let entry = self.parents.get(parent as usize).and_then(Option::as_ref);
+        entry.filter(|_| device == index).is_some_and(|Parent { request: of, .. }| {
+            of.offset < work.offset + u64::from(work.len)
+                && work.offset < of.offset + u64::from(of.len)
+        })
+    }
+
     pub(super) fn next_timeout(&self) -> Option<Instant> {
         self.timeouts.front().map(|&(at, ..)| at)
     }
 
-    /// Answers requests that take too long. What is at the server stays there.
+    /// Answers requests that take too long. What is at the server stays there, and later requests that
+    /// change the same bytes wait for its end.
     pub(super) fn time_out(&mut self, now: Instant) {
         while let Some(&(at, parent, life)) = self.timeouts.front().filter(|t| t.0 <= now) {
             self.timeouts.pop_front();
@@ -321,6 +340,9 @@ impl<D> Queue<D> {
             let Some(done) = entry.done.take() else { continue };
             // Counted as an error when the last piece is back.
             entry.errno = Errno::ETIMEDOUT.neg();
+            let mut flying = self.slots.iter().flatten();
+            let device = flying.find(|(_, work)| work.parent == parent && work.op.changes());
+            self.overdue.extend(device.map(|(device, _)| (*device, parent)));
             self.done.push(DoneIo { done, errno: Errno::ETIMEDOUT.neg() });
         }
         // Those that were answered in time need no entry.

@@ -23,7 +23,8 @@ pub struct Config {
     /// What becomes of requests while the session is away.
     pub outage: Outage,
     /// Time after which a request is answered ETIMEDOUT, though its memory stays in use until the
-    /// server answers. `None`: never, as with the kernel [NB-28].
+    /// server answers, and what later requests write to the same bytes waits until then. `None`: never, as
+    /// with the kernel [NB-28].
     pub io_timeout: Option<Duration>,
     /// Time between attempts to open a device again that the server has forgotten or refused while
     /// requests wait for it.
