@@ -37,6 +37,8 @@ pub const ELOOP: Errno = 40;
 pub const EPROTONOSUPPORT: Errno = 93;
 /// No path is connected.
 pub const ENOTCONN: Errno = 107;
+/// Nobody answered in time.
+pub const ETIMEDOUT: Errno = 110;
 /// It is being done already.
 pub const EALREADY: Errno = 114;
 

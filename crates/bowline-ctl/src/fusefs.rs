@@ -8,13 +8,14 @@ use std::{
     collections::HashMap,
     ffi::OsStr,
     fmt, fs, io,
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
     thread,
-    time::{Duration, SystemTime},
+    time::{Duration, Instant, SystemTime},
 };
 
 use fuser::{
@@ -34,13 +35,16 @@ const COMMAND_BYTES_MAX: usize = 4096;
 const COMMANDS_MAX: usize = 64;
 /// How long the kernel may believe what it was told: not at all.
 const TTL: Duration = Duration::ZERO;
+/// How long unmounting waits for the last requests.
+const PATIENCE: Duration = Duration::from_secs(2);
 /// Inode number in listings of what nobody has looked up.
 const UNKNOWN: INodeNo = INodeNo(u32::MAX as u64);
 
-/// A mounted tree; dropping it unmounts.
+/// A mounted tree. Dropping it unmounts: at once if nobody is in it, else for all but them.
 #[derive(Debug)]
 pub struct Mount {
     dir: PathBuf,
+    device: u64,
     session: Option<fuser::BackgroundSession>,
 }
 
@@ -49,13 +53,31 @@ impl Mount {
     pub fn dir(&self) -> &Path {
         &self.dir
     }
+
+    /// Takes the tree away, and waits a little for what is under way.
+    fn unmount(&self, session: fuser::BackgroundSession) {
+        let guard: thread::JoinHandle<io::Result<()>> = {
+            let session = session;
+            session.guard
+            // The rest goes here, and unmounts; somebody may have done so already.
+        };
+        let still_there = fs::metadata(&self.dir).is_ok_and(|dir| dir.dev() == self.device);
+        if still_there {
+            // Somebody is in it: the folder is given back all the same. Without the privilege,
+            // fusermount3 has done so already.
+            let _ = rustix::mount::unmount(&self.dir, rustix::mount::UnmountFlags::DETACH);
+        }
+        let end = Instant::now() + PATIENCE;
+        while !still_there && !guard.is_finished() && Instant::now() < end {
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
 }
 
 impl Drop for Mount {
     fn drop(&mut self) {
         if let Some(session) = self.session.take() {
-            // Somebody may have unmounted it already.
-            let _ = session.umount_and_join();
+            self.unmount(session);
         }
     }
 }
@@ -76,7 +98,8 @@ pub fn mount(tree: Tree, dir: &Path) -> io::Result<Mount> {
         MountOption::NoExec,
     ];
     let session = fuser::spawn_mount(Files::new(tree), dir, &config)?;
-    Ok(Mount { dir: dir.to_owned(), session: Some(session) })
+    let device = fs::metadata(dir)?.dev();
+    Ok(Mount { dir: dir.to_owned(), device, session: Some(session) })
 }
 
 /// Which path an inode number stands for. A number lives while the kernel remembers it.

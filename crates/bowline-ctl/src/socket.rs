@@ -29,9 +29,14 @@ use std::{
     time::Duration,
 };
 
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with,
+    sockopt::{Timeout, set_socket_timeout},
+};
+
 use crate::{
     Errno, Json, Tree,
-    errno::{self, EINVAL, EIO},
+    errno::{self, EINVAL, EIO, ETIMEDOUT},
     tree::{Entry, Kind},
 };
 
@@ -45,6 +50,8 @@ const SILENCE_MAX: Duration = Duration::from_secs(30);
 const CLIENTS_MAX: usize = 16;
 /// Pause when no client can be accepted for want of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// How long a new server waits to learn whether another one answers in its place.
+const NEIGHBOUR_WAIT: Duration = Duration::from_secs(2);
 /// Longest answer a client takes.
 const ANSWER_BYTES_MAX: u64 = 64 << 20;
 
@@ -110,10 +117,13 @@ fn listen(path: &Path) -> io::Result<UnixListener> {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
     }
     if fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_socket()) {
-        if UnixStream::connect(path).is_ok() {
+        // One that is stopped is there all the same.
+        let there =
+            stream_within(path, NEIGHBOUR_WAIT).map_or_else(|error| !is_dead(&error), |_| true);
+        if there {
             return Err(io::Error::new(
                 io::ErrorKind::AddrInUse,
-                "another process answers on this control socket",
+                "another process has this control socket",
             ));
         }
         // Left behind by a process that was killed.
@@ -122,6 +132,29 @@ fn listen(path: &Path) -> io::Result<UnixListener> {
     let listener = UnixListener::bind(path)?;
     fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
     Ok(listener)
+}
+
+/// Reports whether a connection failed because nobody is behind the socket: a process that was
+/// killed, or one that has just ended.
+fn is_dead(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound)
+}
+
+/// Connects, and waits no longer than this where others that wait to be accepted fill the queue.
+fn stream_within(path: &Path, limit: Duration) -> io::Result<UnixStream> {
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    set_socket_timeout(&socket, Timeout::Send, Some(limit))?;
+    let to = SocketAddrUnix::new(path)?;
+    rustix::io::retry_on_intr(|| connect(&socket, &to)).map_err(|error| in_time(error.into()))?;
+    Ok(socket.into())
+}
+
+/// A wait that has ended without anything is an error with a name.
+fn in_time(error: io::Error) -> io::Error {
+    match error.kind() {
+        io::ErrorKind::WouldBlock => io::Error::from_raw_os_error(ETIMEDOUT),
+        _ => error,
+    }
 }
 
 fn serve(stream: UnixStream, tree: &Tree, clients: &Arc<AtomicUsize>) {
@@ -256,11 +289,35 @@ impl Client {
         Ok(Self { reader: BufReader::new(UnixStream::connect(path)?) })
     }
 
-    /// Asks and waits for the answer; commands may take as long as they take.
+    /// Connects to the server behind a socket; waits so long at most, for this and for each answer.
     ///
     /// # Errors
     ///
-    /// Outer: the connection broke or the answer makes no sense. Inner: the server's errno.
+    /// The errors of connecting, `TimedOut` among them.
+    pub fn connect_within(path: &Path, limit: Duration) -> io::Result<Self> {
+        let mut client = Self { reader: BufReader::new(stream_within(path, limit)?) };
+        client.set_limit(Some(limit))?;
+        Ok(client)
+    }
+
+    /// Sets the longest wait for an answer; without one, commands may take as long as they take.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidInput` for a limit of no time.
+    pub fn set_limit(&mut self, limit: Option<Duration>) -> io::Result<()> {
+        let stream = self.reader.get_ref();
+        stream.set_read_timeout(limit)?;
+        stream.set_write_timeout(limit)
+    }
+
+    /// Asks and waits for the answer. A client that did not get it in time is of no more use, since
+    /// it may come when another is waited for.
+    ///
+    /// # Errors
+    ///
+    /// Outer: the connection broke, nothing came within the limit (`TimedOut`), or the answer makes
+    /// no sense. Inner: the server's errno.
     pub fn ask(&mut self, op: Op<'_>, path: &str) -> io::Result<Answer> {
         let name = match op {
             Op::Read => "read",
@@ -278,9 +335,10 @@ impl Client {
             members.push(("value".to_owned(), Json::Text(value.to_owned())));
         }
         let line = format!("{}\n", Json::Object(members));
-        self.reader.get_mut().write_all(line.as_bytes())?;
+        self.reader.get_mut().write_all(line.as_bytes()).map_err(in_time)?;
         let mut line = String::new();
-        if (&mut self.reader).take(ANSWER_BYTES_MAX).read_line(&mut line)? == 0 {
+        let length = (&mut self.reader).take(ANSWER_BYTES_MAX).read_line(&mut line);
+        if length.map_err(in_time)? == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         let answer = Json::parse(line.trim_end())
@@ -337,6 +395,50 @@ mod tests {
         let server = Server::start(&path, toy_tree()).unwrap();
         assert!(Client::connect(&path).is_ok());
         drop(server);
+        fs::remove_dir(path.parent().unwrap()).unwrap();
+    }
+
+    #[test]
+    fn who_does_not_answer_is_waited_for_as_long_as_was_said() {
+        const LIMIT: Duration = Duration::from_millis(50);
+        let path = place("silent");
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        // It accepts, and never answers.
+        let listener = UnixListener::bind(&path).unwrap();
+        let mut client = Client::connect_within(&path, LIMIT).unwrap();
+        let accepted = listener.accept().unwrap();
+        let error = client.ask(Op::Dump, "/").unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        drop((client, accepted));
+        // It never accepts: some connections wait for it, more are not taken.
+        rustix::net::listen(&listener, 1).unwrap();
+        let waiting: Vec<io::Result<Client>> =
+            (0..4).map(|_| Client::connect_within(&path, LIMIT)).collect();
+        let error = waiting.last().unwrap().as_ref().unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        // It is there: nobody takes its place.
+        let error = Server::start(&path, toy_tree()).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
+        drop((waiting, listener));
+        fs::remove_file(&path).unwrap();
+        fs::remove_dir(path.parent().unwrap()).unwrap();
+    }
+
+    #[test]
+    fn without_a_limit_an_answer_may_take_its_time() {
+        let path = place("slow");
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        let listener = UnixListener::bind(&path).unwrap();
+        let slow = thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            thread::sleep(Duration::from_millis(200));
+            stream.write_all(b"{\"ok\":null}\n").unwrap();
+        });
+        let mut client = Client::connect_within(&path, Duration::from_millis(50)).unwrap();
+        client.set_limit(None).unwrap();
+        assert_eq!(client.ask(Op::Write("1"), "/x").unwrap(), Ok(Json::Null));
+        slow.join().unwrap();
+        fs::remove_file(&path).unwrap();
         fs::remove_dir(path.parent().unwrap()).unwrap();
     }
 

@@ -6,6 +6,7 @@ use std::{
     fs,
     io::{self, Write},
     path::{Path, PathBuf},
+    process::Command,
     sync::{Arc, Mutex, mpsc},
     thread,
     time::Duration,
@@ -119,5 +120,24 @@ fn cat_and_echo_work_and_errors_are_those_of_the_command() {
 
     drop(mount);
     assert!(!here.exists());
+    fs::remove_dir(&dir).unwrap();
+}
+
+#[test]
+fn a_tree_with_somebody_in_it_goes_away_all_the_same() {
+    let session = Session { added: Mutex::default(), gate: Mutex::new(mpsc::channel().1) };
+    let tree = Tree::new(Arc::new(Dir::new().with("s1", Arc::new(session))));
+    let Some((mount, dir)) = mounted("busy", tree) else { return };
+    // As a shell that is in the folder.
+    let mut inside =
+        Command::new("sleep").arg("60").current_dir(dir.join("s1")).spawn().expect("sleep runs");
+    let file = fs::File::open(dir.join("s1/state")).unwrap();
+    drop(mount);
+    let left = fs::read_dir(&dir).map(Iterator::count);
+    inside.kill().unwrap();
+    inside.wait().unwrap();
+    drop(file);
+    // An empty folder, and not a dead mount.
+    assert_eq!(left.map_err(|error| error.to_string()), Ok(0));
     fs::remove_dir(&dir).unwrap();
 }
