@@ -1,5 +1,5 @@
 
-# The words of rnbd, and the names of what runs here, come from the program itself.
+# The words of rnbd and rtrs, and the names of what runs here, come from the program itself.
 _bowline_words() {
     local line=${COMP_LINE:0:COMP_POINT} words cur tool before
     read -ra words <<< "$line"
@@ -8,9 +8,9 @@ _bowline_words() {
     tool=("${words[0]}")
     before=("${words[@]:1:${#words[@]}-2}")
     if [[ ${words[0]##*/} != rnbd ]]; then
-        tool+=(rnbd)
+        tool+=("${words[1]}")
         before=("${before[@]:1}")
-        if [[ ${words[1]} != rnbd || ${#words[@]} -lt 3 ]]; then
+        if [[ ${words[1]} != @(rnbd|rtrs) || ${#words[@]} -lt 3 ]]; then
             _bowline "$@"
             return
         fi

@@ -2,6 +2,7 @@
 //!
 //! Every test has loopback addresses of its own, so that they can run at the same time.
 
+mod control;
 mod nodes;
 mod rdma;
 mod restarts;

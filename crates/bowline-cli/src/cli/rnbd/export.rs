@@ -22,7 +22,6 @@ use bowline_rtrs_driver::{
     server::{AllowRule, ServerConfig as RtrsConfig},
     tree as rtrs_tree,
 };
-use rtrs_tree::Files;
 
 use super::{serving::Controls, side::Side};
 use crate::cli::{
@@ -231,7 +230,7 @@ impl Args {
             port_nr: self.side.port,
         };
         Sys::new()
-            .class("rtrs-server", rtrs_tree::server_node(sessions, Files::All))
+            .class("rtrs-server", rtrs_tree::server_node(sessions, self.controls.files()))
             .class("rnbd-server", rnbd_tree::server_node(Arc::clone(&exports)))
             .blocks(rnbd_tree::exports_node(exports))
             .module("rtrs_server", Arc::new(transport))

@@ -197,7 +197,11 @@ pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
     let (client, disk) = mapped(device, args.towards.route()?, &args.how, &args.side, &stop)?;
     let doors = Doors::new(Arc::clone(&client), args.doors.clone());
     let said = doors.open(&disk);
-    let served = args.controls.serve(&tree(&client, &doors), control.as_deref(), "map");
+    let served = args.controls.serve(
+        &tree(&client, &doors, args.controls.files()),
+        control.as_deref(),
+        "map",
+    );
     let (told, changes) = mpsc::channel();
     let name = disk.local_name().to_owned();
     let bytes = disk.limits().bytes;
@@ -231,7 +235,7 @@ fn report(name: &str, event: DiskEvent) {
     }
 }
 
-fn tree(client: &Arc<Client>, doors: &Arc<Doors>) -> Tree {
+fn tree(client: &Arc<Client>, doors: &Arc<Doors>, files: Files) -> Tree {
     let of = Arc::clone(client);
     let sessions = move || {
         let all = of.sessions().into_iter();
@@ -239,7 +243,7 @@ fn tree(client: &Arc<Client>, doors: &Arc<Doors>) -> Tree {
     };
     let disks: Arc<dyn Disks> = Arc::<Doors>::clone(doors);
     Sys::new()
-        .class("rtrs-client", sessions_node(sessions, Files::All))
+        .class("rtrs-client", sessions_node(sessions, files))
         .class("rnbd-client", client_node(Arc::clone(&disks)))
         .blocks(disks_node(disks))
         .tree()

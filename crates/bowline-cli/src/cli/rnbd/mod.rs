@@ -39,8 +39,10 @@ clear may be left out. They work on what runs here, on a kernel's own tree and o
   add SESSION PATH, delete [SESSION] PATH, readd [SESSION] PATH, disconnect PATH|SESSION\n\
   close DEVICE [SESSION] [force]               on the server\n\
   policy SESSION [round-robin|min-inflight|min-latency], stats NAME, reset NAME\n\
+  tree [--path FOLDER], get FILE, set FILE VALUE     the control tree: as JSON, or one file of it\n\
 FIELDS are keys with commas, +KEYS or -KEYS to change the usual ones, or all. PATH is \
-[SOURCE@]DESTINATION, as ip:10.0.0.1@ip:10.0.0.2.\n\
+[SOURCE@]DESTINATION, as ip:10.0.0.1@ip:10.0.0.2. FILE and FOLDER are paths from the root of the tree, as \
+class/rtrs-client/s1/max_reconnect_attempts.\n\
 Exit status: 0 done, else the low 8 bits of -errno: 254 not found, 234 bad argument."
 )]
 pub(crate) struct Args {
@@ -100,14 +102,24 @@ pub(crate) fn run(args: Args) -> Outcome {
         Some(Word::Others(words)) => words,
     };
     if complete {
-        tool::complete(&words);
+        tool::complete(&words, &words, |_| true);
         return Ok(());
     }
-    run_words(words, control, manner)
+    run_words(About::Disks, words, control, manner)
+}
+
+/// What words are about that do not say it; also which command explains them.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum About {
+    /// Words of `bowline rnbd`.
+    Disks,
+    /// Words of `bowline rtrs`.
+    Sessions,
 }
 
 /// Carries out words of the tool; options may stand behind them.
 pub(crate) fn run_words(
+    about: About,
     words: Vec<String>,
     mut control: Option<PathBuf>,
     mut manner: Options,
@@ -122,7 +134,8 @@ pub(crate) fn run_words(
             "-d" | "--debug" => manner.debug = true,
             "-s" | "--simulate" => manner.simulate = true,
             "-v" | "--verbose" => manner.verbose = true,
-            "-h" | "--help" => return help(),
+            "-h" | "--help" => return help(about),
+            "help" if kept.is_empty() => return help(about),
             "--control" => control = Some(place(&word, rest.next())?),
             "--sysfs" => manner.sysfs.push(place(&word, rest.next())?),
             // As the original has it: the word before all others.
@@ -133,6 +146,9 @@ pub(crate) fn run_words(
             }
             _ => kept.push(word),
         }
+    }
+    if about == About::Sessions {
+        kept = with_target(kept);
     }
     let Options { sysfs, debug, simulate, verbose } = &manner;
     let place = match &control {
@@ -146,11 +162,53 @@ pub(crate) fn run_words(
     tool::run(&kept, Manner { place, debug: *debug, simulate: *simulate, verbose: *verbose })
 }
 
+/// Prints what may come behind words of `bowline rtrs`.
+pub(crate) fn complete_sessions(words: &[String]) {
+    tool::complete(words, &with_target(words.to_vec()), tool::is_of_sessions);
+}
+
+/// Says that sessions are meant, unless the words say what is.
+fn with_target(mut words: Vec<String>) -> Vec<String> {
+    let at = usize::from(words.first().is_some_and(|word| tool::is_mode(word)));
+    if !tool::says_target(&words[at..]) {
+        words.insert(at, "session".to_owned());
+    }
+    words
+}
+
 /// Prints what the words are.
-fn help() -> Outcome {
+fn help(about: About) -> Outcome {
+    let name = match about {
+        About::Disks => "rnbd",
+        About::Sessions => "rtrs",
+    };
     let mut definition = super::definition();
     definition.build();
-    let page = definition.find_subcommand_mut("rnbd").map(clap::Command::render_long_help);
+    let page = definition.find_subcommand_mut(name).map(clap::Command::render_long_help);
     super::out::text(&page.map(|page| page.to_string()).unwrap_or_default());
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sessions_are_meant_where_nothing_is_said() {
+        let words = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
+        for (text, full) in [
+            ("list", "session list"),
+            ("server list json", "server session list json"),
+            ("path list", "path list"),
+            ("devs list", "devs list"),
+            ("add s1 ip:1.2.3.4", "add s1 ip:1.2.3.4"),
+            ("CLIENT policy s1 rr", "CLIENT session policy s1 rr"),
+            ("client dump", "client dump"),
+            ("get class/x", "get class/x"),
+            // Disks are for `bowline rnbd`.
+            ("unmap rnbd0", "session unmap rnbd0"),
+        ] {
+            assert_eq!(with_target(words(text)), words(full));
+        }
+    }
 }

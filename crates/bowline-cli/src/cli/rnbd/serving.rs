@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use bowline_ctl::{Server, Tree, folder, fusefs};
+use bowline_rtrs_driver::tree::Files;
 
 use crate::cli::{Failure, Outcome};
 
@@ -15,6 +16,10 @@ pub(super) struct Controls {
     /// Show sessions and disks as files below this folder, as under /sys; needs FUSE
     #[arg(long, value_name = "FOLDER")]
     tree: Option<PathBuf>,
+    /// Which files sessions and paths have: all, those of older kernels among them, or exactly those
+    /// of Linux 6.12
+    #[arg(long, value_name = "all|6.12", default_value = "all", value_parser = files)]
+    files: Files,
 }
 
 /// What is served; ends with it.
@@ -25,6 +30,11 @@ pub(super) struct Controlled {
 }
 
 impl Controls {
+    /// Returns which files sessions and paths have in the tree.
+    pub(super) const fn files(&self) -> Files {
+        self.files
+    }
+
     /// Serves the tree; the socket is named after the process unless a place is given.
     pub(super) fn serve(
         &self,
@@ -46,12 +56,21 @@ impl Controls {
                 ))
             })?)
         };
-        let files = self.tree.as_deref().map(|dir| files(tree, dir)).transpose()?;
+        let files = self.tree.as_deref().map(|dir| mounted(tree, dir)).transpose()?;
         Ok(Controlled { _socket: socket, _files: files })
     }
 }
 
-fn files(tree: &Tree, dir: &Path) -> Outcome<fusefs::Mount> {
+/// Parses a choice of files [RS-46].
+fn files(text: &str) -> Result<Files, String> {
+    match text {
+        "all" => Ok(Files::All),
+        "6.12" => Ok(Files::Linux612),
+        _ => Err(format!("\"{text}\" is not all or 6.12")),
+    }
+}
+
+fn mounted(tree: &Tree, dir: &Path) -> Outcome<fusefs::Mount> {
     fusefs::mount(tree.clone(), dir).map_err(|error| {
         Failure::failed(format!(
             "cannot mount {}: {error}; FUSE needs /dev/fuse, and fusermount3 for others than root",

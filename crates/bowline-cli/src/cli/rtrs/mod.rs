@@ -10,6 +10,12 @@ use super::{Outcome, rnbd};
     after_help = "Words: [client|server] session|path COMMAND, with list, show, add, delete, readd, \
                   disconnect, reconnect, recover, policy, stats, reset. They are those of `bowline \
                   rnbd`, which explains them; here sessions are meant where neither is said.\n\
+                  [client|server] dump [csv|json|xml]: all devices, sessions and paths.\n\
+                  [client|server] tree [--path FOLDER]: the control tree as JSON, or what is below a \
+                  folder of it, of each process that runs here.\n\
+                  get FILE, set FILE VALUE: one file of the tree, named from its root, as \
+                  class/rtrs-client/s1/max_reconnect_attempts; its error is the exit status.\n\
+                  help, version.\n\
                   Exit status: 0 done, else the low 8 bits of -errno: 254 not found, 234 bad argument."
 )]
 pub(crate) struct Args {
@@ -18,10 +24,13 @@ pub(crate) struct Args {
     control: Option<PathBuf>,
     #[command(flatten)]
     manner: rnbd::Options,
+    /// Print the words that may come next
+    #[arg(short, long, hide = true)]
+    complete: bool,
     /// The command
     #[arg(
         value_name = "WORD",
-        required = true,
+        required_unless_present = "complete",
         trailing_var_arg = true,
         allow_hyphen_values = true
     )]
@@ -30,41 +39,9 @@ pub(crate) struct Args {
 
 /// Runs the command.
 pub(crate) fn run(args: Args) -> Outcome {
-    rnbd::run_words(with_target(args.words), args.control, args.manner)
-}
-
-/// Says that sessions are meant, unless the words say what is.
-fn with_target(mut words: Vec<String>) -> Vec<String> {
-    const SIDES: [&str; 7] = ["client", "clt", "cli", "server", "serv", "srv", "both"];
-    const THINGS: [&str; 8] =
-        ["device", "devices", "dev", "session", "sessions", "sess", "path", "paths"];
-    let is = |word: Option<&String>, list: &[&str]| {
-        word.is_some_and(|word| list.contains(&word.to_ascii_lowercase().as_str()))
-    };
-    let at = usize::from(is(words.first(), &SIDES));
-    // `add` and its like are about paths, and say so themselves.
-    const OF_PATHS: [&str; 3] = ["add", "delete", "readd"];
-    if !is(words.get(at), &THINGS) && !is(words.get(at), &OF_PATHS) {
-        words.insert(at.min(words.len()), "session".to_owned());
+    if args.complete {
+        rnbd::complete_sessions(&args.words);
+        return Ok(());
     }
-    words
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sessions_are_meant_where_nothing_is_said() {
-        let words = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
-        for (text, full) in [
-            ("list", "session list"),
-            ("server list json", "server session list json"),
-            ("path list", "path list"),
-            ("add s1 ip:1.2.3.4", "add s1 ip:1.2.3.4"),
-            ("CLIENT policy s1 rr", "CLIENT session policy s1 rr"),
-        ] {
-            assert_eq!(with_target(words(text)), words(full));
-        }
-    }
+    rnbd::run_words(rnbd::About::Sessions, args.words, args.control, args.manner)
 }

@@ -27,10 +27,13 @@ pub(super) enum Verb {
     Policy,
     Stats,
     Reset,
+    Tree,
+    Get,
+    Set,
 }
 
 impl Verb {
-    pub(super) const ALL: [(&'static str, Self); 17] = [
+    pub(super) const ALL: [(&'static str, Self); 20] = [
         ("list", Self::List),
         ("show", Self::Show),
         ("dump", Self::Dump),
@@ -48,6 +51,9 @@ impl Verb {
         ("policy", Self::Policy),
         ("stats", Self::Stats),
         ("reset", Self::Reset),
+        ("tree", Self::Tree),
+        ("get", Self::Get),
+        ("set", Self::Set),
     ];
 
     fn of(word: &str) -> Option<Self> {
@@ -64,7 +70,7 @@ impl Verb {
         let server = !matches!(mode, Some(Client));
         match self {
             Self::List | Self::Show => true,
-            Self::Dump => target.is_none(),
+            Self::Dump | Self::Tree | Self::Get | Self::Set => target.is_none(),
             Self::Map | Self::Resize | Self::Unmap => {
                 client && matches!(target, None | Some(Device))
             }
@@ -87,7 +93,9 @@ impl Verb {
     const fn names(self) -> (usize, usize) {
         match self {
             Self::List | Self::Dump => (0, 0),
-            Self::Show
+            Self::Tree => (0, 1),
+            Self::Get
+            | Self::Show
             | Self::Unmap
             | Self::Remap
             | Self::Recover
@@ -97,7 +105,7 @@ impl Verb {
             | Self::Reset => (1, 1),
             Self::Map => (3, usize::MAX),
             Self::Resize => (2, 3),
-            Self::Add => (2, 2),
+            Self::Add | Self::Set => (2, 2),
             Self::Delete | Self::Readd | Self::Close | Self::Policy => (1, 2),
         }
     }
@@ -152,6 +160,10 @@ pub(super) fn parse(words: &[String]) -> Result<Request, Refusal> {
     let mut names = Vec::new();
     let mut options = Options::default();
     for word in rest {
+        // What a tree is shown from may be named as an option.
+        if verb == Verb::Tree && word == "--path" {
+            continue;
+        }
         // Names come first; what only options can be is one wherever it stands.
         let is_name = names.len() < fewest;
         if !is_name && option(&mut options, verb, &word.to_ascii_lowercase())? {
@@ -167,6 +179,7 @@ pub(super) fn parse(words: &[String]) -> Result<Request, Refusal> {
             Verb::Map => "map needs: DEVICE from SERVER [PATH..] [ro|rw|migration]".to_owned(),
             Verb::Resize => "resize needs: DEVICE SIZE [UNIT]".to_owned(),
             Verb::Add => "add needs: SESSION PATH".to_owned(),
+            Verb::Set => "set needs: FILE VALUE".to_owned(),
             _ => "a name is missing".to_owned(),
         }));
     }
@@ -213,6 +226,30 @@ fn option(options: &mut Options, verb: Verb, word: &str) -> Result<bool, Refusal
         _ => return Ok(false),
     }
     Ok(true)
+}
+
+/// Reports whether a word stands for a side.
+pub(in crate::cli::rnbd) fn is_mode(word: &str) -> bool {
+    mode_of(&word.to_ascii_lowercase()).is_some()
+}
+
+/// Reports whether words say what kind of thing is meant, or need not: `add` and its like are about
+/// paths, a dump, a tree and its files about everything.
+pub(in crate::cli::rnbd) fn says_target(words: &[String]) -> bool {
+    let Some(word) = words.first().map(|word| word.to_ascii_lowercase()) else { return false };
+    let is_clear = |verb: Verb| {
+        !verb.fits(None, Some(Target::Session)) && !verb.fits(None, Some(Target::Device))
+    };
+    target_of(&word).is_some() || Verb::of(&word).is_some_and(is_clear)
+}
+
+/// Reports whether a word that may come next is of use where sessions are meant.
+pub(in crate::cli::rnbd) fn is_of_sessions(word: &str) -> bool {
+    let fits = |verb: Verb, target| verb.fits(None, Some(target));
+    let is_of_disks = |verb: Verb| {
+        fits(verb, Target::Device) && !fits(verb, Target::Session) && !fits(verb, Target::Path)
+    };
+    !["export", "verify"].contains(&word) && !Verb::of(word).is_some_and(is_of_disks)
 }
 
 /// What is known of a command of which only the first words are there.
@@ -325,6 +362,8 @@ mod tests {
         // A name may look like an option.
         assert_eq!(request("show json").names, ["json"]);
         assert_eq!(request("resize rnbd0 2 G").names, ["rnbd0", "2", "G"]);
+        assert_eq!(request("tree --path class").names, request("tree class").names);
+        assert_eq!(request("set class/x force").names, ["class/x", "force"]);
     }
 
     #[test]
@@ -344,6 +383,10 @@ mod tests {
             "client session disconnect s",
             "add s1",
             "device dump",
+            "get",
+            "set class/x",
+            "tree a b",
+            "session get x",
         ] {
             let refusal = parse(&words(text)).unwrap_err();
             assert_eq!(refusal.errno, 22, "{text}");

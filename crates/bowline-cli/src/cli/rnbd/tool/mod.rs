@@ -24,6 +24,7 @@ use columns::Target;
 
 use crate::cli::{Failure, Outcome};
 
+pub(super) use grammar::{is_mode, is_of_sessions, says_target};
 pub(super) use run::session_name;
 pub(super) use world::Place;
 
@@ -95,12 +96,13 @@ pub(super) fn run(words: &[String], manner: Manner<'_>) -> Outcome {
     Ok(())
 }
 
-/// Prints what may come behind the words, one word per line: words, and names of what is there.
-pub(super) fn complete(words: &[String]) {
-    for word in grammar::next(words) {
+/// Prints what may come behind the words, one word per line: those words that `fits` takes, and names
+/// of what is there. `full` are the words with what they mean and do not say.
+pub(super) fn complete(words: &[String], full: &[String], fits: fn(&str) -> bool) {
+    for word in grammar::next(words).into_iter().filter(|word| fits(word)) {
         say!("{word}");
     }
-    let (modes, targets) = grammar::names_next(words);
+    let (modes, targets) = grammar::names_next(full);
     if targets.is_empty() {
         return;
     }

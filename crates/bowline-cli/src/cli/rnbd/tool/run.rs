@@ -8,6 +8,7 @@ use std::{
 
 use bowline_ctl::{Errno, PathSpec, address_text, errno};
 use bowline_rnbd_driver::tree::MapSpec;
+use serde_json::{Map, Value};
 
 use super::{
     Manner, Refusal,
@@ -42,6 +43,9 @@ pub(super) fn run(request: &Request, world: &mut World, manner: Manner<'_>) -> R
         Verb::Policy => run.policy(name(0), request.names.get(1).map(String::as_str)),
         Verb::Stats => run.stats(name(0)),
         Verb::Reset => run.reset(name(0)),
+        Verb::Tree => run.tree(name(0)),
+        Verb::Get => run.get(name(0)),
+        Verb::Set => run.set(name(0), name(1)),
     }
 }
 
@@ -522,6 +526,64 @@ impl Run<'_> {
         }
         result
     }
+
+    /// Everything as the processes tell it, or what is below a folder: an object with a member for
+    /// each process, named as its socket.
+    fn tree(&self, folder: &str) -> Result<(), Refusal> {
+        let mut parts = Map::new();
+        for source in self.world.all(self.request.mode) {
+            let Some(part) = self.world.part(source, folder) else { continue };
+            let value = serde_json::from_str(&part.to_string()).unwrap_or_default();
+            parts.insert(self.world.place(source).display().to_string(), value);
+        }
+        if parts.is_empty() && !folder.is_empty() {
+            return Err(Refusal::of(errno::ENOENT, &absolute(folder)));
+        }
+        say!("{}", serde_json::to_string_pretty(&Value::Object(parts)).unwrap_or_default());
+        Ok(())
+    }
+
+    /// Returns the process that has a file, with what reading the file gives.
+    fn holder(&mut self, path: &str) -> Result<(usize, Result<String, Refusal>), Refusal> {
+        let mut missing = Refusal::missing("nothing runs here");
+        let mut found = Vec::new();
+        for source in self.world.all(self.request.mode) {
+            match self.world.text(source, path) {
+                Err(refusal) if matches!(refusal.errno, errno::ENOENT | errno::ENOTDIR) => {
+                    missing = refusal;
+                }
+                text => found.push((source, text)),
+            }
+        }
+        let last = found.pop().ok_or(missing)?;
+        if found.is_empty() {
+            return Ok(last);
+        }
+        found.push(last);
+        let places = found.iter().map(|(s, _)| self.world.place(*s).display().to_string());
+        let places: Vec<String> = places.collect();
+        Err(Refusal::usage(format!(
+            "several have {path}; choose one with --control: {}",
+            places.join(", ")
+        )))
+    }
+
+    fn get(&mut self, file: &str) -> Result<(), Refusal> {
+        let (_, text) = self.holder(&absolute(file))?;
+        out::text(&text?);
+        Ok(())
+    }
+
+    fn set(&mut self, file: &str, value: &str) -> Result<(), Refusal> {
+        let path = absolute(file);
+        // A file that only takes commands cannot be read, and is there.
+        let (source, _) = self.holder(&path)?;
+        self.write(source, &path, value)
+    }
+}
+
+fn absolute(path: &str) -> String {
+    format!("/{}", path.trim_matches('/'))
 }
 
 fn titled(name: &str) -> String {

@@ -4,6 +4,8 @@
 use std::{
     fs, io,
     path::{Path, PathBuf},
+    thread,
+    time::Duration,
 };
 
 use bowline_ctl::{Client, Json, Op, errno, folder};
@@ -14,6 +16,10 @@ use super::{
     format::{Cell, Item},
     sysfs,
 };
+
+/// How long a process may take to accept a look, and to answer it. Commands may take as long as they
+/// take.
+const LOOK: Duration = Duration::from_secs(2);
 
 /// Where the tools look.
 #[derive(Clone, Copy, Debug, Default)]
@@ -137,6 +143,23 @@ impl World {
         self.ask(source, Op::Text, path)
     }
 
+    /// Returns the processes of a side, or all.
+    pub(super) fn all(&self, mode: Option<Mode>) -> Vec<usize> {
+        mode.map_or_else(|| (0..self.sources.len()).collect(), |mode| self.of(mode))
+    }
+
+    /// Returns what a process has at a path of its tree: a folder or a value.
+    pub(super) fn part(&self, source: usize, path: &str) -> Option<&Json> {
+        let names: Vec<&str> = path.split('/').filter(|name| !name.is_empty()).collect();
+        // What is below these two are links.
+        let way: Vec<&str> = match names.as_slice() {
+            ["class", rest @ ..] if !rest.is_empty() => [&["devices", "virtual"], rest].concat(),
+            ["block", ..] => [&["devices", "virtual"], &names[..]].concat(),
+            _ => names,
+        };
+        below(&self.sources[source].tree, &way)
+    }
+
     fn ask(&mut self, source: usize, op: Op<'_>, path: &str) -> Result<String, Refusal> {
         let shown = self.shown(source, path);
         let source = &mut self.sources[source];
@@ -146,7 +169,9 @@ impl World {
             }
             (Door::Files, _) => sysfs::read(&sysfs::place(&source.place, path)),
             (Door::Socket(client), op) => {
-                let answer = client.ask(op, path).map_err(|error| {
+                let limit = if matches!(op, Op::Write(_)) { None } else { Some(LOOK) };
+                let answer = client.set_limit(limit).and_then(|()| client.ask(op, path));
+                let answer = answer.map_err(|error| {
                     Refusal::system(&error, format!("{} broke off", source.place.display()))
                 })?;
                 answer
@@ -164,8 +189,27 @@ fn here() -> Vec<Source> {
     let mut places: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
     places.retain(|place| place.extension().is_some_and(|extension| extension == "sock"));
     places.sort();
-    // Sockets that killed processes left behind do not answer.
-    let mut found: Vec<Source> = places.iter().filter_map(|place| socket(place).ok()).collect();
+    // All at the same time: several that hang cost no more than one.
+    let looks: Vec<io::Result<Source>> = thread::scope(|scope| {
+        let start = |place| {
+            let look = move || socket(place);
+            thread::Builder::new().spawn_scoped(scope, look)
+        };
+        let begun: Vec<_> = places.iter().map(PathBuf::as_path).map(start).collect();
+        let end = |look: thread::ScopedJoinHandle<'_, io::Result<Source>>| {
+            look.join().unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))
+        };
+        begun.into_iter().map(|look| look.and_then(end)).collect()
+    });
+    let mut found = Vec::new();
+    for (place, look) in places.iter().zip(looks) {
+        match look {
+            Ok(source) => found.push(source),
+            // Sockets that killed processes left behind.
+            Err(error) if is_nobody(&error) => {}
+            Err(error) => note!("{} does not answer and is left out: {error}", place.display()),
+        }
+    }
     let kernel = Path::new(sysfs::KERNEL);
     if found.is_empty() && sysfs::is_there(kernel) {
         found.extend(files(kernel));
@@ -173,8 +217,12 @@ fn here() -> Vec<Source> {
     found
 }
 
+fn is_nobody(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound)
+}
+
 fn socket(place: &Path) -> io::Result<Source> {
-    let mut client = Client::connect(place)?;
+    let mut client = Client::connect_within(place, LOOK)?;
     let tree = client.ask(Op::Dump, "/")?.map_err(io::Error::from_raw_os_error)?;
     Ok(Source { place: place.to_owned(), door: Door::Socket(client), tree })
 }
