@@ -1,7 +1,7 @@
 //! Address strings that name paths: `ip:10.0.0.1@ip:10.0.0.2` [RS-30] [RS-32].
 
 use std::{
-    fmt,
+    fmt, fs,
     net::{IpAddr, Ipv6Addr},
     str::FromStr,
 };
@@ -11,11 +11,16 @@ use crate::{
     errno::{EINVAL, ENODEV, EPROTONOSUPPORT},
 };
 
+/// Where the system lists its IPv6 addresses.
+const LINKS: &str = "/proc/net/if_inet6";
+
 /// A path: where it goes, and where from when that is said.
 ///
 /// Parsing takes `dst`, `src,dst` and `src@dst`; the first comma wins, else the first `@`
 /// [RS-30]. An address is `ip:` with an IPv4 or IPv6 address; `gid:` is understood, and leads to
-/// no device, because RoCE serves no InfiniBand port space [RS-47]. `Display` is the name of the
+/// no device, because RoCE serves no InfiniBand port space [RS-47]. A link-local address may have
+/// the interface behind it, by name or number, as `ip:fe80::1%eth0`: where no source is said, it is
+/// the link-local address of that interface. `Display` is the name of the
 /// path's directory [RS-32].
 ///
 /// ```
@@ -33,25 +38,44 @@ pub struct PathSpec {
 impl FromStr for PathSpec {
     type Err = Errno;
 
-    /// `EINVAL` for what is no address, `EPROTONOSUPPORT` for another prefix, `ENODEV` for a GID.
+    /// `EINVAL` for what is no address, or on a link that is not there, `EPROTONOSUPPORT` for another prefix, `ENODEV` for a GID.
     fn from_str(text: &str) -> Result<Self, Errno> {
         match text.split_once(',').or_else(|| text.split_once('@')) {
-            Some((src, dst)) => Ok(Self { src: Some(address(src)?), dst: address(dst)? }),
-            None => Ok(Self { src: None, dst: address(text)? }),
+            Some((src, dst)) => Ok(Self { src: Some(address(src)?.0), dst: address(dst)?.0 }),
+            None => address(text).map(|(dst, own)| Self { src: own, dst }),
         }
     }
 }
 
-fn address(text: &str) -> Result<IpAddr, Errno> {
+/// Parses an address; with a scope, the own address on that link comes with it.
+fn address(text: &str) -> Result<(IpAddr, Option<IpAddr>), Errno> {
     if let Some(text) = text.strip_prefix("ip:") {
-        // An address with a scope (fe80::1%eth0) belongs to one link; devices here have none.
-        text.parse().map_err(|_| EINVAL)
+        let Some((address, scope)) = text.split_once('%') else {
+            return text.parse().map(|address| (address, None)).map_err(|_| EINVAL);
+        };
+        let address: Ipv6Addr = address.parse().map_err(|_| EINVAL)?;
+        let links = fs::read_to_string(LINKS).unwrap_or_default();
+        let own = own_address(&links, scope).filter(|_| address.is_unicast_link_local());
+        own.map(|own| (address.into(), Some(own.into()))).ok_or(EINVAL)
     } else if let Some(text) = text.strip_prefix("gid:") {
         text.parse::<Ipv6Addr>().map_err(|_| EINVAL)?;
         Err(ENODEV)
     } else {
         Err(EPROTONOSUPPORT)
     }
+}
+
+/// Returns the link-local address of an interface in the lines of [`LINKS`]: address, number, length of
+/// the prefix, scope, flags, name; the numbers in hexadecimal.
+fn own_address(links: &str, scope: &str) -> Option<Ipv6Addr> {
+    let number: Option<u32> = scope.parse().ok();
+    links.lines().find_map(|line| {
+        let mut words = line.split_ascii_whitespace();
+        let address = Ipv6Addr::from_bits(u128::from_str_radix(words.next()?, 16).ok()?);
+        let index = u32::from_str_radix(words.next()?, 16).ok()?;
+        let is_meant = Some(index) == number || words.nth(3) == Some(scope);
+        (is_meant && address.is_unicast_link_local()).then_some(address)
+    })
 }
 
 /// Returns an address as the tree prints it, with its prefix [RS-32].
@@ -88,6 +112,32 @@ mod tests {
         ] {
             assert_eq!(parse(text).as_deref(), Ok(name), "{text}");
         }
+    }
+
+    #[test]
+    fn link_local_addresses_name_their_link() {
+        // tests [RS-30]
+        let links = "00000000000000000000000000000001 01 80 10 80       lo\n\
+                     fd000000000000000000000000000002 04 40 00 82     eth0\n\
+                     fe8000000000000000fc00fffe000001 04 40 20 80     eth0\n\
+                     fe800000000000000000000000000009 0c 40 20 80     eth1\n";
+        let own = |scope| own_address(links, scope).map(|own| own.to_string());
+        assert_eq!(own("eth0").as_deref(), Some("fe80::fc:ff:fe00:1"));
+        assert_eq!(own("12").as_deref(), Some("fe80::9"));
+        assert_eq!((own("lo"), own("eth"), own("0c"), own("")), (None, None, None, None));
+        for text in ["ip:fe80::1%no-such-link", "ip:fe80::1%", "ip:fd00::1%lo", "ip:1.2.3.4%lo"] {
+            assert_eq!(parse(text), Err(EINVAL), "{text}");
+        }
+        let links = fs::read_to_string(LINKS).unwrap_or_default();
+        let Some(name) = links.lines().find(|line| line.starts_with("fe80")) else {
+            eprintln!("skipped: no link-local address here");
+            return;
+        };
+        let name = name.split_ascii_whitespace().last().unwrap();
+        let own = own_address(&links, name).unwrap();
+        let to = format!("ip:fe80::77%{name}");
+        assert_eq!(parse(&to), Ok(format!("ip:{own}@ip:fe80::77")));
+        assert_eq!(parse(&format!("ip:fe80::5,{to}")).as_deref(), Ok("ip:fe80::5@ip:fe80::77"));
     }
 
     #[test]

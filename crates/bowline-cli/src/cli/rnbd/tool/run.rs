@@ -632,17 +632,23 @@ pub(super) fn path_spec(text: &str) -> Result<PathSpec, Refusal> {
 
 /// Returns the normal spelling of a path; also of one through InfiniBand, which a kernel may have.
 fn path_text(text: &str) -> Result<String, Refusal> {
-    let normal = |part: &str| {
+    // A destination on a named link brings a source along, which counts where no other is said.
+    let normal = |part: &str, alone: bool| {
         let gid = part.strip_prefix("gid:").map(str::parse::<Ipv6Addr>);
         match (gid, part.parse::<IpAddr>()) {
             (Some(Ok(gid)), _) => Ok(format!("gid:{gid}")),
             (_, Ok(address)) => Ok(address_text(address)),
-            _ => part.parse::<PathSpec>().map(|path| path.to_string()),
+            _ => part.parse::<PathSpec>().map(|path| {
+                let src = path.src.filter(|_| alone);
+                PathSpec { src, ..path }.to_string()
+            }),
         }
     };
     let whole = match text.split_once(',').or_else(|| text.split_once('@')) {
-        Some((src, dst)) => normal(src).and_then(|src| Ok(format!("{src}@{}", normal(dst)?))),
-        None => normal(text),
+        Some((src, dst)) => {
+            normal(src, false).and_then(|src| Ok(format!("{src}@{}", normal(dst, false)?)))
+        }
+        None => normal(text, true),
     };
     whole.map_err(|errno| no_path(errno, text))
 }
