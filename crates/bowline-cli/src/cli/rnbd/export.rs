@@ -22,6 +22,7 @@ use bowline_rtrs_driver::{
     server::{AllowRule, ServerConfig as RtrsConfig},
     tree as rtrs_tree,
 };
+use bowline_verbs::DeviceAttr;
 
 use super::{serving::Controls, side::Side};
 use crate::cli::{
@@ -96,7 +97,16 @@ pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
     let places = args.side.with_port(&addresses);
     let server = ExportServer::open(&engine, &places, config, exports)
         .map_err(|error| Failure::Failed(error.to_string()))?;
-    let tree = args.tree(&server);
+    let devices = engine.devices().iter().map(|device| device.attr());
+    let exposed = if args.no_invalidate { Vec::new() } else { without_refresh(devices) };
+    if !exposed.is_empty() {
+        note!(
+            "keys are not withdrawn while requests are worked on: {} cannot do so; clients have to be trusted, \
+             as with --no-invalidate",
+            exposed.join(", ")
+        );
+    }
+    let tree = args.tree(&server, exposed.is_empty());
     let served = args.controls.serve(&tree, control.as_deref(), "export")?;
     let names: Vec<String> = places.iter().map(ToString::to_string).collect();
     say!("listening on {}", names.join(", "));
@@ -150,6 +160,11 @@ impl Offences {
             last.unwrap_or_default()
         ))
     }
+}
+
+/// Returns the names of the devices that cannot withdraw and renew keys [RT-73].
+fn without_refresh(devices: impl Iterator<Item = DeviceAttr>) -> Vec<String> {
+    devices.filter(|attr| !attr.key_refresh).map(|attr| attr.name).collect()
 }
 
 /// Returns a flag that is set when the standard input ends.
@@ -215,12 +230,13 @@ impl Args {
         Ok(ServerConfig { rtrs, ..defaults })
     }
 
-    fn tree(&self, server: &Arc<ExportServer>) -> Tree {
+    /// Returns the control tree; `refreshes`: the devices do what is asked of them about keys.
+    fn tree(&self, server: &Arc<ExportServer>, refreshes: bool) -> Tree {
         let exports: Arc<dyn rnbd_tree::Exports> = Arc::<ExportServer>::clone(server);
         let sessions: Arc<dyn rtrs_tree::ServerSessions> = Arc::clone(server.rtrs()) as _;
         let config = server.rtrs().config();
         let transport = rtrs_tree::ServerParameters {
-            always_invalidate: config.always_invalidate,
+            always_invalidate: config.always_invalidate && refreshes,
             max_chunk_size: config.geometry.chunk(),
             sess_queue_depth: config.geometry.queue_depth(),
         };
@@ -298,5 +314,33 @@ mod tests {
             assert!(named(text).is_err(), "{text}");
         }
         assert!(block("4k").is_ok() && block("1000").is_err());
+    }
+
+    #[test]
+    fn the_parameter_says_what_devices_do_about_keys() {
+        // tests [RS-29] [RT-73]
+        #[derive(clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            args: Args,
+            #[arg(id = "control")]
+            _control: Option<PathBuf>,
+        }
+        let words = ["export", "--memory", "d=1MiB", "-I", "127.47.5.1"];
+        let args = <Line as clap::Parser>::parse_from(words).args;
+        let addresses = args.side.places(&args.address).unwrap();
+        let engine = args.side.engine(&addresses).unwrap();
+        let can = engine.devices()[0].attr();
+        let cannot = DeviceAttr { name: "rxe0".to_owned(), key_refresh: false, ..can.clone() };
+        assert_eq!(without_refresh([can, cannot].into_iter()), ["rxe0"]);
+        let (places, config) = (args.side.with_port(&addresses), args.config().unwrap());
+        let server = ExportServer::open(&engine, &places, config, args.exports().unwrap()).unwrap();
+        let shown = |refreshes| {
+            let path = "/module/rtrs_server/parameters/always_invalidate";
+            args.tree(&server, refreshes).read(path).unwrap().to_string()
+        };
+        assert_eq!((shown(true), shown(false)), ("Y\n".to_owned(), "N\n".to_owned()));
+        server.close();
+        engine.close();
     }
 }
