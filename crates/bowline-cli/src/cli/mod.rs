@@ -115,7 +115,7 @@ enum Command {
     Rping(rdma::RpingArgs),
     Perf(rdma::PerfArgs),
     CmListen(rdma::CmListenArgs),
-    Rnbd(rnbd::Args),
+    Rnbd(Box<rnbd::Args>),
     Rtrs(rtrs::Args),
     #[command(hide = true)]
     RdmaCore(rdma::OthersArgs),
@@ -170,7 +170,7 @@ impl Command {
             Self::Rping(args) => rdma::run_rping(&args),
             Self::Perf(args) => rdma::run_perf(&args),
             Self::CmListen(args) => rdma::run_cm_listen(&args),
-            Self::Rnbd(args) => rnbd::run(args),
+            Self::Rnbd(args) => rnbd::run(*args),
             Self::Rtrs(args) => rtrs::run(args),
             Self::RdmaCore(args) => rdma::run_others(&args),
             Self::Bench(args) => bench::run(args),

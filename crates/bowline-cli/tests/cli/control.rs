@@ -71,6 +71,10 @@ fn any_file_is_read_and_written_by_its_path() {
     std::os::unix::fs::symlink(&both, &third).expect("a link");
     rtrs(&folder, &format!("get {parameter}")).exits(234).complains(&["third.sock", "--control"]);
     drop(pair);
+    let words = ["rnbd", "map", "d", "--from", "s9", "--path", "127.47.1.12@127.47.1.2"];
+    let mut client = start(&folder, &[&words[..], &["--max-reconnects", "3"]].concat());
+    client.expect("mapped d");
+    assert_eq!(out(&folder, "get class/rtrs-client/s9/max_reconnect_attempts"), "3\n");
 }
 
 #[test]

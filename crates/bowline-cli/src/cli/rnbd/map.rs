@@ -84,6 +84,17 @@ pub(super) struct How {
     /// Longest wait for each step of connecting
     #[arg(long, value_name = "TIME", default_value = "30", value_parser = some_time)]
     connect_timeout: Duration,
+    /// Attempts to connect a lost path again, -1: for ever; can be changed later, as max_reconnect_attempts
+    #[arg(long, value_name = "N", default_value_t = -1, allow_negative_numbers = true,
+          value_parser = clap::value_parser!(i16).range(-1..=9999))]
+    max_reconnects: i16,
+    /// Time before each of these attempts, as kernels have it; without it, at once, then after 1, 2, 4 .. 30 s
+    #[arg(long, value_name = "TIME", value_parser = some_time)]
+    reconnect_delay: Option<Duration>,
+    /// Time between two looks whether the server is alive, of which five may fail; a kernel's does not
+    /// bear less than a second
+    #[arg(long, value_name = "TIME", default_value = "5", value_parser = some_time)]
+    heartbeat: Duration,
     /// Which memory the server can write to: that of the reads under way, with a key for each (request),
     /// or all that is used for requests (memory), which is quicker
     #[arg(long, value_name = "request|memory", default_value = "memory", value_parser = read_keys)]
@@ -106,6 +117,11 @@ impl How {
         options.io.io_timeout = self.timeout;
         options.io.write_zeroes = !self.no_write_zeroes;
         options.connect_timeout = self.connect_timeout;
+        options.max_reconnects = self.max_reconnects;
+        options.reconnect_delay = self.reconnect_delay;
+        options.heartbeat.interval = self.heartbeat;
+        // A silent server is asked no later than it is looked at.
+        options.heartbeat.probe_interval = options.heartbeat.probe_interval.min(self.heartbeat);
         options.read_keys = self.read_keys;
         options.io_connections = self.connections;
         options
@@ -289,5 +305,28 @@ mod tests {
         assert_eq!(read_keys("request"), Ok(ReadKeys::PerRequest));
         assert_eq!(read_keys("memory"), Ok(ReadKeys::LongLived));
         assert!(read_keys("").is_err());
+    }
+
+    #[test]
+    fn reconnecting_and_heartbeats_are_as_said() {
+        // tests [RS-10] [RS-13] [RT-63]
+        #[derive(clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            how: How,
+        }
+        let parse = |words: &str| <Line as clap::Parser>::try_parse_from(words.split(' '));
+        let options = |words: &str| parse(words).unwrap().how.options("s1", 1234);
+        let (usual, library) = (options("map"), MapOptions::new("s1"));
+        assert_eq!((usual.max_reconnects, usual.reconnect_delay), (-1, None));
+        assert_eq!(usual.heartbeat, library.heartbeat);
+        let said = options("map --max-reconnects 3 --reconnect-delay 2 --heartbeat 500ms");
+        assert_eq!((said.max_reconnects, said.reconnect_delay), (3, Some(Duration::from_secs(2))));
+        assert_eq!(said.heartbeat.interval, Duration::from_millis(500));
+        assert_eq!(said.heartbeat.probe_interval, Duration::from_millis(500));
+        assert_eq!(options("map --max-reconnects -1").max_reconnects, -1);
+        for words in ["--max-reconnects -2", "--max-reconnects 10000", "--heartbeat 0"] {
+            assert!(parse(&format!("map {words}")).is_err(), "{words}");
+        }
     }
 }
