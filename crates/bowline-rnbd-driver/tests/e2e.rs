@@ -10,7 +10,7 @@ use bowline_block::sync::{self, Durable};
 use bowline_block::{BlockDevice, DiskDone, DiskIo, Errno, IoOp, Limits};
 use bowline_rnbd::client::{Config, Outage};
 use bowline_rnbd_driver::tree::{self, Exports as _};
-use bowline_rnbd_driver::{Disk, Exports, MapOptions};
+use bowline_rnbd_driver::{Client, Disk, Exports, MapOptions};
 use bowline_rtrs_driver::client::ReadKeys;
 use bowline_wire::rnbd::Access;
 use common::{Rig, load, pattern};
@@ -331,6 +331,18 @@ fn memory_of_a_request_whose_time_is_up_is_the_programs_again() {
         assert_eq!(answers.recv_timeout(Duration::from_secs(20)), Ok(Errno::EINVAL.neg()));
     }
     rig.client.unmap(&disk).unwrap();
+}
+
+#[test]
+fn a_disk_that_outlives_its_client_answers_with_errors() {
+    let rig = Rig::new(23, memory(MIB));
+    let wait = Outage::Queue(Duration::from_secs(3600));
+    let client = Client::new(Arc::clone(rig.client_engine()), MapOptions::new("default"));
+    let disk = client.map("disk0", &rig.options("outlived").outage(wait)).unwrap();
+    sync::write_at(&*disk, 0, &[1; 512], Durable::Later).unwrap();
+    drop(client);
+    assert_eq!(sync::write_at(&*disk, 0, &[1; 512], Durable::Later), Err(Errno::EIO));
+    assert!(disk.info().is_none());
 }
 
 #[test]

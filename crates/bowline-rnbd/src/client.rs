@@ -29,7 +29,7 @@ use bowline_wire::rnbd::{
 use bowline_wire::time::Instant;
 
 use crate::limits::of_open_rsp;
-use crate::{Errno, IoOp, Limits, SessionLimits};
+use crate::{Errno, Limits, SessionLimits};
 use device::Device;
 use queue::Queue;
 pub use words::{
@@ -416,6 +416,9 @@ impl<D> Core<D> {
                     self.give_up(dev);
                     Err(Errno::EINVAL)
                 } else {
+                    if before.is_none() {
+                        device.write_through = !limits.write_cache;
+                    }
                     device.limits = Some(limits);
                     device.wire_id = id;
                     device.state = State::Open;
@@ -489,10 +492,8 @@ impl<D> Core<D> {
         };
         match device.judge(now, self.config.outage, &request) {
             Ok(true) => {
-                let (fua, cache) = device.limits.map_or((false, false), |l| (l.fua, l.write_cache));
-                let flush_after = request.fua && cache && (!fua || request.op != IoOp::Write);
                 let timeout = self.config.io_timeout.map(|after| now + after);
-                device.waiting.push_back(self.queue.admit(request, flush_after, timeout));
+                device.waiting.push_back(self.queue.admit(request, timeout));
                 self.queue.waiting += 1;
             }
             Ok(false) => self.queue.refuse(request.done, 0, Some(&mut device.stats)),

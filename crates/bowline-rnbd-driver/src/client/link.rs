@@ -466,9 +466,14 @@ impl Link {
         let mut state = self.lock();
         state.closed = true;
         let permits = state.permits.take();
+        // Whoever holds a disk still is told that it is gone.
+        for info in state.core.infos() {
+            // Those on their way out go on.
+            let _ = state.core.unmap(info.id);
+        }
         self.changed.notify_all();
         self.rearm.notify_all();
-        drop(state);
+        self.advance(state);
         drop(permits);
     }
 }

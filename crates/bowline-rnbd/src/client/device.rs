@@ -18,6 +18,8 @@ pub(super) struct Device {
     /// The server's number for it, while it is open.
     pub(super) wire_id: u32,
     pub(super) limits: Option<Limits>,
+    /// It was mapped without a write cache: who uses it may never flush.
+    pub(super) write_through: bool,
     /// The OPEN under way.
     pub(super) opening: Option<Token>,
     /// That OPEN goes out while nothing else is under way.
@@ -48,6 +50,7 @@ impl Device {
             state: State::Init,
             wire_id: 0,
             limits: None,
+            write_through: false,
             opening: None,
             careful: false,
             remapping: false,

@@ -95,12 +95,7 @@ impl<D> Queue<D> {
     }
 
     /// Takes a request in; the work returned has to wait in its device.
-    pub(super) fn admit(
-        &mut self,
-        request: DiskRequest<D>,
-        flush_after: bool,
-        timeout: Option<Instant>,
-    ) -> Work {
+    pub(super) fn admit(&mut self, request: DiskRequest<D>, timeout: Option<Instant>) -> Work {
         let DiskRequest { op, offset, len, fua, nounmap, mem, done } = request;
         let request = DiskRequest { op, offset, len, fua, nounmap, mem, done: () };
         self.lives = self.lives.wrapping_add(1);
@@ -110,7 +105,7 @@ impl<D> Queue<D> {
             done: Some(done),
             left: 1,
             errno: 0,
-            flush_after,
+            flush_after: false,
             flushed: false,
             begun: false,
             redo: false,
@@ -304,7 +299,10 @@ impl<D> Queue<D> {
             }
             self.slots[usize::from(slot)] = Some((index, piece));
             device.in_flight += 1;
-            let fua = request.fua && limits.fua;
+            // Judged by what the server has now, which may be another than when the request came.
+            let durable = limits.write_cache && (request.fua || device.write_through);
+            let fua = durable && limits.fua;
+            entry.flush_after |= durable && piece.op.changes() && !(fua && piece.op == IoOp::Write);
             let io = message(device.wire_id, &piece, fua, request.nounmap && nounmap);
             let dir = match piece.op {
                 IoOp::Read | IoOp::Flush => Dir::Read,

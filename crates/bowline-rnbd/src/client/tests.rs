@@ -2,7 +2,7 @@ use bowline_wire::rnbd::{IoFlags, Request};
 use bowline_wire::rtrs::Dir;
 
 use super::*;
-use crate::Discard;
+use crate::{Discard, IoOp};
 use crate::limits::open_rsp;
 
 const SESSION: SessionLimits = SessionLimits { max_io: 8192, max_segments: 128 };
@@ -755,6 +755,39 @@ fn a_flush_after_data_that_may_be_lost_has_the_data_again() {
     }
     assert_eq!(ops, [wire::OP_FLUSH, wire::OP_WRITE, wire::OP_FLUSH]);
     assert_eq!(rig.done(), [(1, 0)]);
+}
+
+#[test]
+fn what_must_be_durable_is_so_on_the_server_that_does_it() {
+    // tests [NB-16] [NB-47]: after an outage the store may have another cache
+    let mut rig = Rig::new(queueing(), 4);
+    let through = Limits { write_cache: false, fua: false, ..DISK };
+    let a = rig.mapped("a", 0, &DISK);
+    let b = rig.mapped("b", 1, &through);
+    for (dev, fua, done) in [(a, true, 1), (b, false, 2)] {
+        let (op, mem) = (IoOp::Write, Some((7, 0)));
+        let request = DiskRequest { op, offset: 0, len: 512, fua, nounmap: false, mem, done };
+        rig.core.submit(rig.now, dev, request);
+    }
+    rig.core.link_down(rig.now);
+    rig.core.link_up(rig.now, SESSION);
+    let cached = Limits { fua: false, ..DISK };
+    rig.order();
+    rig.open("a", 0, &cached);
+    rig.open("b", 1, &cached);
+    rig.pump();
+    let ops = |rig: &Rig| -> Vec<_> {
+        let all = (0..rig.sends.len()).map(|at| rig.wire(at));
+        all.map(|io| (io.device, io.op, io.flags.contains(IoFlags::FUA))).collect()
+    };
+    assert_eq!(ops(&rig), [(0, wire::OP_WRITE, false), (1, wire::OP_WRITE, false)]);
+    rig.answer(0);
+    rig.answer(0);
+    assert_eq!(rig.done(), []);
+    assert_eq!(ops(&rig), [(0, wire::OP_FLUSH, true), (1, wire::OP_FLUSH, true)]);
+    rig.answer(0);
+    rig.answer(0);
+    assert_eq!(rig.done(), [(1, 0), (2, 0)]);
 }
 
 #[test]

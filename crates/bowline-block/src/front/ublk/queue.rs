@@ -187,7 +187,6 @@ impl Queue {
 
     fn request(&mut self, tag: u16) {
         let desc = self.descs.get(tag);
-        let limits = self.disk.limits();
         let bytes = u64::from(desc.sectors) * 512;
         let (Some(op), Ok(len)) = (desc.op, u32::try_from(bytes)) else {
             self.command(abi::Io::CommitAndFetch, tag, Errno::EOPNOTSUPP.neg());
@@ -203,7 +202,7 @@ impl Queue {
             op,
             offset: if is_flush { 0 } else { desc.start_sector.saturating_mul(512) },
             len: if is_flush { 0 } else { len },
-            fua: desc.fua && op == IoOp::Write && limits.fua,
+            fua: desc.fua && op == IoOp::Write,
             nounmap: desc.nounmap,
             mem: op.has_data().then_some((self.memory.region, at)),
             tag: tag.into(),
