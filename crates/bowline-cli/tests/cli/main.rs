@@ -8,6 +8,7 @@ mod rdma;
 mod restarts;
 mod rnbd;
 mod rnbd_files;
+mod rnbd_kills;
 mod stress;
 mod support;
 mod words;
