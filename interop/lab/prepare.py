@@ -28,6 +28,7 @@ HOST_TOOLS = {
     "mkfs.ext4": "e2fsprogs",
     "qemu-io": "qemu-utils",
     "nbdcopy": "libnbd-bin",
+    "fio": "fio",
     "xz": "xz-utils",
     "dpkg-deb": "dpkg",
     "ldconfig": "libc-bin",

@@ -220,6 +220,43 @@ def md5(path, size=None):
         return hashlib.md5(f.read() if size is None else f.read(size)).hexdigest()
 
 
+def file_system(r):
+    """In the kernel a file system is made on its disk, filled with a tree of files, unmounted, checked, mounted again
+    and compared."""
+    sums = "cd %s && find . -type f -exec md5sum {} + | sort"
+    packages = "/usr/lib/python3/dist-packages"
+    r.guest("mkfs.ext4 -q -F /dev/rnbd0 && mount /dev/rnbd0 /mnt && cp -a %s /etc /mnt/ && umount /mnt && "
+            "fsck.ext4 -fn /dev/rnbd0" % packages, 150)
+    r.guest("echo 3 > /proc/sys/vm/drop_caches; mount /dev/rnbd0 /mnt")
+    there, here = (r.guest(sums % x, 120) for x in ("/mnt/dist-packages", packages))
+    want(there and there == here, "the files are not the same")
+    r.guest("rm -r /mnt/etc && fstrim /mnt && umount /mnt", 60)
+    r.c.messages += len(there.splitlines())
+
+
+def cut_under_load(r):
+    """While the kernel's fio writes and compares, one wire is cut silently and healed, then the other."""
+    r.background("cd /tmp; %s --rw=randwrite --bs=4k --iodepth=8 --runtime=24 > /tmp/fio.json" % FIO, "/tmp/fio.log")
+    time.sleep(4)
+    r.wire(0, "drop")
+    time.sleep(6)
+    r.wire(0, "pass")
+    state = "/sys/class/rtrs-client/s1/paths/ip:%s@ip:%s/state"
+    want(r.guest("cat " + state % (r.k[0], r.n[0])).strip() == "disconnected", "the cut was not noticed")
+    r.reconnect(0)
+    time.sleep(2)
+    r.wire(1, "drop")
+    r.guest("while pgrep -x fio > /dev/null; do sleep 0.5; done", 100)
+    r.wire(1, "pass")
+    out = r.guest("cat /tmp/fio.json")
+    job = r.fio_result(out)
+    fails = r.guest("cat /sys/class/rtrs-client/s1/paths/*/stats/rdma").split()
+    r.c.note("longest IO %.1f s, %s IOs moved to another path" % (
+        max(job[w]["lat_ns"].get("max", 0) for w in ("read", "write")) / 1e9,
+        "+".join(fails[5::6])))
+    r.reconnect(1)
+
+
 def map_once(c, paths, invalidate):
     """Map, write, read back, compare at the other end, unmap."""
     with Rnbd(c, paths, invalidate) as r:
@@ -298,7 +335,7 @@ def rnbd_map_mixed(c):
         c.messages += 1
 
 
-@scenario("rnbd-load", rows="RT-77 RT-78 NB-12 NB-13", timeout=180, **COMMON)
+@scenario("rnbd-load", rows="RT-77 RT-78 NB-12 NB-13", timeout=180, ci=True, **COMMON)
 def rnbd_load(c):
     """Random reads and writes of 512 bytes to 256 KiB, many at a time, flushes and durable writes
     between them: every block is compared. The kernel with fio, bowline with its own load."""
@@ -348,21 +385,12 @@ def rnbd_fs(c):
     with Rnbd(c, 2, dissect=False) as r:
         r.export()
         r.map()
-        sums = "cd %s && find . -type f -exec md5sum {} + | sort"
-        packages = "/usr/lib/python3/dist-packages"
-        r.guest("mkfs.ext4 -q -F /dev/rnbd0 && mount /dev/rnbd0 /mnt && cp -a %s /etc /mnt/ && umount /mnt && "
-                "fsck.ext4 -fn /dev/rnbd0" % packages, 150)
-        r.guest("echo 3 > /proc/sys/vm/drop_caches; mount /dev/rnbd0 /mnt")
-        there, here = (r.guest(sums % x, 120) for x in ("/mnt/dist-packages", packages))
-        want(there and there == here, "the files are not the same")
-        r.guest("rm -r /mnt/etc && fstrim /mnt && umount /mnt", 60)
+        file_system(r)
         r.unmap()
-        out = r.host("e2fsck", "-fn", r.file)
-        c.note(out.strip().splitlines()[-1])
-        c.messages += len(there.splitlines())
+        c.note(r.host("e2fsck", "-fn", r.file).strip().splitlines()[-1])
 
 
-@scenario("rnbd-ops", rows="NB-17 NB-19 NB-20 NB-24 NB-26 NB-35 NB-58", timeout=150, **COMMON)
+@scenario("rnbd-ops", rows="NB-17 NB-19 NB-20 NB-24 NB-26 NB-35 NB-58", timeout=150, ci=True, **COMMON)
 def rnbd_ops(c):
     """Flush, discard, write zeroes; disks that are read-only, missing, open elsewhere or mapped twice:
     the errors are those a kernel gives."""
@@ -420,7 +448,7 @@ def rnbd_ops(c):
         c.messages += 1
 
 
-@scenario("rnbd-cut", rows="RT-82 RT-84 RT-91 RS-8", timeout=240, **COMMON)
+@scenario("rnbd-cut", rows="RT-82 RT-84 RT-91 RS-8", timeout=240, ci=True, **COMMON)
 def rnbd_cut(c):
     """Two paths under verified load; first one wire is cut silently, healed after a while, then the
     other: no request fails, no byte is wrong, and each path comes back."""
@@ -428,25 +456,7 @@ def rnbd_cut(c):
         if c.dir == "k>n":
             r.export()
             r.map()
-            r.background("cd /tmp; %s --rw=randwrite --bs=4k --iodepth=8 --runtime=24 > /tmp/fio.json" % FIO, "/tmp/fio.log")
-            time.sleep(4)
-            r.wire(0, "drop")
-            time.sleep(6)
-            r.wire(0, "pass")
-            state = "/sys/class/rtrs-client/s1/paths/ip:%s@ip:%s/state"
-            want(r.guest("cat " + state % (r.k[0], r.n[0])).strip() == "disconnected", "the cut was not noticed")
-            r.reconnect(0)
-            time.sleep(2)
-            r.wire(1, "drop")
-            r.guest("while pgrep -x fio > /dev/null; do sleep 0.5; done", 100)
-            r.wire(1, "pass")
-            out = r.guest("cat /tmp/fio.json")
-            job = r.fio_result(out)
-            fails = r.guest("cat /sys/class/rtrs-client/s1/paths/*/stats/rdma").split()
-            c.note("longest IO %.1f s, %s IOs moved to another path" % (
-                max(job[w]["lat_ns"].get("max", 0) for w in ("read", "write")) / 1e9,
-                "+".join(fails[5::6])))
-            r.reconnect(1)
+            cut_under_load(r)
             r.unmap()
         else:
             device = r.serve()
@@ -462,6 +472,73 @@ def rnbd_cut(c):
             got = r.verify(device, "--time", "24", "--span", "8MiB", "--depth", "8", timeout=120)
             cutter.join()
             report(c, got)
+
+
+@scenario("rnbd-trust", rows="RT-79 RT-82 RT-84 NB-47", timeout=300, dirs=("k>n",), orders=("lo",), bare=True, tool=True,
+          ci=True, self_check=NO_SELF_CHECK)
+def rnbd_trust(c):
+    """What a disk is for, all of it without refreshed keys: over two paths a file system with a tree of files, blocks
+    of all sizes that are compared, then each wire cut under load, with no request that fails."""
+    with Rnbd(c, 2, invalidate=False, dissect=False) as r:
+        r.export()
+        r.map()
+        file_system(r)
+        r.fio("--rw=randrw --bssplit=512/20:4k/30:64k/30:256k/20 --iodepth=16 --fsync=16 --runtime=8")
+        cut_under_load(r)
+        r.unmap()
+
+
+@scenario("rnbd-paths", rows="RT-84 RS-37 RS-38 RS-39", timeout=180, dirs=("n>k",), orders=("lo",), bare=True, tool=True, ci=True,
+          self_check=NO_SELF_CHECK)
+def rnbd_paths(c):
+    """A disk of the kernel under verified load, while its paths are changed by order: one is added, disconnected,
+    connected again, removed and added again; then the first one goes for good. No request fails."""
+    with Rnbd(c, 2, dissect=False) as r:
+        device, socket = r.serve(), ["--control", c.log + ".control"]
+        first, second = ("%s@%s" % x for x in zip(r.n, r.k))
+        t = Tool(r, "rnbd", "map", device, "--from", "s1", "--path", first, "--address", r.n[1], "--nbd", r.socket, *socket)
+        t.listening("mapped", 40)
+        load = threading.Thread(target=lambda: done.append(r.host(
+            "fio", "--name=v", "--ioengine=nbd", "--uri=" + r.nbd(), "--size=8m", "--rw=randrw", "--iodepth=16",
+            "--bssplit=512/20:4k/30:64k/30:256k/20", "--verify=crc32c", "--verify_fatal=1", "--verify_state_save=0",
+            "--time_based", "--runtime=30", "--output-format=json")), daemon=True)
+        done = []
+        load.start()
+
+        def order(*words):
+            return r.host(r.program, "rnbd", *socket, *words)
+
+        def until(*states):
+            """The paths come to these states, and the load goes on over them."""
+            expected = {"ip:" + k: state for k, state in zip(r.k, states) if state}
+            for _ in range(100):
+                rows = json.loads(order("client", "path", "list", "json"))["outgoing paths"]
+                now = {x["dst_addr"]: x["state"] for x in rows}
+                if now == expected:
+                    break
+                time.sleep(0.1)
+            want(now == expected, "paths are %s, not %s", now, expected)
+            time.sleep(1.5)
+            want(load.is_alive(), "the load has ended: %s", done)
+
+        up, down = "connected", "disconnected"
+        for words, *states in (
+                (("path", "add", "s1", second), up, up),
+                (("client", "path", "disconnect", second), up, down),
+                (("client", "path", "reconnect", second), up, up),
+                (("client", "path", "disconnect", first), down, up),
+                (("client", "path", "reconnect", first), up, up),
+                (("path", "delete", "s1", second), up, None),
+                (("path", "add", "s1", second), up, up),
+                (("path", "delete", "s1", first), None, up)):
+            order(*words)
+            until(*states)
+        at = r.guest("ls /sys/class/rtrs-server/s1/paths").split()
+        want(at == ["ip:%s@ip:%s" % (r.n[1], r.k[1])], "the kernel has the paths %s", at)
+        load.join(90)
+        want(done, "fio has failed")
+        job = r.fio_result(done[0])
+        c.note("longest IO %.1f s" % (max(job[w]["lat_ns"].get("max", 0) for w in ("read", "write")) / 1e9))
 
 
 @scenario("rnbd-cycles", rows="RT-92 NB-32 NB-38", timeout=300, n=100, ci_n=10, **COMMON)
@@ -485,7 +562,7 @@ def rnbd_cycles(c):
         c.messages += c.scale
 
 
-@scenario("rnbd-restart", rows="RT-92 RS-48 NB-61 NB-62", timeout=180, **COMMON)
+@scenario("rnbd-restart", rows="RT-92 RS-48 NB-61 NB-62", timeout=180, ci=True, **COMMON)
 def rnbd_restart(c):
     """bowline is killed and started again at once. As server: the kernel's device closes at once and
     works again after a reconnect. As client: its session's name is free at once."""
@@ -520,7 +597,7 @@ def rnbd_restart(c):
         c.messages += 1
 
 
-@scenario("rtrs-hostile", rows="RT-28 RT-31", timeout=60, dirs=("n>k",), orders=("lo",), bare=True, tool=True,
+@scenario("rtrs-hostile", rows="RT-28 RT-31", timeout=60, dirs=("n>k",), orders=("lo",), bare=True, tool=True, ci=True,
           self_check=NO_SELF_CHECK)
 def rtrs_hostile(c):
     """Nobody listens, or a session with that name has another server: the client says so."""
