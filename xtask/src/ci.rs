@@ -1,5 +1,7 @@
 //! What a change must pass, in one list.
 
+use std::collections::BTreeSet;
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -25,7 +27,7 @@ const XTASK: [&str; 6] = ["run", "--quiet", "--locked", "--package", "xtask", "-
 /// The only optional part of the workspace is built and tested, too.
 const TOKIO: &str = "--features=bowline/tokio";
 
-const STEPS: [Step; 12] = [
+const STEPS: [Step; 13] = [
     step("fmt", &["fmt", "--all", "--check"], 60),
     step(
         "clippy",
@@ -33,6 +35,24 @@ const STEPS: [Step; 12] = [
         600,
     ),
     step("test", &["test", "--workspace", TOKIO, "--locked"], 900),
+    // A minute of what the step before has shown for eight seconds; the same features, so nothing is
+    // built again.
+    Step {
+        name: "churn",
+        cargo: &[
+            "test",
+            "--workspace",
+            TOKIO,
+            "--locked",
+            "--test",
+            "doors",
+            "a_path_is_killed_every_two_seconds",
+            "--",
+            "--nocapture",
+        ],
+        env: Some(("BOWLINE_CHURN_SECONDS", "60")),
+        limit: 300,
+    },
     Step {
         name: "doc",
         cargo: &["doc", "--workspace", "--no-deps", TOKIO, "--locked"],
@@ -52,24 +72,34 @@ const STEPS: [Step; 12] = [
 /// Runs every step, also after one failed, and prints a table at the end.
 pub(crate) fn run() -> Outcome {
     let start = Instant::now();
+    let skips = Skips::new();
     let mut rows = Vec::new();
     let mut failed = Vec::new();
     for step in &STEPS {
         println!("\n=== {}: cargo {}", step.name, step.cargo.join(" "));
         let began = Instant::now();
         let limit = Duration::from_secs(step.limit).min(TOTAL.saturating_sub(start.elapsed()));
-        let outcome = run::bounded(command(step).env("CI", "true"), limit);
+        let outcome =
+            run::bounded(command(step).env("CI", "true").env("BOWLINE_SKIPS", &skips.0), limit);
         let seconds = began.elapsed().as_secs_f64();
         let verdict = match outcome {
             Outcome::Passed => "PASS".to_owned(),
             Outcome::Skipped(reason) => format!("SKIPPED ({reason})"),
             Outcome::Failed(why) | Outcome::Usage(why) => {
-                failed.push(step.name);
+                failed.push(step.name.to_owned());
                 format!("FAIL ({why})")
             }
         };
         println!("=== {}: {verdict}, {seconds:.0} s", step.name);
         rows.push(format!("{:<12}{seconds:>6.0} s  {verdict}", step.name));
+    }
+    match skips.lines() {
+        Ok(lines) if lines.is_empty() => println!("\nskipped tests: none"),
+        Ok(lines) => {
+            println!("\nskipped tests:");
+            lines.iter().for_each(|line| println!("  {line}"));
+        }
+        Err(error) => failed.push(format!("skipped tests: {}: {error}", skips.0.display())),
     }
     println!("\n{}", rows.join("\n"));
     println!("{:<12}{:>6.0} s", "total", start.elapsed().as_secs_f64());
@@ -77,6 +107,31 @@ pub(crate) fn run() -> Outcome {
         Outcome::Passed
     } else {
         Outcome::Failed(format!("failed: {}", failed.join(", ")))
+    }
+}
+
+/// The file in which tests write that they are skipped (`xtask/skipped.rs`); gone at the end.
+struct Skips(PathBuf);
+
+impl Skips {
+    fn new() -> Self {
+        Self(std::env::temp_dir().join(format!("bowline-skips-{}", std::process::id())))
+    }
+
+    /// Each skip once; none where no test has written.
+    fn lines(&self) -> std::io::Result<BTreeSet<String>> {
+        match std::fs::read_to_string(&self.0) {
+            Ok(text) => Ok(text.lines().map(str::to_owned).collect()),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(BTreeSet::new()),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl Drop for Skips {
+    fn drop(&mut self) {
+        // The system clears its temporary files where this fails.
+        let _ = std::fs::remove_file(&self.0);
     }
 }
 
@@ -91,4 +146,50 @@ fn command(step: &Step) -> Command {
     };
     command.envs(step.env);
     command
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Stdio;
+
+    use super::*;
+    use crate::skipped;
+
+    #[test]
+    #[ignore = "the process that another test starts"]
+    fn lacks_an_unknown_program() {
+        skipped::without("no-such-program");
+    }
+
+    #[test]
+    #[ignore = "the process that another test starts"]
+    fn lacks_fio() {
+        skipped::without("fio");
+    }
+
+    /// Runs one of them in a process of its own; tells whether it passed.
+    fn passes(test: &str, skips: &Skips, ci: bool) -> bool {
+        let mut command = Command::new(std::env::current_exe().expect("this program"));
+        command.args(["--exact", &format!("ci::tests::{test}"), "--ignored"]);
+        command.env_remove("CI").env("BOWLINE_SKIPS", &skips.0);
+        if ci {
+            command.env("CI", "true");
+        }
+        command.stdout(Stdio::null()).stderr(Stdio::null()).status().expect("it runs").success()
+    }
+
+    #[test]
+    fn what_is_skipped_is_written_down_and_what_should_be_there_is_not_skipped() {
+        let skips = Skips::new();
+        assert_eq!(skips.lines().expect("no file"), BTreeSet::new());
+        for ci in [false, true] {
+            assert!(passes("lacks_an_unknown_program", &skips, ci));
+            assert_eq!(passes("lacks_fio", &skips, ci), !ci);
+        }
+        let expected = [
+            "xtask ci::tests::lacks_an_unknown_program: no-such-program is not installed",
+            "xtask ci::tests::lacks_fio: fio is not installed",
+        ];
+        assert_eq!(skips.lines().expect("a file"), expected.map(str::to_owned).into());
+    }
 }

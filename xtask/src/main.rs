@@ -7,6 +7,9 @@ mod links;
 mod repo;
 mod rules;
 mod run;
+#[cfg(test)]
+#[path = "../skipped.rs"]
+mod skipped;
 
 use std::process::ExitCode;
 

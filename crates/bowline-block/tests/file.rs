@@ -10,6 +10,9 @@ use bowline_block::backend::{self, Backend, BackendSpec};
 use bowline_block::sync::{self, Durable};
 use bowline_block::{BlockDevice, Errno, LocalDevice};
 
+#[path = "../../../xtask/skipped.rs"]
+mod skipped;
+
 const BLOCK: usize = 4096;
 
 fn open(path: &Path, bytes: u64, direct: bool) -> Arc<LocalDevice> {
@@ -131,7 +134,7 @@ fn a_full_file_system_is_enospc_for_that_write_only() {
         let text = String::from_utf8_lossy(&out.stdout);
         assert!(out.status.success() && text.contains("went on"), "{text}");
     } else {
-        println!("skipped: no mount namespaces for this user");
+        skipped::because("no mount namespaces for this user");
     }
     std::fs::remove_dir(&dir).expect("removed");
 }
@@ -174,7 +177,7 @@ fn a_block_device_keeps_its_own_blocks() {
     let device = match made {
         Ok(out) if out.status.success() => String::from_utf8_lossy(&out.stdout).trim().to_owned(),
         _ => {
-            println!("skipped: no loop devices for this user");
+            skipped::because("no loop devices for this user");
             std::fs::remove_file(&path).expect("removed");
             return;
         }

@@ -11,6 +11,9 @@ use bowline_block::backend::{self, BackendSpec};
 use bowline_block::front::fuse::{self, FuseOptions, Mount};
 use bowline_block::{BlockDevice, LocalDevice};
 
+#[path = "../../../xtask/skipped.rs"]
+mod skipped;
+
 /// A mounted disk; its directory is removed at the end.
 struct Mounted {
     mount: Option<Mount>,
@@ -35,7 +38,7 @@ fn mount(name: &str, bytes: u64, options: FuseOptions) -> Option<Mounted> {
             Some(Mounted { mount: Some(mount), dir, file, disk })
         }
         Err(error) => {
-            println!("skipped: cannot mount: {error}");
+            skipped::without_fuse(error);
             std::fs::remove_dir(&dir).expect("removed");
             None
         }
@@ -53,7 +56,7 @@ fn run(program: &str, args: &[&str]) -> Option<(i32, String)> {
     let out = Command::new("timeout").arg("60").arg(program).args(args).output().ok()?;
     let code = out.status.code().unwrap_or(-1);
     if code == 127 {
-        println!("skipped: {program} is not installed");
+        skipped::without(program);
         return None;
     }
     let text = [out.stdout, out.stderr].concat();

@@ -14,6 +14,9 @@ use bowline_block::backend::{self, Backend, BackendDone, BackendIo, BackendResul
 use bowline_block::front::nbd::{self, NbdOptions, NbdServer};
 use bowline_block::{Discard, IoOp, Limits, LocalDevice};
 
+#[path = "../../../xtask/skipped.rs"]
+mod skipped;
+
 /// A server at a socket of its own.
 struct Served {
     server: NbdServer,
@@ -40,7 +43,7 @@ fn memory(bytes: u64) -> Arc<dyn Backend> {
 fn run(program: &str, args: &[&str]) -> Option<(bool, String)> {
     let out = Command::new("timeout").arg("60").arg(program).args(args).output().ok()?;
     if out.status.code() == Some(127) {
-        println!("skipped: {program} is not installed");
+        skipped::without(program);
         return None;
     }
     let text = [out.stdout, out.stderr].concat();
@@ -171,9 +174,9 @@ fn fio_verifies_random_io_over_several_connections() {
     std::fs::remove_file(&path).expect("unlinked");
     let spec = BackendSpec::File { fd: file.into(), read_only: false, block: 512, direct: true };
     let served = serve("fio", backend::open(spec).expect("opened"), NbdOptions::default());
-    if !run("fio", &["--enghelp"]).is_some_and(|(_, text)| text.contains("nbd")) {
-        println!("skipped: fio without its nbd engine");
-        return;
+    let Some((_, engines)) = run("fio", &["--enghelp"]) else { return };
+    if !engines.contains("nbd") {
+        return skipped::because("fio without its nbd engine");
     }
     let uri = format!("--uri={}", served.uri());
     let text = succeed(

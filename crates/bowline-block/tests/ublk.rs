@@ -9,6 +9,9 @@ use bowline_block::backend::{self, BackendSpec};
 use bowline_block::front::ublk::{self, Ublk, UblkOptions};
 use bowline_block::{LocalDevice, sync};
 
+#[path = "../../../xtask/skipped.rs"]
+mod skipped;
+
 fn attach(options: UblkOptions) -> Option<(Ublk, Arc<LocalDevice>)> {
     let spec = BackendSpec::Memory { bytes: 64 << 20, block: 512 };
     let disk = LocalDevice::new("disk", backend::open(spec).expect("memory"));
@@ -20,7 +23,7 @@ fn attach(options: UblkOptions) -> Option<(Ublk, Arc<LocalDevice>)> {
                 std::io::ErrorKind::NotFound | std::io::ErrorKind::PermissionDenied
             ) =>
         {
-            println!("skipped: {error}");
+            skipped::because(error);
             None
         }
         Err(error) => panic!("{error}"),
@@ -53,7 +56,7 @@ fn a_block_device_appears_works_and_goes() {
         let out = Command::new("timeout").args(["60", "sh", "-c", &command]).output().expect("sh");
         let text = String::from_utf8_lossy(&out.stderr).into_owned();
         if out.status.code() == Some(127) {
-            println!("skipped: {tool} is not installed");
+            skipped::without(tool);
             continue;
         }
         assert!(out.status.success(), "{command}: {text}");

@@ -3,6 +3,9 @@
 use bowline_crc::{copy, update};
 use proptest::prelude::*;
 
+#[path = "../../../xtask/skipped.rs"]
+mod skipped;
+
 fn reference(crc: u32, bytes: &[u8]) -> u32 {
     let mut hasher = crc32fast::Hasher::new_with_initial(crc);
     hasher.update(bytes);
@@ -36,8 +39,8 @@ fn check_copy(crc: u32, from: &[u8], align: usize) {
 #[test]
 fn every_length_has_the_sum_and_is_copied() {
     if !bowline_crc::is_wide() {
-        eprintln!(
-            "skipped: 64 bytes at once, for want of AVX-512 with VPCLMULQDQ; the rest is tested"
+        skipped::because(
+            "64 bytes at once, for want of AVX-512 with VPCLMULQDQ; the rest is tested",
         );
     }
     let bytes = noise(5000 + 64);

@@ -18,6 +18,9 @@ use bowline_ctl::{
     fusefs,
 };
 
+#[path = "../../../xtask/skipped.rs"]
+mod skipped;
+
 /// A session whose `add_path` waits until it is told to go on.
 struct Session {
     added: Mutex<Vec<String>>,
@@ -63,7 +66,7 @@ fn mounted(name: &str, tree: Tree) -> Option<(fusefs::Mount, PathBuf)> {
     match fusefs::mount(tree, &dir) {
         Ok(mount) => Some((mount, dir)),
         Err(error) => {
-            eprintln!("skipped: FUSE cannot be used here: {error}");
+            skipped::without_fuse(error);
             let _ = fs::remove_dir(&dir);
             None
         }

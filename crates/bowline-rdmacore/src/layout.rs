@@ -21,25 +21,22 @@ fn compiled(expressions: &[String]) -> Option<Vec<usize>> {
         "#include <stdio.h>\n#include <stddef.h>\n#include <rdma/rdma_cma.h>\nint main(void) {{\n{lines}    return 0;\n}}\n"
     );
     let out = std::env::temp_dir().join(format!("bowline-layout-{}", std::process::id()));
-    let mut gcc = match Command::new("gcc")
+    let gcc = Command::new("gcc")
         .args(["-x", "c", "-", "-o"])
         .arg(&out)
         .stdin(Stdio::piped())
         .stderr(Stdio::piped())
-        .spawn()
-    {
-        Ok(gcc) => gcc,
-        Err(error) => {
-            println!("skipped: gcc: {error}");
-            return None;
-        }
+        .spawn();
+    let Ok(mut gcc) = gcc else {
+        crate::skipped::without("gcc");
+        return None;
     };
     gcc.stdin.take().unwrap().write_all(program.as_bytes()).unwrap();
     let said = gcc.wait_with_output().unwrap();
     if !said.status.success() {
         let said = String::from_utf8_lossy(&said.stderr).into_owned();
         assert!(said.contains("rdma_cma.h: No such file"), "{said}");
-        println!("skipped: no rdma/rdma_cma.h; install librdmacm-dev");
+        crate::skipped::because("no rdma/rdma_cma.h; install librdmacm-dev");
         return None;
     }
     let output = Command::new(&out).output().unwrap();

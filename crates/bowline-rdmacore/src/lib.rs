@@ -27,6 +27,9 @@ mod layout;
 mod load;
 mod mw;
 mod qp;
+#[cfg(test)]
+#[path = "../../../xtask/skipped.rs"]
+mod skipped;
 mod watch;
 
 pub use device::{Listed, RdmaCoreDevice, list};

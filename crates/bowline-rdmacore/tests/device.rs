@@ -12,13 +12,16 @@ use bowline_verbs::{
     Remote, SendFlags, SendOp, SendWr, Sge, Status, UdDest, WcOpcode, next_key,
 };
 
+#[path = "../../../xtask/skipped.rs"]
+mod skipped;
+
 const LIMIT: Duration = Duration::from_secs(10);
 const SIZE: usize = 65_536;
 const SENDS: usize = 64;
 
 fn device() -> Option<RdmaCoreDevice> {
     let Ok(name) = std::env::var("BOWLINE_RDMA_DEVICE") else {
-        println!("skipped: BOWLINE_RDMA_DEVICE names no device");
+        skipped::because("BOWLINE_RDMA_DEVICE names no device");
         return None;
     };
     Some(RdmaCoreDevice::open(&name).unwrap())

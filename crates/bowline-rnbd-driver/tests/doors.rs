@@ -5,6 +5,8 @@
 //! eight seconds of an ordinary run.
 
 mod common;
+#[path = "../../../xtask/skipped.rs"]
+mod skipped;
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -55,7 +57,7 @@ fn serve(disk: &Arc<Disk>, name: &str) -> (NbdServer, String) {
 fn run(program: &str, args: &[&str]) -> Option<String> {
     let out = Command::new("timeout").arg("60").arg(program).args(args).output().ok()?;
     if out.status.code() == Some(127) {
-        println!("skipped: {program} is not installed");
+        skipped::without(program);
         return None;
     }
     let text = String::from_utf8_lossy(&[out.stdout, out.stderr].concat()).into_owned();
@@ -148,9 +150,9 @@ fn fio_verifies_over_nbd_while_paths_are_cut() {
     let disk = rig.map("disk0", &rig.options("fio")).expect("mapped");
     let (server, uri) = serve(&disk, "doors-fio");
     let uri = format!("--uri={uri}");
-    if !run("fio", &["--enghelp"]).is_some_and(|text| text.contains("nbd")) {
-        println!("skipped: no fio with an nbd engine");
-        return;
+    let Some(engines) = run("fio", &["--enghelp"]) else { return };
+    if !engines.contains("nbd") {
+        return skipped::because("fio without its nbd engine");
     }
     let cuts = while_paths_are_cut(&rig.client_device, paths(&rig), || {
         for _ in 0..2 {
@@ -189,7 +191,7 @@ fn a_file_system_is_made_on_the_file() {
     {
         Ok(mount) => mount,
         Err(error) => {
-            println!("skipped: cannot mount: {error}");
+            skipped::without_fuse(error);
             std::fs::remove_dir(&dir).expect("removed");
             return;
         }
@@ -239,7 +241,7 @@ fn verify(args: &[&str], time: Duration) -> Option<Load> {
     command.args(["--time_based", &runtime, "--minimal", "--group_reporting"]).args(args);
     let out = command.output().expect("timeout is installed");
     if out.status.code() == Some(127) {
-        println!("skipped: fio is not installed");
+        skipped::without("fio");
         return None;
     }
     let text = String::from_utf8_lossy(&[out.stdout, out.stderr].concat()).into_owned();
@@ -296,9 +298,9 @@ fn nothing_fails_over_nbd_while_a_path_is_killed_every_two_seconds() {
     let rig = Rig::with_paths(34, exports, 2);
     let disk = rig.map("disk0", &patient(&rig, "churn")).expect("mapped");
     let (server, uri) = serve(&disk, "churn-nbd");
-    if !run("fio", &["--enghelp"]).is_some_and(|text| text.contains("nbd")) {
-        println!("skipped: no fio with an nbd engine");
-        return;
+    let Some(engines) = run("fio", &["--enghelp"]) else { return };
+    if !engines.contains("nbd") {
+        return skipped::because("fio without its nbd engine");
     }
     let uri = format!("--uri={uri}");
     let mut load = None;
@@ -325,7 +327,7 @@ fn nothing_fails_in_the_file_while_a_path_is_killed_every_two_seconds() {
     {
         Ok(mount) => mount,
         Err(error) => {
-            println!("skipped: cannot mount: {error}");
+            skipped::without_fuse(error);
             std::fs::remove_dir(&dir).expect("removed");
             return;
         }

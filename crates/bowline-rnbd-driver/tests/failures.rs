@@ -2,6 +2,8 @@
 //! does; the session lives [NB-23] [NB-26].
 
 mod common;
+#[path = "../../../xtask/skipped.rs"]
+mod skipped;
 
 use std::collections::HashMap;
 use std::fs::OpenOptions;
@@ -170,11 +172,11 @@ fn a_full_file_system_is_no_space_and_nothing_else() {
             .output();
         let out = match out {
             Ok(out) => out,
-            Err(error) => return println!("skipped: no unshare here: {error}"),
+            Err(error) => return skipped::because(format_args!("no unshare: {error}")),
         };
         let text = String::from_utf8_lossy(&[out.stdout, out.stderr].concat()).into_owned();
         if !text.contains("running 1 test") {
-            return println!("skipped: no mount namespace here: {text}");
+            return skipped::because(format_args!("no mount namespace: {text}"));
         }
         assert!(out.status.success() && out.status.signal().is_none(), "{text}");
         return;
@@ -328,7 +330,7 @@ fn errors_go_through_the_nbd_door() {
         .output()
         .unwrap();
     if out.status.code() == Some(127) {
-        return println!("skipped: qemu-io is not installed");
+        return skipped::without("qemu-io");
     }
     let text = String::from_utf8_lossy(&[out.stdout, out.stderr].concat()).into_owned();
     let count = |what: &str| text.matches(what).count();

@@ -29,6 +29,9 @@ mod lives;
 mod loss;
 mod pump;
 mod shared;
+#[cfg(test)]
+#[path = "../../../xtask/skipped.rs"]
+mod skipped;
 mod stats;
 mod sys;
 mod udp;

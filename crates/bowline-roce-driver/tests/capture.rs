@@ -1,6 +1,8 @@
 //! A capture file holds every packet as it is on the wire.
 
 mod common;
+#[path = "../../../xtask/skipped.rs"]
+mod skipped;
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::process::Command;
@@ -64,7 +66,7 @@ fn every_packet_is_captured_with_its_icrc() {
     assert!(counted, "bursts count identifications up");
 
     match Command::new("tshark").arg("-r").arg(&path).args(["-Y", "infiniband"]).output() {
-        Err(_) => eprintln!("skipped: no tshark to read the capture"),
+        Err(_) => skipped::without("tshark"),
         Ok(output) => {
             let text = String::from_utf8_lossy(&output.stdout);
             let complaint = String::from_utf8_lossy(&output.stderr);

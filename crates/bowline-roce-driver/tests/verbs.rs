@@ -1,6 +1,8 @@
 //! All verbs between two devices of one process, over real sockets.
 
 mod common;
+#[path = "../../../xtask/skipped.rs"]
+mod skipped;
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -254,8 +256,7 @@ fn a_device_talks_with_itself_over_ipv6() {
     let device = match SoftDevice::open(config) {
         Ok(device) => std::sync::Arc::new(device),
         Err(Error::AddrNotAvailable | Error::System { .. }) => {
-            eprintln!("skipped: no IPv6 here");
-            return;
+            return skipped::because("no IPv6");
         }
         Err(error) => panic!("{error}"),
     };

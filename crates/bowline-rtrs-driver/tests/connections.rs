@@ -1,6 +1,8 @@
 //! Sessions of several IO connections, engines of several devices, and IPv6.
 
 mod common;
+#[path = "../../../xtask/skipped.rs"]
+mod skipped;
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::Arc;
@@ -140,8 +142,7 @@ fn an_engine_has_several_devices() {
 #[test]
 fn paths_may_be_of_ipv6() {
     if let Err(error) = UdpSocket::bind((Ipv6Addr::LOCALHOST, 0)) {
-        println!("skipped: no IPv6 here: {error}");
-        return;
+        return skipped::because(format_args!("no IPv6: {error}"));
     }
     let loopback = IpAddr::V6(Ipv6Addr::LOCALHOST);
     // One address: client and server are of one device.

@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 use bowline::rds::{Node, Socket};
 
 mod common;
+#[path = "../../../xtask/skipped.rs"]
+mod skipped;
 use common::LIMIT;
 
 const PORT: u16 = 4000;
@@ -37,7 +39,7 @@ impl Cable {
     fn lay(test: &str) -> Option<Self> {
         let cable = Self { name: format!("bl{}{test}", std::process::id() % 100_000) };
         if !ip(&format!("netns add {}", cable.namespace("a"))) {
-            eprintln!("SKIPPED: no network namespaces (needs root and iproute2)");
+            skipped::because("no network namespaces (needs root and iproute2)");
             return None;
         }
         assert!(ip(&format!("netns add {}", cable.namespace("b"))));

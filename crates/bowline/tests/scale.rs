@@ -11,6 +11,8 @@ use bowline::rds::{Builder, DriverStats, Node, PollMode, Socket};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 mod common;
+#[path = "../../../xtask/skipped.rs"]
+mod skipped;
 use common::{LIMIT, addr, builder};
 
 /// Counts the bytes in use.
@@ -99,8 +101,10 @@ fn cost(nodes: [&Node; 2], from: &Socket, to: SocketAddr, echo: &Socket) -> f64 
 fn ten_thousand_sockets_and_a_thousand_peers() {
     let limit = getrlimit(Resource::Nofile);
     if limit.maximum.is_some_and(|most| most < DESCRIPTORS) {
-        println!("skipped: {DESCRIPTORS} descriptors are needed, {:?} allowed", limit.maximum);
-        return;
+        let allowed = limit.maximum;
+        return skipped::because(format_args!(
+            "{DESCRIPTORS} descriptors are needed, {allowed:?} allowed"
+        ));
     }
     let enough = limit.current.map(|now| now.max(DESCRIPTORS));
     setrlimit(Resource::Nofile, Rlimit { current: enough, ..limit }).unwrap();

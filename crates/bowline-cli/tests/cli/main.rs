@@ -9,6 +9,8 @@ mod restarts;
 mod rnbd;
 mod rnbd_files;
 mod rnbd_kills;
+#[path = "../../../../xtask/skipped.rs"]
+mod skipped;
 mod stress;
 mod support;
 mod words;

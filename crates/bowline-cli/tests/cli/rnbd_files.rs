@@ -9,6 +9,7 @@ use std::{
 
 use serde_json::Value;
 
+use crate::skipped;
 use crate::support::{Done, Folder, Running, run, start};
 
 /// Files of Linux 6.12, both sides, as `path` and `| text` lines.
@@ -238,7 +239,7 @@ fn pair(folder: &Folder, host: u8) -> Option<Pair> {
     if !server.hears("listening on ") {
         let done = server.finish();
         assert!(done.err.contains("FUSE"), "{done:?}");
-        eprintln!("skipped: {}", done.err.trim());
+        skipped::without_fuse(done.err.trim());
         return None;
     }
     let (path, own) = (format!("{}@{first}", at(11)), at(12));
@@ -336,7 +337,7 @@ fn inside(folder: &Folder, setup: &str, script: &str) -> Option<Done> {
         try_out.stderr(Stdio::null()).status().is_ok_and(|status| status.success())
     };
     let Some(manner) = manners.iter().find(works) else {
-        eprintln!("skipped: no mount namespaces for this user");
+        skipped::because("no mount namespaces for this user");
         return None;
     };
     let empty = folder.path().join("empty");
