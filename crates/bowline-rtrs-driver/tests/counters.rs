@@ -90,39 +90,47 @@ fn cost(net: u8, refresh: bool, dir: Dir, depth: usize, len: usize) -> Cost {
     Cost { client, server, allocations }
 }
 
-/// C9: at most 0.5 system calls for the network, on each side, for each request of 4 KiB at depth 32;
-/// and nothing is allocated.
+/// System calls that a side made: those that moved packets, all sleeps, and all that wakes others.
+///
+/// Left out are looks that found nothing. A thread that looks before it sleeps makes as many as fit
+/// into the time until something comes, 0.5 to 2 a request here; no request causes one. Contended
+/// locks, of which bowline keeps no count, are left out as well.
+fn calls(driver: &DriverStats) -> u64 {
+    driver.udp_syscalls() + driver.sleeps + driver.eventfds + driver.hand_overs
+}
+
+/// C9: at most 0.5 system calls, on each side, for each request of 4 KiB at depth 32; and nothing is
+/// allocated.
 #[test]
 fn requests_cost_few_calls_and_no_memory() {
     let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
-    for (net, refresh, dir, most) in [
-        (30, false, Dir::Read, 0.5),
-        (31, true, Dir::Read, 0.5),
-        (32, false, Dir::Write, 0.5),
-        (33, true, Dir::Write, 0.5),
+    for (net, refresh, dir) in [
+        (30, false, Dir::Read),
+        (31, true, Dir::Read),
+        (32, false, Dir::Write),
+        (33, true, Dir::Write),
     ] {
-        // How threads take turns is the scheduler's: one undisturbed run of five shows the cost.
-        let mut best = f64::MAX;
-        for _ in 0..5 {
+        // How threads take turns is the scheduler's: the middle one of three runs counts.
+        let mut each = [0.0; 3];
+        for each in &mut each {
             let cost = cost(net, refresh, dir, 32, 4096);
-            let calls = cost.client.driver.udp_syscalls().max(cost.server.driver.udp_syscalls());
-            best = best.min(calls as f64 / COUNT as f64);
+            let calls = calls(&cost.client.driver).max(calls(&cost.server.driver));
+            *each = calls as f64 / COUNT as f64;
             println!(
                 "{dir:?}, refresh {refresh}: {calls} calls, {} allocations for {COUNT} requests",
                 cost.allocations
             );
             // Queues may still grow when the two sides drift apart; nothing grows with the requests.
             assert!(cost.allocations * 100 <= COUNT, "{} allocations", cost.allocations);
-            if best <= most {
-                break;
-            }
         }
-        assert!(best <= most, "{dir:?}, refresh {refresh}: {best} calls a request");
+        each.sort_by(f64::total_cmp);
+        assert!(each[1] <= 0.5, "{dir:?}, refresh {refresh}: {each:?} calls a request");
     }
 }
 
-/// C10: a request and its answer are a packet each, up to the MTU; two packets for the answer of a READ
-/// when keys are refreshed, since it cannot carry data and the new key at once [RT-50]. A WRITE of
+/// C10: a request and its answer are two packets, up to the MTU, as kernels have it. That is so of every
+/// WRITE, and of a READ with kept keys; when they are refreshed a READ's answer is two by itself,
+/// since data and the word of the new key cannot be in one message [RT-50]. A WRITE of
 /// 4 KiB with its headers is longer than the MTU of 4096, so 2 KiB shows the same.
 #[test]
 fn a_request_and_its_answer_are_a_packet_each() {
