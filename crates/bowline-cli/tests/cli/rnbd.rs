@@ -143,6 +143,10 @@ fn the_quickstart_breaks_paths_and_loses_nothing() {
     assert_eq!(object["disk"]["failed"], 0);
     assert!(object["disk"]["failovers"].as_u64() > Some(0), "{object}");
     assert!(object["disk"]["longest_pause_ms"].as_u64() < Some(5000), "{object}");
+    assert!(object["disk"]["files"].as_u64() > Some(100), "{object}");
+    assert!(object["disk"]["tree_bytes"].as_u64() > Some(10 << 20), "{object}");
+    // Under load, and at the end.
+    assert!(object["disk"]["tree_reads"].as_u64() >= Some(2), "{object}");
 }
 
 #[test]

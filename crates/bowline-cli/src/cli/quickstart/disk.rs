@@ -1,12 +1,13 @@
 //! The second act: a disk of another process, mapped over two paths that break in turn.
 //!
-//! The other process is `bowline rnbd export` with an image file. Here the disk is filled, then
-//! read and written at random with every byte compared, while first one path goes silent and then
-//! the other; at the end all of it is read once more.
+//! The other process is `bowline rnbd export` with an image file. Here a tree of files is copied
+//! to one half of the disk ([`Tree`]); the other half is filled, then read and written at random
+//! with every byte compared, while first one path goes silent and then the other and the tree is
+//! read again and again; at the end all of it is read once more.
 
 use std::{
     fs::{self, File},
-    io::{BufRead, BufReader},
+    io::{BufRead, BufReader, ErrorKind},
     net::{IpAddr, Ipv4Addr, UdpSocket},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
@@ -22,7 +23,10 @@ use bowline_roce_driver::{SoftConfig, SoftDevice};
 use bowline_rtrs_driver::{Engine, EngineConfig};
 use bowline_verbs::Device;
 
-use super::{Args, Verdict, failed, tell};
+use super::{
+    Args, Verdict, failed, tell,
+    tree::{Place, Tree},
+};
 use crate::cli::{
     Failure, Outcome,
     out::{Progress, bytes, count},
@@ -30,9 +34,12 @@ use crate::cli::{
     stop::Stop,
 };
 
-/// Size of the image, and how much of it is used.
+/// Size of the image, and how much of it has load; the tree is behind that.
 const IMAGE_BYTES: u64 = 256 << 20;
 const USED_BYTES: u64 = 128 << 20;
+const TREE_FOLDERS: usize = 24;
+/// Time between two readings of the tree while there is load: paths are silent for longer.
+const TREE_GAP: Duration = Duration::from_millis(200);
 /// How long there is load, and when which path is cut and healed.
 const LOAD_TIME: Duration = Duration::from_secs(6);
 const FIRST_CUT: Duration = Duration::from_secs(2);
@@ -61,6 +68,9 @@ pub(super) fn run(args: &Args, stop: &Stop) -> Outcome<Verdict> {
     let devices = device(&paths)?;
     introduce(args, &paths, server.pid());
     let (client, disk) = map(&devices, &paths)?;
+    let mut progress = Progress::new(args.progress);
+    let place = Place { disk: &*disk, range: USED_BYTES..IMAGE_BYTES };
+    let tree = copy_tree(args, &folder, &place, stop, &mut progress)?;
     let device: Arc<dyn BlockDevice> = Arc::clone(&disk) as _;
     let shape = Shape {
         blocks: USED_BYTES / BLOCK as u64,
@@ -70,7 +80,6 @@ pub(super) fn run(args: &Args, stop: &Stop) -> Outcome<Verdict> {
     };
     let mut load = Load::new(device, shape)
         .map_err(|errno| Failure::failed(format!("no load on the disk: {errno}")))?;
-    let mut progress = Progress::new(args.progress);
     let filled = load.fill(|report| {
         progress.show(format_args!("   filled {}", bytes(report.bytes)));
         !stop.asked()
@@ -78,28 +87,36 @@ pub(super) fn run(args: &Args, stop: &Stop) -> Outcome<Verdict> {
     progress.clear();
     tell!(
         args,
-        "1. Filling {} of it, at {}/s",
+        "2. Filling {} of it, at {}/s",
         bytes(filled.bytes),
         bytes((filled.bytes as f64 / filled.elapsed.as_secs_f64().max(1e-6)) as u64)
     );
     tell!(
         args,
-        "2. Reading and writing 4 KiB to 64 KiB at random places for {} s, {DEPTH} at a time:",
+        "3. Reading and writing 4 KiB to 64 KiB at random places of these for {} s, {DEPTH} at a \
+         time,\n   and the tree again and again:",
         LOAD_TIME.as_secs()
     );
-    let random = break_paths(args, &mut load, &devices, &paths, stop, &mut progress);
+    let mut seen = Seen { tree, reads: 0, wrong: Vec::new() };
+    let random = thread::scope(|scope| {
+        scope.spawn(|| seen.read_until(&place, Instant::now() + LOAD_TIME, stop));
+        break_paths(args, &mut load, &devices, &paths, stop, &mut progress)
+    });
     let failovers: u64 = client
         .session(SESSION)
         .map_or(0, |session| session.paths().iter().map(|path| path.stats.failovers).sum());
     let checked = load.check(|_| !stop.asked());
+    if !stop.asked() {
+        seen.read(&place);
+    }
     drop(load);
     drop(disk);
     client.close();
     drop(server);
     if stop.asked() {
-        return Err(Failure::failed("stopped before the end, so nothing is proven"));
+        return Err(stopped());
     }
-    Ok(conclude(args, &[&filled, &random, &checked], failovers))
+    Ok(conclude(args, &[&filled, &random, &checked], failovers, &seen))
 }
 
 fn introduce(args: &Args, paths: &Paths, pid: u32) {
@@ -116,6 +133,63 @@ fn introduce(args: &Args, paths: &Paths, pid: u32) {
         bytes(IMAGE_BYTES)
     );
     tell!(args, "");
+}
+
+/// Makes a tree of files and copies it to the disk.
+fn copy_tree(
+    args: &Args,
+    folder: &Folder,
+    place: &Place<'_>,
+    stop: &Stop,
+    progress: &mut Progress,
+) -> Outcome<Tree> {
+    let root = folder.path("tree");
+    let tree = Tree::make(&root, args.seed, TREE_FOLDERS).map_err(|error| {
+        Failure::failed(format!("cannot make files in {}: {error}; set TMPDIR", root.display()))
+    })?;
+    let copied = Tree::copy(&root, place, &mut |done| {
+        progress.show(format_args!("   copied {}", bytes(done)));
+        !stop.asked()
+    });
+    progress.clear();
+    copied.map_err(|error| match stop.asked() {
+        true => stopped(),
+        false => Failure::failed(format!("the tree is not on the disk: {error}")),
+    })?;
+    tell!(
+        args,
+        "1. Copying a tree of {} folders and {} files to it, {}",
+        tree.folders(),
+        tree.files(),
+        bytes(tree.bytes())
+    );
+    Ok(tree)
+}
+
+fn stopped() -> Failure {
+    Failure::failed("stopped before the end, so nothing is proven")
+}
+
+/// A tree that is on the disk, and what was read of it.
+struct Seen {
+    tree: Tree,
+    reads: u64,
+    wrong: Vec<String>,
+}
+
+impl Seen {
+    fn read(&mut self, place: &Place<'_>) {
+        self.wrong.extend(self.tree.check(place));
+        self.reads += 1;
+    }
+
+    /// Reads it until that time, or until something is wrong.
+    fn read_until(&mut self, place: &Place<'_>, end: Instant, stop: &Stop) {
+        while self.wrong.is_empty() && Instant::now() < end && !stop.asked() {
+            self.read(place);
+            thread::sleep(TREE_GAP);
+        }
+    }
 }
 
 /// Load, with the first path silent in the second third of the time and the second in the last.
@@ -153,12 +227,13 @@ fn break_paths(
     report
 }
 
-fn conclude(args: &Args, reports: &[&Report; 3], failovers: u64) -> Verdict {
+fn conclude(args: &Args, reports: &[&Report; 3], failovers: u64, seen: &Seen) -> Verdict {
     let [filled, random, checked] = reports;
     let operations: u64 = reports.iter().map(|report| report.operations()).sum();
     let lost: u64 = reports.iter().map(|report| report.failed).sum();
     let damaged: u64 = reports.iter().map(|report| report.damaged).sum();
     let mut wrong: Vec<String> = reports.iter().flat_map(|r| r.problems.clone()).collect();
+    wrong.extend(seen.wrong.iter().cloned());
     if lost + damaged > 0 {
         wrong.push(format!("{lost} operations failed, {damaged} blocks are damaged"));
     }
@@ -184,8 +259,11 @@ fn conclude(args: &Args, reports: &[&Report; 3], failovers: u64) -> Verdict {
         "failovers": failovers,
         "failed": lost,
         "damaged_blocks": damaged,
+        "files": seen.tree.files(),
+        "tree_bytes": seen.tree.bytes(),
+        "tree_reads": seen.reads,
     }});
-    tell!(args, "3. Reading all of it again, every byte compared");
+    tell!(args, "4. Reading all of it again, every byte compared");
     tell!(args, "");
     tell!(
         args,
@@ -201,6 +279,14 @@ fn conclude(args: &Args, reports: &[&Report; 3], failovers: u64) -> Verdict {
         count(failovers),
         random.pause.as_millis(),
         PATH_DEAD.as_millis()
+    );
+    tell!(
+        args,
+        "   tree       {} files, {}, read {} times: {}",
+        count(seen.tree.files()),
+        bytes(seen.tree.bytes()),
+        seen.reads,
+        if seen.wrong.is_empty() { "every checksum right" } else { "not as it was" }
     );
     tell!(args, "");
     if wrong.is_empty() {
@@ -254,20 +340,33 @@ fn free_paths() -> Outcome<Paths> {
     )))
 }
 
-/// A folder for the image; removed at the end.
-struct Folder(PathBuf);
+/// A new folder for the image and the tree; removed at the end.
+pub(super) struct Folder(PathBuf);
 
 impl Folder {
-    fn new() -> Outcome<Self> {
-        let path = std::env::temp_dir().join(format!("bowline-quickstart-{}", std::process::id()));
-        fs::create_dir_all(&path).map_err(|error| {
-            Failure::failed(format!("cannot make {}: {error}; set TMPDIR", path.display()))
-        })?;
-        Ok(Self(path))
+    pub(super) fn new() -> Outcome<Self> {
+        let mut number = 0;
+        loop {
+            let name = format!("bowline-quickstart-{}-{number}", std::process::id());
+            let path = std::env::temp_dir().join(name);
+            match fs::create_dir(&path) {
+                Ok(()) => return Ok(Self(path)),
+                // Of a process that was killed and had the same number.
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => number += 1,
+                Err(error) => {
+                    let text = format!("cannot make {}: {error}; set TMPDIR", path.display());
+                    return Err(Failure::failed(text));
+                }
+            }
+        }
+    }
+
+    pub(super) fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
     }
 
     fn image(&self) -> Outcome<PathBuf> {
-        let path = self.0.join("disk.img");
+        let path = self.path("disk.img");
         let made = File::create(&path).and_then(|file| file.set_len(IMAGE_BYTES));
         made.map_err(|error| Failure::failed(format!("cannot make {}: {error}", path.display())))?;
         Ok(path)

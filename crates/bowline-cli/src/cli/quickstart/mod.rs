@@ -2,12 +2,13 @@
 //! was lost; then a disk of another process, broken paths, and the same proof.
 //!
 //! First act: node A runs here and tells the story; node B is a second process ([`peer`]). Both
-//! sides do the same work ([`side`]). Second act: [`disk`].
+//! sides do the same work ([`side`]). Second act: [`disk`], with a [`tree`] of files on it.
 
 mod disk;
 mod message;
 mod peer;
 mod side;
+mod tree;
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener},
