@@ -1,5 +1,7 @@
 //! Disks: export, map, verify, and the words that look at them and change them.
 
+use std::{fs, os::unix::fs::FileExt};
+
 use serde_json::Value;
 
 use crate::support::{Folder, Running, run, start};
@@ -147,6 +149,23 @@ fn the_quickstart_breaks_paths_and_loses_nothing() {
     assert!(object["disk"]["tree_bytes"].as_u64() > Some(10 << 20), "{object}");
     // Under load, and at the end.
     assert!(object["disk"]["tree_reads"].as_u64() >= Some(2), "{object}");
+}
+
+#[test]
+fn the_quickstart_notices_files_that_change_on_the_disk() {
+    let folder = Folder::new();
+    let mut quickstart = start(&folder, &["quickstart", "--only", "rnbd"]);
+    quickstart.expect("path 2 goes silent");
+    let entries = fs::read_dir(folder.path()).expect("a folder").flatten();
+    let image = entries.map(|entry| entry.path().join("disk.img")).find(|image| image.exists());
+    let image = image.expect("an image");
+    let file = fs::OpenOptions::new().write(true).open(&image).expect("it opens");
+    // The files are in the second half.
+    file.write_all_at(&[0x5a; 4096], 136 << 20).expect("it is changed");
+    let done = quickstart.finish().exits(1);
+    assert!(done.out.contains("FAIL") && !done.out.contains("PASS"), "{done:?}");
+    assert!(done.out.contains("125 files") && done.out.contains("not as it was"), "{done:?}");
+    assert!(!image.parent().is_some_and(std::path::Path::exists), "{image:?} is left");
 }
 
 #[test]

@@ -77,7 +77,7 @@ pub(crate) struct Running {
     errors: Option<thread::JoinHandle<String>>,
 }
 
-/// Starts `bowline` with these words; control sockets go to `folder`.
+/// Starts `bowline` with these words; control sockets and temporary files go to `folder`.
 pub(crate) fn start(folder: &Folder, words: &[&str]) -> Running {
     start_as(env!("CARGO_BIN_EXE_bowline").as_ref(), folder, words)
 }
@@ -87,6 +87,7 @@ pub(crate) fn start_as(program: &OsStr, folder: &Folder, words: &[&str]) -> Runn
     let mut child = Command::new(program)
         .args(words)
         .env("XDG_RUNTIME_DIR", folder.path())
+        .env("TMPDIR", folder.path())
         .env_remove("NOTIFY_SOCKET")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
