@@ -102,6 +102,8 @@ struct Job {
 struct Glue {
     state: Mutex<State>,
     exports: Exports,
+    /// Bytes of one read or write that sessions allow.
+    max_io: u32,
     rtrs: OnceLock<Weak<Rtrs>>,
     jobs: Mutex<Sender<Job>>,
     me: Weak<Glue>,
@@ -144,6 +146,7 @@ impl ExportServer {
         let glue = Arc::new_cyclic(|me: &Weak<Glue>| Glue {
             state: Mutex::new(state),
             exports,
+            max_io: config.rtrs.geometry.max_io(),
             rtrs: OnceLock::new(),
             jobs: Mutex::new(jobs),
             me: Weak::clone(me),
@@ -194,7 +197,7 @@ impl ExportServer {
         let open = state.table.by_identity(identity);
         let export = open.and_then(|id| Some((id, state.table.get(id)?.read_only)));
         if let Some((id, read_only)) = export {
-            let limits = exports::limits(&*backend, read_only);
+            let limits = self.glue.limits(&*backend, read_only);
             state.core.set_limits(id, limits);
         }
         Ok(bytes)
@@ -236,6 +239,17 @@ impl Glue {
                 return;
             }
             rtrs.respond(&mut answers.into_iter());
+        }
+    }
+
+    /// Returns the limits under which an export is offered: no request is longer than sessions allow,
+    /// whatever storage could do.
+    fn limits(&self, backend: &dyn Backend, read_only: bool) -> Limits {
+        let limits = backend.limits();
+        Limits {
+            read_only: limits.read_only || read_only,
+            max_io: limits.max_io.min(self.max_io),
+            ..limits
         }
     }
 
@@ -496,12 +510,12 @@ impl Glue {
         let session = session.ok_or(Errno::ENODEV)?;
         let found = self.exports.find(&job.name, &session, job.access != Access::Ro)?;
         if let Some((id, export)) = self.lock().table.again(found.identity) {
-            return Ok((id, exports::limits(&*export.backend, export.read_only)));
+            return Ok((id, self.limits(&*export.backend, export.read_only)));
         }
         // One thread does this, so nobody else opens the same now.
         let read_only = found.read_only;
         let backend = found.store.backend(read_only)?;
-        let limits = exports::limits(&*backend, read_only);
+        let limits = self.limits(&*backend, read_only);
         let region = match backend.region().filter(|buffer| !buffer.is_empty()) {
             Some(buffer) => Some(self.region(rtrs, found.identity, buffer)?),
             None => None,
@@ -565,7 +579,7 @@ impl tree::Exports for ExportServer {
         }
         let opens = state.core.opens();
         for (id, export, traffic) in state.table.iter() {
-            let limits = exports::limits(&*export.backend, export.read_only);
+            let limits = self.glue.limits(&*export.backend, export.read_only);
             let of_it = opens.iter().filter(|open| open.export == id);
             let inflight: u32 = of_it.clone().map(|open| open.in_flight).sum();
             let opens = of_it.map(|open| tree::OpenInfo {

@@ -5,13 +5,14 @@ mod common;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bowline_block::backend::{Backend, BackendDone, BackendIo, BackendResult};
+use bowline_block::backend::{Backend, BackendDone, BackendIo, BackendResult, BackendSpec};
 use bowline_block::sync::{self, Durable};
 use bowline_block::{BlockDevice, DiskDone, DiskIo, Errno, IoOp, Limits};
 use bowline_rnbd::client::{Config, Outage};
 use bowline_rnbd_driver::tree::{self, Exports as _};
-use bowline_rnbd_driver::{Client, Disk, Exports, MapOptions};
+use bowline_rnbd_driver::{Client, Disk, Exports, FileOptions, MapOptions, ServerConfig};
 use bowline_rtrs_driver::client::ReadKeys;
+use bowline_rtrs_driver::{Geometry, server::ServerConfig as RtrsConfig};
 use bowline_wire::rnbd::Access;
 use common::{Rig, load, pattern};
 
@@ -55,6 +56,39 @@ fn what_is_written_is_read_whatever_its_length() {
     rig.client.unmap(&disk).unwrap();
     assert!(rig.client.sessions().is_empty(), "the last disk ends the session");
     assert_eq!(rig.server.opens(), []);
+}
+
+#[test]
+fn every_length_that_a_session_allows_is_carried_out() {
+    // tests [NB-30]: clients, the kernel's too, go by the session and not by the storage
+    let path = std::env::temp_dir().join(format!("bowline-long-{}", std::process::id()));
+    std::fs::File::create(&path).unwrap().set_len(8 * MIB).unwrap();
+    let mut exports = memory(8 * MIB);
+    for (name, direct) in [("direct", true), ("buffered", false)] {
+        exports.file(name, &path, FileOptions { direct, ..FileOptions::default() }).unwrap();
+    }
+    let null = bowline_block::backend::open(BackendSpec::Null).unwrap();
+    exports.backend("null", null, false).unwrap();
+    let geometry = Geometry::of_chunk(32, 4 << 20, 4096).unwrap();
+    let rtrs = RtrsConfig { geometry, ..RtrsConfig::default() };
+    let rig = Rig::with_config(12, exports, 1, ServerConfig { rtrs, ..ServerConfig::default() });
+    for name in ["disk0", "direct", "buffered"] {
+        let disk = rig.map(name, &rig.options("long")).unwrap();
+        assert_eq!(disk.limits().max_io, (4 << 20) - 4096, "{name}");
+        for (n, len) in [1 << 20, 2 << 20, (3 << 20) + 512].into_iter().enumerate() {
+            let (offset, seed) = (n as u64 * 512 + 4096, n as u64 + 1);
+            sync::write_at(&*disk, offset, &pattern(len, seed), Durable::Later).unwrap();
+            check(&disk, offset, len, seed);
+        }
+        let stats = disk.info().unwrap().stats;
+        assert_eq!((stats.writes, stats.reads), (3, 3), "{name}: none was split by the client");
+        rig.client.unmap(&disk).unwrap();
+    }
+    let disk = rig.map("null", &rig.options("long")).unwrap();
+    let mut out = pattern(3 << 20, 1);
+    sync::read_at(&*disk, 0, &mut out).unwrap();
+    assert!(out.iter().all(|byte| *byte == 0));
+    std::fs::remove_file(path).unwrap();
 }
 
 #[test]

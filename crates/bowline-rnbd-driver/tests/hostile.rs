@@ -131,6 +131,16 @@ fn exports() -> Exports {
     exports
 }
 
+// tests [NB-9]
+#[test]
+fn no_longer_request_is_announced_than_the_session_takes() {
+    let rig = Rig::new(46, exports());
+    let raw = Raw::new(&rig, "reads");
+    let rsp = raw.open_as(Access::Ro, b"disk0").unwrap();
+    let geometry = rig.server.rtrs().config().geometry;
+    assert_eq!(rsp.max_hw_sectors, geometry.max_io() / 512);
+}
+
 // tests [NB-22] [NB-3] [NB-11]
 #[test]
 fn messages_that_make_no_sense_are_invalid() {

@@ -49,7 +49,8 @@ pub struct Limits {
     pub logical: u32,
     /// Unit the storage itself works in.
     pub physical: u32,
-    /// Bytes of one read or write at most.
+    /// Bytes of one read or write at most. Of storage: what it does in one go; a session may allow
+    /// more, and storage carries that out too.
     pub max_io: u32,
     /// Pieces of memory of one request at most.
     pub max_segments: u16,
@@ -68,13 +69,17 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// Returns the limits of a plain memory disk: 4 KiB pages, 512-byte blocks, no cache.
+    /// Bytes that one request can name: 32 bits of them, in whole sectors [NB-59].
+    pub const IO_MAX: u32 = u32::MAX - u32::MAX % 512;
+
+    /// Returns the limits of a plain memory disk: 4 KiB pages, 512-byte blocks, no cache, reads and
+    /// writes of any length.
     pub const fn plain(bytes: u64) -> Self {
         Self {
             bytes,
             logical: 512,
             physical: 4096,
-            max_io: 1 << 20,
+            max_io: Self::IO_MAX,
             max_segments: 128,
             discard: None,
             max_write_zeroes: 0,

@@ -4,10 +4,10 @@ use bowline_wire::rnbd::{self as wire, OpenRsp};
 
 use crate::{Discard, Errno, Limits};
 
-/// Sectors of 512 bytes one discard or write of zeroes can say: its bytes have 32 bits [NB-59].
-const SECTORS_MAX: u32 = 8_388_607;
 /// Bytes of a sector, whatever the block size.
 const SECTOR: u64 = wire::SECTOR as u64;
+/// Sectors of 512 bytes one request can say: its bytes have 32 bits [NB-59].
+const SECTORS_MAX: u32 = Limits::IO_MAX / wire::SECTOR;
 /// Bytes of a page, the largest logical block [NB-30].
 const PAGE: u32 = 4096;
 

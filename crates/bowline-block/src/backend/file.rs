@@ -14,8 +14,8 @@ use super::pool::Pool;
 use super::uring::Ring;
 use super::{Backend, BackendDone, BackendIo, BackendResult, check, error, sys};
 
-/// Bytes one request can name: 32 bits of them, in whole sectors. [NB-47]
-const REQUEST_MAX: u64 = 8_388_607 * 512;
+/// Bytes one request can name. [NB-47] [NB-59]
+const REQUEST_MAX: u64 = Limits::IO_MAX as u64;
 /// Bytes of one write where zeroes have to be written as data.
 const ZEROES: usize = 256 << 10;
 /// Where block devices show their queue limits.

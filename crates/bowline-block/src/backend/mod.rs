@@ -32,7 +32,8 @@ pub trait Backend: Send + Sync {
     fn limits(&self) -> Limits;
 
     /// Takes all of `io` and leaves it empty. Never blocks. Each request is answered once to
-    /// `done`, perhaps inside this call.
+    /// `done`, perhaps inside this call. Reads and writes come as long as a session allows, which
+    /// may be more than `max_io` of the limits: the store does them in pieces then. [NB-30]
     fn submit(&self, io: &mut Vec<BackendIo>, done: &Arc<dyn BackendDone>);
 
     /// Begins what was submitted since the last call: to be called after each batch.
@@ -153,7 +154,8 @@ fn check(limits: &Limits, io: &BackendIo) -> Result<(), Errno> {
     }
     let (len, block) = (u64::from(io.len), u64::from(limits.logical));
     let most = match io.op {
-        IoOp::Read | IoOp::Write | IoOp::Flush => u64::from(limits.max_io),
+        // Their data lies in memory that is there, and peers go by what their session allows.
+        IoOp::Read | IoOp::Write | IoOp::Flush => u64::MAX,
         IoOp::Discard => limits.discard.map_or(0, |discard| discard.max_bytes),
         IoOp::WriteZeroes => u64::from(limits.max_write_zeroes),
         IoOp::SecureErase if limits.secure_erase => {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bowline_block::backend::{self, Backend, BackendSpec};
-use bowline_rnbd::{Errno, Limits};
+use bowline_rnbd::Errno;
 use bowline_wire::rnbd::NAME_MAX;
 use rustix::fs::{FileType, Mode, OFlags, ResolveFlags, fstat, openat2};
 
@@ -274,12 +274,6 @@ impl Directory {
         let path = parts.collect::<Vec<_>>().join("/");
         if path.is_empty() { Err(Errno::ENOTBLK) } else { Ok(path) }
     }
-}
-
-/// Returns the limits under which an export is offered.
-pub(super) fn limits(backend: &dyn Backend, read_only: bool) -> Limits {
-    let limits = backend.limits();
-    Limits { read_only: limits.read_only || read_only, ..limits }
 }
 
 #[cfg(test)]

@@ -33,6 +33,10 @@ impl Rig {
     }
 
     pub(crate) fn with_paths(net: u8, exports: Exports, paths: u8) -> Self {
+        Self::with_config(net, exports, paths, ServerConfig::default())
+    }
+
+    pub(crate) fn with_config(net: u8, exports: Exports, paths: u8, config: ServerConfig) -> Self {
         let side = |base: u8| {
             let addrs = (0..paths).map(|path| ip(net, base + path)).collect();
             let mut config = SoftConfig { addrs, ..SoftConfig::default() };
@@ -45,7 +49,6 @@ impl Rig {
         let (_, server_engine) = side(101);
         let at: Vec<SocketAddr> =
             (0..paths).map(|path| SocketAddr::new(ip(net, 101 + path), PORT)).collect();
-        let config = ServerConfig::default();
         let server = ExportServer::open(&server_engine, &at, config, exports).unwrap();
         let client = Client::new(Arc::clone(&client_engine), MapOptions::new("default"));
         let engines = [client_engine, server_engine];
