@@ -9,7 +9,7 @@ pub mod tree;
 
 pub use client::{Client, Disk, MapOptions};
 pub use error::Error;
-pub use server::{ExportServer, Exports, FileOptions, ServerConfig};
+pub use server::{ExportServer, Exports, FileOptions, Grant, ServerConfig};
 
 /// Compiles the example of the README.
 #[cfg(doctest)]

@@ -40,7 +40,7 @@ use exports::Identity;
 use ops::{Op, Ops, Step};
 use table::{OpenExport, Table};
 
-pub use exports::{Exports, FileOptions};
+pub use exports::{Exports, FileOptions, Grant};
 
 /// Results that are answered together.
 const TOGETHER: usize = 64;
@@ -508,7 +508,7 @@ impl Glue {
     fn find(&self, rtrs: &Rtrs, job: &Job) -> Result<(ExportId, Limits), Errno> {
         let session = self.lock().sessions.get(&job.session).map(|session| session.name.clone());
         let session = session.ok_or(Errno::ENODEV)?;
-        let found = self.exports.find(&job.name, &session, job.access != Access::Ro)?;
+        let found = self.exports.find(&job.name, &session, job.access)?;
         if let Some((id, export)) = self.lock().table.again(found.identity) {
             return Ok((id, self.limits(&*export.backend, export.read_only)));
         }

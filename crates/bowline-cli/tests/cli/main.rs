@@ -7,6 +7,7 @@ mod nodes;
 mod rdma;
 mod restarts;
 mod rnbd;
+mod rnbd_export;
 mod rnbd_files;
 mod rnbd_kills;
 #[path = "../../../../xtask/skipped.rs"]

@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 use bowline_block::backend::{self, Backend, BackendSpec};
 use bowline_rnbd::Errno;
-use bowline_wire::rnbd::NAME_MAX;
+use bowline_rtrs::server::name_fits;
+use bowline_wire::rnbd::{Access, NAME_MAX};
 use rustix::fs::{FileType, Mode, OFlags, ResolveFlags, fstat, openat2};
 
 use crate::error::{Error, errno_of};
@@ -32,6 +33,30 @@ pub struct FileOptions {
 impl Default for FileOptions {
     fn default() -> Self {
         Self { read_only: false, block: 512, direct: true }
+    }
+}
+
+/// What sessions may open an export for [NB-50].
+///
+/// An export without grants is open to everybody. One that has some is open to sessions that one of
+/// them is for, and for no more than it says. They are of what is behind the name: other names of the
+/// same file have the same grants.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Grant {
+    /// Name of an export, or what a client says for a file below the directory.
+    pub export: String,
+    /// The most it may be opened for: [`Access::Migration`] includes [`Access::Rw`], and that
+    /// [`Access::Ro`].
+    pub most: Access,
+    /// What the session is called, `*` standing for anything; `None`: whatever it is called.
+    pub session: Option<String>,
+}
+
+impl Grant {
+    fn admits(&self, session: &str, access: Access) -> bool {
+        let named = self.session.as_deref().is_none_or(|pattern| name_fits(pattern, session));
+        // Each mode has the number after that of the mode it includes [NB-7].
+        named && access as u8 <= self.most as u8
     }
 }
 
@@ -95,6 +120,7 @@ impl Store {
 pub struct Exports {
     entries: BTreeMap<Vec<u8>, Entry>,
     directory: Option<Directory>,
+    grants: Vec<Grant>,
     numbers: u64,
 }
 
@@ -188,6 +214,39 @@ impl Exports {
         Ok(())
     }
 
+    /// Says who may open an export for what. A name below the directory is looked up when somebody
+    /// opens something, so its file may come later; with `%SESSNAME%`, it is of each session's own.
+    ///
+    /// # Errors
+    /// `ENOENT` for a name that is not offered by itself, unless there is a directory.
+    pub fn grant(&mut self, grant: Grant) -> Result<(), Error> {
+        if !self.entries.contains_key(grant.export.as_bytes()) && self.directory.is_none() {
+            return Err(Error::new(format!("grant for export {}", grant.export), Errno::ENOENT));
+        }
+        self.grants.push(grant);
+        Ok(())
+    }
+
+    /// Judges an open by the grants.
+    fn judge(&self, identity: Identity, session: &str, access: Access) -> Result<(), Errno> {
+        let of_it = |grant: &&Grant| self.identity(&grant.export, session) == Some(identity);
+        let mut of_it = self.grants.iter().filter(of_it).peekable();
+        if of_it.peek().is_none() || of_it.any(|grant| grant.admits(session, access)) {
+            Ok(())
+        } else {
+            Err(Errno::EACCES)
+        }
+    }
+
+    /// Returns what is behind a name now.
+    fn identity(&self, name: &str, session: &str) -> Option<Identity> {
+        if let Some(entry) = self.entries.get(name.as_bytes()) {
+            return Some(entry.identity);
+        }
+        let directory = self.directory.as_ref()?;
+        directory.look(&directory.relative(name, session).ok()?).ok()
+    }
+
     /// Returns the names that are offered one by one.
     pub fn names(&self) -> impl Iterator<Item = &[u8]> {
         self.entries.keys().map(Vec::as_slice)
@@ -205,8 +264,9 @@ impl Exports {
     }
 
     /// Finds what a session asks for.
-    pub(super) fn find(&self, name: &[u8], session: &str, write: bool) -> Result<Found, Errno> {
+    pub(super) fn find(&self, name: &[u8], session: &str, access: Access) -> Result<Found, Errno> {
         if let Some(entry) = self.entries.get(name) {
+            self.judge(entry.identity, session, access)?;
             return Ok(Found {
                 identity: entry.identity,
                 label: String::from_utf8_lossy(name).into_owned(),
@@ -218,15 +278,12 @@ impl Exports {
         let name = std::str::from_utf8(name).map_err(|_| Errno::ENOENT)?;
         let path = directory.relative(name, session)?;
         let options = directory.options;
-        let open = |mode| {
-            let flags = mode | OFlags::CLOEXEC;
-            let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
-            openat2(directory.root.as_fd(), &path, flags, Mode::empty(), resolve)
-        };
         // Opening a tape, a watchdog or a FIFO already does something: it is looked at before. What takes
         // its place in between is found out after.
-        let kind = identity(&open(OFlags::PATH).map_err(system)?)?;
-        let open = |mode| open(mode | OFlags::NONBLOCK);
+        let kind = directory.look(&path)?;
+        self.judge(kind, session, access)?;
+        let open = |mode| directory.open(&path, mode | OFlags::NONBLOCK);
+        let write = access != Access::Ro;
         let written = if options.read_only { None } else { Some(open(OFlags::RDWR)) };
         let (fd, read_only) = match written {
             Some(Ok(fd)) => (fd, false),
@@ -274,6 +331,16 @@ impl Directory {
         let path = parts.collect::<Vec<_>>().join("/");
         if path.is_empty() { Err(Errno::ENOTBLK) } else { Ok(path) }
     }
+
+    fn open(&self, path: &str, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+        openat2(self.root.as_fd(), path, flags | OFlags::CLOEXEC, Mode::empty(), resolve)
+    }
+
+    /// Finds out what is at a path, without opening it.
+    fn look(&self, path: &str) -> Result<Identity, Errno> {
+        identity(&self.open(path, OFlags::PATH).map_err(system)?)
+    }
 }
 
 #[cfg(test)]
@@ -320,8 +387,8 @@ mod tests {
         for name in ["", "a..b", &"x".repeat(255)] {
             assert_eq!(exports.memory(name, 1 << 20, 512).unwrap_err().errno(), Errno::EINVAL);
         }
-        assert!(exports.find(b"disk0", "s", true).is_ok());
-        assert_eq!(error(exports.find(b"/disk0", "s", true)), Errno::ENOENT);
+        assert!(exports.find(b"disk0", "s", Access::Rw).is_ok());
+        assert_eq!(error(exports.find(b"/disk0", "s", Access::Rw)), Errno::ENOENT);
         assert_eq!(exports.names().collect::<Vec<_>>(), [b"disk0"]);
     }
 
@@ -334,7 +401,7 @@ mod tests {
         let mut exports = Exports::new();
         exports.file("disk0", &path, FileOptions::default()).unwrap();
         exports.directory(&scratch.0, FileOptions::default()).unwrap();
-        let of = |name: &[u8]| exports.find(name, "s", true).unwrap().identity;
+        let of = |name: &[u8]| exports.find(name, "s", Access::Rw).unwrap().identity;
         assert_eq!(of(b"disk0"), of(b"//a.img"));
         assert_eq!(of(b"disk0"), of(b"b.img"));
     }
@@ -351,14 +418,14 @@ mod tests {
         symlink("in/a.img", root.join("within")).unwrap();
         let mut exports = Exports::new();
         exports.directory(&root, FileOptions::default()).unwrap();
-        assert!(exports.find(b"within", "s", true).is_ok());
-        assert!(exports.find(b"/in//a.img", "s", true).is_ok());
-        assert_eq!(error(exports.find(b"up", "s", true)), Errno::ENOENT);
-        assert_eq!(error(exports.find(b"away", "s", true)), Errno::ENOENT);
-        assert_eq!(error(exports.find(b"../secret.img", "s", true)), Errno::EINVAL);
-        assert_eq!(error(exports.find(b"in", "s", false)), Errno::ENOTBLK);
-        assert_eq!(error(exports.find(b"/", "s", false)), Errno::ENOTBLK);
-        assert_eq!(error(exports.find(b"none", "s", false)), Errno::ENOENT);
+        assert!(exports.find(b"within", "s", Access::Rw).is_ok());
+        assert!(exports.find(b"/in//a.img", "s", Access::Rw).is_ok());
+        assert_eq!(error(exports.find(b"up", "s", Access::Rw)), Errno::ENOENT);
+        assert_eq!(error(exports.find(b"away", "s", Access::Rw)), Errno::ENOENT);
+        assert_eq!(error(exports.find(b"../secret.img", "s", Access::Rw)), Errno::EINVAL);
+        assert_eq!(error(exports.find(b"in", "s", Access::Ro)), Errno::ENOTBLK);
+        assert_eq!(error(exports.find(b"/", "s", Access::Ro)), Errno::ENOTBLK);
+        assert_eq!(error(exports.find(b"none", "s", Access::Ro)), Errno::ENOENT);
         assert!(inside.exists());
     }
 
@@ -370,8 +437,77 @@ mod tests {
         let mut exports = Exports::new();
         let path = scratch.0.join("%SESSNAME%/dropped");
         exports.directory(&path, FileOptions::default()).unwrap();
-        assert!(exports.find(b"a.img", "s1", true).is_ok());
-        assert_eq!(error(exports.find(b"a.img", "s2", true)), Errno::ENOENT);
+        assert!(exports.find(b"a.img", "s1", Access::Rw).is_ok());
+        assert_eq!(error(exports.find(b"a.img", "s2", Access::Rw)), Errno::ENOENT);
+    }
+
+    fn grant(export: &str, most: Access, session: Option<&str>) -> Grant {
+        Grant { export: export.to_owned(), most, session: session.map(str::to_owned) }
+    }
+
+    /// What a session may open a name for.
+    fn modes(exports: &Exports, name: &str, session: &str) -> Vec<Access> {
+        let all = [Access::Ro, Access::Rw, Access::Migration].into_iter();
+        let open = |access: &Access| match exports.find(name.as_bytes(), session, *access) {
+            Ok(_) => true,
+            Err(errno) => {
+                assert_eq!(errno, Errno::EACCES, "{name} {session}");
+                false
+            }
+        };
+        all.filter(open).collect()
+    }
+
+    #[test]
+    fn grants_say_who_may_open_what_and_how() {
+        // tests [NB-50]
+        const NONE: [Access; 0] = [];
+        let all = [Access::Ro, Access::Rw, Access::Migration];
+        let mut exports = Exports::new();
+        for name in ["disk0", "disk1", "disk2"] {
+            exports.memory(name, 4096, 512).unwrap();
+        }
+        exports.grant(grant("disk0", Access::Ro, None)).unwrap();
+        exports.grant(grant("disk0", Access::Rw, Some("vm*@host"))).unwrap();
+        exports.grant(grant("disk0", Access::Migration, Some("vm7@*"))).unwrap();
+        exports.grant(grant("disk1", Access::Rw, Some("s1"))).unwrap();
+        assert_eq!(modes(&exports, "disk0", "other"), all[..1]);
+        assert_eq!(modes(&exports, "disk0", "vm1@host"), all[..2]);
+        assert_eq!(modes(&exports, "disk0", "vm7@host"), all, "the best one counts");
+        assert_eq!(modes(&exports, "disk1", "s1"), all[..2]);
+        assert_eq!(modes(&exports, "disk1", "s2"), NONE);
+        assert_eq!(modes(&exports, "disk2", "s2"), all, "it has no grants");
+        let unknown = exports.grant(grant("disk9", Access::Ro, None));
+        assert_eq!(unknown.unwrap_err().errno(), Errno::ENOENT);
+    }
+
+    #[test]
+    fn grants_are_of_the_file_whatever_its_name() {
+        // tests [NB-50] [NB-58]
+        const NONE: [Access; 0] = [];
+        let scratch = Scratch::new("grants");
+        let path = scratch.file("s1/in/a.img");
+        scratch.file("s1/free.img");
+        std::fs::hard_link(&path, scratch.0.join("s1/hard.img")).unwrap();
+        symlink("in/a.img", scratch.0.join("s1/soft.img")).unwrap();
+        let names = ["in/a.img", "//in/./a.img", "hard.img", "soft.img"];
+        let mut exports = Exports::new();
+        exports.directory(&scratch.0.join("%SESSNAME%"), FileOptions::default()).unwrap();
+        exports.grant(grant("later.img", Access::Ro, None)).unwrap();
+        exports.grant(grant("/in/a.img", Access::Ro, Some("s*"))).unwrap();
+        for name in names {
+            assert_eq!(modes(&exports, name, "s1"), [Access::Ro], "{name}");
+        }
+        assert_eq!(modes(&exports, "free.img", "s1").len(), 3);
+        scratch.file("s1/later.img");
+        assert_eq!(modes(&exports, "later.img", "s1"), [Access::Ro], "looked up when it is opened");
+        // A name of its own does not open the way around it.
+        exports.file("disk0", &path, FileOptions::default()).unwrap();
+        exports.grant(grant("disk0", Access::Ro, Some("x"))).unwrap();
+        exports.grants.retain(|grant| grant.export == "disk0");
+        for name in names {
+            assert_eq!(modes(&exports, name, "s1"), NONE, "{name}");
+        }
     }
 
     #[test]
@@ -382,7 +518,7 @@ mod tests {
         let mut exports = Exports::new();
         let options = FileOptions { read_only: true, ..FileOptions::default() };
         exports.directory(&scratch.0, options).unwrap();
-        assert_eq!(error(exports.find(b"a.img", "s", true)), Errno::EACCES);
-        assert!(exports.find(b"a.img", "s", false).unwrap().read_only);
+        assert_eq!(error(exports.find(b"a.img", "s", Access::Rw)), Errno::EACCES);
+        assert!(exports.find(b"a.img", "s", Access::Ro).unwrap().read_only);
     }
 }

@@ -109,12 +109,12 @@ impl AllowRule {
 
     /// Tells whether the session of such a client may have this name.
     pub fn admits_name(&self, name: &str) -> bool {
-        self.name.as_deref().is_none_or(|pattern| fits(pattern, name))
+        self.name.as_deref().is_none_or(|pattern| name_fits(pattern, name))
     }
 }
 
-/// Tells whether a name fits a pattern, in which `*` stands for anything.
-fn fits(pattern: &str, name: &str) -> bool {
+/// Tells whether the name of a session fits a pattern, in which `*` stands for anything.
+pub fn name_fits(pattern: &str, name: &str) -> bool {
     let Some((head, rest)) = pattern.split_once('*') else { return pattern == name };
     let Some(mut name) = name.strip_prefix(head) else { return false };
     let mut parts: Vec<&str> = rest.split('*').collect();
@@ -152,13 +152,13 @@ mod tests {
         for (pattern, name) in
             [("a", "a"), ("*", ""), ("*", "x"), ("a*", "a"), ("a*c*e", "abcde"), ("*b*", "abc")]
         {
-            assert!(fits(pattern, name), "{pattern} {name}");
+            assert!(name_fits(pattern, name), "{pattern} {name}");
         }
         for (pattern, name) in
             [("a", "ab"), ("a*", "ba"), ("*a", "ab"), ("a*b*c", "abbd"), ("", "a")]
         {
-            assert!(!fits(pattern, name), "{pattern} {name}");
+            assert!(!name_fits(pattern, name), "{pattern} {name}");
         }
-        assert!(!fits("a*a", "a"), "one letter is not both ends");
+        assert!(!name_fits("a*a", "a"), "one letter is not both ends");
     }
 }

@@ -40,7 +40,7 @@ use bowline_wire::rtrs::SessionName;
 
 use crate::{Batch, ConnId, Done, Errno, Input, Instant, On, Order, PathId, PortAttr, RegionId};
 pub use close::CloseReason;
-pub use config::{AllowRule, ServerConfig, ServerLimits};
+pub use config::{AllowRule, ServerConfig, ServerLimits, name_fits};
 pub use path::PathState;
 pub use request::{OpId, Request, Usr};
 pub use stats::{PathInfo, PathStats, ServerCounters, SessionInfo};

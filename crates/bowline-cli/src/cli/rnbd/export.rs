@@ -12,9 +12,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use bowline_block::backend::{self, BackendSpec};
 use bowline_ctl::{Sys, Tree};
 use bowline_rnbd_driver::{
-    server::{ExportServer, Exports, FileOptions, ServerConfig},
+    server::{ExportServer, Exports, FileOptions, Grant, ServerConfig},
     tree as rnbd_tree,
 };
 use bowline_rtrs_driver::{
@@ -23,6 +24,7 @@ use bowline_rtrs_driver::{
     tree as rtrs_tree,
 };
 use bowline_verbs::DeviceAttr;
+use bowline_wire::rnbd::Access;
 
 use super::{serving::Controls, side::Side};
 use crate::cli::{
@@ -53,9 +55,15 @@ pub(super) struct Args {
     /// that of the session
     #[arg(long, value_name = "FOLDER")]
     dir: Option<PathBuf>,
-    /// Nobody may write to files
+    /// Nobody may write to any export
     #[arg(long)]
     ro: bool,
+    /// What an export may be opened for, and by sessions of which name (* stands for anything; without
+    /// it, by all); repeat it for more. An export that has grants is open to nobody else, one that has
+    /// none to everybody. Below --dir, EXPORT is what clients call the file, and other names of it are
+    /// meant too
+    #[arg(long, value_name = "EXPORT=ro|rw|migration[@SESSION]", value_parser = granted)]
+    grant: Vec<Grant>,
     /// Go through the page cache of files
     #[arg(long)]
     buffered: bool,
@@ -130,6 +138,21 @@ pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
     Ok(())
 }
 
+/// The exports as the control tree has them; what is closed by force there is told of [NB-50].
+struct Told(Arc<ExportServer>);
+
+impl rnbd_tree::Exports for Told {
+    fn exports(&self) -> Vec<rnbd_tree::ExportInfo> {
+        self.0.exports()
+    }
+
+    fn force_close(&self, export: &str, session: &str) -> Result<(), i32> {
+        rnbd_tree::Exports::force_close(&*self.0, export, session)?;
+        note!("export {export} closed by force for session {session}");
+        Ok(())
+    }
+}
+
 /// Clients that break rules, or are not admitted: told of now and then, and counted in between, so that they
 /// cannot fill a log.
 #[derive(Default)]
@@ -196,7 +219,10 @@ impl Args {
                     self.block
                 )));
             }
-            exports.memory(name, bytes, self.block).map_err(failed)?;
+            let spec = BackendSpec::Memory { bytes, block: self.block };
+            let backend = backend::open(spec)
+                .map_err(|error| Failure::failed(format!("memory for {name}: {error}")))?;
+            exports.backend(name, backend, self.ro).map_err(failed)?;
         }
         for (name, path) in &self.file {
             exports.file(name, Path::new(path), options).map_err(failed)?;
@@ -206,6 +232,11 @@ impl Args {
         }
         if self.memory.is_empty() && self.file.is_empty() && self.dir.is_none() {
             return Err(Failure::usage("nothing to export; say --memory, --file or --dir"));
+        }
+        for grant in &self.grant {
+            exports.grant(grant.clone()).map_err(|_| {
+                Failure::usage(format!("--grant {}: there is no such export", grant.export))
+            })?;
         }
         Ok(exports)
     }
@@ -232,7 +263,7 @@ impl Args {
 
     /// Returns the control tree; `refreshes`: the devices do what is asked of them about keys.
     fn tree(&self, server: &Arc<ExportServer>, refreshes: bool) -> Tree {
-        let exports: Arc<dyn rnbd_tree::Exports> = Arc::<ExportServer>::clone(server);
+        let exports: Arc<dyn rnbd_tree::Exports> = Arc::new(Told(Arc::clone(server)));
         let sessions: Arc<dyn rtrs_tree::ServerSessions> = Arc::clone(server.rtrs()) as _;
         let config = server.rtrs().config();
         let transport = rtrs_tree::ServerParameters {
@@ -261,6 +292,24 @@ fn named(text: &str) -> Result<(String, String), String> {
     parts
         .map(|(name, value)| (name.to_owned(), value.to_owned()))
         .ok_or_else(|| format!("\"{text}\" is not NAME=VALUE such as disk0=1GiB"))
+}
+
+/// Parses `EXPORT=MODE[@SESSION]`.
+fn granted(text: &str) -> Result<Grant, String> {
+    let bad =
+        || format!("\"{text}\" is not EXPORT=ro|rw|migration[@SESSION] such as disk0=rw@host*");
+    let (export, how) = text.split_once('=').ok_or_else(bad)?;
+    // Names of sessions have the sign too, as in client@server.
+    let (mode, session) = match how.split_once('@') {
+        Some((mode, session)) => (mode, Some(session.to_owned())),
+        None => (how, None),
+    };
+    let all = [Access::Ro, Access::Rw, Access::Migration];
+    let most = all.into_iter().find(|access| access.name() == mode).ok_or_else(bad)?;
+    if export.is_empty() || session.as_ref().is_some_and(String::is_empty) {
+        return Err(bad());
+    }
+    Ok(Grant { export: export.to_owned(), most, session })
 }
 
 /// Parses a block size.
@@ -303,6 +352,18 @@ mod tests {
         assert_eq!(allowed("fd00::1").unwrap().prefix, 128);
         for text in ["", "host", "10.0.0.1/33", "10.0.0.1/x", "/8"] {
             assert!(allowed(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn grants_name_exports_modes_and_sessions() {
+        // tests [NB-50]
+        let grant = granted("disk0=rw@vm*@host").unwrap();
+        assert_eq!((grant.export.as_str(), grant.most), ("disk0", Access::Rw));
+        assert_eq!(grant.session.as_deref(), Some("vm*@host"));
+        assert_eq!(granted("a/b=migration").unwrap().session, None);
+        for text in ["", "disk0", "=ro", "disk0=", "disk0=w", "disk0=ro@"] {
+            assert!(granted(text).is_err(), "{text}");
         }
     }
 

@@ -1,0 +1,72 @@
+//! What a server offers, to whom, and how big it is.
+
+use crate::support::{Folder, Running, run, start};
+
+/// Starts a server at an address of the test's own, and waits until it listens.
+fn export(folder: &Folder, host: u8, more: &[&str]) -> Running {
+    let address = format!("127.46.{host}.1");
+    let mut server = start(folder, &[&["rnbd", "export", "-I", &address], more].concat());
+    server.expect(&format!("listening on {address}:1234"));
+    server
+}
+
+/// Starts a client of a disk; its session is called so.
+fn map(folder: &Folder, host: u8, disk: &str, session: &str, more: &[&str]) -> Running {
+    let path = format!("127.46.{host}.11@127.46.{host}.1");
+    let words = ["rnbd", "map", disk, "--from", session, "--path", &path];
+    start(folder, &[&words[..], more].concat())
+}
+
+fn end(part: Running) -> String {
+    part.signal("-TERM");
+    part.finish().exits(0).err
+}
+
+#[test]
+fn exports_are_opened_by_those_they_are_granted_to() {
+    // tests [NB-50]
+    let folder = Folder::new();
+    let words = "--memory disk0=1MiB --memory disk1=1MiB --grant disk0=ro --grant disk0=rw@vm*";
+    let words: Vec<&str> = words.split(' ').collect();
+    let server = export(&folder, 1, &words);
+    const EACCES: i32 = 256 - 13;
+    map(&folder, 1, "disk0", "s1", &[]).finish().exits(EACCES);
+    map(&folder, 1, "disk0", "vm1", &["--access", "migration"]).finish().exits(EACCES);
+    let mut reader = map(&folder, 1, "disk0", "s1", &["--access", "ro"]);
+    reader.expect("mapped disk0 bytes=1048576");
+    end(reader);
+    let mut writer = map(&folder, 1, "disk0", "vm1", &[]);
+    writer.expect("mapped disk0 bytes=1048576");
+    end(writer);
+    let mut free = map(&folder, 1, "disk1", "s1", &["--access", "migration"]);
+    free.expect("mapped disk1 bytes=1048576");
+    end(free);
+    assert_eq!(end(server), "");
+    let words = ["rnbd", "export", "--memory", "disk0=1MiB", "--grant", "disk1=ro"];
+    run(&folder, &words).exits(2).complains(&["--grant disk1", "no such export"]);
+}
+
+#[test]
+fn nobody_writes_to_memory_that_is_read_only() {
+    let folder = Folder::new();
+    let mut server = export(&folder, 2, &["--memory", "disk0=1MiB", "--ro"]);
+    server.expect("export disk0 bytes=1048576 ro");
+    map(&folder, 2, "disk0", "s1", &[]).finish().exits(256 - 13);
+    let mut reader = map(&folder, 2, "disk0", "s1", &["--access", "ro"]);
+    reader.expect("mapped disk0");
+    end(reader);
+    end(server);
+}
+
+#[test]
+fn a_forced_close_is_told_of() {
+    // tests [NB-50] [NB-21]
+    let folder = Folder::new();
+    let server = export(&folder, 3, &["--memory", "disk0=1MiB"]);
+    let mut client = map(&folder, 3, "disk0", "s1", &[]);
+    client.expect("mapped disk0");
+    run(&folder, &["rnbd", "server", "close", "disk0", "s2"]).exits(254);
+    run(&folder, &["rnbd", "server", "close", "disk0", "s1"]).exits(0);
+    end(client);
+    assert_eq!(end(server), "export disk0 closed by force for session s1\n");
+}
