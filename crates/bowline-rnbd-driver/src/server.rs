@@ -16,6 +16,7 @@ mod ops;
 mod table;
 
 use std::collections::BTreeMap;
+use std::io;
 use std::net::SocketAddr;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -183,24 +184,41 @@ impl ExportServer {
         closed.map_err(|errno| Error::new("closing an open device by force", errno))
     }
 
-    /// Looks again how big the storage of an export is; returns its bytes. Clients learn of it when
-    /// they open it again.
+    /// Looks again how big the storage of an export is; returns its bytes. Every open looks too.
+    ///
+    /// IO of those who have it open is judged by the new size at once. The protocol has no word to tell
+    /// them: they learn of it when they open it again, or are told so there [NB-37].
     ///
     /// # Errors
     /// `ENOENT` for a name that is not offered by itself, and what looking comes to.
     pub fn resize(&self, name: &str) -> Result<u64, Error> {
-        let what = || format!("resizing export {name}");
+        let store = self.glue.exports.store(name);
         let (identity, backend) =
-            self.glue.exports.store(name).ok_or_else(|| Error::new(what(), Errno::ENOENT))?;
-        let bytes = backend.resize().map_err(|error| Error::io(what(), &error))?;
-        let mut state = self.glue.lock();
-        let open = state.table.by_identity(identity);
-        let export = open.and_then(|id| Some((id, state.table.get(id)?.read_only)));
-        if let Some((id, read_only)) = export {
-            let limits = self.glue.limits(&*backend, read_only);
-            state.core.set_limits(id, limits);
+            store.ok_or_else(|| Error::new(format!("resizing export {name}"), Errno::ENOENT))?;
+        self.glue.resize(name, identity, &*backend)
+    }
+
+    /// Looks again how big everything is that is offered by itself or open; returns those whose size
+    /// is another now, and those that could not be looked at.
+    pub fn resize_all(&self) -> Vec<(String, Result<u64, Error>)> {
+        let exports = &self.glue.exports;
+        let named = exports.names().filter_map(|name| {
+            let name = String::from_utf8_lossy(name).into_owned();
+            let (identity, backend) = exports.store(&name)?;
+            Some((name, identity, backend))
+        });
+        let mut all: Vec<_> = named.collect();
+        for (identity, export) in self.glue.lock().table.stores() {
+            if all.iter().all(|(_, known, _)| *known != identity) {
+                all.push((export.label.to_string(), identity, Arc::clone(&export.backend)));
+            }
         }
-        Ok(bytes)
+        let look = |(name, identity, backend): (String, _, Arc<dyn Backend>)| {
+            let before = backend.limits().bytes;
+            let bytes = self.glue.resize(&name, identity, &*backend);
+            (!matches!(bytes, Ok(now) if now == before)).then_some((name, bytes))
+        };
+        all.into_iter().filter_map(look).collect()
     }
 
     /// Returns how many requests are in the hands of storage.
@@ -504,18 +522,42 @@ impl Glue {
         }
     }
 
+    /// Looks how big a store is now, and judges the IO of those who have it open by that.
+    fn resize(&self, name: &str, of: Identity, backend: &dyn Backend) -> Result<u64, Error> {
+        let failed = |error: io::Error| Error::io(format!("resizing export {name}"), &error);
+        let bytes = backend.resize().map_err(failed)?;
+        let open = self.lock().table.by_identity(of);
+        if let Some((id, export)) = open {
+            // It was perhaps opened by another name, and then the store is another.
+            export.backend.resize().map_err(failed)?;
+            let limits = self.limits(&*export.backend, export.read_only);
+            self.lock().core.set_limits(id, limits);
+        }
+        Ok(bytes)
+    }
+
+    /// Returns the limits of a store that is being opened, with the size it has now.
+    fn limits_now(&self, backend: &dyn Backend, read_only: bool) -> Limits {
+        // One that cannot tell keeps the size it had: its IO says more about it.
+        let _ = backend.resize();
+        self.limits(backend, read_only)
+    }
+
     /// Opens what a client asked for.
     fn find(&self, rtrs: &Rtrs, job: &Job) -> Result<(ExportId, Limits), Errno> {
         let session = self.lock().sessions.get(&job.session).map(|session| session.name.clone());
         let session = session.ok_or(Errno::ENODEV)?;
         let found = self.exports.find(&job.name, &session, job.access)?;
-        if let Some((id, export)) = self.lock().table.again(found.identity) {
-            return Ok((id, self.limits(&*export.backend, export.read_only)));
+        let again = self.lock().table.again(found.identity);
+        if let Some((id, export)) = again {
+            let limits = self.limits_now(&*export.backend, export.read_only);
+            self.lock().core.set_limits(id, limits);
+            return Ok((id, limits));
         }
         // One thread does this, so nobody else opens the same now.
         let read_only = found.read_only;
         let backend = found.store.backend(read_only)?;
-        let limits = self.limits(&*backend, read_only);
+        let limits = self.limits_now(&*backend, read_only);
         let region = match backend.region().filter(|buffer| !buffer.is_empty()) {
             Some(buffer) => Some(self.region(rtrs, found.identity, buffer)?),
             None => None,

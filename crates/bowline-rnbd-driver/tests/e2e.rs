@@ -92,6 +92,51 @@ fn every_length_that_a_session_allows_is_carried_out() {
 }
 
 #[test]
+fn a_file_is_as_big_as_it_is_when_it_is_opened_or_looked_at() {
+    // tests [NB-37] [NB-24]
+    let dir = std::env::temp_dir().join(format!("bowline-grows-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    let files = ["disk0", "below"].map(|name| std::fs::File::create(dir.join(name)).unwrap());
+    let set_len = |bytes| files.iter().for_each(|file| file.set_len(bytes).unwrap());
+    set_len(MIB);
+    let mut exports = memory(MIB);
+    exports.file("file", &dir.join("disk0"), FileOptions::default()).unwrap();
+    exports.directory(&dir, FileOptions::default()).unwrap();
+    let rig = Rig::new(13, exports);
+    assert_eq!(rig.server.resize_all().len(), 0, "nothing has changed");
+    set_len(2 * MIB);
+    let first = ["file", "below"].map(|name| rig.map(name, &rig.options("s1")).unwrap());
+    let sizes = |disks: &[Arc<Disk>; 2]| disks.each_ref().map(|disk| disk.limits().bytes);
+    assert_eq!(sizes(&first), [2 * MIB; 2], "grown before they were opened");
+    set_len(4 * MIB);
+    let ro = MapOptions { access: Access::Ro, ..rig.options("s2") };
+    let second = ["file", "below"].map(|name| rig.map(name, &ro).unwrap());
+    assert_eq!(sizes(&second), [4 * MIB; 2], "grown while others have them open");
+    set_len(8 * MIB);
+    // The size is the client's own matter [NB-37]; what there is, the server's.
+    first.iter().chain(&second).for_each(|disk| disk.resize(8 * MIB).unwrap());
+    let write = |disk: &Disk| sync::write_at(disk, 6 * MIB, &[7; 4096], Durable::Later);
+    for disk in &first {
+        assert_eq!(write(disk), Err(Errno::EIO), "nobody has looked");
+    }
+    assert_eq!(rig.server.resize("file").unwrap(), 8 * MIB);
+    assert_eq!((write(&first[0]), write(&first[1])), (Ok(()), Err(Errno::EIO)));
+    let changed = rig.server.resize_all();
+    let changed: Vec<_> = changed.into_iter().map(|(name, n)| (name, n.unwrap())).collect();
+    assert_eq!(changed, [("below".to_owned(), 8 * MIB)]);
+    assert_eq!(write(&first[1]), Ok(()));
+    set_len(MIB);
+    assert_eq!(rig.server.resize_all().len(), 2);
+    for disk in first {
+        assert_eq!(write(&disk), Err(Errno::EIO), "a smaller one does not grow by a write");
+    }
+    assert!(files.iter().all(|file| file.metadata().unwrap().len() == MIB));
+    let missing = rig.server.resize("missing").unwrap_err();
+    assert_eq!(missing.errno(), Errno::ENOENT);
+    std::fs::remove_dir_all(dir).unwrap();
+}
+
+#[test]
 fn access_is_arbitrated_and_errors_are_the_servers() {
     // tests [NB-19] [NB-17] [NB-35] [NB-58]
     let rig = Rig::new(2, memory(MIB));

@@ -1,4 +1,5 @@
-//! SIGINT and SIGTERM: a request to stop, that loops ask about and sleepers wake up for.
+//! SIGINT and SIGTERM: a request to stop, that loops ask about and sleepers wake up for. SIGHUP: a
+//! request to look at things again, of commands that do so.
 //!
 //! The first signal asks; a second one ends the process at once, for the case that stopping in
 //! good order hangs.
@@ -14,12 +15,21 @@ use std::{
 };
 
 use signal_hook::{
-    consts::{SIGINT, SIGTERM},
+    consts::{SIGHUP, SIGINT, SIGTERM},
     flag,
     low_level::pipe,
 };
 
 use super::{Failure, Outcome};
+
+/// Starts to listen for SIGHUP; the flag is set when one comes.
+pub(crate) fn hangups() -> Outcome<Arc<AtomicBool>> {
+    let came = Arc::new(AtomicBool::new(false));
+    match flag::register(SIGHUP, Arc::clone(&came)) {
+        Ok(_) => Ok(came),
+        Err(error) => Err(Failure::failed(format!("cannot install a signal handler: {error}"))),
+    }
+}
 
 /// The wish of the user that the program ends.
 #[derive(Debug)]

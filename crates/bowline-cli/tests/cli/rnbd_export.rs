@@ -70,3 +70,25 @@ fn a_forced_close_is_told_of() {
     end(client);
     assert_eq!(end(server), "export disk0 closed by force for session s1\n");
 }
+
+#[test]
+fn files_that_grow_are_looked_at_again() {
+    let folder = Folder::new();
+    let path = folder.write("disk0.img", "");
+    let set_len = |bytes| {
+        let file = std::fs::File::options().write(true).open(&path).expect("the file");
+        file.set_len(bytes).expect("its length");
+    };
+    set_len(4 << 20);
+    let file = format!("disk0={}", path.display());
+    let mut server = export(&folder, 4, &["--file", &file]);
+    server.expect("export disk0 bytes=4194304");
+    set_len(8 << 20);
+    let mut client = map(&folder, 4, "disk0", "s1", &[]);
+    client.expect("mapped disk0 bytes=8388608");
+    set_len(2 << 20);
+    server.signal("-HUP");
+    server.expect("export disk0 bytes=2097152");
+    end(client);
+    end(server);
+}

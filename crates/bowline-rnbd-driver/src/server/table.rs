@@ -69,9 +69,14 @@ impl Table {
         self.entries.get(&id).map(|entry| &entry.export)
     }
 
-    pub(super) fn by_identity(&self, identity: Identity) -> Option<ExportId> {
+    pub(super) fn by_identity(&self, identity: Identity) -> Option<(ExportId, OpenExport)> {
         let found = self.entries.iter().find(|(_, entry)| entry.identity == identity);
-        found.map(|(id, _)| *id)
+        found.map(|(id, entry)| (*id, entry.export.clone()))
+    }
+
+    /// Returns what is open, by what it is.
+    pub(super) fn stores(&self) -> impl Iterator<Item = (Identity, &OpenExport)> {
+        self.entries.values().map(|entry| (entry.identity, &entry.export))
     }
 
     /// Counts what went well.

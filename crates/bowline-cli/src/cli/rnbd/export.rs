@@ -30,7 +30,7 @@ use super::{serving::Controls, side::Side};
 use crate::cli::{
     Failure, Outcome,
     args::{number, number32},
-    stop::Stop,
+    stop::{Stop, hangups},
 };
 
 /// How often the process looks whether its input has ended.
@@ -42,7 +42,10 @@ const BLOCK: &str = "512";
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "The first line of the output is `listening on ADDRESS:PORT, ..`, then there is one line per \
-                  export. Ends with SIGINT or SIGTERM."
+                  export. A file or block device is as big as it is when a client opens it. SIGHUP looks at all of \
+                  them again, and prints the line of each whose size is another now: whoever has it open can use it \
+                  from then on, after `rnbd resize` or the next open there, and no more than there is. Ends with \
+                  SIGINT or SIGTERM."
 )]
 pub(super) struct Args {
     /// An export of memory, zero at first and lost at the end; repeat it for more
@@ -98,6 +101,7 @@ pub(super) struct Args {
 /// Runs the command.
 pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
     let stop = Stop::install()?;
+    let hangups = hangups()?;
     let exports = args.exports()?;
     let config = args.config()?;
     let addresses = args.side.places(&args.address)?;
@@ -131,11 +135,24 @@ pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
         if let Some(line) = offences.look(Instant::now(), &server) {
             note!("{line}");
         }
+        if hangups.swap(false, Ordering::Relaxed) {
+            resize(&server);
+        }
     }
     drop(served);
     server.close();
     engine.close();
     Ok(())
+}
+
+/// Looks at all storage again.
+fn resize(server: &ExportServer) {
+    for (name, bytes) in server.resize_all() {
+        match bytes {
+            Ok(bytes) => say!("export {name} bytes={bytes}"),
+            Err(error) => note!("{error}"),
+        }
+    }
 }
 
 /// The exports as the control tree has them; what is closed by force there is told of [NB-50].
