@@ -2,6 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -196,9 +197,36 @@ fn a_block_device_keeps_its_own_blocks() {
         sync::write_zeroes(&*disk, 8192, 4096).expect("zeroed");
         sync::read_at(&*disk, 4096, &mut back).expect("read");
         assert!(back[4096..8192].iter().all(|byte| *byte == 0) && back[8192] == 0x33);
-        assert!(limits.discard.is_some(), "a loop device makes holes in its file");
-        sync::discard(&*disk, 0, 8 << 20).expect("discarded");
+        let name = Path::new(&device).file_name().expect("a name").to_str().expect("text");
+        let queue = |limit: &str| -> u64 {
+            let text = std::fs::read_to_string(format!("/sys/block/{name}/queue/{limit}"));
+            text.expect("a limit").trim().parse().expect("a number")
+        };
+        assert_eq!(u64::from(limits.max_io), queue("max_hw_sectors_kb") * 1024);
+        assert_eq!(u64::from(limits.max_segments), queue("max_segments"));
+        assert!(!limits.secure_erase, "sysfs says nothing of it");
+        let discard = limits.discard.expect("a loop device makes holes in its file");
+        assert_eq!(u64::from(discard.granularity), queue("discard_granularity"));
+        let long = vec![0x44; 3 << 20];
+        sync::write_at(&*disk, 1 << 20, &long, Durable::Later)
+            .expect("longer than the queue's limit");
+        let mut read = vec![0; 3 << 20];
+        sync::read_at(&*disk, 1 << 20, &mut read).expect("read");
+        assert!(read == long);
+        // More at a time than there are threads for it.
+        std::thread::scope(|scope| {
+            for piece in 0..8 {
+                let disk = &disk;
+                scope.spawn(move || {
+                    sync::discard(&**disk, piece << 20, 1 << 20).expect("discarded");
+                });
+            }
+        });
         sync::flush(&*disk).expect("flushed");
+        sync::read_at(&*disk, 1 << 20, &mut read).expect("read");
+        assert!(read.iter().all(|byte| *byte == 0), "a loop device reads as holes do");
+        let blocks = std::fs::metadata(&path).expect("the file").blocks();
+        assert_eq!(blocks, 0, "all of it was freed");
     });
     Command::new("losetup").args(["--detach", &device]).status().expect("losetup is there");
     std::fs::remove_file(&path).expect("removed");

@@ -27,6 +27,8 @@ pub(super) struct Facts {
     fd: OwnedFd,
     /// What addresses of memory must be multiples of: 1 unless the page cache is gone around.
     pub(super) align: u64,
+    /// It is a block device.
+    device: bool,
     pub(super) zeroes: Buffer,
     limits: Limits,
     /// Its size now, in place of `limits.bytes`.
@@ -48,6 +50,8 @@ impl Facts {
 pub(super) struct File {
     facts: Arc<Facts>,
     workers: Workers,
+    /// Who makes the calls that a ring does not have.
+    blocking: Option<Pool>,
 }
 
 #[derive(Debug)]
@@ -64,14 +68,19 @@ impl File {
             Ok(ring) => Workers::Ring(ring),
             Err(_) => Workers::Pool(Pool::new(&facts)?),
         };
-        Ok(Self { facts, workers })
+        let discards = facts.device && facts.limits.discard.is_some();
+        let blocking = match workers {
+            Workers::Ring(_) if discards => Some(Pool::new(&facts)?),
+            _ => None,
+        };
+        Ok(Self { facts, workers, blocking })
     }
 
     #[cfg(test)]
     pub(super) fn by_threads(fd: OwnedFd, block: u32, direct: bool) -> io::Result<Self> {
         let facts = Arc::new(look_at(fd, false, block, direct)?);
         let workers = Workers::Pool(Pool::new(&facts)?);
-        Ok(Self { facts, workers })
+        Ok(Self { facts, workers, blocking: None })
     }
 
     #[cfg(test)]
@@ -88,11 +97,17 @@ impl Backend for File {
     fn submit(&self, io: &mut Vec<BackendIo>, done: &Arc<dyn BackendDone>) {
         let limits = self.facts.limits();
         let mut answered = Vec::new();
+        let mut blocking = Vec::new();
         // Answers wait until no lock is held.
         let jobs = io.drain(..).filter_map(|io| {
             let (token, nothing) = (io.token, io.op != IoOp::Flush && io.len == 0);
-            let job = check(&limits, &io).and_then(|()| Job::new(io, done, self.facts.align));
+            let job = check(&limits, &io)
+                .and_then(|()| Job::new(io, done, self.facts.align, self.facts.device));
             let errno = match job {
+                Ok(job) if self.blocking.is_some() && job.blocks() => {
+                    blocking.push(job);
+                    return None;
+                }
                 Ok(job) if !nothing => return Some(job),
                 Ok(_) => 0,
                 Err(errno) => errno.neg(),
@@ -103,6 +118,10 @@ impl Backend for File {
         match &self.workers {
             Workers::Ring(ring) => ring.submit(jobs),
             Workers::Pool(pool) => pool.submit(jobs),
+        }
+        if let Some(pool) = self.blocking.as_ref().filter(|_| !blocking.is_empty()) {
+            pool.submit(blocking.into_iter());
+            pool.kick();
         }
         if !answered.is_empty() {
             done.done(&answered);
@@ -151,28 +170,36 @@ fn look_at(fd: OwnedFd, read_only: bool, block: u32, direct: bool) -> io::Result
         rustix::fs::fcntl_setfl(&fd, OFlags::empty())?;
     }
     let fs_block = u32::try_from(stat.st_blksize).unwrap_or(4096);
+    let queue = Queue::of(stat.st_rdev);
     let discard = match (read_only, device) {
         (true, _) => None,
-        (false, true) => {
-            device_discard(rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev))
-        }
+        (false, true) => queue.discard(),
         (false, false) => file_discard(&fd, bytes, fs_block),
+    };
+    let plain = Limits::plain(bytes);
+    let (max_io, max_segments) = if device {
+        (queue.max_io(logical), queue.max_segments())
+    } else {
+        (plain.max_io, plain.max_segments)
     };
     let max_zeroes = REQUEST_MAX - REQUEST_MAX % u64::from(logical);
     let limits = Limits {
         logical,
         physical: physical.max(logical),
+        max_io,
+        max_segments,
         discard,
         max_write_zeroes: if read_only { 0 } else { u32::try_from(max_zeroes).unwrap_or(0) },
         // Even without the page cache, the drive has a cache and the file system its journal.
         write_cache: !read_only,
         fua: !read_only,
         read_only,
-        ..Limits::plain(bytes)
+        ..plain
     };
     Ok(Facts {
         fd,
         align: align.unwrap_or(1),
+        device,
         zeroes: Buffer::new(ZEROES)?,
         limits,
         bytes: AtomicU64::new(bytes),
@@ -210,22 +237,49 @@ fn file_discard(fd: &OwnedFd, bytes: u64, granularity: u32) -> Option<Discard> {
     })
 }
 
-/// Discards of a block device are what its queue says.
-fn device_discard(major: u32, minor: u32) -> Option<Discard> {
-    let number = |name: &str| {
+/// The queue of a block device in sysfs. It says nothing of secure erase, which the block layer knows
+/// only of by failing, so that is left out. [NB-9] [NB-47]
+struct Queue {
+    folder: String,
+}
+
+impl Queue {
+    fn of(device: rustix::fs::Dev) -> Self {
+        let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+        Self { folder: format!("{SYSFS}/{major}:{minor}") }
+    }
+
+    fn number(&self, name: &str) -> Option<u64> {
+        let at = &self.folder;
         // A partition has the queue of its disk.
-        let at = format!("{SYSFS}/{major}:{minor}");
         let text = std::fs::read_to_string(format!("{at}/queue/{name}"))
             .or_else(|_| std::fs::read_to_string(format!("{at}/../queue/{name}")))
             .or_else(|_| std::fs::read_to_string(format!("{at}/{name}")));
-        text.ok()?.trim().parse::<u64>().ok()
-    };
-    let granularity = u32::try_from(number("discard_granularity")?).ok()?.max(512);
-    let max_bytes = number("discard_max_bytes").filter(|most| *most > 0)?.min(REQUEST_MAX);
-    let alignment = number("discard_alignment").and_then(|n| u32::try_from(n).ok()).unwrap_or(0);
-    Some(Discard {
-        max_bytes: max_bytes - max_bytes % u64::from(granularity),
-        granularity,
-        alignment,
-    })
+        text.ok()?.trim().parse().ok()
+    }
+
+    /// Bytes it takes in one go; longer requests are cut up by the system.
+    fn max_io(&self, block: u32) -> u32 {
+        let known = self.number("max_hw_sectors_kb").filter(|kib| *kib > 0);
+        let bytes = known.map_or(REQUEST_MAX, |kib| kib.saturating_mul(1024).min(REQUEST_MAX));
+        let bytes = u32::try_from(bytes).unwrap_or(Limits::IO_MAX);
+        (bytes - bytes % block).max(block)
+    }
+
+    fn max_segments(&self) -> u16 {
+        let known = self.number("max_segments").filter(|segments| *segments > 0);
+        let usual = Limits::plain(0).max_segments;
+        known.map_or(usual, |segments| u16::try_from(segments).unwrap_or(u16::MAX))
+    }
+
+    fn discard(&self) -> Option<Discard> {
+        let granularity = u32::try_from(self.number("discard_granularity")?).ok()?.max(512);
+        let most = self.number("discard_max_bytes").filter(|most| *most > 0)?.min(REQUEST_MAX);
+        let alignment = self.number("discard_alignment");
+        Some(Discard {
+            max_bytes: most - most % u64::from(granularity),
+            granularity,
+            alignment: alignment.and_then(|n| u32::try_from(n).ok()).unwrap_or(0),
+        })
+    }
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   Read, Write --short--> the rest of it --all there--> done
-//!   Discard      punch a hole ----------------------------------> done, or Sync
+//!   Discard      punch a hole; of a block device: discard ------> done, or Sync
 //!   WriteZeroes  punch a hole (unless NOUNMAP) --not supported-->
 //!                zero the range --not supported--> write zeroes -> done, or Sync
 //!   Flush        Sync ------------------------------------------> done
@@ -34,6 +34,7 @@ pub(super) struct Job {
 enum Phase {
     Data,
     PunchHole,
+    Discard,
     ZeroRange,
     WriteZeroes,
     Sync,
@@ -48,6 +49,8 @@ pub(super) enum Step {
     Write { from: u64, len: u32, offset: u64, dsync: bool },
     /// Makes a hole in the file.
     PunchHole { len: u32, offset: u64 },
+    /// Tells a block device that bytes are not needed. It blocks, and rings do not have it.
+    Discard { len: u32, offset: u64 },
     /// Makes bytes zero and keeps their blocks.
     ZeroRange { len: u32, offset: u64 },
     /// Makes durable all that was written.
@@ -55,8 +58,8 @@ pub(super) enum Step {
 }
 
 impl Job {
-    /// A request that was found right. Where addresses have to be multiples of `align` and this
-    /// one is not, its data takes a way round.
+    /// A request that was found right, of a file or a block `device`. Where addresses have to be
+    /// multiples of `align` and this one is not, its data takes a way round.
     ///
     /// # Errors
     /// ENOMEM, when there is no memory for that.
@@ -64,11 +67,14 @@ impl Job {
         io: BackendIo,
         done: &Arc<dyn BackendDone>,
         align: u64,
+        device: bool,
     ) -> Result<Self, Errno> {
         let phase = match io.op {
             IoOp::Read | IoOp::Write => Phase::Data,
             IoOp::Flush => Phase::Sync,
             IoOp::WriteZeroes if io.nounmap => Phase::ZeroRange,
+            // A hole would be zeroes, which not every device that discards can write.
+            IoOp::Discard if device => Phase::Discard,
             IoOp::WriteZeroes | IoOp::Discard | IoOp::SecureErase => Phase::PunchHole,
         };
         let mut bounce = None;
@@ -82,6 +88,11 @@ impl Job {
             bounce = Some(Arc::new(other));
         }
         Ok(Self { done: done.clone(), io, phase, at: 0, tries: 0, bounce })
+    }
+
+    /// Tells whether only a thread that may block can carry it out.
+    pub(super) fn blocks(&self) -> bool {
+        self.phase == Phase::Discard
     }
 
     /// Linux I/O priority of the calls. Real-time needs a privilege and is left out, as are bits
@@ -111,6 +122,7 @@ impl Job {
                 }
             }
             Phase::PunchHole => Step::PunchHole { len, offset },
+            Phase::Discard => Step::Discard { len, offset },
             Phase::ZeroRange => Step::ZeroRange { len, offset },
             Phase::WriteZeroes => {
                 let piece = (len - self.at).min(u32::try_from(zeroes.len()).unwrap_or(u32::MAX));
@@ -152,8 +164,12 @@ impl Job {
                     self.result(0)
                 }
             }
-            (Phase::PunchHole | Phase::ZeroRange, _) if self.io.fua => self.turn(Phase::Sync),
-            (Phase::PunchHole | Phase::ZeroRange | Phase::Sync, _) => self.result(0),
+            (Phase::PunchHole | Phase::Discard | Phase::ZeroRange, _) if self.io.fua => {
+                self.turn(Phase::Sync)
+            }
+            (Phase::PunchHole | Phase::Discard | Phase::ZeroRange | Phase::Sync, _) => {
+                self.result(0)
+            }
         }
     }
 

@@ -101,7 +101,8 @@ pub enum BackendSpec {
     },
     /// Nothing: writes are forgotten, reads give zeroes. For measuring everything else.
     Null,
-    /// A regular file or a block device.
+    /// A regular file or a block device, of which the limits are those of its queue. There is no
+    /// secure erase: no file system has it, and of a device it cannot be known.
     File {
         /// It, open for reading, and for writing unless `read_only`. Its flags are changed.
         fd: OwnedFd,

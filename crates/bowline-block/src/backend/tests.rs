@@ -339,7 +339,7 @@ fn zeroes_are_written_where_the_file_system_has_no_other_way() {
         prio: 0x2001,
         mem: None,
     };
-    let mut job = job::Job::new(io, &done, 512).unwrap();
+    let mut job = job::Job::new(io, &done, 512, true).unwrap();
     assert_eq!(job.priority(), 0, "real-time priority is not passed on");
     assert_eq!(job.step(&zeroes), job::Step::PunchHole { len: 100_352, offset: 4096 });
     assert_eq!(job.advance(-libc::EOPNOTSUPP), None);
@@ -355,9 +355,31 @@ fn zeroes_are_written_where_the_file_system_has_no_other_way() {
     assert_eq!(job.step(&zeroes), job::Step::Sync, "the zeroes have to be durable");
     assert_eq!(job.advance(0), Some(BackendResult { token: 9, errno: 0, direct: None }));
     // What the system keeps breaking off fails in the end.
-    let mut job = job::Job::new(flush(), &done, 1).unwrap();
+    let mut job = job::Job::new(flush(), &done, 1, false).unwrap();
     let tries = (0..1000).take_while(|_| job.advance(-libc::EINTR).is_none()).count();
     assert_eq!(tries, 100);
+}
+
+#[test]
+fn a_block_device_discards_and_a_file_gets_holes() {
+    // The job alone: a device may discard and not know how to write zeroes, which a hole would be.
+    let (sender, _answers) = channel();
+    let done: Arc<dyn BackendDone> = Arc::new(Answers { sender: Mutex::new(sender) });
+    let zeroes = Buffer::new(4096).unwrap();
+    let (len, offset) = (65_536, 4096);
+    for (device, step) in
+        [(true, job::Step::Discard { len, offset }), (false, job::Step::PunchHole { len, offset })]
+    {
+        let io = BackendIo { op: IoOp::Discard, offset, len, fua: true, ..flush() };
+        let mut job = job::Job::new(io, &done, 512, device).unwrap();
+        assert_eq!((job.step(&zeroes), job.blocks()), (step, device));
+        assert_eq!(job.advance(0), None);
+        assert_eq!((job.step(&zeroes), job.blocks()), (job::Step::Sync, false));
+        let io = BackendIo { op: IoOp::Discard, offset, len, ..flush() };
+        let mut job = job::Job::new(io, &done, 512, device).unwrap();
+        let refused = Some(BackendResult { token: 0, errno: -libc::EOPNOTSUPP, direct: None });
+        assert_eq!(job.advance(-libc::EOPNOTSUPP), refused, "it is nothing else then");
+    }
 }
 
 fn flush() -> BackendIo {
