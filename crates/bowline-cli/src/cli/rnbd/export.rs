@@ -43,8 +43,8 @@ const BLOCK: &str = "512";
 #[command(
     after_help = "The first line of the output is `listening on ADDRESS:PORT, ..`, then there is one line per \
                   export. A file or block device is as big as it is when a client opens it. SIGHUP looks at all of \
-                  them again, and prints the line of each whose size is another now: whoever has it open can use it \
-                  from then on, after `rnbd resize` or the next open there, and no more than there is. Ends with \
+                  them again, and prints `export NAME bytes=N` for each whose size is another now; those who have it \
+                  open are served by that size, and use more after `rnbd resize` there, or when they open it again. Ends with \
                   SIGINT or SIGTERM."
 )]
 pub(super) struct Args {
@@ -63,7 +63,7 @@ pub(super) struct Args {
     ro: bool,
     /// What an export may be opened for, and by sessions of which name (* stands for anything; without
     /// it, by all); repeat it for more. An export that has grants is open to nobody else, one that has
-    /// none to everybody. Below --dir, EXPORT is what clients call the file, and other names of it are
+    /// none to everybody. Below --dir, EXPORT is what clients call the file. Other names of a file are
     /// meant too
     #[arg(long, value_name = "EXPORT=ro|rw|migration[@SESSION]", value_parser = granted)]
     grant: Vec<Grant>,
