@@ -103,7 +103,7 @@ fn completed(folder: &Folder, line: &str) -> String {
     let script = run(folder, &["completions", "bash"]).exits(0).out;
     let program = env!("CARGO_BIN_EXE_bowline");
     let bin = folder.path().join("bin");
-    std::fs::create_dir_all(&bin).expect("a folder");
+    fs::create_dir_all(&bin).expect("a folder");
     for name in ["bowline", "rnbd"] {
         // A second call finds what the first has made.
         let _ = std::os::unix::fs::symlink(program, bin.join(name));
