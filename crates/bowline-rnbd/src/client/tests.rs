@@ -2,8 +2,8 @@ use bowline_wire::rnbd::{IoFlags, Request};
 use bowline_wire::rtrs::Dir;
 
 use super::*;
-use crate::{Discard, IoOp};
 use crate::limits::open_rsp;
+use crate::{Discard, IoOp};
 
 const SESSION: SessionLimits = SessionLimits { max_io: 8192, max_segments: 128 };
 const WAIT: Outage = Outage::Queue(Duration::from_secs(30));
