@@ -72,10 +72,11 @@ pub(super) struct How {
     /// How it is opened: ro, rw or migration
     #[arg(long, value_name = "MODE", default_value = "rw", value_parser = access)]
     access: Access,
-    /// What becomes of requests while no path is connected: fail, or wait for so long
+    /// What becomes of requests while no path is connected: fail, or wait for so long. What was written and not
+    /// flushed is lost without a word if the server's machine, not just its process, goes down meanwhile
     #[arg(long, value_name = "fail|TIME", default_value = "30", value_parser = outage)]
     outage: Outage,
-    /// Longest time of a request; without it, as long as it takes
+    /// Longest time of a request; without it, as long as it takes. Costs a copy of all data
     #[arg(long, value_name = "TIME", value_parser = some_time)]
     timeout: Option<Duration>,
     /// How paths are chosen: round-robin, min-inflight or min-latency
