@@ -206,3 +206,38 @@ fn an_open_file_survives_its_directory() {
     file.read_exact_at(&mut out, 100).expect("read");
     assert_eq!(&out, b"still here");
 }
+
+#[test]
+fn a_file_that_is_open_is_in_use() {
+    // tests [NB-37]
+    let Some(mounted) = mount("use", 1 << 20, FuseOptions::default()) else { return };
+    let mount = mounted.mount.as_ref().expect("mounted");
+    let until = |what: &str, so: &dyn Fn() -> bool| {
+        let start = std::time::Instant::now();
+        while !so() {
+            assert!(start.elapsed().as_secs() < 20, "never: {what}");
+            std::thread::sleep(std::time::Duration::from_millis(2));
+        }
+    };
+    // Looking is no use.
+    assert_eq!(std::fs::read_dir(&mounted.dir).expect("listed").count(), 1);
+    assert_eq!(std::fs::metadata(&mounted.file).expect("there").len(), 1 << 20);
+    assert_eq!(mount.opens(), 0);
+    let files = [(); 2].map(|()| File::open(&mounted.file).expect("opened"));
+    assert_eq!(mount.opens(), 2);
+    assert!(!mount.shut_if_unused());
+    let [first, second] = files;
+    let again = second.try_clone().expect("the same open file");
+    drop((first, second));
+    until("one is closed", &|| mount.opens() == 1);
+    assert!(!mount.shut_if_unused());
+    // Refused is refused: it can be opened still.
+    drop(File::open(&mounted.file).expect("opened"));
+    drop(again);
+    until("nobody uses it", &|| mount.shut_if_unused());
+    let refused = File::open(&mounted.file).map_err(|error| error.raw_os_error());
+    assert_eq!(refused.err(), Some(Some(libc::ENODEV)));
+    assert!(mount.shut_if_unused(), "it is shut already");
+    mount.unshut();
+    drop(File::open(&mounted.file).expect("opened"));
+}

@@ -480,3 +480,28 @@ fn random_streams_hurt_nobody() {
         std::thread::sleep(Duration::from_millis(5));
     }
 }
+
+#[test]
+fn a_connection_is_a_use_and_a_shut_door_lets_nobody_in() {
+    // tests [NB-37]
+    let served = serve("use", memory(1 << 20), NbdOptions::default());
+    let connect = || {
+        let mut client = UnixStream::connect(&served.path).expect("connected");
+        client.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
+        let mut greeting = [0; 18];
+        let greeted = client.read_exact(&mut greeting).is_ok();
+        greeted.then_some(client)
+    };
+    let client = connect().expect("greeted");
+    assert_eq!(served.server.connections(), 1);
+    assert!(!served.server.shut_if_unused());
+    drop(client);
+    let start = std::time::Instant::now();
+    while !served.server.shut_if_unused() {
+        assert!(start.elapsed().as_secs() < 20, "the connection has ended");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    assert!(connect().is_none(), "shut");
+    served.server.unshut();
+    assert!(connect().is_some());
+}

@@ -76,3 +76,25 @@ fn a_read_only_device_is_not_written() {
     let device = OpenOptions::new().read(true).write(true).open(ublk.path());
     assert!(device.is_err() || device.is_ok_and(|device| device.write_at(&[0; 512], 0).is_err()));
 }
+
+#[test]
+fn a_device_that_is_claimed_is_in_use() {
+    // tests [NB-37]
+    let Some((ublk, _)) = attach(UblkOptions::default()) else { return };
+    let claim = || {
+        let mut options = OpenOptions::new();
+        std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, libc::O_EXCL);
+        options.read(true).open(ublk.path())
+    };
+    let claimed = claim().expect("nobody has it");
+    assert!(!ublk.shut_if_unused());
+    drop(claimed);
+    assert!(ublk.shut_if_unused() && ublk.shut_if_unused());
+    assert_eq!(claim().map_err(|error| error.raw_os_error()).err(), Some(Some(libc::EBUSY)));
+    ublk.unshut();
+    assert!(claim().is_ok());
+    assert!(ublk.shut_if_unused());
+    let path = ublk.path().to_owned();
+    drop(ublk);
+    assert!(!path.exists(), "the device is gone though it was shut");
+}

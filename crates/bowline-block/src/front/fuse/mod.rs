@@ -12,7 +12,7 @@ use std::fmt;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -49,7 +49,21 @@ pub struct FuseOptions {
 pub struct Mount {
     dir: PathBuf,
     device: u64,
+    users: Arc<Mutex<Users>>,
     session: Option<BackgroundSession>,
+}
+
+/// Who uses the file.
+#[derive(Default)]
+struct Users {
+    /// How often it is open.
+    open: usize,
+    /// It cannot be opened.
+    shut: bool,
+}
+
+fn lock(users: &Mutex<Users>) -> MutexGuard<'_, Users> {
+    users.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Mounts a directory with one file, `file_name`, which is the disk.
@@ -66,7 +80,9 @@ pub fn mount(
     if file_name.is_empty() || file_name.contains(['/', '\0']) || [".", ".."].contains(&file_name) {
         return Err(io::ErrorKind::InvalidInput.into());
     }
+    let users = Arc::<Mutex<Users>>::default();
     let door = Door {
+        users: Arc::clone(&users),
         name: file_name.into(),
         read_only: options.read_only,
         bytes: Bytes::new(disk).map_err(|errno| io::Error::from_raw_os_error(errno.0))?,
@@ -87,13 +103,30 @@ pub fn mount(
     }
     let session = Session::new(door, dir, &config)?.spawn()?;
     let device = std::fs::metadata(dir)?.dev();
-    Ok(Mount { dir: dir.to_owned(), device, session: Some(session) })
+    Ok(Mount { dir: dir.to_owned(), device, users, session: Some(session) })
 }
 
 impl Mount {
     /// The directory.
     pub fn dir(&self) -> &Path {
         &self.dir
+    }
+
+    /// How often the file is open now. The system tells of a close a moment after it.
+    pub fn opens(&self) -> usize {
+        lock(&self.users).open
+    }
+
+    /// Lets nobody open the file any more if nobody has, until [`Mount::unshut`]; says whether it is so.
+    pub fn shut_if_unused(&self) -> bool {
+        let mut users = lock(&self.users);
+        users.shut |= users.open == 0;
+        users.open == 0
+    }
+
+    /// Lets the file be opened again.
+    pub fn unshut(&self) {
+        lock(&self.users).shut = false;
     }
 
     /// Takes the directory away, and waits a little for what is under way.
@@ -132,6 +165,7 @@ impl fmt::Debug for Mount {
 
 /// The file system: a directory and a file.
 struct Door {
+    users: Arc<Mutex<Users>>,
     name: OsString,
     bytes: Arc<Bytes>,
     read_only: bool,
@@ -245,11 +279,33 @@ impl Filesystem for Door {
         if self.is_read_only() && flags.acc_mode() != fuser::OpenAccMode::O_RDONLY {
             return reply.error(Errno::EROFS);
         }
+        let mut users = lock(&self.users);
+        if users.shut {
+            return reply.error(Errno::ENODEV);
+        }
+        users.open += 1;
+        drop(users);
         // O_TRUNC changes nothing, as with a disk.
         let flags = FopenFlags::FOPEN_DIRECT_IO
             | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES
             | FopenFlags::FOPEN_NOFLUSH;
         reply.opened(FileHandle(0), flags);
+    }
+
+    fn release(
+        &self,
+        _req: &Request,
+        _ino: INodeNo,
+        _fh: FileHandle,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        _flush: bool,
+        reply: ReplyEmpty,
+    ) {
+        let mut users = lock(&self.users);
+        users.open = users.open.saturating_sub(1);
+        drop(users);
+        reply.ok();
     }
 
     fn read(

@@ -66,6 +66,8 @@ struct Shared {
     disk: Arc<dyn BlockDevice>,
     options: NbdOptions,
     stop: AtomicBool,
+    /// New connections are closed at once. Changes and is looked at with `connections` locked.
+    shut: AtomicBool,
     connections: Mutex<Vec<(Arc<Connection>, JoinHandle<()>)>>,
 }
 
@@ -87,6 +89,7 @@ pub fn serve(disk: Arc<dyn BlockDevice>, at: &Path, options: NbdOptions) -> io::
         disk,
         options,
         stop: AtomicBool::new(false),
+        shut: AtomicBool::new(false),
         connections: Mutex::default(),
     });
     let (of_thread, woken) = (shared.clone(), wake.clone());
@@ -104,7 +107,25 @@ impl NbdServer {
 
     /// Connections there are now.
     pub fn connections(&self) -> usize {
-        self.shared.lock().iter().filter(|(_, thread)| !thread.is_finished()).count()
+        alive(&self.shared.lock())
+    }
+
+    /// Lets nobody in any more if there are no connections, until [`NbdServer::unshut`]; says whether it
+    /// is so.
+    pub fn shut_if_unused(&self) -> bool {
+        let connections = self.shared.lock();
+        let unused = alive(&connections) == 0;
+        if unused {
+            // Relaxed, here and elsewhere: the lock orders it.
+            self.shared.shut.store(true, Ordering::Relaxed);
+        }
+        unused
+    }
+
+    /// Lets clients in again.
+    pub fn unshut(&self) {
+        let _connections = self.shared.lock();
+        self.shared.shut.store(false, Ordering::Relaxed);
     }
 }
 
@@ -162,7 +183,8 @@ impl Shared {
     fn begin(&self, socket: UnixStream) -> io::Result<()> {
         let mut connections = self.lock();
         connections.retain(|(_, thread)| !thread.is_finished());
-        if connections.len() >= self.options.max_connections {
+        let shut = self.shut.load(Ordering::Relaxed);
+        if shut || connections.len() >= self.options.max_connections {
             return Err(io::ErrorKind::ConnectionRefused.into());
         }
         let connection = Connection::new(socket, self.disk.clone(), self.options)?;
@@ -173,6 +195,10 @@ impl Shared {
         connections.push((connection, thread));
         Ok(())
     }
+}
+
+fn alive(connections: &[(Arc<Connection>, JoinHandle<()>)]) -> usize {
+    connections.iter().filter(|(_, thread)| !thread.is_finished()).count()
 }
 
 fn listen(at: &Path) -> io::Result<UnixListener> {

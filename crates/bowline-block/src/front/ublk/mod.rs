@@ -10,9 +10,9 @@ mod queue;
 use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::mpsc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -46,9 +46,12 @@ pub struct Ublk {
     id: u32,
     control: Control,
     thread: Option<JoinHandle<()>>,
+    /// The device, open for us alone while it is shut.
+    claim: Mutex<Option<File>>,
 }
 
-/// Makes a block device of `disk`, with the size that it has now.
+/// Makes a block device of `disk`, with the size that it has now: it does not follow the disk to another
+/// (kernels can do that from Linux 6.16 on, which is not used); attaching anew does.
 ///
 /// # Errors
 /// NotFound without the driver; PermissionDenied without the privilege; InvalidInput for a depth
@@ -64,7 +67,7 @@ pub fn attach(disk: Arc<dyn BlockDevice>, options: UblkOptions) -> io::Result<Ub
     let (id, depth) = control.add(options.depth, max_io)?;
     // From here on, dropping removes the device.
     let path = PathBuf::from(format!("/dev/ublkb{id}"));
-    let mut ublk = Ublk { path, id, control, thread: None };
+    let mut ublk = Ublk { path, id, control, thread: None, claim: Mutex::default() };
     ublk.control.set_params(id, &mut abi::params(&limits, max_io))?;
     let file = open_when_there(Path::new(&format!("/dev/ublkc{id}")))?;
     let queue = Queue::new(file, disk, depth, max_io)?;
@@ -84,10 +87,39 @@ impl Ublk {
     pub fn path(&self) -> &Path {
         &self.path
     }
+
+    fn claim(&self) -> MutexGuard<'_, Option<File>> {
+        self.claim.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Claims the device for nobody if nobody has claimed it, so that it cannot be mounted, until
+    /// [`Ublk::unshut`]; says whether it is so.
+    ///
+    /// Claimed are a device and its partitions by who mounts them, swaps there, puts another device upon
+    /// them or opens them with `O_EXCL`. The system tells of no other user: a program that merely has the
+    /// device open, as dd has, is not seen.
+    pub fn shut_if_unused(&self) -> bool {
+        let mut claim = self.claim();
+        if claim.is_some() {
+            return true;
+        }
+        let opened = OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(&self.path);
+        // A device that is gone is used by nobody.
+        let busy = matches!(&opened, Err(error) if error.raw_os_error() == Some(libc::EBUSY));
+        *claim = opened.ok();
+        !busy
+    }
+
+    /// Lets the device be claimed by others again.
+    pub fn unshut(&self) {
+        *self.claim() = None;
+    }
 }
 
 impl Drop for Ublk {
     fn drop(&mut self) {
+        // The system removes no device that is open.
+        self.unshut();
         // A device that was not started, or is gone, says so: as good.
         let _ = self.control.stop(self.id);
         if let Some(thread) = self.thread.take() {
