@@ -37,14 +37,19 @@ const COMMANDS_MAX: usize = 64;
 const TTL: Duration = Duration::ZERO;
 /// How long unmounting waits for the last requests.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// How long the end waits for the answers to commands under way, and how often it looks.
+const END_WAIT: Duration = Duration::from_secs(2);
+const END_LOOK: Duration = Duration::from_millis(5);
 /// Inode number in listings of what nobody has looked up.
 const UNKNOWN: INodeNo = INodeNo(u32::MAX as u64);
 
-/// A mounted tree. Dropping it unmounts: at once if nobody is in it, else for all but them.
+/// A mounted tree. Dropping it unmounts: at once if nobody is in it, else for all but them. Commands that
+/// are under way then are answered first, unless that takes more than two seconds.
 #[derive(Debug)]
 pub struct Mount {
     dir: PathBuf,
     device: u64,
+    commands: Arc<AtomicUsize>,
     session: Option<fuser::BackgroundSession>,
 }
 
@@ -76,6 +81,11 @@ impl Mount {
 
 impl Drop for Mount {
     fn drop(&mut self) {
+        let end = Instant::now() + END_WAIT;
+        // Relaxed: the number guards no other memory.
+        while self.commands.load(Ordering::Relaxed) > 0 && Instant::now() < end {
+            thread::sleep(END_LOOK);
+        }
         if let Some(session) = self.session.take() {
             self.unmount(session);
         }
@@ -97,9 +107,11 @@ pub fn mount(tree: Tree, dir: &Path) -> io::Result<Mount> {
         MountOption::NoSuid,
         MountOption::NoExec,
     ];
-    let session = fuser::spawn_mount(Files::new(tree), dir, &config)?;
+    let files = Files::new(tree);
+    let commands = Arc::clone(&files.commands);
+    let session = fuser::spawn_mount(files, dir, &config)?;
     let device = fs::metadata(dir)?.dev();
-    Ok(Mount { dir: dir.to_owned(), device, session: Some(session) })
+    Ok(Mount { dir: dir.to_owned(), device, commands, session: Some(session) })
 }
 
 /// Which path an inode number stands for. A number lives while the kernel remembers it.

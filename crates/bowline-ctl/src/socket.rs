@@ -22,7 +22,7 @@ use std::{
     },
     path::{Path, PathBuf},
     sync::{
-        Arc,
+        Arc, Condvar, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     thread,
@@ -52,6 +52,8 @@ const CLIENTS_MAX: usize = 16;
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// How long a new server waits to learn whether another one answers in its place.
 const NEIGHBOUR_WAIT: Duration = Duration::from_secs(2);
+/// How long the end of a service waits for answers to requests under way.
+const END_WAIT: Duration = Duration::from_secs(2);
 /// Longest answer a client takes.
 const ANSWER_BYTES_MAX: u64 = 64 << 20;
 
@@ -62,11 +64,45 @@ pub fn folder() -> PathBuf {
     runtime.map_or_else(|| PathBuf::from("/run"), PathBuf::from).join("bowline").join("rnbd")
 }
 
-/// A served control socket; dropping it ends the service and removes the file.
+/// A served control socket; dropping it ends the service and removes the file. Requests that are under
+/// way then are answered first, unless that takes more than two seconds.
 #[derive(Debug)]
 pub struct Server {
     path: PathBuf,
     stop: Arc<AtomicBool>,
+    under_way: Arc<UnderWay>,
+}
+
+/// Requests that were read and not answered yet.
+#[derive(Debug, Default)]
+struct UnderWay {
+    count: Mutex<usize>,
+    ended: Condvar,
+}
+
+impl UnderWay {
+    fn change(&self, change: impl FnOnce(&mut usize)) {
+        change(&mut self.count.lock().unwrap_or_else(PoisonError::into_inner));
+        self.ended.notify_all();
+    }
+
+    /// Counts one until what is returned is dropped.
+    fn begin(&self) -> impl Drop {
+        struct One<'a>(&'a UnderWay);
+        impl Drop for One<'_> {
+            fn drop(&mut self) {
+                self.0.change(|count| *count -= 1);
+            }
+        }
+        self.change(|count| *count += 1);
+        One(self)
+    }
+
+    fn wait(&self) {
+        let count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
+        // Whether all were answered or time was up is the same now.
+        drop(self.ended.wait_timeout_while(count, END_WAIT, |count| *count > 0));
+    }
 }
 
 impl Server {
@@ -81,6 +117,8 @@ impl Server {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let clients = Arc::new(AtomicUsize::new(0));
+        let under_way = Arc::<UnderWay>::default();
+        let counts = Arc::clone(&under_way);
         thread::Builder::new().name("bowline-ctl".into()).spawn(move || {
             for stream in listener.incoming() {
                 // Acquire: pairs with the Release in drop, which then connects to wake this loop.
@@ -88,12 +126,12 @@ impl Server {
                     break;
                 }
                 match stream {
-                    Ok(stream) => serve(stream, &tree, &clients),
+                    Ok(stream) => serve(stream, &tree, &clients, &counts),
                     Err(_) => thread::sleep(ACCEPT_PAUSE),
                 }
             }
         })?;
-        Ok(Self { path: path.to_owned(), stop })
+        Ok(Self { path: path.to_owned(), stop, under_way })
     }
 
     /// Returns where the socket is.
@@ -109,6 +147,7 @@ impl Drop for Server {
         let _ = UnixStream::connect(&self.path);
         // Somebody may have removed it already.
         let _ = fs::remove_file(&self.path);
+        self.under_way.wait();
     }
 }
 
@@ -157,16 +196,17 @@ fn in_time(error: io::Error) -> io::Error {
     }
 }
 
-fn serve(stream: UnixStream, tree: &Tree, clients: &Arc<AtomicUsize>) {
+fn serve(stream: UnixStream, tree: &Tree, clients: &Arc<AtomicUsize>, under_way: &Arc<UnderWay>) {
     // Relaxed: the number guards no other memory.
     if clients.fetch_add(1, Ordering::Relaxed) >= CLIENTS_MAX {
         clients.fetch_sub(1, Ordering::Relaxed);
         return;
     }
     let (tree, count) = (tree.clone(), Arc::clone(clients));
+    let under_way = Arc::clone(under_way);
     let client = thread::Builder::new().name("bowline-ctl-client".into()).spawn(move || {
         // A client that breaks off is its own business.
-        let _ = answer_all(&stream, &tree);
+        let _ = answer_all(&stream, &tree, &under_way);
         count.fetch_sub(1, Ordering::Relaxed);
     });
     if client.is_err() {
@@ -174,7 +214,7 @@ fn serve(stream: UnixStream, tree: &Tree, clients: &Arc<AtomicUsize>) {
     }
 }
 
-fn answer_all(stream: &UnixStream, tree: &Tree) -> io::Result<()> {
+fn answer_all(stream: &UnixStream, tree: &Tree, under_way: &UnderWay) -> io::Result<()> {
     stream.set_read_timeout(Some(SILENCE_MAX))?;
     stream.set_write_timeout(Some(SILENCE_MAX))?;
     let mut reader = BufReader::new(stream);
@@ -185,6 +225,7 @@ fn answer_all(stream: &UnixStream, tree: &Tree) -> io::Result<()> {
         if length == 0 {
             return Ok(());
         }
+        let _one = under_way.begin();
         let complete = line.ends_with(b"\n");
         let answer = match std::str::from_utf8(&line) {
             Ok(line) if complete => answer(line, tree),
@@ -395,6 +436,42 @@ mod tests {
         let server = Server::start(&path, toy_tree()).unwrap();
         assert!(Client::connect(&path).is_ok());
         drop(server);
+        fs::remove_dir(path.parent().unwrap()).unwrap();
+    }
+
+    /// A command that takes until it is let go.
+    struct Slow(Mutex<std::sync::mpsc::Receiver<()>>);
+
+    impl crate::Node for Slow {
+        fn attrs(&self) -> &'static [crate::AttrDef] {
+            const { &[crate::AttrDef { name: "go", mode: 0o200 }] }
+        }
+
+        fn write(&self, _: &str, _: &str) -> Result<(), Errno> {
+            self.0.lock().unwrap().recv().map_err(|_| EIO)
+        }
+    }
+
+    #[test]
+    fn the_end_of_a_service_waits_for_answers() {
+        let path = place("end");
+        let (go, slow) = std::sync::mpsc::channel();
+        let server = Server::start(&path, Tree::new(Arc::new(Slow(Mutex::new(slow))))).unwrap();
+        let under_way = Arc::clone(&server.under_way);
+        let asked = {
+            let mut client = Client::connect(&path).unwrap();
+            thread::spawn(move || client.ask(Op::Write("1"), "/go"))
+        };
+        while *under_way.count.lock().unwrap() == 0 {
+            thread::sleep(Duration::from_millis(1));
+        }
+        let ended = thread::spawn(move || drop(server));
+        thread::sleep(Duration::from_millis(100));
+        assert!(!ended.is_finished(), "a request is under way");
+        go.send(()).unwrap();
+        ended.join().unwrap();
+        assert_eq!(*under_way.count.lock().unwrap(), 0);
+        assert_eq!(asked.join().unwrap().unwrap(), Ok(Json::Null));
         fs::remove_dir(path.parent().unwrap()).unwrap();
     }
 
