@@ -16,10 +16,13 @@ use crate::{Error, random};
 /// Ports from which paths are connected: those that Linux gives to programs that do not care.
 const EPHEMERAL: core::ops::RangeInclusive<u16> = 32768..=60999;
 
+/// A path: own address or any, and the server's, with its port unless that is the session's.
+pub(super) type BuilderPath = (Option<IpAddr>, IpAddr, Option<u16>);
+
 /// Everything a session is opened with.
 pub struct SessionBuilder {
     pub(super) config: ClientConfig,
-    pub(super) paths: Vec<(Option<IpAddr>, IpAddr)>,
+    pub(super) paths: Vec<BuilderPath>,
     /// IO connections, when the program has chosen.
     pub(super) connections: Option<u16>,
     pub(super) on_link: Option<OnLink>,
@@ -52,14 +55,22 @@ impl SessionBuilder {
     /// suits best.
     #[must_use]
     pub fn path(mut self, src: Option<IpAddr>, dst: IpAddr) -> Self {
-        self.paths.push((src, dst));
+        self.paths.push((src, dst, None));
+        self
+    }
+
+    /// Adds a path to a port of its own; those that are added to the session later go to its
+    /// [`port`](Self::port) [NB-34].
+    #[must_use]
+    pub fn path_to(mut self, src: Option<IpAddr>, dst: SocketAddr) -> Self {
+        self.paths.push((src, dst.ip(), Some(dst.port())));
         self
     }
 
     /// Adds some paths.
     #[must_use]
     pub fn paths(mut self, paths: &[(Option<IpAddr>, IpAddr)]) -> Self {
-        self.paths.extend_from_slice(paths);
+        self.paths.extend(paths.iter().map(|(src, dst)| (*src, *dst, None)));
         self
     }
 

@@ -127,7 +127,10 @@ impl Session {
         loop {
             let paths: Vec<(PathAddr, Uuid)> = paths
                 .iter()
-                .map(|path| Ok((resolve(&engine.devices, *path, port)?, random::uuid()?)))
+                .map(|&(src, dst, own)| {
+                    let addr = resolve(&engine.devices, (src, dst), own.unwrap_or(port))?;
+                    Ok((addr, random::uuid()?))
+                })
                 .collect::<Result<_, Error>>()?;
             let on_link = on_link
                 .clone()
