@@ -16,7 +16,7 @@ mod disk;
 mod link;
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ use bowline_rtrs_driver::{Engine, HbConfig, PORT, Policy};
 use bowline_wire::rnbd::Access;
 
 use crate::error::Error;
-use crate::tree::{self, DiskInfo, DiskState, MapSpec, Traffic};
+use crate::tree::{self, DiskInfo, DiskState, MapPath, MapSpec, Traffic};
 use link::Link;
 
 pub use bowline_rnbd::client::DiskStats;
@@ -38,9 +38,10 @@ pub use disk::Disk;
 pub struct MapOptions {
     /// Name of the session; disks of one session share its paths and its queue.
     pub session: String,
-    /// Paths of a new session: own address or any, and the server's.
-    pub paths: Vec<(Option<IpAddr>, IpAddr)>,
-    /// The server's port.
+    /// Paths of a new session: own address or any, and the server's, with its port there if that is
+    /// another than `port`.
+    pub paths: Vec<(Option<IpAddr>, IpAddr, Option<u16>)>,
+    /// The server's port, also for paths that are added later.
     pub port: u16,
     /// How the disk is opened.
     pub access: Access,
@@ -62,6 +63,9 @@ pub struct MapOptions {
     /// Connections of each path for IO; `None`: as many as suit the device
     /// ([`SessionBuilder::io_connections`]).
     pub io_connections: Option<u16>,
+    /// Connections of each path for polled IO. A session that has some is for one disk only [NB-35]; as
+    /// with kernels nothing is sent over them [RS-31].
+    pub poll_queues: u16,
 }
 
 impl MapOptions {
@@ -81,13 +85,14 @@ impl MapOptions {
             connect_timeout: Duration::from_secs(30),
             read_keys: ReadKeys::default(),
             io_connections: None,
+            poll_queues: 0,
         }
     }
 
     /// Adds a path.
     #[must_use]
     pub fn path(mut self, src: Option<IpAddr>, dst: IpAddr) -> Self {
-        self.paths.push((src, dst));
+        self.paths.push((src, dst, None));
         self
     }
 
@@ -105,9 +110,13 @@ impl MapOptions {
             Some(connections) => builder.io_connections(connections),
             None => builder,
         };
+        let builder = self.paths.iter().fold(builder, |builder, (src, dst, port)| match port {
+            Some(port) => builder.path_to(*src, SocketAddr::new(*dst, *port)),
+            None => builder.path(*src, *dst),
+        });
         Ok(builder
             .read_keys(self.read_keys)
-            .paths(&self.paths)
+            .poll_connections(self.poll_queues)
             .port(self.port)
             .policy(self.policy)
             .heartbeat(self.heartbeat)
@@ -158,7 +167,8 @@ impl Client {
     /// Maps a disk and waits until it is there; opens its session if need be [NB-35].
     ///
     /// # Errors
-    /// `EEXIST` when the session has it already, `ENXIO` for a session that is not there and has no
+    /// `EEXIST` when the session has it already, `EINVAL` for a session that is there when it or
+    /// `options` have poll queues, `ENXIO` for a session that is not there and has no
     /// paths; what opening the session comes to; the server's: `ENOENT`, `EPERM` when somebody else
     /// writes, `EACCES`.
     pub fn map(&self, device: &str, options: &MapOptions) -> Result<Arc<Disk>, Error> {
@@ -166,10 +176,21 @@ impl Client {
         let _alone = self.change();
         let known = self.lock().links.get(&options.session).cloned();
         let (link, new) = match known {
+            Some(link) if options.poll_queues > 0 || link.poll_queues() > 0 => {
+                let there = |disk: &Disk| {
+                    let info = disk.info();
+                    disk.session_name() == options.session
+                        && info.is_some_and(|info| info.mapping_path == device)
+                };
+                let there = self.disks().iter().any(|disk| there(disk));
+                let errno = if there { Errno::EEXIST } else { Errno::EINVAL };
+                return Err(Error::new(what(), errno));
+            }
             Some(link) => (link, false),
             None if options.paths.is_empty() => return Err(Error::new(what(), Errno::ENXIO)),
             None => {
-                let link = Link::open(&self.engine, options.builder()?, options.io)?;
+                let link =
+                    Link::open(&self.engine, options.builder()?, options.io, options.poll_queues)?;
                 self.lock().links.insert(options.session.clone(), Arc::clone(&link));
                 (link, true)
             }
@@ -269,16 +290,16 @@ impl Drop for Client {
 
 impl tree::Disks for Client {
     fn map(&self, spec: &MapSpec) -> Result<(), i32> {
-        let known = self.lock().links.contains_key(&spec.session);
-        if spec.poll_queues != 0 && known {
-            return Err(Errno::EINVAL.0);
-        }
-        let paths = spec.paths.iter().map(|path| (path.addresses.src, path.addresses.dst));
+        let paths = spec.paths.iter().map(|path| {
+            let MapPath { addresses, port } = path;
+            (addresses.src, addresses.dst, Some(*port))
+        });
         let options = MapOptions {
             session: spec.session.clone(),
             paths: paths.collect(),
-            port: spec.paths.first().map_or(spec.port, |path| path.port),
+            port: spec.port,
             access: spec.access,
+            poll_queues: spec.poll_connections(),
             ..self.defaults.clone()
         };
         let mapped = Self::map(self, &spec.device, &options);
@@ -301,7 +322,7 @@ impl tree::Disks for Client {
                     bowline_rnbd::client::State::Closed => DiskState::Closed,
                     bowline_rnbd::client::State::Unmapped => DiskState::Unmapped,
                 },
-                poll_queues: 0,
+                poll_queues: disk.poll_queues().into(),
                 bytes: info.limits.map_or(0, |limits| limits.bytes),
                 traffic: Traffic {
                     reads: stats.reads,
@@ -318,12 +339,10 @@ impl tree::Disks for Client {
         .collect()
     }
 
-    fn unmap(&self, disk: &str, force: bool) -> Result<(), i32> {
+    /// Does it whether the disk is in use or not: who uses a disk is known to those who put doors in
+    /// front of it, and they refuse with `EBUSY` before they ask here [NB-37].
+    fn unmap(&self, disk: &str, _force: bool) -> Result<(), i32> {
         let disk = self.disk(disk).ok_or(Errno::ENODEV.0)?;
-        // One is in the table, one is here; whoever has another uses it.
-        if !force && Arc::strong_count(&disk) > 2 {
-            return Err(Errno::EBUSY.0);
-        }
         Self::unmap(self, &disk).map_err(|error| error.errno().0)
     }
 

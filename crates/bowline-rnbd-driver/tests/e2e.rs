@@ -10,7 +10,9 @@ use bowline_block::sync::{self, Durable};
 use bowline_block::{BlockDevice, DiskDone, DiskIo, Errno, IoOp, Limits};
 use bowline_rnbd::client::{Config, Outage};
 use bowline_rnbd_driver::tree::{self, Exports as _};
-use bowline_rnbd_driver::{Client, Disk, Exports, FileOptions, MapOptions, ServerConfig};
+use bowline_rnbd_driver::{
+    Client, Disk, ExportServer, Exports, FileOptions, MapOptions, ServerConfig,
+};
 use bowline_rtrs_driver::client::ReadKeys;
 use bowline_rtrs_driver::{Geometry, server::ServerConfig as RtrsConfig};
 use bowline_wire::rnbd::Access;
@@ -444,4 +446,128 @@ fn disks_may_have_keys_for_single_reads_and_many_connections() {
     assert!(report.verified > 10, "{report:?}");
     rig.client.unmap(&disk).unwrap();
     rig.until("no key is left", || rig.client_device.in_use().bound == 0);
+}
+
+/// Carries out a command to map as the tree does; returns its errno.
+fn command(client: &Client, command: &str) -> Result<(), i32> {
+    tree::Disks::map(client, &command.parse().unwrap())
+}
+
+#[test]
+fn every_path_goes_to_the_port_before_it_and_later_ones_to_the_last() {
+    // tests [NB-34]
+    let rig = Rig::with_paths(12, Exports::new(), 3);
+    // At port 1234 there is a server without disks.
+    let at = [(0, 98), (1, 99), (2, 97)].map(|(path, port)| (rig.server_ip(path), port).into());
+    let config = ServerConfig::default();
+    let server = ExportServer::open(rig.server_engine(), &at, config, memory(MIB)).unwrap();
+    let path = |index| format!("path=ip:{}@ip:{}", rig.client_ip(index), rig.server_ip(index));
+    let map = |words: &str| command(&rig.client, &format!("sessname=s1 device_path=disk0 {words}"));
+    assert_eq!(map(&format!("{} dest_port=98", path(0))), Err(Errno::ENOENT.0));
+    let words = format!("dest_port=98 {} dest_port=99 {} dest_port=97", path(0), path(1));
+    assert_eq!(map(&words), Ok(()));
+    let session = rig.client.session("s1").unwrap();
+    session.add_path(Some(rig.client_ip(2)), rig.server_ip(2)).unwrap();
+    let ports: Vec<u16> = session.paths().iter().map(|path| path.dst.port()).collect();
+    assert_eq!(ports, [98, 99, 97]);
+    drop(session);
+    tree::Disks::unmap(&*rig.client, "rnbd0", false).unwrap();
+    server.close();
+}
+
+#[test]
+fn a_session_with_poll_queues_has_their_connections_and_one_disk() {
+    // tests [NB-35] [NB-37] [RT-24]
+    let mut exports = memory(MIB);
+    exports.memory("disk1", MIB, 512).unwrap();
+    let rig = Rig::with_paths(13, exports, 2);
+    let path = |index| format!("path=ip:{}@ip:{}", rig.client_ip(index), rig.server_ip(index));
+    let map = |words: &str| command(&rig.client, &format!("sessname={words}"));
+    assert_eq!(map(&format!("s1 device_path=disk0 {} nr_poll_queues=1", path(0))), Ok(()));
+    // On the device of tests there is one for IO, and one for service messages.
+    assert_eq!(rig.client_device.in_use().qps, 3);
+    let info = rig.client.disks();
+    assert_eq!(tree::Disks::disks(&*rig.client)[0].poll_queues, 1);
+    sync::write_at(&*info[0], 0, &pattern(4096, 3), Durable::Later).unwrap();
+    check(&info[0], 0, 4096, 3);
+    drop(info);
+    assert_eq!(map("s1 device_path=disk0"), Err(Errno::EEXIST.0));
+    assert_eq!(map("s1 device_path=disk1"), Err(Errno::EINVAL.0));
+    assert_eq!(map("s1 device_path=disk1 nr_poll_queues=1"), Err(Errno::EINVAL.0));
+    assert_eq!(map(&format!("s2 device_path=disk1 {}", path(1))), Ok(()));
+    assert_eq!(map("s2 device_path=disk0 access_mode=ro nr_poll_queues=1"), Err(Errno::EINVAL.0));
+    assert_eq!(map("s2 device_path=disk0 access_mode=ro"), Ok(()));
+    let queues: Vec<u32> =
+        tree::Disks::disks(&*rig.client).iter().map(|disk| disk.poll_queues).collect();
+    assert_eq!(queues, [1, 0, 0]);
+    for name in ["rnbd0", "rnbd1", "rnbd2"] {
+        tree::Disks::unmap(&*rig.client, name, false).unwrap();
+    }
+    assert_eq!(rig.client_device.in_use().qps, 0);
+}
+
+#[test]
+fn listing_disks_is_no_use_of_them() {
+    // tests [NB-37]
+    let rig = Rig::new(14, memory(MIB));
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|threads| {
+        for _ in 0..2 {
+            threads.spawn(|| {
+                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                    drop(rig.client.disks());
+                    drop(tree::Disks::disks(&*rig.client));
+                }
+            });
+        }
+        let results: Vec<Result<(), i32>> = (0..20)
+            .map(|_| {
+                // A panic here would leave the threads running.
+                let mapped = rig.map("disk0", &rig.options("list"));
+                mapped.map(drop).map_err(|error| error.errno().0)?;
+                tree::Disks::unmap(&*rig.client, "rnbd0", false)
+            })
+            .collect();
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        assert_eq!(results, [Ok(()); 20]);
+    });
+}
+
+#[test]
+fn a_server_with_one_chunk_is_slow_and_serves_everything() {
+    // tests [NB-60]
+    let mut exports = memory(16 * MIB);
+    exports.memory("disk1", MIB, 512).unwrap();
+    let mut config = ServerConfig::default();
+    let default = config.rtrs.geometry;
+    let max_io = default.chunk() - default.max_hdr();
+    config.rtrs.geometry = Geometry::new(1, max_io, default.max_hdr()).unwrap();
+    let rig = Rig::with_config(15, exports, 2, config);
+    for io_connections in [None, Some(2)] {
+        let disk = rig.map("disk0", &MapOptions { io_connections, ..rig.options("one") }).unwrap();
+        // Disks come and go, and are opened again, while requests want the only chunk all the time.
+        let report = load(&disk, 4, Duration::from_millis(1500), || {
+            for _ in 0..5 {
+                let other = rig.map("disk1", &rig.options("one")).unwrap();
+                sync::write_at(&*other, 0, &[1; 512], Durable::Now).unwrap();
+                rig.client.unmap(&other).unwrap();
+            }
+        });
+        assert_eq!(report.failed, 0, "{report:?}");
+        assert!(report.verified > 20, "{report:?}");
+        rig.client.unmap(&disk).unwrap();
+    }
+    assert_eq!(rig.server.in_flight(), 0);
+    let options = rig.options("cut").outage(Outage::Queue(Duration::from_secs(15)));
+    let disk = rig.map("disk0", &options).unwrap();
+    let device = Arc::clone(&rig.client_device);
+    let cut = [0, 1].map(|path| (rig.client_ip(path), rig.server_ip(path)));
+    let report = load(&disk, 2, Duration::from_millis(3500), move || {
+        std::thread::sleep(Duration::from_millis(300));
+        cut.iter().for_each(|(near, far)| device.cut(*near, Some(*far), true));
+        std::thread::sleep(Duration::from_millis(1200));
+        cut.iter().for_each(|(near, far)| device.cut(*near, Some(*far), false));
+    });
+    assert_eq!(report.failed, 0, "{report:?}");
+    assert!(disk.info().unwrap().stats.resent > 0);
 }

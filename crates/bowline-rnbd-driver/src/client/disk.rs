@@ -86,6 +86,11 @@ impl Disk {
         self.link.session().name()
     }
 
+    /// Returns how many connections for polled IO each path of its session was opened with.
+    pub fn poll_queues(&self) -> u16 {
+        self.link.poll_queues()
+    }
+
     pub(super) const fn number(&self) -> u32 {
         self.number
     }

@@ -36,7 +36,8 @@ pub(super) struct Told {
 
 /// The permits of a session: one for each slot of the core, and one for service messages. They are
 /// kept as long as anybody sends; whoever is the last gives them back. Nobody else uses the session
-/// for requests, so none is asked for again and again.
+/// for requests, so none is asked for again and again. A server with a single chunk has one for service
+/// messages, and IO has to use it too [NB-60].
 struct Permits {
     io: Vec<Permit>,
     service: Option<Permit>,
@@ -47,10 +48,24 @@ impl Permits {
     /// Takes all there are.
     fn take(session: &Arc<Session>) -> Result<Self, Errno> {
         let mut all = Self { io: Vec::new(), service: None, session: Arc::clone(session) };
+        let service = || session.get_permit(PermitKind::Service, Wait::No);
         all.io.extend(std::iter::from_fn(|| session.get_permit(PermitKind::Io, Wait::No)));
-        all.service = session.get_permit(PermitKind::Service, Wait::No);
-        // A server with a single chunk has none for IO beside the one for service [NB-60].
-        if all.io.is_empty() || all.service.is_none() { Err(Errno::ENOMEM) } else { Ok(all) }
+        all.service = service();
+        if all.service.is_none() && all.io.len() == 1 {
+            all.io.drain(..).for_each(|permit| session.put_permit(permit));
+            all.service = service();
+        }
+        if all.service.is_none() { Err(Errno::ENOMEM) } else { Ok(all) }
+    }
+
+    /// How many IO messages may be under way.
+    fn slots(&self) -> u16 {
+        u16::try_from(self.io.len().max(1)).unwrap_or(u16::MAX)
+    }
+
+    /// The permit of the IO in a slot.
+    fn of(&self, slot: u16) -> Option<&Permit> {
+        self.io.get(usize::from(slot)).or(self.service.as_ref())
     }
 }
 
@@ -82,6 +97,10 @@ struct State {
     orders: VecDeque<Order>,
     /// The one that has it, and the bytes of its answer.
     asking: Option<(Token, usize)>,
+    /// IO and service messages have the same permit: only one of them is under way.
+    single: bool,
+    /// IO messages that were not answered yet.
+    sent: usize,
     news: VecDeque<News>,
     /// A thread tells the news.
     telling: bool,
@@ -112,6 +131,8 @@ pub(super) struct Link {
     session: Arc<Session>,
     /// The time of requests may run out.
     has_timeout: bool,
+    /// Connections of each path for polled IO.
+    poll_queues: u16,
     /// Where the answers to service messages go, one at a time.
     answer: Region,
     state: Mutex<State>,
@@ -132,6 +153,7 @@ impl Link {
         engine: &Engine,
         builder: SessionBuilder,
         config: Config,
+        poll_queues: u16,
     ) -> Result<Arc<Self>, Error> {
         let gate = Arc::new(Mutex::new(Gate::Early(Vec::new())));
         let at_gate = Arc::clone(&gate);
@@ -151,9 +173,10 @@ impl Link {
         let what = || format!("preparing session {}", session.name());
         let answer = session.region(OPEN_RSP_LEN).map_err(|error| Error::rtrs(&error))?;
         let permits = Permits::take(&session).map_err(|errno| Error::new(what(), errno))?;
-        let slots = u16::try_from(permits.io.len()).unwrap_or(u16::MAX);
         let state = State {
-            core: Core::new(config, slots),
+            core: Core::new(config, permits.slots()),
+            single: permits.io.is_empty(),
+            sent: 0,
             permits: Some(Arc::new(permits)),
             outcomes: BTreeMap::new(),
             disks: BTreeMap::new(),
@@ -168,6 +191,7 @@ impl Link {
         let link = Arc::new_cyclic(|me| Self {
             session: Arc::clone(&session),
             has_timeout: config.io_timeout.is_some(),
+            poll_queues,
             answer,
             state: Mutex::new(state),
             changed: Condvar::new(),
@@ -201,6 +225,10 @@ impl Link {
 
     pub(super) const fn has_timeout(&self) -> bool {
         self.has_timeout
+    }
+
+    pub(super) const fn poll_queues(&self) -> u16 {
+        self.poll_queues
     }
 
     /// The session was lost or is back [NB-16].
@@ -291,13 +319,18 @@ impl Link {
     fn advance<'a>(&'a self, mut state: MutexGuard<'a, State>) {
         let mut scratch = state.scratch.pop().unwrap_or_default();
         loop {
-            state.core.take_sends(&mut scratch.sends);
-            state.core.take_done(&mut scratch.done);
-            self.take_events(&mut state);
             while let Some(order) = state.core.poll_order() {
                 state.orders.push_back(order);
             }
-            let order = if state.asking.is_none() { state.orders.pop_front() } else { None };
+            let asks = state.asking.is_some() || !state.orders.is_empty();
+            if !(state.single && asks) {
+                state.core.take_sends(&mut scratch.sends);
+                state.sent += scratch.sends.len();
+            }
+            state.core.take_done(&mut scratch.done);
+            self.take_events(&mut state);
+            let free = state.asking.is_none() && !(state.single && state.sent > 0);
+            let order = if free { state.orders.pop_front() } else { None };
             if let Some(order) = &order {
                 state.asking = Some((order.token, order.room as usize));
             }
@@ -320,6 +353,7 @@ impl Link {
             state = self.lock();
             if !scratch.failed.is_empty() || refused.is_some() {
                 let now = clock::now();
+                state.sent -= scratch.failed.len();
                 for (slot, errno) in scratch.failed.drain(..) {
                     state.core.send_failed(now, slot, errno);
                 }
@@ -403,12 +437,15 @@ impl Link {
         }));
         let mut from = 0;
         while let Some(rest) = sends.get(from..).filter(|rest| !rest.is_empty()) {
-            let mut requests = rest.iter().zip(&mems[from..]).map(|(io, mem)| Req {
-                dir: io.dir,
-                permit: &permits.io[usize::from(io.slot)],
-                usr: &io.usr,
-                data: if io.data.is_some() { std::slice::from_ref(mem) } else { &[] },
-                done: Done { to: Arc::clone(&to), tag: u64::from(io.slot) },
+            let mut requests = rest.iter().zip(&mems[from..]).map_while(|(io, mem)| {
+                Some(Req {
+                    dir: io.dir,
+                    // Every slot has one.
+                    permit: permits.of(io.slot)?,
+                    usr: &io.usr,
+                    data: if io.data.is_some() { std::slice::from_ref(mem) } else { &[] },
+                    done: Done { to: Arc::clone(&to), tag: u64::from(io.slot) },
+                })
             });
             match self.session.request_batch_here(&mut requests) {
                 Ok(0) => break,
@@ -499,7 +536,10 @@ impl Completer for Link {
         let mut state = self.lock();
         for Completed { tag, errno } in done {
             match u16::try_from(*tag) {
-                Ok(slot) => state.core.io_answer(now, slot, *errno),
+                Ok(slot) => {
+                    state.sent -= 1;
+                    state.core.io_answer(now, slot, *errno);
+                }
                 Err(_) => {
                     let Some((token, room)) = state.asking.take() else { continue };
                     let mut data = [0; OPEN_RSP_LEN];

@@ -42,6 +42,14 @@ pub struct MapSpec {
     pub poll_queues: i32,
 }
 
+impl MapSpec {
+    /// Returns how many connections for polled IO are meant [NB-34].
+    pub fn poll_connections(&self) -> u16 {
+        u16::try_from(self.poll_queues)
+            .unwrap_or_else(|_| u16::try_from(processors()).unwrap_or(u16::MAX))
+    }
+}
+
 impl FromStr for MapSpec {
     type Err = Errno;
 
@@ -79,9 +87,12 @@ fn access_of(name: &str) -> Option<Access> {
 
 fn poll_queues_of(text: &str) -> Result<i32, Errno> {
     let number: i32 = text.parse().map_err(|_| EINVAL)?;
-    let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    let fits = number == -1 || usize::try_from(number).is_ok_and(|number| number <= processors);
+    let fits = number == -1 || usize::try_from(number).is_ok_and(|number| number <= processors());
     if fits { Ok(number) } else { Err(EINVAL) }
+}
+
+fn processors() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 fn kept(name: &str) -> Result<String, Errno> {

@@ -63,6 +63,11 @@ impl Rig {
         ip(self.net, 101 + path)
     }
 
+    /// The server's engine, for servers at other ports.
+    pub(crate) const fn server_engine(&self) -> &Arc<Engine> {
+        &self.engines[1]
+    }
+
     /// The client's engine, for clients of another kind.
     pub(crate) const fn client_engine(&self) -> &Arc<Engine> {
         &self.engines[0]
