@@ -5,11 +5,13 @@ use std::{
     ffi::OsString,
     fs, io,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc::Sender},
+    thread,
+    time::{Duration, Instant},
 };
 
 use bowline_block::{
-    BlockDevice,
+    BlockDevice, DiskEvent,
     front::{
         fuse::{self, FuseOptions, Mount},
         nbd::{self, NbdOptions, NbdServer},
@@ -18,12 +20,18 @@ use bowline_block::{
 };
 use bowline_ctl::{
     Errno,
-    errno::{EBUSY, EIO, ENODEV},
+    errno::{EALREADY, EBUSY, EIO, ENODEV},
 };
 use bowline_rnbd_driver::{
     client::{Client, Disk},
     tree::{DiskInfo, Disks, MapSpec},
 };
+
+/// How long somebody who uses a disk may take to be gone: the system tells of the end of a use a moment
+/// after the program has closed its file.
+const LEAVING: Duration = Duration::from_millis(200);
+/// How often it is looked at meanwhile.
+const LOOK: Duration = Duration::from_millis(5);
 
 /// Which doors a disk gets.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -36,8 +44,9 @@ pub(super) struct Options {
     /// as with --nbd
     #[arg(long, value_name = "FOLDER")]
     fuse: Option<PathBuf>,
-    /// Make the disk a block device of this machine, /dev/ublkbN; needs Linux 6.4 with ublk_drv, and
-    /// root
+    /// Make the disk a block device of this machine, /dev/ublkbN, with the size that it has then; needs
+    /// Linux 6.4 with ublk_drv, and root. An unmap without force is refused while it or a partition is
+    /// mounted or claimed otherwise; that a program merely has it open is not seen
     #[arg(long)]
     ublk: bool,
 }
@@ -51,9 +60,54 @@ struct Open {
 }
 
 impl Open {
-    fn in_use(&self) -> bool {
-        self.nbd.as_ref().is_some_and(|server| server.connections() > 0)
+    /// Lets nobody in any more, unless somebody uses one of them; says whether it is so. They may be
+    /// shut already.
+    fn shut_if_unused(&self) -> bool {
+        let unused = self.nbd.as_ref().is_none_or(NbdServer::shut_if_unused)
+            && self.fuse.as_ref().is_none_or(Mount::shut_if_unused)
+            && self.ublk.as_ref().is_none_or(Ublk::shut_if_unused);
+        if !unused {
+            self.unshut();
+        }
+        unused
     }
+
+    /// Lets everybody in again.
+    fn unshut(&self) {
+        self.nbd.iter().for_each(NbdServer::unshut);
+        self.fuse.iter().for_each(Mount::unshut);
+        self.ublk.iter().for_each(Ublk::unshut);
+    }
+}
+
+/// What stands in front of a disk.
+enum Front {
+    /// Its doors.
+    Open(Box<Open>),
+    /// Nothing any more: they are being closed, and the disk is being unmapped.
+    Closing,
+}
+
+impl Front {
+    /// Takes the doors, if there are any that nobody uses, or `force` is given.
+    fn take(&mut self, force: bool) -> Option<Box<Open>> {
+        match self {
+            Self::Open(doors) if force || doors.shut_if_unused() => {
+                let doors = std::mem::take(doors);
+                *self = Self::Closing;
+                Some(doors)
+            }
+            Self::Open(_) | Self::Closing => None,
+        }
+    }
+}
+
+#[derive(Default)]
+struct State {
+    /// Of each disk, by its name here.
+    fronts: BTreeMap<String, Front>,
+    /// Commands of the tree under way that map or unmap disks.
+    commands: usize,
 }
 
 /// The disks of a client, and a door in front of each. Commands that come by the tree open and
@@ -61,22 +115,29 @@ impl Open {
 pub(super) struct Doors {
     client: Arc<Client>,
     options: Options,
-    open: Mutex<BTreeMap<String, Open>>,
+    state: Mutex<State>,
+    /// Who is told what happens to disks, by their names here.
+    changes: Sender<(String, DiskEvent)>,
 }
 
 impl Doors {
-    pub(super) fn new(client: Arc<Client>, options: Options) -> Arc<Self> {
-        Arc::new(Self { client, options, open: Mutex::default() })
+    /// Makes doors for the disks of a client; what happens to disks that have theirs is told to `changes`.
+    pub(super) fn new(
+        client: Arc<Client>,
+        options: Options,
+        changes: Sender<(String, DiskEvent)>,
+    ) -> Arc<Self> {
+        Arc::new(Self { client, options, state: Mutex::default(), changes })
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Open>> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Opens the doors of a disk; returns where they are.
     pub(super) fn open(&self, disk: &Arc<Disk>) -> io::Result<Vec<String>> {
-        let mut open = self.lock();
-        let first = open.is_empty();
+        let mut state = self.lock();
+        let first = state.fronts.is_empty();
         let name = disk.local_name().to_owned();
         let place = |path: &Path| if first { path.to_owned() } else { beside(path, &name) };
         let mut doors = Open::default();
@@ -98,18 +159,60 @@ impl Doors {
             said.push(format!("ublk {}", ublk.path().display()));
             doors.ublk = Some(ublk);
         }
-        open.insert(name, doors);
+        let (changes, of) = (self.changes.clone(), name.clone());
+        disk.on_change(Box::new(move |event| {
+            // At the end nobody listens any more.
+            let _ = changes.send((of.clone(), event));
+        }));
+        state.fronts.insert(name, Front::Open(Box::new(doors)));
         Ok(said)
     }
 
-    /// Reports whether disks are mapped.
-    pub(super) fn has_disks(&self) -> bool {
-        !self.client.disks().is_empty()
+    /// Reports whether disks are mapped, or a command is under way.
+    pub(super) fn is_needed(&self) -> bool {
+        let state = self.lock();
+        state.commands > 0 || !state.fronts.is_empty()
+    }
+
+    /// Counts a command until what is returned is dropped.
+    fn command(&self) -> impl Drop {
+        struct One<'a>(&'a Doors);
+        impl Drop for One<'_> {
+            fn drop(&mut self) {
+                self.0.lock().commands -= 1;
+            }
+        }
+        self.lock().commands += 1;
+        One(self)
+    }
+
+    /// Takes the doors of a disk away, if nobody uses them or `force` is given [NB-37].
+    fn take(&self, disk: &str, force: bool) -> Result<Box<Open>, Errno> {
+        let end = Instant::now() + LEAVING;
+        loop {
+            let mut state = self.lock();
+            self.client.disk(disk).ok_or(ENODEV)?;
+            match state.fronts.get_mut(disk) {
+                Some(Front::Closing) => return Err(EALREADY),
+                Some(front) => {
+                    if let Some(doors) = front.take(force) {
+                        return Ok(doors);
+                    }
+                }
+                // It is being mapped: whoever does that opens its doors next.
+                None => {}
+            }
+            drop(state);
+            if Instant::now() >= end {
+                return Err(EBUSY);
+            }
+            thread::sleep(LOOK);
+        }
     }
 
     /// Closes all doors and gives all disks up.
     pub(super) fn close(&self) {
-        self.lock().clear();
+        self.lock().fronts.clear();
         self.client.close();
     }
 }
@@ -124,6 +227,7 @@ fn beside(path: &Path, name: &str) -> PathBuf {
 
 impl Disks for Doors {
     fn map(&self, spec: &MapSpec) -> Result<(), Errno> {
+        let _command = self.command();
         Disks::map(&*self.client, spec)?;
         let is = |disk: &Arc<Disk>| {
             disk.session_name() == spec.session
@@ -142,15 +246,16 @@ impl Disks for Doors {
     }
 
     fn unmap(&self, disk: &str, force: bool) -> Result<(), Errno> {
-        let doors = {
-            let mut open = self.lock();
-            if !force && open.get(disk).is_some_and(Open::in_use) {
-                return Err(EBUSY);
-            }
-            open.remove(disk)
-        };
-        drop(doors);
-        Disks::unmap(&*self.client, disk, force)
+        let _command = self.command();
+        // Doors go first: what the system has still to write goes out through them.
+        drop(self.take(disk, force)?);
+        let unmapped = Disks::unmap(&*self.client, disk, force);
+        let mut state = self.lock();
+        // Another disk may have got the name already.
+        if matches!(state.fronts.get(disk), Some(Front::Closing)) {
+            state.fronts.remove(disk);
+        }
+        unmapped
     }
 
     fn resize(&self, disk: &str, sectors: u64) -> Result<(), Errno> {

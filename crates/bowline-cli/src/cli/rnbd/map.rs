@@ -41,7 +41,8 @@ const STEP: Duration = Duration::from_millis(1);
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "The first line of the output is `mapped DEVICE bytes=N at rnbd0, ..` with the doors that were \
-                  opened; then there is one line for each change: offline, online, bytes=N, gone. Ends with SIGINT \
+                  opened; then there is one line for each change of this disk and of those \
+                  mapped later by commands, as `rnbd0 offline`: offline, online, bytes=N, gone. Ends with SIGINT \
                   or SIGTERM, or when no disk is mapped any more."
 )]
 pub(super) struct Args {
@@ -150,7 +151,8 @@ pub(super) fn mapped(
 ) -> Outcome<(Arc<Client>, Arc<Disk>)> {
     let engine = side.engine(&route.own)?;
     let defaults = how.options(&route.session, side.port);
-    let options = MapOptions { paths: route.paths.clone(), ..defaults.clone() };
+    let options =
+        route.paths.iter().fold(defaults.clone(), |options, (src, dst)| options.path(*src, *dst));
     let client = Client::new(engine, defaults);
     let (told, answer) = mpsc::channel();
     let mapping = {
@@ -195,7 +197,11 @@ fn refused(
         ),
         Errno::ENOENT => format!("{servers} has no disk {device} for session {session}"),
         Errno::EPERM => format!(
-            "{servers} does not open {device} for {}: it is read-only, or a session writes to it",
+            "{servers} does not open {device} for {}: another session has it open for writing",
+            how.access
+        ),
+        Errno::EACCES if how.access != Access::Ro => format!(
+            "{servers} does not open {device} for {}: it is read-only there; --access ro opens it",
             how.access
         ),
         _ => error.to_string(),
@@ -212,35 +218,37 @@ pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
     let stop = Stop::install()?;
     let device = args.device.as_deref().ok_or_else(|| Failure::usage("a device is missing"))?;
     let (client, disk) = mapped(device, args.towards.route()?, &args.how, &args.side, &stop)?;
-    let doors = Doors::new(Arc::clone(&client), args.doors.clone());
+    let (told, changes) = mpsc::channel();
+    let doors = Doors::new(Arc::clone(&client), args.doors.clone(), told);
     let said = doors.open(&disk);
     let served = args.controls.serve(
         &tree(&client, &doors, args.controls.files()),
         control.as_deref(),
         "map",
     );
-    let (told, changes) = mpsc::channel();
     let name = disk.local_name().to_owned();
     let bytes = disk.limits().bytes;
     let result = said.map_err(|error| Failure::failed(format!("a door of {device}: {error}")));
     let result = result.and_then(|said| Ok((said, served?)));
     let result = result.map(|(said, served)| {
-        disk.on_change(Box::new(move |event| {
-            // At the end nobody listens any more.
-            let _ = told.send(event);
-        }));
         drop(disk);
-        let places: Vec<String> = [name.clone()].into_iter().chain(said).collect();
+        let places: Vec<String> = [name].into_iter().chain(said).collect();
         say!("mapped {device} bytes={bytes} at {}", places.join(", "));
-        while !stop.wait(Some(SLICE)) && (args.stay || doors.has_disks()) {
-            for event in changes.try_iter() {
-                report(&name, event);
-            }
+        while !stop.wait(Some(SLICE)) && (args.stay || doors.is_needed()) {
+            report_all(&changes);
         }
+        report_all(&changes);
+        // Answers what is asked still, such as the command that unmapped the last disk.
         drop(served);
     });
     doors.close();
     result
+}
+
+fn report_all(changes: &mpsc::Receiver<(String, DiskEvent)>) {
+    for (name, event) in changes.try_iter() {
+        report(&name, event);
+    }
 }
 
 fn report(name: &str, event: DiskEvent) {

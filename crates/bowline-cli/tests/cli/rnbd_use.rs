@@ -1,0 +1,263 @@
+//! Mapped disks that somebody uses, by their doors, while commands come.
+
+use std::{
+    fs::{self, File},
+    io::Read,
+    os::unix::net::UnixStream,
+    path::Path,
+    thread,
+    time::{Duration, Instant},
+};
+
+use serde_json::{Value, json};
+
+use crate::support::{Folder, Running, control, run, start};
+
+/// As `rnbd` tells of EBUSY.
+const BUSY: i32 = 256 - 16;
+
+fn export(folder: &Folder, host: u8, more: &[&str]) -> Running {
+    let address = format!("127.58.{host}.1");
+    let words = ["rnbd", "export", "--memory", "disk0=1MiB", "--memory", "disk1=1MiB"];
+    let mut server = start(folder, &[&words[..], &["-I", &address], more].concat());
+    server.expect(&format!("listening on {address}:"));
+    server
+}
+
+fn path(host: u8) -> String {
+    format!("127.58.{host}.11@127.58.{host}.1")
+}
+
+fn mapped(folder: &Folder, host: u8, more: &[&str]) -> Running {
+    let path = path(host);
+    let words = ["rnbd", "map", "disk0", "--from", "s1", "--path", &path];
+    let mut client = start(folder, &[&words[..], more].concat());
+    client.expect("mapped disk0 ");
+    client
+}
+
+fn end(server: Running) {
+    server.signal("-TERM");
+    server.finish().exits(0);
+}
+
+/// Whether FUSE works here; the tests that need it end otherwise.
+fn fuse_works(folder: &Folder, host: u8) -> bool {
+    let dir = folder.path().join("probe");
+    let address = format!("127.58.{host}.9");
+    let words = ["rnbd", "export", "--memory", "a=1MiB", "-I", &address];
+    let tree = dir.to_str().expect("a plain path");
+    let mut server = start(folder, &[&words[..], &["--no-control", "--tree", tree]].concat());
+    let works = server.hears("export a bytes=");
+    if works {
+        end(server);
+    } else {
+        eprintln!("skipped: {}", server.finish().err.trim());
+    }
+    works
+}
+
+#[test]
+fn a_disk_whose_file_is_open_stays_until_it_is_closed() {
+    // tests [NB-37]
+    let folder = Folder::new();
+    if !fuse_works(&folder, 1) {
+        return;
+    }
+    let server = export(&folder, 1, &[]);
+    let [dir, nbd] = ["files", "nbd"].map(|name| folder.path().join(name));
+    let [dir_text, nbd_text] = [&dir, &nbd].map(|path| path.to_str().expect("a plain path"));
+    let client = mapped(&folder, 1, &["--fuse", dir_text, "--nbd", nbd_text, "--stay"]);
+    let unmap = |words: &[&str]| run(&folder, &[&["rnbd", "unmap", "rnbd0"], words].concat());
+    let place = dir.join("rnbd0");
+    let reads = |file: &mut File| file.read(&mut [0; 512]).is_ok_and(|count| count == 512);
+
+    let mut file = File::open(&place).expect("the disk");
+    unmap(&[]).exits(BUSY);
+    // Nothing was changed: neither for who has it open, nor for who comes now, by either door.
+    assert!(reads(&mut file) && reads(&mut File::open(&place).expect("the disk")));
+    assert!(greets(&nbd));
+    unmap(&[]).exits(BUSY);
+    // The system tells of a close a little later, which is no reason to refuse.
+    drop(file);
+    unmap(&[]).exits(0);
+    assert!(!place.exists() && !nbd.exists());
+
+    run(&folder, &["rnbd", "map", "disk0", "from", "s1", &path(1)]).exits(0);
+    let mut file = File::open(&place).expect("the disk");
+    assert!(reads(&mut file));
+    unmap(&["force"]).exits(0);
+    assert!(!place.exists() && !reads(&mut file));
+    end(client);
+    end(server);
+}
+
+/// Whether an NBD server answers there.
+fn greets(socket: &Path) -> bool {
+    connected(socket).is_some()
+}
+
+fn connected(socket: &Path) -> Option<UnixStream> {
+    let mut client = UnixStream::connect(socket).ok()?;
+    let mut greeting = [0; 18];
+    client.read_exact(&mut greeting).is_ok().then_some(client)
+}
+
+#[test]
+fn a_disk_with_a_connection_stays_until_that_ends() {
+    // tests [NB-37]
+    let folder = Folder::new();
+    let server = export(&folder, 2, &[]);
+    let nbd = folder.path().join("nbd");
+    let client = mapped(&folder, 2, &["--nbd", nbd.to_str().expect("a plain path")]);
+    let connection = connected(&nbd).expect("an NBD server");
+    run(&folder, &["rnbd", "unmap", "rnbd0"]).exits(BUSY);
+    assert!(greets(&nbd), "others are let in still");
+    drop(connection);
+    run(&folder, &["rnbd", "unmap", "rnbd0"]).exits(0);
+    client.finish().exits(0);
+    end(server);
+}
+
+#[test]
+fn looking_at_disks_keeps_none() {
+    // tests [NB-37]
+    let folder = Folder::new();
+    let server = export(&folder, 3, &["--no-control"]);
+    let socket = folder.path().join("control");
+    let client = mapped(&folder, 3, &["--stay", "--control", socket.to_str().expect("plain")]);
+    let ended = std::sync::atomic::AtomicBool::new(false);
+    let write = |path: &str, value: &str| {
+        let line = json!({"version": 1, "op": "write", "path": path, "value": value});
+        control(&socket, &line.to_string())
+    };
+    thread::scope(|threads| {
+        for _ in 0..2 {
+            threads.spawn(|| {
+                while !ended.load(std::sync::atomic::Ordering::Relaxed) {
+                    control(&socket, r#"{"op":"dump","path":"/"}"#);
+                }
+            });
+        }
+        let map = format!("sessname=s1 device_path=disk1 path=ip:{}", path(3).replace('@', "@ip:"));
+        let answers: Vec<[Value; 2]> = (0..20)
+            .map(|_| {
+                let mapped = write("/class/rnbd-client/ctl/map_device", &map);
+                [mapped, write("/block/rnbd1/rnbd/unmap_device", "normal")]
+            })
+            .collect();
+        ended.store(true, std::sync::atomic::Ordering::Relaxed);
+        let fine = json!({"ok": null});
+        assert!(answers.iter().flatten().all(|answer| *answer == fine), "{answers:?}");
+    });
+    end(client);
+    end(server);
+}
+
+#[test]
+fn the_command_that_ends_the_process_is_answered() {
+    let folder = Folder::new();
+    let server = export(&folder, 4, &["--no-control"]);
+    let client = mapped(&folder, 4, &["--path-dead", "0.5", "--connect-timeout", "1"]);
+    // The server says nothing more, so giving the session up takes its time.
+    server.signal("-STOP");
+    let asked = Instant::now();
+    let done = run(&folder, &["rnbd", "unmap", "rnbd0", "force"]);
+    server.signal("-CONT");
+    assert!(asked.elapsed() > Duration::from_millis(300), "it was not that quick");
+    done.exits(0);
+    client.finish().exits(0);
+    end(server);
+}
+
+#[test]
+fn changes_of_all_disks_are_told() {
+    let folder = Folder::new();
+    if !fuse_works(&folder, 5) {
+        return;
+    }
+    let server = export(&folder, 5, &["--no-control"]);
+    let [dir, nbd] = ["files", "nbd"].map(|name| folder.path().join(name));
+    let [dir_text, nbd_text] = [&dir, &nbd].map(|path| path.to_str().expect("a plain path"));
+    let mut client = mapped(&folder, 5, &["--fuse", dir_text, "--nbd", nbd_text]);
+    run(&folder, &["rnbd", "map", "disk1", "from", "s1"]).exits(0);
+    let later = [dir.with_extension("rnbd1").join("rnbd1"), nbd.with_extension("rnbd1")];
+    let open = File::open(&later[0]).expect("the disk");
+    assert_eq!(size(&later[1]), 1 << 20);
+    run(&folder, &["rnbd", "resize", "rnbd1", "512K"]).exits(0);
+    client.expect("rnbd1 bytes=524288");
+    // The file follows, and so do NBD's connections from now on.
+    assert_eq!(open.metadata().expect("there").len(), 512 << 10);
+    assert_eq!(fs::metadata(&later[0]).expect("there").len(), 512 << 10);
+    assert_eq!(size(&later[1]), 512 << 10);
+    run(&folder, &["rnbd", "resize", "rnbd0", "256K"]).exits(0);
+    client.expect("rnbd0 bytes=262144");
+    assert!(!client.said().contains("rnbd1 bytes=262144"));
+    drop(open);
+    end(client);
+    end(server);
+}
+
+/// The size an NBD server tells.
+fn size(socket: &Path) -> u64 {
+    use std::io::Write;
+    let mut client = connected(socket).expect("an NBD server");
+    // No zeroes at the end; then the option that ends the talk, for the export without a name.
+    client.write_all(&3_u32.to_be_bytes()).expect("flags");
+    client.write_all(b"IHAVEOPT\0\0\0\x01\0\0\0\0").expect("an option");
+    let mut answer = [0; 8];
+    client.read_exact(&mut answer).expect("an answer");
+    u64::from_be_bytes(answer)
+}
+
+#[test]
+fn refusals_have_their_reasons() {
+    // tests [NB-35]
+    let folder = Folder::new();
+    let image = folder.path().join("image");
+    fs::write(&image, vec![0; 1 << 20]).expect("a file");
+    let image = format!("image={}", image.display());
+    let address = "127.58.6.1";
+    let words = ["rnbd", "export", "--file", &image, "--ro", "-I", address, "--no-control"];
+    let mut read_only = start(&folder, &words);
+    read_only.expect("listening on ");
+    let there = format!("127.58.6.12@{address}");
+    let map = |disk: &str| run(&folder, &["rnbd", "map", disk, "--from", "s2", "--path", &there]);
+    map("image").exits(256 - 13).complains(&[
+        "does not open image for rw",
+        "read-only there",
+        "--access ro",
+    ]);
+    end(read_only);
+    let server = export(&folder, 6, &["--no-control"]);
+    let client = mapped(&folder, 6, &[]);
+    map("disk0")
+        .exits(256 - 1)
+        .complains(&["does not open disk0 for rw", "another session has it open for writing"]);
+    end(client);
+    end(server);
+}
+
+#[test]
+fn poll_queues_are_for_a_session_of_one_disk() {
+    // tests [NB-35] [NB-37]
+    let folder = Folder::new();
+    let server = export(&folder, 7, &["--no-control"]);
+    let socket = folder.path().join("control");
+    let options = ["--stay", "--control", socket.to_str().expect("plain"), "-I", "127.58.7.12"];
+    let client = mapped(&folder, 7, &options);
+    let map = |words: &str| {
+        let path = "/class/rnbd-client/ctl/map_device";
+        let value = format!("device_path=disk1 nr_poll_queues=1 {words}");
+        let line = json!({"version": 1, "op": "write", "path": path, "value": value});
+        control(&socket, &line.to_string())["errno"].clone()
+    };
+    assert_eq!(map("sessname=s1"), 22, "it is there, without poll queues");
+    assert_eq!(map("sessname=s2 path=ip:127.58.7.12@ip:127.58.7.1"), Value::Null);
+    let line = r#"{"op":"read","path":"/block/rnbd1/rnbd/nr_poll_queues"}"#;
+    assert_eq!(control(&socket, line), json!({"ok": 1}));
+    run(&folder, &["rnbd", "--control", socket.to_str().expect("plain"), "unmap", "rnbd1"])
+        .exits(0);
+    end(client);
+    end(server);
+}
