@@ -92,7 +92,15 @@ struct Scratch {
 }
 
 /// Work for the thread that may block.
-struct Job {
+enum Job {
+    /// Find and open an export.
+    Open(Wanted),
+    /// Let go of one: that waits for threads of its storage, which may wait for anybody here.
+    LetGo(OpenExport),
+}
+
+/// An export that a client asked for.
+struct Wanted {
     ticket: Ticket,
     session: SessKey,
     name: Vec<u8>,
@@ -241,6 +249,7 @@ impl Glue {
     fn settle(&self, rtrs: &Rtrs) {
         loop {
             let mut answers = Vec::new();
+            let mut left = Vec::new();
             let mut state = self.lock();
             while let Some(answer) = state.core.poll_answer() {
                 let Some(waiting) = state.waiting.remove(&answer.ticket) else { continue };
@@ -250,9 +259,14 @@ impl Glue {
                 answers.push((op, errno, None));
             }
             while let Some(export) = state.core.poll_release() {
-                state.table.release(export);
+                if let Some(export) = state.table.release(export) {
+                    let jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
+                    // At the end of the server nobody takes it.
+                    left.extend(jobs.send(Job::LetGo(export)).err());
+                }
             }
             drop(state);
+            drop(left);
             if answers.is_empty() {
                 return;
             }
@@ -417,7 +431,7 @@ impl Handler for Glue {
                     let data = state.memory(rtrs, &request);
                     state.waiting.insert(ticket, Waiting { op: request.op, data, room });
                     let jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
-                    if jobs.send(Job { ticket, session, name, access }).is_err() {
+                    if jobs.send(Job::Open(Wanted { ticket, session, name, access })).is_err() {
                         // The thread lives as long as this does.
                         state.core.opened(ticket, Err(Errno::ENOMEM));
                     }
@@ -544,7 +558,7 @@ impl Glue {
     }
 
     /// Opens what a client asked for.
-    fn find(&self, rtrs: &Rtrs, job: &Job) -> Result<(ExportId, Limits), Errno> {
+    fn find(&self, rtrs: &Rtrs, job: &Wanted) -> Result<(ExportId, Limits), Errno> {
         let session = self.lock().sessions.get(&job.session).map(|session| session.name.clone());
         let session = session.ok_or(Errno::ENODEV)?;
         let found = self.exports.find(&job.name, &session, job.access)?;
@@ -591,9 +605,14 @@ fn open_exports(glue: &Weak<Glue>, jobs: &Receiver<Job>) {
     while let Ok(job) = jobs.recv() {
         let Some(glue) = glue.upgrade() else { return };
         let Some(rtrs) = glue.rtrs() else { return };
-        let found = glue.find(&rtrs, &job);
-        glue.lock().core.opened(job.ticket, found);
-        glue.settle(&rtrs);
+        match job {
+            Job::Open(wanted) => {
+                let found = glue.find(&rtrs, &wanted);
+                glue.lock().core.opened(wanted.ticket, found);
+                glue.settle(&rtrs);
+            }
+            Job::LetGo(export) => drop(export),
+        }
     }
 }
 

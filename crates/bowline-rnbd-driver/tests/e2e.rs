@@ -480,7 +480,7 @@ fn a_session_with_poll_queues_has_their_connections_and_one_disk() {
     // tests [NB-35] [NB-37] [RT-24]
     let mut exports = memory(MIB);
     exports.memory("disk1", MIB, 512).unwrap();
-    let rig = Rig::with_paths(13, exports, 2);
+    let rig = Rig::with_paths(15, exports, 2);
     let path = |index| format!("path=ip:{}@ip:{}", rig.client_ip(index), rig.server_ip(index));
     let map = |words: &str| command(&rig.client, &format!("sessname={words}"));
     assert_eq!(map(&format!("s1 device_path=disk0 {} nr_poll_queues=1", path(0))), Ok(()));

@@ -156,6 +156,19 @@ fn a_file_that_is_removed_serves_who_has_it_open() {
     });
 }
 
+#[test]
+fn a_disk_may_be_given_up_right_after_its_last_answer() {
+    // tests [NB-49]: the thread of its storage is still busy with that answer when nobody has it open
+    both_ways(61, "given-up", |scratch, _, rig, _| {
+        scratch.file("shortly", MIB);
+        for n in 0..300 {
+            let disk = rig.map("shortly", &rig.options("fails")).unwrap();
+            write(&disk, 0, 4096, n).unwrap();
+            rig.client.unmap(&disk).unwrap();
+        }
+    });
+}
+
 const FULL: &str = "BOWLINE_FULL_DISK";
 
 /// A file on a file system of 2 MiB, in a mount namespace of its own.

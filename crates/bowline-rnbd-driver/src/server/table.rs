@@ -56,13 +56,16 @@ impl Table {
         Ok(id)
     }
 
-    /// Takes one open back, and forgets what is open no longer.
-    pub(super) fn release(&mut self, id: ExportId) {
-        let Some(entry) = self.entries.get_mut(&id) else { return };
+    /// Takes one open back. Returns what is open no longer: to let go of storage may mean to wait for
+    /// its threads, so that is done with no locks held.
+    #[must_use]
+    pub(super) fn release(&mut self, id: ExportId) -> Option<OpenExport> {
+        let entry = self.entries.get_mut(&id)?;
         entry.opens = entry.opens.saturating_sub(1);
-        if entry.opens == 0 {
-            self.entries.remove(&id);
+        if entry.opens > 0 {
+            return None;
         }
+        Some(self.entries.remove(&id)?.export)
     }
 
     pub(super) fn get(&self, id: ExportId) -> Option<&OpenExport> {
