@@ -45,6 +45,9 @@ pub mod errno;
 pub mod fusefs;
 mod json;
 mod path;
+#[cfg(test)]
+#[path = "../../../xtask/skipped.rs"]
+mod skipped;
 mod socket;
 mod sys;
 mod tree;

@@ -41,8 +41,6 @@ pub use words::{
 const HOLD_LINK: Duration = Duration::from_millis(100);
 /// Time until what found no memory is tried again [NB-27].
 const HOLD_BUSY: Duration = Duration::from_millis(10);
-/// Longest wait for requests under way before a device is mapped beside others.
-pub const MAP_WAIT: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Copy, Debug)]
 enum Ask {
@@ -117,7 +115,6 @@ impl<D> Core<D> {
         if let Some(device) = self.device_mut(dev) {
             device.opening = Some(token);
             device.reopen_at = None;
-            device.map_by = None;
         }
     }
 
@@ -142,7 +139,7 @@ impl<D> Core<D> {
         self.session = session;
         self.hold_until = None;
         self.trouble_since = None;
-        self.fail_mappings(Errno::ECONNABORTED);
+        self.careful.clear();
         let hello = wire::emit_sess_info(VERSION_MAJOR).to_vec();
         self.ask(Ask::SessInfo, hello, SESS_INFO_LEN as u32);
         for dev in self.ids() {
@@ -159,7 +156,7 @@ impl<D> Core<D> {
     /// The session is away: no path is connected, and all that was under way was answered.
     pub fn link_down(&mut self, now: Instant) {
         self.up = false;
-        self.fail_mappings(Errno::ECONNABORTED);
+        self.careful.clear();
         for dev in self.ids() {
             if let Some(device) = self.device_mut(dev) {
                 device.reopen_at = None;
@@ -196,14 +193,12 @@ impl<D> Core<D> {
         }
     }
 
-    /// Begins to map a device; [`Event::Mapped`] follows. While others are open that waits until nothing of
-    /// theirs is under way, no longer than [`MAP_WAIT`]: the server may have begun a new life before this
-    /// side learns of it, and gives the new device an id that another has here.
+    /// Begins to map a device; [`Event::Mapped`] follows.
     ///
     /// # Errors
     /// `EEXIST` when it is mapped already [NB-35], `EINVAL` for an empty name or one that is too
     /// long or has a NUL in it.
-    pub fn map(&mut self, now: Instant, name: &str, access: Access) -> Result<DevId, Errno> {
+    pub fn map(&mut self, name: &str, access: Access) -> Result<DevId, Errno> {
         if name.is_empty() || name.len() > NAME_MAX || name.contains('\0') {
             return Err(Errno::EINVAL);
         }
@@ -219,31 +214,8 @@ impl<D> Core<D> {
         self.devices[at] = Some(device);
         let index = u32::try_from(at).map_err(|_| Errno::ENOMEM)?;
         let dev = DevId { index, life: self.lives };
-        if self.devices.iter().flatten().any(|device| device.state == State::Open) {
-            if let Some(device) = self.device_mut(dev) {
-                device.map_by = Some(now + MAP_WAIT);
-            }
-            self.open_carefully(dev);
-        } else {
-            self.ask_open(dev);
-        }
+        self.ask_open(dev);
         Ok(dev)
-    }
-
-    /// Ends the mapping of a device whose OPEN was not sent.
-    fn fail_mapping(&mut self, dev: DevId, errno: Errno) {
-        self.careful.retain(|waiting| *waiting != dev);
-        self.devices[dev.index as usize] = None;
-        self.events.push_back(Event::Mapped { dev, result: Err(errno) });
-    }
-
-    /// The same for all of them.
-    fn fail_mappings(&mut self, errno: Errno) {
-        for dev in std::mem::take(&mut self.careful) {
-            if self.device(dev).is_some_and(|device| device.state == State::Init) {
-                self.fail_mapping(dev, errno);
-            }
-        }
     }
 
     /// Begins to give a device up; [`Event::Unmapped`] follows once nothing of it is under way.
@@ -638,10 +610,6 @@ impl<D> Core<D> {
         self.queue.time_out(now);
         for dev in self.ids() {
             let Some(device) = self.device(dev) else { continue };
-            if device.map_by.is_some_and(|at| at <= now) {
-                self.fail_mapping(dev, Errno::EBUSY);
-                continue;
-            }
             if device.reopen_at.is_some_and(|at| at <= now) {
                 self.open_carefully(dev);
                 continue;
@@ -663,12 +631,7 @@ impl<D> Core<D> {
                 device.offline_since.filter(|_| !device.waiting.is_empty()).map(|at| at + limit);
             [device.reopen_at, fails]
         });
-        let mappings = self.devices.iter().flatten().map(|device| device.map_by);
-        of_devices
-            .chain(mappings)
-            .chain([self.hold_until, self.queue.next_timeout()])
-            .flatten()
-            .min()
+        of_devices.chain([self.hold_until, self.queue.next_timeout()]).flatten().min()
     }
 
     /// Returns the next service message to send.
@@ -684,6 +647,11 @@ impl<D> Core<D> {
     /// Appends the results of requests.
     pub fn take_done(&mut self, into: &mut Vec<DoneIo<D>>) {
         into.append(&mut self.queue.done);
+    }
+
+    /// Appends the numbers of requests that were answered late ([`DoneIo::late`]) and are over now.
+    pub fn take_ended(&mut self, into: &mut Vec<u32>) {
+        into.append(&mut self.queue.ended);
     }
 
     /// Returns what a device can do, or could when it was open last.

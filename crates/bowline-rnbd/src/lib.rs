@@ -14,7 +14,7 @@
 //! let now = Instant::from_nanos(1);
 //! let mut client = Core::<&str>::new(Config::default(), 31);
 //! client.link_up(now, SessionLimits { max_io: 126_976, max_segments: 128 });
-//! let disk = client.map(now, "disk0", Access::Rw)?;
+//! let disk = client.map("disk0", Access::Rw)?;
 //!
 //! let mut server = server::Core::new(server::CoreLimits::default());
 //! let session = server::SessKey(1);

@@ -2,8 +2,8 @@
 //!
 //! A request that was answered because its time was up is still with the server, which may read or write
 //! its memory at any time; the program uses that for something else by then. So the data of such
-//! requests goes by memory of its own, at the price of a copy. What was late is not used again: it stays
-//! registered until the server is done with it, and is then given back.
+//! requests goes by memory of its own, at the price of a copy. What was late is not used again: the link keeps
+//! it until the request is over, and it is then given back.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -36,7 +36,8 @@ impl Aside {
     /// From now on requests may name this memory.
     pub(super) fn name(&self, id: u32, buffer: &Arc<Buffer>) {
         let mut named = lock(&self.named);
-        named.retain(|(_, buffer)| buffer.strong_count() > 0);
+        // Numbers are used again.
+        named.retain(|(known, buffer)| *known != id && buffer.strong_count() > 0);
         named.push((id, Arc::downgrade(buffer)));
     }
 
@@ -114,14 +115,13 @@ struct Detour {
 impl DiskDone for Detour {
     fn done(&self, results: &[(u64, i32)]) {
         let Some((_, errno)) = results.first() else { return };
-        if let Some(region) = lock(&self.region).take() {
+        // That of a late one stays here: the server may be at it still.
+        let is_over = *errno != Errno::ETIMEDOUT.neg();
+        if let Some(region) = lock(&self.region).take_if(|_| is_over) {
             if let Some((buffer, at)) = self.theirs.as_ref().filter(|_| *errno == 0) {
                 region.buffer().copy_to(0, buffer, *at, self.len);
             }
-            // The server may be at it still.
-            if *errno != Errno::ETIMEDOUT.neg() {
-                self.aside.keep(region);
-            }
+            self.aside.keep(region);
         }
         self.to.done(&[(self.tag, *errno)]);
     }

@@ -104,6 +104,8 @@ struct State {
     news: VecDeque<News>,
     /// A thread tells the news.
     telling: bool,
+    /// Who was told that time is up, until the request is over: they hold its memory.
+    late: BTreeMap<u32, Arc<dyn DiskDone>>,
     scratch: Vec<Scratch>,
     /// When the timer wakes.
     armed: Option<Instant>,
@@ -117,6 +119,9 @@ struct Scratch {
     mems: Vec<MemRef>,
     failed: Vec<(u16, Errno)>,
     done: Vec<DoneIo<Told>>,
+    ended: Vec<u32>,
+    /// Let go of with no locks held, since that gives memory back.
+    over: Vec<Arc<dyn DiskDone>>,
     results: Vec<(u64, i32)>,
 }
 
@@ -184,6 +189,7 @@ impl Link {
             asking: None,
             news: VecDeque::new(),
             telling: false,
+            late: BTreeMap::new(),
             scratch: Vec::new(),
             armed: None,
             closed: false,
@@ -251,7 +257,7 @@ impl Link {
     /// Maps a device and waits for the outcome.
     pub(super) fn map(&self, name: &str, access: Access) -> Result<(DevId, Limits), Errno> {
         let mut state = self.lock();
-        let dev = state.core.map(clock::now(), name, access)?;
+        let dev = state.core.map(name, access)?;
         self.advance(state);
         self.outcome(dev, Wanted::Map)?;
         let limits = self.lock().core.limits(dev);
@@ -328,6 +334,13 @@ impl Link {
                 state.sent += scratch.sends.len();
             }
             state.core.take_done(&mut scratch.done);
+            for io in &scratch.done {
+                state.late.extend(io.late.map(|number| (number, Arc::clone(&io.done.to))));
+            }
+            state.core.take_ended(&mut scratch.ended);
+            for number in scratch.ended.drain(..) {
+                scratch.over.extend(state.late.remove(&number));
+            }
             self.take_events(&mut state);
             let free = state.asking.is_none() && !(state.single && state.sent > 0);
             let order = if free { state.orders.pop_front() } else { None };
@@ -335,7 +348,9 @@ impl Link {
                 state.asking = Some((order.token, order.room as usize));
             }
             let telling = !state.news.is_empty() && !state.telling;
-            if scratch.sends.is_empty() && scratch.done.is_empty() && order.is_none() && !telling {
+            let idle =
+                scratch.sends.is_empty() && scratch.done.is_empty() && scratch.over.is_empty();
+            if idle && order.is_none() && !telling {
                 break;
             }
             let permits = state.permits.clone();
@@ -347,6 +362,7 @@ impl Link {
             });
             drop(permits);
             tell(&mut scratch);
+            scratch.over.clear();
             if telling {
                 self.tell_news();
             }
@@ -495,6 +511,8 @@ impl Link {
     /// Ends the session and waits until it is closed. Nothing is mapped any more.
     pub(super) fn close(&self) {
         self.abandon();
+        let permits = self.lock().permits.take();
+        drop(permits);
         Arc::clone(&self.session).close();
     }
 
@@ -502,7 +520,6 @@ impl Link {
     pub(super) fn abandon(&self) {
         let mut state = self.lock();
         state.closed = true;
-        let permits = state.permits.take();
         // Whoever holds a disk still is told that it is gone.
         for info in state.core.infos() {
             // Those on their way out go on.
@@ -511,7 +528,6 @@ impl Link {
         self.changed.notify_all();
         self.rearm.notify_all();
         self.advance(state);
-        drop(permits);
     }
 }
 

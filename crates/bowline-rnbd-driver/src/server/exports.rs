@@ -229,22 +229,30 @@ impl Exports {
 
     /// Judges an open by the grants.
     fn judge(&self, identity: Identity, session: &str, access: Access) -> Result<(), Errno> {
-        let of_it = |grant: &&Grant| self.identity(&grant.export, session) == Some(identity);
-        let mut of_it = self.grants.iter().filter(of_it).peekable();
-        if of_it.peek().is_none() || of_it.any(|grant| grant.admits(session, access)) {
-            Ok(())
-        } else {
-            Err(Errno::EACCES)
+        let (mut open, mut admitted) = (true, false);
+        for grant in &self.grants {
+            if self.identity(&grant.export, session)? == Some(identity) {
+                open = false;
+                admitted |= grant.admits(session, access);
+            }
         }
+        if open || admitted { Ok(()) } else { Err(Errno::EACCES) }
     }
 
-    /// Returns what is behind a name now.
-    fn identity(&self, name: &str, session: &str) -> Option<Identity> {
+    /// Returns what is behind a name now. An error when that is not to be known now: then nobody may
+    /// take it for a name that is not there.
+    fn identity(&self, name: &str, session: &str) -> Result<Option<Identity>, Errno> {
         if let Some(entry) = self.entries.get(name.as_bytes()) {
-            return Some(entry.identity);
+            return Ok(Some(entry.identity));
         }
-        let directory = self.directory.as_ref()?;
-        directory.look(&directory.relative(name, session).ok()?).ok()
+        let Some(directory) = &self.directory else { return Ok(None) };
+        let Ok(path) = directory.relative(name, session) else { return Ok(None) };
+        // Out of memory or descriptors, or the disk has failed: EIO, ENOMEM, ENFILE, EMFILE.
+        match directory.look(&path) {
+            Ok(identity) => Ok(Some(identity)),
+            Err(Errno(5 | 12 | 23 | 24)) => Err(Errno::EACCES),
+            Err(_) => Ok(None),
+        }
     }
 
     /// Returns the names that are offered one by one.

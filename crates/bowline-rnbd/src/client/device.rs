@@ -31,8 +31,6 @@ pub(super) struct Device {
     /// A CLOSE is under way.
     pub(super) closing: bool,
     pub(super) reopen_at: Option<Instant>,
-    /// Its first OPEN waits for requests of others, no longer than until then.
-    pub(super) map_by: Option<Instant>,
     pub(super) offline_since: Option<Instant>,
     /// It came back as another device.
     pub(super) gone: bool,
@@ -57,7 +55,6 @@ impl Device {
             close_sent: false,
             closing: false,
             reopen_at: None,
-            map_by: None,
             offline_since: None,
             gone: false,
             waiting: VecDeque::new(),

@@ -41,6 +41,8 @@ struct Parent<D> {
     begun: bool,
     /// The server may have lost that part: all of it is done once more.
     redo: bool,
+    /// The device, if a piece of it that changes what is stored was ever sent.
+    sent_to: Option<u32>,
     life: u32,
 }
 
@@ -62,6 +64,8 @@ pub(super) struct Queue<D> {
     overdue: Vec<(u32, u32)>,
     lives: u32,
     pub(super) done: Vec<DoneIo<D>>,
+    /// Requests that are over, of those that were answered late.
+    pub(super) ended: Vec<u32>,
 }
 
 impl<D> Queue<D> {
@@ -78,6 +82,7 @@ impl<D> Queue<D> {
             overdue: Vec::new(),
             lives: 0,
             done: Vec::new(),
+            ended: Vec::new(),
         }
     }
 
@@ -91,7 +96,7 @@ impl<D> Queue<D> {
         if let Some(stats) = stats.filter(|_| errno != 0) {
             stats.errors += 1;
         }
-        self.done.push(DoneIo { done, errno });
+        self.done.push(DoneIo { done, errno, late: None });
     }
 
     /// Takes a request in; the work returned has to wait in its device.
@@ -109,6 +114,7 @@ impl<D> Queue<D> {
             flushed: false,
             begun: false,
             redo: false,
+            sent_to: None,
             life,
         };
         let parent = match self.free_parents.pop() {
@@ -174,7 +180,10 @@ impl<D> Queue<D> {
         if let Some(stats) = stats {
             count(stats, &entry.request, entry.errno);
         }
-        self.done.extend(entry.done.map(|done| DoneIo { done, errno: entry.errno }));
+        match entry.done {
+            Some(done) => self.done.push(DoneIo { done, errno: entry.errno, late: None }),
+            None => self.ended.push(entry.life),
+        }
         None
     }
 
@@ -264,19 +273,25 @@ impl<D> Queue<D> {
     fn send_one(&mut self, index: u32, device: &mut Device, nounmap: bool) -> Option<SendIo> {
         let limits = device.limits.as_ref()?;
         loop {
-            let work = device.waiting.front_mut()?;
-            if self.parents[work.parent as usize].as_ref()?.done.is_none() {
+            // What is newer must not be overwritten by what is overdue: it waits, and others pass it.
+            let late = |work: &Work| {
+                work.op.changes() && self.overdue.iter().any(|of| self.overlaps(*of, index, work))
+            };
+            let at = match self.overdue.is_empty() {
+                true => 0,
+                false => device.waiting.iter().position(|work| !late(work))?,
+            };
+            let work = device.waiting.get_mut(at)?;
+            let over = self.parents[work.parent as usize].as_ref()?.done.is_none();
+            // One that the server may be at still goes out again, so that others wait for its end.
+            if over && work.slot.is_none() {
                 // Time was up before it could go out.
                 let (parent, work) = (work.parent, *work);
-                device.waiting.pop_front();
+                device.waiting.remove(at);
                 self.waiting -= 1;
                 self.unkeep(&work);
                 self.finish(parent, 0, Some(&mut device.stats));
                 continue;
-            }
-            // What is newer must not be overwritten by what is overdue.
-            if work.op.changes() && self.overdue.iter().any(|of| self.overlaps(*of, index, work)) {
-                return None;
             }
             let entry = self.parents[work.parent as usize].as_mut()?;
             let kept = work.slot.take();
@@ -290,8 +305,11 @@ impl<D> Queue<D> {
                 work.mem_at += u64::from(len);
                 work.len -= len;
             } else {
-                device.waiting.pop_front();
+                device.waiting.remove(at);
                 self.waiting -= 1;
+            }
+            if piece.op.changes() {
+                entry.sent_to = Some(index);
             }
             match kept {
                 Some(_) => self.kept -= 1,
@@ -314,13 +332,15 @@ impl<D> Queue<D> {
         }
     }
 
-    /// Tells whether a request of a device, and a work, are of the same bytes.
+    /// Tells whether a request of a device, and a work of another request, are of the same bytes.
     fn overlaps(&self, (device, parent): (u32, u32), index: u32, work: &Work) -> bool {
         let entry = self.parents.get(parent as usize).and_then(Option::as_ref);
-        entry.filter(|_| device == index).is_some_and(|Parent { request: of, .. }| {
-            of.offset < work.offset + u64::from(work.len)
-                && work.offset < of.offset + u64::from(of.len)
-        })
+        entry.filter(|_| device == index && parent != work.parent).is_some_and(
+            |Parent { request: of, .. }| {
+                of.offset < work.offset + u64::from(work.len)
+                    && work.offset < of.offset + u64::from(of.len)
+            },
+        )
     }
 
     pub(super) fn next_timeout(&self) -> Option<Instant> {
@@ -338,10 +358,9 @@ impl<D> Queue<D> {
             let Some(done) = entry.done.take() else { continue };
             // Counted as an error when the last piece is back.
             entry.errno = Errno::ETIMEDOUT.neg();
-            let mut flying = self.slots.iter().flatten();
-            let device = flying.find(|(_, work)| work.parent == parent && work.op.changes());
-            self.overdue.extend(device.map(|(device, _)| (*device, parent)));
-            self.done.push(DoneIo { done, errno: Errno::ETIMEDOUT.neg() });
+            self.overdue.extend(entry.sent_to.map(|device| (device, parent)));
+            let errno = Errno::ETIMEDOUT.neg();
+            self.done.push(DoneIo { done, errno, late: Some(life) });
         }
         // Those that were answered in time need no entry.
         while let Some(&(_, parent, life)) = self.timeouts.front() {

@@ -53,7 +53,7 @@ impl Rig {
     }
 
     fn mapped(&mut self, name: &str, id: u32, limits: &Limits) -> DevId {
-        let dev = self.core.map(self.now, name, Access::Rw).unwrap();
+        let dev = self.core.map(name, Access::Rw).unwrap();
         self.open(name, id, limits);
         assert_eq!(self.core.poll_event(), Some(Event::Mapped { dev, result: Ok(()) }));
         dev
@@ -89,6 +89,12 @@ impl Rig {
         let mut done = Vec::new();
         self.core.take_done(&mut done);
         done.into_iter().map(|io| (io.done, io.errno)).collect()
+    }
+
+    fn ended(&mut self) -> Vec<u32> {
+        let mut ended = Vec::new();
+        self.core.take_ended(&mut ended);
+        ended
     }
 
     fn events(&mut self) -> Vec<Event> {
@@ -207,7 +213,7 @@ fn what_a_disk_cannot_do_is_not_sent() {
     assert!(rig.sends.is_empty());
     let results = [(1, -22), (2, -5), (3, -95), (4, -95), (5, -95), (6, 0), (7, 0)];
     assert_eq!(rig.done(), results);
-    let ro = rig.core.map(rig.now, "disk1", Access::Ro).unwrap();
+    let ro = rig.core.map("disk1", Access::Ro).unwrap();
     rig.open("disk1", 1, &DISK);
     rig.io(ro, IoOp::Write, 0, 512, 8);
     assert_eq!(rig.done(), [(8, -1)]);
@@ -218,14 +224,14 @@ fn a_name_is_mapped_once_and_a_refused_one_not_at_all() {
     // tests [NB-35] [NB-58] [NB-30]
     let mut rig = Rig::new(Config::default(), 4);
     rig.mapped("a", 0, &DISK);
-    assert_eq!(rig.core.map(rig.now, "a", Access::Ro), Err(Errno::EEXIST));
-    assert_eq!(rig.core.map(rig.now, &"x".repeat(255), Access::Ro), Err(Errno::EINVAL));
-    let dev = rig.core.map(rig.now, "b", Access::Rw).unwrap();
+    assert_eq!(rig.core.map("a", Access::Ro), Err(Errno::EEXIST));
+    assert_eq!(rig.core.map(&"x".repeat(255), Access::Ro), Err(Errno::EINVAL));
+    let dev = rig.core.map("b", Access::Rw).unwrap();
     let order = rig.order();
     rig.core.answered(rig.now, order.token, -1, &[]);
     assert_eq!(rig.events(), [Event::Mapped { dev, result: Err(Errno::EPERM) }]);
     assert_eq!(rig.core.state(dev), None);
-    let dev = rig.core.map(rig.now, "b", Access::Rw).unwrap();
+    let dev = rig.core.map("b", Access::Rw).unwrap();
     rig.open("b", 5, &Limits { logical: 256, ..DISK });
     assert_eq!(rig.events(), [Event::Mapped { dev, result: Err(Errno::EINVAL) }]);
     assert_eq!(wire::parse(&rig.order().usr), Ok(Request::Close { id: 5 }));
@@ -253,14 +259,13 @@ fn after_an_outage_everything_is_opened_again_and_waiting_requests_go_out() {
     // tests [NB-16] [NB-54] [NB-32]
     let mut rig = Rig::new(queueing(), 2);
     let (a, b) = (rig.mapped("a", 0, &DISK), rig.mapped("b", 1, &DISK));
+    let pending = rig.core.map("c", Access::Rw).unwrap();
+    let asked = rig.order();
     for n in 0..3 {
         rig.io(a, IoOp::Write, u64::from(n) * 512, 512, n);
     }
-    let pending = rig.core.map(rig.now, "c", Access::Rw).unwrap();
     rig.answer(-103);
-    assert!(rig.core.poll_order().is_none(), "an IO is under way");
     rig.answer(-103);
-    let asked = rig.order();
     assert_eq!(rig.done(), []);
     rig.core.answered(rig.now, asked.token, -103, &[]);
     rig.core.link_down(rig.now);
@@ -382,49 +387,6 @@ fn a_server_that_lost_its_table_never_sees_an_old_id_after_a_new_open() {
 }
 
 #[test]
-fn a_device_is_mapped_while_nothing_of_others_is_under_way() {
-    // tests [NB-35] [NB-16]: the server may be another than this side knows
-    let mut rig = Rig::new(queueing(), 4);
-    let a = rig.mapped("a", 0, &DISK);
-    rig.io(a, IoOp::Write, 0, 512, 1);
-    let b = rig.core.map(rig.now, "b", Access::Rw).unwrap();
-    rig.io(a, IoOp::Write, 512, 512, 2);
-    assert_eq!(rig.sends.len(), 1, "no more begin");
-    assert!(rig.core.poll_order().is_none());
-    rig.answer(0);
-    rig.open("b", 0, &DISK);
-    let wanted = [Event::Mapped { dev: b, result: Ok(()) }, Event::Offline { dev: a }];
-    let mut seen = rig.events();
-    seen.sort_by_key(|event| matches!(event, Event::Offline { .. }));
-    assert_eq!(seen, wanted);
-    rig.pump();
-    assert!(rig.sends.is_empty(), "nothing with an id that is another's now");
-    rig.pass(1000);
-    rig.open("a", 1, &DISK);
-    rig.pump();
-    assert_eq!(rig.wire(0).device, 1);
-}
-
-#[test]
-fn mapping_fails_when_what_is_under_way_does_not_end() {
-    // tests [NB-35]
-    let mut rig = Rig::new(queueing(), 4);
-    let a = rig.mapped("a", 0, &DISK);
-    rig.io(a, IoOp::Write, 0, 512, 1);
-    let b = rig.core.map(rig.now, "b", Access::Rw).unwrap();
-    rig.io(a, IoOp::Read, 512, 512, 2);
-    assert_eq!(rig.core.poll_timeout(), Some(rig.now + MAP_WAIT));
-    rig.pass(10_000);
-    assert_eq!(rig.events(), [Event::Mapped { dev: b, result: Err(Errno::EBUSY) }]);
-    assert_eq!((rig.core.state(b), rig.sends.len()), (None, 2), "and the others go on");
-    let b = rig.core.map(rig.now, "b", Access::Rw).unwrap();
-    rig.core.link_down(rig.now);
-    let failed = Event::Mapped { dev: b, result: Err(Errno::ECONNABORTED) };
-    assert_eq!(rig.events(), [failed, Event::Offline { dev: a }]);
-    assert!(rig.core.poll_order().is_none());
-}
-
-#[test]
 fn a_closed_device_is_remapped_by_hand() {
     // tests [NB-37] [NB-21]
     let mut rig = Rig::new(Config::default(), 4);
@@ -474,7 +436,7 @@ fn unmap_waits_for_io_then_closes_then_ends() {
 fn an_open_answered_after_the_unmap_is_answered_with_a_close() {
     // tests [NB-32]
     let mut rig = Rig::new(Config::default(), 1);
-    let dev = rig.core.map(rig.now, "a", Access::Rw).unwrap();
+    let dev = rig.core.map("a", Access::Rw).unwrap();
     let open = rig.order();
     rig.core.unmap(dev).unwrap();
     rig.answer_open(open.token, 2, &DISK);
@@ -482,7 +444,7 @@ fn an_open_answered_after_the_unmap_is_answered_with_a_close() {
     assert_eq!(wire::parse(&close.usr), Ok(Request::Close { id: 2 }));
     rig.core.answered(rig.now, close.token, 0, &[]);
     assert_eq!(rig.events(), [Event::Unmapped { dev }]);
-    let dev = rig.core.map(rig.now, "a", Access::Rw).unwrap();
+    let dev = rig.core.map("a", Access::Rw).unwrap();
     rig.core.unmap(dev).unwrap();
     let open = rig.order();
     rig.core.answered(rig.now, open.token, -2, &[]);
@@ -567,12 +529,44 @@ fn what_is_overdue_does_not_overwrite_what_is_newer() {
     assert_eq!(rig.sends.len(), 5);
     rig.io(a, IoOp::Write, 7680, 1024, 6);
     assert_eq!(rig.sends.len(), 5, "the last of the bytes is still being written");
+    rig.io(a, IoOp::Write, 16384, 512, 7);
+    assert_eq!(rig.sends.len(), 6, "others pass it");
+    assert_eq!(rig.ended(), [0; 0]);
     rig.answer(0);
-    assert_eq!((rig.sends.len(), rig.wire(4).sector), (5, 15));
-    for _ in 0..5 {
+    assert_eq!(rig.ended().len(), 1);
+    assert_eq!((rig.sends.len(), rig.wire(5).sector), (6, 15));
+    for _ in 0..6 {
         rig.answer(0);
     }
-    assert_eq!(rig.done(), [(2, 0), (3, 0), (4, 0), (5, 0), (6, 0)]);
+    assert_eq!(rig.done(), [(2, 0), (3, 0), (4, 0), (5, 0), (7, 0), (6, 0)]);
+    assert_eq!(rig.ended(), [0; 0]);
+}
+
+#[test]
+fn what_is_overdue_goes_out_again_in_its_slot_before_what_is_newer() {
+    // tests [NB-28] [NB-54]: the server may be at it still, behind a path that was lost
+    let config = Config { io_timeout: Some(Duration::from_secs(1)), ..queueing() };
+    let mut rig = Rig::new(config, 8);
+    let dev = rig.mapped("a", 0, &DISK);
+    rig.io(dev, IoOp::Write, 0, 512, 1);
+    let slot = rig.sends[0].slot;
+    // Its path is lost before its time is up, or after that.
+    rig.answer(-103);
+    assert!(rig.sends.is_empty());
+    rig.core.link_down(rig.now);
+    rig.pass(1000);
+    assert_eq!(rig.done(), [(1, -110)]);
+    rig.core.link_up(rig.now, SESSION);
+    rig.order();
+    rig.open("a", 0, &DISK);
+    rig.io(dev, IoOp::Write, 0, 512, 2);
+    assert_eq!(rig.sends.len(), 1, "{:?}", rig.sends);
+    assert_eq!(rig.sends[0].slot, slot);
+    rig.answer(0);
+    assert_eq!(rig.ended().len(), 1);
+    assert_eq!(rig.sends.len(), 1);
+    rig.answer(0);
+    assert_eq!(rig.done(), [(2, 0)]);
 }
 
 #[test]

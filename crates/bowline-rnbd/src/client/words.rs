@@ -145,6 +145,9 @@ pub struct DoneIo<D> {
     pub done: D,
     /// 0 or a negative errno.
     pub errno: i32,
+    /// Its time was up, and its memory may still be used: until [`Core::take_ended`](super::Core::take_ended)
+    /// gives this number.
+    pub late: Option<u32>,
 }
 
 /// What happened to a device.

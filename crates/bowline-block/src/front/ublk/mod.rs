@@ -104,10 +104,11 @@ impl Ublk {
             return true;
         }
         let opened = OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(&self.path);
-        // A device that is gone is used by nobody.
-        let busy = matches!(&opened, Err(error) if error.raw_os_error() == Some(libc::EBUSY));
+        // A device that is gone is used by nobody; of what cannot be opened for another reason nothing is known.
+        let gone = |errno| matches!(errno, libc::ENOENT | libc::ENXIO | libc::ENODEV);
+        let unused = opened.as_ref().map_or_else(|e| e.raw_os_error().is_some_and(gone), |_| true);
         *claim = opened.ok();
-        !busy
+        unused
     }
 
     /// Lets the device be claimed by others again.

@@ -200,9 +200,11 @@ fn refused(
             "{servers} does not open {device} for {}: another session has it open for writing",
             how.access
         ),
-        Errno::EACCES if how.access != Access::Ro => format!(
-            "{servers} does not open {device} for {}: it is read-only there; --access ro opens it",
-            how.access
+        Errno::EACCES => format!(
+            "{servers} does not open {device} for {} to session {session}: it is read-only there, or no --grant \
+             allows it{}",
+            how.access,
+            if how.access == Access::Ro { "" } else { "; try --access ro" }
         ),
         _ => error.to_string(),
     };

@@ -90,7 +90,7 @@ impl Client {
                     if let Some((limits, _)) = limits {
                         core.link_up(now, limits);
                     }
-                    let mapped = core.map(now, &format!("disk{}", self.number), DiskAccess::Rw);
+                    let mapped = core.map(&format!("disk{}", self.number), DiskAccess::Rw);
                     let mapped = mapped.map_err(|e| format!("client {}: map: {e}", self.number));
                     // As drivers do: a slot is a permit.
                     if depth > 1 {

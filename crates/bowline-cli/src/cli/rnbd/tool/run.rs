@@ -576,8 +576,12 @@ impl Run<'_> {
 
     fn set(&mut self, file: &str, value: &str) -> Result<(), Refusal> {
         let path = absolute(file);
-        // A file that only takes commands cannot be read, and is there.
-        let (source, _) = self.holder(&path)?;
+        let (source, text) = self.holder(&path)?;
+        match text {
+            // A file that only takes commands cannot be read, and is there.
+            Err(refusal) if refusal.errno != errno::EACCES => return Err(refusal),
+            _ => {}
+        }
         self.write(source, &path, value)
     }
 }

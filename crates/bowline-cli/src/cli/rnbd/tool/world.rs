@@ -24,7 +24,7 @@ const LOOK: Duration = Duration::from_secs(2);
 /// Where the tools look.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::cli::rnbd) enum Place<'a> {
-    /// At the sockets of this user's processes; where none answers, in the kernel's tree.
+    /// At the sockets of this user's processes; where there is none, in the kernel's tree.
     #[default]
     Here,
     /// At this socket.
@@ -63,11 +63,14 @@ pub(super) struct Row {
 #[derive(Debug, Default)]
 pub(super) struct World {
     sources: Vec<Source>,
+    /// Sockets of processes that are there and do not answer.
+    silent: Vec<PathBuf>,
 }
 
 impl World {
     /// Looks at everything there is in a place.
     pub(super) fn gather(place: Place<'_>) -> Result<Self, Refusal> {
+        let mut silent = Vec::new();
         let sources = match place {
             Place::Socket(place) => vec![socket(place).map_err(|error| {
                 Refusal::system(&error, format!("nobody answers on {}", place.display()))
@@ -81,9 +84,9 @@ impl World {
                 });
                 all.collect::<Result<_, _>>()?
             }
-            Place::Here => here(),
+            Place::Here => here(&mut silent),
         };
-        Ok(Self { sources })
+        Ok(Self { sources, silent })
     }
 
     /// Returns where everything comes from.
@@ -160,8 +163,28 @@ impl World {
         below(&self.sources[source].tree, &way)
     }
 
+    /// Returns a process that does not answer and does the same as this one: what is asked of this one may
+    /// be meant for it, since both name their disks alike.
+    fn rival(&self, source: usize) -> Option<&Path> {
+        let word = |place: &Path| {
+            let name = place.file_name()?.to_str()?;
+            Some(name.split_once('-')?.0.to_owned())
+        };
+        let own = word(&self.sources[source].place);
+        self.silent.iter().map(PathBuf::as_path).find(|place| word(place) == own)
+    }
+
     fn ask(&mut self, source: usize, op: Op<'_>, path: &str) -> Result<String, Refusal> {
         let shown = self.shown(source, path);
+        if let (Op::Write(_), Some(other)) = (&op, self.rival(source)) {
+            return Err(Refusal::new(
+                errno::ETIMEDOUT,
+                format!(
+                    "{} does not answer, and may have {shown} as well; choose a process with --control",
+                    other.display()
+                ),
+            ));
+        }
         let source = &mut self.sources[source];
         let done = match (&mut source.door, op) {
             (Door::Files, Op::Write(value)) => {
@@ -183,8 +206,8 @@ impl World {
     }
 }
 
-/// Everything of this user; what the kernel has counts where no process answers.
-fn here() -> Vec<Source> {
+/// Everything of this user; what the kernel has counts where no process is.
+fn here(silent: &mut Vec<PathBuf>) -> Vec<Source> {
     let entries = fs::read_dir(folder()).into_iter().flatten().flatten();
     let mut places: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
     places.retain(|place| place.extension().is_some_and(|extension| extension == "sock"));
@@ -207,11 +230,14 @@ fn here() -> Vec<Source> {
             Ok(source) => found.push(source),
             // Sockets that killed processes left behind.
             Err(error) if is_nobody(&error) => {}
-            Err(error) => note!("{} does not answer and is left out: {error}", place.display()),
+            Err(error) => {
+                note!("{} does not answer and is left out: {error}", place.display());
+                silent.push(place.clone());
+            }
         }
     }
     let kernel = Path::new(sysfs::KERNEL);
-    if found.is_empty() && sysfs::is_there(kernel) {
+    if found.is_empty() && silent.is_empty() && sysfs::is_there(kernel) {
         found.extend(files(kernel));
     }
     found
