@@ -273,9 +273,13 @@ impl<D> Queue<D> {
     fn send_one(&mut self, index: u32, device: &mut Device, nounmap: bool) -> Option<SendIo> {
         let limits = device.limits.as_ref()?;
         loop {
-            // What is newer must not be overwritten by what is overdue: it waits, and others pass it.
+            // What is newer must not be overwritten by what is overdue: it waits, and others pass it. What is
+            // overdue itself waits for nothing.
             let late = |work: &Work| {
-                work.op.changes() && self.overdue.iter().any(|of| self.overlaps(*of, index, work))
+                let entry = self.parents.get(work.parent as usize).and_then(Option::as_ref);
+                work.op.changes()
+                    && entry.is_some_and(|entry| entry.done.is_some())
+                    && self.overdue.iter().any(|of| self.overlaps(*of, index, work))
             };
             let at = match self.overdue.is_empty() {
                 true => 0,
@@ -332,15 +336,13 @@ impl<D> Queue<D> {
         }
     }
 
-    /// Tells whether a request of a device, and a work of another request, are of the same bytes.
+    /// Tells whether a request of a device, and a work, are of the same bytes.
     fn overlaps(&self, (device, parent): (u32, u32), index: u32, work: &Work) -> bool {
         let entry = self.parents.get(parent as usize).and_then(Option::as_ref);
-        entry.filter(|_| device == index && parent != work.parent).is_some_and(
-            |Parent { request: of, .. }| {
-                of.offset < work.offset + u64::from(work.len)
-                    && work.offset < of.offset + u64::from(of.len)
-            },
-        )
+        entry.filter(|_| device == index).is_some_and(|Parent { request: of, .. }| {
+            of.offset < work.offset + u64::from(work.len)
+                && work.offset < of.offset + u64::from(of.len)
+        })
     }
 
     pub(super) fn next_timeout(&self) -> Option<Instant> {

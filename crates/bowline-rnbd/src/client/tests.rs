@@ -589,6 +589,31 @@ fn what_waits_for_something_overdue_is_overdue_in_its_turn() {
 }
 
 #[test]
+fn what_is_overdue_waits_for_nothing() {
+    // tests [NB-28] [NB-54]: two that were sent at the same time, to the same bytes
+    let config = Config { io_timeout: Some(Duration::from_secs(1)), ..queueing() };
+    let mut rig = Rig::new(config, 8);
+    let dev = rig.mapped("a", 0, &DISK);
+    rig.io(dev, IoOp::Write, 0, 1024, 1);
+    rig.io(dev, IoOp::Write, 512, 1024, 2);
+    rig.answer(-103);
+    rig.answer(-103);
+    rig.core.link_down(rig.now);
+    rig.pass(1000);
+    assert_eq!(rig.done(), [(1, -110), (2, -110)]);
+    rig.core.link_up(rig.now, SESSION);
+    rig.order();
+    rig.open("a", 0, &DISK);
+    rig.io(dev, IoOp::Write, 512, 512, 3);
+    assert_eq!(rig.sends.len(), 2, "both go out again, and what is newer waits");
+    rig.answer(0);
+    rig.answer(0);
+    rig.answer(0);
+    assert_eq!(rig.done(), [(3, 0)]);
+    assert_eq!(rig.ended().len(), 2);
+}
+
+#[test]
 fn a_local_resize_is_told_and_kept() {
     // tests [NB-37]
     let mut rig = Rig::new(Config::default(), 1);
