@@ -16,6 +16,7 @@ mod ops;
 mod table;
 
 use std::collections::BTreeMap;
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -118,6 +119,12 @@ struct Glue {
     me: Weak<Glue>,
 }
 
+/// A number that is hardly that of another server: the keys of the standard library's hash tables
+/// come from the system.
+fn unpredictable() -> u32 {
+    RandomState::new().build_hasher().finish() as u32
+}
+
 /// A server of exports. It serves until it is closed.
 pub struct ExportServer {
     glue: Arc<Glue>,
@@ -144,7 +151,7 @@ impl ExportServer {
     ) -> Result<Arc<Self>, Error> {
         let (jobs, todo) = channel();
         let state = State {
-            core: Core::new(config.limits),
+            core: Core::new(config.limits, unpredictable()),
             sessions: BTreeMap::new(),
             table: Table::default(),
             regions: BTreeMap::new(),

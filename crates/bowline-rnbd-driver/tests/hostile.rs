@@ -240,9 +240,15 @@ fn io_that_makes_no_sense_gets_its_error() {
         ("zeroes past the end", write, io(id, OP_WRITE_ZEROES, last, 1024), 0, EIO),
         ("a discard of everything", write, io(id, OP_DISCARD, 0, u32::MAX), 0, EINVAL),
         ("an erasure", write, io(id, OP_SECURE_ERASE, 0, 512), 0, EOPNOTSUPP),
-        ("an id never given", read, io(7, OP_READ, 0, 512), 512, ENOTCONN),
-        ("the last of all ids", write, io(u32::MAX, OP_WRITE, 0, 512), 512, ENOTCONN),
-        ("a flush of an id never given", read, io(7, OP_FLUSH, u64::MAX, 0), 0, ENOTCONN),
+        ("an id never given", read, io(id.wrapping_add(7), OP_READ, 0, 512), 512, ENOTCONN),
+        ("an id of before", write, io(id.wrapping_sub(1), OP_WRITE, 0, 512), 512, ENOTCONN),
+        (
+            "a flush of an id never given",
+            read,
+            io(id.wrapping_add(7), OP_FLUSH, u64::MAX, 0),
+            0,
+            ENOTCONN,
+        ),
     ];
     for (what, dir, io, data, errno) in bad {
         assert_eq!(raw.io(dir, &io, data), errno, "{what}");
@@ -265,7 +271,8 @@ fn io_that_makes_no_sense_gets_its_error() {
         assert_eq!(raw.say(write, &emit_close(unknown), 0), 0, "closing what is not open");
     }
     let fresh = Raw::new(&rig, "fresh");
-    for id in 0..3 {
+    for open in rig.server.opens() {
+        let id = open.id.device;
         assert_eq!(fresh.io(read, &io(id, OP_READ, 0, 512), 512), ENOTCONN, "of others");
         assert_eq!(fresh.io(write, &io(id, OP_WRITE, 0, 512), 512), ENOTCONN, "of others");
         assert_eq!(fresh.say(write, &emit_close(id), 0), 0);

@@ -16,7 +16,7 @@
 //! client.link_up(now, SessionLimits { max_io: 126_976, max_segments: 128 });
 //! let disk = client.map("disk0", Access::Rw)?;
 //!
-//! let mut server = server::Core::new(server::CoreLimits::default());
+//! let mut server = server::Core::new(server::CoreLimits::default(), 0x5eed);
 //! let session = server::SessKey(1);
 //! server.link_up(session, "client@server");
 //! while let Some(order) = client.poll_order() {
@@ -41,7 +41,6 @@
 mod access;
 pub mod client;
 mod errno;
-mod id_table;
 pub mod io;
 mod limits;
 pub mod server;

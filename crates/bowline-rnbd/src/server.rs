@@ -25,7 +25,7 @@ use crate::access::Writers;
 use crate::limits::open_rsp;
 use crate::{Errno, IoOp, Limits};
 use check::{Context, check};
-use session::{Closing, Device, Session};
+use session::{Device, Session};
 
 /// A session, by a number of the caller's choosing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -40,15 +40,13 @@ pub struct ExportId(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(pub u32);
 
-/// One open device of one session; another open under the same id has another life.
+/// One open device of one session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct OpenId {
     /// Its session.
     pub session: SessKey,
     /// Its id within the session.
     pub device: u32,
-    /// Counts opens.
-    pub life: u32,
 }
 
 /// What the answer carries besides its errno. On errors it is always nothing [NB-3].
@@ -161,7 +159,7 @@ pub struct OpenInfo {
 /// Caps of what peers may make the server keep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CoreLimits {
-    /// Devices of one session at most, reserved ids included [NB-50].
+    /// Devices of one session at most [NB-50].
     pub devices_per_session: usize,
 }
 
@@ -195,7 +193,8 @@ pub struct Core {
     /// By the first ticket of each.
     opening: BTreeMap<Ticket, Opening>,
     tickets: u32,
-    lives: u32,
+    /// The id of the next device that is opened.
+    next_id: u32,
     answers: VecDeque<Answer>,
     releases: VecDeque<ExportId>,
 }
@@ -207,15 +206,17 @@ const fn reply(errno: Errno) -> Act {
 const SUCCESS: Act = Act::Reply { errno: 0, data: Reply::None };
 
 impl Core {
-    /// Makes a server without sessions.
-    pub const fn new(limits: CoreLimits) -> Self {
+    /// Makes a server without sessions. Its devices have the ids from `first_id` on, of which none
+    /// comes twice: IO that is late, or meant for the server before this one, hits nothing. With a
+    /// random first one that holds over restarts too [NB-9].
+    pub const fn new(limits: CoreLimits, first_id: u32) -> Self {
         Self {
             limits,
             sessions: BTreeMap::new(),
             exports: BTreeMap::new(),
             opening: BTreeMap::new(),
             tickets: 0,
-            lives: 0,
+            next_id: first_id,
             answers: VecDeque::new(),
             releases: VecDeque::new(),
         }
@@ -223,7 +224,7 @@ impl Core {
 
     /// Takes note of a new session [NB-15].
     pub fn link_up(&mut self, key: SessKey, name: &str) {
-        let session = Session::new(name, self.limits.devices_per_session);
+        let session = Session::new(name);
         if let Some(former) = self.sessions.insert(key, session) {
             self.release_all(&former);
         }
@@ -265,7 +266,7 @@ impl Core {
                     Err(errno) => return reply(errno),
                 };
                 device.in_flight += 1;
-                let open = OpenId { session: key, device: io.device, life: device.life };
+                let open = OpenId { session: key, device: io.device };
                 Act::Io {
                     export: device.export,
                     io: CheckedIo {
@@ -358,20 +359,26 @@ impl Core {
         }
         let mut entry = self.exports.get(&export).map_or_else(Writers::default, |e| e.writers);
         entry.admit(opening.access)?;
-        if session.devices.iter().any(|(_, device)| device.export == export) {
+        if session.devices.values().any(|device| device.export == export) {
             return Err(Errno::EEXIST);
         }
-        self.lives = self.lives.wrapping_add(1);
+        if session.devices.len() >= self.limits.devices_per_session {
+            return Err(Errno::ENOMEM);
+        }
         let device = Device {
             export,
             limits,
             name: opening.name.clone(),
             access: opening.access,
-            life: self.lives,
             in_flight: 0,
             closing: None,
         };
-        let id = session.devices.insert(device).map_err(|_| Errno::ENOMEM)?;
+        while session.devices.contains_key(&self.next_id) {
+            self.next_id = self.next_id.wrapping_add(1);
+        }
+        let id = self.next_id;
+        self.next_id = id.wrapping_add(1);
+        session.devices.insert(id, device);
         let kept = self.exports.entry(export).or_default();
         kept.writers = entry;
         kept.opens += 1;
@@ -381,33 +388,25 @@ impl Core {
     /// Handles a CLOSE [NB-20].
     fn close(&mut self, key: SessKey, id: u32) -> Act {
         let Some(session) = self.sessions.get_mut(&key) else { return reply(Errno::ENODEV) };
-        let Some(device) = session.devices.get_mut(id) else {
-            // The peer is done with an id that was closed under it.
-            session.devices.unreserve(id);
-            return SUCCESS;
-        };
+        let Some(device) = session.devices.get_mut(&id) else { return SUCCESS };
         if device.in_flight == 0 && device.closing.is_none() {
             self.finish_close(key, id);
             return SUCCESS;
         }
         let ticket = Ticket(self.tickets);
         self.tickets = self.tickets.wrapping_add(1);
-        let closing = device.closing.get_or_insert_default();
-        closing.reserve = false;
-        closing.tickets.push(ticket);
+        device.closing.get_or_insert_default().push(ticket);
         Act::Later { ticket }
     }
 
-    /// Closes a device whose peer has not asked for it. Its id is not given out again before the
-    /// peer closes it too; IO on it gets -ENOTCONN [NB-21].
+    /// Closes a device whose peer has not asked for it. IO on it gets -ENOTCONN [NB-21].
     ///
     /// # Errors
     /// `ENODEV` when there is no such open device.
     pub fn force_close(&mut self, open: OpenId) -> Result<(), Errno> {
         let session = self.sessions.get_mut(&open.session).ok_or(Errno::ENODEV)?;
-        let device = session.device(open.device).filter(|device| device.life == open.life);
-        let device = device.ok_or(Errno::ENODEV)?;
-        device.closing = Some(Closing { tickets: Vec::new(), reserve: true });
+        let device = session.device(open.device).ok_or(Errno::ENODEV)?;
+        device.closing = Some(Vec::new());
         if device.in_flight == 0 {
             self.finish_close(open.session, open.device);
         }
@@ -417,8 +416,7 @@ impl Core {
     /// Tells that storage has finished an IO. An open that is gone is ignored.
     pub fn io_done(&mut self, open: OpenId) {
         let Some(session) = self.sessions.get_mut(&open.session) else { return };
-        let device = session.devices.get_mut(open.device);
-        let Some(device) = device.filter(|device| device.life == open.life) else { return };
+        let Some(device) = session.devices.get_mut(&open.device) else { return };
         device.in_flight = device.in_flight.saturating_sub(1);
         if device.in_flight == 0 && device.closing.is_some() {
             self.finish_close(open.session, open.device);
@@ -427,17 +425,15 @@ impl Core {
 
     fn finish_close(&mut self, key: SessKey, id: u32) {
         let Some(session) = self.sessions.get_mut(&key) else { return };
-        let closing = session.devices.get_mut(id).and_then(|device| device.closing.take());
-        let closing = closing.unwrap_or_default();
-        let Some(device) = session.devices.remove(id, closing.reserve) else { return };
-        let answers = closing.tickets.into_iter();
+        let Some(mut device) = session.devices.remove(&id) else { return };
+        let answers = device.closing.take().into_iter().flatten();
         self.answers.extend(answers.map(|ticket| Answer { ticket, errno: 0, data: Reply::None }));
         self.release(&device);
     }
 
     fn release_all(&mut self, session: &Session) {
-        for (_, device) in session.devices.iter() {
-            let closing = device.closing.iter().flat_map(|closing| &closing.tickets);
+        for device in session.devices.values() {
+            let closing = device.closing.iter().flatten();
             let gone = closing.map(|&ticket| Answer { ticket, errno: 0, data: Reply::None });
             self.answers.extend(gone);
             self.release(device);
@@ -458,7 +454,7 @@ impl Core {
     /// Takes over that the storage of an export has changed; open devices are judged by it from now
     /// on. Peers learn of it when they open again.
     pub fn set_limits(&mut self, export: ExportId, limits: Limits) {
-        for device in self.sessions.values_mut().flat_map(|s| s.devices.iter_mut()) {
+        for device in self.sessions.values_mut().flat_map(|s| s.devices.values_mut()) {
             if device.export == export {
                 device.limits = limits;
             }
@@ -479,8 +475,8 @@ impl Core {
     pub fn opens(&self) -> Vec<OpenInfo> {
         let all = self.sessions.iter();
         all.flat_map(|(&key, session)| {
-            session.devices.iter().map(move |(id, device)| OpenInfo {
-                id: OpenId { session: key, device: id, life: device.life },
+            session.devices.iter().map(move |(&id, device)| OpenInfo {
+                id: OpenId { session: key, device: id },
                 session_name: session.name.clone(),
                 export: device.export,
                 mapping_path: device.name.clone(),
@@ -498,11 +494,11 @@ impl Core {
     pub fn check_invariants(&self) {
         let mut seen: BTreeMap<ExportId, (u32, u32)> = BTreeMap::new();
         for session in self.sessions.values() {
-            let mut names: Vec<_> = session.devices.iter().map(|(_, d)| d.export).collect();
+            let mut names: Vec<_> = session.devices.values().map(|d| d.export).collect();
             names.sort_unstable();
             names.dedup();
-            assert_eq!(names.len(), session.devices.iter().count(), "one export opened twice");
-            for (_, device) in session.devices.iter() {
+            assert_eq!(names.len(), session.devices.len(), "one export opened twice");
+            for device in session.devices.values() {
                 let (opens, writers) = seen.entry(device.export).or_default();
                 *opens += 1;
                 *writers += u32::from(device.access != Access::Ro);

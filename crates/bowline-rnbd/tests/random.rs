@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use bowline_rnbd::server::{
-    Act, CheckedIo, Core, CoreLimits, ExportId, OpenId, Reply, SessKey, Ticket,
+    Act, CheckedIo, Core, CoreLimits, ExportId, OpenId, OpenInfo, Reply, SessKey, Ticket,
 };
 use bowline_rnbd::{Discard, Errno, IoOp, Limits};
 use bowline_wire::rnbd::{Access, Io, IoFlags, emit_close, emit_open, emit_sess_info};
@@ -13,6 +13,8 @@ use bowline_wire::rtrs::Dir;
 
 const SESSIONS: u64 = 4;
 const EXPORTS: u32 = 5;
+/// Ids begin again at 0 soon.
+const FIRST_ID: u32 = u32::MAX - 5;
 const NAMES: [&[u8]; 7] = [b"a", b"b", b"/b", b"c", b"a..b", b"", b"\xff"];
 const ERRORS: [Errno; 3] = [Errno::ENOENT, Errno::EIO, Errno::EACCES];
 
@@ -121,10 +123,10 @@ impl Play {
     }
 
     fn force(&mut self, input: &mut Bytes<'_>) {
-        let opens = self.core.opens();
+        let opens = &self.core.opens();
         let open = match opens.get(input.below(opens.len() + 1)) {
             Some(open) => open.id,
-            None => OpenId { session: Self::session(input), device: input.word() % 8, life: 1 },
+            None => OpenId { session: Self::session(input), device: Self::any_id(opens, input) },
         };
         // Of what is closed already it is an error.
         let _ = self.core.force_close(open);
@@ -138,8 +140,15 @@ impl Play {
         self.core.set_limits(export, limits);
     }
 
-    fn usr(input: &mut Bytes<'_>) -> Vec<u8> {
-        let id = u32::from(input.byte() % 8);
+    /// The id of something open, or one that may have been or may come to be.
+    fn any_id(opens: &[OpenInfo], input: &mut Bytes<'_>) -> u32 {
+        let n = input.byte() % 16;
+        let open = opens.get(usize::from(n)).map(|open| open.id.device);
+        open.unwrap_or(FIRST_ID.wrapping_add(n.into()))
+    }
+
+    fn usr(opens: &[OpenInfo], input: &mut Bytes<'_>) -> Vec<u8> {
+        let id = Self::any_id(opens, input);
         let mut usr = match input.byte() % 12 {
             0 => emit_sess_info(input.byte()).to_vec(),
             1..=3 => {
@@ -175,7 +184,7 @@ impl Play {
 
     fn message(&mut self, input: &mut Bytes<'_>) {
         let key = Self::session(input);
-        let usr = Self::usr(input);
+        let usr = Self::usr(&self.core.opens(), input);
         let dir = input.of(&[Dir::Read, Dir::Write]);
         let said = usr.get(20..24).map_or(512, |len| u32::from_le_bytes(len.try_into().unwrap()));
         let data_len = input.of(&[said, said, 0, 56, 512]);
@@ -256,7 +265,7 @@ impl Play {
 pub(crate) fn play(input: &[u8]) -> u64 {
     let mut input = Bytes(input);
     let mut play = Play {
-        core: Core::new(CoreLimits { devices_per_session: 4 }),
+        core: Core::new(CoreLimits { devices_per_session: 4 }, FIRST_ID),
         up: BTreeSet::new(),
         opening: Vec::new(),
         waiting: BTreeSet::new(),

@@ -120,11 +120,12 @@ impl Server {
             (ExportId(at as u32), sessions.add_region(contents, Access::LOCAL_WRITE))
         });
         let regions = regions.collect();
+        let first_id = base.rng.below(1 << 32) as u32;
         self.running = Some(Running {
             sessions,
             binding,
             own,
-            core: Core::new(CoreLimits::default()),
+            core: Core::new(CoreLimits::default(), first_id),
             operations: BTreeMap::new(),
             numbers: 0,
             waiting: BTreeMap::new(),
