@@ -2,7 +2,8 @@
 //!
 //! Where the processor has AVX-512 with carry-less multiplication, 64 bytes are taken at once, and
 //! the copy comes with the sum: each byte is loaded once for both. Elsewhere, and for what is short,
-//! it is the crate `crc32fast`, after an ordinary copy.
+//! it is the crate `crc32fast`, after an ordinary copy; or tables, where these turn out to be faster:
+//! under an emulator, whose carry-less products are slow.
 //!
 //! On an AMD EPYC (Zen 5; one core of a virtual machine, 512 KiB in turn, best of 400), nanoseconds:
 //!
@@ -21,11 +22,14 @@
 //! assert_eq!(bowline_crc::update(bowline_crc::update(0, b"1234"), b"56789"), whole);
 //! ```
 
+mod tables;
 #[cfg(target_arch = "x86_64")]
 mod wide;
 #[cfg(not(target_arch = "x86_64"))]
 #[path = "narrow.rs"]
 mod wide;
+
+use std::sync::OnceLock;
 
 use wide::Wide;
 
@@ -40,9 +44,29 @@ pub fn update(crc: u32, bytes: &[u8]) -> u32 {
     portable(wide.update(crc, words), rest)
 }
 
-/// Tells whether this processor takes 64 bytes at once.
-pub fn is_wide() -> bool {
-    Wide::get().is_some()
+/// How sums are made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// 64 bytes at once, and what is short by `crc32fast`.
+    Wide,
+    /// By `crc32fast`.
+    Crc32Fast,
+    /// By tables.
+    Tables,
+}
+
+/// Tells how sums are made on this processor. Found out at first use, in some microseconds.
+pub fn way() -> Way {
+    static WAY: OnceLock<Way> = OnceLock::new();
+    *WAY.get_or_init(|| {
+        if Wide::get().is_some() {
+            Way::Wide
+        } else if tables::are_faster_than(by_crc32fast) {
+            Way::Tables
+        } else {
+            Way::Crc32Fast
+        }
+    })
 }
 
 /// Copies `len` bytes, and goes on with a CRC over them: [`update`] over what is stored. Others may
@@ -84,6 +108,13 @@ fn portable(crc: u32, bytes: &[u8]) -> u32 {
     if bytes.is_empty() {
         return crc;
     }
+    match way() {
+        Way::Tables => tables::update(crc, bytes),
+        Way::Wide | Way::Crc32Fast => by_crc32fast(crc, bytes),
+    }
+}
+
+fn by_crc32fast(crc: u32, bytes: &[u8]) -> u32 {
     let mut hasher = crc32fast::Hasher::new_with_initial(crc);
     hasher.update(bytes);
     hasher.finalize()
