@@ -45,6 +45,8 @@ errnos! {
     EEXIST = 17;
     /// The device is gone.
     ENODEV = 19;
+    /// Not a directory.
+    ENOTDIR = 20;
     /// The request is malformed or breaks a limit.
     EINVAL = 22;
     /// Too many open files.

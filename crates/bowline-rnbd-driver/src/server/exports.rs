@@ -18,6 +18,8 @@ use crate::error::{Error, errno_of};
 const SESSION_NAME: &str = "%SESSNAME%";
 /// Bytes of a path, its NUL included [NB-18].
 const PATH_MAX: usize = 4096;
+/// How often a lookup is tried that something was renamed beside.
+const TRIES: usize = 256;
 
 /// How the files behind exports are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -218,8 +220,12 @@ impl Exports {
     /// opens something, so its file may come later; with `%SESSNAME%`, it is of each session's own.
     ///
     /// # Errors
-    /// `ENOENT` for a name that is not offered by itself, unless there is a directory.
+    /// `ENOENT` for a name that is not offered by itself, unless there is a directory; `EINVAL` for
+    /// one that nobody can open anything by.
     pub fn grant(&mut self, grant: Grant) -> Result<(), Error> {
+        if grant.export.contains("..") {
+            return Err(Error::new(format!("grant for export {}", grant.export), Errno::EINVAL));
+        }
         if !self.entries.contains_key(grant.export.as_bytes()) && self.directory.is_none() {
             return Err(Error::new(format!("grant for export {}", grant.export), Errno::ENOENT));
         }
@@ -239,19 +245,20 @@ impl Exports {
         if open || admitted { Ok(()) } else { Err(Errno::EACCES) }
     }
 
-    /// Returns what is behind a name now. An error when that is not to be known now: then nobody may
-    /// take it for a name that is not there.
+    /// Returns what is behind the name of a grant now. An error when that is not to be known now: then
+    /// nobody may take it for a name that is not there.
     fn identity(&self, name: &str, session: &str) -> Result<Option<Identity>, Errno> {
         if let Some(entry) = self.entries.get(name.as_bytes()) {
             return Ok(Some(entry.identity));
         }
         let Some(directory) = &self.directory else { return Ok(None) };
-        let Ok(path) = directory.relative(name, session) else { return Ok(None) };
-        // Out of memory or descriptors, or the disk has failed: EIO, ENOMEM, ENFILE, EMFILE.
-        match directory.look(&path) {
+        let path = directory.relative(name, session);
+        match path.and_then(|path| directory.look(&path)) {
             Ok(identity) => Ok(Some(identity)),
-            Err(Errno(5 | 12 | 23 | 24)) => Err(Errno::EACCES),
-            Err(_) => Ok(None),
+            // Nothing that anybody could open is there.
+            Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ENOTBLK) => Ok(None),
+            // The system was busy, the disk has failed, a folder is closed: the file may be there.
+            Err(_) => Err(Errno::EACCES),
         }
     }
 
@@ -342,7 +349,12 @@ impl Directory {
 
     fn open(&self, path: &str, flags: OFlags) -> rustix::io::Result<OwnedFd> {
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
-        openat2(self.root.as_fd(), path, flags | OFlags::CLOEXEC, Mode::empty(), resolve)
+        let flags = flags | OFlags::CLOEXEC;
+        let open = || openat2(self.root.as_fd(), path, flags, Mode::empty(), resolve);
+        // A link with `..` in it: when anything at all is renamed meanwhile, the system cannot tell
+        // whether it leads out.
+        let mut tries = (1..TRIES).map(|_| open());
+        tries.find(|opened| !matches!(opened, Err(rustix::io::Errno::AGAIN))).unwrap_or_else(open)
     }
 
     /// Finds out what is at a path, without opening it.
@@ -354,6 +366,7 @@ impl Directory {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::symlink;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     use super::*;
 
@@ -516,6 +529,57 @@ mod tests {
         for name in names {
             assert_eq!(modes(&exports, name, "s1"), NONE, "{name}");
         }
+    }
+
+    #[test]
+    fn a_grant_holds_whatever_is_renamed_meanwhile() {
+        // tests [NB-17] [NB-50]
+        const NONE: [Access; 0] = [];
+        let scratch = Scratch::new("renames");
+        scratch.file("pool/vm1.img");
+        scratch.file("unrelated");
+        std::fs::create_dir(scratch.0.join("s")).unwrap();
+        symlink("../pool/vm1.img", scratch.0.join("s/vm1.img")).unwrap();
+        let mut exports = Exports::new();
+        exports.directory(&scratch.0, FileOptions::default()).unwrap();
+        exports.grant(grant("s/vm1.img", Access::Ro, Some("friend"))).unwrap();
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|threads| {
+            threads.spawn(|| {
+                let (one, other) = (scratch.0.join("unrelated"), scratch.0.join("renamed"));
+                while !stop.load(Ordering::Relaxed) {
+                    std::fs::rename(&one, &other).unwrap();
+                    std::fs::rename(&other, &one).unwrap();
+                }
+            });
+            let all = || {
+                for _ in 0..3000 {
+                    assert_eq!(modes(&exports, "pool/vm1.img", "evil"), NONE);
+                    assert_eq!(modes(&exports, "s/vm1.img", "friend"), [Access::Ro]);
+                }
+            };
+            let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(all));
+            stop.store(true, Ordering::Relaxed);
+            result.unwrap();
+        });
+    }
+
+    #[test]
+    fn a_grant_that_cannot_be_looked_up_refuses_everybody() {
+        // tests [NB-50]
+        let scratch = Scratch::new("unknown");
+        scratch.file("a.img");
+        symlink("round", scratch.0.join("round")).unwrap();
+        let mut exports = Exports::new();
+        exports.directory(&scratch.0, FileOptions::default()).unwrap();
+        let dotted = exports.grant(grant("s/../a.img", Access::Ro, Some("friend")));
+        assert_eq!(dotted.unwrap_err().errno(), Errno::EINVAL, "it would be of nothing");
+        for nothing in ["none", "a.img/none", "/"] {
+            exports.grant(grant(nothing, Access::Ro, Some("friend"))).unwrap();
+        }
+        assert!(exports.find(b"a.img", "s", Access::Rw).is_ok(), "it has no grants");
+        exports.grant(grant("round", Access::Ro, Some("friend"))).unwrap();
+        assert_eq!(error(exports.find(b"a.img", "s", Access::Ro)), Errno::EACCES);
     }
 
     #[test]
