@@ -266,7 +266,7 @@ impl Glue {
                 answers.push((op, errno, None));
             }
             while let Some(export) = state.core.poll_release() {
-                if let Some(export) = state.table.release(export) {
+                for export in state.table.release(export) {
                     let jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
                     // At the end of the server nobody takes it.
                     left.extend(jobs.send(Job::LetGo(export)).err());
@@ -569,7 +569,11 @@ impl Glue {
         let session = self.lock().sessions.get(&job.session).map(|session| session.name.clone());
         let session = session.ok_or(Errno::ENODEV)?;
         let found = self.exports.find(&job.name, &session, job.access)?;
-        let again = self.lock().table.again(found.identity);
+        // By this name, whatever other names of the same say.
+        if found.read_only && job.access != Access::Ro {
+            return Err(Errno::EACCES);
+        }
+        let again = self.lock().table.again(found.identity, job.access);
         if let Some((id, export)) = again {
             let limits = self.limits_now(&*export.backend, export.read_only);
             self.lock().core.set_limits(id, limits);
@@ -585,6 +589,8 @@ impl Glue {
         };
         let export = OpenExport { backend, region, label: found.label.into(), read_only };
         let id = self.lock().table.insert(found.identity, export)?;
+        // Others may have it open already, for reading.
+        self.lock().core.set_limits(id, limits);
         Ok((id, limits))
     }
 }

@@ -139,6 +139,51 @@ fn a_file_is_as_big_as_it_is_when_it_is_opened_or_looked_at() {
 }
 
 #[test]
+fn a_read_only_name_is_not_written_through_and_keeps_other_names_from_nothing() {
+    // tests [NB-17] [NB-19] [NB-58]
+    let path = std::env::temp_dir().join(format!("bowline-names-{}", std::process::id()));
+    std::fs::write(&path, [7; 1 << 20]).unwrap();
+    let mut exports = Exports::new();
+    for (name, read_only, block) in
+        [("safe", true, 512), ("work", false, 512), ("large", false, 4096)]
+    {
+        let options = FileOptions { read_only, block, ..FileOptions::default() };
+        exports.file(name, &path, options).unwrap();
+    }
+    std::fs::remove_file(&path).unwrap();
+    let rig = Rig::new(18, exports);
+    let ro = |session| MapOptions { access: Access::Ro, ..rig.options(session) };
+    let rw = |session| rig.options(session);
+    let refused = |name, options: &MapOptions| rig.map(name, options).unwrap_err().errno();
+    let first_byte = |disk: &Disk| {
+        let mut out = [0; 512];
+        sync::read_at(disk, 0, &mut out).unwrap();
+        out[0]
+    };
+    // Opened by the name that may be written; then asked for by the one that may not.
+    let work = rig.map("work", &ro("s1")).unwrap();
+    assert_eq!(refused("safe", &rw("s2")), Errno::EACCES);
+    rig.client.unmap(&work).unwrap();
+    // And the other way around.
+    let safe = rig.map("safe", &ro("s1")).unwrap();
+    assert_eq!(refused("safe", &rw("s2")), Errno::EACCES);
+    assert_eq!(first_byte(&safe), 7);
+    assert_eq!(refused("large", &rw("s2")), Errno::EACCES, "who reads has smaller blocks");
+    let work = rig.map("work", &rw("s2")).unwrap();
+    sync::write_at(&*work, 0, &[8; 512], Durable::Later).unwrap();
+    assert_eq!(first_byte(&safe), 8);
+    assert_eq!(sync::write_at(&*safe, 0, &[9; 512], Durable::Later), Err(Errno::EPERM));
+    assert_eq!(refused("safe", &rw("s3")), Errno::EACCES);
+    assert_eq!(refused("work", &rw("s3")), Errno::EPERM, "one writes, whatever the names");
+    rig.client.unmap(&work).unwrap();
+    let work = rig.map("work", &rw("s3")).unwrap();
+    assert_eq!(first_byte(&work), 8);
+    rig.client.unmap(&work).unwrap();
+    rig.client.unmap(&safe).unwrap();
+    assert_eq!(rig.server.opens(), []);
+}
+
+#[test]
 fn access_is_arbitrated_and_errors_are_the_servers() {
     // tests [NB-19] [NB-17] [NB-35] [NB-58]
     let rig = Rig::new(2, memory(MIB));

@@ -7,6 +7,7 @@ use bowline_block::backend::Backend;
 use bowline_rnbd::server::ExportId;
 use bowline_rnbd::{Errno, IoOp};
 use bowline_rtrs::RegionId;
+use bowline_wire::rnbd::Access;
 
 use super::exports::Identity;
 use crate::tree::Traffic;
@@ -18,12 +19,15 @@ pub(super) struct OpenExport {
     /// The store as registered memory, if it is memory.
     pub(super) region: Option<RegionId>,
     pub(super) label: Arc<str>,
+    /// It was opened for reading only, whatever other names allow.
     pub(super) read_only: bool,
 }
 
 struct Entry {
     identity: Identity,
     export: OpenExport,
+    /// What could only be read, and may still have something to read.
+    former: Option<OpenExport>,
     opens: u32,
     traffic: Traffic,
 }
@@ -36,36 +40,59 @@ pub(super) struct Table {
 }
 
 impl Table {
-    /// Opens once more what is open already.
-    pub(super) fn again(&mut self, identity: Identity) -> Option<(ExportId, OpenExport)> {
+    /// Opens once more what is open already, unless it is to be written and cannot be.
+    pub(super) fn again(
+        &mut self,
+        identity: Identity,
+        access: Access,
+    ) -> Option<(ExportId, OpenExport)> {
         let found = self.entries.iter_mut().find(|(_, entry)| entry.identity == identity);
         let (id, entry) = found?;
+        if entry.export.read_only && access != Access::Ro {
+            return None;
+        }
         entry.opens += 1;
         Some((*id, entry.export.clone()))
     }
 
-    /// Takes a new open export in.
+    /// Takes a new open export in. One of the same identity gives its place to it: that could only be
+    /// read, and those who do so read from the new one now.
+    ///
+    /// # Errors
+    /// `EACCES` when they could not, since its blocks are larger; `ENOMEM`.
     pub(super) fn insert(
         &mut self,
         identity: Identity,
         export: OpenExport,
     ) -> Result<ExportId, Errno> {
+        let found = self.entries.iter_mut().find(|(_, entry)| entry.identity == identity);
+        if let Some((id, entry)) = found {
+            let block = |export: &OpenExport| export.backend.limits().logical;
+            if block(&export) > block(&entry.export) {
+                return Err(Errno::EACCES);
+            }
+            entry.opens += 1;
+            entry.former = Some(std::mem::replace(&mut entry.export, export));
+            return Ok(*id);
+        }
         let id = ExportId(self.ids);
         self.ids = self.ids.checked_add(1).ok_or(Errno::ENOMEM)?;
-        self.entries.insert(id, Entry { identity, export, opens: 1, traffic: Traffic::default() });
+        let traffic = Traffic::default();
+        self.entries.insert(id, Entry { identity, export, former: None, opens: 1, traffic });
         Ok(id)
     }
 
     /// Takes one open back. Returns what is open no longer: to let go of storage may mean to wait for
     /// its threads, so that is done with no locks held.
     #[must_use]
-    pub(super) fn release(&mut self, id: ExportId) -> Option<OpenExport> {
-        let entry = self.entries.get_mut(&id)?;
+    pub(super) fn release(&mut self, id: ExportId) -> Vec<OpenExport> {
+        let Some(entry) = self.entries.get_mut(&id) else { return Vec::new() };
         entry.opens = entry.opens.saturating_sub(1);
         if entry.opens > 0 {
-            return None;
+            return Vec::new();
         }
-        Some(self.entries.remove(&id)?.export)
+        let gone = self.entries.remove(&id).into_iter();
+        gone.flat_map(|entry| entry.former.into_iter().chain([entry.export])).collect()
     }
 
     pub(super) fn get(&self, id: ExportId) -> Option<&OpenExport> {
