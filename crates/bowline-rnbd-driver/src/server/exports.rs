@@ -302,7 +302,8 @@ impl Exports {
         let written = if options.read_only { None } else { Some(open(OFlags::RDWR)) };
         let (fd, read_only) = match written {
             Some(Ok(fd)) => (fd, false),
-            Some(Err(rustix::io::Errno::ACCESS | rustix::io::Errno::ROFS)) | None if !write => {
+            None if !write => (open(OFlags::RDONLY).map_err(system)?, true),
+            Some(Err(error)) if !write && unwritable(error) => {
                 (open(OFlags::RDONLY).map_err(system)?, true)
             }
             Some(Err(error)) => return Err(system(error)),
@@ -323,6 +324,13 @@ fn system(error: rustix::io::Errno) -> Errno {
         rustix::io::Errno::ISDIR => Errno::ENOTBLK,
         error => Errno(error.raw_os_error()),
     }
+}
+
+/// Tells whether an error says that a file can at most be read: by its mode, its file system, its
+/// immutability, or because it is being executed.
+const fn unwritable(error: rustix::io::Errno) -> bool {
+    use rustix::io::Errno;
+    matches!(error, Errno::ACCESS | Errno::ROFS | Errno::PERM | Errno::TXTBSY)
 }
 
 fn identity(fd: &OwnedFd) -> Result<Identity, Errno> {
@@ -367,6 +375,8 @@ impl Directory {
 mod tests {
     use std::os::unix::fs::symlink;
     use std::sync::atomic::{AtomicBool, Ordering};
+
+    use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
 
     use super::*;
 
@@ -580,6 +590,32 @@ mod tests {
         assert!(exports.find(b"a.img", "s", Access::Rw).is_ok(), "it has no grants");
         exports.grant(grant("round", Access::Ro, Some("friend"))).unwrap();
         assert_eq!(error(exports.find(b"a.img", "s", Access::Ro)), Errno::EACCES);
+    }
+
+    #[test]
+    fn what_can_only_be_read_can_be_opened_for_that() {
+        // tests [NB-17]
+        let scratch = Scratch::new("unwritable");
+        let image = scratch.file("gold.img");
+        let mut exports = Exports::new();
+        exports.directory(&scratch.0, FileOptions::default()).unwrap();
+        let program = scratch.0.join("program");
+        std::fs::copy("/bin/sleep", &program).unwrap();
+        let mut running = std::process::Command::new(&program).arg("60").spawn().unwrap();
+        let found = exports.find(b"program", "s", Access::Ro).map(|found| found.read_only);
+        running.kill().unwrap();
+        running.wait().unwrap();
+        assert_eq!(found, Ok(true), "it is being executed");
+        let file = File::open(&image).unwrap();
+        let flags = ioctl_getflags(&file).unwrap_or(IFlags::empty());
+        if let Err(error) = ioctl_setflags(&file, flags | IFlags::IMMUTABLE) {
+            eprintln!("skipped: no file can be made immutable here: {error}");
+            return;
+        }
+        let read = exports.find(b"gold.img", "s", Access::Ro).map(|found| found.read_only);
+        let write = exports.find(b"gold.img", "s", Access::Rw).err();
+        ioctl_setflags(&file, flags).unwrap();
+        assert_eq!((read, write), (Ok(true), Some(Errno::EPERM)));
     }
 
     #[test]
