@@ -2,14 +2,17 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use bowline_block::backend::{self, BackendSpec};
 use bowline_block::front::fuse::{self, FuseOptions, Mount};
 use bowline_block::{BlockDevice, LocalDevice};
+use io_uring::{IoUring, opcode, types};
 
 #[path = "../../../xtask/skipped.rs"]
 mod skipped;
@@ -20,6 +23,8 @@ struct Mounted {
     dir: PathBuf,
     file: PathBuf,
     disk: Arc<LocalDevice>,
+    /// What the disk is of.
+    store: File,
 }
 
 fn mount(name: &str, bytes: u64, options: FuseOptions) -> Option<Mounted> {
@@ -30,12 +35,13 @@ fn mount(name: &str, bytes: u64, options: FuseOptions) -> Option<Mounted> {
     store.set_len(bytes).expect("its size");
     let store = OpenOptions::new().read(true).write(true).open(&path).expect("again");
     std::fs::remove_file(&path).expect("unlinked");
+    let same = store.try_clone().expect("the same file");
     let spec = BackendSpec::File { fd: store.into(), read_only: false, block: 512, direct: true };
     let disk = LocalDevice::new("disk", backend::open(spec).expect("opened"));
     match fuse::mount(disk.clone(), &dir, "disk.img", options) {
         Ok(mount) => {
             let file = dir.join("disk.img");
-            Some(Mounted { mount: Some(mount), dir, file, disk })
+            Some(Mounted { mount: Some(mount), dir, file, disk, store: same })
         }
         Err(error) => {
             skipped::without_fuse(error);
@@ -82,7 +88,9 @@ fn it_behaves_as_a_file_of_fixed_size() {
         .expect("opened");
     assert_eq!(file.metadata().expect("there").len(), 8 << 20);
     file.set_len(8 << 20).expect("its own size");
-    assert_eq!(file.set_len(1).map_err(|e| e.kind()), Err(ErrorKind::InvalidInput));
+    for other in [0, 1] {
+        assert_eq!(file.set_len(other).map_err(|e| e.kind()), Err(ErrorKind::InvalidInput));
+    }
     // Odd places and lengths; the end.
     file.write_all_at(b"hello", 1_000_001).expect("written");
     file.sync_data().expect("flushed");
@@ -240,4 +248,93 @@ fn a_file_that_is_open_is_in_use() {
     assert!(mount.shut_if_unused(), "it is shut already");
     mount.unshut();
     drop(File::open(&mounted.file).expect("opened"));
+}
+
+/// A file that is read past the page cache, by requests that are answered later.
+struct Direct {
+    file: File,
+    ring: IoUring,
+}
+
+impl Direct {
+    /// `None` where there are no such requests.
+    fn open(path: &Path) -> Option<Self> {
+        let file = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path);
+        match IoUring::new(2) {
+            Ok(ring) => Some(Self { file: file.expect("opened"), ring }),
+            Err(error) => {
+                eprintln!("skipped: no io_uring: {error}");
+                None
+            }
+        }
+    }
+
+    /// Reads 4096 bytes; returns how many there were.
+    fn read(&mut self, offset: u64) -> i32 {
+        let mut memory = vec![0_u8; 8192];
+        let at = memory.as_ptr().align_offset(4096);
+        let fd = types::Fd(self.file.as_raw_fd());
+        let read = opcode::Read::new(fd, memory[at..].as_mut_ptr(), 4096).offset(offset).build();
+        // SAFETY: the memory is there until the request was answered, which is waited for.
+        unsafe { self.ring.submission().push(&read) }.expect("room");
+        self.ring.submit_and_wait(1).expect("answered");
+        self.ring.completion().next().expect("an answer").result()
+    }
+}
+
+#[test]
+fn who_truncates_the_file_takes_nothing_from_those_who_read() {
+    let Some(mounted) = mount("trunc", 8 << 20, FuseOptions::default()) else { return };
+    let Some(mut direct) = Direct::open(&mounted.file) else { return };
+    let end = (8 << 20) - 4096;
+    assert_eq!((direct.read(0), direct.read(end)), (4096, 4096));
+    let mut truncate = OpenOptions::new();
+    truncate.write(true).truncate(true);
+    let file = truncate.open(&mounted.file).expect("opened");
+    assert_eq!((direct.read(0), direct.read(end)), (4096, 4096), "while it is open");
+    drop(file);
+    assert_eq!((direct.read(0), direct.read(end)), (4096, 4096), "and after");
+    // The programs that do so.
+    let image = mounted.dir.with_extension("image");
+    std::fs::write(&image, [9; 100_000]).expect("an image");
+    let (from, to) = (image.display().to_string(), mounted.file.display().to_string());
+    let (code, text) = run("cp", &[&from, &to]).expect("cp");
+    assert_eq!(code, 0, "{text}");
+    let (from, to) = (format!("if={from}"), format!("of={to}"));
+    let (code, text) = run("dd", &[&from, &to, "bs=4k", "status=none"]).expect("dd");
+    assert_eq!(code, 0, "{text}");
+    std::fs::remove_file(&image).expect("removed");
+    assert_eq!((direct.read(0), direct.read(end)), (4096, 4096), "after cp and dd");
+    let mut out = [0; 2];
+    File::open(&mounted.file).expect("opened").read_exact_at(&mut out, 99_999).expect("read");
+    assert_eq!(out, [9, 0]);
+    // Readers are not held up by many who do it.
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|threads| {
+        threads.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                drop(truncate.open(&mounted.file).expect("opened"));
+            }
+        });
+        let short = (0..2000).filter(|_| direct.read(0) != 4096).count();
+        stop.store(true, Ordering::Relaxed);
+        assert_eq!(short, 0, "reads that ended at the first byte");
+    });
+}
+
+#[test]
+fn a_disk_that_grew_is_read_to_its_end() {
+    let Some(mounted) = mount("grown", 4 << 20, FuseOptions::default()) else { return };
+    let Some(mut direct) = Direct::open(&mounted.file) else { return };
+    assert_eq!((direct.read(0), direct.read(4 << 20)), (4096, 0));
+    mounted.store.set_len(8 << 20).expect("grown");
+    mounted.disk.resize().expect("looked at");
+    // The system learns of it a moment later.
+    let start = std::time::Instant::now();
+    while direct.read(4 << 20) == 0 {
+        assert!(start.elapsed().as_secs() < 20, "it never grew");
+        std::thread::sleep(std::time::Duration::from_millis(2));
+    }
+    assert_eq!(direct.read((8 << 20) - 4096), 4096);
+    assert_eq!(direct.read(8 << 20), 0);
 }

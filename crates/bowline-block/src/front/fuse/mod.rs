@@ -23,7 +23,7 @@ use fuser::{
     SessionACL, TimeOrNow, WriteFlags,
 };
 
-use crate::device::BlockDevice;
+use crate::device::{BlockDevice, DiskEvent};
 use bytes::{Ask, Bytes, MAX_IO};
 
 const FILE: INodeNo = INodeNo(2);
@@ -81,6 +81,7 @@ pub fn mount(
         return Err(io::ErrorKind::InvalidInput.into());
     }
     let users = Arc::<Mutex<Users>>::default();
+    let changing = Arc::clone(&disk);
     let door = Door {
         users: Arc::clone(&users),
         name: file_name.into(),
@@ -103,7 +104,21 @@ pub fn mount(
     }
     let session = Session::new(door, dir, &config)?.spawn()?;
     let device = std::fs::metadata(dir)?.dev();
+    let (file, mounted) = (dir.join(file_name), Arc::downgrade(&users));
+    changing.on_change(Box::new(move |event| {
+        if matches!(event, DiskEvent::Resized(_)) && mounted.strong_count() > 0 {
+            show_size(file.clone());
+        }
+    }));
     Ok(Mount { dir: dir.to_owned(), device, users, session: Some(session) })
+}
+
+/// Has the system ask for the size of the file again, by a thread, since that waits for an answer. Reads
+/// that are direct and asynchronous end where the system saw the end last, until somebody looks.
+fn show_size(file: PathBuf) {
+    let thread = std::thread::Builder::new().name("bowline-fuse-size".to_owned());
+    // Without a thread or the mount, others look sooner or later.
+    let _ = thread.spawn(move || std::fs::metadata(file));
 }
 
 impl Mount {
@@ -219,10 +234,8 @@ impl Door {
 
 impl Filesystem for Door {
     fn init(&mut self, _req: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        // A system that cannot do one of these does without; the nearest number is as good.
-        for wanted in [InitFlags::FUSE_ASYNC_DIO, InitFlags::FUSE_ATOMIC_O_TRUNC] {
-            let _ = config.add_capabilities(wanted);
-        }
+        // A system that cannot do this does without; the nearest number is as good.
+        let _ = config.add_capabilities(InitFlags::FUSE_ASYNC_DIO);
         let _ = config.set_max_write(MAX_IO as u32);
         let _ = config.set_max_background(BACKGROUND);
         Ok(())
@@ -255,17 +268,20 @@ impl Filesystem for Door {
         _atime: Option<TimeOrNow>,
         _mtime: Option<TimeOrNow>,
         _ctime: Option<SystemTime>,
-        _fh: Option<FileHandle>,
+        fh: Option<FileHandle>,
         _crtime: Option<SystemTime>,
         _chgtime: Option<SystemTime>,
         _bkuptime: Option<SystemTime>,
         _flags: Option<fuser::BsdFileFlags>,
         reply: ReplyAttr,
     ) {
+        // What an open with O_TRUNC comes to: it changes nothing, as with a disk. A system that left it to
+        // open would take the file for empty, and let others' reads end at its first byte.
+        let on_open = size == Some(0) && fh.is_none() && !self.is_read_only();
         match self.attr(ino) {
             None => reply.error(Errno::ENOENT),
             // As with a disk: its size is what it is. Times are taken and forgotten.
-            Some(attr) if size.is_some_and(|size| size != attr.size) => {
+            Some(attr) if size.is_some_and(|size| size != attr.size) && !on_open => {
                 reply.error(Errno::EINVAL);
             }
             Some(_) if mode.is_some() || uid.is_some() || gid.is_some() => {
@@ -285,7 +301,6 @@ impl Filesystem for Door {
         }
         users.open += 1;
         drop(users);
-        // O_TRUNC changes nothing, as with a disk.
         let flags = FopenFlags::FOPEN_DIRECT_IO
             | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES
             | FopenFlags::FOPEN_NOFLUSH;
