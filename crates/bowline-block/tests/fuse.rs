@@ -7,11 +7,11 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use bowline_block::backend::{self, BackendSpec};
+use bowline_block::backend::{self, Backend, BackendDone, BackendIo, BackendResult, BackendSpec};
 use bowline_block::front::fuse::{self, FuseOptions, Mount};
-use bowline_block::{BlockDevice, LocalDevice};
+use bowline_block::{BlockDevice, Limits, LocalDevice};
 use io_uring::{IoUring, opcode, types};
 
 #[path = "../../../xtask/skipped.rs"]
@@ -337,4 +337,47 @@ fn a_disk_that_grew_is_read_to_its_end() {
     }
     assert_eq!(direct.read((8 << 20) - 4096), 4096);
     assert_eq!(direct.read(8 << 20), 0);
+}
+
+/// A disk that loses its last half while it is written.
+struct Shrinking(AtomicU64);
+
+impl Backend for Shrinking {
+    fn limits(&self) -> Limits {
+        Limits::plain(self.0.load(Ordering::SeqCst))
+    }
+
+    fn submit(&self, io: &mut Vec<BackendIo>, done: &Arc<dyn BackendDone>) {
+        for io in io.drain(..) {
+            self.0.store(1 << 20, Ordering::SeqCst);
+            done.done(&[BackendResult { token: io.token, errno: 0, direct: None }]);
+        }
+    }
+
+    fn resize(&self) -> std::io::Result<u64> {
+        Ok(self.0.load(Ordering::SeqCst))
+    }
+}
+
+#[test]
+fn what_a_disk_that_shrinks_did_not_take_is_not_reported() {
+    let dir = std::env::temp_dir().join(format!("bowline-shrinks-{}", std::process::id()));
+    std::fs::create_dir(&dir).expect("a directory");
+    let store = Arc::new(Shrinking(AtomicU64::new(0)));
+    let disk = LocalDevice::new("disk", store.clone());
+    match fuse::mount(disk, &dir, "disk.img", FuseOptions::default()) {
+        Ok(mount) => {
+            let file = OpenOptions::new().write(true).open(dir.join("disk.img")).expect("opened");
+            let write = |offset| {
+                store.0.store(2 << 20, Ordering::SeqCst);
+                file.write_at(&[1; 8192], offset).map_err(|error| error.raw_os_error())
+            };
+            assert_eq!(write(0), Ok(8192));
+            assert_eq!(write((1 << 20) - 4096), Ok(4096));
+            assert_eq!(write(1 << 20), Err(Some(libc::ENOSPC)));
+            drop((file, mount));
+        }
+        Err(error) => skipped::without_fuse(error),
+    }
+    std::fs::remove_dir(&dir).expect("removed");
 }

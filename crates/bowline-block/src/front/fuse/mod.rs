@@ -358,13 +358,21 @@ impl Filesystem for Door {
         if self.is_read_only() {
             return reply.error(Errno::EROFS);
         }
-        let room = self.bytes.limits().bytes.saturating_sub(offset);
-        let written = u32::try_from(room.min(data.len() as u64)).unwrap_or(u32::MAX);
+        let len = u32::try_from(data.len()).unwrap_or(u32::MAX);
+        let room = move |bytes: &Bytes| {
+            let room = bytes.limits().bytes.saturating_sub(offset);
+            u32::try_from(room).unwrap_or(u32::MAX).min(len)
+        };
+        let (before, bytes) = (room(&self.bytes), Arc::clone(&self.bytes));
         let durable = flags.0 & libc::O_DSYNC != 0;
         self.bytes.ask(
             Ask::Write { offset, bytes: data, durable },
             Box::new(move |result| match result {
-                Ok(_) => reply.written(written),
+                // A disk that became smaller meanwhile has not taken it all.
+                Ok(_) => match before.min(room(&bytes)) {
+                    0 if len > 0 => reply.error(Errno::ENOSPC),
+                    written => reply.written(written),
+                },
                 Err(errno) => reply.error(Errno::from_i32(errno.0)),
             }),
         );
