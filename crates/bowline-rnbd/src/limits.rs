@@ -10,6 +10,8 @@ const SECTOR: u64 = wire::SECTOR as u64;
 const SECTORS_MAX: u32 = Limits::IO_MAX / wire::SECTOR;
 /// Bytes of a page, the largest logical block [NB-30].
 const PAGE: u32 = 4096;
+/// Bytes of the largest physical block that answers have room for.
+const PHYSICAL_MAX: u32 = 1 << 15;
 
 fn sectors(bytes: u64) -> u32 {
     u32::try_from(bytes / SECTOR).unwrap_or(u32::MAX)
@@ -30,7 +32,7 @@ pub(crate) fn open_rsp(device_id: u32, limits: &Limits) -> OpenRsp {
         max_discard_sectors: discard.map_or(0, |d| sectors(d.max_bytes).min(SECTORS_MAX)),
         discard_granularity: discard.map_or(0, |d| d.granularity),
         discard_alignment: discard.map_or(0, |d| d.alignment),
-        physical_block_size: small(limits.physical),
+        physical_block_size: small(limits.physical.min(PHYSICAL_MAX)),
         logical_block_size: small(limits.logical),
         max_segments: limits.max_segments,
         secure_discard: u16::from(limits.secure_erase),
@@ -60,6 +62,8 @@ pub(crate) fn of_open_rsp(
         return Err(Errno::EINVAL);
     }
     let unit = u64::from(logical);
+    // Others count on a power of two; servers that have no room for theirs send 65535.
+    let physical = rsp.physical_block_size.checked_ilog2().map_or(0, |log| 1 << log);
     let granularity = rsp.discard_granularity.max(logical);
     let most = |sectors: u32, unit: u64| {
         let bytes = u64::from(sectors.min(SECTORS_MAX)) * SECTOR;
@@ -78,7 +82,7 @@ pub(crate) fn of_open_rsp(
     Ok(Limits {
         bytes: bytes - bytes % unit,
         logical,
-        physical: u32::from(rsp.physical_block_size).max(logical),
+        physical: logical.max(physical),
         max_io,
         max_segments: session.max_segments,
         discard: (discard > 0).then_some(Discard {
@@ -134,6 +138,20 @@ mod tests {
         let kernel = OpenRsp { max_discard_sectors: u32::MAX, ..rsp };
         let read = of_open_rsp(&kernel, SESSION, false).unwrap();
         assert_eq!(read.discard.unwrap().max_bytes, (1 << 32) - 4096, "whole pieces of 4096");
+    }
+
+    #[test]
+    fn a_physical_block_is_a_power_of_two_however_large_it_was() {
+        // tests [NB-9] [NB-30]
+        for physical in [1 << 15, 1 << 16, 1 << 20] {
+            let rsp = open_rsp(0, &Limits { physical, ..full() });
+            assert_eq!(rsp.physical_block_size, 32_768);
+            assert_eq!(of_open_rsp(&rsp, SESSION, false).unwrap().physical, 32_768);
+        }
+        for (sent, taken) in [(0, 512), (256, 512), (6000, 4096), (u16::MAX, 32_768)] {
+            let rsp = OpenRsp { physical_block_size: sent, ..open_rsp(0, &full()) };
+            assert_eq!(of_open_rsp(&rsp, SESSION, false).unwrap().physical, taken, "{sent}");
+        }
     }
 
     #[test]
