@@ -5,16 +5,24 @@ use std::os::unix::fs::FileExt;
 use std::process::Command;
 use std::sync::Arc;
 
-use bowline_block::backend::{self, BackendSpec};
+use bowline_block::backend::{self, Backend, BackendDone, BackendIo, BackendSpec};
 use bowline_block::front::ublk::{self, Ublk, UblkOptions};
-use bowline_block::{LocalDevice, sync};
+use bowline_block::{Limits, LocalDevice, sync};
+use bowline_verbs::Buffer;
 
 #[path = "../../../xtask/skipped.rs"]
 mod skipped;
 
+fn memory() -> Arc<dyn Backend> {
+    backend::open(BackendSpec::Memory { bytes: 64 << 20, block: 512 }).expect("memory")
+}
+
 fn attach(options: UblkOptions) -> Option<(Ublk, Arc<LocalDevice>)> {
-    let spec = BackendSpec::Memory { bytes: 64 << 20, block: 512 };
-    let disk = LocalDevice::new("disk", backend::open(spec).expect("memory"));
+    attach_store(memory(), options)
+}
+
+fn attach_store(store: Arc<dyn Backend>, options: UblkOptions) -> Option<(Ublk, Arc<LocalDevice>)> {
+    let disk = LocalDevice::new("disk", store);
     match ublk::attach(disk.clone(), options) {
         Ok(ublk) => Some((ublk, disk)),
         Err(error)
@@ -66,6 +74,47 @@ fn a_block_device_appears_works_and_goes() {
     drop(device);
     drop(ublk);
     assert!(!path.exists(), "the device is gone");
+}
+
+/// A store that has zeroes written for it, but cannot discard.
+struct WithoutDiscard(Arc<dyn Backend>);
+
+impl Backend for WithoutDiscard {
+    fn limits(&self) -> Limits {
+        Limits { discard: None, ..self.0.limits() }
+    }
+
+    fn submit(&self, io: &mut Vec<BackendIo>, done: &Arc<dyn BackendDone>) {
+        self.0.submit(io, done);
+    }
+
+    fn region(&self) -> Option<Arc<Buffer>> {
+        self.0.region()
+    }
+
+    fn resize(&self) -> std::io::Result<u64> {
+        self.0.resize()
+    }
+}
+
+#[test]
+fn zeroes_are_written_where_nothing_can_be_discarded() {
+    // tests [NB-52]
+    let store = Arc::new(WithoutDiscard(memory()));
+    assert!(store.limits().max_write_zeroes > 0);
+    let Some((ublk, disk)) = attach_store(store, UblkOptions::default()) else { return };
+    let device = OpenOptions::new().read(true).write(true).open(ublk.path()).expect("opened");
+    device.write_all_at(&[7; 8192], 0).expect("written");
+    device.sync_all().expect("flushed");
+    let name = ublk.path().file_name().expect("a name").to_string_lossy().into_owned();
+    let limit = |of: &str| std::fs::read_to_string(format!("/sys/block/{name}/queue/{of}"));
+    assert_eq!(limit("discard_max_bytes").expect("said").trim(), "0");
+    assert_ne!(limit("write_zeroes_max_bytes").expect("said").trim(), "0");
+    let zero = rustix::fs::FallocateFlags::ZERO_RANGE | rustix::fs::FallocateFlags::KEEP_SIZE;
+    rustix::fs::fallocate(&device, zero, 4096, 4096).expect("zeroed");
+    let mut there = [1; 8192];
+    sync::read_at(&*disk, 0, &mut there).expect("read");
+    assert!(there[..4096] == [7; 4096] && there[4096..] == [0; 4096]);
 }
 
 #[test]

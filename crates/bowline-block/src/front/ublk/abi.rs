@@ -103,6 +103,8 @@ pub(super) fn params(limits: &Limits, max_io: u32) -> [u8; PARAMS_LEN] {
     let discard = limits.discard.filter(|_| changes);
     let zeroes = if changes { limits.max_write_zeroes / 512 } else { 0 };
     let types = if discard.is_some() || zeroes > 0 { BASIC | DISCARD } else { BASIC };
+    // The kernel wants one with the zeroes too, which are told by the same parameters.
+    let granularity = discard.map_or(0, |d| d.granularity).max(limits.logical);
     let sectors = |bytes: u64| u32::try_from(bytes / 512).unwrap_or(u32::MAX);
     let physical = limits.physical.clamp(limits.logical, 1 << 16);
     let mut out = Vec::with_capacity(PARAMS_LEN);
@@ -118,7 +120,7 @@ pub(super) fn params(limits: &Limits, max_io: u32) -> [u8; PARAMS_LEN] {
     out.extend((limits.bytes / 512).to_ne_bytes());
     out.extend(0_u64.to_ne_bytes());
     out.extend(discard.map_or(0, |d| d.alignment).to_ne_bytes());
-    out.extend(discard.map_or(0, |d| d.granularity).to_ne_bytes());
+    out.extend(granularity.to_ne_bytes());
     out.extend(discard.map_or(0, |d| sectors(d.max_bytes)).to_ne_bytes());
     out.extend(zeroes.to_ne_bytes());
     out.extend(u16::from(discard.is_some()).to_ne_bytes());
@@ -192,6 +194,9 @@ mod tests {
         assert_eq!((word(&all, 16), word(&all, 24)), (1024, 1 << 21));
         assert_eq!((word(&all, 40), word(&all, 44)), (512, 4096));
         assert_eq!((word(&all, 48), word(&all, 52), all[56]), (16384, 2048, 1));
+        let zeroes = params(&Limits { discard: None, ..limits }, 1 << 19);
+        assert_eq!((word(&zeroes, 4), word(&zeroes, 44), word(&zeroes, 48)), (3, 512, 0));
+        assert_eq!((word(&zeroes, 52), zeroes[56]), (2048, 0));
         let ro = params(&Limits { read_only: true, write_cache: false, ..limits }, 1 << 19);
         assert_eq!((word(&ro, 4), word(&ro, 8)), (1, 1));
         assert_eq!(max_io(&limits), 512 << 10);
