@@ -17,6 +17,14 @@ fn every_scenario_keeps_its_promises() {
 }
 
 #[test]
+fn disks_come_and_go_while_others_are_in_use() {
+    let options = Options::default().with_scenario(Some(Scenario::Disks));
+    let stats = run_many(2_000_000..2_000_060, 2, &options, |_| {}).stats;
+    assert!(stats.given_up > stats.given_up_busy && stats.given_up_busy > 0, "{stats:?}");
+    assert!(stats.mapped > stats.sessions && stats.not_mapped > 0, "{stats:?}");
+}
+
+#[test]
 fn named_seeds_keep_every_promise() {
     for (name, seed, about) in named_seeds() {
         let outcome = run(*seed, &Options::default().with_trace(TraceMode::Last(60)));

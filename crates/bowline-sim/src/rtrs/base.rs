@@ -26,6 +26,8 @@ pub(crate) enum Event {
     Begin { client: usize, boot: u32 },
     /// A program goes on.
     Go { client: usize, boot: u32 },
+    /// A program gives a disk up, or takes it again.
+    Swap { client: usize, boot: u32 },
     /// Storage has finished an operation.
     Stored { boot: u32, number: u64 },
     /// The server has opened an export, or not.

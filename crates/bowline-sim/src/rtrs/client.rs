@@ -1,26 +1,27 @@
-//! A client: one session with one disk, and the program that uses it.
+//! A client: one session with some disks, and the program that uses them.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use bowline_rnbd::client::{Core, DevId, Order as Message, SendIo};
+use bowline_rnbd::client::{Core, Order as Message, SendIo};
 use bowline_rtrs::bind::Binding;
 use bowline_rtrs::client::{Permit, ReadKeys, Session};
 use bowline_rtrs::{HbConfig, RegionId, Wr};
 use bowline_verbs::Buffer;
 
+use self::disks::{Held, Mine};
 use self::eyes::{Eyes, note_input};
 use self::landing::Landings;
 use self::link::Purpose;
 use self::program::Request;
 use super::base::{Base, Event};
 use super::fabric::{Own, bench, drain};
-use super::oracle::Oracle;
 use super::plan::ClientPlan;
 use super::process::{Heard, Process, hear};
 use crate::roce::host::Host;
 
+mod disks;
 mod eyes;
 mod landing;
 mod life;
@@ -33,13 +34,13 @@ mod program;
 pub(crate) enum Stage {
     /// The session is being opened.
     Opening,
-    /// The disk is being mapped.
+    /// The first disk is being mapped.
     Mapping,
     /// Requests are made.
     Running,
-    /// All of the disk is read, in the end.
+    /// All of the disks is read, in the end.
     Verifying,
-    /// The disk is being given up.
+    /// The disks are being given up.
     Unmapping,
     /// The session is being closed.
     Closing,
@@ -54,7 +55,7 @@ pub(crate) struct Life {
     binding: Binding,
     own: Vec<Own>,
     core: Option<Core<u64>>,
-    dev: Option<DevId>,
+    disks: Vec<Held>,
     pub(crate) stage: Stage,
     region: RegionId,
     buffer: Arc<Buffer>,
@@ -69,8 +70,8 @@ pub(crate) struct Life {
     service_slots: Vec<usize>,
     requests: BTreeMap<u64, Request>,
     places: Vec<usize>,
-    /// Verification: the next sector, and whether something could not be read.
-    verified: u64,
+    /// Verification: the next disk and byte, and whether something could not be read.
+    verified: (usize, u64),
     unread: bool,
 }
 
@@ -81,7 +82,7 @@ pub(crate) struct Client {
     pub(crate) plan: ClientPlan,
     pub(crate) process: Process,
     pub(crate) life: Option<Life>,
-    pub(crate) oracle: Oracle,
+    disks: Vec<Mine>,
     /// Requests still to be made.
     left: u32,
     requests: u64,
@@ -93,6 +94,8 @@ pub(crate) struct Client {
     /// Inputs of its core, ever.
     pub(crate) inputs: u64,
     going: bool,
+    /// An event to give a disk up is in the queue.
+    swapping: bool,
     attacks: Vec<Wr>,
 }
 
@@ -105,12 +108,14 @@ pub(crate) struct Common<'a> {
 }
 
 impl Client {
-    pub(crate) fn new(number: usize, plan: ClientPlan, look: u64) -> Self {
+    /// `first`: the number of its first disk on the server.
+    pub(crate) fn new(number: usize, plan: ClientPlan, first: usize, look: u64) -> Self {
+        let disks = (first..).zip(&plan.disks);
         Self {
+            disks: disks.map(|(number, disk)| Mine::new(number, disk.clone())).collect(),
             number,
             process: Process::new(number + 1, look),
             life: None,
-            oracle: Oracle::new(plan.disk.sectors),
             left: plan.requests,
             requests: 0,
             ports: 0,
@@ -118,6 +123,7 @@ impl Client {
             done: false,
             inputs: 0,
             going: false,
+            swapping: false,
             attacks: Vec::new(),
             plan,
         }
@@ -189,8 +195,8 @@ impl Client {
                 | self.events(base, common)
                 | self.messages(base)
                 | self.sends(base)
-                | self.disk_events(base)
-                | self.results(base, common);
+                | self.results(base, common)
+                | self.disk_events(base, common);
             if !moved {
                 break;
             }

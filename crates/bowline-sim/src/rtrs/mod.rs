@@ -1,15 +1,15 @@
 //! Simulator of RTRS sessions and RNBD disks: real cores of both sides on real RoCEv2 devices.
 //!
 //! A seed draws a server and clients with one to three devices each, a network, sessions of one or
-//! more paths, disks, and what goes wrong: cut lines, lost datagrams, machines that die, programs that
-//! stall, storage that takes seconds, paths that come and go, clients that write where they must not.
+//! more paths and disks, and what goes wrong: cut lines, lost datagrams, machines that die, programs that
+//! stall, storage that takes seconds, paths and disks that come and go, clients that write where they must not.
 //! The judges check after every step that
 //!
 //! - every request ends once, and without an error where none is allowed;
-//! - what is read from a disk is what was written to it last, also after failovers, and after a crash
+//! - what is read from a disk is what was written to it last, and never to another, also after failovers, and after a crash
 //!   of the server what had been made durable;
 //! - a chunk does not change while the server has it;
-//! - in the end every path is back, all of a disk can be read, every permit is returned, every session
+//! - in the end every path is back, all of every disk can be read, every permit is returned, every session
 //!   closes, and nothing is left on any device.
 //!
 //! ```text

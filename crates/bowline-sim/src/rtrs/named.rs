@@ -11,13 +11,18 @@ pub fn named_seeds() -> &'static [(&'static str, u64, &'static str)] {
 const SEEDS: &[(&str, u64, &str)] = &[
     (
         "closed-while-opening",
-        301,
+        2945,
         "a path closed while its session was being opened was connected after",
     ),
-    ("closed-while-opening-2", 733, "the same, among other troubles"),
+    ("closed-while-opening-2", 9451, "the same, among other troubles"),
     (
         "half-a-write-lost",
-        303,
+        742,
         "of a long write the parts acknowledged before the server's death were not sent again",
+    ),
+    (
+        "ids-given-again",
+        3033,
+        "a server started again gave the id of one disk to another: a path that had not noticed wrote there",
     ),
 ];

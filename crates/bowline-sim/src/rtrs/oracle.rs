@@ -1,5 +1,7 @@
 //! What may be read from a disk: for each sector the writes that may have been the last.
 //!
+//! No two disks have a write with the same stamp, so that what was written to another is found out.
+//!
 //! A write is *seen* from when it is begun; one that began before another was acknowledged may come
 //! after it or before it. A write that failed, or whose writer died, may be carried out still, until
 //! the server dies. What was acknowledged and not made durable by a flush may be gone after the
@@ -9,6 +11,8 @@ use std::collections::BTreeMap;
 
 /// Bytes of a sector.
 pub(crate) const SECTOR: usize = 512;
+/// Stamps of a disk.
+const STAMPS: u32 = 1 << 20;
 /// Words of a sector.
 const WORDS: usize = SECTOR / 8;
 
@@ -78,14 +82,15 @@ pub(crate) struct Oracle {
 }
 
 impl Oracle {
-    pub(crate) fn new(sectors: u64) -> Self {
+    /// Nothing was written yet to the disk of this number.
+    pub(crate) fn new(disk: usize, sectors: u64) -> Self {
         let zero = Candidate { stamp: 0, begun: 0, done: Some(0), hidden: None };
         Self {
             sectors: vec![vec![zero]; sectors as usize],
             running: BTreeMap::new(),
             also: BTreeMap::new(),
             clock: 0,
-            stamps: 0,
+            stamps: disk as u32 * STAMPS,
         }
     }
 
@@ -265,7 +270,7 @@ mod tests {
 
     #[test]
     fn an_acknowledged_write_is_read() {
-        let mut oracle = Oracle::new(8);
+        let mut oracle = Oracle::new(0, 8);
         let one = write(&mut oracle, false);
         assert!(read(&mut oracle, 0).is_ok() && read(&mut oracle, one).is_ok(), "under way");
         oracle.end(one.into(), true, &[]).unwrap();
@@ -281,7 +286,7 @@ mod tests {
     #[test]
     fn what_is_not_durable_may_go_with_the_server() {
         for (durable, flush) in [(false, false), (true, false), (false, true)] {
-            let mut oracle = Oracle::new(8);
+            let mut oracle = Oracle::new(0, 8);
             let one = write(&mut oracle, false);
             oracle.end(one.into(), true, &[]).unwrap();
             let two = write(&mut oracle, durable);
@@ -299,10 +304,19 @@ mod tests {
 
     #[test]
     fn a_torn_or_foreign_sector_is_noticed() {
-        let mut oracle = Oracle::new(8);
+        let mut oracle = Oracle::new(0, 8);
         oracle.begin(1, What::Read, 3, 1);
         let mut data = [0; SECTOR];
         fill(7, 4, &mut data);
         assert!(oracle.end(1, true, &data).is_err());
+    }
+
+    #[test]
+    fn data_of_another_disk_is_noticed() {
+        let mut oracles = [Oracle::new(0, 8), Oracle::new(1, 8)];
+        let stamps = oracles.each_mut().map(|oracle| write(oracle, false));
+        let [one, other] = &mut oracles;
+        assert!(read(one, stamps[0]).is_ok() && read(one, stamps[1]).is_err());
+        assert!(read(other, stamps[1]).is_ok() && read(other, stamps[0]).is_err());
     }
 }

@@ -45,11 +45,14 @@ pub enum Scenario {
     Keys,
     /// A server with a write cache dies while long writes are under way.
     Volatile,
+    /// Disks are given up and mapped again while others are in use, the server dies, and not all paths
+    /// notice.
+    Disks,
 }
 
 impl Scenario {
     /// Every scenario.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::Swarm,
         Self::Calm,
         Self::Weather,
@@ -63,6 +66,7 @@ impl Scenario {
         Self::Hostile,
         Self::Keys,
         Self::Volatile,
+        Self::Disks,
     ];
 
     /// The name on the command line.
@@ -81,6 +85,7 @@ impl Scenario {
             Self::Hostile => "hostile",
             Self::Keys => "keys",
             Self::Volatile => "volatile",
+            Self::Disks => "disks",
         }
     }
 
@@ -115,7 +120,7 @@ pub(crate) struct DiskPlan {
     pub(crate) slow: u64,
 }
 
-/// A client and its one disk.
+/// A client and its disks.
 #[derive(Clone, Debug)]
 pub(crate) struct ClientPlan {
     /// Own port and the server's, for each path it begins with.
@@ -140,7 +145,9 @@ pub(crate) struct ClientPlan {
     pub(crate) gap: u64,
     pub(crate) start: u64,
     pub(crate) hostile: bool,
-    pub(crate) disk: DiskPlan,
+    pub(crate) disks: Vec<DiskPlan>,
+    /// Mean time between two moments in which it gives a disk up or takes one again, if it has several.
+    pub(crate) swap: u64,
 }
 
 /// Something that goes wrong.
@@ -158,6 +165,8 @@ pub(crate) enum Fault {
     Path,
     /// The server closes a path.
     Kick,
+    /// The server dies and is back soon, and a line is cut meanwhile: a path of a client does not notice.
+    Unseen,
 }
 
 /// A fault at a certain step: after so many inputs of the client's core.
@@ -202,26 +211,24 @@ impl Plan {
     /// Draws what the seed stands for; what came to plans later from `extra`, so that seeds stay what they
     /// were.
     pub(crate) fn draw(rng: &mut Rng, extra: &mut Rng, forced: Option<Scenario>) -> Self {
-        let drawn = match rng.below(14) {
-            n @ 0..=12 => Scenario::ALL[n as usize],
-            _ => Scenario::Swarm,
-        };
+        let drawn = Scenario::ALL[rng.below(14) as usize];
         let scenario = forced.unwrap_or(drawn);
         use Scenario as S;
+        let volatile = scenario == S::Volatile;
+        let keys = scenario == S::Keys;
+        let disks = scenario == S::Disks;
         let any = |rng: &mut Rng, of: S, often: u64| {
             scenario == of || scenario == S::Swarm && rng.chance(often)
         };
         let weather = any(rng, S::Weather, 300);
         let steps = any(rng, S::Steps, 250);
         let late = any(rng, S::Late, 150);
-        let cuts = any(rng, S::Cuts, 350) || late || scenario == S::Keys && extra.chance(500);
+        let cuts = any(rng, S::Cuts, 350) || late || (keys || disks) && extra.chance(500);
         let stalls = any(rng, S::Stalls, 200);
         let slow = any(rng, S::Slow, 250) || late;
-        let crash = any(rng, S::Crash, 300) || scenario == S::Volatile;
-        let paths = any(rng, S::Paths, 300);
+        let crash = any(rng, S::Crash, 300) || volatile || disks && extra.chance(500);
+        let paths = any(rng, S::Paths, 300) || disks && extra.chance(700);
         let hostile = any(rng, S::Hostile, 150);
-        let volatile = scenario == S::Volatile;
-        let keys = scenario == S::Keys;
 
         let count = rng.pick(&[1, 1, 1, 2, 3]) + usize::from(hostile);
         let v6 = rng.chance(300);
@@ -230,7 +237,7 @@ impl Plan {
         let mut number = 0;
         let nodes: Vec<NodePlan> = (0..=count)
             .map(|at| {
-                let ports = rng.pick(&[1, 1, 2, 2, 3]);
+                let ports = rng.pick(&[1, 1, 2, 2, 3]).max(if disks { 2 } else { 1 });
                 let hosts = (0..ports).map(|_| {
                     number += 1;
                     draw_host(rng, (number, at == 0), (v6, mtu), give_up)
@@ -243,6 +250,8 @@ impl Plan {
         let queue_depth = rng.pick(&[1, 2, 3, 8, 16, 32]);
         let chunk = rng.pick(&[8192, 8192, 16_384, 32_768]);
         let active = rng.magnitude(10 * MS, if slow || stalls { 30 * SEC } else { 8 * SEC });
+        // Long enough to notice that a server is gone.
+        let active = active.max(if disks { 3 * SEC } else { 0 });
         let servers = nodes[0].hosts.len();
         let clients = (0..count)
             .map(|at| {
@@ -257,12 +266,12 @@ impl Plan {
                     client.paths.truncate(1);
                 }
                 if slow && rng.chance(700) {
-                    client.disk.takes.1 = rng.magnitude(100 * MS, 20 * SEC);
-                    client.disk.slow = rng.pick(&[10, 100, 500]);
+                    client.disks[0].takes.1 = rng.magnitude(100 * MS, 20 * SEC);
+                    client.disks[0].slow = rng.pick(&[10, 100, 500]);
                 }
                 if late && rng.chance(700) {
                     // The same sectors again and again.
-                    client.disk.sectors = 16;
+                    client.disks[0].sectors = 16;
                     client.request_max = 4096;
                 }
                 if paths && rng.chance(300) {
@@ -283,11 +292,18 @@ impl Plan {
                 if volatile {
                     client.queues = true;
                     client.max_reconnects = -1;
-                    client.disk.cache = true;
-                    client.disk.fua &= extra.chance(500);
-                    let most = client.disk.sectors as u32 * 512;
+                    client.disks[0].cache = true;
+                    client.disks[0].fua &= extra.chance(500);
+                    let most = client.disks[0].sectors as u32 * 512;
                     client.request_max = most.min(extra.pick(&[16_384, 40_960]));
-                    client.disk.takes.0 = extra.pick(&[200 * US, 5 * MS, 50 * MS]);
+                    client.disks[0].takes.0 = extra.pick(&[200 * US, 5 * MS, 50 * MS]);
+                }
+                if disks {
+                    // Always something under way.
+                    client.request_max = client.request_max.min(8192);
+                    client.requests = extra.between(100, 400) as u32;
+                    client.gap = active / u64::from(client.requests) * extra.between(1, 8);
+                    client.depth = client.depth.max(4);
                 }
                 client
             })
@@ -307,6 +323,7 @@ impl Plan {
         add(rng, paths, Fault::Path);
         let kick = (paths || cuts) && rng.chance(400);
         add(rng, kick, Fault::Kick);
+        add(rng, disks, Fault::Unseen);
         let step = steps.then(|| StepPlan {
             client: rng.index(count),
             after: rng.magnitude(1, 100) - 1,
@@ -321,7 +338,7 @@ impl Plan {
                 Fault::Kick,
             ]),
         });
-        Self {
+        let mut plan = Self {
             scenario,
             net,
             nodes,
@@ -340,9 +357,17 @@ impl Plan {
             burst: extra.chance(600).then(|| extra.pick(&[512, 4096, 8192, 12_288])),
             faults,
             step,
-            fault_max: rng.magnitude(MS, 20 * SEC),
+            fault_max: rng.magnitude(MS, if disks { SEC } else { 20 * SEC }),
             active,
+        };
+        for (node, client) in plan.nodes[1..].iter().zip(&mut plan.clients) {
+            draw_disks(extra, client, active, disks);
+            if disks && client.paths.len() == 1 {
+                // All that it has, since not all of them must notice the same.
+                client.paths = all_pairs(node.hosts.len(), servers);
+            }
         }
+        plan
     }
 
     /// Whether the server must keep this client from changing its chunks. One with several paths has
@@ -406,14 +431,18 @@ fn draw_net(rng: &mut Rng, weather: bool) -> NetPlan {
     }
 }
 
+/// Every port of a client with every port of the server.
+fn all_pairs(own: usize, servers: usize) -> Vec<(u8, u8)> {
+    (0..own).flat_map(|a| (0..servers).map(move |b| (a as u8, b as u8))).collect()
+}
+
 fn draw_client(
     rng: &mut Rng,
     (own, servers): (usize, usize),
     queue_depth: u16,
     count: u64,
 ) -> ClientPlan {
-    let mut pairs: Vec<(u8, u8)> =
-        (0..own).flat_map(|a| (0..servers).map(move |b| (a as u8, b as u8))).collect();
+    let mut pairs = all_pairs(own, servers);
     rng.shuffle(&mut pairs);
     pairs.truncate(1 + rng.index(pairs.len().min(4)));
     let logical = rng.pick(&[512, 512, 4096]);
@@ -437,7 +466,7 @@ fn draw_client(
         gap: rng.pick(&[0, 20 * US, MS, 100 * MS]),
         start: rng.magnitude(1, 5 * MS),
         hostile: false,
-        disk: DiskPlan {
+        disks: vec![DiskPlan {
             sectors: blocks * 8,
             logical,
             cache: rng.chance(600),
@@ -445,6 +474,29 @@ fn draw_client(
             direct: rng.chance(300),
             takes: (takes, 20 * takes),
             slow: 50,
-        },
+        }],
+        swap: 0,
     }
+}
+
+/// Draws the disks of a client besides its first, and how often they are swapped; in runs that are about
+/// this there are some.
+fn draw_disks(extra: &mut Rng, client: &mut ClientPlan, active: u64, about: bool) {
+    let more = if about { extra.pick(&[1, 2, 3]) } else { extra.pick(&[0, 0, 0, 1, 2, 3]) };
+    if more == 0 {
+        return;
+    }
+    let first = client.disks[0].clone();
+    client.disks.extend((0..more).map(|_| DiskPlan {
+        sectors: 8 * extra.pick(&[2, 2, 8, 32]),
+        // A request holds a block at least.
+        logical: if client.request_max < 4096 { 512 } else { extra.pick(&[512, 4096]) },
+        cache: extra.chance(600),
+        fua: extra.chance(500),
+        direct: extra.chance(300),
+        ..first
+    }));
+    // Enough for each.
+    client.requests += client.requests * more / 2;
+    client.swap = active / extra.magnitude(4, 100);
 }

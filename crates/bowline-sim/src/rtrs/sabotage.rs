@@ -1,5 +1,8 @@
 //! Faults that the promises do not allow, to prove that the judges notice. Tests only.
 
+use bowline_rnbd::server::Reply;
+use bowline_wire::rnbd::{self as wire, OpenRsp, Request};
+
 /// What a run does wrong on purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sabotage {
@@ -30,6 +33,43 @@ pub(crate) enum Sabotage {
     KeepKey,
     /// Keys of a path stay when it ends.
     LeakKeys,
+    /// A session, of any life of the server, has the device ids 0, 1 and so on.
+    SmallIds,
+}
+
+/// Device ids of one session as they must not be: the lowest free ones, which mean something else to the
+/// server before and after. They stand for those the server has given out.
+#[derive(Debug, Default)]
+pub(crate) struct SmallIds(Vec<Option<u32>>);
+
+impl SmallIds {
+    /// Returns a message as if the server's own id was in it.
+    pub(crate) fn message(&mut self, usr: &[u8]) -> Vec<u8> {
+        let mut usr = usr.to_vec();
+        let small = match wire::parse(&usr) {
+            Ok(Request::Io(io)) => io.device,
+            Ok(Request::Close { id }) => id,
+            _ => return usr,
+        };
+        let closes = matches!(wire::parse(&usr), Ok(Request::Close { .. }));
+        let slot = self.0.get_mut(small as usize);
+        let own = slot.and_then(|slot| if closes { slot.take() } else { *slot });
+        // One that is not known stands for none, most likely.
+        usr[4..8].copy_from_slice(&own.unwrap_or(u32::MAX).to_le_bytes());
+        usr
+    }
+
+    /// Returns an answer with a small id in it.
+    pub(crate) fn reply(&mut self, reply: Reply) -> Reply {
+        let Reply::Open(bytes) = &reply else { return reply };
+        let Some(rsp) = OpenRsp::parse(bytes) else { return reply };
+        let own = Some(rsp.device_id);
+        let at = self.0.iter().position(|slot| *slot == own);
+        let at = at.or_else(|| self.0.iter().position(Option::is_none)).unwrap_or(self.0.len());
+        self.0.resize(self.0.len().max(at + 1), None);
+        self.0[at] = own;
+        Reply::Open(OpenRsp { device_id: at as u32, ..rsp }.emit())
+    }
 }
 
 #[cfg(test)]
@@ -37,18 +77,18 @@ mod tests {
     use super::Sabotage;
     use crate::rtrs::{Options, Scenario, run::run_with};
 
-    /// What the judges say, of the first of many seeds in which they say anything.
-    fn caught(how: Sabotage, scenario: Scenario) -> String {
+    /// What the judges say, of those of many seeds in which they say anything.
+    fn caught(how: Sabotage, scenario: Scenario) -> impl Iterator<Item = String> {
         let options = Options::default().with_scenario(Some(scenario));
-        let failed = (0..300).find_map(|seed| {
+        (0..300).filter_map(move |seed| {
             let outcome = run_with(seed, &options, Some(how));
             outcome.failure.map(|failure| failure.what)
-        });
-        failed.unwrap_or_else(|| panic!("{how:?} is not noticed"))
+        })
     }
 
     fn assert_caught(how: Sabotage, scenario: Scenario, words: &[&str]) {
-        let what = caught(how, scenario);
+        let what = caught(how, scenario).next();
+        let what = what.unwrap_or_else(|| panic!("{how:?} is not noticed"));
         assert!(words.iter().any(|word| what.contains(word)), "{how:?}: {what}");
     }
 
@@ -110,6 +150,13 @@ mod tests {
     fn keys_that_outlive_their_path_are_noticed() {
         let words = ["good after the end", "is left", "not empty", "at its end"];
         assert_caught(Sabotage::LeakKeys, Scenario::Keys, &words);
+    }
+
+    #[test]
+    fn device_ids_that_come_again_are_noticed() {
+        // Some seeds show a block size or an end of another disk first.
+        let mut caught = caught(Sabotage::SmallIds, Scenario::Disks);
+        assert!(caught.any(|what| what.contains("it may be of")), "no disk has data of another");
     }
 
     #[test]

@@ -16,7 +16,7 @@ use super::base::{Base, Event};
 use super::disk::Disk;
 use super::fabric::{Own, Watch, bench, drain};
 use super::process::{Heard, Process, hear};
-use super::sabotage::Sabotage;
+use super::sabotage::{Sabotage, SmallIds};
 use crate::queue::MS;
 use crate::roce::host::Host;
 
@@ -43,6 +43,7 @@ struct Operation {
 #[derive(Debug)]
 struct Waiting {
     op: OpId,
+    session: SessId,
     data: MemRef,
     room: u32,
     chunks: Arc<Buffer>,
@@ -61,6 +62,8 @@ pub(crate) struct Running {
     opening: BTreeMap<u32, (Vec<u8>, DiskAccess)>,
     /// Memory of the disks that answer directly.
     regions: BTreeMap<ExportId, RegionId>,
+    /// By session; empty unless this is done wrong on purpose.
+    small_ids: BTreeMap<SessId, SmallIds>,
     pub(crate) closed: bool,
 }
 
@@ -70,7 +73,7 @@ pub(crate) struct Server {
     pub(crate) process: Process,
     config: ServerConfig,
     pub(crate) disks: Vec<Disk>,
-    /// Clients whose chunks must not change while the server has them.
+    /// By disk: whether chunks of its client must not change while the server has them.
     kept_out: Vec<bool>,
     /// It uses keys of clients after its answer, and does not always invalidate them.
     rude: bool,
@@ -131,6 +134,7 @@ impl Server {
             waiting: BTreeMap::new(),
             opening: BTreeMap::new(),
             regions,
+            small_ids: BTreeMap::new(),
             closed: false,
         });
         self.pump(base, hosts);
@@ -279,20 +283,27 @@ impl Server {
         if base.wrongs(Sabotage::DropRequest, 20) {
             return;
         }
+        if base.sabotage == Some(Sabotage::SmallIds) {
+            running.small_ids.entry(session).or_default();
+        }
+        let mut small_ids = running.small_ids.get_mut(&session);
+        let translated = small_ids.as_mut().map(|ids| ids.message(usr));
+        let usr = translated.as_deref().unwrap_or(usr);
         let act = running.core.message(key, dir, room, data.len, usr);
         match act {
             Act::Reply { errno, data: reply } => {
+                let reply = small_ids.map_or(reply, |ids| ids.reply(reply));
                 let errno = written(&chunks, data, room, &reply, errno);
                 running.sessions.respond(now, op, errno, None);
             }
             Act::Open { ticket, name, access } => {
-                running.waiting.insert(ticket, Waiting { op, data, room, chunks });
+                running.waiting.insert(ticket, Waiting { op, session, data, room, chunks });
                 running.opening.insert(ticket.0, (name, access));
                 let boot = self.process.boot;
                 base.schedule_within(OPEN_MAX, Event::Opened { boot, ticket: ticket.0 });
             }
             Act::Later { ticket } => {
-                running.waiting.insert(ticket, Waiting { op, data, room, chunks });
+                running.waiting.insert(ticket, Waiting { op, session, data, room, chunks });
             }
             Act::Io { export, io } => {
                 base.stats.operations += 1;
@@ -331,8 +342,10 @@ impl Server {
                 base.fail(|| format!("server: {answer:?} for nobody"));
                 break;
             };
-            let Waiting { op, data, room, chunks } = waiting;
-            let errno = written(&chunks, data, room, &answer.data, answer.errno);
+            let Waiting { op, session, data, room, chunks } = waiting;
+            let small_ids = running.small_ids.get_mut(&session);
+            let reply = small_ids.map_or(answer.data, |ids| ids.reply(answer.data));
+            let errno = written(&chunks, data, room, &reply, answer.errno);
             running.sessions.respond(now, op, errno, None);
         }
         while running.core.poll_release().is_some() {

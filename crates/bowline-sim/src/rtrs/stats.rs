@@ -17,6 +17,12 @@ numbers! {
         unopened,
         /// Disks mapped.
         mapped,
+        /// Disks that could not be mapped, and were tried again later.
+        not_mapped,
+        /// Disks given up while the program went on.
+        given_up,
+        /// The same with requests under way.
+        given_up_busy,
         /// Requests of programs.
         requests,
         /// Requests that failed.

@@ -110,8 +110,8 @@ impl World {
             sabotage,
         };
         base.note([0, 0, 0], || format!("{plan:#?}"));
-        let disks = plan.clients.iter().map(|client| Disk::new(client.disk.clone()));
-        let disks = disks.collect::<Result<Vec<_>, _>>();
+        let disks = plan.clients.iter().flat_map(|client| &client.disks);
+        let disks = disks.map(|disk| Disk::new(disk.clone())).collect::<Result<Vec<_>, _>>();
         let disks = base.judge(disks).unwrap_or_default();
         let config = ServerConfig {
             always_invalidate: plan.invalidate,
@@ -122,12 +122,19 @@ impl World {
         let geometry = Geometry::of_chunk(plan.queue_depth, plan.chunk, MAX_HDR);
         let geometry = base.judge(geometry.map_err(|e| format!("geometry: {e}")));
         let config = ServerConfig { geometry: geometry.unwrap_or(config.geometry), ..config };
-        let kept_out = (0..plan.clients.len()).map(|client| plan.keeps_out(client)).collect();
+        let kept_out = plan.clients.iter().enumerate().flat_map(|(number, client)| {
+            std::iter::repeat_n(plan.keeps_out(number), client.disks.len())
+        });
+        let kept_out = kept_out.collect();
         let look = plan.nodes[0].look;
         let server = Server::new(config, disks, kept_out, plan.rude, look);
-        let clients = plan.clients.iter().enumerate();
-        let clients =
-            clients.map(|(n, client)| Client::new(n, client.clone(), plan.nodes[n + 1].look));
+        let mut first = 0;
+        let clients = plan.clients.iter().enumerate().map(|(n, client)| {
+            let disk = first;
+            first += client.disks.len();
+            Client::new(n, client.clone(), disk, plan.nodes[n + 1].look)
+        });
+        let clients = clients.collect();
         let mut world = Self {
             net,
             servers: plan.nodes[0].hosts.iter().map(|host| host.addr).collect(),
@@ -136,7 +143,7 @@ impl World {
             heartbeat,
             burst: plan.burst,
             server,
-            clients: clients.collect(),
+            clients,
             phase: Phase::Active,
             phase_since: SEC,
             done: false,
@@ -255,6 +262,11 @@ impl World {
             Event::Go { client, boot } => {
                 if self.runs(client + 1, boot) {
                     self.client(client, Client::go);
+                }
+            }
+            Event::Swap { client, boot } => {
+                if self.runs(client + 1, boot) {
+                    self.client(client, Client::swap);
                 }
             }
             Event::Stored { boot, number } => {
@@ -400,7 +412,8 @@ impl World {
         }
     }
 
-    fn crash(&mut self, node: usize) {
+    /// A machine dies; it starts again after a time drawn up to `most`.
+    fn crash(&mut self, node: usize, most: u64) {
         let span = self.spans.0[node].clone();
         if self.hosts[span.start].device.is_none() {
             return;
@@ -411,11 +424,11 @@ impl World {
         match node.checked_sub(1) {
             None => {
                 self.server.died(&mut self.base);
-                self.clients.iter_mut().for_each(|client| client.oracle.server_died());
+                self.clients.iter_mut().for_each(Client::server_died);
             }
             Some(client) => self.clients[client].died(&mut self.base),
         }
-        let length = self.base.rng.magnitude(US, self.plan.fault_max);
+        let length = self.base.rng.magnitude(US, most);
         self.base.schedule(length, Event::Boot(node));
     }
 
@@ -442,7 +455,7 @@ impl World {
         let length = self.base.rng.magnitude(US, self.plan.fault_max);
         let node = if self.base.rng.chance(500) { 0 } else { client + 1 };
         match what {
-            Fault::Cut | Fault::HalfCut => {
+            Fault::Cut | Fault::HalfCut | Fault::Unseen => {
                 let (mine, others) = (self.spans.0[client + 1].clone(), self.spans.0[0].clone());
                 let one = mine.start + self.base.rng.index(mine.len());
                 let other = others.start + self.base.rng.index(others.len());
@@ -451,12 +464,17 @@ impl World {
                     (Fault::HalfCut, _) => vec![(other, one)],
                     _ => vec![(one, other), (other, one)],
                 };
+                let unseen = what == Fault::Unseen;
+                let length = if unseen { self.base.rng.between(10 * MS, 3 * SEC) } else { length };
                 for (from, to) in ways {
                     self.net.block(from, to, true);
                     self.base.schedule(length, Event::Mend(from, to));
                 }
+                if unseen {
+                    self.crash(0, 10 * MS);
+                }
             }
-            Fault::Crash => self.crash(node),
+            Fault::Crash => self.crash(node, self.plan.fault_max),
             Fault::Stall => {
                 let now = self.base.now;
                 self.process(node).stall(now, length.max(MS));
@@ -543,7 +561,7 @@ impl World {
         let mut out = format!("{:#?}\n{:?} since {} ns\n", self.plan, self.phase, self.phase_since);
         for client in &self.clients {
             let number = client.number;
-            let running = client.oracle.running();
+            let running = client.requests_running();
             let Some(life) = &client.life else {
                 out += &format!("client {number}: no session, done {}\n", client.done);
                 continue;

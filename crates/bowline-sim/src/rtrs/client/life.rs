@@ -11,6 +11,7 @@ use bowline_rtrs::client::{ClientConfig, ReadKeys, Session};
 use bowline_verbs::{Access, Buffer};
 use bowline_wire::rtrs::SessionName;
 
+use super::disks::Held;
 use super::landing::Landings;
 use super::paths::uuid;
 use super::{Client, Common, Life, Stage};
@@ -36,6 +37,7 @@ impl Client {
         base.stats.sessions += 1;
         base.note([10, self.number as u64, 0], || format!("client {}: opens", self.number));
         self.life = Some(life);
+        self.swap_later(base);
         self.pump(base, hosts, common);
     }
 
@@ -89,7 +91,7 @@ impl Client {
             binding: Binding::new(own.len()),
             own,
             core: None,
-            dev: None,
+            disks: vec![Held::No; self.disks.len()],
             stage: Stage::Opening,
             region,
             buffer,
@@ -102,7 +104,7 @@ impl Client {
             service_slots: (0..SERVICE_SLOTS).map(|n| count * bytes + n * SERVICE_BYTES).collect(),
             requests: BTreeMap::new(),
             places: (0..count).map(|n| n * bytes).collect(),
-            verified: 0,
+            verified: (0, 0),
             unread: false,
         })
     }
@@ -112,8 +114,9 @@ impl Client {
         self.count(base);
         self.process.stop();
         self.life = None;
-        self.oracle.program_died();
+        self.disks.iter_mut().for_each(|disk| disk.oracle.program_died());
         self.going = false;
+        self.swapping = false;
         self.attacks.clear();
     }
 
@@ -143,7 +146,7 @@ impl Client {
             let ended = device.destroy_cq(own.cq).and_then(|()| device.dealloc_pd(own.pd));
             base.judge(ended.map_err(|e| format!("client {}: at its end: {e}", self.number)));
         }
-        let finished = life.verified > 0 || self.plan.hostile;
+        let finished = life.verified != (0, 0) || self.plan.hostile;
         self.life = None;
         if self.calm && self.left == 0 && finished {
             self.done = true;

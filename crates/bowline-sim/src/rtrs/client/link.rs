@@ -1,17 +1,16 @@
-//! What goes between the core of the disk and the core of the session: messages and requests one
+//! What goes between the core of the disks and the core of the session: messages and requests one
 //! way, their ends and events the other.
 
 use std::time::Duration;
 
 use bowline_rnbd::SessionLimits;
-use bowline_rnbd::client::{Config, Core, Event as DiskEvent, Outage, Token};
+use bowline_rnbd::client::{Config, Core, Outage, Token};
 use bowline_rtrs::client::{Completed, Event as SessionEvent, PathState, PermitKind};
 use bowline_rtrs::{MemRef, RegionId};
-use bowline_wire::rnbd::Access as DiskAccess;
 use bowline_wire::rtrs::Dir;
 
 use super::landing::Landing;
-use super::{Client, Common, Stage, go};
+use super::{Client, Common, Stage};
 use crate::rtrs::base::Base;
 use crate::rtrs::sabotage::Sabotage;
 
@@ -72,9 +71,10 @@ impl Client {
 
     pub(super) fn events(&mut self, base: &mut Base, common: &Common<'_>) -> bool {
         let now = base.instant();
-        let Some(life) = &mut self.life else { return false };
         let mut moved = false;
-        while let Some(event) = life.session.poll_event() {
+        while let Some(life) = &mut self.life
+            && let Some(event) = life.session.poll_event()
+        {
             moved = true;
             base.note([14, self.number as u64, 0], || format!("client {}: {event:?}", self.number));
             let limits = life.session.geometry().map(|attrs| {
@@ -90,8 +90,6 @@ impl Client {
                     if let Some((limits, _)) = limits {
                         core.link_up(now, limits);
                     }
-                    let mapped = core.map(&format!("disk{}", self.number), DiskAccess::Rw);
-                    let mapped = mapped.map_err(|e| format!("client {}: map: {e}", self.number));
                     // As drivers do: a slot is a permit.
                     if depth > 1 {
                         let poll = self.plan.poll_connections > 0;
@@ -102,9 +100,9 @@ impl Client {
                         };
                         life.permits.extend(std::iter::from_fn(&mut take));
                     }
-                    life.dev = base.judge(mapped);
                     life.core = Some(core);
                     life.stage = Stage::Mapping;
+                    self.map_all(base);
                 }
                 SessionEvent::Opened(Err(errno)) => {
                     base.stats.unopened += 1;
@@ -121,7 +119,7 @@ impl Client {
                     }
                 }
                 SessionEvent::Reconnected => {
-                    self.oracle.resumed();
+                    self.disks.iter_mut().for_each(|disk| disk.oracle.resumed());
                     if let (Some(core), Some((limits, _))) = (&mut life.core, limits) {
                         core.link_up(now, limits);
                     }
@@ -232,40 +230,6 @@ impl Client {
                     taken.into_iter().for_each(|permit| life.session.put_permit(permit));
                     core.send_failed(now, send.slot, bowline_rnbd::Errno(errno.0));
                 }
-            }
-        }
-        moved
-    }
-
-    pub(super) fn disk_events(&mut self, base: &mut Base) -> bool {
-        let Some(life) = &mut self.life else { return false };
-        let Some(core) = &mut life.core else { return false };
-        core.check_invariants();
-        let (mut moved, mut over) = (false, false);
-        while let Some(event) = core.poll_event() {
-            moved = true;
-            base.note([15, self.number as u64, 0], || format!("client {}: {event:?}", self.number));
-            match event {
-                DiskEvent::Mapped { result: Ok(()), .. } if life.stage == Stage::Mapping => {
-                    base.stats.mapped += 1;
-                    life.stage = Stage::Running;
-                    base.schedule(0, go(&self.process, self.number));
-                }
-                // Somebody else has it still, perhaps a former life of this program.
-                DiskEvent::Mapped { result: Err(_), .. } | DiskEvent::Unmapped { .. } => {
-                    over = true;
-                }
-                _ => {}
-            }
-        }
-        if over {
-            self.count(base);
-            if let Some(life) = &mut self.life {
-                life.stage = Stage::Closing;
-                for permit in life.permits.drain(..) {
-                    life.session.put_permit(permit);
-                }
-                life.session.close(base.instant());
             }
         }
         moved

@@ -2,7 +2,6 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use bowline_rnbd::client::State;
 use bowline_rtrs::client::{PathAddr, PathState};
 use bowline_rtrs::{PathId, PortId};
 use bowline_wire::rtrs::{PORT, Uuid};
@@ -27,7 +26,7 @@ impl Client {
         }
     }
 
-    /// Sets right what faults have left: closed paths, a closed disk.
+    /// Sets right what faults have left: closed paths, closed disks, disks that are not mapped.
     pub(crate) fn repair(&mut self, base: &mut Base, hosts: &mut [Host], common: &Common<'_>) {
         let now = base.instant();
         let Some(life) = &mut self.life else { return };
@@ -45,12 +44,7 @@ impl Client {
                 self.add_path(base, hosts, common, self.plan.paths[0]);
             }
         }
-        let Some(life) = &mut self.life else { return };
-        if let (Some(core), Some(dev)) = (&mut life.core, life.dev)
-            && core.state(dev) == Some(State::Closed)
-        {
-            let _ = core.remap(dev);
-        }
+        self.repair_disks(base);
         self.pump(base, hosts, common);
     }
 

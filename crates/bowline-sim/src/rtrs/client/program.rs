@@ -1,8 +1,9 @@
-//! The program that uses the disk: what it asks for, what it gets, and in the end all of the disk.
+//! The program that uses the disks: what it asks for, what it gets, and in the end all of them.
 
 use bowline_rnbd::IoOp;
 use bowline_rnbd::client::DiskRequest;
 
+use super::disks::Held;
 use super::{Client, Common, Stage, go};
 use crate::queue::SEC;
 use crate::roce::host::Host;
@@ -13,8 +14,22 @@ use crate::rtrs::oracle::{SECTOR, What, fill};
 #[derive(Debug)]
 pub(super) struct Request {
     op: IoOp,
+    /// Which of the client's disks.
+    pub(super) disk: usize,
     place: usize,
     len: u32,
+    pub(super) fate: Fate,
+}
+
+/// How a request may end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fate {
+    /// Without an error, unless the session was lost and the client does not wait for it.
+    Kept,
+    /// Its disk was given up meanwhile: it may have been done, or not.
+    Dropped,
+    /// Its disk was given up before: it is refused.
+    Refused,
 }
 
 impl Client {
@@ -48,22 +63,26 @@ impl Client {
             if errno == 0 {
                 base.stats.bytes += u64::from(request.len);
             }
-            if errno != 0 && !self.plan.hostile {
-                let (number, op) = (self.number, request.op);
-                if self.plan.queues && life.stage < Stage::Unmapping {
-                    base.fail(|| format!("client {number}: {op:?} {id} fails with {errno}"));
-                } else if !common.faulty || errno != -5 {
-                    base.fail(|| format!("client {number}: {op:?} {id} failed with {errno}"));
-                }
+            let lost = common.faulty && !(self.plan.queues && life.stage < Stage::Unmapping);
+            let good = match (request.fate, errno) {
+                (Fate::Kept, 0) | (Fate::Dropped, 0 | -5) | (Fate::Refused, -5) => true,
+                (Fate::Kept, -5) => lost,
+                _ => false,
+            };
+            if !good && !self.plan.hostile {
+                let number = self.number;
+                base.fail(|| format!("client {number}: {request:?} {id} ends with {errno}"));
             }
             if life.stage == Stage::Verifying {
                 life.unread |= errno != 0;
             }
-            let judged = self.oracle.end(id, errno == 0, &data);
+            let disk = &mut self.disks[request.disk];
+            let judged = disk.oracle.end(id, errno == 0, &data);
             if !self.plan.hostile {
-                let number = self.number;
+                let (number, disk) = (self.number, disk.number);
                 let op = request.op;
-                let judged = judged.map_err(|e| format!("client {number}: {op:?} {id}: {e}"));
+                let judged =
+                    judged.map_err(|e| format!("client {number}: {op:?} {id} of disk{disk}: {e}"));
                 base.judge(judged);
             }
         }
@@ -88,19 +107,29 @@ impl Client {
 
     fn work(&mut self, base: &mut Base) {
         let mut burst = 1 + base.rng.below(8);
+        let mut last = None;
         while burst > 0 && self.left > 0 {
             let places = self.life.as_ref().map_or(0, |life| life.places.len());
             if places == 0 {
                 return;
             }
+            // With none it goes on when it has one again.
+            let Some(disk) = self.choose_disk(base) else { return };
             burst -= 1;
             self.left -= 1;
-            self.submit_something(base);
+            self.submit_something(base, disk);
+            last = Some(disk);
+        }
+        if let Some(disk) = last {
+            self.swap_in_haste(base, disk);
         }
         let Some(life) = &mut self.life else { return };
         if self.left == 0 && self.calm && life.requests.is_empty() {
+            if !life.disks.iter().all(|held| matches!(held, Held::Yes(_))) {
+                return;
+            }
             life.stage = Stage::Verifying;
-            (life.verified, life.unread) = (0, false);
+            (life.verified, life.unread) = ((0, 0), false);
             self.verify(base);
         } else if self.left > 0 && !life.places.is_empty() && !self.going {
             self.going = true;
@@ -109,9 +138,10 @@ impl Client {
         }
     }
 
-    fn submit_something(&mut self, base: &mut Base) {
-        let unit = u64::from(self.plan.disk.logical);
-        let blocks = self.plan.disk.sectors * SECTOR as u64 / unit;
+    fn submit_something(&mut self, base: &mut Base, disk: usize) {
+        let plan = &self.disks[disk].plan;
+        let unit = u64::from(plan.logical);
+        let blocks = plan.sectors * SECTOR as u64 / unit;
         let most = (u64::from(self.plan.request_max) / unit).clamp(1, blocks);
         let count = if base.rng.chance(500) { 1 } else { base.rng.magnitude(1, most) };
         let first = base.rng.below(blocks - count + 1);
@@ -123,13 +153,25 @@ impl Client {
             _ => IoOp::Write,
         };
         let fua = op == IoOp::Write && base.rng.chance(150);
-        self.submit(base, op, first * unit, (count * unit) as u32, fua);
+        self.submit(base, disk, op, (first * unit, (count * unit) as u32), fua);
     }
 
-    fn submit(&mut self, base: &mut Base, op: IoOp, offset: u64, len: u32, fua: bool) {
+    fn submit(
+        &mut self,
+        base: &mut Base,
+        disk: usize,
+        op: IoOp,
+        (offset, len): (u64, u32),
+        fua: bool,
+    ) {
         let now = base.instant();
         let Some(life) = &mut self.life else { return };
-        let (Some(core), Some(dev)) = (&mut life.core, life.dev) else { return };
+        let (dev, fate) = match life.disks[disk] {
+            Held::Yes(dev) => (dev, Fate::Kept),
+            Held::Leaving(dev) => (dev, Fate::Refused),
+            Held::No | Held::Mapping(_) => return,
+        };
+        let Some(core) = &mut life.core else { return };
         let Some(place) = life.places.pop() else { return };
         let part = place..place + self.plan.request_max as usize;
         let kept = life.landings.reuse(&life.buffer, part);
@@ -139,10 +181,11 @@ impl Client {
         let (offset, len) = if op == IoOp::Flush { (0, 0) } else { (offset, len) };
         let first = offset / SECTOR as u64;
         let count = u64::from(len) / SECTOR as u64;
-        let durable = fua || !self.plan.disk.cache;
+        let Some(mine) = self.disks.get_mut(disk) else { return };
+        let durable = fua || !mine.plan.cache;
         let what = match op {
             IoOp::Read => What::Read,
-            IoOp::Write => What::Write(self.oracle.next_stamp(), durable),
+            IoOp::Write => What::Write(mine.oracle.next_stamp(), durable),
             IoOp::WriteZeroes => What::Write(0, durable),
             IoOp::Flush => What::Flush,
             IoOp::Discard | IoOp::SecureErase => What::Discard,
@@ -158,45 +201,42 @@ impl Client {
         }
         base.stats.requests += 1;
         base.note([17, id, offset << 24 | u64::from(len)], || {
-            let number = self.number;
-            format!("client {number}: request {id}: {op:?} sector {first}, {count} {what:?}")
+            let (number, at) = (self.number, mine.number);
+            format!(
+                "client {number}: request {id}: disk{at} {op:?} sector {first}, {count} {what:?}"
+            )
         });
-        self.oracle.begin(id, what, first, count);
-        life.requests.insert(id, Request { op, place, len });
+        mine.oracle.begin(id, what, first, count);
+        life.requests.insert(id, Request { op, disk, place, len, fate });
         let mem = op.has_data().then_some((life.region.0, place as u64));
         let request = DiskRequest { op, offset, len, fua, nounmap: false, mem, done: id };
         core.submit(now, dev, request);
     }
 
-    /// Reads the whole disk; goes on when all of it could be read.
+    /// Reads all of every disk; goes on when all could be read.
     fn verify(&mut self, base: &mut Base) {
-        let bytes = self.plan.disk.sectors * SECTOR as u64;
-        let unit = u64::from(self.plan.disk.logical);
         loop {
             let Some(life) = &mut self.life else { return };
             if life.unread && life.requests.is_empty() {
-                (life.verified, life.unread) = (0, false);
+                (life.verified, life.unread) = ((0, 0), false);
                 return base.schedule(SEC, go(&self.process, self.number));
             }
-            if life.verified >= bytes || self.plan.hostile {
+            let (disk, at) = life.verified;
+            let plan = self.disks.get(disk).map(|mine| &mine.plan).filter(|_| !self.plan.hostile);
+            let Some(plan) = plan else {
                 if life.requests.is_empty() {
-                    life.stage = Stage::Unmapping;
-                    if let (Some(core), Some(dev)) = (&mut life.core, life.dev) {
-                        base.stats.resent +=
-                            core.infos().iter().map(|disk| disk.stats.resent).sum::<u64>();
-                        let unmapped = core.unmap(dev).map_err(|e| format!("unmap: {e}"));
-                        base.judge(unmapped);
-                    }
+                    self.unmap_all(base);
                 }
                 return;
-            }
+            };
             if life.places.is_empty() || life.unread {
                 return;
             }
+            let (bytes, unit) = (plan.sectors * SECTOR as u64, u64::from(plan.logical));
             let most = u64::from(self.plan.request_max) / unit * unit;
-            let (at, len) = (life.verified, most.min(bytes - life.verified));
-            life.verified += len;
-            self.submit(base, IoOp::Read, at, len as u32, false);
+            let len = most.min(bytes - at);
+            life.verified = if at + len < bytes { (disk, at + len) } else { (disk + 1, 0) };
+            self.submit(base, disk, IoOp::Read, (at, len as u32), false);
         }
     }
 
