@@ -1,6 +1,7 @@
 //! The client: sessions, and requests on them.
 
 mod builder;
+mod calls;
 mod future;
 mod region;
 mod session;

@@ -13,6 +13,7 @@ use bowline_verbs::{Access, Buffer};
 use bowline_wire::rtrs::{Dir, Uuid};
 
 use super::builder::{SessionBuilder, connections, refused, resolve};
+use super::calls::{Ticket, Until};
 use super::future::{Call, Cell, ended};
 use super::region::Region;
 use super::shared::Shared;
@@ -404,8 +405,9 @@ impl Session {
         for tries in 1.. {
             let addr = resolve(&self.shared.engine.devices, (src, dst), self.port)?;
             let uuid = random::uuid()?;
-            let path = self.order(WHAT, |core, now| core.add_path(now, addr, uuid))?;
-            match self.wait_outcome(path) {
+            let add = |core: &mut Core, now| core.add_path(now, addr, uuid);
+            let (path, ticket) = self.order(WHAT, Until::Added, add)?;
+            match self.wait_outcome(ticket) {
                 Some(Ok(())) => return Ok(path),
                 Some(Err(Errno::EADDRINUSE)) if tries < PORTS_TRIED => {}
                 Some(Err(errno)) => {
@@ -425,7 +427,7 @@ impl Session {
     /// # Errors
     /// `ENOTCONN` when it is not there.
     pub fn remove_path(&self, path: PathId) -> Result<(), Error> {
-        self.command("removing a path", path, Core::remove_path)
+        self.command("removing a path", path, Until::Removed, Core::remove_path)
     }
 
     /// Closes a path and waits until it is closed; it is not connected again by itself [RS-38].
@@ -433,7 +435,7 @@ impl Session {
     /// # Errors
     /// `ENOTCONN` when it is not there.
     pub fn disconnect_path(&self, path: PathId) -> Result<(), Error> {
-        self.command("disconnecting a path", path, Core::disconnect_path)
+        self.command("disconnecting a path", path, Until::Closed, Core::disconnect_path)
     }
 
     /// Connects a path anew and waits for the outcome [RS-37].
@@ -442,38 +444,44 @@ impl Session {
     /// `EBUSY` while it is being connected or closed; `ENOTCONN` when it is not there, or could not be
     /// connected.
     pub fn reconnect_path(&self, path: PathId) -> Result<(), Error> {
-        self.command("reconnecting a path", path, Core::reconnect_path)
+        self.command("reconnecting a path", path, Until::Reconnected, Core::reconnect_path)
     }
 
-    /// Tells the core what is wanted of a path.
-    fn order<T>(
+    /// Tells the core what is wanted of a path. The ticket is for [`wait_outcome`](Self::wait_outcome).
+    fn order(
         &self,
         what: &'static str,
-        order: impl FnOnce(&mut Core, Instant) -> Result<T, Errno>,
-    ) -> Result<T, Error> {
-        let ordered = order(&mut self.shared.hub.lock().core, clock::now());
-        self.shared.hub.drain();
-        self.shared.settle();
-        ordered.map_err(|errno| Error::new(what, errno))
+        until: Until,
+        order: impl FnOnce(&mut Core, Instant) -> Result<PathId, Errno>,
+    ) -> Result<(PathId, Ticket), Error> {
+        self.shared.order(|state| {
+            if state.closed {
+                return Err(Error::closed(what));
+            }
+            let path = order(&mut state.core, clock::now());
+            let path = path.map_err(|errno| Error::new(what, errno))?;
+            Ok((path, state.calls.begin(path, until)))
+        })
     }
 
     fn command(
         &self,
         what: &'static str,
         path: PathId,
+        until: Until,
         command: impl FnOnce(&mut Core, Instant, PathId) -> Result<(), Errno>,
     ) -> Result<(), Error> {
-        self.shared.hub.lock().outcomes.remove(&path);
-        self.order(what, |core, now| command(core, now, path))?;
-        match self.wait_outcome(path) {
+        let command = |core: &mut Core, now| command(core, now, path).map(|()| path);
+        let (_, ticket) = self.order(what, until, command)?;
+        match self.wait_outcome(ticket) {
             Some(outcome) => outcome.map_err(|errno| Error::new(what, errno)),
             None => Err(Error::closed(what)),
         }
     }
 
     /// What was ordered of a path comes to this; `None` when the session is over before.
-    fn wait_outcome(&self, path: PathId) -> Option<Result<(), Errno>> {
-        self.shared.wait_control(None, |state| state.outcomes.remove(&path))
+    fn wait_outcome(&self, ticket: Ticket) -> Option<Result<(), Errno>> {
+        self.shared.wait_control(None, |state| state.calls.take(ticket))
     }
 
     /// The paths, in the order they were added.

@@ -145,6 +145,19 @@ impl Shared {
         self.settle_with(&mut Finished::default());
     }
 
+    /// Gives the core an order, after what it had to tell before: that answers earlier orders.
+    pub(super) fn order<T>(&self, order: impl FnOnce(&mut State) -> T) -> T {
+        let mut finished = Finished::default();
+        let mut state = self.hub.lock();
+        let news = state.collect(&mut finished);
+        let ordered = order(&mut state);
+        drop(state);
+        self.wake(news);
+        self.hub.drain();
+        self.settle_with(&mut finished);
+        ordered
+    }
+
     fn settle_with(&self, finished: &mut Finished) {
         loop {
             let mut state = self.hub.lock();

@@ -1,13 +1,14 @@
 //! What is kept beside the core, under its lock: who waits for which request, and what happened.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::thread::Thread;
 
+use bowline_rtrs::Errno;
 use bowline_rtrs::bind::Binding;
 use bowline_rtrs::client::{Completed, Event, Session as Core};
-use bowline_rtrs::{Errno, PathId};
 
+use super::calls::{Calls, Until};
 use crate::hub::Side;
 
 /// Gets what requests came to.
@@ -179,8 +180,7 @@ pub(super) struct State {
     pub(super) permits_wanted: usize,
     pub(super) opened: Option<Result<(), Errno>>,
     pub(super) closed: bool,
-    /// What calls about paths came to, until their callers have looked.
-    pub(super) outcomes: BTreeMap<PathId, Result<(), Errno>>,
+    pub(super) calls: Calls,
     pub(super) links: VecDeque<LinkEv>,
     /// A thread hands out `links`.
     pub(super) linking: bool,
@@ -217,7 +217,7 @@ impl State {
             permits_wanted: 0,
             opened: None,
             closed: false,
-            outcomes: BTreeMap::new(),
+            calls: Calls::default(),
             links: VecDeque::new(),
             linking: false,
         }
@@ -240,22 +240,17 @@ impl State {
                 Event::Closed => self.closed = true,
                 Event::Disconnected => self.links.push_back(LinkEv::Disconnected),
                 Event::Reconnected => self.links.push_back(LinkEv::Reconnected),
-                Event::PathAdded { path, result } | Event::PathReconnected { path, result } => {
-                    self.outcome(path, result);
+                Event::PathAdded { path, result } => self.calls.end(path, Until::Added, result),
+                Event::PathReconnected { path, result } => {
+                    self.calls.end(path, Until::Reconnected, result);
                 }
-                Event::PathClosed { path } | Event::PathRemoved { path } => {
-                    self.outcome(path, Ok(()));
-                }
+                Event::PathClosed { path } => self.calls.end(path, Until::Closed, Ok(())),
+                Event::PathRemoved { path } => self.calls.end(path, Until::Removed, Ok(())),
                 Event::PathState { .. } => {}
                 Event::PermitFree => news.permits = true,
             }
         }
         news
-    }
-
-    /// Notes what a call about a path came to, if there is one.
-    fn outcome(&mut self, path: PathId, result: Result<(), Errno>) {
-        self.outcomes.insert(path, result);
     }
 
     /// Nothing works any more: the device is closed.

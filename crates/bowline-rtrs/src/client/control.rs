@@ -117,17 +117,18 @@ impl Session {
         Ok(id)
     }
 
-    /// Closes a path and forgets it; [`Event::PathRemoved`] tells when.
+    /// Closes a path and forgets it; [`Event::PathRemoved`] tells when, once for all who order it
+    /// meanwhile [RS-39].
     ///
     /// # Errors
-    /// [`Errno::EINVAL`] if there is no such path, or it is being removed; [`Errno::EBUSY`] while the
-    /// session is being opened: all of its paths are, or none.
+    /// [`Errno::EINVAL`] if there is no such path; [`Errno::EBUSY`] while the session is being opened: all
+    /// of its paths are, or none.
     pub fn remove_path(&mut self, now: Instant, id: PathId) -> Result<(), Errno> {
         self.order_close(now, id, Goal::Removed)
     }
 
-    /// Closes a path, which stays listed and is not connected again by itself;
-    /// [`Event::PathClosed`] tells when.
+    /// Closes a path, which stays listed and is not connected again by itself, unless it is being
+    /// removed; [`Event::PathClosed`] tells when, once for all who order it meanwhile [RS-38].
     ///
     /// # Errors
     /// As [`remove_path`](Self::remove_path).
@@ -137,13 +138,12 @@ impl Session {
 
     fn order_close(&mut self, now: Instant, id: PathId, goal: Goal) -> Result<(), Errno> {
         let path = self.paths.get(id).ok_or(Errno::EINVAL)?;
-        if path.goal == Goal::Removed {
-            return Err(Errno::EINVAL);
-        }
         if self.life == Life::Opening {
             return Err(Errno::EBUSY);
         }
-        self.close_path(now, id, goal);
+        if path.goal != Goal::Removed {
+            self.close_path(now, id, goal);
+        }
         self.settle();
         Ok(())
     }

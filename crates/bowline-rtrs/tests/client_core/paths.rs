@@ -373,6 +373,24 @@ fn a_reconnect_on_order_reports_failure() {
     assert!(rig.take_events().contains(&Event::PathReconnected { path: id, result: Ok(()) }));
 }
 
+// tests [RS-38], [RS-39]
+#[test]
+fn a_path_may_be_closed_and_removed_while_it_closes() {
+    let mut rig = Rig::opened(false, 1);
+    let id = rig.path(0);
+    rig.session.disconnect_path(rig.now, id).unwrap();
+    for _ in 0..2 {
+        rig.session.remove_path(rig.now, id).unwrap();
+        rig.session.disconnect_path(rig.now, id).unwrap();
+    }
+    assert_eq!(rig.session.reconnect_path(rig.now, id), Err(Errno::EBUSY));
+    rig.pump();
+    let mut told = rig.take_events();
+    told.retain(|e| matches!(e, Event::PathClosed { .. } | Event::PathRemoved { .. }));
+    assert_eq!(told, [Event::PathClosed { path: id }, Event::PathRemoved { path: id }]);
+    assert_eq!(rig.session.paths().count(), 0);
+}
+
 // tests [RS-39], [RS-34], [RT-34], [RS-16]
 #[test]
 fn the_last_path_may_go_and_another_revive_the_session() {
