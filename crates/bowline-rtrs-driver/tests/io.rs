@@ -10,6 +10,7 @@ use bowline_rtrs_driver::client::{
 use bowline_rtrs_driver::server::{LinkEv, ServerConfig};
 use bowline_rtrs_driver::{Dir, Errno};
 use common::{Pair, STORE, at, bytes, eventually, ip, write_and_read};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 fn config(always_invalidate: bool) -> ServerConfig {
     ServerConfig { always_invalidate, ..ServerConfig::default() }
@@ -185,4 +186,37 @@ fn a_session_that_cannot_be_opened_leaves_nothing() {
         let [a, b] = [&pair.client_device, &pair.server_device].map(|device| device.in_use());
         a.qps + b.qps + a.mrs + b.mrs == 0
     });
+}
+
+/// [RS-41]: requests of the processor that takes their completions have not migrated, those of another have.
+#[test]
+fn completions_are_counted_on_the_processor_that_takes_them() {
+    let allowed = sched_getaffinity(None).unwrap();
+    let mut processors = (0..CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu));
+    let (Some(other), Some(here)) = (processors.next(), processors.next_back()) else {
+        eprintln!("skipped: this machine has one processor");
+        return;
+    };
+    // A thread for itself: all that it starts stay on its processor too.
+    let pinned = std::thread::spawn(move || {
+        let mut only = CpuSet::new();
+        only.set(here);
+        sched_setaffinity(None, &only).unwrap();
+        let pair = Pair::new(214, 1, ServerConfig::default());
+        let session = pair.session(1);
+        let run = |cpu: usize| {
+            let permit = session.get_permit_on(PermitKind::Io, Wait::Forever, cpu as u16).unwrap();
+            for _ in 0..7 {
+                session.call(Dir::Read, &permit, &at(0), &[]).unwrap();
+            }
+            session.put_permit(permit);
+            let stats = session.paths().remove(0).stats;
+            (stats.migration_from, stats.migration_to)
+        };
+        assert_eq!(run(here), (vec![], vec![]));
+        let (from, to) = run(other);
+        assert_eq!((from.get(other), from.iter().sum()), (Some(&7), 7));
+        assert_eq!((to.get(here), to.iter().sum()), (Some(&7), 7));
+    });
+    pinned.join().unwrap();
 }

@@ -568,7 +568,7 @@ fn submit(
     })
 }
 
-/// The processor this thread is on, by which requests are spread over connections [RT-37].
-fn current_cpu() -> u16 {
+/// The processor this thread is on, by which requests are spread over connections [RT-37]; a few ns on x86-64.
+pub(super) fn current_cpu() -> u16 {
     u16::try_from(rustix::thread::sched_getcpu()).unwrap_or(u16::MAX)
 }

@@ -15,6 +15,7 @@ use bowline_rtrs::client::{Permit, PermitKind};
 use bowline_rtrs::{Instant, PortId};
 use bowline_verbs::{CmEvent, Qpn};
 
+use super::session::current_cpu;
 use super::state::{Finished, Follower, LinkEv, News, State};
 use crate::clock;
 use crate::drive::{BATCH, Drive, share};
@@ -283,6 +284,7 @@ impl Shared {
         let now = clock::now();
         let mut state = self.hub.lock();
         turn.outstanding = state.core.paths().map(|path| path.inflight as usize).sum();
+        state.core.set_cpu(current_cpu());
         state.core.handle_done(now, &turn.drive.dones);
         let news = state.collect(&mut turn.finished);
         let quiet = state.links.is_empty();
