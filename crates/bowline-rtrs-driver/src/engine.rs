@@ -15,6 +15,7 @@ use std::time::Duration;
 use bowline_rtrs::{Errno, Instant, PortId};
 use bowline_verbs::{AsyncEvent, CmEvent, Device, Qpn};
 
+use crate::client::Names;
 use crate::port::Port;
 use crate::stats::{DriverStats, Stats};
 use crate::{Error, clock};
@@ -65,6 +66,7 @@ pub(crate) struct Inner {
     pub(crate) devices: Vec<Arc<dyn Device>>,
     pub(crate) config: EngineConfig,
     pub(crate) stats: Arc<Stats>,
+    pub(crate) names: Arc<Names>,
     stations: Mutex<Vec<Arc<dyn Station>>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     stop: AtomicBool,
@@ -98,6 +100,7 @@ impl Engine {
             devices,
             config,
             stats: Arc::default(),
+            names: Arc::default(),
             stations: Mutex::default(),
             threads: Mutex::default(),
             stop: AtomicBool::new(false),

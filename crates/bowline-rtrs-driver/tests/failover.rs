@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use bowline_roce::{Config, GiveUp};
 use bowline_roce_driver::SoftConfig;
-use bowline_rtrs_driver::client::{LinkEv, PathState, PermitKind, Session, Wait};
+use bowline_rtrs_driver::client::{LinkEv, PathState, PermitKind, Session, SessionBuilder, Wait};
 use bowline_rtrs_driver::server::{self, Handler, Request, Server, ServerConfig};
 use bowline_rtrs_driver::{Dir, Errno, HbConfig, PathId, Policy};
 use common::load::Load;
@@ -281,12 +281,17 @@ fn ends_are_clean() {
     assert!(Session::open(&pair.client_engine, pair.builder("late", 1)).is_err());
 }
 
-/// [RT-91], [RS-48]: a name that is free in a moment, as that of a former life, is waited for.
+/// [RT-91], [RS-48]: a name that is free at the server in a moment, as that of a former life, is waited for.
 #[test]
 fn a_name_that_becomes_free_is_waited_for() {
     let pair = Pair::with(61, 1, ServerConfig::default(), hasty);
-    let open = || Session::open(&pair.client_engine, pair.builder("same", 1));
-    let first = open().unwrap();
+    let first = Session::open(&pair.client_engine, pair.builder("same", 1)).unwrap();
+    // Another program: here the name is free.
+    let engine = common::engine(&common::device(&[ip(61, 2)]));
+    let open = || {
+        let builder = SessionBuilder::new("same").unwrap();
+        Session::open(&engine, builder.path(Some(ip(61, 2)), ip(61, 101)))
+    };
     assert_eq!(open().map(drop).map_err(|error| error.errno()), Err(Errno::ECONNRESET.0));
     let second = std::thread::scope(|scope| {
         let second = scope.spawn(open);
@@ -295,6 +300,34 @@ fn a_name_that_becomes_free_is_waited_for() {
         second.join().unwrap()
     });
     write_and_read(&second.unwrap(), 0, 4096);
+}
+
+/// [RS-24]: a name in use here is refused, whatever the server; one that is free in a moment is waited for.
+#[test]
+fn a_name_is_used_once() {
+    let pair = Pair::with(215, 1, ServerConfig::default(), hasty);
+    let other = Pair::with(216, 1, ServerConfig::default(), hasty);
+    let open = |server| {
+        let builder = SessionBuilder::new("same").unwrap().path(Some(ip(215, 1)), server);
+        Session::open(&pair.client_engine, builder).map_err(|error| error.errno())
+    };
+    let (server, elsewhere) = (ip(215, 101), ip(216, 101));
+    let first = open(server).unwrap();
+    assert_eq!(open(server).map(drop), Err(Errno::EEXIST.0));
+    assert_eq!(open(elsewhere).map(drop), Err(Errno::EEXIST.0));
+    assert_eq!(other.server.sessions().len(), 0, "not even asked");
+    let second = std::thread::scope(|scope| {
+        let second = scope.spawn(|| open(server));
+        std::thread::sleep(Duration::from_millis(300));
+        Arc::clone(&first).close();
+        second.join().unwrap()
+    });
+    let second = second.unwrap();
+    // What is left of the first does not take the name along.
+    drop(first);
+    assert_eq!(open(elsewhere).map(drop), Err(Errno::EEXIST.0));
+    drop(second);
+    write_and_read(&open(elsewhere).unwrap(), 0, 4096);
 }
 
 /// A program that closes its device before everything else gets errors, and no thread runs on.

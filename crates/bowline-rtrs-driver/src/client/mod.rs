@@ -3,6 +3,7 @@
 mod builder;
 mod calls;
 mod future;
+mod names;
 mod region;
 mod session;
 mod shared;
@@ -12,6 +13,8 @@ pub use bowline_rtrs::client::{
     Attrs, ClientLimits, ClientStats, Completed, Latencies, PathState, Permit, PermitKind,
     ReadKeys, StatsFile,
 };
+pub(crate) use names::Names;
+
 pub use builder::SessionBuilder;
 pub use future::Call;
 pub use region::Region;

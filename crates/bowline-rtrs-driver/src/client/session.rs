@@ -1,7 +1,7 @@
 //! A session as the program has it.
 
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bowline_rtrs::client::{
@@ -15,6 +15,7 @@ use bowline_wire::rtrs::{Dir, Uuid};
 use super::builder::{SessionBuilder, connections, refused, resolve};
 use super::calls::{Ticket, Until};
 use super::future::{Call, Cell, ended};
+use super::names::Claim;
 use super::region::Region;
 use super::shared::Shared;
 use super::state::{Done, State};
@@ -29,7 +30,7 @@ const PORTS_TRIED: usize = 8;
 /// How often a server that resets the first connections is asked again, and when. One that still has
 /// a former life of this client does so: it was told of the end a moment ago and is not through with
 /// it [RT-91], [RT-92], [RS-48].
-const RESETS_BORNE: usize = 5;
+const RESETS_BORNE: u32 = 5;
 const RESET_PAUSE: Duration = Duration::from_millis(200);
 
 /// How long to wait for a permit.
@@ -87,6 +88,8 @@ pub struct PathView {
 pub struct Session {
     shared: Arc<Shared>,
     name: String,
+    /// Its right to the name, until it is closed.
+    claim: Mutex<Option<Claim>>,
     port: u16,
     /// What the server may do with memory of the program at any time.
     access: Access,
@@ -100,11 +103,13 @@ impl core::fmt::Debug for Session {
 
 impl Session {
     /// Opens a session: connects all its paths, or none [RS-24]. A server that resets connections is
-    /// asked again for a second.
+    /// asked again for a second, and as long is waited for a name that another session of the engine has.
     ///
     /// # Errors
-    /// `EINVAL` without a path, or with more than 128, or with more than 4095 IO and poll connections; `EADDRNOTAVAIL` or `ENODEV` when no device of
-    /// the engine has an address for a path; what kept a path from being connected.
+    /// `EINVAL` without a path, or with more than 128, or with more than 4095 IO and poll connections;
+    /// `EEXIST` while another session of the engine has the name, which ends when that one is closed or
+    /// dropped; `EADDRNOTAVAIL` or `ENODEV` when no device of the engine has an address for a path; what kept
+    /// a path from being connected.
     pub fn open(engine: &Engine, builder: SessionBuilder) -> Result<Arc<Self>, Error> {
         const WHAT: &str = "opening a session";
         let SessionBuilder { mut config, paths, connections: chosen, on_link } = builder;
@@ -124,6 +129,11 @@ impl Session {
             ReadKeys::PerRequest => Access::LOCAL_WRITE,
         };
         let on_link = on_link.map(Arc::new);
+        let claim = engine.names.claim(&name, RESET_PAUSE * RESETS_BORNE);
+        let claim = claim.ok_or(Error::new(
+            "opening a session of a name that another one here has",
+            Errno::EEXIST,
+        ))?;
         let (mut ports_taken, mut resets) = (0, 0);
         loop {
             let paths: Vec<(PathAddr, Uuid)> = paths
@@ -142,13 +152,17 @@ impl Session {
             let hub = Hub::new(State::new(core), ports, Arc::clone(&engine.stats));
             let shared = Arc::new(Shared::new(hub, Arc::clone(engine), polled, on_link));
             engine.add(Arc::clone(&shared) as Arc<dyn Station>);
-            let session = Self { shared, name: name.clone(), port, access };
+            let mut session =
+                Self { shared, name: name.clone(), claim: Mutex::default(), port, access };
             session.shared.start()?;
             session.shared.hub.lock().core.open(clock::now(), &paths);
             session.shared.hub.drain();
             session.shared.settle();
             match session.shared.wait_control(None, |state| state.opened) {
-                Some(Ok(())) => return Ok(Arc::new(session)),
+                Some(Ok(())) => {
+                    session.claim = Mutex::new(Some(claim));
+                    return Ok(Arc::new(session));
+                }
                 Some(Err(Errno::EADDRINUSE)) if ports_taken + 1 < PORTS_TRIED => ports_taken += 1,
                 Some(Err(Errno::ECONNRESET)) if resets < RESETS_BORNE => {
                     resets += 1;
@@ -542,6 +556,7 @@ impl Session {
         self.shared.end(Duration::MAX);
         self.shared.stop();
         self.shared.engine.remove(&*self.shared);
+        self.claim.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
 }
 
