@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use bowline_rtrs_driver::client::{PathState, Session};
 use bowline_rtrs_driver::server::ServerConfig;
+use bowline_rtrs_driver::tree::{ClientSession, PathCommand};
 use bowline_rtrs_driver::{Errno, Error, PathId};
 use common::{PATIENCE, Pair, eventually, ip};
 
@@ -24,8 +25,12 @@ impl Pending {
         call: impl FnOnce(&Session) -> Result<(), Error> + Send + 'static,
     ) -> Self {
         let session = Arc::clone(session);
+        Self::told(move || call(&session).map_err(|error| error.errno()))
+    }
+
+    fn told(call: impl FnOnce() -> Result<(), i32> + Send + 'static) -> Self {
         let (tell, told) = channel();
-        std::thread::spawn(move || tell.send(call(&session).map_err(|error| error.errno())));
+        std::thread::spawn(move || tell.send(call()));
         Self(told)
     }
 
@@ -95,4 +100,25 @@ fn a_path_is_closed_while_it_is_connected() {
     eventually("it connects", || session.paths().len() == 2);
     session.remove_path(session.paths()[1].id).unwrap();
     assert_eq!(added.outcome(), Err(Errno::ECONNABORTED.0));
+}
+
+/// [RS-37] to [RS-39]: the tree tells a path that is gone from one that is not connected.
+#[test]
+fn the_tree_tells_that_a_path_is_gone() {
+    let pair = Pair::new(217, 1, ServerConfig::default());
+    let session = pair.session(1);
+    let path = session.paths()[0].id;
+    pair.client_device.cut(ip(217, 1), None, true);
+    let order = |order| {
+        let session = Arc::clone(&session);
+        Pending::told(move || ClientSession::command(&*session, path, order))
+    };
+    let reconnected = order(PathCommand::Reconnect);
+    eventually("it connects", || state(&session, path) == Some(PathState::Connecting));
+    assert_eq!(order(PathCommand::Disconnect).outcome(), Ok(()));
+    assert_eq!(reconnected.outcome(), Err(Errno::ENOTCONN.0));
+    assert_eq!(order(PathCommand::Remove).outcome(), Ok(()));
+    for command in [PathCommand::Reconnect, PathCommand::Disconnect, PathCommand::Remove] {
+        assert_eq!(order(command).outcome(), Err(Errno::ENODEV.0), "{command:?}");
+    }
 }

@@ -485,7 +485,11 @@ impl Session {
         until: Until,
         command: impl FnOnce(&mut Core, Instant, PathId) -> Result<(), Errno>,
     ) -> Result<(), Error> {
-        let command = |core: &mut Core, now| command(core, now, path).map(|()| path);
+        let command = |core: &mut Core, now| match command(core, now, path) {
+            // The core's word for a path it does not have.
+            Err(Errno::EINVAL) => Err(Errno::ENOTCONN),
+            done => done.map(|()| path),
+        };
         let (_, ticket) = self.order(what, until, command)?;
         match self.wait_outcome(ticket) {
             Some(outcome) => outcome.map_err(|errno| Error::new(what, errno)),

@@ -58,15 +58,16 @@ impl ClientSession for Session {
     }
 
     fn command(&self, path: PathId, command: PathCommand) -> Result<(), Errno> {
-        if !Self::paths(self).iter().any(|known| known.id == path) {
-            return Err(ENODEV);
-        }
         let done = match command {
             PathCommand::Reconnect => self.reconnect_path(path),
             PathCommand::Disconnect => self.disconnect_path(path),
             PathCommand::Remove => self.remove_path(path),
         };
-        done.map_err(|error| error.errno())
+        done.map_err(|error| match error.errno() {
+            // A path that could not be connected comes to the same, and is there still [RS-37].
+            ENOTCONN if !Self::paths(self).iter().any(|known| known.id == path) => ENODEV,
+            errno => errno,
+        })
     }
 
     fn reset(&self, path: PathId, what: Stats) {
