@@ -163,6 +163,10 @@ impl Shared {
         let (mut packets, mut total) = (0, 0);
         let now = clock::now();
         let mut st = self.lock();
+        if st.stop {
+            // The memory of a closed device is its program's again.
+            return;
+        }
         for arrival in inbox.arrivals() {
             let Some((arrival, bytes)) = arrival else {
                 self.stats.unusable.inc();

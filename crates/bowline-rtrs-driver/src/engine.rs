@@ -16,7 +16,7 @@ use bowline_rtrs::{Errno, Instant, PortId};
 use bowline_verbs::{AsyncEvent, CmEvent, Device, Qpn};
 
 use crate::client::Names;
-use crate::port::Port;
+use crate::port::{Port, port_id};
 use crate::stats::{DriverStats, Stats};
 use crate::{Error, clock};
 
@@ -53,8 +53,8 @@ pub(crate) trait Station: Send + Sync {
     fn qp_failed(&self, port: PortId, qpn: Qpn);
     /// Looks at the clock; returns when to look again.
     fn tick(&self, now: Instant) -> Option<Instant>;
-    /// The device is closed.
-    fn device_gone(&self);
+    /// A device is closed, or can no longer be used.
+    fn device_gone(&self, port: PortId);
     /// Closes it and waits, no longer than told, until it is closed.
     fn end(&self, patience: Duration);
     /// Its threads are to end.
@@ -217,8 +217,9 @@ impl Inner {
         let Some(device) = self.devices.get(index) else {
             return;
         };
-        let port = PortId(u8::try_from(index).unwrap_or(u8::MAX));
+        let port = port_id(index);
         let mut closing = None;
+        let mut gone = false;
         loop {
             // Sessions that are being closed need events to the last.
             if self.is_stopped() {
@@ -228,6 +229,10 @@ impl Inner {
                 }
             }
             let limit = if index == 0 { self.run_timers() } else { TICK };
+            if gone {
+                std::thread::park_timeout(limit);
+                continue;
+            }
             match device.cm_event(limit) {
                 Ok(event) => {
                     self.stats.cm_events.inc();
@@ -235,8 +240,13 @@ impl Inner {
                 }
                 Err(bowline_verbs::Error::TimedOut) => {}
                 Err(_) => {
-                    self.stations().iter().for_each(|station| station.device_gone());
-                    return;
+                    self.stations().iter().for_each(|station| station.device_gone(port));
+                    if index > 0 {
+                        return;
+                    }
+                    // The timers are everybody's.
+                    gone = true;
+                    continue;
                 }
             }
             while let Ok(event) = device.async_event(Duration::ZERO) {

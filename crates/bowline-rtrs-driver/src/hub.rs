@@ -229,6 +229,19 @@ impl<S: Side> Hub<S> {
         });
     }
 
+    /// A device is gone, and all connections with it.
+    pub(crate) fn device_gone(&self, port: PortId) {
+        self.with_exec(|exec| {
+            exec.binding.device_gone(port, &mut exec.inputs);
+            let now = clock::now();
+            let mut state = self.lock();
+            for input in exec.inputs.drain(..) {
+                state.core().handle(now, input);
+            }
+            self.dirty.store(true, SeqCst);
+        });
+    }
+
     /// Looks at the clock; returns when to look again.
     pub(crate) fn tick(&self, now: Instant) -> Option<Instant> {
         let mut state = self.lock();

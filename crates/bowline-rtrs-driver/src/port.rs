@@ -14,6 +14,11 @@ use bowline_verbs::{
     QpInit, QpState, QpType, Qpn, RecvWr, SendWr,
 };
 
+/// The name of an engine's device, which has at most 256.
+pub(crate) fn port_id(index: usize) -> PortId {
+    PortId(u8::try_from(index).unwrap_or(u8::MAX))
+}
+
 /// Entries of a completion queue, when the device has so many: room for 340 connections of default
 /// depth. Where they take memory only when they are used, as many as there can be: the soft device has
 /// room for 7690, more than a server lets one address have. A connection that finds no room is refused.

@@ -20,7 +20,7 @@ pub use bowline_rtrs::server::{
 use crate::drive::Drive;
 use crate::engine::{Engine, Inner, Poll, Station, TICK};
 use crate::hub::{Hub, Side};
-use crate::port::PortSet;
+use crate::port::{PortSet, port_id};
 use crate::{Error, clock};
 
 /// What happened to a session [RS-27].
@@ -88,6 +88,8 @@ impl core::fmt::Debug for Server {
 
 struct State {
     core: Core,
+    /// Which devices are not gone.
+    devices: Vec<bool>,
     closed: bool,
     offence: Option<Offence>,
     links: VecDeque<LinkEv>,
@@ -135,7 +137,8 @@ impl Server {
         let core = Core::new(config, &attrs)
             .map_err(|errno| Error::new("preparing a server of these settings", errno))?;
         let (links, linking) = (VecDeque::new(), false);
-        let state = State { core, closed: false, offence: None, links, linking };
+        let devices = vec![true; ports.len()];
+        let state = State { core, devices, closed: false, offence: None, links, linking };
         let server = Arc::new(Self {
             hub: Hub::new(state, ports, Arc::clone(&engine.stats)),
             engine,
@@ -166,7 +169,7 @@ impl Server {
         const WHAT: &str = "listening";
         let mut listening = false;
         for (index, port) in self.hub.ports.iter().enumerate() {
-            let name = PortId(u8::try_from(index).unwrap_or(u8::MAX));
+            let name = port_id(index);
             // Requests wait until the binding knows the listener.
             let made = self.hub.with_exec(|exec| {
                 let made = port.device().listen(at)?;
@@ -315,7 +318,7 @@ impl Server {
                 Err(error) => Err(error),
             };
             if more.is_err() {
-                self.device_gone();
+                self.device_gone(port_id(port));
                 return;
             }
         }
@@ -433,9 +436,18 @@ impl Station for Server {
         next
     }
 
-    fn device_gone(&self) {
-        self.hub.lock().closed = true;
-        self.changed.notify_all();
+    /// Its paths have ended. With the last device there is nothing left whose end could be waited for.
+    fn device_gone(&self, port: PortId) {
+        self.hub.device_gone(port);
+        self.settle();
+        let mut state = self.hub.lock();
+        if let Some(left) = state.devices.get_mut(usize::from(port.0)) {
+            *left = false;
+        }
+        if !state.devices.contains(&true) {
+            state.closed = true;
+            self.changed.notify_all();
+        }
     }
 
     fn end(&self, patience: Duration) {

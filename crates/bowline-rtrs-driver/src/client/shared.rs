@@ -21,6 +21,7 @@ use crate::clock;
 use crate::drive::{BATCH, Drive, share};
 use crate::engine::{Inner, Poll, Station, TICK};
 use crate::hub::Hub;
+use crate::port::port_id;
 
 /// The background thread looks so often whether the program still takes completions itself.
 const NAP: Duration = Duration::from_millis(2);
@@ -50,6 +51,8 @@ struct Lead {
     program: AtomicU64,
     /// The background thread naps for long.
     napping: AtomicBool,
+    /// The device is: there is nothing more to take.
+    gone: AtomicBool,
     helper: OnceLock<Thread>,
 }
 
@@ -85,6 +88,8 @@ pub(super) struct Shared {
     pub(super) hub: Hub<State>,
     pub(super) engine: Arc<Inner>,
     leads: Vec<Lead>,
+    /// Devices that are gone, and nothing is in flight on them.
+    lost: AtomicUsize,
     /// Queues of poll connections, and when to look at them next, in nanoseconds.
     polled: Vec<Polled>,
     polled_at: AtomicU64,
@@ -114,6 +119,7 @@ impl Shared {
             polled: (0..polled).map(|_| Polled::new(ports)).collect(),
             polled_at: AtomicU64::new(0),
             leads: hub.ports.iter().map(|_| Lead::default()).collect(),
+            lost: AtomicUsize::new(0),
             hub,
             engine,
             changed: Condvar::new(),
@@ -272,12 +278,14 @@ impl Shared {
     fn drive(&self, port: usize, queue: u16, turn: &mut Turn) -> usize {
         // A poll connection is looked at when its program chooses to.
         let max = if queue == 0 { share(turn.outstanding) } else { BATCH };
-        let port = &self.hub.ports[port];
-        let count = match turn.drive.poll(port, queue, max, &self.hub.stats) {
+        if self.leads[port].gone.load(Ordering::Relaxed) {
+            return 0;
+        }
+        let count = match turn.drive.poll(&self.hub.ports[port], queue, max, &self.hub.stats) {
             Ok(0) => return 0,
             Ok(count) => count,
             Err(_) => {
-                self.device_gone();
+                self.device_gone(port_id(port));
                 return 0;
             }
         };
@@ -429,7 +437,7 @@ impl Shared {
             if self.drive(0, 0, &mut turn) == 0 && self.engine.config.poll == Poll::Adaptive {
                 self.hub.stats.waits.inc();
                 if self.hub.ports[0].wait(left.min(SLICE)).is_err() {
-                    self.device_gone();
+                    self.device_gone(port_id(0));
                 }
             }
         };
@@ -463,7 +471,7 @@ impl Shared {
         let lead = &self.leads[port];
         let mut seen = 0;
         let mut nap = NAP;
-        while !self.is_stopped() {
+        while !self.is_stopped() && !lead.gone.load(Ordering::Relaxed) {
             let program = lead.program.load(Ordering::Relaxed);
             let active = program != seen;
             seen = program;
@@ -482,7 +490,7 @@ impl Shared {
                 self.hub.stats.waits.inc();
                 if self.hub.ports[port].wait(TICK).is_err() {
                     drop(turn);
-                    self.device_gone();
+                    self.device_gone(port_id(port));
                     return;
                 }
             }
@@ -579,13 +587,20 @@ impl Station for Shared {
         next
     }
 
-    fn device_gone(&self) {
-        let mut finished = Finished::default();
-        self.hub.lock().give_up(&mut finished);
-        self.stop.store(true, Ordering::SeqCst);
-        self.changed.notify_all();
-        self.permits.notify_all();
-        self.tell(&mut finished);
+    /// Requests of its paths move to those of other devices. The session ends with the last one.
+    fn device_gone(&self, port: PortId) {
+        let Some(lead) = self.leads.get(usize::from(port.0)) else { return };
+        if lead.gone.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        self.hub.device_gone(port);
+        self.settle();
+        if self.lost.fetch_add(1, Ordering::SeqCst) + 1 == self.leads.len() {
+            self.hub.lock().core.close(clock::now());
+            self.hub.drain();
+            self.settle();
+            self.stop();
+        }
     }
 
     fn end(&self, patience: Duration) {

@@ -253,7 +253,7 @@ impl State {
         news
     }
 
-    /// Nothing works any more: the device is closed.
+    /// Nothing works any more: the session has ended, or its last device is gone.
     pub(super) fn give_up(&mut self, out: &mut Finished) {
         self.closed = true;
         self.opened.get_or_insert(Err(Errno::ENODEV));

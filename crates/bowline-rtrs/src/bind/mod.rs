@@ -252,6 +252,17 @@ impl Binding {
         let conn = self.table.find(port, qpn)?;
         Some(Input::Failed { conn, errno: Errno::ECONNRESET })
     }
+
+    /// A device is gone: nothing of it completes or touches memory any more. Its connections have failed, and
+    /// their ends need not be waited for. Memory is registered without it from now on.
+    pub fn device_gone(&mut self, port: PortId, out: &mut Vec<Input>) {
+        self.regions.device_gone(port);
+        let conns = self.table.end_all_on(port);
+        out.extend(conns.iter().map(|&conn| Input::Failed { conn, errno: Errno::ENODEV }));
+        for conn in conns {
+            out.extend([Input::Drained { conn }, Input::Disconnected { conn }]);
+        }
+    }
 }
 
 /// The connection begun, and whether what began it went well.

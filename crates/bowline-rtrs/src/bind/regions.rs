@@ -56,6 +56,8 @@ pub(super) struct Regions {
     keys: BTreeMap<PathId, (PortId, Vec<u32>)>,
     /// Of a server. A client's regions are all in the one domain of its session.
     domains: Option<Domains>,
+    /// Devices that are gone.
+    gone: Vec<PortId>,
 }
 
 impl Regions {
@@ -89,6 +91,13 @@ impl Regions {
         }
     }
 
+    /// A device is gone.
+    pub(super) fn device_gone(&mut self, port: PortId) {
+        if !self.gone.contains(&port) {
+            self.gone.push(port);
+        }
+    }
+
     /// Registers a region and tells its keys, for each device.
     pub(super) fn add(
         &mut self,
@@ -113,6 +122,7 @@ impl Regions {
         for port in what.ports(count) {
             let mut made = Vec::new();
             let pd = match (&mut self.domains, what.path) {
+                _ if self.gone.contains(&port) => Err(Error::Closed),
                 (Some(domains), Some(path)) => match domains.enter(ports, port, path) {
                     Ok(pd) => {
                         region.path = Some(path);
@@ -122,7 +132,11 @@ impl Regions {
                 },
                 _ => Ok(None),
             };
-            let keys = pd.and_then(|pd| register(ports.port(port), pd, what, &mut made));
+            let mut keys = pd.and_then(|pd| register(ports.port(port), pd, what, &mut made));
+            if what.on == On::All && matches!(keys, Err(Error::Closed)) {
+                // What is good for the others is good: no path needs keys there any more.
+                keys = Ok((0, vec![RegionKeys::default()]));
+            }
             match &keys {
                 Ok((local, _)) => {
                     region.local[usize::from(port.0)] = *local;

@@ -116,6 +116,21 @@ impl Table {
         Some(gone)
     }
 
+    /// Nothing is posted any more on the connections of a port; returns them.
+    pub(super) fn end_all_on(&mut self, port: PortId) -> Vec<ConnId> {
+        let mut ended = Vec::new();
+        for (slot, path) in (0..).zip(&mut self.paths) {
+            let Some(Path { life, conns }) = path else { continue };
+            for (cid, conn) in (0..).zip(conns) {
+                if let Some(conn) = conn.as_mut().filter(|conn| conn.port == port) {
+                    conn.dead = true;
+                    ended.push(ConnId { path: PathId { slot, life: *life }, cid });
+                }
+            }
+        }
+        ended
+    }
+
     /// Finds the connection of a queue pair.
     pub(super) fn find(&self, port: PortId, qpn: Qpn) -> Option<ConnId> {
         let conns = self.names.values().filter_map(|whose| match whose {

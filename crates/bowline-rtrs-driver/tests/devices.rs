@@ -1,0 +1,221 @@
+//! Engines of several devices, of which some go.
+
+mod common;
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bowline_roce_driver::{SoftConfig, SoftDevice};
+use bowline_rtrs_driver::client::{
+    Completed, Completer, Done, LinkEv, PathState, PermitKind, Session, SessionBuilder, Wait,
+};
+use bowline_rtrs_driver::server::{self, Handler, Request, Server, ServerConfig};
+use bowline_rtrs_driver::{Dir, Engine, EngineConfig, Errno, HbConfig, PORT, Policy};
+use bowline_verbs::Device;
+use common::{
+    PATIENCE, Store, at, bytes, device, device_with, engine, eventually, ip, write_and_read,
+};
+
+fn engine_of(devices: &[Arc<SoftDevice>]) -> Arc<Engine> {
+    let devices = devices.iter().map(|device| Arc::clone(device) as Arc<dyn Device>);
+    Engine::new(devices.collect(), EngineConfig::default()).unwrap()
+}
+
+/// Answers nothing until it is told to; what it was asked to read is 9.
+#[derive(Default)]
+struct Slow(Mutex<Vec<Request>>);
+
+impl Slow {
+    fn asked(&self) -> usize {
+        self.0.lock().unwrap().len()
+    }
+
+    fn answer(&self, server: &Server) {
+        for request in std::mem::take(&mut *self.0.lock().unwrap()) {
+            let chunk = server.chunk(&request).unwrap();
+            chunk.buffer.write(chunk.offset, &vec![9; request.room as usize]);
+            server.respond(&mut std::iter::once((request.op, 0, None)));
+        }
+    }
+}
+
+impl Handler for Slow {
+    fn rdma_ev(&self, _: &Server, requests: &mut Vec<Request>) {
+        self.0.lock().unwrap().append(requests);
+    }
+
+    fn link_ev(&self, _: &Server, _: server::LinkEv) -> Result<(), Errno> {
+        Ok(())
+    }
+}
+
+struct Tell(Mutex<Sender<Completed>>);
+
+impl Tell {
+    fn new() -> (Arc<Self>, Receiver<Completed>) {
+        let (sender, told) = channel();
+        (Arc::new(Self(Mutex::new(sender))), told)
+    }
+}
+
+impl Completer for Tell {
+    fn completed(&self, done: &[Completed]) {
+        let sender = self.0.lock().unwrap();
+        done.iter().for_each(|done| sender.send(*done).unwrap());
+    }
+}
+
+/// A session with a path on each of two devices.
+fn two_paths(net: u8, name: &str) -> SessionBuilder {
+    SessionBuilder::new(name)
+        .unwrap()
+        .paths(&[(Some(ip(net, 1)), ip(net, 101)), (Some(ip(net, 2)), ip(net, 102))])
+        .policy(Policy::RoundRobin)
+}
+
+fn states(session: &Session) -> Vec<PathState> {
+    session.paths().iter().map(|path| path.state).collect()
+}
+
+/// [RS-8]: requests of a device that is closed go on by another one. None of them is told its end while the
+/// server can still answer it, and the session lives.
+#[test]
+fn requests_of_a_closed_device_move_to_the_other() {
+    for (net, gone) in [(120, 0), (121, 1)] {
+        let theirs = device(&[ip(net, 101), ip(net, 102)]);
+        let server_engine = engine(&theirs);
+        let slow = Arc::new(Slow::default());
+        let anywhere = [SocketAddr::new(IpAddr::from([0, 0, 0, 0]), PORT)];
+        let config = ServerConfig::default();
+        let server =
+            Server::open(&server_engine, &anywhere, config, Arc::clone(&slow) as _).unwrap();
+        let devices = [device(&[ip(net, 1)]), device(&[ip(net, 2)])];
+        let engine = engine_of(&devices);
+        let session = Session::open(&engine, two_paths(net, "move")).unwrap();
+
+        let (done, told) = Tell::new();
+        let region = session.region(8192).unwrap();
+        let permits: Vec<_> =
+            (0..2).map(|_| session.get_permit(PermitKind::Io, Wait::No).unwrap()).collect();
+        for (tag, permit) in (0..).zip(&permits) {
+            let done = Done { to: Arc::clone(&done) as _, tag };
+            let data = [region.piece(4096 * tag as usize, 4096)];
+            session.request(Dir::Read, permit, &at(0), &data, done).unwrap();
+        }
+        eventually("both are there", || slow.asked() == 2);
+        assert_eq!(session.paths().iter().map(|path| path.inflight).collect::<Vec<_>>(), [1, 1]);
+
+        devices[gone].close();
+        eventually("the path is lost", || states(&session)[gone] != PathState::Connected);
+        assert_eq!(states(&session)[1 - gone], PathState::Connected);
+        eventually("its request has moved", || session.paths()[1 - gone].inflight == 2);
+        assert!(told.try_recv().is_err(), "an end is told while the server can still answer");
+        let mut ends = Vec::new();
+        eventually("both are answered", || {
+            slow.answer(&server);
+            ends.extend(told.try_iter());
+            ends.len() == 2
+        });
+        ends.sort_by_key(|end| end.tag);
+        assert_eq!(ends, [0, 1].map(|tag| Completed { tag, errno: 0 }));
+        assert_eq!(bytes(&region, 0, 8192), [9; 8192]);
+        region.buffer().write(0, &[7; 8192]);
+
+        // What comes later is told, and there is memory for it.
+        let new = session.region(4096).unwrap();
+        let done = Done { to: done as _, tag: 5 };
+        session.request(Dir::Read, &permits[0], &at(0), &[new.piece(0, 4096)], done).unwrap();
+        eventually("it is there", || slow.asked() == 1);
+        slow.answer(&server);
+        assert_eq!(told.recv_timeout(PATIENCE).unwrap(), Completed { tag: 5, errno: 0 });
+        assert_eq!(bytes(&region, 0, 8192), [7; 8192], "nothing is written late");
+        permits.into_iter().for_each(|permit| session.put_permit(permit));
+        drop((region, new));
+        session.close();
+        eventually("nothing is left at the server", || theirs.in_use().qps == 0);
+    }
+}
+
+/// The first device has the thread that looks at the clock for all.
+#[test]
+fn timers_of_a_session_outlive_the_first_device() {
+    const NET: u8 = 122;
+    let theirs = device(&[ip(NET, 101), ip(NET, 102)]);
+    let server_engine = engine(&theirs);
+    let anywhere = [SocketAddr::new(IpAddr::from([0, 0, 0, 0]), PORT)];
+    let _server =
+        Server::open(&server_engine, &anywhere, ServerConfig::default(), Store::new() as _)
+            .unwrap();
+    let devices = [device(&[ip(NET, 1)]), device(&[ip(NET, 2)])];
+    let engine = engine_of(&devices);
+    let heartbeat = HbConfig { probe_interval: Duration::from_millis(200), ..HbConfig::default() };
+    let builder = two_paths(NET, "timers").heartbeat(heartbeat);
+    let session = Session::open(&engine, builder).unwrap();
+    devices[0].close();
+    eventually("its path is lost", || states(&session)[0] == PathState::Reconnecting);
+    devices[1].cut(ip(NET, 2), None, true);
+    eventually("silence is noticed", || states(&session)[1] == PathState::Reconnecting);
+    devices[1].cut(ip(NET, 2), None, false);
+    eventually("and connected again", || states(&session)[1] == PathState::Connected);
+    write_and_read(&session, 0, 4096);
+}
+
+/// With the last device the session is over: requests end, later ones are refused, and the program is told of
+/// the loss.
+#[test]
+fn the_last_device_ends_the_session() {
+    const NET: u8 = 123;
+    let theirs = device(&[ip(NET, 101), ip(NET, 102)]);
+    let server_engine = engine(&theirs);
+    let slow = Arc::new(Slow::default());
+    let anywhere = [SocketAddr::new(IpAddr::from([0, 0, 0, 0]), PORT)];
+    let _server =
+        Server::open(&server_engine, &anywhere, ServerConfig::default(), Arc::clone(&slow) as _)
+            .unwrap();
+    let devices = [device(&[ip(NET, 1)]), device(&[ip(NET, 2)])];
+    let engine = engine_of(&devices);
+    let (sender, links) = channel();
+    let sender = Mutex::new(sender);
+    let builder =
+        two_paths(NET, "last").on_link(move |event| sender.lock().unwrap().send(event).unwrap());
+    let session = Session::open(&engine, builder).unwrap();
+    let (to, told) = Tell::new();
+    let permit = session.get_permit(PermitKind::Io, Wait::No).unwrap();
+    let done = |tag| Done { to: Arc::clone(&to) as _, tag };
+    session.request(Dir::Read, &permit, &at(0), &[], done(1)).unwrap();
+    eventually("it is there", || slow.asked() == 1);
+    devices.iter().for_each(|device| device.close());
+    let end = told.recv_timeout(PATIENCE).unwrap();
+    assert_eq!((end.tag, end.errno), (1, -Errno::ECONNABORTED.0));
+    assert_eq!(links.recv_timeout(PATIENCE).unwrap(), LinkEv::Disconnected);
+    eventually("it is over", || session.region(4096).is_err());
+    let refused = session.request(Dir::Read, &permit, &at(0), &[], done(2)).unwrap_err();
+    assert_eq!(refused.errno(), Errno::ECONNABORTED.0);
+    session.poll();
+    session.put_permit(permit);
+    session.close();
+    assert!(told.try_recv().is_err(), "told once");
+}
+
+/// A server goes on with the devices it has left, and closes what is there on them.
+#[test]
+fn a_server_goes_on_without_one_of_its_devices() {
+    for (net, gone) in [(124, 0), (125, 1)] {
+        let theirs = [device(&[ip(net, 101)]), device(&[ip(net, 102)])];
+        let server_engine = engine_of(&theirs);
+        let anywhere = [SocketAddr::new(IpAddr::from([0, 0, 0, 0]), PORT)];
+        let config = ServerConfig::default();
+        let server = Server::open(&server_engine, &anywhere, config, Store::new() as _).unwrap();
+        let soft = SoftConfig { addrs: vec![ip(net, 1), ip(net, 2)], ..SoftConfig::default() };
+        let engine = engine(&device_with(soft));
+        let session = Session::open(&engine, two_paths(net, "server")).unwrap();
+        theirs[gone].close();
+        eventually("its path is gone", || server.sessions()[0].paths.len() == 1);
+        write_and_read(&session, 0, 4096);
+        server.close();
+        assert_eq!(theirs[1 - gone].in_use().qps, 0, "closed when it says so");
+        drop(session);
+    }
+}
