@@ -172,8 +172,19 @@ impl Inner {
     }
 
     /// From now on a session or server gets events.
-    pub(crate) fn add(&self, station: Arc<dyn Station>) {
-        lock(&self.stations).push(station);
+    ///
+    /// # Errors
+    /// That the engine is closed: nobody would look after it.
+    pub(crate) fn add(&self, station: Arc<dyn Station>) -> Result<(), Error> {
+        let mut stations = lock(&self.stations);
+        // Looked at with the list locked: whoever closes the engine takes the list after saying so, and finds
+        // all that were added before.
+        if self.is_stopped() {
+            drop(stations);
+            return Err(Error::closed("using an engine"));
+        }
+        stations.push(station);
+        Ok(())
     }
 
     /// From now on it gets none.
@@ -272,5 +283,48 @@ impl Inner {
         let now = clock::now();
         let next = self.stations().iter().filter_map(|station| station.tick(now)).min();
         next.map_or(TICK, |at| at.saturating_since(now).clamp(Duration::from_millis(1), TICK))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+
+    use bowline_roce_driver::{SoftConfig, SoftDevice};
+
+    use super::*;
+
+    struct Nobody;
+
+    impl Station for Nobody {
+        fn cm(&self, _: PortId, _: &CmEvent) -> bool {
+            false
+        }
+
+        fn qp_failed(&self, _: PortId, _: Qpn) {}
+
+        fn tick(&self, _: Instant) -> Option<Instant> {
+            None
+        }
+
+        fn device_gone(&self, _: PortId) {}
+
+        fn end(&self, _: Duration) {}
+
+        fn stop(&self) {}
+    }
+
+    /// A session that is being opened when the engine is closed would wait for events that nobody reads.
+    #[test]
+    fn a_closed_engine_takes_nobody_in() {
+        let addrs = vec![IpAddr::from([127, 79, 130, 1])];
+        let device = SoftDevice::open(SoftConfig { addrs, ..SoftConfig::default() }).unwrap();
+        let engine = Engine::new(vec![Arc::new(device)], EngineConfig::default()).unwrap();
+        engine.inner.add(Arc::new(Nobody)).unwrap();
+        assert_eq!(engine.inner.stations().len(), 1);
+        engine.close();
+        let refused = engine.inner.add(Arc::new(Nobody)).unwrap_err();
+        assert_eq!(refused.errno(), Errno::ENODEV.0);
+        assert_eq!(engine.inner.stations().len(), 0);
     }
 }

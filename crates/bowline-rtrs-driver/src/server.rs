@@ -148,7 +148,7 @@ impl Server {
             stop: AtomicBool::new(false),
             late: AtomicBool::new(false),
         });
-        server.engine.add(Arc::clone(&server) as Arc<dyn Station>);
+        server.engine.add(Arc::clone(&server) as Arc<dyn Station>)?;
         let started = server.start(at);
         if started.is_err() {
             server.close();

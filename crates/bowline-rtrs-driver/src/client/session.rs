@@ -151,7 +151,7 @@ impl Session {
             let core = Core::new(config.clone(), &attrs, random::uuid()?);
             let hub = Hub::new(State::new(core), ports, Arc::clone(&engine.stats));
             let shared = Arc::new(Shared::new(hub, Arc::clone(engine), polled, on_link));
-            engine.add(Arc::clone(&shared) as Arc<dyn Station>);
+            engine.add(Arc::clone(&shared) as Arc<dyn Station>)?;
             let mut session =
                 Self { shared, name: name.clone(), claim: Mutex::default(), port, access };
             session.shared.start()?;
