@@ -190,7 +190,8 @@ impl Server {
     }
 
     /// Answers requests: 0 or a negative errno, and where a READ's data is when it is not in the request's
-    /// own memory. What is answered together goes out together.
+    /// own memory. What is answered together goes out together. The iterator is asked with the server locked:
+    /// it must not call it.
     pub fn respond(&self, answers: &mut dyn Iterator<Item = (OpId, i32, Option<MemRef>)>) {
         let now = clock::now();
         let mut state = self.hub.lock();

@@ -171,7 +171,7 @@ fn the_last_device_ends_the_session() {
     let server_engine = engine(&theirs);
     let slow = Arc::new(Slow::default());
     let anywhere = [SocketAddr::new(IpAddr::from([0, 0, 0, 0]), PORT)];
-    let _server =
+    let server =
         Server::open(&server_engine, &anywhere, ServerConfig::default(), Arc::clone(&slow) as _)
             .unwrap();
     let devices = [device(&[ip(NET, 1)]), device(&[ip(NET, 2)])];
@@ -197,6 +197,7 @@ fn the_last_device_ends_the_session() {
     session.put_permit(permit);
     session.close();
     assert!(told.try_recv().is_err(), "told once");
+    slow.answer(&server);
 }
 
 /// A server goes on with the devices it has left, and closes what is there on them.

@@ -428,6 +428,8 @@ impl Link {
             drop(state);
             disk.tell(event, limits);
             state = self.lock();
+            // Not while the link is locked: this may be the last of it, and of the program's listeners.
+            drop(disk);
         }
         state.telling = false;
     }

@@ -62,7 +62,10 @@ impl Future for Call {
         match outcome.errno {
             Some(errno) => Poll::Ready(ended(errno)),
             None => {
-                outcome.waker = Some(context.waker().clone());
+                let former = outcome.waker.replace(context.waker().clone());
+                drop(outcome);
+                // Not while the cell is locked: it is the program's.
+                drop(former);
                 Poll::Pending
             }
         }

@@ -278,10 +278,11 @@ impl Session {
             submit(&mut state, clock::now(), dir, permit, usr, data, tag)
         };
         self.ring(1);
-        submitted
+        submitted.map_err(Refused::into_error)
     }
 
-    /// Submits some requests, which go out together; returns how many, if not all could be.
+    /// Submits some requests, which go out together; returns how many, if not all could be. The iterator is
+    /// asked with the session locked: it must not call it.
     ///
     /// # Errors
     /// As [`request`](Self::request), when the first could not be.
@@ -321,8 +322,8 @@ impl Session {
                 let tag = state.slots.told(done);
                 match submit(&mut state, now, dir, permit, usr, data, tag) {
                     Ok(()) => count += 1,
-                    Err(error) => {
-                        failed = Some(error);
+                    Err(refused) => {
+                        failed = Some(refused);
                         break;
                     }
                 }
@@ -330,7 +331,7 @@ impl Session {
         }
         self.ring(count);
         match failed {
-            Some(error) if count == 0 => Err(error),
+            Some(refused) if count == 0 => Err(refused.into_error()),
             _ => Ok(count),
         }
     }
@@ -346,12 +347,12 @@ impl Session {
         usr: &[u8],
         data: &[MemRef],
     ) -> Result<(), Error> {
-        let tag = {
+        let (tag, submitted) = {
             let mut state = self.shared.hub.lock();
             let tag = state.slots.awaited(std::thread::current());
-            submit(&mut state, clock::now(), dir, permit, usr, data, tag)?;
-            tag
+            (tag, submit(&mut state, clock::now(), dir, permit, usr, data, tag))
         };
+        submitted.map_err(Refused::into_error)?;
         self.ring(1);
         let ready = |state: &mut State| state.slots.ended(tag);
         let outcome = match permit.kind() {
@@ -570,6 +571,18 @@ impl Drop for Session {
     }
 }
 
+/// Why a request was not taken, and who would have been told of its end: dropped without the lock.
+struct Refused {
+    errno: Errno,
+    _done: Option<Done>,
+}
+
+impl Refused {
+    fn into_error(self) -> Error {
+        Error::new("submitting a request", self.errno)
+    }
+}
+
 /// Gives the core a request; frees its slot if it does not take it.
 fn submit(
     state: &mut State,
@@ -579,12 +592,9 @@ fn submit(
     usr: &[u8],
     data: &[MemRef],
     tag: u64,
-) -> Result<(), Error> {
+) -> Result<(), Refused> {
     let submitted = state.core.request(now, dir, permit, usr, data, tag);
-    submitted.map_err(|errno| {
-        state.slots.free(tag);
-        Error::new("submitting a request", errno)
-    })
+    submitted.map_err(|errno| Refused { errno, _done: state.slots.free(tag) })
 }
 
 /// The processor this thread is on, by which requests are spread over connections [RT-37]; a few ns on x86-64.

@@ -94,12 +94,14 @@ impl Slots {
         self.take(Slot::Awaited(thread))
     }
 
-    /// Frees a slot.
-    pub(super) fn free(&mut self, at: u64) {
-        if let Some(slot) = self.list.get_mut(at as usize) {
-            *slot = Slot::Free(self.free);
-            self.free = at as usize;
-        }
+    /// Frees a slot. What it held is the program's: to be dropped without the lock, since that may call
+    /// the session.
+    #[must_use]
+    pub(super) fn free(&mut self, at: u64) -> Option<Done> {
+        let slot = self.list.get_mut(at as usize)?;
+        let held = std::mem::replace(slot, Slot::Free(self.free));
+        self.free = at as usize;
+        if let Slot::To(done) = held { Some(done) } else { None }
     }
 
     /// What an awaited request came to, once; frees its slot.
@@ -108,7 +110,8 @@ impl Slots {
             return None;
         };
         let errno = *errno;
-        self.free(at);
+        // It has told its thread already.
+        let _ = self.free(at);
         Some(errno)
     }
 
@@ -120,7 +123,8 @@ impl Slots {
         match std::mem::replace(slot, Slot::Ended(errno)) {
             Slot::To(done) => {
                 out.told.push((done.to, Completed { tag: done.tag, errno }));
-                self.free(at);
+                // Just emptied.
+                let _ = self.free(at);
             }
             Slot::Awaited(thread) => out.wake.push(thread),
             other => *slot = other,
