@@ -29,7 +29,7 @@ pub trait BlockDevice: Send + Sync {
     /// as the limits demand; its offset and length have to be multiples of the logical block.
     fn submit(&self, reqs: &mut Vec<DiskIo>);
 
-    /// Calls `f` at every later change. It must not block.
+    /// Calls `f` at every later change. It must not block. A panic of it ends there.
     fn on_change(&self, f: Box<dyn Fn(DiskEvent) + Send + Sync>);
 }
 
@@ -86,7 +86,7 @@ impl fmt::Debug for DiskIo {
 pub trait DiskDone: Send + Sync {
     /// Requests were answered: the tag and the result of each, which is 0 or a negative errno.
     /// Called from any thread, with no locks held; must not block for long, since nothing else is
-    /// answered meanwhile.
+    /// answered meanwhile. A panic of it is reported on standard error and ends there: the thread goes on.
     fn done(&self, results: &[(u64, i32)]);
 }
 

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use bowline_rnbd::{Errno, IoOp, Limits};
-use bowline_verbs::{Buffer, Mem};
+use bowline_verbs::{Buffer, Mem, contain};
 
 use crate::backend::{Backend, BackendDone, BackendIo, BackendResult};
 use crate::device::{BlockDevice, DeviceMem, DiskDone, DiskEvent, DiskIo};
@@ -70,7 +70,7 @@ impl LocalDevice {
         let now = self.shared.backend.resize()?;
         if now != before {
             for listener in lock(&self.shared.listeners).iter() {
-                listener(DiskEvent::Resized(now));
+                contain(|| listener(DiskEvent::Resized(now)));
             }
         }
         Ok(now)
@@ -106,7 +106,7 @@ impl BlockDevice for LocalDevice {
         for io in reqs.drain(..) {
             match self.shared.begin(&limits, &io, &mut pieces) {
                 Ok(()) => {}
-                Err(errno) => io.done.done(&[(io.tag, errno.neg())]),
+                Err(errno) => _ = contain(|| io.done.done(&[(io.tag, errno.neg())])),
             }
         }
         self.shared.backend.submit(&mut pieces, &self.as_done);
@@ -196,7 +196,7 @@ impl BackendDone for Shared {
             }
             let finished = lock(&self.requests).finish(slot, result.errno);
             if let Some((done, tag, errno)) = finished {
-                done.done(&[(tag, errno)]);
+                contain(move || done.done(&[(tag, errno)]));
             }
         }
     }
@@ -252,4 +252,52 @@ fn max_piece(limits: &Limits, op: IoOp) -> u32 {
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // Nothing that holds one of these locks leaves a value half changed.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use super::*;
+    use crate::backend::{BackendSpec, open};
+    use crate::sync::{self, Durable};
+
+    /// Says that it was told, and panics.
+    struct Clumsy(Mutex<std::sync::mpsc::Sender<()>>);
+
+    impl DiskDone for Clumsy {
+        fn done(&self, _: &[(u64, i32)]) {
+            lock(&self.0).send(()).unwrap();
+            panic!("a mistake of the program");
+        }
+    }
+
+    /// One thread takes what all requests of a file come to.
+    #[test]
+    fn a_panic_of_who_is_told_ends_there() {
+        let path = std::env::temp_dir().join(format!("bowline-local-{}", std::process::id()));
+        std::fs::File::create_new(&path).unwrap().set_len(1 << 16).unwrap();
+        let file = std::fs::OpenOptions::new().read(true).write(true).open(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let fd = file.into();
+        let spec = BackendSpec::File { fd, read_only: false, block: 4096, direct: false };
+        let disk = LocalDevice::new("disk", open(spec).unwrap());
+        let mem = disk.memory(4096).unwrap();
+        let (send, told) = channel();
+        let clumsy: Arc<dyn DiskDone> = Arc::new(Clumsy(Mutex::new(send)));
+        // The second is refused inside the call, the third is one of whole blocks again.
+        for offset in [0, 100, 4096] {
+            let (op, mem, done) = (IoOp::Write, Some((mem.region, 0)), clumsy.clone());
+            let (len, fua, nounmap, tag) = (4096, false, false, 0);
+            disk.submit(&mut vec![DiskIo { op, offset, len, fua, nounmap, mem, tag, done }]);
+            told.recv_timeout(std::time::Duration::from_secs(20)).unwrap();
+        }
+        let (send, ended) = channel();
+        let user = disk.clone();
+        std::thread::spawn(move || {
+            send.send(sync::write_at(&*user, 8192, &[1; 4096], Durable::Now)).unwrap();
+        });
+        let ended = ended.recv_timeout(std::time::Duration::from_secs(20));
+        assert_eq!(ended.expect("nobody takes completions"), Ok(()));
+    }
 }

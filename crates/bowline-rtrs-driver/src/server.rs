@@ -9,7 +9,7 @@ use std::time::Duration;
 use bowline_rtrs::bind::{Binding, withdraw};
 use bowline_rtrs::server::{Server as Core, ServerEvent};
 use bowline_rtrs::{Batch, Errno, Instant, MemRef, PathId, PortAttr, PortId, RegionId};
-use bowline_verbs::{Access, Buffer, CmEvent, CmId, Mem, Qpn};
+use bowline_verbs::{Access, Buffer, CmEvent, CmId, Mem, Qpn, contain};
 use bowline_wire::rtrs::SessionName;
 
 pub use bowline_rtrs::server::{
@@ -50,7 +50,9 @@ pub struct Offence {
 }
 
 /// The layer above: what it does with requests. Its functions are called without locks held, by a thread
-/// of the engine, and must not block: heartbeats wait for them too [RT-81].
+/// of the engine, and must not block: heartbeats wait for them too [RT-81]. A panic of one is reported on
+/// standard error and ends there: the thread goes on, what was left in the list is answered with `EIO`, and a
+/// session that has come is refused.
 pub trait Handler: Send + Sync {
     /// Requests have come; it takes all of them out of the list. Each is to be answered once with
     /// [`Server::respond`], now or later, by any thread [RT-46].
@@ -350,8 +352,8 @@ impl Server {
         } else {
             stats.served.add(turn.requests.len() as u64);
             self.hub.call(|| {
-                self.handler.rdma_ev(self, &mut turn.requests);
-                self.handler.flushed(self);
+                contain(|| self.handler.rdma_ev(self, &mut turn.requests));
+                contain(|| self.handler.flushed(self));
                 // Whatever it has forgotten would hold its chunk for ever.
                 let left = turn.requests.drain(..);
                 self.respond(&mut left.map(|request| (request.op, -Errno::EIO.0, None)));
@@ -402,7 +404,8 @@ impl Server {
                 LinkEv::Connected { session, .. } => Some(*session),
                 LinkEv::Disconnected { .. } => None,
             };
-            let accepted = self.handler.link_ev(self, event).is_ok();
+            let answer = contain(|| self.handler.link_ev(self, event));
+            let accepted = answer.is_some_and(|answer| answer.is_ok());
             if let Some(session) = up {
                 self.hub.lock().core.answer_link(clock::now(), session, accepted);
                 self.hub.drain();

@@ -11,6 +11,7 @@ mod buffer;
 mod cm;
 mod device;
 mod error;
+mod program;
 mod wc;
 mod wr;
 
@@ -20,5 +21,6 @@ pub use buffer::{Buffer, Mem};
 pub use cm::{CmEvent, CmId, CmMessage, ConnParam, ConnRequest, RejectReason};
 pub use device::{CqId, Device, MrKeys, PdId, Qpn};
 pub use error::Error;
+pub use program::contain;
 pub use wc::{Completion, Status, WcOpcode};
 pub use wr::{FlushOf, Piece, Placement, RecvWr, Remote, SendFlags, SendOp, SendWr, Sge, UdDest};

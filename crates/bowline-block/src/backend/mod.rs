@@ -24,7 +24,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use bowline_rnbd::{Errno, IoOp, Limits};
-use bowline_verbs::{Buffer, Mem};
+use bowline_verbs::{Buffer, Mem, contain};
 
 /// One open export, which all sessions share.
 pub trait Backend: Send + Sync {
@@ -85,7 +85,8 @@ pub struct BackendResult {
 
 /// Is told results.
 pub trait BackendDone: Send + Sync {
-    /// Requests were answered. Called from any thread, with no locks held.
+    /// Requests were answered. Called from any thread, with no locks held. A panic of it is reported on
+    /// standard error, and ends no thread that answers others.
     fn done(&self, results: &[BackendResult]);
 }
 
@@ -215,6 +216,7 @@ fn deliver(
         while let Some((_, result)) = finished.pop_if(|(other, _)| Arc::ptr_eq(other, &done)) {
             results.push(result);
         }
-        done.done(results);
+        let results = &*results;
+        contain(move || done.done(results));
     }
 }

@@ -6,6 +6,8 @@ use std::io;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
+use bowline_verbs::contain;
+
 use super::file::Facts;
 use super::job::Job;
 use super::sys;
@@ -105,7 +107,7 @@ impl Shared {
                     break result;
                 }
             };
-            job.done.done(&[result]);
+            contain(move || job.done.done(&[result]));
         }
     }
 }

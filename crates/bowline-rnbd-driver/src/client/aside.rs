@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use bowline_block::{DiskDone, DiskIo};
 use bowline_rnbd::{Errno, IoOp};
 use bowline_rtrs_driver::client::{Region, Session};
-use bowline_verbs::Buffer;
+use bowline_verbs::{Buffer, contain};
 
 /// Bytes of memory kept for later requests.
 const SPARE_BYTES: usize = 16 << 20;
@@ -56,7 +56,7 @@ impl Aside {
                 Some(DiskIo { mem, tag: 0, done: Arc::new(detour), ..io })
             }
             Err(errno) => {
-                to.done(&[(tag, errno.neg())]);
+                contain(|| to.done(&[(tag, errno.neg())]));
                 None
             }
         }

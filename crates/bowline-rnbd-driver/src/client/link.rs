@@ -16,6 +16,7 @@ use bowline_rtrs_driver::client::{
     Wait,
 };
 use bowline_rtrs_driver::{Dir, Engine};
+use bowline_verbs::contain;
 use bowline_wire::rnbd::{Access, OPEN_RSP_LEN};
 use bowline_wire::time::Instant;
 
@@ -427,9 +428,9 @@ impl Link {
         while let Some((disk, event, limits)) = state.news.pop_front() {
             drop(state);
             disk.tell(event, limits);
-            state = self.lock();
             // Not while the link is locked: this may be the last of it, and of the program's listeners.
             drop(disk);
+            state = self.lock();
         }
         state.telling = false;
     }
@@ -542,7 +543,7 @@ fn tell(scratch: &mut Scratch) {
         let same = done[from..].iter().take_while(|io| Arc::ptr_eq(&io.done.to, to));
         results.clear();
         results.extend(same.map(|io| (io.done.tag, io.errno)));
-        to.done(results);
+        contain(|| to.done(results));
         from += results.len();
     }
     done.clear();

@@ -170,7 +170,7 @@ impl SessionBuilder {
     }
 
     /// Is told when the last path is lost and when one is back; called without locks held, and must not
-    /// block.
+    /// block. A panic of it ends there, as that of a [`Completer`](super::Completer) does.
     #[must_use]
     pub fn on_link(mut self, on_link: impl Fn(LinkEv) + Send + Sync + 'static) -> Self {
         self.on_link = Some(Box::new(on_link));

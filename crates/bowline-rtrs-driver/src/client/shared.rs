@@ -13,7 +13,7 @@ use std::time::{Duration, Instant as Moment};
 
 use bowline_rtrs::client::{Permit, PermitKind};
 use bowline_rtrs::{Instant, PortId};
-use bowline_verbs::{CmEvent, Qpn};
+use bowline_verbs::{CmEvent, Qpn, contain};
 
 use super::session::current_cpu;
 use super::state::{Finished, Follower, LinkEv, News, State};
@@ -246,7 +246,7 @@ impl Shared {
         while let Some(event) = state.links.pop_front() {
             drop(state);
             if let Some(on_link) = &self.on_link {
-                on_link(event);
+                contain(|| on_link(event));
             }
             state = self.hub.lock();
         }

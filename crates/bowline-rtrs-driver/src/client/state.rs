@@ -7,6 +7,7 @@ use std::thread::Thread;
 use bowline_rtrs::Errno;
 use bowline_rtrs::bind::Binding;
 use bowline_rtrs::client::{Completed, Event, Session as Core};
+use bowline_verbs::contain;
 
 use super::calls::{Calls, Until};
 use crate::hub::Side;
@@ -14,7 +15,8 @@ use crate::hub::Side;
 /// Gets what requests came to.
 pub trait Completer: Send + Sync {
     /// Some requests have ended. Called by the thread that took the completions, without locks held; it
-    /// must not block, and it may submit requests, which go out together when it returns.
+    /// must not block, and it may submit requests, which go out together when it returns. A panic of it is
+    /// reported on standard error and ends there: the thread goes on, and others are told.
     fn completed(&self, done: &[Completed]);
 }
 
@@ -162,7 +164,9 @@ impl Finished {
             let same = self.told.iter().take_while(|(other, _)| Arc::ptr_eq(&to, other)).count();
             self.group.clear();
             self.group.extend(self.told.drain(..same).map(|(_, done)| done));
-            to.completed(&self.group);
+            let group = &self.group;
+            // What it was the last to hold is dropped in there too.
+            contain(move || to.completed(group));
         }
     }
 }
