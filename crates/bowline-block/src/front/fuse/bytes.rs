@@ -12,6 +12,7 @@ use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 
 use bowline_rnbd::{Errno, IoOp, Limits};
+use bowline_verbs::contain;
 
 use crate::device::{BlockDevice, DeviceMem, DiskDone, DiskIo};
 use crate::front::stretches::Stretches;
@@ -53,6 +54,9 @@ struct State {
     alone: bool,
     /// Writes that wait for that, first come first served.
     waiting: VecDeque<usize>,
+    /// Answers of the disk, and whether a call of [`Bytes::done`] is working them off.
+    answers: Vec<(u64, i32)>,
+    working: bool,
 }
 
 struct Op {
@@ -101,6 +105,8 @@ impl Bytes {
                 writing: 0,
                 alone: false,
                 waiting: VecDeque::new(),
+                answers: Vec::new(),
+                working: false,
             }),
             freed: Condvar::new(),
         }))
@@ -349,16 +355,29 @@ impl State {
 
 impl DiskDone for Bytes {
     fn done(&self, results: &[(u64, i32)]) {
-        let (mut batch, mut finished) = (Vec::new(), Vec::new());
         let mut state = self.lock();
-        for &(tag, errno) in results {
-            finished.extend(self.answered(&mut state, tag as usize, errno, &mut batch));
+        state.answers.extend_from_slice(results);
+        if state.working {
+            // Often inside of it: a disk that answers at once would otherwise be asked for the next of all
+            // writes that wait inside the answer to the one before.
+            return;
         }
-        drop(state);
-        self.disk.submit(&mut batch);
-        for op in finished {
-            self.finish(op);
+        state.working = true;
+        let (mut answers, mut batch, mut finished) = (Vec::new(), Vec::new(), Vec::new());
+        while !state.answers.is_empty() {
+            std::mem::swap(&mut answers, &mut state.answers);
+            for (tag, errno) in answers.drain(..) {
+                finished.extend(self.answered(&mut state, tag as usize, errno, &mut batch));
+            }
+            drop(state);
+            // Whatever panics in there, the next answers are worked off.
+            contain(|| self.disk.submit(&mut batch));
+            for op in finished.drain(..) {
+                contain(|| self.finish(op));
+            }
+            state = self.lock();
         }
+        state.working = false;
     }
 }
 
@@ -459,6 +478,64 @@ mod tests {
         for (i, run) in all.chunks(100).enumerate() {
             assert!(run.iter().all(|byte| *byte == i as u8 % 4 + 1), "run {i}");
         }
+    }
+
+    /// Keeps its first request until it is told to, then answers each inside the call that brings it.
+    #[derive(Default)]
+    struct Gone(Mutex<Option<(crate::backend::BackendIo, Arc<dyn crate::backend::BackendDone>)>>);
+
+    impl Gone {
+        fn fail(io: &crate::backend::BackendIo, done: &dyn crate::backend::BackendDone) {
+            let (token, errno) = (io.token, Errno::EIO.neg());
+            done.done(&[crate::backend::BackendResult { token, errno, direct: None }]);
+        }
+    }
+
+    impl crate::backend::Backend for Gone {
+        fn limits(&self) -> Limits {
+            Limits { logical: 4096, ..Limits::plain(1 << 30) }
+        }
+
+        fn submit(
+            &self,
+            io: &mut Vec<crate::backend::BackendIo>,
+            done: &Arc<dyn crate::backend::BackendDone>,
+        ) {
+            for io in io.drain(..) {
+                let mut first = self.0.lock().unwrap();
+                if io.offset == 0 && first.is_none() {
+                    *first = Some((io, done.clone()));
+                    continue;
+                }
+                drop(first);
+                Self::fail(&io, &**done);
+            }
+        }
+
+        fn resize(&self) -> std::io::Result<u64> {
+            Ok(1 << 30)
+        }
+    }
+
+    #[test]
+    fn many_writes_that_fail_at_once_take_no_stack() {
+        const WRITES: u64 = 1500;
+        let gone = Arc::new(Gone::default());
+        let disk = Bytes::new(LocalDevice::new("disk", gone.clone())).unwrap();
+        let (send, replies) = channel();
+        for write in 0..WRITES {
+            let ask = Ask::Write { offset: write * 8192, bytes: &[1; 100], durable: false };
+            let send = send.clone();
+            disk.ask(ask, Box::new(move |result| send.send((write, result)).unwrap()));
+        }
+        assert!(replies.try_recv().is_err(), "all wait for the first");
+        let (io, done) = gone.0.lock().unwrap().take().unwrap();
+        // Less than a quarter of a kilobyte for each.
+        let thread = std::thread::Builder::new().stack_size(256 << 10);
+        thread.spawn(move || Gone::fail(&io, &*done)).unwrap().join().unwrap();
+        let order: Vec<_> = replies.try_iter().collect();
+        let all = (0..WRITES).map(|write| (write, Err(Errno::EIO)));
+        assert_eq!(order, all.collect::<Vec<_>>());
     }
 
     /// Fails what touches its second block, and counts writes.
