@@ -2,6 +2,7 @@
 
 mod common;
 
+use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -62,4 +63,47 @@ fn a_panic_of_who_is_told_ends_there() {
     rig.client_device.cut(rig.client_ip(0), None, false);
     rig.until("its return is told", || online.load(SeqCst) == 1);
     sync::write_at(&*disk, 0, &[2; 4096], Durable::Later).unwrap();
+}
+
+/// Asks another disk of the session when it is dropped.
+struct Asks(Arc<Disk>, Sender<bool>);
+
+impl Drop for Asks {
+    fn drop(&mut self) {
+        self.1.send(self.0.info().is_some()).unwrap();
+    }
+}
+
+/// What a listener owns is dropped without the lock of the session, also when the disk has gone meanwhile.
+#[test]
+fn a_listener_that_is_dropped_may_ask_the_session() {
+    let mut exports = Exports::new();
+    exports.memory("disk0", 1 << 20, 512).unwrap();
+    exports.memory("disk1", 1 << 20, 512).unwrap();
+    // Not closed on the way out if this fails: that would hang too.
+    let rig = ManuallyDrop::new(Rig::new(73, exports));
+    let disk = rig.map("disk0", &rig.options("asks")).unwrap();
+    let other = rig.map("disk1", &rig.options("asks")).unwrap();
+    let (send, dropped) = channel();
+    let asks = Asks(other, send);
+    let (told, hears) = channel();
+    let (go_on, waits) = channel::<()>();
+    let once = Mutex::new(Some((told, waits)));
+    disk.on_change(Box::new(move |_| {
+        let _owned = &asks;
+        if let Some((told, waits)) = once.lock().unwrap().take() {
+            told.send(()).unwrap();
+            waits.recv().unwrap();
+        }
+    }));
+    rig.client_device.cut(rig.client_ip(0), None, true);
+    hears.recv_timeout(Duration::from_secs(20)).expect("the loss is told");
+    rig.client.unmap(&disk).unwrap();
+    drop(disk);
+    assert!(dropped.try_recv().is_err(), "the listener is at it");
+    go_on.send(()).unwrap();
+    let answer = dropped.recv_timeout(Duration::from_secs(20));
+    assert!(answer.expect("the session is locked for ever"));
+    rig.client_device.cut(rig.client_ip(0), None, false);
+    drop(ManuallyDrop::into_inner(rig));
 }
