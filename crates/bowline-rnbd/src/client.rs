@@ -273,7 +273,6 @@ impl<D> Core<D> {
         }
         device.remapping = true;
         device.gone = false;
-        device.offline_since = None;
         self.open_carefully(dev);
         Ok(())
     }
@@ -686,6 +685,8 @@ impl<D> Core<D> {
             let Some(device) = device else { continue };
             let known = device.limits.is_some();
             assert!(known || !matches!(device.state, State::Open | State::Closed), "{index}");
+            let counts = device.offline_since.is_some();
+            assert!(counts || device.state != State::Closed, "{index}: requests wait for ever");
         }
     }
 }

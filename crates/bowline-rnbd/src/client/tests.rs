@@ -412,6 +412,26 @@ fn a_closed_device_is_remapped_by_hand() {
 }
 
 #[test]
+fn a_remap_that_is_refused_gives_requests_no_more_time() {
+    // tests [NB-54] [NB-37]
+    let mut rig = Rig::new(queueing(), 4);
+    let dev = rig.mapped("a", 0, &DISK);
+    rig.io(dev, IoOp::Read, 0, 512, 1);
+    rig.answer(-107);
+    rig.core.remap(dev).unwrap();
+    let order = rig.order();
+    rig.core.answered(rig.now, order.token, -2, &[]);
+    rig.pass(10_000);
+    rig.io(dev, IoOp::Read, 0, 512, 2);
+    assert_eq!(rig.done(), []);
+    rig.pass(20_000);
+    assert_eq!(rig.done(), [(1, -5), (2, -5)]);
+    rig.core.link_down(rig.now);
+    rig.io(dev, IoOp::Read, 0, 512, 3);
+    assert_eq!(rig.done(), [(3, -5)]);
+}
+
+#[test]
 fn unmap_waits_for_io_then_closes_then_ends() {
     // tests [NB-37] [NB-32] [NB-20]
     let mut rig = Rig::new(Config::default(), 1);
