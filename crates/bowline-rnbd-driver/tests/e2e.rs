@@ -387,6 +387,44 @@ fn errors_of_storage_reach_the_request_they_belong_to() {
 }
 
 #[test]
+fn a_remap_ends_whatever_becomes_of_it() {
+    // tests [NB-37] [NB-16]: beside a request that storage keeps
+    let faulty = Arc::new(Faulty { errno: 0.into(), hold: Some(Vec::new()).into() });
+    let mut exports = memory(MIB);
+    exports.memory("disk1", MIB, 512).unwrap();
+    exports.backend("slow", Arc::clone(&faulty) as Arc<dyn Backend>, false).unwrap();
+    let rig = Rig::new(71, exports);
+    let options = rig.options("beside");
+    let [slow, gone, back] =
+        ["slow", "disk0", "disk1"].map(|name| rig.map(name, &options).unwrap());
+    let reads = |disk: &Disk| sync::read_at(disk, 0, &mut [0; 512]);
+    for disk in [&gone, &back] {
+        tree::Exports::force_close(&*rig.server, disk.name(), "beside").unwrap();
+        assert_eq!(reads(disk), Err(Errno::EIO));
+    }
+    std::thread::scope(|scope| {
+        scope.spawn(|| reads(&slow).unwrap());
+        rig.until("storage has the request", || rig.server.in_flight() == 1);
+        let (told, answers) = std::sync::mpsc::channel();
+        for _ in 0..2 {
+            let (told, gone) = (told.clone(), &gone);
+            scope.spawn(move || told.send(gone.remap()).unwrap());
+        }
+        let answer = || answers.recv_timeout(Duration::from_secs(20)).unwrap();
+        assert_eq!(answer(), Err(Errno::EBUSY), "the other one is under way");
+        rig.client.unmap(&gone).unwrap();
+        assert_eq!(answer(), Err(Errno::ENODEV));
+        assert_eq!(back.remap(), Err(Errno::EBUSY), "the request does not end");
+        let held = faulty.hold.lock().unwrap().take().unwrap();
+        for (token, done) in held {
+            done.done(&[BackendResult { token, errno: 0, direct: None }]);
+        }
+    });
+    back.remap().unwrap();
+    reads(&back).unwrap();
+}
+
+#[test]
 fn a_request_that_storage_keeps_is_answered_by_the_timeout() {
     // tests [NB-28] [NB-20]
     let hold = std::sync::Mutex::new(Some(Vec::new()));

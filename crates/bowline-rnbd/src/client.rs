@@ -41,6 +41,10 @@ pub use words::{
 const HOLD_LINK: Duration = Duration::from_millis(100);
 /// Time until what found no memory is tried again [NB-27].
 const HOLD_BUSY: Duration = Duration::from_millis(10);
+/// Longest time in which no disk sends anything so that one can be opened carefully.
+const STOP_MAX: Duration = Duration::from_secs(2);
+/// After a stop there is none for so many times as long as it was.
+const STOP_REST: u32 = 5;
 
 #[derive(Clone, Copy, Debug)]
 enum Ask {
@@ -48,6 +52,17 @@ enum Ask {
     Open(DevId),
     /// The device, unless it is gone already.
     Close(Option<DevId>),
+}
+
+/// Whether devices keep still for careful opens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stop {
+    /// None is to be opened so.
+    No,
+    /// Nothing is sent, until then at the longest.
+    Until(Instant),
+    /// All send again; the next stop is not before this time, nor before the blockers were answered.
+    Rest(Instant),
 }
 
 /// The devices of one session and their IO. `D` says who asked for a request.
@@ -61,11 +76,12 @@ pub struct Core<D> {
     tokens: u32,
     asked: BTreeMap<Token, Ask>,
     queue: Queue<D>,
-    /// Devices to open again once nothing is under way: the server may have lost its table of ids,
+    /// Devices to open again while nothing is under way: the server may have lost its table of ids,
     /// and an id of before must not reach another device after.
     careful: VecDeque<DevId>,
-    /// Such opens that were sent and not answered.
-    careful_sent: u32,
+    stop: Stop,
+    /// Slots that were under way when the last stop ended, and are still: that one was in vain.
+    blockers: Vec<u16>,
     hold_until: Option<Instant>,
     /// Since when requests come back for want of a path while the session has not said so.
     trouble_since: Option<Instant>,
@@ -91,7 +107,8 @@ impl<D> Core<D> {
             asked: BTreeMap::new(),
             queue: Queue::new(slots),
             careful: VecDeque::new(),
-            careful_sent: 0,
+            stop: Stop::No,
+            blockers: Vec::new(),
             hold_until: None,
             trouble_since: None,
             orders: VecDeque::new(),
@@ -139,7 +156,7 @@ impl<D> Core<D> {
         self.session = session;
         self.hold_until = None;
         self.trouble_since = None;
-        self.careful.clear();
+        self.forget_careful();
         let hello = wire::emit_sess_info(VERSION_MAJOR).to_vec();
         self.ask(Ask::SessInfo, hello, SESS_INFO_LEN as u32);
         for dev in self.ids() {
@@ -156,7 +173,10 @@ impl<D> Core<D> {
     /// The session is away: no path is connected, and all that was under way was answered.
     pub fn link_down(&mut self, now: Instant) {
         self.up = false;
-        self.careful.clear();
+        for dev in self.careful.clone() {
+            self.remapped(dev, Err(Errno::ECONNABORTED));
+        }
+        self.forget_careful();
         for dev in self.ids() {
             if let Some(device) = self.device_mut(dev) {
                 device.reopen_at = None;
@@ -232,6 +252,11 @@ impl<D> Core<D> {
         device.state = State::Unmapped;
         device.reopen_at = None;
         self.careful.retain(|waiting| *waiting != dev);
+        if matches!(self.stop, Stop::Until(_)) && self.careful.is_empty() && !self.opens_carefully()
+        {
+            self.stop = Stop::No;
+        }
+        self.remapped(dev, Err(Errno::ENODEV));
         self.fail_waiting(dev, Errno::EIO);
         self.go_on_unmapping(dev);
         Ok(())
@@ -255,49 +280,110 @@ impl<D> Core<D> {
         }
     }
 
-    /// Begins to open a closed device again; [`Event::Remapped`] follows.
+    /// Begins to open a closed device again; [`Event::Remapped`] follows, with `EBUSY` when requests
+    /// under way did not end in time.
     ///
     /// # Errors
     /// `EALREADY` when it is open, `ENODEV` when it is being given up or does not exist, `EBUSY`
-    /// while an OPEN is under way [NB-37], `ECONNABORTED` while the session is away.
-    pub fn remap(&mut self, dev: DevId) -> Result<(), Errno> {
-        let up = self.up;
+    /// while this or an OPEN is under way [NB-37] and while requests that did not end in time are still
+    /// under way, `ECONNABORTED` while the session is away.
+    pub fn remap(&mut self, now: Instant, dev: DevId) -> Result<(), Errno> {
+        let (up, blocked) = (self.up, self.blocked());
         let device = self.device_mut(dev).ok_or(Errno::ENODEV)?;
         match device.state {
             State::Open => return Err(Errno::EALREADY),
             State::Unmapped => return Err(Errno::ENODEV),
             State::Init => return Err(Errno::EBUSY),
-            State::Closed if device.opening.is_some() => return Err(Errno::EBUSY),
+            State::Closed if device.opening.is_some() || device.remapping => {
+                return Err(Errno::EBUSY);
+            }
             State::Closed if !up => return Err(Errno::ECONNABORTED),
+            State::Closed if blocked => return Err(Errno::EBUSY),
             State::Closed => {}
         }
         device.remapping = true;
         device.gone = false;
-        self.open_carefully(dev);
+        self.open_carefully(now, dev);
         Ok(())
     }
 
-    fn open_carefully(&mut self, dev: DevId) {
+    /// Tells how a remap ended, if one is under way.
+    fn remapped(&mut self, dev: DevId, result: Result<(), Errno>) {
+        let waits = self.device_mut(dev).map(|device| std::mem::take(&mut device.remapping));
+        if waits == Some(true) {
+            self.events.push_back(Event::Remapped { dev, result });
+        }
+    }
+
+    /// Opens a device once nothing is under way. That nothing is, is brought about by a [`Stop`] of all
+    /// devices; since requests of one may take any time, it is short, and not repeated as long as they do
+    /// [NB-16].
+    fn open_carefully(&mut self, now: Instant, dev: DevId) {
         if let Some(device) = self.device_mut(dev) {
             device.reopen_at = None;
         }
         if !self.careful.contains(&dev) {
             self.careful.push_back(dev);
         }
-        self.go_on_opening();
+        self.go_on_opening(now);
     }
 
-    /// Sends the careful opens once nothing is under way.
-    fn go_on_opening(&mut self) {
-        if self.queue.in_flight() > 0 {
+    /// Tells whether a careful OPEN was sent and not answered.
+    fn opens_carefully(&self) -> bool {
+        self.devices.iter().flatten().any(|device| device.careful)
+    }
+
+    /// Tells whether what the last stop waited for in vain is still under way.
+    fn blocked(&self) -> bool {
+        let rests = matches!(self.stop, Stop::Rest(_));
+        rests && (!self.blockers.is_empty() || self.opens_carefully())
+    }
+
+    /// Takes the next step of careful opens, if it can be taken.
+    fn go_on_opening(&mut self, now: Instant) {
+        let wanted = !self.careful.is_empty() || self.opens_carefully();
+        if let Stop::Until(at) = self.stop
+            && (at <= now || !wanted)
+        {
+            let took = STOP_MAX.saturating_sub(at.saturating_since(now));
+            self.stop = Stop::Rest(now + took * STOP_REST);
+            if wanted {
+                self.blockers.extend(self.queue.flying());
+            }
+            for dev in self.careful.clone() {
+                if self.device(dev).is_some_and(|device| device.remapping) {
+                    self.careful.retain(|waiting| *waiting != dev);
+                    self.remapped(dev, Err(Errno::EBUSY));
+                    self.reopen_later(now, dev);
+                }
+            }
+        }
+        let flies = self.queue.in_flight() > 0;
+        let rests = matches!(self.stop, Stop::Rest(at) if now < at);
+        if self.careful.is_empty() || self.blocked() || rests && flies {
+            return;
+        }
+        if !matches!(self.stop, Stop::Until(_)) {
+            self.stop = Stop::Until(now + STOP_MAX);
+        }
+        if flies {
             return;
         }
         while let Some(dev) = self.careful.pop_front() {
-            self.careful_sent += 1;
             if let Some(device) = self.device_mut(dev) {
                 device.careful = true;
             }
             self.ask_open(dev);
+        }
+    }
+
+    /// The session is another: what was under way is not, or does not come to the server any more.
+    fn forget_careful(&mut self) {
+        self.careful.clear();
+        self.blockers.clear();
+        self.stop = Stop::No;
+        for device in self.devices.iter_mut().flatten() {
+            device.careful = false;
         }
     }
 
@@ -350,10 +436,7 @@ impl<D> Core<D> {
         };
         device.opening = None;
         let (was, remapping) = (device.state, std::mem::take(&mut device.remapping));
-        if std::mem::take(&mut device.careful) {
-            self.careful_sent -= 1;
-        }
-        let Some(device) = self.device_mut(dev) else { return };
+        device.careful = false;
         let read_only = device.access == Access::Ro;
         let opened = rsp.and_then(|rsp| {
             let limits = of_open_rsp(&rsp, session, read_only);
@@ -421,6 +504,7 @@ impl<D> Core<D> {
                 self.reopen_later(now, dev);
             }
         }
+        self.go_on_opening(now);
     }
 
     /// The server gave `dev` an id that another device has: it has lost its table, so that one is
@@ -474,20 +558,22 @@ impl<D> Core<D> {
 
     /// Appends the IO messages that can go out now.
     pub fn take_sends(&mut self, into: &mut Vec<SendIo>) {
-        if self.queue.waiting == 0
-            || !self.up
-            || self.hold_until.is_some()
-            || self.careful_sent > 0
-            || !self.careful.is_empty()
-        {
+        let stopped = matches!(self.stop, Stop::Until(_));
+        if self.queue.waiting == 0 || !self.up || self.hold_until.is_some() || stopped {
             return;
         }
         self.queue.pump(&mut self.devices, self.config.nounmap, into);
     }
 
+    /// Frees a slot; returns its device and work.
+    fn free(&mut self, slot: u16) -> Option<(u32, queue::Work)> {
+        self.blockers.retain(|blocker| *blocker != slot);
+        self.queue.free(slot)
+    }
+
     /// Takes the answer to an IO message: `errno` 0 or negative.
     pub fn io_answer(&mut self, now: Instant, slot: u16, errno: i32) {
-        let Some((index, work)) = self.queue.free(slot) else { return };
+        let Some((index, work)) = self.free(slot) else { return };
         let Some(device) = self.devices.get_mut(index as usize).and_then(Option::as_mut) else {
             return;
         };
@@ -509,8 +595,8 @@ impl<D> Core<D> {
         } else {
             self.io_failed(now, dev, (slot, work), errno);
         }
-        if self.queue.in_flight() == 0 {
-            self.go_on_opening();
+        if !self.careful.is_empty() {
+            self.go_on_opening(now);
         }
         self.go_on_unmapping(dev);
     }
@@ -582,7 +668,7 @@ impl<D> Core<D> {
             self.io_answer(now, slot, errno.neg());
             return;
         }
-        let Some((index, work)) = self.queue.free(slot) else { return };
+        let Some((index, work)) = self.free(slot) else { return };
         let Some(device) = self.devices.get_mut(index as usize).and_then(Option::as_mut) else {
             return;
         };
@@ -596,8 +682,8 @@ impl<D> Core<D> {
             let work = self.queue.keep(work, slot);
             self.requeue(dev, work);
         }
-        if self.queue.in_flight() == 0 {
-            self.go_on_opening();
+        if !self.careful.is_empty() {
+            self.go_on_opening(now);
         }
     }
 
@@ -610,7 +696,7 @@ impl<D> Core<D> {
         for dev in self.ids() {
             let Some(device) = self.device(dev) else { continue };
             if device.reopen_at.is_some_and(|at| at <= now) {
-                self.open_carefully(dev);
+                self.open_carefully(now, dev);
                 continue;
             }
             let Outage::Queue(limit) = self.config.outage else { continue };
@@ -619,6 +705,7 @@ impl<D> Core<D> {
                 self.fail_waiting(dev, Errno::EIO);
             }
         }
+        self.go_on_opening(now);
     }
 
     /// Returns when [`Core::handle_timeout`] is to be called next.
@@ -630,7 +717,12 @@ impl<D> Core<D> {
                 device.offline_since.filter(|_| !device.waiting.is_empty()).map(|at| at + limit);
             [device.reopen_at, fails]
         });
-        of_devices.chain([self.hold_until, self.queue.next_timeout()]).flatten().min()
+        let stop = match self.stop {
+            Stop::Until(at) => Some(at),
+            Stop::Rest(at) => Some(at).filter(|_| !self.careful.is_empty() && !self.blocked()),
+            Stop::No => None,
+        };
+        of_devices.chain([self.hold_until, self.queue.next_timeout(), stop]).flatten().min()
     }
 
     /// Returns the next service message to send.
@@ -678,8 +770,15 @@ impl<D> Core<D> {
         assert_eq!(waiting, self.queue.waiting, "count of what waits");
         let flying: u32 = self.devices.iter().flatten().map(|d| d.in_flight).sum();
         assert_eq!(flying, self.queue.in_flight(), "count of what is under way");
-        let careful = self.devices.iter().flatten().filter(|d| d.careful).count();
-        assert_eq!(careful, self.careful_sent as usize, "count of careful opens");
+        let opens = !self.careful.is_empty() || self.opens_carefully();
+        match self.stop {
+            Stop::No => assert!(!opens, "nobody keeps still for careful opens"),
+            Stop::Until(_) => assert!(opens, "all keep still for nothing"),
+            Stop::Rest(_) => {}
+        }
+        for blocker in &self.blockers {
+            assert!(self.queue.flying().any(|slot| slot == *blocker), "{blocker} was answered");
+        }
         self.queue.check_invariants(&self.devices);
         for (index, device) in self.devices.iter().enumerate() {
             let Some(device) = device else { continue };

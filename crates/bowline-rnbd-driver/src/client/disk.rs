@@ -103,8 +103,9 @@ impl Disk {
     /// Opens a closed disk again and waits for the answer [NB-37].
     ///
     /// # Errors
-    /// `EALREADY` when it is open, `EBUSY` while that is under way, `ENODEV` when it is unmapped,
-    /// `ECONNABORTED` while the session is away, and what the server answers.
+    /// `EALREADY` when it is open, `EBUSY` while that is under way or requests of other disks of the
+    /// session do not end in time [NB-16], `ENODEV` when it is unmapped or meanwhile is, `ECONNABORTED`
+    /// while the session is away, and what the server answers.
     pub fn remap(&self) -> Result<(), Errno> {
         self.link.remap(self.dev)
     }

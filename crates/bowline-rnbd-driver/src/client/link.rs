@@ -283,7 +283,7 @@ impl Link {
     /// Opens a closed device again and waits for the outcome.
     pub(super) fn remap(&self, dev: DevId) -> Result<(), Errno> {
         let mut state = self.lock();
-        state.core.remap(dev)?;
+        state.core.remap(clock::now(), dev)?;
         self.advance(state);
         self.outcome(dev, Wanted::Remap)
     }

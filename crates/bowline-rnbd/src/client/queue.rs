@@ -91,6 +91,11 @@ impl<D> Queue<D> {
         u32::try_from(taken).unwrap_or(u32::MAX)
     }
 
+    /// The slots of what is under way.
+    pub(super) fn flying(&self) -> impl Iterator<Item = u16> {
+        (0..).zip(&self.slots).filter_map(|(slot, taken)| taken.as_ref().map(|_| slot))
+    }
+
     /// Answers a request that is not carried out.
     pub(super) fn refuse(&mut self, done: D, errno: i32, stats: Option<&mut DiskStats>) {
         if let Some(stats) = stats.filter(|_| errno != 0) {

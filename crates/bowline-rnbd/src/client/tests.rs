@@ -1,3 +1,4 @@
+mod careful;
 mod late;
 
 use bowline_wire::rnbd::{IoFlags, Request};
@@ -393,22 +394,22 @@ fn a_closed_device_is_remapped_by_hand() {
     // tests [NB-37] [NB-21]
     let mut rig = Rig::new(Config::default(), 4);
     let dev = rig.mapped("a", 0, &DISK);
-    assert_eq!(rig.core.remap(dev), Err(Errno::EALREADY));
+    assert_eq!(rig.core.remap(rig.now, dev), Err(Errno::EALREADY));
     rig.io(dev, IoOp::Write, 0, 512, 1);
     rig.answer(-107);
     assert_eq!(rig.done(), [(1, -5)]);
     assert_eq!(rig.events(), [Event::Offline { dev }]);
     rig.pass(60_000);
     assert!(rig.core.poll_order().is_none(), "not by itself");
-    rig.core.remap(dev).unwrap();
-    assert_eq!(rig.core.remap(dev), Err(Errno::EBUSY));
+    rig.core.remap(rig.now, dev).unwrap();
+    assert_eq!(rig.core.remap(rig.now, dev), Err(Errno::EBUSY));
     rig.open("a", 4, &DISK);
     let wanted = [Event::Online { dev }, Event::Remapped { dev, result: Ok(()) }];
     assert_eq!(rig.events(), wanted);
     rig.core.link_down(rig.now);
-    assert_eq!(rig.core.remap(dev), Err(Errno::ECONNABORTED));
+    assert_eq!(rig.core.remap(rig.now, dev), Err(Errno::ECONNABORTED));
     rig.core.unmap(dev).unwrap();
-    assert_eq!(rig.core.remap(dev), Err(Errno::ENODEV));
+    assert_eq!(rig.core.remap(rig.now, dev), Err(Errno::ENODEV));
 }
 
 #[test]
@@ -418,7 +419,7 @@ fn a_remap_that_is_refused_gives_requests_no_more_time() {
     let dev = rig.mapped("a", 0, &DISK);
     rig.io(dev, IoOp::Read, 0, 512, 1);
     rig.answer(-107);
-    rig.core.remap(dev).unwrap();
+    rig.core.remap(rig.now, dev).unwrap();
     let order = rig.order();
     rig.core.answered(rig.now, order.token, -2, &[]);
     rig.pass(10_000);

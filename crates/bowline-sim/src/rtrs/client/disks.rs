@@ -171,13 +171,14 @@ impl Client {
 
     /// Takes again what is closed or was given up.
     pub(super) fn repair_disks(&mut self, base: &mut Base) {
+        let now = base.instant();
         let Some(life) = self.life.as_mut().filter(|life| life.stage >= Stage::Running) else {
             return;
         };
         let Some(core) = &mut life.core else { return };
         for dev in life.disks.iter().filter_map(|held| held.dev()) {
             if core.state(dev) == Some(State::Closed) {
-                let _ = core.remap(dev);
+                let _ = core.remap(now, dev);
             }
         }
         if life.stage == Stage::Running {
