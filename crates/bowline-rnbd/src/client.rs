@@ -470,9 +470,7 @@ impl<D> Core<D> {
                     self.give_up(dev);
                     Err(Errno::EINVAL)
                 } else {
-                    if before.is_none() {
-                        device.write_through = !limits.write_cache;
-                    }
+                    device.write_through |= !limits.write_cache;
                     device.limits = Some(limits);
                     device.wire_id = id;
                     device.state = State::Open;

@@ -18,7 +18,7 @@ pub(super) struct Device {
     /// The server's number for it, while it is open.
     pub(super) wire_id: u32,
     pub(super) limits: Option<Limits>,
-    /// It was mapped without a write cache: who uses it may never flush.
+    /// It was without a write cache once: who began to use it then may never flush.
     pub(super) write_through: bool,
     /// The OPEN under way.
     pub(super) opening: Option<Token>,

@@ -709,6 +709,23 @@ fn what_must_be_durable_is_so_on_the_server_that_does_it() {
 }
 
 #[test]
+fn who_was_told_that_there_is_no_cache_never_needs_to_flush() {
+    // tests [NB-16] [NB-47]: a door that was opened while the store had none
+    let mut rig = Rig::new(queueing(), 4);
+    let dev = rig.mapped("a", 0, &DISK);
+    for disk in [Limits { write_cache: false, fua: false, ..DISK }, DISK] {
+        rig.core.link_down(rig.now);
+        rig.core.link_up(rig.now, SESSION);
+        rig.order();
+        rig.open("a", 0, &disk);
+    }
+    rig.io(dev, IoOp::Write, 0, 512, 1);
+    assert!(rig.wire(0).flags.contains(IoFlags::FUA));
+    rig.answer(0);
+    assert_eq!(rig.done(), [(1, 0)]);
+}
+
+#[test]
 fn a_flush_that_would_follow_an_unmap_is_an_error() {
     // tests [NB-37]
     let limits = Limits { fua: false, ..DISK };
