@@ -387,6 +387,49 @@ fn errors_of_storage_reach_the_request_they_belong_to() {
 }
 
 #[test]
+fn zeroes_that_must_stay_allocated_do() {
+    // tests [NB-57] [NB-47]: written as data, or by a server that knows what it is asked for
+    struct Answers(std::sync::mpsc::Sender<i32>);
+    impl DiskDone for Answers {
+        fn done(&self, results: &[(u64, i32)]) {
+            results.iter().for_each(|(_, errno)| self.0.send(*errno).unwrap());
+        }
+    }
+    let path = std::env::temp_dir().join(format!("bowline-zeroes-{}", std::process::id()));
+    std::fs::write(&path, pattern(4 << 20, 1)).unwrap();
+    let file = std::fs::File::open(&path).unwrap();
+    let mut exports = Exports::new();
+    exports.file("disk0", &path, FileOptions::default()).unwrap();
+    let rig = Rig::new(72, exports);
+    std::fs::remove_file(&path).unwrap();
+    file.sync_all().unwrap();
+    let blocks = || std::os::unix::fs::MetadataExt::blocks(&file.metadata().unwrap());
+    let full = blocks();
+    for (n, nounmap) in [(0, false), (1, true)] {
+        let io = Config { nounmap, io_timeout: Some(Duration::from_secs(20)), ..Config::default() };
+        let disk = rig.map("disk0", &MapOptions { io, ..rig.options("zeroes") }).unwrap();
+        let (told, answers) = std::sync::mpsc::channel();
+        disk.submit(&mut vec![DiskIo {
+            op: IoOp::WriteZeroes,
+            offset: n * MIB,
+            len: 1 << 20,
+            fua: false,
+            nounmap: true,
+            mem: None,
+            tag: 0,
+            done: Arc::new(Answers(told)),
+        }]);
+        assert_eq!(answers.recv_timeout(Duration::from_secs(20)), Ok(0));
+        sync::flush(&*disk).unwrap();
+        let mut out = vec![1; 1 << 20];
+        sync::read_at(&*disk, n * MIB, &mut out).unwrap();
+        assert!(out.iter().all(|byte| *byte == 0));
+        assert_eq!(blocks(), full, "with the flag: {nounmap}");
+        rig.client.unmap(&disk).unwrap();
+    }
+}
+
+#[test]
 fn a_remap_ends_whatever_becomes_of_it() {
     // tests [NB-37] [NB-16]: beside a request that storage keeps
     let faulty = Arc::new(Faulty { errno: 0.into(), hold: Some(Vec::new()).into() });

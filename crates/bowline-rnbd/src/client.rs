@@ -29,7 +29,7 @@ use bowline_wire::rnbd::{
 use bowline_wire::time::Instant;
 
 use crate::limits::of_open_rsp;
-use crate::{Errno, Limits, SessionLimits};
+use crate::{Errno, IoOp, Limits, SessionLimits};
 use device::Device;
 use queue::Queue;
 pub use words::{
@@ -114,6 +114,12 @@ impl<D> Core<D> {
             orders: VecDeque::new(),
             events: VecDeque::new(),
         }
+    }
+
+    /// Says where there is memory that is zero and stays so: a region, and its bytes, which are whole
+    /// blocks of any disk.
+    pub const fn set_zeroes(&mut self, region: u32, len: u32) {
+        self.queue.zeroes = Some((region, len));
     }
 
     fn ask(&mut self, ask: Ask, usr: Vec<u8>, room: u32) -> Token {
@@ -538,12 +544,24 @@ impl<D> Core<D> {
     }
 
     /// Takes a request of the application. One result follows by [`Core::take_done`].
-    pub fn submit(&mut self, now: Instant, dev: DevId, request: DiskRequest<D>) {
+    ///
+    /// Zeroes that must stay allocated are written as data unless the server is told by
+    /// [`Config::nounmap`]: one that does not know the flag gives them up and says nothing [NB-57]. Without
+    /// [`Core::set_zeroes`] they are refused with `EOPNOTSUPP`.
+    pub fn submit(&mut self, now: Instant, dev: DevId, mut request: DiskRequest<D>) {
         let Some(device) = at(&mut self.devices, dev) else {
             self.queue.refuse(request.done, Errno::EIO.neg(), None);
             return;
         };
-        match device.judge(now, self.config.outage, &request) {
+        let mut judged = device.judge(now, self.config.outage, &request);
+        if request.op == IoOp::WriteZeroes && request.nounmap && !self.config.nounmap {
+            request.op = IoOp::Write;
+            request.mem = self.queue.zeroes.map(|(region, _)| (region, 0));
+            judged = judged.and_then(|goes| {
+                if goes && request.mem.is_none() { Err(Errno::EOPNOTSUPP) } else { Ok(goes) }
+            });
+        }
+        match judged {
             Ok(true) => {
                 let timeout = self.config.io_timeout.map(|after| now + after);
                 device.waiting.push_back(self.queue.admit(request, timeout));
@@ -560,7 +578,7 @@ impl<D> Core<D> {
         if self.queue.waiting == 0 || !self.up || self.hold_until.is_some() || stopped {
             return;
         }
-        self.queue.pump(&mut self.devices, self.config.nounmap, into);
+        self.queue.pump(&mut self.devices, into);
     }
 
     /// Frees a slot; returns its device and work.

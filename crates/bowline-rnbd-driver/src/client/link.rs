@@ -26,6 +26,8 @@ use crate::error::Error;
 
 /// The tag of service messages; those of IO are slots.
 const SERVICE: u64 = u64::MAX;
+/// Bytes of memory that stay zero.
+const ZEROES_LEN: u32 = 256 << 10;
 /// The longest the timer sleeps without a timer.
 const IDLE: Duration = Duration::from_secs(3600);
 
@@ -141,6 +143,8 @@ pub(super) struct Link {
     poll_queues: u16,
     /// Where the answers to service messages go, one at a time.
     answer: Region,
+    /// What is written where zeroes have to be data; nothing else names it.
+    _zeroes: Region,
     state: Mutex<State>,
     /// Wakes those who wait for outcomes.
     changed: Condvar,
@@ -179,8 +183,11 @@ impl Link {
         let what = || format!("preparing session {}", session.name());
         let answer = session.region(OPEN_RSP_LEN).map_err(|error| Error::rtrs(&error))?;
         let permits = Permits::take(&session).map_err(|errno| Error::new(what(), errno))?;
+        let zeroes = session.region(ZEROES_LEN as usize).map_err(|error| Error::rtrs(&error))?;
+        let mut core = Core::new(config, permits.slots());
+        core.set_zeroes(zeroes.id().0, ZEROES_LEN);
         let state = State {
-            core: Core::new(config, permits.slots()),
+            core,
             single: permits.io.is_empty(),
             sent: 0,
             permits: Some(Arc::new(permits)),
@@ -200,6 +207,7 @@ impl Link {
             has_timeout: config.io_timeout.is_some(),
             poll_queues,
             answer,
+            _zeroes: zeroes,
             state: Mutex::new(state),
             changed: Condvar::new(),
             rearm: Condvar::new(),

@@ -63,6 +63,9 @@ pub(super) struct Queue<D> {
     /// out still; and their devices.
     overdue: Vec<(u32, u32)>,
     lives: u32,
+    /// Memory that is zero: region and bytes. Pieces of requests that write from there all begin at its
+    /// first byte, and are no longer than it.
+    pub(super) zeroes: Option<(u32, u32)>,
     pub(super) done: Vec<DoneIo<D>>,
     /// Requests that are over, of those that were answered late.
     pub(super) ended: Vec<u32>,
@@ -81,6 +84,7 @@ impl<D> Queue<D> {
             timeouts: VecDeque::new(),
             overdue: Vec::new(),
             lives: 0,
+            zeroes: None,
             done: Vec::new(),
             ended: Vec::new(),
         }
@@ -243,12 +247,7 @@ impl<D> Queue<D> {
     }
 
     /// Fills the free slots, by turns from all devices that are open.
-    pub(super) fn pump(
-        &mut self,
-        devices: &mut [Option<Device>],
-        nounmap: bool,
-        into: &mut Vec<SendIo>,
-    ) {
+    pub(super) fn pump(&mut self, devices: &mut [Option<Device>], into: &mut Vec<SendIo>) {
         let count = devices.len();
         let mut idle = 0;
         while idle < count && self.waiting > 0 {
@@ -263,7 +262,7 @@ impl<D> Queue<D> {
             let device = devices[index].as_mut().filter(|d| d.state == State::Open);
             let sent = device.and_then(|device| {
                 let index = u32::try_from(index).ok()?;
-                self.send_one(index, device, nounmap)
+                self.send_one(index, device)
             });
             match sent {
                 Some(io) => {
@@ -275,7 +274,7 @@ impl<D> Queue<D> {
         }
     }
 
-    fn send_one(&mut self, index: u32, device: &mut Device, nounmap: bool) -> Option<SendIo> {
+    fn send_one(&mut self, index: u32, device: &mut Device) -> Option<SendIo> {
         let limits = device.limits.as_ref()?;
         loop {
             // What is newer must not be overwritten by what is overdue: it waits, and others pass it. What is
@@ -305,9 +304,12 @@ impl<D> Queue<D> {
             let entry = self.parents[work.parent as usize].as_mut()?;
             let kept = work.slot.take();
             let slot = kept.or_else(|| self.free_slots.last().copied())?;
-            let len = first_piece(limits, work.op, work.offset, work.len);
-            let piece = Work { len, ..*work };
             let request = entry.request;
+            let from = request.mem.map(|(region, _)| region);
+            let zeroes = self.zeroes.filter(|(region, _)| from == Some(*region));
+            let most = zeroes.map_or(work.len, |(_, len)| len.min(work.len));
+            let len = first_piece(limits, work.op, work.offset, most);
+            let piece = Work { len, ..*work };
             if len < work.len {
                 entry.left += 1;
                 work.offset += u64::from(len);
@@ -330,13 +332,14 @@ impl<D> Queue<D> {
             let durable = limits.write_cache && (request.fua || device.write_through);
             let fua = durable && limits.fua;
             entry.flush_after |= durable && piece.op.changes() && !(fua && piece.op == IoOp::Write);
-            let io = message(device.wire_id, &piece, fua, request.nounmap && nounmap);
+            let io = message(device.wire_id, &piece, fua, request.nounmap);
             let dir = match piece.op {
                 IoOp::Read | IoOp::Flush => Dir::Read,
                 _ => Dir::Write,
             };
-            let data = request.mem.filter(|_| piece.op.has_data());
-            let data = data.map(|(region, _)| Piece { region, offset: piece.mem_at, len });
+            let data = from.filter(|_| piece.op.has_data());
+            let offset = if zeroes.is_some() { 0 } else { piece.mem_at };
+            let data = data.map(|region| Piece { region, offset, len });
             return Some(SendIo { slot, dir, usr: io.emit(), data });
         }
     }

@@ -161,6 +161,52 @@ fn messages_are_those_of_the_kernel() {
 }
 
 #[test]
+fn zeroes_that_must_stay_allocated_are_data_to_servers_that_do_not_know_the_flag() {
+    // tests [NB-57] [NB-12] [NB-51]
+    let disk = Limits { max_write_zeroes: 1 << 20, ..DISK };
+    let zeroes = |rig: &mut Rig, dev, fua| {
+        let (op, mem, nounmap) = (IoOp::WriteZeroes, None, true);
+        let request = DiskRequest { op, offset: 512, len: 20_480, fua, nounmap, mem, done: 1 };
+        rig.core.submit(rig.now, dev, request);
+        rig.pump();
+    };
+    let mut rig = Rig::new(queueing(), 8);
+    let dev = rig.mapped("a", 0, &disk);
+    zeroes(&mut rig, dev, false);
+    assert_eq!(rig.done(), [(1, -95)], "not without zeroes to send");
+    rig.core.set_zeroes(9, 4096);
+    zeroes(&mut rig, dev, true);
+    for _ in 0..2 {
+        let sent: Vec<_> = (0..5).map(|n| (rig.wire(n), rig.sends[n])).collect();
+        let mut sectors: Vec<_> = sent.iter().map(|(io, _)| io.sector).collect();
+        sectors.sort_unstable();
+        assert_eq!(sectors, [1, 9, 17, 25, 33]);
+        for (io, send) in sent {
+            assert_eq!((io.op, io.flags), (wire::OP_WRITE, IoFlags::SYNC | IoFlags::FUA));
+            assert_eq!(send.data, Some(Piece { region: 9, offset: 0, len: 4096 }));
+            assert_eq!((send.dir, io.len), (Dir::Write, 4096));
+        }
+        // And the same after an outage.
+        (0..5).for_each(|_| rig.answer(-103));
+        rig.core.link_down(rig.now);
+        rig.core.link_up(rig.now, SESSION);
+        rig.order();
+        rig.open("a", 0, &disk);
+        rig.pump();
+    }
+    (0..5).for_each(|_| rig.answer(0));
+    assert_eq!(rig.done(), [(1, 0)]);
+    // What may be given up is not sent, and others are told what must not.
+    rig.io(dev, IoOp::WriteZeroes, 0, 20_480, 2);
+    assert_eq!((rig.wire(0).op, rig.sends[0].data), (wire::OP_WRITE_ZEROES, None));
+    let mut rig = Rig::new(Config { nounmap: true, ..Config::default() }, 8);
+    let dev = rig.mapped("a", 0, &disk);
+    zeroes(&mut rig, dev, false);
+    let flags = IoFlags::SYNC | IoFlags::NOUNMAP;
+    assert_eq!((rig.wire(0).op, rig.wire(0).flags), (wire::OP_WRITE_ZEROES, flags));
+}
+
+#[test]
 fn a_long_request_is_cut_and_answered_once_with_its_first_error() {
     // tests [NB-51]
     let mut rig = Rig::new(Config::default(), 2);

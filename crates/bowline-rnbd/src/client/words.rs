@@ -29,7 +29,8 @@ pub struct Config {
     /// Time between attempts to open a device again that the server has forgotten or refused while
     /// requests wait for it.
     pub reopen_delay: Duration,
-    /// Whether NOUNMAP is sent: only to servers known to be of version 2.2 [NB-57].
+    /// Whether NOUNMAP is sent: only to servers known to be of version 2.2 [NB-57]. To others zeroes that
+    /// must stay allocated are written as data.
     pub nounmap: bool,
     /// Whether zeroes may be written without sending them: off for servers before 5.18, which
     /// write one block again and again instead [NB-12].

@@ -107,6 +107,10 @@ pub(super) struct How {
     /// Do not ask the server to write zeroes by itself: for kernels before 5.18
     #[arg(long)]
     no_write_zeroes: bool,
+    /// Have the server itself write zeroes that must keep their space, instead of sending them: for servers of
+    /// bowline and kernels of protocol 2.2; others would give the space up
+    #[arg(long)]
+    nounmap: bool,
 }
 
 impl How {
@@ -118,6 +122,7 @@ impl How {
         options.policy = self.policy;
         options.io.io_timeout = self.timeout;
         options.io.write_zeroes = !self.no_write_zeroes;
+        options.io.nounmap = self.nounmap;
         options.connect_timeout = self.connect_timeout;
         options.max_reconnects = self.max_reconnects;
         options.reconnect_delay = self.reconnect_delay;
