@@ -345,6 +345,36 @@ fn a_socket_in_use_is_not_taken_and_an_abandoned_one_is() {
     drop(nbd::serve(disk, &path, NbdOptions::default()).expect("replaced"));
 }
 
+#[test]
+fn what_is_no_socket_of_its_own_is_left_alone() {
+    let name = format!("bowline-precious-{}", std::process::id());
+    let (path, aside) =
+        (std::env::temp_dir().join(&name), std::env::temp_dir().join(name + ".old"));
+    let disk = LocalDevice::new("disk", memory(1 << 20));
+    let serve = || nbd::serve(disk.clone(), &path, NbdOptions::default());
+    std::fs::write(&path, "precious").expect("a file");
+    // To connect to it is refused, as to a socket that was left behind.
+    assert_eq!(serve().err().and_then(|e| e.raw_os_error()), Some(libc::EADDRINUSE));
+    assert_eq!(std::fs::read_to_string(&path).expect("it is there"), "precious");
+    std::fs::remove_file(&path).expect("it is there");
+    // A link is not followed, and what it leads to is not removed either.
+    std::fs::write(&aside, "precious").expect("a file");
+    std::os::unix::fs::symlink(&aside, &path).expect("a link");
+    assert_eq!(serve().err().and_then(|e| e.raw_os_error()), Some(libc::EADDRINUSE));
+    std::fs::remove_file(&path).expect("it is there");
+
+    // Somebody has put a socket of theirs in the place of this one.
+    let server = serve().expect("served");
+    std::fs::rename(&path, &aside).expect("moved");
+    let theirs = std::os::unix::net::UnixListener::bind(&path).expect("bound");
+    drop(server);
+    assert!(UnixStream::connect(&path).is_ok(), "theirs is there");
+    drop(theirs);
+    for path in [path, aside] {
+        std::fs::remove_file(path).expect("it is there");
+    }
+}
+
 /// A store whose answers the test decides on.
 struct Faulty {
     held: Mutex<Vec<(BackendIo, Arc<dyn BackendDone>)>>,

@@ -44,6 +44,7 @@ pub mod errno;
 #[cfg(feature = "fuse")]
 pub mod fusefs;
 mod json;
+mod own;
 mod path;
 #[cfg(test)]
 #[path = "../../../xtask/skipped.rs"]
@@ -55,6 +56,7 @@ mod value;
 
 pub use errno::Errno;
 pub use json::{Json, JsonError};
+pub use own::OwnFile;
 pub use path::{PathSpec, address_text};
 pub use socket::{Answer, Client, Op, Server, folder};
 pub use sys::Sys;

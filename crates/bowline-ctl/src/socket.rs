@@ -35,7 +35,7 @@ use rustix::net::{
 };
 
 use crate::{
-    Errno, Json, Tree,
+    Errno, Json, OwnFile, Tree,
     errno::{self, EINVAL, EIO, ETIMEDOUT},
     tree::{Entry, Kind},
 };
@@ -64,11 +64,11 @@ pub fn folder() -> PathBuf {
     runtime.map_or_else(|| PathBuf::from("/run"), PathBuf::from).join("bowline").join("rnbd")
 }
 
-/// A served control socket; dropping it ends the service and removes the file. Requests that are under
+/// A served control socket; dropping it ends the service and removes the file, unless it is somebody else's by then. Requests that are under
 /// way then are answered first, unless that takes more than two seconds.
 #[derive(Debug)]
 pub struct Server {
-    path: PathBuf,
+    file: OwnFile,
     stop: Arc<AtomicBool>,
     under_way: Arc<UnderWay>,
 }
@@ -114,6 +114,7 @@ impl Server {
     /// `AddrInUse` when somebody answers there already, and the errors of making the file.
     pub fn start(path: &Path, tree: Tree) -> io::Result<Self> {
         let listener = listen(path)?;
+        let file = OwnFile::new(path)?;
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let clients = Arc::new(AtomicUsize::new(0));
@@ -131,12 +132,12 @@ impl Server {
                 }
             }
         })?;
-        Ok(Self { path: path.to_owned(), stop, under_way })
+        Ok(Self { file, stop, under_way })
     }
 
     /// Returns where the socket is.
     pub fn path(&self) -> &Path {
-        &self.path
+        self.file.path()
     }
 }
 
@@ -144,9 +145,8 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Release);
         // Wakes the thread; where that fails the process holds an idle listener until it ends.
-        let _ = UnixStream::connect(&self.path);
-        // Somebody may have removed it already.
-        let _ = fs::remove_file(&self.path);
+        let _ = UnixStream::connect(self.path());
+        self.file.remove();
         self.under_way.wait();
     }
 }
@@ -435,7 +435,13 @@ mod tests {
         drop(UnixListener::bind(&path).unwrap());
         let server = Server::start(&path, toy_tree()).unwrap();
         assert!(Client::connect(&path).is_ok());
+        // Another one has taken its place: that stays.
+        fs::remove_file(&path).unwrap();
+        let other = Server::start(&path, toy_tree()).unwrap();
         drop(server);
+        assert!(Client::connect(&path).is_ok());
+        drop(other);
+        assert!(!path.exists());
         fs::remove_dir(path.parent().unwrap()).unwrap();
     }
 

@@ -30,6 +30,7 @@ use std::{
 };
 
 use bowline::rds::Node;
+use bowline_ctl::OwnFile;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -121,13 +122,13 @@ struct Answer {
 /// The served control socket; dropping it removes the file.
 #[derive(Debug)]
 pub(crate) struct Server {
-    path: PathBuf,
+    file: OwnFile,
 }
 
 impl Server {
     /// Binds the socket and answers in the background for as long as the process lives.
-    pub(crate) fn start(path: PathBuf, node: Node, facts: snapshot::NodeFacts) -> Outcome<Self> {
-        let listener = listen(&path)?;
+    pub(crate) fn start(path: &Path, node: Node, facts: snapshot::NodeFacts) -> Outcome<Self> {
+        let (listener, file) = listen(path)?;
         let clients = Arc::new(AtomicUsize::new(0));
         let started = Instant::now();
         let serve = move || {
@@ -157,23 +158,22 @@ impl Server {
         thread::Builder::new().name("control".into()).spawn(serve).map_err(|error| {
             Failure::failed(format!("cannot start the control thread: {error}"))
         })?;
-        Ok(Self { path })
+        Ok(Self { file })
     }
 
     /// Returns where the socket is.
     pub(crate) fn path(&self) -> &Path {
-        &self.path
+        self.file.path()
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Somebody may have removed it already.
-        let _ = fs::remove_file(&self.path);
+        self.file.remove();
     }
 }
 
-fn listen(path: &Path) -> Outcome<UnixListener> {
+fn listen(path: &Path) -> Outcome<(UnixListener, OwnFile)> {
     if let Some(dir) = path.parent().filter(|dir| !dir.as_os_str().is_empty()) {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(|error| {
             Failure::failed(format!(
@@ -195,7 +195,7 @@ fn listen(path: &Path) -> Outcome<UnixListener> {
     }
     let bound = UnixListener::bind(path).and_then(|listener| {
         fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
-        Ok(listener)
+        Ok((listener, OwnFile::new(path)?))
     });
     bound.map_err(|error| {
         Failure::failed(format!(

@@ -219,7 +219,7 @@ pub(crate) fn run(args: Args) -> Outcome {
     let server = settings
         .control
         .clone()
-        .map(|path| Server::start(path, node.clone(), facts))
+        .map(|path| Server::start(&path, node.clone(), facts))
         .transpose()?;
     announce(&settings, &services, server.as_ref());
     tell_supervisor("READY=1");

@@ -19,12 +19,14 @@ mod wire;
 use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
+use bowline_ctl::OwnFile;
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 use rustix::fs::Mode;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -54,9 +56,10 @@ impl Default for NbdOptions {
     }
 }
 
-/// A socket at which a disk is offered. Dropping it ends all connections and removes the socket.
+/// A socket at which a disk is offered. Dropping it ends all connections and removes the socket, unless
+/// somebody else's is in its place.
 pub struct NbdServer {
-    path: PathBuf,
+    file: OwnFile,
     shared: Arc<Shared>,
     wake: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
@@ -72,18 +75,20 @@ struct Shared {
 }
 
 /// Offers `disk` at a unix socket, which only its owner can connect to (mode 0600). The export has
-/// the disk's name; the empty name means it too. A socket that nobody listens at is replaced.
+/// the disk's name; the empty name means it too. A socket that nobody listens at is replaced; a file of
+/// another kind is not.
 ///
 /// A client sees the size that the disk has when it connects, since NBD cannot tell it of another;
 /// requests beyond the end that the disk has by then are refused.
 ///
 /// # Errors
-/// EADDRINUSE when somebody listens there; EINVAL for options that cannot be; the system's.
+/// EADDRINUSE when somebody listens there, or something else than a socket is there; EINVAL for options that cannot be; the system's.
 pub fn serve(disk: Arc<dyn BlockDevice>, at: &Path, options: NbdOptions) -> io::Result<NbdServer> {
     if options.memory < 1 << 16 || !options.memory.is_multiple_of(4096) {
         return Err(io::ErrorKind::InvalidInput.into());
     }
     let listener = listen(at)?;
+    let file = OwnFile::new(at)?;
     let wake = Arc::new(rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?);
     let shared = Arc::new(Shared {
         disk,
@@ -96,13 +101,13 @@ pub fn serve(disk: Arc<dyn BlockDevice>, at: &Path, options: NbdOptions) -> io::
     let thread = std::thread::Builder::new()
         .name("bowline-nbd".into())
         .spawn(move || of_thread.accept(&listener, &woken))?;
-    Ok(NbdServer { path: at.to_owned(), shared, wake, thread: Some(thread) })
+    Ok(NbdServer { file, shared, wake, thread: Some(thread) })
 }
 
 impl NbdServer {
     /// Where the socket is.
     pub fn path(&self) -> &Path {
-        &self.path
+        self.file.path()
     }
 
     /// Connections there are now.
@@ -145,14 +150,13 @@ impl Drop for NbdServer {
         for (_, thread) in connections {
             let _ = thread.join();
         }
-        // Gone already, if somebody removed it.
-        let _ = std::fs::remove_file(&self.path);
+        self.file.remove();
     }
 }
 
 impl fmt::Debug for NbdServer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("NbdServer").field("path", &self.path).finish_non_exhaustive()
+        f.debug_struct("NbdServer").field("path", &self.file.path()).finish_non_exhaustive()
     }
 }
 
@@ -208,7 +212,7 @@ fn listen(at: &Path) -> io::Result<UnixListener> {
     // The file that bind makes has the socket's mode, so nobody else gets in between.
     rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
     match rustix::net::bind(&socket, &address) {
-        Err(rustix::io::Errno::ADDRINUSE) if nobody_listens(at) => {
+        Err(rustix::io::Errno::ADDRINUSE) if is_left_behind(at) => {
             std::fs::remove_file(at)?;
             rustix::net::bind(&socket, &address)?;
         }
@@ -218,6 +222,10 @@ fn listen(at: &Path) -> io::Result<UnixListener> {
     Ok(socket.into())
 }
 
-fn nobody_listens(at: &Path) -> bool {
-    matches!(UnixStream::connect(at), Err(e) if e.kind() == io::ErrorKind::ConnectionRefused)
+/// Whether a socket is there that a process which was killed has left. To connect to a file of any other
+/// kind is refused with the same error.
+fn is_left_behind(at: &Path) -> bool {
+    let socket = std::fs::symlink_metadata(at).is_ok_and(|there| there.file_type().is_socket());
+    socket
+        && matches!(UnixStream::connect(at), Err(e) if e.kind() == io::ErrorKind::ConnectionRefused)
 }
