@@ -150,7 +150,7 @@ impl std::fmt::Debug for Client {
 
 impl Client {
     /// Makes a client without disks. What is mapped through the control tree, which says no more
-    /// than a session and its paths, is mapped as `defaults` say.
+    /// than a session, its paths and perhaps ports, is mapped as `defaults` say.
     pub fn new(engine: Arc<Engine>, defaults: MapOptions) -> Arc<Self> {
         let (changing, state) = (Mutex::default(), Mutex::default());
         Arc::new(Self { engine, changing, state, defaults })
@@ -290,14 +290,15 @@ impl Drop for Client {
 
 impl tree::Disks for Client {
     fn map(&self, spec: &MapSpec) -> Result<(), i32> {
+        let usual = self.defaults.port;
         let paths = spec.paths.iter().map(|path| {
             let MapPath { addresses, port } = path;
-            (addresses.src, addresses.dst, Some(*port))
+            (addresses.src, addresses.dst, Some(port.unwrap_or(usual)))
         });
         let options = MapOptions {
             session: spec.session.clone(),
             paths: paths.collect(),
-            port: spec.port,
+            port: spec.port.unwrap_or(usual),
             access: spec.access,
             poll_queues: spec.poll_connections(),
             ..self.defaults.clone()

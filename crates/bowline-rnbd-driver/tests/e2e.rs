@@ -604,6 +604,29 @@ fn every_path_goes_to_the_port_before_it_and_later_ones_to_the_last() {
 }
 
 #[test]
+fn a_path_without_a_port_goes_to_the_port_of_the_client() {
+    // tests [NB-34]
+    let rig = Rig::with_paths(24, Exports::new(), 2);
+    let at = [0, 1].map(|path| (rig.server_ip(path), 98).into());
+    let config = ServerConfig::default();
+    let server = ExportServer::open(rig.server_engine(), &at, config, memory(MIB)).unwrap();
+    let defaults = MapOptions { port: 98, ..MapOptions::new("usual") };
+    let client = Client::new(Arc::clone(rig.client_engine()), defaults);
+    let path = |index| format!("path=ip:{}@ip:{}", rig.client_ip(index), rig.server_ip(index));
+    let map = |words: &str| command(&client, &format!("sessname=s1 device_path=disk0 {words}"));
+    // At port 1234 there is a server without disks.
+    assert_eq!(map(&format!("dest_port=1234 {}", path(0))), Err(Errno::ENOENT.0));
+    assert_eq!(map(&path(0)), Ok(()));
+    let session = client.session("s1").unwrap();
+    session.add_path(Some(rig.client_ip(1)), rig.server_ip(1)).unwrap();
+    let ports: Vec<u16> = session.paths().iter().map(|path| path.dst.port()).collect();
+    assert_eq!(ports, [98, 98]);
+    drop(session);
+    client.close();
+    server.close();
+}
+
+#[test]
 fn a_session_with_poll_queues_has_their_connections_and_one_disk() {
     // tests [NB-35] [NB-37] [RT-24]
     let mut exports = memory(MIB);

@@ -6,7 +6,7 @@ use bowline_ctl::{
     Errno, PathSpec,
     errno::{EINVAL, ENODEV, ENOMEM},
 };
-use bowline_wire::{rnbd::Access, rtrs::PORT};
+use bowline_wire::rnbd::Access;
 
 /// Most paths in one command [NB-29].
 pub const PATHS_MAX: usize = 6;
@@ -19,8 +19,8 @@ const NAME_KEPT: usize = 254;
 pub struct MapPath {
     /// Its addresses.
     pub addresses: PathSpec,
-    /// Port of the server on it.
-    pub port: u16,
+    /// Port of the server on it, if one was given before it.
+    pub port: Option<u16>,
 }
 
 /// A command to map a disk [NB-34].
@@ -34,8 +34,9 @@ pub struct MapSpec {
     pub device: String,
     /// Paths of a new session.
     pub paths: Vec<MapPath>,
-    /// Port of paths that are added later.
-    pub port: u16,
+    /// Port of paths that are added later, if one was given. A kernel means 1234 where none is; a client
+    /// here, the port it was started with.
+    pub port: Option<u16>,
     /// How the device is opened.
     pub access: Access,
     /// Connections for polled IO; -1 for as many as there are processors.
@@ -58,7 +59,7 @@ impl FromStr for MapSpec {
     fn from_str(text: &str) -> Result<Self, Errno> {
         let (mut session, mut device) = (None, None);
         let mut paths = Vec::new();
-        let (mut port, mut access, mut poll_queues) = (PORT, Access::Rw, 0);
+        let (mut port, mut access, mut poll_queues) = (None, Access::Rw, 0);
         for word in text.split_ascii_whitespace() {
             let (name, value) = word.split_once('=').ok_or(EINVAL)?;
             match name {
@@ -69,7 +70,7 @@ impl FromStr for MapSpec {
                     let addresses = value.parse().map_err(bad_address)?;
                     paths.push(MapPath { addresses, port });
                 }
-                "dest_port" => port = value.parse().map_err(|_| EINVAL)?,
+                "dest_port" => port = Some(value.parse().map_err(|_| EINVAL)?),
                 "access_mode" => access = access_of(value).ok_or(EINVAL)?,
                 "nr_poll_queues" => poll_queues = poll_queues_of(value)?,
                 _ => return Err(EINVAL),
@@ -110,17 +111,19 @@ fn bad_address(errno: Errno) -> Errno {
 impl fmt::Display for MapSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "sessname={} device_path={}", self.session, self.device)?;
-        let mut port = PORT;
-        for path in &self.paths {
-            if path.port != port {
-                port = path.port;
-                write!(f, " dest_port={port}")?;
+        let mut said = None;
+        let mut say = |f: &mut fmt::Formatter<'_>, port: Option<u16>| match port {
+            Some(number) if port != said => {
+                said = port;
+                write!(f, " dest_port={number}")
             }
+            _ => Ok(()),
+        };
+        for path in &self.paths {
+            say(f, path.port)?;
             write!(f, " path={}", path.addresses)?;
         }
-        if self.port != port {
-            write!(f, " dest_port={}", self.port)?;
-        }
+        say(f, self.port)?;
         if self.access != Access::Rw {
             write!(f, " access_mode={}", self.access)?;
         }
@@ -142,9 +145,9 @@ mod tests {
                     path=ip:10.99.1.1 access_mode=ro\n";
         let spec: MapSpec = text.parse().unwrap();
         assert_eq!((spec.session.as_str(), spec.device.as_str()), ("s1", "/dev/ram0"));
-        assert_eq!(spec.paths[0].port, 1234);
-        assert_eq!(spec.paths[1].port, 99);
-        assert_eq!((spec.port, spec.access, spec.poll_queues), (99, Access::Ro, 0));
+        assert_eq!(spec.paths[0].port, None);
+        assert_eq!(spec.paths[1].port, Some(99));
+        assert_eq!((spec.port, spec.access, spec.poll_queues), (Some(99), Access::Ro, 0));
         assert_eq!(spec.to_string().parse(), Ok(spec));
     }
 
