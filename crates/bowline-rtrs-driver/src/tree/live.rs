@@ -1,5 +1,7 @@
 //! The tree's view of real sessions and servers.
 
+use std::sync::LazyLock;
+
 use bowline_ctl::{
     Errno, PathSpec,
     errno::{ENODEV, ENOTCONN},
@@ -114,11 +116,26 @@ fn stats(path: PathView) -> ClientStats {
 
 /// One number for each processor there is, also for those on which nothing happened [RS-41].
 fn per_processor(mut counts: Vec<u64>) -> Vec<u64> {
-    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    static POSSIBLE: LazyLock<usize> = LazyLock::new(|| {
+        let all = std::fs::read_to_string("/sys/devices/system/cpu/possible");
+        let all = all.ok().and_then(|text| numbers(&text));
+        // Those that this process may use, where the system does not tell.
+        all.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from))
+    });
+    let processors = *POSSIBLE;
     if counts.len() < processors {
         counts.resize(processors, 0);
     }
     counts
+}
+
+/// Counts the numbers of a list such as `0-3,8`.
+fn numbers(list: &str) -> Option<usize> {
+    list.trim_end().split(',').try_fold(0_usize, |count, part| {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last): (usize, usize) = (first.parse().ok()?, last.parse().ok()?);
+        count.checked_add(last.checked_sub(first)?.checked_add(1)?)
+    })
 }
 
 impl ServerSessions for Server {
@@ -167,5 +184,38 @@ impl ServerSessions for Server {
         if matches!(what, Stats::Completions | Stats::All) {
             self.reset_completions(path);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+    use super::*;
+
+    #[test]
+    fn there_is_a_number_for_every_possible_processor() {
+        // tests [RS-41]
+        for (list, count) in [("0\n", 1), ("0-3\n", 4), ("0-3,8,10-11\n", 7)] {
+            assert_eq!(numbers(list), Some(count), "{list}");
+        }
+        for list in ["", "x", "3-0", "0-", "0,,1"] {
+            assert_eq!(numbers(list), None, "{list}");
+        }
+        let Ok(all) = std::fs::read_to_string("/sys/devices/system/cpu/possible") else {
+            return crate::skipped::because("the system does not tell its processors");
+        };
+        // A process that may use one of them only has the same columns.
+        let allowed = sched_getaffinity(None).unwrap();
+        let first = (0..CpuSet::MAX_CPU).find(|cpu| allowed.is_set(*cpu)).unwrap();
+        let mut one = CpuSet::new();
+        one.set(first);
+        let columns = std::thread::spawn(move || {
+            sched_setaffinity(None, &one).unwrap();
+            per_processor(vec![7])
+        });
+        let columns = columns.join().unwrap();
+        assert_eq!(columns.len(), numbers(&all).unwrap());
+        assert_eq!(columns[0], 7);
     }
 }
