@@ -56,6 +56,11 @@ impl Node for Control {
         if name == UEVENT.name { Ok(Value::Empty) } else { Err(ENOENT) }
     }
 
+    /// No device here has anybody to tell of it, as on the client's side.
+    fn write(&self, _: &str, _: &str) -> Result<(), Errno> {
+        Err(EINVAL)
+    }
+
     /// Exports that a session has open, as the kernel shows them.
     fn dirs(&self) -> Vec<(String, Arc<dyn Node>)> {
         let exports = Arc::clone(&self.exports);

@@ -161,6 +161,13 @@ fn commands_reach_disks_and_exports_and_mistakes_do_not() {
     let open = "/class/rnbd-server/ctl/devices/ram0/sessions/s1/force_close";
     assert_eq!(tree.write(open, "1"), Ok(()));
     assert_eq!(tree.write(open, "0"), Err(EINVAL));
+    for side in ["client", "server"] {
+        assert_eq!(
+            tree.write(&format!("/class/rnbd-{side}/ctl/uevent"), "add"),
+            Err(EINVAL),
+            "{side}"
+        );
+    }
     assert_eq!(
         *fake.done.lock().unwrap(),
         [

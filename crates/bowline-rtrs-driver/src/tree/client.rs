@@ -110,10 +110,10 @@ fn bad(errno: Errno) -> Errno {
     if errno == ENODEV { ENODEV } else { EINVAL }
 }
 
-/// Parses a number of attempts [RS-33].
+/// Parses a number of attempts; nothing stands around it [RS-33].
 fn attempts(text: &str) -> Result<i16, Errno> {
     let number: i64 =
-        text.trim().parse().map_err(|error: std::num::ParseIntError| match error.kind() {
+        text.parse().map_err(|error: std::num::ParseIntError| match error.kind() {
             std::num::IntErrorKind::PosOverflow | std::num::IntErrorKind::NegOverflow => ERANGE,
             _ => EINVAL,
         })?;

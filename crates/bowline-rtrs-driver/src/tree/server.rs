@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bowline_ctl::{
     AttrDef, Errno, Node, PathSpec, Value, address_text,
-    errno::{ENODEV, ENOENT},
+    errno::{EINVAL, ENODEV, ENOENT},
 };
 use bowline_rtrs::PathId;
 
@@ -39,6 +39,11 @@ impl Node for SessionNode {
 
     fn read(&self, name: &str) -> Result<Value, Errno> {
         if name == UEVENT.name { Ok(Value::Empty) } else { Err(ENOENT) }
+    }
+
+    /// No device here has anybody to tell of it, as on the client's side.
+    fn write(&self, _: &str, _: &str) -> Result<(), Errno> {
+        Err(EINVAL)
     }
 
     fn dirs(&self) -> Vec<(String, Arc<dyn Node>)> {

@@ -195,6 +195,9 @@ fn commands_reach_the_session_and_mistakes_do_not() {
         ("10000", errno::EINVAL),
         ("x", errno::EINVAL),
         ("", errno::EINVAL),
+        (" 7", errno::EINVAL),
+        ("5 ", errno::EINVAL),
+        ("5\n\n", errno::EINVAL),
         ("4294967296", errno::ERANGE),
         ("99999999999999999999", errno::ERANGE),
     ] {
@@ -217,6 +220,10 @@ fn commands_reach_the_session_and_mistakes_do_not() {
     assert_eq!(write(&format!("{path}/stats/rdma"), "0"), Err(errno::EINVAL));
     assert_eq!(write(&format!("{path}/state"), "1"), Err(errno::EACCES));
     let server = "/class/rtrs-server/s1/paths/ip:10.99.0.11@ip:10.99.0.12";
+    for side in ["client", "server"] {
+        let uevent = format!("/class/rtrs-{side}/s1/uevent");
+        assert_eq!(tree.write(&uevent, "add"), Err(errno::EINVAL), "{side}");
+    }
     assert_eq!(tree.write(&format!("{server}/disconnect"), "1"), Ok(()));
     assert_eq!(tree.write(&format!("{server}/disconnect"), "yes"), Err(errno::EINVAL));
     assert_eq!(tree.write(&format!("{server}/stats/rdma"), "1"), Ok(()));
