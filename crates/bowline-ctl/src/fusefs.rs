@@ -10,6 +10,7 @@ use std::{
     fmt, fs, io,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
+    process::Command,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering},
@@ -26,9 +27,11 @@ use fuser::{
 
 use crate::{
     Errno, Found, Kind, Tree,
-    errno::{EACCES, EAGAIN, EINVAL, EISDIR, ENOENT},
+    errno::{EACCES, EAGAIN, EINVAL, EISDIR, ENOENT, ENOTCONN},
 };
 
+/// What a mount says it is of; also those of disks.
+const NAME: &str = "bowline";
 /// Longest command, as in sysfs.
 const COMMAND_BYTES_MAX: usize = 4096;
 /// Most commands at a time; more are refused with `EAGAIN`.
@@ -92,16 +95,62 @@ impl Drop for Mount {
     }
 }
 
-/// Mounts the tree on a directory, which is made when it does not exist.
+/// Makes the directory of a mount when it does not exist. A mount of bowline there that is dead, as kill -9
+/// leaves it, is taken away.
+///
+/// # Errors
+///
+/// `NotConnected` for a dead mount that is somebody else's, or cannot be taken away; the errors of making
+/// the directory.
+pub fn folder(dir: &Path) -> io::Result<()> {
+    let is_dead = || fs::metadata(dir).is_err_and(|error| error.raw_os_error() == Some(ENOTCONN));
+    if is_dead() && (!is_ours(dir) || !detached(dir) || is_dead()) {
+        return Err(io::Error::new(
+            io::ErrorKind::NotConnected,
+            "a mount that nobody serves any more is there: `umount -l` takes it away",
+        ));
+    }
+    fs::create_dir_all(dir)
+}
+
+/// Takes a mount away, with `fusermount3` for others than root.
+fn detached(dir: &Path) -> bool {
+    let helped = || Command::new("fusermount3").args(["-u", "-z", "--"]).arg(dir).output();
+    rustix::mount::unmount(dir, rustix::mount::UnmountFlags::DETACH).is_ok()
+        || helped().is_ok_and(|done| done.status.success())
+}
+
+/// Reports whether the directory is one that bowline has mounted. It need not be alive.
+fn is_ours(dir: &Path) -> bool {
+    let (Some(parent), Some(name)) = (dir.parent(), dir.file_name()) else { return false };
+    let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
+    // The directory itself cannot be looked at.
+    let place = parent.canonicalize().map(|parent| parent.join(name));
+    let mounts = fs::read("/proc/self/mountinfo").unwrap_or_default();
+    place.is_ok_and(|place| last_is_ours(&String::from_utf8_lossy(&mounts), &place))
+}
+
+/// Looks for the mount that was put there last.
+fn last_is_ours(mounts: &str, place: &Path) -> bool {
+    let Some(place) = place.to_str() else { return false };
+    let place = [('\\', "\\134"), (' ', "\\040"), ('\t', "\\011"), ('\n', "\\012")]
+        .into_iter()
+        .fold(place.to_owned(), |text, (letter, code)| text.replace(letter, code));
+    let there = |line: &&str| line.split(' ').nth(4) == Some(place.as_str());
+    let last = mounts.lines().rfind(there).and_then(|line| line.split_once(" - "));
+    last.is_some_and(|(_, kind)| kind.starts_with("fuse") && kind.split(' ').nth(1) == Some(NAME))
+}
+
+/// Mounts the tree on a directory, which is made when it does not exist, as [`folder`] does.
 ///
 /// # Errors
 ///
 /// `PermissionDenied` or `NotFound` where FUSE cannot be used, and the errors of the directory.
 pub fn mount(tree: Tree, dir: &Path) -> io::Result<Mount> {
-    fs::create_dir_all(dir)?;
+    folder(dir)?;
     let mut config = Config::default();
     config.mount_options = vec![
-        MountOption::FSName("bowline".to_owned()),
+        MountOption::FSName(NAME.to_owned()),
         MountOption::DefaultPermissions,
         MountOption::NoDev,
         MountOption::NoSuid,
@@ -444,6 +493,28 @@ impl Filesystem for Files {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_mounts_of_bowline_are_ours() {
+        let mounts = "\
+22 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw
+40 22 0:50 / /tmp/a rw,nosuid - fuse bowline rw,user_id=0
+41 22 0:51 / /tmp/b rw - fuse.bowline bowline rw,user_id=0
+42 22 0:52 / /tmp/my\\040disk rw shared:7 - fuse.bowline bowline rw
+43 22 0:53 / /tmp/c rw - fuse.sshfs bowline@host:/ rw
+44 40 0:54 / /tmp/a rw - tmpfs bowline rw
+";
+        for (place, ours) in [
+            ("/tmp/a", false),
+            ("/tmp/b", true),
+            ("/tmp/my disk", true),
+            ("/tmp/c", false),
+            ("/tmp", false),
+            ("/", false),
+        ] {
+            assert_eq!(last_is_ours(mounts, Path::new(place)), ours, "{place}");
+        }
+    }
 
     #[test]
     fn inode_numbers_live_as_long_as_the_kernel_remembers_them() {
