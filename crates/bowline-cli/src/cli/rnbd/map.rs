@@ -33,6 +33,9 @@ use crate::cli::{Failure, Outcome, stop::Stop};
 
 /// How often the process looks whether it still has something to do.
 const SLICE: Duration = Duration::from_millis(100);
+/// After how many looks in a row at nothing it ends: words such as remap unmap disks with one command
+/// and map them again with the next, and the disks must have a process meanwhile.
+const LOOKS: u32 = 10;
 /// How often it looks whether the server has answered.
 const STEP: Duration = Duration::from_millis(1);
 
@@ -43,7 +46,7 @@ const STEP: Duration = Duration::from_millis(1);
     after_help = "The first line of the output is `mapped DEVICE bytes=N at rnbd0, ..` with the doors that were \
                   opened; then there is one line for each change of this disk and of those \
                   mapped later by commands, as `rnbd0 offline`: offline, online, bytes=N, gone. Ends with SIGINT \
-                  or SIGTERM, or when no disk is mapped any more."
+                  or SIGTERM, or when no disk has been mapped for a second."
 )]
 pub(super) struct Args {
     /// Name of the disk on the server
@@ -241,8 +244,10 @@ pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
         drop(disk);
         let places: Vec<String> = [name].into_iter().chain(said).collect();
         say!("mapped {device} bytes={bytes} at {}", places.join(", "));
-        while !stop.wait(Some(SLICE)) && (args.stay || doors.is_needed()) {
+        let mut idle = 0;
+        while idle < LOOKS && !stop.wait(Some(SLICE)) {
             report_all(&changes);
+            idle = if args.stay || doors.is_needed() { 0 } else { idle + 1 };
         }
         report_all(&changes);
         // Answers what is asked still, such as the command that unmapped the last disk.

@@ -286,19 +286,43 @@ impl Run<'_> {
             devices.retain(|row| row.item.text("state") == "closed");
             return self.each(&devices, |row| (format!("{}/remap_device", row.at), "1".to_owned()));
         }
-        // The session ends with its last device, and its paths have to be named again.
-        let paths: String = self
-            .paths_of(&session)
-            .iter()
-            .map(|path| format!(" path={}", path.item.text("pathname")))
-            .collect();
-        self.each(&devices, |row| (format!("{}/unmap_device", row.at), "force".to_owned()))?;
-        self.each(&devices, |row| {
+        self.renew(&session, devices)
+    }
+
+    /// Unmaps all these devices of a session, and maps them again. The session ends with its last device,
+    /// so its paths have to be named again.
+    fn renew(&mut self, session: &Row, devices: Vec<Row>) -> Result<(), Refusal> {
+        let name = session.item.text("sessname");
+        let paths = self.paths_of(session);
+        let paths: Vec<&str> = paths.iter().map(|path| path.item.text("pathname")).collect();
+        let options: String = paths.iter().map(|path| format!(" path={path}")).collect();
+        let mut result = Ok(());
+        let mut unmapped = Vec::new();
+        for row in devices {
+            match self.write(row.source, &format!("{}/unmap_device", row.at), "force") {
+                Ok(()) => unmapped.push(row),
+                Err(refusal) => result = result.and(Err(refusal)),
+            }
+        }
+        let mut lost = Vec::new();
+        for row in &unmapped {
             let device = row.item.text("mapping_path");
             let access = row.item.text("access_mode");
             let value =
-                format!("sessname={session_name} device_path={device}{paths} access_mode={access}");
-            ("/class/rnbd-client/ctl/map_device".to_owned(), value)
+                format!("sessname={name} device_path={device}{options} access_mode={access}");
+            let mapped = self.write(row.source, "/class/rnbd-client/ctl/map_device", &value);
+            if mapped.is_err() {
+                lost.push(format!("`rnbd map {device} from {name} {} {access}`", paths.join(" ")));
+            }
+            result = result.and(mapped);
+        }
+        result.map_err(|refusal| match lost.as_slice() {
+            [] => refusal,
+            lost => {
+                let words = lost.join(", ");
+                let text = format!("{refusal}; what is unmapped now comes back with {words}");
+                Refusal::new(refusal.errno, text)
+            }
         })
     }
 
