@@ -10,13 +10,13 @@ use bowline_rnbd::Errno;
 pub struct Error {
     what: String,
     errno: Errno,
-    /// `what` says the reason as well.
-    explained: bool,
+    /// The session refused, and `what` says the reason as well.
+    of_session: bool,
 }
 
 impl Error {
     pub(crate) fn new(what: impl Into<String>, errno: Errno) -> Self {
-        Self { what: what.into(), errno, explained: false }
+        Self { what: what.into(), errno, of_session: false }
     }
 
     pub(crate) fn io(what: impl Into<String>, error: &io::Error) -> Self {
@@ -24,12 +24,18 @@ impl Error {
     }
 
     pub(crate) fn rtrs(error: &bowline_rtrs_driver::Error) -> Self {
-        Self { what: error.to_string(), errno: Errno(error.errno()), explained: true }
+        Self { what: error.to_string(), errno: Errno(error.errno()), of_session: true }
     }
 
     /// Returns the error number.
     pub const fn errno(&self) -> Errno {
         self.errno
+    }
+
+    /// Tells whether it was the session that could not be opened, and not the disk: the same numbers mean
+    /// other things then.
+    pub const fn is_of_session(&self) -> bool {
+        self.of_session
     }
 }
 
@@ -41,7 +47,7 @@ pub(crate) fn errno_of(error: &io::Error) -> Errno {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.what)?;
-        if self.explained {
+        if self.of_session {
             return Ok(());
         }
         write!(f, ": {}", io::Error::from_raw_os_error(self.errno.0))

@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     ffi::OsString,
-    fs, io,
+    fmt, io,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc::Sender},
     thread,
@@ -21,11 +21,14 @@ use bowline_block::{
 use bowline_ctl::{
     Errno,
     errno::{EALREADY, EBUSY, EIO, ENODEV},
+    fusefs,
 };
 use bowline_rnbd_driver::{
     client::{Client, Disk},
     tree::{DiskInfo, Disks, MapSpec},
 };
+
+use super::serving::no_mount;
 
 /// How long somebody who uses a disk may take to be gone: the system tells of the end of a use a moment
 /// after the program has closed its file.
@@ -49,6 +52,26 @@ pub(super) struct Options {
     /// mounted or claimed otherwise; that a program merely has it open is not seen
     #[arg(long)]
     ublk: bool,
+}
+
+/// Why a door could not be opened.
+#[derive(Debug)]
+pub(super) struct NoDoor {
+    /// Which one, and why.
+    text: String,
+    errno: Errno,
+}
+
+impl NoDoor {
+    fn new(text: String, error: &io::Error) -> Self {
+        Self { text, errno: error.raw_os_error().unwrap_or(EIO) }
+    }
+}
+
+impl fmt::Display for NoDoor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
 }
 
 /// The doors of one disk.
@@ -135,7 +158,7 @@ impl Doors {
     }
 
     /// Opens the doors of a disk; returns where they are.
-    pub(super) fn open(&self, disk: &Arc<Disk>) -> io::Result<Vec<String>> {
+    pub(super) fn open(&self, disk: &Arc<Disk>) -> Result<Vec<String>, NoDoor> {
         let mut state = self.lock();
         let first = state.fronts.is_empty();
         let name = disk.local_name().to_owned();
@@ -144,18 +167,25 @@ impl Doors {
         let mut said = Vec::new();
         if let Some(path) = self.options.nbd.as_deref().map(place) {
             let device: Arc<dyn BlockDevice> = Arc::<Disk>::clone(disk);
-            doors.nbd = Some(nbd::serve(device, &path, NbdOptions::default())?);
+            let served = nbd::serve(device, &path, NbdOptions::default());
+            doors.nbd = Some(served.map_err(|error| {
+                NoDoor::new(format!("cannot listen on {}: {error}", path.display()), &error)
+            })?);
             said.push(format!("nbd {}", path.display()));
         }
         if let Some(dir) = self.options.fuse.as_deref().map(place) {
             let device: Arc<dyn BlockDevice> = Arc::<Disk>::clone(disk);
-            fs::create_dir_all(&dir)?;
-            doors.fuse = Some(fuse::mount(device, &dir, &name, FuseOptions::default())?);
+            let mounted = fusefs::folder(&dir)
+                .and_then(|()| fuse::mount(device, &dir, &name, FuseOptions::default()));
+            doors.fuse =
+                Some(mounted.map_err(|error| NoDoor::new(no_mount(&dir, &error), &error))?);
             said.push(format!("fuse {}", dir.join(&name).display()));
         }
         if self.options.ublk {
             let device: Arc<dyn BlockDevice> = Arc::<Disk>::clone(disk);
-            let ublk = ublk::attach(device, UblkOptions::default())?;
+            let attached = ublk::attach(device, UblkOptions::default());
+            let ublk = attached
+                .map_err(|error| NoDoor::new(format!("no block device: {error}"), &error))?;
             said.push(format!("ublk {}", ublk.path().display()));
             doors.ublk = Some(ublk);
         }
@@ -237,7 +267,7 @@ impl Disks for Doors {
         self.open(&disk).map(|_| ()).map_err(|error| {
             // Without its door the disk is of no use; whoever asked is told.
             let _ = self.client.unmap(&disk);
-            error.raw_os_error().unwrap_or(EIO)
+            error.errno
         })
     }
 

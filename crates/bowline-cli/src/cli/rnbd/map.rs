@@ -192,18 +192,24 @@ fn refused(
 ) -> Failure {
     let errno = error.errno();
     let servers: Vec<String> = route.paths.iter().map(|(_, dst)| dst.to_string()).collect();
+    // What keeps one path from being connected keeps the session from being opened.
+    let one_of = if servers.len() > 1 { "one of " } else { "" };
     let (servers, session, port) = (servers.join(", "), &route.session, side.port);
     let text = match errno {
         Errno::ETIMEDOUT => format!(
-            "no answer from {servers} within {}: does a server run there, and does UDP port 4791 get \
+            "no answer from {one_of}{servers} within {}: does a server run there, and does UDP port 4791 get \
              through?",
             seconds(how.connect_timeout)
         ),
         Errno::ECONNRESET => format!(
-            "{servers} refused the connection: no server on port {port}, or one that does not admit a \
+            "{one_of}{servers} refused the connection: no server on port {port}, or one that does not admit a \
              session {session} from here: the name is taken, or --allow leaves it out"
         ),
         Errno::ENOENT => format!("{servers} has no disk {device} for session {session}"),
+        Errno::EPERM if error.is_of_session() => format!(
+            "{one_of}{servers} does not admit a client at the address this path comes from: its --allow leaves \
+             that out"
+        ),
         Errno::EPERM => format!(
             "{servers} does not open {device} for {}: another session has it open for writing",
             how.access

@@ -1,6 +1,9 @@
 //! A process that serves until it is told to stop: its control socket and its tree of files.
 
-use std::path::{Path, PathBuf};
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
 
 use bowline_ctl::{Server, Tree, folder, fusefs};
 use bowline_rtrs_driver::tree::Files;
@@ -71,10 +74,29 @@ fn files(text: &str) -> Result<Files, String> {
 }
 
 fn mounted(tree: &Tree, dir: &Path) -> Outcome<fusefs::Mount> {
-    fusefs::mount(tree.clone(), dir).map_err(|error| {
-        Failure::failed(format!(
-            "cannot mount {}: {error}; FUSE needs /dev/fuse, and fusermount3 for others than root",
-            dir.display()
-        ))
-    })
+    fusefs::mount(tree.clone(), dir).map_err(|error| Failure::failed(no_mount(dir, &error)))
+}
+
+/// Says why nothing could be mounted, and what that needs.
+pub(super) fn no_mount(dir: &Path, error: &io::Error) -> String {
+    let text = format!("cannot mount {}: {error}", dir.display());
+    // What is wrong with the folder itself has nothing to do with FUSE.
+    if dir.is_dir() {
+        format!("{text}; FUSE needs /dev/fuse, and fusermount3 for others than root")
+    } else {
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fuse_is_named_where_the_folder_is_there() {
+        let error = io::Error::from_raw_os_error(2);
+        assert!(no_mount(Path::new("/"), &error).contains("; FUSE needs /dev/fuse"));
+        let text = "cannot mount /nowhere/x: No such file or directory (os error 2)";
+        assert_eq!(no_mount(Path::new("/nowhere/x"), &error), text);
+    }
 }

@@ -13,7 +13,7 @@ use bowline_roce_driver::{PollMode, SoftConfig, SoftDevice};
 use bowline_rtrs_driver::{Engine, EngineConfig, PORT, Poll};
 use bowline_verbs::{Device, Mtu};
 
-use super::tool::{path_spec, session_name};
+use super::tool::{no_address, path_spec, session_name};
 use crate::cli::{
     Failure, Outcome,
     args::{Family, host, interval, route_to},
@@ -147,6 +147,7 @@ impl Towards {
             let dst = host(from, Family::Any)?;
             (session_name(from), vec![PathSpec { src: None, dst }])
         } else {
+            no_address(from)?;
             let specs = self.path.iter().map(|text| path_spec(text));
             (from.to_owned(), specs.collect::<Outcome<Vec<_>>>()?)
         };

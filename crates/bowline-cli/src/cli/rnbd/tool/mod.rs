@@ -129,3 +129,8 @@ pub(super) fn complete(words: &[String], full: &[String], fits: fn(&str) -> bool
 pub(super) fn path_spec(text: &str) -> Outcome<bowline_ctl::PathSpec> {
     Ok(run::path_spec(text)?)
 }
+
+/// Refuses what cannot be the name of a session.
+pub(super) fn no_address(name: &str) -> Outcome {
+    Ok(run::no_address(name)?)
+}

@@ -8,6 +8,7 @@ use std::{
 
 use bowline_ctl::{Errno, PathSpec, address_text, errno};
 use bowline_rnbd_driver::tree::MapSpec;
+use bowline_wire::rtrs::SessionName;
 use serde_json::{Map, Value};
 
 use super::{
@@ -223,6 +224,7 @@ impl Run<'_> {
                     let address = address(server)?;
                     (source, session_name(server), vec![address_text(address)])
                 } else {
+                    no_address(server)?;
                     (source, server.clone(), paths)
                 }
             }
@@ -366,20 +368,35 @@ impl Run<'_> {
         };
         let down: Vec<Row> =
             paths.iter().filter(|row| row.item.text("state") != "connected").cloned().collect();
-        let result = self.each(&down, |row| (format!("{}/reconnect", row.at), "1".to_owned()));
+        let mut result = self.each(&down, |row| (format!("{}/reconnect", row.at), "1".to_owned()));
         if !self.request.options.add_missing || target == Target::Path {
             return result;
         }
         for session in &rows {
-            let server = session.item.text("srvname").to_owned();
-            let known: Vec<String> =
-                self.paths_of(session).iter().map(|p| p.item.text("dst_addr").to_owned()).collect();
-            let wanted = addresses(&server)?.into_iter().map(address_text);
-            for address in wanted.filter(|address| !known.contains(address)) {
-                self.write(session.source, &format!("{}/add_path", session.at), &address)?;
-            }
+            let added = self.add_missing(session);
+            result = result.and(added);
         }
         result
+    }
+
+    /// Adds paths to the addresses of a session's server that have none.
+    fn add_missing(&mut self, session: &Row) -> Result<(), Refusal> {
+        let known: Vec<String> =
+            self.paths_of(session).iter().map(|p| p.item.text("dst_addr").to_owned()).collect();
+        let all = addresses(session.item.text("srvname")).map_err(|refusal| {
+            let name = session.item.text("sessname");
+            let text = format!(
+                "no addresses for session {name}: what stands behind the @ of its name is looked up, as in {}: \
+                 {refusal}",
+                session_name("SERVER")
+            );
+            Refusal::new(refusal.errno, text)
+        })?;
+        let wanted = all.into_iter().map(address_text);
+        for address in wanted.filter(|address| !known.contains(address)) {
+            self.write(session.source, &format!("{}/add_path", session.at), &address)?;
+        }
+        Ok(())
     }
 
     /// Returns the only thing of this name, of the first kind that has one.
@@ -681,7 +698,9 @@ fn path_text(text: &str) -> Result<String, Refusal> {
     whole.map_err(|errno| no_path(errno, text))
 }
 
+/// Every mistake in a path has the error number that a kernel's tree gives for it [RS-34].
 fn no_path(errno: Errno, text: &str) -> Refusal {
+    let errno = if errno == errno::ENODEV { errno } else { errno::EINVAL };
     Refusal::new(errno, format!("\"{text}\" is not a path such as ip:10.0.0.1@ip:10.0.0.2"))
 }
 
@@ -692,7 +711,16 @@ fn address(server: &str) -> Result<IpAddr, Refusal> {
     })
 }
 
+/// Returns the addresses of a server as a session's name has it: a host, or an address with dashes where
+/// [`session_name`] has replaced something.
 fn addresses(server: &str) -> Result<Vec<IpAddr>, Refusal> {
+    if server.is_empty() {
+        return Err(Refusal::new(errno::ENXIO, "it has no @"));
+    }
+    let with = |separator: &str| server.replace('-', separator).parse::<IpAddr>().ok();
+    if let Some(address) = with(".").or_else(|| with(":")) {
+        return Ok(vec![address]);
+    }
     let found = std::net::ToSocketAddrs::to_socket_addrs(&(server, 0))
         .map_err(|error| Refusal::new(errno::ENXIO, format!("cannot look up {server}: {error}")))?;
     let mut all: Vec<IpAddr> = found.map(|address| address.ip()).collect();
@@ -706,6 +734,17 @@ fn addresses(server: &str) -> Result<Vec<IpAddr>, Refusal> {
 pub(in crate::cli::rnbd) fn session_name(server: &str) -> String {
     let bare = server.strip_prefix("ip:").unwrap_or(server);
     format!("{}@{}", own_name(), bare.replace(['.', ':', '/'], "-"))
+}
+
+/// Refuses what cannot be the name of a session [RT-68], as where a server stands that has paths.
+pub(in crate::cli::rnbd) fn no_address(name: &str) -> Result<(), Refusal> {
+    SessionName::new(name).map(drop).map_err(|error| {
+        Refusal::usage(format!(
+            "{error}: where a path is given, a name of the session is wanted in place of the server's, with \
+             neither . nor / in it, such as {}",
+            session_name(name)
+        ))
+    })
 }
 
 fn own_name() -> String {
@@ -755,7 +794,18 @@ mod tests {
         let gid = "gid:fe80:0000:0000:0000:0000:0000:0000:0001@gid:FE80::2";
         assert_eq!(path_text(gid).unwrap(), "gid:fe80::1@gid:fe80::2");
         assert_eq!(path_spec(gid).unwrap_err().errno, 19);
-        assert_eq!(path_spec("x").unwrap_err().errno, 93);
+        // tests [RS-34]: not EPROTONOSUPPORT, which the words alone would say.
+        assert_eq!(path_spec("x").unwrap_err().errno, 22);
         assert_eq!(path_spec("ip:x").unwrap_err().errno, 22);
+    }
+
+    #[test]
+    fn servers_are_found_again_in_names_of_sessions() {
+        for address in ["10.0.0.1", "fe80::1", "2001:db8::a:1"] {
+            let name = session_name(address);
+            let server = name.split_once('@').unwrap().1;
+            assert_eq!(addresses(server), Ok(vec![address.parse().unwrap()]), "{name}");
+        }
+        assert_eq!(addresses("").unwrap_err().errno, errno::ENXIO);
     }
 }

@@ -1,0 +1,227 @@
+//! What goes wrong with mapped disks: texts that say what to look at, and disks that stay.
+
+use std::{fs, path::Path, thread, time::Duration};
+
+use serde_json::{Value, json};
+
+use crate::skipped;
+use crate::support::{Done, Folder, Running, control, run, start};
+
+fn own(host: u8) -> String {
+    format!("127.61.{host}.11")
+}
+
+fn server_ip(host: u8) -> String {
+    format!("127.61.{host}.1")
+}
+
+fn path(host: u8) -> String {
+    format!("{}@{}", own(host), server_ip(host))
+}
+
+fn export(folder: &Folder, host: u8, more: &[&str]) -> Running {
+    let address = server_ip(host);
+    let words = ["rnbd", "export", "--memory", "disk0=1MiB", "--memory", "disk1=1MiB"];
+    let words = [&words[..], &["-I", &address, "--no-control"], more].concat();
+    let mut server = start(folder, &words);
+    server.expect(&format!("listening on {address}:"));
+    server
+}
+
+fn map(folder: &Folder, host: u8, more: &[&str]) -> Running {
+    let words = ["rnbd", "map", "disk0", "--from", "s1", "--path", &path(host)];
+    start(folder, &[&words[..], more].concat())
+}
+
+fn mapped(folder: &Folder, host: u8, more: &[&str]) -> Running {
+    let mut client = map(folder, host, more);
+    client.expect("mapped disk0 ");
+    client
+}
+
+fn rnbd(folder: &Folder, words: &str) -> Done {
+    let words: Vec<&str> = ["rnbd"].into_iter().chain(words.split(' ')).collect();
+    run(folder, &words)
+}
+
+fn disks(folder: &Folder) -> Vec<(String, String)> {
+    let all = rnbd(folder, "client device list json").exits(0).out;
+    let all: Value = serde_json::from_str(&all).expect("JSON");
+    let all = all["imports"].as_array().cloned().unwrap_or_default();
+    let text = |disk: &Value, key: &str| disk[key].as_str().expect("text").to_owned();
+    all.iter().map(|disk| (text(disk, "mapping_path"), text(disk, "access_mode"))).collect()
+}
+
+fn plain(path: &Path) -> &str {
+    path.to_str().expect("a plain path")
+}
+
+fn end(process: Running) {
+    process.signal("-TERM");
+    process.finish().exits(0);
+}
+
+#[test]
+fn disks_that_are_mapped_again_keep_their_process() {
+    // tests [NB-42]
+    let folder = Folder::new();
+    let server = export(&folder, 1, &[]);
+    let socket = folder.path().join("control");
+    let client = mapped(&folder, 1, &["--control", plain(&socket)]);
+    let write = |path: &str, value: &str| {
+        let line = json!({"version": 1, "op": "write", "path": path, "value": value});
+        control(&socket, &line.to_string())
+    };
+    let words = format!("sessname=s1 device_path=disk0 path=ip:{}", path(1).replace('@', "@ip:"));
+    assert_eq!(write("/block/rnbd0/rnbd/unmap_device", "force"), json!({"ok": null}));
+    // Whoever maps again with the next command may be a little slow.
+    thread::sleep(Duration::from_millis(350));
+    assert_eq!(write("/class/rnbd-client/ctl/map_device", &words), json!({"ok": null}));
+    thread::sleep(Duration::from_millis(1500));
+    assert_eq!(write("/block/rnbd0/rnbd/unmap_device", "force"), json!({"ok": null}));
+    client.finish().exits(0);
+    end(server);
+}
+
+#[test]
+fn words_without_a_port_mean_that_of_the_client() {
+    // tests [NB-34] [NB-42]
+    let folder = Folder::new();
+    let server = export(&folder, 2, &["-p", "2000"]);
+    let client =
+        mapped(&folder, 2, &["-p", "2000", "--path-dead", "0.5", "--connect-timeout", "1"]);
+    rnbd(&folder, "map disk1 from s1 ro").exits(0);
+    rnbd(&folder, "remap s1 force").exits(0);
+    let pair = |disk: &str, access: &str| (disk.to_owned(), access.to_owned());
+    assert_eq!(disks(&folder), [pair("disk0", "rw"), pair("disk1", "ro")]);
+    rnbd(&folder, "unmap disk1").exits(0);
+    rnbd(&folder, &format!("map disk1 from s2 {} ro", path(2))).exits(0);
+    assert_eq!(disks(&folder), [pair("disk0", "rw"), pair("disk1", "ro")]);
+
+    // What cannot be mapped again is not lost without a word.
+    server.signal("-KILL");
+    server.finish();
+    let ip = path(2).replace('@', "@ip:");
+    let done = rnbd(&folder, "remap s1 force");
+    assert_ne!(done.code, Some(0));
+    done.complains(&[
+        "map_device: ",
+        "unmapped now",
+        &format!("`rnbd map disk0 from s1 ip:{ip} rw`"),
+    ]);
+    drop(client);
+}
+
+#[test]
+fn a_session_that_is_not_admitted_is_told_so() {
+    // tests [RT-64]
+    let folder = Folder::new();
+    let server = export(&folder, 3, &["--allow", "127.61.99.0/24"]);
+    let done = map(&folder, 3, &[]).finish().exits(256 - 1);
+    assert!(!done.err.contains("writing"), "{done:?}");
+    done.complains(&["127.61.3.1 does not admit", "--allow"]);
+    end(server);
+}
+
+#[test]
+fn of_several_paths_not_all_are_said_to_be_silent() {
+    let folder = Folder::new();
+    let server = export(&folder, 4, &[]);
+    let silent = ["--path", "127.61.4.12@127.61.4.2", "--connect-timeout", "0.3"];
+    map(&folder, 4, &silent)
+        .finish()
+        .exits(146)
+        .complains(&["no answer from one of 127.61.4.1, 127.61.4.2 within 0.3 s"]);
+    end(server);
+}
+
+#[test]
+fn doors_that_cannot_be_opened_are_named() {
+    let folder = Folder::new();
+    let server = export(&folder, 5, &[]);
+    let refused =
+        |door: &str, place: &Path| map(&folder, 5, &[door, plain(place)]).finish().exits(1);
+    let missing = folder.path().join("missing/disk.sock");
+    refused("--nbd", &missing).complains(&["disk0", plain(&missing), "No such file"]);
+    let long = folder.path().join("n".repeat(120));
+    refused("--nbd", &long).complains(&["disk0", plain(&long), "File name too long"]);
+    let file = folder.write("victim", "precious");
+    refused("--nbd", &file).complains(&["disk0", plain(&file), "Address already in use"]);
+    let done = refused("--fuse", &file);
+    assert!(!done.err.contains("FUSE"), "FUSE is not what is wrong: {done:?}");
+    done.complains(&["cannot mount", plain(&file), "File exists"]);
+    assert_eq!(fs::read_to_string(&file).expect("it is there"), "precious");
+    end(server);
+}
+
+#[test]
+fn what_kill_9_leaves_behind_is_in_nobodys_way() {
+    let folder = Folder::new();
+    let server = export(&folder, 6, &[]);
+    let [files, tree, nbd] = ["my files", "tree", "nbd"].map(|name| folder.path().join(name));
+    let doors = ["--fuse", plain(&files), "--tree", plain(&tree), "--nbd", plain(&nbd)];
+    let mut client = map(&folder, 6, &doors);
+    if !client.hears("mapped disk0 ") {
+        let done = client.finish();
+        assert!(done.err.contains("FUSE needs"), "{done:?}");
+        skipped::without_fuse(done.err.trim());
+        return end(server);
+    }
+    for _ in 0..2 {
+        client.signal("-KILL");
+        client.finish();
+        assert!(fs::metadata(&files).is_err(), "a dead mount");
+        client = restarted(&folder, &doors);
+        assert_eq!(fs::metadata(files.join("rnbd0")).expect("the disk").len(), 1 << 20);
+        assert!(tree.join("class").is_dir());
+    }
+    end(client);
+    for dir in [files, tree] {
+        assert!(fs::read_dir(dir).expect("an empty folder").next().is_none());
+    }
+    end(server);
+}
+
+/// Maps the disk again as soon as the server has noticed that the client before is dead [NB-61].
+fn restarted(folder: &Folder, doors: &[&str]) -> Running {
+    loop {
+        let mut client = map(folder, 6, doors);
+        if client.hears("mapped disk0 ") {
+            return client;
+        }
+        let done = client.finish();
+        assert!(
+            done.err.contains("refused the connection") || done.err.contains("for writing"),
+            "{done:?}"
+        );
+        thread::sleep(Duration::from_millis(200));
+    }
+}
+
+#[test]
+fn addresses_are_no_names_of_sessions() {
+    // tests [RT-68]
+    let folder = Folder::new();
+    let server = export(&folder, 7, &[]);
+    let parts = ["neither . nor /", "127-61-7-1"];
+    let words = ["rnbd", "map", "disk0", "--from", "127.61.7.1", "--path", &path(7)];
+    run(&folder, &words).exits(234).complains(&parts);
+    let client = mapped(&folder, 7, &["-I", "127.61.7.12"]);
+    rnbd(&folder, "map disk1 from 127.61.7.1 ip:127.61.7.12@ip:127.61.7.1")
+        .exits(234)
+        .complains(&parts);
+    // A path that is none is a bad argument, wherever it is said.
+    rnbd(&folder, "add s1 foo").exits(234).complains(&["\"foo\" is not a path"]);
+    rnbd(&folder, "recover s1 add-missing").exits(256 - 6).complains(&["s1", "@SERVER"]);
+    end(client);
+
+    // A session that is named after an address knows its server.
+    let words = ["rnbd", "map", "disk0", "--from", "127.61.7.1"];
+    let mut client = start(&folder, &words);
+    client.expect("mapped disk0 ");
+    let name =
+        rnbd(&folder, "client session list sessname csv noheaders notree nototals").exits(0).out;
+    rnbd(&folder, &format!("recover {} add-missing", name.trim().trim_matches('"'))).exits(0);
+    end(client);
+    end(server);
+}
