@@ -400,7 +400,7 @@ fn zeroes_that_must_stay_allocated_do() {
     let file = std::fs::File::open(&path).unwrap();
     let mut exports = Exports::new();
     exports.file("disk0", &path, FileOptions::default()).unwrap();
-    let rig = Rig::new(72, exports);
+    let rig = Rig::new(25, exports);
     std::fs::remove_file(&path).unwrap();
     file.sync_all().unwrap();
     let blocks = || std::os::unix::fs::MetadataExt::blocks(&file.metadata().unwrap());
@@ -436,7 +436,7 @@ fn a_remap_ends_whatever_becomes_of_it() {
     let mut exports = memory(MIB);
     exports.memory("disk1", MIB, 512).unwrap();
     exports.backend("slow", Arc::clone(&faulty) as Arc<dyn Backend>, false).unwrap();
-    let rig = Rig::new(71, exports);
+    let rig = Rig::new(26, exports);
     let options = rig.options("beside");
     let [slow, gone, back] =
         ["slow", "disk0", "disk1"].map(|name| rig.map(name, &options).unwrap());
