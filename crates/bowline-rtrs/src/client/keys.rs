@@ -166,17 +166,22 @@ impl Session {
 
     /// Ends the requests that wait for keys there will not be.
     fn end_keyless(&mut self, now: Instant, lid: PathId, errno: Errno) {
+        let mut given_up = false;
         for index in 0..self.requests.len() as u16 {
             let request = &self.requests[usize::from(index)];
             if !request.running || request.link != lid || !request.fast {
                 continue;
             }
+            given_up |= request.moved;
             let cid = usize::from(request.cid);
             if let Some(link) = self.links.get_mut(lid) {
                 link.conns[cid].waiting.retain(|waiting| *waiting != index);
             }
             self.leave_link(index);
             self.end_request(now, index, -errno.0);
+        }
+        if given_up {
+            self.fail_joined(now, true);
         }
     }
 

@@ -52,6 +52,8 @@ pub(super) struct Request {
     pub(super) grant: Grant,
     /// It was answered so, and its key is being invalidated.
     pub(super) answered: Option<i32>,
+    /// It was on a link that is gone: the server may carry it out still.
+    pub(super) moved: bool,
     tag: u64,
     at: Instant,
 }
@@ -72,6 +74,7 @@ impl Request {
             fast: false,
             grant: Grant::None,
             answered: None,
+            moved: false,
             tag: 0,
             at: Instant::from_nanos(0),
         }
@@ -164,6 +167,7 @@ impl Session {
         request.data_len = data_len;
         request.fast = fast;
         request.answered = None;
+        request.moved = false;
         request.tag = tag;
         request.at = now;
         self.submit(permit.index)?;

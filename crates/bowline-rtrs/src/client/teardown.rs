@@ -199,7 +199,7 @@ impl Session {
         for conn in &mut link.conns {
             conn.waiting.clear();
         }
-        let mut given_up = false;
+        let (mut given_up, mut refused) = (false, false);
         for index in 0..self.requests.len() as u16 {
             let request = &self.requests[usize::from(index)];
             if !request.running || request.link != lid {
@@ -211,6 +211,7 @@ impl Session {
                 self.end_request(now, index, errno);
                 continue;
             }
+            self.requests[usize::from(index)].moved = true;
             match self.submit(index) {
                 Ok(id) => {
                     if let Some(path) = self.paths.get_mut(id) {
@@ -219,21 +220,27 @@ impl Session {
                 }
                 Err(errno) => {
                     given_up = true;
+                    // Else no path is connected [RT-59].
+                    refused |= errno != Errno::ECONNABORTED;
                     self.end_request(now, index, -errno.0);
                 }
             }
         }
         if given_up {
-            self.fail_joining(now);
+            self.fail_joined(now, refused);
         }
     }
 
     /// Requests were given up that the server may still carry out, in chunks that are used for others
     /// now. A server lets a path join only when what is under way at its INFO_REQ is done, so a path
-    /// whose INFO_REQ is older than that has to ask again [RS-9].
-    fn fail_joining(&mut self, now: Instant) {
+    /// whose INFO_REQ is older than that has to ask again. Those are the paths that wait for the answer,
+    /// and, where requests were `refused` by paths that are up, because they have no key there or are
+    /// too long, these as well: data of the chunks' next requests would be there before the old ones are
+    /// done, and these would write their results into it [RS-9].
+    pub(super) fn fail_joined(&mut self, now: Instant, refused: bool) {
         for id in self.links.ids() {
-            if self.links.get(id).is_some_and(|link| link.phase == Phase::Info) {
+            let phase = self.links.get(id).map(|link| link.phase);
+            if phase == Some(Phase::Info) || refused && phase == Some(Phase::Up) {
                 self.fail(now, id, Errno::ECONNABORTED);
             }
         }

@@ -5,7 +5,7 @@ use bowline_rtrs::{Errno, Input, MemRef, PathId, PortAttr, RegionId};
 use bowline_verbs::Access;
 use bowline_wire::rtrs::{Desc, Dir, Imm, IoHdr};
 
-use crate::peer::{ATTR, Io, Rig, addr, config};
+use crate::peer::{ATTR, Connects, Io, Rig, addr, config};
 
 fn per_request() -> ClientConfig {
     ClientConfig { read_keys: ReadKeys::PerRequest, ..config() }
@@ -258,6 +258,43 @@ fn keys_may_not_be_had() {
     rig.write(&permit, memory, 3).unwrap();
     rig.reply_all();
     assert_eq!(rig.take_completed(), [(3, 0)]);
+}
+
+// tests [RS-9]: a READ whose path is lost, and for which there is no key on the other one. The server may
+// carry it out still, so its chunk is not used over a path that joined before that is done.
+#[test]
+fn a_chunk_given_up_is_not_used_over_a_path_that_joined_before() {
+    for known in [false, true] {
+        let mut rig = Rig::opened(false, 2);
+        let memory = rig.memory();
+        let (permit, other) = (rig.permit(), rig.permit());
+        rig.read(&permit, &pieces(memory), 1).unwrap();
+        let before: Vec<_> = rig.conns.keys().copied().collect();
+        rig.no_keys = true;
+        if known {
+            rig.read(&other, &pieces(memory), 2).unwrap();
+            assert_eq!(rig.take_completed(), [(2, -Errno::ENOMEM.0)]);
+            rig.write(&other, memory, 3).unwrap();
+            assert_eq!(rig.ios.len(), 2, "never sent, so nothing is in the way");
+            let io = rig.ios.remove(1);
+            rig.reply(&io, 0);
+            rig.pump();
+            assert_eq!(rig.take_completed(), [(3, 0)]);
+        }
+        let io = rig.ios.remove(0);
+        rig.connects = Connects::Fail(Errno::ETIMEDOUT);
+        rig.break_conn(io.conn);
+        rig.pump();
+        assert_eq!(rig.take_completed(), [(1, -Errno::ENOMEM.0)]);
+        assert_eq!(rig.write(&permit, memory, 4), Err(Errno::ECONNABORTED));
+        rig.connects = Connects::Accept;
+        rig.pass(std::time::Duration::from_secs(3));
+        rig.write(&permit, memory, 5).unwrap();
+        let conn = rig.ios[0].conn;
+        assert!(!before.contains(&conn), "{conn:?} had joined before");
+        rig.reply_all();
+        assert_eq!(rig.take_completed(), [(5, 0)]);
+    }
 }
 
 /// Requests wait for keys, in order, and for receives: an answer may take two.
