@@ -40,8 +40,9 @@ pub(super) struct Permits {
     free: Vec<u64>,
     left: u32,
     total: u32,
-    /// One was refused since [`take_wanted`](Self::take_wanted).
-    wanted: bool,
+    /// One was refused since [`take_wanted`](Self::take_wanted), with so many kept: the fewest, if
+    /// several were.
+    wanted: Option<u32>,
 }
 
 impl Permits {
@@ -49,14 +50,14 @@ impl Permits {
         let total = u32::from(total);
         let words = total.div_ceil(64);
         let word = |i: u32| u64::MAX >> (64 - (total - 64 * i).min(64));
-        Self { free: (0..words).map(word).collect(), left: total, total, wanted: false }
+        Self { free: (0..words).map(word).collect(), left: total, total, wanted: None }
     }
 
     /// Takes the lowest free index, unless no more than `keep` are left.
     pub(super) fn take(&mut self, keep: u32) -> Option<u16> {
         let found = (self.left > keep).then(|| self.free.iter().position(|&w| w != 0)).flatten();
         let Some(at) = found else {
-            self.wanted = true;
+            self.wanted = Some(self.wanted.map_or(keep, |least| least.min(keep)));
             return None;
         };
         let bit = self.free[at].trailing_zeros();
@@ -76,9 +77,10 @@ impl Permits {
         u32::from(index) < self.total && self.free[usize::from(index / 64)] >> (index % 64) & 1 == 0
     }
 
-    /// Tells whether somebody was refused one since the last time, when one can be had.
-    pub(super) fn take_wanted(&mut self, keep: u32) -> bool {
-        self.left > keep && std::mem::take(&mut self.wanted)
+    /// Tells whether somebody was refused one since the last time, and can have one now.
+    pub(super) fn take_wanted(&mut self) -> bool {
+        let left = self.left;
+        self.wanted.take_if(|keep| left > *keep).is_some()
     }
 
     pub(super) fn all_back(&self) -> bool {
@@ -96,11 +98,11 @@ mod tests {
         let mut permits = Permits::new(130);
         assert_eq!((0..130).map_while(|_| permits.take(0)).last(), Some(129));
         assert_eq!(permits.take(0), None);
-        assert!(!permits.take_wanted(0), "none can be had yet");
+        assert!(!permits.take_wanted(), "none can be had yet");
         permits.put(70);
         permits.put(5);
-        assert!(permits.take_wanted(0));
-        assert!(!permits.take_wanted(0), "told once");
+        assert!(permits.take_wanted());
+        assert!(!permits.take_wanted(), "told once");
         assert_eq!((permits.take(0), permits.take(0), permits.take(0)), (Some(5), Some(70), None));
         assert!(!permits.all_back());
         (0..130).for_each(|i| permits.put(i));
@@ -115,5 +117,20 @@ mod tests {
             assert_eq!(given, usize::from(total) - 1);
             assert_eq!(permits.take(0), Some(total - 1));
         }
+    }
+
+    #[test]
+    fn who_is_refused_a_kept_permit_is_told_of_it() {
+        let mut permits = Permits::new(3);
+        let io = [permits.take(1), permits.take(1)].map(Option::unwrap);
+        let kept = permits.take(0).unwrap();
+        assert_eq!((permits.take(1), permits.take(0), permits.take(1)), (None, None, None));
+        assert!(!permits.take_wanted());
+        permits.put(kept);
+        assert!(permits.take_wanted(), "for whoever may have the last one");
+        assert_eq!(permits.take(1), None);
+        assert!(!permits.take_wanted(), "not for others");
+        permits.put(io[0]);
+        assert!(permits.take_wanted());
     }
 }

@@ -319,7 +319,7 @@ impl Session {
 
     pub(super) fn free_permit(&mut self, index: u16) {
         self.permits.put(index);
-        if self.permits.take_wanted(self.kept_permits()) {
+        if self.permits.take_wanted() {
             self.events.push_back(Event::PermitFree);
         }
         self.settle();

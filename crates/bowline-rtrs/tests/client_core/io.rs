@@ -228,11 +228,19 @@ fn the_last_permit_is_for_service() {
     rig.pump();
     assert_eq!(rig.ios[0].conn.cid, 0);
     rig.session.put_permit(service);
+    assert_eq!(rig.session.get_permit(PermitKind::Service, 0), None);
     rig.reply_all();
-    assert!(!rig.events.contains(&Event::PermitFree), "not for IO");
+    let free =
+        |rig: &mut Rig| rig.take_events().iter().filter(|e| **e == Event::PermitFree).count();
+    assert_eq!(free(&mut rig), 1, "for messages");
+    assert_eq!(rig.session.get_permit(PermitKind::Io, 0), None, "not for IO");
+    let service = rig.session.get_permit(PermitKind::Service, 0).unwrap();
+    rig.session.put_permit(service);
+    rig.pump();
+    assert_eq!(free(&mut rig), 0, "not for IO");
     permits.into_iter().for_each(|permit| rig.session.put_permit(permit));
     rig.pump();
-    assert_eq!(rig.take_events().iter().filter(|e| **e == Event::PermitFree).count(), 1);
+    assert_eq!(free(&mut rig), 1);
 }
 
 // tests [RT-37], [RT-24]
