@@ -4,6 +4,7 @@ use bowline_roce::{Device, Instant};
 
 use super::sabotage::Sabotage;
 use super::stats::Stats;
+use super::world::Step;
 use crate::queue::Queue;
 use crate::rng::Rng;
 use crate::roce::net::Datagram;
@@ -44,6 +45,8 @@ pub(crate) enum Event {
     Repair,
     /// Looks whether everything is done.
     Check,
+    /// What the run has to stand goes on.
+    Trial(Step),
 }
 
 /// What every part of a run needs.

@@ -12,6 +12,7 @@ use bowline_verbs::Buffer;
 
 use self::disks::{Held, Mine};
 use self::eyes::{Eyes, note_input};
+use self::failover::Failover;
 use self::landing::Landings;
 use self::link::Purpose;
 use self::program::Request;
@@ -21,8 +22,10 @@ use super::plan::ClientPlan;
 use super::process::{Heard, Process, hear};
 use crate::roce::host::Host;
 
+mod back;
 mod disks;
 mod eyes;
+mod failover;
 mod landing;
 mod life;
 mod link;
@@ -60,6 +63,11 @@ pub(crate) struct Life {
     region: RegionId,
     buffer: Arc<Buffer>,
     landings: Landings,
+    failover: Failover,
+    /// Since when the program waits for a path, in the end.
+    lost_since: Option<u64>,
+    /// By kind of permit, for messages and for IO: one was refused, and none can be had yet.
+    refused: [bool; 2],
     /// Permits of the slots, kept as drivers do; none where there is only one.
     permits: Vec<Permit>,
     /// By tag: permit and purpose.
@@ -172,6 +180,9 @@ impl Client {
 
     /// Moves everything that can move.
     pub(crate) fn pump(&mut self, base: &mut Base, hosts: &mut [Host], common: &Common<'_>) {
+        if self.process.is_silent(base) {
+            return;
+        }
         let now = base.instant();
         while base.failure.is_none() {
             let Some(life) = &mut self.life else { return };

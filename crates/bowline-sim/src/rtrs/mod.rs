@@ -2,10 +2,13 @@
 //!
 //! A seed draws a server and clients with one to three devices each, a network, sessions of one or
 //! more paths and disks, and what goes wrong: cut lines, lost datagrams, machines that die, programs that
-//! stall, storage that takes seconds, paths and disks that come and go, clients that write where they must not.
+//! stall or are silent for long, storage that takes seconds, a server that is closed and started again,
+//! paths and disks that come and go, clients that write where they must not.
 //! The judges check after every step that
 //!
-//! - every request ends once, and without an error where none is allowed;
+//! - every request ends once, and without an error where none is allowed: a session gives none up while
+//!   a path is connected;
+//! - a path to a silent peer is given up in time, and all paths when the server closes;
 //! - what is read from a disk is what was written to it last, and never to another, also after failovers, and after a crash
 //!   of the server what had been made durable;
 //! - a chunk does not change while the server has it;
@@ -36,6 +39,7 @@ mod run;
 mod sabotage;
 mod server;
 mod stats;
+mod trial;
 mod world;
 
 pub use named::named_seeds;

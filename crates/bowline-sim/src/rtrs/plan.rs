@@ -11,6 +11,7 @@ use bowline_verbs::Mtu;
 use bowline_wire::roce::IcrcPolicy;
 use bowline_wire::rtrs::PORT;
 
+use super::trial::{self, Trial};
 use crate::queue::{MS, SEC, US};
 use crate::rng::Rng;
 use crate::roce::net::NetPlan;
@@ -202,6 +203,8 @@ pub(crate) struct Plan {
     pub(crate) fault_max: u64,
     /// Time in which things go wrong.
     pub(crate) active: u64,
+    /// What the run has to stand besides.
+    pub(crate) trials: Vec<Trial>,
 }
 
 /// Bytes of all requests of a run, about.
@@ -211,6 +214,8 @@ impl Plan {
     /// Draws what the seed stands for; what came to plans later from `extra`, so that seeds stay what they
     /// were.
     pub(crate) fn draw(rng: &mut Rng, extra: &mut Rng, forced: Option<Scenario>) -> Self {
+        // Chance of their own: whatever they draw, the rest stays what it is.
+        let mut trials = Rng::new(extra.clone().next());
         let drawn = Scenario::ALL[rng.below(14) as usize];
         let scenario = forced.unwrap_or(drawn);
         use Scenario as S;
@@ -308,6 +313,7 @@ impl Plan {
                 client
             })
             .collect::<Vec<_>>();
+        let trials = trial::draw(&mut trials, scenario, nodes.len(), active);
         let interval = rng.pick(&[500 * MS, SEC, 5 * SEC]);
         let mut faults = Vec::new();
         let mut add = |rng: &mut Rng, on: bool, fault: Fault| {
@@ -359,6 +365,7 @@ impl Plan {
             step,
             fault_max: rng.magnitude(MS, if disks { SEC } else { 20 * SEC }),
             active,
+            trials,
         };
         for (node, client) in plan.nodes[1..].iter().zip(&mut plan.clients) {
             draw_disks(extra, client, active, disks);
@@ -384,7 +391,7 @@ impl Plan {
         let net = &self.net;
         let disturbed = net.loss + net.repeat + net.damage + net.forge + net.jitter > 0;
         let wrong = !self.faults.is_empty() || self.step.is_some() || self.rude;
-        disturbed || wrong || self.clients.iter().any(|c| c.hostile)
+        disturbed || wrong || !self.trials.is_empty() || self.clients.iter().any(|c| c.hostile)
     }
 }
 

@@ -30,6 +30,8 @@ pub(crate) struct Process {
     looking: bool,
     /// It does nothing before this.
     stalled: u64,
+    /// It does nothing at all before this.
+    silent: u64,
     /// When the earliest timer event in the queue is due.
     wake_at: Option<u64>,
     /// Longest time until it looks.
@@ -45,6 +47,7 @@ impl Process {
             inbox: VecDeque::new(),
             looking: false,
             stalled: 0,
+            silent: 0,
             wake_at: None,
             look,
         }
@@ -61,12 +64,30 @@ impl Process {
         self.inbox.clear();
         self.looking = false;
         self.stalled = 0;
+        self.silent = 0;
         self.wake_at = None;
     }
 
     /// Does nothing for so long.
     pub(crate) fn stall(&mut self, now: u64, length: u64) {
         self.stalled = self.stalled.max(now + length);
+    }
+
+    /// Does nothing at all for so long, then everything it was asked for.
+    pub(crate) fn fall_silent(&mut self, base: &mut Base, length: u64) {
+        self.stall(base.now, length);
+        self.silent = base.now + length;
+        self.wake(base, Some(Instant::from_nanos(self.silent)));
+    }
+
+    /// Tells whether it does nothing at all.
+    pub(crate) fn is_silent(&self, base: &Base) -> bool {
+        self.silent > base.now
+    }
+
+    /// Tells whether it has stalled after this time.
+    pub(crate) fn was_stalled(&self, since: u64) -> bool {
+        self.stalled > since
     }
 
     /// A device has something to tell.

@@ -35,6 +35,12 @@ pub(crate) enum Sabotage {
     LeakKeys,
     /// A session, of any life of the server, has the device ids 0, 1 and so on.
     SmallIds,
+    /// A request ends as if no path were left.
+    GiveUp,
+    /// Nobody is told that there is a permit again.
+    LosePermitFree,
+    /// Nobody notices that a peer is silent.
+    Patience,
 }
 
 /// Device ids of one session as they must not be: the lowest free ones, which mean something else to the
@@ -157,6 +163,21 @@ mod tests {
         // Some seeds show a block size or an end of another disk first.
         let mut caught = caught(Sabotage::SmallIds, Scenario::Disks);
         assert!(caught.any(|what| what.contains("it may be of")), "no disk has data of another");
+    }
+
+    #[test]
+    fn a_request_that_does_not_move_to_another_path_is_noticed() {
+        assert_caught(Sabotage::GiveUp, Scenario::Cuts, &["though a path was connected"]);
+    }
+
+    #[test]
+    fn a_permit_nobody_is_told_of_is_noticed() {
+        assert_caught(Sabotage::LosePermitFree, Scenario::Calm, &["never ends"]);
+    }
+
+    #[test]
+    fn a_path_to_a_silent_peer_that_is_kept_is_noticed() {
+        assert_caught(Sabotage::Patience, Scenario::Stalls, &["silent since"]);
     }
 
     #[test]

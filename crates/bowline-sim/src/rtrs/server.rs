@@ -222,6 +222,9 @@ impl Server {
 
     /// Moves everything that can move.
     fn pump(&mut self, base: &mut Base, hosts: &mut [Host]) {
+        if self.process.is_silent(base) {
+            return;
+        }
         let now = base.instant();
         while base.failure.is_none() {
             let Some(running) = &mut self.running else { return };
@@ -424,6 +427,7 @@ impl Server {
     pub(crate) fn end(&mut self, base: &mut Base, hosts: &mut [Host]) {
         self.count(base);
         let Some(mut running) = self.running.take() else { return };
+        self.later.clear();
         let regions: Vec<RegionId> = running.regions.values().copied().collect();
         regions.into_iter().for_each(|region| running.sessions.drop_region(region));
         let now = base.instant();

@@ -59,6 +59,14 @@ numbers! {
         crashes,
         /// Faults of any kind.
         faults,
+        /// Machines that fell silent.
+        silences,
+        /// Paths that were given up for it.
+        silences_noticed,
+        /// Servers that were closed and started again.
+        restarts,
+        /// Times a program looked, in the end, whether every path was back, and one was not.
+        waits_for_paths,
         /// Virtual time, milliseconds.
         virtual_ms,
     }

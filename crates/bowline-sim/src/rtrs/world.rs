@@ -25,6 +25,10 @@ use crate::roce::host::Host;
 use crate::roce::net::{Datagram, Net};
 use crate::trace::Trace;
 
+pub(crate) use self::trials::Step;
+
+mod trials;
+
 /// Where the run is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
@@ -95,7 +99,7 @@ impl World {
         let (interval, missed_max, probe) = plan.heartbeat;
         let heartbeat = HbConfig {
             interval: Duration::from_nanos(interval),
-            missed_max,
+            missed_max: if sabotage == Some(Sabotage::Patience) { u32::MAX } else { missed_max },
             fast_path_detection: true,
             probe_interval: Duration::from_nanos(probe),
         };
@@ -159,6 +163,7 @@ impl World {
         }
         let active = world.plan.active;
         world.base.schedule(active, Event::Calm);
+        world.begin_trials();
         world
     }
 
@@ -292,6 +297,7 @@ impl World {
                 }
             }
             Event::Check => self.check(),
+            Event::Trial(step) => self.trial(step),
         }
     }
 

@@ -12,6 +12,7 @@ use bowline_verbs::{Access, Buffer};
 use bowline_wire::rtrs::SessionName;
 
 use super::disks::Held;
+use super::failover::Failover;
 use super::landing::Landings;
 use super::paths::uuid;
 use super::{Client, Common, Life, Stage};
@@ -96,6 +97,9 @@ impl Client {
             region,
             buffer,
             landings,
+            failover: Failover::default(),
+            lost_since: None,
+            refused: [false; 2],
             permits: Vec::new(),
             asked: BTreeMap::new(),
             tags: 0,

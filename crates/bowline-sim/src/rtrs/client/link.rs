@@ -5,10 +5,13 @@ use std::time::Duration;
 
 use bowline_rnbd::SessionLimits;
 use bowline_rnbd::client::{Config, Core, Outage, Token};
-use bowline_rtrs::client::{Completed, Event as SessionEvent, PathState, PermitKind};
+use bowline_rtrs::client::{
+    Completed, Event as SessionEvent, PathState, Permit, PermitKind, Session,
+};
 use bowline_rtrs::{MemRef, RegionId};
 use bowline_wire::rtrs::Dir;
 
+use super::failover::Failover;
 use super::landing::Landing;
 use super::{Client, Common, Stage};
 use crate::rtrs::base::Base;
@@ -25,6 +28,18 @@ pub(super) enum Purpose {
     Service(Token, Option<usize>, u32),
 }
 
+/// Takes a permit. Who was `refused` one does not ask again before being told that there is one.
+fn take_permit(
+    session: &mut Session,
+    refused: &mut bool,
+    kind: PermitKind,
+    cpu: u16,
+) -> Option<Permit> {
+    let permit = if *refused { None } else { session.get_permit(kind, cpu) };
+    *refused = permit.is_none();
+    permit
+}
+
 impl Client {
     /// Requests of the session that have ended.
     pub(super) fn completions(&mut self, base: &mut Base) -> bool {
@@ -36,12 +51,16 @@ impl Client {
         if moved && base.wrongs(Sabotage::CompleteTwice, 50) {
             ended.extend_from_within(..1);
         }
-        for one in ended {
+        for mut one in ended {
+            if base.wrongs(Sabotage::GiveUp, 20) {
+                one.errno = -bowline_rtrs::Errno::ECONNABORTED.0;
+            }
             base.note([13, self.number as u64, one.tag], || format!("client: {one:?}"));
             let Some((permit, purpose)) = life.asked.remove(&one.tag) else {
                 base.fail(|| format!("client {}: {one:?} was never asked", self.number));
                 return false;
             };
+            life.failover.ended(one);
             if let Some(permit) = permit
                 && !base.wrongs(Sabotage::ForgetPermit, 20)
             {
@@ -124,10 +143,12 @@ impl Client {
                         core.link_up(now, limits);
                     }
                 }
-                SessionEvent::PathState { state: PathState::Connected, .. } => {
+                SessionEvent::PathState { path, state: PathState::Connected } => {
+                    life.failover.path(path, PathState::Connected);
                     base.stats.paths_up += 1;
                 }
                 SessionEvent::PathState { path, state } => {
+                    life.failover.path(path, state);
                     let lost = matches!(
                         state,
                         PathState::Reconnecting | PathState::ConnectingErr | PathState::Dead
@@ -137,8 +158,17 @@ impl Client {
                         base.fail(|| format!("client {}: {path:?} became {state:?}", self.number));
                     }
                 }
+                SessionEvent::PermitFree if !base.wrongs(Sabotage::LosePermitFree, 1000) => {
+                    life.refused = [false; 2];
+                }
                 _ => {}
             }
+        }
+        if let Some(life) = &mut self.life
+            && !self.plan.hostile
+        {
+            let judged = life.failover.judge();
+            base.judge(judged.map_err(|e| format!("client {}: {e}", self.number)));
         }
         moved
     }
@@ -155,7 +185,9 @@ impl Client {
             if wanted && life.service_slots.is_empty() {
                 break;
             }
-            let Some(permit) = life.session.get_permit(PermitKind::Service, 0) else {
+            let Some(permit) =
+                take_permit(&mut life.session, &mut life.refused[0], PermitKind::Service, 0)
+            else {
                 if life.stage >= Stage::Closing {
                     life.messages.clear();
                 }
@@ -177,8 +209,10 @@ impl Client {
                 Ok(()) => {
                     let purpose = Purpose::Service(message.token, place, message.room);
                     life.asked.insert(tag, (Some(permit), purpose));
+                    life.failover.begun(tag);
                 }
                 Err(errno) => {
+                    base.judge(Failover::refused(errno, life.session.paths()));
                     life.session.put_permit(permit);
                     life.service_slots.extend(place);
                     core.answered(now, message.token, -errno.0, &[]);
@@ -201,7 +235,7 @@ impl Client {
             let cpu = base.rng.below(4) as u16;
             let mut taken = None;
             if life.permits.is_empty() {
-                taken = life.session.get_permit(PermitKind::Io, cpu);
+                taken = take_permit(&mut life.session, &mut life.refused[1], PermitKind::Io, cpu);
             }
             let kept = life.permits.get(usize::from(send.slot));
             let Some(permit) = taken.as_ref().or(kept) else {
@@ -225,8 +259,12 @@ impl Client {
             let tag = life.tags;
             let asked = life.session.request(now, send.dir, permit, &send.usr, pieces, tag);
             match asked {
-                Ok(()) => _ = life.asked.insert(tag, (taken, Purpose::Io(send.slot, landing))),
+                Ok(()) => {
+                    life.asked.insert(tag, (taken, Purpose::Io(send.slot, landing)));
+                    life.failover.begun(tag);
+                }
                 Err(errno) => {
+                    base.judge(Failover::refused(errno, life.session.paths()));
                     taken.into_iter().for_each(|permit| life.session.put_permit(permit));
                     core.send_failed(now, send.slot, bowline_rnbd::Errno(errno.0));
                 }

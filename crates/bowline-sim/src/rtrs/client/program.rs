@@ -224,7 +224,7 @@ impl Client {
             let (disk, at) = life.verified;
             let plan = self.disks.get(disk).map(|mine| &mine.plan).filter(|_| !self.plan.hostile);
             let Some(plan) = plan else {
-                if life.requests.is_empty() {
+                if life.requests.is_empty() && (self.plan.hostile || self.is_all_back(base)) {
                     self.unmap_all(base);
                 }
                 return;

@@ -1,0 +1,49 @@
+//! What some runs have to stand besides their faults: a program that is silent for so long that its
+//! peers must notice, and a server that is closed and started again in the midst of everything.
+
+use super::plan::Scenario;
+use crate::queue::{MS, SEC, US};
+use crate::rng::Rng;
+
+/// Something a run has to stand, once.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Trial {
+    pub(crate) what: Ordeal,
+    /// Since the start of the run.
+    pub(crate) at: u64,
+}
+
+/// What it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ordeal {
+    /// The program of this machine does nothing at all, while its devices answer: only heartbeats tell.
+    Silence { node: usize },
+    /// The server closes all sessions and ends; its machine starts again after so long.
+    Restart { away: u64 },
+}
+
+/// Draws them.
+pub(crate) fn draw(rng: &mut Rng, scenario: Scenario, nodes: usize, active: u64) -> Vec<Trial> {
+    use Scenario as S;
+    let mut trials = Vec::new();
+    let mut add = |rng: &mut Rng, what| trials.push(Trial { what, at: rng.below(active) });
+    let silence = match scenario {
+        S::Stalls => 500,
+        S::Swarm => 100,
+        _ => 0,
+    };
+    if rng.chance(silence) {
+        let node = if rng.chance(500) { 0 } else { 1 + rng.index(nodes - 1) };
+        add(rng, Ordeal::Silence { node });
+    }
+    let restart = match scenario {
+        S::Crash | S::Slow | S::Paths => 300,
+        S::Swarm => 100,
+        _ => 0,
+    };
+    if rng.chance(restart) {
+        let away = rng.magnitude(US, 5 * SEC).max(MS);
+        add(rng, Ordeal::Restart { away });
+    }
+    trials
+}
