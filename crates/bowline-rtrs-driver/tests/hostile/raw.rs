@@ -35,8 +35,8 @@ pub(crate) struct Raw {
     pub(crate) buffer: Arc<Buffer>,
     pub(crate) keys: MrKeys,
     /// Completions and events that nobody has asked for yet.
-    done: VecDeque<Completion>,
-    events: VecDeque<CmEvent>,
+    pub(crate) done: VecDeque<Completion>,
+    pub(crate) events: VecDeque<CmEvent>,
 }
 
 /// What came of a connection request.

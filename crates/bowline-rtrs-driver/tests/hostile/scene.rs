@@ -239,7 +239,12 @@ impl Scene {
         if expected == End::Ignored {
             self.works(&path, conn, what);
         } else {
-            assert!(self.raw.is_dropped(conn), "{what}: not dropped");
+            let dropped = self.raw.is_dropped(conn);
+            assert!(
+                dropped,
+                "{what}: not dropped; {conn:?} {:?} {:?}",
+                path.conns, self.raw.events
+            );
             assert_eq!(self.served(), served, "{what}: carried out");
         }
         self.raw.leave(&path.conns);

@@ -197,7 +197,9 @@ impl Binding {
         if !posted {
             out.push(Input::Drained { conn });
         }
-        if known.stands && verbs.disconnect(known.id).is_err() {
+        // One that stands without this side having heard of it is told as well: its peer may have sent
+        // already what it is closed for.
+        if verbs.disconnect(known.id).is_err() && known.stands {
             out.push(Input::Disconnected { conn });
         }
     }
