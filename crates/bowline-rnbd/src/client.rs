@@ -15,6 +15,7 @@
 //! [`Core::poll_event`], and arm one timer from [`Core::poll_timeout`]. Spec: `docs/spec/rnbd.md`,
 //! rules `[NB-n]`.
 
+mod careful;
 mod device;
 mod queue;
 mod split;
@@ -30,6 +31,7 @@ use bowline_wire::time::Instant;
 
 use crate::limits::of_open_rsp;
 use crate::{Errno, IoOp, Limits, SessionLimits};
+use careful::Stop;
 use device::Device;
 use queue::Queue;
 pub use words::{
@@ -41,10 +43,6 @@ pub use words::{
 const HOLD_LINK: Duration = Duration::from_millis(100);
 /// Time until what found no memory is tried again [NB-27].
 const HOLD_BUSY: Duration = Duration::from_millis(10);
-/// Longest time in which no disk sends anything so that one can be opened carefully.
-const STOP_MAX: Duration = Duration::from_secs(2);
-/// After a stop there is none for so many times as long as it was.
-const STOP_REST: u32 = 5;
 
 #[derive(Clone, Copy, Debug)]
 enum Ask {
@@ -52,17 +50,6 @@ enum Ask {
     Open(DevId),
     /// The device, unless it is gone already.
     Close(Option<DevId>),
-}
-
-/// Whether devices keep still for careful opens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stop {
-    /// None is to be opened so.
-    No,
-    /// Nothing is sent, until then at the longest.
-    Until(Instant),
-    /// All send again; the next stop is not before this time, nor before the blockers were answered.
-    Rest(Instant),
 }
 
 /// The devices of one session and their IO. `D` says who asked for a request.
@@ -318,78 +305,6 @@ impl<D> Core<D> {
         let waits = self.device_mut(dev).map(|device| std::mem::take(&mut device.remapping));
         if waits == Some(true) {
             self.events.push_back(Event::Remapped { dev, result });
-        }
-    }
-
-    /// Opens a device once nothing is under way. That nothing is, is brought about by a [`Stop`] of all
-    /// devices; since requests of one may take any time, it is short, and not repeated as long as they do
-    /// [NB-16].
-    fn open_carefully(&mut self, now: Instant, dev: DevId) {
-        if let Some(device) = self.device_mut(dev) {
-            device.reopen_at = None;
-        }
-        if !self.careful.contains(&dev) {
-            self.careful.push_back(dev);
-        }
-        self.go_on_opening(now);
-    }
-
-    /// Tells whether a careful OPEN was sent and not answered.
-    fn opens_carefully(&self) -> bool {
-        self.devices.iter().flatten().any(|device| device.careful)
-    }
-
-    /// Tells whether what the last stop waited for in vain is still under way.
-    fn blocked(&self) -> bool {
-        let rests = matches!(self.stop, Stop::Rest(_));
-        rests && (!self.blockers.is_empty() || self.opens_carefully())
-    }
-
-    /// Takes the next step of careful opens, if it can be taken.
-    fn go_on_opening(&mut self, now: Instant) {
-        let wanted = !self.careful.is_empty() || self.opens_carefully();
-        if let Stop::Until(at) = self.stop
-            && (at <= now || !wanted)
-        {
-            let took = STOP_MAX.saturating_sub(at.saturating_since(now));
-            self.stop = Stop::Rest(now + took * STOP_REST);
-            if wanted {
-                self.blockers.extend(self.queue.flying());
-            }
-            for dev in self.careful.clone() {
-                if self.device(dev).is_some_and(|device| device.remapping) {
-                    self.careful.retain(|waiting| *waiting != dev);
-                    self.remapped(dev, Err(Errno::EBUSY));
-                    self.reopen_later(now, dev);
-                }
-            }
-        }
-        let flies = self.queue.in_flight() > 0;
-        let rests = matches!(self.stop, Stop::Rest(at) if now < at);
-        if self.careful.is_empty() || self.blocked() || rests && flies {
-            return;
-        }
-        if !matches!(self.stop, Stop::Until(_)) {
-            self.stop = Stop::Until(now + STOP_MAX);
-        }
-        if flies {
-            return;
-        }
-        while let Some(dev) = self.careful.pop_front() {
-            if let Some(device) = self.device_mut(dev) {
-                device.careful = true;
-            }
-            self.ask_open(dev);
-        }
-    }
-
-    /// The session is another: what was under way is not, or does not come to the server any more.
-    fn forget_careful(&mut self) {
-        self.careful.clear();
-        self.blockers.clear();
-        self.stop = Stop::No;
-        for device in self.devices.iter_mut().flatten() {
-            device.careful = false;
         }
     }
 
