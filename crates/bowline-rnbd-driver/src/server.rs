@@ -33,7 +33,7 @@ use bowline_rtrs_driver::Engine;
 use bowline_rtrs_driver::server::{
     Handler, LinkEv, OpId, Request, Server as Rtrs, ServerConfig as RtrsConfig, SessId,
 };
-use bowline_verbs::{Buffer, Mem};
+use bowline_verbs::{Buffer, Mem, contain};
 use bowline_wire::rnbd::{Access, status_of_errno};
 
 use crate::error::Error;
@@ -117,6 +117,24 @@ struct Glue {
     rtrs: OnceLock<Weak<Rtrs>>,
     jobs: Mutex<Sender<Job>>,
     me: Weak<Glue>,
+}
+
+/// Hands requests to storage, which may be the program's own: what is left in the list when it panics
+/// fails, and other storage goes on.
+fn hand_over(backend: &dyn Backend, ios: &mut Vec<BackendIo>, done: &Arc<dyn BackendDone>) {
+    let handed = contain(|| {
+        backend.submit(ios, done);
+        backend.kick();
+    });
+    if handed.is_none() {
+        let failed = |io: BackendIo| BackendResult {
+            token: io.token,
+            errno: Errno::EIO.neg(),
+            direct: None,
+        };
+        let results: Vec<BackendResult> = ios.drain(..).map(failed).collect();
+        done.done(&results);
+    }
 }
 
 /// A number that is hardly that of another server: the keys of the standard library's hash tables
@@ -458,8 +476,7 @@ impl Handler for Glue {
             rtrs.respond(&mut scratch.answers.drain(..));
         }
         for ((_, backend), ios) in scratch.runs.iter().zip(&mut scratch.ios) {
-            backend.submit(ios, &done);
-            backend.kick();
+            hand_over(&**backend, ios, &done);
         }
         scratch.runs.clear();
         self.lock().scratch.push(scratch);
@@ -538,8 +555,7 @@ impl Glue {
         };
         for (_, step) in steps {
             let Step { backend, io, .. } = *step;
-            backend.submit(&mut vec![io], &done);
-            backend.kick();
+            hand_over(&*backend, &mut vec![io], &done);
         }
     }
 

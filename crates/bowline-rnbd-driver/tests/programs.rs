@@ -8,8 +8,10 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use bowline_block::backend::{self, Backend, BackendDone, BackendIo, BackendSpec};
 use bowline_block::sync::{self, Durable};
 use bowline_block::{BlockDevice, DiskDone, DiskEvent, DiskIo, IoOp};
+use bowline_rnbd::{Errno, Limits};
 use bowline_rnbd_driver::{Disk, Exports};
 use common::Rig;
 
@@ -106,4 +108,39 @@ fn a_listener_that_is_dropped_may_ask_the_session() {
     assert!(answer.expect("the session is locked for ever"));
     rig.client_device.cut(rig.client_ip(0), None, false);
     drop(ManuallyDrop::into_inner(rig));
+}
+
+/// Storage of the program's that panics over writes.
+struct Shaky(Arc<dyn Backend>);
+
+impl Backend for Shaky {
+    fn limits(&self) -> Limits {
+        self.0.limits()
+    }
+
+    fn submit(&self, ios: &mut Vec<BackendIo>, done: &Arc<dyn BackendDone>) {
+        assert!(ios.iter().all(|io| io.op != IoOp::Write), "a mistake of the program");
+        self.0.submit(ios, done);
+    }
+
+    fn resize(&self) -> std::io::Result<u64> {
+        self.0.resize()
+    }
+}
+
+/// What storage panics over fails, and other requests are served.
+#[test]
+fn a_panic_of_storage_is_an_error_of_its_requests() {
+    let memory = backend::open(BackendSpec::Memory { bytes: 1 << 20, block: 512 }).unwrap();
+    let mut exports = Exports::new();
+    exports.backend("shaky", Arc::new(Shaky(memory)), false).unwrap();
+    exports.memory("sound", 1 << 20, 512).unwrap();
+    let rig = Rig::new(74, exports);
+    let options = rig.options("storage");
+    let (shaky, sound) = (rig.map("shaky", &options).unwrap(), rig.map("sound", &options).unwrap());
+    for _ in 0..3 {
+        assert_eq!(sync::write_at(&*shaky, 0, &[1; 4096], Durable::Later), Err(Errno::EIO));
+        sync::write_at(&*sound, 0, &[1; 4096], Durable::Later).unwrap();
+        sync::read_at(&*shaky, 0, &mut [0; 4096]).unwrap();
+    }
 }

@@ -52,7 +52,8 @@ pub struct Offence {
 /// The layer above: what it does with requests. Its functions are called without locks held, by a thread
 /// of the engine, and must not block: heartbeats wait for them too [RT-81]. A panic of one is reported on
 /// standard error and ends there: the thread goes on, what was left in the list is answered with `EIO`, and a
-/// session that has come is refused.
+/// session that has come is refused. What had been taken out of the list by then, a `drain` takes all of it, is
+/// the layer's still: it holds its chunks, and the server's end waits for it.
 pub trait Handler: Send + Sync {
     /// Requests have come; it takes all of them out of the list. Each is to be answered once with
     /// [`Server::respond`], now or later, by any thread [RT-46].

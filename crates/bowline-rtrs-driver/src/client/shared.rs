@@ -272,6 +272,10 @@ impl Shared {
         self.hub.lock().core.close(clock::now());
         self.hub.drain();
         self.settle();
+        if self.is_stopped() {
+            // Its last device had gone before.
+            self.engine.remove(self);
+        }
     }
 
     /// Takes completions, and does what they lead to; returns how many there were.
