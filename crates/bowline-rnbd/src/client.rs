@@ -295,7 +295,6 @@ impl<D> Core<D> {
             State::Closed => {}
         }
         device.remapping = true;
-        device.gone = false;
         self.open_carefully(now, dev);
         Ok(())
     }

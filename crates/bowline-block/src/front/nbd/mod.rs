@@ -136,6 +136,8 @@ impl NbdServer {
 
 impl Drop for NbdServer {
     fn drop(&mut self) {
+        // While it is listened at, which the thread ends: after that the same number may be another's socket.
+        self.file.remove();
         self.shared.stop.store(true, Ordering::Release);
         // Fails only when the counter is full, and then the thread is awake.
         let _ = rustix::io::write(&*self.wake, &1_u64.to_ne_bytes());
@@ -150,7 +152,6 @@ impl Drop for NbdServer {
         for (_, thread) in connections {
             let _ = thread.join();
         }
-        self.file.remove();
     }
 }
 

@@ -298,6 +298,17 @@ impl Run<'_> {
         let paths = self.paths_of(session);
         let paths: Vec<&str> = paths.iter().map(|path| path.item.text("pathname")).collect();
         let options: String = paths.iter().map(|path| format!(" path={path}")).collect();
+        let value = |row: &Row| {
+            let (device, access) = (row.item.text("mapping_path"), row.item.text("access_mode"));
+            format!("sessname={name} device_path={device}{options} access_mode={access}")
+        };
+        // What could not be mapped again is not unmapped.
+        for row in &devices {
+            value(row).parse::<MapSpec>().map_err(|errno| {
+                let text = format!("{} paths cannot be given to map_device", paths.len());
+                Refusal::new(errno, text)
+            })?;
+        }
         let mut result = Ok(());
         let mut unmapped = Vec::new();
         for row in devices {
@@ -310,9 +321,7 @@ impl Run<'_> {
         for row in &unmapped {
             let device = row.item.text("mapping_path");
             let access = row.item.text("access_mode");
-            let value =
-                format!("sessname={name} device_path={device}{options} access_mode={access}");
-            let mapped = self.write(row.source, "/class/rnbd-client/ctl/map_device", &value);
+            let mapped = self.write(row.source, "/class/rnbd-client/ctl/map_device", &value(row));
             if mapped.is_err() {
                 lost.push(format!("`rnbd map {device} from {name} {} {access}`", paths.join(" ")));
             }
@@ -322,7 +331,10 @@ impl Run<'_> {
             [] => refusal,
             lost => {
                 let words = lost.join(", ");
-                let text = format!("{refusal}; what is unmapped now comes back with {words}");
+                let text = format!(
+                    "{refusal}; what is unmapped now comes back with {words}, or, when its client has \
+                     ended (one without --stay does), with the command that started it"
+                );
                 Refusal::new(refusal.errno, text)
             }
         })
