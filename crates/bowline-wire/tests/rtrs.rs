@@ -42,6 +42,7 @@ fn con_req() -> ConReq {
         path: Uuid(std::array::from_fn(|i| 0x10 + i as u8)),
         session: Uuid(std::array::from_fn(|i| 0x20 + i as u8)),
         first: true,
+        counts_keys: false,
     }
 }
 
@@ -79,13 +80,15 @@ fn con_req_is_refused_in_the_order_of_the_rule() {
     assert_eq!(with(44, &[0xff; 12]), Ok(con_req()));
     assert_eq!(with(44, &[0xfe]), Ok(ConReq { first: false, ..con_req() }));
     assert!(with(8, &[0x00, 0x10]).is_ok(), "4096 connections");
+    assert_eq!(with(48, b"bowline1"), Ok(ConReq { counts_keys: true, ..con_req() }), "[RT-99]");
 }
 
 // tests [RT-4] [RT-5] [RT-29]
 #[test]
 fn con_rsp_is_as_the_vectors_say() {
     let vector = hex("bd 1b 00 02 00 00 00 02 00 f0 01 00 00 10 00 00 02 00 00 00 00x36");
-    let answer = ConAnswer::Accepted(ConRsp { geometry: usual(), new_rkey: true });
+    let answer =
+        ConAnswer::Accepted(ConRsp { geometry: usual(), new_rkey: true, counted_keys: false });
     assert_eq!(answer.emit()[..], vector);
     assert_eq!(ConAnswer::parse(&vector), Ok(answer));
     for (errno, bytes) in
@@ -101,7 +104,9 @@ fn con_rsp_is_as_the_vectors_say() {
 #[test]
 fn con_rsp_is_judged_before_it_is_believed() {
     use ConRspError as E;
-    let good = ConAnswer::Accepted(ConRsp { geometry: usual(), new_rkey: false }).emit();
+    let good =
+        ConAnswer::Accepted(ConRsp { geometry: usual(), new_rkey: false, counted_keys: false })
+            .emit();
     let with = |at: usize, bytes: &[u8]| {
         let mut out = good;
         out[at..at + bytes.len()].copy_from_slice(bytes);
@@ -511,9 +516,9 @@ proptest! {
                                errno in 1..=4095u16, key in any::<(u16, u32)>()) {
         let (cid, recon_cnt, path, session, first) = req;
         let (path, session) = (Uuid(path), Uuid(session));
-        let req = ConReq { cid: cid % cid_num, cid_num, recon_cnt, path, session, first };
+        let req = ConReq { cid: cid % cid_num, cid_num, recon_cnt, path, session, first, counts_keys: !first };
         prop_assert_eq!(ConReq::parse(&req.emit()), Ok(req));
-        for answer in [ConAnswer::Accepted(ConRsp { geometry: g, new_rkey }), ConAnswer::Refused(errno)] {
+        for answer in [ConAnswer::Accepted(ConRsp { geometry: g, new_rkey, counted_keys: !new_rkey }), ConAnswer::Refused(errno)] {
             prop_assert_eq!(ConAnswer::parse(&answer.emit()), Ok(answer));
         }
         let key = RkeyRsp { id: key.0, key: key.1 };

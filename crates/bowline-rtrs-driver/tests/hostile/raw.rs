@@ -93,7 +93,15 @@ impl Ids {
 
     pub(crate) fn request(&self, cid: u16, cid_num: u16) -> ConReq {
         let Self { session, path, first, .. } = *self;
-        ConReq { cid, cid_num, recon_cnt: 1, path, session, first: first || cid > 0 }
+        ConReq {
+            cid,
+            cid_num,
+            recon_cnt: 1,
+            path,
+            session,
+            first: first || cid > 0,
+            counts_keys: false,
+        }
     }
 }
 

@@ -46,7 +46,7 @@ fn geometry() -> Geometry {
 }
 
 fn answer(new_rkey: bool) -> [u8; 56] {
-    ConAnswer::Accepted(ConRsp { geometry: geometry(), new_rkey }).emit()
+    ConAnswer::Accepted(ConRsp { geometry: geometry(), new_rkey, counted_keys: false }).emit()
 }
 
 impl Stage {

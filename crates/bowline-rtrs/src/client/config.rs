@@ -52,6 +52,9 @@ pub struct ClientConfig {
     pub bridges_outages: bool,
     /// Under which keys READs are answered.
     pub read_keys: ReadKeys,
+    /// Servers that can need not tell each new key of a chunk [RT-99]. Without it the session is as a
+    /// kernel's.
+    pub counts_keys: bool,
     /// Seed of the random spread of reconnection.
     pub seed: u64,
     /// Bounds.
@@ -74,6 +77,7 @@ impl ClientConfig {
             reserve_service_permit: true,
             bridges_outages: false,
             read_keys: ReadKeys::default(),
+            counts_keys: true,
             seed,
             limits: ClientLimits::default(),
         }

@@ -78,6 +78,7 @@ impl Session {
             path: path.uuid,
             session: self.uuid,
             first: path.first,
+            counts_keys: self.config.counts_keys,
         };
         let mut remote = path.addr.dst;
         if remote.port() == 0 {
@@ -133,7 +134,10 @@ impl Session {
             return Err(Errno::ECONNRESET);
         }
         link.geometry = Some(rsp.geometry);
-        link.new_rkey = rsp.new_rkey;
+        if rsp.counted_keys && (rsp.new_rkey || !self.config.counts_keys) {
+            return Err(Errno::ECONNRESET);
+        }
+        (link.new_rkey, link.counted_keys) = (rsp.new_rkey, rsp.counted_keys);
         if self.headers.is_none() {
             self.make_headers(depth, rsp.geometry.max_hdr())?;
         }

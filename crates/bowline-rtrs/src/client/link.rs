@@ -47,7 +47,10 @@ pub(super) struct Link {
     pub(super) conns: Vec<Conn>,
     /// What the server announced, once it has.
     pub(super) geometry: Option<Geometry>,
+    /// Each reply brings the new key of its chunk.
     pub(super) new_rkey: bool,
+    /// Each reply renews the key of its chunk, and does not say to what [RT-99].
+    pub(super) counted_keys: bool,
     /// Address and key of each chunk.
     pub(super) chunks: Vec<(u64, u32)>,
     /// Keys for single requests.
@@ -79,6 +82,7 @@ impl Link {
             conns: Vec::new(),
             geometry: None,
             new_rkey: false,
+            counted_keys: false,
             chunks: Vec::new(),
             keys: Keys::None,
             memory: None,

@@ -1,6 +1,6 @@
 //! Completions: answers, heartbeats, room in the send queue [RT-54] to [RT-58], [RT-62], [RT-69].
 
-use bowline_verbs::{Remote, Status, WcOpcode};
+use bowline_verbs::{Remote, Status, WcOpcode, next_key};
 use bowline_wire::rtrs::{Imm, RKEY_RSP_LEN, RkeyRsp};
 
 use super::Session;
@@ -97,6 +97,9 @@ impl Session {
             chunk.1 = rsp.key;
         } else if done.opcode != WcOpcode::RecvRdmaWithImm {
             return Err(Violation);
+        } else if link.counted_keys {
+            let chunk = link.chunks.get_mut(usize::from(index)).ok_or(Violation)?;
+            chunk.1 = next_key(chunk.1);
         }
         let errno = -i32::from(errno);
         if !self.revoke(conn, index, errno) {

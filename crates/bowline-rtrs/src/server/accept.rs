@@ -175,6 +175,7 @@ impl Server {
             state: PathState::Connecting,
             setup: Setup::Preparing,
             refresh,
+            counted: refresh && asked.counts_keys,
             conns: conns.collect(),
             own,
             region: None,
@@ -241,7 +242,9 @@ impl Server {
         };
         let (port, refresh, info_req) = (path.port, path.refresh, path.own.info_req());
         let count = path.conns.len() as u16;
-        let answer = ConRsp { geometry: self.config.geometry, new_rkey: refresh };
+        let counted_keys = path.counted;
+        let new_rkey = refresh && !counted_keys;
+        let answer = ConRsp { geometry: self.config.geometry, new_rkey, counted_keys };
         let private = ConAnswer::Accepted(answer).emit();
         for cid in 0..count {
             let shape = self.shape(port, refresh, cid, count == 1);

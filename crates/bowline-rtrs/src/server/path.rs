@@ -134,6 +134,8 @@ pub(super) struct Path {
     pub(super) setup: Setup,
     /// Its chunk keys are refreshed [RT-65].
     pub(super) refresh: bool,
+    /// They are, and the client is not told them: it counts [RT-99].
+    pub(super) counted: bool,
     pub(super) conns: Vec<Conn>,
     pub(super) own: Own,
     /// The chunks, registered for this path.

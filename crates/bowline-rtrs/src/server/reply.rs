@@ -101,7 +101,8 @@ impl Server {
         let imm = Imm::Done { id: chunk.into(), errno: late.errno, invalidated: inval.is_some() };
         let imm = imm.to_u32();
         // A write with the data can be the completion as well.
-        let joined = !path.refresh && inval.is_none();
+        let told = path.refresh && !path.counted;
+        let joined = !told && inval.is_none();
         let count = 1 + u32::from(inval.is_some()) + u32::from(data.is_some() && !joined);
         if !queue.has_room(count) {
             return false;
@@ -113,6 +114,8 @@ impl Server {
                 let old = key.rkey;
                 key.rkey = next_key(old);
                 batch.renew.push((path.port, old, key.rkey));
+            }
+            if told {
                 let msg = RkeyRsp { id: chunk, key: key.rkey }.emit();
                 path.own.buffer.write(path.own.key_msg(chunk).offset as usize, &msg);
             }
@@ -130,7 +133,7 @@ impl Server {
         if let Some(key) = inval {
             send(WrKind::SendInv(key), None, Signal::No);
         }
-        if path.refresh {
+        if told {
             let mem = path.own.key_msg(chunk);
             send(WrKind::SendImm(imm), Some(mem), Signal::InTurn);
         } else {

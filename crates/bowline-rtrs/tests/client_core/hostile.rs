@@ -173,6 +173,7 @@ fn answers_to_a_connect_that_make_no_sense_are_refused() {
     let good = bowline_wire::rtrs::ConAnswer::Accepted(bowline_wire::rtrs::ConRsp {
         geometry: good.geometry,
         new_rkey: false,
+        counted_keys: false,
     });
     let good = good.emit();
     for (at, byte) in [(0, 0), (3, 9), (4, 1), (6, 0), (15, 0xff), (11, 0xff)] {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use bowline_rtrs::client::{Event, PermitKind, StatsFile};
+use bowline_rtrs::client::{ClientConfig, Event, PermitKind, StatsFile};
 use bowline_rtrs::{Errno, MemRef, Policy, PortAttr};
 use bowline_verbs::Access;
 use bowline_wire::rtrs::{Desc, Dir, Imm, IoHdr};
@@ -97,18 +97,31 @@ fn a_read_tells_where_the_answer_goes() {
     assert_eq!(rig.take_completed(), [(1, 0), (2, 0)]);
 }
 
-// tests [RT-13], [RT-56], [RT-51]: the peer checks the key of every request.
+// tests [RT-13], [RT-56], [RT-51], [RT-99]: the peer checks the key of every request.
 #[test]
 fn each_use_of_a_chunk_has_the_key_of_the_last_answer() {
-    let mut rig = Rig::opened(true, 1);
-    let memory = rig.memory();
-    let permit = rig.permit();
-    for tag in 0..600 {
-        rig.write(&permit, memory, tag).unwrap();
-        assert_eq!(rig.ios[0].key, 0x300 | (tag as u32 & 0xff));
-        rig.reply_all();
+    for counted in [false, true] {
+        let mut rig = Rig::new(config(), true);
+        rig.counted = counted;
+        assert_eq!(rig.open(1), Ok(()));
+        let memory = rig.memory();
+        let permit = rig.permit();
+        for tag in 0..600 {
+            rig.write(&permit, memory, tag).unwrap();
+            assert_eq!(rig.ios[0].key, 0x300 | (tag as u32 & 0xff));
+            rig.reply_all();
+        }
+        assert_eq!(rig.completed.len(), 600);
     }
-    assert_eq!(rig.completed.len(), 600);
+}
+
+// tests [RT-99]
+#[test]
+fn keys_are_not_counted_by_who_has_not_said_so() {
+    let mut rig = Rig::new(ClientConfig { counts_keys: false, ..config() }, true);
+    rig.counted = true;
+    assert_eq!(rig.open(1), Err(Errno::ECONNRESET));
+    rig.assert_empty();
 }
 
 // tests [RT-17]

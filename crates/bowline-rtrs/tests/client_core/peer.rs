@@ -74,6 +74,8 @@ pub(crate) struct Rig {
     /// Queues run empty at once.
     pub(crate) drains: bool,
     pub(crate) refresh: bool,
+    /// Clients that count keys are not told them.
+    pub(crate) counted: bool,
     pub(crate) geometry: Geometry,
     pub(crate) buffers: BTreeMap<RegionId, Arc<Buffer>>,
     pub(crate) conns: BTreeMap<ConnId, Conn>,
@@ -139,6 +141,7 @@ impl Rig {
             parts: true,
             drains: true,
             refresh,
+            counted: false,
             geometry: Geometry::of_chunk(64, CHUNK, 4096).unwrap(),
             buffers: BTreeMap::new(),
             conns: BTreeMap::new(),
@@ -168,11 +171,20 @@ impl Rig {
 
     pub(crate) fn opened_with(config: ClientConfig, refresh: bool, paths: u8) -> Self {
         let mut rig = Self::new(config, refresh);
-        let paths: Vec<_> = (1..=paths).map(addr).collect();
-        rig.session.open(rig.now, &paths);
-        rig.pump();
-        assert!(rig.take_events().contains(&Event::Opened(Ok(()))));
+        assert_eq!(rig.open(paths), Ok(()));
         rig
+    }
+
+    /// Opens the session with so many paths.
+    pub(crate) fn open(&mut self, paths: u8) -> Result<(), Errno> {
+        let paths: Vec<_> = (1..=paths).map(addr).collect();
+        self.session.open(self.now, &paths);
+        self.pump();
+        let opened = self.take_events().into_iter().find_map(|event| match event {
+            Event::Opened(result) => Some(result),
+            _ => None,
+        });
+        opened.expect("it was opened or not")
     }
 
     /// Carries out everything there is to do.
@@ -265,7 +277,9 @@ impl Rig {
             Connects::Until(cid) if conn.cid > cid => return,
             Connects::Accept | Connects::Until(_) => {
                 self.conns.get_mut(&conn).unwrap().established = true;
-                let rsp = ConRsp { geometry: self.geometry, new_rkey: self.refresh };
+                let (geometry, counted_keys) = (self.geometry, self.counted);
+                let new_rkey = self.refresh && !counted_keys;
+                let rsp = ConRsp { geometry, new_rkey, counted_keys };
                 let private = ConAnswer::Accepted(rsp).emit().to_vec();
                 Input::Established { conn, private }
             }
@@ -461,6 +475,9 @@ impl Rig {
         if self.refresh {
             let key = self.keys.get_mut(&(io.conn.path, io.id)).unwrap();
             *key = *key & !0xff | key.wrapping_add(1) & 0xff;
+            if self.counted {
+                return self.give_imm(io.conn, imm);
+            }
             let rsp = RkeyRsp { id: io.id, key: *key }.emit();
             self.give_message(io.conn, &rsp, Some(imm.to_u32()));
         } else {

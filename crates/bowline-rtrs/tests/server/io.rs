@@ -70,6 +70,49 @@ fn a_write_comes_whole_and_is_answered_with_a_new_key() {
     }
 }
 
+// tests [RT-99]
+#[test]
+fn a_client_that_counts_keys_is_not_told_them() {
+    for always_invalidate in [true, false] {
+        let mut rig = Rig::with(ServerConfig { always_invalidate, ..config() });
+        rig.counts_keys = true;
+        let mut path = rig.path(1, 2, A, 2);
+        assert!(!path.new_rkey);
+        rig.sent.clear();
+        let to = Remote { addr: 0x7000, rkey: 0x1234 };
+        for inval in [false, true, false] {
+            let key = path.chunks[3].1;
+            let done = rig.read(&path, 1, 3, b"usr", 4096, Some((desc(1000), inval)));
+            rig.deliver(&[done]);
+            assert_eq!(rig.put(&path, 3, 0, b"late"), !always_invalidate, "withdrawn");
+            let request = rig.one();
+            rig.respond(request.op, 0, None);
+            let expected = match inval {
+                false => vec![WrKind::WriteImm(to, ok(3, 0, false))],
+                true => vec![
+                    WrKind::Write(to),
+                    WrKind::SendInv(0x1234),
+                    WrKind::WriteImm(Remote::default(), ok(3, 0, true)),
+                ],
+            };
+            assert_eq!(kinds(&rig.take_sent(&mut path)), expected);
+            if always_invalidate {
+                assert!(!rig.put(&path, 3, 0, b"late"), "the former key stays dead");
+                path.chunks[3].1 = next_key(key);
+            }
+            assert!(rig.put(&path, 3, 0, b"next"));
+        }
+        // Errors renew the key too.
+        let done = rig.write(&path, 1, 3, b"m", b"d");
+        rig.deliver(&[done]);
+        let request = rig.one();
+        rig.respond(request.op, -5, None);
+        let sent = rig.take_sent(&mut path);
+        assert_eq!(kinds(&sent), [WrKind::WriteImm(Remote::default(), ok(3, 5, false))]);
+        assert_eq!(rig.put(&path, 3, 0, b"late"), !always_invalidate);
+    }
+}
+
 // tests [RT-12], [RT-47]
 #[test]
 fn a_read_is_answered_in_the_order_of_the_rule() {

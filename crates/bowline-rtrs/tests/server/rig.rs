@@ -83,6 +83,8 @@ pub(crate) struct Rig {
     shut: BTreeSet<(u8, u32)>,
     next_index: u32,
     next_request: u32,
+    /// What clients say of themselves.
+    pub(crate) counts_keys: bool,
     pub(crate) answers: BTreeMap<RequestId, Answer>,
     /// Receives posted and not used.
     pub(crate) recvs: BTreeMap<ConnId, Vec<RecvSlot>>,
@@ -123,6 +125,7 @@ impl Rig {
             shut: BTreeSet::new(),
             next_index: 1,
             next_request: 0,
+            counts_keys: false,
             answers: BTreeMap::new(),
             recvs: BTreeMap::new(),
             sent: Vec::new(),
@@ -342,7 +345,8 @@ impl Rig {
     pub(crate) fn connect(&mut self, session: u8, path: u8, from: &str, conns: u16) -> Path {
         let mut made = None;
         for cid in 0..conns {
-            let req = con_req(session, path, cid, conns);
+            let counts_keys = self.counts_keys;
+            let req = ConReq { counts_keys, ..con_req(session, path, cid, conns) };
             match self.ask(from, "10.0.0.1", &req.emit()) {
                 Answer::Accepted(conn, new_rkey) => {
                     assert_eq!(conn.cid, cid);
@@ -532,7 +536,7 @@ impl Rig {
 
 pub(crate) fn con_req(session: u8, path: u8, cid: u16, cid_num: u16) -> ConReq {
     let (path, session) = (uuid(path), uuid(session));
-    ConReq { cid, cid_num, recon_cnt: 1, path, session, first: true }
+    ConReq { cid, cid_num, recon_cnt: 1, path, session, first: true, counts_keys: false }
 }
 
 pub(crate) fn done(conn: ConnId) -> Done {

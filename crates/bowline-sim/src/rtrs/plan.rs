@@ -130,6 +130,8 @@ pub(crate) struct ClientPlan {
     pub(crate) poll_connections: u16,
     pub(crate) policy: Policy,
     pub(crate) read_keys: ReadKeys,
+    /// Servers need not tell it keys: it counts them. Kernels do not.
+    pub(crate) counts_keys: bool,
     /// READs of a thousand whose data goes to several places.
     pub(crate) scattered: u64,
     /// As the kernel waits before it connects again.
@@ -294,6 +296,8 @@ impl Plan {
                 if extra.chance(100) {
                     client.poll_connections = extra.between(1, 2) as u16;
                 }
+                // Not drawn, so that what is drawn stays as it was.
+                client.counts_keys = client.start % 2 == 0;
                 if volatile {
                     client.queues = true;
                     client.max_reconnects = -1;
@@ -463,6 +467,7 @@ fn draw_client(
         poll_connections: 0,
         policy: rng.pick(&[Policy::RoundRobin, Policy::MinInflight, Policy::MinLatency]),
         read_keys: ReadKeys::LongLived,
+        counts_keys: true,
         scattered: 0,
         kernel_delay: rng.chance(150).then(|| rng.magnitude(MS, 5 * SEC)),
         max_reconnects: -1,

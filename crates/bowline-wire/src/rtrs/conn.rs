@@ -18,6 +18,10 @@ use super::{CON_LEN, Geometry, GeometryError, MAGIC, MAX_CONNECTIONS, Uuid, VERS
 
 /// Bit of CON_REQ: the session may be new [RT-34].
 const FIRST_CONN: u8 = 1;
+/// The last bytes of both, where kernels have zeros that nobody looks at: the client counts keys, and the
+/// server does not tell them [RT-99].
+const COUNTED_KEYS: [u8; 8] = *b"bowline1";
+const COUNTED_KEYS_AT: usize = CON_LEN - COUNTED_KEYS.len();
 /// Flag of CON_RSP: keys are renewed with every reply [RT-4].
 const NEW_RKEY: u32 = 0x2;
 
@@ -75,6 +79,8 @@ pub struct ConReq {
     /// The session may be new; else it must exist [RT-34].
     #[doc(alias = "first_conn")]
     pub first: bool,
+    /// The client knows how keys are renewed, and need not be told them [RT-99].
+    pub counts_keys: bool,
 }
 
 impl ConReq {
@@ -104,8 +110,8 @@ impl ConReq {
         let (mut path, mut session) = (Uuid::default(), Uuid::default());
         path.0.copy_from_slice(&b[12..28]);
         session.0.copy_from_slice(&b[28..44]);
-        let first = b[44] & FIRST_CONN != 0;
-        Ok(Self { cid, cid_num, recon_cnt, path, session, first })
+        let (first, counts_keys) = (b[44] & FIRST_CONN != 0, b[COUNTED_KEYS_AT..] == COUNTED_KEYS);
+        Ok(Self { cid, cid_num, recon_cnt, path, session, first, counts_keys })
     }
 
     /// Writes the private data of a connect.
@@ -119,6 +125,9 @@ impl ConReq {
         out[12..28].copy_from_slice(&self.path.0);
         out[28..44].copy_from_slice(&self.session.0);
         out[44] = if self.first { FIRST_CONN } else { 0 };
+        if self.counts_keys {
+            out[COUNTED_KEYS_AT..].copy_from_slice(&COUNTED_KEYS);
+        }
         out
     }
 }
@@ -159,6 +168,8 @@ pub struct ConRsp {
     /// Every reply brings a new key of its chunk [RT-50].
     #[doc(alias = "RTRS_MSG_NEW_RKEY_F")]
     pub new_rkey: bool,
+    /// Every reply renews the key of its chunk: it is the next one [RT-99].
+    pub counted_keys: bool,
 }
 
 /// A server's answer to a connect.
@@ -195,7 +206,9 @@ impl ConAnswer {
         let flags = u32::from_le_bytes([b[16], b[17], b[18], b[19]]);
         let geometry =
             Geometry::new(queue_depth, max_io, max_hdr).map_err(ConRspError::Geometry)?;
-        Ok(Self::Accepted(ConRsp { geometry, new_rkey: flags & NEW_RKEY != 0 }))
+        let counted_keys = b[COUNTED_KEYS_AT..] == COUNTED_KEYS;
+        let new_rkey = flags & NEW_RKEY != 0;
+        Ok(Self::Accepted(ConRsp { geometry, new_rkey, counted_keys }))
     }
 
     /// Writes the private data of the CM's REP or REJ [RT-4] [RT-29].
@@ -204,8 +217,11 @@ impl ConAnswer {
         out[..2].copy_from_slice(&MAGIC.to_le_bytes());
         out[2..4].copy_from_slice(&VERSION.to_le_bytes());
         match self {
-            Self::Accepted(ConRsp { geometry, new_rkey }) => {
+            Self::Accepted(ConRsp { geometry, new_rkey, counted_keys }) => {
                 let flags = if *new_rkey { NEW_RKEY } else { 0 };
+                if *counted_keys {
+                    out[COUNTED_KEYS_AT..].copy_from_slice(&COUNTED_KEYS);
+                }
                 out[6..8].copy_from_slice(&geometry.queue_depth().to_le_bytes());
                 out[8..12].copy_from_slice(&geometry.max_io().to_le_bytes());
                 out[12..16].copy_from_slice(&geometry.max_hdr().to_le_bytes());

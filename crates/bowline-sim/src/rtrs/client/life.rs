@@ -65,6 +65,7 @@ impl Client {
             poll_connections: self.plan.poll_connections,
             policy: self.plan.policy,
             read_keys: self.plan.read_keys,
+            counts_keys: self.plan.counts_keys,
             reconnect_delay: self.plan.kernel_delay.map(Duration::from_nanos),
             max_reconnects: self.plan.max_reconnects,
             heartbeat: common.heartbeat,
