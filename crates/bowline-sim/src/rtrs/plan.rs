@@ -297,7 +297,7 @@ impl Plan {
                     client.poll_connections = extra.between(1, 2) as u16;
                 }
                 // Not drawn, so that what is drawn stays as it was.
-                client.counts_keys = client.start % 2 == 0;
+                client.counts_keys = client.start.is_multiple_of(2);
                 if volatile {
                     client.queues = true;
                     client.max_reconnects = -1;
