@@ -40,8 +40,8 @@ const NAP: Duration = Duration::from_millis(50);
 /// Runs one side of a cell.
 pub(crate) fn run(role: Role) -> Result<(), String> {
     match (role.cell.subject, role.side) {
-        (Subject::RrUdp | Subject::RrUdpCrc | Subject::RrUdpKeys, Side::Rx) => rr::serve(role),
-        (Subject::RrUdp | Subject::RrUdpCrc | Subject::RrUdpKeys, Side::Tx) => rr::ask(role),
+        (Subject::RrUdp | Subject::RrUdpCrc, Side::Rx) => rr::serve(role),
+        (Subject::RrUdp | Subject::RrUdpCrc, Side::Tx) => rr::ask(role),
         (Subject::RrTcp, Side::Rx) => rr_tcp::serve(role),
         (Subject::RrTcp, Side::Tx) => rr_tcp::ask(role),
         (Subject::Nbdkit, Side::Rx) => nbd::serve_nbdkit(role),

@@ -38,8 +38,6 @@ pub(crate) enum Subject {
     RrUdp,
     /// The same with a checksum of each segment, computed and checked.
     RrUdpCrc,
-    /// The same, and every answer to a read is followed by a short message.
-    RrUdpKeys,
     /// Requests and answers over TCP, as many in a write as there are.
     RrTcp,
     /// nbdkit's memory plugin over TCP.
@@ -62,7 +60,7 @@ pub(crate) enum Subject {
 
 impl Subject {
     /// Every subject, in the order of the tables.
-    pub(crate) const ALL: [Self; 25] = [
+    pub(crate) const ALL: [Self; 24] = [
         Self::Bowline,
         Self::BowlineBatch,
         Self::Roce,
@@ -71,7 +69,6 @@ impl Subject {
         Self::Rnbd,
         Self::RrUdp,
         Self::RrUdpCrc,
-        Self::RrUdpKeys,
         Self::RrTcp,
         Self::Nbdkit,
         Self::QemuNbd,
@@ -108,7 +105,6 @@ impl Subject {
             Self::Rnbd => "rnbd",
             Self::RrUdp => "rr-udp",
             Self::RrUdpCrc => "rr-udp-crc",
-            Self::RrUdpKeys => "rr-udp-keys",
             Self::RrTcp => "rr-tcp",
             Self::Nbdkit => "nbdkit",
             Self::QemuNbd => "qemu-nbd",
@@ -145,7 +141,7 @@ impl Subject {
     /// Says whether this reads and writes a store.
     pub(crate) const fn is_block(self) -> bool {
         matches!(self, Self::Rtrs | Self::RtrsKept | Self::Rnbd)
-            || matches!(self, Self::RrUdp | Self::RrUdpCrc | Self::RrUdpKeys | Self::RrTcp)
+            || matches!(self, Self::RrUdp | Self::RrUdpCrc | Self::RrTcp)
             || self.is_peer_of_storage()
     }
 

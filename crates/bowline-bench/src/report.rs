@@ -316,10 +316,6 @@ pub(crate) fn legend(blocks: &[Block]) -> String {
             Subject::RrUdpCrc,
             "the same with a checksum of each segment, computed and checked, as RoCE has it",
         ),
-        (
-            Subject::RrUdpKeys,
-            "that, and for each answer to a read a message as long as one that brings a key",
-        ),
         (Subject::RrTcp, "requests and answers over TCP, as many in a write as there are, polling"),
         (Subject::Nbdkit, "nbdkit, plugin memory, over tcp; a client of this program"),
         (Subject::QemuNbd, "qemu-nbd, a raw file in memory, over tcp; the same client"),

@@ -166,28 +166,6 @@ pub(crate) fn set_segment(fd: &impl AsRawFd, segment: usize) -> io::Result<()> {
     set_int(fd.as_raw_fd(), libc::SOL_UDP, libc::UDP_SEGMENT, segment)
 }
 
-/// Sends datagrams of `segment` bytes, whatever is set for the socket, which is connected.
-pub(crate) fn send_segments(fd: &impl AsRawFd, bytes: &[u8], segment: usize) -> io::Result<()> {
-    /// A control message with one 16-bit number, aligned as the system wants it.
-    #[repr(C, align(8))]
-    struct Control(libc::cmsghdr, u16);
-    // SAFETY: the structures are numbers and pointers, for which all zeroes are a value.
-    let (mut control, mut message): (Control, libc::msghdr) = unsafe { mem::zeroed() };
-    control.0.cmsg_level = libc::SOL_UDP;
-    control.0.cmsg_type = libc::UDP_SEGMENT;
-    control.0.cmsg_len = (size_of::<libc::cmsghdr>() + size_of::<u16>()) as _;
-    control.1 = u16::try_from(segment).unwrap_or(u16::MAX);
-    let mut piece =
-        libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-    message.msg_iov = &raw mut piece;
-    message.msg_iovlen = 1;
-    message.msg_control = (&raw mut control).cast();
-    message.msg_controllen = size_of::<Control>() as _;
-    // SAFETY: the message points to one element, which describes `bytes`, which are only read, and to a control
-    // message of the length given; all live until the call returns.
-    check_len(unsafe { libc::sendmsg(fd.as_raw_fd(), &raw const message, 0) }).map(drop)
-}
-
 /// Lets the kernel hand several datagrams of one size over at once.
 pub(crate) fn set_merging(fd: &impl AsRawFd) -> io::Result<()> {
     set_int(fd.as_raw_fd(), libc::SOL_UDP, libc::UDP_GRO, 1)

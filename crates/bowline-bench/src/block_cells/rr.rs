@@ -8,13 +8,6 @@
 //! ```
 //!
 //! `rr-udp-crc` computes and checks what RoCE demands of both sides for each packet, and nothing more of it.
-//! `rr-udp-keys` does, and every answer to a read has a message of its own besides, as long as one that brings a
-//! refreshed key; these go together behind the answers, since segments of two sizes do not go with one call:
-//!
-//! ```text
-//!  0      8      16    24
-//!  | ones | slot | key | checksum |
-//! ```
 
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, UdpSocket};
@@ -31,9 +24,6 @@ use crate::sys;
 pub(super) const HEADER: usize = 16;
 /// Bytes of the checksum.
 const CHECK: usize = 4;
-/// Bytes of a message with a key, and what it begins with.
-const KEY: usize = HEADER + 8 + CHECK;
-const IS_KEY: [u8; 8] = [0xff; 8];
 /// Most bytes of data of a segment.
 const PIECE: usize = 4096;
 /// Bytes of a burst, and segments of it, at most.
@@ -52,8 +42,6 @@ struct Socket {
     spin: bool,
     buf: Vec<u8>,
     burst: Vec<u8>,
-    /// Messages with keys that follow.
-    keys: Vec<u8>,
 }
 
 impl Socket {
@@ -68,8 +56,7 @@ impl Socket {
         role.ready(&format!("port={port}"))?;
         socket.connect(role.peer_addr()?).map_err(failed)?;
         let spin = role.cell.wait == Wait::Spin;
-        let (burst, keys) = (Vec::new(), Vec::new());
-        Ok(Self { socket, out, into, spin, buf: vec![0; 1 << 16], burst, keys })
+        Ok(Self { socket, out, into, spin, buf: vec![0; 1 << 16], burst: Vec::new() })
     }
 
     /// Takes what has come, merged; 0 bytes when nothing does.
@@ -101,15 +88,6 @@ impl Socket {
         self.burst.clear();
         Ok(())
     }
-
-    /// Sends the messages with keys.
-    fn flush_keys(&mut self) -> Result<(), String> {
-        for some in self.keys.chunks(KEY * BURST_SEGMENTS) {
-            sent(sys::send_segments(&self.socket, some, KEY))?;
-        }
-        self.keys.clear();
-        Ok(())
-    }
 }
 
 /// Nobody there is no error: one side ends before the other.
@@ -128,12 +106,7 @@ fn sizes(role: &Role) -> (usize, usize) {
 
 /// Says whether segments with data carry a checksum.
 fn checked(role: &Role) -> bool {
-    matches!(role.cell.subject, Subject::RrUdpCrc | Subject::RrUdpKeys)
-}
-
-/// Says whether answers to reads are followed by keys.
-fn with_keys(role: &Role) -> bool {
-    role.cell.subject == Subject::RrUdpKeys
+    role.cell.subject == Subject::RrUdpCrc
 }
 
 /// Appends the checksum of a segment that begins at `start`.
@@ -176,7 +149,7 @@ impl Parts {
 pub(super) fn serve(mut role: Role) -> Result<(), String> {
     let (request, answer) = sizes(&role);
     let (size, piece, mut parts) = (role.cell.size, piece(&role), Parts::new(&role));
-    let (checked, with_keys) = (checked(&role), with_keys(&role));
+    let checked = checked(&role);
     let store = Buffer::new(STORE).map_err(|e| format!("memory: {e}"))?;
     fill(&store);
     let mut socket = Socket::open(&mut role, answer, request)?;
@@ -215,16 +188,8 @@ pub(super) fn serve(mut role: Role) -> Result<(), String> {
                 }
                 socket.flush(false)?;
             }
-            if with_keys {
-                let start = socket.keys.len();
-                for word in [IS_KEY, slot, offset.to_le_bytes()] {
-                    socket.keys.extend_from_slice(&word);
-                }
-                seal(&mut socket.keys, start);
-            }
         }
         socket.flush(true)?;
-        socket.flush_keys()?;
     }
 }
 
@@ -232,7 +197,7 @@ pub(super) fn ask(mut role: Role) -> Result<(), String> {
     let (request, answer) = sizes(&role);
     let (size, depth) = (role.cell.size, role.cell.depth);
     let (piece, mut parts, mut offsets) = (piece(&role), Parts::new(&role), vec![0; depth]);
-    let (checked, with_keys) = (checked(&role), with_keys(&role));
+    let checked = checked(&role);
     let mut load = Load::new(&role.cell);
     let memory = Buffer::new(depth * size).map_err(|e| format!("memory: {e}"))?;
     let mut socket = Socket::open(&mut role, request, answer)?;
@@ -267,14 +232,12 @@ pub(super) fn ask(mut role: Role) -> Result<(), String> {
         if n == 0 && !stopping() {
             return Err("an answer is lost".into());
         }
-        let bytes = &socket.buf[..n];
-        let are_keys = with_keys && bytes.starts_with(&IS_KEY);
-        for segment in bytes.chunks(if are_keys { KEY } else { answer }) {
+        for segment in socket.buf[..n].chunks(answer) {
             let segment = if checked && !load.write { unseal(segment)? } else { segment };
             let (offset, rest) = segment.split_first_chunk::<8>().ok_or("a short answer")?;
             let (slot, data) = rest.split_first_chunk::<8>().ok_or("a short answer")?;
             let (offset, slot) = (u64::from_le_bytes(*offset), u64::from_le_bytes(*slot));
-            if load.write || are_keys {
+            if load.write {
                 free.push(slot);
                 continue;
             }
@@ -284,7 +247,7 @@ pub(super) fn ask(mut role: Role) -> Result<(), String> {
             let within = offset.checked_sub(begin).filter(|within| *within < size as u64);
             let within = within.ok_or("an answer that nobody asked for")? as usize;
             memory.write(slot as usize * size + within, data);
-            if parts.add(slot)? && !with_keys {
+            if parts.add(slot)? {
                 free.push(slot);
             }
         }

@@ -64,12 +64,8 @@ impl Builder<'_> {
         if size == PAGE {
             entries.push(io("rr-tcp", Subject::RrTcp));
         }
-        let refreshes = (kind, size, depth) == (Kind::IoRead, PAGE, DEPTH);
-        if kind == Kind::IoWrite && size > PAGE || refreshes {
+        if kind == Kind::IoWrite && size > PAGE {
             entries.push(io("rr-udp-crc", Subject::RrUdpCrc));
-        }
-        if refreshes {
-            entries.push(io("rr-udp-keys", Subject::RrUdpKeys));
         }
         let nbdkit = io("nbdkit", Subject::Nbdkit);
         entries.push(Entry { anchor: entries.is_empty(), ..nbdkit });
