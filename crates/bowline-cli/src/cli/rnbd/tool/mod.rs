@@ -15,6 +15,7 @@ mod format;
 mod grammar;
 mod run;
 mod sysfs;
+mod words;
 mod world;
 
 use std::{fmt, io};
@@ -25,7 +26,7 @@ use columns::Target;
 use crate::cli::{Failure, Outcome};
 
 pub(super) use grammar::{is_mode, is_of_sessions, says_target};
-pub(super) use run::session_name;
+pub(super) use words::session_name;
 pub(super) use world::Place;
 
 /// Why a command was not carried out: its exit status comes from the error number.
@@ -127,10 +128,10 @@ pub(super) fn complete(words: &[String], full: &[String], fits: fn(&str) -> bool
 
 /// Parses a path such as `ip:10.0.0.1@ip:10.0.0.2`; a bare address gets its prefix.
 pub(super) fn path_spec(text: &str) -> Outcome<bowline_ctl::PathSpec> {
-    Ok(run::path_spec(text)?)
+    Ok(words::path_spec(text)?)
 }
 
 /// Refuses what cannot be the name of a session.
 pub(super) fn no_address(name: &str) -> Outcome {
-    Ok(run::no_address(name)?)
+    Ok(words::no_address(name)?)
 }

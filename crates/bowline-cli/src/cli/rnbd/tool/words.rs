@@ -1,0 +1,152 @@
+//! What words mean: paths, servers, names of sessions, sizes.
+
+use std::{
+    fs,
+    net::{IpAddr, Ipv6Addr},
+};
+
+use bowline_ctl::{Errno, PathSpec, address_text, errno};
+use bowline_wire::rtrs::SessionName;
+
+use super::{Refusal, format::Unit};
+use crate::cli::args::{Family, host};
+
+/// Parses a path; a bare address gets its prefix.
+pub(super) fn path_spec(text: &str) -> Result<PathSpec, Refusal> {
+    path_text(text)?.parse().map_err(|errno| no_path(errno, text))
+}
+
+/// Returns the normal spelling of a path; also of one through InfiniBand, which a kernel may have.
+pub(super) fn path_text(text: &str) -> Result<String, Refusal> {
+    // A destination on a named link brings a source along, which counts where no other is said.
+    let normal = |part: &str, alone: bool| {
+        let gid = part.strip_prefix("gid:").map(str::parse::<Ipv6Addr>);
+        match (gid, part.parse::<IpAddr>()) {
+            (Some(Ok(gid)), _) => Ok(format!("gid:{gid}")),
+            (_, Ok(address)) => Ok(address_text(address)),
+            _ => part.parse::<PathSpec>().map(|path| {
+                let src = path.src.filter(|_| alone);
+                PathSpec { src, ..path }.to_string()
+            }),
+        }
+    };
+    let whole = match text.split_once(',').or_else(|| text.split_once('@')) {
+        Some((src, dst)) => {
+            normal(src, false).and_then(|src| Ok(format!("{src}@{}", normal(dst, false)?)))
+        }
+        None => normal(text, true),
+    };
+    whole.map_err(|errno| no_path(errno, text))
+}
+
+/// Every mistake in a path has the error number that a kernel's tree gives for it [RS-34].
+fn no_path(errno: Errno, text: &str) -> Refusal {
+    let errno = if errno == errno::ENODEV { errno } else { errno::EINVAL };
+    Refusal::new(errno, format!("\"{text}\" is not a path such as ip:10.0.0.1@ip:10.0.0.2"))
+}
+
+pub(super) fn address(server: &str) -> Result<IpAddr, Refusal> {
+    let bare = server.strip_prefix("ip:").unwrap_or(server);
+    host(bare, Family::Any).map_err(|_| {
+        Refusal::new(errno::ENXIO, format!("{server} is neither a session nor a host; name a path"))
+    })
+}
+
+/// Returns the addresses of a server as a session's name has it: a host, or an address with dashes where
+/// [`session_name`] has replaced something.
+pub(super) fn addresses(server: &str) -> Result<Vec<IpAddr>, Refusal> {
+    if server.is_empty() {
+        return Err(Refusal::new(errno::ENXIO, "it has no @"));
+    }
+    let with = |separator: &str| server.replace('-', separator).parse::<IpAddr>().ok();
+    if let Some(address) = with(".").or_else(|| with(":")) {
+        return Ok(vec![address]);
+    }
+    let found = std::net::ToSocketAddrs::to_socket_addrs(&(server, 0))
+        .map_err(|error| Refusal::new(errno::ENXIO, format!("cannot look up {server}: {error}")))?;
+    let mut all: Vec<IpAddr> = found.map(|address| address.ip()).collect();
+    all.sort();
+    all.dedup();
+    Ok(all)
+}
+
+/// Returns the name of a session with a server when none was given. Names of sessions have neither
+/// dots nor slashes [RS-24].
+pub(in crate::cli::rnbd) fn session_name(server: &str) -> String {
+    let bare = server.strip_prefix("ip:").unwrap_or(server);
+    format!("{}@{}", own_name(), bare.replace(['.', ':', '/'], "-"))
+}
+
+/// Refuses what cannot be the name of a session [RT-68], as where a server stands that has paths.
+pub(in crate::cli::rnbd) fn no_address(name: &str) -> Result<(), Refusal> {
+    SessionName::new(name).map(drop).map_err(|error| {
+        Refusal::usage(format!(
+            "{error}: where a path is given, a name of the session is wanted in place of the server's, with \
+             neither . nor / in it, such as {}",
+            session_name(name)
+        ))
+    })
+}
+
+fn own_name() -> String {
+    let name = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    name.trim().split('.').next().filter(|name| !name.is_empty()).unwrap_or("localhost").to_owned()
+}
+
+/// Returns a size in sectors, rounded down: bytes, or in a unit, which may be glued on.
+pub(super) fn sectors(size: &str, unit: &str) -> Result<u64, Refusal> {
+    let bad = || Refusal::usage(format!("\"{size}{unit}\" is not a size such as 512M"));
+    let end = size.find(|c: char| !c.is_ascii_digit()).unwrap_or(size.len());
+    let (digits, glued) = size.split_at(end);
+    let word = match (glued, unit) {
+        ("", "") => "b",
+        (word, "") | ("", word) => word,
+        _ => return Err(bad()),
+    };
+    let unit = Unit::of(word).ok_or_else(bad)?;
+    let number: u64 = digits.parse().map_err(|_| bad())?;
+    Ok(number.checked_mul(unit.bytes()).ok_or_else(bad)? / 512)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_bytes_or_have_a_unit() {
+        // tests [NB-42]
+        for (size, unit, number) in
+            [("1024", "", 2), ("1023", "", 1), ("2", "G", 4 << 20), ("1k", "", 2), ("3", "m", 6144)]
+        {
+            assert_eq!(sectors(size, unit), Ok(number));
+        }
+        for (size, unit) in
+            [("", ""), ("k", ""), ("1k", "k"), ("1", "kb"), ("-1", ""), ("99999999", "E")]
+        {
+            assert_eq!(sectors(size, unit).map_err(|refusal| refusal.errno), Err(22));
+        }
+    }
+
+    #[test]
+    fn paths_may_be_bare_addresses() {
+        for text in ["10.0.0.1,10.0.0.2", "ip:10.0.0.1@10.0.0.2", "ip:10.0.0.1,ip:10.0.0.2"] {
+            assert_eq!(path_spec(text).unwrap().to_string(), "ip:10.0.0.1@ip:10.0.0.2");
+        }
+        let gid = "gid:fe80:0000:0000:0000:0000:0000:0000:0001@gid:FE80::2";
+        assert_eq!(path_text(gid).unwrap(), "gid:fe80::1@gid:fe80::2");
+        assert_eq!(path_spec(gid).unwrap_err().errno, 19);
+        // tests [RS-34]: not EPROTONOSUPPORT, which the words alone would say.
+        assert_eq!(path_spec("x").unwrap_err().errno, 22);
+        assert_eq!(path_spec("ip:x").unwrap_err().errno, 22);
+    }
+
+    #[test]
+    fn servers_are_found_again_in_names_of_sessions() {
+        for address in ["10.0.0.1", "fe80::1", "2001:db8::a:1"] {
+            let name = session_name(address);
+            let server = name.split_once('@').unwrap().1;
+            assert_eq!(addresses(server), Ok(vec![address.parse().unwrap()]), "{name}");
+        }
+        assert_eq!(addresses("").unwrap_err().errno, errno::ENXIO);
+    }
+}
