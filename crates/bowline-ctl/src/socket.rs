@@ -64,8 +64,8 @@ pub fn folder() -> PathBuf {
     runtime.map_or_else(|| PathBuf::from("/run"), PathBuf::from).join("bowline").join("rnbd")
 }
 
-/// A served control socket; dropping it ends the service and removes the file, unless it is somebody else's by then. Requests that are under
-/// way then are answered first, unless that takes more than two seconds.
+/// A served control socket; dropping it ends the service and removes the file, unless it is somebody else's
+/// by then. Requests that are under way then are answered first, unless that takes more than two seconds.
 #[derive(Debug)]
 pub struct Server {
     file: OwnFile,
@@ -155,22 +155,27 @@ fn listen(path: &Path) -> io::Result<UnixListener> {
     if let Some(dir) = path.parent().filter(|dir| !dir.as_os_str().is_empty()) {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
     }
-    if fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_socket()) {
-        // One that is stopped is there all the same.
-        let there =
-            stream_within(path, NEIGHBOUR_WAIT).map_or_else(|error| !is_dead(&error), |_| true);
-        if there {
-            return Err(io::Error::new(
-                io::ErrorKind::AddrInUse,
-                "another process has this control socket",
-            ));
-        }
-        // Left behind by a process that was killed.
+    if is_left_behind(path) {
         let _ = fs::remove_file(path);
+    } else if is_socket(path) {
+        return Err(io::Error::new(
+            io::ErrorKind::AddrInUse,
+            "another process has this control socket",
+        ));
     }
     let listener = UnixListener::bind(path)?;
     fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
     Ok(listener)
+}
+
+fn is_socket(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_socket())
+}
+
+/// Reports whether a socket is there that a process which was killed has left. To connect to a file of any
+/// other kind is refused with the same error, and a process that is stopped is there all the same.
+pub fn is_left_behind(path: &Path) -> bool {
+    is_socket(path) && stream_within(path, NEIGHBOUR_WAIT).is_err_and(|error| is_dead(&error))
 }
 
 /// Reports whether a connection failed because nobody is behind the socket: a process that was

@@ -244,11 +244,7 @@ impl<D> Core<D> {
         device.close_sent = device.state != State::Open;
         device.state = State::Unmapped;
         device.reopen_at = None;
-        self.careful.retain(|waiting| *waiting != dev);
-        if matches!(self.stop, Stop::Until(_)) && self.careful.is_empty() && !self.opens_carefully()
-        {
-            self.stop = Stop::No;
-        }
+        self.leave_careful(dev);
         self.remapped(dev, Err(Errno::ENODEV));
         self.fail_waiting(dev, Errno::EIO);
         self.go_on_unmapping(dev);

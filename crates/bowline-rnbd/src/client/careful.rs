@@ -88,6 +88,15 @@ impl<D> Core<D> {
         }
     }
 
+    /// A device is not to be opened any more. If that was all they kept still for, the others go on.
+    pub(super) fn leave_careful(&mut self, dev: DevId) {
+        self.careful.retain(|waiting| *waiting != dev);
+        let idle = self.careful.is_empty() && !self.opens_carefully();
+        if idle && matches!(self.stop, Stop::Until(_)) {
+            self.stop = Stop::No;
+        }
+    }
+
     /// The session is another: what was under way is not, or does not come to the server any more.
     pub(super) fn forget_careful(&mut self) {
         self.careful.clear();

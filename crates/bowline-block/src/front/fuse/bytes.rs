@@ -377,6 +377,8 @@ impl DiskDone for Bytes {
             }
             state = self.lock();
         }
+        // Its memory is for the next call.
+        state.answers = answers;
         state.working = false;
     }
 }

@@ -19,14 +19,13 @@ mod wire;
 use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use bowline_ctl::OwnFile;
+use bowline_ctl::{OwnFile, is_left_behind};
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 use rustix::fs::Mode;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -82,7 +81,8 @@ struct Shared {
 /// requests beyond the end that the disk has by then are refused.
 ///
 /// # Errors
-/// EADDRINUSE when somebody listens there, or something else than a socket is there; EINVAL for options that cannot be; the system's.
+/// EADDRINUSE when somebody listens there, or something else than a socket is there; EINVAL for options
+/// that cannot be; the system's.
 pub fn serve(disk: Arc<dyn BlockDevice>, at: &Path, options: NbdOptions) -> io::Result<NbdServer> {
     if options.memory < 1 << 16 || !options.memory.is_multiple_of(4096) {
         return Err(io::ErrorKind::InvalidInput.into());
@@ -221,12 +221,4 @@ fn listen(at: &Path) -> io::Result<UnixListener> {
     }
     rustix::net::listen(&socket, BACKLOG)?;
     Ok(socket.into())
-}
-
-/// Whether a socket is there that a process which was killed has left. To connect to a file of any other
-/// kind is refused with the same error.
-fn is_left_behind(at: &Path) -> bool {
-    let socket = std::fs::symlink_metadata(at).is_ok_and(|there| there.file_type().is_socket());
-    socket
-        && matches!(UnixStream::connect(at), Err(e) if e.kind() == io::ErrorKind::ConnectionRefused)
 }
