@@ -17,13 +17,13 @@ fn run(plan: Plan) -> World {
     world
 }
 
-// tests [RT-18], [RT-38] to [RT-57] of both sides
+// tests [RT-18], [RT-38] to [RT-57], [RT-99] of both sides
 #[test]
 fn both_sides_agree_with_and_without_refresh() {
     for refresh in [false, true] {
-        for io_connections in [0, 1, 3] {
-            let plan = Plan { refresh, io_connections, ..Plan::calm(u64::from(io_connections)) };
-            let world = run(plan);
+        for (io_connections, counts_keys) in [(0, true), (1, false), (1, true), (3, false)] {
+            let calm = Plan::calm(u64::from(io_connections));
+            let world = run(Plan { refresh, counts_keys, io_connections, ..calm });
             assert!(world.done > 1000 && world.failed == 0, "{} {}", world.done, world.failed);
             assert_eq!(world.failovers, 0);
         }

@@ -12,7 +12,7 @@ use bowline_rtrs::{
     Batch, ConnId, Done, Errno, Input, Instant, MemRef, Order, PathId, PortAttr, PortId, RecvSlot,
     RegionId, RegionKeys, Tag, Wr, WrKind,
 };
-use bowline_verbs::{Access, Buffer, Status, WcOpcode};
+use bowline_verbs::{Access, Buffer, Status, WcOpcode, next_key};
 use bowline_wire::rtrs::{
     ConAnswer, ConReq, ConRsp, Desc, Dir, Geometry, Imm, IoHdr, IoReq, RkeyRsp, SessionName, Uuid,
     emit_info_rsp, parse_info_req, parse_io,
@@ -437,6 +437,12 @@ impl Rig {
 
     /// An immediate of the server arrives, by a write of no bytes.
     pub(crate) fn give_imm(&mut self, conn: ConnId, imm: Imm) {
+        // A lie counts too: the client takes it for an answer, or the path ends.
+        if let (true, Imm::Done { id, .. }) = (self.counted, imm)
+            && let Some(key) = self.keys.get_mut(&(conn.path, id as u16))
+        {
+            *key = next_key(*key);
+        }
         let of = self.conns.get_mut(&conn).unwrap();
         let slot = of.recvs.pop_front().expect("no receive is posted");
         let one =
@@ -472,12 +478,9 @@ impl Rig {
             self.give_inval(io.conn, key);
         }
         let imm = Imm::Done { id: u32::from(io.id), errno, invalidated: key.is_some() };
-        if self.refresh {
+        if self.refresh && !self.counted {
             let key = self.keys.get_mut(&(io.conn.path, io.id)).unwrap();
-            *key = *key & !0xff | key.wrapping_add(1) & 0xff;
-            if self.counted {
-                return self.give_imm(io.conn, imm);
-            }
+            *key = next_key(*key);
             let rsp = RkeyRsp { id: io.id, key: *key }.emit();
             self.give_message(io.conn, &rsp, Some(imm.to_u32()));
         } else {

@@ -72,8 +72,11 @@ impl History {
         settings.read_keys = [ReadKeys::LongLived, ReadKeys::PerRequest][rng.below(2)];
         settings.reconnect_delay = [None, None, Some(Duration::from_secs(2))][rng.below(3)];
         let paths = 1 + rng.below(3) as u8;
-        let refresh = rng.below(2) == 0;
-        let mut rig = Rig::opened_with(settings, refresh, paths);
+        // Keys stay, are told, or are counted.
+        let (refresh, counted) = [(false, false), (true, false), (true, true)][rng.below(3)];
+        let mut rig = Rig::new(settings, refresh);
+        rig.counted = counted;
+        assert_eq!(rig.open(paths), Ok(()));
         rig.sends_complete = rng.below(4) > 0;
         let memory = rig.memory();
         let (permits, running) = (Vec::new(), BTreeMap::new());
@@ -333,7 +336,7 @@ impl History {
     }
 }
 
-// tests [RS-1], [RS-8], [RS-16], [RS-25], [RS-26], [RT-59]
+// tests [RS-1], [RS-8], [RS-16], [RS-25], [RS-26], [RT-59], [RT-99]
 #[test]
 fn every_request_ends_once() {
     let mut ended = 0;

@@ -25,6 +25,8 @@ const SECTOR: usize = 64;
 pub(crate) struct Plan {
     pub(crate) seed: u64,
     pub(crate) refresh: bool,
+    /// The client counts keys; else it is told them.
+    pub(crate) counts_keys: bool,
     pub(crate) io_connections: u16,
     pub(crate) paths: u8,
     pub(crate) steps: u32,
@@ -37,8 +39,10 @@ pub(crate) struct Plan {
 
 impl Plan {
     pub(crate) fn calm(seed: u64) -> Self {
-        let (refresh, io_connections, paths, steps) = (true, 1, 2, 20_000);
-        Self { seed, refresh, io_connections, paths, steps, trouble: 0, answer_twice: false }
+        let (refresh, counts_keys) = (true, seed & 2 != 0);
+        let (io_connections, paths, steps) = (1, 2, 20_000);
+        let (trouble, answer_twice) = (0, false);
+        Self { seed, refresh, counts_keys, io_connections, paths, steps, trouble, answer_twice }
     }
 
     pub(crate) fn rough(seed: u64) -> Self {
@@ -103,8 +107,8 @@ impl World {
     pub(crate) fn new(plan: Plan) -> Self {
         let net = Rc::new(RefCell::new(Net::default()));
         let name = SessionName::new("pair").unwrap();
-        let io_connections = plan.io_connections;
-        let config = ClientConfig { io_connections, ..ClientConfig::new(name, plan.seed) };
+        let Plan { counts_keys, io_connections, seed, .. } = plan;
+        let config = ClientConfig { counts_keys, io_connections, ..ClientConfig::new(name, seed) };
         let mut client = Session::new(config, &[ATTR], Uuid([1; 16]));
         let geometry = Geometry::of_chunk(DEPTH, 8192, 4096).unwrap();
         let always_invalidate = plan.refresh;

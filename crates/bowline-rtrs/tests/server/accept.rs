@@ -6,9 +6,9 @@ use bowline_rtrs::server::{
     AllowRule, CloseReason, PathState, Server, ServerConfig, ServerEvent, ServerLimits,
 };
 use bowline_rtrs::{Errno, Input, PathId, PortAttr, PortId, Tag};
-use bowline_wire::rtrs::{Geometry, MAX_CONNECTIONS, MAX_PATHS};
+use bowline_wire::rtrs::{ConReq, Geometry, MAX_CONNECTIONS, MAX_PATHS};
 
-use super::rig::{Answer, PORT, Rig, con_req, config, uuid};
+use super::rig::{Answer, PORT, Path, Rig, con_req, config, uuid};
 
 const A: &str = "10.0.0.2";
 const B: &str = "10.0.0.3";
@@ -29,20 +29,24 @@ fn refusals(rig: &Rig) -> (u64, u64, u64) {
     (counters.paths_closed, counters.paths_refused, counters.paths_violated)
 }
 
-// tests [RT-19], [RT-20], [RT-25]
+// tests [RT-19], [RT-20], [RT-25], [RT-99]
 #[test]
 fn a_path_is_made_of_connections_in_any_order() {
     let mut rig = Rig::new();
-    let mut id = None;
+    let mut path = None;
     for cid in [2, 0, 1] {
-        let answer = rig.ask(A, TO, &con_req(1, 2, cid, 3).emit());
-        let Answer::Accepted(conn, true) = answer else { panic!("{answer:?}") };
+        // What the first of them says of keys is so for the path.
+        let counts_keys = path.is_some();
+        let answer = rig.ask(A, TO, &ConReq { counts_keys, ..con_req(1, 2, cid, 3) }.emit());
+        let Answer::Accepted(conn, rsp) = answer else { panic!("{answer:?}") };
+        assert_eq!((rsp.new_rkey, rsp.counted_keys), (true, false));
         assert_eq!(conn.cid, cid);
-        assert_eq!(*id.get_or_insert(conn.path), conn.path);
+        let made = Path::new(conn.path, &rsp);
+        assert_eq!(path.get_or_insert(made).id, conn.path);
         let posted = &rig.recvs[&conn];
         assert_eq!(posted.len(), usize::from(cid == 0), "the receive for INFO_REQ only");
     }
-    let mut path = super::rig::Path { id: id.unwrap(), chunks: Vec::new(), new_rkey: true };
+    let mut path = path.unwrap();
     rig.info(&mut path, "one").unwrap();
     assert_eq!(rig.recvs[&path.conn(0)].len(), 512);
     assert_eq!(rig.recvs[&path.conn(1)].len(), 8);
@@ -246,8 +250,8 @@ fn a_queue_pair_that_cannot_be_made_refuses_with_its_error() {
 fn info_req_needs_all_connections() {
     let mut rig = Rig::new();
     let answer = rig.ask(A, TO, &con_req(1, 2, 0, 2).emit());
-    let Answer::Accepted(conn, _) = answer else { panic!("{answer:?}") };
-    let mut path = super::rig::Path { id: conn.path, chunks: Vec::new(), new_rkey: true };
+    let Answer::Accepted(conn, rsp) = answer else { panic!("{answer:?}") };
+    let mut path = Path::new(conn.path, &rsp);
     assert!(rig.info(&mut path, "one").is_none());
     assert_eq!(rig.take_closed(), [(path.id, CloseReason::Info)]);
     rig.assert_empty();

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use bowline_rtrs::server::{ServerConfig, ServerEvent, SessId};
 use bowline_rtrs::{ConnId, Done, Errno, Input, PathId, Tag, WrKind};
-use bowline_verbs::{Status, WcOpcode};
-use bowline_wire::rtrs::{Imm, RkeyRsp, SessionName, emit_info_req, parse_info_rsp};
+use bowline_verbs::{Status, WcOpcode, next_key};
+use bowline_wire::rtrs::{ConReq, Imm, RkeyRsp, SessionName, emit_info_req, parse_info_rsp};
 
 use super::rig::{Answer, Path, Rig, con_req, config, desc, done};
 
@@ -102,6 +102,7 @@ impl Play {
         let (cid, cid_num) = (input.below(4) as u16, 1 + input.below(3) as u16);
         let mut request = con_req(session, path, cid, cid_num);
         request.first = !input.one_in(4);
+        request.counts_keys = input.one_in(2);
         let mut bytes = request.emit();
         if input.one_in(8) {
             bytes[input.below(56)] = input.byte();
@@ -111,13 +112,15 @@ impl Play {
         let id = self.rig.ask_at(bowline_rtrs::PortId(0), from, to, &bytes);
         self.rig.settle();
         // Without memory the answer may come later or not at all.
-        if let Some(Answer::Accepted(conn, new_rkey)) = self.rig.answers.get(&id).copied() {
-            self.remember(Path { id: conn.path, chunks: Vec::new(), new_rkey });
+        if let Some(Answer::Accepted(conn, rsp)) = self.rig.answers.get(&id).copied() {
+            self.remember(Path::new(conn.path, &rsp));
         }
     }
 
     fn remember(&mut self, path: Path) {
-        if self.paths.iter().any(|known| known.id == path.id) {
+        if let Some(known) = self.paths.iter().find(|known| known.id == path.id) {
+            let told = |path: &Path| (path.new_rkey, path.counted_keys);
+            assert_eq!(told(known), told(&path), "as the first connection was told [RT-99]");
             return;
         }
         if self.paths.len() == PATHS {
@@ -130,14 +133,16 @@ impl Play {
     fn establish(&mut self, input: &mut Bytes<'_>) {
         let (session, path) = (1 + input.below(3) as u8, 1 + input.below(6) as u8);
         let (cid_num, from) = (1 + input.below(3) as u16, input.of(&ADDRS[..2]));
+        let counts_keys = input.one_in(2);
         for cid in 0..cid_num {
-            let bytes = con_req(session, path, cid, cid_num).emit();
+            let request = con_req(session, path, cid, cid_num);
+            let bytes = ConReq { counts_keys, ..request }.emit();
             let id = self.rig.ask_at(bowline_rtrs::PortId(0), from, "10.0.0.1", &bytes);
             self.rig.settle();
-            let Some(Answer::Accepted(conn, new_rkey)) = self.rig.answers.get(&id).copied() else {
+            let Some(Answer::Accepted(conn, rsp)) = self.rig.answers.get(&id).copied() else {
                 return;
             };
-            self.remember(Path { id: conn.path, chunks: Vec::new(), new_rkey });
+            self.remember(Path::new(conn.path, &rsp));
             if cid + 1 == cid_num && self.has_receive(conn) {
                 let name = SessionName::new(NAMES[usize::from(session - 1)]).unwrap();
                 let conn = ConnId { path: conn.path, cid: 0 };
@@ -288,21 +293,31 @@ impl Play {
         for sent in std::mem::take(&mut self.rig.sent) {
             let of = |path: &&mut Path| path.id == sent.conn.path;
             let Some(path) = self.paths.iter_mut().find(of) else { continue };
-            match sent.kind {
+            let chunk = match sent.kind {
                 WrKind::Send if sent.tag.kind() == Tag::INFO => {
                     let read = parse_info_rsp(&sent.bytes, &self.rig.geometry(), &mut path.chunks);
                     read.expect("what a server sends");
+                    continue;
                 }
                 WrKind::SendImm(_) => {
                     let new = RkeyRsp::parse(&sent.bytes).expect("what a server sends");
                     assert!(path.new_rkey, "not announced [RT-50]");
                     path.chunks[usize::from(new.id)].1 = new.key;
+                    new.id
                 }
-                WrKind::WriteImm(_, imm) if imm >> 28 < 3 => {
+                WrKind::WriteImm(_, imm) => {
+                    let Imm::Done { id, .. } = Imm::from_u32(imm) else { continue };
                     assert!(!path.new_rkey, "an answer without the new key [RT-50]");
+                    if path.counted_keys {
+                        let chunk = &mut path.chunks[id as usize];
+                        chunk.1 = next_key(chunk.1);
+                    }
+                    id as u16
                 }
-                _ => {}
-            }
+                _ => continue,
+            };
+            let ends = self.rig.closed.contains(&sent.conn);
+            assert!(ends || self.rig.put(path, chunk, 0, &[1]), "not the key of chunk {chunk}");
         }
         for event in std::mem::take(&mut self.rig.events) {
             match event {

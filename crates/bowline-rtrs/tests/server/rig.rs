@@ -13,7 +13,7 @@ use bowline_rtrs::{
 };
 use bowline_verbs::{Buffer, Status, WcOpcode};
 use bowline_wire::rtrs::{
-    ConAnswer, ConReq, Desc, Geometry, Imm, RkeyRsp, SessionName, Uuid, emit_info_req,
+    ConAnswer, ConReq, ConRsp, Desc, Geometry, Imm, RkeyRsp, SessionName, Uuid, emit_info_req,
     parse_info_rsp, read_hdr, write_hdr,
 };
 
@@ -51,10 +51,18 @@ pub(crate) struct Path {
     pub(crate) id: PathId,
     /// Address and key of each chunk.
     pub(crate) chunks: Vec<(u64, u32)>,
+    /// What it was told of them.
     pub(crate) new_rkey: bool,
+    pub(crate) counted_keys: bool,
 }
 
 impl Path {
+    /// One of which it knows what came with the answer to a request to connect.
+    pub(crate) fn new(id: PathId, rsp: &ConRsp) -> Self {
+        let (new_rkey, counted_keys) = (rsp.new_rkey, rsp.counted_keys);
+        Self { id, chunks: Vec::new(), new_rkey, counted_keys }
+    }
+
     pub(crate) fn conn(&self, cid: u16) -> ConnId {
         ConnId { path: self.id, cid }
     }
@@ -70,7 +78,7 @@ struct Region {
 /// The answer to a request to connect.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Answer {
-    Accepted(ConnId, bool),
+    Accepted(ConnId, ConRsp),
     Refused(u16),
 }
 
@@ -214,7 +222,7 @@ impl Rig {
                     panic!("accepted with a refusal")
                 };
                 assert_eq!(rsp.geometry, self.geometry());
-                self.answers.insert(request, Answer::Accepted(conn, rsp.new_rkey));
+                self.answers.insert(request, Answer::Accepted(conn, rsp));
                 self.recvs.insert(conn, first.into_iter().collect());
                 let input = Input::Established { conn, private: Vec::new() };
                 self.server.handle(self.now, input);
@@ -348,9 +356,9 @@ impl Rig {
             let counts_keys = self.counts_keys;
             let req = ConReq { counts_keys, ..con_req(session, path, cid, conns) };
             match self.ask(from, "10.0.0.1", &req.emit()) {
-                Answer::Accepted(conn, new_rkey) => {
+                Answer::Accepted(conn, rsp) => {
                     assert_eq!(conn.cid, cid);
-                    made = Some(Path { id: conn.path, chunks: Vec::new(), new_rkey });
+                    made = Some(Path::new(conn.path, &rsp));
                 }
                 Answer::Refused(errno) => panic!("cid {cid} refused with {errno}"),
             }
