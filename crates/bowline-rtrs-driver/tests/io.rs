@@ -16,12 +16,25 @@ fn config(always_invalidate: bool) -> ServerConfig {
     ServerConfig { always_invalidate, ..ServerConfig::default() }
 }
 
-/// [RT-39], [RT-44], [RT-47], [RT-50]: with refresh of keys and without, over one path and two.
+fn session(pair: &Pair, paths: u8, counts_keys: bool) -> Arc<Session> {
+    let builder = pair.builder("test", paths).counts_keys(counts_keys);
+    Session::open(&pair.client_engine, builder).unwrap()
+}
+
+/// [RT-39], [RT-44], [RT-47], [RT-50], [RT-99]: without refresh of keys, with keys that are counted and
+/// with keys that are told, over one path and two.
 #[test]
 fn what_is_written_is_read() {
-    for (net, paths, refresh) in [(1, 1, true), (2, 1, false), (3, 2, true), (4, 2, false)] {
+    for (net, paths, refresh, counts) in [
+        (1, 1, true, true),
+        (2, 1, false, true),
+        (3, 2, true, true),
+        (4, 2, false, false),
+        (219, 1, true, false),
+        (220, 2, true, false),
+    ] {
         let pair = Pair::new(net, paths, config(refresh));
-        let session = pair.session(paths);
+        let session = session(&pair, paths, counts);
         let attrs = session.attrs().unwrap();
         assert_eq!((attrs.queue_depth, attrs.max_io), (511, 126_976));
         for len in [0, 1, 511, 4096, 65_536, attrs.max_io as usize] {
@@ -133,11 +146,16 @@ fn threads_wait_for_their_own_requests() {
     });
 }
 
-/// [RT-45], [RT-50]: an error is that request's alone.
+/// [RT-45], [RT-50], [RT-99]: an error is that request's alone, and renews the key of its chunk.
 #[test]
 fn errors_come_back_with_their_requests() {
-    let pair = Pair::new(7, 1, config(true));
-    let session = pair.session(1);
+    for (net, counts_keys) in [(7, true), (221, false)] {
+        let pair = Pair::new(net, 1, config(true));
+        errors_come_back(&session(&pair, 1, counts_keys));
+    }
+}
+
+fn errors_come_back(session: &Session) {
     let permit = session.get_permit(PermitKind::Io, Wait::No).unwrap();
     let region = session.region(8192).unwrap();
     let call =
@@ -150,7 +168,7 @@ fn errors_come_back_with_their_requests() {
     assert_eq!(call(Dir::Read, &at(0), &[region.piece(1, 8192)]), Err(Errno::EINVAL.0));
     assert_eq!(call(Dir::Read, &at(0), &piece), Ok(()));
     session.put_permit(permit);
-    write_and_read(&session, 0, 4096);
+    write_and_read(session, 0, 4096);
 }
 
 /// [RT-98]: by the heartbeats of a session that has nothing else to send.

@@ -162,6 +162,14 @@ impl SessionBuilder {
         self
     }
 
+    /// Servers of bowline need not tell each new key of a chunk [RT-99]; yes. Otherwise answers are
+    /// those a kernel gets.
+    #[must_use]
+    pub fn counts_keys(mut self, yes: bool) -> Self {
+        self.config.counts_keys = yes;
+        self
+    }
+
     /// Bounds of what is taken from a server.
     #[must_use]
     pub fn limits(mut self, limits: ClientLimits) -> Self {
