@@ -1,7 +1,7 @@
 //! Clients that break the rules: they lose their path, and nobody else notices [RT-64] to [RT-70].
 
 use bowline_rtrs_driver::server::{AllowRule, ServerConfig};
-use bowline_verbs::{Remote, SendOp, Status};
+use bowline_verbs::{Remote, SendOp, Status, next_key};
 use bowline_wire::rtrs::{Desc, Imm, Uuid, emit_info_req, read_hdr, write_hdr};
 
 use crate::common::{at, eventually, ip};
@@ -297,14 +297,16 @@ fn keep(raw: &mut Raw, path: &Path, conn: Conn, id: u16) {
     assert_eq!(raw.sent(4), Status::Success);
 }
 
-// tests [RT-44], [RT-65], [RT-67] 3
+// tests [RT-44], [RT-65], [RT-67] 3, [RT-99]
 #[test]
 fn a_chunk_in_use_is_the_servers() {
     // With refresh: the key is dead from the moment the server has the request on.
     let mut scene = Scene::new(75, config(true));
-    for (what, imm) in [
-        ("a write to a chunk in use", None),
-        ("a request in a chunk in use", Some(Imm::Request(8).to_u32())),
+    let same: fn(u32) -> u32 = |key| key;
+    for (what, key, imm) in [
+        ("a write to a chunk in use", same, None),
+        ("a write to it under the key that is to come", next_key, None),
+        ("a request in a chunk in use", same, Some(Imm::Request(8).to_u32())),
     ] {
         let to = scene.to();
         let path = scene.raw.path(to, &Ids::new(), 2, "hostile");
@@ -312,10 +314,11 @@ fn a_chunk_in_use_is_the_servers() {
         eventually(what, || scene.guard.held.lock().unwrap().len() == 2);
         let held = scene.guard.held.lock().unwrap().pop().unwrap();
         let memory = scene.server.chunk(&held).unwrap();
+        let chunk = (path.chunks[0].0, key(path.chunks[0].1));
         let status = match imm {
-            None => scene.raw.put(path.conns[1], path.chunks[0], 0, &[0xff; 64]),
+            None => scene.raw.put(path.conns[1], chunk, 0, &[0xff; 64]),
             Some(imm) => {
-                scene.raw.put_imm(path.conns[1], path.chunks[0], 0, &[0xff; 64], imm);
+                scene.raw.put_imm(path.conns[1], chunk, 0, &[0xff; 64], imm);
                 scene.raw.sent(4)
             }
         };

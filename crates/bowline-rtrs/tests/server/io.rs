@@ -85,6 +85,10 @@ fn a_client_that_counts_keys_is_not_told_them() {
             let done = rig.read(&path, 1, 3, b"usr", 4096, Some((desc(1000), inval)));
             rig.deliver(&[done]);
             assert_eq!(rig.put(&path, 3, 0, b"late"), !always_invalidate, "withdrawn");
+            // A client that counts knows the next key already.
+            path.chunks[3].1 = next_key(key);
+            assert!(!rig.put(&path, 3, 0, b"early"), "good from the reply on");
+            path.chunks[3].1 = key;
             let request = rig.one();
             rig.respond(request.op, 0, None);
             let expected = match inval {

@@ -15,6 +15,8 @@ pub(crate) enum Sabotage {
     CompleteTwice,
     /// The client can reach a chunk while the server has it.
     NoWithdraw,
+    /// The next key of a chunk is good while the server has it.
+    EarlyRenew,
     /// An answer names another request.
     WrongId,
     /// Requests move to other paths before the queue pairs of the old one are dead.
@@ -115,7 +117,9 @@ mod tests {
 
     #[test]
     fn a_chunk_that_changes_while_the_server_has_it_is_noticed() {
-        assert_caught(Sabotage::NoWithdraw, Scenario::Hostile, &["its chunk has changed"]);
+        for how in [Sabotage::NoWithdraw, Sabotage::EarlyRenew] {
+            assert_caught(how, Scenario::Hostile, &["its chunk has changed"]);
+        }
     }
 
     #[test]

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use bowline_rnbd::server::{Act, CheckedIo, Core, CoreLimits, ExportId, Reply, SessKey, Ticket};
 use bowline_rnbd::{Errno, IoOp};
-use bowline_rtrs::bind::{Binding, withdraw};
+use bowline_rtrs::bind::{Binding, Ports, withdraw};
 use bowline_rtrs::server::{OpId, Request, Server as Sessions, ServerConfig, ServerEvent, SessId};
 use bowline_rtrs::{Batch, ConnId, Input, MemRef, Order, PortId, RegionId, Tag, Wr, WrKind};
-use bowline_verbs::{Access, Buffer};
+use bowline_verbs::{Access, Buffer, next_key};
 use bowline_wire::rnbd::{Access as DiskAccess, status_of_errno};
 use bowline_wire::rtrs::Imm;
 
@@ -179,7 +179,12 @@ impl Server {
                     if base.wrongs(Sabotage::NoWithdraw, 1000) {
                         batch.withdraw.clear();
                     }
+                    let early = base.wrongs(Sabotage::EarlyRenew, 1000);
+                    let early = if early { batch.withdraw.clone() } else { Vec::new() };
                     withdraw(&mut bench, &mut batch, &mut failed);
+                    for (port, key) in early {
+                        let _ = bench.port(port).renew_keys(&[(key, next_key(key))]);
+                    }
                     running.sessions.process(now, &failed);
                 }
             }

@@ -1,7 +1,7 @@
 //! What sees, and in some runs spoils, all that goes from a client's core to its devices.
 
 use bowline_rtrs::{Batch, Input, MemRef, Order, RegionId, Tag, Wr, WrKind};
-use bowline_verbs::Remote;
+use bowline_verbs::{Remote, next_key};
 
 use crate::rtrs::base::Base;
 use crate::rtrs::fabric::Watch;
@@ -57,9 +57,13 @@ impl Watch for Eyes<'_> {
             self.base.stats.attacks += 1;
         }
         for wr in &batch.wrs {
-            if let (WrKind::WriteImm(remote, _), Tag::IO) = (wr.kind, wr.tag.kind())
+            if let (WrKind::WriteImm(mut remote, _), Tag::IO) = (wr.kind, wr.tag.kind())
                 && self.base.rng.chance(200)
             {
+                // The key of the request, or the one that is good when that is over.
+                if self.base.rng.chance(500) {
+                    remote.rkey = next_key(remote.rkey);
+                }
                 later.push(Wr { kind: WrKind::Write(remote), ..*wr });
             }
         }
