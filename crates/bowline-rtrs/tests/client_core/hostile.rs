@@ -3,7 +3,7 @@
 use bowline_rtrs::client::PathState;
 use bowline_rtrs::{ConnId, Done, MemRef, Tag};
 use bowline_verbs::{Status, WcOpcode};
-use bowline_wire::rtrs::{Dir, Imm, RkeyRsp};
+use bowline_wire::rtrs::{ConAnswer, ConRsp, Dir, Imm, RkeyRsp};
 
 use crate::peer::{Connects, Rig, addr, config, done};
 
@@ -166,29 +166,38 @@ fn tables_of_chunks_that_make_no_sense_are_refused() {
     }
 }
 
-// tests [RT-30], [RT-32]
+// tests [RT-30], [RT-32], [RT-99]
 #[test]
 fn answers_to_a_connect_that_make_no_sense_are_refused() {
-    let good = Rig::new(config(), false);
-    let good = bowline_wire::rtrs::ConAnswer::Accepted(bowline_wire::rtrs::ConRsp {
-        geometry: good.geometry,
-        new_rkey: false,
-        counted_keys: false,
-    });
-    let good = good.emit();
-    for (at, byte) in [(0, 0), (3, 9), (4, 1), (6, 0), (15, 0xff), (11, 0xff)] {
+    let geometry = Rig::new(config(), false).geometry;
+    let answer = |new_rkey, counted_keys| {
+        ConAnswer::Accepted(ConRsp { geometry, new_rkey, counted_keys }).emit().to_vec()
+    };
+    let spoiled = |at: usize, byte| {
+        let mut private = answer(false, false);
+        private[at] = byte;
+        private
+    };
+    let tries = [
+        ("another magic", spoiled(0, 0)),
+        ("another version", spoiled(3, 9)),
+        ("an error", spoiled(4, 1)),
+        ("no chunks", spoiled(6, 0)),
+        ("much too long headers", spoiled(15, 0xff)),
+        ("much too long IO", spoiled(11, 0xff)),
+        ("keys that are told and counted", answer(true, true)),
+    ];
+    for (what, private) in tries {
         let mut rig = Rig::new(config(), false);
         rig.connects = Connects::Ignore;
         rig.session.open(rig.now, &[addr(1)]);
         rig.pump();
         let conn = rig.live(1)[0];
         rig.conns.get_mut(&conn).unwrap().established = true;
-        let mut private = good.to_vec();
-        private[at] = byte;
         rig.session.handle(rig.now, bowline_rtrs::Input::Established { conn, private });
         rig.pump();
         let failed = bowline_rtrs::client::Event::Opened(Err(bowline_rtrs::Errno::ECONNRESET));
-        assert!(rig.take_events().contains(&failed), "byte {at}");
+        assert!(rig.take_events().contains(&failed), "{what}");
         rig.assert_empty();
     }
 }
