@@ -7,8 +7,9 @@
 //!     |0 |mg| version|cid |cid_num |recon  |   |magic | version| errno| queue_depth| max_io|
 //!     +--+--+--------+----+--------+-------+   +------+--------+------+------------+-------+
 //!  12 | path UUID (16)                     |12 | max_hdr       | flags (16)        | 0 ..  |
-//!  28 | session UUID (16)                  |   +---------------+-------------------+-------+
-//!  44 | bit 0: first connection | 0 ..     |
+//!  28 | session UUID (16)                  |48 | counted keys: 0, or "bowline1"            |
+//!  44 | bit 0: first connection | 0        |   +-------------------------------------------+
+//!  48 | counts keys: 0, or "bowline1"      |
 //!     +------------------------------------+
 //! ```
 
@@ -84,7 +85,7 @@ pub struct ConReq {
 }
 
 impl ConReq {
-    /// Reads the private data of a connect; what is behind the 56 bytes and what is reserved is
+    /// Reads the private data of a connect; what is behind the 56 bytes and what stays reserved is
     /// not looked at [RT-2] [RT-28] [RT-68].
     ///
     /// # Errors

@@ -10,7 +10,8 @@
 //!       RDMA WRITE into a chunk with immediate    ->
 //!                                                 <-  data by RDMA WRITE
 //!                                                 <-  immediate, with RKEY_RSP (8 bytes) if keys
-//!                                                     are renewed
+//!                                                     are renewed, unless they are counted
+//!                                                     [RT-99]
 //! ```
 //! All integers of messages are little-endian. An immediate is the number in its header, whose
 //! byte order is the transport's affair. Spec: `docs/spec/rtrs.md`, sections 1 and 2.
