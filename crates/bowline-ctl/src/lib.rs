@@ -58,7 +58,7 @@ pub use errno::Errno;
 pub use json::{Json, JsonError};
 pub use own::OwnFile;
 pub use path::{PathSpec, address_text};
-pub use socket::{Answer, Client, Op, Server, folder, is_left_behind};
+pub use socket::{Answer, Client, Op, Server, folder, make_way};
 pub use sys::Sys;
 pub use tree::{AttrDef, Dir, Entry, Found, Kind, Node, Tree};
 pub use value::Value;

@@ -155,9 +155,7 @@ fn listen(path: &Path) -> io::Result<UnixListener> {
     if let Some(dir) = path.parent().filter(|dir| !dir.as_os_str().is_empty()) {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
     }
-    if is_left_behind(path) {
-        let _ = fs::remove_file(path);
-    } else if is_socket(path) {
+    if !make_way(path)? && is_socket(path) {
         return Err(io::Error::new(
             io::ErrorKind::AddrInUse,
             "another process has this control socket",
@@ -172,9 +170,24 @@ fn is_socket(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_socket())
 }
 
+/// Removes a socket that a process which was killed has left. Returns whether nothing is there then.
+///
+/// # Errors
+/// The system's, when it cannot be removed.
+pub fn make_way(path: &Path) -> io::Result<bool> {
+    if is_left_behind(path) {
+        match fs::remove_file(path) {
+            // Its process was about to end, and has removed it.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            other => other?,
+        }
+    }
+    Ok(fs::symlink_metadata(path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound))
+}
+
 /// Reports whether a socket is there that a process which was killed has left. To connect to a file of any
 /// other kind is refused with the same error, and a process that is stopped is there all the same.
-pub fn is_left_behind(path: &Path) -> bool {
+fn is_left_behind(path: &Path) -> bool {
     is_socket(path) && stream_within(path, NEIGHBOUR_WAIT).is_err_and(|error| is_dead(&error))
 }
 
@@ -447,6 +460,35 @@ mod tests {
         assert!(Client::connect(&path).is_ok());
         drop(other);
         assert!(!path.exists());
+        fs::remove_dir(path.parent().unwrap()).unwrap();
+    }
+
+    #[test]
+    fn only_what_nobody_listens_at_makes_way() {
+        let path = place("way");
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        assert!(make_way(&path).unwrap(), "nothing is there");
+        let listener = UnixListener::bind(&path).unwrap();
+        assert!(!make_way(&path).unwrap(), "somebody listens");
+        drop(listener);
+        assert!(make_way(&path).unwrap() && !path.exists());
+        fs::write(&path, "precious").unwrap();
+        assert!(!make_way(&path).unwrap() && path.exists(), "no socket");
+        fs::remove_file(&path).unwrap();
+        // Processes that end remove theirs at the same moment.
+        let stop = AtomicBool::new(false);
+        let done = thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    drop(UnixListener::bind(&path));
+                    let _ = fs::remove_file(&path);
+                }
+            });
+            let done: io::Result<Vec<bool>> = (0..20_000).map(|_| make_way(&path)).collect();
+            stop.store(true, Ordering::Relaxed);
+            done
+        });
+        assert!(done.is_ok(), "{done:?}");
         fs::remove_dir(path.parent().unwrap()).unwrap();
     }
 

@@ -25,7 +25,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use bowline_ctl::{OwnFile, is_left_behind};
+use bowline_ctl::{OwnFile, make_way};
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 use rustix::fs::Mode;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -213,8 +213,7 @@ fn listen(at: &Path) -> io::Result<UnixListener> {
     // The file that bind makes has the socket's mode, so nobody else gets in between.
     rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
     match rustix::net::bind(&socket, &address) {
-        Err(rustix::io::Errno::ADDRINUSE) if is_left_behind(at) => {
-            std::fs::remove_file(at)?;
+        Err(rustix::io::Errno::ADDRINUSE) if make_way(at)? => {
             rustix::net::bind(&socket, &address)?;
         }
         other => other?,
