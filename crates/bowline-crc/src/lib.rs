@@ -55,7 +55,8 @@ pub enum Way {
     Tables,
 }
 
-/// Tells how sums are made on this processor. Found out at first use, in some microseconds.
+/// Tells how sums are made on this processor. Found out at first use, which takes some ten
+/// microseconds where there is no AVX-512.
 pub fn way() -> Way {
     static WAY: OnceLock<Way> = OnceLock::new();
     *WAY.get_or_init(|| {
