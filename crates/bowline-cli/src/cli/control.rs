@@ -183,15 +183,13 @@ fn listen(path: &Path) -> Outcome<(UnixListener, OwnFile)> {
             ))
         })?;
     }
-    if fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_socket()) {
-        if UnixStream::connect(path).is_ok() {
-            return Err(Failure::failed(format!(
-                "another node answers on {}; stop it or choose --control PATH",
-                path.display()
-            )));
-        }
-        // Left behind by a node that was killed.
-        let _ = fs::remove_file(path);
+    // What a node that was killed has left goes; what cannot go is told when the place cannot be taken.
+    let free = bowline_ctl::make_way(path).unwrap_or(true);
+    if !free && fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_socket()) {
+        return Err(Failure::failed(format!(
+            "another node answers on {}; stop it or choose --control PATH",
+            path.display()
+        )));
     }
     let bound = UnixListener::bind(path).and_then(|listener| {
         fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
