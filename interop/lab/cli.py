@@ -15,6 +15,7 @@ from .common import BRIDGE, CACHE, HOST, NET4, NETNS, Fail, need_root, say
 from .guest import (alive, boot, console_tail, default_accel, down, guests, info, need_guest, set_link)
 from .net import cap_start, cap_stop, net_up
 from .prepare import prepare
+from .qemu import burst_qemu
 
 ABOUT = """kernel-lab: boot a real Linux 6.12 kernel as the peer of a userspace node.
 
@@ -155,7 +156,7 @@ def cmd_clean(a):
             raise Fail("guest %s is running" % n)
     if not os.path.basename(CACHE):
         raise Fail("refusing to remove " + CACHE)
-    for n in ("k", "run", "root.tmp", "current.json", "empty-status", "debs" if a.all else ""):
+    for n in ("k", "run", "qemu", "root.tmp", "current.json", "empty-status", "debs" if a.all else ""):
         p = os.path.join(CACHE, n)
         if n and os.path.isdir(p):
             shutil.rmtree(p)
@@ -185,6 +186,9 @@ modes of boot (comma separated): none rds rds-tcp rxe rtrs-client rtrs-server rn
 example, kernel to kernel:
   kernel-lab boot a; kernel-lab boot b
   kernel-lab exec a -- rds-verify.py ping --to 10.99.0.12
+example, guests whose cards pass bursts of UDP whole:
+  PATH=$(kernel-lab qemu):$PATH kernel-lab boot a
+  kernel-lab exec a -- ethtool -K eth0 tx-udp-segmentation on
 example, userspace to kernel:
   kernel-lab boot a
   kernel-lab host -- ./some-node --address 10.99.0.1
@@ -194,6 +198,8 @@ example, userspace to kernel:
     q = s.add_parser("prepare", help="get the kernel and make the guest's root disk")
     q.add_argument("--refresh", action="store_true", help="look for a newer kernel package")
     q.add_argument("--kver", help="this kernel, e.g. 6.12.117+deb12-amd64")
+    s.add_parser("qemu", help="print the folder of a QEMU whose cards pass bursts of UDP whole, fetched from "
+                 "Debian's backports if the host's does not")
     q = s.add_parser("boot", help="start a guest in the background and wait until it answers")
     q.add_argument("name")
     q.add_argument("--mode", default="rds-tcp", help="what to load (default rds-tcp)")
@@ -263,7 +269,7 @@ def main():
         if a.what != "capture" or any(x.startswith("--") for x in rest):
             p.error("unrecognized arguments: " + " ".join(rest))
         a.filter += rest
-    f = {"prepare": lambda: prepare(a.refresh, a.kver) and 0, "boot": lambda: boot(a),
+    f = {"prepare": lambda: prepare(a.refresh, a.kver) and 0, "qemu": lambda: print(burst_qemu()), "boot": lambda: boot(a),
          "exec": lambda: cmd_exec(a), "push": lambda: cmd_push(a), "pull": lambda: cmd_pull(a),
          "shell": lambda: cmd_shell(a), "host": lambda: cmd_host(a), "link": lambda: cmd_link(a),
          "capture": lambda: cmd_capture(a), "down": lambda: down(a.names),

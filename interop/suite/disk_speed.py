@@ -37,6 +37,12 @@ def ticks(names):
     return total / os.sysconf("SC_CLK_TCK")
 
 
+def pass_bursts(machine):
+    """Has the card take bursts of UDP whole, if it can. -> whether it does"""
+    machine.run("ethtool -K eth0 tx-udp-segmentation on 2> /dev/null; true")
+    return "tx-udp-segmentation: on" in machine.run("ethtool -k eth0")
+
+
 def compare(c, p, q, u, v, device):
     """Rounds of all jobs, with bowline on one of its devices. -> form -> job -> ratios to the kernel's rate"""
     for machine in (u, v):
@@ -76,6 +82,8 @@ def rnbd_speed(c):
     device are not slower than two kernels; the others are noted."""
     try:
         with Machines(c, P, Q, U, V) as (p, q, u, v):
+            whole = [pass_bursts(machine) for machine in (p, q, u, v)]
+            c.note("cards %s bursts of UDP" % ("pass" if all(whole) else "cut"))
             q.modules(*SERVER)
             q.memory(SIZE)
             p.modules(*CLIENT)
