@@ -156,7 +156,7 @@ def cmd_clean(a):
             raise Fail("guest %s is running" % n)
     if not os.path.basename(CACHE):
         raise Fail("refusing to remove " + CACHE)
-    for n in ("k", "run", "qemu", "root.tmp", "current.json", "empty-status", "debs" if a.all else ""):
+    for n in ("k", "run", "qemu", "qemu.tmp", "root.tmp", "current.json", "empty-status", "debs" if a.all else ""):
         p = os.path.join(CACHE, n)
         if n and os.path.isdir(p):
             shutil.rmtree(p)
@@ -187,7 +187,7 @@ example, kernel to kernel:
   kernel-lab boot a; kernel-lab boot b
   kernel-lab exec a -- rds-verify.py ping --to 10.99.0.12
 example, guests whose cards pass bursts of UDP whole:
-  PATH=$(kernel-lab qemu):$PATH kernel-lab boot a
+  Q=$(kernel-lab qemu) && PATH=$Q:$PATH kernel-lab boot a
   kernel-lab exec a -- ethtool -K eth0 tx-udp-segmentation on
 example, userspace to kernel:
   kernel-lab boot a
@@ -198,8 +198,8 @@ example, userspace to kernel:
     q = s.add_parser("prepare", help="get the kernel and make the guest's root disk")
     q.add_argument("--refresh", action="store_true", help="look for a newer kernel package")
     q.add_argument("--kver", help="this kernel, e.g. 6.12.117+deb12-amd64")
-    s.add_parser("qemu", help="print the folder of a QEMU whose cards pass bursts of UDP whole, fetched from "
-                 "Debian's backports if the host's does not")
+    s.add_parser("qemu", help="print the folder of a QEMU whose cards pass bursts of UDP whole (on Linux 6.2 and "
+                 "later), fetched from Debian's backports if the host's does not")
     q = s.add_parser("boot", help="start a guest in the background and wait until it answers")
     q.add_argument("name")
     q.add_argument("--mode", default="rds-tcp", help="what to load (default rds-tcp)")

@@ -56,7 +56,7 @@ pub enum Way {
 }
 
 /// Tells how sums are made on this processor. Found out at first use, which takes some ten
-/// microseconds where there is no AVX-512.
+/// microseconds where there is no AVX-512, under an emulator some hundred.
 pub fn way() -> Way {
     static WAY: OnceLock<Way> = OnceLock::new();
     *WAY.get_or_init(|| {

@@ -187,7 +187,8 @@ fn listen(path: &Path) -> Outcome<(UnixListener, OwnFile)> {
     let free = bowline_ctl::make_way(path).unwrap_or(true);
     if !free && fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_socket()) {
         return Err(Failure::failed(format!(
-            "another node answers on {}; stop it or choose --control PATH",
+            "another node has {}, or one of another user has left it; stop it, remove the file, or \
+             choose --control PATH",
             path.display()
         )));
     }
