@@ -43,6 +43,12 @@ pub(crate) enum Sabotage {
     LosePermitFree,
     /// Nobody notices that a peer is silent.
     Patience,
+    /// A client waits for ever before it connects a lost path again.
+    StayAway,
+    /// A server that is told to close does nothing.
+    StayOpen,
+    /// A server that has closed does not say so.
+    LoseClosed,
 }
 
 /// Device ids of one session as they must not be: the lowest free ones, which mean something else to the
@@ -92,6 +98,11 @@ mod tests {
             let outcome = run_with(seed, &options, Some(how));
             outcome.failure.map(|failure| failure.what)
         })
+    }
+
+    /// The same where some seeds show something else first.
+    fn assert_shown(how: Sabotage, scenario: Scenario, word: &str) {
+        assert!(caught(how, scenario).any(|what| what.contains(word)), "{how:?} is not noticed");
     }
 
     fn assert_caught(how: Sabotage, scenario: Scenario, words: &[&str]) {
@@ -164,9 +175,7 @@ mod tests {
 
     #[test]
     fn device_ids_that_come_again_are_noticed() {
-        // Some seeds show a block size or an end of another disk first.
-        let mut caught = caught(Sabotage::SmallIds, Scenario::Disks);
-        assert!(caught.any(|what| what.contains("it may be of")), "no disk has data of another");
+        assert_shown(Sabotage::SmallIds, Scenario::Disks, "it may be of");
     }
 
     #[test]
@@ -182,6 +191,17 @@ mod tests {
     #[test]
     fn a_path_to_a_silent_peer_that_is_kept_is_noticed() {
         assert_caught(Sabotage::Patience, Scenario::Stalls, &["silent since"]);
+    }
+
+    #[test]
+    fn a_path_that_does_not_come_back_is_noticed() {
+        assert_shown(Sabotage::StayAway, Scenario::Cuts, "is not back");
+    }
+
+    #[test]
+    fn a_server_that_does_not_close_is_noticed() {
+        assert_shown(Sabotage::StayOpen, Scenario::Slow, "the server closes, and keeps");
+        assert_shown(Sabotage::LoseClosed, Scenario::Slow, "the server does not close");
     }
 
     #[test]

@@ -205,7 +205,9 @@ impl Server {
     /// Closes all sessions.
     pub(crate) fn close(&mut self, base: &mut Base, hosts: &mut [Host]) {
         let now = base.instant();
-        if let Some(running) = &mut self.running {
+        if let Some(running) = &mut self.running
+            && !base.wrongs(Sabotage::StayOpen, 1000)
+        {
             running.sessions.close(now);
         }
         self.pump(base, hosts);
@@ -269,7 +271,9 @@ impl Server {
                     running.sessions.answer_link(now, session, true);
                 }
                 ServerEvent::Down { session } => running.core.link_down(SessKey(session.pack())),
-                ServerEvent::Closed => running.closed = true,
+                ServerEvent::Closed => {
+                    running.closed = !base.wrongs(Sabotage::LoseClosed, 1000);
+                }
                 _ => {}
             }
         }

@@ -20,6 +20,7 @@ use crate::queue::SEC;
 use crate::roce::host::Host;
 use crate::rtrs::base::{Base, Event};
 use crate::rtrs::fabric::{Own, bench};
+use crate::rtrs::sabotage::Sabotage;
 
 /// Bytes for the answer to a service message, and how many there are at a time.
 const SERVICE_BYTES: usize = 64;
@@ -60,13 +61,17 @@ impl Client {
         let attrs = bench(hosts, &own, now).ok_or("a device is missing")?.attrs();
         let name = SessionName::new(&format!("client-{}", self.number))
             .map_err(|e| format!("a session's name: {e}"))?;
+        let delay = self.plan.kernel_delay.map(Duration::from_nanos);
         let config = ClientConfig {
             io_connections: self.plan.io_connections,
             poll_connections: self.plan.poll_connections,
             policy: self.plan.policy,
             read_keys: self.plan.read_keys,
             counts_keys: self.plan.counts_keys,
-            reconnect_delay: self.plan.kernel_delay.map(Duration::from_nanos),
+            reconnect_delay: match base.sabotage {
+                Some(Sabotage::StayAway) => Some(Duration::from_secs(86_400)),
+                _ => delay,
+            },
             max_reconnects: self.plan.max_reconnects,
             heartbeat: common.heartbeat,
             bridges_outages: self.plan.queues,
