@@ -44,6 +44,7 @@ pub mod errno;
 #[cfg(feature = "fuse")]
 pub mod fusefs;
 mod json;
+mod listen;
 mod own;
 mod path;
 #[cfg(test)]
@@ -56,9 +57,10 @@ mod value;
 
 pub use errno::Errno;
 pub use json::{Json, JsonError};
+pub use listen::{is_socket, listen};
 pub use own::OwnFile;
 pub use path::{PathSpec, address_text};
-pub use socket::{Answer, Client, Op, Server, folder, make_way};
+pub use socket::{Answer, Client, Op, Server, folder};
 pub use sys::Sys;
 pub use tree::{AttrDef, Dir, Entry, Found, Kind, Node, Tree};
 pub use value::Value;

@@ -17,7 +17,7 @@ use std::{
     fs,
     io::{self, BufRead, BufReader, Read, Write},
     os::unix::{
-        fs::{DirBuilderExt, FileTypeExt, PermissionsExt},
+        fs::DirBuilderExt,
         net::{UnixListener, UnixStream},
     },
     path::{Path, PathBuf},
@@ -30,13 +30,15 @@ use std::{
 };
 
 use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with,
+    AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType, connect, shutdown,
+    socket_with,
     sockopt::{Timeout, set_socket_timeout},
 };
 
 use crate::{
     Errno, Json, OwnFile, Tree,
     errno::{self, EINVAL, EIO, ETIMEDOUT},
+    listen::is_socket,
     tree::{Entry, Kind},
 };
 
@@ -50,8 +52,6 @@ const SILENCE_MAX: Duration = Duration::from_secs(30);
 const CLIENTS_MAX: usize = 16;
 /// Pause when no client can be accepted for want of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// How long a new server waits to learn whether another one answers in its place.
-const NEIGHBOUR_WAIT: Duration = Duration::from_secs(2);
 /// How long the end of a service waits for answers to requests under way.
 const END_WAIT: Duration = Duration::from_secs(2);
 /// Longest answer a client takes.
@@ -69,6 +69,7 @@ pub fn folder() -> PathBuf {
 #[derive(Debug)]
 pub struct Server {
     file: OwnFile,
+    listener: Arc<UnixListener>,
     stop: Arc<AtomicBool>,
     under_way: Arc<UnderWay>,
 }
@@ -113,16 +114,17 @@ impl Server {
     ///
     /// `AddrInUse` when somebody answers there already, and the errors of making the file.
     pub fn start(path: &Path, tree: Tree) -> io::Result<Self> {
-        let listener = listen(path)?;
-        let file = OwnFile::new(path)?;
+        let (listener, file) = listen(path)?;
+        let listener = Arc::new(listener);
+        let of_thread = Arc::clone(&listener);
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let clients = Arc::new(AtomicUsize::new(0));
         let under_way = Arc::<UnderWay>::default();
         let counts = Arc::clone(&under_way);
         thread::Builder::new().name("bowline-ctl".into()).spawn(move || {
-            for stream in listener.incoming() {
-                // Acquire: pairs with the Release in drop, which then connects to wake this loop.
+            for stream in of_thread.incoming() {
+                // Acquire: pairs with the Release in drop, which then wakes this loop.
                 if stopped.load(Ordering::Acquire) {
                     break;
                 }
@@ -132,7 +134,7 @@ impl Server {
                 }
             }
         })?;
-        Ok(Self { file, stop, under_way })
+        Ok(Self { file, listener, stop, under_way })
     }
 
     /// Returns where the socket is.
@@ -143,62 +145,28 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
+        self.file.remove();
         self.stop.store(true, Ordering::Release);
         // Wakes the thread; where that fails the process holds an idle listener until it ends.
-        let _ = UnixStream::connect(self.path());
-        self.file.remove();
+        let _ = shutdown(&*self.listener, Shutdown::Read);
         self.under_way.wait();
     }
 }
 
-fn listen(path: &Path) -> io::Result<UnixListener> {
+fn listen(path: &Path) -> io::Result<(UnixListener, OwnFile)> {
     if let Some(dir) = path.parent().filter(|dir| !dir.as_os_str().is_empty()) {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
     }
-    if !make_way(path)? && is_socket(path) {
-        return Err(io::Error::new(
-            io::ErrorKind::AddrInUse,
-            "another process has this control socket",
-        ));
-    }
-    let listener = UnixListener::bind(path)?;
-    fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
-    Ok(listener)
-}
-
-fn is_socket(path: &Path) -> bool {
-    fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_socket())
-}
-
-/// Removes a socket that a process which was killed has left. Returns whether nothing is there then.
-///
-/// # Errors
-/// The system's, when it cannot be removed.
-pub fn make_way(path: &Path) -> io::Result<bool> {
-    if is_left_behind(path) {
-        match fs::remove_file(path) {
-            // Its process was about to end, and has removed it.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            other => other?,
+    crate::listen(path).map_err(|error| match error.kind() {
+        io::ErrorKind::AddrInUse if is_socket(path) => {
+            io::Error::new(error.kind(), "another process has this control socket")
         }
-    }
-    Ok(fs::symlink_metadata(path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound))
-}
-
-/// Reports whether a socket is there that a process which was killed has left. To connect to a file of any
-/// other kind is refused with the same error, and a process that is stopped is there all the same.
-fn is_left_behind(path: &Path) -> bool {
-    is_socket(path) && stream_within(path, NEIGHBOUR_WAIT).is_err_and(|error| is_dead(&error))
-}
-
-/// Reports whether a connection failed because nobody is behind the socket: a process that was
-/// killed, or one that has just ended.
-fn is_dead(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound)
+        _ => error,
+    })
 }
 
 /// Connects, and waits no longer than this where others that wait to be accepted fill the queue.
-fn stream_within(path: &Path, limit: Duration) -> io::Result<UnixStream> {
+pub(crate) fn stream_within(path: &Path, limit: Duration) -> io::Result<UnixStream> {
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     set_socket_timeout(&socket, Timeout::Send, Some(limit))?;
     let to = SocketAddrUnix::new(path)?;
@@ -412,6 +380,8 @@ impl Client {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
     use crate::{errno::ENOENT, tree::tests::toy_tree};
 
@@ -460,35 +430,6 @@ mod tests {
         assert!(Client::connect(&path).is_ok());
         drop(other);
         assert!(!path.exists());
-        fs::remove_dir(path.parent().unwrap()).unwrap();
-    }
-
-    #[test]
-    fn only_what_nobody_listens_at_makes_way() {
-        let path = place("way");
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        assert!(make_way(&path).unwrap(), "nothing is there");
-        let listener = UnixListener::bind(&path).unwrap();
-        assert!(!make_way(&path).unwrap(), "somebody listens");
-        drop(listener);
-        assert!(make_way(&path).unwrap() && !path.exists());
-        fs::write(&path, "precious").unwrap();
-        assert!(!make_way(&path).unwrap() && path.exists(), "no socket");
-        fs::remove_file(&path).unwrap();
-        // Processes that end remove theirs at the same moment.
-        let stop = AtomicBool::new(false);
-        let done = thread::scope(|scope| {
-            scope.spawn(|| {
-                while !stop.load(Ordering::Relaxed) {
-                    drop(UnixListener::bind(&path));
-                    let _ = fs::remove_file(&path);
-                }
-            });
-            let done: io::Result<Vec<bool>> = (0..20_000).map(|_| make_way(&path)).collect();
-            stop.store(true, Ordering::Relaxed);
-            done
-        });
-        assert!(done.is_ok(), "{done:?}");
         fs::remove_dir(path.parent().unwrap()).unwrap();
     }
 

@@ -17,7 +17,7 @@ use std::{
     io::{self, BufRead, BufReader, Read, Write},
     net::{IpAddr, SocketAddr},
     os::unix::{
-        fs::{DirBuilderExt, FileTypeExt, PermissionsExt},
+        fs::DirBuilderExt,
         net::{UnixListener, UnixStream},
     },
     path::{Path, PathBuf},
@@ -183,24 +183,18 @@ fn listen(path: &Path) -> Outcome<(UnixListener, OwnFile)> {
             ))
         })?;
     }
-    // What a node that was killed has left goes; what cannot go is told when the place cannot be taken.
-    let free = bowline_ctl::make_way(path).unwrap_or(true);
-    if !free && fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_socket()) {
-        return Err(Failure::failed(format!(
-            "another node has {}, or one of another user has left it; stop it, remove the file, or \
-             choose --control PATH",
-            path.display()
-        )));
-    }
-    let bound = UnixListener::bind(path).and_then(|listener| {
-        fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
-        Ok((listener, OwnFile::new(path)?))
-    });
-    bound.map_err(|error| {
-        Failure::failed(format!(
-            "cannot listen on {}: {error}; choose another place with --control PATH",
-            path.display()
-        ))
+    bowline_ctl::listen(path).map_err(|error| {
+        Failure::failed(match error.kind() {
+            io::ErrorKind::AddrInUse if bowline_ctl::is_socket(path) => format!(
+                "another node has {}, or one of another user has left it; stop it, remove the \
+                 file, or choose --control PATH",
+                path.display()
+            ),
+            _ => format!(
+                "cannot listen on {}: {error}; choose another place with --control PATH",
+                path.display()
+            ),
+        })
     })
 }
 

@@ -25,16 +25,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use bowline_ctl::{OwnFile, make_way};
+use bowline_ctl::OwnFile;
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
-use rustix::fs::Mode;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::device::BlockDevice;
 use connection::Connection;
-
-/// Connections the system may hold until they are accepted.
-const BACKLOG: i32 = 16;
 
 /// How a disk is offered.
 #[derive(Clone, Copy, Debug)]
@@ -87,8 +82,8 @@ pub fn serve(disk: Arc<dyn BlockDevice>, at: &Path, options: NbdOptions) -> io::
     if options.memory < 1 << 16 || !options.memory.is_multiple_of(4096) {
         return Err(io::ErrorKind::InvalidInput.into());
     }
-    let listener = listen(at)?;
-    let file = OwnFile::new(at)?;
+    let (listener, file) = bowline_ctl::listen(at)?;
+    listener.set_nonblocking(true)?;
     let wake = Arc::new(rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?);
     let shared = Arc::new(Shared {
         disk,
@@ -204,20 +199,4 @@ impl Shared {
 
 fn alive(connections: &[(Arc<Connection>, JoinHandle<()>)]) -> usize {
     connections.iter().filter(|(_, thread)| !thread.is_finished()).count()
-}
-
-fn listen(at: &Path) -> io::Result<UnixListener> {
-    let address = SocketAddrUnix::new(at)?;
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    // The file that bind makes has the socket's mode, so nobody else gets in between.
-    rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
-    match rustix::net::bind(&socket, &address) {
-        Err(rustix::io::Errno::ADDRINUSE) if make_way(at)? => {
-            rustix::net::bind(&socket, &address)?;
-        }
-        other => other?,
-    }
-    rustix::net::listen(&socket, BACKLOG)?;
-    Ok(socket.into())
 }

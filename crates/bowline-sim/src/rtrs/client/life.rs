@@ -61,17 +61,17 @@ impl Client {
         let attrs = bench(hosts, &own, now).ok_or("a device is missing")?.attrs();
         let name = SessionName::new(&format!("client-{}", self.number))
             .map_err(|e| format!("a session's name: {e}"))?;
-        let delay = self.plan.kernel_delay.map(Duration::from_nanos);
+        let mut delay = self.plan.kernel_delay.map(Duration::from_nanos);
+        if base.wrongs(Sabotage::StayAway, 1000) {
+            delay = Some(Duration::from_secs(86_400));
+        }
         let config = ClientConfig {
             io_connections: self.plan.io_connections,
             poll_connections: self.plan.poll_connections,
             policy: self.plan.policy,
             read_keys: self.plan.read_keys,
             counts_keys: self.plan.counts_keys,
-            reconnect_delay: match base.sabotage {
-                Some(Sabotage::StayAway) => Some(Duration::from_secs(86_400)),
-                _ => delay,
-            },
+            reconnect_delay: delay,
             max_reconnects: self.plan.max_reconnects,
             heartbeat: common.heartbeat,
             bridges_outages: self.plan.queues,

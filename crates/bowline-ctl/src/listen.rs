@@ -1,0 +1,176 @@
+//! Places to listen at, in the file system: whoever comes first has one, and what a process that was
+//! killed has left there makes way.
+
+use std::{
+    fs::{self, File},
+    io,
+    os::unix::{fs::FileTypeExt, net::UnixListener},
+    path::Path,
+    thread,
+    time::{Duration, Instant},
+};
+
+use rustix::{
+    fs::{Mode, fchmod},
+    net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType},
+};
+
+use crate::{OwnFile, socket::stream_within};
+
+/// Most connections that wait to be accepted.
+const BACKLOG: i32 = 128;
+/// How long is waited to learn whether somebody answers in this place.
+const NEIGHBOUR_WAIT: Duration = Duration::from_secs(2);
+/// How long is waited for others that take a place in the same folder.
+const LOCK_WAIT: Duration = Duration::from_secs(3);
+/// How often it is looked whether they are done.
+const LOCK_PAUSE: Duration = Duration::from_millis(5);
+
+/// Listens at a unix socket that only this user can connect to. A socket at which nobody listens any more
+/// makes way; nothing else does. Of processes that start at the same moment one has the place.
+///
+/// # Errors
+/// `AddrInUse` when somebody listens there, or something else than a socket is there; the system's.
+pub fn listen(path: &Path) -> io::Result<(UnixListener, OwnFile)> {
+    let address = SocketAddrUnix::new(path)?;
+    let socket =
+        net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    // The file that bind makes has the socket's mode, so nobody else gets in between.
+    fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+    let _lock = lock_folder_of(path);
+    if is_left_behind(path) {
+        // Its process may just have removed it; what cannot be removed is told by bind.
+        let _ = fs::remove_file(path);
+    }
+    net::bind(&socket, &address)?;
+    // Before the lock goes: to others a socket that nobody listens at is one that was left behind.
+    net::listen(&socket, BACKLOG)?;
+    Ok((socket.into(), OwnFile::new(path)?))
+}
+
+/// Tells whether a socket is there.
+pub fn is_socket(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_socket())
+}
+
+/// Keeps others out who take a place in this folder, until it is dropped. Nobody keeps it for
+/// long; whoever does so on purpose delays others and no more.
+fn lock_folder_of(path: &Path) -> Option<File> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let folder = File::open(folder.unwrap_or(Path::new("."))).ok()?;
+    let until = Instant::now() + LOCK_WAIT;
+    while folder.try_lock().is_err() {
+        if Instant::now() >= until {
+            return None;
+        }
+        thread::sleep(LOCK_PAUSE);
+    }
+    Some(folder)
+}
+
+/// Reports whether a socket is there that a process which was killed has left. To connect to a file of any
+/// other kind is refused with the same error, and a process that is stopped is there all the same.
+fn is_left_behind(path: &Path) -> bool {
+    let refused = |error: &io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
+    is_socket(path) && stream_within(path, NEIGHBOUR_WAIT).is_err_and(|error| refused(&error))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        os::unix::{fs::PermissionsExt, net::UnixStream},
+        path::PathBuf,
+        sync::atomic::{AtomicBool, Ordering},
+    };
+
+    use super::*;
+
+    /// A folder of its own, with nothing in it.
+    fn folder(name: &str) -> PathBuf {
+        let of = std::process::id();
+        let folder = std::env::temp_dir().join(format!("bowline-listen-{of}-{name}"));
+        fs::create_dir_all(&folder).unwrap();
+        folder
+    }
+
+    #[test]
+    fn only_what_nobody_listens_at_makes_way() {
+        let folder = folder("way");
+        let path = folder.join("s");
+        let taken = || listen(&path).map(drop).unwrap_err().kind();
+        let (listener, _) = listen(&path).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        UnixStream::connect(&path).unwrap();
+        assert_eq!(taken(), io::ErrorKind::AddrInUse, "somebody listens");
+        drop(listener);
+        let (_listener, file) = listen(&path).unwrap();
+        file.remove();
+        assert!(!path.exists());
+        fs::write(&path, "precious").unwrap();
+        assert_eq!(taken(), io::ErrorKind::AddrInUse, "no socket");
+        assert_eq!(fs::read(&path).unwrap(), b"precious");
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn one_of_many_that_come_at_once_has_the_place() {
+        let folder = folder("once");
+        let path = folder.join("s");
+        for _ in 0..100 {
+            drop(UnixListener::bind(&path));
+            let taken: Vec<_> = thread::scope(|scope| {
+                let all: Vec<_> = (0..4).map(|_| scope.spawn(|| listen(&path))).collect();
+                all.into_iter().map(|one| one.join().unwrap()).collect()
+            });
+            let (won, lost): (Vec<_>, Vec<_>) = taken.into_iter().partition(Result::is_ok);
+            assert_eq!(won.len(), 1, "{lost:?}");
+            UnixStream::connect(&path).expect("the one that has the place listens at it");
+            won.into_iter().flatten().for_each(|(_, file)| file.remove());
+        }
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn one_that_leaves_does_not_take_the_next_ones_place_away() {
+        let folder = folder("leave");
+        let path = folder.join("s");
+        let stop = AtomicBool::new(false);
+        let kept = thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    let Ok((listener, file)) = listen(&path) else { continue };
+                    file.remove();
+                    drop(listener);
+                }
+            });
+            let come = || loop {
+                if let Ok(taken) = listen(&path) {
+                    break taken;
+                }
+            };
+            let stay = |_| {
+                let (_listener, file) = come();
+                thread::yield_now();
+                let stays = path.exists();
+                file.remove();
+                stays
+            };
+            let kept = (0..300).all(stay);
+            stop.store(true, Ordering::Relaxed);
+            kept
+        });
+        assert!(kept);
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn a_lock_that_somebody_keeps_delays_and_no_more() {
+        let folder = folder("kept");
+        let kept = File::open(&folder).unwrap();
+        kept.lock().unwrap();
+        let begun = Instant::now();
+        listen(&folder.join("s")).unwrap();
+        assert!(begun.elapsed() >= LOCK_WAIT);
+        fs::remove_dir_all(folder).unwrap();
+    }
+}
