@@ -79,7 +79,7 @@ impl Builder<'_> {
             let kept = io("rtrs-kept-keys-adaptive", Subject::RtrsKept);
             entries.push(kept.waiting(Wait::Adaptive));
         }
-        if (kind, depth) == (Kind::IoRead, DEEP) {
+        if depth == DEEP {
             for (policy, name) in
                 Policy::ALL.into_iter().zip(["round-robin", "min-inflight", "min-latency"])
             {
