@@ -604,7 +604,7 @@ impl Glue {
             None => None,
         };
         let export = OpenExport { backend, region, label: found.label.into(), read_only };
-        let id = self.lock().table.insert(found.identity, export)?;
+        let id = self.lock().table.insert(found.identity, export, &self.exports)?;
         // Others may have it open already, for reading.
         self.lock().core.set_limits(id, limits);
         Ok((id, limits))
@@ -648,23 +648,20 @@ fn open_exports(glue: &Weak<Glue>, jobs: &Receiver<Job>) {
 impl tree::Exports for ExportServer {
     fn exports(&self) -> Vec<tree::ExportInfo> {
         let state = self.glue.lock();
-        let mut all = BTreeMap::new();
+        let mut all = Vec::new();
         for name in self.glue.exports.names() {
             let name = String::from_utf8_lossy(name).into_owned();
             let store = self.glue.exports.store(&name);
             let Some((identity, backend)) = store else { continue };
             if state.table.by_identity(identity).is_none() {
                 let read_only = backend.limits().read_only || self.glue.exports.read_only(&name);
-                all.insert(
-                    name.clone(),
-                    tree::ExportInfo {
-                        name,
-                        bytes: backend.limits().bytes,
-                        read_only,
-                        traffic: Traffic::default(),
-                        opens: Vec::new(),
-                    },
-                );
+                all.push(tree::ExportInfo {
+                    name,
+                    bytes: backend.limits().bytes,
+                    read_only,
+                    traffic: Traffic::default(),
+                    opens: Vec::new(),
+                });
             }
         }
         let opens = state.core.opens();
@@ -677,19 +674,16 @@ impl tree::Exports for ExportServer {
                 access: open.access,
                 mapping_path: String::from_utf8_lossy(&open.mapping_path).into_owned(),
             });
-            let name = export.label.to_string();
-            all.insert(
-                name.clone(),
-                tree::ExportInfo {
-                    name,
-                    bytes: limits.bytes,
-                    read_only: limits.read_only,
-                    traffic: Traffic { inflight: inflight.into(), ..*traffic },
-                    opens: opens.collect(),
-                },
-            );
+            all.push(tree::ExportInfo {
+                name: export.label.to_string(),
+                bytes: limits.bytes,
+                read_only: limits.read_only,
+                traffic: Traffic { inflight: inflight.into(), ..*traffic },
+                opens: opens.collect(),
+            });
         }
-        all.into_values().collect()
+        all.sort_by(|a, b| a.name.cmp(&b.name));
+        all
     }
 
     fn force_close(&self, export: &str, session: &str) -> Result<(), i32> {

@@ -13,6 +13,7 @@ use bowline_wire::rnbd::{Access, NAME_MAX};
 use rustix::fs::{FileType, Mode, OFlags, ResolveFlags, fstat, openat2};
 
 use crate::error::{Error, errno_of};
+use crate::tree;
 
 /// Stands for the name of the session in the path of a directory [NB-18].
 const SESSION_NAME: &str = "%SESSNAME%";
@@ -271,6 +272,14 @@ impl Exports {
     pub(super) fn store(&self, name: &str) -> Option<(Identity, Arc<dyn Backend>)> {
         let entry = self.entries.get(name.as_bytes())?;
         Some((entry.identity, Arc::clone(&entry.backend)))
+    }
+
+    /// Tells whether something else than this is offered by itself, and has this place in the control tree.
+    pub(super) fn offers_another(&self, place: &str, than: Identity) -> bool {
+        let mut all = self.entries.iter();
+        all.any(|(name, entry)| {
+            entry.identity != than && tree::plain(&String::from_utf8_lossy(name)) == place
+        })
     }
 
     /// Tells whether a name that is offered by itself may not be written.

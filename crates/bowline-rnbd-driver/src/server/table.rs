@@ -9,8 +9,8 @@ use bowline_rnbd::{Errno, IoOp};
 use bowline_rtrs::RegionId;
 use bowline_wire::rnbd::Access;
 
-use super::exports::Identity;
-use crate::tree::Traffic;
+use super::exports::{Exports, Identity};
+use crate::tree::{self, Traffic};
 
 /// An open export.
 #[derive(Clone)]
@@ -18,6 +18,7 @@ pub(super) struct OpenExport {
     pub(super) backend: Arc<dyn Backend>,
     /// The store as registered memory, if it is memory.
     pub(super) region: Option<RegionId>,
+    /// What it is called in the control tree, where nothing else is called so.
     pub(super) label: Arc<str>,
     /// It was opened for reading only, whatever other names allow.
     pub(super) read_only: bool,
@@ -55,15 +56,16 @@ impl Table {
         Some((*id, entry.export.clone()))
     }
 
-    /// Takes a new open export in. One of the same identity gives its place to it: that could only be
-    /// read, and those who do so read from the new one now.
+    /// Takes a new open export in, by a label that no other store has. One of the same identity gives its
+    /// place and its label to it: that could only be read, and those who do so read from the new one now.
     ///
     /// # Errors
     /// `EACCES` when they could not, since its blocks are larger; `ENOMEM`.
     pub(super) fn insert(
         &mut self,
         identity: Identity,
-        export: OpenExport,
+        mut export: OpenExport,
+        exports: &Exports,
     ) -> Result<ExportId, Errno> {
         let found = self.entries.iter_mut().find(|(_, entry)| entry.identity == identity);
         if let Some((id, entry)) = found {
@@ -72,14 +74,34 @@ impl Table {
                 return Err(Errno::EACCES);
             }
             entry.opens += 1;
+            export.label = Arc::clone(&entry.export.label);
             entry.former = Some(std::mem::replace(&mut entry.export, export));
             return Ok(*id);
         }
         let id = ExportId(self.ids);
         self.ids = self.ids.checked_add(1).ok_or(Errno::ENOMEM)?;
         let traffic = Traffic::default();
+        export.label = self.label(identity, &export.label, exports);
         self.entries.insert(id, Entry { identity, export, former: None, opens: 1, traffic });
         Ok(id)
+    }
+
+    /// Returns the label for a store that is being opened: the one wanted, or that with a number. Another
+    /// file may have been given the name of one that is open, and what a client opens must not take the
+    /// place of what another has open.
+    fn label(&self, identity: Identity, wanted: &Arc<str>, exports: &Exports) -> Arc<str> {
+        let taken = |label: &str| {
+            let place = tree::plain(label);
+            let mut all = self.entries.values();
+            exports.offers_another(&place, identity)
+                || all.any(|entry| tree::plain(&entry.export.label) == place)
+        };
+        let (mut label, mut number) = (Arc::clone(wanted), 1_u64);
+        while taken(&label) {
+            number += 1;
+            label = format!("{wanted}~{number}").into();
+        }
+        label
     }
 
     /// Takes one open back. Returns what is open no longer: to let go of storage may mean to wait for

@@ -74,6 +74,6 @@ impl Block {
 }
 
 /// A name as a directory: no slash in it [NB-36].
-fn plain(name: &str) -> String {
+pub(crate) fn plain(name: &str) -> String {
     name.replace('/', "!")
 }

@@ -1,0 +1,189 @@
+//! Who has what open on a server: all of it is shown and can be closed, however files and names change
+//! below it.
+
+mod common;
+
+use std::path::PathBuf;
+
+use bowline_block::Errno;
+use bowline_block::sync::{self, Durable};
+use bowline_rnbd_driver::tree::{self, Exports as _};
+use bowline_rnbd_driver::{Disk, Exports, FileOptions, MapOptions};
+use bowline_wire::rnbd::Access;
+use common::Rig;
+
+const MIB: u64 = 1 << 20;
+
+/// A directory of the test, gone at its end.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(name: &str) -> Self {
+        let dir = std::env::temp_dir().join(format!("bowline-opens-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        Self(dir.canonicalize().unwrap())
+    }
+
+    fn file(&self, name: &str, bytes: u64) -> PathBuf {
+        let path = self.0.join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::File::create(&path).unwrap().set_len(bytes).unwrap();
+        path
+    }
+
+    /// Puts another file in the place of one.
+    fn replace(&self, name: &str, bytes: u64) {
+        let new = self.file("new", bytes);
+        std::fs::rename(new, self.0.join(name)).unwrap();
+    }
+
+    fn exports(&self) -> Exports {
+        let mut exports = Exports::new();
+        exports.directory(&self.0, FileOptions::default()).unwrap();
+        exports
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // The system clears its temporary files where this fails.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// What the control tree shows: device, bytes, session and what that calls it.
+fn shown(rig: &Rig) -> Vec<(String, u64, String, String)> {
+    let all = rig.server.exports();
+    // Directories have the names without slashes [NB-36].
+    let mut places: Vec<String> = all.iter().map(|export| export.name.replace('/', "!")).collect();
+    places.sort();
+    places.dedup();
+    assert_eq!(places.len(), all.len(), "several have one place: {all:?}");
+    let each = all.iter().flat_map(|export| {
+        export.opens.iter().map(|open| {
+            (export.name.clone(), export.bytes, open.session.clone(), open.mapping_path.clone())
+        })
+    });
+    each.collect()
+}
+
+fn row(device: &str, mib: u64, session: &str, path: &str) -> (String, u64, String, String) {
+    (device.to_owned(), mib * MIB, session.to_owned(), path.to_owned())
+}
+
+fn force_close(rig: &Rig, device: &str, session: &str) -> Result<(), i32> {
+    tree::Exports::force_close(&*rig.server, device, session)
+}
+
+fn writes(disk: &Disk) -> Result<(), Errno> {
+    sync::write_at(disk, 0, &[1; 512], Durable::Later)
+}
+
+#[test]
+fn a_file_that_took_the_name_of_an_open_one_is_another_device() {
+    // tests [NB-40] [NB-21]
+    let scratch = Scratch::new("replaced");
+    scratch.file("a.img", MIB);
+    let rig = Rig::new(91, scratch.exports());
+    let [first, second] = ["s1", "s2"].map(|session| rig.options(session));
+    let old = rig.map("a.img", &first).unwrap();
+    scratch.replace("a.img", 2 * MIB);
+    let new = rig.map("a.img", &second).unwrap();
+    let all = [row("a.img", 1, "s1", "a.img"), row("a.img~2", 2, "s2", "a.img")];
+    assert_eq!(shown(&rig), all);
+    writes(&old).unwrap();
+    writes(&new).unwrap();
+    assert_eq!(force_close(&rig, "a.img", "s2"), Err(Errno::ENOENT.0));
+    force_close(&rig, "a.img~2", "s2").unwrap();
+    assert_eq!(writes(&new), Err(Errno::EIO));
+    writes(&old).unwrap();
+    assert_eq!(shown(&rig), all[..1]);
+    force_close(&rig, "a.img", "s1").unwrap();
+    assert_eq!(writes(&old), Err(Errno::EIO));
+    assert!(rig.server.opens().is_empty());
+    // The name is free.
+    new.remap().unwrap();
+    assert_eq!(shown(&rig), [row("a.img", 2, "s2", "a.img")]);
+}
+
+#[test]
+fn one_session_has_several_files_of_one_name_open() {
+    // tests [NB-40] [NB-21]
+    let scratch = Scratch::new("several");
+    scratch.file("a.img", MIB);
+    // The name of a device that it is to be kept from.
+    scratch.file("a.img~2", 4 * MIB);
+    let rig = Rig::new(92, scratch.exports());
+    let options = rig.options("s1");
+    let names = ["a.img", "/a.img", "a.img~2", "//a.img"];
+    let disks = [1, 2, 4, 3].into_iter().zip(names).map(|(mib, name)| {
+        if name.ends_with("/a.img") {
+            scratch.replace("a.img", mib * MIB);
+        }
+        rig.map(name, &options).unwrap()
+    });
+    let disks: Vec<_> = disks.collect();
+    let all = [
+        row("a.img", 1, "s1", "a.img"),
+        row("a.img~2", 2, "s1", "/a.img"),
+        row("a.img~2~2", 4, "s1", "a.img~2"),
+        row("a.img~3", 3, "s1", "//a.img"),
+    ];
+    assert_eq!(shown(&rig), all);
+    for (at, (device, ..)) in all.iter().enumerate() {
+        force_close(&rig, device, "s1").unwrap();
+        assert_eq!(shown(&rig), all[at + 1..]);
+    }
+    assert!(disks.iter().all(|disk| writes(disk) == Err(Errno::EIO)));
+}
+
+#[test]
+fn a_file_does_not_take_the_place_of_what_is_offered_by_itself() {
+    // tests [NB-40] [NB-21]: whoever comes first
+    let scratch = Scratch::new("beside");
+    scratch.file("a.img", 2 * MIB);
+    scratch.file("in/b.img", 4 * MIB);
+    for (net, names) in [(93, ["/a.img", "a.img"]), (94, ["a.img", "/a.img"])] {
+        let mut exports = scratch.exports();
+        exports.memory("a.img", MIB, 512).unwrap();
+        // It would have the same directory.
+        exports.memory("in!b.img", 3 * MIB, 512).unwrap();
+        let rig = Rig::new(net, exports);
+        let session = |name| if name == "a.img" { "honest" } else { "hidden" };
+        let disks = names.map(|name| rig.map(name, &rig.options(session(name))).unwrap());
+        let both = ["in/b.img", "in!b.img"].map(|name| rig.map(name, &rig.options("s3")).unwrap());
+        let all = [
+            row("a.img", 1, "honest", "a.img"),
+            row("a.img~2", 2, "hidden", "/a.img"),
+            row("in!b.img", 3, "s3", "in!b.img"),
+            row("in/b.img~2", 4, "s3", "in/b.img"),
+        ];
+        assert_eq!(shown(&rig), all);
+        for (device, _, session, _) in &all {
+            force_close(&rig, device, session).unwrap();
+        }
+        assert!(disks.iter().chain(&both).all(|disk| writes(disk) == Err(Errno::EIO)));
+        assert_eq!(shown(&rig), []);
+    }
+}
+
+#[test]
+fn a_device_keeps_its_name_while_it_is_open() {
+    // tests [NB-40] [NB-21]: also when a writer comes to what could only be read
+    let scratch = Scratch::new("keeps");
+    let path = scratch.file("a.img", MIB);
+    let mut exports = Exports::new();
+    for (name, read_only) in [("gold", true), ("work", false)] {
+        let options = FileOptions { read_only, ..FileOptions::default() };
+        exports.file(name, &path, options).unwrap();
+    }
+    let rig = Rig::new(96, exports);
+    let reader = MapOptions { access: Access::Ro, ..rig.options("s1") };
+    let reader = rig.map("gold", &reader).unwrap();
+    let writer = rig.map("work", &rig.options("s2")).unwrap();
+    assert_eq!(shown(&rig), [row("gold", 1, "s1", "gold"), row("gold", 1, "s2", "work")]);
+    force_close(&rig, "gold", "s2").unwrap();
+    assert_eq!(writes(&writer), Err(Errno::EIO));
+    sync::read_at(&*reader, 0, &mut [0; 512]).unwrap();
+    assert_eq!(shown(&rig), [row("gold", 1, "s1", "gold")]);
+}
