@@ -92,3 +92,59 @@ fn files_that_grow_are_looked_at_again() {
     end(client);
     end(server);
 }
+
+#[test]
+fn whoever_has_a_file_open_that_was_replaced_can_be_closed() {
+    // tests [NB-40] [NB-21]: one name, two files
+    let folder = Folder::new();
+    let images = folder.path().join("images");
+    std::fs::create_dir(&images).expect("a folder");
+    let file = |name: &str, mib: u64| {
+        let file = std::fs::File::create(images.join(name)).expect("a file");
+        file.set_len(mib << 20).expect("its length");
+    };
+    file("a.img", 1);
+    let server = export(&folder, 5, &["--dir", images.to_str().expect("a plain path")]);
+    let map = |session: &str, host: u8, bytes: u64| {
+        let path = format!("127.46.5.{host}@127.46.5.1");
+        let mut client =
+            start(&folder, &["rnbd", "map", "a.img", "--from", session, "--path", &path]);
+        client.expect(&format!("mapped a.img bytes={bytes}"));
+        client
+    };
+    let words = |words: &str| {
+        let words: Vec<&str> = ["rnbd"].into_iter().chain(words.split(' ')).collect();
+        run(&folder, &words)
+    };
+    let list = || words("server device list sessname,devname csv noheaders").exits(0).out;
+    let first = map("s1", 11, 1 << 20);
+    file("new.img", 2);
+    std::fs::rename(images.join("new.img"), images.join("a.img")).expect("another inode");
+    let second = map("s2", 12, 2 << 20);
+    assert_eq!(list(), "\"s1\",\"a.img\"\n\"s2\",\"a.img~2\"\n");
+    let tree = words("tree --path class/rnbd-server/ctl/devices").exits(0).out;
+    assert!(["\"s1\"", "\"s2\""].iter().all(|session| tree.contains(session)), "{tree}");
+    // Both call it so, and neither is left out.
+    words("server close a.img").exits(234).complains(&["several sessions have a.img open"]);
+    words("server close a.img s3").exits(254).complains(&["nobody has a.img open"]);
+    words("server close a.img s2").exits(0);
+    assert_eq!(list(), "\"s1\",\"a.img\"\n");
+    words("set class/rnbd-server/ctl/devices/a.img/sessions/s1/force_close 1").exits(0);
+    assert_eq!(list(), "");
+    end(second);
+    let third = map("s3", 13, 2 << 20);
+    file("new.img", 4);
+    std::fs::rename(images.join("new.img"), images.join("a.img")).expect("another inode");
+    let fourth = map("s4", 14, 4 << 20);
+    words("server close a.img force").exits(0);
+    assert_eq!(list(), "");
+    for client in [first, third, fourth] {
+        end(client);
+    }
+    let closed = |device: &str, session: &str| {
+        format!("export {device} closed by force for session {session}\n")
+    };
+    let all = [("a.img~2", "s2"), ("a.img", "s1"), ("a.img", "s3"), ("a.img~2", "s4")];
+    let all: String = all.iter().map(|(device, session)| closed(device, session)).collect();
+    assert_eq!(end(server), all);
+}

@@ -485,11 +485,19 @@ impl Run<'_> {
     }
 
     fn close(&mut self, device: &str, session: Option<&str>) -> Result<(), Refusal> {
-        let rows = self.world.rows(Mode::Server, Target::Device);
-        let mut found = matching(rows, Target::Device, device);
-        if let Some(session) = session {
-            found.retain(|row| row.item.text("sessname") == session);
-        }
+        let mut rows = self.world.rows(Mode::Server, Target::Device);
+        let found = match session {
+            // What it has open decides what the name means: the device that others have by this name may be
+            // another.
+            Some(session) => {
+                rows.retain(|row| row.item.text("sessname") == session);
+                matching(rows, Target::Device, device)
+            }
+            None => {
+                rows.retain(|row| DEVICE_KEYS.iter().any(|key| row.item.text(key) == device));
+                rows
+            }
+        };
         match found.len() {
             0 => Err(Refusal::missing(format!("nobody has {device} open"))),
             1 => self.each(&found, |row| (format!("{}/force_close", row.at), "1".to_owned())),
@@ -651,11 +659,14 @@ fn noun(target: Target) -> &'static str {
     }
 }
 
+/// What a device is called: here, and on the server.
+const DEVICE_KEYS: [&str; 3] = ["devname", "devpath", "mapping_path"];
+
 /// Returns the things that a name means: for a device its name here or on the server, for a
 /// session its name or its server, for a path its name or its server's address.
 fn matching(rows: Vec<Row>, target: Target, name: &str) -> Vec<Row> {
     let keys: &[&str] = match target {
-        Target::Device => &["devname", "devpath", "mapping_path"],
+        Target::Device => &DEVICE_KEYS,
         Target::Session => &["sessname", "hostname", "srvname"],
         Target::Path => &["pathname", "dst_addr"],
     };
