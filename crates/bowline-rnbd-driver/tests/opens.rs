@@ -3,7 +3,8 @@
 
 mod common;
 
-use std::path::PathBuf;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 
 use bowline_block::Errno;
 use bowline_block::sync::{self, Durable};
@@ -186,4 +187,48 @@ fn a_device_keeps_its_name_while_it_is_open() {
     assert_eq!(writes(&writer), Err(Errno::EIO));
     sync::read_at(&*reader, 0, &mut [0; 512]).unwrap();
     assert_eq!(shown(&rig), [row("gold", 1, "s1", "gold")]);
+}
+
+/// How many descriptors of this process are of a file, by whatever name.
+fn descriptors(path: &Path) -> usize {
+    let file = std::fs::metadata(path).unwrap();
+    let own = std::fs::read_dir("/proc/self/fd").unwrap();
+    // Those of other tests come and go.
+    let all = own.filter_map(|entry| std::fs::metadata(entry.unwrap().path()).ok());
+    all.filter(|fd| (fd.dev(), fd.ino()) == (file.dev(), file.ino())).count()
+}
+
+#[test]
+fn a_file_is_open_once_however_many_have_it_open() {
+    // tests [NB-58]
+    let scratch = Scratch::new("once");
+    let below = scratch.file("below", MIB);
+    let named = scratch.file("named", MIB);
+    std::fs::hard_link(&below, scratch.0.join("link")).unwrap();
+    let mut exports = scratch.exports();
+    exports.file("disk0", &named, FileOptions::default()).unwrap();
+    let rig = Rig::new(95, exports);
+    assert_eq!([&below, &named].map(|path| descriptors(path)), [0, 1]);
+    let map = |name: &str, session: &str, access| {
+        rig.map(name, &MapOptions { access, ..rig.options(session) }).unwrap()
+    };
+    let disks = [
+        map("below", "s1", Access::Rw),
+        map("below", "s2", Access::Migration),
+        map("link", "s3", Access::Ro),
+        map("disk0", "s1", Access::Rw),
+        map("named", "s2", Access::Migration),
+    ];
+    assert_eq!(rig.server.opens().len(), disks.len());
+    assert_eq!([&below, &named].map(|path| descriptors(path)), [1, 1]);
+    for disk in &disks[..2] {
+        rig.client.unmap(disk).unwrap();
+        assert_eq!(descriptors(&below), 1);
+    }
+    for disk in &disks[2..] {
+        rig.client.unmap(disk).unwrap();
+    }
+    // What is let go of is closed a little later; what is offered by itself stays open.
+    rig.until("the file is closed", || descriptors(&below) == 0);
+    assert_eq!(descriptors(&named), 1);
 }
