@@ -8,7 +8,7 @@ use std::time::Duration;
 use bowline_block::backend::{Backend, BackendDone, BackendIo, BackendResult, BackendSpec};
 use bowline_block::sync::{self, Durable};
 use bowline_block::{BlockDevice, DiskDone, DiskIo, Errno, IoOp, Limits};
-use bowline_rnbd::client::{Config, Outage};
+use bowline_rnbd::client::{Config, Outage, State};
 use bowline_rnbd_driver::tree::{self, Exports as _};
 use bowline_rnbd_driver::{
     Client, Disk, ExportServer, Exports, FileOptions, MapOptions, ServerConfig,
@@ -538,6 +538,30 @@ fn memory_of_a_request_whose_time_is_up_is_the_programs_again() {
     for _ in 0..2 {
         assert_eq!(answers.recv_timeout(Duration::from_secs(20)), Ok(Errno::EINVAL.neg()));
     }
+    rig.client.unmap(&disk).unwrap();
+}
+
+#[test]
+fn requests_that_wait_for_a_lost_session_fail_when_it_is_said_so() {
+    // tests [NB-54]
+    let rig = Rig::new(27, memory(MIB));
+    let wait = Outage::Queue(Duration::from_secs(3600));
+    let disk = rig.map("disk0", &rig.options("impatient").outage(wait)).unwrap();
+    let write = || sync::write_at(&*disk, 0, &[1; 512], Durable::Later);
+    write().unwrap();
+    let cut = |yes| rig.client_device.cut(rig.client_ip(0), Some(rig.server_ip(0)), yes);
+    let waits = || disk.info().is_some_and(|info| info.state == State::Closed && info.waiting == 1);
+    cut(true);
+    std::thread::scope(|threads| {
+        let waiting = threads.spawn(write);
+        rig.until("a request waits for the session", waits);
+        disk.fail_fast();
+        assert_eq!(waiting.join().unwrap(), Err(Errno::EIO));
+    });
+    assert_eq!(write(), Err(Errno::EIO));
+    // It is mapped still, and works again with the session.
+    cut(false);
+    rig.until("it is back", || write().is_ok());
     rig.client.unmap(&disk).unwrap();
 }
 

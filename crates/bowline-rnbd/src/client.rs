@@ -180,8 +180,8 @@ impl<D> Core<D> {
 
     /// Marks an open device closed.
     fn offline(&mut self, now: Instant, dev: DevId) {
-        let fail_fast = self.config.outage == Outage::FailFast;
         let Some(device) = at(&mut self.devices, dev) else { return };
+        let fail_fast = device.outage == Outage::FailFast;
         if device.state != State::Open {
             return;
         }
@@ -219,7 +219,7 @@ impl<D> Core<D> {
             return Err(Errno::EEXIST);
         }
         self.lives = self.lives.wrapping_add(1);
-        let device = Device::new(name, access, self.lives);
+        let device = Device::new(name, access, self.lives, self.config.outage);
         let at = self.devices.iter().position(Option::is_none).unwrap_or(self.devices.len());
         if at == self.devices.len() {
             self.devices.push(None);
@@ -249,6 +249,17 @@ impl<D> Core<D> {
         self.fail_waiting(dev, Errno::EIO);
         self.go_on_unmapping(dev);
         Ok(())
+    }
+
+    /// From now on requests of a device do not wait for the session, whatever [`Config::outage`] says:
+    /// while it is away they fail, and those that wait for it already fail now. While it is there nothing
+    /// changes.
+    pub fn fail_fast(&mut self, dev: DevId) {
+        let Some(device) = self.device_mut(dev) else { return };
+        device.outage = Outage::FailFast;
+        if device.state == State::Closed {
+            self.fail_waiting(dev, Errno::EIO);
+        }
     }
 
     /// Takes the next step of an unmap, if it can be taken: CLOSE after the last IO, and the end
@@ -436,11 +447,9 @@ impl<D> Core<D> {
     /// Tries a closed device again later, if requests may wait for it.
     fn reopen_later(&mut self, now: Instant, dev: DevId) {
         let (up, delay) = (self.up, self.config.reopen_delay);
-        if self.config.outage == Outage::FailFast || !up {
-            return;
-        }
-        let Some(device) = self.device_mut(dev) else { return };
-        if device.state == State::Closed && !device.gone && device.opening.is_none() {
+        let Some(device) = self.device_mut(dev).filter(|_| up) else { return };
+        let waits = device.outage != Outage::FailFast;
+        if waits && device.state == State::Closed && !device.gone && device.opening.is_none() {
             device.reopen_at = Some(now + delay);
         }
     }
@@ -463,7 +472,7 @@ impl<D> Core<D> {
             self.queue.refuse(request.done, Errno::EIO.neg(), None);
             return;
         };
-        let mut judged = device.judge(now, self.config.outage, &request);
+        let mut judged = device.judge(now, &request);
         if request.op == IoOp::WriteZeroes && request.nounmap && !self.config.nounmap {
             request.op = IoOp::Write;
             request.mem = self.queue.zeroes.map(|(region, _)| (region, 0));
@@ -508,7 +517,7 @@ impl<D> Core<D> {
         if errno == 0 {
             self.trouble_since = None;
             let mut next = self.queue.finish(work.parent, 0, Some(&mut device.stats));
-            let fails = self.config.outage == Outage::FailFast || device.gone;
+            let fails = device.outage == Outage::FailFast || device.gone;
             if (device.state == State::Unmapped || device.state == State::Closed && fails)
                 && let Some(work) = next.take()
             {
@@ -549,11 +558,11 @@ impl<D> Core<D> {
             self.offline(now, dev);
             self.reopen_later(now, dev);
         }
-        let Outage::Queue(limit) = self.config.outage else {
+        let Some(device) = self.device_mut(dev) else { return };
+        let Outage::Queue(limit) = device.outage else {
             self.fail_piece(dev, work, errno);
             return;
         };
-        let Some(device) = self.device_mut(dev) else { return };
         let open = device.state == State::Open;
         let since = if open { *self.trouble_since.get_or_insert(now) } else { now };
         let late = now.saturating_since(since) >= limit;
@@ -625,7 +634,7 @@ impl<D> Core<D> {
                 self.open_carefully(now, dev);
                 continue;
             }
-            let Outage::Queue(limit) = self.config.outage else { continue };
+            let Outage::Queue(limit) = device.outage else { continue };
             let since = device.offline_since;
             if !device.waiting.is_empty() && since.is_some_and(|at| at + limit <= now) {
                 self.fail_waiting(dev, Errno::EIO);
@@ -638,7 +647,7 @@ impl<D> Core<D> {
     pub fn poll_timeout(&self) -> Option<Instant> {
         let devices = self.devices.iter().flatten();
         let of_devices = devices.flat_map(|device| {
-            let Outage::Queue(limit) = self.config.outage else { return [None, None] };
+            let Outage::Queue(limit) = device.outage else { return [None, None] };
             let fails =
                 device.offline_since.filter(|_| !device.waiting.is_empty()).map(|at| at + limit);
             [device.reopen_at, fails]

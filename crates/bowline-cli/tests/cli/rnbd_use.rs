@@ -4,7 +4,7 @@ use std::{
     fs::{self, File},
     io::Read,
     os::unix::net::UnixStream,
-    path::Path,
+    path::{Path, PathBuf},
     thread,
     time::{Duration, Instant},
 };
@@ -263,4 +263,92 @@ fn poll_queues_are_for_a_session_of_one_disk() {
         .exits(0);
     end(client);
     end(server);
+}
+
+/// A client with these doors whose server is gone for good, and whose requests may wait for it for ten
+/// minutes; and its control socket.
+fn stranded(folder: &Folder, host: u8, doors: &[&str]) -> (Running, PathBuf) {
+    let server = export(folder, host, &["--no-control"]);
+    let socket = folder.path().join("control");
+    let more =
+        ["--control", socket.to_str().expect("plain"), "--outage", "600", "--path-dead", "0.5"];
+    let mut client =
+        mapped(folder, host, &[&more[..], &["--connect-timeout", "1"], doors].concat());
+    // Without a word to anybody.
+    drop(server);
+    client.expect("rnbd0 offline");
+    (client, socket)
+}
+
+/// Waits until a request of the disk waits.
+fn until_one_waits(socket: &Path) {
+    let read = json!({"version": 1, "op": "read", "path": "/block/rnbd0/stat"}).to_string();
+    for _ in 0..1000 {
+        let answer = control(socket, &read);
+        let stat = answer["ok"].as_str().unwrap_or_default();
+        if stat.split_whitespace().nth(8) == Some("1") {
+            return;
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+    panic!("no request waits: {}", control(socket, &read));
+}
+
+/// Ends the use of a disk whose server is gone: unmaps it by force, or ends the process.
+fn give_up(folder: &Folder, socket: &Path, client: Running, by_force: bool) {
+    let asked = Instant::now();
+    if by_force {
+        let words =
+            ["rnbd", "unmap", "rnbd0", "force", "--control", socket.to_str().expect("plain")];
+        run(folder, &words).exits(0);
+    } else {
+        client.signal("-TERM");
+    }
+    client.finish().exits(0);
+    assert!(asked.elapsed() < Duration::from_secs(10), "{:?}", asked.elapsed());
+}
+
+#[test]
+fn what_waits_for_a_server_that_is_gone_fails_before_the_doors_close() {
+    // tests [NB-37] [NB-54]
+    use std::io::Write;
+    for (host, by_force) in [(21, true), (22, false)] {
+        let folder = Folder::new();
+        let nbd = folder.path().join("nbd");
+        let doors = ["--nbd", nbd.to_str().expect("plain")];
+        let (client, socket) = stranded(&folder, host, &doors);
+        let mut user = connected(&nbd).expect("an NBD server");
+        // No zeroes at the end; then the option that ends the talk, for the export without a name.
+        user.write_all(&3_u32.to_be_bytes()).expect("flags");
+        user.write_all(b"IHAVEOPT\0\0\0\x01\0\0\0\0").expect("an option");
+        user.read_exact(&mut [0; 10]).expect("size and flags");
+        // A read of the first block.
+        user.write_all(b"\x25\x60\x95\x13\0\0\0\0cookies!\0\0\0\0\0\0\0\0\0\0\x02\0")
+            .expect("a request");
+        until_one_waits(&socket);
+        give_up(&folder, &socket, client, by_force);
+        let mut answer = Vec::new();
+        user.read_to_end(&mut answer).expect("the end of the connection");
+        assert_eq!(answer, b"\x67\x44\x66\x98\0\0\0\x05cookies!", "EIO, and then the end");
+    }
+}
+
+#[test]
+fn who_reads_the_file_of_a_disk_whose_server_is_gone_keeps_nobody() {
+    // tests [NB-37] [NB-54]
+    let folder = Folder::new();
+    if !fuse_works(&folder, 23) {
+        return;
+    }
+    for (host, by_force) in [(23, true), (24, false)] {
+        let folder = Folder::new();
+        let dir = folder.path().join("files");
+        let (client, socket) = stranded(&folder, host, &["--fuse", dir.to_str().expect("plain")]);
+        let mut file = File::open(dir.join("rnbd0")).expect("the disk");
+        let reader = thread::spawn(move || file.read(&mut [0; 512]));
+        until_one_waits(&socket);
+        give_up(&folder, &socket, client, by_force);
+        let read = reader.join().expect("it only reads");
+        assert_eq!(read.expect_err("nobody answers").raw_os_error(), Some(5), "EIO");
+    }
 }

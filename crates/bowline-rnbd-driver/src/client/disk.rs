@@ -118,6 +118,14 @@ impl Disk {
         self.link.resize(self.dev, bytes)
     }
 
+    /// From now on requests do not wait for a lost session, whatever the disk was mapped with: while it is
+    /// away they fail with `EIO`, and those that wait for it already fail now. While it is there nothing
+    /// changes. For those who are about to give the disk up and have first to close what stands in front
+    /// of it, which waits for its requests.
+    pub fn fail_fast(&self) {
+        self.link.fail_fast(self.dev);
+    }
+
     /// Takes completions that are there, and runs what they lead to, in this thread; returns how
     /// many. For programs that do not want to wait for another thread.
     pub fn poll(&self) -> usize {

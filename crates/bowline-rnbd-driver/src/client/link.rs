@@ -288,6 +288,13 @@ impl Link {
         outcome
     }
 
+    /// From now on requests of a device do not wait for the session.
+    pub(super) fn fail_fast(&self, dev: DevId) {
+        let mut state = self.lock();
+        state.core.fail_fast(dev);
+        self.advance(state);
+    }
+
     /// Opens a closed device again and waits for the outcome.
     pub(super) fn remap(&self, dev: DevId) -> Result<(), Errno> {
         let mut state = self.lock();

@@ -30,6 +30,8 @@ pub(super) struct Device {
     pub(super) close_sent: bool,
     /// A CLOSE is under way.
     pub(super) closing: bool,
+    /// What becomes of requests while the session is away.
+    pub(super) outage: Outage,
     pub(super) reopen_at: Option<Instant>,
     pub(super) offline_since: Option<Instant>,
     /// It came back as another device.
@@ -40,7 +42,7 @@ pub(super) struct Device {
 }
 
 impl Device {
-    pub(super) fn new(name: &str, access: Access, life: u32) -> Self {
+    pub(super) fn new(name: &str, access: Access, life: u32, outage: Outage) -> Self {
         Self {
             life,
             name: name.to_owned(),
@@ -54,6 +56,7 @@ impl Device {
             remapping: false,
             close_sent: false,
             closing: false,
+            outage,
             reopen_at: None,
             offline_since: None,
             gone: false,
@@ -64,14 +67,9 @@ impl Device {
     }
 
     /// Says whether a request is to be carried out, or is done by saying so.
-    pub(super) fn judge<D>(
-        &self,
-        now: Instant,
-        outage: Outage,
-        request: &DiskRequest<D>,
-    ) -> Result<bool, Errno> {
+    pub(super) fn judge<D>(&self, now: Instant, request: &DiskRequest<D>) -> Result<bool, Errno> {
         let limits = self.limits.as_ref().ok_or(Errno::EIO)?;
-        let waits = match (self.state, outage) {
+        let waits = match (self.state, self.outage) {
             (State::Open, _) => true,
             (State::Closed, Outage::Queue(limit)) => {
                 let since = self.offline_since.unwrap_or(now);

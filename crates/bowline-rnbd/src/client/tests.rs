@@ -502,6 +502,49 @@ fn unmap_waits_for_io_then_closes_then_ends() {
 }
 
 #[test]
+fn requests_of_a_disk_may_stop_waiting_for_the_session() {
+    // tests [NB-54] [NB-37]
+    let mut rig = Rig::new(queueing(), 4);
+    let [dev, other] = [("a", 0), ("b", 1)].map(|(name, id)| rig.mapped(name, id, &DISK));
+    // While the session is there nothing changes.
+    rig.io(dev, IoOp::Write, 0, 512, 1);
+    rig.core.fail_fast(dev);
+    rig.io(dev, IoOp::Write, 0, 512, 2);
+    assert_eq!(rig.done(), []);
+    rig.answer(0);
+    assert_eq!(rig.done(), [(1, 0)]);
+    // What was under way when it was lost does not wait, nor does what comes later.
+    rig.io(other, IoOp::Write, 0, 512, 3);
+    rig.answer(-103);
+    rig.answer(-103);
+    rig.core.link_down(rig.now);
+    rig.io(dev, IoOp::Read, 0, 512, 4);
+    rig.io(other, IoOp::Read, 0, 512, 5);
+    let failed = rig.done();
+    assert_eq!(failed.iter().map(|(request, _)| *request).collect::<Vec<_>>(), [2, 4]);
+    assert!(failed.iter().all(|(_, errno)| *errno < 0), "{failed:?}");
+    // What waits already fails at once, each time it is said so.
+    rig.core.fail_fast(other);
+    rig.core.fail_fast(other);
+    rig.pump();
+    assert_eq!(rig.done(), [(3, -5), (5, -5)]);
+    rig.pass(100);
+    assert_eq!(rig.core.poll_timeout(), None, "nobody waits for anything");
+    // The session comes back before they are unmapped: they are open as before.
+    rig.core.link_up(rig.now, SESSION);
+    rig.order();
+    rig.open("a", 6, &DISK);
+    rig.open("b", 7, &DISK);
+    rig.io(other, IoOp::Write, 0, 512, 6);
+    rig.answer(0);
+    assert_eq!(rig.done(), [(6, 0)]);
+    rig.core.unmap(dev).unwrap();
+    rig.core.fail_fast(dev);
+    rig.io(dev, IoOp::Write, 0, 512, 7);
+    assert_eq!(rig.done(), [(7, -5)]);
+}
+
+#[test]
 fn an_open_answered_after_the_unmap_is_answered_with_a_close() {
     // tests [NB-32]
     let mut rig = Rig::new(Config::default(), 1);

@@ -216,23 +216,26 @@ impl Doors {
         One(self)
     }
 
-    /// Takes the doors of a disk away, if nobody uses them or `force` is given [NB-37].
+    /// Takes the doors of a disk away, if nobody uses them or `force` is given [NB-37]. By force, requests
+    /// that wait for a lost session fail, also those that keep an unmap that is under way already.
     fn take(&self, disk: &str, force: bool) -> Result<Box<Open>, Errno> {
         let end = Instant::now() + LEAVING;
         loop {
             let mut state = self.lock();
-            self.client.disk(disk).ok_or(ENODEV)?;
-            match state.fronts.get_mut(disk) {
-                Some(Front::Closing) => return Err(EALREADY),
-                Some(front) => {
-                    if let Some(doors) = front.take(force) {
-                        return Ok(doors);
-                    }
-                }
+            let mapped = self.client.disk(disk).ok_or(ENODEV)?;
+            let taken = match state.fronts.get_mut(disk) {
+                Some(Front::Closing) => Some(Err(EALREADY)),
+                Some(front) => front.take(force).map(Ok),
                 // It is being mapped: whoever does that opens its doors next.
-                None => {}
-            }
+                None => None,
+            };
             drop(state);
+            if let Some(taken) = taken {
+                if force {
+                    mapped.fail_fast();
+                }
+                return taken;
+            }
             if Instant::now() >= end {
                 return Err(EBUSY);
             }
@@ -240,8 +243,15 @@ impl Doors {
         }
     }
 
+    /// From now on no request waits for a lost session, so that doors that are closed, by commands under
+    /// way too, have nothing to wait for that may take so long.
+    pub(super) fn fail_fast(&self) {
+        self.client.disks().iter().for_each(|disk| disk.fail_fast());
+    }
+
     /// Closes all doors and gives all disks up.
     pub(super) fn close(&self) {
+        self.fail_fast();
         self.lock().fronts.clear();
         self.client.close();
     }
@@ -277,7 +287,8 @@ impl Disks for Doors {
 
     fn unmap(&self, disk: &str, force: bool) -> Result<(), Errno> {
         let _command = self.command();
-        // Doors go first: what the system has still to write goes out through them.
+        // Doors go first: what the system has still to write goes out through them, as long as there is a
+        // session.
         drop(self.take(disk, force)?);
         let unmapped = Disks::unmap(&*self.client, disk, force);
         let mut state = self.lock();

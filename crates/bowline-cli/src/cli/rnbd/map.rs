@@ -76,8 +76,9 @@ pub(super) struct How {
     /// How it is opened: ro, rw or migration
     #[arg(long, value_name = "MODE", default_value = "rw", value_parser = access)]
     access: Access,
-    /// What becomes of requests while no path is connected: fail, or wait for so long. What was written and not
-    /// flushed is lost without a word if the server's machine, not just its process, goes down meanwhile
+    /// What becomes of requests while no path is connected: fail, or wait for so long, but no longer than
+    /// until a forced unmap or the end of the process. What was written and not flushed is lost without a word
+    /// if the server's machine, not just its process, goes down meanwhile
     #[arg(long, value_name = "fail|TIME", default_value = "30", value_parser = outage)]
     outage: Outage,
     /// Longest time of a request; without it, as long as it takes. Costs a copy of all data
@@ -256,6 +257,8 @@ pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
             idle = if args.stay || doors.is_needed() { 0 } else { idle + 1 };
         }
         report_all(&changes);
+        // An unmap under way may wait for a lost session.
+        doors.fail_fast();
         // Answers what is asked still, such as the command that unmapped the last disk.
         drop(served);
     });
