@@ -4,6 +4,7 @@ use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
 use std::process::Command;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use bowline_block::backend::{self, Backend, BackendDone, BackendIo, BackendSpec};
 use bowline_block::front::ublk::{self, Ublk, UblkOptions};
@@ -124,6 +125,19 @@ fn a_read_only_device_is_not_written() {
     let Some((ublk, _)) = attach(options) else { return };
     let device = OpenOptions::new().read(true).write(true).open(ublk.path());
     assert!(device.is_err() || device.is_ok_and(|device| device.write_at(&[0; 512], 0).is_err()));
+}
+
+#[test]
+fn who_keeps_a_device_open_keeps_nobody_else() {
+    let Some((ublk, _disk)) = attach(UblkOptions::default()) else { return };
+    let path = ublk.path().to_owned();
+    let open = OpenOptions::new().read(true).open(&path).expect("opened");
+    let begin = Instant::now();
+    drop(ublk);
+    assert!(begin.elapsed() < Duration::from_secs(15), "{:?}", begin.elapsed());
+    assert!(!path.exists(), "the device is gone");
+    let mut block = [0; 512];
+    open.read_exact_at(&mut block, 0).expect_err("and can be read no more");
 }
 
 #[test]

@@ -57,6 +57,7 @@ impl Control {
         self.run(abi::Control::StopDev, abi::control(id, 0, 0, 0))
     }
 
+    /// Gives the number up; waits until nobody has the disk open.
     pub(super) fn delete(&mut self, id: u32) -> io::Result<()> {
         self.run(abi::Control::DelDev, abi::control(id, 0, 0, 0))
     }

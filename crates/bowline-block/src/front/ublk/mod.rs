@@ -22,6 +22,8 @@ use queue::Queue;
 
 /// How long the system may take to make the device's files.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// How long removing waits for those who have the device open.
+const LEAVING: Duration = Duration::from_secs(2);
 
 /// How a disk becomes a block device.
 #[derive(Clone, Copy, Debug)]
@@ -40,11 +42,11 @@ impl Default for UblkOptions {
 }
 
 /// A block device. Dropping it removes the device, once requests under way were answered: what has
-/// it open gets errors.
+/// it open gets errors. The system keeps its number until that is closed too, which is waited for a little.
 pub struct Ublk {
     path: PathBuf,
     id: u32,
-    control: Control,
+    control: Arc<Mutex<Control>>,
     thread: Option<JoinHandle<()>>,
     /// The device, open for us alone while it is shut.
     claim: Mutex<Option<File>>,
@@ -67,8 +69,9 @@ pub fn attach(disk: Arc<dyn BlockDevice>, options: UblkOptions) -> io::Result<Ub
     let (id, depth) = control.add(options.depth, max_io)?;
     // From here on, dropping removes the device.
     let path = PathBuf::from(format!("/dev/ublkb{id}"));
+    let control = Arc::new(Mutex::new(control));
     let mut ublk = Ublk { path, id, control, thread: None, claim: Mutex::default() };
-    ublk.control.set_params(id, &mut abi::params(&limits, max_io))?;
+    lock(&ublk.control).set_params(id, &mut abi::params(&limits, max_io))?;
     let file = open_when_there(Path::new(&format!("/dev/ublkc{id}")))?;
     let queue = Queue::new(file, disk, depth, max_io)?;
     let (ready, is_ready) = mpsc::channel();
@@ -78,7 +81,7 @@ pub fn attach(disk: Arc<dyn BlockDevice>, options: UblkOptions) -> io::Result<Ub
     })?;
     ublk.thread = Some(thread);
     is_ready.recv().map_err(|_| io::ErrorKind::BrokenPipe)??;
-    ublk.control.start(id)?;
+    lock(&ublk.control).start(id)?;
     Ok(ublk)
 }
 
@@ -88,10 +91,6 @@ impl Ublk {
         &self.path
     }
 
-    fn claim(&self) -> MutexGuard<'_, Option<File>> {
-        self.claim.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Claims the device for nobody if nobody has claimed it, so that it cannot be mounted, until
     /// [`Ublk::unshut`]; says whether it is so.
     ///
@@ -99,7 +98,7 @@ impl Ublk {
     /// them or opens them with `O_EXCL`. The system tells of no other user: a program that merely has the
     /// device open, as dd has, is not seen.
     pub fn shut_if_unused(&self) -> bool {
-        let mut claim = self.claim();
+        let mut claim = lock(&self.claim);
         if claim.is_some() {
             return true;
         }
@@ -113,21 +112,35 @@ impl Ublk {
 
     /// Lets the device be claimed by others again.
     pub fn unshut(&self) {
-        *self.claim() = None;
+        *lock(&self.claim) = None;
+    }
+
+    /// Has the system forget the device. It answers when nobody has that open any more, which may be never.
+    fn delete(&self) {
+        let (id, control) = (self.id, Arc::clone(&self.control));
+        let (told, is_gone) = mpsc::channel();
+        let thread = std::thread::Builder::new().name("bowline-ublk-end".into()).spawn(move || {
+            // As with stopping. Nobody listens any more when it took too long.
+            let _ = told.send(lock(&control).delete(id));
+        });
+        match thread {
+            Ok(_) => drop(is_gone.recv_timeout(LEAVING)),
+            Err(_) => drop(lock(&self.control).delete(id)),
+        }
     }
 }
 
 impl Drop for Ublk {
     fn drop(&mut self) {
-        // The system removes no device that is open.
+        // We are not to be the one who has it open.
         self.unshut();
         // A device that was not started, or is gone, says so: as good.
-        let _ = self.control.stop(self.id);
+        let _ = lock(&self.control).stop(self.id);
         if let Some(thread) = self.thread.take() {
             // A panic of the thread was printed when it happened.
             let _ = thread.join();
         }
-        let _ = self.control.delete(self.id);
+        self.delete();
     }
 }
 
@@ -135,6 +148,10 @@ impl fmt::Debug for Ublk {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Ublk").field("path", &self.path).finish_non_exhaustive()
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn open_when_there(path: &Path) -> io::Result<File> {
