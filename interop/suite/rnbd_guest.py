@@ -1,6 +1,10 @@
 """bowline's client inside a guest: its disks as block devices of a kernel, and rtrs over rdma-core."""
+import errno
 import hashlib
 import os
+import time
+
+from lab.guest import set_link
 
 from .base import MIB, scenario, want
 from .disks import CLIENT, P, Q, SERVER, Machines
@@ -97,6 +101,63 @@ def rnbd_ublk(c):
                 want(p.run("md5sum < " + disk).split()[0] == e.md5(), "mapped again, it has something else")
             m.end()
             p.no_leftovers()
+
+
+SOCKET = "/tmp/map.sock"
+# in seconds, where the processors are emulated: what has to be over soon, and what notices that a link is cut
+SOON, NOTICED = 15, 60
+# past the page cache until it fails, and through it with nobody who waits; somebody has the device open and does nothing
+WRITERS = ("rm -f /tmp/dd.* /tmp/unmap.*; (while dd if=/dev/zero of={0} bs=64k count=64 oflag=direct conv=notrunc,nocreat "
+           "2> /tmp/dd.err; do :; done; echo > /tmp/dd.end) > /dev/null 2>&1 & sleep 300 < {0} > /dev/null 2>&1 & "
+           "echo $! > /tmp/idle.pid; sleep 1; dd if=/dev/zero of={0} bs=1M count=4 seek=8 conv=notrunc,nocreat 2> /dev/null")
+
+
+def soon(c, what, work):
+    """Does something that must not take long."""
+    begin = time.monotonic()
+    work()
+    took = time.monotonic() - begin
+    c.note("%s %.1f s" % (what, took))
+    want(took < SOON, "%s took %.1f s", what, took)
+
+
+@scenario("rnbd-ublk-cut", rows="NB-37 NB-54", dirs=("k>n", "n>k"), timeout=300, **COMMON)
+def rnbd_ublk_cut(c):
+    """The link is cut for good while /dev/ublkbN is written to, whose requests may wait ten minutes. A forced unmap
+    fails them with EIO and returns soon, though the device is open; so it does with those another unmap waits for; and
+    that does not keep the process from ending. Nothing is left behind."""
+    guests = (P,) if c.dir == "k>n" else (P, Q)
+    with Machines(c, *guests) as all_of:
+        p = all_of[0]
+        p.run("modprobe ublk_drv")
+        for turn in ("force", "force later", "end"):
+            with Export(c, *all_of[1:]) as e:
+                m = p.bowline("rnbd", "map", e.device, "--from", "s1", "--path", "%s@%s" % (p.address, e.address), "--stay",
+                              "--ublk", "--outage", "600", "--control", SOCKET, ready="ublk ")
+                unmap = "%s rnbd --control %s unmap rnbd0" % (p.program, SOCKET)
+                p.run(WRITERS.format(m.ready.split("ublk ")[1].split()[0]))
+                set_link(P, "drop")
+                m.wait("rnbd0 offline", NOTICED)
+                want(not p.run("cat /tmp/dd.end 2> /dev/null || true"), "the load failed before it had to")
+                if turn == "force":
+                    soon(c, "unmap by force", lambda: p.run(unmap + " force", 2 * SOON))
+                else:
+                    # that of who knows of no user waits for the writers
+                    p.run("(%s > /dev/null 2>&1; echo $? > /tmp/unmap.rc) > /dev/null 2>&1 & sleep 2" % unmap)
+                    want(not p.run("cat /tmp/unmap.rc 2> /dev/null || true"), "an unmap did not wait for the writers")
+                if turn == "force later":
+                    soon(c, "unmap that waited", lambda: p.run(
+                        "%s force; [ $? = %d ] && until [ -e /tmp/unmap.rc ]; do sleep 0.1; done && grep -qx 0 /tmp/unmap.rc"
+                        % (unmap, 256 - errno.EALREADY), 2 * SOON))
+                if turn != "end":
+                    # the process is there still
+                    p.no_leftovers()
+                soon(c, "end", m.end)
+                p.run("kill $(cat /tmp/idle.pid)")
+                p.no_leftovers()
+                said = p.run("for i in $(seq 50); do [ -e /tmp/dd.end ] && break; sleep 0.1; done; cat /tmp/dd.end /tmp/dd.err")
+                want("Input/output error" in said, "the load ended so: %s", said)
+                set_link(P, "pass")
 
 
 @scenario("rnbd-nbd-kernel", rows="NB-51 NB-53", dirs=("k>n", "n>k"), timeout=300, **COMMON)
