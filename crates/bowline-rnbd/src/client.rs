@@ -43,6 +43,8 @@ pub use words::{
 const HOLD_LINK: Duration = Duration::from_millis(100);
 /// Time until what found no memory is tried again [NB-27].
 const HOLD_BUSY: Duration = Duration::from_millis(10);
+/// The largest number of an error in Linux.
+const ERRNO_MAX: i32 = 4095;
 
 #[derive(Clone, Copy, Debug)]
 enum Ask {
@@ -50,6 +52,12 @@ enum Ask {
     Open(DevId),
     /// The device, unless it is gone already.
     Close(Option<DevId>),
+}
+
+/// The errno of an answer that is not 0, whatever its sign. What is none is an IO error.
+fn said(errno: i32) -> Errno {
+    let magnitude = i32::try_from(errno.unsigned_abs()).ok();
+    magnitude.filter(|errno| *errno <= ERRNO_MAX).map_or(Errno::EIO, Errno)
 }
 
 /// The devices of one session and their IO. `D` says who asked for a request.
@@ -317,10 +325,13 @@ impl<D> Core<D> {
     /// Says that the device has another size, here only: nothing is sent [NB-37].
     ///
     /// # Errors
-    /// `ENOENT` unless it is open.
+    /// `ENOENT` unless it is open, `EOVERFLOW` for more than a disk can have.
     pub fn resize(&mut self, dev: DevId, bytes: u64) -> Result<(), Errno> {
         let device = self.device_mut(dev).filter(|device| device.state == State::Open);
         let limits = device.and_then(|d| d.limits.as_mut()).ok_or(Errno::ENOENT)?;
+        if bytes > Limits::BYTES_MAX {
+            return Err(Errno::EOVERFLOW);
+        }
         limits.bytes = bytes - bytes % u64::from(limits.logical);
         let bytes = limits.bytes;
         self.events.push_back(Event::Resized { dev, bytes });
@@ -341,7 +352,7 @@ impl<D> Core<D> {
             Some(Ask::Open(dev)) => {
                 let rsp = match errno {
                     0 => OpenRsp::parse(data).ok_or(Errno::EINVAL),
-                    errno => Err(Errno(errno.checked_neg().unwrap_or(Errno::EIO.0))),
+                    errno => Err(said(errno)),
                 };
                 self.open_answered(now, token, dev, rsp);
             }
@@ -543,7 +554,7 @@ impl<D> Core<D> {
         (slot, work): (u16, queue::Work),
         errno: i32,
     ) {
-        let positive = Errno(errno.checked_neg().unwrap_or(Errno::EIO.0));
+        let positive = said(errno);
         let forgotten = positive == Errno::ENOTCONN;
         let unreachable = matches!(
             positive,

@@ -71,6 +71,8 @@ pub struct Limits {
 impl Limits {
     /// Bytes that one request can name: 32 bits of them, in whole sectors [NB-59].
     pub const IO_MAX: u32 = u32::MAX - u32::MAX % 512;
+    /// Bytes of the largest disk: files, and the doors in front of disks, count them with a sign.
+    pub const BYTES_MAX: u64 = i64::MAX as u64;
 
     /// Returns the limits of a plain memory disk: 4 KiB pages, 512-byte blocks, no cache, reads and
     /// writes of any length.

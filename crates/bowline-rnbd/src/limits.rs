@@ -52,6 +52,9 @@ pub struct SessionLimits {
 }
 
 /// Reads an OPEN answer as the limits of a disk of that session [NB-30] [NB-59].
+///
+/// # Errors
+/// `EOVERFLOW` for more than a disk can have, `EINVAL` for other things no disk can be made of.
 pub(crate) fn of_open_rsp(
     rsp: &OpenRsp,
     session: SessionLimits,
@@ -64,7 +67,9 @@ pub(crate) fn of_open_rsp(
     let unit = u64::from(logical);
     // Others count on a power of two; servers that have no room for theirs send 65535.
     let physical = rsp.physical_block_size.checked_ilog2().map_or(0, |log| 1 << log);
-    let granularity = rsp.discard_granularity.max(logical);
+    // What is not made of blocks says nothing about them.
+    let whole = |bytes: &u32| *bytes > 0 && bytes.is_multiple_of(logical);
+    let granularity = Some(rsp.discard_granularity).filter(whole).unwrap_or(logical);
     let most = |sectors: u32, unit: u64| {
         let bytes = u64::from(sectors.min(SECTORS_MAX)) * SECTOR;
         bytes - bytes % unit
@@ -74,7 +79,8 @@ pub(crate) fn of_open_rsp(
         bytes => bytes,
     };
     let cache = rsp.cache_policy & wire::CACHE_WRITE_BACK != 0;
-    let bytes = rsp.nsectors.checked_mul(SECTOR).ok_or(Errno::EINVAL)?;
+    let bytes = rsp.nsectors.checked_mul(SECTOR).filter(|bytes| *bytes <= Limits::BYTES_MAX);
+    let bytes = bytes.ok_or(Errno::EOVERFLOW)?;
     let max_io = session.max_io - session.max_io % logical;
     if max_io == 0 {
         return Err(Errno::EINVAL);
@@ -88,7 +94,7 @@ pub(crate) fn of_open_rsp(
         discard: (discard > 0).then_some(Discard {
             max_bytes: discard,
             granularity,
-            alignment: rsp.discard_alignment,
+            alignment: rsp.discard_alignment % granularity,
         }),
         max_write_zeroes: u32::try_from(most(rsp.max_write_zeroes_sectors, unit))
             .unwrap_or(u32::MAX),

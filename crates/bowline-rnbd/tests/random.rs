@@ -2,6 +2,8 @@
 //! each message is answered once, nothing is done that the disk or the access forbids, and each export
 //! that was opened is given back. Used by the test on random bytes and by the fuzz target `rnbd_server`.
 
+mod common;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use bowline_rnbd::server::{
@@ -11,35 +13,14 @@ use bowline_rnbd::{Discard, Errno, IoOp, Limits};
 use bowline_wire::rnbd::{Access, Io, IoFlags, emit_close, emit_open, emit_sess_info};
 use bowline_wire::rtrs::Dir;
 
+use common::Bytes;
+
 const SESSIONS: u64 = 4;
 const EXPORTS: u32 = 5;
 /// Ids begin again at 0 soon.
 const FIRST_ID: u32 = u32::MAX - 5;
 const NAMES: [&[u8]; 7] = [b"a", b"b", b"/b", b"c", b"a..b", b"", b"\xff"];
 const ERRORS: [Errno; 3] = [Errno::ENOENT, Errno::EIO, Errno::EACCES];
-
-/// Numbers taken from the input; zeros after its end.
-struct Bytes<'a>(&'a [u8]);
-
-impl Bytes<'_> {
-    fn byte(&mut self) -> u8 {
-        let Some((first, rest)) = self.0.split_first() else { return 0 };
-        self.0 = rest;
-        *first
-    }
-
-    fn below(&mut self, bound: usize) -> usize {
-        usize::from(self.byte()) % bound.max(1)
-    }
-
-    fn word(&mut self) -> u32 {
-        u32::from_le_bytes([self.byte(), self.byte(), self.byte(), self.byte()])
-    }
-
-    fn of<T: Copy>(&mut self, list: &[T]) -> T {
-        list[self.below(list.len())]
-    }
-}
 
 fn limits(export: u32) -> Limits {
     let plain = Limits::plain(1 << 20);
@@ -291,16 +272,7 @@ fn whatever_is_said_is_answered_once_and_kept_within_bounds() {
     for seed in 0..300_u64 {
         // Shown when it fails.
         println!("seed {seed}");
-        let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-        let input: Vec<u8> = (0..4000)
-            .map(|_| {
-                state ^= state << 13;
-                state ^= state >> 7;
-                state ^= state << 17;
-                (state >> 32) as u8
-            })
-            .collect();
-        answered += play(&input);
+        answered += play(&common::noise(seed, 4000));
     }
     assert!(answered > 20_000, "{answered}");
 }

@@ -41,6 +41,16 @@ pub(super) struct Device {
     pub(super) stats: DiskStats,
 }
 
+/// Tells whether a disk has the operation.
+pub(super) fn supports(limits: &Limits, op: IoOp) -> bool {
+    match op {
+        IoOp::Read | IoOp::Write | IoOp::Flush => true,
+        IoOp::Discard => limits.discard.is_some(),
+        IoOp::SecureErase => limits.secure_erase && limits.discard.is_some(),
+        IoOp::WriteZeroes => limits.max_write_zeroes > 0,
+    }
+}
+
 impl Device {
     pub(super) fn new(name: &str, access: Access, life: u32, outage: Outage) -> Self {
         Self {
@@ -87,13 +97,7 @@ impl Device {
         if op.changes() && limits.read_only {
             return Err(Errno::EPERM);
         }
-        let supported = match op {
-            IoOp::Read | IoOp::Write | IoOp::Flush => true,
-            IoOp::Discard => limits.discard.is_some(),
-            IoOp::SecureErase => limits.secure_erase && limits.discard.is_some(),
-            IoOp::WriteZeroes => limits.max_write_zeroes > 0,
-        };
-        if !supported {
+        if !supports(limits, op) {
             return Err(Errno::EOPNOTSUPP);
         }
         let unit = u64::from(limits.logical);

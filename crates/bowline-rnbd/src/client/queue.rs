@@ -6,7 +6,7 @@ use bowline_wire::rnbd::{self as wire, Io, IoFlags};
 use bowline_wire::rtrs::Dir;
 use bowline_wire::time::Instant;
 
-use super::device::Device;
+use super::device::{Device, supports};
 use super::split::first_piece;
 use super::{DiskRequest, DiskStats, DoneIo, Piece, SendIo, State};
 use crate::{Errno, IoOp};
@@ -292,13 +292,21 @@ impl<D> Queue<D> {
             let work = device.waiting.get_mut(at)?;
             let over = self.parents[work.parent as usize].as_ref()?.done.is_none();
             // One that the server may be at still goes out again, so that others wait for its end.
-            if over && work.slot.is_none() {
+            let errno = match work.op {
                 // Time was up before it could go out.
+                _ if over && work.slot.is_none() => Some(0),
+                IoOp::Flush => None,
+                // The disk came back as another than it was when the request came [NB-55].
+                op if !supports(limits, op) => Some(Errno::EOPNOTSUPP.neg()),
+                _ if !limits.holds(work.offset, work.len.into()) => Some(Errno::EIO.neg()),
+                _ => None,
+            };
+            if let Some(errno) = errno {
                 let (parent, work) = (work.parent, *work);
                 device.waiting.remove(at);
                 self.waiting -= 1;
                 self.unkeep(&work);
-                self.finish(parent, 0, Some(&mut device.stats));
+                self.finish(parent, errno, Some(&mut device.stats));
                 continue;
             }
             let entry = self.parents[work.parent as usize].as_mut()?;

@@ -1,4 +1,5 @@
 mod careful;
+mod hostile;
 mod late;
 
 use bowline_wire::rnbd::{IoFlags, Request};
