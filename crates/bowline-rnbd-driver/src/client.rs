@@ -349,7 +349,7 @@ impl tree::Disks for Client {
 
     fn resize(&self, disk: &str, sectors: u64) -> Result<(), i32> {
         let disk = self.disk(disk).ok_or(Errno::ENODEV.0)?;
-        let bytes = sectors.checked_mul(512).ok_or(Errno::EINVAL.0)?;
+        let bytes = sectors.checked_mul(512).ok_or(Errno::EOVERFLOW.0)?;
         disk.resize(bytes).map_err(|errno| errno.0)
     }
 

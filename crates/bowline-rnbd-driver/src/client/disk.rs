@@ -113,7 +113,7 @@ impl Disk {
     /// Changes the size this side believes in; nothing is sent [NB-37].
     ///
     /// # Errors
-    /// `ENOENT` unless it is open.
+    /// `ENOENT` unless it is open, `EOVERFLOW` for more than a disk can have.
     pub fn resize(&self, bytes: u64) -> Result<(), Errno> {
         self.link.resize(self.dev, bytes)
     }

@@ -500,6 +500,8 @@ impl Link {
             return Err(Errno::ECONNABORTED);
         };
         let done = Done { to: me, tag: SERVICE };
+        // What a server leaves out of its answer must not be taken from the one before.
+        self.answer.buffer().write(0, &[0; OPEN_RSP_LEN]);
         let piece = [self.answer.piece(0, order.room)];
         let (dir, data) =
             if order.room > 0 { (Dir::Read, &piece[..]) } else { (Dir::Write, &[][..]) };

@@ -1,0 +1,163 @@
+//! A server that answers with less than it says, or with what no disk can be: the disk is not mapped,
+//! and another one of the session is as it was [NB-3] [NB-9] [NB-30].
+
+#[path = "../../bowline-rtrs-driver/tests/hostile/raw.rs"]
+#[allow(dead_code, reason = "its own tests use more of it")]
+mod raw;
+
+/// What the peer by hand takes from tests of RTRS.
+mod common {
+    use std::net::IpAddr;
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use bowline_roce_driver::{SoftConfig, SoftDevice};
+
+    pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+    pub(crate) fn device(addrs: &[IpAddr]) -> Arc<SoftDevice> {
+        let config = SoftConfig { addrs: addrs.to_vec(), ..SoftConfig::default() };
+        Arc::new(SoftDevice::open(config).unwrap())
+    }
+}
+
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+
+use bowline_block::sync;
+use bowline_block::{BlockDevice, Errno};
+use bowline_rnbd_driver::{Client, MapOptions};
+use bowline_rtrs_driver::{Engine, EngineConfig, PORT};
+use bowline_verbs::{Device, RecvWr, Remote, SendOp, Status};
+use bowline_wire::rnbd::{OpenRsp, Request, emit_sess_info_rsp, parse};
+use bowline_wire::rtrs::{
+    ConAnswer, ConReq, ConRsp, Desc, Geometry, Imm, IoHdr, emit_info_rsp, parse_io,
+};
+use raw::{Conn, Raw};
+
+const DEPTH: u16 = 8;
+const CHUNK: u32 = 8192;
+/// Where in the raw peer's buffer the chunks are, and where INFO_REQ comes to.
+const CHUNKS: usize = 700 << 10;
+const INFO: usize = 512 << 10;
+
+fn ip(host: u8) -> IpAddr {
+    IpAddr::from([127, 80, 111, host])
+}
+
+fn geometry() -> Geometry {
+    Geometry::of_chunk(DEPTH, CHUNK, 4096).unwrap()
+}
+
+/// Accepts all connections of a path, and tells where the chunks are.
+fn accept(raw: &mut Raw) -> Vec<Conn> {
+    let rsp = ConRsp { geometry: geometry(), new_rkey: false, counted_keys: false };
+    let answer = ConAnswer::Accepted(rsp).emit();
+    let mut conns = Vec::new();
+    loop {
+        let (id, request) = raw.asked();
+        let asked = ConReq::parse(&request.private_data).unwrap();
+        let conn = Conn { qp: raw.queue_pair(), id };
+        if asked.cid == 0 {
+            raw.post_recv(conn, 1, INFO, 272);
+        }
+        raw.dev.accept(id, &raw.param(conn.qp, &answer)).unwrap();
+        assert!(raw.established(conn));
+        conns.push(conn);
+        if asked.cid + 1 == asked.cid_num {
+            break;
+        }
+    }
+    assert_eq!(raw.recv(1).unwrap().status, Status::Success);
+    for conn in &conns {
+        let empty: Vec<_> = (0..64).map(|_| RecvWr { id: 1, sges: &[] }).collect();
+        raw.dev.post_recv(conn.qp, &empty).unwrap();
+    }
+    let mut bytes = Vec::new();
+    let chunk = |n: u16| Desc {
+        addr: CHUNKS as u64 + u64::from(n) * u64::from(CHUNK),
+        key: raw.keys.rkey,
+        len: CHUNK,
+    };
+    emit_info_rsp((0..DEPTH).map(chunk), &mut bytes);
+    raw.send(conns[0], 2, &bytes);
+    assert_eq!(raw.sent(2), Status::Success);
+    conns
+}
+
+/// What is written of the answer to a message.
+fn answer(request: &Request<'_>) -> Vec<u8> {
+    let rsp = OpenRsp { device_id: 1, nsectors: 8, logical_block_size: 512, ..OpenRsp::default() };
+    match request {
+        Request::SessInfo { .. } => emit_sess_info_rsp(2).to_vec(),
+        Request::Open { name: b"sound", .. } => rsp.emit().to_vec(),
+        Request::Open { name: b"short", .. } => rsp.emit()[..36].to_vec(),
+        Request::Open { name: b"huge", .. } => OpenRsp { nsectors: 1 << 54, ..rsp }.emit().to_vec(),
+        Request::Io(_) => vec![0x33; 512],
+        _ => vec![],
+    }
+}
+
+/// Answers every message with success, and so much data.
+fn serve(raw: &mut Raw, conns: &[Conn]) {
+    let Some(got) = raw.recv(1) else { return };
+    let Some(Imm::Request(payload)) = got.imm.map(Imm::from_u32) else { return };
+    let conn = *conns.iter().find(|conn| conn.qp == got.qpn).unwrap();
+    let (id, off) = geometry().split(payload).unwrap();
+    let mut chunk = [0; CHUNK as usize];
+    raw.buffer.read(CHUNKS + usize::from(id) * chunk.len(), &mut chunk);
+    let io = parse_io(&geometry(), off, &chunk[off as usize..]).unwrap();
+    let data = answer(&parse(&chunk[io.usr_at as usize..][..io.usr_len.into()]).unwrap());
+    let imm = Imm::Done { id: id.into(), errno: 0, invalidated: false }.to_u32();
+    match io.hdr {
+        IoHdr::Read { desc: Some(desc), .. } if !data.is_empty() => {
+            let remote = Remote { addr: desc.addr, rkey: desc.key };
+            raw.post(conn, 4, SendOp::WriteImm(remote, imm), &data);
+        }
+        _ => raw.imm(conn, imm),
+    }
+}
+
+/// Ends the server, also when the test fails.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, SeqCst);
+    }
+}
+
+#[test]
+fn a_server_that_says_nothing_of_a_disk_or_too_much_has_none() {
+    let mut raw = Raw::new(ip(66));
+    raw.dev.listen((ip(66), PORT).into()).unwrap();
+    let engine = Engine::new(vec![common::device(&[ip(1)]) as _], EngineConfig::default()).unwrap();
+    let client = Client::new(std::sync::Arc::clone(&engine), MapOptions::new("default"));
+    let mut options = MapOptions::new("prey").path(Some(ip(1)), ip(66));
+    options.max_reconnects = 0;
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let conns = accept(&mut raw);
+            while !over.load(SeqCst) {
+                serve(&mut raw, &conns);
+            }
+        });
+        let _ends = Ends(&over);
+        let sound = client.map("sound", &options).unwrap();
+        assert_eq!(sound.limits().bytes, 4096);
+        for (name, errno) in
+            [("nothing", Errno::EINVAL), ("huge", Errno::EOVERFLOW), ("short", Errno::EINVAL)]
+        {
+            let error = client.map(name, &options).unwrap_err();
+            assert_eq!(error.errno(), errno, "{name}");
+            let mut out = [0; 512];
+            sync::read_at(&*sound, 0, &mut out).unwrap();
+            assert_eq!(out, [0x33; 512], "{name}");
+        }
+        assert_eq!(client.disks().len(), 1);
+        over.store(true, SeqCst);
+        client.unmap(&sound).unwrap();
+    });
+    engine.close();
+}
