@@ -272,6 +272,37 @@ mod tests {
         }
     }
 
+    /// Takes what it is asked to erase for good, and does nothing else.
+    struct Eraser(Mutex<Vec<(u64, u32)>>);
+
+    impl Backend for Eraser {
+        fn limits(&self) -> Limits {
+            let discard = bowline_rnbd::Discard { max_bytes: 8192, granularity: 512, alignment: 0 };
+            Limits { discard: Some(discard), secure_erase: true, ..Limits::plain(1 << 20) }
+        }
+
+        fn submit(&self, io: &mut Vec<BackendIo>, done: &Arc<dyn BackendDone>) {
+            for BackendIo { token, op, offset, len, .. } in io.drain(..) {
+                assert_eq!(op, IoOp::SecureErase);
+                lock(&self.0).push((offset, len));
+                done.done(&[BackendResult { token, errno: 0, direct: None }]);
+            }
+        }
+
+        fn resize(&self) -> std::io::Result<u64> {
+            Ok(1 << 20)
+        }
+    }
+
+    #[test]
+    fn what_is_to_be_erased_for_good_is_cut_as_discards_are() {
+        let eraser = Arc::new(Eraser(Mutex::default()));
+        let disk = LocalDevice::new("disk", eraser.clone());
+        let erased = sync::call(&*disk, IoOp::SecureErase, 4096, 20_480, None, Durable::Later);
+        assert_eq!(erased, Ok(()));
+        assert_eq!(*lock(&eraser.0), [(4096, 8192), (12_288, 8192), (20_480, 4096)]);
+    }
+
     /// One thread takes what all requests of a file come to.
     #[test]
     fn a_panic_of_who_is_told_ends_there() {

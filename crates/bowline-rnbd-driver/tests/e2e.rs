@@ -15,6 +15,7 @@ use bowline_rnbd_driver::{
 };
 use bowline_rtrs_driver::client::ReadKeys;
 use bowline_rtrs_driver::{Geometry, server::ServerConfig as RtrsConfig};
+use bowline_verbs::Buffer;
 use bowline_wire::rnbd::Access;
 use common::{Rig, load, pattern};
 
@@ -23,6 +24,16 @@ const MIB: u64 = 1 << 20;
 fn memory(bytes: u64) -> Exports {
     let mut exports = Exports::new();
     exports.memory("disk0", bytes, 512).unwrap();
+    exports
+}
+
+fn memory_and_file() -> Exports {
+    let path = std::env::temp_dir().join(format!("bowline-e2e-file-{}", std::process::id()));
+    std::fs::File::create(&path).unwrap().set_len(MIB).unwrap();
+    let mut exports = memory(MIB);
+    let added = exports.file("file", &path, FileOptions::default());
+    std::fs::remove_file(&path).unwrap();
+    added.unwrap();
     exports
 }
 
@@ -384,6 +395,73 @@ fn errors_of_storage_reach_the_request_they_belong_to() {
     faulty.errno.store(0, std::sync::atomic::Ordering::SeqCst);
     sync::write_at(&*disk, 0, &[0; 512], Durable::Now).unwrap();
     assert_eq!(state(&disk), "open");
+}
+
+/// Storage of a program's that erases for good, by overwriting memory, and keeps what it was asked for.
+struct Eraser {
+    memory: Arc<dyn Backend>,
+    asked: std::sync::Mutex<Vec<(u64, u32)>>,
+}
+
+impl Backend for Eraser {
+    fn limits(&self) -> Limits {
+        Limits { secure_erase: true, ..self.memory.limits() }
+    }
+
+    fn submit(&self, io: &mut Vec<BackendIo>, done: &Arc<dyn BackendDone>) {
+        for io in io.iter_mut().filter(|io| io.op == IoOp::SecureErase) {
+            self.asked.lock().unwrap().push((io.offset, io.len));
+            io.op = IoOp::WriteZeroes;
+        }
+        self.memory.submit(io, done);
+    }
+
+    fn region(&self) -> Option<Arc<Buffer>> {
+        self.memory.region()
+    }
+
+    fn resize(&self) -> std::io::Result<u64> {
+        self.memory.resize()
+    }
+}
+
+#[test]
+fn what_is_to_be_erased_for_good_reaches_storage_that_can() {
+    // tests [NB-9] [NB-12] [NB-25] [NB-30] [NB-59]
+    let spec = BackendSpec::Memory { bytes: 16 * MIB, block: 512 };
+    let memory = bowline_block::backend::open(spec).unwrap();
+    let eraser = Arc::new(Eraser { memory, asked: Default::default() });
+    let mut exports = memory_and_file();
+    exports.backend("eraser", Arc::clone(&eraser) as Arc<dyn Backend>, false).unwrap();
+    let rig = Rig::new(27, exports);
+    let options = rig.options("erase");
+    let erase = |disk: &Disk, offset, len| {
+        sync::call(disk, IoOp::SecureErase, offset, len, None, Durable::Later)
+    };
+    let disk = rig.map("eraser", &options).unwrap();
+    assert!(disk.limits().secure_erase);
+    sync::write_at(&*disk, 0, &pattern(16 << 20, 5), Durable::Later).unwrap();
+    erase(&disk, MIB, 10 << 20).unwrap();
+    let mut out = vec![1; 16 << 20];
+    sync::read_at(&*disk, 0, &mut out).unwrap();
+    let (mut wanted, (from, to)) = (pattern(16 << 20, 5), (1 << 20, 11 << 20));
+    wanted[from..to].fill(0);
+    assert!(out == wanted, "all of that, and nothing else");
+    let mut asked = std::mem::take(&mut *eraser.asked.lock().unwrap());
+    asked.sort_unstable();
+    assert_eq!(asked, [(MIB, 4 << 20), (5 * MIB, 4 << 20), (9 * MIB, 2 << 20)]);
+    assert_eq!(erase(&disk, 100, 512), Err(Errno::EINVAL));
+    assert_eq!(erase(&disk, 16 * MIB - 512, 1024), Err(Errno::EIO));
+    rig.client.unmap(&disk).unwrap();
+    let ro = rig.map("eraser", &MapOptions { access: Access::Ro, ..options.clone() }).unwrap();
+    assert_eq!(erase(&ro, 0, 512), Err(Errno::EPERM));
+    // Memory may be in a swap file, and files where they were before: they do not say that they can.
+    for name in ["disk0", "file"] {
+        let disk = rig.map(name, &options).unwrap();
+        assert!(disk.limits().discard.is_some() && !disk.limits().secure_erase, "{name}");
+        assert_eq!(erase(&disk, 0, 512), Err(Errno::EOPNOTSUPP), "{name}");
+    }
+    assert_eq!(*eraser.asked.lock().unwrap(), []);
 }
 
 #[test]

@@ -62,7 +62,7 @@ impl Job {
     /// multiples of `align` and this one is not, its data takes a way round.
     ///
     /// # Errors
-    /// ENOMEM, when there is no memory for that.
+    /// ENOMEM, when there is no memory for that; EOPNOTSUPP for what no file does.
     pub(super) fn new(
         io: BackendIo,
         done: &Arc<dyn BackendDone>,
@@ -75,7 +75,9 @@ impl Job {
             IoOp::WriteZeroes if io.nounmap => Phase::ZeroRange,
             // A hole would be zeroes, which not every device that discards can write.
             IoOp::Discard if device => Phase::Discard,
-            IoOp::WriteZeroes | IoOp::Discard | IoOp::SecureErase => Phase::PunchHole,
+            IoOp::WriteZeroes | IoOp::Discard => Phase::PunchHole,
+            // What is in a hole may be on the disk still.
+            IoOp::SecureErase => return Err(Errno::EOPNOTSUPP),
         };
         let mut bounce = None;
         if let Some(mem) = io.mem.as_ref().filter(|_| phase == Phase::Data)

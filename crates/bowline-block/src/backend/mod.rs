@@ -93,7 +93,8 @@ pub trait BackendDone: Send + Sync {
 /// What to open.
 #[derive(Debug)]
 pub enum BackendSpec {
-    /// Memory, all zero at first and lost at the end.
+    /// Memory, all zero at first and lost at the end. There is no secure erase: the system may have
+    /// a copy of what was there in its swap.
     Memory {
         /// Bytes, rounded down to whole blocks.
         bytes: u64,
@@ -160,9 +161,7 @@ fn check(limits: &Limits, io: &BackendIo) -> Result<(), Errno> {
         IoOp::Read | IoOp::Write | IoOp::Flush => u64::MAX,
         IoOp::Discard => limits.discard.map_or(0, |discard| discard.max_bytes),
         IoOp::WriteZeroes => u64::from(limits.max_write_zeroes),
-        IoOp::SecureErase if limits.secure_erase => {
-            limits.discard.map_or(0, |discard| discard.max_bytes)
-        }
+        // No store here does; stores of programs judge for themselves.
         IoOp::SecureErase => 0,
     };
     if most == 0 {

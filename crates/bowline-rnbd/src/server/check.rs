@@ -171,6 +171,22 @@ mod tests {
     }
 
     #[test]
+    fn storage_that_erases_for_good_is_asked_to_for_as_much_as_it_discards() {
+        // tests [NB-25] [NB-9]
+        let erases = Limits { secure_erase: true, ..disk() };
+        let judge = |limits: &Limits, len| {
+            let ctx = Context { limits, access: Access::Rw, dir: Dir::Write, data_len: 0 };
+            check(ctx, &io(rnbd::OP_SECURE_ERASE, 8, len))
+        };
+        let good = judge(&erases, 4096).unwrap().unwrap();
+        assert_eq!((good.op, good.offset, good.len), (IoOp::SecureErase, 4096, 4096));
+        assert_eq!(judge(&erases, 100), Err(Errno::EINVAL));
+        assert_eq!(judge(&erases, (1 << 20) + 512), Err(Errno::EINVAL), "more than at once");
+        assert_eq!(judge(&erases, 1 << 20), Err(Errno::EIO), "past the end");
+        assert_eq!(judge(&Limits { discard: None, ..erases }, 512), Err(Errno::EOPNOTSUPP));
+    }
+
+    #[test]
     fn a_flush_may_come_either_way_and_its_sector_is_ignored() {
         // tests [NB-2] [NB-13]
         let flags = IoFlags::SYNC | IoFlags::FUA;
