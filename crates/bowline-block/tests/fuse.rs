@@ -381,3 +381,56 @@ fn what_a_disk_that_shrinks_did_not_take_is_not_reported() {
     }
     std::fs::remove_dir(&dir).expect("removed");
 }
+
+/// A disk of any size, of which nothing is kept.
+struct Vast(u64);
+
+impl Backend for Vast {
+    fn limits(&self) -> Limits {
+        Limits { logical: 4096, write_cache: true, ..Limits::plain(self.0) }
+    }
+
+    fn submit(&self, io: &mut Vec<BackendIo>, done: &Arc<dyn BackendDone>) {
+        for io in io.drain(..) {
+            let errno = if self.limits().holds(io.offset, io.len.into()) { 0 } else { -libc::EIO };
+            done.done(&[BackendResult { token: io.token, errno, direct: None }]);
+        }
+    }
+
+    fn resize(&self) -> std::io::Result<u64> {
+        Ok(self.0)
+    }
+}
+
+#[test]
+fn the_largest_disk_is_a_file_and_so_is_an_empty_one() {
+    // tests [NB-30]
+    let largest = Limits::BYTES_MAX - Limits::BYTES_MAX % 4096;
+    for bytes in [largest, 0] {
+        let dir = std::env::temp_dir().join(format!("bowline-vast-{}", std::process::id()));
+        std::fs::create_dir(&dir).expect("a directory");
+        let disk = LocalDevice::new("disk", Arc::new(Vast(bytes)));
+        match fuse::mount(disk, &dir, "disk.img", FuseOptions::default()) {
+            Ok(mount) => {
+                let path = dir.join("disk.img");
+                let file = OpenOptions::new().read(true).write(true).open(path).expect("opened");
+                assert_eq!(file.metadata().expect("looked at").len(), bytes);
+                // The system takes no request that ends beyond the largest offset.
+                let mut out = [1; 100];
+                let from = bytes.saturating_sub(100);
+                let there = bytes.min(100) as usize;
+                assert_eq!(file.read_at(&mut out, from).expect("read"), there);
+                if bytes > 0 {
+                    file.write_all_at(&[1; 100], from).expect("written");
+                    file.sync_all().expect("flushed");
+                } else {
+                    let error = file.write_at(&[1; 100], 0).expect_err("no room");
+                    assert_eq!(error.raw_os_error(), Some(libc::ENOSPC));
+                }
+                drop((file, mount));
+            }
+            Err(error) => skipped::without_fuse(error),
+        }
+        std::fs::remove_dir(&dir).expect("removed");
+    }
+}

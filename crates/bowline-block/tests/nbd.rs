@@ -91,6 +91,57 @@ fn nbdinfo_sees_what_the_disk_can_do() {
     }
 }
 
+/// A disk of any size, of which nothing is kept, with discards that are larger than any request.
+struct Vast(u64);
+
+impl Backend for Vast {
+    fn limits(&self) -> Limits {
+        let discard = Discard { max_bytes: 4096, granularity: 1 << 31, alignment: 1 << 30 };
+        Limits { discard: Some(discard), ..Limits::plain(self.0) }
+    }
+
+    fn submit(&self, io: &mut Vec<BackendIo>, done: &Arc<dyn BackendDone>) {
+        for io in io.drain(..) {
+            let limits = self.limits();
+            let whole = io.op != IoOp::Discard || io.len <= 4096;
+            let errno = if whole && limits.holds(io.offset, io.len.into()) { 0 } else { -5 };
+            done.done(&[BackendResult { token: io.token, errno, direct: None }]);
+        }
+    }
+
+    fn resize(&self) -> std::io::Result<u64> {
+        Ok(self.0)
+    }
+}
+
+#[test]
+fn the_largest_disk_is_served_to_its_end_and_an_empty_one_is_empty() {
+    // tests [NB-30] [NB-53]
+    let largest = Limits::BYTES_MAX - Limits::BYTES_MAX % 512;
+    for (name, bytes) in [("vast", largest), ("empty", 0)] {
+        let served = serve(name, Arc::new(Vast(bytes)), NbdOptions::default());
+        if let Some(text) = succeed("nbdinfo", &["--json", &served.uri()]) {
+            assert!(text.contains(&format!("\"export-size\": {bytes}")), "{text}");
+        }
+        let mut client = Client::connect(&served);
+        let at = bytes.saturating_sub(16_384);
+        let there = if bytes > 0 { 0 } else { 22 };
+        for (command, offset, len, error) in [
+            (0, at, 512, there),
+            (4, at, 16_384, there),
+            (4, at, 16_896, 22),
+            (0, bytes, 512, 22),
+            (0, u64::MAX - 511, 1024, 22),
+        ] {
+            client.ask(0, command, 7, offset, len);
+            assert_eq!(client.reply(), (7, error), "{name}: {command} at {offset}");
+            if command == 0 && error == 0 {
+                client.get(len as usize);
+            }
+        }
+    }
+}
+
 #[test]
 fn qemu_io_writes_reads_and_is_refused() {
     let served = serve("qemu", memory(64 << 20), NbdOptions::default());

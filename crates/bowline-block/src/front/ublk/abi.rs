@@ -164,6 +164,19 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_largest_disk_and_the_largest_discards_are_told_whole() {
+        // tests [NB-52]
+        let max_bytes = u64::from(Limits::IO_MAX);
+        let discard = Discard { max_bytes, granularity: 1 << 31, alignment: (1 << 31) - 512 };
+        let bytes = Limits::BYTES_MAX - 511;
+        let told = params(&Limits { discard: Some(discard), ..Limits::plain(bytes) }, 1 << 19);
+        assert_eq!(told[24..32], (bytes / 512).to_ne_bytes());
+        let words = [(1 << 31) - 512, 1 << 31, Limits::IO_MAX / 512].map(u32::to_ne_bytes);
+        assert_eq!(told[40..52], words.concat());
+        assert_eq!(params(&Limits::plain(0), 1 << 19)[24..32], [0; 8]);
+    }
+
+    #[test]
     fn layouts_are_the_kernels() {
         assert_eq!(Control::AddDev as u32, 0xc020_7504);
         assert_eq!(Io::CommitAndFetch as u32, 0xc010_7521);
