@@ -31,3 +31,8 @@ pub use bowline_wire::rtrs::{Dir, Geometry, PORT, SessionName};
 pub use engine::{Engine, EngineConfig, Poll};
 pub use error::{Error, ErrorKind};
 pub use stats::DriverStats as EngineStats;
+
+/// Compiles the example of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+pub mod readme {}

@@ -2,11 +2,8 @@
 
 mod common;
 
-use std::future::Future;
-use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-use std::task::{Context, Wake, Waker};
 use std::time::{Duration, Instant};
 
 use bowline_roce::{Config, GiveUp};
@@ -15,6 +12,7 @@ use bowline_rtrs_driver::client::{LinkEv, PathState, PermitKind, Session, Sessio
 use bowline_rtrs_driver::server::{self, Handler, Request, Server, ServerConfig};
 use bowline_rtrs_driver::{Dir, Errno, HbConfig, PathId, Policy};
 use common::load::Load;
+use common::tasks::block_on;
 use common::{PATIENCE, Pair, at, eventually, ip, write_and_read};
 
 /// Devices that give a silent peer up after half a second.
@@ -171,26 +169,6 @@ fn a_hundred_sessions_leave_nothing() {
         let b = server_device.in_use();
         (b.pds, b.cqs, b.listeners) == (0, 0, 0)
     });
-}
-
-struct Unpark(std::thread::Thread);
-
-impl Wake for Unpark {
-    fn wake(self: Arc<Self>) {
-        self.0.unpark();
-    }
-}
-
-fn block_on<T>(future: impl Future<Output = T>) -> T {
-    let mut future = pin!(future);
-    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
-    loop {
-        if let std::task::Poll::Ready(done) = future.as_mut().poll(&mut Context::from_waker(&waker))
-        {
-            return done;
-        }
-        std::thread::park_timeout(PATIENCE);
-    }
 }
 
 /// Futures need no runtime: a background thread takes the completions.

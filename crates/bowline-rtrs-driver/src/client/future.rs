@@ -1,4 +1,4 @@
-//! Requests as futures, for any runtime.
+//! Permits and requests as futures, for any runtime.
 
 use core::future::Future;
 use core::pin::Pin;
@@ -6,8 +6,11 @@ use core::task::{Context, Poll, Waker};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bowline_rtrs::Errno;
-use bowline_rtrs::client::Completed;
+use bowline_rtrs::client::{Completed, Permit, PermitKind};
 
+use super::permits::Place;
+use super::session::current_cpu;
+use super::shared::Shared;
 use super::state::Completer;
 use crate::Error;
 
@@ -68,6 +71,55 @@ impl Future for Call {
                 drop(former);
                 Poll::Pending
             }
+        }
+    }
+}
+
+/// A permit that is waited for.
+#[must_use = "a permit is taken when this is awaited"]
+pub struct GetPermit {
+    /// Until it is ready.
+    shared: Option<Arc<Shared>>,
+    kind: PermitKind,
+    /// As if first asked on this processor.
+    cpu: Option<u16>,
+    /// Among those who wait.
+    place: Option<Place>,
+}
+
+impl GetPermit {
+    pub(super) const fn new(shared: Arc<Shared>, kind: PermitKind, cpu: Option<u16>) -> Self {
+        Self { shared: Some(shared), kind, cpu, place: None }
+    }
+}
+
+impl core::fmt::Debug for GetPermit {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("GetPermit").field("kind", &self.kind).finish_non_exhaustive()
+    }
+}
+
+impl Future for GetPermit {
+    type Output = Result<Permit, Error>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let Self { shared, kind, cpu, place } = &mut *self;
+        // Asked once more after it was ready, it is never ready again.
+        let Some(session) = shared else { return Poll::Pending };
+        let cpu = *cpu.get_or_insert_with(current_cpu);
+        let outcome = session.poll_permit(*kind, cpu, place, context.waker());
+        if outcome.is_ready() {
+            *shared = None;
+        }
+        outcome
+    }
+}
+
+impl Drop for GetPermit {
+    fn drop(&mut self) {
+        let (Some(session), Some(place)) = (&self.shared, self.place) else { return };
+        if let Some(permit) = session.leave(place) {
+            session.put_permit(permit);
         }
     }
 }

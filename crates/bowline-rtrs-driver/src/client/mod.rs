@@ -4,6 +4,7 @@ mod builder;
 mod calls;
 mod future;
 mod names;
+mod permits;
 mod region;
 mod session;
 mod shared;
@@ -16,7 +17,7 @@ pub use bowline_rtrs::client::{
 pub(crate) use names::Names;
 
 pub use builder::SessionBuilder;
-pub use future::Call;
+pub use future::{Call, GetPermit};
 pub use region::Region;
 pub use session::{PathView, Req, Session, Wait};
 pub use state::{Completer, Done, LinkEv};

@@ -14,7 +14,7 @@ use bowline_wire::rtrs::{Dir, Uuid};
 
 use super::builder::{SessionBuilder, connections, refused, resolve};
 use super::calls::{Ticket, Until};
-use super::future::{Call, Cell, ended};
+use super::future::{Call, Cell, GetPermit, ended};
 use super::names::Claim;
 use super::region::Region;
 use super::shared::Shared;
@@ -228,8 +228,9 @@ impl Session {
     }
 
     /// Takes a permit, the right to have one request in flight; `None` when there is none in time, or
-    /// the session is over. Its requests take the connection of the processor this thread is on. Who waits
-    /// for one of [`PermitKind::Polled`] polls all poll connections meanwhile.
+    /// the session is closed or being closed. Threads and tasks that wait get theirs in the order in which
+    /// they came, before those that do not. Its requests take the connection of the processor this thread is
+    /// on. Who waits for one of [`PermitKind::Polled`] polls all poll connections meanwhile.
     pub fn get_permit(&self, kind: PermitKind, wait: Wait) -> Option<Permit> {
         self.get_permit_on(kind, wait, current_cpu())
     }
@@ -237,22 +238,49 @@ impl Session {
     /// The same as if called on this processor; for programs that spread requests over connections
     /// themselves.
     pub fn get_permit_on(&self, kind: PermitKind, wait: Wait, cpu: u16) -> Option<Permit> {
-        let take = |state: &mut State| state.core.get_permit(kind, cpu);
         match wait {
-            Wait::No => take(&mut self.shared.hub.lock()),
-            Wait::Forever => self.shared.wait_permit(kind, None, take),
-            Wait::For(limit) => self.shared.wait_permit(kind, Some(limit), take),
+            Wait::No => self.shared.hub.lock().core.get_permit(kind, cpu),
+            Wait::Forever => self.shared.wait_permit(kind, None, cpu),
+            Wait::For(limit) => self.shared.wait_permit(kind, Some(limit), cpu),
         }
+    }
+
+    /// Takes a permit as soon as there is one, without holding up the thread: for tasks of any runtime.
+    ///
+    /// It may be dropped at any time: what it was given by then goes to the next who waits. Its requests
+    /// take the connection of the processor on which it was first asked. A program that awaits one of
+    /// [`PermitKind::Polled`] polls meanwhile, since requests end when it does.
+    ///
+    /// A program of callbacks takes what it can get with [`Wait::No`], and otherwise asks this once with
+    /// a waker of its own: that is called when the permit is there, by any thread, without locks held, as
+    /// a [`Completer`](super::Completer) is.
+    ///
+    /// ```no_run
+    /// # use bowline_rtrs_driver::{Dir, Error, client::{PermitKind, Region, Session}};
+    /// /// Reads a piece of memory; any number of tasks do so at once.
+    /// async fn read(session: &Session, usr: &[u8], into: &Region) -> Result<(), Error> {
+    ///     let permit = session.get_permit_async(PermitKind::Io).await?;
+    ///     let call = session.call_async(Dir::Read, &permit, usr, &[into.piece(0, 4096)]);
+    ///     // At once: it is free when the request has ended, even if nobody waits for that any more.
+    ///     session.put_permit(permit);
+    ///     call.await
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// `ENODEV` when the session is closed or being closed.
+    pub fn get_permit_async(&self, kind: PermitKind) -> GetPermit {
+        GetPermit::new(Arc::clone(&self.shared), kind, None)
+    }
+
+    /// The same as if first asked on this processor.
+    pub fn get_permit_on_async(&self, kind: PermitKind, cpu: u16) -> GetPermit {
+        GetPermit::new(Arc::clone(&self.shared), kind, Some(cpu))
     }
 
     /// Gives a permit back. Its request may be in flight still.
     pub fn put_permit(&self, permit: Permit) {
-        let mut state = self.shared.hub.lock();
-        state.core.put_permit(permit);
-        if state.permits_wanted > 0 {
-            drop(state);
-            self.shared.settle();
-        }
+        self.shared.put_permit(permit);
     }
 
     /// Submits a request. `done` is told of its end exactly once if this is `Ok`, and not at all if not.

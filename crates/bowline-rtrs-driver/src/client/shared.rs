@@ -7,6 +7,7 @@
 //! ```
 
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use core::task::{Poll as Polling, Waker};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::thread::Thread;
 use std::time::{Duration, Instant as Moment};
@@ -15,13 +16,14 @@ use bowline_rtrs::client::{Permit, PermitKind};
 use bowline_rtrs::{Instant, PortId};
 use bowline_verbs::{CmEvent, Qpn, contain};
 
+use super::permits::{Place, Sleeper};
 use super::session::current_cpu;
-use super::state::{Finished, Follower, LinkEv, News, State};
-use crate::clock;
+use super::state::{Finished, Follower, LinkEv, State};
 use crate::drive::{BATCH, Drive, share};
 use crate::engine::{Inner, Poll, Station, TICK};
 use crate::hub::Hub;
 use crate::port::port_id;
+use crate::{Error, clock};
 
 /// The background thread looks so often whether the program still takes completions itself.
 const NAP: Duration = Duration::from_millis(2);
@@ -95,8 +97,6 @@ pub(super) struct Shared {
     polled_at: AtomicU64,
     /// Wakes those who wait for calls to end.
     changed: Condvar,
-    /// Wakes those who wait for permits.
-    permits: Condvar,
     on_link: Option<OnLink>,
     /// Requests that have ended, and of which the program was told.
     ended: AtomicU64,
@@ -123,7 +123,6 @@ impl Shared {
             hub,
             engine,
             changed: Condvar::new(),
-            permits: Condvar::new(),
             on_link,
             ended: AtomicU64::new(0),
             watchers: AtomicUsize::new(0),
@@ -133,7 +132,7 @@ impl Shared {
     }
 
     /// Starts the background threads.
-    pub(super) fn start(self: &Arc<Self>) -> Result<(), crate::Error> {
+    pub(super) fn start(self: &Arc<Self>) -> Result<(), Error> {
         for port in 0..self.leads.len() {
             let shared = Arc::clone(self);
             let thread = self.engine.spawn("bowline-rtrs", move || shared.help(port))?;
@@ -156,10 +155,10 @@ impl Shared {
     pub(super) fn order<T>(&self, order: impl FnOnce(&mut State) -> T) -> T {
         let mut finished = Finished::default();
         let mut state = self.hub.lock();
-        let news = state.collect(&mut finished);
+        let control = state.collect(&mut finished);
         let ordered = order(&mut state);
         drop(state);
-        self.wake(news);
+        self.wake(control);
         self.hub.drain();
         self.settle_with(&mut finished);
         ordered
@@ -168,9 +167,9 @@ impl Shared {
     fn settle_with(&self, finished: &mut Finished) {
         loop {
             let mut state = self.hub.lock();
-            let news = state.collect(finished);
+            let control = state.collect(finished);
             drop(state);
-            self.wake(news);
+            self.wake(control);
             if finished.is_empty() {
                 break;
             }
@@ -180,11 +179,11 @@ impl Shared {
         self.end_if_closed();
     }
 
-    /// Runs functions of the program, and wakes its threads.
+    /// Runs functions of the program, and wakes its threads and tasks.
     fn tell(&self, finished: &mut Finished) {
-        for thread in finished.wake.drain(..) {
+        for sleeper in finished.wake.drain(..) {
             self.hub.stats.hand_overs.inc();
-            thread.unpark();
+            sleeper.wake();
         }
         if finished.told.is_empty() {
             self.hub.drain();
@@ -227,12 +226,9 @@ impl Shared {
         more
     }
 
-    fn wake(&self, news: News) {
-        if news.control {
+    fn wake(&self, control: bool) {
+        if control {
             self.changed.notify_all();
-        }
-        if news.permits {
-            self.permits.notify_all();
         }
     }
 
@@ -298,10 +294,10 @@ impl Shared {
         turn.outstanding = state.core.paths().map(|path| path.inflight as usize).sum();
         state.core.set_cpu(current_cpu());
         state.core.handle_done(now, &turn.drive.dones);
-        let news = state.collect(&mut turn.finished);
+        let control = state.collect(&mut turn.finished);
         let quiet = state.links.is_empty();
         drop(state);
-        self.wake(news);
+        self.wake(control);
         let told = if turn.finished.told.is_empty() {
             self.hub.drain()
         } else {
@@ -309,14 +305,14 @@ impl Shared {
             self.hub.call(|| finished.tell())
         };
         self.count_ended(&mut turn.finished);
-        for thread in turn.finished.wake.drain(..) {
+        for sleeper in turn.finished.wake.drain(..) {
             // Whoever drives knows by itself.
-            if thread.id() != std::thread::current().id() {
+            if !sleeper.is_me() {
                 self.hub.stats.hand_overs.inc();
-                thread.unpark();
+                sleeper.wake();
             }
         }
-        if told || news.control || !quiet {
+        if told || control || !quiet {
             self.settle_with(&mut turn.finished);
         }
         count
@@ -507,29 +503,110 @@ impl Shared {
         &self,
         kind: PermitKind,
         limit: Option<Duration>,
-        mut take: impl FnMut(&mut State) -> Option<Permit>,
+        cpu: u16,
     ) -> Option<Permit> {
-        if kind == PermitKind::Polled && !self.polled.is_empty() {
-            let free = take(&mut self.hub.lock());
-            return free.or_else(|| self.poll_until(limit, take));
-        }
-        let start = Moment::now();
-        let mut state = self.hub.lock();
-        loop {
-            if let Some(permit) = take(&mut state) {
-                return Some(permit);
+        let place = {
+            let mut state = self.hub.lock();
+            if let Some(outcome) = state.take_permit(kind, cpu) {
+                return outcome.ok();
             }
+            state.permits.join(kind, cpu, Sleeper::Thread(std::thread::current()))
+        };
+        let look = |state: &mut State| state.outcome(place);
+        let outcome = if kind == PermitKind::Polled && !self.polled.is_empty() {
+            self.poll_until(limit, look)
+        } else {
+            self.sleep_until(limit, look)
+        };
+        match outcome {
+            Some(outcome) => outcome.ok(),
+            None => self.leave(place),
+        }
+    }
+
+    /// Sleeps until something is there of which this thread is told, no longer than `limit`.
+    fn sleep_until<T>(
+        &self,
+        limit: Option<Duration>,
+        mut look: impl FnMut(&mut State) -> Option<T>,
+    ) -> Option<T> {
+        let start = Moment::now();
+        loop {
             let left = limit.map_or(SLICE, |limit| limit.saturating_sub(start.elapsed()));
-            if left.is_zero() || state.closed || self.is_stopped() {
+            if left.is_zero() {
                 return None;
             }
-            state.permits_wanted += 1;
-            // Permits come back with completions: somebody has to take them.
-            for lead in &self.leads {
-                self.wake_helper(lead);
+            self.wake_helpers();
+            std::thread::park_timeout(left.min(SLICE));
+            if let Some(there) = look(&mut self.hub.lock()) {
+                return Some(there);
             }
-            state = wait(&self.permits, state, left.min(SLICE));
-            state.permits_wanted -= 1;
+        }
+    }
+
+    /// Permits come back with completions: somebody has to take them.
+    fn wake_helpers(&self) {
+        for lead in &self.leads {
+            self.wake_helper(lead);
+        }
+    }
+
+    /// Takes a permit, or sees to it that the task is woken when it has one. `place` is its own.
+    pub(super) fn poll_permit(
+        &self,
+        kind: PermitKind,
+        cpu: u16,
+        place: &mut Option<Place>,
+        task: &Waker,
+    ) -> Polling<Result<Permit, Error>> {
+        let mut sleeper = None;
+        loop {
+            let mut state = self.hub.lock();
+            let outcome = match *place {
+                Some(place) => state.outcome(place),
+                None => state.take_permit(kind, cpu),
+            };
+            if let Some(outcome) = outcome {
+                *place = None;
+                return Polling::Ready(outcome);
+            }
+            let Some(sleeper) = sleeper.take() else {
+                drop(state);
+                // Not while the session is locked: it is the program's. The same of the former one.
+                sleeper = Some(Sleeper::Task(task.clone()));
+                continue;
+            };
+            let former = match *place {
+                Some(place) => state.permits.replace(place, sleeper),
+                None => {
+                    *place = Some(state.permits.join(kind, cpu, sleeper));
+                    None
+                }
+            };
+            drop(state);
+            drop(former);
+            self.wake_helpers();
+            return Polling::Pending;
+        }
+    }
+
+    /// Gives up a place; returns what it was given in the last moment.
+    pub(super) fn leave(&self, place: Place) -> Option<Permit> {
+        let mut state = self.hub.lock();
+        let given = state.permits.take(place);
+        let former = state.permits.leave(place);
+        drop(state);
+        drop(former);
+        given
+    }
+
+    /// Gives a permit back, to whoever waits for one.
+    pub(super) fn put_permit(&self, permit: Permit) {
+        let mut state = self.hub.lock();
+        state.core.put_permit(permit);
+        if state.permits.is_any_awaited() {
+            drop(state);
+            self.settle();
         }
     }
 
@@ -622,7 +699,6 @@ impl Station for Shared {
     fn stop(&self) {
         self.stop.store(true, Ordering::SeqCst);
         self.changed.notify_all();
-        self.permits.notify_all();
         for lead in &self.leads {
             self.wake_helper(lead);
         }

@@ -6,10 +6,12 @@ use std::thread::Thread;
 
 use bowline_rtrs::Errno;
 use bowline_rtrs::bind::Binding;
-use bowline_rtrs::client::{Completed, Event, Session as Core};
+use bowline_rtrs::client::{Completed, Event, Permit, PermitKind, Session as Core};
 use bowline_verbs::contain;
 
 use super::calls::{Calls, Until};
+use super::permits::{Place, Queue, Sleeper};
+use crate::Error;
 use crate::hub::Side;
 
 /// Gets what requests came to.
@@ -43,6 +45,9 @@ pub enum LinkEv {
     /// The first path is back [RS-16].
     Reconnected,
 }
+
+/// What fails, for errors.
+const PERMIT: &str = "waiting for a permit";
 
 /// A request in flight, or what it came to. The core knows it by its place.
 enum Slot {
@@ -128,7 +133,7 @@ impl Slots {
                 // Just emptied.
                 let _ = self.free(at);
             }
-            Slot::Awaited(thread) => out.wake.push(thread),
+            Slot::Awaited(thread) => out.wake.push(Sleeper::Thread(thread)),
             other => *slot = other,
         }
     }
@@ -145,7 +150,7 @@ impl Slots {
 #[derive(Default)]
 pub(super) struct Finished {
     pub(super) told: Vec<(Arc<dyn Completer>, Completed)>,
-    pub(super) wake: Vec<Thread>,
+    pub(super) wake: Vec<Sleeper>,
     /// Requests that have ended.
     pub(super) ended: u64,
     /// Used again for those that are told together.
@@ -184,8 +189,7 @@ pub(super) struct State {
     pub(super) slots: Slots,
     completed: Vec<Completed>,
     pub(super) followers: Vec<Follower>,
-    /// Threads that wait for a permit.
-    pub(super) permits_wanted: usize,
+    pub(super) permits: Queue,
     pub(super) opened: Option<Result<(), Errno>>,
     pub(super) closed: bool,
     pub(super) calls: Calls,
@@ -206,15 +210,6 @@ impl Side for State {
     }
 }
 
-/// Whom what the core has told concerns.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct News {
-    /// Those who wait for calls to end.
-    pub(super) control: bool,
-    /// Those who wait for permits.
-    pub(super) permits: bool,
-}
-
 impl State {
     pub(super) fn new(core: Core) -> Self {
         Self {
@@ -222,7 +217,7 @@ impl State {
             slots: Slots::new(),
             completed: Vec::new(),
             followers: Vec::new(),
-            permits_wanted: 0,
+            permits: Queue::default(),
             opened: None,
             closed: false,
             calls: Calls::default(),
@@ -231,8 +226,11 @@ impl State {
         }
     }
 
-    /// Takes what the core has to tell.
-    pub(super) fn collect(&mut self, out: &mut Finished) -> News {
+    /// Takes what the core has to tell. Tells whether it concerns those who wait for calls to end.
+    pub(super) fn collect(&mut self, out: &mut Finished) -> bool {
+        if self.is_over() {
+            self.permits.end(&mut self.core, out);
+        }
         self.core.take_completed(&mut self.completed);
         if !self.completed.is_empty() {
             out.ended += self.completed.len() as u64;
@@ -240,9 +238,9 @@ impl State {
                 self.slots.end(done.tag, done.errno, out);
             }
         }
-        let mut news = News::default();
+        let (mut control, mut permits) = (false, false);
         while let Some(event) = self.core.poll_event() {
-            news.control |= !matches!(event, Event::PermitFree);
+            control |= !matches!(event, Event::PermitFree);
             match event {
                 Event::Opened(result) => self.opened = Some(result),
                 Event::Closed => self.closed = true,
@@ -255,17 +253,47 @@ impl State {
                 Event::PathClosed { path } => self.calls.end(path, Until::Closed, Ok(())),
                 Event::PathRemoved { path } => self.calls.end(path, Until::Removed, Ok(())),
                 Event::PathState { .. } => {}
-                Event::PermitFree => news.permits = true,
+                Event::PermitFree => permits = true,
             }
         }
-        news
+        if permits {
+            self.permits.give(&mut self.core, out);
+        }
+        control
+    }
+
+    /// The session is closed, or being closed: there are no permits any more.
+    fn is_over(&self) -> bool {
+        self.closed || !self.core.is_open()
+    }
+
+    /// Takes a permit; `None` when there is none, or others have waited for it.
+    pub(super) fn take_permit(
+        &mut self,
+        kind: PermitKind,
+        cpu: u16,
+    ) -> Option<Result<Permit, Error>> {
+        if self.is_over() {
+            return Some(Err(Error::closed(PERMIT)));
+        }
+        if self.permits.is_awaited(kind) { None } else { self.core.get_permit(kind, cpu).map(Ok) }
+    }
+
+    /// What has become of a place; `None` while it waits.
+    pub(super) fn outcome(&mut self, place: Place) -> Option<Result<Permit, Error>> {
+        match self.permits.take(place) {
+            Some(permit) => Some(Ok(permit)),
+            None => self.is_over().then_some(Err(Error::closed(PERMIT))),
+        }
     }
 
     /// Nothing works any more: the session has ended, or its last device is gone.
     pub(super) fn give_up(&mut self, out: &mut Finished) {
         self.closed = true;
+        self.permits.end(&mut self.core, out);
         self.opened.get_or_insert(Err(Errno::ENODEV));
         self.slots.end_all(-Errno::ENODEV.0, out);
-        out.wake.extend(self.followers.iter().map(|follower| follower.thread.clone()));
+        let followers = self.followers.iter().map(|follower| follower.thread.clone());
+        out.wake.extend(followers.map(Sleeper::Thread));
     }
 }

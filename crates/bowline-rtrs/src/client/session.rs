@@ -270,6 +270,11 @@ impl Session {
         }
     }
 
+    /// Tells whether it is open: it was opened, and nobody has closed it since.
+    pub fn is_open(&self) -> bool {
+        self.life == Life::Open
+    }
+
     /// How many permits IO cannot have [RT-37].
     pub(super) fn kept_permits(&self) -> u32 {
         let depth = self.agreed.map_or(0, |agreed| agreed.depth);
