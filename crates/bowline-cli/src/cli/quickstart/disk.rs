@@ -30,7 +30,7 @@ use super::{
 use crate::cli::{
     Failure, Outcome,
     out::{Progress, bytes, count},
-    rnbd::load::{BLOCK, Load, Report, Shape},
+    rnbd::load::{Load, Report, Shape},
     stop::Stop,
 };
 
@@ -73,9 +73,11 @@ pub(super) fn run(args: &Args, stop: &Stop) -> Outcome<Verdict> {
     let tree = copy_tree(args, &folder, &place, stop, &mut progress)?;
     let device: Arc<dyn BlockDevice> = Arc::clone(&disk) as _;
     let shape = Shape {
-        blocks: USED_BYTES / BLOCK as u64,
+        bytes: USED_BYTES,
         depth: DEPTH,
         reads_percent: 50,
+        // It shows what becomes of paths, not how quick the file's disk is.
+        syncs: false,
         seed: args.seed,
     };
     let mut load = Load::new(device, shape)
@@ -93,7 +95,7 @@ pub(super) fn run(args: &Args, stop: &Stop) -> Outcome<Verdict> {
     );
     tell!(
         args,
-        "3. Reading and writing 4 KiB to 64 KiB at random places of these for {} s, {DEPTH} at a \
+        "3. Reading and writing 512 bytes to 256 KiB at random places of these for {} s, {DEPTH} at a \
          time,\n   and the tree again and again:",
         LOAD_TIME.as_secs()
     );

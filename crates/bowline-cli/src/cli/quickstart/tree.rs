@@ -18,8 +18,9 @@ use bowline_block::{
 };
 
 use super::message::Random;
-use crate::cli::rnbd::load::BLOCK;
 
+/// Requests to the disk are of whole blocks of any disk.
+const BLOCK: usize = 4096;
 /// Bytes of the requests to the disk.
 const CHUNK: usize = 1 << 20;
 /// Bytes of a file that are looked at together.

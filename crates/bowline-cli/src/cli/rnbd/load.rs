@@ -1,11 +1,13 @@
-//! Verified load: random reads and writes on a disk, each read compared with what was written.
+//! Verified load: random reads and writes of all sizes on a disk, each read compared with what was
+//! written, and flushes and durable writes between them.
 //!
-//! Every block of 4 KiB has a version, and its contents follow from its number, its version and
+//! Every block of the disk has a version, and its contents follow from its number, its version and
 //! the seed. A write that failed leaves a block in its old or its new version, and either is
 //! accepted from then on; everything else must be exactly the last version that was acknowledged.
 
 use std::{
     collections::HashMap,
+    ops::Range,
     sync::{Arc, Condvar, Mutex, PoisonError},
     time::{Duration, Instant},
 };
@@ -14,10 +16,13 @@ use bowline_block::{BlockDevice, DeviceMem, DiskDone, DiskIo, Errno, IoOp};
 
 use crate::cli::histogram::Histogram;
 
-/// Bytes of a block.
-pub(crate) const BLOCK: usize = 4096;
-/// Blocks of the largest request.
-const BLOCKS_MAX: u64 = 16;
+/// Bytes of the largest request: more than servers take at once, so some are cut into pieces.
+const REQUEST_MAX: usize = 256 << 10;
+/// Bytes of the smallest load.
+const LEAST: u64 = 64 << 10;
+/// Of so many random requests that write, one is a flush and [`DURABLE`] are durable when answered.
+const SYNC_ROUND: u64 = 32;
+const DURABLE: u64 = 3;
 /// Tries to find blocks that no other request touches.
 const TRIES: u32 = 8;
 /// Longest wait before the caller is asked whether to go on.
@@ -30,12 +35,14 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// What a load is made of.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shape {
-    /// Blocks from the start of the disk that are used.
-    pub(crate) blocks: u64,
+    /// Bytes from the start of the disk that are used.
+    pub(crate) bytes: u64,
     /// Requests at a time.
     pub(crate) depth: usize,
     /// Reads in a hundred requests.
     pub(crate) reads_percent: u64,
+    /// Tells whether there are flushes and durable writes.
+    pub(crate) syncs: bool,
     /// Start of everything that is random.
     pub(crate) seed: u64,
 }
@@ -47,7 +54,11 @@ pub(crate) struct Report {
     pub(crate) reads: u64,
     /// Writes that were answered.
     pub(crate) writes: u64,
-    /// Bytes of both.
+    /// Those of them that are durable.
+    pub(crate) durable: u64,
+    /// Flushes that were answered.
+    pub(crate) flushes: u64,
+    /// Bytes of reads and writes.
     pub(crate) bytes: u64,
     /// Requests that failed.
     pub(crate) failed: u64,
@@ -66,7 +77,7 @@ pub(crate) struct Report {
 impl Report {
     /// Returns requests of all kinds.
     pub(crate) fn operations(&self) -> u64 {
-        self.reads + self.writes
+        self.reads + self.writes + self.flushes
     }
 
     fn problem(&mut self, text: String) {
@@ -98,12 +109,52 @@ impl Answers {
     }
 }
 
+#[derive(Clone, Copy, Eq, PartialEq)]
+enum What {
+    Read,
+    Write,
+    DurableWrite,
+    Flush,
+}
+
+impl What {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Read => "read",
+            Self::Write | Self::DurableWrite => "write",
+            Self::Flush => "flush",
+        }
+    }
+
+    const fn op(self) -> IoOp {
+        match self {
+            Self::Read => IoOp::Read,
+            Self::Write | Self::DurableWrite => IoOp::Write,
+            Self::Flush => IoOp::Flush,
+        }
+    }
+}
+
+/// What is asked of the disk: of so many blocks from the first, none with a flush.
+#[derive(Clone, Copy)]
+struct Ask {
+    what: What,
+    first: u64,
+    count: u64,
+}
+
+impl Ask {
+    const fn range(&self) -> Range<usize> {
+        self.first as usize..(self.first + self.count) as usize
+    }
+}
+
 /// A request under way.
 #[derive(Clone, Copy)]
 struct Slot {
-    write: bool,
-    first: u64,
-    count: u64,
+    ask: Ask,
+    /// That of its blocks once it is written.
+    version: u32,
     since: Instant,
 }
 
@@ -112,6 +163,9 @@ pub(crate) struct Load {
     disk: Arc<dyn BlockDevice>,
     memory: DeviceMem,
     shape: Shape,
+    /// Bytes of a block.
+    block: usize,
+    /// Of each block, what was acknowledged last; 0 is what was there before, which nobody knows.
     versions: Vec<u32>,
     /// Versions that a failed write may have left, besides the last acknowledged.
     perhaps: HashMap<u64, Vec<u32>>,
@@ -132,20 +186,22 @@ impl std::fmt::Debug for Load {
 impl Load {
     /// Prepares a load; the disk is not touched yet.
     pub(crate) fn new(disk: Arc<dyn BlockDevice>, shape: Shape) -> Result<Self, Errno> {
-        let room = disk.limits().bytes / BLOCK as u64;
+        let limits = disk.limits();
         let depth = shape.depth.max(1);
-        let blocks = shape.blocks.min(room);
-        if blocks < BLOCKS_MAX {
+        let bytes = shape.bytes.min(limits.bytes);
+        if bytes < LEAST {
             return Err(Errno::EINVAL);
         }
-        let memory = disk.memory(depth * BLOCKS_MAX as usize * BLOCK)?;
+        let blocks = (bytes / u64::from(limits.logical)) as usize;
+        let memory = disk.memory(depth * REQUEST_MAX)?;
         Ok(Self {
             disk,
             memory,
-            shape: Shape { blocks, depth, ..shape },
-            versions: vec![0; blocks as usize],
+            shape: Shape { depth, ..shape },
+            block: limits.logical as usize,
+            versions: vec![0; blocks],
             perhaps: HashMap::new(),
-            busy: vec![false; blocks as usize],
+            busy: vec![false; blocks],
             slots: vec![None; depth],
             answers: Arc::default(),
             random: shape.seed ^ 0x9e37_79b9_7f4a_7c15,
@@ -156,21 +212,26 @@ impl Load {
 
     /// Writes every block once, in order.
     pub(crate) fn fill(&mut self, go_on: impl FnMut(&Report) -> bool) -> Report {
-        self.in_order(true, go_on)
+        self.in_order(What::Write, go_on)
     }
 
     /// Reads every block that was written, in order, and compares.
     pub(crate) fn check(&mut self, go_on: impl FnMut(&Report) -> bool) -> Report {
-        self.in_order(false, go_on)
+        self.in_order(What::Read, go_on)
     }
 
-    fn in_order(&mut self, write: bool, go_on: impl FnMut(&Report) -> bool) -> Report {
-        let (mut next, end) = (0, self.shape.blocks);
-        self.drive(go_on, move |_| {
+    fn in_order(&mut self, what: What, go_on: impl FnMut(&Report) -> bool) -> Report {
+        let (mut next, end) = (0, self.versions.len() as u64);
+        self.drive(go_on, move |load| {
             let first = next;
-            next = (next + BLOCKS_MAX).min(end);
-            (first < end).then_some((write, first, next - first))
+            next = (next + load.most()).min(end);
+            (first < end).then_some(Ask { what, first, count: next - first })
         })
+    }
+
+    /// Returns the blocks of the largest request.
+    fn most(&self) -> u64 {
+        (REQUEST_MAX / self.block).min(self.versions.len()) as u64
     }
 
     /// Reads and writes at random for as long as `go_on` says.
@@ -178,11 +239,23 @@ impl Load {
         self.drive(go_on, |load| Some(load.pick()))
     }
 
-    fn pick(&mut self) -> (bool, u64, u64) {
-        let write = self.next_random() % 100 >= self.shape.reads_percent;
-        let count = self.next_random() % BLOCKS_MAX + 1;
-        let first = self.next_random() % (self.shape.blocks - count + 1);
-        (write, first, count)
+    fn pick(&mut self) -> Ask {
+        let what = if self.next_random() % 100 < self.shape.reads_percent {
+            What::Read
+        } else if !self.shape.syncs {
+            What::Write
+        } else {
+            match self.next_random() % SYNC_ROUND {
+                0 => return Ask { what: What::Flush, first: 0, count: 0 },
+                1..=DURABLE => What::DurableWrite,
+                _ => What::Write,
+            }
+        };
+        // As many of one block as of two, of three or four, of five to eight, and so on.
+        let power = 1 << (self.next_random() % u64::from(self.most().ilog2() + 1));
+        let count = power - self.next_random() % (power / 2).max(1);
+        let first = self.next_random() % (self.versions.len() as u64 - count + 1);
+        Ask { what, first, count }
     }
 
     fn next_random(&mut self) -> u64 {
@@ -196,7 +269,7 @@ impl Load {
     fn drive(
         &mut self,
         mut go_on: impl FnMut(&Report) -> bool,
-        mut next: impl FnMut(&mut Self) -> Option<(bool, u64, u64)>,
+        mut next: impl FnMut(&mut Self) -> Option<Ask>,
     ) -> Report {
         let mut report = Report::default();
         let start = Instant::now();
@@ -208,9 +281,7 @@ impl Load {
             while !over {
                 let Some(slot) = self.slots.iter().position(Option::is_none) else { break };
                 match self.claim(&mut next) {
-                    Claim::Blocks(write, first, count) => {
-                        requests.push(self.request(slot, write, first, count));
-                    }
+                    Claim::Blocks(ask) => requests.push(self.request(slot, ask)),
                     Claim::Busy => break,
                     Claim::Nothing => over = true,
                 }
@@ -243,41 +314,38 @@ impl Load {
         report
     }
 
-    fn claim(&mut self, next: &mut impl FnMut(&mut Self) -> Option<(bool, u64, u64)>) -> Claim {
+    fn claim(&mut self, next: &mut impl FnMut(&mut Self) -> Option<Ask>) -> Claim {
         for _ in 0..TRIES {
-            let Some((write, first, count)) = next(self) else { return Claim::Nothing };
-            let range = first as usize..(first + count) as usize;
-            if !self.busy[range.clone()].iter().any(|busy| *busy) {
-                self.busy[range].fill(true);
-                return Claim::Blocks(write, first, count);
+            let Some(ask) = next(self) else { return Claim::Nothing };
+            let blocks = &mut self.busy[ask.range()];
+            if !blocks.iter().any(|busy| *busy) {
+                blocks.fill(true);
+                return Claim::Blocks(ask);
             }
         }
         Claim::Busy
     }
 
-    fn request(&mut self, slot: usize, write: bool, first: u64, count: u64) -> DiskIo {
-        let at = slot * BLOCKS_MAX as usize * BLOCK;
-        if write {
-            let version = self.next_version;
+    fn request(&mut self, slot: usize, ask: Ask) -> DiskIo {
+        let at = slot * REQUEST_MAX;
+        let op = ask.what.op();
+        let version = self.next_version;
+        if op == IoOp::Write {
             self.next_version = self.next_version.wrapping_add(1).max(1);
             self.scratch.clear();
-            for block in first..first + count {
-                contents(self.shape.seed, block, version, &mut self.scratch);
-                // Not known until the answer is there; see `answered`.
-                let old = self.versions[block as usize];
-                self.perhaps.entry(block).or_default().push(old);
-                self.versions[block as usize] = version;
+            for block in ask.first..ask.first + ask.count {
+                contents(self.shape.seed, block, version, self.block, &mut self.scratch);
             }
             self.memory.mem.buffer.write(self.memory.mem.offset + at, &self.scratch);
         }
-        self.slots[slot] = Some(Slot { write, first, count, since: Instant::now() });
+        self.slots[slot] = Some(Slot { ask, version, since: Instant::now() });
         DiskIo {
-            op: if write { IoOp::Write } else { IoOp::Read },
-            offset: first * BLOCK as u64,
-            len: count as u32 * BLOCK as u32,
-            fua: false,
+            op,
+            offset: ask.first * self.block as u64,
+            len: (ask.count as usize * self.block) as u32,
+            fua: ask.what == What::DurableWrite,
             nounmap: false,
-            mem: Some((self.memory.region, at)),
+            mem: op.has_data().then_some((self.memory.region, at)),
             tag: slot as u64,
             done: Arc::<Answers>::clone(&self.answers),
         }
@@ -289,44 +357,56 @@ impl Load {
             report.damaged += 1;
             return report.problem(format!("request {tag} was answered twice"));
         };
-        let Slot { write, first, count, since } = slot;
-        self.busy[first as usize..(first + count) as usize].fill(false);
+        let Slot { ask, version, since } = slot;
+        self.busy[ask.range()].fill(false);
         report.times.record(now.duration_since(since).as_nanos() as u64);
+        let writes = ask.what.op() == IoOp::Write;
         if errno != 0 {
             report.failed += 1;
-            let what = if write { "write" } else { "read" };
-            let text = bowline_ctl::errno::text(errno.unsigned_abs().cast_signed());
-            return report.problem(format!("a {what} of block {first} failed: {text}"));
-        }
-        report.bytes += count * BLOCK as u64;
-        if write {
-            report.writes += 1;
-            for block in first..first + count {
-                self.perhaps.remove(&block);
+            if writes {
+                for block in ask.first..ask.first + ask.count {
+                    self.perhaps.entry(block).or_default().push(version);
+                }
             }
-        } else {
-            report.reads += 1;
-            self.compare(index, first, count, report);
+            let text = bowline_ctl::errno::text(errno.unsigned_abs().cast_signed());
+            let (name, block) = (ask.what.name(), ask.first);
+            return report.problem(format!("a {name} of block {block} failed: {text}"));
+        }
+        report.bytes += ask.count * self.block as u64;
+        match ask.what {
+            What::Flush => report.flushes += 1,
+            What::Read => {
+                report.reads += 1;
+                self.compare(index, ask, report);
+            }
+            What::Write | What::DurableWrite => {
+                report.writes += 1;
+                report.durable += u64::from(ask.what == What::DurableWrite);
+                self.versions[ask.range()].fill(version);
+                if !self.perhaps.is_empty() {
+                    (ask.first..ask.first + ask.count).for_each(|block| {
+                        self.perhaps.remove(&block);
+                    });
+                }
+            }
         }
     }
 
-    fn compare(&mut self, slot: usize, first: u64, count: u64, report: &mut Report) {
-        let at = self.memory.mem.offset + slot * BLOCKS_MAX as usize * BLOCK;
-        let mut got = [0; BLOCK];
-        for block in first..first + count {
+    fn compare(&mut self, slot: usize, ask: Ask, report: &mut Report) {
+        let at = self.memory.mem.offset + slot * REQUEST_MAX;
+        let (mut got, mut wanted) = (vec![0; self.block], Vec::with_capacity(self.block));
+        for block in ask.first..ask.first + ask.count {
             let version = self.versions[block as usize];
-            let perhaps = self.perhaps.get(&block);
-            // Version 0 is what was there before, which nobody knows.
-            let unknown = version == 0 || perhaps.is_some_and(|list| list.contains(&0));
-            if unknown {
+            if version == 0 {
                 continue;
             }
-            self.memory.mem.buffer.read(at + (block - first) as usize * BLOCK, &mut got);
+            let place = at + (block - ask.first) as usize * self.block;
+            self.memory.mem.buffer.read(place, &mut got);
+            let perhaps = self.perhaps.get(&block);
             let candidates = [version].into_iter().chain(perhaps.into_iter().flatten().copied());
-            let mut wanted = Vec::with_capacity(BLOCK);
             let same = candidates.into_iter().any(|version| {
                 wanted.clear();
-                contents(self.shape.seed, block, version, &mut wanted);
+                contents(self.shape.seed, block, version, self.block, &mut wanted);
                 wanted == got
             });
             if !same {
@@ -338,7 +418,7 @@ impl Load {
 }
 
 enum Claim {
-    Blocks(bool, u64, u64),
+    Blocks(Ask),
     Busy,
     Nothing,
 }
@@ -350,11 +430,11 @@ fn mixed(mut z: u64) -> u64 {
 }
 
 /// Adds the contents of a block: its number, its version, then words that follow from both.
-fn contents(seed: u64, block: u64, version: u32, into: &mut Vec<u8>) {
+fn contents(seed: u64, block: u64, version: u32, bytes: usize, into: &mut Vec<u8>) {
     let mut state = mixed(seed ^ mixed(block ^ (u64::from(version) << 40)));
     into.extend_from_slice(&block.to_le_bytes());
     into.extend_from_slice(&u64::from(version).to_le_bytes());
-    for _ in 2..BLOCK / 8 {
+    for _ in 2..bytes / 8 {
         state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
         into.extend_from_slice(&(state ^ (state >> 33)).to_le_bytes());
     }
@@ -388,7 +468,7 @@ mod tests {
     }
 
     fn shape() -> Shape {
-        Shape { blocks: 1 << 20, depth: 8, reads_percent: 50, seed: 7 }
+        Shape { bytes: 1 << 30, depth: 8, reads_percent: 50, syncs: true, seed: 7 }
     }
 
     #[test]
@@ -405,6 +485,112 @@ mod tests {
         }
     }
 
+    /// Notes what is asked of a disk, and may answer every seventh write with an error: those it
+    /// has carried out and those it has not, in turn.
+    struct Watched {
+        disk: Arc<dyn BlockDevice>,
+        seen: Mutex<Vec<(IoOp, u32, bool)>>,
+        fails: bool,
+    }
+
+    /// Says that what was done has failed.
+    struct Denied(Arc<dyn DiskDone>);
+
+    impl DiskDone for Denied {
+        fn done(&self, results: &[(u64, i32)]) {
+            let denied: Vec<_> = results.iter().map(|(tag, _)| (*tag, Errno::EIO.neg())).collect();
+            self.0.done(&denied);
+        }
+    }
+
+    fn watched(disk: Arc<dyn BlockDevice>, fails: bool) -> Arc<Watched> {
+        Arc::new(Watched { disk, seen: Mutex::default(), fails })
+    }
+
+    impl BlockDevice for Watched {
+        fn limits(&self) -> bowline_block::Limits {
+            self.disk.limits()
+        }
+
+        fn name(&self) -> &str {
+            self.disk.name()
+        }
+
+        fn memory(&self, len: usize) -> Result<DeviceMem, Errno> {
+            self.disk.memory(len)
+        }
+
+        fn submit(&self, reqs: &mut Vec<DiskIo>) {
+            for mut io in reqs.drain(..) {
+                let mut seen = self.seen.lock().unwrap();
+                seen.push((io.op, io.len, io.fua));
+                let writes = seen.iter().filter(|(op, ..)| *op == IoOp::Write).count();
+                drop(seen);
+                if self.fails && io.op == IoOp::Write && writes % 7 == 0 {
+                    if writes % 2 == 0 {
+                        io.done.done(&[(io.tag, Errno::EIO.neg())]);
+                        continue;
+                    }
+                    io.done = Arc::new(Denied(io.done));
+                }
+                self.disk.submit(&mut vec![io]);
+            }
+        }
+
+        fn on_change(&self, f: Box<dyn Fn(bowline_block::DiskEvent) + Send + Sync>) {
+            self.disk.on_change(f);
+        }
+    }
+
+    #[test]
+    fn a_load_has_requests_of_all_sizes_and_kinds() {
+        // tests [NB-12] [NB-13]
+        for (block, syncs) in [(512, true), (4096, false)] {
+            let disk = LocalDevice::new(
+                "ram",
+                open(BackendSpec::Memory { bytes: 4 << 20, block }).unwrap(),
+            );
+            let watched = watched(disk, false);
+            let disk: Arc<dyn BlockDevice> = Arc::<Watched>::clone(&watched);
+            let mut load = Load::new(disk, Shape { syncs, ..shape() }).unwrap();
+            let report = load.random(|report| report.operations() < 4000);
+            assert_eq!((report.failed, report.damaged), (0, 0), "{:?}", report.problems);
+            let seen = watched.seen.lock().unwrap();
+            let some = |what: &dyn Fn(IoOp, u32, bool) -> bool| {
+                seen.iter().filter(|(op, len, fua)| what(*op, *len, *fua)).count() as u64
+            };
+            for op in [IoOp::Read, IoOp::Write] {
+                for len in [block, 2 * block, 3 * block] {
+                    assert!(some(&|o, l, _| (o, l) == (op, len)) > 0, "no {op:?} of {len}");
+                }
+                assert!(some(&|o, l, _| o == op && l > 128 << 10) > 0, "no large {op:?}");
+            }
+            assert!(some(&|_, len, _| len > 256 << 10 || len % block != 0) == 0);
+            assert_eq!((report.durable > 0, report.flushes > 0), (syncs, syncs));
+            assert_eq!(report.durable, some(&|op, _, fua| op == IoOp::Write && fua));
+            assert_eq!(report.flushes, some(&|op, len, _| op == IoOp::Flush && len == 0));
+            assert_eq!(some(&|op, _, fua| op != IoOp::Write && fua), 0);
+        }
+    }
+
+    #[test]
+    fn a_write_that_failed_may_have_been_done_or_not() {
+        let plain = disk();
+        let failing = watched(Arc::clone(&plain), true);
+        let mut load = Load::new(failing, shape()).unwrap();
+        load.fill(|_| true);
+        let report = load.random(|report| report.operations() < 2000);
+        assert!(report.failed > 50, "{report:?}");
+        let last = load.check(|_| true);
+        assert_eq!((report.damaged, last.damaged), (0, 0), "{:?}", last.problems);
+        // Neither the old version nor the new one.
+        let (&block, _) =
+            load.perhaps.iter().find(|(block, _)| load.versions[**block as usize] > 0).unwrap();
+        let durable = bowline_block::sync::Durable::Later;
+        bowline_block::sync::write_at(&*plain, block * 512, &[1; 512], durable).unwrap();
+        assert_eq!(load.check(|_| true).damaged, 1);
+    }
+
     #[test]
     fn a_block_that_changes_is_noticed() {
         let disk = disk();
@@ -412,7 +598,7 @@ mod tests {
         load.fill(|_| true);
         bowline_block::sync::write_at(
             &*disk,
-            40 * 4096,
+            40 * 512,
             &[1; 512],
             bowline_block::sync::Durable::Later,
         )
@@ -427,7 +613,7 @@ mod tests {
         let disk = disk();
         let mut load = Load::new(Arc::clone(&disk), shape()).unwrap();
         load.fill(|_| true);
-        let mut old = vec![0; 4096];
+        let mut old = vec![0; 512];
         bowline_block::sync::read_at(&*disk, 0, &mut old).unwrap();
         load.fill(|_| true);
         bowline_block::sync::write_at(&*disk, 0, &old, bowline_block::sync::Durable::Later)

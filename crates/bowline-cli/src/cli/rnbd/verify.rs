@@ -10,9 +10,12 @@ use bowline_block::{
     BlockDevice, LocalDevice,
     backend::{BackendSpec, open},
 };
+use bowline_ctl::address_text;
+use bowline_rnbd_driver::client::Client;
+use bowline_rtrs_driver::tree::{ClientPath, ClientSession};
 
 use super::{
-    load::{BLOCK, Load, Report, Shape},
+    load::{Load, Report, Shape},
     map::{How, mapped},
     side::{Side, Towards, some_time},
 };
@@ -26,8 +29,8 @@ use crate::cli::{
 /// Read and write a disk at random and compare every byte; its contents are lost.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Fills the disk, reads and writes blocks of 4 KiB to 64 KiB at random places, then reads all of it. \
-                  Exit status: 0 nothing failed and everything was as it was written, 1 not."
+    after_help = "Fills the disk, reads and writes one block (512 bytes, say) to 256 KiB at random places, with flushes \
+                  and writes that are durable at once between them, then reads all of it. Exit status: 0 nothing failed and everything was as it was written, 1 not."
 )]
 pub(super) struct Args {
     /// Name of the disk on the server; with --file, the path of a file or block device
@@ -73,20 +76,26 @@ pub(super) fn run(args: &Args) -> Outcome {
         let spec =
             BackendSpec::File { fd: file.into(), read_only: false, block: 512, direct: true };
         let backend = open(spec).map_err(failed)?;
-        return verify(args, LocalDevice::new(&args.device, backend), &stop);
+        return verify(args, LocalDevice::new(&args.device, backend), None, &stop);
     }
     let route = args.towards.route()?;
     let (client, disk) = mapped(&args.device, route, &args.how, &args.side, &stop)?;
-    let result = verify(args, disk, &stop);
+    let result = verify(args, disk, Some(&client), &stop);
     client.close();
     result
 }
 
-fn verify(args: &Args, disk: Arc<dyn BlockDevice>, stop: &Stop) -> Outcome {
+fn verify(
+    args: &Args,
+    disk: Arc<dyn BlockDevice>,
+    client: Option<&Client>,
+    stop: &Stop,
+) -> Outcome {
     let shape = Shape {
-        blocks: args.span / BLOCK as u64,
+        bytes: args.span,
         depth: args.depth.into(),
         reads_percent: args.reads.into(),
+        syncs: true,
         seed: args.seed,
     };
     let mut load = Load::new(disk, shape).map_err(|errno| {
@@ -110,16 +119,19 @@ fn verify(args: &Args, disk: Arc<dyn BlockDevice>, stop: &Stop) -> Outcome {
     if stop.asked() {
         return Err(Failure::failed("stopped before the end, so nothing is proven"));
     }
-    tell(args, &[&filled, &random, &last])
+    let sessions = client.map(Client::sessions).unwrap_or_default();
+    let paths = sessions.iter().flat_map(|session| ClientSession::paths(&**session)).collect();
+    tell(args, &[&filled, &random, &last], paths)
 }
 
-fn tell(args: &Args, reports: &[&Report; 3]) -> Outcome {
+fn tell(args: &Args, reports: &[&Report; 3], paths: Vec<ClientPath>) -> Outcome {
     let [filled, random, last] = reports;
     let failed: u64 = reports.iter().map(|report| report.failed).sum();
     let damaged: u64 = reports.iter().map(|report| report.damaged).sum();
     let rate =
         |report: &Report| (report.bytes as f64 / report.elapsed.as_secs_f64().max(1e-6)) as u64;
     let iops = random.operations() as f64 / random.elapsed.as_secs_f64().max(1e-6);
+    let failovers: u64 = paths.iter().map(|path| path.stats.failovers).sum();
     let problems: Vec<&String> = reports.iter().flat_map(|report| &report.problems).collect();
     if args.json {
         say!(
@@ -129,6 +141,8 @@ fn tell(args: &Args, reports: &[&Report; 3]) -> Outcome {
                 "operations": random.operations(),
                 "reads": random.reads,
                 "writes": random.writes,
+                "durable_writes": random.durable,
+                "flushes": random.flushes,
                 "bytes": random.bytes,
                 "seconds": random.elapsed.as_secs_f64(),
                 "iops": iops,
@@ -143,6 +157,14 @@ fn tell(args: &Args, reports: &[&Report; 3]) -> Outcome {
                 "failed": failed,
                 "damaged_blocks": damaged,
                 "problems": problems,
+                "failovers": failovers,
+                "paths": paths.iter().map(|path| serde_json::json!({
+                    "src_addr": address_text(path.src),
+                    "dst_addr": address_text(path.dst),
+                    "state": state(path),
+                    "failovers": path.stats.failovers,
+                    "reconnects": path.stats.reconnects,
+                })).collect::<Vec<_>>(),
             })
         );
     } else {
@@ -157,11 +179,30 @@ fn tell(args: &Args, reports: &[&Report; 3]) -> Outcome {
             random.times.percentile(99.0) / 1000,
             random.pause.as_millis()
         );
+        say!(
+            "          {} of these writes durable at once, {} flushes",
+            count(random.durable),
+            count(random.flushes)
+        );
         say!("compared  {} at {}/s", bytes(last.bytes), bytes(rate(last)));
+        for path in &paths {
+            say!(
+                "path      {} to {}: {}, connected again {} times, took over {} requests",
+                path.src,
+                path.dst,
+                state(path),
+                count(path.stats.reconnects),
+                count(path.stats.failovers)
+            );
+        }
         for problem in &problems {
             say!("          {problem}");
         }
         say!("{failed} requests failed, {damaged} blocks damaged");
     }
     if failed == 0 && damaged == 0 { Ok(()) } else { Err(Failure::Reported) }
+}
+
+const fn state(path: &ClientPath) -> &'static str {
+    if path.connected { "connected" } else { "disconnected" }
 }
