@@ -13,10 +13,12 @@ from .place import install
 # guests of their own: p has the side under test, q its peer; u and v are there for the comparison of speeds
 P, Q, U, V = "p", "q", "u", "v"
 AT = {P: "10.99.0.26", Q: "10.99.0.27", U: "10.99.0.31", V: "10.99.0.32"}
-BOOT = ("--mode", "rnbd-client,rnbd-server", "--nics", "1", "--mem", "1024")
+BOOT = ("--mode", "rnbd-client,rnbd-server", "--nics", "2", "--mem", "1024")
 PROGRAM = "/tmp/bowline"
 CTL = "/sys/class/rnbd-client/ctl/map_device"
 CLIENT, SERVER = ("rtrs-client", "rnbd-client"), ("rtrs-server", "rnbd-server")
+# with chunks whose keys stay as they are
+TRUSTING = ("rtrs-server always_invalidate=N", "rnbd-server")
 MODULES = "rnbd_client rtrs_client rnbd_server rtrs_server rtrs_core"
 # addresses may be asked for here, where the kernel's connecting does not wait for the answer
 NEIGHBOUR = "ping -c 1 -W 5 "
@@ -27,12 +29,21 @@ class Machine:
 
     def __init__(self, c, name):
         self.c, self.name, self.address = c, name, AT[name]
+        # on both wires
+        self.addresses = (self.address, self.address.replace("10.99.0.", "10.99.1."))
         self.commands, self.program = [], None
         if not alive(name):
             c.w.boot(name, how=BOOT)
-        set_link(name, "pass")
+        self.heal()
         self.run("dmesg -C")
         self.modules()
+
+    def heal(self):
+        for nic in (0, 1):
+            self.wire(nic, "pass")
+
+    def wire(self, nic, state):
+        set_link(self.name, state, nic)
 
     def run(self, script, timeout=60):
         rc, out, err = guest_run(self.name, script, timeout)
@@ -40,11 +51,12 @@ class Machine:
         return out
 
     def modules(self, *names, device=False):
-        """Only these of the kernel's modules, and rxe0 for them or without them."""
+        """Only these of the kernel's modules, and rxe0 and rxe1 for them or without them."""
         self.run("rmmod %s 2> /dev/null; for n in 0 1; do rdma link del rxe$n 2> /dev/null; done; "
                  "rmmod rdma_rxe 2> /dev/null; true" % MODULES)
         if names or device:
-            self.run("modprobe -a ib_uverbs rdma_ucm rdma_cm rdma_rxe && rdma link add rxe0 type rxe netdev eth0")
+            self.run("modprobe -a ib_uverbs rdma_ucm rdma_cm rdma_rxe && for n in 0 1; do "
+                     "rdma link add rxe$n type rxe netdev eth$n || exit 1; done")
         for name in (("rtrs-core",) + names) if names else ():
             self.run("load-module.sh " + name)
 
@@ -53,6 +65,19 @@ class Machine:
         self.run("rmmod brd 2> /dev/null; modprobe brd rd_nr=1 rd_size=%d && dd if=/dev/urandom of=/dev/ram0 bs=1M "
                  "count=%d 2> /dev/null" % (size >> 10, size >> 20))
         return "/dev/ram0"
+
+    def file(self, size):
+        """A disk of the kernel with a cache to flush: a file behind a loop device. -> its name"""
+        self.run("modprobe loop; losetup -d /dev/loop5 2> /dev/null; rm -f /tmp/back; truncate -s %d /tmp/back && losetup "
+                 "/dev/loop5 /tmp/back" % size)
+        return "/dev/loop5"
+
+    def file_md5(self):
+        return self.run("md5sum < /tmp/back").split()[0]
+
+    def flushes(self):
+        """That this disk has done, those for durable writes among them."""
+        return int(self.run("cat /sys/block/loop5/stat").split()[15])
 
     def memory_md5(self, count="1G"):
         """Of what is stored, not of what was read earlier."""
@@ -100,6 +125,7 @@ class Machine:
     def close(self, failed):
         if not alive(self.name):
             return
+        self.heal()
         try:
             if not failed:
                 for command in self.commands:
@@ -118,6 +144,7 @@ class Machine:
                 down([self.name])
         if not failed:
             self.modules()
+            self.run("losetup -d /dev/loop5 2> /dev/null; rm -f /tmp/back")
         want("BUG" not in out and "Call Trace" not in out, "the kernel of guest %s complains; see %s.dmesg-%s", self.name,
              self.c.log, self.name)
 

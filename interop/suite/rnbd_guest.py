@@ -7,7 +7,8 @@ import time
 from lab.guest import set_link
 
 from .base import MIB, scenario, want
-from .disks import CLIENT, P, Q, SERVER, Machines
+from .disks import CLIENT, P, Q, SERVER, TRUSTING, Machines
+from .paths import UP, Load, Paths
 from .roce import NO_SELF_CHECK, Tool
 
 SIZE = 32 * MIB
@@ -16,6 +17,11 @@ TREE = "/usr/lib/python3/dist-packages"
 SUMS = "cd %s && find . -type f -exec md5sum {} + | sort"
 VERIFY = ("--name=v --filename=%s --size=16m --direct=1 --ioengine=libaio --verify=crc32c --verify_fatal=1 --rw=randrw "
           "--bssplit=512/20:4k/30:64k/30:128k/20 --iodepth=16 --fsync=32 --time_based --runtime=%d")
+DURABLE = "--name=v --filename=%s --size=16m --direct=1 --ioengine=libaio --verify=crc32c --verify_fatal=1 --rw=randwrite " \
+    "--bs=4k --iodepth=4 --sync=dsync --time_based --runtime=%d"
+CONTROL = "/tmp/bowline.control"
+# seconds in which the wire of each path is cut and healed
+CUTS = {1: 25, 2: 32}
 COMMON = dict(orders=("lo",), bare=True, tool=True, self_check=NO_SELF_CHECK)
 
 
@@ -179,6 +185,65 @@ def rnbd_nbd_kernel(c):
                   "exit 1")
         m.end()
         p.run("[ ! -e /tmp/disk.sock ] && rmmod nbd")
+
+
+def whole(c, invalidate):
+    """bowline in a guest maps a disk of another kernel, which has a cache, over as many paths as the case has; use, loss
+    of paths, unmapping, mapping again."""
+    with Machines(c, P, Q) as (p, q):
+        q.modules(*(SERVER if invalidate else TRUSTING))
+        device = q.file(SIZE)
+        routes = [x for pair in list(zip(p.addresses, q.addresses))[:c.paths] for x in ("--path", "%s@%s" % pair)]
+        p.run("modprobe ublk_drv")
+
+        def mapped():
+            # one path has to be waited for; of two, one is always there
+            m = p.bowline("rnbd", "map", device, "--from", "s1", *routes, "--ublk", "--control", CONTROL,
+                          *(("--outage", "fail") if c.paths > 1 else ()), ready="ublk ")
+            return m, m.ready.split("ublk ")[1].split()[0]
+
+        m, disk = mapped()
+        file_system(c, p, disk)
+        flushes = [q.flushes()]
+        for words in (VERIFY % (disk, 8), DURABLE % (disk, 4)):
+            p.fio(words)
+            flushes.append(q.flushes())
+        want(0 < flushes[0] < flushes[1] < flushes[2], "the kernel's disk has flushed %s times", flushes)
+        paths = Paths(lambda *order: p.run(" ".join((p.program, "rnbd", "--control", CONTROL) + order)),
+                      p.addresses[:c.paths], q.addresses[:c.paths])
+        load = Load(lambda: p.fio(VERIFY % (disk, CUTS[c.paths])))
+        c.note(paths.lose_each(q.wire, load))
+        load.end()
+        paths.until(*[UP] * c.paths)
+        same(p, q, disk)
+        m.end()
+        p.no_leftovers()
+        m, disk = mapped()
+        same(p, q, disk)
+        m.end()
+        p.no_leftovers()
+
+
+def same(p, q, disk):
+    """The disk reads as what is stored at the other end."""
+    here = p.run("blockdev --flushbufs {0}; md5sum < {0}".format(disk)).split()[0]
+    want(here == q.file_md5(), "%s reads as something else than what is stored", disk)
+
+
+@scenario("rnbd-whole", rows="RT-82 RT-84 RT-91 RS-8 NB-12 NB-13 NB-47 NB-48", dirs=("n>k",), paths=(1, 2), timeout=300,
+          **COMMON)
+def rnbd_whole(c):
+    """What a disk of the kernel is for, with bowline in a guest and /dev/ublkbN, over one path and over two: a file system
+    with a tree of files, fsck, blocks of all sizes with flushes, durable writes, each wire cut under load with no request
+    that fails; all bytes are compared at the other end, and again when it is mapped again."""
+    whole(c, True)
+
+
+@scenario("rnbd-whole-trust", rows="RT-79 RT-82 RT-84 RT-91 RS-8 NB-12 NB-13 NB-47 NB-48", dirs=("n>k",), paths=(1, 2),
+          timeout=300, **COMMON)
+def rnbd_whole_trust(c):
+    """The same without refreshed keys; kernel to node is in rnbd-fs, rnbd-cut and rnbd-trust."""
+    whole(c, False)
 
 
 @scenario("rtrs-rdmacore", rows="RT-22 RT-79", dirs=("k>n", "n>k"), timeout=300, **COMMON)

@@ -14,6 +14,7 @@ from lab.guest import alive, set_link
 from lab.net import cap_start, cap_stop
 
 from .base import MIB, scenario, want
+from .paths import DOWN, UP, Load, Paths
 from .roce import NO_SELF_CHECK, Tool
 from .roce_audit import audit, dissect
 
@@ -28,10 +29,14 @@ SIZE = 32 * MIB
 DISK = "disk0"
 CTL = "/sys/class/rnbd-client/ctl/map_device"
 MODULES = "rnbd_client rtrs_client rnbd_server rtrs_server rtrs_core"
+# seconds in which each of two wires is cut and healed
+CUTS = 30
 COMMON = dict(dirs=("k>n", "n>k"), orders=("lo",), bare=True, tool=True, self_check=NO_SELF_CHECK)
 # what verifies: blocks of all sizes, flushes and writes that are durable at once
 FIO = ("fio --name=v --filename=/dev/rnbd0 --size=16m --direct=1 --ioengine=libaio --verify=crc32c --verify_fatal=1 "
        "--time_based --output-format=json ")
+MIXED = "--rw=randrw --bssplit=512/20:4k/30:64k/30:256k/20 --iodepth=16 --fsync=16 --runtime=%d"
+DURABLE = "--rw=randwrite --bs=4k --iodepth=4 --sync=dsync --runtime=%d"
 
 
 class Rnbd:
@@ -74,7 +79,7 @@ class Rnbd:
                 if t.p.poll() is None:
                     t.end(ask=True)
             self.no_leftovers()
-        _, out, _ = guest_run(GUEST, "pkill -x fio; umount /mnt 2>/dev/null; for d in /sys/block/rnbd*/rnbd/unmap_device; "
+        _, out, _ = guest_run(GUEST, "pkill -x fio; umount /mnt 2>/dev/null; losetup -d /dev/loop5 2>/dev/null; for d in /sys/block/rnbd*/rnbd/unmap_device; "
                               "do [ -e $d ] && echo force > $d; done; dmesg", 60)
         for t in self.tools:
             t.kill()
@@ -169,13 +174,17 @@ class Rnbd:
 
     # -- the kernel as server
 
-    def serve(self, discard=False):
-        """A disk of the kernel: memory, or a file behind a loop device that can discard."""
-        if discard:
+    def serve(self, file=False):
+        """A disk of the kernel: memory, or a file behind a loop device, which can discard and has a cache to flush."""
+        if file:
             self.guest("modprobe loop; rm -f /tmp/back; truncate -s %d /tmp/back; losetup /dev/loop5 /tmp/back" % SIZE)
             return "/dev/loop5"
         self.guest("modprobe -r brd; modprobe brd rd_nr=1 rd_size=%d && blockdev --flushbufs /dev/ram0" % (SIZE // 1024))
         return "/dev/ram0"
+
+    def flushes(self):
+        """That the kernel's loop device has done, those for durable writes among them."""
+        return int(self.guest("cat /sys/block/loop5/stat").split()[15])
 
     def routes(self):
         paths = ["%s@%s" % x for x in zip(self.n, self.k)]
@@ -185,6 +194,28 @@ class Rnbd:
         """bowline maps a disk of the kernel and offers it at a socket."""
         t = Tool(self, "rnbd", "map", device, *self.routes(), "--nbd", self.socket, "--no-control", *words)
         return t.listening("mapped", 40)
+
+    def attach_ordered(self, device, *words, paths=None):
+        """The same with the paths, or these of them, at a control socket. -> orders for it"""
+        socket = ["--control", self.log + ".control"]
+        routes = ["--from", "s1"] + [x for p in paths for x in ("--path", p)] if paths else self.routes()
+        Tool(self, "rnbd", "map", device, *routes, "--nbd", self.socket, *socket, *words).listening("mapped", 40)
+        return lambda *order: self.host(self.program, "rnbd", *socket, *order)
+
+    def nbd_load(self, seconds, *words):
+        """fio on the host at that socket."""
+        result = self.log + ".fio.json"
+
+        def run():
+            self.host("fio", "--name=v", "--ioengine=nbd", "--uri=" + self.nbd(), "--size=8m", "--rw=randrw", "--iodepth=16",
+                      "--bssplit=512/20:4k/30:64k/30:256k/20", "--verify=crc32c", "--verify_fatal=1",
+                      "--verify_state_save=0", "--time_based", "--runtime=%d" % seconds, "--output-format=json",
+                      "--output=" + result, *words)
+            with open(result) as f:
+                out = f.read()
+            os.unlink(result)
+            return self.fio_result(out)
+        return Load(run)
 
     def verify(self, device, *words, timeout=90):
         """bowline loads a disk of the kernel and compares. -> what it reports"""
@@ -209,10 +240,16 @@ class Rnbd:
 
 
 def report(c, got):
-    """What `bowline rnbd verify` has found, and that it is nothing bad."""
+    """What `bowline rnbd verify` has found, and that it is nothing bad: in the end all paths are there."""
     want(got["pass"] and got["failed"] == 0 and got["damaged_blocks"] == 0, "%s", got)
+    want(all(p["state"] == "connected" for p in got["paths"]), "paths are %s", got["paths"])
     c.messages += got["operations"]
-    c.note("%.0f IO/s, longest pause %d ms" % (got["iops"], got["longest_pause_ms"]))
+    c.note("%.0f IO/s, longest pause %d ms, %d requests moved" % (got["iops"], got["longest_pause_ms"], got["failovers"]))
+
+
+def longest(job):
+    """-> seconds of the longest request of fio's"""
+    return max(job[w]["lat_ns"].get("max", 0) for w in ("read", "write")) / 1e9
 
 
 def md5(path, size=None):
@@ -252,9 +289,21 @@ def cut_under_load(r):
     job = r.fio_result(out)
     fails = r.guest("cat /sys/class/rtrs-client/s1/paths/*/stats/rdma").split()
     r.c.note("longest IO %.1f s, %s IOs moved to another path" % (
-        max(job[w]["lat_ns"].get("max", 0) for w in ("read", "write")) / 1e9,
+        longest(job),
         "+".join(fails[5::6])))
     r.reconnect(1)
+
+
+def cut_client(r):
+    """bowline's client with one wire cut and healed, then the other, while fio writes and compares: nothing waits for a
+    path here, so each request has to move."""
+    order = r.attach_ordered(r.serve(file=True), "--outage", "fail")
+    paths = Paths(order, r.n, r.k)
+    load = r.nbd_load(CUTS, "--fsync=16")
+    r.c.note(paths.lose_each(r.wire, load))
+    r.c.note("longest IO %.1f s" % longest(load.end()))
+    paths.until(UP, UP)
+    want(r.flushes(), "the kernel has never flushed its disk")
 
 
 def map_once(c, paths, invalidate):
@@ -343,22 +392,24 @@ def rnbd_load(c):
         if c.dir == "k>n":
             r.export()
             r.map()
-            for more in ("--rw=randrw --bssplit=512/20:4k/30:64k/30:256k/20 --iodepth=16 --fsync=16 --runtime=10",
-                         "--rw=randwrite --bs=4k --iodepth=32 --runtime=8",
-                         "--rw=randwrite --bs=4k --iodepth=4 --sync=dsync --ioengine=libaio --runtime=5"):
+            for more in (MIXED % 10, "--rw=randwrite --bs=4k --iodepth=32 --runtime=8", DURABLE % 5):
                 r.fio(more)
             r.unmap()
         else:
-            device = r.serve()
-            got = r.verify(device, "--time", "15", "--span", "16MiB")
+            got = r.verify(r.serve(file=True), "--time", "15", "--span", "16MiB")
             report(c, got)
+            flushes = r.flushes()
+            want(got["durable_writes"] and got["flushes"] and flushes, "the kernel has flushed %d times: %s", flushes, got)
+            c.note("%d durable writes, %d flushes; the kernel flushed %d times" % (
+                got["durable_writes"], got["flushes"], flushes))
 
 
 @scenario("rnbd-keys", rows="RT-42 RT-43 RT-47 RT-48 RT-54", timeout=240, dirs=("n>k",), orders=("lo",), bare=True,
           tool=True, self_check=NO_SELF_CHECK)
 def rnbd_keys(c):
     """bowline reads as kernels do, with a key for each request that the kernel invalidates with its answer,
-    over two paths of three connections; with refreshed keys of chunks and without. Wires are cut meanwhile."""
+    over two paths of three connections; with refreshed keys of chunks and without. Then a wire is cut and healed
+    meanwhile: its requests move to the other path, and its path comes back."""
     for invalidate in (True, False):
         with Rnbd(c, 2, invalidate, dissect=False) as r:
             device = r.serve()
@@ -372,22 +423,27 @@ def rnbd_keys(c):
                 r.wire(0, "pass")
             cutter = threading.Thread(target=wire, daemon=True)
             cutter.start()
-            got = r.verify(device, "--time", "14", "--depth", "8", *words, timeout=120)
+            got = r.verify(device, "--time", "16", "--depth", "8", "--outage", "fail", *words, timeout=120)
             cutter.join()
+            want(got["failovers"], "no request has moved to the other path: %s", got)
             report(c, got)
 
 
-@scenario("rnbd-fs", rows="NB-47 NB-48", timeout=240, dirs=("k>n",), orders=("lo",), bare=True, tool=True,
-          self_check=NO_SELF_CHECK)
+@scenario("rnbd-fs", rows="RT-79 NB-12 NB-13 NB-47 NB-48", paths=(1, 2), timeout=240, dirs=("k>n",), orders=("lo",),
+          bare=True, tool=True, self_check=NO_SELF_CHECK)
 def rnbd_fs(c):
-    """A file system on bowline's disk in the kernel: made, filled with a tree of files, unmounted,
-    checked, mounted again and compared."""
-    with Rnbd(c, 2, dissect=False) as r:
-        r.export()
-        r.map()
-        file_system(r)
-        r.unmap()
-        c.note(r.host("e2fsck", "-fn", r.file).strip().splitlines()[-1])
+    """bowline's disk in the kernel over one path and over two, with refreshed keys and without: blocks of all sizes,
+    flushes and durable writes, compared; then a file system is made, filled with a tree of files, unmounted,
+    checked, mounted again and compared, and checked at the other end."""
+    for invalidate in (True, False):
+        with Rnbd(c, c.paths, invalidate, dissect=False) as r:
+            r.export()
+            r.map()
+            r.fio(MIXED % 8)
+            r.fio(DURABLE % 4)
+            file_system(r)
+            r.unmap()
+            c.note(r.host("e2fsck", "-fn", r.file).strip().splitlines()[-1].replace(r.file, "the file"))
 
 
 @scenario("rnbd-ops", rows="NB-17 NB-19 NB-20 NB-24 NB-26 NB-35 NB-58", timeout=150, ci=True, **COMMON)
@@ -429,7 +485,7 @@ def rnbd_ops(c):
             want(rc == 0, "bowline ended with %s", rc)
             r.audited = True
         else:
-            device = r.serve(discard=True)
+            device = r.serve(file=True)
             r.attach(device)
             io = ["qemu-io", "-f", "raw", "-d", "unmap", r.nbd()]
             out = r.host(*io, "-c", "write -P 0xa5 0 4M", "-c", "flush", "-c", "write -z 1M 64k", "-c", "discard 2M 1M",
@@ -444,14 +500,13 @@ def rnbd_ops(c):
                 rc, _ = t.end(30)
                 want(rc == 256 - why and name in t.said(), "%s: status %s: %s", name, rc, t.said())
             r.tools[0].end(ask=True)
-            r.guest("losetup -d /dev/loop5")
         c.messages += 1
 
 
 @scenario("rnbd-cut", rows="RT-82 RT-84 RT-91 RS-8", timeout=240, ci=True, **COMMON)
 def rnbd_cut(c):
     """Two paths under verified load; first one wire is cut silently, healed after a while, then the
-    other: no request fails, no byte is wrong, and each path comes back."""
+    other: requests move to the other path, none fails, no byte is wrong, and each path comes back before the next is cut."""
     with Rnbd(c, 2, dissect=False) as r:
         if c.dir == "k>n":
             r.export()
@@ -459,19 +514,15 @@ def rnbd_cut(c):
             cut_under_load(r)
             r.unmap()
         else:
-            device = r.serve()
+            cut_client(r)
 
-            def wires():
-                for nic in (0, 1):
-                    time.sleep(5)
-                    r.wire(nic, "drop")
-                    time.sleep(6)
-                    r.wire(nic, "pass")
-            cutter = threading.Thread(target=wires, daemon=True)
-            cutter.start()
-            got = r.verify(device, "--time", "24", "--span", "8MiB", "--depth", "8", timeout=120)
-            cutter.join()
-            report(c, got)
+
+@scenario("rnbd-cut-trust", rows="RT-79 RT-82 RT-84 RT-91 RS-8", timeout=240, dirs=("n>k",), orders=("lo",), bare=True,
+          tool=True, ci=True, self_check=NO_SELF_CHECK)
+def rnbd_cut_trust(c):
+    """The same without refreshed keys; kernel to node is in rnbd-trust."""
+    with Rnbd(c, 2, invalidate=False, dissect=False) as r:
+        cut_client(r)
 
 
 @scenario("rnbd-trust", rows="RT-79 RT-82 RT-84 NB-47", timeout=300, dirs=("k>n",), orders=("lo",), bare=True, tool=True,
@@ -483,7 +534,7 @@ def rnbd_trust(c):
         r.export()
         r.map()
         file_system(r)
-        r.fio("--rw=randrw --bssplit=512/20:4k/30:64k/30:256k/20 --iodepth=16 --fsync=16 --runtime=8")
+        r.fio(MIXED % 8)
         cut_under_load(r)
         r.unmap()
 
@@ -494,57 +545,32 @@ def rnbd_paths(c):
     """A disk of the kernel under verified load, while its paths are changed by order: one is added, disconnected,
     connected again, removed and added again; then the first one goes for good. No request fails."""
     with Rnbd(c, 2, dissect=False) as r:
-        device, socket = r.serve(), ["--control", c.log + ".control"]
+        device = r.serve()
         first, second = ("%s@%s" % x for x in zip(r.n, r.k))
-        t = Tool(r, "rnbd", "map", device, "--from", "s1", "--path", first, "--address", r.n[1], "--nbd", r.socket, *socket)
-        t.listening("mapped", 40)
-        load = threading.Thread(target=lambda: done.append(r.host(
-            "fio", "--name=v", "--ioengine=nbd", "--uri=" + r.nbd(), "--size=8m", "--rw=randrw", "--iodepth=16",
-            "--bssplit=512/20:4k/30:64k/30:256k/20", "--verify=crc32c", "--verify_fatal=1", "--verify_state_save=0",
-            "--time_based", "--runtime=30", "--output-format=json")), daemon=True)
-        done = []
-        load.start()
-
-        def order(*words):
-            return r.host(r.program, "rnbd", *socket, *words)
-
-        def until(*states):
-            """The paths come to these states, and the load goes on over them."""
-            expected = {"ip:" + k: state for k, state in zip(r.k, states) if state}
-            for _ in range(100):
-                rows = json.loads(order("client", "path", "list", "json"))["outgoing paths"]
-                now = {x["dst_addr"]: x["state"] for x in rows}
-                if now == expected:
-                    break
-                time.sleep(0.1)
-            want(now == expected, "paths are %s, not %s", now, expected)
-            time.sleep(1.5)
-            want(load.is_alive(), "the load has ended: %s", done)
-
-        up, down = "connected", "disconnected"
+        order = r.attach_ordered(device, "--address", r.n[1], paths=(first,))
+        paths, load = Paths(order, r.n, r.k), r.nbd_load(30)
         for words, *states in (
-                (("path", "add", "s1", second), up, up),
-                (("client", "path", "disconnect", second), up, down),
-                (("client", "path", "reconnect", second), up, up),
-                (("client", "path", "disconnect", first), down, up),
-                (("client", "path", "reconnect", first), up, up),
-                (("path", "delete", "s1", second), up, None),
-                (("path", "add", "s1", second), up, up),
-                (("path", "delete", "s1", first), None, up)):
+                (("path", "add", "s1", second), UP, UP),
+                (("client", "path", "disconnect", second), UP, DOWN),
+                (("client", "path", "reconnect", second), UP, UP),
+                (("client", "path", "disconnect", first), DOWN, UP),
+                (("client", "path", "reconnect", first), UP, UP),
+                (("path", "delete", "s1", second), UP, None),
+                (("path", "add", "s1", second), UP, UP),
+                (("path", "delete", "s1", first), None, UP)):
             order(*words)
-            until(*states)
+            # the load goes on over them
+            paths.until(*states)
+            time.sleep(1.5)
+            load.goes_on()
         at = r.guest("ls /sys/class/rtrs-server/s1/paths").split()
         want(at == ["ip:%s@ip:%s" % (r.n[1], r.k[1])], "the kernel has the paths %s", at)
-        load.join(90)
-        want(done, "fio has failed")
-        job = r.fio_result(done[0])
-        c.note("longest IO %.1f s" % (max(job[w]["lat_ns"].get("max", 0) for w in ("read", "write")) / 1e9))
+        c.note("longest IO %.1f s" % longest(load.end()))
 
 
-@scenario("rnbd-cycles", rows="RT-92 NB-32 NB-38", timeout=300, n=100, ci_n=10, **COMMON)
-def rnbd_cycles(c):
-    """Map and unmap again and again: every time works, nothing stays behind."""
-    with Rnbd(c, 2) as r:
+def cycles(c, invalidate):
+    """Map, read and unmap as often as that."""
+    with Rnbd(c, c.paths, invalidate) as r:
         r.audited = False
         if c.dir == "k>n":
             r.export()
@@ -560,6 +586,18 @@ def rnbd_cycles(c):
                 r.attach(device)
                 r.tools[-1].end(ask=True)
         c.messages += c.scale
+
+
+@scenario("rnbd-cycles", rows="RT-92 NB-32 NB-38", paths=(1, 2), timeout=300, n=100, ci_n=10, **COMMON)
+def rnbd_cycles(c):
+    """Map and unmap again and again, over one path and over two: every time works, nothing stays behind."""
+    cycles(c, True)
+
+
+@scenario("rnbd-cycles-trust", rows="RT-79 RT-92 NB-32 NB-38", paths=(1, 2), timeout=300, n=100, ci_n=10, **COMMON)
+def rnbd_cycles_trust(c):
+    """The same without refreshed keys."""
+    cycles(c, False)
 
 
 @scenario("rnbd-restart", rows="RT-92 RS-48 NB-61 NB-62", timeout=180, ci=True, **COMMON)
