@@ -168,6 +168,11 @@ class Rnbd:
         """The kernel connects a path again, once it has noticed that the wire is back."""
         self.guest("for i in $(seq 30); do echo 1 > /sys/class/rtrs-client/s1/paths/ip:%s@ip:%s/reconnect 2> /dev/null && "
                    "exit 0; sleep 0.5; done; exit 1" % (self.k[i], self.n[i]))
+        want(self.state(i) == UP, "path %d is not back", i)
+
+    def state(self, i):
+        """Of a path, as the kernel says."""
+        return self.guest("cat /sys/class/rtrs-client/s1/paths/ip:%s@ip:%s/state" % (self.k[i], self.n[i])).strip()
 
     def unmap(self, n=0):
         self.guest("echo normal > /sys/block/rnbd%d/rnbd/unmap_device" % n)
@@ -278,8 +283,7 @@ def cut_under_load(r):
     r.wire(0, "drop")
     time.sleep(6)
     r.wire(0, "pass")
-    state = "/sys/class/rtrs-client/s1/paths/ip:%s@ip:%s/state"
-    want(r.guest("cat " + state % (r.k[0], r.n[0])).strip() == "disconnected", "the cut was not noticed")
+    want(r.state(0) == DOWN, "the cut was not noticed")
     r.reconnect(0)
     time.sleep(2)
     r.wire(1, "drop")
@@ -287,10 +291,11 @@ def cut_under_load(r):
     r.wire(1, "pass")
     out = r.guest("cat /tmp/fio.json")
     job = r.fio_result(out)
-    fails = r.guest("cat /sys/class/rtrs-client/s1/paths/*/stats/rdma").split()
+    moved = r.guest("cat /sys/class/rtrs-client/s1/paths/*/stats/rdma").split()[5::6]
+    want(all(int(x) for x in moved), "requests moved to the paths: %s", moved)
     r.c.note("longest IO %.1f s, %s IOs moved to another path" % (
         longest(job),
-        "+".join(fails[5::6])))
+        "+".join(moved)))
     r.reconnect(1)
 
 
