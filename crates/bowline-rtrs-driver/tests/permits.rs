@@ -3,13 +3,14 @@
 mod common;
 
 use std::cell::Cell;
+use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
-use std::task::{Context, Wake, Waker};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
-use bowline_rtrs_driver::client::{Permit, PermitKind, Session, Wait};
+use bowline_rtrs_driver::client::{GetPermit, Permit, PermitKind, Session, Wait};
 use bowline_rtrs_driver::server::ServerConfig;
 use bowline_rtrs_driver::{Dir, Errno, Geometry};
 use common::tasks::{Woken, block_on, run};
@@ -193,6 +194,71 @@ fn service_messages_have_a_line_of_their_own() {
     session.put_permit(held.pop().unwrap());
     assert_eq!(io.count(), 1);
     held.push(io.poll(&mut for_io).unwrap().unwrap());
+    held.drain(..).for_each(|permit| session.put_permit(permit));
+}
+
+/// Where no permit is kept for messages, whoever came first has the next one.
+#[test]
+fn without_a_kept_permit_all_wait_in_one_order() {
+    let geometry = Geometry::new(1, 28_672, 4096).unwrap();
+    let pair = Pair::new(242, 1, ServerConfig { geometry, ..ServerConfig::default() });
+    let session = pair.session(1);
+    let mut permit = session.get_permit(PermitKind::Io, Wait::No).unwrap();
+    let kinds = [PermitKind::Service, PermitKind::Io, PermitKind::Service, PermitKind::Io];
+    let mut line = kinds.map(|kind| (session.get_permit_async(kind), Arc::new(Woken::default())));
+    for (future, woken) in &mut line {
+        assert_eq!(woken.poll(future), None);
+    }
+    for (future, woken) in &mut line {
+        session.put_permit(permit);
+        assert_eq!(woken.count(), 1);
+        permit = woken.poll(future).unwrap().unwrap();
+    }
+    session.put_permit(permit);
+}
+
+/// Takes its permit as soon as it is called, and gives it back at once.
+struct Brief {
+    session: Arc<Session>,
+    future: Mutex<GetPermit>,
+    done: Arc<AtomicUsize>,
+}
+
+impl Brief {
+    fn look(self: &Arc<Self>) {
+        let waker = Waker::from(Arc::clone(self));
+        let looked =
+            Pin::new(&mut *self.future.lock().unwrap()).poll(&mut Context::from_waker(&waker));
+        if let Poll::Ready(permit) = looked {
+            self.session.put_permit(permit.unwrap());
+            self.done.fetch_add(1, SeqCst);
+        }
+    }
+}
+
+impl Wake for Brief {
+    fn wake(self: Arc<Self>) {
+        self.look();
+    }
+}
+
+/// Each of many programs of callbacks gives its permit to the next from within its callback.
+#[test]
+fn a_row_of_callbacks_is_no_recursion() {
+    const COUNT: usize = 20_000;
+    let (_pair, session) = few(243);
+    let mut held = take_all(&session);
+    let done = Arc::new(AtomicUsize::new(0));
+    for _ in 0..COUNT {
+        let future = Mutex::new(session.get_permit_async(PermitKind::Io));
+        let (session, done) = (Arc::clone(&session), Arc::clone(&done));
+        Arc::new(Brief { session, future, done }).look();
+    }
+    let first = held.pop().unwrap();
+    let of_thread = Arc::clone(&session);
+    let small = std::thread::Builder::new().stack_size(256 << 10);
+    small.spawn(move || of_thread.put_permit(first)).unwrap().join().unwrap();
+    assert_eq!(done.load(SeqCst), COUNT);
     held.drain(..).for_each(|permit| session.put_permit(permit));
 }
 

@@ -7,6 +7,7 @@
 //! A permit that comes back is given away before anybody else can take it, so that who comes later does
 //! not pass by, and so that a task that is woken and never looks loses nobody's turn.
 
+use core::cell::RefCell;
 use core::task::Waker;
 use std::collections::VecDeque;
 use std::thread::Thread;
@@ -28,13 +29,42 @@ impl Sleeper {
     pub(super) fn wake(self) {
         match self {
             Self::Thread(thread) => thread.unpark(),
-            Self::Task(waker) => drop(contain(move || waker.wake())),
+            Self::Task(waker) => call(waker),
         }
     }
 
     /// It is the thread that asks.
     pub(super) fn is_me(&self) -> bool {
         matches!(self, Self::Thread(thread) if thread.id() == std::thread::current().id())
+    }
+}
+
+thread_local! {
+    /// Wakers that this thread will call when the one it is calling returns.
+    static NEXT: RefCell<Option<VecDeque<Waker>>> = const { RefCell::new(None) };
+}
+
+/// Calls a waker. What that does may wake others, who may do the same: they are called after it, not from
+/// within, since there may be any number of them.
+fn call(waker: Waker) {
+    let mut next = Some(waker);
+    // Without the list, in a thread that is ending, they are called from within.
+    let _ = NEXT.try_with(|list| match &mut *list.borrow_mut() {
+        Some(list) => list.extend(next.take()),
+        list => *list = Some(VecDeque::new()),
+    });
+    while let Some(waker) = next {
+        // A panic was printed when it happened.
+        let _ = contain(move || waker.wake());
+        let take = NEXT.try_with(|list| {
+            let mut list = list.borrow_mut();
+            let next = list.as_mut().and_then(VecDeque::pop_front);
+            if next.is_none() {
+                *list = None;
+            }
+            next
+        });
+        next = take.ok().flatten();
     }
 }
 
@@ -83,11 +113,22 @@ impl Queue {
     /// Gives free permits to those who have waited longest. The core is asked until it refuses one, so
     /// that it tells of the next.
     pub(super) fn give(&mut self, core: &mut Core, out: &mut Finished) {
-        for line in &mut self.waiting {
-            while let Some(first) = line.front() {
-                let Some(permit) = core.get_permit(first.kind, first.cpu) else { break };
-                self.given.push((first.place, permit));
-                out.wake.extend(line.pop_front().map(|first| first.sleeper));
+        let mut refused = [false; 2];
+        // Who came first is asked for first, in whichever line: without a permit that is kept, all are the same
+        // to both.
+        let next = |waiting: &[VecDeque<Waiter>; 2], refused: [bool; 2]| {
+            let lines = waiting.iter().enumerate().filter(|(line, _)| !refused[*line]);
+            lines.filter_map(|(line, all)| Some((all.front()?.place, line))).min()
+        };
+        while let Some((place, line)) = next(&self.waiting, refused) {
+            let waiting = &mut self.waiting[line];
+            let permit = waiting.front().and_then(|first| core.get_permit(first.kind, first.cpu));
+            match permit {
+                Some(permit) => {
+                    self.given.push((place, permit));
+                    out.wake.extend(waiting.pop_front().map(|first| first.sleeper));
+                }
+                None => refused[line] = true,
             }
         }
     }

@@ -602,12 +602,17 @@ impl Shared {
 
     /// Gives a permit back, to whoever waits for one.
     pub(super) fn put_permit(&self, permit: Permit) {
+        let mut finished = Finished::default();
         let mut state = self.hub.lock();
         state.core.put_permit(permit);
-        if state.permits.is_any_awaited() {
-            drop(state);
-            self.settle();
+        if !state.permits.is_any_awaited() {
+            return;
         }
+        // Before anybody else can take it.
+        let control = state.collect(&mut finished);
+        drop(state);
+        self.wake(control);
+        self.settle_with(&mut finished);
     }
 
     /// Waits until a call has ended, at most `limit`.

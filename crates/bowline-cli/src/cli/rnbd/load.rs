@@ -23,6 +23,8 @@ const LEAST: u64 = 64 << 10;
 /// Of so many random requests that write, one is a flush and [`DURABLE`] are durable when answered.
 const SYNC_ROUND: u64 = 32;
 const DURABLE: u64 = 3;
+/// Most versions that a block may have, after that many writes of it have failed in a row: then nobody knows.
+const PERHAPS_MAX: usize = 64;
 /// Tries to find blocks that no other request touches.
 const TRIES: u32 = 8;
 /// Longest wait before the caller is asked whether to go on.
@@ -365,12 +367,19 @@ impl Load {
             report.failed += 1;
             if writes {
                 for block in ask.first..ask.first + ask.count {
-                    self.perhaps.entry(block).or_default().push(version);
+                    let versions = self.perhaps.entry(block).or_default();
+                    versions.push(version);
+                    if versions.len() > PERHAPS_MAX {
+                        self.perhaps.remove(&block);
+                        self.versions[block as usize] = 0;
+                    }
                 }
             }
             let text = bowline_ctl::errno::text(errno.unsigned_abs().cast_signed());
-            let (name, block) = (ask.what.name(), ask.first);
-            return report.problem(format!("a {name} of block {block} failed: {text}"));
+            return report.problem(match ask.what {
+                What::Flush => format!("a flush failed: {text}"),
+                what => format!("a {} of block {} failed: {text}", what.name(), ask.first),
+            });
         }
         report.bytes += ask.count * self.block as u64;
         match ask.what {

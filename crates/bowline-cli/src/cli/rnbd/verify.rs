@@ -11,7 +11,7 @@ use bowline_block::{
     backend::{BackendSpec, open},
 };
 use bowline_ctl::address_text;
-use bowline_rnbd_driver::client::Client;
+use bowline_rnbd_driver::client::{Client, Disk};
 use bowline_rtrs_driver::tree::{ClientPath, ClientSession};
 
 use super::{
@@ -51,7 +51,7 @@ pub(super) struct Args {
     /// Requests at a time
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=1024))]
     depth: u16,
-    /// How much of the disk is used, from its start
+    /// How much of the disk is used, from its start; 5 bytes of memory are needed for each of its blocks
     #[arg(long, value_name = "BYTES", default_value = "64MiB", value_parser = number)]
     span: u64,
     /// Reads in a hundred requests
@@ -80,7 +80,8 @@ pub(super) fn run(args: &Args) -> Outcome {
     }
     let route = args.towards.route()?;
     let (client, disk) = mapped(&args.device, route, &args.how, &args.side, &stop)?;
-    let result = verify(args, disk, Some(&client), &stop);
+    let device: Arc<dyn BlockDevice> = disk.clone();
+    let result = verify(args, device, Some((&client, &disk)), &stop);
     client.close();
     result
 }
@@ -88,9 +89,17 @@ pub(super) fn run(args: &Args) -> Outcome {
 fn verify(
     args: &Args,
     disk: Arc<dyn BlockDevice>,
-    client: Option<&Client>,
+    mapped: Option<(&Client, &Disk)>,
     stop: &Stop,
 ) -> Outcome {
+    let go_on = || {
+        let asked = stop.asked();
+        if let Some((_, disk)) = mapped.filter(|_| asked) {
+            // Nobody waits for a lost session that long.
+            disk.fail_fast();
+        }
+        !asked
+    };
     let shape = Shape {
         bytes: args.span,
         depth: args.depth.into(),
@@ -104,22 +113,22 @@ fn verify(
     let mut progress = Progress::new(false);
     let filled = load.fill(|report| {
         progress.show(format_args!("filled {}", bytes(report.bytes)));
-        !stop.asked()
+        go_on()
     });
     let start = Instant::now();
     let random = load.random(|report| {
         progress.show(format_args!("{} requests", count(report.operations())));
-        !stop.asked() && start.elapsed() < args.time
+        go_on() && start.elapsed() < args.time
     });
     let last = load.check(|report| {
         progress.show(format_args!("compared {}", bytes(report.bytes)));
-        !stop.asked()
+        go_on()
     });
     progress.clear();
     if stop.asked() {
         return Err(Failure::failed("stopped before the end, so nothing is proven"));
     }
-    let sessions = client.map(Client::sessions).unwrap_or_default();
+    let sessions = mapped.map(|(client, _)| client.sessions()).unwrap_or_default();
     let paths = sessions.iter().flat_map(|session| ClientSession::paths(&**session)).collect();
     tell(args, &[&filled, &random, &last], paths)
 }
