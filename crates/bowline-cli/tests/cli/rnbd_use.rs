@@ -334,6 +334,25 @@ fn what_waits_for_a_server_that_is_gone_fails_before_the_doors_close() {
 }
 
 #[test]
+fn a_verified_load_that_is_to_end_waits_for_no_lost_server() {
+    // tests [NB-54]
+    let folder = Folder::new();
+    let server = export(&folder, 25, &["--no-control"]);
+    let path = path(25);
+    let words = ["rnbd", "verify", "disk0", "--from", "s1", "--path", &path, "-T", "60"];
+    let more =
+        ["--span", "64KiB", "--outage", "600", "--path-dead", "0.5", "--connect-timeout", "1"];
+    let load = start(&folder, &[&words[..], &more].concat());
+    thread::sleep(Duration::from_secs(1));
+    drop(server);
+    thread::sleep(Duration::from_secs(2));
+    let asked = Instant::now();
+    load.signal("-TERM");
+    load.finish().exits(1);
+    assert!(asked.elapsed() < Duration::from_secs(10), "{:?}", asked.elapsed());
+}
+
+#[test]
 fn who_reads_the_file_of_a_disk_whose_server_is_gone_keeps_nobody() {
     // tests [NB-37] [NB-54]
     let folder = Folder::new();
