@@ -601,6 +601,22 @@ mod tests {
     }
 
     #[test]
+    fn what_a_block_may_hold_is_kept_for_so_many_failed_writes() {
+        let mut load = Load::new(disk(), shape()).unwrap();
+        load.fill(|_| true);
+        let (now, ask) = (Instant::now(), Ask { what: What::Write, first: 3, count: 1 });
+        let mut fail = |version| {
+            load.slots[0] = Some(Slot { ask, version, since: now });
+            load.answered(0, -5, now, &mut Report::default());
+            (load.perhaps.get(&3).map(Vec::len), load.versions[3] == 0)
+        };
+        for count in 1..=PERHAPS_MAX {
+            assert_eq!(fail(9000 + count as u32), (Some(count), false));
+        }
+        assert_eq!(fail(1), (None, true), "then nobody knows");
+    }
+
+    #[test]
     fn a_block_that_changes_is_noticed() {
         let disk = disk();
         let mut load = Load::new(Arc::clone(&disk), shape()).unwrap();
