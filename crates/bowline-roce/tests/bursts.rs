@@ -133,6 +133,25 @@ fn packets_of_writes_are_all_alike() {
     assert_eq!(pair.nodes[1].bytes(0, 63 * 4096), pattern(64 * 4096, 5)[..63 * 4096]);
 }
 
+/// [RT-97]: WRITEs with and without immediate share a burst if they are of one size with all that is around
+/// their data.
+#[test]
+fn an_immediate_does_not_end_a_burst() {
+    let mut pair = Pair::new(&Setup { mtu: Mtu::M4096, ..Setup::default() });
+    let to = pair.nodes[1].remote(0);
+    let (data, message) = ([pair.nodes[0].sge(0, 2070)], [pair.nodes[0].sge(0, 2066)]);
+    for id in 0..15 {
+        pair.post(0, 2 * id, SendOp::Write(to), &data);
+        pair.post(0, 2 * id + 1, SendOp::WriteImm(to, 1), &message);
+    }
+    let mut burst = Burst::new();
+    let mut counts = Vec::new();
+    while pair.nodes[0].dev.poll_transmit(pair.now, &mut burst) {
+        counts.push(burst.count);
+    }
+    assert_eq!(counts, [30]);
+}
+
 /// [REQ-26]: where each packet leaves by itself, and where the peer's program is told a length, a message
 /// stays one.
 #[test]

@@ -83,6 +83,7 @@ impl Port {
             fast_registration: limits.fast_registration,
             key_refresh: limits.key_refresh,
             burst: limits.burst,
+            mtu: limits.mtu.bytes(),
         };
         let (device, queues) = (Arc::clone(device), Vec::new());
         let pd = device.alloc_pd()?;

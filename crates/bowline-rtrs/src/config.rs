@@ -42,4 +42,6 @@ pub struct PortAttr {
     pub key_refresh: bool,
     /// WRITEs of data that fills packets leave together, so many bytes with one call; 0: they do not.
     pub burst: usize,
+    /// Bytes of data of a packet, at most.
+    pub mtu: usize,
 }

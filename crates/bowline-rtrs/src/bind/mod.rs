@@ -298,7 +298,7 @@ fn with_parts(attr: PortAttr, shape: &QpShape) -> (Bursts, QpShape) {
     let (bytes, send_wr) = (attr.burst as u64, shape.send_wr + shape.send_wr / 2);
     let split = bytes > 0 && send_wr < attr.max_qp_wr;
     let send_wr = if split { send_wr } else { shape.send_wr };
-    (Bursts { bytes, split }, QpShape { send_wr, ..*shape })
+    (Bursts { bytes, split, packet: attr.mtu as u64 }, QpShape { send_wr, ..*shape })
 }
 
 /// Makes a queue pair and begins its connection. Says [`Input::Failed`] if any of it does not work;

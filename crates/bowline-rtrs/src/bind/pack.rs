@@ -7,6 +7,7 @@
 //!   core     D1 m1 D2 m2 D3 m3 ...
 //!   long     D1 D2.. m1 ..D2 D3.. m2 ..D3 ... m3     a message goes where the next data has filled the burst
 //!   short    D1 D2 D3 ... m1 m2 m3                   messages wait together
+//!   packet   D1' M1' D2' M2' D3' M3' ...             data and message are cut anew, in two packets of one size
 //! ```
 //! Data moves forward, over messages that tell of other data. Each stays before the message that tells of
 //! it [RT-47]; and whatever is complete when a signalled request is, in the core's order, is so in this one,
@@ -21,6 +22,9 @@ const AHEAD: u64 = 4;
 /// Data of so many bytes, or of a multiple, fills packets of every MTU.
 const EVEN: u64 = 4096;
 
+/// An immediate makes a packet so many bytes longer.
+const IMM: u64 = 4;
+
 /// A send, or a part of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Part {
@@ -30,6 +34,8 @@ pub(super) struct Part {
     pub(super) skip: u64,
     /// Bytes of this part.
     pub(super) len: u64,
+    /// Before its own bytes go the rest of this one's, from there on.
+    pub(super) rest: Option<(u32, u64)>,
 }
 
 /// Memory that is used again for every connection.
@@ -52,6 +58,28 @@ pub(super) struct Bursts {
     pub(super) bytes: u64,
     /// Queue pairs have room for the parts of requests.
     pub(super) split: bool,
+    /// Most bytes of a packet.
+    pub(super) packet: u64,
+}
+
+/// Data that a packet holds and the message behind it, if that goes to the memory behind it, as two packets
+/// of one size, of which bursts are made without waiting for others' data.
+fn evened(batch: &Batch, data: Part, message: u32, packet: u64) -> Option<(Part, Part)> {
+    let wr = |at: u32| batch.wrs.get(at as usize);
+    let (WrKind::Write(to), WrKind::WriteImm(behind, _)) = (wr(data.wr)?.kind, wr(message)?.kind) else {
+        return None;
+    };
+    let own = len(batch, wr(message)?);
+    let follows = behind.rkey == to.rkey && behind.addr == to.addr.wrapping_add(data.len);
+    let second = (data.len + own).checked_sub(IMM)? / 2;
+    let first = data.len + own - second;
+    // With their pads; one sum of eight has no such halves.
+    let alike = first.next_multiple_of(4) == second.next_multiple_of(4) + IMM;
+    let cut = follows && own > 0 && alike && first < data.len && data.len <= packet;
+    cut.then(|| {
+        let message = Part { wr: message, skip: 0, len: own, rest: Some((data.wr, first)) };
+        (Part { len: first, ..data }, message)
+    })
 }
 
 impl Packer {
@@ -60,16 +88,25 @@ impl Packer {
         self.parts.clear();
         // Room in the burst at hand. Data since messages last went, and how many requests' it is.
         let (mut room, mut since, mut data) = (to.bytes, 0, 0);
-        for at in sends {
+        let mut sends = sends.peekable();
+        while let Some(at) = sends.next() {
             let Some(wr) = batch.wrs.get(at as usize) else { continue };
             let len = len(batch, wr);
-            let whole = Part { wr: at, skip: 0, len };
+            let whole = Part { wr: at, skip: 0, len, rest: None };
             if to.bytes == 0 {
                 self.parts.push(whole);
                 continue;
             }
             if !matches!(wr.kind, WrKind::Write(_)) || wr.signal {
                 self.late.push(whole);
+                continue;
+            }
+            let message = sends.peek().copied();
+            if let Some((first, message)) = message.and_then(|next| evened(batch, whole, next, to.packet)) {
+                sends.next();
+                self.parts.append(&mut self.late);
+                self.parts.extend([first, message]);
+                (room, since, data) = (to.bytes, 0, 0);
                 continue;
             }
             let even = len.is_multiple_of(EVEN);
@@ -112,7 +149,7 @@ mod tests {
     use crate::{ConnId, MemRef, PathId, RegionId, Tag};
 
     const PAGE: u32 = 4096;
-    const BURSTS: Bursts = Bursts { bytes: 3 * PAGE as u64, split: true };
+    const BURSTS: Bursts = Bursts { bytes: 3 * PAGE as u64, split: true, packet: PAGE as u64 };
 
     /// IOs of so many pages of data each, and the message that tells of it.
     fn batch(pages: &[u32]) -> Batch {
@@ -158,7 +195,7 @@ mod tests {
 
     #[test]
     fn a_device_that_does_not_care_gets_them_as_they_are() {
-        let none = Bursts { bytes: 0, split: false };
+        let none = Bursts { bytes: 0, split: false, ..BURSTS };
         assert_eq!(packed(&[1, 4], none), "d0:0+1 m0 d1:0+4 m1");
     }
 
@@ -209,6 +246,50 @@ mod tests {
         assert_eq!(parts, [(0, 0), (2, 0), (4, 0), (1, 0), (3, 0), (4, 3 * page), (5, 0)]);
     }
 
+    /// IOs of so many bytes of data and message, which goes to the memory behind the data.
+    fn ios(lens: &[(u32, u32)]) -> Batch {
+        let conn = ConnId { path: PathId { slot: 0, life: 0 }, cid: 1 };
+        let mut batch = Batch::default();
+        for (io, (data, message)) in (0_u32..).zip(lens) {
+            let mem = |len| [MemRef { region: RegionId(1), offset: 0, len }];
+            let to = |skip: &u32| Remote { addr: 1000 + u64::from(*skip), rkey: io };
+            batch.send(conn, Tag(2 * io), WrKind::Write(to(&0)), &mem(*data), false);
+            let kind = WrKind::WriteImm(to(data), io);
+            batch.send(conn, Tag(2 * io + 1), kind, &mem(*message), io % 8 == 7);
+        }
+        batch
+    }
+
+    /// Parts of IOs: place, bytes skipped and bytes; of a message what goes before it, too.
+    fn packed_ios(lens: &[(u32, u32)], to: Bursts) -> Vec<Part> {
+        let batch = ios(lens);
+        let mut packer = Packer::default();
+        packer.pack(&batch, 0..batch.wrs.len() as u32, to);
+        packer.parts
+    }
+
+    /// [RT-97]
+    #[test]
+    fn data_of_a_packet_shares_two_of_one_size_with_its_message() {
+        let part = |wr, skip, len, rest| Part { wr, skip, len, rest };
+        let pair = |io: u32, first, own| {
+            [part(2 * io, 0, first, None), part(2 * io + 1, 0, own, Some((2 * io, first)))]
+        };
+        let parts = packed_ios(&[(4096, 40), (4096, 44)], BURSTS);
+        assert_eq!(parts, [pair(0, 2070, 40), pair(1, 2072, 44)].concat());
+        // Data of several packets goes before what waits for it, and that before the next pair.
+        let parts = packed_ios(&[(8192, 40), (4096, 40)], BURSTS);
+        let long = [part(0, 0, 8192, None), part(1, 0, 40, None)];
+        assert_eq!(parts, [&long[..], &pair(1, 2070, 40)].concat());
+        // Not so if packets are shorter, or the device does not care.
+        for other in [Bursts { packet: 2048, ..BURSTS }, Bursts { bytes: 0, ..BURSTS }] {
+            let parts = packed_ios(&[(4096, 40)], other);
+            assert_eq!(parts, [part(0, 0, 4096, None), part(1, 0, 40, None)]);
+        }
+        // Nor is it if the message goes elsewhere.
+        assert_eq!(packed(&[1], BURSTS), "d0:0+1 m0");
+    }
+
     fn lengths() -> impl Strategy<Value = u32> {
         prop_oneof![(0_u32..60).prop_map(|pages| pages * PAGE), 0_u32..300_000]
     }
@@ -223,7 +304,7 @@ mod tests {
         ) {
             let batch = row(&items);
             let mut packer = Packer::default();
-            packer.pack(&batch, 0..batch.wrs.len() as u32, Bursts { bytes, split });
+            packer.pack(&batch, 0..batch.wrs.len() as u32, Bursts { bytes, split, ..BURSTS });
             let mut gone = vec![0; items.len()];
             let mut last = None;
             let len = |at: usize| u64::from(items[at].unwrap_or(0));
@@ -243,6 +324,41 @@ mod tests {
                 prop_assert!(ahead <= (AHEAD + 1) * bytes, "{} bytes", ahead);
             }
             prop_assert!(gone.iter().enumerate().all(|(at, gone)| *gone == len(at)));
+        }
+
+        /// [RT-97]
+        #[test]
+        fn pairs_are_alike_and_whole(lens in prop::collection::vec(
+            (prop_oneof![Just(4096_u32), 1_u32..4097, 4097_u32..40_000], 1_u32..300), 0..20,
+        )) {
+            let mut gone = vec![0; lens.len()];
+            let mut next = 0;
+            let mut pair = None;
+            for part in packed_ios(&lens, BURSTS) {
+                let io = (part.wr / 2) as usize;
+                let (data, message) = (u64::from(lens[io].0), u64::from(lens[io].1));
+                if part.wr % 2 == 0 {
+                    prop_assert_eq!(part.skip, gone[io]);
+                    gone[io] += part.len;
+                    pair = Some((part.wr, part.len));
+                    continue;
+                }
+                prop_assert_eq!((io, part.len), (next, message), "messages stay in order");
+                next += 1;
+                let size = data + message;
+                if let Some((of, skip)) = part.rest {
+                    // Right behind the data it takes a part of.
+                    prop_assert_eq!(pair, Some((part.wr - 1, skip)));
+                    prop_assert_eq!((of, gone[io]), (part.wr - 1, skip));
+                    let second = (size - skip).next_multiple_of(4) + IMM;
+                    prop_assert!(skip.next_multiple_of(4) == second && second <= BURSTS.packet);
+                } else {
+                    prop_assert_eq!(gone[io], data);
+                    // Only what is longer, is mostly message, or has no such halves is not cut.
+                    prop_assert!(data > 4096 || data < message + 8 || size % 8 == 5);
+                }
+            }
+            prop_assert_eq!(next, lens.len());
         }
 
         /// [RT-47]

@@ -99,7 +99,9 @@ impl Scratch {
         self.counts.clear();
         for (part, wr) in parts() {
             let before = self.sges.len();
-            let mems = gathered(batch, wr, part);
+            let rest = part.rest.and_then(|(of, skip)| Some((batch.wrs.get(of as usize)?, skip)));
+            let rest = rest.into_iter().flat_map(|(of, skip)| gathered(batch, of, skip, u64::MAX));
+            let mems = rest.chain(gathered(batch, wr, part.skip, part.len));
             self.sges.extend(mems.map(|mem| regions.sge(port, wr.conn.path, &mem)));
             self.counts.push(self.sges.len() - before);
         }
@@ -108,7 +110,8 @@ impl Scratch {
         for ((part, wr), count) in parts().zip(&self.counts) {
             let (sges, others) = rest.split_at(*count);
             rest = others;
-            wrs.push(send_wr(wr, part.skip, sges, || regions.pieces(batch.mems_of(wr))));
+            let remote = remote(batch, wr, part);
+            wrs.push(send_wr(wr, remote, sges, || regions.pieces(batch.mems_of(wr))));
         }
         let posted = verbs.post_send(qpn, &wrs).map_err(|(_, error)| error);
         self.sends = again(wrs);
@@ -116,13 +119,17 @@ impl Scratch {
     }
 }
 
-/// The memory a part of a send work request sends.
-fn gathered<'a>(batch: &'a Batch, wr: &Wr, part: &Part) -> impl Iterator<Item = MemRef> + 'a {
+/// The memory of so many bytes of a send work request, behind the first.
+fn gathered<'a>(
+    batch: &'a Batch,
+    wr: &Wr,
+    mut skip: u64,
+    mut left: u64,
+) -> impl Iterator<Item = MemRef> + use<'a> {
     let mems = match wr.kind {
         WrKind::Register(_) => &[],
         _ => batch.mems_of(wr),
     };
-    let (mut skip, mut left) = (part.skip, part.len);
     mems.iter().filter_map(move |mem| {
         let before = skip.min(mem.len.into());
         let len = left.min(u64::from(mem.len) - before);
@@ -131,9 +138,23 @@ fn gathered<'a>(batch: &'a Batch, wr: &Wr, part: &Part) -> impl Iterator<Item = 
     })
 }
 
+/// Where a part goes in the peer's memory.
+fn remote(batch: &Batch, wr: &Wr, part: &Part) -> Remote {
+    let (of, skip) = match part.rest {
+        Some((of, skip)) => (batch.wrs.get(of as usize).unwrap_or(wr), skip),
+        None => (wr, part.skip),
+    };
+    match of.kind {
+        WrKind::Write(to) | WrKind::WriteImm(to, _) => {
+            Remote { addr: to.addr.wrapping_add(skip), ..to }
+        }
+        _ => Remote::default(),
+    }
+}
+
 fn send_wr<'a>(
     wr: &Wr,
-    skip: u64,
+    remote: Remote,
     sges: &'a [Sge],
     pieces: impl FnOnce() -> Vec<Piece>,
 ) -> SendWr<'a> {
@@ -141,10 +162,8 @@ fn send_wr<'a>(
         WrKind::Send => SendOp::Send,
         WrKind::SendImm(imm) => SendOp::SendImm(imm),
         WrKind::SendInv(key) => SendOp::SendInv(key),
-        WrKind::Write(Remote { addr, rkey }) => {
-            SendOp::Write(Remote { addr: addr.wrapping_add(skip), rkey })
-        }
-        WrKind::WriteImm(remote, imm) => SendOp::WriteImm(remote, imm),
+        WrKind::Write(_) => SendOp::Write(remote),
+        WrKind::WriteImm(_, imm) => SendOp::WriteImm(remote, imm),
         WrKind::Register(key) => {
             let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
             SendOp::RegMr { key, pieces: pieces(), iova: 0, access }

@@ -53,6 +53,7 @@ impl Verbs for Fake {
             fast_registration: true,
             key_refresh: true,
             burst: 3 * 4096,
+            mtu: 4096,
         }
     }
 
@@ -136,7 +137,9 @@ impl Verbs for Fake {
                     let all = pieces.iter().map(|p| format!(" ({}, {})", p.offset, p.len));
                     format!("[{key}:{}]", all.collect::<String>())
                 }
-                SendOp::Write(remote) if remote.addr > 0 => format!("@{}", remote.addr),
+                SendOp::Write(to) | SendOp::WriteImm(to, _) if to.addr > 0 => {
+                    format!("@{}", to.addr)
+                }
                 _ => String::new(),
             };
             let signal = if wr.flags.contains(SendFlags::SIGNALED) { "!" } else { "" };
@@ -275,6 +278,22 @@ fn long_data_is_split_where_a_burst_is_full() {
     let parts =
         "w11@100[(1, 1000, 5), (3, 3096, 5)] si30[(64, 8, 5)] w11@4196[(4, 5000, 5), (5, 3192, 5)]";
     assert_eq!(fake.calls, [format!("send 1: w10[(0, 8192, 5)] {parts} si31![(64, 8, 5)]")]);
+}
+
+/// [RT-97]: data of a packet shares two packets of one size with the message behind it.
+#[test]
+fn short_data_and_its_message_are_cut_anew() {
+    let (mut binding, mut fake, [a, _], region) = pair();
+    let mem = |offset, len| MemRef { region, offset, len };
+    let to = |addr| Remote { addr, rkey: 1 };
+    let mut batch = Batch::default();
+    let pieces = [mem(1, 1000), mem(2, 0), mem(3, 3000), mem(4, 96)];
+    batch.send(a, Tag(10), WrKind::Write(to(100)), &pieces, false);
+    batch.send(a, Tag(11), WrKind::WriteImm(to(4196), 1), &[mem(64, 40)], true);
+    let mut out = Vec::new();
+    binding.run_batch(&mut fake, &mut batch, &mut out);
+    let parts = "w10@100[(1, 1000, 5), (3, 1070, 5)] wi11!@2170[(1073, 1930, 5), (4, 96, 5), (64, 40, 5)]";
+    assert_eq!(fake.calls, [format!("send 1: {parts}")]);
 }
 
 /// Queue pairs have room for the parts of what a core has outstanding, where the device has it.

@@ -92,7 +92,8 @@ impl Request {
     /// Tells whether its data goes before its header, in a message of its own, on a device that likes
     /// packets of one size. In one message the header would be a short packet behind each data, since
     /// both do not fit one; as two, the data of many requests leaves with one call and their headers
-    /// with another. The server sees the same chunk when the immediate arrives [RT-97].
+    /// with another, or data and header as packets of one size, as [`bind`](crate::bind) knows best. The
+    /// server sees the same chunk when the immediate arrives [RT-97].
     const fn is_split(&self) -> bool {
         matches!(self.dir, Dir::Write) && self.data_len > 0 && self.data_len.is_multiple_of(EVEN)
     }

@@ -333,14 +333,14 @@ fn is_recv(done: &Done) -> bool {
 }
 
 /// Tells whether the client wrote what the header says it did, if the device tells how much that was
-/// [RT-39]. The data of a WRITE may have come before, in a message of its own [RT-97]; what is in the chunk
+/// [RT-39]. The data of a WRITE, or a part, may have come before, in a message of its own [RT-97]; what is in the chunk
 /// instead, should it not have, is what this client has put there.
 fn is_length(io: &IoReq, arrived: &Arrived) -> bool {
     let rest = arrived.off - io.data_len;
-    let (len, alone) = match io.hdr {
-        IoHdr::Write { .. } => (arrived.off + 4, rest + 4),
-        IoHdr::Read { desc: None, .. } => (rest + 8, rest + 8),
-        IoHdr::Read { desc: Some(_), .. } => (rest + 24, rest + 24),
+    let lens = match io.hdr {
+        IoHdr::Write { .. } => rest + 4..=arrived.off + 4,
+        IoHdr::Read { desc: None, .. } => rest + 8..=rest + 8,
+        IoHdr::Read { desc: Some(_), .. } => rest + 24..=rest + 24,
     };
-    arrived.len == 0 || arrived.len == len || arrived.len == alone
+    arrived.len == 0 || lens.contains(&arrived.len)
 }

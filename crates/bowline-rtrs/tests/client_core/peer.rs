@@ -114,6 +114,7 @@ pub(crate) const ATTR: PortAttr = PortAttr {
     fast_registration: true,
     key_refresh: true,
     burst: 0,
+    mtu: 4096,
 };
 pub(crate) const CHUNK: u32 = 131_072;
 

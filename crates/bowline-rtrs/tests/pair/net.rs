@@ -113,6 +113,7 @@ pub(crate) const ATTR: PortAttr = PortAttr {
     fast_registration: true,
     key_refresh: true,
     burst: 15 * 4096,
+    mtu: 4096,
 };
 
 impl Net {

@@ -209,19 +209,31 @@ fn a_user_message_shorter_than_the_upper_layer_reads() {
     assert_eq!(rig.take_closed(), [(path.id, CloseReason::Header)]);
 }
 
-// tests [RT-67] 1
+// tests [RT-67] 1, [RT-97]
 #[test]
-fn fewer_bytes_than_the_header_says() {
-    let short = |rig: &mut Rig, path: &Path| {
-        let done = rig.write(path, 1, 0, b"usr", &[1; 100]);
-        vec![Done { len: done.len - 1, ..done }]
-    };
-    refused(short, CloseReason::Header);
-    let long = |rig: &mut Rig, path: &Path| {
-        let done = rig.read(path, 1, 0, b"usr", 100, Some((desc(100), true)));
-        vec![Done { len: done.len + 1, ..done }]
-    };
-    refused(long, CloseReason::Header);
+fn other_lengths_than_the_header_says() {
+    let header = b"usr".len() as u32 + 4;
+    for len in [header, header + 1, header + 99, header + 100] {
+        let mut rig = Rig::new();
+        let path = rig.path(1, 1, A, 2);
+        let done = rig.write(&path, 1, 0, b"usr", &[1; 100]);
+        assert_eq!(done.len, header + 100);
+        rig.deliver(&[Done { len, ..done }]);
+        assert_eq!(rig.one().data.len, 100, "data may come before, whole or in part");
+    }
+    for len in [1, header - 1, header + 101] {
+        let write = move |rig: &mut Rig, path: &Path| {
+            vec![Done { len, ..rig.write(path, 1, 0, b"usr", &[1; 100]) }]
+        };
+        refused(write, CloseReason::Header);
+    }
+    for more in [u32::MAX, 1] {
+        let read = move |rig: &mut Rig, path: &Path| {
+            let done = rig.read(path, 1, 0, b"usr", 100, Some((desc(100), true)));
+            vec![Done { len: done.len.wrapping_add(more), ..done }]
+        };
+        refused(read, CloseReason::Header);
+    }
 }
 
 // tests [RT-67] 9

@@ -23,6 +23,7 @@ pub(crate) const PORT: PortAttr = PortAttr {
     fast_registration: true,
     key_refresh: true,
     burst: 0,
+    mtu: 4096,
 };
 
 /// 8 chunks of 8 KiB.

@@ -85,6 +85,7 @@ impl Verbs for Port<'_> {
             fast_registration: attr.fast_registration,
             key_refresh: attr.key_refresh,
             burst: self.own.burst,
+            mtu: attr.mtu.bytes(),
         }
     }
 
