@@ -234,21 +234,6 @@ impl From<Closed> for Error {
     }
 }
 
-/// The error of a list of which some were accepted.
-struct Partly(usize, Error);
-
-impl From<Closed> for Partly {
-    fn from(_: Closed) -> Self {
-        Self(0, Error::Closed)
-    }
-}
-
-impl From<(usize, Error)> for Partly {
-    fn from((accepted, error): (usize, Error)) -> Self {
-        Self(accepted, error)
-    }
-}
-
 fn system(what: &str, error: &std::io::Error) -> Error {
     Error::System { what: what.to_owned(), errno: error.raw_os_error().unwrap_or(libc::EIO) }
 }
@@ -367,7 +352,7 @@ impl Device for SoftDevice {
         // An acknowledgement joins what the program sends now; if that is nothing, it goes out when
         // the program looks again, or the background thread, if that will soon.
         let now = clock::now();
-        if count == 0 || !shared.may_wait(now) {
+        if count == 0 || !shared.may_acks_wait(&shared.lock(), now) {
             shared.flush(now);
         }
         Ok(count)
@@ -406,8 +391,22 @@ impl Device for SoftDevice {
     }
 
     fn post_send(&self, qp: Qpn, wrs: &[SendWr<'_>]) -> Result<(), (usize, Error)> {
-        self.act(|st, now| st.core.post_send(now, qp, wrs).map_err(Partly::from))
-            .map_err(|Partly(accepted, error)| (accepted, error))
+        let now = clock::now();
+        let mut st = self.shared.lock();
+        if st.stop {
+            return Err((0, Error::Closed));
+        }
+        let done = st.core.post_send(now, qp, wrs);
+        self.shared.settle(&mut st);
+        // Perhaps the program posts to others, too.
+        let aside = self.shared.may_acks_wait(&st, now) && st.core.set_acks_aside(qp);
+        drop(st);
+        if aside {
+            self.shared.flush_but_acks(now);
+        } else {
+            self.shared.flush(now);
+        }
+        done
     }
 
     fn post_recv(&self, qp: Qpn, wrs: &[RecvWr<'_>]) -> Result<(), (usize, Error)> {

@@ -2,7 +2,7 @@
 
 use core::sync::atomic::Ordering;
 use std::net::SocketAddr;
-use std::sync::{PoisonError, TryLockError};
+use std::sync::{MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
 use bowline_roce::{Burst, IdentHint, Instant};
@@ -15,7 +15,7 @@ use rustix::time::Timespec;
 use crate::capture::{Capture, Datagram, Way};
 use crate::clock;
 use crate::loss::Loss;
-use crate::shared::{Shared, State};
+use crate::shared::{Shared, State, Tx};
 use crate::sys::{self, Arrival, Inbox};
 use crate::udp::Endpoint;
 
@@ -211,8 +211,8 @@ impl Shared {
 
     /// Tells whether acknowledging what has come can wait for what the program does with it: no peer runs out of
     /// window, and the background thread sees to it if the program does not go on.
-    pub(crate) fn may_wait(&self, now: Instant) -> bool {
-        self.unanswered.load(Ordering::Relaxed) <= FEW_PACKETS && self.lock().is_helper_about(now)
+    pub(crate) fn may_acks_wait(&self, st: &State, now: Instant) -> bool {
+        self.unanswered.load(Ordering::Relaxed) <= FEW_PACKETS && st.is_helper_about(now)
     }
 
     /// Sends all acknowledgements that wait, also those that another thread is about to send: when this
@@ -237,12 +237,34 @@ impl Shared {
     pub(crate) fn flush(&self, now: Instant) {
         self.mark_unsent();
         while self.unsent.load(Ordering::SeqCst) {
-            let mut tx = match self.tx.try_lock() {
-                Ok(tx) => tx,
-                Err(TryLockError::Poisoned(tx)) => tx.into_inner(),
-                Err(TryLockError::WouldBlock) => return,
-            };
+            let Some(mut tx) = self.try_tx() else { return };
             self.send_marked(now, &mut tx.bursts);
+        }
+    }
+
+    /// The same, but for the acknowledgements that the core has set aside: they are held back.
+    pub(crate) fn flush_but_acks(&self, now: Instant) {
+        let tx = self.try_tx();
+        let has_turn = tx.is_some();
+        if let Some(mut tx) = tx {
+            self.unsent.store(false, Ordering::SeqCst);
+            self.send_all(now, &mut tx.bursts);
+        }
+        self.lock().core.take_acks_back();
+        // What another thread has left to this one is not to wait.
+        if !has_turn || self.unsent.load(Ordering::SeqCst) {
+            self.flush(now);
+        } else {
+            self.mark_unsent();
+        }
+    }
+
+    /// The right to send, unless another thread has it.
+    fn try_tx(&self) -> Option<MutexGuard<'_, Tx>> {
+        match self.tx.try_lock() {
+            Ok(tx) => Some(tx),
+            Err(TryLockError::Poisoned(tx)) => Some(tx.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
         }
     }
 

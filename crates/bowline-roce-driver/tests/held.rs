@@ -63,6 +63,36 @@ fn they_go_with_the_answer() {
     assert!(sends <= Some(TRIPS + TRIPS / 10), "{sends:?} calls for {TRIPS} messages");
 }
 
+/// The same for a program that answers on several queue pairs: none goes alone before its own answer.
+#[test]
+fn each_goes_with_its_own_answer() {
+    const LEN: usize = 15 * 4096;
+    const TRIPS: u64 = 100;
+    let _alone = alone();
+    let (a, b) = (open(ip(46, 1)), open(ip(46, 2)));
+    let (near, far) = connect(&a, &b, 1 << 20);
+    let (near_too, far_too) = connect_to(&a, &b, 1 << 20, 7473);
+    warm([&near, &far]);
+    let round_trips = || {
+        let before = b.stats();
+        for trip in 0..TRIPS {
+            for side in [&far, &far_too, &near, &near_too] {
+                side.post_recv(2 * trip, 0, LEN);
+            }
+            let (nears, fars) = ([&near, &near_too], [&far, &far_too]);
+            for (froms, tos) in [(nears, fars), (fars, nears)] {
+                froms.iter().for_each(|from| from.post(2 * trip + 1, SendOp::Send, 0, LEN));
+                for to in tos {
+                    assert_eq!(polled(to, 2 * trip).status, Status::Success);
+                }
+            }
+        }
+        (b.stats() - before).sends
+    };
+    let sends = (0..10).map(|_| round_trips()).min();
+    assert!(sends <= Some(2 * TRIPS + TRIPS / 5), "{sends:?} calls for {} messages", 2 * TRIPS);
+}
+
 /// A peer learns that its WRITE has arrived, whatever the program does that saw it arrive.
 #[test]
 fn they_go_before_the_end() {

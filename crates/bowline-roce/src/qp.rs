@@ -37,6 +37,8 @@ pub(crate) struct Qp {
     /// It is in the list of those with replies to send, and in that of those with anything to send.
     pub(crate) in_urgent: bool,
     pub(crate) in_normal: bool,
+    /// Times its acknowledgement was set aside.
+    pub(crate) aside: u8,
     /// Whose turn it is when both halves have something to send: which one the last burst passed
     /// over.
     pub(crate) requests_next: bool,
@@ -174,6 +176,16 @@ fn transition(qp_type: QpType, from: QpState, to: QpState) -> Option<(u32, u32)>
 }
 
 impl Qp {
+    /// Tells whether an acknowledgement is all it has to send.
+    pub(crate) fn has_ack_only(&self) -> bool {
+        match &self.halves {
+            Halves::Rc { requester, responder } => {
+                responder.has_one_ack() && !(self.requests() && requester.has_work())
+            }
+            Halves::Ud { .. } => false,
+        }
+    }
+
     /// Checks a change of attributes; returns the state it leads to.
     pub(crate) fn check(&self, attr: &QpAttr, config: &Config) -> Result<QpState, Error> {
         let to = attr.state.unwrap_or(self.state);

@@ -176,6 +176,87 @@ fn queue_pairs_take_turns() {
     assert_eq!(seen.len(), 5);
 }
 
+/// Posts `op` of ten bytes to a queue pair.
+fn post(side: &mut Side, at: usize, op: SendOp) {
+    let sges = [Sge { addr: side.buffer.addr(), len: 10, lkey: side.keys.lkey }];
+    let wr = SendWr { id: 1, op, sges: &sges, inline: &[], flags: SendFlags::empty() };
+    side.dev.post_send(START, side.qps[at], &[wr]).unwrap();
+}
+
+/// Bursts of a side, each as the queue pairs and kinds of its packets; they arrive nowhere.
+fn bursts(side: &mut Side) -> Vec<Vec<(u32, Opcode)>> {
+    let mut all = Vec::new();
+    while side.dev.poll_transmit(START, &mut side.burst) {
+        let packet = |bytes: &[u8]| {
+            let packet = Packet::parse(&bytes[..bytes.len() - 4]).unwrap();
+            (packet.bth.dest_qpn, packet.opcode)
+        };
+        all.push(side.burst.segments().map(packet).collect());
+    }
+    all
+}
+
+/// Sides of which the second owes acknowledgements on all queue pairs, and where the first's memory is.
+fn owing(count: usize, op: fn(Remote) -> SendOp) -> ([Side; 2], Remote) {
+    let mut sides = pair(count);
+    let [near, far] = &sides;
+    let at = |side: &Side| Remote { addr: side.buffer.addr(), rkey: side.keys.rkey };
+    let (near, far) = (at(near), at(far));
+    (0..count).for_each(|i| post(&mut sides[0], i, op(far)));
+    let [from, to] = &mut sides;
+    while from.dev.poll_transmit(START, &mut from.burst) {
+        let source = SocketAddr::new(from.burst.from, from.burst.source_port);
+        for bytes in from.burst.segments() {
+            to.dev.handle_datagram(START, source, to.addr, IdentHint::Unknown, bytes);
+        }
+    }
+    (sides, near)
+}
+
+/// [PERF-6]: who posts to one queue pair after the other has each acknowledgement go with its own.
+#[test]
+fn acknowledgements_of_others_wait_for_what_is_posted_there() {
+    let (mut sides, remote) = owing(3, SendOp::Write);
+    let peers: Vec<u32> = sides[0].qps.iter().map(|qp| qp.0).collect();
+    let far = &mut sides[1];
+    for (i, peer) in peers.into_iter().enumerate() {
+        post(far, i, SendOp::Write(remote));
+        assert_eq!(far.dev.set_acks_aside(far.qps[i]), i < 2);
+        let both = vec![(peer, Opcode::WriteOnly), (peer, Opcode::Acknowledge)];
+        assert_eq!(bursts(far), [both]);
+        far.dev.take_acks_back();
+    }
+    assert!(bursts(far).is_empty());
+}
+
+/// [RSP-25]: they do not wait for long, and what is more than an acknowledgement not at all.
+#[test]
+fn an_acknowledgement_is_set_aside_a_few_times() {
+    let (mut sides, remote) = owing(2, SendOp::Write);
+    let peers: Vec<u32> = sides[0].qps.iter().map(|qp| qp.0).collect();
+    let far = &mut sides[1];
+    let mut alone = 0;
+    for round in 0..6 {
+        post(far, 0, SendOp::Write(remote));
+        assert_eq!(far.dev.set_acks_aside(far.qps[0]), round < 3);
+        let sent = bursts(far);
+        alone += sent.iter().filter(|burst| **burst == [(peers[1], Opcode::Acknowledge)]).count();
+        assert_eq!(alone, usize::from(round >= 3), "{sent:?}");
+        far.dev.take_acks_back();
+    }
+    let (mut sides, _) = owing(2, SendOp::Read);
+    let far = &mut sides[1];
+    assert!(!far.dev.set_acks_aside(far.qps[0]));
+    assert_eq!(bursts(far).len(), 2);
+    // One whose queue pair is gone is no more.
+    let (mut sides, _) = owing(2, SendOp::Write);
+    let far = &mut sides[1];
+    assert!(far.dev.set_acks_aside(far.qps[0]));
+    far.dev.destroy_qp(far.qps[1]).unwrap();
+    far.dev.take_acks_back();
+    assert_eq!(bursts(far).len(), 1);
+}
+
 /// A long read that is being answered does not keep acknowledgements waiting.
 #[test]
 fn replies_go_before_requests_and_bulk() {

@@ -43,6 +43,8 @@ pub(crate) struct Shared {
     pub(crate) overrun: Vec<CqId>,
     /// Queue pairs with replies to send, and with anything to send.
     pub(crate) urgent: VecDeque<u32>,
+    /// Of these, those whose acknowledgement waits for the program.
+    pub(crate) aside: Vec<u32>,
     pub(crate) normal: VecDeque<u32>,
     /// When to look at which queue pair; of several entries only that in `Qp::timer_at` counts.
     timers: BinaryHeap<Reverse<(Instant, u32)>>,
@@ -70,6 +72,7 @@ impl Shared {
             done: Vec::new(),
             overrun: Vec::new(),
             urgent: VecDeque::new(),
+            aside: Vec::new(),
             normal: VecDeque::new(),
             timers: BinaryHeap::new(),
             config,

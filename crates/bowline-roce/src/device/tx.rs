@@ -3,9 +3,10 @@
 //! Queue pairs with replies go first, then all others with something to send, each in turn one
 //! burst. A queue pair whose burst did not hold all replies goes on with the others, so a large read
 //! that is being answered holds up nobody. An acknowledgement joins a burst of requests to the same
-//! peer: a packet of its own would cost as much as the whole burst [PERF-6].
+//! peer: a packet of its own would cost as much as the whole burst [PERF-6]. So while a program posts to one
+//! queue pair after the other, those of the others wait for their turn.
 
-use bowline_verbs::QpState;
+use bowline_verbs::{QpState, Qpn};
 use bowline_wire::roce::{AETH_LEN, BTH_LEN, ICRC_LEN};
 
 use super::Device;
@@ -25,7 +26,32 @@ enum Half {
     Requester,
 }
 
+/// For so many posts to others an acknowledgement waits at most.
+const ASIDE_MAX: u8 = 3;
+
 impl Device {
+    /// For a program that has posted to this queue pair, and perhaps posts to others next: acknowledgements of
+    /// others that would go alone are not sent before [`take_acks_back`](Self::take_acks_back), a few times each
+    /// [RSP-25]. Tells whether there are any.
+    pub fn set_acks_aside(&mut self, but: Qpn) -> bool {
+        let Self { shared, qps, .. } = self;
+        shared.urgent.retain(|&qpn| {
+            let Some(qp) = qps.get_mut(&qpn).filter(|_| qpn != but.0) else { return true };
+            let goes = qp.aside == ASIDE_MAX || !qp.has_ack_only();
+            if !goes {
+                qp.aside += 1;
+                shared.aside.push(qpn);
+            }
+            goes
+        });
+        !shared.aside.is_empty()
+    }
+
+    /// Those set aside may be sent.
+    pub fn take_acks_back(&mut self) {
+        self.shared.urgent.extend(self.shared.aside.drain(..));
+    }
+
     /// Fills `burst` with the next packets to send; `false`: there are none.
     pub fn poll_transmit(&mut self, now: Instant, burst: &mut Burst) -> bool {
         let sent =
@@ -162,6 +188,7 @@ impl Shared {
         }
         if !responder.has_reply() {
             qp.late_ack.gone(now);
+            qp.aside = 0;
         }
         qp.replies_next = half == Half::Requester && !stays && responder.has_reply();
         if half == Half::Requester {

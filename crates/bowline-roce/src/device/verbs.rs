@@ -225,6 +225,7 @@ impl Device {
             halves: Halves::new(init, self.shared.config.mtu.bytes()),
             answers: Creeping::of_answers(),
             in_urgent: false,
+            aside: 0,
             in_normal: false,
             requests_next: false,
             replies_next: false,
