@@ -19,9 +19,13 @@ const PASSED_MAX: usize = 2;
 
 /// How many completions a client takes at once that has so many requests outstanding: half of them. Were it
 /// to take all, its next requests would all leave at the same time, and client and server would work in
-/// turns instead of at the same time. In whole bursts, and at least one.
-pub(crate) fn share(outstanding: usize) -> usize {
-    (outstanding / 2 / BURST * BURST).clamp(BURST, BATCH)
+/// turns instead of at the same time. In whole bursts, and at least one. `spread`: the next requests are dealt out
+/// evenly to so many paths; then half of what one of them has, but a burst for each, so that the server finds
+/// more of a path at once, and answers it together.
+pub(crate) fn share(outstanding: usize, spread: usize) -> usize {
+    let spread = spread.max(1);
+    let unit = (BURST * spread).min(BATCH);
+    (outstanding / 2 / spread / unit * unit).clamp(unit, BATCH)
 }
 
 /// What one look at a completion queue brings.
@@ -150,7 +154,12 @@ mod tests {
 
     #[test]
     fn a_client_takes_half_of_what_is_outstanding_but_whole_bursts() {
-        assert_eq!([0, 1, 29, 32, 128, 255, 4096].map(share), [15, 15, 15, 15, 60, 120, 128]);
+        let shares =
+            |spread| [0, 1, 29, 32, 128, 255, 4096].map(|outstanding| share(outstanding, spread));
+        assert_eq!(shares(1), [15, 15, 15, 15, 60, 120, 128]);
+        assert_eq!(shares(0), shares(1));
+        assert_eq!(shares(2), [30, 30, 30, 30, 30, 60, 128]);
+        assert_eq!(shares(9), [128; 7]);
     }
 
     struct Xorshift(u64);

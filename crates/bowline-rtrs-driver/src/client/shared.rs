@@ -13,7 +13,7 @@ use std::thread::Thread;
 use std::time::{Duration, Instant as Moment};
 
 use bowline_rtrs::client::{Permit, PermitKind};
-use bowline_rtrs::{Instant, PortId};
+use bowline_rtrs::{Instant, Policy, PortId};
 use bowline_verbs::{CmEvent, Qpn, contain};
 
 use super::permits::{Place, Sleeper};
@@ -43,6 +43,8 @@ pub(super) struct Turn {
     finished: Finished,
     /// Requests that were in flight when completions were last taken.
     outstanding: usize,
+    /// Paths that the next ones are dealt out to evenly; 0 or 1: they are not.
+    spread: usize,
 }
 
 /// Who takes the completions of a device.
@@ -277,7 +279,7 @@ impl Shared {
     /// Takes completions, and does what they lead to; returns how many there were.
     fn drive(&self, port: usize, queue: u16, turn: &mut Turn) -> usize {
         // A poll connection is looked at when its program chooses to.
-        let max = if queue == 0 { share(turn.outstanding) } else { BATCH };
+        let max = if queue == 0 { share(turn.outstanding, turn.spread) } else { BATCH };
         if self.leads[port].gone.load(Ordering::Relaxed) {
             return 0;
         }
@@ -291,7 +293,10 @@ impl Shared {
         };
         let now = clock::now();
         let mut state = self.hub.lock();
-        turn.outstanding = state.core.paths().map(|path| path.inflight as usize).sum();
+        let inflight = || state.core.paths().map(|path| path.inflight as usize).filter(|n| *n > 0);
+        turn.outstanding = inflight().sum();
+        turn.spread =
+            if state.core.policy() == Policy::RoundRobin { inflight().count() } else { 1 };
         state.core.set_cpu(current_cpu());
         state.core.handle_done(now, &turn.drive.dones);
         let control = state.collect(&mut turn.finished);

@@ -66,7 +66,8 @@ pub(super) struct Bursts {
 /// of one size, of which bursts are made without waiting for others' data.
 fn evened(batch: &Batch, data: Part, message: u32, packet: u64) -> Option<(Part, Part)> {
     let wr = |at: u32| batch.wrs.get(at as usize);
-    let (WrKind::Write(to), WrKind::WriteImm(behind, _)) = (wr(data.wr)?.kind, wr(message)?.kind) else {
+    let (WrKind::Write(to), WrKind::WriteImm(behind, _)) = (wr(data.wr)?.kind, wr(message)?.kind)
+    else {
         return None;
     };
     let own = len(batch, wr(message)?);
@@ -102,7 +103,9 @@ impl Packer {
                 continue;
             }
             let message = sends.peek().copied();
-            if let Some((first, message)) = message.and_then(|next| evened(batch, whole, next, to.packet)) {
+            if let Some((first, message)) =
+                message.and_then(|next| evened(batch, whole, next, to.packet))
+            {
                 sends.next();
                 self.parts.append(&mut self.late);
                 self.parts.extend([first, message]);

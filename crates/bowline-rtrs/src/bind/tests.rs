@@ -292,7 +292,8 @@ fn short_data_and_its_message_are_cut_anew() {
     batch.send(a, Tag(11), WrKind::WriteImm(to(4196), 1), &[mem(64, 40)], true);
     let mut out = Vec::new();
     binding.run_batch(&mut fake, &mut batch, &mut out);
-    let parts = "w10@100[(1, 1000, 5), (3, 1070, 5)] wi11!@2170[(1073, 1930, 5), (4, 96, 5), (64, 40, 5)]";
+    let parts =
+        "w10@100[(1, 1000, 5), (3, 1070, 5)] wi11!@2170[(1073, 1930, 5), (4, 96, 5), (64, 40, 5)]";
     assert_eq!(fake.calls, [format!("send 1: {parts}")]);
 }
 
