@@ -11,12 +11,12 @@ import time
 from lab.agent import guest_exec, guest_run
 from lab.common import BRIDGE, NETNS
 from lab.guest import alive, set_link
-from lab.net import cap_start, cap_stop
+from lab.net import cap_start, cap_stop, ipns, tap
 
 from .base import MIB, scenario, want
 from .paths import DOWN, UP, Load, Paths
 from .roce import NO_SELF_CHECK, Tool
-from .roce_audit import audit, dissect
+from .roce_audit import audit, dissect, frames
 
 GUEST = "s"
 BOOT = ("--mode", "rnbd-client,rnbd-server", "--nics", "2", "--mem", "1024")
@@ -28,6 +28,7 @@ NODE = {4: ("10.99.0.1", "10.99.1.1"), 6: ("fd99::1", "fd99:0:0:1::1")}
 SIZE = 32 * MIB
 DISK = "disk0"
 CTL = "/sys/class/rnbd-client/ctl/map_device"
+WRITE_ONLY_IMM = 0x0B
 MODULES = "rnbd_client rtrs_client rnbd_server rtrs_server rtrs_core"
 # seconds in which each of two wires is cut and healed
 CUTS = 30
@@ -42,9 +43,9 @@ DURABLE = "--rw=randwrite --bs=4k --iodepth=4 --sync=dsync --runtime=%d"
 class Rnbd:
     """A guest with rtrs and rnbd on both wires for the length of a case; captures and their audit."""
 
-    def __init__(self, c, paths=1, invalidate=True, dissect=True):
+    def __init__(self, c, paths=1, invalidate=True, dissect=True, mtu=1500):
         """dissect=False: the data look like anything to tshark, which guesses what they are."""
-        self.c, self.invalidate, self.dissect = c, invalidate, dissect
+        self.c, self.invalidate, self.dissect, self.mtu = c, invalidate, dissect, mtu
         self.log, self.program, self.tools = c.log, c.w.bowline(), []
         self.k = KERNEL[c.family][:paths]
         self.n = NODE[c.family][:paths]
@@ -58,6 +59,8 @@ class Rnbd:
             self.c.w.boot(GUEST, how=BOOT)
         for nic in (0, 1):
             set_link(GUEST, "pass", nic)
+        if self.mtu > 1500:
+            self.links(self.mtu)
         # kernels that have never heard of anybody
         self.guest("dmesg -C; rmmod %s; for m in rtrs-core rtrs-client rnbd-client; do load-module.sh $m; done; "
                    "load-module.sh rtrs-server always_invalidate=%s && load-module.sh rnbd-server" % (
@@ -85,6 +88,8 @@ class Rnbd:
             t.kill()
         for bridge in self.pcaps:
             cap_stop(bridge, quiet=True)
+        if self.mtu > 1500:
+            self.links(1500)
         with open(self.log + ".dmesg-s", "w") as f:
             f.write(out)
         if os.path.exists(self.socket):
@@ -98,6 +103,18 @@ class Rnbd:
                 for path in self.pcaps.values():
                     os.unlink(path)
 
+    def links(self, mtu):
+        for nic in range(len(self.k)):
+            for name in (tap(GUEST, nic), BRIDGE[nic]):
+                ipns(["link", "set", name, "mtu", str(mtu)])
+            self.guest("ip link set eth%d mtu %d" % (nic, mtu))
+
+    def halves(self):
+        """Writes of the node with an immediate that have data, in its captures."""
+        ours = [ipaddress.ip_address(n).packed for n in self.n]
+        return sum(f.opcode == WRITE_ONLY_IMM and len(f.bth) > 2048 and f.source in ours
+                   for path in self.pcaps.values() for f in frames(path))
+
     def check(self):
         ours, theirs, bad, seen = 0, 0, [], False
         for i, path in enumerate(self.pcaps.values()):
@@ -107,6 +124,10 @@ class Rnbd:
             ours, theirs, bad = ours + mine, theirs + peers, bad + wrong + (opinion or [])
         want(not bad, "%d frames are wrong, first: %s", len(bad), "; ".join(bad[:3]))
         want(ours and theirs, "nothing captured: %d frames of ours, %d of the kernel", ours, theirs)
+        if self.mtu > 1500 and self.c.dir == "n>k":
+            halves = self.halves()
+            want(halves > 100, "%d writes with an immediate have data", halves)
+            self.c.note("%d writes in halves" % halves)
         self.c.note("%d frames sent, %d received, all right%s" % (ours, theirs, ", tshark content" if seen else ""))
 
     def no_leftovers(self):
@@ -407,6 +428,22 @@ def rnbd_load(c):
             want(got["durable_writes"] and got["flushes"] and flushes, "the kernel has flushed %d times: %s", flushes, got)
             c.note("%d durable writes, %d flushes; the kernel flushed %d times" % (
                 got["durable_writes"], got["flushes"], flushes))
+
+
+@scenario("rnbd-jumbo", rows="RT-97 RT-39 REQ-26", timeout=180, ci=True, **COMMON)
+def rnbd_jumbo(c):
+    """The same at path MTU 4096, over one path, with refreshed keys and without: bowline's writes of 4 KiB are halves
+    of one size."""
+    for invalidate in (True, False):
+        with Rnbd(c, 1, invalidate, dissect=c.dir == "k>n", mtu=9000) as r:
+            if c.dir == "k>n":
+                r.export()
+                r.map()
+                r.fio(MIXED % 8)
+                r.fio("--rw=randwrite --bs=4k --iodepth=32 --runtime=5")
+                r.unmap()
+            else:
+                report(c, r.verify(r.serve(file=True), "--time", "10", "--span", "16MiB"))
 
 
 @scenario("rnbd-keys", rows="RT-42 RT-43 RT-47 RT-48 RT-54", timeout=240, dirs=("n>k",), orders=("lo",), bare=True,
