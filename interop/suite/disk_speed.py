@@ -46,7 +46,8 @@ def pass_bursts(machine):
 
 
 def compare(c, p, q, u, v, device):
-    """Rounds of all jobs, with bowline on one of its devices. -> form -> job -> ratios to the kernel's rate"""
+    """Rounds of all jobs, with bowline on one of its devices. -> job -> form -> quartiles of the ratios to the kernel's
+    rate"""
     for machine in (u, v):
         machine.modules(device=device != SOFT)
     export = v.bowline("rnbd", "export", "--memory", "disk1=%d" % SIZE, "--memory", "disk2=%d" % SIZE, "--address", v.address,
@@ -74,8 +75,8 @@ def compare(c, p, q, u, v, device):
     mapped.end()
     export.end()
     # neighbours in time are compared: the load of the host changes
-    return {what: {form: statistics.median(n / k for n, k in zip(forms[form], forms[KERNEL])) for form in (SERVES, BOTH)}
-            for what, forms in got.items()}
+    return {what: {form: statistics.quantiles([n / k for n, k in zip(forms[form], forms[KERNEL])], method="inclusive")
+                   for form in (SERVES, BOTH)} for what, forms in got.items()}
 
 
 @scenario("rnbd-speed", orders=("lo",), timeout=1500, bare=True, tool=True, self_check=NO_SELF_CHECK)
@@ -93,8 +94,10 @@ def rnbd_speed(c):
             ratios = {device: compare(c, p, q, u, v, device) for device in (SOFT, RXE)}
         for what, *_ in JOBS:
             for form in (SERVES, BOTH):
-                c.note("%s, %s: %s" % (what, form, ", ".join("%.2f on %s" % (ratios[d][what][form], d) for d in ratios)))
-        slower = [what for what, *_ in JOBS if ratios[SOFT][what][BOTH] < TOLERANCE]
+                each = ["%.2f (%.2f - %.2f) on %s" % (half, low, high, device) for device, jobs in ratios.items()
+                        for low, half, high in [jobs[what][form]]]
+                c.note("%s, %s: %s" % (what, form, ", ".join(each)))
+        slower = [what for what, *_ in JOBS if ratios[SOFT][what][BOTH][1] < TOLERANCE]
         want(not slower, "two bowlines are slower than two kernels: %s; %s", "; ".join(slower), "; ".join(c.notes))
     finally:
         down([U, V])

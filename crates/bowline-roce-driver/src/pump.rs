@@ -242,21 +242,21 @@ impl Shared {
         }
     }
 
-    /// The same, but for the acknowledgements that the core has set aside: they are held back.
+    /// The same, but for the acknowledgements that the core has set aside: they are held back, unless another thread
+    /// has something to send, too.
     pub(crate) fn flush_but_acks(&self, now: Instant) {
-        let tx = self.try_tx();
-        let has_turn = tx.is_some();
-        if let Some(mut tx) = tx {
+        if let Some(mut tx) = self.try_tx() {
             self.unsent.store(false, Ordering::SeqCst);
-            self.send_all(now, &mut tx.bursts);
+            let held = self.send_all(now, true, &mut tx.bursts);
+            drop(tx);
+            if !self.unsent.load(Ordering::SeqCst) {
+                if held {
+                    self.mark_unsent();
+                }
+                return;
+            }
         }
-        self.lock().core.take_acks_back();
-        // What another thread has left to this one is not to wait.
-        if !has_turn || self.unsent.load(Ordering::SeqCst) {
-            self.flush(now);
-        } else {
-            self.mark_unsent();
-        }
+        self.flush(now);
     }
 
     /// The right to send, unless another thread has it.
@@ -272,7 +272,7 @@ impl Shared {
     fn send_marked(&self, now: Instant, bursts: &mut Vec<Burst>) {
         while self.unsent.swap(false, Ordering::SeqCst) {
             self.unanswered.store(0, Ordering::Relaxed);
-            self.send_all(now, bursts);
+            self.send_all(now, false, bursts);
         }
     }
 
@@ -286,9 +286,14 @@ impl Shared {
         }
     }
 
-    fn send_all(&self, mut now: Instant, bursts: &mut Vec<Burst>) {
+    /// Sends what there is. `hold`: acknowledgements set aside stay while no other thread marks that there is
+    /// something to send; returns whether some did to the end.
+    fn send_all(&self, mut now: Instant, hold: bool, bursts: &mut Vec<Burst>) -> bool {
         loop {
             let mut st = self.lock();
+            if !hold || self.unsent.load(Ordering::SeqCst) {
+                st.core.take_acks_back();
+            }
             let delay = self.ack_delay(&st);
             st.core.set_ack_delay(delay);
             let (mut count, mut bytes) = (0, 0);
@@ -305,7 +310,7 @@ impl Shared {
             }
             if count == 0 {
                 self.settle(&mut st);
-                return;
+                return st.core.take_acks_back();
             }
             drop(st);
             self.send_gathered(&bursts[..count]);

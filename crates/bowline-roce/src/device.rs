@@ -150,6 +150,7 @@ impl Device {
                 self.shared.settle(now, qp, true);
             }
         }
+        self.take_acks_back();
     }
 
     /// What has been counted.

@@ -248,6 +248,12 @@ fn an_acknowledgement_is_set_aside_a_few_times() {
     let far = &mut sides[1];
     assert!(!far.dev.set_acks_aside(far.qps[0]));
     assert_eq!(bursts(far).len(), 2);
+    // Before queue pairs end it goes, for whomever it was set aside.
+    let (mut sides, _) = owing(2, SendOp::Write);
+    let far = &mut sides[1];
+    assert!(far.dev.set_acks_aside(far.qps[0]));
+    far.dev.release_acks(START);
+    assert_eq!(bursts(far).len(), 2);
     // One whose queue pair is gone is no more.
     let (mut sides, _) = owing(2, SendOp::Write);
     let far = &mut sides[1];

@@ -60,7 +60,8 @@ pub struct RecvSlot {
 /// Work for the device, carried out in the order of the fields. Work requests of one connection are
 /// executed in order: what one has written is there when the next one completes at the peer [RT-72]. All stay in
 /// order but for unsignalled WRITEs without immediate: these may go earlier, over requests of other kinds, and
-/// in two parts, so that two failures may come of one tag.
+/// in two parts, so that two failures may come of one tag. The end of one may go within the WRITE with immediate behind
+/// it, if that writes to the memory behind [RT-97].
 #[derive(Clone, Debug, Default)]
 pub struct Batch {
     /// Keys the peer can no longer use.

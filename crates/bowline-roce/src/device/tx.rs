@@ -47,9 +47,11 @@ impl Device {
         !shared.aside.is_empty()
     }
 
-    /// Those set aside may be sent.
-    pub fn take_acks_back(&mut self) {
+    /// Those set aside may be sent; tells whether there are any.
+    pub fn take_acks_back(&mut self) -> bool {
+        let any = !self.shared.aside.is_empty();
         self.shared.urgent.extend(self.shared.aside.drain(..));
+        any
     }
 
     /// Fills `burst` with the next packets to send; `false`: there are none.
