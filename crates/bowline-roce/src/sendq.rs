@@ -25,6 +25,8 @@ const MESSAGE_MAX: u64 = 1 << 31;
 
 /// Less than that is not worth looking for in time.
 const PREFETCH_MIN: usize = 2048;
+/// So many bytes are looked for: the processor sees where that goes on.
+const PREFETCH_MOST: usize = 512;
 
 /// A send request.
 #[derive(Debug)]
@@ -273,7 +275,7 @@ impl SendQueue {
         if done == len { Ok(()) } else { Err(KeyError::OutOfRange) }
     }
 
-    /// Has that which `gather` would copy brought near, if it is more than a little.
+    /// Has the beginning of that which `gather` would copy brought near, if it is more than a little.
     pub(crate) fn prefetch(&self, index: usize, mrs: &MrTable, pd: PdId, offset: u32, len: usize) {
         let Some(request) = self.requests.get(index) else { return };
         let len = len.min(request.len.saturating_sub(offset) as usize);
@@ -281,6 +283,7 @@ impl SendQueue {
             return;
         }
         // What is not to be had shows when it is copied.
+        let len = len.min(PREFETCH_MOST);
         let _ = each_stretch(self.sges(request), offset, len, |sge, va, len| {
             mrs.prefetch(pd, sge.lkey, va, len);
             Ok(())

@@ -226,7 +226,7 @@ impl Requester {
         if self.deadline.is_none() {
             self.arm(ctx.now);
         }
-        // The bytes of the next packet are asked for all at once, before it is copied.
+        // The first bytes of the next packet are asked for before it is copied.
         self.queue.prefetch(self.cursor, ctx.mrs, ctx.pd, self.sent * mtu as u32, mtu);
         true
     }
