@@ -10,7 +10,7 @@ import time
 
 from lab.agent import guest_exec, guest_run
 from lab.common import BRIDGE, NETNS
-from lab.guest import alive, set_link
+from lab.guest import alive, down, set_link
 from lab.net import cap_start, cap_stop, ipns, tap
 
 from .base import MIB, scenario, want
