@@ -90,6 +90,8 @@ class Rnbd:
             cap_stop(bridge, quiet=True)
         if self.mtu > 1500:
             self.links(1500)
+            # with this guest the next case would not notice cuts in time
+            down([GUEST])
         with open(self.log + ".dmesg-s", "w") as f:
             f.write(out)
         if os.path.exists(self.socket):
@@ -298,26 +300,22 @@ def file_system(r):
 
 
 def cut_under_load(r):
-    """While the kernel's fio writes and compares, one wire is cut silently and healed, then the other."""
-    r.background("cd /tmp; %s --rw=randwrite --bs=4k --iodepth=8 --runtime=24 > /tmp/fio.json" % FIO, "/tmp/fio.log")
-    time.sleep(4)
-    r.wire(0, "drop")
-    time.sleep(6)
-    r.wire(0, "pass")
-    want(r.state(0) == DOWN, "the cut was not noticed")
-    r.reconnect(0)
-    time.sleep(2)
-    r.wire(1, "drop")
-    r.guest("while pgrep -x fio > /dev/null; do sleep 0.5; done", 100)
-    r.wire(1, "pass")
-    out = r.guest("cat /tmp/fio.json")
-    job = r.fio_result(out)
+    """While the kernel's fio writes and compares, a wire is cut silently, and healed when it has ended; then the other.
+    The kernel notices in a second what it has sent and nobody acknowledges; when it waits for answers alone, by its
+    heartbeat, after half a minute."""
+    took = []
+    for nic in (0, 1):
+        r.background("cd /tmp; %s --rw=randwrite --bs=4k --iodepth=8 --runtime=12 > /tmp/fio.json" % FIO, "/tmp/fio.log")
+        time.sleep(4)
+        r.wire(nic, "drop")
+        r.guest("while pgrep -x fio > /dev/null; do sleep 0.5; done", 100)
+        want(r.state(nic) == DOWN, "the cut of wire %d was not noticed", nic)
+        r.wire(nic, "pass")
+        took.append(longest(r.fio_result(r.guest("cat /tmp/fio.json"))))
+        r.reconnect(nic)
     moved = r.guest("cat /sys/class/rtrs-client/s1/paths/*/stats/rdma").split()[5::6]
     want(all(int(x) for x in moved), "requests moved to the paths: %s", moved)
-    r.c.note("longest IO %.1f s, %s IOs moved to another path" % (
-        longest(job),
-        "+".join(moved)))
-    r.reconnect(1)
+    r.c.note("longest IO %.1f and %.1f s, %s IOs moved to another path" % (*took, "+".join(moved)))
 
 
 def cut_client(r):
