@@ -187,14 +187,14 @@ impl SoftDevice {
     }
 
     /// Makes a change that may lead to packets and events.
-    fn act<T, E: From<Closed>>(
+    fn act<T>(
         &self,
-        change: impl FnOnce(&mut State, Instant) -> Result<T, E>,
-    ) -> Result<T, E> {
+        change: impl FnOnce(&mut State, Instant) -> Result<T, Error>,
+    ) -> Result<T, Error> {
         let now = clock::now();
         let mut st = self.shared.lock();
         if st.stop {
-            return Err(Closed.into());
+            return Err(Error::Closed);
         }
         let done = change(&mut st, now);
         self.shared.settle(&mut st);
@@ -222,15 +222,6 @@ impl SoftDevice {
 impl Drop for SoftDevice {
     fn drop(&mut self) {
         self.close();
-    }
-}
-
-/// The device is closed.
-struct Closed;
-
-impl From<Closed> for Error {
-    fn from(_: Closed) -> Self {
-        Self::Closed
     }
 }
 
