@@ -1,18 +1,20 @@
 //! The CRC-32 of zlib and of RoCE, over bytes alone or over bytes on their way to somewhere else.
 //!
 //! Where the processor has AVX-512 with carry-less multiplication, 64 bytes are taken at once, and
-//! the copy comes with the sum: each byte is loaded once for both. Elsewhere, and for what is short,
-//! it is the crate `crc32fast`, after an ordinary copy; or tables, where these turn out to be faster:
+//! the copy comes with the sum: each byte is loaded once for both. With AVX2 instead, a copy takes 32 bytes
+//! at once, and a sum alone is the crate `crc32fast`, which is as fast then. Elsewhere, and for what is short,
+//! it is that, after an ordinary copy; or tables, where these turn out to be faster:
 //! under an emulator, whose carry-less products are slow.
 //!
-//! On an AMD EPYC (Zen 5; one core of a virtual machine, 512 KiB in turn, best of 400), nanoseconds:
+//! One core of a virtual machine, best of hundreds, nanoseconds, on an AMD EPYC with AVX-512 (Zen 5, 512 KiB in
+//! turn) and on one that shows AVX2 only (Zen 4, 4 MiB in turn):
 //!
-//! | bytes | `crc32fast` | [`update`] | copy | copy, then `crc32fast` | [`copy`] |
-//! |---|---|---|---|---|---|
-//! | 128 | 20 | 18 | 3 | 22 | 19 |
-//! | 256 | 29 | 21 | 4 | 33 | 21 |
-//! | 1024 | 44 | 27 | 12 | 53 | 27 |
-//! | 4096 | 81 | 73 | 38 | 116 | 72 |
+//! | bytes | `crc32fast` | [`update`] | copy | copy, then `crc32fast` | [`copy`] | AVX2: `crc32fast` | copy | both | [`copy`] |
+//! |---|---|---|---|---|---|---|---|---|---|
+//! | 128 | 20 | 18 | 3 | 22 | 19 | 18 | 4 | 21 | 15 |
+//! | 256 | 29 | 21 | 4 | 33 | 21 | 21 | 5 | 25 | 20 |
+//! | 1024 | 44 | 27 | 12 | 53 | 27 | 55 | 16 | 64 | 54 |
+//! | 4096 | 81 | 73 | 38 | 116 | 72 | 189 | 72 | 251 | 188 |
 //!
 //! `crc-fast` 1.10 took 57 ns for 44 bytes, where `crc32fast` took 11.
 //!
@@ -33,15 +35,17 @@ use std::sync::OnceLock;
 
 use wide::Wide;
 
-/// Bytes from which on 64 are taken at once. Between 64 and this, one sum by itself is done a little
+/// Bytes from which on 64 are taken at once, or 32. Between 64 and this, one sum by itself is done a little
 /// earlier that way, but many in a row take 2 ns more each.
 const WIDE_FROM: usize = 96;
 
 /// Goes on with a CRC: over what it was computed for and then `bytes`. That of nothing is 0.
 pub fn update(crc: u32, bytes: &[u8]) -> u32 {
-    let Some(wide) = wide_for(bytes.len()) else { return portable(crc, bytes) };
-    let (words, rest) = bytes.split_at(bytes.len() & !3);
-    portable(wide.update(crc, words), rest)
+    let Some(wide) = Wide::for_sums().filter(|_| bytes.len() >= WIDE_FROM) else {
+        return portable(crc, bytes);
+    };
+    let (whole, rest) = bytes.split_at(wide.takes(bytes.len()));
+    portable(wide.update(crc, whole), rest)
 }
 
 /// How sums are made.
@@ -49,7 +53,7 @@ pub fn update(crc: u32, bytes: &[u8]) -> u32 {
 pub enum Way {
     /// 64 bytes at once, and what is short by `crc32fast`.
     Wide,
-    /// By `crc32fast`.
+    /// By `crc32fast`; in copies 32 bytes at once, if the processor can.
     Crc32Fast,
     /// By tables.
     Tables,
@@ -60,7 +64,7 @@ pub enum Way {
 pub fn way() -> Way {
     static WAY: OnceLock<Way> = OnceLock::new();
     *WAY.get_or_init(|| {
-        if Wide::get().is_some() {
+        if Wide::for_sums().is_some() {
             Way::Wide
         } else if tables::are_faster_than(by_crc32fast) {
             Way::Tables
@@ -80,8 +84,8 @@ pub fn way() -> Way {
 /// overlap, and nobody else reads or writes those at `to` meanwhile.
 pub unsafe fn copy(crc: u32, from: *const u8, to: *mut u8, len: usize) -> u32 {
     let (mut crc, mut done) = (crc, 0);
-    if let Some(wide) = wide_for(len) {
-        done = len & !3;
+    if let Some(wide) = Wide::get().filter(|_| len >= WIDE_FROM && way() != Way::Tables) {
+        done = wide.takes(len);
         // SAFETY: no more bytes than the caller has, from and to where it says.
         crc = unsafe { wide.copy(crc, from, to, done) };
     }
@@ -98,11 +102,6 @@ pub unsafe fn copy(crc: u32, from: *const u8, to: *mut u8, len: usize) -> u32 {
     // SAFETY: these have just been written, and nobody else writes them.
     let stored = unsafe { std::slice::from_raw_parts(to, rest) };
     portable(crc, stored)
-}
-
-/// How a multiple of four bytes, out of `len`, is summed 64 at once, if that can be and pays.
-fn wide_for(len: usize) -> Option<Wide> {
-    if len < WIDE_FROM { None } else { Wide::get() }
 }
 
 fn portable(crc: u32, bytes: &[u8]) -> u32 {

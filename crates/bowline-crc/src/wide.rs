@@ -1,168 +1,110 @@
-//! 64 bytes at once, with AVX-512 and carry-less multiplication.
+//! Whole registers at once, with carry-less multiplication.
 //!
 //! Bits are the coefficients of a polynomial, that of the highest power first, so a message is one
-//! number; its CRC is what remains of it, times x^32, modulo [`POLY`]. Zeros before a message whose
-//! sum so far is nothing do not count, so it is taken as one of whole rows:
-//!
-//! ```text
-//!            register 0    register 1    register 2    register 3
-//!   row 0   0000 0000 00  0000 0000 00  000S MMMM MM  MMMM MMMM MM     S: the CRC so far, added to
-//!   row 1   MMMM MMMM MM  ..                                              the first four bytes
-//! ```
-//!
-//! [`fold`] takes a register past what follows it: multiplied by x^distance, it is added to what is
-//! there already. That is done row after row, then from all registers to the last one, then from all
-//! quarters of this to its last one. What is left are 128 bits, which [`reduce`] divides.
+//! number; its CRC is what remains of it, times x^32, modulo [`POLY`]. A register is taken past what follows it
+//! by multiplying it by x^distance, and then added to what is there already. That is done row after row of
+//! registers, then from all of them to the last one, then from all parts of this to its last one. What is left
+//! are 128 bits, which [`reduce`] divides.
+
+mod ymm;
+mod zmm;
+
+#[cfg(test)]
+#[path = "../../../xtask/skipped.rs"]
+mod skipped;
 
 use std::arch::is_x86_feature_detected;
 use std::arch::x86_64::{
-    __m128i, __m512i, _mm_and_si128, _mm_clmulepi64_si128, _mm_cvtsi32_si128, _mm_extract_epi32,
-    _mm_set_epi64x, _mm_srli_si128, _mm_xor_si128, _mm256_castsi256_si128,
-    _mm256_extracti128_si256, _mm256_xor_si256, _mm512_broadcast_i32x4, _mm512_castsi512_si256,
-    _mm512_clmulepi64_epi128, _mm512_extracti64x4_epi64, _mm512_loadu_si512,
-    _mm512_mask_blend_epi64, _mm512_maskz_expand_epi32, _mm512_maskz_set1_epi32, _mm512_set_epi64,
-    _mm512_setzero_si512, _mm512_storeu_si512, _mm512_ternarylogic_epi64, _mm512_xor_si512,
+    __m128i, _mm_and_si128, _mm_clmulepi64_si128, _mm_cvtsi32_si128, _mm_extract_epi32,
+    _mm_set_epi64x, _mm_srli_si128, _mm_xor_si128,
 };
 
 /// x^32 and the lower powers, the highest bit being that of x^0.
 const POLY: u32 = 0xedb8_8320;
-/// Bytes of a register.
-const REGISTER: usize = 64;
-/// Exclusive or of three.
-const XOR: i32 = 0x96;
 
-/// The processor can do it.
+/// What the processor can do.
 #[derive(Clone, Copy)]
-pub(crate) struct Wide(());
+pub(crate) struct Wide(Registers);
+
+#[derive(Clone, Copy)]
+enum Registers {
+    /// Of 32 bytes, with AVX2.
+    Ymm,
+    /// Of 64, with AVX-512.
+    Zmm,
+}
 
 impl Wide {
     /// The standard library asks the processor once and remembers.
     #[inline]
     pub(crate) fn get() -> Option<Self> {
-        let all = is_x86_feature_detected!("avx512f")
-            && is_x86_feature_detected!("vpclmulqdq")
-            && is_x86_feature_detected!("pclmulqdq");
-        all.then_some(Self(()))
+        let multiplies =
+            is_x86_feature_detected!("vpclmulqdq") && is_x86_feature_detected!("pclmulqdq");
+        if multiplies && is_x86_feature_detected!("avx512f") {
+            Some(Self(Registers::Zmm))
+        } else if multiplies && is_x86_feature_detected!("avx2") {
+            Some(Self(Registers::Ymm))
+        } else {
+            None
+        }
     }
 
-    /// Goes on with a CRC over a multiple of four bytes, at least 64.
+    /// The same where it also beats `crc32fast`, which knows the smaller registers, in sums alone.
+    #[inline]
+    pub(crate) fn for_sums() -> Option<Self> {
+        Self::get().filter(|wide| matches!(wide.0, Registers::Zmm))
+    }
+
+    /// How many of so many bytes it takes.
+    #[inline]
+    pub(crate) const fn takes(self, len: usize) -> usize {
+        match self.0 {
+            Registers::Ymm => len & !(ymm::REGISTER - 1),
+            Registers::Zmm => len & !3,
+        }
+    }
+
+    /// Goes on with a CRC over as many bytes as it [`takes`](Self::takes), at least 64.
     pub(crate) fn update(self, crc: u32, bytes: &[u8]) -> u32 {
-        assert!(bytes.len() >= REGISTER && bytes.len().is_multiple_of(4));
-        let from = bytes.as_ptr();
-        // SAFETY: the processor can do it, as `self` shows; a slice has its bytes, and nothing is stored.
-        unsafe { run::<false>(crc, from, std::ptr::null_mut(), bytes.len()) }
+        // SAFETY: a slice has its bytes, and nothing is stored.
+        unsafe { self.run::<false>(crc, bytes.as_ptr(), std::ptr::null_mut(), bytes.len()) }
     }
 
-    /// Copies a multiple of four bytes, at least 64, and goes on with a CRC over what is stored.
+    /// Copies as many bytes as it [`takes`](Self::takes), at least 64, and goes on with a CRC over what is stored.
     ///
     /// # Safety
     ///
     /// As for [`copy`](crate::copy).
     pub(crate) unsafe fn copy(self, crc: u32, from: *const u8, to: *mut u8, len: usize) -> u32 {
-        assert!(len >= REGISTER && len.is_multiple_of(4));
-        // SAFETY: the processor can do it, as `self` shows; the rest is the caller's promise.
-        unsafe { run::<true>(crc, from, to, len) }
-    }
-}
-
-/// # Safety
-///
-/// `len` is a multiple of four and at least 64. So many bytes can be read at `from`, and if `COPY`,
-/// written at `to`.
-#[target_feature(enable = "avx512f,vpclmulqdq,pclmulqdq")]
-unsafe fn run<const COPY: bool>(crc: u32, from: *const u8, to: *mut u8, len: usize) -> u32 {
-    let words = len / 4;
-    let registers = words.div_ceil(16);
-    // Of the first register that is not all zeros; and how many of the first row are not.
-    let first_words = (words - 1) % 16 + 1;
-    let first_row = (registers - 1) % 4 + 1;
-
-    let mut bytes = Bytes::<COPY> { from, to };
-    let mut row = [_mm512_setzero_si512(); 4];
-    // It reads a whole register: there is one. What is stored too much is stored again by the next,
-    // with what that one reads.
-    // SAFETY: `len` is at least 64.
-    let head = unsafe { bytes.next(4 * first_words) };
-    let head = _mm512_maskz_expand_epi32(u16::MAX << (16 - first_words), head);
-    let so_far = _mm512_maskz_set1_epi32(1 << (16 - first_words), !crc as i32);
-    row[3] = _mm512_xor_si512(head, so_far);
-    for _ in 1..first_row {
-        // SAFETY: after the first register, whole ones are left.
-        row = [row[1], row[2], row[3], unsafe { bytes.next(REGISTER) }];
-    }
-    let past_row = past::<{ 4 * 512 }>();
-    for _ in 0..(registers - first_row) / 4 {
-        for register in &mut row {
-            // SAFETY: after the first row, whole ones are left.
-            *register = fold(*register, unsafe { bytes.next(REGISTER) }, past_row);
-        }
+        // SAFETY: the caller's promise.
+        unsafe { self.run::<true>(crc, from, to, len) }
     }
 
-    let past_two = past::<{ 2 * 512 }>();
-    let (a, b) = (fold(row[0], row[2], past_two), fold(row[1], row[3], past_two));
-    reduce(last_quarter(fold(a, b, past::<512>())))
-}
-
-/// What is left to be summed, and where it is to be stored.
-struct Bytes<const COPY: bool> {
-    from: *const u8,
-    to: *mut u8,
-}
-
-impl<const COPY: bool> Bytes<COPY> {
-    /// Takes the next 64 bytes and goes on by `step`.
-    ///
-    /// They are loaded once, and stored as they were: the store may overwrite what was loaded from, so
-    /// the compiler cannot load again behind it instead of keeping them. That it does not load twice before it
-    /// shows in the code made, and in the test of a copy that others write to meanwhile.
-    ///
     /// # Safety
     ///
-    /// There are 64 bytes left, and `step` is not more.
-    #[inline]
-    #[target_feature(enable = "avx512f")]
-    unsafe fn next(&mut self, step: usize) -> __m512i {
-        // SAFETY: the caller's promise.
-        let bytes = unsafe { _mm512_loadu_si512(self.from.cast()) };
-        // SAFETY: as above.
-        self.from = unsafe { self.from.add(step) };
-        if COPY {
-            // SAFETY: as above; there is as much room.
-            unsafe { _mm512_storeu_si512(self.to.cast(), bytes) };
-            // SAFETY: as above.
-            self.to = unsafe { self.to.add(step) };
+    /// There are `len` bytes to be read at `from`, and if `COPY`, to be written at `to`.
+    unsafe fn run<const COPY: bool>(
+        self,
+        crc: u32,
+        from: *const u8,
+        to: *mut u8,
+        len: usize,
+    ) -> u32 {
+        assert!(len >= 64 && self.takes(len) == len);
+        match self.0 {
+            // SAFETY: the processor can do it, as `self` shows; the length is as was just checked, and the rest
+            // is the caller's promise.
+            Registers::Ymm => unsafe { ymm::run::<COPY>(crc, from, to, len) },
+            // SAFETY: the same.
+            Registers::Zmm => unsafe { zmm::run::<COPY>(crc, from, to, len) },
         }
-        bytes
     }
-}
-
-/// Adds `a`, taken past the distance of the factors `past`, to `b`: each quarter to that quarter.
-#[inline]
-#[target_feature(enable = "avx512f,vpclmulqdq")]
-fn fold(a: __m512i, b: __m512i, past: __m512i) -> __m512i {
-    let low = _mm512_clmulepi64_epi128::<0x00>(a, past);
-    let high = _mm512_clmulepi64_epi128::<0x11>(a, past);
-    _mm512_ternarylogic_epi64::<XOR>(low, high, b)
-}
-
-/// Takes each quarter past those behind it, and adds them up.
-#[inline]
-#[target_feature(enable = "avx512f,vpclmulqdq")]
-fn last_quarter(a: __m512i) -> __m128i {
-    const PAST: [[i64; 2]; 3] = [factors(384), factors(256), factors(128)];
-    let [[k0, k1], [k2, k3], [k4, k5]] = PAST;
-    let past = _mm512_set_epi64(0, 0, k5, k4, k3, k2, k1, k0);
-    let last = _mm512_mask_blend_epi64(0b1100_0000, _mm512_setzero_si512(), a);
-    let taken = fold(a, last, past);
-    let halves =
-        _mm256_xor_si256(_mm512_castsi512_si256(taken), _mm512_extracti64x4_epi64::<1>(taken));
-    _mm_xor_si128(_mm256_castsi256_si128(halves), _mm256_extracti128_si256::<1>(halves))
 }
 
 /// Divides what is left, times x^32, by the polynomial, and makes a CRC of the remainder: 128 bits
 /// become 96, then 64, and these are divided by multiplying with the reciprocal (Barrett).
 #[inline]
-#[target_feature(enable = "avx512f,pclmulqdq")]
+#[target_feature(enable = "pclmulqdq,sse4.1")]
 fn reduce(a: __m128i) -> u32 {
     const K96: i64 = power(96);
     const K64: i64 = power(64);
@@ -179,14 +121,6 @@ fn reduce(a: __m128i) -> u32 {
     let quotient = _mm_clmulepi64_si128::<0x00>(_mm_and_si128(a, low), divisor);
     let product = _mm_clmulepi64_si128::<0x10>(_mm_and_si128(quotient, low), divisor);
     !(_mm_extract_epi32::<1>(_mm_xor_si128(a, product)) as u32)
-}
-
-/// The factors that take each quarter past `BITS`.
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn past<const BITS: u32>() -> __m512i {
-    let [first, second] = const { factors(BITS) };
-    _mm512_broadcast_i32x4(_mm_set_epi64x(second, first))
 }
 
 /// Those that take 128 bits past `distance` bits: for the first 64 and for the others.
@@ -221,4 +155,39 @@ const fn power(n: u32) -> i64 {
 
 const fn times_x(a: u32) -> u32 {
     (a >> 1) ^ (POLY & (a & 1).wrapping_neg())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Also those that this processor has better ones than.
+    #[test]
+    fn registers_of_both_sizes_sum_and_copy() {
+        let bytes: Vec<u8> = (0..5000_u32).map(|i| ((i * i) >> 7) as u8).collect();
+        let multiplies = is_x86_feature_detected!("vpclmulqdq");
+        for (registers, there, name) in [
+            (Registers::Ymm, is_x86_feature_detected!("avx2"), "AVX2 with VPCLMULQDQ"),
+            (Registers::Zmm, is_x86_feature_detected!("avx512f"), "AVX-512 with VPCLMULQDQ"),
+        ] {
+            if !(there && multiplies) {
+                skipped::because(format!("registers of this size, for want of {name}"));
+                continue;
+            }
+            let wide = Wide(registers);
+            let lens = (64..=4900).filter(|len| wide.takes(*len) == *len);
+            for (at, len) in lens.enumerate().map(|(k, len)| (k % 37, len)) {
+                let (bytes, crc) = (&bytes[at..at + len], !(at as u32));
+                let mut hasher = crc32fast::Hasher::new_with_initial(crc);
+                hasher.update(bytes);
+                let expected = hasher.finalize();
+                assert_eq!(wide.update(crc, bytes), expected, "{name}, {len} bytes");
+                let mut to = vec![0xa5; len + 64];
+                // SAFETY: both have so many bytes.
+                let copied = unsafe { wide.copy(crc, bytes.as_ptr(), to.as_mut_ptr(), len) };
+                assert_eq!(copied, expected, "{name}, {len} bytes");
+                assert!(to[..len] == *bytes && to[len..].iter().all(|byte| *byte == 0xa5));
+            }
+        }
+    }
 }

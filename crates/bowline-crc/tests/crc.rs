@@ -40,7 +40,7 @@ fn check_copy(crc: u32, from: &[u8], align: usize) {
 fn every_length_has_the_sum_and_is_copied() {
     if bowline_crc::way() != bowline_crc::Way::Wide {
         skipped::because(
-            "64 bytes at once, for want of AVX-512 with VPCLMULQDQ; the rest is tested",
+            "sums of 64 bytes at once, for want of AVX-512 with VPCLMULQDQ; the rest is tested",
         );
     }
     let bytes = noise(5000 + 64);
