@@ -107,6 +107,15 @@ impl Burst {
             && self.bytes.len() + len <= BURST_BYTES_MAX
     }
 
+    /// How many packets of this many bytes, ICRC included, may be added.
+    pub(crate) fn room(&self, gso: bool, len: usize) -> usize {
+        if self.count > 0 && (len != self.segment || !self.has_room(gso)) {
+            return 0;
+        }
+        let most = if gso { BURST_SEGMENTS_MAX } else { 1 };
+        (most - self.count).min((BURST_BYTES_MAX - self.bytes.len()) / len)
+    }
+
     /// Appends a packet, but for its ICRC: headers, `len` bytes of payload, which `fill` appends, and the
     /// pad. `false`: it could not; then there is no packet.
     pub(crate) fn push(
@@ -160,8 +169,14 @@ impl Burst {
             self.bytes.truncate(start);
             return false;
         }
+        self.seal(start);
+        true
+    }
+
+    /// The same for one that is known to be of this burst.
+    pub(crate) fn seal(&mut self, start: usize) {
         if self.count == 0 {
-            self.segment = len;
+            self.segment = self.bytes.len() - start + ICRC_LEN;
         }
         let icrc = match self.sum.take() {
             Some(Sum { crc, end }) => {
@@ -176,7 +191,6 @@ impl Burst {
         };
         self.bytes.extend_from_slice(&icrc.to_le_bytes());
         self.count += 1;
-        true
     }
 
     /// Tells whether a packet of `len` bytes with its ICRC, which begins at `start`, is one of this burst.

@@ -7,6 +7,7 @@ use bowline_verbs::{Access, Buffer, Error, MrKeys, PdId, Piece, Qpn};
 use crate::burst::Burst;
 use crate::mw::Window;
 use crate::rng::Rng;
+use crate::sendq::PREFETCH_MOST;
 use crate::table::NumberMap;
 
 /// Indexes are below this: all 24 bits, so that keys are hard to guess, where rxe uses 19 [MR-1].
@@ -512,9 +513,30 @@ impl Span<'_> {
 
     /// Copies all of it out.
     pub(crate) fn append_to(&self, out: &mut Burst) {
-        self.memory.for_each(self.start, self.len, |buffer, offset, len| {
+        self.append_part(0, self.len as usize, out);
+    }
+
+    /// Copies `len` bytes from `offset` on out, all of which it has.
+    pub(crate) fn append_part(&self, offset: usize, len: usize, out: &mut Burst) {
+        debug_assert!((offset + len) as u64 <= self.len, "a part of the span");
+        self.memory.for_each(self.start + offset as u64, len as u64, |buffer, offset, len| {
             out.append(buffer, offset, len);
         });
+    }
+
+    /// Has what begins at `offset` brought near, if anything does.
+    pub(crate) fn prefetch(&self, offset: usize) {
+        let len = self.len.saturating_sub(offset as u64).min(PREFETCH_MOST as u64);
+        if len > 0 {
+            self.memory.for_each(self.start + offset as u64, len, |buffer, offset, len| {
+                buffer.prefetch(offset, len);
+            });
+        }
+    }
+
+    /// Bytes.
+    pub(crate) const fn len(&self) -> usize {
+        self.len as usize
     }
 
     /// Changes the 8 bytes at `offset`, a number in host order, and returns what they were; at once

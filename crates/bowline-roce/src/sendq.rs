@@ -18,7 +18,7 @@ use bowline_verbs::{
 use bowline_wire::roce::Psn;
 
 use crate::burst::Burst;
-use crate::mr::{KeyError, MrTable};
+use crate::mr::{KeyError, MrTable, Span};
 
 /// Most bytes of a message [HDR-12].
 const MESSAGE_MAX: u64 = 1 << 31;
@@ -26,7 +26,7 @@ const MESSAGE_MAX: u64 = 1 << 31;
 /// Less than that is not worth looking for in time.
 const PREFETCH_MIN: usize = 2048;
 /// So many bytes are looked for: the processor sees where that goes on.
-const PREFETCH_MOST: usize = 512;
+pub(crate) const PREFETCH_MOST: usize = 512;
 
 /// A send request.
 #[derive(Debug)]
@@ -67,7 +67,7 @@ impl Request {
     }
 
     /// Its packets carry bytes of its memory, many perhaps.
-    const fn is_data(&self) -> bool {
+    pub(crate) const fn is_data(&self) -> bool {
         matches!(
             self.op,
             SendOp::Send
@@ -273,6 +273,28 @@ impl SendQueue {
             mrs.gather(pd, sge.lkey, va, len, out)
         })?;
         if done == len { Ok(()) } else { Err(KeyError::OutOfRange) }
+    }
+
+    /// The memory of at most `len` bytes of a request's message from `offset` on, as far as it is one element's;
+    /// `None`: it is not to be had.
+    pub(crate) fn stretch<'a>(
+        &self,
+        index: usize,
+        mrs: &'a MrTable,
+        pd: PdId,
+        offset: u32,
+        len: usize,
+    ) -> Option<Span<'a>> {
+        let mut skip = offset;
+        let holds = |sge: &&Sge| {
+            let holds = skip < sge.len;
+            skip -= if holds { 0 } else { sge.len };
+            holds
+        };
+        let sge = self.sges(self.requests.get(index)?).find(holds)?;
+        let len = ((sge.len - skip) as usize).min(len);
+        let va = sge.addr.checked_add(u64::from(skip))?;
+        mrs.resolve(pd, sge.lkey, va, len as u64, Access::empty()).ok()
     }
 
     /// Has the beginning of that which `gather` would copy brought near, if it is more than a little.

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bowline_roce::{Burst, Config, IdentHint};
 use bowline_verbs::{Mtu, Remote, SendOp, Status};
-use bowline_wire::roce::Opcode;
+use bowline_wire::roce::{Opcode, Packet, Psn};
 use common::{Fate, Pair, Setup, pattern};
 
 const LEN: usize = 1 << 20;
@@ -247,5 +247,94 @@ fn long_writes_stay_one_message() {
         let mut burst = Burst::new();
         assert!(pair.nodes[0].dev.poll_transmit(pair.now, &mut burst));
         assert_eq!(burst.bytes[0], first as u8);
+    }
+}
+
+/// Everything that a side sends before it hears of the other, without ICRCs.
+fn sent(pair: &mut Pair, gso: bool) -> Vec<Vec<u8>> {
+    pair.nodes[0].dev.set_gso(gso);
+    let (mut burst, mut packets) = (Burst::new(), Vec::new());
+    while pair.nodes[0].dev.poll_transmit(pair.now, &mut burst) {
+        packets.extend(burst.segments().map(|packet| packet[..packet.len() - 4].to_vec()));
+    }
+    packets
+}
+
+/// Packets that are made in a row are those that would be made one after the other: of data in pieces that end
+/// anywhere.
+#[test]
+fn packets_made_in_a_row_are_the_same() {
+    let ops: [fn(Remote) -> SendOp; 3] =
+        [|_| SendOp::Send, |_| SendOp::SendImm(7), |to| SendOp::WriteImm(to, 7)];
+    for (round, op) in (0..30).flat_map(|round| ops.map(|op| (round, op))) {
+        let setup = Setup { mtu: Mtu::M256, ..Setup::default() };
+        let [rows, single] = [true, false].map(|gso| {
+            let mut pair = Pair::new(&setup);
+            pair.nodes[0].fill(0, 80_000, 3);
+            for id in 0..3 {
+                let (mut at, mut sges) = (7, Vec::new());
+                for k in 0..4 {
+                    let len = (round * 977 + k * k * 3331 + id * 53) % 9100;
+                    sges.push(pair.nodes[0].sge(at, len));
+                    at += len + 5;
+                }
+                pair.post(0, id as u64, op(Remote { addr: 1000, rkey: 7 }), &sges);
+            }
+            sent(&mut pair, gso)
+        });
+        // Where a window has room for no more than a part of a burst, that waits.
+        assert!(rows.len() <= single.len() && rows.len() > single.len() - 60, "round {round}");
+        assert!(rows[..] == single[..rows.len()], "round {round}");
+    }
+}
+
+/// [REQ-6]: of a row that would be longer.
+#[test]
+fn a_row_ends_where_the_window_is_full() {
+    let mut pair = Pair::new(&Setup { mtu: Mtu::M256, ..Setup::default() });
+    // Bursts of one packet, after which there may be room for no more than that.
+    for id in 0..235 {
+        let sges = [pair.nodes[0].sge(0, 10 + id)];
+        pair.post(0, id as u64, SendOp::Send, &sges);
+    }
+    let sges = [pair.nodes[0].sge(0, 100 * 256)];
+    pair.post(0, 235, SendOp::Send, &sges);
+    let packets = sent(&mut pair, true);
+    assert_eq!(packets.len(), 240);
+    let asks = |packet: &Vec<u8>| Packet::parse(packet).unwrap().bth.ack_req;
+    assert_eq!(
+        packets[235..].iter().map(asks).collect::<Vec<_>>(),
+        [false, false, false, false, true]
+    );
+}
+
+/// [REQ-26], [REQ-25]: numbers, addresses, data and who asks for an acknowledgement, in rows across the ends of
+/// bursts and of pieces.
+#[test]
+fn writes_made_in_a_row_are_what_they_should_be() {
+    let pieces = [40_000, 81_000, 4096, 300_000];
+    let len: usize = pieces.iter().sum();
+    let mut pair = Pair::new(&Setup { mtu: Mtu::M4096, ..Setup::default() });
+    pair.nodes[0].fill(0, len, 3);
+    let ends = pieces.iter().scan(0, |end, len| {
+        *end += len;
+        Some(*end)
+    });
+    let sges: Vec<_> =
+        ends.zip(pieces).map(|(end, len)| pair.nodes[0].sge(end - len, len)).collect();
+    let to = pair.nodes[1].remote(64);
+    pair.post(0, 1, SendOp::Write(to), &sges);
+    let packets = sent(&mut pair, true);
+    let (data, asks) = (pattern(len, 3), 240 / 3);
+    assert_eq!(packets.len(), len.div_ceil(4096));
+    for (k, (packet, data)) in packets.iter().zip(data.chunks(4096)).enumerate() {
+        let packet = Packet::parse(packet).unwrap();
+        let reth = packet.reth.unwrap();
+        assert_eq!(packet.opcode, Opcode::WriteOnly);
+        assert_eq!(packet.bth.psn, Psn::new(Setup::default().psns[0]) + k as u32);
+        assert_eq!(packet.bth.ack_req, k + 1 == packets.len() || k % asks == asks - 1, "{k}");
+        let va = to.addr + 4096 * k as u64;
+        assert_eq!((reth.va, reth.rkey, reth.len as usize), (va, to.rkey, data.len()));
+        assert!(packet.payload == data, "packet {k}");
     }
 }

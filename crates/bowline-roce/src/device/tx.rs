@@ -155,6 +155,9 @@ impl Shared {
                     && requester.next_single_len().is_some_and(|len| burst.has_room_for(gso, len))
         };
         while (replies || may_request) && has_room(burst, requester) {
+            if half == Half::Requester {
+                requester.fill_row(&mut TxCtx { gso, ..self.tx(now, name) }, burst);
+            }
             let start = burst.bytes.len();
             let filled = match half {
                 Half::Responder => {

@@ -18,6 +18,7 @@
 mod answers;
 mod early;
 mod recovery;
+mod row;
 mod send;
 mod settings;
 

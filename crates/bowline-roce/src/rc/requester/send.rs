@@ -8,6 +8,7 @@ use super::recovery::Repair;
 use super::{Requester, TxCtx};
 use crate::burst::Burst;
 use crate::sendq::{Request, Stage};
+use crate::time::Instant;
 
 /// A WRITE of up to so many bytes goes as WRITEs of one packet each: all have the same headers then, while the
 /// first packet of a long WRITE is longer than the others, and a burst ends behind the second one [REQ-26].
@@ -115,7 +116,7 @@ impl Requester {
             || last && awaited
             || one_packet
             || filling
-            || self.unasked + 1 >= (self.window / 3).max(1);
+            || self.unasked + 1 >= self.asks_after();
         let opcode = opcode(&request.op, sent == 0 || request.apart, last || request.apart);
         let body = (left as usize).min(mtu);
         let ends_send = last
@@ -202,10 +203,8 @@ impl Requester {
         if !fresh {
             ctx.counters.packets_resent += 1;
         }
+        self.note_sent(ctx.now);
         self.unasked = if ask { 0 } else { self.unasked + 1 };
-        if self.una == self.end {
-            self.progress_at = ctx.now;
-        }
         self.next += steps;
         self.full = self.next.since(self.una) >= self.window;
         if self.next.is_after(self.end) {
@@ -223,9 +222,6 @@ impl Requester {
         } else {
             self.sent += steps;
         }
-        if self.deadline.is_none() {
-            self.arm(ctx.now);
-        }
         // The first bytes of the next packet are asked for before it is copied.
         self.queue.prefetch(self.cursor, ctx.mrs, ctx.pd, self.sent * mtu as u32, mtu);
         true
@@ -233,6 +229,21 @@ impl Requester {
 }
 
 impl Requester {
+    /// Notes that a packet is sent now, before it counts as sent.
+    pub(super) fn note_sent(&mut self, now: Instant) {
+        if self.una == self.end {
+            self.progress_at = now;
+        }
+        if self.deadline.is_none() {
+            self.arm(now);
+        }
+    }
+
+    /// One packet in so many at least asks for an acknowledgement.
+    pub(super) fn asks_after(&self) -> u32 {
+        (self.window / 3).max(1)
+    }
+
     /// A burst of `count` packets has ended. If the window has no room for another such burst, that
     /// waits: what asks for the acknowledgements it waits for is on its way, and a burst of a few
     /// packets costs nearly as much as a whole one.
@@ -245,7 +256,7 @@ impl Requester {
 }
 
 /// Opcode of a packet [HDR-5], [REQ-2].
-const fn opcode(op: &SendOp, first: bool, last: bool) -> Opcode {
+pub(super) const fn opcode(op: &SendOp, first: bool, last: bool) -> Opcode {
     match (op, first, last) {
         (SendOp::Write(_) | SendOp::WriteImm(..), true, false) => Opcode::WriteFirst,
         (SendOp::Write(_) | SendOp::WriteImm(..), false, false) => Opcode::WriteMiddle,

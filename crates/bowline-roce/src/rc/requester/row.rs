@@ -1,0 +1,85 @@
+//! Packets of one message that differ in nothing but numbers, addresses and data: most of a long one.
+
+use bowline_verbs::SendOp;
+use bowline_wire::roce::{BTH_LEN, Bth, ICRC_LEN, Packet, RETH_LEN, Reth};
+
+use super::send::opcode;
+use super::{Requester, TxCtx};
+use crate::burst::Burst;
+use crate::sendq::Request;
+
+impl Requester {
+    /// Appends and takes in as many such packets of the request at the cursor as come before one that may be
+    /// different: the last of the message or of the burst, or one that asks for an acknowledgement. That one, and
+    /// whatever is the matter with the request, is left to [`fill`](Self::fill). Key and address are looked up
+    /// once for all of them [REQ-16].
+    pub(crate) fn fill_row(&mut self, ctx: &mut TxCtx<'_>, out: &mut Burst) {
+        let Some(mtu) = self.settings.as_ref().map(|settings| settings.mtu) else { return };
+        let Some(request) = self.queue.get(self.cursor).filter(|request| self.is_amid(request))
+        else {
+            return;
+        };
+        let mut reth = match &request.op {
+            SendOp::Write(remote) if request.apart => Some(Reth {
+                va: remote.addr.wrapping_add(u64::from(self.sent) * mtu as u64),
+                rkey: remote.rkey,
+                len: mtu as u32,
+            }),
+            _ => None,
+        };
+        let headers = BTH_LEN + if reth.is_some() { RETH_LEN } else { 0 };
+        let left = (request.packets - self.sent) as usize;
+        let count =
+            left.min(out.room(ctx.gso, headers + mtu + ICRC_LEN)).min(self.quiet() as usize);
+        let Some(count) = count.checked_sub(1).filter(|count| *count > 0) else { return };
+        let offset = self.sent * mtu as u32;
+        let found = self.queue.stretch(self.cursor, ctx.mrs, ctx.pd, offset, count * mtu);
+        let Some(span) = found else { return };
+        let count = count.min(span.len() / mtu);
+
+        let op = opcode(&request.op, request.apart, request.apart);
+        let bth = Bth { dest_qpn: ctx.dest_qpn.0, psn: self.next, ..Bth::default() };
+        let mut packet = Packet::new(op, bth);
+        for k in 0..count {
+            packet.reth = reth;
+            span.prefetch((k + 1) * mtu);
+            let start = out.bytes.len();
+            out.push(&packet, mtu, |out| {
+                span.append_part(k * mtu, mtu, out);
+                true
+            });
+            out.seal(start);
+            packet.bth.psn = packet.bth.psn.next();
+            reth = reth.map(|reth| Reth { va: reth.va.wrapping_add(mtu as u64), ..reth });
+        }
+
+        if count > 0 {
+            self.note_sent(ctx.now);
+            self.unasked += count as u32;
+            self.next += count as u32;
+            self.end = self.next;
+            self.full = false;
+            self.sent += count as u32;
+        }
+    }
+
+    /// Tells whether packets of a request may be sent now, for the first time, that are neither its first nor
+    /// its last, or alike all the same.
+    fn is_amid(&self, request: &Request) -> bool {
+        let one_after_another = self.pause.is_none() && self.repair.is_none();
+        let fresh = self.next == self.end;
+        request.is_started()
+            && request.is_data()
+            && (request.apart || self.sent > 0)
+            && one_after_another
+            && fresh
+            && !self.is_full()
+    }
+
+    /// How many packets may be sent before one that asks for an acknowledgement [REQ-25], this one included.
+    fn quiet(&self) -> u32 {
+        let in_flight = self.next.since(self.una);
+        let until_full = self.window.saturating_sub(in_flight);
+        until_full.min(self.asks_after().saturating_sub(self.unasked))
+    }
+}
