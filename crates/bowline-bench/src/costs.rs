@@ -61,6 +61,10 @@ pub(crate) fn measure() -> Vec<Cost> {
     if let [a, b, ..] = cpus[..] {
         costs.push(spread("wake a sleeping thread, one way", futex_wake(a, b)));
         costs.push(spread("cache line to the other core, one way", line_hop(a, b)));
+        let ns = write_again(a, b).max(1);
+        let value = REWRITTEN as f64 / ns as f64;
+        let name = "write 256 KiB that the other core has read";
+        costs.push(Cost { name, value, p99: None, unit: "GB/s" });
     }
     costs
 }
@@ -131,6 +135,9 @@ fn udp_pass() -> Option<f64> {
 /// How often the two-thread costs are taken.
 const WAKES: u32 = 200;
 const HOPS: u32 = 4000;
+const REWRITES: u32 = 60;
+/// Bytes that are written again and again.
+const REWRITTEN: usize = 256 << 10;
 
 fn futex_wake(a: usize, b: usize) -> Vec<u64> {
     let (word, sent) = (AtomicU32::new(0), AtomicU64::new(0));
@@ -198,6 +205,51 @@ fn line_hop(a: usize, b: usize) -> Vec<u64> {
         });
         timer.join().unwrap_or_default()
     })
+}
+
+/// Returns the median time of writing memory that another CPU has just read, as a sender does with the pages of
+/// sockets' buffers once a receiver on another CPU has emptied them.
+fn write_again(a: usize, b: usize) -> u64 {
+    let pages: Vec<AtomicU64> = (0..REWRITTEN as u64 / 8).map(AtomicU64::new).collect();
+    let turn = AtomicU32::new(0);
+    let (pages, turn) = (&pages, &turn);
+    // With one core for both threads, somebody has to let the other run.
+    let wait = |until: u32| {
+        let mut spins = 0u32;
+        while turn.load(Ordering::Acquire) < until {
+            spins += 1;
+            if spins.is_multiple_of(1 << 16) {
+                std::thread::yield_now();
+            }
+        }
+    };
+    let mut times: Vec<u64> = std::thread::scope(|scope| {
+        scope.spawn(move || {
+            let _ = sys::pin(b); // without the binding it is the cost of wherever the threads were put
+            for k in 0..REWRITES {
+                wait(2 * k + 1);
+                black_box(pages.iter().fold(0, |sum, word| sum ^ word.load(Ordering::Relaxed)));
+                turn.store(2 * k + 2, Ordering::Release); // pairs with the load in `wait`
+            }
+        });
+        let writer = scope.spawn(move || {
+            let _ = sys::pin(a); // as above
+            let times = (0..REWRITES).map(|k| {
+                let start = sys::now_ns();
+                for word in pages {
+                    word.store(k.into(), Ordering::Relaxed);
+                }
+                let ns = sys::now_ns() - start;
+                turn.store(2 * k + 1, Ordering::Release); // pairs with the load in `wait`
+                wait(2 * k + 2);
+                ns
+            });
+            times.collect()
+        });
+        writer.join().unwrap_or_default()
+    });
+    times.sort_unstable();
+    times.get(times.len() / 2).copied().unwrap_or(0)
 }
 
 /// The costs for a result file.
