@@ -1,8 +1,8 @@
 //! The CRC-32 of zlib and of RoCE, over bytes alone or over bytes on their way to somewhere else.
 //!
 //! Where the processor has AVX-512 with carry-less multiplication, 64 bytes are taken at once, and
-//! the copy comes with the sum: each byte is loaded once for both. With AVX2 instead, a copy takes 32 bytes
-//! at once, and a sum alone is the crate `crc32fast`, which is as fast then. Elsewhere, and for what is short,
+//! the copy comes with the sum: each byte is loaded once for both. With AVX2 instead of AVX-512, a copy takes 32
+//! bytes at once, and a sum alone is the crate `crc32fast`, which is as fast then. Elsewhere, and for what is short,
 //! it is that, after an ordinary copy; or tables, where these turn out to be faster:
 //! under an emulator, whose carry-less products are slow.
 //!

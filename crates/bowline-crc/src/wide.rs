@@ -165,7 +165,8 @@ mod tests {
     #[test]
     fn registers_of_both_sizes_sum_and_copy() {
         let bytes: Vec<u8> = (0..5000_u32).map(|i| ((i * i) >> 7) as u8).collect();
-        let multiplies = is_x86_feature_detected!("vpclmulqdq");
+        let multiplies =
+            is_x86_feature_detected!("vpclmulqdq") && is_x86_feature_detected!("pclmulqdq");
         for (registers, there, name) in [
             (Registers::Ymm, is_x86_feature_detected!("avx2"), "AVX2 with VPCLMULQDQ"),
             (Registers::Zmm, is_x86_feature_detected!("avx512f"), "AVX-512 with VPCLMULQDQ"),

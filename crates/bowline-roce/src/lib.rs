@@ -33,6 +33,10 @@
 //! ```
 #![forbid(unsafe_code)]
 
+// What tests of this crate share with those beside it calls it by its name.
+#[cfg(test)]
+extern crate self as bowline_roce;
+
 mod burst;
 mod cm;
 mod config;

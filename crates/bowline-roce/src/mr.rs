@@ -7,7 +7,6 @@ use bowline_verbs::{Access, Buffer, Error, MrKeys, PdId, Piece, Qpn};
 use crate::burst::Burst;
 use crate::mw::Window;
 use crate::rng::Rng;
-use crate::sendq::PREFETCH_MOST;
 use crate::table::NumberMap;
 
 /// Indexes are below this: all 24 bits, so that keys are hard to guess, where rxe uses 19 [MR-1].
@@ -494,7 +493,7 @@ fn write(memory: &Memory, start: u64, mut bytes: &[u8]) {
     });
 }
 
-/// A checked range of memory, for at once: the next packet checks the key again [MR-10].
+/// A checked range of memory, for at once: whatever is made or taken in later checks the key again [MR-10].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Span<'a> {
     memory: &'a Memory,
@@ -524,9 +523,9 @@ impl Span<'_> {
         });
     }
 
-    /// Has what begins at `offset` brought near, if anything does.
-    pub(crate) fn prefetch(&self, offset: usize) {
-        let len = self.len.saturating_sub(offset as u64).min(PREFETCH_MOST as u64);
+    /// Has at most `len` bytes from `offset` on brought near, as many as it has.
+    pub(crate) fn prefetch(&self, offset: usize, len: usize) {
+        let len = self.len.saturating_sub(offset as u64).min(len as u64);
         if len > 0 {
             self.memory.for_each(self.start + offset as u64, len, |buffer, offset, len| {
                 buffer.prefetch(offset, len);

@@ -10,6 +10,7 @@
 //! grown.
 
 use std::collections::VecDeque;
+use std::ops::RangeInclusive;
 
 use bowline_verbs::{
     Access, Completion, Error, FlushOf, PdId, QpCap, Qpn, SendFlags, SendOp, SendWr, Sge, Status,
@@ -26,7 +27,15 @@ const MESSAGE_MAX: u64 = 1 << 31;
 /// Less than that is not worth looking for in time.
 const PREFETCH_MIN: usize = 2048;
 /// So many bytes are looked for: the processor sees where that goes on.
-pub(crate) const PREFETCH_MOST: usize = 512;
+const PREFETCH_MOST: usize = 512;
+
+/// How many bytes are brought near of a packet's payload of so many, before it is copied.
+pub(crate) const fn prefetched(len: usize) -> usize {
+    match len {
+        0..PREFETCH_MIN => 0,
+        _ => PREFETCH_MOST,
+    }
+}
 
 /// A send request.
 #[derive(Debug)]
@@ -275,15 +284,15 @@ impl SendQueue {
         if done == len { Ok(()) } else { Err(KeyError::OutOfRange) }
     }
 
-    /// The memory of at most `len` bytes of a request's message from `offset` on, as far as it is one element's;
-    /// `None`: it is not to be had.
+    /// The memory of a request's message from `offset` on, as far as it is one element's: so many bytes at least and
+    /// at most. `None`: they are not to be had.
     pub(crate) fn stretch<'a>(
         &self,
         index: usize,
         mrs: &'a MrTable,
         pd: PdId,
         offset: u32,
-        len: usize,
+        bytes: RangeInclusive<usize>,
     ) -> Option<Span<'a>> {
         let mut skip = offset;
         let holds = |sge: &&Sge| {
@@ -292,7 +301,10 @@ impl SendQueue {
             holds
         };
         let sge = self.sges(self.requests.get(index)?).find(holds)?;
-        let len = ((sge.len - skip) as usize).min(len);
+        let len = ((sge.len - skip) as usize).min(*bytes.end());
+        if len < *bytes.start() {
+            return None;
+        }
         let va = sge.addr.checked_add(u64::from(skip))?;
         mrs.resolve(pd, sge.lkey, va, len as u64, Access::empty()).ok()
     }
@@ -300,12 +312,11 @@ impl SendQueue {
     /// Has the beginning of that which `gather` would copy brought near, if it is more than a little.
     pub(crate) fn prefetch(&self, index: usize, mrs: &MrTable, pd: PdId, offset: u32, len: usize) {
         let Some(request) = self.requests.get(index) else { return };
-        let len = len.min(request.len.saturating_sub(offset) as usize);
-        if len < PREFETCH_MIN || request.sge_count == 0 || !request.is_data() {
+        let len = prefetched(len.min(request.len.saturating_sub(offset) as usize));
+        if len == 0 || request.sge_count == 0 || !request.is_data() {
             return;
         }
         // What is not to be had shows when it is copied.
-        let len = len.min(PREFETCH_MOST);
         let _ = each_stretch(self.sges(request), offset, len, |sge, va, len| {
             mrs.prefetch(pd, sge.lkey, va, len);
             Ok(())

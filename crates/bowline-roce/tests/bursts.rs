@@ -260,15 +260,14 @@ fn sent(pair: &mut Pair, gso: bool) -> Vec<Vec<u8>> {
     packets
 }
 
-/// Packets that are made in a row are those that would be made one after the other: of data in pieces that end
-/// anywhere.
+/// Packets that are made together are those that would be made one by one: of data in pieces that end anywhere.
 #[test]
-fn packets_made_in_a_row_are_the_same() {
+fn packets_made_together_are_the_same() {
     let ops: [fn(Remote) -> SendOp; 3] =
         [|_| SendOp::Send, |_| SendOp::SendImm(7), |to| SendOp::WriteImm(to, 7)];
     for (round, op) in (0..30).flat_map(|round| ops.map(|op| (round, op))) {
         let setup = Setup { mtu: Mtu::M256, ..Setup::default() };
-        let [rows, single] = [true, false].map(|gso| {
+        let [together, single] = [true, false].map(|gso| {
             let mut pair = Pair::new(&setup);
             pair.nodes[0].fill(0, 80_000, 3);
             for id in 0..3 {
@@ -283,14 +282,17 @@ fn packets_made_in_a_row_are_the_same() {
             sent(&mut pair, gso)
         });
         // Where a window has room for no more than a part of a burst, that waits.
-        assert!(rows.len() <= single.len() && rows.len() > single.len() - 60, "round {round}");
-        assert!(rows[..] == single[..rows.len()], "round {round}");
+        assert!(
+            together.len() <= single.len() && together.len() > single.len() - 60,
+            "round {round}"
+        );
+        assert!(together[..] == single[..together.len()], "round {round}");
     }
 }
 
-/// [REQ-6]: of a row that would be longer.
+/// [REQ-6]: also where more of them are alike.
 #[test]
-fn a_row_ends_where_the_window_is_full() {
+fn packets_made_together_end_where_the_window_is_full() {
     let mut pair = Pair::new(&Setup { mtu: Mtu::M256, ..Setup::default() });
     // Bursts of one packet, after which there may be room for no more than that.
     for id in 0..235 {
@@ -308,10 +310,10 @@ fn a_row_ends_where_the_window_is_full() {
     );
 }
 
-/// [REQ-26], [REQ-25]: numbers, addresses, data and who asks for an acknowledgement, in rows across the ends of
-/// bursts and of pieces.
+/// [REQ-26], [REQ-8]: numbers, addresses, data and who asks for an acknowledgement, across the ends of bursts and
+/// of pieces.
 #[test]
-fn writes_made_in_a_row_are_what_they_should_be() {
+fn writes_made_together_are_what_they_should_be() {
     let pieces = [40_000, 81_000, 4096, 300_000];
     let len: usize = pieces.iter().sum();
     let mut pair = Pair::new(&Setup { mtu: Mtu::M4096, ..Setup::default() });

@@ -247,6 +247,22 @@ fn what_is_lost_at_the_end_is_asked_for() {
     }
 }
 
+/// [REQ-24]: of a long READ many packets are unanswered, though it is one request; of a short one few.
+#[test]
+fn a_lost_read_request_is_sent_again_soon() {
+    for (len, least, most) in [(100 << 10, 1, 4), (4 << 10, 5, 8)] {
+        let mut pair = Pair::new(&Setup::default());
+        pair.lose(&[0]);
+        let sges = [pair.nodes[0].sge(0, len)];
+        let (from, begin) = (pair.nodes[1].remote(0), pair.now);
+        pair.post(0, 1, SendOp::Read(from), &sges);
+        pair.finish(0, 1);
+        let took = pair.now.saturating_since(begin);
+        let expected = Duration::from_millis(least)..Duration::from_millis(most);
+        assert!(expected.contains(&took), "{len} bytes took {took:?}");
+    }
+}
+
 /// Losses here and there do not shrink the window [REQ-6].
 #[test]
 fn accidents_do_not_shrink_the_window() {

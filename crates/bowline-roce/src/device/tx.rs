@@ -156,7 +156,7 @@ impl Shared {
         };
         while (replies || may_request) && has_room(burst, requester) {
             if half == Half::Requester {
-                requester.fill_row(&mut TxCtx { gso, ..self.tx(now, name) }, burst);
+                requester.fill_alike(&mut TxCtx { gso, ..self.tx(now, name) }, burst);
             }
             let start = burst.bytes.len();
             let filled = match half {

@@ -15,10 +15,10 @@
 //! packet that is missing, beside what goes on at `next`. Whether it keeps shows by what it answers
 //! then: the packet sent again alone is acknowledged with those after it, or it is not.
 
+mod alike;
 mod answers;
 mod early;
 mod recovery;
-mod row;
 mod send;
 mod settings;
 

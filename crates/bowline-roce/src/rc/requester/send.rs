@@ -2,7 +2,7 @@
 //! have neither.
 
 use bowline_verbs::{FlushOf, Remote, SendFlags, SendOp, Status};
-use bowline_wire::roce::{AtomicEth, Bth, Opcode, Packet, Reth};
+use bowline_wire::roce::{AtomicEth, Bth, Opcode, Packet, Psn, Reth};
 
 use super::recovery::Repair;
 use super::{Requester, TxCtx};
@@ -203,13 +203,10 @@ impl Requester {
         if !fresh {
             ctx.counters.packets_resent += 1;
         }
-        self.note_sent(ctx.now);
+        self.note_sent(ctx.now, psn + steps);
         self.unasked = if ask { 0 } else { self.unasked + 1 };
         self.next += steps;
         self.full = self.next.since(self.una) >= self.window;
-        if self.next.is_after(self.end) {
-            self.end = self.next;
-        }
         if fresh && one_packet {
             self.asked.push_back(self.next);
         }
@@ -229,10 +226,13 @@ impl Requester {
 }
 
 impl Requester {
-    /// Notes that a packet is sent now, before it counts as sent.
-    pub(super) fn note_sent(&mut self, now: Instant) {
+    /// Notes that a packet is sent now, after which this PSN follows.
+    pub(super) fn note_sent(&mut self, now: Instant, upto: Psn) {
         if self.una == self.end {
             self.progress_at = now;
+        }
+        if upto.is_after(self.end) {
+            self.end = upto;
         }
         if self.deadline.is_none() {
             self.arm(now);

@@ -6,14 +6,18 @@ use bowline_wire::roce::{BTH_LEN, Bth, ICRC_LEN, Packet, RETH_LEN, Reth};
 use super::send::opcode;
 use super::{Requester, TxCtx};
 use crate::burst::Burst;
-use crate::sendq::Request;
+use crate::sendq::{Request, prefetched};
 
 impl Requester {
     /// Appends and takes in as many such packets of the request at the cursor as come before one that may be
-    /// different: the last of the message or of the burst, or one that asks for an acknowledgement. That one, and
-    /// whatever is the matter with the request, is left to [`fill`](Self::fill). Key and address are looked up
-    /// once for all of them [REQ-16].
-    pub(crate) fn fill_row(&mut self, ctx: &mut TxCtx<'_>, out: &mut Burst) {
+    /// different: the last of the message, of the burst or of an element of its gather list, or one that asks for
+    /// an acknowledgement. That one, and whatever is the matter with the request, is left to [`fill`](Self::fill).
+    /// Key and address are looked up once for all of them [REQ-16].
+    pub(crate) fn fill_alike(&mut self, ctx: &mut TxCtx<'_>, out: &mut Burst) {
+        #[cfg(test)]
+        if tests::one_by_one() {
+            return;
+        }
         let Some(mtu) = self.settings.as_ref().map(|settings| settings.mtu) else { return };
         let Some(request) = self.queue.get(self.cursor).filter(|request| self.is_amid(request))
         else {
@@ -29,20 +33,27 @@ impl Requester {
         };
         let headers = BTH_LEN + if reth.is_some() { RETH_LEN } else { 0 };
         let left = (request.packets - self.sent) as usize;
-        let count =
-            left.min(out.room(ctx.gso, headers + mtu + ICRC_LEN)).min(self.quiet() as usize);
-        let Some(count) = count.checked_sub(1).filter(|count| *count > 0) else { return };
-        let offset = self.sent * mtu as u32;
-        let found = self.queue.stretch(self.cursor, ctx.mrs, ctx.pd, offset, count * mtu);
+        let room = out.room(ctx.gso, headers + mtu + ICRC_LEN);
+        let Some(count) = left.min(room).min(self.until_asking() as usize).checked_sub(1) else {
+            return;
+        };
+        if count == 0 {
+            return;
+        }
+        let (offset, ahead) = (self.sent * mtu as u32, prefetched(mtu));
+        let len = count * mtu + ahead;
+        let found = self.queue.stretch(self.cursor, ctx.mrs, ctx.pd, offset, mtu..=len);
         let Some(span) = found else { return };
         let count = count.min(span.len() / mtu);
+        #[cfg(test)]
+        tests::note_together(count);
 
         let op = opcode(&request.op, request.apart, request.apart);
         let bth = Bth { dest_qpn: ctx.dest_qpn.0, psn: self.next, ..Bth::default() };
         let mut packet = Packet::new(op, bth);
         for k in 0..count {
             packet.reth = reth;
-            span.prefetch((k + 1) * mtu);
+            span.prefetch((k + 1) * mtu, ahead);
             let start = out.bytes.len();
             out.push(&packet, mtu, |out| {
                 span.append_part(k * mtu, mtu, out);
@@ -53,14 +64,13 @@ impl Requester {
             reth = reth.map(|reth| Reth { va: reth.va.wrapping_add(mtu as u64), ..reth });
         }
 
-        if count > 0 {
-            self.note_sent(ctx.now);
-            self.unasked += count as u32;
-            self.next += count as u32;
-            self.end = self.next;
-            self.full = false;
-            self.sent += count as u32;
-        }
+        // The timers begin with the first of them.
+        self.note_sent(ctx.now, self.next + 1);
+        self.unasked += count as u32;
+        self.next += count as u32;
+        self.end = self.next;
+        self.full = false;
+        self.sent += count as u32;
     }
 
     /// Tells whether packets of a request may be sent now, for the first time, that are neither its first nor
@@ -76,10 +86,14 @@ impl Requester {
             && !self.is_full()
     }
 
-    /// How many packets may be sent before one that asks for an acknowledgement [REQ-25], this one included.
-    fn quiet(&self) -> u32 {
+    /// How many packets may be sent up to and including the next that asks for an acknowledgement because of the
+    /// window [REQ-6], [REQ-8].
+    fn until_asking(&self) -> u32 {
         let in_flight = self.next.since(self.una);
         let until_full = self.window.saturating_sub(in_flight);
         until_full.min(self.asks_after().saturating_sub(self.unasked))
     }
 }
+
+#[cfg(test)]
+mod tests;
