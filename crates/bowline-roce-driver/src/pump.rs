@@ -42,8 +42,8 @@ const GATHERED: usize = 32 << 10;
 /// After a buffer of so many bytes, more are likely to be there: they are taken with one call.
 const STREAM: usize = 8 << 10;
 
-/// Longer than a round trip between threads that look without sleeping.
-const ACK_DELAY: Duration = Duration::from_micros(50);
+/// Longer than a few round trips between threads that look without sleeping, on a slow machine.
+const ACK_DELAY: Duration = Duration::from_micros(100);
 /// Longer than one between threads that sleep, and far enough away for the background thread.
 const ACK_DELAY_ASLEEP: Duration = Duration::from_millis(5);
 

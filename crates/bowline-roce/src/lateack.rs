@@ -1,11 +1,11 @@
 //! Acknowledgements that wait for the next packets.
 //!
-//! Beside a single small request, an answer say, an acknowledgement makes a burst of two packets out
-//! of one, which costs each side half a microsecond of the round trip; sent after it, it costs a call
+//! Beside a single request of one packet, an answer say, an acknowledgement makes a burst of two packets
+//! out of one, which costs each side half a microsecond of the round trip; sent after it, it costs a call
 //! to the system on both sides. So it stays behind a few times, and goes out with a later answer, or
 //! after a while [PERF-6] [RSP-25]. A peer that sends nothing until it has the acknowledgement would lose that
-//! while every time: where it has passed twice in a row, acknowledgements do not wait for the next
-//! thousand answers, and longer each time that happens again.
+//! while every time: where it has passed twice in a row, and there was no further answer meanwhile,
+//! acknowledgements do not wait for the next thousand answers, and longer each time that happens again.
 
 use std::time::Duration;
 
@@ -13,8 +13,6 @@ use crate::time::Instant;
 
 /// Answers in a row without the acknowledgement.
 const PASSED_MAX: u8 = 3;
-/// Bytes of a request that is small.
-const SMALL: usize = 512;
 /// Waits in vain in a row; a single one can be an accident.
 const VAIN: u32 = 2;
 /// Answers without waiting after these, at first.
@@ -39,15 +37,15 @@ pub(crate) struct LateAck {
 }
 
 impl LateAck {
-    /// A request of `len` bytes is about to go out alone: tells whether the acknowledgement may stay
-    /// behind, at most for `delay`.
-    pub(crate) fn stay_behind(&mut self, now: Instant, len: usize, delay: Duration) -> bool {
+    /// A packet of requests is about to go out alone: tells whether the acknowledgement may stay behind, at
+    /// most for `delay`.
+    pub(crate) fn stay_behind(&mut self, now: Instant, delay: Duration) -> bool {
         if self.off > 0 {
             self.off -= 1;
             return false;
         }
         let until = self.until.unwrap_or(now + delay);
-        if len > SMALL || until <= now || self.passed == PASSED_MAX {
+        if until <= now || self.passed == PASSED_MAX {
             return false;
         }
         self.passed += 1;
@@ -58,8 +56,12 @@ impl LateAck {
     /// It has been sent, or is no more.
     pub(crate) fn gone(&mut self, now: Instant) {
         let Some(until) = self.until.take() else { return };
-        self.passed = 0;
+        let passed = std::mem::take(&mut self.passed);
         if until <= now {
+            // A peer that went on was only slow.
+            if passed > 1 {
+                return;
+            }
             self.vain += 1;
             if self.vain == VAIN {
                 self.off = OFF_MIN * OFF_STEP.pow(self.strikes);
@@ -96,18 +98,36 @@ mod tests {
         let delay = Duration::from_micros(20);
         let at = Instant::from_nanos;
         let mut ack = LateAck::default();
-        assert!(!ack.stay_behind(at(0), 100, Duration::ZERO));
-        assert!(!ack.stay_behind(at(0), 4096, delay));
+        assert!(!ack.stay_behind(at(0), Duration::ZERO));
         assert_eq!(ack.waits(at(0)), None);
         for now in [0, 7_000, 14_000] {
-            assert!(ack.stay_behind(at(now), 100, delay));
+            assert!(ack.stay_behind(at(now), delay));
             assert_eq!(ack.waits(at(now)), Some(at(20_000)), "since it came first");
         }
-        assert!(!ack.stay_behind(at(15_000), 100, delay));
+        assert!(!ack.stay_behind(at(15_000), delay));
         assert_eq!(ack.waits(at(20_000)), None);
         ack.gone(at(15_000));
-        assert!(ack.stay_behind(at(21_000), 100, delay));
-        assert!(!ack.stay_behind(at(41_000), 100, delay));
+        assert!(ack.stay_behind(at(21_000), delay));
+        assert!(!ack.stay_behind(at(41_000), delay));
+    }
+
+    #[test]
+    fn a_peer_that_is_slow_does_not_wait_for_it() {
+        let delay = Duration::from_micros(20);
+        let mut now = Instant::from_nanos(1);
+        let mut ack = LateAck::default();
+        for _ in 0..100 {
+            // Two answers before the time is over, and it goes with the third.
+            assert_eq!(
+                [(); 3].map(|()| {
+                    let stays = ack.stay_behind(now, delay);
+                    now = now + Duration::from_micros(15);
+                    stays
+                }),
+                [true, true, false]
+            );
+            ack.gone(now);
+        }
     }
 
     #[test]
@@ -116,7 +136,7 @@ mod tests {
         let (mut now, mut lost) = (Instant::from_nanos(1), 0);
         let mut ack = LateAck::default();
         for _ in 0..100_000 {
-            if ack.stay_behind(now, 100, delay) {
+            if ack.stay_behind(now, delay) {
                 lost += 1;
                 now = now + delay;
             }
@@ -126,14 +146,14 @@ mod tests {
         assert_eq!(lost, 10, "2 in 1024, then 4096, 16384, 65536, 262144");
         // The peer changes its ways, and after a while once does not count any more.
         for _ in 0..2_000_000 {
-            ack.stay_behind(now, 100, delay);
+            ack.stay_behind(now, delay);
             ack.gone(now);
         }
         for _ in 0..2 {
-            assert!(ack.stay_behind(now, 100, delay));
+            assert!(ack.stay_behind(now, delay));
             ack.gone(now + delay);
         }
-        let off = (0..10_000).take_while(|_| !ack.stay_behind(now, 100, delay)).count();
+        let off = (0..10_000).take_while(|_| !ack.stay_behind(now, delay)).count();
         assert_eq!(off, 1024);
     }
 }

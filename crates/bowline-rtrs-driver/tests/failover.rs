@@ -329,6 +329,32 @@ fn a_closed_device_is_an_error() {
     assert!(start.elapsed() < PATIENCE);
 }
 
+/// The background thread takes completions while nobody else does. A thread that waits takes them itself again:
+/// else each of its requests would be handed over, which costs a wake-up.
+#[test]
+fn who_waits_takes_completions_again() {
+    const CALLS: u64 = 400;
+    let pair = Pair::new(61, 1, ServerConfig::default());
+    let session = pair.session(1);
+    let region = session.region(4096).unwrap();
+    let permit = session.get_permit(PermitKind::Io, Wait::Forever).unwrap();
+    for _ in 0..3 {
+        // Until the background thread is at it.
+        let asleep = || pair.client_engine.stats().waits;
+        let before = asleep();
+        eventually("the background thread waits", || asleep() > before + 1);
+        let hand_overs = || pair.client_engine.stats().hand_overs;
+        let before = hand_overs();
+        for _ in 0..CALLS {
+            session.call(Dir::Read, &permit, &at(0), &[region.piece(0, 4096)]).unwrap();
+        }
+        let since = hand_overs() - before;
+        // A few where the machine stands still for so long that the background thread comes back.
+        assert!(since < CALLS / 4, "{since} of {CALLS} were handed over");
+    }
+    session.put_permit(permit);
+}
+
 /// Threads with nothing to do sleep.
 #[test]
 fn idle_threads_sleep() {

@@ -184,7 +184,7 @@ impl Shared {
         let stays = joins
             && burst.count == 1
             && responder.has_one_ack()
-            && qp.late_ack.stay_behind(now, burst.bytes.len(), self.config.ack_delay);
+            && qp.late_ack.stay_behind(now, self.config.ack_delay);
         if joins && room && !stays && responder.has_one_ack() {
             let start = burst.bytes.len();
             if responder.fill_reply(&mut self.rx(now, name), name.dest_qpn, burst) {

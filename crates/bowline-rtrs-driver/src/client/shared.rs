@@ -51,7 +51,7 @@ pub(super) struct Turn {
 #[derive(Default)]
 struct Lead {
     turn: Mutex<Turn>,
-    /// Times a thread of the program has.
+    /// Times a thread of the program has, or would have.
     program: AtomicU64,
     /// The background thread naps for long.
     napping: AtomicBool,
@@ -61,6 +61,12 @@ struct Lead {
 }
 
 impl Lead {
+    /// A thread of the program takes completions, or would if no other did.
+    fn count(&self) {
+        // Only told apart from what it was before; nothing is published by it.
+        self.program.fetch_add(1, Ordering::Relaxed);
+    }
+
     fn try_turn(&self) -> Option<MutexGuard<'_, Turn>> {
         match self.turn.try_lock() {
             Ok(turn) => Some(turn),
@@ -327,7 +333,7 @@ impl Shared {
     pub(super) fn poll(&self) -> usize {
         let mut count = 0;
         for (port, lead) in self.leads.iter().enumerate() {
-            lead.program.fetch_add(1, Ordering::Relaxed);
+            lead.count();
             if let Some(mut turn) = lead.try_turn() {
                 count += self.drive(port, 0, &mut turn);
             }
@@ -431,6 +437,8 @@ impl Shared {
             let lead = self.leads.first().filter(|_| self.leads.len() == 1);
             let Some((lead, mut turn)) = lead.and_then(|lead| Some((lead, lead.try_turn()?)))
             else {
+                // If the background thread is at it, it stands back the next time.
+                lead.inspect(|lead| lead.count());
                 state.followers.push(Follower { thread: std::thread::current(), any });
                 waited = true;
                 drop(state);
@@ -438,7 +446,7 @@ impl Shared {
                 continue;
             };
             drop(state);
-            lead.program.fetch_add(1, Ordering::Relaxed);
+            lead.count();
             if self.drive(0, 0, &mut turn) == 0 && self.engine.config.poll == Poll::Adaptive {
                 self.hub.stats.waits.inc();
                 if self.hub.ports[0].wait(left.min(SLICE)).is_err() {
@@ -476,6 +484,7 @@ impl Shared {
         let lead = &self.leads[port];
         let mut seen = 0;
         let mut nap = NAP;
+        let mut led = false;
         while !self.is_stopped() && !lead.gone.load(Ordering::Relaxed) {
             let program = lead.program.load(Ordering::Relaxed);
             let active = program != seen;
@@ -485,11 +494,15 @@ impl Shared {
                 // Whoever leaves when nothing else is there to take completions calls.
                 nap = if active { NAP } else { (nap * 2).min(LONG_NAP) };
                 lead.napping.store(nap > NAP, Ordering::SeqCst);
+                if std::mem::take(&mut led) {
+                    self.pass_on();
+                }
                 self.hub.stats.naps.inc();
                 std::thread::park_timeout(nap);
                 continue;
             };
             nap = NAP;
+            led = true;
             lead.napping.store(false, Ordering::SeqCst);
             if self.drive(port, 0, &mut turn) == 0 {
                 self.hub.stats.waits.inc();
