@@ -355,6 +355,32 @@ fn who_waits_takes_completions_again() {
     session.put_permit(permit);
 }
 
+/// A thread that waits now and then does not keep the background thread from telling functions of what has ended.
+#[test]
+fn requests_of_functions_go_on_beside_a_thread_that_waits() {
+    const TIME: Duration = Duration::from_millis(400);
+    let pair = Pair::new(62, 1, ServerConfig::default());
+    let session = pair.session(1);
+    let region = session.region(4096).unwrap();
+    let permit = session.get_permit(PermitKind::Io, Wait::Forever).unwrap();
+    let load = Load::new(&session, Dir::Read, 16, 4096);
+    load.start(u64::MAX);
+    let during = |calls: bool| {
+        let (before, start) = (load.done.load(SeqCst), Instant::now());
+        while start.elapsed() < TIME {
+            if calls {
+                session.call(Dir::Read, &permit, &at(0), &[region.piece(0, 4096)]).unwrap();
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        load.done.load(SeqCst) - before
+    };
+    let (alone, beside) = (during(false), during(true));
+    load.end();
+    assert!(beside >= alone / 4, "{beside} instead of {alone}");
+    session.put_permit(permit);
+}
+
 /// Threads with nothing to do sleep.
 #[test]
 fn idle_threads_sleep() {

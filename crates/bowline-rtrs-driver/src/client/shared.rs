@@ -55,6 +55,8 @@ struct Lead {
     program: AtomicU64,
     /// The background thread naps for long.
     napping: AtomicBool,
+    /// It is to take completions now, though a thread of the program has just done so.
+    asked: AtomicBool,
     /// The device is: there is nothing more to take.
     gone: AtomicBool,
     helper: OnceLock<Thread>,
@@ -454,22 +456,29 @@ impl Shared {
                 }
             }
         };
-        self.pass_on();
+        self.pass_on(any);
         outcome
     }
 
-    /// If nobody takes completions, another thread that waits does from now on.
-    fn pass_on(&self) {
+    /// If nobody takes completions, another thread that waits does from now on. If none waits, but functions of the
+    /// program are to be told of requests, the background thread does; where it is these that this thread waits for,
+    /// it comes back `soon`, and the background thread sees to it later if it does not. Tells whether nobody did.
+    fn pass_on(&self, soon: bool) -> bool {
         let Some(lead) = self.leads.first().filter(|lead| lead.try_turn().is_some()) else {
-            return;
+            return false;
         };
-        let next = self.hub.lock().followers.pop();
+        let mut state = self.hub.lock();
+        let next = state.followers.pop();
+        let asks = !soon && state.slots.has_told();
+        drop(state);
         if let Some(next) = next {
             self.hub.stats.hand_overs.inc();
             next.thread.unpark();
-        } else if lead.napping.swap(false, Ordering::SeqCst) {
+        } else if lead.napping.swap(false, Ordering::SeqCst) || asks {
+            lead.asked.store(asks, Ordering::SeqCst);
             self.wake_helper(lead);
         }
+        true
     }
 
     fn wake_helper(&self, lead: &Lead) {
@@ -487,16 +496,15 @@ impl Shared {
         let mut led = false;
         while !self.is_stopped() && !lead.gone.load(Ordering::Relaxed) {
             let program = lead.program.load(Ordering::Relaxed);
-            let active = program != seen;
+            let asked = lead.asked.swap(false, Ordering::SeqCst);
+            let active = program != seen && !asked;
             seen = program;
             let turn = if active { None } else { lead.try_turn() };
             let Some(mut turn) = turn else {
                 // Whoever leaves when nothing else is there to take completions calls.
                 nap = if active { NAP } else { (nap * 2).min(LONG_NAP) };
                 lead.napping.store(nap > NAP, Ordering::SeqCst);
-                if std::mem::take(&mut led) {
-                    self.pass_on();
-                }
+                led = led && !self.pass_on(true);
                 self.hub.stats.naps.inc();
                 std::thread::park_timeout(nap);
                 continue;
@@ -565,6 +573,7 @@ impl Shared {
     /// Permits come back with completions: somebody has to take them.
     fn wake_helpers(&self) {
         for lead in &self.leads {
+            lead.asked.store(true, Ordering::SeqCst);
             self.wake_helper(lead);
         }
     }

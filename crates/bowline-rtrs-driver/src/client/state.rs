@@ -65,6 +65,8 @@ enum Slot {
 pub(super) struct Slots {
     list: Vec<Slot>,
     free: usize,
+    /// Those that are [`Slot::To`].
+    to: usize,
 }
 
 /// No free slot.
@@ -72,7 +74,7 @@ const NONE: usize = usize::MAX;
 
 impl Slots {
     fn new() -> Self {
-        Self { list: Vec::new(), free: NONE }
+        Self { list: Vec::new(), free: NONE, to: 0 }
     }
 
     fn take(&mut self, slot: Slot) -> u64 {
@@ -93,7 +95,13 @@ impl Slots {
 
     /// A program's function is to be told.
     pub(super) fn told(&mut self, done: Done) -> u64 {
+        self.to += 1;
         self.take(Slot::To(done))
+    }
+
+    /// Tells whether functions of the program are to be told of requests.
+    pub(super) const fn has_told(&self) -> bool {
+        self.to > 0
     }
 
     /// A thread waits.
@@ -108,7 +116,9 @@ impl Slots {
         let slot = self.list.get_mut(at as usize)?;
         let held = std::mem::replace(slot, Slot::Free(self.free));
         self.free = at as usize;
-        if let Slot::To(done) = held { Some(done) } else { None }
+        let Slot::To(done) = held else { return None };
+        self.to -= 1;
+        Some(done)
     }
 
     /// What an awaited request came to, once; frees its slot.
@@ -129,6 +139,7 @@ impl Slots {
         };
         match std::mem::replace(slot, Slot::Ended(errno)) {
             Slot::To(done) => {
+                self.to -= 1;
                 out.told.push((done.to, Completed { tag: done.tag, errno }));
                 // Just emptied.
                 let _ = self.free(at);
