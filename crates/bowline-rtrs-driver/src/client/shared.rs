@@ -475,7 +475,8 @@ impl Shared {
             self.hub.stats.hand_overs.inc();
             next.thread.unpark();
         } else if lead.napping.swap(false, Ordering::SeqCst) || asks {
-            lead.asked.store(asks, Ordering::SeqCst);
+            // Somebody else may have asked.
+            lead.asked.fetch_or(asks, Ordering::SeqCst);
             self.wake_helper(lead);
         }
         true
