@@ -114,7 +114,7 @@ impl Load {
 
 /// Counts requests or times them, as the cell says.
 enum Gauge {
-    Rate(Meter),
+    Rate(Box<Meter>),
     Laps(Box<Laps>),
 }
 
@@ -127,7 +127,7 @@ impl Gauge {
         } else {
             let mut meter = role.meter();
             probe.into_iter().for_each(|probe| meter.set_probe(probe));
-            Self::Rate(meter)
+            Self::Rate(Box::new(meter))
         }
     }
 

@@ -314,6 +314,7 @@ pub(crate) struct Cell {
     /// CPU of the receiver and of the sender.
     pub(crate) pin: Option<(usize, usize)>,
     pub(crate) warm_ms: u64,
+    /// 0: the parent says when it begins and ends.
     pub(crate) window_ms: u64,
     /// Send and receive buffer asked of a library, in bytes.
     pub(crate) buffer: usize,
@@ -328,6 +329,11 @@ pub(crate) struct Cell {
 }
 
 impl Cell {
+    /// Says whether its processes can take turns with those of others: they count until they are told to end.
+    pub(crate) fn takes_turns(&self) -> bool {
+        matches!(self.kind, Kind::IoRead | Kind::IoWrite) && self.subject != Subject::Tgt
+    }
+
     /// Writes the measurement as `key=value` words.
     pub(crate) fn to_args(&self) -> Vec<String> {
         let (rx_pin, tx_pin) = self

@@ -5,12 +5,13 @@ use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 use crate::args::Options;
-use crate::cell::{Kind, Subject, Wait};
+use crate::cell::{Cell, Kind, Subject, Wait};
 use crate::nodes;
 use crate::peers::Peers;
 use crate::plan::{Block, Entry};
 use crate::results::{Record, Results};
 use crate::run::{Launcher, Sample};
+use crate::turns;
 
 /// A run keeps to this time, by measuring disturbed cells only once and by leaving rounds out.
 const RUN_LIMIT: Duration = Duration::from_secs(285);
@@ -59,6 +60,11 @@ impl Progress {
 /// How a peer does best on this machine: bound to its CPUs or not, and its congestion control.
 type Best = BTreeMap<(Subject, Kind), (Option<(usize, usize)>, String)>;
 
+/// Says whether an entry is measured a second time at the end of a round; in turns, no machine changes.
+fn is_again(entry: &Entry) -> bool {
+    entry.anchor && !entry.cell.takes_turns()
+}
+
 /// Carries plans out.
 pub(crate) struct Engine<'a> {
     options: &'a Options,
@@ -106,7 +112,7 @@ impl<'a> Engine<'a> {
 
     /// Measures everything.
     pub(crate) fn run(mut self, blocks: &[Block]) -> Outcome {
-        let runs = |entry: &Entry| usize::from(entry.anchor) + 1;
+        let runs = |entry: &Entry| usize::from(is_again(entry)) + 1;
         let count = |once: bool| -> usize {
             let all = blocks.iter().flat_map(|b| &b.entries);
             all.filter(|e| e.once == once).map(runs).sum()
@@ -130,49 +136,105 @@ impl<'a> Engine<'a> {
 
     fn block(&mut self, block: &Block, round: u32) {
         let wanted = |e: &&Entry| round == 0 || !e.once;
-        for entry in block.entries.iter().filter(wanted) {
+        let (in_turns, alone): (Vec<&Entry>, Vec<&Entry>) =
+            block.entries.iter().filter(wanted).partition(|e| e.cell.takes_turns());
+        if !in_turns.is_empty() {
+            self.in_turns(block, &in_turns, round);
+        }
+        for entry in &alone {
             self.entry(block, entry, round);
         }
-        for entry in block.entries.iter().filter(wanted).filter(|e| e.anchor) {
+        for entry in alone.into_iter().filter(|e| is_again(e)) {
             self.entry(block, entry, round);
         }
     }
 
-    fn entry(&mut self, block: &Block, entry: &Entry, round: u32) {
+    /// The entry as it is measured: a peer as it does best.
+    fn settled(&self, entry: &Entry) -> Entry {
         let mut entry = entry.clone();
         let best = self.best.get(&(entry.cell.subject, entry.cell.kind));
         if let Some((pin, cc)) = best.filter(|_| !entry.as_is) {
             entry.cell.pin = *pin;
             entry.cell.cc.clone_from(cc);
         }
+        entry
+    }
+
+    /// Says what is measured next, and waits for a quiet machine.
+    fn announce(&mut self, block: &Block, label: &str, round: u32) {
         let rounds = self.options.rounds;
         self.progress.show(&format!(
-            "round {} of {rounds}, {} of {}: {} {} ({:.0} s)",
+            "round {} of {rounds}, {} of {}: {} {label} ({:.0} s)",
             round + 1,
             self.done + 1,
             self.total,
             block.id,
-            entry.label,
             self.start.elapsed().as_secs_f64(),
         ));
         if !self.options.quiet_wait.is_zero() {
             self.launcher.wait_quiet(self.options.quiet_wait);
         }
-        let result = self.measure(&mut entry);
+    }
+
+    fn entry(&mut self, block: &Block, entry: &Entry, round: u32) {
+        let entry = self.settled(entry);
+        self.announce(block, &entry.label, round);
+        let result = self.measure(&entry);
         self.results.records.push(Record::new(block, &entry, round, result));
         self.done += 1;
     }
 
-    fn measure(&self, entry: &mut Entry) -> Result<Sample, String> {
-        let program = self.peers.path(entry.cell.subject);
+    /// Measures entries side by side, again while the machine is not quiet.
+    fn in_turns(&mut self, block: &Block, entries: &[&Entry], round: u32) {
+        let mut entries: Vec<Entry> = entries.iter().map(|entry| self.settled(entry)).collect();
+        self.announce(block, &format!("and {} more in turns", entries.len() - 1), round);
+        let mut best: Vec<Result<Sample, String>> = Vec::new();
+        for tries in 1..=self.tries() {
+            let start = |entry: &mut Entry| {
+                let cell = Cell { window_ms: 0, ..entry.cell.clone() };
+                self.placed(cell, |cell, program| self.launcher.start(cell, program))
+            };
+            let window = self.options.window;
+            let mut results = turns::measure(self.launcher, &mut entries, window, start);
+            results.iter_mut().flatten().for_each(|sample| sample.tries = tries);
+            let foreign = |of: &[Result<Sample, String>]| {
+                of.iter().flatten().map(|sample| sample.foreign).fold(0.0, f64::max)
+            };
+            let quiet = !results.iter().flatten().any(Sample::is_disturbed);
+            if best.is_empty() || foreign(&results) <= foreign(&best) {
+                best = results;
+            }
+            if quiet {
+                break;
+            }
+        }
+        self.done += entries.len();
+        for (entry, result) in entries.iter().zip(best) {
+            self.results.records.push(Record::new(block, entry, round, result));
+        }
+    }
+
+    fn measure(&self, entry: &Entry) -> Result<Sample, String> {
+        self.placed(entry.cell.clone(), |cell, program| {
+            self.launcher.measure_quiet(cell, program, self.tries())
+        })
+    }
+
+    /// Does something with a cell whose addresses nobody has.
+    fn placed<T>(
+        &self,
+        mut cell: Cell,
+        mut act: impl FnMut(&Cell, Option<&std::path::Path>) -> Result<T, String>,
+    ) -> Result<T, String> {
+        let program = self.peers.path(cell.subject);
         let mut result = Err(String::new());
         for _ in 0..COLLISIONS {
-            match entry.cell.subject {
-                subject if subject.has_devices() => entry.cell.nodes = nodes::free_roce(),
-                subject if subject.is_bowline() => entry.cell.nodes = nodes::free(),
+            match cell.subject {
+                subject if subject.has_devices() => cell.nodes = nodes::free_roce(),
+                subject if subject.is_bowline() => cell.nodes = nodes::free(),
                 _ => {}
             }
-            result = self.launcher.measure_quiet(&entry.cell, program, self.tries());
+            result = act(&cell, program);
             if !result.as_ref().is_err_and(|why| nodes::is_collision(why)) {
                 break;
             }

@@ -11,7 +11,8 @@
 //!
 //! A *cell* is one figure at one size, a *round* measures everything once: bare sockets first,
 //! bowline, the other libraries, and the bare sockets again. Ratios are formed within a round, so
-//! that a machine that is slow today is slow for everybody.
+//! that a machine that is slow today is slow for everybody. Rates of remote storage are taken in
+//! turns of some milliseconds, so that one that is slow for a second is.
 //!
 //! It is a program of its own, which `bowline bench` hands over to, because it opens other message
 //! libraries when they are installed; the command never does.
@@ -38,6 +39,7 @@ mod stats;
 mod svg;
 mod sys;
 mod targets;
+mod turns;
 
 use std::path::Path;
 
@@ -265,7 +267,12 @@ fn roce_conditions(options: &Options, setting: &Setting) -> Vec<String> {
 /// The settings of reads and writes of a store.
 fn block_conditions(options: &Options, setting: &Setting) -> Vec<String> {
     let (rx, tx) = nodes::free_roce();
-    let settings = format!("{}; window {:?}", pinning(options), options.window);
+    let settings = format!(
+        "{}; window {:?}, requests per second in turns of {:?}",
+        pinning(options),
+        options.window,
+        turns::COUNTED
+    );
     vec![
         format!(
             "everybody: {settings}; the store is memory, filled beforehand; rr-tcp: {}",

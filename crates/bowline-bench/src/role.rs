@@ -4,16 +4,27 @@
 //! reached, hears `go key=value...` with the other side's words and process number, and the counting
 //! side says `result ...` once. `stop` asks a sender to come to an end and say `done ...`; `quit`, or
 //! the end of the input, ends the process at once. The programs under `peers/` speak the same.
+//!
+//! Where several cells take turns the windows are the parent's: the counting side says `warm` when it could
+//! begin, hears `turn FROM UNTIL` in nanoseconds of the monotonic clock for each, and says the `result` of all of
+//! them after `end`.
 
 use std::io::{BufRead, Write};
 use std::net::{Ipv4Addr, SocketAddr};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::cell::{Cell, Words};
 use crate::sys;
 
 static STOP: AtomicBool = AtomicBool::new(false);
+/// The present turn's window; its end is written first and read last.
+static FROM: AtomicU64 = AtomicU64::new(0);
+static UNTIL: AtomicU64 = AtomicU64::new(0);
+/// There are no more turns.
+static ENDED: AtomicBool = AtomicBool::new(false);
+/// A window whose end is noticed so late does not count: the process was halted meanwhile.
+const TOO_LATE_NS: u64 = 10_000_000;
 
 /// Says whether the parent asked this side to come to an end.
 #[inline]
@@ -115,19 +126,34 @@ impl Role {
             count: 0,
             syscalls: 0,
             state: State::Idle,
+            sum: Reading::default(),
+            last: 0,
             probe: None,
         }
     }
 }
 
 fn watch() {
-    let mut order = String::new();
     // An error is like the end of the input: there is no parent left to obey.
-    let heard = std::io::stdin().lock().read_line(&mut order);
-    if heard.is_ok() && order.trim_end() == "stop" {
-        STOP.store(true, Ordering::Relaxed);
-        // A side that hangs in a blocking call has this long to come back.
-        std::thread::sleep(Duration::from_millis(300));
+    for order in std::io::stdin().lock().lines().map_while(Result::ok) {
+        let mut words = order.split_whitespace();
+        match words.next() {
+            Some("turn") => {
+                let mut time = || words.next().and_then(|word| word.parse().ok()).unwrap_or(0);
+                let (from, until) = (time(), time());
+                UNTIL.store(until, Ordering::Relaxed);
+                FROM.store(from, Ordering::Release); // with it the end
+            }
+            // Nothing else is published by these.
+            Some("end") => ENDED.store(true, Ordering::Relaxed),
+            Some("stop") => {
+                STOP.store(true, Ordering::Relaxed);
+                // A side that hangs in a blocking call has this long to come back.
+                std::thread::sleep(Duration::from_millis(300));
+                break;
+            }
+            _ => break,
+        }
     }
     std::process::exit(0);
 }
@@ -149,28 +175,41 @@ pub(crate) fn done(sent: u64, syscalls: u64) {
 
 /// Tells the parent what the side that does not count did in all, by its counters.
 pub(crate) fn done_with(messages: u64, counters: &[(&'static str, u64)]) {
-    let counted: String = counters.iter().map(|(name, n)| format!(" {name}={n}")).collect();
-    say(&format!("done sent={messages}{counted}"));
+    say(&format!("done sent={messages}{}", words(counters)));
 }
 
 /// Named counters read at both ends of the window.
 pub(crate) type Probe = Box<dyn Fn() -> Vec<(&'static str, u64)>>;
 
-/// Writes by how much counters grew.
-fn since(before: &[(&'static str, u64)], probe: Option<&Probe>) -> String {
+/// By how much counters grew.
+fn since(before: &[(&'static str, u64)], probe: Option<&Probe>) -> Vec<(&'static str, u64)> {
     let after = probe.map_or_else(Vec::new, |probe| probe());
     let pairs = before.iter().zip(&after);
-    pairs.map(|((name, from), (_, to))| format!(" {name}={}", to.saturating_sub(*from))).collect()
+    pairs.map(|((name, from), (_, to))| (*name, to.saturating_sub(*from))).collect()
+}
+
+/// Writes them as words.
+fn words(counters: &[(&'static str, u64)]) -> String {
+    counters.iter().map(|(name, n)| format!(" {name}={n}")).collect()
 }
 
 enum State {
     Idle,
-    Warm { until: u64 },
-    Run(Start),
+    Warm {
+        until: u64,
+    },
+    /// Waits for a turn.
+    Ready,
+    Run {
+        start: Reading,
+        until: u64,
+    },
     Over,
 }
 
-struct Start {
+/// What the clocks and counters show, or by how much they have moved.
+#[derive(Default)]
+struct Reading {
     at: u64,
     count: u64,
     syscalls: u64,
@@ -179,9 +218,26 @@ struct Start {
     probe: Vec<(&'static str, u64)>,
 }
 
-/// Counts messages, and reports the count of one window after a warm-up.
+impl Reading {
+    /// Adds what lies between two readings.
+    fn add(&mut self, start: &Self, end: &Self, probe: Vec<(&'static str, u64)>) {
+        self.at += end.at - start.at;
+        self.count += end.count - start.count;
+        self.syscalls += end.syscalls - start.syscalls;
+        self.own_cpu += end.own_cpu.saturating_sub(start.own_cpu);
+        self.peer_cpu += end.peer_cpu.saturating_sub(start.peer_cpu);
+        if self.probe.is_empty() {
+            self.probe = probe;
+        } else {
+            self.probe.iter_mut().zip(probe).for_each(|((_, sum), (_, n))| *sum += n);
+        }
+    }
+}
+
+/// Counts messages, and reports the count of a window after a warm-up, or of the parent's windows.
 pub(crate) struct Meter {
     warm_ns: u64,
+    /// 0: the parent says when there is one.
     window_ns: u64,
     every: u64,
     next: u64,
@@ -190,6 +246,10 @@ pub(crate) struct Meter {
     /// System calls the side made so far; kept by the side itself.
     pub(crate) syscalls: u64,
     state: State,
+    /// Of the windows so far.
+    sum: Reading,
+    /// When the last of them began.
+    last: u64,
     probe: Option<Probe>,
 }
 
@@ -210,45 +270,85 @@ impl Meter {
 
     /// Looks at the clock though nothing arrived, unless nothing ever did.
     pub(crate) fn look_if_started(&mut self) {
-        if matches!(self.state, State::Warm { .. } | State::Run(_)) {
+        if matches!(self.state, State::Warm { .. } | State::Ready | State::Run { .. }) {
             self.look();
         }
     }
 
+    fn read(&self, at: u64) -> Reading {
+        Reading {
+            at,
+            count: self.count,
+            syscalls: self.syscalls,
+            own_cpu: sys::own_cpu_ns(),
+            peer_cpu: self.peer_clock.now(),
+            probe: Vec::new(),
+        }
+    }
+
+    fn begin(&mut self, at: u64, until: u64) {
+        let probe = self.probe.as_ref().map_or_else(Vec::new, |probe| probe());
+        self.state = State::Run { start: Reading { probe, ..self.read(at) }, until };
+    }
+
     #[cold]
     fn look(&mut self) {
+        self.look_at(sys::now_ns());
+    }
+
+    fn look_at(&mut self, now: u64) {
         self.next = self.count + self.every;
-        let now = sys::now_ns();
         match &self.state {
             State::Idle => self.state = State::Warm { until: now + self.warm_ns },
             State::Warm { until } if now >= *until => {
-                self.state = State::Run(Start {
-                    at: now,
-                    count: self.count,
-                    syscalls: self.syscalls,
-                    own_cpu: sys::own_cpu_ns(),
-                    peer_cpu: self.peer_clock.now(),
-                    probe: self.probe.as_ref().map_or_else(Vec::new, |probe| probe()),
-                });
+                if self.window_ns > 0 {
+                    self.begin(now, now + self.window_ns);
+                } else {
+                    say("warm");
+                    self.state = State::Ready;
+                }
+            }
+            State::Ready if ENDED.load(Ordering::Relaxed) => self.report(),
+            State::Ready => {
+                // Pairs with the store in `watch`.
+                let from = FROM.load(Ordering::Acquire);
+                let until = UNTIL.load(Ordering::Relaxed);
+                if from > self.last && from <= now && now < until {
+                    self.last = from;
+                    self.begin(now, until);
+                }
             }
             // On a machine that stood still the window lasts until something arrives.
-            State::Run(start) if now >= start.at + self.window_ns && self.count > start.count => {
-                let mut line = format!(
-                    "result n={} ns={} own_cpu={} peer_cpu={} syscalls={} cc={}",
-                    self.count - start.count,
-                    now - start.at,
-                    sys::own_cpu_ns().saturating_sub(start.own_cpu),
-                    self.peer_clock.now().saturating_sub(start.peer_cpu),
-                    self.syscalls - start.syscalls,
-                    sys::congestion_controls().join(","),
-                );
-                line.push_str(&since(&start.probe, self.probe.as_ref()));
-                say(&line);
-                self.state = State::Over;
-                self.next = u64::MAX;
+            State::Run { start, until } if now >= *until && self.count > start.count => {
+                let probe = since(&start.probe, self.probe.as_ref());
+                let end = self.read(now);
+                if self.window_ns > 0 {
+                    self.sum.add(start, &end, probe);
+                    self.report();
+                } else {
+                    if now < until + TOO_LATE_NS {
+                        self.sum.add(start, &end, probe);
+                    }
+                    self.state = State::Ready;
+                }
             }
-            State::Warm { .. } | State::Run(_) | State::Over => {}
+            State::Warm { .. } | State::Run { .. } | State::Over => {}
         }
+    }
+
+    fn report(&mut self) {
+        say(&format!(
+            "result n={} ns={} own_cpu={} peer_cpu={} syscalls={} cc={}{}",
+            self.sum.count,
+            self.sum.at,
+            self.sum.own_cpu,
+            self.sum.peer_cpu,
+            self.sum.syscalls,
+            sys::congestion_controls().join(","),
+            words(&self.sum.probe),
+        ));
+        self.state = State::Over;
+        self.next = u64::MAX;
     }
 }
 
@@ -342,7 +442,65 @@ impl Laps {
             now - self.start,
             sys::congestion_controls().join(","),
             lat.join(","),
-            since(&self.before, self.probe.as_ref()),
+            words(&since(&self.before, self.probe.as_ref())),
         ));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn meter(window_ns: u64) -> Meter {
+        Meter {
+            warm_ns: 0,
+            window_ns,
+            every: 1,
+            next: 1,
+            peer_clock: PeerClock(Vec::new()),
+            count: 0,
+            syscalls: 0,
+            state: State::Idle,
+            sum: Reading::default(),
+            last: 0,
+            probe: None,
+        }
+    }
+
+    #[test]
+    fn windows_of_turns_add_up_and_one_that_was_slept_through_does_not_count() {
+        const MS: u64 = 1_000_000;
+        let mut meter = meter(0);
+        let mut add = |at, n| {
+            meter.count += n;
+            meter.look_at(at);
+            (meter.sum.count, meter.sum.at)
+        };
+        assert_eq!([add(1, 1), add(2, 1), add(3, 100)], [(0, 0); 3], "nobody's turn yet");
+        let mut from = 10 * MS;
+        for (late, sum) in [(0, (12, 3 * MS)), (TOO_LATE_NS, (12, 3 * MS)), (1, (24, 6 * MS + 1))] {
+            UNTIL.store(from + 3 * MS, Ordering::Relaxed);
+            FROM.store(from, Ordering::Release);
+            add(from - 1, 1000);
+            add(from, 1000);
+            add(from + MS, 5);
+            assert_eq!(add(from + 3 * MS + late, 7), sum);
+            assert_eq!(add(from + 3 * MS + late, 1000), sum, "the same turn does not begin again");
+            from += 50 * MS;
+        }
+        ENDED.store(true, Ordering::Relaxed);
+        add(from, 1);
+        assert!(matches!(meter.state, State::Over));
+    }
+
+    #[test]
+    fn a_window_of_its_own_ends_by_itself() {
+        let mut meter = meter(20);
+        for (at, n) in [(1, 1), (2, 1), (3, 4), (22, 2)] {
+            meter.count += n;
+            meter.look_at(at);
+        }
+        assert!(matches!(meter.state, State::Over));
+        assert_eq!((meter.sum.count, meter.sum.at), (6, 20));
     }
 }

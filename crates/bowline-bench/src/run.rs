@@ -17,7 +17,7 @@ pub(crate) const FOREIGN_LIMIT: f64 = 0.15;
 /// How long a side may take to say that it can be reached.
 const START_LIMIT: Duration = Duration::from_secs(5);
 /// How long a result may take beyond warm-up and window.
-const RESULT_LIMIT: Duration = Duration::from_secs(4);
+pub(crate) const RESULT_LIMIT: Duration = Duration::from_secs(4);
 /// How long a side may take to end after it was told to.
 const END_LIMIT: Duration = Duration::from_millis(500);
 
@@ -194,6 +194,8 @@ struct Running {
 
 impl Running {
     fn start(mut command: Command, side: Side, to: Sender<Heard>) -> Result<Self, String> {
+        // Also when it is halted and cannot notice the end of its input.
+        sys::end_with_this_thread(&mut command);
         let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -301,50 +303,46 @@ impl Launcher {
         command
     }
 
-    /// Measures one cell once. `program` is the peer's own, where it has one.
+    /// Starts both sides of a cell, which then know each other. `program` is the peer's own, where it has one.
+    pub(crate) fn start(
+        &self,
+        cell: &Cell,
+        program: Option<&std::path::Path>,
+    ) -> Result<Run, String> {
+        let (to, heard) = channel();
+        let start = |side| Running::start(self.command(cell, side, program), side, to.clone());
+        let (rx, tx) = (start(Side::Rx)?, start(Side::Tx)?);
+        drop(to);
+        let pids = vec![rx.child.id(), tx.child.id()];
+        let mut run = Run { cell: cell.clone(), rx, tx, heard, pids };
+        let deadline = Instant::now() + START_LIMIT;
+        let rx_words = run.hear(Side::Rx, "ready", deadline)?;
+        let tx_words = run.hear(Side::Tx, "ready", deadline)?;
+        let programs = [&rx_words, &tx_words].map(|words| words.number(PROGRAM));
+        run.pids.extend(programs.into_iter().flatten().map(|pid| pid as u32));
+        run.rx.tell(&format!("go pid={} {}", run.pids[1], tx_words.line()));
+        run.tx.tell(&format!("go pid={} {}", run.pids[0], rx_words.line()));
+        Ok(run)
+    }
+
+    /// Measures one cell once.
     pub(crate) fn measure(
         &self,
         cell: &Cell,
         program: Option<&std::path::Path>,
     ) -> Result<Sample, String> {
-        let (to, heard) = channel();
-        let start = |side| Running::start(self.command(cell, side, program), side, to.clone());
-        let mut run = Run { rx: start(Side::Rx)?, tx: start(Side::Tx)?, heard };
-        drop(to);
-        let deadline = Instant::now() + START_LIMIT;
-        let rx_words = run.hear(Side::Rx, "ready", deadline)?;
-        let tx_words = run.hear(Side::Tx, "ready", deadline)?;
-        let sides = [run.rx.child.id(), run.tx.child.id()];
-        let programs = [&rx_words, &tx_words].map(|words| words.number(PROGRAM));
-        let programs = programs.into_iter().flatten().map(|pid| pid as u32);
-        let pids: Vec<u32> = sides.into_iter().chain(programs).collect();
-        let before = Usage::now(&pids, self.interrupts);
-        run.rx.tell(&format!("go pid={} {}", sides[1], tx_words.line()));
-        run.tx.tell(&format!("go pid={} {}", sides[0], rx_words.line()));
-        let by_sender = cell.kind.is_counted_by_sender();
-        let counting = if by_sender { Side::Tx } else { Side::Rx };
+        let mut run = self.start(cell, program)?;
+        let watch = self.watch(run.pids.clone());
         let window = Duration::from_millis(cell.warm_ms + cell.window_ms);
-        let words = run.hear(counting, "result", Instant::now() + window + RESULT_LIMIT)?;
-        let foreign = Usage::now(&pids, self.interrupts).foreign_since(&before, self.cores);
-        let mut done = Words::default();
-        if !cell.kind.is_round_trip() {
-            run.tx.tell("stop");
-            // A sender that hangs in a call ends without a word, and without its counters.
-            done = run.hear(Side::Tx, "done", Instant::now() + END_LIMIT).unwrap_or_default();
-        }
-        if cell.kind.is_of_storage() {
-            done = Words::default();
-            if cell.subject.is_rtrs() {
-                run.rx.tell("stop");
-                done = run.hear(Side::Rx, "done", Instant::now() + END_LIMIT)?;
-            }
-        }
-        run.rx.tell("quit");
-        run.tx.tell("quit");
-        let deadline = Instant::now() + END_LIMIT;
-        run.tx.end(deadline);
-        run.rx.end(deadline);
-        sample(counting, cell.size, words, done, foreign)
+        let words = run.hear_counting("result", window + RESULT_LIMIT)?;
+        let foreign = watch.foreign();
+        run.finish(words, foreign)
+    }
+
+    /// Watches from now on who uses the machine besides this process and those of the bench.
+    pub(crate) fn watch(&self, pids: Vec<u32>) -> Watch {
+        let before = Usage::now(&pids, self.interrupts);
+        Watch { pids, before, interrupts: self.interrupts, cores: self.cores }
     }
 
     /// Measures one cell, up to `tries` times until the machine is quiet enough.
@@ -382,13 +380,73 @@ impl Launcher {
     }
 }
 
-struct Run {
+/// Who uses the machine since some moment.
+pub(crate) struct Watch {
+    pids: Vec<u32>,
+    before: Usage,
+    interrupts: Interrupts,
+    cores: usize,
+}
+
+impl Watch {
+    /// Share of the machine that others used so far.
+    pub(crate) fn foreign(&self) -> f64 {
+        Usage::now(&self.pids, self.interrupts).foreign_since(&self.before, self.cores)
+    }
+}
+
+/// Both sides of a cell, started.
+pub(crate) struct Run {
+    cell: Cell,
     rx: Running,
     tx: Running,
     heard: Receiver<Heard>,
+    /// The receiver, the sender, and programs that they have started.
+    pub(crate) pids: Vec<u32>,
 }
 
 impl Run {
+    fn counting(&self) -> Side {
+        if self.cell.kind.is_counted_by_sender() { Side::Tx } else { Side::Rx }
+    }
+
+    /// Waits for a line of the side that counts.
+    pub(crate) fn hear_counting(&mut self, word: &str, at_most: Duration) -> Result<Words, String> {
+        self.hear(self.counting(), word, Instant::now() + at_most)
+    }
+
+    /// Gives the side that counts an order.
+    pub(crate) fn tell_counting(&mut self, order: &str) {
+        match self.counting() {
+            Side::Rx => self.rx.tell(order),
+            Side::Tx => self.tx.tell(order),
+        }
+    }
+
+    /// Has both sides end after the result was heard.
+    pub(crate) fn finish(mut self, words: Words, foreign: f64) -> Result<Sample, String> {
+        let mut done = Words::default();
+        if !self.cell.kind.is_round_trip() {
+            self.tx.tell("stop");
+            // A sender that hangs in a call ends without a word, and without its counters.
+            let limit = Instant::now() + END_LIMIT;
+            done = self.hear(Side::Tx, "done", limit).unwrap_or_default();
+        }
+        if self.cell.kind.is_of_storage() {
+            done = Words::default();
+            if self.cell.subject.is_rtrs() {
+                self.rx.tell("stop");
+                done = self.hear(Side::Rx, "done", Instant::now() + END_LIMIT)?;
+            }
+        }
+        self.rx.tell("quit");
+        self.tx.tell("quit");
+        let deadline = Instant::now() + END_LIMIT;
+        self.tx.end(deadline);
+        self.rx.end(deadline);
+        sample(self.counting(), self.cell.size, words, done, foreign)
+    }
+
     /// Waits for a line of one side that begins with `word`. An error of either side ends the wait.
     fn hear(&mut self, from: Side, word: &str, deadline: Instant) -> Result<Words, String> {
         let mut early = Vec::new();

@@ -130,6 +130,15 @@ pub(crate) fn end_with_this_thread(command: &mut Command) {
     unsafe { command.pre_exec(ask) };
 }
 
+/// Halts a process, or has it go on.
+pub(crate) fn halt(pid: u32, halted: bool) {
+    let signal = if halted { libc::SIGSTOP } else { libc::SIGCONT };
+    let Some(pid) = libc::pid_t::try_from(pid).ok().filter(|pid| *pid > 0) else { return };
+    // One that has ended meanwhile is noticed by the end of its output.
+    // SAFETY: kill takes plain integers.
+    unsafe { libc::kill(pid, signal) };
+}
+
 /// Makes the cheapest system call there is.
 #[inline]
 pub(crate) fn empty_syscall() {
