@@ -105,6 +105,8 @@ impl Open {
 
 /// What stands in front of a disk.
 enum Front {
+    /// Doors that are being opened: that may take as long as a first look of the system at the disk.
+    Opening,
     /// Its doors.
     Open(Box<Open>),
     /// Nothing any more: they are being closed, and the disk is being unmapped.
@@ -120,7 +122,7 @@ impl Front {
                 *self = Self::Closing;
                 Some(doors)
             }
-            Self::Open(_) | Self::Closing => None,
+            Self::Opening | Self::Open(_) | Self::Closing => None,
         }
     }
 }
@@ -157,12 +159,39 @@ impl Doors {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Opens the doors of a disk; returns where they are.
+    /// Opens the doors of a disk; returns where they are. Others may be opened and closed meanwhile.
     pub(super) fn open(&self, disk: &Arc<Disk>) -> Result<Vec<String>, NoDoor> {
+        let name = disk.local_name();
         let mut state = self.lock();
         let first = state.fronts.is_empty();
-        let name = disk.local_name().to_owned();
-        let place = |path: &Path| if first { path.to_owned() } else { beside(path, &name) };
+        state.fronts.insert(name.to_owned(), Front::Opening);
+        drop(state);
+        let opened = self.doors_of(disk, first);
+        let mut state = self.lock();
+        let front = state.fronts.get_mut(name).filter(|front| matches!(front, Front::Opening));
+        match (opened, front) {
+            (Ok((doors, said)), Some(front)) => {
+                *front = Front::Open(Box::new(doors));
+                Ok(said)
+            }
+            (Ok(unwanted), None) => {
+                drop(state);
+                drop(unwanted);
+                Err(NoDoor { text: "all disks are being given up".into(), errno: ENODEV })
+            }
+            (Err(why), front) => {
+                if front.is_some() {
+                    state.fronts.remove(name);
+                }
+                Err(why)
+            }
+        }
+    }
+
+    /// Opens doors, and says where; those of the `first` disk have the places that were asked for.
+    fn doors_of(&self, disk: &Arc<Disk>, first: bool) -> Result<(Open, Vec<String>), NoDoor> {
+        let name = disk.local_name();
+        let place = |path: &Path| if first { path.to_owned() } else { beside(path, name) };
         let mut doors = Open::default();
         let mut said = Vec::new();
         if let Some(path) = self.options.nbd.as_deref().map(place) {
@@ -176,10 +205,10 @@ impl Doors {
         if let Some(dir) = self.options.fuse.as_deref().map(place) {
             let device: Arc<dyn BlockDevice> = Arc::<Disk>::clone(disk);
             let mounted = fusefs::folder(&dir)
-                .and_then(|()| fuse::mount(device, &dir, &name, FuseOptions::default()));
+                .and_then(|()| fuse::mount(device, &dir, name, FuseOptions::default()));
             doors.fuse =
                 Some(mounted.map_err(|error| NoDoor::new(no_mount(&dir, &error), &error))?);
-            said.push(format!("fuse {}", dir.join(&name).display()));
+            said.push(format!("fuse {}", dir.join(name).display()));
         }
         if self.options.ublk {
             let device: Arc<dyn BlockDevice> = Arc::<Disk>::clone(disk);
@@ -189,13 +218,12 @@ impl Doors {
             said.push(format!("ublk {}", ublk.path().display()));
             doors.ublk = Some(ublk);
         }
-        let (changes, of) = (self.changes.clone(), name.clone());
+        let (changes, of) = (self.changes.clone(), name.to_owned());
         disk.on_change(Box::new(move |event| {
             // At the end nobody listens any more.
             let _ = changes.send((of.clone(), event));
         }));
-        state.fronts.insert(name, Front::Open(Box::new(doors)));
-        Ok(said)
+        Ok((doors, said))
     }
 
     /// Reports whether disks are mapped, or a command is under way.
@@ -217,7 +245,8 @@ impl Doors {
     }
 
     /// Takes the doors of a disk away, if nobody uses them or `force` is given [NB-37]. By force, requests
-    /// that wait for a lost session fail, also those that keep an unmap that is under way already.
+    /// that wait for a lost session fail, also those that keep an unmap that is under way already, or doors
+    /// from being opened.
     fn take(&self, disk: &str, force: bool) -> Result<Box<Open>, Errno> {
         let end = Instant::now() + LEAVING;
         loop {
@@ -230,10 +259,10 @@ impl Doors {
                 None => None,
             };
             drop(state);
+            if force {
+                mapped.fail_fast();
+            }
             if let Some(taken) = taken {
-                if force {
-                    mapped.fail_fast();
-                }
                 return taken;
             }
             if Instant::now() >= end {
