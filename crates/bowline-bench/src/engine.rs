@@ -200,11 +200,13 @@ impl<'a> Engine<'a> {
             let foreign = |of: &[Result<Sample, String>]| {
                 of.iter().flatten().map(|sample| sample.foreign).fold(0.0, f64::max)
             };
+            // What fails is told, not measured again.
+            let failed = results.iter().any(Result::is_err);
             let quiet = !results.iter().flatten().any(Sample::is_disturbed);
-            if best.is_empty() || foreign(&results) <= foreign(&best) {
+            if failed || best.is_empty() || foreign(&results) <= foreign(&best) {
                 best = results;
             }
-            if quiet {
+            if failed || quiet {
                 break;
             }
         }

@@ -268,7 +268,7 @@ fn roce_conditions(options: &Options, setting: &Setting) -> Vec<String> {
 fn block_conditions(options: &Options, setting: &Setting) -> Vec<String> {
     let (rx, tx) = nodes::free_roce();
     let settings = format!(
-        "{}; window {:?}, requests per second in turns of {:?}",
+        "{}; window {:?}, requests per second in turns of which {:?} count",
         pinning(options),
         options.window,
         turns::COUNTED

@@ -23,8 +23,8 @@ static FROM: AtomicU64 = AtomicU64::new(0);
 static UNTIL: AtomicU64 = AtomicU64::new(0);
 /// There are no more turns.
 static ENDED: AtomicBool = AtomicBool::new(false);
-/// A window whose end is noticed so late does not count: the process was halted meanwhile.
-const TOO_LATE_NS: u64 = 10_000_000;
+/// Where the end of a window is noticed so late the process was halted meanwhile.
+const TOO_LATE_NS: u64 = 1_500_000;
 
 /// Says whether the parent asked this side to come to an end.
 #[inline]
@@ -142,7 +142,8 @@ fn watch() {
                 let mut time = || words.next().and_then(|word| word.parse().ok()).unwrap_or(0);
                 let (from, until) = (time(), time());
                 UNTIL.store(until, Ordering::Relaxed);
-                FROM.store(from, Ordering::Release); // with it the end
+                // With it the end. What came before the order was heard cannot be told any more.
+                FROM.store(from.max(sys::now_ns()), Ordering::Release);
             }
             // Nothing else is published by these.
             Some("end") => ENDED.store(true, Ordering::Relaxed),
@@ -297,6 +298,8 @@ impl Meter {
     }
 
     fn look_at(&mut self, now: u64) {
+        // What there was at the last look.
+        let before = self.next.saturating_sub(self.every);
         self.next = self.count + self.every;
         match &self.state {
             State::Idle => self.state = State::Warm { until: now + self.warm_ns },
@@ -308,31 +311,44 @@ impl Meter {
                     self.state = State::Ready;
                 }
             }
-            State::Ready if ENDED.load(Ordering::Relaxed) => self.report(),
-            State::Ready => {
-                // Pairs with the store in `watch`.
-                let from = FROM.load(Ordering::Acquire);
-                let until = UNTIL.load(Ordering::Relaxed);
-                if from > self.last && from <= now && now < until {
-                    self.last = from;
-                    self.begin(now, until);
-                }
-            }
+            State::Ready => self.look_for_turn(now),
             // On a machine that stood still the window lasts until something arrives.
             State::Run { start, until } if now >= *until && self.count > start.count => {
                 let probe = since(&start.probe, self.probe.as_ref());
-                let end = self.read(now);
+                let mut end = self.read(now);
                 if self.window_ns > 0 {
                     self.sum.add(start, &end, probe);
                     self.report();
-                } else {
-                    if now < until + TOO_LATE_NS {
-                        self.sum.add(start, &end, probe);
-                    }
-                    self.state = State::Ready;
+                    return;
                 }
+                if now > until + TOO_LATE_NS {
+                    // Nothing came until the window was over, and what has come now is not of it.
+                    (end.at, end.count) = (*until, before.max(start.count));
+                }
+                self.sum.add(start, &end, probe);
+                self.state = State::Ready;
+                self.look_for_turn(now);
             }
             State::Warm { .. } | State::Run { .. } | State::Over => {}
+        }
+    }
+
+    /// Begins the turn there is, if it is a new one. One in which nothing came until it was over counts with
+    /// its time.
+    fn look_for_turn(&mut self, now: u64) {
+        // Pairs with the store in `watch`.
+        let from = FROM.load(Ordering::Acquire);
+        let until = UNTIL.load(Ordering::Relaxed);
+        if from > self.last && from <= now {
+            self.last = from;
+            if now < until {
+                self.begin(from, until);
+            } else {
+                self.sum.at += until.saturating_sub(from);
+            }
+        }
+        if matches!(self.state, State::Ready) && ENDED.load(Ordering::Relaxed) {
+            self.report();
         }
     }
 
@@ -468,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn windows_of_turns_add_up_and_one_that_was_slept_through_does_not_count() {
+    fn windows_of_turns_add_up_and_standing_still_costs_time() {
         const MS: u64 = 1_000_000;
         let mut meter = meter(0);
         let mut add = |at, n| {
@@ -478,18 +494,28 @@ mod tests {
         };
         assert_eq!([add(1, 1), add(2, 1), add(3, 100)], [(0, 0); 3], "nobody's turn yet");
         let mut from = 10 * MS;
-        for (late, sum) in [(0, (12, 3 * MS)), (TOO_LATE_NS, (12, 3 * MS)), (1, (24, 6 * MS + 1))] {
+        let mut turn = || {
+            from += 50 * MS;
             UNTIL.store(from + 3 * MS, Ordering::Relaxed);
             FROM.store(from, Ordering::Release);
-            add(from - 1, 1000);
-            add(from, 1000);
-            add(from + MS, 5);
-            assert_eq!(add(from + 3 * MS + late, 7), sum);
-            assert_eq!(add(from + 3 * MS + late, 1000), sum, "the same turn does not begin again");
-            from += 50 * MS;
-        }
+            from
+        };
+        let on_time = turn();
+        add(on_time - 1, 1000);
+        add(on_time, 1000);
+        add(on_time + MS, 5);
+        assert_eq!(add(on_time + 3 * MS + 1, 7), (12, 3 * MS + 1));
+        assert_eq!(add(on_time + 4 * MS, 1000), (12, 3 * MS + 1), "once only");
+        // Nothing comes at first, and then until it is halted.
+        let slow = turn();
+        add(slow + MS, 1);
+        add(slow + 2 * MS, 8);
+        assert_eq!(add(slow + 40 * MS, 1000), (20, 6 * MS + 1), "time without answers counts");
+        let dead = turn();
+        let end = dead + 60 * MS;
+        assert_eq!(add(end, 1000), (20, 9 * MS + 1), "a turn without any does, too");
         ENDED.store(true, Ordering::Relaxed);
-        add(from, 1);
+        add(end + 1, 1);
         assert!(matches!(meter.state, State::Over));
     }
 

@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, UdpSocket};
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -194,8 +195,10 @@ struct Running {
 
 impl Running {
     fn start(mut command: Command, side: Side, to: Sender<Heard>) -> Result<Self, String> {
-        // Also when it is halted and cannot notice the end of its input.
+        // Also when it is halted and cannot notice the end of its input. What a terminal tells its
+        // foreground is not for it: a halted one would go on.
         sys::end_with_this_thread(&mut command);
+        command.process_group(0);
         let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -303,7 +306,7 @@ impl Launcher {
         command
     }
 
-    /// Starts both sides of a cell, which then know each other. `program` is the peer's own, where it has one.
+    /// Starts both sides of a cell, which then wait. `program` is the peer's own, where it has one.
     pub(crate) fn start(
         &self,
         cell: &Cell,
@@ -314,14 +317,13 @@ impl Launcher {
         let (rx, tx) = (start(Side::Rx)?, start(Side::Tx)?);
         drop(to);
         let pids = vec![rx.child.id(), tx.child.id()];
-        let mut run = Run { cell: cell.clone(), rx, tx, heard, pids };
+        let words = [Words::default(), Words::default()];
+        let mut run = Run { cell: cell.clone(), rx, tx, heard, pids, words };
         let deadline = Instant::now() + START_LIMIT;
-        let rx_words = run.hear(Side::Rx, "ready", deadline)?;
-        let tx_words = run.hear(Side::Tx, "ready", deadline)?;
-        let programs = [&rx_words, &tx_words].map(|words| words.number(PROGRAM));
+        run.words =
+            [run.hear(Side::Rx, "ready", deadline)?, run.hear(Side::Tx, "ready", deadline)?];
+        let programs = run.words.each_ref().map(|words| words.number(PROGRAM));
         run.pids.extend(programs.into_iter().flatten().map(|pid| pid as u32));
-        run.rx.tell(&format!("go pid={} {}", run.pids[1], tx_words.line()));
-        run.tx.tell(&format!("go pid={} {}", run.pids[0], rx_words.line()));
         Ok(run)
     }
 
@@ -333,6 +335,7 @@ impl Launcher {
     ) -> Result<Sample, String> {
         let mut run = self.start(cell, program)?;
         let watch = self.watch(run.pids.clone());
+        run.go();
         let window = Duration::from_millis(cell.warm_ms + cell.window_ms);
         let words = run.hear_counting("result", window + RESULT_LIMIT)?;
         let foreign = watch.foreign();
@@ -403,11 +406,20 @@ pub(crate) struct Run {
     heard: Receiver<Heard>,
     /// The receiver, the sender, and programs that they have started.
     pub(crate) pids: Vec<u32>,
+    /// How the receiver and the sender can be reached.
+    words: [Words; 2],
 }
 
 impl Run {
     fn counting(&self) -> Side {
         if self.cell.kind.is_counted_by_sender() { Side::Tx } else { Side::Rx }
+    }
+
+    /// Has both sides begin; each hears how to reach the other.
+    pub(crate) fn go(&mut self) {
+        let [rx, tx] = self.words.each_ref().map(Words::line);
+        self.rx.tell(&format!("go pid={} {tx}", self.pids[1]));
+        self.tx.tell(&format!("go pid={} {rx}", self.pids[0]));
     }
 
     /// Waits for a line of the side that counts.

@@ -130,13 +130,30 @@ pub(crate) fn end_with_this_thread(command: &mut Command) {
     unsafe { command.pre_exec(ask) };
 }
 
-/// Halts a process, or has it go on.
-pub(crate) fn halt(pid: u32, halted: bool) {
-    let signal = if halted { libc::SIGSTOP } else { libc::SIGCONT };
-    let Some(pid) = libc::pid_t::try_from(pid).ok().filter(|pid| *pid > 0) else { return };
-    // One that has ended meanwhile is noticed by the end of its output.
-    // SAFETY: kill takes plain integers.
-    unsafe { libc::kill(pid, signal) };
+/// A process, and never another that has got its number later.
+#[derive(Debug)]
+pub(crate) struct Process(OwnedFd);
+
+impl Process {
+    /// Finds the process that has this number now.
+    pub(crate) fn find(pid: u32) -> io::Result<Self> {
+        // SAFETY: pidfd_open takes plain integers.
+        let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, libc::c_long::from(pid), 0) };
+        let fd = RawFd::try_from(fd).ok().filter(|fd| *fd >= 0);
+        let fd = fd.ok_or_else(io::Error::last_os_error)?;
+        // SAFETY: the descriptor is new and nobody else's.
+        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
+    /// Halts it, or has it go on. That it has ended is noticed elsewhere, by the end of its output.
+    pub(crate) fn halt(&self, halted: bool) {
+        let signal = if halted { libc::SIGSTOP } else { libc::SIGCONT };
+        let info = ptr::null::<libc::siginfo_t>();
+        // SAFETY: plain integers, and no information to be read.
+        unsafe {
+            libc::syscall(libc::SYS_pidfd_send_signal, self.0.as_raw_fd(), signal, info, 0);
+        }
+    }
 }
 
 /// Makes the cheapest system call there is.

@@ -23,6 +23,12 @@ fn measurements(json: &str, label: &str) -> Vec<String> {
     json.lines().filter(|line| line.contains(&key)).map(str::to_owned).collect()
 }
 
+/// How long a measurement counted.
+fn seconds(line: &str) -> f64 {
+    let text = line.split("\"seconds\": ").nth(1).and_then(|rest| rest.split(',').next());
+    text.and_then(|text| text.parse().ok()).unwrap_or(0.0)
+}
+
 #[test]
 fn a_short_run_measures_anchor_and_library_without_an_error() {
     let _alone = MEASURING.lock().unwrap_or_else(PoisonError::into_inner);
@@ -88,6 +94,8 @@ fn requests_of_rtrs_are_counted_on_both_sides_and_survive_the_loss_of_a_path() {
     for (label, times) in [("rr-tcp", 3), ("rtrs", 5), ("rtrs-kept-keys-adaptive", 1)] {
         assert_eq!(measurements(&said, label).len(), times, "{label}");
     }
+    let turns = measurements(&said, "rtrs-kept-keys");
+    assert!(turns.iter().all(|line| seconds(line) > 0.06), "two turns of 40 ms each: {turns:?}");
     for rtrs in measurements(&said, "rtrs").iter().take(3) {
         assert!(!rtrs.contains("syscalls\": null"), "both sides count: {rtrs}");
     }

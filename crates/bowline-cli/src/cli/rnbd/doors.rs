@@ -33,6 +33,8 @@ use super::serving::no_mount;
 /// How long somebody who uses a disk may take to be gone: the system tells of the end of a use a moment
 /// after the program has closed its file.
 const LEAVING: Duration = Duration::from_millis(200);
+/// How long doors may take to be opened: a block device takes the longest.
+const OPENING: Duration = Duration::from_secs(6);
 /// How often it is looked at meanwhile.
 const LOOK: Duration = Duration::from_millis(5);
 
@@ -248,15 +250,19 @@ impl Doors {
     /// that wait for a lost session fail, also those that keep an unmap that is under way already, or doors
     /// from being opened.
     fn take(&self, disk: &str, force: bool) -> Result<Box<Open>, Errno> {
-        let end = Instant::now() + LEAVING;
+        let opened = Instant::now() + OPENING;
+        let mut left = None;
         loop {
             let mut state = self.lock();
             let mapped = self.client.disk(disk).ok_or(ENODEV)?;
-            let taken = match state.fronts.get_mut(disk) {
-                Some(Front::Closing) => Some(Err(EALREADY)),
-                Some(front) => front.take(force).map(Ok),
+            let (taken, end) = match state.fronts.get_mut(disk) {
+                Some(Front::Closing) => (Some(Err(EALREADY)), opened),
                 // It is being mapped: whoever does that opens its doors next.
-                None => None,
+                None | Some(Front::Opening) => (None, opened),
+                Some(front) => {
+                    let left = left.get_or_insert_with(|| Instant::now() + LEAVING);
+                    (front.take(force).map(Ok), *left)
+                }
             };
             drop(state);
             if force {
@@ -278,10 +284,21 @@ impl Doors {
         self.client.disks().iter().for_each(|disk| disk.fail_fast());
     }
 
-    /// Closes all doors and gives all disks up.
+    /// Closes all doors and gives all disks up. Commands that are still at it are waited for: what they have
+    /// opened would stay behind.
     pub(super) fn close(&self) {
-        self.fail_fast();
-        self.lock().fronts.clear();
+        let end = Instant::now() + OPENING;
+        loop {
+            self.fail_fast();
+            let mut state = self.lock();
+            state.fronts.retain(|_, front| matches!(front, Front::Opening));
+            if state.commands == 0 || Instant::now() >= end {
+                state.fronts.clear();
+                break;
+            }
+            drop(state);
+            thread::sleep(LOOK);
+        }
         self.client.close();
     }
 }
