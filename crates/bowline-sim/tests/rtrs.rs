@@ -5,7 +5,7 @@
 mod common;
 
 use bowline_sim::TraceMode;
-use bowline_sim::rtrs::{Options, Scenario, named_seeds, run, run_many};
+use bowline_sim::rtrs::{Options, SEEDS_OF_STEP, Scenario, named_seeds, run, run_many};
 
 any_seeds!(1_400, bytes);
 
@@ -22,6 +22,23 @@ fn disks_come_and_go_while_others_are_in_use() {
     let stats = run_many(2_000_000..2_000_060, 2, &options, |_| {}).stats;
     assert!(stats.given_up > stats.given_up_busy && stats.given_up_busy > 0, "{stats:?}");
     assert!(stats.mapped > stats.sessions && stats.not_mapped > 0, "{stats:?}");
+}
+
+/// Not drawn, but all of them: whatever goes wrong at whatever datagram of a session, from its first to its last.
+#[test]
+fn anything_may_go_wrong_at_every_step() {
+    let options = Options::default().with_scenario(Some(Scenario::Each));
+    for step in 0_u64.. {
+        let seeds = step * SEEDS_OF_STEP..(step + 1) * SEEDS_OF_STEP;
+        let summary = run_many(seeds, 2, &options, |_| {});
+        let reports: Vec<String> = summary.failures.iter().map(|o| o.report()).collect();
+        assert_eq!(summary.failed, 0, "step {step}: {}", reports.join("\n"));
+        if summary.stats.faults == 0 {
+            assert!(step > 100, "the stories have {step} steps only");
+            println!("{step} steps");
+            return;
+        }
+    }
 }
 
 #[test]

@@ -30,6 +30,7 @@
 mod base;
 mod client;
 mod disk;
+mod each;
 mod fabric;
 mod named;
 mod oracle;
@@ -42,6 +43,7 @@ mod stats;
 mod trial;
 mod world;
 
+pub use each::SEEDS_OF_STEP;
 pub use named::named_seeds;
 pub use plan::Scenario;
 pub use run::{Options, Outcome, Summary, run, run_many};

@@ -11,6 +11,7 @@ use bowline_verbs::Mtu;
 use bowline_wire::roce::IcrcPolicy;
 use bowline_wire::rtrs::PORT;
 
+use super::each::Case;
 use super::trial::{self, Trial};
 use crate::queue::{MS, SEC, US};
 use crate::rng::Rng;
@@ -49,11 +50,16 @@ pub enum Scenario {
     /// Disks are given up and mapped again while others are in use, the server dies, and not all paths
     /// notice.
     Disks,
+    /// One thing goes wrong at one step of a story: by the number of the seed, each at each step in turn.
+    Each,
 }
 
 impl Scenario {
+    /// Those that are drawn.
+    const DRAWN: u64 = 14;
+
     /// Every scenario.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::Swarm,
         Self::Calm,
         Self::Weather,
@@ -68,6 +74,7 @@ impl Scenario {
         Self::Keys,
         Self::Volatile,
         Self::Disks,
+        Self::Each,
     ];
 
     /// The name on the command line.
@@ -87,6 +94,7 @@ impl Scenario {
             Self::Keys => "keys",
             Self::Volatile => "volatile",
             Self::Disks => "disks",
+            Self::Each => "each",
         }
     }
 
@@ -201,6 +209,7 @@ pub(crate) struct Plan {
     /// Kinds of faults and the mean time between two of a kind.
     pub(crate) faults: Vec<(Fault, u64)>,
     pub(crate) step: Option<StepPlan>,
+    pub(crate) each: Option<Case>,
     /// Longest duration of one.
     pub(crate) fault_max: u64,
     /// Time in which things go wrong.
@@ -218,7 +227,7 @@ impl Plan {
     pub(crate) fn draw(rng: &mut Rng, extra: &mut Rng, forced: Option<Scenario>) -> Self {
         // Chance of their own: whatever they draw, the rest stays what it is.
         let mut trials = Rng::new(extra.clone().next());
-        let drawn = Scenario::ALL[rng.below(14) as usize];
+        let drawn = Scenario::ALL[rng.below(Scenario::DRAWN) as usize];
         let scenario = forced.unwrap_or(drawn);
         use Scenario as S;
         let volatile = scenario == S::Volatile;
@@ -367,6 +376,7 @@ impl Plan {
             burst: extra.chance(600).then(|| extra.pick(&[512, 4096, 8192, 12_288])),
             faults,
             step,
+            each: None,
             fault_max: rng.magnitude(MS, if disks { SEC } else { 20 * SEC }),
             active,
             trials,
@@ -394,7 +404,7 @@ impl Plan {
     pub(crate) fn is_faulty(&self) -> bool {
         let net = &self.net;
         let disturbed = net.loss + net.repeat + net.damage + net.forge + net.jitter > 0;
-        let wrong = !self.faults.is_empty() || self.step.is_some() || self.rude;
+        let wrong = !self.faults.is_empty() || self.step.is_some() || self.each.is_some() || self.rude;
         disturbed || wrong || !self.trials.is_empty() || self.clients.iter().any(|c| c.hostile)
     }
 }

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::each;
 use super::plan::{Plan, Scenario};
 use super::sabotage::Sabotage;
 use super::stats::Stats;
@@ -26,7 +27,10 @@ pub fn run(seed: u64, options: &Options) -> Outcome {
 pub(crate) fn run_with(seed: u64, options: &Options, sabotage: Option<Sabotage>) -> Outcome {
     let mut rng = Rng::new(seed ^ 0x7275);
     let mut extra = Rng::new(seed ^ 0x6b65_7973);
-    let plan = Plan::draw(&mut rng, &mut extra, options.scenario);
+    let plan = match options.scenario {
+        Some(Scenario::Each) => each::plan(seed),
+        scenario => Plan::draw(&mut rng, &mut extra, scenario),
+    };
     let outcome = Outcome::new("bowline sim --rtrs", seed, plan.scenario.name(), options);
     let trace = Trace::new(options.trace);
     outcome.play(|| World::new(plan, rng, extra, trace, sabotage))

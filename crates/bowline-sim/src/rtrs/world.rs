@@ -13,6 +13,7 @@ use bowline_wire::rtrs::Geometry;
 use super::base::{Base, Event, left};
 use super::client::{Client, Common};
 use super::disk::Disk;
+use super::each::Mishap;
 use super::fabric::Spans;
 use super::plan::{Fault, Plan};
 use super::process::{Notice, Process};
@@ -60,6 +61,8 @@ pub(crate) struct World {
     done: bool,
     /// The fault at a certain step is still to come.
     step_left: bool,
+    /// Datagrams that have arrived.
+    arrived: u64,
 }
 
 /// Virtual time within which programs must finish after the last fault: the server's patience with
@@ -152,6 +155,7 @@ impl World {
             phase_since: SEC,
             done: false,
             step_left: plan.step.is_some(),
+            arrived: 0,
             base,
             plan,
         };
@@ -317,6 +321,11 @@ impl World {
             let (from, qpn, psn) = (datagram.from, word(4) & 0xff_ffff, word(8) & 0xff_ffff);
             format!("host {host} <- {from}: {opcode:#04x} QPN {qpn:#x} PSN {psn:#x} {len} bytes")
         });
+        let case = self.plan.each.filter(|case| case.after == self.arrived);
+        self.arrived += 1;
+        if case.is_some_and(|case| !self.goes_wrong(case.mishap, host, datagram)) {
+            return;
+        }
         self.hosts[host].deliver(self.base.now, &mut self.base.rng, datagram);
         self.touched(host..host + 1);
     }
@@ -490,6 +499,37 @@ impl World {
         }
     }
 
+    /// Something goes wrong while a datagram arrives at a host; tells whether it gets in nevertheless.
+    fn goes_wrong(&mut self, mishap: Mishap, host: usize, datagram: &Datagram) -> bool {
+        let from = self.hosts.iter().position(|host| host.addr() == datagram.from.ip());
+        let Some(from) = from.filter(|_| self.is_before_end()) else { return true };
+        self.base.stats.faults += 1;
+        self.base.note([9, mishap as u64, host as u64], || format!("{mishap:?}, host {host}"));
+        let length = self.base.rng.magnitude(MS, self.plan.fault_max);
+        let (there, back) = ((from, host), (host, from));
+        let cut: &[_] = match mishap {
+            Mishap::Cut => &[there, back],
+            Mishap::CutThere => &[there],
+            Mishap::CutBack => &[back],
+            _ => &[],
+        };
+        for &(from, to) in cut {
+            self.net.block(from, to, true);
+            self.base.schedule(length, Event::Mend(from, to));
+        }
+        let (receiver, sender) = (self.spans.of(host).0, self.spans.of(from).0);
+        match mishap {
+            Mishap::ReceiverDies => self.crash(receiver, length),
+            Mishap::SenderDies => self.crash(sender, length),
+            Mishap::ReceiverStalls => {
+                let now = self.base.now;
+                self.process(receiver).stall(now, length);
+            }
+            Mishap::Loss | Mishap::Cut | Mishap::CutThere | Mishap::CutBack => {}
+        }
+        matches!(mishap, Mishap::CutBack | Mishap::SenderDies | Mishap::ReceiverStalls)
+    }
+
     /// The fault at a certain step.
     fn look_for_step(&mut self, client: usize) {
         let Some(step) = self.plan.step.filter(|_| self.step_left) else { return };
@@ -529,7 +569,7 @@ impl World {
         let limit = |most: u64| if self.plan.is_faulty() { most } else { most.min(CALM_MAX) };
         let next = match self.phase {
             Phase::Active => return,
-            Phase::Draining if self.clients.iter().all(|client| client.done) => Phase::Closing,
+            Phase::Draining if self.is_all_done() => Phase::Closing,
             Phase::Closing if self.server.running.as_ref().is_none_or(|r| r.closed) => Phase::Quiet,
             Phase::Quiet if spent >= QUIET => return self.end(),
             Phase::Draining if spent > limit(DRAIN_MAX) => {
@@ -550,6 +590,12 @@ impl World {
             }
         }
         self.base.schedule(200 * MS, Event::Check);
+    }
+
+    /// Tells whether every machine is there, and has done what it had to do.
+    fn is_all_done(&self) -> bool {
+        let clients = self.clients.iter().all(|client| client.process.alive && client.done);
+        clients && self.server.process.alive
     }
 
     fn end(&mut self) {

@@ -123,6 +123,7 @@ impl Client {
     pub(crate) fn died(&mut self, base: &mut Base) {
         self.count(base);
         self.process.stop();
+        self.done = false;
         self.life = None;
         self.disks.iter_mut().for_each(|disk| disk.oracle.program_died());
         self.going = false;

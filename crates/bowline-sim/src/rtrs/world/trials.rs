@@ -152,7 +152,7 @@ impl World {
         self.go_on_closing(since, boot, away);
     }
 
-    fn is_before_end(&self) -> bool {
+    pub(super) fn is_before_end(&self) -> bool {
         matches!(self.phase, Phase::Active | Phase::Draining)
     }
 
