@@ -404,7 +404,8 @@ impl Plan {
     pub(crate) fn is_faulty(&self) -> bool {
         let net = &self.net;
         let disturbed = net.loss + net.repeat + net.damage + net.forge + net.jitter > 0;
-        let wrong = !self.faults.is_empty() || self.step.is_some() || self.each.is_some() || self.rude;
+        let wrong =
+            !self.faults.is_empty() || self.step.is_some() || self.each.is_some() || self.rude;
         disturbed || wrong || !self.trials.is_empty() || self.clients.iter().any(|c| c.hostile)
     }
 }
