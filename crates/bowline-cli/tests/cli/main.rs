@@ -10,6 +10,7 @@ mod rnbd;
 mod rnbd_export;
 mod rnbd_files;
 mod rnbd_kills;
+mod rnbd_memory;
 mod rnbd_mistakes;
 mod rnbd_use;
 #[path = "../../../../xtask/skipped.rs"]

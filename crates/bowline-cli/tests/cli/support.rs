@@ -141,8 +141,12 @@ impl Running {
         &self.seen
     }
 
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     pub(crate) fn signal(&self, name: &str) {
-        let status = Command::new("kill").args([name, &self.child.id().to_string()]).status();
+        let status = Command::new("kill").args([name, &self.id().to_string()]).status();
         assert!(status.expect("kill runs").success());
     }
 

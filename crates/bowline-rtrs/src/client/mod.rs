@@ -27,6 +27,7 @@ mod config;
 mod control;
 mod establish;
 mod keys;
+mod lingering;
 mod link;
 mod path;
 mod permits;

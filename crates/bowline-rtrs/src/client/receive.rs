@@ -151,20 +151,6 @@ impl Session {
         of.post_signalled(&mut self.batch, conn, tag, kind, start, signal);
     }
 
-    /// Sends nothing, but signalled, on connections where somebody waits for the end of what was sent and
-    /// nobody sends more [RT-98]. The server does not notice: a write of no bytes needs no key and takes no
-    /// receive.
-    pub(super) fn end_fences(&mut self, id: PathId) {
-        let Some(link) = self.links.get_mut(id).filter(|link| link.is_live()) else { return };
-        let start = self.batch.mems.len();
-        for (cid, of) in (0..).zip(&mut link.conns) {
-            if of.fenced && of.has_room(0) {
-                let (conn, tag) = (ConnId { path: id, cid }, Tag::new(Tag::FENCE, 0));
-                of.post(&mut self.batch, conn, tag, WrKind::Write(Remote::default()), start);
-            }
-        }
-    }
-
     fn on_heartbeat_answer(&mut self, now: Instant, id: PathId) {
         let Some(link) = self.links.get_mut(id) else { return };
         let took = link.heartbeat.as_mut().and_then(|heartbeat| heartbeat.acked(now));

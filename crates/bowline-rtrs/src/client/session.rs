@@ -7,6 +7,7 @@ use bowline_verbs::{Access, Buffer};
 use bowline_wire::rtrs::Uuid;
 
 use super::keys::{Grant, PIECES_MAX};
+use super::lingering::Lingering;
 use super::link::{Link, Phase, Table};
 use super::path::Path;
 use super::permits::Permits;
@@ -154,8 +155,7 @@ pub struct Session {
     pub(super) completed: Vec<Completed>,
     /// A link may be quiet now.
     pub(super) look_quiet: bool,
-    /// Regions that only sends keep, and the sends.
-    pub(super) lingering: VecDeque<(RegionId, Vec<(ConnId, u64)>)>,
+    pub(super) lingering: Lingering,
 }
 
 impl Session {
@@ -187,7 +187,7 @@ impl Session {
             events: VecDeque::new(),
             completed: Vec::new(),
             look_quiet: false,
-            lingering: VecDeque::new(),
+            lingering: Lingering::default(),
         }
     }
 
@@ -225,49 +225,6 @@ impl Session {
     pub fn drop_region(&mut self, region: RegionId) {
         let gone = self.regions.unwant(region);
         self.order_drop(gone);
-    }
-
-    /// Ends a registration that no request uses, once what was sent from it cannot be sent again:
-    /// the answer to a request may be quicker than the acknowledgement of its last packet. The next
-    /// request of the connection tells, or the next heartbeat of the session does.
-    pub(super) fn order_drop(&mut self, gone: Option<RegionId>) {
-        let Some(region) = gone else { return };
-        let mut fences = Vec::new();
-        for lid in self.links.ids() {
-            let Some(link) = self.links.get_mut(lid).filter(|link| link.is_live()) else {
-                continue;
-            };
-            for (cid, conn) in (0..).zip(&mut link.conns) {
-                fences.extend(conn.fence().map(|fence| (ConnId { path: lid, cid }, fence)));
-            }
-        }
-        if fences.is_empty() {
-            self.regions.remove(region);
-            self.orders.push_back(Order::DropRegion { region });
-        } else {
-            if let Some(kept) = self.regions.get_mut(region) {
-                kept.lingers = true;
-            }
-            self.lingering.push_back((region, fences));
-        }
-    }
-
-    /// Drops regions whose last sends have completed. They come in the order of their fences.
-    pub(super) fn look_at_lingering(&mut self) {
-        while let Some((region, fences)) = self.lingering.front() {
-            let over = |(conn, fence): &(ConnId, u64)| {
-                let link = self.links.get(conn.path).filter(|link| link.is_live());
-                let conn = link.and_then(|link| link.conns.get(usize::from(conn.cid)));
-                conn.is_none_or(|conn| conn.is_past(*fence))
-            };
-            if !fences.iter().all(over) {
-                return;
-            }
-            let region = *region;
-            self.lingering.pop_front();
-            self.regions.remove(region);
-            self.orders.push_back(Order::DropRegion { region });
-        }
     }
 
     /// Tells whether it is open: it was opened, and nobody has closed it since.

@@ -408,6 +408,29 @@ fn memory_is_released_at_the_next_heartbeat() {
     assert_eq!(rig.fences, 1, "nobody waits");
 }
 
+// tests [RT-98]: much of it is not kept until then.
+#[test]
+fn much_memory_is_released_at_once() {
+    let mut rig = Rig::opened(false, 2);
+    let permit = rig.permit();
+    // A mebibyte each, of which four may wait for a heartbeat.
+    let mut memories: Vec<_> = (0..20).map(|_| rig.memory()).collect();
+    for memory in &memories {
+        rig.write(&permit, *memory, 1).unwrap();
+        rig.reply_all();
+    }
+    for memory in memories.clone() {
+        rig.session.drop_region(memory);
+        rig.pump();
+    }
+    memories.retain(|memory| rig.buffers.contains_key(memory));
+    assert_eq!(
+        (memories.len(), rig.fences),
+        (0, 1),
+        "all was sent before it was asked for the first time"
+    );
+}
+
 // tests [RT-49]: what comes with an answer of no bytes is not looked at; data may come with it.
 #[test]
 fn an_answer_may_carry_the_data_itself() {

@@ -22,7 +22,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 
 use bowline_ctl::OwnFile;
@@ -65,8 +65,11 @@ struct Shared {
     stop: AtomicBool,
     /// New connections are closed at once. Changes and is looked at with `connections` locked.
     shut: AtomicBool,
-    connections: Mutex<Vec<(Arc<Connection>, JoinHandle<()>)>>,
+    connections: Mutex<Vec<Served>>,
 }
+
+/// A connection, as long as its thread has it, and the thread.
+type Served = (Weak<Connection>, JoinHandle<()>);
 
 /// Offers `disk` at a unix socket, which only its owner can connect to (mode 0600). The export has
 /// the disk's name; the empty name means it too. A socket that nobody listens at is replaced; a file of
@@ -141,7 +144,7 @@ impl Drop for NbdServer {
             let _ = thread.join();
         }
         let connections = std::mem::take(&mut *self.shared.lock());
-        for (connection, _) in &connections {
+        for connection in connections.iter().filter_map(|(connection, _)| connection.upgrade()) {
             connection.close();
         }
         for (_, thread) in connections {
@@ -157,7 +160,7 @@ impl fmt::Debug for NbdServer {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Vec<(Arc<Connection>, JoinHandle<()>)>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<Served>> {
         // The list is whole whenever something that holds it can panic.
         self.connections.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -188,15 +191,15 @@ impl Shared {
             return Err(io::ErrorKind::ConnectionRefused.into());
         }
         let connection = Connection::new(socket, self.disk.clone(), self.options)?;
-        let of_thread = connection.clone();
+        let known = Arc::downgrade(&connection);
         let thread = std::thread::Builder::new()
             .name("bowline-nbd-in".into())
-            .spawn(move || of_thread.run())?;
-        connections.push((connection, thread));
+            .spawn(move || connection.run())?;
+        connections.push((known, thread));
         Ok(())
     }
 }
 
-fn alive(connections: &[(Arc<Connection>, JoinHandle<()>)]) -> usize {
+fn alive(connections: &[Served]) -> usize {
     connections.iter().filter(|(_, thread)| !thread.is_finished()).count()
 }
