@@ -1,11 +1,16 @@
 """Programs of the host inside guests."""
+import json
 import os
 import subprocess
 
 from lab.agent import guest_run, push
-from lab.common import Fail
+from lab.common import HERE, Fail
+
+from .base import want
 
 LIBS = "/tmp/lib/"
+# where tests say what they did not test
+SKIPS = "/tmp/skips"
 
 
 def install(c, built, to, guests=("a",), trial="--help"):
@@ -34,6 +39,33 @@ def install(c, built, to, guests=("a",), trial="--help"):
     if rc:
         raise Fail("%s does not run in the guest: %s" % (to, err))
     return program
+
+
+def run_tests(c, guest, crate, name, env=""):
+    """Runs these tests of a crate in a guest, one after the other. All must pass, and none be skipped."""
+    program = install(c, tests(crate, name), "/tmp/%s-tests" % crate, (guest,))
+    rc, out, err = guest_run(guest, "rm -f {0}; BOWLINE_SKIPS={0} RUST_BACKTRACE=0 {1} timeout 200 {2} --test-threads 1".format(
+        SKIPS, env, program), 220)
+    with open(c.log + ".tests", "w") as f:
+        f.write(out + err)
+    skipped = guest_run(guest, "cat " + SKIPS)[1]
+    want(rc == 0 and "test result: ok" in out and not skipped, "status %d: %s%s%s", rc, out[-2000:], err[-500:], skipped)
+    c.note(next(x for x in out.splitlines() if x.startswith("test result")))
+
+
+def tests(crate, name):
+    """-> the program of these tests of a crate: given, or built"""
+    given = os.environ.get("BOWLINE_%s_TESTS" % crate.upper())
+    if given:
+        return given
+    crate = "bowline-" + crate
+    p = subprocess.run(["cargo", "test", "-q", "-p", crate, "--test", name, "--no-run", "--message-format", "json"],
+                       cwd=os.path.dirname(HERE), stdout=subprocess.PIPE, check=False)
+    built = [json.loads(x) for x in p.stdout.decode().splitlines() if x.startswith("{")]
+    found = [x["executable"] for x in built if x.get("executable") and x["target"]["name"] == name]
+    if p.returncode or not found:
+        raise Fail("cargo did not build the tests of " + crate)
+    return found[0]
 
 
 def copy(guests, file, to):

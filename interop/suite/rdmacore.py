@@ -1,13 +1,11 @@
 """bowline inside the guest on the kernel's soft RoCE (rxe), through rdma-core's libraries."""
 import json
-import os
-import subprocess
 
 from lab.agent import guest_exec, guest_run
-from lab.common import HERE, Fail
+from lab.common import Fail
 
 from .base import scenario, want
-from .place import install
+from .place import install, run_tests
 from .roce import NO_SELF_CHECK, RPING_RACE, Roce, letters
 
 PROGRAM = "/tmp/bowline"
@@ -17,20 +15,6 @@ PINGS = 5
 # operation, mode, size of a message, messages
 PERF = (("send", "bw", 4097, 200), ("write", "bw", 65536, 100), ("read", "bw", 65536, 100), ("atomic", "bw", 8, 100),
         ("send", "lat", 64, 100), ("write", "lat", 64, 100))
-
-
-def tests():
-    """The program of the provider's tests: given, or built."""
-    given = os.environ.get("BOWLINE_RDMACORE_TESTS")
-    if given:
-        return given
-    p = subprocess.run(["cargo", "test", "-q", "-p", "bowline-rdmacore", "--test", "device", "--no-run",
-                        "--message-format", "json"], cwd=os.path.dirname(HERE), stdout=subprocess.PIPE, check=False)
-    built = [json.loads(x) for x in p.stdout.decode().splitlines() if x.startswith("{")]
-    found = [x["executable"] for x in built if x.get("executable") and x["target"]["name"] == "device"]
-    if p.returncode or not found:
-        raise Fail("cargo did not build the tests of bowline-rdmacore")
-    return found[0]
 
 
 class Guest:
@@ -132,17 +116,11 @@ def rdmacore_rping(c):
           self_check=NO_SELF_CHECK)
 def rdmacore_tests(c):
     """The tests of the provider over libibverbs, in the guest on rxe0."""
-    program = install(c, tests(), "/tmp/rdmacore-tests")
     c.guest("modprobe -a ib_core ib_uverbs rdma_ucm ib_cm rdma_cm rdma_rxe && rdma link add rxe0 type rxe netdev eth0")
     try:
-        rc, out, err = guest_run("a", "BOWLINE_RDMA_DEVICE=rxe0 RUST_BACKTRACE=0 timeout 200 %s --test-threads 1" %
-                                 program, 220)
+        run_tests(c, "a", "rdmacore", "device", "BOWLINE_RDMA_DEVICE=rxe0")
         left = guest_run("a", "rdma resource show")[1]
     finally:
         guest_run("a", "rdma link del rxe0")
-    with open(c.log + ".tests", "w") as f:
-        f.write(out + err)
-    want(rc == 0 and "test result: ok" in out and "skipped" not in out, "status %d: %s%s", rc, out[-2000:], err[-500:])
-    c.note(next(x for x in out.splitlines() if x.startswith("test result")))
     # the pair that is left is the kernel's own
     want("qp 1 cm_id 0 mr 0 ctx 0" in left, "left behind: %s", left)

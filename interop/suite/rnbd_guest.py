@@ -9,6 +9,7 @@ from lab.guest import set_link
 from .base import MIB, scenario, want
 from .disks import CLIENT, P, Q, SERVER, TRUSTING, Machines
 from .paths import UP, Load, Paths
+from .place import run_tests
 from .roce import NO_SELF_CHECK, Tool
 
 SIZE = 32 * MIB
@@ -164,6 +165,15 @@ def rnbd_ublk_cut(c):
                 said = p.run("for i in $(seq 50); do [ -e /tmp/dd.end ] && break; sleep 0.1; done; cat /tmp/dd.end /tmp/dd.err")
                 want("Input/output error" in said, "the load ended so: %s", said)
                 set_link(P, "pass")
+
+
+@scenario("ublk-tests", rows="NB-37 NB-52", dirs=("k>n",), timeout=300, **COMMON)
+def ublk_tests(c):
+    """The tests of the block device door, in a guest whose kernel has ublk, with the programs they use: none is skipped."""
+    with Machines(c, P) as (p,):
+        p.run("modprobe ublk_drv")
+        run_tests(c, P, "block", "ublk")
+        p.no_leftovers()
 
 
 @scenario("rnbd-nbd-kernel", rows="NB-51 NB-53", dirs=("k>n", "n>k"), timeout=300, **COMMON)
