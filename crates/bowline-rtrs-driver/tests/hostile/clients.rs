@@ -367,6 +367,50 @@ fn a_chunk_in_use_is_the_servers() {
     scene.finish();
 }
 
+// tests [RT-65], [RS-9]: by another path of its session a client reaches its chunks, which are its own.
+#[test]
+fn a_chunk_in_use_is_that_of_all_paths_of_its_session() {
+    for (net, always_invalidate) in [(232, true), (233, false)] {
+        let mut scene = Scene::new(net, config(always_invalidate));
+        let to = scene.to();
+        let mut other = Raw::new(ip(net, 67));
+        let ids = Ids::new();
+        let path = scene.raw.path(to, &ids, 2, "hostile");
+        let second = other.path(to, &Ids::into(ids.session), 2, "hostile");
+        assert_eq!(path.chunks[0].0, second.chunks[0].0, "the same memory");
+        keep(&mut scene.raw, &path, path.conns[1], 0);
+        let held = || scene.guard.held.lock().unwrap().len();
+        eventually("kept", || held() == 2);
+
+        // Data that is being written can change so, and nothing of the rest.
+        assert_eq!(other.put(second.conns[1], second.chunks[0], 0, &[0xff; 64]), Status::Success);
+        assert_eq!(*scene.guard.held.lock().unwrap()[1].usr, b"hold it!"[..]);
+
+        // Whoever asks for a chunk once more, by another path, has given the first up: that ends. Its
+        // request is carried out all the same, and the other one after it.
+        let waited = scene.counters().requests_waited;
+        let bytes = [b"hold it!".to_vec(), write_hdr(8).to_vec()].concat();
+        other.request(&second, second.conns[1], 0, 8, &bytes);
+        assert_eq!(other.sent(4), Status::Success);
+        eventually("it waits", || scene.counters().requests_waited == waited + 1);
+        assert!(scene.raw.is_dropped(path.conns[0]));
+        assert_eq!(held(), 2);
+        let first = scene.guard.held.lock().unwrap().pop().unwrap();
+        scene.server.respond(&mut std::iter::once((first.op, 0, None)));
+        eventually("it comes", || held() == 2);
+        let next = scene.guard.held.lock().unwrap().pop().unwrap();
+        other.post_recvs(second.conns[1], 8);
+        scene.server.respond(&mut std::iter::once((next.op, 0, None)));
+        assert_eq!(other.recv(1).unwrap().status, Status::Success);
+
+        scene.raw.leave(&path.conns);
+        other.leave(&second.conns);
+        scene.alone("they have left");
+        scene.check("a chunk of two paths");
+        scene.finish();
+    }
+}
+
 // tests [RT-64]: a key is of no use to anybody but the path it was given to
 #[test]
 fn keys_of_others_open_nothing() {
