@@ -49,7 +49,8 @@ def run_tests(c, guest, crate, name, env=""):
     with open(c.log + ".tests", "w") as f:
         f.write(out + err)
     skipped = guest_run(guest, "cat " + SKIPS)[1]
-    want(rc == 0 and "test result: ok" in out and not skipped, "status %d: %s%s%s", rc, out[-2000:], err[-500:], skipped)
+    all_run = "test result: ok" in out and "; 0 ignored;" in out and " 0 passed" not in out
+    want(rc == 0 and all_run and not skipped, "status %d: %s%s%s", rc, out[-2000:], err[-500:], skipped)
     c.note(next(x for x in out.splitlines() if x.startswith("test result")))
 
 

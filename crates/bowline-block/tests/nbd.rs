@@ -509,6 +509,40 @@ fn errors_of_the_disk_reach_the_client_by_request() {
     assert_eq!(next.reply(), (9, 0));
 }
 
+/// Somebody who comes again and again while the disk does not answer gets no more memory than others.
+#[test]
+fn requests_that_outlive_their_clients_count() {
+    let faulty = Arc::new(Faulty { held: Mutex::default(), seen: Mutex::default() });
+    let mut options = NbdOptions::default();
+    options.max_connections = 3;
+    let served = serve("outlive", faulty.clone(), options);
+    let until = |what: &str, so: &dyn Fn() -> bool| {
+        let start = std::time::Instant::now();
+        while !so() {
+            assert!(start.elapsed().as_secs() < 20, "never: {what}");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    };
+    let held = || faulty.held.lock().expect("whole").len();
+    for n in 0..3 {
+        let mut client = Client::connect(&served);
+        client.ask(0, 0, 7, 4 * 4096, 512);
+        until("the disk has it", &|| held() == n + 1);
+        drop(client);
+        until("it has ended", &|| served.server.connections() == 0);
+    }
+    let is_let_in = || {
+        let mut client = UnixStream::connect(&served.path).expect("connected");
+        client.set_read_timeout(Some(Duration::from_secs(10))).expect("timeout");
+        client.read_exact(&mut [0; 18]).is_ok()
+    };
+    assert!(!is_let_in(), "a fourth");
+    for (io, done) in faulty.held.lock().expect("whole").drain(..) {
+        done.done(&[BackendResult { token: io.token, errno: 0, direct: None }]);
+    }
+    until("their requests are over", &is_let_in);
+}
+
 /// Requests and noise in any order and cut anywhere: the server answers what it can, ends what it
 /// cannot, and goes on.
 #[test]

@@ -77,12 +77,12 @@ fn a_disk_takes_no_more_memory_than_its_chunks_and_its_clients() {
     // What has ended leaves nothing, nor do many one after the other.
     for _ in 0..3 {
         copies(data, &uri);
-    }
-    let end = Instant::now() + Duration::from_secs(3);
-    let now = || memory(&client, "VmRSS").saturating_sub(before[1]);
-    while now() > REST {
-        assert!(Instant::now() < end, "client: {} left", now());
-        std::thread::sleep(Duration::from_millis(20));
+        let end = Instant::now() + Duration::from_secs(3);
+        let now = || memory(&client, "VmRSS").saturating_sub(before[1]);
+        while now() > REST {
+            assert!(Instant::now() < end, "client: {} left", now());
+            std::thread::sleep(Duration::from_millis(20));
+        }
     }
     let of_client = memory(&client, "VmHWM") - before[1];
     assert!(of_client <= CONNECTIONS * CONNECTION + REST, "client, at last: {of_client}");

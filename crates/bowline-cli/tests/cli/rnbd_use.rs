@@ -173,21 +173,34 @@ fn the_command_that_ends_the_process_is_answered() {
     end(server);
 }
 
-/// A client with `disk0` at `doors/nbd`, and a command that maps `disk1` there too, whose door cannot be opened until
-/// what is returned last is dropped, for three seconds at most.
-fn opening(folder: &Folder, host: u8) -> (Running, Running, PathBuf, File) {
+fn is_mapped(folder: &Folder) -> bool {
+    run(folder, &["rnbd", "list"]).exits(0).out.contains("rnbd1")
+}
+
+/// A client with `disk0` at a socket, and a command that maps `disk1` beside it, whose door cannot be opened until the
+/// folder is free, for three seconds at most.
+struct Opening {
+    client: Running,
+    mapping: Running,
+    nbd: PathBuf,
+    folder: File,
+    since: Instant,
+}
+
+fn opening(folder: &Folder, host: u8) -> Opening {
     let place = folder.path().join("doors");
     fs::create_dir(&place).expect("a folder");
     let nbd = place.join("nbd");
     let client = mapped(folder, host, &["--stay", "--nbd", nbd.to_str().expect("a plain path")]);
-    let lock = File::open(&place).expect("the folder");
-    lock.lock().expect("nobody has it");
+    let place = File::open(&place).expect("the folder");
+    place.lock().expect("nobody has it");
+    let since = Instant::now();
     let mapping = start(folder, &["rnbd", "map", "disk1", "from", "s1"]);
-    let is_there = || run(folder, &["rnbd", "list"]).exits(0).out.contains("rnbd1");
-    while !is_there() {
+    while !is_mapped(folder) {
+        assert!(since.elapsed() < Duration::from_secs(20), "it is not mapped");
         thread::sleep(Duration::from_millis(5));
     }
-    (client, mapping, nbd, lock)
+    Opening { client, mapping, nbd, folder: place, since }
 }
 
 #[test]
@@ -195,16 +208,21 @@ fn doors_that_are_being_opened_keep_only_their_own_disk() {
     // tests [NB-37]
     let folder = Folder::new();
     let server = export(&folder, 8, &["--no-control"]);
-    let (client, mapping, nbd, lock) = opening(&folder, 8);
+    let Opening { client, mapping, nbd, folder: place, since } = opening(&folder, 8);
+    let is_quick = since.elapsed() < Duration::from_secs(1);
     let asked = Instant::now();
     run(&folder, &["rnbd", "unmap", "rnbd0"]).exits(0);
-    assert!(asked.elapsed() < Duration::from_secs(2), "it has waited for the other disk");
-    assert!(!nbd.exists() && !nbd.with_extension("rnbd1").exists());
+    assert!(!nbd.exists());
     // Whoever unmaps the disk itself waits until it has its doors.
     let unmapping = start(&folder, &["rnbd", "unmap", "rnbd1"]);
-    thread::sleep(Duration::from_millis(300));
-    assert!(run(&folder, &["rnbd", "list"]).exits(0).out.contains("rnbd1"));
-    drop(lock);
+    if is_quick {
+        assert!(asked.elapsed() < Duration::from_millis(1500), "it has waited for the other disk");
+        thread::sleep(Duration::from_millis(200));
+        assert!(is_mapped(&folder) && !nbd.with_extension("rnbd1").exists());
+    } else {
+        skipped::because("the machine is too slow to see what happens while doors are opened");
+    }
+    drop(place);
     mapping.finish().exits(0);
     unmapping.finish().exits(0);
     assert!(!nbd.with_extension("rnbd1").exists());
@@ -216,10 +234,10 @@ fn doors_that_are_being_opened_keep_only_their_own_disk() {
 fn doors_that_are_being_opened_at_the_end_are_closed_too() {
     let folder = Folder::new();
     let server = export(&folder, 9, &["--no-control"]);
-    let (client, mapping, nbd, lock) = opening(&folder, 9);
+    let Opening { client, mapping, nbd, folder: place, .. } = opening(&folder, 9);
     client.signal("-TERM");
     thread::sleep(Duration::from_millis(300));
-    drop(lock);
+    drop(place);
     client.finish().exits(0);
     // Too late, or just before the end.
     assert!(mapping.finish().code.is_some());

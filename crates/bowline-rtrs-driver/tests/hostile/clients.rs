@@ -370,7 +370,7 @@ fn a_chunk_in_use_is_the_servers() {
 // tests [RT-65], [RS-9]: by another path of its session a client reaches its chunks, which are its own.
 #[test]
 fn a_chunk_in_use_is_that_of_all_paths_of_its_session() {
-    for (net, always_invalidate) in [(232, true), (233, false)] {
+    for (net, always_invalidate) in [(240, true), (241, false)] {
         let mut scene = Scene::new(net, config(always_invalidate));
         let to = scene.to();
         let mut other = Raw::new(ip(net, 67));

@@ -46,6 +46,8 @@ pub(crate) struct Case {
     pub(crate) mishap: Mishap,
     /// Datagrams that have arrived before.
     pub(crate) after: u64,
+    /// How long it lasts, at most where a machine dies.
+    pub(crate) lasts: u64,
 }
 
 /// Stories: one path and two, keys that are refreshed and that are not.
@@ -54,13 +56,14 @@ const STORIES: u64 = 4;
 /// the end of a story show it undisturbed.
 pub const SEEDS_OF_STEP: u64 = STORIES * Mishap::ALL.len() as u64;
 
-/// What this seed stands for.
-pub(crate) fn plan(seed: u64) -> Plan {
+/// What this seed stands for, and all chance of its story, which is the same for all its seeds.
+pub(crate) fn draw(seed: u64) -> (Plan, [Rng; 2]) {
     let (step, rest) = (seed / SEEDS_OF_STEP, seed % SEEDS_OF_STEP);
     let (story, mishap) = (rest % STORIES, rest / STORIES);
     let mut plan = story_plan(story);
-    plan.each = Some(Case { mishap: Mishap::ALL[mishap as usize], after: step });
-    plan
+    let lasts = Rng::new(seed).magnitude(MS, 10 * SEC);
+    plan.each = Some(Case { mishap: Mishap::ALL[mishap as usize], after: step, lasts });
+    (plan, [Rng::new(story), Rng::new(story + STORIES)])
 }
 
 fn story_plan(story: u64) -> Plan {
@@ -83,7 +86,6 @@ fn story_plan(story: u64) -> Plan {
     (client.io_connections, client.queues) = (1, true);
     // Few datagrams tell nothing but that there is somebody.
     plan.heartbeat.0 = 5 * SEC;
-    plan.fault_max = 10 * SEC;
     plan.active = 12 * SEC;
     plan
 }

@@ -25,11 +25,14 @@ pub fn run(seed: u64, options: &Options) -> Outcome {
 
 /// Runs one seed, with something done wrong on purpose.
 pub(crate) fn run_with(seed: u64, options: &Options, sabotage: Option<Sabotage>) -> Outcome {
-    let mut rng = Rng::new(seed ^ 0x7275);
-    let mut extra = Rng::new(seed ^ 0x6b65_7973);
-    let plan = match options.scenario {
-        Some(Scenario::Each) => each::plan(seed),
-        scenario => Plan::draw(&mut rng, &mut extra, scenario),
+    let (plan, [rng, extra]) = match options.scenario {
+        Some(Scenario::Each) => each::draw(seed),
+        scenario => {
+            let mut rng = Rng::new(seed ^ 0x7275);
+            let mut extra = Rng::new(seed ^ 0x6b65_7973);
+            let plan = Plan::draw(&mut rng, &mut extra, scenario);
+            (plan, [rng, extra])
+        }
     };
     let outcome = Outcome::new("bowline sim --rtrs", seed, plan.scenario.name(), options);
     let trace = Trace::new(options.trace);

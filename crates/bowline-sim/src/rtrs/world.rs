@@ -13,7 +13,7 @@ use bowline_wire::rtrs::Geometry;
 use super::base::{Base, Event, left};
 use super::client::{Client, Common};
 use super::disk::Disk;
-use super::each::Mishap;
+use super::each::{Case, Mishap};
 use super::fabric::Spans;
 use super::plan::{Fault, Plan};
 use super::process::{Notice, Process};
@@ -323,7 +323,7 @@ impl World {
         });
         let case = self.plan.each.filter(|case| case.after == self.arrived);
         self.arrived += 1;
-        if case.is_some_and(|case| !self.goes_wrong(case.mishap, host, datagram)) {
+        if case.is_some_and(|case| !self.goes_wrong(case, host, datagram)) {
             return;
         }
         self.hosts[host].deliver(self.base.now, &mut self.base.rng, datagram);
@@ -500,12 +500,12 @@ impl World {
     }
 
     /// Something goes wrong while a datagram arrives at a host; tells whether it gets in nevertheless.
-    fn goes_wrong(&mut self, mishap: Mishap, host: usize, datagram: &Datagram) -> bool {
+    fn goes_wrong(&mut self, case: Case, host: usize, datagram: &Datagram) -> bool {
         let from = self.hosts.iter().position(|host| host.addr() == datagram.from.ip());
         let Some(from) = from.filter(|_| self.is_before_end()) else { return true };
+        let Case { mishap, lasts, .. } = case;
         self.base.stats.faults += 1;
         self.base.note([9, mishap as u64, host as u64], || format!("{mishap:?}, host {host}"));
-        let length = self.base.rng.magnitude(MS, self.plan.fault_max);
         let (there, back) = ((from, host), (host, from));
         let cut: &[_] = match mishap {
             Mishap::Cut => &[there, back],
@@ -515,15 +515,15 @@ impl World {
         };
         for &(from, to) in cut {
             self.net.block(from, to, true);
-            self.base.schedule(length, Event::Mend(from, to));
+            self.base.schedule(lasts, Event::Mend(from, to));
         }
         let (receiver, sender) = (self.spans.of(host).0, self.spans.of(from).0);
         match mishap {
-            Mishap::ReceiverDies => self.crash(receiver, length),
-            Mishap::SenderDies => self.crash(sender, length),
+            Mishap::ReceiverDies => self.crash(receiver, lasts),
+            Mishap::SenderDies => self.crash(sender, lasts),
             Mishap::ReceiverStalls => {
                 let now = self.base.now;
-                self.process(receiver).stall(now, length);
+                self.process(receiver).stall(now, lasts);
             }
             Mishap::Loss | Mishap::Cut | Mishap::CutThere | Mishap::CutBack => {}
         }

@@ -37,7 +37,8 @@ use connection::Connection;
 pub struct NbdOptions {
     /// Clients cannot write, whatever the disk can.
     pub read_only: bool,
-    /// Connections at the same time; more are closed at once. 64 if nothing is said.
+    /// Connections at the same time, those among them that have ended while the disk had requests of theirs, as long
+    /// as it has them; more are closed at once. 64 if nothing is said.
     pub max_connections: usize,
     /// Bytes for the data of requests under way, of each connection; a multiple of 4096. 8 MiB if
     /// nothing is said. A request that is larger than an eighth gets memory of its own.
@@ -185,7 +186,8 @@ impl Shared {
 
     fn begin(&self, socket: UnixStream) -> io::Result<()> {
         let mut connections = self.lock();
-        connections.retain(|(_, thread)| !thread.is_finished());
+        // One that has ended is there still while the disk has its requests, and so is their memory.
+        connections.retain(|(known, thread)| known.strong_count() > 0 || !thread.is_finished());
         let shut = self.shut.load(Ordering::Relaxed);
         if shut || connections.len() >= self.options.max_connections {
             return Err(io::ErrorKind::ConnectionRefused.into());
