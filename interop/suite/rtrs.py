@@ -559,7 +559,7 @@ def rnbd_cut(c):
 
 
 @scenario("rnbd-cut-trust", rows="RT-79 RT-82 RT-84 RT-91 RS-8", timeout=240, dirs=("n>k",), orders=("lo",), bare=True,
-          tool=True, ci=True, self_check=NO_SELF_CHECK)
+          tool=True, self_check=NO_SELF_CHECK)
 def rnbd_cut_trust(c):
     """The same without refreshed keys; kernel to node is in rnbd-trust."""
     with Rnbd(c, 2, invalidate=False, dissect=False) as r:

@@ -65,7 +65,7 @@ const STEPS: [Step; 13] = [
     step("sim", &["xtask", "sim", "--seeds", "20000"], 600),
     step("sim roce", &["xtask", "sim", "--roce", "--seeds", "20000"], 600),
     step("sim rtrs", &["xtask", "sim", "--rtrs", "--seeds", "20000"], 600),
-    step("fuzz", &["xtask", "fuzz", "--seconds", "20"], 600),
+    step("fuzz", &["xtask", "fuzz", "--seconds", "15"], 600),
     step("interop", &["xtask", "interop", "--subset", "ci"], 1200),
 ];
 
