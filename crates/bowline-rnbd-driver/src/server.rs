@@ -344,15 +344,10 @@ impl State {
         let session = self.sessions.get_mut(&key(request.session))?;
         let offset = usize::try_from(request.data.offset).ok()?;
         let len = request.data.len as usize;
-        let buffer = match &session.memory {
-            Some(buffer) => Arc::clone(buffer),
-            None => {
-                let chunk = rtrs.chunk(request)?;
-                session.memory = Some(Arc::clone(&chunk.buffer));
-                chunk.buffer
-            }
-        };
-        Some(Mem { buffer, offset, len })
+        if session.memory.is_none() {
+            session.memory = rtrs.memory(request.session);
+        }
+        Some(Mem { buffer: session.memory.clone()?, offset, len })
     }
 
     /// Puts an IO into the list of its storage.

@@ -231,10 +231,16 @@ impl Server {
     /// The memory of a request: what a WRITE has brought, or where a READ's result may be put. `None`
     /// when its session is gone, which it is not before the request is answered.
     pub fn chunk(&self, request: &Request) -> Option<Mem> {
-        let state = self.hub.lock();
-        let buffer = Arc::clone(state.core.memory(request.session)?);
+        let buffer = self.memory(request.session)?;
         let offset = usize::try_from(request.data.offset).ok()?;
         Some(Mem { buffer, offset, len: request.data.len as usize })
+    }
+
+    /// All chunks of a session, in which `Request::data` says where its data are: the same as long as the session
+    /// is there. Handlers that keep it until [`LinkEv::Disconnected`] need not ask for each request's
+    /// [`chunk`](Self::chunk), nor count who uses it. `None` when the session is gone.
+    pub fn memory(&self, session: SessId) -> Option<Arc<Buffer>> {
+        self.hub.lock().core.memory(session).map(Arc::clone)
     }
 
     /// What sessions and their paths are like now.

@@ -1,15 +1,16 @@
 //! RTRS: a server that keeps a store in memory, and a client of its library API.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use bowline_rtrs_driver::client::{
     Completed, Completer, Done, Permit, PermitKind, Region, Req, Session, SessionBuilder,
     Wait as Permits,
 };
-use bowline_rtrs_driver::server::{Handler, LinkEv, OpId, Request, Server, ServerConfig};
+use bowline_rtrs_driver::server::{Handler, LinkEv, OpId, Request, Server, ServerConfig, SessId};
 use bowline_rtrs_driver::{Dir, Engine, Errno, Geometry, MemRef, PORT, Policy, RegionId};
 use bowline_verbs::Buffer;
 
@@ -49,13 +50,25 @@ type Answer = (OpId, i32, Option<MemRef>);
 struct Store {
     memory: Arc<Buffer>,
     region: OnceLock<RegionId>,
-    answers: Mutex<Vec<Answer>>,
+    state: Mutex<State>,
     /// Requests so far.
     served: AtomicU64,
 }
 
+#[derive(Default)]
+struct State {
+    /// Chunks of the sessions that are there.
+    chunks: BTreeMap<SessId, Arc<Buffer>>,
+    answers: Vec<Answer>,
+}
+
 impl Store {
-    fn carry_out(&self, server: &Server, request: &Request) -> Result<Option<MemRef>, Errno> {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// `chunks`: of the request's session.
+    fn carry_out(&self, chunks: &Buffer, request: &Request) -> Result<Option<MemRef>, Errno> {
         let offset: [u8; 8] = request.usr[..].try_into().map_err(|_| Errno::EINVAL)?;
         let offset = u64::from_le_bytes(offset);
         let region = *self.region.get().ok_or(Errno::EIO)?;
@@ -66,8 +79,7 @@ impl Store {
         if request.dir == Dir::Read {
             return Ok(Some(MemRef { region, offset, len }));
         }
-        let chunk = server.chunk(request).ok_or(Errno::EIO)?;
-        chunk.buffer.copy_to(chunk.offset, &self.memory, offset as usize, len as usize);
+        chunks.copy_to(request.data.offset as usize, &self.memory, offset as usize, len as usize);
         Ok(None)
     }
 }
@@ -76,15 +88,27 @@ impl Handler for Store {
     fn rdma_ev(&self, server: &Server, requests: &mut Vec<Request>) {
         // A number for people; nothing is published by it.
         self.served.fetch_add(requests.len() as u64, Relaxed);
-        let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
-        answers.extend(requests.drain(..).map(|request| match self.carry_out(server, &request) {
-            Ok(from) => (request.op, 0, from),
-            Err(errno) => (request.op, -errno.0, None),
+        let State { chunks, answers } = &mut *self.lock();
+        answers.extend(requests.drain(..).map(|request| {
+            let chunks = chunks.get(&request.session).ok_or(Errno::EIO);
+            match chunks.and_then(|chunks| self.carry_out(chunks, &request)) {
+                Ok(from) => (request.op, 0, from),
+                Err(errno) => (request.op, -errno.0, None),
+            }
         }));
         server.respond(&mut answers.drain(..));
     }
 
-    fn link_ev(&self, _: &Server, _: LinkEv) -> Result<(), Errno> {
+    fn link_ev(&self, server: &Server, event: LinkEv) -> Result<(), Errno> {
+        match event {
+            LinkEv::Connected { session, .. } => {
+                let memory = server.memory(session).ok_or(Errno::EIO)?;
+                self.lock().chunks.insert(session, memory);
+            }
+            LinkEv::Disconnected { session } => {
+                self.lock().chunks.remove(&session);
+            }
+        }
         Ok(())
     }
 }
@@ -96,7 +120,7 @@ pub(super) fn serve(mut role: Role) -> Result<(), String> {
     let store = Arc::new(Store {
         memory,
         region: OnceLock::new(),
-        answers: Mutex::default(),
+        state: Mutex::default(),
         served: AtomicU64::new(0),
     });
     let at: Vec<SocketAddr> =
