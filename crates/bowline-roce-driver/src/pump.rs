@@ -73,16 +73,15 @@ pub(crate) enum Came {
     Something,
 }
 
-/// Calls `each` with the bytes and the place of every datagram of a buffer.
-fn split(arrival: &Arrival, bytes: &[u8], mut each: impl FnMut(IdentHint, &[u8])) {
-    let Some(segment) = arrival.segment else {
-        each(IdentHint::Unknown, bytes);
-        return;
+/// The datagrams of a buffer, and what is known of their identifications.
+fn split<'a>(arrival: &Arrival, bytes: &'a [u8]) -> impl Iterator<Item = (IdentHint, &'a [u8])> {
+    let (alone, segments) = match arrival.segment {
+        None => (Some((IdentHint::Unknown, bytes)), bytes.chunks(1).take(0)),
+        Some(segment) => (None, bytes.chunks(segment).take(usize::MAX)),
     };
-    for (k, datagram) in bytes.chunks(segment).enumerate() {
-        // A peer like this one has numbered the segments of a burst from 0 [ICRC-34].
-        each(IdentHint::Exact(u16::try_from(k).unwrap_or(u16::MAX)), datagram);
-    }
+    // A peer like this one has numbered the segments of a burst from 0 [ICRC-34].
+    let ident = |k| IdentHint::Exact(u16::try_from(k).unwrap_or(u16::MAX));
+    alone.into_iter().chain(segments.enumerate().map(move |(k, datagram)| (ident(k), datagram)))
 }
 
 impl Shared {
@@ -177,14 +176,14 @@ impl Shared {
             }
             total += bytes.len() as u64;
             let cut = self.cuts.between(to, arrival.from.ip());
-            split(&arrival, bytes, |hint, datagram| {
-                packets += 1;
-                if cut || self.loss.as_ref().is_some_and(Loss::strikes) {
+            let datagrams = split(&arrival, bytes).inspect(|_| packets += 1).filter(|_| {
+                let dropped = cut || self.loss.as_ref().is_some_and(Loss::strikes);
+                if dropped {
                     self.stats.packets_dropped.inc();
-                    return;
                 }
-                st.core.handle_datagram(now, arrival.from, to, hint, datagram);
+                !dropped
             });
+            st.core.handle_datagrams(now, arrival.from, to, datagrams);
         }
         self.settle(&mut st);
         drop(st);
@@ -416,7 +415,7 @@ impl Shared {
     fn record_arrivals(&self, capture: &mut Capture, endpoint: &Endpoint, inbox: &Inbox) {
         let to = endpoint.at();
         for (arrival, bytes) in inbox.arrivals().flatten() {
-            split(&arrival, bytes, |hint, payload| {
+            for (hint, payload) in split(&arrival, bytes) {
                 let likely = match hint {
                     IdentHint::Exact(ident) => ident,
                     IdentHint::Unknown => 0,
@@ -424,7 +423,7 @@ impl Shared {
                 let (from, to) = (arrival.from, to);
                 let ident = capture.solve(from, to.ip(), likely, payload);
                 self.record(capture, Way::In, &Datagram { from, to, tos: 0, ident, payload });
-            });
+            }
         }
     }
 

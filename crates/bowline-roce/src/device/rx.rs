@@ -31,15 +31,38 @@ impl Device {
         ident: IdentHint,
         payload: &[u8],
     ) {
-        let counters = &mut self.shared.counters;
-        counters.rx_packets += 1;
-        counters.rx_bytes += payload.len() as u64;
-        let (from, port, to) = (from.ip().to_canonical(), from.port(), to.to_canonical());
+        self.handle_datagrams(now, from, to, core::iter::once((ident, payload)));
+    }
+
+    /// Takes several from one sender, in order.
+    pub fn handle_datagrams<'a>(
+        &mut self,
+        now: Instant,
+        from: SocketAddr,
+        to: IpAddr,
+        datagrams: impl Iterator<Item = (IdentHint, &'a [u8])>,
+    ) {
+        let (ip, to) = (from.ip().to_canonical(), to.to_canonical());
+        let outer = Outer { from: ip, to, source_port: from.port() };
         // RX-2
-        if !self.shared.config.addrs.contains(&to) {
-            counters.drop_address += 1;
-            return;
+        let known = self.shared.config.addrs.contains(&to);
+        for (ident, payload) in datagrams {
+            let counters = &mut self.shared.counters;
+            counters.rx_packets += 1;
+            counters.rx_bytes += payload.len() as u64;
+            if known {
+                self.handle_packet(now, &outer, ident, payload);
+            } else {
+                counters.drop_address += 1;
+            }
         }
+    }
+
+    /// `outer` has addresses in canonical form. It is made once for all packets of a sender, not for each: to read a
+    /// value that was just written in smaller pieces stalls until all earlier stores have left the store buffer, the
+    /// payload of the packet before among them.
+    fn handle_packet(&mut self, now: Instant, outer: &Outer, ident: IdentHint, payload: &[u8]) {
+        let counters = &mut self.shared.counters;
         // RX-3, RX-4
         let Some((bytes, icrc)) = split_icrc(payload) else {
             counters.drop_malformed += 1;
@@ -74,7 +97,7 @@ impl Device {
                 counters.drop_no_qp += 1;
                 return;
             };
-            let counter = match refusal(found, from, to, &packet) {
+            let counter = match refusal(found, outer, &packet) {
                 None => None,
                 Some(Refusal::Transport) => Some(&mut counters.drop_transport),
                 Some(Refusal::State) => Some(&mut counters.drop_state),
@@ -98,12 +121,11 @@ impl Device {
             return;
         }
         // RX-9
-        let outer = Outer { from, to, source_port: port };
         let likely = match ident {
             IdentHint::Unknown => &[][..],
             IdentHint::Exact(ident) => &[ident],
         };
-        let checked = self.icrc.check(&outer, bytes, icrc, likely);
+        let checked = self.icrc.check(outer, bytes, icrc, likely);
         counters.rx_icrc_bytes += self.icrc.take_summed();
         let identification = match checked {
             Ok(IcrcMatch::Unchecked) => 0,
@@ -119,7 +141,7 @@ impl Device {
         };
         // RX-10
         let Some(qp) = qp else {
-            self.handle_general(now, from, to, &packet);
+            self.handle_general(now, outer.from, outer.to, &packet);
             return;
         };
         let (qpn, early) = (qp.qpn, qp.state == QpState::Rtr && !qp.heard);
@@ -149,7 +171,7 @@ impl Device {
                 }
             }
             Halves::Ud { receiver, .. } => {
-                let header = network_header(from, to, identification, payload.len());
+                let header = network_header(outer.from, outer.to, identification, payload.len());
                 let qkey = qp.attr.qkey.unwrap_or_default();
                 let ctx = &mut self.shared.rx(now, name);
                 if receiver.handle(ctx, qkey, &header, &packet) == After::Fatal {
@@ -173,7 +195,7 @@ enum Refusal {
     Peer,
 }
 
-fn refusal(qp: &Qp, from: IpAddr, to: IpAddr, packet: &Packet<'_>) -> Option<Refusal> {
+fn refusal(qp: &Qp, outer: &Outer, packet: &Packet<'_>) -> Option<Refusal> {
     let service = match qp.halves {
         Halves::Rc { .. } => Service::Rc,
         Halves::Ud { .. } => Service::Ud,
@@ -186,8 +208,8 @@ fn refusal(qp: &Qp, from: IpAddr, to: IpAddr, packet: &Packet<'_>) -> Option<Ref
     if qp.state < least || qp.state == QpState::Err {
         return Some(Refusal::State);
     }
-    match qp.attr.av {
-        Some(av) if service == Service::Rc && (av.remote, av.local) != (from, to) => {
+    match &qp.attr.av {
+        Some(av) if service == Service::Rc && (av.remote != outer.from || av.local != outer.to) => {
             Some(Refusal::Peer)
         }
         _ => None,
