@@ -86,7 +86,7 @@ pub(crate) fn start_node(
 /// Result of a command.
 pub(crate) type Outcome<T = ()> = Result<T, Failure>;
 
-/// Reliable datagrams (RDS) in user space, compatible with the RDS/TCP of the Linux kernel.
+/// RDS, RTRS and RNBD in user space: datagrams and disks by the protocols of the Linux kernel.
 #[derive(Debug, Parser)]
 #[command(
     name = "bowline",

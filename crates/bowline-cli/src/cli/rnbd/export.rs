@@ -42,10 +42,10 @@ const BLOCK: &str = "512";
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "The first line of the output is `listening on ADDRESS:PORT, ..`, then there is one line per \
-                  export. A file or block device is as big as it is when a client opens it. SIGHUP looks at all of \
-                  them again, and prints `export NAME bytes=N` for each whose size is another now; those who have it \
-                  open are served by that size, and use more after `rnbd resize` there, or when they open it again. Ends with \
-                  SIGINT or SIGTERM."
+                  export. A client that opens a file or block device gets the size it has then. On SIGHUP all sizes \
+                  are looked at again, and `export NAME bytes=N` is printed for each that has changed; IO of clients \
+                  that have it open is judged by the new size, but they use more only after `rnbd resize` there, or \
+                  when they open it again. Ends with SIGINT or SIGTERM."
 )]
 pub(super) struct Args {
     /// An export of memory, zero at first and lost at the end; repeat it for more
@@ -61,10 +61,10 @@ pub(super) struct Args {
     /// Nobody may write to any export
     #[arg(long)]
     ro: bool,
-    /// What an export may be opened for, and by sessions of which name (* stands for anything; without
-    /// it, by all); repeat it for more. An export that has grants is open to nobody else, one that has
-    /// none to everybody. Below --dir, EXPORT is what clients call the file. Other names of a file are
-    /// meant too
+    /// Allow sessions of this name to open an export in this mode (* stands for anything; without
+    /// @SESSION, all sessions); repeat it for more. An export with grants is open to nobody else, one
+    /// without to everybody. Below --dir, EXPORT is what clients call the file. A grant holds for the
+    /// file under its other names too
     #[arg(long, value_name = "EXPORT=ro|rw|migration[@SESSION]", value_parser = granted)]
     grant: Vec<Grant>,
     /// Go through the page cache of files

@@ -76,9 +76,9 @@ pub(super) struct How {
     /// How it is opened: ro, rw or migration
     #[arg(long, value_name = "MODE", default_value = "rw", value_parser = access)]
     access: Access,
-    /// What becomes of requests while no path is connected: fail, or wait for so long, but no longer than
-    /// until a forced unmap or the end of the process. What was written and not flushed is lost without a word
-    /// if the server's machine, not just its process, goes down meanwhile
+    /// What happens to requests while no path is connected: they fail, or wait up to TIME; a forced
+    /// unmap and the end of the process end the wait. If the server's machine (not just its process)
+    /// goes down meanwhile, what was written and not flushed is lost silently
     #[arg(long, value_name = "fail|TIME", default_value = "30", value_parser = outage)]
     outage: Outage,
     /// Longest time of a request; without it, as long as it takes. Costs a copy of all data
@@ -97,12 +97,12 @@ pub(super) struct How {
     /// Time before each of these attempts, as kernels have it; without it, at once, then after 1, 2, 4 .. 30 s
     #[arg(long, value_name = "TIME", value_parser = some_time)]
     reconnect_delay: Option<Duration>,
-    /// Time between two looks whether the server is alive, of which five may fail; a kernel's does not
-    /// bear less than a second
+    /// Time between heartbeats to the server, of which five may fail; kernels do not bear less than
+    /// a second
     #[arg(long, value_name = "TIME", default_value = "5", value_parser = some_time)]
     heartbeat: Duration,
-    /// Which memory the server can write to: that of the reads under way, with a key for each (request),
-    /// or all that is used for requests (memory), which is quicker
+    /// Memory that the server can write to: only that of the reads under way, with a key for each
+    /// (request), or all that is used for requests (memory), which is faster
     #[arg(long, value_name = "request|memory", default_value = "memory", value_parser = read_keys)]
     read_keys: ReadKeys,
     /// Connections of each path for IO; without it, as many as suit the device
