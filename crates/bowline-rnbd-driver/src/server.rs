@@ -8,8 +8,8 @@
 //!  any thread:     Server::respond <------------ BackendDone::done
 //! ```
 //!
-//! One lock guards everything here; it is held for no system call, no call of storage and none of
-//! the transport.
+//! One lock guards everything here. It is held for no system call; of storage only the limits are asked for under
+//! it, and of the transport only, once for each session, where its memory is.
 
 mod exports;
 mod ops;

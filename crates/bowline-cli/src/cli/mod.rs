@@ -222,7 +222,8 @@ fn with_alias(mut words: Vec<OsString>) -> Vec<OsString> {
         Some("rnbd") => "rnbd",
         _ => return words,
     };
-    words.insert(1, word.into());
+    // The first one is what usage lines begin with.
+    words.splice(..1, ["bowline".into(), word.into()]);
     words
 }
 
@@ -273,7 +274,7 @@ mod tests {
     #[test]
     fn the_names_of_the_original_tools_select_the_word() {
         let words = with_alias(vec!["/usr/bin/rds-info".into(), "-c".into()]);
-        assert_eq!(words, ["/usr/bin/rds-info", "info", "-c"].map(OsString::from));
+        assert_eq!(words, ["bowline", "info", "-c"].map(OsString::from));
         let words = with_alias(vec!["bowline".into(), "info".into()]);
         assert_eq!(words, ["bowline", "info"].map(OsString::from));
     }

@@ -84,6 +84,24 @@ fn disks_that_are_mapped_again_keep_their_process() {
 }
 
 #[test]
+fn words_that_work_themselves_refuse_to_simulate() {
+    let folder = Folder::new();
+    let server = export(&folder, 9, &[]);
+    let disk = format!("disk0 --from s1 --path {}", path(9));
+    for (options, word, what) in [
+        ("--simulate", format!("verify {disk} --time 1"), "--simulate"),
+        ("-d", format!("verify {disk} --time 1"), "--debug"),
+        ("--sysfs /nonexistent", format!("map {disk}"), "--sysfs"),
+        ("-s", "export --memory disk1=1MiB --no-control".to_owned(), "--simulate"),
+        ("--control /nonexistent/socket", format!("verify {disk} --time 1"), "--control"),
+    ] {
+        let done = rnbd(&folder, &format!("{options} {word}")).exits(2);
+        assert!(done.err.contains(what), "{}", done.err);
+    }
+    end(server);
+}
+
+#[test]
 fn words_without_a_port_mean_that_of_the_client() {
     // tests [NB-34] [NB-42]
     let folder = Folder::new();

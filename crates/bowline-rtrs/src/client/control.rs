@@ -3,7 +3,6 @@
 
 use bowline_wire::rtrs::{MAX_CONNECTIONS, Uuid};
 
-use super::link::Phase;
 use super::path::{Goal, Join, Manual, Path};
 use super::session::{Event, Life};
 use super::{PathAddr, PathState, Session};
@@ -228,12 +227,6 @@ impl Session {
         } else {
             self.events.push_back(Event::Closed);
         }
-    }
-
-    /// Tells whether a path carries IO.
-    pub fn is_connected(&self, id: PathId) -> bool {
-        let link = self.paths.get(id).and_then(|path| self.links.get(path.link?));
-        link.is_some_and(|link| link.phase == Phase::Up)
     }
 }
 

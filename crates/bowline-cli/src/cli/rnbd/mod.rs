@@ -77,6 +77,24 @@ pub(crate) struct Options {
     verbose: bool,
 }
 
+impl Options {
+    /// `word` works itself, not on a control tree: whoever asks it to simulate must not find that it did not.
+    fn refuse_any(&self, word: &str) -> Result<(), Failure> {
+        let given = [
+            (!self.sysfs.is_empty(), "--sysfs"),
+            (self.debug, "--debug"),
+            (self.simulate, "--simulate"),
+            (self.verbose, "--verbose"),
+        ];
+        match given.iter().find(|(given, _)| *given) {
+            None => Ok(()),
+            Some((_, option)) => Err(Failure::usage(format!(
+                "{option} is for words that work on a control tree: {word} does its work itself, and would not heed it"
+            ))),
+        }
+    }
+}
+
 #[derive(Debug, clap::Subcommand)]
 enum Word {
     Export(export::Args),
@@ -92,12 +110,24 @@ pub(crate) fn run(args: Args) -> Outcome {
     let words = match word {
         None => Vec::new(),
         Some(Word::Export(_) | Word::Verify(_)) if complete => Vec::new(),
-        Some(Word::Export(args)) => return export::run(&args, control),
-        Some(Word::Verify(args)) => return verify::run(&args),
+        Some(Word::Export(args)) => {
+            manner.refuse_any("export")?;
+            return export::run(&args, control);
+        }
+        Some(Word::Verify(args)) => {
+            manner.refuse_any("verify")?;
+            if control.is_some() {
+                return Err(Failure::usage("verify has no control socket: leave --control out"));
+            }
+            return verify::run(&args);
+        }
         Some(Word::Map(args)) => match args.words() {
             Some(words) => words,
             None if complete => vec!["map".to_owned()],
-            None => return map::run(&args, control),
+            None => {
+                manner.refuse_any("map --from")?;
+                return map::run(&args, control);
+            }
         },
         Some(Word::Others(words)) => words,
     };
