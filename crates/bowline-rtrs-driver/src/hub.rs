@@ -232,7 +232,7 @@ impl<S: Side> Hub<S> {
     /// A device is gone, and all connections with it.
     pub(crate) fn device_gone(&self, port: PortId) {
         self.with_exec(|exec| {
-            exec.binding.device_gone(port, &mut exec.inputs);
+            exec.binding.device_gone(&mut exec.ports, port, &mut exec.inputs);
             let now = clock::now();
             let mut state = self.lock();
             for input in exec.inputs.drain(..) {

@@ -2,6 +2,10 @@
 
 use core::time::Duration;
 
+/// Longest wait for the queues of a closed connection to run empty. Devices that work take milliseconds; as long
+/// as it takes, requests wait. The same as path death [RT-88], so that both together bound an outage [RT-100].
+pub(crate) const DRAIN_MAX: Duration = Duration::from_secs(3);
+
 /// How the peer's silence is noticed [RT-60], [RT-88]. When a dead *path* is given up is the device's
 /// own setting: the queue pairs fail, and the core takes that as the sign. Below a second it is too
 /// short for a kernel server [RT-96].

@@ -248,12 +248,14 @@ pub enum Order {
     /// Take the queue pair to ERR, post a signalled empty send and an empty receive behind what is
     /// there ([`Tag::DRAIN`]), and disconnect. The core counts the two completions;
     /// [`Input::Drained`] comes instead when they could not be posted. [`Input::Disconnected`] follows
-    /// when the peer has answered, if the connection was established.
+    /// when the peer has answered, if the connection was established. A queue pair that the device does not take
+    /// to ERR is removed, and both inputs come at once.
     Close {
         /// Which.
         conn: ConnId,
     },
-    /// Remove connection and queue pair. Nothing comes of this name any more.
+    /// Remove connection and queue pair. Nothing comes of this name any more but [`Input::Drained`], which says
+    /// that it is done.
     Forget {
         /// Which.
         conn: ConnId,
@@ -316,7 +318,8 @@ pub enum Input {
         /// Why.
         errno: Errno,
     },
-    /// The queues of a closed connection are empty.
+    /// The queues of a closed connection are empty, or gone with it: nothing of it touches memory or leaves any
+    /// more.
     Drained {
         /// Which.
         conn: ConnId,

@@ -163,7 +163,10 @@ impl Binding {
                 }
             }
             Order::Close { conn } => self.close(ports, conn, out),
-            Order::Forget { conn } => self.forget(ports, conn),
+            Order::Forget { conn } => {
+                self.forget(ports, conn);
+                out.push(Input::Drained { conn });
+            }
         }
     }
 
@@ -187,8 +190,12 @@ impl Binding {
         };
         known.dead = true;
         let verbs = ports.port(known.port);
-        // Fails only when it is in error already, or gone with its device.
-        let _ = verbs.fail_qp(known.qpn);
+        if verbs.fail_qp(known.qpn).is_err() {
+            // Its device is gone, or no longer does what it is told: nothing would empty its queues [RT-100].
+            self.forget(ports, conn);
+            out.extend([Input::Drained { conn }, Input::Disconnected { conn }]);
+            return;
+        }
         let marker = |index| wr_id(conn, Tag::new(Tag::DRAIN, index));
         let (op, flags) = (SendOp::Send, SendFlags::SIGNALED);
         let send = SendWr { id: marker(0), op, sges: &[], inline: &[], flags };
@@ -255,11 +262,13 @@ impl Binding {
         Some(Input::Failed { conn, errno: Errno::ECONNRESET })
     }
 
-    /// A device is gone: nothing of it completes or touches memory any more. Its connections have failed, and
-    /// their ends need not be waited for. Memory is registered without it from now on.
-    pub fn device_gone(&mut self, port: PortId, out: &mut Vec<Input>) {
+    /// A device is gone, or says that it can do nothing more. Its connections have failed and are removed, so that
+    /// nothing of it touches memory any more; their ends need not be waited for. Memory is registered without it
+    /// from now on, and nothing is begun there.
+    pub fn device_gone(&mut self, ports: &mut dyn Ports, port: PortId, out: &mut Vec<Input>) {
         self.regions.device_gone(port);
-        let conns = self.table.end_all_on(port);
+        let conns = self.table.all_on(port);
+        conns.iter().for_each(|&conn| self.forget(ports, conn));
         out.extend(conns.iter().map(|&conn| Input::Failed { conn, errno: Errno::ENODEV }));
         for conn in conns {
             out.extend([Input::Drained { conn }, Input::Disconnected { conn }]);

@@ -73,13 +73,16 @@ impl Regions {
     }
 
     /// Returns the protection domain of a queue pair of a path, `None` for that of all. Until
-    /// [`leave`](Self::leave) it stays.
+    /// [`leave`](Self::leave) it stays. There is none on a device that is gone.
     pub(super) fn enter(
         &mut self,
         ports: &mut dyn Ports,
         port: PortId,
         path: PathId,
     ) -> Result<Option<PdId>, Error> {
+        if self.gone.contains(&port) {
+            return Err(Error::Closed);
+        }
         let Some(domains) = &mut self.domains else { return Ok(None) };
         domains.enter(ports, port, path).map(Some)
     }

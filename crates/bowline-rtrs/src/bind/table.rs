@@ -116,19 +116,18 @@ impl Table {
         Some(gone)
     }
 
-    /// Nothing is posted any more on the connections of a port; returns them.
-    pub(super) fn end_all_on(&mut self, port: PortId) -> Vec<ConnId> {
-        let mut ended = Vec::new();
-        for (slot, path) in (0..).zip(&mut self.paths) {
+    /// The connections of a port.
+    pub(super) fn all_on(&self, port: PortId) -> Vec<ConnId> {
+        let mut all = Vec::new();
+        for (slot, path) in (0..).zip(&self.paths) {
             let Some(Path { life, conns }) = path else { continue };
             for (cid, conn) in (0..).zip(conns) {
-                if let Some(conn) = conn.as_mut().filter(|conn| conn.port == port) {
-                    conn.dead = true;
-                    ended.push(ConnId { path: PathId { slot, life: *life }, cid });
+                if conn.as_ref().is_some_and(|conn| conn.port == port) {
+                    all.push(ConnId { path: PathId { slot, life: *life }, cid });
                 }
             }
         }
-        ended
+        all
     }
 
     /// Finds the connection of a queue pair.

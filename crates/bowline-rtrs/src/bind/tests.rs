@@ -21,6 +21,8 @@ struct Fake {
     next: u32,
     /// Sends to this queue pair fail.
     full: Option<Qpn>,
+    /// It does not go to ERR.
+    stuck: Option<Qpn>,
     /// Keys nobody has.
     unknown: Vec<u32>,
 }
@@ -71,7 +73,7 @@ impl Verbs for Fake {
 
     fn fail_qp(&mut self, qpn: Qpn) -> Result<(), Error> {
         self.note(format!("fail {}", qpn.0));
-        Ok(())
+        if self.stuck == Some(qpn) { Err(Error::Busy("the device")) } else { Ok(()) }
     }
 
     fn destroy_qp(&mut self, qpn: Qpn) -> Result<(), Error> {
@@ -422,6 +424,8 @@ fn connections_end_in_order() {
     binding.run_order(&mut fake, Order::Forget { conn: a }, &mut out);
     binding.run_order(&mut fake, Order::Forget { conn: conn(1, 6) }, &mut out);
     assert_eq!(fake.calls, ["forget 2", "destroy 1"], "another life is another connection");
+    assert_eq!(out, [a, conn(1, 6)].map(|conn| Input::Drained { conn }));
+    out.clear();
     assert_eq!(binding.cm(PORT, CmEvent::Disconnected { id: CmId(2) }), None);
     binding.run_order(&mut fake, Order::Close { conn: a }, &mut out);
     assert_eq!(out, [Input::Drained { conn: a }], "there is nothing left of it");
@@ -429,6 +433,53 @@ fn connections_end_in_order() {
     binding.run_order(&mut fake, Order::DropRegion { region }, &mut out);
     assert_eq!(fake.calls[4..], ["dereg 5", "dereg 6", "dereg 7"]);
     assert!(binding.is_empty());
+}
+
+/// [RT-100]: a queue pair that cannot be stopped is removed at once, and its end is told.
+#[test]
+fn a_queue_pair_that_does_not_fail_is_removed() {
+    let (mut binding, mut fake, [a, b], region) = pair();
+    fake.stuck = Some(Qpn(1));
+    let mut out = Vec::new();
+    binding.run_order(&mut fake, Order::Close { conn: a }, &mut out);
+    assert_eq!(fake.calls, ["fail 1", "forget 2", "destroy 1"]);
+    assert_eq!(out, [Input::Drained { conn: a }, Input::Disconnected { conn: a }]);
+    fake.calls.clear();
+    for end in [a, b] {
+        binding.run_order(&mut fake, Order::Forget { conn: end }, &mut out);
+    }
+    assert_eq!(fake.calls, ["forget 4", "destroy 3"], "removed once");
+    binding.run_order(&mut fake, Order::DropRegion { region }, &mut out);
+    assert!(binding.is_empty());
+}
+
+/// [RT-100]: queue pairs of a device that is gone are removed before anybody is told.
+#[test]
+fn connections_of_a_device_that_is_gone_are_removed() {
+    let (mut binding, mut fake, [a, b], region) = pair();
+    let mut out = Vec::new();
+    binding.device_gone(&mut fake, PORT, &mut out);
+    assert_eq!(fake.calls, ["forget 2", "destroy 1", "forget 4", "destroy 3"]);
+    let failed = [a, b].map(|conn| Input::Failed { conn, errno: Errno::ENODEV });
+    assert_eq!(out[..2], failed);
+    for (conn, inputs) in [a, b].iter().zip(out[2..].chunks(2)) {
+        assert_eq!(inputs, [Input::Drained { conn: *conn }, Input::Disconnected { conn: *conn }]);
+    }
+    binding.run_order(&mut fake, Order::DropRegion { region }, &mut out);
+    assert!(binding.is_empty());
+}
+
+/// Nothing is begun on a device that is gone.
+#[test]
+fn a_device_that_is_gone_is_not_used() {
+    for mut binding in [Binding::new(1), Binding::of_server(1)] {
+        let (mut fake, mut out, a) = (Fake::default(), Vec::new(), conn(0, 0));
+        binding.device_gone(&mut fake, PORT, &mut out);
+        binding.run_order(&mut fake, connect(a), &mut out);
+        assert_eq!(out, [Input::Failed { conn: a, errno: Errno::ENODEV }]);
+        assert!(fake.calls.is_empty(), "{:?}", fake.calls);
+        assert!(binding.is_empty());
+    }
 }
 
 /// A registration that fails leaves nothing.

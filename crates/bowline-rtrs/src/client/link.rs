@@ -28,7 +28,7 @@ pub(super) enum Phase {
     Up,
     /// Takes no new IO; what is in flight may end by itself for a while.
     Quiet,
-    /// Queue pairs are in error; their queues run empty.
+    /// Queue pairs are in error; their queues run empty, or they are removed [RT-100].
     Draining,
     /// Queues are empty; the peer's answers to the disconnects are waited for.
     Parting,
@@ -132,6 +132,8 @@ pub(super) enum ConnState {
     Established,
     /// Never made: nothing was posted.
     Failed,
+    /// Ordered to be forgotten, since its queues did not run empty [RT-100].
+    Forgotten,
 }
 
 #[derive(Debug)]
@@ -164,7 +166,7 @@ pub(super) struct Conn {
     pub(super) waiting: VecDeque<u16>,
     /// Requests whose keys are to be invalidated and found no room.
     pub(super) revoking: VecDeque<u16>,
-    /// Drain markers that have come back.
+    /// Drain markers that have come back, or would have.
     pub(super) drained: u8,
     /// The peer has disconnected, or answered a disconnect, or has nothing to answer.
     pub(super) parted: bool,

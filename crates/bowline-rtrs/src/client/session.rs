@@ -411,8 +411,9 @@ impl Session {
         match link.phase {
             Phase::Connecting(_) | Phase::Info => self.fail(now, id, Errno::ETIMEDOUT),
             Phase::Quiet => self.take_down(now, id),
+            Phase::Draining => self.give_up_draining(id),
             Phase::Parting => self.forget(now, id),
-            Phase::Up | Phase::Draining => {}
+            Phase::Up => {}
         }
     }
 

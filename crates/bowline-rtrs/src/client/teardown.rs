@@ -8,6 +8,7 @@ use bowline_wire::rtrs::ConAnswer;
 use super::link::{ConnState, Phase};
 use super::session::{Event, Life};
 use super::{PathState, Session};
+use crate::config::DRAIN_MAX;
 use crate::{ConnId, Errno, Instant, Order, PathId};
 
 /// Longest wait for the peer's answers to the disconnects [RS-7].
@@ -127,7 +128,7 @@ impl Session {
         self.batch.recvs.retain(|recv| recv.conn.path != lid);
         let Some(link) = self.links.get_mut(lid) else { return };
         link.phase = Phase::Draining;
-        link.deadline = None;
+        link.deadline = Some(now + DRAIN_MAX);
         link.heartbeat = None;
         self.drop_keys(lid);
         let Some(link) = self.links.get_mut(lid) else { return };
@@ -165,6 +166,21 @@ impl Session {
         }
         if self.life == Life::Opening {
             self.fail_open(now, errno);
+        }
+    }
+
+    /// Queues of a link do not run empty: its device no longer does what it is told. Their queue pairs are
+    /// removed, after which the server can write nothing by them and nothing leaves any more; requests move when
+    /// that is done, as if they had run empty [RT-100].
+    pub(super) fn give_up_draining(&mut self, lid: PathId) {
+        let Some(link) = self.links.get_mut(lid) else { return };
+        for (cid, conn) in (0..).zip(&mut link.conns) {
+            if !conn.is_drained() {
+                conn.state = ConnState::Forgotten;
+                // Nobody is left who could hear it.
+                conn.parted = true;
+                self.orders.push_back(Order::Forget { conn: ConnId { path: lid, cid } });
+            }
         }
     }
 
@@ -270,8 +286,10 @@ impl Session {
     /// Nothing is left of a link.
     pub(super) fn forget(&mut self, now: Instant, lid: PathId) {
         let Some(link) = self.links.get(lid) else { return };
-        for cid in 0..link.conns.len() as u16 {
-            self.orders.push_back(Order::Forget { conn: ConnId { path: lid, cid } });
+        for (cid, conn) in (0..).zip(&link.conns) {
+            if conn.state != ConnState::Forgotten {
+                self.orders.push_back(Order::Forget { conn: ConnId { path: lid, cid } });
+            }
         }
         let memory = link.memory.as_ref().map(|(region, _)| *region);
         if let Some(region) = memory {

@@ -183,6 +183,7 @@ impl Server {
             info_rsp_len: 0,
             heartbeat: None,
             deadline: now + self.config.limits.establish,
+            drain_by: now,
             waiting: 0,
             stats: PathStats::default(),
             turn: (0, 0),

@@ -1,9 +1,9 @@
 //! The end of paths and sessions [RS-19].
 //!
-//! A path is closed in three steps. Its queue pairs are killed and emptied; then its chunks may be
-//! given to requests of other paths, and the session does not know it any more, so that the client can
-//! come back at once. Until the client has heard of the end, or for 30 s, the connections are kept to
-//! tell it again [RT-93].
+//! A path is closed in three steps. Its queue pairs are killed and emptied, or removed if their device does
+//! not empty them [RT-100]; then its chunks may be given to requests of other paths, and the session does
+//! not know it any more, so that the client can come back at once. Until the client has heard of the end,
+//! or for 30 s, the connections are kept to tell it again [RT-93].
 
 use core::fmt;
 use core::time::Duration;
@@ -14,6 +14,7 @@ use super::chunks::OpState;
 use super::path::{ConnState, PathState};
 use super::session::Link;
 use super::{Server, ServerEvent, SessId};
+use crate::config::DRAIN_MAX;
 use crate::{ConnId, Errno, Instant, Order, PathId};
 
 /// How long the end of a connection is told to a client that does not answer [RS-6].
@@ -118,6 +119,7 @@ impl Server {
             let last = now + LINGER_LAST;
             if matches!(path.state, PathState::Closing | PathState::Closed) {
                 path.deadline = path.deadline.min(last);
+                path.drain_by = path.drain_by.min(last);
             }
             let id = path.id;
             self.close_path(now, id, CloseReason::Local);
@@ -134,11 +136,12 @@ impl Server {
         path.state = PathState::Closing;
         path.heartbeat = None;
         path.deadline = now + if self.closing { LINGER_LAST } else { LINGER };
+        path.drain_by = path.deadline.min(now + DRAIN_MAX);
         let errno = match reason {
             CloseReason::Failed(errno) => errno,
             _ => Errno::ECONNRESET,
         };
-        let (deadline, session) = (path.deadline, path.session);
+        let (drain_by, session) = (path.drain_by, path.session);
         for cid in 0..path.conns.len() as u16 {
             let conn = ConnId { path: id, cid };
             let Some(closed) = self.conn_mut(conn) else { continue };
@@ -166,7 +169,7 @@ impl Server {
         self.counters.paths_closed += 1;
         self.counters.paths_violated += u64::from(reason.is_violation());
         self.counters.paths_refused += u64::from(reason.is_refusal());
-        self.wake_at(deadline);
+        self.wake_at(drain_by);
         if let Some(session) = self.sessions.get(session) {
             let session = session.id;
             self.events.push_back(ServerEvent::PathClosed { session, path: id, reason });
@@ -201,14 +204,16 @@ impl Server {
         }
     }
 
-    /// The queues of a connection are empty.
+    /// The queues of a connection are empty, or gone.
     pub(super) fn drained(&mut self, conn: ConnId) {
         let Some(drained) = self.conn_mut(conn) else { return };
-        if matches!(drained.state, ConnState::Closing(_)) {
-            drained.state = ConnState::Drained;
-            self.forget_if_told(conn);
-            self.empty_if_drained(conn.path);
+        match drained.state {
+            ConnState::Closing(_) => drained.state = ConnState::Drained,
+            ConnState::Forgetting => drained.state = ConnState::Gone,
+            _ => return,
         }
+        self.forget_if_told(conn);
+        self.empty_if_drained(conn.path);
     }
 
     /// The client has disconnected, or answered that this side has.
@@ -229,19 +234,31 @@ impl Server {
         }
     }
 
-    /// The patience with a closed path is over.
+    /// Queues of a closed path do not run empty: its device no longer does what it is told. Their queue pairs are
+    /// removed, and when that is done the path is as if they had run empty [RT-100].
+    pub(super) fn give_up_draining(&mut self, id: PathId) {
+        self.forget_those(id, |state| {
+            matches!(state, ConnState::Closing(_)).then_some(ConnState::Forgetting)
+        });
+    }
+
+    /// The patience with a closed path's client is over.
     pub(super) fn give_up_waiting(&mut self, id: PathId) {
+        self.forget_those(id, |state| {
+            matches!(state, ConnState::Drained).then_some(ConnState::Gone)
+        });
+        self.remove_if_gone(id);
+    }
+
+    /// Forgets the connections of a path that are to be in another state then.
+    fn forget_those(&mut self, id: PathId, next: impl Fn(ConnState) -> Option<ConnState>) {
         let Some(path) = self.paths.get_mut(id) else { return };
-        for cid in 0..path.conns.len() as u16 {
-            let conn = ConnId { path: id, cid };
-            let Some(late) = self.conn_mut(conn) else { continue };
-            if matches!(late.state, ConnState::Closing(_) | ConnState::Drained) {
-                late.state = ConnState::Gone;
-                self.orders.push_back(Order::Forget { conn });
+        for (cid, late) in (0..).zip(&mut path.conns) {
+            if let Some(state) = next(late.state) {
+                late.state = state;
+                self.orders.push_back(Order::Forget { conn: ConnId { path: id, cid } });
             }
         }
-        self.empty_if_drained(id);
-        self.remove_if_gone(id);
     }
 
     /// No queue pair of the path lives any more: its chunks are free for other paths, the session

@@ -208,14 +208,17 @@ impl Server {
                     self.close_path(now, id, CloseReason::NotEstablished);
                 }
                 PathState::Connected => self.beat(now, id),
-                PathState::Closing | PathState::Closed if now >= path.deadline => {
-                    self.give_up_waiting(id);
-                }
+                PathState::Closing if now >= path.drain_by => self.give_up_draining(id),
+                PathState::Closed if now >= path.deadline => self.give_up_waiting(id),
                 PathState::Connecting | PathState::Closing | PathState::Closed => {}
             }
             // The path may be gone, or wait for something else now.
             if let Some(path) = self.paths.get(id) {
-                let at = path.heartbeat.as_ref().map_or(path.deadline, |hb| hb.next());
+                let at = match path.state {
+                    // No later than the other one.
+                    PathState::Closing if now < path.drain_by => path.drain_by,
+                    _ => path.heartbeat.as_ref().map_or(path.deadline, |hb| hb.next()),
+                };
                 self.wake_at(at);
             }
         }

@@ -67,6 +67,8 @@ pub(super) enum ConnState {
     Live,
     /// Ordered to close; so many of its drain markers have come.
     Closing(u8),
+    /// Ordered to be forgotten, since its queues did not run empty [RT-100].
+    Forgetting,
     /// Its queues are empty.
     Drained,
     /// Forgotten.
@@ -146,6 +148,8 @@ pub(super) struct Path {
     pub(super) heartbeat: Option<Heartbeat>,
     /// When the patience with it ends: while it connects, and from the close on.
     pub(super) deadline: Instant,
+    /// When the patience with queues that do not run empty ends, once it is closed.
+    pub(super) drain_by: Instant,
     /// Requests of it that wait for a chunk.
     pub(super) waiting: usize,
     pub(super) stats: PathStats,

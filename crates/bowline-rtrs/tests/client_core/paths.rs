@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use bowline_rtrs::client::{Event, PathState};
-use bowline_rtrs::{Errno, Input, Instant};
+use bowline_rtrs::{Batch, ConnId, Errno, Input, Instant, Tag};
+use bowline_verbs::WcOpcode;
 use bowline_wire::rtrs::{Geometry, Imm};
 
-use crate::peer::{CHUNK, Connects, Rig, addr, config};
+use crate::peer::{CHUNK, Connects, Rig, addr, config, done};
 
 fn secs(n: u64) -> Duration {
     Duration::from_secs(n)
@@ -64,9 +65,88 @@ fn requests_move_when_the_queues_are_empty() {
     rig.drain(conns[0]);
     rig.pump();
     assert!(rig.ios.is_empty());
+    rig.conns.get_mut(&conns[1]).unwrap().drained = true;
     rig.session.handle(rig.now, Input::Drained { conn: conns[1] });
     rig.pump();
     assert_eq!(rig.ios.len(), 1);
+}
+
+/// Lets the first path be lost on a device that empties no queue; one of its connections ends nevertheless.
+/// Returns it and the other one.
+fn stuck(rig: &mut Rig) -> [ConnId; 2] {
+    let conns: [ConnId; 2] = rig.live(1).try_into().unwrap();
+    (rig.drains, rig.parts) = (false, false);
+    rig.session.handle(rig.now, Input::Failed { conn: conns[1], errno: Errno::EIO });
+    rig.pump();
+    rig.drain(conns[0]);
+    conns
+}
+
+// tests [RT-100]: a device that empties no queue holds requests for three seconds, and they move when its queue
+// pair is gone.
+#[test]
+fn requests_of_a_device_that_empties_no_queue_move_after_a_while() {
+    for refresh in [false, true] {
+        let mut rig = Rig::opened(refresh, 2);
+        let memory = rig.memory();
+        let permit = rig.permit();
+        rig.write(&permit, memory, 1).unwrap();
+        rig.ios.clear();
+        let [other, stuck] = stuck(&mut rig);
+        rig.pass(Duration::from_millis(2_999));
+        assert!(rig.forgotten.is_empty() && rig.ios.is_empty());
+        // The order is given; nothing moves before it is carried out.
+        rig.now = rig.now + Duration::from_millis(1);
+        rig.session.handle_timeout(rig.now);
+        let mut batch = Batch::default();
+        rig.session.take_batch(&mut batch);
+        assert!(batch.is_empty());
+        rig.pump();
+        assert_eq!(rig.forgotten, [stuck]);
+        assert_eq!(rig.ios.len(), 1, "it has moved");
+        assert!(rig.conns.contains_key(&other), "the server is told of its end still");
+        // What comes late of it is nobody's.
+        rig.drain(stuck);
+        let late = Tag::new(Tag::RECV, 0);
+        rig.session.handle_done(rig.now, &[done(stuck, late, WcOpcode::RecvRdmaWithImm)]);
+        rig.session.handle(rig.now, Input::Disconnected { conn: stuck });
+        rig.pump();
+        rig.reply_all();
+        assert_eq!(rig.take_completed(), [(1, 0)]);
+        // The path is connected again in time.
+        rig.pass(secs(40));
+        assert_eq!(rig.state(0), PathState::Connected);
+    }
+}
+
+// tests [RT-100]: without another path they end then, and no sooner.
+#[test]
+fn requests_end_when_the_server_can_reach_nothing_any_more() {
+    let mut rig = Rig::opened(true, 1);
+    let memory = rig.memory();
+    let permit = rig.permit();
+    rig.write(&permit, memory, 1).unwrap();
+    rig.connects = Connects::Ignore;
+    stuck(&mut rig);
+    rig.now = rig.now + secs(3);
+    rig.session.handle_timeout(rig.now);
+    let mut ended = Vec::new();
+    rig.session.take_completed(&mut ended);
+    assert_eq!(ended, [], "its queue pair is there still");
+    rig.pump();
+    assert_eq!(rig.take_completed(), [(1, -Errno::ECONNABORTED.0)]);
+}
+
+// tests [RT-100], [RS-25]
+#[test]
+fn a_close_does_not_wait_for_ever_for_a_device() {
+    let mut rig = Rig::opened(true, 2);
+    (rig.drains, rig.parts) = (false, false);
+    rig.session.close(rig.now);
+    rig.pump();
+    rig.pass(secs(4));
+    assert_eq!(rig.take_events().last(), Some(&Event::Closed));
+    rig.assert_empty();
 }
 
 // tests [RS-8], [RS-16], [RS-17]

@@ -39,6 +39,8 @@ pub(crate) struct Conn {
     pub(crate) recvs: VecDeque<RecvSlot>,
     pub(crate) established: bool,
     pub(crate) closed: bool,
+    /// Its queues have run empty.
+    pub(crate) drained: bool,
 }
 
 /// An IO the server has got.
@@ -79,6 +81,10 @@ pub(crate) struct Rig {
     pub(crate) geometry: Geometry,
     pub(crate) buffers: BTreeMap<RegionId, Arc<Buffer>>,
     pub(crate) conns: BTreeMap<ConnId, Conn>,
+    /// Those that are gone.
+    pub(crate) forgotten: Vec<ConnId>,
+    /// Where the request in each chunk was sent last, until its end.
+    sent_on: BTreeMap<u16, ConnId>,
     /// Present key of each chunk of each link.
     pub(crate) keys: BTreeMap<(PathId, u16), u32>,
     pub(crate) ios: Vec<Io>,
@@ -146,6 +152,8 @@ impl Rig {
             geometry: Geometry::of_chunk(64, CHUNK, 4096).unwrap(),
             buffers: BTreeMap::new(),
             conns: BTreeMap::new(),
+            forgotten: Vec::new(),
+            sent_on: BTreeMap::new(),
             keys: BTreeMap::new(),
             ios: Vec::new(),
             early: Vec::new(),
@@ -229,6 +237,8 @@ impl Rig {
             Order::Close { conn } => self.close(conn),
             Order::Forget { conn } => {
                 assert!(self.conns.remove(&conn).is_some(), "{conn:?} is not there");
+                self.forgotten.push(conn);
+                self.session.handle(self.now, Input::Drained { conn });
             }
             Order::AddKeys { path, count, .. } if self.keys_late => {
                 self.keys_wait.push((path, count));
@@ -272,6 +282,7 @@ impl Rig {
             recvs: VecDeque::new(),
             established: false,
             closed: false,
+            drained: false,
         };
         assert!(self.conns.insert(conn, new).is_none(), "{conn:?} twice");
         let input = match self.connects {
@@ -306,8 +317,11 @@ impl Rig {
         }
     }
 
-    /// The queues of a closed connection run empty.
+    /// The queues of a closed connection run empty. One that is forgotten may say so late.
     pub(crate) fn drain(&mut self, conn: ConnId) {
+        if let Some(of) = self.conns.get_mut(&conn) {
+            of.drained = true;
+        }
         for index in 0..2 {
             let done = done(conn, Tag::new(Tag::DRAIN, index), WcOpcode::Send);
             let done = Done { status: Status::WrFlushErr, ..done };
@@ -383,6 +397,10 @@ impl Rig {
                 Imm::Request(payload) => {
                     let (id, off) = self.geometry.split(payload).unwrap();
                     assert_eq!(remote.rkey, self.keys[&(wr.conn.path, id)], "key of chunk {id}");
+                    // [RS-9], [RT-100]: what was sent before can do nothing any more.
+                    let former = self.sent_on.insert(id, wr.conn);
+                    let former = former.and_then(|conn| self.conns.get(&conn));
+                    assert!(former.is_none_or(|conn| conn.drained), "chunk {id} is sent twice");
                     // Where the bytes lie in the chunk [RT-38], [RT-39].
                     let base = 0x10_0000 + u64::from(id) * u64::from(CHUNK);
                     let mut chunk = vec![0; (remote.addr - base) as usize];
@@ -429,6 +447,9 @@ impl Rig {
     pub(crate) fn give_message(&mut self, conn: ConnId, bytes: &[u8], imm: Option<u32>) {
         let of = self.conns.get_mut(&conn).unwrap();
         let slot = of.recvs.pop_front().expect("no receive is posted");
+        if let Some(Imm::Done { id, .. }) = imm.map(Imm::from_u32) {
+            self.sent_on.remove(&(id as u16));
+        }
         let mem = slot.mem.expect("a receive without memory");
         assert!(bytes.len() <= mem.len as usize);
         self.buffers[&mem.region].write(mem.offset as usize, bytes);
@@ -439,6 +460,9 @@ impl Rig {
     /// An immediate of the server arrives, by a write of no bytes.
     pub(crate) fn give_imm(&mut self, conn: ConnId, imm: Imm) {
         // A lie counts too: the client takes it for an answer, or the path ends.
+        if let Imm::Done { id, .. } = imm {
+            self.sent_on.remove(&(id as u16));
+        }
         if let (true, Imm::Done { id, .. }) = (self.counted, imm)
             && let Some(key) = self.keys.get_mut(&(conn.path, id as u16))
         {

@@ -207,7 +207,9 @@ impl History {
     fn drain_one(&mut self) {
         let closed: Vec<_> =
             self.rig.conns.iter().filter(|(_, conn)| conn.closed).map(|(conn, _)| *conn).collect();
-        if let Some(conn) = self.rng.pick(&closed) {
+        // A device may say late what nobody waits for any more.
+        let late = self.rng.pick(&self.rig.forgotten).filter(|_| self.rng.below(4) == 0);
+        if let Some(conn) = late.or_else(|| self.rng.pick(&closed)) {
             self.rig.drain(conn);
             self.rig.session.handle(self.rig.now, Input::Disconnected { conn });
         }
@@ -314,10 +316,16 @@ impl History {
     }
 
     fn finish(mut self) -> u64 {
+        // The devices may not empty their queues for this either [RT-100].
+        let mute = self.rng.below(4) == 0;
+        self.rig.drains &= !mute;
         self.rig.session.close(self.rig.now);
         self.rig.pump();
-        for _ in 0..4 {
+        for _ in 0..6 {
             self.rig.pass(Duration::from_secs(1));
+            if mute {
+                continue;
+            }
             let closed: Vec<_> = self.rig.conns.keys().copied().collect();
             for conn in closed {
                 if self.rig.conns.get(&conn).is_some_and(|conn| conn.closed) {

@@ -1,5 +1,7 @@
 //! Chunks are the session's: a request repeated over another path [RS-8], [RS-9].
 
+use std::time::Duration;
+
 use bowline_rtrs::server::{CloseReason, Request};
 use bowline_rtrs::{ConnId, Input, PortAttr, Tag, WrKind};
 
@@ -85,6 +87,32 @@ fn the_path_a_client_has_given_up_is_closed() {
     assert_eq!(*second.usr, b"2"[..]);
     rig.respond(second.op, 0, None);
     assert_eq!(answered(&mut rig), [b.conn(1)]);
+}
+
+// tests [RT-100]: a device that empties no queue does not keep the chunks of its path
+#[test]
+fn chunks_of_a_device_that_empties_no_queue_are_free_after_a_while() {
+    let (mut rig, a, b) = rig();
+    let done = rig.write(&a, 1, 4, b"1", b"data");
+    rig.deliver(&[done]);
+    let first = rig.one();
+    (rig.hold_drain, rig.silent) = (true, true);
+    let done = rig.write(&b, 1, 4, b"2", b"data");
+    rig.deliver(&[done]);
+    rig.respond(first.op, 0, None);
+    rig.pass(Duration::from_millis(2_999));
+    assert!(rig.requests.is_empty(), "the client may reach the chunk still");
+    rig.now = rig.now + Duration::from_millis(1);
+    rig.server.handle_timeout(rig.now);
+    rig.server.take_requests(&mut rig.requests);
+    assert!(rig.requests.is_empty(), "the queue pairs are there still");
+    rig.settle();
+    assert_eq!(rig.forgotten, [a.conn(0), a.conn(1)]);
+    let second = rig.one();
+    assert_eq!(*second.usr, b"2"[..]);
+    rig.respond(second.op, 0, None);
+    assert_eq!(answered(&mut rig), [b.conn(1)]);
+    assert!(rig.server.path(a.id).is_none(), "nothing is left to be told");
 }
 
 // tests [RS-9]: two failures in a row

@@ -242,7 +242,9 @@ impl Rig {
             }
             Order::Forget { conn } => {
                 assert!(self.closed.contains(&conn), "forgotten without being closed");
+                assert!(!self.forgotten.contains(&conn), "forgotten twice");
                 self.forgotten.push(conn);
+                self.server.handle(self.now, Input::Drained { conn });
             }
             Order::AddKeys { .. } | Order::DropKeys { .. } => panic!("{order:?} of a server"),
         }
