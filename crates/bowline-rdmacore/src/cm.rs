@@ -275,14 +275,17 @@ impl Cm {
     }
 
     /// Takes all events of the library and does what they ask for. Tells how many there were, and whether
-    /// one said that the device is gone.
+    /// one said that the device is gone: this one, since a connection may have been led to another, and not that an
+    /// address of it has changed.
     pub(crate) fn run(&self) -> (usize, bool) {
         let mut st = self.lock();
         let before = st.events.len();
         let (mut count, mut removed) = (0, false);
         while let Some(happened) = self.next() {
             count += 1;
-            removed |= happened.kind == kind::DEVICE_REMOVAL;
+            removed |= happened.kind == kind::DEVICE_REMOVAL
+                && st.names.contains_key(&happened.id)
+                && self.is_ours(happened.id) == Some(true);
             if happened.kind == kind::CONNECT_REQUEST {
                 self.requested(&mut st, happened);
             } else {

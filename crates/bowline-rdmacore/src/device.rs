@@ -26,7 +26,7 @@ use crate::mw::{Mw, info};
 use crate::qp::{Qp, attributes, present};
 use crate::watch::Watch;
 
-/// Most asynchronous events kept; then the oldest are dropped.
+/// Most asynchronous events kept; then the oldest are dropped, but not that the device is gone.
 const EVENTS: usize = 1024;
 /// Numbers of inline bytes that a device is asked for, largest first.
 const INLINE: [usize; 6] = [512, 256, 128, 64, 32, 16];
@@ -267,13 +267,23 @@ impl Inner {
 
     fn push(&self, event: AsyncEvent) {
         let mut events = self.async_events.lock().unwrap_or_else(PoisonError::into_inner);
-        if events.len() >= EVENTS {
-            events.pop_front();
-        }
-        events.push_back(event);
+        keep(&mut events, event);
         drop(events);
         self.async_arrived.notify_all();
     }
+}
+
+/// Adds an event. A device that fails may tell of each of its queue pairs besides.
+fn keep(events: &mut VecDeque<AsyncEvent>, event: AsyncEvent) {
+    if event == AsyncEvent::DeviceFatal && events.contains(&event) {
+        return;
+    }
+    if events.len() >= EVENTS
+        && let Some(oldest) = events.iter().position(|event| *event != AsyncEvent::DeviceFatal)
+    {
+        events.remove(oldest);
+    }
+    events.push_back(event);
 }
 
 /// The inline bytes a queue pair of this device can have; only making one tells.
@@ -547,5 +557,21 @@ impl Device for RdmaCoreDevice {
 
     fn cm_event(&self, limit: Duration) -> Result<CmEvent, Error> {
         self.inner.cm.event(limit)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_of_a_device_is_not_lost_among_those_of_its_queue_pairs() {
+        let mut events = VecDeque::new();
+        keep(&mut events, AsyncEvent::DeviceFatal);
+        (0..2 * EVENTS as u32).for_each(|n| keep(&mut events, AsyncEvent::QpFatal(Qpn(n))));
+        keep(&mut events, AsyncEvent::DeviceFatal);
+        assert_eq!(events.len(), EVENTS);
+        assert_eq!(events.front(), Some(&AsyncEvent::DeviceFatal));
+        assert_eq!(events.back(), Some(&AsyncEvent::QpFatal(Qpn(2 * EVENTS as u32 - 1))));
     }
 }

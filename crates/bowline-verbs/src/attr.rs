@@ -195,6 +195,7 @@ pub enum AsyncEvent {
     SqDrained(Qpn),
     /// A completion queue has overrun and is of no more use.
     CqError(CqId),
-    /// The device is gone or its port has lost its address.
+    /// The device is gone, or can do nothing more: nothing need complete there any more, not even as flushed. Told
+    /// once. That an address of it has changed is not this.
     DeviceFatal,
 }
