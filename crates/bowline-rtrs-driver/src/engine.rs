@@ -53,7 +53,7 @@ pub(crate) trait Station: Send + Sync {
     fn qp_failed(&self, port: PortId, qpn: Qpn);
     /// Looks at the clock; returns when to look again.
     fn tick(&self, now: Instant) -> Option<Instant>;
-    /// A device is closed, or can no longer be used.
+    /// A device is closed, or can no longer be used. May be told more than once.
     fn device_gone(&self, port: PortId);
     /// Closes it and waits, no longer than told, until it is closed.
     fn end(&self, patience: Duration);
@@ -64,6 +64,8 @@ pub(crate) trait Station: Send + Sync {
 /// What the threads and everything else share.
 pub(crate) struct Inner {
     pub(crate) devices: Vec<Arc<dyn Device>>,
+    /// Which of them are closed, or can no longer be used.
+    gone: Vec<AtomicBool>,
     pub(crate) config: EngineConfig,
     pub(crate) stats: Arc<Stats>,
     pub(crate) names: Arc<Names>,
@@ -97,6 +99,7 @@ impl Engine {
             return Err(Error::new("starting an engine with 1 to 256 devices", Errno::EINVAL));
         }
         let inner = Arc::new(Inner {
+            gone: devices.iter().map(|_| AtomicBool::new(false)).collect(),
             devices,
             config,
             stats: Arc::default(),
@@ -140,14 +143,30 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Inner {
-    /// Makes what a core needs of each device, with room for so many poll connections.
+    /// Makes what a core needs of each device, with room for so many poll connections. Of devices that are gone, or
+    /// refuse, there is a place only ([`Port::refusal`]): the station is to be told that they are gone.
+    ///
+    /// # Errors
+    /// That the engine is closed; that no device is left, with the word of the first.
     pub(crate) fn ports(&self, polled: u16) -> Result<Vec<Arc<Port>>, Error> {
         if self.is_stopped() {
             return Err(Error::closed("using an engine"));
         }
-        let made: Result<Vec<_>, _> =
-            self.devices.iter().map(|device| Port::new(device, polled).map(Arc::new)).collect();
-        made.map_err(|error| Error::device("preparing a device", error))
+        let make = |(device, gone): (_, &AtomicBool)| {
+            let made = if gone.load(SeqCst) {
+                Err(bowline_verbs::Error::Closed)
+            } else {
+                Port::new(device, polled)
+            };
+            Arc::new(made.unwrap_or_else(|why| Port::unusable(device, why)))
+        };
+        let ports: Vec<_> = self.devices.iter().zip(&self.gone).map(make).collect();
+        match ports.first() {
+            Some(first) if ports.iter().all(|port| port.refusal().is_some()) => {
+                Err(first.unusable_for("preparing a device"))
+            }
+            _ => Ok(ports),
+        }
     }
 
     pub(crate) fn is_stopped(&self) -> bool {
@@ -183,8 +202,23 @@ impl Inner {
             drop(stations);
             return Err(Error::closed("using an engine"));
         }
-        stations.push(station);
+        stations.push(Arc::clone(&station));
+        drop(stations);
+        // Those that have gone since its ports were made: whoever marks one takes the list after it.
+        for (index, gone) in self.gone.iter().enumerate() {
+            if gone.load(SeqCst) {
+                station.device_gone(port_id(index));
+            }
+        }
         Ok(())
+    }
+
+    /// A device is closed, or can no longer be used.
+    fn device_gone(&self, index: usize) {
+        if let Some(gone) = self.gone.get(index) {
+            gone.store(true, SeqCst);
+        }
+        self.stations().iter().for_each(|station| station.device_gone(port_id(index)));
     }
 
     /// From now on it gets none.
@@ -250,19 +284,23 @@ impl Inner {
                     self.hand_out(&**device, port, &event);
                 }
                 Err(bowline_verbs::Error::TimedOut) => {}
-                Err(_) => {
-                    self.stations().iter().for_each(|station| station.device_gone(port));
-                    if index > 0 {
-                        return;
+                Err(_) => gone = true,
+            }
+            while !gone && let Ok(event) = device.async_event(Duration::ZERO) {
+                match event {
+                    AsyncEvent::QpFatal(qpn) => {
+                        self.stations().iter().for_each(|station| station.qp_failed(port, qpn));
                     }
-                    // The timers are everybody's.
-                    gone = true;
-                    continue;
+                    // Nothing need complete there any more [RT-31], [RS-19].
+                    AsyncEvent::DeviceFatal => gone = true,
+                    _ => {}
                 }
             }
-            while let Ok(event) = device.async_event(Duration::ZERO) {
-                if let AsyncEvent::QpFatal(qpn) = event {
-                    self.stations().iter().for_each(|station| station.qp_failed(port, qpn));
+            if gone {
+                self.device_gone(index);
+                // The timers of the first are everybody's.
+                if index > 0 {
+                    return;
                 }
             }
         }
@@ -294,7 +332,9 @@ mod tests {
 
     use super::*;
 
-    struct Nobody;
+    /// Notes which devices it is told are gone.
+    #[derive(Default)]
+    struct Nobody(Mutex<Vec<PortId>>);
 
     impl Station for Nobody {
         fn cm(&self, _: PortId, _: &CmEvent) -> bool {
@@ -307,7 +347,9 @@ mod tests {
             None
         }
 
-        fn device_gone(&self, _: PortId) {}
+        fn device_gone(&self, port: PortId) {
+            lock(&self.0).push(port);
+        }
 
         fn end(&self, _: Duration) {}
 
@@ -320,11 +362,32 @@ mod tests {
         let addrs = vec![IpAddr::from([127, 79, 130, 1])];
         let device = SoftDevice::open(SoftConfig { addrs, ..SoftConfig::default() }).unwrap();
         let engine = Engine::new(vec![Arc::new(device)], EngineConfig::default()).unwrap();
-        engine.inner.add(Arc::new(Nobody)).unwrap();
+        engine.inner.add(Arc::new(Nobody::default())).unwrap();
         assert_eq!(engine.inner.stations().len(), 1);
         engine.close();
-        let refused = engine.inner.add(Arc::new(Nobody)).unwrap_err();
+        let refused = engine.inner.add(Arc::new(Nobody::default())).unwrap_err();
         assert_eq!(refused.errno(), Errno::ENODEV.0);
         assert_eq!(engine.inner.stations().len(), 0);
+    }
+
+    /// A session that is being opened when a device goes would wait for it.
+    #[test]
+    fn who_comes_after_a_device_has_gone_is_told() {
+        let devices = [1, 2].map(|host| {
+            let addrs = vec![IpAddr::from([127, 79, 119, host])];
+            Arc::new(SoftDevice::open(SoftConfig { addrs, ..SoftConfig::default() }).unwrap())
+        });
+        let all = devices.iter().map(|device| Arc::clone(device) as Arc<dyn Device>).collect();
+        let engine = Engine::new(all, EngineConfig::default()).unwrap();
+        let before = Arc::new(Nobody::default());
+        engine.inner.add(Arc::clone(&before) as _).unwrap();
+        devices[1].close();
+        while lock(&before.0).is_empty() {
+            std::thread::yield_now();
+        }
+        let after = Arc::new(Nobody::default());
+        engine.inner.add(Arc::clone(&after) as _).unwrap();
+        assert_eq!(*lock(&before.0), [port_id(1)]);
+        assert_eq!(*lock(&after.0), [port_id(1)]);
     }
 }

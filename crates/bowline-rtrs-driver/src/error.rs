@@ -19,6 +19,13 @@ pub enum ErrorKind {
     Protocol(Errno),
     /// A device refused.
     Device(bowline_verbs::Error),
+    /// The only device that would do is gone, or cannot be used.
+    Unusable {
+        /// Its name.
+        device: String,
+        /// Why.
+        why: bowline_verbs::Error,
+    },
     /// The system refused.
     System(Errno),
     /// The engine, session or server is closed. `ENODEV`.
@@ -38,6 +45,14 @@ impl Error {
         Self { what, kind: ErrorKind::Device(error) }
     }
 
+    pub(crate) const fn unusable(
+        what: &'static str,
+        device: String,
+        why: bowline_verbs::Error,
+    ) -> Self {
+        Self { what, kind: ErrorKind::Unusable { device, why } }
+    }
+
     pub(crate) fn system(what: &'static str, error: &std::io::Error) -> Self {
         let errno = Errno(error.raw_os_error().unwrap_or(Errno::EIO.0));
         Self { what, kind: ErrorKind::System(errno) }
@@ -52,7 +67,7 @@ impl Error {
     pub const fn errno(&self) -> i32 {
         match &self.kind {
             ErrorKind::Protocol(errno) | ErrorKind::System(errno) => errno.0,
-            ErrorKind::Device(error) => error.errno(),
+            ErrorKind::Device(error) | ErrorKind::Unusable { why: error, .. } => error.errno(),
             ErrorKind::Closed => Errno::ENODEV.0,
         }
     }
@@ -65,6 +80,10 @@ impl fmt::Display for Error {
         match &self.kind {
             ErrorKind::Protocol(errno) => write!(f, "{errno}"),
             ErrorKind::Device(error) => write!(f, "{error}"),
+            ErrorKind::Unusable { device, why: bowline_verbs::Error::Closed } => {
+                write!(f, "{device} is gone")
+            }
+            ErrorKind::Unusable { device, why } => write!(f, "{device}: {why}"),
             ErrorKind::System(errno) => write!(f, "{}", std::io::Error::from_raw_os_error(errno.0)),
             ErrorKind::Closed => write!(f, "it is closed"),
         }

@@ -60,7 +60,8 @@ impl Queue {
 pub(crate) struct Port {
     device: Arc<dyn Device>,
     attr: PortAttr,
-    pd: PdId,
+    /// Or why the device cannot be used.
+    pd: Result<PdId, Error>,
     /// The one all have in common, and those of poll connections.
     queues: Vec<Queue>,
     /// Which of them each queue pair uses, and how much of it.
@@ -76,6 +77,20 @@ impl core::fmt::Debug for Port {
 impl Port {
     /// Makes what a core needs of a device, with room for so many poll connections.
     pub(crate) fn new(device: &Arc<dyn Device>, polled: u16) -> Result<Self, Error> {
+        let mut port = Self::with(device, Ok(device.alloc_pd()?));
+        for queue in 0..=polled {
+            let most = if queue == 0 { CQ_ENTRIES } else { POLLED_ENTRIES };
+            port.queues.push(Queue::new(&port.device, most)?);
+        }
+        Ok(port)
+    }
+
+    /// The place of a device that cannot be used: nothing can be made there.
+    pub(crate) fn unusable(device: &Arc<dyn Device>, why: Error) -> Self {
+        Self::with(device, Err(why))
+    }
+
+    fn with(device: &Arc<dyn Device>, pd: Result<PdId, Error>) -> Self {
         let limits = device.attr();
         let attr = PortAttr {
             max_qp_wr: limits.max_qp_wr,
@@ -86,13 +101,23 @@ impl Port {
             mtu: limits.mtu.bytes(),
         };
         let (device, queues) = (Arc::clone(device), Vec::new());
-        let pd = device.alloc_pd()?;
-        let mut port = Self { device, attr, pd, queues, queue_pairs: Mutex::default() };
-        for queue in 0..=polled {
-            let most = if queue == 0 { CQ_ENTRIES } else { POLLED_ENTRIES };
-            port.queues.push(Queue::new(&port.device, most)?);
-        }
-        Ok(port)
+        Self { device, attr, pd, queues, queue_pairs: Mutex::default() }
+    }
+
+    /// Why the device could not be used from the start.
+    pub(crate) fn refusal(&self) -> Option<&Error> {
+        self.pd.as_ref().err()
+    }
+
+    /// The error of what needs this device, which cannot be used.
+    pub(crate) fn unusable_for(&self, what: &'static str) -> crate::Error {
+        let why = self.refusal().cloned().unwrap_or(Error::Closed);
+        crate::Error::unusable(what, self.device.attr().name, why)
+    }
+
+    /// This protection domain, or the one of what has none of its own.
+    fn domain(&self, pd: Option<PdId>) -> Result<PdId, Error> {
+        pd.map_or_else(|| self.pd.clone(), Ok)
     }
 
     pub(crate) const fn attr(&self) -> PortAttr {
@@ -134,6 +159,7 @@ impl Port {
         let entries = max_send_wr + max_recv_wr;
         let queue = self.queues.get(usize::from(shape.queue));
         let queue = queue.ok_or(Error::NoSuch("completion queue"))?;
+        let (pd, cq) = (self.domain(pd)?, queue.cq);
         queue.promise(entries)?;
         let cap = QpCap {
             max_send_wr,
@@ -142,7 +168,6 @@ impl Port {
             max_recv_sge: 1,
             max_inline: 0,
         };
-        let (pd, cq) = (pd.unwrap_or(self.pd), queue.cq);
         let made = self.device.create_qp(&QpInit {
             pd,
             send_cq: cq,
@@ -188,7 +213,9 @@ impl Drop for Port {
         for queue in &self.queues {
             let _ = self.device.destroy_cq(queue.cq);
         }
-        let _ = self.device.dealloc_pd(self.pd);
+        if let Ok(pd) = self.pd {
+            let _ = self.device.dealloc_pd(pd);
+        }
     }
 }
 
@@ -254,12 +281,12 @@ impl Verbs for PortHandle {
         iova: u64,
         access: Access,
     ) -> Result<MrKeys, Error> {
-        let pd = pd.unwrap_or(self.0.pd);
+        let pd = self.0.domain(pd)?;
         self.0.device.reg_mr(pd, buffer, offset, len, Some(iova), access)
     }
 
     fn alloc_mr(&mut self) -> Result<u32, Error> {
-        self.0.device.alloc_mr(self.0.pd).map(|keys| keys.rkey)
+        self.0.device.alloc_mr(self.0.domain(None)?).map(|keys| keys.rkey)
     }
 
     fn dereg_mr(&mut self, lkey: u32) {

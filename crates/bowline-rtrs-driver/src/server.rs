@@ -1,6 +1,6 @@
 //! The server: listens, and hands requests to a [`Handler`].
 
-use core::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -81,6 +81,9 @@ pub struct Server {
     stop: AtomicBool,
     /// A request began that had waited for another one's end [RS-9]: no completion tells of it.
     late: AtomicBool,
+    /// Devices that are gone, and how many have nothing left.
+    gone: Vec<AtomicBool>,
+    lost: AtomicUsize,
 }
 
 impl core::fmt::Debug for Server {
@@ -91,8 +94,6 @@ impl core::fmt::Debug for Server {
 
 struct State {
     core: Core,
-    /// Which devices are not gone.
-    devices: Vec<bool>,
     closed: bool,
     offence: Option<Offence>,
     links: VecDeque<LinkEv>,
@@ -123,10 +124,12 @@ struct Turn {
 }
 
 impl Server {
-    /// Listens at some addresses of the engine's devices; an unspecified one stands for all of them.
+    /// Listens at some addresses of the engine's devices; an unspecified one stands for all of them. Devices that
+    /// are gone are left out.
     ///
     /// # Errors
-    /// `EADDRNOTAVAIL` when no device has an address, `EADDRINUSE`, `EINVAL` for settings that make no
+    /// `EADDRNOTAVAIL` when no device has an address, [`ErrorKind::Unusable`](crate::ErrorKind::Unusable) when only
+    /// one that is gone has it, `EADDRINUSE`, `EINVAL` for settings that make no
     /// sense; those of the devices.
     pub fn open(
         engine: &Engine,
@@ -140,8 +143,8 @@ impl Server {
         let core = Core::new(config, &attrs)
             .map_err(|errno| Error::new("preparing a server of these settings", errno))?;
         let (links, linking) = (VecDeque::new(), false);
-        let devices = vec![true; ports.len()];
-        let state = State { core, devices, closed: false, offence: None, links, linking };
+        let unusable: Vec<bool> = ports.iter().map(|port| port.refusal().is_some()).collect();
+        let state = State { core, closed: false, offence: None, links, linking };
         let server = Arc::new(Self {
             hub: Hub::new(state, ports, Arc::clone(&engine.stats)),
             engine,
@@ -150,8 +153,13 @@ impl Server {
             changed: Condvar::new(),
             stop: AtomicBool::new(false),
             late: AtomicBool::new(false),
+            gone: unusable.iter().map(|_| AtomicBool::new(false)).collect(),
+            lost: AtomicUsize::new(0),
         });
         server.engine.add(Arc::clone(&server) as Arc<dyn Station>)?;
+        for (index, _) in unusable.iter().enumerate().filter(|(_, unusable)| **unusable) {
+            server.device_gone(port_id(index));
+        }
         let started = server.start(at);
         if started.is_err() {
             server.close();
@@ -160,18 +168,29 @@ impl Server {
     }
 
     fn start(self: &Arc<Self>, at: &[SocketAddr]) -> Result<(), Error> {
-        for port in 0..self.hub.ports.len() {
+        for port in (0..self.hub.ports.len()).filter(|port| !self.is_gone(*port)) {
             let server = Arc::clone(self);
             self.engine.spawn("bowline-rtrs-srv", move || server.run(port))?;
         }
         at.iter().try_for_each(|at| self.listen(*at))
     }
 
-    /// Listens on every device that has the address.
+    fn is_gone(&self, port: usize) -> bool {
+        self.gone.get(port).is_none_or(|gone| gone.load(SeqCst))
+    }
+
+    /// Listens on every device that has the address and is not gone.
     fn listen(&self, at: SocketAddr) -> Result<(), Error> {
         const WHAT: &str = "listening";
         let mut listening = false;
+        let mut nowhere = Error::device(WHAT, bowline_verbs::Error::AddrNotAvailable);
         for (index, port) in self.hub.ports.iter().enumerate() {
+            if self.is_gone(index) {
+                if port.device().attr().addrs.contains(&at.ip()) {
+                    nowhere = port.unusable_for(WHAT);
+                }
+                continue;
+            }
             let name = port_id(index);
             // Requests wait until the binding knows the listener.
             let made = self.hub.with_exec(|exec| {
@@ -188,8 +207,7 @@ impl Server {
                 Err(error) => return Err(Error::device(WHAT, error)),
             }
         }
-        let nowhere = || Error::device(WHAT, bowline_verbs::Error::AddrNotAvailable);
-        listening.then_some(()).ok_or_else(nowhere)
+        listening.then_some(()).ok_or(nowhere)
     }
 
     /// Answers requests: 0 or a negative errno, and where a READ's data is when it is not in the request's
@@ -317,7 +335,7 @@ impl Server {
             failed: Vec::new(),
             requests: Vec::new(),
         };
-        while !self.stop.load(SeqCst) {
+        while !self.stop.load(SeqCst) && !self.is_gone(port) {
             let more = match self.turn(&mut turn) {
                 Ok(0) if self.engine.config.poll == Poll::Spin => Ok(true),
                 Ok(0) => {
@@ -449,14 +467,14 @@ impl Station for Server {
 
     /// Its paths have ended. With the last device there is nothing left whose end could be waited for.
     fn device_gone(&self, port: PortId) {
+        let Some(gone) = self.gone.get(usize::from(port.0)) else { return };
+        if gone.swap(true, SeqCst) {
+            return;
+        }
         self.hub.device_gone(port);
         self.settle();
-        let mut state = self.hub.lock();
-        if let Some(left) = state.devices.get_mut(usize::from(port.0)) {
-            *left = false;
-        }
-        if !state.devices.contains(&true) {
-            state.closed = true;
+        if self.lost.fetch_add(1, SeqCst) + 1 == self.gone.len() {
+            self.hub.lock().closed = true;
             self.changed.notify_all();
         }
     }

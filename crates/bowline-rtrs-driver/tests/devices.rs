@@ -12,8 +12,9 @@ use bowline_rtrs_driver::client::{
     Completed, Completer, Done, LinkEv, PathState, PermitKind, Session, SessionBuilder, Wait,
 };
 use bowline_rtrs_driver::server::{self, Handler, Request, Server, ServerConfig};
-use bowline_rtrs_driver::{Dir, Engine, EngineConfig, Errno, HbConfig, PORT, Policy};
+use bowline_rtrs_driver::{Dir, Engine, EngineConfig, Errno, HbConfig, PORT, Policy, Poll};
 use bowline_verbs::Device;
+use common::frail::Frail;
 use common::{
     PATIENCE, Store, at, bytes, device, device_with, engine, eventually, ip, write_and_read,
 };
@@ -21,6 +22,12 @@ use common::{
 fn engine_of(devices: &[Arc<SoftDevice>]) -> Arc<Engine> {
     let devices = devices.iter().map(|device| Arc::clone(device) as Arc<dyn Device>);
     Engine::new(devices.collect(), EngineConfig::default()).unwrap()
+}
+
+/// Peers are as good as never asked whether they live: what is noticed is noticed otherwise.
+fn no_heartbeat() -> HbConfig {
+    let never = Duration::from_secs(3600);
+    HbConfig { interval: never, probe_interval: never, ..HbConfig::default() }
 }
 
 /// Answers nothing until it is told to; what it was asked to read is 9.
@@ -84,58 +91,102 @@ fn states(session: &Session) -> Vec<PathState> {
 #[test]
 fn requests_of_a_closed_device_move_to_the_other() {
     for (net, gone) in [(120, 0), (121, 1)] {
-        let theirs = device(&[ip(net, 101), ip(net, 102)]);
-        let server_engine = engine(&theirs);
-        let slow = Arc::new(Slow::default());
-        let anywhere = [SocketAddr::new(IpAddr::from([0, 0, 0, 0]), PORT)];
-        let config = ServerConfig::default();
-        let server =
-            Server::open(&server_engine, &anywhere, config, Arc::clone(&slow) as _).unwrap();
         let devices = [device(&[ip(net, 1)]), device(&[ip(net, 2)])];
-        let engine = engine_of(&devices);
-        let session = Session::open(&engine, two_paths(net, "move")).unwrap();
-
-        let (done, told) = Tell::new();
-        let region = session.region(8192).unwrap();
-        let permits: Vec<_> =
-            (0..2).map(|_| session.get_permit(PermitKind::Io, Wait::No).unwrap()).collect();
-        for (tag, permit) in (0..).zip(&permits) {
-            let done = Done { to: Arc::clone(&done) as _, tag };
-            let data = [region.piece(4096 * tag as usize, 4096)];
-            session.request(Dir::Read, permit, &at(0), &data, done).unwrap();
-        }
-        eventually("both are there", || slow.asked() == 2);
-        assert_eq!(session.paths().iter().map(|path| path.inflight).collect::<Vec<_>>(), [1, 1]);
-
-        devices[gone].close();
-        eventually("the path is lost", || states(&session)[gone] != PathState::Connected);
-        assert_eq!(states(&session)[1 - gone], PathState::Connected);
-        eventually("its request has moved", || session.paths()[1 - gone].inflight == 2);
-        assert!(told.try_recv().is_err(), "an end is told while the server can still answer");
-        let mut ends = Vec::new();
-        eventually("both are answered", || {
-            slow.answer(&server);
-            ends.extend(told.try_iter());
-            ends.len() == 2
-        });
-        ends.sort_by_key(|end| end.tag);
-        assert_eq!(ends, [0, 1].map(|tag| Completed { tag, errno: 0 }));
-        assert_eq!(bytes(&region, 0, 8192), [9; 8192]);
-        region.buffer().write(0, &[7; 8192]);
-
-        // What comes later is told, and there is memory for it.
-        let new = session.region(4096).unwrap();
-        let done = Done { to: done as _, tag: 5 };
-        session.request(Dir::Read, &permits[0], &at(0), &[new.piece(0, 4096)], done).unwrap();
-        eventually("it is there", || slow.asked() == 1);
-        slow.answer(&server);
-        assert_eq!(told.recv_timeout(PATIENCE).unwrap(), Completed { tag: 5, errno: 0 });
-        assert_eq!(bytes(&region, 0, 8192), [7; 8192], "nothing is written late");
-        permits.into_iter().for_each(|permit| session.put_permit(permit));
-        drop((region, new));
-        session.close();
-        eventually("nothing is left at the server", || theirs.in_use().qps == 0);
+        let closed = Arc::clone(&devices[gone]);
+        moves(net, devices.map(|device| device as _), gone, no_heartbeat(), || closed.close());
     }
+}
+
+/// [RT-31], [RS-8]: the same of one that is there, but says that it can do nothing more. It empties no queue.
+#[test]
+fn requests_of_a_device_that_fails_move_to_the_other() {
+    for (net, gone) in [(131, 0), (132, 1)] {
+        let (devices, frail) = with_frail(net, gone);
+        moves(net, devices, gone, no_heartbeat(), || frail.fail());
+    }
+}
+
+/// [RT-100]: the same of one that says nothing. Its silence is noticed, and that its queues do not run empty.
+#[test]
+fn requests_of_a_device_that_falls_mute_move_to_the_other() {
+    const NET: u8 = 133;
+    let interval = Duration::from_secs(1);
+    let heartbeat = HbConfig { interval, probe_interval: interval, ..HbConfig::default() };
+    let (devices, frail) = with_frail(NET, 0);
+    moves(NET, devices, 0, heartbeat, || frail.fall_mute());
+}
+
+/// Two devices, of which one can fail.
+fn with_frail(net: u8, frail: usize) -> ([Arc<dyn Device>; 2], Arc<Frail>) {
+    let mut devices = [1, 2].map(|host| device(&[ip(net, host)]) as Arc<dyn Device>);
+    let made = Frail::new(&device(&[ip(net, 3 + frail as u8)]));
+    devices[frail] = Arc::clone(&made) as _;
+    (devices, made)
+}
+
+/// What is in flight on two devices, of which one is lost, goes on by the other.
+fn moves(
+    net: u8,
+    devices: [Arc<dyn Device>; 2],
+    gone: usize,
+    heartbeat: HbConfig,
+    lose: impl Fn(),
+) {
+    let theirs = device(&[ip(net, 101), ip(net, 102)]);
+    let server_engine = engine(&theirs);
+    let slow = Arc::new(Slow::default());
+    let anywhere = [SocketAddr::new(IpAddr::from([0, 0, 0, 0]), PORT)];
+    let config = ServerConfig::default();
+    let server = Server::open(&server_engine, &anywhere, config, Arc::clone(&slow) as _).unwrap();
+    let [first, second] = devices.each_ref().map(|device| device.attr().addrs[0]);
+    let engine = Engine::new(devices.into(), EngineConfig::default()).unwrap();
+    let builder = SessionBuilder::new("move")
+        .unwrap()
+        .paths(&[(Some(first), ip(net, 101)), (Some(second), ip(net, 102))])
+        .policy(Policy::RoundRobin)
+        .heartbeat(heartbeat);
+    let session = Session::open(&engine, builder).unwrap();
+
+    let (done, told) = Tell::new();
+    let region = session.region(8192).unwrap();
+    let permits: Vec<_> =
+        (0..2).map(|_| session.get_permit(PermitKind::Io, Wait::No).unwrap()).collect();
+    for (tag, permit) in (0..).zip(&permits) {
+        let done = Done { to: Arc::clone(&done) as _, tag };
+        let data = [region.piece(4096 * tag as usize, 4096)];
+        session.request(Dir::Read, permit, &at(0), &data, done).unwrap();
+    }
+    eventually("both are there", || slow.asked() == 2);
+    assert_eq!(session.paths().iter().map(|path| path.inflight).collect::<Vec<_>>(), [1, 1]);
+
+    lose();
+    eventually("the path is lost", || states(&session)[gone] != PathState::Connected);
+    assert_eq!(states(&session)[1 - gone], PathState::Connected);
+    eventually("its request has moved", || session.paths()[1 - gone].inflight == 2);
+    assert!(told.try_recv().is_err(), "an end is told while the server can still answer");
+    let mut ends = Vec::new();
+    eventually("both are answered", || {
+        slow.answer(&server);
+        ends.extend(told.try_iter());
+        ends.len() == 2
+    });
+    ends.sort_by_key(|end| end.tag);
+    assert_eq!(ends, [0, 1].map(|tag| Completed { tag, errno: 0 }));
+    assert_eq!(bytes(&region, 0, 8192), [9; 8192]);
+    region.buffer().write(0, &[7; 8192]);
+
+    // What comes later is told, and there is memory for it.
+    let new = session.region(4096).unwrap();
+    let done = Done { to: done as _, tag: 5 };
+    session.request(Dir::Read, &permits[0], &at(0), &[new.piece(0, 4096)], done).unwrap();
+    eventually("it is there", || slow.asked() == 1);
+    slow.answer(&server);
+    assert_eq!(told.recv_timeout(PATIENCE).unwrap(), Completed { tag: 5, errno: 0 });
+    assert_eq!(bytes(&region, 0, 8192), [7; 8192], "nothing is written late");
+    permits.into_iter().for_each(|permit| session.put_permit(permit));
+    drop((region, new));
+    session.close();
+    eventually("nothing is left at the server", || theirs.in_use().qps == 0);
 }
 
 /// The first device has the thread that looks at the clock for all.
@@ -223,4 +274,129 @@ fn a_server_goes_on_without_one_of_its_devices() {
         assert_eq!(theirs[1 - gone].in_use().qps, 0, "closed when it says so");
         drop(session);
     }
+}
+
+/// [RT-100]: a close does not wait for a device that empties no queue.
+#[test]
+fn a_session_on_a_mute_device_can_be_closed() {
+    const NET: u8 = 134;
+    let theirs = device(&[ip(NET, 101)]);
+    let server_engine = engine(&theirs);
+    let at = [SocketAddr::new(ip(NET, 101), PORT)];
+    let _server =
+        Server::open(&server_engine, &at, ServerConfig::default(), Store::new() as _).unwrap();
+    let frail = Frail::new(&device(&[ip(NET, 1)]));
+    let engine = Engine::new(vec![Arc::clone(&frail) as _], EngineConfig::default()).unwrap();
+    let builder = SessionBuilder::new("mute").unwrap().path(Some(ip(NET, 1)), ip(NET, 101));
+    let session = Session::open(&engine, builder.heartbeat(no_heartbeat())).unwrap();
+    frail.fall_mute();
+    let closing = std::thread::spawn(move || session.close());
+    eventually("it is closed", || closing.is_finished());
+    closing.join().unwrap();
+}
+
+/// [RS-19]: a server hears of a device that fails also when its threads never sleep, and they end.
+#[test]
+fn a_server_that_spins_hears_of_a_device_that_fails() {
+    const NET: u8 = 135;
+    let frail = Frail::new(&device(&[ip(NET, 101)]));
+    let theirs: Vec<Arc<dyn Device>> = vec![device(&[ip(NET, 102)]), Arc::clone(&frail) as _];
+    let spin = EngineConfig { poll: Poll::Spin };
+    let server_engine = Engine::new(theirs, spin).unwrap();
+    let anywhere = [SocketAddr::new(IpAddr::from([0, 0, 0, 0]), PORT)];
+    let config = ServerConfig { heartbeat: no_heartbeat(), ..ServerConfig::default() };
+    let server = Server::open(&server_engine, &anywhere, config, Store::new() as _).unwrap();
+    let ours = device(&[ip(NET, 11), ip(NET, 12)]);
+    let engine = engine(&ours);
+    let builder = SessionBuilder::new("spin")
+        .unwrap()
+        .paths(&[(Some(ip(NET, 11)), ip(NET, 101)), (Some(ip(NET, 12)), ip(NET, 102))])
+        .heartbeat(no_heartbeat());
+    let session = Session::open(&engine, builder).unwrap();
+    assert_eq!(server.sessions()[0].paths.len(), 2);
+    // Two threads, the engine and this test.
+    assert!(Arc::strong_count(&server) >= 4);
+    frail.fail();
+    eventually("its path is gone", || server.sessions()[0].paths.len() == 1);
+    eventually("nobody looks for completions there", || Arc::strong_count(&server) == 3);
+    write_and_read(&session, 0, 4096);
+    server.close();
+    drop(session);
+}
+
+/// A session or server that is opened later does without the devices that are gone, or that can make nothing more;
+/// what needs one of those is refused with its name.
+#[test]
+fn what_is_opened_later_does_without_a_device_that_is_gone() {
+    for (net, lose) in [
+        (136, (|frail, _| Frail::fail(frail)) as fn(&Frail, &SoftDevice)),
+        (137, |_, soft| soft.close()),
+        (138, |frail, _| frail.fill_up()),
+    ] {
+        let theirs = device(&[ip(net, 101), ip(net, 102)]);
+        let server_engine = engine(&theirs);
+        let anywhere = [SocketAddr::new(IpAddr::from([0, 0, 0, 0]), PORT)];
+        let _server =
+            Server::open(&server_engine, &anywhere, ServerConfig::default(), Store::new() as _)
+                .unwrap();
+        let named = |name: &str, host| {
+            let (name, addrs) = (name.to_owned(), vec![ip(net, host)]);
+            device_with(SoftConfig { name, addrs, ..SoftConfig::default() })
+        };
+        let soft = named("lost", 1);
+        let frail = Frail::new(&soft);
+        let devices = vec![Arc::clone(&frail) as Arc<dyn Device>, named("left", 2)];
+        let engine = Engine::new(devices, EngineConfig::default()).unwrap();
+        let path = |host| (Some(ip(net, host)), ip(net, 100 + host));
+        let before = SessionBuilder::new("before").unwrap().paths(&[path(1), path(2)]);
+        let before = Session::open(&engine, before).unwrap();
+        lose(&frail, &soft);
+        if net != 138 {
+            eventually("it is noticed", || states(&before)[0] != PathState::Connected);
+        }
+
+        let later = SessionBuilder::new("later").unwrap().paths(&[path(2)]);
+        let later = Session::open(&engine, later).unwrap();
+        write_and_read(&later, 0, 4096);
+        // Any address will do, but one of the device that is left.
+        let any = SessionBuilder::new("any").unwrap().path(None, ip(net, 101));
+        let any = Session::open(&engine, any).unwrap();
+        write_and_read(&any, 0, 4096);
+        assert_eq!(any.paths()[0].src.ip(), ip(net, 2));
+        let gone = SessionBuilder::new("gone").unwrap().paths(&[path(1), path(2)]);
+        let refused = Session::open(&engine, gone).unwrap_err();
+        let (errno, why) = match net {
+            138 => (Errno::ENOMEM, "lost: the limit of anything is reached"),
+            _ => (Errno::ENODEV, "lost is gone"),
+        };
+        assert_eq!(refused.errno(), errno.0);
+        assert_eq!(refused.to_string(), format!("finding a device for a path: {why}"));
+        let refused = later.add_path(Some(ip(net, 1)), ip(net, 101)).unwrap_err();
+        assert_eq!(refused.to_string(), format!("finding a device for a path: {why}"));
+
+        let open = |at| {
+            let at = [SocketAddr::new(at, 4321)];
+            Server::open(&engine, &at, ServerConfig::default(), Store::new() as _)
+        };
+        let server = open(IpAddr::from([0, 0, 0, 0])).unwrap();
+        server.close();
+        let refused = open(ip(net, 1)).unwrap_err();
+        assert_eq!((refused.errno(), refused.to_string()), (errno.0, format!("listening: {why}")));
+        later.close();
+        any.close();
+        before.close();
+    }
+}
+
+/// Without any device that can be used there is nothing to be opened.
+#[test]
+fn the_last_device_is_needed() {
+    const NET: u8 = 139;
+    let devices = [device(&[ip(NET, 1)]), device(&[ip(NET, 2)])];
+    let engine = engine_of(&devices);
+    devices.iter().for_each(|device| device.close());
+    let builder = SessionBuilder::new("none").unwrap().path(None, ip(NET, 101));
+    let refused = Session::open(&engine, builder).unwrap_err();
+    assert_eq!(refused.to_string(), "preparing a device: bowline0 is gone");
+    assert_eq!(refused.errno(), Errno::ENODEV.0);
 }

@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use super::shared::OnLink;
 use super::state::LinkEv;
+use crate::port::Port;
 use crate::{Error, random};
 
 /// Ports from which paths are connected: those that Linux gives to programs that do not care.
@@ -197,26 +198,34 @@ pub(super) fn connections(devices: &[Arc<dyn Device>]) -> u16 {
     processors.map_or(1, |count| u16::try_from(count.get()).unwrap_or(MOST).min(MOST))
 }
 
-/// Finds the device and address of a path, and chooses a port [RT-35].
+/// Finds the device and address of a path, of devices that are not `gone`, and chooses a port [RT-35].
 pub(super) fn resolve(
-    devices: &[Arc<dyn Device>],
+    ports: &[Arc<Port>],
+    gone: impl Fn(usize) -> bool,
     (src, dst): (Option<IpAddr>, IpAddr),
     port: u16,
 ) -> Result<PathAddr, Error> {
     const WHAT: &str = "finding a device for a path";
-    let dst = dst.to_canonical();
-    let all = devices.iter().enumerate().flat_map(|(index, device)| {
-        device.attr().addrs.into_iter().map(move |addr| (index, addr.to_canonical()))
-    });
-    let found = match src.map(|src| src.to_canonical()) {
-        Some(src) => all.into_iter().find(|(_, addr)| *addr == src),
-        None => {
-            let same = all.filter(|(_, addr)| addr.is_ipv4() == dst.is_ipv4());
-            same.min_by_key(|(_, addr)| bits(*addr) ^ bits(dst))
+    let (src, dst) = (src.map(|src| src.to_canonical()), dst.to_canonical());
+    let find = |of_gone: bool| {
+        let those = ports.iter().enumerate().filter(|(index, _)| gone(*index) == of_gone);
+        let mut all = those.flat_map(|(index, port)| {
+            let addrs = port.device().attr().addrs.into_iter();
+            addrs.map(move |addr| (index, addr.to_canonical()))
+        });
+        match src {
+            Some(src) => all.find(|(_, addr)| *addr == src),
+            None => {
+                let same = all.filter(|(_, addr)| addr.is_ipv4() == dst.is_ipv4());
+                same.min_by_key(|(_, addr)| bits(*addr) ^ bits(dst))
+            }
         }
     };
     let nothing = if src.is_some() { Errno::EADDRNOTAVAIL } else { Errno::ENODEV };
-    let (index, src) = found.ok_or_else(|| Error::new(WHAT, nothing))?;
+    let (index, src) = find(false).ok_or_else(|| match find(true) {
+        Some((index, _)) => ports[index].unusable_for(WHAT),
+        None => Error::new(WHAT, nothing),
+    })?;
     let range = u64::from(EPHEMERAL.end() - EPHEMERAL.start()) + 1;
     let chosen = EPHEMERAL.start() + u16::try_from(random::number()? % range).unwrap_or(0);
     Ok(PathAddr {

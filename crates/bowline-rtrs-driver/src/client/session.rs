@@ -21,6 +21,7 @@ use super::shared::Shared;
 use super::state::{Done, State};
 use crate::engine::{Engine, Inner, Station};
 use crate::hub::Hub;
+use crate::port::port_id;
 use crate::{Error, clock, random};
 
 /// Connections of a path, the service connection included [RT-24].
@@ -108,8 +109,9 @@ impl Session {
     /// # Errors
     /// `EINVAL` without a path, or with more than 128, or with more than 4095 IO and poll connections;
     /// `EEXIST` while another session of the engine has the name, which ends when that one is closed or
-    /// dropped; `EADDRNOTAVAIL` or `ENODEV` when no device of the engine has an address for a path; what kept
-    /// a path from being connected.
+    /// dropped; `EADDRNOTAVAIL` or `ENODEV` when no device of the engine has an address for a path, or
+    /// [`ErrorKind::Unusable`](crate::ErrorKind::Unusable) when only one that is gone has; what kept a path from being
+    /// connected.
     pub fn open(engine: &Engine, builder: SessionBuilder) -> Result<Arc<Self>, Error> {
         const WHAT: &str = "opening a session";
         let SessionBuilder { mut config, paths, connections: chosen, on_link } = builder;
@@ -136,22 +138,27 @@ impl Session {
         ))?;
         let (mut ports_taken, mut resets) = (0, 0);
         loop {
+            let ports = engine.ports(polled)?;
+            let unusable: Vec<bool> = ports.iter().map(|port| port.refusal().is_some()).collect();
             let paths: Vec<(PathAddr, Uuid)> = paths
                 .iter()
                 .map(|&(src, dst, own)| {
-                    let addr = resolve(&engine.devices, (src, dst), own.unwrap_or(port))?;
+                    let gone = |index: usize| unusable[index];
+                    let addr = resolve(&ports, gone, (src, dst), own.unwrap_or(port))?;
                     Ok((addr, random::uuid()?))
                 })
                 .collect::<Result<_, Error>>()?;
             let on_link = on_link
                 .clone()
                 .map(|on_link| -> super::shared::OnLink { Box::new(move |event| on_link(event)) });
-            let ports = engine.ports(polled)?;
             let attrs: Vec<PortAttr> = ports.iter().map(|port| port.attr()).collect();
             let core = Core::new(config.clone(), &attrs, random::uuid()?);
             let hub = Hub::new(State::new(core), ports, Arc::clone(&engine.stats));
             let shared = Arc::new(Shared::new(hub, Arc::clone(engine), polled, on_link));
             engine.add(Arc::clone(&shared) as Arc<dyn Station>)?;
+            for (index, _) in unusable.iter().enumerate().filter(|(_, unusable)| **unusable) {
+                shared.device_gone(port_id(index));
+            }
             let mut session =
                 Self { shared, name: name.clone(), claim: Mutex::default(), port, access };
             session.shared.start()?;
@@ -441,12 +448,13 @@ impl Session {
     /// address family than the session's [RT-28].
     ///
     /// # Errors
-    /// `EADDRNOTAVAIL` or `ENODEV` when no device has an address for it; what kept it from being
-    /// connected; it is gone then.
+    /// As [`open`](Self::open) when no device has an address for it; what kept it from being connected; it is gone
+    /// then.
     pub fn add_path(&self, src: Option<IpAddr>, dst: IpAddr) -> Result<PathId, Error> {
         const WHAT: &str = "adding a path";
         for tries in 1.. {
-            let addr = resolve(&self.shared.engine.devices, (src, dst), self.port)?;
+            let gone = |index| self.shared.is_gone(index);
+            let addr = resolve(&self.shared.hub.ports, gone, (src, dst), self.port)?;
             let uuid = random::uuid()?;
             let add = |core: &mut Core, now| core.add_path(now, addr, uuid);
             let (path, ticket) = self.order(WHAT, Until::Added, add)?;

@@ -143,13 +143,18 @@ impl Shared {
 
     /// Starts the background threads.
     pub(super) fn start(self: &Arc<Self>) -> Result<(), Error> {
-        for port in 0..self.leads.len() {
+        for port in (0..self.leads.len()).filter(|port| !self.is_gone(*port)) {
             let shared = Arc::clone(self);
             let thread = self.engine.spawn("bowline-rtrs", move || shared.help(port))?;
             // Set once, here.
             let _ = self.leads[port].helper.set(thread);
         }
         Ok(())
+    }
+
+    /// Tells whether a device is gone.
+    pub(super) fn is_gone(&self, port: usize) -> bool {
+        self.leads.get(port).is_none_or(|lead| lead.gone.load(Ordering::SeqCst))
     }
 
     fn is_stopped(&self) -> bool {
