@@ -8,6 +8,7 @@ use bowline_verbs::{CmId, Qpn};
 use super::net::Datagram;
 use super::plan::{Hints, HostPlan};
 use crate::rng::Rng;
+use crate::rtrs::mute::Mutes;
 
 /// Port every host of a world of devices listens to.
 pub(crate) const PORT: u16 = 7174;
@@ -26,6 +27,8 @@ pub(crate) struct Host {
     pub(crate) timer_at: Option<u64>,
     /// Timer events of the present moment.
     pub(crate) timer_runs: (u64, u32),
+    /// Its queue pairs, as long as programs use them by bindings.
+    pub(crate) mutes: Mutes,
     former: Vec<FormerLife>,
     burst: Burst,
     /// Bursts asked for.
@@ -48,6 +51,7 @@ impl Host {
             turning: false,
             timer_at: None,
             timer_runs: (0, 0),
+            mutes: Mutes::default(),
             former: Vec::new(),
             burst: Burst::default(),
             sends: 0,
@@ -93,6 +97,7 @@ impl Host {
     pub(crate) fn stop(&mut self) {
         self.former = self.device.as_ref().map(Device::former_lives).unwrap_or_default();
         self.device = None;
+        self.mutes = Mutes::default();
         self.listener = None;
         self.boot += 1;
         self.turning = false;

@@ -12,6 +12,7 @@ use bowline_verbs::{
     QpState, QpType, Qpn, RecvWr, SendWr,
 };
 
+use super::mute::Mutes;
 use crate::roce::host::Host;
 
 /// Entries of a completion queue.
@@ -37,6 +38,7 @@ impl Own {
 /// A device for one call.
 pub(crate) struct Port<'a> {
     device: &'a mut Device,
+    mutes: &'a mut Mutes,
     now: Instant,
     own: Own,
 }
@@ -48,7 +50,10 @@ pub(crate) struct Bench<'a>(Vec<Port<'a>>);
 pub(crate) fn bench<'a>(hosts: &'a mut [Host], own: &[Own], now: Instant) -> Option<Bench<'a>> {
     let devices = hosts.iter_mut().zip(own);
     let ports: Option<Vec<Port<'a>>> = devices
-        .map(|(host, own)| Some(Port { device: host.device.as_mut()?, now, own: *own }))
+        .map(|(host, own)| {
+            let Host { device, mutes, .. } = host;
+            Some(Port { device: device.as_mut()?, mutes, now, own: *own })
+        })
         .collect();
     ports.map(Bench)
 }
@@ -60,8 +65,11 @@ impl Bench<'_> {
 
     /// Takes all completions of a device, and asks to be told of the next one.
     pub(crate) fn poll(&mut self, port: usize, out: &mut Vec<Completion>) -> Result<bool, Error> {
-        let Port { device, own, .. } = &mut self.0[port];
-        device.poll_cq(own.cq, out, usize::MAX)?;
+        let Port { device, own, mutes, .. } = &mut self.0[port];
+        let mut taken = Vec::new();
+        device.poll_cq(own.cq, &mut taken, usize::MAX)?;
+        mutes.sift(&mut taken);
+        out.append(&mut taken);
         device.arm_cq(own.cq, false)
     }
 }
@@ -117,16 +125,22 @@ impl Verbs for Port<'_> {
         })?;
         let (state, access) = (Some(QpState::Init), Some(shape.access));
         self.device.modify_qp(self.now, qpn, &QpAttr { state, access, ..QpAttr::default() })?;
+        self.mutes.made(qpn);
         Ok(qpn)
     }
 
     fn fail_qp(&mut self, qpn: Qpn) -> Result<(), Error> {
+        if self.mutes.is_mute(qpn) {
+            return Ok(());
+        }
         let state = Some(QpState::Err);
         self.device.modify_qp(self.now, qpn, &QpAttr { state, ..QpAttr::default() })
     }
 
     fn destroy_qp(&mut self, qpn: Qpn) -> Result<(), Error> {
-        self.device.destroy_qp(qpn)
+        self.device.destroy_qp(qpn)?;
+        self.mutes.removed(qpn);
+        Ok(())
     }
 
     fn reg_mr(
@@ -159,6 +173,9 @@ impl Verbs for Port<'_> {
     }
 
     fn post_send(&mut self, qpn: Qpn, wrs: &[SendWr<'_>]) -> Result<(), (usize, Error)> {
+        if self.mutes.is_mute(qpn) {
+            return Ok(());
+        }
         let posted = self.device.post_send(self.now, qpn, wrs);
         // Cores count, and bindings have made room for the parts they make.
         assert!(!matches!(posted, Err((_, Error::QueueFull))), "a send queue is full");
@@ -166,6 +183,9 @@ impl Verbs for Port<'_> {
     }
 
     fn post_recv(&mut self, qpn: Qpn, wrs: &[RecvWr<'_>]) -> Result<(), (usize, Error)> {
+        if self.mutes.is_mute(qpn) {
+            return Ok(());
+        }
         self.device.post_recv(self.now, qpn, wrs)
     }
 
@@ -175,10 +195,13 @@ impl Verbs for Port<'_> {
         remote: SocketAddr,
         param: &ConnParam,
     ) -> Result<CmId, Error> {
-        self.device.connect(self.now, Some(local), remote, param)
+        let id = self.device.connect(self.now, Some(local), remote, param)?;
+        self.mutes.connected(id, param.qpn);
+        Ok(id)
     }
 
     fn accept(&mut self, id: CmId, param: &ConnParam) -> Result<(), Error> {
+        self.mutes.connected(id, param.qpn);
         self.device.accept(self.now, id, param)
     }
 
@@ -187,11 +210,16 @@ impl Verbs for Port<'_> {
     }
 
     fn disconnect(&mut self, id: CmId) -> Result<(), Error> {
+        if self.mutes.is_mute_id(id) {
+            return Ok(());
+        }
         self.device.disconnect(self.now, id)
     }
 
     fn destroy_id(&mut self, id: CmId) -> Result<(), Error> {
-        self.device.destroy_id(self.now, id)
+        self.device.destroy_id(self.now, id)?;
+        self.mutes.forgotten(id);
+        Ok(())
     }
 }
 

@@ -2,8 +2,8 @@
 //!
 //! A seed draws a server and clients with one to three devices each, a network, sessions of one or
 //! more paths and disks, and what goes wrong: cut lines, lost datagrams, machines that die, programs that
-//! stall or are silent for long, storage that takes seconds, a server that is closed and started again,
-//! paths and disks that come and go, clients that write where they must not.
+//! stall or are silent for long, storage that takes seconds, a server that is closed and started again, devices that
+//! fail without a word, paths and disks that come and go, clients that write where they must not.
 //! The judges check after every step that
 //!
 //! - every request ends once, and without an error where none is allowed: a session gives none up while
@@ -32,6 +32,7 @@ mod client;
 mod disk;
 mod each;
 mod fabric;
+pub(crate) mod mute;
 mod named;
 mod oracle;
 mod plan;

@@ -63,6 +63,8 @@ numbers! {
         silences,
         /// Paths that were given up for it.
         silences_noticed,
+        /// Queue pairs of devices that failed without a word.
+        muted,
         /// Servers that were closed and started again.
         restarts,
         /// Times a program looked, in the end, whether every path was back, and one was not.

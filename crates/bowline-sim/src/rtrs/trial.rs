@@ -1,5 +1,6 @@
 //! What some runs have to stand besides their faults: a program that is silent for so long that its
-//! peers must notice, and a server that is closed and started again in the midst of everything.
+//! peers must notice, a server that is closed and started again in the midst of everything, and a device that
+//! fails and says nothing.
 
 use super::plan::Scenario;
 use crate::queue::{MS, SEC, US};
@@ -20,6 +21,8 @@ pub(crate) enum Ordeal {
     Silence { node: usize },
     /// The server closes all sessions and ends; its machine starts again after so long.
     Restart { away: u64 },
+    /// A device of this machine does no more what it is told, until everything there was on it is removed.
+    Mute { node: usize, device: usize },
 }
 
 /// Draws them.
@@ -44,6 +47,16 @@ pub(crate) fn draw(rng: &mut Rng, scenario: Scenario, nodes: usize, active: u64)
     if rng.chance(restart) {
         let away = rng.magnitude(US, 5 * SEC).max(MS);
         add(rng, Ordeal::Restart { away });
+    }
+    let mute = match scenario {
+        S::Cuts | S::Keys | S::Paths => 300,
+        S::Swarm => 100,
+        _ => 0,
+    };
+    if rng.chance(mute) {
+        let node = rng.index(nodes);
+        let device = rng.index(8);
+        add(rng, Ordeal::Mute { node, device });
     }
     trials
 }

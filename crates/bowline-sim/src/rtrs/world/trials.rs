@@ -60,6 +60,9 @@ impl World {
         match step {
             Step::Begins(Trial { what: Ordeal::Silence { node }, .. }) => self.fall_silent(node),
             Step::Begins(Trial { what: Ordeal::Restart { away }, .. }) => self.begin_restart(away),
+            Step::Begins(Trial { what: Ordeal::Mute { node, device }, .. }) => {
+                self.fall_mute(node, device);
+            }
             Step::Silent { node, since, boot, paths } => {
                 let process = self.process(node);
                 if process.alive && process.boot == boot {
@@ -134,6 +137,20 @@ impl World {
             }
             self.base.stats.silences_noticed += 1;
         }
+    }
+
+    /// A device fails without a word.
+    fn fall_mute(&mut self, node: usize, device: usize) {
+        if self.phase != Phase::Active {
+            return;
+        }
+        let span = self.spans.0[node].clone();
+        let host = span.start + device % span.len();
+        let count = self.hosts[host].mutes.fall_mute();
+        self.base.stats.muted += count as u64;
+        self.base.note([42, host as u64, count as u64], || {
+            format!("host {host}: {count} queue pairs fall mute")
+        });
     }
 
     fn begin_restart(&mut self, away: u64) {

@@ -1,0 +1,59 @@
+//! Queue pairs of a device that no longer does what it is told, and says nothing: what is asked of them is not done
+//! though it seems to be, and nothing of them completes. What they had begun goes on, until they are removed.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use bowline_verbs::{CmId, Completion, Qpn};
+
+/// The queue pairs of a device, and those that are mute.
+#[derive(Debug, Default)]
+pub(crate) struct Mutes {
+    all: BTreeSet<Qpn>,
+    conns: BTreeMap<CmId, Qpn>,
+    mute: BTreeSet<Qpn>,
+    /// Completions that nobody was given.
+    held: Vec<Completion>,
+}
+
+impl Mutes {
+    pub(super) fn made(&mut self, qpn: Qpn) {
+        self.all.insert(qpn);
+    }
+
+    pub(super) fn connected(&mut self, id: CmId, qpn: Qpn) {
+        self.conns.insert(id, qpn);
+    }
+
+    pub(super) fn removed(&mut self, qpn: Qpn) {
+        self.all.remove(&qpn);
+        self.mute.remove(&qpn);
+    }
+
+    pub(super) fn forgotten(&mut self, id: CmId) {
+        self.conns.remove(&id);
+    }
+
+    /// All that are there fall mute; returns how many there are.
+    pub(super) fn fall_mute(&mut self) -> usize {
+        self.mute = self.all.clone();
+        self.mute.len()
+    }
+
+    pub(super) fn is_mute(&self, qpn: Qpn) -> bool {
+        self.mute.contains(&qpn)
+    }
+
+    pub(super) fn is_mute_id(&self, id: CmId) -> bool {
+        self.conns.get(&id).is_some_and(|qpn| self.is_mute(*qpn))
+    }
+
+    /// Takes away what nobody is to be given; what was held for one that is removed comes late.
+    pub(super) fn sift(&mut self, completions: &mut Vec<Completion>) {
+        let Self { mute, held, .. } = self;
+        let is_mute = |one: &mut Completion| mute.contains(&one.qpn);
+        let mut late: Vec<_> = held.extract_if(.., |one| !is_mute(one)).collect();
+        held.extend(completions.extract_if(.., is_mute));
+        late.append(completions);
+        *completions = late;
+    }
+}
