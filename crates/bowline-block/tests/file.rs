@@ -54,9 +54,9 @@ fn path_of_child() -> Option<std::path::PathBuf> {
     std::env::var_os("BOWLINE_BLOCK_CHILD").map(Into::into)
 }
 
-/// What was flushed, or written through, is in the file after the process was killed. (That it
-/// outlives the machine is what fdatasync says; this shows that nothing acknowledged is held back
-/// in the process.)
+/// What was flushed, or written through, is in the file after the process was killed: nothing
+/// acknowledged is held back in the process. (The page cache outlives a process. That the disk below is
+/// told is in `src/backend/tests/flush.rs`.)
 #[test]
 fn flushed_data_outlives_kill_9() {
     let program = std::env::current_exe().expect("this program");

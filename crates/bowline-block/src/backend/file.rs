@@ -84,8 +84,13 @@ impl File {
     }
 
     #[cfg(test)]
-    pub(super) fn is_direct_over_ring(&self) -> bool {
-        self.facts.align > 1 && matches!(self.workers, Workers::Ring(_))
+    pub(super) fn is_direct(&self) -> bool {
+        self.facts.align > 1
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_over_ring(&self) -> bool {
+        matches!(self.workers, Workers::Ring(_))
     }
 }
 

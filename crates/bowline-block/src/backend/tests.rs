@@ -7,6 +7,9 @@ use std::time::Duration;
 
 use super::*;
 
+#[cfg(feature = "fuse")]
+mod flush;
+
 /// A file that is gone at the end of the test.
 struct Temp(PathBuf);
 
@@ -258,7 +261,10 @@ fn requests_of_a_thread_that_ended_are_carried_out() {
 fn direct_io_takes_a_way_round_for_memory_at_odd_addresses() {
     let (_temp, file) = Temp::new("odd", 1 << 20);
     let backend = Arc::new(file::File::new(file.into(), false, 512, true).unwrap());
-    assert!(backend.is_direct_over_ring(), "the file system of TMPDIR has direct IO");
+    assert!(
+        backend.is_direct() && backend.is_over_ring(),
+        "the file system of TMPDIR has direct IO"
+    );
     let store = Store::new(backend);
     let data = pattern(1, 8192);
     store.buffer.write(1, &data);
