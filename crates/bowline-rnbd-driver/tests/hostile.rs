@@ -3,7 +3,6 @@
 
 mod common;
 
-use std::net::IpAddr;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,11 +11,12 @@ use std::time::{Duration, Instant};
 use bowline_block::sync::{self, Durable};
 use bowline_rnbd_driver::{Disk, Exports, FileOptions, MapOptions};
 use bowline_rtrs_driver::Dir;
-use bowline_rtrs_driver::client::{Permit, PermitKind, Region, Session, SessionBuilder, Wait};
+use bowline_rtrs_driver::client::SessionBuilder;
 use bowline_wire::rnbd::{
     Access, Io, IoFlags, OP_DISCARD, OP_FLUSH, OP_READ, OP_SECURE_ERASE, OP_WRITE, OP_WRITE_ZEROES,
-    OPEN_RSP_LEN, OpenRsp, emit_close, emit_open, emit_sess_info,
+    emit_close, emit_open, emit_sess_info,
 };
+use common::raw::Raw;
 use common::{Rig, pattern};
 
 const MIB: u64 = 1 << 20;
@@ -29,66 +29,6 @@ const EINVAL: i32 = 22;
 const ELOOP: i32 = 40;
 const EOPNOTSUPP: i32 = 95;
 const ENOTCONN: i32 = 107;
-
-/// A client that says what it likes.
-struct Raw {
-    session: Arc<Session>,
-    region: Region,
-    permit: Option<Permit>,
-}
-
-impl Raw {
-    fn new(rig: &Rig, name: &str) -> Self {
-        let paths: [(Option<IpAddr>, IpAddr); 1] = [(Some(rig.client_ip(0)), rig.server_ip(0))];
-        let builder = SessionBuilder::new(name).unwrap().paths(&paths);
-        let session = Session::open(rig.client_engine(), builder).unwrap();
-        let region = session.region(65_536).unwrap();
-        let permit = session.get_permit(PermitKind::Io, Wait::Forever);
-        Self { session, region, permit }
-    }
-
-    /// Sends a message with so many bytes of data; returns the errno of the answer.
-    fn say(&self, dir: Dir, usr: &[u8], data: u32) -> i32 {
-        let piece = [self.region.piece(0, data)];
-        let data = if data == 0 { &piece[..0] } else { &piece[..] };
-        let permit = self.permit.as_ref().unwrap();
-        self.session.call(dir, permit, usr, data).map_or_else(|error| error.errno(), |()| 0)
-    }
-
-    fn open_as(&self, access: Access, name: &[u8]) -> Result<OpenRsp, i32> {
-        self.region.buffer().write(0, &[0xcc; 64]);
-        let message = emit_open(access, name).unwrap();
-        match self.say(Dir::Read, &message, OPEN_RSP_LEN as u32) {
-            0 => {
-                let mut bytes = [0; OPEN_RSP_LEN];
-                self.region.buffer().read(0, &mut bytes);
-                Ok(OpenRsp::parse(&bytes).unwrap())
-            }
-            errno => {
-                let mut bytes = [0; 64];
-                self.region.buffer().read(0, &mut bytes);
-                assert_eq!(bytes, [0xcc; 64], "nothing comes with an error [NB-3]");
-                Err(errno)
-            }
-        }
-    }
-
-    fn open(&self, name: &str) -> Result<u32, i32> {
-        self.open_as(Access::Rw, name.as_bytes()).map(|rsp| rsp.device_id)
-    }
-
-    fn io(&self, dir: Dir, io: &Io, data: u32) -> i32 {
-        self.say(dir, &io.emit(), data)
-    }
-}
-
-impl Drop for Raw {
-    fn drop(&mut self) {
-        if let Some(permit) = self.permit.take() {
-            self.session.put_permit(permit);
-        }
-    }
-}
 
 fn io(device: u32, op: u8, sector: u64, len: u32) -> Io {
     Io { device, sector, op, flags: IoFlags::NONE, len, prio: 0 }

@@ -1,6 +1,8 @@
 //! A client and a server in one process, each with a device and an engine of its own.
 #![allow(dead_code, reason = "not every test uses all of it")]
 
+pub(crate) mod raw;
+
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
