@@ -75,9 +75,9 @@ class Machine:
     def file_md5(self):
         return self.run("md5sum < /tmp/back").split()[0]
 
-    def flushes(self):
-        """That this disk has done, those for durable writes among them."""
-        return int(self.run("cat /sys/block/loop5/stat").split()[15])
+    def flushes(self, disk="loop5"):
+        """That a disk has done, those for durable writes among them if it has no FUA, as that of file()."""
+        return int(self.run("cat /sys/block/%s/stat" % disk).split()[15])
 
     def memory_md5(self, count="1G"):
         """Of what is stored, not of what was read earlier."""

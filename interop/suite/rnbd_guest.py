@@ -256,6 +256,51 @@ def rnbd_whole_trust(c):
     whole(c, False)
 
 
+# writes of 4 KiB past the page cache, each sent when the one before is answered
+WRITE = "dd if=/dev/zero of=%s bs=4k count={0} conv=notrunc,nocreat%s oflag=direct%s 2> /dev/null"
+WRITES = 50
+
+
+@scenario("rnbd-durable", rows="NB-12 NB-13 NB-47", dirs=("k>n",), timeout=300, **COMMON)
+def rnbd_durable(c):
+    """The kernel of a guest writes to a disk with a cache that bowline exports in another guest, past the page cache there
+    and through it. The disk flushes for each flush and each durable write before it is answered, by FUA alone too, and for
+    no other."""
+    with Machines(c, P, Q) as (p, q):
+        q.modules(*CLIENT)
+        for words in ((), ("--buffered",)):
+            m = p.bowline("rnbd", "export", "--file", "disk0=" + p.file(SIZE), *words, "--address", p.address, "--no-control",
+                          ready="export disk0")
+            name = q.map(p.address, "disk0")
+            disk, write = "/dev/" + name, WRITE.format(WRITES)
+
+            def flushes(script):
+                """-> flushes that the script sends, and those of the disk"""
+                sent, done = q.flushes(name), p.flushes()
+                q.run(script)
+                c.messages += WRITES
+                return q.flushes(name) - sent, p.flushes() - done
+
+            plain = flushes(write % (disk, "", ""))
+            synced = flushes(write % (disk, ",fsync", ""))
+            durable = flushes(write % (disk, "", ",dsync"))
+            # in a file that is there the kernel writes so with FUA and sends no flush
+            q.run("mkfs.ext4 -q -F {0} && mount {0} /mnt && dd if=/dev/zero of=/mnt/x bs=4k count={1} conv=fsync 2> /dev/null && "
+                  "sync".format(disk, WRITES))
+            fua = flushes(write % ("/mnt/x", "", ",dsync"))
+            q.run("umount /mnt")
+            c.note("%s: flushes sent and done: plain %s, fsync %s, dsync %s, FUA %s" % (
+                " ".join(words) or "direct", plain, synced, durable, fua))
+            want(plain == (0, 0), "writes that need not be durable: %s flushes", plain)
+            want(0 < synced[0] <= synced[1] < WRITES, "writes and an fsync: %s flushes", synced)
+            want(durable[1] >= WRITES, "%d durable writes: %s flushes", WRITES, durable)
+            want(fua[0] < WRITES <= fua[1], "%d writes with FUA: %s flushes", WRITES, fua)
+            q.unmap(name)
+            m.end()
+        p.no_leftovers()
+        q.no_leftovers()
+
+
 @scenario("rtrs-rdmacore", rows="RT-22 RT-79", dirs=("k>n", "n>k"), timeout=300, **COMMON)
 def rtrs_rdmacore(c):
     """bowline in a guest on rxe0, through libibverbs and librdmacm, and a kernel in another guest: bowline serves
