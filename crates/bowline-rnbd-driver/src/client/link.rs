@@ -38,24 +38,23 @@ pub(super) struct Told {
 }
 
 /// The permits of a session: one for each slot of the core, and one for service messages. They are
-/// kept as long as anybody sends; whoever is the last gives them back. Nobody else uses the session
+/// kept as long as anybody sends. Nobody else uses the session
 /// for requests, so none is asked for again and again. A server with a single chunk has one for service
 /// messages, and IO has to use it too [NB-60].
 struct Permits {
     io: Vec<Permit>,
     service: Option<Permit>,
-    session: Arc<Session>,
 }
 
 impl Permits {
     /// Takes all there are.
-    fn take(session: &Arc<Session>) -> Result<Self, Errno> {
-        let mut all = Self { io: Vec::new(), service: None, session: Arc::clone(session) };
+    fn take(session: &Session) -> Result<Self, Errno> {
+        let mut all = Self { io: Vec::new(), service: None };
         let service = || session.get_permit(PermitKind::Service, Wait::No);
         all.io.extend(std::iter::from_fn(|| session.get_permit(PermitKind::Io, Wait::No)));
         all.service = service();
         if all.service.is_none() && all.io.len() == 1 {
-            all.io.drain(..).for_each(|permit| session.put_permit(permit));
+            all.io.clear();
             all.service = service();
         }
         if all.service.is_none() { Err(Errno::ENOMEM) } else { Ok(all) }
@@ -69,14 +68,6 @@ impl Permits {
     /// The permit of the IO in a slot.
     fn of(&self, slot: u16) -> Option<&Permit> {
         self.io.get(usize::from(slot)).or(self.service.as_ref())
-    }
-}
-
-impl Drop for Permits {
-    fn drop(&mut self) {
-        for permit in self.io.drain(..).chain(self.service.take()) {
-            self.session.put_permit(permit);
-        }
     }
 }
 

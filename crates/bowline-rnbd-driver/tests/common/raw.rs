@@ -13,7 +13,7 @@ use super::Rig;
 pub(crate) struct Raw {
     pub(crate) session: Arc<Session>,
     pub(crate) region: Region,
-    permit: Option<Permit>,
+    permit: Permit,
 }
 
 impl Raw {
@@ -30,7 +30,7 @@ impl Raw {
 
     fn of(session: Arc<Session>) -> Self {
         let region = session.region(65_536).unwrap();
-        let permit = session.get_permit(PermitKind::Io, Wait::Forever);
+        let permit = session.get_permit(PermitKind::Io, Wait::Forever).unwrap();
         Self { session, region, permit }
     }
 
@@ -38,8 +38,7 @@ impl Raw {
     pub(crate) fn say(&self, dir: Dir, usr: &[u8], data: u32) -> i32 {
         let piece = [self.region.piece(0, data)];
         let data = if data == 0 { &piece[..0] } else { &piece[..] };
-        let permit = self.permit.as_ref().unwrap();
-        self.session.call(dir, permit, usr, data).map_or_else(|error| error.errno(), |()| 0)
+        self.session.call(dir, &self.permit, usr, data).map_or_else(|error| error.errno(), |()| 0)
     }
 
     pub(crate) fn open_as(&self, access: Access, name: &[u8]) -> Result<OpenRsp, i32> {
@@ -66,13 +65,5 @@ impl Raw {
 
     pub(crate) fn io(&self, dir: Dir, io: &Io, data: u32) -> i32 {
         self.say(dir, &io.emit(), data)
-    }
-}
-
-impl Drop for Raw {
-    fn drop(&mut self) {
-        if let Some(permit) = self.permit.take() {
-            self.session.put_permit(permit);
-        }
     }
 }

@@ -6,8 +6,9 @@ use core::task::{Context, Poll, Waker};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bowline_rtrs::Errno;
-use bowline_rtrs::client::{Completed, Permit, PermitKind};
+use bowline_rtrs::client::{Completed, PermitKind};
 
+use super::permit::Permit;
 use super::permits::Place;
 use super::session::current_cpu;
 use super::shared::Shared;
@@ -108,6 +109,7 @@ impl Future for GetPermit {
         let Some(session) = shared else { return Poll::Pending };
         let cpu = *cpu.get_or_insert_with(current_cpu);
         let outcome = session.poll_permit(*kind, cpu, place, context.waker());
+        let outcome = outcome.map_ok(|permit| Permit::new(permit, session));
         if outcome.is_ready() {
             *shared = None;
         }

@@ -5,8 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bowline_rtrs::client::{
-    Attrs, ClientStats, PathAddr, PathState, Permit, PermitKind, ReadKeys, Session as Core,
-    StatsFile,
+    Attrs, ClientStats, PathAddr, PathState, PermitKind, ReadKeys, Session as Core, StatsFile,
 };
 use bowline_rtrs::{Errno, Instant, MemRef, PathId, Policy, PortAttr, PortId};
 use bowline_verbs::{Access, Buffer};
@@ -16,6 +15,7 @@ use super::builder::{SessionBuilder, connections, refused, resolve};
 use super::calls::{Ticket, Until};
 use super::future::{Call, Cell, GetPermit, ended};
 use super::names::Claim;
+use super::permit::Permit;
 use super::region::Region;
 use super::shared::Shared;
 use super::state::{Done, State};
@@ -245,11 +245,12 @@ impl Session {
     /// The same as if called on this processor; for programs that spread requests over connections
     /// themselves.
     pub fn get_permit_on(&self, kind: PermitKind, wait: Wait, cpu: u16) -> Option<Permit> {
-        match wait {
+        let permit = match wait {
             Wait::No => self.shared.hub.lock().core.get_permit(kind, cpu),
             Wait::Forever => self.shared.wait_permit(kind, None, cpu),
             Wait::For(limit) => self.shared.wait_permit(kind, Some(limit), cpu),
-        }
+        };
+        permit.map(|permit| Permit::new(permit, &self.shared))
     }
 
     /// Takes a permit as soon as there is one, without holding up the thread: for tasks of any runtime.
@@ -285,9 +286,10 @@ impl Session {
         GetPermit::new(Arc::clone(&self.shared), kind, Some(cpu))
     }
 
-    /// Gives a permit back. Its request may be in flight still.
+    /// Gives a permit back. Its request may be in flight still. To drop it does the same, and takes a few
+    /// nanoseconds more.
     pub fn put_permit(&self, permit: Permit) {
-        self.shared.put_permit(permit);
+        permit.put(&self.shared);
     }
 
     /// Submits a request. `done` is told of its end exactly once if this is `Ok`, and not at all if not.
@@ -317,7 +319,7 @@ impl Session {
     }
 
     /// Submits some requests, which go out together; returns how many, if not all could be. The iterator is
-    /// asked with the session locked: it must not call it.
+    /// asked with the session locked: it must not call it, nor drop a permit of it.
     ///
     /// # Errors
     /// As [`request`](Self::request), when the first could not be.
@@ -352,7 +354,7 @@ impl Session {
             let now = clock::now();
             for Req { dir, permit, usr, data, done } in requests {
                 if let Some(cpu) = cpu {
-                    state.core.set_cpu_of(permit, cpu);
+                    state.core.set_cpu_of(permit.core(), cpu);
                 }
                 let tag = state.slots.told(done);
                 match submit(&mut state, now, dir, permit, usr, data, tag) {
@@ -591,8 +593,8 @@ impl Session {
         devices.get(usize::from(port.0)).map(|device| device.attr().name)
     }
 
-    /// Closes all paths and waits until they are closed and all permits are back [RS-25]. Requests in
-    /// flight end with an error if they cannot be answered.
+    /// Closes all paths and waits until they are closed and all permits are back [RS-25]: whoever holds one
+    /// drops it first. Requests in flight end with an error if they cannot be answered.
     pub fn close(self: Arc<Self>) {
         self.shared.end(Duration::MAX);
         self.shared.stop();
@@ -629,7 +631,7 @@ fn submit(
     data: &[MemRef],
     tag: u64,
 ) -> Result<(), Refused> {
-    let submitted = state.core.request(now, dir, permit, usr, data, tag);
+    let submitted = state.core.request(now, dir, permit.core(), usr, data, tag);
     submitted.map_err(|errno| Refused { errno, _done: state.slots.free(tag) })
 }
 

@@ -268,7 +268,7 @@ impl Shared {
     fn end_if_closed(&self) {
         if self.dropped.load(Ordering::Relaxed) && !self.is_stopped() {
             let state = self.hub.lock();
-            let over = state.closed || state.core.paths().next().is_none();
+            let over = state.closed || state.core.is_gone();
             drop(state);
             if over {
                 self.stop();
@@ -638,7 +638,8 @@ impl Shared {
         let mut finished = Finished::default();
         let mut state = self.hub.lock();
         state.core.put_permit(permit);
-        if !state.permits.is_any_awaited() {
+        // The last one may be what the end of the session waits for.
+        if !state.permits.is_any_awaited() && state.core.is_open() {
             return;
         }
         // Before anybody else can take it.
@@ -727,11 +728,10 @@ impl Station for Shared {
         self.hub.drain();
         self.settle();
         let limit = (patience < Duration::MAX).then_some(patience);
-        let closed = self.wait_control(limit, |state| state.closed.then_some(()));
-        if closed.is_none() {
-            // Permits that are never put back hold it.
-            self.hub.lock().closed = true;
-        }
+        // Whoever closes the engine does not wait for permits, which are good for nothing then.
+        let over = |state: &State| state.closed || limit.is_some() && state.core.is_gone();
+        self.wait_control(limit, |state| over(state).then_some(()));
+        self.hub.lock().closed = true;
     }
 
     fn stop(&self) {

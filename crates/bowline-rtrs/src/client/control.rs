@@ -76,7 +76,8 @@ impl Session {
     }
 
     /// Closes all paths. Requests in flight end first, those that do not within a second with
-    /// `ECONNABORTED`. [`Event::Closed`] tells when every path is gone and every permit is back.
+    /// `ECONNABORTED`. [`Event::Closed`] tells when every path is gone and every permit is back; memory is no
+    /// longer registered as soon as the paths are ([`is_gone`](Self::is_gone)).
     pub fn close(&mut self, now: Instant) {
         match self.life {
             Life::New | Life::Open => {
@@ -212,15 +213,24 @@ impl Session {
         self.config.limits.paths.min(bowline_wire::rtrs::MAX_PATHS)
     }
 
+    /// Tells whether the session was closed, or could not be opened, and has no path, link and memory any more.
+    /// Permits may still be out, and are good for nothing.
+    pub fn is_gone(&self) -> bool {
+        let ending = matches!(self.life, Life::Failing(_) | Life::Closing | Life::Closed);
+        ending && self.list.is_empty() && self.links.is_empty()
+    }
+
     /// Finds out whether the end of the session has come.
     pub(super) fn settle(&mut self) {
-        let ending = matches!(self.life, Life::Failing(_) | Life::Closing);
-        if !ending || !self.list.is_empty() || !self.links.is_empty() || !self.permits.all_back() {
+        if self.life == Life::Closed || !self.is_gone() {
             return;
         }
         self.headers = None;
         for region in self.regions.ids().collect::<Vec<_>>() {
             self.drop_region(region);
+        }
+        if !self.permits.all_back() {
+            return;
         }
         if let Life::Failing(errno) = std::mem::replace(&mut self.life, Life::Closed) {
             self.events.push_back(Event::Opened(Err(errno)));

@@ -32,6 +32,14 @@ impl Permit {
     pub const fn kind(&self) -> PermitKind {
         self.kind
     }
+
+    /// Takes it out of where it is kept. What stays there is good for nothing.
+    pub const fn take(&mut self) -> Self {
+        let Self { owner, index, kind } = *self;
+        // No session has so many.
+        self.index = u16::MAX;
+        Self { owner, index, kind }
+    }
 }
 
 /// Which permits are out. A bit that is set is a permit that is free.

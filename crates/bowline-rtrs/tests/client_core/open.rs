@@ -126,8 +126,9 @@ fn another_depth_on_the_second_path_is_refused() {
 fn a_close_waits_for_permits_and_requests() {
     let mut rig = Rig::opened(true, 2);
     let memory = rig.memory();
-    let (busy, idle) = (rig.permit(), rig.permit());
+    let (busy, mut idle) = (rig.permit(), rig.permit());
     rig.write(&busy, memory, 1).unwrap();
+    assert!(!rig.session.is_gone());
     rig.session.close(rig.now);
     rig.pump();
     // The answer comes in time.
@@ -136,10 +137,14 @@ fn a_close_waits_for_permits_and_requests() {
     rig.reply_all();
     assert_eq!(rig.take_completed(), [(1, 0)]);
     assert!(rig.session.get_permit(PermitKind::Io, 0).is_none());
-    assert!(rig.conns.is_empty());
+    assert!(rig.session.is_gone());
+    rig.assert_empty();
     rig.session.put_permit(busy);
     rig.pump();
     assert!(!rig.take_events().contains(&Event::Closed));
+    rig.session.put_permit(idle.take());
+    // What is left where it was is good for nothing.
+    assert_eq!(rig.write(&idle, memory, 3), Err(Errno::EINVAL));
     rig.session.put_permit(idle);
     rig.pump();
     assert_eq!(rig.take_events().last(), Some(&Event::Closed));
