@@ -23,6 +23,9 @@ use crate::hub::{Hub, Side};
 use crate::port::{PortSet, port_id};
 use crate::{Error, clock};
 
+/// A thread that sleeps while requests wait for the end of others looks so often whether they can begin.
+const LATE: Duration = Duration::from_millis(1);
+
 /// What happened to a session [RS-27].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LinkEv {
@@ -79,7 +82,7 @@ pub struct Server {
     listeners: Mutex<Vec<(PortId, CmId)>>,
     changed: Condvar,
     stop: AtomicBool,
-    /// A request began that had waited for another one's end [RS-9]: no completion tells of it.
+    /// A request waits for another one's end, or can begin now that this has come [RS-9]: no completion tells of it.
     late: AtomicBool,
     /// Devices that are gone, and how many have nothing left.
     gone: Vec<AtomicBool>,
@@ -340,7 +343,8 @@ impl Server {
                 Ok(0) if self.engine.config.poll == Poll::Spin => Ok(true),
                 Ok(0) => {
                     self.hub.stats.waits.inc();
-                    self.hub.ports[port].wait(TICK)
+                    let limit = if self.late.load(SeqCst) { LATE } else { TICK };
+                    self.hub.ports[port].wait(limit)
                 }
                 Ok(_) => Ok(true),
                 Err(error) => Err(error),
@@ -388,10 +392,10 @@ impl Server {
         Ok(count)
     }
 
-    /// Requests that no completion brings are taken by a thread that looks for completions: at the
-    /// latest after a tick.
+    /// Requests that no completion brings are taken by a thread that looks for completions. Whoever has put them
+    /// off looks again soon, until they have begun; it cannot be woken.
     fn look_for_late(&self, state: &State) {
-        if state.core.has_requests() {
+        if state.core.has_requests() || state.core.has_waiting() {
             self.late.store(true, SeqCst);
         }
     }

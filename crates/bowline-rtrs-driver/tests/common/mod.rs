@@ -1,6 +1,7 @@
 //! A client and a server in one process, each with a device and an engine of its own.
 #![allow(dead_code, reason = "not every test uses all of it")]
 
+pub(crate) mod drowsy;
 pub(crate) mod frail;
 pub(crate) mod load;
 pub(crate) mod tasks;

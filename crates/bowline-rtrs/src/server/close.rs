@@ -187,6 +187,7 @@ impl Server {
         }
         gone.iter().for_each(|epoch| session.end(*epoch));
         session.waiting -= gone.len();
+        self.waiting -= gone.len();
         path.waiting -= gone.len();
         path.stats.inflight = path.stats.inflight.saturating_sub(gone.len() as u32);
         self.counters.requests_dropped += gone.len() as u64;

@@ -109,6 +109,8 @@ pub struct Server {
     sessions: Sessions,
     paths: Paths,
     ops: Ops,
+    /// Those that wait for chunks.
+    waiting: usize,
     /// The next region's name.
     region: u32,
     /// Requests whose keys are being withdrawn.
@@ -146,6 +148,7 @@ impl Server {
             sessions: Sessions::default(),
             paths: Paths::default(),
             ops: Ops::new(),
+            waiting: 0,
             region: 0,
             arrived: Vec::new(),
             arrived_spare: Vec::new(),
@@ -333,6 +336,8 @@ impl Server {
 
     /// Panics when the tables contradict each other.
     pub fn check_invariants(&self) {
+        let all: usize = self.sessions.iter().map(|session| session.waiting).sum();
+        assert_eq!(self.waiting, all, "operations that wait");
         for session in self.sessions.iter() {
             let (mut running, mut waiting) = (0, 0);
             let (mut unanswered, mut old) = (0, 0);

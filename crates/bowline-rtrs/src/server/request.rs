@@ -275,6 +275,7 @@ impl Server {
         waiting.held = Some(Box::new(request));
         chunk.wait(&mut self.ops, op.slot);
         session.waiting += 1;
+        self.waiting += 1;
         self.counters.requests_waited += 1;
         let many = session.waiting > self.config.limits.waiting;
         if let Some(path) = self.paths.get_mut(path) {
@@ -300,6 +301,7 @@ impl Server {
         chunk.holder = NONE;
         let Some(next) = chunk.next(&self.ops) else { return };
         session.waiting -= 1;
+        self.waiting -= 1;
         let op = self.ops.at(next);
         op.next = NONE;
         op.state = OpState::Running;
@@ -317,6 +319,12 @@ impl Server {
     /// Tells whether requests are ready for the upper layer.
     pub fn has_requests(&self) -> bool {
         !self.requests.is_empty()
+    }
+
+    /// Tells whether requests wait for the chunks of others: when these are over, no completion tells that there are
+    /// requests for the upper layer [RS-9].
+    pub const fn has_waiting(&self) -> bool {
+        self.waiting > 0
     }
 
     /// Takes the requests that are ready for the upper layer. Look again after

@@ -58,9 +58,11 @@ fn a_repeated_request_waits_for_the_first_one() {
     let done = rig.write(&b, 1, 4, b"2", b"data");
     rig.deliver(&[done]);
     assert!(rig.requests.is_empty(), "the first one is not answered yet");
+    assert!(rig.server.has_waiting());
     assert_eq!(rig.server.sessions().next().unwrap().operations, 2);
     rig.respond(first.op, 0, None);
     assert!(answered(&mut rig).is_empty(), "nobody is left to hear it");
+    assert!(!rig.server.has_waiting());
     let second = rig.one();
     assert_eq!(*second.usr, b"2"[..]);
     rig.respond(second.op, 0, None);
