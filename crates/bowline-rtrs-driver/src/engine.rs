@@ -30,11 +30,13 @@ const CLOSE_PATIENCE: Duration = Duration::from_secs(10);
 /// How threads wait for completions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Poll {
-    /// As the device does it: the soft one looks for as long as waking up would cost, then sleeps.
+    /// As the device does it: the soft one looks for as long as waking up would cost, then sleeps. A thread sleeps on
+    /// one device only: in an engine of several, background threads take the completions, one for each device, and
+    /// wake those of the program that wait for requests.
     #[default]
     Adaptive,
     /// Never sleeps: lowest latency, one processor for each thread of a server, and for each thread of
-    /// a program that waits for a session.
+    /// a program that waits for requests, which takes the completions of all devices.
     Spin,
 }
 

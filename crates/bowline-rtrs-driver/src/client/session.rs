@@ -83,9 +83,9 @@ pub struct PathView {
 
 /// A session with a server, over any number of paths.
 ///
-/// All methods may be called from any thread. Those that wait do the work of taking completions
-/// themselves; while none waits or polls, a background thread does. Dropping a session closes it without
-/// waiting.
+/// All methods may be called from any thread. Those that wait for requests do the work of taking completions
+/// themselves, in an engine of several devices with [`Poll::Spin`](crate::Poll::Spin) only; while none waits or polls,
+/// background threads do. Dropping a session closes it without waiting.
 pub struct Session {
     shared: Arc<Shared>,
     name: String,

@@ -5,6 +5,8 @@
 //!     another does           sleeps until its own request has ended, or until it is its turn
 //!   the background thread    does when no thread of the program has since its last look
 //! ```
+//! A thread sleeps on one device at a time, so with several it takes completions itself only if it never
+//! sleeps ([`Poll::Spin`]): of one after the other. Otherwise each device's background thread does.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use core::task::{Poll as Polling, Waker};
@@ -425,6 +427,8 @@ impl Shared {
     ) -> Option<T> {
         let deadline = limit.map(|limit| (Moment::now(), limit));
         let me = std::thread::current().id();
+        let spins = self.engine.config.poll == Poll::Spin;
+        let mut next = 0;
         let mut waited = false;
         let outcome = loop {
             let mut state = self.hub.lock();
@@ -440,12 +444,13 @@ impl Shared {
             if left.is_zero() || state.closed || self.is_stopped() {
                 break None;
             }
+            let leads = if spins || self.leads.len() == 1 { &self.leads[..] } else { &[] };
+            // If a background thread is at it, it stands back the next time.
+            leads.iter().for_each(Lead::count);
             // Tried under the lock of the state: who has it looks for followers after giving it up.
-            let lead = self.leads.first().filter(|_| self.leads.len() == 1);
-            let Some((lead, mut turn)) = lead.and_then(|lead| Some((lead, lead.try_turn()?)))
-            else {
-                // If the background thread is at it, it stands back the next time.
-                lead.inspect(|lead| lead.count());
+            let turns = (0..leads.len()).map(|at| (next + at) % leads.len());
+            let turn = turns.into_iter().find_map(|port| Some((port, leads[port].try_turn()?)));
+            let Some((port, mut turn)) = turn else {
                 state.followers.push(Follower { thread: std::thread::current(), any });
                 waited = true;
                 drop(state);
@@ -453,11 +458,11 @@ impl Shared {
                 continue;
             };
             drop(state);
-            lead.count();
-            if self.drive(0, 0, &mut turn) == 0 && self.engine.config.poll == Poll::Adaptive {
+            next = port + 1;
+            if self.drive(port, 0, &mut turn) == 0 && !spins {
                 self.hub.stats.waits.inc();
-                if self.hub.ports[0].wait(left.min(SLICE)).is_err() {
-                    self.device_gone(port_id(0));
+                if self.hub.ports[port].wait(left.min(SLICE)).is_err() {
+                    self.device_gone(port_id(port));
                 }
             }
         };
@@ -465,13 +470,13 @@ impl Shared {
         outcome
     }
 
-    /// If nobody takes completions, another thread that waits does from now on. If none waits, but functions of the
-    /// program are to be told of requests, the background thread does; where it is these that this thread waits for,
-    /// it comes back `soon`, and the background thread sees to it later if it does not. Tells whether nobody did.
+    /// If nobody takes completions of a device, another thread that waits does from now on. If none waits, but functions
+    /// of the program are to be told of requests, the background thread does; where it is these that this thread waits
+    /// for, it comes back `soon`, and the background thread sees to it later if it does not. Tells whether nobody did.
     fn pass_on(&self, soon: bool) -> bool {
-        let Some(lead) = self.leads.first().filter(|lead| lead.try_turn().is_some()) else {
+        if self.leads.iter().all(|lead| lead.try_turn().is_none()) {
             return false;
-        };
+        }
         let mut state = self.hub.lock();
         let next = state.followers.pop();
         let asks = !soon && state.slots.has_told();
@@ -479,10 +484,14 @@ impl Shared {
         if let Some(next) = next {
             self.hub.stats.hand_overs.inc();
             next.thread.unpark();
-        } else if lead.napping.swap(false, Ordering::SeqCst) || asks {
-            // Somebody else may have asked.
-            lead.asked.fetch_or(asks, Ordering::SeqCst);
-            self.wake_helper(lead);
+            return true;
+        }
+        for lead in &self.leads {
+            if lead.napping.swap(false, Ordering::SeqCst) || asks {
+                // Somebody else may have asked.
+                lead.asked.fetch_or(asks, Ordering::SeqCst);
+                self.wake_helper(lead);
+            }
         }
         true
     }
