@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use bowline_rnbd::Errno;
 use bowline_rnbd::client::{Config, Outage};
-use bowline_rtrs_driver::client::{ReadKeys, Session, SessionBuilder};
+use bowline_rtrs_driver::client::{PathEv, ReadKeys, Session, SessionBuilder};
 use bowline_rtrs_driver::{Engine, HbConfig, PORT, Policy};
 use bowline_wire::rnbd::Access;
 
@@ -66,6 +66,21 @@ pub struct MapOptions {
     /// Connections of each path for polled IO. A session that has some is for one disk only [NB-35]; as
     /// with kernels nothing is sent over them [RS-31].
     pub poll_queues: u16,
+    /// Who is told what happens to the paths.
+    pub on_path: Option<OnPath>,
+}
+
+/// A function that is told of paths.
+type PathFn = dyn Fn(&str, PathEv) + Send + Sync;
+
+/// Who is told of paths.
+#[derive(Clone)]
+pub struct OnPath(Arc<PathFn>);
+
+impl std::fmt::Debug for OnPath {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("OnPath").finish_non_exhaustive()
+    }
 }
 
 impl MapOptions {
@@ -86,6 +101,7 @@ impl MapOptions {
             read_keys: ReadKeys::default(),
             io_connections: None,
             poll_queues: 0,
+            on_path: None,
         }
     }
 
@@ -103,6 +119,13 @@ impl MapOptions {
         self
     }
 
+    /// Is told what happens to paths, with the name of their session: see [`SessionBuilder::on_path`].
+    #[must_use]
+    pub fn on_path(mut self, on_path: impl Fn(&str, PathEv) + Send + Sync + 'static) -> Self {
+        self.on_path = Some(OnPath(Arc::new(on_path)));
+        self
+    }
+
     fn builder(&self) -> Result<SessionBuilder, Error> {
         let bridges = self.io.outage != Outage::FailFast;
         let builder = SessionBuilder::new(&self.session).map_err(|error| Error::rtrs(&error))?;
@@ -114,6 +137,13 @@ impl MapOptions {
             Some(port) => builder.path_to(*src, SocketAddr::new(*dst, *port)),
             None => builder.path(*src, *dst),
         });
+        let builder = match self.on_path.clone() {
+            Some(OnPath(on_path)) => {
+                let session = self.session.clone();
+                builder.on_path(move |event| on_path(&session, event))
+            }
+            None => builder,
+        };
         Ok(builder
             .read_keys(self.read_keys)
             .poll_connections(self.poll_queues)

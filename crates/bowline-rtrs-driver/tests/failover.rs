@@ -8,9 +8,11 @@ use std::time::{Duration, Instant};
 
 use bowline_roce::{Config, GiveUp};
 use bowline_roce_driver::SoftConfig;
-use bowline_rtrs_driver::client::{LinkEv, PathState, PermitKind, Session, SessionBuilder, Wait};
+use bowline_rtrs_driver::client::{
+    LinkEv, PathEv, PathState, PermitKind, Session, SessionBuilder, Wait,
+};
 use bowline_rtrs_driver::server::{self, Handler, Request, Server, ServerConfig};
-use bowline_rtrs_driver::{Dir, Errno, HbConfig, PathId, Policy};
+use bowline_rtrs_driver::{Dir, Errno, HbConfig, PORT, PathId, Policy};
 use common::load::Load;
 use common::tasks::block_on;
 use common::{PATIENCE, Pair, at, eventually, ip, write_and_read};
@@ -57,6 +59,50 @@ fn a_cut_path_costs_no_request() {
     assert!(failovers > 0, "requests have moved");
     drop(load);
     write_and_read(&session, 0, 65_536);
+}
+
+/// [RS-16], [RS-17]: the program is told of each path that is lost and comes back, in order with the loss and return of
+/// all; a panic of what is told ends there.
+#[test]
+fn each_path_is_told_of() {
+    const NET: u8 = 208;
+    let pair = Pair::with(NET, 2, ServerConfig::default(), hasty);
+    let (sender, told) = std::sync::mpsc::channel();
+    let on_link = {
+        let sender = sender.clone();
+        move |event| sender.send(Err(event)).unwrap()
+    };
+    let on_path = move |event: PathEv| {
+        let peer = if event.src.ip() == ip(NET, 1) { 101 } else { 102 };
+        assert_eq!(event.dst, (ip(NET, peer), PORT).into());
+        sender.send(Ok((event.id, event.state))).unwrap();
+        assert_ne!(event.state, PathState::Connected, "planted: who is told of a path panics");
+    };
+    let heartbeat = HbConfig { probe_interval: Duration::from_millis(200), ..HbConfig::default() };
+    let builder = pair.builder("told", 2).heartbeat(heartbeat).on_link(on_link).on_path(on_path);
+    let session = Session::open(&pair.client_engine, builder).unwrap();
+    let [first, second] = [0, 1].map(|at| session.paths()[at].id);
+    let next = || told.recv_timeout(PATIENCE).unwrap();
+    let until = |wanted| while next() != wanted {};
+    until(Ok((first, PathState::Connected)));
+    until(Ok((second, PathState::Connected)));
+    let cut = |host, on| pair.client_device.cut(ip(NET, host), None, on);
+    cut(1, true);
+    assert_eq!(next(), Ok((first, PathState::Reconnecting)));
+    cut(1, false);
+    until(Ok((first, PathState::Connected)));
+    session.disconnect_path(first).unwrap();
+    let closed = [PathState::Closing, PathState::Closed].map(|state| Ok((first, state)));
+    assert_eq!([next(), next()], closed);
+    cut(2, true);
+    assert_eq!(next(), Ok((second, PathState::Reconnecting)));
+    until(Err(LinkEv::Disconnected));
+    cut(2, false);
+    until(Ok((second, PathState::Connected)));
+    assert_eq!(next(), Err(LinkEv::Reconnected));
+    session.remove_path(first).unwrap();
+    until(Ok((first, PathState::Dead)));
+    session.close();
 }
 
 /// [RS-8], N3: a path that the server resets costs little time.
@@ -215,7 +261,7 @@ fn permits_are_waited_for() {
         geometry: bowline_rtrs_driver::Geometry::new(4, 28_672, 4096).unwrap(),
         ..ServerConfig::default()
     };
-    let at_address = [std::net::SocketAddr::new(ip(56, 101), bowline_rtrs_driver::PORT)];
+    let at_address = [std::net::SocketAddr::new(ip(56, 101), PORT)];
     let server =
         Server::open(&pair.server_engine, &at_address, config, Arc::clone(&handler) as _).unwrap();
     let session = pair.session(1);

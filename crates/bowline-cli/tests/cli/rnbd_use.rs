@@ -376,7 +376,9 @@ fn give_up(folder: &Folder, socket: &Path, client: Running, by_force: bool) {
     } else {
         client.signal("-TERM");
     }
-    client.finish().exits(0);
+    let told = client.finish().exits(0).err;
+    assert!(told.starts_with("session s1: path 127."), "{told}");
+    assert!(told.contains(" lost, 0 of 1 connected\n"), "{told}");
     assert!(asked.elapsed() < Duration::from_secs(10), "{:?}", asked.elapsed());
 }
 

@@ -9,8 +9,8 @@ use bowline_verbs::Device;
 use bowline_wire::rtrs::{PORT, SessionName};
 use std::sync::Arc;
 
-use super::shared::OnLink;
-use super::state::LinkEv;
+use super::shared::Listeners;
+use super::state::{LinkEv, PathEv};
 use crate::port::Port;
 use crate::{Error, random};
 
@@ -26,7 +26,7 @@ pub struct SessionBuilder {
     pub(super) paths: Vec<BuilderPath>,
     /// IO connections, when the program has chosen.
     pub(super) connections: Option<u16>,
-    pub(super) on_link: Option<OnLink>,
+    pub(super) listeners: Listeners,
 }
 
 impl core::fmt::Debug for SessionBuilder {
@@ -49,7 +49,7 @@ impl SessionBuilder {
         let name =
             SessionName::new(name).map_err(|_| Error::new("naming a session", Errno::EINVAL))?;
         let config = ClientConfig::new(name, random::number()?);
-        Ok(Self { config, paths: Vec::new(), connections: None, on_link: None })
+        Ok(Self { config, paths: Vec::new(), connections: None, listeners: Listeners::default() })
     }
 
     /// Adds a path: the server's address, and an address of a device of this side, or the one that
@@ -182,7 +182,17 @@ impl SessionBuilder {
     /// block. A panic of it ends there, as that of a [`Completer`](super::Completer) does.
     #[must_use]
     pub fn on_link(mut self, on_link: impl Fn(LinkEv) + Send + Sync + 'static) -> Self {
-        self.on_link = Some(Box::new(on_link));
+        self.listeners.on_link = Some(Box::new(on_link));
+        self
+    }
+
+    /// Is told of each change of a path's state, in order, and between what [`on_link`](Self::on_link) is told, and
+    /// under the same rules: that redundancy is lost, or back. A path that is lost is [`Reconnecting`](super::PathState::Reconnecting)
+    /// until it is [`Connected`](super::PathState::Connected) again. Attempts to connect are told too, also those of
+    /// [`Session::open`](super::Session::open), which may be several.
+    #[must_use]
+    pub fn on_path(mut self, on_path: impl Fn(PathEv) + Send + Sync + 'static) -> Self {
+        self.listeners.on_path = Some(Box::new(on_path));
         self
     }
 }

@@ -22,4 +22,4 @@ pub use future::{Call, GetPermit};
 pub use permit::Permit;
 pub use region::Region;
 pub use session::{PathView, Req, Session, Wait};
-pub use state::{Completer, Done, LinkEv};
+pub use state::{Completer, Done, LinkEv, PathEv};

@@ -114,7 +114,7 @@ impl Session {
     /// connected.
     pub fn open(engine: &Engine, builder: SessionBuilder) -> Result<Arc<Self>, Error> {
         const WHAT: &str = "opening a session";
-        let SessionBuilder { mut config, paths, connections: chosen, on_link } = builder;
+        let SessionBuilder { mut config, paths, connections: chosen, listeners } = builder;
         if !(1..=config.limits.paths).contains(&paths.len()) {
             return Err(Error::new(WHAT, Errno::EINVAL));
         }
@@ -130,7 +130,7 @@ impl Session {
             ReadKeys::LongLived => Access::LOCAL_WRITE | Access::REMOTE_WRITE,
             ReadKeys::PerRequest => Access::LOCAL_WRITE,
         };
-        let on_link = on_link.map(Arc::new);
+        let listeners = Arc::new(listeners);
         let claim = engine.names.claim(&name, RESET_PAUSE * RESETS_BORNE);
         let claim = claim.ok_or(Error::new(
             "opening a session of a name that another one here has",
@@ -148,13 +148,11 @@ impl Session {
                     Ok((addr, random::uuid()?))
                 })
                 .collect::<Result<_, Error>>()?;
-            let on_link = on_link
-                .clone()
-                .map(|on_link| -> super::shared::OnLink { Box::new(move |event| on_link(event)) });
             let attrs: Vec<PortAttr> = ports.iter().map(|port| port.attr()).collect();
             let core = Core::new(config.clone(), &attrs, random::uuid()?);
             let hub = Hub::new(State::new(core), ports, Arc::clone(&engine.stats));
-            let shared = Arc::new(Shared::new(hub, Arc::clone(engine), polled, on_link));
+            let shared =
+                Arc::new(Shared::new(hub, Arc::clone(engine), polled, Arc::clone(&listeners)));
             engine.add(Arc::clone(&shared) as Arc<dyn Station>)?;
             for (index, _) in unusable.iter().enumerate().filter(|(_, unusable)| **unusable) {
                 shared.device_gone(port_id(index));

@@ -20,7 +20,7 @@ use bowline_verbs::{CmEvent, Qpn, contain};
 
 use super::permits::{Place, Sleeper};
 use super::session::current_cpu;
-use super::state::{Finished, Follower, LinkEv, State};
+use super::state::{Finished, Follower, LinkEv, News, PathEv, State};
 use crate::drive::{BATCH, Drive, share};
 use crate::engine::{Inner, Poll, Station, TICK};
 use crate::hub::Hub;
@@ -94,8 +94,23 @@ impl Polled {
     }
 }
 
-/// What is told of the end and return of all paths.
-pub(super) type OnLink = Box<dyn Fn(LinkEv) + Send + Sync>;
+/// Functions of the program that are told what happens to a session.
+#[derive(Default)]
+pub(super) struct Listeners {
+    /// The end and return of all paths.
+    pub(super) on_link: Option<Box<dyn Fn(LinkEv) + Send + Sync>>,
+    /// Each path.
+    pub(super) on_path: Option<Box<dyn Fn(PathEv) + Send + Sync>>,
+}
+
+impl Listeners {
+    fn tell(&self, news: &News) {
+        match news {
+            News::Link(event) => self.on_link.as_ref().map(|on_link| on_link(*event)),
+            News::Path(event) => self.on_path.as_ref().map(|on_path| on_path(*event)),
+        };
+    }
+}
 
 /// A session.
 pub(super) struct Shared {
@@ -109,7 +124,7 @@ pub(super) struct Shared {
     polled_at: AtomicU64,
     /// Wakes those who wait for calls to end.
     changed: Condvar,
-    on_link: Option<OnLink>,
+    listeners: Arc<Listeners>,
     /// Requests that have ended, and of which the program was told.
     ended: AtomicU64,
     /// Threads that wait for more of them.
@@ -124,7 +139,7 @@ impl Shared {
         hub: Hub<State>,
         engine: Arc<Inner>,
         polled: u16,
-        on_link: Option<OnLink>,
+        listeners: Arc<Listeners>,
     ) -> Self {
         let ports = hub.ports.len();
         Self {
@@ -135,7 +150,7 @@ impl Shared {
             hub,
             engine,
             changed: Condvar::new(),
-            on_link,
+            listeners,
             ended: AtomicU64::new(0),
             watchers: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
@@ -192,7 +207,7 @@ impl Shared {
             }
             self.tell(finished);
         }
-        self.tell_links();
+        self.tell_news();
         self.end_if_closed();
     }
 
@@ -249,21 +264,19 @@ impl Shared {
         }
     }
 
-    /// Tells what happened to the session, in order, by one thread at a time [RS-17].
-    fn tell_links(&self) {
+    /// Tells what happened to the session and its paths, in order, by one thread at a time [RS-17].
+    fn tell_news(&self) {
         let mut state = self.hub.lock();
-        if state.linking || state.links.is_empty() {
+        if state.telling || state.news.is_empty() {
             return;
         }
-        state.linking = true;
-        while let Some(event) = state.links.pop_front() {
+        state.telling = true;
+        while let Some(news) = state.news.pop_front() {
             drop(state);
-            if let Some(on_link) = &self.on_link {
-                contain(|| on_link(event));
-            }
+            contain(|| self.listeners.tell(&news));
             state = self.hub.lock();
         }
-        state.linking = false;
+        state.telling = false;
     }
 
     /// A session that nobody has any more ends when its paths are gone.
@@ -315,7 +328,7 @@ impl Shared {
         state.core.set_cpu(current_cpu());
         state.core.handle_done(now, &turn.drive.dones);
         let control = state.collect(&mut turn.finished);
-        let quiet = state.links.is_empty();
+        let quiet = state.news.is_empty();
         drop(state);
         self.wake(control);
         let told = if turn.finished.told.is_empty() {

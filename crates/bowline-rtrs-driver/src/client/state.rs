@@ -1,12 +1,15 @@
 //! What is kept beside the core, under its lock: who waits for which request, and what happened.
 
 use std::collections::VecDeque;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::thread::Thread;
 
-use bowline_rtrs::Errno;
 use bowline_rtrs::bind::Binding;
-use bowline_rtrs::client::{Completed, Event, Permit, PermitKind, Session as Core};
+use bowline_rtrs::client::{
+    Completed, Event, PathAddr, PathState, Permit, PermitKind, Session as Core,
+};
+use bowline_rtrs::{Errno, PathId};
 use bowline_verbs::contain;
 
 use super::calls::{Calls, Until};
@@ -44,6 +47,25 @@ pub enum LinkEv {
     Disconnected,
     /// The first path is back [RS-16].
     Reconnected,
+}
+
+/// What happened to a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PathEv {
+    /// The path.
+    pub id: PathId,
+    /// Own address.
+    pub src: SocketAddr,
+    /// The server's.
+    pub dst: SocketAddr,
+    /// Its state now.
+    pub state: PathState,
+}
+
+/// What the program is told in order.
+pub(super) enum News {
+    Link(LinkEv),
+    Path(PathEv),
 }
 
 /// What fails, for errors.
@@ -204,9 +226,9 @@ pub(super) struct State {
     pub(super) opened: Option<Result<(), Errno>>,
     pub(super) closed: bool,
     pub(super) calls: Calls,
-    pub(super) links: VecDeque<LinkEv>,
-    /// A thread hands out `links`.
-    pub(super) linking: bool,
+    pub(super) news: VecDeque<News>,
+    /// A thread tells `news`.
+    pub(super) telling: bool,
 }
 
 impl Side for State {
@@ -232,8 +254,8 @@ impl State {
             opened: None,
             closed: false,
             calls: Calls::default(),
-            links: VecDeque::new(),
-            linking: false,
+            news: VecDeque::new(),
+            telling: false,
         }
     }
 
@@ -255,15 +277,17 @@ impl State {
             match event {
                 Event::Opened(result) => self.opened = Some(result),
                 Event::Closed => self.closed = true,
-                Event::Disconnected => self.links.push_back(LinkEv::Disconnected),
-                Event::Reconnected => self.links.push_back(LinkEv::Reconnected),
+                Event::Disconnected => self.news.push_back(News::Link(LinkEv::Disconnected)),
+                Event::Reconnected => self.news.push_back(News::Link(LinkEv::Reconnected)),
                 Event::PathAdded { path, result } => self.calls.end(path, Until::Added, result),
                 Event::PathReconnected { path, result } => {
                     self.calls.end(path, Until::Reconnected, result);
                 }
                 Event::PathClosed { path } => self.calls.end(path, Until::Closed, Ok(())),
                 Event::PathRemoved { path } => self.calls.end(path, Until::Removed, Ok(())),
-                Event::PathState { .. } => {}
+                Event::PathState { path: id, addr: PathAddr { src, dst, .. }, state } => {
+                    self.news.push_back(News::Path(PathEv { id, src, dst, state }));
+                }
                 Event::PermitFree => permits = true,
             }
         }

@@ -161,7 +161,8 @@ impl Session {
         let Some(path) = self.paths.get_mut(id) else { return };
         debug_assert!(path.state.may_become(state), "{:?} to {state:?}", path.state);
         path.state = state;
-        self.events.push_back(Event::PathState { path: id, state });
+        let addr = path.addr;
+        self.events.push_back(Event::PathState { path: id, addr, state });
     }
 
     /// Nothing is left of a path that was to be closed.

@@ -13,7 +13,7 @@ use super::path::Path;
 use super::permits::Permits;
 use super::regions::Regions;
 use super::request::Request;
-use super::{ClientConfig, PathInfo, PathState, Permit, PermitKind, StatsFile};
+use super::{ClientConfig, PathAddr, PathInfo, PathState, Permit, PermitKind, StatsFile};
 use crate::{
     Batch, ConnId, Done, Errno, HbDo, Input, Instant, MemRef, On, Order, PathId, Policy, PortAttr,
     PortId, RegionId, Tag,
@@ -83,6 +83,8 @@ pub enum Event {
     PathState {
         /// The path.
         path: PathId,
+        /// Its addresses.
+        addr: PathAddr,
         /// To this.
         state: PathState,
     },

@@ -19,7 +19,7 @@ use bowline_rnbd_driver::{
 };
 use bowline_rtrs_driver::{
     Policy,
-    client::ReadKeys,
+    client::{PathEv, ReadKeys},
     tree::{ClientSession, Files, client_node as sessions_node},
 };
 use bowline_wire::rnbd::Access;
@@ -28,6 +28,7 @@ use super::{
     doors::{self, Doors},
     serving::Controls,
     side::{Route, Side, Towards, some_time},
+    watch,
 };
 use crate::cli::{Failure, Outcome, stop::Stop};
 
@@ -45,7 +46,8 @@ const STEP: Duration = Duration::from_millis(1);
 #[command(
     after_help = "The first line of the output is `mapped DEVICE bytes=N at rnbd0, ..` with the doors that were \
                   opened; then there is one line for each change of this disk and of those \
-                  mapped later by commands, as `rnbd0 offline`: offline, online, bytes=N, gone. Ends with SIGINT \
+                  mapped later by commands, as `rnbd0 offline`: offline, online, bytes=N, gone. Paths that are lost or back are \
+                  told on standard error. Ends with SIGINT \
                   or SIGTERM, or when no disk has been mapped for a second."
 )]
 pub(super) struct Args {
@@ -157,9 +159,10 @@ pub(super) fn mapped(
     how: &How,
     side: &Side,
     stop: &Stop,
+    on_path: impl Fn(&str, PathEv) + Send + Sync + 'static,
 ) -> Outcome<(Arc<Client>, Arc<Disk>)> {
     let engine = side.engine(&route.own)?;
-    let defaults = how.options(&route.session, side.port);
+    let defaults = how.options(&route.session, side.port).on_path(on_path);
     let options =
         route.paths.iter().fold(defaults.clone(), |options, (src, dst)| options.path(*src, *dst));
     let client = Client::new(engine, defaults);
@@ -234,7 +237,9 @@ fn seconds(time: Duration) -> String {
 pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
     let stop = Stop::install()?;
     let device = args.device.as_deref().ok_or_else(|| Failure::usage("a device is missing"))?;
-    let (client, disk) = mapped(device, args.towards.route()?, &args.how, &args.side, &stop)?;
+    let (told, mut paths) = watch::new();
+    let route = args.towards.route()?;
+    let (client, disk) = mapped(device, route, &args.how, &args.side, &stop, told)?;
     let (told, changes) = mpsc::channel();
     let doors = Doors::new(Arc::clone(&client), args.doors.clone(), told);
     let said = doors.open(&disk);
@@ -254,9 +259,11 @@ pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
         let mut idle = 0;
         while idle < LOOKS && !stop.wait(Some(SLICE)) {
             report_all(&changes);
+            paths.report();
             idle = if args.stay || doors.is_needed() { 0 } else { idle + 1 };
         }
         report_all(&changes);
+        paths.report();
         // An unmap under way may wait for a lost session.
         doors.fail_fast();
         // Answers what is asked still, such as the command that unmapped the last disk.

@@ -14,6 +14,7 @@ mod serving;
 mod side;
 mod tool;
 mod verify;
+mod watch;
 
 use std::path::PathBuf;
 

@@ -79,7 +79,7 @@ pub(super) fn run(args: &Args) -> Outcome {
         return verify(args, LocalDevice::new(&args.device, backend), None, &stop);
     }
     let route = args.towards.route()?;
-    let (client, disk) = mapped(&args.device, route, &args.how, &args.side, &stop)?;
+    let (client, disk) = mapped(&args.device, route, &args.how, &args.side, &stop, |_, _| {})?;
     let device: Arc<dyn BlockDevice> = disk.clone();
     let result = verify(args, device, Some((&client, &disk)), &stop);
     client.close();

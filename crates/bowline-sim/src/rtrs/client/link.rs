@@ -143,11 +143,11 @@ impl Client {
                         core.link_up(now, limits);
                     }
                 }
-                SessionEvent::PathState { path, state: PathState::Connected } => {
+                SessionEvent::PathState { path, state: PathState::Connected, .. } => {
                     life.failover.path(path, PathState::Connected);
                     base.stats.paths_up += 1;
                 }
-                SessionEvent::PathState { path, state } => {
+                SessionEvent::PathState { path, state, .. } => {
                     life.failover.path(path, state);
                     let lost = matches!(
                         state,

@@ -1,0 +1,101 @@
+//! Tells of paths that are lost and come back.
+
+use std::{
+    collections::BTreeMap,
+    sync::mpsc::{self, Receiver},
+};
+
+use bowline_rtrs_driver::{
+    PathId,
+    client::{PathEv, PathState},
+};
+
+/// What becomes of the paths of sessions.
+pub(super) struct Watch {
+    events: Receiver<(String, PathEv)>,
+    /// Paths that have been connected: whether they still are.
+    paths: BTreeMap<String, BTreeMap<PathId, bool>>,
+}
+
+/// Makes one, and what is to be told of paths: it does not block.
+pub(super) fn new() -> (impl Fn(&str, PathEv) + Send + Sync + 'static, Watch) {
+    let (told, events) = mpsc::channel();
+    let tell = move |session: &str, event| {
+        // Nobody listens any more when the command ends.
+        let _ = told.send((session.to_owned(), event));
+    };
+    (tell, Watch { events, paths: BTreeMap::new() })
+}
+
+impl Watch {
+    /// Prints what there is to tell.
+    pub(super) fn report(&mut self) {
+        while let Ok((session, event)) = self.events.try_recv() {
+            if let Some(line) = self.line(&session, &event) {
+                note!("{line}");
+            }
+        }
+    }
+
+    /// What is told of an event. Paths that are closed on order are not spoken of, nor are attempts that fail.
+    fn line(&mut self, session: &str, event: &PathEv) -> Option<String> {
+        let paths = self.paths.entry(session.to_owned()).or_default();
+        let was = paths.get(&event.id).copied();
+        let what = match event.state {
+            PathState::Connected => {
+                paths.insert(event.id, true);
+                (was == Some(false)).then_some("back")
+            }
+            PathState::Reconnecting => {
+                was.and_then(|_| paths.insert(event.id, false));
+                (was == Some(true)).then_some("lost")
+            }
+            PathState::Closed if was == Some(false) => Some("given up"),
+            PathState::Closed | PathState::Dead => {
+                paths.remove(&event.id);
+                None
+            }
+            PathState::Connecting | PathState::ConnectingErr | PathState::Closing => None,
+        }?;
+        let (up, all) = (paths.values().filter(|up| **up).count(), paths.len());
+        let (src, dst) = (event.src.ip(), event.dst.ip());
+        Some(format!("session {session}: path {src} to {dst} {what}, {up} of {all} connected"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+
+    use super::*;
+
+    #[test]
+    fn lost_paths_are_told_of_once_until_they_are_back() {
+        use PathState::{
+            Closed, Closing, Connected, Connecting, ConnectingErr, Dead, Reconnecting,
+        };
+        let (_, mut watch) = new();
+        let mut tell = |slot, states: &[PathState]| -> Vec<String> {
+            let id = PathId { slot, life: 0 };
+            let addr = |net| SocketAddr::from(([10, 0, net, slot as u8], 1234));
+            let told = states.iter().filter_map(|state| {
+                let event = PathEv { id, src: addr(1), dst: addr(2), state: *state };
+                watch.line("disks", &event)
+            });
+            told.collect()
+        };
+        let nothing: [&str; 0] = [];
+        assert_eq!(tell(1, &[Connected]), nothing);
+        assert_eq!(tell(2, &[Connected]), nothing);
+        let lost = tell(2, &[Reconnecting, Connecting, ConnectingErr, Reconnecting, Connecting]);
+        assert_eq!(lost, ["session disks: path 10.0.1.2 to 10.0.2.2 lost, 1 of 2 connected"]);
+        let back = tell(2, &[Connected]);
+        assert_eq!(back, ["session disks: path 10.0.1.2 to 10.0.2.2 back, 2 of 2 connected"]);
+        assert_eq!(tell(2, &[Closing, Closed, Dead]), nothing, "on order");
+        let over = tell(1, &[Reconnecting, Closing, Closed]);
+        assert_eq!(over[1], "session disks: path 10.0.1.1 to 10.0.2.1 given up, 0 of 1 connected");
+        let again = tell(1, &[Reconnecting, Connected, Closing, Closed, Dead]);
+        assert_eq!(again, ["session disks: path 10.0.1.1 to 10.0.2.1 back, 1 of 1 connected"]);
+        assert_eq!(tell(3, &[Connecting, ConnectingErr, Reconnecting, Connected]), nothing);
+    }
+}
