@@ -238,3 +238,31 @@ fn completions_are_counted_on_the_processor_that_takes_them() {
     });
     pinned.join().unwrap();
 }
+
+/// User messages are as long as the session says, and no longer than the server takes.
+#[test]
+fn user_messages_are_as_long_as_the_session_has_room_for() {
+    let pair = Pair::new(209, 1, config(true));
+    let long_enough = pair.server.config().geometry.max_hdr() as u16;
+    for (max_usr, most) in
+        [(0, 40), (512, 552), (3000, 3048), (long_enough, 4072), (u16::MAX, 4072)]
+    {
+        let builder = pair.builder("usr", 1).max_usr(max_usr);
+        let session = Session::open(&pair.client_engine, builder).unwrap();
+        assert_eq!(session.attrs().unwrap().max_hdr, most + 24, "{max_usr}");
+        let permit = session.get_permit(PermitKind::Io, Wait::Forever).unwrap();
+        let region = session.region(8).unwrap();
+        let say = |len: u32| {
+            let usr = vec![7; len as usize];
+            session.call(Dir::Read, &permit, &usr, &[region.piece(0, 8)]).unwrap_err().errno()
+        };
+        // The store takes messages of 8 bytes only, and says so.
+        assert_eq!(say(most), Errno::EINVAL.0, "{max_usr}: it was there");
+        assert_eq!(say(most + 1), Errno::EMSGSIZE.0, "{max_usr}");
+        assert_eq!(say(70_000), Errno::EMSGSIZE.0, "{max_usr}");
+        drop(permit);
+        session.close();
+    }
+    let session = pair.session(1);
+    assert_eq!(session.attrs().unwrap().max_hdr, 576, "as it is if nothing is said");
+}

@@ -154,6 +154,15 @@ impl SessionBuilder {
         self
     }
 
+    /// Longest user message of a request; 512. The session keeps so much for each permit. Servers have a limit
+    /// of their own, which is 4096 with the header where nobody has changed it; what comes of both is
+    /// [`Attrs::max_hdr`](super::Attrs::max_hdr).
+    #[must_use]
+    pub fn max_usr(mut self, bytes: u16) -> Self {
+        self.config.max_usr = bytes;
+        self
+    }
+
     /// Under which keys the server writes the answers to READs; those of the memory, as long as that is
     /// registered. With keys for single requests [`Session::open`](super::Session::open) fails with
     /// `EOPNOTSUPP` on devices that cannot make them, as those of libibverbs cannot.

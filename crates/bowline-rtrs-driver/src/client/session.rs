@@ -297,7 +297,8 @@ impl Session {
     /// a session of [`ReadKeys::PerRequest`].
     ///
     /// # Errors
-    /// `ECONNABORTED` without a connected path, `EMSGSIZE`, `EINVAL` for memory that is not of this
+    /// `ECONNABORTED` without a connected path, `EMSGSIZE` for more data than [`Attrs::max_io`] or a longer user
+    /// message than [`SessionBuilder::max_usr`] and the server allow ([`Attrs::max_hdr`]), `EINVAL` for memory that is not of this
     /// session or for more pieces than [`Attrs`] says, `EBUSY` for a permit whose request has not ended [RT-59].
     pub fn request(
         &self,

@@ -50,6 +50,8 @@ pub struct ClientConfig {
     /// The layer above keeps requests while no path is connected, so a server should drop a vanished
     /// client soon [RT-90].
     pub bridges_outages: bool,
+    /// Longest user message there is room for, beside what the server takes.
+    pub max_usr: u16,
     /// Under which keys READs are answered.
     pub read_keys: ReadKeys,
     /// Servers that can need not tell each new key of a chunk [RT-99]. Without it the session is as a
@@ -76,6 +78,7 @@ impl ClientConfig {
             connect_timeout: Duration::from_secs(30),
             reserve_service_permit: true,
             bridges_outages: false,
+            max_usr: 512,
             read_keys: ReadKeys::default(),
             counts_keys: true,
             seed,
@@ -94,8 +97,8 @@ impl ClientConfig {
 pub struct ClientLimits {
     /// Paths, at most 128.
     pub paths: usize,
-    /// Largest queue depth that is taken from a server. A session has up to 600 bytes for each, and
-    /// each connection up to 100.
+    /// Largest queue depth that is taken from a server. A session has up to 600 bytes for each, more with
+    /// a larger [`ClientConfig::max_usr`], and each connection up to 100.
     pub queue_depth: u16,
 }
 

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use bowline_verbs::{Access, Buffer, Status};
 use bowline_wire::rtrs::{
-    ConAnswer, ConReq, ConRsp, INFO_REQ_LEN, emit_info_req, info_rsp_len, parse_info_rsp,
+    ConAnswer, ConReq, ConRsp, INFO_REQ_LEN, READ_HDR_MAX, emit_info_req, info_rsp_len,
+    parse_info_rsp,
 };
 
 use super::link::{Conn, ConnState, Link, Phase, RECV_SLOT};
@@ -27,8 +28,6 @@ const SERVICE_RECVS: u32 = 1024;
 const IO_SPARE: usize = 16;
 /// Queue entries the core does not use: INFO_RSP's receive, the drain markers.
 const QUEUE_SPARE: usize = 2;
-/// Most bytes of a user message that are kept for each permit.
-const USR_MAX: u32 = 512;
 /// A request in so many is signalled, at most [RT-52].
 const SIGNAL_MAX: u16 = 512;
 
@@ -150,7 +149,8 @@ impl Session {
 
     /// Makes what is kept for each permit, now that their number is known.
     fn make_headers(&mut self, depth: u16, max_hdr: u32) -> Result<(), Errno> {
-        let slot = (64 + max_hdr.min(USR_MAX)).next_multiple_of(64);
+        let usr = max_hdr.min(self.config.max_usr.into());
+        let slot = (usr + READ_HDR_MAX as u32).next_multiple_of(64);
         let buffer = Buffer::new(usize::from(depth) * slot as usize).map_err(|_| Errno::ENOMEM)?;
         let buffer = Arc::new(buffer);
         let region = self.add_region(Arc::clone(&buffer), Access::LOCAL_WRITE);

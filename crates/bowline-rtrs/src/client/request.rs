@@ -114,7 +114,7 @@ impl Session {
     ///
     /// # Errors
     /// [`Errno::ECONNABORTED`] when no path is connected; [`Errno::EMSGSIZE`] when it is too long for
-    /// the server; [`Errno::EINVAL`] when the memory is not good for it, when a READ has more pieces than
+    /// the server, or the user message for the session ([`ClientConfig::max_usr`](super::ClientConfig::max_usr)); [`Errno::EINVAL`] when the memory is not good for it, when a READ has more pieces than
     /// [`Attrs::max_read_segments`](super::Attrs::max_read_segments), since it has one descriptor only
     /// [RT-12], or when the permit is not this session's; [`Errno::EBUSY`] when the permit's request is in flight still [RT-59].
     pub fn request(
@@ -158,13 +158,14 @@ impl Session {
         }
         let headers = self.headers.as_ref().ok_or(Errno::ECONNABORTED)?;
         let request = &mut self.requests[index];
+        let usr_len = u16::try_from(usr.len()).map_err(|_| Errno::EMSGSIZE)?;
         if usr.len() + READ_HDR_MAX > headers.slot as usize {
             return Err(Errno::EMSGSIZE);
         }
         headers.buffer.write(index * headers.slot as usize, usr);
         request.dir = dir;
         request.kind = permit.kind;
-        request.usr_len = usr.len() as u16;
+        request.usr_len = usr_len;
         request.data_len = data_len;
         request.fast = fast;
         request.answered = None;

@@ -26,7 +26,9 @@ pub struct Attrs {
     pub queue_depth: u16,
     /// Most bytes of data in a request.
     pub max_io: u32,
-    /// Most bytes of user message and header.
+    /// Most bytes of user message and header together, which is 4 bytes long for a WRITE and up to 24 for a READ: what
+    /// the server takes, or less if the session keeps no room for that
+    /// ([`ClientConfig::max_usr`](super::ClientConfig::max_usr)). A user message that is 24 bytes shorter always fits.
     pub max_hdr: u32,
     /// Most pieces of data in a WRITE.
     pub max_segments: usize,
