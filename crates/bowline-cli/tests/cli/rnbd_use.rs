@@ -246,6 +246,64 @@ fn doors_that_are_being_opened_at_the_end_are_closed_too() {
 }
 
 #[test]
+fn the_place_of_a_disk_is_never_that_of_another() {
+    let folder = Folder::new();
+    let server = export(&folder, 10, &["--no-control"]);
+    let words = ["--memory", "disk0=2MiB", "-I", "127.58.11.1", "--no-control"];
+    let mut other = start(&folder, &[&["rnbd", "export"][..], &words].concat());
+    other.expect("listening on ");
+    let nbd = folder.path().join("nbd");
+    let place = nbd.to_str().expect("a plain path");
+    let more = ["--stay", "--nbd", place, "-I", "127.58.11.11"];
+    let mut client = mapped(&folder, 10, &more);
+    let words = |words: &str| {
+        run(&folder, &[&["rnbd"], &words.split(' ').collect::<Vec<_>>()[..]].concat()).exits(0);
+    };
+    words("unmap rnbd0");
+    client.expect("rnbd0 unmapped");
+    assert!(!nbd.exists());
+    // Whoever connects to the place again means the disk that was there.
+    words(&format!("map disk1 from s1 {}", path(10)));
+    let mut told = |disk: &str| {
+        client.expect(&format!("mapped {disk} ")).said().lines().last().map(str::to_owned)
+    };
+    let at = |disk: &str, bytes: u32, places: &str| {
+        Some(format!("mapped {disk} bytes={bytes} at {places}"))
+    };
+    assert_eq!(told("disk1"), at("disk1", 1 << 20, &format!("rnbd0, nbd {place}.rnbd0")));
+    assert!(!nbd.exists() && nbd.with_extension("rnbd0").exists());
+    words(&format!("map disk0 from s2 {}", path(11)));
+    assert_eq!(told("disk0"), at("disk0", 2 << 20, &format!("rnbd1, nbd {place}.rnbd1")));
+    assert!(!nbd.exists());
+    words("map disk0 from s1");
+    assert_eq!(told("disk0"), at("disk0", 1 << 20, &format!("rnbd2, nbd {place}")));
+    assert_eq!(size(&nbd), 1 << 20);
+    words("unmap rnbd1");
+    client.expect("rnbd1 unmapped");
+    end(client);
+    end(server);
+    end(other);
+}
+
+#[test]
+fn the_folder_of_a_disk_is_never_that_of_another() {
+    let folder = Folder::new();
+    if !fuse_works(&folder, 12) {
+        return;
+    }
+    let server = export(&folder, 12, &["--no-control"]);
+    let dir = folder.path().join("files");
+    let client = mapped(&folder, 12, &["--stay", "--fuse", dir.to_str().expect("a plain path")]);
+    run(&folder, &["rnbd", "unmap", "rnbd0"]).exits(0);
+    run(&folder, &["rnbd", "map", "disk1", "from", "s1", &path(12)]).exits(0);
+    assert!(!dir.join("rnbd0").exists() && dir.with_extension("rnbd0").join("rnbd0").exists());
+    run(&folder, &["rnbd", "map", "disk0", "from", "s1"]).exits(0);
+    assert!(dir.join("rnbd1").exists());
+    end(client);
+    end(server);
+}
+
+#[test]
 fn changes_of_all_disks_are_told() {
     let folder = Folder::new();
     if !fuse_works(&folder, 5) {

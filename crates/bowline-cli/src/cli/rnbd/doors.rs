@@ -41,12 +41,13 @@ const LOOK: Duration = Duration::from_millis(5);
 /// Which doors a disk gets.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(super) struct Options {
-    /// Offer the disk at this unix socket, with the NBD protocol; a disk that is mapped later gets
-    /// one beside it, with its own name at the end
+    /// Offer the disk at this unix socket, with the NBD protocol; the place is kept for this disk,
+    /// should it be unmapped and mapped again: any other that is mapped later gets one beside it,
+    /// with its name here at the end (SOCKET.rnbd1)
     #[arg(long, value_name = "SOCKET")]
     nbd: Option<PathBuf>,
-    /// Show the disk as a file in this folder, with its name here (rnbd0); needs FUSE; later disks
-    /// as with --nbd
+    /// Show the disk as a file in this folder, with its name here (rnbd0); needs FUSE; other disks
+    /// as with --nbd (FOLDER.rnbd1/rnbd1)
     #[arg(long, value_name = "FOLDER")]
     fuse: Option<PathBuf>,
     /// Make the disk a block device of this machine, /dev/ublkbN, with the size that it has then; needs
@@ -129,12 +130,52 @@ impl Front {
     }
 }
 
+/// A disk, whatever its name here is: its session, and what it is called on the server.
+#[derive(Clone, Debug, Eq, PartialEq)]
+struct Which {
+    session: String,
+    device: String,
+}
+
+impl Which {
+    fn of(disk: &Disk) -> Self {
+        Self { session: disk.session_name().to_owned(), device: disk.name().to_owned() }
+    }
+}
+
+/// What is told of a disk.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(super) enum News {
+    /// It is mapped, and its doors are open.
+    Mapped {
+        /// What it is called on the server.
+        device: String,
+        bytes: u64,
+        /// Its name here, and where its doors are.
+        places: Vec<String>,
+    },
+    /// Something has changed.
+    Changed(DiskEvent),
+    /// A command has unmapped it.
+    Unmapped,
+}
+
 #[derive(Default)]
 struct State {
+    /// Whose the places are that were asked for. Who comes back to one of them means this disk, so no other
+    /// disk ever gets them.
+    owner: Option<Which>,
     /// Of each disk, by its name here.
     fronts: BTreeMap<String, Front>,
     /// Commands of the tree under way that map or unmap disks.
     commands: usize,
+}
+
+impl State {
+    /// Tells whether a disk has the places that were asked for: the first one ever has.
+    fn owns(&mut self, disk: Which) -> bool {
+        *self.owner.get_or_insert_with(|| disk.clone()) == disk
+    }
 }
 
 /// The disks of a client, and a door in front of each. Commands that come by the tree open and
@@ -144,37 +185,49 @@ pub(super) struct Doors {
     options: Options,
     state: Mutex<State>,
     /// Who is told what happens to disks, by their names here.
-    changes: Sender<(String, DiskEvent)>,
+    news: Sender<(String, News)>,
 }
 
 impl Doors {
-    /// Makes doors for the disks of a client; what happens to disks that have theirs is told to `changes`.
+    /// Makes doors for the disks of a client; what happens to disks is told to `news`, from when they have
+    /// theirs.
     pub(super) fn new(
         client: Arc<Client>,
         options: Options,
-        changes: Sender<(String, DiskEvent)>,
+        news: Sender<(String, News)>,
     ) -> Arc<Self> {
-        Arc::new(Self { client, options, state: Mutex::default(), changes })
+        Arc::new(Self { client, options, state: Mutex::default(), news })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Opens the doors of a disk; returns where they are. Others may be opened and closed meanwhile.
-    pub(super) fn open(&self, disk: &Arc<Disk>) -> Result<Vec<String>, NoDoor> {
+    /// Opens the doors of a disk, and tells where they are. Others may be opened and closed meanwhile.
+    pub(super) fn open(&self, disk: &Arc<Disk>) -> Result<(), NoDoor> {
         let name = disk.local_name();
         let mut state = self.lock();
-        let first = state.fronts.is_empty();
-        state.fronts.insert(name.to_owned(), Front::Opening);
+        let plain = state.owns(Which::of(disk));
+        if let Some(Front::Closing) = state.fronts.insert(name.to_owned(), Front::Opening) {
+            // Whoever unmaps the one that had the name is not done yet.
+            self.tell(name, News::Unmapped);
+        }
         drop(state);
-        let opened = self.doors_of(disk, first);
+        let opened = self.doors_of(disk, plain);
         let mut state = self.lock();
         let front = state.fronts.get_mut(name).filter(|front| matches!(front, Front::Opening));
         match (opened, front) {
-            (Ok((doors, said)), Some(front)) => {
+            (Ok((doors, places)), Some(front)) => {
                 *front = Front::Open(Box::new(doors));
-                Ok(said)
+                // With the lock held: before anything else is told of it.
+                let (device, bytes) = (disk.name().to_owned(), disk.limits().bytes);
+                self.tell(name, News::Mapped { device, bytes, places });
+                let (news, of) = (self.news.clone(), name.to_owned());
+                disk.on_change(Box::new(move |event| {
+                    // At the end nobody listens any more.
+                    let _ = news.send((of.clone(), News::Changed(event)));
+                }));
+                Ok(())
             }
             (Ok(unwanted), None) => {
                 drop(state);
@@ -190,12 +243,17 @@ impl Doors {
         }
     }
 
-    /// Opens doors, and says where; those of the `first` disk have the places that were asked for.
-    fn doors_of(&self, disk: &Arc<Disk>, first: bool) -> Result<(Open, Vec<String>), NoDoor> {
+    fn tell(&self, disk: &str, news: News) {
+        // At the end nobody listens any more.
+        let _ = self.news.send((disk.to_owned(), news));
+    }
+
+    /// Opens doors, and says where the disk is now; the places are those that were asked for, if `plain`.
+    fn doors_of(&self, disk: &Arc<Disk>, plain: bool) -> Result<(Open, Vec<String>), NoDoor> {
         let name = disk.local_name();
-        let place = |path: &Path| if first { path.to_owned() } else { beside(path, name) };
+        let place = |path: &Path| if plain { path.to_owned() } else { beside(path, name) };
         let mut doors = Open::default();
-        let mut said = Vec::new();
+        let mut said = vec![name.to_owned()];
         if let Some(path) = self.options.nbd.as_deref().map(place) {
             let device: Arc<dyn BlockDevice> = Arc::<Disk>::clone(disk);
             let served = nbd::serve(device, &path, NbdOptions::default());
@@ -220,11 +278,6 @@ impl Doors {
             said.push(format!("ublk {}", ublk.path().display()));
             doors.ublk = Some(ublk);
         }
-        let (changes, of) = (self.changes.clone(), name.to_owned());
-        disk.on_change(Box::new(move |event| {
-            // At the end nobody listens any more.
-            let _ = changes.send((of.clone(), event));
-        }));
         Ok((doors, said))
     }
 
@@ -303,7 +356,7 @@ impl Doors {
     }
 }
 
-/// Returns the place of a later disk's door.
+/// Returns the place of another disk's door.
 fn beside(path: &Path, name: &str) -> PathBuf {
     let mut text: OsString = path.as_os_str().to_owned();
     text.push(".");
@@ -315,12 +368,10 @@ impl Disks for Doors {
     fn map(&self, spec: &MapSpec) -> Result<(), Errno> {
         let _command = self.command();
         Disks::map(&*self.client, spec)?;
-        let is = |disk: &Arc<Disk>| {
-            disk.session_name() == spec.session
-                && disk.info().is_some_and(|info| info.mapping_path == spec.device)
-        };
+        let wanted = Which { session: spec.session.clone(), device: spec.device.clone() };
+        let is = |disk: &Arc<Disk>| Which::of(disk) == wanted && disk.info().is_some();
         let disk = self.client.disks().into_iter().find(is).ok_or(ENODEV)?;
-        self.open(&disk).map(|_| ()).map_err(|error| {
+        self.open(&disk).map_err(|error| {
             // Without its door the disk is of no use; whoever asked is told.
             let _ = self.client.unmap(&disk);
             error.errno
@@ -341,6 +392,9 @@ impl Disks for Doors {
         // Another disk may have got the name already.
         if matches!(state.fronts.get(disk), Some(Front::Closing)) {
             state.fronts.remove(disk);
+            if unmapped.is_ok() {
+                self.tell(disk, News::Unmapped);
+            }
         }
         unmapped
     }
@@ -362,5 +416,15 @@ mod tests {
     fn doors_of_later_disks_stand_beside_the_first() {
         let path = beside(Path::new("/run/disk.sock"), "rnbd1");
         assert_eq!(path, Path::new("/run/disk.sock.rnbd1"));
+    }
+
+    #[test]
+    fn the_place_that_was_asked_for_is_of_one_disk() {
+        let which =
+            |session: &str, device: &str| Which { session: session.into(), device: device.into() };
+        let mut state = State::default();
+        assert!(state.owns(which("s1", "a")));
+        assert!(!state.owns(which("s1", "b")) && !state.owns(which("s2", "a")));
+        assert!(state.owns(which("s1", "a")));
     }
 }

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use bowline_block::{BlockDevice, DiskEvent};
+use bowline_block::DiskEvent;
 use bowline_ctl::{Sys, Tree};
 use bowline_rnbd::{Errno, client::Outage};
 use bowline_rnbd_driver::{
@@ -25,7 +25,7 @@ use bowline_rtrs_driver::{
 use bowline_wire::rnbd::Access;
 
 use super::{
-    doors::{self, Doors},
+    doors::{self, Doors, News},
     serving::Controls,
     side::{Route, Side, Towards, some_time},
     watch,
@@ -45,10 +45,11 @@ const STEP: Duration = Duration::from_millis(1);
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "The first line of the output is `mapped DEVICE bytes=N at rnbd0, ..` with the doors that were \
-                  opened; then there is one line for each change of this disk and of those \
-                  mapped later by commands, as `rnbd0 offline`: offline, online, bytes=N, gone. Paths that are lost or back are \
-                  told on standard error. Ends with SIGINT \
-                  or SIGTERM, or when no disk has been mapped for a second."
+                  opened, and there is one for each disk that is mapped later by commands; then there is one line \
+                  for each change of any of them, as `rnbd0 offline`: offline, online, bytes=N, gone (it will not \
+                  come back), unmapped. Paths that are lost or back are told on standard error. Ends with SIGINT or \
+                  SIGTERM, or when no disk has been mapped for a second; unmount what is mounted from the disks before \
+                  you end it, or what was not written back is lost."
 )]
 pub(super) struct Args {
     /// Name of the disk on the server
@@ -240,29 +241,26 @@ pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
     let (told, mut paths) = watch::new();
     let route = args.towards.route()?;
     let (client, disk) = mapped(device, route, &args.how, &args.side, &stop, told)?;
-    let (told, changes) = mpsc::channel();
+    let (told, news) = mpsc::channel();
     let doors = Doors::new(Arc::clone(&client), args.doors.clone(), told);
-    let said = doors.open(&disk);
+    let opened = doors.open(&disk);
     let served = args.controls.serve(
         &tree(&client, &doors, args.controls.files()),
         control.as_deref(),
         "map",
     );
-    let name = disk.local_name().to_owned();
-    let bytes = disk.limits().bytes;
-    let result = said.map_err(|error| Failure::failed(format!("a door of {device}: {error}")));
-    let result = result.and_then(|said| Ok((said, served?)));
-    let result = result.map(|(said, served)| {
+    let result = opened.map_err(|error| Failure::failed(format!("a door of {device}: {error}")));
+    let result = result.and_then(|()| served);
+    let result = result.map(|served| {
         drop(disk);
-        let places: Vec<String> = [name].into_iter().chain(said).collect();
-        say!("mapped {device} bytes={bytes} at {}", places.join(", "));
+        report_all(&news);
         let mut idle = 0;
         while idle < LOOKS && !stop.wait(Some(SLICE)) {
-            report_all(&changes);
+            report_all(&news);
             paths.report();
             idle = if args.stay || doors.is_needed() { 0 } else { idle + 1 };
         }
-        report_all(&changes);
+        report_all(&news);
         paths.report();
         // An unmap under way may wait for a lost session.
         doors.fail_fast();
@@ -273,18 +271,22 @@ pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
     result
 }
 
-fn report_all(changes: &mpsc::Receiver<(String, DiskEvent)>) {
-    for (name, event) in changes.try_iter() {
-        report(&name, event);
+fn report_all(news: &mpsc::Receiver<(String, News)>) {
+    for (name, news) in news.try_iter() {
+        report(&name, news);
     }
 }
 
-fn report(name: &str, event: DiskEvent) {
-    match event {
-        DiskEvent::Resized(bytes) => say!("{name} bytes={bytes}"),
-        DiskEvent::Offline => say!("{name} offline"),
-        DiskEvent::Online => say!("{name} online"),
-        DiskEvent::Gone => say!("{name} gone"),
+fn report(name: &str, news: News) {
+    match news {
+        News::Mapped { device, bytes, places } => {
+            say!("mapped {device} bytes={bytes} at {}", places.join(", "));
+        }
+        News::Changed(DiskEvent::Resized(bytes)) => say!("{name} bytes={bytes}"),
+        News::Changed(DiskEvent::Offline) => say!("{name} offline"),
+        News::Changed(DiskEvent::Online) => say!("{name} online"),
+        News::Changed(DiskEvent::Gone) => say!("{name} gone"),
+        News::Unmapped => say!("{name} unmapped"),
     }
 }
 
