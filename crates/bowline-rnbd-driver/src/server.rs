@@ -42,7 +42,7 @@ use exports::Identity;
 use ops::{Op, Ops, Step};
 use table::{OpenExport, Table};
 
-pub use exports::{Exports, FileOptions, Grant};
+pub use exports::{Exports, FileOptions, Grant, Moved};
 
 /// Results that are answered together.
 const TOGETHER: usize = 64;
@@ -252,6 +252,12 @@ impl ExportServer {
             (!matches!(bytes, Ok(now) if now == before)).then_some((name, bytes))
         };
         all.into_iter().filter_map(look).collect()
+    }
+
+    /// Looks where the files are now that were offered by their paths ([`Exports::file`]); returns those
+    /// whose path is gone, or leads to another file: what was opened at first is served until the end.
+    pub fn moved(&self) -> Vec<Moved> {
+        self.glue.exports.moved()
     }
 
     /// Returns how many requests are in the hands of storage.

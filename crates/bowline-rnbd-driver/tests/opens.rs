@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use bowline_block::Errno;
 use bowline_block::sync::{self, Durable};
+use bowline_rnbd_driver::server::Moved;
 use bowline_rnbd_driver::tree::{self, Exports as _};
 use bowline_rnbd_driver::{Disk, Exports, FileOptions, MapOptions};
 use bowline_wire::rnbd::Access;
@@ -231,4 +232,33 @@ fn a_file_is_open_once_however_many_have_it_open() {
     // What is let go of is closed a little later; what is offered by itself stays open.
     rig.until("the file is closed", || descriptors(&below) == 0);
     assert_eq!(descriptors(&named), 1);
+}
+
+#[test]
+fn a_file_that_has_gone_from_its_path_is_told_and_served_still() {
+    let scratch = Scratch::new("moved");
+    let [a, b] = ["a", "b"].map(|name| scratch.file(name, MIB));
+    let mut exports = Exports::new();
+    exports.memory("memory", MIB, 512).unwrap();
+    exports.file("a", &a, FileOptions::default()).unwrap();
+    exports.file("b", &b, FileOptions::default()).unwrap();
+    let rig = Rig::new(97, exports);
+    let disk = rig.map("a", &rig.options("s1")).unwrap();
+    sync::write_at(&*disk, 0, &[7; 4096], Durable::Later).unwrap();
+    assert_eq!(rig.server.moved(), []);
+    scratch.replace("a", MIB);
+    std::fs::remove_file(&b).unwrap();
+    let moved = |export: &str, path: &Path, missing| {
+        let (export, path) = (export.to_owned(), path.to_owned());
+        Moved { export, path, missing }
+    };
+    let gone = moved("b", &b, Some(Errno::ENOENT));
+    assert_eq!(rig.server.moved(), [moved("a", &a, None), gone.clone()]);
+    let again = MapOptions { access: Access::Ro, ..rig.options("s2") };
+    let mut out = [0; 4096];
+    sync::read_at(&*rig.map("a", &again).unwrap(), 0, &mut out).unwrap();
+    assert_eq!(out, [7; 4096]);
+    std::fs::remove_file(&a).unwrap();
+    std::fs::create_dir(&a).unwrap();
+    assert_eq!(rig.server.moved(), [moved("a", &a, None), gone]);
 }

@@ -94,6 +94,34 @@ fn files_that_grow_are_looked_at_again() {
 }
 
 #[test]
+fn a_file_that_is_not_there_any_more_is_told_of() {
+    let folder = Folder::new();
+    let path = folder.write("r.img", &"x".repeat(4096));
+    let file = format!("r={}", path.display());
+    let mut server = export(&folder, 6, &["--file", &file]);
+    server.expect("export r bytes=4096");
+    // Sizes are told last, so that whoever waits for them has had the rest told.
+    let told = |server: &mut Running, bytes: u64| {
+        let file = std::fs::File::options().write(true).open(folder.path().join("open"));
+        file.expect("the file that was opened").set_len(bytes).expect("its length");
+        server.signal("-HUP");
+        server.expect(&format!("export r bytes={bytes}"));
+    };
+    std::fs::hard_link(&path, folder.path().join("open")).expect("another name");
+    told(&mut server, 8192);
+    let new = folder.write("new", "");
+    std::fs::rename(new, &path).expect("another file");
+    told(&mut server, 4096);
+    std::fs::remove_file(&path).expect("the file");
+    told(&mut server, 8192);
+    let note = |what: &str| {
+        let path = path.display();
+        format!("export r: {path} {what}; the one opened at the start is served\n")
+    };
+    assert_eq!(end(server), note("is another file now") + &note("is gone"));
+}
+
+#[test]
 fn whoever_has_a_file_open_that_was_replaced_can_be_closed() {
     // tests [NB-40] [NB-21]: one name, two files
     let folder = Folder::new();

@@ -10,7 +10,7 @@ use bowline_block::backend::{self, Backend, BackendSpec};
 use bowline_rnbd::Errno;
 use bowline_rtrs::server::name_fits;
 use bowline_wire::rnbd::{Access, NAME_MAX};
-use rustix::fs::{FileType, Mode, OFlags, ResolveFlags, fstat, openat2};
+use rustix::fs::{FileType, Mode, OFlags, ResolveFlags, Stat, fstat, openat2, stat};
 
 use crate::error::{Error, errno_of};
 use crate::tree;
@@ -74,11 +74,24 @@ pub(super) enum Identity {
     Device(u64),
 }
 
+/// An export of a file that is not at its path any more: what was opened is served still.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Moved {
+    /// Name of the export.
+    pub export: String,
+    /// Where the file was.
+    pub path: PathBuf,
+    /// Why nothing is found there, `ENOENT` when the path is gone; `None`: another file is there.
+    pub missing: Option<Errno>,
+}
+
 #[derive(Clone)]
 struct Entry {
     backend: Arc<dyn Backend>,
     identity: Identity,
     read_only: bool,
+    /// Where it was opened.
+    path: Option<PathBuf>,
 }
 
 struct Directory {
@@ -166,10 +179,10 @@ impl Exports {
     ) -> Result<(), Error> {
         self.numbers += 1;
         let identity = Identity::Own(self.numbers);
-        self.add(name, Entry { backend, identity, read_only })
+        self.add(name, Entry { backend, identity, read_only, path: None })
     }
 
-    /// Offers a regular file or a block device. It is opened now.
+    /// Offers a regular file or a block device. It is opened now: what takes its path later is not served.
     ///
     /// # Errors
     /// As for memory; what opening the file comes to; `ENOTBLK` for what is neither.
@@ -183,7 +196,7 @@ impl Exports {
         let read_only = options.read_only;
         let backend = Store::File(fd, options).backend(read_only);
         let backend = backend.map_err(|errno| Error::new(what(), errno))?;
-        self.add(name, Entry { backend, identity, read_only })
+        self.add(name, Entry { backend, identity, read_only, path: Some(path.to_owned()) })
     }
 
     fn add(&mut self, name: &str, entry: Entry) -> Result<(), Error> {
@@ -274,6 +287,24 @@ impl Exports {
         Some((entry.identity, Arc::clone(&entry.backend)))
     }
 
+    /// Looks where the files are now that are offered by themselves; returns those that have gone from their
+    /// paths.
+    pub(super) fn moved(&self) -> Vec<Moved> {
+        let all = self.entries.iter();
+        all.filter_map(|(name, entry)| {
+            let path = entry.path.as_ref()?;
+            let missing = match stat(path).map_err(system).and_then(|stat| kind(&stat)) {
+                Ok(identity) if identity == entry.identity => return None,
+                // A folder, say, is another file too.
+                Ok(_) | Err(Errno::ENOTBLK) => None,
+                Err(errno) => Some(errno),
+            };
+            let export = String::from_utf8_lossy(name).into_owned();
+            Some(Moved { export, path: path.clone(), missing })
+        })
+        .collect()
+    }
+
     /// Tells whether something else than this is offered by itself, and has this place in the control tree.
     pub(super) fn offers_another(&self, place: &str, than: Identity) -> bool {
         let mut all = self.entries.iter();
@@ -343,7 +374,11 @@ const fn unwritable(error: rustix::io::Errno) -> bool {
 }
 
 fn identity(fd: &OwnedFd) -> Result<Identity, Errno> {
-    let stat = fstat(fd).map_err(system)?;
+    fstat(fd).map_err(system).and_then(|stat| kind(&stat))
+}
+
+/// Tells what it is that was looked at; `ENOTBLK` when that can be no export.
+fn kind(stat: &Stat) -> Result<Identity, Errno> {
     match FileType::from_raw_mode(stat.st_mode) {
         FileType::RegularFile => Ok(Identity::File(stat.st_dev, stat.st_ino)),
         FileType::BlockDevice => Ok(Identity::Device(stat.st_rdev)),

@@ -14,8 +14,9 @@ use std::{
 
 use bowline_block::backend::{self, BackendSpec};
 use bowline_ctl::{Sys, Tree};
+use bowline_rnbd::Errno;
 use bowline_rnbd_driver::{
-    server::{ExportServer, Exports, FileOptions, Grant, ServerConfig},
+    server::{ExportServer, Exports, FileOptions, Grant, Moved, ServerConfig},
     tree as rnbd_tree,
 };
 use bowline_rtrs_driver::{
@@ -45,7 +46,8 @@ const BLOCK: &str = "512";
                   export. A client that opens a file or block device gets the size it has then. On SIGHUP all sizes \
                   are looked at again, and `export NAME bytes=N` is printed for each that has changed; IO of clients \
                   that have it open is judged by the new size, but they use more only after `rnbd resize` there, or \
-                  when they open it again. Ends with SIGINT or SIGTERM."
+                  when they open it again. A file of --file that is deleted, or replaced by another of its name, is \
+                  served as it was opened until the end; SIGHUP has that told on standard error. Ends with SIGINT or SIGTERM."
 )]
 pub(super) struct Args {
     /// An export of memory, zero at first and lost at the end; repeat it for more
@@ -147,12 +149,26 @@ pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
 
 /// Looks at all storage again.
 fn resize(server: &ExportServer) {
+    for file in server.moved() {
+        note!("{}", not_there(&file));
+    }
     for (name, bytes) in server.resize_all() {
         match bytes {
             Ok(bytes) => say!("export {name} bytes={bytes}"),
             Err(error) => note!("{error}"),
         }
     }
+}
+
+/// Says that a file is not where it was, and what that means.
+fn not_there(file: &Moved) -> String {
+    let Moved { export, path, missing } = file;
+    let what = match missing {
+        None => "is another file now".to_owned(),
+        Some(Errno::ENOENT | Errno::ENOTDIR) => "is gone".to_owned(),
+        Some(errno) => format!("cannot be looked at ({errno})"),
+    };
+    format!("export {export}: {} {what}; the one opened at the start is served", path.display())
 }
 
 /// The exports as the control tree has them; what is closed by force there is told of [NB-50].
