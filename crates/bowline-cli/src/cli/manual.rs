@@ -3,6 +3,10 @@
 use std::{fs, io, path::PathBuf};
 
 use clap_complete::Shell;
+use clap_mangen::{
+    Man,
+    roff::{Roff, roman},
+};
 
 use super::{Failure, Outcome, definition};
 
@@ -34,11 +38,32 @@ pub(crate) fn run_man(args: &ManArgs) -> Outcome {
     pages.push(all);
     for page in pages {
         let name = page.get_display_name().unwrap_or_else(|| page.get_name()).to_owned();
-        let mut text = Vec::new();
-        clap_mangen::Man::new(page).render(&mut text).map_err(failed)?;
+        let text = rendered(page).map_err(failed)?;
         fs::write(dir.join(format!("{name}.1")), text).map_err(failed)?;
     }
     Ok(())
+}
+
+/// Returns a page. What stands behind the options is added line by line: as a paragraph, which clap_mangen
+/// makes of it, lists of words run together.
+fn rendered(page: clap::Command) -> io::Result<Vec<u8>> {
+    let behind = page.get_after_help().map(ToString::to_string);
+    let mut text = Vec::new();
+    Man::new(page.after_help(None::<&str>)).render(&mut text)?;
+    if let Some(behind) = behind {
+        let mut notes = Roff::new();
+        notes.control("SH", ["NOTES"]);
+        // Columns are not stretched to fill a line.
+        notes.control("ad", ["l"]);
+        for (index, line) in behind.lines().enumerate() {
+            if index > 0 {
+                notes.control("br", []);
+            }
+            notes.text([roman(line)]);
+        }
+        notes.to_writer(&mut text)?;
+    }
+    Ok(text)
 }
 
 /// Adds a page per word, and per word below it.

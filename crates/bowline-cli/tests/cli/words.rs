@@ -172,6 +172,14 @@ fn pages_and_completions_cover_the_words() {
     );
     let page = std::fs::read_to_string(dir.join("bowline-ping.1")).expect("a page");
     assert!(page.contains(".TH bowline-ping 1"), "{page}");
+    // Words that are listed one to a line are so on the page, too.
+    let page = std::fs::read_to_string(dir.join("bowline-rnbd.1")).expect("a page");
+    let notes = page.split_once(".SH NOTES\n").expect("what stands behind the options").1;
+    let lines: Vec<&str> = notes.lines().filter(|line| !line.starts_with('.')).collect();
+    assert!(lines.iter().any(|line| line.starts_with("  show NAME ")), "{notes}");
+    assert!(lines.iter().any(|line| line.starts_with("  close DEVICE ")), "{notes}");
+    assert_eq!(notes.trim_end(), format!(".ad l\n{}", lines.join("\n.br\n")));
+    assert_eq!(page.matches("close DEVICE").count(), 1, "{page}");
     for shell in ["bash", "zsh", "fish"] {
         let script = run(&folder, &["completions", shell]).exits(0).out;
         assert!(script.contains("quickstart"), "{shell}");
