@@ -111,6 +111,25 @@ fn the_tree_is_one_json_object() {
 }
 
 #[test]
+fn paths_are_meant_where_a_path_is_named() {
+    // tests [NB-41]
+    let folder = Folder::new();
+    let _pair = pair(&folder, 5, &[]);
+    let path = "ip:127.47.5.11@ip:127.47.5.1";
+    let state = || {
+        let all = out(&folder, "client path list state csv noheaders nototals");
+        all.trim().to_owned()
+    };
+    assert_eq!(state(), "\"connected\"");
+    assert!(out(&folder, &format!("show {path} json")).contains(path));
+    rtrs(&folder, &format!("disconnect {path}")).exits(234).complains(&["`client` or `server`"]);
+    rtrs(&folder, "client disconnect s1").exits(234).complains(&["client path", "server session"]);
+    rtrs(&folder, "show ip:127.47.5.1").exits(254).complains(&["`path` before the word"]);
+    rtrs(&folder, &format!("client disconnect {path}")).exits(0);
+    assert_eq!(state(), "\"disconnected\"");
+}
+
+#[test]
 fn the_files_of_one_kernel_are_served_when_asked_for() {
     // tests [RS-43] [RS-44] [RS-46]
     let folder = Folder::new();

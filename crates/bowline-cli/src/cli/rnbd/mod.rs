@@ -30,17 +30,17 @@ use super::{Failure, Outcome};
     subcommand_value_name = "WORD",
     subcommand_help_heading = "Words",
     after_help = "Other words: [client|server|both] [device|session|path] COMMAND [NAME..] [OPTION..]; what is \
-clear may be left out. They work on what runs here, on a kernel's own tree and on one of --tree.\n\
-  list [FIELDS] [csv|json|xml] [B|K|M|G|T|P|E] [notree] [noheaders] [nototals]\n\
-  show NAME [FIELDS] [csv|json|xml] [UNIT]     one device, session or path\n\
-  dump [csv|json|xml]                          everything\n\
-  map DEVICE from SERVER [PATH..] [ro|rw|migration]     in the client that runs here\n\
-  resize DEVICE SIZE [UNIT], unmap DEVICE [force], remap DEVICE|SESSION [force]\n\
-  recover DEVICE|SESSION|PATH|all [add-missing], reconnect SESSION|PATH\n\
-  add SESSION PATH, delete [SESSION] PATH, readd [SESSION] PATH, disconnect PATH|SESSION\n\
-  close DEVICE [SESSION] [force]               on the server\n\
-  policy SESSION [round-robin|min-inflight|min-latency], stats NAME, reset NAME\n\
-  tree [--path FOLDER], get FILE, set FILE VALUE     the control tree: as JSON, or one file of it\n\
+clear may be left out. They work on what runs here, on a kernel's own tree and on one of --tree.\n  \
+list [FIELDS] [csv|json|xml] [B|K|M|G|T|P|E] [notree] [noheaders] [nototals]\n  \
+show NAME [FIELDS] [csv|json|xml] [UNIT]     one device, session or path\n  \
+dump [csv|json|xml]                          everything\n  \
+map DEVICE from SERVER [PATH..] [ro|rw|migration]     in the client that runs here\n  \
+resize DEVICE SIZE [UNIT], unmap DEVICE [force], remap DEVICE|SESSION [force]\n  \
+recover DEVICE|SESSION|PATH|all [add-missing], reconnect SESSION|PATH\n  \
+add SESSION PATH, delete [SESSION] PATH, readd [SESSION] PATH, disconnect PATH|SESSION\n  \
+close DEVICE [SESSION] [force]               on the server\n  \
+policy SESSION [round-robin|min-inflight|min-latency], stats NAME, reset NAME\n  \
+tree [--path FOLDER], get FILE, set FILE VALUE     the control tree: as JSON, or one file of it\n\
 FIELDS are keys with commas, +KEYS or -KEYS to change the usual ones, or all. PATH is \
 [SOURCE@]DESTINATION, as ip:10.0.0.1@ip:10.0.0.2. FILE and FOLDER are paths from the root of the tree, as \
 class/rtrs-client/s1/max_reconnect_attempts.\n\
@@ -198,11 +198,12 @@ pub(crate) fn complete_sessions(words: &[String]) {
     tool::complete(words, &with_target(words.to_vec()), tool::is_of_sessions);
 }
 
-/// Says that sessions are meant, unless the words say what is.
+/// Says that sessions are meant, unless the words say what is or name a path.
 fn with_target(mut words: Vec<String>) -> Vec<String> {
     let at = usize::from(words.first().is_some_and(|word| tool::is_mode(word)));
     if !tool::says_target(&words[at..]) {
-        words.insert(at, "session".to_owned());
+        let target = if tool::names_path(&words[at..]) { "path" } else { "session" };
+        words.insert(at, target.to_owned());
     }
     words
 }
@@ -236,6 +237,11 @@ mod tests {
             ("CLIENT policy s1 rr", "CLIENT session policy s1 rr"),
             ("client dump", "client dump"),
             ("get class/x", "get class/x"),
+            ("disconnect ip:1.2.3.4@ip:1.2.3.5", "path disconnect ip:1.2.3.4@ip:1.2.3.5"),
+            ("srv stats 1.2.3.4,1.2.3.5", "srv path stats 1.2.3.4,1.2.3.5"),
+            // Names of sessions, and what is for sessions only.
+            ("disconnect host@1-2-3-4", "session disconnect host@1-2-3-4"),
+            ("policy ip:1.2.3.4@ip:1.2.3.5", "session policy ip:1.2.3.4@ip:1.2.3.5"),
             // Disks are for `bowline rnbd`.
             ("unmap rnbd0", "session unmap rnbd0"),
         ] {

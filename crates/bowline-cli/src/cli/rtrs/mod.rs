@@ -9,7 +9,8 @@ use super::{Outcome, rnbd};
 #[command(
     after_help = "Words: [client|server] session|path COMMAND, with list, show, add, delete, readd, \
                   disconnect, reconnect, recover, policy, stats, reset. They are those of `bowline \
-                  rnbd`, which explains them; here sessions are meant where neither is said.\n\
+                  rnbd`, which explains them; here sessions are meant where neither is said, \
+                  unless the name is that of a path, as ip:10.0.0.1@ip:10.0.0.2.\n\
                   [client|server] dump [csv|json|xml]: all devices, sessions and paths.\n\
                   [client|server] tree [--path FOLDER]: the control tree as JSON, or what is below a \
                   folder of it, of each process that runs here.\n\

@@ -17,6 +17,25 @@ pub(super) enum Target {
     Path,
 }
 
+impl Mode {
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Client => "client",
+            Self::Server => "server",
+        }
+    }
+}
+
+impl Target {
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Device => "device",
+            Self::Session => "session",
+            Self::Path => "path",
+        }
+    }
+}
+
 /// A field: its key and its heading.
 pub(super) type Column = (&'static str, &'static str);
 

@@ -5,6 +5,7 @@ use super::{
     Refusal,
     columns::{Fields, Mode, Target},
     format::{Format, Unit},
+    words::path_text,
 };
 
 /// What is to be done.
@@ -89,6 +90,27 @@ impl Verb {
         }
     }
 
+    /// Says for what sides and things there is the verb, when that is not what was said.
+    fn misfit(self, word: &str, mode: Option<Mode>, target: Option<Target>) -> String {
+        let said: Vec<&str> =
+            mode.map(Mode::name).into_iter().chain(target.map(Target::name)).collect();
+        let said = said.join(" ");
+        let all = [Mode::Client, Mode::Server].into_iter().flat_map(|mode| {
+            [Target::Device, Target::Session, Target::Path].map(|target| (mode, target))
+        });
+        let fitting: Vec<String> = all
+            .filter(|(mode, target)| self.fits(Some(*mode), Some(*target)))
+            .map(|(mode, target)| format!("{} {}", mode.name(), target.name()))
+            .collect();
+        if fitting.is_empty() {
+            return format!("{word} is about all devices, sessions and paths: leave out {said}");
+        }
+        format!(
+            "there is no {word} for {said}; say before the word what is meant: {}",
+            fitting.join(", ")
+        )
+    }
+
     /// How many names come behind the verb: at least and at most.
     const fn names(self) -> (usize, usize) {
         match self {
@@ -154,7 +176,7 @@ pub(super) fn parse(words: &[String]) -> Result<Request, Refusal> {
     let verb = Verb::of(&lower(&word))
         .ok_or_else(|| Refusal::usage(format!("\"{word}\" is not a command; see --help")))?;
     if !verb.fits(mode, target) {
-        return Err(Refusal::usage(format!("{word} does not exist for this side and thing")));
+        return Err(Refusal::usage(verb.misfit(word, mode, target)));
     }
     let (fewest, most) = verb.names();
     let mut names = Vec::new();
@@ -241,6 +263,16 @@ pub(in crate::cli::rnbd) fn says_target(words: &[String]) -> bool {
         !verb.fits(None, Some(Target::Session)) && !verb.fits(None, Some(Target::Device))
     };
     target_of(&word).is_some() || Verb::of(&word).is_some_and(is_clear)
+}
+
+/// Reports whether words name a path by both its ends, and may be about one. Names of sessions have an @ too,
+/// and are no addresses.
+pub(in crate::cli::rnbd) fn names_path(words: &[String]) -> bool {
+    let [word, name, ..] = words else { return false };
+    let verb = Verb::of(&word.to_ascii_lowercase());
+    verb.is_some_and(|verb| verb.fits(None, Some(Target::Path)))
+        && name.contains(['@', ','])
+        && path_text(name).is_ok()
 }
 
 /// Reports whether a word that may come next is of use where sessions are meant.
@@ -391,6 +423,25 @@ mod tests {
             let refusal = parse(&words(text)).unwrap_err();
             assert_eq!(refusal.errno, 22, "{text}");
         }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_told_with_what_does() {
+        // tests [NB-41]
+        let refusal = |text: &str| parse(&words(text)).unwrap_err().to_string();
+        assert_eq!(
+            refusal("client session disconnect s1"),
+            "there is no disconnect for client session; say before the word what is meant: client path, \
+             server session, server path"
+        );
+        assert_eq!(
+            refusal("server map a from b"),
+            "there is no map for server; say before the word what is meant: client device"
+        );
+        assert_eq!(
+            refusal("device dump"),
+            "dump is about all devices, sessions and paths: leave out device"
+        );
     }
 
     #[test]

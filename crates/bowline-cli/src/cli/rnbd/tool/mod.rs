@@ -25,7 +25,7 @@ use columns::Target;
 
 use crate::cli::{Failure, Outcome};
 
-pub(super) use grammar::{is_mode, is_of_sessions, says_target};
+pub(super) use grammar::{is_mode, is_of_sessions, names_path, says_target};
 pub(super) use words::session_name;
 pub(super) use world::Place;
 
@@ -52,6 +52,11 @@ impl Refusal {
     /// What writing to or reading from an attribute came to.
     fn of(errno: Errno, path: &str) -> Self {
         Self::new(errno, format!("{path}: {}", errno::text(errno)))
+    }
+
+    /// Adds what can be done about it.
+    fn with(self, advice: &str) -> Self {
+        Self { text: format!("{}: {advice}", self.text), ..self }
     }
 
     fn system(error: &io::Error, what: String) -> Self {

@@ -152,7 +152,7 @@ impl Run<'_> {
             }
             return Ok(());
         }
-        Err(Refusal::missing(format!("there is no {name} here")))
+        Err(no_such(self.request.target, name))
     }
 
     /// Returns the only thing of this name.
@@ -161,10 +161,13 @@ impl Run<'_> {
         let mut found = matching(rows, target, name);
         match (found.pop(), found.is_empty()) {
             (Some(row), true) => Ok(row),
-            (Some(_), false) => {
-                Err(Refusal::usage(format!("{name} is several {}s; say which", noun(target))))
+            (Some(last), false) => {
+                // One machine may have both ends.
+                let sides = found.iter().any(|row| row.mode != last.mode);
+                let how = if sides { "say `client` or `server` first" } else { "say which" };
+                Err(Refusal::usage(format!("{name} is several {}s; {how}", target.name())))
             }
-            (None, _) => Err(Refusal::missing(format!("there is no {} {name} here", noun(target)))),
+            (None, _) => Err(no_such(Some(target), name)),
         }
     }
 
@@ -260,7 +263,14 @@ impl Run<'_> {
     fn unmap(&mut self, device: &str) -> Result<(), Refusal> {
         let row = self.client(Target::Device, device)?;
         let value = if self.request.options.force { "force" } else { "normal" };
-        self.write(row.source, &format!("{}/unmap_device", row.at), value)
+        let done = self.write(row.source, &format!("{}/unmap_device", row.at), value);
+        done.map_err(|refusal| match refusal.errno {
+            errno::EBUSY => {
+                let name = row.item.text("devname");
+                refusal.with(&format!("in use; close its users, or `unmap {name} force`"))
+            }
+            _ => refusal,
+        })
     }
 
     fn remap(&mut self, name: &str) -> Result<(), Refusal> {
@@ -270,7 +280,17 @@ impl Run<'_> {
         };
         let (session, target) = self.first(name, &[Mode::Client], targets)?;
         if target == Target::Device {
-            return self.write(session.source, &format!("{}/remap_device", session.at), "1");
+            let done = self.write(session.source, &format!("{}/remap_device", session.at), "1");
+            return done.map_err(|refusal| match refusal.errno {
+                errno::EALREADY => {
+                    let session = session.item.text("sessname");
+                    refusal.with(&format!(
+                        "it is open, so there is nothing to do; `remap {session} force` unmaps all devices of \
+                         its session and maps them again"
+                    ))
+                }
+                _ => refusal,
+            });
         }
         let session_name = session.item.text("sessname").to_owned();
         let mut devices = self.world.rows(Mode::Client, Target::Device);
@@ -417,7 +437,7 @@ impl Run<'_> {
                 found => return Ok((found?, *target)),
             }
         }
-        Err(Refusal::missing(format!("there is no {name} here")))
+        Err(no_such(None, name))
     }
 
     fn session_or_path(&self, name: &str, modes: &[Mode]) -> Result<(Row, Target), Refusal> {
@@ -439,14 +459,24 @@ impl Run<'_> {
     fn disconnect(&mut self, name: &str) -> Result<(), Refusal> {
         let modes = self.modes();
         let (row, target) = match self.request.target {
-            // A client's session is ended by unmapping its devices.
             Some(Target::Session) => {
-                (self.one(Target::Session, name, &[Mode::Server])?, Target::Session)
+                let of_server = self.one(Target::Session, name, &[Mode::Server]);
+                let row = of_server
+                    .or_else(|missing| self.client(Target::Session, name).map_err(|_| missing))?;
+                (row, Target::Session)
             }
             _ => self.session_or_path(name, &modes)?,
         };
         if target == Target::Session && row.mode == Mode::Client {
-            return Err(Refusal::usage("a session of a client ends when its devices are unmapped"));
+            return Err(Refusal::usage(format!(
+                "{name} is a session of a client, which ends when its devices are unmapped; its paths can be \
+                 disconnected, one by one: {}",
+                self.paths_of(&row)
+                    .iter()
+                    .map(|path| path.item.text("pathname"))
+                    .collect::<Vec<_>>()
+                    .join(", ")
+            )));
         }
         let paths = if target == Target::Session { self.paths_of(&row) } else { vec![row] };
         self.each(&paths, |row| (format!("{}/disconnect", row.at), "1".to_owned()))
@@ -640,6 +670,14 @@ impl Run<'_> {
     }
 }
 
+/// Says that there is nothing of this name.
+fn no_such(target: Option<Target>, name: &str) -> Refusal {
+    let kind = target.map(|target| format!("{} ", target.name())).unwrap_or_default();
+    let is_path = target == Some(Target::Session) && path_text(name).is_ok();
+    let hint = if is_path { "; for a path, say `path` before the word" } else { "" };
+    Refusal::missing(format!("there is no {kind}{name} here{hint}"))
+}
+
 fn absolute(path: &str) -> String {
     format!("/{}", path.trim_matches('/'))
 }
@@ -649,14 +687,6 @@ fn titled(name: &str) -> String {
     letters.next().map_or_else(String::new, |first| {
         first.to_uppercase().collect::<String>() + letters.as_str()
     })
-}
-
-fn noun(target: Target) -> &'static str {
-    match target {
-        Target::Device => "device",
-        Target::Session => "session",
-        Target::Path => "path",
-    }
 }
 
 /// What a device is called: here, and on the server.
