@@ -100,7 +100,8 @@ impl Drop for Mount {
 ///
 /// # Errors
 ///
-/// `NotConnected` for a dead mount that is somebody else's, or cannot be taken away; the errors of making
+/// `ResourceBusy` for a mount of bowline that is alive, which another one would hide; `NotConnected` for a
+/// dead mount that is somebody else's, or cannot be taken away; the errors of making
 /// the directory.
 pub fn folder(dir: &Path) -> io::Result<()> {
     let is_dead = || fs::metadata(dir).is_err_and(|error| error.raw_os_error() == Some(ENOTCONN));
@@ -108,6 +109,12 @@ pub fn folder(dir: &Path) -> io::Result<()> {
         return Err(io::Error::new(
             io::ErrorKind::NotConnected,
             "a mount that nobody serves any more is there: `umount -l` takes it away",
+        ));
+    }
+    if is_ours(dir) {
+        return Err(io::Error::new(
+            io::ErrorKind::ResourceBusy,
+            "a bowline that runs has it mounted already: choose another folder",
         ));
     }
     fs::create_dir_all(dir)

@@ -57,7 +57,7 @@ mod value;
 
 pub use errno::Errno;
 pub use json::{Json, JsonError};
-pub use listen::{is_socket, listen};
+pub use listen::{is_socket, listen, sweep};
 pub use own::OwnFile;
 pub use path::{PathSpec, address_text};
 pub use socket::{Answer, Client, Op, Server, folder};

@@ -4,8 +4,11 @@
 use std::{
     fs::{self, File},
     io,
-    os::unix::{fs::FileTypeExt, net::UnixListener},
-    path::Path,
+    os::unix::{
+        fs::{FileTypeExt, MetadataExt},
+        net::UnixListener,
+    },
+    path::{Path, PathBuf},
     thread,
     time::{Duration, Instant},
 };
@@ -48,16 +51,39 @@ pub fn listen(path: &Path) -> io::Result<(UnixListener, OwnFile)> {
     Ok((socket.into(), OwnFile::new(path)?))
 }
 
+/// Takes away the sockets in a folder, `*.sock`, that processes of this user which were killed have left
+/// there. What cannot be taken away stays.
+pub fn sweep(folder: &Path) {
+    let own = rustix::process::geteuid().as_raw();
+    let ours = |place: &PathBuf| {
+        place.extension().is_some_and(|extension| extension == "sock")
+            && fs::symlink_metadata(place).is_ok_and(|meta| meta.uid() == own)
+    };
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let left = entries.map(|entry| entry.path()).filter(ours);
+    // To learn that somebody is there may take a while, so the lock is not held meanwhile.
+    let left: Vec<PathBuf> = left.filter(|place| is_left_behind(place)).collect();
+    let Some(_lock) = (if left.is_empty() { None } else { lock(folder) }) else { return };
+    // Another may have taken one of the places since, or have been about to listen there.
+    for place in left.iter().filter(|place| is_left_behind(place)) {
+        let _ = fs::remove_file(place);
+    }
+}
+
 /// Tells whether a socket is there.
 pub fn is_socket(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_socket())
 }
 
-/// Keeps others out who take a place in this folder, until it is dropped. Nobody keeps it for
-/// long; whoever does so on purpose delays others and no more.
 fn lock_folder_of(path: &Path) -> Option<File> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-    let folder = File::open(folder.unwrap_or(Path::new("."))).ok()?;
+    lock(folder.unwrap_or(Path::new(".")))
+}
+
+/// Keeps others out who take a place in this folder, until it is dropped. Nobody keeps it for
+/// long; whoever does so on purpose delays others and no more.
+fn lock(folder: &Path) -> Option<File> {
+    let folder = File::open(folder).ok()?;
     let until = Instant::now() + LOCK_WAIT;
     while folder.try_lock().is_err() {
         if Instant::now() >= until {
@@ -109,6 +135,25 @@ mod tests {
         fs::write(&path, "precious").unwrap();
         assert_eq!(taken(), io::ErrorKind::AddrInUse, "no socket");
         assert_eq!(fs::read(&path).unwrap(), b"precious");
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn what_killed_processes_left_is_swept_away() {
+        let folder = folder("sweep");
+        let place = |name: &str| folder.join(name);
+        let (_listener, _file) = listen(&place("alive.sock")).unwrap();
+        for name in ["dead.sock", "dead2.sock", "other"] {
+            drop(UnixListener::bind(place(name)));
+        }
+        fs::write(place("plain.sock"), "precious").unwrap();
+        std::os::unix::fs::symlink(place("other"), place("link.sock")).unwrap();
+        sweep(&folder);
+        let mut left: Vec<_> =
+            fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        left.sort();
+        assert_eq!(left, ["alive.sock", "link.sock", "other", "plain.sock"]);
+        sweep(&place("missing"));
         fs::remove_dir_all(folder).unwrap();
     }
 

@@ -94,6 +94,31 @@ fn files_that_grow_are_looked_at_again() {
 }
 
 #[test]
+fn what_is_no_whole_block_is_told_to_be_left_out() {
+    let folder = Folder::new();
+    let path = folder.write("b.img", &"x".repeat(100));
+    let file = format!("b={}", path.display());
+    let memory = ["--memory", "a=1000", "--memory", "c=1024"];
+    let mut server = export(&folder, 7, &[&memory[..], &["--file", &file]].concat());
+    server.expect("export a bytes=512").expect("export b bytes=0").expect("export c bytes=1024");
+    std::fs::write(&path, "x".repeat(1537)).expect("a file");
+    server.signal("-HUP");
+    server.expect("export b bytes=1536");
+    std::fs::write(&path, "x".repeat(2048)).expect("a file");
+    server.signal("-HUP");
+    server.expect("export b bytes=2048");
+    let told = end(server);
+    let told: Vec<&str> =
+        told.lines().map(|line| line.split_once(" are left out").expect("left out").0).collect();
+    let all = [
+        "export a: its last 488 of 1000 bytes",
+        "export b: its last 100 of 100 bytes",
+        "export b: its last 1 of 1537 bytes",
+    ];
+    assert_eq!(told, all);
+}
+
+#[test]
 fn a_file_that_is_not_there_any_more_is_told_of() {
     let folder = Folder::new();
     let path = folder.write("r.img", &"x".repeat(4096));

@@ -173,6 +173,20 @@ fn doors_that_cannot_be_opened_are_named() {
 }
 
 #[test]
+fn a_file_that_is_too_small_for_a_load_is_told_so() {
+    let folder = Folder::new();
+    let file = folder.write("small", &"x".repeat(100));
+    let verify = |more: &[&str]| {
+        let words = ["rnbd", "verify", "--file", plain(&file)];
+        run(&folder, &[&words[..], more].concat()).exits(234)
+    };
+    verify(&[]).complains(&["small", "smaller than a block of 512 bytes", "65536"]);
+    verify(&["--span", "4k"]).complains(&["--span 4096", "65536"]);
+    fs::write(&file, "x".repeat(1000)).expect("a file");
+    verify(&[]).complains(&["it has 512 bytes", "65536"]);
+}
+
+#[test]
 fn what_kill_9_leaves_behind_is_in_nobodys_way() {
     let folder = Folder::new();
     let server = export(&folder, 6, &[]);
@@ -192,6 +206,9 @@ fn what_kill_9_leaves_behind_is_in_nobodys_way() {
         client = restarted(&folder, &doors);
         assert_eq!(fs::metadata(files.join("rnbd0")).expect("the disk").len(), 1 << 20);
         assert!(tree.join("class").is_dir());
+        let sockets = fs::read_dir(folder.path().join("bowline/rnbd")).expect("a folder");
+        let sockets: Vec<_> = sockets.map(|entry| entry.expect("a socket").file_name()).collect();
+        assert_eq!(sockets, [format!("map-{}.sock", client.id()).as_str()]);
     }
     end(client);
     for dir in [files, tree] {

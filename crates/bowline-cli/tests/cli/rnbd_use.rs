@@ -114,7 +114,9 @@ fn a_disk_with_a_connection_stays_until_that_ends() {
     let nbd = folder.path().join("nbd");
     let client = mapped(&folder, 2, &["--nbd", nbd.to_str().expect("a plain path")]);
     let connection = connected(&nbd).expect("an NBD server");
-    run(&folder, &["rnbd", "unmap", "rnbd0"]).exits(BUSY);
+    run(&folder, &["rnbd", "unmap", "rnbd0"])
+        .exits(BUSY)
+        .complains(&["close its users", "`unmap rnbd0 force`"]);
     assert!(greets(&nbd), "others are let in still");
     drop(connection);
     run(&folder, &["rnbd", "unmap", "rnbd0"]).exits(0);
@@ -294,6 +296,15 @@ fn the_folder_of_a_disk_is_never_that_of_another() {
     let server = export(&folder, 12, &["--no-control"]);
     let dir = folder.path().join("files");
     let client = mapped(&folder, 12, &["--stay", "--fuse", dir.to_str().expect("a plain path")]);
+    // Nor does another process mount over it.
+    for door in ["--fuse", "--tree"] {
+        let words = ["rnbd", "map", "disk1", "--from", "s2", "--path", "127.58.12.12@127.58.12.1"];
+        let place = dir.to_str().expect("a plain path");
+        let done = run(&folder, &[&words[..], &[door, place]].concat()).exits(1);
+        assert!(!done.err.contains("FUSE"), "FUSE is not what is wrong: {done:?}");
+        done.complains(&[place, "mounted already"]);
+    }
+    assert!(dir.join("rnbd0").exists());
     run(&folder, &["rnbd", "unmap", "rnbd0"]).exits(0);
     run(&folder, &["rnbd", "map", "disk1", "from", "s1", &path(12)]).exits(0);
     assert!(!dir.join("rnbd0").exists() && dir.with_extension("rnbd0").join("rnbd0").exists());
@@ -367,6 +378,9 @@ fn refusals_have_their_reasons() {
     map("disk0")
         .exits(256 - 1)
         .complains(&["does not open disk0 for rw", "another session has it open for writing"]);
+    run(&folder, &["rnbd", "remap", "rnbd0", "force"])
+        .exits(256 - 114)
+        .complains(&["it is open", "`remap s1 force`"]);
     end(client);
     end(server);
 }

@@ -67,7 +67,11 @@ pub(super) struct NoDoor {
 
 impl NoDoor {
     fn new(text: String, error: &io::Error) -> Self {
-        Self { text, errno: error.raw_os_error().unwrap_or(EIO) }
+        let errno = match error.kind() {
+            io::ErrorKind::ResourceBusy => EBUSY,
+            _ => error.raw_os_error().unwrap_or(EIO),
+        };
+        Self { text, errno }
     }
 }
 

@@ -1,7 +1,7 @@
 //! `bowline rnbd export`: a server of disks.
 
 use std::{
-    io,
+    fs, io,
     net::IpAddr,
     path::{Path, PathBuf},
     sync::{
@@ -127,6 +127,10 @@ pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
     for export in rnbd_tree::Exports::exports(&*server) {
         let mode = if export.read_only { " ro" } else { "" };
         say!("export {} bytes={}{mode}", export.name, export.bytes);
+        if let Some(left) = args.whole(&export.name).and_then(|whole| left_out(whole, export.bytes))
+        {
+            note!("export {}: {left}", export.name);
+        }
     }
     let ended = args.until_input_ends.then(input_end).transpose()?;
     // Relaxed: the flag publishes nothing but itself.
@@ -138,7 +142,7 @@ pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
             note!("{line}");
         }
         if hangups.swap(false, Ordering::Relaxed) {
-            resize(&server);
+            resize(&server, args);
         }
     }
     drop(served);
@@ -148,16 +152,35 @@ pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
 }
 
 /// Looks at all storage again.
-fn resize(server: &ExportServer) {
-    for file in server.moved() {
-        note!("{}", not_there(&file));
+fn resize(server: &ExportServer, args: &Args) {
+    let moved = server.moved();
+    for file in &moved {
+        note!("{}", not_there(file));
     }
+    // What is at the path of one that has moved says nothing of it.
+    let whole = |name: &str| {
+        let is_there = moved.iter().all(|file| file.export != name);
+        args.whole(name).filter(|_| is_there)
+    };
     for (name, bytes) in server.resize_all() {
         match bytes {
-            Ok(bytes) => say!("export {name} bytes={bytes}"),
+            Ok(bytes) => {
+                if let Some(left) = whole(&name).and_then(|whole| left_out(whole, bytes)) {
+                    note!("export {name}: {left}");
+                }
+                say!("export {name} bytes={bytes}");
+            }
             Err(error) => note!("{error}"),
         }
     }
+}
+
+/// Says what of `whole` bytes is not in the `bytes` that are exported, if anything is.
+fn left_out(whole: u64, bytes: u64) -> Option<String> {
+    let left = whole.checked_sub(bytes).filter(|left| *left > 0)?;
+    Some(format!(
+        "its last {left} of {whole} bytes are left out, since disks consist of whole blocks (--block)"
+    ))
 }
 
 /// Says that a file is not where it was, and what that means.
@@ -240,6 +263,18 @@ fn input_end() -> Outcome<Arc<AtomicBool>> {
 }
 
 impl Args {
+    /// Returns how many bytes there are for an export, whole blocks or not, where that is known.
+    fn whole(&self, export: &str) -> Option<u64> {
+        let of = |all: &[(String, String)]| {
+            all.iter().find(|(name, _)| name == export).map(|(_, value)| value.clone())
+        };
+        let file = |path: String| fs::metadata(path).ok().filter(fs::Metadata::is_file);
+        match of(&self.memory) {
+            Some(size) => number(&size).ok(),
+            None => of(&self.file).and_then(file).map(|meta| meta.len()),
+        }
+    }
+
     fn exports(&self) -> Outcome<Exports> {
         let options = FileOptions { read_only: self.ro, block: self.block, direct: !self.buffered };
         let failed = |error: bowline_rnbd_driver::Error| Failure::Failed(error.to_string());

@@ -19,7 +19,7 @@ use crate::cli::histogram::Histogram;
 /// Bytes of the largest request: more than servers take at once, so some are cut into pieces.
 const REQUEST_MAX: usize = 256 << 10;
 /// Bytes of the smallest load.
-const LEAST: u64 = 64 << 10;
+pub(crate) const LEAST: u64 = 64 << 10;
 /// Of so many random requests that write, one is a flush and [`DURABLE`] are durable when answered.
 const SYNC_ROUND: u64 = 32;
 const DURABLE: u64 = 3;

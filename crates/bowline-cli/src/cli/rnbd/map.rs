@@ -250,7 +250,7 @@ pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
         "map",
     );
     let result = opened.map_err(|error| Failure::failed(format!("a door of {device}: {error}")));
-    let result = result.and_then(|()| served);
+    let result = result.and(served);
     let result = result.map(|served| {
         drop(disk);
         report_all(&news);

@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use bowline_ctl::{Server, Tree, folder, fusefs};
+use bowline_ctl::{Server, Tree, folder, fusefs, sweep};
 use bowline_rtrs_driver::tree::Files;
 
 use crate::cli::{Failure, Outcome};
@@ -50,6 +50,7 @@ impl Controls {
         } else {
             let own = folder().join(format!("{word}-{}.sock", std::process::id()));
             let place = control.unwrap_or(&own);
+            sweep(&folder());
             let served = Server::start(place, tree.clone());
             Some(served.map_err(|error| {
                 Failure::failed(format!(
@@ -81,7 +82,7 @@ fn mounted(tree: &Tree, dir: &Path) -> Outcome<fusefs::Mount> {
 pub(super) fn no_mount(dir: &Path, error: &io::Error) -> String {
     let text = format!("cannot mount {}: {error}", dir.display());
     // What is wrong with the folder itself has nothing to do with FUSE.
-    if dir.is_dir() {
+    if error.kind() != io::ErrorKind::ResourceBusy && dir.is_dir() {
         format!("{text}; FUSE needs /dev/fuse, and fusermount3 for others than root")
     } else {
         text

@@ -7,7 +7,7 @@ use std::{
 };
 
 use bowline_block::{
-    BlockDevice, LocalDevice,
+    BlockDevice, Limits, LocalDevice,
     backend::{BackendSpec, open},
 };
 use bowline_ctl::address_text;
@@ -15,7 +15,7 @@ use bowline_rnbd_driver::client::{Client, Disk};
 use bowline_rtrs_driver::tree::{ClientPath, ClientSession};
 
 use super::{
-    load::{Load, Report, Shape},
+    load::{LEAST, Load, Report, Shape},
     map::{How, mapped},
     side::{Side, Towards, some_time},
 };
@@ -107,8 +107,23 @@ fn verify(
         syncs: true,
         seed: args.seed,
     };
+    let limits = disk.limits();
     let mut load = Load::new(disk, shape).map_err(|errno| {
-        Failure::Errno(errno.0, format!("{}: no verified load on it: {errno}", args.device))
+        let why = match limits {
+            _ if args.span < LEAST => format!("--span {} is too small", args.span),
+            Limits { bytes: 0, logical, .. } => {
+                format!("it is smaller than a block of {logical} bytes")
+            }
+            Limits { bytes, .. } if bytes < LEAST => format!("it has {bytes} bytes"),
+            _ => {
+                return Failure::Errno(
+                    errno.0,
+                    format!("{}: no verified load on it: {errno}", args.device),
+                );
+            }
+        };
+        let text = format!("{}: {why}; a verified load needs {LEAST} bytes at least", args.device);
+        Failure::Errno(errno.0, text)
     })?;
     let mut progress = Progress::new(false);
     let filled = load.fill(|report| {
