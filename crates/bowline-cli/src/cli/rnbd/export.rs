@@ -126,11 +126,12 @@ pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
     say!("listening on {}", names.join(", "));
     for export in rnbd_tree::Exports::exports(&*server) {
         let mode = if export.read_only { " ro" } else { "" };
-        say!("export {} bytes={}{mode}", export.name, export.bytes);
+        // Before the line after which somebody may change the file.
         if let Some(left) = args.whole(&export.name).and_then(|whole| left_out(whole, export.bytes))
         {
             note!("export {}: {left}", export.name);
         }
+        say!("export {} bytes={}{mode}", export.name, export.bytes);
     }
     let ended = args.until_input_ends.then(input_end).transpose()?;
     // Relaxed: the flag publishes nothing but itself.
@@ -177,7 +178,8 @@ fn resize(server: &ExportServer, args: &Args) {
 
 /// Says what of `whole` bytes is not in the `bytes` that are exported, if anything is.
 fn left_out(whole: u64, bytes: u64) -> Option<String> {
-    let left = whole.checked_sub(bytes).filter(|left| *left > 0)?;
+    // More than a block is no rest: the file has grown since.
+    let left = whole.checked_sub(bytes).filter(|left| (1..BLOCK_MAX).contains(left))?;
     Some(format!(
         "its last {left} of {whole} bytes are left out, since disks consist of whole blocks (--block)"
     ))
@@ -379,6 +381,9 @@ fn granted(text: &str) -> Result<Grant, String> {
     }
     Ok(Grant { export: export.to_owned(), most, session })
 }
+
+/// The largest block there is.
+const BLOCK_MAX: u64 = 4096;
 
 /// Parses a block size.
 fn block(text: &str) -> Result<u32, String> {
