@@ -51,7 +51,8 @@ fn geometry() -> Geometry {
 
 /// Accepts all connections of a path, and tells where the chunks are.
 fn accept(raw: &mut Raw) -> Vec<Conn> {
-    let rsp = ConRsp { geometry: geometry(), new_rkey: false, counted_keys: false };
+    let rsp =
+        ConRsp { geometry: geometry(), new_rkey: false, counted_keys: false, heeds_notice: false };
     let answer = ConAnswer::Accepted(rsp).emit();
     let mut conns = Vec::new();
     loop {

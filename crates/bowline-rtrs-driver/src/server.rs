@@ -375,7 +375,12 @@ impl Server {
         withdraw(&mut turn.ports, &mut turn.batch, &mut turn.failed);
         core.process(now, &turn.failed);
         core.take_requests(&mut turn.requests);
+        let ends_first = core.ends_given_up();
         drop(state);
+        if ends_first {
+            // By whichever thread: also that of another device may have told of them, and not closed them yet.
+            self.hub.drain_all();
+        }
         if turn.requests.is_empty() {
             self.hub.drain();
         } else {

@@ -59,6 +59,29 @@ fn the_test_notices_what_it_is_for() {
     assert!(seen);
 }
 
+// tests [RT-101]: requests of paths that are cut and given up come when the cut is over
+#[test]
+fn what_comes_late_over_a_path_that_was_given_up_does_no_harm() {
+    let seeds = std::env::var("SEEDS").map_or(300, |seeds| seeds.parse().expect("a number"));
+    let notices = |seed| {
+        let world = run(Plan { holds: true, ..Plan::rough(seed) });
+        let counters = world.server.counters();
+        counters.notices - counters.notices_ignored
+    };
+    let heeded: u64 = (0..seeds).map(notices).sum();
+    assert!(heeded > 100, "{heeded} paths closed that were given up");
+}
+
+// tests [RT-101]: it does where the server is not told
+#[test]
+fn the_test_notices_a_server_that_is_not_told() {
+    let seen = (0..300).any(|seed| {
+        let plan = Plan { holds: true, mute: true, ..Plan::rough(seed) };
+        std::panic::catch_unwind(|| drop(run(plan))).is_err()
+    });
+    assert!(seen);
+}
+
 // tests [RT-28]: the last row, over the binding
 #[test]
 fn a_server_without_queue_pairs_says_so() {

@@ -8,9 +8,9 @@ use bowline_wire::rnbd::{
 };
 use bowline_wire::rtrs::{
     CON_LEN, ConAnswer, ConReq, ConReqError, ConRsp, ConRspError, Desc, Geometry, GeometryError,
-    Imm, InfoError, IoError, IoHdr, IoReq, NameError, PORT, RkeyRsp, RkeyRspError, SessionName,
-    Uuid, emit_info_req, emit_info_rsp, parse_info_req, parse_info_rsp, parse_io, read_hdr,
-    write_hdr,
+    INFO_REQ_MAX, Imm, InfoError, IoError, IoHdr, IoReq, NameError, PORT, PathLife, RkeyRsp,
+    RkeyRspError, SessionName, Uuid, emit_given_up, emit_info_req, emit_info_rsp, parse_given_up,
+    parse_info_req, parse_info_rsp, parse_io, read_hdr, write_hdr,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -43,6 +43,7 @@ fn con_req() -> ConReq {
         session: Uuid(std::array::from_fn(|i| 0x20 + i as u8)),
         first: true,
         counts_keys: false,
+        gives_notice: false,
     }
 }
 
@@ -81,14 +82,22 @@ fn con_req_is_refused_in_the_order_of_the_rule() {
     assert_eq!(with(44, &[0xfe]), Ok(ConReq { first: false, ..con_req() }));
     assert!(with(8, &[0x00, 0x10]).is_ok(), "4096 connections");
     assert_eq!(with(48, b"bowline1"), Ok(ConReq { counts_keys: true, ..con_req() }), "[RT-99]");
+    assert_eq!(with(45, b"gu1"), Ok(ConReq { gives_notice: true, ..con_req() }), "[RT-101]");
+    for part in [&b"gu2"[..], b"gu", b"\0gu1"] {
+        assert_eq!(with(45, part), Ok(con_req()));
+    }
 }
 
 // tests [RT-4] [RT-5] [RT-29]
 #[test]
 fn con_rsp_is_as_the_vectors_say() {
     let vector = hex("bd 1b 00 02 00 00 00 02 00 f0 01 00 00 10 00 00 02 00 00 00 00x36");
-    let answer =
-        ConAnswer::Accepted(ConRsp { geometry: usual(), new_rkey: true, counted_keys: false });
+    let answer = ConAnswer::Accepted(ConRsp {
+        geometry: usual(),
+        new_rkey: true,
+        counted_keys: false,
+        heeds_notice: false,
+    });
     assert_eq!(answer.emit()[..], vector);
     assert_eq!(ConAnswer::parse(&vector), Ok(answer));
     for (errno, bytes) in
@@ -104,9 +113,13 @@ fn con_rsp_is_as_the_vectors_say() {
 #[test]
 fn con_rsp_is_judged_before_it_is_believed() {
     use ConRspError as E;
-    let good =
-        ConAnswer::Accepted(ConRsp { geometry: usual(), new_rkey: false, counted_keys: false })
-            .emit();
+    let good = ConAnswer::Accepted(ConRsp {
+        geometry: usual(),
+        new_rkey: false,
+        counted_keys: false,
+        heeds_notice: false,
+    })
+    .emit();
     let with = |at: usize, bytes: &[u8]| {
         let mut out = good;
         out[at..at + bytes.len()].copy_from_slice(bytes);
@@ -120,6 +133,9 @@ fn con_rsp_is_judged_before_it_is_believed() {
     assert_eq!(with(8, &[0xff; 4]), Err(E::Geometry(GeometryError::Chunk(0x1_0000_0fff))));
     assert!(matches!(with(12, &[0xff; 4]), Err(E::Geometry(GeometryError::MaxHdr(_)))));
     assert_eq!(with(16, &[0xfd, 0xff]), ConAnswer::parse(&good), "flags nobody knows");
+    let heeds =
+        ConRsp { geometry: usual(), new_rkey: false, counted_keys: false, heeds_notice: true };
+    assert_eq!(with(45, b"gu1"), Ok(ConAnswer::Accepted(heeds)), "[RT-101]");
 }
 
 // tests [RT-6] [RT-68] [RS-24]
@@ -149,6 +165,35 @@ fn names_of_sessions_are_judged() {
     endless[0] = 1;
     assert_eq!(parse_info_req(&endless), Err(InfoError::Type(1)));
     assert_eq!(parse_info_req(&good[..271]), Err(InfoError::Short { needed: 272, got: 271 }));
+}
+
+// tests [RT-101]
+#[test]
+fn paths_that_are_given_up_have_a_name() {
+    let path = Uuid(std::array::from_fn(|i| 0xa1 + i as u8));
+    let life = PathLife::new(&path, 0x1207);
+    assert_eq!(life.to_u32(), 0x03a2_a107);
+    assert_eq!(Imm::GivenUp(life).to_u32(), 0x33a2_a107);
+    assert_eq!(Imm::from_u32(0x33a2_a107), Imm::GivenUp(life));
+    assert_ne!(PathLife::new(&path, 0x1208), life, "another life");
+    assert_ne!(PathLife::new(&Uuid([0xa1; 16]), 0x1207), life, "another path");
+
+    let mut message = emit_info_req(&SessionName::new("s").expect("a name")).to_vec();
+    assert_eq!(parse_given_up(&message).count(), 0);
+    assert_eq!(parse_given_up(&message[..5]).count(), 0);
+    let lives: Vec<_> = (0..200).map(|n| PathLife::from_u32(n * 0x12_3457)).collect();
+    emit_given_up(&lives[..2], &mut message);
+    assert_eq!(message[272..], [0, 0, 0, 0, 0x57, 0x34, 0x12, 0]);
+    assert!(parse_given_up(&message).eq(lives[..2].iter().copied()));
+    // What is above the 28 bits, or no whole name, counts for nothing.
+    message[275] |= 0xf0;
+    message.push(1);
+    assert!(parse_given_up(&message).eq(lives[..2].iter().copied()));
+    message.truncate(272);
+    emit_given_up(&lives, &mut message);
+    assert_eq!(message.len(), INFO_REQ_MAX);
+    message.extend([0; 8]);
+    assert!(parse_given_up(&message).eq(lives[..128].iter().copied()));
 }
 
 // tests [RT-7] [RT-8] [RT-9] [RT-10] [RT-69]: each check of the rule, with sums of 64 bits
@@ -205,7 +250,7 @@ fn immediates_are_as_the_vectors_say() {
         assert_eq!(Imm::from_u32(number), done);
     }
     assert_eq!((Imm::HbMsg.to_u32(), Imm::HbAck.to_u32()), (0x8000_0000, 0x9000_0000));
-    for kind in [3, 4, 5, 6, 7, 10, 11, 12, 13, 14, 15] {
+    for kind in [4, 5, 6, 7, 10, 11, 12, 13, 14, 15] {
         let number = kind << 28 | 5;
         assert_eq!(Imm::from_u32(number), Imm::Unknown(number));
     }
@@ -516,9 +561,9 @@ proptest! {
                                errno in 1..=4095u16, key in any::<(u16, u32)>()) {
         let (cid, recon_cnt, path, session, first) = req;
         let (path, session) = (Uuid(path), Uuid(session));
-        let req = ConReq { cid: cid % cid_num, cid_num, recon_cnt, path, session, first, counts_keys: !first };
+        let req = ConReq { cid: cid % cid_num, cid_num, recon_cnt, path, session, first, counts_keys: !first, gives_notice: new_rkey };
         prop_assert_eq!(ConReq::parse(&req.emit()), Ok(req));
-        for answer in [ConAnswer::Accepted(ConRsp { geometry: g, new_rkey, counted_keys: !new_rkey }), ConAnswer::Refused(errno)] {
+        for answer in [ConAnswer::Accepted(ConRsp { geometry: g, new_rkey, counted_keys: !new_rkey, heeds_notice: first }), ConAnswer::Refused(errno)] {
             prop_assert_eq!(ConAnswer::parse(&answer.emit()), Ok(answer));
         }
         let key = RkeyRsp { id: key.0, key: key.1 };

@@ -9,6 +9,7 @@ mod common;
 
 mod clients;
 mod floods;
+mod notices;
 mod raw;
 mod scene;
 mod servers;

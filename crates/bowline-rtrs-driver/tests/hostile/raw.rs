@@ -70,6 +70,7 @@ pub(crate) struct Ids {
     /// The local port.
     pub(crate) port: u16,
     pub(crate) first: bool,
+    pub(crate) gives_notice: bool,
 }
 
 impl Ids {
@@ -83,6 +84,7 @@ impl Ids {
             path: Uuid::from_random(bytes),
             port,
             first: true,
+            gives_notice: false,
         }
     }
 
@@ -92,7 +94,7 @@ impl Ids {
     }
 
     pub(crate) fn request(&self, cid: u16, cid_num: u16) -> ConReq {
-        let Self { session, path, first, .. } = *self;
+        let Self { session, path, first, gives_notice, .. } = *self;
         ConReq {
             cid,
             cid_num,
@@ -101,6 +103,7 @@ impl Ids {
             session,
             first: first || cid > 0,
             counts_keys: false,
+            gives_notice,
         }
     }
 }

@@ -46,7 +46,13 @@ fn geometry() -> Geometry {
 }
 
 fn answer(new_rkey: bool) -> [u8; 56] {
-    ConAnswer::Accepted(ConRsp { geometry: geometry(), new_rkey, counted_keys: false }).emit()
+    ConAnswer::Accepted(ConRsp {
+        geometry: geometry(),
+        new_rkey,
+        counted_keys: false,
+        heeds_notice: false,
+    })
+    .emit()
 }
 
 impl Stage {

@@ -54,8 +54,8 @@ pub struct ClientConfig {
     pub max_usr: u16,
     /// Under which keys READs are answered.
     pub read_keys: ReadKeys,
-    /// Servers that can need not tell each new key of a chunk [RT-99]. Without it the session is as a
-    /// kernel's.
+    /// Servers that can need not tell each new key of a chunk [RT-99]. Without it they tell it, as to
+    /// kernels.
     pub counts_keys: bool,
     /// Seed of the random spread of reconnection.
     pub seed: u64,

@@ -5,8 +5,7 @@ use std::sync::Arc;
 
 use bowline_verbs::{Access, Buffer, Status};
 use bowline_wire::rtrs::{
-    ConAnswer, ConReq, ConRsp, INFO_REQ_LEN, READ_HDR_MAX, emit_info_req, info_rsp_len,
-    parse_info_rsp,
+    ConAnswer, ConReq, ConRsp, PathLife, READ_HDR_MAX, info_rsp_len, parse_info_rsp,
 };
 
 use super::link::{Conn, ConnState, Link, Phase, RECV_SLOT};
@@ -36,8 +35,8 @@ impl Session {
     pub(super) fn start_link(&mut self, now: Instant, id: PathId) {
         let Some(path) = self.paths.get_mut(id) else { return };
         path.recon_cnt = path.recon_cnt.wrapping_add(1);
-        let port = path.addr.port;
-        let Some(link) = self.links.add(Link::new(id, port)) else {
+        let (port, life) = (path.addr.port, PathLife::new(&path.uuid, path.recon_cnt));
+        let Some(link) = self.links.add(Link::new(id, port, life)) else {
             // The end of links that part in the background makes room.
             self.change(id, PathState::ConnectingErr);
             return self.attempt_failed(now, id, Errno::ENOMEM, false);
@@ -78,6 +77,7 @@ impl Session {
             session: self.uuid,
             first: path.first,
             counts_keys: self.config.counts_keys,
+            gives_notice: true,
         };
         let mut remote = path.addr.dst;
         if remote.port() == 0 {
@@ -137,6 +137,7 @@ impl Session {
             return Err(Errno::ECONNRESET);
         }
         (link.new_rkey, link.counted_keys) = (rsp.new_rkey, rsp.counted_keys);
+        link.heeds_notice = rsp.heeds_notice;
         if self.headers.is_none() {
             self.make_headers(depth, rsp.geometry.max_hdr())?;
         }
@@ -166,6 +167,7 @@ impl Session {
         if self.make_memory(lid).is_none() {
             return self.fail(now, lid, Errno::ENOMEM);
         }
+        let info_req = self.info_req(lid);
         let Some(link) = self.links.get_mut(lid) else { return };
         if self.config.read_keys == ReadKeys::PerRequest {
             let device = self.ports.get(usize::from(link.port.0));
@@ -181,7 +183,7 @@ impl Session {
         let mem = Some(MemRef { region, offset: 0, len });
         self.batch.recvs.push(RecvSlot { conn: service, tag: Tag::new(Tag::INFO, 0), mem });
         let signal_every = u32::from(geometry.queue_depth().min(SIGNAL_MAX) / 2).max(1);
-        buffer.write(link.info_req_at() as usize, &emit_info_req(&self.config.name));
+        buffer.write(link.info_req_at() as usize, &info_req);
         for cid in 0..link.conns.len() as u16 {
             link.conns[usize::from(cid)].signal_every = signal_every;
             let conn = ConnId { path: lid, cid };
@@ -190,7 +192,7 @@ impl Session {
         }
         let offset = link.info_req_at();
         let start = self.batch.mems.len();
-        self.batch.mems.push(MemRef { region, offset, len: INFO_REQ_LEN as u32 });
+        self.batch.mems.push(MemRef { region, offset, len: info_req.len() as u32 });
         let tag = Tag::new(Tag::INFO, 1);
         let of = &mut link.conns[0];
         of.post_signalled(&mut self.batch, service, tag, WrKind::Send, start, true);
@@ -251,6 +253,7 @@ impl Session {
         link.heartbeat = Some(Heartbeat::new(self.config.heartbeat, now));
         link.counted = true;
         self.up += 1;
+        self.end_named(lid);
         let Some(path) = self.paths.get_mut(id) else { return };
         path.attempts = 0;
         path.busy = 0;

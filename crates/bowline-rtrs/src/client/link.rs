@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use bowline_verbs::Buffer;
-use bowline_wire::rtrs::Geometry;
+use bowline_wire::rtrs::{Geometry, INFO_REQ_MAX, PathLife};
 
 use super::keys::Keys;
 use crate::{
@@ -39,6 +39,8 @@ pub(super) struct Link {
     /// The path it belongs to; `None`: it ends in the background.
     pub(super) path: Option<PathId>,
     pub(super) port: PortId,
+    /// What notices call the path, as long as it has this link.
+    pub(super) life: PathLife,
     pub(super) phase: Phase,
     /// End of the phase.
     pub(super) deadline: Option<Instant>,
@@ -51,6 +53,10 @@ pub(super) struct Link {
     pub(super) new_rkey: bool,
     /// Each reply renews the key of its chunk, and does not say to what [RT-99].
     pub(super) counted_keys: bool,
+    /// The server ends paths of which it gets notice that they are given up [RT-101].
+    pub(super) heeds_notice: bool,
+    /// Paths that were given up when INFO_REQ was sent.
+    pub(super) named: Vec<PathLife>,
     /// Address and key of each chunk.
     pub(super) chunks: Vec<(u64, u32)>,
     /// Keys for single requests.
@@ -72,10 +78,11 @@ pub(super) struct Link {
 }
 
 impl Link {
-    pub(super) fn new(path: PathId, port: PortId) -> Self {
+    pub(super) fn new(path: PathId, port: PortId, life: PathLife) -> Self {
         Self {
             path: Some(path),
             port,
+            life,
             phase: Phase::Connecting(0),
             deadline: None,
             release_at: None,
@@ -83,6 +90,8 @@ impl Link {
             geometry: None,
             new_rkey: false,
             counted_keys: false,
+            heeds_notice: false,
+            named: Vec::new(),
             chunks: Vec::new(),
             keys: Keys::None,
             memory: None,
@@ -109,7 +118,7 @@ impl Link {
 
     /// Where the receives begin in the memory.
     pub(super) fn recvs_at(&self) -> u64 {
-        self.info_req_at() + 320
+        self.info_req_at() + (INFO_REQ_MAX as u64).next_multiple_of(64)
     }
 
     /// A receive of a connection.
@@ -166,6 +175,8 @@ pub(super) struct Conn {
     pub(super) waiting: VecDeque<u16>,
     /// Requests whose keys are to be invalidated and found no room.
     pub(super) revoking: VecDeque<u16>,
+    /// Notices that found no room, or that the server cannot take yet.
+    pub(super) notices: VecDeque<PathLife>,
     /// Drain markers that have come back, or would have.
     pub(super) drained: u8,
     /// The peer has disconnected, or answered a disconnect, or has nothing to answer.
@@ -190,6 +201,7 @@ impl Conn {
             granted: 0,
             waiting: VecDeque::new(),
             revoking: VecDeque::new(),
+            notices: VecDeque::new(),
             drained: 0,
             parted: false,
         }

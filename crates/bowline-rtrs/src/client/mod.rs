@@ -29,6 +29,7 @@ mod establish;
 mod keys;
 mod lingering;
 mod link;
+mod notices;
 mod path;
 mod permits;
 mod receive;

@@ -43,7 +43,7 @@ impl Session {
                 self.on_heartbeat_answer(now, done.conn.path);
                 Ok(())
             }
-            Some(Imm::HbMsg | Imm::HbAck | Imm::Unknown(_)) => Ok(()),
+            Some(Imm::HbMsg | Imm::HbAck | Imm::GivenUp(_) | Imm::Unknown(_)) => Ok(()),
             None if done.invalidated.is_some_and(|key| self.on_invalidated(done.conn, key)) => {
                 Ok(())
             }

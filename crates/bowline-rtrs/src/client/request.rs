@@ -366,6 +366,7 @@ impl Session {
         if self.links.get(conn.path).is_none_or(|link| !link.is_live()) {
             return;
         }
+        self.post_notices(conn);
         self.post_revocations(conn);
         loop {
             let Some(link) = self.links.get_mut(conn.path) else { return };

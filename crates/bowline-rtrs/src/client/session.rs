@@ -4,11 +4,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use bowline_verbs::{Access, Buffer};
-use bowline_wire::rtrs::Uuid;
+use bowline_wire::rtrs::{PathLife, Uuid};
 
 use super::keys::{Grant, PIECES_MAX};
 use super::lingering::Lingering;
-use super::link::{Link, Phase, Table};
+use super::link::{HEARTBEAT_RESERVE, Link, Phase, Table};
 use super::path::Path;
 use super::permits::Permits;
 use super::regions::Regions;
@@ -160,6 +160,8 @@ pub struct Session {
     /// A link may be quiet now.
     pub(super) look_quiet: bool,
     pub(super) lingering: Lingering,
+    /// Paths that were given up with requests in flight, and of which the server may have something still.
+    pub(super) given_up: Vec<PathLife>,
 }
 
 impl Session {
@@ -192,6 +194,7 @@ impl Session {
             completed: Vec::new(),
             look_quiet: false,
             lingering: Lingering::default(),
+            given_up: Vec::new(),
         }
     }
 
@@ -531,6 +534,8 @@ impl Session {
                 let of_conn = |r: &&Request| of_link(r) && usize::from(r.cid) == cid;
                 let running = self.requests.iter().filter(of_conn).count();
                 assert_eq!(conn.inflight as usize, running, "requests in flight of {id:?} {cid}");
+                let late = link.phase == Phase::Up && conn.has_room(HEARTBEAT_RESERVE);
+                assert!(!late || conn.notices.is_empty(), "notices not posted on {id:?} {cid}");
                 assert!(conn.waiting.len() <= running, "waiting requests of {id:?} {cid}");
                 let granted = |r: &&Request| of_conn(r) && r.grant != Grant::None;
                 let granted = self.requests.iter().filter(granted).count();

@@ -215,6 +215,7 @@ impl Session {
         for conn in &mut link.conns {
             conn.waiting.clear();
         }
+        self.give_notice(lid);
         let (mut given_up, mut refused) = (false, false);
         for index in 0..self.requests.len() as u16 {
             let request = &self.requests[usize::from(index)];

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bowline_verbs::{Access, Buffer, Status};
 use bowline_wire::rtrs::{
-    self, ConAnswer, ConReq, ConRsp, Desc, INFO_REQ_LEN, SessionName, emit_info_rsp,
+    self, ConAnswer, ConReq, ConRsp, Desc, INFO_REQ_MAX, PathLife, SessionName, emit_info_rsp,
 };
 
 use super::path::{ChunkKey, Conn, ConnState, Own, Path, PathState, Setup};
@@ -19,8 +19,19 @@ use crate::{
 
 /// Receives for immediates on the service connection, at least [RT-25].
 const SERVICE_DEPTH: usize = 512;
+/// Receives for notices on each connection; more at a time are sent again.
+const NOTICES: usize = 8;
 /// Least work requests a queue must hold.
 pub(super) const QUEUE_MIN: usize = 16;
+
+/// What the queues of a path's connections depend on.
+struct Kind {
+    port: PortId,
+    refresh: bool,
+    heeds_notice: bool,
+    /// It has one connection, for everything.
+    alone: bool,
+}
 
 impl Server {
     /// A client wants to connect [RT-19], [RT-28].
@@ -155,8 +166,10 @@ impl Server {
         let depth = self.config.geometry.queue_depth();
         let buffer = Buffer::new(Own::bytes(depth, refresh)).map_err(|_| Errno::ENOMEM)?;
         let own = Own::new(self.next_region(), Arc::new(buffer), depth);
+        let (heeds_notice, alone) = (asked.gives_notice, asked.cid_num == 1);
+        let kind = Kind { port, refresh, heeds_notice, alone };
         let conns = (0..asked.cid_num).map(|cid| {
-            let size = self.shape(port, refresh, cid, asked.cid_num == 1).send_wr - 1;
+            let size = self.shape(&kind, cid).send_wr - 1;
             Conn {
                 state: if cid == asked.cid { ConnState::Asked } else { ConnState::Absent },
                 request: (cid == asked.cid).then_some(request),
@@ -169,6 +182,7 @@ impl Server {
             id,
             session: session.slot,
             uuid: asked.path,
+            life: PathLife::new(&asked.path, asked.recon_cnt),
             port,
             local,
             remote,
@@ -176,6 +190,8 @@ impl Server {
             setup: Setup::Preparing,
             refresh,
             counted: refresh && asked.counts_keys,
+            heeds_notice,
+            given_up: false,
             conns: conns.collect(),
             own,
             region: None,
@@ -206,7 +222,8 @@ impl Server {
 
     /// Sizes of a connection's queues: those of the kernel [RT-22], and a place in each for the marker
     /// at their end.
-    fn shape(&self, port: PortId, refresh: bool, cid: u16, alone: bool) -> QpShape {
+    fn shape(&self, path: &Kind, cid: u16) -> QpShape {
+        let &Kind { port, refresh, heeds_notice, alone } = path;
         let depth = usize::from(self.config.geometry.queue_depth());
         let service = 2 * SERVICE_DEPTH + 2;
         let send = match (cid, refresh) {
@@ -218,17 +235,19 @@ impl Server {
         };
         QpShape {
             send_wr: (send + 1).max(QUEUE_MIN).min(self.queue_max(port)),
-            recv_wr: self.receives(port, cid) + 2,
+            recv_wr: self.receives(port, cid, heeds_notice) + 2,
             send_sge: 1,
             access: Access::LOCAL_WRITE | Access::REMOTE_WRITE,
             queue: 0,
         }
     }
 
-    /// Receives for immediates of a connection [RT-25]. All requests of a client may come on one.
-    fn receives(&self, port: PortId, cid: u16) -> usize {
+    /// Receives for immediates of a connection [RT-25]. All requests of a client may come on one, and some
+    /// notices between them.
+    fn receives(&self, port: PortId, cid: u16, heeds_notice: bool) -> usize {
         let depth = usize::from(self.config.geometry.queue_depth());
-        let wanted = if cid == 0 { SERVICE_DEPTH.max(depth + 8) } else { depth };
+        let notices = if heeds_notice { NOTICES } else { 0 };
+        let wanted = notices + if cid == 0 { SERVICE_DEPTH.max(depth + 8) } else { depth };
         wanted.min(self.queue_max(port) - 2)
     }
 
@@ -241,14 +260,17 @@ impl Server {
         let Some(path) = self.paths.get(id).filter(|path| path.setup != Setup::Preparing) else {
             return;
         };
-        let (port, refresh, info_req) = (path.port, path.refresh, path.own.info_req());
+        let (port, refresh, heeds_notice) = (path.port, path.refresh, path.heeds_notice);
+        let info_req = path.own.info_req(heeds_notice);
         let count = path.conns.len() as u16;
+        let kind = Kind { port, refresh, heeds_notice, alone: count == 1 };
         let counted_keys = path.counted;
         let new_rkey = refresh && !counted_keys;
-        let answer = ConRsp { geometry: self.config.geometry, new_rkey, counted_keys };
+        let geometry = self.config.geometry;
+        let answer = ConRsp { geometry, new_rkey, counted_keys, heeds_notice };
         let private = ConAnswer::Accepted(answer).emit();
         for cid in 0..count {
-            let shape = self.shape(port, refresh, cid, count == 1);
+            let shape = self.shape(&kind, cid);
             let conn = ConnId { path: id, cid };
             let Some(asked) = self.conn_mut(conn) else { continue };
             let (ConnState::Asked, Some(request)) = (asked.state, asked.request) else { continue };
@@ -299,18 +321,20 @@ impl Server {
     pub(super) fn info_request(&mut self, now: Instant, done: &Done) {
         let id = done.conn.path;
         let judged = self.judge_info(done);
-        let name = match judged {
-            Ok(name) => name,
+        let (name, given_up) = match judged {
+            Ok(judged) => judged,
             Err(reason) => return self.close_path(now, id, reason),
         };
+        given_up.into_iter().for_each(|life| self.notice(now, id, life));
         let Some(path) = self.paths.get_mut(id) else { return };
         path.setup = Setup::Registering;
-        let (port, refresh, session) = (path.port, path.refresh, path.session);
+        let (port, heeds_notice) = (path.port, path.heeds_notice);
+        let (refresh, session) = (path.refresh, path.session);
         let count = path.conns.len() as u16;
         for cid in 0..count {
             let (conn, tag) = (ConnId { path: id, cid }, Tag::new(Tag::RECV, 0));
             let slot = RecvSlot { conn, tag, mem: None };
-            let receives = self.receives(port, cid);
+            let receives = self.receives(port, cid, heeds_notice);
             self.batch.recvs.extend(std::iter::repeat_n(slot, receives));
         }
         let region = self.next_region();
@@ -330,7 +354,8 @@ impl Server {
         }
     }
 
-    fn judge_info(&self, done: &Done) -> Result<SessionName, CloseReason> {
+    /// The name in INFO_REQ, and the paths it says are given up.
+    fn judge_info(&self, done: &Done) -> Result<(SessionName, Vec<PathLife>), CloseReason> {
         if done.status != Status::Success {
             return Err(CloseReason::Completion(done.status));
         }
@@ -342,7 +367,7 @@ impl Server {
         if !ready {
             return Err(CloseReason::Info);
         }
-        let mut bytes = [0; INFO_REQ_LEN];
+        let mut bytes = [0; INFO_REQ_MAX];
         let len = bytes.len().min(done.len as usize);
         path.own.buffer.read(0, &mut bytes[..len]);
         let name = rtrs::parse_info_req(&bytes[..len]).map_err(|_| CloseReason::Info)?;
@@ -361,7 +386,8 @@ impl Server {
         if clash {
             return Err(CloseReason::NameTaken);
         }
-        Ok(name)
+        let given_up = rtrs::parse_given_up(&bytes[..len]).filter(|_| path.heeds_notice);
+        Ok((name, given_up.collect()))
     }
 
     /// Keeps the keys of the chunks and writes INFO_RSP [RT-7] to [RT-10]. `None`: the keys are not
@@ -410,7 +436,8 @@ impl Server {
     /// the new one, or write the new one's data in its own place [RS-9].
     pub(super) fn connect_joined(&mut self, now: Instant, slot: u32) {
         let ready = |session: &&Session| session.link == Link::Up && session.old == 0;
-        let Some(session) = self.sessions.get(slot).filter(ready) else { return };
+        let session = self.sessions.get(slot).filter(ready);
+        let Some(session) = session.filter(|_| !self.awaits_given_up(slot)) else { return };
         for at in 0..session.paths.len() {
             let Some(&path) = self.sessions.get(slot).and_then(|session| session.paths.get(at))
             else {

@@ -40,6 +40,8 @@ pub enum CloseReason {
     NotEstablished,
     /// The client repeated a request of this path over another one: it has given this one up [RS-9].
     Overtaken,
+    /// The client says over another path that it has given up this one [RT-101].
+    GivenUp,
     /// The client, or the name of its session, is not one that may come [RT-64].
     NotAllowed,
     /// Another session has the name [RT-20].
@@ -90,7 +92,8 @@ impl fmt::Display for CloseReason {
             Self::Completion(status) => return write!(f, "a work request failed: {status:?}"),
             Self::Heartbeat => "the client does not answer",
             Self::NotEstablished => "not established in time",
-            Self::Overtaken => "given up by the client",
+            Self::Overtaken => "its requests came over another path",
+            Self::GivenUp => "given up by the client",
             Self::NotAllowed => "not admitted",
             Self::NameTaken => "another session has this name",
             Self::Info => "a wrong INFO_REQ",
@@ -174,7 +177,7 @@ impl Server {
             let session = session.id;
             self.events.push_back(ServerEvent::PathClosed { session, path: id, reason });
         }
-        self.empty_if_drained(id);
+        self.empty_if_drained(now, id);
     }
 
     /// Requests of a path that waited for a chunk are over.
@@ -196,17 +199,17 @@ impl Server {
     }
 
     /// One of the two markers at the ends of a connection's queues.
-    pub(super) fn marker(&mut self, conn: ConnId) {
+    pub(super) fn marker(&mut self, now: Instant, conn: ConnId) {
         let Some(closed) = self.conn_mut(conn) else { return };
         match closed.state {
             ConnState::Closing(0) => closed.state = ConnState::Closing(1),
-            ConnState::Closing(_) => self.drained(conn),
+            ConnState::Closing(_) => self.drained(now, conn),
             _ => {}
         }
     }
 
     /// The queues of a connection are empty, or gone.
-    pub(super) fn drained(&mut self, conn: ConnId) {
+    pub(super) fn drained(&mut self, now: Instant, conn: ConnId) {
         let Some(drained) = self.conn_mut(conn) else { return };
         match drained.state {
             ConnState::Closing(_) => drained.state = ConnState::Drained,
@@ -214,7 +217,7 @@ impl Server {
             _ => return,
         }
         self.forget_if_told(conn);
-        self.empty_if_drained(conn.path);
+        self.empty_if_drained(now, conn.path);
     }
 
     /// The client has disconnected, or answered that this side has.
@@ -264,12 +267,13 @@ impl Server {
 
     /// No queue pair of the path lives any more: its chunks are free for other paths, the session
     /// forgets it.
-    fn empty_if_drained(&mut self, id: PathId) {
+    fn empty_if_drained(&mut self, now: Instant, id: PathId) {
         let Some(path) = self.paths.get_mut(id) else { return };
         if path.state != PathState::Closing || !path.is_drained() {
             return;
         }
         path.state = PathState::Closed;
+        self.given_up -= usize::from(path.given_up);
         let slot = path.session;
         self.orders.push_back(Order::DropRegion { region: path.own.region });
         if let Some(region) = path.region.take() {
@@ -283,6 +287,7 @@ impl Server {
         if let Some(session) = self.sessions.get_mut(slot) {
             session.paths.retain(|&path| path != id.slot);
         }
+        self.connect_joined(now, slot);
         self.end_slot_if_over(slot);
         self.remove_if_gone(id);
     }

@@ -7,6 +7,7 @@
 //! poll completions -> handle_done -> take_withdraws -> (withdraw the keys) -> process
 //!   -> take_requests -> upper layer -> respond -> poll_order*, take_batch -> (carry them out)
 //! ```
+//! While [`Server::ends_given_up`] says so, the last step goes before the upper layer as well.
 //!
 //! | module | what |
 //! | --- | --- |
@@ -15,16 +16,18 @@
 //! | `request` | completions; requests are read, judged and handed on |
 //! | `reply` | answers, heartbeats |
 //! | `close` | the end of paths and sessions |
+//! | `given_up` | paths whose end the client tells over another one |
 //! | `session`, `path`, `chunks`, `sendq` | the tables |
 //!
 //! Spec: `docs/spec/rtrs.md`. Memory: each session has its chunks, of which only what was used is
-//! really there; each path 272 bytes, and for each chunk 16 bytes, 32 with refresh; each connection
+//! really there; each path 784 bytes, and for each chunk 16 bytes, 32 with refresh; each connection
 //! about 100 bytes. Everything a client can make grow has a limit in [`ServerLimits`] [RT-66].
 
 mod accept;
 mod chunks;
 mod close;
 mod config;
+mod given_up;
 mod path;
 mod reply;
 mod request;
@@ -125,6 +128,8 @@ pub struct Server {
     next: Option<Instant>,
     /// Calls of [`handle_done`](Self::handle_done), to count completions by.
     turn: u64,
+    /// Paths that are closing and that the client has given up.
+    given_up: usize,
     closing: bool,
     counters: ServerCounters,
 }
@@ -158,6 +163,7 @@ impl Server {
             events: VecDeque::new(),
             next: None,
             turn: 0,
+            given_up: 0,
             closing: false,
             counters: ServerCounters::default(),
         })
@@ -181,7 +187,7 @@ impl Server {
                 self.close_path(now, conn.path, CloseReason::Failed(Errno::ECONNRESET));
             }
             Input::Failed { conn, errno } => self.failed(now, conn, errno),
-            Input::Drained { conn } => self.drained(conn),
+            Input::Drained { conn } => self.drained(now, conn),
             Input::Disconnected { conn } => self.disconnected(now, conn),
             // A server orders none.
             Input::Keys { .. } => {}
@@ -376,6 +382,8 @@ impl Server {
                 assert_ne!(path.state, PathState::Closed, "a path that is gone is listed");
             }
         }
+        let ending = |path: &&path::Path| path.given_up && path.state == PathState::Closing;
+        assert_eq!(self.paths.iter().filter(ending).count(), self.given_up, "given up");
         for path in self.paths.iter() {
             path.conns.iter().for_each(|conn| conn.queue.check_invariants());
             let listed = self.sessions.get(path.session).is_some_and(|session| {

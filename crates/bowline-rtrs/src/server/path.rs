@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use bowline_verbs::Buffer;
-use bowline_wire::rtrs::{INFO_REQ_LEN, Uuid};
+use bowline_wire::rtrs::{INFO_REQ_LEN, INFO_REQ_MAX, PathLife, Uuid};
 
 use super::PathStats;
 use super::sendq::SendQueue;
@@ -93,12 +93,12 @@ pub(super) struct Own {
 }
 
 impl Own {
-    const KEYS: u64 = INFO_REQ_LEN as u64;
+    const KEYS: u64 = INFO_REQ_MAX as u64;
 
     /// Bytes it takes for so many chunks.
     pub(super) const fn bytes(depth: u16, refresh: bool) -> usize {
         let descs = if refresh { depth as usize } else { 1 };
-        INFO_REQ_LEN + 8 * depth as usize + 8 + 16 * descs
+        INFO_REQ_MAX + 8 * depth as usize + 8 + 16 * descs
     }
 
     pub(super) fn new(region: RegionId, buffer: Arc<Buffer>, depth: u16) -> Self {
@@ -109,8 +109,9 @@ impl Own {
         MemRef { region: self.region, offset, len }
     }
 
-    pub(super) const fn info_req(&self) -> MemRef {
-        self.piece(0, INFO_REQ_LEN as u32)
+    /// `names`: paths may be named in it.
+    pub(super) const fn info_req(&self, names: bool) -> MemRef {
+        self.piece(0, if names { INFO_REQ_MAX } else { INFO_REQ_LEN } as u32)
     }
 
     pub(super) const fn key_msg(&self, chunk: u16) -> MemRef {
@@ -129,6 +130,8 @@ pub(super) struct Path {
     /// Slot of the session.
     pub(super) session: u32,
     pub(super) uuid: Uuid,
+    /// What notices call it.
+    pub(super) life: PathLife,
     pub(super) port: PortId,
     pub(super) local: SocketAddr,
     pub(super) remote: SocketAddr,
@@ -138,6 +141,10 @@ pub(super) struct Path {
     pub(super) refresh: bool,
     /// They are, and the client is not told them: it counts [RT-99].
     pub(super) counted: bool,
+    /// The client gives notice of paths it has given up [RT-101].
+    pub(super) heeds_notice: bool,
+    /// It is such a path.
+    pub(super) given_up: bool,
     pub(super) conns: Vec<Conn>,
     pub(super) own: Own,
     /// The chunks, registered for this path.

@@ -105,7 +105,7 @@ impl Server {
         let turn = self.turn;
         let Some(path) = self.paths.get_mut(done.conn.path) else { return };
         if done.tag.kind() == Tag::DRAIN {
-            return self.marker(done.conn);
+            return self.marker(now, done.conn);
         }
         path.count_completion(turn);
         let Some(conn) = path.conns.get_mut(usize::from(done.conn.cid)) else { return };
@@ -152,7 +152,12 @@ impl Server {
                     self.wake_at(next);
                 }
             }
-            Imm::HbMsg | Imm::HbAck | Imm::Unknown(_) => self.counters.immediates_ignored += 1,
+            Imm::GivenUp(life) if connected && path.heeds_notice => {
+                self.notice(now, conn.path, life);
+            }
+            Imm::HbMsg | Imm::HbAck | Imm::GivenUp(_) | Imm::Unknown(_) => {
+                self.counters.immediates_ignored += 1;
+            }
             Imm::Request(_) | Imm::Done { .. } => {
                 self.close_path(now, conn.path, CloseReason::Message);
             }
@@ -254,8 +259,10 @@ impl Server {
     ///
     /// That another path still has an operation in the chunk tells that the client has given up one of
     /// the two paths, since it uses a chunk for one request at a time. It is the older one, so that is
-    /// closed. Should it be the newer one after all, because packets overtook each other, then the
-    /// client repeats its request once more, and nothing is harmed: the chunk still holds what it asks.
+    /// closed. It can be the newer one after all: packets of a path that was given up may be late, not lost.
+    /// A bowline tells of the path before, so that it is closed already [RT-101]. A kernel does not: if it has
+    /// used the chunk for another request since, that one's data was written over, and the late one is carried
+    /// out once more [RT-96].
     fn start(&mut self, now: Instant, request: Request) {
         let op = request.op;
         let Some(session) = self.sessions.get_mut(request.session.slot) else { return };

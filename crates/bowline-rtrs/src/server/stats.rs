@@ -55,6 +55,10 @@ counters! {
     heartbeats_answered,
     /// HB_MSGs not answered because the send queue was full of answers.
     heartbeats_dropped,
+    /// Notices of paths that are given up [RT-101].
+    notices,
+    /// Of these: there was no such path, since it was closed already, or never there.
+    notices_ignored,
     /// Immediates ignored: of an unknown type, or a heartbeat where none belongs [RT-14], [RT-62].
     immediates_ignored,
 }

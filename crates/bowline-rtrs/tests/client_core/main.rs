@@ -3,6 +3,7 @@
 mod hostile;
 mod io;
 mod keys;
+mod notices;
 mod open;
 mod paths;
 mod peer;

@@ -14,8 +14,8 @@ use bowline_rtrs::{
 };
 use bowline_verbs::{Access, Buffer, Status, WcOpcode, next_key};
 use bowline_wire::rtrs::{
-    ConAnswer, ConReq, ConRsp, Desc, Dir, Geometry, Imm, IoHdr, IoReq, RkeyRsp, SessionName, Uuid,
-    emit_info_rsp, parse_info_req, parse_io,
+    ConAnswer, ConReq, ConRsp, Desc, Dir, Geometry, Imm, IoHdr, IoReq, PathLife, RkeyRsp,
+    SessionName, Uuid, emit_info_rsp, parse_info_req, parse_io,
 };
 
 /// What the server does with a connect.
@@ -78,6 +78,8 @@ pub(crate) struct Rig {
     pub(crate) refresh: bool,
     /// Clients that count keys are not told them.
     pub(crate) counted: bool,
+    /// The server heeds notices.
+    pub(crate) heeds_notice: bool,
     pub(crate) geometry: Geometry,
     pub(crate) buffers: BTreeMap<RegionId, Arc<Buffer>>,
     pub(crate) conns: BTreeMap<ConnId, Conn>,
@@ -103,6 +105,10 @@ pub(crate) struct Rig {
     pub(crate) invalidates: bool,
     /// Heartbeats and their answers, as the server got them.
     pub(crate) beats: Vec<(ConnId, Imm)>,
+    /// Notices as the server got them, and how many IOs it had got before.
+    pub(crate) notices: Vec<(ConnId, PathLife, usize)>,
+    /// INFO_REQs as it got them.
+    pub(crate) info_reqs: Vec<(ConnId, Vec<u8>)>,
     pub(crate) events: Vec<Event>,
     pub(crate) completed: Vec<Completed>,
     pub(crate) signalled: usize,
@@ -149,6 +155,7 @@ impl Rig {
             drains: true,
             refresh,
             counted: false,
+            heeds_notice: false,
             geometry: Geometry::of_chunk(64, CHUNK, 4096).unwrap(),
             buffers: BTreeMap::new(),
             conns: BTreeMap::new(),
@@ -164,6 +171,8 @@ impl Rig {
             keys_late: false,
             invalidates: true,
             beats: Vec::new(),
+            notices: Vec::new(),
+            info_reqs: Vec::new(),
             events: Vec::new(),
             completed: Vec::new(),
             signalled: 0,
@@ -291,7 +300,8 @@ impl Rig {
                 self.conns.get_mut(&conn).unwrap().established = true;
                 let (geometry, counted_keys) = (self.geometry, self.counted);
                 let new_rkey = self.refresh && !counted_keys;
-                let rsp = ConRsp { geometry, new_rkey, counted_keys };
+                let heeds_notice = self.heeds_notice;
+                let rsp = ConRsp { geometry, new_rkey, counted_keys, heeds_notice };
                 let private = ConAnswer::Accepted(rsp).emit().to_vec();
                 Input::Established { conn, private }
             }
@@ -378,6 +388,7 @@ impl Rig {
         match wr.kind {
             WrKind::Send => {
                 assert_eq!(parse_info_req(&bytes).unwrap().as_str(), "s1");
+                self.info_reqs.push((wr.conn, bytes));
                 if self.answers_info {
                     let rsp = self.info_rsp(wr.conn.path);
                     self.give_message(wr.conn, &rsp, None);
@@ -415,6 +426,7 @@ impl Rig {
                         req,
                     });
                 }
+                Imm::GivenUp(life) => self.notices.push((wr.conn, life, self.ios.len())),
                 beat => self.beats.push((wr.conn, beat)),
             },
             WrKind::Invalidate(_) => {}

@@ -66,6 +66,15 @@ struct Qp {
     recvs: VecDeque<(u64, Vec<Sge>)>,
 }
 
+/// A message that nobody would send again if it were lost.
+#[derive(Debug)]
+struct Late {
+    path: IpAddr,
+    to: Qpn,
+    op: SendOp,
+    bytes: Vec<u8>,
+}
+
 #[derive(Debug)]
 struct Conn {
     side: Side,
@@ -86,6 +95,9 @@ pub(crate) struct Net {
     pub(crate) cut: BTreeSet<IpAddr>,
     pub(crate) done: [VecDeque<Completion>; 2],
     pub(crate) cm: [VecDeque<CmEvent>; 2],
+    /// What is sent on a path that is cut, and given up by its sender, comes when the path is whole again.
+    pub(crate) holds: bool,
+    late: Vec<Late>,
     /// Ends of connections that could not be told: both ends, and the path.
     untold: Vec<(CmId, CmId, IpAddr)>,
     pub(crate) listener: CmId,
@@ -174,13 +186,40 @@ impl Net {
             })
             .map(|(qpn, _)| *qpn)
             .collect();
-        stuck.into_iter().for_each(|qpn| self.fail(qpn, Status::RetryExcErr));
+        for qpn in stuck {
+            self.keep(qpn);
+            self.fail(qpn, Status::RetryExcErr);
+        }
+    }
+
+    /// What a queue pair has sent and is not acknowledged may be on its way still.
+    fn keep(&mut self, qpn: Qpn) {
+        let Some(qp) = self.qps.get(&qpn).filter(|_| self.holds) else { return };
+        let (Some(path), Some(to)) = (qp.path, qp.peer) else { return };
+        let late: Vec<Late> = (qp.sends.iter())
+            .map_while(|send| {
+                let bytes = self.gather((qp.side, qp.pd), &send.sges)?;
+                Some(Late { path, to, op: send.op.clone(), bytes })
+            })
+            .collect();
+        self.late.extend(late);
     }
 
     pub(crate) fn heal(&mut self, path: IpAddr) {
         self.cut.remove(&path);
+        let late: Vec<Late> = self.late.extract_if(.., |late| late.path == path).collect();
+        let any = !late.is_empty();
+        for Late { to, op, bytes, .. } in late {
+            if self.arrive(to, &op, bytes) == Some(false) {
+                self.fail(to, Status::WrFlushErr);
+            }
+        }
         let all: Vec<Qpn> = self.qps.keys().copied().collect();
         all.into_iter().for_each(|qpn| self.pump(qpn));
+        // The end of the connection comes behind it, the next time.
+        if any {
+            return;
+        }
         for (id, peer, path) in std::mem::take(&mut self.untold) {
             self.tell_both(id, peer, path);
         }
@@ -238,59 +277,59 @@ impl Net {
         Some(())
     }
 
+    /// A message arrives at a queue pair; `None` if that is dead or has no receive for it, `Some(false)` if it may
+    /// not do what it does.
+    fn arrive(&mut self, qpn: Qpn, op: &SendOp, bytes: Vec<u8>) -> Option<bool> {
+        let qp = self.qps.get(&qpn).filter(|qp| !qp.dead)?;
+        let home = (qp.side, qp.pd);
+        let recv = qp.recvs.front().cloned();
+        let (opcode, byte_len) = (WcOpcode::Recv, bytes.len() as u32);
+        let told = Completion { byte_len, opcode, qpn, ..Completion::default() };
+        if let SendOp::Write(to) = op {
+            return Some(self.place(home, to.rkey, to.addr, &bytes).is_some());
+        }
+        let (wr_id, sges) = recv?;
+        let done = match *op {
+            SendOp::WriteImm(to, imm) => {
+                let placed =
+                    bytes.is_empty() || self.place(home, to.rkey, to.addr, &bytes).is_some();
+                let opcode = WcOpcode::RecvRdmaWithImm;
+                placed.then_some(Completion { imm: Some(imm), opcode, ..told })
+            }
+            SendOp::Send => self.scatter(home, &sges, &bytes).map(|()| told),
+            SendOp::SendImm(imm) => {
+                let scattered = self.scatter(home, &sges, &bytes);
+                scattered.map(|()| Completion { imm: Some(imm), ..told })
+            }
+            SendOp::SendInv(key) => {
+                let known = self.regions.iter().any(|at| at.is(home.0, home.1) && at.rkey == key);
+                known.then_some(Completion { invalidated: Some(key), ..told })
+            }
+            _ => None,
+        };
+        let Some(told) = done else { return Some(false) };
+        self.qps.get_mut(&qpn)?.recvs.pop_front();
+        self.complete(home.0, Completion { wr_id, ..told });
+        Some(true)
+    }
+
     /// Carries out the sends of a queue pair, as far as it goes.
     fn pump(&mut self, qpn: Qpn) {
         while let Some(qp) = self.qps.get(&qpn).filter(|qp| !qp.dead) {
             let (Some(peer), Some(path)) = (qp.peer, qp.path) else { return };
-            let there = self.qps.get(&peer).is_some_and(|peer| !peer.dead);
-            let Some(send) = qp.sends.front().filter(|_| there && !self.cut.contains(&path)) else {
+            let Some(send) = qp.sends.front().filter(|_| !self.cut.contains(&path)) else {
                 return;
             };
-            let needs = !matches!(send.op, SendOp::Write(_));
-            let other = &self.qps[&peer];
-            if needs && other.recvs.is_empty() {
-                return;
-            }
-            let (side, far) = (qp.side, (other.side, other.pd));
+            let (side, op) = (qp.side, send.op.clone());
             let bytes = self.gather((side, qp.pd), &send.sges);
-            let recv = other.recvs.front().cloned().filter(|_| needs);
-            let done = bytes.and_then(|bytes| {
-                let len = bytes.len() as u32;
-                let opcode = WcOpcode::Recv;
-                let told = Completion { byte_len: len, opcode, qpn: peer, ..Completion::default() };
-                Some(match send.op {
-                    SendOp::Write(to) => {
-                        self.place(far, to.rkey, to.addr, &bytes).map(|()| told)?
-                    }
-                    SendOp::WriteImm(to, imm) => {
-                        if len > 0 {
-                            self.place(far, to.rkey, to.addr, &bytes)?;
-                        }
-                        let opcode = WcOpcode::RecvRdmaWithImm;
-                        Completion { imm: Some(imm), opcode, ..told }
-                    }
-                    SendOp::Send => {
-                        self.scatter(far, &recv.as_ref()?.1, &bytes)?;
-                        told
-                    }
-                    SendOp::SendImm(imm) => {
-                        self.scatter(far, &recv.as_ref()?.1, &bytes)?;
-                        Completion { imm: Some(imm), ..told }
-                    }
-                    SendOp::SendInv(key) => {
-                        self.regions.iter().find(|at| at.is(far.0, far.1) && at.rkey == key)?;
-                        Completion { invalidated: Some(key), ..told }
-                    }
-                    _ => return None,
-                })
-            });
-            let Some(told) = done else {
-                self.fail(qpn, Status::RemAccessErr);
-                return self.fail(peer, Status::WrFlushErr);
-            };
-            if let Some((wr_id, _)) = recv {
-                self.qps.get_mut(&peer).expect("the peer").recvs.pop_front();
-                self.complete(far.0, Completion { wr_id, ..told });
+            let arrived = bytes.map_or(Some(false), |bytes| self.arrive(peer, &op, bytes));
+            match arrived {
+                None => return,
+                Some(false) => {
+                    self.fail(qpn, Status::RemAccessErr);
+                    return self.fail(peer, Status::WrFlushErr);
+                }
+                Some(true) => {}
             }
             let qp = self.qps.get_mut(&qpn).expect("the sender");
             let send = qp.sends.pop_front().expect("the send");

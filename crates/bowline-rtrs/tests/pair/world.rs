@@ -10,9 +10,9 @@ use std::time::Duration;
 use bowline_rtrs::bind::{Binding, done_of, withdraw};
 use bowline_rtrs::client::{ClientConfig, Event, PathAddr, Permit, PermitKind, Session};
 use bowline_rtrs::server::{Request, Server, ServerConfig, ServerEvent};
-use bowline_rtrs::{Batch, Done, Errno, Instant, MemRef, PortId, RegionId};
+use bowline_rtrs::{Batch, Done, Errno, Instant, MemRef, PortId, RegionId, Tag, WrKind};
 use bowline_verbs::{Access, Buffer, Status};
-use bowline_wire::rtrs::{Dir, Geometry, SessionName, Uuid};
+use bowline_wire::rtrs::{Dir, Geometry, INFO_REQ_LEN, Imm, SessionName, Uuid};
 
 use super::net::{ATTR, Dev, Net, Side};
 
@@ -35,14 +35,28 @@ pub(crate) struct Plan {
     /// The disk carries out a request again after it was answered: what a server does that lets
     /// copies of one request overlap.
     pub(crate) answer_twice: bool,
+    /// Of paths that are cut and given up what was sent comes later, instead of never.
+    pub(crate) holds: bool,
+    /// The client is not heard when it says that it has given up a path.
+    pub(crate) mute: bool,
 }
 
 impl Plan {
     pub(crate) fn calm(seed: u64) -> Self {
         let (refresh, counts_keys) = (true, seed & 2 != 0);
         let (io_connections, paths, steps) = (1, 2, 20_000);
-        let (trouble, answer_twice) = (0, false);
-        Self { seed, refresh, counts_keys, io_connections, paths, steps, trouble, answer_twice }
+        Self {
+            seed,
+            refresh,
+            counts_keys,
+            io_connections,
+            paths,
+            steps,
+            trouble: 0,
+            answer_twice: false,
+            holds: false,
+            mute: false,
+        }
     }
 
     pub(crate) fn rough(seed: u64) -> Self {
@@ -99,6 +113,22 @@ pub(crate) struct World {
     ups: usize,
 }
 
+/// Makes of notices what means nothing, and leaves paths out of INFO_REQ.
+fn mute(batch: &mut Batch) {
+    let Batch { wrs, mems, .. } = batch;
+    for wr in wrs {
+        match &mut wr.kind {
+            WrKind::WriteImm(_, imm) if matches!(Imm::from_u32(*imm), Imm::GivenUp(_)) => {
+                *imm |= 4 << 28;
+            }
+            WrKind::Send if wr.tag.kind() == Tag::INFO => {
+                mems[wr.mem.0 as usize].len = INFO_REQ_LEN as u32;
+            }
+            _ => {}
+        }
+    }
+}
+
 fn addr(path: u8) -> IpAddr {
     IpAddr::from([10, 0, path, 1])
 }
@@ -106,6 +136,7 @@ fn addr(path: u8) -> IpAddr {
 impl World {
     pub(crate) fn new(plan: Plan) -> Self {
         let net = Rc::new(RefCell::new(Net::default()));
+        net.borrow_mut().holds = plan.holds;
         let name = SessionName::new("pair").unwrap();
         let Plan { counts_keys, io_connections, seed, .. } = plan;
         let config = ClientConfig { counts_keys, io_connections, ..ClientConfig::new(name, seed) };
@@ -285,6 +316,9 @@ impl World {
             let mut batch = Batch::default();
             self.client.take_batch(&mut batch);
             busy |= !batch.is_empty();
+            if self.plan.mute {
+                mute(&mut batch);
+            }
             self.client_bind.run_batch(&mut dev, &mut batch, &mut inputs);
             inputs.drain(..).for_each(|input| self.client.handle(self.now, input));
             let mut dev = Dev(Rc::clone(&self.net), Side::Server);
@@ -429,7 +463,7 @@ impl World {
 
     /// Everything is healed, everything completes, everything is closed, nothing is left.
     pub(crate) fn finish(&mut self) {
-        for path in 0..self.plan.paths {
+        for path in (0..self.plan.paths).chain(0..self.plan.paths) {
             self.net.borrow_mut().heal(addr(path));
         }
         self.until("completions", |world| world.ios.is_empty());

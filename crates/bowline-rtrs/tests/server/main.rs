@@ -5,6 +5,7 @@ mod chunks;
 mod close;
 mod hostile;
 mod io;
+mod notices;
 mod random;
 mod rig;
 

@@ -8,9 +8,11 @@ use std::time::Duration;
 use bowline_rtrs::server::{ServerConfig, ServerEvent, SessId};
 use bowline_rtrs::{ConnId, Done, Errno, Input, PathId, Tag, WrKind};
 use bowline_verbs::{Status, WcOpcode, next_key};
-use bowline_wire::rtrs::{ConReq, Imm, RkeyRsp, SessionName, emit_info_req, parse_info_rsp};
+use bowline_wire::rtrs::{
+    ConReq, Imm, PathLife, RkeyRsp, SessionName, emit_given_up, emit_info_req, parse_info_rsp,
+};
 
-use super::rig::{Answer, Path, Rig, con_req, config, desc, done};
+use super::rig::{Answer, Path, Rig, con_req, config, desc, done, uuid};
 
 const ADDRS: [&str; 4] = ["10.0.0.2", "10.0.0.3", "::ffff:10.0.0.2", "fd00::2"];
 const NAMES: [&str; 3] = ["s1", "s2", "other"];
@@ -43,6 +45,11 @@ impl Bytes<'_> {
     fn of<T: Copy>(&mut self, list: &[T]) -> T {
         list[self.below(list.len())]
     }
+}
+
+/// What notices call one of the paths there may be.
+fn life(input: &mut Bytes<'_>) -> PathLife {
+    PathLife::new(&uuid(1 + input.below(6) as u8), 1)
 }
 
 struct Play {
@@ -103,6 +110,7 @@ impl Play {
         let mut request = con_req(session, path, cid, cid_num);
         request.first = !input.one_in(4);
         request.counts_keys = input.one_in(2);
+        request.gives_notice = input.one_in(2);
         let mut bytes = request.emit();
         if input.one_in(8) {
             bytes[input.below(56)] = input.byte();
@@ -119,8 +127,9 @@ impl Play {
 
     fn remember(&mut self, path: Path) {
         if let Some(known) = self.paths.iter().find(|known| known.id == path.id) {
-            let told = |path: &Path| (path.new_rkey, path.counted_keys);
-            assert_eq!(told(known), told(&path), "as the first connection was told [RT-99]");
+            let told = |path: &Path| (path.new_rkey, path.counted_keys, path.heeds_notice);
+            let what = "as the first connection was told [RT-99, RT-101]";
+            assert_eq!(told(known), told(&path), "{what}");
             return;
         }
         if self.paths.len() == PATHS {
@@ -133,10 +142,10 @@ impl Play {
     fn establish(&mut self, input: &mut Bytes<'_>) {
         let (session, path) = (1 + input.below(3) as u8, 1 + input.below(6) as u8);
         let (cid_num, from) = (1 + input.below(3) as u16, input.of(&ADDRS[..2]));
-        let counts_keys = input.one_in(2);
+        let (counts_keys, gives_notice) = (input.one_in(2), input.one_in(2));
         for cid in 0..cid_num {
             let request = con_req(session, path, cid, cid_num);
-            let bytes = ConReq { counts_keys, ..request }.emit();
+            let bytes = ConReq { counts_keys, gives_notice, ..request }.emit();
             let id = self.rig.ask_at(bowline_rtrs::PortId(0), from, "10.0.0.1", &bytes);
             self.rig.settle();
             let Some(Answer::Accepted(conn, rsp)) = self.rig.answers.get(&id).copied() else {
@@ -171,6 +180,9 @@ impl Play {
         }
         if input.one_in(6) {
             bytes.truncate(input.below(256));
+        } else if input.one_in(3) {
+            let lives: Vec<PathLife> = (0..input.below(4)).map(|_| life(input)).collect();
+            emit_given_up(&lives, &mut bytes);
         }
         let done = self.rig.message(path.conn(0), &bytes);
         self.rig.deliver(&[done]);
@@ -212,10 +224,11 @@ impl Play {
             let bytes: Vec<u8> = (0..24).map(|_| input.byte() % 6).collect();
             self.rig.put(&path, chunk, at.into(), &bytes);
         }
-        let imm = match input.byte() % 4 {
+        let imm = match input.byte() % 5 {
             0 => input.word(),
             1 => Imm::Done { id: chunk.into(), errno: 0, invalidated: false }.to_u32(),
             2 => input.of(&[0x8000_0000, 0x9000_0000, 0x3000_0000]),
+            3 => Imm::GivenUp(life(input)).to_u32(),
             _ => Imm::Request(geometry.request_payload(chunk, at)).to_u32(),
         };
         let done = self.rig.imm(conn, imm, input.byte().into());

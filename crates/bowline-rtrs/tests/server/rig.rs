@@ -55,13 +55,15 @@ pub(crate) struct Path {
     /// What it was told of them.
     pub(crate) new_rkey: bool,
     pub(crate) counted_keys: bool,
+    /// Whether the server heeds its notices.
+    pub(crate) heeds_notice: bool,
 }
 
 impl Path {
     /// One of which it knows what came with the answer to a request to connect.
     pub(crate) fn new(id: PathId, rsp: &ConRsp) -> Self {
-        let (new_rkey, counted_keys) = (rsp.new_rkey, rsp.counted_keys);
-        Self { id, chunks: Vec::new(), new_rkey, counted_keys }
+        let &ConRsp { new_rkey, counted_keys, heeds_notice, .. } = rsp;
+        Self { id, chunks: Vec::new(), new_rkey, counted_keys, heeds_notice }
     }
 
     pub(crate) fn conn(&self, cid: u16) -> ConnId {
@@ -94,6 +96,7 @@ pub(crate) struct Rig {
     next_request: u32,
     /// What clients say of themselves.
     pub(crate) counts_keys: bool,
+    pub(crate) gives_notice: bool,
     pub(crate) answers: BTreeMap<RequestId, Answer>,
     /// Receives posted and not used.
     pub(crate) recvs: BTreeMap<ConnId, Vec<RecvSlot>>,
@@ -135,6 +138,7 @@ impl Rig {
             next_index: 1,
             next_request: 0,
             counts_keys: false,
+            gives_notice: false,
             answers: BTreeMap::new(),
             recvs: BTreeMap::new(),
             sent: Vec::new(),
@@ -356,8 +360,8 @@ impl Rig {
     pub(crate) fn connect(&mut self, session: u8, path: u8, from: &str, conns: u16) -> Path {
         let mut made = None;
         for cid in 0..conns {
-            let counts_keys = self.counts_keys;
-            let req = ConReq { counts_keys, ..con_req(session, path, cid, conns) };
+            let (counts_keys, gives_notice) = (self.counts_keys, self.gives_notice);
+            let req = ConReq { counts_keys, gives_notice, ..con_req(session, path, cid, conns) };
             match self.ask(from, "10.0.0.1", &req.emit()) {
                 Answer::Accepted(conn, rsp) => {
                     assert_eq!(conn.cid, cid);
@@ -547,7 +551,8 @@ impl Rig {
 
 pub(crate) fn con_req(session: u8, path: u8, cid: u16, cid_num: u16) -> ConReq {
     let (path, session) = (uuid(path), uuid(session));
-    ConReq { cid, cid_num, recon_cnt: 1, path, session, first: true, counts_keys: false }
+    let (counts_keys, gives_notice) = (false, false);
+    ConReq { cid, cid_num, recon_cnt: 1, path, session, first: true, counts_keys, gives_notice }
 }
 
 pub(crate) fn done(conn: ConnId) -> Done {

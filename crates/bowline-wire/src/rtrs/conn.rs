@@ -7,8 +7,9 @@
 //!     |0 |mg| version|cid |cid_num |recon  |   |magic | version| errno| queue_depth| max_io|
 //!     +--+--+--------+----+--------+-------+   +------+--------+------+------------+-------+
 //!  12 | path UUID (16)                     |12 | max_hdr       | flags (16)        | 0 ..  |
-//!  28 | session UUID (16)                  |48 | counted keys: 0, or "bowline1"            |
-//!  44 | bit 0: first connection | 0        |   +-------------------------------------------+
+//!  28 | session UUID (16)                  |45 | notices: 0, or "gu1"                      |
+//!  44 | bit 0: first connection            |48 | counted keys: 0, or "bowline1"            |
+//!  45 | notices: 0, or "gu1"               |   +-------------------------------------------+
 //!  48 | counts keys: 0, or "bowline1"      |
 //!     +------------------------------------+
 //! ```
@@ -23,6 +24,9 @@ const FIRST_CONN: u8 = 1;
 /// server does not tell them [RT-99].
 const COUNTED_KEYS: [u8; 8] = *b"bowline1";
 const COUNTED_KEYS_AT: usize = CON_LEN - COUNTED_KEYS.len();
+/// What is before it in both: the client gives notice of paths it has given up, and the server heeds it [RT-101].
+const NOTICES: [u8; 3] = *b"gu1";
+const NOTICES_AT: usize = COUNTED_KEYS_AT - NOTICES.len();
 /// Flag of CON_RSP: keys are renewed with every reply [RT-4].
 const NEW_RKEY: u32 = 0x2;
 
@@ -82,6 +86,8 @@ pub struct ConReq {
     pub first: bool,
     /// The client knows how keys are renewed, and need not be told them [RT-99].
     pub counts_keys: bool,
+    /// The client gives notice of paths it has given up, if the server heeds it [RT-101].
+    pub gives_notice: bool,
 }
 
 impl ConReq {
@@ -112,7 +118,8 @@ impl ConReq {
         path.0.copy_from_slice(&b[12..28]);
         session.0.copy_from_slice(&b[28..44]);
         let (first, counts_keys) = (b[44] & FIRST_CONN != 0, b[COUNTED_KEYS_AT..] == COUNTED_KEYS);
-        Ok(Self { cid, cid_num, recon_cnt, path, session, first, counts_keys })
+        let gives_notice = b[NOTICES_AT..COUNTED_KEYS_AT] == NOTICES;
+        Ok(Self { cid, cid_num, recon_cnt, path, session, first, counts_keys, gives_notice })
     }
 
     /// Writes the private data of a connect.
@@ -128,6 +135,9 @@ impl ConReq {
         out[44] = if self.first { FIRST_CONN } else { 0 };
         if self.counts_keys {
             out[COUNTED_KEYS_AT..].copy_from_slice(&COUNTED_KEYS);
+        }
+        if self.gives_notice {
+            out[NOTICES_AT..COUNTED_KEYS_AT].copy_from_slice(&NOTICES);
         }
         out
     }
@@ -171,6 +181,8 @@ pub struct ConRsp {
     pub new_rkey: bool,
     /// Every reply renews the key of its chunk: it is the next one [RT-99].
     pub counted_keys: bool,
+    /// The server ends paths of which it gets notice that they are given up [RT-101].
+    pub heeds_notice: bool,
 }
 
 /// A server's answer to a connect.
@@ -209,7 +221,8 @@ impl ConAnswer {
             Geometry::new(queue_depth, max_io, max_hdr).map_err(ConRspError::Geometry)?;
         let counted_keys = b[COUNTED_KEYS_AT..] == COUNTED_KEYS;
         let new_rkey = flags & NEW_RKEY != 0;
-        Ok(Self::Accepted(ConRsp { geometry, new_rkey, counted_keys }))
+        let heeds_notice = b[NOTICES_AT..COUNTED_KEYS_AT] == NOTICES;
+        Ok(Self::Accepted(ConRsp { geometry, new_rkey, counted_keys, heeds_notice }))
     }
 
     /// Writes the private data of the CM's REP or REJ [RT-4] [RT-29].
@@ -218,10 +231,13 @@ impl ConAnswer {
         out[..2].copy_from_slice(&MAGIC.to_le_bytes());
         out[2..4].copy_from_slice(&VERSION.to_le_bytes());
         match self {
-            Self::Accepted(ConRsp { geometry, new_rkey, counted_keys }) => {
+            Self::Accepted(ConRsp { geometry, new_rkey, counted_keys, heeds_notice }) => {
                 let flags = if *new_rkey { NEW_RKEY } else { 0 };
                 if *counted_keys {
                     out[COUNTED_KEYS_AT..].copy_from_slice(&COUNTED_KEYS);
+                }
+                if *heeds_notice {
+                    out[NOTICES_AT..COUNTED_KEYS_AT].copy_from_slice(&NOTICES);
                 }
                 out[6..8].copy_from_slice(&geometry.queue_depth().to_le_bytes());
                 out[8..12].copy_from_slice(&geometry.max_io().to_le_bytes());

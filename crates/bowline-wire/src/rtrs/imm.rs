@@ -2,11 +2,14 @@
 
 use core::fmt;
 
+use super::PathLife;
+
 const TYPE_SHIFT: u32 = 28;
 const PAYLOAD_MASK: u32 = (1 << TYPE_SHIFT) - 1;
 const IO_REQ: u32 = 0;
 const IO_RSP: u32 = 1;
 const IO_RSP_W_INV: u32 = 2;
+const GIVEN_UP: u32 = 3;
 const HB_MSG: u32 = 8;
 const HB_ACK: u32 = 9;
 /// Bits of a message id in a reply [RT-17].
@@ -37,6 +40,9 @@ pub enum Imm {
         #[doc(alias = "RTRS_IO_RSP_W_INV_IMM")]
         invalidated: bool,
     },
+    /// The client has given up this path of the session. Only between those who have agreed on it; to others it is
+    /// of a type nobody uses [RT-101].
+    GivenUp(PathLife),
     /// Asks whether the peer is alive [RT-62].
     #[doc(alias = "RTRS_HB_MSG_IMM")]
     HbMsg,
@@ -58,6 +64,7 @@ impl Imm {
                 errno: (payload >> ID_BITS) as u16,
                 invalidated: kind == IO_RSP_W_INV,
             },
+            GIVEN_UP => Self::GivenUp(PathLife::from_u32(payload)),
             HB_MSG => Self::HbMsg,
             HB_ACK => Self::HbAck,
             _ => Self::Unknown(imm),
@@ -74,6 +81,7 @@ impl Imm {
                 let errno = if errno > ERRNO_MAX { EIO } else { errno };
                 kind << TYPE_SHIFT | (errno as u32) << ID_BITS | id & ID_MASK
             }
+            Self::GivenUp(life) => GIVEN_UP << TYPE_SHIFT | life.to_u32(),
             Self::HbMsg => HB_MSG << TYPE_SHIFT,
             Self::HbAck => HB_ACK << TYPE_SHIFT,
             Self::Unknown(imm) => imm,
@@ -89,6 +97,7 @@ impl fmt::Display for Imm {
                 write!(f, "done {id} errno {errno}")?;
                 f.write_str(if *invalidated { " invalidated" } else { "" })
             }
+            Self::GivenUp(life) => write!(f, "given up {:#09x}", life.to_u32()),
             Self::HbMsg => f.write_str("heartbeat"),
             Self::HbAck => f.write_str("heartbeat ack"),
             Self::Unknown(imm) => write!(f, "unknown immediate {imm:#010x}"),

@@ -18,12 +18,14 @@
 
 mod conn;
 mod geometry;
+mod given_up;
 mod imm;
 mod info;
 mod io;
 
 pub use conn::{ConAnswer, ConReq, ConReqError, ConRsp, ConRspError};
 pub use geometry::{Geometry, GeometryError};
+pub use given_up::{INFO_REQ_MAX, PathLife, emit_given_up, parse_given_up};
 pub use imm::{ERRNO_MAX, Imm};
 pub use info::{
     Desc, InfoError, NameError, SessionName, emit_info_req, emit_info_rsp, info_rsp_len,

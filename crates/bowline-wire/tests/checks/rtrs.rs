@@ -4,8 +4,9 @@
 
 use bowline_wire::rnbd::{self, OpenRsp, Request};
 use bowline_wire::rtrs::{
-    ConAnswer, ConReq, Desc, Geometry, Imm, IoError, IoHdr, RkeyRsp, emit_info_req, emit_info_rsp,
-    info_rsp_len, parse_info_req, parse_info_rsp, parse_io, read_hdr, write_hdr,
+    ConAnswer, ConReq, Desc, Geometry, INFO_REQ_LEN, Imm, IoError, IoHdr, MAX_PATHS, RkeyRsp,
+    emit_given_up, emit_info_req, emit_info_rsp, info_rsp_len, parse_given_up, parse_info_req,
+    parse_info_rsp, parse_io, read_hdr, write_hdr,
 };
 
 /// Messages outside of chunks.
@@ -22,6 +23,10 @@ pub(crate) fn messages(bytes: &[u8], geometry: &Geometry) {
         assert_eq!(parse_info_req(&emit_info_req(&name)).as_ref(), Ok(&name));
         assert!((1..=254).contains(&name.len()) && !name.contains(['/', '.', '\0', '\n']));
     }
+    let lives: Vec<_> = parse_given_up(bytes).collect();
+    let mut message = bytes.get(..INFO_REQ_LEN).unwrap_or(&[0; INFO_REQ_LEN]).to_vec();
+    emit_given_up(&lives, &mut message);
+    assert!(lives.len() <= MAX_PATHS && parse_given_up(&message).eq(lives.iter().copied()));
     if let Ok(message) = RkeyRsp::parse(bytes) {
         assert_eq!(bytes[..8], message.emit());
     }

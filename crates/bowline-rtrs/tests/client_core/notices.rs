@@ -1,0 +1,212 @@
+//! The server is told of paths that are given up [RT-101].
+
+use std::time::Duration;
+
+use bowline_rtrs::client::{Event, PathState};
+use bowline_rtrs::{ConnId, PortAttr};
+use bowline_wire::rtrs::{INFO_REQ_LEN, PathLife, Uuid, parse_given_up};
+
+use crate::peer::{ATTR, Connects, Rig, config};
+
+/// A session of so many paths, two IO connections each, at a server that heeds notices.
+fn rig(paths: u8) -> Rig {
+    let mut config = config();
+    config.io_connections = 2;
+    let mut rig = Rig::new(config, true);
+    rig.heeds_notice = true;
+    assert_eq!(rig.open(paths), Ok(()));
+    rig
+}
+
+/// The path to this address in the life that began with this attempt.
+fn life(n: u8, attempt: u16) -> PathLife {
+    PathLife::new(&Uuid([n; 16]), attempt)
+}
+
+/// Paths that the INFO_REQs since the last time have named.
+fn named(rig: &mut Rig) -> Vec<Vec<PathLife>> {
+    let sent = std::mem::take(&mut rig.info_reqs);
+    sent.iter().map(|(_, bytes)| parse_given_up(bytes).collect()).collect()
+}
+
+// tests [RT-101]
+#[test]
+fn notice_goes_before_the_requests_that_move() {
+    let mut rig = rig(3);
+    let memory = rig.memory();
+    let permits: Vec<_> = (0..6).map(|_| rig.permit()).collect();
+    for (tag, permit) in permits.iter().enumerate() {
+        rig.write(permit, memory, tag as u64).unwrap();
+    }
+    assert_eq!(rig.ios.len(), 6);
+    let dead = rig.live(1);
+    rig.connects = Connects::Ignore;
+    rig.break_conn(dead[1]);
+    rig.pump();
+    assert!(rig.ios.len() > 6, "none has moved");
+    // On each connection of the others, once, and before anything else.
+    let others: Vec<ConnId> = [rig.live(2), rig.live(3)].concat();
+    assert_eq!(others.len(), 6);
+    let told: Vec<_> = others.iter().map(|conn| (*conn, life(1, 1), 6)).collect();
+    assert_eq!(rig.notices, told);
+    // The next one: both are named by their own lives.
+    rig.notices.clear();
+    let before = rig.ios.len();
+    rig.break_conn(rig.live(2)[0]);
+    rig.pump();
+    let told: Vec<_> = rig.live(3).iter().map(|conn| (*conn, life(2, 1), before)).collect();
+    assert_eq!(rig.notices, told);
+}
+
+// tests [RT-101]: what was answered cannot be late
+#[test]
+fn a_path_without_requests_needs_no_notice() {
+    let mut rig = rig(2);
+    let memory = rig.memory();
+    let permit = rig.permit();
+    rig.write(&permit, memory, 1).unwrap();
+    rig.reply_all();
+    rig.break_conn(rig.live(1)[0]);
+    rig.pump();
+    rig.pass(Duration::from_secs(40));
+    assert_eq!(rig.state(0), PathState::Connected);
+    assert!(rig.notices.is_empty());
+    let named = named(&mut rig);
+    assert!(named.len() > 2 && named.iter().all(Vec::is_empty), "{named:?}");
+}
+
+// tests [RT-101]: kernels see nothing new
+#[test]
+fn a_server_that_does_not_heed_notices_gets_none() {
+    let mut rig = Rig::opened(true, 2);
+    let memory = rig.memory();
+    let permit = rig.permit();
+    for n in 1..=4 {
+        rig.write(&permit, memory, 1).unwrap();
+        let dead = rig.live(1 + n % 2)[0];
+        rig.break_conn(dead);
+        rig.pump();
+        rig.ios.retain(|one| one.conn.path != dead.path);
+        rig.reply_all();
+        rig.pass(Duration::from_secs(40));
+    }
+    assert!(rig.notices.is_empty());
+    assert!(rig.info_reqs.iter().all(|(_, bytes)| bytes.len() == INFO_REQ_LEN));
+    assert!(rig.info_reqs.len() > 4, "paths have come back");
+}
+
+// tests [RT-101]: with a full send queue the notice waits, and what moves waits behind it
+#[test]
+fn notice_is_not_lost_for_want_of_room() {
+    let attr = PortAttr { max_qp_wr: 24, ..ATTR };
+    let mut rig = Rig::of_device(config(), true, attr, 0x77);
+    rig.heeds_notice = true;
+    assert_eq!(rig.open(3), Ok(()));
+    let memory = rig.memory();
+    rig.sends_complete = false;
+    let permits: Vec<_> = (0..60).map(|_| rig.permit()).collect();
+    for (tag, permit) in permits.iter().enumerate() {
+        rig.write(permit, memory, tag as u64).unwrap();
+    }
+    assert!(rig.ios.len() < 60, "all found room");
+    rig.connects = Connects::Ignore;
+    let io = rig.live(3)[1];
+    for n in 1..=2 {
+        rig.break_conn(rig.live(n)[0]);
+        rig.pump();
+    }
+    // One fits where no request does, the other does not.
+    let over = |rig: &Rig| {
+        let over = rig.notices.iter().filter(|(conn, ..)| *conn == io);
+        over.map(|(_, life, _)| *life).collect::<Vec<_>>()
+    };
+    assert_eq!(over(&rig), [life(1, 1)]);
+    rig.ios.retain(|one| one.conn == io);
+    let first = std::mem::take(&mut rig.ios);
+    let answered = first.len();
+    first.iter().for_each(|one| rig.reply(one, 0));
+    rig.pump();
+    assert!(rig.ios.is_empty(), "a request overtakes a notice");
+    let mut moved = 0;
+    while moved + answered < 60 {
+        let sent = std::mem::take(&mut rig.unsent);
+        let sent: Vec<_> = sent.into_iter().filter(|done| done.conn.path == io.path).collect();
+        assert!(!sent.is_empty(), "it stands still");
+        rig.session.handle_done(rig.now, &sent);
+        rig.pump();
+        assert_eq!(over(&rig), [life(1, 1), life(2, 1)]);
+        assert_eq!(rig.notices.last().map(|(.., before)| *before), Some(0), "the notice first");
+        let ios = std::mem::take(&mut rig.ios);
+        moved += ios.len();
+        ios.iter().for_each(|one| rig.reply(one, 0));
+        rig.pump();
+        rig.session.check_invariants();
+    }
+    assert_eq!(rig.take_completed().len(), 60);
+}
+
+// tests [RT-101]: a path whose INFO_REQ was sent before brings the notice when it is up, on each connection
+#[test]
+fn a_path_that_is_just_coming_up_brings_notice() {
+    let mut rig = rig(3);
+    let memory = rig.memory();
+    rig.answers_info = false;
+    rig.break_conn(rig.live(2)[0]);
+    rig.pump();
+    assert_eq!(rig.state(1), PathState::Connecting);
+    let joining = rig.live(2);
+    assert_eq!(named(&mut rig).last(), Some(&vec![]));
+    let permits: Vec<_> = (0..4).map(|_| rig.permit()).collect();
+    for (tag, permit) in permits.iter().enumerate() {
+        rig.write(permit, memory, tag as u64).unwrap();
+    }
+    rig.break_conn(rig.live(1)[1]);
+    rig.pump();
+    let third = rig.live(3);
+    let over: Vec<_> = rig.notices.drain(..).map(|(conn, life, _)| (conn, life)).collect();
+    assert_eq!(over, third.iter().map(|conn| (*conn, life(1, 1))).collect::<Vec<_>>());
+    let rsp = rig.info_rsp(joining[0].path);
+    rig.give_message(joining[0], &rsp, None);
+    rig.pump();
+    assert_eq!(rig.state(1), PathState::Connected);
+    let over: Vec<_> = rig.notices.drain(..).map(|(conn, life, _)| (conn, life)).collect();
+    assert_eq!(over, joining.iter().map(|conn| (*conn, life(1, 1))).collect::<Vec<_>>());
+}
+
+// tests [RT-101]: when nothing survives, the next path names what was given up, until one is back
+#[test]
+fn the_next_path_names_those_given_up() {
+    let mut rig = rig(2);
+    let memory = rig.memory();
+    let permits: Vec<_> = (0..4).map(|_| rig.permit()).collect();
+    for (tag, permit) in permits.iter().enumerate() {
+        rig.write(permit, memory, tag as u64).unwrap();
+    }
+    named(&mut rig);
+    rig.answers_info = false;
+    rig.break_conn(rig.live(1)[1]);
+    rig.pump();
+    rig.break_conn(rig.live(2)[1]);
+    rig.pump();
+    assert!(rig.take_events().contains(&Event::Disconnected));
+    assert_eq!(rig.take_completed().len(), 4);
+    rig.notices.clear();
+    // The first one's INFO_REQ is from when the second still had its requests: it asks again.
+    rig.pass(Duration::from_secs(3));
+    let asked = named(&mut rig);
+    let last = &asked[asked.len() - 2..];
+    assert_eq!(last, [[life(1, 1), life(2, 1)], [life(1, 1), life(2, 1)]]);
+    let joining = rig.live(1);
+    let rsp = rig.info_rsp(joining[0].path);
+    rig.give_message(joining[0], &rsp, None);
+    rig.pump();
+    assert_eq!(rig.state(0), PathState::Connected);
+    assert!(rig.notices.is_empty(), "the server has answered that there is nothing left of them");
+    // And from then on nobody is named any more.
+    rig.answers_info = true;
+    rig.break_conn(rig.live(2)[0]);
+    rig.pump();
+    rig.pass(Duration::from_secs(40));
+    assert_eq!(rig.state(1), PathState::Connected);
+    assert_eq!(named(&mut rig).last(), Some(&vec![]));
+}

@@ -1,0 +1,232 @@
+//! Paths that a client has given up, and says so over another one [RT-101].
+
+use bowline_rtrs::server::{CloseReason, PathState, Request};
+use bowline_rtrs::{Done, WrKind};
+use bowline_wire::rtrs::{
+    ConReq, INFO_REQ_LEN, INFO_REQ_MAX, Imm, PathLife, SessionName, emit_given_up, emit_info_req,
+};
+
+use super::rig::{Answer, Path, Rig, con_req, uuid};
+
+const TO: &str = "10.0.0.1";
+const A: &str = "10.0.0.2";
+const B: &str = "10.0.0.3";
+const C: &str = "10.0.0.4";
+
+/// A server and two paths of a client that gives notice.
+fn rig() -> (Rig, Path, Path) {
+    let mut rig = Rig::new();
+    rig.gives_notice = true;
+    let (a, b) = (rig.path(1, 2, A, 2), rig.path(1, 3, B, 2));
+    rig.sent.clear();
+    (rig, a, b)
+}
+
+/// The path with this UUID in the life that begins with this attempt.
+fn life(path: u8, attempt: u16) -> PathLife {
+    PathLife::new(&uuid(path), attempt)
+}
+
+fn notice(rig: &mut Rig, over: &Path, cid: u16, life: PathLife) -> Done {
+    rig.imm(over.conn(cid), Imm::GivenUp(life).to_u32(), 0)
+}
+
+fn usr(requests: &[Request]) -> Vec<u8> {
+    requests.iter().flat_map(|request| request.usr.to_vec()).collect()
+}
+
+// tests [RT-101]
+#[test]
+fn the_path_that_is_named_is_closed() {
+    for cid in 0..2 {
+        let (mut rig, a, b) = rig();
+        let c = rig.path(1, 4, C, 2);
+        let told = notice(&mut rig, &b, cid, life(2, 1));
+        rig.deliver(&[told]);
+        assert_eq!(rig.take_closed(), [(a.id, CloseReason::GivenUp)]);
+        assert_eq!(rig.closed, [a.conn(0), a.conn(1)]);
+        for path in [b.id, c.id] {
+            assert_eq!(rig.server.path(path).unwrap().state, PathState::Connected);
+        }
+        let counters = *rig.server.counters();
+        assert_eq!((counters.notices, counters.notices_ignored), (1, 0));
+        assert_eq!((counters.paths_violated, counters.immediates_ignored), (0, 0));
+        // The client may come back: as another life, which an old notice does not reach.
+        let mut again = None;
+        for cid in 0..2 {
+            let req = ConReq { recon_cnt: 2, gives_notice: true, ..con_req(1, 2, cid, 2) };
+            let Answer::Accepted(conn, rsp) = rig.ask(A, TO, &req.emit()) else {
+                panic!("refused")
+            };
+            again = Some((conn.path, rsp));
+        }
+        let (id, rsp) = again.unwrap();
+        let mut again = Path::new(id, &rsp);
+        rig.info(&mut again, "s1").expect("connected");
+        let told = notice(&mut rig, &b, cid, life(2, 1));
+        rig.deliver(&[told]);
+        assert_eq!(rig.take_closed(), []);
+        assert_eq!(rig.server.counters().notices_ignored, 1);
+    }
+}
+
+// tests [RT-101]
+#[test]
+fn nobody_elses_path_is_closed_nor_the_one_it_came_over() {
+    let (mut rig, _, b) = rig();
+    // Another session's path of the same name.
+    let other = rig.path(7, 2, C, 1);
+    let own = rig.path(7, 9, A, 1);
+    let mut names = vec![life(3, 1), life(5, 1), life(2, 2), life(9, 1), PathLife::from_u32(!0)];
+    names.extend((0..1000).map(|n| PathLife::from_u32(n * 7919)));
+    let count = names.len() as u64;
+    for name in names {
+        let told = notice(&mut rig, &b, 1, name);
+        rig.deliver(&[told]);
+    }
+    assert_eq!(rig.take_closed(), []);
+    let counters = *rig.server.counters();
+    assert_eq!((counters.notices, counters.notices_ignored), (count, count));
+    assert!(!rig.server.ends_given_up());
+    // In its own session it reaches the path of that name.
+    let told = notice(&mut rig, &own, 0, life(2, 1));
+    rig.deliver(&[told]);
+    assert_eq!(rig.take_closed(), [(other.id, CloseReason::GivenUp)]);
+    assert_eq!(rig.server.sessions().map(|session| session.paths.len()).sum::<usize>(), 3);
+}
+
+// tests [RT-101]: clients that have not agreed on it, as kernels, have not been told of it, and are ignored
+#[test]
+fn who_has_not_agreed_gives_no_notice() {
+    let mut rig = Rig::new();
+    let (a, b) = (rig.path(1, 2, A, 2), rig.path(1, 3, B, 2));
+    assert!(!a.heeds_notice && !b.heeds_notice);
+    for cid in 0..2 {
+        let told = notice(&mut rig, &b, cid, life(2, 1));
+        rig.deliver(&[told]);
+    }
+    assert_eq!(rig.take_closed(), []);
+    let counters = *rig.server.counters();
+    assert_eq!((counters.notices, counters.immediates_ignored), (0, 2));
+    // Nor has their INFO_REQ more than it had.
+    assert_eq!(rig.server.path(a.id).unwrap().state, PathState::Connected);
+    let c = rig.connect(1, 4, C, 1);
+    let posted = rig.recvs[&c.conn(0)][0].mem.unwrap().len as usize;
+    assert_eq!(posted, INFO_REQ_LEN);
+    // It holds for a path: the other ones of the session may have agreed.
+    rig.gives_notice = true;
+    let d = rig.path(1, 5, "10.0.0.5", 1);
+    assert!(d.heeds_notice);
+    let told = notice(&mut rig, &d, 0, life(2, 1));
+    rig.deliver(&[told]);
+    assert_eq!(rig.take_closed(), [(a.id, CloseReason::GivenUp)]);
+    // A path that is being made takes none.
+    let e = rig.connect(1, 6, "10.0.0.6", 1);
+    assert_eq!(rig.recvs[&e.conn(0)][0].mem.unwrap().len as usize, INFO_REQ_MAX);
+}
+
+// tests [RT-101]
+#[test]
+fn what_comes_late_over_a_path_that_is_given_up_is_not_carried_out() {
+    for held in [false, true] {
+        let (mut rig, a, b) = rig();
+        rig.hold_drain = held;
+        // One came before, one with the notice, one after.
+        let before = rig.write(&a, 1, 0, b"0", b"data");
+        rig.deliver(&[before]);
+        let running = rig.one();
+        let beside = rig.write(&a, 1, 1, b"1", b"data");
+        let told = notice(&mut rig, &b, 1, life(2, 1));
+        let moved = rig.write(&b, 1, 2, b"2", b"data");
+        let late = rig.write(&a, 1, 3, b"3", b"data");
+        rig.deliver(&[beside, told, moved, late]);
+        assert_eq!(usr(&rig.requests), b"2", "of those that came over it nothing begins");
+        let moved = rig.one();
+        rig.respond(moved.op, 0, None);
+        // What had begun goes on, and its repetition waits for it [RS-9].
+        let again = rig.write(&b, 1, 0, b"4", b"data");
+        rig.deliver(&[again]);
+        assert!(rig.requests.is_empty());
+        rig.respond(running.op, 0, None);
+        if held {
+            assert!(rig.requests.is_empty(), "its queue pairs are not dead");
+            assert!(rig.server.ends_given_up());
+            rig.drain_all();
+        }
+        assert_eq!(usr(&rig.requests), b"4");
+        let replies = |sent: &super::rig::Sent| matches!(sent.kind, WrKind::WriteImm(..));
+        assert!(rig.sent.iter().filter(|sent| replies(sent)).all(|sent| sent.conn.path == b.id));
+    }
+}
+
+// tests [RT-101]: the driver has to close the path before it hands on what came behind the notice
+#[test]
+fn it_is_told_that_a_path_has_to_be_closed_first() {
+    let (mut rig, _, b) = rig();
+    rig.hold_drain = true;
+    let told = notice(&mut rig, &b, 1, life(2, 1));
+    assert!(!rig.server.ends_given_up());
+    rig.server.handle_done(rig.now, &[told]);
+    assert!(rig.server.ends_given_up());
+    rig.settle();
+    assert_eq!(rig.closed.len(), 2);
+    rig.drain_all();
+    assert!(!rig.server.ends_given_up());
+}
+
+/// INFO_REQ of a path that joins, with names of others.
+fn info_req(rig: &mut Rig, path: &Path, lives: &[PathLife]) {
+    let mut bytes = emit_info_req(&SessionName::new("s1").unwrap()).to_vec();
+    emit_given_up(lives, &mut bytes);
+    let done = rig.message(path.conn(0), &bytes);
+    rig.deliver(&[done]);
+}
+
+// tests [RT-101]: a client that has lost all its paths has given up their requests, and uses the chunks
+// for others as soon as one is back
+#[test]
+fn a_path_joins_when_those_it_names_are_dead() {
+    let (mut rig, a, b) = rig();
+    let under_way = rig.write(&a, 1, 0, b"0", b"data");
+    rig.deliver(&[under_way]);
+    let running = rig.one();
+    rig.hold_drain = true;
+    let mut c = rig.connect(1, 4, C, 2);
+    let names = [life(9, 1), life(2, 1), life(4, 1)];
+    info_req(&mut rig, &c, &names);
+    assert_eq!(rig.take_closed(), [(a.id, CloseReason::GivenUp)]);
+    assert!(rig.learn(&mut c).is_none(), "its queue pairs live");
+    rig.respond(running.op, 0, None);
+    assert!(rig.learn(&mut c).is_none());
+    rig.drain(a.conn(0));
+    rig.settle();
+    assert!(rig.learn(&mut c).is_none());
+    rig.drain(a.conn(1));
+    rig.settle();
+    rig.learn(&mut c).expect("now");
+    let counters = *rig.server.counters();
+    assert_eq!((counters.notices, counters.notices_ignored), (3, 2), "it does not end itself");
+    assert_eq!(rig.server.path(b.id).unwrap().state, PathState::Connected);
+
+    // A path that is closing for another reason is waited for, too.
+    let mut d = rig.connect(1, 5, "10.0.0.5", 1);
+    rig.server.disconnect_path(rig.now, b.id);
+    rig.settle();
+    info_req(&mut rig, &d, &[life(3, 1)]);
+    assert!(rig.learn(&mut d).is_none());
+    rig.drain_all();
+    rig.learn(&mut d).expect("now");
+}
+
+// tests [RT-101]: no answer of a path that is closing keeps others from joining for ever
+#[test]
+fn a_path_joins_in_the_end_though_the_queues_of_another_do_not_empty() {
+    let (mut rig, _, _) = rig();
+    rig.hold_drain = true;
+    let mut c = rig.connect(1, 4, C, 1);
+    info_req(&mut rig, &c, &[life(2, 1)]);
+    rig.pass(std::time::Duration::from_secs(29));
+    assert!(rig.learn(&mut c).is_none());
+    rig.pass(std::time::Duration::from_secs(2));
+    rig.learn(&mut c).expect("now");
+}
