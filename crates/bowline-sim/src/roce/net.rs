@@ -69,6 +69,12 @@ impl Net {
         self.blocked[from * self.hosts + to] = blocked;
     }
 
+    /// The line from one host to another carries nothing until then, and all it was given after it.
+    pub(crate) fn hold(&mut self, from: usize, to: usize, until: u64) {
+        let free_at = &mut self.free_at[from * self.hosts + to];
+        *free_at = until.max(*free_at);
+    }
+
     /// Puts a datagram on the line.
     pub(crate) fn send(
         &mut self,

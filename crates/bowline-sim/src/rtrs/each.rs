@@ -26,10 +26,14 @@ pub(crate) enum Mishap {
     SenderDies,
     /// The program it comes to does nothing for a while.
     ReceiverStalls,
+    /// What its line is given from then on comes later, and what the line back is given too.
+    Hold,
+    /// The same in its direction only.
+    HoldThere,
 }
 
 impl Mishap {
-    const ALL: [Self; 7] = [
+    const ALL: [Self; 9] = [
         Self::Loss,
         Self::Cut,
         Self::CutThere,
@@ -37,6 +41,8 @@ impl Mishap {
         Self::ReceiverDies,
         Self::SenderDies,
         Self::ReceiverStalls,
+        Self::Hold,
+        Self::HoldThere,
     ];
 }
 
@@ -61,9 +67,19 @@ pub(crate) fn draw(seed: u64) -> (Plan, [Rng; 2]) {
     let (step, rest) = (seed / SEEDS_OF_STEP, seed % SEEDS_OF_STEP);
     let (story, mishap) = (rest % STORIES, rest / STORIES);
     let mut plan = story_plan(story);
-    let lasts = Rng::new(seed).magnitude(MS, 10 * SEC);
-    plan.each = Some(Case { mishap: Mishap::ALL[mishap as usize], after: step, lasts });
+    let (mishap, mut rng) = (Mishap::ALL[mishap as usize], Rng::new(seed));
+    let lasts = match mishap {
+        Mishap::Hold | Mishap::HoldThere => hold_length(&mut rng),
+        _ => rng.magnitude(MS, 10 * SEC),
+    };
+    plan.each = Some(Case { mishap, after: step, lasts });
     (plan, [Rng::new(story), Rng::new(story + STORIES)])
+}
+
+/// How long a line holds what it is given: a little longer than one of the times after which a device gives up, so
+/// that it comes when requests have moved to another path, and before the server has given up the first.
+pub(crate) fn hold_length(rng: &mut Rng) -> u64 {
+    rng.pick(&[500 * MS, 3 * SEC]) + rng.below(1400 * MS)
 }
 
 fn story_plan(story: u64) -> Plan {

@@ -25,4 +25,9 @@ const SEEDS: &[(&str, u64, &str)] = &[
         3033,
         "a server started again gave the id of one disk to another: a path that had not noticed wrote there",
     ),
+    (
+        "late-not-lost",
+        112_991,
+        "a write held up on a path that was given up was carried out after a newer one",
+    ),
 ];

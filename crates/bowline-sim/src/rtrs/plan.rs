@@ -50,6 +50,8 @@ pub enum Scenario {
     /// Disks are given up and mapped again while others are in use, the server dies, and not all paths
     /// notice.
     Disks,
+    /// Lines hold what they carry while paths are given up, and deliver it later.
+    Held,
     /// One thing goes wrong at one step of a story: by the number of the seed, each at each step in turn.
     Each,
 }
@@ -59,7 +61,7 @@ impl Scenario {
     const DRAWN: u64 = 14;
 
     /// Every scenario.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::Swarm,
         Self::Calm,
         Self::Weather,
@@ -74,6 +76,7 @@ impl Scenario {
         Self::Keys,
         Self::Volatile,
         Self::Disks,
+        Self::Held,
         Self::Each,
     ];
 
@@ -94,6 +97,7 @@ impl Scenario {
             Self::Keys => "keys",
             Self::Volatile => "volatile",
             Self::Disks => "disks",
+            Self::Held => "held",
             Self::Each => "each",
         }
     }
@@ -210,6 +214,8 @@ pub(crate) struct Plan {
     pub(crate) faults: Vec<(Fault, u64)>,
     pub(crate) step: Option<StepPlan>,
     pub(crate) each: Option<Case>,
+    /// Cuts of a thousand that hold what the line carries, and lose nothing.
+    pub(crate) holds: u64,
     /// Longest duration of one.
     pub(crate) fault_max: u64,
     /// Time in which things go wrong.
@@ -218,6 +224,8 @@ pub(crate) struct Plan {
     pub(crate) trials: Vec<Trial>,
 }
 
+/// What the chance of lines that hold begins with.
+pub(crate) const HOLDS: u64 = 0x68_6f6c_6473;
 /// Bytes of all requests of a run, about.
 const VOLUME: u64 = 600_000;
 
@@ -227,19 +235,21 @@ impl Plan {
     pub(crate) fn draw(rng: &mut Rng, extra: &mut Rng, forced: Option<Scenario>) -> Self {
         // Chance of their own: whatever they draw, the rest stays what it is.
         let mut trials = Rng::new(extra.clone().next());
+        let mut holds = Rng::new(extra.clone().next() ^ HOLDS);
         let drawn = Scenario::ALL[rng.below(Scenario::DRAWN) as usize];
         let scenario = forced.unwrap_or(drawn);
         use Scenario as S;
         let volatile = scenario == S::Volatile;
         let keys = scenario == S::Keys;
         let disks = scenario == S::Disks;
+        let held = scenario == S::Held;
         let any = |rng: &mut Rng, of: S, often: u64| {
             scenario == of || scenario == S::Swarm && rng.chance(often)
         };
         let weather = any(rng, S::Weather, 300);
         let steps = any(rng, S::Steps, 250);
         let late = any(rng, S::Late, 150);
-        let cuts = any(rng, S::Cuts, 350) || late || (keys || disks) && extra.chance(500);
+        let cuts = any(rng, S::Cuts, 350) || late || (keys || disks) && extra.chance(500) || held;
         let stalls = any(rng, S::Stalls, 200);
         let slow = any(rng, S::Slow, 250) || late;
         let crash = any(rng, S::Crash, 300) || volatile || disks && extra.chance(500);
@@ -253,7 +263,7 @@ impl Plan {
         let mut number = 0;
         let nodes: Vec<NodePlan> = (0..=count)
             .map(|at| {
-                let ports = rng.pick(&[1, 1, 2, 2, 3]).max(if disks { 2 } else { 1 });
+                let ports = rng.pick(&[1, 1, 2, 2, 3]).max(if disks || held { 2 } else { 1 });
                 let hosts = (0..ports).map(|_| {
                     number += 1;
                     draw_host(rng, (number, at == 0), (v6, mtu), give_up)
@@ -268,6 +278,7 @@ impl Plan {
         let active = rng.magnitude(10 * MS, if slow || stalls { 30 * SEC } else { 8 * SEC });
         // Long enough to notice that a server is gone.
         let active = active.max(if disks { 3 * SEC } else { 0 });
+        let active = active.max(if held { 10 * SEC } else { 0 });
         let servers = nodes[0].hosts.len();
         let clients = (0..count)
             .map(|at| {
@@ -316,6 +327,14 @@ impl Plan {
                     client.request_max = most.min(extra.pick(&[16_384, 40_960]));
                     client.disks[0].takes.0 = extra.pick(&[200 * US, 5 * MS, 50 * MS]);
                 }
+                if held {
+                    // The same sectors again and again, and always something under way.
+                    client.disks[0].sectors = 16;
+                    client.request_max = 4096;
+                    client.requests = extra.between(200, 400) as u32;
+                    client.gap = active / u64::from(client.requests) * extra.between(1, 8);
+                    client.depth = client.depth.max(4);
+                }
                 if disks {
                     // Always something under way.
                     client.request_max = client.request_max.min(8192);
@@ -335,7 +354,7 @@ impl Plan {
             }
         };
         add(rng, cuts, Fault::Cut);
-        let half = cuts && rng.chance(300);
+        let half = cuts && rng.chance(300) || held;
         add(rng, half, Fault::HalfCut);
         add(rng, crash, Fault::Crash);
         add(rng, stalls, Fault::Stall);
@@ -377,13 +396,14 @@ impl Plan {
             faults,
             step,
             each: None,
+            holds: if held { 1000 } else { holds.pick(&[0, 0, 300, 700]) },
             fault_max: rng.magnitude(MS, if disks { SEC } else { 20 * SEC }),
             active,
             trials,
         };
         for (node, client) in plan.nodes[1..].iter().zip(&mut plan.clients) {
             draw_disks(extra, client, active, disks);
-            if disks && client.paths.len() == 1 {
+            if (disks || held) && client.paths.len() == 1 {
                 // All that it has, since not all of them must notice the same.
                 client.paths = all_pairs(node.hosts.len(), servers);
             }

@@ -49,6 +49,8 @@ pub(crate) enum Sabotage {
     StayOpen,
     /// A server that has closed does not say so.
     LoseClosed,
+    /// A server is not told of paths that are given up.
+    NoNotice,
 }
 
 /// Device ids of one session as they must not be: the lowest free ones, which mean something else to the
@@ -202,6 +204,13 @@ mod tests {
     fn a_server_that_does_not_close_is_noticed() {
         assert_shown(Sabotage::StayOpen, Scenario::Slow, "the server closes, and keeps");
         assert_shown(Sabotage::LoseClosed, Scenario::Slow, "the server does not close");
+    }
+
+    // tests [RT-101]
+    #[test]
+    fn late_requests_of_a_path_that_the_server_keeps_are_noticed() {
+        let words = ["it may be of", "its chunk has changed"];
+        assert_caught(Sabotage::NoNotice, Scenario::Held, &words);
     }
 
     #[test]

@@ -59,6 +59,8 @@ numbers! {
         crashes,
         /// Faults of any kind.
         faults,
+        /// Times lines held what they were given, and delivered it late.
+        holds,
         /// Machines that fell silent.
         silences,
         /// Paths that were given up for it.

@@ -13,9 +13,9 @@ use bowline_wire::rtrs::Geometry;
 use super::base::{Base, Event, left};
 use super::client::{Client, Common};
 use super::disk::Disk;
-use super::each::{Case, Mishap};
+use super::each::{Case, Mishap, hold_length};
 use super::fabric::Spans;
-use super::plan::{Fault, Plan};
+use super::plan::{Fault, HOLDS, Plan};
 use super::process::{Notice, Process};
 use super::sabotage::Sabotage;
 use super::server::Server;
@@ -63,6 +63,8 @@ pub(crate) struct World {
     step_left: bool,
     /// Datagrams that have arrived.
     arrived: u64,
+    /// Chance of lines that hold what they are given.
+    holds: Rng,
 }
 
 /// Virtual time within which programs must finish after the last fault: the server's patience with
@@ -106,6 +108,7 @@ impl World {
             fast_path_detection: true,
             probe_interval: Duration::from_nanos(probe),
         };
+        let holds = Rng::new(extra.clone().next() ^ HOLDS);
         let mut base = Base {
             now: SEC,
             queue: Queue::default(),
@@ -156,6 +159,7 @@ impl World {
             done: false,
             step_left: plan.step.is_some(),
             arrived: 0,
+            holds,
             base,
             plan,
         };
@@ -474,14 +478,24 @@ impl World {
                 let (mine, others) = (self.spans.0[client + 1].clone(), self.spans.0[0].clone());
                 let one = mine.start + self.base.rng.index(mine.len());
                 let other = others.start + self.base.rng.index(others.len());
-                let ways = match (what, node) {
+                let ways = |one, other| match (what, node) {
                     (Fault::HalfCut, 0) => vec![(one, other)],
                     (Fault::HalfCut, _) => vec![(other, one)],
                     _ => vec![(one, other), (other, one)],
                 };
                 let unseen = what == Fault::Unseen;
+                if !unseen && self.holds.chance(self.plan.holds) {
+                    let all = self.holds.chance(400);
+                    for (a, b) in mine.flat_map(|a| others.clone().map(move |b| (a, b))) {
+                        if all || (a, b) == (one, other) {
+                            let length = hold_length(&mut self.holds);
+                            self.hold(&ways(a, b), length);
+                        }
+                    }
+                    return;
+                }
                 let length = if unseen { self.base.rng.between(10 * MS, 3 * SEC) } else { length };
-                for (from, to) in ways {
+                for (from, to) in ways(one, other) {
                     self.net.block(from, to, true);
                     self.base.schedule(length, Event::Mend(from, to));
                 }
@@ -499,6 +513,14 @@ impl World {
         }
     }
 
+    /// Lines hold what they are given for a while: nothing is lost, all of it is late.
+    fn hold(&mut self, lines: &[(usize, usize)], length: u64) {
+        self.base.stats.holds += 1;
+        let until = self.base.now + length;
+        self.base.note([10, until, 0], || format!("{lines:?} are held until {until} ns"));
+        lines.iter().for_each(|&(from, to)| self.net.hold(from, to, until));
+    }
+
     /// Something goes wrong while a datagram arrives at a host; tells whether it gets in nevertheless.
     fn goes_wrong(&mut self, case: Case, host: usize, datagram: &Datagram) -> bool {
         let from = self.hosts.iter().position(|host| host.addr() == datagram.from.ip());
@@ -507,13 +529,17 @@ impl World {
         self.base.stats.faults += 1;
         self.base.note([9, mishap as u64, host as u64], || format!("{mishap:?}, host {host}"));
         let (there, back) = ((from, host), (host, from));
-        let cut: &[_] = match mishap {
-            Mishap::Cut => &[there, back],
-            Mishap::CutThere => &[there],
+        let lines: &[_] = match mishap {
+            Mishap::Cut | Mishap::Hold => &[there, back],
+            Mishap::CutThere | Mishap::HoldThere => &[there],
             Mishap::CutBack => &[back],
             _ => &[],
         };
-        for &(from, to) in cut {
+        if matches!(mishap, Mishap::Hold | Mishap::HoldThere) {
+            self.hold(lines, lasts);
+            return true;
+        }
+        for &(from, to) in lines {
             self.net.block(from, to, true);
             self.base.schedule(lasts, Event::Mend(from, to));
         }
@@ -525,7 +551,7 @@ impl World {
                 let now = self.base.now;
                 self.process(receiver).stall(now, lasts);
             }
-            Mishap::Loss | Mishap::Cut | Mishap::CutThere | Mishap::CutBack => {}
+            _ => {}
         }
         matches!(mishap, Mishap::CutBack | Mishap::SenderDies | Mishap::ReceiverStalls)
     }

@@ -2,6 +2,7 @@
 
 use bowline_rtrs::{Batch, Input, MemRef, Order, RegionId, Tag, Wr, WrKind};
 use bowline_verbs::{Remote, next_key};
+use bowline_wire::rtrs::{INFO_REQ_LEN, Imm};
 
 use crate::rtrs::base::Base;
 use crate::rtrs::fabric::Watch;
@@ -47,6 +48,9 @@ impl Watch for Eyes<'_> {
                 }
             }
         }
+        if self.base.sabotage == Some(Sabotage::NoNotice) {
+            keep_quiet(batch);
+        }
         let Some((region, later)) = &mut self.attack else { return };
         if self.base.rng.chance(200)
             && let Some(write) = later.pop()
@@ -72,6 +76,22 @@ impl Watch for Eyes<'_> {
     fn input(&mut self, input: &Input) {
         *self.inputs += 1;
         note_input(self.base, self.number, input);
+    }
+}
+
+/// Makes of notices what means nothing, and leaves paths out of INFO_REQ.
+fn keep_quiet(batch: &mut Batch) {
+    let Batch { wrs, mems, .. } = batch;
+    for wr in wrs {
+        match &mut wr.kind {
+            WrKind::WriteImm(_, imm) if matches!(Imm::from_u32(*imm), Imm::GivenUp(_)) => {
+                *imm |= 4 << 28;
+            }
+            WrKind::Send if wr.tag.kind() == Tag::INFO => {
+                mems[wr.mem.0 as usize].len = INFO_REQ_LEN as u32;
+            }
+            _ => {}
+        }
     }
 }
 
