@@ -52,7 +52,6 @@ fn a_cut_path_costs_no_request() {
             state(&session, paths[cut]) == Some(PathState::Connected)
         });
         load.end();
-        eventually("all end", || session.inflight() == 0);
     }
     assert_eq!(load.errors.lock().unwrap()[..], []);
     let failovers: u64 = session.paths().iter().map(|view| view.stats.failovers).sum();
@@ -117,7 +116,6 @@ fn a_reset_path_is_left_at_once() {
     pair.server.disconnect_path(path).unwrap();
     std::thread::sleep(Duration::from_millis(300));
     load.end();
-    eventually("all end", || session.inflight() == 0);
     assert_eq!(load.errors.lock().unwrap()[..], []);
     let pause = load.finish(0, false);
     println!("longest pause {pause:?}");
@@ -150,7 +148,6 @@ fn paths_come_and_go() {
         assert_eq!(command(&session, second).unwrap_err().errno(), Errno::ENOTCONN.0, "it is gone");
     }
     load.end();
-    eventually("all end", || session.inflight() == 0);
     assert_eq!(load.errors.lock().unwrap()[..], []);
 }
 

@@ -556,7 +556,7 @@ impl Session {
         state.core.paths().map(view).collect()
     }
 
-    /// Requests in flight.
+    /// Requests in flight. One that is counted no longer has ended; its completer may still run.
     pub fn inflight(&self) -> usize {
         self.shared.hub.lock().core.inflight()
     }

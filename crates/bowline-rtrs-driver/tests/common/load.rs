@@ -9,7 +9,7 @@ use bowline_rtrs_driver::client::{
     Completed, Completer, Done, Permit, PermitKind, Region, Req, Session, Wait,
 };
 
-use super::at;
+use super::{at, eventually};
 
 /// A load, running until it has done what it was told.
 pub(crate) struct Load {
@@ -21,6 +21,9 @@ pub(crate) struct Load {
     me: OnceLock<std::sync::Weak<Load>>,
     /// Requests that may still be begun.
     left: AtomicU64,
+    /// Requests begun whose ends have not been handled to the last line: the session counts them no longer as soon as
+    /// it hands their ends over.
+    running: AtomicU64,
     pub(crate) done: AtomicU64,
     pub(crate) errors: Mutex<Vec<i32>>,
     /// The longest time between two completions, and the last one.
@@ -39,6 +42,7 @@ impl Load {
             len,
             me: OnceLock::new(),
             left: AtomicU64::new(0),
+            running: AtomicU64::new(0),
             done: AtomicU64::new(0),
             errors: Mutex::default(),
             pause: Mutex::new((Duration::ZERO, Instant::now())),
@@ -68,8 +72,10 @@ impl Load {
             let done = Done { to: Arc::clone(&me) as _, tag };
             let (permit, data) = (&self.permits[tag as usize], [piece]);
             let req = Req { dir: self.dir, permit, usr: &usr, data: &data, done };
+            self.running.fetch_add(1, SeqCst);
             if let Err(error) = self.session.request_batch(&mut std::iter::once(req)) {
                 self.errors.lock().unwrap().push(error.errno());
+                self.running.fetch_sub(1, SeqCst);
                 self.done.fetch_add(1, SeqCst);
             }
         }
@@ -99,8 +105,15 @@ impl Load {
         self.finish(goal, drive)
     }
 
-    pub(crate) fn end(&self) {
+    /// Begins no more requests.
+    pub(crate) fn stop(&self) {
         self.left.store(0, SeqCst);
+    }
+
+    /// Stops, and waits until the last request has ended: it may be started again.
+    pub(crate) fn end(&self) {
+        self.stop();
+        eventually("all end", || self.running.load(SeqCst) == 0);
     }
 }
 
@@ -119,6 +132,7 @@ impl Completer for Load {
         self.submit(&mut again);
         drop(again);
         self.done.fetch_add(done.len() as u64, SeqCst);
+        self.running.fetch_sub(done.len() as u64, SeqCst);
     }
 }
 
