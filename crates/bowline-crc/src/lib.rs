@@ -3,8 +3,7 @@
 //! Where the processor has AVX-512 with carry-less multiplication, 64 bytes are taken at once, and
 //! the copy comes with the sum: each byte is loaded once for both. With AVX2 instead of AVX-512, a copy takes 32
 //! bytes at once, and a sum alone is the crate `crc32fast`, which is as fast then. Elsewhere, and for what is short,
-//! it is that, after an ordinary copy; or tables, where these turn out to be faster:
-//! under an emulator, whose carry-less products are slow.
+//! it is that, after an ordinary copy; or tables under an emulator, whose carry-less products are slow.
 //!
 //! One core of a virtual machine, best of hundreds, nanoseconds, on an AMD EPYC with AVX-512 (Zen 5, 512 KiB in
 //! turn) and on one that shows AVX2 only (Zen 4, 4 MiB in turn):
@@ -24,12 +23,16 @@
 //! assert_eq!(bowline_crc::update(bowline_crc::update(0, b"1234"), b"56789"), whole);
 //! ```
 
+#[cfg(target_arch = "x86_64")]
+mod emulated;
 mod tables;
 #[cfg(target_arch = "x86_64")]
 mod wide;
 #[cfg(not(target_arch = "x86_64"))]
 #[path = "narrow.rs"]
 mod wide;
+#[cfg(not(target_arch = "x86_64"))]
+use wide as emulated;
 
 use std::sync::OnceLock;
 
@@ -55,19 +58,18 @@ pub enum Way {
     Wide,
     /// By `crc32fast`; in copies 32 bytes at once, if the processor can.
     Crc32Fast,
-    /// By tables.
+    /// By tables, under an emulator.
     Tables,
 }
 
-/// Tells how sums are made on this processor. Found out at first use, which takes some ten
-/// microseconds where there is no AVX-512, under an emulator some hundred.
+/// Tells how sums are made on this processor, which is asked at first use.
 pub fn way() -> Way {
     static WAY: OnceLock<Way> = OnceLock::new();
     *WAY.get_or_init(|| {
-        if Wide::for_sums().is_some() {
-            Way::Wide
-        } else if tables::are_faster_than(by_crc32fast) {
+        if emulated::is_emulated() {
             Way::Tables
+        } else if Wide::for_sums().is_some() {
+            Way::Wide
         } else {
             Way::Crc32Fast
         }

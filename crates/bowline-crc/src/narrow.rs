@@ -1,4 +1,4 @@
-//! For architectures other than x86-64: nothing.
+//! For architectures other than x86-64: nothing, and what emulates them is not known to be slow.
 
 /// There is none.
 #[derive(Clone, Copy)]
@@ -24,4 +24,8 @@ impl Wide {
     pub(crate) unsafe fn copy(self, _: u32, _: *const u8, _: *mut u8, _: usize) -> u32 {
         match self {}
     }
+}
+
+pub(crate) const fn is_emulated() -> bool {
+    false
 }
