@@ -484,7 +484,7 @@ impl Handler for Glue {
         self.settle(rtrs);
     }
 
-    fn link_ev(&self, rtrs: &Rtrs, event: LinkEv) -> Result<(), bowline_rtrs::Errno> {
+    fn link_ev(&self, rtrs: &Rtrs, event: LinkEv) -> Result<(), Errno> {
         let mut state = self.lock();
         match event {
             LinkEv::Connected { session, name } => {

@@ -40,11 +40,10 @@
 
 mod access;
 pub mod client;
-mod errno;
 pub mod io;
 mod limits;
 pub mod server;
 
-pub use errno::Errno;
+pub use bowline_wire::Errno;
 pub use io::{Discard, IoOp, Limits};
 pub use limits::SessionLimits;

@@ -7,16 +7,14 @@
 pub mod bind;
 pub mod client;
 mod config;
-mod errno;
 mod hb;
 mod ids;
 mod policy;
 pub mod server;
 mod wr;
 
-pub use bowline_wire::time::Instant;
+pub use bowline_wire::{Errno, time::Instant};
 pub use config::{HbConfig, PortAttr};
-pub use errno::Errno;
 pub use hb::{HbDo, Heartbeat};
 pub use ids::{ConnId, MemRef, PATHS_MAX, PathId, PortId, RegionId, RequestId, Tag};
 pub use policy::Policy;

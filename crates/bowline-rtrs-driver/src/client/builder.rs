@@ -296,13 +296,13 @@ mod tests {
             error.to_string()
         };
         let mixed = "connecting paths of IPv4 and of IPv6, of which Linux servers take one kind in a \
-                     session: exists already";
+                     session: exists already (EEXIST)";
         assert_eq!(told(Errno::EEXIST, &[four, six]), mixed);
         assert_eq!(told(Errno::EEXIST, &[six, other, four]), mixed);
-        let plain = "opening a session: exists already";
+        let plain = "opening a session: exists already (EEXIST)";
         assert_eq!(told(Errno::EEXIST, &[four, other]), plain);
         assert_eq!(told(Errno::EEXIST, &[six]), plain);
         assert_eq!(told(Errno::EEXIST, &[six, four, four]), plain, "the same path twice");
-        assert_eq!(told(Errno::EBUSY, &[four, six]), "opening a session: busy");
+        assert_eq!(told(Errno::EBUSY, &[four, six]), "opening a session: busy (EBUSY)");
     }
 }

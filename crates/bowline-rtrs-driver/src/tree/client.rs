@@ -6,7 +6,7 @@ use bowline_ctl::{
     AttrDef, Errno, Node, PathSpec, Value, address_text,
     errno::{EINVAL, ENODEV, ENOENT, ERANGE},
 };
-use bowline_rtrs::PathId;
+use bowline_rtrs::{PathId, Policy};
 
 use super::{
     ClientPath, ClientSession, ClientStats, Files, Listed, Lookup, PathCommand, Stats, UEVENT,
@@ -76,8 +76,7 @@ impl Node for SessionNode {
                 Ok(())
             }
             "mpath_policy" | "mp_policy" => {
-                self.session
-                    .set_policy(value.parse().map_err(|error: bowline_rtrs::Errno| error.0)?);
+                self.session.set_policy(value.parse::<Policy>().map_err(|errno| errno.0)?);
                 Ok(())
             }
             _ => Err(EINVAL),

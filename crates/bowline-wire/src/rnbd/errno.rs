@@ -1,30 +1,31 @@
 //! Which errors reach an application.
 
+use crate::Errno;
+
 /// Returns the magnitude of the errno an application sees for one that a server sent: those that
 /// have a block status of their own stay, all others are EIO; 0 stays 0 [NB-26].
 #[doc(alias = "errno_to_blk_status")]
 pub const fn status_of_errno(errno: u16) -> u16 {
-    const EIO: u16 = 5;
-    match errno {
-        0       // success
-        | 95    // EOPNOTSUPP: not supported
-        | 110   // ETIMEDOUT: timeout
-        | 28    // ENOSPC: no space
-        | 67    // ENOLINK: transport
-        | 121   // EREMOTEIO: target
-        | 52    // EBADE: reservation conflict
-        | 61    // ENODATA: medium
-        | 84    // EILSEQ: protection
-        | 12    // ENOMEM: resource
-        | 16    // EBUSY: device resource
-        | 11    // EAGAIN: again
-        | 19    // ENODEV: offline
-        | 109   // ETOOMANYREFS: zone open limit
-        | 75    // EOVERFLOW: zone active limit
-        | 62    // ETIME: duration limit
-        | 22    // EINVAL: invalid
+    match Errno(errno as i32) {
+        Errno(0)                // success
+        | Errno::EOPNOTSUPP     // not supported
+        | Errno::ETIMEDOUT      // timeout
+        | Errno::ENOSPC         // no space
+        | Errno::ENOLINK        // transport
+        | Errno::EREMOTEIO      // target
+        | Errno::EBADE          // reservation conflict
+        | Errno::ENODATA        // medium
+        | Errno::EILSEQ         // protection
+        | Errno::ENOMEM         // resource
+        | Errno::EBUSY          // device resource
+        | Errno::EAGAIN         // again
+        | Errno::ENODEV         // offline
+        | Errno::ETOOMANYREFS   // zone open limit
+        | Errno::EOVERFLOW      // zone active limit
+        | Errno::ETIME          // duration limit
+        | Errno::EINVAL         // invalid
         => errno,
-        _ => EIO,
+        _ => Errno::EIO.0 as u16,
     }
 }
 

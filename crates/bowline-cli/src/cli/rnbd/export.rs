@@ -191,7 +191,7 @@ fn not_there(file: &Moved) -> String {
     let what = match missing {
         None => "is another file now".to_owned(),
         Some(Errno::ENOENT | Errno::ENOTDIR) => "is gone".to_owned(),
-        Some(errno) => format!("cannot be looked at ({errno})"),
+        Some(errno) => format!("cannot be looked at: {errno}"),
     };
     format!("export {export}: {} {what}; the one opened at the start is served", path.display())
 }

@@ -43,7 +43,7 @@ impl Failover {
     /// A request has ended.
     pub(super) fn ended(&mut self, one: Completed) {
         let before = self.begun.remove(&one.tag);
-        let own = OWN.iter().any(|errno| -errno.0 == one.errno);
+        let own = OWN.iter().any(|errno| errno.neg() == one.errno);
         self.failed.extend(before.filter(|_| own).map(|before| (one, before)));
     }
 

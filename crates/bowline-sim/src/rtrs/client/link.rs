@@ -8,7 +8,7 @@ use bowline_rnbd::client::{Config, Core, Outage, Token};
 use bowline_rtrs::client::{
     Completed, Event as SessionEvent, PathState, Permit, PermitKind, Session,
 };
-use bowline_rtrs::{MemRef, RegionId};
+use bowline_rtrs::{Errno, MemRef, RegionId};
 use bowline_wire::rtrs::Dir;
 
 use super::failover::Failover;
@@ -53,7 +53,7 @@ impl Client {
         }
         for mut one in ended {
             if base.wrongs(Sabotage::GiveUp, 20) {
-                one.errno = -bowline_rtrs::Errno::ECONNABORTED.0;
+                one.errno = Errno::ECONNABORTED.neg();
             }
             base.note([13, self.number as u64, one.tag], || format!("client: {one:?}"));
             let Some((permit, purpose)) = life.asked.remove(&one.tag) else {
@@ -215,7 +215,7 @@ impl Client {
                     base.judge(Failover::refused(errno, life.session.paths()));
                     life.session.put_permit(permit);
                     life.service_slots.extend(place);
-                    core.answered(now, message.token, -errno.0, &[]);
+                    core.answered(now, message.token, errno.neg(), &[]);
                 }
             }
         }
@@ -266,7 +266,7 @@ impl Client {
                 Err(errno) => {
                     base.judge(Failover::refused(errno, life.session.paths()));
                     taken.into_iter().for_each(|permit| life.session.put_permit(permit));
-                    core.send_failed(now, send.slot, bowline_rnbd::Errno(errno.0));
+                    core.send_failed(now, send.slot, errno);
                 }
             }
         }
