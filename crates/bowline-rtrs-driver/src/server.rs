@@ -390,7 +390,7 @@ impl Server {
                 contain(|| self.handler.flushed(self));
                 // Whatever it has forgotten would hold its chunk for ever.
                 let left = turn.requests.drain(..);
-                self.respond(&mut left.map(|request| (request.op, -Errno::EIO.0, None)));
+                self.respond(&mut left.map(|request| (request.op, Errno::EIO.neg(), None)));
             });
         }
         self.settle();

@@ -239,7 +239,7 @@ fn the_last_device_ends_the_session() {
     eventually("it is there", || slow.asked() == 1);
     devices.iter().for_each(|device| device.close());
     let end = told.recv_timeout(PATIENCE).unwrap();
-    assert_eq!((end.tag, end.errno), (1, -Errno::ECONNABORTED.0));
+    assert_eq!((end.tag, end.errno), (1, Errno::ECONNABORTED.neg()));
     assert_eq!(links.recv_timeout(PATIENCE).unwrap(), LinkEv::Disconnected);
     eventually("it is over", || session.region(4096).is_err());
     let refused = session.request(Dir::Read, &permit, &at(0), &[], done(2)).unwrap_err();

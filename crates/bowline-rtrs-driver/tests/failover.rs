@@ -274,7 +274,7 @@ fn permits_are_waited_for() {
             eventually("all have come", || handler.0.lock().unwrap().len() == 3);
             std::thread::sleep(Duration::from_millis(20));
             for request in handler.0.lock().unwrap().drain(..).rev() {
-                server.respond(&mut std::iter::once((request.op, -Errno::ENOSPC.0, None)));
+                server.respond(&mut std::iter::once((request.op, Errno::ENOSPC.neg(), None)));
             }
         });
         let start = Instant::now();

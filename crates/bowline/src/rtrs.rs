@@ -27,7 +27,7 @@
 //!                     chunk.buffer.write(chunk.offset, &greeting);
 //!                     0
 //!                 }
-//!                 _ => -Errno::EINVAL.0,
+//!                 _ => Errno::EINVAL.neg(),
 //!             };
 //!             (request.op, errno, None)
 //!         });

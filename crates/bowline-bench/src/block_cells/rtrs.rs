@@ -93,7 +93,7 @@ impl Handler for Store {
             let chunks = chunks.get(&request.session).ok_or(Errno::EIO);
             match chunks.and_then(|chunks| self.carry_out(chunks, &request)) {
                 Ok(from) => (request.op, 0, from),
-                Err(errno) => (request.op, -errno.0, None),
+                Err(errno) => (request.op, errno.neg(), None),
             }
         }));
         server.respond(&mut answers.drain(..));

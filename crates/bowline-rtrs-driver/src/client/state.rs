@@ -327,7 +327,7 @@ impl State {
         self.closed = true;
         self.permits.end(&mut self.core, out);
         self.opened.get_or_insert(Err(Errno::ENODEV));
-        self.slots.end_all(-Errno::ENODEV.0, out);
+        self.slots.end_all(Errno::ENODEV.neg(), out);
         let followers = self.followers.iter().map(|follower| follower.thread.clone());
         out.wake.extend(followers.map(Sleeper::Thread));
     }

@@ -94,7 +94,7 @@ impl Handler for Store {
             self.served.fetch_add(1, SeqCst);
             let (errno, from) = match self.serve(server, &request) {
                 Ok(from) => (0, from),
-                Err(errno) => (-errno.0, None),
+                Err(errno) => (errno.neg(), None),
             };
             let from = from.zip(region).map(|(offset, region)| bowline_rtrs_driver::MemRef {
                 region,

@@ -240,7 +240,7 @@ impl Prey {
     /// The request has ended with an error, the path is lost, the memory is as it was.
     fn ends(self, stage: &mut Stage, what: &str) {
         eventually(what, || !self.ended.0.lock().unwrap().is_empty());
-        assert_eq!(*self.ended.0.lock().unwrap(), [-Errno::ECONNABORTED.0], "{what}");
+        assert_eq!(*self.ended.0.lock().unwrap(), [Errno::ECONNABORTED.neg()], "{what}");
         assert_ne!(self.session.paths()[0].state, PathState::Connected, "{what}");
         self.memory_is(0x22, what);
         self.leave(stage);

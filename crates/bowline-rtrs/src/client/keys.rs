@@ -178,7 +178,7 @@ impl Session {
                 link.conns[cid].waiting.retain(|waiting| *waiting != index);
             }
             self.leave_link(index);
-            self.end_request(now, index, -errno.0);
+            self.end_request(now, index, errno.neg());
         }
         if given_up {
             self.fail_joined(now, true);

@@ -239,7 +239,7 @@ impl Session {
                     given_up = true;
                     // Else no path is connected [RT-59].
                     refused |= errno != Errno::ECONNABORTED;
-                    self.end_request(now, index, -errno.0);
+                    self.end_request(now, index, errno.neg());
                 }
             }
         }

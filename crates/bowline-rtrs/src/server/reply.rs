@@ -25,7 +25,7 @@ impl Server {
             (Some(from), Some(desc)) => from.len < desc.len,
             _ => false,
         };
-        let errno = if short && errno == 0 { -Errno::EIO.0 } else { errno };
+        let errno = if short && errno == 0 { Errno::EIO.neg() } else { errno };
         // 9 bits of the immediate hold it [RT-17].
         let errno = u16::try_from(errno.unsigned_abs()).ok().filter(|errno| *errno <= ERRNO_MAX);
         let errno = errno.unwrap_or(Errno::EIO.0 as u16);

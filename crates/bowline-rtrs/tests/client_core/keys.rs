@@ -219,7 +219,7 @@ fn nothing_is_left_of_keys() {
     rig.pump();
     assert_eq!(rig.granted.len(), 1, "it may end by itself for a second");
     rig.pass(std::time::Duration::from_secs(2));
-    assert_eq!(rig.take_completed(), [(1, -Errno::ECONNABORTED.0)]);
+    assert_eq!(rig.take_completed(), [(1, Errno::ECONNABORTED.neg())]);
     rig.assert_empty();
     assert_eq!(rig.take_events().last(), Some(&Event::Closed));
 }
@@ -253,7 +253,7 @@ fn keys_may_not_be_had() {
     let memory = rig.memory();
     let permit = rig.permit();
     assert_eq!(rig.read(&permit, &pieces(memory), 1), Ok(()));
-    assert_eq!(rig.take_completed(), [(1, -Errno::ENOMEM.0)]);
+    assert_eq!(rig.take_completed(), [(1, Errno::ENOMEM.neg())]);
     assert_eq!(rig.read(&permit, &pieces(memory), 2), Err(Errno::ENOMEM));
     rig.write(&permit, memory, 3).unwrap();
     rig.reply_all();
@@ -273,7 +273,7 @@ fn a_chunk_given_up_is_not_used_over_a_path_that_joined_before() {
         rig.no_keys = true;
         if known {
             rig.read(&other, &pieces(memory), 2).unwrap();
-            assert_eq!(rig.take_completed(), [(2, -Errno::ENOMEM.0)]);
+            assert_eq!(rig.take_completed(), [(2, Errno::ENOMEM.neg())]);
             rig.write(&other, memory, 3).unwrap();
             assert_eq!(rig.ios.len(), 2, "never sent, so nothing is in the way");
             let io = rig.ios.remove(1);
@@ -285,7 +285,7 @@ fn a_chunk_given_up_is_not_used_over_a_path_that_joined_before() {
         rig.connects = Connects::Fail(Errno::ETIMEDOUT);
         rig.break_conn(io.conn);
         rig.pump();
-        assert_eq!(rig.take_completed(), [(1, -Errno::ENOMEM.0)]);
+        assert_eq!(rig.take_completed(), [(1, Errno::ENOMEM.neg())]);
         assert_eq!(rig.write(&permit, memory, 4), Err(Errno::ECONNABORTED));
         rig.connects = Connects::Accept;
         rig.pass(std::time::Duration::from_secs(3));

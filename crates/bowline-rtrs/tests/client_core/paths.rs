@@ -134,7 +134,7 @@ fn requests_end_when_the_server_can_reach_nothing_any_more() {
     rig.session.take_completed(&mut ended);
     assert_eq!(ended, [], "its queue pair is there still");
     rig.pump();
-    assert_eq!(rig.take_completed(), [(1, -Errno::ECONNABORTED.0)]);
+    assert_eq!(rig.take_completed(), [(1, Errno::ECONNABORTED.neg())]);
 }
 
 // tests [RT-100], [RS-25]
