@@ -24,7 +24,7 @@ impl Error {
     }
 
     pub(crate) fn rtrs(error: &bowline_rtrs_driver::Error) -> Self {
-        Self { what: error.to_string(), errno: Errno(error.errno()), of_session: true }
+        Self { what: error.to_string(), errno: error.errno(), of_session: true }
     }
 
     /// Returns the error number.

@@ -624,7 +624,7 @@ impl Glue {
         if let Some(region) = self.lock().regions.get(&identity) {
             return Ok(*region);
         }
-        let region = rtrs.add_region(buffer).map_err(|error| Errno(error.errno()))?;
+        let region = rtrs.add_region(buffer).map_err(|error| error.errno())?;
         self.lock().regions.insert(identity, region);
         Ok(region)
     }

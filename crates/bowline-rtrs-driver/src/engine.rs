@@ -368,7 +368,7 @@ mod tests {
         assert_eq!(engine.inner.stations().len(), 1);
         engine.close();
         let refused = engine.inner.add(Arc::new(Nobody::default())).unwrap_err();
-        assert_eq!(refused.errno(), Errno::ENODEV.0);
+        assert_eq!(refused.errno(), Errno::ENODEV);
         assert_eq!(engine.inner.stations().len(), 0);
     }
 

@@ -63,12 +63,14 @@ impl Error {
         &self.kind
     }
 
-    /// The error number, positive.
-    pub const fn errno(&self) -> i32 {
+    /// The error number.
+    pub const fn errno(&self) -> Errno {
         match &self.kind {
-            ErrorKind::Protocol(errno) | ErrorKind::System(errno) => errno.0,
-            ErrorKind::Device(error) | ErrorKind::Unusable { why: error, .. } => error.errno(),
-            ErrorKind::Closed => Errno::ENODEV.0,
+            ErrorKind::Protocol(errno) | ErrorKind::System(errno) => *errno,
+            ErrorKind::Device(error) | ErrorKind::Unusable { why: error, .. } => {
+                Errno(error.errno())
+            }
+            ErrorKind::Closed => Errno::ENODEV,
         }
     }
 }

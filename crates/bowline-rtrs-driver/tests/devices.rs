@@ -243,7 +243,7 @@ fn the_last_device_ends_the_session() {
     assert_eq!(links.recv_timeout(PATIENCE).unwrap(), LinkEv::Disconnected);
     eventually("it is over", || session.region(4096).is_err());
     let refused = session.request(Dir::Read, &permit, &at(0), &[], done(2)).unwrap_err();
-    assert_eq!(refused.errno(), Errno::ECONNABORTED.0);
+    assert_eq!(refused.errno(), Errno::ECONNABORTED);
     session.poll();
     session.put_permit(permit);
     session.close();
@@ -369,7 +369,7 @@ fn what_is_opened_later_does_without_a_device_that_is_gone() {
             138 => (Errno::ENOMEM, "lost: the limit of anything is reached"),
             _ => (Errno::ENODEV, "lost is gone"),
         };
-        assert_eq!(refused.errno(), errno.0);
+        assert_eq!(refused.errno(), errno);
         assert_eq!(refused.to_string(), format!("finding a device for a path: {why}"));
         let refused = later.add_path(Some(ip(net, 1)), ip(net, 101)).unwrap_err();
         assert_eq!(refused.to_string(), format!("finding a device for a path: {why}"));
@@ -381,7 +381,7 @@ fn what_is_opened_later_does_without_a_device_that_is_gone() {
         let server = open(IpAddr::from([0, 0, 0, 0])).unwrap();
         server.close();
         let refused = open(ip(net, 1)).unwrap_err();
-        assert_eq!((refused.errno(), refused.to_string()), (errno.0, format!("listening: {why}")));
+        assert_eq!((refused.errno(), refused.to_string()), (errno, format!("listening: {why}")));
         later.close();
         any.close();
         before.close();
@@ -398,5 +398,5 @@ fn the_last_device_is_needed() {
     let builder = SessionBuilder::new("none").unwrap().path(None, ip(NET, 101));
     let refused = Session::open(&engine, builder).unwrap_err();
     assert_eq!(refused.to_string(), "preparing a device: bowline0 is gone");
-    assert_eq!(refused.errno(), Errno::ENODEV.0);
+    assert_eq!(refused.errno(), Errno::ENODEV);
 }

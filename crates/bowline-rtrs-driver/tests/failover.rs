@@ -136,7 +136,7 @@ fn paths_come_and_go() {
     load.start(u64::MAX);
     let second = session.add_path(Some(ip(52, 2)), ip(52, 102)).unwrap();
     let again = session.add_path(Some(ip(52, 2)), ip(52, 102));
-    assert_eq!(again.unwrap_err().errno(), Errno::EEXIST.0);
+    assert_eq!(again.unwrap_err().errno(), Errno::EEXIST);
     let first = session.paths()[0].id;
     session.disconnect_path(first).unwrap();
     assert_eq!(state(&session, first), Some(PathState::Closed));
@@ -145,7 +145,7 @@ fn paths_come_and_go() {
     session.remove_path(second).unwrap();
     assert_eq!(session.paths().len(), 1);
     for command in [Session::remove_path, Session::disconnect_path, Session::reconnect_path] {
-        assert_eq!(command(&session, second).unwrap_err().errno(), Errno::ENOTCONN.0, "it is gone");
+        assert_eq!(command(&session, second).unwrap_err().errno(), Errno::ENOTCONN, "it is gone");
     }
     load.end();
     assert_eq!(load.errors.lock().unwrap()[..], []);
@@ -168,12 +168,12 @@ fn an_outage_is_told() {
     pair.client_device.cut(ip(53, 1), None, true);
     let start = Instant::now();
     let failed = session.call(Dir::Read, &permit, &at(0), &[]).unwrap_err();
-    assert_eq!(failed.errno(), Errno::ECONNABORTED.0);
+    assert_eq!(failed.errno(), Errno::ECONNABORTED);
     assert!(start.elapsed() < PATIENCE / 2);
     eventually("it is told", || lost.load(SeqCst) == 1);
     let refused = session.call(Dir::Read, &permit, &at(0), &[]).unwrap_err();
-    assert_eq!(refused.errno(), Errno::ECONNABORTED.0);
-    assert_eq!(session.attrs().unwrap_err().errno(), Errno::ECOMM.0);
+    assert_eq!(refused.errno(), Errno::ECONNABORTED);
+    assert_eq!(session.attrs().unwrap_err().errno(), Errno::ECOMM);
     pair.client_device.cut(ip(53, 1), None, false);
     eventually("and told", || back.load(SeqCst) == 1);
     session.call(Dir::Read, &permit, &at(0), &[]).unwrap();
@@ -226,7 +226,7 @@ fn requests_are_futures() {
         session.call_async(Dir::Write, &permit, &at(64), &[region.piece(0, 4096)]).await.unwrap();
         session.call_async(Dir::Read, &permit, &at(64), &[region.piece(4096, 4096)]).await.unwrap();
         let error = session.call_async(Dir::Read, &permit, b"", &[]).await.unwrap_err();
-        assert_eq!(error.errno(), Errno::EINVAL.0);
+        assert_eq!(error.errno(), Errno::EINVAL);
     });
     assert_eq!(common::bytes(&region, 4096, 15), b"from the future");
     // Dropped in flight: the permit is free when the request has ended, and not before.
@@ -283,7 +283,7 @@ fn permits_are_waited_for() {
         session.put_permit(permit);
     });
     for call in calls {
-        assert_eq!(block_on(call).unwrap_err().errno(), Errno::ENOSPC.0);
+        assert_eq!(block_on(call).unwrap_err().errno(), Errno::ENOSPC);
     }
 }
 
@@ -315,7 +315,7 @@ fn a_name_that_becomes_free_is_waited_for() {
         let builder = SessionBuilder::new("same").unwrap();
         Session::open(&engine, builder.path(Some(ip(61, 2)), ip(61, 101)))
     };
-    assert_eq!(open().map(drop).map_err(|error| error.errno()), Err(Errno::ECONNRESET.0));
+    assert_eq!(open().map(drop).map_err(|error| error.errno()), Err(Errno::ECONNRESET));
     let second = std::thread::scope(|scope| {
         let second = scope.spawn(open);
         std::thread::sleep(Duration::from_millis(300));
@@ -336,8 +336,8 @@ fn a_name_is_used_once() {
     };
     let (server, elsewhere) = (ip(215, 101), ip(216, 101));
     let first = open(server).unwrap();
-    assert_eq!(open(server).map(drop), Err(Errno::EEXIST.0));
-    assert_eq!(open(elsewhere).map(drop), Err(Errno::EEXIST.0));
+    assert_eq!(open(server).map(drop), Err(Errno::EEXIST));
+    assert_eq!(open(elsewhere).map(drop), Err(Errno::EEXIST));
     assert_eq!(other.server.sessions().len(), 0, "not even asked");
     let second = std::thread::scope(|scope| {
         let second = scope.spawn(|| open(server));
@@ -348,7 +348,7 @@ fn a_name_is_used_once() {
     let second = second.unwrap();
     // What is left of the first does not take the name along.
     drop(first);
-    assert_eq!(open(elsewhere).map(drop), Err(Errno::EEXIST.0));
+    assert_eq!(open(elsewhere).map(drop), Err(Errno::EEXIST));
     drop(second);
     write_and_read(&open(elsewhere).unwrap(), 0, 4096);
 }

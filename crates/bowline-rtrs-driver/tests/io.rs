@@ -161,11 +161,11 @@ fn errors_come_back(session: &Session) {
     let call =
         |dir, usr: &[u8], data: &[_]| session.call(dir, &permit, usr, data).map_err(|e| e.errno());
     let piece = [region.piece(0, 8192)];
-    assert_eq!(call(Dir::Write, &at(STORE), &piece), Err(Errno::EIO.0));
-    assert_eq!(call(Dir::Read, &at(STORE), &piece), Err(Errno::EIO.0));
-    assert_eq!(call(Dir::Read, b"short", &piece), Err(Errno::EINVAL.0));
-    assert_eq!(call(Dir::Read, &[0; 5000], &piece), Err(Errno::EMSGSIZE.0));
-    assert_eq!(call(Dir::Read, &at(0), &[region.piece(1, 8192)]), Err(Errno::EINVAL.0));
+    assert_eq!(call(Dir::Write, &at(STORE), &piece), Err(Errno::EIO));
+    assert_eq!(call(Dir::Read, &at(STORE), &piece), Err(Errno::EIO));
+    assert_eq!(call(Dir::Read, b"short", &piece), Err(Errno::EINVAL));
+    assert_eq!(call(Dir::Read, &[0; 5000], &piece), Err(Errno::EMSGSIZE));
+    assert_eq!(call(Dir::Read, &at(0), &[region.piece(1, 8192)]), Err(Errno::EINVAL));
     assert_eq!(call(Dir::Read, &at(0), &piece), Ok(()));
     session.put_permit(permit);
     write_and_read(session, 0, 4096);
@@ -193,13 +193,13 @@ fn a_session_that_cannot_be_opened_leaves_nothing() {
         Session::open(&pair.client_engine, builder).map(drop).map_err(|error| error.errno())
     };
     let nowhere = pair.builder("a", 1).port(4321);
-    assert_eq!(open(nowhere), Err(Errno::ECONNRESET.0), "nobody listens");
+    assert_eq!(open(nowhere), Err(Errno::ECONNRESET), "nobody listens");
     let stranger = SessionBuilder::new("a").unwrap().path(Some(ip(8, 77)), ip(8, 101));
-    assert_eq!(open(stranger), Err(Errno::EADDRNOTAVAIL.0));
-    assert_eq!(open(SessionBuilder::new("a").unwrap()), Err(Errno::EINVAL.0));
-    assert_eq!(SessionBuilder::new("a/b").map(drop).map_err(|e| e.errno()), Err(Errno::EINVAL.0));
+    assert_eq!(open(stranger), Err(Errno::EADDRNOTAVAIL));
+    assert_eq!(open(SessionBuilder::new("a").unwrap()), Err(Errno::EINVAL));
+    assert_eq!(SessionBuilder::new("a/b").map(drop).map_err(|e| e.errno()), Err(Errno::EINVAL));
     let both = pair.builder("a", 1).path(Some(ip(8, 1)), ip(8, 101));
-    assert_eq!(open(both), Err(Errno::EEXIST.0), "the same path twice");
+    assert_eq!(open(both), Err(Errno::EEXIST), "the same path twice");
     eventually("nothing is left", || {
         let [a, b] = [&pair.client_device, &pair.server_device].map(|device| device.in_use());
         a.qps + b.qps + a.mrs + b.mrs == 0
@@ -257,9 +257,9 @@ fn user_messages_are_as_long_as_the_session_has_room_for() {
             session.call(Dir::Read, &permit, &usr, &[region.piece(0, 8)]).unwrap_err().errno()
         };
         // The store takes messages of 8 bytes only, and says so.
-        assert_eq!(say(most), Errno::EINVAL.0, "{max_usr}: it was there");
-        assert_eq!(say(most + 1), Errno::EMSGSIZE.0, "{max_usr}");
-        assert_eq!(say(70_000), Errno::EMSGSIZE.0, "{max_usr}");
+        assert_eq!(say(most), Errno::EINVAL, "{max_usr}: it was there");
+        assert_eq!(say(most + 1), Errno::EMSGSIZE, "{max_usr}");
+        assert_eq!(say(70_000), Errno::EMSGSIZE, "{max_usr}");
         drop(permit);
         session.close();
     }

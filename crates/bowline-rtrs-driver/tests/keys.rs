@@ -69,10 +69,10 @@ fn a_read_may_go_to_many_places() {
         }
         let (pieces, _) = scatter(&one, &two, 129);
         let refused = session.call(Dir::Read, &permit, &at(0), &pieces).unwrap_err();
-        assert_eq!(refused.errno(), Errno::EINVAL.0);
+        assert_eq!(refused.errno(), Errno::EINVAL);
         // An error withdraws the key all the same [RT-48].
         let failed = session.call(Dir::Read, &permit, &at(common::STORE), &pieces[..9]);
-        assert_eq!(failed.unwrap_err().errno(), Errno::EIO.0);
+        assert_eq!(failed.unwrap_err().errno(), Errno::EIO);
         session.call(Dir::Read, &permit, &at(0), &pieces[..9]).unwrap();
         session.put_permit(permit);
         assert!(session.paths().iter().all(|path| path.stats.reconnects == 0), "no path was lost");

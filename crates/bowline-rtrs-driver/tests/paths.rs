@@ -25,7 +25,7 @@ impl Pending {
         call: impl FnOnce(&Session) -> Result<(), Error> + Send + 'static,
     ) -> Self {
         let session = Arc::clone(session);
-        Self::told(move || call(&session).map_err(|error| error.errno()))
+        Self::told(move || call(&session).map_err(|error| error.errno().0))
     }
 
     fn told(call: impl FnOnce() -> Result<(), i32> + Send + 'static) -> Self {

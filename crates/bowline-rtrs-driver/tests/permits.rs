@@ -279,7 +279,7 @@ fn a_session_that_is_closed_ends_those_who_wait() {
         for _ in 0..2 {
             scope.spawn(|| {
                 let refused = block_on(session.get_permit_async(PermitKind::Io)).unwrap_err();
-                assert_eq!(refused.errno(), Errno::ENODEV.0);
+                assert_eq!(refused.errno(), Errno::ENODEV);
                 ended.fetch_add(1, SeqCst);
             });
             scope.spawn(|| {
@@ -296,12 +296,12 @@ fn a_session_that_is_closed_ends_those_who_wait() {
         eventually("all are told", || ended.load(SeqCst) == 4);
         assert!(!closed.load(SeqCst), "permits are out still");
         let late = block_on(session.get_permit_async(PermitKind::Io)).unwrap_err();
-        assert_eq!(late.errno(), Errno::ENODEV.0);
+        assert_eq!(late.errno(), Errno::ENODEV);
         held.drain(..).for_each(|permit| session.put_permit(permit));
         eventually("it is closed", || closed.load(SeqCst));
     });
     let late = block_on(never_looks).unwrap_err();
-    assert_eq!(late.errno(), Errno::ENODEV.0);
+    assert_eq!(late.errno(), Errno::ENODEV);
 }
 
 /// A session that is dropped, and one whose devices are gone, end those who wait as well.
@@ -314,7 +314,7 @@ fn nobody_waits_for_a_session_that_is_gone() {
         let waiter = scope.spawn(|| block_on(wait));
         std::thread::sleep(Duration::from_millis(100));
         drop(session);
-        assert_eq!(waiter.join().unwrap().unwrap_err().errno(), Errno::ENODEV.0);
+        assert_eq!(waiter.join().unwrap().unwrap_err().errno(), Errno::ENODEV);
     });
     drop(held);
     let session = Session::open(&pair.client_engine, pair.builder("other", 1)).unwrap();
@@ -324,7 +324,7 @@ fn nobody_waits_for_a_session_that_is_gone() {
         let waiter = scope.spawn(|| block_on(wait));
         std::thread::sleep(Duration::from_millis(100));
         pair.client_device.close();
-        assert_eq!(waiter.join().unwrap().unwrap_err().errno(), Errno::ENODEV.0);
+        assert_eq!(waiter.join().unwrap().unwrap_err().errno(), Errno::ENODEV);
     });
     drop(held);
 }

@@ -42,13 +42,13 @@ fn a_refused_request_drops_what_it_owns() {
         for _ in 0..3 {
             let to = Arc::new(Owner { _region: theirs.region(4096).unwrap() });
             let refused = theirs.request(Dir::Write, &permit, &long, &[], Done { to, tag: 0 });
-            assert_eq!(refused.unwrap_err().errno(), Errno::EMSGSIZE.0);
+            assert_eq!(refused.unwrap_err().errno(), Errno::EMSGSIZE);
             let to = Arc::new(Owner { _region: theirs.region(4096).unwrap() });
             let done = Done { to, tag: 0 };
             let (dir, permit) = (Dir::Write, &permit);
             let mut batch = std::iter::once(Req { dir, permit, usr: &long, data: &[], done });
             let refused = theirs.request_batch(&mut batch);
-            assert_eq!(refused.unwrap_err().errno(), Errno::EMSGSIZE.0);
+            assert_eq!(refused.unwrap_err().errno(), Errno::EMSGSIZE);
         }
         theirs.put_permit(permit);
         done.send(()).unwrap();
@@ -161,7 +161,7 @@ fn a_panic_of_a_handler_is_an_error_of_its_requests() {
         let outcome = session.call(Dir::Read, &permit, &at(0), &[]);
         outcome.map_err(|error| error.errno())
     });
-    let eio = Err(Errno::EIO.0);
+    let eio = Err(Errno::EIO);
     assert_eq!(outcomes, [Ok(()), eio, Ok(()), Ok(()), eio, Ok(())]);
     session.put_permit(permit);
 }

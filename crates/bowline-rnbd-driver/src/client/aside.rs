@@ -89,7 +89,7 @@ impl Aside {
         }
         drop(spare);
         let made = self.session.region(len.next_power_of_two());
-        made.map_err(|error| Errno(error.errno()))
+        made.map_err(|error| error.errno())
     }
 
     fn keep(&self, region: Region) {

@@ -159,7 +159,7 @@ impl BlockDevice for Disk {
     }
 
     fn memory(&self, len: usize) -> Result<DeviceMem, Errno> {
-        let region = self.link.session().region(len).map_err(|error| Errno(error.errno()))?;
+        let region = self.link.session().region(len).map_err(|error| error.errno())?;
         let mem = Mem { buffer: Arc::clone(region.buffer()), offset: 0, len };
         let id = region.id().0;
         if let Some(aside) = &self.aside {

@@ -476,7 +476,7 @@ impl Link {
                 Ok(0) => break,
                 Ok(count) => from += count,
                 Err(error) => {
-                    failed.push((rest[0].slot, Errno(error.errno())));
+                    failed.push((rest[0].slot, error.errno()));
                     from += 1;
                 }
             }
@@ -497,7 +497,7 @@ impl Link {
         let (dir, data) =
             if order.room > 0 { (Dir::Read, &piece[..]) } else { (Dir::Write, &[][..]) };
         let sent = self.session.request(dir, permit, &order.usr, data, done);
-        sent.map_err(|error| Errno(error.errno()))
+        sent.map_err(|error| error.errno())
     }
 
     /// The thread that does what is due.

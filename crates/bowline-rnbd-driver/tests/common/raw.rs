@@ -38,7 +38,7 @@ impl Raw {
     pub(crate) fn say(&self, dir: Dir, usr: &[u8], data: u32) -> i32 {
         let piece = [self.region.piece(0, data)];
         let data = if data == 0 { &piece[..0] } else { &piece[..] };
-        self.session.call(dir, &self.permit, usr, data).map_or_else(|error| error.errno(), |()| 0)
+        self.session.call(dir, &self.permit, usr, data).map_or_else(|error| error.errno().0, |()| 0)
     }
 
     pub(crate) fn open_as(&self, access: Access, name: &[u8]) -> Result<OpenRsp, i32> {

@@ -292,7 +292,7 @@ mod tests {
         let six = path(["fd00::1", "fd00::2"]);
         let told = |errno, paths: &[PathAddr]| {
             let error = refused("opening a session", errno, paths);
-            assert_eq!(error.errno(), errno.0);
+            assert_eq!(error.errno(), errno);
             error.to_string()
         };
         let mixed = "connecting paths of IPv4 and of IPv6, of which Linux servers take one kind in a \

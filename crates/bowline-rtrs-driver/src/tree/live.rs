@@ -56,7 +56,7 @@ impl ClientSession for Session {
 
     fn add_path(&self, path: PathSpec) -> Result<(), Errno> {
         let added = Self::add_path(self, path.src, path.dst);
-        added.map(|_| ()).map_err(|error| error.errno())
+        added.map(|_| ()).map_err(|error| error.errno().0)
     }
 
     fn command(&self, path: PathId, command: PathCommand) -> Result<(), Errno> {
@@ -65,7 +65,7 @@ impl ClientSession for Session {
             PathCommand::Disconnect => self.disconnect_path(path),
             PathCommand::Remove => self.remove_path(path),
         };
-        done.map_err(|error| match error.errno() {
+        done.map_err(|error| match error.errno().0 {
             // A path that could not be connected comes to the same, and is there still [RS-37].
             ENOTCONN if !Self::paths(self).iter().any(|known| known.id == path) => ENODEV,
             errno => errno,
@@ -171,7 +171,7 @@ impl ServerSessions for Server {
     }
 
     fn disconnect(&self, path: PathId) -> Result<(), Errno> {
-        self.disconnect_path(path).map_err(|error| match error.errno() {
+        self.disconnect_path(path).map_err(|error| match error.errno().0 {
             ENOTCONN => ENODEV,
             errno => errno,
         })

@@ -74,7 +74,7 @@ impl Load {
             let req = Req { dir: self.dir, permit, usr: &usr, data: &data, done };
             self.running.fetch_add(1, SeqCst);
             if let Err(error) = self.session.request_batch(&mut std::iter::once(req)) {
-                self.errors.lock().unwrap().push(error.errno());
+                self.errors.lock().unwrap().push(error.errno().0);
                 self.running.fetch_sub(1, SeqCst);
                 self.done.fetch_add(1, SeqCst);
             }

@@ -92,7 +92,7 @@ impl Stage {
 
     /// A session is opened, and the other one plays the same trick each time it is asked: a client that is
     /// reset tries some times more. Returns what it comes to.
-    fn refused(&mut self, play: impl Fn(&mut Raw) -> Vec<Conn>) -> i32 {
+    fn refused(&mut self, play: impl Fn(&mut Raw) -> Vec<Conn>) -> Errno {
         let (engine, builder) = (Arc::clone(&self.engine), self.builder());
         std::thread::scope(|scope| {
             let opening = scope.spawn(move || Session::open(&engine, builder));
@@ -282,7 +282,7 @@ fn answers_to_connecting_that_make_no_sense_are_refused() {
         ("chunks and headers of everything", with(8, &[0xff; 8])),
     ] {
         let errno = stage.refused(|raw| vec![accept(raw, &private).0]);
-        assert_eq!(errno, Errno::ECONNRESET.0, "{what}");
+        assert_eq!(errno, Errno::ECONNRESET, "{what}");
         stage.check(what);
     }
     let held = || {
@@ -314,7 +314,7 @@ fn tables_of_chunks_that_make_no_sense_are_refused() {
             raw.send(conns[0], 2, &info);
             conns
         });
-        assert_eq!(errno, Errno::ECONNRESET.0, "{what}");
+        assert_eq!(errno, Errno::ECONNRESET, "{what}");
         stage.check(what);
     }
     // Addresses are the server's own affair: what the client writes there comes to nothing.
@@ -330,7 +330,7 @@ fn tables_of_chunks_that_make_no_sense_are_refused() {
     let session = session.unwrap();
     let permit = session.get_permit(PermitKind::Io, Wait::No).unwrap();
     let error = session.call(Dir::Read, &permit, b"wild", &[]).unwrap_err();
-    assert_eq!(error.errno(), Errno::ECONNABORTED.0);
+    assert_eq!(error.errno(), Errno::ECONNABORTED);
     session.put_permit(permit);
     stage.raw.leave(&conns);
     session.close();
