@@ -622,7 +622,7 @@ fn memory_of_a_request_whose_time_is_up_is_the_programs_again() {
 #[test]
 fn requests_that_wait_for_a_lost_session_fail_when_it_is_said_so() {
     // tests [NB-54]
-    let rig = Rig::new(27, memory(MIB));
+    let rig = Rig::new(19, memory(MIB));
     let wait = Outage::Queue(Duration::from_secs(3600));
     let disk = rig.map("disk0", &rig.options("impatient").outage(wait)).unwrap();
     let write = || sync::write_at(&*disk, 0, &[1; 512], Durable::Later);

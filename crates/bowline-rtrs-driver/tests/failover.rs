@@ -377,7 +377,7 @@ fn a_closed_device_is_an_error() {
 #[test]
 fn who_waits_takes_completions_again() {
     const CALLS: u64 = 400;
-    let pair = Pair::new(61, 1, ServerConfig::default());
+    let pair = Pair::new(60, 1, ServerConfig::default());
     let session = pair.session(1);
     let region = session.region(4096).unwrap();
     let permit = session.get_permit(PermitKind::Io, Wait::Forever).unwrap();
