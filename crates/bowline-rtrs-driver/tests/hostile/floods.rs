@@ -14,7 +14,7 @@ use crate::scene::{DEPTH, ELSEWHERE, Scene, config};
 
 const ENOMEM: u16 = 12;
 
-/// Bytes of this process that are in memory.
+/// Bytes of this process that are in memory: for scenes that are [measured](Scene::measured).
 fn resident() -> usize {
     let text = std::fs::read_to_string("/proc/self/statm").unwrap();
     let pages: usize = text.split(' ').nth(1).unwrap().parse().unwrap();
@@ -106,7 +106,7 @@ fn flood(raw: &mut Raw, conn: Conn, imm: u32, count: usize) {
 #[test]
 fn a_flood_of_heartbeats_is_answered_as_far_as_it_is_taken() {
     const COUNT: usize = 60_000;
-    let mut scene = Scene::new(83, config(true));
+    let mut scene = Scene::measured(83, config(true));
     let path = scene.raw.path(scene.to(), &Ids::new(), 2, "hostile");
     let before = scene.counters();
     flood(&mut scene.raw, path.conns[0], Imm::HbMsg.to_u32(), COUNT / 3);
@@ -145,7 +145,7 @@ fn a_flood_of_heartbeats_is_answered_as_far_as_it_is_taken() {
 #[test]
 fn a_client_that_takes_no_answers_gets_no_more_of_them() {
     for (net, always_invalidate) in [(84, true), (85, false)] {
-        let mut scene = Scene::new(net, config(always_invalidate));
+        let mut scene = Scene::measured(net, config(always_invalidate));
         let path = scene.raw.path(scene.to(), &Ids::new(), 2, "hostile");
         let (served, resident_then) = (scene.served(), resident());
         let before = scene.counters();

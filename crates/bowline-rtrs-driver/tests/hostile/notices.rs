@@ -10,7 +10,7 @@ use bowline_wire::rtrs::{Imm, PathLife, write_hdr};
 
 use crate::common::{at, device, engine, eventually, ip};
 use crate::raw::{Conn, Ids, Raw};
-use crate::scene::{ELSEWHERE, config};
+use crate::scene::{ELSEWHERE, Turn, config};
 
 /// Looks, before it serves anything, whether a connection of somebody has ended.
 struct Watcher {
@@ -34,6 +34,7 @@ impl Handler for Watcher {
 // tests [RT-101]: the path is closed on its device before what came behind the notice is handed over
 #[test]
 fn a_path_that_is_given_up_is_dead_before_its_requests_begin_elsewhere() {
+    let _turn = Turn::beside();
     let (to, net) = (ip(87, 101), 87);
     let server_device = device(&[to]);
     let engine = engine(&server_device);

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::Ordering::SeqCst;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
 use bowline_rtrs_driver::client::{
@@ -29,6 +29,26 @@ const HOLD: [u8; 8] = *b"hold it!";
 const BYTES: usize = 9000;
 /// Where others may write in the store.
 pub(crate) const ELSEWHERE: usize = 1 << 20;
+
+/// The memory in use is that of the process: whoever measures it runs while no other test does.
+static MEASURED: RwLock<()> = RwLock::new(());
+
+/// The right to run, to the end of a test.
+pub(crate) enum Turn {
+    Beside { _of: RwLockReadGuard<'static, ()> },
+    Alone { _of: RwLockWriteGuard<'static, ()> },
+}
+
+impl Turn {
+    /// Beside others that measure nothing.
+    pub(crate) fn beside() -> Self {
+        Self::Beside { _of: MEASURED.read().unwrap_or_else(PoisonError::into_inner) }
+    }
+
+    fn alone() -> Self {
+        Self::Alone { _of: MEASURED.write().unwrap_or_else(PoisonError::into_inner) }
+    }
+}
 
 /// No heartbeats: all that the honest client's path carries is what the test makes it carry.
 pub(crate) const fn quiet() -> HbConfig {
@@ -117,6 +137,7 @@ pub(crate) struct Scene {
     before: Option<Snapshot>,
     _region: Region,
     engines: [Arc<Engine>; 2],
+    _turn: Turn,
 }
 
 /// What comes of an attack.
@@ -133,6 +154,15 @@ pub(crate) enum End {
 impl Scene {
     /// The server is host 101, the honest client host 1, the other one host 66.
     pub(crate) fn new(net: u8, config: ServerConfig) -> Self {
+        Self::in_turn(Turn::beside(), net, config)
+    }
+
+    /// For a test that measures how much memory is in use.
+    pub(crate) fn measured(net: u8, config: ServerConfig) -> Self {
+        Self::in_turn(Turn::alone(), net, config)
+    }
+
+    fn in_turn(turn: Turn, net: u8, config: ServerConfig) -> Self {
         let (server_device, victim_device) = (device(&[ip(net, 101)]), device(&[ip(net, 1)]));
         let engines = [engine(&server_device), engine(&victim_device)];
         let guard = Guard::new();
@@ -163,6 +193,7 @@ impl Scene {
             before: None,
             _region: region,
             engines,
+            _turn: turn,
         };
         let before = scene.look();
         assert_eq!(before.chunks[..BYTES], pattern);

@@ -19,7 +19,7 @@ use bowline_wire::rtrs::{
 
 use crate::common::{Store, device, engine, eventually, ip, write_and_read};
 use crate::raw::{Conn, Raw};
-use crate::scene::quiet;
+use crate::scene::{Turn, quiet};
 
 const DEPTH: u16 = 8;
 const CHUNK: u32 = 8192;
@@ -39,6 +39,7 @@ struct Stage {
     honest_region: Region,
     raw: Raw,
     _server: (Arc<Engine>, Arc<Server>),
+    _turn: Turn,
 }
 
 fn geometry() -> Geometry {
@@ -57,6 +58,7 @@ fn answer(new_rkey: bool) -> [u8; 56] {
 
 impl Stage {
     fn new(net: u8) -> Self {
+        let _turn = Turn::beside();
         let (near, far) = (device(&[ip(net, 1)]), device(&[ip(net, 101)]));
         let (near_engine, far_engine) = (engine(&near), engine(&far));
         let at = [SocketAddr::new(ip(net, 101), PORT)];
@@ -71,7 +73,17 @@ impl Stage {
         raw.dev.listen((ip(net, 66), PORT).into()).unwrap();
         let _server = (far_engine, server);
         let name = "prey";
-        Self { net, name, device: near, engine: near_engine, honest, honest_region, raw, _server }
+        Self {
+            net,
+            name,
+            device: near,
+            engine: near_engine,
+            honest,
+            honest_region,
+            raw,
+            _server,
+            _turn,
+        }
     }
 
     fn builder(&self) -> SessionBuilder {
