@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bowline_block::backend::{self, Backend, BackendDone, BackendIo, BackendResult, BackendSpec};
 use bowline_block::front::nbd::{self, NbdOptions, NbdServer};
@@ -212,7 +212,7 @@ fn qemu_img_and_nbdcopy_carry_an_image_there_and_back() {
     for path in [from, by_nbdcopy, by_qemu] {
         let _ = std::fs::remove_file(path);
     }
-    assert_eq!(served.server.connections(), 0, "every client is gone");
+    until("every client is gone", || served.server.connections() == 0);
 }
 
 #[test]
@@ -256,6 +256,15 @@ fn fio_verifies_random_io_over_several_connections() {
 
 /// A client made by hand.
 struct Client(UnixStream);
+
+/// Waits until it is so.
+fn until(what: &str, so: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !so() {
+        assert!(start.elapsed() < Duration::from_secs(20), "never: {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
 
 impl Client {
     fn connect(served: &Served) -> Self {
@@ -516,20 +525,13 @@ fn requests_that_outlive_their_clients_count() {
     let mut options = NbdOptions::default();
     options.max_connections = 3;
     let served = serve("outlive", faulty.clone(), options);
-    let until = |what: &str, so: &dyn Fn() -> bool| {
-        let start = std::time::Instant::now();
-        while !so() {
-            assert!(start.elapsed().as_secs() < 20, "never: {what}");
-            std::thread::sleep(Duration::from_millis(2));
-        }
-    };
     let held = || faulty.held.lock().expect("whole").len();
     for n in 0..3 {
         let mut client = Client::connect(&served);
         client.ask(0, 0, 7, 4 * 4096, 512);
-        until("the disk has it", &|| held() == n + 1);
+        until("the disk has it", || held() == n + 1);
         drop(client);
-        until("it has ended", &|| served.server.connections() == 0);
+        until("it has ended", || served.server.connections() == 0);
     }
     let is_let_in = || {
         let mut client = UnixStream::connect(&served.path).expect("connected");
@@ -540,7 +542,7 @@ fn requests_that_outlive_their_clients_count() {
     for (io, done) in faulty.held.lock().expect("whole").drain(..) {
         done.done(&[BackendResult { token: io.token, errno: 0, direct: None }]);
     }
-    until("their requests are over", &is_let_in);
+    until("their requests are over", is_let_in);
 }
 
 /// Requests and noise in any order and cut anywhere: the server answers what it can, ends what it
@@ -589,11 +591,7 @@ fn random_streams_hurt_nobody() {
     assert_eq!(good.reply(), (1, 0));
     good.get(1 << 20);
     drop(good);
-    let end = std::time::Instant::now() + Duration::from_secs(10);
-    while served.server.connections() > 0 {
-        assert!(std::time::Instant::now() < end, "a connection stays");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    until("no connection stays", || served.server.connections() == 0);
 }
 
 #[test]
@@ -611,11 +609,7 @@ fn a_connection_is_a_use_and_a_shut_door_lets_nobody_in() {
     assert_eq!(served.server.connections(), 1);
     assert!(!served.server.shut_if_unused());
     drop(client);
-    let start = std::time::Instant::now();
-    while !served.server.shut_if_unused() {
-        assert!(start.elapsed().as_secs() < 20, "the connection has ended");
-        std::thread::sleep(Duration::from_millis(2));
-    }
+    until("the connection has ended", || served.server.shut_if_unused());
     assert!(connect().is_none(), "shut");
     served.server.unshut();
     assert!(connect().is_some());
