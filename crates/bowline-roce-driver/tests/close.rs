@@ -5,7 +5,7 @@ mod common;
 use std::time::{Duration, Instant};
 
 use bowline_verbs::SendOp;
-use common::{connect, ip, open};
+use common::{PATIENCE, connect, ip, open};
 
 fn count(of: &str) -> usize {
     std::fs::read_dir(format!("/proc/self/{of}")).unwrap().count()
@@ -20,11 +20,12 @@ fn no_thread_and_no_descriptor_is_left() {
         near.post(1, SendOp::Write(far.remote(0)), 0, 1 << 16);
         near.done(1);
         assert_eq!(count("task"), before[1] + 2, "one thread for each device");
-    }
-    // A thread that has ended is listed for a moment.
-    let start = Instant::now();
-    while [count("fd"), count("task")] != before {
-        assert!(start.elapsed() < Duration::from_secs(5), "{before:?} before");
-        std::thread::sleep(Duration::from_millis(1));
+        drop((near, far, a, b));
+        // A thread that has ended is listed for a moment.
+        let start = Instant::now();
+        while [count("fd"), count("task")] != before {
+            assert!(start.elapsed() < PATIENCE, "{before:?} before");
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 }
