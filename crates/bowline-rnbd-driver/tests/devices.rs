@@ -14,7 +14,7 @@ use bowline_rnbd_driver::{Client, Exports, MapOptions};
 use bowline_roce_driver::{SoftConfig, SoftDevice};
 use bowline_rtrs_driver::{Engine, EngineConfig};
 use bowline_verbs::Device;
-use common::Rig;
+use common::{Rig, Stop};
 
 const NET: u8 = 71;
 
@@ -38,6 +38,7 @@ fn a_disk_goes_on_while_one_device_is_left() {
         client.map("disk0", &options.outage(Outage::Queue(Duration::from_secs(30)))).unwrap();
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
+        let _end = Stop(&stop);
         for thread in 0..4_u64 {
             let (disk, stop) = (&*disk, &stop);
             scope.spawn(move || {
@@ -50,7 +51,6 @@ fn a_disk_goes_on_while_one_device_is_left() {
         devices[0].close();
         let before = disk.info().unwrap().stats.writes;
         rig.until("it goes on", || disk.info().unwrap().stats.writes > before + 100);
-        stop.store(true, SeqCst);
     });
     let mem = disk.memory(4096).unwrap();
     let reader = Arc::clone(&disk);

@@ -8,7 +8,6 @@ mod common;
 #[path = "../../../xtask/skipped.rs"]
 mod skipped;
 
-use std::net::IpAddr;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
@@ -20,8 +19,7 @@ use bowline_block::front::nbd::{self, NbdOptions, NbdServer};
 use bowline_block::{BlockDevice, sync};
 use bowline_rnbd::client::Outage;
 use bowline_rnbd_driver::{Disk, Exports, FileOptions};
-use bowline_roce_driver::SoftDevice;
-use common::Rig;
+use common::{Rig, SOON, SOON_ENOUGH, Stop};
 
 const BYTES: u64 = 64 << 20;
 /// No request takes longer while a path is lost, on the slowest machine; usual are 0.7 s.
@@ -65,35 +63,26 @@ fn run(program: &str, args: &[&str]) -> Option<String> {
     Some(text)
 }
 
-/// Cuts one path and then the other, again and again, while something runs; tells how often.
-fn while_paths_are_cut(
-    device: &Arc<SoftDevice>,
-    paths: [(IpAddr, IpAddr); 2],
-    work: impl FnOnce(),
-) -> usize {
+/// Cuts one path of a session and then the other, again and again, while something runs; tells how often.
+fn while_paths_are_cut(rig: &Rig, session: &str, work: impl FnOnce()) -> usize {
     let stop = AtomicBool::new(false);
     std::thread::scope(|threads| {
         let cutting = threads.spawn(|| {
             let mut cuts = 0;
             while !stop.load(SeqCst) {
-                let (near, far) = paths[cuts % 2];
-                device.cut(near, Some(far), true);
+                rig.cut_for(session, &[(cuts % 2) as u8], Duration::from_millis(900));
                 std::thread::sleep(Duration::from_millis(900));
-                device.cut(near, Some(far), false);
-                // Back again, before the other goes.
-                std::thread::sleep(Duration::from_millis(1800));
+                // Before the other goes.
+                rig.until("it is back", || rig.is_connected(session));
                 cuts += 1;
             }
             cuts
         });
+        let end = Stop(&stop);
         work();
-        stop.store(true, SeqCst);
-        cutting.join().expect("it only sleeps")
+        drop(end);
+        cutting.join().expect("every loss was noticed, and every path came back")
     })
-}
-
-fn paths(rig: &Rig) -> [(IpAddr, IpAddr); 2] {
-    [0, 1].map(|path| (rig.client_ip(path), rig.server_ip(path)))
 }
 
 #[test]
@@ -146,7 +135,7 @@ fn an_image_goes_there_and_back_over_nbd() {
 #[test]
 fn fio_verifies_over_nbd_while_paths_are_cut() {
     let (_store, exports) = Store::new("doors-fio");
-    let rig = Rig::with_paths(32, exports, 2);
+    let rig = Rig::hasty(32, exports, 2, SOON_ENOUGH);
     let disk = rig.map("disk0", &rig.options("fio")).expect("mapped");
     let (server, uri) = serve(&disk, "doors-fio");
     let uri = format!("--uri={uri}");
@@ -154,7 +143,7 @@ fn fio_verifies_over_nbd_while_paths_are_cut() {
     if !engines.contains("nbd") {
         return skipped::because("fio without its nbd engine");
     }
-    let cuts = while_paths_are_cut(&rig.client_device, paths(&rig), || {
+    let cuts = while_paths_are_cut(&rig, "fio", || {
         for _ in 0..2 {
             let text = run(
                 "fio",
@@ -183,7 +172,7 @@ fn fio_verifies_over_nbd_while_paths_are_cut() {
 #[test]
 fn a_file_system_is_made_on_the_file() {
     let (_store, exports) = Store::new("doors-mkfs");
-    let rig = Rig::with_paths(33, exports, 2);
+    let rig = Rig::hasty(33, exports, 2, SOON_ENOUGH);
     let disk = rig.map("disk0", &rig.options("mkfs")).expect("mapped");
     let dir = std::env::temp_dir().join(format!("bowline-doors-{}", std::process::id()));
     std::fs::create_dir(&dir).expect("a directory");
@@ -198,7 +187,7 @@ fn a_file_system_is_made_on_the_file() {
     };
     let file = dir.join("disk.img").display().to_string();
     let source = env!("CARGO_MANIFEST_DIR");
-    let cuts = while_paths_are_cut(&rig.client_device, paths(&rig), || {
+    let cuts = while_paths_are_cut(&rig, "mkfs", || {
         if run("mkfs.ext4", &["-q", "-F", "-d", source, &file]).is_some() {
             run("fsck.ext4", &["-f", "-n", &file]);
             run("debugfs", &["-R", "cat /Cargo.toml", &file]);
@@ -260,11 +249,7 @@ fn verify(args: &[&str], time: Duration) -> Option<Load> {
 
 /// Kills one path and then the other, one every two seconds, for as long as `work` takes; each is back
 /// after nine tenths of a second. Tells how many were killed.
-fn while_paths_are_killed(
-    device: &Arc<SoftDevice>,
-    paths: [(IpAddr, IpAddr); 2],
-    work: impl FnOnce(),
-) -> usize {
+fn while_paths_are_killed(rig: &Rig, work: impl FnOnce()) -> usize {
     let stop = AtomicBool::new(false);
     let start = Instant::now();
     std::thread::scope(|threads| {
@@ -272,17 +257,18 @@ fn while_paths_are_killed(
             let mut kills: usize = 0;
             while !stop.load(SeqCst) {
                 let next = start + Duration::from_secs(2) * (kills as u32 + 1);
-                let (near, far) = paths[kills % 2];
-                device.cut(near, Some(far), true);
+                let path = (kills % 2) as u8;
+                rig.cut(path, true);
                 std::thread::sleep(Duration::from_millis(900));
-                device.cut(near, Some(far), false);
+                rig.cut(path, false);
                 kills += 1;
                 std::thread::sleep(next.saturating_duration_since(Instant::now()));
             }
             kills
         });
+        let end = Stop(&stop);
         work();
-        stop.store(true, SeqCst);
+        drop(end);
         killing.join().expect("it only sleeps")
     })
 }
@@ -295,7 +281,7 @@ fn patient(rig: &Rig, session: &str) -> bowline_rnbd_driver::MapOptions {
 #[test]
 fn nothing_fails_over_nbd_while_a_path_is_killed_every_two_seconds() {
     let (_store, exports) = Store::new("churn-nbd");
-    let rig = Rig::with_paths(34, exports, 2);
+    let rig = Rig::hasty(34, exports, 2, SOON);
     let disk = rig.map("disk0", &patient(&rig, "churn")).expect("mapped");
     let (server, uri) = serve(&disk, "churn-nbd");
     let Some(engines) = run("fio", &["--enghelp"]) else { return };
@@ -304,7 +290,7 @@ fn nothing_fails_over_nbd_while_a_path_is_killed_every_two_seconds() {
     }
     let uri = format!("--uri={uri}");
     let mut load = None;
-    let kills = while_paths_are_killed(&rig.client_device, paths(&rig), || {
+    let kills = while_paths_are_killed(&rig, || {
         let args = ["--ioengine=nbd", &uri, "--size=48m", "--iodepth=16"];
         load = verify(&args, churn());
     });
@@ -319,7 +305,7 @@ fn nothing_fails_over_nbd_while_a_path_is_killed_every_two_seconds() {
 #[test]
 fn nothing_fails_in_the_file_while_a_path_is_killed_every_two_seconds() {
     let (_store, exports) = Store::new("churn-fuse");
-    let rig = Rig::with_paths(35, exports, 2);
+    let rig = Rig::hasty(35, exports, 2, SOON);
     let disk = rig.map("disk0", &patient(&rig, "churn")).expect("mapped");
     let dir = std::env::temp_dir().join(format!("bowline-churn-{}", std::process::id()));
     std::fs::create_dir(&dir).expect("a directory");
@@ -334,7 +320,7 @@ fn nothing_fails_in_the_file_while_a_path_is_killed_every_two_seconds() {
     };
     let file = format!("--filename={}", dir.join("disk.img").display());
     let mut load = None;
-    let kills = while_paths_are_killed(&rig.client_device, paths(&rig), || {
+    let kills = while_paths_are_killed(&rig, || {
         let args = [
             "--ioengine=psync",
             &file,

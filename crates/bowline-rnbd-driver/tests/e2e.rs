@@ -13,11 +13,12 @@ use bowline_rnbd_driver::tree::{self, Exports as _};
 use bowline_rnbd_driver::{
     Client, Disk, ExportServer, Exports, FileOptions, MapOptions, ServerConfig,
 };
+use bowline_roce::GiveUp;
 use bowline_rtrs_driver::client::ReadKeys;
 use bowline_rtrs_driver::{Geometry, server::ServerConfig as RtrsConfig};
 use bowline_verbs::Buffer;
 use bowline_wire::rnbd::Access;
-use common::{Rig, load, pattern};
+use common::{Rig, SOON, SOON_ENOUGH, Stop, load, pattern};
 
 const MIB: u64 = 1 << 20;
 
@@ -244,16 +245,12 @@ fn load_of_many_threads_is_verified() {
 #[test]
 fn requests_wait_out_a_cut_of_the_only_path() {
     // tests [NB-54] [NB-16]
-    let rig = Rig::new(5, memory(16 * MIB));
+    let rig = Rig::hasty(5, memory(16 * MIB), 1, SOON);
     let options = rig.options("cut").outage(Outage::Queue(Duration::from_secs(15)));
     let disk = rig.map("disk0", &options).unwrap();
-    let device = Arc::clone(&rig.client_device);
-    let (near, far) = (rig.client_ip(0), rig.server_ip(0));
-    let report = load(&disk, 2, Duration::from_millis(3500), move || {
+    let report = load(&disk, 2, Duration::from_millis(3500), || {
         std::thread::sleep(Duration::from_millis(300));
-        device.cut(near, Some(far), true);
-        std::thread::sleep(Duration::from_millis(1200));
-        device.cut(near, Some(far), false);
+        rig.cut_for("cut", &[0], Duration::from_millis(1200));
     });
     assert_eq!(report.failed, 0, "{report:?}");
     assert!(report.longest > Duration::from_millis(500), "the cut was felt: {report:?}");
@@ -263,15 +260,11 @@ fn requests_wait_out_a_cut_of_the_only_path() {
 
 #[test]
 fn one_of_two_paths_is_cut_and_nothing_fails() {
-    let rig = Rig::with_paths(6, memory(16 * MIB), 2);
+    let rig = Rig::hasty(6, memory(16 * MIB), 2, SOON_ENOUGH);
     let disk = rig.map("disk0", &rig.options("two")).unwrap();
-    let device = Arc::clone(&rig.client_device);
-    let cut = [0, 1].map(|path| (rig.client_ip(path), rig.server_ip(path)));
-    let report = load(&disk, 2, Duration::from_millis(2500), move || {
+    let report = load(&disk, 2, Duration::from_millis(2500), || {
         std::thread::sleep(Duration::from_millis(200));
-        device.cut(cut[0].0, Some(cut[0].1), true);
-        std::thread::sleep(Duration::from_millis(1200));
-        device.cut(cut[0].0, Some(cut[0].1), false);
+        rig.cut_for("two", &[0], Duration::from_millis(1200));
     });
     assert_eq!(report.failed, 0, "{report:?}");
     let offline = disk.info().unwrap().stats.resent;
@@ -281,15 +274,14 @@ fn one_of_two_paths_is_cut_and_nothing_fails() {
 #[test]
 fn without_a_queue_a_cut_fails_requests_and_the_disk_comes_back() {
     // tests [NB-27] [NB-32]
-    let rig = Rig::new(7, memory(MIB));
+    let rig = Rig::hasty(7, memory(MIB), 1, SOON_ENOUGH);
     let disk = rig.map("disk0", &rig.options("fast")).unwrap();
-    let (near, far) = (rig.client_ip(0), rig.server_ip(0));
-    rig.client_device.cut(near, Some(far), true);
+    rig.cut(0, true);
     let mut out = [0; 512];
     assert_eq!(sync::read_at(&*disk, 0, &mut out), Err(Errno::EIO));
     rig.until("the disk is closed", || state(&disk) == "closed");
     assert_eq!(sync::read_at(&*disk, 0, &mut out), Err(Errno::EIO));
-    rig.client_device.cut(near, Some(far), false);
+    rig.cut(0, false);
     rig.until("the disk is open", || state(&disk) == "open");
     sync::read_at(&*disk, 0, &mut out).unwrap();
 }
@@ -328,6 +320,7 @@ fn a_forced_close_while_reads_are_answered_ends_no_path() {
     let stop = std::sync::atomic::AtomicBool::new(false);
     let relaxed = std::sync::atomic::Ordering::Relaxed;
     std::thread::scope(|scope| {
+        let _end = Stop(&stop);
         for disk in &disks {
             scope.spawn(|| {
                 let mut out = vec![0; 64 << 10];
@@ -344,7 +337,6 @@ fn a_forced_close_while_reads_are_answered_ends_no_path() {
             rig.until("the disk is closed", || state(&disks[1]) == "closed");
             disks[1].remap().unwrap();
         }
-        stop.store(true, relaxed);
     });
     let session = rig.client.session("forced").unwrap();
     let stats = session.paths().remove(0).stats;
@@ -626,14 +618,13 @@ fn memory_of_a_request_whose_time_is_up_is_the_programs_again() {
 #[test]
 fn requests_that_wait_for_a_lost_session_fail_when_it_is_said_so() {
     // tests [NB-54]
-    let rig = Rig::new(19, memory(MIB));
+    let rig = Rig::hasty(19, memory(MIB), 1, SOON_ENOUGH);
     let wait = Outage::Queue(Duration::from_secs(3600));
     let disk = rig.map("disk0", &rig.options("impatient").outage(wait)).unwrap();
     let write = || sync::write_at(&*disk, 0, &[1; 512], Durable::Later);
     write().unwrap();
-    let cut = |yes| rig.client_device.cut(rig.client_ip(0), Some(rig.server_ip(0)), yes);
     let waits = || disk.info().is_some_and(|info| info.state == State::Closed && info.waiting == 1);
-    cut(true);
+    rig.cut(0, true);
     std::thread::scope(|threads| {
         let waiting = threads.spawn(write);
         rig.until("a request waits for the session", waits);
@@ -642,7 +633,7 @@ fn requests_that_wait_for_a_lost_session_fail_when_it_is_said_so() {
     });
     assert_eq!(write(), Err(Errno::EIO));
     // It is mapped still, and works again with the session.
-    cut(false);
+    rig.cut(0, false);
     rig.until("it is back", || write().is_ok());
     rig.client.unmap(&disk).unwrap();
 }
@@ -663,18 +654,14 @@ fn a_disk_that_outlives_its_client_answers_with_errors() {
 #[test]
 fn disks_may_have_keys_for_single_reads_and_many_connections() {
     // tests [RT-24] [RT-37] [RT-43] [RS-8]
-    let rig = Rig::with_paths(11, memory(16 * MIB), 2);
+    let rig = Rig::hasty(11, memory(16 * MIB), 2, SOON_ENOUGH);
     let (read_keys, io_connections) = (ReadKeys::PerRequest, Some(3));
     let options = MapOptions { read_keys, io_connections, ..rig.options("keys") };
     let disk = rig.map("disk0", &options).unwrap();
     assert_eq!(rig.client_device.in_use().qps, 8);
-    let device = Arc::clone(&rig.client_device);
-    let cut = (rig.client_ip(1), rig.server_ip(1));
-    let report = load(&disk, 4, Duration::from_millis(2000), move || {
+    let report = load(&disk, 4, Duration::from_millis(2000), || {
         std::thread::sleep(Duration::from_millis(200));
-        device.cut(cut.0, Some(cut.1), true);
-        std::thread::sleep(Duration::from_millis(1000));
-        device.cut(cut.0, Some(cut.1), false);
+        rig.cut_for("keys", &[1], Duration::from_millis(1000));
     });
     assert_eq!(report.failed, 0, "{report:?}");
     assert!(report.verified > 10, "{report:?}");
@@ -799,7 +786,7 @@ fn a_server_with_one_chunk_is_slow_and_serves_everything() {
     let default = config.rtrs.geometry;
     let max_io = default.chunk() - default.max_hdr();
     config.rtrs.geometry = Geometry::new(1, max_io, default.max_hdr()).unwrap();
-    let rig = Rig::with_config(15, exports, 2, config);
+    let rig = Rig::open(15, exports, 2, config, GiveUp::After(SOON_ENOUGH));
     for io_connections in [None, Some(2)] {
         let disk = rig.map("disk0", &MapOptions { io_connections, ..rig.options("one") }).unwrap();
         // Disks come and go, and are opened again, while requests want the only chunk all the time.
@@ -817,13 +804,9 @@ fn a_server_with_one_chunk_is_slow_and_serves_everything() {
     assert_eq!(rig.server.in_flight(), 0);
     let options = rig.options("cut").outage(Outage::Queue(Duration::from_secs(15)));
     let disk = rig.map("disk0", &options).unwrap();
-    let device = Arc::clone(&rig.client_device);
-    let cut = [0, 1].map(|path| (rig.client_ip(path), rig.server_ip(path)));
-    let report = load(&disk, 2, Duration::from_millis(3500), move || {
+    let report = load(&disk, 2, Duration::from_millis(3500), || {
         std::thread::sleep(Duration::from_millis(300));
-        cut.iter().for_each(|(near, far)| device.cut(*near, Some(*far), true));
-        std::thread::sleep(Duration::from_millis(1200));
-        cut.iter().for_each(|(near, far)| device.cut(*near, Some(*far), false));
+        rig.cut_for("cut", &[0, 1], Duration::from_millis(1200));
     });
     assert_eq!(report.failed, 0, "{report:?}");
     assert!(disk.info().unwrap().stats.resent > 0);

@@ -13,12 +13,12 @@ use bowline_block::sync::{self, Durable};
 use bowline_block::{BlockDevice, DiskDone, DiskEvent, DiskIo, IoOp};
 use bowline_rnbd::{Errno, Limits};
 use bowline_rnbd_driver::{Disk, Exports};
-use common::Rig;
+use common::{Rig, SOON, SOON_ENOUGH};
 
 fn rig(net: u8) -> (Rig, Arc<Disk>) {
     let mut exports = Exports::new();
     exports.memory("disk0", 1 << 20, 512).unwrap();
-    let rig = Rig::new(net, exports);
+    let rig = Rig::hasty(net, exports, 1, SOON_ENOUGH);
     let disk = rig.map("disk0", &rig.options("programs")).unwrap();
     (rig, disk)
 }
@@ -83,7 +83,7 @@ fn a_listener_that_is_dropped_may_ask_the_session() {
     exports.memory("disk0", 1 << 20, 512).unwrap();
     exports.memory("disk1", 1 << 20, 512).unwrap();
     // Not closed on the way out if this fails: that would hang too.
-    let rig = ManuallyDrop::new(Rig::new(73, exports));
+    let rig = ManuallyDrop::new(Rig::hasty(73, exports, 1, SOON));
     let disk = rig.map("disk0", &rig.options("asks")).unwrap();
     let other = rig.map("disk1", &rig.options("asks")).unwrap();
     let (send, dropped) = channel();

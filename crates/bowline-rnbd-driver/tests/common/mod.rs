@@ -11,13 +11,17 @@ use std::time::{Duration, Instant};
 use bowline_block::Errno;
 use bowline_block::sync::{self, Durable};
 use bowline_rnbd_driver::{Client, Disk, Error, ExportServer, Exports, MapOptions, ServerConfig};
+use bowline_roce::GiveUp;
 use bowline_roce_driver::{SoftConfig, SoftDevice};
+use bowline_rtrs_driver::client::PathState;
 use bowline_rtrs_driver::{Engine, EngineConfig, HbConfig, PORT};
 
-/// Nothing here takes longer, on the slowest machine.
-const PATIENCE: Duration = Duration::from_secs(20);
-/// Time after which a path that is cut is given up.
-const PATH_DEAD: Duration = Duration::from_millis(400);
+/// Nothing here takes longer, on a machine that builds and emulates beside the tests.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Time after which hasty rigs give a path up, where a loss too many does no harm.
+pub(crate) const SOON: Duration = Duration::from_millis(400);
+/// The same where it does: a machine that stands still for so long cuts all paths.
+pub(crate) const SOON_ENOUGH: Duration = Duration::from_secs(1);
 
 /// Both sides, at addresses of the test's own.
 pub(crate) struct Rig {
@@ -39,10 +43,25 @@ impl Rig {
     }
 
     pub(crate) fn with_config(net: u8, exports: Exports, paths: u8, config: ServerConfig) -> Self {
+        Self::open(net, exports, paths, config, GiveUp::default())
+    }
+
+    /// For tests that cut paths, which are given up after this time.
+    pub(crate) fn hasty(net: u8, exports: Exports, paths: u8, path_dead: Duration) -> Self {
+        Self::open(net, exports, paths, ServerConfig::default(), GiveUp::After(path_dead))
+    }
+
+    pub(crate) fn open(
+        net: u8,
+        exports: Exports,
+        paths: u8,
+        config: ServerConfig,
+        give_up: GiveUp,
+    ) -> Self {
         let side = |base: u8| {
             let addrs = (0..paths).map(|path| ip(net, base + path)).collect();
             let mut config = SoftConfig { addrs, ..SoftConfig::default() };
-            config.core.give_up = bowline_roce::GiveUp::After(PATH_DEAD);
+            config.core.give_up = give_up;
             let device = Arc::new(SoftDevice::open(config).unwrap());
             let engine = Engine::new(vec![Arc::clone(&device) as _], EngineConfig::default());
             (device, engine.unwrap())
@@ -89,6 +108,29 @@ impl Rig {
         self.client.map(device, options)
     }
 
+    /// Cuts or mends a path.
+    pub(crate) fn cut(&self, path: u8, yes: bool) {
+        self.client_device.cut(self.client_ip(path), Some(self.server_ip(path)), yes);
+    }
+
+    /// Cuts some paths of a session for a time, and until their loss is noticed.
+    pub(crate) fn cut_for(&self, session: &str, paths: &[u8], time: Duration) {
+        let session = self.client.session(session).unwrap();
+        paths.iter().for_each(|path| self.cut(*path, true));
+        std::thread::sleep(time);
+        self.until("the loss is noticed", || {
+            let all = session.paths();
+            paths.iter().all(|path| all[usize::from(*path)].state != PathState::Connected)
+        });
+        paths.iter().for_each(|path| self.cut(*path, false));
+    }
+
+    /// Whether all paths of a session are connected.
+    pub(crate) fn is_connected(&self, session: &str) -> bool {
+        let session = self.client.session(session).unwrap();
+        session.paths().iter().all(|path| path.state == PathState::Connected)
+    }
+
     /// Waits until it is so.
     pub(crate) fn until(&self, what: &str, mut so: impl FnMut() -> bool) {
         let start = Instant::now();
@@ -106,6 +148,15 @@ impl Drop for Rig {
             self.server.close();
             self.engines.iter().for_each(|engine| engine.close());
         }
+    }
+}
+
+/// Ends the threads that look at it, also when a test fails: it would hang then.
+pub(crate) struct Stop<'a>(pub(crate) &'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, SeqCst);
     }
 }
 
