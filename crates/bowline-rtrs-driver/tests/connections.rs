@@ -11,7 +11,6 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::thread::ThreadId;
 use std::time::Duration;
 
-use bowline_roce::{Config, GiveUp};
 use bowline_roce_driver::{SoftConfig, SoftDevice};
 use bowline_rtrs_driver::client::{
     Completed, Completer, Done, PathState, Permit, PermitKind, Session, SessionBuilder, Wait,
@@ -20,12 +19,7 @@ use bowline_rtrs_driver::server::{Server, ServerConfig};
 use bowline_rtrs_driver::{Dir, Engine, EngineConfig, Errno, Geometry, PORT, Policy};
 use bowline_verbs::Device;
 use common::load::Load;
-use common::{Pair, Store, at, bytes, device_with, eventually, ip, write_and_read};
-
-fn hasty(soft: SoftConfig) -> SoftConfig {
-    let core = Config { give_up: GiveUp::After(Duration::from_millis(500)), ..Config::default() };
-    SoftConfig { core, ..soft }
-}
+use common::{Pair, Store, at, bytes, device_with, eventually, hasty, ip, write_and_read};
 
 /// [RT-24], [RT-37]: permits of several processors, several threads, and the loss of a path under them.
 #[test]

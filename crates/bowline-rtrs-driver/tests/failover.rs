@@ -6,8 +6,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
-use bowline_roce::{Config, GiveUp};
-use bowline_roce_driver::SoftConfig;
 use bowline_rtrs_driver::client::{
     LinkEv, PathEv, PathState, PermitKind, Session, SessionBuilder, Wait,
 };
@@ -15,13 +13,7 @@ use bowline_rtrs_driver::server::{self, Handler, Request, Server, ServerConfig};
 use bowline_rtrs_driver::{Dir, Errno, HbConfig, PORT, PathId, Policy};
 use common::load::Load;
 use common::tasks::block_on;
-use common::{PATIENCE, Pair, at, eventually, ip, write_and_read};
-
-/// Devices that give a silent peer up after half a second.
-fn hasty(soft: SoftConfig) -> SoftConfig {
-    let core = Config { give_up: GiveUp::After(Duration::from_millis(500)), ..Config::default() };
-    SoftConfig { core, ..soft }
-}
+use common::{PATIENCE, Pair, at, eventually, hasty, ip, write_and_read};
 
 fn state(session: &Session, path: PathId) -> Option<PathState> {
     session.paths().iter().find(|view| view.id == path).map(|view| view.state)

@@ -5,13 +5,11 @@ mod common;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bowline_roce::{Config, GiveUp};
-use bowline_roce_driver::SoftConfig;
 use bowline_rtrs_driver::client::{PathState, PermitKind, ReadKeys, Region, Session, Wait};
 use bowline_rtrs_driver::server::ServerConfig;
 use bowline_rtrs_driver::{Dir, Errno, MemRef, Policy};
 use common::load::Load;
-use common::{Pair, at, bytes, eventually, ip, write_and_read};
+use common::{Pair, at, bytes, eventually, hasty, ip, write_and_read};
 
 fn config(always_invalidate: bool) -> ServerConfig {
     ServerConfig { always_invalidate, ..ServerConfig::default() }
@@ -85,10 +83,6 @@ fn a_read_may_go_to_many_places() {
 /// [RS-8], [RT-69]: requests move with keys of the other path; what is left of keys goes with their path.
 #[test]
 fn reads_with_keys_of_their_own_move() {
-    let hasty = |soft: SoftConfig| {
-        let give_up = GiveUp::After(Duration::from_millis(500));
-        SoftConfig { core: Config { give_up, ..Config::default() }, ..soft }
-    };
     let pair = Pair::with(72, 2, config(true), hasty);
     let session = open(&pair, 2, ReadKeys::PerRequest);
     let registered = pair.client_device.in_use().mrs;

@@ -8,14 +8,12 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use bowline_roce::{Config, GiveUp};
-use bowline_roce_driver::SoftConfig;
 use bowline_rtrs_driver::client::{
     Completed, Completer, Done, LinkEv, PermitKind, Region, Req, Session, Wait,
 };
 use bowline_rtrs_driver::server::{self, Handler, Request, Server, ServerConfig};
 use bowline_rtrs_driver::{Dir, Errno, HbConfig};
-use common::{PATIENCE, Pair, Store, at, eventually, write_and_read};
+use common::{PATIENCE, Pair, Store, at, eventually, hasty, write_and_read};
 
 /// Owns the memory of its request.
 struct Owner {
@@ -110,10 +108,6 @@ fn a_panic_of_a_completer_ends_there() {
 /// Nor does one of the function that is told of losses keep the next from being told.
 #[test]
 fn a_panic_about_a_loss_ends_there() {
-    let hasty = |soft: SoftConfig| {
-        let give_up = GiveUp::After(Duration::from_millis(300));
-        SoftConfig { core: Config { give_up, ..Config::default() }, ..soft }
-    };
     let pair = Pair::with(128, 1, ServerConfig::default(), hasty);
     let back = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&back);

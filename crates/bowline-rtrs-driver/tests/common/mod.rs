@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use bowline_roce::{Config, GiveUp};
 use bowline_roce_driver::{SoftConfig, SoftDevice};
 use bowline_rtrs_driver::client::{PermitKind, Region, Session, SessionBuilder, Wait};
 use bowline_rtrs_driver::server::{self, Handler, LinkEv, Request, Server, ServerConfig};
@@ -29,6 +30,12 @@ pub(crate) fn device(addrs: &[IpAddr]) -> Arc<SoftDevice> {
 
 pub(crate) fn device_with(config: SoftConfig) -> Arc<SoftDevice> {
     Arc::new(SoftDevice::open(config).unwrap())
+}
+
+/// Gives a silent peer up after a second. A machine that stands still for so long loses all paths.
+pub(crate) fn hasty(soft: SoftConfig) -> SoftConfig {
+    let core = Config { give_up: GiveUp::After(Duration::from_secs(1)), ..Config::default() };
+    SoftConfig { core, ..soft }
 }
 
 /// Addresses of a test, `127.79.net.*`, so that tests can run at once.
