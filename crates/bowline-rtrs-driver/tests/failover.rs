@@ -314,9 +314,11 @@ fn a_name_that_becomes_free_is_waited_for() {
         Session::open(&engine, builder.path(Some(ip(61, 2)), ip(61, 101)))
     };
     assert_eq!(open().map(drop).map_err(|error| error.errno()), Err(Errno::ECONNRESET));
+    let refused = || pair.server.counters().paths_refused;
+    let before = refused();
     let second = std::thread::scope(|scope| {
         let second = scope.spawn(open);
-        std::thread::sleep(Duration::from_millis(300));
+        eventually("it is refused", || refused() > before);
         first.close();
         second.join().unwrap()
     });
