@@ -311,15 +311,24 @@ fn who_truncates_the_file_takes_nothing_from_those_who_read() {
     // Readers are not held up by many who do it.
     let stop = AtomicBool::new(false);
     std::thread::scope(|threads| {
+        let _end = Stop(&stop);
         threads.spawn(|| {
             while !stop.load(Ordering::Relaxed) {
                 drop(truncate.open(&mounted.file).expect("opened"));
             }
         });
         let short = (0..2000).filter(|_| direct.read(0) != 4096).count();
-        stop.store(true, Ordering::Relaxed);
         assert_eq!(short, 0, "reads that ended at the first byte");
     });
+}
+
+/// Ends the threads that look at it, also when a test fails: it would hang then.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 #[test]
