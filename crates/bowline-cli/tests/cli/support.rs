@@ -5,7 +5,10 @@ use std::{
     io::{BufRead, BufReader, Read, Write},
     path::{Path, PathBuf},
     process::{Child, ChildStdout, Command, ExitStatus, Stdio},
-    sync::atomic::{AtomicU32, Ordering},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU32, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -74,7 +77,9 @@ pub(crate) struct Running {
     child: Child,
     out: Option<BufReader<ChildStdout>>,
     seen: String,
-    errors: Option<thread::JoinHandle<String>>,
+    /// What came on standard error so far, and the thread that reads it.
+    told: Arc<Mutex<String>>,
+    errors: Option<thread::JoinHandle<()>>,
 }
 
 /// Starts `bowline` with these words; control sockets and temporary files go to `folder`.
@@ -95,14 +100,19 @@ pub(crate) fn start_as(program: &OsStr, folder: &Folder, words: &[&str]) -> Runn
         .spawn()
         .expect("bowline starts");
     let out = child.stdout.take().map(BufReader::new);
-    let errors = child.stderr.take().map(|mut stream| {
+    let told = Arc::<Mutex<String>>::default();
+    let errors = child.stderr.take().map(|stream| {
+        let told = Arc::clone(&told);
         thread::spawn(move || {
-            let mut text = String::new();
-            stream.read_to_string(&mut text).expect("text on standard error");
-            text
+            let mut stream = BufReader::new(stream);
+            let mut line = String::new();
+            while stream.read_line(&mut line).expect("text on standard error") > 0 {
+                told.lock().expect("whole").push_str(&line);
+                line.clear();
+            }
         })
     });
-    Running { child, out, seen: String::new(), errors }
+    Running { child, out, seen: String::new(), told, errors }
 }
 
 /// Runs `bowline` to its end.
@@ -115,7 +125,7 @@ impl Running {
     #[track_caller]
     pub(crate) fn expect(&mut self, part: &str) -> &mut Self {
         if !self.hears(part) {
-            let errors = self.errors.take().map(thread::JoinHandle::join);
+            let errors = self.all_told();
             panic!("no {part:?} in {:?}, errors {errors:?}", self.seen);
         }
         self
@@ -145,6 +155,24 @@ impl Running {
         self.child.id()
     }
 
+    /// Waits until a line on standard error contains `part`.
+    #[track_caller]
+    pub(crate) fn until_told(&self, part: &str) {
+        let start = Instant::now();
+        while !self.told.lock().expect("whole").contains(part) {
+            assert!(start.elapsed() < DEADLINE, "no {part:?} in {:?}", self.told);
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// All that came on standard error, to its end.
+    fn all_told(&mut self) -> String {
+        if let Some(errors) = self.errors.take() {
+            errors.join().expect("errors were read");
+        }
+        self.told.lock().expect("whole").clone()
+    }
+
     pub(crate) fn signal(&self, name: &str) {
         let status = Command::new("kill").args([name, &self.id().to_string()]).status();
         assert!(status.expect("kill runs").success());
@@ -162,9 +190,9 @@ impl Running {
         });
         let status = self.wait();
         let rest = reader.map(|reader| reader.join().expect("output was read"));
-        let err = self.errors.take().map(|errors| errors.join().expect("errors were read"));
+        let err = self.all_told();
         let out = std::mem::take(&mut self.seen) + &rest.unwrap_or_default();
-        Done { code: status.code(), out, err: err.unwrap_or_default() }
+        Done { code: status.code(), out, err }
     }
 
     #[track_caller]
