@@ -6,6 +6,8 @@ use serde_json::Value;
 
 use crate::support::{Folder, Running, run, start};
 
+const SIGINT: u32 = 2;
+
 fn export(folder: &Folder, host: u8, more: &[&str]) -> Running {
     let addresses = [format!("127.43.{host}.1"), format!("127.43.{host}.2")];
     let words =
@@ -198,6 +200,7 @@ fn mistakes_say_what_to_look_at() {
 
     // Whoever does not want to wait does not have to.
     let waiting = start(&folder, &[&["rnbd", "map"], &nobody[..]].concat());
+    waiting.until_it_heeds(SIGINT);
     std::thread::sleep(std::time::Duration::from_millis(300));
     let asked = std::time::Instant::now();
     waiting.signal("-INT");

@@ -173,6 +173,22 @@ impl Running {
         self.told.lock().expect("whole").clone()
     }
 
+    /// Waits until the program itself sees to a signal: one that comes before just ends it.
+    pub(crate) fn until_it_heeds(&self, signal: u32) {
+        let start = Instant::now();
+        let heeds = || {
+            let status = std::fs::read_to_string(format!("/proc/{}/status", self.id()));
+            let status = status.expect("it runs");
+            let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+            let caught = caught.map(|mask| u64::from_str_radix(mask.trim(), 16));
+            caught.expect("a line").expect("a number") >> (signal - 1) & 1 == 1
+        };
+        while !heeds() {
+            assert!(start.elapsed() < DEADLINE, "it never heeds signal {signal}");
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     pub(crate) fn signal(&self, name: &str) {
         let status = Command::new("kill").args([name, &self.id().to_string()]).status();
         assert!(status.expect("kill runs").success());
