@@ -483,13 +483,18 @@ fn what_waits_for_a_server_that_is_gone_fails_before_the_doors_close() {
 fn a_verified_load_that_is_to_end_waits_for_no_lost_server() {
     // tests [NB-54]
     let folder = Folder::new();
-    let server = export(&folder, 25, &["--no-control"]);
+    let server = export(&folder, 25, &[]);
     let path = path(25);
     let words = ["rnbd", "verify", "disk0", "--from", "s1", "--path", &path, "-T", "60"];
     let more =
         ["--span", "64KiB", "--outage", "600", "--path-dead", "0.5", "--connect-timeout", "1"];
     let load = start(&folder, &[&words[..], &more].concat());
-    thread::sleep(Duration::from_secs(1));
+    let begun = Instant::now();
+    while !run(&folder, &["rnbd", "server", "list"]).exits(0).out.contains("disk0") {
+        assert!(begun.elapsed() < Duration::from_secs(20), "the disk is not opened");
+        thread::sleep(Duration::from_millis(20));
+    }
+    thread::sleep(Duration::from_millis(500));
     drop(server);
     thread::sleep(Duration::from_secs(2));
     let asked = Instant::now();
