@@ -2,9 +2,10 @@
 
 use std::{thread, time::Duration};
 
+use crate::restarts::until_noted;
 use crate::support::{Folder, Running, run, start};
 
-/// After this a client has long been measuring.
+/// After this a client that is connected has long been measuring.
 const UNDER_WAY: Duration = Duration::from_millis(2500);
 
 /// Starts a server and waits until it listens.
@@ -198,6 +199,7 @@ fn a_server_fails_when_its_client_leaves_half_way() {
     let server = serve(&folder, &["perf"], "127.41.25.1");
     let words = ["perf", "-c", "127.41.25.1", "-I", "127.41.25.2", "-o", "send", "-n", "1g"];
     let client = start(&folder, &words);
+    until_noted(&folder, "127.41.25.2");
     thread::sleep(UNDER_WAY);
     client.signal("-INT");
     client.finish().exits(1);
@@ -212,6 +214,7 @@ fn a_server_misses_a_client_that_was_killed() {
     let server = serve(&folder, &["perf", "--timeout", "1"], "127.41.26.1");
     let words = ["perf", "-c", "127.41.26.1", "-I", "127.41.26.2", "-o", "read", "-n", "1g"];
     let client = start(&folder, &words);
+    until_noted(&folder, "127.41.26.2");
     // Longer than the server waits: as long as the client answers, it is served.
     thread::sleep(UNDER_WAY);
     client.signal("-KILL");
