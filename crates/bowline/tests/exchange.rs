@@ -82,7 +82,8 @@ fn messages_tell_when_they_arrived() {
     let pair = Pair::new(30);
     let (a, b) = pair.sockets(4000);
     b.set_timestamp(true).unwrap();
-    // The core's clock may be some milliseconds behind, and further where the thread that has looked at it stands still.
+    // The core's clock may be some milliseconds behind, and more where the thread that has looked at it
+    // stands still.
     let slack = Duration::from_millis(20);
     let is_right = |&[sent, at, seen]: &[SystemTime; 3]| at + slack >= sent && at <= seen + slack;
     let mut all = Vec::new();
