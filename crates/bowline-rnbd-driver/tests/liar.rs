@@ -141,7 +141,10 @@ fn a_server_that_says_nothing_of_a_disk_or_too_much_has_none() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let conns = accept(&mut raw);
-            while !over.load(SeqCst) && serve(&mut raw, &conns) {}
+            let mut goes_on = true;
+            while goes_on && !over.load(SeqCst) {
+                goes_on = serve(&mut raw, &conns);
+            }
         });
         let _ends = Ends(&over);
         let sound = client.map("sound", &options).unwrap();
