@@ -44,7 +44,8 @@ const WIDE_FROM: usize = 96;
 
 /// Goes on with a CRC: over what it was computed for and then `bytes`. That of nothing is 0.
 pub fn update(crc: u32, bytes: &[u8]) -> u32 {
-    let Some(wide) = Wide::for_sums().filter(|_| bytes.len() >= WIDE_FROM) else {
+    let is_for_it = |_: &Wide| bytes.len() >= WIDE_FROM && way() == Way::Wide;
+    let Some(wide) = Wide::for_sums().filter(is_for_it) else {
         return portable(crc, bytes);
     };
     let (whole, rest) = bytes.split_at(wide.takes(bytes.len()));

@@ -394,8 +394,8 @@ fn who_waits_takes_completions_again() {
             session.call(Dir::Read, &permit, &at(0), &[region.piece(0, 4096)]).unwrap();
         }
         let since = hand_overs() - before;
-        // Some where the machine stands still for so long that the background thread comes back.
-        good += usize::from(since < CALLS / 4);
+        // Some where the machine stands still for so long that the background thread comes back, but hardly always.
+        good = if since < CALLS / 4 { good + 1 } else { 0 };
         all.push(since);
     }
     session.put_permit(permit);
@@ -423,10 +423,12 @@ fn requests_of_functions_go_on_beside_a_thread_that_waits() {
     };
     // The machine may have more to do besides in one of the two times, but hardly always in the same.
     let mut all: Vec<[u64; 2]> = Vec::new();
-    while all.last().is_none_or(|[alone, beside]| *beside < alone / 4) {
+    let most = |all: &[[u64; 2]]| all.iter().map(|[alone, _]| *alone).max().unwrap_or(0);
+    while all.last().is_none_or(|[_, beside]| *beside < most(&all) / 4) {
         assert!(all.len() < 5, "alone, and beside the other: {all:?}");
         all.push([false, true].map(during));
     }
+    assert!(most(&all) > 100, "{all:?}");
     load.end();
     session.put_permit(permit);
 }
