@@ -5,10 +5,10 @@ mod common;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bowline_block::backend::{Backend, BackendDone, BackendIo, BackendResult, BackendSpec};
+use bowline_block::backend::BackendSpec;
 use bowline_block::sync::{self, Durable};
-use bowline_block::{BlockDevice, DiskDone, DiskIo, Errno, IoOp, Limits};
-use bowline_rnbd::client::{Config, Outage, State};
+use bowline_block::{BlockDevice, Errno};
+use bowline_rnbd::client::{Outage, State};
 use bowline_rnbd_driver::tree::{self, Exports as _};
 use bowline_rnbd_driver::{
     Client, Disk, ExportServer, Exports, FileOptions, MapOptions, ServerConfig,
@@ -16,27 +16,10 @@ use bowline_rnbd_driver::{
 use bowline_roce::GiveUp;
 use bowline_rtrs_driver::client::ReadKeys;
 use bowline_rtrs_driver::{Geometry, server::ServerConfig as RtrsConfig};
-use bowline_verbs::Buffer;
 use bowline_wire::rnbd::Access;
-use common::{Rig, SOON, SOON_ENOUGH, Stop, load, pattern};
+use common::{Rig, SOON, SOON_ENOUGH, Stop, load, memory, pattern, state};
 
 const MIB: u64 = 1 << 20;
-
-fn memory(bytes: u64) -> Exports {
-    let mut exports = Exports::new();
-    exports.memory("disk0", bytes, 512).unwrap();
-    exports
-}
-
-fn memory_and_file() -> Exports {
-    let path = std::env::temp_dir().join(format!("bowline-e2e-file-{}", std::process::id()));
-    std::fs::File::create(&path).unwrap().set_len(MIB).unwrap();
-    let mut exports = memory(MIB);
-    let added = exports.file("file", &path, FileOptions::default());
-    std::fs::remove_file(&path).unwrap();
-    added.unwrap();
-    exports
-}
 
 fn check(disk: &Disk, offset: u64, len: usize, seed: u64) {
     let mut out = vec![0; len];
@@ -286,10 +269,6 @@ fn without_a_queue_a_cut_fails_requests_and_the_disk_comes_back() {
     sync::read_at(&*disk, 0, &mut out).unwrap();
 }
 
-fn state(disk: &Disk) -> String {
-    disk.info().unwrap().state.to_string()
-}
-
 #[test]
 fn a_forced_close_ends_io_until_the_disk_is_remapped() {
     // tests [NB-21] [NB-37]
@@ -341,293 +320,6 @@ fn a_forced_close_while_reads_are_answered_ends_no_path() {
     let session = rig.client.session("forced").unwrap();
     let stats = session.paths().remove(0).stats;
     assert_eq!((stats.reconnects, stats.reconnects_failed), (0, 0), "{stats:?}");
-}
-
-type Held = Vec<(u64, Arc<dyn BackendDone>)>;
-
-/// Storage that fails as it is told to, and keeps requests as long as it is told to.
-struct Faulty {
-    errno: std::sync::atomic::AtomicI32,
-    hold: std::sync::Mutex<Option<Held>>,
-}
-
-impl Faulty {
-    /// Whether it keeps so many requests.
-    fn holds(&self, count: usize) -> bool {
-        self.hold.lock().unwrap().as_ref().is_some_and(|held| held.len() == count)
-    }
-}
-
-impl Backend for Faulty {
-    fn limits(&self) -> Limits {
-        Limits { write_cache: true, ..Limits::plain(MIB) }
-    }
-
-    fn submit(&self, io: &mut Vec<BackendIo>, done: &Arc<dyn BackendDone>) {
-        let errno = self.errno.load(std::sync::atomic::Ordering::SeqCst);
-        for io in io.drain(..) {
-            match &mut *self.hold.lock().unwrap() {
-                Some(held) => held.push((io.token, Arc::clone(done))),
-                None => done.done(&[BackendResult { token: io.token, errno, direct: None }]),
-            }
-        }
-    }
-
-    fn resize(&self) -> std::io::Result<u64> {
-        Ok(MIB)
-    }
-}
-
-#[test]
-fn errors_of_storage_reach_the_request_they_belong_to() {
-    // tests [NB-26] [NB-23]
-    let faulty = Arc::new(Faulty { errno: 0.into(), hold: Default::default() });
-    let mut exports = Exports::new();
-    exports.backend("faulty", Arc::clone(&faulty) as Arc<dyn Backend>, false).unwrap();
-    let rig = Rig::new(9, exports);
-    let disk = rig.map("faulty", &rig.options("faulty")).unwrap();
-    for (stored, seen) in [(28, 28), (61, 61), (13, 5), (95, 95)] {
-        faulty.errno.store(-stored, std::sync::atomic::Ordering::SeqCst);
-        let result = sync::write_at(&*disk, 0, &[0; 512], Durable::Later);
-        assert_eq!(result, Err(Errno(seen)), "{stored}");
-    }
-    faulty.errno.store(0, std::sync::atomic::Ordering::SeqCst);
-    sync::write_at(&*disk, 0, &[0; 512], Durable::Now).unwrap();
-    assert_eq!(state(&disk), "open");
-}
-
-/// Storage of a program's that erases for good, by overwriting memory, and keeps what it was asked for.
-struct Eraser {
-    memory: Arc<dyn Backend>,
-    asked: std::sync::Mutex<Vec<(u64, u32)>>,
-}
-
-impl Backend for Eraser {
-    fn limits(&self) -> Limits {
-        Limits { secure_erase: true, ..self.memory.limits() }
-    }
-
-    fn submit(&self, io: &mut Vec<BackendIo>, done: &Arc<dyn BackendDone>) {
-        for io in io.iter_mut().filter(|io| io.op == IoOp::SecureErase) {
-            self.asked.lock().unwrap().push((io.offset, io.len));
-            io.op = IoOp::WriteZeroes;
-        }
-        self.memory.submit(io, done);
-    }
-
-    fn region(&self) -> Option<Arc<Buffer>> {
-        self.memory.region()
-    }
-
-    fn resize(&self) -> std::io::Result<u64> {
-        self.memory.resize()
-    }
-}
-
-#[test]
-fn what_is_to_be_erased_for_good_reaches_storage_that_can() {
-    // tests [NB-9] [NB-12] [NB-25] [NB-30] [NB-59]
-    let spec = BackendSpec::Memory { bytes: 16 * MIB, block: 512 };
-    let memory = bowline_block::backend::open(spec).unwrap();
-    let eraser = Arc::new(Eraser { memory, asked: Default::default() });
-    let mut exports = memory_and_file();
-    exports.backend("eraser", Arc::clone(&eraser) as Arc<dyn Backend>, false).unwrap();
-    let rig = Rig::new(27, exports);
-    let options = rig.options("erase");
-    let erase = |disk: &Disk, offset, len| {
-        sync::call(disk, IoOp::SecureErase, offset, len, None, Durable::Later)
-    };
-    let disk = rig.map("eraser", &options).unwrap();
-    assert!(disk.limits().secure_erase);
-    sync::write_at(&*disk, 0, &pattern(16 << 20, 5), Durable::Later).unwrap();
-    erase(&disk, MIB, 10 << 20).unwrap();
-    let mut out = vec![1; 16 << 20];
-    sync::read_at(&*disk, 0, &mut out).unwrap();
-    let (mut wanted, (from, to)) = (pattern(16 << 20, 5), (1 << 20, 11 << 20));
-    wanted[from..to].fill(0);
-    assert!(out == wanted, "all of that, and nothing else");
-    let mut asked = std::mem::take(&mut *eraser.asked.lock().unwrap());
-    asked.sort_unstable();
-    assert_eq!(asked, [(MIB, 4 << 20), (5 * MIB, 4 << 20), (9 * MIB, 2 << 20)]);
-    assert_eq!(erase(&disk, 100, 512), Err(Errno::EINVAL));
-    assert_eq!(erase(&disk, 16 * MIB - 512, 1024), Err(Errno::EIO));
-    rig.client.unmap(&disk).unwrap();
-    let ro = rig.map("eraser", &MapOptions { access: Access::Ro, ..options.clone() }).unwrap();
-    assert_eq!(erase(&ro, 0, 512), Err(Errno::EPERM));
-    // Memory may be in a swap file, and files where they were before: they do not say that they can.
-    for name in ["disk0", "file"] {
-        let disk = rig.map(name, &options).unwrap();
-        assert!(disk.limits().discard.is_some() && !disk.limits().secure_erase, "{name}");
-        assert_eq!(erase(&disk, 0, 512), Err(Errno::EOPNOTSUPP), "{name}");
-    }
-    assert_eq!(*eraser.asked.lock().unwrap(), []);
-}
-
-#[test]
-fn zeroes_that_must_stay_allocated_do() {
-    // tests [NB-57] [NB-47]: written as data, or by a server that knows what it is asked for
-    struct Answers(std::sync::mpsc::Sender<i32>);
-    impl DiskDone for Answers {
-        fn done(&self, results: &[(u64, i32)]) {
-            results.iter().for_each(|(_, errno)| self.0.send(*errno).unwrap());
-        }
-    }
-    let path = std::env::temp_dir().join(format!("bowline-zeroes-{}", std::process::id()));
-    std::fs::write(&path, pattern(4 << 20, 1)).unwrap();
-    let file = std::fs::File::open(&path).unwrap();
-    let mut exports = Exports::new();
-    exports.file("disk0", &path, FileOptions::default()).unwrap();
-    let rig = Rig::new(25, exports);
-    std::fs::remove_file(&path).unwrap();
-    file.sync_all().unwrap();
-    let blocks = || std::os::unix::fs::MetadataExt::blocks(&file.metadata().unwrap());
-    let full = blocks();
-    for (n, nounmap) in [(0, false), (1, true)] {
-        let io = Config { nounmap, io_timeout: Some(Duration::from_secs(20)), ..Config::default() };
-        let disk = rig.map("disk0", &MapOptions { io, ..rig.options("zeroes") }).unwrap();
-        let (told, answers) = std::sync::mpsc::channel();
-        disk.submit(&mut vec![DiskIo {
-            op: IoOp::WriteZeroes,
-            offset: n * MIB,
-            len: 1 << 20,
-            fua: false,
-            nounmap: true,
-            mem: None,
-            tag: 0,
-            done: Arc::new(Answers(told)),
-        }]);
-        assert_eq!(answers.recv_timeout(Duration::from_secs(20)), Ok(0));
-        sync::flush(&*disk).unwrap();
-        let mut out = vec![1; 1 << 20];
-        sync::read_at(&*disk, n * MIB, &mut out).unwrap();
-        assert!(out.iter().all(|byte| *byte == 0));
-        assert_eq!(blocks(), full, "with the flag: {nounmap}");
-        rig.client.unmap(&disk).unwrap();
-    }
-}
-
-#[test]
-fn a_remap_ends_whatever_becomes_of_it() {
-    // tests [NB-37] [NB-16]: beside a request that storage keeps
-    let faulty = Arc::new(Faulty { errno: 0.into(), hold: Some(Vec::new()).into() });
-    let mut exports = memory(MIB);
-    exports.memory("disk1", MIB, 512).unwrap();
-    exports.backend("slow", Arc::clone(&faulty) as Arc<dyn Backend>, false).unwrap();
-    let rig = Rig::new(26, exports);
-    let options = rig.options("beside");
-    let [slow, gone, back] =
-        ["slow", "disk0", "disk1"].map(|name| rig.map(name, &options).unwrap());
-    let reads = |disk: &Disk| sync::read_at(disk, 0, &mut [0; 512]);
-    for disk in [&gone, &back] {
-        tree::Exports::force_close(&*rig.server, disk.name(), "beside").unwrap();
-        assert_eq!(reads(disk), Err(Errno::EIO));
-    }
-    std::thread::scope(|scope| {
-        scope.spawn(|| reads(&slow).unwrap());
-        rig.until("storage has the request", || faulty.holds(1));
-        let (told, answers) = std::sync::mpsc::channel();
-        for _ in 0..2 {
-            let (told, gone) = (told.clone(), &gone);
-            scope.spawn(move || told.send(gone.remap()).unwrap());
-        }
-        let answer = || answers.recv_timeout(Duration::from_secs(20)).unwrap();
-        assert_eq!(answer(), Err(Errno::EBUSY), "the other one is under way");
-        rig.client.unmap(&gone).unwrap();
-        assert_eq!(answer(), Err(Errno::ENODEV));
-        assert_eq!(back.remap(), Err(Errno::EBUSY), "the request does not end");
-        let held = faulty.hold.lock().unwrap().take().unwrap();
-        for (token, done) in held {
-            done.done(&[BackendResult { token, errno: 0, direct: None }]);
-        }
-    });
-    back.remap().unwrap();
-    reads(&back).unwrap();
-}
-
-#[test]
-fn a_request_that_storage_keeps_is_answered_by_the_timeout() {
-    // tests [NB-28] [NB-20]
-    let hold = std::sync::Mutex::new(Some(Vec::new()));
-    let faulty = Arc::new(Faulty { errno: 0.into(), hold });
-    let mut exports = Exports::new();
-    exports.backend("slow", Arc::clone(&faulty) as Arc<dyn Backend>, false).unwrap();
-    let rig = Rig::new(10, exports);
-    let io = Config { io_timeout: Some(Duration::from_millis(200)), ..Config::default() };
-    let disk = rig.map("slow", &MapOptions { io, ..rig.options("slow") }).unwrap();
-    assert_eq!(sync::call(&*disk, IoOp::Flush, 0, 0, None, Durable::Later), Err(Errno::ETIMEDOUT));
-    rig.until("storage has the request", || faulty.holds(1));
-    let held = faulty.hold.lock().unwrap().take().unwrap();
-    assert_eq!(held.len(), 1);
-    for (token, done) in held {
-        done.done(&[BackendResult { token, errno: 0, direct: None }]);
-    }
-    // A machine that stands still may be too late with some.
-    rig.until("a flush comes in time", || match sync::flush(&*disk) {
-        Err(Errno::ETIMEDOUT) => false,
-        flushed => {
-            flushed.unwrap();
-            true
-        }
-    });
-    rig.client.unmap(&disk).unwrap();
-    rig.until("storage has nothing", || rig.server.in_flight() == 0);
-}
-
-#[test]
-fn memory_of_a_request_whose_time_is_up_is_the_programs_again() {
-    // tests [NB-28]
-    struct Answers(std::sync::mpsc::Sender<i32>);
-    impl DiskDone for Answers {
-        fn done(&self, results: &[(u64, i32)]) {
-            results.iter().for_each(|(_, errno)| self.0.send(*errno).unwrap());
-        }
-    }
-    let hold = std::sync::Mutex::new(Some(Vec::new()));
-    let faulty = Arc::new(Faulty { errno: 0.into(), hold });
-    let mut exports = Exports::new();
-    exports.backend("slow", Arc::clone(&faulty) as Arc<dyn Backend>, false).unwrap();
-    let rig = Rig::new(21, exports);
-    let io = Config { io_timeout: Some(Duration::from_millis(200)), ..Config::default() };
-    let disk = rig.map("slow", &MapOptions { io, ..rig.options("slow") }).unwrap();
-    let memory = disk.memory(8192).unwrap();
-    let (told, answers) = std::sync::mpsc::channel();
-    let done: Arc<dyn DiskDone> = Arc::new(Answers(told));
-    let read = |at| DiskIo {
-        op: IoOp::Read,
-        offset: 0,
-        len: 4096,
-        fua: false,
-        nounmap: false,
-        mem: Some((memory.region, at)),
-        tag: 0,
-        done: Arc::clone(&done),
-    };
-    disk.submit(&mut vec![read(4096)]);
-    assert_eq!(answers.recv_timeout(Duration::from_secs(20)), Ok(Errno::ETIMEDOUT.neg()));
-    memory.mem.buffer.write(memory.mem.offset, &[7; 8192]);
-    rig.until("storage has the request", || faulty.holds(1));
-    let held = faulty.hold.lock().unwrap().take().unwrap();
-    assert_eq!(held.len(), 1, "the server has it still");
-    for (token, done) in held {
-        done.done(&[BackendResult { token, errno: 0, direct: None }]);
-    }
-    // One that comes in time fills just its own part. A machine that stands still may be too late with some.
-    rig.until("one comes in time", || {
-        disk.submit(&mut vec![read(0)]);
-        let answer = answers.recv_timeout(Duration::from_secs(20)).unwrap();
-        assert!([0, Errno::ETIMEDOUT.neg()].contains(&answer), "{answer}");
-        answer == 0
-    });
-    let mut bytes = [0; 8192];
-    memory.mem.buffer.read(memory.mem.offset, &mut bytes);
-    assert!(bytes[..4096].iter().all(|byte| *byte != 7), "read in time");
-    assert!(bytes[4096..].iter().all(|byte| *byte == 7), "what came late went elsewhere");
-    // Memory that is not the disk's, or ends before the data does, is refused.
-    disk.submit(&mut vec![read(8192 - 512), DiskIo { mem: Some((9999, 0)), ..read(0) }]);
-    for _ in 0..2 {
-        assert_eq!(answers.recv_timeout(Duration::from_secs(20)), Ok(Errno::EINVAL.neg()));
-    }
-    rig.client.unmap(&disk).unwrap();
 }
 
 #[test]

@@ -151,6 +151,18 @@ impl Drop for Rig {
     }
 }
 
+/// A disk of memory, `disk0`.
+pub(crate) fn memory(bytes: u64) -> Exports {
+    let mut exports = Exports::new();
+    exports.memory("disk0", bytes, 512).unwrap();
+    exports
+}
+
+/// The state of a disk, in a word.
+pub(crate) fn state(disk: &Disk) -> String {
+    disk.info().unwrap().state.to_string()
+}
+
 /// Ends the threads that look at it, also when a test fails: it would hang then.
 pub(crate) struct Stop<'a>(pub(crate) &'a AtomicBool);
 
