@@ -1,9 +1,9 @@
 //! Sixteen bytes at once by tables, for processors whose instructions for it are slow.
 //!
 //! That is those which an emulator makes up. QEMU 7.2 takes 2.7 us for the carry-less products of a KiB, QEMU 10
-//! 1.1 us, if nothing else runs, and both 1.5 us for looking it up here. Within bowline, which the emulator leaves for
-//! other programs all the time, QEMU 10 took 13 us for the products (a Sapphire Rapids below it, which itself takes 0.03 us),
-//! so measuring at the start does not tell.
+//! 1.1 us, if nothing else runs, and both 1.5 us for looking it up here. Within bowline QEMU 10 took some 13 us for
+//! the products (on a Sapphire Rapids, which itself takes 0.03 us); why, is not known, but measuring at the start does not
+//! tell.
 
 /// x^32 and the lower powers, the highest bit being that of x^0.
 const POLY: u32 = 0xedb8_8320;

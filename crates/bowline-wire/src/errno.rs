@@ -44,7 +44,7 @@ macro_rules! errnos {
 // A text is right whoever says it: a session, a disk, its storage or the system.
 errnos! {
     EPERM = 1, "not permitted";
-    ENOENT = 2, "no such export or file";
+    ENOENT = 2, "not found";
     EIO = 5, "input or output error";
     ENXIO = 6, "no such session, device or address";
     EAGAIN = 11, "try again";

@@ -6,9 +6,11 @@ use crate::Errno;
 /// have a block status of their own stay, all others are EIO; 0 stays 0 [NB-26].
 #[doc(alias = "errno_to_blk_status")]
 pub const fn status_of_errno(errno: u16) -> u16 {
+    if errno == 0 {
+        return 0;
+    }
     match Errno(errno as i32) {
-        Errno(0)                // success
-        | Errno::EOPNOTSUPP     // not supported
+        Errno::EOPNOTSUPP       // not supported
         | Errno::ETIMEDOUT      // timeout
         | Errno::ENOSPC         // no space
         | Errno::ENOLINK        // transport
