@@ -254,9 +254,6 @@ fn fio_verifies_random_io_over_several_connections() {
     }
 }
 
-/// A client made by hand.
-struct Client(UnixStream);
-
 /// Waits until it is so.
 fn until(what: &str, so: impl Fn() -> bool) {
     let start = Instant::now();
@@ -265,6 +262,9 @@ fn until(what: &str, so: impl Fn() -> bool) {
         std::thread::sleep(Duration::from_millis(2));
     }
 }
+
+/// A client made by hand.
+struct Client(UnixStream);
 
 impl Client {
     fn connect(served: &Served) -> Self {

@@ -99,27 +99,23 @@ fn each_path_is_told_of() {
 /// [RS-8], N3: a path that the server resets costs little time.
 #[test]
 fn a_reset_path_is_left_at_once() {
-    // 50 ms is the aim. The machine may stand still for longer, but hardly each time.
-    const PAUSE: Duration = Duration::from_millis(400);
     let pair = Pair::with(51, 2, ServerConfig::default(), hasty);
     let session = pair.session(2);
     let load = Load::new(&session, Dir::Read, 16, 4096);
-    let mut pauses = Vec::new();
-    while pauses.last().is_none_or(|pause| *pause >= PAUSE) {
-        assert!(pauses.len() < 5, "{pauses:?}");
-        load.start(u64::MAX);
-        std::thread::sleep(Duration::from_millis(100));
-        let path = pair.server.sessions()[0].paths[0].path;
-        pair.server.disconnect_path(path).unwrap();
-        std::thread::sleep(Duration::from_millis(300));
-        load.end();
-        assert_eq!(load.errors.lock().unwrap()[..], []);
-        pauses.push(load.finish(0, false));
-        eventually("both paths are back", || {
-            session.paths().iter().all(|view| view.state == PathState::Connected)
-        });
-    }
-    println!("longest pause {pauses:?}");
+    load.start(u64::MAX);
+    std::thread::sleep(Duration::from_millis(100));
+    let path = pair.server.sessions()[0].paths[0].path;
+    pair.server.disconnect_path(path).unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    load.end();
+    assert_eq!(load.errors.lock().unwrap()[..], []);
+    let pause = load.finish(0, false);
+    println!("longest pause {pause:?}");
+    // 50 ms is the aim; this machine may be busy with other tests.
+    assert!(pause < Duration::from_millis(400), "{pause:?}");
+    eventually("both paths are back", || {
+        session.paths().iter().all(|view| view.state == PathState::Connected)
+    });
     drop(load);
 }
 
@@ -381,9 +377,7 @@ fn who_waits_takes_completions_again() {
     let session = pair.session(1);
     let region = session.region(4096).unwrap();
     let permit = session.get_permit(PermitKind::Io, Wait::Forever).unwrap();
-    let (mut good, mut all) = (0, Vec::new());
-    while good < 3 {
-        assert!(all.len() < 10, "of {CALLS} so many were handed over: {all:?}");
+    for _ in 0..3 {
         // Until the background thread is at it.
         let asleep = || pair.client_engine.stats().waits;
         let before = asleep();
@@ -394,9 +388,8 @@ fn who_waits_takes_completions_again() {
             session.call(Dir::Read, &permit, &at(0), &[region.piece(0, 4096)]).unwrap();
         }
         let since = hand_overs() - before;
-        // Some where the machine stands still for so long that the background thread comes back, but hardly always.
-        good = if since < CALLS / 4 { good + 1 } else { 0 };
-        all.push(since);
+        // A few where the machine stands still for so long that the background thread comes back.
+        assert!(since < CALLS / 4, "{since} of {CALLS} were handed over");
     }
     session.put_permit(permit);
 }
@@ -421,15 +414,9 @@ fn requests_of_functions_go_on_beside_a_thread_that_waits() {
         }
         load.done.load(SeqCst) - before
     };
-    // The machine may have more to do besides in one of the two times, but hardly always in the same.
-    let mut all: Vec<[u64; 2]> = Vec::new();
-    let most = |all: &[[u64; 2]]| all.iter().map(|[alone, _]| *alone).max().unwrap_or(0);
-    while all.last().is_none_or(|[_, beside]| *beside < most(&all) / 4) {
-        assert!(all.len() < 5, "alone, and beside the other: {all:?}");
-        all.push([false, true].map(during));
-    }
-    assert!(most(&all) > 100, "{all:?}");
+    let (alone, beside) = (during(false), during(true));
     load.end();
+    assert!(beside >= alone / 4, "{beside} instead of {alone}");
     session.put_permit(permit);
 }
 

@@ -269,9 +269,11 @@ fn frames(bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
         |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes")) as usize;
     let mut next = 0;
     let blocks = std::iter::from_fn(move || {
-        let at = next;
-        next += if at < bytes.len() { number(at + 4) } else { 0 };
-        (at < bytes.len()).then_some(at)
+        let at = (next < bytes.len()).then_some(next)?;
+        let len = number(at + 4);
+        assert!(len >= 12, "a block of {len} bytes");
+        next += len;
+        Some(at)
     });
     // Enhanced packet blocks: 28 bytes, among them the length, and then the packet.
     blocks.filter(move |at| number(*at) == 6).map(move |at| &bytes[at + 28..][..number(at + 20)])

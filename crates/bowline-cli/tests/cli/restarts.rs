@@ -7,7 +7,7 @@ use crate::support::{Folder, Running, run, start};
 
 /// Longest time in which the new life must have done its work. Without a word of the former's end a
 /// peer that waits notices nothing, and one that sends gives up after 3.8 s.
-const AT_ONCE: Duration = Duration::from_millis(3000);
+const AT_ONCE: Duration = Duration::from_millis(2500);
 
 fn listening(folder: &Folder, words: &[&str]) -> Running {
     let mut server = start(folder, words);

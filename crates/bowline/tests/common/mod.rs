@@ -4,6 +4,7 @@
 #![allow(dead_code, reason = "each test file uses a part")]
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use bowline::rds::{Builder, Node, Socket};
@@ -59,5 +60,14 @@ impl Pair {
             socket.set_send_timeout(Some(LIMIT));
         }
         (a, b)
+    }
+}
+
+/// Ends the threads that look at it, also when a test fails: it would hang then.
+pub(crate) struct Stop<'a>(pub(crate) &'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
     }
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use bowline::rds::{Builder, Node, Socket};
 
-use crate::common::{LIMIT, addr, builder};
+use crate::common::{LIMIT, Stop, addr, builder};
 use crate::memory::alone;
 
 /// A node under attack, and one it has an ordinary relation with.
@@ -84,14 +84,6 @@ impl Scene {
         assert!(longest < Duration::from_secs(3), "others waited {longest:?}");
         drop(socket.flush(Some(LIMIT)));
         kept
-    }
-}
-
-struct Stop<'a>(&'a AtomicBool);
-
-impl Drop for Stop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Relaxed);
     }
 }
 
