@@ -107,6 +107,33 @@ pub unsafe fn copy(crc: u32, from: *const u8, to: *mut u8, len: usize) -> u32 {
     portable(crc, stored)
 }
 
+/// Goes on with a CRC over `len` bytes which others may change at the same time: [`update`] over what was
+/// loaded of them, whatever comes of that.
+///
+/// # Safety
+///
+/// There are `len` bytes to be read at `from`.
+pub unsafe fn sum(crc: u32, from: *const u8, len: usize) -> u32 {
+    let (mut crc, mut done) = (crc, 0);
+    if let Some(wide) = Wide::get().filter(|_| len >= WIDE_FROM && way() != Way::Tables) {
+        done = wide.takes(len);
+        // SAFETY: no more bytes than the caller has.
+        crc = unsafe { wide.sum(crc, from, done) };
+    }
+    // The rest is summed where nobody else writes.
+    let mut own = [0; 512];
+    while done < len {
+        let now = own.len().min(len - done);
+        // SAFETY: `done` is less than `len`.
+        let from = unsafe { from.add(done) };
+        // SAFETY: `now` bytes are left of those the caller has, and `own` has room for them.
+        unsafe { std::ptr::copy_nonoverlapping(from, own.as_mut_ptr(), now) };
+        crc = portable(crc, &own[..now]);
+        done += now;
+    }
+    crc
+}
+
 fn portable(crc: u32, bytes: &[u8]) -> u32 {
     if bytes.is_empty() {
         return crc;

@@ -21,6 +21,10 @@ impl Wide {
         match self {}
     }
 
+    pub(crate) unsafe fn sum(self, _: u32, _: *const u8, _: usize) -> u32 {
+        match self {}
+    }
+
     pub(crate) unsafe fn copy(self, _: u32, _: *const u8, _: *mut u8, _: usize) -> u32 {
         match self {}
     }

@@ -66,8 +66,18 @@ impl Wide {
 
     /// Goes on with a CRC over as many bytes as it [`takes`](Self::takes), at least 64.
     pub(crate) fn update(self, crc: u32, bytes: &[u8]) -> u32 {
-        // SAFETY: a slice has its bytes, and nothing is stored.
-        unsafe { self.run::<false>(crc, bytes.as_ptr(), std::ptr::null_mut(), bytes.len()) }
+        // SAFETY: a slice has its bytes.
+        unsafe { self.sum(crc, bytes.as_ptr(), bytes.len()) }
+    }
+
+    /// Goes on with a CRC over as many bytes as it [`takes`](Self::takes), at least 64.
+    ///
+    /// # Safety
+    ///
+    /// As for [`sum`](crate::sum).
+    pub(crate) unsafe fn sum(self, crc: u32, from: *const u8, len: usize) -> u32 {
+        // SAFETY: the caller's promise, and nothing is stored.
+        unsafe { self.run::<false>(crc, from, std::ptr::null_mut(), len) }
     }
 
     /// Copies as many bytes as it [`takes`](Self::takes), at least 64, and goes on with a CRC over what is stored.

@@ -1,6 +1,6 @@
 //! Against `crc32fast`, for every length, and that a copy is one.
 
-use bowline_crc::{copy, update};
+use bowline_crc::{copy, sum, update};
 use proptest::prelude::*;
 
 #[path = "../../../xtask/skipped.rs"]
@@ -52,6 +52,9 @@ fn every_length_has_the_sum_and_is_copied() {
             let bytes = &bytes[at..][..len];
             for crc in [0, !0, crc] {
                 assert_eq!(update(crc, bytes), reference(crc, bytes), "{len} bytes");
+                // SAFETY: a slice has its bytes.
+                let in_place = unsafe { sum(crc, bytes.as_ptr(), len) };
+                assert_eq!(in_place, reference(crc, bytes), "{len} bytes");
             }
             check_copy(crc, bytes, 63 - at);
         }

@@ -132,6 +132,35 @@ impl Buffer {
         crc
     }
 
+    /// Goes on with a CRC over bytes as they are, whatever peers write meanwhile.
+    ///
+    /// # Panics
+    /// When they do not lie within the buffer.
+    pub fn sum(&self, offset: usize, len: usize, crc: u32) -> u32 {
+        let from = self.at(offset, len);
+        // SAFETY: `at` checked the range.
+        unsafe { bowline_crc::sum(crc, from, len) }
+    }
+
+    /// Where bytes are, for who has the system write them as a device would. The address is good as long as the
+    /// buffer is.
+    ///
+    /// # Panics
+    /// When they do not lie within the buffer.
+    pub fn raw(&self, offset: usize, len: usize) -> *mut u8 {
+        self.at(offset, len)
+    }
+
+    /// Makes bytes zero.
+    ///
+    /// # Panics
+    /// When they do not lie within the buffer.
+    pub fn clear(&self, offset: usize, len: usize) {
+        let to = self.at(offset, len);
+        // SAFETY: `at` checked the range; no slice of a buffer exists.
+        unsafe { to.write_bytes(0, len) };
+    }
+
     /// Has bytes brought near, since they are copied soon; that changes nothing but speed.
     ///
     /// # Panics
@@ -213,6 +242,8 @@ mod tests {
         let crc = buffer.append_summed(9_000, 999, &mut all, 5);
         assert_eq!((all.len(), &all[992..]), (1002, &b"\x00012345678"[..]));
         assert_eq!(crc, bowline_crc::update(5, &all[3..]));
+        assert_eq!(buffer.sum(9_000, 999, 5), crc);
+        assert_eq!(buffer.raw(9_000, 1_000) as u64, buffer.addr() + 9_000);
         let other = Buffer::new(100).unwrap();
         buffer.copy_to(9_992, &other, 90, 8);
         other.copy_to(90, &other, 91, 8);
@@ -228,6 +259,35 @@ mod tests {
     fn nothing_is_copied_to_where_it_does_not_fit() {
         let buffer = Buffer::new(10).unwrap();
         buffer.copy_to(0, &Buffer::new(5).unwrap(), 3, 3);
+    }
+
+    #[test]
+    fn bytes_are_made_zero_and_no_others() {
+        let buffer = Buffer::new(100).unwrap();
+        buffer.write(10, b"0123456789");
+        buffer.clear(12, 5);
+        buffer.clear(100, 0);
+        let mut out = [0; 10];
+        buffer.read(10, &mut out);
+        assert_eq!(&out, b"01\0\0\0\0\x00789");
+    }
+
+    #[test]
+    #[should_panic(expected = "outside")]
+    fn nothing_outside_is_summed() {
+        Buffer::new(10).unwrap().sum(8, 3, 0);
+    }
+
+    #[test]
+    #[should_panic(expected = "outside")]
+    fn nothing_outside_is_made_zero() {
+        Buffer::new(10).unwrap().clear(8, 3);
+    }
+
+    #[test]
+    #[should_panic(expected = "outside")]
+    fn nothing_outside_is_given_away() {
+        Buffer::new(10).unwrap().raw(8, 3);
     }
 
     #[test]

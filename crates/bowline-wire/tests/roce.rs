@@ -186,6 +186,26 @@ fn solver_finds_identifications_and_rejects_damage() {
     }
 }
 
+#[test]
+fn a_packet_in_two_parts_is_checked_like_a_whole_one() {
+    for name in ["V1", "V2", "V3"] {
+        let datagram = vector(name);
+        let (outer, _, packet, icrc) = datagram.take();
+        let whole = IcrcChecker::new(IcrcPolicy::Solve).check(&outer, packet, icrc, &[]);
+        assert!(whole.is_ok());
+        for cut in 12..=packet.len() {
+            let (start, rest) = packet.split_at(cut);
+            let mut checker = IcrcChecker::new(IcrcPolicy::Solve);
+            let sum = |crc| bowline_crc::update(crc, rest);
+            let found = checker.check_parts(&outer, start, (rest.len(), sum), icrc, &[]);
+            assert_eq!(found, whole, "{name} cut at {cut}");
+            assert_eq!(checker.take_summed(), packet.len() as u64);
+            let none = checker.check_parts(&outer, start, (rest.len(), |crc| !crc), icrc, &[]);
+            assert_eq!(none, Err(IcrcError::Mismatch));
+        }
+    }
+}
+
 // tests [ICRC-31]: about one in 65536 of the damaged packets passes, not more
 #[test]
 fn solver_lets_little_damage_through() {

@@ -353,12 +353,30 @@ impl IcrcChecker {
         received: u32,
         likely: &[u16],
     ) -> Result<IcrcMatch, IcrcError> {
+        self.check_parts(outer, packet, (0, |crc| crc), received, likely)
+    }
+
+    /// The same for a packet of which only the beginning is in `start`, its base transport header at least: `rest` is
+    /// how many bytes follow, and what goes on with a CRC over them.
+    ///
+    /// # Errors
+    /// As of [`check`](Self::check).
+    pub fn check_parts(
+        &mut self,
+        outer: &Outer,
+        start: &[u8],
+        (rest, sum): (usize, impl FnOnce(u32) -> u32),
+        received: u32,
+        likely: &[u16],
+    ) -> Result<IcrcMatch, IcrcError> {
         if self.policy == IcrcPolicy::Off {
             return Ok(IcrcMatch::Unchecked);
         }
         // If the likeliest guess is right, nothing has to be solved for.
         let guess = likely.first().copied().unwrap_or(0);
-        let difference = self.heads.icrc(outer, guess, packet) ^ received;
+        let len = start.len() + rest;
+        let difference = sum(self.heads.begin(outer, guess, start, len)) ^ received;
+        self.heads.summed += rest as u64;
         let Addresses::V4(from, _) = outer.addresses() else {
             return if difference == 0 {
                 Ok(IcrcMatch::Exact(0))
@@ -366,7 +384,7 @@ impl IcrcChecker {
                 Err(IcrcError::Mismatch)
             };
         };
-        let ident = guess ^ self.solve(packet.len(), difference).ok_or(IcrcError::Mismatch)?;
+        let ident = guess ^ self.solve(len, difference).ok_or(IcrcError::Mismatch)?;
         let follows = self.follows(from, ident);
         if ident == 0 || follows || likely.contains(&ident) {
             Ok(IcrcMatch::Exact(ident))
