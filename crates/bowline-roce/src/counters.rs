@@ -22,6 +22,8 @@ counters! {
     rx_packets,
     /// Their bytes, from the first header to the ICRC.
     rx_bytes,
+    /// Datagrams received whose payloads were put where they belong by the driver.
+    rx_landed,
     /// Datagrams sent.
     tx_packets,
     /// Their bytes.

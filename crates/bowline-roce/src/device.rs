@@ -13,6 +13,7 @@
 
 mod cm;
 mod gsi;
+mod landing;
 mod rx;
 mod shared;
 mod tx;
@@ -25,9 +26,11 @@ use std::time::Duration;
 use bowline_verbs::{AsyncEvent, CmEvent, CqId, DeviceAttr, Qpn};
 use bowline_wire::roce::IcrcChecker;
 
+pub use self::landing::{LANDING_GAP, LANDING_HEAD, LANDING_PACKETS_MAX, Landed, Landing, Run};
 pub use self::usage::InUse;
 
 use self::gsi::Gsi;
+use self::landing::Amid;
 use self::shared::Shared;
 use crate::burst::burst_payload;
 use crate::config::Config;
@@ -75,6 +78,10 @@ pub struct Device {
     /// A packet made for a burst that had no room for it, without ICRC, and whose it is.
     carry: Vec<u8>,
     carry_of: Option<Qpn>,
+    /// The message that the last packet was of.
+    amid: Option<Amid>,
+    /// What was received where something else was expected, put together.
+    stray: Vec<u8>,
 }
 
 impl Device {
@@ -95,6 +102,8 @@ impl Device {
             cm: cm::Glue::new(&config, &mut rng),
             carry: Vec::new(),
             carry_of: None,
+            amid: None,
+            stray: Vec::new(),
             rng,
             shared: Shared::new(config),
         }

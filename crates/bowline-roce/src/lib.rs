@@ -62,4 +62,7 @@ pub use burst::{BURST_BYTES_MAX, BURST_SEGMENTS_MAX, Burst, burst_payload};
 pub use cm::{CmConfig, FormerLife};
 pub use config::{Config, GiveUp, Limits};
 pub use counters::Counters;
-pub use device::{Device, Event, IdentHint, InUse};
+pub use device::{
+    Device, Event, IdentHint, InUse, LANDING_GAP, LANDING_HEAD, LANDING_PACKETS_MAX, Landed,
+    Landing, Run,
+};

@@ -128,7 +128,7 @@ impl Memory {
     }
 
     /// Calls `each` with every stretch of `len` bytes from `start`, all of which exist.
-    fn for_each(&self, start: u64, len: u64, mut each: impl FnMut(&Buffer, usize, usize)) {
+    fn for_each(&self, start: u64, len: u64, mut each: impl FnMut(&Arc<Buffer>, usize, usize)) {
         match self {
             Self::One { buffer, offset, .. } => {
                 each(buffer, offset + start as usize, len as usize);
@@ -521,6 +521,15 @@ impl Span<'_> {
         self.memory.for_each(self.start + offset as u64, len as u64, |buffer, offset, len| {
             out.append(buffer, offset, len);
         });
+    }
+
+    /// The memory it begins with, as far as that is one stretch.
+    pub(crate) fn first_stretch(&self) -> Option<Piece> {
+        let mut first = None;
+        self.memory.for_each(self.start, self.len, |buffer, offset, len| {
+            first.get_or_insert_with(|| Piece { buffer: Arc::clone(buffer), offset, len });
+        });
+        first
     }
 
     /// Has at most `len` bytes from `offset` on brought near, as many as it has.

@@ -285,7 +285,7 @@ impl SendQueue {
     }
 
     /// The memory of a request's message from `offset` on, as far as it is one element's: so many bytes at least and
-    /// at most. `None`: they are not to be had.
+    /// at most. `None`: they are not to be had, or not with this right.
     pub(crate) fn stretch<'a>(
         &self,
         index: usize,
@@ -293,6 +293,7 @@ impl SendQueue {
         pd: PdId,
         offset: u32,
         bytes: RangeInclusive<usize>,
+        need: Access,
     ) -> Option<Span<'a>> {
         let mut skip = offset;
         let holds = |sge: &&Sge| {
@@ -306,7 +307,7 @@ impl SendQueue {
             return None;
         }
         let va = sge.addr.checked_add(u64::from(skip))?;
-        mrs.resolve(pd, sge.lkey, va, len as u64, Access::empty()).ok()
+        mrs.resolve(pd, sge.lkey, va, len as u64, need).ok()
     }
 
     /// Has the beginning of that which `gather` would copy brought near, if it is more than a little.

@@ -10,6 +10,7 @@ use bowline_wire::roce::{
     split_icrc,
 };
 
+use super::landing::Amid;
 use super::{Device, Event, IdentHint};
 use crate::qp::{Halves, Qp};
 use crate::rc::requester::Outcome;
@@ -179,6 +180,7 @@ impl Device {
                 }
             }
         }
+        Amid::note(&mut self.amid, qpn, name.mtu(), &qp.halves, packet.opcode);
         self.shared.watch_bursts(qp);
         self.shared.after(now, qp, outcome, true);
         if !self.shared.overrun.is_empty() {
@@ -189,13 +191,13 @@ impl Device {
 }
 
 /// Why a queue pair does not take a packet.
-enum Refusal {
+pub(super) enum Refusal {
     Transport,
     State,
     Peer,
 }
 
-fn refusal(qp: &Qp, outer: &Outer, packet: &Packet<'_>) -> Option<Refusal> {
+pub(super) fn refusal(qp: &Qp, outer: &Outer, packet: &Packet<'_>) -> Option<Refusal> {
     let service = match qp.halves {
         Halves::Rc { .. } => Service::Rc,
         Halves::Ud { .. } => Service::Ud,

@@ -21,7 +21,7 @@ mod replies;
 #[cfg(test)]
 mod tests;
 
-use bowline_verbs::{Access, Completion, Error, PdId, Qpn, RecvWr, Status, WcOpcode};
+use bowline_verbs::{Access, Completion, Error, PdId, Piece, Qpn, RecvWr, Status, WcOpcode};
 use bowline_wire::roce::{AtomicEth, NakCode, Opcode, Packet, Psn, Syndrome};
 
 use self::held::Held;
@@ -234,6 +234,39 @@ impl Responder {
         self.replies.handle_timeout(now);
     }
 
+    /// Bytes still to come of the WRITE that is under way.
+    pub(crate) const fn left(&self) -> usize {
+        match self.message {
+            Message::Write { left, .. } => left as usize,
+            Message::None | Message::Send => 0,
+        }
+    }
+
+    /// The packet that comes next, and where the bytes of it and of those behind it belong, at most `most` of them:
+    /// as far as they are full packets of a WRITE that is under way, and nothing has come out of order.
+    pub(crate) fn landing(&self, ctx: &RxCtx<'_>, most: usize) -> Option<(Psn, Piece)> {
+        let Message::Write { key, va, left, .. } = self.message else { return None };
+        if self.failed || !self.held.is_empty() || !ctx.access.contains(Access::REMOTE_WRITE) {
+            return None;
+        }
+        // As for each packet by itself: with all that is left of the range [RSP-10].
+        let (whose, need) = ((ctx.pd, ctx.qpn), Access::REMOTE_WRITE);
+        ctx.mrs.check(whose, key, va, u64::from(left), need).ok()?;
+        let len = full_packets(left as usize, ctx.mtu).min(most) as u64;
+        let span = ctx.mrs.resolve(whose, key, va, len, need).ok()?;
+        Some((self.expected, span.first_stretch()?))
+    }
+
+    /// Takes the packet that comes next, one in the middle of a WRITE, whose bytes are where they belong.
+    pub(crate) fn take_landed(&mut self, ctx: &RxCtx<'_>, ack_req: bool) {
+        if let Message::Write { va, left, .. } = &mut self.message {
+            *va = va.wrapping_add(ctx.mtu as u64);
+            *left = left.saturating_sub(ctx.mtu as u32);
+        }
+        self.arrived();
+        self.done(ack_req);
+    }
+
     /// Takes a request packet of the peer.
     pub(crate) fn handle(&mut self, ctx: &mut RxCtx<'_>, packet: &Packet<'_>) -> After {
         let expected = self.expected;
@@ -297,8 +330,7 @@ impl Responder {
             self.again(ctx, packet);
             return After::Fine;
         }
-        self.nak_sent = false;
-        self.not_ready = false;
+        self.arrived();
         let fault = match self.execute(ctx, packet) {
             Ok(()) => None,
             Err(Fault::NotReady) => {
@@ -320,11 +352,7 @@ impl Responder {
         };
         // READs and atomics have moved on, and have their answers queued.
         if packet.opcode.is_send() || packet.opcode.is_write() {
-            self.expected = psn.next();
-            self.executed = psn;
-            if packet.bth.ack_req {
-                self.replies.ack(psn, self.msn);
-            }
+            self.done(packet.bth.ack_req);
         }
         if packet.opcode.ends() {
             ctx.counters.requests_executed += 1;
@@ -335,6 +363,22 @@ impl Responder {
                 self.fail(ctx, fault);
                 After::Fatal
             }
+        }
+    }
+
+    /// The packet expected has come.
+    const fn arrived(&mut self) {
+        self.nak_sent = false;
+        self.not_ready = false;
+    }
+
+    /// The packet expected, of a SEND or WRITE, is carried out.
+    fn done(&mut self, ack_req: bool) {
+        let psn = self.expected;
+        self.expected = psn.next();
+        self.executed = psn;
+        if ack_req {
+            self.replies.ack(psn, self.msn);
         }
     }
 
@@ -573,6 +617,11 @@ fn slots(max_dest_rd_atomic: u8) -> usize {
         0 => 0,
         n => usize::from(n).next_power_of_two(),
     }
+}
+
+/// Bytes of a message of which `left` are to come that fill packets with others behind them.
+pub(crate) const fn full_packets(left: usize, mtu: usize) -> usize {
+    left.saturating_sub(1) / mtu * mtu
 }
 
 /// Packets that answer a READ of `len` bytes, and so the numbers it takes [REQ-3].

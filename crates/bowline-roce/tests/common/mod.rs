@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use bowline_roce::{Burst, Config, Device, Event, IdentHint, Instant};
+use bowline_roce::{Burst, Config, Device, Event, IdentHint, Instant, Landed, Run};
 use bowline_verbs::{
     Access, AddressVector, Buffer, Completion, CqId, MrKeys, Mtu, PdId, QpAttr, QpCap, QpInit,
     QpState, QpType, Qpn, RecvWr, Remote, SendFlags, SendOp, SendWr, Sge, Status,
@@ -114,6 +114,22 @@ impl Node {
 
 pub fn pattern(len: usize, seed: u8) -> Vec<u8> {
     (0..len).map(|i| (i as u8).wrapping_mul(31) ^ (i >> 8) as u8 ^ seed).collect()
+}
+
+/// Hands in what came merged, or one datagram, as a driver does that lets payloads land.
+pub fn land(
+    dev: &mut Device,
+    now: Instant,
+    from: SocketAddr,
+    to: IpAddr,
+    segment: Option<usize>,
+    bytes: &[u8],
+) -> Landed {
+    let aside = &mut Vec::new();
+    dev.land(now, |landing| {
+        landing.scatter(bytes, aside);
+        Some(Run { from, to, segment, len: bytes.len(), aside })
+    })
 }
 
 /// A packet as the wire saw it.
@@ -325,7 +341,9 @@ impl Pair {
                 any = true;
                 self.now = self.now + Duration::from_nanos(200);
                 let dev = &mut self.nodes[side].dev;
-                dev.handle_datagram(self.now, from, to, IdentHint::Unknown, &bytes);
+                if land(dev, self.now, from, to, None, &bytes) == Landed::NoPlace {
+                    dev.handle_datagram(self.now, from, to, IdentHint::Unknown, &bytes);
+                }
             }
             for node in &mut self.nodes {
                 node.take();

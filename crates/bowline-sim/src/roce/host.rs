@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use bowline_roce::{Burst, Config, Device, FormerLife, IdentHint, Instant};
+use bowline_roce::{Burst, Config, Device, FormerLife, IdentHint, Instant, Landed, Run};
 use bowline_verbs::{CmId, Qpn};
 
 use super::net::Datagram;
@@ -20,6 +20,8 @@ pub(crate) struct Host {
     pub(crate) device: Option<Device>,
     /// Its life.
     pub(crate) boot: u32,
+    /// Datagrams handed in.
+    delivered: u64,
     pub(crate) listener: Option<CmId>,
     /// An event to send and to hand out is in the queue.
     pub(crate) turning: bool,
@@ -47,6 +49,7 @@ impl Host {
             plan,
             device: None,
             boot: 0,
+            delivered: 0,
             listener: None,
             turning: false,
             timer_at: None,
@@ -111,10 +114,22 @@ impl Host {
             (Hints::Mixed, 1) => IdentHint::Exact(rng.below(4) as u16),
             _ => IdentHint::Exact(datagram.ident),
         };
-        if let Some(device) = &mut self.device {
-            let now = Instant::from_nanos(now);
-            device.handle_datagram(now, datagram.from, datagram.to, hint, &datagram.bytes);
+        let Some(device) = &mut self.device else { return };
+        let now = Instant::from_nanos(now);
+        let Datagram { from, to, ident, ref bytes, .. } = *datagram;
+        self.delivered += 1;
+        if device.is_amid() && !self.delivered.is_multiple_of(4) {
+            let aside = &mut Vec::new();
+            let segment = (ident == 0).then_some(bytes.len());
+            let landed = device.land(now, |landing| {
+                landing.scatter(bytes, aside);
+                Some(Run { from, to, segment, len: bytes.len(), aside })
+            });
+            if landed != Landed::NoPlace {
+                return;
+            }
         }
+        device.handle_datagram(now, from, to, hint, bytes);
     }
 
     /// Takes the next burst apart; false when there is nothing to send.

@@ -237,7 +237,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Nothing can change any more: every byte is an old one or one that was asked for.
+    /// Nothing can change any more: every byte is an old one or one that was asked for; or zero, where something was to
+    /// come that did not come to its end, since what lands there by mistake is wiped out.
     pub(crate) fn settle(&mut self, purposes: &[Purpose]) -> Result<(), String> {
         for id in 0..self.areas.len() {
             let Area { start, len, purpose, .. } = self.areas[id];
@@ -258,7 +259,7 @@ impl Memory {
                     let bytes = &change.bytes[from..from + piece];
                     for (i, byte) in bytes.iter().enumerate() {
                         let same = self.scratch[at - start + i] == *byte;
-                        known[at - start + i] |= same;
+                        known[at - start + i] |= same || self.scratch[at - start + i] == 0;
                         whole &= same;
                     }
                     from += piece;

@@ -37,6 +37,8 @@ numbers! {
         failed,
         /// Datagrams that devices dropped for their ICRC.
         icrc_drops,
+        /// Datagrams whose payloads landed.
+        landed,
         /// Request packets that devices sent again.
         resent,
         /// Request packets that came again.

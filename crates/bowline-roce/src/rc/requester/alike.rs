@@ -1,6 +1,6 @@
 //! Packets of one message that differ in nothing but numbers, addresses and data: most of a long one.
 
-use bowline_verbs::SendOp;
+use bowline_verbs::{Access, SendOp};
 use bowline_wire::roce::{BTH_LEN, Bth, ICRC_LEN, Packet, RETH_LEN, Reth};
 
 use super::send::opcode;
@@ -42,7 +42,8 @@ impl Requester {
         }
         let (offset, ahead) = (self.sent * mtu as u32, prefetched(mtu));
         let len = count * mtu + ahead;
-        let found = self.queue.stretch(self.cursor, ctx.mrs, ctx.pd, offset, mtu..=len);
+        let found =
+            self.queue.stretch(self.cursor, ctx.mrs, ctx.pd, offset, mtu..=len, Access::empty());
         let Some(span) = found else { return };
         let count = count.min(span.len() / mtu);
         #[cfg(test)]

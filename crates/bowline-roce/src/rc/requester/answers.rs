@@ -2,11 +2,13 @@
 
 use std::time::Duration;
 
-use bowline_verbs::Status;
+use bowline_verbs::{Access, Piece, Status};
 use bowline_wire::roce::{Aeth, NakCode, Opcode, Packet, Psn, Syndrome, rnr_timer_ns};
 
 use super::settings::SEVEN;
 use super::{Outcome, Requester, TxCtx};
+use crate::rc::responder::full_packets;
+use crate::sendq::Request;
 
 impl Requester {
     /// Takes a response whose ICRC is good [REQ-9].
@@ -168,6 +170,36 @@ impl Requester {
         }
         self.progress(ctx, 1);
         if self.early.is_empty() { self.finish_head(ctx) } else { self.absorb(ctx) }
+    }
+
+    /// The READ whose answers come next, and how many bytes of it have come.
+    fn being_read(&self) -> Option<(&Request, u32)> {
+        let head = self.queue.front()?;
+        let mtu = self.settings.as_ref()?.mtu as u32;
+        let reads = head.is_started() && head.is_read();
+        reads.then(|| (head, (self.una.since(head.first) * mtu).min(head.len)))
+    }
+
+    /// Bytes still to come of the READ whose answers come next.
+    pub(crate) fn left(&self) -> usize {
+        self.being_read().map_or(0, |(head, come)| (head.len - come) as usize)
+    }
+
+    /// The answer that comes next, and where the bytes of it and of those behind it belong, at most `most` of them:
+    /// as far as they are full packets of a READ, and nothing has come out of order.
+    pub(crate) fn landing(&self, ctx: &TxCtx<'_>, most: usize) -> Option<(Psn, Piece)> {
+        let mtu = self.settings.as_ref()?.mtu;
+        let (head, come) = self.being_read().filter(|_| self.early.is_empty())?;
+        let bytes = 1..=full_packets((head.len - come) as usize, mtu).min(most);
+        let span = self.queue.stretch(0, ctx.mrs, ctx.pd, come, bytes, Access::LOCAL_WRITE)?;
+        Some((self.una, span.first_stretch()?))
+    }
+
+    /// Takes the answer that comes next, one in the middle of a READ, whose bytes are where they belong.
+    pub(crate) fn take_landed(&mut self, ctx: &mut TxCtx<'_>) {
+        ctx.counters.responses_received += 1;
+        self.una = self.una.next();
+        self.progress(ctx, 1);
     }
 
     /// A flush or an atomic write is done: an empty answer says so [HDR-5].

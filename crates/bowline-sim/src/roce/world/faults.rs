@@ -71,6 +71,7 @@ impl World {
         let Some(device) = &self.hosts[host].device else { return };
         let counted = device.counters();
         self.stats.icrc_drops += counted.drop_icrc;
+        self.stats.landed += counted.rx_landed;
         self.stats.resent += counted.packets_resent;
         self.stats.repeated += counted.requests_duplicate;
         self.stats.rnr_naks += counted.rnr_naks_sent;

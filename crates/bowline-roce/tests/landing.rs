@@ -1,0 +1,280 @@
+//! Payloads received where they belong, against the same packets taken in as ever [RX-13].
+
+mod common;
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use bowline_roce::{Burst, IdentHint, Landed};
+use bowline_verbs::{Mtu, Remote, SendFlags, SendOp, Status};
+use bowline_wire::roce::{Opcode, Packet, Psn};
+use common::{Pair, Seen, Setup, land, pattern};
+
+const MTU: usize = 1024;
+const PACKET: usize = MTU + 16;
+
+/// A pair that has posted one WRITE of so many bytes, and what it sends: for each burst the bytes of a packet, and
+/// all of it.
+fn writing(len: usize) -> (Pair, SocketAddr, Vec<(usize, Vec<u8>)>) {
+    let mut pair = Pair::new(&Setup { mtu: Mtu::M1024, ..Setup::default() });
+    pair.nodes[0].fill(0, len, 5);
+    let (to, sges) = (pair.nodes[1].remote(0), [pair.nodes[0].sge(0, len)]);
+    pair.post(0, 1, SendOp::Write(to), &sges);
+    let (mut burst, mut runs) = (Burst::new(), Vec::new());
+    while pair.nodes[0].dev.poll_transmit(pair.now, &mut burst) {
+        runs.push((burst.segment, burst.bytes.clone()));
+    }
+    let from = SocketAddr::new(burst.from, burst.source_port);
+    (pair, from, runs)
+}
+
+/// Hands in a run as it is received: where it belongs, if a place is known.
+fn receive(pair: &mut Pair, side: usize, from: SocketAddr, segment: usize, bytes: &[u8]) -> Landed {
+    let (now, to) = (pair.now, pair.nodes[side].addr);
+    let dev = &mut pair.nodes[side].dev;
+    let landed = land(dev, now, from, to, Some(segment), bytes);
+    if landed == Landed::NoPlace {
+        for (k, bytes) in bytes.chunks(segment).enumerate() {
+            dev.handle_datagram(now, from, to, IdentHint::Exact(k as u16), bytes);
+        }
+    }
+    landed
+}
+
+#[test]
+fn what_lands_is_what_was_sent() {
+    let len = 100 * MTU + 10;
+    let (mut pair, from, runs) = writing(len);
+    let landed: Vec<Landed> =
+        runs.iter().map(|(segment, bytes)| receive(&mut pair, 1, from, *segment, bytes)).collect();
+    // The first packet is longer than those behind it, and the last is shorter.
+    let [62, 36] = [&runs[1], &runs[2]].map(|(segment, bytes)| bytes.len() / segment) else {
+        panic!("{:?}", runs.iter().map(|(_, bytes)| bytes.len()).collect::<Vec<_>>())
+    };
+    assert_eq!(landed, [Landed::NoPlace, Landed::Packets(62), Landed::Packets(36)]);
+    assert!(pair.nodes[1].bytes(0, len) == pattern(len, 5));
+    pair.finish(0, 1);
+    let counters = pair.nodes[1].dev.counters();
+    assert_eq!((counters.rx_landed, counters.rx_packets), (98, 101));
+    assert_eq!((counters.requests_executed, counters.requests_duplicate), (1, 0));
+    // Each byte was summed once.
+    assert_eq!(counters.rx_icrc_bytes + 4 * counters.rx_packets, counters.rx_bytes);
+}
+
+#[test]
+fn short_messages_are_not_waited_for() {
+    for (packets, amid) in [(5, false), (6, true)] {
+        let (mut pair, from, runs) = writing(packets * MTU);
+        assert!(!pair.nodes[1].dev.is_amid());
+        receive(&mut pair, 1, from, runs[0].0, &runs[0].1[..runs[0].0]);
+        assert_eq!(pair.nodes[1].dev.is_amid(), amid, "{packets}");
+    }
+}
+
+/// What others send while a message is under way is taken in as ever, and nothing of it stays behind.
+#[test]
+fn what_others_send_leaves_nothing_behind() {
+    let len = 80 * MTU;
+    let (mut pair, from, runs) = writing(len);
+    pair.nodes[1].fill(0, len, 9);
+    receive(&mut pair, 1, from, runs[0].0, &runs[0].1);
+    let stranger = SocketAddr::new(IpAddr::from([10, 0, 0, 9]), 50_000);
+    let expected =
+        [pattern(len, 5)[..2 * MTU].to_vec(), pattern(len, 9)[2 * MTU..].to_vec()].concat();
+    for (count, cut) in [(0, 0), (1, 0), (1, 300), (5, 0), (62, 1000)] {
+        let mut bytes = runs[1].1[..count * PACKET].to_vec();
+        bytes.truncate(bytes.len() - cut);
+        let before = pair.nodes[1].dev.counters().clone();
+        assert_eq!(receive(&mut pair, 1, stranger, PACKET, &bytes), Landed::Packets(0));
+        let after = pair.nodes[1].dev.counters();
+        assert_eq!(after.rx_packets - before.rx_packets, count as u64);
+        let dropped =
+            |counters: &bowline_roce::Counters| counters.drop_peer + counters.drop_malformed;
+        assert_eq!(dropped(after) - dropped(&before), count as u64);
+        let hit =
+            (bytes.len() / PACKET * MTU + (bytes.len() % PACKET).saturating_sub(12)).min(62 * MTU);
+        let now = pair.nodes[1].bytes(0, len);
+        assert!(
+            now[..2 * MTU] == expected[..2 * MTU]
+                && now[2 * MTU + hit..] == expected[2 * MTU + hit..]
+        );
+        assert!(now[2 * MTU..2 * MTU + hit].iter().all(|byte| *byte == 0), "{count} packets");
+        pair.nodes[1].fill(2 * MTU, 78 * MTU, 0);
+        pair.nodes[1].buffer.write(2 * MTU, &expected[2 * MTU..]);
+    }
+    // The message goes on.
+    assert_eq!(receive(&mut pair, 1, from, runs[1].0, &runs[1].1), Landed::Packets(62));
+    for (segment, bytes) in &runs[2..] {
+        receive(&mut pair, 1, from, *segment, bytes);
+    }
+    assert!(pair.nodes[1].bytes(0, len) == pattern(len, 5));
+    pair.finish(0, 1);
+}
+
+/// Up to the packet that is damaged, missing, or of something else, and what is behind that as ever.
+#[test]
+fn a_run_counts_up_to_what_is_wrong() {
+    let len = 80 * MTU;
+    let damaged = |bytes: &mut Vec<u8>| bytes[3 * PACKET + 500] ^= 1;
+    let missing = |bytes: &mut Vec<u8>| drop(bytes.drain(3 * PACKET..4 * PACKET));
+    let twice = |bytes: &mut Vec<u8>| {
+        let again = bytes[2 * PACKET..3 * PACKET].to_vec();
+        bytes.splice(3 * PACKET..3 * PACKET, again);
+    };
+    type Harm<'a> = &'a dyn Fn(&mut Vec<u8>);
+    for (harm, lost) in [(&damaged as Harm<'_>, 1), (&missing, 1), (&twice, 0)] {
+        let (mut pair, from, runs) = writing(len);
+        receive(&mut pair, 1, from, runs[0].0, &runs[0].1);
+        let mut bytes = runs[1].1.clone();
+        harm(&mut bytes);
+        // Nobody tells of identifications, which the harm moves.
+        let (now, to) = (pair.now, pair.nodes[1].addr);
+        let landed = land(&mut pair.nodes[1].dev, now, from, to, Some(PACKET), &bytes);
+        assert_eq!(landed, Landed::Packets(3));
+        let counters = pair.nodes[1].dev.counters();
+        assert_eq!((counters.rx_landed, counters.naks_sequence_sent), (3, 0));
+        for (segment, bytes) in &runs[2..] {
+            receive(&mut pair, 1, from, *segment, bytes);
+        }
+        pair.finish(0, 1);
+        assert_eq!(pair.nodes[0].dev.counters().naks_sequence_received, lost);
+        assert_eq!(pair.nodes[0].sent[0].status, Status::Success);
+        assert!(pair.nodes[1].bytes(0, len) == pattern(len, 5));
+    }
+}
+
+/// [RSP-10], [MR-11]: a key that is gone is gone for what lands, too.
+#[test]
+fn nothing_lands_where_the_key_is_gone() {
+    let (mut pair, from, runs) = writing(80 * MTU);
+    receive(&mut pair, 1, from, runs[0].0, &runs[0].1);
+    assert!(pair.nodes[1].dev.is_amid());
+    let key = pair.nodes[1].keys.rkey;
+    pair.nodes[1].dev.dereg_mr(key).unwrap();
+    assert_eq!(receive(&mut pair, 1, from, runs[1].0, &runs[1].1), Landed::NoPlace);
+    assert!(!pair.nodes[1].dev.is_amid());
+    assert!(pair.nodes[1].bytes(2 * MTU, 60 * MTU).iter().all(|byte| *byte == 0));
+    pair.run(Duration::from_secs(1), |pair| !pair.nodes[0].sent.is_empty());
+    assert_eq!(pair.nodes[0].sent[0].status, Status::RemAccessErr);
+}
+
+/// What a side has sent, as far as it does not depend on where memory lies.
+fn outline(log: &[Seen]) -> Vec<(usize, Opcode, Psn, bool, usize)> {
+    let line = |seen: &Seen| {
+        let Packet { opcode, bth, payload, .. } = seen.packet();
+        (seen.from, opcode, bth.psn, bth.ack_req, payload.len())
+    };
+    log.iter().map(line).collect()
+}
+
+/// Two pairs with the same history, of which one lets payloads land: they send the same, at the same times, and
+/// the same comes of it. Packets are lost, doubled, damaged and late, in runs that begin and end anywhere.
+#[test]
+fn landing_changes_nothing_but_copies() {
+    for seed in 1..=60_u64 {
+        let [lands, plain] = [true, false].map(|lands| history(seed, lands));
+        assert!(lands.landed > 0 || seed % 4 == 0, "seed {seed}");
+        assert_eq!(plain.landed, 0);
+        assert_eq!(lands.sent, plain.sent, "seed {seed}");
+        assert!(lands.memory == plain.memory, "seed {seed}");
+        assert_eq!(lands.ended, plain.ended, "seed {seed}");
+    }
+}
+
+struct Outcome {
+    landed: u64,
+    sent: Vec<(usize, Opcode, Psn, bool, usize)>,
+    memory: [Vec<u8>; 2],
+    ended: Vec<(u64, Status)>,
+}
+
+fn history(seed: u64, lands: bool) -> Outcome {
+    const EACH: usize = 150_000;
+    let mut dice = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mut below = move |n: usize| {
+        dice ^= dice << 13;
+        dice ^= dice >> 7;
+        dice ^= dice << 17;
+        (dice >> 32) as usize % n
+    };
+    let mtu = [Mtu::M256, Mtu::M1024, Mtu::M2048, Mtu::M4096][seed as usize % 4];
+    let mut pair = Pair::new(&Setup { mtu, ..Setup::default() });
+    let requests = 6;
+    pair.nodes[0].fill(0, requests * EACH, seed as u8);
+    pair.nodes[1].fill(0, requests * EACH, !seed as u8);
+    for id in 0..requests {
+        let (at, len) = (id * EACH, 1 + below(EACH - 100));
+        let cut = below(len);
+        let sges = [pair.nodes[0].sge(at, cut), pair.nodes[0].sge(at + cut, len - cut)];
+        let to = pair.nodes[1].remote(at);
+        let op: fn(Remote) -> SendOp = if below(2) == 0 { SendOp::Write } else { SendOp::Read };
+        pair.post_flags(0, id as u64, op(to), &sges, SendFlags::SIGNALED);
+    }
+    let mut burst = Burst::new();
+    for _ in 0..5000 {
+        if pair.nodes[0].sent.len() == requests {
+            break;
+        }
+        let mut any = false;
+        for side in 0..2 {
+            while pair.nodes[side].dev.poll_transmit(pair.now, &mut burst) {
+                any = true;
+                let from = SocketAddr::new(burst.from, burst.source_port);
+                let mut packets: Vec<Vec<u8>> = burst.segments().map(<[u8]>::to_vec).collect();
+                for (place, bytes) in packets.iter().enumerate() {
+                    let seen = (side, pair.now, place, common::Fate::Pass, bytes.clone());
+                    let (from, at, place, fate, bytes) = seen;
+                    pair.log.push(Seen { from, at, place, fate, bytes });
+                }
+                match below(12) {
+                    0 => drop(packets.remove(below(packets.len()))),
+                    1 => {
+                        let k = below(packets.len());
+                        packets.insert(k, packets[k].clone());
+                    }
+                    2 => {
+                        let k = below(packets.len());
+                        let at = below(packets[k].len());
+                        packets[k][at] ^= 1 << below(8);
+                    }
+                    3 => {
+                        let (a, b) = (below(packets.len()), below(packets.len()));
+                        packets.swap(a, b);
+                    }
+                    _ => {}
+                }
+                // In runs of packets of one size.
+                while !packets.is_empty() {
+                    let first = packets[0].len();
+                    let same = packets.iter().take_while(|packet| packet.len() == first).count();
+                    let run: Vec<u8> = packets.drain(..1 + below(same)).flatten().collect();
+                    let (now, to) = (pair.now, pair.nodes[1 - side].addr);
+                    let dev = &mut pair.nodes[1 - side].dev;
+                    let segment = (run.len() > first).then_some(first);
+                    if !lands || land(dev, now, from, to, segment, &run) == Landed::NoPlace {
+                        for (k, bytes) in run.chunks(first).enumerate() {
+                            let hint =
+                                segment.map_or(IdentHint::Unknown, |_| IdentHint::Exact(k as u16));
+                            dev.handle_datagram(now, from, to, hint, bytes);
+                        }
+                    }
+                }
+            }
+        }
+        pair.nodes.iter_mut().for_each(common::Node::take);
+        if !any {
+            let due = pair.nodes.iter().filter_map(|node| node.dev.poll_timeout()).min();
+            pair.now = due.expect("something is waited for").max(pair.now);
+            for node in &mut pair.nodes {
+                node.dev.handle_timeout(pair.now);
+            }
+        }
+    }
+    assert_eq!(pair.nodes[0].sent.len(), requests, "seed {seed}");
+    Outcome {
+        landed: pair.nodes.iter().map(|node| node.dev.counters().rx_landed).sum(),
+        sent: outline(&pair.log),
+        memory: [0, 1].map(|side| pair.nodes[side].bytes(0, requests * EACH)),
+        ended: pair.nodes[0].sent.iter().map(|done| (done.wr_id, done.status)).collect(),
+    }
+}
