@@ -19,7 +19,7 @@ use crate::config::SoftConfig;
 use crate::identity;
 use crate::lives::Lives;
 use crate::loss::Loss;
-use crate::pump::Came;
+use crate::receive::Came;
 use crate::shared::{Shared, State};
 use crate::stats::DriverStats;
 use crate::udp::{Endpoint, ROCE_PORT};

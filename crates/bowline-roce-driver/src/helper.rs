@@ -12,7 +12,7 @@ use bowline_roce::FormerLife;
 use bowline_verbs::Error;
 
 use crate::clock;
-use crate::pump::Came;
+use crate::receive::Came;
 use crate::shared::{Lead, Shared};
 
 /// Interval of looks while application threads are active.

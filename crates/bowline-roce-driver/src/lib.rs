@@ -9,6 +9,7 @@
 //!        \---------- bursts of packets <-- poll_transmit ---- no lock ---> sendmsg, UDP_SEGMENT
 //!   poll_cq <--- completion ------ completion queue
 //!        \--- nothing there: reads itself --- recvmmsg, UDP_GRO ---> handle_datagram
+//!                                             amid a long message: recvmsg to where it belongs ---> land
 //!                                             and sends the acknowledgements of the batch, or has
 //!                                             the program's next sends take them along
 //!   wait_cq  looks for 25 us, then sleeps on the sockets
@@ -27,7 +28,8 @@ mod helper;
 mod identity;
 mod lives;
 mod loss;
-mod pump;
+mod receive;
+mod send;
 mod shared;
 #[cfg(test)]
 #[path = "../../../xtask/skipped.rs"]

@@ -1,11 +1,11 @@
-//! The data path: taking in what has arrived, sending what is due.
+//! The data path out: sending what is due.
 
 use core::sync::atomic::Ordering;
 use std::net::SocketAddr;
 use std::sync::{MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
-use bowline_roce::{Burst, IdentHint, Instant};
+use bowline_roce::{Burst, Instant};
 use bowline_verbs::Error;
 use bowline_wire::roce::UDP_PORT;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -14,10 +14,8 @@ use rustix::time::Timespec;
 
 use crate::capture::{Capture, Datagram, Way};
 use crate::clock;
-use crate::loss::Loss;
 use crate::shared::{Shared, State, Tx};
-use crate::sys::{self, Arrival, Inbox};
-use crate::udp::Endpoint;
+use crate::sys;
 
 /// How long a send waits for room in the socket's buffer before its packets count as lost.
 const SEND_PATIENCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
@@ -26,172 +24,18 @@ const SEND_PATIENCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
 /// acknowledgement that goes alone costs each side a call. rxe sends 128 without one.
 const FEW_PACKETS: u64 = 96;
 
-/// A buffer of so many bytes is a short run of packets.
-const LITTLE: usize = 16 << 10;
-
 /// Bytes of a burst that is sent in less time than anybody counts.
 const SHORT: usize = 4 << 10;
 
-/// Buffers taken at once when they hold long runs of packets: more of them would be so much that the peer
-/// runs out of window before it gets an acknowledgement.
-const LONG_RUNS: usize = 8;
-
 /// Bursts are gathered until they are so many bytes.
 const GATHERED: usize = 32 << 10;
-
-/// After a buffer of so many bytes, more are likely to be there: they are taken with one call.
-const STREAM: usize = 8 << 10;
 
 /// Longer than a few round trips between threads that look without sleeping, on a slow machine.
 const ACK_DELAY: Duration = Duration::from_micros(100);
 /// Longer than one between threads that sleep, and far enough away for the background thread.
 const ACK_DELAY_ASLEEP: Duration = Duration::from_millis(5);
 
-/// What a look at the network uses.
-#[derive(Debug)]
-pub(crate) struct Rx {
-    inbox: Inbox,
-    /// Buffers that are filled with one call from each socket, since the last look found something there; 0: it
-    /// did not.
-    most: Vec<usize>,
-    /// The socket to begin with; there may be none of this number.
-    next: usize,
-}
-
-impl Rx {
-    pub(crate) fn new(sockets: usize) -> Self {
-        Self { inbox: Inbox::new(), most: vec![0; sockets], next: 0 }
-    }
-}
-
-/// What a look at the network brought.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Came {
-    Nothing,
-    /// Another thread is looking, and takes what there is.
-    ToAnother,
-    Something,
-}
-
-/// The datagrams of a buffer, and what is known of their identifications.
-fn split<'a>(arrival: &Arrival, bytes: &'a [u8]) -> impl Iterator<Item = (IdentHint, &'a [u8])> {
-    let (alone, segments) = match arrival.segment {
-        None => (Some((IdentHint::Unknown, bytes)), bytes.chunks(1).take(0)),
-        Some(segment) => (None, bytes.chunks(segment).take(usize::MAX)),
-    };
-    // A peer like this one has numbered the segments of a burst from 0 [ICRC-34].
-    let ident = |k| IdentHint::Exact(u16::try_from(k).unwrap_or(u16::MAX));
-    alone.into_iter().chain(segments.enumerate().map(move |(k, datagram)| (ident(k), datagram)))
-}
-
 impl Shared {
-    /// Takes in what has arrived, at most one batch of each socket. What that calls for is to be
-    /// sent by [`flush`](Self::flush): acknowledgements once for the whole batch [PERF-6].
-    pub(crate) fn pump(&self) -> Came {
-        self.take_turns(false)
-    }
-
-    /// The same for a program that looks again and again: where something comes at every look, it is given one
-    /// socket's at a time, so that what it answers is of one peer and fills bursts.
-    pub(crate) fn pump_in_turn(&self) -> Came {
-        self.take_turns(true)
-    }
-
-    fn take_turns(&self, one: bool) -> Came {
-        let mut rx = match self.rx.try_lock() {
-            Ok(rx) => rx,
-            Err(TryLockError::Poisoned(rx)) => rx.into_inner(),
-            Err(TryLockError::WouldBlock) => return Came::ToAnother,
-        };
-        let Rx { inbox, most, next } = &mut *rx;
-        let mut came = Came::Nothing;
-        let first = *next;
-        for at in (first..self.endpoints.len()).chain(0..first) {
-            let (endpoint, most) = (&self.endpoints[at], &mut most[at]);
-            let in_a_row = *most > 0;
-            let received = match *most {
-                0 => self.receive_first(endpoint, inbox),
-                most => endpoint.receive_many(inbox, most),
-            };
-            // Whoever finds something whenever it looks is behind: taking what has come meanwhile with one
-            // call, and answering all of it together, lets it catch up.
-            *most = match received {
-                Ok(()) => {
-                    self.stats.receives.inc();
-                    came = Came::Something;
-                    self.take_in(endpoint, inbox);
-                    let mut all = inbox.arrivals().flatten();
-                    if all.any(|(buffer, _)| buffer.len > LITTLE) { LONG_RUNS } else { usize::MAX }
-                }
-                // Errors of a UDP socket tell of packets sent earlier, which resends take care of.
-                Err(_) => {
-                    self.stats.empty_looks.inc();
-                    0
-                }
-            };
-            if one && in_a_row && *most > 0 {
-                *next = at + 1;
-                break;
-            }
-        }
-        if came == Came::Something {
-            self.mark_unsent();
-        }
-        came
-    }
-
-    /// Receives one buffer, and more if it is long.
-    fn receive_first(&self, endpoint: &Endpoint, inbox: &mut Inbox) -> Result<(), Errno> {
-        let bytes = endpoint.receive_one(inbox)?;
-        if bytes >= STREAM {
-            match endpoint.receive_more(inbox, LONG_RUNS) {
-                Ok(()) => self.stats.receives.inc(),
-                Err(_) => self.stats.empty_looks.inc(),
-            }
-        }
-        Ok(())
-    }
-
-    /// Gives the core all datagrams of a batch.
-    fn take_in(&self, endpoint: &Endpoint, inbox: &Inbox) {
-        let to = endpoint.at().ip();
-        if let Some(capture) = &self.capture {
-            let mut capture = capture.lock().unwrap_or_else(PoisonError::into_inner);
-            self.record_arrivals(&mut capture, endpoint, inbox);
-        }
-        let (mut packets, mut total) = (0, 0);
-        let now = clock::now();
-        let mut st = self.lock();
-        if st.stop {
-            // The memory of a closed device is its program's again.
-            return;
-        }
-        for arrival in inbox.arrivals() {
-            let Some((arrival, bytes)) = arrival else {
-                self.stats.unusable.inc();
-                continue;
-            };
-            if arrival.segment.is_some() {
-                self.stats.gro_buffers.inc();
-            }
-            total += bytes.len() as u64;
-            let cut = self.cuts.between(to, arrival.from.ip());
-            let datagrams = split(&arrival, bytes).inspect(|_| packets += 1).filter(|_| {
-                let dropped = cut || self.loss.as_ref().is_some_and(Loss::strikes);
-                if dropped {
-                    self.stats.packets_dropped.inc();
-                }
-                !dropped
-            });
-            st.core.handle_datagrams(now, arrival.from, to, datagrams);
-        }
-        self.settle(&mut st);
-        drop(st);
-        self.unanswered.fetch_add(packets, Ordering::Relaxed);
-        self.stats.packets_received.add(packets);
-        self.stats.bytes_received.add(total);
-    }
-
     /// Runs timers that are due; tells whether there were any.
     pub(crate) fn run_timers(&self) -> bool {
         let now = clock::now();
@@ -412,22 +256,7 @@ impl Shared {
         }
     }
 
-    fn record_arrivals(&self, capture: &mut Capture, endpoint: &Endpoint, inbox: &Inbox) {
-        let to = endpoint.at();
-        for (arrival, bytes) in inbox.arrivals().flatten() {
-            for (hint, payload) in split(&arrival, bytes) {
-                let likely = match hint {
-                    IdentHint::Exact(ident) => ident,
-                    IdentHint::Unknown => 0,
-                };
-                let (from, to) = (arrival.from, to);
-                let ident = capture.solve(from, to.ip(), likely, payload);
-                self.record(capture, Way::In, &Datagram { from, to, tos: 0, ident, payload });
-            }
-        }
-    }
-
-    fn record(&self, capture: &mut Capture, way: Way, datagram: &Datagram<'_>) {
+    pub(crate) fn record(&self, capture: &mut Capture, way: Way, datagram: &Datagram<'_>) {
         if capture.write(way, datagram).is_err() {
             self.stats.capture_errors.inc();
         }
@@ -446,59 +275,19 @@ impl Shared {
 
 #[cfg(test)]
 mod tests {
-    use std::net::{IpAddr, UdpSocket};
+    use std::net::IpAddr;
 
     use bowline_roce::{Config, Device as Core};
 
     use super::*;
     use crate::config::PollMode;
+    use crate::udp::Endpoint;
 
     /// Nobody else looks at the sockets of this one.
     fn shared(addrs: &[IpAddr]) -> Shared {
         let core = Core::new(Config { addrs: addrs.to_vec(), ..Config::default() }, [1; 32]);
         let endpoints = addrs.iter().map(|ip| Endpoint::open(*ip, 1 << 20).unwrap()).collect();
         Shared::new(core, endpoints, None, None, None, PollMode::Spin, Duration::ZERO).unwrap()
-    }
-
-    #[test]
-    fn sockets_take_turns_where_something_comes_at_every_look() {
-        let ips = [[127, 77, 1, 1], [127, 77, 1, 2]].map(IpAddr::from);
-        let shared = shared(&ips);
-        let peer = UdpSocket::bind("127.77.1.3:0").unwrap();
-        let packets = |to: usize, count: usize| {
-            for _ in 0..count {
-                peer.send_to(b"no packet of RoCE", (ips[to], UDP_PORT)).unwrap();
-            }
-        };
-        let look = |how: fn(&Shared) -> Came| {
-            let before = shared.stats.snapshot().packets_received;
-            let came = how(&shared);
-            let taken = shared.stats.snapshot().packets_received - before;
-            assert_eq!(came == Came::Something, taken > 0);
-            taken
-        };
-        assert_eq!(look(Shared::pump_in_turn), 0);
-        // The first time something comes, both are looked at.
-        packets(0, 1);
-        packets(1, 1);
-        assert_eq!(look(Shared::pump_in_turn), 2);
-        packets(0, 1);
-        packets(1, 4);
-        assert_eq!(look(Shared::pump_in_turn), 1);
-        packets(0, 1);
-        assert_eq!(look(Shared::pump_in_turn), 4);
-        packets(1, 2);
-        assert_eq!(look(Shared::pump_in_turn), 1);
-        // Who does not come back is given all.
-        packets(0, 1);
-        packets(1, 2);
-        assert_eq!(look(Shared::pump), 5);
-        // Where nothing has come the next is looked at.
-        packets(1, 1);
-        assert_eq!(look(Shared::pump_in_turn), 1);
-        packets(0, 1);
-        assert_eq!(look(Shared::pump_in_turn), 1);
-        assert_eq!(look(Shared::pump_in_turn), 0);
     }
 
     #[test]

@@ -19,6 +19,10 @@ bowline_wire::driver_stats! {
     packets_received,
     /// Bytes received, from BTH to ICRC.
     bytes_received,
+    /// Packets received straight to where their payloads belong.
+    packets_landed,
+    /// Buffers of other packets that were received so by mistake, and put right.
+    landings_missed,
     /// Received buffers of no use: cut off, or from no address.
     unusable,
     /// Packets thrown away, received or to be sent, because the settings or `cut` ask for it.

@@ -6,6 +6,7 @@ use std::mem::{offset_of, size_of};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
+use bowline_roce::{LANDING_GAP, LANDING_HEAD, LANDING_PACKETS_MAX, Landing};
 use rustix::io::Errno;
 
 /// Bytes a datagram buffer has: no datagram, and no run of merged ones, is longer.
@@ -335,6 +336,11 @@ impl Inbox {
         }
     }
 
+    /// What [`receive_landing`] has received aside, and more.
+    pub(crate) fn aside(&self) -> &[u8] {
+        self.bytes.get(..SLOT).unwrap_or_default()
+    }
+
     /// Forgets what earlier calls have brought.
     pub(crate) fn clear(&mut self) {
         self.arrivals.clear();
@@ -363,7 +369,8 @@ pub(crate) fn receive_one(fd: BorrowedFd<'_>, inbox: &mut Inbox) -> Result<usize
     let mut piece = libc::iovec { iov_base: slot.as_mut_ptr().cast(), iov_len: slot.len() };
     // SAFETY: the structure is numbers and pointers, for which all zeroes are a value.
     let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
-    fill_header(&mut header, &mut name, &mut control, &mut piece);
+    let pieces = std::slice::from_mut(&mut piece);
+    fill_header(&mut header, &mut name, &mut control, pieces);
     // SAFETY: the message points to a buffer, a name, an element and a control area, of the lengths
     // given, all of which live until the call returns.
     let len = unsafe { libc::recvmsg(fd.as_raw_fd(), &raw mut header, libc::MSG_DONTWAIT) };
@@ -374,16 +381,55 @@ pub(crate) fn receive_one(fd: BorrowedFd<'_>, inbox: &mut Inbox) -> Result<usize
     Ok(len)
 }
 
+/// Receives one buffer without waiting, the only one of a batch: the payloads of its packets go where `landing` says,
+/// all else aside into the inbox. Returns how many bytes came, and `None` beside that for what came from no address.
+#[allow(unsafe_code)]
+pub(crate) fn receive_landing(
+    fd: BorrowedFd<'_>,
+    inbox: &mut Inbox,
+    landing: &Landing,
+) -> Result<(usize, Option<Arrival>), Errno> {
+    inbox.arrivals.clear();
+    let mut name = Name([0; NAME]);
+    let mut control = Control::new();
+    let empty = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+    let mut pieces = [empty; 2 * LANDING_PACKETS_MAX + 1];
+    let Some(mut aside) = inbox.bytes.get_mut(..SLOT) else { return Err(Errno::NOBUFS) };
+    let mut gap = LANDING_HEAD;
+    let mut used = 0;
+    for k in 0..landing.packets().min(LANDING_PACKETS_MAX) {
+        let (now, rest) = aside.split_at_mut(gap);
+        let at = landing.place.offset + k * landing.payload;
+        let place = landing.place.buffer.raw(at, landing.payload);
+        pieces[used] = libc::iovec { iov_base: now.as_mut_ptr().cast(), iov_len: gap };
+        pieces[used + 1] = libc::iovec { iov_base: place.cast(), iov_len: landing.payload };
+        used += 2;
+        (aside, gap) = (rest, LANDING_GAP);
+    }
+    pieces[used] = libc::iovec { iov_base: aside.as_mut_ptr().cast(), iov_len: aside.len() };
+    // SAFETY: the structure is numbers and pointers, for which all zeroes are a value.
+    let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
+    fill_header(&mut header, &mut name, &mut control, &mut pieces[..=used]);
+    // SAFETY: the message points to a name, a control area and elements, of the lengths given, all of which live
+    // until the call returns. The elements are parts of the inbox, none twice, and of a buffer, whose memory lives
+    // as long as `landing` and is reached by raw copies only, as if a device wrote it.
+    let len = unsafe { libc::recvmsg(fd.as_raw_fd(), &raw mut header, libc::MSG_DONTWAIT) };
+    let Ok(len) = usize::try_from(len) else {
+        return Err(last_error());
+    };
+    Ok((len, arrival(&header, &name, &control, len)))
+}
+
 fn fill_header(
     header: &mut libc::msghdr,
     name: &mut Name,
     control: &mut Control,
-    piece: &mut libc::iovec,
+    pieces: &mut [libc::iovec],
 ) {
     header.msg_name = (&raw mut *name).cast();
     header.msg_namelen = NAME as libc::socklen_t;
-    header.msg_iov = &raw mut *piece;
-    header.msg_iovlen = 1;
+    header.msg_iov = pieces.as_mut_ptr();
+    header.msg_iovlen = pieces.len() as _;
     header.msg_control = (&raw mut *control).cast();
     header.msg_controllen = CONTROL as _;
 }
@@ -418,7 +464,7 @@ pub(crate) fn receive_more(
     for ((((name, control), piece), message), slot) in parts.zip(slots) {
         ready += 1;
         *piece = libc::iovec { iov_base: slot.as_mut_ptr().cast(), iov_len: slot.len() };
-        fill_header(&mut message.msg_hdr, name, control, piece);
+        fill_header(&mut message.msg_hdr, name, control, std::slice::from_mut(piece));
     }
     let (at, flags) = (messages.as_mut_ptr(), libc::MSG_DONTWAIT as _);
     // SAFETY: each of the `ready` messages points to a buffer, a name, an element and a control

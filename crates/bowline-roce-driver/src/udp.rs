@@ -9,12 +9,12 @@
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use bowline_roce::Burst;
+use bowline_roce::{Burst, Landing};
 use bowline_verbs::Error;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, ipproto, socket_with};
 
-use crate::sys::{self, Inbox, Interface, Opt, Outgoing};
+use crate::sys::{self, Arrival, Inbox, Interface, Opt, Outgoing};
 
 /// UDP port of RoCEv2, as source and as destination [OUT-1].
 pub const ROCE_PORT: u16 = 4791;
@@ -107,6 +107,16 @@ impl Endpoint {
     /// Receives what came after it, until `most` buffers are full or all of them.
     pub(crate) fn receive_more(&self, inbox: &mut Inbox, most: usize) -> Result<(), Errno> {
         sys::receive_more(self.fd.as_fd(), inbox, most)
+    }
+
+    /// Receives what came first, payloads where `landing` says, and all else aside into `inbox`; returns how many
+    /// bytes came, and `None` beside that for what came from no address.
+    pub(crate) fn receive_landing(
+        &self,
+        inbox: &mut Inbox,
+        landing: &Landing,
+    ) -> Result<(usize, Option<Arrival>), Errno> {
+        sys::receive_landing(self.fd.as_fd(), inbox, landing)
     }
 
     /// Receives what there is into `inbox` in the same way.

@@ -24,7 +24,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
 
 use crate::clock;
-use crate::pump::Came;
+use crate::receive::Came;
 use crate::shared::{Lead, Shared, State};
 
 /// Descriptors a thread sleeps on without allocating.

@@ -1,0 +1,90 @@
+//! Packets of long messages, received where their payloads belong.
+
+mod common;
+
+use std::sync::Arc;
+
+use bowline_roce_driver::{SoftConfig, SoftDevice};
+use bowline_verbs::SendOp;
+use common::{Side, connect, connect_to, ip, open, open_with};
+
+const MIB: usize = 1 << 20;
+const MESSAGES: usize = 8;
+/// Packets of 4 KiB of all messages.
+const PACKETS: u64 = (MESSAGES * MIB / 4096) as u64;
+
+fn pattern(salt: usize) -> Vec<u8> {
+    (0..MIB).map(|i| (i * 31 + (i >> 8) + salt) as u8).collect()
+}
+
+fn check(side: &Side, offset: usize, salt: usize) {
+    let mut bytes = vec![0; MIB];
+    side.buffer.read(offset, &mut bytes);
+    assert!(bytes == pattern(salt), "message {salt}");
+}
+
+/// Writes messages, one after the other, from the first half of one side's memory to the second of the other's.
+fn write(a: &Side, b: &Side) {
+    for salt in 0..MESSAGES {
+        a.buffer.write(0, &pattern(salt));
+        a.post(salt as u64, SendOp::Write(b.remote(MIB)), 0, MIB);
+        a.done(salt as u64);
+        check(b, MIB, salt);
+    }
+}
+
+/// Reads them.
+fn read(a: &Side, b: &Side) {
+    for salt in 0..MESSAGES {
+        b.buffer.write(0, &pattern(salt));
+        a.post(salt as u64, SendOp::Read(b.remote(0)), MIB, MIB);
+        a.done(salt as u64);
+        check(a, MIB, salt);
+    }
+}
+
+#[test]
+fn writes_and_answers_to_reads_land() {
+    let (a, b) = (open(ip(50, 1)), open(ip(50, 2)));
+    let (a, b) = connect(&a, &b, 2 * MIB);
+    write(&a, &b);
+    read(&a, &b);
+    for (side, name) in [(&b, "written"), (&a, "read")] {
+        let stats = side.dev.stats();
+        assert!(stats.packets_landed * 2 > PACKETS, "{name}: {stats:?}");
+        assert_eq!(side.dev.counters().rx_landed, stats.packets_landed, "{name}");
+    }
+}
+
+/// What is captured, or lost on purpose, is looked at before.
+#[test]
+fn nothing_lands_where_packets_are_looked_at() {
+    let path = std::env::temp_dir().join(format!("bowline-landing-{}.pcapng", std::process::id()));
+    let capture = Some(path.clone());
+    let config = |host| SoftConfig { addrs: vec![ip(51, host)], ..SoftConfig::default() };
+    let captures = open_with(SoftConfig { capture, ..config(2) });
+    let loses = open_with(SoftConfig { drop_one_in: Some(1000), ..config(3) });
+    for far in [captures, loses] {
+        let near = open(ip(51, 1));
+        let (a, b) = connect(&near, &far, 2 * MIB);
+        write(&a, &b);
+        assert_eq!(b.dev.stats().packets_landed, 0);
+    }
+    std::fs::remove_file(path).unwrap();
+}
+
+/// Each gets what is its own, and nothing that was on its way to the other.
+#[test]
+fn two_peers_write_at_the_same_time() {
+    let near: [Arc<SoftDevice>; 2] = [open(ip(52, 1)), open(ip(52, 2))];
+    let far = open(ip(52, 3));
+    let pairs =
+        [connect_to(&near[0], &far, 2 * MIB, 7471), connect_to(&near[1], &far, 2 * MIB, 7472)];
+    std::thread::scope(|scope| {
+        for (a, b) in &pairs {
+            scope.spawn(|| write(a, b));
+        }
+    });
+    let stats = far.stats();
+    assert!(stats.packets_landed > 0, "{stats:?}");
+}
