@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use bowline_roce::{Burst, Config, IdentHint};
-use bowline_verbs::{Mtu, Remote, SendOp, Status};
+use bowline_verbs::{Mtu, Remote, SendFlags, SendOp, Status};
 use bowline_wire::roce::{Opcode, Packet, Psn};
 use common::{Fate, Pair, Setup, pattern};
 
@@ -114,9 +114,10 @@ fn packets_of_writes_are_all_alike() {
     let to = pair.nodes[1].remote(0);
     pair.nodes[0].fill(0, 64 * 4096, 5);
     let (mut burst, mut counts, mut wire) = (Burst::new(), Vec::new(), Vec::new());
-    for (id, pages) in [(0, 32), (1, 31)] {
-        let to = Remote { addr: to.addr + 32 * 4096 * id, ..to };
-        let sges = [pair.nodes[0].sge(32 * 4096 * id as usize, pages * 4096)];
+    for id in 0..8 {
+        let to = Remote { addr: to.addr + 8 * 4096 * id, ..to };
+        let pages = if id < 7 { 8 } else { 7 };
+        let sges = [pair.nodes[0].sge(8 * 4096 * id as usize, pages * 4096)];
         pair.post(0, id, SendOp::Write(to), &sges);
     }
     while pair.nodes[0].dev.poll_transmit(pair.now, &mut burst) {
@@ -239,7 +240,7 @@ fn writes_survive_losses_and_the_end_of_bursts() {
 /// [REQ-26]: the longest that goes so, and one that does not.
 #[test]
 fn long_writes_stay_one_message() {
-    for (len, first) in [(1 << 20, Opcode::WriteOnly), ((1 << 20) + 1, Opcode::WriteFirst)] {
+    for (len, first) in [(32 << 10, Opcode::WriteOnly), ((32 << 10) + 1, Opcode::WriteFirst)] {
         let mut pair = Pair::new(&Setup { mtu: Mtu::M4096, ..Setup::default() });
         let to = pair.nodes[1].remote(0);
         let sges = [pair.nodes[0].sge(0, len)];
@@ -314,18 +315,22 @@ fn packets_made_together_end_where_the_window_is_full() {
 /// of pieces.
 #[test]
 fn writes_made_together_are_what_they_should_be() {
-    let pieces = [40_000, 81_000, 4096, 300_000];
-    let len: usize = pieces.iter().sum();
+    let pieces = [9000, 4096, 15_000, 4672];
+    let (each, writes) = (pieces.iter().sum::<usize>(), 13);
+    let len = writes * each;
     let mut pair = Pair::new(&Setup { mtu: Mtu::M4096, ..Setup::default() });
     pair.nodes[0].fill(0, len, 3);
-    let ends = pieces.iter().scan(0, |end, len| {
-        *end += len;
-        Some(*end)
-    });
-    let sges: Vec<_> =
-        ends.zip(pieces).map(|(end, len)| pair.nodes[0].sge(end - len, len)).collect();
     let to = pair.nodes[1].remote(64);
-    pair.post(0, 1, SendOp::Write(to), &sges);
+    for id in 0..writes {
+        let mut at = id * each;
+        let sges = pieces.map(|len| {
+            at += len;
+            pair.nodes[0].sge(at - len, len)
+        });
+        let to = Remote { addr: to.addr + (id * each) as u64, ..to };
+        let flags = if id + 1 < writes { SendFlags::empty() } else { SendFlags::SIGNALED };
+        pair.post_flags(0, 1, SendOp::Write(to), &sges, flags);
+    }
     let packets = sent(&mut pair, true);
     let (data, asks) = (pattern(len, 3), 240 / 3);
     assert_eq!(packets.len(), len.div_ceil(4096));

@@ -17,7 +17,7 @@ fn bursts(gso: bool, len: usize) -> Vec<Vec<Opcode>> {
     bursts_of(&Setup { config, ..Setup::default() }, 0, len)
 }
 
-/// The same; before it goes a WRITE of `data` bytes.
+/// The same; before it go WRITEs of `data` bytes in all, 4 KiB each.
 fn bursts_of(setup: &Setup, data: usize, len: usize) -> Vec<Vec<Opcode>> {
     let mut pair = Pair::new(setup);
     for side in 0..2 {
@@ -35,8 +35,8 @@ fn bursts_of(setup: &Setup, data: usize, len: usize) -> Vec<Vec<Opcode>> {
         }
     }
     let to = pair.nodes[0].remote(8192);
-    if data > 0 {
-        let bytes = [pair.nodes[1].sge(0, data)];
+    for _ in 0..data / 4096 {
+        let bytes = [pair.nodes[1].sge(0, 4096)];
         pair.post(1, 4, SendOp::Write(to), &bytes);
     }
     let bytes = [pair.nodes[1].sge(0, len)];
@@ -53,7 +53,7 @@ fn bursts_of(setup: &Setup, data: usize, len: usize) -> Vec<Vec<Opcode>> {
         pair.nodes[0].dev.handle_datagram(pair.now, from, to, IdentHint::Unknown, &packet);
     }
     pair.finish(0, 1);
-    pair.finish(1, 1 + usize::from(data > 0));
+    pair.finish(1, 1 + data / 4096);
     sent
 }
 

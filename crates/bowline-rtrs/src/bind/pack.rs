@@ -5,7 +5,8 @@
 //!
 //! ```text
 //!   core     D1 m1 D2 m2 D3 m3 ...
-//!   long     D1 D2.. m1 ..D2 D3.. m2 ..D3 ... m3     a message goes where the next data has filled the burst
+//!   long     D1 m1 D2 m2 D3 m3 ...                   data of many packets is a message of its own [REQ-26]
+//!   middling D1 D2.. m1 ..D2 D3.. m2 ..D3 ... m3     a message goes where the next data has filled the burst
 //!   short    D1 D2 D3 ... m1 m2 m3                   messages wait together
 //!   packet   D1' M1' D2' M2' D3' M3' ...             data and message are cut anew, in two packets of one size
 //! ```
@@ -21,6 +22,10 @@ use crate::{Batch, Wr, WrKind};
 const AHEAD: u64 = 4;
 /// Data of so many bytes, or of a multiple, fills packets of every MTU.
 const EVEN: u64 = 4096;
+
+/// Longer data stays as it is, and its message behind it: the first of its packets begins a burst, and the last, like
+/// any, has room for a short one behind it.
+const LONG: u64 = 32 << 10;
 
 /// An immediate makes a packet so many bytes longer.
 const IMM: u64 = 4;
@@ -89,6 +94,8 @@ impl Packer {
         self.parts.clear();
         // Room in the burst at hand. Data since messages last went, and how many requests' it is.
         let (mut room, mut since, mut data) = (to.bytes, 0, 0);
+        // The last data was long.
+        let mut long = false;
         let mut sends = sends.peekable();
         while let Some(at) = sends.next() {
             let Some(wr) = batch.wrs.get(at as usize) else { continue };
@@ -99,7 +106,16 @@ impl Packer {
                 continue;
             }
             if !matches!(wr.kind, WrKind::Write(_)) || wr.signal {
-                self.late.push(whole);
+                let of_long = long && self.late.is_empty();
+                let place = if of_long { &mut self.parts } else { &mut self.late };
+                place.push(whole);
+                continue;
+            }
+            long = len > LONG;
+            if long {
+                self.parts.append(&mut self.late);
+                self.parts.push(whole);
+                (room, since, data) = (to.bytes, 0, 0);
                 continue;
             }
             let message = sends.peek().copied();
@@ -231,11 +247,25 @@ mod tests {
     #[test]
     fn no_message_waits_for_much_data() {
         let (m, d) = (None, Some);
-        assert_eq!(packed_row(&[m, m, d(100), m], BURSTS), "d2:0+3 m0 m1 d2:3+97 m3");
+        assert_eq!(packed_row(&[m, m, d(100), m], BURSTS), "m0 m1 d2:0+100 m3");
         let short = [d(1), m, d(1), m, d(100), m];
-        assert_eq!(packed_row(&short, BURSTS), "d0:0+1 d2:0+1 d4:0+1 m1 m3 d4:1+99 m5");
+        assert_eq!(packed_row(&short, BURSTS), "d0:0+1 d2:0+1 m1 m3 d4:0+100 m5");
+        // Of what is not long, some.
+        let many = [d(1), m, d(8), m, d(8), m, d(3), m];
+        assert_eq!(
+            packed_row(&many, BURSTS),
+            "d0:0+1 d2:0+2 m1 d2:2+6 d4:0+3 m3 d4:3+5 d6:0+1 m5 d6:1+2 m7"
+        );
         let whole = Bursts { split: false, ..BURSTS };
-        assert_eq!(packed_row(&short, whole), "d0:0+1 d2:0+1 m1 m3 d4:0+100 m5");
+        assert_eq!(packed_row(&many, whole), "d0:0+1 d2:0+8 m1 m3 d4:0+8 d6:0+3 m5 m7");
+    }
+
+    #[test]
+    fn long_data_is_followed_by_its_message() {
+        assert_eq!(
+            packed(&[9, 1, 1, 9, 9], BURSTS),
+            "d0:0+9 m0 d1:0+1 d2:0+1 m1 m2 d3:0+9 m3 d4:0+9 m4"
+        );
     }
 
     #[test]

@@ -11,8 +11,9 @@ use crate::sendq::{Request, Stage};
 use crate::time::Instant;
 
 /// A WRITE of up to so many bytes goes as WRITEs of one packet each: all have the same headers then, while the
-/// first packet of a long WRITE is longer than the others, and a burst ends behind the second one [REQ-26].
-const APART_MAX: u32 = 1 << 20;
+/// first packet of a long WRITE is longer than the others, and a burst ends behind the second one. Of a message that
+/// stays one the peer knows where the packets to come belong, and need not copy them [REQ-26].
+const APART_MAX: u32 = 32 << 10;
 /// With shorter packets it was not measured to pay.
 const APART_MTU: usize = 2048;
 
