@@ -5,10 +5,9 @@
 //! likely to go on with the message before it is received where that belongs, which saves copying it.
 
 use core::sync::atomic::Ordering;
-use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{PoisonError, TryLockError};
 
-use bowline_roce::{IdentHint, Landed, Run};
+use bowline_roce::{Amid, IdentHint, Landed, Run};
 use rustix::io::Errno;
 
 use crate::capture::{Capture, Datagram, Way};
@@ -30,6 +29,9 @@ const STREAM: usize = 8 << 10;
 
 /// After packets of a long message that have landed, so many buffers are taken one by one: any may begin another.
 const LANDS_AGAIN: usize = 16;
+
+/// When the next of a message was looked for in vain so often, it is waited for as for any.
+const PATIENCE: usize = 64;
 
 /// After a long buffer that was not what was expected, so many are taken as ever: several peers may be at it in turn.
 const MISSED: usize = 8;
@@ -54,12 +56,22 @@ impl Rx {
 struct Turn {
     /// Buffers that are filled with one call, since the last look found something there; 0: it did not.
     most: usize,
-    /// The last buffer ended amid a long message.
-    amid: bool,
+    /// The long message that the last buffer ended amid.
+    amid: Option<Amid>,
+    /// Buffers of it that were looked for in vain since.
+    vain: usize,
     /// So many buffers are taken one by one, since long messages land.
     single: usize,
     /// In so many none does.
     missed: usize,
+}
+
+impl Turn {
+    /// A buffer was taken in that ended amid a message, or not; where the system has merged nothing it costs more to take
+    /// buffers one by one.
+    const fn goes_on(&mut self, amid: Option<Amid>) {
+        (self.amid, self.vain) = (amid, 0);
+    }
 }
 
 /// What a look at the network brought.
@@ -103,11 +115,13 @@ impl Shared {
         };
         let Rx { inbox, turns, next } = &mut *rx;
         let mut came = Came::Nothing;
+        // What is captured, or lost on purpose, is looked at first.
+        let lands = self.capture.is_none() && self.loss.is_none() && !self.cuts.any();
         let first = *next;
         for at in (first..self.endpoints.len()).chain(0..first) {
             let (endpoint, turn) = (&self.endpoints[at], &mut turns[at]);
             let in_a_row = turn.most > 0;
-            turn.most = if turn.single > 0 {
+            turn.most = if turn.single > 0 && lands && endpoint.verifies_first() {
                 self.look_one_by_one(endpoint, inbox, turn)
             } else {
                 self.look_for_many(endpoint, inbox, turn)
@@ -139,7 +153,7 @@ impl Shared {
         }
         self.stats.receives.inc();
         self.take_in(endpoint, inbox, turn);
-        if turn.amid && turn.missed == 0 {
+        if turn.amid.is_some() && turn.missed == 0 {
             turn.single = LANDS_AGAIN;
         }
         // Whoever finds something whenever it looks is behind: taking what has come meanwhile with one
@@ -152,7 +166,8 @@ impl Shared {
     fn look_one_by_one(&self, endpoint: &Endpoint, inbox: &mut Inbox, turn: &mut Turn) -> usize {
         let mut most = 0;
         for _ in 0..LONG_RUNS {
-            let landed = if turn.amid { self.land(endpoint, inbox, turn) } else { None };
+            let amid = turn.amid.filter(|_| turn.missed == 0);
+            let landed = amid.and_then(|amid| self.land(endpoint, inbox, turn, amid));
             let received = landed.unwrap_or_else(|| {
                 turn.single = turn.single.saturating_sub(1);
                 let received = endpoint.receive_one(inbox).is_ok();
@@ -171,33 +186,46 @@ impl Shared {
         most
     }
 
-    /// Receives a buffer where it belongs if it goes on with the message that came last, and takes it in in any case;
-    /// false when there was none. `None`: nothing was tried.
-    fn land(&self, endpoint: &Endpoint, inbox: &mut Inbox, turn: &mut Turn) -> Option<bool> {
-        let plain = self.capture.is_none() && self.loss.is_none() && !self.cuts.any();
-        turn.amid = false;
+    /// Receives a buffer where what goes on with a message belongs, and takes it in, whatever it is; false when there was
+    /// none. `None`: nothing was tried.
+    fn land(
+        &self,
+        endpoint: &Endpoint,
+        inbox: &mut Inbox,
+        turn: &mut Turn,
+        amid: Amid,
+    ) -> Option<bool> {
         let now = clock::now();
         let mut st = self.lock();
-        if !plain || st.stop {
+        if st.stop {
+            // The memory of a closed device is its program's again.
             return None;
         }
         let (mut packets, mut bytes, mut merged) = (0, 0, false);
-        let landed = st.core.land(now, |landing| {
+        let landed = st.core.land(now, amid, |landing| {
             let (len, arrival) = endpoint.receive_landing(inbox, landing).ok()?;
-            let (from, segment) = match arrival {
-                Some(arrival) => (arrival.from, arrival.segment),
-                None => (SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)), None), // nobody's peer
-            };
+            let segment = arrival.and_then(|arrival| arrival.segment);
+            if arrival.is_none() {
+                self.stats.unusable.inc();
+            }
             packets = len.div_ceil(segment.unwrap_or(len).max(1)) as u64;
             (bytes, merged) = (len, segment.is_some());
+            let from = arrival.map(|arrival| arrival.from);
             Some(Run { from, to: endpoint.at().ip(), segment, len, aside: inbox.aside() })
         });
-        turn.amid = st.core.is_amid();
         let landed = match landed {
-            Landed::NoPlace => return None,
-            Landed::Nothing => return Some(false),
+            Landed::NoPlace => {
+                turn.amid = None;
+                return None;
+            }
+            Landed::Nothing => {
+                turn.vain += 1;
+                turn.amid = turn.amid.filter(|_| turn.vain < PATIENCE);
+                return Some(false);
+            }
             Landed::Packets(landed) => landed as u64,
         };
+        turn.goes_on(merged.then(|| st.core.amid()).flatten());
         self.settle(&mut st);
         drop(st);
         self.unanswered.fetch_add(packets, Ordering::Relaxed);
@@ -265,8 +293,7 @@ impl Shared {
             });
             st.core.handle_datagrams(now, arrival.from, to, datagrams);
         }
-        // Where the system merges nothing it costs more to take buffers one by one.
-        turn.amid = merged && st.core.is_amid();
+        turn.goes_on(merged.then(|| st.core.amid()).flatten());
         self.settle(&mut st);
         drop(st);
         self.unanswered.fetch_add(packets, Ordering::Relaxed);

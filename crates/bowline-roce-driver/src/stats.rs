@@ -21,7 +21,7 @@ bowline_wire::driver_stats! {
     bytes_received,
     /// Packets received straight to where their payloads belong.
     packets_landed,
-    /// Buffers of other packets that were received so by mistake, and put right.
+    /// Buffers that were to be received so, and held something else, often an acknowledgement: put together again.
     landings_missed,
     /// Received buffers of no use: cut off, or from no address.
     unusable,

@@ -80,6 +80,22 @@ pub(crate) fn set(fd: BorrowedFd<'_>, option: Opt, value: i32) -> Result<(), Err
     if result == 0 { Ok(()) } else { Err(last_error()) }
 }
 
+/// Has the system verify the checksum of a datagram before it queues it. It would do so while it copies the datagram
+/// otherwise, and leave bytes behind where it finds nothing to receive; where a filter is to look at a datagram, even one
+/// that lets all through, it has to know before.
+#[allow(unsafe_code)]
+pub(crate) fn verify_first(fd: BorrowedFd<'_>) -> Result<(), Errno> {
+    const RETURN: u16 = 0x06; // BPF_RET | BPF_K
+    let mut all = libc::sock_filter { code: RETURN, jt: 0, jf: 0, k: u32::MAX };
+    let program = libc::sock_fprog { len: 1, filter: &raw mut all };
+    let len = size_of::<libc::sock_fprog>() as libc::socklen_t;
+    let (level, name) = (libc::SOL_SOCKET, libc::SO_ATTACH_FILTER);
+    // SAFETY: the option's value points to a program of the length it gives, which the system copies.
+    let result =
+        unsafe { libc::setsockopt(fd.as_raw_fd(), level, name, (&raw const program).cast(), len) };
+    if result == 0 { Ok(()) } else { Err(last_error()) }
+}
+
 /// Reads an option.
 #[allow(unsafe_code)]
 pub(crate) fn get(fd: BorrowedFd<'_>, option: Opt) -> Result<i32, Errno> {

@@ -26,6 +26,7 @@ pub(crate) struct Endpoint {
     at: SocketAddr,
     interface: Option<Interface>,
     receive_buffer: usize,
+    verifies_first: bool,
 }
 
 impl Endpoint {
@@ -42,7 +43,8 @@ impl Endpoint {
         bind(&fd, &at).map_err(|errno| refused(at, errno))?;
         let receive_buffer = sys::get(fd.as_fd(), Opt::RecvBuf).unwrap_or(0);
         let receive_buffer = usize::try_from(receive_buffer).unwrap_or(0);
-        Ok(Self { fd, at, interface, receive_buffer })
+        let verifies_first = sys::verify_first(fd.as_fd()).is_ok();
+        Ok(Self { fd, at, interface, receive_buffer, verifies_first })
     }
 
     /// Address and port.
@@ -58,6 +60,11 @@ impl Endpoint {
     /// Bytes the system keeps for this socket, its own bookkeeping included.
     pub(crate) fn receive_buffer(&self) -> usize {
         self.receive_buffer
+    }
+
+    /// Tells whether nothing is ever copied but datagrams with a right checksum, or with none.
+    pub(crate) fn verifies_first(&self) -> bool {
+        self.verifies_first
     }
 
     /// Tells whether the system can cut bursts into datagrams at all.
@@ -257,6 +264,42 @@ mod tests {
         assert_eq!(b.receive_one(&mut inbox), Err(Errno::AGAIN));
         let none = a.send(b.at().ip(), 0, 65_500, &bytes).is_ok();
         assert!(none, "one datagram that is shorter than a segment");
+    }
+
+    /// A datagram with a wrong checksum leaves nothing where something was to be received [RX-13].
+    #[test]
+    fn datagrams_are_verified_before_they_are_copied() {
+        use rustix::net::{RecvFlags, SendFlags, recv, sendto};
+
+        let end = Endpoint::open("127.77.0.6".parse().unwrap(), 1 << 20).unwrap();
+        assert!(end.verifies_first());
+        let raw = socket_with(
+            AddressFamily::INET,
+            SocketType::RAW,
+            SocketFlags::empty(),
+            Some(ipproto::UDP),
+        );
+        let Ok(raw) = raw else {
+            return crate::skipped::because("no raw sockets: needs CAP_NET_RAW");
+        };
+        let plain =
+            socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::NONBLOCK, None)
+                .unwrap();
+        let at: SocketAddr = "127.77.0.7:4791".parse().unwrap();
+        bind(&plain, &at).unwrap();
+        let mut left =
+            [end.at(), at].into_iter().zip([end.as_fd(), plain.as_fd()]).map(|(to, fd)| {
+                // Ports, length, a checksum that is wrong, and 1000 bytes.
+                let mut datagram =
+                    [[0x12, 0xb7, 0x12, 0xb7, 0x03, 0xf0, 0x12, 0x34].to_vec(), vec![0xaa; 1000]]
+                        .concat();
+                sendto(&raw, &datagram, SendFlags::empty(), &to).unwrap();
+                datagram.fill(0);
+                assert_eq!(recv(fd, &mut datagram, RecvFlags::empty()).unwrap_err(), Errno::AGAIN);
+                datagram.iter().filter(|byte| **byte != 0).count()
+            });
+        assert_eq!(left.next(), Some(0));
+        eprintln!("without a filter {} bytes are left", left.next().unwrap());
     }
 
     #[test]

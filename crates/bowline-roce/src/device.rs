@@ -26,11 +26,12 @@ use std::time::Duration;
 use bowline_verbs::{AsyncEvent, CmEvent, CqId, DeviceAttr, Qpn};
 use bowline_wire::roce::IcrcChecker;
 
-pub use self::landing::{LANDING_GAP, LANDING_HEAD, LANDING_PACKETS_MAX, Landed, Landing, Run};
+pub use self::landing::{
+    Amid, LANDING_GAP, LANDING_HEAD, LANDING_PACKETS_MAX, Landed, Landing, Run,
+};
 pub use self::usage::InUse;
 
 use self::gsi::Gsi;
-use self::landing::Amid;
 use self::shared::Shared;
 use crate::burst::burst_payload;
 use crate::config::Config;

@@ -63,6 +63,6 @@ pub use cm::{CmConfig, FormerLife};
 pub use config::{Config, GiveUp, Limits};
 pub use counters::Counters;
 pub use device::{
-    Device, Event, IdentHint, InUse, LANDING_GAP, LANDING_HEAD, LANDING_PACKETS_MAX, Landed,
+    Amid, Device, Event, IdentHint, InUse, LANDING_GAP, LANDING_HEAD, LANDING_PACKETS_MAX, Landed,
     Landing, Run,
 };

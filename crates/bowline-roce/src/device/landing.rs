@@ -3,8 +3,8 @@
 //! Of a long message, a WRITE of the peer or an answer to a READ, it is known where the bytes of the next
 //! packets belong. The driver has the system put them there, which saves copying them, and tells what has come.
 //! If it is that, in order and with right ICRCs, the packets are done. All else is made whole again from its
-//! pieces and taken in as ever, and what it has left in the message's memory is made zero: nobody is shown what
-//! somebody else has sent [RX-13]. That memory means nothing before the message has come to its end.
+//! pieces and taken in as ever, and what it has left in the message's memory is made zero: no peer is shown what
+//! another has sent [RX-13]. That memory means nothing before the message has come to its end.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -51,7 +51,7 @@ pub struct Landing {
 impl Landing {
     /// How many payloads there is a place for.
     pub fn packets(&self) -> usize {
-        self.place.len / self.payload.max(1)
+        self.place.len / self.payload
     }
 
     /// Bytes of a packet.
@@ -86,7 +86,7 @@ impl Landing {
         let mut at = first * LANDING_GAP;
         let landed = self.landed(len);
         let end = aside.len().min(len - landed);
-        for offset in (first * self.payload..landed).step_by(self.payload.max(1)) {
+        for offset in (first * self.payload..landed).step_by(self.payload) {
             let before = if offset == first * self.payload { LANDING_HEAD } else { LANDING_GAP };
             out.extend_from_slice(aside.get(at..at + before).unwrap_or_default());
             at += before;
@@ -100,15 +100,15 @@ impl Landing {
 /// What was received: one datagram, or several of one sender merged.
 #[derive(Clone, Copy, Debug)]
 pub struct Run<'a> {
-    /// Who sent it.
-    pub from: SocketAddr,
+    /// Who sent it; `None`: that is not known, and nobody is given it.
+    pub from: Option<SocketAddr>,
     /// The own address it came to.
     pub to: IpAddr,
     /// Bytes of each datagram but the last, if they are known to be of one burst of the peer's.
     pub segment: Option<usize>,
     /// Bytes in all.
     pub len: usize,
-    /// Those that lie aside.
+    /// Those that lie aside, and perhaps others behind them.
     pub aside: &'a [u8],
 }
 
@@ -123,9 +123,9 @@ pub enum Landed {
     Packets(usize),
 }
 
-/// The message that the last packet was of, if much more of it is to come.
+/// A message of which much more is to come, where the packet that was taken in last was one of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Amid {
+pub struct Amid {
     qpn: Qpn,
     opcode: Opcode,
 }
@@ -155,50 +155,49 @@ impl Amid {
 }
 
 impl Device {
-    /// Tells whether [`land`](Self::land) most likely knows a place: the last packet was one of a message of which much
-    /// is to come.
-    pub const fn is_amid(&self) -> bool {
-        self.amid.is_some()
+    /// The message that the last packet was of, if it may [`land`](Self::land).
+    pub const fn amid(&self) -> Option<Amid> {
+        self.amid
     }
 
-    /// Has `receive` receive what is next, and takes it in: if the last packet was one of a long message, what
-    /// comes is likely to be more of it. `receive` is told where that belongs, and is the only one to write there
-    /// meanwhile; it returns `None` if it has received nothing.
+    /// Has `receive` receive what comes next to where packets come that go on with a message, and takes it in.
+    /// `receive` is told where these belong, and is the only one to write there meanwhile; it returns `None` if it has
+    /// received nothing.
     pub fn land<'a>(
         &mut self,
         now: Instant,
+        amid: Amid,
         receive: impl FnOnce(&Landing) -> Option<Run<'a>>,
     ) -> Landed {
-        let Some(landing) = self.landing(now) else {
-            self.amid = None;
-            return Landed::NoPlace;
-        };
+        let Some(landing) = self.landing(now, amid) else { return Landed::NoPlace };
         let Some(run) = receive(&landing) else { return Landed::Nothing };
-        let (from, to) = (run.from.ip().to_canonical(), run.to.to_canonical());
-        let outer = Outer { from, to, source_port: run.from.port() };
-        let segment = run.segment.unwrap_or(run.len).max(1);
-        let mut good = 0;
-        if segment == landing.packet() && self.shared.config.addrs.contains(&to) {
-            good = self.take_landed(now, &outer, &landing, &run);
+        let good = self.take_landed(now, &landing, &run);
+        if good > 0 && good * landing.packet() == run.len {
+            return Landed::Packets(good);
         }
-        let done = good * landing.packet();
-        if done < run.len {
-            let mut rest = std::mem::take(&mut self.stray);
-            rest.clear();
-            landing.restore(run.len, good, run.aside, &mut rest);
-            let others = landing.landed(run.len).saturating_sub(good * landing.payload);
-            let at = landing.place.offset + good * landing.payload;
-            landing.place.buffer.clear(at, others);
-            let datagrams =
-                rest.chunks(segment).zip(good..).map(|(bytes, k)| (run.ident(k), bytes));
-            self.handle_datagrams(now, run.from, run.to, datagrams);
-            self.stray = rest;
+        let mut rest = std::mem::take(&mut self.stray);
+        rest.clear();
+        landing.restore(run.len, good, run.aside, &mut rest);
+        let others = landing.landed(run.len).saturating_sub(good * landing.payload);
+        let at = landing.place.offset + good * landing.payload;
+        landing.place.buffer.clear(at, others);
+        match (run.from, run.segment) {
+            (None, _) => {}
+            (Some(from), None) => {
+                self.handle_datagram(now, from, run.to, IdentHint::Unknown, &rest);
+            }
+            (Some(from), Some(segment)) => {
+                let datagrams = rest.chunks(segment.max(1)).zip(good..);
+                let datagrams = datagrams.map(|(bytes, k)| (run.ident(k), bytes));
+                self.handle_datagrams(now, from, run.to, datagrams);
+            }
         }
+        self.stray = rest;
         Landed::Packets(good)
     }
 
-    fn landing(&mut self, now: Instant) -> Option<Landing> {
-        let Amid { qpn, opcode } = self.amid?;
+    fn landing(&mut self, now: Instant, amid: Amid) -> Option<Landing> {
+        let Amid { qpn, opcode } = amid;
         let qp = self.qps.get(&qpn.0)?;
         if qp.state < QpState::Rtr || qp.state == QpState::Err {
             return None;
@@ -217,15 +216,15 @@ impl Device {
     }
 
     /// Takes the packets that are what was expected, up to the first that is not; returns how many these are.
-    fn take_landed(
-        &mut self,
-        now: Instant,
-        outer: &Outer,
-        landing: &Landing,
-        run: &Run<'_>,
-    ) -> usize {
-        let whole = (run.len / landing.packet()).min(landing.packets());
+    fn take_landed(&mut self, now: Instant, landing: &Landing, run: &Run<'_>) -> usize {
         let Landing { ref place, payload, qpn, opcode, .. } = *landing;
+        let to = run.to.to_canonical();
+        let known = self.shared.config.addrs.contains(&to); // RX-2
+        let alike = run.segment.unwrap_or(run.len) == landing.packet();
+        let Some(from) = run.from.filter(|_| known && alike) else { return 0 };
+        let outer = Outer { from: from.ip().to_canonical(), to, source_port: from.port() };
+        let outer = &outer;
+        let whole = (run.len / landing.packet()).min(landing.packets());
         let Some(qp) = self.qps.get_mut(&qpn.0) else { return 0 };
         let name = self.shared.name(qp);
         let mut good = 0;

@@ -180,7 +180,11 @@ impl Device {
                 }
             }
         }
-        Amid::note(&mut self.amid, qpn, name.mtu(), &qp.halves, packet.opcode);
+        if outcome == Outcome::Failed {
+            self.amid = None;
+        } else {
+            Amid::note(&mut self.amid, qpn, name.mtu(), &qp.halves, packet.opcode);
+        }
         self.shared.watch_bursts(qp);
         self.shared.after(now, qp, outcome, true);
         if !self.shared.overrun.is_empty() {

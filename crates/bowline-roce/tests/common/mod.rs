@@ -125,10 +125,11 @@ pub fn land(
     segment: Option<usize>,
     bytes: &[u8],
 ) -> Landed {
+    let Some(amid) = dev.amid() else { return Landed::NoPlace };
     let aside = &mut Vec::new();
-    dev.land(now, |landing| {
+    dev.land(now, amid, |landing| {
         landing.scatter(bytes, aside);
-        Some(Run { from, to, segment, len: bytes.len(), aside })
+        Some(Run { from: Some(from), to, segment, len: bytes.len(), aside })
     })
 }
 

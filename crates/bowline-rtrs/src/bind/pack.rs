@@ -23,7 +23,7 @@ const AHEAD: u64 = 4;
 /// Data of so many bytes, or of a multiple, fills packets of every MTU.
 const EVEN: u64 = 4096;
 
-/// Longer data stays as it is, and its message behind it: the first of its packets begins a burst, and the last, like
+/// Longer data, which the soft device sends as one message (`APART_MAX` of `bowline-roce`), stays as it is, and its message behind it: the first of its packets begins a burst, and the last, like
 /// any, has room for a short one behind it.
 const LONG: u64 = 32 << 10;
 
@@ -94,7 +94,7 @@ impl Packer {
         self.parts.clear();
         // Room in the burst at hand. Data since messages last went, and how many requests' it is.
         let (mut room, mut since, mut data) = (to.bytes, 0, 0);
-        // The last data was long.
+        // The last data was long, so that no messages wait.
         let mut long = false;
         let mut sends = sends.peekable();
         while let Some(at) = sends.next() {
@@ -106,8 +106,7 @@ impl Packer {
                 continue;
             }
             if !matches!(wr.kind, WrKind::Write(_)) || wr.signal {
-                let of_long = long && self.late.is_empty();
-                let place = if of_long { &mut self.parts } else { &mut self.late };
+                let place = if long { &mut self.parts } else { &mut self.late };
                 place.push(whole);
                 continue;
             }
@@ -197,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_of_long_data_goes_where_the_next_fills_a_burst() {
+    fn a_message_of_middling_data_goes_where_the_next_fills_a_burst() {
         assert_eq!(packed(&[4, 4, 5], BURSTS), "d0:0+4 d1:0+2 m0 d1:2+2 d2:0+1 m1 d2:1+4 m2");
         assert_eq!(packed(&[3, 3], BURSTS), "d0:0+3 d1:0+3 m0 m1");
         let whole = Bursts { split: false, ..BURSTS };

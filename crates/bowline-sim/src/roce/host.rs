@@ -118,12 +118,12 @@ impl Host {
         let now = Instant::from_nanos(now);
         let Datagram { from, to, ident, ref bytes, .. } = *datagram;
         self.delivered += 1;
-        if device.is_amid() && !self.delivered.is_multiple_of(4) {
+        if let Some(amid) = device.amid().filter(|_| !self.delivered.is_multiple_of(4)) {
             let aside = &mut Vec::new();
             let segment = (ident == 0).then_some(bytes.len());
-            let landed = device.land(now, |landing| {
+            let landed = device.land(now, amid, |landing| {
                 landing.scatter(bytes, aside);
-                Some(Run { from, to, segment, len: bytes.len(), aside })
+                Some(Run { from: Some(from), to, segment, len: bytes.len(), aside })
             });
             if landed != Landed::NoPlace {
                 return;

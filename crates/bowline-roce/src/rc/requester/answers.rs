@@ -176,7 +176,8 @@ impl Requester {
     fn being_read(&self) -> Option<(&Request, u32)> {
         let head = self.queue.front()?;
         let mtu = self.settings.as_ref()?.mtu as u32;
-        let reads = head.is_started() && head.is_read();
+        let reads =
+            head.is_started() && head.is_read() && self.una.is_within(head.first, head.packets);
         reads.then(|| (head, (self.una.since(head.first) * mtu).min(head.len)))
     }
 
@@ -186,11 +187,13 @@ impl Requester {
     }
 
     /// The answer that comes next, and where the bytes of it and of those behind it belong, at most `most` of them:
-    /// as far as they are full packets of a READ, and nothing has come out of order.
+    /// as far as they are full packets of a READ and have been asked for, and nothing has come out of order.
     pub(crate) fn landing(&self, ctx: &TxCtx<'_>, most: usize) -> Option<(Psn, Piece)> {
         let mtu = self.settings.as_ref()?.mtu;
         let (head, come) = self.being_read().filter(|_| self.early.is_empty())?;
-        let bytes = 1..=full_packets((head.len - come) as usize, mtu).min(most);
+        // REQ-9: what was never asked for is no answer.
+        let asked = self.end.since(self.una) as usize * mtu;
+        let bytes = 1..=full_packets((head.len - come) as usize, mtu).min(asked).min(most);
         let span = self.queue.stretch(0, ctx.mrs, ctx.pd, come, bytes, Access::LOCAL_WRITE)?;
         Some((self.una, span.first_stretch()?))
     }
