@@ -67,10 +67,10 @@ struct Turn {
 }
 
 impl Turn {
-    /// A buffer was taken in that ended amid a message, or not; where the system has merged nothing it costs more to take
-    /// buffers one by one.
-    const fn goes_on(&mut self, amid: Option<Amid>) {
-        (self.amid, self.vain) = (amid, 0);
+    /// A buffer was taken in, after which a message is under way or none. Of peers whose packets are not merged nothing
+    /// lands, since it costs more to take them one by one; but a single packet ends nothing.
+    fn goes_on(&mut self, amid: Option<Amid>, merged: bool) {
+        (self.amid, self.vain) = (amid.filter(|_| merged || self.amid == amid), 0);
     }
 }
 
@@ -225,7 +225,7 @@ impl Shared {
             }
             Landed::Packets(landed) => landed as u64,
         };
-        turn.goes_on(merged.then(|| st.core.amid()).flatten());
+        turn.goes_on(st.core.amid(), merged);
         self.settle(&mut st);
         drop(st);
         self.unanswered.fetch_add(packets, Ordering::Relaxed);
@@ -293,7 +293,7 @@ impl Shared {
             });
             st.core.handle_datagrams(now, arrival.from, to, datagrams);
         }
-        turn.goes_on(merged.then(|| st.core.amid()).flatten());
+        turn.goes_on(st.core.amid(), merged);
         self.settle(&mut st);
         drop(st);
         self.unanswered.fetch_add(packets, Ordering::Relaxed);
