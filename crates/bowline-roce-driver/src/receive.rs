@@ -30,6 +30,9 @@ const STREAM: usize = 8 << 10;
 /// After packets of a long message that have landed, so many buffers are taken one by one: any may begin another.
 const LANDS_AGAIN: usize = 16;
 
+/// Of shorter packets copies cost less than the many pieces that the system has to fill.
+const LANDS_FROM: usize = 2048;
+
 /// When the next of a message was looked for in vain so often, it is waited for as for any.
 const PATIENCE: usize = 64;
 
@@ -64,13 +67,45 @@ struct Turn {
     single: usize,
     /// In so many none does.
     missed: usize,
+    verifies: Verifies,
+}
+
+/// Whether the system verifies checksums before it copies anything [RX-13].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Verifies {
+    /// It was not told to, since no long message has come.
+    #[default]
+    No,
+    /// It does with what comes now; what had come before may be waiting still.
+    Now,
+    Always,
+    /// It cannot.
+    Never,
 }
 
 impl Turn {
     /// A buffer was taken in, after which a message is under way or none. Of peers whose packets are not merged nothing
     /// lands, since it costs more to take them one by one; but a single packet ends nothing.
     fn goes_on(&mut self, amid: Option<Amid>, merged: bool) {
+        let amid = amid.filter(|amid| amid.payload >= LANDS_FROM);
         (self.amid, self.vain) = (amid.filter(|_| merged || self.amid == amid), 0);
+    }
+
+    /// A long message is under way: the next buffers are taken one by one, as soon as they may.
+    fn begin(&mut self, endpoint: &Endpoint) {
+        match self.verifies {
+            Verifies::No if endpoint.verify_first() => self.verifies = Verifies::Now,
+            Verifies::No => self.verifies = Verifies::Never,
+            Verifies::Always => self.single = LANDS_AGAIN,
+            Verifies::Now | Verifies::Never => {}
+        }
+    }
+
+    /// Nothing waits.
+    fn is_drained(&mut self) {
+        if self.verifies == Verifies::Now {
+            self.verifies = Verifies::Always;
+        }
     }
 }
 
@@ -121,7 +156,7 @@ impl Shared {
         for at in (first..self.endpoints.len()).chain(0..first) {
             let (endpoint, turn) = (&self.endpoints[at], &mut turns[at]);
             let in_a_row = turn.most > 0;
-            turn.most = if turn.single > 0 && lands && endpoint.verifies_first() {
+            turn.most = if turn.single > 0 && lands {
                 self.look_one_by_one(endpoint, inbox, turn)
             } else {
                 self.look_for_many(endpoint, inbox, turn)
@@ -147,14 +182,17 @@ impl Shared {
             most => endpoint.receive_many(inbox, most),
         };
         // Errors of a UDP socket tell of packets sent earlier, which resends take care of.
-        if received.is_err() {
+        if let Err(errno) = received {
             self.stats.empty_looks.inc();
+            if errno == Errno::AGAIN {
+                turn.is_drained();
+            }
             return 0;
         }
         self.stats.receives.inc();
         self.take_in(endpoint, inbox, turn);
         if turn.amid.is_some() && turn.missed == 0 {
-            turn.single = LANDS_AGAIN;
+            turn.begin(endpoint);
         }
         // Whoever finds something whenever it looks is behind: taking what has come meanwhile with one
         // call, and answering all of it together, lets it catch up.

@@ -128,14 +128,17 @@ pub enum Landed {
 pub struct Amid {
     qpn: Qpn,
     opcode: Opcode,
+    /// Bytes of payload of each packet that is to come, but for the last.
+    pub payload: usize,
 }
 
 impl Amid {
     /// After a packet was taken in; acknowledgements change nothing.
+    #[inline]
     pub(super) fn note(
         amid: &mut Option<Self>,
         qpn: Qpn,
-        mtu: usize,
+        payload: usize,
         halves: &Halves,
         opcode: Opcode,
     ) {
@@ -150,7 +153,7 @@ impl Amid {
             ) => (requester.left(), Opcode::ReadResponseMiddle),
             _ => (0, opcode),
         };
-        *amid = (left > LANDS_FROM * mtu).then_some(Self { qpn, opcode });
+        *amid = (left > LANDS_FROM * payload).then_some(Self { qpn, opcode, payload });
     }
 }
 
@@ -197,13 +200,15 @@ impl Device {
     }
 
     fn landing(&mut self, now: Instant, amid: Amid) -> Option<Landing> {
-        let Amid { qpn, opcode } = amid;
+        let Amid { qpn, opcode, payload } = amid;
         let qp = self.qps.get(&qpn.0)?;
         if qp.state < QpState::Rtr || qp.state == QpState::Err {
             return None;
         }
         let name = self.shared.name(qp);
-        let payload = name.mtu();
+        if name.mtu() != payload {
+            return None; // connected anew
+        }
         let most = LANDING_PACKETS_MAX * payload;
         let Halves::Rc { requester, responder } = &qp.halves else { return None };
         let (psn, mut place) = if opcode == Opcode::WriteMiddle {

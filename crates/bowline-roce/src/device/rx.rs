@@ -201,6 +201,7 @@ pub(super) enum Refusal {
     Peer,
 }
 
+#[inline]
 pub(super) fn refusal(qp: &Qp, outer: &Outer, packet: &Packet<'_>) -> Option<Refusal> {
     let service = match qp.halves {
         Halves::Rc { .. } => Service::Rc,

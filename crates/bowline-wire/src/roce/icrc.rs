@@ -361,6 +361,7 @@ impl IcrcChecker {
     ///
     /// # Errors
     /// As of [`check`](Self::check).
+    #[inline]
     pub fn check_parts(
         &mut self,
         outer: &Outer,
