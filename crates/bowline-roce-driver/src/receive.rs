@@ -76,8 +76,8 @@ enum Verifies {
     /// It was not told to, since no long message has come.
     #[default]
     No,
-    /// It does with what comes now; what had come before may be waiting still.
-    Now,
+    /// It does with what comes now; of what had come before so many bytes may be waiting still.
+    Soon(usize),
     Always,
     /// It cannot.
     Never,
@@ -94,18 +94,26 @@ impl Turn {
     /// A long message is under way: the next buffers are taken one by one, as soon as they may.
     fn begin(&mut self, endpoint: &Endpoint) {
         match self.verifies {
-            Verifies::No if endpoint.verify_first() => self.verifies = Verifies::Now,
+            Verifies::No if endpoint.verify_first() => {
+                self.verifies = Verifies::Soon(endpoint.receive_buffer());
+            }
             Verifies::No => self.verifies = Verifies::Never,
             Verifies::Always => self.single = LANDS_AGAIN,
-            Verifies::Now | Verifies::Never => {}
+            Verifies::Soon(_) | Verifies::Never => {}
+        }
+    }
+
+    /// So many bytes were received.
+    const fn took(&mut self, bytes: usize) {
+        if let Verifies::Soon(left) = self.verifies {
+            let left = left.saturating_sub(bytes);
+            self.verifies = if left > 0 { Verifies::Soon(left) } else { Verifies::Always };
         }
     }
 
     /// Nothing waits.
-    fn is_drained(&mut self) {
-        if self.verifies == Verifies::Now {
-            self.verifies = Verifies::Always;
-        }
+    const fn is_drained(&mut self) {
+        self.took(usize::MAX);
     }
 }
 
@@ -332,6 +340,7 @@ impl Shared {
             st.core.handle_datagrams(now, arrival.from, to, datagrams);
         }
         turn.goes_on(st.core.amid(), merged);
+        turn.took(usize::try_from(total).unwrap_or(usize::MAX));
         self.settle(&mut st);
         drop(st);
         self.unanswered.fetch_add(packets, Ordering::Relaxed);
@@ -371,6 +380,32 @@ mod tests {
         let core = Core::new(Config { addrs: addrs.to_vec(), ..Config::default() }, [1; 32]);
         let endpoints = addrs.iter().map(|ip| Endpoint::open(*ip, 1 << 20).unwrap()).collect();
         Shared::new(core, endpoints, None, None, None, PollMode::Spin, Duration::ZERO).unwrap()
+    }
+
+    /// [RX-13]: not before all is taken that was there when the system was told to verify first.
+    #[test]
+    fn nothing_lands_before_what_waits_is_taken() {
+        let end = Endpoint::open("127.77.1.5".parse().unwrap(), 1 << 20).unwrap();
+        let waits = end.receive_buffer();
+        assert!(waits >= 1 << 20);
+        let begun = || {
+            let mut turn = Turn::default();
+            turn.took(waits);
+            turn.begin(&end);
+            assert_eq!((turn.verifies, turn.single), (Verifies::Soon(waits), 0));
+            turn
+        };
+        let mut turn = begun();
+        turn.took(waits - 1);
+        turn.begin(&end);
+        assert_eq!((turn.verifies, turn.single), (Verifies::Soon(1), 0));
+        turn.took(1);
+        turn.begin(&end);
+        assert_eq!((turn.verifies, turn.single), (Verifies::Always, LANDS_AGAIN));
+        let mut turn = begun();
+        turn.is_drained();
+        turn.begin(&end);
+        assert_eq!((turn.verifies, turn.single), (Verifies::Always, LANDS_AGAIN));
     }
 
     #[test]
