@@ -24,7 +24,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use bowline_verbs::{AsyncEvent, CmEvent, CqId, DeviceAttr, Qpn};
-use bowline_wire::roce::IcrcChecker;
+use bowline_wire::roce::{IcrcChecker, Opcode};
 
 pub use self::landing::{
     Amid, LANDING_GAP, LANDING_HEAD, LANDING_PACKETS_MAX, Landed, Landing, Run,
@@ -79,8 +79,8 @@ pub struct Device {
     /// A packet made for a burst that had no room for it, without ICRC, and whose it is.
     carry: Vec<u8>,
     carry_of: Option<Qpn>,
-    /// The message that the last packet was of.
-    amid: Option<Amid>,
+    /// The queue pair and the opcode of the last packet that was no acknowledgement.
+    last: Option<(Qpn, Opcode)>,
     /// What was received where something else was expected, put together.
     stray: Vec<u8>,
 }
@@ -103,7 +103,7 @@ impl Device {
             cm: cm::Glue::new(&config, &mut rng),
             carry: Vec::new(),
             carry_of: None,
-            amid: None,
+            last: None,
             stray: Vec::new(),
             rng,
             shared: Shared::new(config),

@@ -132,35 +132,21 @@ pub struct Amid {
     pub payload: usize,
 }
 
-impl Amid {
-    /// After a packet was taken in; acknowledgements change nothing.
-    #[inline]
-    pub(super) fn note(
-        amid: &mut Option<Self>,
-        qpn: Qpn,
-        payload: usize,
-        halves: &Halves,
-        opcode: Opcode,
-    ) {
-        let (left, opcode) = match (halves, opcode) {
-            (_, Opcode::Acknowledge) => return,
-            (Halves::Rc { responder, .. }, Opcode::WriteFirst | Opcode::WriteMiddle) => {
-                (responder.left(), Opcode::WriteMiddle)
-            }
-            (
-                Halves::Rc { requester, .. },
-                Opcode::ReadResponseFirst | Opcode::ReadResponseMiddle,
-            ) => (requester.left(), Opcode::ReadResponseMiddle),
-            _ => (0, opcode),
-        };
-        *amid = (left > LANDS_FROM * payload).then_some(Self { qpn, opcode, payload });
-    }
-}
-
 impl Device {
-    /// The message that the last packet was of, if it may [`land`](Self::land).
-    pub const fn amid(&self) -> Option<Amid> {
-        self.amid
+    /// The message that the last packet was of, acknowledgements left aside, if it may [`land`](Self::land).
+    pub fn amid(&self) -> Option<Amid> {
+        let (qpn, opcode) = self.last?;
+        let qp = self.qps.get(&qpn.0).filter(|qp| qp.state != QpState::Err)?;
+        let Halves::Rc { requester, responder } = &qp.halves else { return None };
+        let (left, opcode) = match opcode {
+            Opcode::WriteFirst | Opcode::WriteMiddle => (responder.left(), Opcode::WriteMiddle),
+            Opcode::ReadResponseFirst | Opcode::ReadResponseMiddle => {
+                (requester.left(), Opcode::ReadResponseMiddle)
+            }
+            _ => return None,
+        };
+        let payload = qp.mtu(&self.shared.config);
+        (left > LANDS_FROM * payload).then_some(Amid { qpn, opcode, payload })
     }
 
     /// Has `receive` receive what comes next to where packets come that go on with a message, and takes it in.
@@ -272,7 +258,7 @@ impl Device {
             }
         }
         if good > 0 {
-            Amid::note(&mut self.amid, qpn, payload, &qp.halves, opcode);
+            self.last = Some((qpn, opcode));
             self.shared.watch_bursts(qp);
             self.shared.after(now, qp, Outcome::Idle, true);
             if !self.shared.overrun.is_empty() {

@@ -10,7 +10,6 @@ use bowline_wire::roce::{
     split_icrc,
 };
 
-use super::landing::Amid;
 use super::{Device, Event, IdentHint};
 use crate::qp::{Halves, Qp};
 use crate::rc::requester::Outcome;
@@ -180,10 +179,8 @@ impl Device {
                 }
             }
         }
-        if outcome == Outcome::Failed {
-            self.amid = None;
-        } else {
-            Amid::note(&mut self.amid, qpn, name.mtu(), &qp.halves, packet.opcode);
+        if packet.opcode != Opcode::Acknowledge {
+            self.last = Some((qpn, packet.opcode));
         }
         self.shared.watch_bursts(qp);
         self.shared.after(now, qp, outcome, true);
