@@ -367,20 +367,10 @@ impl Shared {
 #[cfg(test)]
 mod tests {
     use std::net::{IpAddr, UdpSocket};
-    use std::time::Duration;
 
-    use bowline_roce::{Config, Device as Core};
     use bowline_wire::roce::UDP_PORT;
 
     use super::*;
-    use crate::config::PollMode;
-
-    /// Nobody else looks at the sockets of this one.
-    fn shared(addrs: &[IpAddr]) -> Shared {
-        let core = Core::new(Config { addrs: addrs.to_vec(), ..Config::default() }, [1; 32]);
-        let endpoints = addrs.iter().map(|ip| Endpoint::open(*ip, 1 << 20).unwrap()).collect();
-        Shared::new(core, endpoints, None, None, None, PollMode::Spin, Duration::ZERO).unwrap()
-    }
 
     /// [RX-13]: not before all is taken that was there when the system was told to verify first.
     #[test]
@@ -411,7 +401,7 @@ mod tests {
     #[test]
     fn sockets_take_turns_where_something_comes_at_every_look() {
         let ips = [[127, 77, 1, 1], [127, 77, 1, 2]].map(IpAddr::from);
-        let shared = shared(&ips);
+        let shared = Shared::unshared(&ips);
         let peer = UdpSocket::bind("127.77.1.3:0").unwrap();
         let packets = |to: usize, count: usize| {
             for _ in 0..count {

@@ -277,22 +277,11 @@ impl Shared {
 mod tests {
     use std::net::IpAddr;
 
-    use bowline_roce::{Config, Device as Core};
-
     use super::*;
-    use crate::config::PollMode;
-    use crate::udp::Endpoint;
-
-    /// Nobody else looks at the sockets of this one.
-    fn shared(addrs: &[IpAddr]) -> Shared {
-        let core = Core::new(Config { addrs: addrs.to_vec(), ..Config::default() }, [1; 32]);
-        let endpoints = addrs.iter().map(|ip| Endpoint::open(*ip, 1 << 20).unwrap()).collect();
-        Shared::new(core, endpoints, None, None, None, PollMode::Spin, Duration::ZERO).unwrap()
-    }
 
     #[test]
     fn acknowledgements_are_out_when_somebody_has_waited_for_that() {
-        let shared = shared(&[IpAddr::from([127, 77, 1, 4])]);
+        let shared = Shared::unshared(&[IpAddr::from([127, 77, 1, 4])]);
         let sending = shared.tx.lock().unwrap();
         std::thread::scope(|scope| {
             let released = scope.spawn(|| shared.release_acks(clock::now()));

@@ -190,6 +190,15 @@ impl Shared {
         })
     }
 
+    /// One for tests, whose sockets nobody else looks at.
+    #[cfg(test)]
+    pub(crate) fn unshared(addrs: &[IpAddr]) -> Self {
+        let config = bowline_roce::Config { addrs: addrs.to_vec(), ..Default::default() };
+        let endpoints = addrs.iter().map(|ip| Endpoint::open(*ip, 1 << 20).unwrap()).collect();
+        let core = Core::new(config, [1; 32]);
+        Self::new(core, endpoints, None, None, None, PollMode::Spin, Duration::ZERO).unwrap()
+    }
+
     /// Locks the core. A thread that panicked with the lock held has left it in a state the core's
     /// own checks deal with.
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {

@@ -107,14 +107,14 @@ impl Host {
         self.timer_at = None;
     }
 
-    /// Hands in a datagram.
-    pub(crate) fn deliver(&mut self, now: u64, rng: &mut Rng, datagram: &Datagram) {
+    /// Hands in a datagram; tells whether its payload landed where it did not belong.
+    pub(crate) fn deliver(&mut self, now: u64, rng: &mut Rng, datagram: &Datagram) -> bool {
         let hint = match (self.plan.hints, rng.below(3)) {
             (Hints::None, _) | (Hints::Mixed, 0) => IdentHint::Unknown,
             (Hints::Mixed, 1) => IdentHint::Exact(rng.below(4) as u16),
             _ => IdentHint::Exact(datagram.ident),
         };
-        let Some(device) = &mut self.device else { return };
+        let Some(device) = &mut self.device else { return false };
         let now = Instant::from_nanos(now);
         let Datagram { from, to, ident, ref bytes, .. } = *datagram;
         self.delivered += 1;
@@ -126,10 +126,11 @@ impl Host {
                 Some(Run { from: Some(from), to, segment, len: bytes.len(), aside })
             });
             if landed != Landed::NoPlace {
-                return;
+                return landed == Landed::Packets(0);
             }
         }
         device.handle_datagram(now, from, to, hint, bytes);
+        false
     }
 
     /// Takes the next burst apart; false when there is nothing to send.

@@ -65,6 +65,8 @@ pub(crate) struct Memory {
     /// Requests whose bytes were not there when the memory was looked at for the last time.
     missing: Vec<u64>,
     scratch: Vec<u8>,
+    /// The device has received something here that did not belong here, and wiped it out.
+    pub(crate) wiped: bool,
 }
 
 impl Memory {
@@ -82,7 +84,7 @@ impl Memory {
         let buffer = Buffer::new(end).ok()?;
         buffer.write(0, &model);
         let buffer = Arc::new(buffer);
-        Some(Self { buffer, model, areas, missing: Vec::new(), scratch: Vec::new() })
+        Some(Self { buffer, model, areas, missing: Vec::new(), scratch: Vec::new(), wiped: false })
     }
 
     /// Takes a free area of a purpose, of at least `len` bytes.
@@ -238,7 +240,7 @@ impl Memory {
     }
 
     /// Nothing can change any more: every byte is an old one or one that was asked for; or zero, where something was to
-    /// come that did not come to its end, since what lands there by mistake is wiped out.
+    /// come that did not come to its end and what landed there by mistake was wiped out.
     pub(crate) fn settle(&mut self, purposes: &[Purpose]) -> Result<(), String> {
         for id in 0..self.areas.len() {
             let Area { start, len, purpose, .. } = self.areas[id];
@@ -259,7 +261,8 @@ impl Memory {
                     let bytes = &change.bytes[from..from + piece];
                     for (i, byte) in bytes.iter().enumerate() {
                         let same = self.scratch[at - start + i] == *byte;
-                        known[at - start + i] |= same || self.scratch[at - start + i] == 0;
+                        let wiped = self.wiped && self.scratch[at - start + i] == 0;
+                        known[at - start + i] |= same || wiped;
                         whole &= same;
                     }
                     from += piece;

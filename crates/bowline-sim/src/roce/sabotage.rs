@@ -52,7 +52,7 @@ impl World {
         let buffer = std::sync::Arc::clone(&self.sides[id].memory.buffer);
         let mut before = vec![0; buffer.len()];
         buffer.read(0, &mut before);
-        self.hosts[host].deliver(self.now, &mut self.rng, datagram);
+        self.deliver(host, datagram);
         let mut after = vec![0; buffer.len()];
         buffer.read(0, &mut after);
         let changed = before.iter().zip(&after).position(|(a, b)| a != b);

@@ -19,6 +19,14 @@ const UD_SEND: u8 = 0x64;
 const BURSTS_MAX: usize = 20_000;
 
 impl World {
+    /// Hands a datagram to a host.
+    pub(crate) fn deliver(&mut self, host: usize, datagram: &Datagram) {
+        if self.hosts[host].deliver(self.now, &mut self.rng, datagram) {
+            let here = self.sides.iter_mut().filter(|side| side.host == host);
+            here.for_each(|side| side.memory.wiped = true);
+        }
+    }
+
     pub(super) fn arrive(&mut self, host: usize, datagram: &Datagram) {
         if self.hosts[host].device.is_none() {
             return;
@@ -50,7 +58,7 @@ impl World {
             return self.crash(host, length);
         }
         if !self.sabotaged_arrival(host, datagram) {
-            self.hosts[host].deliver(self.now, &mut self.rng, datagram);
+            self.deliver(host, datagram);
         }
         self.touched(host);
         let sender = self.hosts.iter().position(|h| h.addr() == datagram.from.ip());
