@@ -30,6 +30,9 @@ const STREAM: usize = 8 << 10;
 /// After packets of a long message that have landed, so many buffers are taken one by one: any may begin another.
 const LANDS_AGAIN: usize = 16;
 
+/// Packets of so many bytes are handled sooner than what they are about comes from memory.
+const SHORT: usize = 512;
+
 /// Of shorter packets copies cost less than the many pieces that the system has to fill.
 const LANDS_FROM: usize = 2048;
 
@@ -327,6 +330,9 @@ impl Shared {
             merged = arrival.segment.is_some();
             if merged {
                 self.stats.gro_buffers.inc();
+            }
+            if let Some(segment) = arrival.segment.filter(|segment| *segment <= SHORT) {
+                st.core.expect(bytes.chunks(segment));
             }
             total += bytes.len() as u64;
             let cut = self.cuts.between(to, arrival.from.ip());

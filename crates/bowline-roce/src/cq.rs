@@ -39,6 +39,15 @@ struct Cq {
     users: usize,
 }
 
+/// A completion on its way to its queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Done {
+    pub(crate) cq: CqId,
+    pub(crate) completion: Completion,
+    /// It wakes who waits for solicited ones [RSP-20].
+    pub(crate) wakes: bool,
+}
+
 /// All completion queues of a device.
 #[derive(Debug)]
 pub(crate) struct CqTable {

@@ -7,7 +7,7 @@ use bowline_verbs::{Access, Buffer, Error, MrKeys, PdId, Piece, Qpn};
 use crate::burst::Burst;
 use crate::mw::Window;
 use crate::rng::Rng;
-use crate::table::NumberMap;
+use crate::table::{NumberMap, Numbered, Spread};
 
 /// Indexes are below this: all 24 bits, so that keys are hard to guess, where rxe uses 19 [MR-1].
 const INDEX_END: u32 = 1 << 24;
@@ -53,7 +53,7 @@ impl From<(PdId, Qpn)> for Who {
 /// All regions and windows of a device, under the upper 24 bits of their keys.
 #[derive(Debug)]
 pub(crate) struct MrTable {
-    regions: NumberMap<Region>,
+    regions: Spread<Region>,
     max: usize,
     pub(crate) windows: NumberMap<Window>,
     pub(crate) max_windows: usize,
@@ -76,6 +76,14 @@ struct Region {
     windows: u32,
 }
 
+const _: () = assert!(size_of::<Option<Region>>() <= 64, "one line of the processor's cache");
+
+impl Numbered for Region {
+    fn number(&self) -> u32 {
+        self.key >> 8
+    }
+}
+
 impl Region {
     /// One without memory or key.
     const fn new(pd: PdId, access: Access, fast: bool) -> Self {
@@ -92,7 +100,7 @@ impl Region {
 #[derive(Debug)]
 enum Memory {
     One { buffer: Arc<Buffer>, offset: usize, len: usize },
-    Many(Pieces),
+    Many(Box<Pieces>),
 }
 
 #[derive(Debug)]
@@ -117,7 +125,7 @@ impl Memory {
             let piece = pieces.into_iter().next()?;
             return Some(Self::One { buffer: piece.buffer, offset: piece.offset, len: piece.len });
         }
-        Some(Self::Many(Pieces { pieces, ends }))
+        Some(Self::Many(Box::new(Pieces { pieces, ends })))
     }
 
     fn len(&self) -> u64 {
@@ -158,7 +166,7 @@ impl MrTable {
     pub(crate) fn new(max: usize, max_windows: usize) -> Self {
         let most = INDEX_END as usize / 4;
         Self {
-            regions: NumberMap::default(),
+            regions: Spread::new(),
             max: max.min(most),
             windows: NumberMap::default(),
             max_windows: max_windows.min(most),
@@ -208,17 +216,20 @@ impl MrTable {
         region.key = self.free_key(rng);
         region.name = region.key;
         let keys = MrKeys { lkey: region.key, rkey: region.key };
-        self.regions.insert(region.key >> 8, region);
+        self.regions.insert(region);
         Ok(keys)
     }
 
-    /// A key of a random byte and a random index that is neither a region's nor a window's.
-    pub(crate) fn free_key(&self, rng: &mut Rng) -> u32 {
-        // At most half of the indexes are in use: two tries are the average at worst.
+    /// A key of a random byte and a random index that is neither a region's nor a window's, and for which there
+    /// is a place among the regions.
+    pub(crate) fn free_key(&mut self, rng: &mut Rng) -> u32 {
+        self.regions.reserve();
+        // At most half of the places are taken, and a quarter of the indexes windows': four tries are the average
+        // at worst.
         loop {
             let key = rng.next_u32();
             let index = key >> 8;
-            let used = self.regions.contains_key(&index) || self.windows.contains_key(&index);
+            let used = !self.regions.has_place(index) || self.windows.contains_key(&index);
             if index != 0 && !used {
                 return key;
             }
@@ -228,12 +239,12 @@ impl MrTable {
     /// Removes a region; returns its protection domain. No copy is under way then, and none begins
     /// without looking the key up again [MR-11].
     pub(crate) fn deregister(&mut self, lkey: u32) -> Result<PdId, Error> {
-        match self.regions.get(&(lkey >> 8)) {
+        match self.regions.get(lkey >> 8) {
             Some(region) if !region.is_named(lkey) => Err(Error::NoSuch("memory region")),
             Some(region) if region.windows > 0 => Err(Error::Busy("the memory region")),
             Some(region) => {
                 let pd = region.pd;
-                self.regions.remove(&(lkey >> 8));
+                self.regions.remove(lkey >> 8);
                 Ok(pd)
             }
             None => Err(Error::NoSuch("memory region")),
@@ -253,7 +264,7 @@ impl MrTable {
             }
         }
         for key in keys {
-            if let Some(region) = self.regions.get_mut(&(key >> 8)) {
+            if let Some(region) = self.regions.get_mut(key >> 8) {
                 region.shut = true;
             }
         }
@@ -271,7 +282,7 @@ impl MrTable {
             }
         }
         for (_, new) in keys {
-            if let Some(region) = self.regions.get_mut(&(new >> 8)) {
+            if let Some(region) = self.regions.get_mut(new >> 8) {
                 region.key = *new;
                 region.shut = false;
             }
@@ -281,7 +292,7 @@ impl MrTable {
 
     /// The region that was registered whole, not for fast registration, and has this key now.
     fn of_registration(&self, key: u32) -> Result<&Region, Error> {
-        let region = self.regions.get(&(key >> 8));
+        let region = self.regions.get(key >> 8);
         let found = region.filter(|region| region.key == key && !region.fast);
         found.ok_or(Error::NoSuch("memory region"))
     }
@@ -304,7 +315,7 @@ impl MrTable {
 
     /// One window more, or less, is bound to a region.
     pub(crate) fn count_window(&mut self, region: u32, change: i32) {
-        if let Some(region) = self.regions.get_mut(&(region >> 8)) {
+        if let Some(region) = self.regions.get_mut(region >> 8) {
             region.windows = region.windows.saturating_add_signed(change);
         }
     }
@@ -319,7 +330,7 @@ impl MrTable {
         iova: u64,
         access: Access,
     ) -> Result<(), KeyError> {
-        let region = self.regions.get_mut(&(key >> 8)).ok_or(KeyError::Unknown)?;
+        let region = self.regions.get_mut(key >> 8).ok_or(KeyError::Unknown)?;
         if !region.fast || region.memory.is_some() {
             return Err(KeyError::Unknown);
         }
@@ -340,7 +351,7 @@ impl MrTable {
     /// Makes a fast-registration region free; one that is free already, with the same key, may be
     /// freed again; not one that a window is bound to. Or makes a window of type 2 free [MR-7].
     pub(crate) fn invalidate(&mut self, (pd, qpn): (PdId, Qpn), key: u32) -> Result<(), KeyError> {
-        let Some(region) = self.regions.get_mut(&(key >> 8)) else {
+        let Some(region) = self.regions.get_mut(key >> 8) else {
             return self.invalidate_window(pd, qpn, key);
         };
         if region.key != key || !region.fast {
@@ -363,7 +374,7 @@ impl MrTable {
         key: u32,
     ) -> Result<(), KeyError> {
         let remote = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
-        let region = self.regions.get(&(key >> 8));
+        let region = self.regions.get(key >> 8);
         if region.is_some_and(|region| !region.access.intersects(remote)) {
             return Err(KeyError::NoAccess);
         }
@@ -373,7 +384,7 @@ impl MrTable {
     /// Checks that the peer of a queue pair has these rights to all of the key's memory; windows do not
     /// give them.
     pub(crate) fn check_whole(&self, pd: PdId, key: u32, need: Access) -> Result<(), KeyError> {
-        let start = self.regions.get(&(key >> 8)).ok_or(KeyError::Unknown)?.iova;
+        let start = self.regions.get(key >> 8).ok_or(KeyError::Unknown)?.iova;
         self.check(pd, key, start, 0, need)
     }
 
@@ -389,6 +400,11 @@ impl MrTable {
         self.find(pd.into(), key, va, len, need).map(|(_, start)| start)
     }
 
+    /// Has brought near what is known of a key, which is looked up soon. It may be nobody's.
+    pub(crate) fn prefetch_key(&self, key: u32) {
+        self.regions.prefetch(key >> 8);
+    }
+
     /// Checks key, domain, rights and range in that order [MR-2], [MR-3]; returns the memory and
     /// where in it `va` is.
     fn find(
@@ -400,12 +416,12 @@ impl MrTable {
         need: Access,
     ) -> Result<(&Memory, u64), KeyError> {
         let pd = who.pd;
-        let Some(region) = self.regions.get(&(key >> 8)) else {
+        let Some(region) = self.regions.get(key >> 8) else {
             let window = self.windows.get(&(key >> 8)).ok_or(KeyError::Unknown)?;
             let qpn = who.peer_of.ok_or(KeyError::Unknown)?;
             let (region, start) = window.find((pd, qpn), key, va, len, need)?;
             // It stays with its memory as long as a window is bound to it.
-            let region = self.regions.get(&(region >> 8)).ok_or(KeyError::Unknown)?;
+            let region = self.regions.get(region >> 8).ok_or(KeyError::Unknown)?;
             return Ok((region.memory.as_ref().ok_or(KeyError::Unknown)?, start));
         };
         let memory = region.memory.as_ref().ok_or(KeyError::Unknown)?;

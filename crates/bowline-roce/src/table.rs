@@ -1,11 +1,16 @@
-//! Objects under numbers: dense ones with a generation, so that a stale number finds nothing, and a
-//! fast hash map for numbers chosen at random.
+//! Objects under numbers: dense ones with a generation, so that a stale number finds nothing; a fast hash map
+//! for numbers chosen at random; and a table for numbers chosen at random that suit it.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
+use bowline_verbs::prefetch;
+
 /// Bits of a number that are the slot; the rest is the generation.
 const SLOT_BITS: u32 = 20;
+
+/// Slots of a [`Spread`] when something is first put there.
+const SLOTS_MIN: usize = 16;
 
 /// Objects under small numbers, never 0.
 #[derive(Debug)]
@@ -78,9 +83,152 @@ impl Hasher for NumberHasher {
     }
 }
 
+/// What knows its own number.
+pub(crate) trait Numbered {
+    /// The number, always the same.
+    fn number(&self) -> u32;
+}
+
+/// A line of the processor's cache.
+#[derive(Debug)]
+#[repr(align(64))]
+struct Slot<T>(Option<T>);
+
+/// Objects under numbers that this side chooses at random, each so that its last bits are those of no other: to find
+/// one takes one look at memory, and that can be asked for before.
+#[derive(Debug)]
+pub(crate) struct Spread<T> {
+    /// A power of two of them, at least twice as many as there are objects.
+    slots: Vec<Slot<T>>,
+    len: usize,
+}
+
+impl<T: Numbered> Spread<T> {
+    pub(crate) const fn new() -> Self {
+        Self { slots: Vec::new(), len: 0 }
+    }
+
+    pub(crate) const fn len(&self) -> usize {
+        self.len
+    }
+
+    fn slot(&self, number: u32) -> Option<&Slot<T>> {
+        self.slots.get(number as usize & self.slots.len().wrapping_sub(1))
+    }
+
+    fn slot_mut(&mut self, number: u32) -> Option<&mut Slot<T>> {
+        let at = number as usize & self.slots.len().wrapping_sub(1);
+        self.slots.get_mut(at)
+    }
+
+    /// Makes room for one more: half of all numbers or more can be chosen then.
+    pub(crate) fn reserve(&mut self) {
+        if 2 * self.len < self.slots.len() {
+            return;
+        }
+        let more = (2 * self.slots.len()).max(SLOTS_MIN);
+        let before = std::mem::take(&mut self.slots);
+        self.slots.resize_with(more, || Slot(None));
+        // Their last bits are different, so one more of them are, too.
+        for value in before.into_iter().filter_map(|slot| slot.0) {
+            if let Some(slot) = self.slot_mut(value.number()) {
+                slot.0 = Some(value);
+            }
+        }
+    }
+
+    /// Tells whether an object of this number has a place.
+    pub(crate) fn has_place(&self, number: u32) -> bool {
+        self.slot(number).is_some_and(|slot| slot.0.is_none())
+    }
+
+    /// Adds an object, which [has a place](Self::has_place).
+    pub(crate) fn insert(&mut self, value: T) {
+        if let Some(slot) = self.slot_mut(value.number()) {
+            debug_assert!(slot.0.is_none(), "a place for it");
+            slot.0 = Some(value);
+            self.len += 1;
+        }
+    }
+
+    pub(crate) fn get(&self, number: u32) -> Option<&T> {
+        self.slot(number)?.0.as_ref().filter(|value| value.number() == number)
+    }
+
+    pub(crate) fn get_mut(&mut self, number: u32) -> Option<&mut T> {
+        self.slot_mut(number)?.0.as_mut().filter(|value| value.number() == number)
+    }
+
+    pub(crate) fn remove(&mut self, number: u32) -> Option<T> {
+        let removed = self.slot_mut(number)?.0.take_if(|value| value.number() == number)?;
+        self.len -= 1;
+        Some(removed)
+    }
+
+    pub(crate) fn values(&self) -> impl Iterator<Item = &T> {
+        self.slots.iter().filter_map(|slot| slot.0.as_ref())
+    }
+
+    /// Has brought near what [`get`](Self::get) looks at.
+    pub(crate) fn prefetch(&self, number: u32) {
+        if let Some(slot) = self.slot(number) {
+            prefetch(slot);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    impl Numbered for u32 {
+        fn number(&self) -> u32 {
+            *self
+        }
+    }
+
+    #[test]
+    fn spread_numbers_are_found_while_others_come_and_go() {
+        let mut spread = Spread::new();
+        assert_eq!((spread.get(0), spread.get(1)), (None, None));
+        assert_eq!(spread.remove(1), None);
+        let mut known = Vec::new();
+        let mut random = 1_u32;
+        for step in 0..4000 {
+            spread.reserve();
+            assert!(2 * spread.len() < spread.slots.len());
+            let number = loop {
+                random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                if spread.has_place(random >> 8) {
+                    break random >> 8;
+                }
+            };
+            // Of the same place, but not there.
+            assert_eq!(spread.get(number), None);
+            spread.insert(number);
+            assert!(!spread.has_place(number));
+            assert!(!spread.has_place(number ^ 0x80_0000), "whose last bits are the same");
+            assert_eq!(spread.get(number ^ 0x80_0000), None);
+            assert_eq!(spread.remove(number ^ 0x80_0000), None);
+            known.push(number);
+            if step % 3 == 0 {
+                let gone = known.swap_remove(random as usize % known.len());
+                assert_eq!(spread.remove(gone), Some(gone));
+                assert_eq!(spread.get(gone), None);
+                assert_eq!(spread.remove(gone), None);
+            }
+        }
+        assert_eq!(spread.len(), known.len());
+        for number in &known {
+            assert_eq!(spread.get(*number), Some(number));
+            assert_eq!(spread.get_mut(*number).copied(), Some(*number));
+            spread.prefetch(*number);
+        }
+        let mut values: Vec<u32> = spread.values().copied().collect();
+        values.sort_unstable();
+        known.sort_unstable();
+        assert_eq!(values, known);
+    }
 
     #[test]
     fn a_stale_number_finds_nothing() {

@@ -10,6 +10,7 @@ use std::net::IpAddr;
 use bowline_verbs::{Completion, Error, Qpn, RecvWr, Status, UdDest, WcOpcode};
 use bowline_wire::roce::{Bth, Deth, Opcode, Packet, Psn};
 
+use crate::cq::Done;
 use crate::rc::responder::{After, RxCtx};
 use crate::recvq::{PlaceError, RecvQueue, Taken};
 
@@ -81,7 +82,7 @@ impl UdReceiver {
 
 fn complete(ctx: &mut RxCtx<'_>, status: Status, completion: Completion, solicited: bool) {
     let completion = Completion { status, opcode: WcOpcode::Recv, qpn: ctx.qpn, ..completion };
-    ctx.done.push((completion, solicited));
+    ctx.done.push(Done { cq: ctx.cq, completion, wakes: solicited });
 }
 
 /// A datagram to be sent, all but its payload.
@@ -167,7 +168,7 @@ pub(crate) fn network_header(
 mod tests {
     use std::sync::Arc;
 
-    use bowline_verbs::{Access, Buffer, PdId, Sge};
+    use bowline_verbs::{Access, Buffer, CqId, PdId, Sge};
 
     use super::*;
     use crate::counters::Counters;
@@ -185,7 +186,7 @@ mod tests {
         receiver: UdReceiver,
         mrs: MrTable,
         counters: Counters,
-        done: Vec<(Completion, bool)>,
+        done: Vec<Done>,
         buffer: Arc<Buffer>,
         key: u32,
     }
@@ -222,6 +223,7 @@ mod tests {
                 qpn: Qpn(1),
                 counters: &mut self.counters,
                 held: &HeldBudget::new(0),
+                cq: CqId(1),
                 done: &mut self.done,
             };
             run(&mut self.receiver, &mut ctx)
@@ -280,7 +282,7 @@ mod tests {
             grh: true,
             ..Completion::default()
         };
-        assert_eq!(side.done, [(expected, true)]);
+        assert_eq!(side.done, [Done { cq: CqId(1), completion: expected, wakes: true }]);
         let bytes = side.bytes(46);
         assert_eq!(bytes[..20], [0; 20]);
         assert_eq!(bytes[20..24], [0x45, 0, 0, 88]);
@@ -300,8 +302,8 @@ mod tests {
         assert_eq!(side.done, []);
         assert_eq!((side.counters.drop_qkey, side.counters.ud_dropped), (1, 3));
         side.feed(QKEY, None, b"hello");
-        assert_eq!(side.done[0].0.status, Status::Success);
-        assert_eq!(side.done[0].0.imm, None);
+        assert_eq!(side.done[0].completion.status, Status::Success);
+        assert_eq!(side.done[0].completion.imm, None);
     }
 
     /// [MR-4], [QP-4].
@@ -312,9 +314,10 @@ mod tests {
         side.post(2, 200);
         assert_eq!(side.feed(QKEY, None, &[7; 161]), After::Fatal);
         side.ctx(|receiver, ctx| receiver.flush(ctx));
-        let got: Vec<_> = side.done.iter().map(|(done, _)| (done.wr_id, done.status)).collect();
+        let completions = side.done.iter().map(|done| done.completion);
+        let got: Vec<_> = completions.map(|entry| (entry.wr_id, entry.status)).collect();
         assert_eq!(got, [(1, Status::LocProtErr), (2, Status::WrFlushErr)]);
-        assert!(side.done.iter().all(|(done, woken)| *woken && done.is_recv()));
+        assert!(side.done.iter().all(|done| done.wakes && done.completion.is_recv()));
     }
 
     /// The outer header of V2, whose identification is 0x526a and whose checksum is 0xd3a8.

@@ -68,12 +68,12 @@ impl UdSender {
         });
         let Some(request) = self.queue.pop() else { return Outcome::Idle };
         if !gathered {
-            ctx.done.push((request.completion(ctx.qpn, Status::LocProtErr), true));
+            ctx.complete(&request, Status::LocProtErr);
             return Outcome::Failed;
         }
         self.next = self.next.next();
         if self.signal_all || request.flags.contains(SendFlags::SIGNALED) {
-            ctx.done.push((request.completion(ctx.qpn, Status::Success), false));
+            ctx.complete(&request, Status::Success);
         }
         Outcome::Packet
     }
@@ -81,7 +81,7 @@ impl UdSender {
     /// Fails the next datagram: there is no way to where it goes.
     pub(crate) fn refuse(&mut self, ctx: &mut TxCtx<'_>) -> Outcome {
         if let Some(request) = self.queue.pop() {
-            ctx.done.push((request.completion(ctx.qpn, Status::LocQpOpErr), true));
+            ctx.complete(&request, Status::LocQpOpErr);
         }
         Outcome::Failed
     }
@@ -89,7 +89,7 @@ impl UdSender {
     /// Everything left completes, in order [QP-4].
     pub(crate) fn flush(&mut self, ctx: &mut TxCtx<'_>) {
         while let Some(request) = self.queue.pop() {
-            ctx.done.push((request.completion(ctx.qpn, Status::WrFlushErr), true));
+            ctx.complete(&request, Status::WrFlushErr);
         }
     }
 }

@@ -3,6 +3,8 @@
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use crate::near::{CACHE_LINE, prefetch_line};
+
 /// A stretch of a buffer: what is read or written without anybody knowing of regions or keys.
 #[derive(Clone, Debug)]
 pub struct Mem {
@@ -16,10 +18,6 @@ pub struct Mem {
 
 /// Bytes of a large page; memory of at least so many is made of these, where the system has any.
 const HUGE_PAGE: usize = 2 << 20;
-
-/// Bytes that come from memory together.
-#[cfg(target_arch = "x86_64")]
-const CACHE_LINE: usize = 64;
 
 /// Page-aligned zeroed memory of fixed size, which may be registered. Peers change it at any time,
 /// as a device would by DMA, so no reference to its bytes is ever made: they are copied in and out.
@@ -167,15 +165,9 @@ impl Buffer {
     /// When they do not lie within the buffer.
     pub fn prefetch(&self, offset: usize, len: usize) {
         let from = self.at(offset, len);
-        #[cfg(target_arch = "x86_64")]
         for line in (0..len).step_by(CACHE_LINE) {
-            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            // SAFETY: every x86-64 processor has the instruction; the address lies within the buffer, of which
-            // `at` checked the range, and nothing is read as far as the language can tell.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(line).cast_const().cast()) };
+            prefetch_line(from.wrapping_add(line));
         }
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = from;
     }
 
     /// Copies bytes in.

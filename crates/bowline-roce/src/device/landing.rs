@@ -20,6 +20,9 @@ use crate::time::Instant;
 /// Most packets that land at once: the system merges no more.
 pub const LANDING_PACKETS_MAX: usize = 64;
 
+/// Bytes of the longest datagram, which is also the most that the system merges.
+const DATAGRAM_MAX: usize = 65_535;
+
 /// Bytes before the first payload, and the first of those that lie aside.
 pub const LANDING_HEAD: usize = BTH_LEN;
 
@@ -28,6 +31,11 @@ pub const LANDING_GAP: usize = ICRC_LEN + BTH_LEN;
 
 /// When no more packets of a message are to come, it does not pay.
 const LANDS_FROM: usize = 4;
+
+/// Packets of so much payload that may come merged. More places than that would be told in vain.
+fn landing_packets(payload: usize) -> usize {
+    (DATAGRAM_MAX / (payload + LANDING_GAP)).clamp(1, LANDING_PACKETS_MAX)
+}
 
 /// Where the payloads of the packets that come next belong. All other bytes are received aside, one after the
 /// other:
@@ -195,7 +203,7 @@ impl Device {
         if name.mtu() != payload {
             return None; // connected anew
         }
-        let most = LANDING_PACKETS_MAX * payload;
+        let most = landing_packets(payload) * payload;
         let Halves::Rc { requester, responder } = &qp.halves else { return None };
         let (psn, mut place) = if opcode == Opcode::WriteMiddle {
             responder.landing(&self.shared.rx(now, name), most)?

@@ -21,6 +21,14 @@ use crate::ud::network_header;
 const MULTICAST_QPN: u32 = 0xff_ffff;
 
 impl Device {
+    /// Prepares for datagrams that are given to [`handle_datagrams`](Self::handle_datagrams) next: what is known of
+    /// the memory each is about may be far away.
+    pub fn expect<'a>(&self, payloads: impl Iterator<Item = &'a [u8]>) {
+        for rkey in payloads.filter_map(Packet::peek_rkey) {
+            self.shared.mrs.prefetch_key(rkey);
+        }
+    }
+
     /// Takes the payload of one datagram that came to port 4791 of `to`: from the first header to
     /// the ICRC.
     pub fn handle_datagram(
@@ -46,6 +54,7 @@ impl Device {
         let outer = Outer { from: ip, to, source_port: from.port() };
         // RX-2
         let known = self.shared.config.addrs.contains(&to);
+        self.shared.begin_gathering();
         for (ident, payload) in datagrams {
             let counters = &mut self.shared.counters;
             counters.rx_packets += 1;
@@ -55,6 +64,10 @@ impl Device {
             } else {
                 counters.drop_address += 1;
             }
+        }
+        self.shared.end_gathering();
+        if !self.shared.overrun.is_empty() {
+            self.stop_overrun(now);
         }
     }
 
@@ -184,9 +197,6 @@ impl Device {
         }
         self.shared.watch_bursts(qp);
         self.shared.after(now, qp, outcome, true);
-        if !self.shared.overrun.is_empty() {
-            self.stop_overrun(now);
-        }
         self.cm_data_arrived(now, qpn);
     }
 }

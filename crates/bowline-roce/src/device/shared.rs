@@ -3,12 +3,12 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
-use bowline_verbs::{Access, AsyncEvent, Completion, CqId, PdId, QpState, Qpn};
+use bowline_verbs::{Access, AsyncEvent, CqId, PdId, QpState, Qpn};
 
 use super::Event;
 use crate::config::Config;
 use crate::counters::Counters;
-use crate::cq::{Added, CqTable};
+use crate::cq::{Added, CqTable, Done};
 use crate::mr::MrTable;
 use crate::paths::Paths;
 use crate::qp::{Halves, Qp};
@@ -25,6 +25,8 @@ pub(crate) struct Name {
     pub(crate) dest_qpn: Qpn,
     access: Access,
     mtu: usize,
+    send_cq: CqId,
+    recv_cq: CqId,
 }
 
 /// What all queue pairs share.
@@ -37,8 +39,10 @@ pub(crate) struct Shared {
     pub(crate) events: VecDeque<Event>,
     pub(crate) paths: Paths,
     held: HeldBudget,
-    /// Completions of the queue pair being worked on.
-    pub(crate) done: Vec<(Completion, bool)>,
+    /// Completions of the queue pairs being worked on.
+    done: Vec<Done>,
+    /// They stay there for now.
+    gathering: bool,
     /// Completion queues that have just overrun.
     pub(crate) overrun: Vec<CqId>,
     /// Queue pairs with replies to send, and with anything to send.
@@ -70,6 +74,7 @@ impl Shared {
             paths: Paths::default(),
             held: HeldBudget::new(config.limits.held),
             done: Vec::new(),
+            gathering: false,
             overrun: Vec::new(),
             urgent: VecDeque::new(),
             aside: Vec::new(),
@@ -87,6 +92,8 @@ impl Shared {
             dest_qpn: qp.attr.dest_qpn.unwrap_or_default(),
             access: qp.attr.access.unwrap_or_default(),
             mtu: qp.mtu(&self.config),
+            send_cq: qp.init.send_cq,
+            recv_cq: qp.init.recv_cq,
         }
     }
 
@@ -100,6 +107,7 @@ impl Shared {
             dest_qpn: name.dest_qpn,
             gso: self.config.gso,
             counters: &mut self.counters,
+            cq: name.send_cq,
             done: &mut self.done,
         }
     }
@@ -115,6 +123,7 @@ impl Shared {
             qpn: name.qpn,
             counters: &mut self.counters,
             held: &self.held,
+            cq: name.recv_cq,
             done: &mut self.done,
         }
     }
@@ -131,7 +140,7 @@ impl Shared {
             self.fail(now, qp);
             return;
         }
-        self.hand_out(qp);
+        self.hand_out();
         if qp.draining.is_some() && qp.has_drained() {
             self.events.push_back(Event::Async(AsyncEvent::SqDrained(qp.qpn)));
         }
@@ -169,11 +178,25 @@ impl Shared {
         }
     }
 
+    /// From now on completions are gathered, until they are [handed out](Self::end_gathering): to copy one that was
+    /// just written in pieces stalls until all earlier stores have left the store buffer, the payload among them.
+    pub(crate) const fn begin_gathering(&mut self) {
+        self.gathering = true;
+    }
+
+    /// Moves what was gathered to its queues.
+    pub(crate) fn end_gathering(&mut self) {
+        self.gathering = false;
+        self.hand_out();
+    }
+
     /// Moves completions to their queues.
-    fn hand_out(&mut self, qp: &Qp) {
-        for (entry, wakes) in self.done.drain(..) {
-            let cq = if entry.is_recv() { qp.init.recv_cq } else { qp.init.send_cq };
-            match self.cqs.add(cq, entry, wakes) {
+    fn hand_out(&mut self) {
+        if self.gathering {
+            return;
+        }
+        for Done { cq, completion, wakes } in self.done.drain(..) {
+            match self.cqs.add(cq, completion, wakes) {
                 Added::Quiet | Added::Lost => {}
                 Added::Ready => self.events.push_back(Event::CqReady(cq)),
                 Added::Overrun { waited } => {
@@ -222,7 +245,7 @@ impl Shared {
         if let Halves::Ud { sender, .. } = &mut qp.halves {
             sender.flush(&mut self.tx(now, name));
         }
-        self.hand_out(qp);
+        self.hand_out();
     }
 
     /// Flushes a queue pair in error.
@@ -238,7 +261,7 @@ impl Shared {
                 receiver.flush(&mut self.rx(now, name));
             }
         }
-        self.hand_out(qp);
+        self.hand_out();
     }
 
     pub(crate) fn handle_qp_timeout(&mut self, now: Instant, qp: &mut Qp) {

@@ -26,7 +26,7 @@ use core::mem::discriminant;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use bowline_verbs::{Completion, Error, PdId, QpCap, Qpn, SendFlags, SendOp, SendWr, Status};
+use bowline_verbs::{CqId, Error, PdId, QpCap, Qpn, SendFlags, SendOp, SendWr, Status};
 use bowline_wire::roce::Psn;
 
 use self::early::Stretch;
@@ -35,6 +35,7 @@ pub(crate) use self::settings::Settings;
 use self::settings::{WINDOW_MAX, WINDOW_MIN};
 use crate::burst::Burst;
 use crate::counters::Counters;
+use crate::cq::Done;
 use crate::mr::MrTable;
 use crate::paths::Creeping;
 use crate::sendq::{Request, SendQueue, Stage};
@@ -57,14 +58,16 @@ pub(crate) struct TxCtx<'a> {
     /// Packets of one size leave together.
     pub(crate) gso: bool,
     pub(crate) counters: &'a mut Counters,
-    /// Completions, and whether each wakes a waiter for solicited ones.
-    pub(crate) done: &'a mut Vec<(Completion, bool)>,
+    /// Completion queue of sends.
+    pub(crate) cq: CqId,
+    /// What has completed.
+    pub(crate) done: &'a mut Vec<Done>,
 }
 
 impl TxCtx<'_> {
-    fn complete(&mut self, request: &Request, status: Status) {
-        let failed = status != Status::Success;
-        self.done.push((request.completion(self.qpn, status), failed));
+    pub(crate) fn complete(&mut self, request: &Request, status: Status) {
+        let completion = request.completion(self.qpn, status);
+        self.done.push(Done { cq: self.cq, completion, wakes: status != Status::Success });
     }
 }
 

@@ -21,7 +21,7 @@ mod replies;
 #[cfg(test)]
 mod tests;
 
-use bowline_verbs::{Access, Completion, Error, PdId, Piece, Qpn, RecvWr, Status, WcOpcode};
+use bowline_verbs::{Access, Completion, CqId, Error, PdId, Piece, Qpn, RecvWr, Status, WcOpcode};
 use bowline_wire::roce::{AtomicEth, NakCode, Opcode, Packet, Psn, Syndrome};
 
 use self::held::Held;
@@ -29,6 +29,7 @@ pub(crate) use self::held::HeldBudget;
 use self::replies::{Filled, ReadPart, Replies};
 use crate::burst::Burst;
 use crate::counters::Counters;
+use crate::cq::Done;
 use crate::mr::MrTable;
 use crate::recvq::{MESSAGE_MAX, PlaceError, RecvQueue, Taken};
 use crate::time::Instant;
@@ -48,14 +49,19 @@ pub(crate) struct RxCtx<'a> {
     pub(crate) counters: &'a mut Counters,
     /// What all queue pairs may keep of packets that came after a gap.
     pub(crate) held: &'a HeldBudget,
-    /// Receives that completed, and whether they wake who waits for solicited ones [RSP-20].
-    pub(crate) done: &'a mut Vec<(Completion, bool)>,
+    /// Completion queue of receives.
+    pub(crate) cq: CqId,
+    /// Receives that have completed.
+    pub(crate) done: &'a mut Vec<Done>,
 }
 
 impl RxCtx<'_> {
+    /// Made where it is stored: a copy of what was just written in pieces waits until all earlier stores have left the
+    /// store buffer, those to the memory of the message among them.
+    #[inline]
     fn complete(&mut self, id: u64, status: Status, completion: Completion, solicited: bool) {
         let completion = Completion { wr_id: id, status, qpn: self.qpn, ..completion };
-        self.done.push((completion, solicited));
+        self.done.push(Done { cq: self.cq, completion, wakes: solicited });
     }
 }
 

@@ -102,6 +102,14 @@ impl<'a> Packet<'a> {
         }
     }
 
+    /// The key of the responder's memory in a packet that nobody has checked yet, if there is likely to be one: for
+    /// who wants to prepare for it.
+    pub fn peek_rkey(bytes: &[u8]) -> Option<u32> {
+        let (bth, rest) = bytes.split_first_chunk::<BTH_LEN>()?;
+        let reth = rest.first_chunk::<RETH_LEN>()?;
+        Opcode::from_u8(bth[0])?.has_reth().then(|| Reth::from_bytes(reth).rkey)
+    }
+
     /// Reads a packet; `bytes` go from the base transport header to the pad, without the ICRC.
     ///
     /// Checks what makes a packet well formed whoever it is for [RX-3] [RX-4]. Whether the payload

@@ -31,7 +31,7 @@ struct Side {
     responder: Responder,
     counters: Counters,
     held: HeldBudget,
-    done: Vec<(Completion, bool)>,
+    done: Vec<Done>,
     now: Instant,
     access: Access,
     mtu: usize,
@@ -118,6 +118,7 @@ impl Side {
             qpn: Qpn(0x42),
             counters: &mut self.counters,
             held: &self.held,
+            cq: CqId(1),
             done: &mut self.done,
         };
         run(&mut self.responder, &mut ctx)
@@ -272,7 +273,7 @@ impl Side {
 
     /// Completions since the last call.
     fn completions(&mut self) -> Vec<Completion> {
-        self.done.drain(..).map(|(completion, _)| completion).collect()
+        self.done.drain(..).map(|done| done.completion).collect()
     }
 
     /// Ids and statuses of them.

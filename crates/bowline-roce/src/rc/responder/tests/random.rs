@@ -122,7 +122,7 @@ fn run(steps: Vec<Step>) {
     }
     side.flush();
     // Every receive completes once, in order.
-    let done: Vec<_> = side.done.iter().map(|(done, _)| done.wr_id).collect();
+    let done: Vec<_> = side.done.iter().map(|done| done.completion.wr_id).collect();
     assert_eq!(done, (0..posted).collect::<Vec<u64>>());
     for region in [&all, &read_only, &receive] {
         let bytes = region.bytes();

@@ -77,7 +77,7 @@ fn immediates_and_solicitation_are_passed_on() {
     (write.imm, write.bth.solicited) = (Some(8), true);
     write.reth = Some(Reth { va: region.va, rkey: region.key, len: 1 });
     side.feed(&write);
-    let got: Vec<_> = side.done.iter().map(|(done, woken)| (done.imm, *woken)).collect();
+    let got: Vec<_> = side.done.iter().map(|done| (done.completion.imm, done.wakes)).collect();
     assert_eq!(got, [(Some(0x0102_0304), false), (Some(7), true), (Some(8), true)]);
 }
 
@@ -92,7 +92,7 @@ fn a_message_too_long_is_refused() {
     assert_eq!(side.send(Opcode::SendLast, &[8; 45]), After::Fatal);
     assert_eq!(side.replies(), [Answer::syndrome(FIRST + 1, 0x61, 0)]);
     assert_eq!(region.bytes()[356..], [0; 668]);
-    assert!(side.done[0].1);
+    assert!(side.done[0].wakes);
     side.flush();
     assert_eq!(side.statuses(), [(1, Status::LocLenErr), (2, Status::WrFlushErr)]);
 }
