@@ -1,0 +1,154 @@
+//! Datagrams handed in together, against the same ones by themselves.
+
+mod common;
+
+use std::net::SocketAddr;
+
+use bowline_roce::{Burst, Event, IdentHint};
+use bowline_verbs::{AsyncEvent, Completion, QpState, SendOp};
+use common::{Pair, Setup};
+
+/// Numbers that only look like chance.
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % limit
+    }
+}
+
+/// What one side sends now, all from the same port.
+fn datagrams(pair: &mut Pair, side: usize) -> (u16, Vec<Vec<u8>>) {
+    let (mut burst, mut all) = (Burst::new(), Vec::new());
+    while pair.nodes[side].dev.poll_transmit(pair.now, &mut burst) {
+        all.extend(burst.segments().map(<[u8]>::to_vec));
+    }
+    (burst.source_port, all)
+}
+
+/// Hands datagrams to a side, all together or one by one.
+fn hand_in(pair: &mut Pair, side: usize, port: u16, datagrams: &[Vec<u8>], together: bool) {
+    let (from, to) = (SocketAddr::new(pair.nodes[1 - side].addr, port), pair.nodes[side].addr);
+    let (now, dev) = (pair.now, &mut pair.nodes[side].dev);
+    let payloads = || datagrams.iter().map(Vec::as_slice);
+    if together {
+        dev.expect(payloads());
+        dev.handle_datagrams(now, from, to, payloads().map(|bytes| (IdentHint::Unknown, bytes)));
+    } else {
+        payloads().for_each(|bytes| dev.handle_datagram(now, from, to, IdentHint::Unknown, bytes));
+    }
+}
+
+/// Receives and sends of the same kinds on both pairs.
+fn post(pairs: &mut [Pair; 2], dice: &mut Dice, id: &mut u64) {
+    for _ in 0..dice.below(40) {
+        let kind = dice.below(3);
+        let (at, len) = (dice.below(60_000) as usize, dice.below(3000) as usize);
+        for pair in &mut *pairs {
+            let place = pair.nodes[1].remote(at);
+            let op = match kind {
+                0 => SendOp::Send,
+                1 => SendOp::WriteImm(place, *id as u32),
+                _ => SendOp::Write(place),
+            };
+            let sges = [pair.nodes[1].sge(100_000 + at, 3000)];
+            pair.post_recv(1, *id, &sges);
+            let sges = [pair.nodes[0].sge(at, len)];
+            pair.post(0, *id, op, &sges);
+        }
+        *id += 1;
+    }
+}
+
+#[test]
+fn together_they_lead_to_the_same() {
+    let mut messages = 0;
+    for seed in 0..60 {
+        let mut dice = Dice(seed);
+        let mut pairs = [0, 1].map(|_| Pair::new(&Setup::default()));
+        for pair in &pairs {
+            pair.nodes[0].fill(0, 70_000, seed as u8);
+        }
+        let mut id = 0;
+        for _ in 0..8 {
+            post(&mut pairs, &mut dice, &mut id);
+            for (from, to) in [(0, 1), (1, 0)] {
+                let [(port, mut sent), (_, others)] =
+                    [0, 1].map(|k| datagrams(&mut pairs[k], from));
+                assert_eq!(sent.len(), others.len());
+                // One is lost, or comes twice, or too early.
+                if sent.len() > 3 && dice.below(4) == 0 {
+                    let at = dice.below(sent.len() as u64 - 1) as usize;
+                    match dice.below(3) {
+                        0 => drop(sent.remove(at)),
+                        1 => sent.insert(at, sent[at].clone()),
+                        _ => sent.swap(at, at + 1),
+                    }
+                }
+                // The memory of the two is not at the same place, so neither are all bytes of their packets.
+                let of_other = |bytes: &Vec<u8>| {
+                    let same = |other: &&Vec<u8>| other[..12] == bytes[..12];
+                    others.iter().find(same).expect("the packet of the same number").clone()
+                };
+                let mut rest = sent.as_slice();
+                while !rest.is_empty() {
+                    let (now, later) = rest.split_at(1 + dice.below(rest.len() as u64) as usize);
+                    rest = later;
+                    let others: Vec<_> = now.iter().map(of_other).collect();
+                    hand_in(&mut pairs[0], to, port, now, false);
+                    hand_in(&mut pairs[1], to, port, &others, true);
+                    let seen = pairs.each_mut().map(|pair| {
+                        let node = &mut pair.nodes[to];
+                        node.take();
+                        assert_eq!(node.dev.counters().drop_icrc, 0);
+                        let counters = format!("{:?}", node.dev.counters());
+                        let events = std::mem::take(&mut node.events);
+                        (node.sent.clone(), node.received.clone(), events, counters)
+                    });
+                    assert_eq!(seen[0], seen[1], "seed {seed}");
+                }
+            }
+        }
+        // What was lost comes again.
+        for pair in &mut pairs {
+            pair.finish(0, id as usize);
+        }
+        let seen = pairs.each_ref().map(|pair| pair.nodes[1].bytes(0, 200_000));
+        assert!(seen[0] == seen[1], "seed {seed}");
+        messages += id;
+    }
+    assert!(messages > 5000, "{messages}");
+}
+
+/// [QP-2]: what there was room for comes, the rest is lost, and the queue pair ends.
+#[test]
+fn a_queue_overruns_amid_them() {
+    let setup = Setup { cq_depth: 5, ..Setup::default() };
+    let ended = [false, true].map(|together| {
+        let mut pair = Pair::new(&setup);
+        let cq = pair.nodes[1].recv_cq;
+        assert_eq!(pair.nodes[1].dev.arm_cq(cq, false), Ok(true));
+        for id in 0..9 {
+            let sges = [pair.nodes[1].sge(0, 10)];
+            pair.post_recv(1, id, &sges);
+            pair.post(0, id, SendOp::Send, &[]);
+        }
+        let (port, sent) = datagrams(&mut pair, 0);
+        assert_eq!(sent.len(), 9);
+        hand_in(&mut pair, 1, port, &sent, together);
+        let node = &mut pair.nodes[1];
+        node.take();
+        assert_eq!(node.state(), QpState::Err);
+        let [lost, fatal] = [AsyncEvent::CqError(cq), AsyncEvent::QpFatal(node.qp)];
+        let expected = [Event::CqReady(cq), Event::Async(lost), Event::Async(fatal)];
+        assert_eq!(node.events, expected);
+        node.received.clone()
+    });
+    let ids = |completions: &[Completion]| -> Vec<u64> {
+        completions.iter().map(|entry| entry.wr_id).collect()
+    };
+    assert_eq!(ids(&ended[0]), [0, 1, 2, 3, 4]);
+    assert_eq!(ended[0], ended[1]);
+}
