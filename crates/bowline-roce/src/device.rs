@@ -23,7 +23,7 @@ mod verbs;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use bowline_verbs::{AsyncEvent, CmEvent, CqId, DeviceAttr, Qpn};
+use bowline_verbs::{AsyncEvent, CmEvent, CqId, DeviceAttr, QpState, Qpn};
 use bowline_wire::roce::{IcrcChecker, Opcode};
 
 pub use self::landing::{
@@ -204,9 +204,12 @@ impl Device {
             // The order of a map must not be seen outside.
             hit.sort_unstable();
             for qpn in hit {
-                if let Some(qp) = self.qps.get_mut(&qpn) {
-                    self.shared.stop(now, qp);
+                let Some(qp) = self.qps.get_mut(&qpn) else { continue };
+                if qp.state == QpState::Err {
+                    // The completion that was to tell of it may be lost.
+                    self.shared.events.push_back(Event::Async(AsyncEvent::QpFatal(qp.qpn)));
                 }
+                self.shared.stop(now, qp);
             }
         }
     }

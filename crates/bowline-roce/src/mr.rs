@@ -60,7 +60,7 @@ pub(crate) struct MrTable {
 }
 
 #[derive(Debug)]
-struct Region {
+pub(crate) struct Region {
     key: u32,
     /// The key it was registered or made with.
     name: u32,
@@ -213,24 +213,26 @@ impl MrTable {
         if self.regions.len() >= self.max {
             return Err(Error::Limit("memory regions"));
         }
-        region.key = self.free_key(rng);
+        self.regions.reserve();
+        region.key = self.free_key(rng, Spread::has_place);
         region.name = region.key;
         let keys = MrKeys { lkey: region.key, rkey: region.key };
         self.regions.insert(region);
         Ok(keys)
     }
 
-    /// A key of a random byte and a random index that is neither a region's nor a window's, and for which there
-    /// is a place among the regions.
-    pub(crate) fn free_key(&mut self, rng: &mut Rng) -> u32 {
-        self.regions.reserve();
+    /// A key of a random byte and a random index that is neither a region's nor a window's; `is_free` tells the former.
+    pub(crate) fn free_key(
+        &self,
+        rng: &mut Rng,
+        is_free: impl Fn(&Spread<Region>, u32) -> bool,
+    ) -> u32 {
         // At most half of the places are taken, and a quarter of the indexes windows': four tries are the average
         // at worst.
         loop {
             let key = rng.next_u32();
             let index = key >> 8;
-            let used = !self.regions.has_place(index) || self.windows.contains_key(&index);
-            if index != 0 && !used {
+            if index != 0 && is_free(&self.regions, index) && !self.windows.contains_key(&index) {
                 return key;
             }
         }

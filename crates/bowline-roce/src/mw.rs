@@ -86,7 +86,7 @@ impl MrTable {
         if self.windows.len() >= self.max_windows {
             return Err(Error::Limit("memory windows"));
         }
-        let key = self.free_key(rng);
+        let key = self.free_key(rng, |regions, index| regions.get(index).is_none());
         let window = Window { pd, kind, key, newest: key, bound: None };
         self.windows.insert(key >> 8, window);
         Ok(key)

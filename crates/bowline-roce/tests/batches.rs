@@ -5,7 +5,7 @@ mod common;
 use std::net::SocketAddr;
 
 use bowline_roce::{Burst, Event, IdentHint};
-use bowline_verbs::{AsyncEvent, Completion, QpState, SendOp};
+use bowline_verbs::{AsyncEvent, Completion, QpState, Remote, SendOp};
 use common::{Pair, Setup};
 
 /// Numbers that only look like chance.
@@ -31,7 +31,11 @@ fn datagrams(pair: &mut Pair, side: usize) -> (u16, Vec<Vec<u8>>) {
 /// Hands datagrams to a side, all together or one by one.
 fn hand_in(pair: &mut Pair, side: usize, port: u16, datagrams: &[Vec<u8>], together: bool) {
     let (from, to) = (SocketAddr::new(pair.nodes[1 - side].addr, port), pair.nodes[side].addr);
-    let (now, dev) = (pair.now, &mut pair.nodes[side].dev);
+    let (now, node) = (pair.now, &mut pair.nodes[side]);
+    for cq in [node.send_cq, node.recv_cq] {
+        assert_eq!(node.dev.arm_cq(cq, datagrams.len().is_multiple_of(2)), Ok(true));
+    }
+    let dev = &mut node.dev;
     let payloads = || datagrams.iter().map(Vec::as_slice);
     if together {
         dev.expect(payloads());
@@ -44,13 +48,14 @@ fn hand_in(pair: &mut Pair, side: usize, port: u16, datagrams: &[Vec<u8>], toget
 /// Receives and sends of the same kinds on both pairs.
 fn post(pairs: &mut [Pair; 2], dice: &mut Dice, id: &mut u64) {
     for _ in 0..dice.below(40) {
-        let kind = dice.below(3);
+        let kind = dice.below(4);
         let (at, len) = (dice.below(60_000) as usize, dice.below(3000) as usize);
         for pair in &mut *pairs {
             let place = pair.nodes[1].remote(at);
             let op = match kind {
                 0 => SendOp::Send,
                 1 => SendOp::WriteImm(place, *id as u32),
+                2 => SendOp::Read(place),
                 _ => SendOp::Write(place),
             };
             let sges = [pair.nodes[1].sge(100_000 + at, 3000)];
@@ -64,7 +69,7 @@ fn post(pairs: &mut [Pair; 2], dice: &mut Dice, id: &mut u64) {
 
 #[test]
 fn together_they_lead_to_the_same() {
-    let mut messages = 0;
+    let (mut messages, mut told) = (0, 0);
     for seed in 0..60 {
         let mut dice = Dice(seed);
         let mut pairs = [0, 1].map(|_| Pair::new(&Setup::default()));
@@ -75,30 +80,29 @@ fn together_they_lead_to_the_same() {
         for _ in 0..8 {
             post(&mut pairs, &mut dice, &mut id);
             for (from, to) in [(0, 1), (1, 0)] {
-                let [(port, mut sent), (_, others)] =
-                    [0, 1].map(|k| datagrams(&mut pairs[k], from));
-                assert_eq!(sent.len(), others.len());
+                // The memory of the two is not at the same place, so neither are all bytes of their packets.
+                let sent = [0, 1].map(|k| datagrams(&mut pairs[k], from));
+                assert_eq!(sent[0].1.len(), sent[1].1.len());
+                let mut order: Vec<usize> = (0..sent[0].1.len()).collect();
                 // One is lost, or comes twice, or too early.
-                if sent.len() > 3 && dice.below(4) == 0 {
-                    let at = dice.below(sent.len() as u64 - 1) as usize;
+                if order.len() > 3 && dice.below(4) == 0 {
+                    let at = dice.below(order.len() as u64 - 1) as usize;
                     match dice.below(3) {
-                        0 => drop(sent.remove(at)),
-                        1 => sent.insert(at, sent[at].clone()),
-                        _ => sent.swap(at, at + 1),
+                        0 => drop(order.remove(at)),
+                        1 => order.insert(at, order[at]),
+                        _ => order.swap(at, at + 1),
                     }
                 }
-                // The memory of the two is not at the same place, so neither are all bytes of their packets.
-                let of_other = |bytes: &Vec<u8>| {
-                    let same = |other: &&Vec<u8>| other[..12] == bytes[..12];
-                    others.iter().find(same).expect("the packet of the same number").clone()
-                };
-                let mut rest = sent.as_slice();
+                let mut rest = order.as_slice();
                 while !rest.is_empty() {
                     let (now, later) = rest.split_at(1 + dice.below(rest.len() as u64) as usize);
                     rest = later;
-                    let others: Vec<_> = now.iter().map(of_other).collect();
-                    hand_in(&mut pairs[0], to, port, now, false);
-                    hand_in(&mut pairs[1], to, port, &others, true);
+                    for ((pair, together), (port, sent)) in
+                        pairs.iter_mut().zip([false, true]).zip(&sent)
+                    {
+                        let now: Vec<_> = now.iter().map(|at| sent[*at].clone()).collect();
+                        hand_in(pair, to, *port, &now, together);
+                    }
                     let seen = pairs.each_mut().map(|pair| {
                         let node = &mut pair.nodes[to];
                         node.take();
@@ -108,6 +112,7 @@ fn together_they_lead_to_the_same() {
                         (node.sent.clone(), node.received.clone(), events, counters)
                     });
                     assert_eq!(seen[0], seen[1], "seed {seed}");
+                    told += seen[0].2.len();
                 }
             }
         }
@@ -119,17 +124,16 @@ fn together_they_lead_to_the_same() {
         assert!(seen[0] == seen[1], "seed {seed}");
         messages += id;
     }
-    assert!(messages > 5000, "{messages}");
+    assert!(messages > 5000 && told > 500, "{messages} messages, {told} events");
 }
 
-/// [QP-2]: what there was room for comes, the rest is lost, and the queue pair ends.
+/// What there was room for comes, the rest is lost, and the queue pair ends.
 #[test]
 fn a_queue_overruns_amid_them() {
     let setup = Setup { cq_depth: 5, ..Setup::default() };
     let ended = [false, true].map(|together| {
         let mut pair = Pair::new(&setup);
         let cq = pair.nodes[1].recv_cq;
-        assert_eq!(pair.nodes[1].dev.arm_cq(cq, false), Ok(true));
         for id in 0..9 {
             let sges = [pair.nodes[1].sge(0, 10)];
             pair.post_recv(1, id, &sges);
@@ -151,4 +155,31 @@ fn a_queue_overruns_amid_them() {
     };
     assert_eq!(ids(&ended[0]), [0, 1, 2, 3, 4]);
     assert_eq!(ended[0], ended[1]);
+}
+
+/// The error that ends the queue pair has no room any more among completions: the program is told all the same.
+#[test]
+fn what_fails_where_a_queue_overruns_is_told() {
+    for together in [false, true] {
+        let mut pair = Pair::new(&Setup { cq_depth: 2, ..Setup::default() });
+        let good = pair.nodes[1].remote(0);
+        let (mut replies, mut replier) = (Vec::new(), 0);
+        for id in 0..4 {
+            let to = if id == 3 { Remote { rkey: !good.rkey, ..good } } else { good };
+            let sges = [pair.nodes[0].sge(0, 10)];
+            pair.post(0, id, SendOp::Write(to), &sges);
+            let (port, sent) = datagrams(&mut pair, 0);
+            hand_in(&mut pair, 1, port, &sent, together);
+            let (port, answers) = datagrams(&mut pair, 1);
+            replies.extend(answers);
+            replier = port;
+        }
+        assert_eq!(replies.len(), 4);
+        hand_in(&mut pair, 0, replier, &replies, together);
+        let node = &mut pair.nodes[0];
+        node.take();
+        assert_eq!((node.state(), node.sent.len()), (QpState::Err, 2));
+        let [lost, fatal] = [AsyncEvent::CqError(node.send_cq), AsyncEvent::QpFatal(node.qp)];
+        assert_eq!(node.events[1..], [Event::Async(lost), Event::Async(fatal)], "{together}");
+    }
 }

@@ -42,7 +42,8 @@ impl Device {
         self.handle_datagrams(now, from, to, core::iter::once((ident, payload)));
     }
 
-    /// Takes several from one sender, in order.
+    /// Takes several from one sender, in order. What they complete is told of behind all of them: that a completion
+    /// queue overruns ends its queue pairs then, and what these executed meanwhile is acknowledged to nobody.
     pub fn handle_datagrams<'a>(
         &mut self,
         now: Instant,

@@ -128,7 +128,7 @@ impl Shared {
         }
     }
 
-    /// After a queue pair was touched: hands out its completions, and sees to it that its turn to
+    /// After a queue pair was touched: hands out its completions, unless they are gathered, and sees to it that its turn to
     /// send and its timer come. Replies are urgent, unless it has just had a turn.
     pub(crate) fn settle(&mut self, now: Instant, qp: &mut Qp, urgent: bool) {
         let ended = match &qp.halves {
@@ -190,7 +190,7 @@ impl Shared {
         self.hand_out();
     }
 
-    /// Moves completions to their queues.
+    /// Moves completions to their queues, unless they are gathered.
     fn hand_out(&mut self) {
         if self.gathering {
             return;

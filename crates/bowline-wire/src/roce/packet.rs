@@ -106,8 +106,14 @@ impl<'a> Packet<'a> {
     /// who wants to prepare for it.
     pub fn peek_rkey(bytes: &[u8]) -> Option<u32> {
         let (bth, rest) = bytes.split_first_chunk::<BTH_LEN>()?;
-        let reth = rest.first_chunk::<RETH_LEN>()?;
-        Opcode::from_u8(bth[0])?.has_reth().then(|| Reth::from_bytes(reth).rkey)
+        let opcode = Opcode::from_u8(bth[0])?;
+        if opcode.has_reth() && !opcode.has_feth() {
+            Some(Reth::from_bytes(rest.first_chunk()?).rkey)
+        } else if opcode.has_atomic() {
+            Some(AtomicEth::from_bytes(rest.first_chunk()?).rkey)
+        } else {
+            None
+        }
     }
 
     /// Reads a packet; `bytes` go from the base transport header to the pad, without the ICRC.
