@@ -82,7 +82,9 @@ impl Device {
             counters.drop_malformed += 1;
             return;
         };
-        let packet = match Packet::parse(bytes) {
+        let parsed = Packet::parse(bytes);
+        // Looked at where it is, as is `outer`.
+        let packet = match &parsed {
             Ok(packet) if packet.bth.dest_qpn != MULTICAST_QPN => packet,
             Ok(_) | Err(PacketError::Version(_) | PacketError::NoQueuePair) => {
                 counters.drop_header += 1;
@@ -111,7 +113,7 @@ impl Device {
                 counters.drop_no_qp += 1;
                 return;
             };
-            let counter = match refusal(found, outer, &packet) {
+            let counter = match refusal(found, outer, packet) {
                 None => None,
                 Some(Refusal::Transport) => Some(&mut counters.drop_transport),
                 Some(Refusal::State) => Some(&mut counters.drop_state),
@@ -155,7 +157,7 @@ impl Device {
         };
         // RX-10
         let Some(qp) = qp else {
-            self.handle_general(now, outer.from, outer.to, &packet);
+            self.handle_general(now, outer.from, outer.to, packet);
             return;
         };
         let (qpn, early) = (qp.qpn, qp.state == QpState::Rtr && !qp.heard);
@@ -169,12 +171,12 @@ impl Device {
         match &mut qp.halves {
             // Answers go to the requester, all else to the responder [RX-10].
             Halves::Rc { requester, .. } if packet.opcode.is_response() => {
-                outcome = requester.handle(&mut self.shared.tx(now, name), &packet);
+                outcome = requester.handle(&mut self.shared.tx(now, name), packet);
             }
             Halves::Rc { responder, .. } => {
                 let before = self.shared.counters.requests_duplicate;
                 // What a fault makes of the queue pair shows when it is settled.
-                let _: After = responder.handle(&mut self.shared.rx(now, name), &packet);
+                let _: After = responder.handle(&mut self.shared.rx(now, name), packet);
                 let again = self.shared.counters.requests_duplicate != before;
                 // One packet may have been repeated by the network, and tells nothing.
                 if again
@@ -188,7 +190,7 @@ impl Device {
                 let header = network_header(outer.from, outer.to, identification, payload.len());
                 let qkey = qp.attr.qkey.unwrap_or_default();
                 let ctx = &mut self.shared.rx(now, name);
-                if receiver.handle(ctx, qkey, &header, &packet) == After::Fatal {
+                if receiver.handle(ctx, qkey, &header, packet) == After::Fatal {
                     outcome = Outcome::Failed;
                 }
             }

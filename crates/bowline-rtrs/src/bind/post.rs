@@ -102,17 +102,17 @@ impl Scratch {
             let rest = part.rest.and_then(|(of, skip)| Some((batch.wrs.get(of as usize)?, skip)));
             let rest = rest.into_iter().flat_map(|(of, skip)| gathered(batch, of, skip, u64::MAX));
             let mems = rest.chain(gathered(batch, wr, part.skip, part.len));
-            self.sges.extend(mems.map(|mem| regions.sge(port, wr.conn.path, &mem)));
+            mems.for_each(|mem| self.sges.push(regions.sge(port, wr.conn.path, &mem)));
             self.counts.push(self.sges.len() - before);
         }
         let mut wrs = again(std::mem::take(&mut self.sends));
         let mut rest = self.sges.as_slice();
-        for ((part, wr), count) in parts().zip(&self.counts) {
+        wrs.extend(parts().zip(&self.counts).map(|((part, wr), count)| {
             let (sges, others) = rest.split_at(*count);
             rest = others;
             let remote = remote(batch, wr, part);
-            wrs.push(send_wr(wr, remote, sges, || regions.pieces(batch.mems_of(wr))));
-        }
+            send_wr(wr, remote, sges, || regions.pieces(batch.mems_of(wr)))
+        }));
         let posted = verbs.post_send(qpn, &wrs).map_err(|(_, error)| error);
         self.sends = again(wrs);
         posted
@@ -152,6 +152,8 @@ fn remote(batch: &Batch, wr: &Wr, part: &Part) -> Remote {
     }
 }
 
+/// Made where it is stored, which a copy would wait for.
+#[inline]
 fn send_wr<'a>(
     wr: &Wr,
     remote: Remote,

@@ -72,6 +72,7 @@ impl Ops {
     }
 
     /// Takes a slot; the caller fills in the rest.
+    #[inline]
     pub(super) fn take(&mut self, op: Op) -> OpId {
         let slot = self.free;
         if let Some(free) = self.slots.get_mut(slot as usize) {

@@ -215,10 +215,12 @@ impl Server {
         let mut tail = [0; HEADER_MAX];
         let room = HEADER_MAX.min((geometry.chunk() - arrived.off) as usize);
         session.buffer.read(at(arrived.off), &mut tail[..room]);
-        let Ok(io) = parse_io(geometry, arrived.off, &tail[..room]) else {
+        // Looked at where it is: to move what was just written waits until all stores before are done.
+        let parsed = parse_io(geometry, arrived.off, &tail[..room]);
+        let Ok(io) = &parsed else {
             return self.close_path(now, id, CloseReason::Header);
         };
-        if io.usr_len < self.config.usr_min || !is_length(&io, arrived) {
+        if io.usr_len < self.config.usr_min || !is_length(io, arrived) {
             return self.close_path(now, id, CloseReason::Header);
         }
         let usr = Usr::new(io.usr_len.into(), |out| session.buffer.read(at(io.usr_at), out));
