@@ -34,7 +34,7 @@ const LANDS_FROM: usize = 4;
 
 /// Packets of so much payload that may come merged. More places than that would be told in vain.
 fn landing_packets(payload: usize) -> usize {
-    (DATAGRAM_MAX / (payload + LANDING_GAP)).clamp(1, LANDING_PACKETS_MAX)
+    (DATAGRAM_MAX / (payload + LANDING_GAP)).min(LANDING_PACKETS_MAX)
 }
 
 /// Where the payloads of the packets that come next belong. All other bytes are received aside, one after the

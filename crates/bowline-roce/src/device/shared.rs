@@ -128,8 +128,8 @@ impl Shared {
         }
     }
 
-    /// After a queue pair was touched: hands out its completions, unless they are gathered, and sees to it that its turn to
-    /// send and its timer come. Replies are urgent, unless it has just had a turn.
+    /// After a queue pair was touched: hands out its completions, unless they are gathered, and sees to it
+    /// that its turn to send and its timer come. Replies are urgent, unless it has just had a turn.
     pub(crate) fn settle(&mut self, now: Instant, qp: &mut Qp, urgent: bool) {
         let ended = match &qp.halves {
             // What was to be sent last, the NAK, is out [RSP-18].

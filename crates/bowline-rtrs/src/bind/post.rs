@@ -152,7 +152,7 @@ fn remote(batch: &Batch, wr: &Wr, part: &Part) -> Remote {
     }
 }
 
-/// Made where it is stored, which a copy would wait for.
+/// To be made where it is stored: to copy what was just written waits until all stores before it are done.
 #[inline]
 fn send_wr<'a>(
     wr: &Wr,
