@@ -344,6 +344,13 @@ impl Server {
     pub fn check_invariants(&self) {
         let all: usize = self.sessions.iter().map(|session| session.waiting).sum();
         assert_eq!(self.waiting, all, "operations that wait");
+        for request in &self.requests {
+            let op = self.ops.peek(request.op.slot);
+            assert_eq!((op.life, op.state), (request.op.life, chunks::OpState::Running));
+            assert_eq!(op.session, request.session.slot, "a request of another's operation");
+            let chunk = request.data.offset / u64::from(self.config.geometry.chunk());
+            assert_eq!(u64::from(op.chunk), chunk, "a request of another's chunk");
+        }
         for session in self.sessions.iter() {
             let (mut running, mut waiting) = (0, 0);
             let (mut unanswered, mut old) = (0, 0);

@@ -10,10 +10,13 @@ use bowline_wire::roce::{
 
 /// Checks everything about the reading of `bytes` as a packet without ICRC.
 pub(crate) fn packet(bytes: &[u8]) {
+    let peeked = Packet::peek_rkey(bytes);
     let packet = match Packet::parse(bytes) {
         Ok(packet) => packet,
         Err(error) => return refused(bytes, error),
     };
+    let of_reth = packet.reth.filter(|_| !packet.opcode.has_feth()).map(|reth| reth.rkey);
+    assert_eq!(peeked, of_reth.or(packet.atomic.map(|atomic| atomic.rkey)));
     // tests [HDR-13] [HDR-3]: what is reserved is ignored, and zero when written
     let mut canonical = bytes.to_vec();
     canonical[1] &= 0xb0;
