@@ -216,7 +216,7 @@ impl SendQueue {
         }
         self.requests.push_back(Request {
             id: wr.id,
-            op: SendOp::Send,
+            op: wr.op.clone(),
             flags: wr.flags,
             len: len as u32,
             sge_first: self.sges_gone + self.sges.len() as u64,
@@ -227,10 +227,6 @@ impl SendQueue {
             apart: false,
             stage: Stage::Waiting,
         });
-        // Written where it belongs: a copy of what was just put together waits until all stores before are done.
-        if let Some(request) = self.requests.back_mut() {
-            request.op.clone_from(&wr.op);
-        }
         if inline {
             self.inline.extend(wr.inline);
         } else {

@@ -102,17 +102,17 @@ impl Scratch {
             let rest = part.rest.and_then(|(of, skip)| Some((batch.wrs.get(of as usize)?, skip)));
             let rest = rest.into_iter().flat_map(|(of, skip)| gathered(batch, of, skip, u64::MAX));
             let mems = rest.chain(gathered(batch, wr, part.skip, part.len));
-            mems.for_each(|mem| self.sges.push(regions.sge(port, wr.conn.path, &mem)));
+            self.sges.extend(mems.map(|mem| regions.sge(port, wr.conn.path, &mem)));
             self.counts.push(self.sges.len() - before);
         }
         let mut wrs = again(std::mem::take(&mut self.sends));
         let mut rest = self.sges.as_slice();
-        wrs.extend(parts().zip(&self.counts).map(|((part, wr), count)| {
+        for ((part, wr), count) in parts().zip(&self.counts) {
             let (sges, others) = rest.split_at(*count);
             rest = others;
             let remote = remote(batch, wr, part);
-            send_wr(wr, remote, sges, || regions.pieces(batch.mems_of(wr)))
-        }));
+            wrs.push(send_wr(wr, remote, sges, || regions.pieces(batch.mems_of(wr))));
+        }
         let posted = verbs.post_send(qpn, &wrs).map_err(|(_, error)| error);
         self.sends = again(wrs);
         posted
@@ -152,8 +152,6 @@ fn remote(batch: &Batch, wr: &Wr, part: &Part) -> Remote {
     }
 }
 
-/// To be made where it is stored: to copy what was just written waits until all stores before it are done.
-#[inline]
 fn send_wr<'a>(
     wr: &Wr,
     remote: Remote,

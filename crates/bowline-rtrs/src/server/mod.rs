@@ -348,8 +348,8 @@ impl Server {
             let op = self.ops.peek(request.op.slot);
             assert_eq!((op.life, op.state), (request.op.life, chunks::OpState::Running));
             assert_eq!(op.session, request.session.slot, "a request of another's operation");
-            let chunk = request.data.offset / u64::from(self.config.geometry.chunk());
-            assert_eq!(u64::from(op.chunk), chunk, "a request of another's chunk");
+            let start = u64::from(op.chunk) * u64::from(self.config.geometry.chunk());
+            assert_eq!(request.data.offset, start, "a request of another's chunk");
         }
         for session in self.sessions.iter() {
             let (mut running, mut waiting) = (0, 0);
