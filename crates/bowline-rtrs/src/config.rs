@@ -49,3 +49,12 @@ pub struct PortAttr {
     /// Bytes of data of a packet, at most.
     pub mtu: usize,
 }
+
+impl PortAttr {
+    /// Tells whether so many bytes leave with fewer calls as a WRITE of data and one with the immediate behind it
+    /// than as one [RT-47], [RT-97]: an immediate makes the last packet longer, and the first packet of a long
+    /// message is longer, too, so that they could not leave together with the others.
+    pub(crate) const fn takes_two(&self, bytes: u32) -> bool {
+        self.burst > 0 && bytes as usize > self.mtu
+    }
+}

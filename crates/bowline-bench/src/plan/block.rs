@@ -13,7 +13,7 @@ const HALF_PAGE: usize = 2048;
 /// Bytes of the larger requests, and how many are outstanding.
 const LARGE: [(usize, usize); 2] = [(128 << 10, 16), (1 << 20, 4)];
 /// Sizes, and how many are outstanding, that no target is about.
-const OTHERS: [(usize, usize); 2] = [(512, 32), (64 << 10, 16)];
+const OTHERS: [(usize, usize); 3] = [(512, 32), (16 << 10, 32), (64 << 10, 16)];
 /// Requests outstanding, in most targets and in some.
 const DEPTH: usize = 32;
 const DEEP: usize = 128;

@@ -8,8 +8,11 @@
 //!   long     D1 m1 D2 m2 D3 m3 ...                   data of many packets is a message of its own [REQ-26]
 //!   middling D1 D2.. m1 ..D2 D3.. m2 ..D3 ... m3     a message goes where the next data has filled the burst
 //!   short    D1 D2 D3 ... m1 m2 m3                   messages wait together
-//!   packet   D1' M1' D2' M2' D3' M3' ...             data and message are cut anew, in two packets of one size
+//!   two      D1' M1' D2' M2' D3' M3' ...             data and message are cut anew, in two packets of one size
+//!   uneven   D1' M1' D2' M2' D3' M3' ...             the message takes along what fills no packet
 //! ```
+//! The last two are for messages that go to the memory behind their data.
+//!
 //! Data moves forward, over messages that tell of other data. Each stays before the message that tells of
 //! it [RT-47]; and whatever is complete when a signalled request is, in the core's order, is so in this one,
 //! since only unsignalled requests move. Messages stay in order. Data of more than a few bursts does not go
@@ -52,7 +55,7 @@ pub(super) struct Packer {
 }
 
 /// Bytes of a request.
-fn len(batch: &Batch, wr: &Wr) -> u64 {
+fn bytes(batch: &Batch, wr: &Wr) -> u64 {
     batch.mems_of(wr).iter().map(|mem| u64::from(mem.len)).sum()
 }
 
@@ -67,25 +70,28 @@ pub(super) struct Bursts {
     pub(super) packet: u64,
 }
 
-/// Data that a packet holds and the message behind it, if that goes to the memory behind it, as two packets
-/// of one size, of which bursts are made without waiting for others' data.
-fn evened(batch: &Batch, data: Part, message: u32, packet: u64) -> Option<(Part, Part)> {
+/// How many bytes of data go by themselves, where its message, which goes to the memory behind it, takes the others
+/// along: half of both if two packets hold them, so that they are of one size and bursts are made of them without
+/// waiting for others' data; else what fills packets. `None`: all of them, or the message cannot.
+fn cut(batch: &Batch, data: &Part, message: u32, packet: u64) -> Option<u64> {
     let wr = |at: u32| batch.wrs.get(at as usize);
     let (WrKind::Write(to), WrKind::WriteImm(behind, _)) = (wr(data.wr)?.kind, wr(message)?.kind)
     else {
         return None;
     };
-    let own = len(batch, wr(message)?);
-    let follows = behind.rkey == to.rkey && behind.addr == to.addr.wrapping_add(data.len);
-    let second = (data.len + own).checked_sub(IMM)? / 2;
-    let first = data.len + own - second;
+    if behind.rkey != to.rkey || behind.addr != to.addr.wrapping_add(data.len) {
+        return None;
+    }
+    let all = data.len + bytes(batch, wr(message)?);
+    let second = all.checked_sub(IMM)? / 2;
+    let first = all - second;
     // With their pads; one sum of eight has no such halves.
     let alike = first.next_multiple_of(4) == second.next_multiple_of(4) + IMM;
-    let cut = follows && own > 0 && alike && first < data.len && data.len <= packet;
-    cut.then(|| {
-        let message = Part { wr: message, skip: 0, len: own, rest: Some((data.wr, first)) };
-        (Part { len: first, ..data }, message)
-    })
+    if alike && first < data.len && first <= packet {
+        return Some(first);
+    }
+    let full = data.len - data.len.checked_rem(packet)?;
+    (0 < full && full < data.len && all - full <= packet).then_some(full)
 }
 
 impl Packer {
@@ -99,7 +105,7 @@ impl Packer {
         let mut sends = sends.peekable();
         while let Some(at) = sends.next() {
             let Some(wr) = batch.wrs.get(at as usize) else { continue };
-            let len = len(batch, wr);
+            let len = bytes(batch, wr);
             let whole = Part { wr: at, skip: 0, len, rest: None };
             if to.bytes == 0 {
                 self.parts.push(whole);
@@ -111,19 +117,15 @@ impl Packer {
                 continue;
             }
             long = len > LONG;
-            if long {
+            let first = sends.peek().and_then(|message| cut(batch, &whole, *message, to.packet));
+            if long || first.is_some() {
                 self.parts.append(&mut self.late);
-                self.parts.push(whole);
-                (room, since, data) = (to.bytes, 0, 0);
-                continue;
-            }
-            let message = sends.peek().copied();
-            if let Some((first, message)) =
-                message.and_then(|next| evened(batch, whole, next, to.packet))
-            {
-                sends.next();
-                self.parts.append(&mut self.late);
-                self.parts.extend([first, message]);
+                self.parts.push(Part { len: first.unwrap_or(len), ..whole });
+                if let Some((first, message)) = first.zip(sends.next_if(|_| first.is_some())) {
+                    let own = batch.wrs.get(message as usize).map_or(0, |wr| bytes(batch, wr));
+                    let rest = Some((at, first));
+                    self.parts.push(Part { wr: message, skip: 0, len: own, rest });
+                }
                 (room, since, data) = (to.bytes, 0, 0);
                 continue;
             }
@@ -322,6 +324,23 @@ mod tests {
         assert_eq!(packed(&[1], BURSTS), "d0:0+1 m0");
     }
 
+    #[test]
+    fn a_message_takes_along_what_fills_no_packet() {
+        let part = |wr, skip, len, rest| Part { wr, skip, len, rest };
+        let pair = |io: u32, first, own| {
+            [part(2 * io, 0, first, None), part(2 * io + 1, 0, own, Some((2 * io, first)))]
+        };
+        // Also where it has nothing to say but its immediate, and where both fit two packets of one size.
+        let parts = packed_ios(&[(10_240, 40), (10_240, 0), (5120, 0), (100_000, 40)], BURSTS);
+        let expected = [pair(0, 8192, 40), pair(1, 8192, 0), pair(2, 2562, 0), pair(3, 98_304, 40)];
+        assert_eq!(parts, expected.concat());
+        // Unless it would not fit the packet, or the data fills all of its own.
+        let whole = |data, own| [part(0, 0, data, None), part(1, 0, own, None)];
+        for (data, own) in [(12_280, 40), (8192, 0), (98_304, 40)] {
+            assert_eq!(packed_ios(&[(data, own)], BURSTS), whole(data.into(), own.into()));
+        }
+    }
+
     fn lengths() -> impl Strategy<Value = u32> {
         prop_oneof![(0_u32..60).prop_map(|pages| pages * PAGE), 0_u32..300_000]
     }
@@ -361,7 +380,7 @@ mod tests {
         /// [RT-97]
         #[test]
         fn pairs_are_alike_and_whole(lens in prop::collection::vec(
-            (prop_oneof![Just(4096_u32), 1_u32..4097, 4097_u32..40_000], 1_u32..300), 0..20,
+            (prop_oneof![Just(4096_u32), 1_u32..4097, 4097_u32..40_000], 0_u32..300), 0..20,
         )) {
             let mut gone = vec![0; lens.len()];
             let mut next = 0;
@@ -377,17 +396,21 @@ mod tests {
                 }
                 prop_assert_eq!((io, part.len), (next, message), "messages stay in order");
                 next += 1;
-                let size = data + message;
+                let (size, packet) = (data + message, BURSTS.packet);
+                let over = data % packet;
                 if let Some((of, skip)) = part.rest {
                     // Right behind the data it takes a part of.
                     prop_assert_eq!(pair, Some((part.wr - 1, skip)));
                     prop_assert_eq!((of, gone[io]), (part.wr - 1, skip));
                     let second = (size - skip).next_multiple_of(4) + IMM;
-                    prop_assert!(skip.next_multiple_of(4) == second && second <= BURSTS.packet);
+                    let alike = skip.next_multiple_of(4) == second && second <= packet;
+                    prop_assert!(alike || skip == data - over && size - skip <= packet);
                 } else {
                     prop_assert_eq!(gone[io], data);
-                    // Only what is longer, is mostly message, or has no such halves is not cut.
-                    prop_assert!(data > 4096 || data < message + 8 || size % 8 == 5);
+                    // Only what is longer, is mostly message, or has no such halves is not cut in two of one size.
+                    let halves = size <= 2 * packet - IMM && data >= message + 8 && size % 8 != 5;
+                    let fills = over == 0 || data < packet || over + message > packet;
+                    prop_assert!(!halves && fills, "{} and {}", data, message);
                 }
             }
             prop_assert_eq!(next, lens.len());

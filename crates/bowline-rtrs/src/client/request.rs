@@ -9,12 +9,10 @@ use super::keys::{Grant, PIECES_MAX, join};
 use super::link::{HEARTBEAT_RESERVE, Phase};
 use super::session::{Completed, Life};
 use super::{PathState, Permit, PermitKind, Session};
-use crate::{ConnId, Errno, Instant, MemRef, PathId, Policy, Tag, WrKind};
+use crate::{ConnId, Errno, Instant, MemRef, PathId, Policy, PortAttr, Tag, WrKind};
 
 /// Bytes of a READ header without a descriptor.
 const READ_HDR_MIN: u32 = 8;
-/// Data of so many bytes, or of a multiple, fills packets of every MTU.
-const EVEN: u32 = 4096;
 /// Most elements of a gather list, the header's included.
 const GATHER_MAX: usize = 129;
 
@@ -89,13 +87,13 @@ impl Request {
         }
     }
 
-    /// Tells whether its data goes before its header, in a message of its own, on a device that likes
-    /// packets of one size. In one message the header would be a short packet behind each data, since
-    /// both do not fit one; as two, the data of many requests leaves with one call and their headers
-    /// with another, or data and header as packets of one size, as [`bind`](crate::bind) knows best. The
-    /// server sees the same chunk when the immediate arrives [RT-97].
-    const fn is_split(&self) -> bool {
-        matches!(self.dir, Dir::Write) && self.data_len > 0 && self.data_len.is_multiple_of(EVEN)
+    /// Tells whether its data goes before its header, in a message of its own, on a device that likes that: if both
+    /// do not fit one packet. As two, the data of many requests leaves with one call and their headers with another, or
+    /// data and header as packets of one size, as [`bind`](crate::bind) knows best. The server sees the same chunk
+    /// when the immediate arrives [RT-97].
+    const fn is_split(&self, device: &PortAttr) -> bool {
+        let all = self.data_len.saturating_add(self.usr_len as u32 + self.hdr_len());
+        matches!(self.dir, Dir::Write) && self.data_len > 0 && device.takes_two(all)
     }
 
     /// Tells whether it fits a chunk. The descriptor of a READ counts [RT-40].
@@ -325,13 +323,13 @@ impl Session {
         let mut addr = addr;
         let conn = ConnId { path: request.link, cid: request.cid };
         let tag = Tag::new(Tag::IO, u32::from(index));
-        let even = self.ports.get(usize::from(link.port.0)).is_some_and(|port| port.burst > 0);
+        let device = self.ports.get(usize::from(link.port.0));
         let of = &mut link.conns[usize::from(request.cid)];
         match request.dir {
             Dir::Write => {
                 self.batch.mems.extend_from_slice(&request.data);
                 headers.buffer.write(hdr_at, &write_hdr(request.usr_len));
-                if even && request.is_split() {
+                if device.is_some_and(|device| request.is_split(device)) {
                     let to = WrKind::Write(Remote { addr, rkey });
                     of.post_unsignalled(&mut self.batch, conn, tag, to, start);
                     start = self.batch.mems.len();

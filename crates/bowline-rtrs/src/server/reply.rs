@@ -1,7 +1,7 @@
 //! Answers and heartbeats.
 
 use bowline_verbs::{Remote, next_key};
-use bowline_wire::rtrs::{ERRNO_MAX, Imm, RkeyRsp};
+use bowline_wire::rtrs::{Desc, ERRNO_MAX, Imm, RkeyRsp};
 
 use super::chunks::OpState;
 use super::path::{ConnState, PathState};
@@ -102,7 +102,9 @@ impl Server {
         let imm = imm.to_u32();
         // A write with the data can be the completion as well.
         let told = path.refresh && !path.counted;
-        let joined = !told && inval.is_none();
+        let device = self.ports.get(usize::from(path.port.0));
+        let in_two = |desc: Desc| device.is_some_and(|device| device.takes_two(desc.len));
+        let joined = !told && inval.is_none() && !op.desc.is_some_and(in_two);
         let count = 1 + u32::from(inval.is_some()) + u32::from(data.is_some() && !joined);
         if !queue.has_room(count) {
             return false;
@@ -123,12 +125,18 @@ impl Server {
         let mut send = |kind, mem: Option<MemRef>, signal| {
             queue.send(batch, id, Tag::REPLY, kind, mem.as_slice(), signal);
         };
+        let mut end = NOWHERE;
         if let Some((remote, from)) = data {
             if joined {
                 send(WrKind::WriteImm(remote, imm), from, Signal::InTurn);
                 return true;
             }
             send(WrKind::Write(remote), from, Signal::No);
+            // Right behind the data: what tells of it can take the last of it along.
+            if inval.is_none() {
+                let len = from.map_or(0, |from| from.len);
+                end = Remote { addr: remote.addr.wrapping_add(len.into()), ..remote };
+            }
         }
         if let Some(key) = inval {
             send(WrKind::SendInv(key), None, Signal::No);
@@ -137,7 +145,7 @@ impl Server {
             let mem = path.own.key_msg(chunk);
             send(WrKind::SendImm(imm), Some(mem), Signal::InTurn);
         } else {
-            send(WrKind::WriteImm(NOWHERE, imm), None, Signal::InTurn);
+            send(WrKind::WriteImm(end, imm), None, Signal::InTurn);
         }
         true
     }

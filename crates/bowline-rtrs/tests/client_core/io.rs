@@ -35,17 +35,19 @@ fn a_write_is_data_then_message_then_header() {
 
 // tests [RT-97], [RT-39]: what is in the chunk when the immediate arrives is the same either way.
 #[test]
-fn data_that_fills_packets_goes_before_its_header_where_the_device_likes_that() {
-    for (even, len, early) in [
+fn data_goes_before_its_header_where_both_do_not_fit_a_packet_and_the_device_likes_that() {
+    for (likes, len, early) in [
         (true, 4096, true),
         (true, 8192, true),
         (true, 2048, false),
-        (true, 4097, false),
-        (true, 12_288, true),
-        (true, 12_800, false),
+        // With 3 bytes of message and 4 of header.
+        (true, 4089, false),
+        (true, 4090, true),
+        (true, 12_800, true),
         (false, 4096, false),
+        (false, 12_800, false),
     ] {
-        let attr = PortAttr { burst: if even { 15 * 4096 } else { 0 }, ..ATTR };
+        let attr = PortAttr { burst: if likes { 15 * 4096 } else { 0 }, ..ATTR };
         let mut rig = Rig::of_device(config(), true, attr, 3);
         rig.session.open(rig.now, &[addr(1)]);
         rig.pump();

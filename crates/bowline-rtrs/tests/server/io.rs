@@ -6,7 +6,7 @@ use std::time::Duration;
 use bowline_rtrs::server::{CloseReason, PathStats, ServerConfig};
 use bowline_rtrs::{HbConfig, MemRef, PortAttr, Tag, WrKind};
 use bowline_verbs::{Access, Buffer, Remote, next_key};
-use bowline_wire::rtrs::{Dir, Imm};
+use bowline_wire::rtrs::{Dir, Geometry, Imm};
 
 use super::rig::{PORT, Path, Rig, Sent, config, desc};
 
@@ -181,6 +181,35 @@ fn without_refresh_a_read_is_one_message_unless_its_key_is_to_be_invalidated() {
     let sent = rig.take_sent(&mut path);
     assert_eq!(kinds(&sent), [WrKind::WriteImm(NOWHERE, ok(3, 5, false))]);
     assert!(sent[0].bytes.is_empty());
+}
+
+// tests [RT-47], [RT-48]
+#[test]
+fn more_data_than_fits_a_packet_is_told_of_by_a_write_behind_it_where_the_device_likes_that() {
+    let to = Remote { addr: 0x7000, rkey: 0x1234 };
+    let burst = 15 * 4096;
+    for (burst, len, two) in
+        [(burst, 8192, true), (burst, 4100, true), (burst, 4096, false), (0, 8192, false)]
+    {
+        let geometry = Geometry::of_chunk(8, 16_384, 4096).unwrap();
+        let config = ServerConfig { always_invalidate: false, geometry, ..config() };
+        let mut rig = Rig::on(config, &[PortAttr { burst, ..PORT }]);
+        let mut path = rig.path(1, 2, A, 2);
+        rig.sent.clear();
+        let done = rig.read(&path, 1, 3, b"usr", 8192, Some((desc(len), false)));
+        rig.deliver(&[done]);
+        let request = rig.one();
+        rig.respond(request.op, 0, None);
+        let sent = rig.take_sent(&mut path);
+        let imm = ok(3, 0, false);
+        let end = Remote { addr: to.addr + u64::from(len), ..to };
+        let expected = match two {
+            true => vec![WrKind::Write(to), WrKind::WriteImm(end, imm)],
+            false => vec![WrKind::WriteImm(to, imm)],
+        };
+        assert_eq!(kinds(&sent), expected, "{len} bytes");
+        assert_eq!(sent[0].bytes.len(), len as usize);
+    }
 }
 
 // tests [RT-41], [RT-48]
