@@ -240,7 +240,7 @@ fn writes_survive_losses_and_the_end_of_bursts() {
 /// [REQ-26]: the longest that goes so, and one that does not.
 #[test]
 fn long_writes_stay_one_message() {
-    for (len, first) in [(32 << 10, Opcode::WriteOnly), ((32 << 10) + 1, Opcode::WriteFirst)] {
+    for (len, first) in [(120 << 10, Opcode::WriteOnly), ((120 << 10) + 1, Opcode::WriteFirst)] {
         let mut pair = Pair::new(&Setup { mtu: Mtu::M4096, ..Setup::default() });
         let to = pair.nodes[1].remote(0);
         let sges = [pair.nodes[0].sge(0, len)];

@@ -190,7 +190,7 @@ struct Outcome {
 }
 
 fn history(seed: u64, lands: bool) -> Outcome {
-    const EACH: usize = 150_000;
+    const EACH: usize = 400_000;
     let mut dice = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mut below = move |n: usize| {
         dice ^= dice << 13;

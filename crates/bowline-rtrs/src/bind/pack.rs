@@ -28,7 +28,7 @@ const EVEN: u64 = 4096;
 
 /// Longer data, which the soft device sends as one message (`APART_MAX` of `bowline-roce`), stays as it is, and its message behind it: the first of its packets begins a burst, and the last, like
 /// any, has room for a short one behind it.
-const LONG: u64 = 32 << 10;
+const LONG: u64 = 120 << 10;
 
 /// An immediate makes a packet so many bytes longer.
 const IMM: u64 = 4;
@@ -264,8 +264,8 @@ mod tests {
     #[test]
     fn long_data_is_followed_by_its_message() {
         assert_eq!(
-            packed(&[9, 1, 1, 9, 9], BURSTS),
-            "d0:0+9 m0 d1:0+1 d2:0+1 m1 m2 d3:0+9 m3 d4:0+9 m4"
+            packed(&[31, 1, 1, 31, 31], BURSTS),
+            "d0:0+31 m0 d1:0+1 d2:0+1 m1 m2 d3:0+31 m3 d4:0+31 m4"
         );
     }
 

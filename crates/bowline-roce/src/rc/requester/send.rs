@@ -10,11 +10,11 @@ use crate::burst::Burst;
 use crate::sendq::{Request, Stage};
 use crate::time::Instant;
 
-/// A WRITE of up to so many bytes goes as WRITEs of one packet each: all have the same headers then, while the
-/// first packet of a long WRITE is longer than the others, and a burst ends behind the second one. Of a message that
-/// stays one the peer knows where the packets to come belong, and need not copy them [REQ-26]. Who posts both short
-/// and long ones may want to order them by it: `LONG` of `bowline-rtrs`.
-const APART_MAX: u32 = 32 << 10;
+/// A WRITE of up to so many bytes, two bursts, goes as WRITEs of one packet each: all have the same headers then,
+/// while the first packet of a long WRITE is longer than the others, and a burst ends behind the second one. Of a
+/// message that stays one the peer knows where the packets to come belong, and need not copy them [REQ-26]. Who posts
+/// both short and long ones may want to order them by it: `LONG` of `bowline-rtrs`.
+const APART_MAX: u32 = 120 << 10;
 /// With shorter packets it was not measured to pay.
 const APART_MTU: usize = 2048;
 
