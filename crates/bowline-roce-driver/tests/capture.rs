@@ -39,7 +39,8 @@ fn every_packet_is_captured_with_its_icrc() {
         open(ip(40, 2)),
     );
     let (near, far) = connect(&a, &b, 1 << 17);
-    near.post(1, SendOp::Write(far.remote(0)), 0, 100_000);
+    // So long that it stays one message [REQ-26].
+    near.post(1, SendOp::Write(far.remote(0)), 0, 130_000);
     near.done(1);
     near.post(2, SendOp::Read(far.remote(0)), 0, 100_000);
     near.done(2);

@@ -299,6 +299,25 @@ fn short_data_and_its_message_are_cut_anew() {
     assert_eq!(fake.calls, [format!("send 1: {parts}")]);
 }
 
+/// A server's answer: what tells of the data has nothing of its own to say [RT-97].
+#[test]
+fn an_immediate_takes_along_what_fills_no_packet() {
+    let (mut binding, mut fake, [a, _], region) = pair();
+    let to = |addr| Remote { addr, rkey: 1 };
+    let mut batch = Batch::default();
+    for (k, len) in [(0, 10_240), (1, 8192)] {
+        let mem = [MemRef { region, offset: 0, len }];
+        batch.send(a, Tag(10 + 2 * k), WrKind::Write(to(100)), &mem, false);
+        let end = to(100 + u64::from(len));
+        batch.send(a, Tag(11 + 2 * k), WrKind::WriteImm(end, k), &[], false);
+    }
+    let mut out = Vec::new();
+    binding.run_batch(&mut fake, &mut batch, &mut out);
+    let parts =
+        "w10@100[(0, 8192, 5)] wi11@8292[(8192, 2048, 5)] w12@100[(0, 8192, 5)] wi13@8292[]";
+    assert_eq!(fake.calls, [format!("send 1: {parts}")]);
+}
+
 /// Queue pairs have room for the parts of what a core has outstanding, where the device has it.
 #[test]
 fn queue_pairs_have_room_for_parts() {

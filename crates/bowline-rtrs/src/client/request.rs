@@ -300,8 +300,8 @@ impl Session {
     }
 
     /// Posts a request on the connection chosen for it: one write of data, user message and header,
-    /// whose immediate names the chunk and where the header begins [RT-38], [RT-39]. Data that fills
-    /// packets may go before it, see [`Request::is_split`].
+    /// whose immediate names the chunk and where the header begins [RT-38], [RT-39]. Data may go before
+    /// it, see [`Request::is_split`].
     fn post(&mut self, index: u16) {
         let mut own_key = None;
         if self.requests[usize::from(index)].fast {

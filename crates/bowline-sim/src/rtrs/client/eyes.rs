@@ -61,7 +61,8 @@ impl Watch for Eyes<'_> {
             self.base.stats.attacks += 1;
         }
         for wr in &batch.wrs {
-            if let (WrKind::WriteImm(mut remote, _), Tag::IO) = (wr.kind, wr.tag.kind())
+            if let (WrKind::Write(mut remote) | WrKind::WriteImm(mut remote, _), Tag::IO) =
+                (wr.kind, wr.tag.kind())
                 && self.base.rng.chance(200)
             {
                 // The key of the request, or the one that is good when that is over.
