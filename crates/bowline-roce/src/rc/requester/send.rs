@@ -1,12 +1,12 @@
 //! What a request is on the wire: its sequence numbers and its packets; and local operations, which
 //! have neither.
 
-use bowline_verbs::{FlushOf, Remote, SendFlags, SendOp, Status};
+use bowline_verbs::{FlushOf, Mtu, Remote, SendFlags, SendOp, Status};
 use bowline_wire::roce::{AtomicEth, Bth, Opcode, Packet, Psn, Reth};
 
 use super::recovery::Repair;
 use super::{Requester, TxCtx};
-use crate::burst::Burst;
+use crate::burst::{Burst, burst_payload};
 use crate::sendq::{Request, Stage};
 use crate::time::Instant;
 
@@ -14,7 +14,7 @@ use crate::time::Instant;
 /// while the first packet of a long WRITE is longer than the others, and a burst ends behind the second one. Of a
 /// message that stays one the peer knows where the packets to come belong, and need not copy them [REQ-26]. Who posts
 /// both short and long ones may want to order them by it: `LONG` of `bowline-rtrs`.
-const APART_MAX: u32 = 120 << 10;
+const APART_MAX: u32 = 2 * burst_payload(Mtu::M4096) as u32;
 /// With shorter packets it was not measured to pay.
 const APART_MTU: usize = 2048;
 
