@@ -9,6 +9,7 @@ use bowline_rds::{
     CloseHow, CloseReason, Config, Error, Event, Instant, Interest, LinkId, Node, Output, Received,
     RecvOpts, RxBuf, RxPool, SendMsg, SocketId, TxBatch,
 };
+use serde::{Deserialize, Serialize};
 
 use crate::ctx::{Ctx, HostEvent, HostId};
 use crate::host::SendResult;
@@ -18,7 +19,7 @@ use crate::queue::{MS, SEC, US};
 use crate::sabotage::{Framing, Sabotage};
 
 /// Liberties of this driver.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct DriverPlan {
     /// Most bytes per read.
     pub(crate) read_max: usize,

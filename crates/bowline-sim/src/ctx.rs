@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 
+use crate::coverage::Coverage;
 use crate::net::{EndId, Net, NetEvent, Notice};
 use crate::oracle::Oracle;
 use crate::queue::{Queue, SEC};
@@ -98,6 +99,7 @@ pub(crate) struct Ctx {
     pub(crate) oracle: Oracle,
     pub(crate) trace: Trace,
     pub(crate) stats: Stats,
+    pub(crate) coverage: Coverage,
     /// What TCP has to tell hosts; emptied before the step ends.
     pub(crate) notices: VecDeque<(EndId, Notice)>,
     /// Sockets somebody waits for and that are ready, as (slot, readable, writable).
@@ -116,6 +118,7 @@ impl Ctx {
             oracle: Oracle::default(),
             trace,
             stats: Stats::default(),
+            coverage: Coverage::default(),
             notices: VecDeque::new(),
             wakes: VecDeque::new(),
             failure: None,

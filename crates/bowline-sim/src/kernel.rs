@@ -6,6 +6,8 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::IpAddr;
 
+use serde::{Deserialize, Serialize};
+
 use self::conn::Conn;
 use self::sockets::Sock;
 use crate::ctx::{Ctx, HostEvent, HostId};
@@ -21,7 +23,7 @@ mod sockets;
 mod transmit;
 
 /// What kind of kernel.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Flavour {
     /// Paths announced; 1 with `multipath` off: a peer from before multipath.
     pub(crate) multipath: bool,

@@ -26,26 +26,31 @@
 #![forbid(unsafe_code)]
 
 mod bowline;
+mod coverage;
 mod ctx;
 mod host;
+mod kept;
 mod kernel;
-mod named;
 mod net;
 mod oracle;
 mod payload;
 mod plan;
 mod queue;
+mod rds;
 mod rng;
 pub mod roce;
 pub mod rtrs;
 mod run;
 mod sabotage;
+mod simulator;
 mod stats;
 mod trace;
 mod world;
 
-pub use named::{NamedSeed, named_seeds};
+pub use coverage::{Coverage, Reach};
+pub use kept::{NotAPlan, simulator_of};
 pub use plan::Scenario;
-pub use run::{Failure, Options, Outcome, Summary, run, run_many};
+pub use rds::{keep, run, run_kept, run_many};
+pub use run::{Failure, Options, Outcome, Summary};
 pub use stats::{Numbers, Stats};
 pub use trace::TraceMode;

@@ -11,6 +11,8 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use serde::{Deserialize, Serialize};
+
 use self::stream::Stream;
 use crate::ctx::{Ctx, Event, HostId};
 
@@ -108,7 +110,7 @@ pub(crate) enum NetEvent {
 }
 
 /// Shape of the network of one run.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct NetPlan {
     /// One-way delay, nanoseconds.
     pub(crate) delay: (u64, u64),

@@ -5,6 +5,8 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use serde::{Deserialize, Serialize};
+
 use crate::bowline::DriverPlan;
 use crate::kernel::Flavour;
 use crate::net::NetPlan;
@@ -12,7 +14,8 @@ use crate::queue::{MS, SEC, US};
 use crate::rng::Rng;
 
 /// A family of runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Scenario {
     /// Anything.
     Swarm,
@@ -74,7 +77,8 @@ impl Scenario {
 }
 
 /// A kind of trouble.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub(crate) enum FaultKind {
     /// Some connection breaks.
     Cut,
@@ -126,21 +130,22 @@ impl FaultKind {
 }
 
 /// What runs on a host.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub(crate) enum NodeKind {
     Bowline { paths: u8, end_to_end: bool, driver: DriverPlan, recv_limit: Option<usize> },
     Kernel(Flavour),
 }
 
 /// One host.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct NodePlan {
     pub(crate) kind: NodeKind,
     pub(crate) addrs: Vec<IpAddr>,
 }
 
 /// One socket.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct SlotPlan {
     pub(crate) host: usize,
     pub(crate) addr: IpAddr,
@@ -158,7 +163,7 @@ pub(crate) struct SlotPlan {
 }
 
 /// One user who sends.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct SenderPlan {
     pub(crate) slot: usize,
     pub(crate) target: usize,
@@ -172,7 +177,7 @@ pub(crate) struct SenderPlan {
 }
 
 /// Everything a seed decides before the run.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Plan {
     pub(crate) scenario: Scenario,
     pub(crate) net: NetPlan,

@@ -1,7 +1,9 @@
 //! The only source of chance in a run: SplitMix64, so that a seed is a run.
 
+use serde::{Deserialize, Serialize};
+
 /// Seeded generator. Not for anything but simulation.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Rng(u64);
 
 impl Rng {

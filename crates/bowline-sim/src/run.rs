@@ -6,12 +6,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::plan::{Plan, Scenario};
-use crate::rng::Rng;
-use crate::sabotage::Sabotage;
+use crate::coverage::Coverage;
+use crate::plan::Scenario;
+use crate::simulator::World;
 use crate::stats::{Numbers, Stats};
-use crate::trace::{Trace, TraceMode};
-use crate::world::World;
+use crate::trace::TraceMode;
 
 /// How to run.
 #[derive(Clone, Debug)]
@@ -59,34 +58,28 @@ pub struct Failure {
 /// What became of a seed.
 #[derive(Clone, Debug)]
 pub struct Outcome<N = Stats> {
-    /// The command that runs seeds of this kind.
-    pub command: &'static str,
     /// The seed.
     pub seed: u64,
     /// Name of the scenario it ran.
     pub scenario: &'static str,
-    /// Whether the scenario was forced.
-    pub forced: bool,
+    /// The command that runs it again.
+    pub replay: String,
     /// Hash over every step: equal for equal runs.
     pub trace_hash: u64,
     /// Numbers.
     pub stats: N,
+    /// States, transitions and faults it came to.
+    pub coverage: Coverage,
     /// Text kept.
     pub lines: Vec<String>,
     /// The first broken promise.
     pub failure: Option<Failure>,
+    /// What a seed that failed has drawn, as text for a file: it stays what it is when seeds draw
+    /// something else.
+    pub plan: Option<String>,
 }
 
 impl<N> Outcome<N> {
-    /// The command that runs this seed again.
-    pub fn replay_command(&self) -> String {
-        let scenario = match self.forced {
-            true => format!(" --scenario {}", self.scenario),
-            false => String::new(),
-        };
-        format!("{} --seed {}{scenario} --trace", self.command, self.seed)
-    }
-
     /// Everything a reader needs to look at a failure.
     pub fn report(&self) -> String {
         let mut out = String::new();
@@ -103,7 +96,7 @@ impl<N> Outcome<N> {
                     self.scenario,
                     failure.at as f64 / 1e6,
                     failure.what,
-                    self.replay_command()
+                    self.replay
                 );
             }
             None => {
@@ -124,6 +117,8 @@ pub struct Summary<N = Stats> {
     pub runs: u64,
     /// Sums.
     pub stats: N,
+    /// States, transitions and faults they came to.
+    pub coverage: Coverage,
     /// Outcomes of the seeds that failed, with the last lines of their trace; at most twenty.
     pub failures: Vec<Outcome<N>>,
     /// How many failed.
@@ -135,93 +130,37 @@ const FAILURES_KEPT: usize = 20;
 /// Lines of trace shown with a failure.
 const FAILURE_LINES: usize = 60;
 
-/// Runs one seed.
-pub fn run(seed: u64, options: &Options) -> Outcome {
-    run_with(seed, options, None)
-}
-
-/// Runs one seed, with something done wrong on purpose.
-pub(crate) fn run_with(seed: u64, options: &Options, sabotage: Option<Sabotage>) -> Outcome {
-    let mut rng = Rng::new(seed);
-    let mut plan = Plan::draw(&mut rng, options.scenario);
-    if sabotage.is_some() {
-        plan.widen();
-    }
-    let outcome = Outcome::new("bowline sim", seed, plan.scenario.name(), options);
-    let trace = Trace::new(options.trace);
-    outcome.play(|| {
-        let mut world = World::new(plan, rng, trace, sabotage);
-        let plan = &world.plan;
-        world.ctx.note([0, 0, 0], || format!("{plan:#?}"));
-        world
-    })
-}
-
-/// A world as a run sees it.
-pub(crate) trait Simulated<N> {
-    /// Does what comes next; false at the end.
-    fn step(&mut self) -> bool;
-    /// Virtual time, nanoseconds.
-    fn now(&self) -> u64;
-    /// The first broken promise.
-    fn failure(&mut self) -> Option<String>;
-    /// State of all there is.
-    fn dump(&self) -> String;
-    /// What was counted, and the trace.
-    fn end(self) -> (N, Trace);
-}
-
-impl Simulated<Stats> for World {
-    fn step(&mut self) -> bool {
-        Self::step(self)
-    }
-
-    fn now(&self) -> u64 {
-        self.ctx.now
-    }
-
-    fn failure(&mut self) -> Option<String> {
-        self.ctx.failure.take()
-    }
-
-    fn dump(&self) -> String {
-        Self::dump(self)
-    }
-
-    fn end(mut self) -> (Stats, Trace) {
-        self.ctx.stats.virtual_ms = self.ctx.now / 1_000_000;
-        (self.ctx.stats, self.ctx.trace)
-    }
-}
-
 impl<N: Numbers> Outcome<N> {
     /// The outcome of a run that is still to be done.
-    pub(crate) fn new<S>(
-        command: &'static str,
-        seed: u64,
-        scenario: &'static str,
-        options: &Options<S>,
-    ) -> Self {
-        let (trace_hash, stats, lines, failure) = (0, N::default(), Vec::new(), None);
-        let forced = options.scenario.is_some();
-        Self { command, seed, scenario, forced, trace_hash, stats, lines, failure }
+    pub(crate) fn new(seed: u64, scenario: &'static str, replay: String) -> Self {
+        Self {
+            seed,
+            scenario,
+            replay,
+            trace_hash: 0,
+            stats: N::default(),
+            coverage: Coverage::default(),
+            lines: Vec::new(),
+            failure: None,
+            plan: None,
+        }
     }
 
     /// Makes a world and steps it to its end. A panic becomes its text; the world outlives it, so
     /// that its trace can be read.
-    pub(crate) fn play<W: Simulated<N>>(mut self, make: impl FnOnce() -> W) -> Self {
+    pub(crate) fn play<W: World<N>>(&mut self, make: impl FnOnce() -> Option<W>) {
         let world = RefCell::new(None);
         let all = || {
-            *world.borrow_mut() = Some(make());
+            *world.borrow_mut() = make();
             let mut world = world.borrow_mut();
             let Some(world) = world.as_mut() else { return };
             while world.step() {}
         };
         let panicked = quietly(AssertUnwindSafe(all));
         let Some(mut world) = world.into_inner() else {
-            let what = panicked.err().unwrap_or_default();
+            let what = panicked.err().unwrap_or_else(|| "no chance is left for it".to_owned());
             self.failure = Some(Failure { what, at: 0, dump: String::new() });
-            return self;
+            return;
         };
         let at = world.now();
         let failure = match panicked {
@@ -230,10 +169,9 @@ impl<N: Numbers> Outcome<N> {
         };
         self.failure = failure.map(|(what, dump)| Failure { what, at, dump });
         let trace;
-        (self.stats, trace) = world.end();
+        (self.stats, self.coverage, trace) = world.end();
         self.trace_hash = trace.hash();
         self.lines = trace.into_lines();
-        self
     }
 }
 
@@ -263,19 +201,6 @@ fn quietly(f: AssertUnwindSafe<impl FnOnce()>) -> Result<(), String> {
     result.map_err(|_| PANIC_TEXT.take().unwrap_or_default())
 }
 
-/// Runs a range of seeds on `threads` threads, each seed on one of them.
-///
-/// `progress` is called now and then with the number of seeds done. Seeds that fail are run again
-/// to show their last steps.
-pub fn run_many(
-    seeds: Range<u64>,
-    threads: usize,
-    options: &Options,
-    progress: impl Fn(u64) + Sync,
-) -> Summary {
-    sweep(seeds, threads, options, progress, run)
-}
-
 /// Runs `one` for a range of seeds on `threads` threads; seeds that fail run again with their last
 /// steps shown.
 pub(crate) fn sweep<S: Copy + Sync, N: Numbers + Send>(
@@ -301,6 +226,7 @@ pub(crate) fn sweep<S: Copy + Sync, N: Numbers + Send>(
                 summary.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
             summary.runs += 1;
             summary.stats.add(&outcome.stats);
+            summary.coverage.merge(&outcome.coverage);
             if outcome.failure.is_some() {
                 summary.failed += 1;
                 if summary.failures.len() < FAILURES_KEPT {

@@ -88,13 +88,15 @@ impl Framing {
 mod tests {
     use super::Sabotage;
     use crate::plan::Scenario;
-    use crate::run::{Options, run_with};
+    use crate::rds::Rds;
+    use crate::run::Options;
+    use crate::simulator::run_seed;
 
     /// Runs until a seed fails and returns what was said.
     fn caught(how: Sabotage) -> String {
         let options = Options::default().with_scenario(Some(Scenario::Calm));
         (0..400)
-            .find_map(|seed| run_with(seed, &options, Some(how)).failure)
+            .find_map(|seed| run_seed::<Rds>(seed, &options, Some(how)).failure)
             .unwrap_or_else(|| panic!("nobody noticed {how:?}"))
             .what
     }

@@ -5,7 +5,7 @@
 mod common;
 
 use bowline_sim::TraceMode;
-use bowline_sim::rtrs::{Options, SEEDS_OF_STEP, Scenario, named_seeds, run, run_many};
+use bowline_sim::rtrs::{Options, SEEDS_OF_STEP, Scenario, run, run_many};
 
 any_seeds!(1_400, bytes);
 
@@ -49,13 +49,5 @@ fn anything_may_go_wrong_at_every_step() {
             return;
         }
         before = faults;
-    }
-}
-
-#[test]
-fn named_seeds_keep_every_promise() {
-    for (name, seed, about) in named_seeds() {
-        let outcome = run(*seed, &Options::default().with_trace(TraceMode::Last(60)));
-        assert!(outcome.failure.is_none(), "{name}, {about}:\n{}", outcome.report());
     }
 }

@@ -1,11 +1,12 @@
 //! `bowline sim`: whole clusters of nodes, RoCEv2 devices, or sessions and disks over them, in virtual
 //! time, with faults, each drawn from a seed.
 
-use std::{num::NonZero, thread};
+use std::path::{Path, PathBuf};
+use std::{fs, num::NonZero, thread};
 
 use bowline_sim::{
-    Numbers, Options, Outcome as Run, Scenario, Summary, TraceMode, roce, rtrs, run as run_seed,
-    run_many,
+    Coverage, Numbers, Options, Outcome as Run, Reach, Scenario, Summary, TraceMode,
+    keep as keep_seed, roce, rtrs, run as run_seed, run_kept, run_many, simulator_of,
 };
 
 use super::{
@@ -33,6 +34,13 @@ pub(crate) struct Args {
     /// Run this seed only
     #[arg(long, value_name = "N", value_parser = number, conflicts_with_all = ["seeds", "from"])]
     seed: Option<u64>,
+    /// Run a plan that was kept, of whichever simulator
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["seed", "seeds", "from", "scenario", "roce", "rtrs"])]
+    plan: Option<PathBuf>,
+    /// Write what seeds that fail have drawn into files here, to be run with --plan; with --seed
+    /// that of the seed, whether it fails or not
+    #[arg(long, value_name = "DIR")]
+    keep: Option<PathBuf>,
     /// Run this many seeds
     #[arg(long, value_name = "N", default_value = "1000", value_parser = number)]
     seeds: u64,
@@ -42,9 +50,12 @@ pub(crate) struct Args {
     /// Force a scenario instead of the one a seed draws
     #[arg(long, value_name = "NAME")]
     scenario: Option<String>,
-    /// Print every step (with --seed)
-    #[arg(long, requires = "seed")]
+    /// Print every step (with --seed or --plan)
+    #[arg(long)]
     trace: bool,
+    /// Print which states, transitions and faults the runs came to, and how many runs did
+    #[arg(long)]
+    coverage: bool,
     /// Threads [default: one per processor]
     #[arg(long, value_name = "N")]
     threads: Option<NonZero<usize>>,
@@ -89,17 +100,50 @@ fn world(args: &Args, trace: TraceMode) -> Result<World, Failure> {
 
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> Outcome {
-    match args.seed {
-        Some(seed) => {
-            let mode = if args.trace { TraceMode::All } else { TraceMode::Last(LAST_LINES) };
+    let mode = if args.trace { TraceMode::All } else { TraceMode::Last(LAST_LINES) };
+    match (args.seed, &args.plan) {
+        (Some(seed), _) => {
+            let plan = match world(args, mode)? {
+                World::Rds(options) => keep_seed(seed, &options),
+                World::Roce(options) => roce::keep(seed, &options),
+                World::Rtrs(options) => rtrs::keep(seed, &options),
+            };
+            if let Some(dir) = &args.keep {
+                write_plan(dir, seed, &plan)?;
+            }
             match world(args, mode)? {
                 World::Rds(options) => show_one(args, run_seed(seed, &options)),
                 World::Roce(options) => show_one(args, roce::run(seed, &options)),
                 World::Rtrs(options) => show_one(args, rtrs::run(seed, &options)),
             }
         }
-        None => run_range(args),
+        (None, Some(file)) => run_plan(args, file, mode),
+        (None, None) if args.trace => Err(Failure::usage("--trace goes with --seed or --plan")),
+        (None, None) => run_range(args),
     }
+}
+
+fn run_plan(args: &Args, file: &Path, mode: TraceMode) -> Outcome {
+    let name = file.display().to_string();
+    let text = fs::read_to_string(file)
+        .map_err(|error| Failure::usage(format!("--plan {name}: {error}")))?;
+    let wrong = |error| Failure::usage(format!("--plan {name}: {error}"));
+    match simulator_of(&text).map_err(wrong)?.as_str() {
+        "roce" => show_one(args, roce::run_kept(&text, &name, mode).map_err(wrong)?),
+        "rtrs" => show_one(args, rtrs::run_kept(&text, &name, mode).map_err(wrong)?),
+        _ => show_one(args, run_kept(&text, &name, mode).map_err(wrong)?),
+    }
+}
+
+/// Writes what a seed has drawn into a file named after its simulator and itself.
+fn write_plan(dir: &Path, seed: u64, plan: &str) -> Result<(), Failure> {
+    let simulator = simulator_of(plan).unwrap_or_default();
+    let file = dir.join(format!("{simulator}-{seed}.json"));
+    fs::create_dir_all(dir)
+        .and_then(|()| fs::write(&file, plan))
+        .map_err(|error| Failure::usage(format!("--keep {}: {error}", file.display())))?;
+    note!("kept: {}", file.display());
+    Ok(())
 }
 
 fn show_one<N: Numbers>(args: &Args, mut outcome: Run<N>) -> Outcome {
@@ -150,12 +194,18 @@ fn run_range(args: &Args) -> Outcome {
 }
 
 fn show_many<N: Numbers>(args: &Args, summary: &Summary<N>) -> Outcome {
+    if let Some(dir) = &args.keep {
+        for failure in &summary.failures {
+            write_plan(dir, failure.seed, failure.plan.as_deref().unwrap_or_default())?;
+        }
+    }
     if args.json {
         let object = serde_json::json!({
             "runs": summary.runs,
             "failed": summary.failed,
             "failures": summary.failures.iter().map(json).collect::<Vec<_>>(),
             "stats": stats(&summary.stats),
+            "coverage": coverage_json(&summary.coverage),
         });
         say!("{object}");
     } else {
@@ -163,10 +213,40 @@ fn show_many<N: Numbers>(args: &Args, summary: &Summary<N>) -> Outcome {
             out::text(&failure.report());
             say!("");
         }
+        if args.coverage {
+            out::text(&coverage_table(&summary.coverage));
+        }
         say!("{} seeds, {} failed", count(summary.runs), count(summary.failed));
         say!("{}", numbers(&summary.stats));
+        let missed = summary.coverage.iter().filter(|(.., reach)| reach.runs == 0).count();
+        let all = summary.coverage.iter().count();
+        say!("{} of {all} states, transitions and faults reached", all - missed);
     }
     if summary.failed == 0 { Ok(()) } else { Err(Failure::Reported) }
+}
+
+/// A line for each thing that can be reached: how many runs came to it, and how often.
+fn coverage_table(coverage: &Coverage) -> String {
+    let names = coverage.iter().map(|(group, name, _)| group.len() + name.len() + 2);
+    let width = names.max().unwrap_or(0);
+    let line = |(group, name, reach): (&str, &str, Reach)| {
+        let label = format!("{group}: {name}");
+        format!(
+            "{label:<width$}  {:>12} runs  {:>15} times\n",
+            count(reach.runs),
+            count(reach.times)
+        )
+    };
+    coverage.iter().map(line).collect()
+}
+
+fn coverage_json(coverage: &Coverage) -> serde_json::Value {
+    let mut groups = serde_json::Map::new();
+    for (group, name, reach) in coverage.iter() {
+        let group = groups.entry(group).or_insert_with(|| serde_json::json!({}));
+        group[name] = serde_json::json!({ "runs": reach.runs, "times": reach.times });
+    }
+    groups.into()
 }
 
 fn stats<N: Numbers>(stats: &N) -> serde_json::Value {
@@ -189,6 +269,6 @@ fn json<N: Numbers>(outcome: &Run<N>) -> serde_json::Value {
             serde_json::json!({ "what": failure.what, "at_ns": failure.at })
         }),
         "lines": outcome.lines,
-        "replay": outcome.replay_command(),
+        "replay": outcome.replay,
     })
 }

@@ -29,7 +29,6 @@ pub(crate) mod host;
 mod letters;
 mod life;
 mod memory;
-mod named;
 pub(crate) mod net;
 mod oracle;
 pub(crate) mod plan;
@@ -39,7 +38,6 @@ mod side;
 mod stats;
 mod world;
 
-pub use named::named_seeds;
 pub use plan::Scenario;
-pub use run::{Options, Outcome, Summary, run, run_many};
+pub use run::{Options, Outcome, Summary, keep, run, run_kept, run_many};
 pub use stats::Stats;

@@ -3,11 +3,12 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use bowline_wire::roce::{ICRC_LEN, Outer, split_icrc};
+use serde::{Deserialize, Serialize};
 
 use crate::rng::Rng;
 
 /// What the network does.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct NetPlan {
     /// Time from end to end, nanoseconds.
     pub(crate) delay: u64,

@@ -7,14 +7,17 @@ use std::time::Duration;
 use bowline_roce::GiveUp;
 use bowline_verbs::Mtu;
 use bowline_wire::roce::IcrcPolicy;
+use serde::{Deserialize, Serialize};
 
 use super::host::PORT;
 use super::net::NetPlan;
+use crate::kept;
 use crate::queue::{MS, SEC, US};
 use crate::rng::Rng;
 
 /// A family of runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Scenario {
     /// Anything.
     Swarm,
@@ -68,7 +71,8 @@ impl Scenario {
 }
 
 /// What the driver of a host tells the core about IPv4 identifications.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub(crate) enum Hints {
     /// The right ones.
     Right,
@@ -79,10 +83,12 @@ pub(crate) enum Hints {
 }
 
 /// One device and the driver around it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct HostPlan {
     pub(crate) addr: IpAddr,
+    #[serde(with = "kept::MtuDef")]
     pub(crate) mtu: Mtu,
+    #[serde(with = "kept::IcrcPolicyDef")]
     pub(crate) icrc: IcrcPolicy,
     pub(crate) gso: bool,
     pub(crate) window: u32,
@@ -98,17 +104,19 @@ pub(crate) struct HostPlan {
     /// Port it listens to.
     pub(crate) listens: Option<u16>,
     /// When a peer that does not answer is given up.
+    #[serde(with = "kept::GiveUpDef")]
     pub(crate) give_up: GiveUp,
 }
 
 /// One connection and what is done over it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct ConnPlan {
     pub(crate) from: usize,
     pub(crate) to: usize,
     /// By the connection manager; else the programs set the attributes themselves.
     pub(crate) managed: bool,
     pub(crate) start: u64,
+    #[serde(with = "kept::MtuDef")]
     pub(crate) mtu: Mtu,
     /// Longest message.
     pub(crate) message_max: usize,
@@ -154,7 +162,8 @@ pub(crate) struct ConnPlan {
 }
 
 /// Faults of the world.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub(crate) enum FaultKind {
     /// A device dies and starts again.
     Crash,
@@ -163,7 +172,7 @@ pub(crate) enum FaultKind {
 }
 
 /// Everything a seed has drawn.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Plan {
     pub(crate) scenario: Scenario,
     pub(crate) net: NetPlan,

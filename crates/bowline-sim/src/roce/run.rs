@@ -6,9 +6,11 @@ use super::plan::{Plan, Scenario};
 use super::sabotage::Sabotage;
 use super::stats::Stats;
 use super::world::World;
+use crate::coverage::Coverage;
+use crate::kept::{NotAPlan, Start};
 use crate::rng::Rng;
-use crate::run::{Simulated, sweep};
-use crate::trace::Trace;
+use crate::simulator::{self, Simulator};
+use crate::trace::{Trace, TraceMode};
 
 /// What became of a seed.
 pub type Outcome = crate::Outcome<Stats>;
@@ -17,26 +19,39 @@ pub type Summary = crate::Summary<Stats>;
 /// How to run.
 pub type Options = crate::Options<Scenario>;
 
-/// Runs one seed.
-pub fn run(seed: u64, options: &Options) -> Outcome {
-    run_with(seed, options, None)
-}
+/// The simulator of RoCEv2 devices.
+pub(crate) struct Roce;
 
-/// Runs one seed, with something done wrong on purpose.
-pub(crate) fn run_with(seed: u64, options: &Options, sabotage: Option<Sabotage>) -> Outcome {
-    let mut rng = Rng::new(seed ^ 0x70ce);
-    let plan = Plan::draw(&mut rng, options.scenario);
-    let outcome = Outcome::new("bowline sim --roce", seed, plan.scenario.name(), options);
-    let trace = Trace::new(options.trace);
-    outcome.play(|| {
-        let mut world = World::new(plan, rng, trace, sabotage);
+impl Simulator for Roce {
+    type Plan = Plan;
+    type Scenario = Scenario;
+    type Stats = Stats;
+    type Sabotage = Sabotage;
+    type World = World;
+
+    const NAME: &'static str = "roce";
+    const COMMAND: &'static str = "bowline sim --roce";
+
+    fn draw(seed: u64, forced: Option<Scenario>) -> Start<Plan> {
+        let mut rng = Rng::new(seed ^ 0x70ce);
+        let plan = Plan::draw(&mut rng, forced);
+        Start { chance: vec![rng], plan }
+    }
+
+    fn scenario(plan: &Plan) -> &'static str {
+        plan.scenario.name()
+    }
+
+    fn world(start: Start<Plan>, trace: Trace, sabotage: Option<Sabotage>) -> Option<World> {
+        let Start { mut chance, plan } = start;
+        let mut world = World::new(plan, chance.pop()?, trace, sabotage);
         let plan = world.plan.clone();
         world.note([0, 0, 0], || format!("{plan:#?}"));
-        world
-    })
+        Some(world)
+    }
 }
 
-impl Simulated<Stats> for World {
+impl simulator::World<Stats> for World {
     fn step(&mut self) -> bool {
         Self::step(self)
     }
@@ -53,10 +68,28 @@ impl Simulated<Stats> for World {
         Self::dump(self)
     }
 
-    fn end(mut self) -> (Stats, Trace) {
+    fn end(mut self) -> (Stats, Coverage, Trace) {
         self.stats.virtual_ms = self.now / 1_000_000;
-        (self.stats, self.trace)
+        (self.stats, self.coverage, self.trace)
     }
+}
+
+/// Runs one seed.
+pub fn run(seed: u64, options: &Options) -> Outcome {
+    simulator::run_seed::<Roce>(seed, options, None)
+}
+
+/// What a seed draws, as text for a file; [`run_kept`] runs it.
+pub fn keep(seed: u64, options: &Options) -> String {
+    simulator::keep::<Roce>(seed, options)
+}
+
+/// Runs a plan that was kept; `name` is that of its file, for reports.
+///
+/// # Errors
+/// When the text is no plan of this simulator.
+pub fn run_kept(text: &str, name: &str, trace: TraceMode) -> Result<Outcome, NotAPlan> {
+    simulator::run_kept::<Roce>(text, name, trace)
 }
 
 /// Runs a range of seeds on `threads` threads, each seed on one of them.
@@ -69,5 +102,5 @@ pub fn run_many(
     options: &Options,
     progress: impl Fn(u64) + Sync,
 ) -> Summary {
-    sweep(seeds, threads, options, progress, run)
+    simulator::run_many::<Roce>(seeds, threads, options, progress)
 }

@@ -94,14 +94,15 @@ impl World {
 #[cfg(test)]
 mod tests {
     use super::Sabotage;
-    use crate::roce::run::run_with;
+    use crate::roce::run::Roce;
     use crate::roce::{Options, Scenario};
+    use crate::simulator::run_seed;
 
     /// Runs until a seed fails and returns what was said.
     fn caught(how: Sabotage, scenario: Scenario) -> String {
         let options = Options::default().with_scenario(Some(scenario));
         (0..300)
-            .find_map(|seed| run_with(seed, &options, Some(how)).failure)
+            .find_map(|seed| run_seed::<Roce>(seed, &options, Some(how)).failure)
             .unwrap_or_else(|| panic!("nobody noticed {how:?}"))
             .what
     }
@@ -152,8 +153,9 @@ mod tests {
     #[test]
     fn a_program_left_asleep_is_noticed() {
         let options = Options::default().with_scenario(Some(Scenario::Calm));
-        let noticed =
-            |seed| run_with(seed, &options, Some(Sabotage::LoseReady)).failure.map(|it| it.what);
+        let noticed = |seed| {
+            run_seed::<Roce>(seed, &options, Some(Sabotage::LoseReady)).failure.map(|it| it.what)
+        };
         let mut all = Vec::new();
         // A peer that is told to try again for ever has no end either, but that is not what is looked for.
         let found = (0..300).filter_map(noticed).find(|what| {

@@ -10,6 +10,7 @@ use super::plan::Plan;
 use super::sabotage::Sabotage;
 use super::side::{Side, SideId, Stage};
 use super::stats::Stats;
+use crate::coverage::Coverage;
 use crate::queue::{Queue, SEC};
 use crate::rng::Rng;
 use crate::trace::Trace;
@@ -77,6 +78,7 @@ pub(crate) struct World {
     pub(crate) rng: Rng,
     pub(crate) trace: Trace,
     pub(crate) stats: Stats,
+    pub(crate) coverage: Coverage,
     /// The first broken promise.
     pub(crate) failure: Option<String>,
     pub(crate) net: Net,
@@ -110,6 +112,7 @@ impl World {
             rng,
             trace,
             stats: Stats::default(),
+            coverage: Coverage::default(),
             failure: None,
             net,
             hosts,

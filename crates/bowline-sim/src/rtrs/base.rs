@@ -5,6 +5,7 @@ use bowline_roce::{Device, Instant};
 use super::sabotage::Sabotage;
 use super::stats::Stats;
 use super::world::Step;
+use crate::coverage::Coverage;
 use crate::queue::Queue;
 use crate::rng::Rng;
 use crate::roce::net::Datagram;
@@ -58,6 +59,7 @@ pub(crate) struct Base {
     pub(crate) extra: Rng,
     pub(crate) trace: Trace,
     pub(crate) stats: Stats,
+    pub(crate) coverage: Coverage,
     /// The first broken promise.
     pub(crate) failure: Option<String>,
     pub(crate) sabotage: Option<Sabotage>,

@@ -5,12 +5,15 @@
 //! connections, exchange of what both sides have, a disk that is mapped, IO, its verification, and an orderly end. Its steps
 //! are the arrivals of its datagrams. Up to the step a run is the same whatever goes wrong then.
 
+use serde::{Deserialize, Serialize};
+
 use super::plan::{Plan, Scenario};
 use crate::queue::{MS, SEC};
 use crate::rng::Rng;
 
 /// What goes wrong when a datagram arrives.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub(crate) enum Mishap {
     /// It is lost, and nothing else.
     Loss,
@@ -47,7 +50,7 @@ impl Mishap {
 }
 
 /// Something that goes wrong at one step.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Case {
     pub(crate) mishap: Mishap,
     /// Datagrams that have arrived before.

@@ -36,7 +36,6 @@ mod disk;
 mod each;
 mod fabric;
 pub(crate) mod mute;
-mod named;
 mod oracle;
 mod plan;
 mod process;
@@ -48,7 +47,6 @@ mod trial;
 mod world;
 
 pub use each::SEEDS_OF_STEP;
-pub use named::named_seeds;
 pub use plan::Scenario;
-pub use run::{Options, Outcome, Summary, run, run_many};
+pub use run::{Options, Outcome, Summary, keep, run, run_kept, run_many};
 pub use stats::Stats;

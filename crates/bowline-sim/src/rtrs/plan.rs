@@ -10,16 +10,19 @@ use bowline_rtrs::client::ReadKeys;
 use bowline_verbs::Mtu;
 use bowline_wire::roce::IcrcPolicy;
 use bowline_wire::rtrs::PORT;
+use serde::{Deserialize, Serialize};
 
 use super::each::Case;
 use super::trial::{self, Trial};
+use crate::kept;
 use crate::queue::{MS, SEC, US};
 use crate::rng::Rng;
 use crate::roce::net::NetPlan;
 use crate::roce::plan::{ACK_DELAYS, Hints, HostPlan};
 
 /// A family of runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Scenario {
     /// Anything.
     Swarm,
@@ -109,7 +112,7 @@ impl Scenario {
 }
 
 /// A machine: its devices, and how quick its program is.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct NodePlan {
     pub(crate) hosts: Vec<HostPlan>,
     /// Longest time until the program looks at what its devices tell.
@@ -117,7 +120,7 @@ pub(crate) struct NodePlan {
 }
 
 /// A disk of the server.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct DiskPlan {
     pub(crate) sectors: u64,
     /// Bytes of a block.
@@ -134,13 +137,15 @@ pub(crate) struct DiskPlan {
 }
 
 /// A client and its disks.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct ClientPlan {
     /// Own port and the server's, for each path it begins with.
     pub(crate) paths: Vec<(u8, u8)>,
     pub(crate) io_connections: u16,
     pub(crate) poll_connections: u16,
+    #[serde(with = "kept::PolicyDef")]
     pub(crate) policy: Policy,
+    #[serde(with = "kept::ReadKeysDef")]
     pub(crate) read_keys: ReadKeys,
     /// Servers need not tell it keys: it counts them. Kernels do not.
     pub(crate) counts_keys: bool,
@@ -166,7 +171,8 @@ pub(crate) struct ClientPlan {
 }
 
 /// Something that goes wrong.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub(crate) enum Fault {
     /// A line between a client's port and one of the server's.
     Cut,
@@ -185,7 +191,7 @@ pub(crate) enum Fault {
 }
 
 /// A fault at a certain step: after so many inputs of the client's core.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct StepPlan {
     pub(crate) client: usize,
     pub(crate) after: u64,
@@ -193,7 +199,7 @@ pub(crate) struct StepPlan {
 }
 
 /// One run.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Plan {
     pub(crate) scenario: Scenario,
     pub(crate) net: NetPlan,

@@ -7,9 +7,11 @@ use super::plan::{Plan, Scenario};
 use super::sabotage::Sabotage;
 use super::stats::Stats;
 use super::world::World;
+use crate::coverage::Coverage;
+use crate::kept::{NotAPlan, Start};
 use crate::rng::Rng;
-use crate::run::{Simulated, sweep};
-use crate::trace::Trace;
+use crate::simulator::{self, Simulator};
+use crate::trace::{Trace, TraceMode};
 
 /// What became of a seed.
 pub type Outcome = crate::Outcome<Stats>;
@@ -18,28 +20,44 @@ pub type Summary = crate::Summary<Stats>;
 /// How to run.
 pub type Options = crate::Options<Scenario>;
 
-/// Runs one seed.
-pub fn run(seed: u64, options: &Options) -> Outcome {
-    run_with(seed, options, None)
+/// The simulator of RTRS sessions and RNBD disks.
+pub(crate) struct Rtrs;
+
+impl Simulator for Rtrs {
+    type Plan = Plan;
+    type Scenario = Scenario;
+    type Stats = Stats;
+    type Sabotage = Sabotage;
+    type World = World;
+
+    const NAME: &'static str = "rtrs";
+    const COMMAND: &'static str = "bowline sim --rtrs";
+
+    fn draw(seed: u64, forced: Option<Scenario>) -> Start<Plan> {
+        let (plan, chance) = match forced {
+            Some(Scenario::Each) => each::draw(seed),
+            scenario => {
+                let mut rng = Rng::new(seed ^ 0x7275);
+                let mut extra = Rng::new(seed ^ 0x6b65_7973);
+                let plan = Plan::draw(&mut rng, &mut extra, scenario);
+                (plan, [rng, extra])
+            }
+        };
+        Start { chance: chance.into(), plan }
+    }
+
+    fn scenario(plan: &Plan) -> &'static str {
+        plan.scenario.name()
+    }
+
+    fn world(start: Start<Plan>, trace: Trace, sabotage: Option<Sabotage>) -> Option<World> {
+        let Start { mut chance, plan } = start;
+        let (extra, rng) = (chance.pop()?, chance.pop()?);
+        Some(World::new(plan, rng, extra, trace, sabotage))
+    }
 }
 
-/// Runs one seed, with something done wrong on purpose.
-pub(crate) fn run_with(seed: u64, options: &Options, sabotage: Option<Sabotage>) -> Outcome {
-    let (plan, [rng, extra]) = match options.scenario {
-        Some(Scenario::Each) => each::draw(seed),
-        scenario => {
-            let mut rng = Rng::new(seed ^ 0x7275);
-            let mut extra = Rng::new(seed ^ 0x6b65_7973);
-            let plan = Plan::draw(&mut rng, &mut extra, scenario);
-            (plan, [rng, extra])
-        }
-    };
-    let outcome = Outcome::new("bowline sim --rtrs", seed, plan.scenario.name(), options);
-    let trace = Trace::new(options.trace);
-    outcome.play(|| World::new(plan, rng, extra, trace, sabotage))
-}
-
-impl Simulated<Stats> for World {
+impl simulator::World<Stats> for World {
     fn step(&mut self) -> bool {
         Self::step(self)
     }
@@ -56,10 +74,28 @@ impl Simulated<Stats> for World {
         Self::dump(self)
     }
 
-    fn end(mut self) -> (Stats, Trace) {
+    fn end(mut self) -> (Stats, Coverage, Trace) {
         self.base.stats.virtual_ms = self.base.now / 1_000_000;
-        (self.base.stats, self.base.trace)
+        (self.base.stats, self.base.coverage, self.base.trace)
     }
+}
+
+/// Runs one seed.
+pub fn run(seed: u64, options: &Options) -> Outcome {
+    simulator::run_seed::<Rtrs>(seed, options, None)
+}
+
+/// What a seed draws, as text for a file; [`run_kept`] runs it.
+pub fn keep(seed: u64, options: &Options) -> String {
+    simulator::keep::<Rtrs>(seed, options)
+}
+
+/// Runs a plan that was kept; `name` is that of its file, for reports.
+///
+/// # Errors
+/// When the text is no plan of this simulator.
+pub fn run_kept(text: &str, name: &str, trace: TraceMode) -> Result<Outcome, NotAPlan> {
+    simulator::run_kept::<Rtrs>(text, name, trace)
 }
 
 /// Runs a range of seeds on `threads` threads, each seed on one of them.
@@ -72,5 +108,5 @@ pub fn run_many(
     options: &Options,
     progress: impl Fn(u64) + Sync,
 ) -> Summary {
-    sweep(seeds, threads, options, progress, run)
+    simulator::run_many::<Rtrs>(seeds, threads, options, progress)
 }

@@ -91,13 +91,15 @@ impl SmallIds {
 #[cfg(test)]
 mod tests {
     use super::Sabotage;
-    use crate::rtrs::{Options, Scenario, run::run_with};
+    use crate::rtrs::run::Rtrs;
+    use crate::rtrs::{Options, Scenario};
+    use crate::simulator::run_seed;
 
     /// What the judges say, of those of many seeds in which they say anything.
     fn caught(how: Sabotage, scenario: Scenario) -> impl Iterator<Item = String> {
         let options = Options::default().with_scenario(Some(scenario));
         (0..300).filter_map(move |seed| {
-            let outcome = run_with(seed, &options, Some(how));
+            let outcome = run_seed::<Rtrs>(seed, &options, Some(how));
             outcome.failure.map(|failure| failure.what)
         })
     }

@@ -2,12 +2,14 @@
 //! peers must notice, a server that is closed and started again in the midst of everything, and a device that
 //! fails and says nothing.
 
+use serde::{Deserialize, Serialize};
+
 use super::plan::Scenario;
 use crate::queue::{MS, SEC, US};
 use crate::rng::Rng;
 
 /// Something a run has to stand, once.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Trial {
     pub(crate) what: Ordeal,
     /// Since the start of the run.
@@ -15,7 +17,8 @@ pub(crate) struct Trial {
 }
 
 /// What it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub(crate) enum Ordeal {
     /// The program of this machine does nothing at all, while its devices answer: only heartbeats tell.
     Silence { node: usize },

@@ -20,6 +20,7 @@ use super::process::{Notice, Process};
 use super::sabotage::Sabotage;
 use super::server::Server;
 use super::stats::Stats;
+use crate::coverage::Coverage;
 use crate::queue::{MS, Queue, SEC, US};
 use crate::rng::Rng;
 use crate::roce::host::Host;
@@ -116,6 +117,7 @@ impl World {
             extra,
             trace,
             stats: Stats::default(),
+            coverage: Coverage::default(),
             failure: None,
             sabotage,
         };

@@ -1,0 +1,55 @@
+//! Which states, transitions and faults runs reach: what no seed comes to is not tested, however many
+//! seeds there are.
+
+use std::collections::BTreeMap;
+
+/// How often something was reached.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reach {
+    /// Runs that came to it.
+    pub runs: u64,
+    /// Times they did.
+    pub times: u64,
+}
+
+/// What one run or many reached, by group and name. What can be reached is declared, so that what never
+/// was is known too.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Coverage {
+    reached: BTreeMap<(&'static str, &'static str), Reach>,
+}
+
+impl Coverage {
+    /// Makes names of a group known.
+    pub(crate) fn declare(&mut self, group: &'static str, names: &[&'static str]) {
+        for name in names {
+            self.reached.entry((group, name)).or_default();
+        }
+    }
+
+    /// Something was reached once more.
+    pub(crate) fn hit(&mut self, group: &'static str, name: &'static str) {
+        self.add(group, name, 1);
+    }
+
+    /// Something was reached so many times more in this run.
+    pub(crate) fn add(&mut self, group: &'static str, name: &'static str, times: u64) {
+        let reach = self.reached.entry((group, name)).or_default();
+        reach.runs |= u64::from(times > 0);
+        reach.times += times;
+    }
+
+    /// Adds what other runs reached.
+    pub(crate) fn merge(&mut self, other: &Self) {
+        for (at, reach) in &other.reached {
+            let sum = self.reached.entry(*at).or_default();
+            sum.runs += reach.runs;
+            sum.times += reach.times;
+        }
+    }
+
+    /// All there is: group, name, how often.
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, &'static str, Reach)> {
+        self.reached.iter().map(|((group, name), reach)| (*group, *name, *reach))
+    }
+}

@@ -1,0 +1,119 @@
+//! What the three simulators have in common: a seed draws a start, a start makes a world, and the world is
+//! stepped to its end.
+
+use std::fmt::Debug;
+use std::ops::Range;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::coverage::Coverage;
+use crate::kept::{Kept, NotAPlan, Start};
+use crate::run::{Options, Outcome, Summary, sweep};
+use crate::stats::Numbers;
+use crate::trace::{Trace, TraceMode};
+
+/// One of the simulators.
+pub(crate) trait Simulator {
+    /// What a seed draws.
+    type Plan: Clone + Debug + Serialize + DeserializeOwned;
+    /// Families of plans.
+    type Scenario: Copy + Sync;
+    /// What a run counts.
+    type Stats: Numbers + Send;
+    /// What a run can do wrong on purpose.
+    type Sabotage: Copy;
+    /// A run.
+    type World: World<Self::Stats>;
+
+    /// Its name in kept plans.
+    const NAME: &'static str;
+    /// The command that runs its seeds.
+    const COMMAND: &'static str;
+
+    /// Draws what a seed stands for.
+    fn draw(seed: u64, forced: Option<Self::Scenario>) -> Start<Self::Plan>;
+
+    /// The name of a plan's scenario.
+    fn scenario(plan: &Self::Plan) -> &'static str;
+
+    /// Makes the world of a start; `None` when it has too few generators of chance.
+    fn world(
+        start: Start<Self::Plan>,
+        trace: Trace,
+        sabotage: Option<Self::Sabotage>,
+    ) -> Option<Self::World>;
+}
+
+/// A run as its caller sees it.
+pub(crate) trait World<N> {
+    /// Does what comes next; false at the end.
+    fn step(&mut self) -> bool;
+    /// Virtual time, nanoseconds.
+    fn now(&self) -> u64;
+    /// The first broken promise.
+    fn failure(&mut self) -> Option<String>;
+    /// State of all there is.
+    fn dump(&self) -> String;
+    /// What was counted and reached, and the trace.
+    fn end(self) -> (N, Coverage, Trace);
+}
+
+/// Runs one seed, with something done wrong on purpose where a test asks for it.
+pub(crate) fn run_seed<S: Simulator>(
+    seed: u64,
+    options: &Options<S::Scenario>,
+    sabotage: Option<S::Sabotage>,
+) -> Outcome<S::Stats> {
+    let start = S::draw(seed, options.scenario);
+    let scenario = S::scenario(&start.plan);
+    let forced = match options.scenario {
+        Some(_) => format!(" --scenario {scenario}"),
+        None => String::new(),
+    };
+    let replay = format!("{} --seed {seed}{forced} --trace", S::COMMAND);
+    let mut outcome = Outcome::new(seed, scenario, replay);
+    outcome.play(|| S::world(start, Trace::new(options.trace), sabotage));
+    if outcome.failure.is_some() {
+        outcome.plan = Some(keep::<S>(seed, options));
+    }
+    outcome
+}
+
+/// The text of what a seed draws.
+pub(crate) fn keep<S: Simulator>(seed: u64, options: &Options<S::Scenario>) -> String {
+    let start = S::draw(seed, options.scenario);
+    let (simulator, about) = (S::NAME.to_owned(), String::new());
+    // Maps with keys of text and numbers are all there is in a plan: nothing JSON cannot say.
+    serde_json::to_string_pretty(&Kept { simulator, about, seed, start }).unwrap_or_default()
+}
+
+/// Runs a kept plan; `name` is that of its file.
+pub(crate) fn run_kept<S: Simulator>(
+    text: &str,
+    name: &str,
+    trace: TraceMode,
+) -> Result<Outcome<S::Stats>, NotAPlan> {
+    let kept: Kept<S::Plan> =
+        serde_json::from_str(text).map_err(|error| NotAPlan(error.to_string()))?;
+    if kept.simulator != S::NAME {
+        return Err(NotAPlan(format!("it is for {}", kept.simulator)));
+    }
+    let replay = format!("bowline sim --plan {name} --trace");
+    let mut outcome = Outcome::new(kept.seed, S::scenario(&kept.start.plan), replay);
+    outcome.play(|| S::world(kept.start, Trace::new(trace), None));
+    if outcome.failure.is_some() {
+        outcome.plan = Some(text.to_owned());
+    }
+    Ok(outcome)
+}
+
+/// Runs a range of seeds on `threads` threads, each seed on one of them.
+pub(crate) fn run_many<S: Simulator>(
+    seeds: Range<u64>,
+    threads: usize,
+    options: &Options<S::Scenario>,
+    progress: impl Fn(u64) + Sync,
+) -> Summary<S::Stats> {
+    sweep(seeds, threads, options, progress, |seed, options| run_seed::<S>(seed, options, None))
+}

@@ -1,0 +1,56 @@
+//! Plans of seeds that failed once, in `kept/`: each shows the mistake that its text tells of.
+
+use std::path::Path;
+
+use bowline_sim::{
+    Numbers, Options, Outcome, TraceMode, keep, roce, rtrs, run, run_kept, simulator_of,
+};
+
+fn assert_kept<N: Numbers>(name: &str, outcome: &Outcome<N>) {
+    assert!(outcome.failure.is_none(), "{name}:\n{}", outcome.report());
+}
+
+#[test]
+fn kept_plans_keep_every_promise() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("kept");
+    let files = std::fs::read_dir(&dir).expect("kept plans");
+    let mut count = 0;
+    for file in files {
+        let file = file.expect("a file").path();
+        let (text, name) =
+            (std::fs::read_to_string(&file).expect("text"), file.display().to_string());
+        let trace = TraceMode::Last(60);
+        match simulator_of(&text).expect("a plan").as_str() {
+            "rds" => assert_kept(&name, &run_kept(&text, &name, trace).expect("a plan")),
+            "roce" => assert_kept(&name, &roce::run_kept(&text, &name, trace).expect("a plan")),
+            "rtrs" => assert_kept(&name, &rtrs::run_kept(&text, &name, trace).expect("a plan")),
+            other => panic!("{name} is for {other}"),
+        }
+        count += 1;
+    }
+    assert!(count > 15, "{count} plans");
+}
+
+#[test]
+fn a_kept_plan_runs_as_its_seed_did() {
+    for seed in 0..20 {
+        let text = keep(seed, &Options::default());
+        let again = run_kept(&text, "it", TraceMode::Hash).expect("a plan");
+        assert_eq!(run(seed, &Options::default()).trace_hash, again.trace_hash);
+        let text = roce::keep(seed, &roce::Options::default());
+        let again = roce::run_kept(&text, "it", TraceMode::Hash).expect("a plan");
+        assert_eq!(roce::run(seed, &roce::Options::default()).trace_hash, again.trace_hash);
+        let text = rtrs::keep(seed, &rtrs::Options::default());
+        let again = rtrs::run_kept(&text, "it", TraceMode::Hash).expect("a plan");
+        assert_eq!(rtrs::run(seed, &rtrs::Options::default()).trace_hash, again.trace_hash);
+    }
+}
+
+#[test]
+fn what_is_no_plan_is_refused() {
+    let seven = keep(7, &Options::default());
+    assert!(roce::run_kept(&seven, "it", TraceMode::Hash).is_err(), "of another simulator");
+    assert!(simulator_of("{}").is_err());
+    let no_chance = seven.replacen("\"chance\": [", "\"chance\": [], \"was\": [", 1);
+    assert!(run_kept(&no_chance, "it", TraceMode::Hash).map_or(true, |o| o.failure.is_some()));
+}
