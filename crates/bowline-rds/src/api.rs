@@ -67,6 +67,9 @@ pub enum CloseHow {
     Fin,
     /// Send FIN, read until end of file, an error or two seconds, then `handle_closed`.
     Drain,
+    /// Take nothing more from the peer, read what TCP has acknowledged to it, then `handle_closed`
+    /// and a reset. Asked for several links, in this order.
+    Cut,
 }
 
 /// Why a TCP connection is gone.

@@ -65,6 +65,8 @@ pub(crate) struct Conn {
     /// Serial of the latest link that told it.
     pub(crate) generation_serial: u64,
     pub(crate) peer_sport_idx: bool,
+    /// When a message was refused last because it is not known yet whether the peer takes its length.
+    pub(crate) long_refused: Option<Instant>,
     /// A timer runs that ends not knowing what the peer is.
     pub(crate) unknown_timer: bool,
     /// A whole frame has come from this peer at some time.

@@ -3,9 +3,11 @@
 //! Such a peer repeats a message (flag 0x04) only if its TCP had no acknowledgement of the last
 //! byte when the connection broke, so only messages of the last receive window can come again.
 //! Each one received in that window is remembered; a flagged message that equals one from another
-//! TCP connection is a duplicate. So is a plain one on a connection older than the one that brought
-//! its flagged copy: it was overtaken on the way.
+//! TCP connection is a duplicate. So is a plain one that comes after its flagged copy, when the copy
+//! came on a newer connection or the number is too high to have been counted anew: it was overtaken
+//! on the way.
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -20,7 +22,10 @@ use crate::rxbuf::Rope;
 const WINDOW: u64 = 32 << 20;
 /// Most messages remembered per peer.
 const RECORDS_MAX: usize = 1 << 17;
-/// The same once the node as a whole remembers as many as it may.
+/// Highest number that a peer which counts from 1 again can have reached while a message of that
+/// number from before is remembered: each that it counts takes a record.
+const COUNTED_MAX: u64 = RECORDS_MAX as u64;
+/// Most messages remembered per peer once the node as a whole remembers as many as it may.
 const RECORDS_FEW: usize = 1 << 10;
 
 /// How many messages all peers of a node may have remembered together.
@@ -43,25 +48,67 @@ struct Key {
     len: u32,
     sport: u16,
     dport: u16,
-    /// Path of the sender, where its ports tell it: numbers of different paths are alike.
-    lane: u8,
+}
+
+/// The connection that brings a message, as far as duplicates are concerned.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bearer {
+    pub(crate) link: LinkId,
+    /// Grows with every link of the peer.
+    pub(crate) serial: u64,
+    /// Path of the sender by its port, if its ports follow the rule.
+    pub(crate) lane: u8,
 }
 
 /// How a message came.
 #[derive(Clone, Copy, Debug)]
 struct Arrival {
-    link: LinkId,
-    /// Age of the link among its peer's.
-    serial: u64,
+    by: Bearer,
     flagged: bool,
+    /// Bytes that had come from the peer then; no two arrivals have the same.
+    at: u64,
+}
+
+/// Where equal messages came: nearly always one did, and more only from paths that number alike.
+#[derive(Debug)]
+struct Arrivals {
+    last: Arrival,
+    others: Vec<Arrival>,
+}
+
+impl Arrivals {
+    fn any(&self, mut is: impl FnMut(&Arrival) -> bool) -> bool {
+        is(&self.last) || self.others.iter().any(is)
+    }
+
+    /// Adds an arrival in place of those that `goes` tells.
+    fn replace(&mut self, new: Arrival, mut goes: impl FnMut(&Arrival) -> bool) {
+        self.others.retain(|a| !goes(a));
+        if !goes(&self.last) {
+            self.others.push(self.last);
+        }
+        self.last = new;
+    }
+
+    /// Forgets one arrival; true when none is left.
+    fn forget(&mut self, at: u64) -> bool {
+        if self.last.at != at {
+            self.others.retain(|a| a.at != at);
+            return false;
+        }
+        match self.others.pop() {
+            Some(other) => self.last = other,
+            None => return true,
+        }
+        false
+    }
 }
 
 /// What came lately from one peer.
 #[derive(Debug)]
 pub(crate) struct Dedup {
     budget: Budget,
-    /// How each message came last, and when.
-    seen: HashMap<Key, (Arrival, u64)>,
+    seen: HashMap<Key, Arrivals>,
     /// The same in order of arrival, for forgetting.
     order: VecDeque<(Key, u64)>,
     /// Bytes received from this peer on all links.
@@ -80,11 +127,12 @@ impl Dedup {
     }
 
     /// Tells whether a complete message is one that came before on another link, and remembers it.
-    /// `serial` grows with every new link of the peer; `lane` is the sender's path or 0.
+    /// `by_lane`: the peer's ports tell its paths, whose numbers are alike. That may be learnt only
+    /// after messages have come, so each is remembered with its lane whether or not it counts.
     pub(crate) fn is_duplicate(
         &mut self,
-        link: LinkId,
-        (serial, lane): (u64, u8),
+        by: Bearer,
+        by_lane: bool,
         header: &Header,
         payload: &Rope,
     ) -> bool {
@@ -94,13 +142,35 @@ impl Dedup {
             len: header.len,
             sport: header.sport,
             dport: header.dport,
-            lane,
         };
         self.received += HEADER_LEN as u64 + u64::from(header.len);
         let flagged = header.flags.contains(bowline_wire::rds::Flags::RETRANSMITTED);
-        let arrival = Arrival { link, serial, flagged };
-        let before = self.seen.insert(key, (arrival, self.received));
+        let new = Arrival { by, flagged, at: self.received };
+        let is_copy = |a: &Arrival| {
+            // The order in which connections are accepted is not always that of their making. But a
+            // peer that counts from 1 again cannot have come so far while this is remembered.
+            let overtaken = a.flagged && (by.serial < a.by.serial || header.sequence > COUNTED_MAX);
+            (!by_lane || a.by.lane == by.lane) && a.by.link != by.link && (flagged || overtaken)
+        };
+        let duplicate = match self.seen.entry(key) {
+            Entry::Vacant(entry) => {
+                entry.insert(Arrivals { last: new, others: Vec::new() });
+                false
+            }
+            Entry::Occupied(mut entry) => {
+                let before = entry.get_mut();
+                let duplicate = before.any(is_copy);
+                before.replace(new, |a| if duplicate { is_copy(a) } else { a.by.lane == by.lane });
+                duplicate
+            }
+        };
         self.order.push_back((key, self.received));
+        self.forget_old();
+        duplicate
+    }
+
+    /// Forgets what cannot come again, and what is too much.
+    fn forget_old(&mut self) {
         // Only a sum: the node has one thread at a time.
         let used = self.budget.used.fetch_add(1, Relaxed);
         let most = if used < self.budget.limit { RECORDS_MAX } else { RECORDS_FEW };
@@ -111,13 +181,10 @@ impl Dedup {
             }
             self.order.pop_front();
             self.budget.used.fetch_sub(1, Relaxed);
-            if self.seen.get(&old).is_some_and(|(_, last)| *last == at) {
+            if self.seen.get_mut(&old).is_some_and(|arrivals| arrivals.forget(at)) {
                 self.seen.remove(&old);
             }
         }
-        before.is_some_and(|(before, _)| {
-            before.link != link && (flagged || (before.flagged && serial < before.serial))
-        })
     }
 
     /// Forgets everything: the peer has restarted.
@@ -169,6 +236,10 @@ mod tests {
         Header { sequence, len: 5, sport: 1000, dport: 2000, flags, ..Header::default() }
     }
 
+    fn by(link: LinkId, serial: u64) -> Bearer {
+        Bearer { link, serial, lane: 0 }
+    }
+
     // tests
     #[test]
     fn only_flagged_repeats_from_another_link_are_duplicates() {
@@ -177,13 +248,13 @@ mod tests {
         let other = Rope::from_vec(b"hullo".to_vec());
         let again = Flags::RETRANSMITTED;
         let mut dedup = Dedup::new(&Budget::new(usize::MAX));
-        assert!(!dedup.is_duplicate(a, (1, 0), &header(7, Flags::NONE), &text));
-        assert!(!dedup.is_duplicate(b, (2, 0), &header(7, Flags::NONE), &text), "unflagged");
-        assert!(!dedup.is_duplicate(a, (1, 0), &header(7, again), &other), "other payload");
-        assert!(dedup.is_duplicate(a, (1, 0), &header(7, again), &text));
+        assert!(!dedup.is_duplicate(by(a, 1), false, &header(7, Flags::NONE), &text));
+        assert!(!dedup.is_duplicate(by(b, 2), false, &header(7, Flags::NONE), &text), "unflagged");
+        assert!(!dedup.is_duplicate(by(a, 1), false, &header(7, again), &other), "other payload");
+        assert!(dedup.is_duplicate(by(a, 1), false, &header(7, again), &text));
         let mut dedup = Dedup::new(&Budget::new(usize::MAX));
-        assert!(!dedup.is_duplicate(a, (1, 0), &header(7, Flags::NONE), &text));
-        assert!(!dedup.is_duplicate(a, (1, 0), &header(7, again), &text), "same link");
+        assert!(!dedup.is_duplicate(by(a, 1), false, &header(7, Flags::NONE), &text));
+        assert!(!dedup.is_duplicate(by(a, 1), false, &header(7, again), &text), "same link");
     }
 
     #[test]
@@ -191,14 +262,49 @@ mod tests {
         let (old, new, newest) = (LinkId((0, 1)), LinkId((1, 1)), LinkId((2, 1)));
         let text = Rope::from_vec(b"hello".to_vec());
         let mut dedup = Dedup::new(&Budget::new(usize::MAX));
-        assert!(!dedup.is_duplicate(new, (2, 0), &header(7, Flags::RETRANSMITTED), &text));
-        assert!(dedup.is_duplicate(old, (1, 0), &header(7, Flags::NONE), &text));
+        assert!(!dedup.is_duplicate(by(new, 2), false, &header(7, Flags::RETRANSMITTED), &text));
+        assert!(dedup.is_duplicate(by(old, 1), false, &header(7, Flags::NONE), &text));
         let mut dedup = Dedup::new(&Budget::new(usize::MAX));
-        assert!(!dedup.is_duplicate(new, (2, 0), &header(7, Flags::RETRANSMITTED), &text));
+        assert!(!dedup.is_duplicate(by(new, 2), false, &header(7, Flags::RETRANSMITTED), &text));
         assert!(
-            !dedup.is_duplicate(newest, (3, 0), &header(7, Flags::NONE), &text),
+            !dedup.is_duplicate(by(newest, 3), false, &header(7, Flags::NONE), &text),
             "a restarted peer"
         );
+    }
+
+    /// A peer has restarted. Connections of its paths 3 and 4 come up and bring messages before that of
+    /// path 0 brings the first handshake, which says that its ports tell its paths. Then one of them
+    /// breaks, and what its TCP had no acknowledgement for comes again on another.
+    // tests
+    #[test]
+    fn what_came_before_the_handshake_is_known_when_it_comes_again_after_it() {
+        let (first, second, third) = (LinkId((0, 1)), LinkId((1, 1)), LinkId((2, 1)));
+        let text = Rope::from_vec(b"hello".to_vec());
+        let lane = |link, serial, lane| Bearer { link, serial, lane };
+        let mut dedup = Dedup::new(&Budget::new(usize::MAX));
+        let plain = header(7, Flags::NONE);
+        let again = header(7, Flags::RETRANSMITTED);
+        assert!(!dedup.is_duplicate(lane(first, 1, 4), false, &plain, &text));
+        assert!(!dedup.is_duplicate(lane(second, 2, 3), false, &plain, &text), "of another path");
+        assert!(dedup.is_duplicate(lane(third, 3, 4), true, &again, &text), "path 4 again");
+        assert!(!dedup.is_duplicate(lane(second, 2, 5), true, &again, &text), "new on path 5");
+    }
+
+    /// A connection is held up on its way while the sender gives it up, dials again and repeats on the
+    /// new one what the old one carries. The new one is accepted first.
+    // tests
+    #[test]
+    fn a_copy_on_a_connection_accepted_after_its_successor_is_a_duplicate() {
+        let (old, new) = (LinkId((1, 1)), LinkId((0, 1)));
+        let text = Rope::from_vec(b"hello".to_vec());
+        let again = |sequence| header(sequence, Flags::RETRANSMITTED);
+        let clock = COUNTED_MAX + 1;
+        let mut dedup = Dedup::new(&Budget::new(usize::MAX));
+        assert!(!dedup.is_duplicate(by(new, 1), false, &again(clock), &text));
+        assert!(dedup.is_duplicate(by(old, 2), false, &header(clock, Flags::NONE), &text));
+        // A number that a restarted peer may have counted to anew tells nothing.
+        assert!(!dedup.is_duplicate(by(new, 1), false, &again(COUNTED_MAX), &text));
+        assert!(!dedup.is_duplicate(by(old, 2), false, &header(COUNTED_MAX, Flags::NONE), &text));
     }
 
     #[test]
@@ -226,7 +332,8 @@ mod tests {
         let mut peers: Vec<Dedup> = (0..10).map(|_| Dedup::new(&budget)).collect();
         for sequence in 0..4_000 {
             for peer in &mut peers {
-                peer.is_duplicate(LinkId((0, 1)), (1, 0), &header(sequence, Flags::NONE), &text);
+                let by = by(LinkId((0, 1)), 1);
+                peer.is_duplicate(by, false, &header(sequence, Flags::NONE), &text);
             }
         }
         let used = budget.used.load(Relaxed);

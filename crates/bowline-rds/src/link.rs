@@ -141,6 +141,8 @@ pub(crate) struct Link {
     pub(crate) hello: Hello,
     /// Grows with every link of the peer.
     pub(crate) serial: u64,
+    /// Generation the peer has told on this link; 0: none yet.
+    pub(crate) generation: u32,
     pub(crate) local: SocketAddr,
     pub(crate) remote: SocketAddr,
     /// The peer has shown that it serves this connection.
@@ -179,6 +181,7 @@ impl Link {
             state,
             hello: Hello::default(),
             serial: 0,
+            generation: 0,
             local,
             remote,
             confirmed: false,

@@ -67,6 +67,8 @@ pub(crate) struct TxMsg {
     pub(crate) sport: u16,
     pub(crate) dport: u16,
     pub(crate) marks: u8,
+    /// Generation of the process on whose connection it was begun and did not end; 0: not known.
+    pub(crate) generation: u32,
 }
 
 impl TxMsg {

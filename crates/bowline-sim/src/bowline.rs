@@ -304,9 +304,7 @@ impl BowlineHost {
             }
             HostEvent::DrainLimit(end) => {
                 if let Some(&link) = self.ends.get(&end) {
-                    self.forget(link);
-                    ctx.tcp_close(end, TcpClose::Fin);
-                    self.node.handle_closed(at, link, CloseReason::TimedOut);
+                    self.cut(ctx, link);
                 }
             }
             HostEvent::Shutdown { .. } | HostEvent::Connect { .. } => {}
@@ -329,7 +327,7 @@ impl BowlineHost {
     }
 
     fn accept(&mut self, ctx: &mut Ctx, end: EndId) {
-        if !ctx.net.held(end) {
+        if !ctx.net.accept(end) {
             return;
         }
         let (local, remote) = (ctx.net.local(end), ctx.net.remote(end));
@@ -410,6 +408,23 @@ impl BowlineHost {
             }
             self.read(ctx, link);
         }
+    }
+
+    /// Resets a connection, but reads first what TCP has acknowledged, whatever the node would rather
+    /// have read.
+    fn cut(&mut self, ctx: &mut Ctx, link: LinkId) {
+        let Some(end) = self.forget(link) else { return };
+        loop {
+            let mut bytes = Vec::new();
+            match ctx.tcp_read(end, &mut bytes, self.plan.read_max) {
+                ReadOutcome::Data(_) => {
+                    self.node.handle_data(now(ctx), link, RxBuf::from_vec(bytes));
+                }
+                _ => break,
+            }
+        }
+        ctx.tcp_close(end, TcpClose::Reset);
+        self.node.handle_closed(now(ctx), link, CloseReason::Reset);
     }
 
     fn ended(&mut self, ctx: &mut Ctx, link: LinkId, reason: CloseReason) {
@@ -538,6 +553,7 @@ impl BowlineHost {
                     self.read_soon(ctx, link);
                 }
             }
+            Output::Close { link, how: CloseHow::Cut } => self.cut(ctx, link),
             Output::Close { link, how } => {
                 if let Some(end) = self.forget(link) {
                     let how = match how {

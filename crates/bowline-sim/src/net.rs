@@ -126,8 +126,6 @@ pub(crate) struct NetPlan {
     pub(crate) loss_permille: u64,
     /// A reset may arrive before data sent earlier.
     pub(crate) rst_overtakes: bool,
-    /// A reset throws away what the receiver has not read.
-    pub(crate) rst_discards: bool,
     /// Connections of a thousand that break after a random number of bytes.
     pub(crate) cut_permille: u64,
 }
@@ -168,6 +166,25 @@ struct End {
     blocked: bool,
     /// The listener has told its process.
     announced: bool,
+    /// The process has taken it from the listener.
+    accepted: bool,
+}
+
+impl End {
+    fn new(host: HostId, addr: SocketAddr, state: EndState) -> Self {
+        Self {
+            host,
+            addr,
+            state,
+            established: 0,
+            died: 0,
+            keep_pending: false,
+            keep_missed: 0,
+            blocked: false,
+            announced: false,
+            accepted: false,
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -190,8 +207,6 @@ pub(crate) struct Net {
     pub(crate) delay_factor: u64,
     /// New connections still get cut, and packets lost.
     pub(crate) faulty: bool,
-    /// Resets are the operator's will: what they lose is excused.
-    pub(crate) dropping: bool,
     blocked: Vec<bool>,
     conns: Vec<Conn>,
     next_port: u16,
@@ -214,7 +229,6 @@ impl Net {
             plan,
             delay_factor: 1,
             faulty: true,
-            dropping: false,
             blocked: vec![false; n * n],
             conns: Vec::new(),
             next_port: 32_768,
@@ -279,6 +293,13 @@ impl Net {
     pub(crate) fn unread(&self, end: EndId) -> bool {
         let (conn, side) = end.index();
         self.conns[conn].streams[1 - side].has_unread() && self.held(end)
+    }
+
+    /// The process takes a connection from its listener; false when that is gone.
+    pub(crate) fn accept(&mut self, end: EndId) -> bool {
+        let (conn, side) = end.index();
+        self.conns[conn].ends[side].accepted = true;
+        self.held(end)
     }
 
     /// Tells whether the process still has the socket.

@@ -426,7 +426,6 @@ fn draw_net(rng: &mut Rng, scenario: Scenario) -> NetPlan {
         recv_buffer: if small { (4_096, 16_384) } else { (32_768, 1 << 20) },
         loss_permille: 0,
         rst_overtakes: rng.chance(300),
-        rst_discards: rng.chance(150),
         cut_permille: 0,
     }
 }

@@ -109,6 +109,9 @@ impl World {
         };
         for host in 0..n {
             let made = world.make_host(host);
+            if matches!(made, Host::Kernel(_)) {
+                world.ctx.schedule(NUDGE, Event::App(AppEvent::Nudge(host)));
+            }
             world.hosts.push(made);
         }
         for slot in 0..world.plan.slots.len() {
@@ -131,7 +134,6 @@ impl World {
         let generation = (rng.next() as u32).max(1);
         match &self.plan.nodes[host].kind {
             NodeKind::Kernel(flavour) => {
-                self.ctx.schedule(NUDGE, Event::App(AppEvent::Nudge(host)));
                 Host::Kernel(Box::new(KernelHost::new(host, *flavour, generation)))
             }
             NodeKind::Bowline { paths, end_to_end, driver, recv_limit } => {
@@ -253,7 +255,8 @@ impl World {
             AppEvent::ReadOn(slot) => self.read_on(slot),
             AppEvent::Nudge(host) => {
                 self.ctx.schedule(NUDGE, Event::App(AppEvent::Nudge(host)));
-                if let (false, Host::Kernel(kernel)) = (self.stalled[host], &mut self.hosts[host]) {
+                let awake = self.alive(host) && !self.stalled[host];
+                if let (true, Host::Kernel(kernel)) = (awake, &mut self.hosts[host]) {
                     kernel.nudge(&mut self.ctx);
                 }
             }

@@ -19,6 +19,8 @@ use crate::socket::to_socket_addr;
 
 /// A connected peer that has been silent for so long may be forgotten to make room.
 const RECLAIM_TIME: Duration = Duration::from_secs(5);
+/// For how long after a long message was refused its sender is taken to try again by itself.
+const LONG_TIME: Duration = Duration::from_secs(60);
 /// A connect attempt is given up after this.
 const CONNECT_TIME: Duration = Duration::from_secs(10);
 
@@ -49,6 +51,7 @@ impl Node {
             proven: false,
             paths: vec![Path::new(self.first_sequence)],
             gate: None,
+            long_refused: None,
             unknown_timer: false,
             map: CongMap::default(),
             map_from: None,
@@ -274,9 +277,15 @@ impl Node {
     }
 
     /// Tells whether a connection is wanted: something is queued, or a sender may wait for a port
-    /// that was congested when the peer was last heard of.
+    /// that was congested when the peer was last heard of, or to learn whether the peer takes long
+    /// messages.
     pub(super) fn wants_peer(&self, conn: &Conn) -> bool {
-        conn.has_messages() || !(conn.map.is_empty() || self.cong_waiters.is_empty())
+        let waited_for = !self.cong_waiters.is_empty();
+        let long = conn.peer == Peer::Unknown
+            && conn
+                .long_refused
+                .is_some_and(|at| waited_for || self.now.saturating_since(at) < LONG_TIME);
+        conn.has_messages() || (waited_for && !conn.map.is_empty()) || long
     }
 }
 

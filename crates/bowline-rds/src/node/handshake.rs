@@ -32,12 +32,23 @@ pub(super) fn extensions(config: &Config, path: u8) -> [u8; EXT_AREA_LEN] {
 }
 
 impl Node {
-    /// Queues a probe on path 0 unless one is queued there already.
+    /// Queues a probe on path 0 unless one is queued there already. One that was begun before goes
+    /// out flagged, and a kernel that has had it drops it as old and does not answer; then
+    /// another one follows what is repeated.
     pub(super) fn queue_probe(&mut self, conn_id: ConnId) {
         let ext = extensions(&self.config, 0);
         let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
         let Some(path) = conn.paths.first() else { return };
-        if path.queue.iter().any(|m| m.sport == PROBE_PORT && m.dport == 0 && m.socket.is_none()) {
+        let mut probes = path
+            .queue
+            .iter()
+            .filter(|m| m.sport == PROBE_PORT && m.dport == 0 && m.socket.is_none());
+        if let Some(probe) = probes.next() {
+            if probe.has(mark::RETRANS)
+                && let Some(link) = path.link.and_then(|l| self.links.get_mut(l.0))
+            {
+                link.hello.remind = true;
+            }
             return;
         }
         self.queue_control(conn_id, 0, PROBE_PORT, 0, ext, 0);
@@ -59,6 +70,9 @@ impl Node {
         let (conn_id, serial) = (link.conn, link.serial);
         link.shy = false;
         let generation = hs.generation.unwrap_or(0);
+        if generation != 0 {
+            link.generation = generation;
+        }
         let Some(conn) = self.conns.get(conn_id.0) else { return false };
         let differs =
             generation != 0 && conn.peer_generation != 0 && generation != conn.peer_generation;
@@ -232,9 +246,10 @@ impl Node {
         self.signal_map(conn_id);
     }
 
-    /// The process that sent is not the one that sent before: messages started for the earlier
-    /// one are dropped at once, its numbers are forgotten. Ours go on, so that they
-    /// never go down [B-27].
+    /// The process that sent is not the one that sent before: messages begun on a connection to the
+    /// earlier one are dropped at once, its numbers are forgotten. What was begun
+    /// where nobody had said yet who he is may be the present one's, and is kept. Our numbers go on,
+    /// so that they never go down [B-27].
     fn peer_restarted(&mut self, conn_id: ConnId, present: LinkId, (from, to): (u32, u32)) {
         self.stats.peer_restarts += 1;
         // Connections made after the one that tells it are the new process's.
@@ -258,7 +273,8 @@ impl Node {
         conn.change_generation(from, to);
         for path in &mut conn.paths {
             for msg in &mut path.queue {
-                if msg.has(mark::RETRANS) && !msg.has(mark::CANCELLED) {
+                let begun = msg.has(mark::RETRANS) && msg.generation == from && from != 0;
+                if begun && !msg.has(mark::CANCELLED) {
                     msg.marks |= mark::CANCELLED;
                     path.queued_bytes -= u64::from(msg.len);
                     dropped.push(msg.clone());

@@ -153,9 +153,11 @@ impl Node {
 
     fn drop_oldest_extra(&mut self, id: ConnId) -> bool {
         let Some(conn) = self.conns.get(id.0) else { return false };
-        let silent = |l: &LinkId| self.links.get(l.0).is_some_and(|l| l.rx.messages == 0);
+        let silent = |l: &LinkId| {
+            self.link(*l).is_some_and(|l| l.rx.messages == 0 && l.state == LinkState::Extra)
+        };
         let Some(oldest) = conn.extra.iter().copied().find(silent) else { return false };
-        self.close_link(oldest, CloseHow::Reset);
+        self.cut_link(oldest);
         true
     }
 
@@ -307,7 +309,7 @@ impl Node {
 
     /// Sends FIN and reads what is left before the link goes, [B-5].
     pub(super) fn drain_link(&mut self, id: LinkId) {
-        let Some(link) = self.links.get_mut(id.0) else { return };
+        let Some(link) = self.links.get(id.0) else { return };
         match link.state {
             LinkState::Draining => return,
             LinkState::Connecting => {
@@ -316,6 +318,24 @@ impl Node {
             }
             LinkState::Serving | LinkState::Extra => {}
         }
+        self.leave_service(id);
+        self.outputs.push_back(Output::Close { link: id, how: CloseHow::Drain });
+    }
+
+    /// Ends a link at once, but loses nothing of what the peer's TCP has been told it got.
+    pub(super) fn cut_link(&mut self, id: LinkId) {
+        let Some(link) = self.links.get(id.0) else { return };
+        if link.state == LinkState::Connecting {
+            self.close_link(id, CloseHow::Reset);
+            return;
+        }
+        self.leave_service(id);
+        self.outputs.push_back(Output::Close { link: id, how: CloseHow::Cut });
+    }
+
+    /// Nothing more is sent on a link; what comes on it still counts.
+    fn leave_service(&mut self, id: LinkId) {
+        let Some(link) = self.links.get_mut(id.0) else { return };
         link.state = LinkState::Draining;
         if let (Some(conn), Some(path)) = (self.conns.get_mut(link.conn.0), link.path)
             && let Some(path) = conn.paths.get_mut(usize::from(path))
@@ -323,7 +343,6 @@ impl Node {
         {
             path.state = PathState::Disconnecting;
         }
-        self.outputs.push_back(Output::Close { link: id, how: CloseHow::Drain });
     }
 
     /// Forgets a link and sees to the path it served.
@@ -420,6 +439,9 @@ impl Node {
         for msg in path.queue.iter_mut().take(path.planned) {
             if msg.stream_start != UNPLANNED && msg.stream_start < started_below {
                 msg.marks |= mark::RETRANS | mark::ACK_REQUIRED;
+                if link.generation != 0 {
+                    msg.generation = link.generation;
+                }
             }
             msg.stream_start = UNPLANNED;
         }
@@ -567,22 +589,23 @@ impl Node {
         true
     }
 
-    /// Cuts every TCP connection, or those of one peer, abruptly; returns how many. Paths
-    /// reconnect by the usual rules.
+    /// Cuts every TCP connection, or those of one peer; returns how many. Paths reconnect by the
+    /// usual rules, and nothing is lost: what TCP has acknowledged to the peer is read first.
     pub fn drop_links(&mut self, now: Instant, peer: Option<IpAddr>) -> usize {
         self.now = now;
         let peer = peer.map(mapped);
-        let hit: Vec<_> = self
+        let mut hit: Vec<_> = self
             .links
             .iter()
             .filter(|(_, l)| {
                 peer.is_none_or(|p| self.conns.get(l.conn.0).is_some_and(|c| c.remote == p))
             })
-            .map(|(id, _)| LinkId(id))
+            .map(|(id, l)| (l.serial, LinkId(id)))
             .collect();
-        for id in &hit {
-            self.process_all(*id); // TCP has acknowledged it
-            self.close_link(*id, CloseHow::Reset);
+        // What a peer sent on an older connection comes before what it sent on a newer one.
+        hit.sort_unstable();
+        for (_, id) in &hit {
+            self.cut_link(*id);
         }
         hit.len()
     }

@@ -10,9 +10,9 @@ use super::Node;
 use super::timers::Timer;
 use crate::api::Output;
 use crate::config::MAX_MESSAGE_KERNEL;
-use crate::dedup::Dedup;
+use crate::dedup::{Bearer, Dedup};
 use crate::ids::{ConnId, LinkId, SocketId};
-use crate::link::{Partial, Role};
+use crate::link::{LinkState, Partial, Role};
 use crate::path::mark;
 use crate::recvq::{Origin, Rare, RecvMsg};
 use crate::rxbuf::{Rope, RxBuf};
@@ -228,12 +228,15 @@ impl Node {
 
     /// Keeps what unfinished messages hold within its limit: the one begun first loses its
     /// connection. Pausing would not do, since none of them might ever be finished; its sender
-    /// sends it again.
+    /// sends it again. What TCP has acknowledged of it is still read, and gone soon after.
     fn bound_partials(&mut self) {
-        while self.partial_bytes > self.config.limits.partial_bytes_total {
-            let oldest = self
-                .links
-                .iter()
+        let limit = self.config.limits.partial_bytes_total;
+        while self.partial_bytes > limit {
+            let staying = || self.links.iter().filter(|(_, l)| l.state != LinkState::Draining);
+            if staying().map(|(_, l)| l.partial_bytes()).sum::<usize>() <= limit {
+                return;
+            }
+            let oldest = staying()
                 .filter(|(_, l)| l.partial_bytes() > PARTIAL_SMALL)
                 .filter_map(|(id, l)| Some((l.rx.partial.as_ref()?.first_seen, LinkId(id))))
                 .min();
@@ -243,7 +246,7 @@ impl Node {
                 let remote = link.remote.ip();
                 self.event(crate::api::Event::Refused { remote, limit: "unfinished messages" });
             }
-            self.close_link(id, crate::api::CloseHow::Reset);
+            self.cut_link(id);
         }
     }
 
@@ -283,10 +286,11 @@ impl Node {
         }
         let link = self.links.get_mut(id.0)?;
         let conn_id = link.conn;
-        let (path, serial) = (link.path, link.serial);
+        let path = link.path;
         // Only the dialling side promises that ports tell its paths.
         let accepted = link.role == Role::Accepted;
-        let port_lane = if accepted { (link.remote.port() % 8) as u8 } else { 0 };
+        let lane = if accepted { (link.remote.port() % 8) as u8 } else { 0 };
+        let by = Bearer { link: id, serial: link.serial, lane };
         if !link.confirmed {
             self.confirm(id);
         } else if link.shy && !header.is_map() {
@@ -306,7 +310,7 @@ impl Node {
         }
         let conn = self.conns.get_mut(conn_id.0)?;
         conn.heard(self.now);
-        let lane = if conn.peer_sport_idx { port_lane } else { 0 };
+        let by_lane = conn.peer_sport_idx;
         if conn.peer.is_bowline() {
             if header.sequence == 0 && header.len == 0 && header.sport == 0 && header.dport == 0 {
                 self.stats.acks_received += 1;
@@ -317,7 +321,7 @@ impl Node {
             }
             let Some(path) = path else {
                 // A connection that is being closed gets no path; what comes on it comes again.
-                if self.link(id)?.state != crate::link::LinkState::Draining {
+                if self.link(id)?.state != LinkState::Draining {
                     self.misbehaved(id, "data before the greeting");
                 }
                 return None;
@@ -328,7 +332,7 @@ impl Node {
             // Before the peer was known it may have sent this under another path's number.
             if header.flags.contains(Flags::RETRANSMITTED)
                 && let Some(dedup) = self.conns.get_mut(conn_id.0)?.dedup.as_mut()
-                && dedup.is_duplicate(id, (serial, lane), header, &rope)
+                && dedup.is_duplicate(by, by_lane, header, &rope)
             {
                 self.stats.recv_drop_old_seq += 1;
                 return None;
@@ -339,7 +343,7 @@ impl Node {
             }
             let budget = &self.dedup_budget;
             let dedup = conn.dedup.get_or_insert_with(|| Box::new(Dedup::new(budget)));
-            if dedup.is_duplicate(id, (serial, lane), header, &rope) {
+            if dedup.is_duplicate(by, by_lane, header, &rope) {
                 self.stats.recv_drop_old_seq += 1;
                 // The answer may be waiting on a path that is down.
                 if header.is_probe_ping() {

@@ -181,6 +181,9 @@ impl Node {
                 if let Some(sock) = self.sockets.get_mut(id.0) {
                     sock.seen_congestion = true; // woken with the congestion waiters
                 }
+                if let Some(conn) = self.conns.get_mut(conn_id.0) {
+                    conn.long_refused = Some(self.now);
+                }
                 self.connect_all_if_down(conn_id);
                 Err(Error::HandshakePending)
             }
@@ -262,6 +265,7 @@ impl Node {
             sport,
             dport,
             marks,
+            generation: 0,
         });
         path.log.append_frame(&mut self.pool, &header.to_bytes(), msg.payload, len);
         path.next_tx_seq = seq.wrapping_add(1);
@@ -409,6 +413,7 @@ impl Node {
             sport,
             dport,
             marks,
+            generation: 0,
         });
         path.next_tx_seq = path.next_tx_seq.wrapping_add(1);
         self.stats.send_queued += 1;

@@ -6,10 +6,11 @@ use std::sync::Arc;
 use bowline_wire::rds::{Flags, HEADER_LEN, Header, MAP_LEN};
 
 use super::Node;
+use crate::config::Config;
 use crate::conn::{Gate, Peer};
 use crate::ids::{ConnId, LinkId};
 use crate::link::{LinkState, Op};
-use crate::path::{PathState, mark};
+use crate::path::{Path, PathState, TxMsg, mark};
 use crate::time::Instant;
 use crate::txlog::{TxBatch, TxLog, TxPool};
 
@@ -154,21 +155,6 @@ impl Node {
             link.push_inline(&mut self.pool, &probe.to_bytes());
             link.ack_sent();
         }
-        if std::mem::take(&mut link.hello.remind)
-            && let Some(path) = conn.paths.get(usize::from(index))
-        {
-            // It repeats the number of the last message sent, which is what a kernel expects least
-            // to change.
-            let next = path.queue.get(path.planned).map_or(path.next_tx_seq, |m| m.seq);
-            let probe = Header {
-                sequence: next.wrapping_sub(1),
-                sport: bowline_wire::rds::PROBE_PORT,
-                ext: super::handshake::extensions(&self.config, index),
-                ..Header::default()
-            };
-            self.stats.send_pong += 1;
-            link.push_inline(&mut self.pool, &probe.to_bytes());
-        }
         let to_bowline = conn.peer.is_bowline();
         let Some(path) = conn.paths.get_mut(usize::from(index)) else { return };
         let gated = conn.gate.as_ref().is_some_and(|g| index >= g.first);
@@ -180,10 +166,18 @@ impl Node {
             link.push_inline(&mut self.pool, &ack.to_bytes());
             link.ack_sent();
         }
-        if !more {
-            return;
-        }
-        for msg in path.queue.range_mut(path.planned..) {
+        let first_new = |path: &Path| {
+            let new = |m: &TxMsg| !m.has(mark::RETRANS);
+            let at = path.queue.iter().skip(path.planned).position(new);
+            at.map_or(path.queue.len(), |at| path.planned + at)
+        };
+        let until = match (more, link.hello.remind) {
+            (false, false) => return,
+            (true, false) => path.queue.len(),
+            (false, true) => path.planned,
+            (true, true) => first_new(path),
+        };
+        for msg in path.queue.range_mut(path.planned..until) {
             if link.tx.plan_bytes >= max {
                 break;
             }
@@ -208,6 +202,10 @@ impl Node {
                 let (from, to) = (msg.log_start, msg.log_start + msg.frame_len());
                 link.push_log(from, to);
             }
+        }
+        if link.hello.remind && path.planned == first_new(path) {
+            self.stats.send_pong += 1;
+            link.push_reminder(&mut self.pool, &self.config, index, path);
         }
     }
 
@@ -486,7 +484,7 @@ impl Node {
         let Some(gate) = &conn.gate else { return };
         let through = gate.until.iter().zip(&conn.paths).all(|(until, path)| {
             // Probes and pongs overtake nobody, nor does what will never be sent.
-            let counts = |m: &&crate::path::TxMsg| {
+            let counts = |m: &&TxMsg| {
                 let gone = m.has(mark::CANCELLED) && m.stream_start == crate::path::UNPLANNED;
                 m.socket.is_some() && !gone
             };
@@ -545,6 +543,21 @@ impl crate::link::Link {
         } else {
             self.tx.plan.push_back(Op::Log { from, to });
         }
+    }
+
+    /// Writes a further probe, outside the queue. It repeats the number of the last message sent,
+    /// which is what a kernel expects least to change; so it comes behind all that is sent
+    /// again, or a kernel would take copies of those for new ones, or new ones for old.
+    fn push_reminder(&mut self, pool: &mut TxPool, config: &Config, index: u8, path: &Path) {
+        self.hello.remind = false;
+        let next = path.queue.get(path.planned).map_or(path.next_tx_seq, |m| m.seq);
+        let probe = Header {
+            sequence: next.wrapping_sub(1),
+            sport: bowline_wire::rds::PROBE_PORT,
+            ext: super::handshake::extensions(config, index),
+            ..Header::default()
+        };
+        self.push_inline(pool, &probe.to_bytes());
     }
 
     fn ack_sent(&mut self) {

@@ -123,6 +123,10 @@ impl Driver {
             match out {
                 Output::Connect { link, .. } => self.connecting.push(link),
                 Output::Close { link, how: CloseHow::Reset | CloseHow::Fin } => self.forget(link),
+                Output::Close { link, how: CloseHow::Cut } => {
+                    self.forget(link);
+                    self.node.handle_closed(self.now, link, CloseReason::Reset);
+                }
                 Output::CheckAlive { link } => self.node.handle_checked(self.now, link),
                 _ => {}
             }

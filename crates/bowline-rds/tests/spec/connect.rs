@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use bowline_rds::{CloseHow, CloseReason, Config, Error, Event, LinkId, PathState, Sysctl};
+use bowline_rds::{
+    CloseHow, CloseReason, Config, Error, Event, Interest, LinkId, PathState, Sysctl,
+};
 use bowline_wire::rds::{Handshake, Header};
 
 use crate::support::*;
@@ -128,7 +130,7 @@ fn extra_connections_are_few_and_end() {
     let second = lab.accept(A);
     lab.deliver(second, &[map_of(&[])]);
     let third = lab.accept(A);
-    assert_eq!(lab.closes, [(first, CloseHow::Reset)], "the oldest that never spoke");
+    assert_eq!(lab.closes, [(first, CloseHow::Cut)], "the oldest that never spoke");
     lab.deliver(third, &[map_of(&[])]);
     assert_eq!(lab.try_accept(A), None, "all have spoken");
     assert_eq!(lab.counter("bl_links_refused"), 1);
@@ -513,6 +515,40 @@ fn pairs_of_sockets_spread_over_the_paths_by_the_sum_of_their_ports() {
     }
 }
 
+/// A kernel-like peer restarts. The first connection to its new process takes a message and breaks
+/// before the process has said who it is; the next one brings the new generation. The message was never
+/// begun for the old process, and both sockets have lived since before the send.
+// tests
+#[test]
+fn what_was_begun_for_the_new_process_is_not_dropped_when_it_says_who_it_is() {
+    let probe =
+        |g: u32| Handshake { npaths: Some(1), generation: Some(g), ..Handshake::default() }.emit();
+    let mut lab = Lab::new(Config { paths: 1, ..config(A) });
+    lab.acks = false;
+    let s = lab.bound("10.0.0.1:4000");
+    lab.send(s, FAR, b"for the first").expect("sent");
+    let first = lab.establish();
+    lab.deliver(first, &[map_of(&[]), pong_with(1, probe(0x10))]);
+    lab.fail(first, CloseReason::Reset);
+    lab.ms(0);
+    lab.send(s, FAR, b"for the second").expect("queued");
+    let silent = lab.establish();
+    assert_eq!(lab.data_frames(silent).len(), 2, "both are begun before it has said anything");
+    lab.fail(silent, CloseReason::TimedOut);
+    lab.ms(100);
+    let third = lab.establish();
+    lab.frames(third);
+    lab.deliver(third, &[map_of(&[]), pong_with(1, probe(0x20))]);
+    assert_eq!(lab.counter("bl_peer_restarts"), 1);
+    assert_eq!(lab.counter("bl_send_drop_restart"), 2, "the probe and the message of the first");
+    lab.fail(third, CloseReason::Reset);
+    lab.ms(100);
+    let fourth = lab.establish();
+    let data = lab.data_frames(fourth);
+    assert_eq!(data.iter().map(|f| f.payload.clone()).collect::<Vec<_>>(), [b"for the second"]);
+    assert!(data[0].retransmitted());
+}
+
 // tests, T-17: a kernel-like peer that announces another generation
 #[test]
 fn a_changed_generation_drops_what_was_started_for_the_earlier_process() {
@@ -594,12 +630,100 @@ fn dropped_links_come_back() {
     lab.kernel(A, 1);
     lab.kernel("10.0.0.0", 1);
     assert_eq!(lab.node.drop_links(lab.now, Some(ip(A))), 1);
+    lab.settle();
     assert_eq!(lab.node.drop_links(lab.now, None), 1);
     lab.settle();
-    assert!(lab.closes.iter().all(|c| c.1 == CloseHow::Reset));
+    assert!(lab.closes.iter().all(|c| c.1 == CloseHow::Cut));
     assert_eq!(up(&lab), [0_u8; 0]);
     lab.accept(A);
     assert_eq!(up(&lab), [0]);
+}
+
+/// A kernel's messages lie in the receive buffer of TCP, which has acknowledged them, when the operator
+/// drops the connections. The kernel has released them, so nobody else has them any more.
+// tests
+#[test]
+fn dropped_links_lose_nothing_that_tcp_has_acknowledged() {
+    let mut lab = Lab::larger();
+    let s = lab.bound("10.0.0.2:5000");
+    let link = lab.kernel(A, 1);
+    let out = lab.bound("10.0.0.2:4000");
+    lab.slow_cuts = true;
+    assert_eq!(lab.node.drop_links(lab.now, None), 1);
+    lab.settle();
+    assert_eq!(lab.closes, [(link, CloseHow::Cut)]);
+    lab.send(out, "10.0.0.1:9", b"later").expect("queued");
+    assert!(lab.data_frames(link).is_empty(), "nothing goes out any more");
+    lab.deliver(link, &[data(2, 9, 5000, b"acknowledged"), data(3, 9, 5000, b"too")]);
+    lab.fail(link, CloseReason::Reset);
+    assert_eq!(lab.recv_all(s), [b"acknowledged".to_vec(), b"too".to_vec()]);
+    let next = lab.accept(A);
+    assert_eq!(lab.data_frames(next).len(), 1, "a new connection takes over");
+}
+
+/// What a peer sent on two connections is read in the order of their making, whichever is asked for.
+// tests
+#[test]
+fn dropped_links_are_read_oldest_first() {
+    let mut lab = Lab::larger();
+    lab.slow_cuts = true;
+    let oldest = lab.kernel(A, 8);
+    let newer: Vec<_> = (1..8).map(|_| lab.accept(A)).collect();
+    lab.node.drop_links(lab.now, None);
+    lab.settle();
+    let order: Vec<_> = lab.closes.iter().map(|c| c.0).collect();
+    assert_eq!(order[0], oldest);
+    assert_eq!(order[1..], newer);
+}
+
+/// The first message to a peer is longer than a kernel takes, so the sender has to learn first what the
+/// peer is. The peer is not there when this node, the larger one, knocks.
+// tests [R-331] [R-339] [R-2030]
+#[test]
+fn a_sender_of_a_long_first_message_is_not_forgotten_when_the_knock_fails() {
+    let mut lab = Lab::new(Config { max_message: 4 << 20, ..config(B) });
+    let s = lab.bound("10.0.0.2:4000");
+    lab.node.set_send_buffer(s, 4 << 20).expect("a buffer");
+    let long = vec![1; 2 << 20];
+    assert_eq!(lab.send(s, "10.0.0.1:9", &long), Err(Error::HandshakePending));
+    lab.node.register(s, Interest::WRITE).expect("registered");
+    let mut knocks = 0;
+    for _ in 0..200 {
+        lab.ms(500);
+        while let Some((link, ..)) = lab.connects.first().copied() {
+            knocks += 1;
+            lab.fail(link, CloseReason::Refused);
+        }
+    }
+    assert!((90..=200).contains(&knocks), "{knocks} knocks in 100 s of a waiting sender");
+    let link = lab.accept(A);
+    lab.deliver(link, &[map_of(&[]), ping_with(0, bowline_ext(0x77, 0, 4 << 20))]);
+    assert!(lab.wakes.iter().any(|w| w.0 == s && w.1.contains(Interest::WRITE)), "woken");
+    lab.send(s, "10.0.0.1:9", &long).expect("sent");
+}
+
+/// A program that does not wait but tries again and again does not make the node knock as often.
+// tests
+#[test]
+fn trying_a_long_message_again_and_again_does_not_knock_as_often() {
+    let mut lab = Lab::new(Config { max_message: 4 << 20, ..config(B) });
+    let s = lab.bound("10.0.0.2:4000");
+    lab.node.set_send_buffer(s, 4 << 20).expect("a buffer");
+    let long = vec![1; 2 << 20];
+    let mut knocks = 0;
+    for _ in 0..20_000 {
+        assert_eq!(lab.send(s, "10.0.0.1:9", &long), Err(Error::HandshakePending));
+        while let Some((link, ..)) = lab.connects.first().copied() {
+            knocks += 1;
+            lab.fail(link, CloseReason::Refused);
+        }
+        lab.ms(1);
+    }
+    assert!((15..=80).contains(&knocks), "{knocks} knocks in 20 s");
+    lab.ms(100_000);
+    lab.connects.clear();
+    lab.ms(100_000);
+    assert!(lab.connects.is_empty(), "nobody has asked for long");
 }
 
 // tests the end of a node

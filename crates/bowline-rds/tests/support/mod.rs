@@ -155,6 +155,8 @@ pub(crate) struct Lab {
     pub(crate) room: usize,
     /// Whether TCP acknowledges at once.
     pub(crate) acks: bool,
+    /// Connections to be cut wait for the test to close them; else there is nothing left to read.
+    pub(crate) slow_cuts: bool,
     next_port: u16,
 }
 
@@ -172,6 +174,7 @@ impl Lab {
             checks: Vec::new(),
             room: usize::MAX,
             acks: true,
+            slow_cuts: false,
             next_port: 40_000,
         }
     }
@@ -223,6 +226,9 @@ impl Lab {
                 Output::Close { link, how } => {
                     self.connects.retain(|(l, ..)| *l != link);
                     self.closes.push((link, how));
+                    if how == CloseHow::Cut && !self.slow_cuts {
+                        self.node.handle_closed(self.now, link, CloseReason::Reset);
+                    }
                 }
                 Output::Transmit { link } => self.write(link),
                 Output::Wake { socket, ready } => self.wakes.push((socket, ready)),
@@ -500,12 +506,18 @@ impl Pair {
             Output::Close { link, how } => {
                 let Some(w) = self.end_of(side, link) else { return };
                 let wire = &mut self.wires[w];
-                let reason =
-                    if how == CloseHow::Reset { CloseReason::Reset } else { CloseReason::Eof };
-                if how == CloseHow::Reset {
+                let resets = matches!(how, CloseHow::Reset | CloseHow::Cut);
+                let reason = if resets { CloseReason::Reset } else { CloseReason::Eof };
+                if resets {
                     wire.to[other].clear();
                 }
                 wire.ended[other] = wire.ended[other].or(Some(reason));
+                if how == CloseHow::Cut {
+                    let bytes: Vec<u8> = wire.to[side].drain(..).collect();
+                    self.nodes[side].handle_data(self.now, link, RxBuf::from_vec(bytes));
+                    self.nodes[side].handle_closed(self.now, link, CloseReason::Reset);
+                }
+                let wire = &mut self.wires[w];
                 if how != CloseHow::Drain {
                     wire.ends[side] = None;
                     wire.to[side].clear();

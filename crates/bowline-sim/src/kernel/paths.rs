@@ -92,6 +92,9 @@ impl KernelHost {
 
     ///
     pub(super) fn accept(&mut self, ctx: &mut Ctx, end: EndId) {
+        if !ctx.net.accept(end) {
+            return;
+        }
         let (local, remote) = (ctx.net.local(end).ip(), ctx.net.remote(end));
         if ctx.net.hosts[self.id].addrs.contains(&remote.ip()) {
             ctx.tcp_close(end, TcpClose::Reset);

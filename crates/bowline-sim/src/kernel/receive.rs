@@ -115,11 +115,13 @@ impl KernelHost {
         let probe = header.is_probe_ping();
         if probe || !conn.is_congested(sport) {
             let ext = if probe { self.handshake() } else { [0; 16] };
-            self.enqueue(ctx, c, p, Message { dport: sport, ext, ..Message::default() });
+            self.queue(c, p, Message { dport: sport, ext, ..Message::default() });
         }
         if probe {
             self.on_handshake(ctx, c, header);
         }
+        // The answer is written only now: it is none of the messages that a new generation flushes.
+        self.kick(ctx, c, p);
     }
 
     ///

@@ -9,13 +9,18 @@ use super::conn::{Message, State};
 use crate::ctx::Ctx;
 
 impl KernelHost {
+    /// Gives a message the next number of its path, and writes what can be written.
+    pub(super) fn enqueue(&mut self, ctx: &mut Ctx, c: usize, p: usize, message: Message) {
+        self.queue(c, p, message);
+        self.kick(ctx, c, p);
+    }
+
     /// Gives a message the next number of its path.
-    pub(super) fn enqueue(&mut self, ctx: &mut Ctx, c: usize, p: usize, mut message: Message) {
+    pub(super) fn queue(&mut self, c: usize, p: usize, mut message: Message) {
         let path = &mut self.conns[c].paths[p];
         message.seq = path.next_tx;
         path.next_tx = path.next_tx.wrapping_add(1);
         path.queue.push_back(message);
-        self.kick(ctx, c, p);
     }
 
     pub(super) fn handshake(&self) -> [u8; 16] {

@@ -87,13 +87,6 @@ impl Ctx {
                 self.note([5, u64::from(id.conn), u64::from(id.side)], || {
                     format!("{id} broken: {reason:?}")
                 });
-                if self.net.plan.rst_discards && reason == Reason::Reset {
-                    let unread = self.net.conns[c].streams[1 - side].throw_away();
-                    // Not the process's doing, whoever it is.
-                    let dropping = std::mem::replace(&mut self.net.dropping, true);
-                    self.discard(id.other(), unread);
-                    self.net.dropping = dropping;
-                }
                 self.settle(id);
                 self.finish_orphan(id.other());
                 self.tell(id, Notice::Readable);

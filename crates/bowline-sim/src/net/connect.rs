@@ -27,17 +27,6 @@ impl Ctx {
         };
         self.net.next_port =
             if self.net.next_port > 60_000 { 32_768 } else { self.net.next_port + 8 };
-        let end = |host, addr, state| End {
-            host,
-            addr,
-            state,
-            established: 0,
-            died: 0,
-            keep_pending: false,
-            keep_missed: 0,
-            blocked: false,
-            announced: false,
-        };
         let target = self.net.owner(remote.ip());
         let end_to_end =
             target.is_some_and(|t| self.net.hosts[t].end_to_end && self.net.hosts[host].end_to_end);
@@ -45,9 +34,9 @@ impl Ctx {
         let conn = self.net.conns.len() as u32;
         self.net.conns.push(Conn {
             ends: [
-                end(host, SocketAddr::new(local, port), EndState::SynSent),
+                End::new(host, SocketAddr::new(local, port), EndState::SynSent),
                 // The owner is looked up again when the SYN arrives.
-                end(target.unwrap_or(host), remote, EndState::Gone),
+                End::new(target.unwrap_or(host), remote, EndState::Gone),
             ],
             streams,
             blackhole: false,
@@ -97,10 +86,14 @@ impl Ctx {
             let end_to_end =
                 self.net.hosts[target].end_to_end && self.net.hosts[c.ends[0].host].end_to_end;
             let now = self.now;
+            // Of an earlier life of the host nothing is left: neither its end of the stream nor what
+            // its process was sent.
+            let streams = [self.draw_stream(), self.draw_stream()];
             let c = self.conn(conn);
             c.end_to_end = end_to_end;
-            c.ends[1].host = target;
-            c.ends[1].state = EndState::Open;
+            c.streams = streams;
+            let addr = c.ends[1].addr;
+            c.ends[1] = End::new(target, addr, EndState::Open);
             c.ends[1].established = now;
         }
         self.packet(from.other(), NetEvent::SynAck { conn }, true);
@@ -154,9 +147,15 @@ impl Ctx {
             Reach::Peer => self.announce(to),
             Reach::Stranger => self.refuse_stray(from),
             Reach::Lost => {
-                let dead = self.net.conns[conn as usize].ends[0].state == EndState::Gone;
-                if dead {
-                    self.vanish(to);
+                let ends = &self.net.conns[conn as usize].ends;
+                if ends[0].state == EndState::Gone {
+                    // Nobody repeats the packet. A process that has the connection already, by a
+                    // segment that followed, finds out by keepalive; a listener forgets it.
+                    if ends[1].announced {
+                        self.arm_keep(conn, 1, KEEP_IDLE);
+                    } else {
+                        self.vanish(to);
+                    }
                 } else {
                     self.schedule(SEC, Event::Net(NetEvent::Established { conn }));
                 }

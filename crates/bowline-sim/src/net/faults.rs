@@ -88,7 +88,9 @@ impl Ctx {
                     self.vanish(id);
                     self.arm_keep(conn, 1 - side, KEEP_IDLE);
                 } else {
-                    self.tcp_close(id, TcpClose::Fin);
+                    // What the listener still has ends by a reset.
+                    let taken = side == 0 || self.net.conns[c].ends[s].accepted;
+                    self.tcp_close(id, if taken { TcpClose::Fin } else { TcpClose::Reset });
                 }
             }
         }

@@ -19,12 +19,12 @@ impl Ctx {
         conn.streams[side].tap.attempt(bytes, ends, &mut self.oracle);
     }
 
-    /// Notes that the bytes `range` that `sender` wrote were acknowledged and never read. That is
-    /// a kernel's right; a bowline node has it only when told to drop its connections.
+    /// Notes that the bytes `range` that `sender` wrote were acknowledged and never read. Only a
+    /// kernel does that.
     pub(super) fn discard(&mut self, sender: EndId, range: (u64, u64)) {
         let (c, side) = sender.index();
         let receiver = self.net.host(sender.other());
-        let may = self.net.hosts[receiver].kernel || self.net.dropping;
+        let may = self.net.hosts[receiver].kernel;
         let conn = &mut self.net.conns[c];
         if conn.end_to_end || range.0 == range.1 || !may {
             return;

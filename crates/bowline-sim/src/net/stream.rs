@@ -187,14 +187,6 @@ impl Stream {
         n
     }
 
-    /// Throws away what has come and was not read, and tells what that was.
-    pub(super) fn throw_away(&mut self) -> (u64, u64) {
-        let unread = self.unread();
-        self.bytes.drain(..(unread.1 - unread.0) as usize);
-        self.read = self.delivered;
-        unread
-    }
-
     /// Whether the sender should hear soon that there is room.
     pub(super) fn is_nearly_shut(&self) -> bool {
         self.advertised - self.delivered < self.recv_cap / 4

@@ -104,9 +104,7 @@ impl World {
                 let peer = self.random_host();
                 let peer = self.ctx.rng.chance(500).then(|| self.plan.nodes[peer].addrs[0]);
                 if let Host::Bowline(node) = &mut self.hosts[host] {
-                    self.ctx.net.dropping = true;
                     node.drop_links(&mut self.ctx, peer);
-                    self.ctx.net.dropping = false;
                 }
             }
             F::Shutdown => {
