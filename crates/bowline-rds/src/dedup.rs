@@ -56,8 +56,8 @@ pub(crate) struct Bearer {
     pub(crate) link: LinkId,
     /// Grows with every link of the peer.
     pub(crate) serial: u64,
-    /// Path of the sender by its port, if its ports follow the rule.
-    pub(crate) lane: u8,
+    /// Path of the sender, if it dialled the connection and its ports tell paths.
+    pub(crate) lane: Option<u8>,
 }
 
 /// How a message came.
@@ -148,8 +148,10 @@ impl Dedup {
         let new = Arrival { by, flagged, at: self.received };
         let is_copy = |a: &Arrival| {
             // The order in which connections are accepted is not always that of their making. But a
-            // peer that counts from 1 again cannot have come so far while this is remembered.
-            let overtaken = a.flagged && (by.serial < a.by.serial || header.sequence > COUNTED_MAX);
+            // peer that counts from 1 again cannot have come so far while this is remembered. Without
+            // the path that says nothing, since numbers of different paths are alike.
+            let counted = !by_lane || by.lane.is_none() || header.sequence <= COUNTED_MAX;
+            let overtaken = a.flagged && (by.serial < a.by.serial || !counted);
             (!by_lane || a.by.lane == by.lane) && a.by.link != by.link && (flagged || overtaken)
         };
         let duplicate = match self.seen.entry(key) {
@@ -237,7 +239,7 @@ mod tests {
     }
 
     fn by(link: LinkId, serial: u64) -> Bearer {
-        Bearer { link, serial, lane: 0 }
+        Bearer { link, serial, lane: None }
     }
 
     // tests
@@ -280,7 +282,7 @@ mod tests {
     fn what_came_before_the_handshake_is_known_when_it_comes_again_after_it() {
         let (first, second, third) = (LinkId((0, 1)), LinkId((1, 1)), LinkId((2, 1)));
         let text = Rope::from_vec(b"hello".to_vec());
-        let lane = |link, serial, lane| Bearer { link, serial, lane };
+        let lane = |link, serial, lane| Bearer { link, serial, lane: Some(lane) };
         let mut dedup = Dedup::new(&Budget::new(usize::MAX));
         let plain = header(7, Flags::NONE);
         let again = header(7, Flags::RETRANSMITTED);
@@ -299,12 +301,20 @@ mod tests {
         let text = Rope::from_vec(b"hello".to_vec());
         let again = |sequence| header(sequence, Flags::RETRANSMITTED);
         let clock = COUNTED_MAX + 1;
+        let plain = |sequence| header(sequence, Flags::NONE);
+        let from = |link, serial, lane| Bearer { link, serial, lane };
         let mut dedup = Dedup::new(&Budget::new(usize::MAX));
-        assert!(!dedup.is_duplicate(by(new, 1), false, &again(clock), &text));
-        assert!(dedup.is_duplicate(by(old, 2), false, &header(clock, Flags::NONE), &text));
+        assert!(!dedup.is_duplicate(from(new, 1, Some(0)), true, &again(clock), &text));
+        assert!(!dedup.is_duplicate(from(old, 2, Some(1)), true, &plain(clock), &text), "path 1");
+        assert!(dedup.is_duplicate(from(old, 3, Some(0)), true, &plain(clock), &text));
         // A number that a restarted peer may have counted to anew tells nothing.
-        assert!(!dedup.is_duplicate(by(new, 1), false, &again(COUNTED_MAX), &text));
-        assert!(!dedup.is_duplicate(by(old, 2), false, &header(COUNTED_MAX, Flags::NONE), &text));
+        let low = COUNTED_MAX;
+        assert!(!dedup.is_duplicate(from(new, 1, Some(0)), true, &again(low), &text));
+        assert!(!dedup.is_duplicate(from(old, 2, Some(0)), true, &plain(low), &text));
+        // Nor does any number where paths are not told apart.
+        let high = clock + 1;
+        assert!(!dedup.is_duplicate(from(new, 1, None), true, &again(high), &text));
+        assert!(!dedup.is_duplicate(from(old, 2, None), true, &plain(high), &text));
     }
 
     #[test]

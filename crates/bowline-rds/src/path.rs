@@ -106,8 +106,8 @@ pub(crate) struct Path {
     /// When the next attempt is due.
     pub(crate) reconnect_at: Option<Instant>,
     pub(crate) resets: u64,
-    /// Connections in a row that the peer accepted and ended without a byte.
-    pub(crate) rejected: u16,
+    /// Since when the peer has ended every connection it accepted without a byte.
+    pub(crate) rejected_since: Option<Instant>,
 }
 
 impl Path {
@@ -128,7 +128,7 @@ impl Path {
             delay: 0,
             reconnect_at: None,
             resets: 0,
-            rejected: 0,
+            rejected_since: None,
         }
     }
 

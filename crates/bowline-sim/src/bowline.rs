@@ -175,6 +175,12 @@ impl BowlineHost {
             }
             Err(e @ (Error::QueueFull | Error::Congested | Error::HandshakePending)) => {
                 sock.waits_for_room = e == Error::QueueFull;
+                let why = match e {
+                    Error::QueueFull => "queue full",
+                    Error::Congested => "congested",
+                    _ => "waits for the peer's kind",
+                };
+                ctx.coverage.hit("send", why);
                 let id = sock.id;
                 if let Err(e) = self.node.register(id, Interest::WRITE) {
                     ctx.fail(|| format!("register: {e}"));
@@ -304,6 +310,7 @@ impl BowlineHost {
             }
             HostEvent::DrainLimit(end) => {
                 if let Some(&link) = self.ends.get(&end) {
+                    ctx.coverage.hit("driver", "drain took too long");
                     self.cut(ctx, link);
                 }
             }
@@ -357,6 +364,7 @@ impl BowlineHost {
             io.read_pending = false;
             let deaf = self.sabotage == Some(Sabotage::Deaf) && ctx.rng.chance(20);
             if deaf || !self.node.wants_read(link) {
+                ctx.coverage.hit("driver", "read refused by the node");
                 io.paused = true;
                 return;
             }
@@ -418,6 +426,7 @@ impl BowlineHost {
             let mut bytes = Vec::new();
             match ctx.tcp_read(end, &mut bytes, self.plan.read_max) {
                 ReadOutcome::Data(_) => {
+                    ctx.coverage.hit("driver", "cut with bytes unread");
                     self.node.handle_data(now(ctx), link, RxBuf::from_vec(bytes));
                 }
                 _ => break,
@@ -479,19 +488,24 @@ impl BowlineHost {
             }
             let mut written = 0;
             for slice in io.batch.slices() {
-                let Ok(taken) = ctx.tcp_write(io.end, slice) else { break };
+                let Ok(taken) = ctx.tcp_write(io.end, slice) else {
+                    ctx.coverage.hit("driver", "write failed");
+                    break;
+                };
                 written += taken;
                 if taken < slice.len() {
                     break;
                 }
             }
             if written < n {
-                let offered: Vec<u8> = io.batch.slices().flatten().skip(written).copied().collect();
+                let mut offered = io.batch.slices().collect::<Vec<_>>().concat();
+                offered.drain(..written);
                 ctx.tcp_offered(io.end, &offered);
             }
             io.unreported = Some((written, written < n));
             if ctx.rng.chance(self.plan.slow_write_permille) {
                 let end = io.end;
+                ctx.coverage.hit("driver", "write reported late");
                 let delay = ctx.rng.below(300 * US);
                 ctx.schedule_host(delay, self.id, HostEvent::FinishWrite(end));
                 return;
@@ -574,6 +588,7 @@ impl BowlineHost {
             Output::CheckAlive { link } => {
                 if let Some(io) = self.links.get(&link) {
                     let end = io.end;
+                    ctx.coverage.hit("driver", "connection checked");
                     self.read_all(ctx, link);
                     ctx.tcp_probe(end);
                     if self.links.contains_key(&link) {

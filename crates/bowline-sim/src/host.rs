@@ -61,6 +61,7 @@ impl Host {
             Self::Kernel(host) => {
                 let result = host.send(ctx, slot, target, payload);
                 if result == SendResult::Wait {
+                    ctx.coverage.hit("send", "a kernel's sender waits");
                     host.want(slot, false, true);
                 }
                 result

@@ -37,6 +37,7 @@ mod payload;
 mod plan;
 mod queue;
 mod rds;
+mod reach;
 mod rng;
 pub mod roce;
 pub mod rtrs;

@@ -271,6 +271,12 @@ impl Net {
         (0..self.conns.len()).filter(|&i| live(&self.conns[i])).map(|i| i as u32).collect()
     }
 
+    /// Connections whose handshake is under way.
+    pub(crate) fn begun(&self) -> Vec<u32> {
+        let begun = |c: &Conn| c.ends[0].state == EndState::SynSent && !c.blackhole;
+        (0..self.conns.len()).filter(|&i| begun(&self.conns[i])).map(|i| i as u32).collect()
+    }
+
     /// Bytes TCP has taken and not seen acknowledged, a FIN counted as one [SIOCOUTQ].
     pub(crate) fn unacked(&self, end: EndId) -> u64 {
         let (conn, side) = end.index();

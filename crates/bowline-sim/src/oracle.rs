@@ -11,7 +11,7 @@
 //! is excused, its short messages are all excused, and short ones nobody waits for are let pass.
 
 use std::collections::{HashMap, VecDeque};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use crate::payload::{self, TAG_LEN};
 
@@ -71,6 +71,19 @@ struct Slot {
     end_to_end: bool,
 }
 
+/// How a message came that was let pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// It was its turn.
+    InTurn,
+    /// Once more, in a new process of the receiver.
+    Again,
+    /// It may have come before: an address was another process's meanwhile.
+    Moved,
+    /// Before others that are under way on other connections.
+    Ahead,
+}
+
 /// Every flow of a run.
 #[derive(Debug, Default)]
 pub(crate) struct Oracle {
@@ -105,14 +118,12 @@ impl Oracle {
         s.reachable = true;
     }
 
-    /// A socket is closed or its process gone: nothing from or to it is owed any more.
-    pub(crate) fn closed(&mut self, slot: usize) {
+    /// A socket is closed or its process gone: nothing from or to it is owed any more. Returns how
+    /// many messages that concerns.
+    pub(crate) fn closed(&mut self, slot: usize) -> u64 {
         self.slots[slot].reachable = false;
-        for flow in &mut self.flows {
-            if flow.slot == slot || flow.target == slot {
-                flow.excuse_all();
-            }
-        }
+        let hit = |f: &&mut Flow| f.slot == slot || f.target == slot;
+        self.flows.iter_mut().filter(hit).map(Flow::excuse_all).sum()
     }
 
     /// A process is gone; its sockets were closed before.
@@ -218,13 +229,11 @@ impl Oracle {
         flow.next -= 1;
     }
 
-    /// A socket cancels what it sent to another: nothing of that is owed any more.
-    pub(crate) fn cancelled(&mut self, slot: usize, target: usize) {
-        for flow in &mut self.flows {
-            if flow.slot == slot && flow.target == target {
-                flow.excuse_all();
-            }
-        }
+    /// A socket cancels what it sent to another: nothing of that is owed any more. Returns how many
+    /// messages that concerns.
+    pub(crate) fn cancelled(&mut self, slot: usize, target: usize) -> u64 {
+        let hit = |f: &&mut Flow| f.slot == slot && f.target == target;
+        self.flows.iter_mut().filter(hit).map(Flow::excuse_all).sum()
     }
 
     /// Finds the message that a frame with this beginning carries.
@@ -262,6 +271,31 @@ impl Oracle {
         flow.loosen();
     }
 
+    /// The rules allow to be lost what was begun next on connection `lane` between two addresses, of
+    /// which nothing more is known than, at most, its ports: the first message of each flow that was
+    /// not begun there before.
+    pub(crate) fn excuse_begun(
+        &mut self,
+        (local, remote): (IpAddr, IpAddr),
+        ports: Option<(u16, u16)>,
+        lane: u32,
+    ) {
+        for flow in &mut self.flows {
+            let (from, to) = (self.slots[flow.slot].addr, self.slots[flow.target].addr);
+            let between = from.ip() == local && to.ip() == remote;
+            if !between || ports.is_some_and(|ports| ports != (from.port(), to.port())) {
+                continue;
+            }
+            let first = flow.pending.iter().rposition(|p| p.lane == lane).map_or(0, |at| at + 1);
+            let mut next = flow.pending.iter_mut().skip(first);
+            // Short ones, which carry no name, are all excused below.
+            if let Some(next) = next.find(|p| p.len as usize >= TAG_LEN) {
+                next.excused = true;
+            }
+            flow.loosen();
+        }
+    }
+
     /// A ping was accepted.
     pub(crate) fn pinged(&mut self, slot: usize) {
         self.slots[slot].pings += 1;
@@ -279,12 +313,12 @@ impl Oracle {
         source: SocketAddr,
         payload: &[u8],
         scratch: &mut Vec<u8>,
-    ) -> Result<(), String> {
+    ) -> Result<Verdict, String> {
         if source.port() == 0 {
             let slot = &mut self.slots[target];
             slot.pongs += 1;
             return match payload.len() {
-                0 if slot.pongs <= slot.pings || slot.pongs_loose => Ok(()),
+                0 if slot.pongs <= slot.pings || slot.pongs_loose => Ok(Verdict::InTurn),
                 0 => {
                     Err(format!("{} got {} pongs for {} pings", slot.addr, slot.pongs, slot.pings))
                 }
@@ -301,11 +335,11 @@ impl Oracle {
         let by_tcp = !(self.slots[slot].end_to_end && self.slots[target].end_to_end);
         let Some((index, tag_slot, incarnation)) = payload::tag(payload) else {
             if flows.iter().any(|f| self.flows[*f].loose) {
-                return Ok(()); // not told apart any more
+                return Ok(Verdict::InTurn); // not told apart any more
             }
             for &flow in flows {
                 if self.flows[flow].take_short(payload, slot, target, by_tcp, scratch) {
-                    return Ok(());
+                    return Ok(Verdict::InTurn);
                 }
             }
             return Err(format!("{}: unexpected message of {} bytes", name(), payload.len()));
@@ -329,10 +363,10 @@ impl Oracle {
         let found = flow.pending.binary_search_by_key(&index, |p| p.index);
         if found.is_err() && index < flow.again_below && in_order {
             flow.last = Some(index);
-            return Ok(());
+            return Ok(Verdict::Again);
         }
         if found.is_err() && index < flow.next && flow.moved {
-            return Ok(());
+            return Ok(Verdict::Moved);
         }
         let Ok(at) = found else {
             let next = flow.pending.front().map(|p| p.index);
@@ -347,7 +381,7 @@ impl Oracle {
         }
         if self.slots[slot].disorder {
             flow.pending.remove(at);
-            return Ok(());
+            return Ok(Verdict::InTurn);
         }
         // When paths are added, a sender that goes by TCP's word lets the new ones go when TCP has
         // everything of the old ones; the receiver may still read the new ones first.
@@ -360,7 +394,7 @@ impl Oracle {
         if let Some(first) = skipped.clone().next() {
             if skipped.all(elsewhere) {
                 flow.pending.remove(at);
-                return Ok(());
+                return Ok(Verdict::Ahead);
             }
             return Err(format!("{name}: message {index} before {}", first.index));
         }
@@ -376,7 +410,7 @@ impl Oracle {
             flow.pending.retain(|p| p.index > index || (p.index < index && p.lane != lane));
         }
         flow.last = Some(index);
-        Ok(())
+        Ok(Verdict::InTurn)
     }
 
     /// The first message that is owed and has not come.
@@ -392,17 +426,25 @@ impl Oracle {
         })
     }
 
+    /// The socket of an address.
+    pub(crate) fn slot_at(&self, addr: SocketAddr) -> Option<usize> {
+        self.by_addr.get(&addr).copied()
+    }
+
     fn addr(&self, slot: usize) -> SocketAddr {
         self.slots[slot].addr
     }
 }
 
 impl Flow {
-    fn excuse_all(&mut self) {
+    fn excuse_all(&mut self) -> u64 {
+        let mut owed = 0;
         for p in &mut self.pending {
+            owed += u64::from(!p.excused);
             p.excused = true;
         }
         self.loose = true;
+        owed
     }
 
     fn loosen(&mut self) {

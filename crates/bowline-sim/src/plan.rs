@@ -111,7 +111,7 @@ pub(crate) enum FaultKind {
 }
 
 impl FaultKind {
-    const ALL: [Self; 14] = [
+    pub(crate) const ALL: [Self; 14] = [
         Self::Cut,
         Self::Crash,
         Self::Reboot,
@@ -133,8 +133,39 @@ impl FaultKind {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum NodeKind {
-    Bowline { paths: u8, end_to_end: bool, driver: DriverPlan, recv_limit: Option<usize> },
+    Bowline {
+        paths: u8,
+        end_to_end: bool,
+        driver: DriverPlan,
+        recv_limit: Option<usize>,
+        #[serde(default)]
+        tight: Option<Tight>,
+    },
     Kernel(Flavour),
+}
+
+/// Limits of a node that are low enough to be reached.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Tight {
+    /// Peers that have connected and not sent a whole message.
+    pub(crate) strangers: usize,
+    /// Connections of one peer beyond its paths.
+    pub(crate) extra: usize,
+    /// Bytes of messages that are not complete.
+    pub(crate) partial: usize,
+    /// Pongs queued on a path.
+    pub(crate) pongs: usize,
+}
+
+impl NodeKind {
+    /// Longest time until its driver does what there is to do, nanoseconds.
+    pub(crate) fn lag(&self) -> u64 {
+        match self {
+            Self::Bowline { driver, .. } => driver.lag,
+            Self::Kernel(flavour) if flavour.slow_reader => 2 * MS,
+            Self::Kernel(_) => 0,
+        }
+    }
 }
 
 /// One host.
@@ -225,7 +256,11 @@ impl Plan {
             slots,
             senders: Vec::new(),
             faults: Vec::new(),
-            active: rng.magnitude(20 * MS, 4 * SEC),
+            // Some last longer than the longest timers of the protocol.
+            active: match rng.below(20) {
+                0 => rng.magnitude(4 * SEC, 150 * SEC),
+                _ => rng.magnitude(20 * MS, 4 * SEC),
+            },
             fault_max: 0,
             clock_sequences: rng.chance(700),
         };
@@ -299,9 +334,9 @@ impl Plan {
             (Scenario::Storm, F::StopReader) => 950,
             (Scenario::Move, F::AddressLoss | F::AddressMove) => 800,
             (Scenario::Long, F::Crash | F::Reboot | F::Shutdown) => 0,
-            (_, F::AddressLoss | F::AddressMove) => 40,
+            (_, F::AddressLoss | F::AddressMove) => 60,
             (_, F::Crash | F::Reboot) => 150,
-            (_, F::Shutdown) => 60,
+            (_, F::Shutdown) => 100,
             _ => 200,
         };
         for kind in F::ALL {
@@ -344,10 +379,14 @@ fn draw_nodes(rng: &mut Rng, scenario: Scenario) -> Vec<NodePlan> {
         _ => rng.between(5, 8),
     } as usize;
     let v6 = rng.chance(100);
-    let all_end_to_end = rng.chance(700) || scenario == Scenario::Long;
+    let all_end_to_end = rng.chance(450) || scenario == Scenario::Long;
     let kernels = match scenario {
         Scenario::Kernel | Scenario::Legacy => 400,
-        Scenario::Swarm | Scenario::Cuts | Scenario::Crash if rng.chance(250) => 300,
+        Scenario::Swarm | Scenario::Cuts | Scenario::Crash | Scenario::Storm | Scenario::Move
+            if rng.chance(350) =>
+        {
+            300
+        }
         _ => 0,
     };
     let mut last_bytes: Vec<u8> = (1..=32).collect();
@@ -364,10 +403,10 @@ fn draw_nodes(rng: &mut Rng, scenario: Scenario) -> Vec<NodePlan> {
         // With two nodes and a kernel the other one is bowline.
         let may = kernels > 0 && !(count == 2 && i != forced);
         let kind = if must || (may && rng.chance(kernels)) {
-            let multipath = !(legacy && rng.chance(700));
+            let multipath = !rng.chance(if legacy { 700 } else { 150 });
             NodeKind::Kernel(Flavour {
                 multipath,
-                later: rng.chance(250),
+                later: rng.chance(400),
                 // With pings off and several paths a kernel never tells a restarted peer how many.
                 ping_enable: multipath || rng.chance(600),
                 slow_reader: rng.chance(300),
@@ -378,6 +417,7 @@ fn draw_nodes(rng: &mut Rng, scenario: Scenario) -> Vec<NodePlan> {
                 end_to_end: all_end_to_end || rng.chance(500),
                 driver: draw_driver(rng),
                 recv_limit: rng.chance(80).then(|| rng.magnitude(2_000, 200_000) as usize),
+                tight: (scenario != Scenario::Long && rng.chance(80)).then(|| draw_tight(rng)),
             }
         };
         let addrs = (0..if rng.chance(120) { 2 } else { 1 })
@@ -395,6 +435,16 @@ fn draw_nodes(rng: &mut Rng, scenario: Scenario) -> Vec<NodePlan> {
         }
     }
     nodes
+}
+
+fn draw_tight(rng: &mut Rng) -> Tight {
+    Tight {
+        strangers: rng.between(1, 4) as usize,
+        extra: rng.between(1, 8) as usize,
+        // The longest message fits several times.
+        partial: rng.magnitude(400 << 10, 2 << 20) as usize,
+        pongs: rng.between(1, 64) as usize,
+    }
 }
 
 fn draw_driver(rng: &mut Rng) -> DriverPlan {

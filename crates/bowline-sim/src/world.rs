@@ -10,8 +10,9 @@ use crate::ctx::{AppEvent, Ctx, Event, HostEvent, HostId};
 use crate::host::Host;
 use crate::kernel::KernelHost;
 use crate::net::{EndId, HostNet, Net, Notice};
-use crate::plan::{NodeKind, Plan, Scenario};
+use crate::plan::{FaultKind, NodeKind, Plan, Scenario};
 use crate::queue::MS;
+use crate::reach::{self, Kind, Pairs};
 use crate::rng::Rng;
 use crate::sabotage::Sabotage;
 use crate::trace::Trace;
@@ -27,8 +28,10 @@ pub(crate) enum Phase {
     Active,
     /// No more faults; everything must come to its end.
     Draining,
-    /// Everything came; late doubles would show now.
+    /// Everything came; late doubles would show now, and TCP finds connections that are dead.
     Quiet,
+    /// Everything is healthy: who sent before sends once more, and that comes soon.
+    Fresh,
     /// All sockets are closed; nothing may be left.
     Closed,
 }
@@ -50,6 +53,8 @@ pub(crate) struct World {
     phase_since: u64,
     /// When to look next whether anything is left.
     closed_look: u64,
+    kinds: Vec<Kind>,
+    pairs: Pairs,
     sabotage: Option<Sabotage>,
     payload: Vec<u8>,
     scratch: Vec<u8>,
@@ -86,6 +91,7 @@ impl World {
             let end_to_end = ctx.net.hosts[slot.host].end_to_end;
             ctx.oracle.add_slot(SocketAddr::new(slot.addr, slot.port), end_to_end);
         }
+        reach::declare(&mut ctx.coverage);
         let n = plan.nodes.len();
         if plan.nodes.iter().any(|n| matches!(n.kind, NodeKind::Kernel(_))) {
             ctx.oracle.loosen_pongs();
@@ -101,6 +107,8 @@ impl World {
             phase: Phase::Active,
             phase_since: 0,
             closed_look: 0,
+            kinds: plan.nodes.iter().map(|n| Kind::of(&n.kind)).collect(),
+            pairs: Pairs::default(),
             payload: Vec::new(),
             scratch: Vec::new(),
             ctx,
@@ -136,7 +144,7 @@ impl World {
             NodeKind::Kernel(flavour) => {
                 Host::Kernel(Box::new(KernelHost::new(host, *flavour, generation)))
             }
-            NodeKind::Bowline { paths, end_to_end, driver, recv_limit } => {
+            NodeKind::Bowline { paths, end_to_end, driver, recv_limit, tight } => {
                 let mut config = Config::default();
                 config.addrs.clone_from(&self.plan.nodes[host].addrs);
                 config.paths = *paths;
@@ -150,6 +158,12 @@ impl World {
                 }
                 if let Some(limit) = recv_limit {
                     config.limits.recv_bytes_per_peer = *limit;
+                }
+                if let Some(tight) = tight {
+                    config.limits.peers_unproven = tight.strangers;
+                    config.limits.links_extra_per_peer = tight.extra;
+                    config.limits.partial_bytes_total = tight.partial;
+                    config.limits.pongs_per_path = tight.pongs;
                 }
                 let sabotage = self.sabotage;
                 Host::Bowline(Box::new(BowlineHost::new(host, config, driver.clone(), sabotage)))
@@ -263,6 +277,26 @@ impl World {
             AppEvent::Check => self.check(),
             AppEvent::Calm => self.calm(),
         }
+    }
+
+    /// Tells what was reached and is known only at the end.
+    pub(crate) fn tell_reached(&mut self) {
+        for host in 0..self.hosts.len() {
+            self.tell_counters(host);
+        }
+        self.pairs.tell(&mut self.ctx.coverage);
+    }
+
+    /// The life of a host's process is over.
+    fn tell_counters(&mut self, host: HostId) {
+        if let Host::Bowline(node) = &self.hosts[host] {
+            reach::node(&mut self.ctx.coverage, &node.node);
+        }
+    }
+
+    /// A fault has struck a host.
+    fn struck(&mut self, what: FaultKind, host: HostId) {
+        reach::fault(&mut self.ctx.coverage, what, self.kinds[host]);
     }
 
     /// What every node knows, for a report.

@@ -1,9 +1,7 @@
 //! What always holds. The simulator and the tests ask after every step.
 
-use std::collections::HashMap;
-
 use super::Node;
-use crate::ids::{ConnId, LinkId, SocketId};
+use crate::ids::{ConnId, LinkId};
 use crate::link::LinkState;
 use crate::path::{PathState, mark};
 
@@ -14,9 +12,10 @@ impl Node {
     /// # Panics
     /// When they do not.
     pub fn check_invariants(&self) {
-        let mut sent: HashMap<SocketId, (usize, usize)> = HashMap::new();
+        // By the place of the socket or connection in its table, whose ids may be older ones.
+        let mut sent: Vec<(usize, usize)> = Vec::new();
         let mut held_total = 0;
-        let mut held: HashMap<ConnId, usize> = HashMap::new();
+        let mut held: Vec<usize> = Vec::new();
         for (id, c) in self.conns.iter() {
             let id = ConnId(id);
             assert_eq!(self.conn_index.get(&(c.local, c.remote, c.scope)), Some(&id));
@@ -55,7 +54,8 @@ impl Node {
                     }
                     bytes += u64::from(m.len);
                     if let Some(s) = m.socket {
-                        let entry = sent.entry(s).or_default();
+                        assert!(self.sockets.get(s.0).is_some(), "the sender of a message exists");
+                        let entry = place(&mut sent, s.0.0);
                         entry.0 += m.len as usize;
                         entry.1 += 1;
                     }
@@ -71,8 +71,10 @@ impl Node {
         for (_, s) in self.sockets.iter() {
             for (_, _, len, conn) in s.queue.iter() {
                 held_total += len + 128;
-                if let Some(conn) = conn {
-                    *held.entry(conn).or_default() += len + 128;
+                if let Some(conn) = conn
+                    && self.conn(conn).is_some()
+                {
+                    *place(&mut held, conn.0.0) += len + 128;
                 }
             }
             assert_eq!(s.queue.iter().count(), s.queue.len(), "runs of a receive queue");
@@ -87,12 +89,12 @@ impl Node {
             }
         }
         for (id, s) in self.sockets.iter() {
-            let (bytes, count) = sent.get(&SocketId(id)).copied().unwrap_or_default();
+            let (bytes, count) = sent.get(id.0 as usize).copied().unwrap_or_default();
             assert_eq!((s.snd_bytes, s.snd_msgs), (bytes, count), "send accounting of a socket");
         }
         assert_eq!(held_total, self.recv_held, "receive accounting of the node");
         for (id, c) in self.conns.iter() {
-            let held = held.get(&ConnId(id)).copied().unwrap_or(0);
+            let held = held.get(id.0 as usize).copied().unwrap_or(0);
             assert_eq!(held, c.recv_held, "receive accounting of a peer");
         }
         let asked = self.links.iter().filter(|(_, l)| l.rx.ack_listed).count();
@@ -102,19 +104,28 @@ impl Node {
         let partial: usize = self.links.iter().map(|(_, l)| l.partial_bytes()).sum();
         assert_eq!(partial, self.partial_bytes, "bytes of unfinished messages");
         for (id, l) in self.links.iter() {
-            assert!(self.conn(l.conn).is_some(), "a link's connection exists");
-            assert!(self.links_of(l.conn).contains(&LinkId(id)), "a link is known to its peer");
+            let conn = self.conn(l.conn).expect("a link's connection exists");
+            let id = LinkId(id);
+            let known = conn.paths.iter().any(|p| p.link == Some(id))
+                || conn.knock == Some(id)
+                || conn.extra.contains(&id);
+            assert!(known, "a link is known to its peer");
             let planned: u64 = l.tx.plan.iter().map(crate::link::Op::len).sum();
             assert_eq!(planned, l.tx.plan_bytes, "plan of a link");
             assert!(l.tx.in_flight <= l.tx.plan_bytes);
             if l.state == LinkState::Serving {
                 let path = l.path.and_then(|p| self.conn(l.conn)?.paths.get(usize::from(p)));
-                assert_eq!(
-                    path.and_then(|p| p.link),
-                    Some(LinkId(id)),
-                    "a serving link is its path's"
-                );
+                assert_eq!(path.and_then(|p| p.link), Some(id), "a serving link is its path's");
             }
         }
     }
+}
+
+/// The sum at a place of a table, which grows as is needed.
+fn place<T: Clone + Default>(sums: &mut Vec<T>, at: u32) -> &mut T {
+    let at = at as usize;
+    if sums.len() <= at {
+        sums.resize(at + 1, T::default());
+    }
+    &mut sums[at]
 }

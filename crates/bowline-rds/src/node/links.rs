@@ -19,9 +19,9 @@ use crate::time::Instant;
 const CONFIRM_TIME: Duration = Duration::from_millis(200);
 /// How long an acceptor waits for a peer it does not know to say who it is.
 const SHY_TIME: Duration = Duration::from_millis(200);
-/// Rejected connections in a row after which all of a peer's are opened anew: at a second each,
-/// longer than a kernel needs to find a dead connection by keepalive.
-const REJECTED_MAX: u16 = 100;
+/// For how long a path's connections are rejected before all of the peer's are opened anew: longer than
+/// a kernel needs to find a dead connection by keepalive.
+const REJECTED_TIME: Duration = Duration::from_secs(32);
 /// How long an accepted connection may stay without a path.
 const EXTRA_TIME: Duration = Duration::from_secs(35);
 /// A bowline peer that sends a map and then no greeting for so long is not one any more. A kernel
@@ -386,7 +386,7 @@ impl Node {
         path.state = PathState::Down;
         if was_up {
             let silent = link.role == Role::Dial && link.rx.bytes == 0;
-            path.rejected = if silent { path.rejected.saturating_add(1) } else { 0 };
+            path.rejected_since = silent.then(|| path.rejected_since.unwrap_or(self.now));
             self.reset_path(conn_id, index, &link);
         }
         Some((conn_id, index))
@@ -421,10 +421,11 @@ impl Node {
             return;
         };
         let Some(path) = conn.paths.get_mut(usize::from(index)) else { return };
-        if path.rejected < REJECTED_MAX {
+        let rejected = path.rejected_since;
+        if rejected.is_none_or(|since| self.now.saturating_since(since) < REJECTED_TIME) {
             return;
         }
-        path.rejected = 0;
+        path.rejected_since = None;
         let others: Vec<_> = conn.paths.iter().filter_map(|p| p.link).collect();
         for link in others {
             self.drain_link(link);

@@ -289,7 +289,7 @@ impl Node {
         let path = link.path;
         // Only the dialling side promises that ports tell its paths.
         let accepted = link.role == Role::Accepted;
-        let lane = if accepted { (link.remote.port() % 8) as u8 } else { 0 };
+        let lane = accepted.then_some((link.remote.port() % 8) as u8);
         let by = Bearer { link: id, serial: link.serial, lane };
         if !link.confirmed {
             self.confirm(id);

@@ -107,6 +107,7 @@ impl KernelHost {
             if conn.npaths < 2 && path.state == State::Down && !path.reconnect_pending {
                 self.connect(ctx, c, 0);
             }
+            ctx.coverage.hit("kernel", "resets a knock");
             ctx.tcp_close(end, TcpClose::Reset);
             return;
         }
@@ -118,9 +119,13 @@ impl KernelHost {
             (0..conn.usable()).find(down)
         };
         let Some(p) = free else {
+            ctx.coverage.hit("kernel", "resets a connection because no path is free");
             ctx.tcp_close(end, TcpClose::Reset);
             return;
         };
+        if p > 0 && by_port % conn.usable() != p {
+            ctx.coverage.hit("kernel", "two paths change places");
+        }
         self.ends.insert(end, (c, p));
         self.conns[c].paths[p].end = Some(end);
         self.up(ctx, c, p);
@@ -136,6 +141,15 @@ impl KernelHost {
         conn.paths[p].delay = 0;
         conn.map_queued = true;
         self.kick(ctx, c, p);
+    }
+
+    /// What a change of its TCP buffer sizes does: every path is dropped and comes again.
+    pub(crate) fn drop_paths(&mut self, ctx: &mut Ctx) {
+        for c in 0..self.conns.len() {
+            for p in 0..self.conns[c].paths.len() {
+                self.drop_path(ctx, c, p);
+            }
+        }
     }
 
     /// the work queue shuts the path down a little later.

@@ -68,6 +68,8 @@ impl KernelHost {
             if let (Some(id), false) = (id, known) {
                 ctx.oracle.excuse(id);
                 ctx.stats.kernel_quirks += 1;
+                ctx.coverage.hit("kernel", "drops a message as old");
+                ctx.coverage.hit("excused", "dropped by a kernel");
                 ctx.note([20, header.sequence, 0], || format!("kernel drops {header} by R-601"));
             }
             return;
@@ -81,6 +83,7 @@ impl KernelHost {
             }
             _ if known => {
                 ctx.stats.kernel_quirks += 1;
+                ctx.coverage.hit("kernel", "doubles a message");
                 ctx.note([21, header.sequence, 0], || format!("kernel doubles {header}, R-420"));
             }
             (sport, dport) => {
@@ -139,6 +142,7 @@ impl KernelHost {
         conn.sport_idx = said.sport_idx;
         if let Some(generation) = said.generation.filter(|g| *g != 0) {
             if conn.peer_generation != 0 && conn.peer_generation != generation {
+                ctx.coverage.hit("kernel", "peer restarted");
                 for path in &mut conn.paths {
                     path.next_tx = 1;
                     path.next_rx = 0;

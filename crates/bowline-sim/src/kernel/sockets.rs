@@ -122,6 +122,7 @@ impl KernelHost {
                 return SendResult::Wait;
             }
             hash = 0;
+            ctx.coverage.hit("kernel", "sends on without the path count");
             ctx.oracle.disorders(slot);
         }
         let path = hash & (self.conns[c].usable().next_power_of_two() - 1);

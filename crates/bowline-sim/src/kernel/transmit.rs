@@ -102,6 +102,8 @@ impl KernelHost {
         {
             ctx.oracle.excuse(id);
             ctx.stats.kernel_quirks += 1;
+            ctx.coverage.hit("kernel", "drops a message of a restarted peer's");
+            ctx.coverage.hit("excused", "dropped by a kernel");
         }
         self.free(ctx, message);
     }

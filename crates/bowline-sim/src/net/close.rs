@@ -22,6 +22,9 @@ impl Ctx {
         self.note([2, u64::from(id.conn), how as u64], || {
             format!("{id} closed {how:?} in {state:?}, {} bytes unread", unread.1 - unread.0)
         });
+        if state == EndState::Open && unread.1 > unread.0 {
+            self.coverage.hit("tcp", "closed with bytes unread");
+        }
         match state {
             EndState::Gone | EndState::Orphan => {}
             EndState::SynSent | EndState::Dead(_) => {
@@ -59,8 +62,11 @@ impl Ctx {
     pub(super) fn on_rst(&mut self, target: EndId) {
         match self.net.reach(target.other()) {
             Reach::Peer => self.die(target, Reason::Reset),
-            Reach::Stranger => {}
-            Reach::Lost => self.arm_keep(target.conn, target.side, KEEP_IDLE),
+            Reach::Stranger => self.coverage.hit("tcp", "reset comes to another host"),
+            Reach::Lost => {
+                self.coverage.hit("tcp", "reset lost");
+                self.arm_keep(target.conn, target.side, KEEP_IDLE);
+            }
         }
     }
 
@@ -77,6 +83,7 @@ impl Ctx {
         let end = &mut self.net.conns[c].ends[side];
         match end.state {
             EndState::SynSent => {
+                self.coverage.hit("tcp", "connect refused by a reset");
                 let why = if reason == Reason::Reset { Reason::Refused } else { reason };
                 self.vanish(id);
                 self.tell(id, Notice::ConnectFailed(why));
@@ -84,6 +91,9 @@ impl Ctx {
             EndState::Open => {
                 end.state = EndState::Dead(reason);
                 end.died = now;
+                if reason == Reason::Reset {
+                    self.coverage.hit("tcp", "reset received");
+                }
                 self.note([5, u64::from(id.conn), u64::from(id.side)], || {
                     format!("{id} broken: {reason:?}")
                 });
@@ -91,7 +101,10 @@ impl Ctx {
                 self.finish_orphan(id.other());
                 self.tell(id, Notice::Readable);
             }
-            EndState::Orphan => self.vanish(id),
+            EndState::Orphan => {
+                self.coverage.hit("tcp", "reset of an end that is closed");
+                self.vanish(id);
+            }
             EndState::Dead(_) | EndState::Gone => {}
         }
     }

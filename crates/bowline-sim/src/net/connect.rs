@@ -72,6 +72,7 @@ impl Ctx {
         let blocked = target.is_none_or(|t| self.net.is_blocked(c.ends[0].host, t));
         let unroutable = self.net.owner(c.ends[0].addr.ip()) != Some(c.ends[0].host);
         let (Some(target), false) = (target, lost || blocked || unroutable) else {
+            self.coverage.hit("tcp", "SYN lost");
             self.schedule(SEC, Event::Net(NetEvent::SynRetry { conn }));
             return;
         };
@@ -80,11 +81,15 @@ impl Ctx {
         }
         if c.ends[1].state == EndState::Gone {
             if !self.net.hosts[target].listening || c.ends[1].addr.port() != TCP_PORT {
+                self.coverage.hit("tcp", "SYN refused");
                 self.packet(from.other(), NetEvent::RelayedRst { conn, to: 0 }, true);
                 return;
             }
             let end_to_end =
                 self.net.hosts[target].end_to_end && self.net.hosts[c.ends[0].host].end_to_end;
+            if c.ends[1].established > 0 {
+                self.coverage.hit("tcp", "SYN comes to a host that was restarted meanwhile");
+            }
             let now = self.now;
             // Of an earlier life of the host nothing is left: neither its end of the stream nor what
             // its process was sent.
@@ -108,6 +113,7 @@ impl Ctx {
         if matches!(c.ends[1].state, EndState::Dead(_)) {
             self.die(EndId { conn, side: 0 }, Reason::Reset);
         } else if c.syn_tries > 60 {
+            self.coverage.hit("tcp", "SYN given up");
             self.die(EndId { conn, side: 0 }, Reason::TimedOut);
         } else {
             self.packet(EndId { conn, side: 0 }, NetEvent::Syn { conn }, true);
@@ -119,11 +125,13 @@ impl Ctx {
         match self.arrival(from) {
             Reach::Peer => {}
             Reach::Stranger => {
+                self.coverage.hit("tcp", "SYN-ACK comes to another host");
                 self.refuse_stray(from);
                 self.schedule(SEC, Event::Net(NetEvent::SynRetry { conn }));
                 return;
             }
             Reach::Lost => {
+                self.coverage.hit("tcp", "SYN-ACK lost");
                 self.schedule(SEC, Event::Net(NetEvent::SynRetry { conn }));
                 self.arm_keep(conn, 1, KEEP_IDLE);
                 return;
@@ -147,6 +155,7 @@ impl Ctx {
             Reach::Peer => self.announce(to),
             Reach::Stranger => self.refuse_stray(from),
             Reach::Lost => {
+                self.coverage.hit("tcp", "last packet of the handshake lost");
                 let ends = &self.net.conns[conn as usize].ends;
                 if ends[0].state == EndState::Gone {
                     // Nobody repeats the packet. A process that has the connection already, by a

@@ -36,6 +36,13 @@ impl Ctx {
     pub(crate) fn tcp_cut(&mut self, conn: u32, cut: Cut) {
         self.stats.cuts += 1;
         self.note([4, u64::from(conn), 0], || format!("tcp{conn} cut: {cut:?}"));
+        let name = match cut {
+            Cut::Reset => "reset to both",
+            Cut::ResetOne(_) => "reset to one",
+            Cut::Blackhole => "black hole",
+            Cut::Fin => "FIN to both",
+        };
+        self.coverage.hit("cut", name);
         match cut {
             Cut::Reset => {
                 for to in [0, 1] {
@@ -90,6 +97,9 @@ impl Ctx {
                 } else {
                     // What the listener still has ends by a reset.
                     let taken = side == 0 || self.net.conns[c].ends[s].accepted;
+                    if !taken && state == EndState::Open {
+                        self.coverage.hit("tcp", "closed by a listener");
+                    }
                     self.tcp_close(id, if taken { TcpClose::Fin } else { TcpClose::Reset });
                 }
             }

@@ -43,8 +43,14 @@ impl Ctx {
         let end = &mut self.net.conns[c].ends[side];
         match answer {
             Reach::Peer => end.keep_missed = 0,
-            Reach::Stranger => self.die(id, Reason::Reset),
-            Reach::Lost if missed > KEEP_COUNT => self.die(id, Reason::TimedOut),
+            Reach::Stranger => {
+                self.coverage.hit("tcp", "keepalive answered by a reset");
+                self.die(id, Reason::Reset);
+            }
+            Reach::Lost if missed > KEEP_COUNT => {
+                self.coverage.hit("tcp", "keepalive timeout");
+                self.die(id, Reason::TimedOut);
+            }
             Reach::Lost => {
                 end.keep_missed = missed;
                 self.arm_keep(id.conn, id.side, KEEP_IDLE);

@@ -50,13 +50,19 @@ impl Ctx {
         let heard = conn.streams[1 - side].delivered > 0;
         let old = end.died.saturating_sub(end.established) + 5 * MS >= GRACE;
         let trusted = heard || old || sender.side == 1 || kernel_sender;
+        let ends = (end.addr.ip(), conn.ends[1 - side].addr.ip());
         let stream = &mut conn.streams[side];
+        if over && let Some(stub) = stream.tap.take_stub() {
+            self.coverage.hit("excused", "begun there by less than its name");
+            self.oracle.excuse_begun(ends, stub.ports, sender.conn);
+        }
         let Some((from, to)) = stream.discarded else { return };
         if !over || !trusted {
             return;
         }
         let to = to.min(stream.acked);
         for message in stream.tap.messages_ending_in(from, to) {
+            self.coverage.hit("excused", "acknowledged and not read by a kernel");
             self.oracle.excuse(message);
         }
     }
@@ -66,6 +72,7 @@ impl Ctx {
         let (c, side) = id.index();
         let tap = &mut self.net.conns[c].streams[1 - side].tap;
         for message in tap.receiver_died() {
+            self.coverage.hit("excused", "begun on a dead machine's connection");
             self.oracle.excuse(message);
         }
     }

@@ -11,6 +11,10 @@ use bowline_wire::rds::{HEADER_LEN, Header};
 use crate::oracle::{MessageId, Oracle};
 use crate::payload::TAG_LEN;
 
+/// Where a header has its ports.
+const SPORT_AT: usize = 20;
+const DPORT_AT: usize = 22;
+
 /// Reads frame by frame, whatever the pieces.
 #[derive(Debug, Default)]
 pub(crate) struct Tap {
@@ -19,7 +23,16 @@ pub(crate) struct Tap {
     /// Messages handed to TCP that it did not take, as far as is known; their sender may count
     /// them as begun.
     attempted: Vec<MessageId>,
+    /// Where the stream would be if TCP had taken all that it was offered.
+    attempted_cursor: Option<Cursor>,
     receiver_died: bool,
+}
+
+/// A message that was begun, but of which less was written than tells which one it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stub {
+    /// Source and destination port, if so much of the header is there.
+    pub(crate) ports: Option<(u16, u16)>,
 }
 
 /// Where in which frame the stream is.
@@ -76,6 +89,18 @@ impl Cursor {
     }
 }
 
+impl Cursor {
+    /// The message in whose beginning the stream is, if it is one of an application.
+    fn stub(&self) -> Option<Stub> {
+        let head = &self.head;
+        let word = |at: usize| Some(u16::from_be_bytes([*head.get(at)?, *head.get(at + 1)?]));
+        let ports = word(SPORT_AT).zip(word(DPORT_AT));
+        // Maps, probes and answers have a port 0.
+        let own = ports.is_some_and(|(sport, dport)| sport.min(dport) == 0);
+        (!head.is_empty() && !own).then_some(Stub { ports })
+    }
+}
+
 impl Tap {
     /// Follows `bytes` that TCP took on connection `lane`; `ends` are the writer's and the reader's
     /// address.
@@ -87,6 +112,7 @@ impl Tap {
         oracle: &mut Oracle,
     ) {
         self.attempted.clear();
+        self.attempted_cursor = None;
         let mut cursor = std::mem::take(&mut self.cursor);
         let mut begun = Vec::new();
         cursor.follow(bytes, ends, oracle, |end, message| begun.push((end, message)));
@@ -104,7 +130,9 @@ impl Tap {
     /// Looks at `bytes` that TCP was offered and did not take.
     pub(crate) fn attempt(&mut self, bytes: &[u8], ends: (IpAddr, IpAddr), oracle: &mut Oracle) {
         let mut messages = Vec::new();
-        self.cursor.clone().follow(bytes, ends, oracle, |_, message| messages.push(message));
+        let mut cursor = self.cursor.clone();
+        cursor.follow(bytes, ends, oracle, |_, message| messages.push(message));
+        self.attempted_cursor = Some(cursor);
         if self.receiver_died {
             for message in messages {
                 oracle.excuse(message);
@@ -133,5 +161,95 @@ impl Tap {
         self.receiver_died = true;
         let unread = self.frames.drain(..).map(|f| f.1);
         unread.chain(self.attempted.drain(..)).collect()
+    }
+
+    /// The message in whose header a stream to a process that is gone has ended: its sender counts it
+    /// as begun from its first byte on.
+    pub(crate) fn take_stub(&mut self) -> Option<Stub> {
+        if !self.receiver_died {
+            return None;
+        }
+        let cursor = self.attempted_cursor.take().unwrap_or_else(|| self.cursor.clone());
+        self.cursor.head.clear();
+        cursor.stub()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ends() -> (SocketAddr, SocketAddr) {
+        (SocketAddr::from(([10, 0, 0, 1], 7)), SocketAddr::from(([10, 0, 0, 2], 9)))
+    }
+
+    /// A judge that knows two messages of 100 bytes from one socket to another, and their frames.
+    fn two_messages() -> (Oracle, Vec<u8>) {
+        let (from, to) = ends();
+        let mut oracle = Oracle::default();
+        oracle.add_slot(from, true);
+        oracle.add_slot(to, true);
+        oracle.opened(0);
+        oracle.opened(1);
+        let mut stream = Vec::new();
+        for sequence in 1..=2 {
+            let mut payload = Vec::new();
+            oracle.next_payload(0, 1, 100, &mut payload);
+            oracle.sent(0, 1, 100);
+            let header = Header { sequence, len: 100, sport: 7, dport: 9, ..Header::default() };
+            stream.extend_from_slice(&header.to_bytes());
+            stream.extend_from_slice(&payload);
+        }
+        (oracle, stream)
+    }
+
+    /// The machine of the receiver has gone off without a word. The sender writes a whole message on the
+    /// connection to it and so many bytes of the next one, and then the connection ends.
+    #[test]
+    fn a_message_begun_by_less_than_its_name_on_a_dead_machines_connection_may_be_lost() {
+        let (from, to) = ends();
+        let ips = (from.ip(), to.ip());
+        for bytes in [1, 13, 24, 47, 48, 55] {
+            let (mut oracle, stream) = two_messages();
+            let mut tap = Tap::default();
+            tap.receiver_died();
+            tap.feed(&stream[..148 + bytes], ips, 3, &mut oracle);
+            assert!(oracle.missing().is_some(), "the second one is still owed");
+            let stub = tap.take_stub().expect("something was begun");
+            assert_eq!(stub.ports, (bytes >= 24).then_some((7, 9)), "{bytes} bytes");
+            oracle.excuse_begun(ips, stub.ports, 3);
+            assert_eq!(oracle.missing(), None, "{bytes} bytes");
+            assert_eq!(tap.take_stub(), None, "only one");
+        }
+    }
+
+    #[test]
+    fn what_was_not_begun_or_not_on_such_a_connection_must_come() {
+        let (from, to) = ends();
+        let ips = (from.ip(), to.ip());
+        let (mut oracle, stream) = two_messages();
+        let mut tap = Tap::default();
+        tap.receiver_died();
+        tap.feed(&stream[..148], ips, 3, &mut oracle);
+        assert_eq!(tap.take_stub(), None, "it ended between two messages");
+        assert!(oracle.missing().is_some());
+        let mut alive = Tap::default();
+        alive.feed(&stream[..160], ips, 3, &mut oracle);
+        assert_eq!(alive.take_stub(), None, "its receiver lives");
+        oracle.excuse_begun(ips, Some((7, 8)), 3);
+        assert!(oracle.missing().is_some(), "another flow's");
+    }
+
+    /// TCP takes nothing, but the sender does not know that yet when the connection ends.
+    #[test]
+    fn what_was_offered_to_tcp_counts_as_begun() {
+        let (from, to) = ends();
+        let ips = (from.ip(), to.ip());
+        let (mut oracle, stream) = two_messages();
+        let mut tap = Tap::default();
+        tap.receiver_died();
+        tap.feed(&stream[..148], ips, 3, &mut oracle);
+        tap.attempt(&stream[148..160], ips, &mut oracle);
+        assert_eq!(tap.take_stub(), Some(Stub { ports: None }));
     }
 }

@@ -24,6 +24,7 @@ impl Ctx {
         let n = bytes.len().min(stream.room() as usize);
         if n < bytes.len() {
             conn.ends[side].blocked = true;
+            self.coverage.hit("tcp", "send buffer full");
         }
         if n > 0 {
             stream.write(self.now, &bytes[..n]);
@@ -109,10 +110,12 @@ impl Ctx {
         match self.arrival(from) {
             Reach::Peer => {}
             Reach::Stranger => {
+                self.coverage.hit("tcp", "data comes to another host");
                 self.refuse_stray(from);
                 return;
             }
             Reach::Lost => {
+                self.coverage.hit("tcp", "data lost");
                 self.arm_rto(from.conn, from.side);
                 return;
             }
@@ -120,7 +123,11 @@ impl Ctx {
         let (c, side) = from.index();
         let receiver = from.other();
         if receiver.side == 1 {
-            self.announce(receiver); // a segment acknowledges as the lost packet would have
+            // A segment acknowledges as the packet before it would have.
+            if !self.net.conns[c].ends[1 - side].announced {
+                self.coverage.hit("tcp", "handshake completed by a segment");
+            }
+            self.announce(receiver);
         }
         let conn = &mut self.net.conns[c];
         let stream = &mut conn.streams[side];
@@ -129,6 +136,11 @@ impl Ctx {
             EndState::Orphan if end <= stream.delivered && !conn.relay_closed => {}
             EndState::SynSent => return,
             state => {
+                let what = match state {
+                    EndState::Dead(_) => "data comes to an end that is broken",
+                    _ => "data comes to an end that is closed",
+                };
+                self.coverage.hit("tcp", what);
                 if state == EndState::Orphan {
                     self.vanish(receiver);
                 }
@@ -148,6 +160,7 @@ impl Ctx {
         if let Some(cut) = cut
             && self.net.faulty
         {
+            self.coverage.hit("cut", "at a byte");
             self.tcp_cut(from.conn, cut);
         }
     }
@@ -160,6 +173,7 @@ impl Ctx {
                 return;
             }
             Reach::Lost => {
+                self.coverage.hit("tcp", "acknowledgement lost");
                 self.arm_rto(sender.conn, sender.side);
                 return;
             }
@@ -203,13 +217,16 @@ impl Ctx {
             return;
         }
         if now.saturating_sub(stream.progress) > USER_TIMEOUT {
+            self.coverage.hit("tcp", "user timeout");
             self.die(id, Reason::TimedOut);
             return;
         }
+        self.coverage.hit("tcp", "retransmission timeout");
         stream.rewind();
         let at = stream.sent;
         if stream.limit <= at && stream.written > at {
             // The window is shut: ask whether it still is.
+            self.coverage.hit("tcp", "window probe");
             let probe =
                 NetEvent::Segment { conn: id.conn, side: id.side, start: at, end: at, fin: false };
             self.packet(id, probe, true);

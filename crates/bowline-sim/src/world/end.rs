@@ -3,7 +3,7 @@
 use super::{Phase, World};
 use crate::ctx::{AppEvent, Event};
 use crate::host::Host;
-use crate::plan::Scenario;
+use crate::plan::{NodeKind, Scenario};
 use crate::queue::{MS, SEC};
 
 /// Virtual time within which everything must have come after the last fault: the longest timers of
@@ -11,8 +11,21 @@ use crate::queue::{MS, SEC};
 const DRAIN_MAX: u64 = 400 * SEC;
 /// Longest way of a message when nothing is wrong, besides the time its bytes take.
 const CALM_LATENCY_MAX: u64 = 20 * SEC;
-/// Time in which late doubles show.
-const QUIET: u64 = 3 * SEC;
+/// Time in which late doubles show, and TCP finds every connection that is dead: keepalive asks after 5 s
+/// of silence, five times every 5 s.
+const QUIET: u64 = 36 * SEC;
+/// Time besides in which a kernel that has paired paths anew, and has no place for one of them, gets all
+/// of them anew: its peer waits for as long as keepalive takes once more, [R-421].
+const QUIET_KERNEL: u64 = 36 * SEC;
+/// Round trips in which a message comes where everything is healthy: a connection is made, both sides
+/// greet, it goes out and is acknowledged, each once more where a knock or a broken connection precedes it.
+const FRESH_TRIPS: u64 = 8;
+/// Time for that besides: a delay of R-331, and senders that a map or a path count lets wait.
+const FRESH_TIME: u64 = 1500 * MS;
+/// Time for that besides with a kernel, whose users have to try again.
+const FRESH_KERNEL: u64 = 4 * SEC;
+/// Bytes of such a message.
+const FRESH_LEN: usize = 64;
 /// Time in which a node must have nothing left after all sockets are closed: what was begun is
 /// completed, through TCP's longest retransmission timeout or a lost connection.
 const CLOSED_MAX: u64 = 90 * SEC;
@@ -67,6 +80,7 @@ impl World {
                     && self.ctx.oracle.missing().is_none()
                     && (0..self.open.len()).all(|s| self.send_bytes(s) == 0);
                 if done {
+                    self.tell_recovery();
                     self.enter(Phase::Quiet);
                 } else if self.plan.scenario == Scenario::Calm
                     && self.ctx.now > self.phase_since + CALM_LATENCY_MAX + self.transfer_time()
@@ -76,7 +90,22 @@ impl World {
                 }
             }
             Phase::Quiet => {
-                if self.ctx.now > self.phase_since + QUIET {
+                if self.ctx.now > self.phase_since + self.quiet_time() {
+                    self.enter(Phase::Fresh);
+                    self.send_fresh();
+                }
+            }
+            Phase::Fresh => {
+                let missing = self.ctx.oracle.missing();
+                let all_sent = self.senders.iter().all(|s| s.left == 0);
+                if !all_sent || missing.is_some() {
+                    if self.ctx.now > self.phase_since + self.fresh_limit() {
+                        let stuck = self.stuck();
+                        self.ctx.fail(|| {
+                            format!("no traffic though all is well: {missing:?}; {stuck}")
+                        });
+                    }
+                } else {
                     for slot in 0..self.open.len() {
                         self.close(slot);
                     }
@@ -85,7 +114,8 @@ impl World {
             }
             Phase::Closed => {}
         }
-        let wait = (self.ctx.now - self.phase_since).clamp(20 * MS, 500 * MS);
+        let most = if self.phase == Phase::Fresh { 20 * MS } else { 500 * MS };
+        let wait = (self.ctx.now - self.phase_since).clamp(20 * MS, most);
         self.ctx.schedule(wait, Event::App(AppEvent::Check));
     }
 
@@ -101,6 +131,47 @@ impl World {
         let gaps: u64 = self.plan.slots.iter().map(|s| s.read_gap).max().unwrap_or(0);
         let turns: u64 = self.plan.senders.iter().map(|s| u64::from(s.messages)).sum();
         (bytes / window + 1) * 2 * self.plan.net.delay.1 + gaps * turns
+    }
+
+    /// Who sent messages sends one more.
+    fn send_fresh(&mut self) {
+        for sender in 0..self.senders.len() {
+            if !self.plan.senders[sender].pings {
+                self.senders[sender].one_more(FRESH_LEN);
+                self.schedule_send(sender, 0);
+            }
+        }
+    }
+
+    fn with_kernels(&self) -> bool {
+        self.plan.nodes.iter().any(|n| matches!(n.kind, NodeKind::Kernel(_)))
+    }
+
+    fn quiet_time(&self) -> u64 {
+        QUIET + if self.with_kernels() { QUIET_KERNEL } else { 0 }
+    }
+
+    /// Within which that must have come.
+    fn fresh_limit(&self) -> u64 {
+        let gaps: u64 = self.plan.slots.iter().map(|s| s.read_gap).sum();
+        let lag: u64 = self.plan.nodes.iter().map(|n| n.kind.lag()).max().unwrap_or(0);
+        let trip = 2 * (self.plan.net.delay.1 + lag);
+        FRESH_TRIPS * trip + FRESH_TIME + gaps + if self.with_kernels() { FRESH_KERNEL } else { 0 }
+    }
+
+    /// How long it took until everything had come after the last fault, besides the time for the data.
+    fn tell_recovery(&mut self) {
+        let took = (self.ctx.now - self.phase_since).saturating_sub(self.transfer_time());
+        let name = match took / SEC {
+            0 => "1 s",
+            1..5 => "5 s",
+            5..15 => "15 s",
+            15..40 => "40 s",
+            40..80 => "80 s",
+            80..120 => "120 s",
+            _ => "more than 120 s",
+        };
+        self.ctx.coverage.hit("recovered within", name);
     }
 
     fn send_bytes(&self, slot: usize) -> usize {

@@ -3,6 +3,7 @@
 use super::{Deferred, Phase, World};
 use crate::ctx::{AppEvent, Event, Heal, HostId};
 use crate::host::Host;
+use crate::net::{Cut, EndId};
 use crate::plan::FaultKind;
 use crate::queue::{MS, SEC};
 
@@ -37,25 +38,41 @@ impl World {
         use FaultKind as F;
         match what {
             F::Cut => {
+                let begun = self.ctx.net.begun();
+                if !begun.is_empty() && self.ctx.rng.chance(250) {
+                    let conn = self.ctx.rng.pick(&begun);
+                    self.ctx.coverage.hit("cut", "while connecting");
+                    self.ctx.tcp_cut(conn, Cut::Blackhole);
+                    return;
+                }
                 let live = self.ctx.net.live();
                 if !live.is_empty() {
                     let conn = self.ctx.rng.pick(&live);
                     let cut = self.ctx.draw_cut();
                     self.ctx.tcp_cut(conn, cut);
+                    for side in [0, 1] {
+                        let host = self.ctx.net.host(EndId { conn, side });
+                        self.struck(what, host);
+                    }
                 }
             }
             F::Crash => {
                 let host = self.random_host();
-                self.stop_host(host, false);
+                if self.stop_host(host, false) {
+                    self.struck(what, host);
+                }
             }
             F::Reboot => {
                 let host = self.random_host();
-                self.stop_host(host, true);
+                if self.stop_host(host, true) {
+                    self.struck(what, host);
+                }
             }
             F::Partition | F::OneWay => {
                 let (a, b) = (self.random_host(), self.random_host());
                 if a != b {
                     self.note_fault(format_args!("{what:?} {a} -> {b}"));
+                    self.struck(what, a);
                     self.block(a, b);
                     if what == F::Partition {
                         self.block(b, a);
@@ -67,6 +84,7 @@ impl World {
                 let host = self.random_host();
                 if !self.stalled[host] && self.alive(host) {
                     self.note_fault(format_args!("stall of {host}"));
+                    self.struck(what, host);
                     self.stalled[host] = true;
                     let length = self.fault_length();
                     self.ctx.schedule(length, Event::Heal(Heal::Resume(host)));
@@ -76,6 +94,7 @@ impl World {
                 let slot = self.ctx.rng.index(self.readers.len());
                 if !self.readers[slot].stopped {
                     self.note_fault(format_args!("reader of {slot} stops"));
+                    self.struck(what, self.host_of(slot));
                     self.readers[slot].stopped = true;
                     let length = self.fault_length();
                     self.ctx.schedule(length, Event::App(AppEvent::ReadOn(slot)));
@@ -85,16 +104,17 @@ impl World {
                 let slot = self.ctx.rng.index(self.readers.len());
                 if self.open[slot] && !self.stalled[self.host_of(slot)] {
                     self.ctx.stats.reopened += 1;
+                    self.struck(what, self.host_of(slot));
                     self.close(slot);
                     let length = self.fault_length() / 8;
                     self.ctx.schedule(length, Event::App(AppEvent::Reopen(slot)));
                 }
             }
             F::Cancel => self.cancel(),
-            F::AddressLoss => self.lose_address(None),
+            F::AddressLoss => self.lose_address(what, None),
             F::AddressMove => {
                 let taker = self.random_host();
-                self.lose_address(Some(taker));
+                self.lose_address(what, Some(taker));
             }
             F::DropLinks => {
                 let host = self.random_host();
@@ -103,9 +123,11 @@ impl World {
                 }
                 let peer = self.random_host();
                 let peer = self.ctx.rng.chance(500).then(|| self.plan.nodes[peer].addrs[0]);
-                if let Host::Bowline(node) = &mut self.hosts[host] {
-                    node.drop_links(&mut self.ctx, peer);
+                match &mut self.hosts[host] {
+                    Host::Bowline(node) => node.drop_links(&mut self.ctx, peer),
+                    Host::Kernel(kernel) => kernel.drop_paths(&mut self.ctx),
                 }
+                self.struck(what, host);
             }
             F::Shutdown => {
                 let host = self.random_host();
@@ -118,11 +140,15 @@ impl World {
                     self.ending[host] = true;
                     node.shut_down(&mut self.ctx);
                     self.note_fault(format_args!("host {host} shuts down"));
+                    self.struck(what, host);
                     self.ctx.schedule(ENDING, Event::Heal(Heal::Ended(host)));
                 }
             }
             F::Delay => {
                 self.ctx.net.delay_factor = self.ctx.rng.magnitude(2, 200);
+                for host in 0..self.hosts.len() {
+                    self.struck(what, host);
+                }
                 let length = self.fault_length().min(SEC);
                 self.ctx.schedule(length, Event::Heal(Heal::Delay));
             }
@@ -144,22 +170,25 @@ impl World {
         if self.open[plan.slot] && !self.stalled[host] && !plan.pings {
             let target = self.addr(plan.target);
             self.note_fault(format_args!("socket {} cancels to {target}", plan.slot));
-            self.ctx.oracle.cancelled(plan.slot, plan.target);
+            let owed = self.ctx.oracle.cancelled(plan.slot, plan.target);
+            self.ctx.coverage.add("excused", "cancelled", owed);
+            self.struck(FaultKind::Cancel, host);
             self.hosts[host].cancel(&mut self.ctx, plan.slot, target);
         }
     }
 
-    /// A process (or, silently, a whole machine) stops and comes back after a while.
-    fn stop_host(&mut self, host: HostId, silent: bool) {
+    /// A process (or, silently, a whole machine) stops and comes back after a while. Tells whether it
+    /// was there.
+    fn stop_host(&mut self, host: HostId, silent: bool) -> bool {
         if !self.alive(host) || !self.at_home(host) {
-            return;
+            return false;
         }
         self.note_fault(format_args!("host {host} stops{}", if silent { " silently" } else { "" }));
         self.ctx.stats.crashes += 1;
         for slot in 0..self.open.len() {
             if self.host_of(slot) == host && self.open[slot] {
                 self.open[slot] = false;
-                self.ctx.oracle.closed(slot);
+                self.close_account(slot);
                 self.wake_senders_of(slot);
             }
         }
@@ -169,12 +198,20 @@ impl World {
         self.ending[host] = false;
         self.deferred[host].clear();
         self.ctx.tcp_host_down(host, silent);
+        self.tell_counters(host);
         let length = self.fault_length();
         self.ctx.schedule(length, Event::Heal(Heal::Boot(host)));
+        true
+    }
+
+    /// Nothing is owed to or by a socket any more.
+    pub(super) fn close_account(&mut self, slot: usize) {
+        let owed = self.ctx.oracle.closed(slot);
+        self.ctx.coverage.add("excused", "socket or process gone", owed);
     }
 
     /// A host loses an address; a bowline node may take it meanwhile.
-    fn lose_address(&mut self, taker: Option<HostId>) {
+    fn lose_address(&mut self, what: FaultKind, taker: Option<HostId>) {
         let host = self.random_host();
         let index = self.ctx.rng.index(self.plan.nodes[host].addrs.len());
         let ip = self.plan.nodes[host].addrs[index];
@@ -187,9 +224,10 @@ impl World {
             return;
         }
         self.note_fault(format_args!("{ip} leaves host {host} for {taker:?}"));
+        self.struck(what, host);
         for slot in 0..self.open.len() {
             if self.plan.slots[slot].addr == ip {
-                self.ctx.oracle.closed(slot);
+                self.close_account(slot);
             }
         }
         self.ctx.tcp_address_lost(host, ip);

@@ -5,6 +5,8 @@ use std::net::SocketAddr;
 use super::World;
 use crate::ctx::{AppEvent, Event};
 use crate::host::SendResult;
+use crate::oracle::Verdict;
+use crate::payload::TAG_LEN;
 use crate::queue::{MS, US};
 
 /// State of one sender.
@@ -30,6 +32,12 @@ pub(super) struct Reader {
 impl Sender {
     pub(super) fn new(left: u32) -> Self {
         Self { left, waiting: false, scheduled: false, next_size: 0 }
+    }
+
+    /// One message more is to be sent, of so many bytes.
+    pub(super) fn one_more(&mut self, len: usize) {
+        self.left = 1;
+        self.next_size = len + 1;
     }
 }
 
@@ -59,7 +67,7 @@ impl World {
         }
         let host = self.host_of(slot);
         self.open[slot] = false;
-        self.ctx.oracle.closed(slot);
+        self.close_account(slot);
         self.ctx.note([41, slot as u64, 0], || format!("host {host} closes socket {slot}"));
         self.hosts[host].close(&mut self.ctx, slot);
         self.wake_senders_of(slot);
@@ -172,6 +180,14 @@ impl World {
         let result = self.hosts[host].send(&mut self.ctx, slot, to, &payload);
         if result == SendResult::Sent {
             self.ctx.stats.sent += 1;
+            let size = match len {
+                0 => "empty",
+                1..TAG_LEN => "too short for its name",
+                TAG_LEN..=0x1_0000 => "up to 64 KiB",
+                0x1_0001..=0x10_0000 => "up to 1 MiB",
+                _ => "above 1 MiB",
+            };
+            self.ctx.coverage.hit("send", size);
         } else {
             self.ctx.stats.refused += 1;
             if ping {
@@ -209,8 +225,19 @@ impl World {
                 format!("socket {slot} gets {len} bytes from {source}")
             });
             let judged = self.ctx.oracle.received(slot, source, &payload, &mut self.scratch);
-            if let Err(what) = judged {
-                self.ctx.fail(|| what);
+            match judged {
+                Err(what) => self.ctx.fail(|| what),
+                Ok(Verdict::InTurn) => {}
+                Ok(Verdict::Again) => self.ctx.coverage.hit("receive", "again in a new process"),
+                Ok(Verdict::Moved) => {
+                    self.ctx.coverage.hit("receive", "after an address came back");
+                }
+                Ok(Verdict::Ahead) => {
+                    self.ctx.coverage.hit("receive", "ahead of one on another connection");
+                }
+            }
+            if let Some(from) = self.ctx.oracle.slot_at(source) {
+                self.pairs.count(self.kinds[self.host_of(from)], self.kinds[host]);
             }
         }
         self.schedule_read(slot);
