@@ -66,6 +66,11 @@ impl Shared {
         if core::mem::take(&mut slot.wanted) {
             sc.todo.flush.push(link.id);
         }
+        match slot.end.take() {
+            Some(CloseHow::Drain) => sc.todo.drain.push(link.id),
+            Some(CloseHow::Cut) => sc.todo.cut.push(link.id),
+            _ => {}
+        }
         drop(st);
         // What is true already is reported as an event too.
         if let Err(errno) = link.watch(&self.epoll, token) {

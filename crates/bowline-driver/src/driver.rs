@@ -129,7 +129,7 @@ impl Driver {
         Ok(Self { inner: Arc::new(inner) })
     }
 
-    fn shared(&self) -> &Shared {
+    pub(crate) fn shared(&self) -> &Shared {
         &self.inner.shared
     }
 

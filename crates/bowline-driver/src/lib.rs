@@ -24,6 +24,7 @@
 mod calls;
 mod clock;
 mod config;
+mod cut;
 mod dial;
 mod driver;
 mod error;

@@ -51,6 +51,10 @@ pub(crate) struct LinkSlot {
     pub(crate) connecting: bool,
     /// The core had something to send before the connection was in place here.
     pub(crate) wanted: bool,
+    /// How the core had it end before the connection was in place here.
+    pub(crate) end: Option<CloseHow>,
+    /// Its time to end in the ordinary way has begun.
+    pub(crate) drained: bool,
     pub(crate) writing: bool,
     pub(crate) blocked: bool,
     /// Times the system said the link can be written.
@@ -73,6 +77,8 @@ impl LinkSlot {
             link: None,
             connecting: false,
             wanted: false,
+            end: None,
+            drained: false,
             writing: false,
             blocked: false,
             writable_events: 0,

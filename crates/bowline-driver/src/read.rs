@@ -240,10 +240,7 @@ impl Shared {
                     st.check_later(id, now);
                 }
             }
-            Pulse::Lost => {
-                link.close(&self.epoll, CloseHow::Reset);
-                self.closed(sc, id, CloseReason::TimedOut);
-            }
+            Pulse::Lost => self.cut(sc, id),
         }
     }
 
@@ -251,7 +248,12 @@ impl Shared {
     pub(crate) fn drain(&self, sc: &mut Scratch, id: LinkId) {
         let mut st = self.lock();
         let now = st.at(self.clock.now());
-        let Some(link) = st.slot(id).and_then(|slot| slot.link.clone()) else { return };
+        let Some(slot) = st.slot(id) else { return };
+        let Some(link) = slot.link.clone() else {
+            slot.end = Some(CloseHow::Drain); // the thread that accepts it sees to it
+            return;
+        };
+        slot.drained = true;
         st.later.push((now.as_nanos() + DRAIN_NS, id, Later::GiveUp));
         drop(st);
         self.stats.setups.inc();

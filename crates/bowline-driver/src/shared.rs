@@ -5,10 +5,11 @@ use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use bowline_rds::{Event, Instant, Interest, LinkId, Node, Output, RxPool, SocketId};
+use bowline_rds::{CloseHow, Event, Instant, Interest, LinkId, Node, Output, RxPool, SocketId};
 
 use crate::clock::Clock;
 use crate::config::{DriverConfig, PollMode};
+use crate::cut::Cuts;
 use crate::link::{Link, LinkSlot};
 use crate::listen::Listener;
 use crate::stats::Stats;
@@ -99,6 +100,8 @@ pub(crate) struct State {
     hot_streak: u32,
     /// Links to come back to, and when.
     pub(crate) later: Vec<(u64, LinkId, Later)>,
+    /// Links that end as soon as all is read that TCP has acknowledged.
+    pub(crate) cuts: Cuts,
     /// Refused connections, to be closed at their time; oldest first.
     pub(crate) held: VecDeque<(u64, OwnedFd)>,
     /// Some link waits for acknowledgements that only TCP gives.
@@ -154,6 +157,7 @@ impl State {
             hot: [None, None],
             hot_streak: 0,
             later: Vec::new(),
+            cuts: Cuts::default(),
             held: VecDeque::new(),
             tcp_acks: false,
             next_tcp_ack: 0,
@@ -207,6 +211,7 @@ impl State {
         }
         self.unread.retain(|link| link.id != id);
         self.later.retain(|(_, link, _)| *link != id);
+        self.cuts.remove(id);
         slot
     }
 
@@ -296,7 +301,8 @@ impl State {
         let later = self.later.iter().map(|(at, ..)| *at).min();
         let held = self.held.front().map(|(at, _)| *at);
         let ack = self.tcp_acks.then_some(self.next_tcp_ack);
-        [core, later, held, ack].into_iter().flatten().min()
+        let cuts = self.cuts.next_look();
+        [core, later, cuts, held, ack].into_iter().flatten().min()
     }
 }
 
@@ -343,6 +349,7 @@ impl Shared {
             let (_, id, what) = st.later.swap_remove(at);
             sc.todo.due.push((id, what));
         }
+        sc.todo.end_cuts |= st.cuts.run_timer(ns);
         if st.tcp_acks && st.next_tcp_ack <= ns {
             st.next_tcp_ack = ns + st.tcp_ack_step;
             let most = if st.senders > 0 { TCP_ACK_URGENT_NS } else { TCP_ACK_IDLE_NS };
@@ -399,13 +406,7 @@ impl Shared {
                 st.put_slot(link).connecting = true;
                 todo.connect.push((link, local, remote, port_mod8));
             }
-            Output::Close { link, how } => {
-                if how == bowline_rds::CloseHow::Drain {
-                    todo.drain.push(link);
-                } else if let Some(slot) = st.take_slot(link) {
-                    todo.close.extend(slot.link.map(|link| (link, how)));
-                }
-            }
+            Output::Close { link, how } => collect_close(st, sc, link, how),
             Output::Resume { link } => {
                 if let Some(link) = st.slot(link).and_then(|slot| slot.link.clone()) {
                     link.set_paused(false);
@@ -480,6 +481,21 @@ impl Shared {
             sc.todo.wake_helper = true;
         } else {
             sc.todo.kick = true;
+        }
+    }
+}
+
+fn collect_close(st: &mut State, sc: &mut Scratch, id: LinkId, how: CloseHow) {
+    match how {
+        CloseHow::Drain => sc.todo.drain.push(id),
+        CloseHow::Cut => {
+            if st.cuts.push(id) {
+                sc.todo.cut.push(id);
+            }
+        }
+        CloseHow::Reset | CloseHow::Fin => {
+            let link = st.take_slot(id).and_then(|slot| slot.link);
+            sc.todo.close.extend(link.map(|link| (link, how)));
         }
     }
 }

@@ -8,6 +8,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 use rustix::ioctl::{Getter, ioctl};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, ipproto, socket_with, sockopt};
+use rustix::thread::{MembarrierCommand, membarrier};
 use rustix::time::Timespec;
 
 /// Linux's `SIOCOUTQ`, the same number as `TIOCOUTQ`.
@@ -54,14 +55,62 @@ pub(crate) fn tcp_state(fd: impl AsFd) -> Result<TcpState, Errno> {
         )
     };
     if result != 0 {
-        let errno = std::io::Error::last_os_error().raw_os_error().unwrap_or(0);
-        return Err(Errno::from_raw_os_error(errno));
+        return Err(last_errno());
     }
     Ok(TcpState {
         timeouts: info.tcpi_retransmits,
         unacked: info.tcpi_unacked,
         silence: Duration::from_millis(info.tcpi_last_ack_recv.into()),
     })
+}
+
+/// Has the system drop every segment for a TCP connection before TCP sees it: nothing more is
+/// acknowledged, nothing more is queued.
+#[allow(unsafe_code)]
+pub(crate) fn drop_all_input(fd: impl AsFd) -> Result<(), Errno> {
+    let code = (libc::BPF_RET | libc::BPF_K) as u16;
+    let mut keep_nothing = libc::sock_filter { code, jt: 0, jf: 0, k: 0 };
+    let program = libc::sock_fprog { len: 1, filter: &raw mut keep_nothing };
+    // SAFETY: the system only reads `program` and the one instruction it points to, both of which
+    // live until the call returns; it keeps a copy.
+    let result = unsafe {
+        libc::setsockopt(
+            fd.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_ATTACH_FILTER,
+            (&raw const program).cast(),
+            size_of::<libc::sock_fprog>() as libc::socklen_t,
+        )
+    };
+    if result == 0 { Ok(()) } else { Err(last_errno()) }
+}
+
+/// Has the system refuse to change the filter of a socket.
+#[cfg(test)]
+#[allow(unsafe_code)]
+pub(crate) fn lock_filter(fd: impl AsFd) -> Result<(), Errno> {
+    let on: libc::c_int = 1;
+    // SAFETY: the system only reads the integer, which lives until the call returns.
+    let result = unsafe {
+        libc::setsockopt(
+            fd.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_LOCK_FILTER,
+            (&raw const on).cast(),
+            size_of::<libc::c_int>() as libc::socklen_t,
+        )
+    };
+    if result == 0 { Ok(()) } else { Err(last_errno()) }
+}
+
+/// Waits until every processor has left what it was in the midst of, the handling of a segment
+/// included; tells whether the system can do that. It takes some 10 ms.
+pub(crate) fn pass_all_processors() -> bool {
+    membarrier(MembarrierCommand::Global).is_ok()
+}
+
+fn last_errno() -> Errno {
+    Errno::from_raw_os_error(std::io::Error::last_os_error().raw_os_error().unwrap_or(0))
 }
 
 pub(crate) fn timespec(time: Duration) -> Timespec {

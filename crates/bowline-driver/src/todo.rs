@@ -31,6 +31,8 @@ pub(crate) struct Todo {
     pub(crate) connect: Vec<(LinkId, IpAddr, SocketAddr, u8)>,
     pub(crate) close: Vec<(Arc<Link>, CloseHow)>,
     pub(crate) drain: Vec<LinkId>,
+    pub(crate) cut: Vec<LinkId>,
+    pub(crate) end_cuts: bool,
     pub(crate) due: Vec<(LinkId, Later)>,
     pub(crate) forget: Vec<OwnedFd>,
     pub(crate) probe: Vec<Arc<Link>>,
@@ -121,11 +123,15 @@ impl Shared {
                 self.accept(sc, &listener);
             } else if let Some(id) = sc.todo.drain.pop() {
                 self.drain(sc, id);
+            } else if !sc.todo.cut.is_empty() {
+                self.begin_cuts(sc);
+            } else if core::mem::take(&mut sc.todo.end_cuts) {
+                self.end_cuts(sc);
             } else if let Some(fd) = sc.todo.forget.pop() {
                 drop(fd);
             } else if let Some((id, what)) = sc.todo.due.pop() {
                 match what {
-                    Later::GiveUp => self.closed(sc, id, bowline_rds::CloseReason::TimedOut),
+                    Later::GiveUp => self.cut(sc, id),
                     Later::CheckAgain => self.check_again(sc, id),
                 }
             } else if let Some(link) = sc.todo.probe.pop() {
