@@ -119,11 +119,19 @@ impl Conn {
 
     /// The path of an index below 8, made with those before it when it is new.
     #[inline]
-    pub(crate) fn make_path(&mut self, index: u8, first_sequence: u64) -> &mut Path {
+    pub(crate) fn make_path(&mut self, index: u8) -> &mut Path {
         while self.paths.len() <= usize::from(index) {
-            self.paths.push(Path::new(first_sequence));
+            let next = self.unused_sequence();
+            self.paths.push(Path::new(next));
         }
         &mut self.paths[usize::from(index)]
+    }
+
+    /// A number that no message has had on any path. Messages of two sockets that change over to
+    /// another path must not come to the numbers they had on the first: the peer would take a
+    /// repeated one for an equal one of before.
+    pub(crate) fn unused_sequence(&self) -> u64 {
+        self.paths.iter().map(|p| p.next_tx_seq).max().unwrap_or(1)
     }
 
     /// Tells whether a message of an application is queued or unacknowledged. Probes and pongs

@@ -175,7 +175,7 @@ impl Node {
     /// Opens a TCP connection for a path; this is the smaller side.
     fn start_connect(&mut self, id: ConnId, index: u8) {
         let Some(conn) = self.conns.get_mut(id.0) else { return };
-        conn.make_path(index, self.first_sequence);
+        conn.make_path(index);
         let (local, remote) = conn_addrs(conn);
         conn.links_made += 1;
         let here = SocketAddr::new(local, 0);

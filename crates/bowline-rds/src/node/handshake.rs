@@ -175,6 +175,14 @@ impl Node {
         conn.npaths = after.max(1);
         let fan = conn.fan();
         let smaller = conn.smaller;
+        if fan != before {
+            // Messages of two sockets change over to another path.
+            let next = conn.unused_sequence();
+            let kept = if fan > before { usize::from(before) } else { 0 };
+            for path in conn.paths.iter_mut().skip(kept) {
+                path.next_tx_seq = next;
+            }
+        }
         if fan > before {
             self.close_gate(conn_id, before);
         }

@@ -228,7 +228,7 @@ impl Node {
             self.timers.insert((self.now + HELLO_TIME, Timer::Hello(id)));
         }
         conn.extra.retain(|l| *l != id);
-        let path = conn.make_path(index, self.first_sequence);
+        let path = conn.make_path(index);
         path.state = PathState::Up;
         path.link = Some(id);
         path.reconnect_at = None;

@@ -220,7 +220,7 @@ impl Node {
         let half_full = sock.snd_bytes >= sock.sndbuf / 2;
         conn.last_used = self.now;
         let to_bowline = conn.peer.is_bowline();
-        let path = conn.make_path(index as u8, self.first_sequence);
+        let path = conn.make_path(index as u8);
         let mut marks = 0;
         // Budgets of R-526. The flag is on the wire only between bowline nodes, and not for
         // the count of messages: an answer carries the acknowledgement of a short question.
