@@ -422,7 +422,7 @@ impl BowlineHost {
     /// have read.
     fn cut(&mut self, ctx: &mut Ctx, link: LinkId) {
         let Some(end) = self.forget(link) else { return };
-        loop {
+        while self.sabotage != Some(Sabotage::Unread) {
             let mut bytes = Vec::new();
             match ctx.tcp_read(end, &mut bytes, self.plan.read_max) {
                 ReadOutcome::Data(_) => {
@@ -475,7 +475,7 @@ impl BowlineHost {
                 let len = io.batch.len();
                 ctx.fail(|| format!("a batch of {len} bytes announced as {n}"));
             }
-            if let Some(how) = self.sabotage {
+            if let Some(how) = self.sabotage.filter(|how| how.needs_room()) {
                 let mut bytes: Vec<u8> = io.batch.slices().flatten().copied().collect();
                 io.framing.mangle(how, &mut ctx.rng, &mut bytes);
                 // Buffers are large where wrong is done; the node is told that all went well.
@@ -553,6 +553,10 @@ impl BowlineHost {
         let at = now(ctx);
         match output {
             Output::Connect { link, local, remote, port_mod8 } => {
+                if self.sabotage == Some(Sabotage::StayAway) && !ctx.net.faulty {
+                    self.node.handle_closed(at, link, CloseReason::Refused);
+                    return;
+                }
                 let modulo = (!self.plan.any_port).then_some(port_mod8);
                 match ctx.tcp_connect(self.id, local, modulo, remote) {
                     Ok(end) => self.adopt(link, end),
@@ -600,9 +604,24 @@ impl BowlineHost {
                 ctx.fail(|| format!("host {} says {remote} broke a rule: {what}", self.id));
             }
             Output::Event(event) => {
+                if self.sabotage == Some(Sabotage::ForgetOnRestart)
+                    && matches!(event, Event::PeerRestarted { .. })
+                {
+                    self.forget_all_sent(ctx);
+                }
                 ctx.note([31, 0, 0], || format!("host {}: {event:?}", self.id));
             }
             _ => {}
+        }
+    }
+
+    fn forget_all_sent(&mut self, ctx: &mut Ctx) {
+        let info = self.node.info();
+        for message in info.send.iter().chain(&info.retrans) {
+            for sock in self.socks.values() {
+                // Sockets that did not send it have nothing to cancel.
+                let _ = self.node.cancel_sent_to(now(ctx), sock.id, message.remote);
+            }
         }
     }
 

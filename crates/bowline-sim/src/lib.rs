@@ -28,6 +28,8 @@
 mod bowline;
 mod coverage;
 mod ctx;
+#[cfg(test)]
+mod fresh;
 mod host;
 mod kept;
 mod kernel;

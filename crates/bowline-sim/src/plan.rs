@@ -337,6 +337,7 @@ impl Plan {
             (_, F::AddressLoss | F::AddressMove) => 60,
             (_, F::Crash | F::Reboot) => 150,
             (_, F::Shutdown) => 100,
+            (_, F::DropLinks) => 300,
             _ => 200,
         };
         for kind in F::ALL {
@@ -452,7 +453,7 @@ fn draw_driver(rng: &mut Rng) -> DriverPlan {
         read_max: rng.magnitude(512, 256 << 10) as usize,
         write_max: rng.magnitude(512, 256 << 10) as usize,
         budget: rng.magnitude(1, 512) as usize,
-        lag: rng.magnitude(1, 2 * MS),
+        lag: rng.magnitude(1, 5 * MS),
         slow_write_permille: rng.pick(&[0, 0, 50, 400]),
         any_port: rng.chance(150),
         idle_permille: rng.pick(&[0, 100, 1000]),

@@ -38,7 +38,7 @@ impl Simulator for Rds {
 
     fn world(start: Start<Plan>, trace: Trace, sabotage: Option<Sabotage>) -> Option<World> {
         let Start { mut chance, mut plan } = start;
-        if sabotage.is_some() {
+        if sabotage.is_some_and(Sabotage::needs_room) {
             plan.widen();
         }
         let mut world = World::new(plan, chance.pop()?, trace, sabotage);

@@ -20,6 +20,19 @@ pub(crate) enum Sabotage {
     LoseWake,
     /// A connection is not read any more.
     Deaf,
+    /// A connection that is dropped is reset without being read.
+    Unread,
+    /// A node that finds its peer restarted forgets all that it has for it.
+    ForgetOnRestart,
+    /// A node does not connect any more once all faults are over.
+    StayAway,
+}
+
+impl Sabotage {
+    /// Whether TCP must take all it is offered, or what is done wrong would not be seen.
+    pub(crate) const fn needs_room(self) -> bool {
+        !matches!(self, Self::Unread | Self::ForgetOnRestart | Self::StayAway)
+    }
 }
 
 /// Follows what a link writes to know where frames begin.
@@ -94,7 +107,11 @@ mod tests {
 
     /// Runs until a seed fails and returns what was said.
     fn caught(how: Sabotage) -> String {
-        let options = Options::default().with_scenario(Some(Scenario::Calm));
+        caught_in(how, Scenario::Calm)
+    }
+
+    fn caught_in(how: Sabotage, scenario: Scenario) -> String {
+        let options = Options::default().with_scenario(Some(scenario));
         (0..400)
             .find_map(|seed| run_seed::<Rds>(seed, &options, Some(how)).failure)
             .unwrap_or_else(|| panic!("nobody noticed {how:?}"))
@@ -138,5 +155,58 @@ mod tests {
     fn a_connection_nobody_reads_is_noticed() {
         let what = caught(Sabotage::Deaf);
         assert!(what.contains("starved") || what.contains("no end"), "{what}");
+    }
+
+    #[test]
+    fn what_is_forgotten_for_a_restarted_peer_is_noticed() {
+        let what = caught_in(Sabotage::ForgetOnRestart, Scenario::Crash);
+        let words = ["did not come", " before ", "unexpected"];
+        assert!(words.iter().any(|w| what.contains(w)), "{what}");
+    }
+
+    #[test]
+    fn a_node_that_does_not_come_back_is_noticed() {
+        let what = caught_in(Sabotage::StayAway, Scenario::Cuts);
+        assert!(what.contains("no end") || what.contains("no traffic"), "{what}");
+    }
+
+    const ALL: [Sabotage; 9] = [
+        Sabotage::DropFrame,
+        Sabotage::FlipByte,
+        Sabotage::Double,
+        Sabotage::Swap,
+        Sabotage::LoseWake,
+        Sabotage::Deaf,
+        Sabotage::Unread,
+        Sabotage::ForgetOnRestart,
+        Sabotage::StayAway,
+    ];
+
+    /// Seeds as they are drawn, from `from` on, until one fails; at most `most`.
+    fn seeds_until_caught(how: Sabotage, from: u64, most: u64) -> Option<u64> {
+        let fails =
+            |seed: &u64| run_seed::<Rds>(*seed, &Options::default(), Some(how)).failure.is_some();
+        (from..from + most).find(fails).map(|seed| seed - from + 1)
+    }
+
+    #[test]
+    fn seeds_as_they_are_drawn_show_everything_that_is_done_wrong() {
+        for how in ALL {
+            let seeds = seeds_until_caught(how, 0, 2_000);
+            println!("{how:?} is noticed after {seeds:?} seeds");
+            assert!(seeds.is_some(), "nobody noticed {how:?}");
+        }
+    }
+
+    /// Seeds that nobody has looked at: from the clock, or from BOWLINE_FRESH_FROM on.
+    #[test]
+    #[ignore = "other seeds each time; the scheduled search runs it"]
+    fn fresh_seeds_show_everything_that_is_done_wrong() {
+        let from = crate::fresh::first_seed();
+        for how in ALL {
+            let seeds = seeds_until_caught(how, from, 10_000);
+            println!("from {from}: {how:?} is noticed after {seeds:?} seeds");
+            assert!(seeds.is_some(), "nobody noticed {how:?} from {from} on");
+        }
     }
 }
