@@ -34,6 +34,9 @@ pub(crate) trait Simulator {
     /// Draws what a seed stands for.
     fn draw(seed: u64, forced: Option<Self::Scenario>) -> Start<Self::Plan>;
 
+    /// Makes known what its runs can reach.
+    fn declare(_: &mut Coverage) {}
+
     /// The name of a plan's scenario.
     fn scenario(plan: &Self::Plan) -> &'static str;
 
@@ -115,5 +118,8 @@ pub(crate) fn run_many<S: Simulator>(
     options: &Options<S::Scenario>,
     progress: impl Fn(u64) + Sync,
 ) -> Summary<S::Stats> {
-    sweep(seeds, threads, options, progress, |seed, options| run_seed::<S>(seed, options, None))
+    let one = |seed, options: &Options<S::Scenario>| run_seed::<S>(seed, options, None);
+    let mut summary = sweep(seeds, threads, options, progress, one);
+    S::declare(&mut summary.coverage);
+    summary
 }

@@ -9,9 +9,11 @@ use bowline_verbs::{
 use super::memory::{AreaId, Pieces, Purpose, fill, list, part, sges};
 use super::oracle::trouble;
 use super::plan::ConnPlan;
+use super::reach::{self, Lent};
 use super::side::{
     Fast, FastStep, Grant, Message, Receive, Request, Side, SideId, Statuses, Trouble, Word,
 };
+use crate::coverage::Coverage;
 use crate::rng::Rng;
 
 /// Most elements of a gather or scatter list.
@@ -84,6 +86,7 @@ pub(crate) struct App<'a> {
     pub(crate) peer: SideId,
     pub(crate) plan: &'a ConnPlan,
     pub(crate) rng: &'a mut Rng,
+    pub(crate) coverage: &'a mut Coverage,
 }
 
 impl App<'_> {
@@ -417,6 +420,7 @@ impl App<'_> {
                 let number = self.number();
                 let mut request = Request::new(number, WcOpcode::LocalInv);
                 request.fast = FastStep::Invalidate;
+                reach::lent(self.coverage, Lent::InvalidatedHere);
                 self.me().fast = Fast::Ending(key);
                 let nothing = (Vec::new(), Vec::new());
                 vec![self.done(request, SendOp::LocalInv(key), nothing, SendFlags::SIGNALED)]
@@ -433,7 +437,8 @@ impl App<'_> {
             let mut access = Access::REMOTE_WRITE | Access::REMOTE_READ;
             let addr = me.iova + start as u64;
             access.set(Access::ZERO_BASED, self.rng.chance(300));
-            let iova = if access.contains(Access::ZERO_BASED) { 0 } else { addr };
+            let from_zero = access.contains(Access::ZERO_BASED);
+            let iova = if from_zero { 0 } else { addr };
             let to = MwBind { lkey: under.lkey, addr, len: len as u64, access };
             let pieces = vec![(start, len)];
             return (SendOp::BindMw { key, to }, Grant { key, iova, area, pieces, len });
@@ -458,6 +463,15 @@ impl App<'_> {
             _ => WcOpcode::RegMr,
         };
         let mut request = Request::new(number, opcode);
+        reach::lent(
+            self.coverage,
+            match &op {
+                SendOp::BindMw { to, .. } => {
+                    Lent::Bound { from_zero: to.access.contains(Access::ZERO_BASED) }
+                }
+                _ => Lent::Registered,
+            },
+        );
         request.fast = FastStep::Register;
         self.me().fast = Fast::Granted(key);
         let flags = SendFlags::empty();
@@ -474,16 +488,20 @@ impl App<'_> {
         } else {
             self.send(Word::Release, None)?
         };
+        let invalidates = matches!(owned.op, SendOp::SendInv(_));
+        let how = if invalidates { Lent::Invalidated } else { Lent::Released };
+        reach::lent(self.coverage, how);
         let me = self.me();
         me.grant = None;
         // Only what the peer has invalidated before it sees the next request is surely of no use.
-        me.stale = matches!(owned.op, SendOp::SendInv(_)).then_some(grant);
+        me.stale = invalidates.then_some(grant);
         Some(owned)
     }
 
     /// A request that must fail.
     fn mistake(&mut self) -> Option<Owned> {
         let kind = self.rng.pick(&MISTAKES);
+        reach::mistaken(self.coverage, kind as usize);
         let len = self.len().max(8);
         let number = self.number();
         let mut request = Request::new(number, WcOpcode::RdmaWrite);

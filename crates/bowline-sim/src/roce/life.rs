@@ -11,6 +11,7 @@ use super::host::PORT;
 use super::memory::{Memory, Purpose, fill};
 use super::oracle::{self, trouble};
 use super::plan::ConnPlan;
+use super::reach::{self, Link, Step};
 use super::side::{Fast, Receive, Request, Side, SideId, Stage, Told, Trouble};
 use super::world::{Event, World};
 use crate::queue::MS;
@@ -144,6 +145,10 @@ impl World {
         }
         let Some(id) = self.make_side(plan.from, conn, true) else { return };
         self.stats.connects += 1;
+        reach::linked(
+            &mut self.coverage,
+            if plan.managed { Link::Asked } else { Link::Unmanaged },
+        );
         if plan.managed {
             let param = self.param(id, hello(id, REQUEST_DATA));
             let port = if plan.wrong_port { PORT + 1 } else { PORT };
@@ -202,6 +207,7 @@ impl World {
         let result = device.modify_qp(now, qpn, &rtr);
         let result = result.and_then(|()| device.modify_qp(now, qpn, &rts));
         self.judge(result.map_err(|e| format!("side {id}: {e}")));
+        reach::stepped(&mut self.coverage, Step::UpByProgram);
         self.up(id);
         self.touched(host);
     }
@@ -225,6 +231,7 @@ impl World {
             // A late request of a dead program: nobody listens any more.
             let Some(device) = &mut self.hosts[host].device else { return };
             let rejected = device.reject(now, cm, &[]);
+            reach::linked(&mut self.coverage, Link::TooLate);
             self.note([26, host as u64, 0], || format!("too late for side {active}: {rejected:?}"));
             self.touched(host);
             return;
@@ -273,6 +280,9 @@ impl World {
             && !self.sides[active].trouble.any()
         {
             self.fail(|| format!("the request of side {active} cannot be answered: {e}"));
+        }
+        if result.is_err() {
+            reach::linked(&mut self.coverage, Link::Withdrawn);
         }
         result.is_ok()
     }
@@ -323,6 +333,15 @@ impl World {
                 let too_large =
                     plan.mtu > self.plan.hosts[plan.to].mtu && reason == RejectReason::INVALID_MTU;
                 let active = self.sides[id].active;
+                reach::linked(
+                    &mut self.coverage,
+                    match (by_program, nobody, too_large) {
+                        (true, ..) => Link::RefusedByProgram,
+                        (_, true, _) => Link::Nobody,
+                        (.., true) => Link::TooLarge,
+                        _ => Link::RefusedOtherwise,
+                    },
+                );
                 if !(active && (by_program || nobody || too_large)) && !excused {
                     self.fail(|| format!("side {id} was refused: {reason:?}"));
                 }
@@ -330,6 +349,8 @@ impl World {
             }
             CmEvent::Unreachable { .. } => {
                 self.sides[id].told.refused = true;
+                let active = self.sides[id].active;
+                reach::linked(&mut self.coverage, Link::Unreachable { active });
                 if !excused {
                     self.fail(|| format!("side {id} did not reach its peer"));
                 }
@@ -337,6 +358,8 @@ impl World {
             }
             CmEvent::Disconnected { .. } => {
                 self.sides[id].told.disconnected = true;
+                let active = self.sides[id].active;
+                reach::linked(&mut self.coverage, Link::Disconnected { active });
                 if !excused {
                     self.fail(|| format!("side {id} was disconnected by nobody"));
                 }
@@ -344,6 +367,7 @@ impl World {
             }
             _ => {
                 self.sides[id].told.timewait_exit = true;
+                reach::linked(&mut self.coverage, Link::TimewaitOver);
                 self.over(id);
             }
         }
@@ -351,6 +375,8 @@ impl World {
 
     fn established(&mut self, id: SideId, data: &[u8], depths: (u8, u8)) {
         self.sides[id].told.established = true;
+        let active = self.sides[id].active;
+        reach::linked(&mut self.coverage, Link::Established { active });
         let side = &self.sides[id];
         let plan = &self.plan.conns[side.conn];
         let mine = usize::from(!side.active);
@@ -383,6 +409,7 @@ impl World {
             }
         }
         if self.sides[id].stage == Stage::Connecting {
+            reach::stepped(&mut self.coverage, Step::UpByManager);
             self.up(id);
         }
     }
@@ -406,6 +433,7 @@ impl World {
             (self.sides[id].host, self.sides[id].qpn, self.sides[id].told, self.instant());
         let plan = &self.plan.conns[self.sides[id].conn];
         let abrupt = plan.abrupt && plan.managed && self.rng.chance(500);
+        self.reach_end(id, before, abrupt);
         let Some(device) = &mut self.hosts[host].device else { return };
         let over = told.refused || told.disconnected;
         let mut ended = Ok(());
@@ -445,6 +473,35 @@ impl World {
         self.post_markers(id);
         self.touched(host);
         self.try_bury(id);
+    }
+
+    /// Counts how far a side was that ends.
+    fn reach_end(&mut self, id: SideId, before: Stage, abrupt: bool) {
+        let side = &self.sides[id];
+        let Some(device) = &self.hosts[side.host].device else { return };
+        let Ok((state, _)) = device.query_qp(side.qpn) else { return };
+        let failed = side.send_failed || side.recv_failed;
+        let step = match (state, failed, side.told.disconnected) {
+            (QpState::Err, true, _) => Some(Step::Fails),
+            (QpState::Err, _, true) => Some(Step::Disconnected),
+            (QpState::Err, ..) => None,
+            (_, _, _) if abrupt => None,
+            (state, ..) => Some(Step::Ends(state)),
+        };
+        let given_up = before == Stage::Connecting
+            && side.id.is_some()
+            && !side.told.refused
+            && !side.told.disconnected;
+        let active = side.active;
+        if given_up {
+            reach::linked(&mut self.coverage, Link::GivenUp { active });
+        }
+        if abrupt {
+            reach::linked(&mut self.coverage, Link::Abrupt);
+        }
+        if let Some(step) = step {
+            reach::stepped(&mut self.coverage, step);
+        }
     }
 
     /// Requests that come back when everything before them has come back [QP-9].
@@ -509,6 +566,9 @@ impl World {
         let side = &self.sides[id];
         let host = side.host;
         let Some(device) = &mut self.hosts[host].device else { return };
+        if let Ok((state, _)) = device.query_qp(side.qpn) {
+            reach::stepped(&mut self.coverage, Step::Destroyed(state));
+        }
         let result = remove(device, now, side);
         self.judge(result.map_err(|e| format!("side {id}: something is left: {e}")));
         self.touched(host);

@@ -38,12 +38,27 @@ pub(crate) struct Datagram {
     pub(crate) bytes: Vec<u8>,
 }
 
+/// Why a datagram does not arrive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Loss {
+    /// For no reason.
+    Chance,
+    /// Its line is cut.
+    Cut,
+    /// Too much waits for its line.
+    Full,
+}
+
 /// What became of a datagram.
 #[derive(Debug, Default)]
 pub(crate) struct Fate {
     /// When it arrives, and again.
     pub(crate) arrivals: Vec<(u64, Datagram)>,
     pub(crate) damaged: bool,
+    pub(crate) lost: Option<Loss>,
+    pub(crate) repeated: bool,
+    /// Somebody else has made one after it.
+    pub(crate) forged: bool,
 }
 
 /// The lines between all hosts.
@@ -91,10 +106,12 @@ impl Net {
         let start = self.free_at[line].max(now);
         let waiting = (start - now) * 1024 / plan.per_kib.max(1);
         if self.blocked[line] || (waiting > plan.queue && self.faulty) {
+            fate.lost = Some(if self.blocked[line] { Loss::Cut } else { Loss::Full });
             return fate;
         }
         self.free_at[line] = start + size * plan.per_kib / 1024;
         if self.faulty && rng.chance(plan.loss) {
+            fate.lost = Some(Loss::Chance);
             return fate;
         }
         if self.faulty && rng.chance(plan.damage) {
@@ -106,9 +123,11 @@ impl Net {
         // Whoever knows the key of a datagram queue pair may send to it.
         let open = |bytes: &[u8]| bytes[0] >= 0x60 && bytes[5..8] != [0, 0, 1];
         if self.faulty && !fate.damaged && rng.chance(plan.forge) && !open(&datagram.bytes) {
+            fate.forged = true;
             fate.arrivals.push((sent, forged(rng, &datagram)));
         }
         if self.faulty && rng.chance(plan.repeat) {
+            fate.repeated = true;
             fate.arrivals.push((second, datagram.clone()));
         }
         fate.arrivals.push((first, datagram));

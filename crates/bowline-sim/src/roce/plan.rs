@@ -157,6 +157,9 @@ pub(crate) struct ConnPlan {
     pub(crate) end_after: [Option<u64>; 2],
     /// Sides that end it leave without waiting for anything.
     pub(crate) abrupt: bool,
+    /// Rounds of a thousand after which the send queue is stopped for a while.
+    #[serde(default)]
+    pub(crate) pauses: u64,
     /// A region is removed while it is in use, after this time.
     pub(crate) deregister_after: Option<u64>,
 }
@@ -313,6 +316,7 @@ impl Plan {
             wrong_port: managed && rng.chance(if churn { 50 } else { 5 }),
             decide: rng.pick(&[0, 10 * US, MS, if churn { 6 * SEC } else { MS }]),
             end_after: ends,
+            pauses: 0,
             abrupt: ends != [None, None] && rng.chance(300),
             deregister_after: (misuse && rng.chance(200)).then(|| rng.magnitude(US, 5 * MS)),
         }

@@ -7,6 +7,7 @@ use super::host::Host;
 use super::letters::{Letter, Port};
 use super::net::{Datagram, Net};
 use super::plan::Plan;
+use super::reach::{self, Reached};
 use super::sabotage::Sabotage;
 use super::side::{Side, SideId, Stage};
 use super::stats::Stats;
@@ -37,6 +38,8 @@ pub(crate) enum Event {
     Decide { host: usize, boot: u32, id: CmId, request: Box<ConnRequest> },
     /// A program posts requests.
     Post(SideId),
+    /// A program lets a queue go on that it has paused.
+    Resume(SideId),
     /// A program posts a receive.
     Receive(SideId),
     /// A program sends a datagram.
@@ -79,6 +82,7 @@ pub(crate) struct World {
     pub(crate) trace: Trace,
     pub(crate) stats: Stats,
     pub(crate) coverage: Coverage,
+    pub(crate) reached: Reached,
     /// The first broken promise.
     pub(crate) failure: Option<String>,
     pub(crate) net: Net,
@@ -113,6 +117,7 @@ impl World {
             trace,
             stats: Stats::default(),
             coverage: Coverage::default(),
+            reached: Reached::default(),
             failure: None,
             net,
             hosts,
@@ -128,6 +133,7 @@ impl World {
             entries: Vec::new(),
             plan,
         };
+        reach::chosen(&mut world.coverage, &world.plan);
         for host in 0..world.hosts.len() {
             world.boot(host);
         }
@@ -229,6 +235,7 @@ impl World {
                 }
             }
             Event::Post(id) => self.post(id),
+            Event::Resume(id) => self.resume(id),
             Event::Receive(id) => self.post_receive(id),
             Event::Letter(host) => self.send_letter(host),
             Event::Look(id) => self.look(id),
