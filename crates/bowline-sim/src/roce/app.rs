@@ -65,9 +65,14 @@ enum Mistake {
     Register,
     /// The peer is to invalidate nothing.
     RemoteInvalidate,
+    /// The key of something that is rarely asked for.
+    AtomicKey,
+    AtomicWriteKey,
+    FlushKey,
 }
 
-const MISTAKES: [Mistake; 9] = [
+/// Those that every run draws, and then those that some do.
+const MISTAKES: [Mistake; 12] = [
     Mistake::Key,
     Mistake::Range,
     Mistake::Right,
@@ -77,6 +82,9 @@ const MISTAKES: [Mistake; 9] = [
     Mistake::Invalidate,
     Mistake::Register,
     Mistake::RemoteInvalidate,
+    Mistake::AtomicKey,
+    Mistake::AtomicWriteKey,
+    Mistake::FlushKey,
 ];
 
 /// Draws requests for one side.
@@ -105,8 +113,14 @@ impl App<'_> {
         if self.sides[self.id].requests.len() + 2 > self.plan.send_depth {
             return Vec::new();
         }
+        let more = self.plan.misregister;
+        if more > 0 && matches!(self.me().fast, Fast::Released(_)) && self.rng.chance(more) {
+            return self.mistake(Mistake::Register).into_iter().collect();
+        }
         if self.rng.chance(self.plan.misuse) {
-            return self.mistake().into_iter().collect();
+            let kinds = if more > 0 { &MISTAKES[..] } else { &MISTAKES[..9] };
+            let kind = self.rng.pick(kinds);
+            return self.mistake(kind).into_iter().collect();
         }
         let drawn = match self.rng.below(100) {
             0..30 => self.send(Word::Nothing, None),
@@ -499,8 +513,7 @@ impl App<'_> {
     }
 
     /// A request that must fail.
-    fn mistake(&mut self) -> Option<Owned> {
-        let kind = self.rng.pick(&MISTAKES);
+    fn mistake(&mut self, kind: Mistake) -> Option<Owned> {
         reach::mistaken(self.coverage, kind as usize);
         let len = self.len().max(8);
         let number = self.number();
@@ -511,6 +524,7 @@ impl App<'_> {
         let (start, size) = peer.memory.span(&[Purpose::Target, Purpose::Words]);
         let (base, shared, constant) = (peer.iova, peer.shared.rkey, peer.constant.rkey);
         let (fixed, _) = peer.memory.span(&[Purpose::Constant]);
+        let (words, _) = peer.memory.span(&[Purpose::Words]);
         let me = &self.sides[self.id];
         let (iova, lkey) = (me.iova, me.local.lkey);
         let (own, own_len) = me.memory.span(&[Purpose::Source, Purpose::Receive, Purpose::Sink]);
@@ -580,6 +594,23 @@ impl App<'_> {
                     _ => SendOp::LocalInv(key ^ 1 << 31),
                 }
             }
+            Mistake::AtomicKey => {
+                (place[0].len, request.len) = (8, 8);
+                let remote = remote(base + words as u64, shared ^ 1 << 31);
+                match bad % 2 {
+                    0 => SendOp::FetchAdd { remote, add: 1 },
+                    _ => SendOp::CompareSwap { remote, compare: 0, swap: 1 },
+                }
+            }
+            Mistake::AtomicWriteKey => {
+                (place[0].len, request.len) = (8, 8);
+                SendOp::AtomicWrite(remote(base + words as u64, shared ^ 1 << 31))
+            }
+            Mistake::FlushKey => {
+                (place, request.len) = (Vec::new(), 0);
+                let remote = remote(base + words as u64, shared ^ 1 << 31);
+                SendOp::Flush { remote, of: FlushOf::Region, placement: Placement::GLOBAL }
+            }
             Mistake::RemoteInvalidate => {
                 // The bytes are delivered before anybody looks at the key [RSP-18].
                 request.must_fail = false;
@@ -593,6 +624,10 @@ impl App<'_> {
         request.opcode = match &op {
             SendOp::Send | SendOp::SendInv(_) => WcOpcode::Send,
             SendOp::Read(_) => WcOpcode::RdmaRead,
+            SendOp::FetchAdd { .. } => WcOpcode::FetchAdd,
+            SendOp::CompareSwap { .. } => WcOpcode::CompSwap,
+            SendOp::AtomicWrite(_) => WcOpcode::AtomicWrite,
+            SendOp::Flush { .. } => WcOpcode::Flush,
             SendOp::LocalInv(_) => WcOpcode::LocalInv,
             SendOp::RegMr { .. } => WcOpcode::RegMr,
             SendOp::BindMw { .. } => WcOpcode::BindMw,

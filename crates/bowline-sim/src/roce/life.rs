@@ -143,6 +143,7 @@ impl World {
             self.schedule(MS, Event::Connect(conn));
             return;
         }
+        self.starts_left = self.starts_left.saturating_sub(1);
         let Some(id) = self.make_side(plan.from, conn, true) else { return };
         self.stats.connects += 1;
         reach::linked(
@@ -203,13 +204,26 @@ impl World {
             ..QpAttr::default()
         };
         let (host, qpn, now) = (side.host, side.qpn, self.instant());
+        let slowly = plan.slowly;
         let Some(device) = &mut self.hosts[host].device else { return };
-        let result = device.modify_qp(now, qpn, &rtr);
-        let result = result.and_then(|()| device.modify_qp(now, qpn, &rts));
+        let state = device.query_qp(qpn).map(|(state, _)| state);
+        let waits = slowly > 0 && state == Ok(QpState::Init);
+        let mut result = Ok(());
+        if state != Ok(QpState::Rtr) {
+            result = device.modify_qp(now, qpn, &rtr);
+        }
+        if !waits {
+            result = result.and_then(|()| device.modify_qp(now, qpn, &rts));
+        }
         self.judge(result.map_err(|e| format!("side {id}: {e}")));
+        self.touched(host);
+        if waits {
+            // What comes meanwhile is taken in.
+            reach::stepped(&mut self.coverage, Step::Receives);
+            return self.schedule_within(slowly, Event::SetUp(id));
+        }
         reach::stepped(&mut self.coverage, Step::UpByProgram);
         self.up(id);
-        self.touched(host);
     }
 
     fn up(&mut self, id: SideId) {

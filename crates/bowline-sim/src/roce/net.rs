@@ -26,6 +26,9 @@ pub(crate) struct NetPlan {
     pub(crate) queue: u64,
     /// Nanoseconds a KiB takes on the line.
     pub(crate) per_kib: u64,
+    /// What somebody else makes may be of any operation.
+    #[serde(default)]
+    pub(crate) any_opcode: bool,
 }
 
 /// A datagram on its way.
@@ -91,6 +94,11 @@ impl Net {
         *free_at = until.max(*free_at);
     }
 
+    /// Longest time until a line has sent what it was given.
+    pub(crate) fn backlog(&self, now: u64) -> u64 {
+        self.free_at.iter().max().map_or(0, |at| at.saturating_sub(now))
+    }
+
     /// Puts a datagram on the line.
     pub(crate) fn send(
         &mut self,
@@ -124,7 +132,7 @@ impl Net {
         let open = |bytes: &[u8]| bytes[0] >= 0x60 && bytes[5..8] != [0, 0, 1];
         if self.faulty && !fate.damaged && rng.chance(plan.forge) && !open(&datagram.bytes) {
             fate.forged = true;
-            fate.arrivals.push((sent, forged(rng, &datagram)));
+            fate.arrivals.push((sent, forged(rng, &datagram, plan.any_opcode)));
         }
         if self.faulty && rng.chance(plan.repeat) {
             fate.repeated = true;
@@ -135,22 +143,30 @@ impl Net {
     }
 }
 
+/// Operations of datagrams that belong to no connection.
+const UD_SEND: u8 = 0x64;
+const CNP: u8 = 0x81;
+
 /// What a stranger makes of a datagram he has seen: his own address, perhaps another place in the
 /// sequence, another operation, another key, and a right ICRC.
-fn forged(rng: &mut Rng, datagram: &Datagram) -> Datagram {
+fn forged(rng: &mut Rng, datagram: &Datagram, any_opcode: bool) -> Datagram {
     let stranger = match datagram.to {
         IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::new(10, 77, 9, 9)),
         IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::new(0xfd77, 9, 9, 9, 0, 0, 0, 9)),
     };
     let mut bytes = datagram.bytes.clone();
     bytes.truncate(bytes.len() - ICRC_LEN);
-    match rng.below(4) {
+    match rng.below(if any_opcode { 5 } else { 4 }) {
         // Byte 11 is the low byte of the sequence number, 0 the operation.
         0 => bytes[11] = bytes[11].wrapping_add(rng.below(5) as u8),
         1 => bytes[0] = (bytes[0] & 0xe0) | rng.below(0x18) as u8,
         2 => {
             let at = rng.index(bytes.len());
             bytes[at] ^= 1 << rng.below(8);
+        }
+        4 => {
+            let any = rng.next() as u8;
+            bytes[0] = rng.pick(&[UD_SEND, CNP, any]);
         }
         _ => {}
     }

@@ -3,6 +3,7 @@
 use bowline_roce::Instant;
 use bowline_verbs::{CmId, Completion, ConnRequest};
 
+use self::fresh::Fresh;
 use super::host::Host;
 use super::letters::{Letter, Port};
 use super::net::{Datagram, Net};
@@ -19,6 +20,7 @@ use crate::trace::Trace;
 mod drivers;
 mod end;
 mod faults;
+mod fresh;
 mod work;
 
 /// Something due at one moment of virtual time.
@@ -69,6 +71,8 @@ enum Phase {
     Active,
     /// No more faults; everything comes to its end.
     Draining,
+    /// What is healthy carries fresh work.
+    Fresh,
     /// Nothing is left; late datagrams would show now.
     Quiet,
 }
@@ -99,6 +103,9 @@ pub(crate) struct World {
     phase_since: u64,
     /// The last look has been taken.
     done: bool,
+    /// Connections whose programs have not begun.
+    pub(crate) starts_left: usize,
+    fresh: Fresh,
     pub(crate) sabotage: Option<Sabotage>,
     entries: Vec<Completion>,
 }
@@ -129,6 +136,8 @@ impl World {
             phase: Phase::Active,
             phase_since: SEC,
             done: false,
+            starts_left: plan.conns.len(),
+            fresh: Fresh::new(plan.fresh),
             sabotage,
             entries: Vec::new(),
             plan,
@@ -240,10 +249,12 @@ impl World {
             Event::Letter(host) => self.send_letter(host),
             Event::Look(id) => self.look(id),
             Event::End(id) => {
-                if matches!(self.sides[id].stage, Stage::Connecting | Stage::Up) {
+                let may = self.phase != Phase::Fresh;
+                if may && matches!(self.sides[id].stage, Stage::Connecting | Stage::Up) {
                     self.end(id);
                 }
             }
+            Event::Revoke(_) if self.phase == Phase::Fresh => {}
             Event::Revoke(id) => self.revoke(id),
             Event::Fault(kind) => self.fault(kind),
             Event::Boot(host) => self.boot(host),

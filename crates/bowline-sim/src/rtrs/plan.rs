@@ -474,6 +474,7 @@ fn draw_net(rng: &mut Rng, weather: bool) -> NetPlan {
         repeat: some(rng, 200),
         damage: some(rng, 40),
         forge: some(rng, 30),
+        any_opcode: true,
         queue: u64::MAX / 4096,
         per_kib: 80,
     }

@@ -1,11 +1,14 @@
 //! Devices that die and start, and lines that are cut.
 
 use super::{Event, Phase, World};
-use crate::queue::US;
+use crate::queue::{MS, US};
 use crate::roce::oracle;
 use crate::roce::plan::FaultKind;
 use crate::roce::reach::{self, Blow};
 use crate::roce::side::{Side, Stage, Trouble};
+
+/// Longest time a line holds what it is given: within what a packet may live [CM-33].
+const HOLD_MAX: u64 = 250 * MS;
 
 impl World {
     pub(super) fn next_fault(&mut self, kind: usize) {
@@ -22,13 +25,27 @@ impl World {
         let length = self.rng.magnitude(US, self.plan.fault_max);
         match self.plan.faults[kind].0 {
             FaultKind::Crash => self.crash(host, length, Blow::Dies),
+            FaultKind::Hold => {
+                let other = self.rng.index(self.hosts.len());
+                let both = self.rng.chance(500);
+                self.note([15, host as u64, other as u64], || {
+                    format!("FAULT held from host {host} to {other}, both {both}")
+                });
+                self.line_strikes(host, other, if both { Blow::HeldBoth } else { Blow::Held });
+                let until = self.now + length.min(HOLD_MAX);
+                self.net.hold(host, other, until);
+                if both {
+                    self.net.hold(other, host, until);
+                }
+            }
             FaultKind::Cut => {
                 let other = self.rng.index(self.hosts.len());
                 let both = self.rng.chance(500);
                 self.note([9, host as u64, other as u64], || {
                     format!("FAULT no way from host {host} to {other}, both {both}")
                 });
-                self.cut_strikes(host, other, both);
+                let blow = if both { Blow::BothWays } else { Blow::OneWay };
+                self.line_strikes(host, other, blow);
                 self.net.block(host, other, true);
                 self.schedule(length, Event::Mend(host, other));
                 if both {
@@ -39,8 +56,7 @@ impl World {
         }
     }
 
-    fn cut_strikes(&mut self, host: usize, other: usize, both: bool) {
-        let blow = if both { Blow::BothWays } else { Blow::OneWay };
+    fn line_strikes(&mut self, host: usize, other: usize, blow: Blow) {
         let ends = |side: &&Side| {
             let conn = &self.plan.conns[side.conn];
             [(conn.from, conn.to), (conn.to, conn.from)].contains(&(host, other))

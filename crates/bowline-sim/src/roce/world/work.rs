@@ -80,6 +80,7 @@ impl World {
         if self.failure.is_some() {
             return;
         }
+        self.fresh.last = self.now;
         let verdict = oracle::completed(&mut self.sides, id, entry);
         let Some(verdict) = self.judge(verdict) else { return };
         match verdict.request {
