@@ -208,6 +208,10 @@ impl World {
         let Some(device) = &mut self.hosts[host].device else { return };
         let state = device.query_qp(qpn).map(|(state, _)| state);
         let waits = slowly > 0 && state == Ok(QpState::Init);
+        if state == Ok(QpState::Err) {
+            // A request of the peer was wrong.
+            return self.end(id);
+        }
         let mut result = Ok(());
         if state != Ok(QpState::Rtr) {
             result = device.modify_qp(now, qpn, &rtr);

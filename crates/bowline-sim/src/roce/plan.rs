@@ -282,10 +282,11 @@ impl Plan {
             || self.faults.iter().any(|(kind, _)| *kind != FaultKind::Crash)
     }
 
-    /// Whether anything can get lost on its way.
-    pub(crate) fn loses(&self) -> bool {
+    /// Whether a message can get lost on its way, or overtake another: a request for a connection that
+    /// comes after its withdrawal is one that nobody knows of.
+    pub(crate) fn leaves_behind(&self) -> bool {
         let net = &self.net;
-        net.loss + net.damage > 0
+        net.loss + net.damage + net.jitter > 0
             || net.queue < 1 << 40
             || !self.faults.is_empty()
             || self.deadly_mads > 0

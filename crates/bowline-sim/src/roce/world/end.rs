@@ -4,7 +4,6 @@ use bowline_roce::{InUse, Instant};
 
 use super::{Event, Phase, World};
 use crate::queue::{MS, SEC};
-use crate::roce::reach;
 use crate::roce::side::{SideId, Stage};
 
 /// Time for what programs were asked to do, without any fault.
@@ -51,8 +50,6 @@ impl World {
             match waiting {
                 None if self.deciding > 0 || !self.is_fresh_over() => {}
                 None => {
-                    let took = self.now - self.phase_since;
-                    self.coverage.hit("end after the last fault", reach::share(took, limit));
                     self.phase = Phase::Quiet;
                     self.phase_since = self.now;
                     self.close();
@@ -77,11 +74,11 @@ impl World {
     }
 
     /// Time in which everything has ended after the last fault, or after the fresh work. Where nothing
-    /// is lost it is that of the work. Else a handshake may have to be given up, and then the end of
+    /// is lost or late it is that of the work. Else a handshake may have to be given up, and then the end of
     /// the connection, of which the peer knows nothing any more; and before that a peer may have been
     /// told to wait for a slow program.
-    fn end_bound(&self) -> u64 {
-        if !self.plan.loses() {
+    pub(super) fn end_bound(&self) -> u64 {
+        if !self.plan.leaves_behind() {
             return WORK;
         }
         let slow = self.plan.conns.iter().any(|conn| conn.decide >= SLOW);
