@@ -96,6 +96,10 @@ impl World {
         side.next_number = (id as u64) << 32;
         side.receives_due = plan.recv_depth;
         side.linger = self.rng.pick(&[Linger::No, Linger::Disconnected, Linger::Timewait]);
+        let away = |host: usize| self.hosts[host].device.is_none();
+        if away(plan.from) || away(plan.to) {
+            side.trouble.add(Trouble::DIED);
+        }
         if self.plan.hard_network() || plan.patience != (17, 7) {
             side.trouble.add(Trouble::NETWORK);
         }

@@ -32,7 +32,7 @@ mod memory;
 pub(crate) mod net;
 mod oracle;
 pub(crate) mod plan;
-mod reach;
+pub(crate) mod reach;
 mod run;
 mod sabotage;
 mod side;

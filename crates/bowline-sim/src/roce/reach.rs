@@ -15,6 +15,8 @@ macro_rules! table {
     (@row $row:literal [$($column:literal),+ $(,)?]) => { [$(concat!($row, ", ", $column)),+] };
 }
 
+pub(crate) use table;
+
 /// What becomes of requests.
 const REQUESTS: [[&str; 10]; 10] = table!(
     [

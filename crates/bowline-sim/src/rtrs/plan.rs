@@ -228,6 +228,9 @@ pub(crate) struct Plan {
     pub(crate) active: u64,
     /// What the run has to stand besides.
     pub(crate) trials: Vec<Trial>,
+    /// Fresh work is done in the end.
+    #[serde(default)]
+    pub(crate) fresh: bool,
 }
 
 /// What the chance of lines that hold begins with.
@@ -406,6 +409,7 @@ impl Plan {
             fault_max: rng.magnitude(MS, if disks { SEC } else { 20 * SEC }),
             active,
             trials,
+            fresh: true,
         };
         for (node, client) in plan.nodes[1..].iter().zip(&mut plan.clients) {
             draw_disks(extra, client, active, disks);

@@ -51,6 +51,8 @@ pub(crate) enum Sabotage {
     LoseClosed,
     /// A server is not told of paths that are given up.
     NoNotice,
+    /// A server answers nothing any more when fresh work begins.
+    DeafToFresh,
 }
 
 /// Device ids of one session as they must not be: the lowest free ones, which mean something else to the

@@ -14,8 +14,9 @@ const EXCHANGE: u64 = 80 * SEC;
 const SERVICE: u64 = 70 * SEC;
 /// From this on a program is slow.
 const SLOW: u64 = SEC;
-/// Time in which late datagrams and timers show.
-const QUIET: u64 = 3 * SEC;
+/// Time in which late datagrams and timers show: a queue pair that is no more leaves its timer behind
+/// until it is due, at the latest when it would have given its peer up [REQ-12].
+const QUIET: u64 = 8 * SEC;
 
 impl World {
     pub(super) fn calm(&mut self) {
@@ -128,7 +129,9 @@ impl World {
             let (due, left) = (device.poll_timeout(), device.in_use());
             if let Some(due) = due {
                 let wait = due.as_nanos().saturating_sub(self.now) / MS;
-                self.fail(|| format!("host {host} still has a timer, due in {wait} ms"));
+                self.fail(|| {
+                    format!("host {host} still has a timer, due in {wait} ms, and holds {left:?}")
+                });
             }
             if left != InUse::default() {
                 self.fail(|| format!("host {host} still holds {left:?}"));

@@ -24,11 +24,11 @@ const HANDSHAKE: u64 = 2;
 /// Round trips of a request: its own, one in which a receive was missing, and one more in which
 /// something was repaired that came in another order.
 const OF_REQUEST: u64 = 3;
-/// Retransmission timeout of connections, by a manager or without one [CM-33], and how often it is
+/// After this time, and two round trips, a silent peer is asked how far it has come; how often that is
 /// waited for where datagrams overtake each other: what comes before its turn while a receive is
 /// missing is dropped, and nobody is told a second time.
-const RETRANSMIT: u64 = 4096 << 18;
-const OVERTAKEN: u64 = 2;
+const PROBE: u64 = 5 * MS;
+const OVERTAKEN: u64 = 6;
 /// Longest pause of a program before it posts what it had no room for.
 const NO_ROOM: u64 = 50 * US;
 
@@ -170,7 +170,7 @@ impl World {
             let waits = ack_delay + 2 * look + missing + NO_ROOM;
             longest = longest.max(requests * (OF_REQUEST * round_trip + waits));
         }
-        let overtaken = if net.jitter > 0 { OVERTAKEN * RETRANSMIT } else { 0 };
+        let overtaken = if net.jitter > 0 { OVERTAKEN * (PROBE + 2 * round_trip) } else { 0 };
         HANDSHAKE * (round_trip + 2 * look) + longest + bytes * net.per_kib / 1024 + overtaken
     }
 
