@@ -112,6 +112,8 @@ pub(crate) struct Client {
     /// An event to give a disk up is in the queue.
     swapping: bool,
     attacks: Vec<Wr>,
+    /// It has begun to close its session just now.
+    pub(crate) leaves_now: bool,
 }
 
 /// What a run has in common for all clients.
@@ -144,6 +146,7 @@ impl Client {
             going: false,
             swapping: false,
             attacks: Vec::new(),
+            leaves_now: false,
             plan,
         }
     }

@@ -61,7 +61,7 @@ pub enum Scenario {
 
 impl Scenario {
     /// Those that are drawn.
-    const DRAWN: u64 = 14;
+    const DRAWN: u64 = 15;
 
     /// Every scenario.
     pub const ALL: [Self; 16] = [
@@ -165,6 +165,9 @@ pub(crate) struct ClientPlan {
     pub(crate) gap: u64,
     pub(crate) start: u64,
     pub(crate) hostile: bool,
+    /// Rounds of a thousand after which it closes its session, to open it again.
+    #[serde(default)]
+    pub(crate) leaves: u64,
     pub(crate) disks: Vec<DiskPlan>,
     /// Mean time between two moments in which it gives a disk up or takes one again, if it has several.
     pub(crate) swap: u64,
@@ -228,6 +231,9 @@ pub(crate) struct Plan {
     pub(crate) active: u64,
     /// What the run has to stand besides.
     pub(crate) trials: Vec<Trial>,
+    /// What goes wrong often when a client closes its session.
+    #[serde(default)]
+    pub(crate) at_close: Option<Fault>,
     /// Fresh work is done in the end.
     #[serde(default)]
     pub(crate) fresh: bool,
@@ -235,6 +241,16 @@ pub(crate) struct Plan {
 
 /// What the chance of lines that hold begins with.
 pub(crate) const HOLDS: u64 = 0x68_6f6c_6473;
+/// What may go wrong when a session is closed.
+const AT_CLOSE: [Fault; 7] = [
+    Fault::Cut,
+    Fault::HalfCut,
+    Fault::Crash,
+    Fault::Stall,
+    Fault::Path,
+    Fault::Kick,
+    Fault::Unseen,
+];
 /// Bytes of all requests of a run, about.
 const VOLUME: u64 = 600_000;
 
@@ -297,6 +313,7 @@ impl Plan {
                 if rng.chance(700) {
                     client.gap = active / u64::from(client.requests) * 8;
                 }
+                client.leaves = extra.pick(&[0, 0, 0, 0, 0, 30, 200]);
                 client.hostile = hostile && at == 0;
                 if client.hostile && rng.chance(700) {
                     client.paths.truncate(1);
@@ -409,8 +426,13 @@ impl Plan {
             fault_max: rng.magnitude(MS, if disks { SEC } else { 20 * SEC }),
             active,
             trials,
+            at_close: None,
             fresh: true,
         };
+        if !plan.faults.is_empty() && extra.chance(500) {
+            let what = extra.pick(&AT_CLOSE);
+            plan.at_close = Some(what);
+        }
         for (node, client) in plan.nodes[1..].iter().zip(&mut plan.clients) {
             draw_disks(extra, client, active, disks);
             if (disks || held) && client.paths.len() == 1 {
@@ -520,6 +542,7 @@ fn draw_client(
         gap: rng.pick(&[0, 20 * US, MS, 100 * MS]),
         start: rng.magnitude(1, 5 * MS),
         hostile: false,
+        leaves: 0,
         disks: vec![DiskPlan {
             sectors: blocks * 8,
             logical,

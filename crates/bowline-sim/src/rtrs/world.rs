@@ -70,7 +70,8 @@ pub(crate) struct World {
     holds: Rng,
     /// Time for a request of fresh work without storage; 0 if there is none.
     fresh: u64,
-    /// From then on a path that seems to be connected is.
+    /// After the last fault it takes so long until a path that seems to be connected is, and that is then.
+    notice: u64,
     sure_from: u64,
     /// Every path was connected at one time after the last fault.
     back: bool,
@@ -173,6 +174,7 @@ impl World {
             arrived: 0,
             holds,
             fresh: if plan.fresh { end::request_bound(&plan) } else { 0 },
+            notice: 0,
             sure_from: 0,
             back: false,
             base,
@@ -597,8 +599,14 @@ impl World {
         matches!(mishap, Mishap::CutBack | Mishap::SenderDies | Mishap::ReceiverStalls)
     }
 
-    /// The fault at a certain step.
+    /// The fault at a certain step, and that of a session which is being closed.
     fn look_for_step(&mut self, client: usize) {
+        let leaves = std::mem::take(&mut self.clients[client].leaves_now);
+        if let Some(what) = self.plan.at_close.filter(|_| leaves && self.phase == Phase::Active)
+            && self.base.extra.chance(300)
+        {
+            self.strike(what, client);
+        }
         let Some(step) = self.plan.step.filter(|_| self.step_left) else { return };
         if step.client == client && self.clients[client].inputs > step.after {
             self.step_left = false;
@@ -616,7 +624,8 @@ impl World {
         self.phase_since = self.base.now;
         self.net.faulty = false;
         self.server.calm = true;
-        self.sure_from = self.base.now + self.notice_bound();
+        self.notice = self.notice_bound();
+        self.sure_from = self.base.now + self.notice;
         for from in 0..self.hosts.len() {
             for to in 0..self.hosts.len() {
                 self.net.block(from, to, false);

@@ -64,6 +64,11 @@ impl World {
         self.fresh.over
     }
 
+    /// Whether such a packet belongs to fresh work: all of a connection does, then.
+    pub(crate) fn is_fresh_for(&self, opcode: u8) -> bool {
+        self.phase == Phase::Fresh && opcode < 0x60
+    }
+
     /// Both sides are up, and nothing is left of a mistake that any request may meet.
     fn is_healthy(&self, id: SideId) -> bool {
         let up = |id: SideId| self.sides[id].stage == Stage::Up && !self.sides[id].revoked;

@@ -116,6 +116,9 @@ impl Client {
     }
 
     fn work(&mut self, base: &mut Base, common: &Common<'_>) {
+        if self.leaves_early(base) {
+            return;
+        }
         let mut burst = 1 + base.rng.below(8);
         let mut last = None;
         while burst > 0 && self.left > 0 {
@@ -146,6 +149,20 @@ impl Client {
             let event = go(&self.process, self.number);
             base.schedule_within(self.gap(), event);
         }
+    }
+
+    /// Closes the session now and then though there is more to do, with all that is under way.
+    fn leaves_early(&mut self, base: &mut Base) -> bool {
+        let Some(life) = &self.life else { return false };
+        let leaves = self.plan.leaves > 0
+            && !self.calm
+            && life.disks.iter().all(|held| matches!(held, Held::Yes(_)))
+            && base.extra.chance(self.plan.leaves);
+        if leaves {
+            self.leaves_now = true;
+            self.unmap_all(base);
+        }
+        leaves
     }
 
     fn submit_something(&mut self, base: &mut Base, disk: usize) {

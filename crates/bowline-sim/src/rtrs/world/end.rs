@@ -44,16 +44,19 @@ pub(super) fn request_bound(plan: &Plan) -> u64 {
 
 impl World {
     /// Time after which a path that seems to be connected is, if nothing goes wrong any more: programs
-    /// that do nothing are there again, and silence is noticed.
+    /// that do nothing are there again, and silence is noticed. A device that does not answer is asked
+    /// soon; one that answers for a program that does not is found out by heartbeats alone.
     pub(super) fn notice_bound(&self) -> u64 {
-        let silent = |ordeal| matches!(ordeal, Ordeal::Silence { .. });
-        let silence = self.plan.trials.iter().any(|trial| silent(trial.what));
-        let stalled = match (silence, self.plan.is_faulty()) {
-            (true, _) => self.plan.fault_max + 2 * self.patience() + GIVE_UP,
-            (_, true) => self.plan.fault_max,
-            _ => 0,
-        };
-        stalled + self.patience() + GIVE_UP
+        if !self.plan.is_faulty() {
+            return 0;
+        }
+        let programs = self.clients.iter().map(|client| &client.process);
+        let stalled = programs.chain([&self.server.process]).map(|p| p.stalled_for(self.base.now));
+        let only_heartbeats =
+            |ordeal| matches!(ordeal, Ordeal::Silence { .. } | Ordeal::Mute { .. });
+        let heartbeats = self.plan.trials.iter().any(|trial| only_heartbeats(trial.what));
+        let patience = if heartbeats { self.patience() } else { 0 };
+        stalled.max().unwrap_or(0) + patience + self.plan.heartbeat.2 + GIVE_UP
     }
 
     /// Time in which every path is connected again after the last fault: somebody notices that one is
@@ -63,7 +66,7 @@ impl World {
         let slow = self.plan.clients.iter().flat_map(|client| &client.disks).map(|d| d.takes.1);
         let restarts =
             self.plan.trials.iter().any(|trial| matches!(trial.what, Ordeal::Restart { .. }));
-        let mut bound = self.notice_bound() + PARTED + PAUSE + CONNECT + LINGER;
+        let mut bound = self.notice + PARTED + PAUSE + CONNECT + LINGER;
         bound += kernel.unwrap_or(0) + slow.max().unwrap_or(0);
         bound + if restarts { RESTART } else { 0 }
     }
