@@ -335,7 +335,7 @@ impl Plan {
             send_depth: rng.pick(&[2, 4, 8, 16, 64]),
             recv_depth: rng.pick(&[1, 2, 4, 8]),
             depths: [small(rng), small(rng)],
-            rnr_retry: if misuse && rng.chance(500) { rng.below(7) as u8 } else { 7 },
+            rnr_retry: if misuse && rng.chance(600) { rng.below(7) as u8 } else { 7 },
             min_rnr_timer: rng.between(1, 20) as u8,
             psns: [psn(rng), psn(rng)],
             patience: if rng.chance(200) {
@@ -355,8 +355,8 @@ impl Plan {
             reject: managed && rng.chance(if churn { 250 } else { 30 }),
             wrong_port: managed && rng.chance(if churn { 50 } else { 5 }),
             // Long enough for a peer that asks again to be told to wait.
-            decide: if rng.chance(if churn { 250 } else { 40 }) {
-                6 * SEC
+            decide: if rng.chance(if churn { 300 } else { 60 }) {
+                30 * SEC
             } else {
                 rng.pick(&[0, 10 * US, MS])
             },

@@ -261,7 +261,11 @@ impl Plan {
         // Chance of their own: whatever they draw, the rest stays what it is.
         let mut trials = Rng::new(extra.clone().next());
         let mut holds = Rng::new(extra.clone().next() ^ HOLDS);
-        let drawn = Scenario::ALL[rng.below(Scenario::DRAWN) as usize];
+        // What a hostile client does at the wrong moment it does in few of its runs.
+        let drawn = match rng.below(Scenario::DRAWN + 1) {
+            Scenario::DRAWN => Scenario::Hostile,
+            drawn => Scenario::ALL[drawn as usize],
+        };
         let scenario = forced.unwrap_or(drawn);
         use Scenario as S;
         let volatile = scenario == S::Volatile;
@@ -314,7 +318,17 @@ impl Plan {
                     client.gap = active / u64::from(client.requests) * 8;
                 }
                 client.leaves = extra.pick(&[0, 0, 0, 0, 0, 30, 200]);
+                if hostile || held || volatile || disks {
+                    client.leaves = 0;
+                }
                 client.hostile = hostile && at == 0;
+                if client.hostile && scenario == S::Hostile {
+                    // The server has chunks for long while more requests come.
+                    client.disks[0].takes.0 = extra.pick(&[200 * US, 5 * MS, 20 * MS]);
+                    client.depth = client.depth.max(8);
+                    client.requests = client.requests.max(80);
+                    client.gap = client.gap.min(MS);
+                }
                 if client.hostile && rng.chance(700) {
                     client.paths.truncate(1);
                 }
@@ -402,6 +416,7 @@ impl Plan {
                 Fault::Kick,
             ]),
         });
+        let refreshed = if scenario == S::Hostile { 900 } else { 600 };
         let mut plan = Self {
             scenario,
             net,
@@ -409,7 +424,7 @@ impl Plan {
             clients,
             queue_depth,
             chunk,
-            invalidate: rng.chance(600),
+            invalidate: rng.chance(refreshed),
             rude: extra.chance(if keys {
                 500
             } else if scenario == S::Swarm {

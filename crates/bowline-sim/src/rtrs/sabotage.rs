@@ -129,7 +129,7 @@ mod tests {
 
     /// Where seeds begin that find each soon, and what is soon.
     const SEEDS: u64 = 7_000_000;
-    const SOON: u64 = 600;
+    const SOON: u64 = 2_000;
 
     /// What the judges say, of those of many seeds in which they say anything.
     fn caught(how: Sabotage, scenario: Scenario) -> impl Iterator<Item = String> {

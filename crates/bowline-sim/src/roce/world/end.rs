@@ -79,11 +79,11 @@ impl World {
     /// the connection, of which the peer knows nothing any more; and before that a peer may have been
     /// told to wait for a slow program.
     pub(super) fn end_bound(&self) -> u64 {
+        let decide = self.plan.conns.iter().map(|conn| conn.decide).max().unwrap_or(0);
         if !self.plan.leaves_behind() {
-            return WORK;
+            return WORK + decide;
         }
-        let slow = self.plan.conns.iter().any(|conn| conn.decide >= SLOW);
-        WORK + 2 * EXCHANGE + if slow { SERVICE } else { 0 }
+        WORK + 2 * EXCHANGE + decide + if decide >= SLOW { SERVICE } else { 0 }
     }
 
     /// Nothing that will be told about is under way, and nothing is to be asked for.
