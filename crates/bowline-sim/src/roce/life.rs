@@ -150,10 +150,7 @@ impl World {
         self.starts_left = self.starts_left.saturating_sub(1);
         let Some(id) = self.make_side(plan.from, conn, true) else { return };
         self.stats.connects += 1;
-        reach::linked(
-            &mut self.coverage,
-            if plan.managed { Link::Asked } else { Link::Unmanaged },
-        );
+        reach::linked(&mut self.coverage, if plan.managed { Link::Asked } else { Link::Unmanaged });
         if plan.managed {
             let param = self.param(id, hello(id, REQUEST_DATA));
             let port = if plan.wrong_port { PORT + 1 } else { PORT };

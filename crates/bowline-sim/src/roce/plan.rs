@@ -192,7 +192,9 @@ pub(crate) struct Plan {
     pub(crate) conns: Vec<ConnPlan>,
     /// Kinds, and the mean time between two.
     pub(crate) faults: Vec<(FaultKind, u64)>,
-    /// Longest fault.
+    /// Shortest and longest fault.
+    #[serde(default)]
+    pub(crate) fault_min: u64,
     pub(crate) fault_max: u64,
     /// Management datagrams of a thousand at whose arrival a device dies: that of the sender, or of
     /// the receiver before or after it has taken it in.
@@ -247,6 +249,7 @@ impl Plan {
             hosts,
             conns: Vec::new(),
             faults: Vec::new(),
+            fault_min: 0,
             fault_max: rng.magnitude(MS, 6 * SEC),
             deadly_mads: if crash && rng.chance(500) { rng.between(10, 200) } else { 0 },
             active: rng.magnitude(MS, 3 * SEC),
@@ -257,6 +260,7 @@ impl Plan {
             // Longer than a connection manager asks for an answer [CM-40].
             plan.active = rng.between(90 * SEC, 150 * SEC);
             plan.fault_max = plan.active;
+            plan.fault_min = rng.pick(&[0, 80 * SEC]);
         }
         let count = if churn { rng.between(3, 8) } else { rng.between(1, 3) };
         for _ in 0..count {
@@ -355,7 +359,11 @@ impl Plan {
             reject: managed && rng.chance(if churn { 250 } else { 30 }),
             wrong_port: managed && rng.chance(if churn { 50 } else { 5 }),
             // Long enough for a peer that asks again to be told to wait.
-            decide: if rng.chance(if churn { 300 } else { 60 }) {
+            decide: if rng.chance(if churn || self.net.loss + self.net.damage > 0 {
+                300
+            } else {
+                60
+            }) {
                 30 * SEC
             } else {
                 rng.pick(&[0, 10 * US, MS])

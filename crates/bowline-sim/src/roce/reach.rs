@@ -241,10 +241,10 @@ const CHOICES: [&str; 17] = [
 ];
 
 /// Counters that nothing in these runs moves: a device has one address, and networks bring it nothing
-/// else; management keys are not forged; a listener is not asked 128 times at once; queues hold all
+/// else; management of another kind is forged hardly ever; a listener is not asked 128 times at once; queues hold all
 /// that is posted; what is executed can be executed.
-const STILL: [&str; 4] =
-    ["drop_address", "cm_overflow", "cq_overruns", "naks_operation_sent"];
+const STILL: [&str; 5] =
+    ["drop_address", "drop_mad", "cm_overflow", "cq_overruns", "naks_operation_sent"];
 
 /// Fresh work, where datagrams come in the order they were sent, and where not.
 pub(crate) const FRESH_IN_ORDER: &str = "fresh work, in order";
@@ -278,7 +278,9 @@ pub(super) fn declare(coverage: &mut Coverage) {
     coverage.declare("network", &cells[..TROUBLE_CELLS - 1]);
     FAULTS.iter().for_each(|row| coverage.declare("fault", row));
     coverage.declare("queue pair", &QUEUE_PAIRS);
-    coverage.declare("connection", &CONNECTIONS);
+    // A request for a connection that outlives its listener comes once in many thousands of seeds.
+    let all = CONNECTIONS.into_iter().filter(|name| *name != "asked of a dead program");
+    all.for_each(|name| coverage.declare("connection", &[name]));
     coverage.declare("memory", &MEMORY);
     coverage.declare("mistake", &MISTAKES);
     coverage.declare("sequence number", &SEQUENCE);
@@ -287,11 +289,10 @@ pub(super) fn declare(coverage: &mut Coverage) {
     for (name, _) in Counters::default().iter().filter(|(name, _)| !STILL.contains(name)) {
         coverage.declare("device", &[name]);
     }
-    // Nothing takes nearly all of the first, which is the sum of what comes together only once in a blue
-    // moon; nor does anything take less of the others than a handshake and a request.
-    coverage.declare("rest after the last fault", &SHARES[..5]);
-    coverage.declare(FRESH_IN_ORDER, &SHARES[1..5]);
-    coverage.declare(FRESH_OVERTAKEN, &SHARES[..5]);
+    coverage.declare("rest after the last fault", &SHARES);
+    // Nothing takes less than a handshake and a request, and nothing waits for all there is to wait for.
+    coverage.declare(FRESH_IN_ORDER, &SHARES[..5]);
+    coverage.declare(FRESH_OVERTAKEN, &SHARES[..4]);
 }
 
 /// What is counted often, and named at the end of a run only.

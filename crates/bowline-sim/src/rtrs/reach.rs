@@ -35,19 +35,8 @@ const PATHS: [[&str; 7]; 7] = table!(
     ]
 );
 /// The changes that paths may make, by row and column.
-const CHANGES: [(usize, usize); 11] = [
-    (0, 1),
-    (0, 3),
-    (0, 4),
-    (1, 2),
-    (1, 4),
-    (2, 0),
-    (2, 4),
-    (3, 2),
-    (3, 4),
-    (4, 5),
-    (5, 2),
-];
+const CHANGES: [(usize, usize); 11] =
+    [(0, 1), (0, 3), (0, 4), (1, 2), (1, 4), (2, 0), (2, 4), (3, 2), (3, 4), (4, 5), (5, 2)];
 
 const fn path_row(state: PathState) -> usize {
     match state {

@@ -231,15 +231,14 @@ impl World {
     ) {
         let span = self.spans.0[client + 1].clone();
         let faulty = self.plan.is_faulty();
-        let common =
-            Common {
-                servers: &self.servers,
-                heartbeat: self.heartbeat,
-                burst: self.burst,
-                faulty,
-                fresh: self.fresh,
-                sure_from: self.sure_from,
-            };
+        let common = Common {
+            servers: &self.servers,
+            heartbeat: self.heartbeat,
+            burst: self.burst,
+            faulty,
+            fresh: self.fresh,
+            sure_from: self.sure_from,
+        };
         act(&mut self.clients[client], &mut self.base, &mut self.hosts[span.clone()], &common);
         self.touched(span);
         self.look_for_step(client);

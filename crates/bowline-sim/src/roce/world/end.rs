@@ -36,8 +36,7 @@ impl World {
     pub(super) fn check(&mut self) {
         if self.phase == Phase::Draining {
             for id in 0..self.sides.len() {
-                let idle =
-                    self.sides[id].stage == Stage::Up && self.idle(id) && self.peer_idle(id);
+                let idle = self.sides[id].stage == Stage::Up && self.idle(id) && self.peer_idle(id);
                 if idle && !self.stays_for_fresh(id) {
                     self.end(id);
                 }

@@ -22,7 +22,7 @@ impl World {
         }
         self.next_fault(kind);
         let host = self.rng.index(self.hosts.len());
-        let length = self.rng.magnitude(US, self.plan.fault_max);
+        let length = self.rng.magnitude(self.plan.fault_min.max(US), self.plan.fault_max);
         match self.plan.faults[kind].0 {
             FaultKind::Crash => self.crash(host, length, Blow::Dies),
             FaultKind::Hold => {

@@ -8,8 +8,8 @@ use super::{Client, Common, Stage, go};
 use crate::queue::SEC;
 use crate::roce::host::Host;
 use crate::rtrs::base::Base;
-use crate::rtrs::reach::{self, Ended};
 use crate::rtrs::oracle::{SECTOR, What, fill};
+use crate::rtrs::reach::{self, Ended};
 
 /// A request of the program.
 #[derive(Debug)]
