@@ -34,6 +34,9 @@ pub(crate) trait Simulator {
     /// Draws what a seed stands for.
     fn draw(seed: u64, forced: Option<Self::Scenario>) -> Start<Self::Plan>;
 
+    /// Makes known what its runs can reach.
+    fn declare(_: &mut Coverage) {}
+
     /// The name of a plan's scenario.
     fn scenario(plan: &Self::Plan) -> &'static str;
 
@@ -115,5 +118,49 @@ pub(crate) fn run_many<S: Simulator>(
     options: &Options<S::Scenario>,
     progress: impl Fn(u64) + Sync,
 ) -> Summary<S::Stats> {
-    sweep(seeds, threads, options, progress, |seed, options| run_seed::<S>(seed, options, None))
+    let one = |seed, options: &Options<S::Scenario>| run_seed::<S>(seed, options, None);
+    let mut summary = sweep(seeds, threads, options, progress, one);
+    S::declare(&mut summary.coverage);
+    summary
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::{Simulator, run_seed};
+    use crate::run::Options;
+
+    /// How many seeds from this one on it takes, of so many at most, until what is done wrong is noticed
+    /// in one in which nothing is noticed otherwise.
+    pub(crate) fn seeds_to_find<S: Simulator>(
+        how: S::Sabotage,
+        from: u64,
+        most: u64,
+    ) -> Option<u64> {
+        let options = Options::default();
+        let fails = |seed, how| run_seed::<S>(seed, &options, how).failure.is_some();
+        (0..most).find(|n| fails(from + n, Some(how)) && !fails(from + n, None)).map(|n| n + 1)
+    }
+
+    /// Where seeds begin that nobody has looked at.
+    fn fresh_from() -> u64 {
+        let given = std::env::var("BOWLINE_FRESH_FROM").ok().and_then(|from| from.parse().ok());
+        let clock = || std::time::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_millis() as u64);
+        given.unwrap_or_else(clock)
+    }
+
+    /// Each of these is noticed within 10,000 fresh seeds.
+    pub(crate) fn assert_found<S: Simulator>(all: &[S::Sabotage])
+    where
+        S::Sabotage: std::fmt::Debug,
+    {
+        const MOST: u64 = 10_000;
+        let from = fresh_from();
+        let mut missed = Vec::new();
+        for &how in all {
+            let found = seeds_to_find::<S>(how, from, MOST);
+            println!("{how:?}: {found:?} seeds from {from}");
+            missed.extend(found.is_none().then_some(how));
+        }
+        assert!(missed.is_empty(), "{missed:?} not noticed within {MOST} seeds from {from}");
+    }
 }

@@ -9,9 +9,11 @@ use bowline_verbs::{
 use super::memory::{AreaId, Pieces, Purpose, fill, list, part, sges};
 use super::oracle::trouble;
 use super::plan::ConnPlan;
+use super::reach::{self, Lent};
 use super::side::{
     Fast, FastStep, Grant, Message, Receive, Request, Side, SideId, Statuses, Trouble, Word,
 };
+use crate::coverage::Coverage;
 use crate::rng::Rng;
 
 /// Most elements of a gather or scatter list.
@@ -63,9 +65,14 @@ enum Mistake {
     Register,
     /// The peer is to invalidate nothing.
     RemoteInvalidate,
+    /// The key of something that is rarely asked for.
+    AtomicKey,
+    AtomicWriteKey,
+    FlushKey,
 }
 
-const MISTAKES: [Mistake; 9] = [
+/// Those that every run draws, and then those that some do.
+const MISTAKES: [Mistake; 12] = [
     Mistake::Key,
     Mistake::Range,
     Mistake::Right,
@@ -75,6 +82,9 @@ const MISTAKES: [Mistake; 9] = [
     Mistake::Invalidate,
     Mistake::Register,
     Mistake::RemoteInvalidate,
+    Mistake::AtomicKey,
+    Mistake::AtomicWriteKey,
+    Mistake::FlushKey,
 ];
 
 /// Draws requests for one side.
@@ -84,6 +94,7 @@ pub(crate) struct App<'a> {
     pub(crate) peer: SideId,
     pub(crate) plan: &'a ConnPlan,
     pub(crate) rng: &'a mut Rng,
+    pub(crate) coverage: &'a mut Coverage,
 }
 
 impl App<'_> {
@@ -102,8 +113,14 @@ impl App<'_> {
         if self.sides[self.id].requests.len() + 2 > self.plan.send_depth {
             return Vec::new();
         }
+        let more = self.plan.misregister;
+        if more > 0 && matches!(self.me().fast, Fast::Released(_)) && self.rng.chance(more) {
+            return self.mistake(Mistake::Register).into_iter().collect();
+        }
         if self.rng.chance(self.plan.misuse) {
-            return self.mistake().into_iter().collect();
+            let kinds = if more > 0 { &MISTAKES[..] } else { &MISTAKES[..9] };
+            let kind = self.rng.pick(kinds);
+            return self.mistake(kind).into_iter().collect();
         }
         let drawn = match self.rng.below(100) {
             0..30 => self.send(Word::Nothing, None),
@@ -417,6 +434,7 @@ impl App<'_> {
                 let number = self.number();
                 let mut request = Request::new(number, WcOpcode::LocalInv);
                 request.fast = FastStep::Invalidate;
+                reach::lent(self.coverage, Lent::InvalidatedHere);
                 self.me().fast = Fast::Ending(key);
                 let nothing = (Vec::new(), Vec::new());
                 vec![self.done(request, SendOp::LocalInv(key), nothing, SendFlags::SIGNALED)]
@@ -433,7 +451,8 @@ impl App<'_> {
             let mut access = Access::REMOTE_WRITE | Access::REMOTE_READ;
             let addr = me.iova + start as u64;
             access.set(Access::ZERO_BASED, self.rng.chance(300));
-            let iova = if access.contains(Access::ZERO_BASED) { 0 } else { addr };
+            let from_zero = access.contains(Access::ZERO_BASED);
+            let iova = if from_zero { 0 } else { addr };
             let to = MwBind { lkey: under.lkey, addr, len: len as u64, access };
             let pieces = vec![(start, len)];
             return (SendOp::BindMw { key, to }, Grant { key, iova, area, pieces, len });
@@ -458,6 +477,15 @@ impl App<'_> {
             _ => WcOpcode::RegMr,
         };
         let mut request = Request::new(number, opcode);
+        reach::lent(
+            self.coverage,
+            match &op {
+                SendOp::BindMw { to, .. } => {
+                    Lent::Bound { from_zero: to.access.contains(Access::ZERO_BASED) }
+                }
+                _ => Lent::Registered,
+            },
+        );
         request.fast = FastStep::Register;
         self.me().fast = Fast::Granted(key);
         let flags = SendFlags::empty();
@@ -474,16 +502,19 @@ impl App<'_> {
         } else {
             self.send(Word::Release, None)?
         };
+        let invalidates = matches!(owned.op, SendOp::SendInv(_));
+        let how = if invalidates { Lent::Invalidated } else { Lent::Released };
+        reach::lent(self.coverage, how);
         let me = self.me();
         me.grant = None;
         // Only what the peer has invalidated before it sees the next request is surely of no use.
-        me.stale = matches!(owned.op, SendOp::SendInv(_)).then_some(grant);
+        me.stale = invalidates.then_some(grant);
         Some(owned)
     }
 
     /// A request that must fail.
-    fn mistake(&mut self) -> Option<Owned> {
-        let kind = self.rng.pick(&MISTAKES);
+    fn mistake(&mut self, kind: Mistake) -> Option<Owned> {
+        reach::mistaken(self.coverage, kind as usize);
         let len = self.len().max(8);
         let number = self.number();
         let mut request = Request::new(number, WcOpcode::RdmaWrite);
@@ -493,6 +524,7 @@ impl App<'_> {
         let (start, size) = peer.memory.span(&[Purpose::Target, Purpose::Words]);
         let (base, shared, constant) = (peer.iova, peer.shared.rkey, peer.constant.rkey);
         let (fixed, _) = peer.memory.span(&[Purpose::Constant]);
+        let (words, _) = peer.memory.span(&[Purpose::Words]);
         let me = &self.sides[self.id];
         let (iova, lkey) = (me.iova, me.local.lkey);
         let (own, own_len) = me.memory.span(&[Purpose::Source, Purpose::Receive, Purpose::Sink]);
@@ -562,6 +594,23 @@ impl App<'_> {
                     _ => SendOp::LocalInv(key ^ 1 << 31),
                 }
             }
+            Mistake::AtomicKey => {
+                (place[0].len, request.len) = (8, 8);
+                let remote = remote(base + words as u64, shared ^ 1 << 31);
+                match bad % 2 {
+                    0 => SendOp::FetchAdd { remote, add: 1 },
+                    _ => SendOp::CompareSwap { remote, compare: 0, swap: 1 },
+                }
+            }
+            Mistake::AtomicWriteKey => {
+                (place[0].len, request.len) = (8, 8);
+                SendOp::AtomicWrite(remote(base + words as u64, shared ^ 1 << 31))
+            }
+            Mistake::FlushKey => {
+                (place, request.len) = (Vec::new(), 0);
+                let remote = remote(base + words as u64, shared ^ 1 << 31);
+                SendOp::Flush { remote, of: FlushOf::Region, placement: Placement::GLOBAL }
+            }
             Mistake::RemoteInvalidate => {
                 // The bytes are delivered before anybody looks at the key [RSP-18].
                 request.must_fail = false;
@@ -575,6 +624,10 @@ impl App<'_> {
         request.opcode = match &op {
             SendOp::Send | SendOp::SendInv(_) => WcOpcode::Send,
             SendOp::Read(_) => WcOpcode::RdmaRead,
+            SendOp::FetchAdd { .. } => WcOpcode::FetchAdd,
+            SendOp::CompareSwap { .. } => WcOpcode::CompSwap,
+            SendOp::AtomicWrite(_) => WcOpcode::AtomicWrite,
+            SendOp::Flush { .. } => WcOpcode::Flush,
             SendOp::LocalInv(_) => WcOpcode::LocalInv,
             SendOp::RegMr { .. } => WcOpcode::RegMr,
             SendOp::BindMw { .. } => WcOpcode::BindMw,

@@ -11,6 +11,7 @@ use super::host::PORT;
 use super::memory::{Memory, Purpose, fill};
 use super::oracle::{self, trouble};
 use super::plan::ConnPlan;
+use super::reach::{self, Link, Step};
 use super::side::{Fast, Receive, Request, Side, SideId, Stage, Told, Trouble};
 use super::world::{Event, World};
 use crate::queue::MS;
@@ -95,6 +96,10 @@ impl World {
         side.next_number = (id as u64) << 32;
         side.receives_due = plan.recv_depth;
         side.linger = self.rng.pick(&[Linger::No, Linger::Disconnected, Linger::Timewait]);
+        let away = |host: usize| self.hosts[host].device.is_none();
+        if away(plan.from) || away(plan.to) {
+            side.trouble.add(Trouble::DIED);
+        }
         if self.plan.hard_network() || plan.patience != (17, 7) {
             side.trouble.add(Trouble::NETWORK);
         }
@@ -142,8 +147,10 @@ impl World {
             self.schedule(MS, Event::Connect(conn));
             return;
         }
+        self.starts_left = self.starts_left.saturating_sub(1);
         let Some(id) = self.make_side(plan.from, conn, true) else { return };
         self.stats.connects += 1;
+        reach::linked(&mut self.coverage, if plan.managed { Link::Asked } else { Link::Unmanaged });
         if plan.managed {
             let param = self.param(id, hello(id, REQUEST_DATA));
             let port = if plan.wrong_port { PORT + 1 } else { PORT };
@@ -198,12 +205,30 @@ impl World {
             ..QpAttr::default()
         };
         let (host, qpn, now) = (side.host, side.qpn, self.instant());
+        let slowly = plan.slowly;
         let Some(device) = &mut self.hosts[host].device else { return };
-        let result = device.modify_qp(now, qpn, &rtr);
-        let result = result.and_then(|()| device.modify_qp(now, qpn, &rts));
+        let state = device.query_qp(qpn).map(|(state, _)| state);
+        let waits = slowly > 0 && state == Ok(QpState::Init);
+        if state == Ok(QpState::Err) {
+            // A request of the peer was wrong.
+            return self.end(id);
+        }
+        let mut result = Ok(());
+        if state != Ok(QpState::Rtr) {
+            result = device.modify_qp(now, qpn, &rtr);
+        }
+        if !waits {
+            result = result.and_then(|()| device.modify_qp(now, qpn, &rts));
+        }
         self.judge(result.map_err(|e| format!("side {id}: {e}")));
-        self.up(id);
         self.touched(host);
+        if waits {
+            // What comes meanwhile is taken in.
+            reach::stepped(&mut self.coverage, Step::Receives);
+            return self.schedule_within(slowly, Event::SetUp(id));
+        }
+        reach::stepped(&mut self.coverage, Step::UpByProgram);
+        self.up(id);
     }
 
     fn up(&mut self, id: SideId) {
@@ -225,6 +250,7 @@ impl World {
             // A late request of a dead program: nobody listens any more.
             let Some(device) = &mut self.hosts[host].device else { return };
             let rejected = device.reject(now, cm, &[]);
+            reach::linked(&mut self.coverage, Link::TooLate);
             self.note([26, host as u64, 0], || format!("too late for side {active}: {rejected:?}"));
             self.touched(host);
             return;
@@ -273,6 +299,9 @@ impl World {
             && !self.sides[active].trouble.any()
         {
             self.fail(|| format!("the request of side {active} cannot be answered: {e}"));
+        }
+        if result.is_err() {
+            reach::linked(&mut self.coverage, Link::Withdrawn);
         }
         result.is_ok()
     }
@@ -323,6 +352,15 @@ impl World {
                 let too_large =
                     plan.mtu > self.plan.hosts[plan.to].mtu && reason == RejectReason::INVALID_MTU;
                 let active = self.sides[id].active;
+                reach::linked(
+                    &mut self.coverage,
+                    match (by_program, nobody, too_large) {
+                        (true, ..) => Link::RefusedByProgram,
+                        (_, true, _) => Link::Nobody,
+                        (.., true) => Link::TooLarge,
+                        _ => Link::RefusedOtherwise,
+                    },
+                );
                 if !(active && (by_program || nobody || too_large)) && !excused {
                     self.fail(|| format!("side {id} was refused: {reason:?}"));
                 }
@@ -330,6 +368,8 @@ impl World {
             }
             CmEvent::Unreachable { .. } => {
                 self.sides[id].told.refused = true;
+                let active = self.sides[id].active;
+                reach::linked(&mut self.coverage, Link::Unreachable { active });
                 if !excused {
                     self.fail(|| format!("side {id} did not reach its peer"));
                 }
@@ -337,6 +377,8 @@ impl World {
             }
             CmEvent::Disconnected { .. } => {
                 self.sides[id].told.disconnected = true;
+                let active = self.sides[id].active;
+                reach::linked(&mut self.coverage, Link::Disconnected { active });
                 if !excused {
                     self.fail(|| format!("side {id} was disconnected by nobody"));
                 }
@@ -344,6 +386,7 @@ impl World {
             }
             _ => {
                 self.sides[id].told.timewait_exit = true;
+                reach::linked(&mut self.coverage, Link::TimewaitOver);
                 self.over(id);
             }
         }
@@ -351,6 +394,8 @@ impl World {
 
     fn established(&mut self, id: SideId, data: &[u8], depths: (u8, u8)) {
         self.sides[id].told.established = true;
+        let active = self.sides[id].active;
+        reach::linked(&mut self.coverage, Link::Established { active });
         let side = &self.sides[id];
         let plan = &self.plan.conns[side.conn];
         let mine = usize::from(!side.active);
@@ -383,6 +428,7 @@ impl World {
             }
         }
         if self.sides[id].stage == Stage::Connecting {
+            reach::stepped(&mut self.coverage, Step::UpByManager);
             self.up(id);
         }
     }
@@ -406,6 +452,7 @@ impl World {
             (self.sides[id].host, self.sides[id].qpn, self.sides[id].told, self.instant());
         let plan = &self.plan.conns[self.sides[id].conn];
         let abrupt = plan.abrupt && plan.managed && self.rng.chance(500);
+        self.reach_end(id, before, abrupt);
         let Some(device) = &mut self.hosts[host].device else { return };
         let over = told.refused || told.disconnected;
         let mut ended = Ok(());
@@ -445,6 +492,35 @@ impl World {
         self.post_markers(id);
         self.touched(host);
         self.try_bury(id);
+    }
+
+    /// Counts how far a side was that ends.
+    fn reach_end(&mut self, id: SideId, before: Stage, abrupt: bool) {
+        let side = &self.sides[id];
+        let Some(device) = &self.hosts[side.host].device else { return };
+        let Ok((state, _)) = device.query_qp(side.qpn) else { return };
+        let failed = side.send_failed || side.recv_failed;
+        let step = match (state, failed, side.told.disconnected) {
+            (QpState::Err, true, _) => Some(Step::Fails),
+            (QpState::Err, _, true) => Some(Step::Disconnected),
+            (QpState::Err, ..) => None,
+            (_, _, _) if abrupt => None,
+            (state, ..) => Some(Step::Ends(state)),
+        };
+        let given_up = before == Stage::Connecting
+            && side.id.is_some()
+            && !side.told.refused
+            && !side.told.disconnected;
+        let active = side.active;
+        if given_up {
+            reach::linked(&mut self.coverage, Link::GivenUp { active });
+        }
+        if abrupt {
+            reach::linked(&mut self.coverage, Link::Abrupt);
+        }
+        if let Some(step) = step {
+            reach::stepped(&mut self.coverage, step);
+        }
     }
 
     /// Requests that come back when everything before them has come back [QP-9].
@@ -509,6 +585,9 @@ impl World {
         let side = &self.sides[id];
         let host = side.host;
         let Some(device) = &mut self.hosts[host].device else { return };
+        if let Ok((state, _)) = device.query_qp(side.qpn) {
+            reach::stepped(&mut self.coverage, Step::Destroyed(state));
+        }
         let result = remove(device, now, side);
         self.judge(result.map_err(|e| format!("side {id}: something is left: {e}")));
         self.touched(host);

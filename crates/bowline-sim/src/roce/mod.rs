@@ -32,6 +32,7 @@ mod memory;
 pub(crate) mod net;
 mod oracle;
 pub(crate) mod plan;
+pub(crate) mod reach;
 mod run;
 mod sabotage;
 mod side;

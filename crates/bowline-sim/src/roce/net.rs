@@ -26,6 +26,9 @@ pub(crate) struct NetPlan {
     pub(crate) queue: u64,
     /// Nanoseconds a KiB takes on the line.
     pub(crate) per_kib: u64,
+    /// What somebody else makes may be of any operation.
+    #[serde(default)]
+    pub(crate) any_opcode: bool,
 }
 
 /// A datagram on its way.
@@ -38,12 +41,27 @@ pub(crate) struct Datagram {
     pub(crate) bytes: Vec<u8>,
 }
 
+/// Why a datagram does not arrive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Loss {
+    /// For no reason.
+    Chance,
+    /// Its line is cut.
+    Cut,
+    /// Too much waits for its line.
+    Full,
+}
+
 /// What became of a datagram.
 #[derive(Debug, Default)]
 pub(crate) struct Fate {
     /// When it arrives, and again.
     pub(crate) arrivals: Vec<(u64, Datagram)>,
     pub(crate) damaged: bool,
+    pub(crate) lost: Option<Loss>,
+    pub(crate) repeated: bool,
+    /// Somebody else has made one after it.
+    pub(crate) forged: bool,
 }
 
 /// The lines between all hosts.
@@ -76,6 +94,11 @@ impl Net {
         *free_at = until.max(*free_at);
     }
 
+    /// Longest time until a line has sent what it was given.
+    pub(crate) fn backlog(&self, now: u64) -> u64 {
+        self.free_at.iter().max().map_or(0, |at| at.saturating_sub(now))
+    }
+
     /// Puts a datagram on the line.
     pub(crate) fn send(
         &mut self,
@@ -91,10 +114,12 @@ impl Net {
         let start = self.free_at[line].max(now);
         let waiting = (start - now) * 1024 / plan.per_kib.max(1);
         if self.blocked[line] || (waiting > plan.queue && self.faulty) {
+            fate.lost = Some(if self.blocked[line] { Loss::Cut } else { Loss::Full });
             return fate;
         }
         self.free_at[line] = start + size * plan.per_kib / 1024;
         if self.faulty && rng.chance(plan.loss) {
+            fate.lost = Some(Loss::Chance);
             return fate;
         }
         if self.faulty && rng.chance(plan.damage) {
@@ -106,9 +131,11 @@ impl Net {
         // Whoever knows the key of a datagram queue pair may send to it.
         let open = |bytes: &[u8]| bytes[0] >= 0x60 && bytes[5..8] != [0, 0, 1];
         if self.faulty && !fate.damaged && rng.chance(plan.forge) && !open(&datagram.bytes) {
-            fate.arrivals.push((sent, forged(rng, &datagram)));
+            fate.forged = true;
+            fate.arrivals.push((sent, forged(rng, &datagram, plan.any_opcode)));
         }
         if self.faulty && rng.chance(plan.repeat) {
+            fate.repeated = true;
             fate.arrivals.push((second, datagram.clone()));
         }
         fate.arrivals.push((first, datagram));
@@ -116,22 +143,30 @@ impl Net {
     }
 }
 
+/// Operations of datagrams that belong to no connection.
+const UD_SEND: u8 = 0x64;
+const CNP: u8 = 0x81;
+
 /// What a stranger makes of a datagram he has seen: his own address, perhaps another place in the
 /// sequence, another operation, another key, and a right ICRC.
-fn forged(rng: &mut Rng, datagram: &Datagram) -> Datagram {
+fn forged(rng: &mut Rng, datagram: &Datagram, any_opcode: bool) -> Datagram {
     let stranger = match datagram.to {
         IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::new(10, 77, 9, 9)),
         IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::new(0xfd77, 9, 9, 9, 0, 0, 0, 9)),
     };
     let mut bytes = datagram.bytes.clone();
     bytes.truncate(bytes.len() - ICRC_LEN);
-    match rng.below(4) {
+    match rng.below(if any_opcode { 5 } else { 4 }) {
         // Byte 11 is the low byte of the sequence number, 0 the operation.
         0 => bytes[11] = bytes[11].wrapping_add(rng.below(5) as u8),
         1 => bytes[0] = (bytes[0] & 0xe0) | rng.below(0x18) as u8,
         2 => {
             let at = rng.index(bytes.len());
             bytes[at] ^= 1 << rng.below(8);
+        }
+        4 => {
+            let any = rng.next() as u8;
+            bytes[0] = rng.pick(&[UD_SEND, CNP, any]);
         }
         _ => {}
     }

@@ -16,6 +16,8 @@ use super::side::{
 pub(crate) struct Verdict {
     /// It was the first failure of its queue.
     pub(crate) failed: bool,
+    /// The request that came back, if it was one.
+    pub(crate) request: Option<WcOpcode>,
     /// A receive was used up.
     pub(crate) received: bool,
     pub(crate) bytes: u64,
@@ -100,7 +102,8 @@ fn send_completed(sides: &mut [Side], id: SideId, entry: &Completion) -> Result<
             ));
         }
         succeeded(sides, id, &request)?;
-        return Ok(Verdict { bytes: request.len.into(), ..Verdict::default() });
+        let (request, bytes) = (Some(request.opcode), request.len.into());
+        return Ok(Verdict { request, bytes, ..Verdict::default() });
     }
     let first = !std::mem::replace(&mut side.send_failed, true);
     let status = entry.status;
@@ -126,7 +129,7 @@ fn send_completed(sides: &mut [Side], id: SideId, entry: &Completion) -> Result<
     if let Some(source) = request.source {
         side.memory.release(source);
     }
-    Ok(Verdict { failed: first, ..Verdict::default() })
+    Ok(Verdict { failed: first, request: Some(request.opcode), ..Verdict::default() })
 }
 
 /// A receive that is to fail may have failed before its program looks at it.

@@ -157,6 +157,16 @@ pub(crate) struct ConnPlan {
     pub(crate) end_after: [Option<u64>; 2],
     /// Sides that end it leave without waiting for anything.
     pub(crate) abrupt: bool,
+    /// Rounds of a thousand after which the send queue is stopped for a while.
+    #[serde(default)]
+    pub(crate) pauses: u64,
+    /// Of a thousand moments at which a region is registered and not in use any more, those in which
+    /// it is registered again with its present key; other mistakes are drawn from more kinds then.
+    #[serde(default)]
+    pub(crate) misregister: u64,
+    /// Longest time between RTR and RTS, without a connection manager.
+    #[serde(default)]
+    pub(crate) slowly: u64,
     /// A region is removed while it is in use, after this time.
     pub(crate) deregister_after: Option<u64>,
 }
@@ -169,6 +179,8 @@ pub(crate) enum FaultKind {
     Crash,
     /// A line is cut in one direction or both.
     Cut,
+    /// A line holds what it is given for a while, in one direction or both: nothing is lost.
+    Hold,
 }
 
 /// Everything a seed has drawn.
@@ -180,19 +192,26 @@ pub(crate) struct Plan {
     pub(crate) conns: Vec<ConnPlan>,
     /// Kinds, and the mean time between two.
     pub(crate) faults: Vec<(FaultKind, u64)>,
-    /// Longest fault.
+    /// Shortest and longest fault.
+    #[serde(default)]
+    pub(crate) fault_min: u64,
     pub(crate) fault_max: u64,
     /// Management datagrams of a thousand at whose arrival a device dies: that of the sender, or of
     /// the receiver before or after it has taken it in.
     pub(crate) deadly_mads: u64,
     /// Time in which faults happen.
     pub(crate) active: u64,
+    /// Requests of each side over what is healthy after the faults.
+    #[serde(default)]
+    pub(crate) fresh: u32,
 }
 
 /// Payload bytes that the requests of a run change at most, about.
 const VOLUME: u64 = 600_000;
 /// Packets that the requests of a run take at most, about.
 const PACKETS: u64 = 1_800;
+/// Runs with more time for faults than this are about peers that are away for long.
+const LONG: u64 = 10 * SEC;
 
 impl Plan {
     pub(crate) fn draw(rng: &mut Rng, forced: Option<Scenario>) -> Self {
@@ -215,13 +234,14 @@ impl Plan {
             scenario == mine || scenario == S::Swarm && rng.chance(permille)
         };
         let weather = any(rng, S::Weather, 500);
-        let narrow = any(rng, S::Narrow, 250);
-        let crash = any(rng, S::Crash, 250);
-        let cuts = any(rng, S::Cuts, 200);
+        let mixed = scenario == S::Churn;
+        let narrow = any(rng, S::Narrow, 250) || mixed && rng.chance(200);
+        let crash = any(rng, S::Crash, 250) || mixed && rng.chance(300);
+        let cuts = any(rng, S::Cuts, 200) || mixed && rng.chance(300);
         let misuse = any(rng, S::Misuse, 250);
         let churn = any(rng, S::Churn, 250);
 
-        let hosts = draw_hosts(rng, weather);
+        let hosts = draw_hosts(rng, weather, narrow);
         let net = draw_net(rng, weather, narrow);
         let mut plan = Self {
             scenario,
@@ -229,10 +249,19 @@ impl Plan {
             hosts,
             conns: Vec::new(),
             faults: Vec::new(),
+            fault_min: 0,
             fault_max: rng.magnitude(MS, 6 * SEC),
             deadly_mads: if crash && rng.chance(500) { rng.between(10, 200) } else { 0 },
             active: rng.magnitude(MS, 3 * SEC),
+            fresh: 4,
         };
+        let long = (crash || cuts) && rng.chance(60);
+        if long {
+            // Longer than a connection manager asks for an answer [CM-40].
+            plan.active = rng.between(90 * SEC, 150 * SEC);
+            plan.fault_max = plan.active;
+            plan.fault_min = rng.pick(&[0, 80 * SEC]);
+        }
         let count = if churn { rng.between(3, 8) } else { rng.between(1, 3) };
         for _ in 0..count {
             let conn = plan.draw_conn(rng, count, misuse, churn);
@@ -244,6 +273,9 @@ impl Plan {
         if cuts {
             plan.faults.push((FaultKind::Cut, plan.active / rng.between(1, 4) + 1));
         }
+        if cuts && rng.chance(400) {
+            plan.faults.push((FaultKind::Hold, plan.active / rng.between(1, 4) + 1));
+        }
         plan
     }
 
@@ -251,7 +283,17 @@ impl Plan {
     pub(crate) fn hard_network(&self) -> bool {
         self.net.loss >= 50
             || self.net.queue < 20_000
-            || self.faults.iter().any(|(kind, _)| *kind == FaultKind::Cut)
+            || self.faults.iter().any(|(kind, _)| *kind != FaultKind::Crash)
+    }
+
+    /// Whether a message can get lost on its way, or overtake another: a request for a connection that
+    /// comes after its withdrawal is one that nobody knows of.
+    pub(crate) fn leaves_behind(&self) -> bool {
+        let net = &self.net;
+        net.loss + net.damage + net.jitter > 0
+            || net.queue < 1 << 40
+            || !self.faults.is_empty()
+            || self.deadly_mads > 0
     }
 
     fn draw_conn(&self, rng: &mut Rng, count: u64, misuse: bool, churn: bool) -> ConnPlan {
@@ -281,7 +323,12 @@ impl Plan {
             from,
             to,
             managed,
-            start: rng.magnitude(1, if churn { 50 * MS } else { MS }),
+            start: match () {
+                // Also while somebody is away for long.
+                () if self.active > LONG => rng.below(self.active),
+                () if churn => rng.magnitude(1, 50 * MS),
+                () => rng.magnitude(1, MS),
+            },
             mtu,
             message_max: message_max as usize,
             requests: match rng.below(10) {
@@ -292,7 +339,7 @@ impl Plan {
             send_depth: rng.pick(&[2, 4, 8, 16, 64]),
             recv_depth: rng.pick(&[1, 2, 4, 8]),
             depths: [small(rng), small(rng)],
-            rnr_retry: if misuse && rng.chance(300) { rng.below(7) as u8 } else { 7 },
+            rnr_retry: if misuse && rng.chance(600) { rng.below(7) as u8 } else { 7 },
             min_rnr_timer: rng.between(1, 20) as u8,
             psns: [psn(rng), psn(rng)],
             patience: if rng.chance(200) {
@@ -311,8 +358,20 @@ impl Plan {
             burst,
             reject: managed && rng.chance(if churn { 250 } else { 30 }),
             wrong_port: managed && rng.chance(if churn { 50 } else { 5 }),
-            decide: rng.pick(&[0, 10 * US, MS, if churn { 6 * SEC } else { MS }]),
+            // Long enough for a peer that asks again to be told to wait.
+            decide: if rng.chance(if churn || self.net.loss + self.net.damage > 0 {
+                300
+            } else {
+                60
+            }) {
+                30 * SEC
+            } else {
+                rng.pick(&[0, 10 * US, MS])
+            },
             end_after: ends,
+            pauses: rng.pick(&[0, 0, 0, 100]),
+            misregister: if misuse { rng.pick(&[0, 200, 1000]) } else { 0 },
+            slowly: rng.pick(&[0, 0, 20 * US, 5 * MS]),
             abrupt: ends != [None, None] && rng.chance(300),
             deregister_after: (misuse && rng.chance(200)).then(|| rng.magnitude(US, 5 * MS)),
         }
@@ -327,12 +386,12 @@ fn psn(rng: &mut Rng) -> u32 {
 /// What drivers choose between, and more.
 pub(crate) const ACK_DELAYS: [u64; 5] = [0, 20 * US, 50 * US, 50 * US, 5 * MS];
 
-fn draw_hosts(rng: &mut Rng, weather: bool) -> Vec<HostPlan> {
+fn draw_hosts(rng: &mut Rng, weather: bool, narrow: bool) -> Vec<HostPlan> {
     let count = rng.pick(&[2, 2, 2, 3, 4]);
     let v6 = rng.chance(400);
     let mtus = [Mtu::M256, Mtu::M512, Mtu::M1024, Mtu::M1024, Mtu::M2048, Mtu::M4096, Mtu::M4096];
     let mtu = rng.pick(&mtus);
-    let (differ, letters) = (rng.chance(100), rng.chance(250));
+    let (differ, letters) = (rng.chance(100), rng.chance(if narrow { 500 } else { 250 }));
     (1..=count)
         .map(|n: u8| {
             let mtu = if differ { rng.pick(&mtus) } else { mtu };
@@ -377,6 +436,7 @@ fn draw_net(rng: &mut Rng, weather: bool, narrow: bool) -> NetPlan {
         repeat: some(rng, 300),
         damage: some(rng, 100),
         forge: some(rng, 50),
+        any_opcode: true,
         queue: if narrow { rng.magnitude(4_000, 100_000) } else { u64::MAX / 4096 },
         per_kib: if narrow { rng.magnitude(100, 20_000) } else { 80 },
     }

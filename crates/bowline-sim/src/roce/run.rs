@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::plan::{Plan, Scenario};
+use super::reach;
 use super::sabotage::Sabotage;
 use super::stats::Stats;
 use super::world::World;
@@ -38,6 +39,10 @@ impl Simulator for Roce {
         Start { chance: vec![rng], plan }
     }
 
+    fn declare(coverage: &mut Coverage) {
+        reach::declare(coverage);
+    }
+
     fn scenario(plan: &Plan) -> &'static str {
         plan.scenario.name()
     }
@@ -70,6 +75,7 @@ impl simulator::World<Stats> for World {
 
     fn end(mut self) -> (Stats, Coverage, Trace) {
         self.stats.virtual_ms = self.now / 1_000_000;
+        self.reached.tell(&mut self.coverage);
         (self.stats, self.coverage, self.trace)
     }
 }

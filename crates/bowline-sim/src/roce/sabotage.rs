@@ -30,6 +30,8 @@ pub(crate) enum Sabotage {
     WrongEntry,
     /// Nobody is told that a queue has entries.
     LoseReady,
+    /// A side answers nothing any more when fresh work begins.
+    DeafToFresh,
 }
 
 impl World {
@@ -42,6 +44,7 @@ impl World {
             Sabotage::Unwrite | Sabotage::FlipByte => (0x06..=0x0b).contains(&opcode),
             Sabotage::DoubleAtomic => opcode == 0x14,
             Sabotage::Stray => true,
+            Sabotage::DeafToFresh => return self.is_fresh_for(opcode),
             _ => false,
         };
         let side = self
@@ -92,11 +95,33 @@ impl World {
 }
 
 #[cfg(test)]
+impl Sabotage {
+    const ALL: [Self; 11] = [
+        Self::Unwrite,
+        Self::DoubleAtomic,
+        Self::FlipByte,
+        Self::Stray,
+        Self::LoseEntry,
+        Self::DoubleEntry,
+        Self::SwapEntries,
+        Self::Whitewash,
+        Self::WrongEntry,
+        Self::LoseReady,
+        Self::DeafToFresh,
+    ];
+}
+
+#[cfg(test)]
 mod tests {
     use super::Sabotage;
     use crate::roce::run::Roce;
     use crate::roce::{Options, Scenario};
     use crate::simulator::run_seed;
+    use crate::simulator::tests::{assert_found, seeds_to_find};
+
+    /// Where seeds begin that find each soon, and what is soon.
+    const SEEDS: u64 = 7_000_000;
+    const SOON: u64 = 600;
 
     /// Runs until a seed fails and returns what was said.
     fn caught(how: Sabotage, scenario: Scenario) -> String {
@@ -163,5 +188,20 @@ mod tests {
             what.contains("never ends")
         });
         assert!(found.is_some(), "{all:?}");
+    }
+
+    /// None is forced to happen: what seeds draw shows each of them before long.
+    #[test]
+    fn each_is_noticed_by_seeds_that_know_nothing_of_it() {
+        for how in Sabotage::ALL {
+            let found = seeds_to_find::<Roce>(how, SEEDS, SOON);
+            assert!(found.is_some(), "{how:?} is not noticed");
+        }
+    }
+
+    #[test]
+    #[ignore = "takes minutes; from BOWLINE_FRESH_FROM on, or from where the clock says"]
+    fn each_is_noticed_within_10_000_fresh_seeds() {
+        assert_found::<Roce>(&Sabotage::ALL);
     }
 }

@@ -3,10 +3,12 @@
 use bowline_roce::Instant;
 use bowline_verbs::{CmId, Completion, ConnRequest};
 
+use self::fresh::Fresh;
 use super::host::Host;
 use super::letters::{Letter, Port};
 use super::net::{Datagram, Net};
 use super::plan::Plan;
+use super::reach::{self, Reached};
 use super::sabotage::Sabotage;
 use super::side::{Side, SideId, Stage};
 use super::stats::Stats;
@@ -18,6 +20,7 @@ use crate::trace::Trace;
 mod drivers;
 mod end;
 mod faults;
+mod fresh;
 mod work;
 
 /// Something due at one moment of virtual time.
@@ -37,6 +40,8 @@ pub(crate) enum Event {
     Decide { host: usize, boot: u32, id: CmId, request: Box<ConnRequest> },
     /// A program posts requests.
     Post(SideId),
+    /// A program lets a queue go on that it has paused.
+    Resume(SideId),
     /// A program posts a receive.
     Receive(SideId),
     /// A program sends a datagram.
@@ -66,6 +71,8 @@ enum Phase {
     Active,
     /// No more faults; everything comes to its end.
     Draining,
+    /// What is healthy carries fresh work.
+    Fresh,
     /// Nothing is left; late datagrams would show now.
     Quiet,
 }
@@ -79,6 +86,7 @@ pub(crate) struct World {
     pub(crate) trace: Trace,
     pub(crate) stats: Stats,
     pub(crate) coverage: Coverage,
+    pub(crate) reached: Reached,
     /// The first broken promise.
     pub(crate) failure: Option<String>,
     pub(crate) net: Net,
@@ -95,6 +103,9 @@ pub(crate) struct World {
     phase_since: u64,
     /// The last look has been taken.
     done: bool,
+    /// Connections whose programs have not begun.
+    pub(crate) starts_left: usize,
+    fresh: Fresh,
     pub(crate) sabotage: Option<Sabotage>,
     entries: Vec<Completion>,
 }
@@ -113,6 +124,7 @@ impl World {
             trace,
             stats: Stats::default(),
             coverage: Coverage::default(),
+            reached: Reached::default(),
             failure: None,
             net,
             hosts,
@@ -124,10 +136,13 @@ impl World {
             phase: Phase::Active,
             phase_since: SEC,
             done: false,
+            starts_left: plan.conns.len(),
+            fresh: Fresh::new(plan.fresh),
             sabotage,
             entries: Vec::new(),
             plan,
         };
+        reach::chosen(&mut world.coverage, &world.plan);
         for host in 0..world.hosts.len() {
             world.boot(host);
         }
@@ -229,14 +244,17 @@ impl World {
                 }
             }
             Event::Post(id) => self.post(id),
+            Event::Resume(id) => self.resume(id),
             Event::Receive(id) => self.post_receive(id),
             Event::Letter(host) => self.send_letter(host),
             Event::Look(id) => self.look(id),
             Event::End(id) => {
-                if matches!(self.sides[id].stage, Stage::Connecting | Stage::Up) {
+                let may = self.phase != Phase::Fresh;
+                if may && matches!(self.sides[id].stage, Stage::Connecting | Stage::Up) {
                     self.end(id);
                 }
             }
+            Event::Revoke(_) if self.phase == Phase::Fresh => {}
             Event::Revoke(id) => self.revoke(id),
             Event::Fault(kind) => self.fault(kind),
             Event::Boot(host) => self.boot(host),

@@ -63,6 +63,8 @@ pub(crate) struct Base {
     /// The first broken promise.
     pub(crate) failure: Option<String>,
     pub(crate) sabotage: Option<Sabotage>,
+    /// Fresh work has begun.
+    pub(crate) fresh: bool,
 }
 
 impl Base {

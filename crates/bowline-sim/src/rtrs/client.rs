@@ -6,13 +6,14 @@ use std::sync::Arc;
 
 use bowline_rnbd::client::{Core, Order as Message, SendIo};
 use bowline_rtrs::bind::Binding;
-use bowline_rtrs::client::{Permit, ReadKeys, Session};
-use bowline_rtrs::{HbConfig, RegionId, Wr};
+use bowline_rtrs::client::{PathState, Permit, ReadKeys, Session};
+use bowline_rtrs::{HbConfig, PathId, RegionId, Wr};
 use bowline_verbs::Buffer;
 
 use self::disks::{Held, Mine};
 use self::eyes::{Eyes, note_input};
 use self::failover::Failover;
+use self::fresh::Fresh;
 use self::landing::Landings;
 use self::link::Purpose;
 use self::program::Request;
@@ -26,6 +27,7 @@ mod back;
 mod disks;
 mod eyes;
 mod failover;
+mod fresh;
 mod landing;
 mod life;
 mod link;
@@ -43,6 +45,8 @@ pub(crate) enum Stage {
     Running,
     /// All of the disks is read, in the end.
     Verifying,
+    /// A little is done on each of them, in a time that is stated.
+    Fresh,
     /// The disks are being given up.
     Unmapping,
     /// The session is being closed.
@@ -81,6 +85,9 @@ pub(crate) struct Life {
     /// Verification: the next disk and byte, and whether something could not be read.
     verified: (usize, u64),
     unread: bool,
+    fresh: Option<Fresh>,
+    /// States of its paths, as they were told.
+    states: BTreeMap<PathId, PathState>,
 }
 
 /// A client.
@@ -105,6 +112,8 @@ pub(crate) struct Client {
     /// An event to give a disk up is in the queue.
     swapping: bool,
     attacks: Vec<Wr>,
+    /// It has begun to close its session just now.
+    pub(crate) leaves_now: bool,
 }
 
 /// What a run has in common for all clients.
@@ -113,6 +122,10 @@ pub(crate) struct Common<'a> {
     pub(crate) heartbeat: HbConfig,
     pub(crate) burst: Option<usize>,
     pub(crate) faulty: bool,
+    /// Time for a request of fresh work without storage; 0 if there is none.
+    pub(crate) fresh: u64,
+    /// From then on a path that seems to be connected is.
+    pub(crate) sure_from: u64,
 }
 
 impl Client {
@@ -133,6 +146,7 @@ impl Client {
             going: false,
             swapping: false,
             attacks: Vec::new(),
+            leaves_now: false,
             plan,
         }
     }

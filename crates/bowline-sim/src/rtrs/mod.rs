@@ -39,6 +39,7 @@ pub(crate) mod mute;
 mod oracle;
 mod plan;
 mod process;
+mod reach;
 mod run;
 mod sabotage;
 mod server;

@@ -61,7 +61,7 @@ pub enum Scenario {
 
 impl Scenario {
     /// Those that are drawn.
-    const DRAWN: u64 = 14;
+    const DRAWN: u64 = 15;
 
     /// Every scenario.
     pub const ALL: [Self; 16] = [
@@ -165,6 +165,9 @@ pub(crate) struct ClientPlan {
     pub(crate) gap: u64,
     pub(crate) start: u64,
     pub(crate) hostile: bool,
+    /// Rounds of a thousand after which it closes its session, to open it again.
+    #[serde(default)]
+    pub(crate) leaves: u64,
     pub(crate) disks: Vec<DiskPlan>,
     /// Mean time between two moments in which it gives a disk up or takes one again, if it has several.
     pub(crate) swap: u64,
@@ -228,10 +231,26 @@ pub(crate) struct Plan {
     pub(crate) active: u64,
     /// What the run has to stand besides.
     pub(crate) trials: Vec<Trial>,
+    /// What goes wrong often when a client closes its session.
+    #[serde(default)]
+    pub(crate) at_close: Option<Fault>,
+    /// Fresh work is done in the end.
+    #[serde(default)]
+    pub(crate) fresh: bool,
 }
 
 /// What the chance of lines that hold begins with.
 pub(crate) const HOLDS: u64 = 0x68_6f6c_6473;
+/// What may go wrong when a session is closed.
+const AT_CLOSE: [Fault; 7] = [
+    Fault::Cut,
+    Fault::HalfCut,
+    Fault::Crash,
+    Fault::Stall,
+    Fault::Path,
+    Fault::Kick,
+    Fault::Unseen,
+];
 /// Bytes of all requests of a run, about.
 const VOLUME: u64 = 600_000;
 
@@ -242,7 +261,11 @@ impl Plan {
         // Chance of their own: whatever they draw, the rest stays what it is.
         let mut trials = Rng::new(extra.clone().next());
         let mut holds = Rng::new(extra.clone().next() ^ HOLDS);
-        let drawn = Scenario::ALL[rng.below(Scenario::DRAWN) as usize];
+        // What a hostile client does at the wrong moment it does in few of its runs.
+        let drawn = match rng.below(Scenario::DRAWN + 1) {
+            Scenario::DRAWN => Scenario::Hostile,
+            drawn => Scenario::ALL[drawn as usize],
+        };
         let scenario = forced.unwrap_or(drawn);
         use Scenario as S;
         let volatile = scenario == S::Volatile;
@@ -294,7 +317,18 @@ impl Plan {
                 if rng.chance(700) {
                     client.gap = active / u64::from(client.requests) * 8;
                 }
+                client.leaves = extra.pick(&[0, 0, 0, 0, 0, 30, 200]);
+                if hostile || held || volatile || disks {
+                    client.leaves = 0;
+                }
                 client.hostile = hostile && at == 0;
+                if client.hostile && scenario == S::Hostile {
+                    // The server has chunks for long while more requests come.
+                    client.disks[0].takes.0 = extra.pick(&[200 * US, 5 * MS, 20 * MS]);
+                    client.depth = client.depth.max(8);
+                    client.requests = client.requests.max(80);
+                    client.gap = client.gap.min(MS);
+                }
                 if client.hostile && rng.chance(700) {
                     client.paths.truncate(1);
                 }
@@ -382,6 +416,7 @@ impl Plan {
                 Fault::Kick,
             ]),
         });
+        let refreshed = if scenario == S::Hostile { 900 } else { 600 };
         let mut plan = Self {
             scenario,
             net,
@@ -389,7 +424,7 @@ impl Plan {
             clients,
             queue_depth,
             chunk,
-            invalidate: rng.chance(600),
+            invalidate: rng.chance(refreshed),
             rude: extra.chance(if keys {
                 500
             } else if scenario == S::Swarm {
@@ -406,7 +441,13 @@ impl Plan {
             fault_max: rng.magnitude(MS, if disks { SEC } else { 20 * SEC }),
             active,
             trials,
+            at_close: None,
+            fresh: true,
         };
+        if !plan.faults.is_empty() && extra.chance(500) {
+            let what = extra.pick(&AT_CLOSE);
+            plan.at_close = Some(what);
+        }
         for (node, client) in plan.nodes[1..].iter().zip(&mut plan.clients) {
             draw_disks(extra, client, active, disks);
             if (disks || held) && client.paths.len() == 1 {
@@ -474,6 +515,7 @@ fn draw_net(rng: &mut Rng, weather: bool) -> NetPlan {
         repeat: some(rng, 200),
         damage: some(rng, 40),
         forge: some(rng, 30),
+        any_opcode: true,
         queue: u64::MAX / 4096,
         per_kib: 80,
     }
@@ -515,6 +557,7 @@ fn draw_client(
         gap: rng.pick(&[0, 20 * US, MS, 100 * MS]),
         start: rng.magnitude(1, 5 * MS),
         hostile: false,
+        leaves: 0,
         disks: vec![DiskPlan {
             sectors: blocks * 8,
             logical,

@@ -85,6 +85,11 @@ impl Process {
         self.silent > base.now
     }
 
+    /// How long it will still do nothing.
+    pub(crate) fn stalled_for(&self, now: u64) -> u64 {
+        self.stalled.saturating_sub(now)
+    }
+
     /// Tells whether it has stalled after this time.
     pub(crate) fn was_stalled(&self, since: u64) -> bool {
         self.stalled > since

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use super::each;
 use super::plan::{Plan, Scenario};
+use super::reach;
 use super::sabotage::Sabotage;
 use super::stats::Stats;
 use super::world::World;
@@ -44,6 +45,10 @@ impl Simulator for Rtrs {
             }
         };
         Start { chance: chance.into(), plan }
+    }
+
+    fn declare(coverage: &mut Coverage) {
+        reach::declare(coverage);
     }
 
     fn scenario(plan: &Plan) -> &'static str {

@@ -51,6 +51,8 @@ pub(crate) enum Sabotage {
     LoseClosed,
     /// A server is not told of paths that are given up.
     NoNotice,
+    /// A server answers nothing any more when fresh work begins.
+    DeafToFresh,
 }
 
 /// Device ids of one session as they must not be: the lowest free ones, which mean something else to the
@@ -89,11 +91,45 @@ impl SmallIds {
 }
 
 #[cfg(test)]
+impl Sabotage {
+    const ALL: [Self; 23] = [
+        Self::DoubleWrite,
+        Self::ForgetPermit,
+        Self::CompleteTwice,
+        Self::NoWithdraw,
+        Self::EarlyRenew,
+        Self::WrongId,
+        Self::EarlyDrain,
+        Self::DropRequest,
+        Self::StaleKey,
+        Self::NoRenew,
+        Self::EarlyAnswer,
+        Self::LeakRegion,
+        Self::KeepKey,
+        Self::LeakKeys,
+        Self::SmallIds,
+        Self::GiveUp,
+        Self::LosePermitFree,
+        Self::Patience,
+        Self::StayAway,
+        Self::StayOpen,
+        Self::LoseClosed,
+        Self::NoNotice,
+        Self::DeafToFresh,
+    ];
+}
+
+#[cfg(test)]
 mod tests {
     use super::Sabotage;
     use crate::rtrs::run::Rtrs;
     use crate::rtrs::{Options, Scenario};
     use crate::simulator::run_seed;
+    use crate::simulator::tests::{assert_found, seeds_to_find};
+
+    /// Where seeds begin that find each soon, and what is soon.
+    const SEEDS: u64 = 7_000_000;
+    const SOON: u64 = 2_000;
 
     /// What the judges say, of those of many seeds in which they say anything.
     fn caught(how: Sabotage, scenario: Scenario) -> impl Iterator<Item = String> {
@@ -222,5 +258,20 @@ mod tests {
             Scenario::Calm,
             &["is left", "not empty", "at its end"],
         );
+    }
+
+    /// None is forced to happen: what seeds draw shows each of them before long.
+    #[test]
+    fn each_is_noticed_by_seeds_that_know_nothing_of_it() {
+        for how in Sabotage::ALL {
+            let found = seeds_to_find::<Rtrs>(how, SEEDS, SOON);
+            assert!(found.is_some(), "{how:?} is not noticed");
+        }
+    }
+
+    #[test]
+    #[ignore = "takes minutes; from BOWLINE_FRESH_FROM on, or from where the clock says"]
+    fn each_is_noticed_within_10_000_fresh_seeds() {
+        assert_found::<Rtrs>(&Sabotage::ALL);
     }
 }

@@ -16,6 +16,7 @@ use super::base::{Base, Event};
 use super::disk::Disk;
 use super::fabric::{Own, Watch, bench, drain};
 use super::process::{Heard, Process, hear};
+use super::reach::{self, Wrong};
 use super::sabotage::{Sabotage, SmallIds};
 use crate::queue::MS;
 use crate::roce::host::Host;
@@ -154,6 +155,7 @@ impl Server {
     pub(crate) fn count(&self, base: &mut Base) {
         let Some(running) = &self.running else { return };
         let counters = running.sessions.counters();
+        reach::counted(&mut base.coverage, counters);
         base.stats.waits += counters.requests_waited;
         base.stats.late_answers += counters.answers_dropped;
         base.stats.violations += counters.paths_violated;
@@ -292,7 +294,9 @@ impl Server {
         base.note([35, op.slot.into(), data.offset], || {
             format!("server: {op:?} of {session:?}: {dir:?} {data:?} room {room} {:02x?}", &usr[..])
         });
-        if base.wrongs(Sabotage::DropRequest, 20) {
+        if base.wrongs(Sabotage::DropRequest, 20)
+            || base.fresh && base.wrongs(Sabotage::DeafToFresh, 1000)
+        {
             return;
         }
         if base.sabotage == Some(Sabotage::SmallIds) {
@@ -506,11 +510,15 @@ impl Eyes<'_> {
             !leaves
         });
         self.base.stats.keys_left += left;
+        if left > 0 {
+            reach::wrong(&mut self.base.coverage, Wrong::KeyLeft);
+        }
         if extra.chance(100)
             && let Some((write, mems)) = later.pop_front()
         {
             batch.send(write.conn, Tag::new(Tag::HEARTBEAT, 1), write.kind, &mems, false);
             self.base.stats.late_writes += 1;
+            reach::wrong(&mut self.base.coverage, Wrong::LateWrite);
         }
         let gone: Vec<(ConnId, u32)> = (batch.wrs.iter())
             .filter_map(|wr| match wr.kind {

@@ -17,6 +17,7 @@ use super::each::{Case, Mishap, hold_length};
 use super::fabric::Spans;
 use super::plan::{Fault, HOLDS, Plan};
 use super::process::{Notice, Process};
+use super::reach::{self, Blow};
 use super::sabotage::Sabotage;
 use super::server::Server;
 use super::stats::Stats;
@@ -29,6 +30,7 @@ use crate::trace::Trace;
 
 pub(crate) use self::trials::Step;
 
+mod end;
 mod trials;
 
 /// Where the run is.
@@ -66,6 +68,13 @@ pub(crate) struct World {
     arrived: u64,
     /// Chance of lines that hold what they are given.
     holds: Rng,
+    /// Time for a request of fresh work without storage; 0 if there is none.
+    fresh: u64,
+    /// After the last fault it takes so long until a path that seems to be connected is, and that is then.
+    notice: u64,
+    sure_from: u64,
+    /// Every path was connected at one time after the last fault.
+    back: bool,
 }
 
 /// Virtual time within which programs must finish after the last fault: the server's patience with
@@ -120,7 +129,9 @@ impl World {
             coverage: Coverage::default(),
             failure: None,
             sabotage,
+            fresh: false,
         };
+        reach::chosen(&mut base.coverage, &plan);
         base.note([0, 0, 0], || format!("{plan:#?}"));
         let disks = plan.clients.iter().flat_map(|client| &client.disks);
         let disks = disks.map(|disk| Disk::new(disk.clone())).collect::<Result<Vec<_>, _>>();
@@ -162,6 +173,10 @@ impl World {
             step_left: plan.step.is_some(),
             arrived: 0,
             holds,
+            fresh: if plan.fresh { end::request_bound(&plan) } else { 0 },
+            notice: 0,
+            sure_from: 0,
+            back: false,
             base,
             plan,
         };
@@ -216,8 +231,14 @@ impl World {
     ) {
         let span = self.spans.0[client + 1].clone();
         let faulty = self.plan.is_faulty();
-        let common =
-            Common { servers: &self.servers, heartbeat: self.heartbeat, burst: self.burst, faulty };
+        let common = Common {
+            servers: &self.servers,
+            heartbeat: self.heartbeat,
+            burst: self.burst,
+            faulty,
+            fresh: self.fresh,
+            sure_from: self.sure_from,
+        };
         act(&mut self.clients[client], &mut self.base, &mut self.hosts[span.clone()], &common);
         self.touched(span);
         self.look_for_step(client);
@@ -475,6 +496,7 @@ impl World {
         self.base.note([7, what as u64, client as u64], || format!("{what:?}, client {client}"));
         let length = self.base.rng.magnitude(US, self.plan.fault_max);
         let node = if self.base.rng.chance(500) { 0 } else { client + 1 };
+        let mut blow = Blow::of(what, node == 0);
         match what {
             Fault::Cut | Fault::HalfCut | Fault::Unseen => {
                 let (mine, others) = (self.spans.0[client + 1].clone(), self.spans.0[0].clone());
@@ -488,6 +510,13 @@ impl World {
                 let unseen = what == Fault::Unseen;
                 if !unseen && self.holds.chance(self.plan.holds) {
                     let all = self.holds.chance(400);
+                    let half = what == Fault::HalfCut;
+                    blow = match (all, half) {
+                        (true, _) => Blow::AllHeld,
+                        (_, true) => Blow::HalfHeld,
+                        _ => Blow::Held,
+                    };
+                    reach::struck(&mut self.base.coverage, blow, &self.clients[client]);
                     for (a, b) in mine.flat_map(|a| others.clone().map(move |b| (a, b))) {
                         if all || (a, b) == (one, other) {
                             let length = hold_length(&mut self.holds);
@@ -496,6 +525,7 @@ impl World {
                     }
                     return;
                 }
+                reach::struck(&mut self.base.coverage, blow, &self.clients[client]);
                 let length = if unseen { self.base.rng.between(10 * MS, 3 * SEC) } else { length };
                 for (from, to) in ways(one, other) {
                     self.net.block(from, to, true);
@@ -505,13 +535,23 @@ impl World {
                     self.crash(0, 10 * MS);
                 }
             }
-            Fault::Crash => self.crash(node, self.plan.fault_max),
+            Fault::Crash => {
+                reach::struck(&mut self.base.coverage, blow, &self.clients[client]);
+                self.crash(node, self.plan.fault_max);
+            }
             Fault::Stall => {
+                reach::struck(&mut self.base.coverage, blow, &self.clients[client]);
                 let now = self.base.now;
                 self.process(node).stall(now, length.max(MS));
             }
-            Fault::Path => self.client(client, Client::order_path),
-            Fault::Kick => self.server(Server::kick),
+            Fault::Path => {
+                reach::struck(&mut self.base.coverage, blow, &self.clients[client]);
+                self.client(client, Client::order_path);
+            }
+            Fault::Kick => {
+                reach::struck(&mut self.base.coverage, blow, &self.clients[client]);
+                self.server(Server::kick);
+            }
         }
     }
 
@@ -558,8 +598,14 @@ impl World {
         matches!(mishap, Mishap::CutBack | Mishap::SenderDies | Mishap::ReceiverStalls)
     }
 
-    /// The fault at a certain step.
+    /// The fault at a certain step, and that of a session which is being closed.
     fn look_for_step(&mut self, client: usize) {
+        let leaves = std::mem::take(&mut self.clients[client].leaves_now);
+        if let Some(what) = self.plan.at_close.filter(|_| leaves && self.phase == Phase::Active)
+            && self.base.extra.chance(300)
+        {
+            self.strike(what, client);
+        }
         let Some(step) = self.plan.step.filter(|_| self.step_left) else { return };
         if step.client == client && self.clients[client].inputs > step.after {
             self.step_left = false;
@@ -577,6 +623,8 @@ impl World {
         self.phase_since = self.base.now;
         self.net.faulty = false;
         self.server.calm = true;
+        self.notice = self.notice_bound();
+        self.sure_from = self.base.now + self.notice;
         for from in 0..self.hosts.len() {
             for to in 0..self.hosts.len() {
                 self.net.block(from, to, false);
@@ -594,6 +642,9 @@ impl World {
 
     fn check(&mut self) {
         let spent = self.base.now - self.phase_since;
+        if self.phase == Phase::Draining && !self.judge_back(spent) {
+            return;
+        }
         let limit = |most: u64| if self.plan.is_faulty() { most } else { most.min(CALM_MAX) };
         let next = match self.phase {
             Phase::Active => return,

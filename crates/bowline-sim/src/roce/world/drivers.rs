@@ -8,6 +8,7 @@ use super::{Event, Phase, World};
 use crate::queue::US;
 use crate::roce::host::Host;
 use crate::roce::net::Datagram;
+use crate::roce::reach::{Blow, Head};
 use crate::roce::sabotage::Sabotage;
 use crate::roce::side::{Side, SideId, Stage};
 
@@ -55,7 +56,7 @@ impl World {
         let length = self.plan.fault_max;
         if which == 0 {
             let length = self.rng.magnitude(US, length);
-            return self.crash(host, length);
+            return self.crash(host, length, Blow::ReceiverBefore);
         }
         if !self.sabotaged_arrival(host, datagram) {
             self.deliver(host, datagram);
@@ -64,7 +65,10 @@ impl World {
         let sender = self.hosts.iter().position(|h| h.addr() == datagram.from.ip());
         if let (1 | 2, Some(sender)) = (which, sender) {
             let length = self.rng.magnitude(US, length);
-            self.crash(if which == 1 { host } else { sender }, length);
+            match which {
+                1 => self.crash(host, length, Blow::ReceiverAfter),
+                _ => self.crash(sender, length, Blow::Sender),
+            }
         }
     }
 
@@ -93,14 +97,16 @@ impl World {
                 self.fail(|| format!("host {host} never stops sending"));
                 return;
             }
-            let Self { hosts, net, rng, now, queue, stats, plan, .. } = self;
+            let Self { hosts, net, rng, now, queue, stats, plan, coverage, reached, .. } = self;
             let (now, number) = (*now, host);
             let sent = hosts[host].send(now, |datagram| {
                 let Some(to) = plan.hosts.iter().position(|h| h.addr == datagram.to) else {
                     return;
                 };
                 stats.sent += 1;
+                let head = Head::of(&datagram.bytes);
                 let fate = net.send(now, rng, (number, to), datagram);
+                reached.sent(coverage, &head, &fate);
                 stats.damaged += u64::from(fate.damaged);
                 stats.lost += u64::from(fate.arrivals.is_empty());
                 for (at, datagram) in fate.arrivals {

@@ -4,17 +4,19 @@ use bowline_roce::{InUse, Instant};
 
 use super::{Event, Phase, World};
 use crate::queue::{MS, SEC};
-use crate::roce::Scenario;
 use crate::roce::side::{SideId, Stage};
 
-/// Virtual time within which everything must end after the last fault: all repetitions of a
-/// connection manager one after the other [CM-40], [CM-42], what it waits for a slow program
-/// [CM-43], and time for the data.
-const DRAIN_MAX: u64 = 600 * SEC;
-/// The same without any fault.
-const CALM_MAX: u64 = 20 * SEC;
-/// Time in which late datagrams and timers show.
-const QUIET: u64 = 3 * SEC;
+/// Time for what programs were asked to do, without any fault.
+const WORK: u64 = 20 * SEC;
+/// All repetitions of one message of a connection manager [CM-40], [CM-42], and a little more.
+const EXCHANGE: u64 = 80 * SEC;
+/// What a connection manager waits for a slow program [CM-43].
+const SERVICE: u64 = 70 * SEC;
+/// From this on a program is slow.
+const SLOW: u64 = SEC;
+/// Time in which late datagrams and timers show: a queue pair that is no more leaves its timer behind
+/// until it is due, at the latest when it would have given its peer up [REQ-12].
+const QUIET: u64 = 8 * SEC;
 
 impl World {
     pub(super) fn calm(&mut self) {
@@ -34,17 +36,19 @@ impl World {
     pub(super) fn check(&mut self) {
         if self.phase == Phase::Draining {
             for id in 0..self.sides.len() {
-                if self.sides[id].stage == Stage::Up && self.idle(id) && self.peer_idle(id) {
+                let idle = self.sides[id].stage == Stage::Up && self.idle(id) && self.peer_idle(id);
+                if idle && !self.stays_for_fresh(id) {
                     self.end(id);
                 }
             }
+            self.try_fresh();
+            if self.phase == Phase::Fresh {
+                return;
+            }
             let waiting = self.sides.iter().position(|s| s.stage < Stage::Gone);
-            let limit = match self.plan.scenario {
-                Scenario::Calm => CALM_MAX,
-                _ => DRAIN_MAX,
-            };
+            let limit = self.end_bound();
             match waiting {
-                None if self.deciding > 0 => {}
+                None if self.deciding > 0 || !self.is_fresh_over() => {}
                 None => {
                     self.phase = Phase::Quiet;
                     self.phase_since = self.now;
@@ -60,6 +64,8 @@ impl World {
             }
             let wait = ((self.now - self.phase_since) / 4).clamp(MS, SEC);
             self.schedule(wait, Event::Check);
+        } else if self.phase == Phase::Fresh {
+            self.check_fresh();
         } else if self.phase == Phase::Quiet && self.deciding > 0 {
             self.schedule(QUIET, Event::Check);
         } else if self.phase == Phase::Quiet {
@@ -67,13 +73,25 @@ impl World {
         }
     }
 
+    /// Time in which everything has ended after the last fault, or after the fresh work. Where nothing
+    /// is lost or late it is that of the work. Else a handshake may have to be given up, and then the end of
+    /// the connection, of which the peer knows nothing any more; and before that a peer may have been
+    /// told to wait for a slow program.
+    pub(super) fn end_bound(&self) -> u64 {
+        let decide = self.plan.conns.iter().map(|conn| conn.decide).max().unwrap_or(0);
+        if !self.plan.leaves_behind() {
+            return WORK + decide;
+        }
+        WORK + 2 * EXCHANGE + decide + if decide >= SLOW { SERVICE } else { 0 }
+    }
+
     /// Nothing that will be told about is under way, and nothing is to be asked for.
-    fn idle(&self, id: SideId) -> bool {
+    pub(super) fn idle(&self, id: SideId) -> bool {
         let side = &self.sides[id];
         side.left == 0 && !side.requests.iter().any(|r| r.signalled)
     }
 
-    fn peer_idle(&self, id: SideId) -> bool {
+    pub(super) fn peer_idle(&self, id: SideId) -> bool {
         self.sides[id].peer.is_none_or(|peer| {
             self.sides[peer].stage > Stage::Up
                 || self.idle(peer) && self.sides[peer].stage == Stage::Up
@@ -110,7 +128,9 @@ impl World {
             let (due, left) = (device.poll_timeout(), device.in_use());
             if let Some(due) = due {
                 let wait = due.as_nanos().saturating_sub(self.now) / MS;
-                self.fail(|| format!("host {host} still has a timer, due in {wait} ms"));
+                self.fail(|| {
+                    format!("host {host} still has a timer, due in {wait} ms, and holds {left:?}")
+                });
             }
             if left != InUse::default() {
                 self.fail(|| format!("host {host} still holds {left:?}"));
@@ -119,7 +139,7 @@ impl World {
     }
 
     /// What a side waits for.
-    fn describe(&self, id: SideId) -> String {
+    pub(super) fn describe(&self, id: SideId) -> String {
         let side = &self.sides[id];
         let first = side.requests.front();
         format!(

@@ -1,10 +1,14 @@
 //! Devices that die and start, and lines that are cut.
 
 use super::{Event, Phase, World};
-use crate::queue::US;
+use crate::queue::{MS, US};
 use crate::roce::oracle;
 use crate::roce::plan::FaultKind;
-use crate::roce::side::{Stage, Trouble};
+use crate::roce::reach::{self, Blow};
+use crate::roce::side::{Side, Stage, Trouble};
+
+/// Longest time a line holds what it is given: within what a packet may live [CM-33].
+const HOLD_MAX: u64 = 250 * MS;
 
 impl World {
     pub(super) fn next_fault(&mut self, kind: usize) {
@@ -18,15 +22,30 @@ impl World {
         }
         self.next_fault(kind);
         let host = self.rng.index(self.hosts.len());
-        let length = self.rng.magnitude(US, self.plan.fault_max);
+        let length = self.rng.magnitude(self.plan.fault_min.max(US), self.plan.fault_max);
         match self.plan.faults[kind].0 {
-            FaultKind::Crash => self.crash(host, length),
+            FaultKind::Crash => self.crash(host, length, Blow::Dies),
+            FaultKind::Hold => {
+                let other = self.rng.index(self.hosts.len());
+                let both = self.rng.chance(500);
+                self.note([15, host as u64, other as u64], || {
+                    format!("FAULT held from host {host} to {other}, both {both}")
+                });
+                self.line_strikes(host, other, if both { Blow::HeldBoth } else { Blow::Held });
+                let until = self.now + length.min(HOLD_MAX);
+                self.net.hold(host, other, until);
+                if both {
+                    self.net.hold(other, host, until);
+                }
+            }
             FaultKind::Cut => {
                 let other = self.rng.index(self.hosts.len());
                 let both = self.rng.chance(500);
                 self.note([9, host as u64, other as u64], || {
                     format!("FAULT no way from host {host} to {other}, both {both}")
                 });
+                let blow = if both { Blow::BothWays } else { Blow::OneWay };
+                self.line_strikes(host, other, blow);
                 self.net.block(host, other, true);
                 self.schedule(length, Event::Mend(host, other));
                 if both {
@@ -37,13 +56,23 @@ impl World {
         }
     }
 
-    pub(super) fn crash(&mut self, host: usize, length: u64) {
+    fn line_strikes(&mut self, host: usize, other: usize, blow: Blow) {
+        let ends = |side: &&Side| {
+            let conn = &self.plan.conns[side.conn];
+            [(conn.from, conn.to), (conn.to, conn.from)].contains(&(host, other))
+        };
+        reach::struck(&mut self.coverage, blow, self.sides.iter().filter(ends));
+    }
+
+    pub(super) fn crash(&mut self, host: usize, length: u64, blow: Blow) {
         if self.hosts[host].device.is_none() {
             return;
         }
         self.note([10, host as u64, 0], || format!("FAULT host {host} dies"));
         self.stats.crashes += 1;
         let boot = self.hosts[host].boot;
+        let mine = self.sides.iter().filter(|s| s.host == host && s.boot == boot);
+        reach::struck(&mut self.coverage, blow, mine);
         self.count(host);
         self.ports[host] = None;
         self.letters_left[host] = self.plan.hosts[host].letters;
@@ -70,6 +99,7 @@ impl World {
     pub(super) fn count(&mut self, host: usize) {
         let Some(device) = &self.hosts[host].device else { return };
         let counted = device.counters();
+        reach::counted(&mut self.coverage, counted);
         self.stats.icrc_drops += counted.drop_icrc;
         self.stats.landed += counted.rx_landed;
         self.stats.resent += counted.packets_resent;

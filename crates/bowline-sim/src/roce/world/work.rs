@@ -1,12 +1,16 @@
 //! Programs at work: they post requests and receives, look at completions, and take memory away.
 
-use bowline_verbs::Completion;
+use bowline_verbs::{Completion, QpAttr, QpState};
 
 use super::{Event, World};
-use crate::queue::US;
+use crate::queue::{MS, US};
 use crate::roce::app::{self, App, Owned};
 use crate::roce::oracle;
+use crate::roce::reach::{self, Lent, Step};
 use crate::roce::side::{SideId, Stage};
+
+/// Longest time a send queue is stopped.
+const PAUSE: u64 = 2 * MS;
 
 impl World {
     /// Whether the side's program still runs.
@@ -76,8 +80,13 @@ impl World {
         if self.failure.is_some() {
             return;
         }
+        self.fresh.last = self.now;
         let verdict = oracle::completed(&mut self.sides, id, entry);
         let Some(verdict) = self.judge(verdict) else { return };
+        match verdict.request {
+            Some(opcode) => self.reached.request(opcode, entry.status),
+            None => self.reached.receive(entry),
+        }
         self.stats.completions += 1;
         self.stats.received += u64::from(verdict.received);
         self.stats.bytes += verdict.bytes;
@@ -120,8 +129,9 @@ impl World {
             if self.sides[id].left == 0 {
                 break;
             }
-            let (sides, plan, rng) = (&mut self.sides, &self.plan.conns[conn], &mut self.rng);
-            let next = App { sides, id, peer, plan, rng }.next();
+            let Self { sides, plan, rng, coverage, .. } = self;
+            let plan = &plan.conns[conn];
+            let next = App { sides, id, peer, plan, rng, coverage }.next();
             if next.is_empty() {
                 break;
             }
@@ -150,10 +160,45 @@ impl World {
             drop(wrs);
             self.judge(result.map_err(|(n, e)| format!("side {id}: request {n} refused: {e}")));
         }
+        self.pause(id);
         self.touched(host);
         let gap = self.plan.conns[conn].gap;
         let delay = self.rng.below(gap + 1);
         self.schedule_post(id, delay);
+    }
+
+    /// A program stops its send queue now and then: what is posted waits [QP-3].
+    fn pause(&mut self, id: SideId) {
+        let pauses = self.plan.conns[self.sides[id].conn].pauses;
+        // Without them nothing is drawn, so that plans from before there were any run as they did.
+        if pauses > 0 && self.rng.chance(pauses) && self.changes(id, QpState::Rts, QpState::Sqd) {
+            reach::stepped(&mut self.coverage, Step::Pauses);
+            self.schedule_within(PAUSE, Event::Resume(id));
+        }
+    }
+
+    pub(super) fn resume(&mut self, id: SideId) {
+        if self.runs(id)
+            && self.sides[id].stage == Stage::Up
+            && self.changes(id, QpState::Sqd, QpState::Rts)
+        {
+            reach::stepped(&mut self.coverage, Step::GoesOn);
+            self.touched(self.sides[id].host);
+        }
+    }
+
+    /// Takes a queue pair from one state to another, if it is in the first.
+    fn changes(&mut self, id: SideId, from: QpState, to: QpState) -> bool {
+        let (host, qpn, now) = (self.sides[id].host, self.sides[id].qpn, self.instant());
+        let Some(device) = &mut self.hosts[host].device else { return false };
+        if device.query_qp(qpn).map(|(state, _)| state) != Ok(from) {
+            return false;
+        }
+        self.note([27, id as u64, to as u64], || format!("side {id}: {from:?} to {to:?}"));
+        let attr = QpAttr { state: Some(to), ..QpAttr::default() };
+        let Some(device) = &mut self.hosts[host].device else { return false };
+        let changed = device.modify_qp(now, qpn, &attr);
+        self.judge(changed.map_err(|e| format!("side {id}: {from:?} to {to:?}: {e}"))).is_some()
     }
 
     pub(crate) fn post_receive(&mut self, id: SideId) {
@@ -182,6 +227,9 @@ impl World {
         }
         self.note([8, id as u64, 0], || format!("side {id} deregisters the shared region"));
         let (host, key) = (self.sides[id].host, self.sides[id].shared.lkey);
+        let busy = !self.sides[id].requests.is_empty()
+            || self.sides[id].peer.is_some_and(|peer| !self.sides[peer].requests.is_empty());
+        reach::lent(&mut self.coverage, Lent::TakenAway { busy });
         if let Some(device) = &mut self.hosts[host].device {
             let result = device.dereg_mr(key).map_err(|e| format!("side {id}: deregister: {e}"));
             self.judge(result);

@@ -10,6 +10,7 @@ use crate::roce::host::Host;
 use crate::rtrs::base::{Base, Event as Due};
 use crate::rtrs::oracle::Oracle;
 use crate::rtrs::plan::DiskPlan;
+use crate::rtrs::reach::{self, OfDisk};
 
 /// A disk as its only user knows it.
 #[derive(Debug)]
@@ -145,6 +146,12 @@ impl Client {
             Held::Mapping(_) | Held::Yes(_) if !self.calm && (!busy || base.extra.chance(300)) => {
                 base.stats.given_up += 1;
                 base.stats.given_up_busy += u64::from(busy);
+                let what = match (held, busy) {
+                    (Held::Mapping(_), _) => OfDisk::Mapping,
+                    (_, true) => OfDisk::Busy,
+                    _ => OfDisk::Idle,
+                };
+                reach::disk(&mut base.coverage, what);
                 self.unmap(base, at);
             }
             _ => return,
@@ -163,6 +170,7 @@ impl Client {
         }
         let Some(life) = &self.life else { return };
         if let Held::Yes(_) = life.disks[at] {
+            reach::disk(&mut base.coverage, OfDisk::Haste);
             base.stats.given_up += 1;
             base.stats.given_up_busy += u64::from(life.is_busy(at));
             self.unmap(base, at);
@@ -210,6 +218,7 @@ impl Client {
         match event {
             Event::Mapped { result: Ok(()), .. } => {
                 base.stats.mapped += 1;
+                reach::disk(&mut base.coverage, OfDisk::Mapped);
                 life.disks[at] = Held::Yes(dev);
                 if life.stage == Stage::Mapping && at == 0 {
                     life.stage = Stage::Running;
@@ -224,6 +233,7 @@ impl Client {
             Event::Mapped { result: Err(errno), .. } => {
                 life.disks[at] = Held::No;
                 base.stats.not_mapped += 1;
+                reach::disk(&mut base.coverage, OfDisk::NotMapped);
                 if !common.faulty {
                     base.fail(|| format!("client {number}: a disk is not mapped: {errno}"));
                 }

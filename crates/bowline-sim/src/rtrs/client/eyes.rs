@@ -6,6 +6,7 @@ use bowline_wire::rtrs::{INFO_REQ_LEN, Imm};
 
 use crate::rtrs::base::Base;
 use crate::rtrs::fabric::Watch;
+use crate::rtrs::reach::{self, Wrong};
 use crate::rtrs::sabotage::Sabotage;
 
 /// Sees what goes from a client's core to its devices.
@@ -66,7 +67,10 @@ impl Watch for Eyes<'_> {
                 && self.base.rng.chance(200)
             {
                 // The key of the request, or the one that is good when that is over.
-                if self.base.rng.chance(500) {
+                let next = self.base.rng.chance(500);
+                let wrong = if next { Wrong::AttackNext } else { Wrong::Attack };
+                reach::wrong(&mut self.base.coverage, wrong);
+                if next {
                     remote.rkey = next_key(remote.rkey);
                 }
                 later.push(Wr { kind: WrKind::Write(remote), ..*wr });

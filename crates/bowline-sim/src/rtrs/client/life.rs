@@ -116,6 +116,8 @@ impl Client {
             places: (0..count).map(|n| n * bytes).collect(),
             verified: (0, 0),
             unread: false,
+            fresh: None,
+            states: BTreeMap::new(),
         })
     }
 

@@ -8,13 +8,14 @@ use bowline_rnbd::client::{Config, Core, Outage, Token};
 use bowline_rtrs::client::{
     Completed, Event as SessionEvent, PathState, Permit, PermitKind, Session,
 };
-use bowline_rtrs::{Errno, MemRef, RegionId};
+use bowline_rtrs::{Errno, MemRef, PathId, RegionId};
 use bowline_wire::rtrs::Dir;
 
 use super::failover::Failover;
 use super::landing::Landing;
-use super::{Client, Common, Stage};
+use super::{Client, Common, Life, Stage};
 use crate::rtrs::base::Base;
+use crate::rtrs::reach::{self, Word, Wrong};
 use crate::rtrs::sabotage::Sabotage;
 
 /// Longest time requests wait for a session that is away: longer than any run.
@@ -38,6 +39,23 @@ fn take_permit(
     let permit = if *refused { None } else { session.get_permit(kind, cpu) };
     *refused = permit.is_none();
     permit
+}
+
+impl Life {
+    /// A path has changed.
+    fn state(&mut self, base: &mut Base, path: PathId, state: PathState) {
+        let before = self.states.insert(path, state).unwrap_or(PathState::Connecting);
+        if before == state {
+            return;
+        }
+        reach::path(&mut base.coverage, before, state);
+        let gives_up = matches!(before, PathState::Reconnecting | PathState::ConnectingErr)
+            && state == PathState::Closing
+            && self.stage < Stage::Closing;
+        if gives_up {
+            reach::wrong(&mut base.coverage, Wrong::UsedUp);
+        }
+    }
 }
 
 impl Client {
@@ -102,6 +120,7 @@ impl Client {
             });
             match event {
                 SessionEvent::Opened(Ok(())) => {
+                    reach::session(&mut base.coverage, Word::Opened, life.stage);
                     let outage =
                         if self.plan.queues { Outage::Queue(WAIT_MAX) } else { Outage::FailFast };
                     let depth = limits.map_or(1, |(_, depth)| depth);
@@ -125,6 +144,7 @@ impl Client {
                 }
                 SessionEvent::Opened(Err(errno)) => {
                     base.stats.unopened += 1;
+                    reach::session(&mut base.coverage, Word::NotOpened, life.stage);
                     if !common.faulty {
                         base.fail(|| format!("client {}: not opened: {errno:?}", self.number));
                     }
@@ -132,22 +152,26 @@ impl Client {
                 }
                 SessionEvent::Closed => life.stage = Stage::Closed,
                 SessionEvent::Disconnected => {
+                    reach::session(&mut base.coverage, Word::Lost, life.stage);
                     base.stats.outages += u64::from(life.stage < Stage::Closing);
                     if let Some(core) = &mut life.core {
                         core.link_down(now);
                     }
                 }
                 SessionEvent::Reconnected => {
+                    reach::session(&mut base.coverage, Word::Back, life.stage);
                     self.disks.iter_mut().for_each(|disk| disk.oracle.resumed());
                     if let (Some(core), Some((limits, _))) = (&mut life.core, limits) {
                         core.link_up(now, limits);
                     }
                 }
                 SessionEvent::PathState { path, state: PathState::Connected, .. } => {
+                    life.state(base, path, PathState::Connected);
                     life.failover.path(path, PathState::Connected);
                     base.stats.paths_up += 1;
                 }
                 SessionEvent::PathState { path, state, .. } => {
+                    life.state(base, path, state);
                     life.failover.path(path, state);
                     let lost = matches!(
                         state,

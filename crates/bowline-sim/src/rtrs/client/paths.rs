@@ -9,6 +9,7 @@ use bowline_wire::rtrs::{PORT, Uuid};
 use super::{Client, Common, Stage};
 use crate::roce::host::Host;
 use crate::rtrs::base::Base;
+use crate::rtrs::reach;
 
 impl Client {
     pub(super) fn addr(
@@ -95,6 +96,7 @@ impl Client {
                 Ok(())
             }
         };
+        reach::ordered(&mut base.coverage, what, result.is_ok());
         base.note([19, self.number as u64, u64::from(result.is_ok())], || format!("{result:?}"));
         self.pump(base, hosts, common);
     }

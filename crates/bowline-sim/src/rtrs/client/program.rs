@@ -9,6 +9,7 @@ use crate::queue::SEC;
 use crate::roce::host::Host;
 use crate::rtrs::base::Base;
 use crate::rtrs::oracle::{SECTOR, What, fill};
+use crate::rtrs::reach::{self, Ended};
 
 /// A request of the program.
 #[derive(Debug)]
@@ -63,7 +64,15 @@ impl Client {
             if errno == 0 {
                 base.stats.bytes += u64::from(request.len);
             }
-            let lost = common.faulty && !(self.plan.queues && life.stage < Stage::Unmapping);
+            let how = match (request.fate, errno) {
+                (_, 0) => Ended::Done,
+                (Fate::Kept, _) => Ended::Lost,
+                (Fate::Dropped, _) => Ended::Dropped,
+                (Fate::Refused, _) => Ended::Refused,
+            };
+            reach::ended(&mut base.coverage, request.op, how);
+            let waits = self.plan.queues && life.stage < Stage::Unmapping;
+            let lost = common.faulty && !waits && life.stage != Stage::Fresh;
             let good = match (request.fate, errno) {
                 (Fate::Kept, 0) | (Fate::Dropped, 0 | -5) | (Fate::Refused, -5) => true,
                 (Fate::Kept, -5) => lost,
@@ -98,14 +107,18 @@ impl Client {
         self.going = false;
         let stage = self.life.as_ref().map(|life| life.stage);
         match stage {
-            Some(Stage::Running) => self.work(base),
-            Some(Stage::Verifying) => self.verify(base),
+            Some(Stage::Running) => self.work(base, common),
+            Some(Stage::Verifying) => self.verify(base, common),
+            Some(Stage::Fresh) => self.go_on_fresh(base),
             _ => return,
         }
         self.pump(base, hosts, common);
     }
 
-    fn work(&mut self, base: &mut Base) {
+    fn work(&mut self, base: &mut Base, common: &Common<'_>) {
+        if self.leaves_early(base) {
+            return;
+        }
         let mut burst = 1 + base.rng.below(8);
         let mut last = None;
         while burst > 0 && self.left > 0 {
@@ -130,12 +143,26 @@ impl Client {
             }
             life.stage = Stage::Verifying;
             (life.verified, life.unread) = ((0, 0), false);
-            self.verify(base);
+            self.verify(base, common);
         } else if self.left > 0 && !life.places.is_empty() && !self.going {
             self.going = true;
             let event = go(&self.process, self.number);
             base.schedule_within(self.gap(), event);
         }
+    }
+
+    /// Closes the session now and then though there is more to do, with all that is under way.
+    fn leaves_early(&mut self, base: &mut Base) -> bool {
+        let Some(life) = &self.life else { return false };
+        let leaves = self.plan.leaves > 0
+            && !self.calm
+            && life.disks.iter().all(|held| matches!(held, Held::Yes(_)))
+            && base.extra.chance(self.plan.leaves);
+        if leaves {
+            self.leaves_now = true;
+            self.unmap_all(base);
+        }
+        leaves
     }
 
     fn submit_something(&mut self, base: &mut Base, disk: usize) {
@@ -156,7 +183,7 @@ impl Client {
         self.submit(base, disk, op, (first * unit, (count * unit) as u32), fua);
     }
 
-    fn submit(
+    pub(super) fn submit(
         &mut self,
         base: &mut Base,
         disk: usize,
@@ -214,7 +241,7 @@ impl Client {
     }
 
     /// Reads all of every disk; goes on when all could be read.
-    fn verify(&mut self, base: &mut Base) {
+    fn verify(&mut self, base: &mut Base, common: &Common<'_>) {
         loop {
             let Some(life) = &mut self.life else { return };
             if life.unread && life.requests.is_empty() {
@@ -225,7 +252,10 @@ impl Client {
             let plan = self.disks.get(disk).map(|mine| &mine.plan).filter(|_| !self.plan.hostile);
             let Some(plan) = plan else {
                 if life.requests.is_empty() && (self.plan.hostile || self.is_all_back(base)) {
-                    self.unmap_all(base);
+                    match self.plan.hostile || common.fresh == 0 {
+                        true => self.unmap_all(base),
+                        false => self.begin_fresh(base, common),
+                    }
                 }
                 return;
             };

@@ -9,7 +9,9 @@ use super::{Phase, World};
 use crate::queue::{MS, SEC};
 use crate::roce::host::Host;
 use crate::rtrs::base::Event;
+use crate::rtrs::client::Client;
 use crate::rtrs::process::Process;
+use crate::rtrs::reach::{self, Blow, Wrong};
 use crate::rtrs::server::Server;
 use crate::rtrs::trial::{Ordeal, Trial};
 
@@ -75,8 +77,16 @@ impl World {
         }
     }
 
+    /// Counts how far the clients are that a machine has to do with.
+    fn trial_strikes(&mut self, blow: Blow, node: usize) {
+        let mine = |client: &&Client| node == 0 || client.number + 1 == node;
+        for client in self.clients.iter().filter(mine) {
+            reach::struck(&mut self.base.coverage, blow, client);
+        }
+    }
+
     /// Longest silence of a peer that is not dead [RT-60], [RT-61].
-    fn patience(&self) -> u64 {
+    pub(super) fn patience(&self) -> u64 {
         let (interval, missed_max, _) = self.plan.heartbeat;
         interval * u64::from(missed_max + 2)
     }
@@ -90,6 +100,7 @@ impl World {
         self.base.stats.silences += 1;
         self.base.note([40, node as u64, patience], || format!("machine {node} falls silent"));
         let paths = self.paths_to(node);
+        self.trial_strikes(Blow::Silent, node);
         let mut process = std::mem::replace(self.process(node), Process::new(node, 0));
         process.fall_silent(&mut self.base, patience + SEC);
         let boot = process.boot;
@@ -136,6 +147,7 @@ impl World {
                 });
             }
             self.base.stats.silences_noticed += 1;
+            reach::wrong(&mut self.base.coverage, Wrong::Noticed);
         }
     }
 
@@ -144,6 +156,7 @@ impl World {
         if self.phase != Phase::Active {
             return;
         }
+        self.trial_strikes(Blow::Mute, node);
         let span = self.spans.0[node].clone();
         let host = span.start + device % span.len();
         let count = self.hosts[host].mutes.fall_mute();
@@ -158,6 +171,7 @@ impl World {
             return;
         }
         self.base.stats.restarts += 1;
+        reach::wrong(&mut self.base.coverage, Wrong::Restart);
         self.base.note([41, away, 0], || "the server closes, to start again".into());
         self.server(Server::close);
         let open = self.server.running.iter().flat_map(|running| running.sessions.sessions());

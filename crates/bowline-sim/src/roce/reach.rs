@@ -1,0 +1,598 @@
+//! What runs of devices can come to: the names of all of it, so that what no seed reaches shows.
+
+use bowline_roce::Counters;
+use bowline_verbs::{Completion, QpState, Status, WcOpcode};
+use bowline_wire::roce::IcrcPolicy;
+
+use super::net::{Fate, Loss};
+use super::plan::{Hints, Plan, Scenario};
+use super::side::{Side, Stage};
+use crate::coverage::Coverage;
+
+/// Names of every pair of a row and a column.
+macro_rules! table {
+    ([$($row:literal),+ $(,)?] $columns:tt) => { [$(table!(@row $row $columns)),+] };
+    (@row $row:literal [$($column:literal),+ $(,)?]) => { [$(concat!($row, ", ", $column)),+] };
+}
+
+pub(crate) use table;
+
+/// What becomes of requests.
+const REQUESTS: [[&str; 10]; 10] = table!(
+    [
+        "SEND",
+        "WRITE",
+        "READ",
+        "compare and swap",
+        "fetch and add",
+        "bind",
+        "invalidate",
+        "FLUSH",
+        "atomic write",
+        "register"
+    ]
+    [
+        "success",
+        "flushed",
+        "local operation error",
+        "local protection error",
+        "bind error",
+        "remote access error",
+        "remote invalid request",
+        "retries exhausted",
+        "RNR retries exhausted",
+        "another status"
+    ]
+);
+
+/// By kind of request the outcomes that exist, as columns of the table.
+const OUTCOMES: [&[usize]; 10] = [
+    // A SEND of nothing wrong fails for its receive, its key, or its peer.
+    &[0, 1, 3, 6, 7, 8],
+    &[0, 1, 3, 5, 7, 8],
+    &[0, 1, 3, 5, 7],
+    &[0, 1, 5, 7],
+    &[0, 1, 5, 7],
+    // What is local never waits for a peer, so it is not the first to fail for want of one.
+    &[0, 1, 4],
+    &[0, 1, 2],
+    &[0, 1, 5, 7],
+    &[0, 1, 5, 7],
+    &[0, 1, 2],
+];
+
+/// Row of a kind of request.
+const fn request_row(opcode: WcOpcode) -> usize {
+    match opcode {
+        WcOpcode::RdmaWrite => 1,
+        WcOpcode::RdmaRead => 2,
+        WcOpcode::CompSwap => 3,
+        WcOpcode::FetchAdd => 4,
+        WcOpcode::BindMw => 5,
+        WcOpcode::LocalInv => 6,
+        WcOpcode::Flush => 7,
+        WcOpcode::AtomicWrite => 8,
+        WcOpcode::RegMr => 9,
+        _ => 0,
+    }
+}
+
+const fn request_column(status: Status) -> usize {
+    match status {
+        Status::Success => 0,
+        Status::WrFlushErr => 1,
+        Status::LocQpOpErr => 2,
+        Status::LocProtErr => 3,
+        Status::MwBindErr => 4,
+        Status::RemAccessErr => 5,
+        Status::RemInvReqErr => 6,
+        Status::RetryExcErr => 7,
+        Status::RnrRetryExcErr => 8,
+        _ => 9,
+    }
+}
+
+const REQUEST_CELLS: usize = REQUESTS.len() * REQUESTS[0].len();
+
+/// What becomes of receives.
+const RECEIVES: [&str; 9] = [
+    "a message",
+    "with an immediate",
+    "with an invalidation",
+    "the immediate of a WRITE",
+    "flushed",
+    "too short",
+    "an invalidation of nothing",
+    "another mistake of the peer",
+    "another status",
+];
+
+/// Messages of connection managers, and their attributes [CM-1].
+const MESSAGES: [u16; 7] = [0x10, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16];
+const MESSAGE_TROUBLE: [[&str; 5]; 7] = table!(
+    ["REQ", "MRA", "REJ", "REP", "RTU", "DREQ", "DREP"]
+    ["sent", "sent again", "lost", "damaged", "repeated"]
+);
+
+/// What networks do to datagrams, by what these are.
+const TROUBLE: [[&str; 6]; 4] = table!(
+    ["management", "request", "answer", "letter"]
+    ["lost", "a line cut", "a queue full", "damaged", "repeated", "followed by a forged one"]
+);
+const TROUBLE_CELLS: usize = TROUBLE.len() * TROUBLE[0].len();
+
+/// Faults, by how far the connection was that they struck.
+const FAULTS: [[&str; 6]; 8] = table!(
+    [
+        "device dies",
+        "receiver of a management datagram dies before",
+        "receiver of a management datagram dies after",
+        "sender of a management datagram dies",
+        "line cut one way",
+        "line cut both ways",
+        "line held one way",
+        "line held both ways"
+    ]
+    ["no connection", "connecting", "idle", "busy", "ending", "lingering"]
+);
+
+/// Why a device dies, or what is cut: a row of [`FAULTS`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Blow {
+    Dies,
+    ReceiverBefore,
+    ReceiverAfter,
+    Sender,
+    OneWay,
+    BothWays,
+    Held,
+    HeldBoth,
+}
+
+/// States that queue pairs leave, by how.
+const QUEUE_PAIRS: [&str; 14] = [
+    "Init to RTR for a while",
+    "Init to RTS, by its program",
+    "Init to RTS, by the connection manager",
+    "RTS to SQD",
+    "SQD to RTS",
+    "Init to Error",
+    "RTR to Error",
+    "RTS to Error, by its program",
+    "SQD to Error",
+    "RTS to Error, by a failure",
+    "RTS to Error, by the connection manager",
+    "destroyed in Init",
+    "destroyed in RTS",
+    "destroyed in Error",
+];
+
+/// What programs are told of connections, and do with them.
+const CONNECTIONS: [&str; 18] = [
+    "asked for",
+    "made without a manager",
+    "active: established",
+    "passive: established",
+    "active: refused by the program",
+    "active: nobody listens",
+    "active: MTU too large",
+    "active: refused for another reason",
+    "active: unreachable",
+    "passive: unreachable",
+    "active: disconnected",
+    "passive: disconnected",
+    "time wait is over",
+    "given up by the active side while connecting",
+    "given up by the passive side while connecting",
+    "left without a word",
+    "asked of a dead program",
+    "withdrawn before the answer",
+];
+
+/// What happens to memory that peers may use for a time.
+const MEMORY: [&str; 8] = [
+    "region registered",
+    "window bound",
+    "window bound from zero",
+    "given back by an invalidation",
+    "given back by a word",
+    "invalidated by its own side",
+    "region taken away, idle",
+    "region taken away, in use",
+];
+
+/// Mistakes of programs, in the order of [`super::app::MISTAKES`].
+const MISTAKES: [&str; 12] = [
+    "a key",
+    "a range",
+    "a right",
+    "a local key",
+    "a local range",
+    "a local right",
+    "an invalidation",
+    "a registration",
+    "an invalidation at the peer",
+    "a key of an atomic",
+    "a key of an atomic write",
+    "a key of a FLUSH",
+];
+
+const SEQUENCE: [&str; 3] = ["wraps", "wraps in what is sent again", "wraps in answers"];
+
+/// What plans may choose.
+const CHOICES: [&str; 17] = [
+    "IPv4, strict ICRC",
+    "IPv4, ICRC solved",
+    "IPv4, no ICRC",
+    "IPv6, strict ICRC",
+    "IPv6, ICRC solved",
+    "IPv6, no ICRC",
+    "identifications right",
+    "identifications missing",
+    "identifications mixed",
+    "bursts",
+    "single packets",
+    "MTU 256",
+    "MTU 512",
+    "MTU 1024",
+    "MTU 2048",
+    "MTU 4096",
+    "MTUs differ",
+];
+
+/// Counters that nothing in these runs moves: a device has one address, and networks bring it nothing
+/// else; management of another kind is forged hardly ever; a listener is not asked 128 times at once; queues hold all
+/// that is posted; what is executed can be executed.
+const STILL: [&str; 5] =
+    ["drop_address", "drop_mad", "cm_overflow", "cq_overruns", "naks_operation_sent"];
+
+/// Fresh work, where datagrams come in the order they were sent, and where not.
+pub(crate) const FRESH_IN_ORDER: &str = "fresh work, in order";
+pub(crate) const FRESH_OVERTAKEN: &str = "fresh work, overtaken";
+
+/// How much of a promised time was needed.
+pub(crate) const SHARES: [&str; 6] =
+    ["1/64 of it", "1/16 of it", "1/8 of it", "1/4 of it", "1/2 of it", "nearly all of it"];
+
+/// Which of them.
+pub(crate) const fn share(took: u64, most: u64) -> &'static str {
+    match took.saturating_mul(64) / if most == 0 { 1 } else { most } {
+        0 => SHARES[0],
+        1..4 => SHARES[1],
+        4..8 => SHARES[2],
+        8..16 => SHARES[3],
+        16..32 => SHARES[4],
+        _ => SHARES[5],
+    }
+}
+
+/// Makes all names known.
+pub(super) fn declare(coverage: &mut Coverage) {
+    for (names, outcomes) in REQUESTS.iter().zip(OUTCOMES) {
+        outcomes.iter().for_each(|&column| coverage.declare("request", &[names[column]]));
+    }
+    coverage.declare("receive", &RECEIVES[..8]);
+    for (row, names) in MESSAGE_TROUBLE.iter().enumerate() {
+        // An MRA is sent once in hundreds of seeds: it is lost now and then, and hardly ever damaged.
+        let count = if row == 1 { 3 } else { names.len() };
+        coverage.declare("connection message", &names[..count]);
+    }
+    // Nobody forges what anybody may send to whoever knows a key: the last of the last row.
+    let cells: Vec<_> = TROUBLE.iter().flatten().copied().collect();
+    coverage.declare("network", &cells[..TROUBLE_CELLS - 1]);
+    FAULTS.iter().for_each(|row| coverage.declare("fault", row));
+    coverage.declare("queue pair", &QUEUE_PAIRS);
+    // A request for a connection that outlives its listener comes once in many thousands of seeds.
+    let all = CONNECTIONS.into_iter().filter(|name| *name != "asked of a dead program");
+    all.for_each(|name| coverage.declare("connection", &[name]));
+    coverage.declare("memory", &MEMORY);
+    coverage.declare("mistake", &MISTAKES);
+    coverage.declare("sequence number", &SEQUENCE);
+    coverage.declare("plan", &CHOICES);
+    coverage.declare("plan", &Scenario::ALL.map(Scenario::name));
+    for (name, _) in Counters::default().iter().filter(|(name, _)| !STILL.contains(name)) {
+        coverage.declare("device", &[name]);
+    }
+    coverage.declare("rest after the last fault", &SHARES);
+    // Nothing takes less than a handshake and a request, and nothing waits for all there is to wait for.
+    coverage.declare(FRESH_IN_ORDER, &SHARES[..5]);
+    coverage.declare(FRESH_OVERTAKEN, &SHARES[..4]);
+}
+
+/// What is counted often, and named at the end of a run only.
+#[derive(Debug)]
+pub(crate) struct Reached {
+    requests: [u32; REQUEST_CELLS],
+    receives: [u32; RECEIVES.len()],
+    trouble: [u32; TROUBLE_CELLS],
+    sequence: [u32; SEQUENCE.len()],
+    /// Management datagrams sent: attribute and transaction, to know those that are sent again.
+    sent: std::collections::BTreeSet<(u16, u64)>,
+}
+
+impl Default for Reached {
+    fn default() -> Self {
+        Self {
+            requests: [0; REQUEST_CELLS],
+            receives: [0; RECEIVES.len()],
+            trouble: [0; TROUBLE_CELLS],
+            sequence: [0; SEQUENCE.len()],
+            sent: std::collections::BTreeSet::new(),
+        }
+    }
+}
+
+/// Operation of datagrams [GSI-1].
+const UD_SEND: u8 = 0x64;
+
+/// Bytes of headers that tell what a datagram is.
+const HEAD: usize = 44;
+
+/// The first bytes of a datagram.
+#[derive(Debug)]
+pub(crate) struct Head([u8; HEAD]);
+
+impl Head {
+    pub(crate) fn of(bytes: &[u8]) -> Self {
+        let mut head = [0; HEAD];
+        let len = bytes.len().min(HEAD);
+        head[..len].copy_from_slice(&bytes[..len]);
+        Self(head)
+    }
+}
+
+/// Row of [`TROUBLE`] of a datagram.
+fn trouble_row(bytes: &[u8]) -> usize {
+    match bytes[0] {
+        UD_SEND if bytes[5..8] == [0, 0, 1] => 0,
+        0x60.. => 3,
+        0x0d..=0x12 => 2,
+        _ => 1,
+    }
+}
+
+impl Reached {
+    /// A request came back.
+    pub(crate) fn request(&mut self, opcode: WcOpcode, status: Status) {
+        self.requests[request_row(opcode) * REQUESTS[0].len() + request_column(status)] += 1;
+    }
+
+    /// A receive came back.
+    pub(crate) fn receive(&mut self, entry: &Completion) {
+        let at = match entry.status {
+            Status::Success if entry.opcode == WcOpcode::RecvRdmaWithImm => 3,
+            Status::Success if entry.invalidated.is_some() => 2,
+            Status::Success if entry.imm.is_some() => 1,
+            Status::Success => 0,
+            Status::WrFlushErr => 4,
+            Status::LocLenErr => 5,
+            Status::RemInvReqErr => 6,
+            Status::LocQpOpErr | Status::LocProtErr | Status::RemAccessErr => 7,
+            _ => 8,
+        };
+        self.receives[at] += 1;
+    }
+
+    /// A datagram was sent, and this became of it.
+    pub(crate) fn sent(&mut self, coverage: &mut Coverage, head: &Head, fate: &Fate) {
+        let bytes = &head.0;
+        let row = trouble_row(bytes);
+        let mut trouble = |column: usize| self.trouble[row * TROUBLE[0].len() + column] += 1;
+        match fate.lost {
+            Some(Loss::Chance) => trouble(0),
+            Some(Loss::Cut) => trouble(1),
+            Some(Loss::Full) => trouble(2),
+            None => {}
+        }
+        fate.damaged.then(|| trouble(3));
+        fate.repeated.then(|| trouble(4));
+        fate.forged.then(|| trouble(5));
+        match row {
+            0 => self.message(coverage, bytes, fate),
+            1 | 2 if bytes[9..12] == [0; 3] => {
+                let again = row == 1 && !self.sent.insert((0, connection(bytes)));
+                self.sequence[if row == 2 { 2 } else { usize::from(again) }] += 1;
+            }
+            _ => {}
+        }
+    }
+
+    /// A message of a connection manager was sent [CM-1].
+    fn message(&mut self, coverage: &mut Coverage, bytes: &[u8], fate: &Fate) {
+        let mad = &bytes[20..];
+        let attribute = u16::from_be_bytes([mad[16], mad[17]]);
+        let Some(row) = MESSAGES.iter().position(|it| *it == attribute) else { return };
+        let transaction = mad[8..16].iter().fold(0, |all, byte| all << 8 | u64::from(*byte));
+        let again = !self.sent.insert((attribute, transaction));
+        for (column, is) in
+            [true, again, fate.lost.is_some(), fate.damaged, fate.repeated].into_iter().enumerate()
+        {
+            if is {
+                coverage.hit("connection message", MESSAGE_TROUBLE[row][column]);
+            }
+        }
+    }
+
+    /// Names what was counted.
+    pub(crate) fn tell(&self, coverage: &mut Coverage) {
+        let mut tell = |group, names: &mut dyn Iterator<Item = &'static str>, counts: &[u32]| {
+            for (name, count) in names.zip(counts).filter(|(_, count)| **count > 0) {
+                coverage.add(group, name, (*count).into());
+            }
+        };
+        tell("request", &mut REQUESTS.iter().flatten().copied(), &self.requests);
+        tell("receive", &mut RECEIVES.into_iter(), &self.receives);
+        tell("network", &mut TROUBLE.iter().flatten().copied(), &self.trouble);
+        tell("sequence number", &mut SEQUENCE.into_iter(), &self.sequence);
+    }
+}
+
+/// Names the connection of a packet by where it goes.
+fn connection(bytes: &[u8]) -> u64 {
+    u64::from(bytes[5]) << 16 | u64::from(bytes[6]) << 8 | u64::from(bytes[7])
+}
+
+/// What a plan has chosen.
+pub(super) fn chosen(coverage: &mut Coverage, plan: &Plan) {
+    let mut hit = |at: usize| coverage.hit("plan", CHOICES[at]);
+    for host in &plan.hosts {
+        let policy = match host.icrc {
+            IcrcPolicy::Strict => 0,
+            IcrcPolicy::Off => 2,
+            _ => 1,
+        };
+        hit(3 * usize::from(host.addr.is_ipv6()) + policy);
+        hit(6 + match host.hints {
+            Hints::Right => 0,
+            Hints::None => 1,
+            Hints::Mixed => 2,
+        });
+        hit(if host.gso { 9 } else { 10 });
+        hit(11 + (host.mtu.bytes().ilog2() as usize).saturating_sub(8));
+    }
+    if plan.hosts.iter().any(|host| host.mtu != plan.hosts[0].mtu) {
+        hit(16);
+    }
+    coverage.hit("plan", plan.scenario.name());
+}
+
+/// How far a connection is: a column of [`FAULTS`].
+fn how_far(side: &Side) -> usize {
+    match side.stage {
+        Stage::Connecting => 1,
+        Stage::Up if side.requests.is_empty() => 2,
+        Stage::Up => 3,
+        Stage::Ending => 4,
+        _ => 5,
+    }
+}
+
+/// Something goes wrong with these connections.
+pub(super) fn struck<'a>(
+    coverage: &mut Coverage,
+    blow: Blow,
+    sides: impl Iterator<Item = &'a Side>,
+) {
+    let mut any = false;
+    for side in sides.filter(|side| side.stage < Stage::Gone) {
+        any = true;
+        coverage.hit("fault", FAULTS[blow as usize][how_far(side)]);
+    }
+    if !any {
+        coverage.hit("fault", FAULTS[blow as usize][0]);
+    }
+}
+
+/// What a queue pair does now.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Step {
+    /// It is in RTR, and not yet in RTS.
+    Receives,
+    UpByProgram,
+    UpByManager,
+    Pauses,
+    GoesOn,
+    /// Its program ends it.
+    Ends(QpState),
+    /// It has failed.
+    Fails,
+    /// Its peer has ended the connection.
+    Disconnected,
+    Destroyed(QpState),
+}
+
+pub(super) fn stepped(coverage: &mut Coverage, step: Step) {
+    let at = match step {
+        Step::Receives => 0,
+        Step::UpByProgram => 1,
+        Step::UpByManager => 2,
+        Step::Pauses => 3,
+        Step::GoesOn => 4,
+        Step::Ends(QpState::Init) => 5,
+        Step::Ends(QpState::Rtr) => 6,
+        Step::Ends(QpState::Rts) => 7,
+        Step::Ends(QpState::Sqd) => 8,
+        Step::Fails => 9,
+        Step::Disconnected => 10,
+        Step::Destroyed(QpState::Init) => 11,
+        Step::Destroyed(QpState::Rts) => 12,
+        Step::Destroyed(QpState::Err) => 13,
+        Step::Ends(_) | Step::Destroyed(_) => return,
+    };
+    coverage.hit("queue pair", QUEUE_PAIRS[at]);
+}
+
+/// What happens to a connection, as numbered in [`CONNECTIONS`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Link {
+    Asked,
+    Unmanaged,
+    Established { active: bool },
+    RefusedByProgram,
+    Nobody,
+    TooLarge,
+    RefusedOtherwise,
+    Unreachable { active: bool },
+    Disconnected { active: bool },
+    TimewaitOver,
+    GivenUp { active: bool },
+    Abrupt,
+    TooLate,
+    Withdrawn,
+}
+
+pub(super) fn linked(coverage: &mut Coverage, link: Link) {
+    let passive = |active: bool| usize::from(!active);
+    let at = match link {
+        Link::Asked => 0,
+        Link::Unmanaged => 1,
+        Link::Established { active } => 2 + passive(active),
+        Link::RefusedByProgram => 4,
+        Link::Nobody => 5,
+        Link::TooLarge => 6,
+        Link::RefusedOtherwise => 7,
+        Link::Unreachable { active } => 8 + passive(active),
+        Link::Disconnected { active } => 10 + passive(active),
+        Link::TimewaitOver => 12,
+        Link::GivenUp { active } => 13 + passive(active),
+        Link::Abrupt => 15,
+        Link::TooLate => 16,
+        Link::Withdrawn => 17,
+    };
+    coverage.hit("connection", CONNECTIONS[at]);
+}
+
+/// What happens to memory, as numbered in [`MEMORY`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Lent {
+    Registered,
+    Bound { from_zero: bool },
+    Invalidated,
+    Released,
+    InvalidatedHere,
+    TakenAway { busy: bool },
+}
+
+pub(super) fn lent(coverage: &mut Coverage, what: Lent) {
+    let at = match what {
+        Lent::Registered => 0,
+        Lent::Bound { from_zero } => 1 + usize::from(from_zero),
+        Lent::Invalidated => 3,
+        Lent::Released => 4,
+        Lent::InvalidatedHere => 5,
+        Lent::TakenAway { busy } => 6 + usize::from(busy),
+    };
+    coverage.hit("memory", MEMORY[at]);
+}
+
+/// A program makes a mistake, as numbered in [`MISTAKES`].
+pub(super) fn mistaken(coverage: &mut Coverage, kind: usize) {
+    coverage.hit("mistake", MISTAKES[kind]);
+}
+
+/// What a device has counted.
+pub(super) fn counted(coverage: &mut Coverage, counters: &Counters) {
+    for (name, count) in counters.iter().filter(|(_, count)| *count > 0) {
+        coverage.add("device", name, count);
+    }
+}

@@ -1,0 +1,230 @@
+//! After the faults, when everything that was asked for has come to its end: what is healthy carries
+//! traffic again, in a time that is stated, and without waiting for a retransmission where nothing
+//! overtakes anything.
+//!
+//! Fresh requests go over every connection that is established, in both directions, and a new
+//! connection is made between each two hosts that had one. The time for all of it is
+//! [`World::fresh_bound`].
+
+use bowline_wire::roce::rnr_timer_ns;
+
+use super::{Event, Phase, World};
+use crate::queue::{MS, US};
+use crate::roce::plan::ConnPlan;
+use crate::roce::reach::{self, FRESH_IN_ORDER, FRESH_OVERTAKEN};
+use crate::roce::side::{SideId, Stage};
+
+/// Time everything must have been at rest before: programs that look late have looked, and what waits
+/// for the peer to be ready has come.
+const SETTLE: u64 = 12 * MS;
+/// How often it is looked whether the fresh work is done, in the time it has.
+const LOOKS: u64 = 32;
+/// Round trips of a handshake: REQ and REP, RTU and what follows it at once.
+const HANDSHAKE: u64 = 2;
+/// Round trips of a request: its own, one in which a receive was missing, and one more in which
+/// something was repaired that came in another order.
+const OF_REQUEST: u64 = 3;
+/// After this time, and two round trips, a silent peer is asked how far it has come; how often that is
+/// waited for where datagrams overtake each other: what comes before its turn while a receive is
+/// missing is dropped, and nobody is told a second time.
+const PROBE: u64 = 5 * MS;
+const OVERTAKEN: u64 = 6;
+/// Longest pause of a program before it posts what it had no room for.
+const NO_ROOM: u64 = 50 * US;
+
+/// Fresh work.
+#[derive(Debug)]
+pub(crate) struct Fresh {
+    /// Time everything was at rest, so far.
+    rest_since: Option<u64>,
+    since: u64,
+    bound: u64,
+    /// Connections that have to carry it, by the index of their plan.
+    conns: Vec<usize>,
+    /// When the last request completed.
+    pub(super) last: u64,
+    /// It was done, or there was none to do.
+    over: bool,
+}
+
+impl Fresh {
+    pub(super) const fn new(requests: u32) -> Self {
+        let (rest_since, since, bound, last) = (None, 0, 0, 0);
+        Self { rest_since, since, bound, conns: Vec::new(), last, over: requests == 0 }
+    }
+}
+
+impl World {
+    /// Whether a connection that is idle stays, since fresh work is to come over it.
+    pub(super) fn stays_for_fresh(&self, id: SideId) -> bool {
+        !self.fresh.over && self.is_healthy(id)
+    }
+
+    pub(super) const fn is_fresh_over(&self) -> bool {
+        self.fresh.over
+    }
+
+    /// Whether such a packet belongs to fresh work: all of a connection does, then.
+    pub(crate) fn is_fresh_for(&self, opcode: u8) -> bool {
+        self.phase == Phase::Fresh && opcode < 0x60
+    }
+
+    /// Both sides are up, and nothing is left of a mistake that any request may meet.
+    fn is_healthy(&self, id: SideId) -> bool {
+        let up = |id: SideId| self.sides[id].stage == Stage::Up && !self.sides[id].revoked;
+        let conn = &self.plan.conns[self.sides[id].conn];
+        let sound = conn.short_receives == 0
+            && conn.rnr_retry == 7
+            && (conn.managed || conn.patience == (17, 7));
+        sound && up(id) && self.sides[id].peer.is_some_and(up)
+    }
+
+    /// Begins the fresh work when all has been at rest for long enough.
+    pub(super) fn try_fresh(&mut self) {
+        if self.fresh.over {
+            return;
+        }
+        let rests = |id: SideId| match self.sides[id].stage {
+            Stage::Up => self.is_healthy(id) && self.idle(id) && self.peer_idle(id),
+            stage => stage >= Stage::Drained,
+        };
+        let rest = self.deciding == 0
+            && self.starts_left == 0
+            && (0..self.sides.len()).all(rests)
+            && self.net.backlog(self.now) == 0;
+        if !rest {
+            self.fresh.rest_since = None;
+            return;
+        }
+        let since = *self.fresh.rest_since.get_or_insert(self.now);
+        if self.now - since >= SETTLE {
+            self.begin_fresh();
+        }
+    }
+
+    fn begin_fresh(&mut self) {
+        let rested = self.now - self.phase_since;
+        self.coverage.hit("rest after the last fault", reach::share(rested, self.end_bound()));
+        self.phase = Phase::Fresh;
+        let up: Vec<SideId> =
+            (0..self.sides.len()).filter(|id| self.sides[*id].stage == Stage::Up).collect();
+        for &id in &up {
+            let conn = self.sides[id].conn;
+            self.sides[id].left = self.plan.fresh;
+            refresh(&mut self.plan.conns[conn]);
+            self.fresh.conns.push(conn);
+        }
+        for conn in self.new_conns() {
+            self.fresh.conns.push(self.plan.conns.len());
+            self.schedule(0, Event::Connect(self.plan.conns.len()));
+            self.plan.conns.push(conn);
+        }
+        self.fresh.conns.sort_unstable();
+        self.fresh.conns.dedup();
+        (self.fresh.since, self.fresh.last) = (self.now, self.now);
+        self.fresh.bound = self.fresh_bound();
+        let (count, bound) = (self.fresh.conns.len(), self.fresh.bound);
+        self.note([14, count as u64, bound], || {
+            format!("FRESH WORK over {count} connections, within {bound} ns")
+        });
+        for id in up {
+            self.schedule_post(id, 0);
+        }
+        self.schedule(bound / LOOKS + 1, Event::Check);
+    }
+
+    /// A new connection for each two hosts that had one.
+    fn new_conns(&self) -> Vec<ConnPlan> {
+        let mut pairs = std::collections::BTreeSet::new();
+        let mut out = Vec::new();
+        for conn in &self.plan.conns {
+            let (one, other) = (conn.from.min(conn.to), conn.from.max(conn.to));
+            if pairs.insert((one, other)) {
+                // Who has the smaller packets asks: the other can take them.
+                let mtu = |host: usize| self.plan.hosts[host].mtu;
+                let (from, to) = if mtu(one) <= mtu(other) { (one, other) } else { (other, one) };
+                let mut fresh = ConnPlan { from, to, mtu: mtu(from), ..conn.clone() };
+                refresh(&mut fresh);
+                (fresh.managed, fresh.reject, fresh.wrong_port) = (true, false, false);
+                (fresh.short_receives, fresh.rnr_retry, fresh.patience) = (0, 7, (17, 7));
+                (fresh.end_after, fresh.abrupt) = ([None; 2], false);
+                (fresh.requests, fresh.decide) = ([self.plan.fresh; 2], 0);
+                out.push(fresh);
+            }
+        }
+        out
+    }
+
+    /// Time in which the fresh work is done: a handshake, and then the requests of both sides of a
+    /// connection one after the other, each with the longest of all waits that programs and devices
+    /// may make; and once for all connections together the time their bytes take on one line.
+    fn fresh_bound(&self) -> u64 {
+        let most = |of: &dyn Fn(usize) -> u64| (0..self.hosts.len()).map(of).max().unwrap_or(0);
+        let turn = most(&|host| self.plan.hosts[host].turn);
+        let look = most(&|host| self.plan.hosts[host].look);
+        let ack_delay = most(&|host| self.plan.hosts[host].ack_delay.as_nanos() as u64);
+        let net = &self.plan.net;
+        let round_trip = 2 * (net.delay + net.jitter + turn);
+        // A region given to the peer is a request and a message.
+        let requests = 2 * (u64::from(self.plan.fresh) + 1);
+        let (mut bytes, mut longest) = (0, 0);
+        for &conn in &self.fresh.conns {
+            let conn = &self.plan.conns[conn];
+            bytes += requests * OF_REQUEST * (conn.message_max as u64 + 1_000);
+            let missing = rnr_timer_ns(conn.min_rnr_timer) + conn.recv_delay + look;
+            let waits = ack_delay + 2 * look + missing + NO_ROOM;
+            longest = longest.max(requests * (OF_REQUEST * round_trip + waits));
+        }
+        let overtaken = if net.jitter > 0 { OVERTAKEN * (PROBE + 2 * round_trip) } else { 0 };
+        HANDSHAKE * (round_trip + 2 * look) + longest + bytes * net.per_kib / 1024 + overtaken
+    }
+
+    /// Judges the fresh work; when it is done everything ends.
+    pub(super) fn check_fresh(&mut self) {
+        let undone = self.fresh.conns.iter().find(|conn| !self.has_carried(**conn)).copied();
+        let spent = self.now - self.fresh.since;
+        let bound = self.fresh.bound;
+        match undone {
+            Some(conn) if spent > bound => {
+                let state: Vec<String> = (0..self.sides.len())
+                    .filter(|id| self.sides[*id].conn == conn)
+                    .map(|id| format!("side {id}: {}", self.describe(id)))
+                    .collect();
+                self.fail(|| {
+                    format!(
+                        "connection {conn} carries no fresh work within {bound} ns after the faults: \
+                         {state:?}"
+                    )
+                });
+            }
+            Some(_) => self.schedule(bound / LOOKS + 1, Event::Check),
+            None => {
+                if !self.fresh.conns.is_empty() {
+                    let took = self.fresh.last - self.fresh.since;
+                    let group =
+                        if self.plan.net.jitter > 0 { FRESH_OVERTAKEN } else { FRESH_IN_ORDER };
+                    self.coverage.hit(group, reach::share(took, bound));
+                }
+                self.fresh.over = true;
+                self.phase = Phase::Draining;
+                self.phase_since = self.now;
+                self.schedule(0, Event::Check);
+            }
+        }
+    }
+
+    /// Both sides of a connection are up, and have nothing left to do.
+    fn has_carried(&self, conn: usize) -> bool {
+        let mut sides = (0..self.sides.len())
+            .filter(|id| self.sides[*id].conn == conn && self.sides[*id].stage == Stage::Up);
+        let done = |id: SideId| self.idle(id) && self.peer_idle(id);
+        sides.next().is_some_and(done) && sides.next().is_some_and(done)
+    }
+}
+
+/// Makes of a connection's plan one of small and right requests, made at once.
+fn refresh(conn: &mut ConnPlan) {
+    conn.message_max = conn.message_max.min(2 * conn.mtu.bytes());
+    (conn.misuse, conn.misregister, conn.pauses, conn.gap) = (0, 0, 0, 0);
+    conn.deregister_after = None;
+}
