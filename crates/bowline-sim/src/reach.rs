@@ -205,6 +205,7 @@ const OTHERS: [(&str, &[&str]); 8] = [
             "sends on without the path count",
             "peer restarted",
             "two paths change places",
+            "messages wait on paths that are no more",
         ],
     ),
     (

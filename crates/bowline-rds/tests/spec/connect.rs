@@ -549,6 +549,26 @@ fn what_was_begun_for_the_new_process_is_not_dropped_when_it_says_who_it_is() {
     assert!(data[0].retransmitted());
 }
 
+/// A kernel from before multipath takes the place of a bowline node with 8 paths. What waits on the
+/// other paths for the node, which is gone, goes to the kernel on the only one it has.
+// tests [R-430] [R-2003]
+#[test]
+fn an_old_kernel_in_the_place_of_a_node_with_8_paths_has_one() {
+    let mut lab = Lab::larger();
+    let first = lab.bowline(A, 7, 0);
+    let s = lab.bound("10.0.0.2:4000");
+    lab.fail(first, CloseReason::TimedOut);
+    for port in 5000..5008 {
+        lab.send(s, &format!("10.0.0.1:{port}"), b"x").expect("queued");
+    }
+    let link = lab.accept(A);
+    lab.deliver(link, &[map_of(&[])]);
+    lab.advance(Duration::from_secs(35));
+    lab.deliver(link, &[pong_with(1, [0; 16])]);
+    assert_eq!(npaths(&lab), 1);
+    assert_eq!(lab.data_frames(link).len(), 8, "to every port");
+}
+
 // tests, T-17: a kernel-like peer that announces another generation
 #[test]
 fn a_changed_generation_drops_what_was_started_for_the_earlier_process() {

@@ -165,6 +165,16 @@ impl KernelHost {
         self.socks.get(&slot).map_or(0, |s| s.send_bytes)
     }
 
+    /// Whether messages of a socket wait on paths that the peer, which is another one now, does not
+    /// have: a kernel has no way to move them, nor to connect those paths.
+    pub(crate) fn is_stranded(&self, slot: usize) -> bool {
+        self.conns.iter().any(|conn| {
+            let beyond = &conn.paths[conn.usable()..];
+            let mut waiting = beyond.iter().flat_map(|p| p.queue.iter().chain(&p.retrans));
+            waiting.any(|m| m.owner == Some(slot))
+        })
+    }
+
     pub(super) fn wake(&mut self, ctx: &mut Ctx, slot: usize, read: bool, write: bool) {
         let Some(sock) = self.socks.get_mut(&slot) else { return };
         let (r, w) = (read && sock.want_read, write && sock.want_write);

@@ -3,7 +3,7 @@
 use super::{Phase, World};
 use crate::ctx::{AppEvent, Event};
 use crate::host::Host;
-use crate::plan::{NodeKind, Scenario};
+use crate::plan::{FaultKind, NodeKind, Scenario};
 use crate::queue::{MS, SEC};
 
 /// Virtual time within which everything must have come after the last fault, besides the time the data
@@ -26,6 +26,9 @@ const FRESH_TRIPS: u64 = 8;
 const FRESH_TIME: u64 = 1500 * MS;
 /// Time for that besides with a kernel, whose users have to try again.
 const FRESH_KERNEL: u64 = 4 * SEC;
+/// Time for that besides with a kernel at an address where a bowline node was before, if the kernel sends
+/// nothing but maps [R-2003].
+const FRESH_STRANGER: u64 = 36 * SEC;
 /// Bytes of such a message.
 const FRESH_LEN: usize = 64;
 /// Time in which a node must have nothing left after all sockets are closed: what was begun is
@@ -81,7 +84,7 @@ impl World {
         match self.phase {
             Phase::Active => {}
             Phase::Draining => {
-                let done = self.senders.iter().all(|s| s.left == 0)
+                let done = (0..self.senders.len()).all(|s| self.has_sent(s))
                     && self.ctx.oracle.missing().is_none()
                     && (0..self.open.len()).all(|s| self.send_bytes(s) == 0);
                 if done {
@@ -102,7 +105,7 @@ impl World {
             }
             Phase::Fresh => {
                 let missing = self.ctx.oracle.missing();
-                let all_sent = self.senders.iter().all(|s| s.left == 0);
+                let all_sent = (0..self.senders.len()).all(|s| self.has_sent(s));
                 if !all_sent || missing.is_some() {
                     if self.ctx.now > self.phase_since + self.fresh_limit() {
                         let stuck = self.stuck();
@@ -140,10 +143,25 @@ impl World {
         (bytes / window + 1) * 2 * self.plan.net.delay.1 + gaps * turns + pauses.unwrap_or(0)
     }
 
+    /// Whether a sender is through, or its kernel cannot go on.
+    fn has_sent(&self, sender: usize) -> bool {
+        self.senders[sender].left == 0 || self.is_stranded(sender)
+    }
+
+    fn is_stranded(&self, sender: usize) -> bool {
+        let slot = self.plan.senders[sender].slot;
+        match &self.hosts[self.host_of(slot)] {
+            Host::Kernel(kernel) => kernel.is_stranded(slot),
+            Host::Bowline(_) => false,
+        }
+    }
+
     /// Who sent messages sends one more.
     fn send_fresh(&mut self) {
         for sender in 0..self.senders.len() {
-            if !self.plan.senders[sender].pings {
+            if self.is_stranded(sender) {
+                self.ctx.coverage.hit("kernel", "messages wait on paths that are no more");
+            } else if !self.plan.senders[sender].pings {
                 self.senders[sender].one_more(FRESH_LEN);
                 self.schedule_send(sender, 0);
             }
@@ -161,9 +179,11 @@ impl World {
     /// Within which that must have come.
     fn fresh_limit(&self) -> u64 {
         let gaps: u64 = self.plan.slots.iter().map(|s| s.read_gap).sum();
+        let moves = self.plan.faults.iter().any(|(kind, _)| *kind == FaultKind::AddressMove);
+        let kernel = FRESH_KERNEL + if moves { FRESH_STRANGER } else { 0 };
         let lag: u64 = self.plan.nodes.iter().map(|n| n.kind.lag()).max().unwrap_or(0);
         let trip = 2 * (self.plan.net.delay.1 + lag);
-        FRESH_TRIPS * trip + FRESH_TIME + gaps + if self.with_kernels() { FRESH_KERNEL } else { 0 }
+        FRESH_TRIPS * trip + FRESH_TIME + gaps + if self.with_kernels() { kernel } else { 0 }
     }
 
     /// How long it took until everything had come after the last fault, besides the time for the data.
