@@ -23,6 +23,8 @@ mod keepalive;
 mod losses;
 mod stream;
 mod tap;
+#[cfg(test)]
+mod tests;
 mod transfer;
 
 pub(crate) use self::faults::Cut;

@@ -418,7 +418,8 @@ fn draw_nodes(rng: &mut Rng, scenario: Scenario) -> Vec<NodePlan> {
                 end_to_end: all_end_to_end || rng.chance(500),
                 driver: draw_driver(rng),
                 recv_limit: rng.chance(80).then(|| rng.magnitude(2_000, 200_000) as usize),
-                tight: (scenario != Scenario::Long && rng.chance(80)).then(|| draw_tight(rng)),
+                tight: (scenario != Scenario::Long && rng.chance(80))
+                    .then(|| draw_tight(rng, all_end_to_end && kernels == 0)),
             }
         };
         let addrs = (0..if rng.chance(120) { 2 } else { 1 })
@@ -438,10 +439,12 @@ fn draw_nodes(rng: &mut Rng, scenario: Scenario) -> Vec<NodePlan> {
     nodes
 }
 
-fn draw_tight(rng: &mut Rng) -> Tight {
+fn draw_tight(rng: &mut Rng, all_end_to_end: bool) -> Tight {
     Tight {
-        strangers: rng.between(1, 4) as usize,
-        extra: rng.between(1, 8) as usize,
+        // What is refused or pushed out is lost to a peer that goes by TCP's acknowledgements: there
+        // is room for all of those.
+        strangers: if all_end_to_end { rng.between(1, 4) } else { 32 } as usize,
+        extra: if all_end_to_end { rng.between(1, 8) } else { rng.between(8, 12) } as usize,
         // The longest message fits several times.
         partial: rng.magnitude(400 << 10, 2 << 20) as usize,
         pongs: rng.between(1, 64) as usize,

@@ -5,6 +5,7 @@ use std::ops::Range;
 use crate::coverage::Coverage;
 use crate::kept::{NotAPlan, Start};
 use crate::plan::{Plan, Scenario};
+use crate::reach;
 use crate::rng::Rng;
 use crate::run::{Options, Outcome, Summary};
 use crate::sabotage::Sabotage;
@@ -30,6 +31,10 @@ impl Simulator for Rds {
         let mut rng = Rng::new(seed);
         let plan = Plan::draw(&mut rng, forced);
         Start { chance: vec![rng], plan }
+    }
+
+    fn declare(coverage: &mut Coverage) {
+        reach::declare(coverage);
     }
 
     fn scenario(plan: &Plan) -> &'static str {

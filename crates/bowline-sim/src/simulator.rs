@@ -35,7 +35,7 @@ pub(crate) trait Simulator {
     fn draw(seed: u64, forced: Option<Self::Scenario>) -> Start<Self::Plan>;
 
     /// Makes known what its runs can reach.
-    fn declare(_: &mut Coverage) {}
+    fn declare(coverage: &mut Coverage);
 
     /// The name of a plan's scenario.
     fn scenario(plan: &Self::Plan) -> &'static str;

@@ -91,7 +91,6 @@ impl World {
             let end_to_end = ctx.net.hosts[slot.host].end_to_end;
             ctx.oracle.add_slot(SocketAddr::new(slot.addr, slot.port), end_to_end);
         }
-        reach::declare(&mut ctx.coverage);
         let n = plan.nodes.len();
         if plan.nodes.iter().any(|n| matches!(n.kind, NodeKind::Kernel(_))) {
             ctx.oracle.loosen_pongs();
@@ -321,5 +320,35 @@ impl World {
             }
         }
         out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trace::TraceMode;
+
+    /// A kernel's host is off. What would be tried again there is not, and nothing of it is left for
+    /// the kernel that boots next.
+    #[test]
+    fn a_kernel_that_is_off_tries_nothing_again() {
+        let mut tried = 0;
+        for seed in 0..40 {
+            let mut rng = Rng::new(seed);
+            let plan = Plan::draw(&mut rng, Some(Scenario::Kernel));
+            let kernel = |n: &crate::plan::NodePlan| matches!(n.kind, NodeKind::Kernel(_));
+            let Some(host) = plan.nodes.iter().position(kernel) else { continue };
+            let mut world = World::new(plan, rng, Trace::new(TraceMode::Hash), None);
+            while world.ctx.now < world.plan.active / 2 && world.step() {}
+            if !world.alive(host) || !world.at_home(host) {
+                continue;
+            }
+            tried += 1;
+            world.stop_host(host, true);
+            let connects = world.ctx.stats.connects;
+            world.app_event(AppEvent::Nudge(host));
+            assert_eq!(world.ctx.stats.connects, connects, "seed {seed}");
+        }
+        assert!(tried > 10, "{tried} kernels");
     }
 }

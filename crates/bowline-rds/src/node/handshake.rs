@@ -170,12 +170,10 @@ impl Node {
         let before = conn.fan();
         let after = match announced {
             Some(n) => (n.min(PROBE_PATHS_MAX) as u8).min(ours),
-            // A peer from before multipath says none; if it takes the place of another one, it has
-            // one path whatever that had.
-            None if conn.npaths_past => 1,
-            None => conn.npaths,
+            // Peers with multipath always say how many. One from before multipath may have taken the
+            // place of one with it, unlike which a kernel would leave the count as it is.
+            None => 1,
         };
-        conn.npaths_past = false;
         conn.npaths = after.max(1);
         let fan = conn.fan();
         let smaller = conn.smaller;
@@ -276,7 +274,6 @@ impl Node {
             }
         }
         let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
-        conn.npaths_past = true;
         let remote = to_socket_addr(conn.remote, 0, 0).ip();
         if let Some(dedup) = &mut conn.dedup {
             dedup.clear();

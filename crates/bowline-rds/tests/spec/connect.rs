@@ -372,13 +372,22 @@ fn path_counts_are_read_as_the_kernel_does() {
     assert_eq!(count_after(&[7, 5, 0, 2]), 1, "unknown ends our list [R-117]");
 }
 
-// tests: a missing count leaves what was known
+/// A peer that said how many paths it has, and then says nothing of that, is another one from before
+/// multipath, which will never open more than one.
+// tests
 #[test]
-fn a_missing_count_leaves_the_known_one() {
+fn a_missing_count_is_one_path_whatever_was_known() {
     let mut lab = Lab::larger();
     let link = lab.kernel(A, 8);
+    let s = lab.bound("10.0.0.2:4000");
+    for port in 5000..5008 {
+        lab.send(s, &format!("10.0.0.1:{port}"), b"x").expect("sent");
+    }
+    assert!(lab.data_frames(link).len() < 8, "others wait for paths of their own");
     lab.deliver(link, &[pong_with(2, [0; 16])]);
-    assert_eq!(npaths(&lab), 8);
+    assert_eq!(npaths(&lab), 1);
+    assert!(!lab.data_frames(link).is_empty(), "they go on path 0 now");
+    assert_eq!(lab.node.unsent_total(), 0);
     lab.deliver(link, &[ping_with(3, npaths_ext(2))]);
     assert_eq!(npaths(&lab), 2);
 }

@@ -172,3 +172,79 @@ impl KernelHost {
         self.wake(ctx, slot, true, false);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::{IpAddr, SocketAddr};
+
+    use bowline_wire::rds::TCP_PORT;
+
+    use super::*;
+    use crate::kernel::Flavour;
+    use crate::net::{HostNet, Net, NetEvent, NetPlan};
+    use crate::queue::MS;
+    use crate::rng::Rng;
+    use crate::trace::{Trace, TraceMode};
+
+    /// A kernel, 10.0.0.2, that has accepted a connection from 10.0.0.1.
+    fn connected() -> (Ctx, KernelHost) {
+        let host = |last, kernel| HostNet {
+            up: true,
+            boot: 0,
+            addrs: vec![IpAddr::from([10, 0, 0, last])],
+            listening: true,
+            kernel,
+            end_to_end: false,
+        };
+        let plan = NetPlan {
+            delay: (MS, MS),
+            segment_max: 1400,
+            segment_random: false,
+            send_buffer: (65_536, 65_536),
+            recv_buffer: (65_536, 65_536),
+            loss_permille: 0,
+            rst_overtakes: false,
+            cut_permille: 0,
+        };
+        let net = Net::new(vec![host(1, false), host(2, true)], plan);
+        let mut ctx = Ctx::new(Rng::new(1), net, Trace::new(TraceMode::Hash));
+        let flavour =
+            Flavour { multipath: true, later: true, ping_enable: true, slow_reader: false };
+        let mut kernel = KernelHost::new(1, flavour, 9);
+        let to = SocketAddr::from(([10, 0, 0, 2], TCP_PORT));
+        let end = ctx.tcp_connect(0, IpAddr::from([10, 0, 0, 1]), None, to).expect("an end");
+        for event in [
+            NetEvent::Syn { conn: end.conn },
+            NetEvent::SynAck { conn: end.conn },
+            NetEvent::Established { conn: end.conn },
+        ] {
+            ctx.net_event(event);
+        }
+        kernel.accept(&mut ctx, end.other());
+        (ctx, kernel)
+    }
+
+    fn probe(generation: u32) -> Header {
+        let said = Handshake {
+            npaths: Some(8),
+            generation: Some(generation),
+            sport_idx: true,
+            bowline: None,
+        };
+        Header { sequence: 1, sport: PROBE_PORT, ext: said.emit(), ..Header::default() }
+    }
+
+    /// The answer to a probe that tells another generation is queued before the generation is looked
+    /// at, but not written: it is none of the messages that are flushed then.
+    // tests
+    #[test]
+    fn the_answer_to_a_probe_of_a_new_process_is_not_flushed() {
+        let (mut ctx, mut kernel) = connected();
+        kernel.incoming(&mut ctx, 0, 0, &probe(1), &[]);
+        kernel.incoming(&mut ctx, 0, 0, &probe(2), &[]);
+        let path = &kernel.conns[0].paths[0];
+        let pongs: Vec<_> =
+            path.retrans.iter().filter(|m| m.sport == 0 && m.dport == PROBE_PORT).collect();
+        assert_eq!(pongs.iter().map(|m| m.flush).collect::<Vec<_>>(), [true, false]);
+    }
+}

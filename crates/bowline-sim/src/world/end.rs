@@ -163,7 +163,8 @@ impl World {
                 self.ctx.coverage.hit("kernel", "messages wait on paths that are no more");
             } else if !self.plan.senders[sender].pings {
                 self.senders[sender].one_more(FRESH_LEN);
-                self.schedule_send(sender, 0);
+                // Whatever it had planned before.
+                self.ctx.schedule(0, Event::App(AppEvent::Send(sender)));
             }
         }
     }

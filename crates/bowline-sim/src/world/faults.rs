@@ -179,7 +179,7 @@ impl World {
 
     /// A process (or, silently, a whole machine) stops and comes back after a while. Tells whether it
     /// was there.
-    fn stop_host(&mut self, host: HostId, silent: bool) -> bool {
+    pub(super) fn stop_host(&mut self, host: HostId, silent: bool) -> bool {
         if !self.alive(host) || !self.at_home(host) {
             return false;
         }

@@ -1,0 +1,97 @@
+//! What TCP does where the model of it once did something else.
+
+use std::net::{IpAddr, SocketAddr};
+
+use bowline_wire::rds::TCP_PORT;
+
+use super::{Cut, EndId, HostNet, Net, NetEvent, NetPlan, Notice, ReadOutcome, Reason, TcpClose};
+use crate::ctx::{Ctx, Event};
+use crate::queue::{MS, SEC};
+use crate::rng::Rng;
+use crate::trace::{Trace, TraceMode};
+
+/// Two hosts, 10.0.0.1 and 10.0.0.2, and a network without any trouble between them.
+fn two_hosts() -> Ctx {
+    let host = |last| HostNet {
+        up: true,
+        boot: 0,
+        addrs: vec![IpAddr::from([10, 0, 0, last])],
+        listening: true,
+        kernel: false,
+        end_to_end: false,
+    };
+    let plan = NetPlan {
+        delay: (MS, MS),
+        segment_max: 1400,
+        segment_random: false,
+        send_buffer: (65_536, 65_536),
+        recv_buffer: (65_536, 65_536),
+        loss_permille: 0,
+        rst_overtakes: false,
+        cut_permille: 0,
+    };
+    let net = Net::new(vec![host(1), host(2)], plan);
+    Ctx::new(Rng::new(1), net, Trace::new(TraceMode::Hash))
+}
+
+/// The first host connects to the second; its end, and the one that will be accepted.
+fn connect(ctx: &mut Ctx) -> (EndId, EndId) {
+    let to = SocketAddr::from(([10, 0, 0, 2], TCP_PORT));
+    let end = ctx.tcp_connect(0, IpAddr::from([10, 0, 0, 1]), None, to).expect("an end");
+    (end, end.other())
+}
+
+/// Lets everything happen that is on its way, and everything that comes of it.
+fn run(ctx: &mut Ctx) {
+    while let Some(event) = ctx.next_event() {
+        if let Event::Net(event) = event {
+            ctx.net_event(event);
+        }
+    }
+}
+
+/// The last packet of a handshake is lost. A segment behind it completes the handshake, so the process
+/// has the connection when that breaks; the dialler is gone when the lost packet would be repeated.
+#[test]
+fn an_accepted_connection_never_ends_untold() {
+    let mut ctx = two_hosts();
+    let (dialled, accepted) = connect(&mut ctx);
+    let conn = dialled.conn;
+    ctx.net_event(NetEvent::Syn { conn });
+    ctx.net_event(NetEvent::SynAck { conn });
+    assert_eq!(ctx.tcp_write(dialled, b"hello"), Ok(5));
+    ctx.net_event(NetEvent::Segment { conn, side: 0, start: 0, end: 5, fin: false });
+    assert!(ctx.notices.contains(&(accepted, Notice::Incoming)));
+    assert!(ctx.net.accept(accepted));
+    ctx.tcp_cut(conn, Cut::Blackhole);
+    ctx.tcp_close(dialled, TcpClose::Reset);
+    ctx.net_event(NetEvent::Established { conn });
+    ctx.notices.clear();
+    let begun = ctx.now;
+    run(&mut ctx);
+    assert!(ctx.notices.contains(&(accepted, Notice::Readable)), "told");
+    let mut bytes = Vec::new();
+    assert_eq!(ctx.tcp_read(accepted, &mut bytes, 100), ReadOutcome::Data(5));
+    assert_eq!(ctx.tcp_read(accepted, &mut bytes, 100), ReadOutcome::Failed(Reason::TimedOut));
+    assert!(ctx.now < begun + 40 * SEC, "by keepalive");
+}
+
+/// A process stops while a connection waits at its listener. The dialler, which has had no answer, asks
+/// again and meets the next process: what the first one ended is not ended for that.
+#[test]
+fn a_connection_that_is_asked_for_again_begins_anew() {
+    let mut ctx = two_hosts();
+    let (dialled, accepted) = connect(&mut ctx);
+    let conn = dialled.conn;
+    ctx.net_event(NetEvent::Syn { conn });
+    ctx.tcp_host_down(1, false);
+    ctx.net.hosts[1].listening = true;
+    ctx.net_event(NetEvent::Syn { conn });
+    ctx.net_event(NetEvent::SynAck { conn });
+    ctx.net_event(NetEvent::Established { conn });
+    assert!(ctx.net.accept(accepted));
+    assert_eq!(ctx.tcp_write(accepted, b"hello"), Ok(5));
+    ctx.net_event(NetEvent::Segment { conn, side: 1, start: 0, end: 5, fin: false });
+    let mut bytes = Vec::new();
+    assert_eq!(ctx.tcp_read(dialled, &mut bytes, 100), ReadOutcome::Data(5));
+}
