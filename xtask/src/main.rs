@@ -7,6 +7,7 @@ mod links;
 mod repo;
 mod rules;
 mod run;
+mod search;
 #[cfg(test)]
 #[path = "../skipped.rs"]
 mod skipped;
@@ -28,6 +29,10 @@ checks of the repository
 runs
   ci                 what .ci/run runs, step by step with timing
   sim [arguments]    the simulator, e.g. --seeds 20000; --help tells the others
+  sim-fresh [--seconds N]
+                     each simulator for N seconds (60) on seeds that the commit draws
+  night [--seeds N]  each simulator on N seeds (1000000) from the time of day on, and whether
+                     such seeds show what is done wrong on purpose; some 90 minutes on 2 processors
   bench [arguments]  the benchmarks, e.g. rds --quick; --help tells the others
   fuzz [--seconds N] every fuzz target for N seconds (20); needs nightly and cargo-fuzz
   interop [args]     scenarios against a kernel in QEMU: interop/run, which tells of --list and
@@ -63,6 +68,8 @@ fn main() -> ExitCode {
         Some("deny") => no_args(rest, run::deny),
         Some("ci") => no_args(rest, ci::run),
         Some("sim") => run::bowline("sim", rest),
+        Some("sim-fresh") => search::fresh(rest),
+        Some("night") => search::night(rest),
         Some("bench") => run::bench(rest),
         Some("fuzz") => fuzz::run(rest),
         Some("interop") => run::interop(rest),

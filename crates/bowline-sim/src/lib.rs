@@ -28,8 +28,6 @@
 mod bowline;
 mod coverage;
 mod ctx;
-#[cfg(test)]
-mod fresh;
 mod host;
 mod kept;
 mod kernel;

@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use crate::coverage::Coverage;
 use crate::plan::Scenario;
@@ -20,11 +21,13 @@ pub struct Options<S = Scenario> {
     pub trace: TraceMode,
     /// Scenario instead of the one the seed would draw.
     pub scenario: Option<S>,
+    /// Real time after which no further seed of a range is begun.
+    pub time: Option<Duration>,
 }
 
 impl<S> Default for Options<S> {
     fn default() -> Self {
-        Self { trace: TraceMode::default(), scenario: None }
+        Self { trace: TraceMode::default(), scenario: None, time: None }
     }
 }
 
@@ -33,6 +36,13 @@ impl<S> Options<S> {
     #[must_use]
     pub fn with_trace(mut self, trace: TraceMode) -> Self {
         self.trace = trace;
+        self
+    }
+
+    /// Bounds the real time of a range of seeds; those that are left then are not run.
+    #[must_use]
+    pub fn with_time(mut self, time: Option<Duration>) -> Self {
+        self.time = time;
         self
     }
 
@@ -211,9 +221,14 @@ pub(crate) fn sweep<S: Copy + Sync, N: Numbers + Send>(
     one: impl Fn(u64, &Options<S>) -> Outcome<N> + Sync,
 ) -> Summary<N> {
     let next = AtomicU64::new(seeds.start);
+    let begun = Instant::now();
+    let is_over = || options.time.is_some_and(|time| begun.elapsed() >= time);
     let summary = Mutex::new(Summary::default());
     let work = || {
         loop {
+            if is_over() {
+                return;
+            }
             let seed = next.fetch_add(1, Ordering::Relaxed);
             if seed >= seeds.end {
                 return;

@@ -104,6 +104,7 @@ mod tests {
     use crate::rds::Rds;
     use crate::run::Options;
     use crate::simulator::run_seed;
+    use crate::simulator::tests::{assert_found, seeds_to_find};
 
     /// Runs until a seed fails and returns what was said.
     fn caught(how: Sabotage) -> String {
@@ -182,31 +183,17 @@ mod tests {
         Sabotage::StayAway,
     ];
 
-    /// Seeds as they are drawn, from `from` on, until one fails; at most `most`.
-    fn seeds_until_caught(how: Sabotage, from: u64, most: u64) -> Option<u64> {
-        let fails =
-            |seed: &u64| run_seed::<Rds>(*seed, &Options::default(), Some(how)).failure.is_some();
-        (from..from + most).find(fails).map(|seed| seed - from + 1)
-    }
-
+    /// None is forced to happen: what seeds draw shows each of them before long.
     #[test]
-    fn seeds_as_they_are_drawn_show_everything_that_is_done_wrong() {
+    fn each_is_noticed_by_seeds_that_know_nothing_of_it() {
         for how in ALL {
-            let seeds = seeds_until_caught(how, 0, 2_000);
-            println!("{how:?} is noticed after {seeds:?} seeds");
-            assert!(seeds.is_some(), "nobody noticed {how:?}");
+            assert!(seeds_to_find::<Rds>(how, 0, 3_000).is_some(), "{how:?} is not noticed");
         }
     }
 
-    /// Seeds that nobody has looked at: from the clock, or from BOWLINE_FRESH_FROM on.
     #[test]
-    #[ignore = "other seeds each time; the scheduled search runs it"]
-    fn fresh_seeds_show_everything_that_is_done_wrong() {
-        let from = crate::fresh::first_seed();
-        for how in ALL {
-            let seeds = seeds_until_caught(how, from, 10_000);
-            println!("from {from}: {how:?} is noticed after {seeds:?} seeds");
-            assert!(seeds.is_some(), "nobody noticed {how:?} from {from} on");
-        }
+    #[ignore = "takes minutes; from BOWLINE_FRESH_FROM on, or from where the clock says"]
+    fn each_is_noticed_within_10_000_fresh_seeds() {
+        assert_found::<Rds>(&ALL);
     }
 }

@@ -2,7 +2,7 @@
 //! time, with faults, each drawn from a seed.
 
 use std::path::{Path, PathBuf};
-use std::{fs, num::NonZero, thread};
+use std::{fs, num::NonZero, thread, time::Duration};
 
 use bowline_sim::{
     Coverage, Numbers, Options, Outcome as Run, Reach, Scenario, Summary, TraceMode,
@@ -44,6 +44,9 @@ pub(crate) struct Args {
     /// Run this many seeds
     #[arg(long, value_name = "N", default_value = "1000", value_parser = number)]
     seeds: u64,
+    /// Run seeds for so many seconds instead of a number of them
+    #[arg(long, value_name = "N", value_parser = number, conflicts_with_all = ["seeds", "seed", "plan"])]
+    seconds: Option<u64>,
     /// First of the seeds
     #[arg(long, value_name = "N", default_value = "1", value_parser = number)]
     from: u64,
@@ -76,6 +79,7 @@ enum World {
 
 fn world(args: &Args, trace: TraceMode) -> Result<World, Failure> {
     let name = args.scenario.as_deref();
+    let time = args.seconds.map(Duration::from_secs);
     let choose = |names: Vec<&str>| {
         let (name, names) = (name.unwrap_or_default(), names.join(", "));
         Failure::usage(format!("--scenario {name}: choose one of {names}"))
@@ -83,17 +87,17 @@ fn world(args: &Args, trace: TraceMode) -> Result<World, Failure> {
     if args.roce {
         let names = || roce::Scenario::ALL.iter().map(|s| s.name()).collect();
         let found = name.map(|n| roce::Scenario::from_name(n).ok_or_else(|| choose(names())));
-        let options = roce::Options::default().with_trace(trace);
+        let options = roce::Options::default().with_trace(trace).with_time(time);
         Ok(World::Roce(options.with_scenario(found.transpose()?)))
     } else if args.rtrs {
         let names = || rtrs::Scenario::ALL.iter().map(|s| s.name()).collect();
         let found = name.map(|n| rtrs::Scenario::from_name(n).ok_or_else(|| choose(names())));
-        let options = rtrs::Options::default().with_trace(trace);
+        let options = rtrs::Options::default().with_trace(trace).with_time(time);
         Ok(World::Rtrs(options.with_scenario(found.transpose()?)))
     } else {
         let names = || Scenario::ALL.iter().map(|s| s.name()).collect();
         let found = name.map(|n| Scenario::from_name(n).ok_or_else(|| choose(names())));
-        let options = Options::default().with_trace(trace);
+        let options = Options::default().with_trace(trace).with_time(time);
         Ok(World::Rds(options.with_scenario(found.transpose()?)))
     }
 }
@@ -160,17 +164,26 @@ fn show_one<N: Numbers>(args: &Args, mut outcome: Run<N>) -> Outcome {
 }
 
 fn run_range(args: &Args) -> Outcome {
-    let end = args
-        .from
-        .checked_add(args.seeds)
-        .ok_or_else(|| Failure::usage("--from and --seeds together are beyond the last seed"))?;
+    let end = match args.seconds {
+        Some(_) => u64::MAX,
+        None => args.from.checked_add(args.seeds).ok_or_else(|| {
+            Failure::usage("--from and --seeds together are beyond the last seed")
+        })?,
+    };
     let world = world(args, TraceMode::Hash)?;
     let threads = args.threads.or_else(|| thread::available_parallelism().ok());
     let threads = threads.map_or(1, NonZero::get);
     let progress = std::sync::Mutex::new(Progress::new(args.progress));
     let show = |done: u64| {
         if let Ok(mut progress) = progress.lock() {
-            progress.show(format_args!("{} of {} seeds", count(done), count(args.seeds)));
+            match args.seconds {
+                Some(seconds) => {
+                    progress.show(format_args!("{} seeds in up to {seconds} s", count(done)));
+                }
+                None => {
+                    progress.show(format_args!("{} of {} seeds", count(done), count(args.seeds)))
+                }
+            }
         }
     };
     let seeds = args.from..end;
@@ -216,7 +229,12 @@ fn show_many<N: Numbers>(args: &Args, summary: &Summary<N>) -> Outcome {
         if args.coverage {
             out::text(&coverage_table(&summary.coverage));
         }
-        say!("{} seeds, {} failed", count(summary.runs), count(summary.failed));
+        say!(
+            "{} seeds from {} on, {} failed",
+            count(summary.runs),
+            args.from,
+            count(summary.failed)
+        );
         say!("{}", numbers(&summary.stats));
         let missed = summary.coverage.iter().filter(|(.., reach)| reach.runs == 0).count();
         let all = summary.coverage.iter().count();
