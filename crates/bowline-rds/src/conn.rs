@@ -76,6 +76,8 @@ pub(crate) struct Conn {
     pub(crate) map: CongMap,
     /// Link and time of the latest map.
     pub(crate) map_from: Option<(LinkId, Instant)>,
+    /// When the latest map came that did not come on that link.
+    pub(crate) map_elsewhere: Option<Instant>,
     /// A timer runs that has a fresh map sent: an older one may have come last.
     pub(crate) map_doubt: bool,
     /// Our map is to be sent.

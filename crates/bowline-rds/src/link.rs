@@ -141,6 +141,8 @@ pub(crate) struct Link {
     pub(crate) hello: Hello,
     /// Grows with every link of the peer.
     pub(crate) serial: u64,
+    /// When its TCP connection was established, as far as this node knows.
+    pub(crate) since: Instant,
     /// Generation the peer has told on this link; 0: none yet.
     pub(crate) generation: u32,
     pub(crate) local: SocketAddr,
@@ -181,6 +183,7 @@ impl Link {
             state,
             hello: Hello::default(),
             serial: 0,
+            since: Instant::default(),
             generation: 0,
             local,
             remote,

@@ -13,8 +13,9 @@ use crate::recvq::{Rare, RecvMsg};
 use crate::socket::want;
 use crate::time::Instant;
 
-/// Maps of different connections that come within this time may have overtaken one another.
-const MAP_RACE: Duration = Duration::from_millis(200);
+/// Maps of different connections that come within this time may have overtaken one another: TCP may have
+/// held one of them up for several retransmission timeouts.
+const MAP_RACE: Duration = Duration::from_secs(10);
 /// How long after the last of them a fresh one is asked for.
 const MAP_DOUBT: Duration = Duration::from_millis(250);
 /// What a waiting message counts besides its payload, towards the limits.
@@ -152,10 +153,15 @@ impl Node {
     pub(super) fn map_received(&mut self, id: ConnId, link: LinkId, map: &MapView<'_>) {
         self.stats.cong_update_received += 1;
         let now = self.now;
+        let since = self.link(link).map_or(now, |l| l.since);
         let Some(conn) = self.conns.get_mut(id.0) else { return };
         let freed = conn.map.replace(map);
-        let last = conn.map_from.replace((link, now));
-        let raced = last.is_some_and(|(l, at)| l != link && now < at + MAP_RACE);
+        if let Some((_, at)) = conn.map_from.replace((link, now)).filter(|(last, _)| *last != link)
+        {
+            conn.map_elsewhere = Some(at);
+        }
+        // What was read elsewhere before this connection was made is older than all that comes on it.
+        let raced = conn.map_elsewhere.is_some_and(|at| since <= at && now < at + MAP_RACE);
         if raced && !conn.peer.is_bowline() && !conn.map.is_empty() && !conn.map_doubt {
             conn.map_doubt = true;
             self.arm(now + MAP_DOUBT, Timer::MapDoubt(id));
@@ -164,7 +170,7 @@ impl Node {
     }
 
     /// Renews a connection that has nothing to do: a kernel sends its map on every new one
-    /// . That map comes too late to be taken for one that raced.
+    /// . No map that came before is newer than that.
     pub(super) fn map_doubtful(&mut self, id: ConnId) {
         let now = self.now;
         let Some(conn) = self.conns.get_mut(id.0) else { return };

@@ -55,6 +55,7 @@ impl Node {
             unknown_timer: false,
             map: CongMap::default(),
             map_from: None,
+            map_elsewhere: None,
             map_doubt: false,
             map_due: false,
             knock: None,

@@ -132,15 +132,20 @@ impl Node {
     /// kernel.
     pub(super) fn not_greeted(&mut self, id: LinkId) {
         let Some(link) = self.links.get(id.0) else { return };
-        let (conn_id, placed) = (link.conn, link.path.is_some());
+        let (conn_id, path) = (link.conn, link.path);
         let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
         if conn.peer.is_bowline() {
             let before = std::mem::take(&mut conn.peer_generation);
             conn.peer_sport_idx = false;
             self.peer_restarted(conn_id, id, (before, 0));
+            // It may be from before multipath, and silent to pings; if it has more paths it will say so.
+            // A connection of another path is kept until then, with what has come on it.
+            if path.unwrap_or(0) == 0 {
+                self.agree_on_paths(conn_id, None);
+            }
         }
         self.peer_is_kernel(conn_id);
-        if !placed {
+        if path.is_none() {
             self.place_extra(id);
         }
     }

@@ -73,6 +73,7 @@ impl Node {
         let unknown = conn.peer == Peer::Unknown;
         let mut link = Link::new(id, None, Role::Accepted, LinkState::Extra, local, remote);
         link.confirmed = true;
+        link.since = now;
         conn.links_made += 1;
         link.serial = conn.links_made;
         if let Some(slot) = slot {
@@ -192,6 +193,7 @@ impl Node {
             return;
         }
         link.local = local;
+        link.since = now;
         let conn = link.conn;
         match (link.role, link.path) {
             (Role::Dial, Some(path)) => {

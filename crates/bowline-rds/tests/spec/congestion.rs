@@ -382,3 +382,21 @@ fn a_port_that_is_congested_is_asked_about_once() {
     lab.ms(5000);
     assert_eq!(lab.counter("bl_map_refreshes"), 1);
 }
+
+/// A kernel writes its map into the full buffer of one connection, then a newer one into that of another,
+/// where there is room. The older one comes behind another old one of its connection, and long after
+/// the newer, since TCP had to send it again.
+// tests
+#[test]
+fn an_old_map_is_doubted_whatever_came_before_it_on_its_connection() {
+    let mut lab = Lab::larger();
+    let first = lab.kernel(A, 8);
+    let others: Vec<_> = (1..8).map(|_| lab.accept(A)).collect();
+    lab.deliver(others[2], &[map_of(&[])]);
+    lab.ms(300);
+    lab.deliver(first, &[map_of(&[])]);
+    lab.ms(300);
+    lab.deliver(first, &[map_of(&[4000])]);
+    lab.ms(260);
+    assert_eq!(lab.closes, [(others[6], CloseHow::Drain)], "for a fresh one");
+}

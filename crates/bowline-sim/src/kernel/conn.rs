@@ -98,6 +98,12 @@ impl Conn {
         self.npaths.max(1)
     }
 
+    /// Messages on paths that the peer, which may be another one now, does not have.
+    pub(super) fn beyond(&self) -> impl Iterator<Item = &Message> {
+        let paths = self.paths.iter().skip(self.usable());
+        paths.flat_map(|p| p.queue.iter().chain(&p.retrans))
+    }
+
     /// Whether the peer has said that a port of its is congested.
     pub(super) fn is_congested(&self, port: u16) -> bool {
         MapView::new(&self.remote_map).is_some_and(|map| map.is_congested(port))

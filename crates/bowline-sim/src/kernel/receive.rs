@@ -154,6 +154,21 @@ impl KernelHost {
         if conn.npaths > 1 && conn.smaller() {
             self.connect_if_down(ctx, c);
         }
+        self.strand(ctx, c);
+    }
+
+    /// What waits on paths that the peer does not have is owed to nobody: a kernel cannot move it, nor
+    /// connect those paths.
+    fn strand(&self, ctx: &mut Ctx, c: usize) {
+        let conn = &self.conns[c];
+        for message in conn.beyond().filter(|m| m.owner.is_some()) {
+            let id = self.identify(ctx, c, message.sport, message.dport, &message.payload, true);
+            if let Some(id) = id {
+                ctx.oracle.excuse(id);
+                ctx.coverage.hit("kernel", "messages wait on paths that are no more");
+                ctx.coverage.hit("excused", "dropped by a kernel");
+            }
+        }
     }
 
     fn deliver(&mut self, ctx: &mut Ctx, c: usize, sport: u16, dport: u16, payload: &[u8]) {
