@@ -10,7 +10,7 @@
 //! Messages too short to carry their name cannot always be told apart. Once one message of a flow
 //! is excused, its short messages are all excused, and short ones nobody waits for are let pass.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 
 use crate::payload::{self, TAG_LEN};
@@ -82,6 +82,8 @@ pub(crate) enum Verdict {
     Moved,
     /// Before others that are under way on other connections.
     Ahead,
+    /// Once more, on a connection that its peer was told of after a later one.
+    Overtaken,
 }
 
 /// Every flow of a run.
@@ -91,6 +93,8 @@ pub(crate) struct Oracle {
     by_addr: HashMap<SocketAddr, usize>,
     flows: Vec<Flow>,
     by_pair: HashMap<(usize, usize), Vec<usize>>,
+    /// Messages of kernels on connections that were overtaken by later ones: their copies may have come.
+    overtaken: HashSet<MessageId>,
 }
 
 impl Oracle {
@@ -296,6 +300,15 @@ impl Oracle {
         }
     }
 
+    /// A kernel wrote this on a connection that its peer was told of after a later one, which brought
+    /// its copy: numbers that may have begun anew do not tell which is which.
+    pub(crate) fn overtaken(&mut self, message: MessageId) {
+        self.overtaken.insert(message);
+        if message.index == u32::MAX {
+            self.flows[message.flow as usize].loosen();
+        }
+    }
+
     /// A ping was accepted.
     pub(crate) fn pinged(&mut self, slot: usize) {
         self.slots[slot].pings += 1;
@@ -358,12 +371,16 @@ impl Oracle {
             return Err(format!("{}: message {index} is not what was sent", name()));
         }
         let name = name();
+        let overtaken = self.overtaken.contains(&MessageId { flow: flow as u32, index });
         let flow = &mut self.flows[flow];
         let in_order = flow.last.is_none_or(|last| index > last);
         let found = flow.pending.binary_search_by_key(&index, |p| p.index);
         if found.is_err() && index < flow.again_below && in_order {
             flow.last = Some(index);
             return Ok(Verdict::Again);
+        }
+        if found.is_err() && overtaken {
+            return Ok(Verdict::Overtaken);
         }
         if found.is_err() && index < flow.next && flow.moved {
             return Ok(Verdict::Moved);

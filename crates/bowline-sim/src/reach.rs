@@ -239,6 +239,7 @@ const OTHERS: [(&str, &[&str]); 8] = [
             "again in a new process",
             "after an address came back",
             "ahead of one on another connection",
+            "again, on a kernel's overtaken connection",
         ],
     ),
     ("recovered within", &["1 s", "5 s", "15 s", "40 s"]),

@@ -178,6 +178,21 @@ impl Ctx {
         let end = &mut self.net.conns[c].ends[side];
         if !std::mem::replace(&mut end.announced, true) {
             self.tell(id, Notice::Incoming);
+            self.tell_overtaken(id);
+        }
+    }
+
+    /// Tells the judge of what a kernel has written on a connection that is announced after one that
+    /// was begun later.
+    fn tell_overtaken(&mut self, id: EndId) {
+        let between = |c: &Conn| c.ends.each_ref().map(|e| e.addr.ip());
+        let (earlier, later) = self.net.conns.split_at(id.conn as usize + 1);
+        let Some(conn) = earlier.last() else { return };
+        let overtook = |c: &&Conn| c.ends[1].announced && between(c) == between(conn);
+        if self.net.hosts[conn.ends[0].host].kernel && later.iter().any(|c| overtook(&c)) {
+            for message in conn.streams[0].tap.messages() {
+                self.oracle.overtaken(message);
+            }
         }
     }
 }

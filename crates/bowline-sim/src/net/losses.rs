@@ -17,6 +17,7 @@ impl Ctx {
         let conn = &mut self.net.conns[c];
         let ends = (conn.ends[side].addr.ip(), conn.ends[1 - side].addr.ip());
         conn.streams[side].tap.attempt(bytes, ends, &mut self.oracle);
+        self.settle(id);
     }
 
     /// Notes that the bytes `range` that `sender` wrote were acknowledged and never read. Only a

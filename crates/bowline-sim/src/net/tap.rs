@@ -25,6 +25,8 @@ pub(crate) struct Tap {
     attempted: Vec<MessageId>,
     /// Where the stream would be if TCP had taken all that it was offered.
     attempted_cursor: Option<Cursor>,
+    /// Where the stream was when [`take_stub`](Self::take_stub) last told of one.
+    stub_at: Option<u64>,
     receiver_died: bool,
 }
 
@@ -149,6 +151,11 @@ impl Tap {
         }
     }
 
+    /// The messages that were written and not read.
+    pub(crate) fn messages(&self) -> impl Iterator<Item = MessageId> {
+        self.frames.iter().map(|f| f.1)
+    }
+
     /// The messages whose last byte lies after `from` and not after `to`.
     pub(crate) fn messages_ending_in(&self, from: u64, to: u64) -> Vec<MessageId> {
         let inside = |f: &&(u64, MessageId)| f.0 > from && f.0 <= to;
@@ -169,9 +176,10 @@ impl Tap {
         if !self.receiver_died {
             return None;
         }
-        let cursor = self.attempted_cursor.take().unwrap_or_else(|| self.cursor.clone());
-        self.cursor.head.clear();
-        cursor.stub()
+        let cursor = self.attempted_cursor.as_ref().unwrap_or(&self.cursor);
+        let stub = cursor.stub().filter(|_| self.stub_at != Some(cursor.offset));
+        self.stub_at = Some(cursor.offset);
+        stub
     }
 }
 
@@ -251,5 +259,21 @@ mod tests {
         tap.feed(&stream[..148], ips, 3, &mut oracle);
         tap.attempt(&stream[148..160], ips, &mut oracle);
         assert_eq!(tap.take_stub(), Some(Stub { ports: None }));
+    }
+
+    /// The connection has ended inside a header, and its sender, which does not know that yet, offers the
+    /// rest.
+    #[test]
+    fn a_stub_does_not_hide_what_is_offered_after_it() {
+        let (from, to) = ends();
+        let ips = (from.ip(), to.ip());
+        let (mut oracle, stream) = two_messages();
+        let mut tap = Tap::default();
+        tap.receiver_died();
+        tap.feed(&stream[..13], ips, 3, &mut oracle);
+        assert_eq!(tap.take_stub(), Some(Stub { ports: None }));
+        tap.attempt(&stream[13..], ips, &mut oracle);
+        assert_eq!(oracle.missing(), None, "both were begun");
+        assert_eq!(tap.take_stub(), None);
     }
 }

@@ -232,6 +232,9 @@ impl World {
                 Ok(Verdict::Moved) => {
                     self.ctx.coverage.hit("receive", "after an address came back");
                 }
+                Ok(Verdict::Overtaken) => {
+                    self.ctx.coverage.hit("receive", "again, on a kernel's overtaken connection");
+                }
                 Ok(Verdict::Ahead) => {
                     self.ctx.coverage.hit("receive", "ahead of one on another connection");
                 }
