@@ -189,8 +189,25 @@ impl Dedup {
         }
     }
 
-    /// Forgets everything: the peer has restarted.
-    pub(crate) fn clear(&mut self) {
+    /// Forgets what the next process of the peer may number alike: it may count from 1 again. Numbers
+    /// taken from the clock do not come again; and what looks like a restart may be a connection of a
+    /// dead process, accepted after those of its successor, who goes on.
+    pub(crate) fn forget_counted(&mut self) {
+        let (seen, used) = (&mut self.seen, &self.budget.used);
+        self.order.retain(|(key, at)| {
+            let kept = key.sequence > COUNTED_MAX;
+            if !kept {
+                used.fetch_sub(1, Relaxed);
+                if seen.get_mut(key).is_some_and(|arrivals| arrivals.forget(*at)) {
+                    seen.remove(key);
+                }
+            }
+            kept
+        });
+    }
+
+    /// Forgets everything.
+    fn clear(&mut self) {
         self.budget.used.fetch_sub(self.order.len(), Relaxed);
         self.seen = HashMap::new();
         self.order = VecDeque::new();
@@ -315,6 +332,24 @@ mod tests {
         let high = clock + 1;
         assert!(!dedup.is_duplicate(from(new, 1, None), true, &again(high), &text));
         assert!(!dedup.is_duplicate(from(old, 2, None), true, &plain(high), &text));
+    }
+
+    /// A dead process's connection is accepted after those of its successor, which looks like a restart.
+    // tests
+    #[test]
+    fn a_restart_leaves_what_is_numbered_by_the_clock() {
+        let (a, b) = (LinkId((0, 1)), LinkId((1, 1)));
+        let text = Rope::from_vec(b"hello".to_vec());
+        let budget = Budget::new(usize::MAX);
+        let mut dedup = Dedup::new(&budget);
+        for sequence in [7, COUNTED_MAX + 1] {
+            assert!(!dedup.is_duplicate(by(a, 1), false, &header(sequence, Flags::NONE), &text));
+        }
+        dedup.forget_counted();
+        assert_eq!(budget.used.load(Relaxed), 1);
+        let again = |sequence| header(sequence, Flags::RETRANSMITTED);
+        assert!(!dedup.is_duplicate(by(b, 2), false, &again(7), &text), "counted anew");
+        assert!(dedup.is_duplicate(by(b, 2), false, &again(COUNTED_MAX + 1), &text));
     }
 
     #[test]

@@ -270,18 +270,22 @@ impl Node {
         // Connections made after the one that tells it are the new process's.
         let serial = self.link(present).map_or(0, |l| l.serial);
         let stale: Vec<_> = self.links_of(conn_id).into_iter().filter(|l| *l != present).collect();
+        // What came from one that acknowledges end to end comes again, unless it is gone.
+        let by_tcp = self.conn(conn_id).is_some_and(|c| c.dedup.is_some());
         for link in stale {
             let later = self.link(link).is_some_and(|l| {
                 l.serial > serial || matches!(l.state, LinkState::Extra | LinkState::Connecting)
             });
-            if !later {
+            if !later && by_tcp {
+                self.cut_link(link);
+            } else if !later {
                 self.close_link(link, CloseHow::Reset);
             }
         }
         let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
         let remote = to_socket_addr(conn.remote, 0, 0).ip();
         if let Some(dedup) = &mut conn.dedup {
-            dedup.clear();
+            dedup.forget_counted();
         }
         let freed = conn.map.take();
         let mut dropped = Vec::new();
