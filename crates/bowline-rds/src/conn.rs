@@ -57,6 +57,8 @@ pub(crate) struct Conn {
     pub(crate) smaller: bool,
     /// Agreed number of paths; 0: not known.
     pub(crate) npaths: u8,
+    /// It was agreed on with an earlier process of the peer.
+    pub(crate) npaths_past: bool,
     pub(crate) peer: Peer,
     /// Generation of the peer; 0: not known.
     pub(crate) peer_generation: u32,

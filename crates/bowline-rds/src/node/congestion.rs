@@ -147,9 +147,10 @@ impl Node {
 
     /// Takes a peer's map.
     ///
-    /// A kernel sends maps on whatever path transmits next, and nothing in them tells which
-    /// is newer. Those of different connections that come together may be read in another order
-    /// than they arrived, so the last one read may be an old one.
+    /// A kernel sends maps on whatever path transmits next, a bowline node on the lowest in
+    /// service, and nothing in them tells which is newer. Those of different connections that come
+    /// together may be read in another order than they were sent, so the last one read may be an old
+    /// one.
     pub(super) fn map_received(&mut self, id: ConnId, link: LinkId, map: &MapView<'_>) {
         self.stats.cong_update_received += 1;
         let now = self.now;
@@ -162,27 +163,26 @@ impl Node {
         }
         // What was read elsewhere before this connection was made is older than all that comes on it.
         let raced = conn.map_elsewhere.is_some_and(|at| since <= at && now < at + MAP_RACE);
-        if raced && !conn.peer.is_bowline() && !conn.map.is_empty() && !conn.map_doubt {
+        if raced && !conn.map.is_empty() && !conn.map_doubt {
             conn.map_doubt = true;
             self.arm(now + MAP_DOUBT, Timer::MapDoubt(id));
         }
         self.congestion_changed(freed);
     }
 
-    /// Renews a connection that has nothing to do: a kernel sends its map on every new one
-    /// . No map that came before is newer than that.
+    /// Renews a connection that has nothing to do, that of the highest such path: its map comes with
+    /// every new one, [R-313]. No map that came before is newer than that.
     pub(super) fn map_doubtful(&mut self, id: ConnId) {
         let now = self.now;
         let Some(conn) = self.conns.get_mut(id.0) else { return };
         conn.map_doubt = false;
-        if conn.map.is_empty() || conn.peer.is_bowline() {
+        if conn.map.is_empty() {
             return;
         }
         let quiet_from = conn.map_from.map_or(now, |(_, at)| at + MAP_DOUBT);
         let idle = conn
             .paths
             .iter()
-            .skip(1)
             .rev()
             .find(|p| p.state == PathState::Up && p.queue.is_empty() && p.link.is_some());
         match idle.and_then(|p| p.link) {

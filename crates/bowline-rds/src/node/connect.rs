@@ -43,6 +43,7 @@ impl Node {
             home,
             smaller: local < remote,
             npaths: 0,
+            npaths_past: false,
             peer: Peer::Unknown,
             peer_generation: 0,
             past: Vec::new(),

@@ -169,7 +169,7 @@ impl Node {
     }
 
     /// Path count; raising it opens further paths, lowering it moves what is queued.
-    fn agree_on_paths(&mut self, conn_id: ConnId, announced: Option<u16>) {
+    pub(super) fn agree_on_paths(&mut self, conn_id: ConnId, announced: Option<u16>) {
         let ours = self.config.paths.clamp(1, PROBE_PATHS_MAX as u8);
         let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
         let before = conn.fan();
@@ -180,6 +180,7 @@ impl Node {
             None => 1,
         };
         conn.npaths = after.max(1);
+        conn.npaths_past = false;
         let fan = conn.fan();
         let smaller = conn.smaller;
         if fan != before {
@@ -272,17 +273,23 @@ impl Node {
         let stale: Vec<_> = self.links_of(conn_id).into_iter().filter(|l| *l != present).collect();
         // What came from one that acknowledges end to end comes again, unless it is gone.
         let by_tcp = self.conn(conn_id).is_some_and(|c| c.dedup.is_some());
-        for link in stale {
-            let later = self.link(link).is_some_and(|l| {
-                l.serial > serial || matches!(l.state, LinkState::Extra | LinkState::Connecting)
-            });
-            if !later && by_tcp {
-                self.cut_link(link);
-            } else if !later {
-                self.close_link(link, CloseHow::Reset);
+        for id in stale {
+            let Some(link) = self.link(id) else { continue };
+            let later = link.serial > serial
+                || matches!(link.state, LinkState::Extra | LinkState::Connecting)
+                || (link.generation == to && to != 0);
+            if later {
+                continue;
+            }
+            // One on which nobody has said yet who he is may be the present one's, too.
+            if by_tcp || link.generation == 0 {
+                self.cut_link(id);
+            } else {
+                self.close_link(id, CloseHow::Reset);
             }
         }
         let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
+        conn.npaths_past = true;
         let remote = to_socket_addr(conn.remote, 0, 0).ip();
         if let Some(dedup) = &mut conn.dedup {
             dedup.forget_counted();

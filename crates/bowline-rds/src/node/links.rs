@@ -428,6 +428,11 @@ impl Node {
             return;
         }
         path.rejected_since = None;
+        if index > 0 && conn.npaths_past {
+            // The present process never said that it has such a path.
+            self.agree_on_paths(conn_id, None);
+            return;
+        }
         let others: Vec<_> = conn.paths.iter().filter_map(|p| p.link).collect();
         for link in others {
             self.drain_link(link);
