@@ -134,17 +134,18 @@ impl Node {
         let Some(link) = self.links.get(id.0) else { return };
         let (conn_id, path) = (link.conn, link.path);
         let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
-        if conn.peer.is_bowline() {
+        let was_bowline = conn.peer.is_bowline();
+        if was_bowline {
             let before = std::mem::take(&mut conn.peer_generation);
             conn.peer_sport_idx = false;
             self.peer_restarted(conn_id, id, (before, 0));
-            // It may be from before multipath, and silent to pings; if it has more paths it will say so.
-            // A connection of another path is kept until then, with what has come on it.
-            if path.unwrap_or(0) == 0 {
-                self.agree_on_paths(conn_id, None);
-            }
         }
         self.peer_is_kernel(conn_id);
+        // It may be from before multipath, and silent to pings; if it has more paths it will say so.
+        // A connection of another path is kept until then, with what has come on it.
+        if was_bowline && path.unwrap_or(0) == 0 {
+            self.agree_on_paths(conn_id, None);
+        }
         if path.is_none() {
             self.place_extra(id);
         }
@@ -215,8 +216,14 @@ impl Node {
         let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
         let links: Vec<_> =
             conn.paths.iter().skip(usize::from(fan)).filter_map(|p| p.link).collect();
+        // It may have brought more than what was read so far.
+        let by_tcp = !conn.peer.is_bowline();
         for link in links {
-            self.detach(link, CloseHow::Fin);
+            if by_tcp {
+                self.retire_link(link);
+            } else {
+                self.detach(link, CloseHow::Fin);
+            }
         }
         let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
         let Some((first, others)) = conn.paths.split_first_mut() else { return };

@@ -32,6 +32,27 @@ const HELLO_TIME: Duration = Duration::from_secs(34);
 /// their first frame.
 const UNKNOWN_TIME: Duration = Duration::from_secs(34);
 
+/// What a link that ends had to do with the messages of its path.
+#[derive(Clone, Copy, Debug)]
+struct Sent {
+    /// Messages that begin before this place of its stream may have been begun.
+    started_below: u64,
+    /// The peer's acknowledgement of what a write in progress holds.
+    peer_ack: u64,
+    /// Generation the peer has told on it; 0: none.
+    generation: u32,
+}
+
+impl Sent {
+    fn on(link: &Link) -> Self {
+        Self {
+            started_below: link.tx.written + link.tx.in_flight,
+            peer_ack: link.tx.peer_ack,
+            generation: link.generation,
+        }
+    }
+}
+
 impl Node {
     /// Takes an accepted TCP connection. Its two addresses name the peer; there is no tos
     /// . `None`: close it with a reset.
@@ -335,6 +356,26 @@ impl Node {
         self.outputs.push_back(Output::Close { link: id, how: CloseHow::Cut });
     }
 
+    /// Cuts a link whose path gets another one, or none any more.
+    pub(super) fn retire_link(&mut self, id: LinkId) {
+        let Some(link) = self.links.get_mut(id.0) else { return };
+        let Some(index) = link.path.filter(|_| link.state != LinkState::Connecting) else {
+            self.detach(id, CloseHow::Reset);
+            return;
+        };
+        let (conn_id, sent) = (link.conn, Sent::on(link));
+        link.path = None;
+        link.state = LinkState::Draining;
+        let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
+        conn.extra.push_back(id);
+        if let Some(path) = conn.paths.get_mut(usize::from(index)) {
+            path.link = None;
+            path.state = PathState::Down;
+        }
+        self.reset_path(conn_id, index, sent);
+        self.outputs.push_back(Output::Close { link: id, how: CloseHow::Cut });
+    }
+
     /// Nothing more is sent on a link; what comes on it still counts.
     fn leave_service(&mut self, id: LinkId) {
         let Some(link) = self.links.get_mut(id.0) else { return };
@@ -389,7 +430,7 @@ impl Node {
         if was_up {
             let silent = link.role == Role::Dial && link.rx.bytes == 0;
             path.rejected_since = silent.then(|| path.rejected_since.unwrap_or(self.now));
-            self.reset_path(conn_id, index, &link);
+            self.reset_path(conn_id, index, Sent::on(&link));
         }
         Some((conn_id, index))
     }
@@ -440,15 +481,14 @@ impl Node {
     }
 
     /// Makes a path ready to begin again on another connection, [R-321].
-    fn reset_path(&mut self, conn_id: ConnId, index: u8, link: &Link) {
-        let started_below = link.tx.written + link.tx.in_flight;
+    fn reset_path(&mut self, conn_id: ConnId, index: u8, sent: Sent) {
         let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
         let Some(path) = conn.paths.get_mut(usize::from(index)) else { return };
         for msg in path.queue.iter_mut().take(path.planned) {
-            if msg.stream_start != UNPLANNED && msg.stream_start < started_below {
+            if msg.stream_start != UNPLANNED && msg.stream_start < sent.started_below {
                 msg.marks |= mark::RETRANS | mark::ACK_REQUIRED;
-                if link.generation != 0 {
-                    msg.generation = link.generation;
+                if sent.generation != 0 {
+                    msg.generation = sent.generation;
                 }
             }
             msg.stream_start = UNPLANNED;
@@ -461,9 +501,9 @@ impl Node {
         // Maps may have been lost with this connection.
         conn.map_due = true;
         let (local, remote) = (conn.local, conn.remote);
-        if link.tx.peer_ack > 0 {
+        if sent.peer_ack > 0 {
             // The peer had what a write in progress holds, which now cannot tell.
-            self.release_by_ack(conn_id, index, link.tx.peer_ack);
+            self.release_by_ack(conn_id, index, sent.peer_ack);
         }
         self.stats.conn_reset += 1;
         self.event(Event::PathDown {
