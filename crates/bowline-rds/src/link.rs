@@ -149,6 +149,9 @@ pub(crate) struct Link {
     pub(crate) remote: SocketAddr,
     /// The peer has shown that it serves this connection.
     pub(crate) confirmed: bool,
+    /// It counts as served when it has been looked at; and it has been.
+    pub(crate) confirm_checked: bool,
+    pub(crate) checked: bool,
     /// Is not read until what these older links have received is processed.
     pub(crate) waits_for: Vec<LinkId>,
     /// Messages wait until the peer has said who it is, or a moment has passed.
@@ -188,6 +191,8 @@ impl Link {
             local,
             remote,
             confirmed: false,
+            confirm_checked: false,
+            checked: false,
             waits_for: Vec::new(),
             shy: false,
             probed: false,

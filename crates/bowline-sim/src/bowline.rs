@@ -403,11 +403,12 @@ impl BowlineHost {
         self.read_soon(ctx, link);
     }
 
-    /// Reads what has arrived, as far as the node takes it.
+    /// Reads what has arrived, as far as the node takes it, and finds out whether the connection has
+    /// ended.
     fn read_all(&mut self, ctx: &mut Ctx, link: LinkId) {
-        while let Some(io) = self.links.get(&link)
-            && ctx.net.unread(io.end)
-        {
+        loop {
+            let Some(io) = self.links.get(&link) else { return };
+            let last = !ctx.net.unread(io.end);
             if !self.node.wants_read(link) {
                 self.node.process(now(ctx), None, usize::MAX);
                 if !self.node.wants_read(link) {
@@ -415,6 +416,9 @@ impl BowlineHost {
                 }
             }
             self.read(ctx, link);
+            if last {
+                return;
+            }
         }
     }
 

@@ -47,6 +47,8 @@ struct Flow {
     again_below: u32,
     /// Last message the target's present process received.
     last: Option<u32>,
+    /// Messages sent to an earlier process that the present one has received.
+    again: HashSet<u32>,
     /// An end's address was another process's for a while. Its peers forgot it then and forget
     /// that one when it returns, so what it repeats is new to them.
     moved: bool,
@@ -135,6 +137,7 @@ impl Oracle {
         for flow in self.flows.iter_mut().filter(|f| slots.contains(&f.target)) {
             flow.again_below = flow.next;
             flow.last = None;
+            flow.again.clear();
         }
         self.loosen_pongs();
     }
@@ -187,6 +190,7 @@ impl Oracle {
             loose,
             again_below: 0,
             last: None,
+            again: HashSet::new(),
             moved,
         });
         self.flows.len() - 1
@@ -373,9 +377,11 @@ impl Oracle {
         let name = name();
         let overtaken = self.overtaken.contains(&MessageId { flow: flow as u32, index });
         let flow = &mut self.flows[flow];
-        let in_order = flow.last.is_none_or(|last| index > last);
+        // Of a sender that goes by TCP's word some may be under way on other connections.
+        let in_order = by_tcp || flow.last.is_none_or(|last| index > last);
+        let again = index < flow.again_below && flow.again.insert(index);
         let found = flow.pending.binary_search_by_key(&index, |p| p.index);
-        if found.is_err() && index < flow.again_below && in_order {
+        if found.is_err() && again && in_order {
             flow.last = Some(index);
             return Ok(Verdict::Again);
         }

@@ -5,6 +5,20 @@
 //! although connections break; a receiver that does not keep up makes its senders wait instead of
 //! losing messages.
 //!
+//! # What is delivered when something dies
+//!
+//! While both sockets live, a message comes exactly once and in order, whatever becomes of the
+//! connections between nodes that both acknowledge end to end, which is the default. Otherwise:
+//!
+//! - A socket or process that ends takes with it what was sent to it and not received. If the
+//!   machine of a receiver goes off without a word, so does what was *begun* on a connection to it
+//!   before its sender noticed, even if the receiving socket was bound again before the send.
+//! - A restarted receiver may get a message that its earlier process had and did not acknowledge.
+//! - A peer that acknowledges by TCP alone (a kernel, or a node with `end_to_end` off) has let go of
+//!   what TCP acknowledged. A bowline node reads all of that, also when its own side ends the
+//!   connection. A kernel whose connections break may lose such messages, or take repeated ones for
+//!   new ones; that is its own limit.
+//!
 //! Calls block unless told otherwise, work from any number of threads at once, and report errors
 //! with the errno that Linux's own RDS sockets give ([`Error::errno`]).
 //!

@@ -36,6 +36,10 @@ const BATCH: usize = 256;
 /// Run a node until SIGINT or SIGTERM.
 ///
 /// It answers pings of other hosts at once; --echo and --sink give them sockets to talk to.
+///
+/// Messages between two nodes come once and in order while both sockets live. What was begun on a
+/// connection to a machine that went off without a word is lost with it, even if its socket is
+/// bound again by then.
 #[derive(Debug, Default, clap::Args)]
 pub(crate) struct Args {
     /// Read settings from a TOML file; options given here win

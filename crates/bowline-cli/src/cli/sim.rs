@@ -181,7 +181,7 @@ fn run_range(args: &Args) -> Outcome {
                     progress.show(format_args!("{} seeds in up to {seconds} s", count(done)));
                 }
                 None => {
-                    progress.show(format_args!("{} of {} seeds", count(done), count(args.seeds)))
+                    progress.show(format_args!("{} of {} seeds", count(done), count(args.seeds)));
                 }
             }
         }

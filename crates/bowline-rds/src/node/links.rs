@@ -187,10 +187,13 @@ impl Node {
     pub fn handle_checked(&mut self, now: Instant, checked: LinkId) {
         self.now = now;
         self.process_all(checked);
-        if let Some(link) = self.link(checked) {
-            let conn = link.conn;
-            self.stop_waiting_for(conn, checked);
+        let Some(link) = self.link_mut(checked) else { return };
+        let conn = link.conn;
+        if std::mem::take(&mut link.confirm_checked) {
+            link.checked = true;
+            self.settled(checked);
         }
+        self.stop_waiting_for(conn, checked);
     }
 
     /// Links that wait may have a path by now, that of another one that was lost.
@@ -302,6 +305,13 @@ impl Node {
     /// enough for that, or a peer that accepts, answers and resets would be dialled without pause
     ///
     pub(super) fn settled(&mut self, id: LinkId) {
+        let Some(link) = self.links.get_mut(id.0) else { return };
+        if !link.confirmed && !link.checked {
+            // It may have been reset long ago, and this process did not get to look.
+            link.confirm_checked = true;
+            self.outputs.push_back(Output::CheckAlive { link: id });
+            return;
+        }
         self.confirm(id);
         let Some(link) = self.links.get(id.0) else { return };
         if link.state == LinkState::Serving

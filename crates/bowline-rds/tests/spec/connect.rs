@@ -160,9 +160,37 @@ fn a_knock_makes_the_smaller_side_connect() {
     let link = lab.establish();
     assert_eq!(up(&lab), [0]);
     assert_eq!(lab.try_accept(B), None, "a knock while the path is up");
+    assert_eq!(lab.checks, [link], "the connection is looked at");
     lab.ms(1000);
-    assert!(lab.connects.is_empty(), "no dial-back");
-    assert_eq!(lab.checks, [link], "but the connection is looked at");
+    assert!(lab.connects.is_empty(), "but no dial-back");
+}
+
+/// A kernel accepts a connection, its TCP acknowledges a message, and it resets the connection. This process
+/// is stopped meanwhile; when it goes on, its timers tell that the connection has been open for long.
+// tests
+#[test]
+fn a_process_that_was_stopped_trusts_no_connection_before_it_has_looked() {
+    let mut lab = Lab::smaller();
+    lab.slow_checks = true;
+    let s = lab.bound("10.0.0.1:4000");
+    lab.send(s, FAR, b"x").expect("sent");
+    let link = lab.establish();
+    // What tells that the peer goes by TCP came on another connection of another path.
+    lab.node.handle_tcp_acked(lab.now, link, 0);
+    lab.ms(5000);
+    assert_eq!(lab.checks, [link], "it is to be looked at");
+    assert_eq!(lab.node.send_messages(s), Ok(1), "nothing is released before");
+    lab.fail(link, CloseReason::Reset);
+    lab.ms(2000);
+    let again = lab.establish();
+    assert!(lab.data_frames(again)[0].retransmitted(), "it goes out again");
+    // This one is looked at and found open.
+    lab.checks.clear();
+    lab.ms(250);
+    assert_eq!(lab.checks, [again]);
+    lab.node.handle_checked(lab.now, again);
+    lab.deliver(again, &[map_of(&[]), pong_with(1, npaths_ext(1))]);
+    assert_eq!(lab.node.send_messages(s), Ok(0));
 }
 
 // tests

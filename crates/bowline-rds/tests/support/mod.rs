@@ -155,6 +155,8 @@ pub(crate) struct Lab {
     pub(crate) room: usize,
     /// Whether TCP acknowledges at once.
     pub(crate) acks: bool,
+    /// Connections to be looked at wait for the test to say that they were.
+    pub(crate) slow_checks: bool,
     /// Connections to be cut wait for the test to close them; else there is nothing left to read.
     pub(crate) slow_cuts: bool,
     next_port: u16,
@@ -174,6 +176,7 @@ impl Lab {
             checks: Vec::new(),
             room: usize::MAX,
             acks: true,
+            slow_checks: false,
             slow_cuts: false,
             next_port: 40_000,
         }
@@ -235,7 +238,9 @@ impl Lab {
                 Output::Resume { link } => self.resumes.push(link),
                 Output::CheckAlive { link } => {
                     self.checks.push(link);
-                    self.node.handle_checked(self.now, link);
+                    if !self.slow_checks {
+                        self.node.handle_checked(self.now, link);
+                    }
                 }
                 Output::Event(event) => self.events.push(event),
                 other => panic!("unexpected output {other:?}"),
