@@ -24,7 +24,7 @@ mod losses;
 mod stream;
 mod tap;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod transfer;
 
 pub(crate) use self::faults::Cut;

@@ -145,7 +145,10 @@ impl Oracle {
     /// These sockets' address is another process's for a while.
     pub(crate) fn address_moved(&mut self, slots: &[usize]) {
         let hit = |f: &&mut Flow| slots.contains(&f.target) || slots.contains(&f.slot);
-        self.flows.iter_mut().filter(hit).for_each(|f| f.moved = true);
+        for flow in self.flows.iter_mut().filter(hit) {
+            flow.moved = true;
+            flow.loosen();
+        }
         slots.iter().for_each(|s| self.slots[*s].moved = true);
         self.loosen_pongs();
     }
@@ -177,8 +180,8 @@ impl Oracle {
             return last;
         }
         // Those of earlier incarnations are all excused.
-        let loose = !flows.is_empty() || self.slots[slot].disorder;
         let moved = self.slots[slot].moved || self.slots[target].moved;
+        let loose = !flows.is_empty() || self.slots[slot].disorder || moved;
         flows.push(self.flows.len());
         let pending = VecDeque::new();
         self.flows.push(Flow {

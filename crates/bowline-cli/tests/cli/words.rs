@@ -127,6 +127,46 @@ fn a_seed_of_the_simulator_is_the_same_run_again() {
 }
 
 #[test]
+fn a_plan_of_the_simulator_is_kept_and_runs_again() {
+    let folder = Folder::new();
+    let kept = folder.path().join("kept");
+    let dir = kept.to_str().expect("a plain path");
+    for (kind, file) in [("", "rds-9.json"), ("--roce", "roce-9.json"), ("--rtrs", "rtrs-9.json")] {
+        let words: Vec<&str> = ["sim", "--seed", "9", "--keep", dir, "--json", kind]
+            .into_iter()
+            .filter(|w| !w.is_empty())
+            .collect();
+        let drawn = run(&folder, &words);
+        drawn.complains(&["kept: ", file]);
+        let plan = kept.join(file);
+        let again =
+            run(&folder, &["sim", "--plan", plan.to_str().expect("a plain path"), "--json"]);
+        let hash = |out: &str| {
+            serde_json::from_str::<serde_json::Value>(out).expect("JSON")["hash"].clone()
+        };
+        assert_eq!(hash(&drawn.out), hash(&again.out), "{file}");
+    }
+    std::fs::write(kept.join("other.json"), "{}").expect("a file");
+    let other = kept.join("other.json");
+    run(&folder, &["sim", "--plan", other.to_str().expect("a plain path")])
+        .exits(2)
+        .complains(&["not a plan", "other.json"]);
+    run(&folder, &["sim", "--plan", "/nonexistent.json"])
+        .exits(2)
+        .complains(&["/nonexistent.json"]);
+    run(&folder, &["sim", "--plan", "x", "--seed", "1"]).exits(2).complains(&["--plan"]);
+}
+
+#[test]
+fn a_search_tells_what_it_came_to_and_ends_in_time() {
+    let folder = Folder::new();
+    let done = run(&folder, &["sim", "--seconds", "1", "--from", "77", "--coverage"]);
+    assert!(done.out.contains("seeds from 77 on"), "{}", done.out);
+    assert!(done.out.contains("tcp: retransmission timeout"), "{}", done.out);
+    assert!(done.out.contains("states, transitions and faults reached"), "{}", done.out);
+}
+
+#[test]
 fn names_of_the_original_tools_work() {
     let folder = Folder::new();
     let alias = folder.path().join("rds-info");

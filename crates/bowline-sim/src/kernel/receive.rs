@@ -196,33 +196,12 @@ mod tests {
 
     use super::*;
     use crate::kernel::Flavour;
-    use crate::net::{HostNet, Net, NetEvent, NetPlan};
-    use crate::queue::MS;
-    use crate::rng::Rng;
-    use crate::trace::{Trace, TraceMode};
+    use crate::net::NetEvent;
+    use crate::net::tests::two_hosts;
 
     /// A kernel, 10.0.0.2, that has accepted a connection from 10.0.0.1.
     fn connected() -> (Ctx, KernelHost) {
-        let host = |last, kernel| HostNet {
-            up: true,
-            boot: 0,
-            addrs: vec![IpAddr::from([10, 0, 0, last])],
-            listening: true,
-            kernel,
-            end_to_end: false,
-        };
-        let plan = NetPlan {
-            delay: (MS, MS),
-            segment_max: 1400,
-            segment_random: false,
-            send_buffer: (65_536, 65_536),
-            recv_buffer: (65_536, 65_536),
-            loss_permille: 0,
-            rst_overtakes: false,
-            cut_permille: 0,
-        };
-        let net = Net::new(vec![host(1, false), host(2, true)], plan);
-        let mut ctx = Ctx::new(Rng::new(1), net, Trace::new(TraceMode::Hash));
+        let mut ctx = two_hosts(true);
         let flavour =
             Flavour { multipath: true, later: true, ping_enable: true, slow_reader: false };
         let mut kernel = KernelHost::new(1, flavour, 9);

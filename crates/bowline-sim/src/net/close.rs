@@ -78,6 +78,10 @@ impl Ctx {
 
     /// An end breaks; what has arrived can still be read.
     pub(super) fn die(&mut self, id: EndId, reason: Reason) {
+        if reason == Reason::TimedOut {
+            // Its peer hears nothing of that; an idle one finds out by keepalive.
+            self.arm_keep(id.conn, id.other().side, KEEP_IDLE);
+        }
         let now = self.now;
         let (c, side) = id.index();
         let end = &mut self.net.conns[c].ends[side];

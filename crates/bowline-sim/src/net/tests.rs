@@ -10,14 +10,15 @@ use crate::queue::{MS, SEC};
 use crate::rng::Rng;
 use crate::trace::{Trace, TraceMode};
 
-/// Two hosts, 10.0.0.1 and 10.0.0.2, and a network without any trouble between them.
-fn two_hosts() -> Ctx {
-    let host = |last| HostNet {
+/// Two hosts, 10.0.0.1 and 10.0.0.2, of which the second may be a kernel, and a network without any
+/// trouble between them.
+pub(crate) fn two_hosts(kernel: bool) -> Ctx {
+    let host = |last, kernel| HostNet {
         up: true,
         boot: 0,
         addrs: vec![IpAddr::from([10, 0, 0, last])],
         listening: true,
-        kernel: false,
+        kernel,
         end_to_end: false,
     };
     let plan = NetPlan {
@@ -30,7 +31,7 @@ fn two_hosts() -> Ctx {
         rst_overtakes: false,
         cut_permille: 0,
     };
-    let net = Net::new(vec![host(1), host(2)], plan);
+    let net = Net::new(vec![host(1, false), host(2, kernel)], plan);
     Ctx::new(Rng::new(1), net, Trace::new(TraceMode::Hash))
 }
 
@@ -54,7 +55,7 @@ fn run(ctx: &mut Ctx) {
 /// has the connection when that breaks; the dialler is gone when the lost packet would be repeated.
 #[test]
 fn an_accepted_connection_never_ends_untold() {
-    let mut ctx = two_hosts();
+    let mut ctx = two_hosts(false);
     let (dialled, accepted) = connect(&mut ctx);
     let conn = dialled.conn;
     ctx.net_event(NetEvent::Syn { conn });
@@ -80,7 +81,7 @@ fn an_accepted_connection_never_ends_untold() {
 /// again and meets the next process: what the first one ended is not ended for that.
 #[test]
 fn a_connection_that_is_asked_for_again_begins_anew() {
-    let mut ctx = two_hosts();
+    let mut ctx = two_hosts(false);
     let (dialled, accepted) = connect(&mut ctx);
     let conn = dialled.conn;
     ctx.net_event(NetEvent::Syn { conn });
