@@ -86,6 +86,8 @@ pub(crate) enum Verdict {
     Ahead,
     /// Once more, on a connection that its peer was told of after a later one.
     Overtaken,
+    /// Behind later ones: the receiving kernel dropped it when it came first.
+    Late,
 }
 
 /// Every flow of a run.
@@ -97,6 +99,8 @@ pub(crate) struct Oracle {
     by_pair: HashMap<(usize, usize), Vec<usize>>,
     /// Messages of kernels on connections that were overtaken by later ones: their copies may have come.
     overtaken: HashSet<MessageId>,
+    /// What kernels have dropped on arrival: a sender that repeats it may get it through later.
+    dropped: HashSet<MessageId>,
 }
 
 impl Oracle {
@@ -282,6 +286,12 @@ impl Oracle {
         flow.loosen();
     }
 
+    /// A kernel dropped this message as old, which it was not.
+    pub(crate) fn dropped(&mut self, message: MessageId) {
+        self.excuse(message);
+        self.dropped.insert(message);
+    }
+
     /// The rules allow to be lost what was begun next on connection `lane` between two addresses, of
     /// which nothing more is known than, at most, its ports: the first message of each flow that was
     /// not begun there before.
@@ -378,7 +388,9 @@ impl Oracle {
             return Err(format!("{}: message {index} is not what was sent", name()));
         }
         let name = name();
-        let overtaken = self.overtaken.contains(&MessageId { flow: flow as u32, index });
+        let id = MessageId { flow: flow as u32, index };
+        let overtaken = self.overtaken.contains(&id);
+        let dropped = self.dropped.remove(&id);
         let flow = &mut self.flows[flow];
         // Of a sender that goes by TCP's word some may be under way on other connections.
         let in_order = by_tcp || flow.last.is_none_or(|last| index > last);
@@ -390,6 +402,9 @@ impl Oracle {
         }
         if found.is_err() && overtaken {
             return Ok(Verdict::Overtaken);
+        }
+        if found.is_err() && dropped {
+            return Ok(Verdict::Late);
         }
         if found.is_err() && index < flow.next && flow.moved {
             return Ok(Verdict::Moved);

@@ -240,6 +240,7 @@ const OTHERS: [(&str, &[&str]); 8] = [
             "after an address came back",
             "ahead of one on another connection",
             "again, on a kernel's overtaken connection",
+            "late, as a kernel dropped it at first",
         ],
     ),
     ("recovered within", &["1 s", "5 s", "15 s", "40 s"]),

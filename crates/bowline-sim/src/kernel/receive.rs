@@ -66,7 +66,7 @@ impl KernelHost {
         let known = id.is_some_and(|id| payload.len() >= TAG_LEN && self.seen.contains(&id));
         if old {
             if let (Some(id), false) = (id, known) {
-                ctx.oracle.excuse(id);
+                ctx.oracle.dropped(id);
                 ctx.stats.kernel_quirks += 1;
                 ctx.coverage.hit("kernel", "drops a message as old");
                 ctx.coverage.hit("excused", "dropped by a kernel");

@@ -77,6 +77,27 @@ fn an_accepted_connection_never_ends_untold() {
     assert!(ctx.now < begun + 40 * SEC, "by keepalive");
 }
 
+/// One end gives up what the other never heard of. That other end, which has nothing to send, must not
+/// hold the connection for open for ever.
+#[test]
+fn an_idle_end_learns_that_the_other_timed_out() {
+    let mut ctx = two_hosts(false);
+    let (dialled, accepted) = connect(&mut ctx);
+    let conn = dialled.conn;
+    ctx.net_event(NetEvent::Syn { conn });
+    ctx.net_event(NetEvent::SynAck { conn });
+    ctx.net_event(NetEvent::Established { conn });
+    assert!(ctx.net.accept(accepted));
+    ctx.die(accepted, Reason::TimedOut);
+    let begun = ctx.now;
+    ctx.notices.clear();
+    run(&mut ctx);
+    assert!(ctx.notices.contains(&(dialled, Notice::Readable)), "told");
+    let mut bytes = Vec::new();
+    assert_eq!(ctx.tcp_read(dialled, &mut bytes, 100), ReadOutcome::Failed(Reason::Reset));
+    assert!(ctx.now < begun + 6 * SEC, "by the first keepalive");
+}
+
 /// A process stops while a connection waits at its listener. The dialler, which has had no answer, asks
 /// again and meets the next process: what the first one ended is not ended for that.
 #[test]

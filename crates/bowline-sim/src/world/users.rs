@@ -235,6 +235,9 @@ impl World {
                 Ok(Verdict::Overtaken) => {
                     self.ctx.coverage.hit("receive", "again, on a kernel's overtaken connection");
                 }
+                Ok(Verdict::Late) => {
+                    self.ctx.coverage.hit("receive", "late, as a kernel dropped it at first");
+                }
                 Ok(Verdict::Ahead) => {
                     self.ctx.coverage.hit("receive", "ahead of one on another connection");
                 }
