@@ -26,6 +26,8 @@ use crate::todo::Scratch;
 const LOOK_NS: u64 = 1_000_000;
 /// After this time they are taken to be. A system that cannot tell does not hinder a cut.
 const ROUND_MAX_NS: u64 = 100_000_000;
+/// No receive queue holds more. Where the system refuses the filter, a peer may go on sending.
+const REST_MAX: usize = 64 << 20;
 
 /// A wait for all processors that serves every link made deaf before it.
 #[derive(Debug)]
@@ -144,7 +146,10 @@ impl Shared {
     pub(crate) fn begin_cuts(&self, sc: &mut Scratch) {
         while let Some(id) = sc.todo.cut.pop() {
             let mut st = self.lock();
-            let Some(slot) = st.slot(id) else { continue };
+            let Some(slot) = st.slot(id) else {
+                st.cuts.remove(id); // it would hold up those behind it
+                continue;
+            };
             let Some(link) = slot.link.clone() else {
                 slot.end = Some(CloseHow::Cut); // the thread that accepts it sees to it
                 continue;
@@ -209,7 +214,8 @@ impl Shared {
     /// Hands everything that is in a link's queue to the core, whether that wants it now or not: it
     /// is not there later.
     fn read_rest(&self, sc: &mut Scratch, link: &Arc<Link>) -> CloseReason {
-        loop {
+        let mut rest = 0;
+        while rest < REST_MAX {
             let mut rx = match sc.rx.take() {
                 Some(rx) => rx,
                 None => self.rx.lock().unwrap_or_else(PoisonError::into_inner).get(),
@@ -222,6 +228,7 @@ impl Shared {
                 }
                 Ok((n, _)) => {
                     self.stats.bytes_read.add(n as u64);
+                    rest += n;
                     let buf = self.rx.lock().unwrap_or_else(PoisonError::into_inner).freeze(rx);
                     let mut st = self.lock();
                     let now = st.at(self.clock.now());
@@ -238,6 +245,7 @@ impl Shared {
                 }
             }
         }
+        CloseReason::Reset
     }
 }
 

@@ -489,7 +489,8 @@ fn collect_close(st: &mut State, sc: &mut Scratch, id: LinkId, how: CloseHow) {
     match how {
         CloseHow::Drain => sc.todo.drain.push(id),
         CloseHow::Cut => {
-            if st.cuts.push(id) {
+            // What is read at the end of a link may have the core close it that is gone already.
+            if st.slot(id).is_some() && st.cuts.push(id) {
                 sc.todo.cut.push(id);
             }
         }

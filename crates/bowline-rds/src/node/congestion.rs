@@ -93,17 +93,19 @@ impl Node {
         }
     }
 
-    /// Tells whether the limits allow to take more from this peer; a kernel has none.
-    pub(super) fn may_receive(&self, conn: ConnId) -> bool {
-        self.recv_held < self.config.limits.recv_bytes_total
-            && self.conn(conn).is_none_or(|c| c.recv_held < self.config.limits.recv_bytes_per_peer)
+    /// Tells whether so many `times` the limits allow to take more from this peer; a kernel has none
+    ///
+    pub(super) fn may_receive(&self, conn: ConnId, times: usize) -> bool {
+        let of_all = self.config.limits.recv_bytes_total.saturating_mul(times);
+        let of_peer = self.config.limits.recv_bytes_per_peer.saturating_mul(times);
+        self.recv_held < of_all && self.conn(conn).is_none_or(|c| c.recv_held < of_peer)
     }
 
     fn resume_reading(&mut self) {
         let mut paused = std::mem::take(&mut self.paused);
         paused.retain(|id| {
             let Some(link) = self.links.get(id.0) else { return false };
-            if !self.may_receive(link.conn) {
+            if !self.may_receive(link.conn, 1) {
                 return true;
             }
             self.unpause(*id);

@@ -106,8 +106,10 @@ impl Node {
             }
             return Some(link);
         }
-        if conn.extra.len() >= self.config.limits.links_extra_per_peer
-            && !self.drop_oldest_extra(id)
+        let limit = self.config.limits.links_extra_per_peer;
+        // Those that are being cut stay for a while; a flood must not pile them up.
+        if conn.extra.len() >= limit
+            && (conn.extra.len() >= 2 * limit || !self.drop_oldest_extra(id))
         {
             return self.refuse(remote, "connections of one peer");
         }

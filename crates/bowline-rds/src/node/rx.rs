@@ -80,7 +80,8 @@ impl Node {
         false
     }
 
-    /// Parses everything a link has left.
+    /// Parses everything a link has left. A peer that goes on connecting must not get round its limit
+    /// by that: at twice of it, the rest waits, and is lost if the connection is closed.
     pub(super) fn process_all(&mut self, id: LinkId) {
         let mut budget = usize::MAX;
         self.process_link(id, None, &mut budget, true);
@@ -140,13 +141,14 @@ impl Node {
             let Some(buf) = link.rx.backlog.pop_front() else { return Stop::Drained };
             let mut at = std::mem::take(&mut link.rx.offset);
             let full_before = link.rx.backlog.len() + 1 >= BACKLOG_MAX;
-            if !regardless && !self.may_receive(conn) {
+            if !self.may_receive(conn, if regardless { 2 } else { 1 }) {
                 let Some(link) = self.links.get_mut(id.0) else { return Stop::Drained };
                 link.rx.offset = at;
                 link.rx.backlog.push_front(buf);
-                link.rx.paused = true;
-                self.paused.push(id);
-                self.stats.read_pauses += 1;
+                if !std::mem::replace(&mut link.rx.paused, true) {
+                    self.paused.push(id);
+                    self.stats.read_pauses += 1;
+                }
                 return Stop::Drained;
             }
             while at < buf.bytes().len() {
