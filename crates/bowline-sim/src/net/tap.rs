@@ -28,6 +28,8 @@ pub(crate) struct Tap {
     /// Where the stream was when [`take_stub`](Self::take_stub) last told of one.
     stub_at: Option<u64>,
     receiver_died: bool,
+    /// Excused for that. A dead machine's connection may be taken for its successor's and be read.
+    gone: Vec<MessageId>,
 }
 
 /// A message that was begun, but of which less was written than tells which one it is.
@@ -123,6 +125,7 @@ impl Tap {
             oracle.begun(message, lane);
             if self.receiver_died {
                 oracle.excuse(message);
+                self.gone.push(message);
             } else {
                 self.frames.push_back((end, message));
             }
@@ -153,7 +156,7 @@ impl Tap {
 
     /// The messages that were written and not read.
     pub(crate) fn messages(&self) -> impl Iterator<Item = MessageId> {
-        self.frames.iter().map(|f| f.1)
+        self.frames.iter().map(|f| f.1).chain(self.gone.iter().copied())
     }
 
     /// The messages whose last byte lies after `from` and not after `to`.
@@ -166,8 +169,8 @@ impl Tap {
     /// written from now on is excused as it comes.
     pub(crate) fn receiver_died(&mut self) -> Vec<MessageId> {
         self.receiver_died = true;
-        let unread = self.frames.drain(..).map(|f| f.1);
-        unread.chain(self.attempted.drain(..)).collect()
+        self.gone.extend(self.frames.drain(..).map(|f| f.1));
+        self.gone.iter().copied().chain(self.attempted.drain(..)).collect()
     }
 
     /// The message in whose header a stream to a process that is gone has ended: its sender counts it
