@@ -21,6 +21,9 @@ const MAP_DOUBT: Duration = Duration::from_millis(250);
 /// What a waiting message counts besides its payload, towards the limits.
 pub(super) const MESSAGE_OVERHEAD: usize = 128;
 
+/// So much of what ended connections left is taken beyond any limit, in bytes.
+const REST_MIN: usize = 1 << 20;
+
 impl Node {
     /// Queues a complete message on a socket; `seen` is when its first byte and its last came.
     #[inline]
@@ -93,19 +96,27 @@ impl Node {
         }
     }
 
-    /// Tells whether so many `times` the limits allow to take more from this peer; a kernel has none
-    ///
-    pub(super) fn may_receive(&self, conn: ConnId, times: usize) -> bool {
-        let of_all = self.config.limits.recv_bytes_total.saturating_mul(times);
-        let of_peer = self.config.limits.recv_bytes_per_peer.saturating_mul(times);
-        self.recv_held < of_all && self.conn(conn).is_none_or(|c| c.recv_held < of_peer)
+    /// Tells whether the limits allow to take more from this peer; a kernel has none.
+    pub(super) fn may_receive(&self, conn: ConnId) -> bool {
+        self.holds_below(conn, |limit| limit)
+    }
+
+    /// Tells whether they allow to take what an ended connection left unread, which cannot wait.
+    pub(super) fn may_take_rest(&self, conn: ConnId) -> bool {
+        self.holds_below(conn, |limit| limit.saturating_add(limit.max(REST_MIN)))
+    }
+
+    fn holds_below(&self, conn: ConnId, bound: impl Fn(usize) -> usize) -> bool {
+        let limits = &self.config.limits;
+        self.recv_held < bound(limits.recv_bytes_total)
+            && self.conn(conn).is_none_or(|c| c.recv_held < bound(limits.recv_bytes_per_peer))
     }
 
     fn resume_reading(&mut self) {
         let mut paused = std::mem::take(&mut self.paused);
         paused.retain(|id| {
             let Some(link) = self.links.get(id.0) else { return false };
-            if !self.may_receive(link.conn, 1) {
+            if !self.may_receive(link.conn) {
                 return true;
             }
             self.unpause(*id);

@@ -81,7 +81,7 @@ impl Node {
     }
 
     /// Parses everything a link has left. A peer that goes on connecting must not get round its limit
-    /// by that: at twice of it, the rest waits, and is lost if the connection is closed.
+    /// by that: far beyond it, the rest waits, and is lost if the connection is closed.
     pub(super) fn process_all(&mut self, id: LinkId) {
         let mut budget = usize::MAX;
         self.process_link(id, None, &mut budget, true);
@@ -141,7 +141,8 @@ impl Node {
             let Some(buf) = link.rx.backlog.pop_front() else { return Stop::Drained };
             let mut at = std::mem::take(&mut link.rx.offset);
             let full_before = link.rx.backlog.len() + 1 >= BACKLOG_MAX;
-            if !self.may_receive(conn, if regardless { 2 } else { 1 }) {
+            let may = if regardless { self.may_take_rest(conn) } else { self.may_receive(conn) };
+            if !may {
                 let Some(link) = self.links.get_mut(id.0) else { return Stop::Drained };
                 link.rx.offset = at;
                 link.rx.backlog.push_front(buf);
