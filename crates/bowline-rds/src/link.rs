@@ -141,6 +141,8 @@ pub(crate) struct Link {
     pub(crate) hello: Hello,
     /// Grows with every link of the peer.
     pub(crate) serial: u64,
+    /// How often the peer has asked to be connected to while this link was path 0.
+    pub(crate) knocks: u32,
     /// When its TCP connection was established, as far as this node knows.
     pub(crate) since: Instant,
     /// Generation the peer has told on this link; 0: none yet.
@@ -186,6 +188,7 @@ impl Link {
             state,
             hello: Hello::default(),
             serial: 0,
+            knocks: 0,
             since: Instant::default(),
             generation: 0,
             local,

@@ -53,6 +53,10 @@ impl Sent {
     }
 }
 
+/// After so many requests to be connected, and this time, a connection is not what the peer waits for.
+const KNOCKS_MAX: u32 = 8;
+const KNOCKS_TIME: Duration = Duration::from_secs(2);
+
 impl Node {
     /// Takes an accepted TCP connection. Its two addresses name the peer; there is no tos
     /// . `None`: close it with a reset.
@@ -170,7 +174,19 @@ impl Node {
         let Some(path) = self.conns.get(id.0).and_then(|c| c.paths.first()) else { return };
         match (path.state, path.link) {
             (PathState::Down, _) => self.schedule_reconnect(id, 0),
-            (PathState::Up, Some(link)) => self.outputs.push_back(Output::CheckAlive { link }),
+            (PathState::Up, Some(link)) => {
+                let made = self.link_mut(link).map(|l| {
+                    l.knocks += 1;
+                    (l.knocks, l.since)
+                });
+                // A kernel that had taken the connection for its path 0 would not go on.
+                if made.is_some_and(|(n, since)| n >= KNOCKS_MAX && self.now >= since + KNOCKS_TIME)
+                {
+                    self.cut_link(link);
+                } else {
+                    self.outputs.push_back(Output::CheckAlive { link });
+                }
+            }
             _ => {}
         }
     }
