@@ -22,7 +22,7 @@ const MAP_DOUBT: Duration = Duration::from_millis(250);
 pub(super) const MESSAGE_OVERHEAD: usize = 128;
 
 /// So much of what ended connections left is taken beyond any limit, in bytes.
-const REST_MIN: usize = 1 << 20;
+const REST_MIN: usize = 512 << 10;
 
 impl Node {
     /// Queues a complete message on a socket; `seen` is when its first byte and its last came.
