@@ -32,6 +32,10 @@ const HELLO_TIME: Duration = Duration::from_secs(34);
 /// their first frame.
 const UNKNOWN_TIME: Duration = Duration::from_secs(34);
 
+/// After so many requests to be connected, and this time, a connection is not what the peer waits for.
+const KNOCKS_MAX: u32 = 8;
+const KNOCKS_TIME: Duration = Duration::from_secs(2);
+
 /// What a link that ends had to do with the messages of its path.
 #[derive(Clone, Copy, Debug)]
 struct Sent {
@@ -52,10 +56,6 @@ impl Sent {
         }
     }
 }
-
-/// After so many requests to be connected, and this time, a connection is not what the peer waits for.
-const KNOCKS_MAX: u32 = 8;
-const KNOCKS_TIME: Duration = Duration::from_secs(2);
 
 impl Node {
     /// Takes an accepted TCP connection. Its two addresses name the peer; there is no tos

@@ -2,9 +2,7 @@
 
 use std::time::Duration;
 
-use bowline_rds::{
-    CloseHow, CloseReason, Config, Error, Event, Interest, LinkId, PathState, Sysctl,
-};
+use bowline_rds::{CloseHow, CloseReason, Config, Error, Event, LinkId, PathState, Sysctl};
 use bowline_wire::rds::{Handshake, Header};
 
 use crate::support::*;
@@ -15,7 +13,7 @@ fn npaths(lab: &Lab) -> u8 {
     lab.node.info().connections[0].npaths
 }
 
-fn up(lab: &Lab) -> Vec<u8> {
+pub(crate) fn up(lab: &Lab) -> Vec<u8> {
     let paths = lab.node.info().paths;
     paths.iter().filter(|p| p.state == PathState::Up).map(|p| p.index).collect()
 }
@@ -150,21 +148,6 @@ fn connections_from_an_own_address_are_refused() {
     lab.settle();
 }
 
-// tests, T-18 and T-27
-#[test]
-fn a_knock_makes_the_smaller_side_connect() {
-    let mut lab = Lab::smaller();
-    assert_eq!(lab.try_accept(B), None);
-    assert_eq!(lab.counter("bl_knocks_received"), 1);
-    lab.ms(0);
-    let link = lab.establish();
-    assert_eq!(up(&lab), [0]);
-    assert_eq!(lab.try_accept(B), None, "a knock while the path is up");
-    assert_eq!(lab.checks, [link], "the connection is looked at");
-    lab.ms(1000);
-    assert!(lab.connects.is_empty(), "but no dial-back");
-}
-
 /// A kernel accepts a connection, its TCP acknowledges a message, and it resets the connection. This process
 /// is stopped meanwhile; when it goes on, its timers tell that the connection has been open for long.
 // tests
@@ -191,46 +174,6 @@ fn a_process_that_was_stopped_trusts_no_connection_before_it_has_looked() {
     lab.node.handle_checked(lab.now, again);
     lab.deliver(again, &[map_of(&[]), pong_with(1, npaths_ext(1))]);
     assert_eq!(lab.node.send_messages(s), Ok(0));
-}
-
-// tests
-#[test]
-fn the_larger_side_only_knocks() {
-    let mut lab = Lab::larger();
-    let s = lab.bound("10.0.0.2:4000");
-    lab.send(s, "10.0.0.1:5000", b"x").expect("sent");
-    assert_eq!(lab.connects.len(), 1);
-    lab.send(s, "10.0.0.1:5000", b"y").expect("sent");
-    assert_eq!(lab.connects.len(), 1, "one knock at a time");
-    let knock = lab.establish();
-    assert_eq!(lab.closes, [(knock, CloseHow::Fin)]);
-    assert!(lab.frames(knock).is_empty(), "nothing is sent on it");
-    let link = lab.accept(A);
-    lab.deliver(link, &[map_of(&[]), pong_with(1, npaths_ext(1))]);
-    let payloads: Vec<_> = lab.data_frames(link).into_iter().map(|f| f.payload).collect();
-    assert_eq!(payloads, [b"x", b"y"]);
-    lab.connects.clear();
-    lab.advance(Duration::from_secs(10));
-    assert!(lab.connects.is_empty(), "no knock without need");
-}
-
-// tests: a knock that failed is repeated while there is something to send
-#[test]
-fn a_failed_knock_is_repeated_while_something_waits() {
-    let mut lab = Lab::larger();
-    let s = lab.bound("10.0.0.2:4000");
-    lab.send(s, "10.0.0.1:5000", b"x").expect("sent");
-    for _ in 0..5 {
-        let (knock, ..) = lab.connects[0];
-        lab.fail(knock, CloseReason::Refused);
-        lab.ms(1001);
-        assert_eq!(lab.connects.len(), 1);
-    }
-    lab.node.close(lab.now, s);
-    let (knock, ..) = lab.connects[0];
-    lab.fail(knock, CloseReason::Refused);
-    lab.ms(5000);
-    assert!(lab.connects.is_empty(), "the node's own probe is not worth a knock");
 }
 
 /// Delays between attempts that all fail, in ms.
@@ -732,56 +675,6 @@ fn dropped_links_are_read_oldest_first() {
     let order: Vec<_> = lab.closes.iter().map(|c| c.0).collect();
     assert_eq!(order[0], oldest);
     assert_eq!(order[1..], newer);
-}
-
-/// The first message to a peer is longer than a kernel takes, so the sender has to learn first what the
-/// peer is. The peer is not there when this node, the larger one, knocks.
-// tests [R-331] [R-339] [R-2030]
-#[test]
-fn a_sender_of_a_long_first_message_is_not_forgotten_when_the_knock_fails() {
-    let mut lab = Lab::new(Config { max_message: 4 << 20, ..config(B) });
-    let s = lab.bound("10.0.0.2:4000");
-    lab.node.set_send_buffer(s, 4 << 20).expect("a buffer");
-    let long = vec![1; 2 << 20];
-    assert_eq!(lab.send(s, "10.0.0.1:9", &long), Err(Error::HandshakePending));
-    lab.node.register(s, Interest::WRITE).expect("registered");
-    let mut knocks = 0;
-    for _ in 0..200 {
-        lab.ms(500);
-        while let Some((link, ..)) = lab.connects.first().copied() {
-            knocks += 1;
-            lab.fail(link, CloseReason::Refused);
-        }
-    }
-    assert!((90..=200).contains(&knocks), "{knocks} knocks in 100 s of a waiting sender");
-    let link = lab.accept(A);
-    lab.deliver(link, &[map_of(&[]), ping_with(0, bowline_ext(0x77, 0, 4 << 20))]);
-    assert!(lab.wakes.iter().any(|w| w.0 == s && w.1.contains(Interest::WRITE)), "woken");
-    lab.send(s, "10.0.0.1:9", &long).expect("sent");
-}
-
-/// A program that does not wait but tries again and again does not make the node knock as often.
-// tests
-#[test]
-fn trying_a_long_message_again_and_again_does_not_knock_as_often() {
-    let mut lab = Lab::new(Config { max_message: 4 << 20, ..config(B) });
-    let s = lab.bound("10.0.0.2:4000");
-    lab.node.set_send_buffer(s, 4 << 20).expect("a buffer");
-    let long = vec![1; 2 << 20];
-    let mut knocks = 0;
-    for _ in 0..20_000 {
-        assert_eq!(lab.send(s, "10.0.0.1:9", &long), Err(Error::HandshakePending));
-        while let Some((link, ..)) = lab.connects.first().copied() {
-            knocks += 1;
-            lab.fail(link, CloseReason::Refused);
-        }
-        lab.ms(1);
-    }
-    assert!((15..=80).contains(&knocks), "{knocks} knocks in 20 s");
-    lab.ms(100_000);
-    lab.connects.clear();
-    lab.ms(100_000);
-    assert!(lab.connects.is_empty(), "nobody has asked for long");
 }
 
 // tests the end of a node

@@ -6,6 +6,7 @@ mod bowline;
 mod congestion;
 mod connect;
 mod info;
+mod knock;
 mod progress;
 mod receive;
 mod send;

@@ -51,6 +51,15 @@ fn run(ctx: &mut Ctx) {
     }
 }
 
+/// The three packets that make a connection arrive, and the listener's process takes it.
+fn shake_hands(ctx: &mut Ctx, accepted: EndId) {
+    let conn = accepted.conn;
+    ctx.net_event(NetEvent::Syn { conn });
+    ctx.net_event(NetEvent::SynAck { conn });
+    ctx.net_event(NetEvent::Established { conn });
+    assert!(ctx.net.accept(accepted));
+}
+
 /// The last packet of a handshake is lost. A segment behind it completes the handshake, so the process
 /// has the connection when that breaks; the dialler is gone when the lost packet would be repeated.
 #[test]
@@ -83,11 +92,7 @@ fn an_accepted_connection_never_ends_untold() {
 fn an_idle_end_learns_that_the_other_timed_out() {
     let mut ctx = two_hosts(false);
     let (dialled, accepted) = connect(&mut ctx);
-    let conn = dialled.conn;
-    ctx.net_event(NetEvent::Syn { conn });
-    ctx.net_event(NetEvent::SynAck { conn });
-    ctx.net_event(NetEvent::Established { conn });
-    assert!(ctx.net.accept(accepted));
+    shake_hands(&mut ctx, accepted);
     ctx.die(accepted, Reason::TimedOut);
     let begun = ctx.now;
     ctx.notices.clear();
@@ -108,10 +113,7 @@ fn a_connection_that_is_asked_for_again_begins_anew() {
     ctx.net_event(NetEvent::Syn { conn });
     ctx.tcp_host_down(1, false);
     ctx.net.hosts[1].listening = true;
-    ctx.net_event(NetEvent::Syn { conn });
-    ctx.net_event(NetEvent::SynAck { conn });
-    ctx.net_event(NetEvent::Established { conn });
-    assert!(ctx.net.accept(accepted));
+    shake_hands(&mut ctx, accepted);
     assert_eq!(ctx.tcp_write(accepted, b"hello"), Ok(5));
     ctx.net_event(NetEvent::Segment { conn, side: 1, start: 0, end: 5, fin: false });
     let mut bytes = Vec::new();
