@@ -57,7 +57,7 @@ pub(crate) struct Conn {
     pub(crate) smaller: bool,
     /// Agreed number of paths; 0: not known.
     pub(crate) npaths: u8,
-    /// It was agreed on with an earlier process of the peer.
+    /// It was agreed on with an earlier process of the peer, or may have been.
     pub(crate) npaths_past: bool,
     pub(crate) peer: Peer,
     /// Generation of the peer; 0: not known.
@@ -143,6 +143,11 @@ impl Conn {
     pub(crate) fn has_messages(&self) -> bool {
         let live = |m: &TxMsg| m.socket.is_some() && !m.has(mark::CANCELLED);
         self.paths.iter().any(|p| p.queue.iter().any(live))
+    }
+
+    /// Tells whether no path but the first has a connection, or is about to have one.
+    pub(crate) fn serves_path_0_alone(&self) -> bool {
+        self.paths.iter().skip(1).all(|p| p.link.is_none())
     }
 
     /// Number of paths to choose among when sending.

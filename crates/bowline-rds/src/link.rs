@@ -136,6 +136,9 @@ pub(crate) struct Rx {
 pub(crate) struct Link {
     pub(crate) conn: ConnId,
     pub(crate) path: Option<u8>,
+    /// The path whose numbers the peer uses here: another one than `path` until it has read which one
+    /// was dialled [R-2004].
+    pub(crate) numbers: Option<u8>,
     pub(crate) role: Role,
     pub(crate) state: LinkState,
     pub(crate) hello: Hello,
@@ -145,6 +148,8 @@ pub(crate) struct Link {
     pub(crate) knocks: u32,
     /// When its TCP connection was established, as far as this node knows.
     pub(crate) since: Instant,
+    /// It serves path 0, and no connection of another path has been made since.
+    pub(crate) alone: bool,
     /// Generation the peer has told on this link; 0: none yet.
     pub(crate) generation: u32,
     pub(crate) local: SocketAddr,
@@ -168,6 +173,12 @@ pub(crate) struct Link {
 }
 
 impl Link {
+    /// The path that what comes on this link belongs to.
+    #[inline]
+    pub(crate) fn incoming_path(&self) -> Option<u8> {
+        self.numbers.or(self.path)
+    }
+
     /// Bytes held of a message that is not complete.
     pub(crate) fn partial_bytes(&self) -> usize {
         self.rx.partial.as_ref().map_or(0, |p| p.rope.len())
@@ -184,12 +195,14 @@ impl Link {
         Self {
             conn,
             path,
+            numbers: None,
             role,
             state,
             hello: Hello::default(),
             serial: 0,
             knocks: 0,
             since: Instant::default(),
+            alone: false,
             generation: 0,
             local,
             remote,

@@ -8,7 +8,7 @@ use crate::api::{CloseHow, Event};
 use crate::config::Config;
 use crate::conn::Peer;
 use crate::ids::{ConnId, LinkId};
-use crate::link::{LinkState, Role};
+use crate::link::LinkState;
 use crate::path::{Path, UNPLANNED, mark};
 use crate::socket::to_socket_addr;
 
@@ -54,24 +54,26 @@ impl Node {
         self.queue_control(conn_id, 0, PROBE_PORT, 0, ext, 0);
     }
 
-    /// What a probe says that makes its sender a bowline node. On a connection this node dialled
-    /// the path must be right: the peer may still number it as it would number a kernel's.
-    pub(super) fn bowline_part(&self, id: LinkId, hs: &Handshake) -> Option<BowlineExt> {
-        let link = self.link(id)?;
-        let right = |b: &BowlineExt| link.role != Role::Dial || link.path == Some(b.path);
-        hs.bowline.filter(|b| self.config.end_to_end && b.version >= 1 && right(b))
+    /// What a probe says that makes its sender a bowline node.
+    pub(super) fn bowline_part(&self, hs: &Handshake) -> Option<BowlineExt> {
+        hs.bowline.filter(|b| self.config.end_to_end && b.version >= 1)
     }
 
     /// Evaluates a probe ping or pong. Returns `false` when the link is gone.
     pub(super) fn handshake(&mut self, id: LinkId, header: &Header) -> bool {
         let hs = Handshake::parse(&header.ext);
-        let bowline = self.bowline_part(id, &hs);
+        let bowline = self.bowline_part(&hs);
         let Some(link) = self.links.get_mut(id.0) else { return false };
         let (conn_id, serial) = (link.conn, link.serial);
         link.shy = false;
         let generation = hs.generation.unwrap_or(0);
         if generation != 0 {
-            link.generation = generation;
+            let before = std::mem::replace(&mut link.generation, generation);
+            if before != 0 && before != generation {
+                // A process has one, and each change costs a look at all that is remembered.
+                self.misbehaved(id, "generation changed within a connection");
+                return false;
+            }
         }
         let Some(conn) = self.conns.get(conn_id.0) else { return false };
         let differs =
@@ -82,7 +84,7 @@ impl Node {
             return false;
         }
         if let Some(b) = bowline
-            && !self.attach_named(id, b.path)
+            && !self.path_named(id, b.path)
         {
             return false;
         }
@@ -302,11 +304,23 @@ impl Node {
             dedup.forget_counted();
         }
         let freed = conn.map.take();
-        let mut dropped = Vec::new();
         conn.change_generation(from, to);
+        self.drop_begun(conn_id, from);
+        if freed != 0 {
+            self.congestion_changed(freed);
+        }
+        self.check_gate(conn_id);
+        self.event(Event::PeerRestarted { remote });
+    }
+
+    /// Drops the messages that were begun on a connection to the process of this generation, which is
+    /// gone.
+    pub(super) fn drop_begun(&mut self, conn_id: ConnId, generation: u32) {
+        let Some(conn) = self.conns.get_mut(conn_id.0).filter(|_| generation != 0) else { return };
+        let mut dropped = Vec::new();
         for path in &mut conn.paths {
             for msg in &mut path.queue {
-                let begun = msg.has(mark::RETRANS) && msg.generation == from && from != 0;
+                let begun = msg.has(mark::RETRANS) && msg.generation == generation;
                 if begun && !msg.has(mark::CANCELLED) {
                     msg.marks |= mark::CANCELLED;
                     path.queued_bytes -= u64::from(msg.len);
@@ -319,10 +333,5 @@ impl Node {
         for msg in dropped {
             self.release_message(&msg);
         }
-        if freed != 0 {
-            self.congestion_changed(freed);
-        }
-        self.check_gate(conn_id);
-        self.event(Event::PeerRestarted { remote });
     }
 }

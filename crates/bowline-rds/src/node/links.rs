@@ -32,6 +32,9 @@ const HELLO_TIME: Duration = Duration::from_secs(34);
 /// their first frame.
 const UNKNOWN_TIME: Duration = Duration::from_secs(34);
 
+/// A kernel that has not said in this time how many paths it has, and serves the first alone, has no others.
+const COUNT_TIME: Duration = UNKNOWN_TIME;
+
 /// After so many requests to be connected, and this time, a connection is not what the peer waits for.
 const KNOCKS_MAX: u32 = 8;
 const KNOCKS_TIME: Duration = Duration::from_secs(2);
@@ -280,6 +283,15 @@ impl Node {
             path.delay = 0;
         }
         conn.map_due = true;
+        if index == 0 && conn.peer == Peer::Kernel && conn.npaths > 1 && conn.serves_path_0_alone()
+        {
+            // Another machine may have the peer's address by now. Its answer to our probe will tell.
+            conn.npaths_past = true;
+            link.alone = true;
+            self.timers.insert((self.now + COUNT_TIME, Timer::Count(id)));
+        } else if let Some(first) = conn.paths.first().and_then(|p| self.links.get_mut(p.link?.0)) {
+            first.alone = false;
+        }
         let unknown = conn.peer == Peer::Unknown && !conn.unknown_timer;
         conn.unknown_timer |= unknown;
         let probe = index == 0 && !conn.peer.is_bowline();
@@ -529,6 +541,10 @@ impl Node {
         // Maps may have been lost with this connection.
         conn.map_due = true;
         let (local, remote) = (conn.local, conn.remote);
+        if conn.peer_generation != 0 && conn.peer_generation != sent.generation {
+            // It was cut when the process at its other end turned out to be replaced.
+            self.drop_begun(conn_id, sent.generation);
+        }
         if sent.peer_ack > 0 {
             // The peer had what a write in progress holds, which now cannot tell.
             self.release_by_ack(conn_id, index, sent.peer_ack);
@@ -558,6 +574,17 @@ impl Node {
                 conn.unknown_timer = true;
             }
             self.arm(self.now + UNKNOWN_TIME, Timer::Unknown(id));
+        }
+    }
+
+    /// A kernel has not said again how many paths it has since its path 0 was connected, nor has it
+    /// connected another one: it may not answer probes, and have taken the place of one with more
+    /// paths. What waits on those would wait for ever.
+    pub(super) fn count_overdue(&mut self, id: LinkId) {
+        let Some(link) = self.link(id).filter(|l| l.alone && l.path == Some(0)) else { return };
+        let conn_id = link.conn;
+        if self.conn(conn_id).is_some_and(|c| c.npaths_past && c.peer == Peer::Kernel) {
+            self.agree_on_paths(conn_id, None);
         }
     }
 
@@ -622,17 +649,26 @@ impl Node {
         self.close_link(id, CloseHow::Reset);
     }
 
-    /// Moves a link to the path its bowline peer names; an older link of that path is stale
-    /// [R-2011].
-    pub(super) fn attach_named(&mut self, id: LinkId, index: u8) -> bool {
-        let Some(link) = self.links.get(id.0) else { return false };
+    /// A bowline peer has named the path of a link. One that was accepted moves to that path, whose
+    /// older link is stale [R-2011]. Of one this node dialled the peer has not read yet which path it
+    /// is, and uses the numbers of the path it takes it for [R-2004].
+    pub(super) fn path_named(&mut self, id: LinkId, index: u8) -> bool {
+        let Some(link) = self.links.get_mut(id.0) else { return false };
         if link.path == Some(index) {
+            link.numbers = None;
             return true;
         }
         if link.state == LinkState::Draining {
             return false; // its end is decided
         }
-        if link.role != Role::Accepted || index >= 8 {
+        if link.role == Role::Dial && index < 8 {
+            link.numbers = Some(index);
+            if let Some(conn) = self.conns.get_mut(link.conn.0) {
+                conn.make_path(index);
+            }
+            return true;
+        }
+        if index >= 8 {
             self.misbehaved(id, "path of a connection");
             return false;
         }

@@ -21,8 +21,13 @@ use crate::time::Instant;
 
 /// Bytes handed over but not parsed at which reading pauses.
 const BACKLOG_MAX: usize = 4;
-/// Messages of a peer that has been quiet for so long do not come again.
+/// Messages of a peer that has been quiet for so long do not come again,
 const QUIET_TIME: Duration = Duration::from_secs(60);
+/// unless it has a connection younger than this, on which TCP may still try: Linux gives up after 15
+/// minutes and, where round trips are long, 30 (`tcp_retries2`),
+const REPEAT_TIME: Duration = Duration::from_secs(30 * 60);
+/// or has lost one and is away: it repeats what it may when it comes back. It is waited for this long.
+const AWAY_TIME: Duration = Duration::from_secs(24 * 60 * 60);
 /// An unfinished message of less is not worth a connection.
 const PARTIAL_SMALL: usize = 16 << 10;
 /// An acknowledgement nobody asked for waits so long for something to go with.
@@ -283,13 +288,13 @@ impl Node {
         link.rx.messages += 1;
         if !link.hello.spoken && !header.is_map() {
             link.hello.spoken = true;
-            if !self.is_greeting(id, header) {
+            if !self.is_greeting(header) {
                 self.not_greeted(id);
             }
         }
         let link = self.links.get_mut(id.0)?;
         let conn_id = link.conn;
-        let path = link.path;
+        let path = link.incoming_path();
         // Only the dialling side promises that ports tell its paths.
         let accepted = link.role == Role::Accepted;
         let lane = accepted.then_some((link.remote.port() % 8) as u8);
@@ -307,7 +312,7 @@ impl Node {
             self.map_frame(id, header, &rope);
             return None;
         }
-        if header.sport.min(header.dport) == 0 && self.is_greeting(id, header) {
+        if header.sport.min(header.dport) == 0 && self.is_greeting(header) {
             self.conns.get_mut(conn_id.0)?.heard(self.now);
             return self.greeting(id, header);
         }
@@ -370,20 +375,26 @@ impl Node {
         self.deliver(id, header, rope, seen)
     }
 
-    /// Forgets what a peer sent once it has been quiet for a minute.
+    /// Forgets what a peer sent once none of it can come again.
     pub(super) fn quiet(&mut self, id: ConnId) {
+        let Some(conn) = self.conns.get(id.0) else { return };
+        let links = self.links_of(id).into_iter().filter_map(|l| self.link(l));
+        let youngest = links.map(|l| l.since + REPEAT_TIME).max();
+        let used = conn.paths.iter().take(usize::from(conn.fan()));
+        let away = used.filter(|p| p.link.is_none()).any(|p| p.resets > 0);
+        let away = away.then_some(conn.last_used + AWAY_TIME);
+        let until = (conn.last_used + QUIET_TIME).max(youngest.max(away).unwrap_or_default());
         let Some(conn) = self.conns.get_mut(id.0) else { return };
-        let until = conn.last_used + QUIET_TIME;
         if until <= self.now {
             conn.dedup = None;
         } else if conn.dedup.is_some() {
-            self.timers.insert((until, Timer::Quiet(id)));
+            self.timers.insert((until.min(self.now + REPEAT_TIME), Timer::Quiet(id)));
         }
     }
 
     fn map_frame(&mut self, id: LinkId, header: &Header, rope: &Rope) {
         let Some(link) = self.links.get(id.0) else { return };
-        let (conn_id, path) = (link.conn, link.path);
+        let (conn_id, path) = (link.conn, link.incoming_path());
         if let Some(path) = path
             && self.conns.get(conn_id.0).is_some_and(|c| c.peer.is_bowline())
         {
@@ -402,10 +413,10 @@ impl Node {
 
     /// Tells whether a frame greets as a bowline node; such frames are looked at before numbers
     /// are.
-    fn is_greeting(&self, id: LinkId, header: &Header) -> bool {
+    fn is_greeting(&self, header: &Header) -> bool {
         let ping = header.sport == PROBE_PORT && header.dport == 0;
         let pong = header.sport == 0 && header.dport == PROBE_PORT;
-        (ping || pong) && self.bowline_part(id, &Handshake::parse(&header.ext)).is_some()
+        (ping || pong) && self.bowline_part(&Handshake::parse(&header.ext)).is_some()
     }
 
     fn greeting(&mut self, id: LinkId, header: &Header) -> Option<SocketId> {
@@ -414,11 +425,12 @@ impl Node {
         }
         let link = self.links.get(id.0)?;
         let (conn_id, path) = (link.conn, link.path?);
+        let numbers = link.incoming_path()?;
         if header.sequence == 0 {
             return None; // the peer's greeting of this link; ours is on its way by itself
         }
         // A numbered probe is a message like others, but is answered even when repeated.
-        let fresh = self.next_in_order(id, path, header);
+        let fresh = self.next_in_order(id, numbers, header);
         if header.dport == 0 && self.config.sysctl.ping_enable {
             self.stats.recv_ping += u64::from(fresh);
             let ext = super::handshake::extensions(&self.config, path);

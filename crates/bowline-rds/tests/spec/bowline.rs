@@ -485,3 +485,47 @@ fn small_windows_change_nothing() {
         assert_eq!(pair.nodes[0].send_bytes(a), Ok(0));
     }
 }
+
+/// This node has restarted, and its peer does not know it yet: the peer takes the connection of path 1
+/// for the only path of a kernel, its path 0, and says so, before it reads what was dialled. It has not
+/// restarted, so nothing that was begun on path 0 is dropped; and what it sent meanwhile is known by the
+/// numbers of path 0 when it comes again there.
+// tests [R-2004] [R-346] [R-2023]
+#[test]
+fn a_peer_that_takes_a_connection_for_another_path_has_not_restarted() {
+    let mut lab = Lab::smaller();
+    let s = lab.bound("10.0.0.1:4000");
+    lab.send(s, "10.0.0.2:5000", b"begun on path 0").expect("sent");
+    let zero = lab.establish();
+    lab.deliver(zero, &[map_of(&[]), hello(7, 0, 0)]);
+    let one = lab.establish();
+    lab.fail(zero, CloseReason::Reset);
+    lab.deliver(one, &[map_of(&[]), hello(7, 0, 0), data(10, 9, 4000, b"ten of path 0")]);
+    assert_eq!(lab.counter("bl_peer_restarts"), 0);
+    assert_eq!(lab.node.send_messages(s), Ok(1));
+    lab.deliver(one, &[hello(7, 1, 0), data(3, 9, 4000, b"three of path 1")]);
+    assert_eq!(lab.recv_all(s), [&b"ten of path 0"[..], b"three of path 1"]);
+    lab.ms(2000);
+    let again = lab.connects.iter().find(|(.., lane)| *lane == 0).expect("path 0 is dialled").0;
+    lab.establish_link(again);
+    lab.deliver(again, &[hello(7, 0, 0)]);
+    assert!(lab.data_frames(again)[0].retransmitted());
+    lab.deliver(
+        again,
+        &[flagged(data(10, 9, 4000, b"ten of path 0")), data(11, 9, 4000, b"eleven")],
+    );
+    assert_eq!(lab.recv_all(s), [b"eleven"]);
+}
+
+/// A path that no node has breaks the rules, on a connection this node dialled as on others.
+// tests [R-2004]
+#[test]
+fn a_path_above_seven_ends_the_connection() {
+    let mut lab = Lab::smaller();
+    let s = lab.bound("10.0.0.1:4000");
+    lab.send(s, "10.0.0.2:5000", b"x").expect("sent");
+    let link = lab.establish();
+    lab.deliver(link, &[hello(7, 8, 0)]);
+    assert_eq!(lab.closes, [(link, CloseHow::Reset)]);
+    assert_eq!(lab.node.send_messages(s), Ok(1));
+}

@@ -550,6 +550,84 @@ fn an_old_kernel_in_the_place_of_a_node_with_8_paths_has_one() {
     assert_eq!(lab.data_frames(link).len(), 8, "to every port");
 }
 
+/// An address moves from a kernel with 8 paths to one from before multipath that answers no pings. It
+/// serves path 0 alone and says nothing of others; what waits on those goes to path 0 at last.
+// tests
+#[test]
+fn a_kernel_that_answers_no_probe_and_opens_one_path_has_one() {
+    let mut lab = Lab::larger();
+    let first = lab.kernel(A, 8);
+    let s = lab.bound("10.0.0.2:4000");
+    lab.fail(first, CloseReason::TimedOut);
+    lab.send(s, "10.0.0.1:5000", b"x").expect("queued");
+    let link = lab.accept(A);
+    lab.deliver(link, &[map_of(&[]), data(1, 9, 4000, b"of the present one")]);
+    lab.advance(Duration::from_secs(33));
+    assert_eq!((npaths(&lab), lab.data_frames(link).len()), (8, 0));
+    lab.advance(Duration::from_secs(2));
+    assert_eq!((npaths(&lab), lab.data_frames(link).len()), (1, 1));
+}
+
+/// One that opens another path, or says how many it has, keeps them.
+// tests
+#[test]
+fn a_kernel_that_shows_another_path_keeps_its_count() {
+    for answers in [true, false] {
+        let mut lab = Lab::larger();
+        let first = lab.kernel(A, 8);
+        lab.fail(first, CloseReason::TimedOut);
+        let link = lab.accept(A);
+        if answers {
+            lab.deliver(link, &[map_of(&[]), pong_with(2, npaths_ext(8))]);
+        } else {
+            lab.deliver(link, &[map_of(&[])]);
+            let other = lab.accept(A);
+            lab.fail(other, CloseReason::TimedOut);
+        }
+        lab.advance(Duration::from_secs(60));
+        assert_eq!(npaths(&lab), 8);
+    }
+}
+
+/// The process at the other end is replaced while its last connection is being cut: what was begun on
+/// that one was the old process's, and goes to nobody.
+// tests
+#[test]
+fn what_was_begun_on_a_connection_that_is_cut_after_a_restart_is_dropped() {
+    let ext =
+        |g: u32| Handshake { npaths: Some(1), generation: Some(g), ..Handshake::default() }.emit();
+    let mut lab = Lab::larger();
+    let old = lab.accept(A);
+    lab.deliver(old, &[map_of(&[]), pong_with(1, ext(5)), data(2, 9, 4000, b"x")]);
+    let s = lab.bound("10.0.0.2:4000");
+    lab.acks = false;
+    lab.send(s, "10.0.0.1:5000", b"begun").expect("sent");
+    lab.slow_cuts = true;
+    let new = lab.accept(A);
+    lab.deliver(new, &[ping_with(1, ext(6))]);
+    assert_eq!(lab.closes, [(old, CloseHow::Cut)]);
+    lab.fail(old, CloseReason::Reset);
+    assert_eq!(lab.node.send_messages(s), Ok(0));
+}
+
+/// Each change of the generation costs a look at all that is remembered, so a connection has one.
+// tests
+#[test]
+fn a_connection_has_one_generation() {
+    let ext =
+        |g: u32| Handshake { npaths: Some(1), generation: Some(g), ..Handshake::default() }.emit();
+    let mut lab = Lab::larger();
+    let link = lab.accept(A);
+    lab.deliver(
+        link,
+        &[map_of(&[]), pong_with(1, ext(5)), ping_with(2, ext(0)), ping_with(3, ext(5))],
+    );
+    assert!(lab.closes.is_empty());
+    lab.deliver(link, &[ping_with(4, ext(6)), ping_with(5, ext(7))]);
+    assert_eq!(lab.closes, [(link, CloseHow::Reset)]);
+    assert_eq!(lab.counter("bl_peer_restarts"), 0);
+}
+
 // tests, T-17: a kernel-like peer that announces another generation
 #[test]
 fn a_changed_generation_drops_what_was_started_for_the_earlier_process() {
