@@ -75,7 +75,7 @@ pub struct Limits {
     pub pongs_per_path: usize,
     /// Received bytes (each message counts its payload and 128 bytes) that one peer may have
     /// waiting for readers before its connections are not read any more. What was there when a
-    /// connection ends is still taken, up to twice this or 512 KiB more.
+    /// connection ends is still taken, up to twice this or 8 MiB more.
     pub recv_bytes_per_peer: usize,
     /// The same for the whole node.
     pub recv_bytes_total: usize,

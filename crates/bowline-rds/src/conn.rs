@@ -57,8 +57,15 @@ pub(crate) struct Conn {
     pub(crate) smaller: bool,
     /// Agreed number of paths; 0: not known.
     pub(crate) npaths: u8,
-    /// It was agreed on with an earlier process of the peer, or may have been.
+    /// It was agreed on with an earlier process of the peer.
     pub(crate) npaths_past: bool,
+    /// When the peer last said how many it has.
+    pub(crate) npaths_told: Instant,
+    /// A timer runs that asks whether the peer still has them.
+    pub(crate) count_timer: bool,
+    /// How often all connections were made anew because those of other paths than 0 were rejected, and
+    /// path 0 alone was served.
+    pub(crate) rejected_rounds: u8,
     pub(crate) peer: Peer,
     /// Generation of the peer; 0: not known.
     pub(crate) peer_generation: u32,
@@ -104,6 +111,11 @@ impl Conn {
         self.last_used = now;
     }
 
+    /// Tells whether a process of this generation has been met before another one.
+    pub(crate) fn knows(&self, generation: u32) -> bool {
+        generation != 0 && self.past.iter().any(|p| p.generation == generation)
+    }
+
     /// Notes that the peer is another process from now on. One that was there before goes on where
     /// it was: connections of a dead process may be accepted later than those of its successor,
     /// and look like the newer ones for a moment.
@@ -145,9 +157,10 @@ impl Conn {
         self.paths.iter().any(|p| p.queue.iter().any(live))
     }
 
-    /// Tells whether no path but the first has a connection, or is about to have one.
-    pub(crate) fn serves_path_0_alone(&self) -> bool {
-        self.paths.iter().skip(1).all(|p| p.link.is_none())
+    /// The only path that has a connection, or is about to have one.
+    pub(crate) fn only_link(&self) -> Option<LinkId> {
+        let mut links = self.paths.iter().filter_map(|p| p.link);
+        links.next().filter(|_| links.next().is_none())
     }
 
     /// Number of paths to choose among when sending.

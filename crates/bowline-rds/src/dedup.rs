@@ -39,6 +39,11 @@ impl Budget {
     pub(crate) fn new(limit: usize) -> Self {
         Self { used: Arc::default(), limit }
     }
+
+    /// More than half is used: what is not likely to be needed has to go.
+    pub(crate) fn is_tight(&self) -> bool {
+        self.used.load(Relaxed) > self.limit / 2
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -148,8 +148,6 @@ pub(crate) struct Link {
     pub(crate) knocks: u32,
     /// When its TCP connection was established, as far as this node knows.
     pub(crate) since: Instant,
-    /// It serves path 0, and no connection of another path has been made since.
-    pub(crate) alone: bool,
     /// Generation the peer has told on this link; 0: none yet.
     pub(crate) generation: u32,
     pub(crate) local: SocketAddr,
@@ -179,6 +177,12 @@ impl Link {
         self.numbers.or(self.path)
     }
 
+    /// The path that acknowledgements on this link are for, if that is sure: while the peer moves it from
+    /// one path to another, what it says may be of either.
+    pub(crate) fn acked_path(&self) -> Option<u8> {
+        self.path.filter(|_| self.numbers.is_none())
+    }
+
     /// Bytes held of a message that is not complete.
     pub(crate) fn partial_bytes(&self) -> usize {
         self.rx.partial.as_ref().map_or(0, |p| p.rope.len())
@@ -202,7 +206,6 @@ impl Link {
             serial: 0,
             knocks: 0,
             since: Instant::default(),
-            alone: false,
             generation: 0,
             local,
             remote,

@@ -52,6 +52,6 @@ pub use coverage::{Coverage, Reach};
 pub use kept::{NotAPlan, simulator_of};
 pub use plan::Scenario;
 pub use rds::{keep, run, run_kept, run_many};
-pub use run::{Failure, Options, Outcome, Summary};
+pub use run::{Failure, News, Options, Outcome, Summary};
 pub use stats::{Numbers, Stats};
 pub use trace::TraceMode;

@@ -1,9 +1,7 @@
 //! Runs of clusters of RDS nodes.
 
-use std::ops::Range;
-
 use crate::coverage::Coverage;
-use crate::kept::{NotAPlan, Start};
+use crate::kept::Start;
 use crate::plan::{Plan, Scenario};
 use crate::reach;
 use crate::rng::Rng;
@@ -11,7 +9,7 @@ use crate::run::{Options, Outcome, Summary};
 use crate::sabotage::Sabotage;
 use crate::simulator::{self, Simulator};
 use crate::stats::Stats;
-use crate::trace::{Trace, TraceMode};
+use crate::trace::Trace;
 use crate::world::World;
 
 /// The simulator of RDS nodes.
@@ -77,33 +75,4 @@ impl simulator::World<Stats> for World {
     }
 }
 
-/// Runs one seed.
-pub fn run(seed: u64, options: &Options) -> Outcome {
-    simulator::run_seed::<Rds>(seed, options, None)
-}
-
-/// What a seed draws, as text for a file; [`run_kept`] runs it.
-pub fn keep(seed: u64, options: &Options) -> String {
-    simulator::keep::<Rds>(seed, options)
-}
-
-/// Runs a plan that was kept; `name` is that of its file, for reports.
-///
-/// # Errors
-/// When the text is no plan of this simulator.
-pub fn run_kept(text: &str, name: &str, trace: TraceMode) -> Result<Outcome, NotAPlan> {
-    simulator::run_kept::<Rds>(text, name, trace)
-}
-
-/// Runs a range of seeds on `threads` threads, each seed on one of them.
-///
-/// `progress` is called now and then with the number of seeds done. Seeds that fail are run again
-/// to show their last steps.
-pub fn run_many(
-    seeds: Range<u64>,
-    threads: usize,
-    options: &Options,
-    progress: impl Fn(u64) + Sync,
-) -> Summary {
-    simulator::run_many::<Rds>(seeds, threads, options, progress)
-}
+simulator::runs_of!(Rds);

@@ -1,10 +1,10 @@
 //! Runs of one seed and of many.
 
 use std::cell::RefCell;
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::coverage::Coverage;
@@ -135,6 +135,16 @@ pub struct Summary<N = Stats> {
     pub failed: u64,
 }
 
+/// What the caller of a range of seeds is told while they run.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum News<'a, N = Stats> {
+    /// So many seeds are done.
+    Done(u64),
+    /// A seed has failed: its outcome, with the last lines of its trace.
+    Failed(&'a Outcome<N>),
+}
+
 /// Failures kept with their text.
 const FAILURES_KEPT: usize = 20;
 /// Lines of trace shown with a failure.
@@ -211,18 +221,22 @@ fn quietly(f: AssertUnwindSafe<impl FnOnce()>) -> Result<(), String> {
     result.map_err(|_| PANIC_TEXT.take().unwrap_or_default())
 }
 
-/// Runs `one` for a range of seeds on `threads` threads; seeds that fail run again with their last
-/// steps shown.
+/// Runs `one` for a range of seeds on `threads` threads, until `tell` breaks off; seeds that fail run
+/// again with their last steps shown.
 pub(crate) fn sweep<S: Copy + Sync, N: Numbers + Send>(
     seeds: Range<u64>,
     threads: usize,
     options: &Options<S>,
-    progress: impl Fn(u64) + Sync,
+    tell: impl Fn(News<'_, N>) -> ControlFlow<()> + Sync,
     one: impl Fn(u64, &Options<S>) -> Outcome<N> + Sync,
 ) -> Summary<N> {
     let next = AtomicU64::new(seeds.start);
     let begun = Instant::now();
-    let is_over = || options.time.is_some_and(|time| begun.elapsed() >= time);
+    let stopped = AtomicBool::new(false);
+    let is_over = || {
+        let late = options.time.is_some_and(|time| begun.elapsed() >= time);
+        late || stopped.load(Ordering::Relaxed)
+    };
     let summary = Mutex::new(Summary::default());
     let work = || {
         loop {
@@ -242,15 +256,18 @@ pub(crate) fn sweep<S: Copy + Sync, N: Numbers + Send>(
             summary.runs += 1;
             summary.stats.add(&outcome.stats);
             summary.coverage.merge(&outcome.coverage);
+            let mut goes_on = ControlFlow::Continue(());
             if outcome.failure.is_some() {
                 summary.failed += 1;
+                goes_on = tell(News::Failed(&outcome));
                 if summary.failures.len() < FAILURES_KEPT {
                     summary.failures.push(outcome);
                 }
             }
-            if summary.runs.is_multiple_of(256) {
-                progress(summary.runs);
+            if goes_on.is_continue() {
+                goes_on = tell(News::Done(summary.runs));
             }
+            stopped.fetch_or(goes_on.is_break(), Ordering::Relaxed);
         }
     };
     std::thread::scope(|scope| {
@@ -262,4 +279,48 @@ pub(crate) fn sweep<S: Copy + Sync, N: Numbers + Send>(
     let mut summary = summary.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
     summary.failures.sort_by_key(|o| o.seed);
     summary
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runs in which nothing happens but that some fail.
+    fn outcome(seed: u64, fails: bool) -> Outcome {
+        let mut outcome = Outcome::new(seed, "none", String::new());
+        let failure = || Failure { what: "lost".to_owned(), at: 0, dump: String::new() };
+        outcome.failure = fails.then(failure);
+        outcome
+    }
+
+    #[test]
+    fn a_seed_that_fails_is_told_at_once_and_the_search_goes_on() {
+        let told = Mutex::new(Vec::new());
+        let tell = |news: News<'_>| {
+            if let (News::Failed(outcome), Ok(mut told)) = (news, told.lock()) {
+                told.push(outcome.seed);
+            }
+            ControlFlow::Continue(())
+        };
+        let one = |seed, _: &Options| {
+            if seed == 9 {
+                assert_eq!(*told.lock().expect("told"), [3], "before the next");
+            }
+            outcome(seed, seed % 10 == 3)
+        };
+        let summary = sweep(0..40, 1, &Options::default(), tell, one);
+        assert_eq!((summary.runs, summary.failed), (40, 4));
+        assert_eq!(told.into_inner().expect("told"), [3, 13, 23, 33]);
+    }
+
+    #[test]
+    fn a_search_that_is_broken_off_has_what_was_run() {
+        let tell = |news: News<'_>| match news {
+            News::Done(512) => ControlFlow::Break(()),
+            _ => ControlFlow::Continue(()),
+        };
+        let one = |seed, _: &Options| outcome(seed, seed == 100);
+        let summary = sweep(0..u64::MAX, 1, &Options::default(), tell, one);
+        assert_eq!((summary.runs, summary.failed), (512, 1));
+    }
 }

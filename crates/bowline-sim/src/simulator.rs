@@ -2,14 +2,14 @@
 //! stepped to its end.
 
 use std::fmt::Debug;
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::coverage::Coverage;
 use crate::kept::{Kept, NotAPlan, Start};
-use crate::run::{Options, Outcome, Summary, sweep};
+use crate::run::{News, Options, Outcome, Summary, sweep};
 use crate::stats::Numbers;
 use crate::trace::{Trace, TraceMode};
 
@@ -116,13 +116,54 @@ pub(crate) fn run_many<S: Simulator>(
     seeds: Range<u64>,
     threads: usize,
     options: &Options<S::Scenario>,
-    progress: impl Fn(u64) + Sync,
+    tell: impl Fn(News<'_, S::Stats>) -> ControlFlow<()> + Sync,
 ) -> Summary<S::Stats> {
     let one = |seed, options: &Options<S::Scenario>| run_seed::<S>(seed, options, None);
-    let mut summary = sweep(seeds, threads, options, progress, one);
+    let mut summary = sweep(seeds, threads, options, tell, one);
     S::declare(&mut summary.coverage);
     summary
 }
+
+/// Gives the module of a simulator what its users call.
+macro_rules! runs_of {
+    ($simulator:ty) => {
+        /// Runs one seed.
+        pub fn run(seed: u64, options: &Options) -> Outcome {
+            $crate::simulator::run_seed::<$simulator>(seed, options, None)
+        }
+
+        /// What a seed draws, as text for a file; [`run_kept`] runs it.
+        pub fn keep(seed: u64, options: &Options) -> String {
+            $crate::simulator::keep::<$simulator>(seed, options)
+        }
+
+        /// Runs a plan that was kept; `name` is that of its file, for reports.
+        ///
+        /// # Errors
+        /// When the text is no plan of this simulator.
+        pub fn run_kept(
+            text: &str,
+            name: &str,
+            trace: $crate::TraceMode,
+        ) -> Result<Outcome, $crate::NotAPlan> {
+            $crate::simulator::run_kept::<$simulator>(text, name, trace)
+        }
+
+        /// Runs a range of seeds on `threads` threads, each seed on one of them.
+        ///
+        /// Seeds that fail are run again to show their last steps. `tell` hears of each seed that
+        /// fails, and of the number done after each; when it breaks off no further seed is begun.
+        pub fn run_many(
+            seeds: std::ops::Range<u64>,
+            threads: usize,
+            options: &Options,
+            tell: impl Fn($crate::News<'_, Stats>) -> std::ops::ControlFlow<()> + Sync,
+        ) -> Summary {
+            $crate::simulator::run_many::<$simulator>(seeds, threads, options, tell)
+        }
+    };
+}
+pub(crate) use runs_of;
 
 #[cfg(test)]
 pub(crate) mod tests {

@@ -4,6 +4,8 @@
 #[macro_use]
 mod common;
 
+use std::ops::ControlFlow;
+
 use bowline_sim::TraceMode;
 use bowline_sim::rtrs::{Options, SEEDS_OF_STEP, Scenario, run, run_many};
 
@@ -20,7 +22,7 @@ fn every_scenario_keeps_its_promises() {
 #[test]
 fn disks_come_and_go_while_others_are_in_use() {
     let options = Options::default().with_scenario(Some(Scenario::Disks));
-    let stats = run_many(2_000_000..2_000_060, 2, &options, |_| {}).stats;
+    let stats = run_many(2_000_000..2_000_060, 2, &options, |_| ControlFlow::Continue(())).stats;
     assert!(stats.given_up > stats.given_up_busy && stats.given_up_busy > 0, "{stats:?}");
     assert!(stats.mapped > stats.sessions && stats.not_mapped > 0, "{stats:?}");
 }
@@ -32,7 +34,7 @@ fn anything_may_go_wrong_at_every_step() {
     let mut before = SEEDS_OF_STEP;
     for step in 0_u64.. {
         let seeds = step * SEEDS_OF_STEP..(step + 1) * SEEDS_OF_STEP;
-        let summary = run_many(seeds, 2, &options, |_| {});
+        let summary = run_many(seeds, 2, &options, |_| ControlFlow::Continue(()));
         let reports: Vec<String> = summary.failures.iter().map(|o| o.report()).collect();
         assert_eq!(summary.failed, 0, "step {step}: {}", reports.join("\n"));
         // Stories end one by one, each for all mishaps at the same step.

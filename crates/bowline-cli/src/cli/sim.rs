@@ -2,10 +2,10 @@
 //! time, with faults, each drawn from a seed.
 
 use std::path::{Path, PathBuf};
-use std::{fs, num::NonZero, thread, time::Duration};
+use std::{fs, num::NonZero, ops::ControlFlow, sync::Mutex, thread, time::Duration};
 
 use bowline_sim::{
-    Coverage, Numbers, Options, Outcome as Run, Reach, Scenario, Summary, TraceMode,
+    Coverage, News, Numbers, Options, Outcome as Run, Reach, Scenario, Summary, TraceMode,
     keep as keep_seed, roce, rtrs, run as run_seed, run_kept, run_many, simulator_of,
 };
 
@@ -13,6 +13,7 @@ use super::{
     Failure, Outcome,
     args::number,
     out::{self, Progress, count},
+    stop::Stop,
 };
 
 /// Lines of the trace kept without `--trace`.
@@ -20,10 +21,13 @@ const LAST_LINES: usize = 60;
 
 /// Search for mistakes: clusters in virtual time, with faults, drawn from seeds.
 ///
-/// The same seed gives the same run on every machine. A seed that fails is printed with the
-/// command that runs it again. Without --roce or --rtrs the nodes speak RDS over TCP.
+/// The same seed gives the same run on every machine. A seed that fails is printed at once (but with
+/// --json), with the command that runs it again; an interrupt ends the search with what was found.
+/// Without --roce or --rtrs the nodes speak RDS over TCP.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Exit status: 0 every promise was kept, 1 one was broken, 2 usage.")]
+#[command(
+    after_help = "Exit status: 0 every promise was kept, 1 one was broken or the search interrupted, 2 usage."
+)]
 pub(crate) struct Args {
     /// RoCEv2 devices and the connections between them instead of RDS nodes
     #[arg(long)]
@@ -173,45 +177,86 @@ fn run_range(args: &Args) -> Outcome {
     let world = world(args, TraceMode::Hash)?;
     let threads = args.threads.or_else(|| thread::available_parallelism().ok());
     let threads = threads.map_or(1, NonZero::get);
-    let progress = std::sync::Mutex::new(Progress::new(args.progress));
-    let show = |done: u64| {
-        if let Ok(mut progress) = progress.lock() {
-            match args.seconds {
-                Some(seconds) => {
-                    progress.show(format_args!("{} seeds in up to {seconds} s", count(done)));
-                }
-                None => {
-                    progress.show(format_args!("{} of {} seeds", count(done), count(args.seeds)));
-                }
-            }
-        }
-    };
+    let stop = Stop::install()?;
+    let progress = Mutex::new(Progress::new(args.progress));
+    let search = Search { args, stop, progress, unkept: Mutex::default() };
     let seeds = args.from..end;
     match world {
         World::Rds(options) => {
-            let summary = run_many(seeds, threads, &options, show);
-            drop(progress);
-            show_many(args, &summary)
+            search.end(&run_many(seeds, threads, &options, |news| search.hear(&news)))
         }
         World::Rtrs(options) => {
-            let summary = rtrs::run_many(seeds, threads, &options, show);
-            drop(progress);
-            show_many(args, &summary)
+            search.end(&rtrs::run_many(seeds, threads, &options, |news| search.hear(&news)))
         }
         World::Roce(options) => {
-            let summary = roce::run_many(seeds, threads, &options, show);
-            drop(progress);
-            show_many(args, &summary)
+            search.end(&roce::run_many(seeds, threads, &options, |news| search.hear(&news)))
         }
     }
 }
 
-fn show_many<N: Numbers>(args: &Args, summary: &Summary<N>) -> Outcome {
-    if let Some(dir) = &args.keep {
-        for failure in &summary.failures {
-            write_plan(dir, failure.seed, failure.plan.as_deref().unwrap_or_default())?;
+/// A range of seeds that is being run. A failure is told, and its plan kept, at once; a signal ends the
+/// search with what it has.
+struct Search<'a> {
+    args: &'a Args,
+    stop: Stop,
+    progress: Mutex<Progress>,
+    /// Why a plan could not be kept.
+    unkept: Mutex<Option<Failure>>,
+}
+
+impl Search<'_> {
+    fn hear<N: Numbers>(&self, news: &News<'_, N>) -> ControlFlow<()> {
+        let Ok(mut progress) = self.progress.lock() else { return ControlFlow::Break(()) };
+        match news {
+            News::Failed(outcome) => {
+                progress.clear();
+                if !self.args.json {
+                    out::text(&outcome.report());
+                    say!("");
+                }
+                if let Some(dir) = &self.args.keep {
+                    let plan = outcome.plan.as_deref().unwrap_or_default();
+                    if let (Err(why), Ok(mut unkept)) =
+                        (write_plan(dir, outcome.seed, plan), self.unkept.lock())
+                    {
+                        *unkept = Some(why);
+                        return ControlFlow::Break(());
+                    }
+                }
+            }
+            News::Done(done) => match self.args.seconds {
+                Some(seconds) => {
+                    progress.show(format_args!("{} seeds in up to {seconds} s", count(*done)));
+                }
+                None => {
+                    let all = count(self.args.seeds);
+                    progress.show(format_args!("{} of {all} seeds", count(*done)));
+                }
+            },
+            _ => {}
         }
+        if self.stop.asked() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }
+
+    fn end<N: Numbers>(&self, summary: &Summary<N>) -> Outcome {
+        if let Ok(mut progress) = self.progress.lock() {
+            progress.clear();
+        }
+        let shown = show_many(self.args, summary);
+        if let Some(why) = self.unkept.lock().ok().and_then(|mut unkept| unkept.take()) {
+            return Err(why);
+        }
+        if self.stop.asked() {
+            return Err(Failure::failed(format!(
+                "interrupted after {} seeds",
+                count(summary.runs)
+            )));
+        }
+        shown
+    }
+}
+
+fn show_many<N: Numbers>(args: &Args, summary: &Summary<N>) -> Outcome {
     if args.json {
         let object = serde_json::json!({
             "runs": summary.runs,
@@ -222,10 +267,6 @@ fn show_many<N: Numbers>(args: &Args, summary: &Summary<N>) -> Outcome {
         });
         say!("{object}");
     } else {
-        for failure in &summary.failures {
-            out::text(&failure.report());
-            say!("");
-        }
         if args.coverage {
             out::text(&coverage_table(&summary.coverage));
         }

@@ -21,8 +21,9 @@ const MAP_DOUBT: Duration = Duration::from_millis(250);
 /// What a waiting message counts besides its payload, towards the limits.
 pub(super) const MESSAGE_OVERHEAD: usize = 128;
 
-/// So much of what ended connections left is taken beyond any limit, in bytes.
-const REST_MIN: usize = 512 << 10;
+/// So much of what ended connections left is taken beyond any limit, in bytes: what TCP holds for a peer
+/// with eight of them, 1 MiB each. A kernel believes all of that delivered.
+const REST_MIN: usize = 8 << 20;
 
 impl Node {
     /// Queues a complete message on a socket; `seen` is when its first byte and its last came.

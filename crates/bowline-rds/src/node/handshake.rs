@@ -68,12 +68,12 @@ impl Node {
         link.shy = false;
         let generation = hs.generation.unwrap_or(0);
         if generation != 0 {
-            let before = std::mem::replace(&mut link.generation, generation);
-            if before != 0 && before != generation {
+            if link.generation != 0 && link.generation != generation {
                 // A process has one, and each change costs a look at all that is remembered.
                 self.misbehaved(id, "generation changed within a connection");
                 return false;
             }
+            link.generation = generation;
         }
         let Some(conn) = self.conns.get(conn_id.0) else { return false };
         let differs =
@@ -84,7 +84,7 @@ impl Node {
             return false;
         }
         if let Some(b) = bowline
-            && !self.path_named(id, b.path)
+            && !self.path_named(id, b)
         {
             return false;
         }
@@ -99,6 +99,9 @@ impl Node {
         }
         if restarted {
             self.peer_restarted(conn_id, id, (before, generation));
+        } else if before == 0 && conn.knows(generation) {
+            // It was away, and somebody had its address who said nothing of himself.
+            conn.change_generation(0, generation);
         }
         match bowline {
             Some(b) => self.peer_is_bowline(conn_id, id, b, header),
@@ -174,6 +177,7 @@ impl Node {
     /// Path count; raising it opens further paths, lowering it moves what is queued.
     pub(super) fn agree_on_paths(&mut self, conn_id: ConnId, announced: Option<u16>) {
         let ours = self.config.paths.clamp(1, PROBE_PATHS_MAX as u8);
+        let now = self.now;
         let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
         let before = conn.fan();
         let after = match announced {
@@ -184,6 +188,8 @@ impl Node {
         };
         conn.npaths = after.max(1);
         conn.npaths_past = false;
+        conn.npaths_told = now;
+        conn.rejected_rounds = 0;
         let fan = conn.fan();
         let smaller = conn.smaller;
         if fan != before {

@@ -4,6 +4,8 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use bowline_wire::rds::BowlineExt;
+
 use super::Node;
 use super::sockets::endpoint;
 use super::timers::Timer;
@@ -22,6 +24,8 @@ const SHY_TIME: Duration = Duration::from_millis(200);
 /// For how long a path's connections are rejected before all of the peer's are opened anew: longer than
 /// a kernel needs to find a dead connection by keepalive.
 const REJECTED_TIME: Duration = Duration::from_secs(32);
+/// After so many times a peer that serves path 0 alone, and does not say how many it has, has no others.
+const REJECTED_ROUNDS: u8 = 4;
 /// How long an accepted connection may stay without a path.
 const EXTRA_TIME: Duration = Duration::from_secs(35);
 /// A bowline peer that sends a map and then no greeting for so long is not one any more. A kernel
@@ -32,7 +36,7 @@ const HELLO_TIME: Duration = Duration::from_secs(34);
 /// their first frame.
 const UNKNOWN_TIME: Duration = Duration::from_secs(34);
 
-/// A kernel that has not said in this time how many paths it has, and serves the first alone, has no others.
+/// A kernel that has one connection in all this time, and does not say how many paths it has, has one.
 const COUNT_TIME: Duration = UNKNOWN_TIME;
 
 /// After so many requests to be connected, and this time, a connection is not what the peer waits for.
@@ -194,12 +198,16 @@ impl Node {
         }
     }
 
+    /// Makes room for a newer connection that waits for a path: of those that wait the oldest goes, one
+    /// that never spoke before others. A kernel has no more at a time than paths, so it is one that the
+    /// kernel has given up; and cutting it loses nothing, as resetting the newest would.
     fn drop_oldest_extra(&mut self, id: ConnId) -> bool {
         let Some(conn) = self.conns.get(id.0) else { return false };
-        let silent = |l: &LinkId| {
-            self.link(*l).is_some_and(|l| l.rx.messages == 0 && l.state == LinkState::Extra)
+        let waiting = |l: &LinkId| {
+            let link = self.link(*l).filter(|l| l.state == LinkState::Extra)?;
+            Some((link.rx.messages > 0, link.serial, *l))
         };
-        let Some(oldest) = conn.extra.iter().copied().find(silent) else { return false };
+        let Some((.., oldest)) = conn.extra.iter().filter_map(waiting).min() else { return false };
         self.cut_link(oldest);
         true
     }
@@ -283,15 +291,6 @@ impl Node {
             path.delay = 0;
         }
         conn.map_due = true;
-        if index == 0 && conn.peer == Peer::Kernel && conn.npaths > 1 && conn.serves_path_0_alone()
-        {
-            // Another machine may have the peer's address by now. Its answer to our probe will tell.
-            conn.npaths_past = true;
-            link.alone = true;
-            self.timers.insert((self.now + COUNT_TIME, Timer::Count(id)));
-        } else if let Some(first) = conn.paths.first().and_then(|p| self.links.get_mut(p.link?.0)) {
-            first.alone = false;
-        }
         let unknown = conn.peer == Peer::Unknown && !conn.unknown_timer;
         conn.unknown_timer |= unknown;
         let probe = index == 0 && !conn.peer.is_bowline();
@@ -302,6 +301,7 @@ impl Node {
             self.pong(conn_id, index, bowline_wire::rds::PROBE_PORT, ext);
         }
         self.stats.links_up += 1;
+        self.doubt_count(conn_id);
         self.event(Event::PathUp {
             local: to_socket_addr(local, 0, 0).ip(),
             remote: to_socket_addr(remote, 0, 0).ip(),
@@ -509,7 +509,11 @@ impl Node {
             return;
         }
         path.rejected_since = None;
-        if index > 0 && conn.npaths_past {
+        let others = conn.paths.iter().skip(1).any(|p| p.state == PathState::Up);
+        let first = conn.paths.first().and_then(|p| self.links.get(p.link?.0));
+        let alone = !others && first.is_some_and(|l| conn.npaths_told < l.since);
+        conn.rejected_rounds = if alone { conn.rejected_rounds.saturating_add(1) } else { 0 };
+        if index > 0 && (conn.npaths_past || conn.rejected_rounds >= REJECTED_ROUNDS) {
             // The present process never said that it has such a path.
             self.agree_on_paths(conn_id, None);
             return;
@@ -541,15 +545,12 @@ impl Node {
         // Maps may have been lost with this connection.
         conn.map_due = true;
         let (local, remote) = (conn.local, conn.remote);
-        if conn.peer_generation != 0 && conn.peer_generation != sent.generation {
-            // It was cut when the process at its other end turned out to be replaced.
-            self.drop_begun(conn_id, sent.generation);
-        }
         if sent.peer_ack > 0 {
             // The peer had what a write in progress holds, which now cannot tell.
             self.release_by_ack(conn_id, index, sent.peer_ack);
         }
         self.stats.conn_reset += 1;
+        self.doubt_count(conn_id);
         self.event(Event::PathDown {
             local: to_socket_addr(local, 0, 0).ip(),
             remote: to_socket_addr(remote, 0, 0).ip(),
@@ -577,14 +578,36 @@ impl Node {
         }
     }
 
-    /// A kernel has not said again how many paths it has since its path 0 was connected, nor has it
-    /// connected another one: it may not answer probes, and have taken the place of one with more
-    /// paths. What waits on those would wait for ever.
-    pub(super) fn count_overdue(&mut self, id: LinkId) {
-        let Some(link) = self.link(id).filter(|l| l.alone && l.path == Some(0)) else { return };
-        let conn_id = link.conn;
-        if self.conn(conn_id).is_some_and(|c| c.npaths_past && c.peer == Peer::Kernel) {
-            self.agree_on_paths(conn_id, None);
+    /// A connection of a kernel has come or gone. Another machine may have the peer's address by now, one
+    /// with fewer paths. Its answer to our probe will tell; a kernel that answers none has had the time
+    /// to make other connections when the timer ends.
+    fn doubt_count(&mut self, conn_id: ConnId) {
+        let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
+        if conn.peer == Peer::Kernel && conn.npaths > 1 && !conn.count_timer {
+            conn.count_timer = true;
+            self.timers.insert((self.now + COUNT_TIME, Timer::Count(conn_id)));
+        }
+    }
+
+    /// Takes a kernel for one with one path that has had one connection for long, and has not said since
+    /// how many paths it has: what waits on the others would wait for ever.
+    pub(super) fn count_overdue(&mut self, id: ConnId) {
+        let Some(conn) = self.conns.get_mut(id.0) else { return };
+        conn.count_timer = false;
+        if conn.peer != Peer::Kernel || conn.npaths < 2 || conn.smaller {
+            return;
+        }
+        let (told, only) = (conn.npaths_told, conn.only_link());
+        let Some(since) = only.and_then(|l| Some(self.link(l)?.since)) else { return };
+        if told >= since {
+            return;
+        }
+        let due = since + COUNT_TIME;
+        if due <= self.now {
+            self.agree_on_paths(id, None);
+        } else if let Some(conn) = self.conns.get_mut(id.0) {
+            conn.count_timer = true;
+            self.timers.insert((due, Timer::Count(id)));
         }
     }
 
@@ -652,7 +675,8 @@ impl Node {
     /// A bowline peer has named the path of a link. One that was accepted moves to that path, whose
     /// older link is stale [R-2011]. Of one this node dialled the peer has not read yet which path it
     /// is, and uses the numbers of the path it takes it for [R-2004].
-    pub(super) fn path_named(&mut self, id: LinkId, index: u8) -> bool {
+    pub(super) fn path_named(&mut self, id: LinkId, named: BowlineExt) -> bool {
+        let BowlineExt { path: index, max_message, .. } = named;
         let Some(link) = self.links.get_mut(id.0) else { return false };
         if link.path == Some(index) {
             link.numbers = None;
@@ -679,6 +703,7 @@ impl Node {
             let Some(conn) = self.conns.get_mut(conn_id.0) else { return false };
             let Some(path) = conn.paths.get_mut(usize::from(old)) else { return false };
             if path.planned > 0 {
+                conn.peer = Peer::Bowline { max_message };
                 self.close_link(id, CloseHow::Reset);
                 return false;
             }

@@ -26,7 +26,7 @@ impl Node {
     ) -> Option<Stop> {
         let limit = self.frame_limit();
         let link = self.links.get_mut(id.0)?;
-        let settled = link.confirmed && !link.shy && link.hello.spoken;
+        let settled = link.confirmed && !link.shy && link.hello.spoken && link.numbers.is_none();
         if !settled || link.rx.partial.is_some() || link.rx.head_len > 0 || !link.rx.ack_timer {
             return None;
         }

@@ -13,6 +13,7 @@ use crate::config::MAX_MESSAGE_KERNEL;
 use crate::dedup::{Bearer, Dedup};
 use crate::ids::{ConnId, LinkId, SocketId};
 use crate::link::{LinkState, Partial, Role};
+use crate::path::PathState;
 use crate::path::mark;
 use crate::recvq::{Origin, Rare, RecvMsg};
 use crate::rxbuf::{Rope, RxBuf};
@@ -21,12 +22,12 @@ use crate::time::Instant;
 
 /// Bytes handed over but not parsed at which reading pauses.
 const BACKLOG_MAX: usize = 4;
-/// Messages of a peer that has been quiet for so long do not come again,
+/// Messages of a peer that has been quiet for so long on old connections do not come again.
 const QUIET_TIME: Duration = Duration::from_secs(60);
-/// unless it has a connection younger than this, on which TCP may still try: Linux gives up after 15
-/// minutes and, where round trips are long, 30 (`tcp_retries2`),
+/// On a younger connection TCP may still be repeating them: Linux gives up after 15 minutes and, where
+/// round trips are long, 30 (`tcp_retries2`).
 const REPEAT_TIME: Duration = Duration::from_secs(30 * 60);
-/// or has lost one and is away: it repeats what it may when it comes back. It is waited for this long.
+/// How long a peer that has lost a connection is waited for: it repeats messages when it comes back.
 const AWAY_TIME: Duration = Duration::from_secs(24 * 60 * 60);
 /// An unfinished message of less is not worth a connection.
 const PARTIAL_SMALL: usize = 16 << 10;
@@ -294,7 +295,7 @@ impl Node {
         }
         let link = self.links.get_mut(id.0)?;
         let conn_id = link.conn;
-        let path = link.incoming_path();
+        let (path, acked) = (link.incoming_path(), link.acked_path());
         // Only the dialling side promises that ports tell its paths.
         let accepted = link.role == Role::Accepted;
         let lane = accepted.then_some((link.remote.port() % 8) as u8);
@@ -322,7 +323,7 @@ impl Node {
         if conn.peer.is_bowline() {
             if header.sequence == 0 && header.len == 0 && header.sport == 0 && header.dport == 0 {
                 self.stats.acks_received += 1;
-                if let Some(path) = path {
+                if let Some(path) = acked {
                     self.release_by_ack(conn_id, path, header.ack);
                 }
                 return None;
@@ -375,26 +376,35 @@ impl Node {
         self.deliver(id, header, rope, seen)
     }
 
-    /// Forgets what a peer sent once none of it can come again.
+    /// Forgets what a peer sent once none of it can come again, or sooner when too much is remembered of
+    /// all peers together.
     pub(super) fn quiet(&mut self, id: ConnId) {
-        let Some(conn) = self.conns.get(id.0) else { return };
-        let links = self.links_of(id).into_iter().filter_map(|l| self.link(l));
-        let youngest = links.map(|l| l.since + REPEAT_TIME).max();
-        let used = conn.paths.iter().take(usize::from(conn.fan()));
-        let away = used.filter(|p| p.link.is_none()).any(|p| p.resets > 0);
-        let away = away.then_some(conn.last_used + AWAY_TIME);
-        let until = (conn.last_used + QUIET_TIME).max(youngest.max(away).unwrap_or_default());
-        let Some(conn) = self.conns.get_mut(id.0) else { return };
-        if until <= self.now {
+        let Some(conn) = self.conns.get(id.0).filter(|c| c.dedup.is_some()) else { return };
+        let mut until = conn.last_used + QUIET_TIME;
+        if !self.dedup_budget.is_tight() {
+            let links = self.links_of(id).into_iter().filter_map(|l| self.link(l));
+            for link in links {
+                until = until.max(link.since + REPEAT_TIME);
+                if link.rx.paused || !link.rx.backlog.is_empty() || !link.waits_for.is_empty() {
+                    // Some of it may have come again already, and waits to be looked at.
+                    until = until.max(self.now + QUIET_TIME);
+                }
+            }
+            let used = conn.paths.iter().take(usize::from(conn.npaths.max(1)));
+            if used.filter(|p| p.resets > 0).any(|p| p.state != PathState::Up) {
+                until = until.max(conn.last_used + AWAY_TIME);
+            }
+        }
+        if until > self.now {
+            self.timers.insert((until.min(self.now + QUIET_TIME), Timer::Quiet(id)));
+        } else if let Some(conn) = self.conns.get_mut(id.0) {
             conn.dedup = None;
-        } else if conn.dedup.is_some() {
-            self.timers.insert((until.min(self.now + REPEAT_TIME), Timer::Quiet(id)));
         }
     }
 
     fn map_frame(&mut self, id: LinkId, header: &Header, rope: &Rope) {
         let Some(link) = self.links.get(id.0) else { return };
-        let (conn_id, path) = (link.conn, link.incoming_path());
+        let (conn_id, path) = (link.conn, link.acked_path());
         if let Some(path) = path
             && self.conns.get(conn_id.0).is_some_and(|c| c.peer.is_bowline())
         {

@@ -23,8 +23,8 @@ pub(super) enum Timer {
     Hello(LinkId),
     /// A peer that sends maps alone is taken for a kernel with pings off.
     Unknown(ConnId),
-    /// A kernel has not told since this connection was made how many paths it has.
-    Count(LinkId),
+    /// A kernel has had time to say how many paths it has.
+    Count(ConnId),
     /// A peer may have been quiet for so long that none of its messages can come again.
     Quiet(ConnId),
     /// No map has come for a while after several that may have overtaken one another.
@@ -58,7 +58,7 @@ impl Node {
                 Timer::Extra(link) => self.extra_overdue(link),
                 Timer::Hello(link) => self.hello_overdue(link),
                 Timer::Unknown(conn) => self.unknown_overdue(conn),
-                Timer::Count(link) => self.count_overdue(link),
+                Timer::Count(conn) => self.count_overdue(conn),
                 Timer::Quiet(conn) => self.quiet(conn),
                 Timer::MapDoubt(conn) => self.map_doubtful(conn),
             }

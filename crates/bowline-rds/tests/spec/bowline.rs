@@ -500,11 +500,15 @@ fn a_peer_that_takes_a_connection_for_another_path_has_not_restarted() {
     lab.deliver(zero, &[map_of(&[]), hello(7, 0, 0)]);
     let one = lab.establish();
     lab.fail(zero, CloseReason::Reset);
-    lab.deliver(one, &[map_of(&[]), hello(7, 0, 0), data(10, 9, 4000, b"ten of path 0")]);
+    let probe = ping_with(9, bowline_ext(7, 0, 1 << 20));
+    lab.deliver(
+        one,
+        &[map_of(&[]), probe, data(10, 9, 4000, b"ten"), data(11, 9, 4000, b"eleven of path 0")],
+    );
     assert_eq!(lab.counter("bl_peer_restarts"), 0);
     assert_eq!(lab.node.send_messages(s), Ok(1));
     lab.deliver(one, &[hello(7, 1, 0), data(3, 9, 4000, b"three of path 1")]);
-    assert_eq!(lab.recv_all(s), [&b"ten of path 0"[..], b"three of path 1"]);
+    assert_eq!(lab.recv_all(s), [&b"ten"[..], b"eleven of path 0", b"three of path 1"]);
     lab.ms(2000);
     let again = lab.connects.iter().find(|(.., lane)| *lane == 0).expect("path 0 is dialled").0;
     lab.establish_link(again);
@@ -512,9 +516,9 @@ fn a_peer_that_takes_a_connection_for_another_path_has_not_restarted() {
     assert!(lab.data_frames(again)[0].retransmitted());
     lab.deliver(
         again,
-        &[flagged(data(10, 9, 4000, b"ten of path 0")), data(11, 9, 4000, b"eleven")],
+        &[flagged(data(11, 9, 4000, b"eleven of path 0")), data(12, 9, 4000, b"twelve")],
     );
-    assert_eq!(lab.recv_all(s), [b"eleven"]);
+    assert_eq!(lab.recv_all(s), [b"twelve"]);
 }
 
 /// A path that no node has breaks the rules, on a connection this node dialled as on others.
@@ -528,4 +532,42 @@ fn a_path_above_seven_ends_the_connection() {
     lab.deliver(link, &[hello(7, 8, 0)]);
     assert_eq!(lab.closes, [(link, CloseHow::Reset)]);
     assert_eq!(lab.node.send_messages(s), Ok(1));
+}
+
+/// The other side of it: a node that took a connection for path 0, and has sent on it, resets it when it
+/// reads that it is path 1. It knows now whom it talks to, and waits on the next one until it is named.
+// tests [R-2011] [R-2004]
+#[test]
+fn a_node_that_took_a_connection_for_another_path_knows_its_peer_then() {
+    let mut lab = Lab::larger();
+    let link = lab.accept(A);
+    let s = lab.bound("10.0.0.2:4000");
+    lab.send(s, "10.0.0.1:5000", b"x").expect("sent");
+    lab.ms(250);
+    assert_eq!(lab.data_frames(link).len(), 1, "it has waited long enough");
+    lab.deliver(link, &[hello(7, 1, 0)]);
+    assert_eq!(lab.closes, [(link, CloseHow::Reset)]);
+    let next = lab.accept(A);
+    lab.ms(250);
+    assert!(lab.frames(next).is_empty());
+    lab.deliver(next, &[hello(7, 0, 0)]);
+    assert_eq!(lab.data_frames(next).len(), 1);
+}
+
+/// A node's address was a kernel's for a while, which answered no probe. When the node is back, the same
+/// process, it goes on where it was: what it repeats was delivered.
+// tests [R-346] [R-2023]
+#[test]
+fn a_node_that_was_away_goes_on_where_it_was() {
+    let mut lab = Lab::larger();
+    let s = lab.bound("10.0.0.2:5000");
+    let link = lab.bowline(A, 7, 0);
+    lab.deliver(link, &[data(10, 9, 5000, b"once")]);
+    lab.fail(link, CloseReason::TimedOut);
+    let kernel = lab.accept(A);
+    lab.deliver(kernel, &[map_of(&[]), data(1, 9, 5000, b"of the kernel")]);
+    lab.fail(kernel, CloseReason::TimedOut);
+    let back = lab.bowline(A, 7, 0);
+    lab.deliver(back, &[flagged(data(10, 9, 5000, b"once")), data(11, 9, 5000, b"more")]);
+    assert_eq!(lab.recv_all(s), [&b"once"[..], b"of the kernel", b"more"]);
 }

@@ -256,3 +256,67 @@ fn what_a_peer_sent_is_remembered_while_tcp_may_still_repeat_it() {
     lab.deliver(link, &[flagged(data(2, 9, 5000, b"once"))]);
     assert_eq!(lab.recv_all(s).len(), 0);
 }
+
+/// The same where this node dials, and an attempt is under way at every moment.
+// tests
+#[test]
+fn what_a_peer_sent_is_remembered_while_it_is_dialled() {
+    let mut lab = Lab::smaller();
+    let s = lab.bound("10.0.0.1:4000");
+    let link = lab.dial_kernel(s, FAR);
+    lab.advance(Duration::from_secs(60 * 60));
+    lab.deliver(link, &[data(2, 9, 4000, b"once")]);
+    assert_eq!(lab.recv_all(s).len(), 1);
+    lab.fail(link, CloseReason::TimedOut);
+    for _ in 0..20 {
+        lab.advance(Duration::from_secs(10));
+        if let Some((attempt, ..)) = lab.connects.first().copied() {
+            lab.fail(attempt, CloseReason::TimedOut);
+        }
+    }
+    lab.advance(Duration::from_secs(2));
+    let link = lab.establish();
+    lab.deliver(link, &[flagged(data(2, 9, 4000, b"once"))]);
+    assert_eq!(lab.recv_all(s).len(), 0);
+}
+
+/// A reader has stopped, and what came again waits unread for longer than anything is remembered.
+// tests
+#[test]
+fn what_a_peer_sent_is_remembered_while_some_of_it_waits_unread() {
+    let mut config = config(B);
+    config.limits.recv_bytes_per_peer = 1000;
+    let mut lab = Lab::new(config);
+    let s = lab.bound("10.0.0.2:5000");
+    let link = lab.kernel(A, 1);
+    lab.deliver(link, &[data(2, 9, 5000, &[1; 600]), data(3, 9, 5000, &[2; 600])]);
+    lab.fail(link, CloseReason::Reset);
+    let link = lab.accept(A);
+    lab.deliver(
+        link,
+        &[flagged(data(2, 9, 5000, &[1; 600])), flagged(data(3, 9, 5000, &[2; 600]))],
+    );
+    lab.advance(Duration::from_secs(2 * 60 * 60));
+    assert_eq!(lab.recv_all(s).len(), 2);
+    lab.ms(10);
+    assert_eq!(lab.recv_all(s).len(), 0);
+}
+
+/// A node that remembers much of all peers together remembers those that are away for a minute only, and
+/// the present ones as ever.
+// tests
+#[test]
+fn peers_that_are_away_do_not_use_up_what_may_be_remembered() {
+    let mut config = config(B);
+    config.limits.duplicate_records_total = 3;
+    let mut lab = Lab::new(config);
+    let s = lab.bound("10.0.0.2:5000");
+    let link = lab.kernel(A, 1);
+    lab.deliver(link, &[data(2, 9, 5000, b"once"), data(3, 9, 5000, b"and more")]);
+    lab.fail(link, CloseReason::Reset);
+    assert_eq!(lab.recv_all(s).len(), 2);
+    lab.advance(Duration::from_secs(121));
+    let link = lab.accept(A);
+    lab.deliver(link, &[flagged(data(2, 9, 5000, b"once"))]);
+    assert_eq!(lab.recv_all(s).len(), 1);
+}

@@ -1,7 +1,5 @@
 //! Runs of one seed and of many.
 
-use std::ops::Range;
-
 use super::each;
 use super::plan::{Plan, Scenario};
 use super::reach;
@@ -9,10 +7,10 @@ use super::sabotage::Sabotage;
 use super::stats::Stats;
 use super::world::World;
 use crate::coverage::Coverage;
-use crate::kept::{NotAPlan, Start};
+use crate::kept::Start;
 use crate::rng::Rng;
 use crate::simulator::{self, Simulator};
-use crate::trace::{Trace, TraceMode};
+use crate::trace::Trace;
 
 /// What became of a seed.
 pub type Outcome = crate::Outcome<Stats>;
@@ -85,33 +83,4 @@ impl simulator::World<Stats> for World {
     }
 }
 
-/// Runs one seed.
-pub fn run(seed: u64, options: &Options) -> Outcome {
-    simulator::run_seed::<Rtrs>(seed, options, None)
-}
-
-/// What a seed draws, as text for a file; [`run_kept`] runs it.
-pub fn keep(seed: u64, options: &Options) -> String {
-    simulator::keep::<Rtrs>(seed, options)
-}
-
-/// Runs a plan that was kept; `name` is that of its file, for reports.
-///
-/// # Errors
-/// When the text is no plan of this simulator.
-pub fn run_kept(text: &str, name: &str, trace: TraceMode) -> Result<Outcome, NotAPlan> {
-    simulator::run_kept::<Rtrs>(text, name, trace)
-}
-
-/// Runs a range of seeds on `threads` threads, each seed on one of them.
-///
-/// `progress` is called now and then with the number of seeds done. Seeds that fail are run again
-/// to show their last steps.
-pub fn run_many(
-    seeds: Range<u64>,
-    threads: usize,
-    options: &Options,
-    progress: impl Fn(u64) + Sync,
-) -> Summary {
-    simulator::run_many::<Rtrs>(seeds, threads, options, progress)
-}
+simulator::runs_of!(Rtrs);

@@ -5,7 +5,8 @@
 macro_rules! any_seeds {
     ($count:literal, $happened:ident) => {
         fn assert_kept(from: u64, count: u64, options: &Options) {
-            let summary = run_many(from..from + count, 2, options, |_| {});
+            let summary =
+                run_many(from..from + count, 2, options, |_| std::ops::ControlFlow::Continue(()));
             let reports: Vec<String> = summary.failures.iter().map(|o| o.report()).collect();
             assert_eq!(summary.failed, 0, "{}", reports.join("\n"));
             assert_eq!(summary.runs, count);
