@@ -45,7 +45,7 @@ impl Owned {
 }
 
 /// What a mistake of a program is about.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mistake {
     /// A key that is none, or was one.
     Key,
@@ -635,6 +635,13 @@ impl App<'_> {
         };
         if matches!(op, SendOp::LocalInv(_) | SendOp::RegMr { .. } | SendOp::BindMw { .. }) {
             place.clear();
+        }
+        if matches!(op, SendOp::Read(_)) && kind != Mistake::LocalRight {
+            let me = self.me();
+            let (area, pieces) = me.memory.lend(Purpose::Sink, number, request.len as usize)?;
+            place = sges(&pieces, iova, lkey);
+            request.sink = Some(area);
+            request.len = place[0].len;
         }
         if let SendOp::SendInv(key) = op {
             request.message = true;

@@ -98,6 +98,24 @@ impl Memory {
         Some(id)
     }
 
+    /// Takes the first free area of a purpose for what a request that must fail asks for: nothing comes
+    /// there, but what the device takes for it by mistake is wiped out. At most `len` bytes.
+    pub(crate) fn lend(
+        &mut self,
+        purpose: Purpose,
+        request: u64,
+        len: usize,
+    ) -> Option<(AreaId, Pieces)> {
+        let free = |a: &Area| a.purpose == purpose && !a.taken && a.pending.is_empty();
+        let id = self.areas.iter().position(free)?;
+        self.areas[id].taken = true;
+        let (start, room) = self.range(id);
+        let pieces = vec![(start, len.min(room))];
+        let as_it_is = self.foresee(id, &pieces);
+        self.expect(id, request, pieces.clone(), as_it_is);
+        Some((id, pieces))
+    }
+
     /// Tells whether an area of a purpose is free.
     pub(crate) fn has_free(&self, purpose: Purpose) -> bool {
         self.areas.iter().any(|a| a.purpose == purpose && !a.taken && a.pending.is_empty())
@@ -420,5 +438,18 @@ mod tests {
         memory.expect(target, 2, vec![(start, 2)], vec![1, 2]);
         memory.tamper(start + 3);
         assert!(memory.settle(&[Purpose::Target]).unwrap_err().contains("ever sent"));
+    }
+
+    #[test]
+    fn what_is_lent_to_a_request_that_fails_may_be_wiped_out_and_nothing_else() {
+        for (wiped, byte, bears) in [(true, 0, true), (true, 7, false), (false, 0, false)] {
+            let mut memory = memory();
+            let (area, pieces) = memory.lend(Purpose::Target, 1, 1000).unwrap();
+            assert!(memory.lend(Purpose::Target, 2, 1).is_none());
+            assert_eq!(pieces, [memory.range(area)]);
+            memory.wiped = wiped;
+            memory.buffer.write(pieces[0].0, &[byte; 60]);
+            assert_eq!(memory.settle(&[Purpose::Target]).is_ok(), bears, "{wiped} {byte}");
+        }
     }
 }
