@@ -63,9 +63,8 @@ pub(crate) struct Conn {
     pub(crate) npaths_told: Instant,
     /// A timer runs that asks whether the peer still has them.
     pub(crate) count_timer: bool,
-    /// How often all connections were made anew because those of other paths than 0 were rejected, and
-    /// path 0 alone was served.
-    pub(crate) rejected_rounds: u8,
+    /// The only connection it had, on which it was asked, and when.
+    pub(crate) count_asked: Option<(LinkId, Instant)>,
     pub(crate) peer: Peer,
     /// Generation of the peer; 0: not known.
     pub(crate) peer_generation: u32,
@@ -157,9 +156,9 @@ impl Conn {
         self.paths.iter().any(|p| p.queue.iter().any(live))
     }
 
-    /// The only path that has a connection, or is about to have one.
-    pub(crate) fn only_link(&self) -> Option<LinkId> {
-        let mut links = self.paths.iter().filter_map(|p| p.link);
+    /// The only path that has a connection, and that.
+    pub(crate) fn only_link(&self) -> Option<(usize, LinkId)> {
+        let mut links = self.paths.iter().enumerate().filter_map(|(at, p)| Some((at, p.link?)));
         links.next().filter(|_| links.next().is_none())
     }
 

@@ -183,25 +183,31 @@ impl Dedup {
         let used = self.budget.used.fetch_add(1, Relaxed);
         let most = if used < self.budget.limit { RECORDS_MAX } else { RECORDS_FEW };
         let oldest = self.received.saturating_sub(WINDOW);
-        while let Some((old, at)) = self.order.front().copied() {
-            if at >= oldest && self.order.len() <= most {
+        while let Some((_, at)) = self.order.front() {
+            if *at >= oldest && self.order.len() <= most {
                 break;
             }
-            self.order.pop_front();
-            self.budget.used.fetch_sub(1, Relaxed);
-            if self.seen.get_mut(&old).is_some_and(|arrivals| arrivals.forget(at)) {
-                self.seen.remove(&old);
-            }
+            self.forget_first();
+        }
+    }
+
+    fn forget_first(&mut self) {
+        let Some((first, at)) = self.order.pop_front() else { return };
+        self.budget.used.fetch_sub(1, Relaxed);
+        if self.seen.get_mut(&first).is_some_and(|arrivals| arrivals.forget(at)) {
+            self.seen.remove(&first);
         }
     }
 
     /// Forgets what the next process of the peer may number alike: it may count from 1 again. Numbers
     /// taken from the clock do not come again; and what looks like a restart may be a connection of a
-    /// dead process, accepted after those of its successor, who goes on.
-    pub(crate) fn forget_counted(&mut self) {
+    /// dead process, accepted after those of its successor, who goes on. What came on links from the one
+    /// of this serial on is the next process's own: it may have sent before it said who it is.
+    pub(crate) fn forget_counted(&mut self, serial: u64) {
         let (seen, used) = (&mut self.seen, &self.budget.used);
         self.order.retain(|(key, at)| {
-            let kept = key.sequence > COUNTED_MAX;
+            let its_own = |a: &Arrival| a.at == *at && a.by.serial >= serial;
+            let kept = key.sequence > COUNTED_MAX || seen.get(key).is_some_and(|a| a.any(its_own));
             if !kept {
                 used.fetch_sub(1, Relaxed);
                 if seen.get_mut(key).is_some_and(|arrivals| arrivals.forget(*at)) {
@@ -210,6 +216,13 @@ impl Dedup {
             }
             kept
         });
+    }
+
+    /// Forgets all but the latest, as many as are always kept.
+    pub(crate) fn trim(&mut self) {
+        while self.order.len() > RECORDS_FEW {
+            self.forget_first();
+        }
     }
 
     /// Forgets everything.
@@ -367,7 +380,7 @@ mod tests {
         for sequence in [7, COUNTED_MAX + 1] {
             assert!(!dedup.is_duplicate(by(a, 1), false, &header(sequence, Flags::NONE), &text));
         }
-        dedup.forget_counted();
+        dedup.forget_counted(u64::MAX);
         assert_eq!(budget.used.load(Relaxed), 1);
         let again = |sequence| header(sequence, Flags::RETRANSMITTED);
         assert!(!dedup.is_duplicate(by(b, 2), false, &again(7), &text), "counted anew");

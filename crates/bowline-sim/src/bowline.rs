@@ -234,6 +234,7 @@ impl BowlineHost {
     pub(crate) fn shut_down(&mut self, ctx: &mut Ctx) {
         self.node.acknowledge_all(now(ctx));
         self.settle(ctx);
+        ctx.tcp_stop_listening(self.id);
         self.node.close_links(now(ctx));
         self.settle(ctx);
     }

@@ -139,6 +139,8 @@ pub(crate) struct HostNet {
     pub(crate) boot: u32,
     pub(crate) addrs: Vec<IpAddr>,
     pub(crate) listening: bool,
+    /// The process is to end, and has closed its listener.
+    pub(crate) closing: bool,
     /// A kernel, with the losses the rules allow to kernels.
     pub(crate) kernel: bool,
     /// Releases messages by acknowledgement frames when the peer does too.

@@ -82,6 +82,7 @@ impl World {
                 boot: 0,
                 addrs: node.addrs.clone(),
                 listening: true,
+                closing: false,
                 kernel: matches!(node.kind, NodeKind::Kernel(_)),
                 end_to_end: matches!(node.kind, NodeKind::Bowline { end_to_end: true, .. }),
             })

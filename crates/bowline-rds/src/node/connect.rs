@@ -46,7 +46,7 @@ impl Node {
             npaths_past: false,
             npaths_told: self.now,
             count_timer: false,
-            rejected_rounds: 0,
+            count_asked: None,
             peer: Peer::Unknown,
             peer_generation: 0,
             past: Vec::new(),

@@ -76,9 +76,10 @@ impl Node {
             link.generation = generation;
         }
         let Some(conn) = self.conns.get(conn_id.0) else { return false };
-        let differs =
-            generation != 0 && conn.peer_generation != 0 && generation != conn.peer_generation;
-        if differs && serial < conn.generation_serial {
+        let known = conn.peer_generation;
+        let differs = generation != 0 && known != 0 && generation != known;
+        let earlier = differs || (known == 0 && conn.knows(generation));
+        if earlier && serial < conn.generation_serial {
             // The last words of a process that has been replaced already.
             self.close_link(id, CloseHow::Fin);
             return false;
@@ -137,10 +138,11 @@ impl Node {
     /// kernel.
     pub(super) fn not_greeted(&mut self, id: LinkId) {
         let Some(link) = self.links.get(id.0) else { return };
-        let (conn_id, path) = (link.conn, link.path);
+        let (conn_id, path, serial) = (link.conn, link.path, link.serial);
         let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
         let was_bowline = conn.peer.is_bowline();
         if was_bowline {
+            conn.generation_serial = conn.generation_serial.max(serial);
             let before = std::mem::take(&mut conn.peer_generation);
             conn.peer_sport_idx = false;
             self.peer_restarted(conn_id, id, (before, 0));
@@ -189,7 +191,6 @@ impl Node {
         conn.npaths = after.max(1);
         conn.npaths_past = false;
         conn.npaths_told = now;
-        conn.rejected_rounds = 0;
         let fan = conn.fan();
         let smaller = conn.smaller;
         if fan != before {
@@ -307,7 +308,7 @@ impl Node {
         conn.npaths_past = true;
         let remote = to_socket_addr(conn.remote, 0, 0).ip();
         if let Some(dedup) = &mut conn.dedup {
-            dedup.forget_counted();
+            dedup.forget_counted(serial);
         }
         let freed = conn.map.take();
         conn.change_generation(from, to);

@@ -24,8 +24,8 @@ const SHY_TIME: Duration = Duration::from_millis(200);
 /// For how long a path's connections are rejected before all of the peer's are opened anew: longer than
 /// a kernel needs to find a dead connection by keepalive.
 const REJECTED_TIME: Duration = Duration::from_secs(32);
-/// After so many times a peer that serves path 0 alone, and does not say how many it has, has no others.
-const REJECTED_ROUNDS: u8 = 4;
+/// A connection that ends in this time without a byte was rejected.
+const REJECT_TIME: Duration = Duration::from_secs(2);
 /// How long an accepted connection may stay without a path.
 const EXTRA_TIME: Duration = Duration::from_secs(35);
 /// A bowline peer that sends a map and then no greeting for so long is not one any more. A kernel
@@ -36,8 +36,9 @@ const HELLO_TIME: Duration = Duration::from_secs(34);
 /// their first frame.
 const UNKNOWN_TIME: Duration = Duration::from_secs(34);
 
-/// A kernel that has one connection in all this time, and does not say how many paths it has, has one.
-const COUNT_TIME: Duration = UNKNOWN_TIME;
+/// How long a kernel has one connection alone before it is asked how many paths it has, and how long it
+/// has for the answer.
+const COUNT_TIME: Duration = Duration::from_secs(16);
 
 /// After so many requests to be connected, and this time, a connection is not what the peer waits for.
 const KNOCKS_MAX: u32 = 8;
@@ -119,14 +120,16 @@ impl Node {
         }
         let limit = self.config.limits.links_extra_per_peer;
         // Those that are being cut stay for a while; a flood must not pile them up.
-        if conn.extra.len() >= limit
-            && (conn.extra.len() >= 2 * limit || !self.drop_oldest_extra(id))
-        {
+        if conn.extra.len() >= 2 * limit {
             return self.refuse(remote, "connections of one peer");
         }
+        let conn = self.conns.get(id.0)?;
+        let waits = |l: &&LinkId| self.link(**l).is_some_and(|l| l.state == LinkState::Extra);
+        let full = conn.extra.iter().filter(waits).count() >= limit;
+        let dropped = if full { self.drop_oldest_extra(id) } else { None };
         let conn = self.conns.get_mut(id.0)?;
         if !conn.peer.is_bowline() {
-            link.waits_for = conn.paths.iter().filter_map(|p| p.link).collect();
+            link.waits_for = conn.paths.iter().filter_map(|p| p.link).chain(dropped).collect();
         }
         let checks = link.waits_for.clone();
         let link = LinkId(self.links.insert(link));
@@ -201,15 +204,15 @@ impl Node {
     /// Makes room for a newer connection that waits for a path: of those that wait the oldest goes, one
     /// that never spoke before others. A kernel has no more at a time than paths, so it is one that the
     /// kernel has given up; and cutting it loses nothing, as resetting the newest would.
-    fn drop_oldest_extra(&mut self, id: ConnId) -> bool {
-        let Some(conn) = self.conns.get(id.0) else { return false };
+    fn drop_oldest_extra(&mut self, id: ConnId) -> Option<LinkId> {
+        let conn = self.conns.get(id.0)?;
         let waiting = |l: &LinkId| {
             let link = self.link(*l).filter(|l| l.state == LinkState::Extra)?;
             Some((link.rx.messages > 0, link.serial, *l))
         };
-        let Some((.., oldest)) = conn.extra.iter().filter_map(waiting).min() else { return false };
+        let (.., oldest) = conn.extra.iter().filter_map(waiting).min()?;
         self.cut_link(oldest);
-        true
+        Some(oldest)
     }
 
     /// The driver has read what had arrived on a link when it was asked to check it.
@@ -468,7 +471,8 @@ impl Node {
         path.link = None;
         path.state = PathState::Down;
         if was_up {
-            let silent = link.role == Role::Dial && link.rx.bytes == 0;
+            let short = self.now < link.since + REJECT_TIME;
+            let silent = link.role == Role::Dial && link.rx.bytes == 0 && short;
             path.rejected_since = silent.then(|| path.rejected_since.unwrap_or(self.now));
             self.reset_path(conn_id, index, Sent::on(&link));
         }
@@ -509,11 +513,12 @@ impl Node {
             return;
         }
         path.rejected_since = None;
+        // Each connection of path 0 begins with a probe.
         let others = conn.paths.iter().skip(1).any(|p| p.state == PathState::Up);
         let first = conn.paths.first().and_then(|p| self.links.get(p.link?.0));
-        let alone = !others && first.is_some_and(|l| conn.npaths_told < l.since);
-        conn.rejected_rounds = if alone { conn.rejected_rounds.saturating_add(1) } else { 0 };
-        if index > 0 && (conn.npaths_past || conn.rejected_rounds >= REJECTED_ROUNDS) {
+        let silent =
+            first.is_some_and(|l| conn.npaths_told < l.since && self.now >= l.since + COUNT_TIME);
+        if index > 0 && (conn.npaths_past || (silent && !others)) {
             // The present process never said that it has such a path.
             self.agree_on_paths(conn_id, None);
             return;
@@ -579,36 +584,39 @@ impl Node {
     }
 
     /// A connection of a kernel has come or gone. Another machine may have the peer's address by now, one
-    /// with fewer paths. Its answer to our probe will tell; a kernel that answers none has had the time
-    /// to make other connections when the timer ends.
+    /// with fewer paths: after a while it is asked, if one connection is all there is.
     fn doubt_count(&mut self, conn_id: ConnId) {
         let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
-        if conn.peer == Peer::Kernel && conn.npaths > 1 && !conn.count_timer {
+        if conn.peer == Peer::Kernel && conn.npaths > 1 && !conn.smaller && !conn.count_timer {
             conn.count_timer = true;
             self.timers.insert((self.now + COUNT_TIME, Timer::Count(conn_id)));
         }
     }
 
-    /// Takes a kernel for one with one path that has had one connection for long, and has not said since
-    /// how many paths it has: what waits on the others would wait for ever.
+    /// Asks a kernel that has one connection alone how many paths it has, and takes it for one with one
+    /// path when it has not answered after the same time again: what waits on the others would wait for
+    /// ever.
     pub(super) fn count_overdue(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get_mut(id.0) else { return };
         conn.count_timer = false;
-        if conn.peer != Peer::Kernel || conn.npaths < 2 || conn.smaller {
+        let asked = conn.count_asked.take();
+        if conn.peer != Peer::Kernel || conn.npaths < 2 {
             return;
         }
-        let (told, only) = (conn.npaths_told, conn.only_link());
-        let Some(since) = only.and_then(|l| Some(self.link(l)?.since)) else { return };
-        if told >= since {
-            return;
-        }
-        let due = since + COUNT_TIME;
-        if due <= self.now {
+        let Some((index, link)) = conn.only_link() else { return };
+        if asked.is_some_and(|(of, at)| of == link && conn.npaths_told < at) {
+            // Which path a connection serves is only known here.
+            conn.paths.swap(0, index);
+            if let Some(link) = self.links.get_mut(link.0) {
+                link.path = Some(0);
+            }
             self.agree_on_paths(id, None);
-        } else if let Some(conn) = self.conns.get_mut(id.0) {
-            conn.count_timer = true;
-            self.timers.insert((due, Timer::Count(id)));
+            return;
         }
+        conn.count_asked = Some((link, self.now));
+        let ext = super::handshake::extensions(&self.config, index as u8);
+        self.queue_control(id, index, bowline_wire::rds::PROBE_PORT, 0, ext, 0);
+        self.doubt_count(id);
     }
 
     /// A bowline peer should have greeted by now. One that has sent nothing at all may only be
@@ -705,6 +713,8 @@ impl Node {
             if path.planned > 0 {
                 conn.peer = Peer::Bowline { max_message };
                 self.close_link(id, CloseHow::Reset);
+                // Senders of long messages wait for this.
+                self.wake_refused(crate::socket::want::WRITE);
                 return false;
             }
             path.link = None;

@@ -376,30 +376,35 @@ impl Node {
         self.deliver(id, header, rope, seen)
     }
 
-    /// Forgets what a peer sent once none of it can come again, or sooner when too much is remembered of
-    /// all peers together.
+    /// Forgets what a peer sent once none of it can come again; most of it after a minute when much is
+    /// remembered of all peers together.
     pub(super) fn quiet(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get(id.0).filter(|c| c.dedup.is_some()) else { return };
-        let mut until = conn.last_used + QUIET_TIME;
-        if !self.dedup_budget.is_tight() {
-            let links = self.links_of(id).into_iter().filter_map(|l| self.link(l));
-            for link in links {
-                until = until.max(link.since + REPEAT_TIME);
-                if link.rx.paused || !link.rx.backlog.is_empty() || !link.waits_for.is_empty() {
-                    // Some of it may have come again already, and waits to be looked at.
-                    until = until.max(self.now + QUIET_TIME);
-                }
-            }
-            let used = conn.paths.iter().take(usize::from(conn.npaths.max(1)));
-            if used.filter(|p| p.resets > 0).any(|p| p.state != PathState::Up) {
-                until = until.max(conn.last_used + AWAY_TIME);
-            }
+        let quiet = conn.last_used + QUIET_TIME;
+        let mut until = quiet;
+        let mut unread = false;
+        for link in self.links_of(id).into_iter().filter_map(|l| self.link(l)) {
+            until = until.max(link.since + REPEAT_TIME);
+            unread |= link.rx.paused || !link.rx.backlog.is_empty() || !link.waits_for.is_empty();
         }
-        if until > self.now {
-            self.timers.insert((until.min(self.now + QUIET_TIME), Timer::Quiet(id)));
-        } else if let Some(conn) = self.conns.get_mut(id.0) {
+        if unread {
+            // Some of it may have come again already, and waits to be looked at.
+            until = until.max(self.now + QUIET_TIME);
+        }
+        let used = conn.paths.iter().take(usize::from(conn.npaths.max(1)));
+        if used.filter(|p| p.resets > 0).any(|p| p.state != PathState::Up) {
+            until = until.max(conn.last_used + AWAY_TIME);
+        }
+        let tight = self.dedup_budget.is_tight() && quiet <= self.now && !unread;
+        let Some(conn) = self.conns.get_mut(id.0) else { return };
+        if until <= self.now {
             conn.dedup = None;
+            return;
         }
+        if let Some(dedup) = conn.dedup.as_mut().filter(|_| tight) {
+            dedup.trim();
+        }
+        self.timers.insert((until.min(self.now + QUIET_TIME), Timer::Quiet(id)));
     }
 
     fn map_frame(&mut self, id: LinkId, header: &Header, rope: &Rope) {

@@ -80,7 +80,8 @@ impl Ctx {
             return;
         }
         if c.ends[1].state == EndState::Gone {
-            if !self.net.hosts[target].listening || c.ends[1].addr.port() != TCP_PORT {
+            let host = &self.net.hosts[target];
+            if !host.listening || host.closing || c.ends[1].addr.port() != TCP_PORT {
                 self.coverage.hit("tcp", "SYN refused");
                 self.packet(from.other(), NetEvent::RelayedRst { conn, to: 0 }, true);
                 return;

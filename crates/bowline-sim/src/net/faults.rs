@@ -75,6 +75,7 @@ impl Ctx {
     pub(crate) fn tcp_host_down(&mut self, host: HostId, silent: bool) {
         let net = &mut self.net.hosts[host];
         net.listening = false;
+        net.closing = false;
         net.boot += 1;
         net.up = !silent;
         for conn in 0..self.net.conns.len() as u32 {
@@ -102,6 +103,19 @@ impl Ctx {
                     }
                     self.tcp_close(id, if taken { TcpClose::Fin } else { TcpClose::Reset });
                 }
+            }
+        }
+    }
+
+    /// A process that is to end closes its listener: who dials is refused, and what the process has not
+    /// taken yet ends by a reset.
+    pub(crate) fn tcp_stop_listening(&mut self, host: HostId) {
+        self.net.hosts[host].closing = true;
+        for conn in 0..self.net.conns.len() as u32 {
+            let end = &self.net.conns[conn as usize].ends[1];
+            if end.host == host && !end.accepted && end.state == EndState::Open {
+                self.coverage.hit("tcp", "closed by a listener");
+                self.tcp_close(EndId { conn, side: 1 }, TcpClose::Reset);
             }
         }
     }

@@ -18,6 +18,7 @@ pub(crate) fn two_hosts(kernel: bool) -> Ctx {
         boot: 0,
         addrs: vec![IpAddr::from([10, 0, 0, last])],
         listening: true,
+        closing: false,
         kernel,
         end_to_end: false,
     };
