@@ -17,7 +17,10 @@
 //! - A peer that acknowledges by TCP alone (a kernel, or a node with `end_to_end` off) has let go of
 //!   what TCP acknowledged. A bowline node reads all of that, also when its own side ends the
 //!   connection. A kernel whose connections break may lose such messages, or take repeated ones for
-//!   new ones; that is its own limit.
+//!   new ones; that is its own limit. What it repeats is known to a bowline node for a day after a connection
+//!   was lost, the latest 32 MiB and 131,072 messages of it ([`Limits::duplicate_records_total`]).
+//! - A kernel that has several paths, answers no pings (`net.rds.ping_enable` 0) and keeps a single
+//!   connection for half a minute is taken for one with a single path.
 //!
 //! Calls block unless told otherwise, work from any number of threads at once, and report errors
 //! with the errno that Linux's own RDS sockets give ([`Error::errno`]).

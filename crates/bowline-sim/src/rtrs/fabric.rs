@@ -130,7 +130,7 @@ impl Verbs for Port<'_> {
     }
 
     fn fail_qp(&mut self, qpn: Qpn) -> Result<(), Error> {
-        if self.mutes.is_mute(qpn) {
+        if self.mutes.told_to_fail(qpn) {
             return Ok(());
         }
         let state = Some(QpState::Err);

@@ -1,5 +1,7 @@
 //! Queue pairs of a device that no longer does what it is told, and says nothing: what is asked of them is not done
-//! though it seems to be, and nothing of them completes. What they had begun goes on, until they are removed.
+//! though it seems to be, and nothing of them completes. What they had begun goes on, until they are removed. Only
+//! the peer gets nothing done any more by one that was told to fail: memory that a device still changes
+//! after that no protocol could give to others.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,6 +13,8 @@ pub(crate) struct Mutes {
     all: BTreeSet<Qpn>,
     conns: BTreeMap<CmId, Qpn>,
     mute: BTreeSet<Qpn>,
+    /// Those of the mute that were told to fail.
+    failed: BTreeSet<Qpn>,
     /// Completions that nobody was given.
     held: Vec<Completion>,
 }
@@ -27,6 +31,7 @@ impl Mutes {
     pub(super) fn removed(&mut self, qpn: Qpn) {
         self.all.remove(&qpn);
         self.mute.remove(&qpn);
+        self.failed.remove(&qpn);
     }
 
     pub(super) fn forgotten(&mut self, id: CmId) {
@@ -41,6 +46,21 @@ impl Mutes {
 
     pub(super) fn is_mute(&self, qpn: Qpn) -> bool {
         self.mute.contains(&qpn)
+    }
+
+    /// A queue pair is told to fail; tells whether it is mute.
+    pub(super) fn told_to_fail(&mut self, qpn: Qpn) -> bool {
+        let mute = self.is_mute(qpn);
+        if mute {
+            self.failed.insert(qpn);
+        }
+        mute
+    }
+
+    /// Tells whether a packet is for a queue pair that takes none any more.
+    pub(super) fn ignores(&self, packet: &[u8]) -> bool {
+        let to = packet.get(5..8).map_or(0, |b| u32::from_be_bytes([0, b[0], b[1], b[2]]));
+        self.failed.contains(&Qpn(to))
     }
 
     pub(super) fn is_mute_id(&self, id: CmId) -> bool {

@@ -353,6 +353,9 @@ impl World {
         if case.is_some_and(|case| !self.goes_wrong(case, host, datagram)) {
             return;
         }
+        if self.hosts[host].mutes.ignores(&datagram.bytes) {
+            return;
+        }
         self.hosts[host].deliver(self.base.now, &mut self.base.rng, datagram);
         self.touched(host..host + 1);
     }
