@@ -84,6 +84,10 @@ pub(crate) struct Conn {
     pub(crate) map: CongMap,
     /// Link and time of the latest map.
     pub(crate) map_from: Option<(LinkId, Instant)>,
+    /// The link on which our map went out last, and when.
+    pub(crate) map_sent: Option<(LinkId, Instant)>,
+    /// When our map went out on another link than shortly before: it is sent once more later.
+    pub(crate) map_moved: Option<Instant>,
     /// When the latest map came that did not come on that link.
     pub(crate) map_elsewhere: Option<Instant>,
     /// A timer runs that has a fresh map sent: an older one may have come last.

@@ -15,7 +15,7 @@ use crate::time::Instant;
 
 /// Maps of different connections that come within this time may have overtaken one another: TCP may have
 /// held one of them up for several retransmission timeouts.
-const MAP_RACE: Duration = Duration::from_secs(10);
+pub(super) const MAP_RACE: Duration = Duration::from_secs(10);
 /// How long after the last of them a fresh one is asked for.
 const MAP_DOUBT: Duration = Duration::from_millis(250);
 /// What a waiting message counts besides its payload, towards the limits.
@@ -182,6 +182,22 @@ impl Node {
             self.arm(now + MAP_DOUBT, Timer::MapDoubt(id));
         }
         self.congestion_changed(freed);
+    }
+
+    /// Sends our map once more after it has gone over from one connection to another: a kernel that is
+    /// slow to read the first may take the older map for the newer one, and nothing else would tell
+    /// it before something changes here.
+    pub(super) fn map_again(&mut self, id: ConnId) {
+        let now = self.now;
+        let Some(conn) = self.conns.get_mut(id.0) else { return };
+        let Some(moved) = conn.map_moved.take() else { return };
+        if now < moved + MAP_RACE {
+            conn.map_moved = Some(moved);
+            self.arm(moved + MAP_RACE, Timer::MapAgain(id));
+            return;
+        }
+        conn.map_due = true;
+        self.signal_map(id);
     }
 
     /// Renews a connection that has nothing to do, that of the highest such path: its map comes with

@@ -59,6 +59,8 @@ impl Node {
             unknown_timer: false,
             map: CongMap::default(),
             map_from: None,
+            map_sent: None,
+            map_moved: None,
             map_elsewhere: None,
             map_doubt: false,
             map_due: false,

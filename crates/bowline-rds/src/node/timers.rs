@@ -27,6 +27,8 @@ pub(super) enum Timer {
     Count(ConnId),
     /// A peer may have been quiet for so long that none of its messages can come again.
     Quiet(ConnId),
+    /// Our map may have been overtaken by an older one on another connection.
+    MapAgain(ConnId),
     /// No map has come for a while after several that may have overtaken one another.
     MapDoubt(ConnId),
 }
@@ -60,6 +62,7 @@ impl Node {
                 Timer::Unknown(conn) => self.unknown_overdue(conn),
                 Timer::Count(conn) => self.count_overdue(conn),
                 Timer::Quiet(conn) => self.quiet(conn),
+                Timer::MapAgain(conn) => self.map_again(conn),
                 Timer::MapDoubt(conn) => self.map_doubtful(conn),
             }
         }

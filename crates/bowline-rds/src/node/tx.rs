@@ -6,6 +6,8 @@ use std::sync::Arc;
 use bowline_wire::rds::{Flags, HEADER_LEN, Header, MAP_LEN};
 
 use super::Node;
+use super::congestion::MAP_RACE;
+use super::timers::Timer;
 use crate::config::Config;
 use crate::conn::{Gate, Peer};
 use crate::ids::{ConnId, LinkId};
@@ -126,6 +128,11 @@ impl Node {
         }
         if is_map_link {
             conn.map_due = false;
+            let before = conn.map_sent.replace((id, self.now));
+            let moved = before.is_some_and(|(on, at)| on != id && self.now < at + MAP_RACE);
+            if moved && !conn.peer.is_bowline() && conn.map_moved.replace(self.now).is_none() {
+                self.timers.insert((self.now + MAP_RACE, Timer::MapAgain(link.conn)));
+            }
             let mut ack = 0;
             if conn.peer.is_bowline()
                 && let Some(path) = conn.paths.get(usize::from(index))

@@ -1,5 +1,7 @@
 //! Sections 6.2, 6.6 and 7: receive accounting, maps, refused senders, monitoring, loopback.
 
+use std::time::Duration;
+
 use bowline_rds::{
     CloseHow, CloseReason, Config, Control, Error, Interest, LinkId, RecvOpts, SendMsg, poll,
 };
@@ -399,4 +401,23 @@ fn an_old_map_is_doubted_whatever_came_before_it_on_its_connection() {
     lab.deliver(first, &[map_of(&[4000])]);
     lab.ms(260);
     assert_eq!(lab.closes, [(others[6], CloseHow::Drain)], "for a fresh one");
+}
+
+/// The connection that carried our map is lost, and the map goes out on another one. A kernel that is slow to
+/// read may take the older one for the newer: so it gets the map once more, and then no more.
+// tests
+#[test]
+fn a_map_that_went_over_to_another_connection_is_sent_once_more() {
+    let mut lab = Lab::larger();
+    let zero = lab.kernel(A, 8);
+    let one = lab.accept(A);
+    assert!(!lab.frames(one).iter().any(Frame::is_map), "the lowest path has it");
+    lab.fail(zero, CloseReason::Reset);
+    assert_eq!(lab.frames(one).iter().filter(|f| f.is_map()).count(), 1);
+    lab.advance(Duration::from_secs(9));
+    assert!(!lab.frames(one).iter().any(Frame::is_map));
+    lab.advance(Duration::from_secs(2));
+    assert_eq!(lab.frames(one).iter().filter(|f| f.is_map()).count(), 1);
+    lab.advance(Duration::from_secs(60));
+    assert!(!lab.frames(one).iter().any(Frame::is_map));
 }
