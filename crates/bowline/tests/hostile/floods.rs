@@ -117,14 +117,18 @@ fn connecting_again_does_not_get_round_the_limits() {
             drop((&stream).write_all(&bytes));
             thread::sleep(Duration::from_millis(5));
         };
-        for (peer, greets) in [(1, true), (2, false)] {
+        let mut most = 0;
+        // What ended connections of a peer that goes by TCP leave is taken as far as 8 MiB more; 19 MiB
+        // are offered.
+        for (peer, greets, rest) in [(1, true, 512 << 10), (2, false, 8 << 20)] {
+            most += PER_PEER + rest;
             for _ in 0..80 {
                 connect(greets, peer);
             }
             let info = scene.node.info();
             let held: usize = info.sockets.iter().map(|s| s.recv_bytes).max().unwrap_or(0);
             println!("{held} bytes wait, {} pauses", scene.counter("bl_read_pauses"));
-            assert!(held <= usize::from(peer) * (PER_PEER + (8 << 20)), "{held} bytes wait");
+            assert!(held <= most, "{held} bytes wait");
         }
     });
     drop(sink);
