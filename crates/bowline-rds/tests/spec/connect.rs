@@ -641,6 +641,32 @@ fn a_kernel_that_answers_or_shows_another_path_keeps_its_count() {
     }
 }
 
+/// The smaller side of it: path 0 is served, and every connection of another path is reset at once. A kernel
+/// that answers the probe of path 0 keeps its count and gets all connections anew; one that does not has one.
+// tests
+#[test]
+fn a_kernel_that_rejects_the_other_paths_and_answers_no_probe_has_one() {
+    for answers in [true, false] {
+        let mut lab = Lab::smaller();
+        let s = lab.bound("10.0.0.1:4000");
+        lab.send(s, FAR, b"x").expect("sent");
+        let first = lab.establish();
+        lab.deliver(first, &[map_of(&[]), pong_with(1, npaths_ext(8))]);
+        lab.fail(first, CloseReason::TimedOut);
+        for _ in 0..450 {
+            lab.ms(100);
+            let Some((link, _, lane)) = lab.connects.first().copied() else { continue };
+            lab.establish_link(link);
+            match (lane, answers) {
+                (0, true) => lab.deliver(link, &[map_of(&[]), pong_with(2, npaths_ext(8))]),
+                (0, false) => lab.deliver(link, &[map_of(&[])]),
+                _ => lab.fail(link, CloseReason::Reset),
+            }
+        }
+        assert_eq!(npaths(&lab), if answers { 8 } else { 1 });
+    }
+}
+
 /// A kernel restarts, and its new process sends before its probe tells that it is a new one. What it sent
 /// comes again on the next connection, and is known.
 // tests
