@@ -604,7 +604,10 @@ impl Node {
             return;
         }
         let Some((index, link)) = conn.only_link() else { return };
-        if asked.is_some_and(|(of, at)| of == link && conn.npaths_told < at) {
+        if let Some((_, at)) = asked.filter(|(of, _)| *of == link) {
+            if conn.npaths_told >= at {
+                return; // it has them all, and will make them
+            }
             // Which path a connection serves is only known here.
             conn.paths.swap(0, index);
             if let Some(link) = self.links.get_mut(link.0) {
