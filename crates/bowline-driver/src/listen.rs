@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use bowline_rds::TurnedAway;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, acceptfrom_with, bind, getsockname, listen, sockopt};
@@ -131,14 +132,16 @@ impl Shared {
             st.core.add_local(local.ip());
         }
         let buffers = tcp_buffers(&st);
-        let Some(id) = st.core.handle_accepted(now, local, remote) else {
-            refuse(&fd);
-            // A connector that is reset at once comes back at once; one that only knocks does not
-            // care.
-            if st.held.len() < HELD_MAX {
-                st.held.push_back((now.as_nanos() + HOLD_NS, fd));
+        let id = match st.core.handle_accepted(now, local, remote) {
+            Ok(id) => id,
+            Err(why) => {
+                refuse(&fd);
+                // A connector that is reset at once comes back at once.
+                if why == TurnedAway::Refused && st.held.len() < HELD_MAX {
+                    st.held.push_back((now.as_nanos() + HOLD_NS, fd));
+                }
+                return self.collect(&mut st, sc, None);
             }
-            return self.collect(&mut st, sc, None);
         };
         st.put_slot(id);
         drop(st);

@@ -240,7 +240,8 @@ impl Shared {
                 st.core.idle(now);
             }
             rounds += 1;
-            if rounds == ROUNDS_MAX {
+            let others = st.hot[1].is_some();
+            if rounds == ROUNDS_MAX || (busy && others) {
                 // One busy link must not hide the others.
                 rounds = 0;
                 self.settle(st, sc);

@@ -58,6 +58,15 @@ pub enum Output {
     Event(Event),
 }
 
+/// Why an accepted TCP connection is not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TurnedAway {
+    /// It was made only to be noticed, and this node dials back: reset it at once.
+    Knock,
+    /// A limit is reached, or the node is closing: keep it for a moment unread, then reset it.
+    Refused,
+}
+
 /// How to close a TCP connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CloseHow {

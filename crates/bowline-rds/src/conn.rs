@@ -79,6 +79,8 @@ pub(crate) struct Conn {
     pub(crate) unknown_timer: bool,
     /// A whole frame has come from this peer at some time.
     pub(crate) proven: bool,
+    /// Attempts to connect since the peer last asked for one, or had one that lasted.
+    pub(crate) dials: u32,
     pub(crate) paths: Vec<Path>,
     pub(crate) gate: Option<Gate>,
     pub(crate) map: CongMap,
@@ -104,6 +106,8 @@ pub(crate) struct Conn {
     /// Bytes of its messages that wait for readers, as limits count them.
     pub(crate) recv_held: usize,
     pub(crate) last_used: Instant,
+    /// When the latest whole frame came.
+    pub(crate) heard_at: Instant,
 }
 
 impl Conn {
@@ -112,6 +116,7 @@ impl Conn {
     pub(crate) const fn heard(&mut self, now: Instant) {
         self.proven = true;
         self.last_used = now;
+        self.heard_at = now;
     }
 
     /// Tells whether a process of this generation has been met before another one.

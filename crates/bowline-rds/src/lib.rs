@@ -77,7 +77,7 @@ mod txlog;
 
 pub use api::{
     CloseHow, CloseReason, Control, Event, Interest, Output, Readiness, Received, RecvOpts,
-    SendControl, SendMsg, Sent, Taken,
+    SendControl, SendMsg, Sent, Taken, TurnedAway,
 };
 pub use bowline_wire::time::Instant;
 pub use config::{

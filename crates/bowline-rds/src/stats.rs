@@ -135,6 +135,8 @@ counters! {
     read_pauses => "bl_read_pauses",
     /// Connections dropped because unfinished messages held too much memory.
     partials_dropped => "bl_partials_dropped",
+    /// Peers that never sent a whole message, forgotten to make room for newer ones.
+    strangers_forgotten => "bl_strangers_forgotten",
     /// Idle peers forgotten to make room.
     peers_reclaimed => "bl_peers_reclaimed",
     /// Payload bytes copied inside the node on receive, beyond the copy to the application.

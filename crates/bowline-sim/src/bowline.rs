@@ -340,11 +340,11 @@ impl BowlineHost {
         }
         let (local, remote) = (ctx.net.local(end), ctx.net.remote(end));
         match self.node.handle_accepted(now(ctx), local, remote) {
-            Some(link) => {
+            Ok(link) => {
                 self.adopt(link, end);
                 self.read_soon(ctx, link);
             }
-            None => ctx.tcp_close(end, TcpClose::Reset),
+            Err(_) => ctx.tcp_close(end, TcpClose::Reset),
         }
     }
 

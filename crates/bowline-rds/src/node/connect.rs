@@ -13,12 +13,23 @@ use crate::cong::CongMap;
 use crate::conn::{Conn, Peer};
 use crate::error::Error;
 use crate::ids::{ConnId, LinkId};
-use crate::link::{Link, LinkState, Role};
+use crate::link::{Link, LinkState, Partial, Role};
 use crate::path::{Path, PathState};
 use crate::socket::to_socket_addr;
+use crate::time::Instant;
 
 /// A connected peer that has been silent for so long may be forgotten to make room.
 const RECLAIM_TIME: Duration = Duration::from_secs(5);
+/// For so long after the last whole message of a peer, connections without a path and acknowledgements
+/// that it does not take keep it from being forgotten. Longer than such a connection is kept.
+const UNSETTLED_TIME: Duration = Duration::from_secs(60);
+/// A message that has been coming for so long, and slower than so many bytes a second, does not keep
+/// its sender from being forgotten.
+const SLOW_TIME: Duration = Duration::from_secs(10);
+const SLOW_RATE: u64 = 4 << 10;
+/// Attempts to connect in one second to peers for which there is nothing to send.
+const IDLE_DIALS_MAX: u32 = 256;
+const IDLE_DIALS_TIME: Duration = Duration::from_secs(1);
 /// For how long after a long message was refused its sender is taken to try again by itself.
 const LONG_TIME: Duration = Duration::from_secs(60);
 /// A connect attempt is given up after this.
@@ -53,6 +64,7 @@ impl Node {
             generation_serial: 0,
             peer_sport_idx: false,
             proven: false,
+            dials: 0,
             paths: vec![Path::new(self.first_sequence)],
             gate: None,
             long_refused: None,
@@ -70,6 +82,7 @@ impl Node {
             links_made: 0,
             recv_held: 0,
             last_used: self.now,
+            heard_at: self.now,
         }));
         self.conn_index.insert((local, remote, scope), id);
         self.homes[home].conns.push(id);
@@ -79,25 +92,35 @@ impl Node {
     /// Forgets the peer that has been idle for longest; its TCP connections are closed. Returns
     /// whether there was one [B-18].
     fn reclaim_idle(&mut self) -> bool {
-        let quiet = |link: &LinkId| {
-            self.link(*link).is_none_or(|l| {
-                l.rx.ack_owed == 0 && l.rx.backlog.is_empty() && l.rx.partial.is_none()
-            })
-        };
-        let idle = |c: &Conn| {
-            c.recv_held == 0
-                && c.extra.is_empty()
-                && !c.has_messages()
-                && c.paths.iter().filter_map(|p| p.link).all(|l| quiet(&l))
-                // One that is connected is not pushed out by newcomers unless it has been silent.
-                && (c.paths.iter().all(|p| p.state != PathState::Up)
-                    || self.now.saturating_since(c.last_used) >= RECLAIM_TIME)
-        };
-        let oldest = self.conns.iter().filter(|(_, c)| idle(c)).min_by_key(|(_, c)| c.last_used);
+        let oldest =
+            self.conns.iter().filter(|(_, c)| self.is_idle(c)).min_by_key(|(_, c)| c.last_used);
         let Some((id, _)) = oldest else { return false };
         self.stats.peers_reclaimed += 1;
         self.forget_conn(ConnId(id));
         true
+    }
+
+    /// Tells whether a peer may be forgotten. What it has begun and does not go on with protects it for a
+    /// while only: else a crowd that each began something would keep out everybody who comes later.
+    fn is_idle(&self, conn: &Conn) -> bool {
+        if conn.recv_held > 0 || conn.has_messages() {
+            return false;
+        }
+        let silent = self.now.saturating_since(conn.last_used);
+        let up = conn.paths.iter().any(|p| p.state == PathState::Up);
+        if up && silent < RECLAIM_TIME {
+            return false; // one that is connected is not pushed out unless it has been silent
+        }
+        let serving = conn.paths.iter().filter_map(|p| p.link);
+        let mut links = serving.chain(conn.extra.iter().copied()).filter_map(|l| self.link(l));
+        let settled = conn.extra.is_empty()
+            && links.clone().all(|l| l.rx.ack_owed == 0 && l.rx.backlog.is_empty());
+        let comes = |partial: &Partial| {
+            let since = self.now.saturating_since(partial.first_seen);
+            since < SLOW_TIME || partial.rope.len() as u64 >= since.as_secs() * SLOW_RATE
+        };
+        (settled || self.now.saturating_since(conn.heard_at) >= UNSETTLED_TIME)
+            && !links.any(|l| l.rx.partial.as_ref().is_some_and(comes))
     }
 
     /// Removes a connection with everything it has.
@@ -185,6 +208,7 @@ impl Node {
         conn.make_path(index);
         let (local, remote) = conn_addrs(conn);
         conn.links_made += 1;
+        conn.dials = conn.dials.saturating_add(1);
         let here = SocketAddr::new(local, 0);
         let mut link = Link::new(id, Some(index), Role::Dial, LinkState::Connecting, here, remote);
         link.serial = conn.links_made;
@@ -247,7 +271,12 @@ impl Node {
             path.delay = (path.delay * 2).clamp(min, max);
             wait
         };
-        let at = self.now + Duration::from_nanos(wait);
+        self.reconnect_at(id, index, self.now + Duration::from_nanos(wait));
+    }
+
+    fn reconnect_at(&mut self, id: ConnId, index: u8, at: Instant) {
+        let Some(conn) = self.conns.get_mut(id.0) else { return };
+        let Some(path) = conn.paths.get_mut(usize::from(index)) else { return };
         path.reconnect_at = Some(at);
         self.arm(at, Timer::Reconnect(id, index));
     }
@@ -264,6 +293,16 @@ impl Node {
             return;
         }
         if conn.smaller {
+            let proven = usize::from(conn.proven);
+            if self.conn(id).is_some_and(|conn| !self.wants_peer(conn))
+                && let Some(free_at) = self.idle_dials[proven].take(self.now)
+            {
+                // Many are away, and take turns.
+                let max = self.config.sysctl.reconnect_max_delay_ms * 1_000_000;
+                let wait = Duration::from_nanos(self.rng.next_u64() % max);
+                self.reconnect_at(id, index, free_at + wait);
+                return;
+            }
             self.connect_all_if_down(id);
         } else if index == 0
             && let Some(conn) = self.conn(id)
@@ -293,6 +332,27 @@ impl Node {
                 .long_refused
                 .is_some_and(|at| waited_for || self.now.saturating_since(at) < LONG_TIME);
         conn.has_messages() || (waited_for && !conn.map.is_empty()) || long
+    }
+}
+
+/// Attempts to connect to peers that nobody here waits for, counted by the second.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct IdleDials {
+    since: Instant,
+    made: u32,
+}
+
+impl IdleDials {
+    /// Counts one, or tells when there is room for the next.
+    fn take(&mut self, now: Instant) -> Option<Instant> {
+        if now >= self.since + IDLE_DIALS_TIME {
+            *self = Self { since: now, made: 0 };
+        }
+        if self.made >= IDLE_DIALS_MAX {
+            return Some(self.since + IDLE_DIALS_TIME);
+        }
+        self.made += 1;
+        None
     }
 }
 

@@ -9,7 +9,7 @@ use bowline_wire::rds::BowlineExt;
 use super::Node;
 use super::sockets::endpoint;
 use super::timers::Timer;
-use crate::api::{CloseHow, CloseReason, Event, Output};
+use crate::api::{CloseHow, CloseReason, Event, Output, TurnedAway};
 use crate::conn::{Conn, Peer};
 use crate::ids::{ConnId, LinkId};
 use crate::link::{Link, LinkState, Role};
@@ -44,6 +44,10 @@ const COUNT_TIME: Duration = Duration::from_secs(16);
 const KNOCKS_MAX: u32 = 8;
 const KNOCKS_TIME: Duration = Duration::from_secs(2);
 
+/// How often a peer that never sent a message is dialled, if there is nothing for it, before it has to
+/// ask again. It takes some seconds.
+const STRANGER_DIALS: u32 = 32;
+
 /// What a link that ends had to do with the messages of its path.
 #[derive(Clone, Copy, Debug)]
 struct Sent {
@@ -67,18 +71,18 @@ impl Sent {
 
 impl Node {
     /// Takes an accepted TCP connection. Its two addresses name the peer; there is no tos
-    /// . `None`: close it with a reset.
+    ///
     pub fn handle_accepted(
         &mut self,
         now: Instant,
         local: SocketAddr,
         remote: SocketAddr,
-    ) -> Option<LinkId> {
+    ) -> Result<LinkId, TurnedAway> {
         self.now = now;
         self.stats.links_accepted += 1;
         // Traffic between two local addresses never uses TCP.
         if self.closing || self.is_local(remote.ip()) {
-            return self.refuse(remote, "local or closing");
+            return Err(self.refuse(remote, "local or closing"));
         }
         let here = endpoint(local);
         let there = endpoint(remote);
@@ -87,15 +91,28 @@ impl Node {
             Some(id) => *id,
             None => match self.conn_for_stranger(key) {
                 Some(id) => id,
-                None => return self.refuse(remote, "peers"),
+                None => return Err(self.refuse(remote, "peers")),
             },
         };
-        let conn = self.conns.get_mut(id.0)?;
+        let Some(conn) = self.conns.get_mut(id.0) else { return Err(TurnedAway::Refused) };
         conn.last_used = now;
         if conn.smaller {
             self.knocked(id);
-            return None;
+            return Err(TurnedAway::Knock);
         }
+        self.take_accepted(id, local, remote)
+            .ok_or_else(|| self.refuse(remote, "connections of one peer"))
+    }
+
+    /// Puts a connection that a peer has made in service, or among those that wait for a path. `None`:
+    /// too many wait.
+    fn take_accepted(
+        &mut self,
+        id: ConnId,
+        local: SocketAddr,
+        remote: SocketAddr,
+    ) -> Option<LinkId> {
+        let now = self.now;
         let conn = self.conns.get(id.0)?;
         let slot = if conn.peer.is_bowline() {
             None // its probe tells the path
@@ -121,7 +138,7 @@ impl Node {
         let limit = self.config.limits.links_extra_per_peer;
         // Those that are being cut stay for a while; a flood must not pile them up.
         if conn.extra.len() >= 2 * limit {
-            return self.refuse(remote, "connections of one peer");
+            return None;
         }
         let conn = self.conns.get(id.0)?;
         let waits = |l: &&LinkId| self.link(**l).is_some_and(|l| l.state == LinkState::Extra);
@@ -143,10 +160,10 @@ impl Node {
         Some(link)
     }
 
-    fn refuse(&mut self, remote: SocketAddr, limit: &'static str) -> Option<LinkId> {
+    fn refuse(&mut self, remote: SocketAddr, limit: &'static str) -> TurnedAway {
         self.stats.links_refused += 1;
         self.event(Event::Refused { remote: remote.ip(), limit });
-        None
+        TurnedAway::Refused
     }
 
     /// Makes the connection object of a peer that came by itself; peers that never sent a whole
@@ -164,6 +181,11 @@ impl Node {
             if list.len() >= self.config.limits.peers_unproven
                 && let Some(oldest) = list.pop_front()
             {
+                if let Some(conn) = self.conns.get(oldest.0) {
+                    let remote = to_socket_addr(conn.remote, 0, 0).ip();
+                    self.event(Event::Refused { remote, limit: "peers that never sent a message" });
+                }
+                self.stats.strangers_forgotten += 1;
                 self.forget_conn(oldest);
             }
             self.unproven = list;
@@ -181,7 +203,9 @@ impl Node {
     /// A larger peer wants to be connected to.
     fn knocked(&mut self, id: ConnId) {
         self.stats.knocks_received += 1;
-        let Some(path) = self.conns.get(id.0).and_then(|c| c.paths.first()) else { return };
+        let Some(conn) = self.conns.get_mut(id.0) else { return };
+        conn.dials = 0;
+        let Some(path) = conn.paths.first() else { return };
         match (path.state, path.link) {
             (PathState::Down, _) => self.schedule_reconnect(id, 0),
             (PathState::Up, Some(link)) => {
@@ -353,6 +377,7 @@ impl Node {
             && let Some(path) = conn.paths.get_mut(usize::from(index))
         {
             path.delay = 0;
+            conn.dials = 0;
         }
     }
 
@@ -483,8 +508,11 @@ impl Node {
     fn succeed(&mut self, conn_id: ConnId, index: u8) {
         let Some(conn) = self.conns.get(conn_id.0) else { return };
         if conn.smaller {
-            self.start_over_if_rejected(conn_id, index);
-            self.schedule_reconnect(conn_id, index);
+            // One that only ever knocked is not dialled for ever.
+            if conn.proven || conn.dials < STRANGER_DIALS || self.wants_peer(conn) {
+                self.start_over_if_rejected(conn_id, index);
+                self.schedule_reconnect(conn_id, index);
+            }
             return;
         }
         // The oldest connection without a path takes this one's place; between bowline

@@ -36,6 +36,7 @@ use crate::txlog::TxPool;
 pub use info::{ConnInfo, Info, InfoTable, LinkInfo, MessageInfo, PathInfo, SocketInfo};
 pub use sockets::poll;
 
+use connect::IdleDials;
 use timers::Timer;
 
 /// A local address with its sockets.
@@ -84,6 +85,8 @@ pub struct Node {
     conns: Slab<Conn>,
     conn_index: HashMap<(Ipv6Addr, Ipv6Addr, u32), ConnId>,
     unproven: VecDeque<ConnId>,
+    /// Of peers that never sent a message, and of others.
+    idle_dials: [IdleDials; 2],
     links: Slab<Link>,
     /// Links with bytes to parse, each once.
     ready: VecDeque<LinkId>,
@@ -122,6 +125,7 @@ impl Node {
             conns: Slab::new(),
             conn_index: HashMap::new(),
             unproven: VecDeque::new(),
+            idle_dials: Default::default(),
             links: Slab::new(),
             ready: VecDeque::new(),
             ack_asked: Vec::new(),

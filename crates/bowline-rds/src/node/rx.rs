@@ -33,6 +33,9 @@ const AWAY_TIME: Duration = Duration::from_secs(24 * 60 * 60);
 const PARTIAL_SMALL: usize = 16 << 10;
 /// An acknowledgement nobody asked for waits so long for something to go with.
 const ACK_DELAY: Duration = Duration::from_millis(10);
+/// What a congestion map, and a ping or pong, count for in a turn, in messages.
+const MAP_COST: usize = 64;
+const CONTROL_COST: usize = 4;
 /// Frames processed, in bytes, that are acknowledged at once.
 pub(super) const ACK_BYTES: u64 = 256 << 10;
 
@@ -62,9 +65,9 @@ impl Node {
         !self.ready.is_empty()
     }
 
-    /// Parses what was handed over: at most `budget` frames, and no further once a message came
-    /// for `until` and that socket has as much as a reader soon takes. Returns whether bytes
-    /// remain.
+    /// Parses what was handed over: at most `budget` messages, or fewer frames that give more work, and
+    /// no further once a message came for `until` and that socket has as much as a reader soon takes.
+    /// Returns whether bytes remain.
     pub fn process(&mut self, now: Instant, until: Option<SocketId>, budget: usize) -> bool {
         self.now = now;
         let mut budget = budget;
@@ -222,7 +225,7 @@ impl Node {
                     (header, rope, self.now)
                 };
                 let receiver = self.frame(id, &header, rope, seen);
-                *budget = budget.saturating_sub(1);
+                *budget = budget.saturating_sub(cost(&header));
                 let satisfied = until.is_some() && receiver == until && self.has_plenty(until);
                 if satisfied || *budget == 0 {
                     self.leave(id, buf, at, full_before);
@@ -554,6 +557,18 @@ impl Node {
         let msg = RecvMsg { origin, sport: header.sport, seq: header.sequence, data, rare };
         self.queue_on_socket(socket, msg, (seen, self.now));
         Some(socket)
+    }
+}
+
+/// The work of a frame, in messages. A peer may send control frames as fast as it likes, since no
+/// reader of its holds them up.
+const fn cost(header: &Header) -> usize {
+    if header.is_map() {
+        MAP_COST
+    } else if header.dport == 0 || header.sport == 0 {
+        CONTROL_COST
+    } else {
+        1
     }
 }
 

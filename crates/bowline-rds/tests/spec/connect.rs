@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use bowline_rds::{CloseHow, CloseReason, Config, Error, Event, LinkId, PathState, Sysctl};
+use bowline_rds::{CloseHow, CloseReason, Config, Error, Event, LinkId, PathState, Sysctl, TurnedAway};
 use bowline_wire::rds::{Handshake, Header};
 
 use crate::support::*;
@@ -161,7 +161,10 @@ fn connections_that_are_being_cut_do_not_pile_up() {
 fn connections_from_an_own_address_are_refused() {
     let mut lab = Lab::new(Config { addrs: vec![ip(A), ip(B)], ..Config::default() });
     let local = addr("10.0.0.2:16385");
-    assert_eq!(lab.node.handle_accepted(lab.now, local, addr("10.0.0.1:9")), None);
+    assert_eq!(
+        lab.node.handle_accepted(lab.now, local, addr("10.0.0.1:9")),
+        Err(TurnedAway::Refused)
+    );
     lab.settle();
 }
 
@@ -786,6 +789,65 @@ fn strangers_push_out_strangers_only() {
     assert_eq!(gone, strangers[..7], "the oldest first");
     assert!(!gone.contains(&friend));
     assert_eq!(lab.node.info().connections.len(), 4);
+    assert_eq!(lab.counter("bl_strangers_forgotten"), 7, "they are told of");
+    let told = lab.events.iter().filter(|e| matches!(e, Event::Refused { .. })).count();
+    assert_eq!(told, 7);
+}
+
+/// A crowd has sent a whole message each, so that none is a stranger, and then half of another one. Somebody
+/// else comes.
+// tests [B-18]
+#[test]
+fn half_a_message_does_not_keep_others_out() {
+    let mut small = config(B);
+    small.limits.peers = 2;
+    let mut lab = Lab::new(small);
+    let half = data(7, 5000, 4000, &[0; 1000]).bytes();
+    for peer in ["9.0.0.1", "9.0.0.2"] {
+        let link = lab.kernel(peer, 1);
+        lab.feed(link, &half[..500]);
+    }
+    lab.ms(9_000);
+    assert_eq!(lab.try_accept(A), None, "a message may take a moment");
+    assert_eq!(lab.counter("bl_peers_reclaimed"), 0);
+    lab.ms(2_000);
+    assert!(lab.try_accept(A).is_some(), "but not for ever");
+    assert_eq!(lab.counter("bl_peers_reclaimed"), 1);
+}
+
+/// A long message that comes at a fair rate keeps its sender in memory, however long it takes.
+// tests [B-18]
+#[test]
+fn a_long_message_on_its_way_protects_its_sender() {
+    let mut small = config(B);
+    small.limits.peers = 1;
+    let mut lab = Lab::new(small);
+    let link = lab.kernel("9.0.0.1", 1);
+    let long = data(7, 5000, 4000, &vec![0; 1_000_000]).bytes();
+    for piece in long[..900_000].chunks(9_000) {
+        lab.feed(link, piece);
+        lab.ms(1_000);
+    }
+    assert_eq!(lab.try_accept(A), None);
+    assert_eq!(lab.counter("bl_peers_reclaimed"), 0);
+}
+
+/// A peer holds one more connection open than it has paths, time and again, and sends nothing on any.
+// tests [B-18]
+#[test]
+fn connections_without_a_path_do_not_keep_others_out() {
+    let mut small = config(B);
+    small.limits.peers = 1;
+    let mut lab = Lab::new(small);
+    lab.kernel("9.0.0.1", 1);
+    for _ in 0..3 {
+        lab.accept("9.0.0.1");
+        lab.ms(15_000);
+    }
+    assert_eq!(lab.try_accept(A), None, "one of them may be waiting for its path");
+    lab.accept("9.0.0.1");
+    lab.ms(16_000);
+    assert!(lab.try_accept(A).is_some());
 }
 
 // tests the cut that the vendor's reset and the tests of drivers use

@@ -59,6 +59,63 @@ fn knocks_in_quick_succession_end_no_connection() {
     assert!(lab.closes.is_empty());
 }
 
+/// The peer asked to be connected to and then went away for good, without ever sending anything.
+// tests
+#[test]
+fn a_stranger_that_only_knocked_is_not_dialled_for_ever() {
+    let mut lab = Lab::smaller();
+    let refuse = |lab: &mut Lab| {
+        let mut dials = 0;
+        for _ in 0..600 {
+            lab.ms(100);
+            while let Some((link, ..)) = lab.connects.pop() {
+                dials += 1;
+                lab.node.handle_closed(lab.now, link, CloseReason::Refused);
+                lab.settle();
+            }
+        }
+        dials
+    };
+    assert_eq!(lab.try_accept(B), None);
+    assert_eq!(refuse(&mut lab), 32);
+    assert_eq!(lab.try_accept(B), None);
+    assert_eq!(refuse(&mut lab), 32, "it is dialled again when it knocks again");
+    let s = lab.bound("10.0.0.1:4000");
+    lab.send(s, "10.0.0.2:5000", b"for it").expect("sent");
+    assert!(refuse(&mut lab) > 60, "as long as there is something for it, without end");
+}
+
+/// Many that only knocked, and as many that were in service, are away at once. Nothing is queued for any.
+// tests
+#[test]
+fn connecting_to_many_that_are_away_is_bounded() {
+    let mut lab = Lab::smaller();
+    for n in 0..1000_u16 {
+        let peer = format!("10.1.{}.{}", n / 200, n % 200 + 1);
+        assert_eq!(lab.try_accept(&peer), None);
+        lab.ms(10);
+        if n < 600 {
+            let link = lab.establish();
+            lab.deliver(link, &[map_of(&[])]);
+            lab.node.handle_closed(lab.now, link, CloseReason::Reset);
+            lab.settle();
+        }
+    }
+    let mut dials = 0;
+    for ms in 0..3000 {
+        lab.ms(1);
+        dials = if ms < 1000 { 0 } else { dials };
+        while let Some((link, ..)) = lab.connects.pop() {
+            dials += 1;
+            lab.node.handle_closed(lab.now, link, CloseReason::Refused);
+            lab.settle();
+        }
+    }
+    // Two budgets of 256 a second each; two seconds touch three of them.
+    assert!(dials <= 2 * 3 * 256, "{dials} in two seconds");
+    assert!(dials > 256, "{dials}: all are tried");
+}
+
 // tests
 #[test]
 fn the_larger_side_only_knocks() {

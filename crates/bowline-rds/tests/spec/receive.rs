@@ -193,6 +193,33 @@ fn the_memory_of_the_node_is_bounded_too() {
     assert!(links.iter().all(|l| lab.node.wants_read(*l)), "closing makes room");
 }
 
+/// A peer sends what gives work and fills no receive buffer, as fast as it can. Another one's message
+/// arrives behind that.
+// tests the turns of `process`
+#[test]
+fn a_flood_of_pings_or_maps_waits_for_its_turn() {
+    let ping = |n| data(n, 9, 0, b"");
+    let map = |_| map_of(&[77]);
+    let floods: [(&dyn Fn(u64) -> Frame, usize, &str, u64); 2] =
+        [(&ping, 5_000, "recv_ping", 64), (&map, 30, "cong_update_received", 4)];
+    for (frame, count, counter, turn) in floods {
+        let mut lab = Lab::new(config(B));
+        let flood = lab.kernel(A, 1);
+        let other = lab.kernel("10.0.0.0", 1);
+        let s = lab.bound("10.0.0.2:5000");
+        let before = lab.counter(counter);
+        let bytes = (2..2 + count as u64).flat_map(|n| frame(n).bytes()).collect();
+        lab.node.handle_data(lab.now, flood, RxBuf::from_vec(bytes));
+        let message = RxBuf::from_vec(data(2, 9, 5000, b"mine").bytes());
+        lab.node.handle_data(lab.now, other, message);
+        assert!(lab.node.process(lab.now, None, 256));
+        assert_eq!(lab.counter(counter) - before, turn);
+        assert!(lab.node.process(lab.now, None, 256));
+        assert!(lab.counter(counter) - before <= 2 * turn);
+        assert_eq!(lab.recv(s).map(|got| text(&got)), Ok(b"mine".to_vec()));
+    }
+}
+
 // tests the contract of `process` and of reading: a full backlog always ends in a Resume
 #[test]
 fn a_full_backlog_resumes_reading_however_it_is_parsed() {

@@ -288,7 +288,7 @@ impl Lab {
         let local = SocketAddr::new(self.node.config().addrs[0], 16385);
         let link = self.node.handle_accepted(self.now, local, remote);
         self.settle();
-        link
+        link.ok()
     }
 
     pub(crate) fn accept(&mut self, peer: &str) -> LinkId {
@@ -545,7 +545,7 @@ impl Pair {
         self.next_port += 8;
         let local = SocketAddr::new(self.addrs[side], self.next_port + u16::from(port_mod8));
         let remote = SocketAddr::new(self.addrs[other], 16385);
-        let accepted = self.nodes[other].handle_accepted(self.now, remote, local);
+        let accepted = self.nodes[other].handle_accepted(self.now, remote, local).ok();
         let mut ends = [None; 2];
         ends[side] = Some(link);
         ends[other] = accepted;
