@@ -5,7 +5,7 @@
 //! left unflushed, whether anybody is still active. When nobody has been since its last look, it
 //! takes the role of the poller and sleeps until something happens.
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -26,6 +26,10 @@ const TICK_BUSY_NS: u64 = 8_000_000;
 const GLANCE_NS: u64 = 10_000_000;
 /// Interval of looks at unflushed data.
 const FLUSH_TICK_NS: u64 = 200_000;
+/// When what peers make this node hold has shrunk by so many bytes, the system gets them back: the heap
+/// keeps freed memory by itself. Not more often than once in this time.
+const TRIM_BYTES: usize = 64 << 20;
+const TRIM_PAUSE_NS: u64 = 5_000_000_000;
 /// Looks without unflushed data before senders have to ask for the next one.
 const FLUSH_PATIENCE: u32 = 10;
 
@@ -44,6 +48,25 @@ struct Memory {
     calls: u64,
     glance_at: u64,
     clean_looks: u32,
+    /// The most that peers made the node hold since memory was given back last.
+    most_held: usize,
+    trim_at: u64,
+}
+
+impl Memory {
+    /// Tells whether freed memory is to be given back now, or else in how many nanoseconds.
+    fn trim(&mut self, held: usize, now: u64) -> (bool, Option<u64>) {
+        self.most_held = self.most_held.max(held);
+        if self.most_held - held < TRIM_BYTES {
+            return (false, None);
+        }
+        if now < self.trim_at {
+            return (false, Some(self.trim_at - now));
+        }
+        self.most_held = held;
+        self.trim_at = now + TRIM_PAUSE_NS;
+        (true, None)
+    }
 }
 
 impl Shared {
@@ -114,7 +137,8 @@ impl Shared {
             let timers = timers.map(|at| at.saturating_sub(now.as_nanos()).max(TICK_NS));
             Some(timers.map_or(st.helper_tick_ns, |ns| ns.min(st.helper_tick_ns)))
         };
-        let limit = if busy { Some(0) } else { [flush, rest].into_iter().flatten().min() };
+        let (trim, trim_in) = memory.trim(st.core.memory_held(), now.as_nanos());
+        let limit = if busy { Some(0) } else { [flush, rest, trim_in].into_iter().flatten().min() };
         if watching {
             st.sleeping = Some(limit.map_or(u64::MAX, |ns| now.as_nanos().saturating_add(ns)));
         }
@@ -123,6 +147,10 @@ impl Shared {
             memory.glance_at = now.as_nanos() + GLANCE_NS;
         }
         self.settle(st, sc);
+        if trim {
+            self.rx.lock().unwrap_or_else(PoisonError::into_inner).shrink();
+            sys::trim_heap();
+        }
         if glance {
             let mut st = self.lock();
             sc.todo.read.append(&mut st.unread);

@@ -26,6 +26,16 @@ pub(crate) fn unacked_bytes(fd: impl AsFd) -> Result<u64, Errno> {
     Ok(u64::try_from(bytes).unwrap_or(0))
 }
 
+/// Gives memory that was freed back to the system, where the allocator keeps it.
+#[allow(unsafe_code)]
+pub(crate) fn trim_heap() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: it may be called at any time from any thread.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
 /// What the system tells of a TCP connection.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TcpState {

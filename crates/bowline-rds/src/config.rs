@@ -82,25 +82,41 @@ pub struct Limits {
     /// Messages remembered to recognise repetitions of peers that go by TCP's word, over all of
     /// them; about 150 bytes each. Beyond that each peer keeps a thousand.
     pub duplicate_records_total: usize,
-    /// Bytes of messages not yet complete, over all TCP connections; beyond that the connection
-    /// whose message was begun first is dropped.
+    /// Bytes of messages not yet complete, over all TCP connections; beyond that, and the longest
+    /// message, the connection whose message was begun first is dropped.
     pub partial_bytes_total: usize,
 }
 
-impl Default for Limits {
-    fn default() -> Self {
+/// Memory that peers may make a node take, bytes, where nothing else is said.
+const MEMORY: usize = 1 << 30;
+/// Memory of a duplicate record, bytes.
+pub(crate) const DUPLICATE_RECORD: usize = 150;
+
+impl Limits {
+    /// The default limits, but for so many bytes of memory that peers together may make the node take:
+    /// half for messages that wait for readers (an eighth for those of one peer), a quarter for
+    /// unfinished ones, an eighth to recognise repetitions; the rest is for peers and connections. A
+    /// single message may be longer than its share.
+    pub fn with_memory(bytes: usize) -> Self {
         Self {
+            recv_bytes_per_peer: bytes / 8,
+            recv_bytes_total: bytes / 2,
+            duplicate_records_total: bytes / 8 / DUPLICATE_RECORD,
+            partial_bytes_total: bytes / 4,
             sockets: 65_536,
             peers: 4_096,
             peers_unproven: 1_024,
             links_extra_per_peer: 8,
             send_messages_per_socket: 1 << 17,
             pongs_per_path: 64,
-            recv_bytes_per_peer: 256 << 20,
-            recv_bytes_total: 1 << 30,
-            duplicate_records_total: 4 << 20,
-            partial_bytes_total: 1 << 30,
         }
+    }
+}
+
+impl Default for Limits {
+    /// [`with_memory`](Self::with_memory) of 1 GiB.
+    fn default() -> Self {
+        Self::with_memory(MEMORY)
     }
 }
 

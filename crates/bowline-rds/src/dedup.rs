@@ -15,6 +15,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use bowline_wire::rds::{HEADER_LEN, Header};
 
+use crate::config::DUPLICATE_RECORD;
 use crate::ids::LinkId;
 use crate::rxbuf::Rope;
 
@@ -38,6 +39,11 @@ pub(crate) struct Budget {
 impl Budget {
     pub(crate) fn new(limit: usize) -> Self {
         Self { used: Arc::default(), limit }
+    }
+
+    /// Memory in use, bytes.
+    pub(crate) fn memory(&self) -> usize {
+        self.used.load(Relaxed) * DUPLICATE_RECORD
     }
 
     /// More than half is used: what is not likely to be needed has to go.

@@ -19,6 +19,7 @@ pub(crate) struct File {
     pub(crate) send_buffer: Option<Size>,
     pub(crate) recv_buffer: Option<Size>,
     pub(crate) max_message: Option<Size>,
+    pub(crate) memory: Option<Size>,
     pub(crate) poll: Option<Poll>,
     pub(crate) congestion_control: Option<String>,
     pub(crate) end_to_end: Option<bool>,
@@ -118,6 +119,7 @@ mod tests {
         let file = File::parse(EXAMPLE).expect("the example parses");
         assert_eq!(file.paths, Some(8));
         assert_eq!(file.max_message, Some(Size(1 << 20)));
+        assert_eq!(file.memory, Some(Size(1 << 30)));
         assert_eq!(file.sysctl["net.rds.max_unacked_packets"], 8);
     }
 

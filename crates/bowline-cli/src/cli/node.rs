@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use bowline::rds::{Node, Socket};
+use bowline::rds::{Limits, Node, Socket};
 use bowline_rds::Event;
 
 use super::{
@@ -30,6 +30,8 @@ use super::{
 const ECHO_PATIENCE: Duration = Duration::from_secs(1);
 /// Time between looks at what happened.
 const EVENT_PAUSE: Duration = Duration::from_secs(1);
+/// Least memory for what peers send, bytes; less would leave no room for a few long messages.
+const MEMORY_MIN: usize = 16 << 20;
 const DRAIN_DEFAULT: f64 = 5.0;
 const BATCH: usize = 256;
 
@@ -63,6 +65,9 @@ pub(crate) struct Args {
     /// Longest message
     #[arg(long, value_name = "BYTES", value_parser = number)]
     max_message: Option<u64>,
+    /// Memory that peers together may make the node take [default: 1 GiB]
+    #[arg(long, value_name = "BYTES", value_parser = number)]
+    memory: Option<u64>,
     /// How a waiting thread waits
     #[arg(long, value_enum, value_name = "MODE")]
     poll: Option<Poll>,
@@ -101,6 +106,7 @@ struct Settings {
     send_buffer: Option<u64>,
     recv_buffer: Option<u64>,
     max_message: Option<u32>,
+    memory: Option<usize>,
     poll: Option<Poll>,
     congestion_control: Option<String>,
     end_to_end: bool,
@@ -131,6 +137,11 @@ impl Settings {
             Some(Ok(bytes)) if bytes > 0 => Some(bytes),
             Some(_) => return Err(Failure::usage("the longest message must be 1 byte to 4 GiB")),
         };
+        let memory = match size(args.memory, file.memory).map(usize::try_from) {
+            None => None,
+            Some(Ok(bytes)) if bytes >= MEMORY_MIN => Some(bytes),
+            Some(_) => return Err(Failure::usage("the memory must be 16 MiB or more")),
+        };
         let drain = args.drain.or(file.drain).unwrap_or(DRAIN_DEFAULT);
         if !(0.0..=86_400.0).contains(&drain) {
             return Err(Failure::usage("the drain time must be 0 to 86400 seconds"));
@@ -152,6 +163,7 @@ impl Settings {
             send_buffer: size(args.send_buffer, file.send_buffer),
             recv_buffer: size(args.recv_buffer, file.recv_buffer),
             max_message,
+            memory,
             poll: args.poll.or(file.poll),
             congestion_control: args.congestion_control.or(file.congestion_control),
             end_to_end: !args.no_end_to_end && file.end_to_end.unwrap_or(true),
@@ -177,6 +189,9 @@ impl Settings {
         }
         if let Some(bytes) = self.max_message {
             builder = builder.max_message_bytes(bytes);
+        }
+        if let Some(bytes) = self.memory {
+            builder = builder.limits(Limits::with_memory(bytes));
         }
         if let Some(poll) = self.poll {
             builder = builder.poll(poll.into());

@@ -100,6 +100,12 @@ impl Node {
         }
     }
 
+    /// Bytes that peers make this node hold: messages that wait for readers, unfinished ones, and what is
+    /// remembered to recognise repetitions.
+    pub fn memory_held(&self) -> usize {
+        self.recv_held + self.partial_bytes + self.dedup_budget.memory()
+    }
+
     /// The driver is about to wait for input: acknowledgements that were asked for go out now.
     pub fn idle(&mut self, now: Instant) {
         self.now = now;
@@ -242,7 +248,7 @@ impl Node {
     /// connection. Pausing would not do, since none of them might ever be finished; its sender
     /// sends it again. What TCP has acknowledged of it is still read, and gone soon after.
     fn bound_partials(&mut self) {
-        let limit = self.config.limits.partial_bytes_total;
+        let limit = self.config.limits.partial_bytes_total.max(self.frame_limit());
         while self.partial_bytes > limit {
             let staying = || self.links.iter().filter(|(_, l)| l.state != LinkState::Draining);
             if staying().map(|(_, l)| l.partial_bytes()).sum::<usize>() <= limit {

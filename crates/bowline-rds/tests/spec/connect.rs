@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use bowline_rds::{CloseHow, CloseReason, Config, Error, Event, LinkId, PathState, Sysctl, TurnedAway};
+use bowline_rds::{
+    CloseHow, CloseReason, Config, Error, Event, LinkId, PathState, Sysctl, TurnedAway,
+};
 use bowline_wire::rds::{Handshake, Header};
 
 use crate::support::*;

@@ -134,6 +134,31 @@ fn connecting_again_does_not_get_round_the_limits() {
     drop(sink);
 }
 
+/// What a flood made the node take is the system's again afterwards.
+#[cfg(target_env = "gnu")]
+#[test]
+fn memory_of_a_flood_goes_back_to_the_system() {
+    const PEERS: u8 = 150;
+    const PIECE: usize = 1_000_000;
+    let resident = || {
+        let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+        pages.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
+    };
+    let _scene = Scene::new(952, |b| b);
+    let before = resident();
+    let whole = message(1, &vec![5; PIECE + 1]);
+    let start = |n: u8| {
+        let stream = dial(ip(952, n), ip(952, NODE), None);
+        (&stream).write_all(&whole[..48 + PIECE]).unwrap();
+        stream
+    };
+    let peers: Vec<_> = (1..=PEERS).map(start).collect();
+    let most = usize::from(PEERS) * PIECE;
+    wait_until("the node to hold it all", || resident() > before + most * 9 / 10);
+    drop(peers);
+    wait_until("it to be given back", || resident() < before + most / 3);
+}
+
 #[test]
 fn unfinished_messages_lose_the_oldest() {
     const PIECE: usize = 256 << 10;
