@@ -385,4 +385,22 @@ mod tests {
         cuts.remove(third);
         assert!(!cuts.run_timer(5 * ROUND_MAX_NS) && cuts.next_look().is_none());
     }
+
+    /// The first of two links was lost before it was made deaf.
+    #[test]
+    fn a_link_that_is_gone_holds_up_no_cut() {
+        let [gone, next, _] = some_ids();
+        let (driver, ..) = node([127, 99, 3, 1]);
+        let shared = driver.shared();
+        let mut st = shared.lock();
+        assert!(st.cuts.push(gone) && st.cuts.push(next));
+        st.cuts.note_deaf(next);
+        drop(st);
+        shared.with_scratch(|sc| {
+            sc.todo.cut.push(gone);
+            shared.begin_cuts(sc);
+        });
+        // The background thread ends it; there is no such link, so nothing more comes of that.
+        wait_until("the second cut's end", || shared.lock().cuts.queue.is_empty());
+    }
 }

@@ -294,7 +294,7 @@ impl Oracle {
 
     /// The rules allow to be lost what was begun next on connection `lane` between two addresses, of
     /// which nothing more is known than, at most, its ports: the first message of each flow that was
-    /// not begun there before.
+    /// not begun there before and is owed. Earlier ones that are not owed any more were lost before.
     pub(crate) fn excuse_begun(
         &mut self,
         (local, remote): (IpAddr, IpAddr),
@@ -310,7 +310,7 @@ impl Oracle {
             let first = flow.pending.iter().rposition(|p| p.lane == lane).map_or(0, |at| at + 1);
             let mut next = flow.pending.iter_mut().skip(first);
             // Short ones, which carry no name, are all excused below.
-            if let Some(next) = next.find(|p| p.len as usize >= TAG_LEN) {
+            if let Some(next) = next.find(|p| p.len as usize >= TAG_LEN && !p.excused) {
                 next.excused = true;
             }
             flow.loosen();

@@ -234,6 +234,24 @@ mod tests {
         }
     }
 
+    /// The same when an earlier message of the flow was lost with another dead machine's connection: it
+    /// never comes, and is not the one that was begun here.
+    #[test]
+    fn what_was_lost_before_is_not_taken_for_what_was_begun() {
+        let (from, to) = ends();
+        let ips = (from.ip(), to.ip());
+        let (mut oracle, stream) = two_messages();
+        let mut earlier = Tap::default();
+        earlier.receiver_died();
+        earlier.feed(&stream[..148], ips, 2, &mut oracle);
+        let mut tap = Tap::default();
+        tap.receiver_died();
+        tap.feed(&stream[148..196], ips, 3, &mut oracle);
+        let stub = tap.take_stub().expect("something was begun");
+        oracle.excuse_begun(ips, stub.ports, 3);
+        assert_eq!(oracle.missing(), None);
+    }
+
     #[test]
     fn what_was_not_begun_or_not_on_such_a_connection_must_come() {
         let (from, to) = ends();
