@@ -66,8 +66,10 @@ counters! {
     tx_mads,
     /// Messages of the connection manager that fit nothing [CM-52].
     cm_ignored,
-    /// Connection requests dropped because too many wait.
+    /// Connection requests dropped because there are too many connections.
     cm_overflow,
+    /// Connections nothing has proved anybody to be behind, forgotten to make room for others [CM-57].
+    cm_pushed_out,
     /// Messages of the connection manager sent again [CM-40] to [CM-42].
     cm_resent,
     /// Messages of the connection manager given up for want of an answer.

@@ -73,6 +73,8 @@ impl Manager {
             state: State::Timewait,
             timer: None,
             since: now,
+            // Nobody but this side has asked for it.
+            proven: true,
             forgotten: false,
         };
         let req = self.req(&conn, param);

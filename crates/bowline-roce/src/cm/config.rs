@@ -22,10 +22,13 @@ pub struct CmConfig {
     /// Code of the time a program may take to answer a request, told to a peer that asks again
     /// [CM-43].
     pub service_timeout: u8,
-    /// Requests of one listener that the program has not answered; further ones are dropped.
+    /// Requests of one listener that the program has not answered. The oldest makes room for the next
+    /// [CM-57].
     pub max_pending: usize,
-    /// The same for all listeners together.
-    pub max_pending_total: usize,
+    /// Connections that others have asked for and of which nothing has proved yet that there is somebody at
+    /// the address: requests not answered, and those answered that wait for the peer's word. The oldest makes
+    /// room for the next [CM-57].
+    pub max_strangers: usize,
     /// Connections in any state.
     pub max_connections: usize,
 }
@@ -40,7 +43,7 @@ impl Default for CmConfig {
             first_resends: [50, 200, 1000].map(Duration::from_millis).to_vec(),
             service_timeout: 24,
             max_pending: 128,
-            max_pending_total: 1024,
+            max_strangers: 1024,
             max_connections: 16_384,
         }
     }

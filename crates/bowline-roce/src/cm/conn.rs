@@ -106,6 +106,8 @@ pub(super) struct Conn {
     pub(super) timer: Option<Instant>,
     /// When it began.
     pub(super) since: Instant,
+    /// Somebody at the peer's address has got what this side has sent there [CM-57].
+    pub(super) proven: bool,
     /// The program has destroyed its name of it: no more events.
     pub(super) forgotten: bool,
 }

@@ -91,6 +91,8 @@ impl Manager {
         if conn.qpn.is_none_or(|qpn| qpn.0 != dreq.remote_qpn) {
             return false;
         }
+        self.prove(id);
+        let Some(conn) = self.conns.get(&id) else { return false };
         match conn.state {
             State::Established | State::RepSent(_) | State::DreqSent(_) => {
                 self.order_error(id);
@@ -110,6 +112,7 @@ impl Manager {
         if !matches!(conn.state, State::DreqSent(_)) {
             return false;
         }
+        self.prove(id);
         self.event_of(id, CmEvent::Disconnected { id });
         self.enter_timewait(now, id);
         true

@@ -7,7 +7,7 @@
 //! before.
 //!
 //! Everything a peer can make grow has a limit in [`CmConfig`]; what lies beyond is dropped and
-//! counted. A name of a connection ends with its last event (`Rejected` or `Unreachable` before
+//! counted, and peers that may not exist make room for others (`strangers`). A name of a connection ends with its last event (`Rejected` or `Unreachable` before
 //! packets can have come, else `TimewaitExit`) or when the program rejects or destroys it; destroying it then is no error.
 
 mod active;
@@ -17,6 +17,7 @@ mod ending;
 mod listen;
 mod passive;
 mod reject;
+mod strangers;
 mod timers;
 
 #[cfg(test)]
@@ -89,8 +90,8 @@ pub(crate) struct Manager {
     by_qp: BTreeMap<Qpn, CmId>,
     timers: BTreeSet<(Instant, CmId)>,
     outputs: VecDeque<Output>,
-    /// Requests the program has not answered.
-    pending: usize,
+    /// Connections that are not proven, oldest first.
+    strangers: BTreeSet<(Instant, CmId)>,
     /// Connections in `RepSent`.
     awaiting_rtu: usize,
 }
@@ -116,7 +117,7 @@ impl Manager {
             by_qp: BTreeMap::new(),
             timers: BTreeSet::new(),
             outputs: VecDeque::new(),
-            pending: 0,
+            strangers: BTreeSet::new(),
             awaiting_rtu: 0,
         }
     }
@@ -235,6 +236,9 @@ impl Manager {
         if let Some(qpn) = conn.qpn {
             self.by_qp.insert(qpn, id);
         }
+        if !conn.proven {
+            self.strangers.insert((conn.since, id));
+        }
         self.conns.insert(id, conn);
     }
 
@@ -273,7 +277,6 @@ impl Manager {
     /// The request of a connection is answered, or gone.
     fn no_longer_pending(&mut self, id: CmId) {
         if let Some(listener) = self.conns.get_mut(&id).and_then(|conn| conn.pending_at.take()) {
-            self.pending -= 1;
             self.listeners.release(listener);
         }
     }
@@ -309,6 +312,7 @@ impl Manager {
         self.set_timer(id, None);
         self.enter(id, State::Timewait);
         let Some(conn) = self.conns.remove(&id) else { return };
+        self.strangers.remove(&(conn.since, id));
         self.by_comm.remove(&conn.comm);
         if let Some(qpn) = conn.qpn {
             self.by_qp.remove(&qpn);

@@ -39,10 +39,7 @@ impl Manager {
         }
         match self.judge(now, from, to, req) {
             Ok((listener, header)) => {
-                if self.listeners.pending(listener) >= self.config.max_pending
-                    || self.pending >= self.config.max_pending_total
-                    || self.conns.len() >= self.config.max_connections
-                {
+                if !self.make_room(listener, counters) {
                     // The peer asks again; there may be room then.
                     counters.cm_overflow += 1;
                     return true;
@@ -155,12 +152,12 @@ impl Manager {
             state: State::ReqRcvd,
             timer: None,
             since: now,
+            proven: false,
             forgotten: false,
         };
         self.by_peer.insert((remote.ip(), req.guid, req.local_id), id);
         self.by_peer_qp.insert((remote.ip(), req.guid, req.qpn), id);
         self.listeners.take(listener);
-        self.pending += 1;
         self.insert(id, conn);
         let request = ConnRequest {
             listener,
@@ -271,6 +268,7 @@ impl Manager {
     }
 
     fn established(&mut self, id: CmId) {
+        self.prove(id);
         self.set_timer(id, None);
         self.enter(id, State::Established);
         let Some(conn) = self.conns.get(&id) else { return };

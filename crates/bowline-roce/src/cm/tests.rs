@@ -320,8 +320,13 @@ impl Manager {
         };
         assert_eq!(self.conns.len(), self.by_comm.len());
         assert_eq!(self.awaiting_rtu, count(|state| matches!(state, State::RepSent(_))));
-        assert_eq!(self.pending, count(|state| matches!(state, State::ReqRcvd)));
-        assert!(self.pending <= self.config.max_pending_total);
+        let strangers = self.conns.iter().filter(|(_, conn)| !conn.proven);
+        let strangers = strangers.map(|(id, conn)| (conn.since, *id)).collect();
+        assert_eq!(self.strangers, strangers);
+        assert!(self.strangers.len() <= self.config.max_strangers);
+        assert_eq!(count(|state| matches!(state, State::ReqRcvd)), {
+            self.conns.values().filter(|conn| conn.pending_at.is_some()).count()
+        });
         assert!(self.conns.len() <= self.config.max_connections);
         assert_eq!(count(|state| matches!(state, State::RepRcvd(_) | State::Accepting(_))), 0);
         assert_eq!(self.timers.len(), self.conns.values().filter(|c| c.timer.is_some()).count());
@@ -342,6 +347,6 @@ impl Manager {
         assert!(self.by_comm.is_empty() && self.by_qp.is_empty());
         assert!(self.by_peer.is_empty() && self.by_peer_qp.is_empty());
         assert!(self.timers.is_empty() && self.outputs.is_empty());
-        assert_eq!((self.pending, self.awaiting_rtu), (0, 0));
+        assert_eq!((self.strangers.len(), self.awaiting_rtu), (0, 0));
     }
 }

@@ -8,7 +8,7 @@ use bowline_wire::rtrs::{
     self, ConAnswer, ConReq, ConRsp, Desc, INFO_REQ_MAX, PathLife, SessionName, emit_info_rsp,
 };
 
-use super::path::{ChunkKey, Conn, ConnState, Own, Path, PathState, Setup};
+use super::path::{ChunkKey, Conn, ConnState, Conns, Own, Path, PathState, Setup};
 use super::sendq::{SendQueue, Signal};
 use super::session::{Link, Session};
 use super::{CloseReason, PathStats, Server, ServerEvent, SessId};
@@ -31,6 +31,13 @@ struct Kind {
     heeds_notice: bool,
     /// It has one connection, for everything.
     alone: bool,
+}
+
+impl Kind {
+    const fn of(path: &Path) -> Self {
+        let &Path { port, refresh, heeds_notice, .. } = path;
+        Self { port, refresh, heeds_notice, alone: path.conns.len() == 1 }
+    }
 }
 
 impl Server {
@@ -90,13 +97,10 @@ impl Server {
     }
 
     fn add_session(&mut self, asked: &ConReq, from: IpAddr) -> Result<SessId, Errno> {
-        let limits = &self.config.limits;
-        let same = self.sessions.iter().filter(|session| session.from == from).count();
-        if self.sessions.len() >= limits.sessions || same >= limits.sessions_per_address {
+        if !self.has_session_room(from) {
             return Err(Errno::ENOMEM);
         }
-        let geometry = &self.config.geometry;
-        let session = self.sessions.add(|id| Session::new(id, asked.session, from, geometry))?;
+        let session = self.sessions.add(|id| Session::new(id, asked.session, from))?;
         Ok(session.id)
     }
 
@@ -120,16 +124,18 @@ impl Server {
         let mut paths = session.paths.iter().filter_map(|&slot| self.paths.at(slot));
         if let Some(path) = paths.clone().find(|path| path.uuid == asked.path) {
             let same = path.state == PathState::Connecting
-                && path.conns.len() == usize::from(asked.cid_num)
+                && path.conns.len() == asked.cid_num
                 && (path.port, path.local.ip(), path.remote.ip())
                     == (port, local.ip(), remote.ip());
-            let (path, cid) = (path.id, asked.cid);
-            let conn = self.conn_mut(ConnId { path, cid }).filter(|_| same);
-            let conn = conn.filter(|conn| conn.state == ConnState::Absent);
-            let conn = conn.ok_or(Errno::ECONNRESET)?;
-            conn.state = ConnState::Asked;
-            conn.request = Some(request);
-            self.accept_asked(path);
+            let kind = Kind::of(path);
+            let conn = self.conn(&kind, asked.cid, request);
+            let (id, cid) = (path.id, asked.cid);
+            let path = self.paths.get_mut(id).filter(|_| same).ok_or(Errno::ECONNRESET)?;
+            if path.conns.get_mut(cid).is_some() {
+                return Err(Errno::ECONNRESET);
+            }
+            path.conns.ask(cid, conn);
+            self.accept_asked(id);
             return Ok(());
         }
         if session.paths.len() >= self.config.limits.paths_per_session {
@@ -153,31 +159,18 @@ impl Server {
         asked: &ConReq,
     ) -> Result<(), Errno> {
         let attr = self.ports.get(usize::from(port.0)).ok_or(Errno::ENODEV)?;
-        let id = self.paths.vacancy().ok_or(Errno::ENOMEM)?;
-        let (wanted, limits) = (usize::from(asked.cid_num), &self.config.limits);
-        let same = self.paths.iter().filter(|path| path.remote.ip() == remote.ip());
-        let theirs: usize = same.map(|path| path.conns.len()).sum();
-        if self.paths.connections + wanted > limits.connections
-            || theirs + wanted > limits.connections_per_address
-        {
+        if !self.has_room(asked.cid_num, remote.ip()) {
             return Err(Errno::ENOMEM);
         }
+        let id = self.paths.vacancy().ok_or(Errno::ENOMEM)?;
         let refresh = self.config.always_invalidate && attr.key_refresh;
         let depth = self.config.geometry.queue_depth();
         let buffer = Buffer::new(Own::bytes(depth, refresh)).map_err(|_| Errno::ENOMEM)?;
         let own = Own::new(self.next_region(), Arc::new(buffer), depth);
         let (heeds_notice, alone) = (asked.gives_notice, asked.cid_num == 1);
         let kind = Kind { port, refresh, heeds_notice, alone };
-        let conns = (0..asked.cid_num).map(|cid| {
-            let size = self.shape(&kind, cid).send_wr - 1;
-            Conn {
-                state: if cid == asked.cid { ConnState::Asked } else { ConnState::Absent },
-                request: (cid == asked.cid).then_some(request),
-                established: false,
-                disconnected: false,
-                queue: SendQueue::new(size as u32, depth),
-            }
-        });
+        let mut conns = Conns::new(asked.cid_num);
+        conns.ask(asked.cid, self.conn(&kind, asked.cid, request));
         let path = Path {
             id,
             session: session.slot,
@@ -188,17 +181,18 @@ impl Server {
             remote,
             state: PathState::Connecting,
             setup: Setup::Preparing,
+            proven: false,
             refresh,
             counted: refresh && asked.counts_keys,
             heeds_notice,
             given_up: false,
-            conns: conns.collect(),
+            conns,
             own,
             region: None,
             keys: vec![ChunkKey { rkey: 0, taken: false }; usize::from(depth)],
             info_rsp_len: 0,
             heartbeat: None,
-            deadline: now + self.config.limits.establish,
+            deadline: now + self.config.limits.prove,
             drain_by: now,
             waiting: 0,
             stats: PathStats::default(),
@@ -217,7 +211,20 @@ impl Server {
         if let Some(session) = self.sessions.get_mut(session.slot) {
             session.paths.push(id.slot);
         }
+        self.add_stranger(now, id);
         Ok(())
+    }
+
+    /// A connection that is asked for.
+    fn conn(&self, kind: &Kind, cid: u16, request: RequestId) -> Conn {
+        let size = self.shape(kind, cid).send_wr - 1;
+        Conn {
+            state: ConnState::Asked,
+            request: Some(request),
+            established: false,
+            disconnected: false,
+            queue: SendQueue::new(size as u32, self.config.geometry.queue_depth()),
+        }
     }
 
     /// Sizes of a connection's queues: those of the kernel [RT-22], and a place in each for the marker
@@ -260,12 +267,12 @@ impl Server {
         let Some(path) = self.paths.get(id).filter(|path| path.setup != Setup::Preparing) else {
             return;
         };
-        let (port, refresh, heeds_notice) = (path.port, path.refresh, path.heeds_notice);
+        let kind = Kind::of(path);
+        let heeds_notice = path.heeds_notice;
         let info_req = path.own.info_req(heeds_notice);
-        let count = path.conns.len() as u16;
-        let kind = Kind { port, refresh, heeds_notice, alone: count == 1 };
+        let count = path.conns.len();
         let counted_keys = path.counted;
-        let new_rkey = refresh && !counted_keys;
+        let new_rkey = path.refresh && !counted_keys;
         let geometry = self.config.geometry;
         let answer = ConRsp { geometry, new_rkey, counted_keys, heeds_notice };
         let private = ConAnswer::Accepted(answer).emit();
@@ -320,17 +327,25 @@ impl Server {
     /// INFO_REQ came, or its receive failed [RT-20], [RT-68].
     pub(super) fn info_request(&mut self, now: Instant, done: &Done) {
         let id = done.conn.path;
+        if done.status == Status::Success {
+            self.prove(now, id);
+        }
         let judged = self.judge_info(done);
         let (name, given_up) = match judged {
             Ok(judged) => judged,
             Err(reason) => return self.close_path(now, id, reason),
         };
+        let session = self.paths.get(id).map(|path| path.session);
+        let session = session.and_then(|slot| self.sessions.get_mut(slot));
+        if session.is_none_or(|session| session.furnish(&self.config.geometry).is_err()) {
+            return self.close_path(now, id, CloseReason::Failed(Errno::ENOMEM));
+        }
         given_up.into_iter().for_each(|life| self.notice(now, id, life));
         let Some(path) = self.paths.get_mut(id) else { return };
         path.setup = Setup::Registering;
         let (port, heeds_notice) = (path.port, path.heeds_notice);
         let (refresh, session) = (path.refresh, path.session);
-        let count = path.conns.len() as u16;
+        let count = path.conns.len();
         for cid in 0..count {
             let (conn, tag) = (ConnId { path: id, cid }, Tag::new(Tag::RECV, 0));
             let slot = RecvSlot { conn, tag, mem: None };
@@ -363,7 +378,8 @@ impl Server {
         let ready = done.conn.cid == 0
             && done.imm.is_none()
             && (path.state, path.setup) == (PathState::Connecting, Setup::Connecting)
-            && path.conns.iter().all(|conn| conn.state == ConnState::Live);
+            && path.conns.are_all_asked()
+            && path.conns.iter().all(|(_, conn)| conn.state == ConnState::Live);
         if !ready {
             return Err(CloseReason::Info);
         }
@@ -481,7 +497,7 @@ impl Server {
         let next = heartbeat.next();
         path.heartbeat = Some(heartbeat);
         let (conn, mem) = (path.conn_id(0), path.own.info_rsp(path.info_rsp_len));
-        if let Some(service) = path.conns.first_mut() {
+        if let Some(service) = path.conns.get_mut(0) {
             let queue = &mut service.queue;
             queue.send(&mut self.batch, conn, Tag::INFO, WrKind::Send, &[mem], Signal::Yes);
         }

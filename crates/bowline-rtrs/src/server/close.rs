@@ -36,6 +36,8 @@ pub enum CloseReason {
     Completion(Status),
     /// The client does not answer [RT-60].
     Heartbeat,
+    /// Nothing had proved that the client is there, and others asked [RT-66].
+    PushedOut,
     /// It was not established in time [RT-66].
     NotEstablished,
     /// The client repeated a request of this path over another one: it has given this one up [RS-9].
@@ -91,6 +93,7 @@ impl fmt::Display for CloseReason {
             Self::Failed(errno) => return errno.fmt(f),
             Self::Completion(status) => return write!(f, "a work request failed: {status:?}"),
             Self::Heartbeat => "the client does not answer",
+            Self::PushedOut => "nothing came from the client, and others asked",
             Self::NotEstablished => "not established in time",
             Self::Overtaken => "its requests came over another path",
             Self::GivenUp => "given up by the client",
@@ -144,8 +147,9 @@ impl Server {
             CloseReason::Failed(errno) => errno,
             _ => Errno::ECONNRESET,
         };
-        let (drain_by, session) = (path.drain_by, path.session);
-        for cid in 0..path.conns.len() as u16 {
+        let (drain_by, session, count) = (path.drain_by, path.session, path.conns.len());
+        self.remove_stranger(id);
+        for cid in 0..count {
             let conn = ConnId { path: id, cid };
             let Some(closed) = self.conn_mut(conn) else { continue };
             match closed.state {
@@ -257,7 +261,7 @@ impl Server {
     /// Forgets the connections of a path that are to be in another state then.
     fn forget_those(&mut self, id: PathId, next: impl Fn(ConnState) -> Option<ConnState>) {
         let Some(path) = self.paths.get_mut(id) else { return };
-        for (cid, late) in (0..).zip(&mut path.conns) {
+        for (cid, late) in path.conns.iter_mut() {
             if let Some(state) = next(late.state) {
                 late.state = state;
                 self.orders.push_back(Order::Forget { conn: ConnId { path: id, cid } });

@@ -59,7 +59,12 @@ pub struct ServerLimits {
     /// paths with 32 each. A client of more than half of that which comes back from a crash is refused
     /// until the end of its former connections is noticed.
     pub connections_per_address: usize,
-    /// Time from the first connection of a path until the client knows the chunks.
+    /// Paths of which nothing has proved yet that the client is there. They count for none of the limits above,
+    /// and the oldest makes room for the next.
+    pub strangers: usize,
+    /// Time from the first request of a path until its client has proved that.
+    pub prove: Duration,
+    /// Time from then on until the client knows the chunks.
     pub establish: Duration,
     /// Requests of a session that wait because their chunk is still in use by another path [RS-9].
     pub waiting: usize,
@@ -74,6 +79,8 @@ impl Default for ServerLimits {
             connections_per_path: bowline_wire::rtrs::MAX_CONNECTIONS,
             connections: 16_384,
             connections_per_address: bowline_wire::rtrs::MAX_CONNECTIONS.into(),
+            strangers: 256,
+            prove: Duration::from_secs(10),
             establish: Duration::from_secs(30),
             waiting: 65_536,
         }

@@ -15,6 +15,7 @@
 //! | `accept` | connection requests, INFO_REQ, until the client knows its chunks |
 //! | `request` | completions; requests are read, judged and handed on |
 //! | `reply` | answers, heartbeats |
+//! | `strangers` | paths of clients that may not be there |
 //! | `close` | the end of paths and sessions |
 //! | `given_up` | paths whose end the client tells over another one |
 //! | `session`, `path`, `chunks`, `sendq` | the tables |
@@ -34,8 +35,9 @@ mod request;
 mod sendq;
 mod session;
 mod stats;
+mod strangers;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use bowline_verbs::{Access, Buffer};
@@ -128,6 +130,8 @@ pub struct Server {
     next: Option<Instant>,
     /// Calls of [`handle_done`](Self::handle_done), to count completions by.
     turn: u64,
+    /// Paths that are connecting and not proven, oldest first.
+    strangers: VecDeque<PathId>,
     /// Paths that are closing and that the client has given up.
     given_up: usize,
     closing: bool,
@@ -163,6 +167,7 @@ impl Server {
             events: VecDeque::new(),
             next: None,
             turn: 0,
+            strangers: VecDeque::new(),
             given_up: 0,
             closing: false,
             counters: ServerCounters::default(),
@@ -181,6 +186,7 @@ impl Server {
                     conn.established = true;
                     conn.request = None;
                 }
+                self.prove(now, conn.path);
             }
             // A server connects to nobody.
             Input::Refused { conn, .. } => {
@@ -333,7 +339,7 @@ impl Server {
     }
 
     fn conn_mut(&mut self, id: ConnId) -> Option<&mut path::Conn> {
-        self.paths.get_mut(id.path)?.conns.get_mut(usize::from(id.cid))
+        self.paths.get_mut(id.path)?.conns.get_mut(id.cid)
     }
 
     fn wake_at(&mut self, at: Instant) {
@@ -392,12 +398,23 @@ impl Server {
         let ending = |path: &&path::Path| path.given_up && path.state == PathState::Closing;
         assert_eq!(self.paths.iter().filter(ending).count(), self.given_up, "given up");
         for path in self.paths.iter() {
-            path.conns.iter().for_each(|conn| conn.queue.check_invariants());
+            path.conns.iter().for_each(|(_, conn)| conn.queue.check_invariants());
             let listed = self.sessions.get(path.session).is_some_and(|session| {
                 session.paths.contains(&path.id.slot) && path.state != PathState::Closed
             });
             assert!(listed || path.state == PathState::Closed, "a path of no session");
         }
+        let promised: usize = self.paths.iter().map(path::Path::promised).sum();
+        assert_eq!(promised, self.paths.connections, "connections promised");
+        assert!(self.strangers.len() <= self.config.limits.strangers, "too many strangers");
+        let known = self.paths.iter().filter(|path| {
+            !path.proven && path.state == PathState::Connecting
+        });
+        assert!(
+            known.map(|path| path.id).collect::<BTreeSet<_>>()
+                == self.strangers.iter().copied().collect(),
+            "strangers"
+        );
     }
 }
 
@@ -408,7 +425,7 @@ fn info(path: &path::Path) -> PathInfo {
         local: path.local,
         remote: path.remote,
         state: path.state,
-        connections: path.conns.len() as u16,
+        connections: path.conns.len(),
         refresh: path.refresh,
         stats: path.stats,
     }

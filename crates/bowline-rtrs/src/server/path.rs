@@ -1,5 +1,6 @@
 //! Paths and their connections.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -59,8 +60,6 @@ pub(super) struct Conn {
 /// State of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ConnState {
-    /// Not asked for.
-    Absent,
     /// Asked for; the path's memory is not registered yet.
     Asked,
     /// Accepted.
@@ -73,6 +72,59 @@ pub(super) enum ConnState {
     Drained,
     /// Forgotten.
     Gone,
+}
+
+/// The connections of a path. What a client only announces takes no memory: it may never come [RT-66].
+#[derive(Debug)]
+pub(super) struct Conns {
+    /// How many the client wants.
+    count: u16,
+    /// All of them, once all are asked for.
+    all: Vec<Conn>,
+    /// Until then those that are, by number.
+    asked: BTreeMap<u16, Conn>,
+}
+
+impl Conns {
+    pub(super) const fn new(count: u16) -> Self {
+        Self { count, all: Vec::new(), asked: BTreeMap::new() }
+    }
+
+    pub(super) const fn len(&self) -> u16 {
+        self.count
+    }
+
+    #[inline]
+    pub(super) fn get_mut(&mut self, cid: u16) -> Option<&mut Conn> {
+        match self.all.get_mut(usize::from(cid)) {
+            Some(conn) => Some(conn),
+            None => self.asked.get_mut(&cid),
+        }
+    }
+
+    /// Those there are, each with its number; all others are not asked for.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u16, &Conn)> {
+        let asked = self.asked.iter().map(|(cid, conn)| (*cid, conn));
+        (0..).zip(&self.all).chain(asked)
+    }
+
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (u16, &mut Conn)> {
+        let asked = self.asked.iter_mut().map(|(cid, conn)| (*cid, conn));
+        (0..).zip(&mut self.all).chain(asked)
+    }
+
+    /// A connection is asked for, of a number of which there is none yet.
+    pub(super) fn ask(&mut self, cid: u16, conn: Conn) {
+        self.asked.insert(cid, conn);
+        if self.asked.len() == usize::from(self.count) {
+            self.all = std::mem::take(&mut self.asked).into_values().collect();
+        }
+    }
+
+    /// Tells whether all are there.
+    pub(super) const fn are_all_asked(&self) -> bool {
+        !self.all.is_empty()
+    }
 }
 
 /// What a path knows of a chunk.
@@ -137,6 +189,8 @@ pub(super) struct Path {
     pub(super) remote: SocketAddr,
     pub(super) state: PathState,
     pub(super) setup: Setup,
+    /// The client is known to be there: it has got what was sent to its address [RT-66].
+    pub(super) proven: bool,
     /// Its chunk keys are refreshed [RT-65].
     pub(super) refresh: bool,
     /// They are, and the client is not told them: it counts [RT-99].
@@ -145,7 +199,7 @@ pub(super) struct Path {
     pub(super) heeds_notice: bool,
     /// It is such a path.
     pub(super) given_up: bool,
-    pub(super) conns: Vec<Conn>,
+    pub(super) conns: Conns,
     pub(super) own: Own,
     /// The chunks, registered for this path.
     pub(super) region: Option<RegionId>,
@@ -169,16 +223,20 @@ impl Path {
         ConnId { path: self.id, cid }
     }
 
+    /// Connections that are, or may still come, and count against the limits.
+    pub(super) fn promised(&self) -> usize {
+        if self.proven { self.conns.len().into() } else { 0 }
+    }
+
     /// Tells whether no queue pair of it can do anything any more.
     pub(super) fn is_drained(&self) -> bool {
-        self.conns.iter().all(|conn| {
-            matches!(conn.state, ConnState::Absent | ConnState::Drained | ConnState::Gone)
-        })
+        (self.conns.iter())
+            .all(|(_, conn)| matches!(conn.state, ConnState::Drained | ConnState::Gone))
     }
 
     /// Tells whether the binding knows nothing of it any more.
     pub(super) fn is_gone(&self) -> bool {
-        self.conns.iter().all(|conn| matches!(conn.state, ConnState::Absent | ConnState::Gone))
+        self.conns.iter().all(|(_, conn)| conn.state == ConnState::Gone)
     }
 
     /// Counts a work completion of this turn.
@@ -197,7 +255,7 @@ impl Path {
 #[derive(Debug, Default)]
 pub(super) struct Paths {
     slots: Vec<Slot>,
-    /// Connections of all paths, promised or made.
+    /// Connections of all proven paths, promised or made.
     pub(super) connections: usize,
     used: usize,
 }
@@ -227,9 +285,17 @@ impl Paths {
         if at == self.slots.len() {
             self.slots.push(Slot::default());
         }
-        self.connections += path.conns.len();
         self.used += 1;
         self.slots[at].path = Some(path);
+    }
+
+    /// The client of a path is there.
+    pub(super) fn prove(&mut self, id: PathId) {
+        if let Some(path) = self.get_mut(id)
+            && !std::mem::replace(&mut path.proven, true)
+        {
+            self.connections += path.promised();
+        }
     }
 
     /// Removes a path. What still comes for it is told by the life of its slot.
@@ -238,7 +304,7 @@ impl Paths {
             && let Some(path) = slot.path.take()
         {
             slot.life = slot.life.wrapping_add(1);
-            self.connections -= path.conns.len();
+            self.connections -= path.promised();
             self.used -= 1;
         }
     }

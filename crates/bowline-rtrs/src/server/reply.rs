@@ -33,7 +33,7 @@ impl Server {
         match self.paths.get_mut(conn.path) {
             Some(path) if path.state == PathState::Connected => {
                 let Some(queue) =
-                    path.conns.get_mut(usize::from(conn.cid)).map(|conn| &mut conn.queue)
+                    path.conns.get_mut(conn.cid).map(|conn| &mut conn.queue)
                 else {
                     return;
                 };
@@ -84,7 +84,7 @@ impl Server {
     /// Posts the answer of an operation [RT-47], [RT-48]; `false` when there is no room.
     fn answer(&mut self, id: ConnId, late: Late) -> bool {
         let Some(path) = self.paths.get_mut(id.path) else { return false };
-        let Some(conn) = path.conns.get_mut(usize::from(id.cid)) else { return false };
+        let Some(conn) = path.conns.get_mut(id.cid) else { return false };
         let op = self.ops.peek(late.op.slot);
         let chunk = op.chunk;
         let (queue, batch) = (&mut conn.queue, &mut self.batch);
@@ -178,7 +178,7 @@ impl Server {
     }
 
     fn send_heartbeat(&mut self, id: ConnId, imm: Imm, signal: Signal) -> bool {
-        let Some(conn) = self.paths.get_mut(id.path).and_then(|path| path.conns.first_mut()) else {
+        let Some(conn) = self.paths.get_mut(id.path).and_then(|path| path.conns.get_mut(0)) else {
             return false;
         };
         if conn.state != ConnState::Live || !conn.queue.has_reserve() {

@@ -108,7 +108,7 @@ impl Server {
             return self.marker(now, done.conn);
         }
         path.count_completion(turn);
-        let Some(conn) = path.conns.get_mut(usize::from(done.conn.cid)) else { return };
+        let Some(conn) = path.conns.get_mut(done.conn.cid) else { return };
         if conn.state != ConnState::Live {
             return;
         }

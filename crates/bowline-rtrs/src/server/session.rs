@@ -29,7 +29,9 @@ pub(super) struct Session {
     pub(super) name: Option<SessionName>,
     /// Who began it.
     pub(super) from: IpAddr,
-    /// All chunks, one after the other.
+    /// A client of it is known to be there.
+    pub(super) proven: bool,
+    /// All chunks, one after the other; none before a path of it joins.
     pub(super) buffer: Arc<Buffer>,
     pub(super) chunks: Vec<Chunk>,
     /// Slots of its paths, oldest first.
@@ -48,22 +50,16 @@ pub(super) struct Session {
 }
 
 impl Session {
-    /// Makes the memory of a session. Only what is used of it is really there.
-    pub(super) fn new(
-        id: SessId,
-        uuid: Uuid,
-        from: IpAddr,
-        geometry: &Geometry,
-    ) -> Result<Self, Errno> {
-        let depth = usize::from(geometry.queue_depth());
-        let buffer = Buffer::new(depth * geometry.chunk() as usize).map_err(|_| Errno::ENOMEM)?;
+    /// A session without memory.
+    pub(super) fn new(id: SessId, uuid: Uuid, from: IpAddr) -> Result<Self, Errno> {
         Ok(Self {
             id,
             uuid,
             name: None,
             from,
-            buffer: Arc::new(buffer),
-            chunks: vec![Chunk::FREE; depth],
+            proven: false,
+            buffer: Arc::new(Buffer::new(0).map_err(|_| Errno::ENOMEM)?),
+            chunks: Vec::new(),
             paths: Vec::new(),
             running: 0,
             waiting: 0,
@@ -72,6 +68,17 @@ impl Session {
             old: 0,
             link: Link::Down,
         })
+    }
+
+    /// Makes the memory of a session, if it is not there. Only what is used of it is really there.
+    pub(super) fn furnish(&mut self, geometry: &Geometry) -> Result<(), Errno> {
+        if self.chunks.is_empty() {
+            let depth = usize::from(geometry.queue_depth());
+            let buffer = Buffer::new(depth * geometry.chunk() as usize);
+            self.buffer = Arc::new(buffer.map_err(|_| Errno::ENOMEM)?);
+            self.chunks = vec![Chunk::FREE; depth];
+        }
+        Ok(())
     }
 
     /// A path joins: it is not served before everything that is under way now is answered.

@@ -37,6 +37,8 @@ counters! {
     paths_violated,
     /// Of these: the client, or the name of its session, was not admitted [RT-64], [RT-20].
     paths_refused,
+    /// Of these: nothing had proved that the client was there, and others asked [RT-66].
+    paths_pushed_out,
     /// Requests handed to the upper layer.
     requests,
     /// Requests that waited for a chunk that another path's operation still held [RS-9].

@@ -6,7 +6,7 @@ use bowline_rtrs::server::{
     AllowRule, CloseReason, PathState, Server, ServerConfig, ServerEvent, ServerLimits,
 };
 use bowline_rtrs::{Errno, Input, PathId, PortAttr, PortId, Tag};
-use bowline_wire::rtrs::{ConReq, Geometry, MAX_CONNECTIONS, MAX_PATHS};
+use bowline_wire::rtrs::{ConReq, Geometry, MAX_CONNECTIONS, MAX_PATHS, Uuid};
 
 use super::rig::{Answer, PORT, Path, Rig, con_req, config, uuid};
 
@@ -202,6 +202,75 @@ fn a_path_half_made_is_closed_in_the_end() {
     assert_eq!(refusals(&rig), (1, 0, 0));
     rig.assert_empty();
     assert!(rig.downs().is_empty(), "the upper layer never heard of it");
+}
+
+/// Requests of sessions of their own, each from an address where nobody is, in the order given.
+fn forge(rig: &mut Rig, numbers: std::ops::Range<u16>) {
+    rig.forged = true;
+    for n in numbers {
+        let [high, low] = n.to_be_bytes();
+        let mut req = con_req(0, 0, MAX_CONNECTIONS - 1, MAX_CONNECTIONS);
+        req.session = Uuid::from_random([[high, low]; 8].concat().try_into().unwrap());
+        req.path = req.session;
+        assert!(accepted(rig.ask(&format!("203.0.{high}.{low}"), TO, &req.emit())));
+    }
+    rig.forged = false;
+}
+
+// tests [RT-66]: whatever they ask for, forged requests take no place that a client needs.
+#[test]
+fn forged_requests_keep_nobody_out() {
+    let mut rig = Rig::new();
+    forge(&mut rig, 0..3000);
+    let strangers = rig.server.config().limits.strangers;
+    assert_eq!(rig.server.sessions().count(), strangers);
+    assert_eq!(rig.server.counters().paths_pushed_out, 3000 - strangers as u64);
+    let closed = rig.take_closed();
+    assert!(closed.iter().all(|(_, reason)| *reason == CloseReason::PushedOut));
+    // None of them has memory for data.
+    let empty = |rig: &Rig, session| rig.server.memory(session).unwrap().is_empty();
+    assert!(rig.server.sessions().all(|info| empty(&rig, info.session)));
+
+    // Somebody who is there gets a path, also if the flood goes on while its connections are made.
+    assert!(accepted(rig.ask(A, TO, &con_req(1, 2, 0, 2).emit())));
+    forge(&mut rig, 3000..4000);
+    let Answer::Accepted(conn, rsp) = rig.ask(A, TO, &con_req(1, 2, 1, 2).emit()) else {
+        panic!("refused")
+    };
+    let mut path = Path::new(conn.path, &rsp);
+    rig.info(&mut path, "one").unwrap();
+    forge(&mut rig, 4000..5000);
+    assert_eq!(rig.server.path(path.id).unwrap().state, PathState::Connected);
+    let closed = rig.take_closed();
+    assert!(closed.iter().all(|(id, reason)| *id != path.id && *reason == CloseReason::PushedOut));
+    // Those left are gone soon.
+    rig.pass(Duration::from_millis(10_100));
+    assert_eq!(rig.server.sessions().count(), 1);
+}
+
+// tests [RT-66]: what has come in as a stranger counts when it turns out to be none.
+#[test]
+fn limits_hold_for_those_who_prove_themselves_later() {
+    let limits = ServerLimits { sessions: 2, connections: 5, ..ServerLimits::default() };
+    let mut rig = Rig::with(ServerConfig { limits, ..config() });
+    rig.forged = true;
+    let conns: Vec<_> = [(1, 2), (2, 2), (3, 1), (4, 4)]
+        .map(|(session, count)| {
+            let from = format!("10.0.0.{}", 10 + session);
+            let answer = rig.ask(&from, TO, &con_req(session, session, 0, count).emit());
+            let Answer::Accepted(conn, _) = answer else { panic!("{answer:?}") };
+            conn
+        })
+        .into();
+    for conn in [conns[0], conns[3], conns[1], conns[2]] {
+        let input = Input::Established { conn, private: Vec::new() };
+        rig.server.handle(rig.now, input);
+        rig.settle();
+    }
+    // The one of 4 connections was the third that would have made 6, the last one the third session.
+    let no_room = CloseReason::Failed(Errno::ENOMEM);
+    assert_eq!(rig.take_closed(), [(conns[3].path, no_room), (conns[2].path, no_room)]);
+    assert_eq!(rig.server.sessions().count(), 2);
 }
 
 // tests [RT-28]

@@ -110,6 +110,8 @@ pub(crate) struct Rig {
     /// Queues are not emptied, ends not told, until asked for.
     pub(crate) hold_drain: bool,
     pub(crate) silent: bool,
+    /// Nothing comes from those whose requests are accepted.
+    pub(crate) forged: bool,
     /// Signalled sends complete at once.
     pub(crate) complete: bool,
     /// The upper layer answers at once whether it takes a session.
@@ -149,6 +151,7 @@ impl Rig {
             no_memory: false,
             hold_drain: false,
             silent: false,
+            forged: false,
             complete: true,
             link: Some(true),
             withdrawn: Vec::new(),
@@ -229,8 +232,10 @@ impl Rig {
                 assert_eq!(rsp.geometry, self.geometry());
                 self.answers.insert(request, Answer::Accepted(conn, rsp));
                 self.recvs.insert(conn, first.into_iter().collect());
-                let input = Input::Established { conn, private: Vec::new() };
-                self.server.handle(self.now, input);
+                if !self.forged {
+                    let input = Input::Established { conn, private: Vec::new() };
+                    self.server.handle(self.now, input);
+                }
             }
             Order::Reject { request, private } => {
                 let ConAnswer::Refused(errno) = ConAnswer::parse(&private).unwrap() else {

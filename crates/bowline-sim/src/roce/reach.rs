@@ -243,8 +243,14 @@ const CHOICES: [&str; 17] = [
 /// Counters that nothing in these runs moves: a device has one address, and networks bring it nothing
 /// else; management of another kind is forged hardly ever; a listener is not asked 128 times at once; queues hold all
 /// that is posted; what is executed can be executed.
-const STILL: [&str; 5] =
-    ["drop_address", "drop_mad", "cm_overflow", "cq_overruns", "naks_operation_sent"];
+const STILL: [&str; 6] = [
+    "drop_address",
+    "drop_mad",
+    "cm_overflow",
+    "cm_pushed_out",
+    "cq_overruns",
+    "naks_operation_sent",
+];
 
 /// Fresh work, where datagrams come in the order they were sent, and where not.
 pub(crate) const FRESH_IN_ORDER: &str = "fresh work, in order";

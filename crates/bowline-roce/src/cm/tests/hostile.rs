@@ -45,30 +45,37 @@ fn good_req(pair: &Pair, n: u32) -> Req {
     }
 }
 
+fn requested(event: &CmEvent) -> bool {
+    matches!(event, CmEvent::ConnectRequest { .. })
+}
+
+// tests [CM-57]
 #[test]
-fn a_flood_of_requests_is_cut_off_and_counted() {
+fn the_oldest_requests_make_room_for_the_newest() {
     let (mut pair, _) = Pair::listening(CmConfig { max_pending: 10, ..config() });
     let from = pair.sides[A].ip;
     for n in 0..1000 {
         let req = good_req(&pair, n);
         pair.inject(P, from, 1, CmMessage::Req(req));
     }
-    assert_eq!(pair.sides[P].events.len(), 10);
-    assert_eq!(pair.counters[P].cm_overflow, 990);
+    assert_eq!(pair.sides[P].manager.conns.len(), 10);
+    let counters = &pair.counters[P];
+    assert_eq!((counters.cm_pushed_out, counters.cm_overflow), (990, 0));
     assert!(pair.log.is_empty(), "no answer: it will come again");
-    // Room comes back with the answers.
-    let (id, _) = pair.request();
-    pair.sides[P].manager.reject(id, &[]).unwrap();
-    let (id, _) = pair.request();
-    pair.accept(id, &param(QP_P));
-    for n in 2000..2010 {
+    // Each end was told.
+    let ended = |event: &&CmEvent| matches!(event, CmEvent::Unreachable { .. });
+    assert_eq!(pair.sides[P].events.iter().filter(ended).count(), 990);
+    // The newest are there, and one that was pushed out can come again.
+    pair.sides[P].events.clear();
+    for n in [990, 999, 0] {
         let req = good_req(&pair, n);
         pair.inject(P, from, 1, CmMessage::Req(req));
     }
-    assert_eq!(pair.sides[P].events.len(), 10);
+    let again = pair.sides[P].events.iter().filter(|event| requested(event)).count();
+    assert_eq!(again, 1, "only the last is a new one");
 
     // Over all listeners.
-    let (mut pair, _) = Pair::listening(CmConfig { max_pending_total: 5, ..config() });
+    let (mut pair, _) = Pair::listening(CmConfig { max_strangers: 5, ..config() });
     let second = ([0, 0, 0, 0], PORT + 1).into();
     pair.sides[P].manager.listen(second).unwrap();
     for n in 0..20u32 {
@@ -76,7 +83,46 @@ fn a_flood_of_requests_is_cut_off_and_counted() {
         let req = Req { service_id, ..good_req(&pair, n) };
         pair.inject(P, from, 1, CmMessage::Req(req));
     }
-    assert_eq!((pair.sides[P].events.len(), pair.counters[P].cm_overflow), (5, 15));
+    assert_eq!((pair.sides[P].manager.conns.len(), pair.counters[P].cm_pushed_out), (5, 15));
+}
+
+// tests [CM-57]: with requests forged from addresses where nobody is, however many, and a program that
+// accepts them all, somebody who is there connects, and keeps its connection.
+#[test]
+fn forged_requests_keep_nobody_out() {
+    let limits = CmConfig { max_strangers: 20, max_connections: 24, ..config() };
+    let (mut pair, _) = Pair::listening(limits);
+    let flood = |pair: &mut Pair, numbers: std::ops::Range<u32>| {
+        for n in numbers {
+            let mut req = good_req(pair, n);
+            let from = IpAddr::from([203, 0, (n >> 8) as u8, n as u8]);
+            let (source, destination) = (from, pair.sides[P].ip);
+            let header = CmaHeader { source_port: 5, source, destination };
+            req.private_data[..36].copy_from_slice(&header.emit());
+            req.local_gid = from.into();
+            pair.inject(P, from, 1, CmMessage::Req(req));
+            let (id, _) = pair.request();
+            pair.accept(id, &param(Qpn(0x1000 + n)));
+        }
+    };
+    flood(&mut pair, 0..1000);
+    let (active, passive) = pair.handshake(QP_A, QP_P);
+    pair.clear();
+    flood(&mut pair, 1000..2000);
+    // Neither the flood nor the ends of its connections take the place of one that stands.
+    let strangers: Vec<CmId> = pair.sides[P].manager.strangers.iter().map(|(_, id)| *id).collect();
+    assert_eq!(strangers.len(), 20);
+    strangers.into_iter().for_each(|id| pair.disconnect(P, id));
+    flood(&mut pair, 2000..3000);
+    let state = |side: usize, id| &pair.sides[side].manager.conns[&id].state;
+    assert!(matches!(state(A, active), State::Established));
+    assert!(matches!(state(P, passive), State::Established));
+    assert_eq!(pair.counters[P].cm_overflow, 0);
+    assert!(pair.counters[P].cm_pushed_out > 2900);
+    // Those that never said a word are gone at last.
+    pair.disconnect(A, active);
+    pair.pass(Duration::from_secs(400));
+    pair.assert_nothing_left();
 }
 
 // tests [CM-53]: names cannot be guessed
@@ -236,7 +282,7 @@ proptest! {
     #[test]
     fn any_messages_in_any_order(acts in prop::collection::vec(act(), 1..120)) {
         let limits = CmConfig {
-            max_pending: 4, max_pending_total: 6, max_connections: 12, ..CmConfig::default()
+            max_pending: 4, max_strangers: 6, max_connections: 12, ..CmConfig::default()
         };
         let (mut pair, _) = Pair::listening(limits);
         let stranger_ip = IpAddr::from([192, 0, 2, 50]);
