@@ -1,11 +1,17 @@
 //! Too much of everything: what a client can make the server hold has an end, and so has what it can
 //! make it do [RT-66].
 
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
-use bowline_rtrs_driver::HbConfig;
+use bowline_rtrs_driver::{HbConfig, PORT};
 use bowline_rtrs_driver::server::{ServerConfig, ServerLimits};
 use bowline_verbs::{Device, Remote, SendFlags, SendOp, SendWr, Status};
+use bowline_wire::roce::cm::{CmMad, CmMessage, REQ_PRIVATE_LEN, Req, TRANSPORT_RC};
+use bowline_wire::roce::{
+    Bth, CMA_HEADER_LEN, CmaHeader, DEFAULT_PKEY, Deth, GSI_QKEY, GSI_QPN, Opcode, Outer, Packet,
+    UDP_PORT, service_id,
+};
 use bowline_wire::rtrs::{Imm, write_hdr};
 
 use crate::common::{at, eventually, ip, write_and_read};
@@ -209,5 +215,92 @@ fn clients_that_vanish_are_forgotten() {
     assert!(start.elapsed() < Duration::from_secs(15), "{:?}", start.elapsed());
     assert_eq!(scene.session().paths.len(), 1);
     write_and_read(&scene.victim, 0, 4096);
+    scene.finish();
+}
+
+/// A datagram with a request to connect, as if somebody at `from` wanted a session of its own.
+fn forged(from: SocketAddr, to: SocketAddr) -> Vec<u8> {
+    let number = u32::from_be_bytes(match from.ip() {
+        IpAddr::V4(ip) => ip.octets(),
+        IpAddr::V6(_) => unreachable!("of IPv4"),
+    });
+    let (source, destination) = (from.ip(), to.ip());
+    let header = CmaHeader { source_port: 5, source, destination };
+    let asked = Ids::new().request(0, 4096).emit();
+    let mut private_data = [0; REQ_PRIVATE_LEN];
+    private_data[..CMA_HEADER_LEN].copy_from_slice(&header.emit());
+    private_data[CMA_HEADER_LEN..].copy_from_slice(&asked);
+    let req = Req {
+        local_id: number,
+        service_id: service_id(to.port()),
+        guid: u64::from(number),
+        qpn: 0x100,
+        responder_resources: 0,
+        initiator_depth: 0,
+        remote_timeout: 20,
+        transport: TRANSPORT_RC,
+        flow_control: false,
+        starting_psn: 0,
+        local_timeout: 20,
+        retry_count: 7,
+        pkey: DEFAULT_PKEY,
+        mtu: 3,
+        rnr_retry_count: 7,
+        max_retries: 15,
+        srq: false,
+        local_lid: 0,
+        remote_lid: 0,
+        local_gid: source.into(),
+        remote_gid: destination.into(),
+        flow_label: 0,
+        packet_rate: 0,
+        traffic_class: 0,
+        hop_limit: 64,
+        service_level: 0,
+        subnet_local: false,
+        ack_timeout: 17,
+        private_data,
+    };
+    let mad = CmMad { transaction: 1, message: CmMessage::Req(req) }.emit();
+    let bth = Bth { dest_qpn: GSI_QPN, ..Bth::default() };
+    let deth = Some(Deth { qkey: GSI_QKEY, source_qpn: GSI_QPN });
+    let mut bytes = Vec::new();
+    Packet { deth, payload: &mad, ..Packet::new(Opcode::UdSendOnly, bth) }.emit(&mut bytes);
+    let outer = Outer { from: source, to: destination, source_port: from.port() };
+    outer.append_icrc(0, &mut bytes, 0);
+    bytes
+}
+
+// tests [RT-66] [CM-57]: requests from addresses where nobody is, twice as many as there can be sessions
+#[test]
+fn forged_requests_keep_nobody_out() {
+    let mut scene = Scene::measured(87, config(true));
+    let (to, before) = (scene.to(), scene.counters());
+    let resident_then = resident();
+    let count = 2 * ServerLimits::default().sessions as u64;
+    for n in 0..count {
+        let [.., high, low] = n.to_be_bytes();
+        let socket = UdpSocket::bind((IpAddr::from([127, 42, high, low]), 0)).unwrap();
+        let datagram = forged(socket.local_addr().unwrap(), SocketAddr::new(to, PORT));
+        let there = SocketAddr::new(to, UDP_PORT);
+        socket.send_to(&datagram, there).unwrap();
+        // No more at a time than a listener keeps.
+        if n % 32 == 31 {
+            eventually("all are taken in", || scene.counters().accepted - before.accepted == n + 1);
+        }
+    }
+    let counters = scene.counters();
+    assert_eq!(counters.refused, before.refused);
+    let strangers = ServerLimits::default().strangers as u64;
+    assert_eq!(counters.paths_pushed_out - before.paths_pushed_out, count - strangers);
+    let grown = resident().saturating_sub(resident_then);
+    assert!(grown < 64 << 20, "{grown} bytes for {strangers} paths that are half made");
+    println!("{grown} bytes for {strangers} paths that are half made");
+    // Whoever is there comes in at once.
+    let path = scene.raw.path(to, &Ids::new(), 2, "honest");
+    scene.works(&path, path.conns[1], "a request in the flood");
+    scene.raw.leave(&path.conns);
+    scene.alone("the forged ones are forgotten");
+    scene.check("forged requests");
     scene.finish();
 }

@@ -20,7 +20,7 @@
 //! | `given_up` | paths whose end the client tells over another one |
 //! | `session`, `path`, `chunks`, `sendq` | the tables |
 //!
-//! Spec: `docs/spec/rtrs.md`. Memory: each session has its chunks, of which only what was used is
+//! Spec: `docs/spec/rtrs.md`. Memory: each session that has been joined has its chunks, of which only what was used is
 //! really there; each path 784 bytes, and for each chunk 16 bytes, 32 with refresh; each connection
 //! about 100 bytes. Everything a client can make grow has a limit in [`ServerLimits`] [RT-66].
 
