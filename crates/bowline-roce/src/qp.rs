@@ -14,7 +14,7 @@
 use bowline_verbs::{Error, QpAttr, QpInit, QpState, QpType, Qpn};
 
 use crate::burst::{Route, source_port, unconnected_source_port};
-use crate::config::Config;
+use crate::config::{Config, GiveUp};
 use crate::lateack::LateAck;
 use crate::paths::Creeping;
 use crate::rc::requester::{Requester, Settings};
@@ -228,6 +228,7 @@ impl Qp {
         now.timeout = attr.timeout.or(now.timeout);
         now.retry_cnt = attr.retry_cnt.or(now.retry_cnt);
         now.rnr_retry = attr.rnr_retry.or(now.rnr_retry);
+        now.give_up = attr.give_up.or(now.give_up);
         now.port = attr.port.or(now.port).or(Some(PORT));
         now.pkey_index = attr.pkey_index.or(now.pkey_index).or(Some(0));
         if to == QpState::Sqd && self.state != to {
@@ -244,7 +245,7 @@ impl Qp {
             retry_cnt: attr.retry_cnt.unwrap_or_default(),
             rnr_retry: attr.rnr_retry.unwrap_or_default(),
             window: config.window,
-            give_up: config.give_up,
+            give_up: attr.give_up.map_or(config.give_up, GiveUp::After),
             retransmit_min: config.retransmit_min,
         };
         match &mut self.halves {

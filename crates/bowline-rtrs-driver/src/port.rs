@@ -177,8 +177,10 @@ impl Port {
             sq_sig_all: false,
         });
         let made = made.and_then(|qpn| {
-            let (state, access) = (Some(QpState::Init), Some(shape.access));
-            let ready = self.device.modify_qp(qpn, &QpAttr { state, access, ..QpAttr::default() });
+            let (state, access, give_up) =
+                (Some(QpState::Init), Some(shape.access), shape.give_up);
+            let ready =
+                self.device.modify_qp(qpn, &QpAttr { state, access, give_up, ..QpAttr::default() });
             if ready.is_err() {
                 // Just made and not used.
                 let _ = self.device.destroy_qp(qpn);

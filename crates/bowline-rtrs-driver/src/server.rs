@@ -52,6 +52,48 @@ pub struct Offence {
     pub reason: CloseReason,
 }
 
+/// What has become of a path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PathNews {
+    /// What its session is called.
+    pub session: SessionName,
+    /// Own address.
+    pub local: SocketAddr,
+    /// The client's.
+    pub remote: SocketAddr,
+    /// What.
+    pub change: PathChange,
+}
+
+/// See [`PathNews`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PathChange {
+    /// It is served.
+    Connected,
+    /// It was served, and is closed.
+    Closed(CloseReason),
+}
+
+/// Changes that nobody has asked for yet.
+#[derive(Debug, Default)]
+struct News {
+    kept: VecDeque<PathNews>,
+    missed: u64,
+}
+
+impl News {
+    const MOST: usize = 256;
+
+    fn add(&mut self, session: SessionName, path: PathInfo, change: PathChange) {
+        if self.kept.len() == Self::MOST {
+            self.kept.pop_front();
+            self.missed += 1;
+        }
+        let PathInfo { local, remote, .. } = path;
+        self.kept.push_back(PathNews { session, local, remote, change });
+    }
+}
+
 /// The layer above: what it does with requests. Its functions are called without locks held, by a thread
 /// of the engine, and must not block: heartbeats wait for them too [RT-81]. A panic of one is reported on
 /// standard error and ends there: the thread goes on, what was left in the list is answered with `EIO`, and a
@@ -99,6 +141,7 @@ struct State {
     core: Core,
     closed: bool,
     offence: Option<Offence>,
+    news: News,
     links: VecDeque<LinkEv>,
     /// A thread hands out `links`.
     linking: bool,
@@ -147,7 +190,8 @@ impl Server {
             .map_err(|errno| Error::new("preparing a server of these settings", errno))?;
         let (links, linking) = (VecDeque::new(), false);
         let unusable: Vec<bool> = ports.iter().map(|port| port.refusal().is_some()).collect();
-        let state = State { core, closed: false, offence: None, links, linking };
+        let (offence, news) = (None, News::default());
+        let state = State { core, closed: false, offence, news, links, linking };
         let server = Arc::new(Self {
             hub: Hub::new(state, ports, Arc::clone(&engine.stats)),
             engine,
@@ -316,6 +360,13 @@ impl Server {
         self.hub.lock().offence
     }
 
+    /// What has become of paths since the last time, oldest first. No more than 256 changes are kept; how many
+    /// more there were comes with them.
+    pub fn path_news(&self) -> (Vec<PathNews>, u64) {
+        let News { kept, missed } = std::mem::take(&mut self.hub.lock().news);
+        (kept.into(), missed)
+    }
+
     /// The settings.
     pub fn config(&self) -> ServerConfig {
         self.hub.lock().core.config().clone()
@@ -417,9 +468,16 @@ impl Server {
                 ServerEvent::Down { session } => {
                     state.links.push_back(LinkEv::Disconnected { session });
                 }
-                ServerEvent::PathClosed { path, reason, .. } if is_offence(reason) => {
-                    let offence = |path: PathInfo| Offence { remote: path.remote, reason };
-                    state.offence = state.core.path(path).map(offence).or(state.offence);
+                ServerEvent::PathConnected { name, path } => {
+                    state.news.add(name, path, PathChange::Connected);
+                }
+                ServerEvent::PathClosed { name, path, reason, .. } => {
+                    if is_offence(reason) {
+                        state.offence = Some(Offence { remote: path.remote, reason });
+                    }
+                    if let Some(name) = name {
+                        state.news.add(name, path, PathChange::Closed(reason));
+                    }
                 }
                 ServerEvent::Closed => {
                     state.closed = true;

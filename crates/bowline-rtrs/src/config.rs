@@ -6,7 +6,7 @@ use core::time::Duration;
 /// as it takes, requests wait. The same as path death [RT-88], so that both together bound an outage [RT-100].
 pub(crate) const DRAIN_MAX: Duration = Duration::from_secs(3);
 
-/// How the peer's silence is noticed [RT-60], [RT-88]. When a dead *path* is given up is the device's
+/// How the peer's silence is noticed [RT-60], [RT-88]. When a dead *path* is given up is mostly the device's
 /// own setting: the queue pairs fail, and the core takes that as the sign. Below a second it is too
 /// short for a kernel server [RT-96].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,6 +19,9 @@ pub struct HbConfig {
     pub fast_path_detection: bool,
     /// Silence after which the peer is asked.
     pub probe_interval: Duration,
+    /// Of a server, towards clients that do not wait for it when their last path is lost: time without any
+    /// acknowledgement after which a path is given up if another one of the session works [RT-93].
+    pub path_dead: Duration,
 }
 
 impl Default for HbConfig {
@@ -28,6 +31,7 @@ impl Default for HbConfig {
             missed_max: 5,
             fast_path_detection: true,
             probe_interval: Duration::from_secs(1),
+            path_dead: Duration::from_secs(3),
         }
     }
 }

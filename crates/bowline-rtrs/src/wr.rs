@@ -4,6 +4,7 @@
 //! [`Done`]s; on the cold path it gives [`Order`]s and takes [`Input`]s. The orders come first, then
 //! the batch that was made together with them. These few operations are all a device must have [RT-71].
 
+use core::time::Duration;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -154,6 +155,9 @@ pub struct QpShape {
     /// Its completion queue: 0 for the one all have in common, or the number of a poll connection, from 1
     /// on, whose completions the program takes by itself [RS-31].
     pub queue: u16,
+    /// How long it bears that nothing is acknowledged, where the device lets that be chosen; `None`: as long as
+    /// the device usually does.
+    pub give_up: Option<Duration>,
 }
 
 /// Where a region is registered.

@@ -1,6 +1,7 @@
 //! Attributes of devices and queue pairs.
 
 use std::net::IpAddr;
+use std::time::Duration;
 
 use crate::{Access, CqId, Mtu, PdId, Qpn};
 
@@ -177,6 +178,9 @@ pub struct QpAttr {
     pub retry_cnt: Option<u8>,
     /// The same after RNR NAKs; 7: for ever.
     pub rnr_retry: Option<u8>,
+    /// Time without any acknowledgement after which the peer is given up, instead of what the device makes of
+    /// timeout and retransmissions. Only the soft device has this; others ignore it.
+    pub give_up: Option<Duration>,
     /// On the way to SQD: [`AsyncEvent::SqDrained`] is to tell when what was begun is finished.
     pub sqd_notify: Option<bool>,
     /// Told only: the queue pair is in SQD, and something begun is not finished yet.

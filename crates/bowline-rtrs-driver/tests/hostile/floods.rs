@@ -190,6 +190,7 @@ fn clients_that_vanish_are_forgotten() {
         missed_max: 3,
         fast_path_detection: true,
         probe_interval: Duration::from_millis(200),
+        path_dead: Duration::from_secs(3),
     };
     let mut scene = Scene::new(86, ServerConfig { heartbeat, ..config(true) });
     let to = scene.to();

@@ -57,6 +57,7 @@ pub(crate) const fn quiet() -> HbConfig {
         missed_max: 5,
         fast_path_detection: false,
         probe_interval: Duration::from_secs(3600),
+        path_dead: Duration::from_secs(3),
     }
 }
 

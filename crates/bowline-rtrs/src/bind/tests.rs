@@ -204,7 +204,7 @@ fn conn(slot: u16, life: u8) -> ConnId {
 fn connect(to: ConnId) -> Order {
     let at = SocketAddr::from(([127, 0, 0, 1], 1234));
     let access = Access::REMOTE_WRITE;
-    let shape = QpShape { send_wr: 8, recv_wr: 8, send_sge: 2, access, queue: 0 };
+    let shape = QpShape { send_wr: 8, recv_wr: 8, send_sge: 2, access, queue: 0, give_up: None };
     let (private, retry_count) = ([0; 56], 6);
     Order::Connect { conn: to, port: PORT, local: at, remote: at, shape, private, retry_count }
 }
@@ -322,7 +322,7 @@ fn an_immediate_takes_along_what_fills_no_packet() {
 #[test]
 fn queue_pairs_have_room_for_parts() {
     let access = Access::REMOTE_WRITE;
-    let shape = QpShape { send_wr: 8, recv_wr: 8, send_sge: 2, access, queue: 0 };
+    let shape = QpShape { send_wr: 8, recv_wr: 8, send_sge: 2, access, queue: 0, give_up: None };
     let with = |burst, max_qp_wr| {
         let attr = PortAttr { max_qp_wr, burst, ..Fake::default().attr() };
         let (bursts, shape) = with_parts(attr, &shape);

@@ -296,5 +296,6 @@ fn shape((cid, queue): (u16, u16), depth: u16, per_request: bool, attr: &PortAtt
         send_sge: attr.max_sge.clamp(1, 129),
         access: Access::LOCAL_WRITE | Access::REMOTE_WRITE,
         queue,
+        give_up: None,
     }
 }

@@ -401,7 +401,8 @@ impl Session {
         let Some(link) = self.links.get_mut(id) else { return };
         if let Some(heartbeat) = link.heartbeat.as_mut().filter(|hb| hb.next() <= now) {
             match heartbeat.tick(now) {
-                HbDo::Nothing => {}
+                // A client's are not patient.
+                HbDo::Nothing | HbDo::Silent => {}
                 HbDo::SendMsg => self.send_heartbeat(id),
                 HbDo::Dead => return self.fail(now, id, Errno::ETIMEDOUT),
             }

@@ -1,5 +1,6 @@
 //! From a client's first connection request until it knows the chunks.
 
+use core::time::Duration;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
@@ -13,7 +14,7 @@ use super::sendq::{SendQueue, Signal};
 use super::session::{Link, Session};
 use super::{CloseReason, PathStats, Server, ServerEvent, SessId};
 use crate::{
-    ConnId, Done, Errno, Heartbeat, Instant, On, Order, PathId, PortId, QpShape, RecvSlot,
+    ConnId, Done, Errno, HbConfig, Heartbeat, Instant, On, Order, PathId, PortId, QpShape, RecvSlot,
     RegionId, RegionKeys, RequestId, Tag, WrKind,
 };
 
@@ -246,7 +247,15 @@ impl Server {
             send_sge: 1,
             access: Access::LOCAL_WRITE | Access::REMOTE_WRITE,
             queue: 0,
+            give_up: (!heeds_notice).then(|| self.patience()),
         }
+    }
+
+    /// How long the queue pairs of a client bear silence that is no bowline: until its heartbeat tells that it is
+    /// dead, and so that they never decide that themselves [RT-93].
+    fn patience(&self) -> Duration {
+        let HbConfig { interval, missed_max, .. } = self.config.heartbeat;
+        interval.saturating_mul(missed_max.saturating_add(3))
     }
 
     /// Receives for immediates of a connection [RT-25]. All requests of a client may come on one, and some
@@ -494,12 +503,18 @@ impl Server {
         let Some(path) = self.paths.get_mut(id) else { return };
         path.state = PathState::Connected;
         let heartbeat = Heartbeat::new(self.config.heartbeat, now);
+        // The other kind of client has none of this [RT-101].
+        let heartbeat = if path.heeds_notice { heartbeat } else { heartbeat.patient() };
         let next = heartbeat.next();
         path.heartbeat = Some(heartbeat);
         let (conn, mem) = (path.conn_id(0), path.own.info_rsp(path.info_rsp_len));
         if let Some(service) = path.conns.get_mut(0) {
             let queue = &mut service.queue;
             queue.send(&mut self.batch, conn, Tag::INFO, WrKind::Send, &[mem], Signal::Yes);
+        }
+        let (path, name) = (super::info(path), self.sessions.get(path.session));
+        if let Some(name) = name.and_then(|session| session.name.clone()) {
+            self.events.push_back(ServerEvent::PathConnected { name, path });
         }
         self.counters.paths_connected += 1;
         self.wake_at(next);

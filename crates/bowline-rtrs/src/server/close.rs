@@ -36,6 +36,8 @@ pub enum CloseReason {
     Completion(Status),
     /// The client does not answer [RT-60].
     Heartbeat,
+    /// Nothing is acknowledged, and another path of the session works [RT-93].
+    Silent,
     /// Nothing had proved that the client is there, and others asked [RT-66].
     PushedOut,
     /// It was not established in time [RT-66].
@@ -91,8 +93,10 @@ impl fmt::Display for CloseReason {
             Self::Local => "disconnected here",
             Self::Disconnected => "disconnected by the client",
             Self::Failed(errno) => return errno.fmt(f),
+            Self::Completion(Status::RetryExcErr) => "nothing is acknowledged",
             Self::Completion(status) => return write!(f, "a work request failed: {status:?}"),
             Self::Heartbeat => "the client does not answer",
+            Self::Silent => "nothing is acknowledged, and another path works",
             Self::PushedOut => "nothing came from the client, and others asked",
             Self::NotEstablished => "not established in time",
             Self::Overtaken => "its requests came over another path",
@@ -139,6 +143,7 @@ impl Server {
         if matches!(path.state, PathState::Closing | PathState::Closed) {
             return;
         }
+        let (was, slot) = (super::info(path), path.session);
         path.state = PathState::Closing;
         path.heartbeat = None;
         path.deadline = now + if self.closing { LINGER_LAST } else { LINGER };
@@ -147,7 +152,7 @@ impl Server {
             CloseReason::Failed(errno) => errno,
             _ => Errno::ECONNRESET,
         };
-        let (drain_by, session, count) = (path.drain_by, path.session, path.conns.len());
+        let (drain_by, count) = (path.drain_by, path.conns.len());
         self.remove_stranger(id);
         for cid in 0..count {
             let conn = ConnId { path: id, cid };
@@ -177,9 +182,11 @@ impl Server {
         self.counters.paths_violated += u64::from(reason.is_violation());
         self.counters.paths_refused += u64::from(reason.is_refusal());
         self.wake_at(drain_by);
-        if let Some(session) = self.sessions.get(session) {
-            let session = session.id;
-            self.events.push_back(ServerEvent::PathClosed { session, path: id, reason });
+        if let Some(session) = self.sessions.get(slot) {
+            let connected = was.state == PathState::Connected;
+            let name = session.name.clone().filter(|_| connected);
+            let (session, path) = (session.id, was);
+            self.events.push_back(ServerEvent::PathClosed { session, name, path, reason });
         }
         self.empty_if_drained(now, id);
     }

@@ -93,12 +93,21 @@ pub enum ServerEvent {
         /// The session.
         session: SessId,
     },
+    /// A path is served from now on.
+    PathConnected {
+        /// What its session is called.
+        name: SessionName,
+        /// The path.
+        path: PathInfo,
+    },
     /// A path was closed, whether it had been told of or not. Its operations are still to be answered.
     PathClosed {
         /// The session.
         session: SessId,
-        /// The path.
-        path: PathId,
+        /// What it is called, if the path has been connected.
+        name: Option<SessionName>,
+        /// The path, as it was.
+        path: PathInfo,
         /// Why.
         reason: CloseReason,
     },

@@ -173,8 +173,21 @@ impl Server {
                     self.counters.heartbeats_sent += 1;
                 }
             }
+            HbDo::Silent if self.has_another(now, id) => {
+                self.close_path(now, id, CloseReason::Silent);
+            }
+            HbDo::Silent => {}
             HbDo::Dead => self.close_path(now, id, CloseReason::Heartbeat),
         }
+    }
+
+    /// Tells whether the client has another path that works.
+    fn has_another(&self, now: Instant, id: PathId) -> bool {
+        let session = self.paths.get(id).and_then(|path| self.sessions.get(path.session));
+        let slots = session.map_or(&[][..], |session| &session.paths);
+        (slots.iter().filter_map(|&slot| self.paths.at(slot)))
+            .filter(|path| path.id != id && path.state == PathState::Connected)
+            .any(|path| path.heartbeat.as_ref().is_some_and(|heartbeat| heartbeat.is_alive(now)))
     }
 
     fn send_heartbeat(&mut self, id: ConnId, imm: Imm, signal: Signal) -> bool {

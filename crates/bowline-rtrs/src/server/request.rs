@@ -120,6 +120,9 @@ impl Server {
             Tag::RECV => self.received(now, done),
             _ => {
                 conn.queue.completed(done.tag.index());
+                if let Some(heartbeat) = &mut path.heartbeat {
+                    heartbeat.acknowledged(now);
+                }
                 if !conn.queue.late.is_empty() {
                     self.send_late(done.conn);
                 }
@@ -155,10 +158,10 @@ impl Server {
             Imm::GivenUp(life) if connected && path.heeds_notice => {
                 self.notice(now, conn.path, life);
             }
-            Imm::HbMsg | Imm::HbAck | Imm::GivenUp(_) | Imm::Unknown(_) => {
+            Imm::HbMsg | Imm::HbAck | Imm::GivenUp(_) | Imm::Done { .. } | Imm::Unknown(_) => {
                 self.counters.immediates_ignored += 1;
             }
-            Imm::Request(_) | Imm::Done { .. } => {
+            Imm::Request(_) => {
                 self.close_path(now, conn.path, CloseReason::Message);
             }
         }

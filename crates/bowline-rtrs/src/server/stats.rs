@@ -61,7 +61,7 @@ counters! {
     notices,
     /// Of these: there was no such path, since it was closed already, or never there.
     notices_ignored,
-    /// Immediates ignored: of an unknown type, or a heartbeat where none belongs [RT-14], [RT-62].
+    /// Immediates ignored: of an unknown type, an answer, or a heartbeat where none belongs [RT-14], [RT-62], [RT-67].
     immediates_ignored,
 }
 

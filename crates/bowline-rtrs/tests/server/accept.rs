@@ -59,7 +59,7 @@ fn a_path_is_made_of_connections_in_any_order() {
     assert_eq!(info[0].paths[0].remote.to_string(), "10.0.0.2:40000");
     assert!(matches!(
         &rig.events[..],
-        [ServerEvent::Up { first: true, name, path: up, .. }]
+        [ServerEvent::Up { first: true, name, path: up, .. }, ServerEvent::PathConnected { .. }]
             if name.as_str() == "one" && *up == path.id
     ));
 }

@@ -79,13 +79,26 @@ fn changed(mut header: Vec<u8>, at: usize, to: u16) -> Vec<u8> {
     header
 }
 
+// tests [RT-67] 2: as a kernel does
+#[test]
+fn answers_of_a_client_are_ignored_and_counted() {
+    let mut rig = Rig::new();
+    let path = rig.path(1, 2, "10.0.0.2", 2);
+    for (ignored, (cid, invalidated)) in (1..).zip([(1, false), (0, true)]) {
+        let imm = Imm::Done { id: 0, errno: 0, invalidated }.to_u32();
+        let done = rig.imm(path.conn(cid), imm, 8);
+        rig.deliver(&[done]);
+        assert_eq!(rig.server.counters().immediates_ignored, ignored);
+    }
+    assert!(rig.take_closed().is_empty());
+    let request = rig.write(&path, 1, 0, b"u", b"d");
+    rig.deliver(&[request]);
+    rig.one();
+}
+
 // tests [RT-67] 1, 2
 #[test]
 fn messages_that_are_none_for_a_server() {
-    let done = Imm::Done { id: 0, errno: 0, invalidated: false }.to_u32();
-    refused(move |rig, path| vec![rig.imm(path.conn(1), done, 0)], CloseReason::Message);
-    let inval = Imm::Done { id: 0, errno: 0, invalidated: true }.to_u32();
-    refused(move |rig, path| vec![rig.imm(path.conn(0), inval, 8)], CloseReason::Message);
     refused(|rig, path| vec![rig.message(path.conn(1), b"")], CloseReason::Message);
     // A request sent instead of written.
     let sent = |rig: &mut Rig, path: &Path| {

@@ -8,6 +8,7 @@ mod io;
 mod notices;
 mod random;
 mod rig;
+mod silence;
 
 // tests [RT-66] [RT-67]: any input leaves the tables consistent and nothing behind
 #[test]

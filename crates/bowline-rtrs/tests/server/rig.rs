@@ -112,8 +112,11 @@ pub(crate) struct Rig {
     pub(crate) silent: bool,
     /// Nothing comes from those whose requests are accepted.
     pub(crate) forged: bool,
-    /// Signalled sends complete at once.
+    /// Signalled sends complete at once, but on paths that are cut.
     pub(crate) complete: bool,
+    pub(crate) cut: BTreeSet<PathId>,
+    /// How long the queue pairs bear silence.
+    pub(crate) give_up: BTreeMap<ConnId, Option<Duration>>,
     /// The upper layer answers at once whether it takes a session.
     pub(crate) link: Option<bool>,
     pub(crate) withdrawn: Vec<(PortId, u32)>,
@@ -153,6 +156,8 @@ impl Rig {
             silent: false,
             forged: false,
             complete: true,
+            cut: BTreeSet::new(),
+            give_up: BTreeMap::new(),
             link: Some(true),
             withdrawn: Vec::new(),
             stuck: Vec::new(),
@@ -232,6 +237,7 @@ impl Rig {
                 assert_eq!(rsp.geometry, self.geometry());
                 self.answers.insert(request, Answer::Accepted(conn, rsp));
                 self.recvs.insert(conn, first.into_iter().collect());
+                self.give_up.insert(conn, shape.give_up);
                 if !self.forged {
                     let input = Input::Established { conn, private: Vec::new() };
                     self.server.handle(self.now, input);
@@ -303,7 +309,7 @@ impl Rig {
                 continue;
             }
             self.keep(batch, wr);
-            if wr.signal && self.complete {
+            if wr.signal && self.complete && !self.cut.contains(&wr.conn.path) {
                 signalled.push(Done { tag: wr.tag, opcode: WcOpcode::Send, ..done(wr.conn) });
             }
         }
@@ -528,7 +534,7 @@ impl Rig {
     pub(crate) fn take_closed(&mut self) -> Vec<(PathId, CloseReason)> {
         let events = std::mem::take(&mut self.events);
         let closed = events.iter().filter_map(|event| match event {
-            ServerEvent::PathClosed { path, reason, .. } => Some((*path, *reason)),
+            ServerEvent::PathClosed { path, reason, .. } => Some((path.path, *reason)),
             _ => None,
         });
         let closed = closed.collect();

@@ -123,8 +123,9 @@ impl Verbs for Port<'_> {
             cap,
             sq_sig_all: false,
         })?;
-        let (state, access) = (Some(QpState::Init), Some(shape.access));
-        self.device.modify_qp(self.now, qpn, &QpAttr { state, access, ..QpAttr::default() })?;
+        let (state, access, give_up) = (Some(QpState::Init), Some(shape.access), shape.give_up);
+        let attr = QpAttr { state, access, give_up, ..QpAttr::default() };
+        self.device.modify_qp(self.now, qpn, &attr)?;
         self.mutes.made(qpn);
         Ok(qpn)
     }

@@ -117,6 +117,7 @@ impl World {
             missed_max: if sabotage == Some(Sabotage::Patience) { u32::MAX } else { missed_max },
             fast_path_detection: true,
             probe_interval: Duration::from_nanos(probe),
+            ..HbConfig::default()
         };
         let holds = Rng::new(extra.clone().next() ^ HOLDS);
         let mut base = Base {

@@ -1,0 +1,95 @@
+//! Paths on which nothing is acknowledged any more [RT-88] [RT-93].
+
+use std::time::Duration;
+
+use bowline_rtrs::server::{CloseReason, ServerConfig};
+use bowline_rtrs::{HbConfig, PathId};
+
+use super::rig::{Path, Rig, config};
+
+const A: &str = "10.0.0.2";
+const B: &str = "10.0.0.3";
+
+/// A session of two paths; of a bowline, or not.
+fn two(bowline: bool, heartbeat: HbConfig) -> (Rig, [Path; 2]) {
+    let mut rig = Rig::with(ServerConfig { heartbeat, ..config() });
+    rig.gives_notice = bowline;
+    let paths = [rig.path(1, 1, A, 2), rig.path(1, 2, B, 2)];
+    (rig, paths)
+}
+
+/// Lets time pass while wires are as they are; what gets through is acknowledged, and never answered.
+fn pass(rig: &mut Rig, cut: &[PathId], seconds: u64) -> Vec<(PathId, CloseReason)> {
+    rig.cut = cut.iter().copied().collect();
+    rig.pass(Duration::from_secs(seconds));
+    rig.take_closed()
+}
+
+/// Those not cut answer: as a client that has something to say every second.
+fn pass_busy(rig: &mut Rig, cut: &[PathId], alive: &Path, seconds: u64) -> Vec<(PathId, CloseReason)> {
+    rig.cut = cut.iter().copied().collect();
+    for _ in 0..seconds * 2 {
+        rig.pass(Duration::from_millis(500));
+        let done = rig.imm(alive.conn(0), bowline_wire::rtrs::Imm::HbAck.to_u32(), 0);
+        rig.deliver(&[done]);
+    }
+    rig.take_closed()
+}
+
+// tests [RT-93]: a kernel fails its requests when no path is left, so it is waited for as a kernel does
+#[test]
+fn the_last_paths_of_a_kernel_outlive_an_outage() {
+    let (mut rig, paths) = two(false, HbConfig::default());
+    let ids = paths.each_ref().map(|path| path.id);
+    for cut in [&ids[..], &ids[..1]] {
+        for conn in [0, 1] {
+            let bears = rig.give_up[&paths[0].conn(conn)];
+            assert!(bears.is_some_and(|time| time > Duration::from_secs(35)), "{bears:?}");
+        }
+        // The other one, if it is there, is alive by now; if not, neither is given up for the other.
+        let closed = if cut.len() == 2 {
+            pass(&mut rig, cut, 6)
+        } else {
+            pass_busy(&mut rig, cut, &paths[1], 6)
+        };
+        let expected: &[_] =
+            if cut.len() == 2 { &[] } else { &[(ids[0], CloseReason::Silent)] };
+        assert_eq!(closed, expected, "{} wires cut", cut.len());
+        if cut.len() == 2 {
+            // Both heal.
+            for path in &paths {
+                let done = rig.imm(path.conn(0), bowline_wire::rtrs::Imm::HbAck.to_u32(), 0);
+                rig.deliver(&[done]);
+            }
+        }
+    }
+    // Alone it has half a minute.
+    assert_eq!(pass(&mut rig, &ids, 29), []);
+    assert_eq!(pass(&mut rig, &ids, 7), [(ids[1], CloseReason::Heartbeat)]);
+}
+
+// tests [RT-93]: two whose ends come at different times are not given up for one another
+#[test]
+fn of_two_silent_paths_neither_is_the_better_one() {
+    for shift in (0..1000).step_by(50) {
+        let (mut rig, paths) = two(false, HbConfig::default());
+        let ids = paths.each_ref().map(|path| path.id);
+        for path in &paths {
+            rig.pass(Duration::from_millis(shift));
+            let done = rig.imm(path.conn(0), bowline_wire::rtrs::Imm::HbAck.to_u32(), 0);
+            rig.deliver(&[done]);
+        }
+        assert_eq!(pass(&mut rig, &ids, 28), [], "{shift} ms apart");
+    }
+}
+
+// tests [RT-88], [RT-93]: what waits for the server by itself, or is not to be found out about
+#[test]
+fn bowlines_and_slow_detection_are_left_to_others() {
+    let (mut rig, paths) = two(true, HbConfig::default());
+    assert_eq!(rig.give_up[&paths[0].conn(0)], None, "as the device has it");
+    assert_eq!(pass_busy(&mut rig, &[paths[0].id], &paths[1], 10), []);
+    let slow = HbConfig { fast_path_detection: false, ..HbConfig::default() };
+    let (mut rig, paths) = two(false, slow);
+    assert_eq!(pass_busy(&mut rig, &[paths[0].id], &paths[1], 28), []);
+}
