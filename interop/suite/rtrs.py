@@ -32,6 +32,8 @@ WRITE_ONLY, WRITE_ONLY_IMM = 0x0A, 0x0B
 MODULES = "rnbd_client rtrs_client rnbd_server rtrs_server rtrs_core"
 # seconds in which each of two wires is cut and healed
 CUTS = 30
+# seconds for which all are cut at once: longer than a path that is one of several is waited for, shorter than the last one
+OUTAGE = 6
 COMMON = dict(dirs=("k>n", "n>k"), orders=("lo",), bare=True, tool=True, self_check=NO_SELF_CHECK)
 # what verifies: blocks of all sizes, flushes and writes that are durable at once
 FIO = ("fio --name=v --filename=/dev/rnbd0 --size=16m --direct=1 --ioengine=libaio --verify=crc32c --verify_fatal=1 "
@@ -562,6 +564,47 @@ def rnbd_cut(c):
             r.unmap()
         else:
             cut_client(r)
+
+
+@scenario("rnbd-cut-all", rows="RT-60 RT-88 RT-93 NB-54", timeout=240, ci=True, **COMMON)
+def rnbd_cut_all(c):
+    """All wires of two paths are cut at once for six seconds, and healed. The kernel's client, which would fail its IO if
+    it were dropped, is not: it notices nothing. bowline's client waits under verified load until a path is back; no
+    request fails."""
+    with Rnbd(c, 2, dissect=False) as r:
+        if c.dir == "k>n":
+            r.export()
+            r.map()
+            write = "dd if=/dev/urandom of=/tmp/x bs=1M count=4 2> /dev/null; dd if=/tmp/x of=/dev/rnbd0 bs=64k " \
+                "oflag=direct 2> /dev/null"
+            r.guest(write)
+            reconnects = "cat /sys/class/rtrs-client/s1/paths/*/stats/reconnects"
+            before = r.guest(reconnects)
+            cut_all(r)
+            # what would end a path does so within seconds, once it can be heard
+            time.sleep(8)
+            r.guest(write)
+            sums = r.guest("dd if=/dev/rnbd0 bs=64k count=4M iflag=direct,count_bytes 2> /dev/null | md5sum; md5sum < /tmp/x").split()
+            want(sums[0] == sums[2] == md5(r.file, 4 * MIB), "read %s, written %s", sums[0], sums[2])
+            want([r.state(i) for i in (0, 1)] == [UP, UP], "paths were lost")
+            want(r.guest(reconnects) == before, "paths were lost and are back: %s", r.guest(reconnects))
+            want("lost" not in r.tools[-1].said(), "the server has given up paths: %s", r.tools[-1].said())
+            c.messages += 2
+            r.unmap()
+        else:
+            load = Load(lambda: r.verify(r.serve(file=True), "--time", "40", "--span", "8MiB", timeout=180))
+            time.sleep(15)
+            load.goes_on()
+            cut_all(r)
+            report(c, load.end(180))
+
+
+def cut_all(r):
+    for state in ("drop", "pass"):
+        for nic in (0, 1):
+            r.wire(nic, state)
+        if state == "drop":
+            time.sleep(OUTAGE)
 
 
 @scenario("rnbd-cut-trust", rows="RT-79 RT-82 RT-84 RT-91 RS-8", timeout=240, dirs=("n>k",), orders=("lo",), bare=True,

@@ -269,7 +269,9 @@ impl Client {
         links.iter().map(|link| Arc::clone(link.session())).collect()
     }
 
-    /// Gives a disk up and waits until it is gone. The session ends with its last disk [NB-38].
+    /// Gives a disk up and waits until it is gone. The session ends with its last disk [NB-38]. A server that does
+    /// not answer is waited for for ever, or twice the longest time of a request, if there is one, or until
+    /// [`hurry`](Self::hurry) says so; the end of the session then tells it.
     ///
     /// # Errors
     /// `ENODEV` when it is not mapped here, `EALREADY` when this is under way.
@@ -298,7 +300,14 @@ impl Client {
         Ok(())
     }
 
-    /// Gives all disks up.
+    /// No longer than that a server is waited for that does not answer when disks of the sessions there are now are given
+    /// up.
+    pub fn hurry(&self, patience: Duration) {
+        let links: Vec<_> = self.lock().links.values().cloned().collect();
+        links.iter().for_each(|link| link.hurry(patience));
+    }
+
+    /// Gives all disks up, as [`unmap`](Self::unmap) does.
     pub fn close(&self) {
         for disk in self.disks() {
             // What is under way already is what is wanted.

@@ -4,6 +4,7 @@ use std::fmt;
 use std::io;
 
 use bowline_rnbd::Errno;
+use bowline_rtrs_driver::client::Refusal;
 
 /// Why a call was refused: what was tried, and the error number.
 #[derive(Debug)]
@@ -12,11 +13,12 @@ pub struct Error {
     errno: Errno,
     /// The session refused, and `what` says the reason as well.
     of_session: bool,
+    refusal: Option<Refusal>,
 }
 
 impl Error {
     pub(crate) fn new(what: impl Into<String>, errno: Errno) -> Self {
-        Self { what: what.into(), errno, of_session: false }
+        Self { what: what.into(), errno, of_session: false, refusal: None }
     }
 
     pub(crate) fn io(what: impl Into<String>, error: &io::Error) -> Self {
@@ -24,12 +26,18 @@ impl Error {
     }
 
     pub(crate) fn rtrs(error: &bowline_rtrs_driver::Error) -> Self {
-        Self { what: error.to_string(), errno: error.errno(), of_session: true }
+        let (errno, refusal) = (error.errno(), error.refusal());
+        Self { what: error.to_string(), errno, of_session: true, refusal }
     }
 
     /// Returns the error number.
     pub const fn errno(&self) -> Errno {
         self.errno
+    }
+
+    /// How the server has refused a connection of the session, if that is what it was.
+    pub const fn refusal(&self) -> Option<Refusal> {
+        self.refusal
     }
 
     /// Tells whether it was the session that could not be opened, and not the disk: the same numbers mean

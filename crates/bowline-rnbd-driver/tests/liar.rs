@@ -23,6 +23,7 @@ mod common {
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::time::Duration;
 
 use bowline_block::sync;
 use bowline_block::{BlockDevice, Errno};
@@ -86,21 +87,23 @@ fn accept(raw: &mut Raw) -> Vec<Conn> {
     conns
 }
 
-/// What is written of the answer to a message.
-fn answer(request: &Request<'_>) -> Vec<u8> {
+/// What is written of the answer to a message; `None`: it is not answered.
+fn answer(request: &Request<'_>, deaf: bool) -> Option<Vec<u8>> {
     let rsp = OpenRsp { device_id: 1, nsectors: 8, logical_block_size: 512, ..OpenRsp::default() };
-    match request {
+    Some(match request {
+        Request::Close { .. } if deaf => return None,
         Request::SessInfo { .. } => emit_sess_info_rsp(2).to_vec(),
         Request::Open { name: b"sound", .. } => rsp.emit().to_vec(),
         Request::Open { name: b"short", .. } => rsp.emit()[..36].to_vec(),
         Request::Open { name: b"huge", .. } => OpenRsp { nsectors: 1 << 54, ..rsp }.emit().to_vec(),
         Request::Io(_) => vec![0x33; 512],
         _ => vec![],
-    }
+    })
 }
 
-/// Answers a message with success, and so much data; tells whether one came before the connection ended.
-fn serve(raw: &mut Raw, conns: &[Conn]) -> bool {
+/// Answers a message with success, and so much data, unless it is a CLOSE that a `deaf` server does not hear; tells whether
+/// one came before the connection ended.
+fn serve(raw: &mut Raw, conns: &[Conn], deaf: bool) -> bool {
     let Some(got) = raw.recv(1).filter(|got| got.status == Status::Success) else { return false };
     let Some(Imm::Request(payload)) = got.imm.map(Imm::from_u32) else { return true };
     let conn = *conns.iter().find(|conn| conn.qp == got.qpn).unwrap();
@@ -108,7 +111,8 @@ fn serve(raw: &mut Raw, conns: &[Conn]) -> bool {
     let mut chunk = [0; CHUNK as usize];
     raw.buffer.read(CHUNKS + usize::from(id) * chunk.len(), &mut chunk);
     let io = parse_io(&geometry(), off, &chunk[off as usize..]).unwrap();
-    let data = answer(&parse(&chunk[io.usr_at as usize..][..io.usr_len.into()]).unwrap());
+    let message = &chunk[io.usr_at as usize..][..io.usr_len.into()];
+    let Some(data) = answer(&parse(message).unwrap(), deaf) else { return true };
     let imm = Imm::Done { id: id.into(), errno: 0, invalidated: false }.to_u32();
     match io.hdr {
         IoHdr::Read { desc: Some(desc), .. } if !data.is_empty() => {
@@ -129,13 +133,14 @@ impl Drop for Ends<'_> {
     }
 }
 
-#[test]
-fn a_server_that_says_nothing_of_a_disk_or_too_much_has_none() {
-    let mut raw = Raw::new(ip(66));
-    raw.dev.listen((ip(66), PORT).into()).unwrap();
-    let engine = Engine::new(vec![common::device(&[ip(1)]) as _], EngineConfig::default()).unwrap();
+/// A client of a server by hand, at hosts of the test's own.
+fn with_server(host: u8, deaf: bool, test: impl FnOnce(&Client, MapOptions)) {
+    let (own, server) = (ip(host), ip(host + 1));
+    let mut raw = Raw::new(server);
+    raw.dev.listen((server, PORT).into()).unwrap();
+    let engine = Engine::new(vec![common::device(&[own]) as _], EngineConfig::default()).unwrap();
     let client = Client::new(std::sync::Arc::clone(&engine), MapOptions::new("default"));
-    let mut options = MapOptions::new("prey").path(Some(ip(1)), ip(66));
+    let mut options = MapOptions::new("prey").path(Some(own), server);
     options.max_reconnects = 0;
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -143,10 +148,48 @@ fn a_server_that_says_nothing_of_a_disk_or_too_much_has_none() {
             let conns = accept(&mut raw);
             let mut goes_on = true;
             while goes_on && !over.load(SeqCst) {
-                goes_on = serve(&mut raw, &conns);
+                goes_on = serve(&mut raw, &conns, deaf);
             }
         });
         let _ends = Ends(&over);
+        test(&client, options);
+    });
+    engine.close();
+}
+
+#[test]
+fn a_server_that_does_not_answer_is_not_waited_for_at_the_end() {
+    // tests [NB-38]
+    with_server(10, true, |client, mut options| {
+        options.io.io_timeout = Some(Duration::from_millis(300));
+        let disk = client.map("sound", &options).unwrap();
+        client.unmap(&disk).unwrap();
+        assert!(client.disks().is_empty() && client.sessions().is_empty());
+    });
+    // Without a limit, as soon as somebody says so, before or while it is waited for.
+    for early in [false, true] {
+        with_server(if early { 20 } else { 30 }, true, |client, options| {
+            client.map("sound", &options).unwrap();
+            std::thread::scope(|scope| {
+                if early {
+                    client.hurry(Duration::ZERO);
+                }
+                let closing = scope.spawn(|| client.close());
+                if !early {
+                    std::thread::sleep(Duration::from_millis(100));
+                    assert!(!closing.is_finished(), "it waits");
+                    client.hurry(Duration::from_millis(1));
+                }
+                closing.join().unwrap();
+            });
+            assert!(client.disks().is_empty() && client.sessions().is_empty());
+        });
+    }
+}
+
+#[test]
+fn a_server_that_says_nothing_of_a_disk_or_too_much_has_none() {
+    with_server(66, false, |client, options| {
         let sound = client.map("sound", &options).unwrap();
         assert_eq!(sound.limits().bytes, 4096);
         for (name, errno) in
@@ -161,5 +204,4 @@ fn a_server_that_says_nothing_of_a_disk_or_too_much_has_none() {
         assert_eq!(client.disks().len(), 1);
         client.unmap(&sound).unwrap();
     });
-    engine.close();
 }

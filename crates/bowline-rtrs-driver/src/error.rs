@@ -3,12 +3,14 @@
 use core::fmt;
 
 use bowline_rtrs::Errno;
+use bowline_rtrs::client::Refusal;
 
 /// Why a call was refused, or what a request came to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {
     what: &'static str,
     kind: ErrorKind,
+    refusal: Option<Refusal>,
 }
 
 /// The kinds of [`Error`].
@@ -33,16 +35,29 @@ pub enum ErrorKind {
 }
 
 impl Error {
+    const fn of(what: &'static str, kind: ErrorKind) -> Self {
+        Self { what, kind, refusal: None }
+    }
+
+    pub(crate) fn refused(self, refusal: Option<Refusal>) -> Self {
+        Self { refusal, ..self }
+    }
+
+    /// How a server has refused, if that is what it was.
+    pub const fn refusal(&self) -> Option<Refusal> {
+        self.refusal
+    }
+
     pub(crate) const fn new(what: &'static str, errno: Errno) -> Self {
-        Self { what, kind: ErrorKind::Protocol(errno) }
+        Self::of(what, ErrorKind::Protocol(errno))
     }
 
     pub(crate) const fn closed(what: &'static str) -> Self {
-        Self { what, kind: ErrorKind::Closed }
+        Self::of(what, ErrorKind::Closed)
     }
 
     pub(crate) const fn device(what: &'static str, error: bowline_verbs::Error) -> Self {
-        Self { what, kind: ErrorKind::Device(error) }
+        Self::of(what, ErrorKind::Device(error))
     }
 
     pub(crate) const fn unusable(
@@ -50,12 +65,12 @@ impl Error {
         device: String,
         why: bowline_verbs::Error,
     ) -> Self {
-        Self { what, kind: ErrorKind::Unusable { device, why } }
+        Self::of(what, ErrorKind::Unusable { device, why })
     }
 
     pub(crate) fn system(what: &'static str, error: &std::io::Error) -> Self {
         let errno = Errno(error.raw_os_error().unwrap_or(Errno::EIO.0));
-        Self { what, kind: ErrorKind::System(errno) }
+        Self::of(what, ErrorKind::System(errno))
     }
 
     /// What kind of error it is.
@@ -88,7 +103,8 @@ impl fmt::Display for Error {
             ErrorKind::Unusable { device, why } => write!(f, "{device}: {why}"),
             ErrorKind::System(errno) => write!(f, "{}", std::io::Error::from_raw_os_error(errno.0)),
             ErrorKind::Closed => write!(f, "it is closed"),
-        }
+        }?;
+        self.refusal.map_or(Ok(()), |refusal| write!(f, ", {refusal}"))
     }
 }
 

@@ -177,8 +177,7 @@ impl Port {
             sq_sig_all: false,
         });
         let made = made.and_then(|qpn| {
-            let (state, access, give_up) =
-                (Some(QpState::Init), Some(shape.access), shape.give_up);
+            let (state, access, give_up) = (Some(QpState::Init), Some(shape.access), shape.give_up);
             let ready =
                 self.device.modify_qp(qpn, &QpAttr { state, access, give_up, ..QpAttr::default() });
             if ready.is_err() {

@@ -8,7 +8,7 @@ use core::time::Duration;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use bowline_verbs::{Access, Buffer, Remote, Status, WcOpcode};
+use bowline_verbs::{Access, Buffer, RejectReason, Remote, Status, WcOpcode};
 
 use crate::{ConnId, Errno, MemRef, PathId, PortId, RegionId, RequestId, Tag};
 
@@ -309,8 +309,8 @@ pub enum Input {
     Refused {
         /// Which.
         conn: ConnId,
-        /// The peer's program refused, not its connection manager.
-        consumer: bool,
+        /// Why: by its program, or by its connection manager.
+        reason: RejectReason,
         /// The peer's data.
         private: Vec<u8>,
     },

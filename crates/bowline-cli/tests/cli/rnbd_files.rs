@@ -166,8 +166,8 @@ fn a_kernels_files_are_written_as_the_original_does() {
     let host = fs::read_to_string("/proc/sys/kernel/hostname").expect("a name");
     let host = host.trim().split('.').next().expect("a name");
     tree.writes(
-        "map d from 10.1.0.2",
-        &[(&format!("sessname={host}@10-1-0-2 device_path=d path=ip:10.1.0.2"), ctl)],
+        "map d from 127.1.0.2",
+        &[(&format!("sessname={host}_127-0-0-1@127-1-0-2 device_path=d path=ip:127.1.0.2"), ctl)],
     );
     tree.writes("resize rnbd0 3 M", &[("6144", &disk("resize"))]);
     tree.writes("unmap /dev/ram0", &[("normal", &disk("unmap_device"))]);

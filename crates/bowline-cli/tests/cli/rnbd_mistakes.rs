@@ -142,6 +142,21 @@ fn a_session_that_is_not_admitted_is_told_so() {
 }
 
 #[test]
+fn a_name_that_is_taken_is_told_with_a_way_out() {
+    // tests [RS-48]
+    let folder = Folder::new();
+    let server = export(&folder, 8, &[]);
+    let first = mapped(&folder, 8, &["--no-control"]);
+    let other = "127.61.8.12@127.61.8.1";
+    let words = ["rnbd", "map", "disk1", "--from", "s1", "--path", other, "--no-control"];
+    let done = run(&folder, &words).exits(256 - 104);
+    assert!(!done.err.contains("no server"), "{done:?}");
+    done.complains(&["refused the connection", "has the name", "--from NAME --path 127.61.8.12@"]);
+    drop(first);
+    end(server);
+}
+
+#[test]
 fn of_several_paths_not_all_are_said_to_be_silent() {
     let folder = Folder::new();
     let server = export(&folder, 4, &[]);

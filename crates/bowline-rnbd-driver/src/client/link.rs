@@ -103,6 +103,8 @@ struct State {
     scratch: Vec<Scratch>,
     /// When the timer wakes.
     armed: Option<Instant>,
+    /// From then on nobody waits for devices to be given up: the server does not answer, or it is wanted so.
+    hurry: Option<Instant>,
     closed: bool,
 }
 
@@ -128,8 +130,8 @@ enum Gate {
 /// One session and its devices.
 pub(super) struct Link {
     session: Arc<Session>,
-    /// The time of requests may run out.
-    has_timeout: bool,
+    /// Longest time of a request.
+    timeout: Option<Duration>,
     /// Connections of each path for polled IO.
     poll_queues: u16,
     /// Where the answers to service messages go, one at a time.
@@ -191,11 +193,12 @@ impl Link {
             late: BTreeMap::new(),
             scratch: Vec::new(),
             armed: None,
+            hurry: None,
             closed: false,
         };
         let link = Arc::new_cyclic(|me| Self {
             session: Arc::clone(&session),
-            has_timeout: config.io_timeout.is_some(),
+            timeout: config.io_timeout,
             poll_queues,
             answer,
             _zeroes: zeroes,
@@ -230,7 +233,7 @@ impl Link {
     }
 
     pub(super) const fn has_timeout(&self) -> bool {
-        self.has_timeout
+        self.timeout.is_some()
     }
 
     pub(super) const fn poll_queues(&self) -> u16 {
@@ -269,14 +272,30 @@ impl Link {
         self.lock().disks.insert(dev, Arc::downgrade(disk));
     }
 
-    /// Gives a device up and waits until it is gone.
+    /// Gives a device up and waits until it is gone: no longer than requests under way may take and then the word
+    /// that says so, and than [`hurry`](Self::hurry) has it. What the server does not answer ends with the session.
     pub(super) fn unmap(&self, dev: DevId) -> Result<(), Errno> {
         let mut state = self.lock();
         state.core.unmap(dev)?;
         self.advance(state);
-        let outcome = self.outcome(dev, Wanted::Unmap);
-        self.lock().disks.remove(&dev);
-        outcome
+        let end = self.timeout.map(|timeout| clock::now() + timeout.saturating_mul(2));
+        let outcome = self.outcome_by(dev, Wanted::Unmap, end);
+        let mut state = self.lock();
+        state.disks.remove(&dev);
+        outcome.unwrap_or_else(|| {
+            // Nor will it answer for others, of which it has not even heard yet.
+            state.hurry = Some(clock::now());
+            self.changed.notify_all();
+            Ok(())
+        })
+    }
+
+    /// Nobody waits longer than that for devices to be given up.
+    pub(super) fn hurry(&self, patience: Duration) {
+        let end = clock::now() + patience;
+        let mut state = self.lock();
+        state.hurry = Some(state.hurry.map_or(end, |at| at.min(end)));
+        self.changed.notify_all();
     }
 
     /// From now on requests of a device do not wait for the session.
@@ -316,15 +335,32 @@ impl Link {
     }
 
     fn outcome(&self, dev: DevId, wanted: Wanted) -> Result<(), Errno> {
+        self.outcome_by(dev, wanted, None).unwrap_or(Err(Errno::ETIMEDOUT))
+    }
+
+    /// Waits for an outcome; `None`: there was none in time, or, of an unmap, it is not to be waited for.
+    fn outcome_by(
+        &self,
+        dev: DevId,
+        wanted: Wanted,
+        end: Option<Instant>,
+    ) -> Option<Result<(), Errno>> {
         let mut state = self.lock();
         loop {
             if let Some(outcome) = state.outcomes.remove(&(dev, wanted)) {
-                return outcome;
+                return Some(outcome);
             }
             if state.closed {
-                return Err(Errno::ENODEV);
+                return Some(Err(Errno::ENODEV));
             }
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            let hurry = state.hurry.filter(|_| wanted == Wanted::Unmap);
+            let end = [end, hurry].into_iter().flatten().min();
+            let left = end.map_or(IDLE, |end| end.saturating_since(clock::now()));
+            if left.is_zero() {
+                return None;
+            }
+            let waited = self.changed.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 

@@ -13,7 +13,7 @@ mod state;
 
 pub use bowline_rtrs::client::{
     Attrs, ClientLimits, ClientStats, Completed, Latencies, PathState, PermitKind, ReadKeys,
-    StatsFile,
+    Refusal, StatsFile,
 };
 pub(crate) use names::Names;
 

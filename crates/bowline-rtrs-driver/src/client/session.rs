@@ -163,19 +163,25 @@ impl Session {
             session.shared.hub.lock().core.open(clock::now(), &paths);
             session.shared.hub.drain();
             session.shared.settle();
-            match session.shared.wait_control(None, |state| state.opened) {
+            let opened = session.shared.wait_control(None, |state| {
+                let result = state.opened?;
+                Some(result.map_err(|errno| (errno, state.core.refusal())))
+            });
+            match opened {
                 Some(Ok(())) => {
                     session.claim = Mutex::new(Some(claim));
                     return Ok(Arc::new(session));
                 }
-                Some(Err(Errno::EADDRINUSE)) if ports_taken + 1 < PORTS_TRIED => ports_taken += 1,
-                Some(Err(Errno::ECONNRESET)) if resets < RESETS_BORNE => {
+                Some(Err((Errno::EADDRINUSE, _))) if ports_taken + 1 < PORTS_TRIED => {
+                    ports_taken += 1
+                }
+                Some(Err((Errno::ECONNRESET, _))) if resets < RESETS_BORNE => {
                     resets += 1;
                     std::thread::sleep(RESET_PAUSE);
                 }
-                Some(Err(errno)) => {
+                Some(Err((errno, how))) => {
                     let addrs: Vec<PathAddr> = paths.iter().map(|(addr, _)| *addr).collect();
-                    return Err(refused(WHAT, errno, &addrs));
+                    return Err(refused(WHAT, errno, &addrs).refused(how));
                 }
                 None => return Err(Error::closed(WHAT)),
             }

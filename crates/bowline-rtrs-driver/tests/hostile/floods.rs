@@ -4,8 +4,8 @@
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
-use bowline_rtrs_driver::{HbConfig, PORT};
 use bowline_rtrs_driver::server::{ServerConfig, ServerLimits};
+use bowline_rtrs_driver::{HbConfig, PORT};
 use bowline_verbs::{Device, Remote, SendFlags, SendOp, SendWr, Status};
 use bowline_wire::roce::cm::{CmMad, CmMessage, REQ_PRIVATE_LEN, Req, TRANSPORT_RC};
 use bowline_wire::roce::{

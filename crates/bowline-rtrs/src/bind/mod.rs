@@ -19,8 +19,7 @@ mod tests;
 mod verbs;
 
 use bowline_verbs::{
-    CmEvent, CmId, Completion, ConnParam, Error, PdId, Qpn, RecvWr, RejectReason, SendFlags,
-    SendOp, SendWr,
+    CmEvent, CmId, Completion, ConnParam, Error, PdId, Qpn, RecvWr, SendFlags, SendOp, SendWr,
 };
 
 pub use post::withdraw;
@@ -247,8 +246,7 @@ impl Binding {
                 Some(Input::Established { conn, private })
             }
             CmEvent::Rejected { reason, private_data: private, .. } => {
-                let consumer = reason == RejectReason::CONSUMER;
-                Some(Input::Refused { conn, consumer, private })
+                Some(Input::Refused { conn, reason, private })
             }
             CmEvent::Unreachable { .. } => Some(Input::Failed { conn, errno: Errno::EHOSTUNREACH }),
             CmEvent::Disconnected { .. } => Some(Input::Disconnected { conn }),

@@ -13,7 +13,7 @@ use super::path::{Goal, Join, Manual};
 use super::permits::Permits;
 use super::request::Request;
 use super::session::{Agreed, Event, Headers, Life};
-use super::{PathState, ReadKeys, Session};
+use super::{PathState, ReadKeys, Refusal, Session};
 use crate::{
     ConnId, Done, Errno, Heartbeat, Instant, MemRef, On, Order, PathId, PortAttr, QpShape,
     RecvSlot, Tag, WrKind,
@@ -49,6 +49,7 @@ impl Session {
 
     /// Orders the connection of this number.
     fn connect(&mut self, now: Instant, lid: PathId, cid: u16) {
+        self.refusal = None;
         let (io, polled) = (self.config.io_connections, self.config.poll_connections);
         let cid_num = io + polled + 1;
         let retry_count = if self.list.len() > 1 || self.config.bridges_outages { 6 } else { 7 };
@@ -105,7 +106,11 @@ impl Session {
         let step = match ConAnswer::parse(private) {
             Ok(ConAnswer::Accepted(rsp)) if conn.cid == 0 => self.take_answer(conn.path, rsp),
             Ok(ConAnswer::Accepted(_)) => Ok(()),
-            Ok(ConAnswer::Refused(_)) | Err(_) => Err(Errno::ECONNRESET),
+            Ok(ConAnswer::Refused(_)) => Err(Errno::ECONNRESET),
+            Err(error) => {
+                self.refusal = Some(Refusal::Answer(error));
+                Err(Errno::ECONNRESET)
+            }
         };
         match step {
             Err(errno) => self.fail(now, conn.path, errno),

@@ -13,7 +13,7 @@ use super::path::Path;
 use super::permits::Permits;
 use super::regions::Regions;
 use super::request::Request;
-use super::{ClientConfig, PathAddr, PathInfo, PathState, Permit, PermitKind, StatsFile};
+use super::{ClientConfig, PathAddr, PathInfo, PathState, Permit, PermitKind, Refusal, StatsFile};
 use crate::{
     Batch, ConnId, Done, Errno, HbDo, Input, Instant, MemRef, On, Order, PathId, Policy, PortAttr,
     PortId, RegionId, Tag,
@@ -160,6 +160,8 @@ pub struct Session {
     /// A link may be quiet now.
     pub(super) look_quiet: bool,
     pub(super) lingering: Lingering,
+    /// How the last connection was refused, if it was.
+    pub(super) refusal: Option<Refusal>,
     /// Paths that were given up with requests in flight, and of which the server may have something still.
     pub(super) given_up: Vec<PathLife>,
 }
@@ -194,6 +196,7 @@ impl Session {
             completed: Vec::new(),
             look_quiet: false,
             lingering: Lingering::default(),
+            refusal: None,
             given_up: Vec::new(),
         }
     }
@@ -319,6 +322,11 @@ impl Session {
         self.cpu = cpu;
     }
 
+    /// How the connection that was made last was refused; `None`: it was not, whatever else became of it.
+    pub const fn refusal(&self) -> Option<Refusal> {
+        self.refusal
+    }
+
     /// Sets counters of a path to zero. `false` if there is no such path.
     pub fn reset_stats(&mut self, path: PathId, file: StatsFile) -> bool {
         let path = self.paths.get_mut(path);
@@ -330,8 +338,8 @@ impl Session {
         match input {
             Input::Region { region, port, keys } => self.on_region(now, region, port, keys),
             Input::Established { conn, private } => self.on_established(now, conn, &private),
-            Input::Refused { conn, consumer, private } => {
-                self.on_refused(now, conn, consumer, &private);
+            Input::Refused { conn, reason, private } => {
+                self.on_refused(now, conn, reason, &private);
             }
             Input::Failed { conn, errno } => self.on_failed(now, conn, errno),
             Input::Keys { path, keys } => self.on_keys(now, path, keys),

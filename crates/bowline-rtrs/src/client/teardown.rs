@@ -3,11 +3,12 @@
 
 use core::time::Duration;
 
+use bowline_verbs::RejectReason;
 use bowline_wire::rtrs::ConAnswer;
 
 use super::link::{ConnState, Phase};
 use super::session::{Event, Life};
-use super::{PathState, Session};
+use super::{PathState, Refusal, Session};
 use crate::config::DRAIN_MAX;
 use crate::{ConnId, Errno, Instant, Order, PathId};
 
@@ -24,20 +25,27 @@ impl Session {
         &mut self,
         now: Instant,
         conn: ConnId,
-        consumer: bool,
+        reason: RejectReason,
         private: &[u8],
     ) {
         let Some(link) = self.link_of(conn) else { return };
         if link.phase != Phase::Connecting(conn.cid) {
             return self.never_made(now, conn);
         }
-        let answer = ConAnswer::parse(private).ok().filter(|_| consumer);
-        let errno = match answer {
-            Some(ConAnswer::Refused(errno)) => Errno(i32::from(errno)),
-            Some(ConAnswer::Accepted(_)) | None => Errno::ECONNRESET,
+        let consumer = reason == RejectReason::CONSUMER;
+        let refusal = match ConAnswer::parse(private) {
+            _ if !consumer => Refusal::Manager(reason),
+            Ok(ConAnswer::Refused(errno)) => Refusal::Server(Errno(errno.into())),
+            Ok(ConAnswer::Accepted(_)) => Refusal::Server(Errno::ECONNRESET),
+            Err(error) => Refusal::Answer(error),
+        };
+        let errno = match refusal {
+            Refusal::Server(errno) => errno,
+            Refusal::Manager(_) | Refusal::Answer(_) => Errno::ECONNRESET,
         };
         link.busy = consumer && conn.cid == 0 && errno == Errno::ECONNRESET;
         link.conns[usize::from(conn.cid)].state = ConnState::Failed;
+        self.refusal = Some(refusal);
         self.fail(now, conn.path, errno);
     }
 

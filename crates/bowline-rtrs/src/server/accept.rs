@@ -14,8 +14,8 @@ use super::sendq::{SendQueue, Signal};
 use super::session::{Link, Session};
 use super::{CloseReason, PathStats, Server, ServerEvent, SessId};
 use crate::{
-    ConnId, Done, Errno, HbConfig, Heartbeat, Instant, On, Order, PathId, PortId, QpShape, RecvSlot,
-    RegionId, RegionKeys, RequestId, Tag, WrKind,
+    ConnId, Done, Errno, HbConfig, Heartbeat, Instant, On, Order, PathId, PortId, QpShape,
+    RecvSlot, RegionId, RegionKeys, RequestId, Tag, WrKind,
 };
 
 /// Receives for immediates on the service connection, at least [RT-25].

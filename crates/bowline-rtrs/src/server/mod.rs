@@ -416,9 +416,8 @@ impl Server {
         let promised: usize = self.paths.iter().map(path::Path::promised).sum();
         assert_eq!(promised, self.paths.connections, "connections promised");
         assert!(self.strangers.len() <= self.config.limits.strangers, "too many strangers");
-        let known = self.paths.iter().filter(|path| {
-            !path.proven && path.state == PathState::Connecting
-        });
+        let known =
+            self.paths.iter().filter(|path| !path.proven && path.state == PathState::Connecting);
         assert!(
             known.map(|path| path.id).collect::<BTreeSet<_>>()
                 == self.strangers.iter().copied().collect(),

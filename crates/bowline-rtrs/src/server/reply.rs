@@ -32,9 +32,7 @@ impl Server {
         let late = Late { op, errno, from };
         match self.paths.get_mut(conn.path) {
             Some(path) if path.state == PathState::Connected => {
-                let Some(queue) =
-                    path.conns.get_mut(conn.cid).map(|conn| &mut conn.queue)
-                else {
+                let Some(queue) = path.conns.get_mut(conn.cid).map(|conn| &mut conn.queue) else {
                     return;
                 };
                 if queue.late.is_empty() && self.answer(conn, late) {

@@ -224,7 +224,11 @@ fn strangers_completions_are_ignored() {
             bowline_rtrs::Input::Disconnected { conn },
             bowline_rtrs::Input::Failed { conn, errno },
             bowline_rtrs::Input::Established { conn, private: vec![] },
-            bowline_rtrs::Input::Refused { conn, consumer: true, private: vec![] },
+            bowline_rtrs::Input::Refused {
+                conn,
+                reason: bowline_verbs::RejectReason::CONSUMER,
+                private: vec![],
+            },
         ] {
             scene.rig.session.handle(scene.rig.now, input);
         }

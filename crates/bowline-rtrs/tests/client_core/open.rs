@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use bowline_rtrs::Errno;
 use bowline_rtrs::client::{ClientConfig, Event, PathState, PermitKind};
-use bowline_wire::rtrs::Geometry;
+use bowline_rtrs::{Errno, Input};
+use bowline_verbs::RejectReason;
+use bowline_wire::rtrs::{ConAnswer, Geometry};
 
 use crate::peer::{CHUNK, Connects, Rig, addr, config};
 
@@ -213,5 +214,39 @@ fn more_connections_than_a_path_may_have_are_refused() {
         rig.pump();
         let opened = rig.take_events().into_iter().find(|e| matches!(e, Event::Opened(_)));
         assert_eq!(opened, errno.map(|errno| Event::Opened(Err(errno))), "{io} and {polled}");
+    }
+}
+
+// tests [RT-31]: for the program they are one number; whoever asks is told which it was.
+#[test]
+fn refusals_are_told_apart() {
+    let no_more = ConAnswer::Refused(104).emit().to_vec();
+    let mut magic = no_more.clone();
+    magic[1] ^= 1;
+    let mut version = no_more.clone();
+    version[3] = 9;
+    let by_program = RejectReason::CONSUMER;
+    for (reason, private, said) in [
+        (RejectReason(3), vec![], "no resources (3)"),
+        (RejectReason(8), vec![], "nobody listens at this port (8)"),
+        (RejectReason(10), no_more.clone(), "stale connection"),
+        (RejectReason(26), vec![], "invalid path MTU (26)"),
+        (by_program, no_more, "the server says"),
+        (by_program, magic, "with magic"),
+        (by_program, version, "of version 0x09"),
+        (by_program, vec![0; 20], "of 20 bytes"),
+    ] {
+        let mut rig = Rig::new(config(), true);
+        rig.connects = Connects::Ignore;
+        rig.session.open(rig.now, &[addr(1)]);
+        rig.pump();
+        assert_eq!(rig.session.refusal(), None);
+        let conn = rig.live(1)[0];
+        rig.session.handle(rig.now, Input::Refused { conn, reason, private });
+        rig.pump();
+        let failed = Event::Opened(Err(Errno::ECONNRESET));
+        assert!(rig.take_events().contains(&failed), "{said}");
+        let told = rig.session.refusal().unwrap().to_string();
+        assert!(told.contains(said), "{told}");
     }
 }

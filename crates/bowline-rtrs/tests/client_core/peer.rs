@@ -307,7 +307,7 @@ impl Rig {
             }
             Connects::Refuse(errno) => {
                 let private = ConAnswer::Refused(errno).emit().to_vec();
-                Input::Refused { conn, consumer: true, private }
+                Input::Refused { conn, reason: bowline_verbs::RejectReason::CONSUMER, private }
             }
             Connects::Fail(errno) => Input::Failed { conn, errno },
             Connects::Ignore => return,

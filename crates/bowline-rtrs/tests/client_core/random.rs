@@ -281,7 +281,11 @@ impl History {
             .map(|(conn, _)| *conn)
             .collect();
         if let Some(conn) = self.rng.pick(&open) {
-            let input = Input::Refused { conn, consumer: false, private: vec![] };
+            let input = Input::Refused {
+                conn,
+                reason: bowline_verbs::RejectReason::TIMEOUT,
+                private: vec![],
+            };
             self.rig.session.handle(self.rig.now, input);
         }
     }

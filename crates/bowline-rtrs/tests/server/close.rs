@@ -144,7 +144,7 @@ fn what_comes_late_for_a_path_that_is_gone_is_ignored() {
         Input::Drained { conn },
         Input::Failed { conn, errno: Errno::EIO },
         Input::Established { conn, private: Vec::new() },
-        Input::Refused { conn, consumer: false, private: Vec::new() },
+        Input::Refused { conn, reason: bowline_verbs::RejectReason::TIMEOUT, private: Vec::new() },
     ] {
         rig.server.handle(rig.now, input);
     }

@@ -26,7 +26,12 @@ fn pass(rig: &mut Rig, cut: &[PathId], seconds: u64) -> Vec<(PathId, CloseReason
 }
 
 /// Those not cut answer: as a client that has something to say every second.
-fn pass_busy(rig: &mut Rig, cut: &[PathId], alive: &Path, seconds: u64) -> Vec<(PathId, CloseReason)> {
+fn pass_busy(
+    rig: &mut Rig,
+    cut: &[PathId],
+    alive: &Path,
+    seconds: u64,
+) -> Vec<(PathId, CloseReason)> {
     rig.cut = cut.iter().copied().collect();
     for _ in 0..seconds * 2 {
         rig.pass(Duration::from_millis(500));
@@ -52,8 +57,7 @@ fn the_last_paths_of_a_kernel_outlive_an_outage() {
         } else {
             pass_busy(&mut rig, cut, &paths[1], 6)
         };
-        let expected: &[_] =
-            if cut.len() == 2 { &[] } else { &[(ids[0], CloseReason::Silent)] };
+        let expected: &[_] = if cut.len() == 2 { &[] } else { &[(ids[0], CloseReason::Silent)] };
         assert_eq!(closed, expected, "{} wires cut", cut.len());
         if cut.len() == 2 {
             // Both heal.

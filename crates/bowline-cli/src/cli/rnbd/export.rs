@@ -20,14 +20,14 @@ use bowline_rnbd_driver::{
     tree as rnbd_tree,
 };
 use bowline_rtrs_driver::{
-    Geometry,
+    Geometry, HbConfig,
     server::{AllowRule, ServerConfig as RtrsConfig},
     tree as rtrs_tree,
 };
 use bowline_verbs::DeviceAttr;
 use bowline_wire::rnbd::Access;
 
-use super::{serving::Controls, side::Side};
+use super::{lost::Lost, serving::Controls, side::Side};
 use crate::cli::{
     Failure, Outcome,
     args::{number, number32},
@@ -47,7 +47,8 @@ const BLOCK: &str = "512";
                   are looked at again, and `export NAME bytes=N` is printed for each that has changed; IO of clients \
                   that have it open is judged by the new size, but they use more only after `rnbd resize` there, or \
                   when they open it again. A file of --file that is deleted, or replaced by another of its name, is \
-                  served as it was opened until the end; SIGHUP has that told on standard error. Ends with SIGINT or SIGTERM."
+                  served as it was opened until the end; SIGHUP has that told on standard error. Paths of clients that are \
+                  lost or back are told there, too, with the reason, no more than 16 lines in 10 s. Ends with SIGINT or SIGTERM."
 )]
 pub(super) struct Args {
     /// An export of memory, zero at first and lost at the end; repeat it for more
@@ -137,9 +138,12 @@ pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
     // Relaxed: the flag publishes nothing but itself.
     let input_is_there = || ended.as_ref().is_none_or(|ended| !ended.load(Ordering::Relaxed));
     let slice = if ended.is_some() { SLICE } else { Duration::from_secs(1) };
-    let mut offences = Offences::default();
+    let (mut offences, mut lost) = (Offences::default(), Lost::default());
     while !stop.wait(Some(slice)) && input_is_there() {
-        if let Some(line) = offences.look(Instant::now(), &server) {
+        let now = Instant::now();
+        let (news, missed) = server.rtrs().path_news();
+        let lines = lost.lines(now, &news, missed);
+        for line in lines.into_iter().chain(offences.look(now, &server)) {
             note!("{line}");
         }
         if hangups.swap(false, Ordering::Relaxed) {
@@ -326,6 +330,7 @@ impl Args {
             geometry,
             always_invalidate: !self.no_invalidate,
             allow: self.allow.clone(),
+            heartbeat: HbConfig { path_dead: self.side.path_dead, ..defaults.rtrs.heartbeat },
             ..defaults.rtrs
         };
         Ok(ServerConfig { rtrs, ..defaults })

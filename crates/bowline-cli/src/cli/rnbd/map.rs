@@ -4,7 +4,7 @@ use std::{
     path::PathBuf,
     sync::{
         Arc,
-        mpsc::{self, TryRecvError},
+        mpsc::{self, RecvTimeoutError, TryRecvError},
     },
     thread,
     time::Duration,
@@ -19,9 +19,10 @@ use bowline_rnbd_driver::{
 };
 use bowline_rtrs_driver::{
     Policy,
-    client::{PathEv, ReadKeys},
+    client::{PathEv, ReadKeys, Refusal},
     tree::{ClientSession, Files, client_node as sessions_node},
 };
+use bowline_verbs::RejectReason;
 use bowline_wire::rnbd::Access;
 
 use super::{
@@ -39,6 +40,8 @@ const SLICE: Duration = Duration::from_millis(100);
 const LOOKS: u32 = 10;
 /// How often it looks whether the server has answered.
 const STEP: Duration = Duration::from_millis(1);
+/// How long a server is waited for, when the process is to end, that does not say that a disk is given up.
+const GOODBYE: Duration = Duration::from_secs(3);
 
 /// Map a disk of a server: in this process with --from, or in the client that runs here with the
 /// word from.
@@ -84,7 +87,8 @@ pub(super) struct How {
     /// goes down meanwhile, what was written and not flushed is lost silently
     #[arg(long, value_name = "fail|TIME", default_value = "30", value_parser = outage)]
     outage: Outage,
-    /// Longest time of a request; without it, as long as it takes. Costs a copy of all data
+    /// Longest time of a request, and half the longest wait for a server that does not answer when the disk is given
+    /// up; without it, as long as it takes. Costs a copy of all data
     #[arg(long, value_name = "TIME", value_parser = some_time)]
     timeout: Option<Duration>,
     /// How paths are chosen: round-robin, min-inflight or min-latency
@@ -187,6 +191,23 @@ pub(super) fn mapped(
     }
 }
 
+/// Does what gives disks up. Once somebody wants the process to end, a server that does not answer is not waited
+/// for long.
+pub(super) fn give_up(client: &Client, stop: &Stop, close: impl FnOnce() + Send) {
+    let (ended, end) = mpsc::channel::<()>();
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            close();
+            drop(ended);
+        });
+        while end.recv_timeout(STEP) == Err(RecvTimeoutError::Timeout) {
+            if stop.asked() {
+                return client.hurry(GOODBYE);
+            }
+        }
+    });
+}
+
 /// Says what to look at when a disk could not be mapped.
 fn refused(
     device: &str,
@@ -207,8 +228,32 @@ fn refused(
             seconds(how.connect_timeout)
         ),
         Errno::ECONNRESET => format!(
-            "{one_of}{servers} refused the connection: no server on port {port}, or one that does not admit a \
-             session {session} from here: the name is taken, or --allow leaves it out"
+            "{one_of}{servers} refused the connection: {}",
+            match error.refusal() {
+                Some(Refusal::Manager(RejectReason::INVALID_SERVICE_ID)) => {
+                    format!("no server on port {port}")
+                }
+                Some(Refusal::Manager(RejectReason::STALE_CONNECTION)) => {
+                    "it has not forgotten an earlier connection of this machine; try again"
+                        .to_owned()
+                }
+                Some(Refusal::Manager(RejectReason::INVALID_MTU)) => {
+                    "the path MTU is too large for it; give a smaller --mtu".to_owned()
+                }
+                Some(Refusal::Manager(reason)) => reason.to_string(),
+                Some(Refusal::Answer(why)) => format!(
+                    "what answers on port {port} is no RTRS server, or none of version 2: {why}"
+                ),
+                Some(Refusal::Server(_)) => format!(
+                    "the server on port {port} has not noticed that an earlier path of this session is lost, is \
+                     ending, or speaks another version"
+                ),
+                None => format!(
+                    "it does not admit a session {session} from here: another machine, or another client of this \
+                     one, has the name (choose one with --from NAME --path {}), or --allow leaves it out",
+                    route.path_text()
+                ),
+            }
         ),
         Errno::ENOENT => format!("{servers} has no disk {device} for session {session}"),
         Errno::EPERM if error.is_of_session() => format!(
@@ -267,7 +312,7 @@ pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
         // Answers what is asked still, such as the command that unmapped the last disk.
         drop(served);
     });
-    doors.close();
+    give_up(&client, &stop, || doors.close());
     result
 }
 

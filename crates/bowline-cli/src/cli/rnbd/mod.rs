@@ -9,6 +9,7 @@
 mod doors;
 mod export;
 pub(super) mod load;
+mod lost;
 mod map;
 mod serving;
 mod side;

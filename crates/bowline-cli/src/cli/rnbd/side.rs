@@ -33,9 +33,10 @@ pub(super) struct Side {
     /// Port of the server
     #[arg(short, long, value_name = "PORT", default_value_t = PORT, value_parser = clap::value_parser!(u16).range(1..))]
     pub(super) port: u16,
-    /// Time without an answer after which a path is dead (soft device)
+    /// Time without an answer after which a path is dead (soft device); the last paths of a kernel's client
+    /// have half a minute
     #[arg(long, value_name = "TIME", default_value = "3", value_parser = some_time)]
-    path_dead: Duration,
+    pub(super) path_dead: Duration,
     /// Largest path MTU: 256, 512, 1024, 2048 or 4096; without it, what the interface carries
     #[arg(short, long, value_name = "BYTES", value_parser = mtu)]
     mtu: Option<Mtu>,
@@ -117,7 +118,8 @@ impl Side {
 /// How a client reaches a server: its session and its paths.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct Towards {
-    /// The server: a host name or address, or with --path the name of the session
+    /// The server: a host name or address, or with --path the name of the session. Without --path the session is
+    /// called HOST_ADDRESS@SERVER, of this machine and the address it comes from
     #[arg(long, value_name = "SERVER")]
     from: Option<String>,
     /// A path: DESTINATION or SOURCE@DESTINATION; repeat it for more, or leave it out to go to the server as
@@ -138,6 +140,17 @@ pub(super) struct Route {
     pub(super) own: Vec<IpAddr>,
 }
 
+impl Route {
+    /// Its first path, as the command line has it.
+    pub(super) fn path_text(&self) -> String {
+        match self.paths.first() {
+            Some((Some(src), dst)) => format!("{src}@{dst}"),
+            Some((None, dst)) => dst.to_string(),
+            None => "SOURCE@DESTINATION".to_owned(),
+        }
+    }
+}
+
 impl Towards {
     /// Finds addresses and the name of the session [NB-42].
     pub(super) fn route(&self) -> Outcome<Route> {
@@ -145,7 +158,8 @@ impl Towards {
             self.from.as_deref().ok_or_else(|| Failure::usage("--from SERVER is missing"))?;
         let (session, specs) = if self.path.is_empty() {
             let dst = host(from, Family::Any)?;
-            (session_name(from), vec![PathSpec { src: None, dst }])
+            let src = route_to(dst)?;
+            (session_name(from, Some(src)), vec![PathSpec { src: Some(src), dst }])
         } else {
             no_address(from)?;
             let specs = self.path.iter().map(|text| path_spec(text));

@@ -14,7 +14,7 @@ use super::{
     words::{address, addresses, no_address, path_text, sectors, session_name},
     world::{Row, World},
 };
-use crate::cli::out;
+use crate::cli::{args::route_to, out};
 
 /// Carries out a parsed command.
 pub(super) fn run(request: &Request, world: &mut World, manner: Manner<'_>) -> Result<(), Refusal> {
@@ -218,7 +218,9 @@ impl Run<'_> {
                 let source = self.only_client(&clients)?;
                 if paths.is_empty() {
                     let address = address(server)?;
-                    (source, session_name(server), vec![address_text(address)])
+                    // Where there is no route, whoever connects says so.
+                    let name = session_name(server, route_to(address).ok());
+                    (source, name, vec![address_text(address)])
                 } else {
                     no_address(server)?;
                     (source, server.clone(), paths)
@@ -413,7 +415,7 @@ impl Run<'_> {
             let text = format!(
                 "no addresses for session {name}: what stands behind the @ of its name is looked up, as in {}: \
                  {refusal}",
-                session_name("SERVER")
+                session_name("SERVER", None)
             );
             Refusal::new(refusal.errno, text)
         })?;

@@ -11,6 +11,9 @@ use bowline_wire::rtrs::SessionName;
 use super::{Refusal, format::Unit};
 use crate::cli::args::{Family, host};
 
+/// Most bytes of a session's name [RT-68].
+const NAME_MAX: usize = 254;
+
 /// Parses a path; a bare address gets its prefix.
 pub(super) fn path_spec(text: &str) -> Result<PathSpec, Refusal> {
     path_text(text)?.parse().map_err(|errno| no_path(errno, text))
@@ -70,11 +73,16 @@ pub(super) fn addresses(server: &str) -> Result<Vec<IpAddr>, Refusal> {
     Ok(all)
 }
 
-/// Returns the name of a session with a server when none was given. Names of sessions have neither
-/// dots nor slashes [RS-24].
-pub(in crate::cli::rnbd) fn session_name(server: &str) -> String {
+/// Returns the name of a session with a server when none was given. A server has one session of a name, so that of
+/// this machine is not enough: machines that were cloned have the same. The address that its first path comes from
+/// is its own. Names of sessions have neither dots nor slashes, and 254 bytes at most [RS-24] [RT-68].
+pub(in crate::cli::rnbd) fn session_name(server: &str, from: Option<IpAddr>) -> String {
     let bare = server.strip_prefix("ip:").unwrap_or(server);
-    format!("{}@{}", own_name(), bare.replace(['.', ':', '/'], "-"))
+    let from = from.map(|from| format!("_{}", from.to_canonical())).unwrap_or_default();
+    let name = format!("{}{from}@{bare}", own_name()).replace(['.', ':', '/'], "-");
+    let ends = name.char_indices().map(|(at, c)| at + c.len_utf8());
+    let end = ends.take_while(|end| *end <= NAME_MAX).last();
+    name[..end.unwrap_or(0)].to_owned()
 }
 
 /// Refuses what cannot be the name of a session [RT-68], as where a server stands that has paths.
@@ -82,8 +90,9 @@ pub(in crate::cli::rnbd) fn no_address(name: &str) -> Result<(), Refusal> {
     SessionName::new(name).map(drop).map_err(|error| {
         Refusal::usage(format!(
             "{error}: where a path is given, a name of the session is wanted in place of the server's, with \
-             neither . nor / in it, such as {}",
-            session_name(name)
+             neither . nor / in it, such as {}@{}",
+            own_name(),
+            name.replace(['.', ':', '/'], "-")
         ))
     })
 }
@@ -143,10 +152,23 @@ mod tests {
     #[test]
     fn servers_are_found_again_in_names_of_sessions() {
         for address in ["10.0.0.1", "fe80::1", "2001:db8::a:1"] {
-            let name = session_name(address);
+            let name = session_name(address, Some(IpAddr::from([10, 0, 0, 7])));
             let server = name.split_once('@').unwrap().1;
             assert_eq!(addresses(server), Ok(vec![address.parse().unwrap()]), "{name}");
         }
         assert_eq!(addresses("").unwrap_err().errno, errno::ENXIO);
+    }
+
+    #[test]
+    fn machines_of_one_name_have_sessions_of_their_own() {
+        // tests [RT-68] [NB-42]
+        let name = |server: &str, from: &str| session_name(server, Some(from.parse().unwrap()));
+        let host = own_name();
+        assert_eq!(session_name("store", None), format!("{host}@store"));
+        assert_eq!(name("ip:10.0.0.1", "10.0.0.7"), format!("{host}_10-0-0-7@10-0-0-1"));
+        assert_ne!(name("store", "10.0.0.7"), name("store", "10.0.0.8"));
+        assert_eq!(name("store", "::ffff:10.0.0.7"), name("store", "10.0.0.7"));
+        let long = name(&"x".repeat(300), "fe80::1");
+        assert!(SessionName::new(&long).is_ok() && long.starts_with(&format!("{host}_fe80--1@x")));
     }
 }

@@ -1,0 +1,127 @@
+//! Tells which paths of its clients a server has given up, and which are back.
+
+use std::{
+    collections::BTreeSet,
+    net::IpAddr,
+    time::{Duration, Instant},
+};
+
+use bowline_rtrs_driver::server::{CloseReason, PathChange, PathNews};
+
+/// Time in which no more than [`LINES`] are printed: clients decide how much there is to tell.
+const SPAN: Duration = Duration::from_secs(10);
+/// See [`SPAN`].
+const LINES: u64 = 16;
+/// Lost paths that are remembered, to tell of their return.
+const LOST: usize = 4096;
+
+/// A path, across its lives: session, client and own address.
+type Path = (String, IpAddr, IpAddr);
+
+/// What is told of paths.
+#[derive(Debug, Default)]
+pub(super) struct Lost {
+    paths: BTreeSet<Path>,
+    /// When the present span began, and the lines in it.
+    since: Option<Instant>,
+    lines: u64,
+    /// Changes that were not told in it.
+    left_out: u64,
+}
+
+impl Lost {
+    /// Returns the lines to print for what has happened; `missed` changes are not among the news.
+    pub(super) fn lines(&mut self, now: Instant, news: &[PathNews], missed: u64) -> Vec<String> {
+        let mut lines = Vec::new();
+        if self.since.is_none_or(|since| now.saturating_duration_since(since) >= SPAN) {
+            self.since = Some(now);
+            self.lines = 0;
+            let left_out = std::mem::take(&mut self.left_out);
+            if left_out > 0 {
+                lines.push(format!("paths: {left_out} more were lost or came back"));
+            }
+        }
+        self.left_out += missed;
+        for news in news {
+            let Some(line) = self.line(news) else { continue };
+            if self.lines < LINES {
+                self.lines += 1;
+                lines.push(line);
+            } else {
+                self.left_out += 1;
+            }
+        }
+        lines
+    }
+
+    /// What is told of a change. Clients that leave, and ends that are ordered, are not spoken of; those who break
+    /// rules are counted elsewhere.
+    fn line(&mut self, news: &PathNews) -> Option<String> {
+        let PathNews { session, local, remote, change } = news;
+        let path = (session.as_str().to_owned(), remote.ip(), local.ip());
+        let what = match *change {
+            PathChange::Connected => self.paths.remove(&path).then(|| "back".to_owned()),
+            PathChange::Closed(CloseReason::Local | CloseReason::Disconnected) => None,
+            PathChange::Closed(reason) if reason.is_violation() || reason.is_refusal() => None,
+            PathChange::Closed(reason) => {
+                if self.paths.len() < LOST {
+                    self.paths.insert(path);
+                }
+                Some(format!("lost: {reason}"))
+            }
+        }?;
+        Some(format!("session {session}: path {} to {} {what}", remote.ip(), local.ip()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+
+    use bowline_verbs::Status;
+    use bowline_wire::rtrs::SessionName;
+
+    use super::*;
+
+    fn news(host: u8, change: PathChange) -> PathNews {
+        let addr = |net| SocketAddr::from(([10, 0, net, host], 1234));
+        let session = SessionName::new("disks").unwrap();
+        PathNews { session, local: addr(2), remote: addr(1), change }
+    }
+
+    #[test]
+    fn a_path_is_told_of_when_it_is_lost_and_when_it_is_back() {
+        let mut lost = Lost::default();
+        let now = Instant::now();
+        let mut tell = |change| lost.lines(now, &[news(7, change)], 0);
+        let nothing: [&str; 0] = [];
+        assert_eq!(tell(PathChange::Connected), nothing);
+        assert_eq!(
+            tell(PathChange::Closed(CloseReason::Completion(Status::RetryExcErr))),
+            ["session disks: path 10.0.1.7 to 10.0.2.7 lost: nothing is acknowledged"]
+        );
+        assert_eq!(tell(PathChange::Connected), ["session disks: path 10.0.1.7 to 10.0.2.7 back"]);
+        assert_eq!(tell(PathChange::Connected), nothing);
+        for reason in [CloseReason::Local, CloseReason::Disconnected, CloseReason::Chunk] {
+            assert_eq!(tell(PathChange::Closed(reason)), nothing);
+        }
+        assert_eq!(
+            tell(PathChange::Closed(CloseReason::Heartbeat)),
+            ["session disks: path 10.0.1.7 to 10.0.2.7 lost: the client does not answer"]
+        );
+    }
+
+    #[test]
+    fn clients_do_not_decide_how_many_lines_there_are() {
+        let mut lost = Lost::default();
+        let now = Instant::now();
+        let flood: Vec<PathNews> =
+            (0..100).map(|n| news(n, PathChange::Closed(CloseReason::Heartbeat))).collect();
+        assert_eq!(lost.lines(now, &flood, 5).len(), 16);
+        assert_eq!(lost.lines(now + SPAN / 2, &flood, 0).len(), 0);
+        let later = lost.lines(now + SPAN, &flood[..1], 0);
+        assert_eq!(later[0], "paths: 189 more were lost or came back");
+        assert_eq!(later.len(), 2);
+        assert_eq!(lost.lines(now + 2 * SPAN, &[], 0).len(), 0, "there is nothing more to tell");
+    }
+}
