@@ -221,6 +221,17 @@ pub struct Sent {
     pub queued_bytes: usize,
 }
 
+/// What a node keeps of the messages of one socket to one destination.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// Destination.
+    pub to: SocketAddr,
+    /// Messages, empty ones included.
+    pub messages: usize,
+    /// Payload bytes.
+    pub bytes: usize,
+}
+
 /// How to receive.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RecvOpts {

@@ -76,7 +76,7 @@ use bowline_wire::time;
 mod txlog;
 
 pub use api::{
-    CloseHow, CloseReason, Control, Event, Interest, Output, Readiness, Received, RecvOpts,
+    CloseHow, CloseReason, Control, Event, Held, Interest, Output, Readiness, Received, RecvOpts,
     SendControl, SendMsg, Sent, Taken, TurnedAway,
 };
 pub use bowline_wire::time::Instant;

@@ -35,7 +35,7 @@ mod socket;
 
 pub use bowline_driver::{DriverStats, PollMode};
 pub use bowline_rds::{
-    ConnInfo, Event, Info, Interest, LatencyTrace, Limits, LinkInfo, MessageInfo, PathInfo,
+    ConnInfo, Event, Held, Info, Interest, LatencyTrace, Limits, LinkInfo, MessageInfo, PathInfo,
     PathState, Readiness, SendControl, SocketInfo,
 };
 pub use builder::Builder;

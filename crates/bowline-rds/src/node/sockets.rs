@@ -1,17 +1,17 @@
 //! Socket calls that move no message. Spec: `docs/spec/rds.md`, section 8.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::net::{Ipv6Addr, SocketAddr};
 
 use super::Node;
-use crate::api::{Interest, Output, Readiness};
+use crate::api::{Held, Interest, Output, Readiness};
 use crate::config::{RECV_BUFFER_MIN, SEND_BUFFER_MIN};
 use crate::error::Error;
 use crate::ids::SocketId;
 use crate::path::mark;
 use crate::socket::{
     Bound, Endpoint, LatencyTrace, Sock, Transport, is_loopback, is_unicast, mapped, needs_scope,
-    want,
+    to_socket_addr, want,
 };
 use crate::time::Instant;
 
@@ -229,6 +229,27 @@ impl Node {
         }
         self.cancel_where(|m| m.socket == Some(id), None);
         Ok(())
+    }
+
+    /// Tells what is kept of the socket's messages, one entry for each destination: those queued or
+    /// unacknowledged, and cancelled ones behind a message that was begun, until that is gone.
+    /// Looks at every message that is queued from the socket's address.
+    ///
+    /// # Errors
+    /// [`Error::BadSocket`]; [`Error::NotConnected`] when not bound.
+    pub fn held(&self, id: SocketId) -> Result<Vec<Held>, Error> {
+        let bound = self.sock(id)?.bound.ok_or(Error::NotConnected)?;
+        let mut held: BTreeMap<SocketAddr, (usize, usize)> = BTreeMap::new();
+        for (_, conn) in self.conns.iter().filter(|(_, c)| c.local == bound.at.addr) {
+            for msg in conn.paths.iter().flat_map(|p| &p.queue).filter(|m| m.socket == Some(id)) {
+                let to = to_socket_addr(conn.remote, msg.dport, conn.scope);
+                let (messages, bytes) = held.entry(to).or_default();
+                *messages += 1;
+                *bytes += msg.len as usize;
+            }
+        }
+        let entry = |(to, (messages, bytes))| Held { to, messages, bytes };
+        Ok(held.into_iter().map(entry).collect())
     }
 
     /// Cancels messages; those being written are completed on the wire.

@@ -269,8 +269,16 @@ fn cancelling_leaves_a_gap_but_completes_what_was_started() {
     }
     lab.send(s, "10.0.0.2:5001", b"another port").expect("sent");
     lab.send(other, FAR, b"another socket").expect("sent");
+    let held = |lab: &Lab| -> Vec<_> {
+        let held = lab.node.held(s).expect("bound");
+        held.iter().map(|h| (h.to.to_string(), h.messages, h.bytes)).collect()
+    };
+    let (far, near) = (FAR.to_owned(), "10.0.0.2:5001".to_owned());
+    let before = [(far, 4, 80_000), (near.clone(), 1, 12)];
+    assert_eq!(held(&lab), before);
     assert_eq!(lab.node.cancel_sent_to(lab.now, s, addr(FAR)), Ok(()));
     assert_eq!(lab.node.send_bytes(s), Ok(12), "accounting is free at once");
+    assert_eq!(held(&lab), before, "the one begun keeps what is behind it");
     lab.node.check_invariants();
     lab.unblock(link, usize::MAX);
     let frames = lab.data_frames(link);
@@ -286,6 +294,7 @@ fn cancelling_leaves_a_gap_but_completes_what_was_started() {
     let frames = lab.data_frames(again);
     assert_eq!(frames.iter().map(|f| f.payload.len()).collect::<Vec<_>>(), [12, 14]);
     assert!(frames.iter().all(Frame::retransmitted));
+    assert_eq!(held(&lab), [(near, 1, 12)]);
 }
 
 // tests

@@ -8,7 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bowline_driver::{Driver, Patience};
-use bowline_rds::{Interest, Node as Core, Readiness, RecvOpts, SendControl, SendMsg, SocketId};
+use bowline_rds::{
+    Held, Interest, Node as Core, Readiness, RecvOpts, SendControl, SendMsg, SocketId,
+};
 
 use super::{Error, Message};
 
@@ -271,6 +273,17 @@ impl Socket {
     /// `ENOTCONN` when the socket is not bound.
     pub fn cancel_all(&self) -> Result<(), Error> {
         Ok(self.driver.with_core(|core, now| core.cancel_all(now, self.id))?)
+    }
+
+    /// Tells what the node keeps of this socket's messages, one entry for each destination: those
+    /// queued or unacknowledged, and cancelled ones behind a message that was begun, until that is
+    /// gone. The send buffer is one for all destinations; a program that serves many tells by this
+    /// who uses it. Costs a look at every message that is queued from the socket's address.
+    ///
+    /// # Errors
+    /// `ENOTCONN` when the socket is not bound.
+    pub fn held(&self) -> Result<Vec<Held>, Error> {
+        self.core(|core, id| core.held(id))
     }
 
     /// Asks for notifications, among the received messages, of destinations that are not congested
