@@ -29,6 +29,7 @@ mod quickstart;
 mod rdma;
 mod rnbd;
 mod rtrs;
+mod shares;
 mod sim;
 mod snapshot;
 mod stop;

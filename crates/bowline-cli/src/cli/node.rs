@@ -1,13 +1,14 @@
 //! `bowline node`: a node that runs until it is told to stop.
 
+mod echo;
+
 use std::{
-    io::IoSlice,
     net::{IpAddr, SocketAddr},
     os::{linux::net::SocketAddrExt, unix::net::UnixDatagram},
     path::PathBuf,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread::{self, JoinHandle},
     time::Duration,
@@ -26,8 +27,6 @@ use super::{
     stop::Stop,
 };
 
-/// Longest wait of the echo service for a receiver that takes nothing; then its answer is dropped.
-const ECHO_PATIENCE: Duration = Duration::from_secs(1);
 /// Time between looks at what happened.
 const EVENT_PAUSE: Duration = Duration::from_secs(1);
 /// Least memory for what peers send, bytes; less would leave no room for a few long messages.
@@ -80,8 +79,8 @@ pub(crate) struct Args {
     /// Change a setting, named as the kernel's sysctl; may be repeated
     #[arg(long, value_name = "NAME=VALUE", value_parser = setting)]
     sysctl: Vec<(String, i64)>,
-    /// Send everything that comes to this port back; may be repeated. An answer that its receiver
-    /// takes no room for within a second is dropped
+    /// Send everything that comes to this port back; may be repeated. Answers to a socket that takes
+    /// fewer than it asks for are dropped beyond 8 MiB or 4096 of them
     #[arg(long, value_name = "PORT")]
     echo: Vec<u16>,
     /// Take everything that comes to this port; may be repeated
@@ -226,7 +225,8 @@ pub(crate) fn run(args: Args) -> Outcome {
         for port in ports {
             for address in &settings.addresses {
                 let place = SocketAddr::new(*address, *port);
-                services.push((place, service, start(&node, place, service, &over)?));
+                let send_buffer = settings.send_buffer;
+                services.push(Running::start(&node, place, service, send_buffer, &over)?);
             }
         }
     }
@@ -244,17 +244,17 @@ pub(crate) fn run(args: Args) -> Outcome {
     tell_supervisor("READY=1");
 
     while !stop.wait(Some(EVENT_PAUSE)) {
-        log(&node);
+        log(&node, &services);
     }
-    log(&node);
+    log(&node, &services);
 
     tell_supervisor("STOPPING=1");
     say!("stopping: up to {} s for what peers do not have yet", settings.drain.as_secs_f64());
     over.store(true, Ordering::Relaxed);
     let drained = node.shutdown(settings.drain);
-    for (_, _, thread) in services {
+    for service in services {
         // A service that panicked has said so on standard error.
-        let _ = thread.join();
+        let _ = service.thread.join();
     }
     drop(server);
     if drained {
@@ -267,8 +267,6 @@ pub(crate) fn run(args: Args) -> Outcome {
     )))
 }
 
-type Running = (SocketAddr, Service, JoinHandle<()>);
-
 fn announce(settings: &Settings, services: &[Running], server: Option<&Server>) {
     let port = 16385;
     if settings.addresses.is_empty() {
@@ -277,7 +275,7 @@ fn announce(settings: &Settings, services: &[Running], server: Option<&Server>) 
     for address in &settings.addresses {
         say!("node on {address}, RDS over TCP, port {port}");
     }
-    for (place, service, _) in services {
+    for Running { place, service, .. } in services {
         say!("{} on {place}", service.name());
     }
     if let Some(server) = server {
@@ -286,8 +284,15 @@ fn announce(settings: &Settings, services: &[Running], server: Option<&Server>) 
     say!("ready; ask with `bowline ping` and `bowline info`, stop with SIGINT or SIGTERM");
 }
 
-/// Prints what happened to peers since the last look, one line for all paths to a peer.
-fn log(node: &Node) {
+/// Prints what happened to peers since the last look, one line for all paths to a peer, and what
+/// services dropped.
+fn log(node: &Node, services: &[Running]) {
+    for Running { place, service, dropped, .. } in services {
+        let count = dropped.swap(0, Ordering::Relaxed);
+        if count > 0 {
+            say!("{} on {place}: answers dropped that nobody takes ({count})", service.name());
+        }
+    }
     let mut lines: Vec<(String, u32)> = Vec::new();
     for event in node.events() {
         let line = match event {
@@ -337,47 +342,60 @@ impl Service {
     }
 }
 
-fn start(
-    node: &Node,
+/// A service that runs in a thread of its own.
+struct Running {
     place: SocketAddr,
     service: Service,
-    over: &Arc<AtomicBool>,
-) -> Outcome<JoinHandle<()>> {
-    let socket = node.bind(place).map_err(|error| {
-        Failure::failed(format!("cannot start {} on {place}: {error}", service.name()))
-    })?;
-    socket.set_send_timeout(Some(ECHO_PATIENCE));
-    let over = Arc::clone(over);
-    let body = move || {
-        if let Err(error) = serve(&socket, service, &over)
-            && !over.load(Ordering::Relaxed)
-        {
-            note!("bowline node: {} on {place} ended: {error}", service.name());
-        }
-    };
-    thread::Builder::new()
-        .name(service.name().into())
-        .spawn(body)
-        .map_err(|error| Failure::failed(format!("cannot start a thread: {error}")))
+    /// Answers dropped since the last look.
+    dropped: Arc<AtomicU64>,
+    thread: JoinHandle<()>,
 }
 
-fn serve(socket: &Socket, service: Service, over: &AtomicBool) -> Result<(), bowline::rds::Error> {
+impl Running {
+    fn start(
+        node: &Node,
+        place: SocketAddr,
+        service: Service,
+        send_buffer: Option<u64>,
+        over: &Arc<AtomicBool>,
+    ) -> Outcome<Self> {
+        let open = || {
+            let socket = node.bind(place)?;
+            if service == Service::Echo && send_buffer.is_none() {
+                socket.set_send_buffer(echo::SEND_BUFFER)?;
+            }
+            Ok(socket)
+        };
+        let socket = open().map_err(|error: bowline::rds::Error| {
+            Failure::failed(format!("cannot start {} on {place}: {error}", service.name()))
+        })?;
+        let (node, over, dropped) = (node.clone(), Arc::clone(over), Arc::default());
+        let counter = Arc::clone(&dropped);
+        let body = move || {
+            let result = match service {
+                Service::Echo => echo::serve(&node, &socket, &over, &counter),
+                Service::Sink => sink(&socket, &over),
+            };
+            if let Err(error) = result
+                && !over.load(Ordering::Relaxed)
+            {
+                note!("bowline node: {} on {place} ended: {error}", service.name());
+            }
+        };
+        let thread = thread::Builder::new()
+            .name(service.name().into())
+            .spawn(body)
+            .map_err(|error| Failure::failed(format!("cannot start a thread: {error}")))?;
+        Ok(Self { place, service, dropped, thread })
+    }
+}
+
+/// Takes everything and keeps nothing.
+fn sink(socket: &Socket, over: &AtomicBool) -> Result<(), bowline::rds::Error> {
     let mut inbox = Vec::with_capacity(BATCH);
     while !over.load(Ordering::Relaxed) {
         inbox.clear();
         socket.recv_batch(&mut inbox, BATCH)?;
-        if service == Service::Sink {
-            continue;
-        }
-        for message in &inbox {
-            let slices: Vec<IoSlice<'_>> = message.slices().map(IoSlice::new).collect();
-            match socket.send_vectored_to(&slices, message.source()) {
-                Ok(_) => {}
-                // The receiver takes nothing: its answer is lost, others must not wait for it.
-                Err(error) if error.is_timed_out() => {}
-                Err(error) => return Err(error),
-            }
-        }
     }
     Ok(())
 }

@@ -133,7 +133,7 @@ fn a_node_answers_pings_and_questions_and_stops_when_told() {
     );
     assert_eq!(heads[3][0], "RDS Paths:");
     assert!(sections[0].contains("\n               conn_reset "), "{text}");
-    assert!(sections[1].contains("\n     127.41.3.1  4000         0.0.0.0     0     106496"));
+    assert!(sections[1].contains("\n     127.41.3.1  4000         0.0.0.0     0  268435456"));
     assert!(sections[2].contains("\n     127.41.3.1      127.41.3.2    0 "), "{text}");
 
     let object: serde_json::Value =

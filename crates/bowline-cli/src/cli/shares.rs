@@ -1,0 +1,227 @@
+//! Shares of one socket's sending: none of many receivers uses up what they have in common.
+//!
+//! What is sent is counted here. What has gone since only the node knows; it is asked when there
+//! seems to be no room, and now and then.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    net::{IpAddr, SocketAddr},
+    time::{Duration, Instant},
+};
+
+use bowline::rds::{Error, Held, Socket};
+
+/// Time between two questions to the node, which cost it a look at every queued message.
+const LOOK_PAUSE: Duration = Duration::from_millis(2);
+
+/// Messages and their payload bytes.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub(crate) struct Amount {
+    pub(crate) messages: usize,
+    pub(crate) bytes: usize,
+}
+
+impl Amount {
+    fn add(&mut self, other: Self) {
+        self.messages += other.messages;
+        self.bytes += other.bytes;
+    }
+
+    /// Whether a message fits. Where there is none yet one of any length does.
+    fn has_room(self, bytes: usize, bound: Self) -> bool {
+        let fits = self.messages < bound.messages && self.bytes + bytes <= bound.bytes;
+        fits || self.messages == 0
+    }
+}
+
+/// What is kept for one receiver, for all on one host, and for all together.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bounds {
+    pub(crate) receiver: Amount,
+    pub(crate) host: Amount,
+    pub(crate) total: Amount,
+}
+
+/// What is kept for one receiver.
+#[derive(Debug)]
+struct Share {
+    /// What its node has not acknowledged, as far as is known.
+    sent: Amount,
+    /// What the caller keeps because the node did not take it.
+    waiting: Amount,
+    /// When it last took something, or the first message came.
+    since: Instant,
+}
+
+/// What is kept for all receivers of a socket.
+#[derive(Debug)]
+pub(crate) struct Shares {
+    bounds: Bounds,
+    receivers: BTreeMap<SocketAddr, Share>,
+    hosts: HashMap<IpAddr, Amount>,
+    total: Amount,
+    looked: Option<Instant>,
+}
+
+impl Shares {
+    pub(crate) fn new(bounds: Bounds) -> Self {
+        let (receivers, hosts) = (BTreeMap::new(), HashMap::new());
+        Self { bounds, receivers, hosts, total: Amount::default(), looked: None }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.receivers.is_empty()
+    }
+
+    /// Tells whether one more message for this receiver is within all bounds.
+    pub(crate) fn has_room(&self, to: SocketAddr, bytes: usize) -> bool {
+        let share = self.receivers.get(&to).map_or(Amount::default(), |share| {
+            let mut all = share.sent;
+            all.add(share.waiting);
+            all
+        });
+        let host = self.hosts.get(&to.ip()).copied().unwrap_or_default();
+        share.has_room(bytes, self.bounds.receiver)
+            && host.has_room(bytes, self.bounds.host)
+            && self.total_has_room(bytes)
+    }
+
+    /// Tells whether one more message is within the bound over all receivers.
+    pub(crate) fn total_has_room(&self, bytes: usize) -> bool {
+        self.total.has_room(bytes, self.bounds.total)
+    }
+
+    /// Counts a message that the node took.
+    pub(crate) fn sent(&mut self, to: SocketAddr, bytes: usize, now: Instant) {
+        let one = Amount { messages: 1, bytes };
+        self.share(to, one, now).sent.add(one);
+    }
+
+    /// Counts a message that the caller keeps.
+    pub(crate) fn waits(&mut self, to: SocketAddr, bytes: usize, now: Instant) {
+        let one = Amount { messages: 1, bytes };
+        self.share(to, one, now).waiting.add(one);
+    }
+
+    /// Notes that the node took a message that the caller kept.
+    pub(crate) fn moved(&mut self, to: SocketAddr, bytes: usize, now: Instant) {
+        let Some(share) = self.receivers.get_mut(&to) else { return };
+        share.waiting.messages -= 1;
+        share.waiting.bytes -= bytes;
+        share.sent.add(Amount { messages: 1, bytes });
+        share.since = now;
+    }
+
+    /// Notes that the caller has given up what it kept for a receiver and has cancelled the rest.
+    pub(crate) fn cut(&mut self, to: SocketAddr, now: Instant) {
+        let Some(share) = self.receivers.get_mut(&to) else { return };
+        share.waiting = Amount::default();
+        share.since = now;
+    }
+
+    /// Returns the receivers that have taken nothing for this long.
+    pub(crate) fn silent_for(&self, time: Duration, now: Instant) -> Vec<SocketAddr> {
+        let silent = |share: &Share| now.saturating_duration_since(share.since) >= time;
+        self.receivers.iter().filter(|(_, share)| silent(share)).map(|(to, _)| *to).collect()
+    }
+
+    /// Asks the node what it still keeps, unless it was asked a moment ago.
+    ///
+    /// # Errors
+    ///
+    /// Those of a socket that is closed.
+    pub(crate) fn look(&mut self, socket: &Socket, now: Instant) -> Result<(), Error> {
+        if self.looked.is_some_and(|looked| now.saturating_duration_since(looked) < LOOK_PAUSE) {
+            return Ok(());
+        }
+        self.looked = Some(now);
+        self.update(&socket.held()?, now);
+        Ok(())
+    }
+
+    fn update(&mut self, held: &[Held], now: Instant) {
+        (self.hosts, self.total) = (HashMap::new(), Amount::default());
+        let held: HashMap<SocketAddr, Amount> = held
+            .iter()
+            .map(|held| (held.to, Amount { messages: held.messages, bytes: held.bytes }))
+            .collect();
+        self.receivers.retain(|to, share| {
+            let sent = held.get(to).copied().unwrap_or_default();
+            if sent.messages < share.sent.messages {
+                share.since = now;
+            }
+            share.sent = sent;
+            let mut all = sent;
+            all.add(share.waiting);
+            if all.messages == 0 {
+                return false;
+            }
+            self.hosts.entry(to.ip()).or_default().add(all);
+            self.total.add(all);
+            true
+        });
+    }
+
+    fn share(&mut self, to: SocketAddr, one: Amount, now: Instant) -> &mut Share {
+        self.hosts.entry(to.ip()).or_default().add(one);
+        self.total.add(one);
+        let fresh = || Share { sent: Amount::default(), waiting: Amount::default(), since: now };
+        self.receivers.entry(to).or_insert_with(fresh)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn to(text: &str) -> SocketAddr {
+        text.parse().expect("an address")
+    }
+
+    fn shares() -> Shares {
+        Shares::new(Bounds {
+            receiver: Amount { messages: 2, bytes: 100 },
+            host: Amount { messages: 3, bytes: 150 },
+            total: Amount { messages: 5, bytes: 1000 },
+        })
+    }
+
+    #[test]
+    fn each_receiver_each_host_and_all_together_are_bounded() {
+        let (mut shares, now) = (shares(), Instant::now());
+        let (a1, a2, b1) = (to("10.0.0.1:1"), to("10.0.0.1:2"), to("10.0.0.2:1"));
+        assert!(shares.has_room(a1, 5000), "one message of any length");
+        shares.sent(a1, 60, now);
+        assert!(!shares.has_room(a1, 60), "beyond the receiver's bytes");
+        shares.waits(a1, 40, now);
+        assert!(!shares.has_room(a1, 0), "beyond the receiver's messages");
+        assert!(!shares.has_room(a2, 60), "beyond the host's bytes");
+        assert!(shares.has_room(a2, 50));
+        shares.sent(a2, 0, now);
+        assert!(!shares.has_room(to("10.0.0.1:3"), 0), "beyond the host's messages");
+        assert!(!shares.has_room(b1, 900), "beyond what all have");
+        shares.sent(b1, 1, now);
+        shares.sent(b1, 1, now);
+        assert!(!shares.has_room(to("10.0.0.3:1"), 0), "beyond the messages of all");
+    }
+
+    #[test]
+    fn what_the_node_does_not_keep_any_more_is_room_again() {
+        let (mut shares, now) = (shares(), Instant::now());
+        let (a, b) = (to("10.0.0.1:1"), to("10.0.0.2:1"));
+        shares.sent(a, 60, now);
+        shares.sent(a, 40, now);
+        shares.sent(b, 60, now);
+        let later = now + Duration::from_secs(1);
+        shares.update(&[Held { to: a, messages: 1, bytes: 40 }], later);
+        assert!(shares.has_room(a, 60));
+        let second = Duration::from_secs(1);
+        assert_eq!(shares.silent_for(second, later), [], "it took one, the other all");
+        shares.update(&[Held { to: a, messages: 1, bytes: 40 }], later + second);
+        assert_eq!(shares.silent_for(second, later + second), [a]);
+        shares.waits(a, 1, later + second);
+        shares.cut(a, later + second);
+        shares.update(&[], later + second);
+        assert!(shares.is_empty());
+    }
+}
