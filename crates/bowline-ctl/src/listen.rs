@@ -33,14 +33,16 @@ const LOCK_PAUSE: Duration = Duration::from_millis(5);
 /// makes way; nothing else does. Of processes that start at the same moment one has the place.
 ///
 /// # Errors
-/// `AddrInUse` when somebody listens there, or something else than a socket is there; the system's.
+/// `PermissionDenied` where other users could put another socket in its place; `AddrInUse` when
+/// somebody listens there, or something else than a socket is there; the system's.
 pub fn listen(path: &Path) -> io::Result<(UnixListener, OwnFile)> {
     let address = SocketAddrUnix::new(path)?;
+    refuse_folder_of_others(folder_of(path))?;
     let socket =
         net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     // The file that bind makes has the socket's mode, so nobody else gets in between.
     fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
-    let _lock = lock_folder_of(path);
+    let _lock = lock(folder_of(path));
     if is_left_behind(path) {
         // Its process may just have removed it; what cannot be removed is told by bind.
         let _ = fs::remove_file(path);
@@ -75,9 +77,25 @@ pub fn is_socket(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_socket())
 }
 
-fn lock_folder_of(path: &Path) -> Option<File> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-    lock(folder.unwrap_or(Path::new(".")))
+fn folder_of(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// Fails where files of this user are not safe from other users: these own the folder, or all may
+/// write there and remove what is not theirs.
+fn refuse_folder_of_others(folder: &Path) -> io::Result<()> {
+    let (own, found) = (rustix::process::geteuid().as_raw(), fs::metadata(folder)?);
+    let (of_others, mode) = (found.uid() != own && found.uid() != 0, found.mode() & 0o7777);
+    if !of_others && mode & 0o1002 != 0o002 {
+        return Ok(());
+    }
+    let text = format!(
+        "others could put a socket of theirs there, because {} belongs to user {} and has mode \
+         {mode:04o}",
+        folder.display(),
+        found.uid()
+    );
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, text))
 }
 
 /// Keeps others out who take a place in this folder, until it is dropped. Nobody keeps it for
@@ -135,6 +153,30 @@ mod tests {
         fs::write(&path, "precious").unwrap();
         assert_eq!(taken(), io::ErrorKind::AddrInUse, "no socket");
         assert_eq!(fs::read(&path).unwrap(), b"precious");
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn a_folder_of_others_is_refused() {
+        let folder = folder("others");
+        let path = folder.join("s");
+        let mode = |mode| fs::set_permissions(&folder, fs::Permissions::from_mode(mode)).unwrap();
+        let refused = || {
+            let error = listen(&path).map(drop).unwrap_err();
+            assert!(error.to_string().contains(folder.to_str().unwrap()), "{error}");
+            error.kind() == io::ErrorKind::PermissionDenied
+        };
+        mode(0o777);
+        assert!(refused(), "all may write there");
+        // As /tmp is: nobody removes what is not his.
+        mode(0o1777);
+        listen(&path).unwrap();
+        mode(0o700);
+        listen(&path).unwrap();
+        if rustix::process::geteuid().is_root() {
+            std::os::unix::fs::chown(&folder, Some(65_534), None).unwrap();
+            assert!(refused(), "its owner may write there");
+        }
         fs::remove_dir_all(folder).unwrap();
     }
 
