@@ -6,7 +6,9 @@ use std::{
     time::Duration,
 };
 
-use crate::support::{Folder, run, start};
+use bowline::rds::Node;
+
+use crate::support::{Folder, Running, run, start};
 
 const HEADING: &str = "tsks   tx/s   rx/s  tx+rx K/s    mbi K/s    mbo K/s tx us/c   rtt us cpu %";
 
@@ -120,4 +122,72 @@ fn failures_of_a_run_are_explained() {
     block[12..16].fill(0);
     stream.write_all(&block).expect("the block is taken");
     passive.finish().exits(1).complains(&["out of bounds"]);
+}
+
+/// Starts both sides and waits until they measure.
+fn both(folder: &Folder, net: &str, port: &str, seconds: &str) -> (Running, Running) {
+    let (near, far) = (format!("{net}.1"), format!("{net}.2"));
+    let mut passive = start(folder, &["stress", "-r", &far, "-p", port]);
+    passive.expect("waiting for incoming connection");
+    let words = ["stress", "-r", &near, "-s", &far, "-p", port, "-T", seconds];
+    let mut active = start(folder, &words);
+    active.expect(HEADING);
+    passive.expect(HEADING);
+    (active, passive)
+}
+
+#[test]
+fn messages_of_strangers_are_ignored() {
+    let folder = Folder::new();
+    let (mut active, mut passive) = both(&folder, "127.41.24", "4500", "4");
+    let address = "127.41.24.3";
+    let node = Node::builder().address(address.parse().expect("an address")).build();
+    let node = node.expect("a node");
+    let stranger = node.bind(format!("{address}:4501").parse().expect("an address"));
+    let stranger = stranger.expect("a socket");
+    for to in ["127.41.24.1:4501", "127.41.24.2:4501"] {
+        for len in [16, 0, 2000] {
+            stranger.send_to(&vec![7; len], to.parse().expect("an address")).expect("sent");
+        }
+    }
+    stranger.flush(Some(Duration::from_secs(20))).expect("both have taken it");
+    for side in [&mut active, &mut passive] {
+        side.until_told("ignored");
+    }
+    for side in [active, passive] {
+        let done = side.finish().exits(0);
+        assert_eq!(done.err.matches("127.41.24.3:4501").count(), 1, "told once: {done:?}");
+        assert!(done.err.contains("3 messages of others"), "{done:?}");
+        let average = done.out.lines().last().and_then(|l| l.strip_suffix("  (average)"));
+        let sent = average.and_then(|line| line.split_whitespace().nth(1)).expect("a rate");
+        assert!(sent.parse::<f64>().expect("a number") > 0.0, "{done:?}");
+    }
+}
+
+#[test]
+fn a_peer_that_vanishes_is_a_failure() {
+    let folder = Folder::new();
+    let (active, passive) = both(&folder, "127.41.25", "4600", "50");
+    passive.signal("-KILL");
+    passive.finish();
+    active.finish().exits(1).complains(&["the peer is gone"]);
+    let (active, passive) = both(&folder, "127.41.26", "4600", "50");
+    active.signal("-KILL");
+    active.finish();
+    passive.finish().exits(1).complains(&["the peer is gone"]);
+}
+
+#[test]
+fn another_version_is_named_and_strangers_at_the_control_port_end_nothing() {
+    let folder = Folder::new();
+    let mut passive = start(&folder, &["stress", "-r", "127.41.27.2", "-p", "4700"]);
+    passive.expect("waiting");
+    drop(TcpStream::connect("127.41.27.2:4700").expect("a listener"));
+    passive.until_told("waiting for another");
+    let mut stream = TcpStream::connect("127.41.27.2:4700").expect("a listener");
+    let opening = b"2.3.11\0\0\0\0\0\0\0\0\0\0{\"req_depth\":1,\"recv_addr\":\"fd00::1\"}";
+    stream.write_all(opening).expect("the opening is taken");
+    let done = passive.finish().exits(1);
+    let last = done.err.lines().last().expect("a line");
+    assert!(last.contains("rds-stress 2.3.11") && last.contains("rds-stress 2.0.7"), "{done:?}");
 }

@@ -19,7 +19,8 @@ use std::{
     net::Ipv4Addr,
 };
 
-/// The version whose protocol is spoken, padded with NUL.
+/// The version whose protocol is spoken, and as it is sent, padded with NUL.
+pub(crate) const VERSION: &str = "2.0.7";
 const VERSION_TEXT: [u8; 16] = *b"2.0.7\0\0\0\0\0\0\0\0\0\0\0";
 const OLD_LEN: usize = 59;
 const TAIL_LEN: usize = 2;
@@ -56,6 +57,22 @@ pub(crate) struct Block {
     pub(crate) connect_retries: u32,
     pub(crate) tos: u8,
     pub(crate) asynchronous: bool,
+}
+
+/// Why no block was read.
+#[derive(Debug)]
+pub(crate) enum ReadError {
+    /// The error of the stream; an end in the middle is `UnexpectedEof`.
+    Stream(io::Error),
+    /// The other side begins with the name of another version, as 2.3 does before an opening of its
+    /// own.
+    Version(String),
+}
+
+impl From<io::Error> for ReadError {
+    fn from(error: io::Error) -> Self {
+        Self::Stream(error)
+    }
 }
 
 /// What the original sends for "suppress warnings" when nobody asked for it.
@@ -104,8 +121,8 @@ impl Block {
     ///
     /// # Errors
     ///
-    /// The error of the stream; an end in the middle is `UnexpectedEof`.
-    pub(crate) fn read(stream: &mut impl Read) -> io::Result<Self> {
+    /// See [`ReadError`].
+    pub(crate) fn read(stream: &mut impl Read) -> Result<Self, ReadError> {
         let mut bytes = [0; VERSION_TEXT.len() + OLD_LEN + TAIL_LEN];
         let head = VERSION_TEXT.len();
         stream.read_exact(&mut bytes[..head])?;
@@ -115,6 +132,8 @@ impl Block {
             block.tos = bytes[head + OLD_LEN];
             block.asynchronous = bytes[head + OLD_LEN + 1] != 0;
             Ok(block)
+        } else if let Some(version) = version(&bytes[..head]) {
+            Err(ReadError::Version(version))
         } else {
             stream.read_exact(&mut bytes[head..OLD_LEN])?;
             Ok(Self::decode(&bytes[..OLD_LEN]))
@@ -153,6 +172,14 @@ impl Block {
             asynchronous: false,
         }
     }
+}
+
+/// Returns the version number at the start of an opening. An old block starts with a depth, of which
+/// any in use has a zero byte there.
+fn version(opening: &[u8]) -> Option<String> {
+    let number = |byte: &&u8| byte.is_ascii_digit() || **byte == b'.';
+    let text: String = opening.iter().take_while(number).map(|byte| char::from(*byte)).collect();
+    (text.starts_with(|c: char| c.is_ascii_digit()) && text.contains('.')).then_some(text)
 }
 
 /// Exchanges the two bytes that say "my tasks exist".
@@ -218,6 +245,19 @@ mod tests {
         assert_eq!(&bytes[..8], b"2.0.7\0\0\0");
         assert_eq!(bytes[40..44], [0x0f, 0xa0, 0, 2]);
         assert_eq!(bytes[75..], [5, 0]);
+    }
+
+    #[test]
+    fn another_version_is_named() {
+        let json = "2.3.11\0\0\0\0\0\0\0\0\0\0{\"req_depth\":1}";
+        for (opening, wanted) in
+            [(json, "2.3.11"), ("2.3 {\"req_depth\":1,", "2.3"), ("3.0{\"req_depth\":1}", "3.0")]
+        {
+            match Block::read(&mut opening.as_bytes()) {
+                Err(ReadError::Version(version)) => assert_eq!(version, wanted),
+                other => panic!("{opening:?} is {other:?}"),
+            }
+        }
     }
 
     #[test]

@@ -13,7 +13,7 @@ use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener, TcpStream},
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread,
     time::{Duration, Instant},
@@ -22,14 +22,14 @@ use std::{
 use bowline::rds::Node;
 
 use self::{
-    block::{Block, exchange_start},
+    block::{Block, ReadError, VERSION, exchange_start},
     message::HEADER_LEN,
     report::{RULE, Rates, Totals, heading, histogram_lines, perfdata_heading, round_trips},
     task::{Setup, Tally, Task},
 };
 use super::{
     Failure, Outcome,
-    args::{Family, host, number32},
+    args::{Family, host, number, number32},
     control, out, start_node,
     stop::Stop,
 };
@@ -44,13 +44,24 @@ const START_DELAY: Duration = Duration::from_secs(2);
 const BURN_IN: Duration = Duration::from_secs(2);
 /// Longest silence of the other side while options are agreed.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Time in which whoever connects must send the options, before others get their turn.
+const BLOCK_TIMEOUT: Duration = Duration::from_secs(5);
+/// Silence of the peer's TCP after which it is asked whether it is there; pauses between such
+/// questions, and their number.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(3);
+const KEEPALIVE_PAUSE: Duration = Duration::from_secs(1);
+const KEEPALIVE_PROBES: u32 = 4;
+/// How much earlier than a whole run its end may come.
+const END_SLACK: Duration = Duration::from_secs(1);
 
 /// Exchange messages with a peer as fast as possible and show the rates (as rds-stress does).
 ///
 /// Start it once without -s, then with -s and the address of the first on another host. Either
-/// end can be the original rds-stress 2.0.7.
+/// end can be the original rds-stress 2.0.7. Messages of others than the peer are ignored.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Exit status: 0 after a normal run, 1 failure, 2 usage.")]
+#[command(
+    after_help = "Exit status: 0 after a normal run, 1 failure or when the peer is gone before its end, 2 usage."
+)]
 pub(crate) struct Args {
     /// Local address of this side's node
     #[arg(short = 'r', long = "recv-addr", visible_alias = "address", value_name = "ADDRESS")]
@@ -134,8 +145,8 @@ pub(crate) struct Args {
     #[arg(long)]
     show_perfdata: bool,
     /// Print every round trip above this many microseconds
-    #[arg(long, value_name = "US", default_value = "0xffffffff", value_parser = number32)]
-    show_outliers: u32,
+    #[arg(long, value_name = "US", default_value = "0xffffffff", value_parser = number)]
+    show_outliers: u64,
     /// Print the distribution of round trips at the end
     #[arg(long)]
     show_histogram: bool,
@@ -294,9 +305,13 @@ fn run_active(args: &Args, local: Option<Ipv4Addr>, peer: Ipv4Addr, stop: &Stop)
     refuse_unsupported(&block)?;
     stream.set_read_timeout(Some(HANDSHAKE_TIMEOUT)).map_err(lost)?;
     io::Write::write_all(&mut stream, &block.encode()).map_err(lost)?;
-    let setup =
-        Setup { block, local, remote: peer, requests: true, outlier_us: args.show_outliers };
+    let setup = setup(args, block, local, peer, true);
     Run::new(args, setup, stream, true)?.run(stop)
+}
+
+fn setup(args: &Args, block: Block, local: Ipv4Addr, remote: Ipv4Addr, requests: bool) -> Setup {
+    let (foreign, outlier_us) = (Arc::default(), args.show_outliers);
+    Setup { block, local, remote, requests, foreign, outlier_us }
 }
 
 fn connect(
@@ -344,22 +359,53 @@ fn run_passive(args: &Args, local: Option<Ipv4Addr>, stop: &Stop) -> Outcome {
         ))
     })?;
     say!("waiting for incoming connection on {address}");
-    let (mut stream, peer) = accept(&listener, stop)?;
-    drop(listener);
-    let lost = |error: io::Error| {
-        Failure::failed(format!("{peer} broke off while agreeing on options: {error}"))
+    let (stream, local, block) = loop {
+        let (stream, peer) = accept(&listener, stop)?;
+        let local = stream.local_addr();
+        let local = local.map_err(|error| Failure::failed(format!("{peer}: {error}")))?;
+        say!("accepted connection from {peer} on {local}");
+        match Block::read(&mut Deadline { stream: &stream, end: Instant::now() + BLOCK_TIMEOUT }) {
+            Ok(block) => break (stream, local, block),
+            Err(ReadError::Version(version)) => {
+                return Err(Failure::failed(format!(
+                    "{peer} is rds-stress {version}, whose opening is not known here; take \
+                     rds-stress {VERSION} or `bowline stress` on both sides"
+                )));
+            }
+            // It may be anybody; the peer is still expected.
+            Err(ReadError::Stream(error)) => note!(
+                "bowline stress: {peer} broke off while agreeing on options: {error}; waiting for \
+                 another"
+            ),
+        }
     };
-    let local = stream.local_addr().map_err(lost)?;
-    say!("accepted connection from {peer} on {local}");
-    stream.set_read_timeout(Some(HANDSHAKE_TIMEOUT)).map_err(lost)?;
-    let block = Block::read(&mut stream).map_err(lost)?;
+    drop(listener);
+    stream
+        .set_read_timeout(Some(HANDSHAKE_TIMEOUT))
+        .map_err(|error| Failure::failed(format!("cannot wait for the peer: {error}")))?;
     refuse_unsupported(&block)?;
     let IpAddr::V4(local) = local.ip() else {
         return Err(Failure::failed(format!("{local} is not IPv4")));
     };
     let (remote, requests) = (block.recv_addr, !block.one_way);
-    let setup = Setup { block, local, remote, requests, outlier_us: args.show_outliers };
-    Run::new(args, setup, stream, false)?.run(stop)
+    Run::new(args, setup(args, block, local, remote, requests), stream, false)?.run(stop)
+}
+
+/// A stream that is read until a moment and no longer, however slowly bytes come.
+struct Deadline<'a> {
+    stream: &'a TcpStream,
+    end: Instant,
+}
+
+impl Read for Deadline<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let left = self.end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        self.stream.set_read_timeout(Some(left))?;
+        self.stream.read(buffer)
+    }
 }
 
 fn accept(listener: &TcpListener, stop: &Stop) -> Outcome<(TcpStream, SocketAddr)> {
@@ -389,8 +435,20 @@ struct Run<'a> {
     stream: TcpStream,
     active: bool,
     over: Arc<AtomicBool>,
+    foreign: Arc<AtomicU64>,
     tasks: Vec<Task>,
     tallies: Vec<Arc<Tally>>,
+}
+
+/// How measuring ended.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum End {
+    /// After the time agreed on, or when the active side wished.
+    Whole,
+    /// By a signal, or because a task failed.
+    Stopped,
+    /// The other side is not there any more.
+    PeerGone,
 }
 
 impl<'a> Run<'a> {
@@ -401,7 +459,8 @@ impl<'a> Run<'a> {
             .map(|index| Task::new(&node, setup.clone(), index).map_err(Failure::Failed))
             .collect::<Outcome<Vec<_>>>()?;
         let tallies = tasks.iter().map(Task::tally).collect();
-        Ok(Self { args, block, node, stream, active, over: Arc::default(), tasks, tallies })
+        let (over, foreign) = (Arc::default(), setup.foreign);
+        Ok(Self { args, block, node, stream, active, over, foreign, tasks, tallies })
     }
 
     fn run(mut self, stop: &Stop) -> Outcome {
@@ -410,9 +469,15 @@ impl<'a> Run<'a> {
                 say!("{}", line.trim_end_matches(','));
             }
         }
-        exchange_start(&mut self.stream, self.active).map_err(|error| {
-            Failure::failed(format!("the peer broke off before the start: {error}"))
-        })?;
+        let broke_off = |error: io::Error| {
+            let hint = if self.active { "; if it is rds-stress, it must be 2.0.7" } else { "" };
+            Failure::failed(format!("the peer broke off before the start: {error}{hint}"))
+        };
+        keep_alive(&self.stream).map_err(broke_off)?;
+        exchange_start(&mut &self.stream, self.active).map_err(broke_off)?;
+        // The active side measures from a later moment than this one.
+        let least = START_DELAY + BURN_IN + Duration::from_secs(self.block.run_time.into());
+        let end = Instant::now() + least.saturating_sub(END_SLACK);
         let quiet = self.block.summary_only;
         if !quiet {
             say!("negotiated options, tasks will start in 2 seconds");
@@ -439,9 +504,12 @@ impl<'a> Run<'a> {
         if !quiet {
             say!("");
         }
-        self.measure(stop);
-        self.over.store(true, Ordering::Relaxed);
         let mut failed = false;
+        if self.measure(stop, end) == End::PeerGone {
+            failed = true;
+            note!("bowline stress: the peer is gone before the end of the run; look at its output");
+        }
+        self.over.store(true, Ordering::Relaxed);
         for thread in threads {
             let text = match thread.join() {
                 Ok(Ok(())) => continue,
@@ -450,6 +518,10 @@ impl<'a> Run<'a> {
             };
             failed = true;
             note!("bowline stress: {text}");
+        }
+        let foreign = self.foreign.load(Ordering::Relaxed);
+        if foreign > 0 {
+            note!("bowline stress: {foreign} messages of others than the peer were ignored");
         }
         // The end of the control connection is what ends the other side; sockets go after it,
         // so that nobody there sends to a port that is gone.
@@ -469,7 +541,8 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn measure(&self, stop: &Stop) {
+    /// Prints the figures of each second until the end, which the peer may bring: not before `end`.
+    fn measure(&self, stop: &Stop, end: Instant) -> End {
         let block = &self.block;
         let cpu = self.args.report_cpu || block.show_perfdata;
         let first_counters = self.node.counters();
@@ -482,14 +555,23 @@ impl<'a> Run<'a> {
         let first = Totals::take(&self.tallies, cpu);
         let (mut before, mut counters) = (first, first_counters.clone());
         let mut second = 0;
-        let stopped = loop {
+        let how = loop {
             second += 1;
             let due = start + Duration::from_secs(second);
-            let stopped = stop.wait(Some(due.saturating_duration_since(Instant::now())));
-            let over = self.active && block.run_time > 0 && second >= u64::from(block.run_time);
-            if stopped || (!self.active && self.peer_is_gone()) {
-                break stopped;
+            if stop.wait(Some(due.saturating_duration_since(Instant::now()))) {
+                break End::Stopped;
             }
+            match self.connection() {
+                Connection::Stands => {}
+                // The end of a run, or of one that has none.
+                Connection::Ended
+                    if !self.active && (block.run_time == 0 || Instant::now() >= end) =>
+                {
+                    break End::Whole;
+                }
+                Connection::Ended | Connection::Broken => break End::PeerGone,
+            }
+            let over = self.active && block.run_time > 0 && second >= u64::from(block.run_time);
             let after = Totals::take(&self.tallies, cpu);
             let rates = Rates::between(block, &before, &after);
             let counters_now = self.node.counters();
@@ -501,13 +583,18 @@ impl<'a> Run<'a> {
             }
             (before, counters) = (after, counters_now);
             if over {
-                break false;
+                break End::Whole;
             }
         };
         // What came after the last whole second is not measured: there the sides stop one after
         // the other. Only a run that was cut within its first second has nothing else.
-        let last = if second > 1 && !stopped { before } else { Totals::take(&self.tallies, cpu) };
+        let last = if second > 1 && how != End::Stopped {
+            before
+        } else {
+            Totals::take(&self.tallies, cpu)
+        };
         self.summary(&first, &last, &first_counters);
+        how
     }
 
     fn summary(&self, first: &Totals, last: &Totals, counters: &[(&'static str, u64)]) {
@@ -527,15 +614,36 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Returns whether the active side has closed the control connection.
-    fn peer_is_gone(&self) -> bool {
+    /// Tells what has become of the control connection.
+    fn connection(&self) -> Connection {
         if self.stream.set_nonblocking(true).is_err() {
-            return true;
+            return Connection::Broken;
         }
         match (&self.stream).read(&mut [0; 16]) {
-            Ok(0) => true,
-            Ok(_) => false,
-            Err(error) => error.kind() != io::ErrorKind::WouldBlock,
+            Ok(0) => Connection::Ended,
+            Ok(_) => Connection::Stands,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Connection::Stands,
+            Err(_) => Connection::Broken,
         }
     }
+}
+
+/// State of the control connection.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Connection {
+    Stands,
+    /// The peer has closed it.
+    Ended,
+    /// It was reset, or the peer's machine does not answer.
+    Broken,
+}
+
+/// Has the system find out when the peer's machine is gone without a word.
+fn keep_alive(stream: &TcpStream) -> io::Result<()> {
+    use rustix::net::sockopt;
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, KEEPALIVE_IDLE)?;
+    sockopt::set_tcp_keepintvl(stream, KEEPALIVE_PAUSE)?;
+    sockopt::set_tcp_keepcnt(stream, KEEPALIVE_PROBES)?;
+    Ok(())
 }
