@@ -133,6 +133,17 @@ pub(crate) fn endpoint(text: &str) -> Result<SocketAddr, String> {
     text.parse().map_err(|_| format!("\"{text}\" is not ADDRESS:PORT such as 10.0.0.1:4000"))
 }
 
+/// Parses an address with or without a port, `10.0.0.1`, `10.0.0.1:4000` or `[2001:db8::1]:4000`.
+pub(crate) fn sender(text: &str) -> Result<(IpAddr, Option<u16>), String> {
+    if let Ok(address) = text.parse() {
+        return Ok((address, None));
+    }
+    let place: SocketAddr = text
+        .parse()
+        .map_err(|_| format!("\"{text}\" is not ADDRESS or ADDRESS:PORT such as 10.0.0.1:4000"))?;
+    Ok((place.ip(), Some(place.port())))
+}
+
 /// Parses `NAME=VALUE` with a whole number.
 pub(crate) fn setting(text: &str) -> Result<(String, i64), String> {
     let parts = text.split_once('=').and_then(|(name, value)| {
@@ -176,6 +187,18 @@ mod tests {
         assert_eq!(interval("100usec"), Ok(Duration::from_micros(100)));
         for text in ["", "x", "-1", "1h", "nan", "inf"] {
             assert!(interval(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_sender_is_an_address_with_or_without_a_port() {
+        let address = |text: &str| text.parse::<IpAddr>().expect("an address");
+        assert_eq!(sender("10.0.0.1"), Ok((address("10.0.0.1"), None)));
+        assert_eq!(sender("10.0.0.1:7"), Ok((address("10.0.0.1"), Some(7))));
+        assert_eq!(sender("fd00::1"), Ok((address("fd00::1"), None)));
+        assert_eq!(sender("[fd00::1]:7"), Ok((address("fd00::1"), Some(7))));
+        for text in ["", "10.0.0.1:", "10.0.0.1:70000", "host"] {
+            assert!(sender(text).is_err(), "{text}");
         }
     }
 

@@ -1,29 +1,36 @@
 //! `bowline send` and `bowline recv`: a byte stream through RDS messages, for shell pipes.
 //!
 //! Options are those of rds-gen and rds-sink. A message of zero bytes marks the end of a stream;
-//! `recv --once` stops there.
+//! `recv --once` stops there. `recv` takes one stream at a time, unless told otherwise.
 
 use std::{
     fs::File,
     io::{self, Read, Write},
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
+    thread,
     time::{Duration, Instant},
 };
 
-use bowline::rds::{Node, Socket};
+use bowline::rds::{Message, Node, Socket};
 
 use super::{
     Failure, Outcome,
-    args::{endpoint, interval, number},
+    args::{endpoint, interval, number, sender},
     out::{Progress, bytes},
+    shares::{Amount, Bounds, Shares},
     start_node,
     stop::Stop,
 };
 
 const SLICE: Duration = Duration::from_millis(100);
 const MESSAGE_BYTES_MAX: u64 = 1 << 20;
-/// Longest wait at the end until the receivers have everything.
+/// Messages and bytes that are under way at most, by default.
+const MESSAGES_MAX: usize = 1 << 16;
+const BUFFER_BYTES: usize = 4 << 20;
+/// Longest wait at the end for receivers that take nothing.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(30);
+/// Pause when none of several receivers takes anything.
+const TURN_PAUSE: Duration = Duration::from_millis(2);
 
 /// Send a file or standard input as messages (as rds-gen did).
 #[derive(Debug, clap::Args)]
@@ -31,7 +38,8 @@ pub(crate) struct SendArgs {
     /// Local address and port
     #[arg(short = 's', value_name = "ADDRESS:PORT", value_parser = endpoint)]
     source: SocketAddr,
-    /// Destination; with several, messages go to them in turn
+    /// Destination; with several, each message goes to one of them, in turn. One that takes nothing
+    /// is passed over
     #[arg(short = 'd', value_name = "ADDRESS:PORT", value_parser = endpoint, required = true)]
     destination: Vec<SocketAddr>,
     /// File to send; - is standard input
@@ -52,11 +60,21 @@ pub(crate) struct SendArgs {
 }
 
 /// Receive messages into a file or standard output (as rds-sink did).
+///
+/// One sender is heard at a time, from its first message to the empty one that ends its stream;
+/// messages of others are thrown away meanwhile. RDS does not know who its senders are: without
+/// --from anybody who can reach this address may come first.
 #[derive(Debug, clap::Args)]
 pub(crate) struct RecvArgs {
     /// Local address and port
     #[arg(short = 's', value_name = "ADDRESS:PORT", value_parser = endpoint)]
     source: SocketAddr,
+    /// Take messages of this sender only; may be repeated
+    #[arg(long, value_name = "ADDRESS[:PORT]", value_parser = sender)]
+    from: Vec<(IpAddr, Option<u16>)>,
+    /// Take messages of several senders at the same time, mixed as they come
+    #[arg(long)]
+    mix: bool,
     /// File to write; - is standard output
     #[arg(short = 'f', value_name = "FILE", default_value = "-")]
     file: String,
@@ -64,7 +82,7 @@ pub(crate) struct RecvArgs {
     #[arg(short = 'i', value_name = "TIME", value_parser = interval)]
     interval: Option<Duration>,
     /// End after the first stream, at its empty message
-    #[arg(long)]
+    #[arg(long, conflicts_with = "mix")]
     once: bool,
 }
 
@@ -120,13 +138,12 @@ impl Meter {
     }
 }
 
-fn open(node: &Node, source: SocketAddr) -> Outcome<Socket> {
+fn open(node: &Node, source: SocketAddr, buffer: usize) -> Outcome<Socket> {
     let socket = node.bind(source)?;
     socket.set_send_timeout(Some(SLICE));
     socket.set_recv_timeout(Some(SLICE));
-    let size = 4 * MESSAGE_BYTES_MAX as usize;
-    socket.set_send_buffer(size)?;
-    socket.set_recv_buffer(size)?;
+    socket.set_send_buffer(buffer)?;
+    socket.set_recv_buffer(buffer)?;
     Ok(socket)
 }
 
@@ -145,11 +162,13 @@ pub(crate) fn run_send(args: &SendArgs) -> Outcome {
     };
     let stop = Stop::install()?;
     let node = start_node(Node::builder(), &[args.source.ip()])?;
-    let socket = open(&node, args.source)?;
+    // Room for what each receiver may hold up, and as much again.
+    let share = BUFFER_BYTES.div_ceil(args.destination.len()).max(args.message as usize);
+    let socket = open(&node, args.source, 2 * share * args.destination.len())?;
     let mut meter = Meter::new(args.interval);
     let mut buffer = vec![0; args.message as usize];
     let mut left = args.limit.unwrap_or(u64::MAX);
-    let mut turn = args.destination.iter().cycle();
+    let mut sender = Sender::new(&socket, &args.destination, share, &stop);
     while left > 0 && !stop.asked() {
         let wanted = buffer.len().min(usize::try_from(left).unwrap_or(usize::MAX));
         let len = fill(&mut input, &mut buffer[..wanted])
@@ -157,24 +176,20 @@ pub(crate) fn run_send(args: &SendArgs) -> Outcome {
         if len == 0 {
             break;
         }
-        if let Some(destination) = turn.next() {
-            send(&socket, &buffer[..len], *destination, &stop)?;
-        }
+        sender.send(&buffer[..len])?;
         left -= len as u64;
         meter.count(len);
         meter.show();
     }
-    if !args.no_end {
-        for destination in &args.destination {
-            send(&socket, &[], *destination, &stop)?;
-        }
-    }
+    let late = sender.finish(!args.no_end)?;
     meter.end();
-    if socket.flush(Some(FLUSH_TIMEOUT)).is_ok() {
+    if late.is_empty() {
         return Ok(());
     }
+    let names: Vec<String> = late.iter().map(ToString::to_string).collect();
     Err(Failure::failed(format!(
-        "the receivers do not have everything after {} s; is `bowline recv` running there?",
+        "{} did not take everything, and nothing for {} s; is `bowline recv` running there?",
+        names.join(", "),
         FLUSH_TIMEOUT.as_secs()
     )))
 }
@@ -193,16 +208,89 @@ fn fill(input: &mut dyn Read, buffer: &mut [u8]) -> io::Result<usize> {
     Ok(len)
 }
 
-fn send(socket: &Socket, message: &[u8], to: SocketAddr, stop: &Stop) -> Outcome {
-    loop {
-        match socket.send_to(message, to) {
-            Ok(_) => return Ok(()),
-            Err(error) if error.is_timed_out() => {
-                if stop.asked() {
-                    return Err(Failure::failed("stopped before everything was sent"));
+/// Sends each message to the next receiver that takes it.
+struct Sender<'a> {
+    socket: &'a Socket,
+    receivers: &'a [SocketAddr],
+    next: usize,
+    shares: Shares,
+    stop: &'a Stop,
+}
+
+impl<'a> Sender<'a> {
+    fn new(socket: &'a Socket, receivers: &'a [SocketAddr], share: usize, stop: &'a Stop) -> Self {
+        let all = Amount { messages: usize::MAX, bytes: usize::MAX };
+        let receiver = Amount { messages: MESSAGES_MAX / receivers.len(), bytes: share };
+        let shares = Shares::new(Bounds { receiver, host: all, total: all });
+        // One receiver is waited for in the call itself.
+        socket.set_nonblocking(receivers.len() > 1);
+        Self { socket, receivers, next: 0, shares, stop }
+    }
+
+    fn send(&mut self, message: &[u8]) -> Outcome {
+        loop {
+            for step in 0..self.receivers.len() {
+                let index = (self.next + step) % self.receivers.len();
+                let to = self.receivers[index];
+                if (self.receivers.len() == 1 || self.shares.has_room(to, message.len()))
+                    && self.try_to(to, message)?
+                {
+                    self.next = (index + 1) % self.receivers.len();
+                    return Ok(());
                 }
             }
-            Err(error) => return Err(error.into()),
+            if self.stop.asked() {
+                return Err(Failure::failed("stopped before everything was sent"));
+            }
+            if self.receivers.len() > 1 {
+                self.shares.look(self.socket, Instant::now())?;
+                self.stop.wait(Some(TURN_PAUSE));
+            }
+        }
+    }
+
+    /// Waits until all receivers have everything, after telling them that this is the end, if so
+    /// wished; returns those that have not when none took anything for some time.
+    fn finish(&mut self, tell: bool) -> Outcome<Vec<SocketAddr>> {
+        let mut untold = if tell { self.receivers.to_vec() } else { Vec::new() };
+        let (mut fewest, mut since) = (usize::MAX, Instant::now());
+        loop {
+            let mut left = Vec::new();
+            for to in untold {
+                if !self.try_to(to, &[])? {
+                    left.push(to);
+                }
+            }
+            untold = left;
+            if untold.is_empty() && self.socket.flush(Some(SLICE)).is_ok() {
+                return Ok(Vec::new());
+            }
+            let held = self.socket.held()?;
+            let count = untold.len() + held.iter().map(|held| held.messages).sum::<usize>();
+            if count < fewest {
+                (fewest, since) = (count, Instant::now());
+            }
+            if since.elapsed() >= FLUSH_TIMEOUT {
+                let late = |to: &&SocketAddr| {
+                    untold.contains(to) || held.iter().any(|held| held.to == **to)
+                };
+                return Ok(self.receivers.iter().filter(late).copied().collect());
+            }
+            thread::sleep(TURN_PAUSE);
+        }
+    }
+
+    /// Sends to this receiver, if it takes the message now.
+    fn try_to(&mut self, to: SocketAddr, message: &[u8]) -> Outcome<bool> {
+        match self.socket.send_to(message, to) {
+            Ok(_) => {
+                if self.receivers.len() > 1 {
+                    self.shares.sent(to, message.len(), Instant::now());
+                }
+                Ok(true)
+            }
+            Err(error) if error.is_timed_out() || error.is_would_block() => Ok(false),
+            Err(error) => Err(error.into()),
         }
     }
 }
@@ -220,8 +308,9 @@ pub(crate) fn run_recv(args: &RecvArgs) -> Outcome {
     let failed = |error: io::Error| Failure::failed(format!("cannot write {}: {error}", args.file));
     let stop = Stop::install()?;
     let node = start_node(Node::builder(), &[args.source.ip()])?;
-    let socket = open(&node, args.source)?;
+    let socket = open(&node, args.source, BUFFER_BYTES)?;
     let mut meter = Meter::new(args.interval);
+    let mut listener = Listener { args, heard: None, ignored: 0 };
     let mut inbox = Vec::new();
     'streams: while !stop.asked() {
         inbox.clear();
@@ -234,7 +323,7 @@ pub(crate) fn run_recv(args: &RecvArgs) -> Outcome {
             }
             Err(error) => return Err(error.into()),
         }
-        for message in &inbox {
+        for message in inbox.iter().filter(|message| listener.wants(message)) {
             if message.is_empty() {
                 if args.once {
                     break 'streams;
@@ -250,7 +339,45 @@ pub(crate) fn run_recv(args: &RecvArgs) -> Outcome {
     }
     output.flush().map_err(failed)?;
     meter.end();
+    if listener.ignored > 0 {
+        note!("bowline recv: {} messages of other senders were ignored", listener.ignored);
+    }
     // The sender waits for the acknowledgement of what was just taken.
     node.shutdown(CLOSE_TIMEOUT);
     Ok(())
+}
+
+/// Decides whose messages are taken.
+struct Listener<'a> {
+    args: &'a RecvArgs,
+    /// Whose stream has begun.
+    heard: Option<SocketAddr>,
+    /// Messages of others.
+    ignored: u64,
+}
+
+impl Listener<'_> {
+    fn wants(&mut self, message: &Message) -> bool {
+        let (source, from) = (message.source(), &self.args.from);
+        let named = |(address, port): &(IpAddr, Option<u16>)| {
+            *address == source.ip() && port.is_none_or(|port| port == source.port())
+        };
+        let may = from.is_empty() || from.iter().any(named);
+        if !may || self.heard.is_some_and(|heard| heard != source) {
+            if self.ignored == 0 {
+                match self.heard.filter(|_| may) {
+                    None => note!("bowline recv: messages of {source} are ignored"),
+                    Some(heard) => note!(
+                        "bowline recv: messages of {source} are ignored until the end of what \
+                         {heard} sends; take all with --mix"
+                    ),
+                }
+            }
+            self.ignored += 1;
+            return false;
+        }
+        // An empty message is the end.
+        self.heard = (!self.args.mix && !message.is_empty()).then_some(source);
+        true
+    }
 }
