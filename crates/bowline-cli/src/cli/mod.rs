@@ -189,10 +189,10 @@ pub(crate) fn definition() -> clap::Command {
 
 /// Runs the command line of this process.
 pub(crate) fn main() -> ExitCode {
-    let words = with_alias(std::env::args_os().collect());
+    let (words, tool) = with_alias(std::env::args_os().collect());
     let cli = match Cli::try_parse_from(&words) {
         Ok(cli) => cli,
-        Err(error) => return refuse(&error, &words),
+        Err(error) => return refuse(&error, &words, tool),
     };
     let word = cli.command.word();
     match cli.command.run() {
@@ -213,23 +213,30 @@ pub(crate) fn main() -> ExitCode {
     }
 }
 
-/// Turns `rds-ping ...` into `bowline ping ...` when the program was started by that name.
-fn with_alias(mut words: Vec<OsString>) -> Vec<OsString> {
+/// Tools that the command is when it was started by their names, their words here, and what of them
+/// is known.
+const TOOLS: [(&str, &str, &str); 4] = [
+    ("rds-ping", "ping", "has the options of rds-ping of rds-tools 2.0.7 and 2.3"),
+    ("rds-info", "info", "has the options of rds-info of rds-tools 2.0.7, and -p for paths"),
+    ("rds-stress", "stress", "has the options of rds-stress of rds-tools 2.0.7"),
+    ("rnbd", "rnbd", "has the commands of rnbd 1.2"),
+];
+
+/// Turns `rds-ping ...` into `bowline ping ...` when the program was started by that name; returns
+/// then, too, what of the original is known.
+fn with_alias(mut words: Vec<OsString>) -> (Vec<OsString>, Option<&'static str>) {
     let name = words.first().and_then(|word| Path::new(word).file_name()).and_then(|n| n.to_str());
-    let word = match name {
-        Some("rds-ping") => "ping",
-        Some("rds-info") => "info",
-        Some("rds-stress") => "stress",
-        Some("rnbd") => "rnbd",
-        _ => return words,
+    let Some((_, word, known)) = TOOLS.iter().find(|(tool, ..)| Some(*tool) == name) else {
+        return (words, None);
     };
     // The first one is what usage lines begin with.
     words.splice(..1, ["bowline".into(), word.into()]);
-    words
+    (words, Some(*known))
 }
 
-/// Prints what clap has to say: help and version as they are, a mistake in one line.
-fn refuse(error: &clap::Error, words: &[OsString]) -> ExitCode {
+/// Prints what clap has to say: help and version as they are, a mistake in one line. Of an option
+/// that is not known it says which ones of the original `tool` are.
+fn refuse(error: &clap::Error, words: &[OsString], tool: Option<&str>) -> ExitCode {
     use clap::error::ErrorKind;
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
@@ -259,7 +266,9 @@ fn refuse(error: &clap::Error, words: &[OsString]) -> ExitCode {
         here = below;
         place = format!("{place} {word}");
     }
-    note!("{place}: {text}; see `{place} --help`");
+    let unknown = error.kind() == ErrorKind::UnknownArgument;
+    let known = tool.filter(|_| unknown).map_or(String::new(), |known| format!("; this {known}"));
+    note!("{place}: {text}{known}; see `{place} --help`");
     ExitCode::from(if place == "bowline info" { 1 } else { 2 })
 }
 
@@ -274,9 +283,11 @@ mod tests {
 
     #[test]
     fn the_names_of_the_original_tools_select_the_word() {
-        let words = with_alias(vec!["/usr/bin/rds-info".into(), "-c".into()]);
+        let (words, tool) = with_alias(vec!["/usr/bin/rds-info".into(), "-c".into()]);
         assert_eq!(words, ["bowline", "info", "-c"].map(OsString::from));
-        let words = with_alias(vec!["bowline".into(), "info".into()]);
+        assert!(tool.is_some());
+        let (words, tool) = with_alias(vec!["bowline".into(), "info".into()]);
         assert_eq!(words, ["bowline", "info"].map(OsString::from));
+        assert_eq!(tool, None);
     }
 }

@@ -1,6 +1,6 @@
 //! `bowline ping`: asks the RDS of another node for an answer and shows the round trip.
 //!
-//! As `rds-ping` does, requests are zero-length datagrams to port 0, sent round robin from eight
+//! As `rds-ping` does, requests are zero-length datagrams to port 0, sent round robin from several
 //! sockets; the remote RDS answers by itself, and the socket that gets an answer identifies the
 //! request. Unlike the original, a request that gets no answer in time is reported and its
 //! socket replaced, so losses do not silence the tool. When the local address belongs to a node
@@ -24,7 +24,9 @@ use super::{
     stop::Stop,
 };
 
-const SOCKETS: usize = 8;
+/// Sockets by default, and at most, as rds-ping 2.3 has it.
+const SOCKETS: u64 = 8;
+const SOCKETS_MAX: u64 = 32;
 const ETIMEDOUT: i32 = 110;
 /// Longest wait on one socket while others also expect an answer, and between looks at signals.
 const SLICE: Duration = Duration::from_millis(1);
@@ -52,8 +54,12 @@ pub(crate) struct Args {
     /// Print the summary only
     #[arg(short = 'q')]
     quiet: bool,
+    /// Send from this many sockets, 1 to 32, each of which waits for one answer; without it 8, or as
+    /// many as requests if those are fewer
+    #[arg(short = 'n', long, value_name = "N", value_parser = number)]
+    sockets: Option<u64>,
     /// Print addresses only, not the name that was given
-    #[arg(short = 'n')]
+    #[arg(long)]
     numeric: bool,
     /// Use IPv6
     #[arg(short = '6')]
@@ -68,7 +74,7 @@ pub(crate) struct Args {
     remote: String,
 }
 
-/// One of the eight sockets and the request it waits for.
+/// One of the sockets and the request it waits for.
 struct Slot {
     socket: Socket,
     request: Option<Request>,
@@ -104,6 +110,16 @@ pub(crate) fn run(args: &Args) -> Outcome {
     if args.tos > 255 {
         return Err(Failure::usage(format!("-Q {} is not between 0 and 255", args.tos)));
     }
+    let sockets = args.sockets.unwrap_or(match args.count {
+        0 => SOCKETS,
+        count => count.min(SOCKETS),
+    });
+    if !(1..=SOCKETS_MAX).contains(&sockets) {
+        return Err(Failure::usage(format!(
+            "-n {sockets} is not a number of sockets between 1 and {SOCKETS_MAX}; for addresses \
+             instead of names use --numeric"
+        )));
+    }
     if args.timeout.is_zero() {
         return Err(Failure::usage("-W 0 leaves no time for an answer; give a time above 0"));
     }
@@ -122,7 +138,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
     let start = Instant::now();
     let figures = match way(args, local)? {
         Way::Direct(node) => {
-            let slots = (0..SOCKETS)
+            let slots = (0..sockets)
                 .map(|_| Ok(Slot { socket: open(&node, local)?, request: None, answered: None }))
                 .collect::<Outcome<Vec<_>>>()?;
             let mut direct = Direct { figures, node, slots };
@@ -213,7 +229,7 @@ impl Direct<'_> {
 
     /// Sends the next request from the next socket, unless that one still waits for an answer.
     fn request(&mut self, stop: &Stop) {
-        let index = (self.figures.sent % SOCKETS as u64) as usize;
+        let index = (self.figures.sent % self.slots.len() as u64) as usize;
         if self.slots[index].request.is_some() {
             return;
         }

@@ -6,7 +6,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::support::{Folder, Running, control, run, start};
+use bowline::rds::Node;
+
+use crate::support::{Folder, Running, control, run, start, start_as};
 
 /// Starts a node and waits until it is ready.
 fn node(folder: &Folder, address: &str, more: &[&str]) -> Running {
@@ -155,6 +157,17 @@ fn a_node_answers_pings_and_questions_and_stops_when_told() {
 }
 
 #[test]
+fn rds_ping_is_called_as_by_scripts() {
+    let folder = Folder::new();
+    let _node = node(&folder, "127.41.16.1", &[]);
+    let alias = folder.path().join("rds-ping");
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_bowline"), &alias).expect("a link");
+    let words = ["-n", "1", "-c", "2", "-i", "10ms", "-I", "127.41.16.2", "127.41.16.1"];
+    let done = start_as(alias.as_ref(), &folder, &words).finish().exits(0);
+    assert!(done.out.contains("2 requests sent, 2 answers received, 0% lost"), "{done:?}");
+}
+
+#[test]
 fn a_ping_from_the_address_of_a_node_goes_through_that_node() {
     let folder = Folder::new();
     let near = node(&folder, "127.41.11.1", &[]);
@@ -223,6 +236,19 @@ fn several_nodes_need_a_choice_and_a_killed_one_does_not_count() {
     let _third = node(&folder, "127.41.7.2", &[]);
     run(&folder, &["info", "-c", "--control", path.to_str().expect("a plain path")]).exits(0);
     drop(first);
+}
+
+#[test]
+fn a_control_folder_that_all_may_write_is_refused() {
+    let folder = Folder::new();
+    let place = folder.path().join("bowline");
+    std::fs::create_dir(&place).expect("a folder");
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+    std::fs::set_permissions(&place, mode).expect("a mode");
+    let words = ["node", "--address", "127.41.15.1"];
+    let done = run(&folder, &words).exits(1);
+    done.complains(&["others", place.to_str().expect("a plain path"), "0777", "--control PATH"]);
+    assert!(std::fs::read_dir(&place).expect("a folder").next().is_none(), "no socket is there");
 }
 
 #[test]
@@ -299,4 +325,70 @@ fn a_stream_goes_through_messages() {
     run(&folder, &[&words[..], &["-f", input, "-l", "250000"]].concat()).exits(0);
     receiver.finish().exits(0);
     assert!(std::fs::read(output).expect("a file") == data[..250_000], "the stream differs");
+}
+
+#[test]
+fn a_receiver_that_is_stopped_does_not_stop_what_goes_to_others() {
+    let folder = Folder::new();
+    let all = 16 << 20;
+    let input = folder.write("in", &"x".repeat(all));
+    let receiver = |address: &str, output: &str| {
+        let output = folder.path().join(output);
+        let words = ["recv", "-s", address, "-f", output.to_str().expect("a path"), "--once"];
+        let receiver = start(&folder, &[&words[..], &["-i", "50ms"]].concat());
+        receiver.until_told("0 messages");
+        (receiver, output)
+    };
+    let (first, first_output) = receiver("127.41.17.2:5000", "first");
+    let (second, second_output) = receiver("127.41.17.3:5000", "second");
+    first.signal("-STOP");
+    let words = ["send", "-s", "127.41.17.1:5000", "-m", "64k", "-f"];
+    let to = ["-d", "127.41.17.2:5000", "-d", "127.41.17.3:5000"];
+    let input = [input.to_str().expect("a path")];
+    let sender = start(&folder, &[&words[..], &input, &to].concat());
+    let len = |path: &PathBuf| std::fs::metadata(path).expect("a file").len();
+    let start = Instant::now();
+    while len(&second_output) < 12 << 20 {
+        assert!(start.elapsed() < Duration::from_secs(50), "{} bytes", len(&second_output));
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    first.signal("-CONT");
+    sender.finish().exits(0);
+    first.finish().exits(0);
+    second.finish().exits(0);
+    assert!(len(&first_output) > 0);
+    assert_eq!(len(&first_output) + len(&second_output), all as u64);
+}
+
+#[test]
+fn a_stream_is_not_mixed_with_what_others_send() {
+    let folder = Folder::new();
+    let limit = Some(Duration::from_secs(20));
+    let socket = |address: &str| {
+        let node = Node::builder().address(address.parse().expect("an address")).build();
+        let place = format!("{address}:5000").parse().expect("an address");
+        node.expect("a node").bind(place).expect("a socket")
+    };
+    let (sender, stranger) = (socket("127.41.18.2"), socket("127.41.18.3"));
+    for (number, more) in [&[][..], &["--from", "127.41.18.2"]].into_iter().enumerate() {
+        let address = format!("127.41.18.1{number}:5000");
+        let words = ["recv", "-s", &address, "--once", "-i", "50ms"];
+        let receiver = start(&folder, &[&words[..], more].concat());
+        receiver.until_told("0 messages");
+        let to = address.parse().expect("an address");
+        // They come in this order. Without --from whoever is first is heard.
+        let begin = number * 2;
+        let steps = [(&stranger, "z"), (&stranger, ""), (&sender, "a"), (&stranger, "z")];
+        let rest = [(&stranger, ""), (&sender, "b"), (&sender, "")];
+        for (from, text) in steps[2 - begin..].iter().chain(&rest) {
+            from.send_to(text.as_bytes(), to).expect("sent");
+            from.flush(limit).expect("taken");
+        }
+        let done = receiver.finish().exits(0);
+        assert_eq!(done.out, "ab", "{done:?}");
+        let told = done.err.matches("messages of 127.41.18.3:5000 are ignored").count();
+        assert_eq!(told, 1, "{done:?}");
+        let count = format!("{} messages of other senders", 2 + begin);
+        assert!(done.err.contains(&count), "{done:?}");
+    }
 }

@@ -10,11 +10,15 @@ fn a_wrong_command_line_is_one_line_that_says_where_to_look() {
         (&["ping", "-i", "soon", "127.0.0.1"], 2, &["soon", "20ms"]),
         (&["ping", "--never", "127.0.0.1"], 2, &["--never", "bowline ping --help"]),
         (&["ping", "-Q", "256", "127.0.0.1"], 2, &["256"]),
+        (&["ping", "-n", "33", "127.0.0.1"], 2, &["33", "sockets", "--numeric"]),
+        (&["recv", "-s", "127.0.0.1:7", "--from", "nobody"], 2, &["nobody", "ADDRESS:PORT"]),
         (&["ping", "-I", "127.0.0.1", "::1"], 2, &["family"]),
         // As rds-info does.
         (&["info", "-x"], 1, &["-x", "bowline info --help"]),
         (&["stress", "-q", "10"], 2, &["-q 10", "63"]),
         (&["stress", "-t", "0"], 2, &["-t"]),
+        // An outlier has 64 bits; what is wrong is the address.
+        (&["stress", "--show-outliers", "0xffffffffffffffff", "-s", "::1"], 1, &["IPv4"]),
         (&["node", "--paths", "3"], 2, &["paths must be 8 or 1"]),
         (&["node", "--echo", "4000"], 2, &["--address"]),
         (&["node", "--sysctl", "ping_enable"], 2, &["NAME=VALUE"]),
@@ -172,6 +176,8 @@ fn names_of_the_original_tools_work() {
     let alias = folder.path().join("rds-info");
     std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_bowline"), &alias).expect("a link");
     start_as(alias.as_ref(), &folder, &["-x"]).finish().exits(1).complains(&["-x"]);
+    let done = start_as(alias.as_ref(), &folder, &["-o"]).finish().exits(1);
+    done.complains(&["-o", "rds-info of rds-tools 2.0.7"]);
 }
 
 #[test]
