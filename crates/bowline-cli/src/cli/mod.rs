@@ -195,7 +195,14 @@ pub(crate) fn main() -> ExitCode {
         Err(error) => return refuse(&error, &words, tool),
     };
     let word = cli.command.word();
-    match cli.command.run() {
+    let code = exit_code(word, cli.command.run());
+    out::finish();
+    code
+}
+
+/// Says why a command failed, if it did.
+fn exit_code(word: &str, outcome: Outcome) -> ExitCode {
+    match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(Failure::Usage(text)) => {
             note!("bowline {word}: {text}");

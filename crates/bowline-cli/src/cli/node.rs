@@ -38,6 +38,9 @@ const BATCH: usize = 256;
 ///
 /// It answers pings of other hosts at once; --echo and --sink give them sockets to talk to.
 ///
+/// What happens to peers is told on standard output, at most 100 lines at once and 10 a second. A disk that is
+/// full, or a pipe that nobody reads, costs lines and stops nothing; how many is told when there is room again.
+///
 /// Messages between two nodes come once and in order while both sockets live. What was begun on a
 /// connection to a machine that went off without a word is lost with it, even if its socket is
 /// bound again by then.
@@ -217,7 +220,7 @@ pub(crate) fn run(args: Args) -> Outcome {
     }
     let file = args.config.as_deref().map(File::read).transpose()?.unwrap_or_default();
     let settings = Settings::merge(args, file)?;
-    let stop = Stop::install()?;
+    let stop = Stop::install_with(super::out::Duty::Service { json: false })?;
     let node = settings.build()?;
     let over = Arc::new(AtomicBool::new(false));
     let mut services = Vec::new();
@@ -311,7 +314,7 @@ fn log(node: &Node, services: &[Running]) {
         }
     }
     for (line, count) in lines {
-        say!("{line} ({count})");
+        say_of_peer!("{line} ({count})");
     }
 }
 

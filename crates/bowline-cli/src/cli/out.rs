@@ -1,12 +1,17 @@
-//! Standard output and standard error: lines that survive a closed pipe, and progress.
+//! Standard output and standard error: lines, progress, and numbers that people read.
+
+mod log;
 
 use std::{
     fmt,
     io::{self, IsTerminal, Write},
+    process,
     time::{Duration, Instant},
 };
 
-/// Prints a line on standard output; ends the process when nobody reads it any more.
+pub(crate) use log::{Duty, begin};
+
+/// Prints a line on standard output.
 macro_rules! say {
     ($($arg:tt)*) => { $crate::cli::out::line(format_args!($($arg)*)) };
 }
@@ -16,26 +21,83 @@ macro_rules! note {
     ($($arg:tt)*) => { $crate::cli::out::error_line(format_args!($($arg)*)) };
 }
 
-/// Writes one line to standard output. A reader that went away (`bowline info | head`) ends the
-/// process, silently, because there is nobody left to do the work for.
+/// Prints a line that a peer has caused on standard output. Those of a service are bounded in rate, so that
+/// peers cannot fill a disk.
+macro_rules! say_of_peer {
+    ($($arg:tt)*) => {
+        if $crate::cli::out::admits_line() { say!($($arg)*) }
+    };
+}
+
+/// Prints a line that a peer has caused on standard error, under the same bound.
+macro_rules! note_of_peer {
+    ($($arg:tt)*) => {
+        if $crate::cli::out::admits_error_line() { note!($($arg)*) }
+    };
+}
+
+/// Writes one line to standard output. What happens when it cannot be written is a matter of the command's
+/// [`Duty`]; one that has none ends.
 pub(crate) fn line(args: fmt::Arguments<'_>) {
-    let mut out = io::stdout().lock();
-    if writeln!(out, "{args}").and_then(|()| out.flush()).is_err() {
-        std::process::exit(1);
-    }
+    put(format!("{args}\n"));
 }
 
 /// Writes text without an end of line to standard output, under the same rule as [`line()`].
 pub(crate) fn text(text: &str) {
-    let mut out = io::stdout().lock();
-    if out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_err() {
-        std::process::exit(1);
+    put(text.to_owned());
+}
+
+fn put(text: String) {
+    match log::log() {
+        Some(log) => log.out(text),
+        None => {
+            let mut out = io::stdout().lock();
+            if let Err(error) = out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+                cannot_write(&error);
+            }
+        }
     }
+}
+
+/// Ends a command whose results cannot be written. A reader that went away (`bowline info | head`) has seen
+/// enough, so nothing is said of that.
+fn cannot_write(error: &io::Error) -> ! {
+    if error.kind() != io::ErrorKind::BrokenPipe {
+        let _ = writeln!(io::stderr().lock(), "bowline: cannot write to standard output: {error}");
+    }
+    process::exit(1)
 }
 
 /// Writes one line to standard error; a failure has nowhere to be reported.
 pub(crate) fn error_line(args: fmt::Arguments<'_>) {
-    let _ = writeln!(io::stderr().lock(), "{args}");
+    error_text(format!("{args}\n"));
+}
+
+fn error_text(text: String) {
+    match log::log() {
+        Some(log) => log.err(text),
+        None => {
+            let mut err = io::stderr().lock();
+            let _ = err.write_all(text.as_bytes()).and_then(|()| err.flush());
+        }
+    }
+}
+
+/// Whether one more line that a peer causes may go to standard output; one that may not is counted.
+pub(crate) fn admits_line() -> bool {
+    log::log().is_none_or(log::Log::admits_out)
+}
+
+/// The same for standard error.
+pub(crate) fn admits_error_line() -> bool {
+    log::log().is_none_or(log::Log::admits_err)
+}
+
+/// Waits until the lines are written; to be called at the end.
+pub(crate) fn finish() {
+    if let Some(log) = log::log() {
+        log.finish();
+    }
 }
 
 /// A line on standard error that is rewritten while work goes on.
@@ -80,21 +142,17 @@ impl Progress {
         self.shown = Some(now);
         let text = text.to_string();
         let width = self.width;
-        let mut err = io::stderr().lock();
-        let _ = if self.mode == Mode::Lines {
-            writeln!(err, "{text}")
-        } else {
-            write!(err, "\r{text:<width$}").and_then(|()| err.flush())
-        };
+        error_text(match self.mode {
+            Mode::Lines => format!("{text}\n"),
+            Mode::Rewrite | Mode::Off => format!("\r{text:<width$}"),
+        });
         self.width = text.chars().count();
     }
 
     /// Removes the line from the terminal, so that results do not mix with it.
     pub(crate) fn clear(&mut self) {
         if self.mode == Mode::Rewrite && self.width > 0 {
-            let mut err = io::stderr().lock();
-            let _ = write!(err, "\r{:width$}\r", "", width = self.width);
-            let _ = err.flush();
+            error_text(format!("\r{:width$}\r", "", width = self.width));
             self.width = 0;
         }
     }

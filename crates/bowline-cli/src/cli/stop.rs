@@ -20,7 +20,10 @@ use signal_hook::{
     low_level::pipe,
 };
 
-use super::{Failure, Outcome};
+use super::{
+    Failure, Outcome,
+    out::{self, Duty},
+};
 
 /// Starts to listen for SIGHUP; the flag is set when one comes.
 pub(crate) fn hangups() -> Outcome<Arc<AtomicBool>> {
@@ -39,8 +42,13 @@ pub(crate) struct Stop {
 }
 
 impl Stop {
-    /// Starts to listen for SIGINT and SIGTERM; call it once.
+    /// Starts to listen for SIGINT and SIGTERM, for a command that prints results; call it once.
     pub(crate) fn install() -> Outcome<Self> {
+        Self::install_with(Duty::Results)
+    }
+
+    /// Starts to listen, and has lines printed in a way that does not hold up the end.
+    pub(crate) fn install_with(duty: Duty) -> Outcome<Self> {
         let asked = Arc::new(AtomicBool::new(false));
         let install = || -> io::Result<UnixStream> {
             let (wake, signalled) = UnixStream::pair()?;
@@ -52,10 +60,11 @@ impl Stop {
             }
             Ok(wake)
         };
-        match install() {
-            Ok(wake) => Ok(Self { asked, wake }),
-            Err(error) => Err(Failure::failed(format!("cannot install signal handlers: {error}"))),
-        }
+        let wake = install()
+            .map_err(|error| Failure::failed(format!("cannot install signal handlers: {error}")))?;
+        out::begin(duty, Arc::clone(&asked))
+            .map_err(|error| Failure::failed(format!("cannot start to print: {error}")))?;
+        Ok(Self { asked, wake })
     }
 
     /// Returns whether somebody asked to stop.

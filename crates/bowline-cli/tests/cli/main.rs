@@ -4,6 +4,7 @@
 
 mod control;
 mod echo;
+mod log;
 mod nodes;
 mod rdma;
 mod restarts;

@@ -89,13 +89,22 @@ pub(crate) fn start(folder: &Folder, words: &[&str]) -> Running {
 
 /// Starts another name of the program.
 pub(crate) fn start_as(program: &OsStr, folder: &Folder, words: &[&str]) -> Running {
+    spawn(program, folder, words, Stdio::piped())
+}
+
+/// Starts `bowline` with another standard output, of which the test sees nothing.
+pub(crate) fn start_into(out: impl Into<Stdio>, folder: &Folder, words: &[&str]) -> Running {
+    spawn(env!("CARGO_BIN_EXE_bowline").as_ref(), folder, words, out.into())
+}
+
+fn spawn(program: &OsStr, folder: &Folder, words: &[&str], out: Stdio) -> Running {
     let mut child = Command::new(program)
         .args(words)
         .env("XDG_RUNTIME_DIR", folder.path())
         .env("TMPDIR", folder.path())
         .env_remove("NOTIFY_SOCKET")
         .stdin(Stdio::null())
-        .stdout(Stdio::piped())
+        .stdout(out)
         .stderr(Stdio::piped())
         .spawn()
         .expect("bowline starts");

@@ -10,6 +10,7 @@ use super::local::Local;
 use super::serving::serve_each;
 use crate::cli::Outcome;
 use crate::cli::args::number;
+use crate::cli::out::Duty;
 use crate::cli::stop::Stop;
 
 /// What the peer is told.
@@ -34,15 +35,17 @@ pub(crate) struct Args {
 
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> Outcome {
-    let stop = Stop::install()?;
     let mut seen = 0;
     let (asked, json) = (args.count, args.json);
+    // As many as were asked for are results; without end they are a log.
+    let duty = if asked == 0 { Duty::Service { json } } else { Duty::Results };
+    let stop = Stop::install_with(duty)?;
     serve_each("cm-listen", &args.local, (asked != 1, json), &stop, |_, arrivals, id, request| {
         seen += 1;
         if json {
-            say!("{}", object(request));
+            say_of_peer!("{}", object(request));
         } else {
-            say!("{}", text(request));
+            say_of_peer!("{}", text(request));
         }
         arrivals.refuse(id, REFUSAL);
         if seen == asked { Err(super::Ended::Stopped) } else { Ok(()) }

@@ -69,7 +69,7 @@ pub(crate) struct Args {
 
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> Outcome {
-    let stop = Stop::install()?;
+    let stop = Stop::install_with(args.manner.duty())?;
     if let Some(server) = &args.side.client {
         return measure(args, server, &stop);
     }
@@ -175,7 +175,7 @@ fn serve(
     let private_data = encode_offer(memory.remote());
     device.accept(id, &param(&link, private_data))?;
     arrivals.established(id, &request.remote.to_string())?;
-    note!("bowline perf: {order} from {}", request.remote);
+    note_of_peer!("bowline perf: {order} from {}", request.remote);
     if !order.takes_receives() {
         while !arrivals.left(id, args.side.local.timeout)? {
             if stop.asked() {

@@ -69,7 +69,7 @@ struct Pings {
 
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> Outcome {
-    let stop = Stop::install()?;
+    let stop = Stop::install_with(args.manner.duty())?;
     match &args.side.client {
         Some(server) => run_client(args, server, &stop),
         None => run_server(args, &stop),
@@ -264,7 +264,7 @@ fn summary(args: &Args, role: &str, peer: &str, pings: &Pings) {
     let (min, max) = (usec(times.min()), usec(times.max()));
     let (median, p99) = (usec(times.percentile(50.0)), usec(times.percentile(99.0)));
     if args.manner.json {
-        say!(
+        say_of_peer!(
             "{}",
             serde_json::json!({
                 "role": role,
@@ -281,6 +281,6 @@ fn summary(args: &Args, role: &str, peer: &str, pings: &Pings) {
             say!("time min/median/p99/max = {min:.1}/{median:.1}/{p99:.1}/{max:.1} us");
         }
     } else {
-        note!("bowline rping: {} pings of {peer}", pings.count);
+        note_of_peer!("bowline rping: {} pings of {peer}", pings.count);
     }
 }

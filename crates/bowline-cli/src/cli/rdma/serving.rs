@@ -5,6 +5,7 @@ use bowline_verbs::{CmId, ConnRequest, Device};
 use super::Ended;
 use super::arrivals::Arrivals;
 use super::local::{Local, listen};
+use crate::cli::out::Duty;
 use crate::cli::stop::Stop;
 use crate::cli::{Failure, Outcome};
 
@@ -30,6 +31,13 @@ pub(super) struct Manner {
     /// Print what is found as JSON objects, one in a line
     #[arg(long)]
     pub(super) json: bool,
+}
+
+impl Manner {
+    /// What it owes to its lines.
+    pub(super) fn duty(&self) -> Duty {
+        if self.persistent { Duty::Service { json: self.json } } else { Duty::Results }
+    }
 }
 
 /// Listens, and does `one` with each client that comes until the user has enough or, unless
@@ -59,6 +67,6 @@ pub(super) fn serve_each(
         if !persistent {
             return Err(Failure::Failed(format!("{peer}: {text}")));
         }
-        note!("bowline {word}: {peer}: {text}");
+        note_of_peer!("bowline {word}: {peer}: {text}");
     }
 }

@@ -31,6 +31,7 @@ use super::{lost::Lost, serving::Controls, side::Side};
 use crate::cli::{
     Failure, Outcome,
     args::{number, number32},
+    out::Duty,
     stop::{Stop, hangups},
 };
 
@@ -103,7 +104,7 @@ pub(super) struct Args {
 
 /// Runs the command.
 pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
-    let stop = Stop::install()?;
+    let stop = Stop::install_with(Duty::Service { json: false })?;
     let hangups = hangups()?;
     let exports = args.exports()?;
     let config = args.config()?;

@@ -31,7 +31,7 @@ use super::{
     side::{Route, Side, Towards, some_time},
     watch,
 };
-use crate::cli::{Failure, Outcome, stop::Stop};
+use crate::cli::{Failure, Outcome, out::Duty, stop::Stop};
 
 /// How often the process looks whether it still has something to do.
 const SLICE: Duration = Duration::from_millis(100);
@@ -281,7 +281,7 @@ fn seconds(time: Duration) -> String {
 
 /// Runs the command.
 pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
-    let stop = Stop::install()?;
+    let stop = Stop::install_with(Duty::Service { json: false })?;
     let device = args.device.as_deref().ok_or_else(|| Failure::usage("a device is missing"))?;
     let (told, mut paths) = watch::new();
     let route = args.towards.route()?;
@@ -327,10 +327,10 @@ fn report(name: &str, news: News) {
         News::Mapped { device, bytes, places } => {
             say!("mapped {device} bytes={bytes} at {}", places.join(", "));
         }
-        News::Changed(DiskEvent::Resized(bytes)) => say!("{name} bytes={bytes}"),
-        News::Changed(DiskEvent::Offline) => say!("{name} offline"),
-        News::Changed(DiskEvent::Online) => say!("{name} online"),
-        News::Changed(DiskEvent::Gone) => say!("{name} gone"),
+        News::Changed(DiskEvent::Resized(bytes)) => say_of_peer!("{name} bytes={bytes}"),
+        News::Changed(DiskEvent::Offline) => say_of_peer!("{name} offline"),
+        News::Changed(DiskEvent::Online) => say_of_peer!("{name} online"),
+        News::Changed(DiskEvent::Gone) => say_of_peer!("{name} gone"),
         News::Unmapped => say!("{name} unmapped"),
     }
 }

@@ -32,7 +32,7 @@ impl Watch {
     pub(super) fn report(&mut self) {
         while let Ok((session, event)) = self.events.try_recv() {
             if let Some(line) = self.line(&session, &event) {
-                note!("{line}");
+                note_of_peer!("{line}");
             }
         }
     }

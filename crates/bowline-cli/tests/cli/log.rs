@@ -1,0 +1,141 @@
+//! What becomes of a command when the lines it prints cannot be written, or are too many.
+
+use std::{
+    fs::{File, OpenOptions},
+    io::{ErrorKind, Write},
+    os::fd::AsRawFd,
+    os::unix::fs::OpenOptionsExt,
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use bowline_roce_driver::{SoftConfig, SoftDevice};
+use bowline_verbs::{CmEvent, ConnParam, Device, QpInit, QpType};
+
+use crate::support::{Folder, Running, run, start, start_into};
+
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// Starts a node whose lines go to `out`, and waits until it answers.
+fn node(out: File, folder: &Folder, address: &str) -> Running {
+    let node = start_into(out, folder, &["node", "--address", address]);
+    let begin = Instant::now();
+    while run(folder, &["info", "-c"]).code != Some(0) {
+        assert!(begin.elapsed() < DEADLINE, "the node never answers");
+    }
+    node
+}
+
+/// Both ends of a pipe that has no room left. Whoever has it does not know that it is read by nobody.
+fn full_pipe() -> (std::io::PipeReader, File) {
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    // Another description of the same pipe: the node's own blocks, as those of shells do.
+    let place = format!("/proc/self/fd/{}", writer.as_raw_fd());
+    const O_NONBLOCK: i32 = 0o4000;
+    let filling = OpenOptions::new().write(true).custom_flags(O_NONBLOCK).open(place);
+    let mut filling = filling.expect("the pipe");
+    for piece in [&[b'x'; 4096][..], b"x"] {
+        while filling.write(piece).map_err(|error| error.kind()) != Err(ErrorKind::WouldBlock) {}
+    }
+    (reader, File::from(std::os::fd::OwnedFd::from(writer)))
+}
+
+#[test]
+fn a_node_serves_on_without_a_log() {
+    let folder = Folder::new();
+    let full = OpenOptions::new().write(true).open("/dev/full").expect("/dev/full");
+    let node = node(full, &folder, "127.44.1.1");
+    for _ in 0..2 {
+        // Each makes an entry in the log.
+        run(&folder, &["ping", "-c", "1", "-I", "127.44.1.2", "127.44.1.1"]).exits(0);
+    }
+    run(&folder, &["info", "-c"]).exits(0);
+    node.signal("-TERM");
+    node.finish().exits(0);
+}
+
+#[test]
+fn a_node_obeys_when_nobody_reads_its_log() {
+    let folder = Folder::new();
+    let (reader, writer) = full_pipe();
+    let node = node(writer, &folder, "127.44.2.1");
+    run(&folder, &["ping", "-c", "1", "-I", "127.44.2.2", "127.44.2.1"]).exits(0);
+    node.signal("-TERM");
+    node.finish().exits(0);
+    drop(reader);
+}
+
+#[test]
+fn results_wait_for_who_reads_them_and_a_signal_ends_the_wait() {
+    let folder = Folder::new();
+    let (reader, writer) = full_pipe();
+    let words = ["ping", "-c", "2", "-i", "10ms", "-I", "127.44.3.2", "127.44.3.1"];
+    let _node = start(&folder, &["node", "--address", "127.44.3.1"]).expect("ready");
+    let ping = start_into(writer, &folder, &words);
+    ping.until_it_heeds(15);
+    ping.signal("-TERM");
+    let _ = ping.finish();
+    drop(reader);
+}
+
+#[test]
+fn results_that_cannot_be_written_are_an_error_with_a_reason() {
+    let folder = Folder::new();
+    for words in [&["devices"][..], &["ping", "-c", "1", "-I", "127.44.4.2", "127.44.4.1"]] {
+        let full = OpenOptions::new().write(true).open("/dev/full").expect("/dev/full");
+        let done = start_into(full, &folder, words).finish().exits(1);
+        done.complains(&["cannot write to standard output: No space left"]);
+    }
+}
+
+#[test]
+fn peers_do_not_decide_how_long_a_log_gets() {
+    let folder = Folder::new();
+    let mut looker = start(&folder, &["cm-listen", "--address", "127.44.5.1"]);
+    looker.expect("listening");
+    let addrs = vec!["127.44.5.2".parse().expect("an address")];
+    let device = SoftDevice::open(SoftConfig { addrs, ..SoftConfig::default() }).expect("a device");
+    let (over, id) = (AtomicBool::new(false), looker.id().to_string());
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let begin = Instant::now();
+            while !over.load(Ordering::Relaxed) && begin.elapsed() < DEADLINE {
+                ask(&device);
+            }
+            // Its output ends, whatever it has said.
+            let status = std::process::Command::new("kill").args(["-TERM", &id]).status();
+            assert!(status.expect("kill runs").success());
+        });
+        let left_out = looker.hears(" left out: peers cause more than 10 a second");
+        over.store(true, Ordering::Relaxed);
+        assert!(left_out, "{}", looker.said());
+    });
+    looker.finish().exits(0);
+}
+
+/// Wants to connect, and waits for the refusal.
+fn ask(device: &SoftDevice) {
+    let pd = device.alloc_pd().expect("a domain");
+    let cq = device.create_cq(16).expect("a queue");
+    let qp_type = QpType::Rc;
+    let init =
+        QpInit { pd, send_cq: cq, recv_cq: cq, qp_type, cap: Default::default(), sq_sig_all: true };
+    let qpn = device.create_qp(&init).expect("a queue pair");
+    let param = ConnParam { qpn, ..ConnParam::default() };
+    let to = "127.44.5.1:7174".parse().expect("an address");
+    let id = device.connect(None, to, &param).expect("a request");
+    let begin = Instant::now();
+    loop {
+        assert!(begin.elapsed() < DEADLINE, "no refusal");
+        if let Ok(CmEvent::Rejected { id: of, .. }) = device.cm_event(Duration::from_secs(1))
+            && of == id
+        {
+            break;
+        }
+    }
+    device.destroy_id(id).expect("the request");
+    device.destroy_qp(qpn).expect("the queue pair");
+    device.destroy_cq(cq).expect("the queue");
+    device.dealloc_pd(pd).expect("the domain");
+}
