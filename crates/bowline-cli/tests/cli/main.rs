@@ -6,6 +6,7 @@ mod control;
 mod echo;
 mod log;
 mod nodes;
+mod queue;
 mod rdma;
 mod restarts;
 mod rnbd;

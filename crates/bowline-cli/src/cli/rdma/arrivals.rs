@@ -1,10 +1,14 @@
 //! Events of connections, of which a command waits for one kind at a time.
 
+use std::cell::RefCell;
 use std::collections::VecDeque;
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use bowline_verbs::{CmEvent, CmId, ConnRequest, Device, Error, RejectReason};
+use bowline_verbs::{CmEvent, CmId, ConnParam, ConnRequest, Device, Error, RejectReason};
 
+use super::link::Link;
 use super::{Ended, SLICE};
 use crate::cli::stop::Stop;
 
@@ -13,26 +17,62 @@ const GOODBYE: Duration = Duration::from_secs(3);
 /// Most bytes of data in a refusal.
 const REFUSAL: usize = 148;
 
-/// Takes the events of a device. Connection requests that come at another time are kept.
+/// What a client is told that is to come again: others are served, and whoever waits may be gone.
+const BUSY: &str = "busy with another client; try again";
+/// How long a request is kept while others are served.
+const KEPT: Duration = Duration::from_secs(1);
+/// Longest wait of a server until a client it has accepted says so: the acceptance is sent four times in it.
+const ACCEPTED: Duration = Duration::from_secs(3);
+/// Longest pause of a client until it tries again.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// Takes the events of a device. Connection requests that come at another time are kept for a while.
+///
+/// Nothing tells that a client was killed while it waited. So those that came last are served first, the others are
+/// told to come again, and only who is still there does.
 pub(super) struct Arrivals<'a> {
     device: &'a dyn Device,
     stop: &'a Stop,
-    requests: VecDeque<(CmId, ConnRequest)>,
+    /// When each came, oldest first.
+    requests: RefCell<VecDeque<(Instant, CmId, ConnRequest)>>,
+    /// Events that came while something else was waited for.
+    events: RefCell<VecDeque<CmEvent>>,
+}
+
+/// What becomes of a connection.
+enum Answer {
+    /// It stands; the private data of the peer's reply.
+    Stands(Vec<u8>),
+    Busy,
+    Silent,
+}
+
+/// What a look at a device has brought.
+enum Came {
+    Event(CmEvent),
+    Request,
+    Nothing,
 }
 
 impl<'a> Arrivals<'a> {
-    /// Most requests kept; later ones are refused until these are served.
+    /// Most requests kept.
     const WAITING: usize = 64;
 
     pub(super) fn new(device: &'a dyn Device, stop: &'a Stop) -> Self {
-        Self { device, stop, requests: VecDeque::new() }
+        Self { device, stop, requests: RefCell::default(), events: RefCell::default() }
     }
 
     /// Waits until somebody wants to connect.
-    pub(super) fn request(&mut self) -> Result<(CmId, ConnRequest), Ended> {
+    pub(super) fn request(&self) -> Result<(CmId, ConnRequest), Ended> {
         loop {
-            if let Some(request) = self.requests.pop_front() {
-                return Ok(request);
+            // Those that came while another was served.
+            for _ in 0..Self::WAITING {
+                if matches!(self.next(Duration::ZERO)?, Came::Nothing) {
+                    break;
+                }
+            }
+            if let Some((_, id, request)) = self.requests.borrow_mut().pop_back() {
+                return Ok((id, request));
             }
             if self.stop.asked() {
                 return Err(Ended::Stopped);
@@ -41,38 +81,96 @@ impl<'a> Arrivals<'a> {
         }
     }
 
-    /// Waits until a connection stands; returns the private data of the peer's reply.
-    pub(super) fn established(&mut self, id: CmId, peer: &str) -> Result<Vec<u8>, Ended> {
-        loop {
-            if self.stop.asked() {
-                return Err(Ended::Stopped);
+    /// Waits until the client of a request that was accepted has heard of it.
+    pub(super) fn accepted(&self, id: CmId, request: &ConnRequest) -> Result<(), Ended> {
+        let peer = request.remote.to_string();
+        match self.answered(id, &peer, ACCEPTED)? {
+            Answer::Stands(_) => Ok(()),
+            Answer::Busy | Answer::Silent => {
+                Err(Ended::Failed("it was gone when its turn came".to_owned()))
             }
-            match self.next(SLICE)? {
-                Some(CmEvent::Established { id: of, private_data, .. }) if of == id => {
-                    return Ok(private_data);
-                }
-                Some(CmEvent::Rejected { id: of, reason, private_data }) if of == id => {
-                    return Err(Ended::Failed(refusal(peer, reason, &private_data)));
-                }
-                Some(CmEvent::Unreachable { id: of }) if of == id => {
+        }
+    }
+
+    /// Connects, with what `make` prepares for each attempt, until the server has time or the limit is over. Returns
+    /// what was prepared and the private data of the server's reply.
+    pub(super) fn connect<T>(
+        &self,
+        (local, remote): (SocketAddr, SocketAddr),
+        limit: Duration,
+        mut make: impl FnMut() -> Result<(Link<'a>, T, ConnParam), Ended>,
+    ) -> Result<(Link<'a>, T, CmId, Vec<u8>), Ended> {
+        let (peer, end) = (remote.to_string(), Instant::now() + limit);
+        let mut busy = false;
+        loop {
+            let (mut link, made, param) = make()?;
+            let id = self.device.connect(Some(local), remote, &param)?;
+            link.bind(id);
+            let left = end.saturating_duration_since(Instant::now());
+            match self.answered(id, &peer, left)? {
+                Answer::Stands(data) => return Ok((link, made, id, data)),
+                Answer::Busy => busy = true,
+                // It has said what it is before, and keeps requests for a while without a word.
+                Answer::Silent if busy => {}
+                Answer::Silent => {
                     return Err(Ended::Failed(format!(
                         "no answer from {peer}; is a RoCE device there, and does UDP port 4791 get through?"
                     )));
                 }
-                Some(CmEvent::Disconnected { id: of }) if of == id => return Err(Ended::Left),
+            }
+            // Clients that were sent away together come back one by one.
+            let random = RandomState::new().build_hasher().finish() % 128;
+            let pause = PAUSE.mul_f64(0.5 + random as f64 / 256.0);
+            if Instant::now() + pause >= end {
+                let seconds = limit.as_secs_f64();
+                return Err(Ended::Failed(format!(
+                    "{peer} was busy with other clients for {seconds} s; wait longer with --timeout"
+                )));
+            }
+            if self.stop.wait(Some(pause)) {
+                return Err(Ended::Stopped);
+            }
+        }
+    }
+
+    /// Waits for what becomes of a connection.
+    fn answered(&self, id: CmId, peer: &str, limit: Duration) -> Result<Answer, Ended> {
+        let end = Instant::now() + limit;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            if self.stop.asked() {
+                return Err(Ended::Stopped);
+            }
+            match self.next(left.min(SLICE))? {
+                Came::Event(CmEvent::Established { id: of, private_data, .. }) if of == id => {
+                    return Ok(Answer::Stands(private_data));
+                }
+                Came::Event(CmEvent::Rejected { id: of, reason, private_data }) if of == id => {
+                    if reason == RejectReason::CONSUMER && text_of(&private_data) == BUSY {
+                        return Ok(Answer::Busy);
+                    }
+                    return Err(Ended::Failed(refusal(peer, reason, &private_data)));
+                }
+                Came::Event(CmEvent::Unreachable { id: of }) if of == id => {
+                    return Ok(Answer::Silent);
+                }
+                Came::Event(CmEvent::Disconnected { id: of }) if of == id => {
+                    return Err(Ended::Left);
+                }
+                Came::Nothing if left.is_zero() => return Ok(Answer::Silent),
                 _ => {}
             }
         }
     }
 
     /// Waits, not for long, until a connection is over on both sides.
-    pub(super) fn disconnected(&mut self, id: CmId) {
+    pub(super) fn disconnected(&self, id: CmId) {
         let end = Instant::now() + GOODBYE;
         while Instant::now() < end {
             match self.next(SLICE) {
-                Ok(Some(CmEvent::Disconnected { id: of } | CmEvent::TimewaitExit { id: of }))
-                    if of == id =>
-                {
+                Ok(Came::Event(
+                    CmEvent::Disconnected { id: of } | CmEvent::TimewaitExit { id: of },
+                )) if of == id => {
                     return;
                 }
                 Ok(_) => {}
@@ -83,14 +181,14 @@ impl<'a> Arrivals<'a> {
     }
 
     /// Waits a while for the peer to end a connection; tells whether it has.
-    pub(super) fn left(&mut self, id: CmId, limit: Duration) -> Result<bool, Ended> {
+    pub(super) fn left(&self, id: CmId, limit: Duration) -> Result<bool, Ended> {
         let end = Instant::now() + limit;
         loop {
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() || self.stop.asked() {
                 return Ok(false);
             }
-            if let Some(CmEvent::Disconnected { id: of } | CmEvent::TimewaitExit { id: of }) =
+            if let Came::Event(CmEvent::Disconnected { id: of } | CmEvent::TimewaitExit { id: of }) =
                 self.next(left.min(SLICE))?
                 && of == id
             {
@@ -120,20 +218,48 @@ impl<'a> Arrivals<'a> {
         let _ = self.device.destroy_id(id);
     }
 
-    /// The next event, if one comes in time; requests are put aside.
-    fn next(&mut self, limit: Duration) -> Result<Option<CmEvent>, Ended> {
-        match self.device.cm_event(limit) {
-            Ok(CmEvent::ConnectRequest { id, request }) => {
-                if self.requests.len() < Self::WAITING {
-                    self.requests.push_back((id, request));
-                } else {
-                    self.refuse(id, "too many are waiting");
-                }
-                Ok(None)
+    /// The next event, if one comes in time; requests are put aside, and those that are old are sent away.
+    fn next(&self, limit: Duration) -> Result<Came, Ended> {
+        let kept = self.events.borrow_mut().pop_front();
+        kept.map_or_else(|| self.look(limit), |event| Ok(Came::Event(event)))
+    }
+
+    /// Sees to requests while something else is waited for.
+    pub(super) fn meanwhile(&self) -> Result<(), Ended> {
+        for _ in 0..Self::WAITING {
+            match self.look(Duration::ZERO)? {
+                Came::Nothing => break,
+                Came::Event(event) => self.events.borrow_mut().push_back(event),
+                Came::Request => {}
             }
-            Ok(event) => Ok(Some(event)),
-            Err(Error::TimedOut) => Ok(None),
+        }
+        Ok(())
+    }
+
+    fn look(&self, limit: Duration) -> Result<Came, Ended> {
+        let came = self.device.cm_event(limit);
+        let now = Instant::now();
+        while self.requests.borrow().front().is_some_and(|(since, ..)| now - *since >= KEPT) {
+            self.send_oldest_away();
+        }
+        match came {
+            Ok(CmEvent::ConnectRequest { id, request }) => {
+                if self.requests.borrow().len() >= Self::WAITING {
+                    self.send_oldest_away();
+                }
+                self.requests.borrow_mut().push_back((now, id, request));
+                Ok(Came::Request)
+            }
+            Ok(event) => Ok(Came::Event(event)),
+            Err(Error::TimedOut) => Ok(Came::Nothing),
             Err(error) => Err(error.into()),
+        }
+    }
+
+    fn send_oldest_away(&self) {
+        let oldest = self.requests.borrow_mut().pop_front();
+        if let Some((_, id, _)) = oldest {
+            self.refuse(id, BUSY);
         }
     }
 }
@@ -144,11 +270,16 @@ fn fitting(text: &str) -> &[u8] {
     bytes.get(..REFUSAL).unwrap_or(bytes)
 }
 
-/// Says why a peer has refused [CM-10].
-fn refusal(peer: &str, reason: RejectReason, data: &[u8]) -> String {
+/// The text of a refusal, without the zeroes behind it.
+fn text_of(data: &[u8]) -> String {
     let end = data.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
     let text = String::from_utf8_lossy(data.get(..end).unwrap_or_default());
-    let text = text.chars().filter(|c| !c.is_control()).collect::<String>();
+    text.chars().filter(|c| !c.is_control()).collect()
+}
+
+/// Says why a peer has refused [CM-10].
+fn refusal(peer: &str, reason: RejectReason, data: &[u8]) -> String {
+    let text = text_of(data);
     match reason {
         RejectReason::INVALID_SERVICE_ID => format!("{peer} refused: nobody listens there"),
         RejectReason::CONSUMER if text.is_empty() => format!("the program at {peer} refused"),

@@ -10,9 +10,14 @@ use bowline_verbs::{
     QpCap, QpInit, QpState, QpType, Qpn, RecvWr, Remote, SendFlags, SendOp, SendWr, Sge, Status,
 };
 
+use super::arrivals::Arrivals;
 use super::{Ended, SLICE};
 use crate::cli::stop::Stop;
 
+/// Time between looks whether a silent peer is still there.
+pub(super) const PROBE_PAUSE: Duration = Duration::from_secs(1);
+/// Number of the request that looks; no other has it.
+const PROBE: u64 = u64::MAX;
 /// Most completions taken at once.
 const BATCH: usize = 64;
 
@@ -76,6 +81,12 @@ pub(super) struct Link<'a> {
     keys: Vec<u32>,
     batch: Vec<Completion>,
     done: VecDeque<Completion>,
+    /// Of a server: where it looks in silence whether the peer is still there, and who comes meanwhile.
+    watched: Option<(Remote, &'a Arrivals<'a>)>,
+    /// When it last saw to those.
+    seen_to: Instant,
+    /// A look is under way.
+    probing: bool,
 }
 
 impl<'a> Link<'a> {
@@ -84,8 +95,23 @@ impl<'a> Link<'a> {
         let pd = device.alloc_pd()?;
         let (keys, batch, done) = (Vec::new(), Vec::with_capacity(BATCH), VecDeque::new());
         let (cq, qpn, id) = (None, None, None);
+        let (watched, seen_to, probing) = (None, Instant::now(), false);
         // From here on dropping it gives everything back.
-        let mut link = Self { device, stop, wish, pd, cq, qpn, id, keys, batch, done };
+        let mut link = Self {
+            device,
+            stop,
+            wish,
+            pd,
+            cq,
+            qpn,
+            id,
+            keys,
+            batch,
+            done,
+            watched,
+            seen_to,
+            probing,
+        };
         let cq = device.create_cq(wish.sends + wish.receives + 16)?;
         link.cq = Some(cq);
         let cap = QpCap {
@@ -169,10 +195,19 @@ impl<'a> Link<'a> {
 
     /// Writes nothing to the peer's memory, to see whether the peer still acknowledges.
     pub(super) fn probe(&mut self, remote: Remote) -> Result<(), Ended> {
-        const PROBE: u64 = u64::MAX;
-        let (op, flags) = (SendOp::Write(remote), SendFlags::SIGNALED);
-        self.post(&[SendWr { id: PROBE, op, sges: &[], inline: &[], flags }])?;
+        self.post_probe(remote)?;
         self.sent(PROBE).map(|_| ())
+    }
+
+    /// From here on does the same whenever nothing completes for a while: nothing else tells that a peer was killed
+    /// that is to send something. And it sees to requests of others.
+    pub(super) fn watch(&mut self, remote: Remote, arrivals: &'a Arrivals<'a>) {
+        self.watched = Some((remote, arrivals));
+    }
+
+    fn post_probe(&self, remote: Remote) -> Result<(), Ended> {
+        let (op, flags) = (SendOp::Write(remote), SendFlags::SIGNALED);
+        self.post(&[SendWr { id: PROBE, op, sges: &[], inline: &[], flags }])
     }
 
     /// Posts requests.
@@ -183,9 +218,15 @@ impl<'a> Link<'a> {
     /// The next completion; an error is one of the connection.
     pub(super) fn completion(&mut self) -> Result<Completion, Ended> {
         let Some(cq) = self.cq else { return Err(Ended::Left) };
-        let mut end = None;
+        let mut since = None;
+        let mut looked = 0;
         loop {
             if let Some(done) = self.done.pop_front() {
+                if self.probing && done.wr_id == PROBE && !done.is_recv() {
+                    self.probing = false;
+                    checked(done)?;
+                    continue;
+                }
                 return checked(done);
             }
             self.batch.clear();
@@ -198,11 +239,22 @@ impl<'a> Link<'a> {
                 return Err(Ended::Stopped);
             }
             let now = Instant::now();
-            let end = *end.get_or_insert(now + self.wish.timeout);
-            let left = end.saturating_duration_since(now);
+            let silence = now - *since.get_or_insert(now);
+            let left = self.wish.timeout.saturating_sub(silence);
             if left.is_zero() {
                 let seconds = self.wish.timeout.as_secs_f64();
                 return Err(Ended::Failed(format!("nothing from the peer for {seconds} s")));
+            }
+            if let Some((remote, arrivals)) = self.watched {
+                if !self.probing && silence >= PROBE_PAUSE * (looked + 1) {
+                    self.post_probe(remote)?;
+                    self.probing = true;
+                    looked += 1;
+                }
+                if now - self.seen_to >= SLICE {
+                    self.seen_to = now;
+                    arrivals.meanwhile()?;
+                }
             }
             if self.wish.poll {
                 // The threads of the provider may need this processor.

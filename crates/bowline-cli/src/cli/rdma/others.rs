@@ -64,11 +64,14 @@ pub(crate) fn run(args: &Args) -> Outcome {
 
 fn ucmatose_client(args: &Args, server: &str, stop: &Stop) -> Outcome {
     let (device, local, remote) = args.side.local.towards(server)?;
-    let mut arrivals = Arrivals::new(&*device, stop);
-    let (mut link, memory) = prepare(args, &*device, stop, args.iters)?;
-    let id = device.connect(Some(local), remote, &param(&link))?;
-    link.bind(id);
-    arrivals.established(id, &remote.to_string())?;
+    let arrivals = Arrivals::new(&*device, stop);
+    let make = || {
+        let (link, memory) = prepare(args, &*device, stop, args.iters)?;
+        let param = param(&link);
+        Ok((link, memory, param))
+    };
+    let limit = args.side.local.timeout;
+    let (mut link, memory, id, _) = arrivals.connect((local, remote), limit, make)?;
     let mut seen = Seen::default();
     seen.wait(&mut link, 0, args.iters)?;
     for _ in 0..args.iters {
@@ -84,13 +87,13 @@ fn ucmatose_client(args: &Args, server: &str, stop: &Stop) -> Outcome {
 
 fn ucmatose_server(args: &Args, stop: &Stop) -> Outcome {
     let (device, places) = args.side.local.serving()?;
-    let mut arrivals = Arrivals::new(&*device, stop);
+    let arrivals = Arrivals::new(&*device, stop);
     listen(&*device, &places, false)?;
     let (id, request) = arrivals.request()?;
     let (mut link, memory) = prepare(args, &*device, stop, args.iters)?;
     link.bind(id);
     device.accept(id, &param(&link))?;
-    arrivals.established(id, &request.remote.to_string())?;
+    arrivals.accepted(id, &request)?;
     for _ in 0..args.iters {
         link.send(1, SendOp::Send, memory.part(0, args.size as usize))?;
     }

@@ -14,7 +14,7 @@ use bowline_verbs::{
 
 use super::Ended;
 use super::arrivals::Arrivals;
-use super::link::{Link, Memory, Wish};
+use super::link::{Link, Memory, PROBE_PAUSE, Wish};
 use super::serving::{Manner, Side, serve_each};
 use super::wire::{Length, Mode, Op, Order, decode_offer, encode_offer};
 use crate::cli::args::{interval, number, number32};
@@ -159,7 +159,7 @@ fn serve(
     args: &Args,
     device: &dyn Device,
     stop: &Stop,
-    arrivals: &mut Arrivals<'_>,
+    arrivals: &Arrivals<'_>,
     (id, request): (CmId, &ConnRequest),
     served: &mut u64,
 ) -> Result<(), Ended> {
@@ -174,10 +174,10 @@ fn serve(
     let taken = order.recv(&link, &memory, 0, order.receives())?;
     let private_data = encode_offer(memory.remote());
     device.accept(id, &param(&link, private_data))?;
-    arrivals.established(id, &request.remote.to_string())?;
+    arrivals.accepted(id, request)?;
     note_of_peer!("bowline perf: {order} from {}", request.remote);
     if !order.takes_receives() {
-        while !arrivals.left(id, args.side.local.timeout)? {
+        while !arrivals.left(id, PROBE_PAUSE)? {
             if stop.asked() {
                 return Err(Ended::Stopped);
             }
@@ -192,6 +192,7 @@ fn serve(
             _ => Ok(()),
         };
     }
+    link.watch(order.memory, arrivals);
     match answer(&mut link, &order, &memory, taken, served) {
         // Only the client knows when the time is over, and leaves then.
         Err(Ended::Left) if matches!(order.length, Length::Time(_)) => {}
@@ -230,19 +231,23 @@ fn measure(args: &Args, server: &str, stop: &Stop) -> Outcome {
     let mut order = ordered(args);
     order.check().map_err(Failure::Usage)?;
     let (device, local, remote) = args.side.local.towards(server)?;
-    let mut arrivals = Arrivals::new(&*device, stop);
-    let (mut link, memory) = prepare(args, &*device, stop, &order)?;
-    if matches!(order.op, Op::Send | Op::Write) {
-        memory.buffer.write(0, &pattern(order.size));
-    }
-    order.memory = memory.remote();
-    let mut receives = 0;
-    if order.mode == Mode::Lat && order.takes_receives() {
-        receives = order.recv(&link, &memory, 0, order.receives())?;
-    }
-    let id = device.connect(Some(local), remote, &param(&link, order.encode()))?;
-    link.bind(id);
-    let reply = arrivals.established(id, &remote.to_string())?;
+    let arrivals = Arrivals::new(&*device, stop);
+    let make = || {
+        let (link, memory) = prepare(args, &*device, stop, &order)?;
+        if matches!(order.op, Op::Send | Op::Write) {
+            memory.buffer.write(0, &pattern(order.size));
+        }
+        order.memory = memory.remote();
+        let mut receives = 0;
+        if order.mode == Mode::Lat && order.takes_receives() {
+            receives = order.recv(&link, &memory, 0, order.receives())?;
+        }
+        let param = param(&link, order.encode());
+        Ok((link, (memory, receives), param))
+    };
+    let limit = args.side.local.timeout;
+    let (mut link, (memory, receives), id, reply) =
+        arrivals.connect((local, remote), limit, make)?;
     let Some(target) = decode_offer(&reply) else {
         return Err(Failure::failed(format!("{remote} is not a server of bowline perf")));
     };

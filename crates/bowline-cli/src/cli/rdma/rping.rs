@@ -14,7 +14,7 @@
 
 use std::time::{Duration, Instant};
 
-use bowline_verbs::{Access, CmId, ConnParam, ConnRequest, Device, SendOp};
+use bowline_verbs::{Access, CmId, ConnParam, ConnRequest, Device, Remote, SendOp};
 
 use super::Ended;
 use super::arrivals::Arrivals;
@@ -80,8 +80,10 @@ fn run_server(args: &Args, stop: &Stop) -> Outcome {
     let Manner { persistent, json } = args.manner;
     let local = &args.side.local;
     serve_each("rping", local, (persistent, json), stop, |device, arrivals, id, request| {
-        let mut pings = Pings::default();
+        let mut pings = None;
         let ended = serve(args, device, stop, arrivals, (id, request), &mut pings);
+        // Of one that never was a client there is nothing to tell.
+        let Some(pings) = pings else { return ended };
         summary(args, "server", &request.remote.to_string(), &pings);
         match ended {
             Ok(()) | Err(Ended::Left) if pings.count >= args.count => Ok(()),
@@ -94,24 +96,23 @@ fn run_server(args: &Args, stop: &Stop) -> Outcome {
     })
 }
 
-/// Serves one client until it leaves.
+/// Serves one client until it leaves; there are pings as soon as it is connected.
 fn serve(
     args: &Args,
     device: &dyn Device,
     stop: &Stop,
-    arrivals: &mut Arrivals<'_>,
+    arrivals: &Arrivals<'_>,
     (id, request): (CmId, &ConnRequest),
-    pings: &mut Pings,
+    served: &mut Option<Pings>,
 ) -> Result<(), Ended> {
     let room = args.size.unwrap_or(SERVER_SIZE) as usize;
     let (mut link, inbox) = arrivals.or_refuse(id, prepare(args, device, stop))?;
     link.bind(id);
     let data = link.memory(room, Access::LOCAL_WRITE)?;
-    let qpn = link.qpn();
-    let param =
-        ConnParam { qpn, responder_resources: 1, initiator_depth: 1, ..ConnParam::default() };
-    device.accept(id, &param)?;
-    arrivals.established(id, &request.remote.to_string())?;
+    device.accept(id, &param(&link))?;
+    arrivals.accepted(id, request)?;
+    let pings = served.insert(Pings::default());
+    link.watch(Remote::default(), arrivals);
     while args.count == 0 || pings.count < args.count {
         let source = hear(&mut link, &inbox)?;
         let began = Instant::now();
@@ -150,19 +151,20 @@ fn serve(
 
 fn run_client(args: &Args, server: &str, stop: &Stop) -> Outcome {
     let (device, local, remote) = args.side.local.towards(server)?;
-    let mut arrivals = Arrivals::new(&*device, stop);
+    let arrivals = Arrivals::new(&*device, stop);
     let mut pings = Pings::default();
     let ended = (|| {
-        let (mut link, inbox) = prepare(args, &*device, stop)?;
-        let size = args.size.unwrap_or(CLIENT_SIZE) as usize;
-        let source = link.memory(size, Access::REMOTE_READ)?;
-        let sink = link.memory(size, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
-        let qpn = link.qpn();
-        let param =
-            ConnParam { qpn, responder_resources: 1, initiator_depth: 1, ..ConnParam::default() };
-        let id = device.connect(Some(local), remote, &param)?;
-        link.bind(id);
-        arrivals.established(id, &remote.to_string())?;
+        let make = || {
+            let (mut link, inbox) = prepare(args, &*device, stop)?;
+            let size = args.size.unwrap_or(CLIENT_SIZE) as usize;
+            let source = link.memory(size, Access::REMOTE_READ)?;
+            let sink = link.memory(size, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+            let param = param(&link);
+            Ok((link, (inbox, source, sink), param))
+        };
+        let limit = args.side.local.timeout;
+        let (mut link, (inbox, source, sink), id, _) =
+            arrivals.connect((local, remote), limit, make)?;
         let ended = ping(args, &mut link, &inbox, (&source, &sink), stop, &mut pings);
         if device.disconnect(id).is_ok() {
             arrivals.disconnected(id);
@@ -226,6 +228,11 @@ fn prepare<'a>(
         link.receive(slot as u64, Some(inbox.part(slot * ADVERT, ADVERT)))?;
     }
     Ok((link, inbox))
+}
+
+fn param(link: &Link<'_>) -> ConnParam {
+    let qpn = link.qpn();
+    ConnParam { qpn, responder_resources: 1, initiator_depth: 1, ..ConnParam::default() }
 }
 
 /// The next message of the peer; its receive is posted again.

@@ -25,7 +25,8 @@ pub(super) struct Side {
 /// How a command serves, and prints.
 #[derive(Debug, clap::Args)]
 pub(super) struct Manner {
-    /// Serve one client after another
+    /// Serve one client after another. One that comes while another is served waits; bowline's wait for as long as
+    /// their --timeout says
     #[arg(short = 'P', long, conflicts_with = "client")]
     pub(super) persistent: bool,
     /// Print what is found as JSON objects, one in a line
@@ -47,17 +48,17 @@ pub(super) fn serve_each(
     local: &Local,
     (persistent, json): (bool, bool),
     stop: &Stop,
-    mut one: impl FnMut(&dyn Device, &mut Arrivals<'_>, CmId, &ConnRequest) -> Result<(), Ended>,
+    mut one: impl FnMut(&dyn Device, &Arrivals<'_>, CmId, &ConnRequest) -> Result<(), Ended>,
 ) -> Outcome {
     let (device, places) = local.serving()?;
-    let mut arrivals = Arrivals::new(&*device, stop);
+    let arrivals = Arrivals::new(&*device, stop);
     listen(&*device, &places, json)?;
     loop {
         let (id, request) = match arrivals.request() {
             Err(Ended::Stopped) => return Ok(()),
             got => got?,
         };
-        let text = match one(&*device, &mut arrivals, id, &request) {
+        let text = match one(&*device, &arrivals, id, &request) {
             Ok(()) if persistent => continue,
             Ok(()) | Err(Ended::Stopped) => return Ok(()),
             Err(Ended::Left) => "the client left".to_owned(),
