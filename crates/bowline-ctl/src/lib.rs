@@ -60,7 +60,7 @@ pub use json::{Json, JsonError};
 pub use listen::{is_socket, listen, sweep};
 pub use own::OwnFile;
 pub use path::{PathSpec, address_text};
-pub use socket::{Answer, Client, Op, Server, folder};
+pub use socket::{Answer, Client, Op, Server, folder, folders};
 pub use sys::Sys;
 pub use tree::{AttrDef, Dir, Entry, Found, Kind, Node, Tree};
 pub use value::Value;

@@ -42,6 +42,8 @@ use crate::{
     tree::{Entry, Kind},
 };
 
+/// Where processes without a folder of their user's keep run-time files.
+const SERVICES: &str = "/run";
 /// Version of the protocol; a change that old programs cannot ignore gets a new number.
 const VERSION: i64 = 1;
 /// Longest request line.
@@ -61,7 +63,19 @@ const ANSWER_BYTES_MAX: u64 = 64 << 20;
 /// `$XDG_RUNTIME_DIR`, or below /run where that is not set.
 pub fn folder() -> PathBuf {
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty());
-    runtime.map_or_else(|| PathBuf::from("/run"), PathBuf::from).join("bowline").join("rnbd")
+    below(runtime.map_or_else(|| PathBuf::from(SERVICES), PathBuf::from))
+}
+
+/// Returns all folders in which there may be control sockets for this user: their own, and that of services, which
+/// have no `$XDG_RUNTIME_DIR`.
+pub fn folders() -> Vec<PathBuf> {
+    let mut all = vec![folder(), below(PathBuf::from(SERVICES))];
+    all.dedup();
+    all
+}
+
+fn below(runtime: PathBuf) -> PathBuf {
+    runtime.join("bowline").join("rnbd")
 }
 
 /// A served control socket; dropping it ends the service and removes the file, unless it is somebody else's

@@ -380,12 +380,9 @@ impl Client {
     }
 }
 
-/// Returns the folder of the control sockets of this user.
+/// Returns the folder of the control sockets that this process makes.
 pub(crate) fn folder() -> PathBuf {
-    match std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty()) {
-        Some(dir) => PathBuf::from(dir).join("bowline"),
-        None => PathBuf::from("/run/bowline"),
-    }
+    folders().into_iter().next().unwrap_or_default()
 }
 
 /// Returns the default place of the control socket of a node with these addresses.
@@ -394,10 +391,27 @@ pub(crate) fn default_path(addresses: &[IpAddr]) -> PathBuf {
     folder().join(format!("{name}.sock"))
 }
 
+/// Returns the folders that control sockets may be in: that of this user, and that of services.
+fn folders() -> Vec<PathBuf> {
+    let rnbd = bowline_ctl::folders();
+    rnbd.iter().filter_map(|folder| folder.parent()).map(Path::to_owned).collect()
+}
+
+/// Names folders that were looked at, and why one could not be.
+pub(crate) fn looked_in(folders: &[PathBuf]) -> String {
+    let name = |folder: &PathBuf| match fs::read_dir(folder) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            format!("{}: {error}", folder.display())
+        }
+        _ => folder.display().to_string(),
+    };
+    folders.iter().map(name).collect::<Vec<_>>().join(" and ")
+}
+
 /// Returns every node of this user that answers.
 fn running() -> Vec<(PathBuf, UnixStream)> {
     let mut found = Vec::new();
-    if let Ok(entries) = fs::read_dir(folder()) {
+    for entries in folders().into_iter().flat_map(fs::read_dir) {
         for path in entries.flatten().map(|entry| entry.path()) {
             if path.extension().is_some_and(|extension| extension == "sock")
                 && let Ok(stream) = UnixStream::connect(&path)
@@ -424,7 +438,7 @@ fn only_node() -> Outcome<(PathBuf, UnixStream)> {
         (None, _) => Err(Failure::failed(format!(
             "no node runs here (looked in {}); start one with `bowline node` or name its socket \
              with --control PATH",
-            folder().display()
+            looked_in(&folders())
         ))),
     }
 }

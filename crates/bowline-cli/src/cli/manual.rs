@@ -31,7 +31,7 @@ pub(crate) fn run_man(args: &ManArgs) -> Outcome {
         Failure::failed(format!("cannot write pages into {}: {error}", dir.display()))
     };
     fs::create_dir_all(dir).map_err(failed)?;
-    let mut all = definition();
+    let mut all = without_help(definition());
     all.build();
     let mut pages = Vec::new();
     gather(&all, "bowline", &mut pages);
@@ -44,12 +44,18 @@ pub(crate) fn run_man(args: &ManArgs) -> Outcome {
     Ok(())
 }
 
+/// Leaves out the words `help`, which have no pages: what they print is what the others have.
+fn without_help(command: clap::Command) -> clap::Command {
+    command.disable_help_subcommand(true).mut_subcommands(without_help)
+}
+
 /// Returns a page. What stands behind the options is added line by line: as a paragraph, which clap_mangen
 /// makes of it, lists of words run together.
 fn rendered(page: clap::Command) -> io::Result<Vec<u8>> {
     let behind = page.get_after_help().map(ToString::to_string);
     let mut text = Vec::new();
-    Man::new(page.after_help(None::<&str>)).render(&mut text)?;
+    let source = format!("bowline {}", env!("CARGO_PKG_VERSION"));
+    Man::new(page.after_help(None::<&str>)).source(source).render(&mut text)?;
     if let Some(behind) = behind {
         let mut notes = Roff::new();
         notes.control("SH", ["NOTES"]);
@@ -69,7 +75,7 @@ fn rendered(page: clap::Command) -> io::Result<Vec<u8>> {
 /// Adds a page per word, and per word below it.
 fn gather(command: &clap::Command, prefix: &str, pages: &mut Vec<clap::Command>) {
     for word in command.get_subcommands() {
-        if word.is_hide_set() || word.get_name() == "help" {
+        if word.is_hide_set() {
             continue;
         }
         let name = format!("{prefix}-{}", word.get_name());

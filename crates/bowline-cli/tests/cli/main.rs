@@ -4,6 +4,7 @@
 
 mod control;
 mod echo;
+mod folders;
 mod log;
 mod nodes;
 mod queue;

@@ -231,3 +231,26 @@ fn pages_and_completions_cover_the_words() {
         assert!(script.contains("quickstart"), "{shell}");
     }
 }
+
+#[test]
+fn every_page_that_a_page_refers_to_is_there() {
+    let folder = Folder::new();
+    let pages = folder.path().join("pages");
+    run(&folder, &["man", pages.to_str().expect("a plain path")]).exits(0);
+    let mut referred = 0;
+    for page in std::fs::read_dir(&pages).expect("pages").flatten() {
+        let text = std::fs::read_to_string(page.path()).expect("a page").replace('\\', "");
+        let parts: Vec<&str> = text.split("(1)").collect();
+        // The last one is behind the last reference.
+        for part in &parts[..parts.len() - 1] {
+            let is_of_name = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+            let name = part.rsplit(|c| !is_of_name(c)).next().unwrap_or_default();
+            let there = pages.join(format!("{name}.1")).exists();
+            assert!(there, "{:?} refers to {name}(1)", page.file_name());
+            referred += 1;
+        }
+        let head = text.lines().find(|line| line.starts_with(".TH")).expect("a head").to_owned();
+        assert!(head.contains(&format!("bowline {}", env!("CARGO_PKG_VERSION"))), "{head}");
+    }
+    assert!(referred > 15, "{referred} references");
+}

@@ -18,6 +18,15 @@ use crate::cli::{args::route_to, out};
 
 /// Carries out a parsed command.
 pub(super) fn run(request: &Request, world: &mut World, manner: Manner<'_>) -> Result<(), Refusal> {
+    // What a map needs is said where it is missing.
+    if request.verb != Verb::Map
+        && let Some(text) = world.nothing()
+    {
+        return Err(Refusal::missing(match request.names.first() {
+            Some(name) => format!("there is no {name}: {text}"),
+            None => text,
+        }));
+    }
     let mut run = Run { request, world, manner };
     let name = |index: usize| request.names.get(index).map(String::as_str).unwrap_or_default();
     match request.verb {
@@ -631,7 +640,7 @@ impl Run<'_> {
 
     /// Returns the process that has a file, with what reading the file gives.
     fn holder(&mut self, path: &str) -> Result<(usize, Result<String, Refusal>), Refusal> {
-        let mut missing = Refusal::missing("nothing runs here");
+        let mut missing = Refusal::missing(format!("nothing here has {path}"));
         let mut found = Vec::new();
         for source in self.world.all(self.request.mode) {
             match self.world.text(source, path) {

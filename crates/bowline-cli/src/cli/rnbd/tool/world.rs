@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use bowline_ctl::{Client, Json, Op, errno, folder};
+use bowline_ctl::{Client, Json, Op, errno, folders};
 
 use super::{
     Refusal,
@@ -16,6 +16,7 @@ use super::{
     format::{Cell, Item},
     sysfs,
 };
+use crate::cli::control::looked_in;
 
 /// How long a process may take to accept a look, and to answer it. Commands may take as long as they
 /// take.
@@ -92,6 +93,18 @@ impl World {
     /// Returns where everything comes from.
     pub(super) fn places(&self) -> impl Iterator<Item = &Path> {
         self.sources.iter().map(|source| source.place.as_path())
+    }
+
+    /// Says where nothing was found, if nothing was.
+    pub(super) fn nothing(&self) -> Option<String> {
+        (self.sources.is_empty() && self.silent.is_empty()).then(|| {
+            format!(
+                "nothing runs here (looked in {} and, for the kernel's modules, in {}); start a server with `bowline \
+                 rnbd export` or a client with `bowline rnbd map`, or name a socket with --control",
+                looked_in(&folders()),
+                sysfs::KERNEL
+            )
+        })
     }
 
     /// Reports whether anything of a side runs.
@@ -208,7 +221,7 @@ impl World {
 
 /// Everything of this user; what the kernel has counts where no process is.
 fn here(silent: &mut Vec<PathBuf>) -> Vec<Source> {
-    let entries = fs::read_dir(folder()).into_iter().flatten().flatten();
+    let entries = folders().into_iter().flat_map(fs::read_dir).flatten().flatten();
     let mut places: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
     places.retain(|place| place.extension().is_some_and(|extension| extension == "sock"));
     places.sort();
@@ -230,6 +243,8 @@ fn here(silent: &mut Vec<PathBuf>) -> Vec<Source> {
             Ok(source) => found.push(source),
             // Sockets that killed processes left behind.
             Err(error) if is_nobody(&error) => {}
+            // Those of another user, in the folder of services.
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
             Err(error) => {
                 note!("{} does not answer and is left out: {error}", place.display());
                 silent.push(place.clone());

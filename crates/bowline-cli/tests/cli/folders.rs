@@ -1,0 +1,75 @@
+//! Where commands look for what runs: in the folder of the user, and in that of services.
+
+use std::{
+    fs,
+    process::{Command, Stdio},
+};
+
+use crate::{
+    skipped,
+    support::{Folder, run},
+};
+
+#[test]
+fn where_nothing_runs_the_words_say_where_they_looked() {
+    let folder = Folder::new();
+    let own = folder.path().display().to_string();
+    let looked = format!("(looked in {own}/bowline/rnbd and /run/bowline/rnbd");
+    for words in [&["list"][..], &["server", "list"], &["show", "x"], &["unmap", "x"]] {
+        let done = run(&folder, &[&["rnbd"], words].concat());
+        if fs::exists("/sys/class/rnbd-client").unwrap_or(false) || !done.err.contains("nothing") {
+            skipped::because("something runs on this machine");
+            return;
+        }
+        done.exits(254).complains(&["nothing runs here", &looked]);
+    }
+    let looked = format!("no node runs here (looked in {own}/bowline and /run/bowline");
+    run(&folder, &["info"]).exits(1).complains(&[&looked]);
+}
+
+#[test]
+fn what_services_serve_is_found_from_a_login() {
+    let folder = Folder::new();
+    // Only root may write to /run, so it is another folder here.
+    let script = r#"
+        mkdir "$AT/run" "$AT/user"
+        mount --bind "$AT/run" /run
+        (
+            unset XDG_RUNTIME_DIR
+            "$BOWLINE" rnbd export --memory disk7=1MiB -I 127.44.30.1 > "$AT/export" 2>&1 & echo $! > "$AT/pids"
+            "$BOWLINE" node --address 127.44.30.1 > "$AT/node" 2>&1 & echo $! >> "$AT/pids"
+        )
+        trap 'kill $(cat "$AT/pids")' EXIT
+        n=0
+        until grep -q "^export disk7" "$AT/export" && grep -q ready "$AT/node"; do
+            n=$((n + 1)); [ $n -lt 600 ] || { cat "$AT/export" "$AT/node" >&2; exit 1; }
+            sleep 0.1
+        done
+        "$BOWLINE" rtrs tree
+        "$BOWLINE" rnbd server list
+        "$BOWLINE" info -c
+        "$BOWLINE" sysctl net.rds.tcp.rds_tcp_sndbuf
+    "#;
+    let manners = [&["-m"][..], &["-rm"]];
+    let works = |manner: &&&[&str]| {
+        let mut try_out = Command::new("unshare");
+        try_out.args(**manner).args(["mount", "--bind", "/tmp", "/run"]).stderr(Stdio::null());
+        try_out.status().is_ok_and(|status| status.success())
+    };
+    let Some(manner) = manners.iter().find(works) else {
+        skipped::because("no mount namespaces for this user");
+        return;
+    };
+    let done = Command::new("unshare")
+        .args(*manner)
+        .args(["sh", "-ec", script])
+        .env("XDG_RUNTIME_DIR", folder.path().join("user"))
+        .env("BOWLINE", env!("CARGO_BIN_EXE_bowline"))
+        .env("AT", folder.path())
+        .output()
+        .expect("unshare runs");
+    let (out, err) = (String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
+    assert_eq!(done.status.code(), Some(0), "{out}{err}");
+    assert!(out.contains("/run/bowline/rnbd/export-") && out.contains("disk7"), "{out}");
+    assert!(out.contains("CounterName"), "{out}");
+}
