@@ -20,8 +20,8 @@ const LINKS: &str = "/proc/net/if_inet6";
 /// [RS-30]. An address is `ip:` with an IPv4 or IPv6 address; `gid:` is understood, and leads to
 /// no device, because RoCE serves no InfiniBand port space [RS-47]. A link-local address may have
 /// the interface behind it, by name or number, as `ip:fe80::1%eth0`: where no source is said, it is
-/// the link-local address of that interface. `Display` is the name of the
-/// path's directory [RS-32].
+/// the link-local address of that interface, and both addresses are of one. `Display` is the name of the
+/// path's directory [RS-32], without the interface.
 ///
 /// ```
 /// let path: bowline_ctl::PathSpec = "ip:10.0.0.1,ip:10.0.0.2".parse().unwrap();
@@ -33,30 +33,54 @@ pub struct PathSpec {
     pub src: Option<IpAddr>,
     /// Address of the server.
     pub dst: IpAddr,
+    /// Number of the interface that link-local addresses are of, where one was named.
+    pub link: Option<u32>,
+}
+
+impl PathSpec {
+    /// Returns the path between two addresses.
+    pub fn new(src: Option<IpAddr>, dst: IpAddr) -> Self {
+        Self { src, dst, link: None }
+    }
 }
 
 impl FromStr for PathSpec {
     type Err = Errno;
 
-    /// `EINVAL` for what is no address, or on a link that is not there, `EPROTONOSUPPORT` for another prefix, `ENODEV` for a GID.
+    /// `EINVAL` for what is no address, or on a link that is not there or not that of the other one, `EPROTONOSUPPORT` for another prefix, `ENODEV` for a GID.
     fn from_str(text: &str) -> Result<Self, Errno> {
         match text.split_once(',').or_else(|| text.split_once('@')) {
-            Some((src, dst)) => Ok(Self { src: Some(address(src)?.0), dst: address(dst)?.0 }),
-            None => address(text).map(|(dst, own)| Self { src: own, dst }),
+            Some((src, dst)) => {
+                let (src, dst) = (address(src)?, address(dst)?);
+                let link = match (src.link, dst.link) {
+                    (Some(one), Some(other)) if one != other => return Err(EINVAL),
+                    (one, other) => one.or(other),
+                };
+                Ok(Self { src: Some(src.ip), dst: dst.ip, link })
+            }
+            None => address(text).map(|dst| Self { src: dst.own, dst: dst.ip, link: dst.link }),
         }
     }
 }
 
-/// Parses an address; with a scope, the own address on that link comes with it.
-fn address(text: &str) -> Result<(IpAddr, Option<IpAddr>), Errno> {
+/// An address, and what its scope says.
+struct Scoped {
+    ip: IpAddr,
+    link: Option<u32>,
+    /// The own address on that link.
+    own: Option<IpAddr>,
+}
+
+fn address(text: &str) -> Result<Scoped, Errno> {
     if let Some(text) = text.strip_prefix("ip:") {
         let Some((address, scope)) = text.split_once('%') else {
-            return text.parse().map(|address| (address, None)).map_err(|_| EINVAL);
+            return text.parse().map(|ip| Scoped { ip, link: None, own: None }).map_err(|_| EINVAL);
         };
         let address: Ipv6Addr = address.parse().map_err(|_| EINVAL)?;
         let links = fs::read_to_string(LINKS).unwrap_or_default();
         let own = own_address(&links, scope).filter(|_| address.is_unicast_link_local());
-        own.map(|own| (address.into(), Some(own.into()))).ok_or(EINVAL)
+        let (link, own) = own.ok_or(EINVAL)?;
+        Ok(Scoped { ip: address.into(), link: Some(link), own: Some(own.into()) })
     } else if let Some(text) = text.strip_prefix("gid:") {
         text.parse::<Ipv6Addr>().map_err(|_| EINVAL)?;
         Err(ENODEV)
@@ -65,16 +89,16 @@ fn address(text: &str) -> Result<(IpAddr, Option<IpAddr>), Errno> {
     }
 }
 
-/// Returns the link-local address of an interface in the lines of [`LINKS`]: address, number, length of
+/// Returns the number and the link-local address of an interface in the lines of [`LINKS`]: address, number, length of
 /// the prefix, scope, flags, name; the numbers in hexadecimal.
-fn own_address(links: &str, scope: &str) -> Option<Ipv6Addr> {
+fn own_address(links: &str, scope: &str) -> Option<(u32, Ipv6Addr)> {
     let number: Option<u32> = scope.parse().ok();
     links.lines().find_map(|line| {
         let mut words = line.split_ascii_whitespace();
         let address = Ipv6Addr::from_bits(u128::from_str_radix(words.next()?, 16).ok()?);
         let index = u32::from_str_radix(words.next()?, 16).ok()?;
         let is_meant = Some(index) == number || words.nth(3) == Some(scope);
-        (is_meant && address.is_unicast_link_local()).then_some(address)
+        (is_meant && address.is_unicast_link_local()).then_some((index, address))
     })
 }
 
@@ -121,7 +145,7 @@ mod tests {
                      fd000000000000000000000000000002 04 40 00 82     eth0\n\
                      fe8000000000000000fc00fffe000001 04 40 20 80     eth0\n\
                      fe800000000000000000000000000009 0c 40 20 80     eth1\n";
-        let own = |scope| own_address(links, scope).map(|own| own.to_string());
+        let own = |scope| own_address(links, scope).map(|(_, own)| own.to_string());
         assert_eq!(own("eth0").as_deref(), Some("fe80::fc:ff:fe00:1"));
         assert_eq!(own("12").as_deref(), Some("fe80::9"));
         assert_eq!((own("lo"), own("eth"), own("0c"), own("")), (None, None, None, None));
@@ -134,7 +158,11 @@ mod tests {
             return;
         };
         let name = name.split_ascii_whitespace().last().unwrap();
-        let own = own_address(&links, name).unwrap();
+        let (link, own) = own_address(&links, name).unwrap();
+        let of = |text: String| text.parse::<PathSpec>().map(|path| path.link);
+        assert_eq!(of(format!("ip:fe80::5,ip:fe80::77%{name}")), Ok(Some(link)));
+        assert_eq!(of(format!("ip:fe80::5%{name}@ip:fe80::77")), Ok(Some(link)));
+        assert_eq!(of(format!("ip:fe80::5%{name}@ip:fe80::77%{link}")), Ok(Some(link)));
         let to = format!("ip:fe80::77%{name}");
         assert_eq!(parse(&to), Ok(format!("ip:{own}@ip:fe80::77")));
         assert_eq!(parse(&format!("ip:fe80::5,{to}")).as_deref(), Ok("ip:fe80::5@ip:fe80::77"));

@@ -23,6 +23,7 @@ use std::time::Duration;
 use bowline_rnbd::Errno;
 use bowline_rnbd::client::{Config, Outage};
 use bowline_rtrs_driver::client::{PathEv, ReadKeys, Session, SessionBuilder};
+use bowline_rtrs_driver::tree::is_on_link;
 use bowline_rtrs_driver::{Engine, HbConfig, PORT, Policy};
 use bowline_wire::rnbd::Access;
 
@@ -330,6 +331,10 @@ impl Drop for Client {
 impl tree::Disks for Client {
     fn map(&self, spec: &MapSpec) -> Result<(), i32> {
         let usual = self.defaults.port;
+        let is_there = |path: &MapPath| is_on_link(self.engine.devices(), &path.addresses);
+        if !spec.paths.iter().all(is_there) {
+            return Err(Errno::ENODEV.0);
+        }
         let paths = spec.paths.iter().map(|path| {
             let MapPath { addresses, port } = path;
             (addresses.src, addresses.dst, Some(port.unwrap_or(usual)))

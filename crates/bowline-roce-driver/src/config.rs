@@ -27,6 +27,9 @@ pub struct SoftConfig {
     pub name: String,
     /// Addresses of this machine that are the device's GIDs; at least one.
     pub addrs: Vec<IpAddr>,
+    /// Interfaces, by number, that link-local addresses among them are of: the scope that the same address can
+    /// have on each of several. One that is not named here is looked up.
+    pub links: Vec<(IpAddr, u32)>,
     /// Path MTU of the device's port; `None`: the largest that the interfaces of all addresses
     /// carry [HDR-8].
     pub mtu: Option<Mtu>,
@@ -62,6 +65,7 @@ impl Default for SoftConfig {
         Self {
             name: "bowline0".to_owned(),
             addrs: Vec::new(),
+            links: Vec::new(),
             mtu: None,
             guid: None,
             icrc: IcrcPolicy::default(),

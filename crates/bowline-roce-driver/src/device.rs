@@ -25,6 +25,8 @@ use crate::stats::DriverStats;
 use crate::udp::{Endpoint, ROCE_PORT};
 use crate::wait::What;
 
+/// How long what kept packets from being sent counts as the reason for what goes wrong.
+const FAULT_LASTS: Duration = Duration::from_secs(10);
 /// Path MTU where nothing is known of the interface; goes through any Ethernet.
 const MTU_UNKNOWN: Mtu = Mtu::M1024;
 
@@ -60,12 +62,16 @@ impl SoftDevice {
         let endpoints: Vec<Endpoint> = config
             .addrs
             .iter()
-            .map(|ip| Endpoint::open(*ip, config.socket_buffer))
+            .map(|ip| {
+                let link = config.links.iter().find(|(of, _)| of == ip).map(|(_, link)| *link);
+                Endpoint::open(*ip, link, config.socket_buffer)
+            })
             .collect::<Result<_, _>>()?;
+        let names: Vec<_> = endpoints.iter().map(|endpoint| (endpoint.at().ip(), endpoint.link())).collect();
         let mtu = mtu(&endpoints, config.mtu)?;
         let guid = config.guid.unwrap_or_else(|| identity::guid(&config.addrs));
         let seed = identity::seed().map_err(|error| system("reading /dev/urandom", &error))?;
-        let lives = config.former_lives.map(|dir| Lives::new(&dir, &config.addrs));
+        let lives = config.former_lives.map(|dir| Lives::new(&dir, &names));
         let core = Config {
             guid,
             addrs: config.addrs.clone(),
@@ -144,7 +150,7 @@ impl SoftDevice {
     /// Returns the last thing that kept packets from being sent, such as a path that carries less
     /// than the MTU of the settings.
     pub fn fault(&self) -> Option<Error> {
-        self.shared.lock().fault.clone()
+        self.shared.lock().fault.as_ref().map(|(_, error)| error.clone())
     }
 
     /// Returns the bytes the system keeps for each socket until they are read: what is in flight
@@ -253,6 +259,16 @@ fn mtu(endpoints: &[Endpoint], wanted: Option<Mtu>) -> Result<Mtu, Error> {
 impl Device for SoftDevice {
     fn attr(&self) -> DeviceAttr {
         self.attr.clone()
+    }
+
+    fn link_of(&self, addr: IpAddr) -> u32 {
+        self.shared.endpoint(addr).map_or(0, Endpoint::link)
+    }
+
+    fn fault(&self) -> Option<Error> {
+        let st = self.shared.lock();
+        let (since, error) = st.fault.as_ref()?;
+        (clock::now().saturating_since(*since) < FAULT_LASTS).then(|| error.clone())
     }
 
     fn alloc_pd(&self) -> Result<PdId, Error> {

@@ -22,11 +22,14 @@ pub(crate) struct Lives {
 }
 
 impl Lives {
-    /// Those of a device with these addresses, in a directory.
-    pub(crate) fn new(dir: &Path, addrs: &[IpAddr]) -> Self {
+    /// Those of a device with these addresses, each with the number of its interface if it is link-local, in a
+    /// directory.
+    pub(crate) fn new(dir: &Path, addrs: &[(IpAddr, u32)]) -> Self {
         let namespace = std::fs::metadata("/proc/self/ns/net").map_or(0, |file| file.ino());
-        let file =
-            |addr: &IpAddr| (*addr, dir.join(format!("roce-{namespace}-{addr}.connections")));
+        let file = |(addr, link): &(IpAddr, u32)| {
+            let link = if *link == 0 { String::new() } else { format!("%{link}") };
+            (*addr, dir.join(format!("roce-{namespace}-{addr}{link}.connections")))
+        };
         Self { files: addrs.iter().map(file).collect() }
     }
 
@@ -98,7 +101,7 @@ mod tests {
         let dir = std::env::temp_dir().join(format!("bowline-lives-{}", std::process::id()));
         std::fs::create_dir(&dir).unwrap();
         let [first, second] = ["10.0.0.1", "fd00::1"].map(|addr| addr.parse().unwrap());
-        let lives = Lives::new(&dir, &[first, second]);
+        let lives = Lives::new(&dir, &[(first, 0), (second, 0)]);
         assert_eq!(lives.read().unwrap(), []);
         let life = FormerLife {
             local: first,
@@ -111,7 +114,7 @@ mod tests {
         lives.write(&[life, other]).unwrap();
         assert_eq!(lives.read().unwrap(), [life, other]);
         // The next life may have fewer addresses: each finds its own.
-        let next = Lives::new(&dir, &[second]);
+        let next = Lives::new(&dir, &[(second, 0)]);
         assert_eq!(next.read().unwrap(), [other]);
         next.write(&[]).unwrap();
         assert_eq!(lives.read().unwrap(), [life]);

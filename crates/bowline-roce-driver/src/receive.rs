@@ -381,7 +381,7 @@ mod tests {
     /// [RX-13]: not before all is taken that was there when the system was told to verify first.
     #[test]
     fn nothing_lands_before_what_waits_is_taken() {
-        let end = Endpoint::open("127.77.1.5".parse().unwrap(), 1 << 20).unwrap();
+        let end = Endpoint::open("127.77.1.5".parse().unwrap(), None, 1 << 20).unwrap();
         let waits = end.receive_buffer();
         assert!(waits >= 1 << 20);
         let begun = || {

@@ -246,7 +246,7 @@ impl Shared {
 
     /// Remembers what is wrong, for whoever asks.
     pub(crate) fn fault(&self, error: Error) {
-        self.lock().fault = Some(error);
+        self.lock().fault = Some((clock::now(), error));
     }
 
     fn record_burst(&self, capture: &mut Capture, from: SocketAddr, burst: &Burst) {

@@ -61,7 +61,8 @@ pub(crate) struct State {
     /// When the background thread looks next.
     pub(crate) helper_looks_at: u64,
     /// What is wrong with the settings or the network.
-    pub(crate) fault: Option<Error>,
+    /// What kept packets from being sent last, and when.
+    pub(crate) fault: Option<(Instant, Error)>,
     /// The file of connections is not right any more.
     pub(crate) lives_changed: bool,
 }
@@ -194,7 +195,7 @@ impl Shared {
     #[cfg(test)]
     pub(crate) fn unshared(addrs: &[IpAddr]) -> Self {
         let config = bowline_roce::Config { addrs: addrs.to_vec(), ..Default::default() };
-        let endpoints = addrs.iter().map(|ip| Endpoint::open(*ip, 1 << 20).unwrap()).collect();
+        let endpoints = addrs.iter().map(|ip| Endpoint::open(*ip, None, 1 << 20).unwrap()).collect();
         let core = Core::new(config, [1; 32]);
         Self::new(core, endpoints, None, None, None, PollMode::Spin, Duration::ZERO).unwrap()
     }

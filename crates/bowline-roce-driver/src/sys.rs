@@ -520,13 +520,15 @@ impl Drop for Addresses {
     }
 }
 
-/// Finds the interface that has an address; a loopback address belongs to the one that has any.
+/// Finds the interfaces that have an address, several only of one that is link-local; a loopback address belongs to
+/// the one that has any.
 #[allow(unsafe_code)]
-pub(crate) fn interface_of(fd: BorrowedFd<'_>, ip: IpAddr) -> Option<Interface> {
+pub(crate) fn interfaces_of(fd: BorrowedFd<'_>, ip: IpAddr) -> Vec<Interface> {
+    let mut all = Vec::new();
     let mut first = std::ptr::null_mut();
     // SAFETY: the system stores the head of a list, to be freed by `freeifaddrs`.
     if unsafe { libc::getifaddrs(&raw mut first) } != 0 {
-        return None;
+        return all;
     }
     let list = Addresses(first);
     let mut at = list.0;
@@ -547,10 +549,10 @@ pub(crate) fn interface_of(fd: BorrowedFd<'_>, ip: IpAddr) -> Option<Interface> 
             SocketAddr::V6(at) => at.scope_id(),
             SocketAddr::V4(_) => 0,
         };
-        let mtu = mtu_of(fd, name)?;
-        return Some(Interface { name: name.to_string_lossy().into_owned(), mtu, scope });
+        let Some(mtu) = mtu_of(fd, name) else { continue };
+        all.push(Interface { name: name.to_string_lossy().into_owned(), mtu, scope });
     }
-    None
+    all
 }
 
 /// Reads a socket address of the system's; `None` for none and for other families.
@@ -624,9 +626,10 @@ mod tests {
     fn the_loopback_interface_is_known() {
         let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
         let fd = std::os::fd::AsFd::as_fd(&socket);
-        let lo = interface_of(fd, "127.0.0.9".parse().unwrap()).unwrap();
+        let all = interfaces_of(fd, "127.0.0.9".parse().unwrap());
+        let lo = all.first().unwrap();
         assert!(lo.mtu >= 1500, "{lo:?}");
         assert_eq!(lo.scope, 0);
-        assert_eq!(interface_of(fd, "192.0.2.77".parse().unwrap()), None);
+        assert_eq!(interfaces_of(fd, "192.0.2.77".parse().unwrap()), []);
     }
 }

@@ -29,13 +29,25 @@ pub(crate) struct Endpoint {
 }
 
 impl Endpoint {
-    /// Opens the socket of an address, with buffers of `buffer` bytes if the system lets us.
-    pub(crate) fn open(ip: IpAddr, buffer: usize) -> Result<Self, Error> {
+    /// Opens the socket of an address, of the interface `link` where one is named, with buffers of `buffer` bytes
+    /// if the system lets us.
+    pub(crate) fn open(ip: IpAddr, link: Option<u32>, buffer: usize) -> Result<Self, Error> {
         let family = if ip.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let fd = socket_with(family, SocketType::DGRAM, flags, Some(ipproto::UDP))
             .map_err(|errno| system("making a UDP socket", errno))?;
-        let interface = sys::interface_of(fd.as_fd(), ip);
+        let mut interfaces = sys::interfaces_of(fd.as_fd(), ip);
+        if let Some(link) = link {
+            interfaces.retain(|interface| interface.scope == link);
+            if interfaces.is_empty() {
+                return Err(Error::AddrNotAvailable);
+            }
+        } else if interfaces.iter().any(|interface| interface.scope != interfaces[0].scope) {
+            return Err(Error::Invalid(
+                "several interfaces have this link-local address: name one, as in fe80::1%eth0",
+            ));
+        }
+        let interface = interfaces.into_iter().next();
         let scope = interface.as_ref().map_or(0, |interface| interface.scope);
         let at = with_scope(ip, scope);
         prepare(fd.as_fd(), ip, buffer)?;
@@ -48,6 +60,14 @@ impl Endpoint {
     /// Address and port.
     pub(crate) fn at(&self) -> SocketAddr {
         self.at
+    }
+
+    /// Number of the interface of a link-local address, else 0.
+    pub(crate) fn link(&self) -> u32 {
+        match self.at {
+            SocketAddr::V6(at) => at.scope_id(),
+            SocketAddr::V4(_) => 0,
+        }
     }
 
     /// What is known of the interface.
@@ -96,11 +116,7 @@ impl Endpoint {
     }
 
     fn outgoing<'a>(&self, to: IpAddr, tos: u8, segment: usize, bytes: &'a [u8]) -> Outgoing<'a> {
-        let scope = match self.at {
-            SocketAddr::V6(at) => at.scope_id(),
-            SocketAddr::V4(_) => 0,
-        };
-        let to = with_scope(to, scope);
+        let to = with_scope(to, self.link());
         let segment = (bytes.len() > segment).then(|| u16::try_from(segment).unwrap_or(u16::MAX));
         Outgoing { to, tos, segment, bytes }
     }
@@ -210,8 +226,8 @@ mod tests {
     fn a_port_in_use_is_explained() {
         // tests [OUT-10]
         let ip = "127.77.0.1".parse().unwrap();
-        let first = Endpoint::open(ip, 1 << 20).unwrap();
-        let error = Endpoint::open(ip, 1 << 20).unwrap_err();
+        let first = Endpoint::open(ip, None, 1 << 20).unwrap();
+        let error = Endpoint::open(ip, None, 1 << 20).unwrap_err();
         let Error::AddrInUse(text) = &error else {
             panic!("{error:?}");
         };
@@ -219,17 +235,17 @@ mod tests {
         assert!(text.contains("network namespace"), "{text}");
         assert_eq!(error.errno(), libc::EADDRINUSE);
         drop(first);
-        Endpoint::open(ip, 1 << 20).unwrap();
-        let elsewhere = Endpoint::open("192.0.2.77".parse().unwrap(), 1 << 20);
+        Endpoint::open(ip, None, 1 << 20).unwrap();
+        let elsewhere = Endpoint::open("192.0.2.77".parse().unwrap(), None, 1 << 20);
         assert_eq!(elsewhere.unwrap_err(), Error::AddrNotAvailable);
     }
 
     #[test]
     fn sockets_cannot_be_in_the_wrong_mode() {
         // tests [ICRC-20], [OUT-4]
-        let four = Endpoint::open("127.77.0.2".parse().unwrap(), 1 << 20).unwrap();
+        let four = Endpoint::open("127.77.0.2".parse().unwrap(), None, 1 << 20).unwrap();
         assert_eq!(sys::get(four.as_fd(), Opt::MtuDiscover4), Ok(libc::IP_PMTUDISC_DO));
-        let Ok(six) = Endpoint::open("::1".parse().unwrap(), 1 << 20) else {
+        let Ok(six) = Endpoint::open("::1".parse().unwrap(), None, 1 << 20) else {
             return crate::skipped::because("no IPv6");
         };
         assert_eq!(sys::get(six.as_fd(), Opt::MtuDiscover6), Ok(libc::IPV6_PMTUDISC_DO));
@@ -239,8 +255,8 @@ mod tests {
 
     #[test]
     fn bursts_arrive_whole_and_cut_at_the_segments() {
-        let a = Endpoint::open("127.77.0.3".parse().unwrap(), 1 << 20).unwrap();
-        let b = Endpoint::open("127.77.0.4".parse().unwrap(), 1 << 20).unwrap();
+        let a = Endpoint::open("127.77.0.3".parse().unwrap(), None, 1 << 20).unwrap();
+        let b = Endpoint::open("127.77.0.4".parse().unwrap(), None, 1 << 20).unwrap();
         assert!(a.can_segment());
         let bytes: Vec<u8> = (0..10_000_u32).map(|i| i as u8).collect();
         a.send(b.at().ip(), 0, 4096, &bytes).unwrap();
@@ -270,7 +286,7 @@ mod tests {
     fn datagrams_are_verified_before_they_are_copied() {
         use rustix::net::{RecvFlags, SendFlags, recv, sendto};
 
-        let end = Endpoint::open("127.77.0.6".parse().unwrap(), 1 << 20).unwrap();
+        let end = Endpoint::open("127.77.0.6".parse().unwrap(), None, 1 << 20).unwrap();
         assert!(end.verify_first());
         let raw = socket_with(
             AddressFamily::INET,
@@ -303,7 +319,7 @@ mod tests {
 
     #[test]
     fn the_interface_tells_the_mtu() {
-        let end = Endpoint::open("127.77.0.5".parse().unwrap(), 1 << 20).unwrap();
+        let end = Endpoint::open("127.77.0.5".parse().unwrap(), None, 1 << 20).unwrap();
         assert!(end.interface().is_some_and(|interface| interface.mtu >= 1500));
         assert!(end.receive_buffer() >= 1 << 20, "{}", end.receive_buffer());
     }

@@ -1,6 +1,6 @@
 //! What every provider offers.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -34,6 +34,16 @@ pub struct MrKeys {
 pub trait Device: Send + Sync {
     /// Returns name, addresses and limits.
     fn attr(&self) -> DeviceAttr;
+
+    /// Returns the number of the interface that an own link-local address is of; 0 when that is not known.
+    fn link_of(&self, _addr: IpAddr) -> u32 {
+        0
+    }
+
+    /// Returns what has kept packets from being sent in the last seconds, where the provider knows of something.
+    fn fault(&self) -> Option<Error> {
+        None
+    }
 
     /// Makes a protection domain.
     ///

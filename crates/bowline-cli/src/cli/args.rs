@@ -1,7 +1,8 @@
 //! Parsers of the values that several words share.
 
 use std::{
-    net::{IpAddr, SocketAddr, ToSocketAddrs, UdpSocket},
+    fmt,
+    net::{IpAddr, SocketAddr, SocketAddrV6, ToSocketAddrs, UdpSocket},
     time::Duration,
 };
 
@@ -65,22 +66,83 @@ pub(crate) fn interval(text: &str) -> Result<Duration, String> {
     Ok(Duration::from_secs_f64(value * scale))
 }
 
-/// Parses an address or looks a host name up; the first answer of the wanted family counts.
-pub(crate) fn host(text: &str, family: Family) -> Outcome<IpAddr> {
-    let found: Vec<IpAddr> = match text.parse::<IpAddr>() {
-        Ok(address) => vec![address],
+/// An address, and for a link-local one the number of the interface it is of, if that was said: its scope.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub(crate) struct Address {
+    pub(crate) ip: IpAddr,
+    pub(crate) link: Option<u32>,
+}
+
+impl From<IpAddr> for Address {
+    fn from(ip: IpAddr) -> Self {
+        Self { ip, link: None }
+    }
+}
+
+impl From<SocketAddr> for Address {
+    fn from(at: SocketAddr) -> Self {
+        let link = match at {
+            SocketAddr::V6(at) if at.ip().is_unicast_link_local() => at.scope_id(),
+            _ => 0,
+        };
+        Self { ip: at.ip(), link: (link != 0).then_some(link) }
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.ip)?;
+        self.link.map_or(Ok(()), |link| write!(f, "%{link}"))
+    }
+}
+
+/// Parses an address, with a scope or without, or looks a host name up; the first answer of the wanted family
+/// counts.
+pub(crate) fn address(text: &str, family: Family) -> Outcome<Address> {
+    let found: Vec<Address> = match text.parse::<IpAddr>() {
+        Ok(ip) => vec![ip.into()],
         Err(_) => (text, 0)
             .to_socket_addrs()
             .map_err(|error| {
                 Failure::failed(format!("cannot look up {text}: {error}; give an address"))
             })?
-            .map(|address| address.ip())
+            .map(Address::from)
             .collect(),
     };
     found
         .into_iter()
-        .find(|address| family.allows(*address))
+        .find(|address| family.allows(address.ip))
         .ok_or_else(|| Failure::failed(format!("{text} has no {} address", family.name())))
+}
+
+/// The same for commands that know no scopes.
+pub(crate) fn host(text: &str, family: Family) -> Outcome<IpAddr> {
+    match address(text, family)? {
+        Address { ip, link: None } => Ok(ip),
+        Address { ip, .. } => Err(Failure::usage(format!(
+            "{text}: this command takes no scope; give an address other than {ip}, which is of one link only"
+        ))),
+    }
+}
+
+/// Makes two addresses of a path be of one link: what is said of one counts for the other.
+pub(crate) fn joined(local: &mut Address, remote: &mut Address) -> Outcome {
+    if let (Some(one), Some(other)) = (local.link, remote.link)
+        && one != other
+    {
+        return Err(Failure::usage(format!("{local} and {remote} are of different links")));
+    }
+    let link = local.link.or(remote.link);
+    for address in [local, remote] {
+        if is_link_local(address.ip) {
+            address.link = link;
+        }
+    }
+    Ok(())
+}
+
+fn is_link_local(ip: IpAddr) -> bool {
+    matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local())
 }
 
 /// Which addresses a command accepts.
@@ -113,15 +175,26 @@ impl Family {
 }
 
 /// Returns the local address from which the routing table would reach `remote`. Sends nothing.
-pub(crate) fn route_to(remote: IpAddr) -> Outcome<IpAddr> {
-    let any: IpAddr = match remote {
+pub(crate) fn route_to(remote: impl Into<Address>) -> Outcome<Address> {
+    let remote = remote.into();
+    let any: IpAddr = match remote.ip {
         IpAddr::V4(_) => std::net::Ipv4Addr::UNSPECIFIED.into(),
         IpAddr::V6(_) => std::net::Ipv6Addr::UNSPECIFIED.into(),
     };
+    let at = match remote.ip {
+        IpAddr::V4(ip) => SocketAddr::from((ip, 1)),
+        IpAddr::V6(ip) => SocketAddrV6::new(ip, 1, 0, remote.link.unwrap_or(0)).into(),
+    };
     let local = UdpSocket::bind((any, 0))
-        .and_then(|socket| socket.connect((remote, 1)).and_then(|()| socket.local_addr()));
+        .and_then(|socket| socket.connect(at).and_then(|()| socket.local_addr()));
     match local {
-        Ok(local) => Ok(local.ip()),
+        Ok(local) => Ok(local.into()),
+        Err(_) if is_link_local(remote.ip) && remote.link.is_none() => {
+            Err(Failure::failed(format!(
+                "no route to {remote}, which is of one link only: name the interface, as in {remote}%eth0, or the \
+                 local address with -I"
+            )))
+        }
         Err(error) => Err(Failure::failed(format!(
             "no route to {remote}: {error}; name the local address with -I"
         ))),
@@ -206,5 +279,23 @@ mod tests {
     fn a_host_must_have_the_family_asked_for() {
         assert!(host("127.0.0.1", Family::V6).is_err());
         assert_eq!(host("::1", Family::V6).ok(), "::1".parse().ok());
+    }
+
+    #[test]
+    fn a_scope_stays_with_its_address() {
+        let ip: IpAddr = "fe80::1".parse().unwrap();
+        let of = |link| Address { ip, link };
+        for text in ["fe80::1%lo", "fe80::1%1"] {
+            assert_eq!(address(text, Family::Any).ok(), Some(of(Some(1))), "{text}");
+            assert!(host(text, Family::Any).is_err(), "{text}");
+        }
+        assert_eq!(of(Some(3)).to_string(), "fe80::1%3");
+        let (mut local, mut remote) = (of(None), of(Some(2)));
+        joined(&mut local, &mut remote).unwrap();
+        assert_eq!((local, remote), (of(Some(2)), of(Some(2))));
+        assert!(joined(&mut of(Some(2)), &mut of(Some(3))).is_err());
+        let mut global = Address::from(IpAddr::from([10, 0, 0, 1]));
+        joined(&mut global, &mut of(Some(2))).unwrap();
+        assert_eq!(global.link, None);
     }
 }

@@ -127,7 +127,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
     let remote = host(&args.remote, family)?;
     let local = match &args.local {
         Some(local) => host(local, family)?,
-        None => route_to(remote)?,
+        None => route_to(remote)?.ip,
     };
     if local.is_ipv4() != remote.is_ipv4() {
         return Err(Failure::usage(format!("{local} and {remote} are not of one family")));

@@ -5,6 +5,7 @@
 mod control;
 mod echo;
 mod folders;
+mod links;
 mod log;
 mod nodes;
 mod queue;

@@ -598,6 +598,11 @@ impl Session {
         devices.get(usize::from(port.0)).map(|device| device.attr().name)
     }
 
+    /// Returns the devices that paths may be of.
+    pub(crate) fn devices(&self) -> &[Arc<dyn bowline_verbs::Device>] {
+        &self.shared.engine.devices
+    }
+
     /// Closes all paths and waits until they are closed and all permits are back [RS-25]: whoever holds one
     /// drops it first. Requests in flight end with an error if they cannot be answered.
     pub fn close(self: Arc<Self>) {

@@ -90,7 +90,7 @@ impl Node for SessionNode {
             all.map(|path| {
                 let node = PathNode { session: Arc::clone(&session), id: path.id, files };
                 let node: Arc<dyn Node> = Arc::new(node);
-                (PathSpec { src: Some(path.src), dst: path.dst }.to_string(), node)
+                (PathSpec::new(Some(path.src), path.dst).to_string(), node)
             })
             .collect()
         });

@@ -1,12 +1,13 @@
 //! The tree's view of real sessions and servers.
 
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 
 use bowline_ctl::{
     Errno, PathSpec,
     errno::{ENODEV, ENOTCONN},
 };
 use bowline_rtrs::{PathId, Policy, client, server};
+use bowline_verbs::Device;
 
 use super::{
     ClientPath, ClientSession, ClientStats, Completions, IoStats, PathCommand, ServerPath,
@@ -14,6 +15,17 @@ use super::{
 };
 use crate::client::{PathView, Session};
 use crate::server::Server;
+
+/// Reports whether the own address of a path is of the interface that its text names; devices that do not know are
+/// believed to have the right one.
+pub fn is_on_link<'a>(
+    devices: impl IntoIterator<Item = &'a Arc<dyn Device>>,
+    path: &PathSpec,
+) -> bool {
+    let (Some(src), Some(link)) = (path.src, path.link) else { return true };
+    let of = |device: &Arc<dyn Device>| device.attr().addrs.contains(&src).then(|| device.link_of(src));
+    devices.into_iter().find_map(of).is_none_or(|found| found == 0 || found == link)
+}
 
 /// Every device here has one port.
 const DEVICE_PORT: u8 = 1;
@@ -55,6 +67,9 @@ impl ClientSession for Session {
     }
 
     fn add_path(&self, path: PathSpec) -> Result<(), Errno> {
+        if !is_on_link(self.devices(), &path) {
+            return Err(ENODEV);
+        }
         let added = Self::add_path(self, path.src, path.dst);
         added.map(|_| ()).map_err(|error| error.errno().0)
     }

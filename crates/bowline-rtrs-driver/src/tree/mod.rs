@@ -25,6 +25,7 @@ use std::sync::Arc;
 
 use bowline_ctl::{AttrDef, Errno, Node, Value, errno};
 
+pub use live::is_on_link;
 pub use client::client_node;
 pub use server::{ServerParameters, server_node};
 pub use view::{

@@ -50,7 +50,7 @@ impl Node for SessionNode {
         let paths = self.session.paths.iter().map(|path| {
             let (server, files) = (Arc::clone(&self.server), self.files);
             let node: Arc<dyn Node> = Arc::new(PathNode { server, id: path.id, files });
-            (PathSpec { src: Some(path.client), dst: path.server }.to_string(), node)
+            (PathSpec::new(Some(path.client), path.server).to_string(), node)
         });
         let paths: Vec<_> = paths.collect();
         vec![("paths".to_owned(), Arc::new(Listed(move || paths.clone())))]

@@ -113,9 +113,11 @@ impl<'a> Arrivals<'a> {
                 // It has said what it is before, and keeps requests for a while without a word.
                 Answer::Silent if busy => {}
                 Answer::Silent => {
-                    return Err(Ended::Failed(format!(
-                        "no answer from {peer}; is a RoCE device there, and does UDP port 4791 get through?"
-                    )));
+                    let why = self.device.fault().map_or_else(
+                        || "is a RoCE device there, and does UDP port 4791 get through?".to_owned(),
+                        |fault| fault.to_string(),
+                    );
+                    return Err(Ended::Failed(format!("no answer from {peer}; {why}")));
                 }
             }
             // Clients that were sent away together come back one by one.

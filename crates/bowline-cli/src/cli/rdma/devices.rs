@@ -131,7 +131,7 @@ fn look(address: IpAddr) -> Row {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => holder(address),
         _ => None,
     };
-    match soft(&[address], None, None, false) {
+    match soft(&[address.into()], None, None, false) {
         Ok(device) => {
             let attr = device.attr();
             let (mtu, guid) = (Some(attr.mtu.bytes()), Some(attr.guid));

@@ -224,10 +224,10 @@ impl<'a> Link<'a> {
             if let Some(done) = self.done.pop_front() {
                 if self.probing && done.wr_id == PROBE && !done.is_recv() {
                     self.probing = false;
-                    checked(done)?;
+                    self.checked(done)?;
                     continue;
                 }
-                return checked(done);
+                return self.checked(done);
             }
             self.batch.clear();
             self.device.poll_cq(cq, &mut self.batch, BATCH)?;
@@ -263,6 +263,25 @@ impl<'a> Link<'a> {
                 self.device.wait_cq(cq, false, Some(left.min(SLICE)))?;
             }
         }
+    }
+
+    fn checked(&self, done: Completion) -> Result<Completion, Ended> {
+        let text = match done.status {
+            Status::Success => return Ok(done),
+            Status::WrFlushErr => return Err(Ended::Left),
+            // Silence has its reason at this end, if anything is known of one.
+            Status::RetryExcErr => match self.device.fault() {
+                Some(fault) => format!("nothing gets to the peer: {fault}"),
+                None => "the peer does not answer any more".to_owned(),
+            },
+            Status::RnrRetryExcErr => "the peer posts no receive".to_owned(),
+            Status::LocLenErr => "the peer sent more than was expected".to_owned(),
+            Status::RemAccessErr => "the peer's memory key does not allow it".to_owned(),
+            Status::RemInvReqErr => "the peer takes the request for invalid".to_owned(),
+            Status::RemOpErr => "the peer could not do it".to_owned(),
+            status => format!("{status:?}"),
+        };
+        Err(Ended::Failed(format!("request failed with status {}: {text}", done.status as u8)))
     }
 
     /// Takes what has completed besides, all sends; returns how many. An error stays for the next
@@ -318,19 +337,4 @@ impl Drop for Link<'_> {
         }
         let _ = self.device.dealloc_pd(self.pd);
     }
-}
-
-fn checked(done: Completion) -> Result<Completion, Ended> {
-    let text = match done.status {
-        Status::Success => return Ok(done),
-        Status::WrFlushErr => return Err(Ended::Left),
-        Status::RetryExcErr => "the peer does not answer any more".to_owned(),
-        Status::RnrRetryExcErr => "the peer posts no receive".to_owned(),
-        Status::LocLenErr => "the peer sent more than was expected".to_owned(),
-        Status::RemAccessErr => "the peer's memory key does not allow it".to_owned(),
-        Status::RemInvReqErr => "the peer takes the request for invalid".to_owned(),
-        Status::RemOpErr => "the peer could not do it".to_owned(),
-        status => format!("{status:?}"),
-    };
-    Err(Ended::Failed(format!("request failed with status {}: {text}", done.status as u8)))
 }

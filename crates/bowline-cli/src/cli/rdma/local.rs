@@ -12,7 +12,7 @@ use bowline_rdmacore::RdmaCoreDevice;
 use bowline_roce_driver::{PollMode, SoftConfig, SoftDevice};
 use bowline_verbs::{Device, Error, Mtu};
 
-use crate::cli::args::{Family, host, interval, number, number32, route_to};
+use crate::cli::args::{Address, Family, address, interval, joined, number, number32, route_to};
 use crate::cli::control::folder;
 use crate::cli::{Failure, Outcome};
 
@@ -25,7 +25,8 @@ pub(super) struct Local {
     /// The device: soft is RoCE in this process; any other name is one of rdma-core, such as rxe0
     #[arg(long, value_name = "NAME", default_value = SOFT)]
     device: String,
-    /// Local address; without it, the one that routing picks, for a server all of them
+    /// Local address, a link-local one with its interface, as fe80::1%eth0; without it, the one that routing picks,
+    /// for a server all of them
     #[arg(short = 'I', long = "address", value_name = "ADDRESS")]
     address: Option<String>,
     /// Port of the connection manager
@@ -51,18 +52,19 @@ impl Local {
         &self,
         server: &str,
     ) -> Outcome<(Arc<dyn Device>, SocketAddr, SocketAddr)> {
-        let family = match self.given()? {
+        let family = match self.given()?.map(|given| given.ip) {
             Some(IpAddr::V4(_)) => Family::V4,
             Some(IpAddr::V6(_)) => Family::V6,
             None => Family::Any,
         };
-        let remote = host(server, family)?;
-        let local = match self.given()? {
+        let mut remote = address(server, family)?;
+        let mut local = match self.given()? {
             Some(local) => local,
             None => route_to(remote)?,
         };
+        joined(&mut local, &mut remote)?;
         let device = self.open(&[local])?;
-        Ok((device, SocketAddr::new(local, 0), SocketAddr::new(remote, self.port)))
+        Ok((device, SocketAddr::new(local.ip, 0), SocketAddr::new(remote.ip, self.port)))
     }
 
     /// Opens the device of a server; returns where it is to listen.
@@ -70,20 +72,23 @@ impl Local {
         let mut addresses = match self.given()? {
             Some(address) => vec![address],
             None if self.device != SOFT => Vec::new(),
-            None => addresses().into_iter().filter(|address| !address.is_loopback()).collect(),
+            None => {
+                let all = addresses().into_iter().filter(|address| !address.is_loopback());
+                all.map(Address::from).collect()
+            }
         };
         if addresses.is_empty() && self.device == SOFT {
             return Err(Failure::failed("no address but loopback; give one with --address"));
         }
         let device = self.open(&addresses)?;
         if addresses.is_empty() {
-            addresses = device.attr().addrs;
+            addresses = device.attr().addrs.into_iter().map(Address::from).collect();
         }
         if addresses.is_empty() {
             let text = format!("{} has no address; give one with --address", self.device);
             return Err(Failure::Failed(text));
         }
-        Ok((device, addresses.into_iter().map(|a| SocketAddr::new(a, self.port)).collect()))
+        Ok((device, addresses.into_iter().map(|a| SocketAddr::new(a.ip, self.port)).collect()))
     }
 
     /// The path MTU asked for.
@@ -91,7 +96,7 @@ impl Local {
         self.mtu
     }
 
-    fn open(&self, addresses: &[IpAddr]) -> Outcome<Arc<dyn Device>> {
+    fn open(&self, addresses: &[Address]) -> Outcome<Arc<dyn Device>> {
         if self.device == SOFT {
             return Ok(soft(addresses, self.mtu, self.capture.clone(), self.poll)?);
         }
@@ -104,8 +109,8 @@ impl Local {
         }
     }
 
-    fn given(&self) -> Outcome<Option<IpAddr>> {
-        self.address.as_deref().map(|text| host(text, Family::Any)).transpose()
+    fn given(&self) -> Outcome<Option<Address>> {
+        self.address.as_deref().map(|text| address(text, Family::Any)).transpose()
     }
 }
 
@@ -125,16 +130,23 @@ pub(super) fn listen(device: &dyn Device, places: &[SocketAddr], json: bool) -> 
 
 /// Opens the soft provider on addresses of this machine.
 pub(super) fn soft(
-    addresses: &[IpAddr],
+    addresses: &[Address],
     mtu: Option<Mtu>,
     capture: Option<PathBuf>,
     poll: bool,
 ) -> Result<Arc<dyn Device>, Error> {
     let poll = if poll { PollMode::Spin } else { PollMode::default() };
-    let addrs = addresses.to_vec();
+    let (addrs, links) = addrs_and_links(addresses);
     let former_lives = former_lives();
-    let config = SoftConfig { addrs, mtu, capture, poll, former_lives, ..SoftConfig::default() };
+    let config =
+        SoftConfig { addrs, links, mtu, capture, poll, former_lives, ..SoftConfig::default() };
     Ok(Arc::new(SoftDevice::open(config)?))
+}
+
+/// Addresses, and the links of those that say theirs, as the soft provider wants them.
+pub(crate) fn addrs_and_links(addresses: &[Address]) -> (Vec<IpAddr>, Vec<(IpAddr, u32)>) {
+    let links = addresses.iter().filter_map(|address| Some((address.ip, address.link?)));
+    (addresses.iter().map(|address| address.ip).collect(), links.collect())
 }
 
 /// Where a device notes its connections for the case that the process is killed: the user's folder

@@ -16,8 +16,8 @@ use bowline_verbs::{Device, Mtu};
 use super::tool::{no_address, path_spec, session_name};
 use crate::cli::{
     Failure, Outcome,
-    args::{Family, host, interval, route_to},
-    rdma::{addresses, former_lives, mtu},
+    args::{Address, Family, address, interval, joined, route_to},
+    rdma::{addresses, addrs_and_links, former_lives, mtu},
 };
 
 /// The device that needs no hardware.
@@ -50,19 +50,21 @@ pub(super) struct Side {
 
 impl Side {
     /// Starts an engine on the devices that have these addresses.
-    pub(super) fn engine(&self, addresses: &[IpAddr]) -> Outcome<Arc<Engine>> {
+    pub(super) fn engine(&self, addresses: &[Address]) -> Outcome<Arc<Engine>> {
         let devices = self.open(addresses)?;
         let poll = if self.poll { Poll::Spin } else { Poll::Adaptive };
         Engine::new(devices, EngineConfig { poll })
             .map_err(|error| Failure::Failed(error.to_string()))
     }
 
-    fn open(&self, addresses: &[IpAddr]) -> Outcome<Vec<Arc<dyn Device>>> {
+    fn open(&self, addresses: &[Address]) -> Outcome<Vec<Arc<dyn Device>>> {
         if self.providers == [SOFT] {
             let mut core = SoftConfig::default().core;
             core.give_up = bowline_roce::GiveUp::After(self.path_dead);
+            let (addrs, links) = addrs_and_links(addresses);
             let config = SoftConfig {
-                addrs: addresses.to_vec(),
+                addrs,
+                links,
                 mtu: self.mtu,
                 poll: if self.poll { PollMode::Spin } else { PollMode::default() },
                 capture: self.capture.clone(),
@@ -96,12 +98,13 @@ impl Side {
     }
 
     /// Returns where a server listens: the addresses given, or all but loopback.
-    pub(super) fn places(&self, given: &[String]) -> Outcome<Vec<IpAddr>> {
+    pub(super) fn places(&self, given: &[String]) -> Outcome<Vec<Address>> {
         let mut found =
-            given.iter().map(|text| host(text, Family::Any)).collect::<Outcome<Vec<_>>>()?;
+            given.iter().map(|text| address(text, Family::Any)).collect::<Outcome<Vec<_>>>()?;
+        one_link_each(&found)?;
         if found.is_empty() {
-            found = addresses();
-            found.retain(|address| !address.is_loopback());
+            let all = addresses().into_iter().filter(|address| !address.is_loopback());
+            found = all.map(Address::from).collect();
         }
         if found.is_empty() {
             return Err(Failure::failed("no address but loopback; give one with --address"));
@@ -110,8 +113,8 @@ impl Side {
     }
 
     /// Returns these addresses with the port.
-    pub(super) fn with_port(&self, addresses: &[IpAddr]) -> Vec<SocketAddr> {
-        addresses.iter().map(|address| SocketAddr::new(*address, self.port)).collect()
+    pub(super) fn with_port(&self, addresses: &[Address]) -> Vec<SocketAddr> {
+        addresses.iter().map(|address| SocketAddr::new(address.ip, self.port)).collect()
     }
 }
 
@@ -122,7 +125,7 @@ pub(super) struct Towards {
     /// called HOST_ADDRESS@SERVER, of this machine and the address it comes from
     #[arg(long, value_name = "SERVER")]
     from: Option<String>,
-    /// A path: DESTINATION or SOURCE@DESTINATION; repeat it for more, or leave it out to go to the server as
+    /// A path: DESTINATION or SOURCE@DESTINATION, link-local ones with their interface, as fe80::1%eth0; repeat it for more, or leave it out to go to the server as
     /// routing says
     #[arg(long, value_name = "PATH", requires = "from")]
     path: Vec<String>,
@@ -137,7 +140,7 @@ pub(super) struct Route {
     pub(super) session: String,
     pub(super) paths: Vec<(Option<IpAddr>, IpAddr)>,
     /// Own addresses of all paths, now and later.
-    pub(super) own: Vec<IpAddr>,
+    pub(super) own: Vec<Address>,
 }
 
 impl Route {
@@ -157,9 +160,11 @@ impl Towards {
         let from =
             self.from.as_deref().ok_or_else(|| Failure::usage("--from SERVER is missing"))?;
         let (session, specs) = if self.path.is_empty() {
-            let dst = host(from, Family::Any)?;
+            let dst = address(from, Family::Any)?;
             let src = route_to(dst)?;
-            (session_name(from, Some(src)), vec![PathSpec { src: Some(src), dst }])
+            let link = dst.link.or(src.link);
+            let name = session_name(from, Some(src.ip));
+            (name, vec![PathSpec { link, ..PathSpec::new(Some(src.ip), dst.ip) }])
         } else {
             no_address(from)?;
             let specs = self.path.iter().map(|text| path_spec(text));
@@ -168,19 +173,34 @@ impl Towards {
         let mut paths = Vec::new();
         let mut own = Vec::new();
         for spec in specs {
-            let src = match spec.src {
-                Some(src) => src,
-                None => route_to(spec.dst)?,
+            let mut dst = Address { ip: spec.dst, link: spec.link };
+            let mut src = match spec.src {
+                Some(ip) => Address { ip, link: spec.link },
+                None => route_to(dst)?,
             };
-            paths.push((Some(src), spec.dst));
+            joined(&mut src, &mut dst)?;
+            paths.push((Some(src.ip), dst.ip));
             own.push(src);
         }
-        for address in &self.address {
-            own.push(host(address, Family::Any)?);
+        for text in &self.address {
+            own.push(address(text, Family::Any)?);
         }
         own.sort();
         own.dedup();
+        one_link_each(&own)?;
         Ok(Route { session, paths, own })
+    }
+}
+
+/// Refuses an address of several links: packets do not say of which they are.
+fn one_link_each(own: &[Address]) -> Outcome {
+    let is_of_another = |one: &Address| own.iter().any(|other| other.ip == one.ip && other != one);
+    match own.iter().find(|one| is_of_another(one)) {
+        Some(one) => Err(Failure::usage(format!(
+            "{} on two links: a process can have it on one of them; give the others other addresses",
+            one.ip
+        ))),
+        None => Ok(()),
     }
 }
 

@@ -11,7 +11,7 @@ use super::{
     columns::{Mode, Target, all, chosen},
     format::{Format, Group, Look, csv, json, sheet, table, xml},
     grammar::{Request, Verb},
-    words::{address, addresses, no_address, path_text, sectors, session_name},
+    words::{address, addresses, no_address, path_order, path_text, sectors, session_name},
     world::{Row, World},
 };
 use crate::cli::{args::route_to, out};
@@ -217,7 +217,7 @@ impl Run<'_> {
             _ => String::new(),
         };
         let paths: Vec<String> =
-            words.iter().map(|word| path_text(word)).collect::<Result<_, _>>()?;
+            words.iter().map(|word| path_order(word)).collect::<Result<_, _>>()?;
         let known =
             matching(self.world.rows(Mode::Client, Target::Session), Target::Session, server);
         let (source, session, paths) = match known.first() {
@@ -228,8 +228,8 @@ impl Run<'_> {
                 if paths.is_empty() {
                     let address = address(server)?;
                     // Where there is no route, whoever connects says so.
-                    let name = session_name(server, route_to(address).ok());
-                    (source, name, vec![address_text(address)])
+                    let from = route_to(address).ok().map(|from| from.ip);
+                    (source, session_name(server, from), vec![format!("ip:{address}")])
                 } else {
                     no_address(server)?;
                     (source, server.clone(), paths)
@@ -495,7 +495,7 @@ impl Run<'_> {
 
     fn add(&mut self, session: &str, path: &str) -> Result<(), Refusal> {
         let row = self.client(Target::Session, session)?;
-        self.write(row.source, &format!("{}/add_path", row.at), &path_text(path)?)
+        self.write(row.source, &format!("{}/add_path", row.at), &path_order(path)?)
     }
 
     /// `delete [SESSION] PATH`, and `readd`.

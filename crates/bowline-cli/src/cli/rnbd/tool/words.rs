@@ -5,41 +5,63 @@ use std::{
     net::{IpAddr, Ipv6Addr},
 };
 
-use bowline_ctl::{Errno, PathSpec, address_text, errno};
+use bowline_ctl::{Errno, PathSpec, errno};
 use bowline_wire::rtrs::SessionName;
 
 use super::{Refusal, format::Unit};
-use crate::cli::args::{Family, host};
+use crate::cli::args::{self, Address, Family};
 
 /// Most bytes of a session's name [RT-68].
 const NAME_MAX: usize = 254;
 
 /// Parses a path; a bare address gets its prefix.
 pub(super) fn path_spec(text: &str) -> Result<PathSpec, Refusal> {
-    path_text(text)?.parse().map_err(|errno| no_path(errno, text))
+    path_order(text)?.parse().map_err(|errno| no_path(errno, text))
 }
 
-/// Returns the normal spelling of a path; also of one through InfiniBand, which a kernel may have.
+/// Returns a path as a process is told of it: a bare address gets its prefix, and keeps its scope.
+pub(super) fn path_order(text: &str) -> Result<String, Refusal> {
+    // A mistake is told of before anything is sent.
+    path_text(text)?;
+    Ok(prefixed(text))
+}
+
+/// Puts the prefix before bare addresses.
+fn prefixed(text: &str) -> String {
+    let one = |part: &str| {
+        let address = part.split_once('%').map_or(part, |(address, _)| address);
+        match address.parse::<IpAddr>() {
+            Ok(_) => format!("ip:{part}"),
+            Err(_) => part.to_owned(),
+        }
+    };
+    match text.split_once(',').or_else(|| text.split_once('@')) {
+        Some((src, dst)) => format!("{}@{}", one(src), one(dst)),
+        None => one(text),
+    }
+}
+
+/// Returns the normal spelling of a path, as its name has it: without scopes; also of one through InfiniBand, which a
+/// kernel may have.
 pub(super) fn path_text(text: &str) -> Result<String, Refusal> {
+    let given = text;
+    let text = &prefixed(text);
     // A destination on a named link brings a source along, which counts where no other is said.
-    let normal = |part: &str, alone: bool| {
-        let gid = part.strip_prefix("gid:").map(str::parse::<Ipv6Addr>);
-        match (gid, part.parse::<IpAddr>()) {
-            (Some(Ok(gid)), _) => Ok(format!("gid:{gid}")),
-            (_, Ok(address)) => Ok(address_text(address)),
+    let normal =
+        |part: &str, alone: bool| match part.strip_prefix("gid:").map(str::parse::<Ipv6Addr>) {
+            Some(Ok(gid)) => Ok(format!("gid:{gid}")),
             _ => part.parse::<PathSpec>().map(|path| {
                 let src = path.src.filter(|_| alone);
                 PathSpec { src, ..path }.to_string()
             }),
-        }
-    };
+        };
     let whole = match text.split_once(',').or_else(|| text.split_once('@')) {
         Some((src, dst)) => {
             normal(src, false).and_then(|src| Ok(format!("{src}@{}", normal(dst, false)?)))
         }
         None => normal(text, true),
     };
-    whole.map_err(|errno| no_path(errno, text))
+    whole.map_err(|errno| no_path(errno, given))
 }
 
 /// Every mistake in a path has the error number that a kernel's tree gives for it [RS-34].
@@ -48,9 +70,9 @@ fn no_path(errno: Errno, text: &str) -> Refusal {
     Refusal::new(errno, format!("\"{text}\" is not a path such as ip:10.0.0.1@ip:10.0.0.2"))
 }
 
-pub(super) fn address(server: &str) -> Result<IpAddr, Refusal> {
+pub(super) fn address(server: &str) -> Result<Address, Refusal> {
     let bare = server.strip_prefix("ip:").unwrap_or(server);
-    host(bare, Family::Any).map_err(|_| {
+    args::address(bare, Family::Any).map_err(|_| {
         Refusal::new(errno::ENXIO, format!("{server} is neither a session nor a host; name a path"))
     })
 }
@@ -78,6 +100,8 @@ pub(super) fn addresses(server: &str) -> Result<Vec<IpAddr>, Refusal> {
 /// is its own. Names of sessions have neither dots nor slashes, and 254 bytes at most [RS-24] [RT-68].
 pub(in crate::cli::rnbd) fn session_name(server: &str, from: Option<IpAddr>) -> String {
     let bare = server.strip_prefix("ip:").unwrap_or(server);
+    // The interface is a matter of this machine.
+    let bare = bare.split('%').next().unwrap_or(bare);
     let from = from.map(|from| format!("_{}", from.to_canonical())).unwrap_or_default();
     let name = format!("{}{from}@{bare}", own_name()).replace(['.', ':', '/'], "-");
     let ends = name.char_indices().map(|(at, c)| at + c.len_utf8());
@@ -140,6 +164,10 @@ mod tests {
     fn paths_may_be_bare_addresses() {
         for text in ["10.0.0.1,10.0.0.2", "ip:10.0.0.1@10.0.0.2", "ip:10.0.0.1,ip:10.0.0.2"] {
             assert_eq!(path_spec(text).unwrap().to_string(), "ip:10.0.0.1@ip:10.0.0.2");
+        }
+        let scoped = "ip:fe80::2%eth0@ip:fe80::1%7";
+        for text in ["fe80::2%eth0@fe80::1%7", "ip:fe80::2%eth0,fe80::1%7", scoped] {
+            assert_eq!(prefixed(text), scoped);
         }
         let gid = "gid:fe80:0000:0000:0000:0000:0000:0000:0001@gid:FE80::2";
         assert_eq!(path_text(gid).unwrap(), "gid:fe80::1@gid:fe80::2");

@@ -1,0 +1,135 @@
+//! Interfaces of which addresses and packets are: in network namespaces that end with their test.
+
+use std::process::{Command, Output, Stdio};
+
+use crate::{skipped, support::Folder};
+
+/// Runs a script as root of a network namespace of its own; none where that is not possible here.
+fn apart(folder: &Folder, script: &str) -> Option<Output> {
+    let manners = [&["-n"][..], &["-rn"]];
+    let works = |manner: &&&[&str]| {
+        let mut try_out = Command::new("unshare");
+        let words = "ip link set lo up; ip link add x0 type veth peer name x1; unshare -n true";
+        try_out.args(**manner).args(["sh", "-ec", words]).stderr(Stdio::null());
+        try_out.status().is_ok_and(|status| status.success())
+    };
+    let Some(manner) = manners.iter().find(works) else {
+        skipped::because("no network namespaces for this user, or no veth");
+        return None;
+    };
+    let common = r#"
+        ip link set lo up
+        trap 'kill $(cat "$AT"/*.pid) 2> /dev/null || true' EXIT
+        fail() { echo "failed: $*" >&2; cat "$AT"/*.out >&2; exit 1; }
+        # Waits until a line of a file has a text.
+        heard() { n=0; until grep -q "$2" "$AT/$1.out"; do n=$((n + 1)); [ $n -lt 600 ] || fail "no $2 in $1"; sleep 0.1; done; }
+        # Starts a command under a name.
+        begin() { name=$1; shift; "$@" > "$AT/$name.out" 2>&1 & echo $! > "$AT/$name.pid"; }
+    "#;
+    let done = Command::new("timeout")
+        .args(["100", "unshare"])
+        .args(*manner)
+        .args(["sh", "-ec", &format!("{common}\n{script}")])
+        .env("XDG_RUNTIME_DIR", folder.path())
+        .env("BOWLINE", env!("CARGO_BIN_EXE_bowline"))
+        .env("AT", folder.path())
+        .output();
+    Some(done.expect("unshare runs"))
+}
+
+#[track_caller]
+fn succeeded(done: &Output) -> String {
+    let (out, err) = (String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
+    assert_eq!(done.status.code(), Some(0), "{out}{err}");
+    out.into_owned()
+}
+
+/// Two links between two namespaces, the same addresses on both: fe80::1 here, fe80::2 there.
+const TWO_LINKS: &str = r#"
+    begin there unshare -n sleep 120
+    P=$(cat "$AT/there.pid")
+    n=0; until [ "$(readlink /proc/$P/ns/net)" != "$(readlink /proc/$$/ns/net)" ]; do n=$((n + 1)); [ $n -lt 600 ] || fail "no other namespace"; sleep 0.1; done
+    there() { nsenter -t $P -n "$@"; }
+    for k in 0 1; do
+        ip link add v$k type veth peer name w$k
+        ip link set w$k netns $P
+        ip link set v$k addrgenmode none up
+        there ip link set w$k addrgenmode none up
+        ip address add fe80::1/64 dev v$k nodad
+        there ip address add fe80::2/64 dev w$k nodad
+    done
+"#;
+
+#[test]
+fn a_scope_is_part_of_what_connects() {
+    let folder = Folder::new();
+    let script = r#"
+        begin far0 nsenter -t $P -n "$BOWLINE" rping -s -P -I fe80::2%w0
+        begin far1 nsenter -t $P -n "$BOWLINE" rping -s -P -I fe80::2%w1
+        heard far0 listening
+        heard far1 listening
+        for words in "-c fe80::2%v1 -I fe80::1%v1" "-c fe80::2%v1 -I fe80::1" "-c fe80::2%v1" "-c fe80::2 -I fe80::1%v1"; do
+            "$BOWLINE" rping $words -C 3 -V -W 20 > "$AT/near.out" 2>&1 || fail "$words"
+        done
+        "$BOWLINE" rping -c fe80::2%v0 -C 3 -V -W 20 > "$AT/near.out" 2>&1 || fail v0
+        [ "$(grep -c "3 pings" "$AT/far0.out")" = 1 ] || fail "the first link"
+        [ "$(grep -c "3 pings" "$AT/far1.out")" = 4 ] || fail "the second link"
+        refused() { code=$1; text=$2; shift 2; rc=0; "$@" > "$AT/near.out" 2>&1 || rc=$?; [ $rc = $code ] && grep -q "$text" "$AT/near.out" || fail "$rc of $*"; }
+        refused 2 "different links" "$BOWLINE" rping -c fe80::2%v1 -I fe80::1%v0
+        refused 1 "name one, as in" "$BOWLINE" rping -c fe80::2 -I fe80::1
+        refused 1 "name the interface" "$BOWLINE" rping -c fe80::2
+    "#;
+    let Some(done) = apart(&folder, &format!("{TWO_LINKS}\n{script}")) else { return };
+    succeeded(&done);
+}
+
+#[test]
+fn the_paths_of_disks_have_scopes() {
+    let folder = Folder::new();
+    // Only the second link leads to the server.
+    let script = r#"
+        begin far nsenter -t $P -n "$BOWLINE" rnbd export --memory d0=1MiB --memory d1=1MiB -I fe80::2%w1 --no-control
+        heard far "export d1"
+        for path in "fe80::1%v1@fe80::2%v1" "ip:fe80::1%v1@ip:fe80::2%v1" "fe80::1,fe80::2%v1" "fe80::2%v1"; do
+            begin near "$BOWLINE" rnbd map d0 --from s1 --path "$path" --nbd "$AT/disk" --connect-timeout 20
+            heard near "mapped"
+            "$BOWLINE" rnbd client path list pathname csv noheaders | grep -q "ip:fe80::1@ip:fe80::2" || fail "list of $path"
+            if [ "$path" = "fe80::2%v1" ]; then
+                # To a session of that name there are other paths: on another link than its device they are none.
+                rc=0; "$BOWLINE" rnbd client path add s1 "fe80::1%v0@fe80::2%v0" 2> "$AT/add.out" || rc=$?
+                [ $rc = 237 ] || fail "adding gives $rc"
+            fi
+            "$BOWLINE" rnbd unmap rnbd0
+            wait $(cat "$AT/near.pid")
+        done
+        begin near "$BOWLINE" rnbd map d0 --from fe80::2%v1 --nbd "$AT/disk" --connect-timeout 20
+        heard near "mapped"
+        "$BOWLINE" rnbd unmap rnbd0
+        wait $(cat "$AT/near.pid")
+        rc=0; "$BOWLINE" rnbd map d0 --from s1 --path "fe80::1%v1@fe80::2%v1" --path "fe80::1%v0@fe80::2%v0" --nbd "$AT/disk" > "$AT/near.out" 2>&1 || rc=$?
+        [ $rc = 2 ] && grep -q "fe80::1 on two links" "$AT/near.out" || fail "two links: $rc"
+    "#;
+    let Some(done) = apart(&folder, &format!("{TWO_LINKS}\n{script}")) else { return };
+    succeeded(&done);
+}
+
+#[test]
+fn a_link_that_carries_less_than_before_is_named_as_the_reason() {
+    let folder = Folder::new();
+    let script = r#"
+        begin far "$BOWLINE" perf -s -I 127.44.40.1
+        heard far listening
+        begin near "$BOWLINE" perf -c 127.44.40.1 -I 127.44.40.2 --op write --duration 60
+        heard far "write of"
+        ip link set lo mtu 1500
+        rc=0; wait $(cat "$AT/near.pid") || rc=$?
+        [ $rc = 1 ] || fail "status $rc"
+        cat "$AT/near.out"
+    "#;
+    let Some(done) = apart(&folder, script) else { return };
+    let said = succeeded(&done);
+    assert!(
+        said.contains("the path carries less than the MTU") && said.contains("127.44.40.1"),
+        "{said}"
+    );
+}
