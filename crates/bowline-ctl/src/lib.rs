@@ -40,6 +40,7 @@
 
 #![forbid(unsafe_code)]
 
+mod door;
 pub mod errno;
 #[cfg(feature = "fuse")]
 pub mod fusefs;
@@ -55,6 +56,7 @@ mod sys;
 mod tree;
 mod value;
 
+pub use door::{Door, Guest, Places, Visit};
 pub use errno::Errno;
 pub use json::{Json, JsonError};
 pub use listen::{is_socket, listen, sweep};

@@ -21,22 +21,18 @@ use std::{
         net::{UnixListener, UnixStream},
     },
     path::{Path, PathBuf},
-    sync::{
-        Arc, Condvar, Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
-    },
+    sync::{Arc, Condvar, Mutex, PoisonError},
     thread,
     time::Duration,
 };
 
 use rustix::net::{
-    AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType, connect, shutdown,
-    socket_with,
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with,
     sockopt::{Timeout, set_socket_timeout},
 };
 
 use crate::{
-    Errno, Json, OwnFile, Tree,
+    Door, Errno, Json, OwnFile, Places, Tree, Visit,
     errno::{self, EINVAL, EIO, ETIMEDOUT},
     listen::is_socket,
     tree::{Entry, Kind},
@@ -50,10 +46,8 @@ const VERSION: i64 = 1;
 const REQUEST_BYTES_MAX: u64 = 64 << 10;
 /// Longest silence of a client between two requests.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
-/// Most clients at a time.
-const CLIENTS_MAX: usize = 16;
-/// Pause when no client can be accepted for want of descriptors.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Most clients at a time, and most commands under way of clients that have left.
+const PLACES: Places = Places { here: 16, left: 64 };
 /// How long the end of a service waits for answers to requests under way.
 const END_WAIT: Duration = Duration::from_secs(2);
 /// Longest answer a client takes.
@@ -83,8 +77,7 @@ fn below(runtime: PathBuf) -> PathBuf {
 #[derive(Debug)]
 pub struct Server {
     file: OwnFile,
-    listener: Arc<UnixListener>,
-    stop: Arc<AtomicBool>,
+    door: Door,
     under_way: Arc<UnderWay>,
 }
 
@@ -129,26 +122,15 @@ impl Server {
     /// `AddrInUse` when somebody answers there already, and the errors of making the file.
     pub fn start(path: &Path, tree: Tree) -> io::Result<Self> {
         let (listener, file) = listen(path)?;
-        let listener = Arc::new(listener);
-        let of_thread = Arc::clone(&listener);
-        let stop = Arc::new(AtomicBool::new(false));
-        let stopped = Arc::clone(&stop);
-        let clients = Arc::new(AtomicUsize::new(0));
         let under_way = Arc::<UnderWay>::default();
         let counts = Arc::clone(&under_way);
-        thread::Builder::new().name("bowline-ctl".into()).spawn(move || {
-            for stream in of_thread.incoming() {
-                // Acquire: pairs with the Release in drop, which then wakes this loop.
-                if stopped.load(Ordering::Acquire) {
-                    break;
-                }
-                match stream {
-                    Ok(stream) => serve(stream, &tree, &clients, &counts),
-                    Err(_) => thread::sleep(ACCEPT_PAUSE),
-                }
-            }
+        let door = Door::open("bowline-ctl", listener, PLACES, move |visit| {
+            let (tree, under_way) = (tree.clone(), Arc::clone(&counts));
+            let client = thread::Builder::new().name("bowline-ctl-client".into());
+            // A client that breaks off is its own business, and one for whom there is no thread sees the end.
+            _ = client.spawn(move || answer_all(&visit, &tree, &under_way));
         })?;
-        Ok(Self { file, listener, stop, under_way })
+        Ok(Self { file, door, under_way })
     }
 
     /// Returns where the socket is.
@@ -160,9 +142,7 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.file.remove();
-        self.stop.store(true, Ordering::Release);
-        // Wakes the thread; where that fails the process holds an idle listener until it ends.
-        let _ = shutdown(&*self.listener, Shutdown::Read);
+        self.door.close();
         self.under_way.wait();
     }
 }
@@ -196,35 +176,19 @@ fn in_time(error: io::Error) -> io::Error {
     }
 }
 
-fn serve(stream: UnixStream, tree: &Tree, clients: &Arc<AtomicUsize>, under_way: &Arc<UnderWay>) {
-    // Relaxed: the number guards no other memory.
-    if clients.fetch_add(1, Ordering::Relaxed) >= CLIENTS_MAX {
-        clients.fetch_sub(1, Ordering::Relaxed);
-        return;
-    }
-    let (tree, count) = (tree.clone(), Arc::clone(clients));
-    let under_way = Arc::clone(under_way);
-    let client = thread::Builder::new().name("bowline-ctl-client".into()).spawn(move || {
-        // A client that breaks off is its own business.
-        let _ = answer_all(&stream, &tree, &under_way);
-        count.fetch_sub(1, Ordering::Relaxed);
-    });
-    if client.is_err() {
-        clients.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-fn answer_all(stream: &UnixStream, tree: &Tree, under_way: &UnderWay) -> io::Result<()> {
+fn answer_all(visit: &Visit, tree: &Tree, under_way: &UnderWay) -> io::Result<()> {
+    let mut stream = visit.socket();
     stream.set_read_timeout(Some(SILENCE_MAX))?;
     stream.set_write_timeout(Some(SILENCE_MAX))?;
     let mut reader = BufReader::new(stream);
-    let mut writer = stream;
     loop {
+        visit.set_silent(true);
         let mut line = Vec::new();
         let length = (&mut reader).take(REQUEST_BYTES_MAX).read_until(b'\n', &mut line)?;
         if length == 0 {
             return Ok(());
         }
+        visit.set_silent(false);
         let _one = under_way.begin();
         let complete = line.ends_with(b"\n");
         let answer = match std::str::from_utf8(&line) {
@@ -232,7 +196,9 @@ fn answer_all(stream: &UnixStream, tree: &Tree, under_way: &UnderWay) -> io::Res
             Ok(_) => refusal(EINVAL, "a request is one line of at most 65536 bytes"),
             Err(_) => refusal(EINVAL, "a request is UTF-8"),
         };
-        writer.write_all(format!("{answer}\n").as_bytes())?;
+        // One that takes no answers is as one that says nothing.
+        visit.set_silent(true);
+        stream.write_all(format!("{answer}\n").as_bytes())?;
         if !complete {
             return Ok(());
         }
@@ -463,8 +429,8 @@ mod tests {
     #[test]
     fn the_end_of_a_service_waits_for_answers() {
         let path = place("end");
-        let (go, slow) = std::sync::mpsc::channel();
-        let server = Server::start(&path, Tree::new(Arc::new(Slow(Mutex::new(slow))))).unwrap();
+        let (go, tree) = slow();
+        let server = Server::start(&path, tree).unwrap();
         let under_way = Arc::clone(&server.under_way);
         let asked = {
             let mut client = Client::connect(&path).unwrap();
@@ -480,6 +446,39 @@ mod tests {
         ended.join().unwrap();
         assert_eq!(*under_way.count.lock().unwrap(), 0);
         assert_eq!(asked.join().unwrap().unwrap(), Ok(Json::Null));
+        fs::remove_dir(path.parent().unwrap()).unwrap();
+    }
+
+    /// A tree with a command `/go` that takes until it is let go.
+    fn slow() -> (std::sync::mpsc::Sender<()>, Tree) {
+        let (go, slow) = std::sync::mpsc::channel();
+        (go, Tree::new(Arc::new(Slow(Mutex::new(slow)))))
+    }
+
+    #[test]
+    fn clients_that_say_nothing_or_have_left_keep_nobody_out() {
+        let path = place("places");
+        let (go, tree) = slow();
+        let server = Server::start(&path, tree).unwrap();
+        let mut all: Vec<_> = (0..PLACES.here).map(|_| Client::connect(&path).unwrap()).collect();
+        let mut ask = || Client::connect(&path).unwrap().ask(Op::List, "/").unwrap();
+        assert!(ask().is_ok(), "one that says nothing makes way");
+        all.clear();
+        for _ in 0..PLACES.here {
+            let mut client = Client::connect(&path).unwrap();
+            client
+                .reader
+                .get_mut()
+                .write_all(b"{\"op\":\"write\",\"path\":\"/go\",\"value\":\"1\"}\n")
+                .unwrap();
+        }
+        let under_way = Arc::clone(&server.under_way);
+        while *under_way.count.lock().unwrap() < PLACES.here {
+            thread::sleep(Duration::from_millis(1));
+        }
+        assert!(ask().is_ok(), "their commands go on, and their places are free");
+        drop(go);
+        drop(server);
         fs::remove_dir(path.parent().unwrap()).unwrap();
     }
 
