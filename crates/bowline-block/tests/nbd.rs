@@ -2,7 +2,7 @@
 //!
 //! Clients that are not installed are reported as skipped.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind::WouldBlock, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -477,7 +477,7 @@ impl Backend for Faulty {
 
 #[test]
 fn errors_of_the_disk_reach_the_client_by_request() {
-    let faulty = Arc::new(Faulty { held: Mutex::default(), seen: Mutex::default() });
+    let faulty = Faulty::new();
     let served = serve("faulty", faulty.clone(), NbdOptions::default());
     let mut client = Client::connect(&served);
     let (read, write, flush, trim) = (0, 1, 3, 4);
@@ -511,38 +511,135 @@ fn errors_of_the_disk_reach_the_client_by_request() {
     client.get(512);
     drop(client);
     let mut next = Client::connect(&served);
-    for (io, done) in faulty.held.lock().expect("whole").drain(..) {
-        done.done(&[BackendResult { token: io.token, errno: 0, direct: None }]);
-    }
+    faulty.let_go();
     next.ask(0, read, 9, 36864, 512);
     assert_eq!(next.reply(), (9, 0));
+}
+
+impl Faulty {
+    fn new() -> Arc<Self> {
+        Arc::new(Self { held: Mutex::default(), seen: Mutex::default() })
+    }
+
+    fn held(&self) -> usize {
+        self.held.lock().expect("whole").len()
+    }
+
+    fn let_go(&self) {
+        let held = std::mem::take(&mut *self.held.lock().expect("whole"));
+        for (io, done) in held {
+            done.done(&[BackendResult { token: io.token, errno: 0, direct: None }]);
+        }
+    }
+}
+
+fn places(max_connections: usize) -> NbdOptions {
+    let mut options = NbdOptions::default();
+    options.max_connections = max_connections;
+    options
+}
+
+/// A client that has connected and said nothing yet.
+fn knock(served: &Served) -> UnixStream {
+    let client = UnixStream::connect(&served.path).expect("connected");
+    client.set_read_timeout(Some(Duration::from_secs(20))).expect("timeout");
+    client
+}
+
+/// Tells whether the server has greeted a client that connected.
+fn is_greeted(mut client: &UnixStream) -> bool {
+    client.read_exact(&mut [0; 18]).is_ok()
+}
+
+fn waits(client: &UnixStream) -> bool {
+    client.set_nonblocking(true).expect("set");
+    let waits = (&mut &*client).read(&mut [0; 1]).is_err_and(|e| e.kind() == WouldBlock);
+    client.set_nonblocking(false).expect("set");
+    waits
 }
 
 /// Somebody who comes again and again while the disk does not answer gets no more memory than others.
 #[test]
 fn requests_that_outlive_their_clients_count() {
-    let faulty = Arc::new(Faulty { held: Mutex::default(), seen: Mutex::default() });
-    let mut options = NbdOptions::default();
-    options.max_connections = 3;
-    let served = serve("outlive", faulty.clone(), options);
-    let held = || faulty.held.lock().expect("whole").len();
-    for n in 0..3 {
+    let faulty = Faulty::new();
+    let served = serve("outlive", faulty.clone(), places(2));
+    for n in 0..9 {
         let mut client = Client::connect(&served);
         client.ask(0, 0, 7, 4 * 4096, 512);
-        until("the disk has it", || held() == n + 1);
+        until("the disk has it", || faulty.held() == n + 1);
         drop(client);
         until("it has ended", || served.server.connections() == 0);
     }
-    let is_let_in = || {
-        let mut client = UnixStream::connect(&served.path).expect("connected");
-        client.set_read_timeout(Some(Duration::from_secs(10))).expect("timeout");
-        client.read_exact(&mut [0; 18]).is_ok()
-    };
-    assert!(!is_let_in(), "a fourth");
-    for (io, done) in faulty.held.lock().expect("whole").drain(..) {
-        done.done(&[BackendResult { token: io.token, errno: 0, direct: None }]);
+    let another = knock(&served);
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(waits(&another), "more than four have left for each of two places");
+    faulty.let_go();
+    assert!(is_greeted(&another), "their requests are over");
+}
+
+/// What a client asked for that has hung up is not fetched for nobody, and its place is another's.
+#[test]
+fn a_client_that_hangs_up_ends_with_what_it_asked_for() {
+    let faulty = Faulty::new();
+    let served = serve("hang-up", faulty.clone(), places(1));
+    let mut client = Client::connect(&served);
+    // More than may be under way; no more than the socket takes.
+    for n in 0..400 {
+        client.ask(0, 0, n, 4 * 4096, 512);
     }
-    until("their requests are over", is_let_in);
+    until("as many are under way as may be", || faulty.held() == 256);
+    drop(client);
+    until("it has ended", || served.server.connections() == 0);
+    let mut next = Client::connect(&served);
+    faulty.let_go();
+    next.ask(0, 0, 1, 36864, 512);
+    assert_eq!(next.reply(), (1, 0));
+    let reads = faulty.seen.lock().expect("whole").len();
+    assert_eq!(reads, 256 + 1, "the others were not begun");
+}
+
+#[test]
+fn changes_before_a_goodbye_are_made_though_nobody_waits_for_the_answer() {
+    let faulty = Faulty::new();
+    let served = serve("goodbye", faulty.clone(), places(1));
+    let mut client = Client::connect(&served);
+    let (write, disconnect) = (1, 2);
+    let mut said = Vec::new();
+    for (command, offset, data) in [(write, 4 * 4096, 512), (write, 36864, 512), (disconnect, 0, 0)]
+    {
+        said.extend(0x2560_9513_u32.to_be_bytes());
+        said.extend([0, 0, 0, command]);
+        said.extend(7_u64.to_be_bytes());
+        said.extend(u64::to_be_bytes(offset));
+        said.extend(u32::to_be_bytes(data));
+        said.extend(std::iter::repeat_n(1, data as usize));
+    }
+    client.0.write_all(&said).expect("said");
+    drop(client);
+    until("both are made", || faulty.seen.lock().expect("whole").len() == 2);
+    // Its place is free, though the disk is at it still and in use.
+    let next = Client::connect(&served);
+    assert_eq!(served.server.connections(), 2);
+    faulty.let_go();
+    until("it has ended", || served.server.connections() == 1);
+    drop(next);
+}
+
+#[test]
+fn clients_wait_for_a_place_and_one_that_says_nothing_makes_way() {
+    let served = serve("places", memory(1 << 20), places(2));
+    let (first, second) = (Client::connect(&served), Client::connect(&served));
+    let third = knock(&served);
+    std::thread::sleep(Duration::from_millis(1500));
+    assert!(waits(&third), "both places are taken by clients that are served");
+    drop(first);
+    assert!(is_greeted(&third));
+    // The third says nothing, and nobody leaves.
+    let mut fourth = Client::connect(&served);
+    fourth.ask(0, 0, 1, 0, 512);
+    assert_eq!(fourth.reply(), (1, 0));
+    assert!(!is_greeted(&third), "it made way");
+    drop(second);
 }
 
 /// Requests and noise in any order and cut anywhere: the server answers what it can, ends what it

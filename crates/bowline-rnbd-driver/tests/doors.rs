@@ -8,6 +8,8 @@ mod common;
 #[path = "../../../xtask/skipped.rs"]
 mod skipped;
 
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
@@ -300,6 +302,63 @@ fn nothing_fails_over_nbd_while_a_path_is_killed_every_two_seconds() {
     assert!(load.verified > 100 && load.writes > 100 && load.longest < PAUSE, "{load:?}");
     drop(server);
     assert_eq!(rig.server.in_flight(), 0);
+}
+
+/// What a client says that writes a block of 4 KiB, or asks for it.
+fn request(command: u8, block: u64) -> Vec<u8> {
+    let mut said = 0x2560_9513_u32.to_be_bytes().to_vec();
+    said.extend([0, 0, 0, command]);
+    said.extend(block.to_be_bytes());
+    said.extend((block * 4096).to_be_bytes());
+    said.extend(4096_u32.to_be_bytes());
+    if command == 1 {
+        said.extend([7; 4096]);
+    }
+    said
+}
+
+#[test]
+fn clients_that_left_in_an_outage_keep_nobody_out() {
+    // tests [NB-53]
+    let rig = Rig::hasty(39, common::memory(BYTES), 1, SOON);
+    let disk = rig.map("disk0", &patient(&rig, "left")).expect("mapped");
+    let path = std::env::temp_dir().join(format!("bowline-left-{}.sock", std::process::id()));
+    let mut options = NbdOptions::default();
+    options.max_connections = 2;
+    let server = nbd::serve(Arc::clone(&disk) as _, &path, options).expect("served");
+    let get = |client: &mut UnixStream, len: usize| {
+        let mut out = vec![0; len];
+        client.read_exact(&mut out).map(|()| out)
+    };
+    let enter = || {
+        let mut client = UnixStream::connect(&path).expect("connected");
+        client.set_read_timeout(Some(Duration::from_secs(20))).expect("set");
+        get(&mut client, 18).expect("a place");
+        client.write_all(b"\0\0\0\x03IHAVEOPT\0\0\0\x01\0\0\0\0").expect("said");
+        get(&mut client, 10).expect("the export");
+        client
+    };
+    rig.cut(0, true);
+    rig.until("it is away", || common::state(&disk) == "closed");
+    let (read, write, goodbye) = (0, 1, 2);
+    // More than may have left while the disk has requests of theirs.
+    for block in 0..20 {
+        let mut said = [request(write, block), request(read, block)].concat();
+        if block % 2 == 0 {
+            said.extend(request(goodbye, 0));
+        }
+        enter().write_all(&said).expect("said");
+    }
+    let mut stays = enter();
+    stays.write_all(&request(read, 19)).expect("said");
+    rig.cut(0, false);
+    assert_eq!(get(&mut stays, 16).expect("a reply")[4..8], [0; 4]);
+    assert_eq!(get(&mut stays, 4096).expect("the data"), [0; 4096], "it left, and said no goodbye");
+    stays.write_all(&request(read, 18)).expect("said");
+    assert_eq!(get(&mut stays, 16).expect("a reply")[4..8], [0; 4]);
+    assert_eq!(get(&mut stays, 4096).expect("the data"), [7; 4096], "it said goodbye");
+    drop(stays);
+    rig.until("all have left", || server.connections() == 0);
 }
 
 #[test]

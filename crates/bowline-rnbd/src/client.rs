@@ -270,6 +270,24 @@ impl<D> Core<D> {
         }
     }
 
+    /// Ends requests that are not `wanted` any more by who asked for them, with `EIO`, as far as they wait.
+    /// What is under way ends by itself. A change that the server may be at still goes out again, so that later
+    /// ones wait for its end [NB-54].
+    pub fn forget(&mut self, wanted: impl Fn(&D, IoOp) -> bool) {
+        for device in self.devices.iter_mut().flatten() {
+            let works = std::mem::take(&mut device.waiting);
+            for work in works {
+                if self.queue.stays(&work, &wanted) {
+                    device.waiting.push_back(work);
+                    continue;
+                }
+                self.queue.waiting -= 1;
+                self.queue.unkeep(&work);
+                self.queue.finish(work.parent, Errno::EIO.neg(), None);
+            }
+        }
+    }
+
     /// Takes the next step of an unmap, if it can be taken: CLOSE after the last IO, and the end
     /// after the last answer.
     fn go_on_unmapping(&mut self, dev: DevId) {

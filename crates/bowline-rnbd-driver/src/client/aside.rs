@@ -125,4 +125,8 @@ impl DiskDone for Detour {
         }
         self.to.done(&[(self.tag, *errno)]);
     }
+
+    fn is_wanted(&self, op: IoOp) -> bool {
+        self.to.is_wanted(op)
+    }
 }

@@ -113,7 +113,8 @@ impl Disk {
     /// Changes the size this side believes in; nothing is sent [NB-37].
     ///
     /// # Errors
-    /// `ENOENT` unless it is open, `EOVERFLOW` for more than a disk can have.
+    /// `ENOENT` unless it is open, `EOVERFLOW` for more than a disk can have, `EINVAL` for a part of one of its
+    /// logical blocks.
     pub fn resize(&self, bytes: u64) -> Result<(), Errno> {
         self.link.resize(self.dev, bytes)
     }
@@ -182,6 +183,10 @@ impl BlockDevice for Disk {
             done: Told { to: io.done, tag: io.tag },
         });
         self.link.submit(self.dev, requests);
+    }
+
+    fn forget(&self) {
+        self.link.forget();
     }
 
     fn on_change(&self, f: Box<dyn Fn(DiskEvent) + Send + Sync>) {

@@ -108,6 +108,12 @@ struct State {
     closed: bool,
 }
 
+impl State {
+    fn forget(&mut self) {
+        self.core.forget(|told, op| told.to.is_wanted(op));
+    }
+}
+
 /// Lists that are used again.
 #[derive(Default)]
 struct Scratch {
@@ -252,7 +258,11 @@ impl Link {
             }
             // Lost again already: that will be told too.
             (LinkEv::Reconnected, Err(_)) => {}
-            (LinkEv::Disconnected, _) => state.core.link_down(clock::now()),
+            (LinkEv::Disconnected, _) => {
+                state.core.link_down(clock::now());
+                // What was under way waits now.
+                state.forget();
+            }
         }
         self.advance(state);
     }
@@ -302,6 +312,13 @@ impl Link {
     pub(super) fn fail_fast(&self, dev: DevId) {
         let mut state = self.lock();
         state.core.fail_fast(dev);
+        self.advance(state);
+    }
+
+    /// Ends requests that nobody wants any more.
+    pub(super) fn forget(&self) {
+        let mut state = self.lock();
+        state.forget();
         self.advance(state);
     }
 

@@ -221,6 +221,14 @@ impl<D> Queue<D> {
         }
     }
 
+    /// Tells whether a work that waits is wanted, or has to go on all the same.
+    pub(super) fn stays(&self, work: &Work, wanted: impl Fn(&D, IoOp) -> bool) -> bool {
+        let entry = self.parents.get(work.parent as usize).and_then(Option::as_ref);
+        // What was answered because its time was up has nobody who asks.
+        let asks = entry.and_then(|entry| Some((entry.done.as_ref()?, entry.request.op)));
+        work.slot.is_some() && work.op.changes() || asks.is_none_or(|(of, op)| wanted(of, op))
+    }
+
     /// Takes a slot that is kept for a device nothing can be sent to, when there is no other.
     fn take_kept(&mut self, devices: &mut [Option<Device>]) {
         let closed = devices.iter_mut().flatten().filter(|d| d.state != State::Open);

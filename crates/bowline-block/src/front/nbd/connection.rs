@@ -3,9 +3,11 @@
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use bowline_ctl::{Guest, Visit};
 use bowline_rnbd::{Errno, IoOp, Limits};
 use bowline_verbs::Mem;
 
@@ -24,11 +26,15 @@ const READ_AHEAD: usize = 64 << 10;
 /// A connection, shared by its two threads and the requests under way.
 pub(super) struct Connection {
     me: Weak<Self>,
-    socket: UnixStream,
+    visit: Visit,
     disk: Arc<dyn BlockDevice>,
     options: NbdOptions,
     requests: Requests,
     output: Output,
+    /// Nobody takes what is read any more. Relaxed, as the next: neither guards other memory.
+    hung_up: AtomicBool,
+    /// Nothing is wanted of the disk any more.
+    over: AtomicBool,
 }
 
 /// Why a client's requests end.
@@ -45,66 +51,75 @@ impl From<io::Error> for End {
     }
 }
 
+/// What clients may do with a disk.
+fn limits(disk: &dyn BlockDevice, options: &NbdOptions) -> Limits {
+    let limits = disk.limits();
+    Limits { read_only: limits.read_only || options.read_only, ..limits }
+}
+
+/// Agrees with a client on what it is served.
+fn agree(socket: &UnixStream, disk: &dyn BlockDevice, options: &NbdOptions) -> io::Result<Outcome> {
+    socket.set_read_timeout(Some(PATIENCE))?;
+    socket.set_write_timeout(Some(PATIENCE))?;
+    let outcome = handshake::run(&mut Unbuffered(socket), disk.name(), || limits(disk, options))?;
+    socket.set_read_timeout(None)?;
+    // Several large replies fit, so that whoever completes them need not leave them behind. The
+    // system gives less where its limit is lower.
+    let _ = rustix::net::sockopt::set_socket_send_buffer_size(socket, 4 << 20);
+    Ok(outcome)
+}
+
 impl Connection {
-    pub(super) fn new(
-        socket: UnixStream,
+    /// Serves a client until one side ends it.
+    pub(super) fn serve(
+        visit: Visit,
         disk: Arc<dyn BlockDevice>,
         options: NbdOptions,
-    ) -> io::Result<Arc<Self>> {
+    ) -> io::Result<()> {
+        if agree(visit.socket(), &*disk, &options)? == Outcome::Abort {
+            return Ok(());
+        }
         let memory =
             disk.memory(options.memory).map_err(|errno| io::Error::from_raw_os_error(errno.0))?;
-        let requests = Requests::new(memory);
-        let output = Output::default();
-        Ok(Arc::new_cyclic(|me| Self { me: me.clone(), socket, disk, options, requests, output }))
+        let connection = Arc::new_cyclic(|me| Self {
+            me: me.clone(),
+            visit,
+            disk,
+            options,
+            requests: Requests::new(memory),
+            output: Output::default(),
+            hung_up: AtomicBool::new(false),
+            over: AtomicBool::new(false),
+        });
+        let guest: Weak<dyn Guest> = connection.me.clone();
+        connection.visit.served(guest);
+        connection.run();
+        Ok(())
     }
 
-    /// Ends the connection: its threads end, and replies of what is under way are forgotten.
-    pub(super) fn close(&self) {
-        // One that the client has closed already is as good.
-        let _ = self.socket.shutdown(std::net::Shutdown::Both);
-        self.requests.close();
+    fn run(&self) {
+        std::thread::scope(|threads| {
+            let writer = std::thread::Builder::new()
+                .name("bowline-nbd-out".into())
+                .spawn_scoped(threads, || self.output.write(self.socket(), &self.requests));
+            if writer.is_ok()
+                && let Err(End::Disconnect) = self.read()
+            {
+                self.requests.wait_all();
+            }
+            self.cut();
+            self.visit.end();
+            self.output.close(&self.requests);
+        });
     }
 
-    /// Serves the client until one side ends it.
-    pub(super) fn run(&self) {
-        // Whatever goes wrong with one client ends its connection and nothing else.
-        if matches!(self.agree(), Ok(Outcome::Begin)) {
-            std::thread::scope(|threads| {
-                let writer = std::thread::Builder::new()
-                    .name("bowline-nbd-out".into())
-                    .spawn_scoped(threads, || self.output.write(&self.socket, &self.requests));
-                if writer.is_ok()
-                    && let Err(End::Disconnect) = self.read()
-                {
-                    self.requests.wait_all();
-                }
-                self.close();
-                self.output.close(&self.requests);
-            });
-        }
-        self.close();
-    }
-
-    fn limits(&self) -> Limits {
-        let limits = self.disk.limits();
-        Limits { read_only: limits.read_only || self.options.read_only, ..limits }
-    }
-
-    fn agree(&self) -> io::Result<Outcome> {
-        self.socket.set_read_timeout(Some(PATIENCE))?;
-        self.socket.set_write_timeout(Some(PATIENCE))?;
-        let mut socket = Unbuffered(&self.socket);
-        let outcome = handshake::run(&mut socket, self.disk.name(), || self.limits())?;
-        self.socket.set_read_timeout(None)?;
-        // Several large replies fit, so that whoever completes them need not leave them behind. The
-        // system gives less where its limit is lower.
-        let _ = rustix::net::sockopt::set_socket_send_buffer_size(&self.socket, 4 << 20);
-        Ok(outcome)
+    fn socket(&self) -> &UnixStream {
+        self.visit.socket()
     }
 
     /// Reads requests; never returns `Ok`.
     fn read(&self) -> Result<(), End> {
-        let mut input = Input::new(&self.socket);
+        let mut input = Input::new(self.socket());
         let mut batch = Vec::new();
         loop {
             if input.here().len() < wire::REQUEST_LEN {
@@ -129,7 +144,7 @@ impl Connection {
         input: &mut Input<'_>,
         batch: &mut Vec<DiskIo>,
     ) -> Result<(), End> {
-        let limits = self.limits();
+        let limits = limits(&*self.disk, &self.options);
         let op = match request.command {
             wire::CMD_DISC => return Err(End::Disconnect),
             wire::CMD_READ => Ok(IoOp::Read),
@@ -144,6 +159,9 @@ impl Connection {
         if is_write && request.len > wire::MAX_PAYLOAD {
             // So much data is not even thrown away.
             return Err(End::Broken);
+        }
+        if op == Ok(IoOp::Read) && self.hung_up.load(Relaxed) {
+            return Ok(());
         }
         let data = match op {
             Ok(IoOp::Read | IoOp::Write) => request.len,
@@ -202,11 +220,30 @@ impl Connection {
     fn refuse(&self, cookie: u64, errno: Errno) {
         let header = wire::reply(wire::error_of(errno.neg()), cookie);
         let reply = Reply { header, place: Place::Nowhere, len: 0, has_data: false };
-        self.output.send(&self.socket, &self.requests, std::iter::once(reply));
+        self.output.send(self.socket(), &self.requests, std::iter::once(reply));
+    }
+}
+
+impl Guest for Connection {
+    /// What it has sent before is still taken, but for reads.
+    fn hung_up(&self) {
+        self.hung_up.store(true, Relaxed);
+        self.requests.hung_up();
+        self.disk.forget();
+    }
+
+    fn cut(&self) {
+        self.over.store(true, Relaxed);
+        self.requests.close();
+        self.disk.forget();
     }
 }
 
 impl DiskDone for Connection {
+    fn is_wanted(&self, op: IoOp) -> bool {
+        !self.over.load(Relaxed) && (op != IoOp::Read || !self.hung_up.load(Relaxed))
+    }
+
     fn done(&self, results: &[(u64, i32)]) {
         let mut flushes = Vec::new();
         let replies = results.iter().filter_map(|&(tag, errno)| {
@@ -221,7 +258,7 @@ impl DiskDone for Connection {
                 has_data: request.is_read && errno == 0,
             })
         });
-        self.output.send(&self.socket, &self.requests, replies);
+        self.output.send(self.socket(), &self.requests, replies);
         if let (false, Some(done)) = (flushes.is_empty(), self.done()) {
             let flush = |tag| DiskIo {
                 op: IoOp::Flush,

@@ -1,7 +1,7 @@
 //! A disk behind a unix socket that speaks NBD: fixed newstyle handshake, simple replies.
 //!
 //! ```text
-//!   bowline-nbd      accepts
+//!   bowline-nbd      lets clients in, as long as there are places, and notices who hangs up
 //!   bowline-nbd-in   one for each connection: requests off the socket, data into registered memory,
 //!                    all that is there submitted together
 //!   driving thread   DiskDone: replies to the socket, as far as it takes them   (no hand-over)
@@ -18,18 +18,17 @@ mod wire;
 
 use std::fmt;
 use std::io;
-use std::os::fd::OwnedFd;
-use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use bowline_ctl::OwnFile;
-use rustix::event::{EventfdFlags, PollFd, PollFlags};
+use bowline_ctl::{Door, OwnFile, Places, Visit};
 
 use crate::device::BlockDevice;
 use connection::Connection;
+
+/// For each place so many clients may have left while the disk had requests of theirs.
+const LEFT_PER_PLACE: usize = 4;
 
 /// How a disk is offered.
 #[derive(Clone, Copy, Debug)]
@@ -37,8 +36,11 @@ use connection::Connection;
 pub struct NbdOptions {
     /// Clients cannot write, whatever the disk can.
     pub read_only: bool,
-    /// Connections at the same time, those among them that have ended while the disk had requests of theirs, as long
-    /// as it has them; more are closed at once. 64 if nothing is said.
+    /// Connections at the same time; more wait to be accepted. While somebody waits, one that has not chosen
+    /// an export within a second makes way. 64 if nothing is said.
+    ///
+    /// One whose client has hung up does not count; of its requests, those that wait for a lost session end. Nobody
+    /// is let in while the disk has requests of more than four times as many that have left.
     pub max_connections: usize,
     /// Bytes for the data of requests under way, of each connection; a multiple of 4096. 8 MiB if
     /// nothing is said. A request that is larger than an eighth gets memory of its own.
@@ -56,21 +58,28 @@ impl Default for NbdOptions {
 pub struct NbdServer {
     file: OwnFile,
     shared: Arc<Shared>,
-    wake: Arc<OwnedFd>,
-    thread: Option<JoinHandle<()>>,
+    door: Door,
 }
 
 struct Shared {
     disk: Arc<dyn BlockDevice>,
     options: NbdOptions,
-    stop: AtomicBool,
-    /// New connections are closed at once. Changes and is looked at with `connections` locked.
-    shut: AtomicBool,
-    connections: Mutex<Vec<Served>>,
+    clients: Mutex<Clients>,
 }
 
-/// A connection, as long as its thread has it, and the thread.
-type Served = (Weak<Connection>, JoinHandle<()>);
+#[derive(Default)]
+struct Clients {
+    /// New connections are closed at once.
+    shut: bool,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Clients {
+    /// How many there are.
+    fn count(&self) -> usize {
+        self.threads.iter().filter(|thread| !thread.is_finished()).count()
+    }
+}
 
 /// Offers `disk` at a unix socket, which only its owner can connect to (mode 0600). The export has
 /// the disk's name; the empty name means it too. A socket that nobody listens at is replaced; a file of
@@ -87,20 +96,12 @@ pub fn serve(disk: Arc<dyn BlockDevice>, at: &Path, options: NbdOptions) -> io::
         return Err(io::ErrorKind::InvalidInput.into());
     }
     let (listener, file) = bowline_ctl::listen(at)?;
-    listener.set_nonblocking(true)?;
-    let wake = Arc::new(rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?);
-    let shared = Arc::new(Shared {
-        disk,
-        options,
-        stop: AtomicBool::new(false),
-        shut: AtomicBool::new(false),
-        connections: Mutex::default(),
-    });
-    let (of_thread, woken) = (shared.clone(), wake.clone());
-    let thread = std::thread::Builder::new()
-        .name("bowline-nbd".into())
-        .spawn(move || of_thread.accept(&listener, &woken))?;
-    Ok(NbdServer { file, shared, wake, thread: Some(thread) })
+    let shared = Arc::new(Shared { disk, options, clients: Mutex::default() });
+    let here = options.max_connections;
+    let places = Places { here, left: here.saturating_mul(LEFT_PER_PLACE) };
+    let of_door = Arc::clone(&shared);
+    let door = Door::open("bowline-nbd", listener, places, move |visit| of_door.begin(visit))?;
+    Ok(NbdServer { file, shared, door })
 }
 
 impl NbdServer {
@@ -111,44 +112,33 @@ impl NbdServer {
 
     /// Connections there are now.
     pub fn connections(&self) -> usize {
-        alive(&self.shared.lock())
+        self.shared.lock().count()
     }
 
     /// Lets nobody in any more if there are no connections, until [`NbdServer::unshut`]; says whether it
     /// is so.
     pub fn shut_if_unused(&self) -> bool {
-        let connections = self.shared.lock();
-        let unused = alive(&connections) == 0;
-        if unused {
-            // Relaxed, here and elsewhere: the lock orders it.
-            self.shared.shut.store(true, Ordering::Relaxed);
-        }
+        let mut clients = self.shared.lock();
+        let unused = clients.count() == 0;
+        clients.shut |= unused;
         unused
     }
 
     /// Lets clients in again.
     pub fn unshut(&self) {
-        let _connections = self.shared.lock();
-        self.shared.shut.store(false, Ordering::Relaxed);
+        self.shared.lock().shut = false;
     }
 }
 
 impl Drop for NbdServer {
     fn drop(&mut self) {
-        // While it is listened at, which the thread ends: after that the same number may be another's socket.
+        // While it is listened at, which the door ends: after that the same number may be another's socket.
         self.file.remove();
-        self.shared.stop.store(true, Ordering::Release);
-        // Fails only when the counter is full, and then the thread is awake.
-        let _ = rustix::io::write(&*self.wake, &1_u64.to_ne_bytes());
-        if let Some(thread) = self.thread.take() {
+        self.door.close();
+        self.door.cut_all();
+        let threads = std::mem::take(&mut self.shared.lock().threads);
+        for thread in threads {
             // A panic of the thread was printed when it happened.
-            let _ = thread.join();
-        }
-        let connections = std::mem::take(&mut *self.shared.lock());
-        for connection in connections.iter().filter_map(|(connection, _)| connection.upgrade()) {
-            connection.close();
-        }
-        for (_, thread) in connections {
             let _ = thread.join();
         }
     }
@@ -161,47 +151,22 @@ impl fmt::Debug for NbdServer {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Vec<Served>> {
+    fn lock(&self) -> MutexGuard<'_, Clients> {
         // The list is whole whenever something that holds it can panic.
-        self.connections.lock().unwrap_or_else(PoisonError::into_inner)
+        self.clients.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn accept(&self, listener: &UnixListener, woken: &OwnedFd) {
-        loop {
-            let mut fds = [PollFd::new(listener, PollFlags::IN), PollFd::new(woken, PollFlags::IN)];
-            // A signal interrupts; nothing else fails.
-            let _ = rustix::event::poll(&mut fds, None);
-            if self.stop.load(Ordering::Acquire) {
-                return;
-            }
-            match listener.accept() {
-                // The client sees the connection end, if nobody can serve it.
-                Ok((socket, _)) => drop(self.begin(socket)),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                // Too many open files, perhaps: the client waits until there are fewer.
-                Err(_) => std::thread::sleep(std::time::Duration::from_millis(50)),
-            }
+    /// Begins to serve a client. One that cannot be served sees the end.
+    fn begin(&self, visit: Visit) {
+        let mut clients = self.lock();
+        clients.threads.retain(|thread| !thread.is_finished());
+        if clients.shut {
+            return;
         }
+        let (disk, options) = (Arc::clone(&self.disk), self.options);
+        let thread = std::thread::Builder::new().name("bowline-nbd-in".into());
+        // Whatever goes wrong with one client ends its connection and nothing else.
+        let thread = thread.spawn(move || _ = Connection::serve(visit, disk, options));
+        clients.threads.extend(thread);
     }
-
-    fn begin(&self, socket: UnixStream) -> io::Result<()> {
-        let mut connections = self.lock();
-        // One that has ended is there still while the disk has its requests, and so is their memory.
-        connections.retain(|(known, thread)| known.strong_count() > 0 || !thread.is_finished());
-        let shut = self.shut.load(Ordering::Relaxed);
-        if shut || connections.len() >= self.options.max_connections {
-            return Err(io::ErrorKind::ConnectionRefused.into());
-        }
-        let connection = Connection::new(socket, self.disk.clone(), self.options)?;
-        let known = Arc::downgrade(&connection);
-        let thread = std::thread::Builder::new()
-            .name("bowline-nbd-in".into())
-            .spawn(move || connection.run())?;
-        connections.push((known, thread));
-        Ok(())
-    }
-}
-
-fn alive(connections: &[Served]) -> usize {
-    connections.iter().filter(|(_, thread)| !thread.is_finished()).count()
 }

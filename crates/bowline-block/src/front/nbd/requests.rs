@@ -52,6 +52,8 @@ struct Table {
     own_bytes: usize,
     /// Requests whose reply was not sent.
     pending: usize,
+    /// The client takes no replies any more.
+    hung_up: bool,
     closed: bool,
 }
 
@@ -63,6 +65,7 @@ impl Requests {
             stretches: Stretches::new(shared_memory.mem.len),
             own_bytes: 0,
             pending: 0,
+            hung_up: false,
             closed: false,
         };
         Self { shared_memory, table: Mutex::new(table), changed: Condvar::new() }
@@ -74,8 +77,8 @@ impl Requests {
     }
 
     /// Counts a request with so many bytes of data and gets memory for them. While there is none,
-    /// calls `before` once, which is to begin what was taken before, and waits. `None`: the
-    /// connection was closed. An error is counted too: it has to be answered.
+    /// calls `before` once, which is to begin what was taken before, and waits. `None`: the connection
+    /// was closed, or there is nobody any more to wait for. An error is counted too: it has to be answered.
     pub(super) fn place(
         &self,
         disk: &dyn BlockDevice,
@@ -113,6 +116,9 @@ impl Requests {
                 before();
                 table = self.lock();
                 continue;
+            }
+            if table.hung_up {
+                return None;
             }
             table = self.changed.wait(table).unwrap_or_else(PoisonError::into_inner);
         }
@@ -169,6 +175,12 @@ impl Requests {
         }
         table.pending -= 1;
         drop(table);
+        self.changed.notify_all();
+    }
+
+    /// A request that finds no memory is not waited for any more.
+    pub(super) fn hung_up(&self) {
+        self.lock().hung_up = true;
         self.changed.notify_all();
     }
 

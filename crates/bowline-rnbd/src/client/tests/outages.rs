@@ -352,3 +352,34 @@ fn a_flush_after_data_that_may_be_lost_has_the_data_again() {
     assert_eq!(ops, [wire::OP_FLUSH, wire::OP_WRITE, wire::OP_FLUSH]);
     assert_eq!(rig.done(), [(1, 0)]);
 }
+
+#[test]
+fn what_nobody_wants_any_more_ends_unless_the_server_may_be_at_a_change() {
+    // tests [NB-54]
+    let mut rig = Rig::new(queueing(), 2);
+    let dev = rig.mapped("disk0", 0, &DISK);
+    rig.io(dev, IoOp::Write, 0, 512, 1);
+    rig.io(dev, IoOp::Read, 512, 512, 2);
+    rig.io(dev, IoOp::Write, 1024, 512, 3);
+    rig.io(dev, IoOp::Read, 2048, 512, 4);
+    rig.core.forget(|done, _| *done != 3);
+    rig.core.check_invariants();
+    assert_eq!(rig.done(), [(3, -5)], "it was not sent yet");
+    rig.answer(-103);
+    rig.answer(-103);
+    rig.core.link_down(rig.now);
+    rig.io(dev, IoOp::Write, 4096, 512, 5);
+    rig.core.forget(|_, op| op != IoOp::Read);
+    rig.core.check_invariants();
+    assert_eq!(rig.done(), [(2, -5), (4, -5)]);
+    rig.core.forget(|_, _| false);
+    rig.core.check_invariants();
+    assert_eq!(rig.done(), [(5, -5)]);
+    rig.core.link_up(rig.now, SESSION);
+    rig.order();
+    rig.open("disk0", 0, &DISK);
+    rig.pump();
+    assert_eq!((rig.sends.len(), rig.wire(0).sector), (1, 0), "the server may be at it");
+    rig.answer(0);
+    assert_eq!(rig.done(), [(1, 0)]);
+}
