@@ -36,6 +36,8 @@ const STORE: usize = 64 << 20;
 const SECTOR: usize = 512;
 /// How long a side sleeps, or waits for answers, before it looks whether it is to end.
 const NAP: Duration = Duration::from_millis(50);
+/// How long a side may be halted for the turns of others.
+const HALTED_MAX: Duration = Duration::from_secs(60);
 
 /// Runs one side of a cell.
 pub(crate) fn run(role: Role) -> Result<(), String> {
@@ -183,6 +185,10 @@ fn engine(role: &Role) -> Result<(Arc<SoftDevice>, Arc<Engine>), String> {
     };
     let addrs = addresses(&role.cell, role.side);
     let mut config = SoftConfig { addrs, poll: device_poll, ..SoftConfig::default() };
+    if role.cell.takes_turns() {
+        // Whoever is halted for the turns of others has not gone.
+        config.core.give_up = GiveUp::After(HALTED_MAX);
+    }
     if role.cell.path_dead_ms > 0 {
         config.core.give_up = GiveUp::After(Duration::from_millis(role.cell.path_dead_ms));
     }

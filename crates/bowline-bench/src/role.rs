@@ -5,9 +5,8 @@
 //! side says `result ...` once. `stop` asks a sender to come to an end and say `done ...`; `quit`, or
 //! the end of the input, ends the process at once. The programs under `peers/` speak the same.
 //!
-//! Where several cells take turns the windows are the parent's: the counting side says `warm` when it could
-//! begin, hears `turn FROM UNTIL` in nanoseconds of the monotonic clock for each, and says the `result` of all of
-//! them after `end`.
+//! Where several cells take turns the parent says when one begins: the counting side says `warm` when it could
+//! begin, hears `turn` for each, says `over` when its window is over, and the `result` of all of them after `end`.
 
 use std::io::{BufRead, Write};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -15,16 +14,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::cell::{Cell, Words};
-use crate::sys;
+use crate::{sys, turns};
 
 static STOP: AtomicBool = AtomicBool::new(false);
-/// The present turn's window; its end is written first and read last.
-static FROM: AtomicU64 = AtomicU64::new(0);
-static UNTIL: AtomicU64 = AtomicU64::new(0);
+/// How many turns the parent has given this side.
+static TURNS: AtomicU64 = AtomicU64::new(0);
 /// There are no more turns.
 static ENDED: AtomicBool = AtomicBool::new(false);
-/// Where the end of a window is noticed so late the process was halted meanwhile.
-const TOO_LATE_NS: u64 = 1_500_000;
 
 /// Says whether the parent asked this side to come to an end.
 #[inline]
@@ -127,7 +123,7 @@ impl Role {
             syscalls: 0,
             state: State::Idle,
             sum: Reading::default(),
-            last: 0,
+            turns: 0,
             probe: None,
         }
     }
@@ -138,20 +134,16 @@ fn watch() {
     for order in std::io::stdin().lock().lines().map_while(Result::ok) {
         let mut words = order.split_whitespace();
         match words.next() {
-            Some("turn") => {
-                let mut time = || words.next().and_then(|word| word.parse().ok()).unwrap_or(0);
-                let (from, until) = (time(), time());
-                UNTIL.store(until, Ordering::Relaxed);
-                // With it the end. What came before the order was heard cannot be told any more.
-                FROM.store(from.max(sys::now_ns()), Ordering::Release);
-            }
             // Nothing else is published by these.
+            Some("turn") => _ = TURNS.fetch_add(1, Ordering::Relaxed),
             Some("end") => ENDED.store(true, Ordering::Relaxed),
             Some("stop") => {
                 STOP.store(true, Ordering::Relaxed);
                 // A side that hangs in a blocking call has this long to come back.
-                std::thread::sleep(Duration::from_millis(300));
-                break;
+                std::thread::spawn(|| {
+                    std::thread::sleep(Duration::from_secs(2));
+                    std::process::exit(0);
+                });
             }
             _ => break,
         }
@@ -201,11 +193,19 @@ enum State {
     },
     /// Waits for a turn.
     Ready,
+    /// The beginning of a turn, which does not count.
+    Lead {
+        until: u64,
+    },
     Run {
         start: Reading,
         until: u64,
     },
     Over,
+}
+
+fn nanos(time: Duration) -> u64 {
+    time.as_nanos() as u64
 }
 
 /// What the clocks and counters show, or by how much they have moved.
@@ -235,10 +235,10 @@ impl Reading {
     }
 }
 
-/// Counts messages, and reports the count of a window after a warm-up, or of the parent's windows.
+/// Counts messages, and reports the count of a window after a warm-up, or of a window in each turn.
 pub(crate) struct Meter {
     warm_ns: u64,
-    /// 0: the parent says when there is one.
+    /// 0: there is one in each turn.
     window_ns: u64,
     every: u64,
     next: u64,
@@ -249,8 +249,8 @@ pub(crate) struct Meter {
     state: State,
     /// Of the windows so far.
     sum: Reading,
-    /// When the last of them began.
-    last: u64,
+    /// Turns begun.
+    turns: u64,
     probe: Option<Probe>,
 }
 
@@ -271,7 +271,7 @@ impl Meter {
 
     /// Looks at the clock though nothing arrived, unless nothing ever did.
     pub(crate) fn look_if_started(&mut self) {
-        if matches!(self.state, State::Warm { .. } | State::Ready | State::Run { .. }) {
+        if !matches!(self.state, State::Idle | State::Over) {
             self.look();
         }
     }
@@ -298,8 +298,6 @@ impl Meter {
     }
 
     fn look_at(&mut self, now: u64) {
-        // What there was at the last look.
-        let before = self.next.saturating_sub(self.every);
         self.next = self.count + self.every;
         match &self.state {
             State::Idle => self.state = State::Warm { until: now + self.warm_ns },
@@ -312,42 +310,31 @@ impl Meter {
                 }
             }
             State::Ready => self.look_for_turn(now),
+            State::Lead { until } if now >= *until => self.begin(now, now + nanos(turns::COUNTED)),
             // On a machine that stood still the window lasts until something arrives.
             State::Run { start, until } if now >= *until && self.count > start.count => {
                 let probe = since(&start.probe, self.probe.as_ref());
-                let mut end = self.read(now);
-                if self.window_ns > 0 {
-                    self.sum.add(start, &end, probe);
-                    self.report();
-                    return;
-                }
-                if now > until + TOO_LATE_NS {
-                    // Nothing came until the window was over, and what has come now is not of it.
-                    (end.at, end.count) = (*until, before.max(start.count));
-                }
+                let end = self.read(now);
                 self.sum.add(start, &end, probe);
-                self.state = State::Ready;
-                self.look_for_turn(now);
+                if self.window_ns > 0 {
+                    self.report();
+                } else {
+                    self.state = State::Ready;
+                    say("over");
+                }
             }
-            State::Warm { .. } | State::Run { .. } | State::Over => {}
+            State::Warm { .. } | State::Lead { .. } | State::Run { .. } | State::Over => {}
         }
     }
 
-    /// Begins the turn there is, if it is a new one. One in which nothing came until it was over counts with
-    /// its time.
+    /// Begins the turn there is, if it is a new one.
     fn look_for_turn(&mut self, now: u64) {
-        // Pairs with the store in `watch`.
-        let from = FROM.load(Ordering::Acquire);
-        let until = UNTIL.load(Ordering::Relaxed);
-        if from > self.last && from <= now {
-            self.last = from;
-            if now < until {
-                self.begin(from, until);
-            } else {
-                self.sum.at += until.saturating_sub(from);
-            }
-        }
-        if matches!(self.state, State::Ready) && ENDED.load(Ordering::Relaxed) {
+        // Nothing else is published by these.
+        let given = TURNS.load(Ordering::Relaxed);
+        if given > self.turns {
+            self.turns = given;
+            self.state = State::Lead { until: now + nanos(turns::LEAD) };
+        } else if ENDED.load(Ordering::Relaxed) {
             self.report();
         }
     }
@@ -478,7 +465,7 @@ mod tests {
             syscalls: 0,
             state: State::Idle,
             sum: Reading::default(),
-            last: 0,
+            turns: 0,
             probe: None,
         }
     }
@@ -486,6 +473,7 @@ mod tests {
     #[test]
     fn windows_of_turns_add_up_and_standing_still_costs_time() {
         const MS: u64 = 1_000_000;
+        let (lead, counted) = (nanos(turns::LEAD), nanos(turns::COUNTED));
         let mut meter = meter(0);
         let mut add = |at, n| {
             meter.count += n;
@@ -493,29 +481,25 @@ mod tests {
             (meter.sum.count, meter.sum.at)
         };
         assert_eq!([add(1, 1), add(2, 1), add(3, 100)], [(0, 0); 3], "nobody's turn yet");
-        let mut from = 10 * MS;
-        let mut turn = || {
-            from += 50 * MS;
-            UNTIL.store(from + 3 * MS, Ordering::Relaxed);
-            FROM.store(from, Ordering::Release);
-            from
+        let turn = |from| {
+            TURNS.fetch_add(1, Ordering::Relaxed);
+            (from, from + lead + MS)
         };
-        let on_time = turn();
-        add(on_time - 1, 1000);
-        add(on_time, 1000);
-        add(on_time + MS, 5);
-        assert_eq!(add(on_time + 3 * MS + 1, 7), (12, 3 * MS + 1));
-        assert_eq!(add(on_time + 4 * MS, 1000), (12, 3 * MS + 1), "once only");
-        // Nothing comes at first, and then until it is halted.
-        let slow = turn();
-        add(slow + MS, 1);
-        add(slow + 2 * MS, 8);
-        assert_eq!(add(slow + 40 * MS, 1000), (20, 6 * MS + 1), "time without answers counts");
-        let dead = turn();
-        let end = dead + 60 * MS;
-        assert_eq!(add(end, 1000), (20, 9 * MS + 1), "a turn without any does, too");
+        let (heard, begun) = turn(10 * MS);
+        add(heard, 1000);
+        add(heard + lead - 1, 1000);
+        add(begun, 1000);
+        add(begun + MS, 5);
+        assert_eq!(add(begun + counted + 1, 7), (12, counted + 1));
+        assert_eq!(add(begun + counted + 2, 1000), (12, counted + 1), "once only");
+        // Nothing comes for longer than the window is.
+        let (heard, begun) = turn(200 * MS);
+        add(heard, 1);
+        add(begun, 1);
+        assert_eq!(add(begun + 2 * counted, 0), (12, counted + 1), "not over without an answer");
+        assert_eq!(add(begun + 3 * counted, 8), (20, 4 * counted + 1), "and its time counts");
         ENDED.store(true, Ordering::Relaxed);
-        add(end + 1, 1);
+        add(begun + 4 * counted, 1);
         assert!(matches!(meter.state, State::Over));
     }
 

@@ -8,24 +8,21 @@
 //!
 //! A machine, and more so a virtual one, is fast now and slow a second later. What was measured one after the
 //! other differs by that, what was measured in turns does not. What a turn begins with, caches full of others'
-//! memory, is not counted.
+//! memory, is not counted. A turn is over when the counting side says so: where others have the CPUs, it lasts
+//! longer.
 
-use std::thread::sleep;
 use std::time::Duration;
 
 use crate::run::{Launcher, RESULT_LIMIT, Run, Sample};
-use crate::sys::{self, Process};
+use crate::sys::Process;
 
 /// What is counted of a turn, and what is not of its beginning: after that the caches are its own.
 pub(crate) const COUNTED: Duration = Duration::from_millis(40);
-const LEAD: Duration = Duration::from_millis(10);
-/// So much longer it goes on, to see that its window is over.
-const TRAIL: Duration = Duration::from_millis(2);
+pub(crate) const LEAD: Duration = Duration::from_millis(10);
 /// How long a cell may take until it is warm.
-const WARM_LIMIT: Duration = Duration::from_secs(6);
-
-/// Less of the turns than this is no measurement: the counting side heard of them too late.
-const ACCOUNTED_MIN: f64 = 0.75;
+const WARM_LIMIT: Duration = Duration::from_secs(20);
+/// How long a turn may take in which hardly anything is answered.
+const TURN_LIMIT: Duration = Duration::from_secs(5);
 
 /// A cell that takes part.
 struct Party {
@@ -64,25 +61,20 @@ impl Party {
         Ok(self)
     }
 
-    fn take_turn(&mut self) {
-        let from = sys::now_ns() + LEAD.as_nanos() as u64;
-        let until = from + COUNTED.as_nanos() as u64;
-        self.run.tell_counting(&format!("turn {from} {until}"));
+    /// Lets it run for a turn.
+    fn take_turn(&mut self) -> Result<(), String> {
+        self.run.tell_counting("turn");
         self.halt(false);
-        sleep(LEAD + COUNTED + TRAIL);
+        let over = self.run.hear_counting("over", TURN_LIMIT);
         self.halt(true);
+        over.map(drop)
     }
 
-    fn end(mut self, turns: u32, foreign: f64) -> Result<Sample, String> {
+    fn end(mut self, foreign: f64) -> Result<Sample, String> {
         self.run.tell_counting("end");
         self.halt(false);
         let words = self.run.hear_counting("result", RESULT_LIMIT)?;
-        let sample = self.run.finish(words, foreign)?;
-        let asked = (COUNTED * turns).as_secs_f64();
-        if sample.seconds < asked * ACCOUNTED_MIN {
-            return Err(format!("{:.3} s of {asked:.3} s were counted", sample.seconds));
-        }
-        Ok(sample)
+        self.run.finish(words, foreign)
     }
 }
 
@@ -102,8 +94,12 @@ pub(crate) fn measure<T>(
     let turns = window.div_duration_f64(COUNTED).ceil() as u32;
     for _ in 0..turns {
         // Always in one order: everybody has been halted for as long before its turn.
-        parties.iter_mut().flatten().for_each(Party::take_turn);
+        for party in &mut parties {
+            if let Err(why) = party.as_mut().map_or(Ok(()), Party::take_turn) {
+                *party = Err(why);
+            }
+        }
     }
     let foreign = watch.foreign();
-    parties.into_iter().map(|party| party.and_then(|party| party.end(turns, foreign))).collect()
+    parties.into_iter().map(|party| party.and_then(|party| party.end(foreign))).collect()
 }

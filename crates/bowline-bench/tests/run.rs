@@ -95,7 +95,7 @@ fn requests_of_rtrs_are_counted_on_both_sides_and_survive_the_loss_of_a_path() {
         assert_eq!(measurements(&said, label).len(), times, "{label}");
     }
     let turns = measurements(&said, "rtrs-kept-keys");
-    assert!(turns.iter().all(|line| seconds(line) > 0.06), "two turns of 40 ms each: {turns:?}");
+    assert!(turns.iter().all(|line| seconds(line) >= 0.08), "two turns of 40 ms each: {turns:?}");
     for rtrs in measurements(&said, "rtrs").iter().take(3) {
         assert!(!rtrs.contains("syscalls\": null"), "both sides count: {rtrs}");
     }

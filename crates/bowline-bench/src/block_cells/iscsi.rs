@@ -14,7 +14,7 @@ use crate::sys;
 
 const TARGET: &str = "iqn.2026-11.example.bowline:bench";
 /// How long the server may take to start.
-const PATIENCE: Duration = Duration::from_secs(4);
+const PATIENCE: Duration = Duration::from_secs(20);
 
 pub(super) fn serve(role: Role) -> Result<(), String> {
     let (_file, path) = memory_file()?;

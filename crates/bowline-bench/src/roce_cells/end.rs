@@ -16,7 +16,7 @@ use crate::role::{Probe, Role, Side, say, stopping};
 /// Port the receiver listens to.
 const PORT: u16 = 7471;
 /// How long a step of a connection may take.
-const PATIENCE: Duration = Duration::from_secs(4);
+const PATIENCE: Duration = Duration::from_secs(20);
 /// How long a side waits for completions before it looks at the clock.
 const NAP: Duration = Duration::from_millis(50);
 /// Completions taken at once.
