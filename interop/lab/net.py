@@ -37,6 +37,21 @@ def net_up():
         ipns(["link", "set", br, "up"])
 
 
+def end_programs():
+    """Ends what still runs on the host side of the lab."""
+    for _ in range(100):
+        left = run(["ip", "netns", "pids", NETNS]).split() if ok(["ip", "netns", "pids", NETNS]) else []
+        if not left:
+            return
+        for pid in left:
+            try:
+                os.kill(int(pid), signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        time.sleep(0.1)
+    raise Fail("programs in namespace %s do not end: %s" % (NETNS, " ".join(left)))
+
+
 def tap(name, nic):
     return "t-%s-%d" % (name, nic)
 

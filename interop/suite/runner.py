@@ -18,6 +18,8 @@ from .base import ALL, Wrong
 from .table import table
 from .world import Case, World, find_peer
 
+# seconds that a case has beyond its own time, after its endpoints were closed, and after its guests are gone
+BEYOND, CLOSED, RENEWED = 15, 20, 120
 # they add their scenarios to ALL
 MODULES = (scenarios, roce, rdmacore, rtrs, rnbd_guest, disk_speed, speed)
 
@@ -97,7 +99,7 @@ def say(text):
 
 
 def run_case(world, spec, v, scale):
-    """-> dict of the result; never raises but for an interrupt"""
+    """-> dict of the result, and the thread that may still be in the case; never raises but for an interrupt"""
     c = Case(world, spec, v, scale)
     res = dict(case=c.id, scenario=spec.name, direction=v["dir"], paths=v["paths"], order=v["order"],
                family=v["family"], rows=spec.rows)
@@ -105,7 +107,7 @@ def run_case(world, spec, v, scale):
         res.update(result="skipped", seconds=0.0, messages=0, looks=[],
                    note=spec.self_check if spec.self_check is not True else
                    "a kernel cannot be told to use one path")
-        return res
+        return res, None
     t0 = time.monotonic()
     err = []
 
@@ -120,7 +122,7 @@ def run_case(world, spec, v, scale):
     t = threading.Thread(target=body, daemon=True)
     t.start()
     try:
-        t.join(spec.timeout + 15 + (30 if scale > 2000 else 0))
+        t.join(spec.timeout + BEYOND + (30 if scale > 2000 else 0))
     except KeyboardInterrupt:
         for ep in (c.n, c.k):
             if ep:
@@ -131,7 +133,7 @@ def run_case(world, spec, v, scale):
         for ep in (c.n, c.k):
             if ep:
                 ep.close(1)
-        t.join(20)
+        t.join(CLOSED)
     try:
         c.end(bool(err))
     except Exception as e:
@@ -147,7 +149,39 @@ def run_case(world, spec, v, scale):
         res["looks"] = c.leftovers()
     else:
         res["result"], res["looks"] = "passed", []
-    return res
+    return res, t
+
+
+def renew(world, case, body):
+    """After a case that failed: what hangs in a guest, or was left there or on the host side, must not fail the cases
+    behind it, which boot what they need."""
+    say("the lab is set up anew after " + case)
+    world.renew()
+    body.join(RENEWED)
+    if body.is_alive():
+        # it would have its hands in the next cases
+        raise Fail("case %s does not end, though its guests are gone" % case)
+
+
+def run_cases(world, a, todo, results):
+    """Adds the result of each case to the results."""
+    failed = None
+    for i, (spec, v, cid) in enumerate(todo):
+        if failed:
+            renew(world, *failed)
+        r, body = run_case(world, spec, v, spec.ci_n if a.subset == "ci" else spec.n)
+        results.append(r)
+        say("%3d/%d %-7s %-28s %6.1f s %6d messages  %s" % (
+            i + 1, len(todo), r["result"], r["case"], r["seconds"], r["messages"],
+            r["note"] if r["result"] != "FAILED" else ""))
+        failed = (cid, body) if r["result"] == "FAILED" else None
+        if failed:
+            report_failure(r)
+            if a.fail_fast:
+                break
+        for g in world.guests():
+            if not alive(g):
+                say("guest %s is not running any more" % g)
 
 
 def report_failure(r):
@@ -190,19 +224,7 @@ def main(about, argv=None):
         say("kernel %s, %d cases, lab ready after %.0f s (boot %s); logs in %s" % (
             c["kver"], len(todo), time.monotonic() - t0,
             " ".join("%.1f s" % b for b in world.boots), world.logs))
-        for i, (spec, v, cid) in enumerate(todo):
-            r = run_case(world, spec, v, spec.ci_n if a.subset == "ci" else spec.n)
-            results.append(r)
-            say("%3d/%d %-7s %-28s %6.1f s %6d messages  %s" % (
-                i + 1, len(todo), r["result"], r["case"], r["seconds"], r["messages"],
-                r["note"] if r["result"] != "FAILED" else ""))
-            if r["result"] == "FAILED":
-                report_failure(r)
-                if a.fail_fast:
-                    break
-            for g in world.guests():
-                if not alive(g):
-                    say("guest %s is not running any more" % g)
+        run_cases(world, a, todo, results)
         code = 1 if any(r["result"] == "FAILED" for r in results) else 0
     except KeyboardInterrupt:
         say("interrupted")

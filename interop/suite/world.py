@@ -7,8 +7,8 @@ import time
 from lab.agent import guest_run
 from lab.cli import parser
 from lab.common import HERE, RUN, Fail
-from lab.guest import alive, boot, console_tail, down, set_link
-from lab.net import cap_start, cap_stop, net_up
+from lab.guest import alive, boot, console_tail, down, guests, set_link
+from lab.net import cap_start, cap_stop, end_programs, net_up
 
 from .endpoint import GuestNode, HostNode, JobFailed
 
@@ -61,6 +61,12 @@ class World:
     def cut_power(self, guest):
         """The guest is gone from one moment to the next."""
         down([guest])
+
+    def renew(self):
+        """Nothing is left of a case: no guest, no program of the host side, no link. The next one boots anew."""
+        down(guests())
+        end_programs()
+        down(["all"])
 
     def close(self):
         down(["all"])
