@@ -461,7 +461,7 @@ mod tests {
         let (go, tree) = slow();
         let server = Server::start(&path, tree).unwrap();
         let mut all: Vec<_> = (0..PLACES.here).map(|_| Client::connect(&path).unwrap()).collect();
-        let mut ask = || Client::connect(&path).unwrap().ask(Op::List, "/").unwrap();
+        let ask = || Client::connect(&path).unwrap().ask(Op::List, "/").unwrap();
         assert!(ask().is_ok(), "one that says nothing makes way");
         all.clear();
         for _ in 0..PLACES.here {

@@ -67,7 +67,8 @@ impl SoftDevice {
                 Endpoint::open(*ip, link, config.socket_buffer)
             })
             .collect::<Result<_, _>>()?;
-        let names: Vec<_> = endpoints.iter().map(|endpoint| (endpoint.at().ip(), endpoint.link())).collect();
+        let names: Vec<_> =
+            endpoints.iter().map(|endpoint| (endpoint.at().ip(), endpoint.link())).collect();
         let mtu = mtu(&endpoints, config.mtu)?;
         let guid = config.guid.unwrap_or_else(|| identity::guid(&config.addrs));
         let seed = identity::seed().map_err(|error| system("reading /dev/urandom", &error))?;

@@ -195,7 +195,8 @@ impl Shared {
     #[cfg(test)]
     pub(crate) fn unshared(addrs: &[IpAddr]) -> Self {
         let config = bowline_roce::Config { addrs: addrs.to_vec(), ..Default::default() };
-        let endpoints = addrs.iter().map(|ip| Endpoint::open(*ip, None, 1 << 20).unwrap()).collect();
+        let endpoints =
+            addrs.iter().map(|ip| Endpoint::open(*ip, None, 1 << 20).unwrap()).collect();
         let core = Core::new(config, [1; 32]);
         Self::new(core, endpoints, None, None, None, PollMode::Spin, Duration::ZERO).unwrap()
     }

@@ -198,17 +198,15 @@ fn the_memory_of_the_node_is_bounded_too() {
 // tests the turns of `process`
 #[test]
 fn a_flood_of_pings_or_maps_waits_for_its_turn() {
-    let ping = |n| data(n, 9, 0, b"");
-    let map = |_| map_of(&[77]);
-    let floods: [(&dyn Fn(u64) -> Frame, usize, &str, u64); 2] =
-        [(&ping, 5_000, "recv_ping", 64), (&map, 30, "cong_update_received", 4)];
-    for (frame, count, counter, turn) in floods {
+    let pings: Vec<_> = (2..5_000).map(|n| data(n, 9, 0, b"")).collect();
+    let maps: Vec<_> = (0..30).map(|_| map_of(&[77])).collect();
+    for (flooding, counter, turn) in [(pings, "recv_ping", 64), (maps, "cong_update_received", 4)] {
         let mut lab = Lab::new(config(B));
         let flood = lab.kernel(A, 1);
         let other = lab.kernel("10.0.0.0", 1);
         let s = lab.bound("10.0.0.2:5000");
         let before = lab.counter(counter);
-        let bytes = (2..2 + count as u64).flat_map(|n| frame(n).bytes()).collect();
+        let bytes = flooding.iter().flat_map(Frame::bytes).collect();
         lab.node.handle_data(lab.now, flood, RxBuf::from_vec(bytes));
         let message = RxBuf::from_vec(data(2, 9, 5000, b"mine").bytes());
         lab.node.handle_data(lab.now, other, message);

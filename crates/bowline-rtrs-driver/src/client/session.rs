@@ -173,7 +173,7 @@ impl Session {
                     return Ok(Arc::new(session));
                 }
                 Some(Err((Errno::EADDRINUSE, _))) if ports_taken + 1 < PORTS_TRIED => {
-                    ports_taken += 1
+                    ports_taken += 1;
                 }
                 Some(Err((Errno::ECONNRESET, _))) if resets < RESETS_BORNE => {
                     resets += 1;

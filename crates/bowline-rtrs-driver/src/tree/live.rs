@@ -23,7 +23,8 @@ pub fn is_on_link<'a>(
     path: &PathSpec,
 ) -> bool {
     let (Some(src), Some(link)) = (path.src, path.link) else { return true };
-    let of = |device: &Arc<dyn Device>| device.attr().addrs.contains(&src).then(|| device.link_of(src));
+    let of =
+        |device: &Arc<dyn Device>| device.attr().addrs.contains(&src).then(|| device.link_of(src));
     devices.into_iter().find_map(of).is_none_or(|found| found == 0 || found == link)
 }
 

@@ -25,8 +25,8 @@ use std::sync::Arc;
 
 use bowline_ctl::{AttrDef, Errno, Node, Value, errno};
 
-pub use live::is_on_link;
 pub use client::client_node;
+pub use live::is_on_link;
 pub use server::{ServerParameters, server_node};
 pub use view::{
     ClientPath, ClientSession, ClientStats, Completions, IoStats, LATENCY_ROWS, PathCommand,
