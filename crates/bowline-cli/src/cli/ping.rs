@@ -125,9 +125,12 @@ pub(crate) fn run(args: &Args) -> Outcome {
     }
     let family = if args.v6 { Family::V6 } else { Family::Any };
     let remote = host(&args.remote, family)?;
-    let local = match &args.local {
-        Some(local) => host(local, family)?,
-        None => route_to(remote)?.ip,
+    let given = args.local.as_ref().map(|local| host(local, family)).transpose()?;
+    let mut client = args.control.as_ref().map(|path| Client::connect(Some(path))).transpose()?;
+    let local = match (&mut client, given) {
+        (Some(client), _) => address_of_node(&client.snapshot()?.node.addresses, given, remote)?,
+        (None, Some(given)) => given,
+        (None, None) => route_to(remote)?.ip,
     };
     if local.is_ipv4() != remote.is_ipv4() {
         return Err(Failure::usage(format!("{local} and {remote} are not of one family")));
@@ -136,7 +139,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
     let times = Histogram::default();
     let figures = Figures { args, local, remote, sent: 0, received: 0, times };
     let start = Instant::now();
-    let figures = match way(args, local)? {
+    let figures = match client.map_or_else(|| way(local), |client| Ok(Way::Through(client)))? {
         Way::Direct(node) => {
             let slots = (0..sockets)
                 .map(|_| Ok(Slot { socket: open(&node, local)?, request: None, answered: None }))
@@ -156,12 +159,36 @@ enum Way {
     Through(Client),
 }
 
+/// The address that a running node sends from: the one given, or that which routing would take, if it is
+/// the node's, else one of the node's. `addresses` are those it serves; none: all of this machine.
+fn address_of_node(addresses: &[IpAddr], given: Option<IpAddr>, remote: IpAddr) -> Outcome<IpAddr> {
+    let serves = |address: &IpAddr| addresses.is_empty() || addresses.contains(address);
+    let list = || addresses.iter().map(IpAddr::to_string).collect::<Vec<_>>().join(", ");
+    if let Some(given) = given {
+        return Some(given).filter(serves).ok_or_else(|| {
+            Failure::usage(format!("the node does not serve {given}; it serves {}", list()))
+        });
+    }
+    let routed = route_to(remote).map(|local| local.ip);
+    if let Ok(local) = routed
+        && serves(&local)
+    {
+        return Ok(local);
+    }
+    let of_family = |address: &&IpAddr| address.is_ipv4() == remote.is_ipv4();
+    match addresses.iter().find(of_family) {
+        Some(local) => Ok(*local),
+        None if addresses.is_empty() => routed,
+        None => Err(Failure::usage(format!(
+            "the node serves no address of the family of {remote}, only {}",
+            list()
+        ))),
+    }
+}
+
 /// Decides who sends: a node of this process or, when the address belongs to a node that runs
 /// already, that one.
-fn way(args: &Args, local: IpAddr) -> Outcome<Way> {
-    if let Some(path) = &args.control {
-        return Ok(Way::Through(Client::connect(Some(path))?));
-    }
+fn way(local: IpAddr) -> Outcome<Way> {
     match start_node(Node::builder(), &[local]) {
         Ok(node) => Ok(Way::Direct(node)),
         Err(failure) => match Client::of_address(local) {

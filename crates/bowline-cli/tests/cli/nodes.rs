@@ -392,3 +392,22 @@ fn a_stream_is_not_mixed_with_what_others_send() {
         assert!(done.err.contains(&count), "{done:?}");
     }
 }
+
+/// Routing would send from 127.0.0.1, where no node is.
+#[test]
+fn a_ping_through_a_node_comes_from_an_address_of_that_node() {
+    let folder = Folder::new();
+    let _near = node(&folder, "127.41.161.1", &[]);
+    let _far = node(&folder, "127.41.161.2", &[]);
+    let through = socket(&folder, "127.41.161.1");
+    let through = ["--control", through.to_str().expect("a plain path")];
+    let ping = |more: &[&str]| {
+        run(&folder, &[&["ping", "-c", "2", "-W", "20"], &through[..], more].concat())
+    };
+    let done = ping(&["127.41.161.2"]).exits(0);
+    assert!(done.out.contains("2 answers received"), "{done:?}");
+    ping(&["-I", "127.41.161.9", "127.41.161.2"])
+        .exits(2)
+        .complains(&["127.41.161.9", "127.41.161.1"]);
+    ping(&["::1"]).exits(2).complains(&["family", "127.41.161.1"]);
+}
