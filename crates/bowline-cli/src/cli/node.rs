@@ -58,7 +58,7 @@ pub(crate) struct Args {
     /// Paths to a peer, 8 or 1
     #[arg(long, value_name = "N")]
     paths: Option<u8>,
-    /// Send buffer of a new socket
+    /// Send buffer of a new socket; without it, that of an echo service is 256 MiB
     #[arg(long, value_name = "BYTES", value_parser = number)]
     send_buffer: Option<u64>,
     /// Receive buffer of a new socket
@@ -82,8 +82,8 @@ pub(crate) struct Args {
     /// Change a setting, named as the kernel's sysctl; may be repeated
     #[arg(long, value_name = "NAME=VALUE", value_parser = setting)]
     sysctl: Vec<(String, i64)>,
-    /// Send everything that comes to this port back; may be repeated. Answers to a socket that takes
-    /// fewer than it asks for are dropped beyond 8 MiB or 4096 of them
+    /// Send everything that comes to this port back; may be repeated. Of the answers that a socket does
+    /// not take, 8 MiB or 4096 are kept and the others dropped; with --send-buffer a 32nd of it
     #[arg(long, value_name = "PORT")]
     echo: Vec<u16>,
     /// Take everything that comes to this port; may be repeated

@@ -14,6 +14,9 @@ use bowline::rds::{Error, Held, Socket};
 /// Time between two questions to the node, which cost it a look at every queued message.
 const LOOK_PAUSE: Duration = Duration::from_millis(2);
 
+/// What a message costs besides its payload, about.
+const MESSAGE_WEIGHT: usize = 128;
+
 /// Messages and their payload bytes.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(crate) struct Amount {
@@ -25,6 +28,11 @@ impl Amount {
     fn add(&mut self, other: Self) {
         self.messages += other.messages;
         self.bytes += other.bytes;
+    }
+
+    /// What is kept besides payload counts, too.
+    fn weight(self) -> usize {
+        self.bytes.saturating_add(self.messages.saturating_mul(MESSAGE_WEIGHT))
     }
 
     /// Whether a message fits. Where there is none yet one of any length does.
@@ -42,6 +50,14 @@ pub(crate) struct Bounds {
     pub(crate) total: Amount,
 }
 
+/// Where there is no room.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Lack {
+    Receiver,
+    Host,
+    Total,
+}
+
 /// What is kept for one receiver.
 #[derive(Debug)]
 struct Share {
@@ -51,6 +67,16 @@ struct Share {
     waiting: Amount,
     /// When it last took something, or the first message came.
     since: Instant,
+    /// All of it has been given up; the node just has not let go of it.
+    cut: bool,
+}
+
+impl Share {
+    fn all(&self) -> Amount {
+        let mut all = self.sent;
+        all.add(self.waiting);
+        all
+    }
 }
 
 /// What is kept for all receivers of a socket.
@@ -75,20 +101,45 @@ impl Shares {
 
     /// Tells whether one more message for this receiver is within all bounds.
     pub(crate) fn has_room(&self, to: SocketAddr, bytes: usize) -> bool {
-        let share = self.receivers.get(&to).map_or(Amount::default(), |share| {
-            let mut all = share.sent;
-            all.add(share.waiting);
-            all
-        });
-        let host = self.hosts.get(&to.ip()).copied().unwrap_or_default();
-        share.has_room(bytes, self.bounds.receiver)
-            && host.has_room(bytes, self.bounds.host)
-            && self.total_has_room(bytes)
+        self.lacks(to, bytes).is_none()
     }
 
-    /// Tells whether one more message is within the bound over all receivers.
-    pub(crate) fn total_has_room(&self, bytes: usize) -> bool {
-        self.total.has_room(bytes, self.bounds.total)
+    /// Tells what has no room for one more message, the smallest first.
+    pub(crate) fn lacks(&self, to: SocketAddr, bytes: usize) -> Option<Lack> {
+        let share = self.receivers.get(&to).map(Share::all).unwrap_or_default();
+        let host = self.hosts.get(&to.ip()).copied().unwrap_or_default();
+        if !share.has_room(bytes, self.bounds.receiver) {
+            Some(Lack::Receiver)
+        } else if !host.has_room(bytes, self.bounds.host) {
+            Some(Lack::Host)
+        } else if !self.total.has_room(bytes, self.bounds.total) {
+            Some(Lack::Total)
+        } else {
+            None
+        }
+    }
+
+    /// Returns the host that most is kept for.
+    pub(crate) fn largest_host(&self) -> Option<IpAddr> {
+        let (host, _) = self.hosts.iter().max_by_key(|(_, amount)| amount.weight())?;
+        Some(*host)
+    }
+
+    /// Returns the receiver on a host that most is kept for, of those not given up yet.
+    pub(crate) fn largest_on(&self, host: IpAddr) -> Option<SocketAddr> {
+        let (to, _) = self.on(host).max_by_key(|(_, share)| share.all().weight())?;
+        Some(*to)
+    }
+
+    /// Returns the receivers on a host that are not given up yet.
+    pub(crate) fn all_on(&self, host: IpAddr) -> Vec<SocketAddr> {
+        self.on(host).map(|(to, _)| *to).collect()
+    }
+
+    fn on(&self, host: IpAddr) -> impl Iterator<Item = (&SocketAddr, &Share)> {
+        let ports = SocketAddr::new(host, 0)..;
+        let here = self.receivers.range(ports).take_while(move |(to, _)| to.ip() == host);
+        here.filter(|(_, share)| !share.cut)
     }
 
     /// Counts a message that the node took.
@@ -117,6 +168,7 @@ impl Shares {
         let Some(share) = self.receivers.get_mut(&to) else { return };
         share.waiting = Amount::default();
         share.since = now;
+        share.cut = true;
     }
 
     /// Returns the receivers that have taken nothing for this long.
@@ -134,6 +186,15 @@ impl Shares {
         if self.looked.is_some_and(|looked| now.saturating_duration_since(looked) < LOOK_PAUSE) {
             return Ok(());
         }
+        self.look_now(socket, now)
+    }
+
+    /// Asks the node what it still keeps.
+    ///
+    /// # Errors
+    ///
+    /// Those of a socket that is closed.
+    pub(crate) fn look_now(&mut self, socket: &Socket, now: Instant) -> Result<(), Error> {
         self.looked = Some(now);
         self.update(&socket.held()?, now);
         Ok(())
@@ -151,8 +212,7 @@ impl Shares {
                 share.since = now;
             }
             share.sent = sent;
-            let mut all = sent;
-            all.add(share.waiting);
+            let all = share.all();
             if all.messages == 0 {
                 return false;
             }
@@ -165,8 +225,11 @@ impl Shares {
     fn share(&mut self, to: SocketAddr, one: Amount, now: Instant) -> &mut Share {
         self.hosts.entry(to.ip()).or_default().add(one);
         self.total.add(one);
-        let fresh = || Share { sent: Amount::default(), waiting: Amount::default(), since: now };
-        self.receivers.entry(to).or_insert_with(fresh)
+        let none = Amount::default();
+        let fresh = || Share { sent: none, waiting: none, since: now, cut: false };
+        let share = self.receivers.entry(to).or_insert_with(fresh);
+        share.cut = false;
+        share
     }
 }
 
@@ -199,10 +262,29 @@ mod tests {
         assert!(shares.has_room(a2, 50));
         shares.sent(a2, 0, now);
         assert!(!shares.has_room(to("10.0.0.1:3"), 0), "beyond the host's messages");
-        assert!(!shares.has_room(b1, 900), "beyond what all have");
+        assert!(!shares.has_room(b1, 901), "beyond what all have");
         shares.sent(b1, 1, now);
         shares.sent(b1, 1, now);
         assert!(!shares.has_room(to("10.0.0.3:1"), 0), "beyond the messages of all");
+    }
+
+    #[test]
+    fn whoever_keeps_most_is_found() {
+        let (mut shares, now) = (shares(), Instant::now());
+        let (a1, a2, b1) = (to("10.0.0.1:9"), to("10.0.0.1:2"), to("10.0.0.2:1"));
+        for (to, bytes) in [(a1, 60), (a2, 70), (b1, 100)] {
+            shares.sent(to, bytes, now);
+        }
+        assert_eq!(shares.largest_host(), Some(a1.ip()));
+        assert_eq!(shares.lacks(a2, 40), Some(Lack::Receiver));
+        assert_eq!(shares.lacks(a2, 30), Some(Lack::Host));
+        assert_eq!(shares.lacks(to("10.0.0.3:1"), 900), Some(Lack::Total));
+        assert_eq!(shares.largest_on(a1.ip()), Some(a2));
+        shares.cut(a2, now);
+        assert_eq!(shares.largest_on(a1.ip()), Some(a1), "the other was given up");
+        assert_eq!(shares.all_on(a1.ip()), [a1]);
+        shares.waits(a2, 1, now);
+        assert_eq!(shares.all_on(a1.ip()), [a2, a1]);
     }
 
     #[test]

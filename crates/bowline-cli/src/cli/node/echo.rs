@@ -8,32 +8,35 @@
 //! ```
 //!
 //! No send waits, because whoever is served next would wait with it. What a sender does not take
-//! uses up only its own share, see [`Shares`].
+//! uses up only its own share, see [`Shares`]. Where many together use up what all have, whoever
+//! keeps most makes way.
 
 use std::{
     collections::{HashMap, VecDeque},
     io::IoSlice,
-    net::{IpAddr, SocketAddr},
+    net::SocketAddr,
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
     time::{Duration, Instant},
 };
 
 use bowline::rds::{Error, Interest, Message, Node, Socket};
 
-use crate::cli::shares::{Amount, Bounds, Shares};
+use crate::cli::shares::{Amount, Bounds, Lack, Shares};
 
 /// Messages taken at once.
 const BATCH: usize = 256;
 /// Most receivers that are tried again in one turn.
 const TRIES: usize = 1024;
-/// Send buffer of the socket, and what is kept for all receivers; a part of it for each host, half
-/// of that for each receiver.
+/// Send buffer of the socket by default, and messages: what is kept for all receivers.
 pub(super) const SEND_BUFFER: usize = 256 << 20;
-const HOST_PART: usize = 16;
 const MESSAGES_TOTAL: usize = 1 << 17;
-/// Receivers that took nothing for this long are given up; earlier when others need the room.
+/// One receiver has this part of it, but more of a small one; the receivers of a host have twice as
+/// much.
+const RECEIVER_PART: usize = 32;
+const SMALL_PART: usize = 4;
+const SMALL_BYTES: usize = 256 << 10;
+/// Receivers that took nothing for this long are given up.
 const PATIENCE: Duration = Duration::from_secs(30);
-const PATIENCE_WHEN_FULL: Duration = Duration::from_secs(1);
 /// Pause until congested receivers are tried again, if nothing tells of them, and until those that
 /// take nothing are looked for.
 const RETRY_PAUSE: Duration = Duration::from_millis(5);
@@ -63,11 +66,17 @@ pub(super) fn serve(
             }
             Err(error) => return Err(error),
         }
-        let now = Instant::now();
-        for message in inbox.iter().filter(|message| !message.is_notification()) {
-            echo.answer(message, now)?;
+        let (now, mut told) = (Instant::now(), false);
+        for message in &inbox {
+            if message.is_notification() {
+                told = true;
+            } else {
+                echo.answer(message, now)?;
+            }
         }
-        echo.try_again(now);
+        if told || now.saturating_duration_since(echo.tried) >= RETRY_PAUSE {
+            echo.try_again(now);
+        }
         echo.tidy(now)?;
     }
     Ok(())
@@ -82,6 +91,7 @@ struct Echo<'a> {
     waiting: HashMap<SocketAddr, VecDeque<Vec<u8>>>,
     /// Receivers with such answers, in the order in which they are tried.
     turns: VecDeque<SocketAddr>,
+    tried: Instant,
     tidied: Instant,
 }
 
@@ -94,11 +104,15 @@ enum Sent {
 
 impl<'a> Echo<'a> {
     fn new(node: &'a Node, socket: &'a Socket, dropped: &'a AtomicU64, bytes: usize) -> Self {
-        let part = |of: usize| Amount { messages: MESSAGES_TOTAL / of, bytes: bytes / of };
-        let (receiver, host) = (part(2 * HOST_PART), part(HOST_PART));
-        let shares = Shares::new(Bounds { receiver, host, total: part(1) });
-        let (waiting, turns, tidied) = (HashMap::new(), VecDeque::new(), Instant::now());
-        Self { node, socket, dropped, shares, waiting, turns, tidied }
+        let share = (bytes / RECEIVER_PART).max(SMALL_BYTES.min(bytes / SMALL_PART));
+        let messages = MESSAGES_TOTAL / RECEIVER_PART;
+        let shares = Shares::new(Bounds {
+            receiver: Amount { messages, bytes: share },
+            host: Amount { messages: 2 * messages, bytes: 2 * share },
+            total: Amount { messages: MESSAGES_TOTAL, bytes },
+        });
+        let (waiting, turns, now) = (HashMap::new(), VecDeque::new(), Instant::now());
+        Self { node, socket, dropped, shares, waiting, turns, tried: now, tidied: now }
     }
 
     /// How long to wait for the next message.
@@ -113,7 +127,7 @@ impl<'a> Echo<'a> {
     fn answer(&mut self, message: &Message, now: Instant) -> Result<(), Error> {
         let (to, bytes) = (message.source(), message.len());
         if !self.shares.has_room(to, bytes) {
-            self.make_room(bytes, now)?;
+            self.make_room(to, bytes, now)?;
             if !self.shares.has_room(to, bytes) {
                 self.drop_answers(1);
                 return Ok(());
@@ -149,6 +163,7 @@ impl<'a> Echo<'a> {
 
     /// Sends answers that had to wait.
     fn try_again(&mut self, now: Instant) {
+        self.tried = now;
         for _ in 0..self.turns.len().min(TRIES) {
             let Some(to) = self.turns.pop_front() else { return };
             let Some(mut answers) = self.waiting.remove(&to) else { continue };
@@ -167,24 +182,28 @@ impl<'a> Echo<'a> {
         }
     }
 
-    /// Looks what has been taken meanwhile. When all together keep too much, those that take
-    /// nothing make way.
-    fn make_room(&mut self, bytes: usize, now: Instant) -> Result<(), Error> {
+    /// Looks what has been taken meanwhile. If it is others that use up the room, those who keep most
+    /// make way.
+    fn make_room(&mut self, to: SocketAddr, bytes: usize, now: Instant) -> Result<(), Error> {
         self.shares.look(self.socket, now)?;
-        if self.shares.total_has_room(bytes) {
-            return Ok(());
+        match self.shares.lacks(to, bytes) {
+            None | Some(Lack::Receiver) => return Ok(()),
+            Some(Lack::Host) => {
+                let largest = self.shares.largest_on(to.ip()).filter(|largest| *largest != to);
+                let Some(largest) = largest else { return Ok(()) };
+                self.give_up(largest, now)?;
+            }
+            Some(Lack::Total) => {
+                let host = self.shares.largest_host().filter(|host| *host != to.ip());
+                let Some(host) = host else { return Ok(()) };
+                for receiver in self.shares.all_on(host) {
+                    self.give_up(receiver, now)?;
+                }
+                // What is behind a message that was begun leaves the node only with its connection.
+                self.node.drop_connections(Some(host));
+            }
         }
-        let silent = self.shares.silent_for(PATIENCE_WHEN_FULL, now);
-        let mut hosts: Vec<IpAddr> = silent.iter().map(SocketAddr::ip).collect();
-        hosts.dedup();
-        for to in silent {
-            self.give_up(to, now)?;
-        }
-        // What is behind a message that was begun leaves the node only with its connection.
-        for host in hosts {
-            self.node.drop_connections(Some(host));
-        }
-        Ok(())
+        self.shares.look_now(self.socket, now)
     }
 
     /// Gives up what is kept for receivers that have taken nothing for long, such as those that
