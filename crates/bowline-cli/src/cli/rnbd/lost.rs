@@ -7,6 +7,7 @@ use std::{
 };
 
 use bowline_rtrs_driver::server::{CloseReason, PathChange, PathNews};
+use bowline_verbs::Status;
 
 /// Time in which no more than [`LINES`] are printed: clients decide how much there is to tell.
 const SPAN: Duration = Duration::from_secs(10);
@@ -61,7 +62,12 @@ impl Lost {
         let path = (session.as_str().to_owned(), remote.ip(), local.ip());
         let what = match *change {
             PathChange::Connected => self.paths.remove(&path).then(|| "back".to_owned()),
-            PathChange::Closed(CloseReason::Local | CloseReason::Disconnected) => None,
+            // When a client disconnects, the queues are flushed before anything else tells of it.
+            PathChange::Closed(
+                CloseReason::Local
+                | CloseReason::Disconnected
+                | CloseReason::Completion(Status::WrFlushErr),
+            ) => None,
             PathChange::Closed(reason) if reason.is_violation() || reason.is_refusal() => None,
             PathChange::Closed(reason) => {
                 if self.paths.len() < LOST {
@@ -78,7 +84,6 @@ impl Lost {
 mod tests {
     use std::net::SocketAddr;
 
-    use bowline_verbs::Status;
     use bowline_wire::rtrs::SessionName;
 
     use super::*;
@@ -102,7 +107,8 @@ mod tests {
         );
         assert_eq!(tell(PathChange::Connected), ["session disks: path 10.0.1.7 to 10.0.2.7 back"]);
         assert_eq!(tell(PathChange::Connected), nothing);
-        for reason in [CloseReason::Local, CloseReason::Disconnected, CloseReason::Chunk] {
+        let flushed = CloseReason::Completion(Status::WrFlushErr);
+        for reason in [CloseReason::Local, CloseReason::Disconnected, flushed, CloseReason::Chunk] {
             assert_eq!(tell(PathChange::Closed(reason)), nothing);
         }
         assert_eq!(
