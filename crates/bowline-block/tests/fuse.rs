@@ -108,7 +108,16 @@ fn it_behaves_as_a_file_of_fixed_size() {
     let missing = File::open(mounted.dir.join("other")).map_err(|e| e.kind());
     assert_eq!(missing.err(), Some(ErrorKind::NotFound));
     let made = File::create_new(mounted.dir.join("new")).map_err(|e| e.raw_os_error());
-    assert!(made.is_err(), "no other files");
+    let refused = Err(Some(libc::EPERM));
+    // Others than root are told by the mode of the folder.
+    if rustix::process::geteuid().is_root() {
+        assert_eq!(made.map(drop), refused, "no other files");
+        let other = mounted.dir.join("other");
+        let errno = |done: std::io::Result<()>| done.map_err(|e| e.raw_os_error());
+        assert_eq!(errno(std::fs::create_dir(&other)), refused);
+        assert_eq!(errno(std::fs::rename(&mounted.file, &other)), refused);
+        assert_eq!(errno(std::fs::remove_file(&mounted.file)), refused);
+    }
 }
 
 #[test]

@@ -21,8 +21,8 @@ use std::{
 
 use fuser::{
     BsdFileFlags, Config, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation,
-    INodeNo, LockOwner, MountOption, OpenAccMode, OpenFlags, ReplyAttr, ReplyData, ReplyDirectory,
-    ReplyEntry, ReplyOpen, ReplyWrite, Request, TimeOrNow, WriteFlags,
+    INodeNo, LockOwner, MountOption, OpenAccMode, OpenFlags, RenameFlags, ReplyAttr, ReplyData,
+    ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyWrite, Request, TimeOrNow, WriteFlags,
 };
 
 use crate::{
@@ -402,6 +402,36 @@ impl Filesystem for Files {
         }
     }
 
+    fn mknod(&self, _: &Request, _: INodeNo, _: &OsStr, _: u32, _: u32, _: u32, reply: ReplyEntry) {
+        // Here and below: what there is stays, under its name. Without these the answer would be ENOSYS.
+        reply.error(code(crate::errno::EPERM));
+    }
+
+    fn mkdir(&self, _: &Request, _: INodeNo, _: &OsStr, _: u32, _: u32, reply: ReplyEntry) {
+        reply.error(code(crate::errno::EPERM));
+    }
+
+    fn unlink(&self, _: &Request, _: INodeNo, _: &OsStr, reply: ReplyEmpty) {
+        reply.error(code(crate::errno::EPERM));
+    }
+
+    fn rmdir(&self, _: &Request, _: INodeNo, _: &OsStr, reply: ReplyEmpty) {
+        reply.error(code(crate::errno::EPERM));
+    }
+
+    fn rename(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        _: &OsStr,
+        _: INodeNo,
+        _: &OsStr,
+        _: RenameFlags,
+        reply: ReplyEmpty,
+    ) {
+        reply.error(code(crate::errno::EPERM));
+    }
+
     fn readlink(&self, _: &Request, inode: INodeNo, reply: ReplyData) {
         match self.find(inode) {
             Ok((_, Found::Link(target))) => reply.data(target.as_bytes()),
@@ -464,14 +494,7 @@ impl Filesystem for Files {
     }
 
     /// Nothing is kept back, so closing a file has nothing to do.
-    fn flush(
-        &self,
-        _: &Request,
-        _: INodeNo,
-        _: FileHandle,
-        _: LockOwner,
-        reply: fuser::ReplyEmpty,
-    ) {
+    fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
         reply.ok();
     }
 

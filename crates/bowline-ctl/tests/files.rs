@@ -14,7 +14,7 @@ use std::{
 
 use bowline_ctl::{
     AttrDef, Dir, Errno, Node, Sys, Tree, Value,
-    errno::{EEXIST, EINVAL, ENOENT},
+    errno::{EEXIST, EINVAL, ENOENT, EPERM},
     fusefs,
 };
 
@@ -109,6 +109,12 @@ fn cat_and_echo_work_and_errors_are_those_of_the_command() {
     assert_eq!(errno(write(&here.join("state"), "1")), Some(13));
     assert_eq!(errno(write(&here.join("add_path"), &"x".repeat(5000))), Some(EINVAL));
     assert_eq!(errno(fs::read(here.join("nothing"))), Some(ENOENT));
+
+    // As sysfs: nothing is made, renamed or removed.
+    let state = here.join("state");
+    assert_eq!(errno(fs::create_dir(here.join("new"))), Some(EPERM));
+    assert_eq!(errno(fs::rename(&state, here.join("new"))), Some(EPERM));
+    assert_eq!(errno(fs::remove_file(&state)), Some(EPERM));
 
     // A command that waits stops nobody else.
     let waiting = {
