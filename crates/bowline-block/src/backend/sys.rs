@@ -24,10 +24,14 @@ pub(super) fn carry_out(fd: RawFd, step: Step) -> i32 {
         Step::Write { from, len, offset, dsync } => {
             let piece = libc::iovec { iov_base: from as *mut _, iov_len: len as usize };
             let flags = if dsync { libc::RWF_DSYNC } else { 0 };
+            // The offset in two words; where one holds it, the system ignores the other.
+            let (low, high) = (offset as libc::c_long, (offset >> 32) as libc::c_long);
+            // By its number: the musl of Rust before 1.93 has no `pwritev2`.
             // SAFETY: `piece` is one valid descriptor, of memory in a `Buffer` that the job holds.
-            returned(unsafe {
-                libc::pwritev2(fd, &raw const piece, 1, offset.cast_signed(), flags)
-            })
+            let n = unsafe {
+                libc::syscall(libc::SYS_pwritev2, fd, &raw const piece, 1_usize, low, high, flags)
+            };
+            returned(n as isize)
         }
         Step::PunchHole { len, offset } => allocate(fd, PUNCH_HOLE, offset, len),
         Step::Discard { len, offset } => {
