@@ -33,6 +33,9 @@ pub(crate) struct Gate {
     pub(crate) first: u8,
     /// For each path below `first`, the sequence number that must have been released.
     pub(crate) until: Vec<u64>,
+    /// Paths, a bit each, whose connection ended with a cancelled message that was begun. The peer may have all
+    /// of it, and take it until it greets on the next connection.
+    pub(crate) left: u8,
 }
 
 /// An earlier process of a peer: the number awaited from it next, by path.

@@ -128,6 +128,7 @@ impl Node {
         if header.sequence == 0 {
             self.release_by_ack(conn_id, b.path, header.ack);
         }
+        self.check_gate(conn_id);
         if first {
             // Senders of long messages wait for this.
             self.wake_refused(crate::socket::want::WRITE);
@@ -316,6 +317,9 @@ impl Node {
         }
         let freed = conn.map.take();
         conn.change_generation(from, to);
+        if let Some(gate) = &mut conn.gate {
+            gate.left = 0; // who is gone takes nothing any more
+        }
         self.drop_begun(conn_id, from);
         if freed != 0 {
             self.congestion_changed(freed);

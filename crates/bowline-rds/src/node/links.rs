@@ -570,6 +570,10 @@ impl Node {
             }
             msg.stream_start = UNPLANNED;
         }
+        let left = path.queue.iter().any(|m| m.has(mark::CANCELLED) && m.has(mark::RETRANS));
+        if let Some(gate) = conn.gate.as_mut().filter(|_| left) {
+            gate.left |= 1 << index;
+        }
         path.planned = 0;
         path.resets += 1;
         path.unacked_packets = 0;

@@ -481,7 +481,7 @@ impl Node {
     pub(super) fn close_gate(&mut self, conn_id: ConnId, first: u8) {
         let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
         let until = conn.paths.iter().take(usize::from(first)).map(|p| p.next_tx_seq).collect();
-        conn.gate = Some(Gate { first, until });
+        conn.gate = Some(Gate { first, until, left: 0 });
         self.check_gate(conn_id);
     }
 
@@ -489,15 +489,24 @@ impl Node {
     pub(super) fn check_gate(&mut self, conn_id: ConnId) {
         let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
         let Some(gate) = &conn.gate else { return };
-        let through = gate.until.iter().zip(&conn.paths).all(|(until, path)| {
-            // Probes and pongs overtake nobody, nor does what will never be sent.
-            let counts = |m: &&TxMsg| {
-                let gone = m.has(mark::CANCELLED) && m.stream_start == crate::path::UNPLANNED;
-                m.socket.is_some() && !gone
-            };
-            let first = path.queue.iter().find(counts);
-            first.is_none_or(|m| m.seq >= *until)
-        });
+        let bowline = conn.peer.is_bowline();
+        let through =
+            gate.until.iter().zip(&conn.paths).enumerate().all(|(index, (until, path))| {
+                let greeted = || {
+                    let link = path.link.and_then(|l| self.links.get(l.0));
+                    link.is_some_and(|l| l.hello.got)
+                };
+                if bowline && gate.left & (1 << index) != 0 && !greeted() {
+                    return false;
+                }
+                // Probes and pongs overtake nobody, nor does what will never be sent.
+                let counts = |m: &&TxMsg| {
+                    let gone = m.has(mark::CANCELLED) && m.stream_start == crate::path::UNPLANNED;
+                    m.socket.is_some() && !gone
+                };
+                let first = path.queue.iter().find(counts);
+                first.is_none_or(|m| m.seq >= *until)
+            });
         if through {
             conn.gate = None;
             let links: Vec<_> = conn.paths.iter().filter_map(|p| p.link).collect();

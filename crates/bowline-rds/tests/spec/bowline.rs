@@ -7,6 +7,29 @@ use bowline_wire::rds::{Flags, Handshake};
 
 use crate::support::*;
 
+/// A cancelled message was begun on path 0 when its connection ends. The peer, which is slow, may have all of it:
+/// a later message between the two sockets must not come first by another path.
+// tests
+#[test]
+fn a_cancelled_message_that_was_begun_is_not_overtaken() {
+    let mut lab = Lab::larger();
+    let s = lab.bound("10.0.0.2:4001");
+    lab.send(s, "10.0.0.1:5000", b"early").expect("queued");
+    let first = lab.bowline(A, 7, 0);
+    assert_eq!(lab.data_frames(first).len(), 1, "it is begun");
+    lab.node.cancel_all(lab.now, s).expect("bound");
+    lab.send(s, "10.0.0.1:5000", b"later").expect("queued");
+    let others: Vec<_> = (1..8).map(|path| lab.bowline(A, 7, path)).collect();
+    let sent = |lab: &mut Lab| others.iter().map(|l| lab.data_frames(*l).len()).sum::<usize>();
+    assert_eq!(sent(&mut lab), 0, "it waits for what was begun");
+    lab.fail(first, CloseReason::Reset);
+    lab.ms(500);
+    assert_eq!(sent(&mut lab), 0, "the peer may not have read it yet");
+    let again = lab.bowline(A, 7, 0);
+    assert_eq!(sent(&mut lab), 1);
+    assert!(lab.data_frames(again).is_empty(), "the cancelled one does not come again");
+}
+
 fn up(node: &bowline_rds::Node) -> Vec<u8> {
     let paths = node.info().paths;
     let mut up: Vec<_> =
