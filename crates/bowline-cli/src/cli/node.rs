@@ -83,7 +83,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "NAME=VALUE", value_parser = setting)]
     sysctl: Vec<(String, i64)>,
     /// Send everything that comes to this port back; may be repeated. Of the answers that a socket does
-    /// not take, 8 MiB or 4096 are kept and the others dropped; with --send-buffer a 32nd of it
+    /// not take, 8 MiB or 16384 are kept and the others dropped; with --send-buffer a 32nd of it
     #[arg(long, value_name = "PORT")]
     echo: Vec<u16>,
     /// Take everything that comes to this port; may be repeated
@@ -200,6 +200,10 @@ impl Settings {
         }
         if self.congestion_control.is_some() {
             builder = builder.congestion_control(self.congestion_control.clone());
+        }
+        if !self.echo.is_empty() {
+            let send_messages_per_socket = echo::MESSAGES_TOTAL;
+            builder = builder.limits(Limits { send_messages_per_socket, ..Limits::default() });
         }
         let node = start_node(builder, &self.addresses)?;
         // One by one and not through the builder, so that an error names the setting.

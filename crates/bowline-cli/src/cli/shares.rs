@@ -11,8 +11,10 @@ use std::{
 
 use bowline::rds::{Error, Held, Socket};
 
-/// Time between two questions to the node, which cost it a look at every queued message.
+/// Time between two questions to the node, which cost it a look at every queued message; more where
+/// the last one took long, so that it has most of its time for other work.
 const LOOK_PAUSE: Duration = Duration::from_millis(2);
+const LOOK_PART: u32 = 10;
 
 /// What a message costs besides its payload, about.
 const MESSAGE_WEIGHT: usize = 128;
@@ -86,13 +88,14 @@ pub(crate) struct Shares {
     receivers: BTreeMap<SocketAddr, Share>,
     hosts: HashMap<IpAddr, Amount>,
     total: Amount,
-    looked: Option<Instant>,
+    /// When the node may be asked again.
+    next_look: Option<Instant>,
 }
 
 impl Shares {
     pub(crate) fn new(bounds: Bounds) -> Self {
         let (receivers, hosts) = (BTreeMap::new(), HashMap::new());
-        Self { bounds, receivers, hosts, total: Amount::default(), looked: None }
+        Self { bounds, receivers, hosts, total: Amount::default(), next_look: None }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -183,7 +186,7 @@ impl Shares {
     ///
     /// Those of a socket that is closed.
     pub(crate) fn look(&mut self, socket: &Socket, now: Instant) -> Result<(), Error> {
-        if self.looked.is_some_and(|looked| now.saturating_duration_since(looked) < LOOK_PAUSE) {
+        if self.next_look.is_some_and(|next| now < next) {
             return Ok(());
         }
         self.look_now(socket, now)
@@ -195,8 +198,10 @@ impl Shares {
     ///
     /// Those of a socket that is closed.
     pub(crate) fn look_now(&mut self, socket: &Socket, now: Instant) -> Result<(), Error> {
-        self.looked = Some(now);
-        self.update(&socket.held()?, now);
+        let begin = Instant::now();
+        let held = socket.held()?;
+        self.next_look = Some(now + LOOK_PAUSE.max(LOOK_PART * begin.elapsed()));
+        self.update(&held, now);
         Ok(())
     }
 

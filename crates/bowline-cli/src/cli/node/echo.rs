@@ -29,7 +29,7 @@ const BATCH: usize = 256;
 const TRIES: usize = 1024;
 /// Send buffer of the socket by default, and messages: what is kept for all receivers.
 pub(super) const SEND_BUFFER: usize = 256 << 20;
-const MESSAGES_TOTAL: usize = 1 << 17;
+pub(super) const MESSAGES_TOTAL: usize = 1 << 19;
 /// One receiver has this part of it, but more of a small one; the receivers of a host have twice as
 /// much.
 const RECEIVER_PART: usize = 32;
