@@ -89,14 +89,14 @@ impl Log {
         self.err.put(text, &self.stop);
     }
 
-    /// Whether one more line that a peer causes may be written.
+    /// Whether one more line that a peer causes may be written: of results all.
     pub(super) fn admits_out(&self) -> bool {
-        self.out.admits(Instant::now())
+        self.out.duty == Duty::Results || self.out.state().rate.admits(Instant::now())
     }
 
-    /// The same for standard error.
+    /// The same for standard error, where there are no results.
     pub(super) fn admits_err(&self) -> bool {
-        self.err.admits(Instant::now())
+        self.err.state().rate.admits(Instant::now())
     }
 
     /// Waits until everything is written; not for long once the command is to stop.
@@ -153,10 +153,6 @@ impl Queue {
         state.bytes += text.len();
         state.lines.push_back(text);
         self.changed.notify_all();
-    }
-
-    fn admits(&self, now: Instant) -> bool {
-        self.duty == Duty::Results || self.state().rate.admits(now)
     }
 
     fn finish(&self, stop: &AtomicBool) {

@@ -1,6 +1,6 @@
 //! Events of connections, of which a command waits for one kind at a time.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::SocketAddr;
@@ -28,8 +28,8 @@ const PAUSE: Duration = Duration::from_millis(200);
 
 /// Takes the events of a device. Connection requests that come at another time are kept for a while.
 ///
-/// Nothing tells that a client was killed while it waited. So those that came last are served first, the others are
-/// told to come again, and only who is still there does.
+/// Nothing tells that a client was killed while it waited for others. So those that came last are served first, the
+/// others are told to come again, and only who is still there does.
 pub(super) struct Arrivals<'a> {
     device: &'a dyn Device,
     stop: &'a Stop,
@@ -37,6 +37,8 @@ pub(super) struct Arrivals<'a> {
     requests: RefCell<VecDeque<(Instant, CmId, ConnRequest)>>,
     /// Events that came while something else was waited for.
     events: RefCell<VecDeque<CmEvent>>,
+    /// Somebody was served since nobody waited: those that wait may be gone.
+    late: Cell<bool>,
 }
 
 /// What becomes of a connection.
@@ -59,21 +61,23 @@ impl<'a> Arrivals<'a> {
     const WAITING: usize = 64;
 
     pub(super) fn new(device: &'a dyn Device, stop: &'a Stop) -> Self {
-        Self { device, stop, requests: RefCell::default(), events: RefCell::default() }
+        let (requests, events) = (RefCell::default(), RefCell::default());
+        Self { device, stop, requests, events, late: Cell::new(false) }
     }
 
     /// Waits until somebody wants to connect.
     pub(super) fn request(&self) -> Result<(CmId, ConnRequest), Ended> {
         loop {
-            // Those that came while another was served.
-            for _ in 0..Self::WAITING {
-                if matches!(self.next(Duration::ZERO)?, Came::Nothing) {
-                    break;
-                }
+            if self.late.get() {
+                self.meanwhile()?;
             }
-            if let Some((_, id, request)) = self.requests.borrow_mut().pop_back() {
+            let mut requests = self.requests.borrow_mut();
+            let found = if self.late.get() { requests.pop_back() } else { requests.pop_front() };
+            drop(requests);
+            if let Some((_, id, request)) = found {
                 return Ok((id, request));
             }
+            self.late.set(false);
             if self.stop.asked() {
                 return Err(Ended::Stopped);
             }
@@ -83,6 +87,7 @@ impl<'a> Arrivals<'a> {
 
     /// Waits until the client of a request that was accepted has heard of it.
     pub(super) fn accepted(&self, id: CmId, request: &ConnRequest) -> Result<(), Ended> {
+        self.late.set(true);
         let peer = request.remote.to_string();
         match self.answered(id, &peer, ACCEPTED)? {
             Answer::Stands(_) => Ok(()),
