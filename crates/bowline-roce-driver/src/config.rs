@@ -1,6 +1,8 @@
 //! Settings of a soft device.
 
+use std::fs;
 use std::net::IpAddr;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -18,6 +20,39 @@ pub enum PollMode {
     Spin,
     /// Sleeps at once.
     Sleep,
+}
+
+/// Where a device notes its connections, for the case that its process is killed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum FormerLives {
+    /// In the folder `bowline` of `$XDG_RUNTIME_DIR` or, without that variable, of `/run`. It is made when it is not
+    /// there. Where that fails, and in a folder of another user or one that others can write to, nothing is
+    /// noted: a program that is killed and started again may have to wait until its peers have noticed.
+    #[default]
+    RunFolder,
+    /// In this folder. Nobody else must be able to write there; several devices may share it.
+    In(PathBuf),
+    /// Nowhere.
+    Nowhere,
+}
+
+impl FormerLives {
+    /// The folder, if there is one.
+    pub(crate) fn folder(self) -> Option<PathBuf> {
+        match self {
+            Self::RunFolder => run_folder(),
+            Self::In(folder) => Some(folder),
+            Self::Nowhere => None,
+        }
+    }
+}
+
+fn run_folder() -> Option<PathBuf> {
+    let given = std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty());
+    let folder = given.map_or_else(|| "/run".into(), PathBuf::from).join("bowline");
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder).ok()?;
+    let (found, own) = (fs::metadata(&folder).ok()?, fs::metadata("/proc/self").ok()?);
+    (found.uid() == own.uid() && found.mode() & 0o022 == 0).then_some(folder)
 }
 
 /// Everything a device is made of.
@@ -50,11 +85,11 @@ pub struct SoftConfig {
     pub drop_one_in: Option<u32>,
     /// File that gets all packets, in pcapng form.
     pub capture: Option<PathBuf>,
-    /// Directory for a file of each address that tells the next device of it which connections stood
-    /// when its process was killed. They are ended before anything else is done [CM-53], so that a
-    /// peer is free at once instead of when it notices by itself. Nobody else must be able to write
-    /// there; several devices may share it.
-    pub former_lives: Option<PathBuf>,
+    /// Where a file of each address tells the next device of it which connections stood when its process was
+    /// killed. They are ended before anything else is done [CM-53], so that a peer is free at once
+    /// instead of when it notices by itself: an RTRS session of the same name is refused until then, for
+    /// seconds.
+    pub former_lives: FormerLives,
     /// Limits, window and timers of the core. Its addresses, MTU, GUID, ICRC policy, bursts and
     /// source port, which is always 4791, are set by the driver.
     pub core: bowline_roce::Config,
@@ -75,7 +110,7 @@ impl Default for SoftConfig {
             socket_buffer: 8 << 20,
             drop_one_in: None,
             capture: None,
-            former_lives: None,
+            former_lives: FormerLives::default(),
             core: bowline_roce::Config::default(),
         }
     }

@@ -72,7 +72,7 @@ impl SoftDevice {
         let mtu = mtu(&endpoints, config.mtu)?;
         let guid = config.guid.unwrap_or_else(|| identity::guid(&config.addrs));
         let seed = identity::seed().map_err(|error| system("reading /dev/urandom", &error))?;
-        let lives = config.former_lives.map(|dir| Lives::new(&dir, &names));
+        let lives = config.former_lives.folder().map(|dir| Lives::new(&dir, &names));
         let core = Config {
             guid,
             addrs: config.addrs.clone(),

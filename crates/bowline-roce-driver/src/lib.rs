@@ -41,7 +41,7 @@ mod wait;
 
 pub use bowline_roce::InUse;
 pub use bowline_wire::roce::IcrcPolicy;
-pub use config::{PollMode, SoftConfig};
+pub use config::{FormerLives, PollMode, SoftConfig};
 pub use device::SoftDevice;
 pub use stats::DriverStats;
 pub use udp::ROCE_PORT;

@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +12,6 @@ use bowline_roce_driver::{PollMode, SoftConfig, SoftDevice};
 use bowline_verbs::{Device, Error, Mtu};
 
 use crate::cli::args::{Address, Family, address, interval, joined, number, number32, route_to};
-use crate::cli::control::folder;
 use crate::cli::{Failure, Outcome};
 
 /// The device that needs no hardware.
@@ -137,9 +135,7 @@ pub(super) fn soft(
 ) -> Result<Arc<dyn Device>, Error> {
     let poll = if poll { PollMode::Spin } else { PollMode::default() };
     let (addrs, links) = addrs_and_links(addresses);
-    let former_lives = former_lives();
-    let config =
-        SoftConfig { addrs, links, mtu, capture, poll, former_lives, ..SoftConfig::default() };
+    let config = SoftConfig { addrs, links, mtu, capture, poll, ..SoftConfig::default() };
     Ok(Arc::new(SoftDevice::open(config)?))
 }
 
@@ -147,16 +143,6 @@ pub(super) fn soft(
 pub(crate) fn addrs_and_links(addresses: &[Address]) -> (Vec<IpAddr>, Vec<(IpAddr, u32)>) {
     let links = addresses.iter().filter_map(|address| Some((address.ip, address.link?)));
     (addresses.iter().map(|address| address.ip).collect(), links.collect())
-}
-
-/// Where a device notes its connections for the case that the process is killed: the user's folder
-/// of run-time files, if there is one that nobody else can write. Without it a restarted program has
-/// to wait until the peer has noticed, which is no reason not to run.
-pub(crate) fn former_lives() -> Option<PathBuf> {
-    let folder = folder();
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder).ok()?;
-    let (found, own) = (fs::metadata(&folder).ok()?, fs::metadata("/proc/self").ok()?);
-    (found.uid() == own.uid() && found.mode() & 0o022 == 0).then_some(folder)
 }
 
 /// Parses a path MTU.

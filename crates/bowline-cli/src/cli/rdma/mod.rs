@@ -25,7 +25,7 @@ use super::Failure;
 
 pub(crate) use cm_listen::{Args as CmListenArgs, run as run_cm_listen};
 pub(crate) use devices::{Args as DevicesArgs, run as run_devices};
-pub(crate) use local::{addresses, addrs_and_links, former_lives, mtu};
+pub(crate) use local::{addresses, addrs_and_links, mtu};
 pub(crate) use others::{Args as OthersArgs, run as run_others};
 pub(crate) use perf::{Args as PerfArgs, run as run_perf};
 pub(crate) use rping::{Args as RpingArgs, run as run_rping};

@@ -17,7 +17,7 @@ use super::tool::{no_address, path_spec, session_name};
 use crate::cli::{
     Failure, Outcome,
     args::{Address, Family, address, interval, joined, route_to},
-    rdma::{addresses, addrs_and_links, former_lives, mtu},
+    rdma::{addresses, addrs_and_links, mtu},
 };
 
 /// The device that needs no hardware.
@@ -68,7 +68,6 @@ impl Side {
                 mtu: self.mtu,
                 poll: if self.poll { PollMode::Spin } else { PollMode::default() },
                 capture: self.capture.clone(),
-                former_lives: former_lives(),
                 core,
                 ..SoftConfig::default()
             };
