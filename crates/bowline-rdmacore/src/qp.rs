@@ -528,6 +528,7 @@ mod tests {
             port: Some(1),
             pkey_index: Some(0),
             cur_state: None,
+            give_up: None,
             sqd_notify: None,
             sq_draining: None,
         };

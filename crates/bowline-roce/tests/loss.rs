@@ -368,10 +368,16 @@ fn a_silent_peer_is_given_up_in_time() {
 fn patience_can_be_chosen() {
     let config = Config { give_up: GiveUp::After(Duration::from_millis(100)), ..Config::default() };
     let never = Config { give_up: GiveUp::RetryCountSevenForever, ..Config::default() };
-    for (config, retry_cnt, limit) in
-        [(config, 7, Some(100)), (never.clone(), 7, None), (never, 1, Some(536))]
-    {
-        let mut pair = Pair::new(&Setup { config, retry_cnt, ..Setup::default() });
+    // A queue pair can have another patience than the others of its device.
+    let own = Duration::from_millis(300);
+    for (config, retry_cnt, give_up, limit) in [
+        (config.clone(), 7, None, Some(100)),
+        (never.clone(), 7, None, None),
+        (never.clone(), 1, None, Some(536)),
+        (config, 7, Some(own), Some(300)),
+        (never, 7, Some(own), Some(300)),
+    ] {
+        let mut pair = Pair::new(&Setup { config, retry_cnt, give_up, ..Setup::default() });
         pair.fate = Box::new(|_, _| Fate::Drop);
         pair.post(0, 1, SendOp::Send, &[]);
         let start = pair.now;

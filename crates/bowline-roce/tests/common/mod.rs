@@ -34,6 +34,8 @@ pub struct Setup {
     pub depth: u8,
     pub timeout: u8,
     pub retry_cnt: u8,
+    /// Of the queue pairs alone.
+    pub give_up: Option<Duration>,
     pub rnr_retry: u8,
     pub min_rnr_timer: u8,
     pub access: Access,
@@ -50,6 +52,7 @@ impl Default for Setup {
             depth: 16,
             timeout: 17,
             retry_cnt: 7,
+            give_up: None,
             rnr_retry: 7,
             min_rnr_timer: 12,
             access: Access::LOCAL_WRITE
@@ -179,7 +182,12 @@ fn addr(side: usize, v6: bool) -> IpAddr {
 pub fn rts_steps(setup: &Setup, side: usize, peer: Qpn) -> [QpAttr; 3] {
     let (local, remote) = (addr(side, setup.v6), addr(1 - side, setup.v6));
     [
-        QpAttr { state: Some(QpState::Init), access: Some(setup.access), ..QpAttr::default() },
+        QpAttr {
+            state: Some(QpState::Init),
+            access: Some(setup.access),
+            give_up: setup.give_up,
+            ..QpAttr::default()
+        },
         QpAttr {
             state: Some(QpState::Rtr),
             av: Some(AddressVector { local, remote, flow_label: 0x1234, tos: 0 }),

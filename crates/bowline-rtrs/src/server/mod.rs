@@ -21,7 +21,7 @@
 //! | `session`, `path`, `chunks`, `sendq` | the tables |
 //!
 //! Spec: `docs/spec/rtrs.md`. Memory: each session that has been joined has its chunks, of which only what was used is
-//! really there; each path 784 bytes, and for each chunk 16 bytes, 32 with refresh; each connection
+//! really there; each path some 850 bytes, and for each chunk 16 bytes, 32 with refresh; each connection
 //! about 100 bytes. Everything a client can make grow has a limit in [`ServerLimits`] [RT-66].
 
 mod accept;
