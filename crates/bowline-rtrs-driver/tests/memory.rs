@@ -27,12 +27,23 @@ const REST: usize = 16 * MIB;
 /// What a session that does nothing takes, with registrations of 512 chunks and queues of 2 connections.
 const IDLE: usize = MIB;
 
+/// What one request takes that is a part of a chunk; less than a large page.
+const LITTLE: usize = MIB;
+
 /// Bytes of this process that are in memory.
 fn resident() -> usize {
     let text = std::fs::read_to_string("/proc/self/statm").unwrap();
     let pages: usize = text.split(' ').nth(1).unwrap().parse().unwrap();
     // The pages of the machines this is built for.
     pages * 4096
+}
+
+/// Bytes of these that are large pages.
+fn large_pages() -> usize {
+    let text = std::fs::read_to_string("/proc/self/smaps_rollup").unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("AnonHugePages:"));
+    let kib = line.and_then(|line| line.trim().strip_suffix(" kB"));
+    kib.and_then(|kib| kib.parse::<usize>().ok()).map_or(0, |kib| kib << 10)
 }
 
 /// The server's process: tells how much it has whenever it is asked.
@@ -49,7 +60,7 @@ fn serve() {
         common::eventually("so many sessions", || server.sessions().len() == sessions);
         // Ends of paths have been told, too: registrations go with them.
         common::eventually("nothing else", || device.in_use().qps == 2 * sessions);
-        println!("resident {}", resident());
+        println!("resident {} {}", resident(), large_pages());
     }
     server.close();
 }
@@ -89,7 +100,10 @@ impl Remote {
     /// What the server has in memory, as soon as it has so many sessions.
     fn resident(&mut self, sessions: usize) -> usize {
         writeln!(self.to.as_mut().unwrap(), "{sessions}").unwrap();
-        self.line("resident").parse().unwrap()
+        let line = self.line("resident");
+        let (resident, large) = line.split_once(' ').unwrap();
+        println!("server: {large} of {resident} bytes are large pages");
+        resident.parse().unwrap()
     }
 }
 
@@ -151,6 +165,12 @@ fn memory_is_bounded_by_the_chunks() {
     let idle = grown(server.resident(8));
     println!("server: {empty} bytes; 8 idle sessions: {idle} more");
     assert!(idle < 8 * IDLE + REST, "idle sessions: {idle}");
+
+    // What little is used takes little: one chunk, of which a small page is written.
+    Load::new(&sessions[7], Dir::Write, 1, 4096).run(1, true);
+    let little = grown(server.resident(8)).saturating_sub(idle);
+    println!("server: one request: {little} more");
+    assert!(little < LITTLE, "{little} for one request");
 
     let before = resident();
     for (n, session) in sessions.iter().enumerate().take(3) {

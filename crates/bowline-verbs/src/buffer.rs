@@ -17,7 +17,12 @@ pub struct Mem {
 }
 
 /// Bytes of a large page; memory of at least so many is made of these, where the system has any.
-const HUGE_PAGE: usize = 2 << 20;
+pub const HUGE_PAGE: usize = 2 << 20;
+/// Bytes of a small one, on the machines this is built for.
+const PAGE: usize = 4096;
+
+/// Has the system make large pages of small ones now (Linux 6.1).
+const MADV_COLLAPSE: i32 = 25;
 
 /// Page-aligned zeroed memory of fixed size, which may be registered. Peers change it at any time,
 /// as a device would by DMA, so no reference to its bytes is ever made: they are copied in and out.
@@ -44,28 +49,71 @@ impl Buffer {
     /// # Errors
     /// The system's, when there is no memory.
     pub fn new(len: usize) -> std::io::Result<Self> {
-        let mapped = len.max(1);
+        let buffer = Self::map(len)?;
+        if len >= HUGE_PAGE {
+            buffer.advise(0, len, libc::MADV_HUGEPAGE);
+        }
+        Ok(buffer)
+    }
+
+    /// Allocates `len` bytes, all zero, of which little is used perhaps: none takes memory before it is used,
+    /// but for the rest of its small page. See [`Buffer::enlarge_pages`].
+    ///
+    /// # Errors
+    /// The system's, when there is no memory.
+    pub fn sparse(len: usize) -> std::io::Result<Self> {
+        let mut buffer = Self::map(len + HUGE_PAGE)?;
+        // It begins where a large page can.
+        let start = buffer.start.as_ptr();
+        let before = start.align_offset(HUGE_PAGE);
+        let behind = before + len.max(1).next_multiple_of(PAGE);
+        let end = (len + HUGE_PAGE).next_multiple_of(PAGE);
+        for (from, to) in [(0, before), (behind, end)] {
+            if from < to {
+                // SAFETY: whole pages of the mapping just made, which nothing refers to.
+                unsafe { libc::munmap(start.wrapping_add(from).cast(), to - from) };
+            }
+        }
+        buffer.start = NonNull::new(start.wrapping_add(before)).unwrap_or(buffer.start);
+        buffer.len = len;
+        buffer.advise(0, len, libc::MADV_NOHUGEPAGE);
+        Ok(buffer)
+    }
+
+    /// Has a stretch of [`Buffer::sparse`] memory all of which is used consist of large pages, where the system can
+    /// do that: that changes nothing but speed. Takes about a millisecond for each.
+    ///
+    /// # Panics
+    /// When it does not lie within the buffer.
+    pub fn enlarge_pages(&self, offset: usize, len: usize) {
+        self.advise(offset, len, libc::MADV_HUGEPAGE);
+        self.advise(offset, len, MADV_COLLAPSE);
+    }
+
+    /// A refusal does not matter: what is advised here is how the memory is kept, and never what is in it.
+    fn advise(&self, offset: usize, len: usize, advice: i32) {
+        let at = self.at(offset, len);
+        // SAFETY: within the mapping, as `at` checked.
+        unsafe { libc::madvise(at.cast(), len, advice) };
+    }
+
+    fn map(len: usize) -> std::io::Result<Self> {
         // SAFETY: an anonymous private mapping at an address of the system's choosing touches no
         // memory that exists.
         let at = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
-                mapped,
+                len.max(1),
                 libc::PROT_READ | libc::PROT_WRITE,
                 libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
                 -1,
                 0,
             )
         };
-        let Some(start) = NonNull::new(at.cast::<u8>()).filter(|_| at != libc::MAP_FAILED) else {
-            return Err(std::io::Error::last_os_error());
-        };
-        if len >= HUGE_PAGE {
-            // SAFETY: the mapping just made. That the system may use large pages for it changes
-            // nothing but speed, so a refusal does not matter either.
-            unsafe { libc::madvise(start.as_ptr().cast(), mapped, libc::MADV_HUGEPAGE) };
+        match NonNull::new(at.cast::<u8>()).filter(|_| at != libc::MAP_FAILED) {
+            Some(start) => Ok(Self { start, len }),
+            None => Err(std::io::Error::last_os_error()),
         }
-        Ok(Self { start, len })
     }
 
     /// Bytes.
@@ -211,8 +259,7 @@ impl Buffer {
 #[allow(unsafe_code)]
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // SAFETY: the mapping was made by `new` with this length, and nothing refers to it any
-        // more.
+        // SAFETY: the mapping has this length, and nothing refers to it any more.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.len.max(1)) };
     }
 }
@@ -244,6 +291,19 @@ mod tests {
         buffer.write(8, &5_u64.to_ne_bytes());
         assert_eq!(buffer.update(8, |n| n + 1), 5);
         assert_eq!(buffer.update(8, |n| n), 6);
+    }
+
+    #[test]
+    fn sparse_memory_is_as_any_other_and_keeps_what_is_in_it() {
+        for len in [1, 5000, HUGE_PAGE, 3 * HUGE_PAGE + 100] {
+            let buffer = Buffer::sparse(len).unwrap();
+            assert_eq!((buffer.len(), buffer.addr() % HUGE_PAGE as u64), (len, 0));
+            buffer.write(len - 1, b"x");
+            buffer.enlarge_pages(0, len);
+            let mut out = [0; 1];
+            buffer.read(len - 1, &mut out);
+            assert_eq!(&out, b"x");
+        }
     }
 
     #[test]

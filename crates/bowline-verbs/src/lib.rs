@@ -18,7 +18,7 @@ mod wr;
 
 pub use access::{Access, Mtu, MwBind, MwType, next_key};
 pub use attr::{AddressVector, AsyncEvent, DeviceAttr, QpAttr, QpCap, QpInit, QpState, QpType};
-pub use buffer::{Buffer, Mem};
+pub use buffer::{Buffer, HUGE_PAGE, Mem};
 pub use cm::{CmEvent, CmId, CmMessage, ConnParam, ConnRequest, RejectReason};
 pub use device::{CqId, Device, MrKeys, PdId, Qpn};
 pub use error::Error;

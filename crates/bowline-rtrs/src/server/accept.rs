@@ -60,6 +60,7 @@ impl Server {
 
     pub(super) fn refuse(&mut self, request: RequestId, errno: Errno) {
         self.counters.refused += 1;
+        self.counters.refused_full += u64::from(errno == Errno::ENOMEM);
         let answer = ConAnswer::Refused(u16::try_from(errno.0).unwrap_or(rtrs::ERRNO_MAX));
         self.orders.push_back(Order::Reject { request, private: answer.emit() });
     }

@@ -14,6 +14,7 @@
 //! A chunk held for a path that closes is not given on before the path's queue pairs are dead: until
 //! then a write of the client that was late may still come and change it.
 
+use bowline_verbs::HUGE_PAGE;
 use bowline_wire::rtrs::Desc;
 
 use super::{OpId, Request};
@@ -127,10 +128,41 @@ pub(super) struct Chunk {
     pub(super) holder: u32,
     /// The first of those that wait for it.
     pub(super) waiting: u32,
+    /// It was ever used.
+    used: bool,
+}
+
+/// How many chunks of each stretch of a large page were never used.
+#[derive(Debug, Default)]
+pub(super) struct Unused {
+    /// Chunks of a stretch.
+    each: usize,
+    left: Vec<usize>,
+}
+
+impl Unused {
+    pub(super) fn new(depth: usize, chunk_bytes: usize) -> Self {
+        let each = (HUGE_PAGE / chunk_bytes).max(1);
+        let left = (0..depth).step_by(each).map(|first| each.min(depth - first)).collect();
+        Self { each, left }
+    }
+
+    /// A chunk is used. Returns the first chunk and the number of those of its stretch when all of them have been,
+    /// once.
+    #[inline]
+    pub(super) fn uses(&mut self, index: usize, chunk: &mut Chunk) -> Option<(usize, usize)> {
+        if std::mem::replace(&mut chunk.used, true) {
+            return None;
+        }
+        let stretch = index / self.each;
+        let left = self.left.get_mut(stretch)?;
+        *left -= 1;
+        (*left == 0).then_some((stretch * self.each, self.each))
+    }
 }
 
 impl Chunk {
-    pub(super) const FREE: Self = Self { holder: NONE, waiting: NONE };
+    pub(super) const FREE: Self = Self { holder: NONE, waiting: NONE, used: false };
 
     /// Puts an operation at the end of those that wait.
     pub(super) fn wait(&mut self, ops: &mut Ops, slot: u32) {
@@ -174,5 +206,24 @@ impl Chunk {
             }
             slot = next;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stretch_is_used_when_all_its_chunks_were() {
+        let mut unused = Unused::new(18, HUGE_PAGE / 8);
+        let mut chunks = vec![Chunk::FREE; 18];
+        let mut told = Vec::new();
+        for index in (0..18).rev().chain(0..18) {
+            told.extend(unused.uses(index, &mut chunks[index]));
+        }
+        assert_eq!(told, [(16, 8), (8, 8), (0, 8)]);
+        let mut large = Unused::new(2, 4 * HUGE_PAGE);
+        assert_eq!(large.uses(1, &mut chunks[0].clone()), None, "used before");
+        assert_eq!(large.uses(1, &mut Chunk::FREE.clone()), Some((1, 1)));
     }
 }

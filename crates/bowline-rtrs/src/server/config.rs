@@ -41,10 +41,26 @@ impl Default for ServerConfig {
     }
 }
 
+impl ServerConfig {
+    /// Bytes of the chunks of a session.
+    pub fn session_bytes(&self) -> usize {
+        usize::from(self.geometry.queue_depth()) * self.geometry.chunk() as usize
+    }
+
+    /// Sessions there may be: as many as have room in [`ServerLimits::memory`], and no more than
+    /// [`ServerLimits::sessions`].
+    pub fn sessions_max(&self) -> usize {
+        self.limits.sessions.min(self.limits.memory / self.session_bytes())
+    }
+}
+
 /// What clients can make a server hold [RT-66].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServerLimits {
-    /// Sessions. Each has memory of all its chunks, of which only what is used is really there.
+    /// Bytes of the chunks of all sessions. Only what is used of them is really there, but each session may use
+    /// all of its own.
+    pub memory: usize,
+    /// Sessions.
     pub sessions: usize,
     /// Sessions that were begun from one address.
     pub sessions_per_address: usize,
@@ -73,6 +89,7 @@ pub struct ServerLimits {
 impl Default for ServerLimits {
     fn default() -> Self {
         Self {
+            memory: 1 << 30,
             sessions: 1024,
             sessions_per_address: 256,
             paths_per_session: bowline_wire::rtrs::MAX_PATHS,

@@ -152,10 +152,12 @@ impl Server {
     ///
     /// # Errors
     /// [`Errno::EINVAL`] for no device or more than 256, for chunks that are not a power of two
-    /// [RT-16], and for a device whose queues hold fewer than 16 work requests.
+    /// [RT-16], for limits under which there is room for no session, and for a device whose queues hold fewer than
+    /// 16 work requests.
     pub fn new(config: ServerConfig, ports: &[PortAttr]) -> Result<Self, Errno> {
         let fits = (1..=256).contains(&ports.len())
             && config.geometry.chunk().is_power_of_two()
+            && config.sessions_max() > 0
             && ports.iter().all(|port| port.max_qp_wr >= accept::QUEUE_MIN);
         if !fits {
             return Err(Errno::EINVAL);

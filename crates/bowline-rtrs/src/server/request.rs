@@ -271,8 +271,9 @@ impl Server {
     fn start(&mut self, now: Instant, request: Request) {
         let op = request.op;
         let Some(session) = self.sessions.get_mut(request.session.slot) else { return };
-        let chunk = self.ops.peek(op.slot).chunk;
-        let Some(chunk) = session.chunks.get_mut(usize::from(chunk)) else { return };
+        let index = usize::from(self.ops.peek(op.slot).chunk);
+        session.uses(index);
+        let Some(chunk) = session.chunks.get_mut(index) else { return };
         if chunk.holder == NONE {
             chunk.holder = op.slot;
             session.running += 1;

@@ -7,7 +7,7 @@ use bowline_verbs::Buffer;
 use bowline_wire::rtrs::{Geometry, SessionName, Uuid};
 
 use super::SessId;
-use super::chunks::Chunk;
+use super::chunks::{Chunk, Unused};
 use crate::Errno;
 
 /// What the upper layer knows of a session.
@@ -34,6 +34,8 @@ pub(super) struct Session {
     /// All chunks, one after the other; none before a path of it joins.
     pub(super) buffer: Arc<Buffer>,
     pub(super) chunks: Vec<Chunk>,
+    /// Memory that is used as a whole is of large pages, which are faster.
+    unused: Unused,
     /// Slots of its paths, oldest first.
     pub(super) paths: Vec<u16>,
     /// Operations not answered, those that wait not counted.
@@ -60,6 +62,7 @@ impl Session {
             proven: false,
             buffer: Arc::new(Buffer::new(0).map_err(|_| Errno::ENOMEM)?),
             chunks: Vec::new(),
+            unused: Unused::default(),
             paths: Vec::new(),
             running: 0,
             waiting: 0,
@@ -74,11 +77,24 @@ impl Session {
     pub(super) fn furnish(&mut self, geometry: &Geometry) -> Result<(), Errno> {
         if self.chunks.is_empty() {
             let depth = usize::from(geometry.queue_depth());
-            let buffer = Buffer::new(depth * geometry.chunk() as usize);
+            let chunk = geometry.chunk() as usize;
+            let buffer = Buffer::sparse(depth * chunk);
             self.buffer = Arc::new(buffer.map_err(|_| Errno::ENOMEM)?);
             self.chunks = vec![Chunk::FREE; depth];
+            self.unused = Unused::new(depth, chunk);
         }
         Ok(())
+    }
+
+    /// A request lies in a chunk.
+    #[inline]
+    pub(super) fn uses(&mut self, index: usize) {
+        let Some(chunk) = self.chunks.get_mut(index) else { return };
+        if let Some((first, count)) = self.unused.uses(index, chunk) {
+            let bytes = self.buffer.len() / self.chunks.len();
+            let count = count.min(self.chunks.len() - first);
+            self.buffer.enlarge_pages(first * bytes, count * bytes);
+        }
     }
 
     /// A path joins: it is not served before everything that is under way now is answered.

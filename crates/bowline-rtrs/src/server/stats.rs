@@ -29,6 +29,8 @@ counters! {
     accepted,
     /// Connection requests refused [RT-28].
     refused,
+    /// Of these: as much as there may be was there already, sessions or their memory or connections [RT-66].
+    refused_full,
     /// Paths that were connected.
     paths_connected,
     /// Paths closed, whether they had been connected or not.

@@ -30,10 +30,10 @@ impl Server {
 
     /// Tells whether there may be one more session that was begun from an address.
     pub(super) fn has_session_room(&self, from: IpAddr) -> bool {
-        let limits = &self.config.limits;
+        let per_address = self.config.limits.sessions_per_address;
         let proven = || self.sessions.iter().filter(|session| session.proven);
-        proven().count() < limits.sessions
-            && proven().filter(|session| session.from == from).count() < limits.sessions_per_address
+        proven().count() < self.config.sessions_max()
+            && proven().filter(|session| session.from == from).count() < per_address
     }
 
     /// Tells whether there may be so many more connections from an address.

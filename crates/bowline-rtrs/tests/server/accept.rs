@@ -151,6 +151,14 @@ fn there_is_an_end_to_what_clients_can_make() {
     assert_eq!(rig.ask("10.0.0.4", TO, &con_req(3, 4, 0, 5).emit()), ENOMEM, "connections");
     assert!(accepted(rig.ask("10.0.0.4", TO, &con_req(3, 4, 0, 4).emit())));
 
+    let memory = 3 * config().session_bytes() - 1;
+    let limits = ServerLimits { memory, ..ServerLimits::default() };
+    let mut rig = Rig::with(ServerConfig { limits, ..config() });
+    assert!(accepted(rig.ask(A, TO, &con_req(1, 1, 0, 1).emit())));
+    assert!(accepted(rig.ask(A, TO, &con_req(2, 2, 0, 1).emit())));
+    assert_eq!(rig.ask(B, TO, &con_req(3, 3, 0, 1).emit()), ENOMEM, "memory of all sessions");
+    assert_eq!(rig.server.counters().refused_full, 1);
+
     let limits = ServerLimits { connections_per_address: 4, ..ServerLimits::default() };
     let mut rig = Rig::with(ServerConfig { limits, ..config() });
     assert!(accepted(rig.ask(A, TO, &con_req(1, 1, 0, 3).emit())));

@@ -21,7 +21,7 @@ use bowline_rnbd_driver::{
 };
 use bowline_rtrs_driver::{
     Geometry, HbConfig,
-    server::{AllowRule, ServerConfig as RtrsConfig},
+    server::{AllowRule, ServerConfig as RtrsConfig, ServerLimits},
     tree as rtrs_tree,
 };
 use bowline_verbs::DeviceAttr;
@@ -89,6 +89,10 @@ pub(super) struct Args {
     /// Largest request, with its message
     #[arg(long, value_name = "BYTES", default_value = "128k", value_parser = number32)]
     chunk: u32,
+    /// Memory for the requests of all sessions together. A session takes as much as its requests at a time can be
+    /// large, 64 MiB if nothing else is said, as it uses it; one for which there is no room is refused
+    #[arg(long, value_name = "BYTES", default_value = "1GiB", value_parser = number)]
+    session_memory: u64,
     /// Who may come: an address or a network, and what their sessions may be called; without it,
     /// everybody
     #[arg(long, value_name = "ADDRESS[/BITS][=SESSION]", value_parser = allowed)]
@@ -221,8 +225,9 @@ impl rnbd_tree::Exports for Told {
 #[derive(Default)]
 struct Offences {
     told: Option<Instant>,
-    /// Paths of clients that broke rules, paths of those not admitted, and connection requests.
-    counted: [u64; 3],
+    /// Paths of clients that broke rules, paths of those not admitted, connection requests that were refused, and those
+    /// among them for which there was no room.
+    counted: [u64; 4],
 }
 
 impl Offences {
@@ -231,18 +236,33 @@ impl Offences {
 
     fn look(&mut self, now: Instant, server: &ExportServer) -> Option<String> {
         let counters = server.rtrs().counters();
-        let now_counted = [counters.paths_violated, counters.paths_refused, counters.refused];
+        let now_counted = [
+            counters.paths_violated,
+            counters.paths_refused,
+            counters.refused,
+            counters.refused_full,
+        ];
         if now_counted == self.counted || self.told.is_some_and(|told| now - told < Self::PAUSE) {
             return None;
         }
         self.told = Some(now);
         let before = std::mem::replace(&mut self.counted, now_counted);
-        let [violated, paths, requests] = std::array::from_fn(|at| now_counted[at] - before[at]);
+        let [violated, paths, requests, full] =
+            std::array::from_fn(|at| now_counted[at] - before[at]);
+        let config = server.rtrs().config();
+        let full = (full > 0).then(|| {
+            format!(
+                " ({full} of them for want of room: --session-memory is for {} of {} MiB)",
+                config.sessions_max(),
+                config.session_bytes() >> 20
+            )
+        });
         let last = server.rtrs().last_offence().filter(|_| violated + paths > 0);
         let last = last.map(|last| format!("; the last: {}: {}", last.remote, last.reason));
         Some(format!(
             "clients: {violated} paths closed for breaking rules, {paths} not admitted, {requests} connections \
-             refused{}",
+             refused{}{}",
+            full.unwrap_or_default(),
             last.unwrap_or_default()
         ))
     }
@@ -327,13 +347,24 @@ impl Args {
                 self.queue_depth, self.chunk
             ))
         })?;
+        let memory = usize::try_from(self.session_memory).unwrap_or(usize::MAX);
         let rtrs = RtrsConfig {
             geometry,
             always_invalidate: !self.no_invalidate,
             allow: self.allow.clone(),
             heartbeat: HbConfig { path_dead: self.side.path_dead, ..defaults.rtrs.heartbeat },
+            limits: ServerLimits { memory, ..defaults.rtrs.limits },
             ..defaults.rtrs
         };
+        if rtrs.sessions_max() == 0 {
+            return Err(Failure::usage(format!(
+                "--session-memory of {memory} bytes is less than the {} of one session: --queue-depth {} times \
+                 --chunk {}",
+                rtrs.session_bytes(),
+                self.queue_depth,
+                self.chunk
+            )));
+        }
         Ok(ServerConfig { rtrs, ..defaults })
     }
 
