@@ -10,7 +10,7 @@
 //! | `rnbd`, `block` | `rnbd`, by default | exports and disks; what they are stored in, NBD and ublk in front |
 //!
 //! `fuse` adds disks and trees as files; `tokio` adds sockets of RDS for its tasks. Whoever needs RDS
-//! only says `default-features = false`.
+//! only says `default-features = false`. `cargo doc -p bowline --all-features` documents all of it.
 //!
 //! ```
 //! use bowline::rds::Node;
