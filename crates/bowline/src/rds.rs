@@ -22,6 +22,41 @@
 //! - A kernel that has several paths, answers no pings (`net.rds.ping_enable` 0) and keeps a single
 //!   connection for half a minute is taken for one with a single path.
 //!
+//! # What a sender is not told
+//!
+//! RDS acknowledges from node to node. A message to a port that no socket is bound to is acknowledged and dropped: sends and
+//! [`Socket::flush`] are `Ok`, and its sender is told nothing. So whoever starts first asks until an answer comes, or the
+//! services bind their sockets before anybody is told of them. The counter `recv_drop_no_sock` of the *receiver's* node
+//! tells how many were dropped.
+//!
+//! A peer that does not exist, or whose node does not run (yet), is no error either: messages to it wait in the send
+//! buffer, until that is full. [`Node::info`] tells of it: no path to it is [`PathState::Up`].
+//!
+//! ```
+//! use bowline::rds::{Node, PathState};
+//! # use std::{net::SocketAddr, time::Duration};
+//!
+//! # fn main() -> Result<(), bowline::rds::Error> {
+//! let left = Node::builder().address([127, 45, 77, 1].into()).build()?;
+//! let right = Node::builder().address([127, 45, 77, 2].into()).build()?;
+//! let socket = left.bind(([127, 45, 77, 1], 4000).into())?;
+//!
+//! let nobody_has_bound_it = SocketAddr::from(([127, 45, 77, 2], 4000));
+//! socket.send_to(b"lost", nobody_has_bound_it)?;
+//! socket.flush(None)?;
+//! let dropped = right.counters().into_iter().find(|(name, _)| *name == "recv_drop_no_sock");
+//! assert_eq!(dropped, Some(("recv_drop_no_sock", 1)));
+//!
+//! let no_node_runs_there = SocketAddr::from(([127, 45, 77, 3], 4000));
+//! socket.send_to(b"kept", no_node_runs_there)?;
+//! assert!(socket.flush(Some(Duration::from_millis(200))).is_err_and(|error| error.is_timed_out()));
+//! let paths = left.info().paths;
+//! let mut to_it = paths.iter().filter(|path| path.remote == no_node_runs_there.ip());
+//! assert!(!to_it.any(|path| path.state == PathState::Up));
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! Calls block unless told otherwise, work from any number of threads at once, and report errors
 //! with the errno that Linux's own RDS sockets give ([`Error::errno`]).
 //!

@@ -106,3 +106,45 @@ fn a_thread_and_a_task_wait_on_the_same_node() {
         });
     });
 }
+
+/// Calls that are dropped while they wait neither lose nor repeat a message.
+#[test]
+fn calls_may_be_dropped_while_they_wait() {
+    const COUNT: u32 = 2000;
+    let pair = Pair::new(803);
+    let (a, b) = pair.sockets(4000);
+    runtime().block_on(async {
+        // A turn of the others, after which it has waited long enough.
+        let soon = || tokio::task::yield_now();
+        let mut dropped = [0, 0];
+        let [sends, receives] = &mut dropped;
+        let sender = async {
+            for i in 0..COUNT {
+                let mut message = [0; 2000];
+                message[..4].copy_from_slice(&i.to_be_bytes());
+                loop {
+                    tokio::select! {
+                        biased;
+                        sent = a.send_async(&message, pair.b(4000)) => break assert_eq!(sent.unwrap(), 2000),
+                        () = soon() => *sends += 1,
+                    };
+                }
+            }
+        };
+        let receiver = async {
+            for i in 0..COUNT {
+                let message = loop {
+                    tokio::select! {
+                        biased;
+                        message = b.recv_async() => break message.unwrap(),
+                        () = soon() => *receives += 1,
+                    };
+                };
+                assert_eq!(message.to_vec()[..4], i.to_be_bytes());
+            }
+        };
+        let both = async { tokio::join!(sender, receiver) };
+        tokio::time::timeout(LIMIT, both).await.unwrap();
+        assert!(dropped.iter().all(|count| *count > 0), "sends and receives dropped: {dropped:?}");
+    });
+}

@@ -3,7 +3,7 @@
 use core::fmt;
 
 /// Why a call failed: one line that says what to do, and an errno.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Error(bowline_driver::Error);
 
 impl Error {
@@ -46,6 +46,13 @@ impl From<Error> for std::io::Error {
     }
 }
 
+/// The same text, with the errno: it is what a `main` prints that returns it.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (errno {})", self.0, self.errno())
+    }
+}
+
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
@@ -53,3 +60,15 @@ impl fmt::Display for Error {
 }
 
 impl std::error::Error for Error {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_main_that_returns_it_prints_what_to_do() {
+        let error = Error::from(bowline_driver::Error::TimedOut);
+        let text = format!("{:?}", Box::<dyn std::error::Error>::from(error.clone()));
+        assert_eq!(text, format!("{error} (errno 110)"));
+    }
+}

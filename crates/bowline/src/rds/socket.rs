@@ -104,9 +104,11 @@ impl Socket {
         self.send_message(None, &[IoSlice::new(payload)], &[])
     }
 
-    /// Sends a message; returns its length. When this returns, the message is copied and will
-    /// arrive, whatever happens to connections, unless one of the nodes ends or this socket is
-    /// closed before.
+    /// Sends a message; returns its length. When this returns, the message is copied, and it comes to the
+    /// destination's *node*, whatever happens to connections, unless one of the nodes ends or this socket is closed
+    /// before. There it is given to the socket that is bound to the port; where none is, **it is dropped without a
+    /// word to the sender**, as the protocol has it: see
+    /// [what a sender is not told](crate::rds#what-a-sender-is-not-told).
     ///
     /// # Errors
     /// `EINVAL` for an address that cannot be a destination; `ENOTCONN` when the socket is not
@@ -322,7 +324,9 @@ impl Socket {
         Ok(self.driver.wait(self.id, interest, patience)?)
     }
 
-    /// Waits until everything this socket has sent is acknowledged, at most `limit`.
+    /// Waits until everything this socket has sent is acknowledged, at most `limit`. What is acknowledged has come to
+    /// the other node, which may have had no socket at that port: see
+    /// [what a sender is not told](crate::rds#what-a-sender-is-not-told).
     ///
     /// # Errors
     /// `ETIMEDOUT` after `limit`.
@@ -355,6 +359,8 @@ impl Socket {
     /// Sends a message from a task, which waits while the send buffer is full or the destination
     /// congested; returns its length.
     ///
+    /// Cancel safe: the message is taken whole when this is ready, and not at all when it is dropped before.
+    ///
     /// # Errors
     /// As [`send_to`](Self::send_to); `ETIMEDOUT` after the send timeout.
     #[cfg(feature = "tokio")]
@@ -367,6 +373,8 @@ impl Socket {
     }
 
     /// Receives a message in a task.
+    ///
+    /// Cancel safe: when this is dropped before it is ready, no message is lost.
     ///
     /// # Errors
     /// `ETIMEDOUT` after the receive timeout.
