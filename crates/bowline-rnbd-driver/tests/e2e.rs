@@ -221,7 +221,7 @@ fn load_of_many_threads_is_verified() {
     let disk = rig.map("disk0", &rig.options("load")).unwrap();
     let report = load(&disk, 4, Duration::from_millis(700), || {});
     assert_eq!(report.failed, 0, "{report:?}");
-    assert!(report.verified > 100, "{report:?}");
+    assert!(report.verified >= 100, "{report:?}");
     assert_eq!(rig.server.in_flight(), 0);
 }
 

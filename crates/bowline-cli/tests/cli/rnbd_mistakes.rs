@@ -75,7 +75,7 @@ fn disks_that_are_mapped_again_keep_their_process() {
     let words = format!("sessname=s1 device_path=disk0 path=ip:{}", path(1).replace('@', "@ip:"));
     assert_eq!(write("/block/rnbd0/rnbd/unmap_device", "force"), json!({"ok": null}));
     // Whoever maps again with the next command may be a little slow.
-    thread::sleep(Duration::from_millis(350));
+    thread::sleep(Duration::from_millis(100));
     assert_eq!(write("/class/rnbd-client/ctl/map_device", &words), json!({"ok": null}));
     thread::sleep(Duration::from_millis(1500));
     assert_eq!(write("/block/rnbd0/rnbd/unmap_device", "force"), json!({"ok": null}));

@@ -5,7 +5,7 @@ pub(crate) mod raw;
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 use bowline_block::Errno;
@@ -199,15 +199,18 @@ pub(crate) struct Report {
     pub(crate) error: Option<Errno>,
 }
 
-/// Writes and reads back for a time, each thread in a part of its own of the first 16 MiB; `meanwhile`
-/// runs beside it.
+/// Requests that make a load, also where they take their time.
+const MANY: u64 = 100;
+
+/// Writes and reads back for a time, and until there were many, each thread in a part of its own of the first
+/// 16 MiB; `meanwhile` runs beside it.
 pub(crate) fn load(
     disk: &Arc<Disk>,
     threads: u64,
     time: Duration,
     meanwhile: impl FnOnce() + Send,
 ) -> Report {
-    let stop = AtomicBool::new(false);
+    let (stop, count) = (AtomicBool::new(false), AtomicU64::new(0));
     let part = (16 << 20) / threads;
     let work = |thread: u64| {
         let mut report = Report::default();
@@ -232,6 +235,7 @@ pub(crate) fn load(
                     report.error = Some(errno);
                 }
             }
+            count.fetch_add(1, SeqCst);
             report.longest = report.longest.max(begun.elapsed());
         }
         report
@@ -240,7 +244,11 @@ pub(crate) fn load(
         let workers: Vec<_> =
             (0..threads).map(|thread| scope.spawn(move || work(thread))).collect();
         scope.spawn(meanwhile);
-        std::thread::sleep(time);
+        let begun = Instant::now();
+        let few = || count.load(SeqCst) < MANY && begun.elapsed() < PATIENCE;
+        while begun.elapsed() < time || few() {
+            std::thread::sleep(Duration::from_millis(10));
+        }
         stop.store(true, SeqCst);
         workers.into_iter().map(|worker| worker.join().unwrap()).fold(Report::default(), |a, b| {
             Report {

@@ -81,7 +81,7 @@ impl Scene {
         });
         let (longest, kept) = longest;
         println!("{} rounds, the longest {longest:?}", rounds.load(Relaxed));
-        assert!(longest < Duration::from_secs(3), "others waited {longest:?}");
+        assert!(longest < Duration::from_secs(10), "others waited {longest:?}");
         drop(socket.flush(Some(LIMIT)));
         kept
     }
