@@ -522,7 +522,6 @@ mod tests {
             min_rnr_timer: Some(5),
             timeout: Some(6),
             retry_cnt: Some(7),
-            give_up: None, // of the soft device alone
             rnr_retry: Some(7),
             qkey: None,
             port: Some(1),

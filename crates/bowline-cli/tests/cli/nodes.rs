@@ -1,6 +1,10 @@
 //! Nodes that talk: quickstart, node, ping, info, send and recv.
 
-use std::{net::TcpListener, path::PathBuf};
+use std::{
+    net::TcpListener,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
 
 use bowline::rds::Node;
 
