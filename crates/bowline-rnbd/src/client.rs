@@ -343,15 +343,18 @@ impl<D> Core<D> {
     /// Says that the device has another size, here only: nothing is sent [NB-37].
     ///
     /// # Errors
-    /// `ENOENT` unless it is open, `EOVERFLOW` for more than a disk can have.
+    /// `ENOENT` unless it is open, `EOVERFLOW` for more than a disk can have, `EINVAL` for a part of one of its
+    /// logical blocks.
     pub fn resize(&mut self, dev: DevId, bytes: u64) -> Result<(), Errno> {
         let device = self.device_mut(dev).filter(|device| device.state == State::Open);
         let limits = device.and_then(|d| d.limits.as_mut()).ok_or(Errno::ENOENT)?;
         if bytes > Limits::BYTES_MAX {
             return Err(Errno::EOVERFLOW);
         }
-        limits.bytes = bytes - bytes % u64::from(limits.logical);
-        let bytes = limits.bytes;
+        if !bytes.is_multiple_of(limits.logical.into()) {
+            return Err(Errno::EINVAL);
+        }
+        limits.bytes = bytes;
         self.events.push_back(Event::Resized { dev, bytes });
         Ok(())
     }

@@ -47,6 +47,23 @@ fn exports_are_opened_by_those_they_are_granted_to() {
 }
 
 #[test]
+fn sessions_for_which_there_is_no_memory_are_refused_and_the_server_says_so() {
+    // tests [RT-66]
+    let folder = Folder::new();
+    let words = ["rnbd", "export", "--memory", "disk0=1MiB", "--session-memory", "63MiB"];
+    run(&folder, &words).exits(2).complains(&["--session-memory", "67108864 of one session"]);
+    let server = export(&folder, 8, &["--memory", "disk0=1MiB", "--session-memory", "127MiB"]);
+    let mut first = map(&folder, 8, "disk0", "s1", &[]);
+    first.expect("mapped disk0 bytes=1048576");
+    let path = "127.46.8.12@127.46.8.1";
+    let refused = run(&folder, &["rnbd", "map", "disk0", "--from", "s2", "--path", path]);
+    refused.exits(256 - 12);
+    server.until_told("1 of them for want of room: --session-memory is for 1 of 64 MiB");
+    end(first);
+    end(server);
+}
+
+#[test]
 fn nobody_writes_to_memory_that_is_read_only() {
     let folder = Folder::new();
     let mut server = export(&folder, 2, &["--memory", "disk0=1MiB", "--ro"]);
@@ -178,7 +195,8 @@ fn whoever_has_a_file_open_that_was_replaced_can_be_closed() {
     let tree = words("tree --path class/rnbd-server/ctl/devices").exits(0).out;
     assert!(["\"s1\"", "\"s2\""].iter().all(|session| tree.contains(session)), "{tree}");
     // Both call it so, and neither is left out.
-    words("server close a.img").exits(234).complains(&["several sessions have a.img open"]);
+    let refused = words("server close a.img").exits(234);
+    refused.complains(&["several sessions have a.img open", ": s1, s2"]);
     words("server close a.img s3").exits(254).complains(&["nobody has a.img open"]);
     words("server close a.img s2").exits(0);
     assert_eq!(list(), "\"s1\",\"a.img\"\n");

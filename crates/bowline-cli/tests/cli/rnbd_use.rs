@@ -287,6 +287,9 @@ fn the_place_of_a_disk_is_never_that_of_another() {
     words("map disk0 from s1");
     assert_eq!(told("disk0"), at("disk0", 1 << 20, &format!("rnbd2, nbd {place}")));
     assert_eq!(size(&nbd), 1 << 20);
+    // Two are called so on their servers: which they are is said.
+    let refused = run(&folder, &["rnbd", "unmap", "disk0"]).exits(234);
+    refused.complains(&["disk0 is several devices", "rnbd1 of session s2", "rnbd2 of session s1"]);
     words("unmap rnbd1");
     client.expect("rnbd1 unmapped");
     end(client);

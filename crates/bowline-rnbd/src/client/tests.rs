@@ -395,7 +395,9 @@ fn a_local_resize_is_told_and_kept() {
     // tests [NB-37]
     let mut rig = Rig::new(Config::default(), 1);
     let dev = rig.mapped("a", 0, &DISK);
-    rig.core.resize(dev, 1000).unwrap();
+    assert_eq!(rig.core.resize(dev, 1000), Err(Errno::EINVAL), "part of a block");
+    assert_eq!(rig.events(), []);
+    rig.core.resize(dev, 512).unwrap();
     assert_eq!(rig.events(), [Event::Resized { dev, bytes: 512 }]);
     rig.io(dev, IoOp::Read, 512, 512, 1);
     assert_eq!(rig.done(), [(1, -5)]);

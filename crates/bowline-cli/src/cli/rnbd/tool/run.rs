@@ -171,13 +171,40 @@ impl Run<'_> {
         match (found.pop(), found.is_empty()) {
             (Some(row), true) => Ok(row),
             (Some(last), false) => {
-                // One machine may have both ends.
-                let sides = found.iter().any(|row| row.mode != last.mode);
-                let how = if sides { "say `client` or `server` first" } else { "say which" };
-                Err(Refusal::usage(format!("{name} is several {}s; {how}", target.name())))
+                found.push(last);
+                Err(self.several(target, name, &found))
             }
             (None, _) => Err(no_such(Some(target), name)),
         }
+    }
+
+    /// Says which things a name means, and how to say which of them is meant.
+    fn several(&self, target: Target, name: &str, found: &[Row]) -> Refusal {
+        let differ = |of: &dyn Fn(&Row) -> String| found.iter().any(|row| of(row) != of(&found[0]));
+        // One machine may have both ends, and several processes.
+        let sides = differ(&|row| row.mode.name().to_owned());
+        let places = differ(&|row| row.source.to_string());
+        let candidate = |row: &Row| {
+            let session = row.item.text("sessname");
+            let known = match target {
+                Target::Device => {
+                    format!("{} of session {session}", row.item.text(own_key(row.mode)))
+                }
+                Target::Session => session.to_owned(),
+                Target::Path => format!("{} of session {session}", row.item.text("pathname")),
+            };
+            let side = if sides { format!("{} ", row.mode.name()) } else { String::new() };
+            let place = self.world.place(row.source).display();
+            let place = if places { format!(" at {place}") } else { String::new() };
+            format!("{side}{known}{place}")
+        };
+        let how = match (sides, places) {
+            (true, _) => "say `client` or `server` first",
+            (false, true) => "choose one with --control",
+            (false, false) => "say which",
+        };
+        let all: Vec<String> = found.iter().map(candidate).collect();
+        Refusal::usage(format!("{name} is several {}s; {how}: {}", target.name(), all.join(", ")))
     }
 
     fn client(&self, target: Target, name: &str) -> Result<Row, Refusal> {
@@ -503,15 +530,11 @@ impl Run<'_> {
         let row = match self.request.names.as_slice() {
             [session, path] => {
                 let session = self.client(Target::Session, session)?;
-                let mut found = matching(self.paths_of(&session), Target::Path, path);
-                match (found.pop(), found.is_empty()) {
-                    (Some(row), true) => row,
-                    (Some(_), false) => {
-                        return Err(Refusal::usage(format!("{path} is several paths")));
-                    }
-                    (None, _) => {
-                        return Err(Refusal::missing(format!("there is no path {path} here")));
-                    }
+                let found = matching(self.paths_of(&session), Target::Path, path);
+                match found.as_slice() {
+                    [row] => row.clone(),
+                    [] => return Err(no_such(Some(Target::Path), path)),
+                    several => return Err(self.several(Target::Path, path, several)),
                 }
             }
             [path] => self.client(Target::Path, path)?,
@@ -545,9 +568,14 @@ impl Run<'_> {
             _ if self.request.options.force => {
                 self.each(&found, |row| (format!("{}/force_close", row.at), "1".to_owned()))
             }
-            _ => Err(Refusal::usage(format!(
-                "several sessions have {device} open; name one, or say force for all"
-            ))),
+            _ => {
+                let sessions = found.iter().map(|row| row.item.text("sessname"));
+                let sessions: Vec<&str> = sessions.collect();
+                Err(Refusal::usage(format!(
+                    "several sessions have {device} open; name one, or say force for all: {}",
+                    sessions.join(", ")
+                )))
+            }
         }
     }
 
@@ -698,6 +726,14 @@ fn titled(name: &str) -> String {
     letters.next().map_or_else(String::new, |first| {
         first.to_uppercase().collect::<String>() + letters.as_str()
     })
+}
+
+/// Which of its names tells a device from all others of its session.
+const fn own_key(mode: Mode) -> &'static str {
+    match mode {
+        Mode::Client => "devname",
+        Mode::Server => "mapping_path",
+    }
 }
 
 /// What a device is called: here, and on the server.

@@ -126,7 +126,7 @@ fn own_name() -> String {
     name.trim().split('.').next().filter(|name| !name.is_empty()).unwrap_or("localhost").to_owned()
 }
 
-/// Returns a size in sectors, rounded down: bytes, or in a unit, which may be glued on.
+/// Returns a size in sectors: it is in bytes or in a unit, which may be glued on.
 pub(super) fn sectors(size: &str, unit: &str) -> Result<u64, Refusal> {
     let bad = || Refusal::usage(format!("\"{size}{unit}\" is not a size such as 512M"));
     let end = size.find(|c: char| !c.is_ascii_digit()).unwrap_or(size.len());
@@ -138,7 +138,16 @@ pub(super) fn sectors(size: &str, unit: &str) -> Result<u64, Refusal> {
     };
     let unit = Unit::of(word).ok_or_else(bad)?;
     let number: u64 = digits.parse().map_err(|_| bad())?;
-    Ok(number.checked_mul(unit.bytes()).ok_or_else(bad)? / 512)
+    let bytes = number.checked_mul(unit.bytes()).ok_or_else(bad)?;
+    if !bytes.is_multiple_of(512) {
+        let (below, above) = (bytes - bytes % 512, (bytes - bytes % 512).checked_add(512));
+        let above = above.map(|above| format!(" and {above}")).unwrap_or_default();
+        let text = format!(
+            "{bytes} bytes are no whole sectors of 512 bytes; the nearest sizes are {below}{above}"
+        );
+        return Err(Refusal::usage(text));
+    }
+    Ok(bytes / 512)
 }
 
 #[cfg(test)]
@@ -149,7 +158,7 @@ mod tests {
     fn sizes_are_bytes_or_have_a_unit() {
         // tests [NB-42]
         for (size, unit, number) in
-            [("1024", "", 2), ("1023", "", 1), ("2", "G", 4 << 20), ("1k", "", 2), ("3", "m", 6144)]
+            [("1024", "", 2), ("0", "", 0), ("2", "G", 4 << 20), ("1k", "", 2), ("3", "m", 6144)]
         {
             assert_eq!(sectors(size, unit), Ok(number));
         }
@@ -157,6 +166,13 @@ mod tests {
             [("", ""), ("k", ""), ("1k", "k"), ("1", "kb"), ("-1", ""), ("99999999", "E")]
         {
             assert_eq!(sectors(size, unit).map_err(|refusal| refusal.errno), Err(22));
+        }
+        for (size, nearest) in
+            [("513B", "512 and 1024"), ("4294967297", "4294967296 and 4294967808")]
+        {
+            let refusal = sectors(size, "").unwrap_err();
+            assert_eq!(refusal.errno, 22);
+            assert!(refusal.to_string().ends_with(nearest), "{refusal}");
         }
     }
 
