@@ -27,7 +27,7 @@ const XTASK: [&str; 6] = ["run", "--quiet", "--locked", "--package", "xtask", "-
 /// The only optional part of the workspace is built and tested, too.
 const TOKIO: &str = "--features=bowline/tokio";
 
-const STEPS: [Step; 14] = [
+const STEPS: [Step; 15] = [
     step("fmt", &["fmt", "--all", "--check"], 60),
     step(
         "clippy",
@@ -61,6 +61,7 @@ const STEPS: [Step; 14] = [
     },
     step("check", &["xtask", "check"], 60),
     step("deny", &["xtask", "deny"], 60),
+    step("musl", &["xtask", "musl"], 600),
     step("quickstart", &["run", "--release", "--locked", "--", "quickstart"], 600),
     step("sim", &["xtask", "sim", "--seeds", "20000"], 600),
     step("sim roce", &["xtask", "sim", "--roce", "--seeds", "20000"], 600),

@@ -24,6 +24,7 @@ checks of the repository
   layers             dependencies between crates go down only; cores do no I/O
   rules [--summary]  every rule of docs/spec with the code and the tests that cite it
   links              links and file names in the documentation exist
+  musl               the command links with musl by the oldest Rust that is promised
   deny               licences and sources of dependencies; needs cargo-deny
 
 runs
@@ -65,6 +66,7 @@ fn main() -> ExitCode {
             _ => Outcome::Usage("rules takes only --summary".into()),
         },
         Some("links") => no_args(rest, links::check),
+        Some("musl") => no_args(rest, run::musl),
         Some("deny") => no_args(rest, run::deny),
         Some("ci") => no_args(rest, ci::run),
         Some("sim") => run::bowline("sim", rest),

@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
-use std::os::unix::process::CommandExt;
+use std::os::unix::{ffi::OsStrExt, process::CommandExt};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::thread;
@@ -113,6 +113,35 @@ fn describe(command: &Command) -> String {
         text.push_str(&arg.to_string_lossy());
     }
     text
+}
+
+/// Links the command with musl by the oldest Rust that is promised; its musl lacks calls that later ones have.
+pub(crate) fn musl() -> Outcome {
+    const VERSION: &str = env!("CARGO_PKG_RUST_VERSION");
+    let toolchain = format!("+{VERSION}");
+    let target = format!("{}-unknown-linux-musl", std::env::consts::ARCH);
+    let mut find = Command::new("rustc");
+    find.args([&*toolchain, "--print", "target-libdir", "--target", &*target]);
+    let found = find.env_remove("RUSTUP_TOOLCHAIN").stderr(Stdio::null()).output();
+    let libraries = found.map_or_else(|_| Vec::new(), |found| found.stdout);
+    let libraries = PathBuf::from(OsStr::from_bytes(libraries.trim_ascii()));
+    if !libraries.is_dir() {
+        return Outcome::Skipped(format!(
+            "no Rust {VERSION} for musl (rustup toolchain install {VERSION} --profile minimal --target {target})"
+        ));
+    }
+    let mut build = Command::new("cargo");
+    build.args([
+        &*toolchain,
+        "build",
+        "--locked",
+        "--package",
+        "bowline-cli",
+        "--target",
+        &*target,
+    ]);
+    // CARGO names the binary of the running toolchain, which does not know `+1.89`.
+    status(build.current_dir(repo::root()).env_remove("RUSTUP_TOOLCHAIN"))
 }
 
 /// Runs a subcommand of the bowline binary, built for release.
