@@ -24,7 +24,7 @@ checks of the repository
   layers             dependencies between crates go down only; cores do no I/O
   rules [--summary]  every rule of docs/spec with the code and the tests that cite it
   links              links and file names in the documentation exist
-  musl               the command links with musl by the oldest Rust that is promised
+  musl               a program that serves disks links with musl by the oldest Rust that is promised
   deny               licences and sources of dependencies; needs cargo-deny
 
 runs

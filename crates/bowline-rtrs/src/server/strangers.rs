@@ -56,6 +56,7 @@ impl Server {
         let room = self.has_room(path.conns.len(), path.remote.ip())
             && (session.proven || self.has_session_room(session.from));
         if !room {
+            self.counters.refused_full += 1;
             return self.close_path(now, id, CloseReason::Failed(Errno::ENOMEM));
         }
         let (slot, deadline) = (path.session, now + self.config.limits.establish);
