@@ -23,8 +23,8 @@ fn apart(folder: &Folder, script: &str) -> Option<Output> {
         fail() { echo "failed: $*" >&2; cat "$AT"/*.out >&2; exit 1; }
         # Waits until a line of a file has a text.
         heard() { n=0; until grep -q "$2" "$AT/$1.out"; do n=$((n + 1)); [ $n -lt 600 ] || fail "no $2 in $1"; sleep 0.1; done; }
-        # Starts a command under a name.
-        begin() { name=$1; shift; "$@" > "$AT/$name.out" 2>&1 & echo $! > "$AT/$name.pid"; }
+        # Starts a command under a name. What an earlier one of that name said is gone before anybody looks.
+        begin() { name=$1; shift; : > "$AT/$name.out"; "$@" > "$AT/$name.out" 2>&1 & echo $! > "$AT/$name.pid"; }
     "#;
     let done = Command::new("timeout")
         .args(["100", "unshare"])
