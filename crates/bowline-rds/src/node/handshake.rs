@@ -9,7 +9,7 @@ use crate::config::Config;
 use crate::conn::Peer;
 use crate::ids::{ConnId, LinkId};
 use crate::link::LinkState;
-use crate::path::{Path, PathState, UNPLANNED, mark};
+use crate::path::{Path, UNPLANNED, mark};
 use crate::socket::to_socket_addr;
 
 /// Longest reconnect delay of a path after a connection that was greeted: a cut soon after hurts
@@ -190,8 +190,6 @@ impl Node {
             None => 1,
         };
         conn.npaths = after.max(1);
-        // The process that had more is the one that uses fewer, and may go on sending where it did.
-        let same = announced.is_some() && !conn.npaths_past;
         conn.npaths_past = false;
         conn.npaths_told = now;
         let fan = conn.fan();
@@ -208,7 +206,7 @@ impl Node {
             self.close_gate(conn_id, before);
         }
         if fan < before {
-            self.move_to_path_0(conn_id, fan, same);
+            self.move_to_path_0(conn_id, fan);
         }
         if smaller {
             self.connect_all_if_down(conn_id);
@@ -223,13 +221,11 @@ impl Node {
 
     /// The peer uses fewer paths than before: what waits on the others goes to path 0, with new
     /// numbers, behind what waits there. Messages between two sockets all wait on one path, so they
-    /// keep their order. Connections on which nothing waits may be kept, and are read as before.
-    fn move_to_path_0(&mut self, conn_id: ConnId, fan: u8, keep: bool) {
+    /// keep their order.
+    fn move_to_path_0(&mut self, conn_id: ConnId, fan: u8) {
         let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
-        let kept =
-            |path: &Path| keep && path.queue.is_empty() && matches!(path.state, PathState::Up);
-        let leaves = conn.paths.iter().skip(usize::from(fan)).filter(|p| !kept(p));
-        let links: Vec<_> = leaves.filter_map(|p| p.link).collect();
+        let links: Vec<_> =
+            conn.paths.iter().skip(usize::from(fan)).filter_map(|p| p.link).collect();
         // It may have brought more than what was read so far.
         let by_tcp = !conn.peer.is_bowline();
         for link in links {
@@ -241,7 +237,7 @@ impl Node {
         }
         let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
         let Some((first, others)) = conn.paths.split_first_mut() else { return };
-        for path in others.iter_mut().skip(usize::from(fan) - 1).filter(|p| !kept(p)) {
+        for path in others.iter_mut().skip(usize::from(fan) - 1) {
             let mut batch = crate::txlog::TxBatch::default();
             for msg in std::mem::take(&mut path.queue) {
                 if msg.has(mark::CANCELLED) {

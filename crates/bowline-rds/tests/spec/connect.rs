@@ -779,29 +779,6 @@ fn a_lost_local_address_only_delays() {
     assert_eq!(lab.data_frames(link).len(), 1);
 }
 
-/// A peer with eight connections says that it uses three paths from now on.
-// tests
-#[test]
-fn a_lower_count_ends_no_connection_that_is_in_use_by_the_peer() {
-    let mut lab = Lab::larger();
-    let s = lab.bound("10.0.0.2:5000");
-    let mut links = vec![lab.kernel(A, 8)];
-    links.extend((1..8).map(|_| lab.accept(A)));
-    lab.deliver(links[0], &[ping_with(2, npaths_ext(3))]);
-    lab.advance(Duration::from_secs(5));
-    assert!(lab.closes.is_empty());
-    for (n, link) in (1..).zip(&links[1..]) {
-        lab.deliver(*link, &[data(n, 9, 5000, &[n as u8])]);
-    }
-    let came: Vec<_> = lab.recv_all(s).into_iter().flatten().collect();
-    assert_eq!(came, (1..8).collect::<Vec<u8>>());
-    for port in 6000..6100 {
-        lab.send(s, &format!("10.0.0.1:{port}"), b"x").expect("sent");
-    }
-    let used = links.iter().filter(|l| !lab.data_frames(**l).is_empty()).count();
-    assert!(used <= 2, "{used} of the three paths");
-}
-
 // tests the limit of unproven peers [B-18]
 #[test]
 fn strangers_push_out_strangers_only() {
