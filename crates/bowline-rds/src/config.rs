@@ -80,7 +80,7 @@ pub struct Limits {
     /// The same for the whole node.
     pub recv_bytes_total: usize,
     /// Messages remembered to recognise repetitions of peers that go by TCP's word, over all of
-    /// them; about 150 bytes each. Beyond that each peer keeps a thousand.
+    /// them; about 150 bytes each. Beyond that each peer keeps an equal share.
     pub duplicate_records_total: usize,
     /// Bytes of messages not yet complete, over all TCP connections; beyond that, and the longest
     /// message, the connection whose message was begun first is dropped.

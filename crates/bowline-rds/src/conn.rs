@@ -84,6 +84,10 @@ pub(crate) struct Conn {
     pub(crate) proven: bool,
     /// Attempts to connect since the peer last asked for one, or had one that lasted.
     pub(crate) dials: u32,
+    /// The peer has asked to be connected to, and was not dialled since.
+    pub(crate) asked: bool,
+    /// The path whose attempt to connect was put off since many peers are away.
+    pub(crate) postponed: Option<u8>,
     pub(crate) paths: Vec<Path>,
     pub(crate) gate: Option<Gate>,
     pub(crate) map: CongMap,
@@ -120,6 +124,14 @@ impl Conn {
         self.proven = true;
         self.last_used = now;
         self.heard_at = now;
+    }
+
+    /// Takes back that an attempt to connect was put off: there is need for it now.
+    pub(crate) fn hurry(&mut self) {
+        let postponed = self.postponed.take();
+        if let Some(path) = postponed.and_then(|index| self.paths.get_mut(usize::from(index))) {
+            path.reconnect_at = None;
+        }
     }
 
     /// Tells whether a process of this generation has been met before another one.

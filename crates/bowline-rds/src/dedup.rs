@@ -26,8 +26,10 @@ const RECORDS_MAX: usize = 1 << 17;
 /// Highest number that a peer which counts from 1 again can have reached while a message of that
 /// number from before is remembered: each that it counts takes a record.
 const COUNTED_MAX: u64 = RECORDS_MAX as u64;
-/// Most messages remembered per peer once the node as a whole remembers as many as it may.
+/// Most messages remembered of a quiet peer once the node as a whole remembers half of what it may.
 const RECORDS_FEW: usize = 1 << 10;
+/// What each peer has at least, however many there are.
+const RECORDS_LEAST: usize = 16;
 
 /// How many messages all peers of a node may have remembered together.
 #[derive(Clone, Debug)]
@@ -39,6 +41,13 @@ pub(crate) struct Budget {
 impl Budget {
     pub(crate) fn new(limit: usize) -> Self {
         Self { used: Arc::default(), limit }
+    }
+
+    /// What each peer may have remembered once all is used.
+    fn share(&self) -> usize {
+        // Each peer's records hold one, and the node.
+        let peers = Arc::strong_count(&self.used).saturating_sub(1).max(1);
+        (self.limit / peers).clamp(RECORDS_LEAST, RECORDS_MAX)
     }
 
     /// Memory in use, bytes.
@@ -187,7 +196,7 @@ impl Dedup {
     fn forget_old(&mut self) {
         // Only a sum: the node has one thread at a time.
         let used = self.budget.used.fetch_add(1, Relaxed);
-        let most = if used < self.budget.limit { RECORDS_MAX } else { RECORDS_FEW };
+        let most = if used < self.budget.limit { RECORDS_MAX } else { self.budget.share() };
         let oldest = self.received.saturating_sub(WINDOW);
         while let Some((_, at)) = self.order.front() {
             if *at >= oldest && self.order.len() <= most {

@@ -150,8 +150,12 @@ impl World {
                 config.paths = *paths;
                 config.end_to_end = *end_to_end;
                 config.generation = generation;
-                config.first_sequence =
-                    if self.plan.clock_sequences { (self.ctx.now / MS) << 20 } else { 1 };
+                // As the library does it: the clock, and something random below a millisecond of it.
+                config.first_sequence = if self.plan.clock_sequences {
+                    ((self.ctx.now / MS) << 20) + u64::from(generation & 0xf_ffff)
+                } else {
+                    1
+                };
                 config.seed = rng.next();
                 if self.plan.scenario == Scenario::Long {
                     config.max_message = 4 << 20;

@@ -65,6 +65,8 @@ impl Node {
             peer_sport_idx: false,
             proven: false,
             dials: 0,
+            asked: false,
+            postponed: None,
             paths: vec![Path::new(self.first_sequence)],
             gate: None,
             long_refused: None,
@@ -113,6 +115,9 @@ impl Node {
         }
         let serving = conn.paths.iter().filter_map(|p| p.link);
         let mut links = serving.chain(conn.extra.iter().copied()).filter_map(|l| self.link(l));
+        if links.clone().any(|l| l.rx.paused) {
+            return false; // it is this node that does not go on
+        }
         let settled = conn.extra.is_empty()
             && links.clone().all(|l| l.rx.ack_owed == 0 && l.rx.backlog.is_empty());
         let comes = |partial: &Partial| {
@@ -179,27 +184,35 @@ impl Node {
             }
             return;
         }
+        if self.has_use_for(conn)
+            && let Some(conn) = self.conns.get_mut(id.0)
+        {
+            conn.hurry();
+        }
+        if let Some(index) = self.next_to_connect(id) {
+            self.start_connect(id, index);
+        }
+    }
+
+    /// The path of a larger peer that is to be connected now.
+    fn next_to_connect(&self, id: ConnId) -> Option<u8> {
+        let conn = self.conns.get(id.0)?;
         for index in 0..conn.npaths.max(1) {
-            let Some(conn) = self.conns.get(id.0) else { return };
             match conn.paths.get(usize::from(index)) {
                 Some(p) if p.state == PathState::Up => {
-                    let confirmed =
-                        p.link.and_then(|l| self.links.get(l.0)).is_some_and(|l| l.confirmed);
-                    if !confirmed {
-                        return;
+                    let link = p.link.and_then(|l| self.links.get(l.0));
+                    if !link.is_some_and(|l| l.confirmed) {
+                        return None;
                     }
                 }
                 Some(p) if p.state == PathState::Down && p.reconnect_at.is_none() => {
-                    self.start_connect(id, index);
-                    return;
+                    return Some(index);
                 }
-                None => {
-                    self.start_connect(id, index);
-                    return;
-                }
-                Some(_) => return,
+                None => return Some(index),
+                Some(_) => return None,
             }
         }
+        None
     }
 
     /// Opens a TCP connection for a path; this is the smaller side.
@@ -293,14 +306,20 @@ impl Node {
             return;
         }
         if conn.smaller {
+            conn.postponed = None;
             let proven = usize::from(conn.proven);
-            if self.conn(id).is_some_and(|conn| !self.wants_peer(conn))
+            let asked = std::mem::take(&mut conn.asked);
+            let idle = self.conn(id).is_some_and(|conn| !asked && !self.has_use_for(conn));
+            if idle
+                && self.next_to_connect(id) == Some(index)
                 && let Some(free_at) = self.idle_dials[proven].take(self.now)
             {
                 // Many are away, and take turns.
-                let max = self.config.sysctl.reconnect_max_delay_ms * 1_000_000;
-                let wait = Duration::from_nanos(self.rng.next_u64() % max);
-                self.reconnect_at(id, index, free_at + wait);
+                let wait = self.rng.next_u64() % IDLE_DIALS_TIME.as_nanos() as u64;
+                self.reconnect_at(id, index, free_at + Duration::from_nanos(wait));
+                if let Some(conn) = self.conns.get_mut(id.0) {
+                    conn.postponed = Some(index);
+                }
                 return;
             }
             self.connect_all_if_down(id);
@@ -327,11 +346,17 @@ impl Node {
     /// messages.
     pub(super) fn wants_peer(&self, conn: &Conn) -> bool {
         let waited_for = !self.cong_waiters.is_empty();
+        self.has_use_for(conn) || (waited_for && !conn.map.is_empty())
+    }
+
+    /// The same whatever the peer has told of its ports, which it may do to be dialled.
+    fn has_use_for(&self, conn: &Conn) -> bool {
+        let waited_for = !self.cong_waiters.is_empty();
         let long = conn.peer == Peer::Unknown
             && conn
                 .long_refused
                 .is_some_and(|at| waited_for || self.now.saturating_since(at) < LONG_TIME);
-        conn.has_messages() || (waited_for && !conn.map.is_empty()) || long
+        conn.has_messages() || long
     }
 }
 

@@ -45,7 +45,7 @@ const KNOCKS_MAX: u32 = 8;
 const KNOCKS_TIME: Duration = Duration::from_secs(2);
 
 /// How often a peer that never sent a message is dialled, if there is nothing for it, before it has to
-/// ask again. It takes some seconds.
+/// ask again. It takes some seconds where the connections are refused.
 const STRANGER_DIALS: u32 = 32;
 
 /// What a link that ends had to do with the messages of its path.
@@ -205,6 +205,9 @@ impl Node {
         self.stats.knocks_received += 1;
         let Some(conn) = self.conns.get_mut(id.0) else { return };
         conn.dials = 0;
+        // It paid for this with a connection of its own, so that the answer is not put off.
+        conn.asked = true;
+        conn.hurry();
         let Some(path) = conn.paths.first() else { return };
         match (path.state, path.link) {
             (PathState::Down, _) => self.schedule_reconnect(id, 0),
@@ -570,8 +573,7 @@ impl Node {
             }
             msg.stream_start = UNPLANNED;
         }
-        let left = path.queue.iter().any(|m| m.has(mark::CANCELLED) && m.has(mark::RETRANS));
-        if let Some(gate) = conn.gate.as_mut().filter(|_| left) {
+        if let Some(gate) = conn.gate.as_mut().filter(|_| path.leaves_begun()) {
             gate.left |= 1 << index;
         }
         path.planned = 0;

@@ -267,13 +267,16 @@ impl Node {
             .collect();
         for id in ids {
             let Some(conn) = self.conns.get_mut(id) else { continue };
-            for path in &mut conn.paths {
+            for (index, path) in conn.paths.iter_mut().enumerate() {
                 for msg in path.queue.iter_mut().filter(|m| !m.has(mark::CANCELLED)) {
                     if which(msg) {
                         msg.marks |= mark::CANCELLED;
                         path.queued_bytes -= u64::from(msg.len);
                         released.push(msg.clone());
                     }
+                }
+                if let Some(gate) = conn.gate.as_mut().filter(|_| path.leaves_begun()) {
+                    gate.left |= 1 << index;
                 }
                 // Those never started leave nothing behind once they are at the front.
                 path.drop_cancelled(&mut self.pool);

@@ -408,6 +408,11 @@ impl Node {
     pub(super) fn release_by_ack(&mut self, conn_id: ConnId, index: u8, ack: u64) {
         let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
         let Some(path) = conn.paths.get_mut(usize::from(index)) else { return };
+        if ack >= path.next_tx_seq {
+            // A number that was never used here: another process had this address meanwhile, and the peer
+            // does not know yet that it has gone [R-2025].
+            return;
+        }
         let mut link = path.link.and_then(|l| self.links.get_mut(l.0));
         let mut count = 0;
         for msg in &path.queue {

@@ -116,6 +116,46 @@ fn connecting_to_many_that_are_away_is_bounded() {
     // Two budgets of 256 a second each; two seconds touch three of them.
     assert!(dials <= 2 * 3 * 256, "{dials} in two seconds");
     assert!(dials > 256, "{dials}: all are tried");
+    // One of them comes back, and asks; so does one for which there is a message now.
+    assert_eq!(lab.try_accept("10.1.0.1"), None);
+    let s = lab.bound("10.0.0.1:4000");
+    lab.send(s, "10.1.0.2:5000", b"for it").expect("sent");
+    let mut back = Vec::new();
+    for _ in 0..1100 {
+        lab.ms(1);
+        while let Some((link, remote, _)) = lab.connects.pop() {
+            back.push(remote.ip().to_string());
+            lab.node.handle_closed(lab.now, link, CloseReason::Refused);
+            lab.settle();
+        }
+    }
+    assert!(["10.1.0.1", "10.1.0.2"].iter().all(|peer| back.iter().any(|b| b == peer)));
+}
+
+/// All connections of a hundred peers, with eight paths each, are lost at once.
+// tests
+#[test]
+fn peers_with_many_paths_are_dialled_again_at_once() {
+    let mut lab = Lab::smaller();
+    let mut links = Vec::new();
+    for n in 1..=100 {
+        assert_eq!(lab.try_accept(&format!("10.1.0.{n}")), None);
+        lab.ms(10);
+        let link = lab.establish();
+        lab.deliver(link, &[map_of(&[]), pong_with(1, npaths_ext(8))]);
+        links.push(link);
+        for _ in 1..8 {
+            links.push(lab.establish());
+            lab.ms(201);
+        }
+    }
+    lab.connects.clear();
+    for link in links {
+        lab.node.handle_closed(lab.now, link, CloseReason::Reset);
+    }
+    lab.settle();
+    lab.ms(50);
+    assert_eq!(lab.connects.len(), 100, "path 0 of each");
 }
 
 // tests

@@ -77,7 +77,7 @@ fn an_acknowledgement_during_a_write_counts_when_the_write_ends() {
     let mut batch = TxBatch::default();
     let n = lab.node.poll_transmit(lab.now, link, &mut batch, 1 << 20);
     // The peer has it all, and says so, before the driver reports the write.
-    lab.node.handle_data(lab.now, link, RxBuf::from_vec(ack_frame(u64::MAX).bytes()));
+    lab.node.handle_data(lab.now, link, RxBuf::from_vec(ack_frame(last_number(&lab)).bytes()));
     lab.node.process(lab.now, None, usize::MAX);
     lab.node.check_invariants();
     lab.node.transmitted(lab.now, link, n, false);
@@ -103,7 +103,7 @@ fn an_acknowledgement_during_a_write_counts_when_the_connection_ends_first() {
     let mut batch = TxBatch::default();
     let n = lab.node.poll_transmit(lab.now, link, &mut batch, 1 << 20);
     assert!(n > 1000);
-    lab.node.handle_data(lab.now, link, RxBuf::from_vec(ack_frame(u64::MAX).bytes()));
+    lab.node.handle_data(lab.now, link, RxBuf::from_vec(ack_frame(last_number(&lab)).bytes()));
     lab.node.handle_closed(lab.now, link, CloseReason::Eof);
     lab.node.check_invariants();
     lab.node.transmitted(lab.now, link, n, false);
@@ -121,13 +121,13 @@ fn an_absurd_acknowledgement_releases_nothing_that_is_still_to_be_written() {
         let payload = [n; 1000];
         lab.send(s, "10.0.0.1:5000", &payload).expect("sent");
     }
-    lab.deliver(link, &[ack_frame(u64::MAX)]);
+    lab.deliver(link, &[ack_frame(last_number(&lab))]);
     assert_eq!(lab.node.send_bytes(s), Ok(3000), "none was written");
     lab.node.handle_writable(lab.now, link);
     let mut batch = TxBatch::default();
     let n = lab.node.poll_transmit(lab.now, link, &mut batch, 1 << 20);
     assert_eq!(n, 3 * 1048);
-    lab.node.handle_data(lab.now, link, RxBuf::from_vec(ack_frame(u64::MAX).bytes()));
+    lab.node.handle_data(lab.now, link, RxBuf::from_vec(ack_frame(last_number(&lab)).bytes()));
     lab.node.process(lab.now, None, usize::MAX);
     lab.written.entry(link).or_default().extend(batch.slices().flatten().take(1500));
     lab.node.transmitted(lab.now, link, 1500, true);

@@ -134,6 +134,11 @@ pub(crate) fn ack_frame(ack: u64) -> Frame {
 }
 
 /// Result of a receive in a form that can be compared.
+/// The number that the node gave last on its only path.
+pub(crate) fn last_number(lab: &Lab) -> u64 {
+    lab.node.info().paths[0].next_tx_seq - 1
+}
+
 pub(crate) fn text(received: &Received) -> Vec<u8> {
     received.data.as_ref().expect("a message").slices().flatten().copied().collect()
 }

@@ -125,10 +125,11 @@ impl Builder {
 
 /// A number that grows from start to start, as long as a node sends fewer than a million messages
 /// per millisecond: a kernel drops what comes again with a number it had from an earlier process
-///
+/// . Two that start in one millisecond have different ones: an address may move between them, and
+/// what is acknowledged to one must not count for the other [R-2025].
 fn first_sequence() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    1 + (u64::try_from(since.as_millis()).unwrap_or(0) << 20)
+    1 + (u64::try_from(since.as_millis()).unwrap_or(0) << 20) + (random() & 0xf_ffff)
 }
 
 /// A number nobody can guess: the keys of the standard library's hash tables come from the system.
