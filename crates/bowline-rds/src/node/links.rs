@@ -323,7 +323,8 @@ impl Node {
         conn.map_due = true;
         let unknown = conn.peer == Peer::Unknown && !conn.unknown_timer;
         conn.unknown_timer |= unknown;
-        let probe = index == 0 && !conn.peer.is_bowline();
+        let bowline = conn.peer.is_bowline();
+        let probe = index == 0 && !bowline;
         let (local, remote) = (conn.local, conn.remote);
         let probed = self.links.get_mut(id.0).is_some_and(|l| std::mem::take(&mut l.probed));
         if probed {
@@ -344,6 +345,10 @@ impl Node {
             self.arm(self.now + UNKNOWN_TIME, Timer::Unknown(conn_id));
         }
         self.signal_transmit(id);
+        if !bowline {
+            // The map goes by the lowest path, which may have nothing else to send.
+            self.signal_map(conn_id);
+        }
     }
 
     /// The peer serves this connection: what TCP acknowledges on it counts, the next reconnect is

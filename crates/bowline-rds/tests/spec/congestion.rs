@@ -421,3 +421,17 @@ fn a_map_that_went_over_to_another_connection_is_sent_once_more() {
     lab.advance(Duration::from_secs(60));
     assert!(!lab.frames(one).iter().any(Frame::is_map));
 }
+
+/// A kernel had read maps of this address's earlier process late, from a connection that has ended since; it makes that one
+/// anew. The others have nothing to send.
+// tests
+#[test]
+fn a_connection_of_a_higher_path_brings_a_map_by_the_lowest() {
+    let mut lab = Lab::larger();
+    let mut links = vec![lab.kernel(A, 8)];
+    links.extend((1..8).map(|_| lab.accept(A)));
+    lab.fail(links[3], CloseReason::Reset);
+    links.iter().for_each(|l| drop(lab.frames(*l)));
+    lab.accept(A);
+    assert!(lab.frames(links[0]).iter().any(Frame::is_map));
+}
