@@ -33,7 +33,7 @@ const AWAY_TIME: Duration = Duration::from_secs(24 * 60 * 60);
 const PARTIAL_SMALL: usize = 16 << 10;
 /// An acknowledgement nobody asked for waits so long for something to go with.
 const ACK_DELAY: Duration = Duration::from_millis(10);
-/// What a congestion map, and a ping or pong, count for in a turn, in messages.
+/// What a congestion map, and another frame without a port, count for in a turn, in messages.
 const MAP_COST: usize = 64;
 const CONTROL_COST: usize = 4;
 /// Frames processed, in bytes, that are acknowledged at once.
