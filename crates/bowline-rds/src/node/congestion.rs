@@ -17,7 +17,11 @@ use crate::time::Instant;
 /// held one of them up for several retransmission timeouts.
 pub(super) const MAP_RACE: Duration = Duration::from_secs(10);
 /// How long after the last of them a fresh one is asked for.
-const MAP_DOUBT: Duration = Duration::from_millis(250);
+const MAP_DOUBT: Duration = Duration::from_millis(1500);
+/// How much earlier a connection may have been made, in the eyes of who made it, than it was accepted here: the
+/// handshake's last segment may be repeated twice. Less than [`MAP_DOUBT`], so that what a renewed connection
+/// brings is not doubted again.
+const MAP_LATE: Duration = Duration::from_millis(1400);
 /// What a waiting message counts besides its payload, towards the limits.
 pub(super) const MESSAGE_OVERHEAD: usize = 128;
 
@@ -176,7 +180,8 @@ impl Node {
             conn.map_elsewhere = Some(at);
         }
         // What was read elsewhere before this connection was made is older than all that comes on it.
-        let raced = conn.map_elsewhere.is_some_and(|at| since <= at && now < at + MAP_RACE);
+        let raced =
+            conn.map_elsewhere.is_some_and(|at| since <= at + MAP_LATE && now < at + MAP_RACE);
         if raced && !conn.map.is_empty() && !conn.map_doubt {
             conn.map_doubt = true;
             self.arm(now + MAP_DOUBT, Timer::MapDoubt(id));
