@@ -18,9 +18,9 @@ use crate::time::Instant;
 pub(super) const MAP_RACE: Duration = Duration::from_secs(10);
 /// How long after the last of them a fresh one is asked for.
 const MAP_DOUBT: Duration = Duration::from_millis(1500);
-/// How much earlier a connection may have been made, in the eyes of who made it, than it was accepted here: the
-/// handshake's last segment may be repeated twice. Less than [`MAP_DOUBT`], so that what a renewed connection
-/// brings is not doubted again.
+/// By how much a peer may think a connection older than this node does, which accepts it when the
+/// handshake's last segment comes; that may have been repeated twice. Less than [`MAP_DOUBT`], so that
+/// the map of a renewed connection is not doubted again.
 const MAP_LATE: Duration = Duration::from_millis(1400);
 /// What a waiting message counts besides its payload, towards the limits.
 pub(super) const MESSAGE_OVERHEAD: usize = 128;

@@ -184,7 +184,8 @@ impl Node {
             }
             return;
         }
-        if self.has_use_for(conn)
+        if conn.postponed.is_some()
+            && self.has_use_for(conn)
             && let Some(conn) = self.conns.get_mut(id.0)
         {
             conn.hurry();

@@ -516,7 +516,7 @@ impl Node {
     fn succeed(&mut self, conn_id: ConnId, index: u8) {
         let Some(conn) = self.conns.get(conn_id.0) else { return };
         if conn.smaller {
-            // One that only ever knocked is not dialled for ever.
+            // One that only ever knocked is not dialled for ever.
             if conn.proven || conn.dials < STRANGER_DIALS || self.wants_peer(conn) {
                 self.start_over_if_rejected(conn_id, index);
                 self.schedule_reconnect(conn_id, index);
