@@ -2,9 +2,7 @@
 
 use std::path::Path;
 
-use bowline_sim::{
-    Numbers, Options, Outcome, TraceMode, keep, roce, rtrs, run, run_kept, simulator_of,
-};
+use bowline_sim::{Numbers, Outcome, TraceMode, rds, roce, rtrs, simulator_of};
 
 fn assert_kept<N: Numbers>(name: &str, outcome: &Outcome<N>) {
     assert!(outcome.failure.is_none(), "{name}:\n{}", outcome.report());
@@ -21,7 +19,7 @@ fn kept_plans_keep_every_promise() {
             (std::fs::read_to_string(&file).expect("text"), file.display().to_string());
         let trace = TraceMode::Last(60);
         match simulator_of(&text).expect("a plan").as_str() {
-            "rds" => assert_kept(&name, &run_kept(&text, &name, trace).expect("a plan")),
+            "rds" => assert_kept(&name, &rds::run_kept(&text, &name, trace).expect("a plan")),
             "roce" => assert_kept(&name, &roce::run_kept(&text, &name, trace).expect("a plan")),
             "rtrs" => assert_kept(&name, &rtrs::run_kept(&text, &name, trace).expect("a plan")),
             other => panic!("{name} is for {other}"),
@@ -34,9 +32,9 @@ fn kept_plans_keep_every_promise() {
 #[test]
 fn a_kept_plan_runs_as_its_seed_did() {
     for seed in 0..20 {
-        let text = keep(seed, &Options::default());
-        let again = run_kept(&text, "it", TraceMode::Hash).expect("a plan");
-        assert_eq!(run(seed, &Options::default()).trace_hash, again.trace_hash);
+        let text = rds::keep(seed, &rds::Options::default());
+        let again = rds::run_kept(&text, "it", TraceMode::Hash).expect("a plan");
+        assert_eq!(rds::run(seed, &rds::Options::default()).trace_hash, again.trace_hash);
         let text = roce::keep(seed, &roce::Options::default());
         let again = roce::run_kept(&text, "it", TraceMode::Hash).expect("a plan");
         assert_eq!(roce::run(seed, &roce::Options::default()).trace_hash, again.trace_hash);
@@ -48,9 +46,9 @@ fn a_kept_plan_runs_as_its_seed_did() {
 
 #[test]
 fn what_is_no_plan_is_refused() {
-    let seven = keep(7, &Options::default());
+    let seven = rds::keep(7, &rds::Options::default());
     assert!(roce::run_kept(&seven, "it", TraceMode::Hash).is_err(), "of another simulator");
     assert!(simulator_of("{}").is_err());
     let no_chance = seven.replacen("\"chance\": [", "\"chance\": [], \"was\": [", 1);
-    assert!(run_kept(&no_chance, "it", TraceMode::Hash).map_or(true, |o| o.failure.is_some()));
+    assert!(rds::run_kept(&no_chance, "it", TraceMode::Hash).map_or(true, |o| o.failure.is_some()));
 }

@@ -3,7 +3,8 @@
 #[macro_use]
 mod common;
 
-use bowline_sim::{Options, Scenario, TraceMode, run, run_many};
+use bowline_sim::TraceMode;
+use bowline_sim::rds::{Options, Scenario, run, run_many};
 
 any_seeds!(600, received);
 

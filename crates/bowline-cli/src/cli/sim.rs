@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::{fs, num::NonZero, ops::ControlFlow, sync::Mutex, thread, time::Duration};
 
 use bowline_sim::{
-    Coverage, News, Numbers, Options, Outcome as Run, Reach, Scenario, Summary, TraceMode,
-    keep as keep_seed, roce, rtrs, run as run_seed, run_kept, run_many, simulator_of,
+    Coverage, Numbers, Outcome as Run, Reach, SearchEvent, Summary, TraceMode, rds, roce, rtrs,
+    simulator_of,
 };
 
 use super::{
@@ -76,7 +76,7 @@ pub(crate) struct Args {
 
 /// What is simulated, with the scenario forced, if any.
 enum World {
-    Rds(Options),
+    Rds(rds::Options),
     Roce(roce::Options),
     Rtrs(rtrs::Options),
 }
@@ -99,9 +99,9 @@ fn world(args: &Args, trace: TraceMode) -> Result<World, Failure> {
         let options = rtrs::Options::default().with_trace(trace).with_time(time);
         Ok(World::Rtrs(options.with_scenario(found.transpose()?)))
     } else {
-        let names = || Scenario::ALL.iter().map(|s| s.name()).collect();
-        let found = name.map(|n| Scenario::from_name(n).ok_or_else(|| choose(names())));
-        let options = Options::default().with_trace(trace).with_time(time);
+        let names = || rds::Scenario::ALL.iter().map(|s| s.name()).collect();
+        let found = name.map(|n| rds::Scenario::from_name(n).ok_or_else(|| choose(names())));
+        let options = rds::Options::default().with_trace(trace).with_time(time);
         Ok(World::Rds(options.with_scenario(found.transpose()?)))
     }
 }
@@ -112,7 +112,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
     match (args.seed, &args.plan) {
         (Some(seed), _) => {
             let plan = match world(args, mode)? {
-                World::Rds(options) => keep_seed(seed, &options),
+                World::Rds(options) => rds::keep(seed, &options),
                 World::Roce(options) => roce::keep(seed, &options),
                 World::Rtrs(options) => rtrs::keep(seed, &options),
             };
@@ -120,7 +120,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
                 write_plan(dir, seed, &plan)?;
             }
             match world(args, mode)? {
-                World::Rds(options) => show_one(args, run_seed(seed, &options)),
+                World::Rds(options) => show_one(args, rds::run(seed, &options)),
                 World::Roce(options) => show_one(args, roce::run(seed, &options)),
                 World::Rtrs(options) => show_one(args, rtrs::run(seed, &options)),
             }
@@ -139,7 +139,7 @@ fn run_plan(args: &Args, file: &Path, mode: TraceMode) -> Outcome {
     match simulator_of(&text).map_err(wrong)?.as_str() {
         "roce" => show_one(args, roce::run_kept(&text, &name, mode).map_err(wrong)?),
         "rtrs" => show_one(args, rtrs::run_kept(&text, &name, mode).map_err(wrong)?),
-        _ => show_one(args, run_kept(&text, &name, mode).map_err(wrong)?),
+        _ => show_one(args, rds::run_kept(&text, &name, mode).map_err(wrong)?),
     }
 }
 
@@ -183,13 +183,13 @@ fn run_range(args: &Args) -> Outcome {
     let seeds = args.from..end;
     match world {
         World::Rds(options) => {
-            search.end(&run_many(seeds, threads, &options, |news| search.hear(&news)))
+            search.end(&rds::run_many(seeds, threads, &options, |event| search.on_event(&event)))
         }
         World::Rtrs(options) => {
-            search.end(&rtrs::run_many(seeds, threads, &options, |news| search.hear(&news)))
+            search.end(&rtrs::run_many(seeds, threads, &options, |event| search.on_event(&event)))
         }
         World::Roce(options) => {
-            search.end(&roce::run_many(seeds, threads, &options, |news| search.hear(&news)))
+            search.end(&roce::run_many(seeds, threads, &options, |event| search.on_event(&event)))
         }
     }
 }
@@ -205,10 +205,10 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    fn hear<N: Numbers>(&self, news: &News<'_, N>) -> ControlFlow<()> {
+    fn on_event<N: Numbers>(&self, event: &SearchEvent<'_, N>) -> ControlFlow<()> {
         let Ok(mut progress) = self.progress.lock() else { return ControlFlow::Break(()) };
-        match news {
-            News::Failed(outcome) => {
+        match event {
+            SearchEvent::Failed(outcome) => {
                 progress.clear();
                 if !self.args.json {
                     out::text(&outcome.report());
@@ -224,7 +224,7 @@ impl Search<'_> {
                     }
                 }
             }
-            News::Done(done) => match self.args.seconds {
+            SearchEvent::Done(done) => match self.args.seconds {
                 Some(seconds) => {
                     progress.show(format_args!("{} seeds in up to {seconds} s", count(*done)));
                 }

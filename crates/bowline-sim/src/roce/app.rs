@@ -13,8 +13,8 @@ use super::reach::{self, Lent};
 use super::side::{
     Fast, FastStep, Grant, Message, Receive, Request, Side, SideId, Statuses, Trouble, Word,
 };
-use crate::coverage::Coverage;
-use crate::rng::Rng;
+use crate::engine::coverage::Coverage;
+use crate::engine::rng::Rng;
 
 /// Most elements of a gather or scatter list.
 pub(crate) const SGES: usize = 4;

@@ -5,10 +5,10 @@ use std::net::{IpAddr, SocketAddr};
 use bowline_roce::{Burst, Config, Device, FormerLife, IdentHint, Instant, Landed, Run};
 use bowline_verbs::{CmId, Qpn};
 
+use super::mute::Mutes;
 use super::net::Datagram;
 use super::plan::{Hints, HostPlan};
-use crate::rng::Rng;
-use crate::rtrs::mute::Mutes;
+use crate::engine::rng::Rng;
 
 /// Port every host of a world of devices listens to.
 pub(crate) const PORT: u16 = 7174;

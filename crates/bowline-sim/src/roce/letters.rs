@@ -12,8 +12,8 @@ use bowline_verbs::{
 use super::memory::{AreaId, Memory, Purpose, fill, part, sges};
 use super::side::Receive;
 use super::world::{Event, World};
-use crate::queue::MS;
-use crate::rng::Rng;
+use crate::engine::queue::MS;
+use crate::engine::rng::Rng;
 
 /// Bytes before the payload of a receive [RX-12].
 const HEADER: usize = 40;

@@ -14,8 +14,8 @@ use super::plan::ConnPlan;
 use super::reach::{self, Link, Step};
 use super::side::{Fast, Receive, Request, Side, SideId, Stage, Told, Trouble};
 use super::world::{Event, World};
-use crate::queue::MS;
-use crate::rng::mix;
+use crate::engine::queue::MS;
+use crate::engine::rng::mix;
 
 /// How long a side stays after its queues are flushed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

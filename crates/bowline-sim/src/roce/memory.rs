@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use bowline_verbs::{Buffer, Piece, Sge};
 
-use crate::rng::{Rng, mix};
+use crate::engine::rng::{Rng, mix};
 
 /// Index of an area.
 pub(crate) type AreaId = usize;

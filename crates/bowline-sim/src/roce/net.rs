@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use bowline_wire::roce::{ICRC_LEN, Outer, split_icrc};
 use serde::{Deserialize, Serialize};
 
-use crate::rng::Rng;
+use crate::engine::rng::Rng;
 
 /// What the network does.
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -11,9 +11,9 @@ use serde::{Deserialize, Serialize};
 
 use super::host::PORT;
 use super::net::NetPlan;
-use crate::kept;
-use crate::queue::{MS, SEC, US};
-use crate::rng::Rng;
+use super::remote;
+use crate::engine::queue::{MS, SEC, US};
+use crate::engine::rng::Rng;
 
 /// A family of runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -86,9 +86,9 @@ pub(crate) enum Hints {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct HostPlan {
     pub(crate) addr: IpAddr,
-    #[serde(with = "kept::MtuDef")]
+    #[serde(with = "remote::MtuDef")]
     pub(crate) mtu: Mtu,
-    #[serde(with = "kept::IcrcPolicyDef")]
+    #[serde(with = "remote::IcrcPolicyDef")]
     pub(crate) icrc: IcrcPolicy,
     pub(crate) gso: bool,
     pub(crate) window: u32,
@@ -104,7 +104,7 @@ pub(crate) struct HostPlan {
     /// Port it listens to.
     pub(crate) listens: Option<u16>,
     /// When a peer that does not answer is given up.
-    #[serde(with = "kept::GiveUpDef")]
+    #[serde(with = "remote::GiveUpDef")]
     pub(crate) give_up: GiveUp,
 }
 
@@ -116,7 +116,7 @@ pub(crate) struct ConnPlan {
     /// By the connection manager; else the programs set the attributes themselves.
     pub(crate) managed: bool,
     pub(crate) start: u64,
-    #[serde(with = "kept::MtuDef")]
+    #[serde(with = "remote::MtuDef")]
     pub(crate) mtu: Mtu,
     /// Longest message.
     pub(crate) message_max: usize,

@@ -7,7 +7,7 @@ use bowline_wire::roce::IcrcPolicy;
 use super::net::{Fate, Loss};
 use super::plan::{Hints, Plan, Scenario};
 use super::side::{Side, Stage};
-use crate::coverage::Coverage;
+use crate::engine::coverage::{Coverage, TIME_SHARES};
 
 /// Names of every pair of a row and a column.
 macro_rules! table {
@@ -256,22 +256,6 @@ const STILL: [&str; 6] = [
 pub(crate) const FRESH_IN_ORDER: &str = "fresh work, in order";
 pub(crate) const FRESH_OVERTAKEN: &str = "fresh work, overtaken";
 
-/// How much of a promised time was needed.
-pub(crate) const SHARES: [&str; 6] =
-    ["1/64 of it", "1/16 of it", "1/8 of it", "1/4 of it", "1/2 of it", "nearly all of it"];
-
-/// Which of them.
-pub(crate) const fn share(took: u64, most: u64) -> &'static str {
-    match took.saturating_mul(64) / if most == 0 { 1 } else { most } {
-        0 => SHARES[0],
-        1..4 => SHARES[1],
-        4..8 => SHARES[2],
-        8..16 => SHARES[3],
-        16..32 => SHARES[4],
-        _ => SHARES[5],
-    }
-}
-
 /// Makes all names known.
 pub(super) fn declare(coverage: &mut Coverage) {
     for (names, outcomes) in REQUESTS.iter().zip(OUTCOMES) {
@@ -299,10 +283,10 @@ pub(super) fn declare(coverage: &mut Coverage) {
     for (name, _) in Counters::default().iter().filter(|(name, _)| !STILL.contains(name)) {
         coverage.declare("device", &[name]);
     }
-    coverage.declare("rest after the last fault", &SHARES);
+    coverage.declare("rest after the last fault", &TIME_SHARES);
     // Nothing takes less than a handshake and a request, and nothing waits for all there is to wait for.
-    coverage.declare(FRESH_IN_ORDER, &SHARES[..5]);
-    coverage.declare(FRESH_OVERTAKEN, &SHARES[..4]);
+    coverage.declare(FRESH_IN_ORDER, &TIME_SHARES[..5]);
+    coverage.declare(FRESH_OVERTAKEN, &TIME_SHARES[..4]);
 }
 
 /// What is counted often, and named at the end of a run only.

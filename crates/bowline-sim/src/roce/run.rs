@@ -5,11 +5,11 @@ use super::reach;
 use super::sabotage::Sabotage;
 use super::stats::Stats;
 use super::world::World;
-use crate::coverage::Coverage;
-use crate::kept::Start;
-use crate::rng::Rng;
-use crate::simulator::{self, Simulator};
-use crate::trace::Trace;
+use crate::engine::coverage::Coverage;
+use crate::engine::kept::Start;
+use crate::engine::rng::Rng;
+use crate::engine::simulator::{self, Simulator};
+use crate::engine::trace::Trace;
 
 /// What became of a seed.
 pub type Outcome = crate::Outcome<Stats>;

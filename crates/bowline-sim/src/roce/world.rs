@@ -12,10 +12,10 @@ use super::reach::{self, Reached};
 use super::sabotage::Sabotage;
 use super::side::{Side, SideId, Stage};
 use super::stats::Stats;
-use crate::coverage::Coverage;
-use crate::queue::{Queue, SEC};
-use crate::rng::Rng;
-use crate::trace::Trace;
+use crate::engine::coverage::Coverage;
+use crate::engine::queue::{Queue, SEC};
+use crate::engine::rng::Rng;
+use crate::engine::trace::Trace;
 
 mod drivers;
 mod end;

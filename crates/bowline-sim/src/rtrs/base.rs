@@ -5,11 +5,11 @@ use bowline_roce::{Device, Instant};
 use super::sabotage::Sabotage;
 use super::stats::Stats;
 use super::world::Step;
-use crate::coverage::Coverage;
-use crate::queue::Queue;
-use crate::rng::Rng;
+use crate::engine::coverage::Coverage;
+use crate::engine::queue::Queue;
+use crate::engine::rng::Rng;
+use crate::engine::trace::Trace;
 use crate::roce::net::Datagram;
-use crate::trace::Trace;
 
 /// Something due at one moment of virtual time.
 #[derive(Debug)]

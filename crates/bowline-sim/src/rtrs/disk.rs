@@ -7,7 +7,7 @@ use bowline_verbs::Buffer;
 
 use super::oracle::SECTOR;
 use super::plan::DiskPlan;
-use crate::rng::Rng;
+use crate::engine::rng::Rng;
 
 /// A disk.
 #[derive(Debug)]

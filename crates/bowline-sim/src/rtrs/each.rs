@@ -8,8 +8,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::plan::{Plan, Scenario};
-use crate::queue::{MS, SEC};
-use crate::rng::Rng;
+use crate::engine::queue::{MS, SEC};
+use crate::engine::rng::Rng;
 
 /// What goes wrong when a datagram arrives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -12,8 +12,8 @@ use bowline_verbs::{
     QpState, QpType, Qpn, RecvWr, SendWr,
 };
 
-use super::mute::Mutes;
 use crate::roce::host::Host;
+use crate::roce::mute::Mutes;
 
 /// Entries of a completion queue.
 const CQ_ENTRIES: usize = 1 << 17;

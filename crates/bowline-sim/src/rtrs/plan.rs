@@ -13,10 +13,10 @@ use bowline_wire::rtrs::PORT;
 use serde::{Deserialize, Serialize};
 
 use super::each::Case;
+use super::remote;
 use super::trial::{self, Trial};
-use crate::kept;
-use crate::queue::{MS, SEC, US};
-use crate::rng::Rng;
+use crate::engine::queue::{MS, SEC, US};
+use crate::engine::rng::Rng;
 use crate::roce::net::NetPlan;
 use crate::roce::plan::{ACK_DELAYS, Hints, HostPlan};
 
@@ -143,9 +143,9 @@ pub(crate) struct ClientPlan {
     pub(crate) paths: Vec<(u8, u8)>,
     pub(crate) io_connections: u16,
     pub(crate) poll_connections: u16,
-    #[serde(with = "kept::PolicyDef")]
+    #[serde(with = "remote::PolicyDef")]
     pub(crate) policy: Policy,
-    #[serde(with = "kept::ReadKeysDef")]
+    #[serde(with = "remote::ReadKeysDef")]
     pub(crate) read_keys: ReadKeys,
     /// Servers need not tell it keys: it counts them. Kernels do not.
     pub(crate) counts_keys: bool,

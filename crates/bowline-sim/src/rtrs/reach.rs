@@ -10,8 +10,9 @@ use bowline_rtrs::server::ServerCounters;
 use super::client::{Client, Stage};
 use super::plan::{Fault, Plan, Scenario};
 use super::trial::Ordeal;
-use crate::coverage::Coverage;
-use crate::roce::reach::{SHARES, table};
+use crate::engine::coverage::Coverage;
+use crate::engine::coverage::TIME_SHARES;
+use crate::roce::reach::table;
 
 /// Changes of paths at the client, from a row to a column.
 const PATHS: [[&str; 7]; 7] = table!(
@@ -369,6 +370,6 @@ pub(super) fn declare(coverage: &mut Coverage) {
         coverage.declare("server", &[name]);
     }
     // What comes together only once in a blue moon takes nearly all of it.
-    coverage.declare(BACK, &SHARES[..5]);
-    coverage.declare(FRESH, &SHARES);
+    coverage.declare(BACK, &TIME_SHARES[..5]);
+    coverage.declare(FRESH, &TIME_SHARES);
 }

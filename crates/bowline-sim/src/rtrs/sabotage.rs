@@ -122,10 +122,10 @@ impl Sabotage {
 #[cfg(test)]
 mod tests {
     use super::Sabotage;
+    use crate::engine::simulator::run_seed;
+    use crate::engine::simulator::tests::{assert_found, seeds_to_find};
     use crate::rtrs::run::Rtrs;
     use crate::rtrs::{Options, Scenario};
-    use crate::simulator::run_seed;
-    use crate::simulator::tests::{assert_found, seeds_to_find};
 
     /// Where seeds begin that find each soon, and what is soon.
     const SEEDS: u64 = 7_000_000;

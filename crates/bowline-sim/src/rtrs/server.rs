@@ -18,7 +18,7 @@ use super::fabric::{Own, Watch, bench, drain};
 use super::process::{Heard, Process, hear};
 use super::reach::{self, Wrong};
 use super::sabotage::{Sabotage, SmallIds};
-use crate::queue::MS;
+use crate::engine::queue::MS;
 use crate::roce::host::Host;
 
 /// Longest time it takes to open an export.

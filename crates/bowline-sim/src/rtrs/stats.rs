@@ -1,6 +1,6 @@
 //! What a run did, in numbers.
 
-use crate::stats::numbers;
+use crate::engine::numbers::numbers;
 
 numbers! {
     /// Sums over one run of sessions and disks, or many.

@@ -5,8 +5,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::plan::Scenario;
-use crate::queue::{MS, SEC, US};
-use crate::rng::Rng;
+use crate::engine::queue::{MS, SEC, US};
+use crate::engine::rng::Rng;
 
 /// Something a run has to stand, once.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]

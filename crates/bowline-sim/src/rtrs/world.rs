@@ -21,12 +21,12 @@ use super::reach::{self, Blow};
 use super::sabotage::Sabotage;
 use super::server::Server;
 use super::stats::Stats;
-use crate::coverage::Coverage;
-use crate::queue::{MS, Queue, SEC, US};
-use crate::rng::Rng;
+use crate::engine::coverage::Coverage;
+use crate::engine::queue::{MS, Queue, SEC, US};
+use crate::engine::rng::Rng;
+use crate::engine::trace::Trace;
 use crate::roce::host::Host;
 use crate::roce::net::{Datagram, Net};
-use crate::trace::Trace;
 
 pub(crate) use self::trials::Step;
 

@@ -5,7 +5,7 @@ use bowline_roce::Event as DeviceEvent;
 use bowline_verbs::CmEvent;
 
 use super::{Event, Phase, World};
-use crate::queue::US;
+use crate::engine::queue::US;
 use crate::roce::host::Host;
 use crate::roce::net::Datagram;
 use crate::roce::reach::{Blow, Head};

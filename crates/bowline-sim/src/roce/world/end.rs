@@ -3,7 +3,7 @@
 use bowline_roce::{InUse, Instant};
 
 use super::{Event, Phase, World};
-use crate::queue::{MS, SEC};
+use crate::engine::queue::{MS, SEC};
 use crate::roce::side::{SideId, Stage};
 
 /// Time for what programs were asked to do, without any fault.

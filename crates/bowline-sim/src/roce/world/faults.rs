@@ -1,7 +1,7 @@
 //! Devices that die and start, and lines that are cut.
 
 use super::{Event, Phase, World};
-use crate::queue::{MS, US};
+use crate::engine::queue::{MS, US};
 use crate::roce::oracle;
 use crate::roce::plan::FaultKind;
 use crate::roce::reach::{self, Blow};

@@ -9,9 +9,10 @@
 use bowline_wire::roce::rnr_timer_ns;
 
 use super::{Event, Phase, World};
-use crate::queue::{MS, US};
+use crate::engine::coverage::time_share;
+use crate::engine::queue::{MS, US};
 use crate::roce::plan::ConnPlan;
-use crate::roce::reach::{self, FRESH_IN_ORDER, FRESH_OVERTAKEN};
+use crate::roce::reach::{FRESH_IN_ORDER, FRESH_OVERTAKEN};
 use crate::roce::side::{SideId, Stage};
 
 /// Time everything must have been at rest before: programs that look late have looked, and what waits
@@ -104,7 +105,7 @@ impl World {
 
     fn begin_fresh(&mut self) {
         let rested = self.now - self.phase_since;
-        self.coverage.hit("rest after the last fault", reach::share(rested, self.end_bound()));
+        self.coverage.hit("rest after the last fault", time_share(rested, self.end_bound()));
         self.phase = Phase::Fresh;
         let up: Vec<SideId> =
             (0..self.sides.len()).filter(|id| self.sides[*id].stage == Stage::Up).collect();
@@ -203,7 +204,7 @@ impl World {
                     let took = self.fresh.last - self.fresh.since;
                     let group =
                         if self.plan.net.jitter > 0 { FRESH_OVERTAKEN } else { FRESH_IN_ORDER };
-                    self.coverage.hit(group, reach::share(took, bound));
+                    self.coverage.hit(group, time_share(took, bound));
                 }
                 self.fresh.over = true;
                 self.phase = Phase::Draining;

@@ -3,7 +3,7 @@
 use bowline_verbs::{Completion, QpAttr, QpState};
 
 use super::{Event, World};
-use crate::queue::{MS, US};
+use crate::engine::queue::{MS, US};
 use crate::roce::app::{self, App, Owned};
 use crate::roce::oracle;
 use crate::roce::reach::{self, Lent, Step};

@@ -3,7 +3,7 @@
 use bowline_rtrs::client::PathState;
 
 use super::{Client, go};
-use crate::queue::SEC;
+use crate::engine::queue::SEC;
 use crate::rtrs::base::Base;
 
 /// Within which every path must be back when nothing goes wrong any more: a server that has not noticed

@@ -4,7 +4,7 @@
 use bowline_rnbd::IoOp;
 
 use super::{Client, Common, Stage, go};
-use crate::roce::reach::share;
+use crate::engine::coverage::time_share;
 use crate::rtrs::base::Base;
 use crate::rtrs::reach;
 
@@ -60,7 +60,7 @@ impl Client {
         }
         let Some((disk, op)) = fresh.left.pop() else {
             life.fresh = None;
-            base.coverage.hit(reach::FRESH, share(spent, bound));
+            base.coverage.hit(reach::FRESH, time_share(spent, bound));
             return self.unmap_all(base);
         };
         let block = self.disks[disk].plan.logical;

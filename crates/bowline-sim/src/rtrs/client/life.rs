@@ -16,7 +16,7 @@ use super::failover::Failover;
 use super::landing::Landings;
 use super::paths::uuid;
 use super::{Client, Common, Life, Stage};
-use crate::queue::SEC;
+use crate::engine::queue::SEC;
 use crate::roce::host::Host;
 use crate::rtrs::base::{Base, Event};
 use crate::rtrs::fabric::{Own, bench};

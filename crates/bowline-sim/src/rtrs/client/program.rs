@@ -5,7 +5,7 @@ use bowline_rnbd::client::DiskRequest;
 
 use super::disks::Held;
 use super::{Client, Common, Stage, go};
-use crate::queue::SEC;
+use crate::engine::queue::SEC;
 use crate::roce::host::Host;
 use crate::rtrs::base::Base;
 use crate::rtrs::oracle::{SECTOR, What, fill};

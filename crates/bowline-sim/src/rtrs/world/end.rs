@@ -3,8 +3,8 @@
 use bowline_rtrs::client::PathState;
 
 use super::World;
-use crate::queue::{MS, SEC};
-use crate::roce::reach::share;
+use crate::engine::coverage::time_share;
+use crate::engine::queue::{MS, SEC};
 use crate::rtrs::client::Stage;
 use crate::rtrs::plan::Plan;
 use crate::rtrs::reach;
@@ -95,7 +95,7 @@ impl World {
         match lost {
             None => {
                 self.back = true;
-                self.base.coverage.hit(reach::BACK, share(spent, bound));
+                self.base.coverage.hit(reach::BACK, time_share(spent, bound));
                 true
             }
             Some(lost) if spent > bound => {

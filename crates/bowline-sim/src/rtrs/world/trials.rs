@@ -6,7 +6,7 @@ use bowline_rtrs::server::PathState as ServerPath;
 use bowline_wire::rtrs::SessionName;
 
 use super::{Phase, World};
-use crate::queue::{MS, SEC};
+use crate::engine::queue::{MS, SEC};
 use crate::roce::host::Host;
 use crate::rtrs::base::Event;
 use crate::rtrs::client::Client;

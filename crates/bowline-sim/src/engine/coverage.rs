@@ -1,0 +1,71 @@
+//! Which states, transitions and faults runs reach: what no seed comes to is not tested, however many
+//! seeds there are.
+
+use std::collections::BTreeMap;
+
+/// How often something was reached.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reach {
+    /// Runs that came to it.
+    pub runs: u64,
+    /// Times they did.
+    pub times: u64,
+}
+
+/// What one run or many reached, by group and name. What can be reached is declared, so that what never
+/// was is known too.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Coverage {
+    reached: BTreeMap<(&'static str, &'static str), Reach>,
+}
+
+impl Coverage {
+    /// Makes names of a group known.
+    pub(crate) fn declare(&mut self, group: &'static str, names: &[&'static str]) {
+        for name in names {
+            self.reached.entry((group, name)).or_default();
+        }
+    }
+
+    /// Something was reached once more.
+    pub(crate) fn hit(&mut self, group: &'static str, name: &'static str) {
+        self.add(group, name, 1);
+    }
+
+    /// Something was reached so many times more in this run.
+    pub(crate) fn add(&mut self, group: &'static str, name: &'static str, times: u64) {
+        let reach = self.reached.entry((group, name)).or_default();
+        reach.runs |= u64::from(times > 0);
+        reach.times += times;
+    }
+
+    /// Adds what other runs reached.
+    pub(crate) fn merge(&mut self, other: &Self) {
+        for (at, reach) in &other.reached {
+            let sum = self.reached.entry(*at).or_default();
+            sum.runs += reach.runs;
+            sum.times += reach.times;
+        }
+    }
+
+    /// All there is: group, name, how often.
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, &'static str, Reach)> {
+        self.reached.iter().map(|((group, name), reach)| (*group, *name, *reach))
+    }
+}
+
+/// Names of the parts of a promised time that something needed.
+pub(crate) const TIME_SHARES: [&str; 6] =
+    ["1/64 of it", "1/16 of it", "1/8 of it", "1/4 of it", "1/2 of it", "nearly all of it"];
+
+/// The name for something that needed `took` of the promised time `bound` (the same unit).
+pub(crate) const fn time_share(took: u64, bound: u64) -> &'static str {
+    match took.saturating_mul(64) / if bound == 0 { 1 } else { bound } {
+        0 => TIME_SHARES[0],
+        1..4 => TIME_SHARES[1],
+        4..8 => TIME_SHARES[2],
+        8..16 => TIME_SHARES[3],
+        16..32 => TIME_SHARES[4],
+        _ => TIME_SHARES[5],
+    }
+}

@@ -1,0 +1,11 @@
+//! What the three simulators share: seeds and chance, virtual time, traces, kept plans, coverage, and
+//! the search over many seeds.
+
+pub(crate) mod coverage;
+pub(crate) mod kept;
+pub(crate) mod numbers;
+pub(crate) mod queue;
+pub(crate) mod rng;
+pub(crate) mod run;
+pub(crate) mod simulator;
+pub(crate) mod trace;

@@ -1,0 +1,719 @@
+//! Drives a real `Node` over the simulated TCP: the part a driver plays, with every liberty the
+//! contract leaves to a driver taken at random.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::io::IoSlice;
+use std::net::{IpAddr, SocketAddr};
+
+use bowline_rds::{
+    CloseHow, CloseReason, Config, Error, Event, Instant, Interest, LinkId, Node, Output, Received,
+    RecvOpts, RxBuf, RxPool, SendMsg, SocketId, TxBatch,
+};
+use serde::{Deserialize, Serialize};
+
+use super::ctx::{Ctx, HostEvent, HostId};
+use super::host::SendResult;
+use super::net::{EndId, Notice, ReadOutcome, Reason, TcpClose};
+use super::plan::SlotPlan;
+use super::sabotage::{Framing, Sabotage};
+use crate::engine::queue::{MS, SEC, US};
+
+/// Liberties of this driver.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct DriverPlan {
+    /// Most bytes per read.
+    pub(crate) read_max: usize,
+    /// Most bytes per write.
+    pub(crate) write_max: usize,
+    /// Most messages parsed per turn.
+    pub(crate) budget: usize,
+    /// Longest time between data being there and being read, nanoseconds.
+    pub(crate) lag: u64,
+    /// Writes of a thousand that are reported only later.
+    pub(crate) slow_write_permille: u64,
+    /// Source ports are not what was asked for.
+    pub(crate) any_port: bool,
+    /// Turns of a thousand after which the driver says that it is about to wait.
+    pub(crate) idle_permille: u64,
+    /// Reads go into pooled buffers.
+    pub(crate) pooled: bool,
+}
+
+struct Io {
+    end: EndId,
+    batch: TxBatch,
+    /// A write was made and is not reported yet: bytes taken, blocked.
+    unreported: Option<(usize, bool)>,
+    paused: bool,
+    read_pending: bool,
+    framing: Framing,
+}
+
+struct Sock {
+    id: SocketId,
+    waits_to_read: bool,
+    /// The send queue was full when a send was refused last.
+    waits_for_room: bool,
+    peek_permille: u64,
+}
+
+/// One bowline node and its driver.
+pub(crate) struct BowlineHost {
+    id: HostId,
+    pub(crate) node: Node,
+    pool: RxPool,
+    plan: DriverPlan,
+    links: BTreeMap<LinkId, Io>,
+    ends: HashMap<EndId, LinkId>,
+    /// Connections to be accepted, in their order.
+    listener: VecDeque<EndId>,
+    socks: BTreeMap<usize, Sock>,
+    slots: HashMap<SocketId, usize>,
+    timer: (u64, Option<u64>),
+    spins: (u64, u32),
+    process_pending: bool,
+    acks_pending: bool,
+    unparsed: usize,
+    sabotage: Option<Sabotage>,
+}
+
+/// How often a node's driver looks what a kernel peer's TCP has acknowledged.
+const TCP_ACK_INTERVAL: u64 = 10 * MS;
+const DRAIN_LIMIT: u64 = 2 * SEC;
+/// Bytes a node may leave unparsed before it must refuse to read.
+const UNPARSED_MAX: usize = 64 << 20;
+
+impl BowlineHost {
+    pub(crate) fn new(
+        id: HostId,
+        config: Config,
+        plan: DriverPlan,
+        sabotage: Option<Sabotage>,
+    ) -> Self {
+        Self {
+            id,
+            node: Node::new(config),
+            pool: RxPool::default(),
+            plan,
+            links: BTreeMap::new(),
+            ends: HashMap::new(),
+            listener: VecDeque::new(),
+            socks: BTreeMap::new(),
+            slots: HashMap::new(),
+            timer: (0, None),
+            spins: (0, 0),
+            process_pending: false,
+            acks_pending: false,
+            unparsed: 0,
+            sabotage,
+        }
+    }
+
+    pub(crate) fn open(&mut self, ctx: &mut Ctx, slot: usize, addr: SocketAddr, plan: &SlotPlan) {
+        let made = self.node.socket().and_then(|id| {
+            self.node.bind(id, addr)?;
+            self.node.set_send_buffer(id, plan.send_buffer)?;
+            self.node.set_recv_buffer(id, plan.recv_buffer)?;
+            self.node.set_cong_monitor(id, plan.monitor)?;
+            Ok(id)
+        });
+        match made {
+            Ok(id) => {
+                let peek_permille = plan.peek_permille;
+                let sock = Sock { id, waits_to_read: false, waits_for_room: false, peek_permille };
+                self.socks.insert(slot, sock);
+                self.slots.insert(id, slot);
+            }
+            Err(e) => ctx.fail(|| format!("opening {addr}: {e}")),
+        }
+        self.settle(ctx);
+    }
+
+    pub(crate) fn close(&mut self, ctx: &mut Ctx, slot: usize) {
+        if let Some(sock) = self.socks.remove(&slot) {
+            self.slots.remove(&sock.id);
+            self.node.close(now(ctx), sock.id);
+            self.settle(ctx);
+        }
+    }
+
+    pub(crate) fn cancel(&mut self, ctx: &mut Ctx, slot: usize, target: SocketAddr) {
+        let Some(sock) = self.socks.get(&slot) else { return };
+        if let Err(e) = self.node.cancel_sent_to(now(ctx), sock.id, target) {
+            ctx.fail(|| format!("cancelling what was sent to {target}: {e}"));
+        }
+        self.settle(ctx);
+    }
+
+    pub(crate) fn send(
+        &mut self,
+        ctx: &mut Ctx,
+        slot: usize,
+        target: SocketAddr,
+        payload: &[u8],
+    ) -> SendResult {
+        let Some(sock) = self.socks.get_mut(&slot) else { return SendResult::Closed };
+        let pieces = pieces(ctx, payload);
+        let blocking = ctx.rng.chance(500);
+        let msg = SendMsg { name: Some(target), payload: &pieces, blocking, ..SendMsg::default() };
+        let result = match self.node.send(now(ctx), sock.id, &msg) {
+            Ok(sent) => {
+                if sent.len != payload.len() {
+                    ctx.fail(|| format!("sent {} of {} bytes", sent.len, payload.len()));
+                }
+                if let Some(link) = sent.link {
+                    // A driver gathers small messages for a while.
+                    if sent.queued_bytes > 20_000 || ctx.rng.chance(400) {
+                        self.flush(ctx, link);
+                    } else if let Some(io) = self.links.get(&link) {
+                        let end = io.end;
+                        let delay = ctx.rng.below(200 * US);
+                        ctx.schedule_host(delay, self.id, HostEvent::Flush(end));
+                    }
+                }
+                SendResult::Sent
+            }
+            Err(e @ (Error::QueueFull | Error::Congested | Error::HandshakePending)) => {
+                sock.waits_for_room = e == Error::QueueFull;
+                let why = match e {
+                    Error::QueueFull => "queue full",
+                    Error::Congested => "congested",
+                    _ => "waits for the peer's kind",
+                };
+                ctx.coverage.hit("send", why);
+                let id = sock.id;
+                if let Err(e) = self.node.register(id, Interest::WRITE) {
+                    ctx.fail(|| format!("register: {e}"));
+                }
+                SendResult::Wait
+            }
+            Err(Error::MessageTooLong { .. }) => SendResult::TooLong,
+            Err(e) => {
+                ctx.fail(|| format!("send to {target}: {e}"));
+                SendResult::Closed
+            }
+        };
+        self.settle(ctx);
+        result
+    }
+
+    pub(crate) fn recv(&mut self, ctx: &mut Ctx, slot: usize) -> Option<(SocketAddr, Vec<u8>)> {
+        let sock = self.socks.get_mut(&slot)?;
+        let id = sock.id;
+        let peeked = ctx.rng.chance(sock.peek_permille).then(|| {
+            let opts = RecvOpts { peek: true, want_control: false };
+            self.node.recv(now(ctx), id, opts).ok().map(taken)
+        });
+        let received = loop {
+            let opts = RecvOpts { peek: false, want_control: true };
+            match self.node.recv(now(ctx), id, opts) {
+                // A notification alone.
+                Ok(received) if received.source.is_none() => {}
+                Ok(received) => break Some(taken(received)),
+                Err(Error::Empty) => {
+                    sock.waits_to_read = true;
+                    if let Err(e) = self.node.register(id, Interest::READ) {
+                        ctx.fail(|| format!("register: {e}"));
+                    }
+                    break None;
+                }
+                Err(e) => {
+                    ctx.fail(|| format!("recv: {e}"));
+                    break None;
+                }
+            }
+        };
+        if peeked.is_some_and(|p| p != received) {
+            ctx.fail(|| format!("socket {slot}: a peek showed something else than came"));
+        }
+        self.settle(ctx);
+        received
+    }
+
+    /// Ends the node in good order: what it received is acknowledged, connections are drained.
+    pub(crate) fn shut_down(&mut self, ctx: &mut Ctx) {
+        self.node.acknowledge_all(now(ctx));
+        self.settle(ctx);
+        ctx.tcp_stop_listening(self.id);
+        self.node.close_links(now(ctx));
+        self.settle(ctx);
+    }
+
+    pub(crate) fn send_bytes(&self, slot: usize) -> usize {
+        self.socks.get(&slot).map_or(0, |s| self.node.send_messages(s.id).unwrap_or(0))
+    }
+
+    pub(crate) fn drop_links(&mut self, ctx: &mut Ctx, peer: Option<IpAddr>) {
+        let n = self.node.drop_links(now(ctx), peer);
+        ctx.note([30, n as u64, 0], || format!("host {} drops {n} links", self.id));
+        self.settle(ctx);
+    }
+
+    pub(crate) fn notice(&mut self, ctx: &mut Ctx, end: EndId, notice: Notice) {
+        let at = now(ctx);
+        if notice == Notice::Incoming {
+            self.listener.push_back(end);
+            let delay = ctx.rng.below(self.plan.lag + 1);
+            ctx.schedule_host(delay, self.id, HostEvent::Accept);
+            return;
+        }
+        let Some(&link) = self.ends.get(&end) else { return };
+        match notice {
+            Notice::Connected => self.node.handle_connected(at, link, ctx.net.local(end)),
+            Notice::ConnectFailed(reason) => {
+                self.forget(link);
+                self.node.handle_closed(at, link, close_reason(reason));
+            }
+            Notice::Readable => self.read_soon(ctx, link),
+            Notice::Writable => self.node.handle_writable(at, link),
+            Notice::Acked | Notice::Incoming => {}
+        }
+        self.settle(ctx);
+    }
+
+    pub(crate) fn event(&mut self, ctx: &mut Ctx, what: HostEvent) {
+        let at = now(ctx);
+        match what {
+            HostEvent::Accept => {
+                if let Some(end) = self.listener.pop_front() {
+                    self.accept(ctx, end);
+                }
+            }
+            HostEvent::Read(end) => {
+                if let Some(&link) = self.ends.get(&end) {
+                    self.read(ctx, link);
+                }
+            }
+            HostEvent::Process => {
+                self.process_pending = false;
+                self.process(ctx);
+            }
+            HostEvent::Timer(number) => {
+                if number == self.timer.0 {
+                    self.timer.1 = None;
+                    self.node.handle_timeout(at);
+                }
+            }
+            HostEvent::Flush(end) => {
+                if let Some(&link) = self.ends.get(&end) {
+                    self.flush(ctx, link);
+                }
+            }
+            HostEvent::FinishWrite(end) => {
+                if let Some(&link) = self.ends.get(&end) {
+                    self.report_write(ctx, link);
+                    self.flush(ctx, link);
+                }
+            }
+            HostEvent::TcpAcks => {
+                self.acks_pending = false;
+                self.ask_tcp(ctx);
+            }
+            HostEvent::DrainLimit(end) => {
+                if let Some(&link) = self.ends.get(&end) {
+                    ctx.coverage.hit("driver", "drain took too long");
+                    self.cut(ctx, link);
+                }
+            }
+            HostEvent::Shutdown { .. } | HostEvent::Connect { .. } => {}
+        }
+        self.settle(ctx);
+    }
+
+    fn forget(&mut self, link: LinkId) -> Option<EndId> {
+        let io = self.links.remove(&link)?;
+        self.ends.remove(&io.end);
+        Some(io.end)
+    }
+
+    fn adopt(&mut self, link: LinkId, end: EndId) {
+        let batch = TxBatch::default();
+        let framing = Framing::default();
+        let io = Io { end, batch, unreported: None, paused: false, read_pending: false, framing };
+        self.links.insert(link, io);
+        self.ends.insert(end, link);
+    }
+
+    fn accept(&mut self, ctx: &mut Ctx, end: EndId) {
+        if !ctx.net.accept(end) {
+            return;
+        }
+        let (local, remote) = (ctx.net.local(end), ctx.net.remote(end));
+        match self.node.handle_accepted(now(ctx), local, remote) {
+            Ok(link) => {
+                self.adopt(link, end);
+                self.read_soon(ctx, link);
+            }
+            Err(_) => ctx.tcp_close(end, TcpClose::Reset),
+        }
+    }
+
+    fn read_soon(&mut self, ctx: &mut Ctx, link: LinkId) {
+        let Some(io) = self.links.get_mut(&link) else { return };
+        if !io.read_pending && !io.paused {
+            io.read_pending = true;
+            let end = io.end;
+            let delay = ctx.rng.below(self.plan.lag + 1);
+            ctx.schedule_host(delay, self.id, HostEvent::Read(end));
+        }
+    }
+
+    /// Reads until there is nothing, the node refuses or the turn is over.
+    fn read(&mut self, ctx: &mut Ctx, link: LinkId) {
+        for _ in 0..4 {
+            let Some(io) = self.links.get_mut(&link) else { return };
+            io.read_pending = false;
+            let deaf = self.sabotage == Some(Sabotage::Deaf) && ctx.rng.chance(20);
+            if deaf || !self.node.wants_read(link) {
+                ctx.coverage.hit("driver", "read refused by the node");
+                io.paused = true;
+                return;
+            }
+            let end = io.end;
+            let max = 1 + ctx.rng.index(self.plan.read_max);
+            let (outcome, buf) = if self.plan.pooled {
+                let mut buf = self.pool.get();
+                let outcome = ctx.tcp_read(end, buf.vec(), max);
+                if matches!(outcome, ReadOutcome::Data(_)) {
+                    (outcome, Some(self.pool.freeze(buf)))
+                } else {
+                    self.pool.put_back(buf);
+                    (outcome, None)
+                }
+            } else {
+                let mut buf = Vec::new();
+                let outcome = ctx.tcp_read(end, &mut buf, max);
+                (outcome, Some(RxBuf::from_vec(buf)))
+            };
+            match (outcome, buf) {
+                (ReadOutcome::Data(n), Some(buf)) => {
+                    self.unparsed += n;
+                    if self.unparsed > UNPARSED_MAX {
+                        ctx.fail(|| "a node that parses nothing still wants to read".into());
+                    }
+                    self.node.handle_data(now(ctx), link, buf);
+                    self.process(ctx);
+                }
+                (ReadOutcome::Eof, _) => return self.ended(ctx, link, CloseReason::Eof),
+                (ReadOutcome::Failed(reason), _) => {
+                    return self.ended(ctx, link, close_reason(reason));
+                }
+                _ => return,
+            }
+        }
+        self.read_soon(ctx, link);
+    }
+
+    /// Reads what has arrived, as far as the node takes it, and finds out whether the connection has
+    /// ended.
+    fn read_all(&mut self, ctx: &mut Ctx, link: LinkId) {
+        loop {
+            let Some(io) = self.links.get(&link) else { return };
+            let last = !ctx.net.unread(io.end);
+            if !self.node.wants_read(link) {
+                self.node.process(now(ctx), None, usize::MAX);
+                if !self.node.wants_read(link) {
+                    return;
+                }
+            }
+            self.read(ctx, link);
+            if last {
+                return;
+            }
+        }
+    }
+
+    /// Resets a connection, but reads first what TCP has acknowledged, whatever the node would rather
+    /// have read.
+    fn cut(&mut self, ctx: &mut Ctx, link: LinkId) {
+        let Some(end) = self.forget(link) else { return };
+        while self.sabotage != Some(Sabotage::Unread) {
+            let mut bytes = Vec::new();
+            match ctx.tcp_read(end, &mut bytes, self.plan.read_max) {
+                ReadOutcome::Data(_) => {
+                    ctx.coverage.hit("driver", "cut with bytes unread");
+                    self.node.handle_data(now(ctx), link, RxBuf::from_vec(bytes));
+                }
+                _ => break,
+            }
+        }
+        ctx.tcp_close(end, TcpClose::Reset);
+        self.node.handle_closed(now(ctx), link, CloseReason::Reset);
+    }
+
+    fn ended(&mut self, ctx: &mut Ctx, link: LinkId, reason: CloseReason) {
+        if let Some(end) = self.forget(link) {
+            self.node.handle_closed(now(ctx), link, reason);
+            ctx.tcp_close(end, TcpClose::Fin);
+        }
+    }
+
+    fn process(&mut self, ctx: &mut Ctx) {
+        let until = if self.socks.is_empty() || ctx.rng.chance(700) {
+            None
+        } else {
+            self.socks.values().nth(ctx.rng.index(self.socks.len())).map(|s| s.id)
+        };
+        let budget = 1 + ctx.rng.index(self.plan.budget);
+        if !self.node.process(now(ctx), until, budget) {
+            self.unparsed = 0;
+            if ctx.rng.chance(self.plan.idle_permille) {
+                self.node.idle(now(ctx));
+            }
+        }
+    }
+
+    /// Writes what the link has, or as much as TCP takes.
+    fn flush(&mut self, ctx: &mut Ctx, link: LinkId) {
+        loop {
+            let Some(io) = self.links.get_mut(&link) else { return };
+            if io.unreported.is_some() {
+                return;
+            }
+            io.batch.clear();
+            let max = 1 + ctx.rng.index(self.plan.write_max);
+            let n = self.node.poll_transmit(now(ctx), link, &mut io.batch, max);
+            if n == 0 {
+                return;
+            }
+            if n != io.batch.len() {
+                let len = io.batch.len();
+                ctx.fail(|| format!("a batch of {len} bytes announced as {n}"));
+            }
+            if let Some(how) = self.sabotage.filter(|how| how.needs_room()) {
+                let mut bytes: Vec<u8> = io.batch.slices().flatten().copied().collect();
+                io.framing.mangle(how, &mut ctx.rng, &mut bytes);
+                // Buffers are large where wrong is done; the node is told that all went well.
+                if ctx.tcp_write(io.end, &bytes) != Ok(bytes.len()) {
+                    return;
+                }
+                io.unreported = Some((n, false));
+                self.report_write(ctx, link);
+                continue;
+            }
+            let mut written = 0;
+            for slice in io.batch.slices() {
+                let Ok(taken) = ctx.tcp_write(io.end, slice) else {
+                    ctx.coverage.hit("driver", "write failed");
+                    break;
+                };
+                written += taken;
+                if taken < slice.len() {
+                    break;
+                }
+            }
+            if written < n {
+                let mut offered = io.batch.slices().collect::<Vec<_>>().concat();
+                offered.drain(..written);
+                ctx.tcp_offered(io.end, &offered);
+            }
+            io.unreported = Some((written, written < n));
+            if ctx.rng.chance(self.plan.slow_write_permille) {
+                let end = io.end;
+                ctx.coverage.hit("driver", "write reported late");
+                let delay = ctx.rng.below(300 * US);
+                ctx.schedule_host(delay, self.id, HostEvent::FinishWrite(end));
+                return;
+            }
+            self.report_write(ctx, link);
+        }
+    }
+
+    fn report_write(&mut self, ctx: &mut Ctx, link: LinkId) {
+        let Some(io) = self.links.get_mut(&link) else { return };
+        if let Some((written, blocked)) = io.unreported.take() {
+            self.node.transmitted(now(ctx), link, written, blocked);
+        }
+    }
+
+    fn ask_tcp(&mut self, ctx: &mut Ctx) {
+        let mut wanting = Vec::new();
+        self.node.links_wanting_tcp_ack(&mut wanting);
+        for link in wanting {
+            let Some(io) = self.links.get(&link) else { continue };
+            if io.unreported.is_none() {
+                let unacked = ctx.net.unacked(io.end);
+                self.node.handle_tcp_acked(now(ctx), link, unacked);
+            }
+        }
+    }
+
+    /// Does what the node asks for, arms its timer, and checks it.
+    pub(crate) fn settle(&mut self, ctx: &mut Ctx) {
+        let mut rounds = 0;
+        while let Some(output) = self.node.poll_output() {
+            self.output(ctx, output);
+            rounds += 1;
+            if rounds > 100_000 {
+                ctx.fail(|| "a node asks for things without end".into());
+                return;
+            }
+        }
+        self.arm(ctx);
+        self.node.check_invariants();
+        self.check_waiters(ctx);
+    }
+
+    fn output(&mut self, ctx: &mut Ctx, output: Output) {
+        let at = now(ctx);
+        match output {
+            Output::Connect { link, local, remote, port_mod8 } => {
+                if self.sabotage == Some(Sabotage::StayAway) && !ctx.net.faulty {
+                    self.node.handle_closed(at, link, CloseReason::Refused);
+                    return;
+                }
+                let modulo = (!self.plan.any_port).then_some(port_mod8);
+                match ctx.tcp_connect(self.id, local, modulo, remote) {
+                    Ok(end) => self.adopt(link, end),
+                    Err(reason) => self.node.handle_closed(at, link, close_reason(reason)),
+                }
+            }
+            Output::Close { link, how: CloseHow::Drain } => {
+                if let Some(io) = self.links.get(&link) {
+                    let end = io.end;
+                    ctx.tcp_shutdown(end);
+                    ctx.schedule_host(DRAIN_LIMIT, self.id, HostEvent::DrainLimit(end));
+                    self.read_soon(ctx, link);
+                }
+            }
+            Output::Close { link, how: CloseHow::Cut } => self.cut(ctx, link),
+            Output::Close { link, how } => {
+                if let Some(end) = self.forget(link) {
+                    let how = match how {
+                        CloseHow::Reset => TcpClose::Reset,
+                        _ => TcpClose::Fin,
+                    };
+                    ctx.tcp_close(end, how);
+                }
+            }
+            Output::Transmit { link } => self.flush(ctx, link),
+            Output::Wake { socket, ready } => self.woken(ctx, socket, ready),
+            Output::Resume { link } => {
+                if let Some(io) = self.links.get_mut(&link) {
+                    io.paused = false;
+                    self.read_soon(ctx, link);
+                }
+            }
+            Output::CheckAlive { link } => {
+                if let Some(io) = self.links.get(&link) {
+                    let end = io.end;
+                    ctx.coverage.hit("driver", "connection checked");
+                    self.read_all(ctx, link);
+                    ctx.tcp_probe(end);
+                    if self.links.contains_key(&link) {
+                        self.node.handle_checked(at, link);
+                    }
+                }
+            }
+            Output::Event(Event::Misbehaved { remote, what }) => {
+                ctx.fail(|| format!("host {} says {remote} broke a rule: {what}", self.id));
+            }
+            Output::Event(event) => {
+                if self.sabotage == Some(Sabotage::ForgetOnRestart)
+                    && matches!(event, Event::PeerRestarted { .. })
+                {
+                    self.forget_all_sent(ctx);
+                }
+                ctx.note([31, 0, 0], || format!("host {}: {event:?}", self.id));
+            }
+            _ => {}
+        }
+    }
+
+    fn forget_all_sent(&mut self, ctx: &mut Ctx) {
+        let info = self.node.info();
+        for message in info.send.iter().chain(&info.retrans) {
+            for sock in self.socks.values() {
+                // Sockets that did not send it have nothing to cancel.
+                let _ = self.node.cancel_sent_to(now(ctx), sock.id, message.remote);
+            }
+        }
+    }
+
+    fn woken(&mut self, ctx: &mut Ctx, socket: SocketId, ready: Interest) {
+        let Some(&slot) = self.slots.get(&socket) else { return };
+        let (read, write) = (ready.contains(Interest::READ), ready.contains(Interest::WRITE));
+        if self.sabotage == Some(Sabotage::LoseWake) && read && ctx.rng.chance(50) {
+            return;
+        }
+        if let Some(sock) = self.socks.get_mut(&slot) {
+            sock.waits_to_read &= !read;
+            sock.waits_for_room &= !write;
+        }
+        ctx.wakes.push_back((slot, read, write));
+    }
+
+    fn arm(&mut self, ctx: &mut Ctx) {
+        if self.node.has_backlog() && !self.process_pending {
+            self.process_pending = true;
+            let delay = ctx.rng.below(self.plan.lag + 1);
+            ctx.schedule_host(delay, self.id, HostEvent::Process);
+        }
+        let due = self.node.poll_timeout().map(Instant::as_nanos);
+        if due != self.timer.1 {
+            self.timer = (self.timer.0 + 1, due);
+            if let Some(due) = due {
+                let what = HostEvent::Timer(self.timer.0);
+                ctx.schedule_host(due.saturating_sub(ctx.now), self.id, what);
+                self.spins = if due > ctx.now { (0, 0) } else { (due, self.spins.1 + 1) };
+                if self.spins.1 > 10_000 {
+                    ctx.fail(|| "a timer is due again and again".into());
+                }
+            }
+        }
+        if !self.acks_pending {
+            let mut wanting = Vec::new();
+            self.node.links_wanting_tcp_ack(&mut wanting);
+            if !wanting.is_empty() {
+                self.acks_pending = true;
+                ctx.schedule_host(TCP_ACK_INTERVAL, self.id, HostEvent::TcpAcks);
+            }
+        }
+    }
+
+    /// Nobody waits for what is already there.
+    fn check_waiters(&self, ctx: &mut Ctx) {
+        for (slot, sock) in &self.socks {
+            match self.node.readiness(sock.id) {
+                Ok(ready) => {
+                    if ready.readable && sock.waits_to_read {
+                        ctx.fail(|| format!("the reader of socket {slot} was not woken"));
+                    }
+                    if ready.writable && sock.waits_for_room {
+                        ctx.fail(|| format!("a sender of socket {slot} was not woken"));
+                    }
+                }
+                Err(e) => ctx.fail(|| format!("readiness of socket {slot}: {e}")),
+            }
+        }
+    }
+}
+
+fn now(ctx: &Ctx) -> Instant {
+    Instant::from_nanos(ctx.now)
+}
+
+fn taken(received: Received) -> (SocketAddr, Vec<u8>) {
+    let rope = received.data.unwrap_or_default();
+    let mut out = vec![0; rope.len()];
+    rope.copy_to(&mut out);
+    (received.source.unwrap_or_else(|| SocketAddr::from(([0; 4], 0))), out)
+}
+
+/// Cuts a payload into pieces, as a vectored send may.
+fn pieces<'a>(ctx: &mut Ctx, payload: &'a [u8]) -> Vec<IoSlice<'a>> {
+    if ctx.rng.chance(800) {
+        return vec![IoSlice::new(payload)];
+    }
+    let (a, b) = payload.split_at(ctx.rng.index(payload.len() + 1));
+    vec![IoSlice::new(a), IoSlice::new(&[]), IoSlice::new(b)]
+}
+
+fn close_reason(reason: Reason) -> CloseReason {
+    match reason {
+        Reason::Refused => CloseReason::Refused,
+        Reason::Reset => CloseReason::Reset,
+        Reason::TimedOut => CloseReason::TimedOut,
+        Reason::AddrNotAvail => CloseReason::AddrNotAvailable,
+    }
+}

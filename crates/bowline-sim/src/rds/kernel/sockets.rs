@@ -1,0 +1,189 @@
+//! Its sockets and their users: send, receive, cancel, and who is woken when.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+
+use super::KernelHost;
+use super::conn::{MAX_PATHS, Message};
+use super::hash::port_hash;
+use crate::engine::queue::MS;
+use crate::rds::ctx::Ctx;
+use crate::rds::host::SendResult;
+
+/// How long a sender waits for the path count before its user loses patience.
+const HANDSHAKE_PATIENCE: u64 = 2_000 * MS;
+
+/// A socket.
+#[derive(Debug)]
+pub(super) struct Sock {
+    pub(super) addr: SocketAddr,
+    send_buffer: usize,
+    pub(super) recv_buffer: usize,
+    pub(super) send_bytes: usize,
+    pub(super) recv_bytes: usize,
+    pub(super) queue: VecDeque<(SocketAddr, Vec<u8>)>,
+    pub(super) congested: bool,
+    want_read: bool,
+    pub(super) want_write: bool,
+}
+
+impl KernelHost {
+    pub(crate) fn open(&mut self, slot: usize, addr: SocketAddr, send: usize, recv: usize) {
+        let sock = Sock {
+            addr,
+            send_buffer: send,
+            recv_buffer: recv,
+            send_bytes: 0,
+            recv_bytes: 0,
+            queue: VecDeque::new(),
+            congested: false,
+            want_read: false,
+            want_write: false,
+        };
+        self.socks.insert(slot, sock);
+    }
+
+    pub(crate) fn close(&mut self, ctx: &mut Ctx, slot: usize) {
+        let Some(sock) = self.socks.remove(&slot) else { return };
+        for conn in &mut self.conns {
+            for path in &mut conn.paths {
+                path.queue.retain(|m| m.owner != Some(slot));
+                path.retrans.retain(|m| m.owner != Some(slot));
+            }
+        }
+        if sock.congested {
+            self.map_changed(ctx, sock.addr.ip());
+        }
+    }
+
+    pub(crate) fn cancel(&mut self, slot: usize, target: SocketAddr) {
+        let Some(sock) = self.socks.get_mut(&slot) else { return };
+        let local = sock.addr.ip();
+        let Some(conn) =
+            self.conns.iter_mut().find(|c| c.local == local && c.remote == target.ip())
+        else {
+            return;
+        };
+        let hit = |m: &Message| m.owner == Some(slot) && m.dport == target.port();
+        for path in &mut conn.paths {
+            for list in [&mut path.queue, &mut path.retrans] {
+                let freed: usize = list.iter().filter(|m| hit(m)).map(|m| m.payload.len()).sum();
+                sock.send_bytes -= freed;
+                list.retain(|m| !hit(m));
+            }
+        }
+    }
+
+    pub(crate) fn want(&mut self, slot: usize, read: bool, write: bool) {
+        if let Some(sock) = self.socks.get_mut(&slot) {
+            sock.want_read |= read;
+            sock.want_write |= write;
+        }
+    }
+
+    pub(crate) fn recv(&mut self, ctx: &mut Ctx, slot: usize) -> Option<(SocketAddr, Vec<u8>)> {
+        let sock = self.socks.get_mut(&slot)?;
+        let (source, payload) = sock.queue.pop_front()?;
+        sock.recv_bytes -= payload.len();
+        if sock.congested && sock.recv_bytes < sock.recv_buffer / 2 {
+            sock.congested = false;
+            let ip = sock.addr.ip();
+            self.map_changed(ctx, ip);
+        }
+        Some((source, payload))
+    }
+
+    pub(crate) fn send(
+        &mut self,
+        ctx: &mut Ctx,
+        slot: usize,
+        target: SocketAddr,
+        payload: &[u8],
+    ) -> SendResult {
+        let Some(sock) = self.socks.get(&slot) else { return SendResult::Closed };
+        let addr = sock.addr;
+        let full = sock.send_bytes >= sock.send_buffer;
+        if payload.len() > sock.send_buffer {
+            return SendResult::TooLong;
+        }
+        let c = self.conn(addr.ip(), target.ip());
+        let mut hash = port_hash(addr.port()) as usize;
+        let conn = &self.conns[c];
+        // A blocking sender: non-blocking ones may be overtaken by their own later messages.
+        if conn.npaths == 0 && !hash.is_multiple_of(MAX_PATHS) {
+            if !self.conns[c].probing {
+                self.probe(ctx, c);
+            }
+            self.connect_if_down(ctx, c);
+            let now = ctx.now;
+            let since = *self.conns[c].waiting_since.get_or_insert(now);
+            // A signal makes the sender go on with path 0; without it, it may hang.
+            if now < since + HANDSHAKE_PATIENCE {
+                return SendResult::Wait;
+            }
+            hash = 0;
+            ctx.coverage.hit("kernel", "sends on without the path count");
+            ctx.oracle.disorders(slot);
+        }
+        let path = hash & (self.conns[c].usable().next_power_of_two() - 1);
+        self.connect_if_down(ctx, c);
+        let congested = self.conns[c].is_congested(target.port());
+        if (congested && target.port() != 0) || full {
+            return SendResult::Wait;
+        }
+        if let Some(sock) = self.socks.get_mut(&slot) {
+            sock.send_bytes += payload.len();
+        }
+        let message = Message {
+            owner: Some(slot),
+            sport: addr.port(),
+            dport: target.port(),
+            payload: payload.to_vec(),
+            ..Message::default()
+        };
+        self.enqueue(ctx, c, path, message);
+        SendResult::Sent
+    }
+
+    /// Tries again what only a new send would try.
+    pub(crate) fn nudge(&mut self, ctx: &mut Ctx) {
+        for c in 0..self.conns.len() {
+            let waiting = self.conns[c].paths.iter().any(|p| !p.queue.is_empty());
+            if waiting || self.socks.values().any(|s| s.want_write) {
+                self.connect_if_down(ctx, c);
+            }
+        }
+        let waiting: Vec<usize> =
+            self.socks.iter().filter(|(_, s)| s.want_write).map(|(slot, _)| *slot).collect();
+        for slot in waiting {
+            self.wake(ctx, slot, false, true);
+        }
+    }
+
+    /// Payload bytes a socket has queued or not acknowledged.
+    pub(crate) fn send_bytes(&self, slot: usize) -> usize {
+        self.socks.get(&slot).map_or(0, |s| s.send_bytes)
+    }
+
+    /// Whether messages of a socket wait on paths that the peer does not have.
+    pub(crate) fn is_stranded(&self, slot: usize) -> bool {
+        self.conns.iter().flat_map(|c| c.beyond()).any(|m| m.owner == Some(slot))
+    }
+
+    pub(super) fn wake(&mut self, ctx: &mut Ctx, slot: usize, read: bool, write: bool) {
+        let Some(sock) = self.socks.get_mut(&slot) else { return };
+        let (r, w) = (read && sock.want_read, write && sock.want_write);
+        sock.want_read &= !r;
+        sock.want_write &= !w;
+        if r || w {
+            ctx.wakes.push_back((slot, r, w));
+        }
+    }
+
+    pub(super) fn wake_writers(&mut self, ctx: &mut Ctx) {
+        let slots: Vec<usize> = self.socks.keys().copied().collect();
+        for slot in slots {
+            self.wake(ctx, slot, false, true);
+        }
+    }
+}

@@ -1,0 +1,42 @@
+//! Simulator of clusters of RDS nodes: real cores and framing, kernel peers by the rules.
+//!
+//! A seed draws a cluster of 2 to 16 hosts (bowline nodes of several settings, kernel peers),
+//! the network between them, users who send and receive, and a set of faults. The run moves from
+//! event to event; after every step the node concerned checks its own invariants and the judges
+//! check the promises:
+//!
+//! - every message comes exactly once and in order per pair of sockets, byte for byte;
+//! - nothing is lost while both sockets live, but what the rules give up to a kernel peer;
+//! - nobody who can go on is left asleep;
+//! - after the last fault everything comes to its end in bounded time;
+//! - when all sockets are closed nothing is left.
+//!
+//! ```text
+//!   users (world) -- send, recv, wake --> hosts: real Node + driver | kernel peer by the rules
+//!        |                                        |
+//!     oracle <--- what was sent, came, may be lost --- net: TCP streams, buffers, every failure
+//! ```
+//!
+//! ```
+//! use bowline_sim::rds;
+//! let outcome = rds::run(1, &rds::Options::default());
+//! assert!(outcome.failure.is_none(), "{}", outcome.report());
+//! ```
+
+mod bowline;
+mod ctx;
+mod host;
+mod kernel;
+mod net;
+mod oracle;
+mod payload;
+mod plan;
+mod reach;
+mod run;
+mod sabotage;
+mod stats;
+mod world;
+
+pub use plan::Scenario;
+pub use run::{Options, Outcome, Summary, keep, run, run_kept, run_many};
+pub use stats::Stats;

@@ -1,0 +1,531 @@
+//! The judge of delivery: exactly once, in order per pair of sockets, nothing lost while both
+//! sockets live, every byte as sent.
+//!
+//! A *flow* is what one incarnation of a socket sends to one address. Its messages wait in a list
+//! until they are received. Receiving one drops those before it; each of them must have been
+//! *excused*: cancelled, sent from or to a socket that was closed meanwhile, or lost in a way the
+//! rules allow. A message that is not in the list was delivered twice, out of order or from
+//! nowhere.
+//!
+//! Messages too short to carry their name cannot always be told apart. Once one message of a flow
+//! is excused, its short messages are all excused, and short ones nobody waits for are let pass.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::net::{IpAddr, SocketAddr};
+
+use super::payload::{self, TAG_LEN};
+
+/// One message of one flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct MessageId {
+    flow: u32,
+    index: u32,
+}
+
+#[derive(Debug)]
+struct Pending {
+    index: u32,
+    len: u32,
+    excused: bool,
+    /// TCP connection it was written on last.
+    lane: u32,
+}
+
+/// A message not written yet.
+const NO_LANE: u32 = u32::MAX;
+
+#[derive(Debug)]
+struct Flow {
+    slot: usize,
+    incarnation: u16,
+    target: usize,
+    next: u32,
+    pending: VecDeque<Pending>,
+    loose: bool,
+    /// Messages below this index were sent to an earlier process of the target's host. A sender
+    /// that had no acknowledgement repeats them to the new one, another socket.
+    again_below: u32,
+    /// Last message the target's present process received.
+    last: Option<u32>,
+    /// Messages sent to an earlier process that the present one has received.
+    again: HashSet<u32>,
+    /// An end's address was another process's for a while. Its peers forgot it then and forget
+    /// that one when it returns, so what it repeats is new to them.
+    moved: bool,
+}
+
+/// What the judge knows of a socket of the workload.
+#[derive(Debug)]
+struct Slot {
+    addr: SocketAddr,
+    incarnation: u16,
+    /// Open, and its address is where its host is.
+    reachable: bool,
+    pings: u64,
+    pongs: u64,
+    /// Pings may be answered twice: to a restarted process or by a kernel they may come twice.
+    pongs_loose: bool,
+    /// The address was another process's for a while.
+    moved: bool,
+    /// Its kernel lets messages overtake each other.
+    disorder: bool,
+    /// Its node releases messages when they were processed, not when TCP has them.
+    end_to_end: bool,
+}
+
+/// How a message came that was let pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// It was its turn.
+    InTurn,
+    /// Once more, in a new process of the receiver.
+    Again,
+    /// It may have come before: an address was another process's meanwhile.
+    Moved,
+    /// Before others that are under way on other connections.
+    Ahead,
+    /// Once more, on a connection that its peer was told of after a later one.
+    Overtaken,
+    /// Behind later ones: the receiving kernel dropped it when it came first.
+    Late,
+}
+
+/// Every flow of a run.
+#[derive(Debug, Default)]
+pub(crate) struct Oracle {
+    slots: Vec<Slot>,
+    by_addr: HashMap<SocketAddr, usize>,
+    flows: Vec<Flow>,
+    by_pair: HashMap<(usize, usize), Vec<usize>>,
+    /// Messages of kernels on connections that were overtaken by later ones: their copies may have come.
+    overtaken: HashSet<MessageId>,
+    /// What kernels have dropped on arrival: a sender that repeats it may get it through later.
+    dropped: HashSet<MessageId>,
+}
+
+impl Oracle {
+    /// Adds a socket, not open yet; slots count up from 0.
+    pub(crate) fn add_slot(&mut self, addr: SocketAddr, end_to_end: bool) {
+        let slot = self.slots.len();
+        self.by_addr.insert(addr, slot);
+        self.slots.push(Slot {
+            addr,
+            incarnation: 0,
+            reachable: false,
+            pings: 0,
+            pongs: 0,
+            pongs_loose: false,
+            moved: false,
+            disorder: false,
+            end_to_end,
+        });
+    }
+
+    /// A socket exists from now on; nothing sent before counts.
+    pub(crate) fn opened(&mut self, slot: usize) {
+        let s = &mut self.slots[slot];
+        s.incarnation += 1;
+        s.reachable = true;
+    }
+
+    /// A socket is closed or its process gone: nothing from or to it is owed any more. Returns how
+    /// many messages that concerns.
+    pub(crate) fn closed(&mut self, slot: usize) -> u64 {
+        self.slots[slot].reachable = false;
+        let hit = |f: &&mut Flow| f.slot == slot || f.target == slot;
+        self.flows.iter_mut().filter(hit).map(Flow::excuse_all).sum()
+    }
+
+    /// A process is gone; its sockets were closed before.
+    pub(crate) fn process_gone(&mut self, slots: &[usize]) {
+        for flow in self.flows.iter_mut().filter(|f| slots.contains(&f.target)) {
+            flow.again_below = flow.next;
+            flow.last = None;
+            flow.again.clear();
+        }
+        self.loosen_pongs();
+    }
+
+    /// These sockets' address is another process's for a while.
+    pub(crate) fn address_moved(&mut self, slots: &[usize]) {
+        let hit = |f: &&mut Flow| slots.contains(&f.target) || slots.contains(&f.slot);
+        for flow in self.flows.iter_mut().filter(hit) {
+            flow.moved = true;
+            flow.loosen();
+        }
+        slots.iter().for_each(|s| self.slots[*s].moved = true);
+        self.loosen_pongs();
+    }
+
+    /// A kernel sends what follows on another path than what came before [B-13].
+    pub(crate) fn disorders(&mut self, slot: usize) {
+        self.slots[slot].disorder = true;
+        for flow in self.flows.iter_mut().filter(|f| f.slot == slot) {
+            flow.loosen();
+        }
+    }
+
+    /// There are peers that may answer a ping twice.
+    pub(crate) fn loosen_pongs(&mut self) {
+        self.slots.iter_mut().for_each(|s| s.pongs_loose = true);
+    }
+
+    /// A socket that was never closed can be reached again.
+    pub(crate) fn reachable_again(&mut self, slot: usize) {
+        self.slots[slot].reachable = true;
+    }
+
+    fn flow(&mut self, slot: usize, target: usize) -> usize {
+        let incarnation = self.slots[slot].incarnation;
+        let flows = self.by_pair.entry((slot, target)).or_default();
+        if let Some(&last) = flows.last()
+            && self.flows[last].incarnation == incarnation
+        {
+            return last;
+        }
+        // Those of earlier incarnations are all excused.
+        let moved = self.slots[slot].moved || self.slots[target].moved;
+        let loose = !flows.is_empty() || self.slots[slot].disorder || moved;
+        flows.push(self.flows.len());
+        let pending = VecDeque::new();
+        self.flows.push(Flow {
+            slot,
+            incarnation,
+            target,
+            next: 0,
+            pending,
+            loose,
+            again_below: 0,
+            last: None,
+            again: HashSet::new(),
+            moved,
+        });
+        self.flows.len() - 1
+    }
+
+    /// Makes the payload of the next message from `slot` to `target`.
+    pub(crate) fn next_payload(
+        &mut self,
+        slot: usize,
+        target: usize,
+        len: usize,
+        out: &mut Vec<u8>,
+    ) {
+        let flow = self.flow(slot, target);
+        let Flow { incarnation, next, .. } = self.flows[flow];
+        out.clear();
+        payload::fill(out, slot, incarnation, target, next, len);
+    }
+
+    /// The message that [`next_payload`](Self::next_payload) made was accepted.
+    pub(crate) fn sent(&mut self, slot: usize, target: usize, len: usize) {
+        let reachable = self.slots[target].reachable && self.slots[slot].reachable;
+        let flow = self.flow(slot, target);
+        let flow = &mut self.flows[flow];
+        let excused = !reachable || (flow.loose && len < TAG_LEN);
+        flow.pending.push_back(Pending {
+            index: flow.next,
+            len: len as u32,
+            excused,
+            lane: NO_LANE,
+        });
+        flow.next += 1;
+        flow.loose |= !reachable;
+        if flow.loose {
+            flow.loosen();
+        }
+    }
+
+    /// The message just announced was refused.
+    pub(crate) fn unsent(&mut self, slot: usize, target: usize) {
+        let flow = self.flow(slot, target);
+        let flow = &mut self.flows[flow];
+        flow.pending.pop_back();
+        flow.next -= 1;
+    }
+
+    /// A socket cancels what it sent to another: nothing of that is owed any more. Returns how many
+    /// messages that concerns.
+    pub(crate) fn cancelled(&mut self, slot: usize, target: usize) -> u64 {
+        let hit = |f: &&mut Flow| f.slot == slot && f.target == target;
+        self.flows.iter_mut().filter(hit).map(Flow::excuse_all).sum()
+    }
+
+    /// Finds the message that a frame with this beginning carries.
+    pub(crate) fn identify(
+        &self,
+        source: SocketAddr,
+        target: SocketAddr,
+        tag: &[u8],
+    ) -> Option<MessageId> {
+        let slot = *self.by_addr.get(&source)?;
+        let target = *self.by_addr.get(&target)?;
+        let flows = self.by_pair.get(&(slot, target))?;
+        let Some((index, _, incarnation)) = payload::tag(tag) else {
+            // Too short to tell: stands for every short message of the newest flow.
+            return Some(MessageId { flow: *flows.last()? as u32, index: u32::MAX });
+        };
+        let flow = flows.iter().find(|f| self.flows[**f].incarnation == incarnation)?;
+        Some(MessageId { flow: *flow as u32, index })
+    }
+
+    /// A message was begun on a TCP connection.
+    pub(crate) fn begun(&mut self, message: MessageId, lane: u32) {
+        let flow = &mut self.flows[message.flow as usize];
+        if let Ok(at) = flow.pending.binary_search_by_key(&message.index, |p| p.index) {
+            flow.pending[at].lane = lane;
+        }
+    }
+
+    /// The rules allow this message to be lost.
+    pub(crate) fn excuse(&mut self, message: MessageId) {
+        let flow = &mut self.flows[message.flow as usize];
+        if let Ok(at) = flow.pending.binary_search_by_key(&message.index, |p| p.index) {
+            flow.pending[at].excused = true;
+        }
+        flow.loosen();
+    }
+
+    /// A kernel dropped this message as old, which it was not.
+    pub(crate) fn dropped(&mut self, message: MessageId) {
+        self.excuse(message);
+        self.dropped.insert(message);
+    }
+
+    /// The rules allow to be lost what was begun next on connection `lane` between two addresses, of
+    /// which nothing more is known than, at most, its ports: the first message of each flow that was
+    /// not begun there before and is owed. Earlier ones that are not owed any more were lost before.
+    pub(crate) fn excuse_begun(
+        &mut self,
+        (local, remote): (IpAddr, IpAddr),
+        ports: Option<(u16, u16)>,
+        lane: u32,
+    ) {
+        for flow in &mut self.flows {
+            let (from, to) = (self.slots[flow.slot].addr, self.slots[flow.target].addr);
+            let between = from.ip() == local && to.ip() == remote;
+            if !between || ports.is_some_and(|ports| ports != (from.port(), to.port())) {
+                continue;
+            }
+            let first = flow.pending.iter().rposition(|p| p.lane == lane).map_or(0, |at| at + 1);
+            let mut next = flow.pending.iter_mut().skip(first);
+            // Short ones, which carry no name, are all excused below.
+            if let Some(next) = next.find(|p| p.len as usize >= TAG_LEN && !p.excused) {
+                next.excused = true;
+            }
+            flow.loosen();
+        }
+    }
+
+    /// A kernel wrote this on a connection that its peer was told of after a later one, which brought
+    /// its copy: numbers that may have begun anew do not tell which is which.
+    pub(crate) fn overtaken(&mut self, message: MessageId) {
+        self.overtaken.insert(message);
+        if message.index == u32::MAX {
+            self.flows[message.flow as usize].loosen();
+        }
+    }
+
+    /// A ping was accepted.
+    pub(crate) fn pinged(&mut self, slot: usize) {
+        self.slots[slot].pings += 1;
+    }
+
+    /// The ping just announced was refused.
+    pub(crate) fn unpinged(&mut self, slot: usize) {
+        self.slots[slot].pings -= 1;
+    }
+
+    /// Judges a message that socket `target` received.
+    pub(crate) fn received(
+        &mut self,
+        target: usize,
+        source: SocketAddr,
+        payload: &[u8],
+        scratch: &mut Vec<u8>,
+    ) -> Result<Verdict, String> {
+        if source.port() == 0 {
+            let slot = &mut self.slots[target];
+            slot.pongs += 1;
+            return match payload.len() {
+                0 if slot.pongs <= slot.pings || slot.pongs_loose => Ok(Verdict::InTurn),
+                0 => {
+                    Err(format!("{} got {} pongs for {} pings", slot.addr, slot.pongs, slot.pings))
+                }
+                n => Err(format!("{} got a pong with {n} bytes", slot.addr)),
+            };
+        }
+        let Some(&slot) = self.by_addr.get(&source) else {
+            return Err(format!("{} got a message from {source}, no socket", self.addr(target)));
+        };
+        let name = || format!("{source} -> {}", self.slots[target].addr);
+        let Some(flows) = self.by_pair.get(&(slot, target)) else {
+            return Err(format!("{}: a message although none was sent", name()));
+        };
+        let by_tcp = !(self.slots[slot].end_to_end && self.slots[target].end_to_end);
+        let Some((index, tag_slot, incarnation)) = payload::tag(payload) else {
+            if flows.iter().any(|f| self.flows[*f].loose) {
+                return Ok(Verdict::InTurn); // not told apart any more
+            }
+            for &flow in flows {
+                if self.flows[flow].take_short(payload, slot, target, by_tcp, scratch) {
+                    return Ok(Verdict::InTurn);
+                }
+            }
+            return Err(format!("{}: unexpected message of {} bytes", name(), payload.len()));
+        };
+        let found = flows.iter().find(|f| self.flows[**f].incarnation == incarnation);
+        let (Some(&flow), true) = (found, tag_slot == slot) else {
+            return Err(format!(
+                "{}: message of another flow, tag {payload:02x?}",
+                name(),
+                payload = &payload[..TAG_LEN]
+            ));
+        };
+        scratch.clear();
+        payload::fill(scratch, slot, incarnation, target, index, payload.len());
+        if scratch != payload {
+            return Err(format!("{}: message {index} is not what was sent", name()));
+        }
+        let name = name();
+        let id = MessageId { flow: flow as u32, index };
+        let overtaken = self.overtaken.contains(&id);
+        let dropped = self.dropped.remove(&id);
+        let flow = &mut self.flows[flow];
+        // Of a sender that goes by TCP's word some may be under way on other connections.
+        let in_order = by_tcp || flow.last.is_none_or(|last| index > last);
+        let again = index < flow.again_below && flow.again.insert(index);
+        let found = flow.pending.binary_search_by_key(&index, |p| p.index);
+        if found.is_err() && again && in_order {
+            flow.last = Some(index);
+            return Ok(Verdict::Again);
+        }
+        if found.is_err() && overtaken {
+            return Ok(Verdict::Overtaken);
+        }
+        if found.is_err() && dropped {
+            return Ok(Verdict::Late);
+        }
+        if found.is_err() && index < flow.next && flow.moved {
+            return Ok(Verdict::Moved);
+        }
+        let Ok(at) = found else {
+            let next = flow.pending.front().map(|p| p.index);
+            return Err(format!(
+                "{name}: message {index} twice or out of order, next awaited {next:?} of {}",
+                flow.next
+            ));
+        };
+        if flow.pending[at].len as usize != payload.len() {
+            let len = flow.pending[at].len;
+            return Err(format!("{name}: message {index} has {} of {len} bytes", payload.len()));
+        }
+        if self.slots[slot].disorder {
+            flow.pending.remove(at);
+            return Ok(Verdict::InTurn);
+        }
+        // When paths are added, a sender that goes by TCP's word lets the new ones go when TCP has
+        // everything of the old ones; the receiver may still read the new ones first.
+        let lane = flow.pending[at].lane;
+        let elsewhere = |p: &Pending| {
+            let short = (p.len as usize) < TAG_LEN; // the connection of these is not known
+            by_tcp && (short || (p.lane != lane && p.lane != NO_LANE))
+        };
+        let mut skipped = flow.pending.iter().take(at).filter(|p| !p.excused);
+        if let Some(first) = skipped.clone().next() {
+            if skipped.all(elsewhere) {
+                flow.pending.remove(at);
+                return Ok(Verdict::Ahead);
+            }
+            return Err(format!("{name}: message {index} before {}", first.index));
+        }
+        // What lies before is lost, unless it is on its way on another connection.
+        let kept = if by_tcp {
+            flow.pending.iter().take(at).filter(|p| p.lane != lane).count()
+        } else {
+            0
+        };
+        if kept == 0 {
+            flow.pending.drain(..=at);
+        } else {
+            flow.pending.retain(|p| p.index > index || (p.index < index && p.lane != lane));
+        }
+        flow.last = Some(index);
+        Ok(Verdict::InTurn)
+    }
+
+    /// The first message that is owed and has not come.
+    pub(crate) fn missing(&self) -> Option<String> {
+        self.flows.iter().find_map(|flow| {
+            let owed = flow.pending.iter().filter(|p| !p.excused).count();
+            let first = flow.pending.iter().find(|p| !p.excused)?;
+            let (from, to) = (self.slots[flow.slot].addr, self.slots[flow.target].addr);
+            Some(format!(
+                "{from} -> {to}: message {} ({} bytes) did not come, {owed} missing of {} sent",
+                first.index, first.len, flow.next
+            ))
+        })
+    }
+
+    /// The socket of an address.
+    pub(crate) fn slot_at(&self, addr: SocketAddr) -> Option<usize> {
+        self.by_addr.get(&addr).copied()
+    }
+
+    fn addr(&self, slot: usize) -> SocketAddr {
+        self.slots[slot].addr
+    }
+}
+
+impl Flow {
+    fn excuse_all(&mut self) -> u64 {
+        let mut owed = 0;
+        for p in &mut self.pending {
+            owed += u64::from(!p.excused);
+            p.excused = true;
+        }
+        self.loose = true;
+        owed
+    }
+
+    fn loosen(&mut self) {
+        self.loose = true;
+        for p in self.pending.iter_mut().filter(|p| (p.len as usize) < TAG_LEN) {
+            p.excused = true;
+        }
+    }
+
+    /// Takes the first message that looks like `payload` and may come now. `by_tcp`: it may have
+    /// overtaken those of other connections.
+    fn take_short(
+        &mut self,
+        payload: &[u8],
+        slot: usize,
+        target: usize,
+        by_tcp: bool,
+        scratch: &mut Vec<u8>,
+    ) -> bool {
+        for at in 0..self.pending.len() {
+            let p = &self.pending[at];
+            if p.len as usize != payload.len() {
+                continue;
+            }
+            scratch.clear();
+            payload::fill(scratch, slot, self.incarnation, target, p.index, payload.len());
+            if scratch != payload {
+                continue;
+            }
+            let mut waiting = self.pending.iter().take(at).filter(|p| !p.excused);
+            if waiting.clone().next().is_none() {
+                self.pending.drain(..=at);
+                return true;
+            }
+            let begun = |q: &Pending| q.lane != NO_LANE || (q.len as usize) < TAG_LEN;
+            if by_tcp && waiting.all(begun) {
+                self.pending.remove(at);
+                return true;
+            }
+        }
+        false
+    }
+}

@@ -1,0 +1,514 @@
+//! What a seed stands for: the cluster, its network, its users and its troubles.
+//!
+//! Each run draws *which* faults it has before it draws how many of them: a run with two kinds of
+//! trouble finds what a run with all kinds would hide.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use serde::{Deserialize, Serialize};
+
+use super::bowline::DriverPlan;
+use super::kernel::Flavour;
+use super::net::NetPlan;
+use crate::engine::queue::{MS, SEC, US};
+use crate::engine::rng::Rng;
+
+/// A family of runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Scenario {
+    /// Anything.
+    Swarm,
+    /// No faults: besides the promises, nobody starves.
+    Calm,
+    /// Processes and machines stop and start.
+    Crash,
+    /// Connections break at any byte, end half-open, cross each other.
+    Cuts,
+    /// At least one kernel peer.
+    Kernel,
+    /// At least one peer from before multipath, or silent to pings.
+    Legacy,
+    /// Small receive buffers and stopping readers.
+    Storm,
+    /// Addresses vanish, come back, move to another node.
+    Move,
+    /// 9 to 16 nodes.
+    Mesh,
+    /// Two bowline nodes, much data, messages above 1 MiB.
+    Long,
+}
+
+impl Scenario {
+    /// Every scenario.
+    pub const ALL: [Self; 10] = [
+        Self::Swarm,
+        Self::Calm,
+        Self::Crash,
+        Self::Cuts,
+        Self::Kernel,
+        Self::Legacy,
+        Self::Storm,
+        Self::Move,
+        Self::Mesh,
+        Self::Long,
+    ];
+
+    /// The name on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Swarm => "swarm",
+            Self::Calm => "calm",
+            Self::Crash => "crash",
+            Self::Cuts => "cuts",
+            Self::Kernel => "kernel",
+            Self::Legacy => "legacy",
+            Self::Storm => "storm",
+            Self::Move => "move",
+            Self::Mesh => "mesh",
+            Self::Long => "long",
+        }
+    }
+
+    /// Finds a scenario by its name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|s| s.name() == name)
+    }
+}
+
+/// A kind of trouble.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum FaultKind {
+    /// Some connection breaks.
+    Cut,
+    /// A process dies and is started again.
+    Crash,
+    /// A machine goes off without a word and boots.
+    Reboot,
+    /// Two hosts do not reach each other.
+    Partition,
+    /// One host does not reach another, which still reaches it.
+    OneWay,
+    /// A process does nothing for a while.
+    Stall,
+    /// A reader does nothing for a while.
+    StopReader,
+    /// A socket is closed and opened again.
+    Reopen,
+    /// A sender cancels.
+    Cancel,
+    /// A host loses its address for a while.
+    AddressLoss,
+    /// Another node has a host's address for a while.
+    AddressMove,
+    /// The operator drops all connections of a node.
+    DropLinks,
+    /// Everything takes longer for a while.
+    Delay,
+    /// A node ends in good order and is started again.
+    Shutdown,
+}
+
+impl FaultKind {
+    pub(crate) const ALL: [Self; 14] = [
+        Self::Cut,
+        Self::Crash,
+        Self::Reboot,
+        Self::Partition,
+        Self::OneWay,
+        Self::Stall,
+        Self::StopReader,
+        Self::Reopen,
+        Self::Cancel,
+        Self::AddressLoss,
+        Self::AddressMove,
+        Self::DropLinks,
+        Self::Delay,
+        Self::Shutdown,
+    ];
+}
+
+/// What runs on a host.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum NodeKind {
+    Bowline {
+        paths: u8,
+        end_to_end: bool,
+        driver: DriverPlan,
+        recv_limit: Option<usize>,
+        #[serde(default)]
+        tight: Option<Tight>,
+    },
+    Kernel(Flavour),
+}
+
+/// Limits of a node that are low enough to be reached.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Tight {
+    /// Peers that have connected and not sent a whole message.
+    pub(crate) strangers: usize,
+    /// Connections of one peer beyond its paths.
+    pub(crate) extra: usize,
+    /// Bytes of messages that are not complete.
+    pub(crate) partial: usize,
+    /// Pongs queued on a path.
+    pub(crate) pongs: usize,
+}
+
+impl NodeKind {
+    /// Longest time until its driver does what there is to do, nanoseconds.
+    pub(crate) fn lag(&self) -> u64 {
+        match self {
+            Self::Bowline { driver, .. } => driver.lag,
+            Self::Kernel(flavour) if flavour.slow_reader => 2 * MS,
+            Self::Kernel(_) => 0,
+        }
+    }
+}
+
+/// One host.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct NodePlan {
+    pub(crate) kind: NodeKind,
+    pub(crate) addrs: Vec<IpAddr>,
+}
+
+/// One socket.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct SlotPlan {
+    pub(crate) host: usize,
+    pub(crate) addr: IpAddr,
+    pub(crate) port: u16,
+    pub(crate) send_buffer: usize,
+    pub(crate) recv_buffer: usize,
+    /// Messages a reader takes per turn.
+    pub(crate) read_burst: usize,
+    /// Time between turns, nanoseconds.
+    pub(crate) read_gap: u64,
+    /// Wants to hear of ports that are free again.
+    pub(crate) monitor: bool,
+    /// Looks at a message before taking it, so many times of a thousand.
+    pub(crate) peek_permille: u64,
+}
+
+/// One user who sends.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct SenderPlan {
+    pub(crate) slot: usize,
+    pub(crate) target: usize,
+    /// Sends pings to the target's address instead of messages to its port.
+    pub(crate) pings: bool,
+    pub(crate) messages: u32,
+    pub(crate) size_max: usize,
+    pub(crate) burst: u32,
+    pub(crate) gap: u64,
+    pub(crate) start: u64,
+}
+
+/// Everything a seed decides before the run.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Plan {
+    pub(crate) scenario: Scenario,
+    pub(crate) net: NetPlan,
+    pub(crate) nodes: Vec<NodePlan>,
+    pub(crate) slots: Vec<SlotPlan>,
+    pub(crate) senders: Vec<SenderPlan>,
+    /// Kinds of fault with their mean interval, nanoseconds.
+    pub(crate) faults: Vec<(FaultKind, u64)>,
+    /// How long faults go on, nanoseconds.
+    pub(crate) active: u64,
+    /// Longest single fault, nanoseconds.
+    pub(crate) fault_max: u64,
+    /// Sequence numbers start from the clock, as the library does, or from 1 where no process is
+    /// ever replaced.
+    pub(crate) clock_sequences: bool,
+}
+
+impl Plan {
+    /// Takes away what would hide that something wrong is done: small buffers.
+    pub(crate) fn widen(&mut self) {
+        self.net.send_buffer = (16 << 20, 16 << 20);
+        self.net.recv_buffer = (16 << 20, 16 << 20);
+    }
+
+    /// Draws the plan of a seed.
+    pub(crate) fn draw(rng: &mut Rng, forced: Option<Scenario>) -> Self {
+        let scenario = forced.unwrap_or_else(|| match rng.below(100) {
+            0..=39 => Scenario::Swarm,
+            40..=45 => Scenario::Calm,
+            46..=55 => Scenario::Crash,
+            56..=69 => Scenario::Cuts,
+            70..=81 => Scenario::Kernel,
+            82..=86 => Scenario::Legacy,
+            87..=92 => Scenario::Storm,
+            93..=96 => Scenario::Move,
+            97 => Scenario::Mesh,
+            _ => Scenario::Long,
+        });
+        let nodes = draw_nodes(rng, scenario);
+        let slots = draw_slots(rng, scenario, &nodes);
+        let mut plan = Self {
+            scenario,
+            net: draw_net(rng, scenario),
+            nodes,
+            slots,
+            senders: Vec::new(),
+            faults: Vec::new(),
+            // Some last longer than the longest timers of the protocol.
+            active: match rng.below(20) {
+                0 => rng.magnitude(4 * SEC, 150 * SEC),
+                _ => rng.magnitude(20 * MS, 4 * SEC),
+            },
+            fault_max: 0,
+            clock_sequences: rng.chance(700),
+        };
+        plan.draw_senders(rng);
+        plan.draw_faults(rng);
+        plan
+    }
+
+    fn is_kernel(&self, slot: usize) -> bool {
+        matches!(self.nodes[self.slots[slot].host].kind, NodeKind::Kernel(_))
+    }
+
+    fn draw_senders(&mut self, rng: &mut Rng) {
+        let long = self.scenario == Scenario::Long;
+        let most = (self.nodes.len() as u64 * 3).clamp(4, 24);
+        let count = rng.between(1, most);
+        // One run is small; many runs are not.
+        let mut budget: usize = if long { 24 << 20 } else { 6 << 20 };
+        for _ in 0..count {
+            let (slot, target) = (rng.index(self.slots.len()), rng.index(self.slots.len()));
+            let (from, to) = (&self.slots[slot], &self.slots[target]);
+            let same_host = from.host == to.host;
+            let both_kernels = self.is_kernel(slot) && self.is_kernel(target);
+            let families = from.addr.is_ipv4() == to.addr.is_ipv4();
+            if both_kernels || !families || (same_host && (self.is_kernel(slot) || rng.chance(700)))
+            {
+                continue;
+            }
+            let size_max = if long {
+                rng.magnitude(1 << 16, 3 << 20) as usize
+            } else {
+                rng.magnitude(1, 128 << 10) as usize
+            };
+            let size_max = if self.is_kernel(slot) || self.is_kernel(target) {
+                size_max.min(1 << 20)
+            } else {
+                size_max
+            };
+            let messages = match rng.below(20) {
+                0 => rng.magnitude(100, 1_500),
+                _ => rng.magnitude(1, 150),
+            };
+            // Sizes are spread by magnitude: the mean is about a sixth of the maximum.
+            let messages = messages.min((budget / (size_max / 6 + 64)) as u64) as u32;
+            budget = budget.saturating_sub(messages as usize * (size_max / 6 + 64));
+            if messages == 0 {
+                continue;
+            }
+            let wanted = &mut self.slots[slot].send_buffer;
+            *wanted = (*wanted).max(size_max);
+            self.senders.push(SenderPlan {
+                slot,
+                target,
+                pings: rng.chance(60) && !same_host,
+                messages,
+                size_max,
+                burst: rng.magnitude(1, 32) as u32,
+                gap: rng.magnitude(US, self.active / u64::from(messages).max(1) + US),
+                start: rng.below(self.active / 2 + 1),
+            });
+        }
+    }
+
+    fn draw_faults(&mut self, rng: &mut Rng) {
+        use FaultKind as F;
+        let permille = |kind: F| match (self.scenario, kind) {
+            (Scenario::Calm, _) => 0,
+            (Scenario::Crash, F::Crash | F::Reboot) => 800,
+            (Scenario::Cuts, F::Cut) => 900,
+            (Scenario::Cuts, F::Partition | F::OneWay | F::DropLinks) => 300,
+            (Scenario::Storm, F::StopReader) => 950,
+            (Scenario::Move, F::AddressLoss | F::AddressMove) => 800,
+            (Scenario::Long, F::Crash | F::Reboot | F::Shutdown) => 0,
+            (_, F::AddressLoss | F::AddressMove) => 60,
+            (_, F::Crash | F::Reboot) => 150,
+            (_, F::Shutdown) => 100,
+            (_, F::DropLinks) => 300,
+            _ => 200,
+        };
+        for kind in F::ALL {
+            if rng.chance(permille(kind)) {
+                let interval = rng.magnitude(self.active / 30 + 1, self.active);
+                self.faults.push((kind, interval));
+            }
+        }
+        // Numbers that begin again with a new process are not safe.
+        let renews = |k: F| matches!(k, F::Crash | F::Reboot | F::Shutdown | F::AddressMove);
+        self.clock_sequences |= self.faults.iter().any(|(kind, _)| renews(*kind));
+        // Nor is a peer able to tell paths apart by numbers that are all alike.
+        let plain = |n: &NodePlan| !matches!(n.kind, NodeKind::Bowline { end_to_end: true, .. });
+        self.clock_sequences |= self.nodes.iter().any(plain);
+        self.fault_max = match rng.below(20) {
+            0 => 45 * SEC,
+            _ => rng.magnitude(5 * MS, 3 * SEC),
+        };
+        let cuts = match self.scenario {
+            Scenario::Calm => 0,
+            Scenario::Cuts => 300,
+            _ => 150,
+        };
+        if rng.chance(cuts) {
+            self.net.cut_permille = rng.magnitude(20, 600);
+        }
+        if self.scenario != Scenario::Calm && rng.chance(150) {
+            self.net.loss_permille = rng.magnitude(1, 60);
+        }
+    }
+}
+
+fn draw_nodes(rng: &mut Rng, scenario: Scenario) -> Vec<NodePlan> {
+    let count = match (scenario, rng.below(100)) {
+        (Scenario::Mesh, _) => rng.between(9, 16),
+        (Scenario::Long, _) => 2,
+        (_, 0..=59) => 2,
+        (_, 60..=79) => 3,
+        (_, 80..=93) => 4,
+        _ => rng.between(5, 8),
+    } as usize;
+    let v6 = rng.chance(100);
+    let all_end_to_end = rng.chance(450) || scenario == Scenario::Long;
+    let kernels = match scenario {
+        Scenario::Kernel | Scenario::Legacy => 400,
+        Scenario::Swarm | Scenario::Cuts | Scenario::Crash | Scenario::Storm | Scenario::Move
+            if rng.chance(350) =>
+        {
+            300
+        }
+        _ => 0,
+    };
+    let mut last_bytes: Vec<u8> = (1..=32).collect();
+    rng.shuffle(&mut last_bytes);
+    let address = |n: u8| match v6 {
+        true => IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, u16::from(n))),
+        false => IpAddr::V4(Ipv4Addr::new(10, 0, 0, n)),
+    };
+    let forced = rng.index(count);
+    let mut nodes = Vec::new();
+    for i in 0..count {
+        let legacy = scenario == Scenario::Legacy;
+        let must = kernels == 400 && i == forced;
+        // With two nodes and a kernel the other one is bowline.
+        let may = kernels > 0 && !(count == 2 && i != forced);
+        let kind = if must || (may && rng.chance(kernels)) {
+            let multipath = !rng.chance(if legacy { 700 } else { 150 });
+            NodeKind::Kernel(Flavour {
+                multipath,
+                later: rng.chance(400),
+                // With pings off and several paths a kernel never tells a restarted peer how many.
+                ping_enable: multipath || rng.chance(600),
+                slow_reader: rng.chance(300),
+            })
+        } else {
+            NodeKind::Bowline {
+                paths: if rng.chance(600) { 8 } else { 1 },
+                end_to_end: all_end_to_end || rng.chance(500),
+                driver: draw_driver(rng),
+                recv_limit: rng.chance(80).then(|| rng.magnitude(2_000, 200_000) as usize),
+                tight: (scenario != Scenario::Long && rng.chance(80))
+                    .then(|| draw_tight(rng, all_end_to_end && kernels == 0)),
+            }
+        };
+        let addrs = (0..if rng.chance(120) { 2 } else { 1 })
+            .map(|k| address(last_bytes[2 * i + k]))
+            .collect();
+        nodes.push(NodePlan { kind, addrs });
+    }
+    // The port rule is a promise to those who cannot be told the path in a greeting.
+    let greets = |n: &NodePlan| matches!(n.kind, NodeKind::Bowline { end_to_end: true, .. });
+    if !nodes.iter().all(greets) {
+        for node in &mut nodes {
+            if let NodeKind::Bowline { driver, .. } = &mut node.kind {
+                driver.any_port = false;
+            }
+        }
+    }
+    nodes
+}
+
+fn draw_tight(rng: &mut Rng, all_end_to_end: bool) -> Tight {
+    Tight {
+        // What is refused or pushed out is lost to a peer that goes by TCP's acknowledgements: there
+        // is room for all of those.
+        strangers: if all_end_to_end { rng.between(1, 4) } else { 32 } as usize,
+        extra: if all_end_to_end { rng.between(1, 8) } else { rng.between(8, 12) } as usize,
+        // The longest message fits several times.
+        partial: rng.magnitude(400 << 10, 2 << 20) as usize,
+        pongs: rng.between(1, 64) as usize,
+    }
+}
+
+fn draw_driver(rng: &mut Rng) -> DriverPlan {
+    DriverPlan {
+        read_max: rng.magnitude(512, 256 << 10) as usize,
+        write_max: rng.magnitude(512, 256 << 10) as usize,
+        budget: rng.magnitude(1, 512) as usize,
+        lag: rng.magnitude(1, 5 * MS),
+        slow_write_permille: rng.pick(&[0, 0, 50, 400]),
+        any_port: rng.chance(150),
+        idle_permille: rng.pick(&[0, 100, 1000]),
+        pooled: rng.chance(150),
+    }
+}
+
+fn draw_net(rng: &mut Rng, scenario: Scenario) -> NetPlan {
+    let least = rng.magnitude(US, 2 * MS);
+    let most = least + rng.magnitude(US, 15 * MS);
+    let small = scenario != Scenario::Long && rng.chance(300);
+    NetPlan {
+        delay: (least, most),
+        segment_max: if scenario == Scenario::Long {
+            65_536
+        } else {
+            rng.magnitude(1_400, 65_536) as usize
+        },
+        segment_random: scenario != Scenario::Long && rng.chance(300),
+        send_buffer: if small { (4_096, 16_384) } else { (32_768, 1 << 20) },
+        recv_buffer: if small { (4_096, 16_384) } else { (32_768, 1 << 20) },
+        loss_permille: 0,
+        rst_overtakes: rng.chance(300),
+        cut_permille: 0,
+    }
+}
+
+fn draw_slots(rng: &mut Rng, scenario: Scenario, nodes: &[NodePlan]) -> Vec<SlotPlan> {
+    let common = rng.between(2, 65_535) as u16;
+    let mut slots: Vec<SlotPlan> = Vec::new();
+    for (host, node) in nodes.iter().enumerate() {
+        let count = if nodes.len() > 8 { 1 } else { rng.between(1, 3) };
+        for _ in 0..count {
+            let addr = rng.pick(&node.addrs);
+            let port = if rng.chance(400) { common } else { rng.between(2, 65_535) as u16 };
+            if slots.iter().any(|s| s.addr == addr && s.port == port) {
+                continue;
+            }
+            let storm = scenario == Scenario::Storm;
+            let slow = rng.chance(if storm { 500 } else { 100 });
+            slots.push(SlotPlan {
+                host,
+                addr,
+                port,
+                send_buffer: rng.magnitude(2_304, 400 << 10) as usize,
+                recv_buffer: rng.magnitude(1_152, if storm { 8 << 10 } else { 400 << 10 }) as usize,
+                read_burst: if slow { 1 } else { rng.magnitude(1, 64) as usize },
+                read_gap: if slow { rng.magnitude(US, 5 * MS) } else { rng.below(20 * US) },
+                monitor: rng.chance(150),
+                peek_permille: rng.pick(&[0, 0, 0, 100]),
+            });
+        }
+    }
+    slots
+}

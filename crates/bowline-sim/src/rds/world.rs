@@ -1,0 +1,359 @@
+//! One run: hosts, their users and their troubles, step by step.
+
+use std::net::SocketAddr;
+
+use bowline_rds::Config;
+
+use self::users::{Reader, Sender};
+use super::bowline::BowlineHost;
+use super::ctx::{AppEvent, Ctx, Event, HostEvent, HostId};
+use super::host::Host;
+use super::kernel::KernelHost;
+use super::net::{EndId, HostNet, Net, Notice};
+use super::plan::{FaultKind, NodeKind, Plan, Scenario};
+use super::reach::{self, Kind, Pairs};
+use super::sabotage::Sabotage;
+use crate::engine::queue::MS;
+use crate::engine::rng::Rng;
+use crate::engine::trace::Trace;
+
+mod end;
+mod faults;
+mod users;
+
+/// Where the run is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Phase {
+    /// Faults happen.
+    Active,
+    /// No more faults; everything must come to its end.
+    Draining,
+    /// Everything came; late doubles would show now, and TCP finds connections that are dead.
+    Quiet,
+    /// Everything is healthy: who sent before sends once more, and that comes soon.
+    Fresh,
+    /// All sockets are closed; nothing may be left.
+    Closed,
+}
+
+/// One run.
+pub(crate) struct World {
+    pub(crate) ctx: Ctx,
+    pub(crate) plan: Plan,
+    hosts: Vec<Host>,
+    stalled: Vec<bool>,
+    /// What a stalled process has not been told yet.
+    deferred: Vec<Vec<Deferred>>,
+    open: Vec<bool>,
+    /// Nodes told to end.
+    ending: Vec<bool>,
+    senders: Vec<Sender>,
+    readers: Vec<Reader>,
+    pub(crate) phase: Phase,
+    phase_since: u64,
+    /// When to look next whether anything is left.
+    closed_look: u64,
+    kinds: Vec<Kind>,
+    pairs: Pairs,
+    sabotage: Option<Sabotage>,
+    payload: Vec<u8>,
+    scratch: Vec<u8>,
+}
+
+/// What a stalled process is to be told.
+#[derive(Debug)]
+enum Deferred {
+    Notice(EndId, Notice),
+    Event(HostEvent),
+}
+
+/// Steps after which a run is taken to go in circles.
+const STEPS_MAX: u64 = 6_000_000;
+/// How often kernel peers try again what waits.
+const NUDGE: u64 = 300 * MS;
+
+impl World {
+    pub(crate) fn new(plan: Plan, rng: Rng, trace: Trace, sabotage: Option<Sabotage>) -> Self {
+        let hosts_net = plan
+            .nodes
+            .iter()
+            .map(|node| HostNet {
+                up: true,
+                boot: 0,
+                addrs: node.addrs.clone(),
+                listening: true,
+                closing: false,
+                kernel: matches!(node.kind, NodeKind::Kernel(_)),
+                end_to_end: matches!(node.kind, NodeKind::Bowline { end_to_end: true, .. }),
+            })
+            .collect();
+        let mut ctx = Ctx::new(rng, Net::new(hosts_net, plan.net.clone()), trace);
+        for slot in &plan.slots {
+            let end_to_end = ctx.net.hosts[slot.host].end_to_end;
+            ctx.oracle.add_slot(SocketAddr::new(slot.addr, slot.port), end_to_end);
+        }
+        let n = plan.nodes.len();
+        if plan.nodes.iter().any(|n| matches!(n.kind, NodeKind::Kernel(_))) {
+            ctx.oracle.loosen_pongs();
+        }
+        let mut world = Self {
+            senders: plan.senders.iter().map(|s| Sender::new(s.messages)).collect(),
+            readers: plan.slots.iter().map(|_| Reader::default()).collect(),
+            hosts: Vec::new(),
+            stalled: vec![false; n],
+            deferred: (0..n).map(|_| Vec::new()).collect(),
+            open: vec![false; plan.slots.len()],
+            ending: vec![false; n],
+            phase: Phase::Active,
+            phase_since: 0,
+            closed_look: 0,
+            kinds: plan.nodes.iter().map(|n| Kind::of(&n.kind)).collect(),
+            pairs: Pairs::default(),
+            payload: Vec::new(),
+            scratch: Vec::new(),
+            ctx,
+            plan,
+            sabotage,
+        };
+        for host in 0..n {
+            let made = world.make_host(host);
+            if matches!(made, Host::Kernel(_)) {
+                world.ctx.schedule(NUDGE, Event::App(AppEvent::Nudge(host)));
+            }
+            world.hosts.push(made);
+        }
+        for slot in 0..world.plan.slots.len() {
+            world.open(slot);
+        }
+        for sender in 0..world.senders.len() {
+            let start = world.plan.senders[sender].start;
+            world.schedule_send(sender, start);
+        }
+        for kind in 0..world.plan.faults.len() {
+            let wait = world.ctx.rng.wait(world.plan.faults[kind].1);
+            world.ctx.schedule(wait, Event::Fault { kind });
+        }
+        world.ctx.schedule(world.plan.active, Event::App(AppEvent::Calm));
+        world
+    }
+
+    fn make_host(&mut self, host: HostId) -> Host {
+        let rng = &mut self.ctx.rng;
+        let generation = (rng.next() as u32).max(1);
+        match &self.plan.nodes[host].kind {
+            NodeKind::Kernel(flavour) => {
+                Host::Kernel(Box::new(KernelHost::new(host, *flavour, generation)))
+            }
+            NodeKind::Bowline { paths, end_to_end, driver, recv_limit, tight } => {
+                let mut config = Config::default();
+                config.addrs.clone_from(&self.plan.nodes[host].addrs);
+                config.paths = *paths;
+                config.end_to_end = *end_to_end;
+                config.generation = generation;
+                // As the library does it: the clock, and something random below a millisecond of it.
+                config.first_sequence = if self.plan.clock_sequences {
+                    ((self.ctx.now / MS) << 20) + u64::from(generation & 0xf_ffff)
+                } else {
+                    1
+                };
+                config.seed = rng.next();
+                if self.plan.scenario == Scenario::Long {
+                    config.max_message = 4 << 20;
+                }
+                if let Some(limit) = recv_limit {
+                    config.limits.recv_bytes_per_peer = *limit;
+                }
+                if let Some(tight) = tight {
+                    config.limits.peers_unproven = tight.strangers;
+                    config.limits.links_extra_per_peer = tight.extra;
+                    config.limits.partial_bytes_total = tight.partial;
+                    config.limits.pongs_per_path = tight.pongs;
+                }
+                let sabotage = self.sabotage;
+                Host::Bowline(Box::new(BowlineHost::new(host, config, driver.clone(), sabotage)))
+            }
+        }
+    }
+
+    fn addr(&self, slot: usize) -> SocketAddr {
+        SocketAddr::new(self.plan.slots[slot].addr, self.plan.slots[slot].port)
+    }
+
+    fn host_of(&self, slot: usize) -> HostId {
+        self.plan.slots[slot].host
+    }
+
+    fn alive(&self, host: HostId) -> bool {
+        self.ctx.net.hosts[host].listening
+    }
+
+    /// Whether every address of the host is where it belongs.
+    fn at_home(&self, host: HostId) -> bool {
+        let mine = &self.ctx.net.hosts[host].addrs;
+        self.plan.nodes[host].addrs.iter().all(|a| mine.contains(a))
+    }
+
+    /// Takes one step; false when the run is over.
+    pub(crate) fn step(&mut self) -> bool {
+        let Some(event) = self.ctx.next_event() else {
+            self.ctx.fail(|| "nothing left to happen".into());
+            return false;
+        };
+        self.ctx.stats.steps += 1;
+        self.dispatch(event);
+        self.deliver_notices();
+        if self.ctx.stats.steps > STEPS_MAX {
+            self.ctx.fail(|| format!("still going after {STEPS_MAX} steps"));
+        }
+        self.check_overdue();
+        self.ctx.failure.is_none() && !(self.phase == Phase::Closed && self.finished())
+    }
+
+    fn dispatch(&mut self, event: Event) {
+        match event {
+            Event::Net(event) => {
+                self.ctx.note([50, 0, 0], || format!("{event:?}"));
+                self.ctx.net_event(event);
+            }
+            Event::Host { host, boot, what } => {
+                if self.ctx.net.hosts[host].boot == boot {
+                    self.host_event(host, what);
+                }
+            }
+            Event::App(event) => self.app_event(event),
+            Event::Fault { kind } => self.fault(kind),
+            Event::Heal(heal) => self.heal(heal),
+        }
+    }
+
+    fn host_event(&mut self, host: HostId, what: HostEvent) {
+        if self.stalled[host] {
+            self.deferred[host].push(Deferred::Event(what));
+        } else {
+            self.ctx.note([51, host as u64, 0], || format!("host {host}: {what:?}"));
+            self.hosts[host].event(&mut self.ctx, what);
+        }
+    }
+
+    fn notice(&mut self, host: HostId, end: EndId, notice: Notice) {
+        if !self.ctx.net.held(end) && !matches!(notice, Notice::ConnectFailed(_)) {
+            return;
+        }
+        if self.stalled[host] {
+            self.deferred[host].push(Deferred::Notice(end, notice));
+        } else {
+            self.hosts[host].notice(&mut self.ctx, end, notice);
+        }
+    }
+
+    /// Tells hosts what TCP has for them, and users what nodes have for them.
+    fn deliver_notices(&mut self) {
+        loop {
+            if let Some((end, notice)) = self.ctx.notices.pop_front() {
+                let host = self.ctx.net.host(end);
+                self.notice(host, end, notice);
+            } else if let Some((slot, read, write)) = self.ctx.wakes.pop_front() {
+                if read {
+                    self.schedule_read(slot);
+                }
+                if write {
+                    self.wake_senders_of(slot);
+                }
+            } else {
+                return;
+            }
+        }
+    }
+
+    fn app_event(&mut self, event: AppEvent) {
+        match event {
+            AppEvent::Send(sender) => self.send(sender),
+            AppEvent::Read(slot) => self.read(slot),
+            AppEvent::Reopen(slot) => self.open(slot),
+            AppEvent::ReadOn(slot) => self.read_on(slot),
+            AppEvent::Nudge(host) => {
+                self.ctx.schedule(NUDGE, Event::App(AppEvent::Nudge(host)));
+                let awake = self.alive(host) && !self.stalled[host];
+                if let (true, Host::Kernel(kernel)) = (awake, &mut self.hosts[host]) {
+                    kernel.nudge(&mut self.ctx);
+                }
+            }
+            AppEvent::Check => self.check(),
+            AppEvent::Calm => self.calm(),
+        }
+    }
+
+    /// Tells what was reached and is known only at the end.
+    pub(crate) fn tell_reached(&mut self) {
+        for host in 0..self.hosts.len() {
+            self.tell_counters(host);
+        }
+        self.pairs.tell(&mut self.ctx.coverage);
+    }
+
+    /// The life of a host's process is over.
+    fn tell_counters(&mut self, host: HostId) {
+        if let Host::Bowline(node) = &self.hosts[host] {
+            reach::node(&mut self.ctx.coverage, &node.node);
+        }
+    }
+
+    /// A fault has struck a host.
+    fn struck(&mut self, what: FaultKind, host: HostId) {
+        reach::fault(&mut self.ctx.coverage, what, self.kinds[host]);
+    }
+
+    /// What every node knows, for a report.
+    pub(crate) fn dump(&self) -> String {
+        let mut out = String::new();
+        for (id, host) in self.hosts.iter().enumerate() {
+            if let Host::Bowline(node) = host {
+                let info = node.node.info();
+                out += &format!("host {id} {:?}\n", self.plan.nodes[id].addrs);
+                for conn in &info.connections {
+                    out += &format!("  {conn:?}\n");
+                }
+                for path in &info.paths {
+                    out += &format!("  {path:?}\n");
+                }
+                for link in &info.links {
+                    out += &format!("  {link:?}\n");
+                }
+                for sock in &info.sockets {
+                    out += &format!("  {sock:?}\n");
+                }
+            }
+        }
+        out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::trace::TraceMode;
+
+    /// A kernel's host is off. What would be tried again there is not, and nothing of it is left for
+    /// the kernel that boots next.
+    #[test]
+    fn a_kernel_that_is_off_tries_nothing_again() {
+        let mut tried = 0;
+        for seed in 0..40 {
+            let mut rng = Rng::new(seed);
+            let plan = Plan::draw(&mut rng, Some(Scenario::Kernel));
+            let kernel = |n: &crate::rds::plan::NodePlan| matches!(n.kind, NodeKind::Kernel(_));
+            let Some(host) = plan.nodes.iter().position(kernel) else { continue };
+            let mut world = World::new(plan, rng, Trace::new(TraceMode::Hash), None);
+            while world.ctx.now < world.plan.active / 2 && world.step() {}
+            if !world.alive(host) || !world.at_home(host) {
+                continue;
+            }
+            tried += 1;
+            world.stop_host(host, true);
+            let connects = world.ctx.stats.connects;
+            world.app_event(AppEvent::Nudge(host));
+            assert_eq!(world.ctx.stats.connects, connects, "seed {seed}");
+        }
+        assert!(tried > 10, "{tried} kernels");
+    }
+}

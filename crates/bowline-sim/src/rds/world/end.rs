@@ -1,0 +1,260 @@
+//! The end of a run: faults are over, everything comes to its end, and nothing is left.
+
+use super::{Phase, World};
+use crate::engine::queue::{MS, SEC};
+use crate::rds::ctx::{AppEvent, Event};
+use crate::rds::host::Host;
+use crate::rds::plan::{FaultKind, NodeKind, Scenario};
+
+/// Virtual time within which everything must have come after the last fault, besides the time the data
+/// takes. Keepalive and user timeout end what is dead within 30 s, a peer that says nothing of itself
+/// is known after 34 s, a path whose connections are rejected is opened anew after 32 s, and one comes
+/// after the other.
+const DRAIN_MAX: u64 = 120 * SEC;
+/// Longest way of a message when nothing is wrong, besides the time its bytes take.
+const CALM_LATENCY_MAX: u64 = 20 * SEC;
+/// Time in which late doubles show, and TCP finds every connection that is dead: keepalive asks after 5 s
+/// of silence, five times every 5 s.
+const QUIET: u64 = 36 * SEC;
+/// Time besides in which a kernel that has paired paths anew, and has no place for one of them, gets all
+/// of them anew: its peer waits for as long as keepalive takes once more, [R-421].
+const QUIET_KERNEL: u64 = 36 * SEC;
+/// Round trips in which a message comes where everything is healthy: a connection is made, both sides
+/// greet, it goes out and is acknowledged, each once more where a knock or a broken connection precedes it.
+const FRESH_TRIPS: u64 = 8;
+/// Time for that besides: a delay of R-331, and senders that a map or a path count lets wait.
+const FRESH_TIME: u64 = 1500 * MS;
+/// Time for that besides with a kernel, whose users have to try again.
+const FRESH_KERNEL: u64 = 4 * SEC;
+/// Time for that besides with a kernel at an address where a bowline node was before, if the kernel sends
+/// nothing but maps [R-2003].
+const FRESH_STRANGER: u64 = 36 * SEC;
+/// Bytes of such a message.
+const FRESH_LEN: usize = 64;
+/// Time in which a node must have nothing left after all sockets are closed: what was begun is
+/// completed, through TCP's longest retransmission timeout or a lost connection.
+const CLOSED_MAX: u64 = 90 * SEC;
+
+impl World {
+    /// The last fault is over: everything is healed at once.
+    pub(super) fn calm(&mut self) {
+        self.ctx.note([62, 0, 0], || "CALM".into());
+        self.enter(Phase::Draining);
+        self.ctx.net.faulty = false;
+        self.ctx.net.delay_factor = 1;
+        let n = self.hosts.len();
+        for from in 0..n {
+            for to in 0..n {
+                self.ctx.net.block(from, to, false);
+            }
+        }
+        for host in 0..n {
+            self.resume(host);
+            for index in 0..self.plan.nodes[host].addrs.len() {
+                self.return_address(host, index);
+            }
+            self.ended(host);
+            self.boot(host);
+        }
+        for slot in 0..self.readers.len() {
+            self.open(slot);
+            self.read_on(slot);
+        }
+        self.ctx.schedule(50 * MS, Event::App(AppEvent::Check));
+    }
+
+    /// Everything must come to its end in bounded time.
+    pub(super) fn check_overdue(&mut self) {
+        let overdue = self.phase == Phase::Draining
+            && self.ctx.now > self.phase_since + DRAIN_MAX
+            && self.ctx.now > self.phase_since + DRAIN_MAX + self.transfer_time();
+        if overdue {
+            let missing = self.ctx.oracle.missing();
+            let stuck = self.stuck();
+            self.ctx.fail(|| format!("no end after the last fault: {missing:?}; {stuck}"));
+        }
+    }
+
+    fn enter(&mut self, phase: Phase) {
+        self.phase = phase;
+        self.phase_since = self.ctx.now;
+    }
+
+    pub(super) fn check(&mut self) {
+        match self.phase {
+            Phase::Active => {}
+            Phase::Draining => {
+                let done = (0..self.senders.len()).all(|s| self.has_sent(s))
+                    && self.ctx.oracle.missing().is_none()
+                    && (0..self.open.len()).all(|s| self.send_bytes(s) == 0);
+                if done {
+                    self.tell_recovery();
+                    self.enter(Phase::Quiet);
+                } else if self.plan.scenario == Scenario::Calm
+                    && self.ctx.now > self.phase_since + CALM_LATENCY_MAX + self.transfer_time()
+                {
+                    let missing = self.ctx.oracle.missing();
+                    self.ctx.fail(|| format!("starved without any fault: {missing:?}"));
+                }
+            }
+            Phase::Quiet => {
+                if self.ctx.now > self.phase_since + self.quiet_time() {
+                    self.enter(Phase::Fresh);
+                    self.send_fresh();
+                }
+            }
+            Phase::Fresh => {
+                let missing = self.ctx.oracle.missing();
+                let all_sent = (0..self.senders.len()).all(|s| self.has_sent(s));
+                if !all_sent || missing.is_some() {
+                    if self.ctx.now > self.phase_since + self.fresh_limit() {
+                        let stuck = self.stuck();
+                        self.ctx.fail(|| {
+                            format!("no traffic though all is well: {missing:?}; {stuck}")
+                        });
+                    }
+                } else {
+                    for slot in 0..self.open.len() {
+                        self.close(slot);
+                    }
+                    self.enter(Phase::Closed);
+                }
+            }
+            Phase::Closed => {}
+        }
+        let most = if self.phase == Phase::Fresh { 20 * MS } else { 500 * MS };
+        let wait = (self.ctx.now - self.phase_since).clamp(20 * MS, most);
+        self.ctx.schedule(wait, Event::App(AppEvent::Check));
+    }
+
+    /// A generous guess of the time all data of the run take through the narrowest window, and their
+    /// senders to send them.
+    fn transfer_time(&self) -> u64 {
+        let bytes: u64 = self
+            .plan
+            .senders
+            .iter()
+            .map(|s| u64::from(s.messages) * (s.size_max as u64 + 9_000))
+            .sum();
+        let window = self.plan.net.recv_buffer.0.min(self.plan.net.send_buffer.0);
+        let gaps: u64 = self.plan.slots.iter().map(|s| s.read_gap).max().unwrap_or(0);
+        let turns: u64 = self.plan.senders.iter().map(|s| u64::from(s.messages)).sum();
+        let pauses = self.plan.senders.iter().map(|s| 2 * s.gap * u64::from(s.messages)).max();
+        (bytes / window + 1) * 2 * self.plan.net.delay.1 + gaps * turns + pauses.unwrap_or(0)
+    }
+
+    /// Whether a sender is through, or its kernel cannot go on.
+    fn has_sent(&self, sender: usize) -> bool {
+        self.senders[sender].left == 0 || self.is_stranded(sender)
+    }
+
+    fn is_stranded(&self, sender: usize) -> bool {
+        let slot = self.plan.senders[sender].slot;
+        match &self.hosts[self.host_of(slot)] {
+            Host::Kernel(kernel) => kernel.is_stranded(slot),
+            Host::Bowline(_) => false,
+        }
+    }
+
+    /// Who sent messages sends one more.
+    fn send_fresh(&mut self) {
+        for sender in 0..self.senders.len() {
+            if !self.is_stranded(sender) && !self.plan.senders[sender].pings {
+                self.senders[sender].one_more(FRESH_LEN);
+                // Whatever it had planned before.
+                self.ctx.schedule(0, Event::App(AppEvent::Send(sender)));
+            }
+        }
+    }
+
+    fn with_kernels(&self) -> bool {
+        self.plan.nodes.iter().any(|n| matches!(n.kind, NodeKind::Kernel(_)))
+    }
+
+    fn quiet_time(&self) -> u64 {
+        QUIET + if self.with_kernels() { QUIET_KERNEL } else { 0 }
+    }
+
+    /// Within which that must have come.
+    fn fresh_limit(&self) -> u64 {
+        let gaps: u64 = self.plan.slots.iter().map(|s| s.read_gap).sum();
+        let moves = self.plan.faults.iter().any(|(kind, _)| *kind == FaultKind::AddressMove);
+        let kernel = FRESH_KERNEL + if moves { FRESH_STRANGER } else { 0 };
+        let lag: u64 = self.plan.nodes.iter().map(|n| n.kind.lag()).max().unwrap_or(0);
+        let trip = 2 * (self.plan.net.delay.1 + lag);
+        FRESH_TRIPS * trip + FRESH_TIME + gaps + if self.with_kernels() { kernel } else { 0 }
+    }
+
+    /// How long it took until everything had come after the last fault, besides the time for the data.
+    fn tell_recovery(&mut self) {
+        let took = (self.ctx.now - self.phase_since).saturating_sub(self.transfer_time());
+        let name = match took / SEC {
+            0 => "1 s",
+            1..5 => "5 s",
+            5..15 => "15 s",
+            15..40 => "40 s",
+            40..80 => "80 s",
+            80..120 => "120 s",
+            _ => "more than 120 s",
+        };
+        self.ctx.coverage.hit("recovered within", name);
+    }
+
+    fn send_bytes(&self, slot: usize) -> usize {
+        match &self.hosts[self.host_of(slot)] {
+            // What a kernel peer keeps is not ours to judge.
+            Host::Kernel(_) => 0,
+            host => host.send_bytes(slot),
+        }
+    }
+
+    /// After everything is closed: tells whether nothing is left, which must be so soon.
+    pub(super) fn finished(&mut self) -> bool {
+        if self.ctx.now < self.closed_look {
+            return false;
+        }
+        self.closed_look = self.ctx.now + 500 * MS;
+        for host in 0..self.hosts.len() {
+            let Host::Bowline(node) = &self.hosts[host] else { continue };
+            let info = node.node.info();
+            // What this host would say as an address that is another's again stays with it, and so
+            // does the node's own talk (ports 0 and 1) with peers nobody sends to any more.
+            let own = |m: &&bowline_rds::MessageInfo| {
+                self.plan.nodes[host].addrs.contains(&m.local.ip()) && m.local.port() > 1
+            };
+            let left = [
+                ("sockets", info.sockets.len()),
+                ("messages to send", info.send.iter().filter(own).count()),
+                ("messages to repeat", info.retrans.iter().filter(own).count()),
+                ("received messages", info.recv.len()),
+                ("bytes to send", node.node.unsent_total() as usize),
+            ];
+            if let Some((what, n)) = left.into_iter().find(|(_, n)| *n > 0) {
+                if self.ctx.now < self.phase_since + CLOSED_MAX {
+                    return false;
+                }
+                self.ctx.fail(|| format!("host {host} still has {n} {what} after closing all"));
+            }
+        }
+        true
+    }
+
+    /// Who waits for what, for a report.
+    fn stuck(&self) -> String {
+        let mut out = String::new();
+        for (i, (state, plan)) in self.senders.iter().zip(&self.plan.senders).enumerate() {
+            if state.left > 0 {
+                let (from, to) = (self.addr(plan.slot), self.addr(plan.target));
+                let waits = if state.waiting { ", waits" } else { "" };
+                out += &format!("sender {i} {from} -> {to} has {} left{waits}; ", state.left);
+            }
+        }
+        for slot in 0..self.open.len() {
+            let n = self.send_bytes(slot);
+            if n > 0 {
+                out += &format!("socket {slot} has {n} messages not released; ");
+            }
+        }
+        out
+    }
+}

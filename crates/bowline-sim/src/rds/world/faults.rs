@@ -1,0 +1,316 @@
+//! Faults as they strike, and how they heal.
+
+use super::{Deferred, Phase, World};
+use crate::engine::queue::{MS, SEC};
+use crate::rds::ctx::{AppEvent, Event, Heal, HostId};
+use crate::rds::host::Host;
+use crate::rds::net::{Cut, EndId};
+use crate::rds::plan::FaultKind;
+
+/// Time between a node's being told to end and its being gone.
+const ENDING: u64 = 2_200 * MS;
+
+impl World {
+    fn fault_length(&mut self) -> u64 {
+        self.ctx.rng.magnitude(MS, self.plan.fault_max)
+    }
+
+    fn random_host(&mut self) -> HostId {
+        self.ctx.rng.index(self.hosts.len())
+    }
+
+    pub(super) fn fault(&mut self, kind: usize) {
+        if self.phase != Phase::Active {
+            return;
+        }
+        let (what, interval) = self.plan.faults[kind];
+        let wait = self.ctx.rng.wait(interval);
+        self.ctx.schedule(wait, Event::Fault { kind });
+        self.ctx.stats.faults += 1;
+        self.strike(what);
+    }
+
+    fn note_fault(&mut self, what: std::fmt::Arguments<'_>) {
+        self.ctx.note([60, 0, 0], || format!("FAULT {what}"));
+    }
+
+    fn strike(&mut self, what: FaultKind) {
+        use FaultKind as F;
+        match what {
+            F::Cut => {
+                let begun = self.ctx.net.begun();
+                if !begun.is_empty() && self.ctx.rng.chance(250) {
+                    let conn = self.ctx.rng.pick(&begun);
+                    self.ctx.coverage.hit("cut", "while connecting");
+                    self.ctx.tcp_cut(conn, Cut::Blackhole);
+                    return;
+                }
+                let live = self.ctx.net.live();
+                if !live.is_empty() {
+                    let conn = self.ctx.rng.pick(&live);
+                    let cut = self.ctx.draw_cut();
+                    self.ctx.tcp_cut(conn, cut);
+                    for side in [0, 1] {
+                        let host = self.ctx.net.host(EndId { conn, side });
+                        self.struck(what, host);
+                    }
+                }
+            }
+            F::Crash => {
+                let host = self.random_host();
+                if self.stop_host(host, false) {
+                    self.struck(what, host);
+                }
+            }
+            F::Reboot => {
+                let host = self.random_host();
+                if self.stop_host(host, true) {
+                    self.struck(what, host);
+                }
+            }
+            F::Partition | F::OneWay => {
+                let (a, b) = (self.random_host(), self.random_host());
+                if a != b {
+                    self.note_fault(format_args!("{what:?} {a} -> {b}"));
+                    self.struck(what, a);
+                    self.block(a, b);
+                    if what == F::Partition {
+                        self.block(b, a);
+                    }
+                    self.ctx.tcp_route_changed(a, b);
+                }
+            }
+            F::Stall => {
+                let host = self.random_host();
+                if !self.stalled[host] && self.alive(host) {
+                    self.note_fault(format_args!("stall of {host}"));
+                    self.struck(what, host);
+                    self.stalled[host] = true;
+                    let length = self.fault_length();
+                    self.ctx.schedule(length, Event::Heal(Heal::Resume(host)));
+                }
+            }
+            F::StopReader => {
+                let slot = self.ctx.rng.index(self.readers.len());
+                if !self.readers[slot].stopped {
+                    self.note_fault(format_args!("reader of {slot} stops"));
+                    self.struck(what, self.host_of(slot));
+                    self.readers[slot].stopped = true;
+                    let length = self.fault_length();
+                    self.ctx.schedule(length, Event::App(AppEvent::ReadOn(slot)));
+                }
+            }
+            F::Reopen => {
+                let slot = self.ctx.rng.index(self.readers.len());
+                if self.open[slot] && !self.stalled[self.host_of(slot)] {
+                    self.ctx.stats.reopened += 1;
+                    self.struck(what, self.host_of(slot));
+                    self.close(slot);
+                    let length = self.fault_length() / 8;
+                    self.ctx.schedule(length, Event::App(AppEvent::Reopen(slot)));
+                }
+            }
+            F::Cancel => self.cancel(),
+            F::AddressLoss => self.lose_address(what, None),
+            F::AddressMove => {
+                let taker = self.random_host();
+                self.lose_address(what, Some(taker));
+            }
+            F::DropLinks => {
+                let host = self.random_host();
+                if self.stalled[host] || !self.alive(host) {
+                    return;
+                }
+                let peer = self.random_host();
+                let peer = self.ctx.rng.chance(500).then(|| self.plan.nodes[peer].addrs[0]);
+                match &mut self.hosts[host] {
+                    Host::Bowline(node) => node.drop_links(&mut self.ctx, peer),
+                    Host::Kernel(kernel) => kernel.drop_paths(&mut self.ctx),
+                }
+                self.struck(what, host);
+            }
+            F::Shutdown => {
+                let host = self.random_host();
+                if !self.stalled[host]
+                    && self.alive(host)
+                    && self.at_home(host)
+                    && !self.ending[host]
+                    && let Host::Bowline(node) = &mut self.hosts[host]
+                {
+                    self.ending[host] = true;
+                    node.shut_down(&mut self.ctx);
+                    self.note_fault(format_args!("host {host} shuts down"));
+                    self.struck(what, host);
+                    self.ctx.schedule(ENDING, Event::Heal(Heal::Ended(host)));
+                }
+            }
+            F::Delay => {
+                self.ctx.net.delay_factor = self.ctx.rng.magnitude(2, 200);
+                for host in 0..self.hosts.len() {
+                    self.struck(what, host);
+                }
+                let length = self.fault_length().min(SEC);
+                self.ctx.schedule(length, Event::Heal(Heal::Delay));
+            }
+        }
+    }
+
+    fn block(&mut self, from: HostId, to: HostId) {
+        self.ctx.net.block(from, to, true);
+        let length = self.fault_length();
+        self.ctx.schedule(length, Event::Heal(Heal::Route { from, to }));
+    }
+
+    fn cancel(&mut self) {
+        if self.senders.is_empty() {
+            return;
+        }
+        let plan = self.plan.senders[self.ctx.rng.index(self.senders.len())].clone();
+        let host = self.host_of(plan.slot);
+        if self.open[plan.slot] && !self.stalled[host] && !plan.pings {
+            let target = self.addr(plan.target);
+            self.note_fault(format_args!("socket {} cancels to {target}", plan.slot));
+            let owed = self.ctx.oracle.cancelled(plan.slot, plan.target);
+            self.ctx.coverage.add("excused", "cancelled", owed);
+            self.struck(FaultKind::Cancel, host);
+            self.hosts[host].cancel(&mut self.ctx, plan.slot, target);
+        }
+    }
+
+    /// A process (or, silently, a whole machine) stops and comes back after a while. Tells whether it
+    /// was there.
+    pub(super) fn stop_host(&mut self, host: HostId, silent: bool) -> bool {
+        if !self.alive(host) || !self.at_home(host) {
+            return false;
+        }
+        self.note_fault(format_args!("host {host} stops{}", if silent { " silently" } else { "" }));
+        self.ctx.stats.crashes += 1;
+        for slot in 0..self.open.len() {
+            if self.host_of(slot) == host && self.open[slot] {
+                self.open[slot] = false;
+                self.close_account(slot);
+                self.wake_senders_of(slot);
+            }
+        }
+        let slots: Vec<usize> = (0..self.open.len()).filter(|s| self.host_of(*s) == host).collect();
+        self.ctx.oracle.process_gone(&slots);
+        self.stalled[host] = false;
+        self.ending[host] = false;
+        self.deferred[host].clear();
+        self.ctx.tcp_host_down(host, silent);
+        self.tell_counters(host);
+        let length = self.fault_length();
+        self.ctx.schedule(length, Event::Heal(Heal::Boot(host)));
+        true
+    }
+
+    /// Nothing is owed to or by a socket any more.
+    pub(super) fn close_account(&mut self, slot: usize) {
+        let owed = self.ctx.oracle.closed(slot);
+        self.ctx.coverage.add("excused", "socket or process gone", owed);
+    }
+
+    /// A host loses an address; a bowline node may take it meanwhile.
+    fn lose_address(&mut self, what: FaultKind, taker: Option<HostId>) {
+        let host = self.random_host();
+        let index = self.ctx.rng.index(self.plan.nodes[host].addrs.len());
+        let ip = self.plan.nodes[host].addrs[index];
+        let local_senders = self
+            .plan
+            .senders
+            .iter()
+            .any(|s| self.host_of(s.slot) == host && self.host_of(s.target) == host);
+        if !self.alive(host) || !self.at_home(host) || self.ending[host] || local_senders {
+            return;
+        }
+        self.note_fault(format_args!("{ip} leaves host {host} for {taker:?}"));
+        self.struck(what, host);
+        for slot in 0..self.open.len() {
+            if self.plan.slots[slot].addr == ip {
+                self.close_account(slot);
+            }
+        }
+        self.ctx.tcp_address_lost(host, ip);
+        if let Host::Bowline(node) = &mut self.hosts[host] {
+            node.node.remove_local(ip);
+        }
+        if let Some(taker) = taker.filter(|t| *t != host && self.alive(*t))
+            && let Host::Bowline(node) = &mut self.hosts[taker]
+        {
+            node.node.add_local(ip);
+            self.ctx.net.hosts[taker].addrs.push(ip);
+            let slots: Vec<usize> =
+                (0..self.open.len()).filter(|s| self.plan.slots[*s].addr == ip).collect();
+            self.ctx.oracle.address_moved(&slots);
+        }
+        let length = self.fault_length();
+        self.ctx.schedule(length, Event::Heal(Heal::Address { host, index }));
+    }
+
+    pub(super) fn heal(&mut self, heal: Heal) {
+        self.ctx.note([61, 0, 0], || format!("HEAL {heal:?}"));
+        match heal {
+            Heal::Route { from, to } => self.ctx.net.block(from, to, false),
+            Heal::Boot(host) => self.boot(host),
+            Heal::Ended(host) => self.ended(host),
+            Heal::Resume(host) => self.resume(host),
+            Heal::Address { host, index } => self.return_address(host, index),
+            Heal::Delay => self.ctx.net.delay_factor = 1,
+        }
+    }
+
+    pub(super) fn ended(&mut self, host: HostId) {
+        if std::mem::take(&mut self.ending[host]) {
+            self.stop_host(host, false);
+        }
+    }
+
+    pub(super) fn boot(&mut self, host: HostId) {
+        if self.alive(host) {
+            return;
+        }
+        self.ctx.net.hosts[host].up = true;
+        self.ctx.net.hosts[host].listening = true;
+        self.hosts[host] = self.make_host(host);
+        for slot in 0..self.open.len() {
+            if self.host_of(slot) == host {
+                self.open(slot);
+            }
+        }
+    }
+
+    pub(super) fn resume(&mut self, host: HostId) {
+        if !std::mem::take(&mut self.stalled[host]) {
+            return;
+        }
+        for what in std::mem::take(&mut self.deferred[host]) {
+            match what {
+                Deferred::Notice(end, notice) => self.notice(host, end, notice),
+                Deferred::Event(what) => self.hosts[host].event(&mut self.ctx, what),
+            }
+        }
+    }
+
+    pub(super) fn return_address(&mut self, host: HostId, index: usize) {
+        let ip = self.plan.nodes[host].addrs[index];
+        match self.ctx.net.owner(ip) {
+            Some(owner) if owner == host => return,
+            Some(taker) => {
+                self.ctx.tcp_address_lost(taker, ip);
+                if let Host::Bowline(node) = &mut self.hosts[taker] {
+                    node.node.remove_local(ip);
+                }
+            }
+            None => {}
+        }
+        self.ctx.net.hosts[host].addrs.push(ip);
+        if let Host::Bowline(node) = &mut self.hosts[host] {
+            node.node.add_local(ip);
+        }
+        for slot in 0..self.open.len() {
+            if self.plan.slots[slot].addr == ip && self.open[slot] {
+                self.ctx.oracle.reachable_again(slot);
+            }
+        }
+    }
+}

@@ -1,0 +1,34 @@
+//! How types of other crates, which know nothing of serde, stand in kept plans.
+
+use std::time::Duration;
+
+use bowline_roce::GiveUp;
+use bowline_verbs::Mtu;
+use bowline_wire::roce::IcrcPolicy;
+use serde::{Deserialize, Serialize};
+
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Mtu")]
+pub(crate) enum MtuDef {
+    M256,
+    M512,
+    M1024,
+    M2048,
+    M4096,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "IcrcPolicy")]
+pub(crate) enum IcrcPolicyDef {
+    Off,
+    Solve,
+    Strict,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "GiveUp")]
+pub(crate) enum GiveUpDef {
+    RetryCount,
+    RetryCountSevenForever,
+    After(Duration),
+}
