@@ -17,7 +17,7 @@ const LAYERS: [(&str, u8); 19] = [
     ("bowline-rtrs", 2),
     ("bowline-rnbd", 2),
     ("bowline-ctl", 2),
-    ("bowline-driver", 3),
+    ("bowline-rds-driver", 3),
     ("bowline-roce-driver", 3),
     ("bowline-rdmacore", 3),
     ("bowline-rtrs-driver", 4),
@@ -142,13 +142,13 @@ mod tests {
 
     #[test]
     fn rejects_an_edge_that_goes_up_or_sideways() {
-        let json = r#"{"packages":[{"name":"bowline-driver","dependencies":[]},
-            {"name":"bowline-sim","dependencies":[{"name":"bowline-driver","kind":null}]},
+        let json = r#"{"packages":[{"name":"bowline-rds-driver","dependencies":[]},
+            {"name":"bowline-sim","dependencies":[{"name":"bowline-rds-driver","kind":null}]},
             {"name":"bowline-wire","dependencies":[{"name":"bowline-sim","kind":"dev"}]}]}"#;
         assert_eq!(
             problems(json),
             [
-                "bowline-sim -> bowline-driver (normal) does not go down",
+                "bowline-sim -> bowline-rds-driver (normal) does not go down",
                 "bowline-wire -> bowline-sim (dev) does not go down"
             ]
         );

@@ -68,11 +68,11 @@ mod message;
 mod node;
 mod socket;
 
-pub use bowline_driver::{DriverStats, PollMode};
 pub use bowline_rds::{
     ConnInfo, Event, Held, Info, Interest, LatencyTrace, Limits, LinkInfo, MessageInfo, PathInfo,
     PathState, Readiness, SendControl, SocketInfo,
 };
+pub use bowline_rds_driver::{DriverStats, PollMode};
 pub use builder::Builder;
 pub use error::Error;
 pub use message::{Control, Message};

@@ -4,8 +4,8 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::IpAddr;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use bowline_driver::{Driver, DriverConfig, PollMode};
 use bowline_rds::Limits;
+use bowline_rds_driver::{Driver, DriverConfig, PollMode};
 
 use super::{Error, Node};
 

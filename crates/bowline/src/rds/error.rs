@@ -4,7 +4,7 @@ use core::fmt;
 
 /// Why a call failed: one line that says what to do, and an errno.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Error(bowline_driver::Error);
+pub struct Error(bowline_rds_driver::Error);
 
 impl Error {
     /// Returns the errno that Linux's own RDS sockets give in this case: `EMSGSIZE` (90) for a
@@ -19,17 +19,17 @@ impl Error {
     /// Tells whether the same call may succeed later: the queue is full or empty, the destination
     /// is congested, or the peer is not known yet.
     pub fn is_would_block(&self) -> bool {
-        bowline_driver::Driver::would_block(&self.0)
+        bowline_rds_driver::Driver::would_block(&self.0)
     }
 
     /// Tells whether a time limit passed.
     pub fn is_timed_out(&self) -> bool {
-        self.0 == bowline_driver::Error::TimedOut
+        self.0 == bowline_rds_driver::Error::TimedOut
     }
 }
 
-impl From<bowline_driver::Error> for Error {
-    fn from(error: bowline_driver::Error) -> Self {
+impl From<bowline_rds_driver::Error> for Error {
+    fn from(error: bowline_rds_driver::Error) -> Self {
         Self(error)
     }
 }
@@ -67,7 +67,7 @@ mod tests {
 
     #[test]
     fn a_main_that_returns_it_prints_what_to_do() {
-        let error = Error::from(bowline_driver::Error::TimedOut);
+        let error = Error::from(bowline_rds_driver::Error::TimedOut);
         let text = format!("{:?}", Box::<dyn std::error::Error>::from(error.clone()));
         assert_eq!(text, format!("{error} (errno 110)"));
     }

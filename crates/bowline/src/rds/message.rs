@@ -3,8 +3,8 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::SystemTime;
 
-use bowline_driver::Driver;
 use bowline_rds::{Control as CoreControl, LatencyTrace, Received, Rope};
+use bowline_rds_driver::Driver;
 
 /// A control message given with a received one.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use super::{Builder, Error, Event, Info, Socket};
-use bowline_driver::{Driver, DriverStats};
+use bowline_rds_driver::{Driver, DriverStats};
 
 /// A node: addresses, listeners, connections, and one background thread.
 ///

@@ -7,10 +7,10 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bowline_driver::{Driver, Patience};
 use bowline_rds::{
     Held, Interest, Node as Core, Readiness, RecvOpts, SendControl, SendMsg, SocketId,
 };
+use bowline_rds_driver::{Driver, Patience};
 
 use super::{Error, Message};
 
@@ -390,13 +390,13 @@ impl Socket {
 #[cfg(feature = "tokio")]
 async fn limited<T>(
     limit: Option<Duration>,
-    call: impl Future<Output = Result<T, bowline_driver::Error>>,
+    call: impl Future<Output = Result<T, bowline_rds_driver::Error>>,
 ) -> Result<T, Error> {
     match limit {
         None => Ok(call.await?),
         Some(limit) => match tokio::time::timeout(limit, call).await {
             Ok(result) => Ok(result?),
-            Err(_) => Err(bowline_driver::Error::TimedOut.into()),
+            Err(_) => Err(bowline_rds_driver::Error::TimedOut.into()),
         },
     }
 }
