@@ -101,6 +101,8 @@ pub(crate) struct Conn {
     pub(crate) map_elsewhere: Option<Instant>,
     /// A timer runs that has a fresh map sent: an older one may have come last.
     pub(crate) map_doubt: bool,
+    /// Path whose connection was ended to get a fresh map, and when.
+    pub(crate) map_renewal: Option<(u8, Instant)>,
     /// Our map is to be sent.
     pub(crate) map_due: bool,
     /// Link that knocks at the smaller side.

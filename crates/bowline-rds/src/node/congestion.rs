@@ -206,7 +206,7 @@ impl Node {
     }
 
     /// Renews a connection that has nothing to do, that of the highest such path: its map comes with
-    /// every new one, [R-313]. No map that came before is newer than that.
+    /// every new one, [R-313], [R-725]. No map that came before is newer than that.
     pub(super) fn map_doubtful(&mut self, id: ConnId) {
         let now = self.now;
         let Some(conn) = self.conns.get_mut(id.0) else { return };
@@ -218,17 +218,30 @@ impl Node {
         let idle = conn
             .paths
             .iter()
+            .enumerate()
             .rev()
-            .find(|p| p.state == PathState::Up && p.queue.is_empty() && p.link.is_some());
-        match idle.and_then(|p| p.link) {
-            Some(link) if quiet_from <= now => {
+            .find(|(_, p)| p.state == PathState::Up && p.queue.is_empty() && p.link.is_some());
+        match idle.and_then(|(index, p)| Some((index as u8, p.link?))) {
+            Some((index, link)) if quiet_from <= now => {
                 self.stats.map_refreshes += 1;
+                conn.map_renewal = Some((index, now));
                 self.drain_link(link);
             }
             _ => {
                 conn.map_doubt = true;
                 self.arm(quiet_from.max(now + MAP_DOUBT), Timer::MapDoubt(id));
             }
+        }
+    }
+
+    /// Looks at the connection that a path got after its last one was ended for a fresh map: one that
+    /// had waited for a path brought its map long ago, so the doubt stays.
+    pub(super) fn map_renewed(&mut self, id: ConnId, index: u8, since: Instant) {
+        let Some(conn) = self.conns.get_mut(id.0) else { return };
+        let Some((_, at)) = conn.map_renewal.take_if(|(of, _)| *of == index) else { return };
+        if since < at && !conn.map.is_empty() && !conn.map_doubt {
+            conn.map_doubt = true;
+            self.arm(self.now + MAP_DOUBT, Timer::MapDoubt(id));
         }
     }
 

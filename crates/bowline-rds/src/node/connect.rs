@@ -77,6 +77,7 @@ impl Node {
             map_moved: None,
             map_elsewhere: None,
             map_doubt: false,
+            map_renewal: None,
             map_due: false,
             knock: None,
             extra: VecDeque::new(),

@@ -300,7 +300,7 @@ impl Node {
     /// Puts a link in service for a path.
     pub(super) fn attach(&mut self, id: LinkId, index: u8) {
         let Some(link) = self.links.get_mut(id.0) else { return };
-        let conn_id = link.conn;
+        let (conn_id, since) = (link.conn, link.since);
         let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
         link.path = Some(index);
         link.state = LinkState::Serving;
@@ -333,6 +333,7 @@ impl Node {
         }
         self.stats.links_up += 1;
         self.doubt_count(conn_id);
+        self.map_renewed(conn_id, index, since);
         self.event(Event::PathUp {
             local: to_socket_addr(local, 0, 0).ip(),
             remote: to_socket_addr(remote, 0, 0).ip(),

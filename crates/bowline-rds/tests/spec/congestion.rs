@@ -426,6 +426,33 @@ fn the_map_of_a_connection_that_was_accepted_late_is_doubted() {
     lab.send(s, FAR, b"x").expect("sent");
 }
 
+/// The connection that is ended for a fresh map was dead already, and the one by which the kernel had
+/// replaced it waits here for a path: its map came long ago, so another connection is ended.
+// tests
+#[test]
+fn a_connection_that_waited_for_a_path_brings_no_fresh_map() {
+    let mut lab = Lab::larger();
+    let s = lab.bound("10.0.0.2:5000");
+    let first = lab.kernel(A, 8);
+    let others: Vec<_> = (1..8).map(|_| lab.accept(A)).collect();
+    let waiting = lab.accept(A);
+    lab.deliver(first, &[map_of(&[])]);
+    lab.deliver(waiting, &[map_of(&[4000])]);
+    lab.ms(1510);
+    assert_eq!(lab.closes, [(others[6], CloseHow::Drain)]);
+    lab.node.handle_closed(lab.now, others[6], CloseReason::Reset);
+    lab.settle();
+    lab.ms(1510);
+    assert_eq!(lab.closes[1..], [(waiting, CloseHow::Drain)], "it has that path now");
+    lab.node.handle_closed(lab.now, waiting, CloseReason::Eof);
+    lab.settle();
+    let fresh = lab.accept(A);
+    lab.deliver(fresh, &[map_of(&[])]);
+    lab.send(s, FAR, b"x").expect("sent");
+    lab.ms(3000);
+    assert_eq!(lab.counter("bl_map_refreshes"), 2);
+}
+
 /// The connection that carried our map is lost, and the map goes out on another one. A kernel that is slow to
 /// read may take the older one for the newer: so it gets the map once more, and then no more.
 // tests
