@@ -25,10 +25,7 @@ use fuser::{
     ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyWrite, Request, TimeOrNow, WriteFlags,
 };
 
-use crate::{
-    Errno, Found, Kind, Tree,
-    errno::{EACCES, EAGAIN, EINVAL, EISDIR, ENOENT, ENOTCONN},
-};
+use crate::{Errno, Found, Kind, Tree};
 
 /// What a mount says it is of; also those of disks.
 const NAME: &str = "bowline";
@@ -104,7 +101,8 @@ impl Drop for Mount {
 /// dead mount that is somebody else's, or cannot be taken away; the errors of making
 /// the directory.
 pub fn folder(dir: &Path) -> io::Result<()> {
-    let is_dead = || fs::metadata(dir).is_err_and(|error| error.raw_os_error() == Some(ENOTCONN));
+    let is_dead =
+        || fs::metadata(dir).is_err_and(|error| error.raw_os_error() == Some(Errno::ENOTCONN.0));
     if is_dead() && (!is_ours(dir) || !detached(dir) || is_dead()) {
         return Err(io::Error::new(
             io::ErrorKind::NotConnected,
@@ -189,7 +187,7 @@ impl Inodes {
     }
 
     fn path(&self, number: u64) -> Result<String, Errno> {
-        self.by_number.get(&number).map(|(path, _)| path.clone()).ok_or(ENOENT)
+        self.by_number.get(&number).map(|(path, _)| path.clone()).ok_or(Errno::ENOENT)
     }
 
     /// Counts one look-up of a path by the kernel.
@@ -287,7 +285,7 @@ impl Files {
     }
 
     fn child(&self, parent: INodeNo, name: &OsStr) -> Result<FileAttr, Errno> {
-        let name = name.to_str().ok_or(ENOENT)?;
+        let name = name.to_str().ok_or(Errno::ENOENT)?;
         let path = format!("{}/{name}", self.path(parent)?);
         let found = self.tree.lookup(&path)?;
         let number = self.inodes().remember(&path);
@@ -325,7 +323,7 @@ impl Files {
     fn command(&self, inode: INodeNo, data: &[u8], reply: ReplyWrite) {
         let text = match std::str::from_utf8(data) {
             Ok(text) if data.len() <= COMMAND_BYTES_MAX => text.to_owned(),
-            _ => return reply.error(code(EINVAL)),
+            _ => return reply.error(code(Errno::EINVAL)),
         };
         let path = match self.path(inode) {
             Ok(path) => path,
@@ -334,7 +332,7 @@ impl Files {
         // Relaxed: the number guards no other memory.
         if self.commands.fetch_add(1, Ordering::Relaxed) >= COMMANDS_MAX {
             self.commands.fetch_sub(1, Ordering::Relaxed);
-            return reply.error(code(EAGAIN));
+            return reply.error(code(Errno::EAGAIN));
         }
         let (tree, running) = (self.tree.clone(), Arc::clone(&self.commands));
         // A reply that is dropped with the closure answers EIO by itself.
@@ -352,7 +350,7 @@ impl Files {
 }
 
 fn code(errno: Errno) -> fuser::Errno {
-    fuser::Errno::from_i32(errno)
+    fuser::Errno::from_i32(errno.0)
 }
 
 impl Filesystem for Files {
@@ -394,7 +392,7 @@ impl Filesystem for Files {
         reply: ReplyAttr,
     ) {
         if mode.is_some() || uid.is_some() || gid.is_some() {
-            return reply.error(code(crate::errno::EPERM));
+            return reply.error(code(Errno::EPERM));
         }
         match self.find(inode) {
             Ok((_, found)) => reply.attr(&TTL, &self.attr(inode.0, &found)),
@@ -404,19 +402,19 @@ impl Filesystem for Files {
 
     fn mknod(&self, _: &Request, _: INodeNo, _: &OsStr, _: u32, _: u32, _: u32, reply: ReplyEntry) {
         // Here and below: what there is stays, under its name. Without these the answer would be ENOSYS.
-        reply.error(code(crate::errno::EPERM));
+        reply.error(code(Errno::EPERM));
     }
 
     fn mkdir(&self, _: &Request, _: INodeNo, _: &OsStr, _: u32, _: u32, reply: ReplyEntry) {
-        reply.error(code(crate::errno::EPERM));
+        reply.error(code(Errno::EPERM));
     }
 
     fn unlink(&self, _: &Request, _: INodeNo, _: &OsStr, reply: ReplyEmpty) {
-        reply.error(code(crate::errno::EPERM));
+        reply.error(code(Errno::EPERM));
     }
 
     fn rmdir(&self, _: &Request, _: INodeNo, _: &OsStr, reply: ReplyEmpty) {
-        reply.error(code(crate::errno::EPERM));
+        reply.error(code(Errno::EPERM));
     }
 
     fn rename(
@@ -429,13 +427,13 @@ impl Filesystem for Files {
         _: RenameFlags,
         reply: ReplyEmpty,
     ) {
-        reply.error(code(crate::errno::EPERM));
+        reply.error(code(Errno::EPERM));
     }
 
     fn readlink(&self, _: &Request, inode: INodeNo, reply: ReplyData) {
         match self.find(inode) {
             Ok((_, Found::Link(target))) => reply.data(target.as_bytes()),
-            Ok(_) => reply.error(code(EINVAL)),
+            Ok(_) => reply.error(code(Errno::EINVAL)),
             Err(errno) => reply.error(code(errno)),
         }
     }
@@ -450,8 +448,8 @@ impl Filesystem for Files {
             {
                 reply.opened(FileHandle(0), FopenFlags::FOPEN_DIRECT_IO);
             }
-            Ok((_, Found::Attr(..))) => reply.error(code(EACCES)),
-            Ok(_) => reply.error(code(EISDIR)),
+            Ok((_, Found::Attr(..))) => reply.error(code(Errno::EACCES)),
+            Ok(_) => reply.error(code(Errno::EISDIR)),
             Err(errno) => reply.error(code(errno)),
         }
     }
@@ -554,7 +552,7 @@ mod tests {
         inodes.forget(number, 1);
         assert_eq!(inodes.path(number).as_deref(), Ok("/a"));
         inodes.forget(number, 1);
-        assert_eq!(inodes.path(number), Err(ENOENT));
+        assert_eq!(inodes.path(number), Err(Errno::ENOENT));
         assert_ne!(inodes.remember("/a"), number);
         inodes.forget(INodeNo::ROOT.0, 100);
         assert_eq!(inodes.path(INodeNo::ROOT.0).as_deref(), Ok(""));

@@ -16,7 +16,7 @@
 //!
 //! ```
 //! use std::sync::Arc;
-//! use bowline_ctl::{AttrDef, Dir, Errno, Node, Tree, Value, errno};
+//! use bowline_ctl::{AttrDef, Dir, Errno, Node, Tree, Value, Errno};
 //!
 //! #[derive(Debug)]
 //! struct Lamp;
@@ -28,20 +28,19 @@
 //!     fn read(&self, name: &str) -> Result<Value, Errno> {
 //!         match name {
 //!             "colour" => Ok(Value::Text("red".to_owned())),
-//!             _ => Err(errno::ENOENT),
+//!             _ => Err(Errno::ENOENT),
 //!         }
 //!     }
 //! }
 //!
 //! let tree = Tree::new(Arc::new(Dir::new().with("lamp0", Arc::new(Lamp))));
 //! assert_eq!(tree.read("/lamp0/colour").unwrap().to_string(), "red\n");
-//! assert_eq!(tree.read("/lamp1/colour").unwrap_err(), errno::ENOENT);
+//! assert_eq!(tree.read("/lamp1/colour").unwrap_err(), Errno::ENOENT);
 //! ```
 
 #![forbid(unsafe_code)]
 
 mod door;
-pub mod errno;
 #[cfg(feature = "fuse")]
 pub mod fusefs;
 mod json;
@@ -56,8 +55,8 @@ mod sys;
 mod tree;
 mod value;
 
+pub use bowline_base::Errno;
 pub use door::{Door, Guest, Places, Visit};
-pub use errno::Errno;
 pub use json::{Json, JsonError};
 pub use listen::{is_socket, listen, sweep};
 pub use own::OwnFile;

@@ -6,10 +6,7 @@ use std::{
     str::FromStr,
 };
 
-use crate::{
-    Errno,
-    errno::{EINVAL, ENODEV, EPROTONOSUPPORT},
-};
+use crate::Errno;
 
 /// Where the system lists its IPv6 addresses.
 const LINKS: &str = "/proc/net/if_inet6";
@@ -53,7 +50,7 @@ impl FromStr for PathSpec {
             Some((src, dst)) => {
                 let (src, dst) = (address(src)?, address(dst)?);
                 let link = match (src.link, dst.link) {
-                    (Some(one), Some(other)) if one != other => return Err(EINVAL),
+                    (Some(one), Some(other)) if one != other => return Err(Errno::EINVAL),
                     (one, other) => one.or(other),
                 };
                 Ok(Self { src: Some(src.ip), dst: dst.ip, link })
@@ -74,18 +71,21 @@ struct Scoped {
 fn address(text: &str) -> Result<Scoped, Errno> {
     if let Some(text) = text.strip_prefix("ip:") {
         let Some((address, scope)) = text.split_once('%') else {
-            return text.parse().map(|ip| Scoped { ip, link: None, own: None }).map_err(|_| EINVAL);
+            return text
+                .parse()
+                .map(|ip| Scoped { ip, link: None, own: None })
+                .map_err(|_| Errno::EINVAL);
         };
-        let address: Ipv6Addr = address.parse().map_err(|_| EINVAL)?;
+        let address: Ipv6Addr = address.parse().map_err(|_| Errno::EINVAL)?;
         let links = fs::read_to_string(LINKS).unwrap_or_default();
         let own = own_address(&links, scope).filter(|_| address.is_unicast_link_local());
-        let (link, own) = own.ok_or(EINVAL)?;
+        let (link, own) = own.ok_or(Errno::EINVAL)?;
         Ok(Scoped { ip: address.into(), link: Some(link), own: Some(own.into()) })
     } else if let Some(text) = text.strip_prefix("gid:") {
-        text.parse::<Ipv6Addr>().map_err(|_| EINVAL)?;
-        Err(ENODEV)
+        text.parse::<Ipv6Addr>().map_err(|_| Errno::EINVAL)?;
+        Err(Errno::ENODEV)
     } else {
-        Err(EPROTONOSUPPORT)
+        Err(Errno::EPROTONOSUPPORT)
     }
 }
 
@@ -150,7 +150,7 @@ mod tests {
         assert_eq!(own("12").as_deref(), Some("fe80::9"));
         assert_eq!((own("lo"), own("eth"), own("0c"), own("")), (None, None, None, None));
         for text in ["ip:fe80::1%no-such-link", "ip:fe80::1%", "ip:fd00::1%lo", "ip:1.2.3.4%lo"] {
-            assert_eq!(parse(text), Err(EINVAL), "{text}");
+            assert_eq!(parse(text), Err(Errno::EINVAL), "{text}");
         }
         let links = fs::read_to_string(LINKS).unwrap_or_default();
         let Some(name) = links.lines().find(|line| line.starts_with("fe80")) else {
@@ -171,14 +171,14 @@ mod tests {
     #[test]
     fn other_texts_are_refused_as_the_kernel_does() {
         // tests [RS-30] [RS-47]
-        assert_eq!(parse("tcp:10.0.0.1"), Err(EPROTONOSUPPORT));
-        assert_eq!(parse("10.0.0.1"), Err(EPROTONOSUPPORT));
-        assert_eq!(parse("gid:0000:0000:0000:0000:0000:ffff:0a63:0001"), Err(ENODEV));
-        assert_eq!(parse(""), Err(EPROTONOSUPPORT));
+        assert_eq!(parse("tcp:10.0.0.1"), Err(Errno::EPROTONOSUPPORT));
+        assert_eq!(parse("10.0.0.1"), Err(Errno::EPROTONOSUPPORT));
+        assert_eq!(parse("gid:0000:0000:0000:0000:0000:ffff:0a63:0001"), Err(Errno::ENODEV));
+        assert_eq!(parse(""), Err(Errno::EPROTONOSUPPORT));
         for text in ["ip:", "ip:10.0.0", "ip:10.0.0.1:99", "gid:x", "ip:1.2.3.4@ip:"] {
-            assert_eq!(parse(text), Err(EINVAL), "{text}");
+            assert_eq!(parse(text), Err(Errno::EINVAL), "{text}");
         }
         // A comma before the first @ divides.
-        assert_eq!(parse("ip:1.2.3.4@x,ip:1.2.3.4"), Err(EINVAL));
+        assert_eq!(parse("ip:1.2.3.4@x,ip:1.2.3.4"), Err(Errno::EINVAL));
     }
 }

@@ -33,7 +33,6 @@ use rustix::net::{
 
 use crate::{
     Door, Errno, Json, OwnFile, Places, Tree, Visit,
-    errno::{self, EINVAL, EIO, ETIMEDOUT},
     listen::is_socket,
     tree::{Entry, Kind},
 };
@@ -171,7 +170,7 @@ pub(crate) fn stream_within(path: &Path, limit: Duration) -> io::Result<UnixStre
 /// A wait that has ended without anything is an error with a name.
 fn in_time(error: io::Error) -> io::Error {
     match error.kind() {
-        io::ErrorKind::WouldBlock => io::Error::from_raw_os_error(ETIMEDOUT),
+        io::ErrorKind::WouldBlock => io::Error::from_raw_os_error(Errno::ETIMEDOUT.0),
         _ => error,
     }
 }
@@ -193,8 +192,8 @@ fn answer_all(visit: &Visit, tree: &Tree, under_way: &UnderWay) -> io::Result<()
         let complete = line.ends_with(b"\n");
         let answer = match std::str::from_utf8(&line) {
             Ok(line) if complete => answer(line, tree),
-            Ok(_) => refusal(EINVAL, "a request is one line of at most 65536 bytes"),
-            Err(_) => refusal(EINVAL, "a request is UTF-8"),
+            Ok(_) => refusal(Errno::EINVAL, "a request is one line of at most 65536 bytes"),
+            Err(_) => refusal(Errno::EINVAL, "a request is UTF-8"),
         };
         // One that takes no answers is as one that says nothing.
         visit.set_silent(true);
@@ -207,7 +206,7 @@ fn answer_all(visit: &Visit, tree: &Tree, under_way: &UnderWay) -> io::Result<()
 
 fn refusal(errno: Errno, text: &str) -> Json {
     Json::Object(vec![
-        ("errno".to_owned(), Json::Int(errno.into())),
+        ("errno".to_owned(), Json::Int(errno.0.into())),
         ("error".to_owned(), Json::Text(text.to_owned())),
     ])
 }
@@ -215,16 +214,16 @@ fn refusal(errno: Errno, text: &str) -> Json {
 fn answer(line: &str, tree: &Tree) -> Json {
     let request = match Json::parse(line) {
         Ok(request) => request,
-        Err(error) => return refusal(EINVAL, &format!("not a request: {error}")),
+        Err(error) => return refusal(Errno::EINVAL, &format!("not a request: {error}")),
     };
     if let Some(version) = request.member("version") {
         let Some(version) = version.as_i64() else {
-            return refusal(EINVAL, "the version of a request is a number");
+            return refusal(Errno::EINVAL, "the version of a request is a number");
         };
         if version != VERSION {
             let older = if version < VERSION { "client" } else { "server" };
             return refusal(
-                EINVAL,
+                Errno::EINVAL,
                 &format!(
                     "version {version} was asked for and {VERSION} is spoken here; the {older} is older"
                 ),
@@ -233,7 +232,7 @@ fn answer(line: &str, tree: &Tree) -> Json {
     }
     let text = |name| request.member(name).and_then(Json::as_str);
     let (Some(op), Some(path)) = (text("op"), text("path")) else {
-        return refusal(EINVAL, "a request has the members op and path");
+        return refusal(Errno::EINVAL, "a request has the members op and path");
     };
     let result = match op {
         "read" => tree.read(path).map(|value| value.to_json()),
@@ -242,13 +241,13 @@ fn answer(line: &str, tree: &Tree) -> Json {
         "dump" => tree.dump(path),
         "write" => match text("value") {
             Some(value) => tree.write(path, value).map(|()| Json::Null),
-            None => return refusal(EINVAL, "op write needs the member value"),
+            None => return refusal(Errno::EINVAL, "op write needs the member value"),
         },
-        _ => return refusal(EINVAL, "op is read, text, write, list or dump"),
+        _ => return refusal(Errno::EINVAL, "op is read, text, write, list or dump"),
     };
     match result {
         Ok(value) => Json::Object(vec![("ok".to_owned(), value)]),
-        Err(errno) => refusal(errno, &errno::text(errno)),
+        Err(errno) => refusal(errno, &errno.strerror()),
     }
 }
 
@@ -354,7 +353,7 @@ impl Client {
             return Ok(Ok(value.clone()));
         }
         let errno = answer.member("errno").and_then(Json::as_i64);
-        Ok(Err(errno.and_then(|errno| Errno::try_from(errno).ok()).unwrap_or(EIO)))
+        Ok(Err(errno.and_then(|errno| i32::try_from(errno).ok()).map_or(Errno::EIO, Errno)))
     }
 }
 
@@ -363,7 +362,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
-    use crate::{errno::ENOENT, tree::tests::toy_tree};
+    use crate::{Errno, tree::tests::toy_tree};
 
     fn place(name: &str) -> PathBuf {
         std::env::temp_dir().join(format!("bowline-ctl-{}-{name}", std::process::id())).join("s")
@@ -380,8 +379,8 @@ mod tests {
         assert_eq!(ask(Op::Write("9\n"), "/class/toy/level"), Ok(Json::Null));
         assert_eq!(ask(Op::Read, "/devices/toy0/level"), Ok(Json::Int(9)));
         assert_eq!(ask(Op::Text, "/devices/toy0/level"), Ok(Json::Text("9\n".to_owned())));
-        assert_eq!(ask(Op::Write("x"), "/class/toy/level"), Err(EINVAL));
-        assert_eq!(ask(Op::Read, "/nothing"), Err(ENOENT));
+        assert_eq!(ask(Op::Write("x"), "/class/toy/level"), Err(Errno::EINVAL));
+        assert_eq!(ask(Op::Read, "/nothing"), Err(Errno::ENOENT));
         assert_eq!(
             ask(Op::List, "/devices/toy0").unwrap().to_string(),
             r#"[{"name":"level","mode":"0644"},{"name":"kind","mode":"0444"},{"name":"reset","mode":"0200"},{"name":"help","mode":"0644"}]"#
@@ -422,7 +421,7 @@ mod tests {
         }
 
         fn write(&self, _: &str, _: &str) -> Result<(), Errno> {
-            self.0.lock().unwrap().recv().map_err(|_| EIO)
+            self.0.lock().unwrap().recv().map_err(|_| Errno::EIO)
         }
     }
 

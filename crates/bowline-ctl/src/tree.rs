@@ -2,10 +2,7 @@
 
 use std::{collections::VecDeque, fmt, sync::Arc};
 
-use crate::{
-    Errno, Json, Value,
-    errno::{EACCES, EISDIR, ELOOP, ENOENT, ENOTDIR},
-};
+use crate::{Errno, Json, Value};
 
 /// Most links followed on the way to one thing.
 const HOPS_MAX: usize = 16;
@@ -47,7 +44,7 @@ pub trait Node: Send + Sync {
     /// `ENOENT` when there is no such attribute, and whatever the object says.
     fn read(&self, name: &str) -> Result<Value, Errno> {
         let _ = name;
-        Err(ENOENT)
+        Err(Errno::ENOENT)
     }
 
     /// Carries out what is written to an attribute: one write is one command. May take long. The
@@ -58,7 +55,7 @@ pub trait Node: Send + Sync {
     /// `ENOENT` when there is no such attribute, and the result of the command.
     fn write(&self, name: &str, value: &str) -> Result<(), Errno> {
         let _ = (name, value);
-        Err(ENOENT)
+        Err(Errno::ENOENT)
     }
 
     /// Returns the directories below, by name.
@@ -214,7 +211,7 @@ impl Tree {
                 way.push(node);
             } else if let Some(def) = here.attrs().iter().find(|def| def.name == name) {
                 let found = Found::Attr(here, *def);
-                return if rest.is_empty() { Ok(found) } else { Err(ENOTDIR) };
+                return if rest.is_empty() { Ok(found) } else { Err(Errno::ENOTDIR) };
             } else if let Some((_, target)) =
                 here.links().into_iter().find(|(known, _)| *known == name)
             {
@@ -223,13 +220,13 @@ impl Tree {
                 }
                 hops += 1;
                 if hops > HOPS_MAX {
-                    return Err(ELOOP);
+                    return Err(Errno::ELOOP);
                 }
                 for name in names(&target).collect::<Vec<_>>().into_iter().rev() {
                     rest.push_front(name);
                 }
             } else {
-                return Err(ENOENT);
+                return Err(Errno::ENOENT);
             }
         }
         Ok(Found::Dir(way.pop().unwrap_or_else(|| Arc::clone(&self.root))))
@@ -241,7 +238,7 @@ impl Tree {
     ///
     /// As [`resolve`](Self::resolve); `ENOTDIR` for an attribute.
     pub fn list(&self, path: &str) -> Result<Vec<Entry>, Errno> {
-        let Found::Dir(node) = self.resolve(path)? else { return Err(ENOTDIR) };
+        let Found::Dir(node) = self.resolve(path)? else { return Err(Errno::ENOTDIR) };
         Ok(entries(&*node))
     }
 
@@ -253,9 +250,9 @@ impl Tree {
     /// only takes commands, and what the object says.
     pub fn read(&self, path: &str) -> Result<Value, Errno> {
         match self.resolve(path)? {
-            Found::Attr(_, def) if !def.is_readable() => Err(EACCES),
+            Found::Attr(_, def) if !def.is_readable() => Err(Errno::EACCES),
             Found::Attr(node, def) => node.read(def.name),
-            Found::Dir(_) | Found::Link(_) => Err(EISDIR),
+            Found::Dir(_) | Found::Link(_) => Err(Errno::EISDIR),
         }
     }
 
@@ -267,11 +264,11 @@ impl Tree {
     /// As [`read`](Self::read); `EACCES` for an attribute that cannot be written.
     pub fn write(&self, path: &str, value: &str) -> Result<(), Errno> {
         match self.resolve(path)? {
-            Found::Attr(_, def) if !def.is_writable() => Err(EACCES),
+            Found::Attr(_, def) if !def.is_writable() => Err(Errno::EACCES),
             Found::Attr(node, def) => {
                 node.write(def.name, value.strip_suffix('\n').unwrap_or(value))
             }
-            Found::Dir(_) | Found::Link(_) => Err(EISDIR),
+            Found::Dir(_) | Found::Link(_) => Err(Errno::EISDIR),
         }
     }
 
@@ -283,7 +280,7 @@ impl Tree {
     ///
     /// As [`list`](Self::list).
     pub fn dump(&self, path: &str) -> Result<Json, Errno> {
-        let Found::Dir(node) = self.resolve(path)? else { return Err(ENOTDIR) };
+        let Found::Dir(node) = self.resolve(path)? else { return Err(Errno::ENOTDIR) };
         Ok(dump(&*node, 0))
     }
 
@@ -300,7 +297,7 @@ impl Tree {
     ///
     /// As [`list`](Self::list).
     pub fn listing(&self, path: &str) -> Result<String, Errno> {
-        let Found::Dir(node) = self.resolve(path)? else { return Err(ENOTDIR) };
+        let Found::Dir(node) = self.resolve(path)? else { return Err(Errno::ENOTDIR) };
         let mut things = Vec::new();
         gather(&*node, path.trim_end_matches('/'), 0, &mut things);
         things.sort();
@@ -315,7 +312,7 @@ fn gather(node: &dyn Node, path: &str, depth: usize, into: &mut Vec<(String, Str
         let value = match node.read(def.name) {
             _ if !def.is_readable() => "(takes commands only)".to_owned(),
             Ok(value) => value.to_string(),
-            Err(errno) => format!("(error {errno}: {})", crate::errno::text(errno)),
+            Err(errno) => format!("(error {}: {})", errno.0, errno.strerror()),
         };
         for line in value.strip_suffix('\n').unwrap_or(&value).split('\n') {
             text.push_str(&format!("        | {line}\n"));
@@ -363,7 +360,7 @@ fn dump(node: &dyn Node, depth: usize) -> Json {
         let value = match node.read(def.name) {
             Ok(Value::Usage(_) | Value::Empty) => continue,
             Ok(value) => value.to_json(),
-            Err(errno) => Json::Object(vec![("errno".to_owned(), Json::Int(errno.into()))]),
+            Err(errno) => Json::Object(vec![("errno".to_owned(), Json::Int(errno.0.into()))]),
         };
         members.push((def.name.to_owned(), value));
     }
@@ -385,7 +382,7 @@ pub(crate) mod tests {
     use std::sync::Mutex;
 
     use super::*;
-    use crate::errno::{EINVAL, EPERM};
+    use crate::Errno;
 
     /// A thing with a value, a command and a secret.
     #[derive(Debug, Default)]
@@ -408,17 +405,17 @@ pub(crate) mod tests {
                 "level" => Ok(Value::Int(*self.level.lock().unwrap())),
                 "kind" => Ok(Value::Text("toy".to_owned())),
                 "help" => Ok(Value::Usage("Usage: echo 1 > help")),
-                _ => Err(ENOENT),
+                _ => Err(Errno::ENOENT),
             }
         }
 
         fn write(&self, name: &str, value: &str) -> Result<(), Errno> {
             let mut level = self.level.lock().unwrap();
             match name {
-                "level" => *level = value.parse().map_err(|_| EINVAL)?,
+                "level" => *level = value.parse().map_err(|_| Errno::EINVAL)?,
                 "reset" if value == "1" => *level = 0,
-                "reset" | "help" => return Err(EPERM),
-                _ => return Err(ENOENT),
+                "reset" | "help" => return Err(Errno::EPERM),
+                _ => return Err(Errno::ENOENT),
             }
             Ok(())
         }
@@ -446,7 +443,7 @@ pub(crate) mod tests {
         let tree = toy_tree();
         assert_eq!(tree.write("/devices/toy0/level", "5\n"), Ok(()));
         assert_eq!(tree.read("devices//toy0/./level"), Ok(Value::Int(5)));
-        assert_eq!(tree.write("/devices/toy0/level", "5\n\n"), Err(EINVAL));
+        assert_eq!(tree.write("/devices/toy0/level", "5\n\n"), Err(Errno::EINVAL));
         assert_eq!(tree.write("/devices/toy0/reset", "1"), Ok(()));
         assert_eq!(tree.read("/devices/toy0/level"), Ok(Value::Int(0)));
     }
@@ -454,12 +451,12 @@ pub(crate) mod tests {
     #[test]
     fn modes_and_kinds_are_respected() {
         let tree = toy_tree();
-        assert_eq!(tree.write("/devices/toy0/kind", "x"), Err(EACCES));
-        assert_eq!(tree.read("/devices/toy0/reset"), Err(EACCES));
-        assert_eq!(tree.read("/devices/toy0"), Err(EISDIR));
-        assert_eq!(tree.read("/devices/toy0/level/x"), Err(ENOTDIR));
-        assert_eq!(tree.list("/devices/toy0/level"), Err(ENOTDIR));
-        assert_eq!(tree.read("/devices/toy1/level"), Err(ENOENT));
+        assert_eq!(tree.write("/devices/toy0/kind", "x"), Err(Errno::EACCES));
+        assert_eq!(tree.read("/devices/toy0/reset"), Err(Errno::EACCES));
+        assert_eq!(tree.read("/devices/toy0"), Err(Errno::EISDIR));
+        assert_eq!(tree.read("/devices/toy0/level/x"), Err(Errno::ENOTDIR));
+        assert_eq!(tree.list("/devices/toy0/level"), Err(Errno::ENOTDIR));
+        assert_eq!(tree.read("/devices/toy1/level"), Err(Errno::ENOENT));
     }
 
     #[test]
@@ -467,7 +464,7 @@ pub(crate) mod tests {
         let tree = toy_tree();
         assert_eq!(tree.read("/class/toy/kind"), Ok(Value::Text("toy".to_owned())));
         assert_eq!(tree.read("/class/out/devices/toy0/level"), Ok(Value::Int(0)));
-        assert_eq!(tree.read("/class/loop/x"), Err(ELOOP));
+        assert_eq!(tree.read("/class/loop/x"), Err(Errno::ELOOP));
         assert!(matches!(tree.lookup("/class/toy"), Ok(Found::Link(_))));
         assert!(matches!(tree.resolve("/class/toy"), Ok(Found::Dir(_))));
         assert!(matches!(tree.resolve("/../.."), Ok(Found::Dir(_))));

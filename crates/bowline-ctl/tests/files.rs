@@ -12,11 +12,7 @@ use std::{
     time::Duration,
 };
 
-use bowline_ctl::{
-    AttrDef, Dir, Errno, Node, Sys, Tree, Value,
-    errno::{EEXIST, EINVAL, ENOENT, EPERM},
-    fusefs,
-};
+use bowline_ctl::{AttrDef, Dir, Errno, Node, Sys, Tree, Value, fusefs};
 
 #[path = "../../../xtask/skipped.rs"]
 mod skipped;
@@ -41,19 +37,19 @@ impl Node for Session {
             "add_path" => Ok(Value::Usage("Usage: echo <address> > add_path")),
             "state" => Ok(Value::Text(format!("{} paths", self.added.lock().unwrap().len()))),
             "empty" => Ok(Value::Empty),
-            _ => Err(ENOENT),
+            _ => Err(Errno::ENOENT),
         }
     }
 
     fn write(&self, _: &str, value: &str) -> Result<(), Errno> {
         match value {
-            "wait" => self.gate.lock().unwrap().recv().map_err(|_| EINVAL)?,
-            "" => return Err(EINVAL),
+            "wait" => self.gate.lock().unwrap().recv().map_err(|_| Errno::EINVAL)?,
+            "" => return Err(Errno::EINVAL),
             _ => {}
         }
         let mut added = self.added.lock().unwrap();
         if added.iter().any(|known| known == value) {
-            return Err(EEXIST);
+            return Err(Errno::EEXIST);
         }
         added.push(value.to_owned());
         Ok(())
@@ -73,8 +69,8 @@ fn mounted(name: &str, tree: Tree) -> Option<(fusefs::Mount, PathBuf)> {
     }
 }
 
-fn errno(result: io::Result<impl Sized>) -> Option<i32> {
-    result.err().and_then(|error| error.raw_os_error())
+fn errno(result: io::Result<impl Sized>) -> Option<Errno> {
+    result.err().and_then(|error| error.raw_os_error().map(Errno))
 }
 
 fn write(path: &Path, text: &str) -> io::Result<()> {
@@ -104,17 +100,17 @@ fn cat_and_echo_work_and_errors_are_those_of_the_command() {
 
     write(&here.join("add_path"), "ip:10.0.0.1\n").unwrap();
     assert_eq!(fs::read_to_string(here.join("state")).unwrap(), "1 paths\n");
-    assert_eq!(errno(write(&here.join("add_path"), "ip:10.0.0.1")), Some(EEXIST));
-    assert_eq!(errno(write(&here.join("add_path"), "\n")), Some(EINVAL));
-    assert_eq!(errno(write(&here.join("state"), "1")), Some(13));
-    assert_eq!(errno(write(&here.join("add_path"), &"x".repeat(5000))), Some(EINVAL));
-    assert_eq!(errno(fs::read(here.join("nothing"))), Some(ENOENT));
+    assert_eq!(errno(write(&here.join("add_path"), "ip:10.0.0.1")), Some(Errno::EEXIST));
+    assert_eq!(errno(write(&here.join("add_path"), "\n")), Some(Errno::EINVAL));
+    assert_eq!(errno(write(&here.join("state"), "1")), Some(Errno::EACCES));
+    assert_eq!(errno(write(&here.join("add_path"), &"x".repeat(5000))), Some(Errno::EINVAL));
+    assert_eq!(errno(fs::read(here.join("nothing"))), Some(Errno::ENOENT));
 
     // As sysfs: nothing is made, renamed or removed.
     let state = here.join("state");
-    assert_eq!(errno(fs::create_dir(here.join("new"))), Some(EPERM));
-    assert_eq!(errno(fs::rename(&state, here.join("new"))), Some(EPERM));
-    assert_eq!(errno(fs::remove_file(&state)), Some(EPERM));
+    assert_eq!(errno(fs::create_dir(here.join("new"))), Some(Errno::EPERM));
+    assert_eq!(errno(fs::rename(&state, here.join("new"))), Some(Errno::EPERM));
+    assert_eq!(errno(fs::remove_file(&state)), Some(Errno::EPERM));
 
     // A command that waits stops nobody else.
     let waiting = {

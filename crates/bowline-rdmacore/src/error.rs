@@ -1,5 +1,6 @@
 //! Numbers of the system as errors of the verbs.
 
+use bowline_base::Errno;
 use std::io;
 
 use bowline_verbs::Error;
@@ -25,7 +26,7 @@ pub(crate) fn freed(result: i32, what: &str) {
 
 /// The system refused.
 pub(crate) fn system(what: impl Into<String>, errno: i32) -> Error {
-    Error::System { what: what.into(), errno }
+    Error::System { what: what.into(), errno: Errno(errno) }
 }
 
 /// As [`system`], for what needs memory or handles of the device.

@@ -1,5 +1,6 @@
 //! The socket calls: one attempt under the lock, and what to do when that is not enough.
 
+use bowline_base::clock;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, MutexGuard};
@@ -40,7 +41,7 @@ impl Shared {
         match patience {
             Patience::For(limit) => {
                 let limit = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
-                Some(self.clock.now().as_nanos().saturating_add(limit))
+                Some(clock::now().as_nanos().saturating_add(limit))
             }
             Patience::Never | Patience::Forever => None,
         }
@@ -87,7 +88,7 @@ impl Shared {
         if st.stop {
             return Err(Error::ShutDown);
         }
-        let now = st.at(self.clock.coarse());
+        let now = st.at(clock::now_coarse());
         let error = match st.core.send(now, id, msg) {
             Ok(sent) => return Ok(self.finish_send(st, sent)),
             Err(error) => error,
@@ -301,7 +302,7 @@ impl Shared {
             if st.stop {
                 return Poll::Ready(Err(Error::ShutDown));
             }
-            let now = st.at(self.clock.now());
+            let now = st.at(clock::now());
             match once(&mut st, now) {
                 Err(error) if is_passing(error) => {}
                 done => {
@@ -400,7 +401,7 @@ impl Shared {
     pub(crate) fn close(&self, id: SocketId) {
         self.with_scratch(|sc| {
             let mut st = self.lock();
-            let now = st.at(self.clock.now());
+            let now = st.at(clock::now());
             st.core.close(now, id);
             let slot = st.find_socket(id).map(core::mem::take).unwrap_or_default();
             if slot.watched {

@@ -8,6 +8,7 @@
 //! the queue read to its end and the connection reset. Links end in the order in which the core
 //! asked: what a peer sent on an older connection comes before what it sent on a newer one.
 
+use bowline_base::clock;
 use core::sync::atomic::{AtomicBool, Ordering};
 use std::collections::VecDeque;
 use std::sync::{Arc, PoisonError};
@@ -167,7 +168,7 @@ impl Shared {
             }
         }
         let mut st = self.lock();
-        let now = st.at(self.clock.now());
+        let now = st.at(clock::now());
         st.cuts.turn(now.as_nanos());
         // Whoever sleeps learns that there is something to look at.
         self.collect(&mut st, sc, None);
@@ -204,7 +205,7 @@ impl Shared {
         // peer whose connections never last that long would get no further.
         link.acknowledge();
         let mut st = self.lock();
-        let now = st.at(self.clock.now());
+        let now = st.at(clock::now());
         self.check_tcp_ack(&mut st, link.id, now);
         drop(st);
         link.close(&self.epoll, CloseHow::Reset);
@@ -231,7 +232,7 @@ impl Shared {
                     rest += n;
                     let buf = self.rx.lock().unwrap_or_else(PoisonError::into_inner).freeze(rx);
                     let mut st = self.lock();
-                    let now = st.at(self.clock.now());
+                    let now = st.at(clock::now());
                     st.core.handle_data(now, link.id, buf);
                 }
                 Err(Errno::INTR) => sc.rx = Some(rx),

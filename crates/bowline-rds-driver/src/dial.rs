@@ -1,5 +1,6 @@
 //! Opens connections.
 
+use bowline_base::clock;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
@@ -31,7 +32,7 @@ impl Shared {
         self.stats.setups.inc();
         let (buffers, seed) = {
             let st = self.lock();
-            (tcp_buffers(&st), self.clock.now().as_nanos())
+            (tcp_buffers(&st), clock::now().as_nanos())
         };
         let begun = (|| {
             let fd = sys::tcp_socket(local)?;
@@ -94,7 +95,7 @@ impl Shared {
             return;
         };
         let mut st = self.lock();
-        let now = st.at(self.clock.now());
+        let now = st.at(clock::now());
         let Some(slot) = st.slot(link.id) else { return };
         if !core::mem::take(&mut slot.connecting) {
             return;

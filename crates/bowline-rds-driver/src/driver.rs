@@ -12,7 +12,6 @@ use bowline_rds::{
 };
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 
-use crate::clock::Clock;
 use crate::config::DriverConfig;
 use crate::error::Error;
 use crate::listen::Listener;
@@ -20,6 +19,7 @@ use crate::poller::{TOKEN_KICK, TOKEN_LISTENER};
 use crate::shared::Shared;
 use crate::stats::DriverStats;
 use crate::{helper, sys};
+use bowline_base::clock;
 
 /// Time that peers have to close their side when a node shuts down.
 const LINGER: Duration = Duration::from_millis(500);
@@ -115,7 +115,7 @@ impl Driver {
             listener.watch(&fds[0], TOKEN_LISTENER + i as u64).map_err(&watching)?;
         }
         let core = Node::new(config.core.clone());
-        let shared = Arc::new(Shared::new(&config, core, fds, Clock::new()));
+        let shared = Arc::new(Shared::new(&config, core, fds));
         shared.lock().listeners = listeners.into_iter().map(Arc::new).collect();
         let inner = Inner { shared: Arc::clone(&shared), helper: Mutex::new(None) };
         let thread = std::thread::Builder::new()
@@ -123,7 +123,7 @@ impl Driver {
             .spawn(move || helper::run(&shared))
             .map_err(|error| Error::Os {
                 what: "starting the background thread",
-                errno: error.raw_os_error().unwrap_or(0),
+                errno: bowline_base::Errno::of(&error),
             })?;
         *inner.helper.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
         Ok(Self { inner: Arc::new(inner) })
@@ -139,7 +139,7 @@ impl Driver {
         let sh = self.shared();
         sh.with_scratch(|sc| {
             let mut st = sh.lock();
-            let now = st.at(sh.clock.now());
+            let now = st.at(clock::now());
             let result = f(&mut st.core, now);
             sh.settle(st, sc);
             result
@@ -317,7 +317,7 @@ impl Driver {
         self.with_core(|core, now| core.acknowledge_all(now));
         sh.with_scratch(|sc| {
             let mut st = sh.lock();
-            let now = st.at(sh.clock.now());
+            let now = st.at(clock::now());
             st.closing = true;
             for listener in st.listeners.drain(..) {
                 listener.close(&sh.epoll);
@@ -367,7 +367,7 @@ impl Driver {
 
     /// Translates a time of the core into one of the calendar, as the system's clock is set now.
     pub fn wall_clock(&self, at: Instant) -> std::time::SystemTime {
-        let age = self.shared().clock.now().saturating_since(at);
+        let age = clock::now().saturating_since(at);
         let now = std::time::SystemTime::now();
         now.checked_sub(age).unwrap_or(now)
     }

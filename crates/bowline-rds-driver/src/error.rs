@@ -3,7 +3,8 @@
 use core::fmt;
 use std::net::SocketAddr;
 
-use rustix::io::Errno;
+use bowline_base::Errno;
+use rustix::io::Errno as SystemErrno;
 
 /// Why a call failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,22 +26,22 @@ pub enum Error {
         /// What was tried.
         what: &'static str,
         /// Its errno.
-        errno: i32,
+        errno: Errno,
     },
 }
 
 impl Error {
-    pub(crate) fn os(what: &'static str) -> impl Fn(Errno) -> Self {
-        move |errno| Self::Os { what, errno: errno.raw_os_error() }
+    pub(crate) fn os(what: &'static str) -> impl Fn(SystemErrno) -> Self {
+        move |errno| Self::Os { what, errno: Errno(errno.raw_os_error()) }
     }
 
     /// Returns the errno that Linux's own RDS would give.
-    pub fn errno(&self) -> i32 {
+    pub fn errno(&self) -> Errno {
         match self {
             Self::Core(error) => error.errno(),
-            Self::TimedOut => Errno::TIMEDOUT.raw_os_error(),
-            Self::ShutDown => Errno::SHUTDOWN.raw_os_error(),
-            Self::PortTaken { .. } => Errno::ADDRINUSE.raw_os_error(),
+            Self::TimedOut => Errno::ETIMEDOUT,
+            Self::ShutDown => Errno::ESHUTDOWN,
+            Self::PortTaken { .. } => Errno::EADDRINUSE,
             Self::Os { errno, .. } => *errno,
         }
     }
@@ -64,7 +65,7 @@ impl fmt::Display for Error {
                  module, give this node another address, or run it in its own network namespace"
             ),
             Self::Os { what, errno } => {
-                write!(f, "{what}: {}", std::io::Error::from_raw_os_error(*errno))
+                write!(f, "{what}: {}", std::io::Error::from_raw_os_error(errno.0))
             }
         }
     }

@@ -4,6 +4,7 @@
 //! message that is likely a question or an answer goes at once. Nothing stays behind: a thread
 //! that is about to wait flushes first, and the background thread looks after the rest.
 
+use bowline_base::clock;
 use std::sync::Arc;
 
 use bowline_rds::{LinkId, Sent};
@@ -46,13 +47,13 @@ impl Shared {
             if !slot.dirty_messages.is_multiple_of(CLOCK_EVERY) {
                 return None;
             }
-            let now = self.clock.now().as_nanos();
+            let now = clock::now().as_nanos();
             return (now.saturating_sub(slot.dirty_since_ns) > AGE_MAX_NS).then_some(id);
         }
         if slot.answered {
             return Some(id);
         }
-        let now = self.clock.now().as_nanos().max(known);
+        let now = clock::now().as_nanos().max(known);
         if now.saturating_sub(slot.last_write_ns) > IDLE_GAP_NS {
             return Some(id);
         }
@@ -69,7 +70,7 @@ impl Shared {
     pub(crate) fn flush(&self, sc: &mut Scratch, id: LinkId) {
         let mut st = self.lock();
         loop {
-            let now = st.at(self.clock.now());
+            let now = st.at(clock::now());
             let Some(slot) = st.slot(id) else { return };
             let Some(link) = slot.link.clone() else {
                 slot.wanted = true;
@@ -149,7 +150,7 @@ impl Shared {
         if st.dirty.is_empty() {
             return;
         }
-        let now = self.clock.now().as_nanos();
+        let now = clock::now().as_nanos();
         let mut dirty = core::mem::take(&mut st.dirty);
         dirty.retain(|id| {
             let Some(slot) = st.slot(*id) else { return false };

@@ -5,6 +5,7 @@
 //! left unflushed, whether anybody is still active. When nobody has been since its last look, it
 //! takes the role of the poller and sleeps until something happens.
 
+use bowline_base::clock;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
@@ -75,7 +76,7 @@ impl Shared {
         self.stats.helper_turns.inc();
         sc.reads_acks = false; // once a turn
         let mut st = self.lock();
-        let now = st.at(self.clock.now());
+        let now = st.at(clock::now());
         if st.stop {
             if st.role == Role::Helper {
                 st.role = Role::Nobody;

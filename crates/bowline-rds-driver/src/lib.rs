@@ -22,7 +22,6 @@
 #![deny(unsafe_code)]
 
 mod calls;
-mod clock;
 mod config;
 mod cut;
 mod dial;

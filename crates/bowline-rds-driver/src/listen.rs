@@ -1,5 +1,6 @@
 //! Accepts connections.
 
+use bowline_base::clock;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -123,7 +124,7 @@ impl Shared {
             return refuse(&fd);
         };
         let mut st = self.lock();
-        let now = st.at(self.clock.now());
+        let now = st.at(clock::now());
         if st.closing {
             return refuse(&fd);
         }

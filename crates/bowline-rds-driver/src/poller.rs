@@ -14,6 +14,7 @@
 //! Every look at the core and the registration that follows it happen under one lock, so that no
 //! wake-up falls between them.
 
+use bowline_base::clock;
 use core::sync::atomic::Ordering::Relaxed;
 use std::sync::MutexGuard;
 use std::time::Duration;
@@ -112,7 +113,7 @@ impl Shared {
         self.with_scratch(|sc| {
             loop {
                 let mut st = self.lock();
-                let now = st.at(self.clock.now());
+                let now = st.at(clock::now());
                 if let Attempt::Done(done) = self.attempt(&mut st, want.until(), &mut attempt) {
                     self.pass_on(&mut st, sc);
                     self.settle(st, sc);
@@ -276,7 +277,7 @@ impl Shared {
             self.settle(st, sc);
             sc.sleeps = true;
             // What was just done may have brought what this thread waits for.
-            let now = self.clock.now().as_nanos();
+            let now = clock::now().as_nanos();
             let limit = match wake_at {
                 _ if sc.me.is_woken() => Some(0),
                 wake_at => wake_at.map(|at| at.saturating_sub(now)),
@@ -352,7 +353,7 @@ impl Shared {
         if core::mem::take(&mut sc.sleeps) {
             st.sleeping = None;
         }
-        let now = st.at(self.clock.now());
+        let now = st.at(clock::now());
         for at in 0..sc.events.len() {
             let event = sc.events[at];
             self.note_event(&mut st, sc, now, event.data.u64(), event.flags);
@@ -408,7 +409,7 @@ impl Shared {
     /// Tells whether a refused sender that does not wait may look at the network: not each time, or
     /// one congested destination would make a program that serves many send each message alone.
     pub(crate) fn may_glance(&self, st: &mut State) -> bool {
-        let now = self.clock.now().as_nanos();
+        let now = clock::now().as_nanos();
         let due = now.saturating_sub(st.last_glance) >= GLANCE_GAP_NS;
         if due {
             st.last_glance = now;
@@ -425,7 +426,7 @@ impl Shared {
     ) -> Attempt<T> {
         self.with_scratch(|sc| {
             let mut st = self.lock();
-            let now = st.at(self.clock.now()).as_nanos();
+            let now = st.at(clock::now()).as_nanos();
             if let Attempt::Done(done) = self.attempt(&mut st, want.until(), &mut attempt) {
                 self.settle(st, sc);
                 return Attempt::Done(done);

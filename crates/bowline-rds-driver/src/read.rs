@@ -1,5 +1,6 @@
 //! From connections into the core.
 
+use bowline_base::clock;
 use std::sync::{Arc, PoisonError};
 
 use bowline_rds::{CloseHow, CloseReason, LinkId, RX_BUF_LEN};
@@ -127,7 +128,7 @@ impl Shared {
         more: bool,
     ) -> Option<ReadEnd> {
         let mut st = self.lock();
-        let now = st.at(self.clock.now());
+        let now = st.at(clock::now());
         if st.slot(link.id).is_none() {
             return Some(ReadEnd::Gone);
         }
@@ -176,7 +177,7 @@ impl Shared {
     /// Tells the core that a connection is gone, after everything it brought is processed.
     pub(crate) fn closed(&self, sc: &mut Scratch, id: LinkId, why: CloseReason) {
         let mut st = self.lock();
-        let now = st.at(self.clock.now());
+        let now = st.at(clock::now());
         if st.core.wants_tcp_ack(id) {
             // What the peer has acknowledged before the end is not sent again.
             self.check_tcp_ack(&mut st, id, now);
@@ -197,7 +198,7 @@ impl Shared {
         self.stats.setups.inc();
         link.probe();
         let mut st = self.lock();
-        let now = st.at(self.clock.now());
+        let now = st.at(clock::now());
         if all {
             st.core.handle_checked(now, link.id);
         }
@@ -226,7 +227,7 @@ impl Shared {
         let Some(link) = link else { return };
         if self.read_out(sc, &link) {
             let mut st = self.lock();
-            let now = st.at(self.clock.now());
+            let now = st.at(clock::now());
             st.core.handle_checked(now, id);
             self.collect(&mut st, sc, None);
         }
@@ -235,7 +236,7 @@ impl Shared {
             Pulse::Fine => link.relax(),
             Pulse::Unsure => {
                 let mut st = self.lock();
-                let now = st.at(self.clock.now());
+                let now = st.at(clock::now());
                 if st.slot(id).is_some() {
                     st.check_later(id, now);
                 }
@@ -247,7 +248,7 @@ impl Shared {
     /// Ends this node's direction and reads on until the peer has ended its own.
     pub(crate) fn drain(&self, sc: &mut Scratch, id: LinkId) {
         let mut st = self.lock();
-        let now = st.at(self.clock.now());
+        let now = st.at(clock::now());
         let Some(slot) = st.slot(id) else { return };
         let Some(link) = slot.link.clone() else {
             slot.end = Some(CloseHow::Drain); // the thread that accepts it sees to it

@@ -7,7 +7,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bowline_rds::{CloseHow, Event, Instant, Interest, LinkId, Node, Output, RxPool, SocketId};
 
-use crate::clock::Clock;
 use crate::config::{DriverConfig, PollMode};
 use crate::cut::Cuts;
 use crate::link::{Link, LinkSlot};
@@ -15,6 +14,7 @@ use crate::listen::Listener;
 use crate::stats::Stats;
 use crate::todo::Scratch;
 use crate::waiters::{Entry, How, SocketSlot, Waiter};
+use bowline_base::clock;
 
 /// Events kept for [`Driver::events`](crate::Driver::events).
 const EVENTS_KEPT: usize = 256;
@@ -55,7 +55,6 @@ pub(crate) struct Shared {
     pub(crate) kick: OwnedFd,
     /// Wakes the background thread.
     pub(crate) helper_kick: OwnedFd,
-    pub(crate) clock: Clock,
     pub(crate) stats: Stats,
     pub(crate) poll: PollMode,
     pub(crate) spin_ns: u64,
@@ -307,7 +306,7 @@ impl State {
 }
 
 impl Shared {
-    pub(crate) fn new(config: &DriverConfig, core: Node, fds: [OwnedFd; 3], clock: Clock) -> Self {
+    pub(crate) fn new(config: &DriverConfig, core: Node, fds: [OwnedFd; 3]) -> Self {
         let [epoll, kick, helper_kick] = fds;
         Self {
             state: Mutex::new(State::new(core)),
@@ -315,7 +314,6 @@ impl Shared {
             epoll,
             kick,
             helper_kick,
-            clock,
             stats: Stats::default(),
             poll: on_these_processors(config.poll),
             spin_ns: u64::try_from(config.spin.as_nanos()).unwrap_or(u64::MAX),
@@ -335,7 +333,7 @@ impl Shared {
 
     /// Does what time asks for; the caller is about to settle.
     pub(crate) fn run_timers(&self, st: &mut State, sc: &mut Scratch) {
-        let now = st.at(self.clock.now());
+        let now = st.at(clock::now());
         let ns = now.as_nanos();
         if st.core.poll_timeout().is_some_and(|at| at <= now) {
             st.core.handle_timeout(now);

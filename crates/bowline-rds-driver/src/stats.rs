@@ -1,6 +1,6 @@
 //! What the driver itself did: system calls, copies, wake-ups.
 
-bowline_wire::driver_stats! {
+bowline_base::driver_stats! {
     /// Writes to connections.
     writes,
     /// Reads from connections, those that found nothing included.

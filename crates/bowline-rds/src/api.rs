@@ -6,7 +6,7 @@ use std::ops::BitOr;
 
 use crate::ids::{LinkId, SocketId};
 use crate::rxbuf::Rope;
-use crate::time::Instant;
+use bowline_base::Instant;
 
 /// What a node wants from its driver.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -7,7 +7,7 @@ use crate::cong::CongMap;
 use crate::dedup::Dedup;
 use crate::ids::LinkId;
 use crate::path::{Path, TxMsg, mark};
-use crate::time::Instant;
+use bowline_base::Instant;
 
 /// What is known of the peer's kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

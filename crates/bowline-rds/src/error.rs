@@ -2,6 +2,8 @@
 
 use core::fmt;
 
+use bowline_base::Errno;
+
 /// Why a call failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -63,28 +65,28 @@ pub enum Error {
 
 impl Error {
     /// Returns the errno that Linux's own RDS gives in this case.
-    pub const fn errno(&self) -> i32 {
+    pub const fn errno(&self) -> Errno {
         match self {
-            Self::BadSocket => 9,
-            Self::QueueFull | Self::HandshakePending | Self::Empty => 11,
-            Self::TooManyPeers => 12,
-            Self::Fault => 14,
+            Self::BadSocket => Errno::EBADF,
+            Self::QueueFull | Self::HandshakePending | Self::Empty => Errno::EAGAIN,
+            Self::TooManyPeers => Errno::ENOMEM,
+            Self::Fault => Errno::EFAULT,
             Self::AlreadyBound
             | Self::ReservedPort
             | Self::BadAddress
             | Self::ScopeMismatch
             | Self::BadControl
-            | Self::BadValue => 22,
-            Self::TooManySockets => 23,
-            Self::DestinationRequired => 89,
-            Self::MessageTooLong { .. } => 90,
-            Self::WrongProtocolType => 91,
-            Self::NoSuchOption | Self::TransportAddress => 92,
-            Self::FamilyMismatch | Self::NotSupported => 95,
-            Self::AddrInUse => 98,
-            Self::AddrNotAvailable => 99,
-            Self::Congested => 105,
-            Self::NotConnected => 107,
+            | Self::BadValue => Errno::EINVAL,
+            Self::TooManySockets => Errno::ENFILE,
+            Self::DestinationRequired => Errno::EDESTADDRREQ,
+            Self::MessageTooLong { .. } => Errno::EMSGSIZE,
+            Self::WrongProtocolType => Errno::EPROTOTYPE,
+            Self::NoSuchOption | Self::TransportAddress => Errno::ENOPROTOOPT,
+            Self::FamilyMismatch | Self::NotSupported => Errno::EOPNOTSUPP,
+            Self::AddrInUse => Errno::EADDRINUSE,
+            Self::AddrNotAvailable => Errno::EADDRNOTAVAIL,
+            Self::Congested => Errno::ENOBUFS,
+            Self::NotConnected => Errno::ENOTCONN,
         }
     }
 }

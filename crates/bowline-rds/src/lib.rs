@@ -67,19 +67,16 @@ mod link;
 mod node;
 mod path;
 mod recvq;
-mod rng;
 mod rxbuf;
-mod slab;
 mod socket;
 mod stats;
-use bowline_wire::time;
 mod txlog;
 
 pub use api::{
     CloseHow, CloseReason, Control, Event, Held, Interest, Output, Readiness, Received, RecvOpts,
     SendControl, SendMsg, Sent, Taken, TurnedAway,
 };
-pub use bowline_wire::time::Instant;
+pub use bowline_base::Instant;
 pub use config::{
     Config, Limits, MAX_MESSAGE_KERNEL, RECV_BUFFER_MIN, SEND_BUFFER_MIN, SYSCTL_NAMES, Sysctl,
 };

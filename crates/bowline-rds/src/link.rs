@@ -8,7 +8,7 @@ use bowline_wire::rds::{HEADER_LEN, Header};
 
 use crate::ids::{ConnId, LinkId};
 use crate::rxbuf::{Rope, RxBuf};
-use crate::time::Instant;
+use bowline_base::Instant;
 
 /// What a link is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

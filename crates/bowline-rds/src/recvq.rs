@@ -13,7 +13,7 @@ use std::sync::Arc;
 use crate::ids::ConnId;
 use crate::rxbuf::Rope;
 use crate::socket::Endpoint;
-use crate::time::Instant;
+use bowline_base::Instant;
 
 /// Where a message comes from, but for the port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

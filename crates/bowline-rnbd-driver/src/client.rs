@@ -329,11 +329,11 @@ impl Drop for Client {
 }
 
 impl tree::Disks for Client {
-    fn map(&self, spec: &MapSpec) -> Result<(), i32> {
+    fn map(&self, spec: &MapSpec) -> Result<(), Errno> {
         let usual = self.defaults.port;
         let is_there = |path: &MapPath| is_on_link(self.engine.devices(), &path.addresses);
         if !spec.paths.iter().all(is_there) {
-            return Err(Errno::ENODEV.0);
+            return Err(Errno::ENODEV);
         }
         let paths = spec.paths.iter().map(|path| {
             let MapPath { addresses, port } = path;
@@ -348,7 +348,7 @@ impl tree::Disks for Client {
             ..self.defaults.clone()
         };
         let mapped = Self::map(self, &spec.device, &options);
-        mapped.map(drop).map_err(|error| error.errno().0)
+        mapped.map(drop).map_err(|error| error.errno())
     }
 
     fn disks(&self) -> Vec<DiskInfo> {
@@ -386,19 +386,19 @@ impl tree::Disks for Client {
 
     /// Does it whether the disk is in use or not: who uses a disk is known to those who put doors in
     /// front of it, and they refuse with `EBUSY` before they ask here [NB-37].
-    fn unmap(&self, disk: &str, _force: bool) -> Result<(), i32> {
-        let disk = self.disk(disk).ok_or(Errno::ENODEV.0)?;
-        Self::unmap(self, &disk).map_err(|error| error.errno().0)
+    fn unmap(&self, disk: &str, _force: bool) -> Result<(), Errno> {
+        let disk = self.disk(disk).ok_or(Errno::ENODEV)?;
+        Self::unmap(self, &disk).map_err(|error| error.errno())
     }
 
-    fn resize(&self, disk: &str, sectors: u64) -> Result<(), i32> {
-        let disk = self.disk(disk).ok_or(Errno::ENODEV.0)?;
-        let bytes = sectors.checked_mul(512).ok_or(Errno::EOVERFLOW.0)?;
-        disk.resize(bytes).map_err(|errno| errno.0)
+    fn resize(&self, disk: &str, sectors: u64) -> Result<(), Errno> {
+        let disk = self.disk(disk).ok_or(Errno::ENODEV)?;
+        let bytes = sectors.checked_mul(512).ok_or(Errno::EOVERFLOW)?;
+        disk.resize(bytes)
     }
 
-    fn remap(&self, disk: &str) -> Result<(), i32> {
-        let disk = self.disk(disk).ok_or(Errno::ENODEV.0)?;
-        disk.remap().map_err(|errno| errno.0)
+    fn remap(&self, disk: &str) -> Result<(), Errno> {
+        let disk = self.disk(disk).ok_or(Errno::ENODEV)?;
+        disk.remap()
     }
 }

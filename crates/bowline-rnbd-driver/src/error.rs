@@ -22,7 +22,7 @@ impl Error {
     }
 
     pub(crate) fn io(what: impl Into<String>, error: &io::Error) -> Self {
-        Self::new(what, errno_of(error))
+        Self::new(what, Errno::of(error))
     }
 
     pub(crate) fn rtrs(error: &bowline_rtrs_driver::Error) -> Self {
@@ -45,11 +45,6 @@ impl Error {
     pub const fn is_of_session(&self) -> bool {
         self.of_session
     }
-}
-
-/// Returns the number of a system's error.
-pub(crate) fn errno_of(error: &io::Error) -> Errno {
-    Errno(error.raw_os_error().unwrap_or(Errno::EIO.0))
 }
 
 impl fmt::Display for Error {

@@ -2,7 +2,6 @@
 #![forbid(unsafe_code)]
 
 pub mod client;
-mod clock;
 mod error;
 pub mod server;
 #[cfg(test)]

@@ -15,8 +15,8 @@ mod exports;
 mod ops;
 mod table;
 
+use bowline_base::entropy::random_u64;
 use std::collections::BTreeMap;
-use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -137,12 +137,6 @@ fn hand_over(backend: &dyn Backend, ios: &mut Vec<BackendIo>, done: &Arc<dyn Bac
     }
 }
 
-/// A number that is hardly that of another server: the keys of the standard library's hash tables
-/// come from the system.
-fn unpredictable() -> u32 {
-    RandomState::new().build_hasher().finish() as u32
-}
-
 /// A server of exports. It serves until it is closed.
 pub struct ExportServer {
     glue: Arc<Glue>,
@@ -169,7 +163,7 @@ impl ExportServer {
     ) -> Result<Arc<Self>, Error> {
         let (jobs, todo) = channel();
         let state = State {
-            core: Core::new(config.limits, unpredictable()),
+            core: Core::new(config.limits, random_u64() as u32),
             sessions: BTreeMap::new(),
             table: Table::default(),
             regions: BTreeMap::new(),
@@ -687,16 +681,16 @@ impl tree::Exports for ExportServer {
         all
     }
 
-    fn force_close(&self, export: &str, session: &str) -> Result<(), i32> {
+    fn force_close(&self, export: &str, session: &str) -> Result<(), Errno> {
         let mut state = self.glue.lock();
         let id = state.table.iter().find(|(_, open, _)| &*open.label == export);
-        let id = id.map(|(id, ..)| id).ok_or(Errno::ENOENT.0)?;
+        let id = id.map(|(id, ..)| id).ok_or(Errno::ENOENT)?;
         let opens = state.core.opens();
         let open = opens.iter().find(|open| open.export == id && open.session_name == session);
-        let open = open.ok_or(Errno::ENOENT.0)?.id;
+        let open = open.ok_or(Errno::ENOENT)?.id;
         let closed = state.core.force_close(open);
         drop(state);
         self.glue.settle(&self.rtrs);
-        closed.map_err(|errno| errno.0)
+        closed
     }
 }

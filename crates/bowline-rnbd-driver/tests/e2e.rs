@@ -276,7 +276,7 @@ fn a_forced_close_ends_io_until_the_disk_is_remapped() {
     let disk = rig.map("disk0", &rig.options("force")).unwrap();
     assert_eq!(disk.remap(), Err(Errno::EALREADY));
     let former = rig.server.opens()[0].id.device;
-    assert_eq!(tree::Exports::force_close(&*rig.server, "disk0", "nobody"), Err(2));
+    assert_eq!(tree::Exports::force_close(&*rig.server, "disk0", "nobody"), Err(Errno::ENOENT));
     tree::Exports::force_close(&*rig.server, "disk0", "force").unwrap();
     assert_eq!(sync::write_at(&*disk, 0, &[1; 512], Durable::Later), Err(Errno::EIO));
     assert_eq!(state(&disk), "closed");
@@ -377,7 +377,7 @@ fn disks_may_have_keys_for_single_reads_and_many_connections() {
 }
 
 /// Carries out a command to map as the tree does; returns its errno.
-fn command(client: &Client, command: &str) -> Result<(), i32> {
+fn command(client: &Client, command: &str) -> Result<(), Errno> {
     tree::Disks::map(client, &command.parse().unwrap())
 }
 
@@ -391,7 +391,7 @@ fn every_path_goes_to_the_port_before_it_and_later_ones_to_the_last() {
     let server = ExportServer::open(rig.server_engine(), &at, config, memory(MIB)).unwrap();
     let path = |index| format!("path=ip:{}@ip:{}", rig.client_ip(index), rig.server_ip(index));
     let map = |words: &str| command(&rig.client, &format!("sessname=s1 device_path=disk0 {words}"));
-    assert_eq!(map(&format!("{} dest_port=98", path(0))), Err(Errno::ENOENT.0));
+    assert_eq!(map(&format!("{} dest_port=98", path(0))), Err(Errno::ENOENT));
     let words = format!("dest_port=98 {} dest_port=99 {} dest_port=97", path(0), path(1));
     assert_eq!(map(&words), Ok(()));
     let session = rig.client.session("s1").unwrap();
@@ -415,7 +415,7 @@ fn a_path_without_a_port_goes_to_the_port_of_the_client() {
     let path = |index| format!("path=ip:{}@ip:{}", rig.client_ip(index), rig.server_ip(index));
     let map = |words: &str| command(&client, &format!("sessname=s1 device_path=disk0 {words}"));
     // At port 1234 there is a server without disks.
-    assert_eq!(map(&format!("dest_port=1234 {}", path(0))), Err(Errno::ENOENT.0));
+    assert_eq!(map(&format!("dest_port=1234 {}", path(0))), Err(Errno::ENOENT));
     assert_eq!(map(&path(0)), Ok(()));
     let session = client.session("s1").unwrap();
     session.add_path(Some(rig.client_ip(1)), rig.server_ip(1)).unwrap();
@@ -442,11 +442,11 @@ fn a_session_with_poll_queues_has_their_connections_and_one_disk() {
     sync::write_at(&*info[0], 0, &pattern(4096, 3), Durable::Later).unwrap();
     check(&info[0], 0, 4096, 3);
     drop(info);
-    assert_eq!(map("s1 device_path=disk0"), Err(Errno::EEXIST.0));
-    assert_eq!(map("s1 device_path=disk1"), Err(Errno::EINVAL.0));
-    assert_eq!(map("s1 device_path=disk1 nr_poll_queues=1"), Err(Errno::EINVAL.0));
+    assert_eq!(map("s1 device_path=disk0"), Err(Errno::EEXIST));
+    assert_eq!(map("s1 device_path=disk1"), Err(Errno::EINVAL));
+    assert_eq!(map("s1 device_path=disk1 nr_poll_queues=1"), Err(Errno::EINVAL));
     assert_eq!(map(&format!("s2 device_path=disk1 {}", path(1))), Ok(()));
-    assert_eq!(map("s2 device_path=disk0 access_mode=ro nr_poll_queues=1"), Err(Errno::EINVAL.0));
+    assert_eq!(map("s2 device_path=disk0 access_mode=ro nr_poll_queues=1"), Err(Errno::EINVAL));
     assert_eq!(map("s2 device_path=disk0 access_mode=ro"), Ok(()));
     let queues: Vec<u32> =
         tree::Disks::disks(&*rig.client).iter().map(|disk| disk.poll_queues).collect();
@@ -471,11 +471,11 @@ fn listing_disks_is_no_use_of_them() {
                 }
             });
         }
-        let results: Vec<Result<(), i32>> = (0..20)
+        let results: Vec<Result<(), Errno>> = (0..20)
             .map(|_| {
                 // A panic here would leave the threads running.
                 let mapped = rig.map("disk0", &rig.options("list"));
-                mapped.map(drop).map_err(|error| error.errno().0)?;
+                mapped.map(drop).map_err(|error| error.errno())?;
                 tree::Disks::unmap(&*rig.client, "rnbd0", false)
             })
             .collect();

@@ -73,7 +73,7 @@ fn row(device: &str, mib: u64, session: &str, path: &str) -> (String, u64, Strin
     (device.to_owned(), mib * MIB, session.to_owned(), path.to_owned())
 }
 
-fn force_close(rig: &Rig, device: &str, session: &str) -> Result<(), i32> {
+fn force_close(rig: &Rig, device: &str, session: &str) -> Result<(), Errno> {
     tree::Exports::force_close(&*rig.server, device, session)
 }
 
@@ -95,7 +95,7 @@ fn a_file_that_took_the_name_of_an_open_one_is_another_device() {
     assert_eq!(shown(&rig), all);
     writes(&old).unwrap();
     writes(&new).unwrap();
-    assert_eq!(force_close(&rig, "a.img", "s2"), Err(Errno::ENOENT.0));
+    assert_eq!(force_close(&rig, "a.img", "s2"), Err(Errno::ENOENT));
     force_close(&rig, "a.img~2", "s2").unwrap();
     assert_eq!(writes(&new), Err(Errno::EIO));
     writes(&old).unwrap();

@@ -24,10 +24,10 @@ mod words;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
+use bowline_base::Instant;
 use bowline_wire::rnbd::{
     self as wire, Access, NAME_MAX, OPEN_RSP_LEN, OpenRsp, SESS_INFO_LEN, VERSION_MAJOR,
 };
-use bowline_wire::time::Instant;
 
 use crate::limits::of_open_rsp;
 use crate::{Errno, IoOp, Limits, SessionLimits};

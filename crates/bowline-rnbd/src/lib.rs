@@ -9,7 +9,7 @@
 //! use bowline_rnbd::{IoOp, Limits, SessionLimits, server};
 //! use bowline_wire::rnbd::Access;
 //! use bowline_wire::rtrs::Dir;
-//! use bowline_wire::time::Instant;
+//! use bowline_base::Instant;
 //!
 //! let now = Instant::from_nanos(1);
 //! let mut client = Core::<&str>::new(Config::default(), 31);
@@ -44,6 +44,6 @@ pub mod io;
 mod limits;
 pub mod server;
 
-pub use bowline_wire::Errno;
+pub use bowline_base::Errno;
 pub use io::{Discard, IoOp, Limits};
 pub use limits::SessionLimits;

@@ -7,6 +7,7 @@ mod common;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use bowline_base::Instant;
 use bowline_rnbd::client::{
     Config, Core, DevId, DiskRequest, Event, Order, Outage, SendIo, State, Token,
 };
@@ -14,7 +15,6 @@ use bowline_rnbd::{Errno, IoOp, Limits, SessionLimits};
 use bowline_wire::rnbd::{
     self as wire, Access, Io, IoFlags, OPEN_RSP_LEN, OpenRsp, Request, SESS_INFO_LEN, parse,
 };
-use bowline_wire::time::Instant;
 
 use common::Bytes;
 

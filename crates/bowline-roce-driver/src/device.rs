@@ -14,7 +14,6 @@ use bowline_verbs::{
 };
 
 use crate::capture::Capture;
-use crate::clock;
 use crate::config::SoftConfig;
 use crate::identity;
 use crate::lives::Lives;
@@ -24,6 +23,7 @@ use crate::shared::{Shared, State};
 use crate::stats::DriverStats;
 use crate::udp::{Endpoint, ROCE_PORT};
 use crate::wait::What;
+use bowline_base::clock;
 
 /// How long what kept packets from being sent counts as the reason for what goes wrong.
 const FAULT_LASTS: Duration = Duration::from_secs(10);
@@ -71,7 +71,8 @@ impl SoftDevice {
             endpoints.iter().map(|endpoint| (endpoint.at().ip(), endpoint.link())).collect();
         let mtu = mtu(&endpoints, config.mtu)?;
         let guid = config.guid.unwrap_or_else(|| identity::guid(&config.addrs));
-        let seed = identity::seed().map_err(|error| system("reading /dev/urandom", &error))?;
+        let seed = bowline_base::entropy::random_bytes()
+            .map_err(|error| system("asking for random bytes", &error))?;
         let lives = config.former_lives.folder().map(|dir| Lives::new(&dir, &names));
         let core = Config {
             guid,
@@ -233,7 +234,7 @@ impl Drop for SoftDevice {
 }
 
 fn system(what: &str, error: &std::io::Error) -> Error {
-    Error::System { what: what.to_owned(), errno: error.raw_os_error().unwrap_or(libc::EIO) }
+    Error::System { what: what.to_owned(), errno: bowline_base::Errno::of(error) }
 }
 
 /// The MTU to use: what is asked for if every interface carries it, else the largest [HDR-8].

@@ -11,9 +11,9 @@ use std::time::Duration;
 use bowline_roce::FormerLife;
 use bowline_verbs::Error;
 
-use crate::clock;
 use crate::receive::Came;
 use crate::shared::{Lead, Shared};
+use bowline_base::clock;
 
 /// Interval of looks while application threads are active.
 const TICK_NS: u64 = 1_000_000;
@@ -161,7 +161,7 @@ impl Shared {
             && let Err(error) = file.write(lives)
         {
             let what = "writing the file of connections".to_owned();
-            self.fault(Error::System { what, errno: error.raw_os_error().unwrap_or(libc::EIO) });
+            self.fault(Error::System { what, errno: bowline_base::Errno::of(&error) });
         }
     }
 

@@ -1,6 +1,5 @@
-//! What makes a device unlike others: its GUID, and unpredictable numbers.
+//! What makes a device unlike others: its GUID.
 
-use std::io::Read;
 use std::net::IpAddr;
 
 /// Makes a node GUID of the machine's identity and the device's addresses: the same each time, not
@@ -24,16 +23,6 @@ pub(crate) fn guid(addrs: &[IpAddr]) -> u64 {
     hash & !(1 << 56) | 1 << 57
 }
 
-/// Reads unpredictable bytes from the system.
-///
-/// # Errors
-/// The system's.
-pub(crate) fn seed<const N: usize>() -> std::io::Result<[u8; N]> {
-    let mut seed = [0; N];
-    std::fs::File::open("/dev/urandom")?.read_exact(&mut seed)?;
-    Ok(seed)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -44,6 +33,5 @@ mod tests {
         assert_ne!(a, b);
         assert_eq!(a, guid(&[IpAddr::from([127, 0, 0, 1])]));
         assert_eq!(a.to_be_bytes()[0] & 3, 2, "local and of one device");
-        assert_ne!(seed::<32>().unwrap(), seed::<32>().unwrap());
     }
 }

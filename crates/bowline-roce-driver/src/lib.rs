@@ -21,7 +21,6 @@
 #![deny(unsafe_code)]
 
 mod capture;
-mod clock;
 mod config;
 mod device;
 mod helper;

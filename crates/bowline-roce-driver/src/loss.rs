@@ -21,10 +21,8 @@ impl Loss {
 
     /// Tells whether the next packet is lost.
     pub(crate) fn strikes(&self) -> bool {
-        let mut x = self.state.fetch_add(STEP, Relaxed).wrapping_add(STEP);
-        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (x ^ (x >> 31)).is_multiple_of(self.one_in)
+        let x = self.state.fetch_add(STEP, Relaxed).wrapping_add(STEP);
+        bowline_base::mix(x).is_multiple_of(self.one_in)
     }
 }
 

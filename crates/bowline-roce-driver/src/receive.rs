@@ -11,11 +11,11 @@ use bowline_roce::{Amid, IdentHint, Landed, Run};
 use rustix::io::Errno;
 
 use crate::capture::{Capture, Datagram, Way};
-use crate::clock;
 use crate::loss::Loss;
 use crate::shared::Shared;
 use crate::sys::{Arrival, Inbox};
 use crate::udp::Endpoint;
+use bowline_base::clock;
 
 /// A buffer of so many bytes is a short run of packets.
 const LITTLE: usize = 16 << 10;

@@ -13,9 +13,9 @@ use rustix::io::Errno;
 use rustix::time::Timespec;
 
 use crate::capture::{Capture, Datagram, Way};
-use crate::clock;
 use crate::shared::{Shared, State, Tx};
 use crate::sys;
+use bowline_base::clock;
 
 /// How long a send waits for room in the socket's buffer before its packets count as lost.
 const SEND_PATIENCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
@@ -235,11 +235,17 @@ impl Shared {
                      setting, which must be lowered",
                     burst.segment, burst.to
                 );
-                self.fault(Error::System { what, errno: errno.raw_os_error() });
+                self.fault(Error::System {
+                    what,
+                    errno: bowline_base::Errno(errno.raw_os_error()),
+                });
             }
             errno => {
                 let what = format!("sending to {}", burst.to);
-                self.fault(Error::System { what, errno: errno.raw_os_error() });
+                self.fault(Error::System {
+                    what,
+                    errno: bowline_base::Errno(errno.raw_os_error()),
+                });
             }
         }
     }

@@ -1,6 +1,6 @@
 //! What the driver itself did: system calls, packets, bytes.
 
-bowline_wire::driver_stats! {
+bowline_base::driver_stats! {
     /// Calls that sent, one burst or several small ones each.
     sends,
     /// Bursts of several packets (UDP_SEGMENT).

@@ -155,7 +155,7 @@ impl AsFd for Endpoint {
 }
 
 fn system(what: &str, errno: Errno) -> Error {
-    Error::System { what: what.to_owned(), errno: errno.raw_os_error() }
+    Error::System { what: what.to_owned(), errno: bowline_base::Errno(errno.raw_os_error()) }
 }
 
 /// Port 4791 of an address; link-local ones need the zone of the interface they are reached by.

@@ -23,9 +23,9 @@ use bowline_verbs::Error;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
 
-use crate::clock;
 use crate::receive::Came;
 use crate::shared::{Lead, Shared, State};
+use bowline_base::clock;
 
 /// Descriptors a thread sleeps on without allocating.
 const FEW_FDS: usize = 9;

@@ -39,7 +39,7 @@ use crate::counters::Counters;
 use crate::qp::Qp;
 use crate::rng::Rng;
 use crate::table::{NumberMap, Table};
-use crate::time::Instant;
+use bowline_base::Instant;
 
 /// Something the program is to be told.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -9,7 +9,7 @@
 
 use std::time::Duration;
 
-use crate::time::Instant;
+use bowline_base::Instant;
 
 /// Answers in a row without the acknowledgement.
 const PASSED_MAX: u8 = 3;

@@ -53,11 +53,10 @@ mod recvq;
 mod rng;
 mod sendq;
 mod table;
-use bowline_wire::time;
 mod ud;
 mod udsend;
 
-pub use bowline_wire::time::Instant;
+pub use bowline_base::Instant;
 pub use burst::{BURST_BYTES_MAX, BURST_SEGMENTS_MAX, Burst, burst_payload};
 pub use cm::{CmConfig, FormerLife};
 pub use config::{Config, GiveUp, Limits};

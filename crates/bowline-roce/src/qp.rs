@@ -19,9 +19,9 @@ use crate::lateack::LateAck;
 use crate::paths::Creeping;
 use crate::rc::requester::{Requester, Settings};
 use crate::rc::responder::Responder;
-use crate::time::Instant;
 use crate::ud::UdReceiver;
 use crate::udsend::UdSender;
+use bowline_base::Instant;
 
 /// A queue pair.
 #[derive(Debug)]

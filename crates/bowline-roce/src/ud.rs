@@ -175,7 +175,7 @@ mod tests {
     use crate::mr::MrTable;
     use crate::rc::responder::HeldBudget;
     use crate::rng::Rng;
-    use crate::time::Instant;
+    use bowline_base::Instant;
 
     const PD: PdId = PdId(1);
     const QKEY: u32 = 0x8001_0000;

@@ -18,7 +18,9 @@ use bowline_verbs::{AsyncEvent, CmEvent, Device, Qpn};
 use crate::client::Names;
 use crate::port::{Port, port_id};
 use crate::stats::{DriverStats, Stats};
-use crate::{Error, clock};
+use bowline_base::clock;
+
+use crate::Error;
 
 /// Most devices of an engine.
 const DEVICES_MAX: usize = 256;

@@ -69,7 +69,7 @@ impl Error {
     }
 
     pub(crate) fn system(what: &'static str, error: &std::io::Error) -> Self {
-        let errno = Errno(error.raw_os_error().unwrap_or(Errno::EIO.0));
+        let errno = Errno::of(error);
         Self::of(what, ErrorKind::System(errno))
     }
 
@@ -82,9 +82,7 @@ impl Error {
     pub const fn errno(&self) -> Errno {
         match &self.kind {
             ErrorKind::Protocol(errno) | ErrorKind::System(errno) => *errno,
-            ErrorKind::Device(error) | ErrorKind::Unusable { why: error, .. } => {
-                Errno(error.errno())
-            }
+            ErrorKind::Device(error) | ErrorKind::Unusable { why: error, .. } => error.errno(),
             ErrorKind::Closed => Errno::ENODEV,
         }
     }

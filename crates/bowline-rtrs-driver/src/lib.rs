@@ -12,7 +12,6 @@
 #![deny(unsafe_code)]
 
 pub mod client;
-mod clock;
 mod drive;
 mod engine;
 mod error;

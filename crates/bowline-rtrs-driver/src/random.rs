@@ -1,18 +1,13 @@
 //! Unpredictable numbers, from the system.
 
-use std::io::Read;
-
+use bowline_base::entropy::random_bytes;
 use bowline_wire::rtrs::Uuid;
 
 use crate::Error;
 
-/// Reads unpredictable bytes.
+/// Returns unpredictable bytes.
 fn bytes<const N: usize>() -> Result<[u8; N], Error> {
-    let mut bytes = [0; N];
-    std::fs::File::open("/dev/urandom")
-        .and_then(|mut file| file.read_exact(&mut bytes))
-        .map_err(|error| Error::system("reading /dev/urandom", &error))?;
-    Ok(bytes)
+    random_bytes().map_err(|error| Error::system("asking for random bytes", &error))
 }
 
 /// Makes a random UUID of version 4 [RT-1].

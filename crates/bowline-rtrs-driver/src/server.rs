@@ -21,7 +21,9 @@ use crate::drive::Drive;
 use crate::engine::{Engine, Inner, Poll, Station, TICK};
 use crate::hub::{Hub, Side};
 use crate::port::{PortSet, port_id};
-use crate::{Error, clock};
+use bowline_base::clock;
+
+use crate::Error;
 
 /// A thread that sleeps while requests wait for the end of others looks so often whether they can begin.
 const LATE: Duration = Duration::from_millis(1);

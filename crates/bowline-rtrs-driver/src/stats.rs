@@ -1,6 +1,6 @@
 //! What an engine has done.
 
-bowline_wire::driver_stats! {
+bowline_base::driver_stats! {
     /// Looks at completion queues.
     polls,
     /// Those of them that found nothing.

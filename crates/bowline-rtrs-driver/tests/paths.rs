@@ -17,7 +17,7 @@ fn state(session: &Session, path: PathId) -> Option<PathState> {
 }
 
 /// What a call in a thread of its own comes to.
-struct Pending(Receiver<Result<(), i32>>);
+struct Pending(Receiver<Result<(), Errno>>);
 
 impl Pending {
     fn new(
@@ -25,17 +25,17 @@ impl Pending {
         call: impl FnOnce(&Session) -> Result<(), Error> + Send + 'static,
     ) -> Self {
         let session = Arc::clone(session);
-        Self::told(move || call(&session).map_err(|error| error.errno().0))
+        Self::told(move || call(&session).map_err(|error| error.errno()))
     }
 
-    fn told(call: impl FnOnce() -> Result<(), i32> + Send + 'static) -> Self {
+    fn told(call: impl FnOnce() -> Result<(), Errno> + Send + 'static) -> Self {
         let (tell, told) = channel();
         std::thread::spawn(move || tell.send(call()));
         Self(told)
     }
 
     /// Not joined: a call that never returns is a failure, not a test that hangs.
-    fn outcome(&self) -> Result<(), i32> {
+    fn outcome(&self) -> Result<(), Errno> {
         self.0.recv_timeout(PATIENCE).expect("a call does not return")
     }
 }
@@ -92,14 +92,14 @@ fn a_path_is_closed_while_it_is_connected() {
     let reconnected = Pending::new(&session, move |session| session.reconnect_path(path));
     eventually("it connects", || state(&session, path) == Some(PathState::Connecting));
     session.disconnect_path(path).unwrap();
-    assert_eq!(reconnected.outcome(), Err(Errno::ENOTCONN.0));
+    assert_eq!(reconnected.outcome(), Err(Errno::ENOTCONN));
 
     pair.client_device.cut(ip(213, 2), None, true);
     let (src, dst) = (Some(ip(213, 2)), ip(213, 102));
     let added = Pending::new(&session, move |session| session.add_path(src, dst).map(drop));
     eventually("it connects", || session.paths().len() == 2);
     session.remove_path(session.paths()[1].id).unwrap();
-    assert_eq!(added.outcome(), Err(Errno::ECONNABORTED.0));
+    assert_eq!(added.outcome(), Err(Errno::ECONNABORTED));
 }
 
 /// [RS-37] to [RS-39]: the tree tells a path that is gone from one that is not connected.
@@ -116,9 +116,9 @@ fn the_tree_tells_that_a_path_is_gone() {
     let reconnected = order(PathCommand::Reconnect);
     eventually("it connects", || state(&session, path) == Some(PathState::Connecting));
     assert_eq!(order(PathCommand::Disconnect).outcome(), Ok(()));
-    assert_eq!(reconnected.outcome(), Err(Errno::ENOTCONN.0));
+    assert_eq!(reconnected.outcome(), Err(Errno::ENOTCONN));
     assert_eq!(order(PathCommand::Remove).outcome(), Ok(()));
     for command in [PathCommand::Reconnect, PathCommand::Disconnect, PathCommand::Remove] {
-        assert_eq!(order(command).outcome(), Err(Errno::ENODEV.0), "{command:?}");
+        assert_eq!(order(command).outcome(), Err(Errno::ENODEV), "{command:?}");
     }
 }

@@ -13,7 +13,7 @@ mod policy;
 pub mod server;
 mod wr;
 
-pub use bowline_wire::{Errno, time::Instant};
+pub use bowline_base::{Errno, Instant};
 pub use config::{HbConfig, PortAttr};
 pub use hb::{HbDo, Heartbeat};
 pub use ids::{ConnId, MemRef, PATHS_MAX, PathId, PortId, RegionId, RequestId, Tag};

@@ -2,6 +2,8 @@
 
 use core::fmt;
 
+use bowline_base::Errno;
+
 /// Why a verb was refused; nothing has changed then.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -31,22 +33,22 @@ pub enum Error {
         /// What was tried, and what may help.
         what: String,
         /// The system's number.
-        errno: i32,
+        errno: Errno,
     },
 }
 
 impl Error {
     /// The errno a verbs program would see.
-    pub const fn errno(&self) -> i32 {
+    pub const fn errno(&self) -> Errno {
         match self {
-            Self::NoSuch(_) | Self::Invalid(_) => libc::EINVAL,
-            Self::Busy(_) => libc::EBUSY,
-            Self::QueueFull | Self::Limit(_) => libc::ENOMEM,
-            Self::AddrInUse(_) => libc::EADDRINUSE,
-            Self::AddrNotAvailable => libc::EADDRNOTAVAIL,
-            Self::NotSupported(_) => libc::EOPNOTSUPP,
-            Self::TimedOut => libc::ETIMEDOUT,
-            Self::Closed => libc::ENODEV,
+            Self::NoSuch(_) | Self::Invalid(_) => Errno::EINVAL,
+            Self::Busy(_) => Errno::EBUSY,
+            Self::QueueFull | Self::Limit(_) => Errno::ENOMEM,
+            Self::AddrInUse(_) => Errno::EADDRINUSE,
+            Self::AddrNotAvailable => Errno::EADDRNOTAVAIL,
+            Self::NotSupported(_) => Errno::EOPNOTSUPP,
+            Self::TimedOut => Errno::ETIMEDOUT,
+            Self::Closed => Errno::ENODEV,
             Self::System { errno, .. } => *errno,
         }
     }
@@ -66,7 +68,7 @@ impl fmt::Display for Error {
             Self::TimedOut => write!(f, "timed out"),
             Self::Closed => write!(f, "the device is closed"),
             Self::System { what, errno } => {
-                write!(f, "{what}: {}", std::io::Error::from_raw_os_error(*errno))
+                write!(f, "{what}: {}", std::io::Error::from_raw_os_error(errno.0))
             }
         }
     }

@@ -26,15 +26,10 @@
 
 extern crate alloc;
 
-mod errno;
 pub mod rds;
 pub mod rnbd;
 pub mod roce;
 pub mod rtrs;
-pub mod stats;
-pub mod time;
-
-pub use errno::Errno;
 
 /// Compiles the example of the README.
 #[cfg(doctest)]

@@ -269,7 +269,7 @@ fn answer(
             let timeout = Duration::from_millis(timeout_ms).clamp(PROBE_MIN, PROBE_MAX);
             let result = match probe(node, local, remote, timeout) {
                 Ok(time) => Probe::Answered { nanos: time.as_nanos() as u64 },
-                Err(error) => Probe::Failed { errno: error.errno() },
+                Err(error) => Probe::Failed { errno: error.errno().0 },
             };
             serde_json::to_value(result).map_err(|error| error.to_string())
         }

@@ -1,5 +1,6 @@
 //! `bowline info`: what a running node knows, in the sections and columns of `rds-info`.
 
+use bowline_base::Errno;
 use std::{
     fmt::{Display, Write},
     io::{self, IsTerminal},
@@ -94,7 +95,7 @@ fn show(args: &Args, client: &mut Client) -> Outcome {
     }
     if args.rdma || (args.verbose && !args.any_section()) {
         // What the original says of a kernel without an RDMA transport.
-        note!("bowline info: Unable get statistics: {}", out::strerror(92));
+        note!("bowline info: Unable get statistics: {}", Errno::ENOPROTOOPT.strerror());
     }
     out::text(&render(args, &snapshot));
     Ok(())

@@ -8,6 +8,7 @@
 //! (`info` gives 1 for that as well, because `rds-info` does). Results go to standard output;
 //! errors and progress go to standard error, an error in one line that says what to do.
 
+use bowline_base::Errno;
 use std::{ffi::OsString, path::Path, process::ExitCode};
 
 use clap::{CommandFactory, Parser, Subcommand};
@@ -43,7 +44,7 @@ pub(crate) enum Failure {
     /// The work failed: exit status 1.
     Failed(String),
     /// A command on devices, sessions or paths failed: the low 8 bits of -errno [NB-41].
-    Errno(i32, String),
+    Errno(Errno, String),
     /// The work failed and the command has already said so: exit status 1.
     Reported,
 }
@@ -71,12 +72,11 @@ pub(crate) fn start_node(
     builder: bowline::rds::Builder,
     addresses: &[std::net::IpAddr],
 ) -> Outcome<bowline::rds::Node> {
-    const EADDRNOTAVAIL: i32 = 99;
     let builder = addresses.iter().fold(builder, |builder, address| builder.address(*address));
     builder.build().map_err(|error| {
         let names: Vec<String> = addresses.iter().map(ToString::to_string).collect();
         let place = if names.is_empty() { "every address".to_owned() } else { names.join(", ") };
-        Failure::Failed(if error.errno() == EADDRNOTAVAIL {
+        Failure::Failed(if error.errno() == Errno::EADDRNOTAVAIL {
             format!("no node on {place}: this machine has no such address; see `ip address`")
         } else {
             format!("no node on {place}: {error}")
@@ -214,7 +214,7 @@ fn exit_code(word: &str, outcome: Outcome) -> ExitCode {
         }
         Err(Failure::Errno(errno, text)) => {
             note!("error: {text}");
-            ExitCode::from(errno.wrapping_neg() as u8)
+            ExitCode::from(errno.neg() as u8)
         }
         Err(Failure::Reported) => ExitCode::FAILURE,
     }

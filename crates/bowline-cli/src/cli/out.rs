@@ -164,15 +164,6 @@ impl Drop for Progress {
     }
 }
 
-/// Returns the text that C programs print for an error number, without Rust's suffix.
-pub(crate) fn strerror(errno: i32) -> String {
-    let text = io::Error::from_raw_os_error(errno).to_string();
-    match text.rfind(" (os error") {
-        Some(end) => text[..end].to_owned(),
-        None => text,
-    }
-}
-
 /// Returns a number of bytes in the largest binary unit that keeps three digits.
 pub(crate) fn bytes(count: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
@@ -201,12 +192,6 @@ pub(crate) fn count(value: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn error_texts_are_those_of_c() {
-        assert_eq!(strerror(105), "No buffer space available");
-        assert_eq!(strerror(110), "Connection timed out");
-    }
 
     #[test]
     fn numbers_are_readable() {

@@ -6,6 +6,7 @@
 //! socket replaced, so losses do not silence the tool. When the local address belongs to a node
 //! that runs already, that node sends the requests and measures.
 
+use bowline_base::Errno;
 use std::{
     net::{IpAddr, SocketAddr},
     path::PathBuf,
@@ -19,7 +20,6 @@ use super::{
     args::{Family, host, interval, number, number32, route_to},
     control::{Client, Probe},
     histogram::Histogram,
-    out::strerror,
     start_node,
     stop::Stop,
 };
@@ -27,7 +27,6 @@ use super::{
 /// Sockets by default, and at most, as rds-ping 2.3 has it.
 const SOCKETS: u64 = 8;
 const SOCKETS_MAX: u64 = 32;
-const ETIMEDOUT: i32 = 110;
 /// Longest wait on one socket while others also expect an answer, and between looks at signals.
 const SLICE: Duration = Duration::from_millis(1);
 const SIGNAL_SLICE: Duration = Duration::from_millis(100);
@@ -214,7 +213,7 @@ fn ping_through<'a>(
                 let source = SocketAddr::new(figures.remote, 0);
                 figures.answered(figures.sent, Duration::from_nanos(nanos), source);
             }
-            Probe::Failed { errno } => figures.report_error(figures.sent, errno),
+            Probe::Failed { errno } => figures.report_error(figures.sent, Errno(errno)),
         }
         due = (due + args.interval).max(Instant::now());
         let over = args.count > 0 && figures.sent >= args.count;
@@ -346,7 +345,7 @@ impl Direct<'_> {
                     request: None,
                     answered: None,
                 };
-                self.figures.report_error(request.sequence, ETIMEDOUT);
+                self.figures.report_error(request.sequence, Errno::ETIMEDOUT);
             }
         }
         Ok(())
@@ -385,11 +384,11 @@ impl Figures<'_> {
         say!("{sequence:4}: {usec} usec{other}{again}");
     }
 
-    fn report_error(&self, sequence: u64, errno: i32) {
-        let text = strerror(errno);
+    fn report_error(&self, sequence: u64, errno: Errno) {
+        let text = errno.strerror();
         if self.args.json {
             let line = serde_json::json!({
-                "type": "error", "sequence": sequence, "errno": errno, "error": text,
+                "type": "error", "sequence": sequence, "errno": errno.0, "error": text,
             });
             if !self.args.quiet {
                 say!("{line}");

@@ -11,7 +11,7 @@ use crate::ids::{ConnId, LinkId, SocketId};
 use crate::path::PathState;
 use crate::recvq::{Rare, RecvMsg};
 use crate::socket::want;
-use crate::time::Instant;
+use bowline_base::Instant;
 
 /// Maps of different connections that come within this time may have overtaken one another: TCP may have
 /// held one of them up for several retransmission timeouts.

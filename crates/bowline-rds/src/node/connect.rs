@@ -16,7 +16,7 @@ use crate::ids::{ConnId, LinkId};
 use crate::link::{Link, LinkState, Partial, Role};
 use crate::path::{Path, PathState};
 use crate::socket::to_socket_addr;
-use crate::time::Instant;
+use bowline_base::Instant;
 
 /// A connected peer that has been silent for so long may be forgotten to make room.
 const RECLAIM_TIME: Duration = Duration::from_secs(5);

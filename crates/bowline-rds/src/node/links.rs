@@ -15,7 +15,7 @@ use crate::ids::{ConnId, LinkId};
 use crate::link::{Link, LinkState, Role};
 use crate::path::{PathState, UNPLANNED, mark};
 use crate::socket::{mapped, to_socket_addr};
-use crate::time::Instant;
+use bowline_base::Instant;
 
 /// A connection that stays open for so long is served by its acceptor, [B-4].
 const CONFIRM_TIME: Duration = Duration::from_millis(200);

@@ -26,12 +26,12 @@ use crate::dedup::Budget;
 use crate::error::Error;
 use crate::ids::{ConnId, LinkId, SocketId};
 use crate::link::Link;
-use crate::rng::Rng;
-use crate::slab::Slab;
 use crate::socket::{Sock, is_loopback, mapped};
 use crate::stats::Counters;
-use crate::time::Instant;
 use crate::txlog::TxPool;
+use bowline_base::Instant;
+use bowline_base::SplitMix64;
+use bowline_base::slab::Slab;
 
 pub use info::{ConnInfo, Info, InfoTable, LinkInfo, MessageInfo, PathInfo, SocketInfo};
 pub use sockets::poll;
@@ -77,7 +77,7 @@ impl Hasher for PortHasher {
 #[derive(Debug)]
 pub struct Node {
     config: Config,
-    rng: Rng,
+    rng: SplitMix64,
     now: Instant,
     sockets: Slab<Sock>,
     homes: Vec<Home>,
@@ -117,7 +117,7 @@ impl Node {
     /// Makes a node.
     pub fn new(config: Config) -> Self {
         let mut node = Self {
-            rng: Rng::new(config.seed),
+            rng: SplitMix64::new(config.seed),
             now: Instant::default(),
             sockets: Slab::new(),
             homes: Vec::new(),

@@ -7,7 +7,7 @@ use crate::ids::SocketId;
 use crate::recvq::{Popped, RecvMsg};
 use crate::rxbuf::Rope;
 use crate::socket::{LatencyTrace, to_socket_addr};
-use crate::time::Instant;
+use bowline_base::Instant;
 
 /// Longest message that [`Node::recv_into`] copies, bytes. A longer one is copied without keeping
 /// others from the node.

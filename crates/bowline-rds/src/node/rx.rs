@@ -18,7 +18,7 @@ use crate::path::mark;
 use crate::recvq::{Origin, Rare, RecvMsg};
 use crate::rxbuf::{Rope, RxBuf};
 use crate::socket::Sock;
-use crate::time::Instant;
+use bowline_base::Instant;
 
 /// Bytes handed over but not parsed at which reading pauses.
 const BACKLOG_MAX: usize = 4;

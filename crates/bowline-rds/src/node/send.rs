@@ -18,7 +18,7 @@ use crate::path::{PathState, TxMsg, UNPLANNED, mark};
 use crate::recvq::{Origin, RecvMsg};
 use crate::rxbuf::Rope;
 use crate::socket::{Bound, Endpoint, Lane, Route, Sock, Transport, want};
-use crate::time::Instant;
+use bowline_base::Instant;
 
 /// Most cookies in one completion record.
 #[doc(alias = "RDS_MAX_ZCOOKIES")]

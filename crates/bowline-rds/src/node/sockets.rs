@@ -13,7 +13,7 @@ use crate::socket::{
     Bound, Endpoint, LatencyTrace, Sock, Transport, is_loopback, is_unicast, mapped, needs_scope,
     to_socket_addr, want,
 };
-use crate::time::Instant;
+use bowline_base::Instant;
 
 /// Bits of [`Node::poll`], as poll(2) has them.
 pub mod poll {

@@ -2,7 +2,7 @@
 
 use super::Node;
 use crate::ids::{ConnId, LinkId};
-use crate::time::Instant;
+use bowline_base::Instant;
 
 /// What is due. A timer that is no longer wanted finds its object changed and does nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -13,8 +13,8 @@ use crate::conn::{Gate, Peer};
 use crate::ids::{ConnId, LinkId};
 use crate::link::{LinkState, Op};
 use crate::path::{Path, PathState, TxMsg, mark};
-use crate::time::Instant;
 use crate::txlog::{TxBatch, TxLog, TxPool};
+use bowline_base::Instant;
 
 /// Most pieces of one batch, below the system's limit of one write.
 const PIECES_MAX: usize = 256;

@@ -7,7 +7,7 @@ use bowline_rds::{Config, Control, Error, Interest, SendControl, SendMsg, Transp
 use crate::support::*;
 
 fn errno<T: std::fmt::Debug>(result: Result<T, Error>) -> i32 {
-    result.expect_err("an error").errno()
+    result.expect_err("an error").errno().0
 }
 
 const FAR: &str = "10.0.0.2:5000";
@@ -125,7 +125,7 @@ fn control_messages_are_checked_in_the_kernels_order() {
     let mut lab = Lab::smaller();
     let s = lab.bound("10.0.0.1:4000");
     let mut errno_of = |control: &[SendControl], zerocopy: bool, payload: &[u8]| {
-        lab.send_with(s, FAR, payload, control, zerocopy).map_or_else(|e| e.errno(), |_| 0)
+        lab.send_with(s, FAR, payload, control, zerocopy).map_or_else(|e| e.errno().0, |_| 0)
     };
     assert_eq!(errno_of(&[Unknown(99)], false, b"x"), 22);
     assert_eq!(errno_of(&[RdmaMap, Unknown(99)], false, b"x"), 22, "unknown before unsupported");
@@ -142,7 +142,7 @@ fn control_messages_are_checked_in_the_kernels_order() {
     assert_eq!(errno_of(&[Atomic], false, b"x"), 95);
     lab.node.set_zerocopy(s, true).expect("set");
     let mut errno_of = |control: &[SendControl], zerocopy: bool, payload: &[u8]| {
-        lab.send_with(s, FAR, payload, control, zerocopy).map_or_else(|e| e.errno(), |_| 0)
+        lab.send_with(s, FAR, payload, control, zerocopy).map_or_else(|e| e.errno().0, |_| 0)
     };
     assert_eq!(errno_of(&[], true, b"x"), 22, "no cookie, enabled");
     assert_eq!(errno_of(&[ZcopyCookie(1)], true, b""), 22, "empty payload");

@@ -25,7 +25,7 @@ fn bind_refuses_what_is_no_address_of_one_host() {
         "[::ffff:255.255.255.255]:5",
         "[fe80::1]:5",
     ] {
-        assert_eq!(bind(&mut lab, bad).map_err(|e| e.errno()), Err(22), "{bad}");
+        assert_eq!(bind(&mut lab, bad).map_err(|e| e.errno().0), Err(22), "{bad}");
     }
     assert_eq!(bind(&mut lab, "10.0.0.1:1"), Err(Error::ReservedPort));
     assert_eq!(Error::ReservedPort.errno(), 22);
@@ -61,7 +61,7 @@ fn the_transport_is_chosen_once() {
     assert_eq!(lab.node.transport(s), Ok(None));
     for (number, errno) in [(-1, 22), (3, 22), (0, 92), (1, 92)] {
         let result = lab.node.set_transport(s, number);
-        assert_eq!(result.map_err(|e| e.errno()), Err(errno), "{number}");
+        assert_eq!(result.map_err(|e| e.errno().0), Err(errno), "{number}");
     }
     lab.node.set_transport(s, 2).expect("TCP");
     assert_eq!(lab.node.set_transport(s, 2), Err(Error::NotSupported));
@@ -120,7 +120,7 @@ fn connect_stores_a_destination_and_does_nothing_else() {
         ("[fe80::1]:5", 22),
     ] {
         let result = lab.node.connect(s, addr(bad));
-        assert_eq!(result.map_err(|e| e.errno()), Err(errno), "{bad}");
+        assert_eq!(result.map_err(|e| e.errno().0), Err(errno), "{bad}");
     }
     lab.node.connect(s, addr("10.0.0.2:5000")).expect("connected");
     lab.node.connect(s, addr("10.0.0.2:5001")).expect("and again");
@@ -323,7 +323,7 @@ fn options_are_stored() {
 fn sysctls_have_the_kernels_ranges() {
     let mut lab = Lab::smaller();
     let set = |lab: &mut Lab, name: &str, value| {
-        lab.node.set_sysctl(lab.now, name, value).map_err(|e| e.errno())
+        lab.node.set_sysctl(lab.now, name, value).map_err(|e| e.errno().0)
     };
     for (name, value, result) in [
         ("net.rds.reconnect_min_delay_ms", 0, Err(22)),

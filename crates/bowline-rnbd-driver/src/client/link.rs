@@ -5,6 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
 use std::time::Duration;
 
+use bowline_base::Instant;
 use bowline_block::{DiskDone, DiskEvent};
 use bowline_rnbd::client::{
     Config, Core, DevId, DevInfo, DiskRequest, DoneIo, Event, Order, SendIo, Token,
@@ -18,11 +19,10 @@ use bowline_rtrs_driver::client::{
 use bowline_rtrs_driver::{Dir, Engine};
 use bowline_verbs::contain;
 use bowline_wire::rnbd::{Access, OPEN_RSP_LEN};
-use bowline_wire::time::Instant;
 
 use super::disk::Shared;
-use crate::clock;
 use crate::error::Error;
+use bowline_base::clock;
 
 /// The tag of service messages; those of IO are slots.
 const SERVICE: u64 = u64::MAX;

@@ -12,7 +12,7 @@ use bowline_rtrs::server::name_fits;
 use bowline_wire::rnbd::{Access, NAME_MAX};
 use rustix::fs::{FileType, Mode, OFlags, ResolveFlags, Stat, fstat, openat2, stat};
 
-use crate::error::{Error, errno_of};
+use crate::error::Error;
 use crate::tree;
 
 /// Stands for the name of the session in the path of a directory [NB-18].
@@ -125,7 +125,7 @@ impl Store {
             Self::Open(backend) => Ok(backend),
             Self::File(fd, FileOptions { block, direct, .. }) => {
                 let spec = BackendSpec::File { fd, read_only, block, direct };
-                backend::open(spec).map_err(|error| errno_of(&error))
+                backend::open(spec).map_err(|error| Errno::of(&error))
             }
         }
     }

@@ -2,10 +2,7 @@
 
 use std::sync::Arc;
 
-use bowline_ctl::{
-    AttrDef, Dir, Errno, Node, Value,
-    errno::{EINVAL, ENODEV, ENOENT},
-};
+use bowline_ctl::{AttrDef, Dir, Errno, Node, Value};
 
 use super::{Block, DiskInfo, Disks, Listed, MapSpec, UEVENT, command, plain, show, text};
 
@@ -46,14 +43,14 @@ impl Node for Control {
         match name {
             "map_device" => Ok(Value::Usage(MAP_DEVICE)),
             "uevent" => Ok(Value::Empty),
-            _ => Err(ENOENT),
+            _ => Err(Errno::ENOENT),
         }
     }
 
     fn write(&self, name: &str, value: &str) -> Result<(), Errno> {
         match name {
             "map_device" => self.disks.map(&value.parse::<MapSpec>()?),
-            _ => Err(EINVAL),
+            _ => Err(Errno::EINVAL),
         }
     }
 
@@ -79,7 +76,7 @@ impl Node for Devices {
 }
 
 fn find(disks: &dyn Disks, name: &str) -> Result<DiskInfo, Errno> {
-    disks.disks().into_iter().find(|disk| disk.name == name).ok_or(ENODEV)
+    disks.disks().into_iter().find(|disk| disk.name == name).ok_or(Errno::ENODEV)
 }
 
 struct DiskNode {
@@ -136,7 +133,7 @@ impl Node for RnbdNode {
             "unmap_device" => Ok(Value::Usage("Usage: echo <normal|force> > unmap_device")),
             "resize" => Ok(Value::Usage("Usage: echo <new size in sectors> > resize")),
             "remap_device" => Ok(Value::Usage("Usage: echo <1> > remap_device")),
-            _ => Err(ENOENT),
+            _ => Err(Errno::ENOENT),
         }
     }
 
@@ -145,9 +142,11 @@ impl Node for RnbdNode {
             ("unmap_device", "normal") => self.disks.unmap(&self.name, false),
             ("unmap_device", "force") => self.disks.unmap(&self.name, true),
             ("remap_device", "1") => self.disks.remap(&self.name),
-            ("resize", value) => self.disks.resize(&self.name, sectors(value).ok_or(EINVAL)?),
-            ("unmap_device" | "remap_device", _) => Err(EINVAL),
-            _ => Err(ENOENT),
+            ("resize", value) => {
+                self.disks.resize(&self.name, sectors(value).ok_or(Errno::EINVAL)?)
+            }
+            ("unmap_device" | "remap_device", _) => Err(Errno::EINVAL),
+            _ => Err(Errno::ENOENT),
         }
     }
 }

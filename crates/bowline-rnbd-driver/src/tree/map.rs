@@ -2,10 +2,7 @@
 
 use std::{fmt, str::FromStr};
 
-use bowline_ctl::{
-    Errno, PathSpec,
-    errno::{EINVAL, ENODEV, ENOMEM},
-};
+use bowline_ctl::{Errno, PathSpec};
 use bowline_wire::rnbd::Access;
 
 /// Most paths in one command [NB-29].
@@ -61,22 +58,22 @@ impl FromStr for MapSpec {
         let mut paths = Vec::new();
         let (mut port, mut access, mut poll_queues) = (None, Access::Rw, 0);
         for word in text.split_ascii_whitespace() {
-            let (name, value) = word.split_once('=').ok_or(EINVAL)?;
+            let (name, value) = word.split_once('=').ok_or(Errno::EINVAL)?;
             match name {
                 "sessname" => session = Some(kept(value)?),
                 "device_path" => device = Some(kept(value)?),
-                "path" if paths.len() == PATHS_MAX => return Err(ENOMEM),
+                "path" if paths.len() == PATHS_MAX => return Err(Errno::ENOMEM),
                 "path" => {
                     let addresses = value.parse().map_err(bad_address)?;
                     paths.push(MapPath { addresses, port });
                 }
-                "dest_port" => port = Some(value.parse().map_err(|_| EINVAL)?),
-                "access_mode" => access = access_of(value).ok_or(EINVAL)?,
+                "dest_port" => port = Some(value.parse().map_err(|_| Errno::EINVAL)?),
+                "access_mode" => access = access_of(value).ok_or(Errno::EINVAL)?,
                 "nr_poll_queues" => poll_queues = poll_queues_of(value)?,
-                _ => return Err(EINVAL),
+                _ => return Err(Errno::EINVAL),
             }
         }
-        let (Some(session), Some(device)) = (session, device) else { return Err(EINVAL) };
+        let (Some(session), Some(device)) = (session, device) else { return Err(Errno::EINVAL) };
         Ok(Self { session, device, paths, port, access, poll_queues })
     }
 }
@@ -87,9 +84,9 @@ fn access_of(name: &str) -> Option<Access> {
 }
 
 fn poll_queues_of(text: &str) -> Result<i32, Errno> {
-    let number: i32 = text.parse().map_err(|_| EINVAL)?;
+    let number: i32 = text.parse().map_err(|_| Errno::EINVAL)?;
     let fits = number == -1 || usize::try_from(number).is_ok_and(|number| number <= processors());
-    if fits { Ok(number) } else { Err(EINVAL) }
+    if fits { Ok(number) } else { Err(Errno::EINVAL) }
 }
 
 fn processors() -> usize {
@@ -98,14 +95,14 @@ fn processors() -> usize {
 
 fn kept(name: &str) -> Result<String, Errno> {
     if name.is_empty() || name.len() > NAME_MAX {
-        return Err(EINVAL);
+        return Err(Errno::EINVAL);
     }
     let end = (0..=NAME_KEPT.min(name.len())).rev().find(|at| name.is_char_boundary(*at));
     Ok(name[..end.unwrap_or(0)].to_owned())
 }
 
 fn bad_address(errno: Errno) -> Errno {
-    if errno == ENODEV { ENODEV } else { EINVAL }
+    if errno == Errno::ENODEV { Errno::ENODEV } else { Errno::EINVAL }
 }
 
 impl fmt::Display for MapSpec {
@@ -177,17 +174,20 @@ mod tests {
             "nr_poll_queues=100000",
             "sessname=",
         ] {
-            assert_eq!(format!("{base} {tail}").parse::<MapSpec>(), Err(EINVAL), "{tail}");
+            assert_eq!(format!("{base} {tail}").parse::<MapSpec>(), Err(Errno::EINVAL), "{tail}");
         }
-        assert_eq!("device_path=d".parse::<MapSpec>(), Err(EINVAL));
-        assert_eq!("sessname=s".parse::<MapSpec>(), Err(EINVAL));
-        assert_eq!("".parse::<MapSpec>(), Err(EINVAL));
+        assert_eq!("device_path=d".parse::<MapSpec>(), Err(Errno::EINVAL));
+        assert_eq!("sessname=s".parse::<MapSpec>(), Err(Errno::EINVAL));
+        assert_eq!("".parse::<MapSpec>(), Err(Errno::EINVAL));
         let seven = " path=ip:1.2.3.4".repeat(7);
-        assert_eq!(format!("{base}{seven}").parse::<MapSpec>(), Err(ENOMEM));
-        assert_eq!(format!("{base} path=gid:fe80::1").parse::<MapSpec>(), Err(ENODEV));
+        assert_eq!(format!("{base}{seven}").parse::<MapSpec>(), Err(Errno::ENOMEM));
+        assert_eq!(format!("{base} path=gid:fe80::1").parse::<MapSpec>(), Err(Errno::ENODEV));
         let long = "n".repeat(255);
         let spec: MapSpec = format!("sessname={long} device_path=d").parse().unwrap();
         assert_eq!(spec.session.len(), 254);
-        assert_eq!(format!("sessname={long}n device_path=d").parse::<MapSpec>(), Err(EINVAL));
+        assert_eq!(
+            format!("sessname={long}n device_path=d").parse::<MapSpec>(),
+            Err(Errno::EINVAL)
+        );
     }
 }

@@ -21,7 +21,7 @@ mod view;
 
 use std::sync::Arc;
 
-use bowline_ctl::{AttrDef, Errno, Node, Value, errno::ENOENT};
+use bowline_ctl::{AttrDef, Errno, Node, Value};
 
 pub use client::{client_node, disks_node};
 pub use map::{MapPath, MapSpec, PATHS_MAX};
@@ -68,7 +68,7 @@ impl Block {
             "ro" => Ok(Value::Uint(self.read_only.into())),
             "size" => Ok(Value::Uint(self.bytes / 512)),
             "stat" => text(self.traffic.stat()),
-            _ => Err(ENOENT),
+            _ => Err(Errno::ENOENT),
         }
     }
 }

@@ -2,10 +2,7 @@
 
 use std::sync::Arc;
 
-use bowline_ctl::{
-    AttrDef, Dir, Errno, Node, Value,
-    errno::{EINVAL, ENOENT},
-};
+use bowline_ctl::{AttrDef, Dir, Errno, Node, Value};
 use bowline_wire::rnbd::Access;
 
 use super::{Block, ExportInfo, Exports, Listed, OpenInfo, UEVENT, command, plain, show, text};
@@ -53,12 +50,12 @@ impl Node for Control {
     }
 
     fn read(&self, name: &str) -> Result<Value, Errno> {
-        if name == UEVENT.name { Ok(Value::Empty) } else { Err(ENOENT) }
+        if name == UEVENT.name { Ok(Value::Empty) } else { Err(Errno::ENOENT) }
     }
 
     /// No device here has anybody to tell of it, as on the client's side.
     fn write(&self, _: &str, _: &str) -> Result<(), Errno> {
-        Err(EINVAL)
+        Err(Errno::EINVAL)
     }
 
     /// Exports that a session has open, as the kernel shows them.
@@ -120,15 +117,15 @@ impl Node for OpenNode {
             "read_only" => Ok(Value::Uint((self.open.access == Access::Ro).into())),
             "mapping_path" => text(self.open.mapping_path.clone()),
             "force_close" => Ok(Value::Usage("Usage: echo 1 > force_close")),
-            _ => Err(ENOENT),
+            _ => Err(Errno::ENOENT),
         }
     }
 
     fn write(&self, name: &str, value: &str) -> Result<(), Errno> {
         match (name, value) {
             ("force_close", "1") => self.exports.force_close(&self.export, &self.open.session),
-            ("force_close", _) => Err(EINVAL),
-            _ => Err(ENOENT),
+            ("force_close", _) => Err(Errno::EINVAL),
+            _ => Err(Errno::ENOENT),
         }
     }
 }
@@ -151,7 +148,7 @@ impl Node for Parameters {
         match name {
             "dev_search_path" => text(self.dev_search_path.clone()),
             "port_nr" => Ok(Value::Uint(self.port_nr.into())),
-            _ => Err(ENOENT),
+            _ => Err(Errno::ENOENT),
         }
     }
 }

@@ -2,10 +2,7 @@
 
 use std::sync::Mutex;
 
-use bowline_ctl::{
-    Sys, Tree,
-    errno::{EALREADY, EBUSY, EEXIST, EINVAL},
-};
+use bowline_ctl::{Errno, Sys, Tree};
 use bowline_wire::rnbd::Access;
 
 use super::*;
@@ -27,7 +24,7 @@ impl Fake {
 impl Disks for Fake {
     fn map(&self, spec: &MapSpec) -> Result<(), Errno> {
         self.did(format!("map {spec}"));
-        Err(EEXIST)
+        Err(Errno::EEXIST)
     }
 
     fn disks(&self) -> Vec<DiskInfo> {
@@ -50,7 +47,7 @@ impl Disks for Fake {
 
     fn unmap(&self, disk: &str, force: bool) -> Result<(), Errno> {
         self.did(format!("unmap {disk} {force}"));
-        if force { Ok(()) } else { Err(EBUSY) }
+        if force { Ok(()) } else { Err(Errno::EBUSY) }
     }
 
     fn resize(&self, disk: &str, sectors: u64) -> Result<(), Errno> {
@@ -60,7 +57,7 @@ impl Disks for Fake {
 
     fn remap(&self, disk: &str) -> Result<(), Errno> {
         self.did(format!("remap {disk}"));
-        Err(EALREADY)
+        Err(Errno::EALREADY)
     }
 }
 
@@ -148,23 +145,23 @@ fn commands_reach_disks_and_exports_and_mistakes_do_not() {
     let tree = tree(&fake);
     let map = "sessname=s1 device_path=/dev/ram0 path=ip:10.99.0.1";
     let ctl = "/class/rnbd-client/ctl/map_device";
-    assert_eq!(tree.write(ctl, &format!(" {map}\n")), Err(EEXIST));
-    assert_eq!(tree.write(ctl, "sessname=s1"), Err(EINVAL));
+    assert_eq!(tree.write(ctl, &format!(" {map}\n")), Err(Errno::EEXIST));
+    assert_eq!(tree.write(ctl, "sessname=s1"), Err(Errno::EINVAL));
     let disk = |name: &str, value: &str| tree.write(&format!("/block/rnbd0/rnbd/{name}"), value);
-    assert_eq!(disk("unmap_device", "normal\n"), Err(EBUSY));
+    assert_eq!(disk("unmap_device", "normal\n"), Err(Errno::EBUSY));
     assert_eq!(disk("unmap_device", "force"), Ok(()));
-    assert_eq!(disk("unmap_device", "1"), Err(EINVAL));
+    assert_eq!(disk("unmap_device", "1"), Err(Errno::EINVAL));
     assert_eq!(disk("resize", "0x800"), Ok(()));
-    assert_eq!(disk("resize", "1k"), Err(EINVAL));
-    assert_eq!(disk("remap_device", "1\n"), Err(EALREADY));
-    assert_eq!(disk("remap_device", "2"), Err(EINVAL));
+    assert_eq!(disk("resize", "1k"), Err(Errno::EINVAL));
+    assert_eq!(disk("remap_device", "1\n"), Err(Errno::EALREADY));
+    assert_eq!(disk("remap_device", "2"), Err(Errno::EINVAL));
     let open = "/class/rnbd-server/ctl/devices/ram0/sessions/s1/force_close";
     assert_eq!(tree.write(open, "1"), Ok(()));
-    assert_eq!(tree.write(open, "0"), Err(EINVAL));
+    assert_eq!(tree.write(open, "0"), Err(Errno::EINVAL));
     for side in ["client", "server"] {
         assert_eq!(
             tree.write(&format!("/class/rnbd-{side}/ctl/uevent"), "add"),
-            Err(EINVAL),
+            Err(Errno::EINVAL),
             "{side}"
         );
     }

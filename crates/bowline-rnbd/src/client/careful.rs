@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use bowline_wire::time::Instant;
+use bowline_base::Instant;
 
 use super::{Core, DevId};
 use crate::Errno;

@@ -2,8 +2,8 @@
 
 use std::collections::VecDeque;
 
+use bowline_base::Instant;
 use bowline_wire::rnbd::Access;
-use bowline_wire::time::Instant;
 
 use super::queue::Work;
 use super::{DevId, DevInfo, DiskRequest, DiskStats, Outage, State, Token};

@@ -2,9 +2,9 @@
 
 use std::collections::VecDeque;
 
+use bowline_base::Instant;
 use bowline_wire::rnbd::{self as wire, Io, IoFlags};
 use bowline_wire::rtrs::Dir;
-use bowline_wire::time::Instant;
 
 use super::device::{Device, supports};
 use super::split::first_piece;

@@ -14,7 +14,7 @@ use super::{Device, Event};
 use crate::cm::{FormerLife, Manager, Output, Port, QpOrder, SendMad};
 use crate::config::Config;
 use crate::rng::Rng;
-use crate::time::Instant;
+use bowline_base::Instant;
 
 /// State of the connection manager.
 #[derive(Debug)]

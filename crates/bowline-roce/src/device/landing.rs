@@ -15,7 +15,7 @@ use super::rx::refusal;
 use super::{Device, IdentHint};
 use crate::qp::Halves;
 use crate::rc::requester::Outcome;
-use crate::time::Instant;
+use bowline_base::Instant;
 
 /// Most packets that land at once: the system merges no more.
 pub const LANDING_PACKETS_MAX: usize = 64;

@@ -14,8 +14,8 @@ use super::{Device, Event, IdentHint};
 use crate::qp::{Halves, Qp};
 use crate::rc::requester::Outcome;
 use crate::rc::responder::After;
-use crate::time::Instant;
 use crate::ud::network_header;
+use bowline_base::Instant;
 
 /// Destination of multicast.
 const MULTICAST_QPN: u32 = 0xff_ffff;

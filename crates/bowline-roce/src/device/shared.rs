@@ -15,7 +15,7 @@ use crate::qp::{Halves, Qp};
 use crate::rc::requester::{Outcome, TxCtx};
 use crate::rc::responder::{HeldBudget, RxCtx};
 use crate::table::NumberMap;
-use crate::time::Instant;
+use bowline_base::Instant;
 
 /// What both halves of a queue pair need to know of it.
 #[derive(Clone, Copy, Debug)]

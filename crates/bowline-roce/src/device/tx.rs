@@ -14,7 +14,7 @@ use super::shared::Shared;
 use crate::burst::Burst;
 use crate::qp::{Halves, Qp};
 use crate::rc::requester::{Outcome, Requester, TxCtx};
-use crate::time::Instant;
+use bowline_base::Instant;
 
 /// Bytes of an acknowledgement, ICRC included.
 const ACK_LEN: usize = BTH_LEN + AETH_LEN + ICRC_LEN;

@@ -12,7 +12,7 @@ use super::Device;
 use crate::lateack::LateAck;
 use crate::paths::Creeping;
 use crate::qp::{Halves, Qp};
-use crate::time::Instant;
+use bowline_base::Instant;
 
 const NO_PD: Error = Error::NoSuch("protection domain");
 const NO_QP: Error = Error::NoSuch("queue pair");

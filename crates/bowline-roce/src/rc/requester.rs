@@ -39,7 +39,7 @@ use crate::cq::Done;
 use crate::mr::MrTable;
 use crate::paths::Creeping;
 use crate::sendq::{Request, SendQueue, Stage};
-use crate::time::Instant;
+use bowline_base::Instant;
 
 /// Most PSNs of one read: with a window on top still below half of all.
 const READ_PACKETS_MAX: u64 = 1 << 22;

@@ -32,7 +32,7 @@ use crate::counters::Counters;
 use crate::cq::Done;
 use crate::mr::MrTable;
 use crate::recvq::{MESSAGE_MAX, PlaceError, RecvQueue, Taken};
-use crate::time::Instant;
+use bowline_base::Instant;
 
 /// What the responder needs of the device and its queue pair while it works.
 #[derive(Debug)]

@@ -22,7 +22,9 @@ use super::state::{Done, State};
 use crate::engine::{Engine, Inner, Station};
 use crate::hub::Hub;
 use crate::port::port_id;
-use crate::{Error, clock, random};
+use bowline_base::clock;
+
+use crate::{Error, random};
 
 /// Connections of a path, the service connection included [RT-24].
 const MAX_CONNECTIONS: u32 = 4096;

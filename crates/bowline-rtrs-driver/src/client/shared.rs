@@ -25,7 +25,9 @@ use crate::drive::{BATCH, Drive, share};
 use crate::engine::{Inner, Poll, Station, TICK};
 use crate::hub::Hub;
 use crate::port::port_id;
-use crate::{Error, clock};
+use bowline_base::clock;
+
+use crate::Error;
 
 /// The background thread looks so often whether the program still takes completions itself.
 const NAP: Duration = Duration::from_millis(2);

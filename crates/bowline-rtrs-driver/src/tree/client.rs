@@ -2,10 +2,7 @@
 
 use std::sync::Arc;
 
-use bowline_ctl::{
-    AttrDef, Errno, Node, PathSpec, Value, address_text,
-    errno::{EINVAL, ENODEV, ENOENT, ERANGE},
-};
+use bowline_ctl::{AttrDef, Errno, Node, PathSpec, Value, address_text};
 use bowline_rtrs::{PathId, Policy};
 
 use super::{
@@ -62,7 +59,7 @@ impl Node for SessionNode {
             "max_reconnect_attempts" => Ok(Value::Int(self.session.max_reconnects().into())),
             "mpath_policy" | "mp_policy" => text(self.session.policy().to_string()),
             "uevent" => Ok(Value::Empty),
-            _ => Err(ENOENT),
+            _ => Err(Errno::ENOENT),
         }
     }
 
@@ -76,10 +73,10 @@ impl Node for SessionNode {
                 Ok(())
             }
             "mpath_policy" | "mp_policy" => {
-                self.session.set_policy(value.parse::<Policy>().map_err(|errno| errno.0)?);
+                self.session.set_policy(value.parse::<Policy>()?);
                 Ok(())
             }
-            _ => Err(EINVAL),
+            _ => Err(Errno::EINVAL),
         }
     }
 
@@ -106,23 +103,25 @@ fn first_line(text: &str) -> &str {
 /// The kernel answers every mistake in an address here with `EINVAL`, and an address that is right
 /// but not served with what connecting came to [RS-34] [RS-47].
 fn bad(errno: Errno) -> Errno {
-    if errno == ENODEV { ENODEV } else { EINVAL }
+    if errno == Errno::ENODEV { Errno::ENODEV } else { Errno::EINVAL }
 }
 
 /// Parses a number of attempts; nothing stands around it [RS-33].
 fn attempts(text: &str) -> Result<i16, Errno> {
     let number: i64 =
         text.parse().map_err(|error: std::num::ParseIntError| match error.kind() {
-            std::num::IntErrorKind::PosOverflow | std::num::IntErrorKind::NegOverflow => ERANGE,
-            _ => EINVAL,
+            std::num::IntErrorKind::PosOverflow | std::num::IntErrorKind::NegOverflow => {
+                Errno::ERANGE
+            }
+            _ => Errno::EINVAL,
         })?;
     if i32::try_from(number).is_err() {
-        return Err(ERANGE);
+        return Err(Errno::ERANGE);
     }
     if !(ATTEMPTS_MIN..=ATTEMPTS_MAX).contains(&number) {
-        return Err(EINVAL);
+        return Err(Errno::EINVAL);
     }
-    i16::try_from(number).map_err(|_| EINVAL)
+    i16::try_from(number).map_err(|_| Errno::EINVAL)
 }
 
 struct PathNode {
@@ -133,7 +132,7 @@ struct PathNode {
 
 impl PathNode {
     fn path(&self) -> Result<ClientPath, Errno> {
-        self.session.paths().into_iter().find(|path| path.id == self.id).ok_or(ENODEV)
+        self.session.paths().into_iter().find(|path| path.id == self.id).ok_or(Errno::ENODEV)
     }
 }
 
@@ -166,7 +165,7 @@ impl Node for PathNode {
             "reconnect" => Ok(Value::Usage("Usage: echo 1 > reconnect")),
             "disconnect" => Ok(Value::Usage("Usage: echo 1 > disconnect")),
             "remove_path" => Ok(Value::Usage("Usage: echo 1 > remove_path")),
-            _ => Err(ENOENT),
+            _ => Err(Errno::ENOENT),
         }
     }
 
@@ -176,7 +175,7 @@ impl Node for PathNode {
             "reconnect" => PathCommand::Reconnect,
             "disconnect" => PathCommand::Disconnect,
             "remove_path" => PathCommand::Remove,
-            _ => return Err(ENOENT),
+            _ => return Err(Errno::ENOENT),
         };
         self.session.command(self.id, command)
     }
@@ -220,7 +219,7 @@ impl Node for StatsNode {
     }
 
     fn read(&self, name: &str) -> Result<Value, Errno> {
-        let stats = (self.stats)().ok_or(ENODEV)?;
+        let stats = (self.stats)().ok_or(Errno::ENODEV)?;
         match name {
             "cpu_migration_from" => text(per_cpu(&stats.migration_from)),
             "cpu_migration_to" => text(per_cpu(&stats.migration_to)),
@@ -248,7 +247,7 @@ impl Node for StatsNode {
                 let average = all.total.checked_div(all.calls).unwrap_or(0);
                 Ok(Value::Words(vec![("max", all.max), ("average", average)]))
             }
-            _ => Err(ENOENT),
+            _ => Err(Errno::ENOENT),
         }
     }
 
@@ -265,7 +264,7 @@ impl Node for StatsNode {
                     "rdma_lat" => Stats::Latency,
                     "wc_completion" => Stats::Completions,
                     "reset_all" => Stats::All,
-                    _ => return Err(ENOENT),
+                    _ => return Err(Errno::ENOENT),
                 }
             }
         };

@@ -2,10 +2,7 @@
 
 use std::sync::{Arc, LazyLock};
 
-use bowline_ctl::{
-    Errno, PathSpec,
-    errno::{ENODEV, ENOTCONN},
-};
+use bowline_ctl::{Errno, PathSpec};
 use bowline_rtrs::{PathId, Policy, client, server};
 use bowline_verbs::Device;
 
@@ -69,10 +66,10 @@ impl ClientSession for Session {
 
     fn add_path(&self, path: PathSpec) -> Result<(), Errno> {
         if !is_on_link(self.devices(), &path) {
-            return Err(ENODEV);
+            return Err(Errno::ENODEV);
         }
         let added = Self::add_path(self, path.src, path.dst);
-        added.map(|_| ()).map_err(|error| error.errno().0)
+        added.map(|_| ()).map_err(|error| error.errno())
     }
 
     fn command(&self, path: PathId, command: PathCommand) -> Result<(), Errno> {
@@ -81,9 +78,11 @@ impl ClientSession for Session {
             PathCommand::Disconnect => self.disconnect_path(path),
             PathCommand::Remove => self.remove_path(path),
         };
-        done.map_err(|error| match error.errno().0 {
+        done.map_err(|error| match error.errno() {
             // A path that could not be connected comes to the same, and is there still [RS-37].
-            ENOTCONN if !Self::paths(self).iter().any(|known| known.id == path) => ENODEV,
+            Errno::ENOTCONN if !Self::paths(self).iter().any(|known| known.id == path) => {
+                Errno::ENODEV
+            }
             errno => errno,
         })
     }
@@ -187,8 +186,8 @@ impl ServerSessions for Server {
     }
 
     fn disconnect(&self, path: PathId) -> Result<(), Errno> {
-        self.disconnect_path(path).map_err(|error| match error.errno().0 {
-            ENOTCONN => ENODEV,
+        self.disconnect_path(path).map_err(|error| match error.errno() {
+            Errno::ENOTCONN => Errno::ENODEV,
             errno => errno,
         })
     }

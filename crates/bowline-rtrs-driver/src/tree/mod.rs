@@ -23,7 +23,7 @@ mod view;
 
 use std::sync::Arc;
 
-use bowline_ctl::{AttrDef, Errno, Node, Value, errno};
+use bowline_ctl::{AttrDef, Errno, Node, Value};
 
 pub use client::client_node;
 pub use live::is_on_link;
@@ -64,7 +64,7 @@ fn text(text: impl Into<String>) -> Result<Value, Errno> {
 
 /// A command file takes "1" and nothing else.
 fn must_be_one(value: &str) -> Result<(), Errno> {
-    if value == "1" { Ok(()) } else { Err(errno::EINVAL) }
+    if value == "1" { Ok(()) } else { Err(Errno::EINVAL) }
 }
 
 /// A list of numbers as the kernel prints per-processor values: a blank after each.

@@ -2,10 +2,7 @@
 
 use std::sync::Arc;
 
-use bowline_ctl::{
-    AttrDef, Errno, Node, PathSpec, Value, address_text,
-    errno::{EINVAL, ENODEV, ENOENT},
-};
+use bowline_ctl::{AttrDef, Errno, Node, PathSpec, Value, address_text};
 use bowline_rtrs::PathId;
 
 use super::{
@@ -38,12 +35,12 @@ impl Node for SessionNode {
     }
 
     fn read(&self, name: &str) -> Result<Value, Errno> {
-        if name == UEVENT.name { Ok(Value::Empty) } else { Err(ENOENT) }
+        if name == UEVENT.name { Ok(Value::Empty) } else { Err(Errno::ENOENT) }
     }
 
     /// No device here has anybody to tell of it, as on the client's side.
     fn write(&self, _: &str, _: &str) -> Result<(), Errno> {
-        Err(EINVAL)
+        Err(Errno::EINVAL)
     }
 
     fn dirs(&self) -> Vec<(String, Arc<dyn Node>)> {
@@ -65,7 +62,7 @@ struct PathNode {
 
 fn find(server: &dyn ServerSessions, id: PathId) -> Result<ServerPath, Errno> {
     let mut paths = server.sessions().into_iter().flat_map(|session| session.paths);
-    paths.find(|path| path.id == id).ok_or(ENODEV)
+    paths.find(|path| path.id == id).ok_or(Errno::ENODEV)
 }
 
 impl Node for PathNode {
@@ -89,13 +86,13 @@ impl Node for PathNode {
             "src_addr" => text(address_text(path.client)),
             "dst_addr" => text(address_text(path.server)),
             "disconnect" => Ok(Value::Usage("Usage: echo 1 > disconnect")),
-            _ => Err(ENOENT),
+            _ => Err(Errno::ENOENT),
         }
     }
 
     fn write(&self, name: &str, value: &str) -> Result<(), Errno> {
         must_be_one(value)?;
-        if name == "disconnect" { self.server.disconnect(self.id) } else { Err(ENOENT) }
+        if name == "disconnect" { self.server.disconnect(self.id) } else { Err(Errno::ENOENT) }
     }
 
     fn dirs(&self) -> Vec<(String, Arc<dyn Node>)> {
@@ -141,7 +138,7 @@ impl Node for StatsNode {
                 ("total", path.completions.total),
                 ("calls", path.completions.calls),
             ])),
-            _ => Err(ENOENT),
+            _ => Err(Errno::ENOENT),
         }
     }
 
@@ -154,7 +151,7 @@ impl Node for StatsNode {
                     "rdma" => Stats::Rdma,
                     "wc_completion" => Stats::Completions,
                     "reset_all" => Stats::All,
-                    _ => return Err(ENOENT),
+                    _ => return Err(Errno::ENOENT),
                 }
             }
         };
@@ -184,7 +181,7 @@ impl Node for ServerParameters {
             "always_invalidate" => text(if self.always_invalidate { "Y" } else { "N" }),
             "max_chunk_size" => Ok(Value::Uint(self.max_chunk_size.into())),
             "sess_queue_depth" => Ok(Value::Uint(self.sess_queue_depth.into())),
-            _ => Err(ENOENT),
+            _ => Err(Errno::ENOENT),
         }
     }
 }

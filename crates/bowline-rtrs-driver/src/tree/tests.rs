@@ -78,7 +78,7 @@ impl ClientSession for Fake {
 
     fn add_path(&self, path: bowline_ctl::PathSpec) -> Result<(), Errno> {
         self.done.lock().unwrap().push(format!("add {path}"));
-        Err(errno::EEXIST)
+        Err(Errno::EEXIST)
     }
 
     fn command(&self, path: bowline_rtrs::PathId, command: PathCommand) -> Result<(), Errno> {
@@ -191,41 +191,41 @@ fn commands_reach_the_session_and_mistakes_do_not() {
     assert_eq!(write("max_reconnect_attempts", "7\n"), Ok(()));
     assert_eq!(fake.max_reconnects(), 7);
     for (value, errno) in [
-        ("-2", errno::EINVAL),
-        ("10000", errno::EINVAL),
-        ("x", errno::EINVAL),
-        ("", errno::EINVAL),
-        (" 7", errno::EINVAL),
-        ("5 ", errno::EINVAL),
-        ("5\n\n", errno::EINVAL),
-        ("4294967296", errno::ERANGE),
-        ("99999999999999999999", errno::ERANGE),
+        ("-2", Errno::EINVAL),
+        ("10000", Errno::EINVAL),
+        ("x", Errno::EINVAL),
+        ("", Errno::EINVAL),
+        (" 7", Errno::EINVAL),
+        ("5 ", Errno::EINVAL),
+        ("5\n\n", Errno::EINVAL),
+        ("4294967296", Errno::ERANGE),
+        ("99999999999999999999", Errno::ERANGE),
     ] {
         assert_eq!(write("max_reconnect_attempts", value), Err(errno), "{value}");
     }
     assert_eq!(write("mpath_policy", "rr"), Ok(()));
-    assert_eq!(write("mp_policy", "min"), Err(errno::EINVAL));
+    assert_eq!(write("mp_policy", "min"), Err(Errno::EINVAL));
     assert_eq!(fake.policy(), Policy::RoundRobin);
-    assert_eq!(write("add_path", "ip:10.0.0.1,ip:10.0.0.2\n"), Err(errno::EEXIST));
-    assert_eq!(write("add_path", "tcp:10.0.0.1"), Err(errno::EINVAL));
-    assert_eq!(write("add_path", "gid:fe80::1"), Err(errno::ENODEV));
+    assert_eq!(write("add_path", "ip:10.0.0.1,ip:10.0.0.2\n"), Err(Errno::EEXIST));
+    assert_eq!(write("add_path", "tcp:10.0.0.1"), Err(Errno::EINVAL));
+    assert_eq!(write("add_path", "gid:fe80::1"), Err(Errno::ENODEV));
 
     let path = "paths/ip:10.99.1.11@ip:10.99.1.12";
     for name in ["reconnect", "disconnect", "remove_path", "stats/rdma", "stats/reset_all"] {
         assert_eq!(write(&format!("{path}/{name}"), "1\n"), Ok(()), "{name}");
-        assert_eq!(write(&format!("{path}/{name}"), "2"), Err(errno::EINVAL), "{name}");
-        assert_eq!(write(&format!("{path}/{name}"), ""), Err(errno::EINVAL), "{name}");
+        assert_eq!(write(&format!("{path}/{name}"), "2"), Err(Errno::EINVAL), "{name}");
+        assert_eq!(write(&format!("{path}/{name}"), ""), Err(Errno::EINVAL), "{name}");
     }
     assert_eq!(write(&format!("{path}/stats/reset_all"), "0"), Ok(()));
-    assert_eq!(write(&format!("{path}/stats/rdma"), "0"), Err(errno::EINVAL));
-    assert_eq!(write(&format!("{path}/state"), "1"), Err(errno::EACCES));
+    assert_eq!(write(&format!("{path}/stats/rdma"), "0"), Err(Errno::EINVAL));
+    assert_eq!(write(&format!("{path}/state"), "1"), Err(Errno::EACCES));
     let server = "/class/rtrs-server/s1/paths/ip:10.99.0.11@ip:10.99.0.12";
     for side in ["client", "server"] {
         let uevent = format!("/class/rtrs-{side}/s1/uevent");
-        assert_eq!(tree.write(&uevent, "add"), Err(errno::EINVAL), "{side}");
+        assert_eq!(tree.write(&uevent, "add"), Err(Errno::EINVAL), "{side}");
     }
     assert_eq!(tree.write(&format!("{server}/disconnect"), "1"), Ok(()));
-    assert_eq!(tree.write(&format!("{server}/disconnect"), "yes"), Err(errno::EINVAL));
+    assert_eq!(tree.write(&format!("{server}/disconnect"), "yes"), Err(Errno::EINVAL));
     assert_eq!(tree.write(&format!("{server}/stats/rdma"), "1"), Ok(()));
     assert_eq!(
         *fake.done.lock().unwrap(),

@@ -49,10 +49,6 @@ const fn wr_id(conn: ConnId, tag: Tag) -> u64 {
     (conn.pack() as u64) << 32 | tag.0 as u64
 }
 
-fn errno_of(error: &Error) -> Errno {
-    Errno(error.errno())
-}
-
 /// The queue pairs, connections and regions of one core.
 #[derive(Debug)]
 pub struct Binding {
@@ -115,7 +111,7 @@ impl Binding {
             Order::DropRegion { region } => self.regions.drop_region(ports, region),
             Order::AddKeys { path, port, count } => {
                 let keys = self.regions.add_keys(ports, path, port, count);
-                let keys = keys.map_err(|error| errno_of(&error));
+                let keys = keys.map_err(|error| error.errno());
                 out.push(Input::Keys { path, keys });
             }
             Order::DropKeys { path } => self.regions.drop_keys(ports, path),
@@ -319,7 +315,7 @@ fn open(
     start: impl FnOnce(&mut dyn Verbs, &ConnParam) -> Started,
 ) -> Begun {
     let verbs = ports.port(port);
-    let failed = |error| Input::Failed { conn, errno: errno_of(error) };
+    let failed = |error: &Error| Input::Failed { conn, errno: error.errno() };
     let pd = match pd {
         Ok(pd) => pd,
         Err(error) => {

@@ -5,7 +5,7 @@ use bowline_verbs::{Access, Error, Piece, Qpn, RecvWr, Remote, SendFlags, SendOp
 use super::pack::{Bursts, Packer, Part};
 use super::regions::Regions;
 use super::verbs::{Ports, Verbs};
-use super::{Binding, errno_of, wr_id};
+use super::{Binding, wr_id};
 use crate::{Batch, Input, MemRef, PortId, RecvSlot, Wr, WrKind};
 
 /// Keys handed to a device at once.
@@ -205,7 +205,7 @@ impl Binding {
             let posted = scratch.post_recvs(ports.port(conn.port), &self.regions, whose, slots);
             if let Err(error) = posted {
                 conn.dead = true;
-                out.push(Input::Failed { conn: slot.conn, errno: errno_of(&error) });
+                out.push(Input::Failed { conn: slot.conn, errno: error.errno() });
             }
         }
     }
@@ -250,7 +250,7 @@ impl Binding {
             let posted = scratch.post_sends(verbs, &self.regions, whose, what, *first);
             if let Err(error) = posted {
                 conn.dead = true;
-                out.push(Input::Failed { conn: wr.conn, errno: errno_of(&error) });
+                out.push(Input::Failed { conn: wr.conn, errno: error.errno() });
             }
         }
         scratch.firsts = firsts;

@@ -7,7 +7,6 @@ use std::sync::Arc;
 use bowline_verbs::{Access, Buffer, Error, MrKeys, PdId, Piece, Sge};
 
 use super::domains::Domains;
-use super::errno_of;
 use super::verbs::{Ports, Verbs};
 use crate::{Input, MemRef, On, PathId, PortId, RegionId, RegionKeys};
 
@@ -113,7 +112,7 @@ impl Regions {
         if let (Some(domains), None) = (&mut self.domains, what.path) {
             let outcome = domains.share(ports, name, what.buffer, what.on);
             // Its keys are those of each path.
-            let keys = outcome.map(|()| Vec::new()).map_err(|error| errno_of(&error));
+            let keys = outcome.map(|()| Vec::new()).map_err(|error| error.errno());
             out.extend(what.ports(count).map(|port| {
                 let keys = keys.clone();
                 Input::Region { region: name, port, keys }
@@ -147,7 +146,7 @@ impl Regions {
                 }
                 Err(_) => made.iter().for_each(|key| ports.port(port).dereg_mr(*key)),
             }
-            let keys = keys.map(|(_, keys)| keys).map_err(|error| errno_of(&error));
+            let keys = keys.map(|(_, keys)| keys).map_err(|error| error.errno());
             out.push(Input::Region { region: name, port, keys });
         }
         self.map.insert(name.0, region);

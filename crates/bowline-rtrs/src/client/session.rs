@@ -1,5 +1,6 @@
 //! The session: what the program calls, and how inputs find their way.
 
+use bowline_base::SplitMix64;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -136,7 +137,7 @@ pub struct Session {
     pub(super) uuid: Uuid,
     /// Tells this session's permits from those of others.
     pub(super) owner: u64,
-    pub(super) random: u64,
+    pub(super) random: SplitMix64,
     pub(super) life: Life,
     pub(super) paths: Table<Path>,
     /// The paths in the order they were added [RS-20].
@@ -173,7 +174,7 @@ impl Session {
         let number = |b: &[u8]| b.iter().fold(0, |n, &b| n << 8 | u64::from(b));
         let owner = number(low).rotate_left(1) ^ number(high);
         Self {
-            random: config.seed ^ owner,
+            random: SplitMix64::new(config.seed ^ owner),
             config,
             ports: ports.to_vec(),
             uuid: session,
@@ -515,12 +516,7 @@ impl Session {
 
     /// A random number.
     pub(super) fn random(&mut self) -> u64 {
-        // SplitMix64: the spread of retries needs no more.
-        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.random;
-        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ z >> 31
+        self.random.next_u64()
     }
 
     /// A connection of a link, if the link is there and the connection is one of its.

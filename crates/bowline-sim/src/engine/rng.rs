@@ -1,5 +1,6 @@
 //! The only source of chance in a run: SplitMix64, so that a seed is a run.
 
+pub(crate) use bowline_base::mix;
 use serde::{Deserialize, Serialize};
 
 /// Seeded generator. Not for anything but simulation.
@@ -72,13 +73,6 @@ impl Rng {
             items.swap(i, self.index(i + 1));
         }
     }
-}
-
-/// Spreads every bit of `z` over 64.
-pub(crate) fn mix(z: u64) -> u64 {
-    let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Which errors reach an application.
 
-use crate::Errno;
+use bowline_base::Errno;
 
 /// Returns the magnitude of the errno an application sees for one that a server sent: those that
 /// have a block status of their own stay, all others are EIO; 0 stays 0 [NB-26].

@@ -1,6 +1,6 @@
 //! Settings of a node.
 
-use std::hash::{BuildHasher, Hasher, RandomState};
+use bowline_base::entropy::random_u64;
 use std::net::IpAddr;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -106,9 +106,9 @@ impl Builder {
         if core.addrs.iter().any(|ip| ip.is_unspecified() || ip.is_multicast()) {
             return Err(bowline_rds::Error::BadAddress.into());
         }
-        let seed = random();
+        let seed = random_u64();
         core.seed = seed;
-        core.generation = (random() as u32).max(1);
+        core.generation = (random_u64() as u32).max(1);
         core.first_sequence = first_sequence();
         // Settings are tried on a node without a network first: a bad one costs nothing.
         let mut trial = bowline_rds::Node::new(core.clone());
@@ -129,12 +129,7 @@ impl Builder {
 /// what is acknowledged to one must not count for the other [R-2025].
 fn first_sequence() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    1 + (u64::try_from(since.as_millis()).unwrap_or(0) << 20) + (random() & 0xf_ffff)
-}
-
-/// A number nobody can guess: the keys of the standard library's hash tables come from the system.
-fn random() -> u64 {
-    RandomState::new().build_hasher().finish()
+    1 + (u64::try_from(since.as_millis()).unwrap_or(0) << 20) + (random_u64() & 0xf_ffff)
 }
 
 #[cfg(test)]

@@ -2,6 +2,8 @@
 
 use core::fmt;
 
+use bowline_base::Errno;
+
 /// Why a call failed: one line that says what to do, and an errno.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Error(bowline_rds_driver::Error);
@@ -12,7 +14,7 @@ impl Error {
     /// (105) for a congested destination, `ETIMEDOUT` (110) after a time limit, `ENOTCONN` (107),
     /// `EADDRINUSE` (98), `EADDRNOTAVAIL` (99), `EINVAL` (22), `EOPNOTSUPP` (95), `ESHUTDOWN` (108)
     /// after [`Node::shutdown`](super::Node::shutdown).
-    pub fn errno(&self) -> i32 {
+    pub fn errno(&self) -> Errno {
         self.0.errno()
     }
 
@@ -42,14 +44,14 @@ impl From<bowline_rds::Error> for Error {
 
 impl From<Error> for std::io::Error {
     fn from(error: Error) -> Self {
-        Self::from_raw_os_error(error.errno())
+        Self::from_raw_os_error(error.errno().0)
     }
 }
 
 /// The same text, with the errno: it is what a `main` prints that returns it.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} (errno {})", self.0, self.errno())
+        write!(f, "{} (errno {})", self.0, self.errno().0)
     }
 }
 

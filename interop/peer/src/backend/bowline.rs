@@ -18,7 +18,7 @@ struct BowlineSocket {
 
 impl From<Error> for Failure {
     fn from(e: Error) -> Self {
-        Self { errno: e.errno(), text: e.to_string() }
+        Self { errno: e.errno().0, text: e.to_string() }
     }
 }
 

@@ -1,8 +1,8 @@
 //! Events of connections, of which a command waits for one kind at a time.
 
+use bowline_base::entropy::random_u64;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
-use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
@@ -126,7 +126,7 @@ impl<'a> Arrivals<'a> {
                 }
             }
             // Clients that were sent away together come back one by one.
-            let random = RandomState::new().build_hasher().finish() % 128;
+            let random = random_u64() % 128;
             let pause = PAUSE.mul_f64(0.5 + random as f64 / 256.0);
             if Instant::now() + pause >= end {
                 let seconds = limit.as_secs_f64();

@@ -7,6 +7,7 @@
 //!             client "done" and a zero; no connection manager; messages to and fro, the client first
 //! ```
 
+use bowline_base::entropy::random_u64;
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv6Addr, TcpListener, TcpStream};
 
@@ -123,7 +124,7 @@ fn pingpong(args: &Args, stop: &Stop) -> Outcome {
     let local = stream.local_addr().map_err(failed)?.ip();
     let (mut link, memory) = prepare(args, &*device, stop, RECEIVES)?;
     memory.buffer.write(0, &vec![FILLING; args.size as usize]);
-    let mine = End { qpn: link.qpn(), psn: unpredictable(), gid: local };
+    let mine = End { qpn: link.qpn(), psn: random_u64() as u32 & 0xff_ffff, gid: local };
     if first {
         stream.write_all(&mine.encode()).map_err(failed)?;
     }
@@ -213,12 +214,6 @@ impl End {
         let gid = gid.to_ipv4_mapped().map_or(IpAddr::V6(gid), IpAddr::V4);
         Some(Self { qpn, psn, gid })
     }
-}
-
-/// A starting PSN.
-fn unpredictable() -> u32 {
-    use std::hash::{BuildHasher, Hasher, RandomState};
-    RandomState::new().build_hasher().finish() as u32 & 0xff_ffff
 }
 
 /// Makes the queue pair and posts its receives.

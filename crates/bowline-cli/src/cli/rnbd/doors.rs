@@ -18,11 +18,7 @@ use bowline_block::{
         ublk::{self, Ublk, UblkOptions},
     },
 };
-use bowline_ctl::{
-    Errno,
-    errno::{EALREADY, EBUSY, EIO, ENODEV},
-    fusefs,
-};
+use bowline_ctl::{Errno, fusefs};
 use bowline_rnbd_driver::{
     client::{Client, Disk},
     tree::{DiskInfo, Disks, MapSpec},
@@ -68,8 +64,8 @@ pub(super) struct NoDoor {
 impl NoDoor {
     fn new(text: String, error: &io::Error) -> Self {
         let errno = match error.kind() {
-            io::ErrorKind::ResourceBusy => EBUSY,
-            _ => error.raw_os_error().unwrap_or(EIO),
+            io::ErrorKind::ResourceBusy => Errno::EBUSY,
+            _ => Errno::of(error),
         };
         Self { text, errno }
     }
@@ -236,7 +232,7 @@ impl Doors {
             (Ok(unwanted), None) => {
                 drop(state);
                 drop(unwanted);
-                Err(NoDoor { text: "all disks are being given up".into(), errno: ENODEV })
+                Err(NoDoor { text: "all disks are being given up".into(), errno: Errno::ENODEV })
             }
             (Err(why), front) => {
                 if front.is_some() {
@@ -311,9 +307,9 @@ impl Doors {
         let mut left = None;
         loop {
             let mut state = self.lock();
-            let mapped = self.client.disk(disk).ok_or(ENODEV)?;
+            let mapped = self.client.disk(disk).ok_or(Errno::ENODEV)?;
             let (taken, end) = match state.fronts.get_mut(disk) {
-                Some(Front::Closing) => (Some(Err(EALREADY)), opened),
+                Some(Front::Closing) => (Some(Err(Errno::EALREADY)), opened),
                 // It is being mapped: whoever does that opens its doors next.
                 None | Some(Front::Opening) => (None, opened),
                 Some(front) => {
@@ -329,7 +325,7 @@ impl Doors {
                 return taken;
             }
             if Instant::now() >= end {
-                return Err(EBUSY);
+                return Err(Errno::EBUSY);
             }
             thread::sleep(LOOK);
         }
@@ -374,7 +370,7 @@ impl Disks for Doors {
         Disks::map(&*self.client, spec)?;
         let wanted = Which { session: spec.session.clone(), device: spec.device.clone() };
         let is = |disk: &Arc<Disk>| Which::of(disk) == wanted && disk.info().is_some();
-        let disk = self.client.disks().into_iter().find(is).ok_or(ENODEV)?;
+        let disk = self.client.disks().into_iter().find(is).ok_or(Errno::ENODEV)?;
         self.open(&disk).map_err(|error| {
             // Without its door the disk is of no use; whoever asked is told.
             let _ = self.client.unmap(&disk);

@@ -213,7 +213,7 @@ impl rnbd_tree::Exports for Told {
         self.0.exports()
     }
 
-    fn force_close(&self, export: &str, session: &str) -> Result<(), i32> {
+    fn force_close(&self, export: &str, session: &str) -> Result<(), Errno> {
         rnbd_tree::Exports::force_close(&*self.0, export, session)?;
         note!("export {export} closed by force for session {session}");
         Ok(())

@@ -5,6 +5,7 @@
 //! the seed. A write that failed leaves a block in its old or its new version, and either is
 //! accepted from then on; everything else must be exactly the last version that was acknowledged.
 
+use bowline_base::{Errno, SplitMix64, mix};
 use std::{
     collections::HashMap,
     ops::Range,
@@ -12,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bowline_block::{BlockDevice, DeviceMem, DiskDone, DiskIo, Errno, IoOp};
+use bowline_block::{BlockDevice, DeviceMem, DiskDone, DiskIo, IoOp};
 
 use crate::cli::histogram::Histogram;
 
@@ -174,7 +175,7 @@ pub(crate) struct Load {
     busy: Vec<bool>,
     slots: Vec<Option<Slot>>,
     answers: Arc<Answers>,
-    random: u64,
+    random: SplitMix64,
     next_version: u32,
     scratch: Vec<u8>,
 }
@@ -206,7 +207,7 @@ impl Load {
             busy: vec![false; blocks],
             slots: vec![None; depth],
             answers: Arc::default(),
-            random: shape.seed ^ 0x9e37_79b9_7f4a_7c15,
+            random: SplitMix64::new(shape.seed ^ 0x9e37_79b9_7f4a_7c15),
             next_version: 1,
             scratch: Vec::new(),
         })
@@ -242,28 +243,22 @@ impl Load {
     }
 
     fn pick(&mut self) -> Ask {
-        let what = if self.next_random() % 100 < self.shape.reads_percent {
+        let what = if self.random.next_u64() % 100 < self.shape.reads_percent {
             What::Read
         } else if !self.shape.syncs {
             What::Write
         } else {
-            match self.next_random() % SYNC_ROUND {
+            match self.random.next_u64() % SYNC_ROUND {
                 0 => return Ask { what: What::Flush, first: 0, count: 0 },
                 1..=DURABLE => What::DurableWrite,
                 _ => What::Write,
             }
         };
         // As many of one block as of two, of three or four, of five to eight, and so on.
-        let power = 1 << (self.next_random() % u64::from(self.most().ilog2() + 1));
-        let count = power - self.next_random() % (power / 2).max(1);
-        let first = self.next_random() % (self.versions.len() as u64 - count + 1);
+        let power = 1 << (self.random.next_u64() % u64::from(self.most().ilog2() + 1));
+        let count = power - self.random.next_u64() % (power / 2).max(1);
+        let first = self.random.next_u64() % (self.versions.len() as u64 - count + 1);
         Ask { what, first, count }
-    }
-
-    fn next_random(&mut self) -> u64 {
-        // splitmix64
-        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        mixed(self.random)
     }
 
     /// Keeps requests under way until there are no more or the caller has enough, then waits for
@@ -375,7 +370,7 @@ impl Load {
                     }
                 }
             }
-            let text = bowline_ctl::errno::text(errno.unsigned_abs().cast_signed());
+            let text = Errno(errno.unsigned_abs().cast_signed()).strerror();
             return report.problem(match ask.what {
                 What::Flush => format!("a flush failed: {text}"),
                 what => format!("a {} of block {} failed: {text}", what.name(), ask.first),
@@ -432,15 +427,9 @@ enum Claim {
     Nothing,
 }
 
-fn mixed(mut z: u64) -> u64 {
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
-}
-
 /// Adds the contents of a block: its number, its version, then words that follow from both.
 fn contents(seed: u64, block: u64, version: u32, bytes: usize, into: &mut Vec<u8>) {
-    let mut state = mixed(seed ^ mixed(block ^ (u64::from(version) << 40)));
+    let mut state = mix(seed ^ mix(block ^ (u64::from(version) << 40)));
     into.extend_from_slice(&block.to_le_bytes());
     into.extend_from_slice(&u64::from(version).to_le_bytes());
     for _ in 2..bytes / 8 {

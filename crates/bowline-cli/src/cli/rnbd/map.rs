@@ -272,7 +272,7 @@ fn refused(
         ),
         _ => error.to_string(),
     };
-    Failure::Errno(errno.0, text)
+    Failure::Errno(errno, text)
 }
 
 fn seconds(time: Duration) -> String {

@@ -117,13 +117,13 @@ fn verify(
             Limits { bytes, .. } if bytes < LEAST => format!("it has {bytes} bytes"),
             _ => {
                 return Failure::Errno(
-                    errno.0,
+                    errno,
                     format!("{}: no verified load on it: {errno}", args.device),
                 );
             }
         };
         let text = format!("{}: {why}; a verified load needs {LEAST} bytes at least", args.device);
-        Failure::Errno(errno.0, text)
+        Failure::Errno(errno, text)
     })?;
     let mut progress = Progress::new(false);
     let filled = load.fill(|report| {

@@ -1,5 +1,6 @@
 //! One task of a stress run: a socket that exchanges messages with every task of the peer.
 
+use bowline_base::Errno;
 use std::{
     net::{Ipv4Addr, SocketAddr, SocketAddrV4},
     sync::{
@@ -17,7 +18,6 @@ use super::{
 };
 use crate::cli::histogram::Histogram;
 
-const ENOBUFS: i32 = 105;
 /// Messages taken before it is time to send again.
 const BATCH: usize = 128;
 /// Longest sleep: bounds how late a task sees that the run is over.
@@ -333,7 +333,7 @@ impl Task {
         let result = self.socket.send_to(message, SocketAddr::V4(peer.address));
         match result {
             Ok(_) => {}
-            Err(error) if error.errno() == ENOBUFS => return Ok(Sent::Congested),
+            Err(error) if error.errno() == Errno::ENOBUFS => return Ok(Sent::Congested),
             Err(error) if error.is_would_block() => return Ok(Sent::Full),
             Err(error) => {
                 return Err(format!("{} -> {}: send: {error}", self.address, peer.address));

@@ -10,7 +10,7 @@ use super::settings::{FEW, Settings, WINDOW_MAX, WINDOW_MIN};
 use super::{Outcome, Requester, TxCtx};
 use crate::burst::Burst;
 use crate::sendq::{Request, Stage};
-use crate::time::Instant;
+use bowline_base::Instant;
 
 /// Packets in a row that are sent again one by one, before everything is.
 const ROW_MAX: u32 = 2;

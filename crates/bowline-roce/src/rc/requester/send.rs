@@ -8,7 +8,7 @@ use super::recovery::Repair;
 use super::{Requester, TxCtx};
 use crate::burst::{Burst, burst_payload};
 use crate::sendq::{Request, Stage};
-use crate::time::Instant;
+use bowline_base::Instant;
 
 /// A WRITE of up to so many bytes, two bursts, goes as WRITEs of one packet each: all have the same headers then,
 /// while the first packet of a long WRITE is longer than the others, and a burst ends behind the second one. Of a

@@ -17,7 +17,7 @@ use bowline_wire::roce::{Aeth, AtomicAckEth, Bth, NakCode, Opcode, Packet, Psn, 
 
 use super::RxCtx;
 use crate::burst::Burst;
-use crate::time::Instant;
+use bowline_base::Instant;
 
 /// Pauses before an acknowledgement is repeated, and repeated again [RSP-24].
 const REPEAT_AFTER: [Duration; 2] = [Duration::from_millis(50), Duration::from_millis(200)];

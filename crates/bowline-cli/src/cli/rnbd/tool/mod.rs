@@ -20,7 +20,7 @@ mod world;
 
 use std::{fmt, io};
 
-use bowline_ctl::{Errno, errno};
+use bowline_ctl::Errno;
 use columns::Target;
 
 use crate::cli::{Failure, Outcome};
@@ -42,16 +42,16 @@ impl Refusal {
     }
 
     fn usage(text: impl Into<String>) -> Self {
-        Self::new(errno::EINVAL, text)
+        Self::new(Errno::EINVAL, text)
     }
 
     fn missing(text: impl Into<String>) -> Self {
-        Self::new(errno::ENOENT, text)
+        Self::new(Errno::ENOENT, text)
     }
 
     /// What writing to or reading from an attribute came to.
     fn of(errno: Errno, path: &str) -> Self {
-        Self::new(errno, format!("{path}: {}", errno::text(errno)))
+        Self::new(errno, format!("{path}: {}", errno.strerror()))
     }
 
     /// Adds what can be done about it.
@@ -60,7 +60,7 @@ impl Refusal {
     }
 
     fn system(error: &io::Error, what: String) -> Self {
-        Self::new(error.raw_os_error().unwrap_or(errno::EIO), format!("{what}: {error}"))
+        Self::new(Errno::of(error), format!("{what}: {error}"))
     }
 }
 

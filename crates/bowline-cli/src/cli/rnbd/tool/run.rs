@@ -2,7 +2,7 @@
 
 use std::io::{self, IsTerminal};
 
-use bowline_ctl::{address_text, errno};
+use bowline_ctl::{Errno, address_text};
 use bowline_rnbd_driver::tree::MapSpec;
 use serde_json::{Map, Value};
 
@@ -268,7 +268,7 @@ impl Run<'_> {
         // The same rules as the other side: a mistake is told before anything is sent. Whether it
         // has InfiniBand is its own matter.
         match text.parse::<MapSpec>() {
-            Ok(_) | Err(errno::ENODEV) => {}
+            Ok(_) | Err(Errno::ENODEV) => {}
             Err(errno) => return Err(Refusal::new(errno, format!("\"{text}\" cannot be mapped"))),
         }
         self.write(source, "/class/rnbd-client/ctl/map_device", &text)
@@ -303,7 +303,7 @@ impl Run<'_> {
         let value = if self.request.options.force { "force" } else { "normal" };
         let done = self.write(row.source, &format!("{}/unmap_device", row.at), value);
         done.map_err(|refusal| match refusal.errno {
-            errno::EBUSY => {
+            Errno::EBUSY => {
                 let name = row.item.text("devname");
                 refusal.with(&format!("in use; close its users, or `unmap {name} force`"))
             }
@@ -320,7 +320,7 @@ impl Run<'_> {
         if target == Target::Device {
             let done = self.write(session.source, &format!("{}/remap_device", session.at), "1");
             return done.map_err(|refusal| match refusal.errno {
-                errno::EALREADY => {
+                Errno::EALREADY => {
                     let session = session.item.text("sessname");
                     refusal.with(&format!(
                         "it is open, so there is nothing to do; `remap {session} force` unmaps all devices of \
@@ -471,7 +471,7 @@ impl Run<'_> {
     ) -> Result<(Row, Target), Refusal> {
         for target in targets {
             match self.one(*target, name, modes) {
-                Err(refusal) if refusal.errno == errno::ENOENT => {}
+                Err(refusal) if refusal.errno == Errno::ENOENT => {}
                 found => return Ok((found?, *target)),
             }
         }
@@ -624,7 +624,7 @@ impl Run<'_> {
                 let text = match self.world.text(path.source, &format!("{}/stats/{name}", path.at))
                 {
                     // Kernels of today have fewer than those of old [RS-46].
-                    Err(refusal) if refusal.errno == errno::ENOENT => continue,
+                    Err(refusal) if refusal.errno == Errno::ENOENT => continue,
                     text => text?,
                 };
                 for (index, line) in text.lines().enumerate() {
@@ -641,7 +641,7 @@ impl Run<'_> {
             // A kernel's server has no file for all; it has one file only [RS-43].
             let all = format!("{}/stats/reset_all", path.at);
             let file = match self.world.text(path.source, &all) {
-                Err(refusal) if refusal.errno == errno::ENOENT => format!("{}/stats/rdma", path.at),
+                Err(refusal) if refusal.errno == Errno::ENOENT => format!("{}/stats/rdma", path.at),
                 _ => all,
             };
             let done = self.write(path.source, &file, "1");
@@ -660,7 +660,7 @@ impl Run<'_> {
             parts.insert(self.world.place(source).display().to_string(), value);
         }
         if parts.is_empty() && !folder.is_empty() {
-            return Err(Refusal::of(errno::ENOENT, &absolute(folder)));
+            return Err(Refusal::of(Errno::ENOENT, &absolute(folder)));
         }
         say!("{}", serde_json::to_string_pretty(&Value::Object(parts)).unwrap_or_default());
         Ok(())
@@ -672,7 +672,7 @@ impl Run<'_> {
         let mut found = Vec::new();
         for source in self.world.all(self.request.mode) {
             match self.world.text(source, path) {
-                Err(refusal) if matches!(refusal.errno, errno::ENOENT | errno::ENOTDIR) => {
+                Err(refusal) if matches!(refusal.errno, Errno::ENOENT | Errno::ENOTDIR) => {
                     missing = refusal;
                 }
                 text => found.push((source, text)),
@@ -702,7 +702,7 @@ impl Run<'_> {
         let (source, text) = self.holder(&path)?;
         match text {
             // A file that only takes commands cannot be read, and is there.
-            Err(refusal) if refusal.errno != errno::EACCES => return Err(refusal),
+            Err(refusal) if refusal.errno != Errno::EACCES => return Err(refusal),
             _ => {}
         }
         self.write(source, &path, value)

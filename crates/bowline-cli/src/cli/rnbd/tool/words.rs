@@ -5,7 +5,7 @@ use std::{
     net::{IpAddr, Ipv6Addr},
 };
 
-use bowline_ctl::{Errno, PathSpec, errno};
+use bowline_ctl::{Errno, PathSpec};
 use bowline_wire::rtrs::SessionName;
 
 use super::{Refusal, format::Unit};
@@ -66,14 +66,14 @@ pub(super) fn path_text(text: &str) -> Result<String, Refusal> {
 
 /// Every mistake in a path has the error number that a kernel's tree gives for it [RS-34].
 fn no_path(errno: Errno, text: &str) -> Refusal {
-    let errno = if errno == errno::ENODEV { errno } else { errno::EINVAL };
+    let errno = if errno == Errno::ENODEV { errno } else { Errno::EINVAL };
     Refusal::new(errno, format!("\"{text}\" is not a path such as ip:10.0.0.1@ip:10.0.0.2"))
 }
 
 pub(super) fn address(server: &str) -> Result<Address, Refusal> {
     let bare = server.strip_prefix("ip:").unwrap_or(server);
     args::address(bare, Family::Any).map_err(|_| {
-        Refusal::new(errno::ENXIO, format!("{server} is neither a session nor a host; name a path"))
+        Refusal::new(Errno::ENXIO, format!("{server} is neither a session nor a host; name a path"))
     })
 }
 
@@ -81,14 +81,14 @@ pub(super) fn address(server: &str) -> Result<Address, Refusal> {
 /// [`session_name`] has replaced something.
 pub(super) fn addresses(server: &str) -> Result<Vec<IpAddr>, Refusal> {
     if server.is_empty() {
-        return Err(Refusal::new(errno::ENXIO, "it has no @"));
+        return Err(Refusal::new(Errno::ENXIO, "it has no @"));
     }
     let with = |separator: &str| server.replace('-', separator).parse::<IpAddr>().ok();
     if let Some(address) = with(".").or_else(|| with(":")) {
         return Ok(vec![address]);
     }
     let found = std::net::ToSocketAddrs::to_socket_addrs(&(server, 0))
-        .map_err(|error| Refusal::new(errno::ENXIO, format!("cannot look up {server}: {error}")))?;
+        .map_err(|error| Refusal::new(Errno::ENXIO, format!("cannot look up {server}: {error}")))?;
     let mut all: Vec<IpAddr> = found.map(|address| address.ip()).collect();
     all.sort();
     all.dedup();
@@ -165,7 +165,7 @@ mod tests {
         for (size, unit) in
             [("", ""), ("k", ""), ("1k", "k"), ("1", "kb"), ("-1", ""), ("99999999", "E")]
         {
-            assert_eq!(sectors(size, unit).map_err(|refusal| refusal.errno), Err(22));
+            assert_eq!(sectors(size, unit).map_err(|refusal| refusal.errno), Err(Errno::EINVAL));
         }
         for (size, nearest) in
             [("513B", "512 and 1024"), ("4294967297", "4294967296 and 4294967808")]
@@ -200,7 +200,7 @@ mod tests {
             let server = name.split_once('@').unwrap().1;
             assert_eq!(addresses(server), Ok(vec![address.parse().unwrap()]), "{name}");
         }
-        assert_eq!(addresses("").unwrap_err().errno, errno::ENXIO);
+        assert_eq!(addresses("").unwrap_err().errno, Errno::ENXIO);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use bowline_ctl::{Client, Json, Op, errno, folders};
+use bowline_ctl::{Client, Errno, Json, Op, folders};
 
 use super::{
     Refusal,
@@ -191,7 +191,7 @@ impl World {
         let shown = self.shown(source, path);
         if let (Op::Write(_), Some(other)) = (&op, self.rival(source)) {
             return Err(Refusal::new(
-                errno::ETIMEDOUT,
+                Errno::ETIMEDOUT,
                 format!(
                     "{} does not answer, and may have {shown} as well; choose a process with --control",
                     other.display()
@@ -212,10 +212,10 @@ impl World {
                 })?;
                 answer
                     .map(|json| json.as_str().unwrap_or_default().to_owned())
-                    .map_err(io::Error::from_raw_os_error)
+                    .map_err(io::Error::from)
             }
         };
-        done.map_err(|error| Refusal::of(error.raw_os_error().unwrap_or(errno::EIO), &shown))
+        done.map_err(|error| Refusal::of(Errno::of(&error), &shown))
     }
 }
 
@@ -264,7 +264,7 @@ fn is_nobody(error: &io::Error) -> bool {
 
 fn socket(place: &Path) -> io::Result<Source> {
     let mut client = Client::connect_within(place, LOOK)?;
-    let tree = client.ask(Op::Dump, "/")?.map_err(io::Error::from_raw_os_error)?;
+    let tree = client.ask(Op::Dump, "/")?.map_err(io::Error::from)?;
     Ok(Source { place: place.to_owned(), door: Door::Socket(client), tree })
 }
 

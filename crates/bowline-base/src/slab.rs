@@ -1,8 +1,23 @@
 //! A slab whose keys carry a generation: a stale key finds nothing, never another object.
 
+use alloc::vec::Vec;
+
+/// Where an object stands: its index, and the generation of the object at that index.
+pub type Key = (u32, u32);
+
 /// Objects under small dense keys.
+///
+/// ```
+/// use bowline_base::slab::Slab;
+///
+/// let mut slab = Slab::new();
+/// let first = slab.insert("first");
+/// slab.remove(first);
+/// let second = slab.insert("second");
+/// assert_eq!((slab.get(first), slab.get(second)), (None, Some(&"second")));
+/// ```
 #[derive(Debug)]
-pub(crate) struct Slab<T> {
+pub struct Slab<T> {
     slots: Vec<Slot<T>>,
     free: Vec<u32>,
     len: usize,
@@ -15,15 +30,21 @@ struct Slot<T> {
 }
 
 impl<T> Slab<T> {
-    pub(crate) const fn new() -> Self {
+    /// Makes an empty slab.
+    pub const fn new() -> Self {
         Self { slots: Vec::new(), free: Vec::new(), len: 0 }
     }
 
-    pub(crate) const fn len(&self) -> usize {
+    /// Returns the number of objects.
+    pub const fn len(&self) -> usize {
         self.len
     }
 
-    pub(crate) fn insert(&mut self, value: T) -> (u32, u32) {
+    /// Adds an object.
+    ///
+    /// # Panics
+    /// With 2^32 objects.
+    pub fn insert(&mut self, value: T) -> Key {
         self.len += 1;
         if let Some(index) = self.free.pop() {
             let slot = &mut self.slots[index as usize];
@@ -35,17 +56,20 @@ impl<T> Slab<T> {
         (index, 1)
     }
 
-    pub(crate) fn get(&self, (index, generation): (u32, u32)) -> Option<&T> {
+    /// Returns an object, if it is still there.
+    pub fn get(&self, (index, generation): Key) -> Option<&T> {
         let slot = self.slots.get(index as usize)?;
         if slot.generation == generation { slot.value.as_ref() } else { None }
     }
 
-    pub(crate) fn get_mut(&mut self, (index, generation): (u32, u32)) -> Option<&mut T> {
+    /// Returns an object to change, if it is still there.
+    pub fn get_mut(&mut self, (index, generation): Key) -> Option<&mut T> {
         let slot = self.slots.get_mut(index as usize)?;
         if slot.generation == generation { slot.value.as_mut() } else { None }
     }
 
-    pub(crate) fn remove(&mut self, (index, generation): (u32, u32)) -> Option<T> {
+    /// Takes an object out, if it is still there.
+    pub fn remove(&mut self, (index, generation): Key) -> Option<T> {
         let slot = self.slots.get_mut(index as usize)?;
         if slot.generation != generation {
             return None;
@@ -57,13 +81,21 @@ impl<T> Slab<T> {
         Some(value)
     }
 
-    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
+    /// Returns all objects to change, in the order of their indices.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
         self.slots.iter_mut().filter_map(|slot| slot.value.as_mut())
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = ((u32, u32), &T)> {
+    /// Returns all objects with their keys, in the order of their indices.
+    pub fn iter(&self) -> impl Iterator<Item = (Key, &T)> {
         self.slots.iter().enumerate().filter_map(|(i, slot)| {
             slot.value.as_ref().map(|value| ((i as u32, slot.generation), value))
         })
+    }
+}
+
+impl<T> Default for Slab<T> {
+    fn default() -> Self {
+        Self::new()
     }
 }

@@ -8,7 +8,7 @@ use core::fmt;
 /// name alone.
 ///
 /// ```
-/// use bowline_wire::Errno;
+/// use bowline_base::Errno;
 ///
 /// assert_eq!(Errno::EBUSY.to_string(), "busy (EBUSY)");
 /// assert_eq!(format!("{:?}", Errno::EBUSY), "EBUSY");
@@ -47,18 +47,23 @@ errnos! {
     ENOENT = 2, "not found";
     EIO = 5, "input or output error";
     ENXIO = 6, "no such session, device or address";
+    EBADF = 9, "not an open file or socket";
     EAGAIN = 11, "try again";
     ENOMEM = 12, "out of memory, or over a limit";
     EACCES = 13, "access denied";
+    EFAULT = 14, "wrong size or shape of a value";
     ENOTBLK = 15, "not a block device";
     EBUSY = 16, "busy";
     EEXIST = 17, "exists already";
     ENODEV = 19, "no such device";
     ENOTDIR = 20, "not a directory";
+    EISDIR = 21, "is a directory";
     EINVAL = 22, "invalid argument";
+    ENFILE = 23, "too many open files in all";
     EMFILE = 24, "too many open files";
     ENOSPC = 28, "no space left";
     ERANGE = 34, "out of range";
+    ELOOP = 40, "too many links one behind the other";
     EBADE = 52, "reserved by somebody else";
     ENODATA = 61, "no data there";
     ETIME = 62, "time is up";
@@ -66,12 +71,17 @@ errnos! {
     ECOMM = 70, "no path is connected";
     EOVERFLOW = 75, "too large";
     EILSEQ = 84, "data fails its check";
+    EDESTADDRREQ = 89, "no destination address";
     EMSGSIZE = 90, "message too long";
+    EPROTOTYPE = 91, "wrong kind of address";
+    ENOPROTOOPT = 92, "no such option";
+    EPROTONOSUPPORT = 93, "protocol not supported";
     EOPNOTSUPP = 95, "not supported";
     EADDRINUSE = 98, "address in use";
     EADDRNOTAVAIL = 99, "not an address of this machine";
     ECONNABORTED = 103, "connection aborted";
     ECONNRESET = 104, "connection reset by peer";
+    ENOBUFS = 105, "no buffer space, or the port is congested";
     ENOTCONN = 107, "not connected, or not open";
     ESHUTDOWN = 108, "shut down";
     ETOOMANYREFS = 109, "too many references";
@@ -83,9 +93,36 @@ errnos! {
 }
 
 impl Errno {
+    /// Returns the number of a system error, `EIO` for an error that did not come from the system.
+    #[cfg(feature = "system")]
+    pub fn of(error: &std::io::Error) -> Self {
+        error.raw_os_error().map_or(Self::EIO, Self)
+    }
+
+    /// Returns the text of the C library, as strerror(3).
+    ///
+    /// ```
+    /// assert_eq!(bowline_base::Errno::EEXIST.strerror(), "File exists");
+    /// ```
+    #[cfg(feature = "system")]
+    pub fn strerror(self) -> String {
+        let text = alloc::format!("{}", std::io::Error::from(self));
+        match text.rfind(" (os error") {
+            Some(end) => text[..end].into(),
+            None => text,
+        }
+    }
+
     /// Returns the error as results carry it: negative.
     pub const fn neg(self) -> i32 {
         -self.0
+    }
+}
+
+/// Compares with a number such as libc's constants.
+impl PartialEq<i32> for Errno {
+    fn eq(&self, number: &i32) -> bool {
+        self.0 == *number
     }
 }
 
@@ -108,6 +145,13 @@ impl fmt::Display for Errno {
 }
 
 impl core::error::Error for Errno {}
+
+#[cfg(feature = "system")]
+impl From<Errno> for std::io::Error {
+    fn from(errno: Errno) -> Self {
+        Self::from_raw_os_error(errno.0)
+    }
+}
 
 #[cfg(test)]
 mod tests {

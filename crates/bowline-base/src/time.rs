@@ -1,4 +1,4 @@
-//! Time as the cores see it: a number the driver passes in. Here because both cores share it.
+//! Time as the cores see it: a number that the driver passes in.
 
 use core::ops::Add;
 use core::time::Duration;

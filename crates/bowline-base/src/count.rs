@@ -1,4 +1,4 @@
-//! Counts of what a driver did. Here because both drivers count alike.
+//! Counts of what a driver did.
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -38,7 +38,7 @@ macro_rules! driver_stats {
         pub struct DriverStats { $($(#[$doc])* pub $name: u64,)* }
 
         #[derive(Debug, Default)]
-        pub(crate) struct Stats { $(pub(crate) $name: $crate::stats::Count,)* }
+        pub(crate) struct Stats { $(pub(crate) $name: $crate::count::Count,)* }
 
         impl Stats {
             pub(crate) fn snapshot(&self) -> DriverStats {
