@@ -161,7 +161,10 @@ impl Shared {
             && let Err(error) = file.write(lives)
         {
             let what = "writing the file of connections".to_owned();
-            self.fault(Error::System { what, errno: error.raw_os_error().unwrap_or(libc::EIO) });
+            self.fault(
+                None,
+                Error::System { what, errno: error.raw_os_error().unwrap_or(libc::EIO) },
+            );
         }
     }
 

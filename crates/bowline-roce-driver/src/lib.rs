@@ -24,6 +24,7 @@ mod capture;
 mod clock;
 mod config;
 mod device;
+mod fault;
 mod helper;
 mod identity;
 mod lives;
