@@ -248,6 +248,11 @@ impl Client {
         }
     }
 
+    /// Returns the engine.
+    pub const fn engine(&self) -> &Arc<Engine> {
+        &self.engine
+    }
+
     /// Returns a disk by its name here.
     pub fn disk(&self, name: &str) -> Option<Arc<Disk>> {
         self.lock().disks.values().find(|disk| disk.local_name() == name).cloned()

@@ -25,8 +25,6 @@ use crate::udp::{Endpoint, ROCE_PORT};
 use crate::wait::What;
 use bowline_base::clock;
 
-/// How long what kept packets from being sent counts as the reason for what goes wrong.
-const FAULT_LASTS: Duration = Duration::from_secs(10);
 /// Path MTU where nothing is known of the interface; goes through any Ethernet.
 const MTU_UNKNOWN: Mtu = Mtu::M1024;
 
@@ -152,7 +150,7 @@ impl SoftDevice {
     /// Returns the last thing that kept packets from being sent, such as a path that carries less
     /// than the MTU of the settings.
     pub fn fault(&self) -> Option<Error> {
-        self.shared.lock().fault.as_ref().map(|(_, error)| error.clone())
+        self.shared.lock().faults.last().cloned()
     }
 
     /// Returns the bytes the system keeps for each socket until they are read: what is in flight
@@ -268,9 +266,11 @@ impl Device for SoftDevice {
     }
 
     fn fault(&self) -> Option<Error> {
-        let st = self.shared.lock();
-        let (since, error) = st.fault.as_ref()?;
-        (clock::now().saturating_since(*since) < FAULT_LASTS).then(|| error.clone())
+        self.shared.lock().faults.now(clock::now()).cloned()
+    }
+
+    fn fault_to(&self, peer: IpAddr) -> Option<Error> {
+        self.shared.lock().faults.with(clock::now(), peer).cloned()
     }
 
     fn alloc_pd(&self) -> Result<PdId, Error> {

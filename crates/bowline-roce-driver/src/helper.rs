@@ -161,7 +161,7 @@ impl Shared {
             && let Err(error) = file.write(lives)
         {
             let what = "writing the file of connections".to_owned();
-            self.fault(Error::System { what, errno: bowline_base::Errno::of(&error) });
+            self.fault(None, Error::System { what, errno: bowline_base::Errno::of(&error) });
         }
     }
 

@@ -23,6 +23,7 @@
 mod capture;
 mod config;
 mod device;
+mod fault;
 mod helper;
 mod identity;
 mod lives;

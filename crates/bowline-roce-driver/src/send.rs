@@ -1,7 +1,7 @@
 //! The data path out: sending what is due.
 
 use core::sync::atomic::Ordering;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
@@ -235,24 +235,24 @@ impl Shared {
                      setting, which must be lowered",
                     burst.segment, burst.to
                 );
-                self.fault(Error::System {
-                    what,
-                    errno: bowline_base::Errno(errno.raw_os_error()),
-                });
+                self.fault(
+                    Some(burst.to),
+                    Error::System { what, errno: bowline_base::Errno(errno.raw_os_error()) },
+                );
             }
             errno => {
                 let what = format!("sending to {}", burst.to);
-                self.fault(Error::System {
-                    what,
-                    errno: bowline_base::Errno(errno.raw_os_error()),
-                });
+                self.fault(
+                    Some(burst.to),
+                    Error::System { what, errno: bowline_base::Errno(errno.raw_os_error()) },
+                );
             }
         }
     }
 
-    /// Remembers what is wrong, for whoever asks.
-    pub(crate) fn fault(&self, error: Error) {
-        self.lock().fault = Some((clock::now(), error));
+    /// Remembers what is wrong, with one peer perhaps, for whoever asks.
+    pub(crate) fn fault(&self, to: Option<IpAddr>, error: Error) {
+        self.lock().faults.note(clock::now(), to, error);
     }
 
     fn record_burst(&self, capture: &mut Capture, from: SocketAddr, burst: &Burst) {

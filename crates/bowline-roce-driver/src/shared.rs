@@ -14,12 +14,13 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bowline_roce::{Burst, Device as Core, Event, Instant};
-use bowline_verbs::{AsyncEvent, CmEvent, Error};
+use bowline_verbs::{AsyncEvent, CmEvent};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 
 use crate::capture::Capture;
 use crate::config::PollMode;
+use crate::fault::Faults;
 use crate::lives::Lives;
 use crate::loss::{Cuts, Loss};
 use crate::receive::Rx;
@@ -61,8 +62,7 @@ pub(crate) struct State {
     /// When the background thread looks next.
     pub(crate) helper_looks_at: u64,
     /// What is wrong with the settings or the network.
-    /// What kept packets from being sent last, and when.
-    pub(crate) fault: Option<(Instant, Error)>,
+    pub(crate) faults: Faults,
     /// The file of connections is not right any more.
     pub(crate) lives_changed: bool,
 }
@@ -166,7 +166,7 @@ impl Shared {
             followers: 0,
             listeners: 0,
             helper_looks_at: 0,
-            fault: None,
+            faults: Faults::default(),
             lives_changed: false,
         };
         Ok(Self {

@@ -8,6 +8,7 @@
 //! All of them sleep when there is nothing to do.
 
 use core::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -123,6 +124,12 @@ impl Engine {
     /// The devices, in the order of their [`PortId`]s.
     pub fn devices(&self) -> &[Arc<dyn Device>] {
         &self.inner.devices
+    }
+
+    /// Returns what has kept packets from being sent on a path in the last seconds, where that is known.
+    pub fn fault(&self, local: IpAddr, remote: IpAddr) -> Option<bowline_verbs::Error> {
+        let has_it = |device: &&Arc<dyn Device>| device.attr().addrs.contains(&local);
+        self.devices().iter().filter(has_it).find_map(|device| device.fault_to(remote))
     }
 
     /// Returns what has been done so far.

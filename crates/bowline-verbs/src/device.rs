@@ -45,6 +45,11 @@ pub trait Device: Send + Sync {
         None
     }
 
+    /// Returns what has kept packets from being sent to one peer in the last seconds, where that is known.
+    fn fault_to(&self, _peer: IpAddr) -> Option<Error> {
+        None
+    }
+
     /// Makes a protection domain.
     ///
     /// # Errors

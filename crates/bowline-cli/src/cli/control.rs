@@ -22,15 +22,15 @@ use std::{
     },
     path::{Path, PathBuf},
     sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
+        Arc, Weak,
+        atomic::{AtomicBool, Ordering},
     },
     thread,
     time::{Duration, Instant},
 };
 
 use bowline::rds::Node;
-use bowline_ctl::OwnFile;
+use bowline_ctl::{Door, Guest, OwnFile, Places, Visit};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -44,11 +44,13 @@ pub(crate) const VERSION: u32 = 1;
 /// Longest request line, and longest silence of a client.
 const REQUEST_BYTES_MAX: u64 = 64 << 10;
 const SILENCE_MAX: Duration = Duration::from_secs(30);
-/// Most clients at a time.
-const CLIENTS_MAX: usize = 16;
+/// Most clients at a time, and most of those that have left while something was still done for them.
+const PLACES: Places = Places { here: 16, left: 64 };
 /// Bounds of the wait for the answer to a probe.
 const PROBE_MIN: Duration = Duration::from_millis(1);
 const PROBE_MAX: Duration = Duration::from_secs(60);
+/// Longest part of it between looks whether the client is still there.
+const PROBE_SLICE: Duration = Duration::from_millis(100);
 /// Longest wait of a client for an answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -123,42 +125,47 @@ struct Answer {
 #[derive(Debug)]
 pub(crate) struct Server {
     file: OwnFile,
+    _door: Door,
+}
+
+/// A client while it is served.
+#[derive(Debug, Default)]
+struct Caller {
+    has_left: AtomicBool,
+}
+
+impl Caller {
+    fn has_left(&self) -> bool {
+        // Relaxed: the flag publishes nothing but itself.
+        self.has_left.load(Ordering::Relaxed)
+    }
+}
+
+impl Guest for Caller {
+    fn hung_up(&self) {
+        self.has_left.store(true, Ordering::Relaxed);
+    }
+
+    fn cut(&self) {
+        self.hung_up();
+    }
 }
 
 impl Server {
     /// Binds the socket and answers in the background for as long as the process lives.
     pub(crate) fn start(path: &Path, node: Node, facts: snapshot::NodeFacts) -> Outcome<Self> {
         let (listener, file) = listen(path)?;
-        let clients = Arc::new(AtomicUsize::new(0));
         let started = Instant::now();
-        let serve = move || {
-            for stream in listener.incoming() {
-                let Ok(stream) = stream else {
-                    // Out of descriptors, most likely: leave others time to give some back.
-                    thread::sleep(Duration::from_millis(100));
-                    continue;
-                };
-                // AcqRel is not needed: the number guards no other memory.
-                if clients.fetch_add(1, Ordering::Relaxed) >= CLIENTS_MAX {
-                    clients.fetch_sub(1, Ordering::Relaxed);
-                    continue;
-                }
-                let (node, facts, count) = (node.clone(), facts.clone(), Arc::clone(&clients));
-                let client =
-                    thread::Builder::new().name("control-client".into()).spawn(move || {
-                        // A client that breaks off is its own business.
-                        let _ = answer_all(&stream, &node, &facts, started);
-                        count.fetch_sub(1, Ordering::Relaxed);
-                    });
-                if client.is_err() {
-                    clients.fetch_sub(1, Ordering::Relaxed);
-                }
-            }
-        };
-        thread::Builder::new().name("control".into()).spawn(serve).map_err(|error| {
+        let door = Door::open("control", listener, PLACES, move |visit| {
+            let (node, facts) = (node.clone(), facts.clone());
+            let client = thread::Builder::new().name("control-client".into());
+            // A client that breaks off is its own business, and one for whom there is no thread sees the end.
+            _ = client.spawn(move || answer_all(&visit, &node, &facts, started));
+        });
+        let door = door.map_err(|error| {
             Failure::failed(format!("cannot start the control thread: {error}"))
         })?;
-        Ok(Self { file })
+        Ok(Self { file, _door: door })
     }
 
     /// Returns where the socket is.
@@ -199,24 +206,30 @@ fn listen(path: &Path) -> Outcome<(UnixListener, OwnFile)> {
 }
 
 fn answer_all(
-    stream: &UnixStream,
+    visit: &Visit,
     node: &Node,
     facts: &snapshot::NodeFacts,
     started: Instant,
 ) -> io::Result<()> {
+    let caller = Arc::<Caller>::default();
+    let guest: Weak<Caller> = Arc::downgrade(&caller);
+    visit.served(guest);
+    let stream = visit.socket();
     stream.set_read_timeout(Some(SILENCE_MAX))?;
     stream.set_write_timeout(Some(SILENCE_MAX))?;
     let mut reader = BufReader::new(stream);
     let mut writer = stream;
     loop {
+        visit.set_silent(true);
         let mut line = Vec::new();
         let length = (&mut reader).take(REQUEST_BYTES_MAX).read_until(b'\n', &mut line)?;
         if length == 0 {
             return Ok(());
         }
+        visit.set_silent(false);
         let complete = line.ends_with(b"\n");
         let result = if complete {
-            answer(&line, node, facts, started)
+            answer(&line, &caller, node, facts, started)
         } else {
             Err(format!("a request is one line of at most {REQUEST_BYTES_MAX} bytes"))
         };
@@ -226,6 +239,8 @@ fn answer_all(
         };
         let mut line = serde_json::to_vec(&answer)?;
         line.push(b'\n');
+        // One that takes no answers is as one that says nothing.
+        visit.set_silent(true);
         writer.write_all(&line)?;
         if !complete {
             return Ok(());
@@ -235,6 +250,7 @@ fn answer_all(
 
 fn answer(
     line: &[u8],
+    caller: &Caller,
     node: &Node,
     facts: &snapshot::NodeFacts,
     started: Instant,
@@ -267,7 +283,7 @@ fn answer(
         }
         Command::Probe { local, remote, timeout_ms } => {
             let timeout = Duration::from_millis(timeout_ms).clamp(PROBE_MIN, PROBE_MAX);
-            let result = match probe(node, local, remote, timeout) {
+            let result = match probe(node, caller, local, remote, timeout) {
                 Ok(time) => Probe::Answered { nanos: time.as_nanos() as u64 },
                 Err(error) => Probe::Failed { errno: error.errno().0 },
             };
@@ -277,8 +293,10 @@ fn answer(
     }
 }
 
+/// Waits for the answer of a peer for as long as somebody wants to know.
 fn probe(
     node: &Node,
+    caller: &Caller,
     local: IpAddr,
     remote: IpAddr,
     timeout: Duration,
@@ -287,9 +305,15 @@ fn probe(
     let start = Instant::now();
     socket.set_send_timeout(Some(timeout));
     socket.send_to(&[], SocketAddr::new(remote, 0))?;
-    socket.set_recv_timeout(Some(timeout.saturating_sub(start.elapsed())));
-    socket.recv_from(&mut [])?;
-    Ok(start.elapsed())
+    loop {
+        let left = timeout.saturating_sub(start.elapsed());
+        socket.set_recv_timeout(Some(left.min(PROBE_SLICE)));
+        match socket.recv_from(&mut []) {
+            Ok(_) => return Ok(start.elapsed()),
+            Err(error) if error.is_timed_out() && left > PROBE_SLICE && !caller.has_left() => {}
+            Err(error) => return Err(error),
+        }
+    }
 }
 
 /// A connection to a running node.

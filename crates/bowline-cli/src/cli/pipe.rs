@@ -3,15 +3,19 @@
 //! Options are those of rds-gen and rds-sink. A message of zero bytes marks the end of a stream;
 //! `recv --once` stops there. `recv` takes one stream at a time, unless told otherwise.
 
+mod output;
+
 use std::{
     fs::File,
-    io::{self, Read, Write},
+    io::{self, Read},
     net::{IpAddr, SocketAddr},
+    os::fd::AsFd,
     thread,
     time::{Duration, Instant},
 };
 
 use bowline::rds::{Message, Node, Socket};
+use output::Output;
 
 use super::{
     Failure, Outcome,
@@ -29,6 +33,8 @@ const MESSAGES_MAX: usize = 1 << 16;
 const BUFFER_BYTES: usize = 4 << 20;
 /// Longest wait at the end for receivers that take nothing.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(30);
+/// The same once the command is to stop.
+const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 /// Pause when none of several receivers takes anything.
 const TURN_PAUSE: Duration = Duration::from_millis(2);
 
@@ -152,14 +158,12 @@ pub(crate) fn run_send(args: &SendArgs) -> Outcome {
     if !(1..=MESSAGE_BYTES_MAX).contains(&args.message) {
         return Err(Failure::usage(format!("-m must be between 1 and {MESSAGE_BYTES_MAX} bytes")));
     }
-    let mut input: Box<dyn Read> = if args.file == "-" {
-        Box::new(io::stdin().lock())
-    } else {
-        Box::new(
-            File::open(&args.file)
-                .map_err(|error| Failure::failed(format!("cannot open {}: {error}", args.file)))?,
-        )
+    let input = match args.file.as_str() {
+        "-" => io::stdin().as_fd().try_clone_to_owned().map(File::from),
+        file => File::open(file),
     };
+    let mut input =
+        input.map_err(|error| Failure::failed(format!("cannot open {}: {error}", args.file)))?;
     let stop = Stop::install()?;
     let node = start_node(Node::builder(), &[args.source.ip()])?;
     // Room for what each receiver may hold up, and as much again.
@@ -171,7 +175,7 @@ pub(crate) fn run_send(args: &SendArgs) -> Outcome {
     let mut sender = Sender::new(&socket, &args.destination, share, &stop);
     while left > 0 && !stop.asked() {
         let wanted = buffer.len().min(usize::try_from(left).unwrap_or(usize::MAX));
-        let len = fill(&mut input, &mut buffer[..wanted])
+        let len = fill(&mut input, &mut buffer[..wanted], &stop)
             .map_err(|error| Failure::failed(format!("cannot read {}: {error}", args.file)))?;
         if len == 0 {
             break;
@@ -186,6 +190,9 @@ pub(crate) fn run_send(args: &SendArgs) -> Outcome {
     if late.is_empty() {
         return Ok(());
     }
+    if stop.asked() {
+        return Err(stopped());
+    }
     let names: Vec<String> = late.iter().map(ToString::to_string).collect();
     Err(Failure::failed(format!(
         "{} did not take everything, and nothing for {} s; is `bowline recv` running there?",
@@ -194,10 +201,18 @@ pub(crate) fn run_send(args: &SendArgs) -> Outcome {
     )))
 }
 
-/// Reads until the buffer is full or the input ends.
-fn fill(input: &mut dyn Read, buffer: &mut [u8]) -> io::Result<usize> {
+fn stopped() -> Failure {
+    Failure::failed("stopped before everything was sent")
+}
+
+/// Reads until the buffer is full, the input ends, or the command is to stop.
+fn fill(input: &mut File, buffer: &mut [u8], stop: &Stop) -> io::Result<usize> {
     let mut len = 0;
     while len < buffer.len() {
+        // Who writes into a pipe may take its time; a read of what is there ends at once.
+        if stop.wait_for(&*input)? {
+            break;
+        }
         match input.read(&mut buffer[len..]) {
             Ok(0) => break,
             Ok(count) => len += count,
@@ -240,7 +255,7 @@ impl<'a> Sender<'a> {
                 }
             }
             if self.stop.asked() {
-                return Err(Failure::failed("stopped before everything was sent"));
+                return Err(stopped());
             }
             if self.receivers.len() > 1 {
                 self.shares.look(self.socket, Instant::now())?;
@@ -250,10 +265,12 @@ impl<'a> Sender<'a> {
     }
 
     /// Waits until all receivers have everything, after telling them that this is the end, if so
-    /// wished; returns those that have not when none took anything for some time.
+    /// wished; returns those that have not when none took anything for some time, which is short once the
+    /// command is to stop.
     fn finish(&mut self, tell: bool) -> Outcome<Vec<SocketAddr>> {
         let mut untold = if tell { self.receivers.to_vec() } else { Vec::new() };
         let (mut fewest, mut since) = (usize::MAX, Instant::now());
+        let mut end = None;
         loop {
             let mut left = Vec::new();
             for to in untold {
@@ -270,7 +287,9 @@ impl<'a> Sender<'a> {
             if count < fewest {
                 (fewest, since) = (count, Instant::now());
             }
-            if since.elapsed() >= FLUSH_TIMEOUT {
+            let now = Instant::now();
+            let stops = self.stop.asked() && now >= *end.get_or_insert(now + STOP_TIMEOUT);
+            if stops || now - since >= FLUSH_TIMEOUT {
                 let late = |to: &&SocketAddr| {
                     untold.contains(to) || held.iter().any(|held| held.to == **to)
                 };
@@ -297,54 +316,55 @@ impl<'a> Sender<'a> {
 
 /// Runs `bowline recv`.
 pub(crate) fn run_recv(args: &RecvArgs) -> Outcome {
-    let mut output: Box<dyn Write> = if args.file == "-" {
-        Box::new(io::stdout().lock())
-    } else {
-        Box::new(
-            File::create(&args.file)
-                .map_err(|error| Failure::failed(format!("cannot write {}: {error}", args.file)))?,
-        )
+    let file = match args.file.as_str() {
+        "-" => io::stdout().as_fd().try_clone_to_owned().map(File::from),
+        file => File::create(file),
     };
     let failed = |error: io::Error| Failure::failed(format!("cannot write {}: {error}", args.file));
+    let file = file.map_err(failed)?;
     let stop = Stop::install()?;
+    let mut output = Output::start(file)
+        .map_err(|error| Failure::failed(format!("cannot start a thread: {error}")))?;
     let node = start_node(Node::builder(), &[args.source.ip()])?;
     let socket = open(&node, args.source, BUFFER_BYTES)?;
     let mut meter = Meter::new(args.interval);
     let mut listener = Listener { args, heard: None, ignored: 0 };
-    let mut inbox = Vec::new();
-    'streams: while !stop.asked() {
-        inbox.clear();
+    let (mut ended, mut all) = (false, true);
+    while all && !ended && !stop.asked() {
+        let mut inbox = Vec::new();
         match socket.recv_batch(&mut inbox, 256) {
             Ok(_) => {}
-            Err(error) if error.is_timed_out() => {
-                output.flush().map_err(failed)?;
-                meter.show();
-                continue;
-            }
+            Err(error) if error.is_timed_out() => {}
             Err(error) => return Err(error.into()),
         }
-        for message in inbox.iter().filter(|message| listener.wants(message)) {
-            if message.is_empty() {
-                if args.once {
-                    break 'streams;
-                }
+        let mut wanted = Vec::with_capacity(inbox.len());
+        for message in inbox {
+            if !listener.wants(&message) {
                 continue;
             }
-            for slice in message.slices() {
-                output.write_all(slice).map_err(failed)?;
+            if !message.is_empty() {
+                meter.count(message.len());
+                wanted.push(message);
+            } else if args.once {
+                ended = true;
+                break;
             }
-            meter.count(message.len());
+        }
+        if wanted.is_empty() {
+            output.look(Duration::ZERO).map_err(failed)?;
+        } else {
+            all = output.put(wanted, &stop).map_err(failed)?;
         }
         meter.show();
     }
-    output.flush().map_err(failed)?;
+    all &= output.finish(&stop).map_err(failed)?;
     meter.end();
     if listener.ignored > 0 {
         note!("bowline recv: {} messages of other senders were ignored", listener.ignored);
     }
     // The sender waits for the acknowledgement of what was just taken.
     node.shutdown(CLOSE_TIMEOUT);
-    Ok(())
+    if all { Ok(()) } else { Err(Failure::failed("stopped before everything was written")) }
 }
 
 /// Decides whose messages are taken.

@@ -6,7 +6,7 @@
 
 use std::{
     io::{self, Read},
-    os::unix::net::UnixStream,
+    os::{fd::AsFd, unix::net::UnixStream},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -14,6 +14,7 @@ use std::{
     time::Duration,
 };
 
+use rustix::event::{PollFd, PollFlags, poll};
 use signal_hook::{
     consts::{SIGHUP, SIGINT, SIGTERM},
     flag,
@@ -90,5 +91,20 @@ impl Stop {
             let _ = (&self.wake).read(&mut [0; 16]);
         }
         self.asked()
+    }
+
+    /// Sleeps until there is something to read, be it the end, or somebody asks to stop; returns whether somebody
+    /// asked.
+    pub(crate) fn wait_for(&self, input: impl AsFd) -> io::Result<bool> {
+        while !self.asked() {
+            let mut fds =
+                [PollFd::new(&input, PollFlags::IN), PollFd::new(&self.wake, PollFlags::IN)];
+            match poll(&mut fds, None) {
+                Ok(_) if !fds[0].revents().is_empty() => break,
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(self.asked())
     }
 }

@@ -133,3 +133,29 @@ fn a_link_that_carries_less_than_before_is_named_as_the_reason() {
         "{said}"
     );
 }
+
+#[test]
+fn a_path_that_is_lost_is_told_of_with_the_reason_at_this_end() {
+    let folder = Folder::new();
+    let script = r#"
+        ip link add v0 type veth peer name w0
+        begin there unshare -n sleep 120
+        P=$(cat "$AT/there.pid")
+        n=0; until [ "$(readlink /proc/$P/ns/net)" != "$(readlink /proc/$$/ns/net)" ]; do n=$((n + 1)); [ $n -lt 600 ] || fail "no other namespace"; sleep 0.1; done
+        ip link set w0 netns $P
+        ip address add 10.9.0.1/24 dev v0; ip link set v0 up
+        nsenter -t $P -n sh -ec "ip address add 10.9.0.2/24 dev w0; ip link set w0 up"
+        begin far nsenter -t $P -n "$BOWLINE" rnbd export --memory d0=1MiB -I 10.9.0.2 --no-control --path-dead 1
+        heard far "export d0"
+        begin near "$BOWLINE" rnbd map d0 --from s1 --path 10.9.0.1@10.9.0.2 --nbd "$AT/disk" --no-control --path-dead 1 --heartbeat 1
+        heard near "mapped"
+        ip link delete v0
+        heard near "lost, 0 of 1 connected: sending to 10.9.0.2: "
+        heard far "lost: .*: sending to 10.9.0.1: "
+        # A server to which there is no route.
+        rc=0; "$BOWLINE" rnbd map d0 --from s2 --path 127.44.41.1@192.0.2.1 --connect-timeout 1 --no-control > "$AT/none.out" 2>&1 || rc=$?
+        grep -q "no answer from 192.0.2.1 within 1 s: sending to 192.0.2.1: " "$AT/none.out" || fail "$rc: $(cat "$AT/none.out")"
+    "#;
+    let Some(done) = apart(&folder, script) else { return };
+    succeeded(&done);
+}

@@ -80,6 +80,52 @@ fn results_wait_for_who_reads_them_and_a_signal_ends_the_wait() {
 }
 
 #[test]
+fn a_stream_that_nobody_reads_ends_with_a_signal() {
+    let folder = Folder::new();
+    for signal in ["-TERM", "-INT"] {
+        let (reader, writer) = full_pipe();
+        let words = ["recv", "-s", "127.44.6.1:5000", "-i", "50ms"];
+        let receiver = start_into(writer, &folder, &words);
+        receiver.until_told("0 messages");
+        let file = folder.write("in", "text");
+        let words = ["send", "-s", "127.44.6.2:5000", "-d", "127.44.6.1:5000", "-f"];
+        run(&folder, &[&words[..], &[file.to_str().expect("a path")]].concat()).exits(0);
+        // It has the message when the sender is done, and perhaps not in hand yet.
+        thread::sleep(Duration::from_millis(200));
+        receiver.signal(signal);
+        let done = receiver.finish().exits(1);
+        assert!(done.err.contains("stopped before everything was written"), "{done:?}");
+        drop(reader);
+    }
+}
+
+#[test]
+fn a_sender_does_not_wait_for_its_input_or_receivers_when_it_is_to_stop() {
+    let folder = Folder::new();
+    let pipe = folder.path().join("pipe");
+    let made = std::process::Command::new("mkfifo").arg(&pipe).status();
+    assert!(made.expect("mkfifo runs").success());
+    // There is no such receiver.
+    let words = ["send", "-s", "127.44.7.2:5000", "-d", "127.44.7.1:5000", "-f"];
+    let words = [&words[..], &[pipe.to_str().expect("a path")]].concat();
+    for text in ["", "text"] {
+        let sender = start(&folder, &words);
+        // Opened when both have done so.
+        let mut input = OpenOptions::new().write(true).open(&pipe).expect("the pipe");
+        sender.until_it_heeds(15);
+        input.write_all(text.as_bytes()).expect("room");
+        let kept = if text.is_empty() { Some(input) } else { None };
+        thread::sleep(Duration::from_millis(200));
+        let begin = Instant::now();
+        sender.signal("-TERM");
+        let done = sender.finish().exits(1);
+        // The end of a stream is not waited for by half a minute then.
+        assert!(begin.elapsed() < Duration::from_secs(20), "{:?}, {done:?}", begin.elapsed());
+        drop(kept);
+    }
+}
+
+#[test]
 fn results_that_cannot_be_written_are_an_error_with_a_reason() {
     let folder = Folder::new();
     for words in [&["devices"][..], &["ping", "-c", "1", "-I", "127.44.4.2", "127.44.4.1"]] {

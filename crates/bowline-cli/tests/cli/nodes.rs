@@ -1,7 +1,9 @@
 //! Nodes that talk: quickstart, node, ping, info, send and recv.
 
 use std::{
+    io::Write,
     net::TcpListener,
+    os::unix::net::UnixStream,
     path::PathBuf,
     time::{Duration, Instant},
 };
@@ -266,6 +268,26 @@ fn the_control_socket_has_a_version_and_refuses_what_it_does_not_know() {
     assert_eq!(ask(&read)["result"]["value"], 6);
     let drop = r#"{"version":1,"command":"drop","peer":"127.41.8.2"}"#;
     assert_eq!(ask(drop)["result"]["dropped"], 0);
+}
+
+#[test]
+fn clients_that_are_silent_or_have_left_keep_nobody_from_a_node() {
+    let folder = Folder::new();
+    let _node = node(&folder, "127.41.18.1", &[]);
+    let path = socket(&folder, "127.41.18.1");
+    let ping = || assert_eq!(control(&path, r#"{"version":1,"command":"ping"}"#)["ok"], true);
+    let connect = || UnixStream::connect(&path).expect("a control socket");
+    let begin = Instant::now();
+    let silent: Vec<UnixStream> = (0..100).map(|_| connect()).collect();
+    ping();
+    drop(silent);
+    // Nobody answers there, and nobody waits for it.
+    let probe = r#"{"version":1,"command":"probe","local":"127.41.18.1","remote":"127.41.18.9","timeout_ms":60000}"#;
+    for _ in 0..100 {
+        writeln!(connect(), "{probe}").expect("a request");
+    }
+    ping();
+    assert!(begin.elapsed() < Duration::from_secs(30), "{:?}", begin.elapsed());
 }
 
 #[test]

@@ -175,6 +175,41 @@ fn the_command_that_ends_the_process_is_answered() {
     end(server);
 }
 
+#[test]
+fn the_first_signal_ends_what_waits_for_a_server_that_says_nothing() {
+    // tests [NB-38]
+    let folder = Folder::new();
+    // Long enough that nobody takes the path for lost meanwhile.
+    let patient = ["--path-dead", "300", "--no-control"];
+    for (host, more) in [(15, &[][..]), (16, &["--timeout", "1"])] {
+        let server = export(&folder, host, &["--no-control"]);
+        let nbd = folder.path().join("nbd");
+        let door = ["--nbd", nbd.to_str().expect("a plain path")];
+        let client = mapped(&folder, host, &[&patient[..], &door, more].concat());
+        server.signal("-STOP");
+        let asked = Instant::now();
+        client.signal("-TERM");
+        client.finish().exits(0);
+        assert!(asked.elapsed() < Duration::from_secs(30), "{more:?}: {:?}", asked.elapsed());
+        server.signal("-KILL");
+        server.finish();
+
+        let server = export(&folder, host, &["--no-control"]);
+        let path = path(host);
+        let words = ["rnbd", "verify", "disk0", "--from", "s2", "--path", &path, "--time", "300"];
+        let verify = start(&folder, &[&words[..], &patient[..2], more].concat());
+        verify.until_it_heeds(15);
+        // Requests are under way by then, on all but the slowest machines.
+        thread::sleep(Duration::from_secs(1));
+        server.signal("-STOP");
+        thread::sleep(Duration::from_millis(100));
+        let asked = Instant::now();
+        verify.signal("-TERM");
+        verify.finish().exits(1);
+        assert!(asked.elapsed() < Duration::from_secs(30), "{more:?}: {:?}", asked.elapsed());
+    }
+}
+
 fn is_mapped(folder: &Folder) -> bool {
     run(folder, &["rnbd", "list"]).exits(0).out.contains("rnbd1")
 }

@@ -4,6 +4,9 @@
 //! written is on its way when write returns, and fsync is a flush of the disk. Holes (fallocate)
 //! are made by writing zeroes, since a discarded block may have any contents, and those who punch
 //! holes rely on reading zeroes.
+//!
+//! A program that is killed stays until its request is answered, since fuser keeps to itself what the system
+//! says of that (FUSE_INTERRUPT).
 
 mod bytes;
 

@@ -101,8 +101,10 @@ impl Log {
 
     /// Waits until everything is written; not for long once the command is to stop.
     pub(super) fn finish(&self) {
-        self.out.finish(&self.stop);
-        self.err.finish(&self.stop);
+        // One patience for both, which may have one reader.
+        let mut end = None;
+        self.out.finish(&self.stop, &mut end);
+        self.err.finish(&self.stop, &mut end);
     }
 }
 
@@ -155,8 +157,8 @@ impl Queue {
         self.changed.notify_all();
     }
 
-    fn finish(&self, stop: &AtomicBool) {
-        let mut end = None;
+    /// Waits until everything is written; once the command is to stop, until the `end` that is set then.
+    fn finish(&self, stop: &AtomicBool, end: &mut Option<Instant>) {
         let mut state = self.state();
         while state.writes || !state.lines.is_empty() {
             let now = Instant::now();
@@ -413,7 +415,7 @@ mod tests {
         for _ in 0..4096 {
             queue.put(line.clone(), &stop);
         }
-        queue.finish(&stop);
+        queue.finish(&stop, &mut None);
         let (told, hears) = mpsc::channel();
         thread::spawn(move || {
             for line in io::BufRead::lines(io::BufReader::new(reader)).map_while(Result::ok) {
@@ -439,7 +441,7 @@ mod tests {
         let writes = thread::spawn(move || {
             let line = "x".repeat(1023) + "\n";
             (0..4096).for_each(|_| of.put(line.clone(), &flag));
-            of.finish(&flag);
+            of.finish(&flag, &mut None);
         });
         let before = Instant::now();
         while queue.state().bytes + 1024 <= ROOM {

@@ -80,7 +80,7 @@ pub(super) fn run(args: &Args, stop: &Stop) -> Outcome<Verdict> {
         syncs: false,
         seed: args.seed,
     };
-    let mut load = Load::new(device, shape)
+    let mut load = Load::new(device, shape, stop.flag())
         .map_err(|errno| Failure::failed(format!("no load on the disk: {errno}")))?;
     let filled = load.fill(|report| {
         progress.show(format_args!("   filled {}", bytes(report.bytes)));

@@ -43,7 +43,8 @@ pub(super) struct Options {
     #[arg(long, value_name = "SOCKET")]
     nbd: Option<PathBuf>,
     /// Show the disk as a file in this folder, with its name here (rnbd0); needs FUSE; other disks
-    /// as with --nbd (FOLDER.rnbd1/rnbd1)
+    /// as with --nbd (FOLDER.rnbd1/rnbd1). A program that is killed stays until its request has ended, which may
+    /// wait for a lost server as long as --outage says
     #[arg(long, value_name = "FOLDER")]
     fuse: Option<PathBuf>,
     /// Make the disk a block device of this machine, /dev/ublkbN, with the size that it has then; needs

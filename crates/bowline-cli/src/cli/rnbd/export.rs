@@ -147,7 +147,7 @@ pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
     while !stop.wait(Some(slice)) && input_is_there() {
         let now = Instant::now();
         let (news, missed) = server.rtrs().path_news();
-        let lines = lost.lines(now, &news, missed);
+        let lines = lost.lines(now, &news, missed, |own, client| engine.fault(own, client));
         for line in lines.into_iter().chain(offences.look(now, &server)) {
             note!("{line}");
         }

@@ -9,7 +9,10 @@ use bowline_base::{Errno, SplitMix64, mix};
 use std::{
     collections::HashMap,
     ops::Range,
-    sync::{Arc, Condvar, Mutex, PoisonError},
+    sync::{
+        Arc, Condvar, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -34,6 +37,8 @@ const SLICE: Duration = Duration::from_millis(20);
 const PROBLEMS_MAX: usize = 5;
 /// How long requests may take to end once no more are sent.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// The same once somebody wants the program to end.
+const GOODBYE: Duration = Duration::from_secs(1);
 
 /// What a load is made of.
 #[derive(Clone, Copy, Debug)]
@@ -178,6 +183,10 @@ pub(crate) struct Load {
     random: SplitMix64,
     next_version: u32,
     scratch: Vec<u8>,
+    /// Somebody wants the program to end.
+    stop: Arc<AtomicBool>,
+    /// When that was noticed.
+    stopped: Option<Instant>,
 }
 
 impl std::fmt::Debug for Load {
@@ -187,8 +196,13 @@ impl std::fmt::Debug for Load {
 }
 
 impl Load {
-    /// Prepares a load; the disk is not touched yet.
-    pub(crate) fn new(disk: Arc<dyn BlockDevice>, shape: Shape) -> Result<Self, Errno> {
+    /// Prepares a load; the disk is not touched yet. Once `stop` is set no requests are sent any more, and those
+    /// under way are not waited for long.
+    pub(crate) fn new(
+        disk: Arc<dyn BlockDevice>,
+        shape: Shape,
+        stop: Arc<AtomicBool>,
+    ) -> Result<Self, Errno> {
         let limits = disk.limits();
         let depth = shape.depth.max(1);
         let bytes = shape.bytes.min(limits.bytes);
@@ -210,6 +224,8 @@ impl Load {
             random: SplitMix64::new(shape.seed ^ 0x9e37_79b9_7f4a_7c15),
             next_version: 1,
             scratch: Vec::new(),
+            stop,
+            stopped: None,
         })
     }
 
@@ -275,6 +291,11 @@ impl Load {
         let mut answers = Vec::new();
         loop {
             over = over || !go_on(&report);
+            // Relaxed: the flag publishes nothing but itself.
+            if self.stop.load(Ordering::Relaxed) {
+                over = true;
+                self.stopped.get_or_insert_with(Instant::now);
+            }
             while !over {
                 let Some(slot) = self.slots.iter().position(Option::is_none) else { break };
                 match self.claim(&mut next) {
@@ -293,7 +314,8 @@ impl Load {
             let now = Instant::now();
             if over {
                 let since = *ended.get_or_insert(now);
-                if now.duration_since(since) > PATIENCE {
+                let stopped = self.stopped.is_some_and(|at| now.duration_since(at) > GOODBYE);
+                if stopped || now.duration_since(since) > PATIENCE {
                     report.problem("requests were never answered".to_owned());
                     report.failed += self.slots.iter().flatten().count() as u64;
                     break;
@@ -469,9 +491,13 @@ mod tests {
         Shape { bytes: 1 << 30, depth: 8, reads_percent: 50, syncs: true, seed: 7 }
     }
 
+    fn prepared(disk: Arc<dyn BlockDevice>, shape: Shape) -> Result<Load, Errno> {
+        Load::new(disk, shape, Arc::default())
+    }
+
     #[test]
     fn a_good_disk_passes() {
-        let mut load = Load::new(disk(), shape()).unwrap();
+        let mut load = prepared(disk(), shape()).unwrap();
         let filled = load.fill(|_| true);
         assert_eq!((filled.bytes, filled.failed), (4 << 20, 0));
         let report = load.random(|report| report.operations() < 2000);
@@ -550,7 +576,7 @@ mod tests {
             );
             let watched = watched(disk, false);
             let disk: Arc<dyn BlockDevice> = Arc::<Watched>::clone(&watched);
-            let mut load = Load::new(disk, Shape { syncs, ..shape() }).unwrap();
+            let mut load = prepared(disk, Shape { syncs, ..shape() }).unwrap();
             let report = load.random(|report| report.operations() < 4000);
             assert_eq!((report.failed, report.damaged), (0, 0), "{:?}", report.problems);
             let seen = watched.seen.lock().unwrap();
@@ -575,7 +601,7 @@ mod tests {
     fn a_write_that_failed_may_have_been_done_or_not() {
         let plain = disk();
         let failing = watched(Arc::clone(&plain), true);
-        let mut load = Load::new(failing, shape()).unwrap();
+        let mut load = prepared(failing, shape()).unwrap();
         load.fill(|_| true);
         let report = load.random(|report| report.operations() < 2000);
         assert!(report.failed > 50, "{report:?}");
@@ -591,7 +617,7 @@ mod tests {
 
     #[test]
     fn what_a_block_may_hold_is_kept_for_so_many_failed_writes() {
-        let mut load = Load::new(disk(), shape()).unwrap();
+        let mut load = prepared(disk(), shape()).unwrap();
         load.fill(|_| true);
         let (now, ask) = (Instant::now(), Ask { what: What::Write, first: 3, count: 1 });
         let mut fail = |version| {
@@ -608,7 +634,7 @@ mod tests {
     #[test]
     fn a_block_that_changes_is_noticed() {
         let disk = disk();
-        let mut load = Load::new(Arc::clone(&disk), shape()).unwrap();
+        let mut load = prepared(Arc::clone(&disk), shape()).unwrap();
         load.fill(|_| true);
         bowline_block::sync::write_at(
             &*disk,
@@ -625,7 +651,7 @@ mod tests {
     #[test]
     fn an_old_version_is_damage() {
         let disk = disk();
-        let mut load = Load::new(Arc::clone(&disk), shape()).unwrap();
+        let mut load = prepared(Arc::clone(&disk), shape()).unwrap();
         load.fill(|_| true);
         let mut old = vec![0; 512];
         bowline_block::sync::read_at(&*disk, 0, &mut old).unwrap();
@@ -639,6 +665,6 @@ mod tests {
     fn a_disk_that_is_too_small_is_refused() {
         let backend = open(BackendSpec::Memory { bytes: 4096, block: 512 }).unwrap();
         let disk = LocalDevice::new("ram", backend);
-        assert_eq!(Load::new(disk, shape()).err(), Some(Errno::EINVAL));
+        assert_eq!(prepared(disk, shape()).err(), Some(Errno::EINVAL));
     }
 }

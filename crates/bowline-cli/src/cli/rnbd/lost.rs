@@ -7,7 +7,7 @@ use std::{
 };
 
 use bowline_rtrs_driver::server::{CloseReason, PathChange, PathNews};
-use bowline_verbs::Status;
+use bowline_verbs::{Error, Status};
 
 /// Time in which no more than [`LINES`] are printed: clients decide how much there is to tell.
 const SPAN: Duration = Duration::from_secs(10);
@@ -31,8 +31,15 @@ pub(super) struct Lost {
 }
 
 impl Lost {
-    /// Returns the lines to print for what has happened; `missed` changes are not among the news.
-    pub(super) fn lines(&mut self, now: Instant, news: &[PathNews], missed: u64) -> Vec<String> {
+    /// Returns the lines to print for what has happened; `missed` changes are not among the news. `why` says what
+    /// keeps packets from going from an own address to a client, if that is known.
+    pub(super) fn lines(
+        &mut self,
+        now: Instant,
+        news: &[PathNews],
+        missed: u64,
+        why: impl Fn(IpAddr, IpAddr) -> Option<Error>,
+    ) -> Vec<String> {
         let mut lines = Vec::new();
         if self.since.is_none_or(|since| now.saturating_duration_since(since) >= SPAN) {
             self.since = Some(now);
@@ -44,7 +51,7 @@ impl Lost {
         }
         self.left_out += missed;
         for news in news {
-            let Some(line) = self.line(news) else { continue };
+            let Some(line) = self.line(news, &why) else { continue };
             if self.lines < LINES {
                 self.lines += 1;
                 lines.push(line);
@@ -57,7 +64,11 @@ impl Lost {
 
     /// What is told of a change. Clients that leave, and ends that are ordered, are not spoken of; those who break
     /// rules are counted elsewhere.
-    fn line(&mut self, news: &PathNews) -> Option<String> {
+    fn line(
+        &mut self,
+        news: &PathNews,
+        why: impl Fn(IpAddr, IpAddr) -> Option<Error>,
+    ) -> Option<String> {
         let PathNews { session, local, remote, change } = news;
         let path = (session.as_str().to_owned(), remote.ip(), local.ip());
         let what = match *change {
@@ -73,7 +84,18 @@ impl Lost {
                 if self.paths.len() < LOST {
                     self.paths.insert(path);
                 }
-                Some(format!("lost: {reason}"))
+                // Silence has its reason at this end, if anything is known of one.
+                let is_silence = matches!(
+                    reason,
+                    CloseReason::Completion(Status::RetryExcErr)
+                        | CloseReason::Heartbeat
+                        | CloseReason::Silent
+                );
+                let fault = is_silence.then(|| why(local.ip(), remote.ip())).flatten();
+                Some(match fault {
+                    Some(fault) => format!("lost: {reason}: {fault}"),
+                    None => format!("lost: {reason}"),
+                })
             }
         }?;
         Some(format!("session {session}: path {} to {} {what}", remote.ip(), local.ip()))
@@ -98,7 +120,7 @@ mod tests {
     fn a_path_is_told_of_when_it_is_lost_and_when_it_is_back() {
         let mut lost = Lost::default();
         let now = Instant::now();
-        let mut tell = |change| lost.lines(now, &[news(7, change)], 0);
+        let mut tell = |change| lost.lines(now, &[news(7, change)], 0, |_, _| None);
         let nothing: [&str; 0] = [];
         assert_eq!(tell(PathChange::Connected), nothing);
         assert_eq!(
@@ -121,13 +143,38 @@ mod tests {
     fn clients_do_not_decide_how_many_lines_there_are() {
         let mut lost = Lost::default();
         let now = Instant::now();
+        let unknown = |_, _| None;
         let flood: Vec<PathNews> =
             (0..100).map(|n| news(n, PathChange::Closed(CloseReason::Heartbeat))).collect();
-        assert_eq!(lost.lines(now, &flood, 5).len(), 16);
-        assert_eq!(lost.lines(now + SPAN / 2, &flood, 0).len(), 0);
-        let later = lost.lines(now + SPAN, &flood[..1], 0);
+        assert_eq!(lost.lines(now, &flood, 5, unknown).len(), 16);
+        assert_eq!(lost.lines(now + SPAN / 2, &flood, 0, unknown).len(), 0);
+        let later = lost.lines(now + SPAN, &flood[..1], 0, unknown);
         assert_eq!(later[0], "paths: 189 more were lost or came back");
         assert_eq!(later.len(), 2);
-        assert_eq!(lost.lines(now + 2 * SPAN, &[], 0).len(), 0, "there is nothing more to tell");
+        assert_eq!(
+            lost.lines(now + 2 * SPAN, &[], 0, unknown).len(),
+            0,
+            "there is nothing more to tell"
+        );
+    }
+    #[test]
+    fn the_reason_at_this_end_is_told_of_silence() {
+        let why = |local: IpAddr, remote: IpAddr| {
+            assert_eq!(
+                (local, remote),
+                (news(7, PathChange::Connected).local.ip(), [10, 0, 1, 7].into())
+            );
+            Some(Error::System { what: "sending".to_owned(), errno: bowline_base::Errno(101) })
+        };
+        let told = |reason| {
+            let news = news(7, PathChange::Closed(reason));
+            Lost::default().lines(Instant::now(), &[news], 0, why).remove(0)
+        };
+        let silent = told(CloseReason::Completion(Status::RetryExcErr));
+        let wanted =
+            "lost: nothing is acknowledged: sending: Network is unreachable (os error 101)";
+        assert!(silent.ends_with(wanted), "{silent}");
+        let other = told(CloseReason::Completion(Status::RemOpErr));
+        assert!(other.ends_with("lost: a work request failed: RemOpErr"), "{other}");
     }
 }

@@ -1,6 +1,7 @@
 //! `bowline rnbd map`: a client of disks.
 
 use std::{
+    net::IpAddr,
     path::PathBuf,
     sync::{
         Arc,
@@ -18,7 +19,7 @@ use bowline_rnbd_driver::{
     tree::{Disks, client_node, disks_node},
 };
 use bowline_rtrs_driver::{
-    Policy,
+    Engine, Policy,
     client::{PathEv, ReadKeys, Refusal},
     tree::{ClientSession, Files, client_node as sessions_node},
 };
@@ -184,7 +185,9 @@ pub(super) fn mapped(
     loop {
         match answer.try_recv() {
             Ok(Ok(disk)) => return Ok((client, disk)),
-            Ok(Err(error)) => return Err(refused(device, &route, how, side, &error)),
+            Ok(Err(error)) => {
+                return Err(refused(device, &route, how, side, client.engine(), &error));
+            }
             Err(TryRecvError::Empty) if !stop.wait(Some(STEP)) => {}
             Err(_) => return Err(Failure::failed("stopped before the disk was mapped")),
         }
@@ -214,6 +217,7 @@ fn refused(
     route: &Route,
     how: &How,
     side: &Side,
+    engine: &Engine,
     error: &bowline_rnbd_driver::Error,
 ) -> Failure {
     let errno = error.errno();
@@ -222,11 +226,17 @@ fn refused(
     let one_of = if servers.len() > 1 { "one of " } else { "" };
     let (servers, session, port) = (servers.join(", "), &route.session, side.port);
     let text = match errno {
-        Errno::ETIMEDOUT => format!(
-            "no answer from {one_of}{servers} within {}: does a server run there, and does UDP port 4791 get \
-             through?",
-            seconds(how.connect_timeout)
-        ),
+        Errno::ETIMEDOUT => {
+            let fault = route.paths.iter().find_map(|(src, dst)| engine.fault((*src)?, *dst));
+            let why = fault.map_or_else(
+                || "does a server run there, and does UDP port 4791 get through?".to_owned(),
+                |fault| fault.to_string(),
+            );
+            format!(
+                "no answer from {one_of}{servers} within {}: {why}",
+                seconds(how.connect_timeout)
+            )
+        }
         Errno::ECONNRESET => format!(
             "{one_of}{servers} refused the connection: {}",
             match error.refusal() {
@@ -299,14 +309,15 @@ pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
     let result = result.map(|served| {
         drop(disk);
         report_all(&news);
+        let why = |own: IpAddr, server: IpAddr| client.engine().fault(own, server);
         let mut idle = 0;
         while idle < LOOKS && !stop.wait(Some(SLICE)) {
             report_all(&news);
-            paths.report();
+            paths.report(why);
             idle = if args.stay || doors.is_needed() { 0 } else { idle + 1 };
         }
         report_all(&news);
-        paths.report();
+        paths.report(why);
         // An unmap under way may wait for a lost session.
         doors.fail_fast();
         // Answers what is asked still, such as the command that unmapped the last disk.

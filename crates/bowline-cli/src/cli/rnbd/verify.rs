@@ -108,7 +108,7 @@ fn verify(
         seed: args.seed,
     };
     let limits = disk.limits();
-    let mut load = Load::new(disk, shape).map_err(|errno| {
+    let mut load = Load::new(disk, shape, stop.flag()).map_err(|errno| {
         let why = match limits {
             _ if args.span < LEAST => format!("--span {} is too small", args.span),
             Limits { bytes: 0, logical, .. } => {

@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    net::IpAddr,
     sync::mpsc::{self, Receiver},
 };
 
@@ -9,6 +10,7 @@ use bowline_rtrs_driver::{
     PathId,
     client::{PathEv, PathState},
 };
+use bowline_verbs::Error;
 
 /// What becomes of the paths of sessions.
 pub(super) struct Watch {
@@ -28,17 +30,23 @@ pub(super) fn new() -> (impl Fn(&str, PathEv) + Send + Sync + 'static, Watch) {
 }
 
 impl Watch {
-    /// Prints what there is to tell.
-    pub(super) fn report(&mut self) {
+    /// Prints what there is to tell; `why` says what keeps packets from going from one address to another, if
+    /// that is known.
+    pub(super) fn report(&mut self, why: impl Fn(IpAddr, IpAddr) -> Option<Error>) {
         while let Ok((session, event)) = self.events.try_recv() {
-            if let Some(line) = self.line(&session, &event) {
+            if let Some(line) = self.line(&session, &event, &why) {
                 note_of_peer!("{line}");
             }
         }
     }
 
     /// What is told of an event. Paths that are closed on order are not spoken of, nor are attempts that fail.
-    fn line(&mut self, session: &str, event: &PathEv) -> Option<String> {
+    fn line(
+        &mut self,
+        session: &str,
+        event: &PathEv,
+        why: impl Fn(IpAddr, IpAddr) -> Option<Error>,
+    ) -> Option<String> {
         let paths = self.paths.entry(session.to_owned()).or_default();
         let was = paths.get(&event.id).copied();
         let what = match event.state {
@@ -59,7 +67,9 @@ impl Watch {
         }?;
         let (up, all) = (paths.values().filter(|up| **up).count(), paths.len());
         let (src, dst) = (event.src.ip(), event.dst.ip());
-        Some(format!("session {session}: path {src} to {dst} {what}, {up} of {all} connected"))
+        let why = if what == "back" { None } else { why(src, dst) };
+        let why = why.map_or(String::new(), |fault| format!(": {fault}"));
+        Some(format!("session {session}: path {src} to {dst} {what}, {up} of {all} connected{why}"))
     }
 }
 
@@ -80,7 +90,7 @@ mod tests {
             let addr = |net| SocketAddr::from(([10, 0, net, slot as u8], 1234));
             let told = states.iter().filter_map(|state| {
                 let event = PathEv { id, src: addr(1), dst: addr(2), state: *state };
-                watch.line("disks", &event)
+                watch.line("disks", &event, |_, _| None)
             });
             told.collect()
         };
@@ -97,5 +107,27 @@ mod tests {
         let again = tell(1, &[Reconnecting, Connected, Closing, Closed, Dead]);
         assert_eq!(again, ["session disks: path 10.0.1.1 to 10.0.2.1 back, 1 of 1 connected"]);
         assert_eq!(tell(3, &[Connecting, ConnectingErr, Reconnecting, Connected]), nothing);
+    }
+    #[test]
+    fn the_reason_is_told_where_it_is_known() {
+        let (_, mut watch) = new();
+        let addr = |host| SocketAddr::from(([10, 0, 0, host], 1234));
+        let (src, dst) = (addr(1), addr(2));
+        let why = |from: IpAddr, to: IpAddr| {
+            assert_eq!((from, to), (src.ip(), dst.ip()));
+            Some(Error::System { what: "sending".to_owned(), errno: bowline_base::Errno(101) })
+        };
+        let mut tell = |state| {
+            let event = PathEv { id: PathId { slot: 1, life: 0 }, src, dst, state };
+            watch.line("disks", &event, why)
+        };
+        assert_eq!(tell(PathState::Connected), None);
+        let lost = tell(PathState::Reconnecting).unwrap();
+        assert!(
+            lost.ends_with(
+                "lost, 0 of 1 connected: sending: Network is unreachable (os error 101)"
+            )
+        );
+        assert!(tell(PathState::Connected).unwrap().ends_with("back, 1 of 1 connected"));
     }
 }
