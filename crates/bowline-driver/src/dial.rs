@@ -35,7 +35,7 @@ impl Shared {
         };
         let begun = (|| {
             let fd = sys::tcp_socket(local)?;
-            sys::tune(&fd, remote.ip(), self.congestion_control.as_deref(), buffers);
+            sys::tune(&fd, remote, self.congestion_control.as_deref(), buffers);
             bind_near(&fd, local, remote, port_mod8, seed)?;
             match connect(&fd, &remote) {
                 Ok(()) | Err(Errno::INPROGRESS) => Ok(fd),

@@ -331,7 +331,7 @@ mod tests {
     fn snapshot() -> Snapshot {
         let (local, remote) = (IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]));
         Snapshot {
-            node: NodeFacts { version: "0".into(), pid: 1, addresses: vec![local] },
+            node: NodeFacts { version: "0".into(), pid: 1, addresses: vec![local.into()] },
             uptime_ms: 5,
             counters: vec![Counter { name: "conn_reset".into(), value: 7 }],
             sockets: Vec::new(),
