@@ -4,6 +4,7 @@
 //!   bowline-rtrs-cm    one for each device: events of its connection manager; the first runs timers
 //!   bowline-rtrs       one for each session and device: completions nobody else takes
 //!   bowline-rtrs-srv   one for each server and device: completions, and so the handler
+//!   bowline-rtrs-mem   one for each server: makes large pages of memory that is used
 //! ```
 //! All of them sleep when there is nothing to do.
 
