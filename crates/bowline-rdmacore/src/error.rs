@@ -1,8 +1,8 @@
 //! Numbers of the system as errors of the verbs.
 
-use bowline_base::Errno;
 use std::io;
 
+use bowline_base::Errno;
 use bowline_verbs::Error;
 
 /// The number of the last call of this thread that failed.

@@ -1,11 +1,11 @@
 //! The socket calls: one attempt under the lock, and what to do when that is not enough.
 
-use bowline_base::clock;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, MutexGuard};
 use std::task::{Context, Poll};
 
+use bowline_base::clock;
 use bowline_rds::{
     Error as CoreError, Instant, Interest, LinkId, Node, Received, RecvOpts, Rope, SendMsg, Sent,
     SocketId,

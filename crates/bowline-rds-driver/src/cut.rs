@@ -8,11 +8,11 @@
 //! the queue read to its end and the connection reset. Links end in the order in which the core
 //! asked: what a peer sent on an older connection comes before what it sent on a newer one.
 
-use bowline_base::clock;
 use core::sync::atomic::{AtomicBool, Ordering};
 use std::collections::VecDeque;
 use std::sync::{Arc, PoisonError};
 
+use bowline_base::clock;
 use bowline_rds::{CloseHow, CloseReason, LinkId};
 use rustix::buffer::spare_capacity;
 use rustix::io::Errno;

@@ -1,9 +1,9 @@
 //! Opens connections.
 
-use bowline_base::clock;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
+use bowline_base::clock;
 use bowline_rds::{CloseHow, CloseReason, LinkId};
 use rustix::io::Errno;
 use rustix::net::{bind, connect, getsockname, sockopt};
@@ -36,7 +36,7 @@ impl Shared {
         };
         let begun = (|| {
             let fd = sys::tcp_socket(local)?;
-            sys::tune(&fd, remote.ip(), self.congestion_control.as_deref(), buffers);
+            sys::tune(&fd, remote, self.congestion_control.as_deref(), buffers);
             bind_near(&fd, local, remote, port_mod8, seed)?;
             match connect(&fd, &remote) {
                 Ok(()) | Err(Errno::INPROGRESS) => Ok(fd),

@@ -7,6 +7,7 @@ use std::task::{Context, Poll};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use bowline_base::clock;
 use bowline_rds::{
     Error as CoreError, Event, Instant, Interest, Node, Received, RecvOpts, SendMsg, SocketId,
 };
@@ -19,7 +20,6 @@ use crate::poller::{TOKEN_KICK, TOKEN_LISTENER};
 use crate::shared::Shared;
 use crate::stats::DriverStats;
 use crate::{helper, sys};
-use bowline_base::clock;
 
 /// Time that peers have to close their side when a node shuts down.
 const LINGER: Duration = Duration::from_millis(500);
@@ -101,7 +101,7 @@ impl Driver {
     /// [`Error::Core`] with `AddrNotAvailable` when the machine does not have the address;
     /// [`Error::Os`] when the system refuses descriptors or a thread.
     pub fn start(config: DriverConfig) -> Result<Self, Error> {
-        let listeners = Listener::open(&config.core.addrs)?;
+        let listeners = Listener::open(&config.core)?;
         let make_fd = || sys::event_fd().map_err(Error::os("making an event descriptor"));
         let fds = [
             epoll::create(CreateFlags::CLOEXEC).map_err(Error::os("making an epoll descriptor"))?,
@@ -152,7 +152,8 @@ impl Driver {
     /// Those of [`Node::bind`].
     pub fn bind(&self, id: SocketId, addr: SocketAddr) -> Result<(), Error> {
         let ip = addr.ip().to_canonical();
-        let vouch = self.shared().any_address && !ip.is_unspecified() && sys::is_local(ip);
+        let at = if ip.is_ipv4() { SocketAddr::new(ip, 0) } else { addr };
+        let vouch = self.shared().any_address && !ip.is_unspecified() && sys::is_local(at);
         self.with_core(|core, _| {
             if vouch {
                 core.add_local(ip);

@@ -4,9 +4,9 @@
 //! message that is likely a question or an answer goes at once. Nothing stays behind: a thread
 //! that is about to wait flushes first, and the background thread looks after the rest.
 
-use bowline_base::clock;
 use std::sync::Arc;
 
+use bowline_base::clock;
 use bowline_rds::{LinkId, Sent};
 
 use crate::link::WriteEnd;

@@ -5,10 +5,10 @@
 //! left unflushed, whether anybody is still active. When nobody has been since its last look, it
 //! takes the role of the poller and sleeps until something happens.
 
-use bowline_base::clock;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
+use bowline_base::clock;
 use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::flush::HELPER_AGE_NS;

@@ -318,7 +318,7 @@ mod tests {
         let at = listener.local_addr().unwrap();
         let link = Link::new(some_id(), TcpStream::connect(at).unwrap().into(), at);
         let _peer = listener.accept().unwrap();
-        sys::tune(&link.fd, at.ip(), None, (0, 0));
+        sys::tune(&link.fd, at, None, (0, 0));
         std::thread::sleep(Duration::from_millis(1500));
         let silence = || sys::tcp_state(&link.fd).unwrap().silence;
         assert!(silence() >= Duration::from_millis(1400));

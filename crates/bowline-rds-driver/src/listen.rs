@@ -1,11 +1,11 @@
 //! Accepts connections.
 
-use bowline_base::clock;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use bowline_base::clock;
 use bowline_rds::TurnedAway;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
@@ -52,10 +52,19 @@ impl Listener {
         Ok(Self { fd, reserve })
     }
 
-    /// Opens the listeners of a node: one for each address, or one for all.
-    pub(crate) fn open(addrs: &[IpAddr]) -> Result<Vec<Self>, Error> {
-        if !addrs.is_empty() {
-            return addrs.iter().map(|ip| Self::new(SocketAddr::new(*ip, RDS_TCP_PORT))).collect();
+    /// Opens the listeners of a node: one for each address, or one for all. That of a link-local address
+    /// with an interface hears this interface only.
+    pub(crate) fn open(config: &bowline_rds::Config) -> Result<Vec<Self>, Error> {
+        if !config.addrs.is_empty() {
+            let place = |ip: &IpAddr| {
+                let mut place = SocketAddr::new(*ip, RDS_TCP_PORT);
+                let link = config.links.iter().find(|(of, _)| of == ip);
+                if let (SocketAddr::V6(place), Some((_, link))) = (&mut place, link) {
+                    place.set_scope_id(*link);
+                }
+                place
+            };
+            return config.addrs.iter().map(|ip| Self::new(place(ip))).collect();
         }
         let any = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), RDS_TCP_PORT);
         Self::new(any)
@@ -146,7 +155,7 @@ impl Shared {
         };
         st.put_slot(id);
         drop(st);
-        sys::tune(&fd, remote.ip(), self.congestion_control.as_deref(), buffers);
+        sys::tune(&fd, remote, self.congestion_control.as_deref(), buffers);
         self.adopt(sc, Arc::new(Link::new(id, fd, remote)));
         self.collect(&mut self.lock(), sc, None);
     }

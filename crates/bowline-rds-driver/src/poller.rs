@@ -14,11 +14,11 @@
 //! Every look at the core and the registration that follows it happen under one lock, so that no
 //! wake-up falls between them.
 
-use bowline_base::clock;
 use core::sync::atomic::Ordering::Relaxed;
 use std::sync::MutexGuard;
 use std::time::Duration;
 
+use bowline_base::clock;
 use bowline_rds::{Instant, Interest, SocketId};
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, EventFlags};

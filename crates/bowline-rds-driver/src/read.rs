@@ -1,8 +1,8 @@
 //! From connections into the core.
 
-use bowline_base::clock;
 use std::sync::{Arc, PoisonError};
 
+use bowline_base::clock;
 use bowline_rds::{CloseHow, CloseReason, LinkId, RX_BUF_LEN};
 use rustix::buffer::spare_capacity;
 use rustix::io::Errno;

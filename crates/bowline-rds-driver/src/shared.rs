@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use bowline_base::clock;
 use bowline_rds::{CloseHow, Event, Instant, Interest, LinkId, Node, Output, RxPool, SocketId};
 
 use crate::config::{DriverConfig, PollMode};
@@ -14,7 +15,6 @@ use crate::listen::Listener;
 use crate::stats::Stats;
 use crate::todo::Scratch;
 use crate::waiters::{Entry, How, SocketSlot, Waiter};
-use bowline_base::clock;
 
 /// Events kept for [`Driver::events`](crate::Driver::events).
 const EVENTS_KEPT: usize = 256;

@@ -159,18 +159,19 @@ pub(crate) fn tcp_socket(ip: IpAddr) -> Result<OwnedFd, Errno> {
     )
 }
 
-/// Tells whether this machine has the address `ip` (in this network namespace).
-pub(crate) fn is_local(ip: IpAddr) -> bool {
-    if ip.is_loopback() {
+/// Tells whether this machine has the address, with its scope, in this network namespace.
+pub(crate) fn is_local(mut at: SocketAddr) -> bool {
+    if at.ip().is_loopback() {
         return true;
     }
-    socket_with(family(ip), SocketType::DGRAM, SocketFlags::CLOEXEC, None)
-        .is_ok_and(|fd| bind(fd, &SocketAddr::new(ip, 0)).is_ok())
+    at.set_port(0);
+    socket_with(family(at.ip()), SocketType::DGRAM, SocketFlags::CLOEXEC, None)
+        .is_ok_and(|fd| bind(fd, &at).is_ok())
 }
 
 /// Options of a connection [spec 2.2], set as far as the system lets us: none is needed for
 /// correctness. The user timeout bounds how long unacknowledged data hide a dead peer.
-pub(crate) fn tune(fd: impl AsFd, peer: IpAddr, control: Option<&str>, buffers: (u32, u32)) {
+pub(crate) fn tune(fd: impl AsFd, peer: SocketAddr, control: Option<&str>, buffers: (u32, u32)) {
     let fd = fd.as_fd();
     let _ = sockopt::set_tcp_nodelay(fd, true);
     let _ = sockopt::set_socket_keepalive(fd, true);

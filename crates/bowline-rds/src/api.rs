@@ -4,9 +4,10 @@ use std::io::IoSlice;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::BitOr;
 
+use bowline_base::Instant;
+
 use crate::ids::{LinkId, SocketId};
 use crate::rxbuf::Rope;
-use bowline_base::Instant;
 
 /// What a node wants from its driver.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,6 +1,6 @@
 //! What a node is told once, and what can be changed while it runs.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 
 use crate::error::Error;
 
@@ -10,6 +10,9 @@ pub struct Config {
     /// Addresses of the node; empty: whatever the driver vouches for by
     /// [`Node::add_local`](crate::Node::add_local).
     pub addrs: Vec<IpAddr>,
+    /// Interface of each link-local address of `addrs`, by its number. Such an address is bound on its
+    /// interface only, and where a scope is left out, it is this one.
+    pub links: Vec<(Ipv6Addr, u32)>,
     /// Paths to announce, 8 or 1.
     pub paths: u8,
     /// Whether to acknowledge end to end with peers that can.
@@ -36,6 +39,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             addrs: Vec::new(),
+            links: Vec::new(),
             paths: 8,
             end_to_end: true,
             generation: 1,

@@ -3,11 +3,12 @@
 use std::collections::VecDeque;
 use std::net::Ipv6Addr;
 
+use bowline_base::Instant;
+
 use crate::cong::CongMap;
 use crate::dedup::Dedup;
 use crate::ids::LinkId;
 use crate::path::{Path, TxMsg, mark};
-use bowline_base::Instant;
 
 /// What is known of the peer's kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,11 +4,11 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use bowline_base::Instant;
 use bowline_wire::rds::{HEADER_LEN, Header};
 
 use crate::ids::{ConnId, LinkId};
 use crate::rxbuf::{Rope, RxBuf};
-use bowline_base::Instant;
 
 /// What a link is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

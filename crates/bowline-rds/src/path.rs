@@ -10,11 +10,11 @@
 
 use std::collections::VecDeque;
 
+use bowline_base::Instant;
 use bowline_wire::rds::HEADER_LEN;
 
 use crate::ids::{LinkId, SocketId};
 use crate::txlog::{TxLog, TxPool};
-use bowline_base::Instant;
 
 /// State of a path [spec section 3.2]. A node passes through `Resetting` and `Error` without
 /// stopping there; they are listed because the info interface knows them.

@@ -10,10 +10,11 @@ use std::collections::VecDeque;
 use std::net::Ipv6Addr;
 use std::sync::Arc;
 
+use bowline_base::Instant;
+
 use crate::ids::ConnId;
 use crate::rxbuf::Rope;
 use crate::socket::Endpoint;
-use bowline_base::Instant;
 
 /// Where a message comes from, but for the port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

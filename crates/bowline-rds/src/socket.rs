@@ -39,6 +39,18 @@ impl Endpoint {
     pub(crate) fn to_socket_addr(self) -> SocketAddr {
         to_socket_addr(self.addr, self.port, self.scope)
     }
+
+    /// Gives a link-local address that was said without a scope this one.
+    pub(crate) fn or_scope(self, scope: Option<u32>) -> Self {
+        let missing = needs_scope(self.addr) && self.scope == 0;
+        Self { scope: scope.filter(|_| missing).unwrap_or(self.scope), ..self }
+    }
+
+    /// `None` unless it names one host and has its scope.
+    pub(crate) fn checked(self) -> Option<Self> {
+        let ok = is_unicast(self.addr) && !(needs_scope(self.addr) && self.scope == 0);
+        ok.then_some(self)
+    }
 }
 
 /// Makes the form users see: IPv4 as IPv4.

@@ -15,7 +15,6 @@ use bowline_rnbd::{Errno, IoOp, Limits, SessionLimits};
 use bowline_wire::rnbd::{
     self as wire, Access, Io, IoFlags, OPEN_RSP_LEN, OpenRsp, Request, SESS_INFO_LEN, parse,
 };
-
 use common::Bytes;
 
 const NAMES: [&str; 4] = ["a", "b", "c", "d"];

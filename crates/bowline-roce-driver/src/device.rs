@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use bowline_base::clock;
 use bowline_roce::{Config, Counters, Device as Core, InUse, Instant, burst_payload};
 use bowline_verbs::{
     Access, AsyncEvent, Buffer, CmEvent, CmId, Completion, ConnParam, CqId, Device, DeviceAttr,
@@ -23,7 +24,6 @@ use crate::shared::{Shared, State};
 use crate::stats::DriverStats;
 use crate::udp::{Endpoint, ROCE_PORT};
 use crate::wait::What;
-use bowline_base::clock;
 
 /// Path MTU where nothing is known of the interface; goes through any Ethernet.
 const MTU_UNKNOWN: Mtu = Mtu::M1024;

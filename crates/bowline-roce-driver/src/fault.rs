@@ -63,7 +63,10 @@ mod tests {
     #[test]
     fn each_peer_has_its_own_reason_and_an_old_one_is_none() {
         let peer = |host: u16| Some(IpAddr::from([10, 0, (host >> 8) as u8, host as u8]));
-        let error = |errno| Error::System { what: "sending".to_owned(), errno };
+        let error = |errno: i32| Error::System {
+            what: "sending".to_owned(),
+            errno: bowline_base::Errno(errno),
+        };
         let (start, mut faults) = (Instant::from_nanos(1), Faults::default());
         faults.note(start, peer(1), error(1));
         faults.note(start, peer(2), error(2));

@@ -8,12 +8,12 @@
 use core::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
+use bowline_base::clock;
 use bowline_roce::FormerLife;
 use bowline_verbs::Error;
 
 use crate::receive::Came;
 use crate::shared::{Lead, Shared};
-use bowline_base::clock;
 
 /// Interval of looks while application threads are active.
 const TICK_NS: u64 = 1_000_000;

@@ -7,6 +7,7 @@
 use core::sync::atomic::Ordering;
 use std::sync::{PoisonError, TryLockError};
 
+use bowline_base::clock;
 use bowline_roce::{Amid, IdentHint, Landed, Run};
 use rustix::io::Errno;
 
@@ -15,7 +16,6 @@ use crate::loss::Loss;
 use crate::shared::Shared;
 use crate::sys::{Arrival, Inbox};
 use crate::udp::Endpoint;
-use bowline_base::clock;
 
 /// A buffer of so many bytes is a short run of packets.
 const LITTLE: usize = 16 << 10;

@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
+use bowline_base::clock;
 use bowline_roce::{Burst, Instant};
 use bowline_verbs::Error;
 use bowline_wire::roce::UDP_PORT;
@@ -15,7 +16,6 @@ use rustix::time::Timespec;
 use crate::capture::{Capture, Datagram, Way};
 use crate::shared::{Shared, State, Tx};
 use crate::sys;
-use bowline_base::clock;
 
 /// How long a send waits for room in the socket's buffer before its packets count as lost.
 const SEND_PATIENCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };

@@ -18,6 +18,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{MutexGuard, PoisonError};
 use std::time::Duration;
 
+use bowline_base::clock;
 use bowline_roce::Instant;
 use bowline_verbs::Error;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -25,7 +26,6 @@ use rustix::time::Timespec;
 
 use crate::receive::Came;
 use crate::shared::{Lead, Shared, State};
-use bowline_base::clock;
 
 /// Descriptors a thread sleeps on without allocating.
 const FEW_FDS: usize = 9;

@@ -11,6 +11,7 @@
 //!   datagrams only: RTS -- one cannot be sent --> SQE --> RTS
 //! ```
 
+use bowline_base::Instant;
 use bowline_verbs::{Error, QpAttr, QpInit, QpState, QpType, Qpn};
 
 use crate::burst::{Route, source_port, unconnected_source_port};
@@ -21,7 +22,6 @@ use crate::rc::requester::{Requester, Settings};
 use crate::rc::responder::Responder;
 use crate::ud::UdReceiver;
 use crate::udsend::UdSender;
-use bowline_base::Instant;
 
 /// A queue pair.
 #[derive(Debug)]

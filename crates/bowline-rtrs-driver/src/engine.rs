@@ -4,6 +4,7 @@
 //!   bowline-rtrs-cm    one for each device: events of its connection manager; the first runs timers
 //!   bowline-rtrs       one for each session and device: completions nobody else takes
 //!   bowline-rtrs-srv   one for each server and device: completions, and so the handler
+//!   bowline-rtrs-mem   one for each server: makes large pages of memory that is used
 //! ```
 //! All of them sleep when there is nothing to do.
 
@@ -13,15 +14,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use bowline_base::clock;
 use bowline_rtrs::{Errno, Instant, PortId};
 use bowline_verbs::{AsyncEvent, CmEvent, Device, Qpn};
 
+use crate::Error;
 use crate::client::Names;
 use crate::port::{Port, port_id};
 use crate::stats::{DriverStats, Stats};
-use bowline_base::clock;
-
-use crate::Error;
 
 /// Most devices of an engine.
 const DEVICES_MAX: usize = 256;

@@ -13,13 +13,13 @@
 use core::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
+use bowline_base::clock;
 use bowline_rtrs::bind::Binding;
 use bowline_rtrs::{Batch, Input, Instant, Order, PortId};
 use bowline_verbs::{CmEvent, CmId, Qpn};
 
 use crate::port::{Port, PortSet};
 use crate::stats::Stats;
-use bowline_base::clock;
 
 /// What both cores have in common.
 pub(crate) trait Core: Send {

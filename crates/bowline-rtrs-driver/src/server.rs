@@ -221,7 +221,21 @@ impl Server {
             let server = Arc::clone(self);
             self.engine.spawn("bowline-rtrs-srv", move || server.run(port))?;
         }
+        let server = Arc::clone(self);
+        self.engine.spawn("bowline-rtrs-mem", move || server.enlarge_pages())?;
         at.iter().try_for_each(|at| self.listen(*at))
+    }
+
+    /// The thread that has the memory of sessions consist of large pages: the system may have to look for them for
+    /// a second and more, and no request, heartbeat or connection is to wait for that.
+    fn enlarge_pages(&self) {
+        while !self.stop.load(SeqCst) {
+            let filled = self.hub.lock().core.take_filled();
+            match filled {
+                Some(Mem { buffer, offset, len }) => buffer.enlarge_pages(offset, len),
+                None => std::thread::sleep(TICK),
+            }
+        }
     }
 
     fn is_gone(&self, port: usize) -> bool {

@@ -81,7 +81,8 @@ impl Buffer {
     }
 
     /// Has a stretch of [`Buffer::sparse`] memory all of which is used consist of large pages, where the system can
-    /// do that: that changes nothing but speed. Takes about a millisecond for each.
+    /// do that: that changes nothing but speed. Takes some milliseconds for each, and seconds where the system has to move
+    /// others first.
     ///
     /// # Panics
     /// When it does not lie within the buffer.

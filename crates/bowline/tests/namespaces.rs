@@ -2,7 +2,7 @@
 //! switched off. Needs root and iproute2; without them each test says that it is skipped.
 
 use std::io::{BufRead, BufReader, Write};
-use std::net::{IpAddr, SocketAddr};
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -21,7 +21,8 @@ fn ip(args: &str) -> bool {
     status.is_ok_and(|status| status.success())
 }
 
-/// Two namespaces joined by a virtual cable. `a` has 10.9.0.1 and fd00:9::1, `b` the same with 2.
+/// Two namespaces joined by a virtual cable. `a` has 10.9.0.1, fd00:9::1 and fe80::9:1, `b` the same
+/// with 2.
 struct Cable {
     name: String,
 }
@@ -58,6 +59,7 @@ impl Cable {
         for (space, n) in [(a, 1), (b, 2)] {
             assert!(ip(&format!("-n {space} addr add 10.9.0.{n}/24 dev cable")));
             assert!(ip(&format!("-n {space} addr add fd00:9::{n}/64 dev cable nodad")));
+            assert!(ip(&format!("-n {space} addr add fe80::9:{n}/64 dev cable nodad")));
             assert!(ip(&format!("-n {space} link set lo up")));
             assert!(ip(&format!("-n {space} link set cable up")));
         }
@@ -139,29 +141,38 @@ impl Process {
 fn child() {
     let settings = std::env::var("BOWLINE_TEST").unwrap();
     let mut settings = settings.split(' ');
-    let bind: IpAddr = settings.next().unwrap().parse().unwrap();
+    let bind = place(settings.next().unwrap());
     let mut builder = Node::builder();
     for setting in settings {
         builder = match setting {
             // As a kernel is: no greeting, one restart looks like any other connection.
             "plain" => builder.end_to_end(false),
-            address => builder.address(address.parse().unwrap()),
+            address => match place(address) {
+                SocketAddr::V6(at) if at.scope_id() != 0 => {
+                    builder.address_on(*at.ip(), at.scope_id())
+                }
+                at => builder.address(at.ip()),
+            },
         };
     }
     let node = builder.build().unwrap();
-    let socket = node.bind(SocketAddr::new(bind, PORT)).unwrap();
+    let socket = node.bind(bind).unwrap();
     std::thread::scope(|s| {
         s.spawn(|| print_all(&socket));
         println!("ready");
         for line in std::io::stdin().lines() {
             let line = line.unwrap();
             let (text, to) = line.split_once(' ').unwrap();
-            let to = SocketAddr::new(to.parse().unwrap(), PORT);
-            socket.send_to(text.as_bytes(), to).unwrap();
+            socket.send_to(text.as_bytes(), place(to)).unwrap();
         }
         // The test is over.
         std::process::exit(0);
     });
+}
+
+/// The port of this file's sockets at an address, which may have a scope behind it: fe80::1%cable.
+fn place(text: &str) -> SocketAddr {
+    (text, PORT).to_socket_addrs().unwrap().next().unwrap()
 }
 
 fn print_all(socket: &Socket) {
@@ -190,6 +201,28 @@ fn nodes_talk_over_ipv6() {
     let mut a = cable.start("a", "fd00:9::1 fd00:9::1");
     b.send("again", "fd00:9::1");
     a.expect("fd00:9::2 says again");
+}
+
+// tests
+#[test]
+fn link_local_nodes_talk_with_a_scope_said_once() {
+    let Some(cable) = Cable::lay("link") else { return };
+    for (a_settings, b_settings, to_a, to_b) in [
+        ("fe80::9:1 fe80::9:1%cable", "fe80::9:2 fe80::9:2%cable", "fe80::9:1", "fe80::9:2"),
+        // Nodes of all addresses know none by its scope before a socket is bound to it.
+        ("fe80::9:1%cable", "fe80::9:2%cable", "fe80::9:1%cable", "fe80::9:2"),
+        // One address of the two is enough to say the link.
+        ("fd00:9::1 fd00:9::1", "fe80::9:2 fe80::9:2%cable", "fd00:9::1", "fe80::9:2%cable"),
+        ("fe80::9:1 fe80::9:1%cable", "fd00:9::2 fd00:9::2", "fe80::9:1%cable", "fd00:9::2"),
+    ] {
+        let mut a = cable.start("a", a_settings);
+        let mut b = cable.start("b", b_settings);
+        let of = |to: &str| to.split('%').next().unwrap().to_owned();
+        a.send("hello", to_b);
+        b.expect(&format!("{} says hello", of(to_a)));
+        b.send("welcome", to_a);
+        a.expect(&format!("{} says welcome", of(to_b)));
+    }
 }
 
 #[test]

@@ -1,12 +1,12 @@
 //! `bowline sysctl` and `bowline drop`: change a running node through its control socket.
 
-use std::{net::IpAddr, path::PathBuf};
+use std::path::PathBuf;
 
 use bowline_rds::SYSCTL_NAMES;
 
 use super::{
-    Outcome,
-    args::setting,
+    Failure, Outcome,
+    args::{Address, setting},
     control::{Client, Command},
 };
 
@@ -31,7 +31,7 @@ pub(crate) struct SysctlArgs {
 #[derive(Debug, clap::Args)]
 pub(crate) struct DropArgs {
     /// Peer whose connections are cut; without it, those of all peers
-    peer: Option<IpAddr>,
+    peer: Option<Address>,
     /// Control socket of the node [default: the only node that runs]
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
@@ -60,7 +60,16 @@ pub(crate) fn run_sysctl(args: &SysctlArgs) -> Outcome {
 /// Runs `bowline drop`.
 pub(crate) fn run_drop(args: &DropArgs) -> Outcome {
     let mut client = Client::connect(args.control.as_deref())?;
-    let answer = client.ask(Command::Drop { peer: args.peer })?;
+    // A peer is named by its address: what it is linked to is known by the node's own.
+    if let Some(peer) = args.peer.filter(|peer| peer.link.is_some()) {
+        let own = client.snapshot()?.node.addresses;
+        if !own.is_empty() && own.iter().all(|address| address.link != peer.link) {
+            let own: Vec<String> = own.iter().map(Address::to_string).collect();
+            let own = own.join(", ");
+            return Err(Failure::usage(format!("{peer} is not on a link of the node, {own}")));
+        }
+    }
+    let answer = client.ask(Command::Drop { peer: args.peer.map(|peer| peer.ip) })?;
     say!("{} TCP connections cut", answer["dropped"]);
     Ok(())
 }

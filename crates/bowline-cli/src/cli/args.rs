@@ -3,8 +3,11 @@
 use std::{
     fmt,
     net::{IpAddr, SocketAddr, SocketAddrV6, ToSocketAddrs, UdpSocket},
+    str::FromStr,
     time::Duration,
 };
+
+use serde::{Deserialize, Serialize};
 
 use super::{Failure, Outcome};
 
@@ -67,10 +70,91 @@ pub(crate) fn interval(text: &str) -> Result<Duration, String> {
 }
 
 /// An address, and for a link-local one the number of the interface it is of, if that was said: its scope.
-#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+#[derive(Clone, Copy, Debug, Deserialize, Eq, Ord, PartialEq, PartialOrd, Serialize)]
+#[serde(try_from = "String", into = "String")]
 pub(crate) struct Address {
     pub(crate) ip: IpAddr,
     pub(crate) link: Option<u32>,
+}
+
+impl Address {
+    /// The place of a port.
+    pub(crate) fn at(self, port: u16) -> SocketAddr {
+        match self.ip {
+            IpAddr::V4(ip) => SocketAddr::from((ip, port)),
+            IpAddr::V6(ip) => SocketAddrV6::new(ip, port, 0, self.link.unwrap_or(0)).into(),
+        }
+    }
+
+    /// Tells whether an address of which the interface may not have been said can be this one.
+    pub(crate) fn covers(self, other: Self) -> bool {
+        self.ip == other.ip && (self.link == other.link || other.link.is_none())
+    }
+}
+
+/// An address as such, no host name; the interface may be a name or a number.
+impl FromStr for Address {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text.contains('%') {
+            return scoped(text);
+        }
+        let ip = text.parse::<IpAddr>().map_err(|error| format!("\"{text}\": {error}"))?;
+        Ok(ip.into())
+    }
+}
+
+impl TryFrom<String> for Address {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl From<Address> for String {
+    fn from(address: Address) -> Self {
+        address.to_string()
+    }
+}
+
+/// Parses a link-local address with its interface.
+fn scoped(text: &str) -> Result<Address, String> {
+    let (ip, interface) = text.split_once('%').unwrap_or((text, ""));
+    let ip: IpAddr = ip.parse().map_err(|error| format!("\"{ip}\": {error}"))?;
+    if !is_link_local(ip) {
+        return Err(format!("{ip} is not link-local: leave out %{interface}"));
+    }
+    let found = (text, 0).to_socket_addrs().ok().and_then(|mut found| found.next());
+    found
+        .map(Address::from)
+        .filter(|address| address.link.is_some())
+        .ok_or_else(|| format!("{text}: there is no interface {interface}; see `ip link`"))
+}
+
+/// Parses an address of this machine, which a node is to serve.
+pub(crate) fn own(text: &str) -> Result<Address, String> {
+    let address: Address = text.parse()?;
+    with_link(address)
+}
+
+/// Refuses a link-local address without its interface.
+pub(crate) fn with_link(address: Address) -> Result<Address, String> {
+    if is_link_local(address.ip) && address.link.is_none() {
+        return Err(format!(
+            "{address} is of one link only: name the interface, as in {address}%eth0"
+        ));
+    }
+    Ok(address)
+}
+
+/// Reads the addresses of a file, which are own ones.
+pub(crate) fn own_list<'de, D: serde::Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Vec<Address>, D::Error> {
+    let addresses = Vec::<Address>::deserialize(deserializer)?;
+    addresses.into_iter().map(with_link).collect::<Result<_, _>>().map_err(serde::de::Error::custom)
 }
 
 impl From<IpAddr> for Address {
@@ -113,16 +197,6 @@ pub(crate) fn address(text: &str, family: Family) -> Outcome<Address> {
         .into_iter()
         .find(|address| family.allows(address.ip))
         .ok_or_else(|| Failure::failed(format!("{text} has no {} address", family.name())))
-}
-
-/// The same for commands that know no scopes.
-pub(crate) fn host(text: &str, family: Family) -> Outcome<IpAddr> {
-    match address(text, family)? {
-        Address { ip, link: None } => Ok(ip),
-        Address { ip, .. } => Err(Failure::usage(format!(
-            "{text}: this command takes no scope; give an address other than {ip}, which is of one link only"
-        ))),
-    }
 }
 
 /// Makes two addresses of a path be of one link: what is said of one counts for the other.
@@ -201,20 +275,44 @@ pub(crate) fn route_to(remote: impl Into<Address>) -> Outcome<Address> {
     }
 }
 
-/// Parses an address and a port, `10.0.0.1:4000` or `[2001:db8::1]:4000`.
+/// Parses an address and a port, `10.0.0.1:4000`, `[2001:db8::1]:4000` or `[fe80::1%eth0]:4000`.
 pub(crate) fn endpoint(text: &str) -> Result<SocketAddr, String> {
+    let inner = text.strip_prefix('[').and_then(|rest| rest.rsplit_once("]:"));
+    if let Some((address, port)) = inner
+        && address.contains('%')
+        && let Ok(port) = port.parse()
+    {
+        return Ok(scoped(address)?.at(port));
+    }
     text.parse().map_err(|_| format!("\"{text}\" is not ADDRESS:PORT such as 10.0.0.1:4000"))
 }
 
+/// Parses an own address and a port.
+pub(crate) fn own_endpoint(text: &str) -> Result<SocketAddr, String> {
+    let place = endpoint(text)?;
+    with_link(place.into())?;
+    Ok(place)
+}
+
 /// Parses an address with or without a port, `10.0.0.1`, `10.0.0.1:4000` or `[2001:db8::1]:4000`.
-pub(crate) fn sender(text: &str) -> Result<(IpAddr, Option<u16>), String> {
-    if let Ok(address) = text.parse() {
-        return Ok((address, None));
+pub(crate) fn sender(text: &str) -> Result<(Address, Option<u16>), String> {
+    if let Ok(ip) = text.parse::<IpAddr>() {
+        return Ok((ip.into(), None));
     }
-    let place: SocketAddr = text
-        .parse()
-        .map_err(|_| format!("\"{text}\" is not ADDRESS or ADDRESS:PORT such as 10.0.0.1:4000"))?;
-    Ok((place.ip(), Some(place.port())))
+    if text.contains('%') && !text.starts_with('[') {
+        return Ok((scoped(text)?, None));
+    }
+    let place =
+        endpoint(text).map_err(|error| error.replace("ADDRESS:PORT", "ADDRESS or ADDRESS:PORT"))?;
+    Ok((place.into(), Some(place.port())))
+}
+
+/// Makes the destination of a socket be of the link of the socket's own address.
+pub(crate) fn towards(local: SocketAddr, remote: SocketAddr) -> Outcome<SocketAddr> {
+    let (mut own, mut to) = (Address::from(local), Address::from(remote));
+    joined(&mut own, &mut to)?;
+    with_link(to).map_err(Failure::usage)?;
+    Ok(to.at(remote.port()))
 }
 
 /// Parses `NAME=VALUE` with a whole number.
@@ -265,11 +363,13 @@ mod tests {
 
     #[test]
     fn a_sender_is_an_address_with_or_without_a_port() {
-        let address = |text: &str| text.parse::<IpAddr>().expect("an address");
+        let address = |text: &str| text.parse::<Address>().expect("an address");
         assert_eq!(sender("10.0.0.1"), Ok((address("10.0.0.1"), None)));
         assert_eq!(sender("10.0.0.1:7"), Ok((address("10.0.0.1"), Some(7))));
         assert_eq!(sender("fd00::1"), Ok((address("fd00::1"), None)));
         assert_eq!(sender("[fd00::1]:7"), Ok((address("fd00::1"), Some(7))));
+        assert_eq!(sender("fe80::1%lo"), Ok((address("fe80::1%1"), None)));
+        assert_eq!(sender("[fe80::1%lo]:7"), Ok((address("fe80::1%1"), Some(7))));
         for text in ["", "10.0.0.1:", "10.0.0.1:70000", "host"] {
             assert!(sender(text).is_err(), "{text}");
         }
@@ -277,8 +377,8 @@ mod tests {
 
     #[test]
     fn a_host_must_have_the_family_asked_for() {
-        assert!(host("127.0.0.1", Family::V6).is_err());
-        assert_eq!(host("::1", Family::V6).ok(), "::1".parse().ok());
+        assert!(address("127.0.0.1", Family::V6).is_err());
+        assert_eq!(address("::1", Family::V6).ok(), "::1".parse().ok());
     }
 
     #[test]
@@ -287,7 +387,13 @@ mod tests {
         let of = |link| Address { ip, link };
         for text in ["fe80::1%lo", "fe80::1%1"] {
             assert_eq!(address(text, Family::Any).ok(), Some(of(Some(1))), "{text}");
-            assert!(host(text, Family::Any).is_err(), "{text}");
+            assert_eq!(text.parse(), Ok(of(Some(1))), "{text}");
+            let place = endpoint(&format!("[{text}]:7")).unwrap();
+            assert_eq!((Address::from(place), place.port()), (of(Some(1)), 7), "{text}");
+        }
+        for text in ["fe80::1%no-such-link", "fe80::1%", "fd00::1%lo", "10.0.0.1%lo", "fe80::1"] {
+            assert!(own(text).is_err(), "{text}");
+            assert!(own_endpoint(&format!("[{text}]:7")).is_err(), "{text}");
         }
         assert_eq!(of(Some(3)).to_string(), "fe80::1%3");
         let (mut local, mut remote) = (of(None), of(Some(2)));
@@ -297,5 +403,11 @@ mod tests {
         let mut global = Address::from(IpAddr::from([10, 0, 0, 1]));
         joined(&mut global, &mut of(Some(2))).unwrap();
         assert_eq!(global.link, None);
+        let place = |text: &str| text.parse::<SocketAddr>().unwrap();
+        let to = |local, remote| towards(place(local), place(remote)).ok();
+        assert_eq!(to("[fe80::1%2]:5", "[fe80::2]:6"), Some(place("[fe80::2%2]:6")));
+        assert_eq!(to("[fe80::1%2]:5", "[fe80::2%3]:6"), None);
+        assert_eq!(to("[fd00::1]:5", "[fe80::2%3]:6"), Some(place("[fe80::2%3]:6")));
+        assert_eq!(to("[fd00::1]:5", "[fe80::2]:6"), None);
     }
 }

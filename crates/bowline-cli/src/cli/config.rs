@@ -1,11 +1,14 @@
 //! The configuration file of `bowline node`: TOML, unknown keys refused with their line.
 
-use std::{collections::BTreeMap, fmt, fs, net::IpAddr, path::Path, path::PathBuf};
+use std::{collections::BTreeMap, fmt, fs, path::Path, path::PathBuf};
 
 use bowline::rds::PollMode;
 use serde::{Deserialize, Deserializer, de};
 
-use super::{Failure, Outcome, args::number};
+use super::{
+    Failure, Outcome,
+    args::{Address, number, own_list},
+};
 
 /// A commented file with every key; `bowline node --example-config` prints it.
 pub(crate) const EXAMPLE: &str = include_str!("example.toml");
@@ -14,7 +17,8 @@ pub(crate) const EXAMPLE: &str = include_str!("example.toml");
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct File {
-    pub(crate) address: Vec<IpAddr>,
+    #[serde(deserialize_with = "own_list")]
+    pub(crate) address: Vec<Address>,
     pub(crate) paths: Option<u8>,
     pub(crate) send_buffer: Option<Size>,
     pub(crate) recv_buffer: Option<Size>,

@@ -15,7 +15,7 @@
 use std::{
     fs,
     io::{self, BufRead, BufReader, Read, Write},
-    net::{IpAddr, SocketAddr},
+    net::IpAddr,
     os::unix::{
         fs::DirBuilderExt,
         net::{UnixListener, UnixStream},
@@ -36,6 +36,7 @@ use serde_json::Value;
 
 use super::{
     Failure, Outcome,
+    args::Address,
     snapshot::{self, Snapshot},
 };
 
@@ -85,9 +86,9 @@ pub(crate) enum Command {
     /// Sends one RDS ping and waits for the answer.
     Probe {
         /// Address of the node to send from.
-        local: IpAddr,
+        local: Address,
         /// Whom to ask.
-        remote: IpAddr,
+        remote: Address,
         /// Longest wait, milliseconds.
         timeout_ms: u64,
     },
@@ -297,14 +298,14 @@ fn answer(
 fn probe(
     node: &Node,
     caller: &Caller,
-    local: IpAddr,
-    remote: IpAddr,
+    local: Address,
+    remote: Address,
     timeout: Duration,
 ) -> Result<Duration, bowline::rds::Error> {
-    let socket = node.bind(SocketAddr::new(local, 0))?;
+    let socket = node.bind(local.at(0))?;
     let start = Instant::now();
     socket.set_send_timeout(Some(timeout));
-    socket.send_to(&[], SocketAddr::new(remote, 0))?;
+    socket.send_to(&[], remote.at(0))?;
     loop {
         let left = timeout.saturating_sub(start.elapsed());
         socket.set_recv_timeout(Some(left.min(PROBE_SLICE)));
@@ -370,7 +371,7 @@ impl Client {
     }
 
     /// Connects to the node that serves this address, if one does.
-    pub(crate) fn of_address(address: IpAddr) -> Option<Self> {
+    pub(crate) fn of_address(address: Address) -> Option<Self> {
         let mut running = running();
         running.sort_by(|(a, _), (b, _)| a.cmp(b));
         running.into_iter().map(|(path, stream)| Self::new(path, stream)).find_map(|mut client| {
@@ -382,8 +383,8 @@ impl Client {
     /// Lets the node send one RDS ping.
     pub(crate) fn probe(
         &mut self,
-        local: IpAddr,
-        remote: IpAddr,
+        local: Address,
+        remote: Address,
         timeout: Duration,
     ) -> Outcome<Probe> {
         let patience = timeout.min(PROBE_MAX) + ANSWER_TIMEOUT;
@@ -410,8 +411,8 @@ pub(crate) fn folder() -> PathBuf {
 }
 
 /// Returns the default place of the control socket of a node with these addresses.
-pub(crate) fn default_path(addresses: &[IpAddr]) -> PathBuf {
-    let name = addresses.first().map_or_else(|| "any".to_owned(), IpAddr::to_string);
+pub(crate) fn default_path(addresses: &[Address]) -> PathBuf {
+    let name = addresses.first().map_or_else(|| "any".to_owned(), Address::to_string);
     folder().join(format!("{name}.sock"))
 }
 

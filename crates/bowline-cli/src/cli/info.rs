@@ -1,6 +1,5 @@
 //! `bowline info`: what a running node knows, in the sections and columns of `rds-info`.
 
-use bowline_base::Errno;
 use std::{
     fmt::{Display, Write},
     io::{self, IsTerminal},
@@ -8,6 +7,8 @@ use std::{
     path::PathBuf,
     time::Duration,
 };
+
+use bowline_base::Errno;
 
 use super::{
     Outcome,
@@ -332,7 +333,7 @@ mod tests {
     fn snapshot() -> Snapshot {
         let (local, remote) = (IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]));
         Snapshot {
-            node: NodeFacts { version: "0".into(), pid: 1, addresses: vec![local] },
+            node: NodeFacts { version: "0".into(), pid: 1, addresses: vec![local.into()] },
             uptime_ms: 5,
             counters: vec![Counter { name: "conn_reset".into(), value: 7 }],
             sockets: Vec::new(),

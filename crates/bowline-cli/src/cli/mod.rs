@@ -8,9 +8,9 @@
 //! (`info` gives 1 for that as well, because `rds-info` does). Results go to standard output;
 //! errors and progress go to standard error, an error in one line that says what to do.
 
-use bowline_base::Errno;
-use std::{ffi::OsString, path::Path, process::ExitCode};
+use std::{ffi::OsString, net::IpAddr, path::Path, process::ExitCode};
 
+use bowline_base::Errno;
 use clap::{CommandFactory, Parser, Subcommand};
 
 #[macro_use]
@@ -70,9 +70,13 @@ impl From<bowline::rds::Error> for Failure {
 /// Starts a node with one address, or with those of its builder; an error names the place.
 pub(crate) fn start_node(
     builder: bowline::rds::Builder,
-    addresses: &[std::net::IpAddr],
+    addresses: &[args::Address],
 ) -> Outcome<bowline::rds::Node> {
-    let builder = addresses.iter().fold(builder, |builder, address| builder.address(*address));
+    let add = |builder: bowline::rds::Builder, address: &args::Address| match *address {
+        args::Address { ip: IpAddr::V6(ip), link: Some(link) } => builder.address_on(ip, link),
+        args::Address { ip, .. } => builder.address(ip),
+    };
+    let builder = addresses.iter().fold(builder, add);
     builder.build().map_err(|error| {
         let names: Vec<String> = addresses.iter().map(ToString::to_string).collect();
         let place = if names.is_empty() { "every address".to_owned() } else { names.join(", ") };

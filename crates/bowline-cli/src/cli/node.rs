@@ -3,7 +3,7 @@
 mod echo;
 
 use std::{
-    net::{IpAddr, SocketAddr},
+    net::SocketAddr,
     os::{linux::net::SocketAddrExt, unix::net::UnixDatagram},
     path::PathBuf,
     sync::{
@@ -19,7 +19,7 @@ use bowline_rds::Event;
 
 use super::{
     Failure, Outcome,
-    args::{number, setting},
+    args::{Address, number, own, setting},
     config::{self, File, Poll},
     control::{self, Server},
     snapshot::NodeFacts,
@@ -52,9 +52,10 @@ pub(crate) struct Args {
     /// Print a commented configuration file and exit
     #[arg(long)]
     example_config: bool,
-    /// Address to serve; repeat it for more, leave it out for every local address
-    #[arg(long, value_name = "ADDRESS")]
-    address: Vec<IpAddr>,
+    /// Address to serve, a link-local one with its interface, as fe80::1%eth0; repeat it for more, leave it
+    /// out for every local address
+    #[arg(long, value_name = "ADDRESS", value_parser = own)]
+    address: Vec<Address>,
     /// Paths to a peer, 8 or 1
     #[arg(long, value_name = "N")]
     paths: Option<u8>,
@@ -103,7 +104,7 @@ pub(crate) struct Args {
 /// Settings after file and options were put together.
 #[derive(Debug)]
 struct Settings {
-    addresses: Vec<IpAddr>,
+    addresses: Vec<Address>,
     paths: Option<u8>,
     send_buffer: Option<u64>,
     recv_buffer: Option<u64>,
@@ -130,6 +131,12 @@ impl Settings {
             seen.push(*address);
             new
         });
+        let twice = |a: &Address| addresses.iter().find(|b| a.ip == b.ip && a.link != b.link);
+        if let Some((one, other)) = addresses.iter().find_map(|a| Some((a, twice(a)?))) {
+            return Err(Failure::usage(format!(
+                "{one} and {other} are one address on two links: give each link a node of its own"
+            )));
+        }
         let paths = args.paths.or(file.paths);
         if paths.is_some_and(|paths| paths != 1 && paths != 8) {
             return Err(Failure::usage("paths must be 8 or 1"));
@@ -231,7 +238,7 @@ pub(crate) fn run(args: Args) -> Outcome {
     for (ports, service) in [(&settings.echo, Service::Echo), (&settings.sink, Service::Sink)] {
         for port in ports {
             for address in &settings.addresses {
-                let place = SocketAddr::new(*address, *port);
+                let place = address.at(*port);
                 let send_buffer = settings.send_buffer;
                 services.push(Running::start(&node, place, service, send_buffer, &over)?);
             }

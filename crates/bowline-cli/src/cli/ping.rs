@@ -6,18 +6,18 @@
 //! socket replaced, so losses do not silence the tool. When the local address belongs to a node
 //! that runs already, that node sends the requests and measures.
 
-use bowline_base::Errno;
 use std::{
-    net::{IpAddr, SocketAddr},
+    net::SocketAddr,
     path::PathBuf,
     time::{Duration, Instant},
 };
 
 use bowline::rds::{Interest, Node, Socket};
+use bowline_base::Errno;
 
 use super::{
     Failure, Outcome,
-    args::{Family, host, interval, number, number32, route_to},
+    args::{Address, Family, address, interval, joined, number, number32, route_to, with_link},
     control::{Client, Probe},
     histogram::Histogram,
     start_node,
@@ -41,7 +41,8 @@ pub(crate) struct Args {
     /// Time between requests: seconds, or a number with ms or us
     #[arg(short = 'i', value_name = "TIME", default_value = "1", value_parser = interval)]
     interval: Duration,
-    /// Local address; without it, the one that routing picks
+    /// Local address, a link-local one with its interface, as fe80::1%eth0; without it, the one that
+    /// routing picks
     #[arg(short = 'I', long = "address", value_name = "ADDRESS")]
     local: Option<String>,
     /// Type of service, 0 to 255; RDS over TCP carries all of them alike
@@ -69,7 +70,7 @@ pub(crate) struct Args {
     /// Print one JSON object per line: every answer, then the summary
     #[arg(long)]
     json: bool,
-    /// Node to ask: an address or a host name
+    /// Node to ask: an address or a host name; a link-local address has the interface of -I, or names it
     remote: String,
 }
 
@@ -90,8 +91,8 @@ struct Request {
 /// What is said and counted, whichever way requests go.
 struct Figures<'a> {
     args: &'a Args,
-    local: IpAddr,
-    remote: IpAddr,
+    local: Address,
+    remote: Address,
     sent: u64,
     received: u64,
     times: Histogram,
@@ -123,15 +124,22 @@ pub(crate) fn run(args: &Args) -> Outcome {
         return Err(Failure::usage("-W 0 leaves no time for an answer; give a time above 0"));
     }
     let family = if args.v6 { Family::V6 } else { Family::Any };
-    let remote = host(&args.remote, family)?;
-    let given = args.local.as_ref().map(|local| host(local, family)).transpose()?;
+    let mut remote = address(&args.remote, family)?;
+    let mut given = args.local.as_ref().map(|local| address(local, family)).transpose()?;
+    if let Some(given) = &mut given {
+        joined(given, &mut remote)?;
+    }
     let mut client = args.control.as_ref().map(|path| Client::connect(Some(path))).transpose()?;
-    let local = match (&mut client, given) {
+    let mut local = match (&mut client, given) {
         (Some(client), _) => address_of_node(&client.snapshot()?.node.addresses, given, remote)?,
         (None, Some(given)) => given,
-        (None, None) => route_to(remote)?.ip,
+        (None, None) => route_to(remote)?,
     };
-    if local.is_ipv4() != remote.is_ipv4() {
+    joined(&mut local, &mut remote)?;
+    for address in [local, remote] {
+        with_link(address).map_err(Failure::usage)?;
+    }
+    if local.ip.is_ipv4() != remote.ip.is_ipv4() {
         return Err(Failure::usage(format!("{local} and {remote} are not of one family")));
     }
     let stop = Stop::install()?;
@@ -160,21 +168,33 @@ enum Way {
 
 /// The address that a running node sends from: the one given, or that which routing would take, if it is
 /// the node's, else one of the node's. `addresses` are those it serves; none: all of this machine.
-fn address_of_node(addresses: &[IpAddr], given: Option<IpAddr>, remote: IpAddr) -> Outcome<IpAddr> {
-    let serves = |address: &IpAddr| addresses.is_empty() || addresses.contains(address);
-    let list = || addresses.iter().map(IpAddr::to_string).collect::<Vec<_>>().join(", ");
+fn address_of_node(
+    addresses: &[Address],
+    given: Option<Address>,
+    remote: Address,
+) -> Outcome<Address> {
+    let of_node = |given: &Address| {
+        if addresses.is_empty() {
+            return Some(*given);
+        }
+        addresses.iter().find(|address| address.covers(*given)).copied()
+    };
+    let list = || addresses.iter().map(Address::to_string).collect::<Vec<_>>().join(", ");
     if let Some(given) = given {
-        return Some(given).filter(serves).ok_or_else(|| {
+        return of_node(&given).ok_or_else(|| {
             Failure::usage(format!("the node does not serve {given}; it serves {}", list()))
         });
     }
-    let routed = route_to(remote).map(|local| local.ip);
-    if let Ok(local) = routed
-        && serves(&local)
+    let routed = route_to(remote);
+    if let Ok(local) = &routed
+        && let Some(local) = of_node(local)
     {
         return Ok(local);
     }
-    let of_family = |address: &&IpAddr| address.is_ipv4() == remote.is_ipv4();
+    let of_family = |address: &&Address| {
+        address.ip.is_ipv4() == remote.ip.is_ipv4()
+            && (remote.link.is_none() || address.link.is_none() || address.link == remote.link)
+    };
     match addresses.iter().find(of_family) {
         Some(local) => Ok(*local),
         None if addresses.is_empty() => routed,
@@ -187,7 +207,7 @@ fn address_of_node(addresses: &[IpAddr], given: Option<IpAddr>, remote: IpAddr) 
 
 /// Decides who sends: a node of this process or, when the address belongs to a node that runs
 /// already, that one.
-fn way(local: IpAddr) -> Outcome<Way> {
+fn way(local: Address) -> Outcome<Way> {
     match start_node(Node::builder(), &[local]) {
         Ok(node) => Ok(Way::Direct(node)),
         Err(failure) => match Client::of_address(local) {
@@ -210,7 +230,7 @@ fn ping_through<'a>(
         let answer = client.probe(figures.local, figures.remote, args.timeout)?;
         match answer {
             Probe::Answered { nanos } => {
-                let source = SocketAddr::new(figures.remote, 0);
+                let source = figures.remote.at(0);
                 figures.answered(figures.sent, Duration::from_nanos(nanos), source);
             }
             Probe::Failed { errno } => figures.report_error(figures.sent, Errno(errno)),
@@ -223,8 +243,8 @@ fn ping_through<'a>(
     }
 }
 
-fn open(node: &Node, local: IpAddr) -> Outcome<Socket> {
-    let socket = node.bind(SocketAddr::new(local, 0))?;
+fn open(node: &Node, local: Address) -> Outcome<Socket> {
+    let socket = node.bind(local.at(0))?;
     socket.set_send_timeout(Some(SIGNAL_SLICE));
     socket.set_nonblocking(true);
     Ok(socket)
@@ -262,7 +282,7 @@ impl Direct<'_> {
         self.figures.sent += 1;
         let sequence = self.figures.sent;
         let sent = Instant::now();
-        let destination = SocketAddr::new(self.figures.remote, 0);
+        let destination = self.figures.remote.at(0);
         let slot = &mut self.slots[index];
         // Sending waits, in slices, because the first message to a host may have to wait until
         // both sides agreed on the number of paths.
@@ -378,8 +398,11 @@ impl Figures<'_> {
             say!("{line}");
             return;
         }
-        let other =
-            if source.ip() == self.remote { String::new() } else { format!(" ({})", source.ip()) };
+        let other = if source.ip() == self.remote.ip {
+            String::new()
+        } else {
+            format!(" ({})", source.ip())
+        };
         let again = if again { " DUP!" } else { "" };
         say!("{sequence:4}: {usec} usec{other}{again}");
     }

@@ -8,7 +8,7 @@ mod output;
 use std::{
     fs::File,
     io::{self, Read},
-    net::{IpAddr, SocketAddr},
+    net::SocketAddr,
     os::fd::AsFd,
     thread,
     time::{Duration, Instant},
@@ -19,7 +19,7 @@ use output::Output;
 
 use super::{
     Failure, Outcome,
-    args::{endpoint, interval, number, sender},
+    args::{Address, endpoint, interval, joined, number, own_endpoint, sender, towards},
     out::{Progress, bytes},
     shares::{Amount, Bounds, Shares},
     start_node,
@@ -41,11 +41,11 @@ const TURN_PAUSE: Duration = Duration::from_millis(2);
 /// Send a file or standard input as messages (as rds-gen did).
 #[derive(Debug, clap::Args)]
 pub(crate) struct SendArgs {
-    /// Local address and port
-    #[arg(short = 's', value_name = "ADDRESS:PORT", value_parser = endpoint)]
+    /// Local address and port, of a link-local address with its interface, as [fe80::1%eth0]:4000
+    #[arg(short = 's', value_name = "ADDRESS:PORT", value_parser = own_endpoint)]
     source: SocketAddr,
     /// Destination; with several, each message goes to one of them, in turn. One that takes nothing
-    /// is passed over
+    /// is passed over. A link-local one is on the link of the local address
     #[arg(short = 'd', value_name = "ADDRESS:PORT", value_parser = endpoint, required = true)]
     destination: Vec<SocketAddr>,
     /// File to send; - is standard input
@@ -72,12 +72,12 @@ pub(crate) struct SendArgs {
 /// --from anybody who can reach this address may come first.
 #[derive(Debug, clap::Args)]
 pub(crate) struct RecvArgs {
-    /// Local address and port
-    #[arg(short = 's', value_name = "ADDRESS:PORT", value_parser = endpoint)]
+    /// Local address and port, of a link-local address with its interface, as [fe80::1%eth0]:4000
+    #[arg(short = 's', value_name = "ADDRESS:PORT", value_parser = own_endpoint)]
     source: SocketAddr,
     /// Take messages of this sender only; may be repeated
     #[arg(long, value_name = "ADDRESS[:PORT]", value_parser = sender)]
-    from: Vec<(IpAddr, Option<u16>)>,
+    from: Vec<(Address, Option<u16>)>,
     /// Take messages of several senders at the same time, mixed as they come
     #[arg(long)]
     mix: bool,
@@ -158,6 +158,8 @@ pub(crate) fn run_send(args: &SendArgs) -> Outcome {
     if !(1..=MESSAGE_BYTES_MAX).contains(&args.message) {
         return Err(Failure::usage(format!("-m must be between 1 and {MESSAGE_BYTES_MAX} bytes")));
     }
+    let to = |to: &SocketAddr| towards(args.source, *to);
+    let destination: Vec<SocketAddr> = args.destination.iter().map(to).collect::<Outcome<_>>()?;
     let input = match args.file.as_str() {
         "-" => io::stdin().as_fd().try_clone_to_owned().map(File::from),
         file => File::open(file),
@@ -165,14 +167,14 @@ pub(crate) fn run_send(args: &SendArgs) -> Outcome {
     let mut input =
         input.map_err(|error| Failure::failed(format!("cannot open {}: {error}", args.file)))?;
     let stop = Stop::install()?;
-    let node = start_node(Node::builder(), &[args.source.ip()])?;
+    let node = start_node(Node::builder(), &[args.source.into()])?;
     // Room for what each receiver may hold up, and as much again.
-    let share = BUFFER_BYTES.div_ceil(args.destination.len()).max(args.message as usize);
-    let socket = open(&node, args.source, 2 * share * args.destination.len())?;
+    let share = BUFFER_BYTES.div_ceil(destination.len()).max(args.message as usize);
+    let socket = open(&node, args.source, 2 * share * destination.len())?;
     let mut meter = Meter::new(args.interval);
     let mut buffer = vec![0; args.message as usize];
     let mut left = args.limit.unwrap_or(u64::MAX);
-    let mut sender = Sender::new(&socket, &args.destination, share, &stop);
+    let mut sender = Sender::new(&socket, &destination, share, &stop);
     while left > 0 && !stop.asked() {
         let wanted = buffer.len().min(usize::try_from(left).unwrap_or(usize::MAX));
         let len = fill(&mut input, &mut buffer[..wanted], &stop)
@@ -322,10 +324,13 @@ pub(crate) fn run_recv(args: &RecvArgs) -> Outcome {
     };
     let failed = |error: io::Error| Failure::failed(format!("cannot write {}: {error}", args.file));
     let file = file.map_err(failed)?;
+    for (from, _) in &args.from {
+        joined(&mut args.source.into(), &mut { *from })?;
+    }
     let stop = Stop::install()?;
     let mut output = Output::start(file)
         .map_err(|error| Failure::failed(format!("cannot start a thread: {error}")))?;
-    let node = start_node(Node::builder(), &[args.source.ip()])?;
+    let node = start_node(Node::builder(), &[args.source.into()])?;
     let socket = open(&node, args.source, BUFFER_BYTES)?;
     let mut meter = Meter::new(args.interval);
     let mut listener = Listener { args, heard: None, ignored: 0 };
@@ -379,8 +384,8 @@ struct Listener<'a> {
 impl Listener<'_> {
     fn wants(&mut self, message: &Message) -> bool {
         let (source, from) = (message.source(), &self.args.from);
-        let named = |(address, port): &(IpAddr, Option<u16>)| {
-            *address == source.ip() && port.is_none_or(|port| port == source.port())
+        let named = |(address, port): &(Address, Option<u16>)| {
+            Address::from(source).covers(*address) && port.is_none_or(|port| port == source.port())
         };
         let may = from.is_empty() || from.iter().any(named);
         if !may || self.heard.is_some_and(|heard| heard != source) {

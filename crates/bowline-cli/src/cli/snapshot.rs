@@ -9,6 +9,8 @@ use bowline::rds::Node;
 use bowline_rds::{ConnInfo, LinkInfo, MessageInfo, PathInfo, SocketInfo};
 use serde::{Deserialize, Serialize};
 
+use super::args::Address;
+
 /// Everything at one moment.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(crate) struct Snapshot {
@@ -32,8 +34,8 @@ pub(crate) struct NodeFacts {
     pub(crate) version: String,
     /// Process that runs the node.
     pub(crate) pid: u32,
-    /// Addresses it serves; empty means all local ones.
-    pub(crate) addresses: Vec<IpAddr>,
+    /// Addresses it serves, link-local ones with their interface; empty means all local ones.
+    pub(crate) addresses: Vec<Address>,
 }
 
 /// One counter, in the order of the kernel.

@@ -114,6 +114,62 @@ fn the_paths_of_disks_have_scopes() {
 }
 
 #[test]
+fn rds_nodes_have_scopes() {
+    let folder = Folder::new();
+    let script = r#"
+        refused() { code=$1; text=$2; shift 2; rc=0; "$@" > "$AT/near.out" 2>&1 || rc=$?; [ $rc = $code ] && grep -q "$text" "$AT/near.out" || fail "$rc of $*"; }
+        pinged() { "$BOWLINE" info -c --control "$AT/$1.sock" | awk '$1 == "recv_ping" { print $2 }'; }
+        end() { kill $(cat "$AT/$1.pid"); wait $(cat "$AT/$1.pid") 2> /dev/null || true; rm "$AT/$1.pid"; }
+        for k in 0 1; do
+            begin far$k nsenter -t $P -n "$BOWLINE" node --address fe80::2%w$k --control "$AT/far$k.sock"
+            heard far$k ready
+        done
+        for words in "fe80::2%v1 -I fe80::1%v1" "fe80::2%v1 -I fe80::1" "fe80::2%v1" "fe80::2 -I fe80::1%v1"; do
+            "$BOWLINE" ping -c 3 -i 10ms -W 20 $words > "$AT/near.out" 2>&1 || fail "$words"
+        done
+        [ "$(pinged far0)" = 0 ] || fail "the first link"
+        [ "$(pinged far1)" -ge 12 ] || fail "the second link"
+        "$BOWLINE" ping -c 3 -i 10ms -W 20 fe80::2%v0 > "$AT/near.out" 2>&1 || fail v0
+        [ "$(pinged far0)" -ge 3 ] || fail "the first link, later"
+
+        refused 2 "fe80::1%.* and fe80::2%.* are of different links" "$BOWLINE" ping -c 1 fe80::2%v1 -I fe80::1%v0
+        refused 2 "name the interface" "$BOWLINE" ping -c 1 fe80::2 -I fe80::1
+        refused 1 "name the interface" "$BOWLINE" ping -c 1 fe80::2
+        refused 2 "name the interface" "$BOWLINE" node --address fe80::1 --no-control
+        refused 2 "no interface v7" "$BOWLINE" node --address fe80::1%v7 --no-control
+        refused 2 "not link-local" "$BOWLINE" node --address fd00::1%v0 --no-control
+        refused 2 "one address on two links" "$BOWLINE" node --address fe80::1%v0 --address fe80::1%v1 --no-control
+        refused 2 "different links" "$BOWLINE" send -s [fe80::1%v0]:5000 -d [fe80::2%v1]:4000 -f /dev/null
+        refused 2 "different links" "$BOWLINE" recv -s [fe80::1%v0]:5000 --from fe80::2%v1
+        refused 2 "name the interface" "$BOWLINE" recv -s [fe80::1]:5000
+
+        # A node that runs is asked by its address, and the larger one begins, too.
+        echo 'address = ["fe80::1%v1"]' > "$AT/near.toml"
+        begin node "$BOWLINE" node --config "$AT/near.toml"
+        heard node ready
+        "$BOWLINE" ping -c 2 -i 10ms -W 20 fe80::2%v1 > "$AT/near.out" 2>&1 || fail "through a node"
+        "$BOWLINE" ping -c 2 -i 10ms -W 20 fe80::2 --control "$XDG_RUNTIME_DIR"/bowline/fe80::1%*.sock > "$AT/near.out" 2>&1 || fail "by its socket"
+        "$BOWLINE" ping -c 2 -i 10ms -W 20 fe80::1 --control "$AT/far1.sock" > "$AT/near.out" 2>&1 || fail "from the larger"
+        "$BOWLINE" info --json --control "$XDG_RUNTIME_DIR"/bowline/fe80::1%*.sock | grep -q '"fe80::1%[0-9]' || fail "facts"
+        refused 2 "not on a link of the node" "$BOWLINE" drop fe80::2%v0
+        "$BOWLINE" drop fe80::2%v1 > "$AT/near.out" 2>&1 || fail drop
+        grep -q "^[1-9]" "$AT/near.out" || fail "drop of nothing"
+        # An equal peer on the other link is no peer of this node.
+        refused 1 "" timeout 60 nsenter -t $P -n "$BOWLINE" ping -c 1 -W 1 fe80::1 --control "$AT/far0.sock"
+        end node
+
+        end far1
+        head -c 300000 /dev/urandom > "$AT/sent"
+        begin far1 nsenter -t $P -n "$BOWLINE" recv --once -s [fe80::2%w1]:4000 --from fe80::1%w1 -f "$AT/taken"
+        "$BOWLINE" send -s [fe80::1%v1]:5000 -d [fe80::2]:4000 -f "$AT/sent" > "$AT/near.out" 2>&1 || fail send
+        wait $(cat "$AT/far1.pid") || fail recv
+        cmp "$AT/sent" "$AT/taken" || fail "other bytes"
+    "#;
+    let Some(done) = apart(&folder, &format!("{TWO_LINKS}\n{script}")) else { return };
+    succeeded(&done);
+}
+
+#[test]
 fn a_link_that_carries_less_than_before_is_named_as_the_reason() {
     let folder = Folder::new();
     let script = r#"

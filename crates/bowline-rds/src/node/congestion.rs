@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use bowline_base::Instant;
 use bowline_wire::rds::MapView;
 
 use super::Node;
@@ -11,7 +12,6 @@ use crate::ids::{ConnId, LinkId, SocketId};
 use crate::path::PathState;
 use crate::recvq::{Rare, RecvMsg};
 use crate::socket::want;
-use bowline_base::Instant;
 
 /// Maps of different connections that come within this time may have overtaken one another: TCP may have
 /// held one of them up for several retransmission timeouts.

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
+use bowline_base::Instant;
 use bowline_wire::rds::TCP_PORT;
 
 use super::Node;
@@ -16,7 +17,6 @@ use crate::ids::{ConnId, LinkId};
 use crate::link::{Link, LinkState, Partial, Role};
 use crate::path::{Path, PathState};
 use crate::socket::to_socket_addr;
-use bowline_base::Instant;
 
 /// A connected peer that has been silent for so long may be forgotten to make room.
 const RECLAIM_TIME: Duration = Duration::from_secs(5);

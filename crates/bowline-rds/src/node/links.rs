@@ -4,6 +4,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use bowline_base::Instant;
 use bowline_wire::rds::BowlineExt;
 
 use super::Node;
@@ -15,7 +16,6 @@ use crate::ids::{ConnId, LinkId};
 use crate::link::{Link, LinkState, Role};
 use crate::path::{PathState, UNPLANNED, mark};
 use crate::socket::{mapped, to_socket_addr};
-use bowline_base::Instant;
 
 /// A connection that stays open for so long is served by its acceptor, [B-4].
 const CONFIRM_TIME: Duration = Duration::from_millis(200);
@@ -80,13 +80,14 @@ impl Node {
     ) -> Result<LinkId, TurnedAway> {
         self.now = now;
         self.stats.links_accepted += 1;
-        // Traffic between two local addresses never uses TCP.
-        if self.closing || self.is_local(remote.ip()) {
-            return Err(self.refuse(remote, "local or closing"));
-        }
         let here = endpoint(local);
         let there = endpoint(remote);
-        let key = (here.addr, there.addr, there.scope);
+        // Traffic between two local addresses never uses TCP.
+        if self.closing || self.is_local_at(there.addr, there.scope) {
+            return Err(self.refuse(remote, "local or closing"));
+        }
+        // The same as of what is sent: one link-local address of the two is enough for a scope.
+        let key = (here.addr, there.addr, there.scope.max(here.scope));
         let id = match self.conn_index.get(&key) {
             Some(id) => *id,
             None => match self.conn_for_stranger(key) {

@@ -26,7 +26,7 @@ use crate::dedup::Budget;
 use crate::error::Error;
 use crate::ids::{ConnId, LinkId, SocketId};
 use crate::link::Link;
-use crate::socket::{Sock, is_loopback, mapped};
+use crate::socket::{Sock, is_loopback, mapped, needs_scope};
 use crate::stats::Counters;
 use crate::txlog::TxPool;
 use bowline_base::Instant;
@@ -181,16 +181,26 @@ impl Node {
 
     /// Tells whether an address is one of this node's.
     pub fn is_local(&self, addr: IpAddr) -> bool {
-        self.is_local_v6(mapped(addr))
+        self.is_local_at(mapped(addr), 0)
     }
 
-    fn is_local_v6(&self, addr: Ipv6Addr) -> bool {
-        self.home_index.get(&(addr, 0)).is_some_and(|home| self.homes[*home].present)
+    /// The same for an address of an interface: on another one than this node's, an equal link-local
+    /// address is a peer's. Scope 0 is any.
+    fn is_local_at(&self, addr: Ipv6Addr, scope: u32) -> bool {
+        let elsewhere = scope != 0 && self.link_of(addr).is_some_and(|link| link != scope);
+        !elsewhere && self.home_index.get(&(addr, 0)).is_some_and(|home| self.homes[*home].present)
             || (is_loopback(addr) && self.config.addrs.is_empty())
     }
 
-    /// Index of a local address, made when new.
+    /// The interface that an own link-local address is of, if the node was told.
+    fn link_of(&self, addr: Ipv6Addr) -> Option<u32> {
+        self.config.links.iter().find(|(of, _)| *of == addr).map(|(_, link)| *link)
+    }
+
+    /// Index of a local address, made when new. Only a link-local one has a scope, whatever the
+    /// scope of the peer is.
     fn home(&mut self, addr: Ipv6Addr, scope: u32) -> usize {
+        let scope = if needs_scope(addr) { scope } else { 0 };
         if let Some(home) = self.home_index.get(&(addr, scope)) {
             return *home;
         }

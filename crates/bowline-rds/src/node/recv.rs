@@ -1,5 +1,7 @@
 //! Receiving by the application. Spec: `docs/spec/rds.md`, section 6.4.
 
+use bowline_base::Instant;
+
 use super::Node;
 use crate::api::{Control, Received, RecvOpts, Taken};
 use crate::error::Error;
@@ -7,7 +9,6 @@ use crate::ids::SocketId;
 use crate::recvq::{Popped, RecvMsg};
 use crate::rxbuf::Rope;
 use crate::socket::{LatencyTrace, to_socket_addr};
-use bowline_base::Instant;
 
 /// Longest message that [`Node::recv_into`] copies, bytes. A longer one is copied without keeping
 /// others from the node.

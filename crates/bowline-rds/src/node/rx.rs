@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use bowline_base::Instant;
 use bowline_wire::rds::{
     Extension, Extensions, Flags, HEADER_LEN, Handshake, Header, MAP_LEN, MapView, PROBE_PORT,
 };
@@ -18,7 +19,6 @@ use crate::path::mark;
 use crate::recvq::{Origin, Rare, RecvMsg};
 use crate::rxbuf::{Rope, RxBuf};
 use crate::socket::Sock;
-use bowline_base::Instant;
 
 /// Bytes handed over but not parsed at which reading pauses.
 const BACKLOG_MAX: usize = 4;

@@ -4,10 +4,11 @@
 use std::io::IoSlice;
 use std::net::SocketAddr;
 
+use bowline_base::Instant;
 use bowline_wire::rds::{Flags, Header};
 
 use super::Node;
-use super::sockets::checked_endpoint;
+use super::sockets::endpoint;
 use crate::api::{SendControl, SendMsg, Sent};
 use crate::config::MAX_MESSAGE_KERNEL;
 use crate::conn::Peer;
@@ -18,7 +19,6 @@ use crate::path::{PathState, TxMsg, UNPLANNED, mark};
 use crate::recvq::{Origin, RecvMsg};
 use crate::rxbuf::Rope;
 use crate::socket::{Bound, Endpoint, Lane, Route, Sock, Transport, want};
-use bowline_base::Instant;
 
 /// Most cookies in one completion record.
 #[doc(alias = "RDS_MAX_ZCOOKIES")]
@@ -49,7 +49,10 @@ impl Node {
             return self.send_remote(id, lane, msg, len, None);
         }
         let named = match msg.name {
-            Some(name) => Some(checked_endpoint(name).ok_or(Error::BadAddress)?),
+            Some(name) => {
+                let own = sock.bound.map(|bound| bound.at.scope);
+                Some(endpoint(name).or_scope(own).checked().ok_or(Error::BadAddress)?)
+            }
             None => None,
         };
         let mut to = named.or(sock.dest).ok_or(Error::NotConnected)?;
@@ -66,7 +69,7 @@ impl Node {
         }
         self.check_len(sock, len)?;
         let cookie = self.check_control(id, msg, bound.transport, len)?;
-        if bound.transport == Transport::Loopback || self.is_local_v6(to.addr) {
+        if bound.transport == Transport::Loopback || self.is_local_at(to.addr, to.scope) {
             return self.send_local(id, bound, to, msg, len, cookie);
         }
         let lane = self.route(id, bound, to, msg.name)?;

@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{Ipv6Addr, SocketAddr};
 
+use bowline_base::Instant;
+
 use super::Node;
 use crate::api::{Held, Interest, Output, Readiness};
 use crate::config::{RECV_BUFFER_MIN, SEND_BUFFER_MIN};
@@ -13,7 +15,6 @@ use crate::socket::{
     Bound, Endpoint, LatencyTrace, Sock, Transport, is_loopback, is_unicast, mapped, needs_scope,
     to_socket_addr, want,
 };
-use bowline_base::Instant;
 
 /// Bits of [`Node::poll`], as poll(2) has them.
 pub mod poll {
@@ -79,7 +80,9 @@ impl Node {
     /// [`Error::ReservedPort`]; [`Error::ScopeMismatch`]; [`Error::AddrNotAvailable`] or, with a
     /// transport chosen, [`Error::TransportAddress`]; [`Error::AddrInUse`].
     pub fn bind(&mut self, id: SocketId, addr: SocketAddr) -> Result<(), Error> {
-        let at = checked_endpoint(addr).ok_or(Error::BadAddress)?;
+        let at = endpoint(addr);
+        let at = at.or_scope(self.link_of(at.addr));
+        let at = at.checked().ok_or(Error::BadAddress)?;
         let sock = self.sock(id)?;
         if sock.bound.is_some() {
             return Err(Error::AlreadyBound);
@@ -92,9 +95,9 @@ impl Node {
             return Err(Error::ScopeMismatch);
         }
         let transport = match sock.transport {
-            Some(Transport::Tcp) if self.is_local_v6(at.addr) => Transport::Tcp,
+            Some(Transport::Tcp) if self.is_local_at(at.addr, at.scope) => Transport::Tcp,
             Some(_) => return Err(Error::TransportAddress),
-            None => self.transport_for(at.addr)?,
+            None => self.transport_for(at)?,
         };
         let home = self.home(at.addr, at.scope);
         let Some(port) = self.free_port(home, at.port) else {
@@ -110,7 +113,11 @@ impl Node {
 
     /// Chooses the transport of an address. An address that the node was told to own is
     /// served over TCP even in 127/8: that is how several nodes live on one host.
-    fn transport_for(&self, addr: Ipv6Addr) -> Result<Transport, Error> {
+    fn transport_for(&self, at: Endpoint) -> Result<Transport, Error> {
+        let addr = at.addr;
+        if self.link_of(addr).is_some_and(|link| link != at.scope) {
+            return Err(Error::AddrNotAvailable);
+        }
         let owned = self.home_index.get(&(addr, 0)).is_some_and(|home| self.homes[*home].present);
         if owned && (!is_loopback(addr) || !self.config.addrs.is_empty()) {
             return Ok(Transport::Tcp);
@@ -145,6 +152,7 @@ impl Node {
             });
         }
         let sock = self.sock_mut(id)?;
+        let to = to.or_scope(sock.bound.map(|bound| bound.at.scope));
         if needs_scope(to.addr)
             && (to.scope == 0
                 || sock.bound.is_some_and(|b| b.at.scope != 0 && b.at.scope != to.scope))
@@ -513,13 +521,6 @@ pub(super) fn endpoint(addr: SocketAddr) -> Endpoint {
         }
     };
     Endpoint { addr: mapped(addr.ip()), port: addr.port(), scope }
-}
-
-/// The same, `None` unless it names one host and has its scope.
-pub(super) fn checked_endpoint(addr: SocketAddr) -> Option<Endpoint> {
-    let at = endpoint(addr);
-    let ok = is_unicast(at.addr) && !(needs_scope(at.addr) && at.scope == 0);
-    ok.then_some(at)
 }
 
 #[cfg(test)]

@@ -1,8 +1,9 @@
 //! Everything that happens because time passes.
 
+use bowline_base::Instant;
+
 use super::Node;
 use crate::ids::{ConnId, LinkId};
-use bowline_base::Instant;
 
 /// What is due. A timer that is no longer wanted finds its object changed and does nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

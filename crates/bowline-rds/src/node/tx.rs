@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use bowline_base::Instant;
 use bowline_wire::rds::{Flags, HEADER_LEN, Header, MAP_LEN};
 
 use super::Node;
@@ -14,7 +15,6 @@ use crate::ids::{ConnId, LinkId};
 use crate::link::{LinkState, Op};
 use crate::path::{Path, PathState, TxMsg, mark};
 use crate::txlog::{TxBatch, TxLog, TxPool};
-use bowline_base::Instant;
 
 /// Most pieces of one batch, below the system's limit of one write.
 const PIECES_MAX: usize = 256;

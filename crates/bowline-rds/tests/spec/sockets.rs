@@ -210,6 +210,63 @@ fn ipv6_peers_are_named_with_their_scope() {
     assert_eq!(lab.recv(s).expect("a message").source, Some(addr("[fe80::1%3]:9")));
 }
 
+fn of_link(links: &[(&str, u32)]) -> Lab {
+    let links: Vec<_> = links.iter().map(|(of, link)| (of.parse().unwrap(), *link)).collect();
+    let addrs = links.iter().map(|(of, _)| std::net::IpAddr::V6(*of)).collect();
+    Lab::new(Config { addrs, links, ..Config::default() })
+}
+
+// tests
+#[test]
+fn a_link_local_address_is_bound_on_its_interface_only() {
+    let mut lab = of_link(&[("fe80::2", 3)]);
+    assert_eq!(bind(&mut lab, "[fe80::2%4]:5"), Err(Error::AddrNotAvailable));
+    let s = bind(&mut lab, "[fe80::2]:5").expect("bound");
+    assert_eq!(lab.node.local_addr(s), Ok(Some(addr("[fe80::2%3]:5"))));
+    lab.node.connect(s, addr("[fe80::9]:7")).expect("connected");
+    assert_eq!(lab.node.peer_addr(s), Ok(addr("[fe80::9%3]:7")));
+    lab.send(s, "[fe80::9]:5", b"x").expect("sent");
+    assert_eq!(lab.send(s, "[fe80::9%4]:5", b"x"), Err(Error::ScopeMismatch));
+    lab.settle();
+    let (_, remote, _) = lab.connects[0];
+    assert_eq!(remote, addr("[fe80::9%3]:16385"));
+}
+
+// tests
+#[test]
+fn an_equal_address_on_another_interface_is_a_peers() {
+    let mut lab = of_link(&[("fe80::2", 3), ("fe80::5", 4)]);
+    let s = bind(&mut lab, "[fe80::5]:5000").expect("bound");
+    let accepted = |lab: &mut Lab, remote| {
+        lab.node.handle_accepted(lab.now, addr("[fe80::5%4]:16385"), addr(remote))
+    };
+    assert!(accepted(&mut lab, "[fe80::5%4]:40000").is_err());
+    let link = accepted(&mut lab, "[fe80::2%4]:40000").expect("accepted");
+    lab.deliver(link, &[data(1, 9, 5000, b"six")]);
+    assert_eq!(lab.recv(s).expect("a message").source, Some(addr("[fe80::2%4]:9")));
+}
+
+// tests
+#[test]
+fn one_link_local_address_of_the_two_is_enough_for_a_scope() {
+    for (own, here, there, source) in [
+        ("[fe80::2%3]:5000", "[fe80::2%3]:16385", "[fd00::1]:40000", "[fd00::1]:9"),
+        ("[fec0::2]:5000", "[fec0::2]:16385", "[fe80::1%3]:40000", "[fe80::1%3]:9"),
+        ("[fe80::2%3]:5000", "[fe80::2%3]:16385", "[fe80::1%3]:40000", "[fe80::1%3]:9"),
+    ] {
+        let ip = addr(own).ip();
+        let mut lab = Lab::new(Config { addrs: vec![ip], ..Config::default() });
+        let s = bind(&mut lab, own).expect("bound");
+        let link = lab.node.handle_accepted(lab.now, addr(here), addr(there)).expect("accepted");
+        lab.deliver(link, &[data(1, 9, 5000, b"six")]);
+        let from = lab.recv(s).expect("a message").source.expect("a sender");
+        assert_eq!((from.ip(), from.port()), (addr(source).ip(), 9), "{own}");
+        let answered = lab.send(s, &from.to_string(), b"y");
+        answered.expect("to where it came from");
+        assert_eq!(lab.node.info().connections.len(), 1, "{own}");
+    }
+}
+
 // tests
 #[test]
 fn only_messages_queued_while_enabled_carry_a_time() {

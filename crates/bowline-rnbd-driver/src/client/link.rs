@@ -6,6 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use bowline_base::Instant;
+use bowline_base::clock;
 use bowline_block::{DiskDone, DiskEvent};
 use bowline_rnbd::client::{
     Config, Core, DevId, DevInfo, DiskRequest, DoneIo, Event, Order, SendIo, Token,
@@ -22,7 +23,6 @@ use bowline_wire::rnbd::{Access, OPEN_RSP_LEN};
 
 use super::disk::Shared;
 use crate::error::Error;
-use bowline_base::clock;
 
 /// The tag of service messages; those of IO are slots.
 const SERVICE: u64 = u64::MAX;

@@ -7,6 +7,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use bowline_base::Instant;
 use bowline_verbs::{CmId, ConnParam, Error, QpState, QpType, Qpn};
 use bowline_wire::roce::MAD_LEN;
 
@@ -14,7 +15,6 @@ use super::{Device, Event};
 use crate::cm::{FormerLife, Manager, Output, Port, QpOrder, SendMad};
 use crate::config::Config;
 use crate::rng::Rng;
-use bowline_base::Instant;
 
 /// State of the connection manager.
 #[derive(Debug)]

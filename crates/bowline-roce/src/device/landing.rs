@@ -8,6 +8,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use bowline_base::Instant;
 use bowline_verbs::{Piece, QpState, Qpn};
 use bowline_wire::roce::{BTH_LEN, DEFAULT_PKEY, ICRC_LEN, IcrcMatch, Opcode, Outer, Packet, Psn};
 
@@ -15,7 +16,6 @@ use super::rx::refusal;
 use super::{Device, IdentHint};
 use crate::qp::Halves;
 use crate::rc::requester::Outcome;
-use bowline_base::Instant;
 
 /// Most packets that land at once: the system merges no more.
 pub const LANDING_PACKETS_MAX: usize = 64;

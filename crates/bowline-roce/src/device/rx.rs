@@ -4,6 +4,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use bowline_base::Instant;
 use bowline_verbs::{AsyncEvent, QpState, Qpn};
 use bowline_wire::roce::{
     DEFAULT_PKEY, GSI_QKEY, GSI_QPN, IcrcMatch, Opcode, Outer, Packet, PacketError, Service,
@@ -15,7 +16,6 @@ use crate::qp::{Halves, Qp};
 use crate::rc::requester::Outcome;
 use crate::rc::responder::After;
 use crate::ud::network_header;
-use bowline_base::Instant;
 
 /// Destination of multicast.
 const MULTICAST_QPN: u32 = 0xff_ffff;

@@ -3,6 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
+use bowline_base::Instant;
 use bowline_verbs::{Access, AsyncEvent, CqId, PdId, QpState, Qpn};
 
 use super::Event;
@@ -15,7 +16,6 @@ use crate::qp::{Halves, Qp};
 use crate::rc::requester::{Outcome, TxCtx};
 use crate::rc::responder::{HeldBudget, RxCtx};
 use crate::table::NumberMap;
-use bowline_base::Instant;
 
 /// What both halves of a queue pair need to know of it.
 #[derive(Clone, Copy, Debug)]

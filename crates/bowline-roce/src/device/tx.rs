@@ -6,6 +6,7 @@
 //! peer: a packet of its own would cost as much as the whole burst [PERF-6]. So while a program posts to one
 //! queue pair after the other, those of the others wait for their turn.
 
+use bowline_base::Instant;
 use bowline_verbs::{QpState, Qpn};
 use bowline_wire::roce::{AETH_LEN, BTH_LEN, ICRC_LEN};
 
@@ -14,7 +15,6 @@ use super::shared::Shared;
 use crate::burst::Burst;
 use crate::qp::{Halves, Qp};
 use crate::rc::requester::{Outcome, Requester, TxCtx};
-use bowline_base::Instant;
 
 /// Bytes of an acknowledgement, ICRC included.
 const ACK_LEN: usize = BTH_LEN + AETH_LEN + ICRC_LEN;

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use bowline_base::Instant;
 use bowline_verbs::{
     Access, Buffer, Completion, CqId, Error, MrKeys, MwBind, MwType, PdId, QpAttr, QpCap, QpInit,
     QpState, Qpn, RecvWr, SendFlags, SendOp, SendWr,
@@ -12,7 +13,6 @@ use super::Device;
 use crate::lateack::LateAck;
 use crate::paths::Creeping;
 use crate::qp::{Halves, Qp};
-use bowline_base::Instant;
 
 const NO_PD: Error = Error::NoSuch("protection domain");
 const NO_QP: Error = Error::NoSuch("queue pair");

@@ -4,6 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use bowline_base::clock;
 use bowline_rtrs::client::{
     Attrs, ClientStats, PathAddr, PathState, PermitKind, ReadKeys, Session as Core, StatsFile,
 };
@@ -22,8 +23,6 @@ use super::state::{Done, State};
 use crate::engine::{Engine, Inner, Station};
 use crate::hub::Hub;
 use crate::port::port_id;
-use bowline_base::clock;
-
 use crate::{Error, random};
 
 /// Connections of a path, the service connection included [RT-24].

@@ -14,6 +14,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, TryLockE
 use std::thread::Thread;
 use std::time::{Duration, Instant as Moment};
 
+use bowline_base::clock;
 use bowline_rtrs::client::{Permit, PermitKind};
 use bowline_rtrs::{Instant, Policy, PortId};
 use bowline_verbs::{CmEvent, Qpn, contain};
@@ -21,13 +22,11 @@ use bowline_verbs::{CmEvent, Qpn, contain};
 use super::permits::{Place, Sleeper};
 use super::session::current_cpu;
 use super::state::{Finished, Follower, LinkEv, News, PathEv, State};
+use crate::Error;
 use crate::drive::{BATCH, Drive, share};
 use crate::engine::{Inner, Poll, Station, TICK};
 use crate::hub::Hub;
 use crate::port::port_id;
-use bowline_base::clock;
-
-use crate::Error;
 
 /// The background thread looks so often whether the program still takes completions itself.
 const NAP: Duration = Duration::from_millis(2);

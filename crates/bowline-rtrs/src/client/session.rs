@@ -1,9 +1,9 @@
 //! The session: what the program calls, and how inputs find their way.
 
-use bowline_base::SplitMix64;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use bowline_base::SplitMix64;
 use bowline_verbs::{Access, Buffer};
 use bowline_wire::rtrs::{PathLife, Uuid};
 

@@ -40,7 +40,7 @@ mod strangers;
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use bowline_verbs::{Access, Buffer};
+use bowline_verbs::{Access, Buffer, Mem};
 use bowline_wire::rtrs::SessionName;
 
 use crate::{Batch, ConnId, Done, Errno, Input, Instant, On, Order, PathId, PortAttr, RegionId};
@@ -144,6 +144,8 @@ pub struct Server {
     /// Paths that are closing and that the client has given up.
     given_up: usize,
     closing: bool,
+    /// Stretches of sessions may wait for [`take_filled`](Self::take_filled).
+    filled: bool,
     counters: ServerCounters,
 }
 
@@ -181,6 +183,7 @@ impl Server {
             strangers: VecDeque::new(),
             given_up: 0,
             closing: false,
+            filled: false,
             counters: ServerCounters::default(),
         })
     }
@@ -301,6 +304,17 @@ impl Server {
     /// operation of the session is not answered.
     pub fn memory(&self, session: SessId) -> Option<&Arc<Buffer>> {
         self.sessions.find(session).map(|session| &session.buffer)
+    }
+
+    /// Takes memory of a session that would be as well in large pages, since all of it is used:
+    /// [`Buffer::enlarge_pages`]. That may take long, so it is not for a thread on which requests wait.
+    pub fn take_filled(&mut self) -> Option<Mem> {
+        if !self.filled {
+            return None;
+        }
+        let filled = self.sessions.take_filled();
+        self.filled = filled.is_some();
+        filled
     }
 
     /// What sessions and paths are like now.

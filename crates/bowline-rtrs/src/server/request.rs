@@ -272,7 +272,7 @@ impl Server {
         let op = request.op;
         let Some(session) = self.sessions.get_mut(request.session.slot) else { return };
         let index = usize::from(self.ops.peek(op.slot).chunk);
-        session.uses(index);
+        self.filled |= session.uses(index);
         let Some(chunk) = session.chunks.get_mut(index) else { return };
         if chunk.holder == NONE {
             chunk.holder = op.slot;

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use bowline_verbs::Buffer;
+use bowline_verbs::{Buffer, Mem};
 use bowline_wire::rtrs::{Geometry, SessionName, Uuid};
 
 use super::SessId;
@@ -36,6 +36,8 @@ pub(super) struct Session {
     pub(super) chunks: Vec<Chunk>,
     /// Memory that is used as a whole is of large pages, which are faster.
     unused: Unused,
+    /// Stretches that are used and not of large pages yet: where each begins, and its bytes.
+    filled: Vec<(usize, usize)>,
     /// Slots of its paths, oldest first.
     pub(super) paths: Vec<u16>,
     /// Operations not answered, those that wait not counted.
@@ -63,6 +65,7 @@ impl Session {
             buffer: Arc::new(Buffer::new(0).map_err(|_| Errno::ENOMEM)?),
             chunks: Vec::new(),
             unused: Unused::default(),
+            filled: Vec::new(),
             paths: Vec::new(),
             running: 0,
             waiting: 0,
@@ -86,15 +89,21 @@ impl Session {
         Ok(())
     }
 
-    /// A request lies in a chunk.
+    /// A request lies in a chunk. Tells whether with it a whole stretch is used.
     #[inline]
-    pub(super) fn uses(&mut self, index: usize) {
-        let Some(chunk) = self.chunks.get_mut(index) else { return };
-        if let Some((first, count)) = self.unused.uses(index, chunk) {
-            let bytes = self.buffer.len() / self.chunks.len();
-            let count = count.min(self.chunks.len() - first);
-            self.buffer.enlarge_pages(first * bytes, count * bytes);
-        }
+    pub(super) fn uses(&mut self, index: usize) -> bool {
+        let Some(chunk) = self.chunks.get_mut(index) else { return false };
+        let Some((first, count)) = self.unused.uses(index, chunk) else { return false };
+        let bytes = self.buffer.len() / self.chunks.len();
+        let count = count.min(self.chunks.len() - first);
+        self.filled.push((first * bytes, count * bytes));
+        true
+    }
+
+    /// Takes a stretch that is used.
+    fn take_filled(&mut self) -> Option<Mem> {
+        let (offset, len) = self.filled.pop()?;
+        Some(Mem { buffer: Arc::clone(&self.buffer), offset, len })
     }
 
     /// A path joins: it is not served before everything that is under way now is answered.
@@ -173,6 +182,12 @@ impl Sessions {
 
     pub(super) fn get_mut(&mut self, slot: u32) -> Option<&mut Session> {
         self.slots.get_mut(slot as usize)?.session.as_mut()
+    }
+
+    /// Takes a stretch of any session that is used.
+    pub(super) fn take_filled(&mut self) -> Option<Mem> {
+        let mut sessions = self.slots.iter_mut().filter_map(|slot| slot.session.as_mut());
+        sessions.find_map(Session::take_filled)
     }
 
     /// The session of this name, if it still is.

@@ -291,3 +291,46 @@ fn a_path_that_joins_does_not_wait_for_what_is_dropped() {
     assert!(rig.requests.is_empty());
     rig.learn(&mut c).expect("now");
 }
+
+/// Requests in all chunks of a session, one after the other, each answered; tells how many stretches were known to
+/// be used after each.
+fn fill(rig: &mut Rig, path: &mut Path) -> Vec<usize> {
+    let chunks = path.chunks.len() as u16;
+    let request = |chunk| {
+        let done = rig.write(path, 1, chunk, b"u", b"data");
+        rig.deliver(&[done]);
+        let request = rig.one();
+        rig.respond(request.op, 0, None);
+        rig.take_sent(path);
+        std::iter::from_fn(|| rig.server.take_filled()).count()
+    };
+    (0..chunks).map(request).collect()
+}
+
+// What is slow about memory is left to the driver: no request waits for it.
+#[test]
+fn memory_that_is_used_as_a_whole_is_told_of_once() {
+    let (mut rig, mut a, _b) = rig();
+    assert_eq!(fill(&mut rig, &mut a), [0, 0, 0, 0, 0, 0, 0, 1]);
+    assert_eq!(fill(&mut rig, &mut a), [0; 8]);
+}
+
+#[test]
+fn memory_that_is_used_goes_with_its_session_all_the_same() {
+    let (mut rig, mut a, b) = rig();
+    for chunk in 0..8 {
+        let done = rig.write(&a, 1, chunk, b"u", b"data");
+        rig.deliver(&[done]);
+        let request = rig.one();
+        rig.respond(request.op, 0, None);
+        rig.take_sent(&mut a);
+    }
+    rig.server.handle(rig.now, Input::Disconnected { conn: a.conn(0) });
+    rig.server.handle(rig.now, Input::Disconnected { conn: b.conn(0) });
+    rig.settle();
+    rig.assert_empty();
+    assert!(rig.server.take_filled().is_none());
+    // The next one has a stretch of its own.
+    let mut a = rig.path(1, 2, A, 2);
+    assert_eq!(fill(&mut rig, &mut a), [0, 0, 0, 0, 0, 0, 0, 1]);
+}

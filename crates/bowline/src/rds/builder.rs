@@ -1,9 +1,9 @@
 //! Settings of a node.
 
-use bowline_base::entropy::random_u64;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use bowline_base::entropy::random_u64;
 use bowline_rds::Limits;
 use bowline_rds_driver::{Driver, DriverConfig, PollMode};
 
@@ -23,13 +23,25 @@ impl Builder {
     }
 
     /// Adds an address of the node. It must be an address of this machine; each is listened on,
-    /// port 16385. A node without any takes all addresses of the machine.
+    /// port 16385. A node without any takes all addresses of the machine. For link-local ones see
+    /// [`address_on`](Self::address_on).
     pub fn address(mut self, address: IpAddr) -> Self {
         let address = address.to_canonical();
         if !self.config.core.addrs.contains(&address) {
             self.config.core.addrs.push(address);
         }
         self
+    }
+
+    /// Adds a link-local address, which is of one interface, given by its number (if_nametoindex). The node
+    /// listens there only, reaches link-local peers there, and gives addresses said without a
+    /// scope this one.
+    pub fn address_on(mut self, address: Ipv6Addr, interface: u32) -> Self {
+        let link = (address, interface);
+        if !self.config.core.links.contains(&link) {
+            self.config.core.links.push(link);
+        }
+        self.address(address.into())
     }
 
     /// Sets how many TCP connections to have with a peer that can have several: 8, or 1.
@@ -92,7 +104,8 @@ impl Builder {
     /// Starts the node: listens on port 16385 and starts one background thread.
     ///
     /// # Errors
-    /// `EINVAL` for a setting out of its range; `ENOPROTOOPT` (92) for an unknown sysctl;
+    /// `EINVAL` for a setting out of its range, for a link-local address without its interface or with two;
+    /// `ENOPROTOOPT` (92) for an unknown sysctl;
     /// `EADDRINUSE` when the kernel's rds_tcp or another node has the port; `EADDRNOTAVAIL` for an
     /// address the machine does not have; what the system reports when it has no descriptors or
     /// threads left.
@@ -106,6 +119,7 @@ impl Builder {
         if core.addrs.iter().any(|ip| ip.is_unspecified() || ip.is_multicast()) {
             return Err(bowline_rds::Error::BadAddress.into());
         }
+        check_links(core)?;
         let seed = random_u64();
         core.seed = seed;
         core.generation = (random_u64() as u32).max(1);
@@ -121,6 +135,21 @@ impl Builder {
         }
         Ok(node)
     }
+}
+
+/// Link-local addresses have one interface each, and no other addresses have any.
+fn check_links(core: &bowline_rds::Config) -> Result<(), Error> {
+    let is_link_local = |ip: &IpAddr| matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
+    let count = |ip: &IpAddr| core.links.iter().filter(|(of, _)| of == ip).count();
+    for ip in &core.addrs {
+        match (is_link_local(ip), count(ip)) {
+            (true, 1) | (false, 0) => {}
+            (true, 2..) => return Err(bowline_rds::Error::ScopeMismatch.into()),
+            _ => return Err(bowline_rds::Error::BadAddress.into()),
+        }
+    }
+    let zero = core.links.iter().any(|(_, link)| *link == 0);
+    if zero { Err(bowline_rds::Error::BadAddress.into()) } else { Ok(()) }
 }
 
 /// A number that grows from start to start, as long as a node sends fewer than a million messages

@@ -159,7 +159,7 @@ fn datagrams(args: &Args, stop: &Stop) -> Outcome<Verdict> {
     if local == remote || local.is_ipv4() != remote.is_ipv4() {
         return Err(Failure::usage("--local and --remote must be two addresses of one family"));
     }
-    let node = start_node(Node::builder(), &[local])?;
+    let node = start_node(Node::builder(), &[local.into()])?;
     let bytes_each = args.bytes.div_ceil(2);
     let cuts = Cuts::of_a(args.cuts, bytes_each);
     let work = Work { remote, bytes: bytes_each, seed: args.seed, cuts };

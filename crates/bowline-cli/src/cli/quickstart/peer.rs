@@ -38,7 +38,7 @@ pub(crate) struct PeerArgs {
 
 /// Runs node B.
 pub(crate) fn run_peer(args: &PeerArgs) -> Outcome {
-    let node = start_node(Node::builder(), &[args.local])?;
+    let node = start_node(Node::builder(), &[args.local.into()])?;
     let mut sockets = Some(Side::bind(&node, args.local)?);
     let echo = node.bind(SocketAddr::new(args.local, ECHO_PORT))?;
     thread::spawn(move || answer(&echo));

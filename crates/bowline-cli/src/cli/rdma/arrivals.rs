@@ -1,11 +1,11 @@
 //! Events of connections, of which a command waits for one kind at a time.
 
-use bowline_base::entropy::random_u64;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use bowline_base::entropy::random_u64;
 use bowline_verbs::{CmEvent, CmId, ConnParam, ConnRequest, Device, Error, RejectReason};
 
 use super::link::Link;

@@ -7,10 +7,10 @@
 //!             client "done" and a zero; no connection manager; messages to and fro, the client first
 //! ```
 
-use bowline_base::entropy::random_u64;
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv6Addr, TcpListener, TcpStream};
 
+use bowline_base::entropy::random_u64;
 use bowline_verbs::{Access, AddressVector, ConnParam, Device, Mtu, Qpn, SendOp};
 
 use super::Ended;

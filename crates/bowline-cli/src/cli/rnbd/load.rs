@@ -5,7 +5,6 @@
 //! the seed. A write that failed leaves a block in its old or its new version, and either is
 //! accepted from then on; everything else must be exactly the last version that was acknowledged.
 
-use bowline_base::{Errno, SplitMix64, mix};
 use std::{
     collections::HashMap,
     ops::Range,
@@ -16,6 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use bowline_base::{Errno, SplitMix64, mix};
 use bowline_block::{BlockDevice, DeviceMem, DiskDone, DiskIo, IoOp};
 
 use crate::cli::histogram::Histogram;

@@ -29,7 +29,7 @@ use self::{
 };
 use super::{
     Failure, Outcome,
-    args::{Family, host, number, number32},
+    args::{Family, address, number, number32},
     control, out, start_node,
     stop::Stop,
 };
@@ -244,7 +244,7 @@ impl Args {
 }
 
 fn v4(text: &str) -> Outcome<Ipv4Addr> {
-    match host(text, Family::V4)? {
+    match address(text, Family::V4)?.ip {
         IpAddr::V4(address) => Ok(address),
         // The family was asked for; the control protocol has no room for another.
         IpAddr::V6(address) => Err(Failure::failed(format!("{address} is not an IPv4 address"))),
@@ -454,7 +454,7 @@ enum End {
 impl<'a> Run<'a> {
     fn new(args: &'a Args, setup: Setup, stream: TcpStream, active: bool) -> Outcome<Self> {
         let block = setup.block.clone();
-        let node = start_node(Node::builder(), &[IpAddr::V4(setup.local)])?;
+        let node = start_node(Node::builder(), &[IpAddr::V4(setup.local).into()])?;
         let tasks = (0..block.tasks)
             .map(|index| Task::new(&node, setup.clone(), index).map_err(Failure::Failed))
             .collect::<Outcome<Vec<_>>>()?;

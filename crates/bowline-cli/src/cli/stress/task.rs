@@ -1,6 +1,5 @@
 //! One task of a stress run: a socket that exchanges messages with every task of the peer.
 
-use bowline_base::Errno;
 use std::{
     net::{Ipv4Addr, SocketAddr, SocketAddrV4},
     sync::{
@@ -11,6 +10,7 @@ use std::{
 };
 
 use bowline::rds::{Control, Interest, Message, Node, Socket};
+use bowline_base::Errno;
 
 use super::{
     block::Block,

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use bowline_base::Instant;
 use bowline_verbs::Status;
 use bowline_wire::roce::Psn;
 
@@ -10,7 +11,6 @@ use super::settings::{FEW, Settings, WINDOW_MAX, WINDOW_MIN};
 use super::{Outcome, Requester, TxCtx};
 use crate::burst::Burst;
 use crate::sendq::{Request, Stage};
-use bowline_base::Instant;
 
 /// Packets in a row that are sent again one by one, before everything is.
 const ROW_MAX: u32 = 2;

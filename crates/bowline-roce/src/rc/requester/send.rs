@@ -1,6 +1,7 @@
 //! What a request is on the wire: its sequence numbers and its packets; and local operations, which
 //! have neither.
 
+use bowline_base::Instant;
 use bowline_verbs::{FlushOf, Mtu, Remote, SendFlags, SendOp, Status};
 use bowline_wire::roce::{AtomicEth, Bth, Opcode, Packet, Psn, Reth};
 
@@ -8,7 +9,6 @@ use super::recovery::Repair;
 use super::{Requester, TxCtx};
 use crate::burst::{Burst, burst_payload};
 use crate::sendq::{Request, Stage};
-use bowline_base::Instant;
 
 /// A WRITE of up to so many bytes, two bursts, goes as WRITEs of one packet each: all have the same headers then,
 /// while the first packet of a long WRITE is longer than the others, and a burst ends behind the second one. Of a

@@ -12,12 +12,12 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use bowline_base::Instant;
 use bowline_verbs::Access;
 use bowline_wire::roce::{Aeth, AtomicAckEth, Bth, NakCode, Opcode, Packet, Psn, Syndrome};
 
 use super::RxCtx;
 use crate::burst::Burst;
-use bowline_base::Instant;
 
 /// Pauses before an acknowledgement is repeated, and repeated again [RSP-24].
 const REPEAT_AFTER: [Duration; 2] = [Duration::from_millis(50), Duration::from_millis(200)];
