@@ -296,7 +296,7 @@ impl Launcher {
             Some(program) => Command::new(program),
             None => {
                 let mut command = Command::new(&self.exe);
-                // As a part of the command, the bench is reached by its own word.
+                // As a part of the command, the bench is reached by the argument `bench`.
                 command.args(std::env::args().nth(1).filter(|word| word == "bench"));
                 command.arg(crate::ROLE_WORD);
                 command
