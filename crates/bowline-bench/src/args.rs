@@ -72,8 +72,8 @@ Usage: bowline bench SUITE [OPTIONS]
   rtrs    RTRS over it beside bare sockets and nbdkit
   rnbd    network block devices over that beside nbdkit, qemu-nbd and tgtd
 
-  report  measures nothing: writes the tables of bench/README.md out of the recorded runs in
-          bench/results, and draws a recorded run as a page of plots
+  report  measures nothing: writes the tables of bench/README.md and bench/TARGETS.md out of the
+          recorded runs in bench/results, and draws a recorded run as a page of plots
 
 See bowline bench SUITE --help and bowline bench report --help.
 ";

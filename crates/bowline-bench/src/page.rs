@@ -1,7 +1,7 @@
-//! `bowline bench report`: the page of recorded runs, `bench/README.md`, and pictures of them.
+//! `bowline bench report`: the pages about recorded runs, and pictures of these.
 //!
-//! Nothing is measured here. The tables stand between two marks in the page; the rest of the page
-//! is written by hand and left alone.
+//! Nothing is measured here. The tables of a page stand between two marks; the rest of the page is
+//! written by hand and left alone.
 
 mod names;
 mod runs;
@@ -10,23 +10,31 @@ mod tables;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
+use runs::Machine;
+
 use crate::recorded::Recorded;
 use crate::svg;
 
 const HELP: &str = "\
-bowline bench report: writes the tables of bench/README.md out of the recorded runs, or draws one
+bowline bench report: writes the tables of bench/README.md and bench/TARGETS.md out of the recorded
+runs in bench/results, or draws a recorded run
 
 Usage: bowline bench report [OPTIONS]
        bowline bench report --svg FILE RUN
 
-  --check        change nothing; fail when the page and the recorded runs disagree
-  --results DIR  where the recorded runs are, one per suite and machine (default bench/results)
-  --page FILE    the page, with a line <!-- report:begin --> and a line <!-- report:end -->
-                 (default bench/README.md)
-  --svg FILE     draw the run in the file RUN as a page of plots (- for standard output)
+  --check     change nothing; fail when the pages and the recorded runs disagree
+  --dir DIR   where README.md, TARGETS.md and the folder results are (default bench); results holds
+              one run per suite and machine, the tables go between the lines
+              <!-- report:begin --> and <!-- report:end --> of a page
+  --svg FILE  draw the run in the file RUN as a page of plots (- for standard output)
 
-Exit status: 0 done, 1 page and runs disagree, 2 the command line or a file is not right.
+Exit status: 0 done, 1 pages and runs disagree, 2 the command line or a file is not right.
 ";
+
+/// A page, by its name, and what writes its tables.
+type Page = (&'static str, fn(&[Machine]) -> String);
+
+const PAGES: [Page; 2] = [("README.md", tables::summary), ("TARGETS.md", tables::by_target)];
 
 const BEGIN: &str = "<!-- report:begin -->\n";
 const END: &str = "<!-- report:end -->\n";
@@ -35,20 +43,14 @@ const END: &str = "<!-- report:end -->\n";
 #[derive(Debug)]
 struct Options {
     check: bool,
-    results: PathBuf,
-    page: PathBuf,
+    dir: PathBuf,
     /// Where to draw which run.
     svg: Option<(PathBuf, PathBuf)>,
 }
 
 impl Options {
     fn parse(args: &[String]) -> Result<Self, String> {
-        let mut options = Self {
-            check: false,
-            results: "bench/results".into(),
-            page: "bench/README.md".into(),
-            svg: None,
-        };
+        let mut options = Self { check: false, dir: "bench".into(), svg: None };
         let (mut svg, mut run) = (None, None);
         let mut words = args.iter();
         while let Some(word) = words.next() {
@@ -62,8 +64,7 @@ impl Options {
             };
             match name {
                 "--check" => options.check = true,
-                "--results" => options.results = value()?,
-                "--page" => options.page = value()?,
+                "--dir" => options.dir = value()?,
                 "--svg" => svg = Some(value()?),
                 _ if !name.starts_with('-') && run.is_none() => run = Some(PathBuf::from(name)),
                 _ => return Err(format!("unknown option {word}; see bowline bench report --help")),
@@ -98,24 +99,28 @@ fn run(options: &Options) -> Result<i32, String> {
         draw(svg, run)?;
         return Ok(0);
     }
-    let page = options.page.display();
-    let old = std::fs::read_to_string(&options.page).map_err(|e| format!("{page}: {e}"))?;
-    let tables = tables::all(&runs::read(&options.results)?);
-    let new = splice(&old, &tables).map_err(|why| format!("{page}: {why}"))?;
-    if new == old {
-        println!("{page} says what the recorded runs say");
-    } else if options.check {
-        let line = old.lines().zip(new.lines()).take_while(|(old, new)| old == new).count() + 1;
-        println!(
-            "{page}: from line {line} on it does not say what {} says; \
-             bowline bench report writes it anew",
-            options.results.display()
-        );
-        return Ok(1);
-    } else {
-        crate::write(&options.page, &new)?;
+    let machines = runs::read(&options.dir.join("results"))?;
+    let mut agree = true;
+    for (name, tables) in PAGES {
+        let path = options.dir.join(name);
+        let page = path.display();
+        let old = std::fs::read_to_string(&path).map_err(|e| format!("{page}: {e}"))?;
+        let new = splice(&old, &tables(&machines)).map_err(|why| format!("{page}: {why}"))?;
+        if new == old {
+            println!("{page} says what the recorded runs say");
+        } else if options.check {
+            agree = false;
+            let alike = old.lines().zip(new.lines()).take_while(|(old, new)| old == new).count();
+            println!(
+                "{page}: from line {} on it does not say what the recorded runs say; \
+                 bowline bench report writes it anew",
+                alike + 1
+            );
+        } else {
+            crate::write(&path, &new)?;
+        }
     }
-    Ok(0)
+    Ok(i32::from(!agree))
 }
 
 fn draw(svg: &Path, run: &Path) -> Result<(), String> {
@@ -158,12 +163,12 @@ mod tests {
 
     #[test]
     fn reads_every_option() {
-        let options = parse("--check --results=a --page b").unwrap();
-        assert!(options.check && options.svg.is_none());
-        assert_eq!((options.results, options.page), ("a".into(), "b".into()));
+        let options = parse("--check --dir=a").unwrap();
+        assert!(options.check && options.svg.is_none() && options.dir == Path::new("a"));
+        assert_eq!(parse("").unwrap().dir, Path::new("bench"));
         let drawn = parse("--svg - run.json").unwrap().svg;
         assert_eq!(drawn, Some(("-".into(), "run.json".into())));
-        for wrong in ["--svg x", "run.json", "--svg x a b", "--page", "--loud"] {
+        for wrong in ["--svg x", "run.json", "--svg x a b", "--dir", "--loud"] {
             assert!(parse(wrong).is_err(), "{wrong}");
         }
     }

@@ -28,24 +28,27 @@ const HEADLINES: &[(Suite, &str, &str, &str, &str)] = &[
     (Suite::Rnbd, "N2", "read/4096x32", "tgt", "the same"),
 ];
 
-/// Writes all tables.
-pub(super) fn all(machines: &[Machine]) -> String {
-    let mut out = String::from("### In short\n\n");
-    out.push_str(&headlines(machines));
-    out.push_str("\n### Machines and runs\n\n");
-    out.push_str(&list(machines));
-    for (suite, title) in Suite::ALL.into_iter().zip([
+/// Writes what a stranger asks for first: figures beside what people use, and on which machines.
+pub(super) fn summary(machines: &[Machine]) -> String {
+    format!("### In short\n\n{}\n### Machines and runs\n\n{}", headlines(machines), list(machines))
+}
+
+/// Writes every target, with the figures of every machine.
+pub(super) fn by_target(machines: &[Machine]) -> String {
+    let titles = [
         "RDS: messages",
         "RoCEv2: RDMA in user space",
         "RTRS: requests for remote memory",
         "RNBD: a mapped disk, used through the library",
-    ]) {
-        let table = of_suite(suite, machines);
-        if !table.is_empty() {
-            let _ = write!(out, "\n### {title}\n\n{table}");
-        }
-    }
-    out
+    ];
+    let tables: Vec<String> = Suite::ALL
+        .into_iter()
+        .zip(titles)
+        .map(|(suite, title)| (title, of_suite(suite, machines)))
+        .filter(|(_, table)| !table.is_empty())
+        .map(|(title, table)| format!("## {title}\n\n{table}"))
+        .collect();
+    tables.join("\n")
 }
 
 fn row(out: &mut String, cells: &[String]) {
