@@ -29,7 +29,7 @@ impl Suite {
         Self::ALL.into_iter().find(|suite| suite.name() == name)
     }
 
-    /// The word of the command line.
+    /// The name on the command line.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Rds => "rds",
@@ -258,11 +258,11 @@ impl Options {
         }
     }
 
-    /// Reads the words after the name of a suite.
+    /// Reads the arguments after the name of a suite.
     ///
     /// # Errors
     ///
-    /// Says which word is wrong.
+    /// Says which argument is wrong.
     pub(crate) fn parse(suite: Suite, args: &[String]) -> Result<Self, String> {
         let (rds, roce) = (suite == Suite::Rds, suite == Suite::Roce);
         let mut options = Self::defaults();

@@ -53,7 +53,7 @@ use peers::{Found, Peers};
 use plan::Setting;
 
 /// The argument that makes this program one side of a measurement.
-pub(crate) const ROLE_WORD: &str = "__role";
+pub(crate) const ROLE_ARGUMENT: &str = "__role";
 
 /// Runs `bowline bench` with the arguments after `bench` and returns the exit status: 0 when every
 /// target is met, 1 when one is not, 3 when some are undecided, 2 when the run was not possible.
@@ -66,7 +66,7 @@ pub fn main(args: &[String]) -> i32 {
         None => ("--help", args),
     };
     match first {
-        ROLE_WORD => role_main(rest),
+        ROLE_ARGUMENT => role_main(rest),
         "--help" | "-h" => help(args::HELP),
         "report" => page::main(rest),
         name => {
