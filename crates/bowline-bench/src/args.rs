@@ -21,14 +21,15 @@ pub(crate) enum Suite {
 }
 
 impl Suite {
+    /// Every suite, in the order of the page.
+    pub(crate) const ALL: [Self; 4] = [Self::Rds, Self::Roce, Self::Rtrs, Self::Rnbd];
+
     /// Finds a suite by its name.
     pub(crate) fn parse(name: &str) -> Option<Self> {
-        [Self::Rds, Self::Roce, Self::Rtrs, Self::Rnbd]
-            .into_iter()
-            .find(|suite| suite.name() == name)
+        Self::ALL.into_iter().find(|suite| suite.name() == name)
     }
 
-    /// The word of the command line.
+    /// The name on the command line.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Rds => "rds",
@@ -64,13 +65,17 @@ pub(crate) const HELP: &str = "\
 bowline bench: measures this machine and says whether the ratios that must be reached are reached
 
 Usage: bowline bench SUITE [OPTIONS]
+       bowline bench report [OPTIONS]
 
-  rds    RDS beside bare sockets and other message libraries
-  roce   RDMA verbs over RoCEv2 in userspace beside bare sockets
-  rtrs   RTRS over it beside bare sockets and nbdkit
-  rnbd   network block devices over that beside nbdkit, qemu-nbd and tgtd
+  rds     RDS beside bare sockets and other message libraries
+  roce    RDMA verbs over RoCEv2 in user space beside bare sockets
+  rtrs    RTRS over it beside bare sockets and nbdkit
+  rnbd    network block devices over that beside nbdkit, qemu-nbd and tgtd
 
-See bowline bench SUITE --help.
+  report  measures nothing: writes the tables of bench/README.md and bench/TARGETS.md out of the
+          recorded runs in bench/results, and draws a recorded run as a page of plots
+
+See bowline bench SUITE --help and bowline bench report --help.
 ";
 
 const HELP_RDS: &str = "\
@@ -92,7 +97,7 @@ Usage: bowline bench rds [OPTIONS]
   --quiet-wait S      before each measurement, wait up to S seconds for a quiet machine
   --json FILE         write every raw measurement to FILE (- for standard output)
   --svg FILE          write a page of plots to FILE
-  --save DIR          write both into DIR, named by date and commit
+  --save DIR          write every raw measurement into DIR, in a file named by date and commit
   --list              print the names of all cells and end
 
 Exit status: 0 every target that must be met is, 1 one is not, 3 some could not be decided,
@@ -120,7 +125,8 @@ Usage: bowline bench roce [OPTIONS]
   --quiet-wait S      before each measurement, wait up to S seconds for a quiet machine
   --json FILE         write every raw measurement to FILE (- for standard output)
   --svg FILE          write a page of plots to FILE
-  --save DIR          write both into DIR, named by date, commit and suite
+  --save DIR          write every raw measurement into DIR, in a file named by date, commit
+                      and suite
   --list              print the names of all cells and end
 
 Exit status: 0 every target that must be met is, 1 one is not, 3 some could not be decided,
@@ -143,7 +149,8 @@ Usage: bowline bench rtrs [OPTIONS]
   --quiet-wait S      before each measurement, wait up to S seconds for a quiet machine
   --json FILE         write every raw measurement to FILE (- for standard output)
   --svg FILE          write a page of plots to FILE
-  --save DIR          write both into DIR, named by date, commit and suite
+  --save DIR          write every raw measurement into DIR, in a file named by date, commit
+                      and suite
   --list              print the names of all cells and end
 
 The servers of others are measured when they are installed, with the processor time of their
@@ -169,7 +176,8 @@ Usage: bowline bench rnbd [OPTIONS]
   --quiet-wait S      before each measurement, wait up to S seconds for a quiet machine
   --json FILE         write every raw measurement to FILE (- for standard output)
   --svg FILE          write a page of plots to FILE
-  --save DIR          write both into DIR, named by date, commit and suite
+  --save DIR          write every raw measurement into DIR, in a file named by date, commit
+                      and suite
   --list              print the names of all cells and end
 
 The servers of others are measured when they are installed, with the processor time of their
@@ -224,7 +232,8 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    fn defaults() -> Self {
+    /// What is measured when nothing else is asked for.
+    pub(crate) fn defaults() -> Self {
         let cpus = sys::allowed_cpus();
         Self {
             quick: false,
@@ -249,11 +258,11 @@ impl Options {
         }
     }
 
-    /// Reads the words after the name of a suite.
+    /// Reads the arguments after the name of a suite.
     ///
     /// # Errors
     ///
-    /// Says which word is wrong.
+    /// Says which argument is wrong.
     pub(crate) fn parse(suite: Suite, args: &[String]) -> Result<Self, String> {
         let (rds, roce) = (suite == Suite::Rds, suite == Suite::Roce);
         let mut options = Self::defaults();

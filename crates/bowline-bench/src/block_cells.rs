@@ -1,6 +1,6 @@
-//! Reads and writes of a store of another process: bare UDP and TCP, servers of others over TCP, RTRS and
-//! RNBD. The receiver has the store, all of it in memory and filled beforehand; the sender asks, with a
-//! fixed number of requests outstanding, and counts.
+//! Reads and writes of a store of another process: bare UDP and TCP, servers of others over TCP,
+//! RTRS and RNBD. The receiver has the store, all of it in memory and filled beforehand; the sender
+//! asks, with a fixed number of requests outstanding, and counts.
 
 mod failover;
 mod iscsi;

@@ -122,6 +122,12 @@ impl Subject {
         Self::ALL.into_iter().find(|s| s.name() == name)
     }
 
+    /// Finds the subject that an entry's label names, however it is bound or set up.
+    pub(crate) fn of_label(label: &str) -> Option<Self> {
+        let plain = label.strip_suffix("-unbound").or_else(|| label.strip_suffix("-as-is"));
+        Self::parse(plain.unwrap_or(label))
+    }
+
     /// Says whether this is other people's: a message library, or a server of storage.
     pub(crate) const fn is_peer(self) -> bool {
         matches!(self, Self::Zmq | Self::Nano | Self::OfiNet | Self::OfiRxm | Self::Ucx)

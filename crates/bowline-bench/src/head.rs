@@ -4,6 +4,8 @@ use std::fs;
 use std::process::Command;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use serde_json::Value;
+
 use crate::json::Json;
 use crate::sys;
 
@@ -20,11 +22,13 @@ pub(crate) struct Head {
     pub(crate) virtualised: bool,
     pub(crate) mitigations: String,
     pub(crate) system_cc: String,
+    /// Those the kernel has; a result file does not hold them.
     pub(crate) available_cc: Vec<String>,
     pub(crate) buffers: String,
     pub(crate) clock: String,
     pub(crate) load: String,
-    pub(crate) open_files: u64,
+    /// Limit of open files; a result file does not hold it.
+    pub(crate) open_files: Option<u64>,
 }
 
 fn read(path: &str) -> String {
@@ -62,23 +66,24 @@ impl Head {
             buffers: buffers.join(", "),
             clock: read("/sys/devices/system/clocksource/clocksource0/current_clocksource"),
             load: read("/proc/loadavg").split(' ').take(3).collect::<Vec<_>>().join(" "),
-            open_files: sys::raise_open_files(),
+            open_files: Some(sys::raise_open_files()),
         }
     }
 
     /// The lines of the head that concern the machine.
     pub(crate) fn lines(&self) -> Vec<String> {
         let place = if self.virtualised { "virtual machine" } else { "not virtualised" };
+        let available = match self.available_cc[..] {
+            [] => String::new(),
+            _ => format!(", available {}", self.available_cc.join(" ")),
+        };
+        let open_files = self.open_files.map_or(String::new(), |n| format!("; open files {n}"));
         vec![
             format!("bowline {} ({}), {}", self.version, self.commit, self.date),
             format!("{}, {} cores, {place}; {}", self.cpu, self.cores, self.kernel),
             format!("mitigations: {}; clock {}; load {}", self.mitigations, self.clock, self.load),
-            format!(
-                "congestion control: system {}, available {}",
-                self.system_cc,
-                self.available_cc.join(" ")
-            ),
-            format!("buffers: {}; open files {}", self.buffers, self.open_files),
+            format!("congestion control: system {}{available}", self.system_cc),
+            format!("buffers: {}{open_files}", self.buffers),
         ]
     }
 
@@ -98,6 +103,36 @@ impl Head {
             ("clock", Json::text(&self.clock)),
             ("load", Json::text(&self.load)),
         ])
+    }
+}
+
+impl Head {
+    /// Reads what [`json`](Self::json) wrote.
+    ///
+    /// # Errors
+    ///
+    /// Names the field that is missing.
+    pub(crate) fn from_json(head: &Value) -> Result<Self, String> {
+        let text = |key: &str| {
+            let text = head[key].as_str().map(str::to_owned);
+            text.ok_or_else(|| format!("the head has no {key}"))
+        };
+        Ok(Self {
+            version: text("version")?,
+            commit: text("commit")?,
+            date: text("date")?,
+            cpu: text("cpu")?,
+            cores: head["cores"].as_u64().ok_or("the head has no cores")? as usize,
+            kernel: text("kernel")?,
+            virtualised: head["virtualised"].as_bool().unwrap_or(false),
+            mitigations: text("mitigations")?,
+            system_cc: text("congestion_control")?,
+            available_cc: Vec::new(),
+            buffers: text("buffers")?,
+            clock: text("clock")?,
+            load: text("load")?,
+            open_files: None,
+        })
     }
 }
 

@@ -12,10 +12,12 @@
 //! A *cell* is one figure at one size, a *round* measures everything once: bare sockets first,
 //! bowline, the other libraries, and the bare sockets again. Ratios are formed within a round, so
 //! that a machine that is slow today is slow for everybody. Rates of remote storage are taken in
-//! turns of some milliseconds, so that one that is slow for a second is.
+//! turns of some milliseconds, so that a machine that is slow for a second is slow for everybody.
 //!
-//! It is a program of its own, which `bowline bench` hands over to, because it opens other message
-//! libraries when they are installed; the command never does.
+//! [`main`] runs in the process of `bowline bench`, or of the small program `bowline-bench`, which
+//! the tests and `cargo xtask bench` run. Both sides of a measurement are further processes of the
+//! same program. Other message libraries are opened when they are installed, and only here: no
+//! other command of bowline does.
 
 mod anchors;
 mod args;
@@ -27,9 +29,11 @@ mod engine;
 mod head;
 mod json;
 mod nodes;
+mod page;
 mod payload;
 mod peers;
 mod plan;
+mod recorded;
 mod report;
 mod results;
 mod roce_cells;
@@ -48,25 +52,28 @@ use cell::Subject;
 use peers::{Found, Peers};
 use plan::Setting;
 
-/// The word that makes this program one side of a measurement.
-pub(crate) const ROLE_WORD: &str = "__role";
+/// The argument that makes this program one side of a measurement.
+pub(crate) const ROLE_ARGUMENT: &str = "__role";
 
-/// Runs `bowline bench` with the words after `bench` and returns the exit status: 0 when every target
-/// is met, 1 when one is not, 3 when some are undecided, 2 when the run was not possible.
+/// Runs `bowline bench` with the arguments after `bench` and returns the exit status: 0 when every
+/// target is met, 1 when one is not, 3 when some are undecided, 2 when the run was not possible.
 ///
-/// The program starts itself again as the sides of a measurement, and its `main` must come here with
-/// the words it was started with.
+/// The program starts itself again, with other arguments, as the sides of a measurement. Its `main`
+/// must hand those arguments to this function, too.
 pub fn main(args: &[String]) -> i32 {
     let (first, rest) = match args.split_first() {
         Some((first, rest)) => (first.as_str(), rest),
         None => ("--help", args),
     };
     match first {
-        ROLE_WORD => role_main(rest),
+        ROLE_ARGUMENT => role_main(rest),
         "--help" | "-h" => help(args::HELP),
+        "report" => page::main(rest),
         name => {
             let Some(suite) = Suite::parse(name) else {
-                eprintln!("bowline bench: unknown bench {name}; there are: rds, roce, rtrs, rnbd");
+                eprintln!(
+                    "bowline bench: unknown bench {name}; there are: rds, roce, rtrs, rnbd, report"
+                );
                 return 2;
             };
             if rest.iter().any(|word| word == "--help" || word == "-h") {
@@ -162,23 +169,16 @@ fn run_suite(suite: Suite, args: &[String]) -> Result<i32, String> {
     }
     print!("{}", report::legend(&blocks));
     outcome.notes.iter().for_each(|note| println!("  best way of {note}"));
-    let subject = |label: &str| {
-        let plain = label.strip_suffix("-unbound").or_else(|| label.strip_suffix("-as-is"));
-        Subject::parse(plain.unwrap_or(label))
-    };
-    let missing = |label: &str| match subject(label) {
+    let missing = |label: &str| match Subject::of_label(label) {
         Some(s) if s.is_peer() => peers.missing(s).map(str::to_owned),
         _ => None,
     };
     if let Some(warning) = report::warning(&outcome.results) {
         println!("\n{warning}");
     }
-    let targets = match suite {
-        _ if !options.as_targets_say() => &[],
-        Suite::Rds => targets::RDS,
-        Suite::Roce => targets::ROCE,
-        Suite::Rtrs => targets::RTRS,
-        Suite::Rnbd => targets::RNBD,
+    let targets = match options.as_targets_say() {
+        true => targets::of(suite),
+        false => &[],
     };
     let verdicts = targets::judge(targets, &outcome.results, &missing);
     if !targets.is_empty() {
@@ -195,20 +195,10 @@ fn run_suite(suite: Suite, args: &[String]) -> Result<i32, String> {
     }
     if let Some(dir) = &options.save {
         std::fs::create_dir_all(dir).map_err(|e| format!("creating {}: {e}", dir.display()))?;
-        let name = file_name(suite, &head.date, &head.commit);
-        write(&dir.join(format!("{name}.json")), &data())?;
-        write(&dir.join(format!("{name}.svg")), &page())?;
+        let name = recorded::file_name(suite, &head.date, &head.commit);
+        write(&dir.join(name), &data())?;
     }
     Ok(targets::exit_status(&verdicts))
-}
-
-/// Name of the files of a run, without their endings.
-fn file_name(suite: Suite, date: &str, commit: &str) -> String {
-    let commit = commit.replace(' ', "-");
-    match suite {
-        Suite::Rds => format!("{date}-{commit}"),
-        suite => format!("{date}-{commit}-{}", suite.name()),
-    }
 }
 
 fn write(path: &Path, text: &str) -> Result<(), String> {
@@ -311,16 +301,4 @@ fn peer_notes(peers: &Peers) -> Vec<String> {
         Found::Missing { why } => format!("peer {}: skipped, {why}", subject.name()),
     };
     peers.list().iter().map(note).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn files_of_the_suites_do_not_collide() {
-        let of = |suite| file_name(suite, "2026-11-20", "no commit");
-        assert_eq!(of(Suite::Rds), "2026-11-20-no-commit");
-        assert_eq!(of(Suite::Roce), "2026-11-20-no-commit-roce");
-    }
 }

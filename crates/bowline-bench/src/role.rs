@@ -5,8 +5,9 @@
 //! side says `result ...` once. `stop` asks a sender to come to an end and say `done ...`; `quit`, or
 //! the end of the input, ends the process at once. The programs under `peers/` speak the same.
 //!
-//! Where several cells take turns the parent says when one begins: the counting side says `warm` when it could
-//! begin, hears `turn` for each, says `over` when its window is over, and the `result` of all of them after `end`.
+//! Where several cells take turns the parent says when one begins: the counting side says `warm`
+//! when it could begin, hears `turn` for each, says `over` when its window is over, and the `result`
+//! of all of them after `end`.
 
 use std::io::{BufRead, Write};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -29,8 +30,8 @@ pub(crate) fn stopping() -> bool {
     STOP.load(Ordering::Relaxed)
 }
 
-/// The word in which a side tells the number of a process that it started: a program of others, whose
-/// CPU time is its own.
+/// The key by which a side tells the number of a process that it started: a program of others, whose
+/// CPU time counts as the side's own.
 pub(crate) const PROGRAM: &str = "program";
 
 /// The CPU clocks of the other side.
@@ -181,7 +182,7 @@ fn since(before: &[(&'static str, u64)], probe: Option<&Probe>) -> Vec<(&'static
     pairs.map(|((name, from), (_, to))| (*name, to.saturating_sub(*from))).collect()
 }
 
-/// Writes them as words.
+/// Writes them as words `key=value`.
 fn words(counters: &[(&'static str, u64)]) -> String {
     counters.iter().map(|(name, n)| format!(" {name}={n}")).collect()
 }

@@ -296,9 +296,9 @@ impl Launcher {
             Some(program) => Command::new(program),
             None => {
                 let mut command = Command::new(&self.exe);
-                // As a part of the command, the bench is reached by its own word.
+                // As a part of the command, the bench is reached by the argument `bench`.
                 command.args(std::env::args().nth(1).filter(|word| word == "bench"));
-                command.arg(crate::ROLE_WORD);
+                command.arg(crate::ROLE_ARGUMENT);
                 command
             }
         };
@@ -440,7 +440,7 @@ impl Run {
         let mut done = Words::default();
         if !self.cell.kind.is_round_trip() {
             self.tx.tell("stop");
-            // A sender that hangs in a call ends without a word, and without its counters.
+            // A sender that hangs in a call ends without an answer, and without its counters.
             let limit = Instant::now() + END_LIMIT;
             done = self.hear(Side::Tx, "done", limit).unwrap_or_default();
         }
@@ -478,7 +478,8 @@ impl Run {
                 }
                 Ok(Heard::End(side)) if side == from || word != "done" => {
                     let running = if side == Side::Rx { &mut self.rx } else { &mut self.tx };
-                    // Who answers ends when who asks has, whose last words may be heard after that.
+                    // The side that answers ends after the side that asks, whose last line may be
+                    // read after that.
                     if side != from && word == "result" && running.has_ended_well() {
                         continue;
                     }

@@ -1,5 +1,6 @@
 //! What must be reached, as ratios to what was measured in the same round, and the verdicts.
 
+use crate::args::Suite;
 use crate::results::Results;
 use crate::stats::{Spread, spread};
 
@@ -272,6 +273,16 @@ pub(crate) const RNBD: &[Target] = &[
     target("N2", "write 4 KiB, depth 32", "write/4096x32", DISK, Metric::Rate, Against::Best(&["qemu-nbd"]), (4.0, 7.0)),
     target("N2", "read 4 KiB, depth 32", "read/4096x32", DISK, Metric::Rate, Against::Best(&["tgt"]), (5.0, 9.0)),
 ];
+
+/// The targets of a suite.
+pub(crate) const fn of(suite: Suite) -> &'static [Target] {
+    match suite {
+        Suite::Rds => RDS,
+        Suite::Roce => ROCE,
+        Suite::Rtrs => RTRS,
+        Suite::Rnbd => RNBD,
+    }
+}
 
 /// What became of a target.
 #[derive(Clone, Debug, PartialEq)]

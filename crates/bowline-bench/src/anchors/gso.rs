@@ -30,7 +30,7 @@ const BURST_SEGMENTS: usize = 64;
 const BUFFER: usize = 4 << 20;
 /// Application memory that is sent from and received into, on both sides.
 pub(crate) const RING: usize = 4 << 20;
-/// How long a side looks before it sleeps.
+/// How long a side polls before it sleeps.
 const SPIN_NS: u64 = 25_000;
 /// Without an answer for so long, the sender goes back.
 const PATIENCE: Duration = Duration::from_millis(10);
@@ -109,7 +109,7 @@ fn open(segment: &[u8], size: usize) -> Result<(u64, &[u8]), String> {
     Ok((number, covered.get(HEADER..).unwrap_or_default()))
 }
 
-/// Looks for a while, then sleeps until something comes; nothing after [`PATIENCE`], or when the
+/// Polls for a while, then sleeps until something arrives; nothing after [`PATIENCE`], or when the
 /// other side is gone.
 fn receive(socket: &UdpSocket, buf: &mut [u8]) -> Result<Option<usize>, String> {
     let until = sys::now_ns() + SPIN_NS;

@@ -84,7 +84,7 @@ pub(super) fn ask(mut role: Role) -> Result<(), String> {
 /// The last average that iscsi-perf wrote.
 fn average(said: &str) -> Option<u64> {
     said.rsplit("iops average ").next()?.split(' ').next()?.parse().ok().filter(|_| {
-        // Without the words the text is split nowhere.
+        // Where the text is not split, it says no average.
         said.contains("iops average ")
     })
 }

@@ -13,7 +13,7 @@ pub(crate) fn version(subject: Subject) -> (Result<String, String>, &'static str
     match subject {
         Subject::Nbdkit => (asked("nbdkit", "--version"), "nbdkit"),
         Subject::QemuNbd => (asked("qemu-nbd", "--version"), "qemu-utils"),
-        // iscsi-perf has no word for its version.
+        // iscsi-perf has no option that tells its version.
         _ => (
             asked("tgtd", "--version")
                 .map(|version| format!("tgtd {version}, iscsi-perf"))
