@@ -76,6 +76,8 @@ pub(crate) struct Conn {
     pub(crate) past: Vec<Past>,
     /// Serial of the latest link that told it.
     pub(crate) generation_serial: u64,
+    /// An earlier generation that came again, and the serial of the latest link when its own was closed.
+    pub(crate) returning: Option<(u32, u64)>,
     pub(crate) peer_sport_idx: bool,
     /// When a message was refused last because it is not known yet whether the peer takes its length.
     pub(crate) long_refused: Option<Instant>,

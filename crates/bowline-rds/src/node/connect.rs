@@ -62,6 +62,7 @@ impl Node {
             peer_generation: 0,
             past: Vec::new(),
             generation_serial: 0,
+            returning: None,
             peer_sport_idx: false,
             proven: false,
             dials: 0,

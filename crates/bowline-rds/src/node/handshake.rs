@@ -8,7 +8,7 @@ use crate::api::{CloseHow, Event};
 use crate::config::Config;
 use crate::conn::Peer;
 use crate::ids::{ConnId, LinkId};
-use crate::link::LinkState;
+use crate::link::{LinkState, Role};
 use crate::path::{Path, UNPLANNED, mark};
 use crate::socket::to_socket_addr;
 
@@ -84,6 +84,10 @@ impl Node {
             self.close_link(id, CloseHow::Fin);
             return false;
         }
+        if bowline.is_some() && conn.knows(generation) && !self.has_returned(id, generation) {
+            self.close_link(id, CloseHow::Fin);
+            return false;
+        }
         if let Some(b) = bowline
             && !self.path_named(id, b)
         {
@@ -97,6 +101,7 @@ impl Node {
         if generation != 0 {
             conn.generation_serial = conn.generation_serial.max(serial);
             conn.peer_generation = generation;
+            conn.returning = None;
         }
         if restarted {
             self.peer_restarted(conn_id, id, (before, generation));
@@ -111,6 +116,25 @@ impl Node {
         self.agree_on_paths(conn_id, hs.npaths);
         self.signal_transmit(id);
         self.links.get(id.0).is_some()
+    }
+
+    /// Tells whether an earlier process of a peer, which greets on this link, has its address again, and
+    /// did not just leave a connection that was accepted long after its death. It has when it dials
+    /// once more after the first of its connections was closed.
+    fn has_returned(&mut self, id: LinkId, generation: u32) -> bool {
+        let Some(link) = self.links.get(id.0) else { return false };
+        if link.role == Role::Dial {
+            return true; // it accepted a connection that this node made lately
+        }
+        let serial = link.serial;
+        let Some(conn) = self.conns.get_mut(link.conn.0) else { return false };
+        if let Some((of, closed_at)) = conn.returning
+            && of == generation
+        {
+            return serial > closed_at;
+        }
+        conn.returning = Some((generation, conn.links_made));
+        false
     }
 
     fn peer_is_bowline(&mut self, conn_id: ConnId, id: LinkId, b: BowlineExt, header: &Header) {

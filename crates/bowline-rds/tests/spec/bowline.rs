@@ -333,7 +333,53 @@ fn last_words_of_a_dead_process_make_nothing_come_twice() {
     // Accepted last, it looks like the newer one until the living process speaks again.
     lab.bowline(A, 6, 0);
     assert!(lab.events.contains(&Event::PeerRestarted { remote: ip(A) }));
+    lab.bowline(A, 7, 1); // closed: it may be another late one
     let again = lab.bowline(A, 7, 1);
+    lab.deliver(again, &[flagged(data(10, 9, 5000, b"ten")), data(11, 9, 5000, b"eleven")]);
+    assert_eq!(lab.recv_all(s), [&b"ten"[..], b"eleven"]);
+}
+
+/// The handshake of a connection of a dead process ends when its successor has long been in service, since the last
+/// segment was lost until then. What was begun for the successor is not dropped.
+// tests
+#[test]
+fn a_connection_of_a_known_dead_process_changes_nothing() {
+    let mut lab = Lab::new(Config { paths: 1, ..config(B) });
+    let s = lab.bound("10.0.0.2:4001");
+    let first = lab.bowline(A, 7, 0);
+    lab.fail(first, CloseReason::Reset);
+    let living = lab.bowline(A, 8, 0);
+    lab.events.clear();
+    lab.send(s, "10.0.0.1:5000", b"begun").expect("sent");
+    assert_eq!(lab.data_frames(living).len(), 1);
+    let late = lab.bowline(A, 7, 0);
+    assert_eq!(lab.closes.last(), Some(&(late, CloseHow::Fin)));
+    assert!(!lab.events.contains(&Event::PeerRestarted { remote: ip(A) }));
+    assert_eq!(lab.node.send_messages(s), Ok(1), "it is kept");
+    assert_eq!(up(&lab.node), [0]);
+    lab.send(s, "10.0.0.1:5000", b"next").expect("sent");
+    assert_eq!(lab.data_frames(living).len(), 1, "the living one is served");
+}
+
+/// An address goes to another machine and comes back: the first process dials again when its connection is closed.
+// tests
+#[test]
+fn an_earlier_process_that_dials_again_has_returned() {
+    let mut lab = Lab::larger();
+    let s = lab.bound("10.0.0.2:5000");
+    let first = lab.bowline(A, 7, 0);
+    lab.deliver(first, &[data(10, 9, 5000, b"ten")]);
+    lab.fail(first, CloseReason::Reset);
+    lab.bowline(A, 8, 0);
+    let early = lab.accept(A);
+    let returned = lab.bowline(A, 7, 0);
+    assert_eq!(lab.closes.last(), Some(&(returned, CloseHow::Fin)));
+    lab.events.clear();
+    lab.deliver(early, &[map_of(&[]), hello(7, 0, 0)]);
+    assert_eq!(lab.closes.last(), Some(&(early, CloseHow::Fin)), "it was made before");
+    assert!(lab.events.is_empty(), "{:?}", lab.events);
+    let again = lab.bowline(A, 7, 0);
+    assert!(lab.events.contains(&Event::PeerRestarted { remote: ip(A) }));
     lab.deliver(again, &[flagged(data(10, 9, 5000, b"ten")), data(11, 9, 5000, b"eleven")]);
     assert_eq!(lab.recv_all(s), [&b"ten"[..], b"eleven"]);
 }
@@ -615,6 +661,7 @@ fn a_node_that_was_away_goes_on_where_it_was() {
     let kernel = lab.accept(A);
     lab.deliver(kernel, &[map_of(&[]), data(1, 9, 5000, b"of the kernel")]);
     lab.fail(kernel, CloseReason::TimedOut);
+    lab.bowline(A, 7, 0); // closed: it may be a late one of before
     let back = lab.bowline(A, 7, 0);
     lab.deliver(back, &[flagged(data(10, 9, 5000, b"once")), data(11, 9, 5000, b"more")]);
     assert_eq!(lab.recv_all(s), [&b"once"[..], b"of the kernel", b"more"]);
