@@ -4,7 +4,7 @@ use super::{Phase, World};
 use crate::engine::queue::{MS, SEC};
 use crate::rds::ctx::{AppEvent, Event};
 use crate::rds::host::Host;
-use crate::rds::plan::{FaultKind, NodeKind, Scenario};
+use crate::rds::plan::{FaultKind, NodeKind, Scenario, SenderPlan};
 
 /// Virtual time within which everything must have come after the last fault, besides the time the data
 /// takes. Keepalive and user timeout end what is dead within 30 s, a peer that says nothing of itself
@@ -94,7 +94,8 @@ impl World {
                     && self.ctx.now > self.phase_since + CALM_LATENCY_MAX + self.transfer_time()
                 {
                     let missing = self.ctx.oracle.missing();
-                    self.ctx.fail(|| format!("starved without any fault: {missing:?}"));
+                    let stuck = self.stuck();
+                    self.ctx.fail(|| format!("starved without any fault: {missing:?}; {stuck}"));
                 }
             }
             Phase::Quiet => {
@@ -139,7 +140,9 @@ impl World {
         let window = self.plan.net.recv_buffer.0.min(self.plan.net.send_buffer.0);
         let gaps: u64 = self.plan.slots.iter().map(|s| s.read_gap).max().unwrap_or(0);
         let turns: u64 = self.plan.senders.iter().map(|s| u64::from(s.messages)).sum();
-        let pauses = self.plan.senders.iter().map(|s| 2 * s.gap * u64::from(s.messages)).max();
+        // A pause is at most eight times its mean, and many of them are seldom above twice theirs.
+        let pause = |s: &SenderPlan| s.gap * (8 + 2 * u64::from(s.messages));
+        let pauses = self.plan.senders.iter().map(pause).max();
         (bytes / window + 1) * 2 * self.plan.net.delay.1 + gaps * turns + pauses.unwrap_or(0)
     }
 
