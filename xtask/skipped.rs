@@ -1,7 +1,8 @@
-//! What tests say that cannot run on this machine. Tests of any crate include this file by its path.
+//! What tests say that cannot run on this machine. Tests of any crate include this file by its
+//! path.
 //!
-//! A test that is skipped passes, and nobody sees what it prints. So its reason also goes to the file
-//! named by `BOWLINE_SKIPS`, a line each, which `xtask ci` prints. For want of a program that
+//! A test that is skipped passes, and nobody sees what it prints. So its reason also goes to the
+//! file named by `BOWLINE_SKIPS`, a line each, which `xtask ci` prints. For want of a program that
 //! `.ci/run` installs no test is skipped where `CI` is set, but fails.
 #![allow(dead_code, reason = "not every test uses all of it")]
 

@@ -1,4 +1,5 @@
-//! The devices of an RNBD client driven by bytes: the program, outages, and a server that says what it likes.
+//! The devices of an RNBD client driven by bytes: the program, outages, and a server that says what
+//! it likes.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

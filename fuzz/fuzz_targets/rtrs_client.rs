@@ -1,4 +1,5 @@
-//! A session of RTRS driven by bytes: the program, the network and a server that says what it likes.
+//! A session of RTRS driven by bytes: the program, the network and a server that says what it
+//! likes.
 #![no_main]
 #![allow(dead_code, reason = "the tests use more of the rig")]
 

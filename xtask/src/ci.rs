@@ -35,8 +35,8 @@ const STEPS: [Step; 15] = [
         600,
     ),
     step("test", &["test", "--workspace", TOKIO, "--locked"], 900),
-    // A minute of what the step before has shown for eight seconds; the same features, so nothing is
-    // built again.
+    // A minute of what the step before has shown for eight seconds; the same features, so nothing
+    // is built again.
     Step {
         name: "churn",
         cargo: &[

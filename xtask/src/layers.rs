@@ -7,7 +7,8 @@ use serde_json::Value;
 use crate::repo;
 use crate::run::{self, Outcome};
 
-/// Crates and their layer: a crate may use crates of lower layers only. The command is the top edge.
+/// Crates and their layer: a crate may use crates of lower layers only. The command is the top
+/// edge.
 const LAYERS: [(&str, u8); 20] = [
     ("bowline-base", 0),
     ("bowline-crc", 0),

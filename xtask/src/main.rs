@@ -20,7 +20,7 @@ const HELP: &str = "\
 usage: cargo xtask VERB [arguments]
 
 checks of the repository
-  check              layers, rules --summary, links; warns about long files
+  check              layers, rules --summary, links, width of comments; warns about long files
   layers             dependencies between crates go down only; cores do no I/O
   rules [--summary]  every rule of docs/spec with the code and the tests that cite it
   links              links and file names in the documentation exist
@@ -105,6 +105,7 @@ fn check() -> Outcome {
         ("layers", layers::check as fn() -> Outcome),
         ("rules", || rules::check(rules::Detail::Summary)),
         ("links", links::check),
+        ("comments", repo::check_comment_width),
         ("sizes", repo::warn_long_files),
     ];
     let mut failed = Vec::new();

@@ -85,9 +85,52 @@ pub(crate) fn warn_long_files() -> Outcome {
     Outcome::Passed
 }
 
+/// Columns that a line of comments may have; code is held to the same by rustfmt.
+const COMMENT_COLUMNS: usize = 100;
+
+/// Finds lines of comments that are too long. Rows of tables cannot be broken and are let be.
+pub(crate) fn check_comment_width() -> Outcome {
+    let names = match files() {
+        Ok(names) => names,
+        Err(error) => return Outcome::Failed(error),
+    };
+    let sources = names.iter().filter(|name| name.ends_with(".rs"));
+    let long = sources.flat_map(|name| {
+        let lines = wide_comments(&text(name).unwrap_or_default());
+        lines.into_iter().map(move |line| format!("{name}:{line}"))
+    });
+    let long: Vec<_> = long.collect();
+    if long.is_empty() {
+        Outcome::Passed
+    } else {
+        Outcome::Failed(format!(
+            "comments of more than {COMMENT_COLUMNS} columns:\n{}",
+            long.join("\n")
+        ))
+    }
+}
+
+/// Numbers of the lines that are comments and too long.
+fn wide_comments(text: &str) -> Vec<usize> {
+    let is_wide = |line: &str| {
+        let comment = line.trim_start().strip_prefix("//");
+        comment.is_some_and(|rest| !rest.trim_start_matches(['/', '!', ' ']).starts_with('|'))
+            && line.chars().count() > COMMENT_COLUMNS
+    };
+    let lines = text.lines().enumerate();
+    lines.filter(|(_, line)| is_wide(line)).map(|(at, _)| at + 1).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn long_comments_are_found_and_tables_are_not() {
+        let words = "word ".repeat(25);
+        let text = format!("fn a() {{}}\n    /// {words}\n//! | {words} |\n// short\n");
+        assert_eq!(wide_comments(&text), [2]);
+    }
 
     #[test]
     fn code_ends_where_the_test_module_starts() {

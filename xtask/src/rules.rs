@@ -1,9 +1,9 @@
 //! Which rule of docs/spec is cited by which code and which test.
 //!
 //! A rule is a line `- **R-101** ...`, a row `| D-3 | ... |` or, with a word instead of a letter, a
-//! paragraph that begins with `REQ-3 ` or `**RT-3** `. A citation is an id in square
-//! brackets, `[R-101]` or `[R-101, R-102]` or `[R-101 to R-105]`, or a bare `R-101`. Tests and
-//! interop scenarios may name rows of the checklist, and rules of RTRS and RNBD, as bare words, `T-5`.
+//! paragraph that begins with `REQ-3 ` or `**RT-3** `. A citation is an id in square brackets,
+//! `[R-101]` or `[R-101, R-102]` or `[R-101 to R-105]`, or a bare `R-101`. Tests and interop
+//! scenarios may name rows of the checklist, and rules of RTRS and RNBD, as bare words, `T-5`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -19,8 +19,8 @@ const KINDS: [&str; 21] = [
 ];
 /// Kinds whose rules are paragraphs that begin with the id in bold letters.
 const BOLD: [&str; 3] = ["RT", "RS", "NB"];
-/// Ids that need not be cited or excepted: they only point to rules, to what is unknown, or to other
-/// people's software.
+/// Ids that need not be cited or excepted: they only point to rules, to what is unknown, or to
+/// other people's software.
 const NEED_NO_CITATION: [&str; 4] = ["D", "U", "PERF", "VERBS"];
 
 /// How much `check` prints.

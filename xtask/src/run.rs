@@ -115,8 +115,8 @@ fn describe(command: &Command) -> String {
     text
 }
 
-/// Links a program that serves disks with musl by the oldest Rust that is promised; its musl lacks calls that
-/// later ones have. Without optimisation: only what is missing matters.
+/// Links a program that serves disks with musl by the oldest Rust that is promised; its musl lacks
+/// calls that later ones have. Without optimisation: only what is missing matters.
 pub(crate) fn musl() -> Outcome {
     const VERSION: &str = env!("CARGO_PKG_RUST_VERSION");
     let toolchain = format!("+{VERSION}");

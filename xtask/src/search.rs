@@ -14,8 +14,8 @@ const KEEP: &str = "target/sim-failures";
 /// Seeds of each simulator in a night.
 const NIGHT: u64 = 1_000_000;
 
-/// Runs seeds of each simulator for so many seconds, from a seed that the commit draws: every commit
-/// has its own, and the same again when it is looked at again.
+/// Runs seeds of each simulator for so many seconds, from a seed that the commit draws: every
+/// commit has its own, and the same again when it is looked at again.
 pub(crate) fn fresh(args: &[String]) -> Outcome {
     let seconds = match args {
         [] => 60,
@@ -33,8 +33,8 @@ pub(crate) fn fresh(args: &[String]) -> Outcome {
     each(&["--from", &from.to_string(), "--seconds", &u64::to_string(&seconds)])
 }
 
-/// Runs a million seeds of each simulator from the time of day on, and looks whether such seeds still show
-/// what is done wrong on purpose.
+/// Runs a million seeds of each simulator from the time of day on, and looks whether such seeds
+/// still show what is done wrong on purpose.
 pub(crate) fn night(args: &[String]) -> Outcome {
     let seeds = match args {
         [] => NIGHT,

@@ -27,8 +27,8 @@ impl Count {
     }
 }
 
-/// Declares the counts of a driver once: `DriverStats`, which users see, and `Stats` of the crate, which
-/// is counted in.
+/// Declares the counts of a driver once: `DriverStats`, which users see, and `Stats` of the crate,
+/// which is counted in.
 #[macro_export]
 macro_rules! driver_stats {
     ($($(#[$doc:meta])* $name:ident,)*) => {

@@ -4,8 +4,8 @@ use core::fmt;
 
 /// An error number of Linux: positive, never 0.
 ///
-/// `Display` is for people who read an error line: what it means, then the name to look for. `Debug` is the
-/// name alone.
+/// `Display` is for people who read an error line: what it means, then the name to look for.
+/// `Debug` is the name alone.
 ///
 /// ```
 /// use bowline_base::Errno;

@@ -1,4 +1,5 @@
-//! SplitMix64: small, seeded, the same on every machine. Not for anything a stranger must not guess.
+//! SplitMix64: small, seeded, the same on every machine. Not for anything a stranger must not
+//! guess.
 
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 

@@ -335,7 +335,8 @@ pub(crate) struct Cell {
 }
 
 impl Cell {
-    /// Says whether its processes can take turns with those of others: they count until they are told to end.
+    /// Says whether its processes can take turns with those of others: they count until they are
+    /// told to end.
     pub(crate) fn takes_turns(&self) -> bool {
         matches!(self.kind, Kind::IoRead | Kind::IoWrite) && self.subject != Subject::Tgt
     }

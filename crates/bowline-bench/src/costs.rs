@@ -207,8 +207,8 @@ fn line_hop(a: usize, b: usize) -> Vec<u64> {
     })
 }
 
-/// Returns the median time of writing memory that another CPU has just read, as a sender does with the pages of
-/// sockets' buffers once a receiver on another CPU has emptied them.
+/// Returns the median time of writing memory that another CPU has just read, as a sender does with
+/// the pages of sockets' buffers once a receiver on another CPU has emptied them.
 fn write_again(a: usize, b: usize) -> u64 {
     let pages: Vec<AtomicU64> = (0..REWRITTEN as u64 / 8).map(AtomicU64::new).collect();
     let turn = AtomicU32::new(0);

@@ -60,7 +60,8 @@ impl Progress {
 /// How a peer does best on this machine: bound to its CPUs or not, and its congestion control.
 type Best = BTreeMap<(Subject, Kind), (Option<(usize, usize)>, String)>;
 
-/// Says whether an entry is measured a second time at the end of a round; in turns, no machine changes.
+/// Says whether an entry is measured a second time at the end of a round; in turns, no machine
+/// changes.
 fn is_again(entry: &Entry) -> bool {
     entry.anchor && !entry.cell.takes_turns()
 }
@@ -244,7 +245,8 @@ impl<'a> Engine<'a> {
         result
     }
 
-    /// How long the run may take. Longer windows and more rounds than usual were asked for knowingly.
+    /// How long the run may take. Longer windows and more rounds than usual were asked for
+    /// knowingly.
     fn limit(&self) -> Duration {
         let (limit, rounds) = if self.options.quick { (QUICK_LIMIT, 1) } else { (RUN_LIMIT, 5) };
         let rounds = f64::from(self.options.rounds) / f64::from(rounds);
@@ -276,7 +278,8 @@ impl<'a> Engine<'a> {
                 cell.size = 8192;
             }
             let mut ways = vec![(cell.pin, cell.cc.clone())];
-            // Two processes that spin must not meet on one CPU, where they would wait for each other.
+            // Two processes that spin must not meet on one CPU, where they would wait for each
+            // other.
             if cell.pin.is_some() && cell.wait != Wait::Spin {
                 ways.push((None, cell.cc.clone()));
             }

@@ -1,7 +1,7 @@
 //! `bowline bench`: measures bowline beside bare sockets and other message libraries, in one run on
-//! one machine, and says whether the ratios that must be reached are reached. There are four suites:
-//! `rds` for messages, `roce` for RDMA verbs over RoCEv2 in userspace, `rtrs` and `rnbd` for remote
-//! storage over these.
+//! one machine, and says whether the ratios that must be reached are reached. There are four
+//! suites: `rds` for messages, `roce` for RDMA verbs over RoCEv2 in userspace, `rtrs` and `rnbd`
+//! for remote storage over these.
 //!
 //! ```text
 //!   bench (parent) --starts--> receiver (CPU 1)  <--- messages ---  sender (CPU 0)

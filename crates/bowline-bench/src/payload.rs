@@ -58,8 +58,8 @@ impl Maker {
         self.head += 1;
     }
 
-    /// Makes the next message in memory that holds this maker's [`buffer`](Self::buffer) already and
-    /// is reached by `write` only, which copies bytes to a place.
+    /// Makes the next message in memory that holds this maker's [`buffer`](Self::buffer) already
+    /// and is reached by `write` only, which copies bytes to a place.
     #[inline]
     pub(crate) fn next_at(&mut self, write: impl Fn(usize, &[u8])) {
         write(0, &self.head.to_le_bytes());
@@ -188,8 +188,8 @@ impl SpotCheck {
         Self { stream: stream as u64, copy: body.clone(), body, looks: 0 }
     }
 
-    /// Checks the ends of what should be message `seq`, and its body when that is due; `read` copies
-    /// bytes out from a place.
+    /// Checks the ends of what should be message `seq`, and its body when that is due; `read`
+    /// copies bytes out from a place.
     ///
     /// # Errors
     ///

@@ -1,9 +1,9 @@
 //! Other message libraries and servers of storage, run at their best; each is optional and found at
 //! run time. The servers are run by [`crate::block_cells`].
 //!
-//! ZeroMQ and nanomsg have plain C interfaces and run inside the bench's own processes. libfabric and
-//! UCX live in inline functions of their headers, so a small program is compiled for each when the
-//! headers are there.
+//! ZeroMQ and nanomsg have plain C interfaces and run inside the bench's own processes. libfabric
+//! and UCX live in inline functions of their headers, so a small program is compiled for each when
+//! the headers are there.
 
 use std::ffi::OsString;
 use std::net::{Ipv4Addr, TcpListener};

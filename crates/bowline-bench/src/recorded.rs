@@ -211,7 +211,8 @@ mod tests {
         let name = file_name(Suite::Rds, &head.date, &head.commit);
         let read = Recorded::parse(name, &text).unwrap();
         assert_eq!(read.suite, Suite::Rds);
-        // Written again it is the same text, but for why a target was skipped, which only notes tell.
+        // Written again it is the same text, but for why a target was skipped, which only notes
+        // tell.
         let outcomes = read.outcomes();
         assert_eq!(json(&read.head, &read.results, &verdicts), text);
         assert_eq!(outcomes[0].ratio.map(|ratio| ratio.mid), Some(1.0));

@@ -190,7 +190,8 @@ pub(crate) fn wire_table(block: &Block, results: &Results) -> String {
     out
 }
 
-/// Writes what each request of RTRS cost in packets and calls, where both sides count; else nothing.
+/// Writes what each request of RTRS cost in packets and calls, where both sides count; else
+/// nothing.
 pub(crate) fn requests_table(block: &Block, results: &Results) -> String {
     let mut out = String::new();
     for entry in block.entries.iter().filter(|entry| entry.cell.subject.is_rtrs()) {

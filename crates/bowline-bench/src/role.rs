@@ -1,13 +1,14 @@
 //! One side of a measurement: a process that the bench started.
 //!
 //! The sides talk to the parent in lines of text: the side says `ready key=value...` when it can be
-//! reached, hears `go key=value...` with the other side's words and process number, and the counting
-//! side says `result ...` once. `stop` asks a sender to come to an end and say `done ...`; `quit`, or
-//! the end of the input, ends the process at once. The programs under `peers/` speak the same.
+//! reached, hears `go key=value...` with the other side's words and process number, and the
+//! counting side says `result ...` once. `stop` asks a sender to come to an end and say `done ...`;
+//! `quit`, or the end of the input, ends the process at once. The programs under `peers/` speak the
+//! same.
 //!
 //! Where several cells take turns the parent says when one begins: the counting side says `warm`
-//! when it could begin, hears `turn` for each, says `over` when its window is over, and the `result`
-//! of all of them after `end`.
+//! when it could begin, hears `turn` for each, says `over` when its window is over, and the
+//! `result` of all of them after `end`.
 
 use std::io::{BufRead, Write};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -30,8 +31,8 @@ pub(crate) fn stopping() -> bool {
     STOP.load(Ordering::Relaxed)
 }
 
-/// The key by which a side tells the number of a process that it started: a program of others, whose
-/// CPU time counts as the side's own.
+/// The key by which a side tells the number of a process that it started: a program of others,
+/// whose CPU time counts as the side's own.
 pub(crate) const PROGRAM: &str = "program";
 
 /// The CPU clocks of the other side.

@@ -62,8 +62,8 @@ impl Sample {
         self.rate() * self.bytes as f64
     }
 
-    /// Packets with data per message, to the receiver and back, where both sides count them: all but
-    /// acknowledgements.
+    /// Packets with data per message, to the receiver and back, where both sides count them: all
+    /// but acknowledgements.
     pub(crate) fn data_packets(&self) -> Option<[f64; 2]> {
         let sent = |words: &Words| {
             Some(words.number("packets_out").ok()? as f64 - words.number("acks").ok()? as f64)

@@ -207,7 +207,8 @@ const RR_UDP: Against = Against::Best(&["rr-udp"]);
 const NBDKIT: Against = Against::Best(&["nbdkit"]);
 /// With threads that may meet on one processor, or not.
 const UNBOUND: Against = Against::Best(&["nbdkit-unbound"]);
-/// With the system's congestion control, which nbdkit gets unless its socket is made by another program.
+/// With the system's congestion control, which nbdkit gets unless its socket is made by another
+/// program.
 const NBDKIT_AS_IS: Against = Against::Best(&["nbdkit-as-is"]);
 const ONE_PATH: Against = Against::Best(&["rtrs"]);
 const ABSOLUTE: Against = Against::Limit(1.0);

@@ -6,10 +6,10 @@
 //!   a peer        ....==....==....==
 //! ```
 //!
-//! A machine, and more so a virtual one, is fast now and slow a second later. What was measured one after the
-//! other differs by that, what was measured in turns does not. What a turn begins with, caches full of others'
-//! memory, is not counted. A turn is over when the counting side says so: where others have the CPUs, it lasts
-//! longer.
+//! A machine, and more so a virtual one, is fast now and slow a second later. What was measured one
+//! after the other differs by that, what was measured in turns does not. What a turn begins with,
+//! caches full of others' memory, is not counted. A turn is over when the counting side says so:
+//! where others have the CPUs, it lasts longer.
 
 use std::time::Duration;
 

@@ -29,8 +29,9 @@ pub trait BlockDevice: Send + Sync {
     /// as the limits demand; its offset and length have to be multiples of the logical block.
     fn submit(&self, reqs: &mut Vec<DiskIo>);
 
-    /// Ends requests that nobody wants any more ([`DiskDone::is_wanted`]), as far as they wait and nothing of
-    /// them can be under way; others end as they would. A disk at which nothing waits for long has none.
+    /// Ends requests that nobody wants any more ([`DiskDone::is_wanted`]), as far as they wait and
+    /// nothing of them can be under way; others end as they would. A disk at which nothing waits
+    /// for long has none.
     fn forget(&self) {}
 
     /// Calls `f` at every later change. It must not block. A panic of it ends there.
@@ -90,11 +91,12 @@ impl fmt::Debug for DiskIo {
 pub trait DiskDone: Send + Sync {
     /// Requests were answered: the tag and the result of each, which is 0 or a negative errno.
     /// Called from any thread, with no locks held; must not block for long, since nothing else is
-    /// answered meanwhile. A panic of it is reported on standard error and ends there: the thread goes on.
+    /// answered meanwhile. A panic of it is reported on standard error and ends there: the thread
+    /// goes on.
     fn done(&self, results: &[(u64, i32)]);
 
-    /// Tells whether requests of this kind are still wanted. Asked with locks of the disk held: must not
-    /// block, nor call the disk.
+    /// Tells whether requests of this kind are still wanted. Asked with locks of the disk held:
+    /// must not block, nor call the disk.
     fn is_wanted(&self, op: IoOp) -> bool {
         let _ = op;
         true

@@ -55,8 +55,8 @@ fn path_of_child() -> Option<std::path::PathBuf> {
 }
 
 /// What was flushed, or written through, is in the file after the process was killed: nothing
-/// acknowledged is held back in the process. (The page cache outlives a process. That the disk below is
-/// told is in `src/backend/tests/flush.rs`.)
+/// acknowledged is held back in the process. (The page cache outlives a process. That the disk
+/// below is told is in `src/backend/tests/flush.rs`.)
 #[test]
 fn flushed_data_outlives_kill_9() {
     let program = std::env::current_exe().expect("this program");

@@ -558,7 +558,8 @@ fn waits(client: &UnixStream) -> bool {
     waits
 }
 
-/// Somebody who comes again and again while the disk does not answer gets no more memory than others.
+/// Somebody who comes again and again while the disk does not answer gets no more memory than
+/// others.
 #[test]
 fn requests_that_outlive_their_clients_count() {
     let faulty = Faulty::new();

@@ -7,7 +7,8 @@ use std::arch::x86_64::__cpuid;
 /// The first leaf for those below the system.
 const BELOW: u32 = 0x4000_0000;
 
-/// Tells whether QEMU emulates the processor, which it says itself; with KVM and the like it does not.
+/// Tells whether QEMU emulates the processor, which it says itself; with KVM and the like it does
+/// not.
 pub(crate) fn is_emulated() -> bool {
     // SAFETY: every processor of this architecture has the instruction and this leaf.
     let features = unsafe { __cpuid(1) };

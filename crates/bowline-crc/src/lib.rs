@@ -1,12 +1,13 @@
 //! The CRC-32 of zlib and of RoCE, over bytes alone or over bytes on their way to somewhere else.
 //!
 //! Where the processor has AVX-512 with carry-less multiplication, 64 bytes are taken at once, and
-//! the copy comes with the sum: each byte is loaded once for both. With AVX2 instead of AVX-512, a copy takes 32
-//! bytes at once, and a sum alone is the crate `crc32fast`, which is as fast then. Elsewhere, and for what is short,
-//! it is that, after an ordinary copy; or tables under an emulator, whose carry-less products are slow.
+//! the copy comes with the sum: each byte is loaded once for both. With AVX2 instead of AVX-512, a
+//! copy takes 32 bytes at once, and a sum alone is the crate `crc32fast`, which is as fast then.
+//! Elsewhere, and for what is short, it is that, after an ordinary copy; or tables under an
+//! emulator, whose carry-less products are slow.
 //!
-//! One core of a virtual machine, best of hundreds, nanoseconds, on an AMD EPYC with AVX-512 (Zen 5, 512 KiB in
-//! turn) and on one that shows AVX2 only (Zen 4, 4 MiB in turn):
+//! One core of a virtual machine, best of hundreds, nanoseconds, on an AMD EPYC with AVX-512 (Zen
+//! 5, 512 KiB in turn) and on one that shows AVX2 only (Zen 4, 4 MiB in turn):
 //!
 //! | bytes | `crc32fast` | [`update`] | copy | copy, then `crc32fast` | [`copy`] | AVX2: `crc32fast` | copy | both | [`copy`] |
 //! |---|---|---|---|---|---|---|---|---|---|
@@ -38,8 +39,8 @@ use std::sync::OnceLock;
 
 use wide::Wide;
 
-/// Bytes from which on 64 are taken at once, or 32. Between 64 and this, one sum by itself is done a little
-/// earlier that way, but many in a row take 2 ns more each.
+/// Bytes from which on 64 are taken at once, or 32. Between 64 and this, one sum by itself is done
+/// a little earlier that way, but many in a row take 2 ns more each.
 const WIDE_FROM: usize = 96;
 
 /// Goes on with a CRC: over what it was computed for and then `bytes`. That of nothing is 0.
@@ -78,8 +79,8 @@ pub fn way() -> Way {
 }
 
 /// Copies `len` bytes, and goes on with a CRC over them: [`update`] over what is stored. Others may
-/// change what is at `from` at the same time; whatever comes of that, stored are the bytes that were
-/// summed.
+/// change what is at `from` at the same time; whatever comes of that, stored are the bytes that
+/// were summed.
 ///
 /// # Safety
 ///
@@ -107,8 +108,8 @@ pub unsafe fn copy(crc: u32, from: *const u8, to: *mut u8, len: usize) -> u32 {
     portable(crc, stored)
 }
 
-/// Goes on with a CRC over `len` bytes which others may change at the same time: [`update`] over what was
-/// loaded of them, whatever comes of that.
+/// Goes on with a CRC over `len` bytes which others may change at the same time: [`update`] over
+/// what was loaded of them, whatever comes of that.
 ///
 /// # Safety
 ///

@@ -1,9 +1,9 @@
 //! Sixteen bytes at once by tables, for processors whose instructions for it are slow.
 //!
-//! That is those which an emulator makes up. QEMU 7.2 takes 2.7 us for the carry-less products of a KiB, QEMU 10
-//! 1.1 us, if nothing else runs, and both 1.5 us for looking it up here. Within bowline QEMU 10 took some 13 us for
-//! the products (on a Sapphire Rapids, which itself takes 0.03 us); why, is not known, but measuring at the start does not
-//! tell.
+//! That is those which an emulator makes up. QEMU 7.2 takes 2.7 us for the carry-less products of a
+//! KiB, QEMU 10 1.1 us, if nothing else runs, and both 1.5 us for looking it up here. Within
+//! bowline QEMU 10 took some 13 us for the products (on a Sapphire Rapids, which itself takes 0.03
+//! us); why, is not known, but measuring at the start does not tell.
 
 /// x^32 and the lower powers, the highest bit being that of x^0.
 const POLY: u32 = 0xedb8_8320;
@@ -46,7 +46,8 @@ pub(crate) fn update(crc: u32, bytes: &[u8]) -> u32 {
     let (rows, rest) = bytes.as_chunks::<AT_ONCE>();
     let mut sum = !crc;
     for row in rows {
-        // Bytes of a register: an emulator takes long for each that is fetched from memory by itself.
+        // Bytes of a register: an emulator takes long for each that is fetched from memory by
+        // itself.
         let row = u128::from_le_bytes(*row) ^ u128::from(sum);
         let halves = [row as u64, (row >> 64) as u64];
         sum = 0;

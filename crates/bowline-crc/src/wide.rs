@@ -1,10 +1,10 @@
 //! Whole registers at once, with carry-less multiplication.
 //!
 //! Bits are the coefficients of a polynomial, that of the highest power first, so a message is one
-//! number; its CRC is what remains of it, times x^32, modulo [`POLY`]. A register is taken past what follows it
-//! by multiplying it by x^distance, and then added to what is there already. That is done row after row of
-//! registers, then from all of them to the last one, then from all parts of this to its last one. What is left
-//! are 128 bits, which [`reduce`] divides.
+//! number; its CRC is what remains of it, times x^32, modulo [`POLY`]. A register is taken past
+//! what follows it by multiplying it by x^distance, and then added to what is there already. That
+//! is done row after row of registers, then from all of them to the last one, then from all parts
+//! of this to its last one. What is left are 128 bits, which [`reduce`] divides.
 
 mod ymm;
 mod zmm;
@@ -80,7 +80,8 @@ impl Wide {
         unsafe { self.run::<false>(crc, from, std::ptr::null_mut(), len) }
     }
 
-    /// Copies as many bytes as it [`takes`](Self::takes), at least 64, and goes on with a CRC over what is stored.
+    /// Copies as many bytes as it [`takes`](Self::takes), at least 64, and goes on with a CRC over
+    /// what is stored.
     ///
     /// # Safety
     ///
@@ -102,8 +103,8 @@ impl Wide {
     ) -> u32 {
         assert!(len >= 64 && self.takes(len) == len);
         match self.0 {
-            // SAFETY: the processor can do it, as `self` shows; the length is as was just checked, and the rest
-            // is the caller's promise.
+            // SAFETY: the processor can do it, as `self` shows; the length is as was just checked,
+            // and the rest is the caller's promise.
             Registers::Ymm => unsafe { ymm::run::<COPY>(crc, from, to, len) },
             // SAFETY: the same.
             Registers::Zmm => unsafe { zmm::run::<COPY>(crc, from, to, len) },

@@ -8,8 +8,8 @@
 //!               '- for a second, all places taken, and somebody waits: it makes way
 //! ```
 //!
-//! A client has a place until it hangs up or leaves. While all places are taken, others wait to be accepted.
-//! What is still worked on for clients that have left is bounded by itself.
+//! A client has a place until it hangs up or leaves. While all places are taken, others wait to be
+//! accepted. What is still worked on for clients that have left is bounded by itself.
 
 use std::{
     collections::BTreeMap,
@@ -194,8 +194,8 @@ impl Shared {
         }
     }
 
-    /// Waits until something happens; tells whether somebody wants to be let in. While it is known that
-    /// somebody `waits`, it is looked again after a while.
+    /// Waits until something happens; tells whether somebody wants to be let in. While it is known
+    /// that somebody `waits`, it is looked again after a while.
     fn watch(&self, listener: &UnixListener, waits: bool) -> bool {
         let here: Vec<(u64, Arc<UnixStream>)> = {
             let visits = self.lock();
@@ -292,8 +292,8 @@ impl Visit {
         }
     }
 
-    /// Says whether the client is waited for, as it is at the beginning. If it says nothing and takes nothing
-    /// for long, it may have to make way.
+    /// Says whether the client is waited for, as it is at the beginning. If it says nothing and
+    /// takes nothing for long, it may have to make way.
     pub fn set_silent(&self, is_silent: bool) {
         if let Some(entry) = self.shared.lock().all.get_mut(&self.id) {
             entry.silent = is_silent.then(Instant::now);

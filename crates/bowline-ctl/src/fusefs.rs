@@ -43,8 +43,8 @@ const END_LOOK: Duration = Duration::from_millis(5);
 /// Inode number in listings of what nobody has looked up.
 const UNKNOWN: INodeNo = INodeNo(u32::MAX as u64);
 
-/// A mounted tree. Dropping it unmounts: at once if nobody is in it, else for all but them. Commands that
-/// are under way then are answered first, unless that takes more than two seconds.
+/// A mounted tree. Dropping it unmounts: at once if nobody is in it, else for all but them.
+/// Commands that are under way then are answered first, unless that takes more than two seconds.
 #[derive(Debug)]
 pub struct Mount {
     dir: PathBuf,
@@ -92,14 +92,14 @@ impl Drop for Mount {
     }
 }
 
-/// Makes the directory of a mount when it does not exist. A mount of bowline there that is dead, as kill -9
-/// leaves it, is taken away.
+/// Makes the directory of a mount when it does not exist. A mount of bowline there that is dead, as
+/// kill -9 leaves it, is taken away.
 ///
 /// # Errors
 ///
-/// `ResourceBusy` for a mount of bowline that is alive, which another one would hide; `NotConnected` for a
-/// dead mount that is somebody else's, or cannot be taken away; the errors of making
-/// the directory.
+/// `ResourceBusy` for a mount of bowline that is alive, which another one would hide;
+/// `NotConnected` for a dead mount that is somebody else's, or cannot be taken away; the errors of
+/// making the directory.
 pub fn folder(dir: &Path) -> io::Result<()> {
     let is_dead =
         || fs::metadata(dir).is_err_and(|error| error.raw_os_error() == Some(Errno::ENOTCONN.0));
@@ -401,7 +401,8 @@ impl Filesystem for Files {
     }
 
     fn mknod(&self, _: &Request, _: INodeNo, _: &OsStr, _: u32, _: u32, _: u32, reply: ReplyEntry) {
-        // Here and below: what there is stays, under its name. Without these the answer would be ENOSYS.
+        // Here and below: what there is stays, under its name. Without these the answer would be
+        // ENOSYS.
         reply.error(code(Errno::EPERM));
     }
 

@@ -1,5 +1,5 @@
-//! Places to listen at, in the file system: whoever comes first has one, and what a process that was
-//! killed has left there makes way.
+//! Places to listen at, in the file system: whoever comes first has one, and what a process that
+//! was killed has left there makes way.
 
 use std::{
     fs::{self, File},
@@ -29,8 +29,9 @@ const LOCK_WAIT: Duration = Duration::from_secs(3);
 /// How often it is looked whether they are done.
 const LOCK_PAUSE: Duration = Duration::from_millis(5);
 
-/// Listens at a unix socket that only this user can connect to. A socket at which nobody listens any more
-/// makes way; nothing else does. Of processes that start at the same moment one has the place.
+/// Listens at a unix socket that only this user can connect to. A socket at which nobody listens
+/// any more makes way; nothing else does. Of processes that start at the same moment one has the
+/// place.
 ///
 /// # Errors
 /// `PermissionDenied` where other users could put another socket in its place; `AddrInUse` when
@@ -53,8 +54,8 @@ pub fn listen(path: &Path) -> io::Result<(UnixListener, OwnFile)> {
     Ok((socket.into(), OwnFile::new(path)?))
 }
 
-/// Takes away the sockets in a folder, `*.sock`, that processes of this user which were killed have left
-/// there. What cannot be taken away stays.
+/// Takes away the sockets in a folder, `*.sock`, that processes of this user which were killed have
+/// left there. What cannot be taken away stays.
 pub fn sweep(folder: &Path) {
     let own = rustix::process::geteuid().as_raw();
     let ours = |place: &PathBuf| {
@@ -112,8 +113,9 @@ fn lock(folder: &Path) -> Option<File> {
     Some(folder)
 }
 
-/// Reports whether a socket is there that a process which was killed has left. To connect to a file of any
-/// other kind is refused with the same error, and a process that is stopped is there all the same.
+/// Reports whether a socket is there that a process which was killed has left. To connect to a file
+/// of any other kind is refused with the same error, and a process that is stopped is there all the
+/// same.
 fn is_left_behind(path: &Path) -> bool {
     let refused = |error: &io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
     is_socket(path) && stream_within(path, NEIGHBOUR_WAIT).is_err_and(|error| refused(&error))

@@ -6,9 +6,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// A file that this process has made, such as a socket it listens at: it is removed only while it is that
-/// file, and not when somebody else has put another one in its place. A socket is removed while it is
-/// listened at: after that the next one there may have its number.
+/// A file that this process has made, such as a socket it listens at: it is removed only while it
+/// is that file, and not when somebody else has put another one in its place. A socket is removed
+/// while it is listened at: after that the next one there may have its number.
 #[derive(Debug)]
 pub struct OwnFile {
     path: PathBuf,

@@ -13,12 +13,12 @@ const LINKS: &str = "/proc/net/if_inet6";
 
 /// A path: where it goes, and where from when that is said.
 ///
-/// Parsing takes `dst`, `src,dst` and `src@dst`; the first comma wins, else the first `@`
-/// [RS-30]. An address is `ip:` with an IPv4 or IPv6 address; `gid:` is understood, and leads to
-/// no device, because RoCE serves no InfiniBand port space [RS-47]. A link-local address may have
-/// the interface behind it, by name or number, as `ip:fe80::1%eth0`: where no source is said, it is
-/// the link-local address of that interface, and both addresses are of one. `Display` is the name of the
-/// path's directory [RS-32], without the interface.
+/// Parsing takes `dst`, `src,dst` and `src@dst`; the first comma wins, else the first `@` [RS-30].
+/// An address is `ip:` with an IPv4 or IPv6 address; `gid:` is understood, and leads to no device,
+/// because RoCE serves no InfiniBand port space [RS-47]. A link-local address may have the
+/// interface behind it, by name or number, as `ip:fe80::1%eth0`: where no source is said, it is the
+/// link-local address of that interface, and both addresses are of one. `Display` is the name of
+/// the path's directory [RS-32], without the interface.
 ///
 /// ```
 /// let path: bowline_ctl::PathSpec = "ip:10.0.0.1,ip:10.0.0.2".parse().unwrap();
@@ -44,7 +44,8 @@ impl PathSpec {
 impl FromStr for PathSpec {
     type Err = Errno;
 
-    /// `EINVAL` for what is no address, or on a link that is not there or not that of the other one, `EPROTONOSUPPORT` for another prefix, `ENODEV` for a GID.
+    /// `EINVAL` for what is no address, or on a link that is not there or not that of the other
+    /// one, `EPROTONOSUPPORT` for another prefix, `ENODEV` for a GID.
     fn from_str(text: &str) -> Result<Self, Errno> {
         match text.split_once(',').or_else(|| text.split_once('@')) {
             Some((src, dst)) => {
@@ -89,8 +90,8 @@ fn address(text: &str) -> Result<Scoped, Errno> {
     }
 }
 
-/// Returns the number and the link-local address of an interface in the lines of [`LINKS`]: address, number, length of
-/// the prefix, scope, flags, name; the numbers in hexadecimal.
+/// Returns the number and the link-local address of an interface in the lines of [`LINKS`]:
+/// address, number, length of the prefix, scope, flags, name; the numbers in hexadecimal.
 fn own_address(links: &str, scope: &str) -> Option<(u32, Ipv6Addr)> {
     let number: Option<u32> = scope.parse().ok();
     links.lines().find_map(|line| {

@@ -59,8 +59,8 @@ pub fn folder() -> PathBuf {
     below(runtime.map_or_else(|| PathBuf::from(SERVICES), PathBuf::from))
 }
 
-/// Returns all folders in which there may be control sockets for this user: their own, and that of services, which
-/// have no `$XDG_RUNTIME_DIR`.
+/// Returns all folders in which there may be control sockets for this user: their own, and that of
+/// services, which have no `$XDG_RUNTIME_DIR`.
 pub fn folders() -> Vec<PathBuf> {
     let mut all = vec![folder(), below(PathBuf::from(SERVICES))];
     all.dedup();
@@ -71,8 +71,9 @@ fn below(runtime: PathBuf) -> PathBuf {
     runtime.join("bowline").join("rnbd")
 }
 
-/// A served control socket; dropping it ends the service and removes the file, unless it is somebody else's
-/// by then. Requests that are under way then are answered first, unless that takes more than two seconds.
+/// A served control socket; dropping it ends the service and removes the file, unless it is
+/// somebody else's by then. Requests that are under way then are answered first, unless that takes
+/// more than two seconds.
 #[derive(Debug)]
 pub struct Server {
     file: OwnFile,
@@ -126,7 +127,8 @@ impl Server {
         let door = Door::open("bowline-ctl", listener, PLACES, move |visit| {
             let (tree, under_way) = (tree.clone(), Arc::clone(&counts));
             let client = thread::Builder::new().name("bowline-ctl-client".into());
-            // A client that breaks off is its own business, and one for whom there is no thread sees the end.
+            // A client that breaks off is its own business, and one for whom there is no thread
+            // sees the end.
             _ = client.spawn(move || answer_all(&visit, &tree, &under_way));
         })?;
         Ok(Self { file, door, under_way })

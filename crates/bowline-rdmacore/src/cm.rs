@@ -1,8 +1,8 @@
 //! Connections by librdmacm.
 //!
-//! Queue pairs are not tied to the library's ids, since they exist before their connections; they are
-//! moved here, by the attributes that the kernel's connection manager gives (`rdma_init_qp_attr`)
-//! [CMA-12].
+//! Queue pairs are not tied to the library's ids, since they exist before their connections; they
+//! are moved here, by the attributes that the kernel's connection manager gives
+//! (`rdma_init_qp_attr`) [CMA-12].
 //!
 //! ```text
 //! active                                      passive
@@ -11,8 +11,8 @@
 //!   ROUTE_RESOLVED: send REQ                    ESTABLISHED -> event
 //!   CONNECT_RESPONSE: INIT, RTR, RTS, send RTU -> event
 //! ```
-//! Everything that concerns ids is done under one lock; events of the library are acknowledged before
-//! it is left, so that no id is destroyed while one of its events is in use.
+//! Everything that concerns ids is done under one lock; events of the library are acknowledged
+//! before it is left, so that no id is destroyed while one of its events is in use.
 
 use core::ffi::c_int;
 use core::mem::zeroed;
@@ -274,9 +274,9 @@ impl Cm {
         }
     }
 
-    /// Takes all events of the library and does what they ask for. Tells how many there were, and whether
-    /// one said that the device is gone: this one, since a connection may have been led to another, and not that an
-    /// address of it has changed.
+    /// Takes all events of the library and does what they ask for. Tells how many there were, and
+    /// whether one said that the device is gone: this one, since a connection may have been led to
+    /// another, and not that an address of it has changed.
     pub(crate) fn run(&self) -> (usize, bool) {
         let mut st = self.lock();
         let before = st.events.len();

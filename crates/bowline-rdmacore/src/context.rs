@@ -370,8 +370,8 @@ impl Drop for Mr {
         if self.gone {
             return;
         }
-        // SAFETY: registered by `new`; windows bound to it went before, or keep it until the device is
-        // closed.
+        // SAFETY: registered by `new`; windows bound to it went before, or keep it until the device
+        // is closed.
         freed(unsafe { (self.pd.context.libs.verbs.dereg_mr)(self.raw.as_ptr()) }, "a region");
     }
 }

@@ -1,9 +1,9 @@
 //! Completion queues.
 //!
 //! Each is two of the device, one for sends and one for receives, on one completion channel: a
-//! completion with an error does not tell what it was otherwise (only number, status and queue pair are
-//! valid then), and a program must know. Order within each queue of a queue pair is kept, which is all
-//! that verbs promise.
+//! completion with an error does not tell what it was otherwise (only number, status and queue pair
+//! are valid then), and a program must know. Order within each queue of a queue pair is kept, which
+//! is all that verbs promise.
 
 use core::ffi::c_int;
 use core::ptr::NonNull;
@@ -122,8 +122,8 @@ impl Cq {
         Ok(count)
     }
 
-    /// Takes up to `max` completions from the device, when none taken before is left. What came along
-    /// besides stays in `st.taken`.
+    /// Takes up to `max` completions from the device, when none taken before is left. What came
+    /// along besides stays in `st.taken`.
     fn take(&self, st: &mut State, max: usize, out: &mut Vec<Completion>) -> Result<usize, Error> {
         let before = out.len();
         // Neither starves the other.

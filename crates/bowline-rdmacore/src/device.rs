@@ -55,8 +55,8 @@ pub fn list() -> Result<Vec<Listed>, Unavailable> {
 
 /// An RDMA device used through rdma-core.
 ///
-/// A completion queue of depth n holds n sends and n receives. A process must not `fork` and go on using
-/// a device in the child.
+/// A completion queue of depth n holds n sends and n receives. A process must not `fork` and go on
+/// using a device in the child.
 #[derive(Debug)]
 pub struct RdmaCoreDevice {
     inner: Arc<Inner>,
@@ -111,7 +111,8 @@ impl Tables {
         self.mws.get(&(window >> 8)).ok_or(Error::NoSuch("memory window"))
     }
 
-    /// What a send request that binds a window says to libibverbs; good as long as nothing is removed.
+    /// What a send request that binds a window says to libibverbs; good as long as nothing is
+    /// removed.
     fn binding(&self, key: u32, to: &MwBind) -> Result<WrBind, Error> {
         let window = self.mw(key)?;
         if window.kind() != MwType::Type2 {
@@ -197,7 +198,8 @@ impl Inner {
         let events = unsafe { BorrowedFd::borrow_raw(self.context.async_fd()) };
         let (mut of_cm, mut of_device) = (Watch::default(), Watch::default());
         loop {
-            // Errors are told of every descriptor, asked for or not, so one that is over is left out.
+            // Errors are told of every descriptor, asked for or not, so one that is over is left
+            // out.
             let unless_over = |watch: &Watch, fd| if watch.is_over() { stop.as_fd() } else { fd };
             let mut fds =
                 [stop.as_fd(), unless_over(&of_cm, self.cm.fd()), unless_over(&of_device, events)]

@@ -12,8 +12,8 @@ use crate::ffi::{
     WC_WITH_IMM, WC_WITH_INV, Wc, WrAtomic, WrBind, WrRdma, WrUd, mask,
 };
 
-/// What the compiler says of each expression; `None`, with the reason on standard output, when it or
-/// the headers are missing.
+/// What the compiler says of each expression; `None`, with the reason on standard output, when it
+/// or the headers are missing.
 fn compiled(expressions: &[String]) -> Option<Vec<usize>> {
     let lines: String =
         expressions.iter().map(|e| format!("    printf(\"%zu\\n\", (size_t)({e}));\n")).collect();

@@ -80,8 +80,9 @@ impl Drop for Mw {
     }
 }
 
-/// What a window is to be bound to, in the terms of libibverbs; `region` is that of `to.lkey`. It is given
-/// also where a binding ends, though the manual has none then: rxe's library looks into it.
+/// What a window is to be bound to, in the terms of libibverbs; `region` is that of `to.lkey`. It
+/// is given also where a binding ends, though the manual has none then: rxe's library looks into
+/// it.
 pub(crate) fn info(to: &MwBind, region: &Mr) -> MwBindInfo {
     MwBindInfo { mr: region.raw(), addr: to.addr, length: to.len, access: to.access.bits() }
 }

@@ -144,19 +144,21 @@ impl Qp {
         self.query().map(|attr| state(attr.qp_state))
     }
 
-    /// Posts send requests; on an error tells how many were accepted. `binds` knows windows and regions,
-    /// which stay as long as the call takes and are this call's alone.
+    /// Posts send requests; on an error tells how many were accepted. `binds` knows windows and
+    /// regions, which stay as long as the call takes and are this call's alone.
     pub(crate) fn send(&self, wrs: &[SendWr<'_>], binds: &Binds<'_>) -> Result<(), (usize, Error)> {
         let is_bind = |wr: &SendWr<'_>| matches!(wr.op, SendOp::BindMw { .. });
         let mut done = 0;
-        // The library looks at the key a window has when the next one is posted: so a binding ends a batch.
+        // The library looks at the key a window has when the next one is posted: so a binding ends
+        // a batch.
         for part in wrs.split_inclusive(is_bind).flat_map(|part| part.chunks(BATCH)) {
             self.send_batch(part, binds).map_err(|(at, error)| (done + at, error))?;
             done += part.len();
             if let Some(SendWr { op: SendOp::BindMw { key, to }, .. }) = part.last()
                 && let Ok(bound) = binds(*key, to)
             {
-                // SAFETY: the window is there as long as the call takes, and nobody else looks at it.
+                // SAFETY: the window is there as long as the call takes, and nobody else looks at
+                // it.
                 unsafe { (*bound.mw).rkey = *key };
             }
         }
@@ -306,8 +308,8 @@ impl Qp {
 
 impl Drop for Qp {
     fn drop(&mut self) {
-        // SAFETY: made by `new`; its asynchronous events are acknowledged at once by the thread that
-        // takes them.
+        // SAFETY: made by `new`; its asynchronous events are acknowledged at once by the thread
+        // that takes them.
         freed(
             unsafe { (self.pd.context.libs.verbs.destroy_qp)(self.raw.as_ptr()) },
             "a queue pair",

@@ -5,8 +5,8 @@ use rustix::event::PollFlags;
 /// Times in a row that a descriptor may be ready for nothing.
 const VAIN: u32 = 16;
 
-/// A descriptor that events come from. When its device has been removed it may be ready for ever without
-/// giving any: then it is not looked at again, or the thread would never sleep.
+/// A descriptor that events come from. When its device has been removed it may be ready for ever
+/// without giving any: then it is not looked at again, or the thread would never sleep.
 #[derive(Debug, Default)]
 pub(crate) struct Watch {
     vain: u32,

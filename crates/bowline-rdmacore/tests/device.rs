@@ -1,5 +1,5 @@
-//! The provider on a real device: the one that `BOWLINE_RDMA_DEVICE` names, such as rxe0. Without it
-//! these tests are skipped. The lab runs them in a guest (interop scenario `rdmacore-tests`).
+//! The provider on a real device: the one that `BOWLINE_RDMA_DEVICE` names, such as rxe0. Without
+//! it these tests are skipped. The lab runs them in a guest (interop scenario `rdmacore-tests`).
 
 use std::net::SocketAddr;
 use std::sync::Arc;

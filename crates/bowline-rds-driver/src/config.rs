@@ -5,8 +5,8 @@ use std::time::Duration;
 /// How a thread waits for the network.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PollMode {
-    /// Looks for about as long as waking up would cost, then sleeps; on a machine with one processor
-    /// it sleeps at once.
+    /// Looks for about as long as waking up would cost, then sleeps; on a machine with one
+    /// processor it sleeps at once.
     #[default]
     Adaptive,
     /// Never sleeps: lowest latency, one processor per waiting thread.

@@ -201,8 +201,8 @@ impl Shared {
             std::thread::yield_now();
         }
         let why = self.read_rest(sc, link);
-        // What TCP has not acknowledged yet, which it puts off by up to 40 ms, need not come again. A
-        // peer whose connections never last that long would get no further.
+        // What TCP has not acknowledged yet, which it puts off by up to 40 ms, need not come again.
+        // A peer whose connections never last that long would get no further.
         link.acknowledge();
         let mut st = self.lock();
         let now = st.at(clock::now());

@@ -17,7 +17,8 @@ use crate::todo::Scratch;
 pub(crate) const FLUSH_BYTES: usize = 256 << 10;
 /// Most bytes of one write.
 const WRITE_MAX: usize = (1 << 20) + (64 << 10);
-/// This much kept until it is acknowledged makes a sender read the acknowledgements, if nobody polls.
+/// This much kept until it is acknowledged makes a sender read the acknowledgements, if nobody
+/// polls.
 const HELD_BYTES: u64 = 512 << 10;
 /// A link not written for so long is idle: whoever sends now wants it sent now.
 const IDLE_GAP_NS: u64 = 30_000;

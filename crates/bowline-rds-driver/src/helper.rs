@@ -27,9 +27,9 @@ const TICK_BUSY_NS: u64 = 8_000_000;
 const GLANCE_NS: u64 = 10_000_000;
 /// Interval of looks at unflushed data.
 const FLUSH_TICK_NS: u64 = 200_000;
-/// When what peers make this node hold has shrunk by so many bytes, the system gets them back: the heap
-/// keeps freed memory by itself. Not more often than once in this time, since that looks through all of
-/// the heap, which is the program's too.
+/// When what peers make this node hold has shrunk by so many bytes, the system gets them back: the
+/// heap keeps freed memory by itself. Not more often than once in this time, since that looks
+/// through all of the heap, which is the program's too.
 const TRIM_BYTES: usize = 64 << 20;
 const TRIM_PAUSE_NS: u64 = 5_000_000_000;
 /// Looks without unflushed data before senders have to ask for the next one.

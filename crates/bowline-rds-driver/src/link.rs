@@ -324,7 +324,8 @@ mod tests {
         assert!(silence() >= Duration::from_millis(1400));
         let asked = Instant::now();
         link.probe();
-        // Without it, the system asks after five seconds. An answer to it is younger than the question.
+        // Without it, the system asks after five seconds. An answer to it is younger than the
+        // question.
         while silence() > asked.elapsed() + Duration::from_millis(500) {
             assert!(asked.elapsed() < Duration::from_secs(3), "no answer for {:?}", silence());
             std::thread::sleep(Duration::from_millis(5));

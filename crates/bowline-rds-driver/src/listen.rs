@@ -52,8 +52,8 @@ impl Listener {
         Ok(Self { fd, reserve })
     }
 
-    /// Opens the listeners of a node: one for each address, or one for all. That of a link-local address
-    /// with an interface hears this interface only.
+    /// Opens the listeners of a node: one for each address, or one for all. That of a link-local
+    /// address with an interface hears this interface only.
     pub(crate) fn open(config: &bowline_rds::Config) -> Result<Vec<Self>, Error> {
         if !config.addrs.is_empty() {
             let place = |ip: &IpAddr| {

@@ -499,8 +499,8 @@ fn collect_close(st: &mut State, sc: &mut Scratch, id: LinkId, how: CloseHow) {
     }
 }
 
-/// On a machine with one processor, who looks keeps from running whoever it waits for. One processor
-/// for this process says nothing: its peers may have others.
+/// On a machine with one processor, who looks keeps from running whoever it waits for. One
+/// processor for this process says nothing: its peers may have others.
 fn on_these_processors(poll: PollMode) -> PollMode {
     let alone = match std::fs::read_to_string("/sys/devices/system/cpu/online") {
         Ok(list) => list.trim().parse::<u32>().is_ok(), // else a range or a list

@@ -64,7 +64,8 @@ pub enum Output {
 pub enum TurnedAway {
     /// It was made only to be noticed, and this node dials back: reset it at once.
     Knock,
-    /// A limit is reached, or the node is closing: keep it for a moment unread, then reset it.
+    /// A limit is reached, or the node is closing: keep it for a moment unread, then reset it
+    ///
     Refused,
 }
 

@@ -10,8 +10,8 @@ pub struct Config {
     /// Addresses of the node; empty: whatever the driver vouches for by
     /// [`Node::add_local`](crate::Node::add_local).
     pub addrs: Vec<IpAddr>,
-    /// Interface of each link-local address of `addrs`, by its number. Such an address is bound on its
-    /// interface only, and where a scope is left out, it is this one.
+    /// Interface of each link-local address of `addrs`, by its number. Such an address is bound on
+    /// its interface only, and where a scope is left out, it is this one.
     pub links: Vec<(Ipv6Addr, u32)>,
     /// Paths to announce, 8 or 1.
     pub paths: u8,
@@ -97,10 +97,10 @@ const MEMORY: usize = 1 << 30;
 pub(crate) const DUPLICATE_RECORD: usize = 150;
 
 impl Limits {
-    /// The default limits, but for so many bytes of memory that peers together may make the node take:
-    /// half for messages that wait for readers (an eighth for those of one peer), a quarter for
-    /// unfinished ones, an eighth to recognise repetitions; the rest is for peers and connections. A
-    /// single message may be longer than its share.
+    /// The default limits, but for so many bytes of memory that peers together may make the node
+    /// take: half for messages that wait for readers (an eighth for those of one peer), a quarter
+    /// for unfinished ones, an eighth to recognise repetitions; the rest is for peers and
+    /// connections. A single message may be longer than its share.
     pub fn with_memory(bytes: usize) -> Self {
         Self {
             recv_bytes_per_peer: bytes / 8,

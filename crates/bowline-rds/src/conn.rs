@@ -34,8 +34,8 @@ pub(crate) struct Gate {
     pub(crate) first: u8,
     /// For each path below `first`, the sequence number that must have been released.
     pub(crate) until: Vec<u64>,
-    /// Paths, a bit each, whose connection ended with a cancelled message that was begun. The peer may have all
-    /// of it, and take it until it greets on the next connection.
+    /// Paths, a bit each, whose connection ended with a cancelled message that was begun. The peer
+    /// may have all of it, and take it until it greets on the next connection.
     pub(crate) left: u8,
 }
 
@@ -76,10 +76,12 @@ pub(crate) struct Conn {
     pub(crate) past: Vec<Past>,
     /// Serial of the latest link that told it.
     pub(crate) generation_serial: u64,
-    /// An earlier generation that came again, and the serial of the latest link when its own was closed.
+    /// An earlier generation that came again, and the serial of the latest link when its own was
+    /// closed.
     pub(crate) returning: Option<(u32, u64)>,
     pub(crate) peer_sport_idx: bool,
-    /// When a message was refused last because it is not known yet whether the peer takes its length.
+    /// When a message was refused last because it is not known yet whether the peer takes its
+    /// length.
     pub(crate) long_refused: Option<Instant>,
     /// A timer runs that ends not knowing what the peer is.
     pub(crate) unknown_timer: bool,

@@ -1,9 +1,9 @@
 //! Duplicates from peers that acknowledge by TCP.
 //!
 //! Such a peer repeats a message (flag 0x04) only if its TCP had no acknowledgement of the last
-//! byte when the connection broke, so only messages of the last receive window can come again.
-//! Each one received in that window is remembered; a flagged message that equals one from another
-//! TCP connection is a duplicate. So is a plain one that comes after its flagged copy, when the copy
+//! byte when the connection broke, so only messages of the last receive window can come again. Each
+//! one received in that window is remembered; a flagged message that equals one from another TCP
+//! connection is a duplicate. So is a plain one that comes after its flagged copy, when the copy
 //! came on a newer connection or the number is too high to have been counted anew: it was overtaken
 //! on the way.
 
@@ -167,10 +167,10 @@ impl Dedup {
         let flagged = header.flags.contains(bowline_wire::rds::Flags::RETRANSMITTED);
         let new = Arrival { by, flagged, at: self.received };
         let is_copy = |a: &Arrival| {
-            // The order in which connections are accepted is not always that of their making, nor that
-            // in which a path of the peer had them. But a peer that counts from 1 again cannot have
-            // come so far while this is remembered. Answers of different paths may have one number;
-            // messages of two sockets have each once, whatever their path.
+            // The order in which connections are accepted is not always that of their making, nor
+            // that in which a path of the peer had them. But a peer that counts from 1 again cannot
+            // have come so far while this is remembered. Answers of different paths may have one
+            // number; messages of two sockets have each once, whatever their path.
             let counted = header.sport == 0 || header.sequence <= COUNTED_MAX;
             let overtaken = a.flagged && (by.serial < a.by.serial || !counted);
             (!by_lane || a.by.lane == by.lane) && a.by.link != by.link && (flagged || overtaken)
@@ -214,10 +214,11 @@ impl Dedup {
         }
     }
 
-    /// Forgets what the next process of the peer may number alike: it may count from 1 again. Numbers
-    /// taken from the clock do not come again; and what looks like a restart may be a connection of a
-    /// dead process, accepted after those of its successor, who goes on. What came on links from the one
-    /// of this serial on is the next process's own: it may have sent before it said who it is.
+    /// Forgets what the next process of the peer may number alike: it may count from 1 again.
+    /// Numbers taken from the clock do not come again; and what looks like a restart may be a
+    /// connection of a dead process, accepted after those of its successor, who goes on. What came
+    /// on links from the one of this serial on is the next process's own: it may have sent before
+    /// it said who it is.
     pub(crate) fn forget_counted(&mut self, serial: u64) {
         let (seen, used) = (&mut self.seen, &self.budget.used);
         self.order.retain(|(key, at)| {
@@ -325,9 +326,9 @@ mod tests {
         );
     }
 
-    /// A peer has restarted. Connections of its paths 3 and 4 come up and bring messages before that of
-    /// path 0 brings the first handshake, which says that its ports tell its paths. Then one of them
-    /// breaks, and what its TCP had no acknowledgement for comes again on another.
+    /// A peer has restarted. Connections of its paths 3 and 4 come up and bring messages before
+    /// that of path 0 brings the first handshake, which says that its ports tell its paths. Then
+    /// one of them breaks, and what its TCP had no acknowledgement for comes again on another.
     // tests
     #[test]
     fn what_came_before_the_handshake_is_known_when_it_comes_again_after_it() {
@@ -343,8 +344,8 @@ mod tests {
         assert!(!dedup.is_duplicate(lane(second, 2, 5), true, &again, &text), "new on path 5");
     }
 
-    /// A connection is held up on its way while the sender gives it up, dials again and repeats on the
-    /// new one what the old one carries. The new one is accepted first.
+    /// A connection is held up on its way while the sender gives it up, dials again and repeats on
+    /// the new one what the old one carries. The new one is accepted first.
     // tests
     #[test]
     fn a_copy_on_a_connection_accepted_after_its_successor_is_a_duplicate() {
@@ -370,8 +371,8 @@ mod tests {
         assert!(!dedup.is_duplicate(from(old, 2, None), true, &answer(Flags::NONE), &text));
     }
 
-    /// A kernel-like acceptor gives a path another connection, one that this node dialled before the
-    /// broken one, and repeats on it what the broken one carries. That is read first.
+    /// A kernel-like acceptor gives a path another connection, one that this node dialled before
+    /// the broken one, and repeats on it what the broken one carries. That is read first.
     // tests
     #[test]
     fn a_copy_on_a_connection_dialled_later_is_a_duplicate() {
@@ -384,7 +385,8 @@ mod tests {
         assert!(dedup.is_duplicate(by(later, 2), true, &header(clock, Flags::NONE), &text));
     }
 
-    /// A dead process's connection is accepted after those of its successor, which looks like a restart.
+    /// A dead process's connection is accepted after those of its successor, which looks like a
+    /// restart.
     // tests
     #[test]
     fn a_restart_leaves_what_is_numbered_by_the_clock() {

@@ -136,8 +136,8 @@ pub(crate) struct Rx {
 pub(crate) struct Link {
     pub(crate) conn: ConnId,
     pub(crate) path: Option<u8>,
-    /// The path whose numbers the peer uses here: another one than `path` until it has read which one
-    /// was dialled [R-2004].
+    /// The path whose numbers the peer uses here: another one than `path` until it has read which
+    /// one was dialled [R-2004].
     pub(crate) numbers: Option<u8>,
     pub(crate) role: Role,
     pub(crate) state: LinkState,
@@ -177,8 +177,8 @@ impl Link {
         self.numbers.or(self.path)
     }
 
-    /// The path that acknowledgements on this link are for, if that is sure: while the peer moves it from
-    /// one path to another, what it says may be of either.
+    /// The path that acknowledgements on this link are for, if that is sure: while the peer moves
+    /// it from one path to another, what it says may be of either.
     pub(crate) fn acked_path(&self) -> Option<u8> {
         self.path.filter(|_| self.numbers.is_none())
     }

@@ -138,8 +138,8 @@ impl Path {
         self.queue.get(self.planned).map_or(0, |m| self.log.tail() - m.log_start)
     }
 
-    /// Tells whether a cancelled message was begun on a connection that has ended. It does not come again, but the
-    /// peer may have all of it.
+    /// Tells whether a cancelled message was begun on a connection that has ended. It does not come
+    /// again, but the peer may have all of it.
     pub(crate) fn leaves_begun(&self) -> bool {
         self.queue.iter().any(|m| m.has(mark::CANCELLED) && m.has(mark::RETRANS))
     }

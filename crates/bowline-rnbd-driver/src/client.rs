@@ -64,8 +64,8 @@ pub struct MapOptions {
     /// Connections of each path for IO; `None`: as many as suit the device
     /// ([`SessionBuilder::io_connections`]).
     pub io_connections: Option<u16>,
-    /// Connections of each path for polled IO. A session that has some is for one disk only [NB-35]; as
-    /// with kernels nothing is sent over them [RS-31].
+    /// Connections of each path for polled IO. A session that has some is for one disk only
+    /// [NB-35]; as with kernels nothing is sent over them [RS-31].
     pub poll_queues: u16,
     /// Who is told what happens to the paths.
     pub on_path: Option<OnPath>,
@@ -120,7 +120,8 @@ impl MapOptions {
         self
     }
 
-    /// Is told what happens to paths, with the name of their session: see [`SessionBuilder::on_path`].
+    /// Is told what happens to paths, with the name of their session: see
+    /// [`SessionBuilder::on_path`].
     #[must_use]
     pub fn on_path(mut self, on_path: impl Fn(&str, PathEv) + Send + Sync + 'static) -> Self {
         self.on_path = Some(OnPath(Arc::new(on_path)));
@@ -275,9 +276,10 @@ impl Client {
         links.iter().map(|link| Arc::clone(link.session())).collect()
     }
 
-    /// Gives a disk up and waits until it is gone. The session ends with its last disk [NB-38]. A server that does
-    /// not answer is waited for for ever, or twice the longest time of a request, if there is one, or until
-    /// [`hurry`](Self::hurry) says so; the end of the session then tells it.
+    /// Gives a disk up and waits until it is gone. The session ends with its last disk [NB-38]. A
+    /// server that does not answer is waited for for ever, or twice the longest time of a request,
+    /// if there is one, or until [`hurry`](Self::hurry) says so; the end of the session then tells
+    /// it.
     ///
     /// # Errors
     /// `ENODEV` when it is not mapped here, `EALREADY` when this is under way.
@@ -306,8 +308,8 @@ impl Client {
         Ok(())
     }
 
-    /// No longer than that a server is waited for that does not answer when disks of the sessions there are now are given
-    /// up.
+    /// No longer than that a server is waited for that does not answer when disks of the sessions
+    /// there are now are given up.
     pub fn hurry(&self, patience: Duration) {
         let links: Vec<_> = self.lock().links.values().cloned().collect();
         links.iter().for_each(|link| link.hurry(patience));
@@ -389,8 +391,8 @@ impl tree::Disks for Client {
         .collect()
     }
 
-    /// Does it whether the disk is in use or not: who uses a disk is known to those who put doors in
-    /// front of it, and they refuse with `EBUSY` before they ask here [NB-37].
+    /// Does it whether the disk is in use or not: who uses a disk is known to those who put doors
+    /// in front of it, and they refuse with `EBUSY` before they ask here [NB-37].
     fn unmap(&self, disk: &str, _force: bool) -> Result<(), Errno> {
         let disk = self.disk(disk).ok_or(Errno::ENODEV)?;
         Self::unmap(self, &disk).map_err(|error| error.errno())

@@ -40,8 +40,8 @@ impl Error {
         self.refusal
     }
 
-    /// Tells whether it was the session that could not be opened, and not the disk: the same numbers mean
-    /// other things then.
+    /// Tells whether it was the session that could not be opened, and not the disk: the same
+    /// numbers mean other things then.
     pub const fn is_of_session(&self) -> bool {
         self.of_session
     }

@@ -8,8 +8,8 @@
 //!  any thread:     Server::respond <------------ BackendDone::done
 //! ```
 //!
-//! One lock guards everything here. It is held for no system call; of storage only the limits are asked for under
-//! it, and of the transport only, once for each session, where its memory is.
+//! One lock guards everything here. It is held for no system call; of storage only the limits are
+//! asked for under it, and of the transport only, once for each session, where its memory is.
 
 mod exports;
 mod ops;
@@ -119,8 +119,8 @@ struct Glue {
     me: Weak<Glue>,
 }
 
-/// Hands requests to storage, which may be the program's own: what is left in the list when it panics
-/// fails, and other storage goes on.
+/// Hands requests to storage, which may be the program's own: what is left in the list when it
+/// panics fails, and other storage goes on.
 fn hand_over(backend: &dyn Backend, ios: &mut Vec<BackendIo>, done: &Arc<dyn BackendDone>) {
     let handed = contain(|| {
         backend.submit(ios, done);
@@ -213,8 +213,8 @@ impl ExportServer {
 
     /// Looks again how big the storage of an export is; returns its bytes. Every open looks too.
     ///
-    /// IO of those who have it open is judged by the new size at once. The protocol has no word to tell
-    /// them: they learn of it when they open it again, or are told so there [NB-37].
+    /// IO of those who have it open is judged by the new size at once. The protocol has no word to
+    /// tell them: they learn of it when they open it again, or are told so there [NB-37].
     ///
     /// # Errors
     /// `ENOENT` for a name that is not offered by itself, and what looking comes to.
@@ -225,8 +225,8 @@ impl ExportServer {
         self.glue.resize(name, identity, &*backend)
     }
 
-    /// Looks again how big everything is that is offered by itself or open; returns those whose size
-    /// is another now, and those that could not be looked at.
+    /// Looks again how big everything is that is offered by itself or open; returns those whose
+    /// size is another now, and those that could not be looked at.
     pub fn resize_all(&self) -> Vec<(String, Result<u64, Error>)> {
         let exports = &self.glue.exports;
         let named = exports.names().filter_map(|name| {
@@ -248,8 +248,9 @@ impl ExportServer {
         all.into_iter().filter_map(look).collect()
     }
 
-    /// Looks where the files are now that were offered by their paths ([`Exports::file`]); returns those
-    /// whose path is gone, or leads to another file: what was opened at first is served until the end.
+    /// Looks where the files are now that were offered by their paths ([`Exports::file`]); returns
+    /// those whose path is gone, or leads to another file: what was opened at first is served until
+    /// the end.
     pub fn moved(&self) -> Vec<Moved> {
         self.glue.exports.moved()
     }
@@ -299,8 +300,8 @@ impl Glue {
         }
     }
 
-    /// Returns the limits under which an export is offered: no request is longer than sessions allow,
-    /// whatever storage could do.
+    /// Returns the limits under which an export is offered: no request is longer than sessions
+    /// allow, whatever storage could do.
     fn limits(&self, backend: &dyn Backend, read_only: bool) -> Limits {
         let limits = backend.limits();
         Limits {
@@ -607,8 +608,8 @@ impl Glue {
 }
 
 impl Glue {
-    /// Registers memory that is exported, once: answers that were sent from it may have to be sent again
-    /// when nobody has it open any more.
+    /// Registers memory that is exported, once: answers that were sent from it may have to be sent
+    /// again when nobody has it open any more.
     fn region(
         &self,
         rtrs: &Rtrs,

@@ -1,8 +1,8 @@
 //! A mapped disk through its doors: NBD and a file, with the programs that people use there, while
 //! paths are cut. Programs that are not installed are reported as skipped.
 //!
-//! `BOWLINE_CHURN_SECONDS` makes the time for which a path is killed every two seconds longer than the
-//! eight seconds of an ordinary run.
+//! `BOWLINE_CHURN_SECONDS` makes the time for which a path is killed every two seconds longer than
+//! the eight seconds of an ordinary run.
 
 mod common;
 #[path = "../../../xtask/skipped.rs"]
@@ -65,7 +65,8 @@ fn run(program: &str, args: &[&str]) -> Option<String> {
     Some(text)
 }
 
-/// Cuts one path of a session and then the other, again and again, while something runs; tells how often.
+/// Cuts one path of a session and then the other, again and again, while something runs; tells how
+/// often.
 fn while_paths_are_cut(rig: &Rig, session: &str, work: impl FnOnce()) -> usize {
     let stop = AtomicBool::new(false);
     std::thread::scope(|threads| {
@@ -249,8 +250,8 @@ fn verify(args: &[&str], time: Duration) -> Option<Load> {
     })
 }
 
-/// Kills one path and then the other, one every two seconds, for as long as `work` takes; each is back
-/// after nine tenths of a second. Tells how many were killed.
+/// Kills one path and then the other, one every two seconds, for as long as `work` takes; each is
+/// back after nine tenths of a second. Tells how many were killed.
 fn while_paths_are_killed(rig: &Rig, work: impl FnOnce()) -> usize {
     let stop = AtomicBool::new(false);
     let start = Instant::now();

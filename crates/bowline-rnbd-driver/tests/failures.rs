@@ -1,5 +1,5 @@
-//! Storage that fails behind an export: that request gets the error, with its number, and no other one
-//! does; the session lives [NB-23] [NB-26].
+//! Storage that fails behind an export: that request gets the error, with its number, and no other
+//! one does; the session lives [NB-23] [NB-26].
 
 mod common;
 #[path = "../../../xtask/skipped.rs"]
@@ -158,7 +158,8 @@ fn a_file_that_is_removed_serves_who_has_it_open() {
 
 #[test]
 fn a_disk_may_be_given_up_right_after_its_last_answer() {
-    // tests [NB-49]: the thread of its storage is still busy with that answer when nobody has it open
+    // tests [NB-49]: the thread of its storage is still busy with that answer when nobody has it
+    // open
     both_ways(61, "given-up", |scratch, _, rig, _| {
         scratch.file("shortly", MIB);
         for n in 0..300 {

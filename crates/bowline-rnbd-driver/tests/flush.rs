@@ -1,5 +1,5 @@
-//! Flushes, and writes that have to be durable, from the words on the wire to the disk below the server:
-//! storage of the program's, and a file on a file system of our own, by FUSE.
+//! Flushes, and writes that have to be durable, from the words on the wire to the disk below the
+//! server: storage of the program's, and a file on a file system of our own, by FUSE.
 
 #[path = "../../bowline-block/tests/common/cached.rs"]
 mod cached;
@@ -45,8 +45,8 @@ fn begin(
     thread::spawn(move || disk.answered(REQUEST, request().map_or_else(|errno| -errno, |()| 0)))
 }
 
-/// The disk is asked for this. What is sent later, by `read`, is answered, so an answer to the request
-/// that does not wait for the disk would be there.
+/// The disk is asked for this. What is sent later, by `read`, is answered, so an answer to the
+/// request that does not wait for the disk would be there.
 #[track_caller]
 fn asked(disk: &Cached, what: News, read: impl FnOnce()) {
     assert_eq!(disk.news(), what);
@@ -55,7 +55,8 @@ fn asked(disk: &Cached, what: News, read: impl FnOnce()) {
     assert_eq!(disk.news(), News::Answered(READ, 0), "before {what:?} was over");
 }
 
-/// What one message is to come to: first those before the data, each once the one before it went well.
+/// What one message is to come to: first those before the data, each once the one before it went
+/// well.
 #[test]
 fn flushes_and_data_reach_storage_one_after_the_other_and_then_comes_the_answer() {
     // tests [NB-23] [NB-24] [NB-47]

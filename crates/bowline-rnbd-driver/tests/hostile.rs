@@ -1,5 +1,5 @@
-//! Messages and names that break the rules, over a real session: each gets its errno, and the disk of
-//! another session stays as it is [NB-22] [NB-25] [NB-46].
+//! Messages and names that break the rules, over a real session: each gets its errno, and the disk
+//! of another session stays as it is [NB-22] [NB-25] [NB-46].
 
 mod common;
 

@@ -1,5 +1,5 @@
-//! A server that answers with less than it says, or with what no disk can be: the disk is not mapped,
-//! and another one of the session is as it was [NB-3] [NB-9] [NB-30].
+//! A server that answers with less than it says, or with what no disk can be: the disk is not
+//! mapped, and another one of the session is as it was [NB-3] [NB-9] [NB-30].
 
 #[path = "../../bowline-rtrs-driver/tests/hostile/raw.rs"]
 #[allow(dead_code, reason = "its own tests use more of it")]
@@ -101,8 +101,8 @@ fn answer(request: &Request<'_>, deaf: bool) -> Option<Vec<u8>> {
     })
 }
 
-/// Answers a message with success, and so much data, unless it is a CLOSE that a `deaf` server does not hear; tells whether
-/// one came before the connection ended.
+/// Answers a message with success, and so much data, unless it is a CLOSE that a `deaf` server does
+/// not hear; tells whether one came before the connection ended.
 fn serve(raw: &mut Raw, conns: &[Conn], deaf: bool) -> bool {
     let Some(got) = raw.recv(1).filter(|got| got.status == Status::Success) else { return false };
     let Some(Imm::Request(payload)) = got.imm.map(Imm::from_u32) else { return true };

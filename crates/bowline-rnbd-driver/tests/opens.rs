@@ -1,5 +1,5 @@
-//! Who has what open on a server: all of it is shown and can be closed, however files and names change
-//! below it.
+//! Who has what open on a server: all of it is shown and can be closed, however files and names
+//! change below it.
 
 mod common;
 

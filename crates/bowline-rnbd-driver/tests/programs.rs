@@ -76,7 +76,8 @@ impl Drop for Asks {
     }
 }
 
-/// What a listener owns is dropped without the lock of the session, also when the disk has gone meanwhile.
+/// What a listener owns is dropped without the lock of the session, also when the disk has gone
+/// meanwhile.
 #[test]
 fn a_listener_that_is_dropped_may_ask_the_session() {
     let mut exports = Exports::new();

@@ -1,5 +1,5 @@
-//! Storage of a program's own behind an export: what it is asked, what its errors come to, and what becomes of requests
-//! that it keeps.
+//! Storage of a program's own behind an export: what it is asked, what its errors come to, and what
+//! becomes of requests that it keeps.
 
 mod common;
 
@@ -81,7 +81,8 @@ fn errors_of_storage_reach_the_request_they_belong_to() {
     assert_eq!(state(&disk), "open");
 }
 
-/// Storage of a program's that erases for good, by overwriting memory, and keeps what it was asked for.
+/// Storage of a program's that erases for good, by overwriting memory, and keeps what it was asked
+/// for.
 struct Eraser {
     memory: Arc<dyn Backend>,
     asked: std::sync::Mutex<Vec<(u64, u32)>>,
@@ -139,7 +140,8 @@ fn what_is_to_be_erased_for_good_reaches_storage_that_can() {
     rig.client.unmap(&disk).unwrap();
     let ro = rig.map("eraser", &MapOptions { access: Access::Ro, ..options.clone() }).unwrap();
     assert_eq!(erase(&ro, 0, 512), Err(Errno::EPERM));
-    // Memory may be in a swap file, and files where they were before: they do not say that they can.
+    // Memory may be in a swap file, and files where they were before: they do not say that they
+    // can.
     for name in ["disk0", "file"] {
         let disk = rig.map(name, &options).unwrap();
         assert!(disk.limits().discard.is_some() && !disk.limits().secure_erase, "{name}");

@@ -111,8 +111,8 @@ impl<D> Core<D> {
         }
     }
 
-    /// Says where there is memory that is zero and stays so: a region, and its bytes, which are whole
-    /// blocks of any disk.
+    /// Says where there is memory that is zero and stays so: a region, and its bytes, which are
+    /// whole blocks of any disk.
     pub const fn set_zeroes(&mut self, region: u32, len: u32) {
         self.queue.zeroes = Some((region, len));
     }
@@ -259,9 +259,9 @@ impl<D> Core<D> {
         Ok(())
     }
 
-    /// From now on requests of a device do not wait for the session, whatever [`Config::outage`] says:
-    /// while it is away they fail, and those that wait for it already fail now. While it is there nothing
-    /// changes.
+    /// From now on requests of a device do not wait for the session, whatever [`Config::outage`]
+    /// says: while it is away they fail, and those that wait for it already fail now. While it is
+    /// there nothing changes.
     pub fn fail_fast(&mut self, dev: DevId) {
         let Some(device) = self.device_mut(dev) else { return };
         device.outage = Outage::FailFast;
@@ -270,9 +270,9 @@ impl<D> Core<D> {
         }
     }
 
-    /// Ends requests that are not `wanted` any more by who asked for them, with `EIO`, as far as they wait.
-    /// What is under way ends by itself. A change that the server may be at still goes out again, so that later
-    /// ones wait for its end [NB-54].
+    /// Ends requests that are not `wanted` any more by who asked for them, with `EIO`, as far as
+    /// they wait. What is under way ends by itself. A change that the server may be at still goes
+    /// out again, so that later ones wait for its end [NB-54].
     pub fn forget(&mut self, wanted: impl Fn(&D, IoOp) -> bool) {
         for device in self.devices.iter_mut().flatten() {
             let works = std::mem::take(&mut device.waiting);
@@ -306,13 +306,13 @@ impl<D> Core<D> {
         }
     }
 
-    /// Begins to open a closed device again; [`Event::Remapped`] follows, with `EBUSY` when requests
-    /// under way did not end in time.
+    /// Begins to open a closed device again; [`Event::Remapped`] follows, with `EBUSY` when
+    /// requests under way did not end in time.
     ///
     /// # Errors
     /// `EALREADY` when it is open, `ENODEV` when it is being given up or does not exist, `EBUSY`
-    /// while this or an OPEN is under way [NB-37] and while requests that did not end in time are still
-    /// under way, `ECONNABORTED` while the session is away.
+    /// while this or an OPEN is under way [NB-37] and while requests that did not end in time are
+    /// still under way, `ECONNABORTED` while the session is away.
     pub fn remap(&mut self, now: Instant, dev: DevId) -> Result<(), Errno> {
         let (up, blocked) = (self.up, self.blocked());
         let device = self.device_mut(dev).ok_or(Errno::ENODEV)?;
@@ -343,8 +343,8 @@ impl<D> Core<D> {
     /// Says that the device has another size, here only: nothing is sent [NB-37].
     ///
     /// # Errors
-    /// `ENOENT` unless it is open, `EOVERFLOW` for more than a disk can have, `EINVAL` for a part of one of its
-    /// logical blocks.
+    /// `ENOENT` unless it is open, `EOVERFLOW` for more than a disk can have, `EINVAL` for a part
+    /// of one of its logical blocks.
     pub fn resize(&mut self, dev: DevId, bytes: u64) -> Result<(), Errno> {
         let device = self.device_mut(dev).filter(|device| device.state == State::Open);
         let limits = device.and_then(|d| d.limits.as_mut()).ok_or(Errno::ENOENT)?;
@@ -497,8 +497,8 @@ impl<D> Core<D> {
     /// Takes a request of the application. One result follows by [`Core::take_done`].
     ///
     /// Zeroes that must stay allocated are written as data unless the server is told by
-    /// [`Config::nounmap`]: one that does not know the flag gives them up and says nothing [NB-57]. Without
-    /// [`Core::set_zeroes`] they are refused with `EOPNOTSUPP`.
+    /// [`Config::nounmap`]: one that does not know the flag gives them up and says nothing [NB-57].
+    /// Without [`Core::set_zeroes`] they are refused with `EOPNOTSUPP`.
     pub fn submit(&mut self, now: Instant, dev: DevId, mut request: DiskRequest<D>) {
         let Some(device) = at(&mut self.devices, dev) else {
             self.queue.refuse(request.done, Errno::EIO.neg(), None);

@@ -1,6 +1,7 @@
-//! Random histories of a server: whatever sessions say, storage and exports do, and in whatever order,
-//! each message is answered once, nothing is done that the disk or the access forbids, and each export
-//! that was opened is given back. Used by the test on random bytes and by the fuzz target `rnbd_server`.
+//! Random histories of a server: whatever sessions say, storage and exports do, and in whatever
+//! order, each message is answered once, nothing is done that the disk or the access forbids, and
+//! each export that was opened is given back. Used by the test on random bytes and by the fuzz
+//! target `rnbd_server`.
 
 mod common;
 

@@ -1,6 +1,6 @@
-//! Random histories of a client whose server says what it likes: each request ends once, what is sent
-//! lies within the disk and the limits the server told last, and what is left of all that can be given
-//! up. Used by the test on random bytes and by the fuzz target `rnbd_client`.
+//! Random histories of a client whose server says what it likes: each request ends once, what is
+//! sent lies within the disk and the limits the server told last, and what is left of all that can
+//! be given up. Used by the test on random bytes and by the fuzz target `rnbd_client`.
 
 mod common;
 
@@ -137,7 +137,8 @@ impl Play {
         self.core.link_up(self.now, self.session);
     }
 
-    /// The session is away, and all that is under way is answered, which may be told in either order.
+    /// The session is away, and all that is under way is answered, which may be told in either
+    /// order.
     fn down(&mut self, input: &mut Bytes<'_>) {
         if input.byte().is_multiple_of(2) {
             self.core.link_down(self.now);

@@ -25,9 +25,10 @@ pub enum PollMode {
 /// Where a device notes its connections, for the case that its process is killed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum FormerLives {
-    /// In the folder `bowline` of `$XDG_RUNTIME_DIR` or, without that variable, of `/run`. It is made when it is not
-    /// there. Where that fails, and in a folder of another user or one that others can write to, nothing is
-    /// noted: a program that is killed and started again may have to wait until its peers have noticed.
+    /// In the folder `bowline` of `$XDG_RUNTIME_DIR` or, without that variable, of `/run`. It is
+    /// made when it is not there. Where that fails, and in a folder of another user or one that
+    /// others can write to, nothing is noted: a program that is killed and started again may have
+    /// to wait until its peers have noticed.
     #[default]
     RunFolder,
     /// In this folder. Nobody else must be able to write there; several devices may share it.
@@ -62,8 +63,8 @@ pub struct SoftConfig {
     pub name: String,
     /// Addresses of this machine that are the device's GIDs; at least one.
     pub addrs: Vec<IpAddr>,
-    /// Interfaces, by number, that link-local addresses among them are of: the scope that the same address can
-    /// have on each of several. One that is not named here is looked up.
+    /// Interfaces, by number, that link-local addresses among them are of: the scope that the same
+    /// address can have on each of several. One that is not named here is looked up.
     pub links: Vec<(IpAddr, u32)>,
     /// Path MTU of the device's port; `None`: the largest that the interfaces of all addresses
     /// carry [HDR-8].
@@ -85,10 +86,10 @@ pub struct SoftConfig {
     pub drop_one_in: Option<u32>,
     /// File that gets all packets, in pcapng form.
     pub capture: Option<PathBuf>,
-    /// Where a file of each address tells the next device of it which connections stood when its process was
-    /// killed. They are ended before anything else is done [CM-53], so that a peer is free at once
-    /// instead of when it notices by itself: an RTRS session of the same name is refused until then, for
-    /// seconds.
+    /// Where a file of each address tells the next device of it which connections stood when its
+    /// process was killed. They are ended before anything else is done [CM-53], so that a peer is
+    /// free at once instead of when it notices by itself: an RTRS session of the same name is
+    /// refused until then, for seconds.
     pub former_lives: FormerLives,
     /// Limits, window and timers of the core. Its addresses, MTU, GUID, ICRC policy, bursts and
     /// source port, which is always 4791, are set by the driver.

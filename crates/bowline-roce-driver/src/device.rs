@@ -159,14 +159,15 @@ impl SoftDevice {
         self.shared.endpoints.iter().map(Endpoint::receive_buffer)
     }
 
-    /// For tests of bad networks: with `on`, what goes between an address of this device and one of a peer,
-    /// or all, is silently thrown away in both directions; without, no more.
+    /// For tests of bad networks: with `on`, what goes between an address of this device and one of
+    /// a peer, or all, is silently thrown away in both directions; without, no more.
     pub fn cut(&self, local: IpAddr, remote: Option<IpAddr>, on: bool) {
         self.shared.cuts.set(local, remote, on);
     }
 
     /// Ends every wait and stops the background thread. What was due to be sent is sent before, and
-    /// peers are told that their connections have ended, once and without waiting. Calls that need the network fail from now on. Dropping the device closes it too.
+    /// peers are told that their connections have ended, once and without waiting. Calls that need
+    /// the network fail from now on. Dropping the device closes it too.
     pub fn close(&self) {
         let mut helper = self.helper.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(helper) = helper.take() else {

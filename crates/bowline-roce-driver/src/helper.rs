@@ -17,8 +17,8 @@ use crate::shared::{Lead, Shared};
 
 /// Interval of looks while application threads are active.
 const TICK_NS: u64 = 1_000_000;
-/// The longest it becomes while they poll: as long may an acknowledgement be held back for a program
-/// that does not send or poll any more.
+/// The longest it becomes while they poll: as long may an acknowledgement be held back for a
+/// program that does not send or poll any more.
 const TICK_ACTIVE_NS: u64 = 2_000_000;
 /// The longest it becomes while one of them waits without a break.
 const TICK_WAITING_NS: u64 = 256_000_000;
@@ -101,8 +101,9 @@ impl Shared {
             st.sleeping = None;
         }
         let timer = st.core.poll_timeout();
-        // Whoever polls or waits sees to timers and to what is to be sent: with this thread at it too,
-        // that one would have to wait for it, on one processor for as long as the scheduler likes.
+        // Whoever polls or waits sees to timers and to what is to be sent: with this thread at it
+        // too, that one would have to wait for it, on one processor for as long as the scheduler
+        // likes.
         let asleep = watching || st.sleeping.is_some();
         let patience = if asleep { 0 } else { TICK_ACTIVE_NS };
         if timer.is_some_and(|at| at.as_nanos().saturating_add(patience) <= now.as_nanos()) {

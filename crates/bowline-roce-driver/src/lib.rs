@@ -9,7 +9,7 @@
 //!        \---------- bursts of packets <-- poll_transmit ---- no lock ---> sendmsg, UDP_SEGMENT
 //!   poll_cq <--- completion ------ completion queue
 //!        \--- nothing there: reads itself --- recvmmsg, UDP_GRO ---> handle_datagram
-//!                                             amid a long message: recvmsg to where it belongs ---> land
+//!                                             amid a long message: recvmsg to its place
 //!                                             and sends the acknowledgements of the batch, or has
 //!                                             the program's next sends take them along
 //!   wait_cq  looks for 25 us, then sleeps on the sockets

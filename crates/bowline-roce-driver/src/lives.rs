@@ -22,8 +22,8 @@ pub(crate) struct Lives {
 }
 
 impl Lives {
-    /// Those of a device with these addresses, each with the number of its interface if it is link-local, in a
-    /// directory.
+    /// Those of a device with these addresses, each with the number of its interface if it is
+    /// link-local, in a directory.
     pub(crate) fn new(dir: &Path, addrs: &[(IpAddr, u32)]) -> Self {
         let namespace = std::fs::metadata("/proc/self/ns/net").map_or(0, |file| file.ino());
         let file = |(addr, link): &(IpAddr, u32)| {

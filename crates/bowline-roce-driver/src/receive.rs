@@ -1,8 +1,9 @@
 //! The data path in: taking in what has arrived.
 //!
-//! Each socket is looked at in one of two ways. Where packets are short, or come from many, as many buffers are
-//! filled as there are, with one call. Where long messages come, buffers are taken one by one, and each that is
-//! likely to go on with the message before it is received where that belongs, which saves copying it.
+//! Each socket is looked at in one of two ways. Where packets are short, or come from many, as many
+//! buffers are filled as there are, with one call. Where long messages come, buffers are taken one
+//! by one, and each that is likely to go on with the message before it is received where that
+//! belongs, which saves copying it.
 
 use core::sync::atomic::Ordering;
 use std::sync::{PoisonError, TryLockError};
@@ -20,14 +21,15 @@ use crate::udp::Endpoint;
 /// A buffer of so many bytes is a short run of packets.
 const LITTLE: usize = 16 << 10;
 
-/// Buffers taken at once when they hold long runs of packets: more of them would be so much that the peer
-/// runs out of window before it gets an acknowledgement.
+/// Buffers taken at once when they hold long runs of packets: more of them would be so much that
+/// the peer runs out of window before it gets an acknowledgement.
 const LONG_RUNS: usize = 8;
 
 /// After a buffer of so many bytes, more are likely to be there: they are taken with one call.
 const STREAM: usize = 8 << 10;
 
-/// After packets of a long message that have landed, so many buffers are taken one by one: any may begin another.
+/// After packets of a long message that have landed, so many buffers are taken one by one: any may
+/// begin another.
 const LANDS_AGAIN: usize = 16;
 
 /// Packets of so many bytes are handled sooner than what they are about comes from memory.
@@ -39,7 +41,8 @@ const LANDS_FROM: usize = 2048;
 /// When the next of a message was looked for in vain so often, it is waited for as for any.
 const PATIENCE: usize = 64;
 
-/// After a long buffer that was not what was expected, so many are taken as ever: several peers may be at it in turn.
+/// After a long buffer that was not what was expected, so many are taken as ever: several peers may
+/// be at it in turn.
 const MISSED: usize = 8;
 
 /// What a look at the network uses.
@@ -60,7 +63,8 @@ impl Rx {
 /// How a socket is looked at next.
 #[derive(Clone, Copy, Debug, Default)]
 struct Turn {
-    /// Buffers that are filled with one call, since the last look found something there; 0: it did not.
+    /// Buffers that are filled with one call, since the last look found something there; 0: it did
+    /// not.
     most: usize,
     /// The long message that the last buffer ended amid.
     amid: Option<Amid>,
@@ -87,8 +91,9 @@ enum Verifies {
 }
 
 impl Turn {
-    /// A buffer was taken in, after which a message is under way or none. Of peers whose packets are not merged nothing
-    /// lands, since it costs more to take them one by one; but a single packet ends nothing.
+    /// A buffer was taken in, after which a message is under way or none. Of peers whose packets
+    /// are not merged nothing lands, since it costs more to take them one by one; but a single
+    /// packet ends nothing.
     fn goes_on(&mut self, amid: Option<Amid>, merged: bool) {
         let amid = amid.filter(|amid| amid.payload >= LANDS_FROM);
         (self.amid, self.vain) = (amid.filter(|_| merged || self.amid == amid), 0);
@@ -147,8 +152,8 @@ impl Shared {
         self.take_turns(false)
     }
 
-    /// The same for a program that looks again and again: where something comes at every look, it is given one
-    /// socket's at a time, so that what it answers is of one peer and fills bursts.
+    /// The same for a program that looks again and again: where something comes at every look, it
+    /// is given one socket's at a time, so that what it answers is of one peer and fills bursts.
     pub(crate) fn pump_in_turn(&self) -> Came {
         self.take_turns(true)
     }
@@ -186,7 +191,8 @@ impl Shared {
         came
     }
 
-    /// Takes in what has come at a socket; returns how many buffers to fill with one call next, 0 if nothing has.
+    /// Takes in what has come at a socket; returns how many buffers to fill with one call next, 0
+    /// if nothing has.
     fn look_for_many(&self, endpoint: &Endpoint, inbox: &mut Inbox, turn: &mut Turn) -> usize {
         let received = match turn.most {
             0 => self.receive_first(endpoint, inbox),
@@ -205,13 +211,14 @@ impl Shared {
         if turn.amid.is_some() && turn.missed == 0 {
             turn.begin(endpoint);
         }
-        // Whoever finds something whenever it looks is behind: taking what has come meanwhile with one
-        // call, and answering all of it together, lets it catch up.
+        // Whoever finds something whenever it looks is behind: taking what has come meanwhile with
+        // one call, and answering all of it together, lets it catch up.
         let mut all = inbox.arrivals().flatten();
         if all.any(|(buffer, _)| buffer.len > LITTLE) { LONG_RUNS } else { usize::MAX }
     }
 
-    /// The same one by one, so that each buffer that goes on with a long message is received where that belongs.
+    /// The same one by one, so that each buffer that goes on with a long message is received where
+    /// that belongs.
     fn look_one_by_one(&self, endpoint: &Endpoint, inbox: &mut Inbox, turn: &mut Turn) -> usize {
         let mut most = 0;
         for _ in 0..LONG_RUNS {
@@ -235,8 +242,8 @@ impl Shared {
         most
     }
 
-    /// Receives a buffer where what goes on with a message belongs, and takes it in, whatever it is; false when there was
-    /// none. `None`: nothing was tried.
+    /// Receives a buffer where what goes on with a message belongs, and takes it in, whatever it
+    /// is; false when there was none. `None`: nothing was tried.
     fn land(
         &self,
         endpoint: &Endpoint,

@@ -52,14 +52,14 @@ impl Shared {
         due
     }
 
-    /// Tells whether acknowledging what has come can wait for what the program does with it: no peer runs out of
-    /// window, and the background thread sees to it if the program does not go on.
+    /// Tells whether acknowledging what has come can wait for what the program does with it: no
+    /// peer runs out of window, and the background thread sees to it if the program does not go on.
     pub(crate) fn may_acks_wait(&self, st: &State, now: Instant) -> bool {
         self.unanswered.load(Ordering::Relaxed) <= FEW_PACKETS && st.is_helper_about(now)
     }
 
-    /// Sends all acknowledgements that wait, also those that another thread is about to send: when this
-    /// returns they are out.
+    /// Sends all acknowledgements that wait, also those that another thread is about to send: when
+    /// this returns they are out.
     pub(crate) fn release_acks(&self, now: Instant) {
         self.lock().core.release_acks(now);
         self.mark_unsent();
@@ -85,8 +85,8 @@ impl Shared {
         }
     }
 
-    /// The same, but for the acknowledgements that the core has set aside: they are held back, unless another thread
-    /// has something to send, too.
+    /// The same, but for the acknowledgements that the core has set aside: they are held back,
+    /// unless another thread has something to send, too.
     pub(crate) fn flush_but_acks(&self, now: Instant) {
         if let Some(mut tx) = self.try_tx() {
             self.unsent.store(false, Ordering::SeqCst);
@@ -119,8 +119,8 @@ impl Shared {
         }
     }
 
-    /// How long acknowledgements may wait for later answers. A thread that sleeps is not to be woken
-    /// for one; where threads sleep at once, the background thread has to see to it.
+    /// How long acknowledgements may wait for later answers. A thread that sleeps is not to be
+    /// woken for one; where threads sleep at once, the background thread has to see to it.
     fn ack_delay(&self, st: &State) -> Duration {
         match st.sleeping {
             Some(_) => Duration::ZERO,
@@ -129,8 +129,8 @@ impl Shared {
         }
     }
 
-    /// Sends what there is. `hold`: acknowledgements set aside stay while no other thread marks that there is
-    /// something to send; returns whether some did to the end.
+    /// Sends what there is. `hold`: acknowledgements set aside stay while no other thread marks
+    /// that there is something to send; returns whether some did to the end.
     fn send_all(&self, mut now: Instant, hold: bool, bursts: &mut Vec<Burst>) -> bool {
         loop {
             let mut st = self.lock();

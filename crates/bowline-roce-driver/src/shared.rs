@@ -3,8 +3,8 @@
 //! Locks, in the order in which they are taken: `rx` (reading and taking in, so that packets are
 //! handled in the order they came), `tx` (sending, so that packets leave in the order they were
 //! made), `state` (the core). The first two are only ever tried by data paths; the last is never
-//! held over a system call other than a write to an event descriptor and, without waiting, a receive into memory
-//! that peers write, which nobody may take back from them meanwhile.
+//! held over a system call other than a write to an event descriptor and, without waiting, a
+//! receive into memory that peers write, which nobody may take back from them meanwhile.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::collections::VecDeque;

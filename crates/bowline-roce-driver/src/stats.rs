@@ -21,7 +21,8 @@ bowline_base::driver_stats! {
     bytes_received,
     /// Packets received straight to where their payloads belong.
     packets_landed,
-    /// Buffers that were to be received so, and held something else, often an acknowledgement: put together again.
+    /// Buffers that were to be received so, and held something else, often an acknowledgement: put
+    /// together again.
     landings_missed,
     /// Received buffers of no use: cut off, or from no address.
     unusable,

@@ -80,9 +80,9 @@ pub(crate) fn set(fd: BorrowedFd<'_>, option: Opt, value: i32) -> Result<(), Err
     if result == 0 { Ok(()) } else { Err(last_error()) }
 }
 
-/// Has the system verify the checksum of a datagram before it queues it. It would do so while it copies the datagram
-/// otherwise, and leave bytes behind where it finds nothing to receive; where a filter is to look at a datagram, even one
-/// that lets all through, it has to know before.
+/// Has the system verify the checksum of a datagram before it queues it. It would do so while it
+/// copies the datagram otherwise, and leave bytes behind where it finds nothing to receive; where a
+/// filter is to look at a datagram, even one that lets all through, it has to know before.
 #[allow(unsafe_code)]
 pub(crate) fn verify_first(fd: BorrowedFd<'_>) -> Result<(), Errno> {
     const RETURN: u16 = 0x06; // BPF_RET | BPF_K
@@ -90,7 +90,8 @@ pub(crate) fn verify_first(fd: BorrowedFd<'_>) -> Result<(), Errno> {
     let program = libc::sock_fprog { len: 1, filter: &raw mut all };
     let len = size_of::<libc::sock_fprog>() as libc::socklen_t;
     let (level, name) = (libc::SOL_SOCKET, libc::SO_ATTACH_FILTER);
-    // SAFETY: the option's value points to a program of the length it gives, which the system copies.
+    // SAFETY: the option's value points to a program of the length it gives, which the system
+    // copies.
     let result =
         unsafe { libc::setsockopt(fd.as_raw_fd(), level, name, (&raw const program).cast(), len) };
     if result == 0 { Ok(()) } else { Err(last_error()) }
@@ -281,8 +282,8 @@ pub(crate) struct Outgoing<'a> {
     pub(crate) bytes: &'a [u8],
 }
 
-/// Does with one call what several of [`send`] would do, at most [`SENDS`]; returns how many of them are
-/// done.
+/// Does with one call what several of [`send`] would do, at most [`SENDS`]; returns how many of
+/// them are done.
 #[allow(unsafe_code)]
 pub(crate) fn send_many<'a>(
     fd: BorrowedFd<'_>,
@@ -314,9 +315,9 @@ pub(crate) fn send_many<'a>(
         }
     }
     let (at, flags) = (messages.as_mut_ptr(), libc::MSG_NOSIGNAL as _);
-    // SAFETY: each of the `ready` messages points to bytes, a name, an element and a control area of
-    // its own, of the lengths given, all of which live until the call returns; the system only reads
-    // them.
+    // SAFETY: each of the `ready` messages points to bytes, a name, an element and a control area
+    // of its own, of the lengths given, all of which live until the call returns; the system only
+    // reads them.
     let sent = unsafe { libc::sendmmsg(fd.as_raw_fd(), at, ready as libc::c_uint, flags) };
     usize::try_from(sent).map_err(|_| last_error())
 }
@@ -397,8 +398,9 @@ pub(crate) fn receive_one(fd: BorrowedFd<'_>, inbox: &mut Inbox) -> Result<usize
     Ok(len)
 }
 
-/// Receives one buffer without waiting, the only one of a batch: the payloads of its packets go where `landing` says,
-/// all else aside into the inbox. Returns how many bytes came, and `None` beside that for what came from no address.
+/// Receives one buffer without waiting, the only one of a batch: the payloads of its packets go
+/// where `landing` says, all else aside into the inbox. Returns how many bytes came, and `None`
+/// beside that for what came from no address.
 #[allow(unsafe_code)]
 pub(crate) fn receive_landing(
     fd: BorrowedFd<'_>,
@@ -426,9 +428,10 @@ pub(crate) fn receive_landing(
     // SAFETY: the structure is numbers and pointers, for which all zeroes are a value.
     let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
     fill_header(&mut header, &mut name, &mut control, &mut pieces[..=used]);
-    // SAFETY: the message points to a name, a control area and elements, of the lengths given, all of which live
-    // until the call returns. The elements are parts of the inbox, none twice, and of a buffer, whose memory lives
-    // as long as `landing` and is reached by raw copies only, as if a device wrote it.
+    // SAFETY: the message points to a name, a control area and elements, of the lengths given, all
+    // of which live until the call returns. The elements are parts of the inbox, none twice, and of
+    // a buffer, whose memory lives as long as `landing` and is reached by raw copies only, as if a
+    // device wrote it.
     let len = unsafe { libc::recvmsg(fd.as_raw_fd(), &raw mut header, libc::MSG_DONTWAIT) };
     let Ok(len) = usize::try_from(len) else {
         return Err(last_error());
@@ -460,8 +463,8 @@ fn arrival(header: &libc::msghdr, name: &Name, control: &Control, len: usize) ->
     name.addr().filter(|_| !cut).map(|from| Arrival { from, len, segment })
 }
 
-/// Receives what there is without waiting, behind what the inbox has, until `most` buffers are full or all of
-/// them.
+/// Receives what there is without waiting, behind what the inbox has, until `most` buffers are full
+/// or all of them.
 #[allow(unsafe_code)]
 pub(crate) fn receive_more(
     fd: BorrowedFd<'_>,
@@ -520,8 +523,8 @@ impl Drop for Addresses {
     }
 }
 
-/// Finds the interfaces that have an address, several only of one that is link-local; a loopback address belongs to
-/// the one that has any.
+/// Finds the interfaces that have an address, several only of one that is link-local; a loopback
+/// address belongs to the one that has any.
 #[allow(unsafe_code)]
 pub(crate) fn interfaces_of(fd: BorrowedFd<'_>, ip: IpAddr) -> Vec<Interface> {
     let mut all = Vec::new();

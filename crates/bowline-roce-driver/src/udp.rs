@@ -29,8 +29,8 @@ pub(crate) struct Endpoint {
 }
 
 impl Endpoint {
-    /// Opens the socket of an address, of the interface `link` where one is named, with buffers of `buffer` bytes
-    /// if the system lets us.
+    /// Opens the socket of an address, of the interface `link` where one is named, with buffers of
+    /// `buffer` bytes if the system lets us.
     pub(crate) fn open(ip: IpAddr, link: Option<u32>, buffer: usize) -> Result<Self, Error> {
         let family = if ip.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -80,8 +80,8 @@ impl Endpoint {
         self.receive_buffer
     }
 
-    /// Has the system verify the checksums of datagrams that come from now on before it copies any of them; tells
-    /// whether it will. That takes 0.1 us for each buffer.
+    /// Has the system verify the checksums of datagrams that come from now on before it copies any
+    /// of them; tells whether it will. That takes 0.1 us for each buffer.
     pub(crate) fn verify_first(&self) -> bool {
         sys::verify_first(self.fd.as_fd()).is_ok()
     }
@@ -131,8 +131,8 @@ impl Endpoint {
         sys::receive_more(self.fd.as_fd(), inbox, most)
     }
 
-    /// Receives what came first, payloads where `landing` says, and all else aside into `inbox`; returns how many
-    /// bytes came, and `None` beside that for what came from no address.
+    /// Receives what came first, payloads where `landing` says, and all else aside into `inbox`;
+    /// returns how many bytes came, and `None` beside that for what came from no address.
     pub(crate) fn receive_landing(
         &self,
         inbox: &mut Inbox,

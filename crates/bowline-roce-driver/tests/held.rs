@@ -38,7 +38,8 @@ fn warm(sides: [&Side; 2]) {
     }
 }
 
-/// Fifteen packets of 4 KiB fill a burst: the acknowledgement has its place behind it, and needs no call of its own.
+/// Fifteen packets of 4 KiB fill a burst: the acknowledgement has its place behind it, and needs no
+/// call of its own.
 #[test]
 fn they_go_with_the_answer() {
     const LEN: usize = 15 * 4096;
@@ -63,7 +64,8 @@ fn they_go_with_the_answer() {
     assert!(sends <= Some(TRIPS + TRIPS / 10), "{sends:?} calls for {TRIPS} messages");
 }
 
-/// The same for a program that answers on several queue pairs: none goes alone before its own answer.
+/// The same for a program that answers on several queue pairs: none goes alone before its own
+/// answer.
 #[test]
 fn each_goes_with_its_own_answer() {
     const LEN: usize = 15 * 4096;
@@ -125,8 +127,8 @@ fn they_go_before_the_end() {
     }
 }
 
-/// A WRITE tells the program nothing that it could answer: its acknowledgement does not wait, though every look
-/// finds something, of another connection.
+/// A WRITE tells the program nothing that it could answer: its acknowledgement does not wait,
+/// though every look finds something, of another connection.
 #[test]
 fn they_do_not_wait_for_a_program_that_was_told_nothing() {
     let _alone = alone();
@@ -152,6 +154,7 @@ fn they_do_not_wait_for_a_program_that_was_told_nothing() {
         looks.push(count);
     }
     looks.sort_unstable();
-    // Were they held for what the program sends, it would be after 96 packets, or when the background thread looks.
+    // Were they held for what the program sends, it would be after 96 packets, or when the
+    // background thread looks.
     assert!(looks[10] <= 10, "{looks:?}");
 }

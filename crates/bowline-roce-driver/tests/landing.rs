@@ -22,7 +22,8 @@ fn check(side: &Side, offset: usize, salt: usize) {
     assert!(bytes == pattern(salt), "message {salt}");
 }
 
-/// Writes messages, one after the other, from the first half of one side's memory to the second of the other's.
+/// Writes messages, one after the other, from the first half of one side's memory to the second of
+/// the other's.
 fn write(a: &Side, b: &Side, first: usize) {
     for salt in first..first + MESSAGES {
         a.buffer.write(0, &pattern(salt));
@@ -42,7 +43,8 @@ fn read(a: &Side, b: &Side) {
     }
 }
 
-/// Does something again until packets have landed at a device: none do while whoever sends is slower than whoever looks.
+/// Does something again until packets have landed at a device: none do while whoever sends is
+/// slower than whoever looks.
 fn until_some_land(at: &SoftDevice, mut again: impl FnMut()) {
     let start = Instant::now();
     while at.stats().packets_landed == 0 {

@@ -10,8 +10,8 @@ pub const BURST_SEGMENTS_MAX: usize = 64;
 /// Most bytes of a burst; what one call to the system can take is little more [ICRC-22].
 pub const BURST_BYTES_MAX: usize = 65_000;
 
-/// Payloads from this length on are summed while they are copied. For shorter ones it costs more to sum
-/// the headers by themselves than it saves (10 ns).
+/// Payloads from this length on are summed while they are copied. For shorter ones it costs more to
+/// sum the headers by themselves than it saves (10 ns).
 const SUMMED_FROM: usize = 1280;
 
 /// Packets of equal size, but for the last, which may be shorter, to port 4791 of one address. The
@@ -116,8 +116,8 @@ impl Burst {
         (most - self.count).min((BURST_BYTES_MAX - self.bytes.len()) / len)
     }
 
-    /// Appends a packet, but for its ICRC: headers, `len` bytes of payload, which `fill` appends, and the
-    /// pad. `false`: it could not; then there is no packet.
+    /// Appends a packet, but for its ICRC: headers, `len` bytes of payload, which `fill` appends,
+    /// and the pad. `false`: it could not; then there is no packet.
     pub(crate) fn push(
         &mut self,
         packet: &Packet<'_>,
@@ -193,7 +193,8 @@ impl Burst {
         self.count += 1;
     }
 
-    /// Tells whether a packet of `len` bytes with its ICRC, which begins at `start`, is one of this burst.
+    /// Tells whether a packet of `len` bytes with its ICRC, which begins at `start`, is one of this
+    /// burst.
     const fn takes(&self, start: usize, len: usize) -> bool {
         self.count == 0 || len <= self.segment && start + len <= BURST_BYTES_MAX
     }
@@ -272,7 +273,8 @@ mod tests {
         assert_eq!(burst.segments().map(<[u8]>::len).collect::<Vec<_>>(), [104, 104, 64]);
     }
 
-    /// [ICRC-21]: whether a payload is summed while it is copied or not, and out of one piece or many.
+    /// [ICRC-21]: whether a payload is summed while it is copied or not, and out of one piece or
+    /// many.
     #[test]
     fn every_packet_has_its_icrc_and_each_byte_is_summed_once() {
         let local = IpAddr::V4(Ipv4Addr::LOCALHOST);

@@ -68,7 +68,8 @@ counters! {
     cm_ignored,
     /// Connection requests dropped because there are too many connections.
     cm_overflow,
-    /// Connections nothing has proved anybody to be behind, forgotten to make room for others [CM-57].
+    /// Connections nothing has proved anybody to be behind, forgotten to make room for others
+    /// [CM-57].
     cm_pushed_out,
     /// Messages of the connection manager sent again [CM-40] to [CM-42].
     cm_resent,

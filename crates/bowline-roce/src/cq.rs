@@ -133,8 +133,8 @@ impl CqTable {
     }
 
     /// Asks to be told of the next entry, or the next solicited one or error [RSP-20]. `false`:
-    /// there is one already, and nothing was asked. Of a queue that has overrun, what it still holds
-    /// can be fetched; after that there is nothing to wait for, which is an error.
+    /// there is one already, and nothing was asked. Of a queue that has overrun, what it still
+    /// holds can be fetched; after that there is nothing to wait for, which is an error.
     pub(crate) fn arm(&mut self, cq: CqId, solicited: bool) -> Result<bool, Error> {
         let queue = self.queues.get_mut(cq.0).ok_or(NO_CQ)?;
         let there = if solicited { queue.solicited } else { queue.entries.len() };

@@ -5,11 +5,12 @@
 //!   post_send, post_recv ---------------------> queue pair     events -------> poll_event
 //!   handle_timeout ---------------------------> queue pair --> packets ------> poll_transmit
 //! ```
-//! After any input: take the bursts of [`Device::poll_transmit`] until there are none, the events of
-//! [`Device::poll_event`] likewise, and set one timer from [`Device::poll_timeout`]. Answers are
+//! After any input: take the bursts of [`Device::poll_transmit`] until there are none, the events
+//! of [`Device::poll_event`] likewise, and set one timer from [`Device::poll_timeout`]. Answers are
 //! collected while datagrams come in, and joined; so hand in all datagrams there are before asking
-//! for bursts [PERF-6], and take the bursts before the program does its work with what has completed
-//! [REQ-23]; or just after it, where the program polls, so that few acknowledgements go alone.
+//! for bursts [PERF-6], and take the bursts before the program does its work with what has
+//! completed [REQ-23]; or just after it, where the program polls, so that few acknowledgements go
+//! alone.
 
 mod cm;
 mod gsi;
@@ -86,9 +87,9 @@ pub struct Device {
 }
 
 impl Device {
-    /// Makes a device. All numbers that a stranger must not guess come from `seed` [CM-53]: 32 bytes
-    /// that nobody else knows and no other device gets, from the system's generator. They are no
-    /// setting, since there can be no default.
+    /// Makes a device. All numbers that a stranger must not guess come from `seed` [CM-53]: 32
+    /// bytes that nobody else knows and no other device gets, from the system's generator. They are
+    /// no setting, since there can be no default.
     pub fn new(mut config: Config, seed: [u8; 32]) -> Self {
         for addr in &mut config.addrs {
             *addr = addr.to_canonical();
@@ -153,7 +154,8 @@ impl Device {
         self.shared.config.ack_delay = delay;
     }
 
-    /// Has acknowledgements that wait go out now: before queue pairs end, with which they would be lost.
+    /// Has acknowledgements that wait go out now: before queue pairs end, with which they would be
+    /// lost.
     pub fn release_acks(&mut self, now: Instant) {
         for qp in self.qps.values_mut() {
             if qp.late_ack.release() {

@@ -1,11 +1,12 @@
 //! Acknowledgements that wait for the next packets.
 //!
-//! Beside a single request of one packet, an answer say, an acknowledgement makes a burst of two packets
-//! out of one, which costs each side half a microsecond of the round trip; sent after it, it costs a call
-//! to the system on both sides. So it stays behind a few times, and goes out with a later answer, or
-//! after a while [PERF-6] [RSP-25]. A peer that sends nothing until it has the acknowledgement would lose that
-//! while every time: where it has passed twice in a row, and there was no answer in its second half,
-//! acknowledgements do not wait for the next thousand answers, and longer each time that happens again.
+//! Beside a single request of one packet, an answer say, an acknowledgement makes a burst of two
+//! packets out of one, which costs each side half a microsecond of the round trip; sent after it,
+//! it costs a call to the system on both sides. So it stays behind a few times, and goes out with a
+//! later answer, or after a while [PERF-6] [RSP-25]. A peer that sends nothing until it has the
+//! acknowledgement would lose that while every time: where it has passed twice in a row, and there
+//! was no answer in its second half, acknowledgements do not wait for the next thousand answers,
+//! and longer each time that happens again.
 
 use std::time::Duration;
 
@@ -39,8 +40,8 @@ pub(crate) struct LateAck {
 }
 
 impl LateAck {
-    /// A packet of requests is about to go out alone: tells whether the acknowledgement may stay behind, at
-    /// most for `delay`.
+    /// A packet of requests is about to go out alone: tells whether the acknowledgement may stay
+    /// behind, at most for `delay`.
     pub(crate) fn stay_behind(&mut self, now: Instant, delay: Duration) -> bool {
         if self.off > 0 {
             self.off -= 1;

@@ -30,8 +30,8 @@ pub(crate) enum KeyError {
     InUse,
 }
 
-/// Who uses a key: this side, in a protection domain, or the peer of one of its queue pairs. Windows are
-/// for peers alone.
+/// Who uses a key: this side, in a protection domain, or the peer of one of its queue pairs.
+/// Windows are for peers alone.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Who {
     pd: PdId,
@@ -221,14 +221,15 @@ impl MrTable {
         Ok(keys)
     }
 
-    /// A key of a random byte and a random index that is neither a region's nor a window's; `is_free` tells the former.
+    /// A key of a random byte and a random index that is neither a region's nor a window's;
+    /// `is_free` tells the former.
     pub(crate) fn free_key(
         &self,
         rng: &mut Rng,
         is_free: impl Fn(&Spread<Region>, u32) -> bool,
     ) -> u32 {
-        // At most half of the places are taken, and a quarter of the indexes windows': four tries are the average
-        // at worst.
+        // At most half of the places are taken, and a quarter of the indexes windows': four tries
+        // are the average at worst.
         loop {
             let key = rng.next_u32();
             let index = key >> 8;
@@ -383,8 +384,8 @@ impl MrTable {
         self.invalidate(whose, key)
     }
 
-    /// Checks that the peer of a queue pair has these rights to all of the key's memory; windows do not
-    /// give them.
+    /// Checks that the peer of a queue pair has these rights to all of the key's memory; windows do
+    /// not give them.
     pub(crate) fn check_whole(&self, pd: PdId, key: u32, need: Access) -> Result<(), KeyError> {
         let start = self.regions.get(key >> 8).ok_or(KeyError::Unknown)?.iova;
         self.check(pd, key, start, 0, need)
@@ -511,7 +512,8 @@ fn write(memory: &Memory, start: u64, mut bytes: &[u8]) {
     });
 }
 
-/// A checked range of memory, for at once: whatever is made or taken in later checks the key again [MR-10].
+/// A checked range of memory, for at once: whatever is made or taken in later checks the key again
+/// [MR-10].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Span<'a> {
     memory: &'a Memory,
@@ -679,7 +681,8 @@ mod tests {
         assert_eq!(table.deregister(key), Ok(PD));
     }
 
-    /// What is withdrawn is this side's alone until it is renewed, and the key before that is of no more use.
+    /// What is withdrawn is this side's alone until it is renewed, and the key before that is of no
+    /// more use.
     #[test]
     fn withdrawn_regions_are_not_the_peers() {
         let (mut table, mut rng) = table();

@@ -50,8 +50,8 @@ impl Window {
         self.pd
     }
 
-    /// Finds where in which region a range is that a peer names: key, domain, queue pair, rights and
-    /// range are checked in that order, as for regions [MR-2], [MR-3].
+    /// Finds where in which region a range is that a peer names: key, domain, queue pair, rights
+    /// and range are checked in that order, as for regions [MR-2], [MR-3].
     pub(crate) fn find(
         &self,
         (pd, qpn): (PdId, Qpn),
@@ -112,9 +112,9 @@ impl MrTable {
         }
     }
 
-    /// Carries out a binding [MR-8], [MR-9]: from now on the window has this key alone [MR-13]. The region
-    /// must allow it, have the bytes, and be written by this side if peers are to; all three must be of one
-    /// domain. A window of type 2 must be free, and its key a new one.
+    /// Carries out a binding [MR-8], [MR-9]: from now on the window has this key alone [MR-13]. The
+    /// region must allow it, have the bytes, and be written by this side if peers are to; all three
+    /// must be of one domain. A window of type 2 must be free, and its key a new one.
     pub(crate) fn bind_window(
         &mut self,
         pd: PdId,
@@ -164,7 +164,8 @@ impl MrTable {
         Ok(())
     }
 
-    /// Ends the binding of a window of type 2 [MR-7]; that it had one is required, unlike with regions.
+    /// Ends the binding of a window of type 2 [MR-7]; that it had one is required, unlike with
+    /// regions.
     pub(crate) fn invalidate_window(
         &mut self,
         pd: PdId,

@@ -48,7 +48,8 @@ pub(crate) struct Qp {
     pub(crate) timer_at: Option<Instant>,
     /// The first packet has come before RTS, and the program was told.
     pub(crate) heard: bool,
-    /// In SQD, something begun is not finished; and whether the program wants to be told when it is.
+    /// In SQD, something begun is not finished; and whether the program wants to be told when it
+    /// is.
     pub(crate) draining: Option<bool>,
 }
 
@@ -204,7 +205,8 @@ impl Qp {
                 return Err(Error::Invalid(too_many));
             }
         }
-        // From RTS to SQD nothing is changed; in SQD only what does not matter to what is under way.
+        // From RTS to SQD nothing is changed; in SQD only what does not matter to what is under
+        // way.
         if self.draining.is_some() && to == QpState::Sqd && given & set::DRAINED != 0 {
             return Err(Error::Invalid("the send queue is not drained yet"));
         }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   entries   [id 7, 2 pieces]            [id 8, 1 piece]     first in, first out
-//!   sges      [addr len key] [addr ..]    [addr ..]           those of all entries, in the same order
+//!   sges      [addr len key] [addr ..]    [addr ..]           of all entries, in the same order
 //!   Taken     id, pieces, where the next byte goes
 //! ```
 //!

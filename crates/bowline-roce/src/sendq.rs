@@ -284,8 +284,8 @@ impl SendQueue {
         if done == len { Ok(()) } else { Err(KeyError::OutOfRange) }
     }
 
-    /// The memory of a request's message from `offset` on, as far as it is one element's: so many bytes at least and
-    /// at most. `None`: they are not to be had, or not with this right.
+    /// The memory of a request's message from `offset` on, as far as it is one element's: so many
+    /// bytes at least and at most. `None`: they are not to be had, or not with this right.
     pub(crate) fn stretch<'a>(
         &self,
         index: usize,
@@ -310,7 +310,8 @@ impl SendQueue {
         mrs.resolve(pd, sge.lkey, va, len as u64, need).ok()
     }
 
-    /// Has the beginning of that which `gather` would copy brought near, if it is more than a little.
+    /// Has the beginning of that which `gather` would copy brought near, if it is more than a
+    /// little.
     pub(crate) fn prefetch(&self, index: usize, mrs: &MrTable, pd: PdId, offset: u32, len: usize) {
         let Some(request) = self.requests.get(index) else { return };
         let len = prefetched(len.min(request.len.saturating_sub(offset) as usize));

@@ -1,5 +1,6 @@
-//! Objects under numbers: dense ones with a generation, so that a stale number finds nothing; a fast hash map
-//! for numbers chosen at random; and a table for numbers chosen at random that suit it.
+//! Objects under numbers: dense ones with a generation, so that a stale number finds nothing; a
+//! fast hash map for numbers chosen at random; and a table for numbers chosen at random that suit
+//! it.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -94,8 +95,8 @@ pub(crate) trait Numbered {
 #[repr(align(64))]
 struct Slot<T>(Option<T>);
 
-/// Objects under numbers that this side chooses at random, each so that its last bits are those of no other: to find
-/// one takes one look at memory, and that can be asked for before.
+/// Objects under numbers that this side chooses at random, each so that its last bits are those of
+/// no other: to find one takes one look at memory, and that can be asked for before.
 #[derive(Debug)]
 pub(crate) struct Spread<T> {
     /// A power of two of them, at least twice as many as there are objects.

@@ -80,7 +80,8 @@ fn together_they_lead_to_the_same() {
         for _ in 0..8 {
             post(&mut pairs, &mut dice, &mut id);
             for (from, to) in [(0, 1), (1, 0)] {
-                // The memory of the two is not at the same place, so neither are all bytes of their packets.
+                // The memory of the two is not at the same place, so neither are all bytes of their
+                // packets.
                 let sent = [0, 1].map(|k| datagrams(&mut pairs[k], from));
                 assert_eq!(sent[0].1.len(), sent[1].1.len());
                 let mut order: Vec<usize> = (0..sent[0].1.len()).collect();
@@ -157,7 +158,8 @@ fn a_queue_overruns_amid_them() {
     assert_eq!(ended[0], ended[1]);
 }
 
-/// The error that ends the queue pair has no room any more among completions: the program is told all the same.
+/// The error that ends the queue pair has no room any more among completions: the program is told
+/// all the same.
 #[test]
 fn what_fails_where_a_queue_overruns_is_told() {
     for together in [false, true] {

@@ -77,8 +77,8 @@ fn a_short_last_packet_goes_with_a_burst_that_is_full() {
     assert_eq!(counts.len(), 3, "{counts:?}");
 }
 
-/// Where more follow that are as short, they have a burst of their own anyway: one of them in another would be
-/// answered by itself.
+/// Where more follow that are as short, they have a burst of their own anyway: one of them in
+/// another would be answered by itself.
 #[test]
 fn short_packets_that_follow_one_another_stay_together() {
     let bursts = |shorts: u64, more: u64, read: bool| {
@@ -134,8 +134,8 @@ fn packets_of_writes_are_all_alike() {
     assert_eq!(pair.nodes[1].bytes(0, 63 * 4096), pattern(64 * 4096, 5)[..63 * 4096]);
 }
 
-/// [RT-97]: WRITEs with and without immediate share a burst if they are of one size with all that is around
-/// their data.
+/// [RT-97]: WRITEs with and without immediate share a burst if they are of one size with all that
+/// is around their data.
 #[test]
 fn an_immediate_does_not_end_a_burst() {
     let mut pair = Pair::new(&Setup { mtu: Mtu::M4096, ..Setup::default() });
@@ -153,8 +153,8 @@ fn an_immediate_does_not_end_a_burst() {
     assert_eq!(counts, [30]);
 }
 
-/// [REQ-26]: where each packet leaves by itself, and where the peer's program is told a length, a message
-/// stays one.
+/// [REQ-26]: where each packet leaves by itself, and where the peer's program is told a length, a
+/// message stays one.
 #[test]
 fn writes_stay_one_message_where_nothing_is_gained() {
     for (gso, op) in
@@ -174,8 +174,8 @@ fn writes_stay_one_message_where_nothing_is_gained() {
     }
 }
 
-/// [REQ-26]: of a WRITE that the peer refuses, what came before the packet that is wrong has been written; it
-/// fails as it would whole, and so does what follows.
+/// [REQ-26]: of a WRITE that the peer refuses, what came before the packet that is wrong has been
+/// written; it fails as it would whole, and so does what follows.
 #[test]
 fn a_write_of_many_packets_is_refused_at_the_one_that_is_wrong() {
     for (gso, written) in [(true, 2048), (false, 0)] {
@@ -199,7 +199,8 @@ fn a_write_of_many_packets_is_refused_at_the_one_that_is_wrong() {
     }
 }
 
-/// [REQ-26]: a WRITE stays what it began as while bursts are allowed and forbidden and packets are lost.
+/// [REQ-26]: a WRITE stays what it began as while bursts are allowed and forbidden and packets are
+/// lost.
 #[test]
 fn writes_survive_losses_and_the_end_of_bursts() {
     for round in 0..40_u32 {
@@ -261,7 +262,8 @@ fn sent(pair: &mut Pair, gso: bool) -> Vec<Vec<u8>> {
     packets
 }
 
-/// Packets that are made together are those that would be made one by one: of data in pieces that end anywhere.
+/// Packets that are made together are those that would be made one by one: of data in pieces that
+/// end anywhere.
 #[test]
 fn packets_made_together_are_the_same() {
     let ops: [fn(Remote) -> SendOp; 3] =
@@ -311,8 +313,8 @@ fn packets_made_together_end_where_the_window_is_full() {
     );
 }
 
-/// [REQ-26], [REQ-8]: numbers, addresses, data and who asks for an acknowledgement, across the ends of bursts and
-/// of pieces.
+/// [REQ-26], [REQ-8]: numbers, addresses, data and who asks for an acknowledgement, across the ends
+/// of bursts and of pieces.
 #[test]
 fn writes_made_together_are_what_they_should_be() {
     let pieces = [9000, 4096, 15_000, 4672];

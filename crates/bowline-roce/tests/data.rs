@@ -214,7 +214,8 @@ fn the_window_holds_without_an_answer() {
     pair.finish(0, 1);
 }
 
-/// [REQ-8], [REQ-25]: whoever does not wait for a message waits for the acknowledgement of the next one.
+/// [REQ-8], [REQ-25]: whoever does not wait for a message waits for the acknowledgement of the next
+/// one.
 #[test]
 fn messages_nobody_waits_for_are_acknowledged_with_the_next() {
     let mut pair = Pair::new(&Setup::default());

@@ -103,8 +103,8 @@ fn a_queue_pair_in_error_is_silent() {
     assert!(pair.nodes[1].dev.counters().drop_state > 0);
 }
 
-/// A local key that does not allow it fails the request when its turn comes, not before, and nothing
-/// is sent after it [REQ-16], [MR-4], [REQ-15].
+/// A local key that does not allow it fails the request when its turn comes, not before, and
+/// nothing is sent after it [REQ-16], [MR-4], [REQ-15].
 #[test]
 fn local_protection_errors_come_in_order() {
     for read in [false, true] {
@@ -135,8 +135,8 @@ fn local_protection_errors_come_in_order() {
     }
 }
 
-/// A message nobody waits for relied on the next one to ask for its acknowledgement, which cannot be sent:
-/// that fails at once all the same, also where no time runs out [REQ-25].
+/// A message nobody waits for relied on the next one to ask for its acknowledgement, which cannot
+/// be sent: that fails at once all the same, also where no time runs out [REQ-25].
 #[test]
 fn a_request_that_cannot_be_sent_asks_for_what_relied_on_it() {
     for timeout in [0, 17] {
@@ -271,7 +271,8 @@ fn answers_that_make_no_sense_fail_the_request() {
     }
 }
 
-/// [QP-2], [RX-5]: a completion queue that overruns takes its queue pairs with it, and nothing else.
+/// [QP-2], [RX-5]: a completion queue that overruns takes its queue pairs with it, and nothing
+/// else.
 #[test]
 fn an_overrun_completion_queue_ends_its_queue_pairs() {
     let mut pair = Pair::new(&Setup { cq_depth: 2, ..Setup::default() });

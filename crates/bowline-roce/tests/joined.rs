@@ -69,8 +69,8 @@ fn it_ends_a_burst_of_requests() {
     assert_eq!(bursts(false, 64), [vec![Ack], vec![Only]]);
 }
 
-/// Behind a row of long packets there is a place for one short packet: it is not given to a request, since the
-/// acknowledgement would have to go alone then.
+/// Behind a row of long packets there is a place for one short packet: it is not given to a
+/// request, since the acknowledgement would have to go alone then.
 #[test]
 fn it_ends_a_burst_that_is_full() {
     let setup = Setup { mtu: Mtu::M4096, ..Setup::default() };

@@ -14,8 +14,8 @@ use common::{Pair, Seen, Setup, land, pattern};
 const MTU: usize = 1024;
 const PACKET: usize = MTU + 16;
 
-/// A pair that has posted one WRITE of so many bytes, and what it sends: for each burst the bytes of a packet, and
-/// all of it.
+/// A pair that has posted one WRITE of so many bytes, and what it sends: for each burst the bytes
+/// of a packet, and all of it.
 fn writing(len: usize) -> (Pair, SocketAddr, Vec<(usize, Vec<u8>)>) {
     let mut pair = Pair::new(&Setup { mtu: Mtu::M1024, ..Setup::default() });
     pair.nodes[0].fill(0, len, 5);
@@ -72,7 +72,8 @@ fn short_messages_are_not_waited_for() {
     }
 }
 
-/// What others send while a message is under way is taken in as ever, and nothing of it stays behind.
+/// What others send while a message is under way is taken in as ever, and nothing of it stays
+/// behind.
 #[test]
 fn what_others_send_leaves_nothing_behind() {
     let len = 80 * MTU;
@@ -112,7 +113,8 @@ fn what_others_send_leaves_nothing_behind() {
     pair.finish(0, 1);
 }
 
-/// Up to the packet that is damaged, missing, or of something else, and what is behind that as ever.
+/// Up to the packet that is damaged, missing, or of something else, and what is behind that as
+/// ever.
 #[test]
 fn a_run_counts_up_to_what_is_wrong() {
     let len = 80 * MTU;
@@ -168,8 +170,9 @@ fn outline(log: &[Seen]) -> Vec<(usize, Opcode, Psn, bool, usize)> {
     log.iter().map(line).collect()
 }
 
-/// Two pairs with the same history, of which one lets payloads land: they send the same, at the same times, and
-/// the same comes of it. Packets are lost, doubled, damaged and late, in runs that begin and end anywhere.
+/// Two pairs with the same history, of which one lets payloads land: they send the same, at the
+/// same times, and the same comes of it. Packets are lost, doubled, damaged and late, in runs that
+/// begin and end anywhere.
 #[test]
 fn landing_changes_nothing_but_copies() {
     for seed in 1..=60_u64 {

@@ -247,7 +247,8 @@ fn what_is_lost_at_the_end_is_asked_for() {
     }
 }
 
-/// [REQ-24]: of a long READ many packets are unanswered, though it is one request; of a short one few.
+/// [REQ-24]: of a long READ many packets are unanswered, though it is one request; of a short one
+/// few.
 #[test]
 fn a_lost_read_request_is_sent_again_soon() {
     for (len, least, most) in [(100 << 10, 1, 4), (4 << 10, 5, 8)] {
@@ -278,7 +279,8 @@ fn accidents_do_not_shrink_the_window() {
     assert!(go_backs <= 2 && timeouts == 0, "{go_backs} {timeouts}");
 }
 
-/// A loss in the middle of a burst costs one NAK [RSP-2]; what is sent again is what was sent before.
+/// A loss in the middle of a burst costs one NAK [RSP-2]; what is sent again is what was sent
+/// before.
 #[test]
 fn a_gap_costs_one_nak() {
     let pair = write_with_losses(forgetful(), 60, &[10]);
@@ -458,8 +460,8 @@ fn a_path_that_breaks_bursts_gets_single_packets() {
     }
 }
 
-/// [REQ-6]: the window is halved by a loss, and comes back; on a wire that holds so many packets and
-/// no more, few are lost.
+/// [REQ-6]: the window is halved by a loss, and comes back; on a wire that holds so many packets
+/// and no more, few are lost.
 #[test]
 fn the_window_finds_what_the_wire_holds() {
     let mut pair = Pair::new(&Setup { mtu: Mtu::M256, ..Setup::default() });

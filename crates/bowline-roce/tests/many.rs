@@ -196,7 +196,8 @@ fn bursts(side: &mut Side) -> Vec<Vec<(u32, Opcode)>> {
     all
 }
 
-/// Sides of which the second owes acknowledgements on all queue pairs, and where the first's memory is.
+/// Sides of which the second owes acknowledgements on all queue pairs, and where the first's memory
+/// is.
 fn owing(count: usize, op: fn(Remote) -> SendOp) -> ([Side; 2], Remote) {
     let mut sides = pair(count);
     let [near, far] = &sides;

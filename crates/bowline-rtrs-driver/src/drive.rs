@@ -14,14 +14,15 @@ pub(crate) const BATCH: usize = 128;
 /// As many requests of 4 KiB as leave with one call.
 const BURST: usize = 15;
 
-/// For so many further looks requests that were held wait at most while those of others are answered.
+/// For so many further looks requests that were held wait at most while those of others are
+/// answered.
 const PASSED_MAX: usize = 2;
 
-/// How many completions a client takes at once that has so many requests outstanding: half of them. Were it
-/// to take all, its next requests would all leave at the same time, and client and server would work in
-/// turns instead of at the same time. In whole bursts, and at least one. `spread`: the next requests are dealt out
-/// evenly to so many paths; then half of what one of them has, but a burst for each, so that the server finds
-/// more of a path at once, and answers it together.
+/// How many completions a client takes at once that has so many requests outstanding: half of them.
+/// Were it to take all, its next requests would all leave at the same time, and client and server
+/// would work in turns instead of at the same time. In whole bursts, and at least one. `spread`:
+/// the next requests are dealt out evenly to so many paths; then half of what one of them has, but
+/// a burst for each, so that the server finds more of a path at once, and answers it together.
 pub(crate) fn share(outstanding: usize, spread: usize) -> usize {
     let spread = spread.max(1);
     let unit = (BURST * spread).min(BATCH);
@@ -54,7 +55,8 @@ impl Drive {
         self.dones.clear();
         let mut count = port.poll(queue, &mut self.completions, max)?;
         stats.polls.inc();
-        // Perhaps the rest of what the last look did not take: with what has come meanwhile it may be a whole burst.
+        // Perhaps the rest of what the last look did not take: with what has come meanwhile it may
+        // be a whole burst.
         if self.full && (1..max).contains(&count) {
             count += port.poll(queue, &mut self.completions, max - count)?;
             stats.polls.inc();
@@ -69,9 +71,9 @@ impl Drive {
         Ok(count)
     }
 
-    /// The same for a server, whose thread always looks again: requests of a connection that come beside whole
-    /// bursts of them wait for that look, since their answers would begin a burst of a few; and while there is
-    /// other work for a few more, until they are a burst.
+    /// The same for a server, whose thread always looks again: requests of a connection that come
+    /// beside whole bursts of them wait for that look, since their answers would begin a burst of a
+    /// few; and while there is other work for a few more, until they are a burst.
     pub(crate) fn poll_requests(&mut self, port: &Port, stats: &Stats) -> Result<usize, Error> {
         self.poll(port, 0, BATCH, stats)?;
         if port.attr().burst > 0 {
@@ -233,7 +235,8 @@ mod tests {
         assert_eq!(look(&mut requests(1, 2).chain(requests(2, 30))), [2, 30, 0]);
     }
 
-    /// Whatever comes: each once, in the order of its connection, soon, and never nothing while some are held.
+    /// Whatever comes: each once, in the order of its connection, soon, and never nothing while
+    /// some are held.
     #[test]
     fn nothing_is_lost_or_overtaken() {
         const LOOKS: usize = 20_000;
@@ -274,8 +277,8 @@ mod tests {
         drive.dones.extend(dones(1, 0..27).chain(dones(2, 0..2)).chain(dones(1, 27..30)));
         drive.hold_odd();
         let of = |dones: &[Done], cid| dones.iter().filter(|done| done.conn.cid == cid).count();
-        // 20 requests of the first, of which 15 fill a burst with the last of them in place 22, and one of
-        // the second.
+        // 20 requests of the first, of which 15 fill a burst with the last of them in place 22, and
+        // one of the second.
         assert_eq!((of(&drive.dones, 1), of(&drive.dones, 2)), (23, 2));
         assert_eq!((of(&drive.held, 1), of(&drive.held, 2)), (7, 0));
         // Heartbeats are no requests.

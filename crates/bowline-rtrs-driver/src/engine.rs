@@ -1,7 +1,7 @@
 //! The engine: devices, and the threads that serve sessions and servers on them.
 //!
 //! ```text
-//!   bowline-rtrs-cm    one for each device: events of its connection manager; the first runs timers
+//!   bowline-rtrs-cm    one for each device: events of its connection manager; the first has timers
 //!   bowline-rtrs       one for each session and device: completions nobody else takes
 //!   bowline-rtrs-srv   one for each server and device: completions, and so the handler
 //!   bowline-rtrs-mem   one for each server: makes large pages of memory that is used
@@ -33,13 +33,13 @@ const CLOSE_PATIENCE: Duration = Duration::from_secs(10);
 /// How threads wait for completions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Poll {
-    /// As the device does it: the soft one looks for as long as waking up would cost, then sleeps. A thread sleeps on
-    /// one device only: in an engine of several, background threads take the completions, one for each device, and
-    /// wake those of the program that wait for requests.
+    /// As the device does it: the soft one looks for as long as waking up would cost, then sleeps.
+    /// A thread sleeps on one device only: in an engine of several, background threads take the
+    /// completions, one for each device, and wake those of the program that wait for requests.
     #[default]
     Adaptive,
-    /// Never sleeps: lowest latency, one processor for each thread of a server, and for each thread of
-    /// a program that waits for requests, which takes the completions of all devices.
+    /// Never sleeps: lowest latency, one processor for each thread of a server, and for each thread
+    /// of a program that waits for requests, which takes the completions of all devices.
     Spin,
 }
 
@@ -85,8 +85,8 @@ impl core::fmt::Debug for Inner {
     }
 }
 
-/// Devices and threads for sessions and servers. A device belongs to one engine, since the events of its
-/// connection manager do.
+/// Devices and threads for sessions and servers. A device belongs to one engine, since the events
+/// of its connection manager do.
 ///
 /// Dropping an engine closes it.
 #[derive(Debug)]
@@ -126,7 +126,8 @@ impl Engine {
         &self.inner.devices
     }
 
-    /// Returns what has kept packets from being sent on a path in the last seconds, where that is known.
+    /// Returns what has kept packets from being sent on a path in the last seconds, where that is
+    /// known.
     pub fn fault(&self, local: IpAddr, remote: IpAddr) -> Option<bowline_verbs::Error> {
         let has_it = |device: &&Arc<dyn Device>| device.attr().addrs.contains(&local);
         self.devices().iter().filter(has_it).find_map(|device| device.fault_to(remote))
@@ -154,8 +155,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Inner {
-    /// Makes what a core needs of each device, with room for so many poll connections. Of devices that are gone, or
-    /// refuse, there is a place only ([`Port::refusal`]): the station is to be told that they are gone.
+    /// Makes what a core needs of each device, with room for so many poll connections. Of devices
+    /// that are gone, or refuse, there is a place only ([`Port::refusal`]): the station is to be
+    /// told that they are gone.
     ///
     /// # Errors
     /// That the engine is closed; that no device is left, with the word of the first.
@@ -207,15 +209,16 @@ impl Inner {
     /// That the engine is closed: nobody would look after it.
     pub(crate) fn add(&self, station: Arc<dyn Station>) -> Result<(), Error> {
         let mut stations = lock(&self.stations);
-        // Looked at with the list locked: whoever closes the engine takes the list after saying so, and finds
-        // all that were added before.
+        // Looked at with the list locked: whoever closes the engine takes the list after saying so,
+        // and finds all that were added before.
         if self.is_stopped() {
             drop(stations);
             return Err(Error::closed("using an engine"));
         }
         stations.push(Arc::clone(&station));
         drop(stations);
-        // Those that have gone since its ports were made: whoever marks one takes the list after it.
+        // Those that have gone since its ports were made: whoever marks one takes the list after
+        // it.
         for (index, gone) in self.gone.iter().enumerate() {
             if gone.load(SeqCst) {
                 station.device_gone(port_id(index));
@@ -367,7 +370,8 @@ mod tests {
         fn stop(&self) {}
     }
 
-    /// A session that is being opened when the engine is closed would wait for events that nobody reads.
+    /// A session that is being opened when the engine is closed would wait for events that nobody
+    /// reads.
     #[test]
     fn a_closed_engine_takes_nobody_in() {
         let addrs = vec![IpAddr::from([127, 79, 130, 1])];

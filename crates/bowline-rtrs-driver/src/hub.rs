@@ -5,10 +5,10 @@
 //!                   │
 //!   who gets it   exec ── orders and batch of the core ──> devices ── inputs ──> state
 //! ```
-//! Locks, in the order in which they are taken: `exec`, which data paths only try, and `state`. While
-//! one thread carries out what the core wants, others leave what they add to it: under load requests of
-//! many threads go out with one call. The state is never locked while a device is called, nor while a
-//! program's function runs.
+//! Locks, in the order in which they are taken: `exec`, which data paths only try, and `state`.
+//! While one thread carries out what the core wants, others leave what they add to it: under load
+//! requests of many threads go out with one call. The state is never locked while a device is
+//! called, nor while a program's function runs.
 
 use core::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
@@ -113,12 +113,12 @@ impl<S: Side> Hub<S> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Carries out what the core wants, unless another thread is at it: that one goes on. Tells whether
-    /// the core was told of anything, so that it may have something to tell.
+    /// Carries out what the core wants, unless another thread is at it: that one goes on. Tells
+    /// whether the core was told of anything, so that it may have something to tell.
     pub(crate) fn drain(&self) -> bool {
         let mut told = false;
-        // Paired with the swap of the thread at it: whoever fails to get the lock has marked before,
-        // and the one that has it looks again after giving it up.
+        // Paired with the swap of the thread at it: whoever fails to get the lock has marked
+        // before, and the one that has it looks again after giving it up.
         self.dirty.store(true, SeqCst);
         while self.dirty.load(SeqCst) {
             let mut exec = match self.exec.try_lock() {
@@ -150,7 +150,8 @@ impl<S: Side> Hub<S> {
     }
 
     /// The core has something to carry out. Nothing is done when a thread runs functions of the
-    /// program: it does it soon, together with what they add. Tells what [`drain`](Self::drain) does.
+    /// program: it does it soon, together with what they add. Tells what [`drain`](Self::drain)
+    /// does.
     pub(crate) fn ring(&self) -> bool {
         self.dirty.store(true, SeqCst);
         !self.calling.load(SeqCst) && self.drain()

@@ -7,8 +7,8 @@
 //!   that waits takes completions │   │                   │  completions and runs the handler
 //!                                └── bowline_verbs::Device ──┘
 //! ```
-//! An [`Engine`] holds the devices and the threads. Nothing is allocated for a request, once queues have
-//! grown to their size.
+//! An [`Engine`] holds the devices and the threads. Nothing is allocated for a request, once queues
+//! have grown to their size.
 #![deny(unsafe_code)]
 
 pub mod client;

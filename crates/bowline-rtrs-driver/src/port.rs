@@ -20,8 +20,9 @@ pub(crate) fn port_id(index: usize) -> PortId {
 }
 
 /// Entries of a completion queue, when the device has so many: room for 340 connections of default
-/// depth. Where they take memory only when they are used, as many as there can be: the soft device has
-/// room for 7690, more than a server lets one address have. A connection that finds no room is refused.
+/// depth. Where they take memory only when they are used, as many as there can be: the soft device
+/// has room for 7690, more than a server lets one address have. A connection that finds no room is
+/// refused.
 const CQ_ENTRIES: usize = 1 << 20;
 
 /// The same of one for a poll connection: room for 20 paths of default depth.
@@ -31,8 +32,8 @@ const POLLED_ENTRIES: usize = 1 << 16;
 struct Queue {
     cq: CqId,
     entries: usize,
-    /// Entries that the queue pairs may fill, those that are gone included until what they have left
-    /// there is taken.
+    /// Entries that the queue pairs may fill, those that are gone included until what they have
+    /// left there is taken.
     promised: AtomicUsize,
     /// Entries of queue pairs that are gone.
     leaving: AtomicUsize,

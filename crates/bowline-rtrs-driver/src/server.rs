@@ -25,7 +25,8 @@ use bowline_base::clock;
 
 use crate::Error;
 
-/// A thread that sleeps while requests wait for the end of others looks so often whether they can begin.
+/// A thread that sleeps while requests wait for the end of others looks so often whether they can
+/// begin.
 const LATE: Duration = Duration::from_millis(1);
 
 /// What happened to a session [RS-27].
@@ -45,7 +46,8 @@ pub enum LinkEv {
     },
 }
 
-/// A path that was closed because its client broke a rule, or is not one that may come [RT-64], [RT-67].
+/// A path that was closed because its client broke a rule, or is not one that may come [RT-64],
+/// [RT-67].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offence {
     /// The client's address.
@@ -96,11 +98,12 @@ impl News {
     }
 }
 
-/// The layer above: what it does with requests. Its functions are called without locks held, by a thread
-/// of the engine, and must not block: heartbeats wait for them too [RT-81]. A panic of one is reported on
-/// standard error and ends there: the thread goes on, what was left in the list is answered with `EIO`, and a
-/// session that has come is refused. What had been taken out of the list by then, a `drain` takes all of it, is
-/// the layer's still: it holds its chunks, and the server's end waits for it.
+/// The layer above: what it does with requests. Its functions are called without locks held, by a
+/// thread of the engine, and must not block: heartbeats wait for them too [RT-81]. A panic of one
+/// is reported on standard error and ends there: the thread goes on, what was left in the list is
+/// answered with `EIO`, and a session that has come is refused. What had been taken out of the list
+/// by then, a `drain` takes all of it, is the layer's still: it holds its chunks, and the server's
+/// end waits for it.
 pub trait Handler: Send + Sync {
     /// Requests have come; it takes all of them out of the list. Each is to be answered once with
     /// [`Server::respond`], now or later, by any thread [RT-46].
@@ -126,7 +129,8 @@ pub struct Server {
     listeners: Mutex<Vec<(PortId, CmId)>>,
     changed: Condvar,
     stop: AtomicBool,
-    /// A request waits for another one's end, or can begin now that this has come [RS-9]: no completion tells of it.
+    /// A request waits for another one's end, or can begin now that this has come [RS-9]: no
+    /// completion tells of it.
     late: AtomicBool,
     /// Devices that are gone, and how many have nothing left.
     gone: Vec<AtomicBool>,
@@ -172,13 +176,13 @@ struct Turn {
 }
 
 impl Server {
-    /// Listens at some addresses of the engine's devices; an unspecified one stands for all of them. Devices that
-    /// are gone are left out.
+    /// Listens at some addresses of the engine's devices; an unspecified one stands for all of
+    /// them. Devices that are gone are left out.
     ///
     /// # Errors
-    /// `EADDRNOTAVAIL` when no device has an address, [`ErrorKind::Unusable`](crate::ErrorKind::Unusable) when only
-    /// one that is gone has it, `EADDRINUSE`, `EINVAL` for settings that make no
-    /// sense; those of the devices.
+    /// `EADDRNOTAVAIL` when no device has an address,
+    /// [`ErrorKind::Unusable`](crate::ErrorKind::Unusable) when only one that is gone has it,
+    /// `EADDRINUSE`, `EINVAL` for settings that make no sense; those of the devices.
     pub fn open(
         engine: &Engine,
         at: &[SocketAddr],
@@ -226,8 +230,9 @@ impl Server {
         at.iter().try_for_each(|at| self.listen(*at))
     }
 
-    /// The thread that has the memory of sessions consist of large pages: the system may have to look for them for
-    /// a second and more, and no request, heartbeat or connection is to wait for that.
+    /// The thread that has the memory of sessions consist of large pages: the system may have to
+    /// look for them for a second and more, and no request, heartbeat or connection is to wait for
+    /// that.
     fn enlarge_pages(&self) {
         while !self.stop.load(SeqCst) {
             let filled = self.hub.lock().core.take_filled();
@@ -273,9 +278,9 @@ impl Server {
         listening.then_some(()).ok_or(nowhere)
     }
 
-    /// Answers requests: 0 or a negative errno, and where a READ's data is when it is not in the request's
-    /// own memory. What is answered together goes out together. The iterator is asked with the server locked:
-    /// it must not call it.
+    /// Answers requests: 0 or a negative errno, and where a READ's data is when it is not in the
+    /// request's own memory. What is answered together goes out together. The iterator is asked
+    /// with the server locked: it must not call it.
     pub fn respond(&self, answers: &mut dyn Iterator<Item = (OpId, i32, Option<MemRef>)>) {
         let now = clock::now();
         let mut state = self.hub.lock();
@@ -302,24 +307,25 @@ impl Server {
         Ok(region)
     }
 
-    /// Ends the registration. Answers from there must have been received: one that has to be sent again ends its
-    /// path.
+    /// Ends the registration. Answers from there must have been received: one that has to be sent
+    /// again ends its path.
     pub fn drop_region(&self, region: RegionId) {
         self.hub.lock().core.drop_region(region);
         self.hub.drain();
     }
 
-    /// The memory of a request: what a WRITE has brought, or where a READ's result may be put. `None`
-    /// when its session is gone, which it is not before the request is answered.
+    /// The memory of a request: what a WRITE has brought, or where a READ's result may be put.
+    /// `None` when its session is gone, which it is not before the request is answered.
     pub fn chunk(&self, request: &Request) -> Option<Mem> {
         let buffer = self.memory(request.session)?;
         let offset = usize::try_from(request.data.offset).ok()?;
         Some(Mem { buffer, offset, len: request.data.len as usize })
     }
 
-    /// All chunks of a session, in which `Request::data` says where its data are: the same as long as the session
-    /// is there. Handlers that keep it until [`LinkEv::Disconnected`] need not ask for each request's
-    /// [`chunk`](Self::chunk), nor count who uses it. `None` when the session is gone.
+    /// All chunks of a session, in which `Request::data` says where its data are: the same as long
+    /// as the session is there. Handlers that keep it until [`LinkEv::Disconnected`] need not ask
+    /// for each request's [`chunk`](Self::chunk), nor count who uses it. `None` when the session is
+    /// gone.
     pub fn memory(&self, session: SessId) -> Option<Arc<Buffer>> {
         self.hub.lock().core.memory(session).map(Arc::clone)
     }
@@ -376,8 +382,8 @@ impl Server {
         self.hub.lock().offence
     }
 
-    /// What has become of paths since the last time, oldest first. No more than 256 changes are kept; how many
-    /// more there were comes with them.
+    /// What has become of paths since the last time, oldest first. No more than 256 changes are
+    /// kept; how many more there were comes with them.
     pub fn path_news(&self) -> (Vec<PathNews>, u64) {
         let News { kept, missed } = std::mem::take(&mut self.hub.lock().news);
         (kept.into(), missed)
@@ -437,15 +443,16 @@ impl Server {
         core.handle_done(now, &turn.drive.dones);
         core.take_withdraws(&mut turn.batch);
         turn.failed.clear();
-        // A change of a table, not a system call; the client cannot change after it what is read now
-        // [RT-44].
+        // A change of a table, not a system call; the client cannot change after it what is read
+        // now [RT-44].
         withdraw(&mut turn.ports, &mut turn.batch, &mut turn.failed);
         core.process(now, &turn.failed);
         core.take_requests(&mut turn.requests);
         let ends_first = core.ends_given_up();
         drop(state);
         if ends_first {
-            // By whichever thread: also that of another device may have told of them, and not closed them yet.
+            // By whichever thread: also that of another device may have told of them, and not
+            // closed them yet.
             self.hub.drain_all();
         }
         if turn.requests.is_empty() {
@@ -464,8 +471,8 @@ impl Server {
         Ok(count)
     }
 
-    /// Requests that no completion brings are taken by a thread that looks for completions. Whoever has put them
-    /// off looks again soon, until they have begun; it cannot be woken.
+    /// Requests that no completion brings are taken by a thread that looks for completions. Whoever
+    /// has put them off looks again soon, until they have begun; it cannot be woken.
     fn look_for_late(&self, state: &State) {
         if state.core.has_requests() || state.core.has_waiting() {
             self.late.store(true, SeqCst);
@@ -548,7 +555,8 @@ impl Station for Server {
         next
     }
 
-    /// Its paths have ended. With the last device there is nothing left whose end could be waited for.
+    /// Its paths have ended. With the last device there is nothing left whose end could be waited
+    /// for.
     fn device_gone(&self, port: PortId) {
         let Some(gone) = self.gone.get(usize::from(port.0)) else { return };
         if gone.swap(true, SeqCst) {

@@ -21,7 +21,8 @@ use bowline_verbs::Device;
 use common::load::Load;
 use common::{Pair, Store, at, bytes, device_with, eventually, hasty, ip, write_and_read};
 
-/// [RT-24], [RT-37]: permits of several processors, several threads, and the loss of a path under them.
+/// [RT-24], [RT-37]: permits of several processors, several threads, and the loss of a path under
+/// them.
 #[test]
 fn requests_take_the_connection_of_their_processor() {
     for (net, refresh) in [(80, true), (81, false)] {
@@ -72,8 +73,8 @@ fn requests_take_the_connection_of_their_processor() {
     write_and_read(&session, 0, 4096);
 }
 
-/// [RS-8], [RS-20]: a path on each of two devices; threads wait, poll, and are told by callbacks; one of
-/// the devices loses its wire.
+/// [RS-8], [RS-20]: a path on each of two devices; threads wait, poll, and are told by callbacks;
+/// one of the devices loses its wire.
 #[test]
 fn an_engine_has_several_devices() {
     const NET: u8 = 83;
@@ -158,8 +159,8 @@ fn paths_may_be_of_ipv6() {
     eventually("nothing is left", || device.in_use().qps == 0);
 }
 
-/// [RS-31]: what goes over poll connections ends when the program polls, and not when it does anything
-/// else; a path is lost without its help.
+/// [RS-31]: what goes over poll connections ends when the program polls, and not when it does
+/// anything else; a path is lost without its help.
 #[test]
 fn polled_requests_end_when_they_are_polled() {
     let pair = Pair::with(84, 2, ServerConfig::default(), hasty);
@@ -238,7 +239,8 @@ fn polled_requests_end_when_they_are_polled() {
     assert_eq!(many, Err(Errno::EINVAL));
 }
 
-/// [RS-31]: the only thread of a program waits for a permit while all of them are out on poll connections.
+/// [RS-31]: the only thread of a program waits for a permit while all of them are out on poll
+/// connections.
 #[test]
 fn who_waits_for_a_polled_permit_polls() {
     let geometry = Geometry::new(4, 28_672, 4096).unwrap();
@@ -274,8 +276,8 @@ fn who_waits_for_a_polled_permit_polls() {
     permits.into_iter().for_each(|permit| session.put_permit(permit));
 }
 
-/// [RT-28], [RT-66]: connections for whose completions the device has no room are refused, and those that
-/// are there go on.
+/// [RT-28], [RT-66]: connections for whose completions the device has no room are refused, and
+/// those that are there go on.
 #[test]
 fn a_full_completion_queue_refuses_connections() {
     const NET: u8 = 86;

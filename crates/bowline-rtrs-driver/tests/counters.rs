@@ -1,5 +1,5 @@
-//! What noise cannot touch: system calls, packets and allocations for each request. Both sides are in
-//! one process, so allocations are counted together.
+//! What noise cannot touch: system calls, packets and allocations for each request. Both sides are
+//! in one process, so allocations are counted together.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Mutex;
@@ -109,8 +109,8 @@ fn calls(driver: &DriverStats) -> u64 {
     driver.udp_syscalls() + driver.sleeps + driver.eventfds + driver.hand_overs
 }
 
-/// C9: at most 0.5 system calls, on each side, for each request of 4 KiB at depth 32; and nothing is
-/// allocated.
+/// C9: at most 0.5 system calls, on each side, for each request of 4 KiB at depth 32; and nothing
+/// is allocated.
 #[test]
 fn requests_cost_few_calls_and_no_memory() {
     let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
@@ -130,7 +130,8 @@ fn requests_cost_few_calls_and_no_memory() {
                 "{dir:?}, keys {keys:?}: {calls} calls, {} allocations for {COUNT} requests",
                 cost.allocations
             );
-            // Queues may still grow when the two sides drift apart; nothing grows with the requests.
+            // Queues may still grow when the two sides drift apart; nothing grows with the
+            // requests.
             assert!(cost.allocations * 100 <= COUNT, "{} allocations", cost.allocations);
         }
         each.sort_by(f64::total_cmp);
@@ -138,10 +139,10 @@ fn requests_cost_few_calls_and_no_memory() {
     }
 }
 
-/// C10: a request and its answer are two packets, up to the MTU, also of a READ whose key is refreshed:
-/// clients that count keys need not be told them [RT-99]. To be told one costs a READ a packet more, since
-/// data cannot come with it. A WRITE of 4 KiB with its headers is longer than the MTU of 4096, so 2 KiB
-/// shows the same.
+/// C10: a request and its answer are two packets, up to the MTU, also of a READ whose key is
+/// refreshed: clients that count keys need not be told them [RT-99]. To be told one costs a READ a
+/// packet more, since data cannot come with it. A WRITE of 4 KiB with its headers is longer than
+/// the MTU of 4096, so 2 KiB shows the same.
 #[test]
 fn a_request_and_its_answer_are_a_packet_each() {
     let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());

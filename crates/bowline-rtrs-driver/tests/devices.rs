@@ -86,8 +86,8 @@ fn states(session: &Session) -> Vec<PathState> {
     session.paths().iter().map(|path| path.state).collect()
 }
 
-/// [RS-8]: requests of a device that is closed go on by another one. None of them is told its end while the
-/// server can still answer it, and the session lives.
+/// [RS-8]: requests of a device that is closed go on by another one. None of them is told its end
+/// while the server can still answer it, and the session lives.
 #[test]
 fn requests_of_a_closed_device_move_to_the_other() {
     for (net, gone) in [(120, 0), (121, 1)] {
@@ -97,7 +97,8 @@ fn requests_of_a_closed_device_move_to_the_other() {
     }
 }
 
-/// [RT-31], [RS-8]: the same of one that is there, but says that it can do nothing more. It empties no queue.
+/// [RT-31], [RS-8]: the same of one that is there, but says that it can do nothing more. It empties
+/// no queue.
 #[test]
 fn requests_of_a_device_that_fails_move_to_the_other() {
     for (net, gone) in [(131, 0), (132, 1)] {
@@ -106,7 +107,8 @@ fn requests_of_a_device_that_fails_move_to_the_other() {
     }
 }
 
-/// [RT-100]: the same of one that says nothing. Its silence is noticed, and that its queues do not run empty.
+/// [RT-100]: the same of one that says nothing. Its silence is noticed, and that its queues do not
+/// run empty.
 #[test]
 fn requests_of_a_device_that_falls_mute_move_to_the_other() {
     const NET: u8 = 133;
@@ -213,8 +215,8 @@ fn timers_of_a_session_outlive_the_first_device() {
     write_and_read(&session, 0, 4096);
 }
 
-/// With the last device the session is over: requests end, later ones are refused, and the program is told of
-/// the loss.
+/// With the last device the session is over: requests end, later ones are refused, and the program
+/// is told of the loss.
 #[test]
 fn the_last_device_ends_the_session() {
     const NET: u8 = 123;
@@ -324,8 +326,8 @@ fn a_server_that_spins_hears_of_a_device_that_fails() {
     drop(session);
 }
 
-/// A session or server that is opened later does without the devices that are gone, or that can make nothing more;
-/// what needs one of those is refused with its name.
+/// A session or server that is opened later does without the devices that are gone, or that can
+/// make nothing more; what needs one of those is refused with its name.
 #[test]
 fn what_is_opened_later_does_without_a_device_that_is_gone() {
     for (net, lose) in [

@@ -65,7 +65,8 @@ fn a_permit_that_is_dropped_goes_back() {
     session.close();
 }
 
-/// A task that is cancelled while its request is in flight: its permit is free when that has ended, and not before.
+/// A task that is cancelled while its request is in flight: its permit is free when that has ended,
+/// and not before.
 #[test]
 fn a_cancelled_request_keeps_its_permit_until_it_has_ended() {
     let pair = few(202);
@@ -107,8 +108,8 @@ fn a_permit_goes_back_to_its_own_session() {
     session.close();
 }
 
-/// [RS-25]: a session that is being closed waits for the last permit, however that comes back; and those of
-/// sessions that are over are good for nothing, and harm nobody.
+/// [RS-25]: a session that is being closed waits for the last permit, however that comes back; and
+/// those of sessions that are over are good for nothing, and harm nobody.
 #[test]
 fn permits_may_be_kept_for_longer_than_their_session() {
     let pair = few(204);

@@ -19,8 +19,8 @@ fn state(session: &Session, path: PathId) -> Option<PathState> {
     session.paths().iter().find(|view| view.id == path).map(|view| view.state)
 }
 
-/// [RS-8], [RT-88], [RT-91]: requests of a path that carries nothing any more end on the other one, and the
-/// path comes back.
+/// [RS-8], [RT-88], [RT-91]: requests of a path that carries nothing any more end on the other one,
+/// and the path comes back.
 #[test]
 fn a_cut_path_costs_no_request() {
     let pair = Pair::with(50, 2, ServerConfig::default(), hasty);
@@ -52,8 +52,8 @@ fn a_cut_path_costs_no_request() {
     write_and_read(&session, 0, 65_536);
 }
 
-/// [RS-16], [RS-17]: the program is told of each path that is lost and comes back, in order with the loss and return of
-/// all; a panic of what is told ends there.
+/// [RS-16], [RS-17]: the program is told of each path that is lost and comes back, in order with
+/// the loss and return of all; a panic of what is told ends there.
 #[test]
 fn each_path_is_told_of() {
     const NET: u8 = 208;
@@ -298,7 +298,8 @@ fn ends_are_clean() {
     assert!(Session::open(&pair.client_engine, pair.builder("late", 1)).is_err());
 }
 
-/// [RT-91], [RS-48]: a name that is free at the server in a moment, as that of a former life, is waited for.
+/// [RT-91], [RS-48]: a name that is free at the server in a moment, as that of a former life, is
+/// waited for.
 #[test]
 fn a_name_that_becomes_free_is_waited_for() {
     let pair = Pair::with(61, 1, ServerConfig::default(), hasty);
@@ -321,7 +322,8 @@ fn a_name_that_becomes_free_is_waited_for() {
     write_and_read(&second.unwrap(), 0, 4096);
 }
 
-/// [RS-24]: a name in use here is refused, whatever the server; one that is free in a moment is waited for.
+/// [RS-24]: a name in use here is refused, whatever the server; one that is free in a moment is
+/// waited for.
 #[test]
 fn a_name_is_used_once() {
     let pair = Pair::with(215, 1, ServerConfig::default(), hasty);
@@ -368,8 +370,8 @@ fn a_closed_device_is_an_error() {
     assert!(start.elapsed() < PATIENCE);
 }
 
-/// The background thread takes completions while nobody else does. A thread that waits takes them itself again:
-/// else each of its requests would be handed over, which costs a wake-up.
+/// The background thread takes completions while nobody else does. A thread that waits takes them
+/// itself again: else each of its requests would be handed over, which costs a wake-up.
 #[test]
 fn who_waits_takes_completions_again() {
     const CALLS: u64 = 400;
@@ -394,7 +396,8 @@ fn who_waits_takes_completions_again() {
     session.put_permit(permit);
 }
 
-/// A thread that waits now and then does not keep the background thread from telling functions of what has ended.
+/// A thread that waits now and then does not keep the background thread from telling functions of
+/// what has ended.
 #[test]
 fn requests_of_functions_go_on_beside_a_thread_that_waits() {
     const TIME: Duration = Duration::from_millis(400);

@@ -21,8 +21,8 @@ fn session(pair: &Pair, paths: u8, counts_keys: bool) -> Arc<Session> {
     Session::open(&pair.client_engine, builder).unwrap()
 }
 
-/// [RT-39], [RT-44], [RT-47], [RT-50], [RT-99]: without refresh of keys, with keys that are counted and
-/// with keys that are told, over one path and two.
+/// [RT-39], [RT-44], [RT-47], [RT-50], [RT-99]: without refresh of keys, with keys that are counted
+/// and with keys that are told, over one path and two.
 #[test]
 fn what_is_written_is_read() {
     for (net, paths, refresh, counts) in [
@@ -206,7 +206,8 @@ fn a_session_that_cannot_be_opened_leaves_nothing() {
     });
 }
 
-/// [RS-41]: requests of the processor that takes their completions have not migrated, those of another have.
+/// [RS-41]: requests of the processor that takes their completions have not migrated, those of
+/// another have.
 #[test]
 fn completions_are_counted_on_the_processor_that_takes_them() {
     let allowed = sched_getaffinity(None).unwrap();

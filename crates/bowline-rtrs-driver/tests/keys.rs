@@ -40,8 +40,8 @@ fn gather(one: &Region, two: &Region, pieces: &[MemRef]) -> Vec<u8> {
     all
 }
 
-/// [RT-12], [RT-42], [RT-47], [RT-48]: one descriptor for all pieces, in both modes of the server and both
-/// of the client, on one path and two.
+/// [RT-12], [RT-42], [RT-47], [RT-48]: one descriptor for all pieces, in both modes of the server
+/// and both of the client, on one path and two.
 #[test]
 fn a_read_may_go_to_many_places() {
     let all = [(70, 1, true), (71, 2, false)].into_iter().flat_map(|(net, paths, refresh)| {
@@ -80,7 +80,8 @@ fn a_read_may_go_to_many_places() {
     }
 }
 
-/// [RS-8], [RT-69]: requests move with keys of the other path; what is left of keys goes with their path.
+/// [RS-8], [RT-69]: requests move with keys of the other path; what is left of keys goes with their
+/// path.
 #[test]
 fn reads_with_keys_of_their_own_move() {
     let pair = Pair::with(72, 2, config(true), hasty);
@@ -105,7 +106,8 @@ fn reads_with_keys_of_their_own_move() {
     assert_eq!(load.errors.lock().unwrap()[..], []);
     assert!(session.paths().iter().map(|path| path.stats.failovers).sum::<u64>() > 0);
     drop(load);
-    // The load's memory is registered until a later send has told that the last one from it is over.
+    // The load's memory is registered until a later send has told that the last one from it is
+    // over.
     eventually("no more than before", || pair.client_device.in_use().mrs <= registered + 1);
     // Closed with requests in flight.
     let load = Load::new(&session, Dir::Read, 32, 4096);

@@ -45,8 +45,9 @@ impl Drop for Alarm {
     }
 }
 
-/// [RS-8], [RS-9]: a request that has moved to another path waits at the server until the first one is over. It begins
-/// then, also at a server to which nothing comes any more and whose threads sleep.
+/// [RS-8], [RS-9]: a request that has moved to another path waits at the server until the first one
+/// is over. It begins then, also at a server to which nothing comes any more and whose threads
+/// sleep.
 #[test]
 fn a_moved_request_begins_when_the_first_one_is_over() {
     const NET: u8 = 206;

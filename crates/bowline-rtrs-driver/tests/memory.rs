@@ -1,5 +1,5 @@
-//! What sessions take of memory, as the README states it: no more than queue depth times chunk size, and
-//! a little for everything else; nothing of it before it is used, nothing after the end.
+//! What sessions take of memory, as the README states it: no more than queue depth times chunk
+//! size, and a little for everything else; nothing of it before it is used, nothing after the end.
 //!
 //! Server and client are processes of their own, since what counts is what a process has in memory.
 
@@ -27,7 +27,8 @@ const HEARTBEAT: Duration = Duration::from_secs(600);
 const CHUNKS: usize = 512 * 128 * 1024;
 /// The stated bound of everything else: code, queues, tables, threads.
 const REST: usize = 16 * MIB;
-/// What a session that does nothing takes, with registrations of 512 chunks and queues of 2 connections.
+/// What a session that does nothing takes, with registrations of 512 chunks and queues of 2
+/// connections.
 const IDLE: usize = MIB;
 
 /// What one request takes that is a part of a chunk; less than a large page.
@@ -141,8 +142,8 @@ impl Drop for Remote {
     }
 }
 
-/// Requests of full size in all chunks at once, some times; returns the last of what has sent them, with its memory, and the
-/// bytes of that.
+/// Requests of full size in all chunks at once, some times; returns the last of what has sent them,
+/// with its memory, and the bytes of that.
 fn fill(session: &Arc<Session>) -> (Arc<Load>, usize) {
     let attrs = session.attrs().unwrap();
     let (depth, len) = (usize::from(attrs.queue_depth), attrs.max_io as usize);

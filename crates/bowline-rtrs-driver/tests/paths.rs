@@ -82,7 +82,8 @@ fn a_path_is_disconnected_and_removed_at_once() {
     assert_eq!(state(&session, path), None);
 }
 
-/// [RS-34], [RS-37]: who connects a path that another thread closes meanwhile is told that it is not connected.
+/// [RS-34], [RS-37]: who connects a path that another thread closes meanwhile is told that it is
+/// not connected.
 #[test]
 fn a_path_is_closed_while_it_is_connected() {
     let pair = Pair::new(213, 2, ServerConfig::default());

@@ -34,7 +34,8 @@ fn take_all(session: &Session) -> Vec<Permit> {
     permits
 }
 
-/// Many more tasks than permits, on one thread: none is lost, none is passed by, and nothing blocks.
+/// Many more tasks than permits, on one thread: none is lost, none is passed by, and nothing
+/// blocks.
 #[test]
 fn more_tasks_than_permits_take_turns() {
     const TASKS: usize = 300;
@@ -173,8 +174,8 @@ fn the_last_waker_counts() {
     held.drain(..).for_each(|permit| session.put_permit(permit));
 }
 
-/// [RT-37]: the permit that is kept for service messages is for those who wait for such a one, and they
-/// do not wait behind IO.
+/// [RT-37]: the permit that is kept for service messages is for those who wait for such a one, and
+/// they do not wait behind IO.
 #[test]
 fn service_messages_have_a_line_of_their_own() {
     let (_pair, session) = few(234);
@@ -262,8 +263,8 @@ fn a_row_of_callbacks_is_no_recursion() {
     held.drain(..).for_each(|permit| session.put_permit(permit));
 }
 
-/// [RS-25]: who waits is told as soon as the session is being closed, even by one that waits for permits
-/// that those who wait might hold; and what nobody has taken yet does not hold it.
+/// [RS-25]: who waits is told as soon as the session is being closed, even by one that waits for
+/// permits that those who wait might hold; and what nobody has taken yet does not hold it.
 #[test]
 fn a_session_that_is_closed_ends_those_who_wait() {
     let (_pair, session) = few(235);
@@ -369,8 +370,8 @@ impl Xorshift {
     }
 }
 
-/// Threads that take, await, block, give up and hold permits at random: whoever waits to the end gets one,
-/// and none is lost.
+/// Threads that take, await, block, give up and hold permits at random: whoever waits to the end
+/// gets one, and none is lost.
 #[test]
 fn no_permit_and_no_turn_is_lost() {
     const THREADS: u64 = 8;

@@ -1,14 +1,15 @@
 //! Heartbeats: the same on both sides, on the service connection of each connected path.
 //!
-//! Two questions are asked [RT-87]. *Is the peer alive?* Every `interval` it is looked whether anything
-//! came, and a message is sent if so; after `missed_max` looks without a sign of life the path ends
-//! [RT-60]. *Is the path alive?* When nothing came for `probe_interval` a message is sent at once
-//! [RT-88], and the queue pair itself fails if nobody acknowledges it. No second message is sent while
-//! one waits for its answer. Nothing of this is negotiated: each side asks at its own pace [RT-94].
+//! Two questions are asked [RT-87]. *Is the peer alive?* Every `interval` it is looked whether
+//! anything came, and a message is sent if so; after `missed_max` looks without a sign of life the
+//! path ends [RT-60]. *Is the path alive?* When nothing came for `probe_interval` a message is sent
+//! at once [RT-88], and the queue pair itself fails if nobody acknowledges it. No second message is
+//! sent while one waits for its answer. Nothing of this is negotiated: each side asks at its own
+//! pace [RT-94].
 //!
-//! A [`patient`](Heartbeat::patient) heartbeat is that of a path whose queue pair bears silence longer, since
-//! its end may be worse than the wait [RT-93]. It tells when the path is silent; whether it ends is for others
-//! to say.
+//! A [`patient`](Heartbeat::patient) heartbeat is that of a path whose queue pair bears silence
+//! longer, since its end may be worse than the wait [RT-93]. It tells when the path is silent;
+//! whether it ends is for others to say.
 
 use core::time::Duration;
 
@@ -21,7 +22,8 @@ pub enum HbDo {
     Nothing,
     /// Send an HB_MSG.
     SendMsg,
-    /// Nothing is acknowledged for [`HbConfig::path_dead`]; told again while that is so. Only of a patient one.
+    /// Nothing is acknowledged for [`HbConfig::path_dead`]; told again while that is so. Only of a
+    /// patient one.
     Silent,
     /// The peer is dead: the path ends.
     Dead,
@@ -73,8 +75,8 @@ impl Heartbeat {
         self.silent_at = None;
     }
 
-    /// Tells whether the path has shown of late that it is alive: one that works, and has nothing to carry, is
-    /// asked every `probe_interval`.
+    /// Tells whether the path has shown of late that it is alive: one that works, and has nothing
+    /// to carry, is asked every `probe_interval`.
     pub fn is_alive(&self, now: Instant) -> bool {
         let HbConfig { path_dead, probe_interval, .. } = self.config;
         now.saturating_since(self.alive) < (path_dead / 2).max(probe_interval * 3 / 2)
@@ -93,7 +95,8 @@ impl Heartbeat {
         self.sent.take().map(|sent| now.saturating_since(sent))
     }
 
-    /// Looks at the clock. Time may have passed [`next`](Self::next) by any amount; one look is made.
+    /// Looks at the clock. Time may have passed [`next`](Self::next) by any amount; one look is
+    /// made.
     pub fn tick(&mut self, now: Instant) -> HbDo {
         if now >= self.look {
             self.look = now + self.config.interval;
@@ -197,7 +200,8 @@ mod tests {
         assert_eq!(hb.next(), at(5_000));
         assert_eq!(hb.tick(at(5_000)), HbDo::Nothing, "a look");
         assert_eq!(hb.tick(at(5_000)), HbDo::Silent);
-        // The message is acknowledged, and not answered: the path is alive, of the peer nobody knows.
+        // The message is acknowledged, and not answered: the path is alive, of the peer nobody
+        // knows.
         hb.acknowledged(at(5_500));
         assert!(hb.is_alive(at(6_000)));
         for look in 2..=6 {

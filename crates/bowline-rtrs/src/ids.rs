@@ -74,7 +74,8 @@ impl Tag {
     pub const INFO: u32 = 4;
     /// An answer of the server.
     pub const REPLY: u32 = 5;
-    /// A marker at the end of a closed connection's queues. The binding posts it, the core counts it.
+    /// A marker at the end of a closed connection's queues. The binding posts it, the core counts
+    /// it.
     pub const DRAIN: u32 = 6;
     /// The client takes memory of an IO back from the server, or has given it.
     pub const KEY: u32 = 7;

@@ -1,7 +1,8 @@
 //! The RTRS protocol as state machines: client and server sessions of several paths, without I/O.
 //!
-//! Both cores order work of a device and are told what came of it, in the words of this module; they
-//! know no sockets, threads or clocks. Rules are those of `docs/spec/rtrs.md` (`[RT-1]`, `[RS-1]`).
+//! Both cores order work of a device and are told what came of it, in the words of this module;
+//! they know no sockets, threads or clocks. Rules are those of `docs/spec/rtrs.md` (`[RT-1]`,
+//! `[RS-1]`).
 #![forbid(unsafe_code)]
 
 pub mod bind;

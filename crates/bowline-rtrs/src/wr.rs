@@ -1,8 +1,9 @@
 //! What a core orders and what it is told: work requests and completions without a device.
 //!
-//! A core never touches a device. On the hot path it fills a [`Batch`], flat and used again, and takes
-//! [`Done`]s; on the cold path it gives [`Order`]s and takes [`Input`]s. The orders come first, then
-//! the batch that was made together with them. These few operations are all a device must have [RT-71].
+//! A core never touches a device. On the hot path it fills a [`Batch`], flat and used again, and
+//! takes [`Done`]s; on the cold path it gives [`Order`]s and takes [`Input`]s. The orders come
+//! first, then the batch that was made together with them. These few operations are all a device
+//! must have [RT-71].
 
 use core::time::Duration;
 use std::net::SocketAddr;
@@ -26,7 +27,8 @@ pub enum WrKind {
     /// RDMA write with an immediate.
     WriteImm(Remote, u32),
     /// Gives the peer the memory of the request, its pieces in order, under this key of
-    /// [`Order::AddKeys`] and from address 0 on [RT-42]. The key is valid before what follows goes out.
+    /// [`Order::AddKeys`] and from address 0 on [RT-42]. The key is valid before what follows goes
+    /// out.
     Register(u32),
     /// Takes it back; when this has completed the peer can do nothing with the key any more.
     Invalidate(u32),
@@ -59,10 +61,11 @@ pub struct RecvSlot {
 }
 
 /// Work for the device, carried out in the order of the fields. Work requests of one connection are
-/// executed in order: what one has written is there when the next one completes at the peer [RT-72]. All stay in
-/// order but for unsignalled WRITEs without immediate: these may go earlier, over requests of other kinds, and
-/// in two parts, so that two failures may come of one tag. The end of one may go within the WRITE with immediate behind
-/// it, if that writes to the memory behind [RT-97].
+/// executed in order: what one has written is there when the next one completes at the peer
+/// [RT-72]. All stay in order but for unsignalled WRITEs without immediate: these may go earlier,
+/// over requests of other kinds, and in two parts, so that two failures may come of one tag. The
+/// end of one may go within the WRITE with immediate behind it, if that writes to the memory behind
+/// [RT-97].
 #[derive(Clone, Debug, Default)]
 pub struct Batch {
     /// Keys the peer can no longer use.
@@ -140,8 +143,8 @@ pub struct RegionKeys {
     pub rkey: u32,
 }
 
-/// Sizes and rights of a queue pair: a reliable connection, whose receives have one element, with one
-/// completion queue for both queues [RT-21], [RT-23].
+/// Sizes and rights of a queue pair: a reliable connection, whose receives have one element, with
+/// one completion queue for both queues [RT-21], [RT-23].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpShape {
     /// Send work requests outstanding.
@@ -152,11 +155,11 @@ pub struct QpShape {
     pub send_sge: usize,
     /// What the peer may do.
     pub access: Access,
-    /// Its completion queue: 0 for the one all have in common, or the number of a poll connection, from 1
-    /// on, whose completions the program takes by itself [RS-31].
+    /// Its completion queue: 0 for the one all have in common, or the number of a poll connection,
+    /// from 1 on, whose completions the program takes by itself [RS-31].
     pub queue: u16,
-    /// How long it bears that nothing is acknowledged, where the device lets that be chosen; `None`: as long as
-    /// the device usually does.
+    /// How long it bears that nothing is acknowledged, where the device lets that be chosen;
+    /// `None`: as long as the device usually does.
     pub give_up: Option<Duration>,
 }
 
@@ -169,8 +172,8 @@ pub enum On {
     One(PortId),
 }
 
-/// What a core wants done, apart from work requests. Carried out in order, before the batch that was
-/// made together with it.
+/// What a core wants done, apart from work requests. Carried out in order, before the batch that
+/// was made together with it.
 #[derive(Debug)]
 pub enum Order {
     /// Register memory. Addresses begin at 0. Answered by [`Input::Region`], once for each device.
@@ -179,8 +182,8 @@ pub enum Order {
         region: RegionId,
         /// The memory.
         buffer: Arc<Buffer>,
-        /// Rights of the keys told in the answer. For this side's requests the binding registers the
-        /// memory once more.
+        /// Rights of the keys told in the answer. For this side's requests the binding registers
+        /// the memory once more.
         access: Access,
         /// One key for each part of so many bytes; `None`: one key.
         granule: Option<u32>,
@@ -204,8 +207,8 @@ pub enum Order {
         /// How many.
         count: u16,
     },
-    /// End these keys, whatever they are good for at the moment: after it the peer can do nothing with
-    /// them.
+    /// End these keys, whatever they are good for at the moment: after it the peer can do nothing
+    /// with them.
     DropKeys {
         /// Whose.
         path: PathId,
@@ -228,8 +231,8 @@ pub enum Order {
         /// Retransmissions asked of the peer's queue pair [RT-90].
         retry_count: u8,
     },
-    /// Make a queue pair and accept. Answered by [`Input::Established`] or [`Input::Failed`]; after that
-    /// the request may still be refused.
+    /// Make a queue pair and accept. Answered by [`Input::Established`] or [`Input::Failed`]; after
+    /// that the request may still be refused.
     Accept {
         /// Its name.
         conn: ConnId,
@@ -251,15 +254,15 @@ pub enum Order {
     },
     /// Take the queue pair to ERR, post a signalled empty send and an empty receive behind what is
     /// there ([`Tag::DRAIN`]), and disconnect. The core counts the two completions;
-    /// [`Input::Drained`] comes instead when they could not be posted. [`Input::Disconnected`] follows
-    /// when the peer has answered, if the connection was established. A queue pair that the device does not take
-    /// to ERR is removed, and both inputs come at once.
+    /// [`Input::Drained`] comes instead when they could not be posted. [`Input::Disconnected`]
+    /// follows when the peer has answered, if the connection was established. A queue pair that the
+    /// device does not take to ERR is removed, and both inputs come at once.
     Close {
         /// Which.
         conn: ConnId,
     },
-    /// Remove connection and queue pair. Nothing comes of this name any more but [`Input::Drained`], which says
-    /// that it is done.
+    /// Remove connection and queue pair. Nothing comes of this name any more but
+    /// [`Input::Drained`], which says that it is done.
     Forget {
         /// Which.
         conn: ConnId,
@@ -322,8 +325,8 @@ pub enum Input {
         /// Why.
         errno: Errno,
     },
-    /// The queues of a closed connection are empty, or gone with it: nothing of it touches memory or leaves any
-    /// more.
+    /// The queues of a closed connection are empty, or gone with it: nothing of it touches memory
+    /// or leaves any more.
     Drained {
         /// Which.
         conn: ConnId,

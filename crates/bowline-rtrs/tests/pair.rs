@@ -1,6 +1,6 @@
 //! Client core against server core through bindings and a network that is a few tables: everything
-//! happens in an order drawn from a seed, paths are killed and cut, and what was acknowledged must be
-//! readable.
+//! happens in an order drawn from a seed, paths are killed and cut, and what was acknowledged must
+//! be readable.
 
 mod pair {
     pub(crate) mod net;

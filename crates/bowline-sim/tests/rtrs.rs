@@ -27,7 +27,8 @@ fn disks_come_and_go_while_others_are_in_use() {
     assert!(stats.mapped > stats.sessions && stats.not_mapped > 0, "{stats:?}");
 }
 
-/// Not drawn, but all of them: whatever goes wrong at whatever datagram of a session, from its first to its last.
+/// Not drawn, but all of them: whatever goes wrong at whatever datagram of a session, from its
+/// first to its last.
 #[test]
 fn anything_may_go_wrong_at_every_step() {
     let options = Options::default().with_scenario(Some(Scenario::Each));

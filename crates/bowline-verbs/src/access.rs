@@ -24,8 +24,8 @@ bitflags::bitflags! {
     }
 }
 
-/// The key that comes after this one: the low byte is one more, wrapping, and the rest, which names the
-/// region or window, is the same [MR-6], [MR-12].
+/// The key that comes after this one: the low byte is one more, wrapping, and the rest, which names
+/// the region or window, is the same [MR-6], [MR-12].
 pub const fn next_key(key: u32) -> u32 {
     key & !0xff | key.wrapping_add(1) & 0xff
 }
@@ -34,11 +34,12 @@ pub const fn next_key(key: u32) -> u32 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum MwType {
-    /// Bound by [`Device::bind_mw`](crate::Device::bind_mw), which chooses the key; for every queue pair
-    /// of its protection domain; cannot be invalidated, but bound anew.
+    /// Bound by [`Device::bind_mw`](crate::Device::bind_mw), which chooses the key; for every queue
+    /// pair of its protection domain; cannot be invalidated, but bound anew.
     Type1 = 1,
-    /// Bound by [`SendOp::BindMw`](crate::SendOp::BindMw) with a key of the program's choosing; for the
-    /// queue pair it was bound on alone; invalidated by this side or the peer before it is bound again.
+    /// Bound by [`SendOp::BindMw`](crate::SendOp::BindMw) with a key of the program's choosing; for
+    /// the queue pair it was bound on alone; invalidated by this side or the peer before it is
+    /// bound again.
     Type2 = 2,
 }
 
@@ -50,7 +51,8 @@ pub struct MwBind {
     pub lkey: u32,
     /// First byte of the window, in the terms of the region.
     pub addr: u64,
-    /// Bytes; 0 ends the binding of a window of type 1, and `lkey` is that of a region all the same.
+    /// Bytes; 0 ends the binding of a window of type 1, and `lkey` is that of a region all the
+    /// same.
     pub len: u64,
     /// What the peer may do: rights to read, to write and to do atomics; [`Access::ZERO_BASED`] for
     /// addresses that begin at 0 instead of `addr`.

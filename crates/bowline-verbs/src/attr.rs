@@ -38,17 +38,19 @@ pub struct DeviceAttr {
     pub max_inline: usize,
     /// [`SendOp::RegMr`](crate::SendOp::RegMr) works.
     pub fast_registration: bool,
-    /// [`SendOp::Flush`](crate::SendOp::Flush) and [`SendOp::AtomicWrite`](crate::SendOp::AtomicWrite)
-    /// work.
+    /// [`SendOp::Flush`](crate::SendOp::Flush) and
+    /// [`SendOp::AtomicWrite`](crate::SendOp::AtomicWrite) work.
     pub flush: bool,
     /// [`Device::withdraw_keys`](crate::Device::withdraw_keys) and
     /// [`Device::renew_keys`](crate::Device::renew_keys) work.
     pub key_refresh: bool,
-    /// Packets of one size that follow one another leave together, and one that is shorter behind them: so
-    /// many bytes of WRITEs without immediate, in rows that fill packets, with one call. Who has many messages
-    /// to send does well to send what fills packets first and what is short after it. 0: nothing is gained.
+    /// Packets of one size that follow one another leave together, and one that is shorter behind
+    /// them: so many bytes of WRITEs without immediate, in rows that fill packets, with one call.
+    /// Who has many messages to send does well to send what fills packets first and what is short
+    /// after it. 0: nothing is gained.
     pub burst: usize,
-    /// Entries of a completion queue take memory while they are there, and not from its beginning on.
+    /// Entries of a completion queue take memory while they are there, and not from its beginning
+    /// on.
     pub lazy_cq: bool,
 }
 
@@ -76,8 +78,8 @@ pub enum QpState {
     Rts = 3,
     /// Send queue drained: no request is begun, those begun are finished [QP-3].
     Sqd = 4,
-    /// Send queue error (UD): a datagram could not be sent, what was posted behind it is flushed, and
-    /// receives go on. Back to RTS by [`Device::modify_qp`](crate::Device::modify_qp).
+    /// Send queue error (UD): a datagram could not be sent, what was posted behind it is flushed,
+    /// and receives go on. Back to RTS by [`Device::modify_qp`](crate::Device::modify_qp).
     Sqe = 5,
     /// Error: everything posted is flushed.
     Err = 6,
@@ -178,8 +180,9 @@ pub struct QpAttr {
     pub retry_cnt: Option<u8>,
     /// The same after RNR NAKs; 7: for ever.
     pub rnr_retry: Option<u8>,
-    /// Time without any acknowledgement after which the peer is given up, instead of what the device makes of
-    /// timeout and retransmissions. Only the soft device has this; others ignore it.
+    /// Time without any acknowledgement after which the peer is given up, instead of what the
+    /// device makes of timeout and retransmissions. Only the soft device has this; others ignore
+    /// it.
     pub give_up: Option<Duration>,
     /// On the way to SQD: [`AsyncEvent::SqDrained`] is to tell when what was begun is finished.
     pub sqd_notify: Option<bool>,
@@ -199,7 +202,7 @@ pub enum AsyncEvent {
     SqDrained(Qpn),
     /// A completion queue has overrun and is of no more use.
     CqError(CqId),
-    /// The device is gone, or can do nothing more: nothing need complete there any more, not even as flushed. Told
-    /// once. That an address of it has changed is not this.
+    /// The device is gone, or can do nothing more: nothing need complete there any more, not even
+    /// as flushed. Told once. That an address of it has changed is not this.
     DeviceFatal,
 }

@@ -56,8 +56,8 @@ impl Buffer {
         Ok(buffer)
     }
 
-    /// Allocates `len` bytes, all zero, of which little is used perhaps: none takes memory before it is used,
-    /// but for the rest of its small page. See [`Buffer::enlarge_pages`].
+    /// Allocates `len` bytes, all zero, of which little is used perhaps: none takes memory before
+    /// it is used, but for the rest of its small page. See [`Buffer::enlarge_pages`].
     ///
     /// # Errors
     /// The system's, when there is no memory.
@@ -80,9 +80,9 @@ impl Buffer {
         Ok(buffer)
     }
 
-    /// Has a stretch of [`Buffer::sparse`] memory all of which is used consist of large pages, where the system can
-    /// do that: that changes nothing but speed. Takes some milliseconds for each, and seconds where the system has to move
-    /// others first.
+    /// Has a stretch of [`Buffer::sparse`] memory all of which is used consist of large pages,
+    /// where the system can do that: that changes nothing but speed. Takes some milliseconds for
+    /// each, and seconds where the system has to move others first.
     ///
     /// # Panics
     /// When it does not lie within the buffer.
@@ -91,7 +91,8 @@ impl Buffer {
         self.advise(offset, len, MADV_COLLAPSE);
     }
 
-    /// A refusal does not matter: what is advised here is how the memory is kept, and never what is in it.
+    /// A refusal does not matter: what is advised here is how the memory is kept, and never what is
+    /// in it.
     fn advise(&self, offset: usize, len: usize, advice: i32) {
         let at = self.at(offset, len);
         // SAFETY: within the mapping, as `at` checked.
@@ -172,7 +173,8 @@ impl Buffer {
         let from = self.at(offset, len);
         out.reserve(len);
         let to = out.spare_capacity_mut().as_mut_ptr().cast::<u8>();
-        // SAFETY: `at` checked the range, and there is room for `len` bytes, which are `out`'s alone.
+        // SAFETY: `at` checked the range, and there is room for `len` bytes, which are `out`'s
+        // alone.
         let crc = unsafe { bowline_crc::copy(crc, from, to, len) };
         // SAFETY: these bytes have just been written.
         unsafe { out.set_len(out.len() + len) };
@@ -189,8 +191,8 @@ impl Buffer {
         unsafe { bowline_crc::sum(crc, from, len) }
     }
 
-    /// Where bytes are, for who has the system write them as a device would. The address is good as long as the
-    /// buffer is.
+    /// Where bytes are, for who has the system write them as a device would. The address is good as
+    /// long as the buffer is.
     ///
     /// # Panics
     /// When they do not lie within the buffer.

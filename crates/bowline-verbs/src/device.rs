@@ -35,17 +35,20 @@ pub trait Device: Send + Sync {
     /// Returns name, addresses and limits.
     fn attr(&self) -> DeviceAttr;
 
-    /// Returns the number of the interface that an own link-local address is of; 0 when that is not known.
+    /// Returns the number of the interface that an own link-local address is of; 0 when that is not
+    /// known.
     fn link_of(&self, _addr: IpAddr) -> u32 {
         0
     }
 
-    /// Returns what has kept packets from being sent in the last seconds, where the provider knows of something.
+    /// Returns what has kept packets from being sent in the last seconds, where the provider knows
+    /// of something.
     fn fault(&self) -> Option<Error> {
         None
     }
 
-    /// Returns what has kept packets from being sent to one peer in the last seconds, where that is known.
+    /// Returns what has kept packets from being sent to one peer in the last seconds, where that is
+    /// known.
     fn fault_to(&self, _peer: IpAddr) -> Option<Error> {
         None
     }
@@ -83,45 +86,46 @@ pub trait Device: Send + Sync {
     /// [`Error::NotSupported`]; as [`reg_mr`](Self::reg_mr).
     fn alloc_mr(&self, pd: PdId) -> Result<MrKeys, Error>;
 
-    /// Removes a region by its present local key, or the one it was registered or made with. What is being copied is finished first.
+    /// Removes a region by its present local key, or the one it was registered or made with. What
+    /// is being copied is finished first.
     ///
     /// # Errors
     /// [`Error::NoSuch`]; [`Error::Busy`] while a window is bound to it.
     fn dereg_mr(&self, lkey: u32) -> Result<(), Error>;
 
-    /// Takes regions of [`reg_mr`](Self::reg_mr) away from peers, by their present keys: at once, not in the
-    /// order of a queue. What a peer has begun to write there and not finished is refused. Local use goes on.
-    /// All keys are looked at first; on an error nothing has changed.
+    /// Takes regions of [`reg_mr`](Self::reg_mr) away from peers, by their present keys: at once,
+    /// not in the order of a queue. What a peer has begun to write there and not finished is
+    /// refused. Local use goes on. All keys are looked at first; on an error nothing has changed.
     ///
     /// # Errors
-    /// [`Error::NoSuch`]; [`Error::Invalid`] for a region that is withdrawn already; [`Error::Busy`] while
-    /// a window is bound to one; [`Error::NotSupported`].
+    /// [`Error::NoSuch`]; [`Error::Invalid`] for a region that is withdrawn already;
+    /// [`Error::Busy`] while a window is bound to one; [`Error::NotSupported`].
     fn withdraw_keys(&self, _rkeys: &[u32]) -> Result<(), Error> {
         Err(Error::NotSupported("withdrawing keys"))
     }
 
-    /// Gives withdrawn regions back to peers under new keys, which differ from the present ones in the low
-    /// byte only: pairs of the present and the new key. The key a region was registered with still names it
-    /// for [`dereg_mr`](Self::dereg_mr), and for nothing else. All keys are looked at first; on an error
-    /// nothing has changed.
+    /// Gives withdrawn regions back to peers under new keys, which differ from the present ones in
+    /// the low byte only: pairs of the present and the new key. The key a region was registered
+    /// with still names it for [`dereg_mr`](Self::dereg_mr), and for nothing else. All keys are
+    /// looked at first; on an error nothing has changed.
     ///
     /// # Errors
-    /// [`Error::NoSuch`]; [`Error::Invalid`] for a region that is not withdrawn, and for a new key that is not
-    /// of the region or not new; [`Error::NotSupported`].
+    /// [`Error::NoSuch`]; [`Error::Invalid`] for a region that is not withdrawn, and for a new key
+    /// that is not of the region or not new; [`Error::NotSupported`].
     fn renew_keys(&self, _keys: &[(u32, u32)]) -> Result<(), Error> {
         Err(Error::NotSupported("renewing keys"))
     }
 
-    /// Makes a memory window, bound to nothing, and returns its first key, which allows nothing. A window
-    /// goes by the upper 24 bits of its keys, so every key it has had names it [MR-9].
+    /// Makes a memory window, bound to nothing, and returns its first key, which allows nothing. A
+    /// window goes by the upper 24 bits of its keys, so every key it has had names it [MR-9].
     ///
     /// # Errors
     /// [`Error::NoSuch`], [`Error::Limit`], [`Error::NotSupported`].
     fn alloc_mw(&self, pd: PdId, kind: MwType) -> Result<u32, Error>;
 
-    /// Binds a window of type 1, in the order of the send queue of a queue pair, or with a length of 0
-    /// ends its binding. Returns the key that is good from then on; the one before it is not any more. The
-    /// request completes as [`WcOpcode::BindMw`](crate::WcOpcode::BindMw) with `id`.
+    /// Binds a window of type 1, in the order of the send queue of a queue pair, or with a length
+    /// of 0 ends its binding. Returns the key that is good from then on; the one before it is not
+    /// any more. The request completes as [`WcOpcode::BindMw`](crate::WcOpcode::BindMw) with `id`.
     ///
     /// # Errors
     /// As [`post_send`](Self::post_send); [`Error::Invalid`] for a window of type 2.

@@ -16,8 +16,8 @@ pub(crate) fn prefetch_line(at: *const u8) {
     #[cfg(target_arch = "x86_64")]
     {
         use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: every x86-64 processor has the instruction, which takes any address, and reads nothing as far as
-        // the language can tell.
+        // SAFETY: every x86-64 processor has the instruction, which takes any address, and reads
+        // nothing as far as the language can tell.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) };
     }
     #[cfg(not(target_arch = "x86_64"))]

@@ -64,7 +64,8 @@ pub struct UdDest {
 }
 
 bitflags::bitflags! {
-    /// How far what was written is to have come when a flush completes: FETH's placement types [HDR-2].
+    /// How far what was written is to have come when a flush completes: FETH's placement types
+    /// [HDR-2].
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct Placement: u8 {
         /// Everybody at the peer sees it.
@@ -132,8 +133,8 @@ pub enum SendOp {
     LocalInv(u32),
     /// Binds a window of type 2, in the order of the queue [MR-9], [MR-12].
     BindMw {
-        /// The new key: its upper 24 bits are those of the window, its low byte is another than that of
-        /// the last one. The next one is told by [`next_key`](crate::next_key).
+        /// The new key: its upper 24 bits are those of the window, its low byte is another than
+        /// that of the last one. The next one is told by [`next_key`](crate::next_key).
         key: u32,
         /// To what, at least one byte.
         to: MwBind,

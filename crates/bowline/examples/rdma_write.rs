@@ -1,5 +1,6 @@
-//! RDMA: one device writes into the memory of another. Both are of this process, but nothing here would differ in two
-//! processes or on two machines: what one side has to know of the other goes along with the connection.
+//! RDMA: one device writes into the memory of another. Both are of this process, but nothing here
+//! would differ in two processes or on two machines: what one side has to know of the other goes
+//! along with the connection.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -82,7 +83,8 @@ fn main() -> Result<()> {
     let target = Side::open([127, 77, 3, 2])?;
     let at = ([127, 77, 3, 2], PORT).into();
 
-    // The target's memory is written without a word; an immediate tells it that all is there, and takes a receive.
+    // The target's memory is written without a word; an immediate tells it that all is there, and
+    // takes a receive.
     target.device.listen(at)?;
     target.device.post_recv(target.qp, &[RecvWr { id: 1, sges: &[] }]).map_err(|(_, why)| why)?;
 

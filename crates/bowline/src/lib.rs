@@ -9,8 +9,9 @@
 //! | `ctl` | `rtrs`, by default | trees as under /sys, that show and change sessions and disks |
 //! | `rnbd`, `block` | `rnbd`, by default | exports and disks; what they are stored in, NBD and ublk in front |
 //!
-//! `fuse` adds disks and trees as files; `tokio` adds sockets of RDS for its tasks. Whoever needs RDS
-//! only says `default-features = false`. `cargo doc -p bowline --all-features` documents all of it.
+//! `fuse` adds disks and trees as files; `tokio` adds sockets of RDS for its tasks. Whoever needs
+//! RDS only says `default-features = false`. `cargo doc -p bowline --all-features` documents all of
+//! it.
 //!
 //! ```
 //! use bowline::rds::Node;

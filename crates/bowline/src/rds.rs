@@ -14,23 +14,26 @@
 //!   machine of a receiver goes off without a word, so does what was *begun* on a connection to it
 //!   before its sender noticed, even if the receiving socket was bound again before the send.
 //! - A restarted receiver may get a message that its earlier process had and did not acknowledge.
-//! - A peer that acknowledges by TCP alone (a kernel, or a node with `end_to_end` off) has let go of
-//!   what TCP acknowledged. A bowline node reads all of that, also when its own side ends the
+//! - A peer that acknowledges by TCP alone (a kernel, or a node with `end_to_end` off) has let go
+//!   of what TCP acknowledged. A bowline node reads all of that, also when its own side ends the
 //!   connection. A kernel whose connections break may lose such messages, or take repeated ones for
-//!   new ones; that is its own limit. What it repeats is known to a bowline node for a day after a connection
-//!   was lost, the latest 32 MiB and 131,072 messages of it ([`Limits::duplicate_records_total`]).
+//!   new ones; that is its own limit. What it repeats is known to a bowline node for a day after a
+//!   connection was lost, the latest 32 MiB and 131,072 messages of it
+//!   ([`Limits::duplicate_records_total`]).
 //! - A kernel that has several paths, answers no pings (`net.rds.ping_enable` 0) and keeps a single
 //!   connection for half a minute is taken for one with a single path.
 //!
 //! # What a sender is not told
 //!
-//! RDS acknowledges from node to node. A message to a port that no socket is bound to is acknowledged and dropped: sends and
-//! [`Socket::flush`] are `Ok`, and its sender is told nothing. So whoever starts first asks until an answer comes, or the
-//! services bind their sockets before anybody is told of them. The counter `recv_drop_no_sock` of the *receiver's* node
-//! tells how many were dropped.
+//! RDS acknowledges from node to node. A message to a port that no socket is bound to is
+//! acknowledged and dropped: sends and [`Socket::flush`] are `Ok`, and its sender is told nothing.
+//! So whoever starts first asks until an answer comes, or the services bind their sockets before
+//! anybody is told of them. The counter `recv_drop_no_sock` of the *receiver's* node tells how many
+//! were dropped.
 //!
-//! A peer that does not exist, or whose node does not run (yet), is no error either: messages to it wait in the send
-//! buffer, until that is full. [`Node::info`] tells of it: no path to it is [`PathState::Up`].
+//! A peer that does not exist, or whose node does not run (yet), is no error either: messages to it
+//! wait in the send buffer, until that is full. [`Node::info`] tells of it: no path to it is
+//! [`PathState::Up`].
 //!
 //! ```
 //! use bowline::rds::{Node, PathState};
@@ -49,7 +52,8 @@
 //!
 //! let no_node_runs_there = SocketAddr::from(([127, 45, 77, 3], 4000));
 //! socket.send_to(b"kept", no_node_runs_there)?;
-//! assert!(socket.flush(Some(Duration::from_millis(200))).is_err_and(|error| error.is_timed_out()));
+//! let flushed = socket.flush(Some(Duration::from_millis(200)));
+//! assert!(flushed.is_err_and(|error| error.is_timed_out()));
 //! let paths = left.info().paths;
 //! let mut to_it = paths.iter().filter(|path| path.remote == no_node_runs_there.ip());
 //! assert!(!to_it.any(|path| path.state == PathState::Up));

@@ -1,14 +1,15 @@
 //! RNBD: disks of other machines, over [`rtrs`](crate::rtrs).
 //!
-//! An [`ExportServer`] offers memory, files and block devices under names; a [`Client`] maps them, each a
-//! [`Disk`], which is a [`BlockDevice`](crate::block::BlockDevice): for programs, and for the
-//! [doors](crate::block::front) that lead other software to it. It is the protocol of the Linux kernel's
-//! `rnbd-client` and `rnbd-server`.
+//! An [`ExportServer`] offers memory, files and block devices under names; a [`Client`] maps them,
+//! each a [`Disk`], which is a [`BlockDevice`](crate::block::BlockDevice): for programs, and for
+//! the [front ends](crate::block::front) by which other software reaches it. It is the protocol of
+//! the Linux kernel's `rnbd-client` and `rnbd-server`.
 //!
-//! A program that was killed and is started again gets its session back at once, since its device first ends the
-//! connections of its former life; where it notes them is
-//! [`SoftConfig::former_lives`](crate::verbs::SoftConfig::former_lives). Without that its server refuses the session, with
-//! `ECONNRESET`, until it has noticed: some seconds with a server of bowline, up to 35 with a kernel's.
+//! A program that was killed and is started again gets its session back at once, since its device
+//! first ends the connections of its former life; where it notes them is
+//! [`SoftConfig::former_lives`](crate::verbs::SoftConfig::former_lives). Without that its server
+//! refuses the session, with `ECONNRESET`, until it has noticed: some seconds with a server of
+//! bowline, up to 35 with a kernel's.
 //!
 //! ```
 //! use std::{net::IpAddr, sync::Arc};

@@ -143,8 +143,8 @@ fn streaming_8_kib_shares_system_calls() {
     check_stream(8192, 100_000, 0.25, 1000.0, 601);
 }
 
-/// What a sleeping round trip costs: system calls and thread hand-overs of the side that has more, and allocations
-/// of both for each message.
+/// What a sleeping round trip costs: system calls and thread hand-overs of the side that has more,
+/// and allocations of both for each message.
 fn sleeping_round_trip() -> [(&'static str, f64, f64); 3] {
     let pair = Pair::with(602, |b| b.paths(1).poll(PollMode::Sleep));
     let (a, b) = pair.sockets(4000);

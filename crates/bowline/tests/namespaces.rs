@@ -21,8 +21,8 @@ fn ip(args: &str) -> bool {
     status.is_ok_and(|status| status.success())
 }
 
-/// Two namespaces joined by a virtual cable. `a` has 10.9.0.1, fd00:9::1 and fe80::9:1, `b` the same
-/// with 2.
+/// Two namespaces joined by a virtual cable. `a` has 10.9.0.1, fd00:9::1 and fe80::9:1, `b` the
+/// same with 2.
 struct Cable {
     name: String,
 }

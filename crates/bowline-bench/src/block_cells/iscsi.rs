@@ -1,5 +1,5 @@
-//! tgtd over TCP with a file in memory, asked by iscsi-perf: random reads only, for whole seconds, and
-//! its own count of them.
+//! tgtd over TCP with a file in memory, asked by iscsi-perf: random reads only, for whole seconds,
+//! and its own count of them.
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! nbdkit with its memory plugin and qemu-nbd with a file in memory, over TCP, and a client of our own:
-//! as many requests outstanding as asked, sent with one call as far as they come together.
+//! nbdkit with its memory plugin and qemu-nbd with a file in memory, over TCP, and a client of our
+//! own: as many requests outstanding as asked, sent with one call as far as they come together.
 
 use std::io::{BufReader, IoSlice, Read, Write};
 use std::net::TcpStream;
@@ -16,8 +16,8 @@ const REPLY: u32 = 0x6744_6698;
 const READ: u16 = 0;
 const WRITE: u16 = 1;
 const EXPORT_NAME: u32 = 1;
-/// Bytes that are read ahead: of several small answers, or little besides a large one, which then is
-/// read to where it belongs.
+/// Bytes that are read ahead: of several small answers, or little besides a large one, which then
+/// is read to where it belongs.
 const AHEAD: usize = 1 << 18;
 const AHEAD_OF_LARGE: usize = 1 << 12;
 /// Data of this size is sent from where it is.

@@ -1,13 +1,14 @@
 //! Requests and answers over UDP, in bursts that the kernel cuts and merges: what is possible
-//! without a protocol. Data of more than 4 KiB goes in segments of 4 KiB, each with the header of its
-//! own place; its answer, or what is answered, is one segment.
+//! without a protocol. Data of more than 4 KiB goes in segments of 4 KiB, each with the header of
+//! its own place; its answer, or what is answered, is one segment.
 //!
 //! ```text
 //!  0        8      16
 //!  | offset | slot | data of a write, or of the answer to a read | with `rr-udp-crc` the checksum of all that
 //! ```
 //!
-//! `rr-udp-crc` computes and checks what RoCE demands of both sides for each packet, and nothing more of it.
+//! `rr-udp-crc` computes and checks what RoCE demands of both sides for each packet, and nothing
+//! more of it.
 
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, UdpSocket};

@@ -1,5 +1,5 @@
-//! Requests and answers over TCP, in the form of [`rr`](super::rr): everything that came together is
-//! answered together, in one write.
+//! Requests and answers over TCP, in the form of [`rr`](super::rr): everything that came together
+//! is answered together, in one write.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};

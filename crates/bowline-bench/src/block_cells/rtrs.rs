@@ -24,7 +24,8 @@ const HEADER: u32 = 4096;
 const BITS: u32 = 28;
 const CHUNKS: u16 = 512;
 
-/// The chunks of a server that takes requests of `size` bytes: the default ones if those are enough.
+/// The chunks of a server that takes requests of `size` bytes: the default ones if those are
+/// enough.
 fn geometry(size: usize) -> Result<Geometry, String> {
     let default = ServerConfig::default().geometry;
     if size <= default.max_io() as usize {

@@ -43,8 +43,8 @@ pub(super) fn command(program: &str) -> Command {
     if sbin.exists() { Command::new(sbin) } else { Command::new(program) }
 }
 
-/// Starts a server with a socket that listens already, as systemd does, so that the socket's congestion
-/// control is the anchors'. Returns the server and the port.
+/// Starts a server with a socket that listens already, as systemd does, so that the socket's
+/// congestion control is the anchors'. Returns the server and the port.
 pub(super) fn start_with_socket(
     role: &Role,
     program: &str,

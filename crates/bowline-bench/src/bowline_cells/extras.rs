@@ -18,13 +18,14 @@ fn bind_many(node: &Node, ip: IpAddr, port: u16, count: usize) -> Result<Vec<Soc
     (0..count).map(|i| node.bind((ip, add_port(port, i)?).into()).map_err(failed("bind"))).collect()
 }
 
-/// Waits a little until the socket can be used; the loops around it look at all sockets again anyway.
+/// Waits a little until the socket can be used; the loops around it look at all sockets again
+/// anyway.
 fn nap(socket: &Socket, interest: Interest) {
     let _ = socket.wait(interest, Some(NAP));
 }
 
-/// The receivers of a set of pairs. The first one is read only when all are to be awake, and what it
-/// gets is not counted in either case: the figure is that of the others.
+/// The receivers of a set of pairs. The first one is read only when all are to be awake, and what
+/// it gets is not counted in either case: the figure is that of the others.
 pub(super) fn pairs_rx(mut role: Role) -> Result<(), String> {
     let ip = role.cell.nodes.0.into();
     let node = super::node(&role.cell, &[ip])?;

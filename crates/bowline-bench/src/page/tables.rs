@@ -8,7 +8,8 @@ use crate::args::Suite;
 use crate::report::{short, time};
 use crate::targets::{self, Against, Metric, Outcome, Target, Verdict};
 
-/// Rows of the first table: suite, target, cell and first rival of it, and what people would call it.
+/// Rows of the first table: suite, target, cell and first rival of it, and what people would call
+/// it.
 const HEADLINES: &[(Suite, &str, &str, &str, &str)] = &[
     (Suite::Rds, "R2", "stream/64", "zmq", "RDS, messages of 64 B"),
     (Suite::Rds, "R5", "stream/1024", "zmq", "RDS, messages of 1 KiB"),

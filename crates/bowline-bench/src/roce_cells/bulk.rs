@@ -1,11 +1,11 @@
 //! Streams of writes and of reads.
 //!
 //! Both sides have a ring of slots, one message each. Every write that ends a group has an
-//! immediate: by these the target counts, and checks the ends of every message and the body of some.
-//! An immediate takes a receive, and the target posts one again only after it has checked a group;
-//! with one receive fewer than there are groups of slots, no message is overwritten before. A ring is
-//! not larger than that of the bare sockets, since memory that does not fit the caches costs more.
-//! With several queue pairs each has a ring and a stream of its own.
+//! immediate: by these the target counts, and checks the ends of every message and the body of
+//! some. An immediate takes a receive, and the target posts one again only after it has checked a
+//! group; with one receive fewer than there are groups of slots, no message is overwritten before.
+//! A ring is not larger than that of the bare sockets, since memory that does not fit the caches
+//! costs more. With several queue pairs each has a ring and a stream of its own.
 
 use bowline_verbs::{RecvWr, SendOp, WcOpcode};
 

@@ -1,4 +1,5 @@
-//! One end of the connections of a cell: device, queue pairs, registered memory, and what it counts.
+//! One end of the connections of a cell: device, queue pairs, registered memory, and what it
+//! counts.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;

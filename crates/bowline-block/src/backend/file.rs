@@ -242,8 +242,8 @@ fn file_discard(fd: &OwnedFd, bytes: u64, granularity: u32) -> Option<Discard> {
     })
 }
 
-/// The queue of a block device in sysfs. It says nothing of secure erase, which the block layer knows
-/// only of by failing, so that is left out. [NB-9] [NB-47]
+/// The queue of a block device in sysfs. It says nothing of secure erase, which the block layer
+/// knows only of by failing, so that is left out. [NB-9] [NB-47]
 struct Queue {
     folder: String,
 }

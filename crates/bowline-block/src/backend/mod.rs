@@ -85,8 +85,8 @@ pub struct BackendResult {
 
 /// Is told results.
 pub trait BackendDone: Send + Sync {
-    /// Requests were answered. Called from any thread, with no locks held. A panic of it is reported on
-    /// standard error, and ends no thread that answers others.
+    /// Requests were answered. Called from any thread, with no locks held. A panic of it is
+    /// reported on standard error, and ends no thread that answers others.
     fn done(&self, results: &[BackendResult]);
 }
 

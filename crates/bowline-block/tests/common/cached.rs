@@ -1,6 +1,7 @@
-//! A disk with a write cache that carries nothing out before it is told to: for tests of what reaches
-//! a disk, and when. Tests of other crates include this file by its path too. It takes the words of
-//! this crate from the module around it, since they have other paths in this crate's own tests.
+//! A disk with a write cache that carries nothing out before it is told to: for tests of what
+//! reaches a disk, and when. Tests of other crates include this file by its path too. It takes the
+//! words of this crate from the module around it, since they have other paths in this crate's own
+//! tests.
 #![allow(dead_code, reason = "not every test uses all of it")]
 
 use std::collections::VecDeque;
@@ -110,7 +111,8 @@ impl Cached {
         self.lock().medium[at..at + len as usize].to_vec()
     }
 
-    /// Carries out everything from now on: those who wait for it can end, also when a test has failed.
+    /// Carries out everything from now on: those who wait for it can end, also when a test has
+    /// failed.
     pub(crate) fn hold_nothing(&self) {
         self.lock().holds_nothing = true;
         while !self.lock().held.is_empty() {

@@ -69,7 +69,8 @@ pub(crate) fn interval(text: &str) -> Result<Duration, String> {
     Ok(Duration::from_secs_f64(value * scale))
 }
 
-/// An address, and for a link-local one the number of the interface it is of, if that was said: its scope.
+/// An address, and for a link-local one the number of the interface it is of, if that was said: its
+/// scope.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, Ord, PartialEq, PartialOrd, Serialize)]
 #[serde(try_from = "String", into = "String")]
 pub(crate) struct Address {
@@ -180,8 +181,8 @@ impl fmt::Display for Address {
     }
 }
 
-/// Parses an address, with a scope or without, or looks a host name up; the first answer of the wanted family
-/// counts.
+/// Parses an address, with a scope or without, or looks a host name up; the first answer of the
+/// wanted family counts.
 pub(crate) fn address(text: &str, family: Family) -> Outcome<Address> {
     let found: Vec<Address> = match text.parse::<IpAddr>() {
         Ok(ip) => vec![ip.into()],

@@ -45,7 +45,8 @@ pub(crate) const VERSION: u32 = 1;
 /// Longest request line, and longest silence of a client.
 const REQUEST_BYTES_MAX: u64 = 64 << 10;
 const SILENCE_MAX: Duration = Duration::from_secs(30);
-/// Most clients at a time, and most of those that have left while something was still done for them.
+/// Most clients at a time, and most of those that have left while something was still done for
+/// them.
 const PLACES: Places = Places { here: 16, left: 64 };
 /// Bounds of the wait for the answer to a probe.
 const PROBE_MIN: Duration = Duration::from_millis(1);
@@ -160,7 +161,8 @@ impl Server {
         let door = Door::open("control", listener, PLACES, move |visit| {
             let (node, facts) = (node.clone(), facts.clone());
             let client = thread::Builder::new().name("control-client".into());
-            // A client that breaks off is its own business, and one for whom there is no thread sees the end.
+            // A client that breaks off is its own business, and one for whom there is no thread
+            // sees the end.
             _ = client.spawn(move || answer_all(&visit, &node, &facts, started));
         });
         let door = door.map_err(|error| {

@@ -49,8 +49,8 @@ fn without_help(command: clap::Command) -> clap::Command {
     command.disable_help_subcommand(true).mut_subcommands(without_help)
 }
 
-/// Returns a page. What stands behind the options is added line by line: as a paragraph, which clap_mangen
-/// makes of it, lists of words run together.
+/// Returns a page. What stands behind the options is added line by line: as a paragraph, which
+/// clap_mangen makes of it, lists of words run together.
 fn rendered(page: clap::Command) -> io::Result<Vec<u8>> {
     let behind = page.get_after_help().map(ToString::to_string);
     let mut text = Vec::new();

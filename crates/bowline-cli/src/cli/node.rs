@@ -38,8 +38,9 @@ const BATCH: usize = 256;
 ///
 /// It answers pings of other hosts at once; --echo and --sink give them sockets to talk to.
 ///
-/// What happens to peers is told on standard output, at most 100 lines at once and 10 a second. A disk that is
-/// full, or a pipe that nobody reads, costs lines and stops nothing; how many is told when there is room again.
+/// What happens to peers is told on standard output, at most 100 lines at once and 10 a second. A
+/// disk that is full, or a pipe that nobody reads, costs lines and stops nothing; how many is told
+/// when there is room again.
 ///
 /// Messages between two nodes come once and in order while both sockets live. What was begun on a
 /// connection to a machine that went off without a word is lost with it, even if its socket is
@@ -52,8 +53,8 @@ pub(crate) struct Args {
     /// Print a commented configuration file and exit
     #[arg(long)]
     example_config: bool,
-    /// Address to serve, a link-local one with its interface, as fe80::1%eth0; repeat it for more, leave it
-    /// out for every local address
+    /// Address to serve, a link-local one with its interface, as fe80::1%eth0; repeat it for more,
+    /// leave it out for every local address
     #[arg(long, value_name = "ADDRESS", value_parser = own)]
     address: Vec<Address>,
     /// Paths to a peer, 8 or 1
@@ -83,14 +84,16 @@ pub(crate) struct Args {
     /// Change a setting, named as the kernel's sysctl; may be repeated
     #[arg(long, value_name = "NAME=VALUE", value_parser = setting)]
     sysctl: Vec<(String, i64)>,
-    /// Send everything that comes to this port back; may be repeated. Of the answers that a socket does
-    /// not take, 8 MiB or 16384 are kept and the others dropped; with --send-buffer a 32nd of it
+    /// Send everything that comes to this port back; may be repeated. Of the answers that a socket
+    /// does not take, 8 MiB or 16384 are kept and the others dropped; with --send-buffer a 32nd of
+    /// it
     #[arg(long, value_name = "PORT")]
     echo: Vec<u16>,
     /// Take everything that comes to this port; may be repeated
     #[arg(long, value_name = "PORT")]
     sink: Vec<u16>,
-    /// Place of the control socket [default: ADDRESS.sock in $XDG_RUNTIME_DIR/bowline or /run/bowline]
+    /// Place of the control socket [default: ADDRESS.sock in $XDG_RUNTIME_DIR/bowline or
+    /// /run/bowline]
     #[arg(long, value_name = "PATH", conflicts_with = "no_control")]
     control: Option<PathBuf>,
     /// Run without a control socket

@@ -21,8 +21,8 @@ macro_rules! note {
     ($($arg:tt)*) => { $crate::cli::out::error_line(format_args!($($arg)*)) };
 }
 
-/// Prints a line that a peer has caused on standard output. Those of a service are bounded in rate, so that
-/// peers cannot fill a disk.
+/// Prints a line that a peer has caused on standard output. Those of a service are bounded in rate,
+/// so that peers cannot fill a disk.
 macro_rules! say_of_peer {
     ($($arg:tt)*) => {
         if $crate::cli::out::admits_line() { say!($($arg)*) }
@@ -36,8 +36,8 @@ macro_rules! note_of_peer {
     };
 }
 
-/// Writes one line to standard output. What happens when it cannot be written is a matter of the command's
-/// [`Duty`]; one that has none ends.
+/// Writes one line to standard output. What happens when it cannot be written is a matter of the
+/// command's [`Duty`]; one that has none ends.
 pub(crate) fn line(args: fmt::Arguments<'_>) {
     put(format!("{args}\n"));
 }
@@ -59,8 +59,8 @@ fn put(text: String) {
     }
 }
 
-/// Ends a command whose results cannot be written. A reader that went away (`bowline info | head`) has seen
-/// enough, so nothing is said of that.
+/// Ends a command whose results cannot be written. A reader that went away (`bowline info | head`)
+/// has seen enough, so nothing is said of that.
 fn cannot_write(error: &io::Error) -> ! {
     if error.kind() != io::ErrorKind::BrokenPipe {
         let _ = writeln!(io::stderr().lock(), "bowline: cannot write to standard output: {error}");

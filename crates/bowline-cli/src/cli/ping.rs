@@ -41,8 +41,8 @@ pub(crate) struct Args {
     /// Time between requests: seconds, or a number with ms or us
     #[arg(short = 'i', value_name = "TIME", default_value = "1", value_parser = interval)]
     interval: Duration,
-    /// Local address, a link-local one with its interface, as fe80::1%eth0; without it, the one that
-    /// routing picks
+    /// Local address, a link-local one with its interface, as fe80::1%eth0; without it, the one
+    /// that routing picks
     #[arg(short = 'I', long = "address", value_name = "ADDRESS")]
     local: Option<String>,
     /// Type of service, 0 to 255; RDS over TCP carries all of them alike
@@ -54,8 +54,8 @@ pub(crate) struct Args {
     /// Print the summary only
     #[arg(short = 'q')]
     quiet: bool,
-    /// Send from this many sockets, 1 to 32, each of which waits for one answer; without it 8, or as
-    /// many as requests if those are fewer
+    /// Send from this many sockets, 1 to 32, each of which waits for one answer; without it 8, or
+    /// as many as requests if those are fewer
     #[arg(short = 'n', long, value_name = "N", value_parser = number)]
     sockets: Option<u64>,
     /// Print addresses only, not the name that was given
@@ -70,7 +70,8 @@ pub(crate) struct Args {
     /// Print one JSON object per line: every answer, then the summary
     #[arg(long)]
     json: bool,
-    /// Node to ask: an address or a host name; a link-local address has the interface of -I, or names it
+    /// Node to ask: an address or a host name; a link-local address has the interface of -I, or
+    /// names it
     remote: String,
 }
 
@@ -166,8 +167,9 @@ enum Way {
     Through(Client),
 }
 
-/// The address that a running node sends from: the one given, or that which routing would take, if it is
-/// the node's, else one of the node's. `addresses` are those it serves; none: all of this machine.
+/// The address that a running node sends from: the one given, or that which routing would take, if
+/// it is the node's, else one of the node's. `addresses` are those it serves; none: all of this
+/// machine.
 fn address_of_node(
     addresses: &[Address],
     given: Option<Address>,

@@ -267,8 +267,8 @@ impl<'a> Sender<'a> {
     }
 
     /// Waits until all receivers have everything, after telling them that this is the end, if so
-    /// wished; returns those that have not when none took anything for some time, which is short once the
-    /// command is to stop.
+    /// wished; returns those that have not when none took anything for some time, which is short
+    /// once the command is to stop.
     fn finish(&mut self, tell: bool) -> Outcome<Vec<SocketAddr>> {
         let mut untold = if tell { self.receivers.to_vec() } else { Vec::new() };
         let (mut fewest, mut since) = (usize::MAX, Instant::now());

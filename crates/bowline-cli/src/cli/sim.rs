@@ -1,5 +1,5 @@
-//! `bowline sim`: whole clusters of nodes, RoCEv2 devices, or sessions and disks over them, in virtual
-//! time, with faults, each drawn from a seed.
+//! `bowline sim`: whole clusters of nodes, RoCEv2 devices, or sessions and disks over them, in
+//! virtual time, with faults, each drawn from a seed.
 
 use std::path::{Path, PathBuf};
 use std::{fs, num::NonZero, ops::ControlFlow, sync::Mutex, thread, time::Duration};
@@ -21,9 +21,9 @@ const LAST_LINES: usize = 60;
 
 /// Search for mistakes: clusters in virtual time, with faults, drawn from seeds.
 ///
-/// The same seed gives the same run on every machine. A seed that fails is printed at once (but with
-/// --json), with the command that runs it again; an interrupt ends the search with what was found.
-/// Without --roce or --rtrs the nodes speak RDS over TCP.
+/// The same seed gives the same run on every machine. A seed that fails is printed at once (but
+/// with --json), with the command that runs it again; an interrupt ends the search with what was
+/// found. Without --roce or --rtrs the nodes speak RDS over TCP.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Exit status: 0 every promise was kept, 1 one was broken or the search interrupted, 2 usage."
@@ -194,8 +194,8 @@ fn run_range(args: &Args) -> Outcome {
     }
 }
 
-/// A range of seeds that is being run. A failure is told, and its plan kept, at once; a signal ends the
-/// search with what it has.
+/// A range of seeds that is being run. A failure is told, and its plan kept, at once; a signal ends
+/// the search with what it has.
 struct Search<'a> {
     args: &'a Args,
     stop: Stop,

@@ -93,8 +93,8 @@ impl Stop {
         self.asked()
     }
 
-    /// Sleeps until there is something to read, be it the end, or somebody asks to stop; returns whether somebody
-    /// asked.
+    /// Sleeps until there is something to read, be it the end, or somebody asks to stop; returns
+    /// whether somebody asked.
     pub(crate) fn wait_for(&self, input: impl AsFd) -> io::Result<bool> {
         while !self.asked() {
             let mut fds =

@@ -89,8 +89,8 @@ fn a_congested_peer_does_not_stop_others_and_gets_its_answers_later() {
     }
 }
 
-/// A node, of an address below the other's, that sends questions and neither reads nor acknowledges anything: nothing that was begun
-/// leaves the other side.
+/// A node, of an address below the other's, that sends questions and neither reads nor acknowledges
+/// anything: nothing that was begun leaves the other side.
 fn mute(from: &str, to: &str, sockets: u16, bytes: usize) -> TcpStream {
     let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None);
     let socket = socket.expect("a socket");

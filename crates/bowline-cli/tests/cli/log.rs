@@ -27,7 +27,8 @@ fn node(out: File, folder: &Folder, address: &str) -> Running {
     node
 }
 
-/// Both ends of a pipe that has no room left. Whoever has it does not know that it is read by nobody.
+/// Both ends of a pipe that has no room left. Whoever has it does not know that it is read by
+/// nobody.
 fn full_pipe() -> (std::io::PipeReader, File) {
     let (reader, writer) = std::io::pipe().expect("a pipe");
     // Another description of the same pipe: the node's own blocks, as those of shells do.

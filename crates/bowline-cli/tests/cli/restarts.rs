@@ -25,8 +25,8 @@ pub(crate) fn until_noted(folder: &Folder, address: &str) {
     }
 }
 
-/// The server serves one client at a time, and waits for the pings of one that was killed: without a word of
-/// its end for ever.
+/// The server serves one client at a time, and waits for the pings of one that was killed: without
+/// a word of its end for ever.
 // tests [CM-53]
 #[test]
 fn a_client_that_was_killed_is_served_again_at_once() {
@@ -51,8 +51,8 @@ fn a_client_that_was_killed_is_served_again_at_once() {
     }
 }
 
-/// The new life does not know the queue pair and drops the pings without a word: without one of the former's
-/// end the client would give up, and say that nobody answers.
+/// The new life does not know the queue pair and drops the pings without a word: without one of the
+/// former's end the client would give up, and say that nobody answers.
 // tests [CM-53]
 #[test]
 fn a_client_hears_at_once_that_its_server_was_killed_and_is_back() {

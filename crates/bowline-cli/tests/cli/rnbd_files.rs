@@ -1,5 +1,5 @@
-//! The words of `bowline rnbd` on trees of files: one captured from a kernel, and those that bowline
-//! mounts, which stand over those of /sys as well, for scripts.
+//! The words of `bowline rnbd` on trees of files: one captured from a kernel, and those that
+//! bowline mounts, which stand over those of /sys as well, for scripts.
 
 use std::{
     fs,

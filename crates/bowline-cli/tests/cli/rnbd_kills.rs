@@ -1,4 +1,5 @@
-//! A server of a disk that is killed while it is written to, and started again at the same addresses.
+//! A server of a disk that is killed while it is written to, and started again at the same
+//! addresses.
 
 use std::fs::File;
 use std::net::IpAddr;
@@ -35,8 +36,8 @@ fn content(block: u64, generation: u64) -> Vec<u8> {
     words(block, generation).flat_map(u64::to_le_bytes).collect()
 }
 
-/// Says what is wrong with a block of which this generation was flushed. Later ones may have reached
-/// the file without having been acknowledged, each sector by itself.
+/// Says what is wrong with a block of which this generation was flushed. Later ones may have
+/// reached the file without having been acknowledged, each sector by itself.
 fn wrong(bytes: &[u8], block: u64, flushed: u64) -> Option<String> {
     for (sector, found) in bytes.chunks(SECTOR).enumerate() {
         let first = u64::from_le_bytes(found[..8].try_into().expect("eight bytes"));
@@ -142,8 +143,8 @@ fn serve(folder: &Folder, image: &Path) -> Running {
     server
 }
 
-/// What was flushed is in the file when the server is dead, and on the disk when it is back. Writing
-/// goes on over all of it, and no request fails.
+/// What was flushed is in the file when the server is dead, and on the disk when it is back.
+/// Writing goes on over all of it, and no request fails.
 // tests [NB-54], [NB-62]
 #[test]
 fn what_was_flushed_outlives_kill_9_of_the_server() {

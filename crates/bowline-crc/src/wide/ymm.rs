@@ -21,7 +21,8 @@ pub(super) const REGISTER: usize = 32;
 
 /// # Safety
 ///
-/// `len` is a multiple of 32, not 0. So many bytes can be read at `from`, and if `COPY`, written at `to`.
+/// `len` is a multiple of 32, not 0. So many bytes can be read at `from`, and if `COPY`, written at
+/// `to`.
 #[target_feature(enable = "avx2,vpclmulqdq,pclmulqdq,sse4.1")]
 pub(super) unsafe fn run<const COPY: bool>(
     crc: u32,

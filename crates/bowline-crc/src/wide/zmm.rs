@@ -1,6 +1,7 @@
 //! 64 bytes at once, with AVX-512.
 //!
-//! Zeros before a message whose sum so far is nothing do not count, so it is taken as one of whole rows:
+//! Zeros before a message whose sum so far is nothing do not count, so it is taken as one of whole
+//! rows:
 //!
 //! ```text
 //!            register 0    register 1    register 2    register 3
@@ -75,9 +76,10 @@ struct Bytes<const COPY: bool> {
 impl<const COPY: bool> Bytes<COPY> {
     /// Takes the next 64 bytes and goes on by `step`.
     ///
-    /// They are loaded once, and stored as they were: the store may overwrite what was loaded from, so
-    /// the compiler cannot load again behind it instead of keeping them. That it does not load twice before it
-    /// shows in the code made, and in the test of a copy that others write to meanwhile.
+    /// They are loaded once, and stored as they were: the store may overwrite what was loaded from,
+    /// so the compiler cannot load again behind it instead of keeping them. That it does not load
+    /// twice before it shows in the code made, and in the test of a copy that others write to
+    /// meanwhile.
     ///
     /// # Safety
     ///

@@ -13,20 +13,20 @@ use crate::path::PathState;
 use crate::recvq::{Rare, RecvMsg};
 use crate::socket::want;
 
-/// Maps of different connections that come within this time may have overtaken one another: TCP may have
-/// held one of them up for several retransmission timeouts.
+/// Maps of different connections that come within this time may have overtaken one another: TCP may
+/// have held one of them up for several retransmission timeouts.
 pub(super) const MAP_RACE: Duration = Duration::from_secs(10);
 /// How long after the last of them a fresh one is asked for.
 const MAP_DOUBT: Duration = Duration::from_millis(1500);
 /// By how much a peer may think a connection older than this node does, which accepts it when the
-/// handshake's last segment comes; that may have been repeated twice. Less than [`MAP_DOUBT`], so that
-/// the map of a renewed connection is not doubted again.
+/// handshake's last segment comes; that may have been repeated twice. Less than [`MAP_DOUBT`], so
+/// that the map of a renewed connection is not doubted again.
 const MAP_LATE: Duration = Duration::from_millis(1400);
 /// What a waiting message counts besides its payload, towards the limits.
 pub(super) const MESSAGE_OVERHEAD: usize = 128;
 
-/// So much of what ended connections left is taken beyond any limit, in bytes: what TCP holds for a peer
-/// with eight of them, 1 MiB each. A kernel believes all of that delivered.
+/// So much of what ended connections left is taken beyond any limit, in bytes: what TCP holds for a
+/// peer with eight of them, 1 MiB each. A kernel believes all of that delivered.
 const REST_MIN: usize = 8 << 20;
 
 impl Node {
@@ -167,8 +167,8 @@ impl Node {
     ///
     /// A kernel sends maps on whatever path transmits next, a bowline node on the lowest in
     /// service, and nothing in them tells which is newer. Those of different connections that come
-    /// together may be read in another order than they were sent, so the last one read may be an old
-    /// one.
+    /// together may be read in another order than they were sent, so the last one read may be an
+    /// old one.
     pub(super) fn map_received(&mut self, id: ConnId, link: LinkId, map: &MapView<'_>) {
         self.stats.cong_update_received += 1;
         let now = self.now;
@@ -179,7 +179,8 @@ impl Node {
         {
             conn.map_elsewhere = Some(at);
         }
-        // What was read elsewhere before this connection was made is older than all that comes on it.
+        // What was read elsewhere before this connection was made is older than all that comes on
+        // it.
         let raced =
             conn.map_elsewhere.is_some_and(|at| since <= at + MAP_LATE && now < at + MAP_RACE);
         if raced && !conn.map.is_empty() && !conn.map_doubt {
@@ -189,9 +190,9 @@ impl Node {
         self.congestion_changed(freed);
     }
 
-    /// Sends our map once more after it has gone over from one connection to another: a kernel that is
-    /// slow to read the first may take the older map for the newer one, and nothing else would tell
-    /// it before something changes here.
+    /// Sends our map once more after it has gone over from one connection to another: a kernel that
+    /// is slow to read the first may take the older map for the newer one, and nothing else would
+    /// tell it before something changes here.
     pub(super) fn map_again(&mut self, id: ConnId) {
         let now = self.now;
         let Some(conn) = self.conns.get_mut(id.0) else { return };
@@ -205,8 +206,8 @@ impl Node {
         self.signal_map(id);
     }
 
-    /// Renews a connection that has nothing to do, that of the highest such path: its map comes with
-    /// every new one, [R-313], [R-725]. No map that came before is newer than that.
+    /// Renews a connection that has nothing to do, that of the highest such path: its map comes
+    /// with every new one, [R-313], [R-725]. No map that came before is newer than that.
     pub(super) fn map_doubtful(&mut self, id: ConnId) {
         let now = self.now;
         let Some(conn) = self.conns.get_mut(id.0) else { return };
@@ -234,8 +235,8 @@ impl Node {
         }
     }
 
-    /// Looks at the connection that a path got after its last one was ended for a fresh map: one that
-    /// had waited for a path brought its map long ago, so the doubt stays.
+    /// Looks at the connection that a path got after its last one was ended for a fresh map: one
+    /// that had waited for a path brought its map long ago, so the doubt stays.
     pub(super) fn map_renewed(&mut self, id: ConnId, index: u8, since: Instant) {
         let Some(conn) = self.conns.get_mut(id.0) else { return };
         let Some((_, at)) = conn.map_renewal.take_if(|(of, _)| *of == index) else { return };

@@ -20,11 +20,12 @@ use crate::socket::to_socket_addr;
 
 /// A connected peer that has been silent for so long may be forgotten to make room.
 const RECLAIM_TIME: Duration = Duration::from_secs(5);
-/// For so long after the last whole message of a peer, connections without a path and acknowledgements
-/// that it does not take keep it from being forgotten. Longer than such a connection is kept.
+/// For so long after the last whole message of a peer, connections without a path and
+/// acknowledgements that it does not take keep it from being forgotten. Longer than such a
+/// connection is kept.
 const UNSETTLED_TIME: Duration = Duration::from_secs(60);
-/// A message that has been coming for so long, and slower than so many bytes a second, does not keep
-/// its sender from being forgotten.
+/// A message that has been coming for so long, and slower than so many bytes a second, does not
+/// keep its sender from being forgotten.
 const SLOW_TIME: Duration = Duration::from_secs(10);
 const SLOW_RATE: u64 = 4 << 10;
 /// Attempts to connect in one second to peers for which there is nothing to send.
@@ -104,8 +105,9 @@ impl Node {
         true
     }
 
-    /// Tells whether a peer may be forgotten. What it has begun and does not go on with protects it for a
-    /// while only: else a crowd that each began something would keep out everybody who comes later.
+    /// Tells whether a peer may be forgotten. What it has begun and does not go on with protects it
+    /// for a while only: else a crowd that each began something would keep out everybody who comes
+    /// later.
     fn is_idle(&self, conn: &Conn) -> bool {
         if conn.recv_held > 0 || conn.has_messages() {
             return false;

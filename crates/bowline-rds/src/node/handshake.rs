@@ -118,9 +118,9 @@ impl Node {
         self.links.get(id.0).is_some()
     }
 
-    /// Tells whether an earlier process of a peer, which greets on this link, has its address again, and
-    /// did not just leave a connection that was accepted long after its death. It has when it dials
-    /// once more after the first of its connections was closed.
+    /// Tells whether an earlier process of a peer, which greets on this link, has its address
+    /// again, and did not just leave a connection that was accepted long after its death. It has
+    /// when it dials once more after the first of its connections was closed.
     fn has_returned(&mut self, id: LinkId, generation: u32) -> bool {
         let Some(link) = self.links.get(id.0) else { return false };
         if link.role == Role::Dial {
@@ -173,8 +173,8 @@ impl Node {
             self.peer_restarted(conn_id, id, (before, 0));
         }
         self.peer_is_kernel(conn_id);
-        // It may be from before multipath, and silent to pings; if it has more paths it will say so.
-        // A connection of another path is kept until then, with what has come on it.
+        // It may be from before multipath, and silent to pings; if it has more paths it will say
+        // so. A connection of another path is kept until then, with what has come on it.
         if was_bowline && path.unwrap_or(0) == 0 {
             self.agree_on_paths(conn_id, None);
         }
@@ -209,8 +209,9 @@ impl Node {
         let before = conn.fan();
         let after = match announced {
             Some(n) => (n.min(PROBE_PATHS_MAX) as u8).min(ours),
-            // Peers with multipath always say how many. One from before multipath may have taken the
-            // place of one with it, unlike which a kernel would leave the count as it is.
+            // Peers with multipath always say how many. One from before multipath may have taken
+            // the place of one with it, unlike which a kernel would leave the count as it is
+            //
             None => 1,
         };
         conn.npaths = after.max(1);
@@ -305,8 +306,8 @@ impl Node {
 
     /// The process that sent is not the one that sent before: messages begun on a connection to the
     /// earlier one are dropped at once, its numbers are forgotten. What was begun
-    /// where nobody had said yet who he is may be the present one's, and is kept. Our numbers go on,
-    /// so that they never go down [B-27].
+    /// where nobody had said yet who he is may be the present one's, and is kept. Our numbers go
+    /// on, so that they never go down [B-27].
     fn peer_restarted(&mut self, conn_id: ConnId, present: LinkId, (from, to): (u32, u32)) {
         self.stats.peer_restarts += 1;
         // Connections made after the one that tells it are the new process's.
@@ -348,8 +349,8 @@ impl Node {
         self.event(Event::PeerRestarted { remote });
     }
 
-    /// Drops the messages that were begun on a connection to the process of this generation, which is
-    /// gone.
+    /// Drops the messages that were begun on a connection to the process of this generation, which
+    /// is gone.
     pub(super) fn drop_begun(&mut self, conn_id: ConnId, generation: u32) {
         let Some(conn) = self.conns.get_mut(conn_id.0).filter(|_| generation != 0) else { return };
         let mut dropped = Vec::new();

@@ -21,8 +21,8 @@ use crate::socket::{mapped, to_socket_addr};
 const CONFIRM_TIME: Duration = Duration::from_millis(200);
 /// How long an acceptor waits for a peer it does not know to say who it is.
 const SHY_TIME: Duration = Duration::from_millis(200);
-/// For how long a path's connections are rejected before all of the peer's are opened anew: longer than
-/// a kernel needs to find a dead connection by keepalive.
+/// For how long a path's connections are rejected before all of the peer's are opened anew: longer
+/// than a kernel needs to find a dead connection by keepalive.
 const REJECTED_TIME: Duration = Duration::from_secs(32);
 /// A connection that ends in this time without a byte was rejected.
 const REJECT_TIME: Duration = Duration::from_secs(2);
@@ -36,16 +36,17 @@ const HELLO_TIME: Duration = Duration::from_secs(34);
 /// their first frame.
 const UNKNOWN_TIME: Duration = Duration::from_secs(34);
 
-/// How long a kernel has one connection alone before it is asked how many paths it has, and how long it
-/// has for the answer.
+/// How long a kernel has one connection alone before it is asked how many paths it has, and how
+/// long it has for the answer.
 const COUNT_TIME: Duration = Duration::from_secs(16);
 
-/// After so many requests to be connected, and this time, a connection is not what the peer waits for.
+/// After so many requests to be connected, and this time, a connection is not what the peer waits
+/// for.
 const KNOCKS_MAX: u32 = 8;
 const KNOCKS_TIME: Duration = Duration::from_secs(2);
 
-/// How often a peer that never sent a message is dialled, if there is nothing for it, before it has to
-/// ask again. It takes some seconds where the connections are refused.
+/// How often a peer that never sent a message is dialled, if there is nothing for it, before it has
+/// to ask again. It takes some seconds where the connections are refused.
 const STRANGER_DIALS: u32 = 32;
 
 /// What a link that ends had to do with the messages of its path.
@@ -105,8 +106,8 @@ impl Node {
             .ok_or_else(|| self.refuse(remote, "connections of one peer"))
     }
 
-    /// Puts a connection that a peer has made in service, or among those that wait for a path. `None`:
-    /// too many wait.
+    /// Puts a connection that a peer has made in service, or among those that wait for a path.
+    /// `None`: too many wait.
     fn take_accepted(
         &mut self,
         id: ConnId,
@@ -229,9 +230,10 @@ impl Node {
         }
     }
 
-    /// Makes room for a newer connection that waits for a path: of those that wait the oldest goes, one
-    /// that never spoke before others. A kernel has no more at a time than paths, so it is one that the
-    /// kernel has given up; and cutting it loses nothing, as resetting the newest would.
+    /// Makes room for a newer connection that waits for a path: of those that wait the oldest goes,
+    /// one that never spoke before others. A kernel has no more at a time than paths, so it is one
+    /// that the kernel has given up; and cutting it loses nothing, as resetting the newest would
+    ///
     fn drop_oldest_extra(&mut self, id: ConnId) -> Option<LinkId> {
         let conn = self.conns.get(id.0)?;
         let waiting = |l: &LinkId| {
@@ -624,8 +626,8 @@ impl Node {
         }
     }
 
-    /// A connection of a kernel has come or gone. Another machine may have the peer's address by now, one
-    /// with fewer paths: after a while it is asked, if one connection is all there is.
+    /// A connection of a kernel has come or gone. Another machine may have the peer's address by
+    /// now, one with fewer paths: after a while it is asked, if one connection is all there is.
     fn doubt_count(&mut self, conn_id: ConnId) {
         let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
         if conn.peer == Peer::Kernel && conn.npaths > 1 && !conn.smaller && !conn.count_timer {
@@ -634,9 +636,9 @@ impl Node {
         }
     }
 
-    /// Asks a kernel that has one connection alone how many paths it has, and takes it for one with one
-    /// path when it has not answered after the same time again: what waits on the others would wait for
-    /// ever.
+    /// Asks a kernel that has one connection alone how many paths it has, and takes it for one with
+    /// one path when it has not answered after the same time again: what waits on the others would
+    /// wait for ever.
     pub(super) fn count_overdue(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get_mut(id.0) else { return };
         conn.count_timer = false;
@@ -725,8 +727,8 @@ impl Node {
     }
 
     /// A bowline peer has named the path of a link. One that was accepted moves to that path, whose
-    /// older link is stale [R-2011]. Of one this node dialled the peer has not read yet which path it
-    /// is, and uses the numbers of the path it takes it for [R-2004].
+    /// older link is stale [R-2011]. Of one this node dialled the peer has not read yet which path
+    /// it is, and uses the numbers of the path it takes it for [R-2004].
     pub(super) fn path_named(&mut self, id: LinkId, named: BowlineExt) -> bool {
         let BowlineExt { path: index, max_message, .. } = named;
         let Some(link) = self.links.get_mut(id.0) else { return false };

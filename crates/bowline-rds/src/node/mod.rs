@@ -184,8 +184,8 @@ impl Node {
         self.is_local_at(mapped(addr), 0)
     }
 
-    /// The same for an address of an interface: on another one than this node's, an equal link-local
-    /// address is a peer's. Scope 0 is any.
+    /// The same for an address of an interface: on another one than this node's, an equal
+    /// link-local address is a peer's. Scope 0 is any.
     fn is_local_at(&self, addr: Ipv6Addr, scope: u32) -> bool {
         let elsewhere = scope != 0 && self.link_of(addr).is_some_and(|link| link != scope);
         !elsewhere && self.home_index.get(&(addr, 0)).is_some_and(|home| self.homes[*home].present)

@@ -24,10 +24,11 @@ use crate::socket::Sock;
 const BACKLOG_MAX: usize = 4;
 /// Messages of a peer that has been quiet for so long on old connections do not come again.
 const QUIET_TIME: Duration = Duration::from_secs(60);
-/// On a younger connection TCP may still be repeating them: Linux gives up after 15 minutes and, where
-/// round trips are long, 30 (`tcp_retries2`).
+/// On a younger connection TCP may still be repeating them: Linux gives up after 15 minutes and,
+/// where round trips are long, 30 (`tcp_retries2`).
 const REPEAT_TIME: Duration = Duration::from_secs(30 * 60);
-/// How long a peer that has lost a connection is waited for: it repeats messages when it comes back.
+/// How long a peer that has lost a connection is waited for: it repeats messages when it comes
+/// back.
 const AWAY_TIME: Duration = Duration::from_secs(24 * 60 * 60);
 /// An unfinished message of less is not worth a connection.
 const PARTIAL_SMALL: usize = 16 << 10;
@@ -65,9 +66,9 @@ impl Node {
         !self.ready.is_empty()
     }
 
-    /// Parses what was handed over: at most `budget` messages, or fewer frames that give more work, and
-    /// no further once a message came for `until` and that socket has as much as a reader soon takes.
-    /// Returns whether bytes remain.
+    /// Parses what was handed over: at most `budget` messages, or fewer frames that give more work,
+    /// and no further once a message came for `until` and that socket has as much as a reader soon
+    /// takes. Returns whether bytes remain.
     pub fn process(&mut self, now: Instant, until: Option<SocketId>, budget: usize) -> bool {
         self.now = now;
         let mut budget = budget;
@@ -89,8 +90,8 @@ impl Node {
         false
     }
 
-    /// Parses everything a link has left. A peer that goes on connecting must not get round its limit
-    /// by that: far beyond it, the rest waits, and is lost if the connection is closed.
+    /// Parses everything a link has left. A peer that goes on connecting must not get round its
+    /// limit by that: far beyond it, the rest waits, and is lost if the connection is closed.
     pub(super) fn process_all(&mut self, id: LinkId) {
         let mut budget = usize::MAX;
         self.process_link(id, None, &mut budget, true);
@@ -100,8 +101,8 @@ impl Node {
         }
     }
 
-    /// Bytes that peers make this node hold: messages that wait for readers, unfinished ones, and what is
-    /// remembered to recognise repetitions.
+    /// Bytes that peers make this node hold: messages that wait for readers, unfinished ones, and
+    /// what is remembered to recognise repetitions.
     pub fn memory_held(&self) -> usize {
         self.recv_held + self.partial_bytes + self.dedup_budget.memory()
     }
@@ -285,7 +286,8 @@ impl Node {
         id.and_then(|id| self.sockets.get(id.0)).is_none_or(Sock::has_plenty)
     }
 
-    /// Takes one complete frame [spec section 6.1], whatever its checksum; returns the socket it was queued on.
+    /// Takes one complete frame [spec section 6.1], whatever its checksum; returns the
+    /// socket it was queued on.
     #[inline]
     fn frame(
         &mut self,
@@ -385,8 +387,8 @@ impl Node {
         self.deliver(id, header, rope, seen)
     }
 
-    /// Forgets what a peer sent once none of it can come again; most of it after a minute when much is
-    /// remembered of all peers together.
+    /// Forgets what a peer sent once none of it can come again; most of it after a minute when much
+    /// is remembered of all peers together.
     pub(super) fn quiet(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get(id.0).filter(|c| c.dedup.is_some()) else { return };
         let quiet = conn.last_used + QUIET_TIME;

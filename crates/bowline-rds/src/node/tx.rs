@@ -266,8 +266,8 @@ impl Node {
         }
     }
 
-    /// Signals when something is due, also what became due during a write [R-1203], unless messages have
-    /// to wait for something else.
+    /// Signals when something is due, also what became due during a write [R-1203], unless messages
+    /// have to wait for something else.
     fn signal_if_able(&mut self, id: LinkId) {
         let Some(link) = self.links.get(id.0) else { return };
         let map_due = self.conns.get(link.conn.0).is_some_and(|c| c.map_due);
@@ -409,8 +409,8 @@ impl Node {
         let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
         let Some(path) = conn.paths.get_mut(usize::from(index)) else { return };
         if ack >= path.next_tx_seq {
-            // A number that was never used here: another process had this address meanwhile, and the peer
-            // does not know yet that it has gone [R-2025].
+            // A number that was never used here: another process had this address meanwhile, and
+            // the peer does not know yet that it has gone [R-2025].
             return;
         }
         let mut link = path.link.and_then(|l| self.links.get_mut(l.0));

@@ -7,8 +7,9 @@ use bowline_wire::rds::{Flags, Handshake};
 
 use crate::support::*;
 
-/// A message that was begun on path 0 is cancelled, before or after its connection ends. The peer, which is slow, may
-/// have all of it: a later message between the two sockets must not come first by another path.
+/// A message that was begun on path 0 is cancelled, before or after its connection ends. The peer,
+/// which is slow, may have all of it: a later message between the two sockets must not come first
+/// by another path.
 // tests
 #[test]
 fn a_cancelled_message_that_was_begun_is_not_overtaken() {
@@ -36,8 +37,8 @@ fn a_cancelled_message_that_was_begun_is_not_overtaken() {
     }
 }
 
-/// While this node was away another machine had its address, and the peer greets with what that one sent, numbers
-/// that this node never used.
+/// While this node was away another machine had its address, and the peer greets with what that one
+/// sent, numbers that this node never used.
 // tests [R-2025]
 #[test]
 fn what_is_acknowledged_to_another_process_counts_for_nobody_else() {
@@ -339,8 +340,9 @@ fn last_words_of_a_dead_process_make_nothing_come_twice() {
     assert_eq!(lab.recv_all(s), [&b"ten"[..], b"eleven"]);
 }
 
-/// The handshake of a connection of a dead process ends when its successor has long been in service, since the last
-/// segment was lost until then. What was begun for the successor is not dropped.
+/// The handshake of a connection of a dead process ends when its successor has long been in
+/// service, since the last segment was lost until then. What was begun for the successor is not
+/// dropped.
 // tests
 #[test]
 fn a_connection_of_a_known_dead_process_changes_nothing() {
@@ -361,7 +363,8 @@ fn a_connection_of_a_known_dead_process_changes_nothing() {
     assert_eq!(lab.data_frames(living).len(), 1, "the living one is served");
 }
 
-/// An address goes to another machine and comes back: the first process dials again when its connection is closed.
+/// An address goes to another machine and comes back: the first process dials again when its
+/// connection is closed.
 // tests
 #[test]
 fn an_earlier_process_that_dials_again_has_returned() {
@@ -580,10 +583,10 @@ fn small_windows_change_nothing() {
     }
 }
 
-/// This node has restarted, and its peer does not know it yet: the peer takes the connection of path 1
-/// for the only path of a kernel, its path 0, and says so, before it reads what was dialled. It has not
-/// restarted, so nothing that was begun on path 0 is dropped; and what it sent meanwhile is known by the
-/// numbers of path 0 when it comes again there.
+/// This node has restarted, and its peer does not know it yet: the peer takes the connection of
+/// path 1 for the only path of a kernel, its path 0, and says so, before it reads what was dialled.
+/// It has not restarted, so nothing that was begun on path 0 is dropped; and what it sent meanwhile
+/// is known by the numbers of path 0 when it comes again there.
 // tests [R-2004] [R-346] [R-2023]
 #[test]
 fn a_peer_that_takes_a_connection_for_another_path_has_not_restarted() {
@@ -628,8 +631,9 @@ fn a_path_above_seven_ends_the_connection() {
     assert_eq!(lab.node.send_messages(s), Ok(1));
 }
 
-/// The other side of it: a node that took a connection for path 0, and has sent on it, resets it when it
-/// reads that it is path 1. It knows now whom it talks to, and waits on the next one until it is named.
+/// The other side of it: a node that took a connection for path 0, and has sent on it, resets it
+/// when it reads that it is path 1. It knows now whom it talks to, and waits on the next one until
+/// it is named.
 // tests [R-2011] [R-2004]
 #[test]
 fn a_node_that_took_a_connection_for_another_path_knows_its_peer_then() {
@@ -648,8 +652,8 @@ fn a_node_that_took_a_connection_for_another_path_knows_its_peer_then() {
     assert_eq!(lab.data_frames(next).len(), 1);
 }
 
-/// A node's address was a kernel's for a while, which answered no probe. When the node is back, the same
-/// process, it goes on where it was: what it repeats was delivered.
+/// A node's address was a kernel's for a while, which answered no probe. When the node is back, the
+/// same process, it goes on where it was: what it repeats was delivered.
 // tests [R-346] [R-2023]
 #[test]
 fn a_node_that_was_away_goes_on_where_it_was() {

@@ -385,9 +385,9 @@ fn a_port_that_is_congested_is_asked_about_once() {
     assert_eq!(lab.counter("bl_map_refreshes"), 1);
 }
 
-/// A kernel writes its map into the full buffer of one connection, then a newer one into that of another,
-/// where there is room. The older one comes behind another old one of its connection, and long after
-/// the newer, since TCP had to send it again.
+/// A kernel writes its map into the full buffer of one connection, then a newer one into that of
+/// another, where there is room. The older one comes behind another old one of its connection, and
+/// long after the newer, since TCP had to send it again.
 // tests
 #[test]
 fn an_old_map_is_doubted_whatever_came_before_it_on_its_connection() {
@@ -403,8 +403,8 @@ fn an_old_map_is_doubted_whatever_came_before_it_on_its_connection() {
     assert_eq!(lab.closes, [(others[6], CloseHow::Drain)], "for a fresh one");
 }
 
-/// A kernel's map stands in a connection whose handshake ends late for this side, since its last segment is lost. A newer
-/// one comes first, on another connection.
+/// A kernel's map stands in a connection whose handshake ends late for this side, since its last
+/// segment is lost. A newer one comes first, on another connection.
 // tests
 #[test]
 fn the_map_of_a_connection_that_was_accepted_late_is_doubted() {
@@ -426,8 +426,8 @@ fn the_map_of_a_connection_that_was_accepted_late_is_doubted() {
     lab.send(s, FAR, b"x").expect("sent");
 }
 
-/// The connection that is ended for a fresh map was dead already, and the one by which the kernel had
-/// replaced it waits here for a path: its map came long ago, so another connection is ended.
+/// The connection that is ended for a fresh map was dead already, and the one by which the kernel
+/// had replaced it waits here for a path: its map came long ago, so another connection is ended.
 // tests
 #[test]
 fn a_connection_that_waited_for_a_path_brings_no_fresh_map() {
@@ -453,8 +453,9 @@ fn a_connection_that_waited_for_a_path_brings_no_fresh_map() {
     assert_eq!(lab.counter("bl_map_refreshes"), 2);
 }
 
-/// The connection that carried our map is lost, and the map goes out on another one. A kernel that is slow to
-/// read may take the older one for the newer: so it gets the map once more, and then no more.
+/// The connection that carried our map is lost, and the map goes out on another one. A kernel that
+/// is slow to read may take the older one for the newer: so it gets the map once more, and then no
+/// more.
 // tests
 #[test]
 fn a_map_that_went_over_to_another_connection_is_sent_once_more() {
@@ -472,8 +473,8 @@ fn a_map_that_went_over_to_another_connection_is_sent_once_more() {
     assert!(!lab.frames(one).iter().any(Frame::is_map));
 }
 
-/// A kernel had read maps of this address's earlier process late, from a connection that has ended since; it makes that one
-/// anew. The others have nothing to send.
+/// A kernel had read maps of this address's earlier process late, from a connection that has ended
+/// since; it makes that one anew. The others have nothing to send.
 // tests
 #[test]
 fn a_connection_of_a_higher_path_brings_a_map_by_the_lowest() {

@@ -170,8 +170,9 @@ fn connections_from_an_own_address_are_refused() {
     lab.settle();
 }
 
-/// A kernel accepts a connection, its TCP acknowledges a message, and it resets the connection. This process
-/// is stopped meanwhile; when it goes on, its timers tell that the connection has been open for long.
+/// A kernel accepts a connection, its TCP acknowledges a message, and it resets the connection.
+/// This process is stopped meanwhile; when it goes on, its timers tell that the connection has been
+/// open for long.
 // tests
 #[test]
 fn a_process_that_was_stopped_trusts_no_connection_before_it_has_looked() {
@@ -365,8 +366,8 @@ fn path_counts_are_read_as_the_kernel_does() {
     assert_eq!(count_after(&[7, 5, 0, 2]), 1, "unknown ends our list [R-117]");
 }
 
-/// A peer that said how many paths it has, and then says nothing of that, is another one from before
-/// multipath, which will never open more than one.
+/// A peer that said how many paths it has, and then says nothing of that, is another one from
+/// before multipath, which will never open more than one.
 // tests
 #[test]
 fn a_missing_count_is_one_path_whatever_was_known() {
@@ -518,8 +519,8 @@ fn pairs_of_sockets_spread_over_the_paths_by_the_sum_of_their_ports() {
 }
 
 /// A kernel-like peer restarts. The first connection to its new process takes a message and breaks
-/// before the process has said who it is; the next one brings the new generation. The message was never
-/// begun for the old process, and both sockets have lived since before the send.
+/// before the process has said who it is; the next one brings the new generation. The message was
+/// never begun for the old process, and both sockets have lived since before the send.
 // tests
 #[test]
 fn what_was_begun_for_the_new_process_is_not_dropped_when_it_says_who_it_is() {
@@ -572,8 +573,8 @@ fn an_old_kernel_in_the_place_of_a_node_with_8_paths_has_one() {
     assert_eq!(lab.data_frames(link).len(), 8, "to every port");
 }
 
-/// An address moves from a kernel with 8 paths to one from before multipath that answers no pings. It
-/// serves path 0 alone and says nothing of others; what waits on those goes to path 0 at last.
+/// An address moves from a kernel with 8 paths to one from before multipath that answers no pings.
+/// It serves path 0 alone and says nothing of others; what waits on those goes to path 0 at last.
 // tests
 #[test]
 fn a_kernel_that_answers_no_probe_and_opens_one_path_has_one() {
@@ -617,8 +618,8 @@ fn a_kernel_with_one_path_behind_eight_dead_connections_has_one() {
     assert_eq!(sent + lab.data_frames(link).len(), 20, "it served path 3, and is path 0 now");
 }
 
-/// One that has one connection for long, and answers when it is asked, keeps its count; so does one that
-/// opens another path.
+/// One that has one connection for long, and answers when it is asked, keeps its count; so does one
+/// that opens another path.
 // tests
 #[test]
 fn a_kernel_that_answers_or_shows_another_path_keeps_its_count() {
@@ -646,8 +647,9 @@ fn a_kernel_that_answers_or_shows_another_path_keeps_its_count() {
     }
 }
 
-/// The smaller side of it: path 0 is served, and every connection of another path is reset at once. A kernel
-/// that answers the probe of path 0 keeps its count and gets all connections anew; one that does not has one.
+/// The smaller side of it: path 0 is served, and every connection of another path is reset at once.
+/// A kernel that answers the probe of path 0 keeps its count and gets all connections anew; one
+/// that does not has one.
 // tests
 #[test]
 fn a_kernel_that_rejects_the_other_paths_and_answers_no_probe_has_one() {
@@ -672,8 +674,8 @@ fn a_kernel_that_rejects_the_other_paths_and_answers_no_probe_has_one() {
     }
 }
 
-/// A kernel restarts, and its new process sends before its probe tells that it is a new one. What it sent
-/// comes again on the next connection, and is known.
+/// A kernel restarts, and its new process sends before its probe tells that it is a new one. What
+/// it sent comes again on the next connection, and is known.
 // tests
 #[test]
 fn what_the_new_process_sent_before_it_said_so_is_remembered() {
@@ -796,8 +798,8 @@ fn strangers_push_out_strangers_only() {
     assert_eq!(told, 7);
 }
 
-/// A crowd has sent a whole message each, so that none is a stranger, and then half of another one. Somebody
-/// else comes.
+/// A crowd has sent a whole message each, so that none is a stranger, and then half of another one.
+/// Somebody else comes.
 // tests [B-18]
 #[test]
 fn half_a_message_does_not_keep_others_out() {
@@ -834,7 +836,8 @@ fn a_long_message_on_its_way_protects_its_sender() {
     assert_eq!(lab.counter("bl_peers_reclaimed"), 0);
 }
 
-/// A peer holds one more connection open than it has paths, time and again, and sends nothing on any.
+/// A peer holds one more connection open than it has paths, time and again, and sends nothing on
+/// any.
 // tests [B-18]
 #[test]
 fn connections_without_a_path_do_not_keep_others_out() {
@@ -868,8 +871,8 @@ fn dropped_links_come_back() {
     assert_eq!(up(&lab), [0]);
 }
 
-/// A kernel's messages lie in the receive buffer of TCP, which has acknowledged them, when the operator
-/// drops the connections. The kernel has released them, so nobody else has them any more.
+/// A kernel's messages lie in the receive buffer of TCP, which has acknowledged them, when the
+/// operator drops the connections. The kernel has released them, so nobody else has them any more.
 // tests
 #[test]
 fn dropped_links_lose_nothing_that_tcp_has_acknowledged() {
@@ -890,7 +893,8 @@ fn dropped_links_lose_nothing_that_tcp_has_acknowledged() {
     assert_eq!(lab.data_frames(next).len(), 1, "a new connection takes over");
 }
 
-/// What a peer sent on two connections is read in the order of their making, whichever is asked for.
+/// What a peer sent on two connections is read in the order of their making, whichever is asked
+/// for.
 // tests
 #[test]
 fn dropped_links_are_read_oldest_first() {

@@ -24,8 +24,8 @@ fn a_knock_makes_the_smaller_side_connect() {
     assert!(lab.connects.is_empty(), "but no dial-back");
 }
 
-/// A larger kernel knew more paths of an earlier node at this address. It takes the only connection of
-/// the present node for its path 1, and asks for path 0 for ever.
+/// A larger kernel knew more paths of an earlier node at this address. It takes the only connection
+/// of the present node for its path 1, and asks for path 0 for ever.
 // tests
 #[test]
 fn a_kernel_that_knocks_on_and_on_gets_another_connection() {
@@ -87,7 +87,8 @@ fn a_stranger_that_only_knocked_is_not_dialled_for_ever() {
     assert!(refuse(&mut lab) > 60, "as long as there is something for it, without end");
 }
 
-/// Many that only knocked, and as many that were in service, are away at once. Nothing is queued for any.
+/// Many that only knocked, and as many that were in service, are away at once. Nothing is queued
+/// for any.
 // tests
 #[test]
 fn connecting_to_many_that_are_away_is_bounded() {
@@ -198,8 +199,8 @@ fn a_failed_knock_is_repeated_while_something_waits() {
     assert!(lab.connects.is_empty(), "the node's own probe is not worth a knock");
 }
 
-/// The first message to a peer is longer than a kernel takes, so the sender has to learn first what the
-/// peer is. The peer is not there when this node, the larger one, knocks.
+/// The first message to a peer is longer than a kernel takes, so the sender has to learn first what
+/// the peer is. The peer is not there when this node, the larger one, knocks.
 // tests [R-331] [R-339] [R-2030]
 #[test]
 fn a_sender_of_a_long_first_message_is_not_forgotten_when_the_knock_fails() {

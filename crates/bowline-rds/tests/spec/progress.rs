@@ -225,8 +225,8 @@ fn what_a_quiet_peer_sent_is_forgotten() {
     assert_eq!(lab.recv_all(s).len(), 1, "nothing is remembered for ever");
 }
 
-/// A network was parted for hours, or swallowed what was repeated on the new connection until TCP got
-/// through: what the peer repeats was delivered before.
+/// A network was parted for hours, or swallowed what was repeated on the new connection until TCP
+/// got through: what the peer repeats was delivered before.
 // tests
 #[test]
 fn what_a_peer_sent_is_remembered_while_it_may_come_again() {
@@ -290,8 +290,8 @@ fn what_a_peer_sent_is_remembered_while_some_of_it_waits_unread() {
     assert_eq!(lab.recv_all(s).len(), 0);
 }
 
-/// A node that remembers much of all peers together remembers the latest of a peer that has been away for
-/// a minute, and forgets the rest.
+/// A node that remembers much of all peers together remembers the latest of a peer that has been
+/// away for a minute, and forgets the rest.
 // tests
 #[test]
 fn peers_that_are_away_do_not_use_up_what_may_be_remembered() {

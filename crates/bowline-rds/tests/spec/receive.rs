@@ -193,8 +193,8 @@ fn the_memory_of_the_node_is_bounded_too() {
     assert!(links.iter().all(|l| lab.node.wants_read(*l)), "closing makes room");
 }
 
-/// A peer sends what gives work and fills no receive buffer, as fast as it can. Another one's message
-/// arrives behind that.
+/// A peer sends what gives work and fills no receive buffer, as fast as it can. Another one's
+/// message arrives behind that.
 // tests the turns of `process`
 #[test]
 fn a_flood_of_pings_or_maps_waits_for_its_turn() {

@@ -226,9 +226,9 @@ fn maps_are_never_repeated_but_probes_are() {
     assert_eq!(frames.iter().find(|f| f.is_map()).expect("a map").header.flags.bits(), 1);
 }
 
-/// A kernel has had the probe, and its answer was lost with the connection. It drops the repeated probe
-/// as old, so one that is not flagged follows: behind what is repeated, with the number of the last of
-/// that, or the kernel would take its copies for new ones.
+/// A kernel has had the probe, and its answer was lost with the connection. It drops the repeated
+/// probe as old, so one that is not flagged follows: behind what is repeated, with the number of
+/// the last of that, or the kernel would take its copies for new ones.
 // tests
 #[test]
 fn a_probe_that_is_repeated_is_followed_by_one_that_a_kernel_answers() {

@@ -1,9 +1,9 @@
 //! The memory of requests whose time may run out.
 //!
-//! A request that was answered because its time was up is still with the server, which may read or write
-//! its memory at any time; the program uses that for something else by then. So the data of such
-//! requests goes by memory of its own, at the price of a copy. What was late is not used again: the link keeps
-//! it until the request is over, and it is then given back.
+//! A request that was answered because its time was up is still with the server, which may read or
+//! write its memory at any time; the program uses that for something else by then. So the data of
+//! such requests goes by memory of its own, at the price of a copy. What was late is not used
+//! again: the link keeps it until the request is over, and it is then given back.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 

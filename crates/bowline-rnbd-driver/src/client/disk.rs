@@ -103,9 +103,9 @@ impl Disk {
     /// Opens a closed disk again and waits for the answer [NB-37].
     ///
     /// # Errors
-    /// `EALREADY` when it is open, `EBUSY` while that is under way or requests of other disks of the
-    /// session do not end in time [NB-16], `ENODEV` when it is unmapped or meanwhile is, `ECONNABORTED`
-    /// while the session is away, and what the server answers.
+    /// `EALREADY` when it is open, `EBUSY` while that is under way or requests of other disks of
+    /// the session do not end in time [NB-16], `ENODEV` when it is unmapped or meanwhile is,
+    /// `ECONNABORTED` while the session is away, and what the server answers.
     pub fn remap(&self) -> Result<(), Errno> {
         self.link.remap(self.dev)
     }
@@ -113,16 +113,16 @@ impl Disk {
     /// Changes the size this side believes in; nothing is sent [NB-37].
     ///
     /// # Errors
-    /// `ENOENT` unless it is open, `EOVERFLOW` for more than a disk can have, `EINVAL` for a part of one of its
-    /// logical blocks.
+    /// `ENOENT` unless it is open, `EOVERFLOW` for more than a disk can have, `EINVAL` for a part
+    /// of one of its logical blocks.
     pub fn resize(&self, bytes: u64) -> Result<(), Errno> {
         self.link.resize(self.dev, bytes)
     }
 
-    /// From now on requests do not wait for a lost session, whatever the disk was mapped with: while it is
-    /// away they fail with `EIO`, and those that wait for it already fail now. While it is there nothing
-    /// changes. For those who are about to give the disk up and have first to close what stands in front
-    /// of it, which waits for its requests.
+    /// From now on requests do not wait for a lost session, whatever the disk was mapped with:
+    /// while it is away they fail with `EIO`, and those that wait for it already fail now. While it
+    /// is there nothing changes. For those who are about to give the disk up and have first to
+    /// close what stands in front of it, which waits for its requests.
     pub fn fail_fast(&self) {
         self.link.fail_fast(self.dev);
     }
@@ -138,9 +138,9 @@ impl Disk {
         self.link.session().ended()
     }
 
-    /// As [`Disk::poll`], but waits until more than `seen` requests have ended, no longer than `limit`;
-    /// tells whether they have. `seen` is what [`Disk::ended`] said before the program looked whether it
-    /// has to wait.
+    /// As [`Disk::poll`], but waits until more than `seen` requests have ended, no longer than
+    /// `limit`; tells whether they have. `seen` is what [`Disk::ended`] said before the program
+    /// looked whether it has to wait.
     pub fn wait(&self, seen: u64, limit: Option<std::time::Duration>) -> bool {
         self.link.session().wait(seen, limit)
     }

@@ -38,9 +38,9 @@ pub(super) struct Told {
 }
 
 /// The permits of a session: one for each slot of the core, and one for service messages. They are
-/// kept as long as anybody sends. Nobody else uses the session
-/// for requests, so none is asked for again and again. A server with a single chunk has one for service
-/// messages, and IO has to use it too [NB-60].
+/// kept as long as anybody sends. Nobody else uses the session for requests, so none is asked for
+/// again and again. A server with a single chunk has one for service messages, and IO has to use it
+/// too [NB-60].
 struct Permits {
     io: Vec<Permit>,
     service: Option<Permit>,
@@ -103,7 +103,8 @@ struct State {
     scratch: Vec<Scratch>,
     /// When the timer wakes.
     armed: Option<Instant>,
-    /// From then on nobody waits for devices to be given up: the server does not answer, or it is wanted so.
+    /// From then on nobody waits for devices to be given up: the server does not answer, or it is
+    /// wanted so.
     hurry: Option<Instant>,
     closed: bool,
 }
@@ -282,8 +283,9 @@ impl Link {
         self.lock().disks.insert(dev, Arc::downgrade(disk));
     }
 
-    /// Gives a device up and waits until it is gone: no longer than requests under way may take and then the word
-    /// that says so, and than [`hurry`](Self::hurry) has it. What the server does not answer ends with the session.
+    /// Gives a device up and waits until it is gone: no longer than requests under way may take and
+    /// then the word that says so, and than [`hurry`](Self::hurry) has it. What the server does not
+    /// answer ends with the session.
     pub(super) fn unmap(&self, dev: DevId) -> Result<(), Errno> {
         let mut state = self.lock();
         state.core.unmap(dev)?;
@@ -355,7 +357,8 @@ impl Link {
         self.outcome_by(dev, wanted, None).unwrap_or(Err(Errno::ETIMEDOUT))
     }
 
-    /// Waits for an outcome; `None`: there was none in time, or, of an unmap, it is not to be waited for.
+    /// Waits for an outcome; `None`: there was none in time, or, of an unmap, it is not to be
+    /// waited for.
     fn outcome_by(
         &self,
         dev: DevId,
@@ -487,7 +490,8 @@ impl Link {
         while let Some((disk, event, limits)) = state.news.pop_front() {
             drop(state);
             disk.tell(event, limits);
-            // Not while the link is locked: this may be the last of it, and of the program's listeners.
+            // Not while the link is locked: this may be the last of it, and of the program's
+            // listeners.
             drop(disk);
             state = self.lock();
         }

@@ -42,8 +42,8 @@ impl Default for FileOptions {
 /// What sessions may open an export for [NB-50].
 ///
 /// An export without grants is open to everybody. One that has some is open to sessions that one of
-/// them is for, and for no more than it says. They are of what is behind the name: other names of the
-/// same file have the same grants.
+/// them is for, and for no more than it says. They are of what is behind the name: other names of
+/// the same file have the same grants.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grant {
     /// Name of an export, or what a client says for a file below the directory.
@@ -182,7 +182,8 @@ impl Exports {
         self.add(name, Entry { backend, identity, read_only, path: None })
     }
 
-    /// Offers a regular file or a block device. It is opened now: what takes its path later is not served.
+    /// Offers a regular file or a block device. It is opened now: what takes its path later is not
+    /// served.
     ///
     /// # Errors
     /// As for memory; what opening the file comes to; `ENOTBLK` for what is neither.
@@ -259,8 +260,8 @@ impl Exports {
         if open || admitted { Ok(()) } else { Err(Errno::EACCES) }
     }
 
-    /// Returns what is behind the name of a grant now. An error when that is not to be known now: then
-    /// nobody may take it for a name that is not there.
+    /// Returns what is behind the name of a grant now. An error when that is not to be known now:
+    /// then nobody may take it for a name that is not there.
     fn identity(&self, name: &str, session: &str) -> Result<Option<Identity>, Errno> {
         if let Some(entry) = self.entries.get(name.as_bytes()) {
             return Ok(Some(entry.identity));
@@ -287,8 +288,8 @@ impl Exports {
         Some((entry.identity, Arc::clone(&entry.backend)))
     }
 
-    /// Looks where the files are now that are offered by themselves; returns those that have gone from their
-    /// paths.
+    /// Looks where the files are now that are offered by themselves; returns those that have gone
+    /// from their paths.
     pub(super) fn moved(&self) -> Vec<Moved> {
         let all = self.entries.iter();
         all.filter_map(|(name, entry)| {
@@ -305,7 +306,8 @@ impl Exports {
         .collect()
     }
 
-    /// Tells whether something else than this is offered by itself, and has this place in the control tree.
+    /// Tells whether something else than this is offered by itself, and has this place in the
+    /// control tree.
     pub(super) fn offers_another(&self, place: &str, than: Identity) -> bool {
         let mut all = self.entries.iter();
         all.any(|(name, entry)| {
@@ -333,8 +335,8 @@ impl Exports {
         let name = std::str::from_utf8(name).map_err(|_| Errno::ENOENT)?;
         let path = directory.relative(name, session)?;
         let options = directory.options;
-        // Opening a tape, a watchdog or a FIFO already does something: it is looked at before. What takes
-        // its place in between is found out after.
+        // Opening a tape, a watchdog or a FIFO already does something: it is looked at before. What
+        // takes its place in between is found out after.
         let kind = directory.look(&path)?;
         self.judge(kind, session, access)?;
         let open = |mode| directory.open(&path, mode | OFlags::NONBLOCK);

@@ -56,8 +56,9 @@ impl Table {
         Some((*id, entry.export.clone()))
     }
 
-    /// Takes a new open export in, by a label that no other store has. One of the same identity gives its
-    /// place and its label to it: that could only be read, and those who do so read from the new one now.
+    /// Takes a new open export in, by a label that no other store has. One of the same identity
+    /// gives its place and its label to it: that could only be read, and those who do so read from
+    /// the new one now.
     ///
     /// # Errors
     /// `EACCES` when they could not, since its blocks are larger; `ENOMEM`.
@@ -86,9 +87,9 @@ impl Table {
         Ok(id)
     }
 
-    /// Returns the label for a store that is being opened: the one wanted, or that with a number. Another
-    /// file may have been given the name of one that is open, and what a client opens must not take the
-    /// place of what another has open.
+    /// Returns the label for a store that is being opened: the one wanted, or that with a number.
+    /// Another file may have been given the name of one that is open, and what a client opens must
+    /// not take the place of what another has open.
     fn label(&self, identity: Identity, wanted: &Arc<str>, exports: &Exports) -> Arc<str> {
         let taken = |label: &str| {
             let place = tree::plain(label);
@@ -104,8 +105,8 @@ impl Table {
         label
     }
 
-    /// Takes one open back. Returns what is open no longer: to let go of storage may mean to wait for
-    /// its threads, so that is done with no locks held.
+    /// Takes one open back. Returns what is open no longer: to let go of storage may mean to wait
+    /// for its threads, so that is done with no locks held.
     #[must_use]
     pub(super) fn release(&mut self, id: ExportId) -> Vec<OpenExport> {
         let Some(entry) = self.entries.get_mut(&id) else { return Vec::new() };

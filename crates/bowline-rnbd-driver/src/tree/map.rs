@@ -31,8 +31,8 @@ pub struct MapSpec {
     pub device: String,
     /// Paths of a new session.
     pub paths: Vec<MapPath>,
-    /// Port of paths that are added later, if one was given. A kernel means 1234 where none is; a client
-    /// here, the port it was started with.
+    /// Port of paths that are added later, if one was given. A kernel means 1234 where none is; a
+    /// client here, the port it was started with.
     pub port: Option<u16>,
     /// How the device is opened.
     pub access: Access,

@@ -3,7 +3,7 @@
 //! ```text
 //! rnbd-client/ctl/{map_device, devices/<path>@<session> -> block/rnbd0}
 //! block/rnbd0/{size, ro, stat}
-//!            /rnbd/{state, session, mapping_path, access_mode, .., unmap_device, resize, remap_device}
+//!            /rnbd/{state, session, mapping_path, .., unmap_device, resize, remap_device}
 //! rnbd-server/ctl/devices/<export>/{block_dev -> block/<export>}
 //!                                 /sessions/<session>/{access_mode, .., force_close}
 //! ```

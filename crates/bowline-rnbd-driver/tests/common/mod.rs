@@ -202,8 +202,8 @@ pub(crate) struct Report {
 /// Requests that make a load, also where they take their time.
 const MANY: u64 = 100;
 
-/// Writes and reads back for a time, and until there were many, each thread in a part of its own of the first
-/// 16 MiB; `meanwhile` runs beside it.
+/// Writes and reads back for a time, and until there were many, each thread in a part of its own of
+/// the first 16 MiB; `meanwhile` runs beside it.
 pub(crate) fn load(
     disk: &Arc<Disk>,
     threads: u64,

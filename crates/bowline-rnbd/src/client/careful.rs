@@ -1,6 +1,7 @@
 //! Opening a device again while nothing is under way [NB-16].
 //!
-//! The server may have lost its table of ids, and an id of before must not reach another device after.
+//! The server may have lost its table of ids, and an id of before must not reach another device
+//! after.
 
 use std::time::Duration;
 
@@ -21,14 +22,15 @@ pub(super) enum Stop {
     No,
     /// Nothing is sent, until then at the longest.
     Until(Instant),
-    /// All send again; the next stop is not before this time, nor before the blockers were answered.
+    /// All send again; the next stop is not before this time, nor before the blockers were
+    /// answered.
     Rest(Instant),
 }
 
 impl<D> Core<D> {
-    /// Opens a device once nothing is under way. That nothing is, is brought about by a [`Stop`] of all
-    /// devices; since requests of one may take any time, it is short, and not repeated as long as they do
-    /// [NB-16].
+    /// Opens a device once nothing is under way. That nothing is, is brought about by a [`Stop`] of
+    /// all devices; since requests of one may take any time, it is short, and not repeated as long
+    /// as they do [NB-16].
     pub(super) fn open_carefully(&mut self, now: Instant, dev: DevId) {
         if let Some(device) = self.device_mut(dev) {
             device.reopen_at = None;
@@ -88,7 +90,8 @@ impl<D> Core<D> {
         }
     }
 
-    /// A device is not to be opened any more. If that was all they kept still for, the others go on.
+    /// A device is not to be opened any more. If that was all they kept still for, the others go
+    /// on.
     pub(super) fn leave_careful(&mut self, dev: DevId) {
         self.careful.retain(|waiting| *waiting != dev);
         let idle = self.careful.is_empty() && !self.opens_carefully();

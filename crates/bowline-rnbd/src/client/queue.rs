@@ -20,8 +20,8 @@ pub(super) struct Work {
     len: u32,
     /// From which byte of the region on.
     mem_at: u64,
-    /// It was under way in this slot when the session was lost, and goes out again in the same: the server
-    /// may be at it still, and lets only requests of one slot wait for each other [RS-9].
+    /// It was under way in this slot when the session was lost, and goes out again in the same: the
+    /// server may be at it still, and lets only requests of one slot wait for each other [RS-9].
     slot: Option<u16>,
 }
 
@@ -59,12 +59,12 @@ pub(super) struct Queue<D> {
     /// The device whose turn it is.
     turn: usize,
     timeouts: VecDeque<(Instant, u32, u32)>,
-    /// Requests that change what is stored, answered since time was up, though the server may carry them
-    /// out still; and their devices.
+    /// Requests that change what is stored, answered since time was up, though the server may carry
+    /// them out still; and their devices.
     overdue: Vec<(u32, u32)>,
     lives: u32,
-    /// Memory that is zero: region and bytes. Pieces of requests that write from there all begin at its
-    /// first byte, and are no longer than it.
+    /// Memory that is zero: region and bytes. Pieces of requests that write from there all begin at
+    /// its first byte, and are no longer than it.
     pub(super) zeroes: Option<(u32, u32)>,
     pub(super) done: Vec<DoneIo<D>>,
     /// Requests that are over, of those that were answered late.
@@ -143,8 +143,8 @@ impl<D> Queue<D> {
         Work { parent, op, offset, len, mem_at, slot: None }
     }
 
-    /// Counts one work or piece of a request as over. Returns what has to follow: a flush, or all of it
-    /// once more.
+    /// Counts one work or piece of a request as over. Returns what has to follow: a flush, or all
+    /// of it once more.
     pub(super) fn finish(
         &mut self,
         parent: u32,
@@ -240,9 +240,10 @@ impl<D> Queue<D> {
         }
     }
 
-    /// The server may have lost what it has not flushed of these requests of a device: those of which a
-    /// part is done are to be done again as a whole, so that what a flush makes durable is all of them. Of
-    /// what is under way the answer of a part may have come already and not be told here yet.
+    /// The server may have lost what it has not flushed of these requests of a device: those of
+    /// which a part is done are to be done again as a whole, so that what a flush makes durable is
+    /// all of them. Of what is under way the answer of a part may have come already and not be told
+    /// here yet.
     pub(super) fn shake(&mut self, index: u32, waiting: &VecDeque<Work>, also: Option<u32>) {
         let flying = self.slots.iter().flatten().filter(|(of, _)| *of == index);
         let flying = flying.map(|(_, work)| (work.parent, true));
@@ -285,8 +286,8 @@ impl<D> Queue<D> {
     fn send_one(&mut self, index: u32, device: &mut Device) -> Option<SendIo> {
         let limits = device.limits.as_ref()?;
         loop {
-            // What is newer must not be overwritten by what is overdue: it waits, and others pass it. What is
-            // overdue itself waits for nothing.
+            // What is newer must not be overwritten by what is overdue: it waits, and others pass
+            // it. What is overdue itself waits for nothing.
             let late = |work: &Work| {
                 let entry = self.parents.get(work.parent as usize).and_then(Option::as_ref);
                 work.op.changes()
@@ -373,8 +374,8 @@ impl<D> Queue<D> {
         self.timeouts.front().map(|&(at, ..)| at)
     }
 
-    /// Answers requests that take too long. What is at the server stays there, and later requests that
-    /// change the same bytes wait for its end.
+    /// Answers requests that take too long. What is at the server stays there, and later requests
+    /// that change the same bytes wait for its end.
     pub(super) fn time_out(&mut self, now: Instant) {
         while let Some(&(at, parent, life)) = self.timeouts.front().filter(|t| t.0 <= now) {
             self.timeouts.pop_front();

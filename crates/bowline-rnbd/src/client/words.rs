@@ -23,14 +23,14 @@ pub struct Config {
     /// What becomes of requests while the session is away.
     pub outage: Outage,
     /// Time after which a request is answered ETIMEDOUT, though its memory stays in use until the
-    /// server answers, and what later requests write to the same bytes waits until then. `None`: never, as
-    /// with the kernel [NB-28].
+    /// server answers, and what later requests write to the same bytes waits until then. `None`:
+    /// never, as with the kernel [NB-28].
     pub io_timeout: Option<Duration>,
     /// Time between attempts to open a device again that the server has forgotten or refused while
     /// requests wait for it.
     pub reopen_delay: Duration,
-    /// Whether NOUNMAP is sent: only to servers known to be of version 2.2 [NB-57]. To others zeroes that
-    /// must stay allocated are written as data.
+    /// Whether NOUNMAP is sent: only to servers known to be of version 2.2 [NB-57]. To others
+    /// zeroes that must stay allocated are written as data.
     pub nounmap: bool,
     /// Whether zeroes may be written without sending them: off for servers before 5.18, which
     /// write one block again and again instead [NB-12].
@@ -146,8 +146,8 @@ pub struct DoneIo<D> {
     pub done: D,
     /// 0 or a negative errno.
     pub errno: i32,
-    /// Its time was up, and its memory may still be used: until [`Core::take_ended`](super::Core::take_ended)
-    /// gives this number.
+    /// Its time was up, and its memory may still be used: until
+    /// [`Core::take_ended`](super::Core::take_ended) gives this number.
     pub late: Option<u32>,
 }
 

@@ -22,8 +22,8 @@ pub(super) struct Device {
     pub(super) name: Vec<u8>,
     pub(super) access: Access,
     pub(super) in_flight: u32,
-    /// Set once it is being closed, with the CLOSE messages to answer: it takes no more IO and waits
-    /// for what it has.
+    /// Set once it is being closed, with the CLOSE messages to answer: it takes no more IO and
+    /// waits for what it has.
     pub(super) closing: Option<Vec<Ticket>>,
 }
 

@@ -22,12 +22,12 @@ pub struct CmConfig {
     /// Code of the time a program may take to answer a request, told to a peer that asks again
     /// [CM-43].
     pub service_timeout: u8,
-    /// Requests of one listener that the program has not answered. The oldest makes room for the next
-    /// [CM-57].
+    /// Requests of one listener that the program has not answered. The oldest makes room for the
+    /// next [CM-57].
     pub max_pending: usize,
-    /// Connections that others have asked for and of which nothing has proved yet that there is somebody at
-    /// the address: requests not answered, and those answered that wait for the peer's word. The oldest makes
-    /// room for the next [CM-57].
+    /// Connections that others have asked for and of which nothing has proved yet that there is
+    /// somebody at the address: requests not answered, and those answered that wait for the peer's
+    /// word. The oldest makes room for the next [CM-57].
     pub max_strangers: usize,
     /// Connections in any state.
     pub max_connections: usize,
@@ -80,8 +80,8 @@ pub(super) fn time_of(code: u8) -> Duration {
     Duration::from_millis(1 << code.min(LONGEST).saturating_sub(8))
 }
 
-/// Bounds a code of an acknowledgement timeout that the peer chose: neither none, with which nothing
-/// would ever be sent again, nor hours. 67 ms to 4.3 s.
+/// Bounds a code of an acknowledgement timeout that the peer chose: neither none, with which
+/// nothing would ever be sent again, nor hours. 67 ms to 4.3 s.
 pub(super) fn bounded_timeout(code: u8) -> u8 {
     code.clamp(14, 20)
 }

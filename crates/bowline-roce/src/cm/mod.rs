@@ -7,8 +7,9 @@
 //! before.
 //!
 //! Everything a peer can make grow has a limit in [`CmConfig`]; what lies beyond is dropped and
-//! counted, and peers that may not exist make room for others (`strangers`). A name of a connection ends with its last event (`Rejected` or `Unreachable` before
-//! packets can have come, else `TimewaitExit`) or when the program rejects or destroys it; destroying it then is no error.
+//! counted, and peers that may not exist make room for others (`strangers`). A name of a connection
+//! ends with its last event (`Rejected` or `Unreachable` before packets can have come, else
+//! `TimewaitExit`) or when the program rejects or destroys it; destroying it then is no error.
 
 mod active;
 mod config;
@@ -180,8 +181,8 @@ impl Manager {
         }
     }
 
-    /// Forgets a listener or connection. A listener's unanswered requests are rejected; a connection
-    /// is ended.
+    /// Forgets a listener or connection. A listener's unanswered requests are rejected; a
+    /// connection is ended.
     pub(crate) fn destroy_id(&mut self, now: Instant, id: CmId) -> Result<(), Error> {
         if self.listeners.remove(id) {
             let pending: Vec<CmId> = self

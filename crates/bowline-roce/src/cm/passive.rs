@@ -227,8 +227,9 @@ impl Manager {
         Ok(())
     }
 
-    /// The queue pair is ready, and the REP goes out. Or it cannot be made so: it may have gone some
-    /// of the way and goes to error, the peer has never heard of it, and the request is as it was.
+    /// The queue pair is ready, and the REP goes out. Or it cannot be made so: it may have gone
+    /// some of the way and goes to error, the peer has never heard of it, and the request is as it
+    /// was.
     pub(super) fn passive_ready(&mut self, now: Instant, id: CmId, done: bool) {
         let Some(conn) = self.conns.get_mut(&id) else { return };
         let State::Accepting(mad) = &conn.state else { return };

@@ -1,10 +1,10 @@
 //! Connections that were asked for from an address at which there may be nobody [CM-57].
 //!
-//! Anybody can send a REQ in another's name, from addresses without end. Until a message names this side's
-//! random name of the connection, or a packet comes on its queue pair, nothing says that what was sent to the
-//! address has arrived there. Such connections have places of their own, of which the newest has the best claim:
-//! a peer that is there answers within a round trip. So those who forge requests push out one another, and none
-//! of those that stand.
+//! Anybody can send a REQ in another's name, from addresses without end. Until a message names this
+//! side's random name of the connection, or a packet comes on its queue pair, nothing says that
+//! what was sent to the address has arrived there. Such connections have places of their own, of
+//! which the newest has the best claim: a peer that is there answers within a round trip. So those
+//! who forge requests push out one another, and none of those that stand.
 
 use bowline_verbs::{CmEvent, CmId};
 
@@ -42,8 +42,9 @@ impl Manager {
         }
     }
 
-    /// Forgets a connection that is not proven. A request that was not answered yet is dropped without a word: a
-    /// peer that is there sends it again [CM-40]. One that was is refused, for a peer whose RTU was lost.
+    /// Forgets a connection that is not proven. A request that was not answered yet is dropped
+    /// without a word: a peer that is there sends it again [CM-40]. One that was is refused, for a
+    /// peer whose RTU was lost.
     fn push_out(&mut self, id: CmId, counters: &mut Counters) {
         let Some(conn) = self.conns.get(&id) else { return };
         counters.cm_pushed_out += 1;

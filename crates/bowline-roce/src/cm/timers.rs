@@ -55,8 +55,8 @@ impl Manager {
         self.set_timer(id, Some(now + next));
     }
 
-    /// The last repetition is unanswered [CM-40] [CM-41] [CM-42]. A peer that is there after all need
-    /// not keep what it has of a connection that was never up.
+    /// The last repetition is unanswered [CM-40] [CM-41] [CM-42]. A peer that is there after all
+    /// need not keep what it has of a connection that was never up.
     fn give_up(&mut self, now: Instant, id: CmId, counters: &mut Counters) {
         counters.cm_timeouts += 1;
         let Some(conn) = self.conns.get(&id) else { return };

@@ -88,10 +88,10 @@ impl Device {
     /// Accepts a connection request. The queue pair is ready when this returns.
     ///
     /// # Errors
-    /// [`Error::Invalid`], [`Error::NoSuch`]; [`Error::Busy`] when the queue pair belongs to another
-    /// connection. The request can be answered again then. What is wrong with the parameters may
-    /// show only while the queue pair is made ready; it is in error then, and what was posted on it
-    /// is flushed.
+    /// [`Error::Invalid`], [`Error::NoSuch`]; [`Error::Busy`] when the queue pair belongs to
+    /// another connection. The request can be answered again then. What is wrong with the
+    /// parameters may show only while the queue pair is made ready; it is in error then, and what
+    /// was posted on it is flushed.
     pub fn accept(&mut self, now: Instant, id: CmId, param: &ConnParam) -> Result<(), Error> {
         self.check_connectable(param.qpn)?;
         self.cm.manager.accept(id, param)?;
@@ -109,8 +109,8 @@ impl Device {
         Ok(())
     }
 
-    /// Ends a connection: its queue pair goes to error and everything on it is flushed. One that has
-    /// ended already is left as it is.
+    /// Ends a connection: its queue pair goes to error and everything on it is flushed. One that
+    /// has ended already is left as it is.
     ///
     /// # Errors
     /// [`Error::NoSuch`]; [`Error::Invalid`] before it stands: destroy its name then.

@@ -1,10 +1,11 @@
 //! Packets whose payloads are received where they belong.
 //!
-//! Of a long message, a WRITE of the peer or an answer to a READ, it is known where the bytes of the next
-//! packets belong. The driver has the system put them there, which saves copying them, and tells what has come.
-//! If it is that, in order and with right ICRCs, the packets are done. All else is made whole again from its
-//! pieces and taken in as ever, and what it has left in the message's memory is made zero: no peer is shown what
-//! another has sent [RX-13]. That memory means nothing before the message has come to its end.
+//! Of a long message, a WRITE of the peer or an answer to a READ, it is known where the bytes of
+//! the next packets belong. The driver has the system put them there, which saves copying them, and
+//! tells what has come. If it is that, in order and with right ICRCs, the packets are done. All
+//! else is made whole again from its pieces and taken in as ever, and what it has left in the
+//! message's memory is made zero: no peer is shown what another has sent [RX-13]. That memory means
+//! nothing before the message has come to its end.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -37,13 +38,13 @@ fn landing_packets(payload: usize) -> usize {
     (DATAGRAM_MAX / (payload + LANDING_GAP)).min(LANDING_PACKETS_MAX)
 }
 
-/// Where the payloads of the packets that come next belong. All other bytes are received aside, one after the
-/// other:
+/// Where the payloads of the packets that come next belong. All other bytes are received aside, one
+/// after the other:
 ///
 /// ```text
-///  received  | header | payload 0 | ICRC, header | payload 1 | ICRC, header | .. | ICRC | what comes behind
-///  aside     | header |           | ICRC, header |           | ICRC, header | .. | ICRC | what comes behind
-///  place              | payload 0 |              | payload 1 |              | ..
+///  received | header | payload 0 | ICRC, header | payload 1 | ICRC, header | .. | ICRC | rest
+///  aside    | header |           | ICRC, header |           | ICRC, header | .. | ICRC | rest
+///  place             | payload 0 |              | payload 1 |              | ..
 /// ```
 #[derive(Clone, Debug)]
 pub struct Landing {
@@ -141,7 +142,8 @@ pub struct Amid {
 }
 
 impl Device {
-    /// The message that the last packet was of, acknowledgements left aside, if it may [`land`](Self::land).
+    /// The message that the last packet was of, acknowledgements left aside, if it may
+    /// [`land`](Self::land).
     pub fn amid(&self) -> Option<Amid> {
         let (qpn, opcode) = self.last?;
         let qp = self.qps.get(&qpn.0).filter(|qp| qp.state != QpState::Err)?;
@@ -157,9 +159,9 @@ impl Device {
         (left > LANDS_FROM * payload).then_some(Amid { qpn, opcode, payload })
     }
 
-    /// Has `receive` receive what comes next to where packets come that go on with a message, and takes it in.
-    /// `receive` is told where these belong, and is the only one to write there meanwhile; it returns `None` if it has
-    /// received nothing.
+    /// Has `receive` receive what comes next to where packets come that go on with a message, and
+    /// takes it in. `receive` is told where these belong, and is the only one to write there
+    /// meanwhile; it returns `None` if it has received nothing.
     pub fn land<'a>(
         &mut self,
         now: Instant,
@@ -214,7 +216,8 @@ impl Device {
         (place.len > 0).then_some(Landing { place, payload, qpn, opcode, psn })
     }
 
-    /// Takes the packets that are what was expected, up to the first that is not; returns how many these are.
+    /// Takes the packets that are what was expected, up to the first that is not; returns how many
+    /// these are.
     fn take_landed(&mut self, now: Instant, landing: &Landing, run: &Run<'_>) -> usize {
         let Landing { ref place, payload, qpn, opcode, .. } = *landing;
         let to = run.to.to_canonical();
@@ -279,8 +282,8 @@ impl Device {
 }
 
 impl Run<'_> {
-    /// What is known of the identification of its datagrams: a peer like this one has numbered those of a burst
-    /// [ICRC-34].
+    /// What is known of the identification of its datagrams: a peer like this one has numbered
+    /// those of a burst [ICRC-34].
     fn ident(&self, k: usize) -> IdentHint {
         match self.segment {
             None => IdentHint::Unknown,

@@ -21,8 +21,8 @@ use crate::ud::network_header;
 const MULTICAST_QPN: u32 = 0xff_ffff;
 
 impl Device {
-    /// Prepares for datagrams that are given to [`handle_datagrams`](Self::handle_datagrams) next: what is known of
-    /// the memory each is about may be far away.
+    /// Prepares for datagrams that are given to [`handle_datagrams`](Self::handle_datagrams) next:
+    /// what is known of the memory each is about may be far away.
     pub fn expect<'a>(&self, payloads: impl Iterator<Item = &'a [u8]>) {
         for rkey in payloads.filter_map(Packet::peek_rkey) {
             self.shared.mrs.prefetch_key(rkey);
@@ -42,8 +42,9 @@ impl Device {
         self.handle_datagrams(now, from, to, core::iter::once((ident, payload)));
     }
 
-    /// Takes several from one sender, in order. What they complete is told of behind all of them: that a completion
-    /// queue overruns ends its queue pairs then, and what these executed meanwhile is acknowledged to nobody.
+    /// Takes several from one sender, in order. What they complete is told of behind all of them:
+    /// that a completion queue overruns ends its queue pairs then, and what these executed
+    /// meanwhile is acknowledged to nobody.
     pub fn handle_datagrams<'a>(
         &mut self,
         now: Instant,
@@ -72,9 +73,9 @@ impl Device {
         }
     }
 
-    /// `outer` has addresses in canonical form. It is made once for all packets of a sender, not for each: to read a
-    /// value that was just written in smaller pieces stalls until all earlier stores have left the store buffer, the
-    /// payload of the packet before among them.
+    /// `outer` has addresses in canonical form. It is made once for all packets of a sender, not
+    /// for each: to read a value that was just written in smaller pieces stalls until all earlier
+    /// stores have left the store buffer, the payload of the packet before among them.
     fn handle_packet(&mut self, now: Instant, outer: &Outer, ident: IdentHint, payload: &[u8]) {
         let counters = &mut self.shared.counters;
         // RX-3, RX-4

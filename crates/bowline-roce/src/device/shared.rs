@@ -128,8 +128,9 @@ impl Shared {
         }
     }
 
-    /// After a queue pair was touched: hands out its completions, unless they are gathered, and sees to it
-    /// that its turn to send and its timer come. Replies are urgent, unless it has just had a turn.
+    /// After a queue pair was touched: hands out its completions, unless they are gathered, and
+    /// sees to it that its turn to send and its timer come. Replies are urgent, unless it has just
+    /// had a turn.
     pub(crate) fn settle(&mut self, now: Instant, qp: &mut Qp, urgent: bool) {
         let ended = match &qp.halves {
             // What was to be sent last, the NAK, is out [RSP-18].
@@ -178,8 +179,9 @@ impl Shared {
         }
     }
 
-    /// From now on completions are gathered, until they are [handed out](Self::end_gathering): to copy one that was
-    /// just written in pieces stalls until all earlier stores have left the store buffer, the payload among them.
+    /// From now on completions are gathered, until they are [handed out](Self::end_gathering): to
+    /// copy one that was just written in pieces stalls until all earlier stores have left the store
+    /// buffer, the payload among them.
     pub(crate) const fn begin_gathering(&mut self) {
         self.gathering = true;
     }
@@ -211,8 +213,8 @@ impl Shared {
         }
     }
 
-    /// The queue pair goes to error by itself, and the program is told, since no completion may tell
-    /// it [QP-10].
+    /// The queue pair goes to error by itself, and the program is told, since no completion may
+    /// tell it [QP-10].
     pub(crate) fn fail(&mut self, now: Instant, qp: &mut Qp) {
         self.counters.qp_errors += 1;
         self.events.push_back(Event::Async(AsyncEvent::QpFatal(qp.qpn)));
@@ -232,8 +234,8 @@ impl Shared {
         self.flush(now, qp);
     }
 
-    /// The send queue of a datagram queue pair goes to error: what is posted on it is flushed, and the
-    /// rest goes on.
+    /// The send queue of a datagram queue pair goes to error: what is posted on it is flushed, and
+    /// the rest goes on.
     pub(crate) fn enter_send_error(&mut self, now: Instant, qp: &mut Qp) {
         qp.state = QpState::Sqe;
         self.flush_sends(now, qp);

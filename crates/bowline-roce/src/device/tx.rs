@@ -1,10 +1,10 @@
 //! Datagrams to be sent: whose turn it is, and how packets become bursts.
 //!
 //! Queue pairs with replies go first, then all others with something to send, each in turn one
-//! burst. A queue pair whose burst did not hold all replies goes on with the others, so a large read
-//! that is being answered holds up nobody. An acknowledgement joins a burst of requests to the same
-//! peer: a packet of its own would cost as much as the whole burst [PERF-6]. So while a program posts to one
-//! queue pair after the other, those of the others wait for their turn.
+//! burst. A queue pair whose burst did not hold all replies goes on with the others, so a large
+//! read that is being answered holds up nobody. An acknowledgement joins a burst of requests to the
+//! same peer: a packet of its own would cost as much as the whole burst [PERF-6]. So while a
+//! program posts to one queue pair after the other, those of the others wait for their turn.
 
 use bowline_base::Instant;
 use bowline_verbs::{QpState, Qpn};
@@ -30,9 +30,10 @@ enum Half {
 const ASIDE_MAX: u8 = 3;
 
 impl Device {
-    /// For a program that has posted to this queue pair, and perhaps posts to others next: acknowledgements of
-    /// others that would go alone are not sent before [`take_acks_back`](Self::take_acks_back), a few times each
-    /// [RSP-25]. Tells whether there are any.
+    /// For a program that has posted to this queue pair, and perhaps posts to others next:
+    /// acknowledgements of others that would go alone are not sent before
+    /// [`take_acks_back`](Self::take_acks_back), a few times each [RSP-25]. Tells whether there are
+    /// any.
     pub fn set_acks_aside(&mut self, but: Qpn) -> bool {
         let Self { shared, qps, .. } = self;
         shared.urgent.retain(|&qpn| {
@@ -146,8 +147,8 @@ impl Shared {
         qp.requests_next = half == Half::Responder;
         let mut outcome = Outcome::Idle;
         let mut carried = false;
-        // A single short packet still goes with a row of long ones that has no room for one more of them. If
-        // there is an acknowledgement, that does.
+        // A single short packet still goes with a row of long ones that has no room for one more of
+        // them. If there is an acknowledgement, that does.
         let short = half == Half::Requester && (!responder.has_one_ack() || late);
         let has_room = |burst: &Burst, requester: &Requester| {
             burst.has_room(gso)

@@ -65,8 +65,8 @@ impl Device {
         mrs.register(&mut self.rng, pd, (buffer, offset, len), iova, access)
     }
 
-    /// Makes a region for fast registration [MR-6], free at first: a slot to bind memory to and take
-    /// it away again, in the order of a send queue [MR-12].
+    /// Makes a region for fast registration [MR-6], free at first: a slot to bind memory to and
+    /// take it away again, in the order of a send queue [MR-12].
     ///
     /// # Errors
     /// [`Error::NoSuch`], [`Error::Limit`].
@@ -86,8 +86,8 @@ impl Device {
     /// Takes regions of [`reg_mr`](Self::reg_mr) away from peers; local use goes on.
     ///
     /// # Errors
-    /// [`Error::NoSuch`], [`Error::Invalid`]; [`Error::Busy`] while a window is bound to one. Nothing has
-    /// changed then.
+    /// [`Error::NoSuch`], [`Error::Invalid`]; [`Error::Busy`] while a window is bound to one.
+    /// Nothing has changed then.
     pub fn withdraw_keys(&mut self, rkeys: &[u32]) -> Result<(), Error> {
         self.shared.mrs.withdraw(rkeys)
     }

@@ -105,9 +105,9 @@ pub(crate) struct Requester {
     asked: VecDeque<Psn>,
     /// Answers that have come before one that is missing, in order.
     early: VecDeque<Stretch>,
-    /// Packets that may be on their way [REQ-6]: half after going back, a quarter less when many are
-    /// lost of a peer that keeps the others; a quarter more for every window
-    /// without one up to half of where the last loss was, then a sixteenth.
+    /// Packets that may be on their way [REQ-6]: half after going back, a quarter less when many
+    /// are lost of a peer that keeps the others; a quarter more for every window without one up to
+    /// half of where the last loss was, then a sixteenth.
     window: u32,
     slow_from: u32,
     /// Most packets asked for by one read request; not 0.
@@ -265,8 +265,8 @@ impl Requester {
                 || self.queue.get(self.cursor).is_some_and(|request| !self.must_wait(request)))
     }
 
-    /// At most how many bytes the next packet has, if it is one of the request at the cursor, and none that
-    /// it would share a burst with follows: one of the same kind, and as short.
+    /// At most how many bytes the next packet has, if it is one of the request at the cursor, and
+    /// none that it would share a burst with follows: one of the same kind, and as short.
     pub(crate) fn next_single_len(&self) -> Option<usize> {
         let request = self.queue.get(self.cursor).filter(|request| !request.is_local())?;
         let mtu = self.settings.as_ref().filter(|_| self.repair.is_none())?.mtu;

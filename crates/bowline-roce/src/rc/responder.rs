@@ -3,8 +3,7 @@
 //!
 //! ```text
 //!   packet ── before expected ──> answered again [RSP-3]
-//!          ── after expected ───> one NAK, then silence [RSP-2]; kept, and carried out when its turn
-//!                                 has come
+//!          ── after expected ───> one NAK, then silence [RSP-2]; kept until its turn
 //!          ── expected ─────────> sequence, rights, receive, length, key, execute [RSP-1]
 //!                                   │ no receive: RNR NAK, expected again [RSP-12]
 //!                                   │ fault: NAK; nothing is taken from now on [RSP-18]
@@ -56,8 +55,8 @@ pub(crate) struct RxCtx<'a> {
 }
 
 impl RxCtx<'_> {
-    /// Made where it is stored: a copy of what was just written in pieces waits until all earlier stores have left the
-    /// store buffer, those to the memory of the message among them.
+    /// Made where it is stored: a copy of what was just written in pieces waits until all earlier
+    /// stores have left the store buffer, those to the memory of the message among them.
     #[inline]
     fn complete(&mut self, id: u64, status: Status, completion: Completion, solicited: bool) {
         let completion = Completion { wr_id: id, status, qpn: self.qpn, ..completion };
@@ -167,8 +166,8 @@ impl Responder {
         self.replies.reset(slots(max_dest_rd_atomic));
     }
 
-    /// From now on as many READs and atomics are answered at once; answers to more are forgotten, the
-    /// oldest first [QP-1].
+    /// From now on as many READs and atomics are answered at once; answers to more are forgotten,
+    /// the oldest first [QP-1].
     pub(crate) fn set_depth(&mut self, max_dest_rd_atomic: u8) {
         self.replies.resize(slots(max_dest_rd_atomic));
     }
@@ -248,8 +247,9 @@ impl Responder {
         }
     }
 
-    /// The packet that comes next, and where the bytes of it and of those behind it belong, at most `most` of them:
-    /// as far as they are full packets of a WRITE that is under way, and nothing has come out of order.
+    /// The packet that comes next, and where the bytes of it and of those behind it belong, at most
+    /// `most` of them: as far as they are full packets of a WRITE that is under way, and nothing
+    /// has come out of order.
     pub(crate) fn landing(&self, ctx: &RxCtx<'_>, most: usize) -> Option<(Psn, Piece)> {
         let Message::Write { key, va, left, .. } = self.message else { return None };
         if self.failed || !self.held.is_empty() || !ctx.access.contains(Access::REMOTE_WRITE) {
@@ -263,7 +263,8 @@ impl Responder {
         Some((self.expected, span.first_stretch()?))
     }
 
-    /// Takes the packet that comes next, one in the middle of a WRITE, whose bytes are where they belong.
+    /// Takes the packet that comes next, one in the middle of a WRITE, whose bytes are where they
+    /// belong.
     pub(crate) fn take_landed(&mut self, ctx: &RxCtx<'_>, ack_req: bool) {
         if let Message::Write { va, left, .. } = &mut self.message {
             *va = va.wrapping_add(ctx.mtu as u64);

@@ -82,8 +82,8 @@ impl SessionBuilder {
         self
     }
 
-    /// Time between attempts to connect a lost path, as kernels have it [RS-10]; `None`: at once, then
-    /// ever longer [RT-91].
+    /// Time between attempts to connect a lost path, as kernels have it [RS-10]; `None`: at once,
+    /// then ever longer [RT-91].
     #[must_use]
     pub fn reconnect_delay(mut self, delay: Option<Duration>) -> Self {
         self.config.reconnect_delay = delay;
@@ -97,22 +97,22 @@ impl SessionBuilder {
         self
     }
 
-    /// IO connections of each path, at most 4095; requests of a permit take the one of the processor that
-    /// it was taken on [RT-37]. 0: everything goes over the service connection. Without this there is one
-    /// for each processor this process may use, at most 16, as kernels have them; but only one when a
-    /// device of the engine makes its packets in this process: its connections have one socket and one
-    /// lock, so more of them only make its bursts smaller.
+    /// IO connections of each path, at most 4095; requests of a permit take the one of the
+    /// processor that it was taken on [RT-37]. 0: everything goes over the service connection.
+    /// Without this there is one for each processor this process may use, at most 16, as kernels
+    /// have them; but only one when a device of the engine makes its packets in this process: its
+    /// connections have one socket and one lock, so more of them only make its bursts smaller.
     #[must_use]
     pub fn io_connections(mut self, connections: u16) -> Self {
         self.connections = Some(connections);
         self
     }
 
-    /// Connections of each path beside those, for requests with permits of [`Polled`](super::PermitKind::Polled),
-    /// whose completions are in queues of their own that the program polls
-    /// with [`Session::poll_queue`](super::Session::poll_queue) [RS-31]; none. What is in a queue that the
-    /// program does not poll is taken after a quarter of a second or two, so that a path can be lost or
-    /// closed without its help.
+    /// Connections of each path beside those, for requests with permits of
+    /// [`Polled`](super::PermitKind::Polled), whose completions are in queues of their own that the
+    /// program polls with [`Session::poll_queue`](super::Session::poll_queue) [RS-31]; none. What
+    /// is in a queue that the program does not poll is taken after a quarter of a second or two, so
+    /// that a path can be lost or closed without its help.
     #[must_use]
     pub fn poll_connections(mut self, connections: u16) -> Self {
         self.config.poll_connections = connections;
@@ -154,18 +154,18 @@ impl SessionBuilder {
         self
     }
 
-    /// Longest user message of a request; 512. The session keeps so much for each permit. Servers have a limit
-    /// of their own, which is 4096 with the header where nobody has changed it; what comes of both is
-    /// [`Attrs::max_hdr`](super::Attrs::max_hdr).
+    /// Longest user message of a request; 512. The session keeps so much for each permit. Servers
+    /// have a limit of their own, which is 4096 with the header where nobody has changed it; what
+    /// comes of both is [`Attrs::max_hdr`](super::Attrs::max_hdr).
     #[must_use]
     pub fn max_usr(mut self, bytes: u16) -> Self {
         self.config.max_usr = bytes;
         self
     }
 
-    /// Under which keys the server writes the answers to READs; those of the memory, as long as that is
-    /// registered. With keys for single requests [`Session::open`](super::Session::open) fails with
-    /// `EOPNOTSUPP` on devices that cannot make them, as those of libibverbs cannot.
+    /// Under which keys the server writes the answers to READs; those of the memory, as long as
+    /// that is registered. With keys for single requests [`Session::open`](super::Session::open)
+    /// fails with `EOPNOTSUPP` on devices that cannot make them, as those of libibverbs cannot.
     #[must_use]
     pub fn read_keys(mut self, keys: ReadKeys) -> Self {
         self.config.read_keys = keys;
@@ -187,18 +187,19 @@ impl SessionBuilder {
         self
     }
 
-    /// Is told when the last path is lost and when one is back; called without locks held, and must not
-    /// block. A panic of it ends there, as that of a [`Completer`](super::Completer) does.
+    /// Is told when the last path is lost and when one is back; called without locks held, and must
+    /// not block. A panic of it ends there, as that of a [`Completer`](super::Completer) does.
     #[must_use]
     pub fn on_link(mut self, on_link: impl Fn(LinkEv) + Send + Sync + 'static) -> Self {
         self.listeners.on_link = Some(Box::new(on_link));
         self
     }
 
-    /// Is told of each change of a path's state, in order, and between what [`on_link`](Self::on_link) is told, and
-    /// under the same rules: that redundancy is lost, or back. A path that is lost is [`Reconnecting`](super::PathState::Reconnecting)
-    /// until it is [`Connected`](super::PathState::Connected) again. Attempts to connect are told too, also those of
-    /// [`Session::open`](super::Session::open), which may be several.
+    /// Is told of each change of a path's state, in order, and between what
+    /// [`on_link`](Self::on_link) is told, and under the same rules: that redundancy is lost, or
+    /// back. A path that is lost is [`Reconnecting`](super::PathState::Reconnecting) until it is
+    /// [`Connected`](super::PathState::Connected) again. Attempts to connect are told too, also
+    /// those of [`Session::open`](super::Session::open), which may be several.
     #[must_use]
     pub fn on_path(mut self, on_path: impl Fn(PathEv) + Send + Sync + 'static) -> Self {
         self.listeners.on_path = Some(Box::new(on_path));
@@ -217,7 +218,8 @@ pub(super) fn connections(devices: &[Arc<dyn Device>]) -> u16 {
     processors.map_or(1, |count| u16::try_from(count.get()).unwrap_or(MOST).min(MOST))
 }
 
-/// Finds the device and address of a path, of devices that are not `gone`, and chooses a port [RT-35].
+/// Finds the device and address of a path, of devices that are not `gone`, and chooses a port
+/// [RT-35].
 pub(super) fn resolve(
     ports: &[Arc<Port>],
     gone: impl Fn(usize) -> bool,
@@ -254,8 +256,8 @@ pub(super) fn resolve(
     })
 }
 
-/// Why a session with these paths could not be had. Linux takes addresses of two families for the same,
-/// and says no more than that the path is there already [RT-28].
+/// Why a session with these paths could not be had. Linux takes addresses of two families for the
+/// same, and says no more than that the path is there already [RT-28].
 pub(super) fn refused(what: &'static str, errno: Errno, paths: &[PathAddr]) -> Error {
     const MIXED: &str =
         "connecting paths of IPv4 and of IPv6, of which Linux servers take one kind in a session";

@@ -8,12 +8,13 @@ use super::shared::Shared;
 
 /// The right to have one request in flight, in a chunk of the server [RT-37].
 ///
-/// It goes back to its session when it is dropped, or with [`Session::put_permit`](super::Session::put_permit), which is
-/// quicker; its request may be in flight still, and whoever has it next can use it when that has ended. A permit of
-/// a session that is closed, or gone, is good for nothing, and does not hold anything of it.
+/// It goes back to its session when it is dropped, or with
+/// [`Session::put_permit`](super::Session::put_permit), which is quicker; its request may be in
+/// flight still, and whoever has it next can use it when that has ended. A permit of a session that
+/// is closed, or gone, is good for nothing, and does not hold anything of it.
 ///
-/// Like `put_permit`, to drop one may run functions of the program that are told of requests, paths and the session: not
-/// while a lock is held that these take.
+/// Like `put_permit`, to drop one may run functions of the program that are told of requests, paths
+/// and the session: not while a lock is held that these take.
 #[must_use = "a permit that is dropped goes back to its session"]
 pub struct Permit {
     core: Core,

@@ -4,8 +4,8 @@
 //!   none is free ──> waits ── one is, and it is the first ──> given, woken ──> takes it
 //!                      └── it goes, or the session ends ───────────┘ the next one is given it
 //! ```
-//! A permit that comes back is given away before anybody else can take it, so that who comes later does
-//! not pass by, and so that a task that is woken and never looks loses nobody's turn.
+//! A permit that comes back is given away before anybody else can take it, so that who comes later
+//! does not pass by, and so that a task that is woken and never looks loses nobody's turn.
 
 use core::cell::RefCell;
 use core::task::Waker;
@@ -44,8 +44,8 @@ thread_local! {
     static NEXT: RefCell<Option<VecDeque<Waker>>> = const { RefCell::new(None) };
 }
 
-/// Calls a waker. What that does may wake others, who may do the same: they are called after it, not from
-/// within, since there may be any number of them.
+/// Calls a waker. What that does may wake others, who may do the same: they are called after it,
+/// not from within, since there may be any number of them.
 fn call(waker: Waker) {
     let mut next = Some(waker);
     // Without the list, in a thread that is ending, they are called from within.
@@ -82,8 +82,8 @@ struct Waiter {
 /// All who wait.
 #[derive(Default)]
 pub(super) struct Queue {
-    /// By place; those for IO, and those for service messages, who may have the permit that is kept from
-    /// IO [RT-37].
+    /// By place; those for IO, and those for service messages, who may have the permit that is kept
+    /// from IO [RT-37].
     waiting: [VecDeque<Waiter>; 2],
     /// Permits whose new owners have not taken them yet.
     given: Vec<(Place, Permit)>,
@@ -101,8 +101,8 @@ impl Queue {
         self.waiting.iter().any(|line| !line.is_empty())
     }
 
-    /// Takes the last place. The core has just refused a permit of this kind, or somebody waits for one:
-    /// then it tells of the next that is free.
+    /// Takes the last place. The core has just refused a permit of this kind, or somebody waits for
+    /// one: then it tells of the next that is free.
     pub(super) fn join(&mut self, kind: PermitKind, cpu: u16, sleeper: Sleeper) -> Place {
         let place = Place(self.begun);
         self.begun += 1;
@@ -110,12 +110,12 @@ impl Queue {
         place
     }
 
-    /// Gives free permits to those who have waited longest. The core is asked until it refuses one, so
-    /// that it tells of the next.
+    /// Gives free permits to those who have waited longest. The core is asked until it refuses one,
+    /// so that it tells of the next.
     pub(super) fn give(&mut self, core: &mut Core, out: &mut Finished) {
         let mut refused = [false; 2];
-        // Who came first is asked for first, in whichever line: without a permit that is kept, all are the same
-        // to both.
+        // Who came first is asked for first, in whichever line: without a permit that is kept, all
+        // are the same to both.
         let next = |waiting: &[VecDeque<Waiter>; 2], refused: [bool; 2]| {
             let lines = waiting.iter().enumerate().filter(|(line, _)| !refused[*line]);
             lines.filter_map(|(line, all)| Some((all.front()?.place, line))).min()
@@ -139,7 +139,8 @@ impl Queue {
         Some(self.given.remove(at).1)
     }
 
-    /// Another one is woken for this place from now on. Returns who is not: to be dropped without the lock.
+    /// Another one is woken for this place from now on. Returns who is not: to be dropped without
+    /// the lock.
     #[must_use]
     pub(super) fn replace(&mut self, place: Place, sleeper: Sleeper) -> Option<Sleeper> {
         let (line, at) = self.find(place)?;
@@ -147,8 +148,8 @@ impl Queue {
         Some(std::mem::replace(&mut waiter.sleeper, sleeper))
     }
 
-    /// Gives up a place that was given nothing. Returns who would have been woken: to be dropped without
-    /// the lock.
+    /// Gives up a place that was given nothing. Returns who would have been woken: to be dropped
+    /// without the lock.
     #[must_use]
     pub(super) fn leave(&mut self, place: Place) -> Option<Sleeper> {
         let (line, at) = self.find(place)?;

@@ -7,9 +7,9 @@ use bowline_verbs::Buffer;
 
 use super::shared::Shared;
 
-/// Memory that is registered for a session, from which WRITEs are sent and to which READs are answered.
-/// Dropped, it is registered until the requests in flight that use it have ended and nothing of it may have
-/// to be sent again, which is known at the next heartbeat at the latest.
+/// Memory that is registered for a session, from which WRITEs are sent and to which READs are
+/// answered. Dropped, it is registered until the requests in flight that use it have ended and
+/// nothing of it may have to be sent again, which is known at the next heartbeat at the latest.
 pub struct Region {
     shared: Arc<Shared>,
     id: RegionId,

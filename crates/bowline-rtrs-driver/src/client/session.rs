@@ -29,9 +29,9 @@ use crate::{Error, random};
 const MAX_CONNECTIONS: u32 = 4096;
 /// Local ports tried for a path, when other programs have them.
 const PORTS_TRIED: usize = 8;
-/// How often a server that resets the first connections is asked again, and when. One that still has
-/// a former life of this client does so: it was told of the end a moment ago and is not through with
-/// it [RT-91], [RT-92], [RS-48].
+/// How often a server that resets the first connections is asked again, and when. One that still
+/// has a former life of this client does so: it was told of the end a moment ago and is not through
+/// with it [RT-91], [RT-92], [RS-48].
 const RESETS_BORNE: u32 = 5;
 const RESET_PAUSE: Duration = Duration::from_millis(200);
 
@@ -84,9 +84,10 @@ pub struct PathView {
 
 /// A session with a server, over any number of paths.
 ///
-/// All methods may be called from any thread. Those that wait for requests do the work of taking completions
-/// themselves, in an engine of several devices with [`Poll::Spin`](crate::Poll::Spin) only; while none waits or polls,
-/// background threads do. Dropping a session closes it without waiting.
+/// All methods may be called from any thread. Those that wait for requests do the work of taking
+/// completions themselves, in an engine of several devices with [`Poll::Spin`](crate::Poll::Spin)
+/// only; while none waits or polls, background threads do. Dropping a session closes it without
+/// waiting.
 pub struct Session {
     shared: Arc<Shared>,
     name: String,
@@ -104,15 +105,16 @@ impl core::fmt::Debug for Session {
 }
 
 impl Session {
-    /// Opens a session: connects all its paths, or none [RS-24]. A server that resets connections is
-    /// asked again for a second, and as long is waited for a name that another session of the engine has.
+    /// Opens a session: connects all its paths, or none [RS-24]. A server that resets connections
+    /// is asked again for a second, and as long is waited for a name that another session of the
+    /// engine has.
     ///
     /// # Errors
-    /// `EINVAL` without a path, or with more than 128, or with more than 4095 IO and poll connections;
-    /// `EEXIST` while another session of the engine has the name, which ends when that one is closed or
-    /// dropped; `EADDRNOTAVAIL` or `ENODEV` when no device of the engine has an address for a path, or
-    /// [`ErrorKind::Unusable`](crate::ErrorKind::Unusable) when only one that is gone has; what kept a path from being
-    /// connected.
+    /// `EINVAL` without a path, or with more than 128, or with more than 4095 IO and poll
+    /// connections; `EEXIST` while another session of the engine has the name, which ends when that
+    /// one is closed or dropped; `EADDRNOTAVAIL` or `ENODEV` when no device of the engine has an
+    /// address for a path, or [`ErrorKind::Unusable`](crate::ErrorKind::Unusable) when only one
+    /// that is gone has; what kept a path from being connected.
     pub fn open(engine: &Engine, builder: SessionBuilder) -> Result<Arc<Self>, Error> {
         const WHAT: &str = "opening a session";
         let SessionBuilder { mut config, paths, connections: chosen, listeners } = builder;
@@ -239,10 +241,11 @@ impl Session {
         }
     }
 
-    /// Takes a permit, the right to have one request in flight; `None` when there is none in time, or
-    /// the session is closed or being closed. Threads and tasks that wait get theirs in the order in which
-    /// they came, before those that do not. Its requests take the connection of the processor this thread is
-    /// on. Who waits for one of [`PermitKind::Polled`] polls all poll connections meanwhile.
+    /// Takes a permit, the right to have one request in flight; `None` when there is none in time,
+    /// or the session is closed or being closed. Threads and tasks that wait get theirs in the
+    /// order in which they came, before those that do not. Its requests take the connection of the
+    /// processor this thread is on. Who waits for one of [`PermitKind::Polled`] polls all poll
+    /// connections meanwhile.
     pub fn get_permit(&self, kind: PermitKind, wait: Wait) -> Option<Permit> {
         self.get_permit_on(kind, wait, current_cpu())
     }
@@ -258,15 +261,16 @@ impl Session {
         permit.map(|permit| Permit::new(permit, &self.shared))
     }
 
-    /// Takes a permit as soon as there is one, without holding up the thread: for tasks of any runtime.
+    /// Takes a permit as soon as there is one, without holding up the thread: for tasks of any
+    /// runtime.
     ///
-    /// It may be dropped at any time: what it was given by then goes to the next who waits. Its requests
-    /// take the connection of the processor on which it was first asked. A program that awaits one of
-    /// [`PermitKind::Polled`] polls meanwhile, since requests end when it does.
+    /// It may be dropped at any time: what it was given by then goes to the next who waits. Its
+    /// requests take the connection of the processor on which it was first asked. A program that
+    /// awaits one of [`PermitKind::Polled`] polls meanwhile, since requests end when it does.
     ///
-    /// A program of callbacks takes what it can get with [`Wait::No`], and otherwise asks this once with
-    /// a waker of its own: that is called when the permit is there, by any thread, without locks held, as
-    /// a [`Completer`](super::Completer) is.
+    /// A program of callbacks takes what it can get with [`Wait::No`], and otherwise asks this once
+    /// with a waker of its own: that is called when the permit is there, by any thread, without
+    /// locks held, as a [`Completer`](super::Completer) is.
     ///
     /// ```no_run
     /// # use bowline_rtrs_driver::{Dir, Error, client::{PermitKind, Region, Session}};
@@ -274,7 +278,7 @@ impl Session {
     /// async fn read(session: &Session, usr: &[u8], into: &Region) -> Result<(), Error> {
     ///     let permit = session.get_permit_async(PermitKind::Io).await?;
     ///     let call = session.call_async(Dir::Read, &permit, usr, &[into.piece(0, 4096)]);
-    ///     // At once: it is free when the request has ended, even if nobody waits for that any more.
+    ///     // At once: it is free when the request has ended, even if nobody waits for it.
     ///     session.put_permit(permit);
     ///     call.await
     /// }
@@ -291,22 +295,23 @@ impl Session {
         GetPermit::new(Arc::clone(&self.shared), kind, Some(cpu))
     }
 
-    /// Gives a permit back. Its request may be in flight still. To drop it does the same, and takes a few
-    /// nanoseconds more.
+    /// Gives a permit back. Its request may be in flight still. To drop it does the same, and takes
+    /// a few nanoseconds more.
     pub fn put_permit(&self, permit: Permit) {
         permit.put(&self.shared);
     }
 
-    /// Submits a request. `done` is told of its end exactly once if this is `Ok`, and not at all if not.
-    /// `usr` is copied. The memory of a READ must not be read before its end, that of a WRITE not be
-    /// changed. Pieces may have any length and begin anywhere in their regions. A READ into several that
-    /// do not follow each other in memory takes a registration and two more messages, as all READs do in
-    /// a session of [`ReadKeys::PerRequest`].
+    /// Submits a request. `done` is told of its end exactly once if this is `Ok`, and not at all if
+    /// not. `usr` is copied. The memory of a READ must not be read before its end, that of a WRITE
+    /// not be changed. Pieces may have any length and begin anywhere in their regions. A READ into
+    /// several that do not follow each other in memory takes a registration and two more messages,
+    /// as all READs do in a session of [`ReadKeys::PerRequest`].
     ///
     /// # Errors
-    /// `ECONNABORTED` without a connected path, `EMSGSIZE` for more data than [`Attrs::max_io`] or a longer user
-    /// message than [`SessionBuilder::max_usr`] and the server allow ([`Attrs::max_hdr`]), `EINVAL` for memory that is not of this
-    /// session or for more pieces than [`Attrs`] says, `EBUSY` for a permit whose request has not ended [RT-59].
+    /// `ECONNABORTED` without a connected path, `EMSGSIZE` for more data than [`Attrs::max_io`] or
+    /// a longer user message than [`SessionBuilder::max_usr`] and the server allow
+    /// ([`Attrs::max_hdr`]), `EINVAL` for memory that is not of this session or for more pieces
+    /// than [`Attrs`] says, `EBUSY` for a permit whose request has not ended [RT-59].
     pub fn request(
         &self,
         dir: Dir,
@@ -324,8 +329,8 @@ impl Session {
         submitted.map_err(Refused::into_error)
     }
 
-    /// Submits some requests, which go out together; returns how many, if not all could be. The iterator is
-    /// asked with the session locked: it must not call it, nor drop a permit of it.
+    /// Submits some requests, which go out together; returns how many, if not all could be. The
+    /// iterator is asked with the session locked: it must not call it, nor drop a permit of it.
     ///
     /// # Errors
     /// As [`request`](Self::request), when the first could not be.
@@ -336,8 +341,8 @@ impl Session {
         self.submit_batch(requests, None)
     }
 
-    /// The same, and the permits are taken for such of the processor this thread is on: for programs that
-    /// keep permits.
+    /// The same, and the permits are taken for such of the processor this thread is on: for
+    /// programs that keep permits.
     ///
     /// # Errors
     /// As [`request_batch`](Self::request_batch).
@@ -408,39 +413,41 @@ impl Session {
         }
     }
 
-    /// Submits a request; what is returned is ready when it has ended. A background thread takes the
-    /// completion, so no runtime is needed, and any will do.
+    /// Submits a request; what is returned is ready when it has ended. A background thread takes
+    /// the completion, so no runtime is needed, and any will do.
     pub fn call_async(&self, dir: Dir, permit: &Permit, usr: &[u8], data: &[MemRef]) -> Call {
         let cell = Arc::new(Cell::default());
         let done = Done { to: Arc::clone(&cell) as _, tag: 0 };
         Call::new(self.request(dir, permit, usr, data, done).map(|()| cell))
     }
 
-    /// Takes completions that are there, and does what they lead to; returns how many. With many requests
-    /// outstanding these are not all, so that the program can send the next ones while the server still works
-    /// on others; whoever wants all calls it until it returns 0. Other threads that do so at the same time
-    /// find none.
+    /// Takes completions that are there, and does what they lead to; returns how many. With many
+    /// requests outstanding these are not all, so that the program can send the next ones while the
+    /// server still works on others; whoever wants all calls it until it returns 0. Other threads
+    /// that do so at the same time find none.
     pub fn poll(&self) -> usize {
         self.shared.poll()
     }
 
-    /// Takes completions that are there of the poll connections of this number on all paths, from 0 on,
-    /// and does what they lead to; returns how many. `None` when no path is connected or there is no
-    /// such connection [RS-31].
+    /// Takes completions that are there of the poll connections of this number on all paths, from 0
+    /// on, and does what they lead to; returns how many. `None` when no path is connected or there
+    /// is no such connection [RS-31].
     pub fn poll_queue(&self, index: u16) -> Option<usize> {
         let count = self.shared.poll_queue(index)?;
         let connected = self.shared.hub.lock().core.geometry().is_some();
         connected.then_some(count)
     }
 
-    /// How many requests have ended so far; their completers have returned. For [`wait`](Self::wait).
+    /// How many requests have ended so far; their completers have returned. For
+    /// [`wait`](Self::wait).
     pub fn ended(&self) -> u64 {
         self.shared.ended()
     }
 
     /// Waits until more than `seen` requests have ended, no longer than `limit`; tells whether they
-    /// have. The thread takes completions meanwhile. `seen` is what [`ended`](Self::ended) said before
-    /// the program looked whether it has to wait, so that what ends in between is not waited for.
+    /// have. The thread takes completions meanwhile. `seen` is what [`ended`](Self::ended) said
+    /// before the program looked whether it has to wait, so that what ends in between is not waited
+    /// for.
     pub fn wait(&self, seen: u64, limit: Option<Duration>) -> bool {
         self.shared.wait_ended(seen, limit)
     }
@@ -452,12 +459,12 @@ impl Session {
         }
     }
 
-    /// Adds a path and waits until it is connected [RS-34]. A server of Linux takes no path of another
-    /// address family than the session's [RT-28].
+    /// Adds a path and waits until it is connected [RS-34]. A server of Linux takes no path of
+    /// another address family than the session's [RT-28].
     ///
     /// # Errors
-    /// As [`open`](Self::open) when no device has an address for it; what kept it from being connected; it is gone
-    /// then.
+    /// As [`open`](Self::open) when no device has an address for it; what kept it from being
+    /// connected; it is gone then.
     pub fn add_path(&self, src: Option<IpAddr>, dst: IpAddr) -> Result<PathId, Error> {
         const WHAT: &str = "adding a path";
         for tries in 1.. {
@@ -500,13 +507,14 @@ impl Session {
     /// Connects a path anew and waits for the outcome [RS-37].
     ///
     /// # Errors
-    /// `EBUSY` while it is being connected or closed; `ENOTCONN` when it is not there, or could not be
-    /// connected.
+    /// `EBUSY` while it is being connected or closed; `ENOTCONN` when it is not there, or could not
+    /// be connected.
     pub fn reconnect_path(&self, path: PathId) -> Result<(), Error> {
         self.command("reconnecting a path", path, Until::Reconnected, Core::reconnect_path)
     }
 
-    /// Tells the core what is wanted of a path. The ticket is for [`wait_outcome`](Self::wait_outcome).
+    /// Tells the core what is wanted of a path. The ticket is for
+    /// [`wait_outcome`](Self::wait_outcome).
     fn order(
         &self,
         what: &'static str,
@@ -604,8 +612,8 @@ impl Session {
         &self.shared.engine.devices
     }
 
-    /// Closes all paths and waits until they are closed and all permits are back [RS-25]: whoever holds one
-    /// drops it first. Requests in flight end with an error if they cannot be answered.
+    /// Closes all paths and waits until they are closed and all permits are back [RS-25]: whoever
+    /// holds one drops it first. Requests in flight end with an error if they cannot be answered.
     pub fn close(self: Arc<Self>) {
         self.shared.end(Duration::MAX);
         self.shared.stop();
@@ -646,7 +654,8 @@ fn submit(
     submitted.map_err(|errno| Refused { errno, _done: state.slots.free(tag) })
 }
 
-/// The processor this thread is on, by which requests are spread over connections [RT-37]; a few ns on x86-64.
+/// The processor this thread is on, by which requests are spread over connections [RT-37]; a few ns
+/// on x86-64.
 pub(super) fn current_cpu() -> u16 {
     u16::try_from(rustix::thread::sched_getcpu()).unwrap_or(u16::MAX)
 }

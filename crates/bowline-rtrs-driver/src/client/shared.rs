@@ -5,8 +5,9 @@
 //!     another does           sleeps until its own request has ended, or until it is its turn
 //!   the background thread    does when no thread of the program has since its last look
 //! ```
-//! A thread sleeps on one device at a time, so with several it takes completions itself only if it never
-//! sleeps ([`Poll::Spin`]): of one after the other. Otherwise each device's background thread does.
+//! A thread sleeps on one device at a time, so with several it takes completions itself only if it
+//! never sleeps ([`Poll::Spin`]): of one after the other. Otherwise each device's background thread
+//! does.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use core::task::{Poll as Polling, Waker};
@@ -34,7 +35,8 @@ const NAP: Duration = Duration::from_millis(2);
 const LONG_NAP: Duration = Duration::from_millis(256);
 /// Nanoseconds between two looks at queues that the program polls, to see that it does.
 const POLLED_LOOK: u64 = 200_000_000;
-/// Such a look goes on so often while it finds something: a path that ends leaves all its receives there.
+/// Such a look goes on so often while it finds something: a path that ends leaves all its receives
+/// there.
 const POLLED_TURNS: usize = 16;
 /// A waiting thread looks so often at what no completion tells it.
 const SLICE: Duration = Duration::from_millis(50);
@@ -364,7 +366,8 @@ impl Shared {
         count
     }
 
-    /// Takes completions of poll connections that are there; `None` if there are none of this number.
+    /// Takes completions of poll connections that are there; `None` if there are none of this
+    /// number.
     pub(super) fn poll_queue(&self, index: u16) -> Option<usize> {
         let polled = self.polled.get(usize::from(index))?;
         polled.polled.store(true, Ordering::Relaxed);
@@ -385,8 +388,8 @@ impl Shared {
         count
     }
 
-    /// Polls the poll connections until something is there, no longer than `limit`; `None` when it is not,
-    /// or the session is over.
+    /// Polls the poll connections until something is there, no longer than `limit`; `None` when it
+    /// is not, or the session is over.
     pub(super) fn poll_until<T>(
         &self,
         limit: Option<Duration>,
@@ -416,8 +419,8 @@ impl Shared {
         }
     }
 
-    /// Takes the completions of poll connections that the program has not polled since the last time:
-    /// paths are lost, and requests of theirs move, without it.
+    /// Takes the completions of poll connections that the program has not polled since the last
+    /// time: paths are lost, and requests of theirs move, without it.
     fn look_at_polled(&self) {
         for (index, polled) in (0..).zip(&self.polled) {
             if !polled.polled.swap(false, Ordering::Relaxed) {
@@ -430,9 +433,9 @@ impl Shared {
         }
     }
 
-    /// Takes completions until something is there, no longer than `limit`; `None` when it is not, or
-    /// the session is over. `any`: it may be there after any completion, else after that of a request
-    /// this thread waits for.
+    /// Takes completions until something is there, no longer than `limit`; `None` when it is not,
+    /// or the session is over. `any`: it may be there after any completion, else after that of a
+    /// request this thread waits for.
     pub(super) fn drive_until<T>(
         &self,
         limit: Option<Duration>,
@@ -484,9 +487,10 @@ impl Shared {
         outcome
     }
 
-    /// If nobody takes completions of a device, another thread that waits does from now on. If none waits, but functions
-    /// of the program are to be told of requests, the background thread does; where it is these that this thread waits
-    /// for, it comes back `soon`, and the background thread sees to it later if it does not. Tells whether nobody did.
+    /// If nobody takes completions of a device, another thread that waits does from now on. If none
+    /// waits, but functions of the program are to be told of requests, the background thread does;
+    /// where it is these that this thread waits for, it comes back `soon`, and the background
+    /// thread sees to it later if it does not. Tells whether nobody did.
     fn pass_on(&self, soon: bool) -> bool {
         if self.leads.iter().all(|lead| lead.try_turn().is_none()) {
             return false;
@@ -552,8 +556,8 @@ impl Shared {
         }
     }
 
-    /// Waits for a permit. Who waits for one of [`PermitKind::Polled`] polls: the requests that have the
-    /// permits end when somebody does.
+    /// Waits for a permit. Who waits for one of [`PermitKind::Polled`] polls: the requests that
+    /// have the permits end when somebody does.
     pub(super) fn wait_permit(
         &self,
         kind: PermitKind,

@@ -19,9 +19,10 @@ use crate::hub::Side;
 
 /// Gets what requests came to.
 pub trait Completer: Send + Sync {
-    /// Some requests have ended. Called by the thread that took the completions, without locks held; it
-    /// must not block, and it may submit requests, which go out together when it returns. A panic of it is
-    /// reported on standard error and ends there: the thread goes on, and others are told.
+    /// Some requests have ended. Called by the thread that took the completions, without locks
+    /// held; it must not block, and it may submit requests, which go out together when it returns.
+    /// A panic of it is reported on standard error and ends there: the thread goes on, and others
+    /// are told.
     fn completed(&self, done: &[Completed]);
 }
 
@@ -131,8 +132,8 @@ impl Slots {
         self.take(Slot::Awaited(thread))
     }
 
-    /// Frees a slot. What it held is the program's: to be dropped without the lock, since that may call
-    /// the session.
+    /// Frees a slot. What it held is the program's: to be dropped without the lock, since that may
+    /// call the session.
     #[must_use]
     pub(super) fn free(&mut self, at: u64) -> Option<Done> {
         let slot = self.list.get_mut(at as usize)?;

@@ -13,8 +13,8 @@ use super::{
 use crate::client::{PathView, Session};
 use crate::server::Server;
 
-/// Reports whether the own address of a path is of the interface that its text names; devices that do not know are
-/// believed to have the right one.
+/// Reports whether the own address of a path is of the interface that its text names; devices that
+/// do not know are believed to have the right one.
 pub fn is_on_link<'a>(
     devices: impl IntoIterator<Item = &'a Arc<dyn Device>>,
     path: &PathSpec,

@@ -4,7 +4,7 @@
 //! ```text
 //! rtrs-client/<session>/{add_path, max_reconnect_attempts, mpath_policy}
 //!                      /paths/<src@dst>/{state, hca_name, .., reconnect, disconnect, remove_path}
-//!                                      /stats/{rdma, reconnects, cpu_migration_from, .., reset_all}
+//!                                      /stats/{rdma, reconnects, .., reset_all}
 //! rtrs-server/<session>/paths/<client@server>/{hca_name, .., disconnect, stats/rdma}
 //! ```
 //!

@@ -21,8 +21,8 @@ pub(crate) struct Load {
     me: OnceLock<std::sync::Weak<Load>>,
     /// Requests that may still be begun.
     left: AtomicU64,
-    /// Requests begun whose ends have not been handled to the last line: the session counts them no longer as soon as
-    /// it hands their ends over.
+    /// Requests begun whose ends have not been handled to the last line: the session counts them no
+    /// longer as soon as it hands their ends over.
     running: AtomicU64,
     pub(crate) done: AtomicU64,
     pub(crate) errors: Mutex<Vec<i32>>,

@@ -51,7 +51,8 @@ pub(crate) fn at(offset: usize) -> [u8; 8] {
 /// Keeps what is written and gives it back.
 pub(crate) struct Store {
     pub(crate) memory: Arc<Buffer>,
-    /// Its name at the server, once it has one: READs are answered from here then, not from the chunk.
+    /// Its name at the server, once it has one: READs are answered from here then, not from the
+    /// chunk.
     pub(crate) region: Mutex<Option<RegionId>>,
     pub(crate) links: Mutex<Vec<LinkEv>>,
     pub(crate) served: AtomicU64,
@@ -190,8 +191,8 @@ pub(crate) fn bytes(region: &Region, offset: usize, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Waits until something holds: longer than anything takes on a machine that builds and emulates beside the
-/// tests.
+/// Waits until something holds: longer than anything takes on a machine that builds and emulates
+/// beside the tests.
 pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let start = Instant::now();
     while !holds() {

@@ -52,7 +52,8 @@ impl Wake for Ready {
     }
 }
 
-/// Runs tasks on this thread until all have finished: each looks when it is woken, and at no other time.
+/// Runs tasks on this thread until all have finished: each looks when it is woken, and at no other
+/// time.
 pub(crate) fn run(mut tasks: Vec<Task<'_>>) {
     let mut left = tasks.len();
     let queue = Arc::new(Mutex::new((0..left).collect::<VecDeque<_>>()));

@@ -345,8 +345,8 @@ fn a_chunk_in_use_is_the_servers() {
     scene.check("an old key");
     scene.finish();
 
-    // Without: it can be written, which is why refresh is the default; but what was read once is what
-    // counts, and a second request there ends the path.
+    // Without: it can be written, which is why refresh is the default; but what was read once is
+    // what counts, and a second request there ends the path.
     let mut scene = Scene::new(76, config(false));
     let to = scene.to();
     let path = scene.raw.path(to, &Ids::new(), 2, "hostile");
@@ -367,7 +367,8 @@ fn a_chunk_in_use_is_the_servers() {
     scene.finish();
 }
 
-// tests [RT-65], [RS-9]: by another path of its session a client reaches its chunks, which are its own.
+// tests [RT-65], [RS-9]: by another path of its session a client reaches its chunks, which are its
+// own.
 #[test]
 fn a_chunk_in_use_is_that_of_all_paths_of_its_session() {
     for (net, always_invalidate) in [(240, true), (241, false)] {
@@ -386,8 +387,8 @@ fn a_chunk_in_use_is_that_of_all_paths_of_its_session() {
         assert_eq!(other.put(second.conns[1], second.chunks[0], 0, &[0xff; 64]), Status::Success);
         assert_eq!(*scene.guard.held.lock().unwrap()[1].usr, b"hold it!"[..]);
 
-        // Whoever asks for a chunk once more, by another path, has given the first up: that ends. Its
-        // request is carried out all the same, and the other one after it.
+        // Whoever asks for a chunk once more, by another path, has given the first up: that ends.
+        // Its request is carried out all the same, and the other one after it.
         let waited = scene.counters().requests_waited;
         let bytes = [b"hold it!".to_vec(), write_hdr(8).to_vec()].concat();
         other.request(&second, second.conns[1], 0, 8, &bytes);
@@ -548,8 +549,8 @@ fn a_session_is_joined_only_by_whom_the_list_admits() {
     scene.check("a stranger");
     scene.finish();
 
-    // Without a list knowing the id is all it takes, as between kernels; but not under another name,
-    // nor as the path that is there.
+    // Without a list knowing the id is all it takes, as between kernels; but not under another
+    // name, nor as the path that is there.
     let mut scene = Scene::new(81, config(true));
     let to = scene.to();
     let session = scene.session().uuid;

@@ -1,5 +1,5 @@
-//! Too much of everything: what a client can make the server hold has an end, and so has what it can
-//! make it do [RT-66].
+//! Too much of everything: what a client can make the server hold has an end, and so has what it
+//! can make it do [RT-66].
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
@@ -164,8 +164,8 @@ fn a_client_that_takes_no_answers_gets_no_more_of_them() {
                 break;
             }
         }
-        // With refresh each key is good once, and the next one is in an answer; without, answers wait
-        // until the send queue is full, and from then on chunks are in use.
+        // With refresh each key is good once, and the next one is in an answer; without, answers
+        // wait until the send queue is full, and from then on chunks are in use.
         assert!(refused, "it goes on for ever");
         assert!(scene.raw.is_dropped(path.conns[0]));
         let most = if always_invalidate { DEPTH } else { 5 * DEPTH };
@@ -182,7 +182,8 @@ fn a_client_that_takes_no_answers_gets_no_more_of_them() {
     }
 }
 
-// tests [RT-60], [RS-6]: clients that are not heard of any more, with and without requests under way
+// tests [RT-60], [RS-6]: clients that are not heard of any more, with and without requests under
+// way
 #[test]
 fn clients_that_vanish_are_forgotten() {
     let heartbeat = HbConfig {
@@ -272,7 +273,8 @@ fn forged(from: SocketAddr, to: SocketAddr) -> Vec<u8> {
     bytes
 }
 
-// tests [RT-66] [CM-57]: requests from addresses where nobody is, twice as many as there can be sessions
+// tests [RT-66] [CM-57]: requests from addresses where nobody is, twice as many as there can be
+// sessions
 #[test]
 fn forged_requests_keep_nobody_out() {
     let mut scene = Scene::measured(87, config(true));

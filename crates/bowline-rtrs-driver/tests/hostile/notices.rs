@@ -1,4 +1,5 @@
-//! A client that gives notice of a path it has given up [RT-101], by hand: what the server does first.
+//! A client that gives notice of a path it has given up [RT-101], by hand: what the server does
+//! first.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -31,7 +32,8 @@ impl Handler for Watcher {
     }
 }
 
-// tests [RT-101]: the path is closed on its device before what came behind the notice is handed over
+// tests [RT-101]: the path is closed on its device before what came behind the notice is handed
+// over
 #[test]
 fn a_path_that_is_given_up_is_dead_before_its_requests_begin_elsewhere() {
     let _turn = Turn::beside();

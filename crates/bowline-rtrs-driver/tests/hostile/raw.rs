@@ -201,7 +201,8 @@ impl Raw {
         (made.into_iter().map(|(conn, _)| conn).collect(), geometry)
     }
 
-    /// A path as an honest client makes it; `None` when the server ends it instead of answering INFO_REQ.
+    /// A path as an honest client makes it; `None` when the server ends it instead of answering
+    /// INFO_REQ.
     pub(crate) fn try_path(
         &mut self,
         to: IpAddr,
@@ -281,7 +282,8 @@ impl Raw {
         self.post(conn, 4, SendOp::WriteImm(Remote::default(), imm), &[]);
     }
 
-    /// A whole request: what lies in chunk `id` before and in the header, `off` being where that begins.
+    /// A whole request: what lies in chunk `id` before and in the header, `off` being where that
+    /// begins.
     pub(crate) fn request(&mut self, path: &Path, conn: Conn, id: u16, off: u32, bytes: &[u8]) {
         let imm = Imm::Request(path.geometry.request_payload(id, off)).to_u32();
         self.put_imm(conn, path.chunks[usize::from(id)], 0, bytes, imm);

@@ -1,5 +1,5 @@
-//! Servers that break the rules: the session loses its path to them and says so; the program's memory
-//! and other sessions stay as they are [RT-69].
+//! Servers that break the rules: the session loses its path to them and says so; the program's
+//! memory and other sessions stay as they are [RT-69].
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -102,8 +102,8 @@ impl Stage {
         write_and_read(&self.honest, 0, 4096);
     }
 
-    /// A session is opened, and the other one plays the same trick each time it is asked: a client that is
-    /// reset tries some times more. Returns what it comes to.
+    /// A session is opened, and the other one plays the same trick each time it is asked: a client
+    /// that is reset tries some times more. Returns what it comes to.
     fn refused(&mut self, play: impl Fn(&mut Raw) -> Vec<Conn>) -> Errno {
         let (engine, builder) = (Arc::clone(&self.engine), self.builder());
         std::thread::scope(|scope| {
@@ -435,7 +435,8 @@ fn writes_elsewhere_are_refused() {
         assert_eq!(stage.raw.sent(3), Status::RemAccessErr, "{what}");
         prey.ends(&mut stage, what);
     }
-    // Another session of the same program has another protection domain: its keys open nothing here.
+    // Another session of the same program has another protection domain: its keys open nothing
+    // here.
     let other = Prey::new(&mut stage, true);
     stage.name = "prey too";
     let prey = Prey::new(&mut stage, true);
@@ -473,8 +474,8 @@ fn a_flood_of_heartbeats_is_borne() {
     stage.check("a flood of heartbeats");
 }
 
-// tests [RT-43], [RT-54], [RT-69]: a key that is good for one READ is good for nothing after its answer,
-// whether the server has invalidated it, or not, or only says so.
+// tests [RT-43], [RT-54], [RT-69]: a key that is good for one READ is good for nothing after its
+// answer, whether the server has invalidated it, or not, or only says so.
 #[test]
 fn a_key_of_one_read_is_dead_after_its_answer() {
     let mut stage = Stage::new(95);

@@ -1,5 +1,5 @@
-//! Protection domains of a server: one for each path, so that what a peer may reach is the memory of its
-//! own path and nothing else, whatever keys it knows or guesses [RT-64].
+//! Protection domains of a server: one for each path, so that what a peer may reach is the memory
+//! of its own path and nothing else, whatever keys it knows or guesses [RT-64].
 
 use std::sync::Arc;
 
@@ -59,8 +59,8 @@ impl Domains {
         domain.filter(|domain| domain.life == path.life)
     }
 
-    /// Returns the domain of a path, made if it is not there, for one user more: [`leave`](Self::leave)
-    /// ends that.
+    /// Returns the domain of a path, made if it is not there, for one user more:
+    /// [`leave`](Self::leave) ends that.
     pub(super) fn enter(
         &mut self,
         ports: &mut dyn Ports,

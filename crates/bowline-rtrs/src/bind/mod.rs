@@ -1,7 +1,7 @@
 //! Carries out what the cores order, on any verbs, and tells them what comes of it.
 //!
 //! ```text
-//!   core --- Order ---> run_order --> queue pairs, regions, connections        one Binding for each core
+//!   core --- Order ---> run_order --> queue pairs, regions, connections   (one Binding each core)
 //!        --- Batch ---> run_batch --> post_recv, post_send
 //!        <-- Input ---- both of them, and cm() for events of the connection manager
 //!        <-- Done ----- done_of() each completion
@@ -71,8 +71,8 @@ impl Binding {
         }
     }
 
-    /// Makes the binding of a server. Its clients do not trust each other: each path has a protection
-    /// domain of its own, in which there is nothing of others [RT-64].
+    /// Makes the binding of a server. Its clients do not trust each other: each path has a
+    /// protection domain of its own, in which there is nothing of others [RT-64].
     pub fn of_server(ports: usize) -> Self {
         Self { regions: Regions::of_server(), ..Self::new(ports) }
     }
@@ -186,7 +186,8 @@ impl Binding {
         known.dead = true;
         let verbs = ports.port(known.port);
         if verbs.fail_qp(known.qpn).is_err() {
-            // Its device is gone, or no longer does what it is told: nothing would empty its queues [RT-100].
+            // Its device is gone, or no longer does what it is told: nothing would empty its queues
+            // [RT-100].
             self.forget(ports, conn);
             out.extend([Input::Drained { conn }, Input::Disconnected { conn }]);
             return;
@@ -199,8 +200,8 @@ impl Binding {
         if !posted {
             out.push(Input::Drained { conn });
         }
-        // One that stands without this side having heard of it is told as well: its peer may have sent
-        // already what it is closed for.
+        // One that stands without this side having heard of it is told as well: its peer may have
+        // sent already what it is closed for.
         if verbs.disconnect(known.id).is_err() && known.stands {
             out.push(Input::Disconnected { conn });
         }
@@ -216,7 +217,8 @@ impl Binding {
         }
     }
 
-    /// Translates an event of the connection manager of a port; `None` if it is nothing to the core.
+    /// Translates an event of the connection manager of a port; `None` if it is nothing to the
+    /// core.
     pub fn cm(&mut self, port: PortId, event: CmEvent) -> Option<Input> {
         if let CmEvent::ConnectRequest { id, request } = event {
             self.table.whose(port, request.listener)?;
@@ -256,9 +258,9 @@ impl Binding {
         Some(Input::Failed { conn, errno: Errno::ECONNRESET })
     }
 
-    /// A device is gone, or says that it can do nothing more. Its connections have failed and are removed, so that
-    /// nothing of it touches memory any more; their ends need not be waited for. Memory is registered without it
-    /// from now on, and nothing is begun there.
+    /// A device is gone, or says that it can do nothing more. Its connections have failed and are
+    /// removed, so that nothing of it touches memory any more; their ends need not be waited for.
+    /// Memory is registered without it from now on, and nothing is begun there.
     pub fn device_gone(&mut self, ports: &mut dyn Ports, port: PortId, out: &mut Vec<Input>) {
         self.regions.device_gone(port);
         let conns = self.table.all_on(port);
@@ -294,9 +296,10 @@ enum Begun {
     NoDomain,
 }
 
-/// Adds room for parts to a queue pair, if its device likes bursts and has it. What is outstanding begins behind
-/// a signalled message, and a message follows all data, so no more than half of it is data, each in two parts
-/// at most. Who makes the queue pair adds a place for the marker of the end.
+/// Adds room for parts to a queue pair, if its device likes bursts and has it. What is outstanding
+/// begins behind a signalled message, and a message follows all data, so no more than half of it is
+/// data, each in two parts at most. Who makes the queue pair adds a place for the marker of the
+/// end.
 fn with_parts(attr: PortAttr, shape: &QpShape) -> (Bursts, QpShape) {
     let (bytes, send_wr) = (attr.burst as u64, shape.send_wr + shape.send_wr / 2);
     let split = bytes > 0 && send_wr < attr.max_qp_wr;

@@ -1,23 +1,26 @@
 //! In which order the sends of a connection go out, so that bursts are full.
 //!
-//! A device that sends packets of one size together, some 60 KiB with one call, sends a short packet along
-//! with them, but only behind them. An IO is data and a short message that tells of it:
+//! A device that sends packets of one size together, some 60 KiB with one call, sends a short
+//! packet along with them, but only behind them. An IO is data and a short message that tells of
+//! it:
 //!
 //! ```text
 //!   core     D1 m1 D2 m2 D3 m3 ...
-//!   long     D1 m1 D2 m2 D3 m3 ...                   data of many packets is a message of its own [REQ-26]
-//!   middling D1 D2.. m1 ..D2 D3.. m2 ..D3 ... m3     a message goes where the next data has filled the burst
-//!   short    D1 D2 D3 ... m1 m2 m3                   messages wait together
-//!   two      D1' M1' D2' M2' D3' M3' ...             data and message are cut anew, in two packets of one size
-//!   uneven   D1' M1' D2' M2' D3' M3' ...             the message takes along what fills no packet
+//!   long     D1 m1 D2 m2 D3 m3 ...                 data of many packets: its own message [REQ-26]
+//!   middling D1 D2.. m1 ..D2 D3.. m2 ..D3 ... m3   a message goes where data has filled the burst
+//!   short    D1 D2 D3 ... m1 m2 m3                 messages wait together
+//!   two      D1' M1' D2' M2' D3' M3' ...           data and message in two packets of one size
+//!   uneven   D1' M1' D2' M2' D3' M3' ...           the message takes along what fills no packet
 //! ```
-//! Long, middling and short data fills packets; "two" is data that fills two packets at most together with its message,
-//! "uneven" any other. The last two are for messages that go to the memory behind their data.
+//! Long, middling and short data fills packets; "two" is data that fills two packets at most
+//! together with its message, "uneven" any other. The last two are for messages that go to the
+//! memory behind their data.
 //!
-//! Data moves forward, over messages that tell of other data. Each stays before the message that tells of
-//! it [RT-47]; and whatever is complete when a signalled request is, in the core's order, is so in this one,
-//! since only unsignalled requests move. Messages stay in order. Data of more than a few bursts does not go
-//! before a message: who waits for the first of it should not wait for the last.
+//! Data moves forward, over messages that tell of other data. Each stays before the message that
+//! tells of it [RT-47]; and whatever is complete when a signalled request is, in the core's order,
+//! is so in this one, since only unsignalled requests move. Messages stay in order. Data of more
+//! than a few bursts does not go before a message: who waits for the first of it should not wait
+//! for the last.
 
 use crate::{Batch, Wr, WrKind};
 
@@ -27,8 +30,9 @@ const AHEAD: u64 = 4;
 /// Data of so many bytes, or of a multiple, fills packets of every MTU.
 const EVEN: u64 = 4096;
 
-/// Longer data, which the soft device sends as one message (`APART_MAX` of `bowline-roce`), has its message right
-/// behind it: the first of its packets begins a burst, and the last, like any, has room for a short one behind it.
+/// Longer data, which the soft device sends as one message (`APART_MAX` of `bowline-roce`), has its
+/// message right behind it: the first of its packets begins a burst, and the last, like any, has
+/// room for a short one behind it.
 const LONG: u64 = 120 << 10;
 
 /// An immediate makes a packet so many bytes longer.
@@ -71,9 +75,10 @@ pub(super) struct Bursts {
     pub(super) packet: u64,
 }
 
-/// Data without its last bytes, and its message, which goes to the memory behind it, with these: half of both each if
-/// two packets hold them, so that they are of one size and bursts are made of them without waiting for others' data;
-/// else by itself goes what fills packets. `None`: that is all of it, or the message cannot take the others.
+/// Data without its last bytes, and its message, which goes to the memory behind it, with these:
+/// half of both each if two packets hold them, so that they are of one size and bursts are made of
+/// them without waiting for others' data; else by itself goes what fills packets. `None`: that is
+/// all of it, or the message cannot take the others.
 fn cut(batch: &Batch, data: Part, message: u32, packet: u64) -> Option<(Part, Part)> {
     let wr = |at: u32| batch.wrs.get(at as usize);
     let (WrKind::Write(to), WrKind::WriteImm(behind, _)) = (wr(data.wr)?.kind, wr(message)?.kind)
@@ -334,14 +339,16 @@ mod tests {
         let pair = |io: u32, first, own| {
             [part(2 * io, 0, first, None), part(2 * io + 1, 0, own, Some((2 * io, first)))]
         };
-        // Also where it has nothing to say but its immediate, and where both fit two packets of one size.
+        // Also where it has nothing to say but its immediate, and where both fit two packets of one
+        // size.
         let ios =
             [(10_240, 40), (10_240, 0), (5120, 0), (100_000, 40), (124_000, 0), (300_001, 40)];
         let parts = packed_ios(&ios, BURSTS);
         let pairs = [(8192, 40), (8192, 0), (2562, 0), (98_304, 40), (122_880, 0), (299_008, 40)];
         let expected = (0..).zip(pairs).map(|(io, (first, own))| pair(io, first, own));
         assert_eq!(parts, expected.collect::<Vec<_>>().concat());
-        // Unless it would not fit the packet, its immediate included, or the data fills all of its own.
+        // Unless it would not fit the packet, its immediate included, or the data fills all of its
+        // own.
         let whole = |data, own| [part(0, 0, data, None), part(1, 0, own, None)];
         for (data, own) in [(12_280, 40), (12_285, 0), (8192, 0), (98_304, 40)] {
             assert_eq!(packed_ios(&[(data, own)], BURSTS), whole(data.into(), own.into()));
@@ -416,7 +423,8 @@ mod tests {
                     prop_assert!(alike || skip == data - over && second <= packet);
                 } else {
                     prop_assert_eq!(gone[io], data);
-                    // Only what is longer, is mostly message, or has no such halves is not cut in two of one size.
+                    // Only what is longer, is mostly message, or has no such halves is not cut in
+                    // two of one size.
                     let halves = size <= 2 * packet - IMM && data >= message + 8 && size % 8 != 5;
                     let rest = (over + message).next_multiple_of(4) + IMM;
                     let fills = over == 0 || data < packet || rest > packet;

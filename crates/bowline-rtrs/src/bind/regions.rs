@@ -10,8 +10,8 @@ use super::domains::Domains;
 use super::verbs::{Ports, Verbs};
 use crate::{Input, MemRef, On, PathId, PortId, RegionId, RegionKeys};
 
-/// Region numbers are counted by the core, so they need no mixing; and nobody walks through the map,
-/// so its order does not matter.
+/// Region numbers are counted by the core, so they need no mixing; and nobody walks through the
+/// map, so its order does not matter.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Plain(u64);
 
@@ -241,8 +241,8 @@ impl Adding<'_> {
     }
 }
 
-/// Registers memory on one device: for peers, whole or in parts, and for this side's requests, so that
-/// these do not depend on what peers may at the moment. Adds what it has registered to `made`.
+/// Registers memory on one device: for peers, whole or in parts, and for this side's requests, so
+/// that these do not depend on what peers may at the moment. Adds what it has registered to `made`.
 fn register(
     verbs: &mut dyn Verbs,
     pd: Option<PdId>,

@@ -15,8 +15,8 @@ pub(super) struct Conn {
     pub(super) id: CmId,
     /// It was established.
     pub(super) stands: bool,
-    /// It is closed, or a request could not be posted: nothing is posted any more, so that there is no
-    /// gap in what was.
+    /// It is closed, or a request could not be posted: nothing is posted any more, so that there is
+    /// no gap in what was.
     pub(super) dead: bool,
     /// Sends of the batch at hand: the first, the last, and which batch that is.
     pub(super) sends: (u32, u32),

@@ -515,8 +515,8 @@ fn a_region_is_registered_whole_or_not() {
     assert_eq!(fake.calls, ["reg 0+8192", "dereg 8"]);
 }
 
-/// [RT-64]: what a server's path has is in a domain of its own, which goes with the last of it; what all
-/// are answered from is in each.
+/// [RT-64]: what a server's path has is in a domain of its own, which goes with the last of it;
+/// what all are answered from is in each.
 #[test]
 fn paths_of_a_server_have_domains_of_their_own() {
     let (mut binding, mut fake, mut out) =
@@ -560,8 +560,8 @@ fn paths_of_a_server_have_domains_of_their_own() {
         batch.send(to, Tag(region), WrKind::Send, &[mem], false);
     }
     binding.run_batch(&mut fake, &mut batch, &mut out);
-    // The second path's send from the first one's own memory has a key that is nobody's, or another's:
-    // its device refuses it.
+    // The second path's send from the first one's own memory has a key that is nobody's, or
+    // another's: its device refuses it.
     assert_eq!(
         std::mem::take(&mut fake.calls),
         [

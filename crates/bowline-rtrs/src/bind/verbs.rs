@@ -8,7 +8,8 @@ use bowline_verbs::{Access, Buffer, CmId, ConnParam, Error, MrKeys, PdId, Qpn, R
 use crate::{PortAttr, PortId, QpShape};
 
 /// A device, with one completion queue for everything of a core, and one protection domain for
-/// whatever has none of its own. The methods are those of [`bowline_verbs::Device`] unless they say more.
+/// whatever has none of its own. The methods are those of [`bowline_verbs::Device`] unless they say
+/// more.
 pub trait Verbs {
     /// What the core is told of it.
     fn attr(&self) -> PortAttr;
@@ -22,8 +23,9 @@ pub trait Verbs {
     /// Removes one of [`alloc_pd`](Self::alloc_pd), in which nothing is left.
     fn dealloc_pd(&mut self, pd: PdId);
 
-    /// Makes a queue pair, in the common domain if in no other, and takes it to INIT. It has room for one request more of each kind than the
-    /// shape says, if the device can: the markers of [`Order::Close`](crate::Order::Close).
+    /// Makes a queue pair, in the common domain if in no other, and takes it to INIT. It has room
+    /// for one request more of each kind than the shape says, if the device can: the markers of
+    /// [`Order::Close`](crate::Order::Close).
     ///
     /// # Errors
     /// Also [`Error::Limit`] when the completion queue might overrun.

@@ -10,14 +10,14 @@ use crate::{HbConfig, Policy, PortId};
 /// Under which keys a server writes the answers to READs [RT-43].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum ReadKeys {
-    /// Those of the memory's registration, as long as it lasts: nothing is done for a request, and the
-    /// server can write there whenever it wants to. A READ whose data goes to several places has a key
-    /// of its own nevertheless, where the device can make one.
+    /// Those of the memory's registration, as long as it lasts: nothing is done for a request, and
+    /// the server can write there whenever it wants to. A READ whose data goes to several places
+    /// has a key of its own nevertheless, where the device can make one.
     #[default]
     LongLived,
-    /// A key of its own for each READ, as kernels have it: the server can reach the memory of requests in
-    /// flight and nothing else. Takes two more messages and a registration for each; needs devices with
-    /// fast registration. Memory of the program needs no rights for the peer.
+    /// A key of its own for each READ, as kernels have it: the server can reach the memory of
+    /// requests in flight and nothing else. Takes two more messages and a registration for each;
+    /// needs devices with fast registration. Memory of the program needs no rights for the peer.
     PerRequest,
 }
 
@@ -36,8 +36,8 @@ pub struct ClientConfig {
     /// IO connections of each path, beside the service connection. 0: everything goes over that one
     /// [RT-24].
     pub io_connections: u16,
-    /// Connections of each path beside those, for requests whose completions the program takes by itself
-    /// [RS-31].
+    /// Connections of each path beside those, for requests whose completions the program takes by
+    /// itself [RS-31].
     pub poll_connections: u16,
     /// Which path a request takes.
     pub policy: Policy,
@@ -47,15 +47,15 @@ pub struct ClientConfig {
     pub connect_timeout: Duration,
     /// One permit is kept back for service messages, so that IO cannot shut them out.
     pub reserve_service_permit: bool,
-    /// The layer above keeps requests while no path is connected, so a server should drop a vanished
-    /// client soon [RT-90].
+    /// The layer above keeps requests while no path is connected, so a server should drop a
+    /// vanished client soon [RT-90].
     pub bridges_outages: bool,
     /// Longest user message there is room for, beside what the server takes.
     pub max_usr: u16,
     /// Under which keys READs are answered.
     pub read_keys: ReadKeys,
-    /// Servers that can need not tell each new key of a chunk [RT-99]. Without it they tell it, as to
-    /// kernels.
+    /// Servers that can need not tell each new key of a chunk [RT-99]. Without it they tell it, as
+    /// to kernels.
     pub counts_keys: bool,
     /// Seed of the random spread of reconnection.
     pub seed: u64,
@@ -97,8 +97,8 @@ impl ClientConfig {
 pub struct ClientLimits {
     /// Paths, at most 128.
     pub paths: usize,
-    /// Largest queue depth that is taken from a server. A session has up to 600 bytes for each, more with
-    /// a larger [`ClientConfig::max_usr`], and each connection up to 100.
+    /// Largest queue depth that is taken from a server. A session has up to 600 bytes for each,
+    /// more with a larger [`ClientConfig::max_usr`], and each connection up to 100.
     pub queue_depth: u16,
 }
 

@@ -9,9 +9,9 @@ use super::{PathAddr, PathState, Session};
 use crate::{Errno, Instant, PathId};
 
 impl Session {
-    /// Connects all paths, one after the other; [`Event::Opened`] tells how it went. If one cannot be
-    /// connected, none is. Each path has a random UUID. `EOPNOTSUPP` when READs are to have keys of their
-    /// own and the device of a path cannot make any.
+    /// Connects all paths, one after the other; [`Event::Opened`] tells how it went. If one cannot
+    /// be connected, none is. Each path has a random UUID. `EOPNOTSUPP` when READs are to have keys
+    /// of their own and the device of a path cannot make any.
     pub fn open(&mut self, now: Instant, paths: &[(PathAddr, Uuid)]) {
         if self.life != Life::New {
             return self.events.push_back(Event::Opened(Err(Errno::EBUSY)));
@@ -76,8 +76,8 @@ impl Session {
     }
 
     /// Closes all paths. Requests in flight end first, those that do not within a second with
-    /// `ECONNABORTED`. [`Event::Closed`] tells when every path is gone and every permit is back; memory is no
-    /// longer registered as soon as the paths are ([`is_gone`](Self::is_gone)).
+    /// `ECONNABORTED`. [`Event::Closed`] tells when every path is gone and every permit is back;
+    /// memory is no longer registered as soon as the paths are ([`is_gone`](Self::is_gone)).
     pub fn close(&mut self, now: Instant) {
         match self.life {
             Life::New | Life::Open => {
@@ -94,8 +94,8 @@ impl Session {
     ///
     /// # Errors
     /// [`Errno::ENOTCONN`] if the session is not open, [`Errno::EEXIST`] if it has this path,
-    /// [`Errno::EINVAL`] if it has too many or there is no such device, [`Errno::EOPNOTSUPP`] if the device
-    /// cannot make keys for single requests and the session needs them.
+    /// [`Errno::EINVAL`] if it has too many or there is no such device, [`Errno::EOPNOTSUPP`] if
+    /// the device cannot make keys for single requests and the session needs them.
     pub fn add_path(&mut self, now: Instant, addr: PathAddr, uuid: Uuid) -> Result<PathId, Errno> {
         if self.life != Life::Open {
             return Err(Errno::ENOTCONN);
@@ -121,8 +121,8 @@ impl Session {
     /// meanwhile [RS-39].
     ///
     /// # Errors
-    /// [`Errno::EINVAL`] if there is no such path; [`Errno::EBUSY`] while the session is being opened: all
-    /// of its paths are, or none.
+    /// [`Errno::EINVAL`] if there is no such path; [`Errno::EBUSY`] while the session is being
+    /// opened: all of its paths are, or none.
     pub fn remove_path(&mut self, now: Instant, id: PathId) -> Result<(), Errno> {
         self.order_close(now, id, Goal::Removed)
     }
@@ -172,8 +172,8 @@ impl Session {
     /// Connects a path anew, at once; [`Event::PathReconnected`] tells how it went [RS-37].
     ///
     /// # Errors
-    /// [`Errno::EBUSY`] while it or the session is being connected, closed or removed; [`Errno::EINVAL`] if there is
-    /// no such path.
+    /// [`Errno::EBUSY`] while it or the session is being connected, closed or removed;
+    /// [`Errno::EINVAL`] if there is no such path.
     pub fn reconnect_path(&mut self, now: Instant, id: PathId) -> Result<(), Errno> {
         let path = self.paths.get_mut(id).ok_or(Errno::EINVAL)?;
         let opening = self.life == Life::Opening;
@@ -213,8 +213,8 @@ impl Session {
         self.config.limits.paths.min(bowline_wire::rtrs::MAX_PATHS)
     }
 
-    /// Tells whether the session was closed, or could not be opened, and has no path, link and memory any more.
-    /// Permits may still be out, and are good for nothing.
+    /// Tells whether the session was closed, or could not be opened, and has no path, link and
+    /// memory any more. Permits may still be out, and are good for nothing.
     pub fn is_gone(&self) -> bool {
         let ending = matches!(self.life, Life::Failing(_) | Life::Closing | Life::Closed);
         ending && self.list.is_empty() && self.links.is_empty()

@@ -282,9 +282,10 @@ impl Session {
     }
 }
 
-/// Sizes of a queue pair [RT-22]. An IO takes one entry of each queue, or two of the send queue where data
-/// goes before its header; a send entry is known to be free only when a later one was signalled. One whose
-/// memory is registered for it takes two more of the send queue, and its answer a second receive.
+/// Sizes of a queue pair [RT-22]. An IO takes one entry of each queue, or two of the send queue
+/// where data goes before its header; a send entry is known to be free only when a later one was
+/// signalled. One whose memory is registered for it takes two more of the send queue, and its
+/// answer a second receive.
 fn shape((cid, queue): (u16, u16), depth: u16, per_request: bool, attr: &PortAttr) -> QpShape {
     let depth = usize::from(depth);
     let of_io = if attr.burst > 0 { 3 } else { 2 };

@@ -4,11 +4,11 @@
 //!   posted:   register memory under the next key of the permit, then the request, which asks the
 //!             server to invalidate the key
 //!   answer:   the server has invalidated it -> the request ends
-//!             it has not                    -> it is invalidated here, then the request ends [RT-54]
+//!             it has not                    -> invalidated here, then the request ends [RT-54]
 //!   link lost: all keys of the link are ended before anything else of it [RS-8]
 //! ```
-//! So the program hears of the end of a request only when the server cannot reach its memory any more
-//! [RT-69]. Keys belong to a link: what moves to another one gets a key of that.
+//! So the program hears of the end of a request only when the server cannot reach its memory any
+//! more [RT-69]. Keys belong to a link: what moves to another one gets a key of that.
 
 use std::collections::VecDeque;
 

@@ -1,7 +1,8 @@
-//! Memory that the program is through with and that was sent from: it stays registered until nothing can be sent again [RT-98].
+//! Memory that the program is through with and that was sent from: it stays registered until
+//! nothing can be sent again [RT-98].
 //!
-//! The answer to a request may be quicker than the acknowledgement of its last packet, and only some sends tell that they are
-//! over.
+//! The answer to a request may be quicker than the acknowledgement of its last packet, and only
+//! some sends tell that they are over.
 
 use std::collections::VecDeque;
 
@@ -36,9 +37,9 @@ impl Lingering {
 }
 
 impl Session {
-    /// Ends a registration that no request uses, once what was sent from it cannot be sent again. The
-    /// next request of the connection tells, or the next heartbeat of the session does; when much waits for that,
-    /// it is asked at once.
+    /// Ends a registration that no request uses, once what was sent from it cannot be sent again.
+    /// The next request of the connection tells, or the next heartbeat of the session does; when
+    /// much waits for that, it is asked at once.
     pub(super) fn order_drop(&mut self, gone: Option<RegionId>) {
         let Some(region) = gone else { return };
         let mut fences = Vec::new();
@@ -84,9 +85,9 @@ impl Session {
         }
     }
 
-    /// Sends nothing, but signalled, on connections where somebody waits for the end of what was sent and
-    /// nobody sends more. The server does not notice: a write of no bytes needs no key and takes no
-    /// receive.
+    /// Sends nothing, but signalled, on connections where somebody waits for the end of what was
+    /// sent and nobody sends more. The server does not notice: a write of no bytes needs no key and
+    /// takes no receive.
     pub(super) fn end_fences(&mut self, id: PathId) {
         let Some(link) = self.links.get_mut(id).filter(|link| link.is_live()) else { return };
         let start = self.batch.mems.len();

@@ -165,7 +165,8 @@ pub(super) struct Conn {
     /// Work requests posted, and those of them that are known to have completed.
     posted: u64,
     sent: u64,
-    /// Somebody waits until what was posted has completed, and no signalled request has followed yet.
+    /// Somebody waits until what was posted has completed, and no signalled request has followed
+    /// yet.
     pub(super) fenced: bool,
     /// Requests in flight, those that wait included.
     pub(super) inflight: u32,

@@ -1,5 +1,6 @@
-//! Paths that are given up with requests in flight: the server is told, before it gets these requests in any
-//! other way, so that it ends the path and nothing of it that is late does harm [RT-101].
+//! Paths that are given up with requests in flight: the server is told, before it gets these
+//! requests in any other way, so that it ends the path and nothing of it that is late does harm
+//! [RT-101].
 //!
 //! ```text
 //!   link up          notice on each of its connections, then the requests that move there
@@ -39,8 +40,8 @@ impl Session {
         }
     }
 
-    /// Posts the notices for which there is room. A request needs more, so it does not go before those that are
-    /// left, and when room comes they are first.
+    /// Posts the notices for which there is room. A request needs more, so it does not go before
+    /// those that are left, and when room comes they are first.
     pub(super) fn post_notices(&mut self, conn: ConnId) {
         let Some(link) = self.links.get_mut(conn.path) else { return };
         // Before that the server has no receives for them.
@@ -68,8 +69,8 @@ impl Session {
         info_req
     }
 
-    /// A link is up. Of the paths its INFO_REQ named the server has nothing any more; one that does not heed it
-    /// need not be told again.
+    /// A link is up. Of the paths its INFO_REQ named the server has nothing any more; one that does
+    /// not heed it need not be told again.
     pub(super) fn end_named(&mut self, lid: PathId) {
         let Some(link) = self.links.get_mut(lid) else { return };
         let named: Vec<PathLife> = std::mem::take(&mut link.named);

@@ -7,8 +7,8 @@ pub enum PermitKind {
     Service,
     /// An IO connection, by the processor.
     Io,
-    /// A poll connection, by the processor: its completions come when the program polls. Where the session
-    /// has none, an IO connection.
+    /// A poll connection, by the processor: its completions come when the program polls. Where the
+    /// session has none, an IO connection.
     Polled,
 }
 

@@ -129,8 +129,8 @@ impl Session {
         self.post_waiting(done.conn);
     }
 
-    /// Asks the server whether it is alive. Signalled: if nobody acknowledges it, the queue pair says
-    /// so [RT-89].
+    /// Asks the server whether it is alive. Signalled: if nobody acknowledges it, the queue pair
+    /// says so [RT-89].
     pub(super) fn send_heartbeat(&mut self, id: PathId) {
         self.post_beat(id, Imm::HbMsg, true, 0);
     }

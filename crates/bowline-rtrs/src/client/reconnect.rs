@@ -11,8 +11,8 @@ use crate::{Errno, Instant, PathId};
 const KERNEL_BACKOFF: Duration = Duration::from_secs(1);
 /// Longest delay between attempts, in seconds.
 const DELAY_MAX: u64 = 30;
-/// A link that stood so long was good: what comes after it is a new outage. Longer than one takes that
-/// fails as soon as it is used; a path that is cut every few seconds is none of these.
+/// A link that stood so long was good: what comes after it is a new outage. Longer than one takes
+/// that fails as soon as it is used; a path that is cut every few seconds is none of these.
 const GOOD: Duration = Duration::from_secs(2);
 /// First delay towards a server that has not noticed the end of the last link; it doubles.
 const BUSY_DELAY: Duration = Duration::from_millis(50);
@@ -77,8 +77,8 @@ impl Session {
         }
     }
 
-    /// The last path is lost. Others wait for their next attempt while nobody waits for them; now everybody
-    /// does, so their series begins anew.
+    /// The last path is lost. Others wait for their next attempt while nobody waits for them; now
+    /// everybody does, so their series begins anew.
     pub(super) fn retry_soon(&mut self, now: Instant) {
         if self.config.reconnect_delay.is_some() {
             return;
@@ -187,7 +187,8 @@ impl Session {
         }
     }
 
-    /// Takes a closed path out of the list. What round-robin took last is its successor then [RS-21].
+    /// Takes a closed path out of the list. What round-robin took last is its successor then
+    /// [RS-21].
     fn remove(&mut self, id: PathId) {
         self.change(id, PathState::Dead);
         let at = self.list.iter().position(|&one| one == id);

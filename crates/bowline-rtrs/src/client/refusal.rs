@@ -7,8 +7,8 @@ use bowline_wire::rtrs::ConRspError;
 
 use crate::Errno;
 
-/// How a server has refused a connection. All the program's caller gets is a number, which is the same for many of
-/// these.
+/// How a server has refused a connection. All the program's caller gets is a number, which is the
+/// same for many of these.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// Its connection manager did, before anything of RTRS came into play.

@@ -87,10 +87,11 @@ impl Request {
         }
     }
 
-    /// Tells whether its data goes before its header, in a message of its own, on a device that likes that: if both
-    /// do not fit one packet. As two, the data of many requests leaves with one call and their headers with another, or
-    /// data and header as packets of one size, as [`bind`](crate::bind) knows best. The server sees the same chunk
-    /// when the immediate arrives [RT-97].
+    /// Tells whether its data goes before its header, in a message of its own, on a device that
+    /// likes that: if both do not fit one packet. As two, the data of many requests leaves with one
+    /// call and their headers with another, or data and header as packets of one size, as
+    /// [`bind`](crate::bind) knows best. The server sees the same chunk when the immediate arrives
+    /// [RT-97].
     const fn is_split(&self, device: &PortAttr) -> bool {
         let all = self.data_len.saturating_add(self.usr_len as u32 + self.hdr_len());
         matches!(self.dir, Dir::Write) && self.data_len > 0 && device.takes_two(all)
@@ -107,14 +108,18 @@ impl Session {
     /// Submits a request. `usr` is copied. Of a WRITE, `data` is what is sent; of a READ, where the
     /// answer goes: memory the peer may write, unless it is given a key for this request alone
     /// ([`ReadKeys`](super::ReadKeys)), as it always is for pieces that do not follow each other in
-    /// memory. They may have any length and begin anywhere. After `Ok` exactly one [`Completed`] with
-    /// `tag` follows; the server does not reach memory under a key of the request after it [RT-69].
+    /// memory. They may have any length and begin anywhere. After `Ok` exactly one [`Completed`]
+    /// with `tag` follows; the server does not reach memory under a key of the request after it
+    /// [RT-69].
     ///
     /// # Errors
-    /// [`Errno::ECONNABORTED`] when no path is connected; [`Errno::EMSGSIZE`] when it is too long for
-    /// the server, or the user message for the session ([`ClientConfig::max_usr`](super::ClientConfig::max_usr)); [`Errno::EINVAL`] when the memory is not good for it, when a READ has more pieces than
-    /// [`Attrs::max_read_segments`](super::Attrs::max_read_segments), since it has one descriptor only
-    /// [RT-12], or when the permit is not this session's; [`Errno::EBUSY`] when the permit's request is in flight still [RT-59].
+    /// [`Errno::ECONNABORTED`] when no path is connected; [`Errno::EMSGSIZE`] when it is too long
+    /// for the server, or the user message for the session
+    /// ([`ClientConfig::max_usr`](super::ClientConfig::max_usr)); [`Errno::EINVAL`] when the memory
+    /// is not good for it, when a READ has more pieces than
+    /// [`Attrs::max_read_segments`](super::Attrs::max_read_segments), since it has one descriptor
+    /// only [RT-12], or when the permit is not this session's; [`Errno::EBUSY`] when the permit's
+    /// request is in flight still [RT-59].
     pub fn request(
         &mut self,
         now: Instant,
@@ -201,8 +206,8 @@ impl Session {
         Err(result)
     }
 
-    /// Chooses a path: its place in the list. Those of `tried` are not taken again, where the policy
-    /// remembers.
+    /// Chooses a path: its place in the list. Those of `tried` are not taken again, where the
+    /// policy remembers.
     fn next_path(&mut self, cpu: u16, tried: u128) -> Option<usize> {
         let policy = self.config.policy;
         if policy == Policy::RoundRobin {
@@ -300,8 +305,8 @@ impl Session {
     }
 
     /// Posts a request on the connection chosen for it: one write of data, user message and header,
-    /// whose immediate names the chunk and where the header begins [RT-38], [RT-39]. Data may go before
-    /// it, see [`Request::is_split`].
+    /// whose immediate names the chunk and where the header begins [RT-38], [RT-39]. Data may go
+    /// before it, see [`Request::is_split`].
     fn post(&mut self, index: u16) {
         let mut own_key = None;
         if self.requests[usize::from(index)].fast {
@@ -358,8 +363,8 @@ impl Session {
         of.post(&mut self.batch, conn, tag, kind, start);
     }
 
-    /// Posts what waited for room on a connection. On a link that ends nothing is posted any more: what
-    /// waits moves with the rest when the queues are empty.
+    /// Posts what waited for room on a connection. On a link that ends nothing is posted any more:
+    /// what waits moves with the rest when the queues are empty.
     pub(super) fn post_waiting(&mut self, conn: ConnId) {
         if self.links.get(conn.path).is_none_or(|link| !link.is_live()) {
             return;

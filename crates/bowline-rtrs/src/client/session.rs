@@ -27,9 +27,10 @@ pub struct Attrs {
     pub queue_depth: u16,
     /// Most bytes of data in a request.
     pub max_io: u32,
-    /// Most bytes of user message and header together, which is 4 bytes long for a WRITE and up to 24 for a READ: what
-    /// the server takes, or less if the session keeps no room for that
-    /// ([`ClientConfig::max_usr`](super::ClientConfig::max_usr)). A user message that is 24 bytes shorter always fits.
+    /// Most bytes of user message and header together, which is 4 bytes long for a WRITE and up to
+    /// 24 for a READ: what the server takes, or less if the session keeps no room for that
+    /// ([`ClientConfig::max_usr`](super::ClientConfig::max_usr)). A user message that is 24 bytes
+    /// shorter always fits.
     pub max_hdr: u32,
     /// Most pieces of data in a WRITE.
     pub max_segments: usize,
@@ -163,7 +164,8 @@ pub struct Session {
     pub(super) lingering: Lingering,
     /// How the last connection was refused, if it was.
     pub(super) refusal: Option<Refusal>,
-    /// Paths that were given up with requests in flight, and of which the server may have something still.
+    /// Paths that were given up with requests in flight, and of which the server may have something
+    /// still.
     pub(super) given_up: Vec<PathLife>,
 }
 
@@ -216,8 +218,8 @@ impl Session {
         })
     }
 
-    /// Registers memory on all devices. It can be used at once, but a registration that fails is seen
-    /// only in [`region_outcome`](Self::region_outcome); requests with it fail with `EINVAL`.
+    /// Registers memory on all devices. It can be used at once, but a registration that fails is
+    /// seen only in [`region_outcome`](Self::region_outcome); requests with it fail with `EINVAL`.
     pub fn add_region(&mut self, buffer: Arc<Buffer>, access: Access) -> RegionId {
         let ports = (0..self.ports.len()).map(|i| PortId(i as u8));
         let region = self.regions.add(Arc::clone(&buffer), access, ports);
@@ -232,7 +234,8 @@ impl Session {
         self.regions.outcome(region)
     }
 
-    /// Ends a registration, as soon as no request in flight uses it and nothing is to be sent again from it.
+    /// Ends a registration, as soon as no request in flight uses it and nothing is to be sent again
+    /// from it.
     pub fn drop_region(&mut self, region: RegionId) {
         let gone = self.regions.unwant(region);
         self.order_drop(gone);
@@ -263,8 +266,8 @@ impl Session {
         Some(Permit { owner: self.owner, index, kind })
     }
 
-    /// Requests of this permit take the connection of another processor from now on, as if it had been
-    /// taken there: for programs that keep permits [RT-37].
+    /// Requests of this permit take the connection of another processor from now on, as if it had
+    /// been taken there: for programs that keep permits [RT-37].
     pub fn set_cpu_of(&mut self, permit: &Permit, cpu: u16) {
         if permit.owner == self.owner
             && let Some(request) = self.requests.get_mut(usize::from(permit.index))
@@ -323,7 +326,8 @@ impl Session {
         self.cpu = cpu;
     }
 
-    /// How the connection that was made last was refused; `None`: it was not, whatever else became of it.
+    /// How the connection that was made last was refused; `None`: it was not, whatever else became
+    /// of it.
     pub const fn refusal(&self) -> Option<Refusal> {
         self.refusal
     }

@@ -103,7 +103,8 @@ impl Session {
         }
     }
 
-    /// Takes no more IO on a link, and ends it when what is in flight has ended, or a second is over.
+    /// Takes no more IO on a link, and ends it when what is in flight has ended, or a second is
+    /// over.
     pub(super) fn quiet(&mut self, now: Instant, lid: PathId) {
         let Some(link) = self.links.get_mut(lid) else { return };
         match link.phase {
@@ -177,9 +178,9 @@ impl Session {
         }
     }
 
-    /// Queues of a link do not run empty: its device no longer does what it is told. Their queue pairs are
-    /// removed, after which the server can write nothing by them and nothing leaves any more; requests move when
-    /// that is done, as if they had run empty [RT-100].
+    /// Queues of a link do not run empty: its device no longer does what it is told. Their queue
+    /// pairs are removed, after which the server can write nothing by them and nothing leaves any
+    /// more; requests move when that is done, as if they had run empty [RT-100].
     pub(super) fn give_up_draining(&mut self, lid: PathId) {
         let Some(link) = self.links.get_mut(lid) else { return };
         for (cid, conn) in (0..).zip(&mut link.conns) {
@@ -256,12 +257,12 @@ impl Session {
         }
     }
 
-    /// Requests were given up that the server may still carry out, in chunks that are used for others
-    /// now. A server lets a path join only when what is under way at its INFO_REQ is done, so a path
-    /// whose INFO_REQ is older than that has to ask again. Those are the paths that wait for the answer,
-    /// and, where requests were `refused` by paths that are up, because they have no key there or are
-    /// too long, these as well: data of the chunks' next requests would be there before the old ones are
-    /// done, and these would write their results into it [RS-9].
+    /// Requests were given up that the server may still carry out, in chunks that are used for
+    /// others now. A server lets a path join only when what is under way at its INFO_REQ is done,
+    /// so a path whose INFO_REQ is older than that has to ask again. Those are the paths that wait
+    /// for the answer, and, where requests were `refused` by paths that are up, because they have
+    /// no key there or are too long, these as well: data of the chunks' next requests would be
+    /// there before the old ones are done, and these would write their results into it [RS-9].
     pub(super) fn fail_joined(&mut self, now: Instant, refused: bool) {
         for id in self.links.ids() {
             let phase = self.links.get(id).map(|link| link.phase);

@@ -229,8 +229,8 @@ impl Server {
         }
     }
 
-    /// Sizes of a connection's queues: those of the kernel [RT-22], and a place in each for the marker
-    /// at their end.
+    /// Sizes of a connection's queues: those of the kernel [RT-22], and a place in each for the
+    /// marker at their end.
     fn shape(&self, path: &Kind, cid: u16) -> QpShape {
         let &Kind { port, refresh, heeds_notice, alone } = path;
         let depth = usize::from(self.config.geometry.queue_depth());
@@ -252,15 +252,15 @@ impl Server {
         }
     }
 
-    /// How long the queue pairs of a client bear silence that is no bowline: until its heartbeat tells that it is
-    /// dead, and so that they never decide that themselves [RT-93].
+    /// How long the queue pairs of a client bear silence that is no bowline: until its heartbeat
+    /// tells that it is dead, and so that they never decide that themselves [RT-93].
     fn patience(&self) -> Duration {
         let HbConfig { interval, missed_max, .. } = self.config.heartbeat;
         interval.saturating_mul(missed_max.saturating_add(3))
     }
 
-    /// Receives for immediates of a connection [RT-25]. All requests of a client may come on one, and some
-    /// notices between them.
+    /// Receives for immediates of a connection [RT-25]. All requests of a client may come on one,
+    /// and some notices between them.
     fn receives(&self, port: PortId, cid: u16, heeds_notice: bool) -> usize {
         let depth = usize::from(self.config.geometry.queue_depth());
         let notices = if heeds_notice { NOTICES } else { 0 };
@@ -454,12 +454,13 @@ impl Server {
         self.connect_joined(now, slot);
     }
 
-    /// Serves the paths of a session that have nothing more to wait for: the upper layer has accepted
-    /// the session, and everything is answered that was under way when the last of them joined.
+    /// Serves the paths of a session that have nothing more to wait for: the upper layer has
+    /// accepted the session, and everything is answered that was under way when the last of them
+    /// joined.
     ///
     /// A client that loses all its paths gives up its requests, and uses their chunks for others as
-    /// soon as a path is back. A request given up that is still carried out would write its result into
-    /// the new one, or write the new one's data in its own place [RS-9].
+    /// soon as a path is back. A request given up that is still carried out would write its result
+    /// into the new one, or write the new one's data in its own place [RS-9].
     pub(super) fn connect_joined(&mut self, now: Instant, slot: u32) {
         let ready = |session: &&Session| session.link == Link::Up && session.old == 0;
         let session = self.sessions.get(slot).filter(ready);

@@ -1,8 +1,8 @@
 //! Operations, and which chunk belongs to which of them.
 //!
-//! The chunks are the session's, shared by its paths, so a request that a client repeats over another
-//! path meets the first one in the same chunk. One operation at a time holds a chunk; the requests of
-//! other paths wait behind it [RS-9]:
+//! The chunks are the session's, shared by its paths, so a request that a client repeats over
+//! another path meets the first one in the same chunk. One operation at a time holds a chunk; the
+//! requests of other paths wait behind it [RS-9]:
 //!
 //! ```text
 //! Waiting --chunk free--> Running --respond, room--> (free)
@@ -11,8 +11,8 @@
 //!                                \--respond, path closing--> Answered --path drained--> (free)
 //! ```
 //!
-//! A chunk held for a path that closes is not given on before the path's queue pairs are dead: until
-//! then a write of the client that was late may still come and change it.
+//! A chunk held for a path that closes is not given on before the path's queue pairs are dead:
+//! until then a write of the client that was late may still come and change it.
 
 use bowline_verbs::HUGE_PAGE;
 use bowline_wire::rtrs::Desc;
@@ -147,8 +147,8 @@ impl Unused {
         Self { each, left }
     }
 
-    /// A chunk is used. Returns the first chunk and the number of those of its stretch when all of them have been,
-    /// once.
+    /// A chunk is used. Returns the first chunk and the number of those of its stretch when all of
+    /// them have been, once.
     #[inline]
     pub(super) fn uses(&mut self, index: usize, chunk: &mut Chunk) -> Option<(usize, usize)> {
         if std::mem::replace(&mut chunk.used, true) {

@@ -1,9 +1,9 @@
 //! The end of paths and sessions [RS-19].
 //!
-//! A path is closed in three steps. Its queue pairs are killed and emptied, or removed if their device does
-//! not empty them [RT-100]; then its chunks may be given to requests of other paths, and the session does
-//! not know it any more, so that the client can come back at once. Until the client has heard of the end,
-//! or for 30 s, the connections are kept to tell it again [RT-93].
+//! A path is closed in three steps. Its queue pairs are killed and emptied, or removed if their
+//! device does not empty them [RT-100]; then its chunks may be given to requests of other paths,
+//! and the session does not know it any more, so that the client can come back at once. Until the
+//! client has heard of the end, or for 30 s, the connections are kept to tell it again [RT-93].
 
 use core::fmt;
 use core::time::Duration;
@@ -42,7 +42,8 @@ pub enum CloseReason {
     PushedOut,
     /// It was not established in time [RT-66].
     NotEstablished,
-    /// The client repeated a request of this path over another one: it has given this one up [RS-9].
+    /// The client repeated a request of this path over another one: it has given this one up
+    /// [RS-9].
     Overtaken,
     /// The client says over another path that it has given up this one [RT-101].
     GivenUp,
@@ -249,8 +250,9 @@ impl Server {
         }
     }
 
-    /// Queues of a closed path do not run empty: its device no longer does what it is told. Their queue pairs are
-    /// removed, and when that is done the path is as if they had run empty [RT-100].
+    /// Queues of a closed path do not run empty: its device no longer does what it is told. Their
+    /// queue pairs are removed, and when that is done the path is as if they had run empty
+    /// [RT-100].
     pub(super) fn give_up_draining(&mut self, id: PathId) {
         self.forget_those(id, |state| {
             matches!(state, ConnState::Closing(_)).then_some(ConnState::Forgetting)
@@ -317,7 +319,8 @@ impl Server {
         }
     }
 
-    /// Ends a session without paths and operations, unless the upper layer is just being asked about it.
+    /// Ends a session without paths and operations, unless the upper layer is just being asked
+    /// about it.
     pub(super) fn end_session_if_over(&mut self, id: SessId) {
         let Some(session) = self.sessions.find(id) else { return };
         if !session.is_ending() || session.running > 0 || session.link == Link::Asked {

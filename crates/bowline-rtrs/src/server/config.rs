@@ -12,8 +12,8 @@ use crate::HbConfig;
 pub struct ServerConfig {
     /// Chunks of a session, and their size [RT-16], [RS-29].
     pub geometry: Geometry,
-    /// A client cannot reach a chunk while the server owns it [RT-65]. Holds for the devices that can
-    /// refresh keys; on others it is off.
+    /// A client cannot reach a chunk while the server owns it [RT-65]. Holds for the devices that
+    /// can refresh keys; on others it is off.
     pub always_invalidate: bool,
     /// Heartbeats.
     pub heartbeat: HbConfig,
@@ -57,8 +57,8 @@ impl ServerConfig {
 /// What clients can make a server hold [RT-66].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServerLimits {
-    /// Bytes of the chunks of all sessions. Only what is used of them is really there, but each session may use
-    /// all of its own.
+    /// Bytes of the chunks of all sessions. Only what is used of them is really there, but each
+    /// session may use all of its own.
     pub memory: usize,
     /// Sessions.
     pub sessions: usize,
@@ -68,15 +68,15 @@ pub struct ServerLimits {
     pub paths_per_session: usize,
     /// Connections of a path.
     pub connections_per_path: u16,
-    /// Connections of all paths together, promised or made, those included whose end the client has not
-    /// confirmed yet. What a device has no room for in its queues is refused besides [RT-28].
+    /// Connections of all paths together, promised or made, those included whose end the client has
+    /// not confirmed yet. What a device has no room for in its queues is refused besides [RT-28].
     pub connections: usize,
-    /// The same of one address, so that none can take them all; as many as one path may have, or 128
-    /// paths with 32 each. A client of more than half of that which comes back from a crash is refused
-    /// until the end of its former connections is noticed.
+    /// The same of one address, so that none can take them all; as many as one path may have, or
+    /// 128 paths with 32 each. A client of more than half of that which comes back from a crash is
+    /// refused until the end of its former connections is noticed.
     pub connections_per_address: usize,
-    /// Paths of which nothing has proved yet that the client is there. They count for none of the limits above,
-    /// and the oldest makes room for the next.
+    /// Paths of which nothing has proved yet that the client is there. They count for none of the
+    /// limits above, and the oldest makes room for the next.
     pub strangers: usize,
     /// Time from the first request of a path until its client has proved that.
     pub prove: Duration,

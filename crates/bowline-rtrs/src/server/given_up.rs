@@ -1,8 +1,9 @@
-//! Paths that their client has given up, and says so: by a notice over another path of the session, or by the
-//! INFO_REQ of one that joins [RT-101].
+//! Paths that their client has given up, and says so: by a notice over another path of the session,
+//! or by the INFO_REQ of one that joins [RT-101].
 //!
-//! What it had sent over such a path may be late, not lost. Carried out, or only written into a chunk, it
-//! would undo what was done since; so the path is closed before anything that comes behind the notice begins.
+//! What it had sent over such a path may be late, not lost. Carried out, or only written into a
+//! chunk, it would undo what was done since; so the path is closed before anything that comes
+//! behind the notice begins.
 
 use bowline_wire::rtrs::PathLife;
 
@@ -19,8 +20,8 @@ impl Server {
         }
     }
 
-    /// Ends the path of this name in the session of the path it came by, but not that one itself. Tells
-    /// whether there was any.
+    /// Ends the path of this name in the session of the path it came by, but not that one itself.
+    /// Tells whether there was any.
     pub(super) fn end_given_up(&mut self, now: Instant, by: PathId, life: PathLife) -> bool {
         let session = self.paths.get(by).and_then(|path| self.sessions.get(path.session));
         let slots = session.map_or(&[][..], |session| &session.paths);
@@ -42,9 +43,9 @@ impl Server {
     }
 
     /// Tells whether paths that clients have given up are being closed. What
-    /// [`poll_order`](Self::poll_order) has for them must be carried out before the upper layer begins
-    /// requests of [`take_requests`](Self::take_requests): until then the client's writes that are late may
-    /// change chunks.
+    /// [`poll_order`](Self::poll_order) has for them must be carried out before the upper layer
+    /// begins requests of [`take_requests`](Self::take_requests): until then the client's writes
+    /// that are late may change chunks.
     pub const fn ends_given_up(&self) -> bool {
         self.given_up > 0
     }

@@ -20,9 +20,10 @@
 //! | `given_up` | paths whose end the client tells over another one |
 //! | `session`, `path`, `chunks`, `sendq` | the tables |
 //!
-//! Spec: `docs/spec/rtrs.md`. Memory: each session that has been joined has its chunks, of which only what was used is
-//! really there; each path some 850 bytes, and for each chunk 16 bytes, 32 with refresh; each connection
-//! about 100 bytes. Everything a client can make grow has a limit in [`ServerLimits`] [RT-66].
+//! Spec: `docs/spec/rtrs.md`. Memory: each session that has been joined has its chunks, of which
+//! only what was used is really there; each path some 850 bytes, and for each chunk 16 bytes, 32
+//! with refresh; each connection about 100 bytes. Everything a client can make grow has a limit in
+//! [`ServerLimits`] [RT-66].
 
 mod accept;
 mod chunks;
@@ -87,8 +88,8 @@ pub enum ServerEvent {
         /// The session was not there before.
         first: bool,
     },
-    /// The last path of a session is gone and all its operations are answered. Comes for each session
-    /// that was accepted by [`Server::answer_link`], and for no other.
+    /// The last path of a session is gone and all its operations are answered. Comes for each
+    /// session that was accepted by [`Server::answer_link`], and for no other.
     Down {
         /// The session.
         session: SessId,
@@ -100,7 +101,8 @@ pub enum ServerEvent {
         /// The path.
         path: PathInfo,
     },
-    /// A path was closed, whether it had been told of or not. Its operations are still to be answered.
+    /// A path was closed, whether it had been told of or not. Its operations are still to be
+    /// answered.
     PathClosed {
         /// The session.
         session: SessId,
@@ -154,8 +156,8 @@ impl Server {
     ///
     /// # Errors
     /// [`Errno::EINVAL`] for no device or more than 256, for chunks that are not a power of two
-    /// [RT-16], for limits under which there is room for no session, and for a device whose queues hold fewer than
-    /// 16 work requests.
+    /// [RT-16], for limits under which there is room for no session, and for a device whose queues
+    /// hold fewer than 16 work requests.
     pub fn new(config: ServerConfig, ports: &[PortAttr]) -> Result<Self, Errno> {
         let fits = (1..=256).contains(&ports.len())
             && config.geometry.chunk().is_power_of_two()
@@ -300,14 +302,15 @@ impl Server {
         self.orders.push_back(Order::DropRegion { region });
     }
 
-    /// The chunks of a session, one after the other: what [`Request::data`] is in. There as long as an
-    /// operation of the session is not answered.
+    /// The chunks of a session, one after the other: what [`Request::data`] is in. There as long as
+    /// an operation of the session is not answered.
     pub fn memory(&self, session: SessId) -> Option<&Arc<Buffer>> {
         self.sessions.find(session).map(|session| &session.buffer)
     }
 
     /// Takes memory of a session that would be as well in large pages, since all of it is used:
-    /// [`Buffer::enlarge_pages`]. That may take long, so it is not for a thread on which requests wait.
+    /// [`Buffer::enlarge_pages`]. That may take long, so it is not for a thread on which requests
+    /// wait.
     pub fn take_filled(&mut self) -> Option<Mem> {
         if !self.filled {
             return None;

@@ -74,7 +74,8 @@ pub(super) enum ConnState {
     Gone,
 }
 
-/// The connections of a path. What a client only announces takes no memory: it may never come [RT-66].
+/// The connections of a path. What a client only announces takes no memory: it may never come
+/// [RT-66].
 #[derive(Debug)]
 pub(super) struct Conns {
     /// How many the client wants.

@@ -98,7 +98,8 @@ impl Server {
         let inval = op.desc.filter(|_| op.inval).map(|desc| desc.key);
         let imm = Imm::Done { id: chunk.into(), errno: late.errno, invalidated: inval.is_some() };
         let imm = imm.to_u32();
-        // A write with the data can be the completion as well, where the device does not like two better.
+        // A write with the data can be the completion as well, where the device does not like two
+        // better.
         let told = path.refresh && !path.counted;
         let device = self.ports.get(usize::from(path.port.0));
         let in_two = |desc: Desc| device.is_some_and(|device| device.takes_two(desc.len));

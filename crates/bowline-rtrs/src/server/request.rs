@@ -1,9 +1,9 @@
 //! Completions; requests, from their arrival to the upper layer.
 //!
-//! A request is three things in its chunk: data, user message, header [RT-38]. The client may be able
-//! to change them at any time, so first its key of the chunk is withdrawn [RT-44], and then header and
-//! user message are copied out, each byte once; the copy is judged and used, the chunk is never looked
-//! at again [RT-65].
+//! A request is three things in its chunk: data, user message, header [RT-38]. The client may be
+//! able to change them at any time, so first its key of the chunk is withdrawn [RT-44], and then
+//! header and user message are copied out, each byte once; the copy is judged and used, the chunk
+//! is never looked at again [RT-65].
 
 use core::ops::Deref;
 
@@ -41,8 +41,8 @@ pub struct Request {
     /// The data: of a write, or the place for that of a read. Lies in [`Server::memory`], at the
     /// beginning of a chunk. What is there before a read is of earlier requests of the session.
     pub data: MemRef,
-    /// Bytes a successful read is answered with, at most those of `data`; 0: none. All of them must be
-    /// written before the answer. 0 for a write.
+    /// Bytes a successful read is answered with, at most those of `data`; 0: none. All of them must
+    /// be written before the answer. 0 for a write.
     pub room: u32,
     /// The user message.
     pub usr: Usr,
@@ -185,8 +185,8 @@ impl Server {
         self.arrived.push(Arrived { conn: done.conn, chunk, off, len: done.len, rkey });
     }
 
-    /// Reads and judges the requests whose keys have been withdrawn. `failed` are the keys for which that
-    /// did not work: their paths are closed, the requests not carried out [RT-67].
+    /// Reads and judges the requests whose keys have been withdrawn. `failed` are the keys for
+    /// which that did not work: their paths are closed, the requests not carried out [RT-67].
     pub fn process(&mut self, now: Instant, failed: &[(PortId, u32)]) {
         let spare = std::mem::take(&mut self.arrived_spare);
         let mut arrived = std::mem::replace(&mut self.arrived, spare);
@@ -218,7 +218,8 @@ impl Server {
         let mut tail = [0; HEADER_MAX];
         let room = HEADER_MAX.min((geometry.chunk() - arrived.off) as usize);
         session.buffer.read(at(arrived.off), &mut tail[..room]);
-        // Looked at where it is: to move what was just written waits until all stores before are done.
+        // Looked at where it is: to move what was just written waits until all stores before are
+        // done.
         let parsed = parse_io(geometry, arrived.off, &tail[..room]);
         let Ok(io) = &parsed else {
             return self.close_path(now, id, CloseReason::Header);
@@ -262,12 +263,12 @@ impl Server {
 
     /// Hands a request on, or lets it wait for its chunk [RS-9].
     ///
-    /// That another path still has an operation in the chunk tells that the client has given up one of
-    /// the two paths, since it uses a chunk for one request at a time. It is the older one, so that is
-    /// closed. It can be the newer one after all: packets of a path that was given up may be late, not lost.
-    /// A bowline tells of the path before, so that it is closed already [RT-101]. A kernel does not: if it has
-    /// used the chunk for another request since, that one's data was written over, and the late one is carried
-    /// out once more [RT-96].
+    /// That another path still has an operation in the chunk tells that the client has given up one
+    /// of the two paths, since it uses a chunk for one request at a time. It is the older one, so
+    /// that is closed. It can be the newer one after all: packets of a path that was given up may
+    /// be late, not lost. A bowline tells of the path before, so that it is closed already
+    /// [RT-101]. A kernel does not: if it has used the chunk for another request since, that one's
+    /// data was written over, and the late one is carried out once more [RT-96].
     fn start(&mut self, now: Instant, request: Request) {
         let op = request.op;
         let Some(session) = self.sessions.get_mut(request.session.slot) else { return };
@@ -334,8 +335,8 @@ impl Server {
         !self.requests.is_empty()
     }
 
-    /// Tells whether requests wait for the chunks of others: when these are over, no completion tells that there are
-    /// requests for the upper layer [RS-9].
+    /// Tells whether requests wait for the chunks of others: when these are over, no completion
+    /// tells that there are requests for the upper layer [RS-9].
     pub const fn has_waiting(&self) -> bool {
         self.waiting > 0
     }
@@ -347,15 +348,15 @@ impl Server {
     }
 }
 
-/// Tells whether a completion is that of a receive, which a failed one tells by its tag alone: the only
-/// send of that kind is signalled, and has a number.
+/// Tells whether a completion is that of a receive, which a failed one tells by its tag alone: the
+/// only send of that kind is signalled, and has a number.
 fn is_recv(done: &Done) -> bool {
     done.tag.index() == 0
 }
 
-/// Tells whether the client wrote what the header says it did, if the device tells how much that was
-/// [RT-39]. The data of a WRITE, or a part, may have come before, in a message of its own [RT-97]; what is in the chunk
-/// instead, should it not have, is what this client has put there.
+/// Tells whether the client wrote what the header says it did, if the device tells how much that
+/// was [RT-39]. The data of a WRITE, or a part, may have come before, in a message of its own
+/// [RT-97]; what is in the chunk instead, should it not have, is what this client has put there.
 fn is_length(io: &IoReq, arrived: &Arrived) -> bool {
     let rest = arrived.off - io.data_len;
     let lens = match io.hdr {

@@ -1,8 +1,8 @@
 //! How full a send queue is, and the answers that wait for it.
 //!
-//! Only some work requests are signalled; the completion of one tells that all before it are done too
-//! [RT-52]. The index of a work request's tag is its number in the queue, so a completion says by
-//! itself how far the queue has come.
+//! Only some work requests are signalled; the completion of one tells that all before it are done
+//! too [RT-52]. The index of a work request's tag is its number in the queue, so a completion says
+//! by itself how far the queue has come.
 
 use std::collections::VecDeque;
 

@@ -29,7 +29,8 @@ counters! {
     accepted,
     /// Connection requests refused [RT-28].
     refused,
-    /// Of these: as much as there may be was there already, sessions or their memory or connections [RT-66].
+    /// Of these: as much as there may be was there already, sessions or their memory or connections
+    /// [RT-66].
     refused_full,
     /// Paths that were connected.
     paths_connected,
@@ -63,7 +64,8 @@ counters! {
     notices,
     /// Of these: there was no such path, since it was closed already, or never there.
     notices_ignored,
-    /// Immediates ignored: of an unknown type, an answer, or a heartbeat where none belongs [RT-14], [RT-62], [RT-67].
+    /// Immediates ignored: of an unknown type, an answer, or a heartbeat where none belongs
+    /// [RT-14], [RT-62], [RT-67].
     immediates_ignored,
 }
 

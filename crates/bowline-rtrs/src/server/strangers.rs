@@ -1,9 +1,10 @@
 //! Paths of clients that may not be there [RT-66].
 //!
-//! A request to connect proves nothing: anybody can send it from any address, and as many as it likes. Only when
-//! the client shows that it has got the answer is it known that somebody lives there. Until then a path is a
-//! stranger: it takes little memory, counts for no limit, ends soon, and the oldest makes room for the next. So
-//! whoever forges requests keeps out neither those that are there nor those that come.
+//! A request to connect proves nothing: anybody can send it from any address, and as many as it
+//! likes. Only when the client shows that it has got the answer is it known that somebody lives
+//! there. Until then a path is a stranger: it takes little memory, counts for no limit, ends soon,
+//! and the oldest makes room for the next. So whoever forges requests keeps out neither those that
+//! are there nor those that come.
 
 use std::net::IpAddr;
 
@@ -45,8 +46,8 @@ impl Server {
             && theirs + wanted <= limits.connections_per_address
     }
 
-    /// The client of a path is there, and the path counts from now on. The limits are looked at once more: others
-    /// may have come since it asked.
+    /// The client of a path is there, and the path counts from now on. The limits are looked at
+    /// once more: others may have come since it asked.
     pub(super) fn prove(&mut self, now: Instant, id: PathId) {
         let Some(path) = self.paths.get(id).filter(|path| !path.proven) else { return };
         if path.state != PathState::Connecting {

@@ -331,8 +331,8 @@ fn requests_wait_for_room() {
     }
 }
 
-// tests [RS-8], [RT-22]: an answer that is taken after the loss of its path makes room, but not for what
-// waits on that path.
+// tests [RS-8], [RT-22]: an answer that is taken after the loss of its path makes room, but not for
+// what waits on that path.
 #[test]
 fn nothing_is_posted_on_a_path_that_ends() {
     for refresh in [false, true] {
@@ -375,7 +375,8 @@ fn nothing_is_posted_on_a_path_that_ends() {
     }
 }
 
-// tests [RT-98]: memory that the program is through with, and whose connection has nothing more to send.
+// tests [RT-98]: memory that the program is through with, and whose connection has nothing more to
+// send.
 #[test]
 fn memory_is_released_at_the_next_heartbeat() {
     let mut rig = Rig::opened(false, 2);

@@ -178,8 +178,8 @@ fn a_request_that_moves_gets_another_key() {
     assert!(rig.granted.is_empty());
 }
 
-// tests [RS-8]: an answer that came before the loss counts, once the key is dead; also when the server
-// invalidated it, which is heard of after the loss.
+// tests [RS-8]: an answer that came before the loss counts, once the key is dead; also when the
+// server invalidated it, which is heard of after the loss.
 #[test]
 fn an_answer_before_the_loss_counts() {
     for invalidated in [false, true] {
@@ -260,8 +260,9 @@ fn keys_may_not_be_had() {
     assert_eq!(rig.take_completed(), [(3, 0)]);
 }
 
-// tests [RS-9]: a READ whose path is lost, and for which there is no key on the other one. The server may
-// carry it out still, so its chunk is not used over a path that joined before that is done.
+// tests [RS-9]: a READ whose path is lost, and for which there is no key on the other one. The
+// server may carry it out still, so its chunk is not used over a path that joined before that is
+// done.
 #[test]
 fn a_chunk_given_up_is_not_used_over_a_path_that_joined_before() {
     for known in [false, true] {

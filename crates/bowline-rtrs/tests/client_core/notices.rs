@@ -145,7 +145,8 @@ fn notice_is_not_lost_for_want_of_room() {
     assert_eq!(rig.take_completed().len(), 60);
 }
 
-// tests [RT-101]: a path whose INFO_REQ was sent before brings the notice when it is up, on each connection
+// tests [RT-101]: a path whose INFO_REQ was sent before brings the notice when it is up, on each
+// connection
 #[test]
 fn a_path_that_is_just_coming_up_brings_notice() {
     let mut rig = rig(3);

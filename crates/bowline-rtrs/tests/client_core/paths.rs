@@ -71,8 +71,8 @@ fn requests_move_when_the_queues_are_empty() {
     assert_eq!(rig.ios.len(), 1);
 }
 
-/// Lets the first path be lost on a device that empties no queue; one of its connections ends nevertheless.
-/// Returns it and the other one.
+/// Lets the first path be lost on a device that empties no queue; one of its connections ends
+/// nevertheless. Returns it and the other one.
 fn stuck(rig: &mut Rig) -> [ConnId; 2] {
     let conns: [ConnId; 2] = rig.live(1).try_into().unwrap();
     (rig.drains, rig.parts) = (false, false);
@@ -82,8 +82,8 @@ fn stuck(rig: &mut Rig) -> [ConnId; 2] {
     conns
 }
 
-// tests [RT-100]: a device that empties no queue holds requests for three seconds, and they move when its queue
-// pair is gone.
+// tests [RT-100]: a device that empties no queue holds requests for three seconds, and they move
+// when its queue pair is gone.
 #[test]
 fn requests_of_a_device_that_empties_no_queue_move_after_a_while() {
     for refresh in [false, true] {
@@ -241,8 +241,8 @@ fn a_path_that_does_not_last_is_given_time() {
     assert_eq!(rig.state(0), PathState::Connected);
 }
 
-// tests [RT-91]: while another path carries requests, one that comes and goes is given time; it is not when
-// that one is lost.
+// tests [RT-91]: while another path carries requests, one that comes and goes is given time; it is
+// not when that one is lost.
 #[test]
 fn the_loss_of_the_last_path_hurries_the_others() {
     let mut rig = Rig::opened(true, 2);

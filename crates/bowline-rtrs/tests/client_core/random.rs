@@ -1,6 +1,6 @@
 //! Random histories: whatever the server, the network and the program do, and in whatever order,
-//! every request ends once, every permit comes back, and a close leaves nothing behind. Used by the test
-//! on random numbers and by the fuzz target `rtrs_client`, whose server lies as well.
+//! every request ends once, every permit comes back, and a close leaves nothing behind. Used by the
+//! test on random numbers and by the fuzz target `rtrs_client`, whose server lies as well.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -95,7 +95,8 @@ pub(crate) struct Net {
     pub(crate) cut: BTreeSet<IpAddr>,
     pub(crate) done: [VecDeque<Completion>; 2],
     pub(crate) cm: [VecDeque<CmEvent>; 2],
-    /// What is sent on a path that is cut, and given up by its sender, comes when the path is whole again.
+    /// What is sent on a path that is cut, and given up by its sender, comes when the path is whole
+    /// again.
     pub(crate) holds: bool,
     late: Vec<Late>,
     /// Ends of connections that could not be told: both ends, and the path.
@@ -277,8 +278,8 @@ impl Net {
         Some(())
     }
 
-    /// A message arrives at a queue pair; `None` if that is dead or has no receive for it, `Some(false)` if it may
-    /// not do what it does.
+    /// A message arrives at a queue pair; `None` if that is dead or has no receive for it,
+    /// `Some(false)` if it may not do what it does.
     fn arrive(&mut self, qpn: Qpn, op: &SendOp, bytes: Vec<u8>) -> Option<bool> {
         let qp = self.qps.get(&qpn).filter(|qp| !qp.dead)?;
         let home = (qp.side, qp.pd);

@@ -183,7 +183,8 @@ fn there_is_an_end_to_what_clients_can_make() {
     assert_eq!(rig.ask(A, TO, &con_req(1, 200, 0, 1).emit()), RESET, "paths of a session");
 }
 
-// tests [RT-66], [RT-24], [RT-28]: whatever one path may have, and all paths of a client with 16 processors.
+// tests [RT-66], [RT-24], [RT-28]: whatever one path may have, and all paths of a client with 16
+// processors.
 #[test]
 fn an_honest_client_finds_room_and_leaves_some() {
     let mut rig = Rig::new();
@@ -275,7 +276,8 @@ fn limits_hold_for_those_who_prove_themselves_later() {
         rig.server.handle(rig.now, input);
         rig.settle();
     }
-    // The one of 4 connections was the third that would have made 6, the last one the third session.
+    // The one of 4 connections was the third that would have made 6, the last one the third
+    // session.
     let no_room = CloseReason::Failed(Errno::ENOMEM);
     assert_eq!(rig.take_closed(), [(conns[3].path, no_room), (conns[2].path, no_room)]);
     assert_eq!(rig.server.sessions().count(), 2);

@@ -234,8 +234,8 @@ fn a_session_ends_with_its_last_operation() {
     assert!(rig.server.path(path.id).is_some());
 }
 
-// tests [RS-9]: a client that has lost all its paths uses the chunks of requests it has given up for
-// others, as soon as it is back
+// tests [RS-9]: a client that has lost all its paths uses the chunks of requests it has given up
+// for others, as soon as it is back
 #[test]
 fn a_path_that_joins_waits_for_what_is_under_way() {
     let mut rig = Rig::new();
@@ -292,8 +292,8 @@ fn a_path_that_joins_does_not_wait_for_what_is_dropped() {
     rig.learn(&mut c).expect("now");
 }
 
-/// Requests in all chunks of a session, one after the other, each answered; tells how many stretches were known to
-/// be used after each.
+/// Requests in all chunks of a session, one after the other, each answered; tells how many
+/// stretches were known to be used after each.
 fn fill(rig: &mut Rig, path: &mut Path) -> Vec<usize> {
     let chunks = path.chunks.len() as u16;
     let request = |chunk| {

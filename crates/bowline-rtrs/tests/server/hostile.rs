@@ -1,4 +1,5 @@
-//! A client that does not keep the rules: it loses its path, and nobody else notices [RT-67], [RT-68].
+//! A client that does not keep the rules: it loses its path, and nobody else notices [RT-67],
+//! [RT-68].
 
 use bowline_rtrs::server::{CloseReason, PathInfo, ServerConfig, SessionInfo};
 use bowline_rtrs::{Done, Tag};

@@ -95,7 +95,8 @@ fn nobody_elses_path_is_closed_nor_the_one_it_came_over() {
     assert_eq!(rig.server.sessions().map(|session| session.paths.len()).sum::<usize>(), 3);
 }
 
-// tests [RT-101]: clients that have not agreed on it, as kernels, have not been told of it, and are ignored
+// tests [RT-101]: clients that have not agreed on it, as kernels, have not been told of it, and are
+// ignored
 #[test]
 fn who_has_not_agreed_gives_no_notice() {
     let mut rig = Rig::new();
@@ -182,8 +183,8 @@ fn info_req(rig: &mut Rig, path: &Path, lives: &[PathLife]) {
     rig.deliver(&[done]);
 }
 
-// tests [RT-101]: a client that has lost all its paths has given up their requests, and uses the chunks
-// for others as soon as one is back
+// tests [RT-101]: a client that has lost all its paths has given up their requests, and uses the
+// chunks for others as soon as one is back
 #[test]
 fn a_path_joins_when_those_it_names_are_dead() {
     let (mut rig, a, b) = rig();
@@ -218,7 +219,8 @@ fn a_path_joins_when_those_it_names_are_dead() {
     rig.learn(&mut d).expect("now");
 }
 
-// tests [RT-100, RT-101]: a device that does not empty its queues keeps nobody from joining for ever
+// tests [RT-100, RT-101]: a device that does not empty its queues keeps nobody from joining for
+// ever
 #[test]
 fn a_path_joins_in_the_end_though_the_queues_of_another_do_not_empty() {
     let (mut rig, _, _) = rig();

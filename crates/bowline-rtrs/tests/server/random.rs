@@ -59,8 +59,8 @@ struct Play {
     taken: BTreeSet<SessId>,
 }
 
-/// Plays an input. Panics when the server contradicts itself or leaves something behind. Returns how
-/// many requests there were.
+/// Plays an input. Panics when the server contradicts itself or leaves something behind. Returns
+/// how many requests there were.
 pub(crate) fn play(input: &[u8]) -> u64 {
     let mut input = Bytes(input);
     let always_invalidate = !input.one_in(3);

@@ -18,7 +18,8 @@ fn two(bowline: bool, heartbeat: HbConfig) -> (Rig, [Path; 2]) {
     (rig, paths)
 }
 
-/// Lets time pass while wires are as they are; what gets through is acknowledged, and never answered.
+/// Lets time pass while wires are as they are; what gets through is acknowledged, and never
+/// answered.
 fn pass(rig: &mut Rig, cut: &[PathId], seconds: u64) -> Vec<(PathId, CloseReason)> {
     rig.cut = cut.iter().copied().collect();
     rig.pass(Duration::from_secs(seconds));
@@ -41,7 +42,8 @@ fn pass_busy(
     rig.take_closed()
 }
 
-// tests [RT-93]: a kernel fails its requests when no path is left, so it is waited for as a kernel does
+// tests [RT-93]: a kernel fails its requests when no path is left, so it is waited for as a kernel
+// does
 #[test]
 fn the_last_paths_of_a_kernel_outlive_an_outage() {
     let (mut rig, paths) = two(false, HbConfig::default());
@@ -51,7 +53,8 @@ fn the_last_paths_of_a_kernel_outlive_an_outage() {
             let bears = rig.give_up[&paths[0].conn(conn)];
             assert!(bears.is_some_and(|time| time > Duration::from_secs(35)), "{bears:?}");
         }
-        // The other one, if it is there, is alive by now; if not, neither is given up for the other.
+        // The other one, if it is there, is alive by now; if not, neither is given up for the
+        // other.
         let closed = if cut.len() == 2 {
             pass(&mut rig, cut, 6)
         } else {

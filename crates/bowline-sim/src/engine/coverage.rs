@@ -1,5 +1,5 @@
-//! Which states, transitions and faults runs reach: what no seed comes to is not tested, however many
-//! seeds there are.
+//! Which states, transitions and faults runs reach: what no seed comes to is not tested, however
+//! many seeds there are.
 
 use std::collections::BTreeMap;
 
@@ -12,8 +12,8 @@ pub struct Reach {
     pub times: u64,
 }
 
-/// What one run or many reached, by group and name. What can be reached is declared, so that what never
-/// was is known too.
+/// What one run or many reached, by group and name. What can be reached is declared, so that what
+/// never was is known too.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Coverage {
     reached: BTreeMap<(&'static str, &'static str), Reach>,

@@ -1,5 +1,5 @@
-//! What a run begins with, as text: a seed that failed is kept as the plan it drew, and stays what it
-//! was when seeds come to draw something else.
+//! What a run begins with, as text: a seed that failed is kept as the plan it drew, and stays what
+//! it was when seeds come to draw something else.
 
 use serde::{Deserialize, Serialize};
 

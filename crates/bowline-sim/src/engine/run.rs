@@ -220,8 +220,8 @@ fn quietly(f: AssertUnwindSafe<impl FnOnce()>) -> Result<(), String> {
     result.map_err(|_| PANIC_TEXT.take().unwrap_or_default())
 }
 
-/// Runs `one` for a range of seeds on `threads` threads, until `on_event` breaks off; seeds that fail run
-/// again with their last steps shown.
+/// Runs `one` for a range of seeds on `threads` threads, until `on_event` breaks off; seeds that
+/// fail run again with their last steps shown.
 pub(crate) fn sweep<S: Copy + Sync, N: Numbers + Send>(
     seeds: Range<u64>,
     threads: usize,

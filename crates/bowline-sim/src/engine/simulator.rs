@@ -1,5 +1,5 @@
-//! What the three simulators have in common: a seed draws a start, a start makes a world, and the world is
-//! stepped to its end.
+//! What the three simulators have in common: a seed draws a start, a start makes a world, and the
+//! world is stepped to its end.
 
 use std::fmt::Debug;
 use std::ops::{ControlFlow, Range};
@@ -170,8 +170,8 @@ pub(crate) mod tests {
     use super::{Simulator, run_seed};
     use crate::engine::run::Options;
 
-    /// How many seeds from this one on it takes, of so many at most, until what is done wrong is noticed
-    /// in one in which nothing is noticed otherwise.
+    /// How many seeds from this one on it takes, of so many at most, until what is done wrong is
+    /// noticed in one in which nothing is noticed otherwise.
     pub(crate) fn seeds_to_find<S: Simulator>(
         how: S::Sabotage,
         from: u64,

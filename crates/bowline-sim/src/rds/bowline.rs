@@ -404,8 +404,8 @@ impl BowlineHost {
         self.read_soon(ctx, link);
     }
 
-    /// Reads what has arrived, as far as the node takes it, and finds out whether the connection has
-    /// ended.
+    /// Reads what has arrived, as far as the node takes it, and finds out whether the connection
+    /// has ended.
     fn read_all(&mut self, ctx: &mut Ctx, link: LinkId) {
         loop {
             let Some(io) = self.links.get(&link) else { return };
@@ -423,8 +423,8 @@ impl BowlineHost {
         }
     }
 
-    /// Resets a connection, but reads first what TCP has acknowledged, whatever the node would rather
-    /// have read.
+    /// Resets a connection, but reads first what TCP has acknowledged, whatever the node would
+    /// rather have read.
     fn cut(&mut self, ctx: &mut Ctx, link: LinkId) {
         let Some(end) = self.forget(link) else { return };
         while self.sabotage != Some(Sabotage::Unread) {

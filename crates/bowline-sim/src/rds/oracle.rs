@@ -97,9 +97,11 @@ pub(crate) struct Oracle {
     by_addr: HashMap<SocketAddr, usize>,
     flows: Vec<Flow>,
     by_pair: HashMap<(usize, usize), Vec<usize>>,
-    /// Messages of kernels on connections that were overtaken by later ones: their copies may have come.
+    /// Messages of kernels on connections that were overtaken by later ones: their copies may have
+    /// come.
     overtaken: HashSet<MessageId>,
-    /// What kernels have dropped on arrival: a sender that repeats it may get it through later.
+    /// What kernels have dropped on arrival: a sender that repeats it may get it through
+    /// later.
     dropped: HashSet<MessageId>,
 }
 
@@ -292,9 +294,10 @@ impl Oracle {
         self.dropped.insert(message);
     }
 
-    /// The rules allow to be lost what was begun next on connection `lane` between two addresses, of
-    /// which nothing more is known than, at most, its ports: the first message of each flow that was
-    /// not begun there before and is owed. Earlier ones that are not owed any more were lost before.
+    /// The rules allow to be lost what was begun next on connection `lane` between two addresses,
+    /// of which nothing more is known than, at most, its ports: the first message of each flow that
+    /// was not begun there before and is owed. Earlier ones that are not owed any more were lost
+    /// before.
     pub(crate) fn excuse_begun(
         &mut self,
         (local, remote): (IpAddr, IpAddr),
@@ -317,8 +320,8 @@ impl Oracle {
         }
     }
 
-    /// A kernel wrote this on a connection that its peer was told of after a later one, which brought
-    /// its copy: numbers that may have begun anew do not tell which is which.
+    /// A kernel wrote this on a connection that its peer was told of after a later one, which
+    /// brought its copy: numbers that may have begun anew do not tell which is which.
     pub(crate) fn overtaken(&mut self, message: MessageId) {
         self.overtaken.insert(message);
         if message.index == u32::MAX {

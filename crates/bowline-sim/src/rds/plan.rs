@@ -441,8 +441,8 @@ fn draw_nodes(rng: &mut Rng, scenario: Scenario) -> Vec<NodePlan> {
 
 fn draw_tight(rng: &mut Rng, all_end_to_end: bool) -> Tight {
     Tight {
-        // What is refused or pushed out is lost to a peer that goes by TCP's acknowledgements: there
-        // is room for all of those.
+        // What is refused or pushed out is lost to a peer that goes by TCP's acknowledgements:
+        // there is room for all of those.
         strangers: if all_end_to_end { rng.between(1, 4) } else { 32 } as usize,
         extra: if all_end_to_end { rng.between(1, 8) } else { rng.between(8, 12) } as usize,
         // The longest message fits several times.

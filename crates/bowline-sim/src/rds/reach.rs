@@ -1,5 +1,5 @@
-//! What runs of RDS nodes can come to, as [`Coverage`] shows it: all of it is declared, so that what no
-//! seed reaches is seen.
+//! What runs of RDS nodes can come to, as [`Coverage`] shows it: all of it is declared, so that
+//! what no seed reaches is seen.
 
 use bowline_rds::Node;
 
@@ -103,8 +103,8 @@ const fn not_of_kernels(kind: FaultKind) -> bool {
     matches!(kind, FaultKind::Shutdown)
 }
 
-/// Counters of the core that stay 0 here: those of RDMA, those that exist for tools only, and those of
-/// limits that no plan comes near.
+/// Counters of the core that stay 0 here: those of RDMA, those that exist for tools only, and those
+/// of limits that no plan comes near.
 const NEVER_COUNTED: [&str; 28] = [
     "recv_drop_bad_checksum",
     "recv_drop_dead_sock",

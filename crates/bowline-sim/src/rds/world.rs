@@ -150,7 +150,8 @@ impl World {
                 config.paths = *paths;
                 config.end_to_end = *end_to_end;
                 config.generation = generation;
-                // As the library does it: the clock, and something random below a millisecond of it.
+                // As the library does it: the clock, and something random below a millisecond of
+                // it.
                 config.first_sequence = if self.plan.clock_sequences {
                     ((self.ctx.now / MS) << 20) + u64::from(generation & 0xf_ffff)
                 } else {
@@ -333,8 +334,8 @@ mod tests {
     use super::*;
     use crate::engine::trace::TraceMode;
 
-    /// A kernel's host is off. What would be tried again there is not, and nothing of it is left for
-    /// the kernel that boots next.
+    /// A kernel's host is off. What would be tried again there is not, and nothing of it is left
+    /// for the kernel that boots next.
     #[test]
     fn a_kernel_that_is_off_tries_nothing_again() {
         let mut tried = 0;

@@ -548,7 +548,8 @@ impl App<'_> {
             },
             Mistake::Range => match bad % 3 {
                 0 => {
-                    // No longer than any packet: those before the wrong byte may be written [REQ-26].
+                    // No longer than any packet: those before the wrong byte may be written
+                    // [REQ-26].
                     let short = len.min(200);
                     (place[0].len, request.len) = (short as u32, short as u32);
                     SendOp::Write(remote(end - short + 1, shared))

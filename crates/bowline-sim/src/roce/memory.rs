@@ -98,8 +98,8 @@ impl Memory {
         Some(id)
     }
 
-    /// Takes the first free area of a purpose for what a request that must fail asks for: nothing comes
-    /// there, but what the device takes for it by mistake is wiped out. At most `len` bytes.
+    /// Takes the first free area of a purpose for what a request that must fail asks for: nothing
+    /// comes there, but what the device takes for it by mistake is wiped out. At most `len` bytes.
     pub(crate) fn lend(
         &mut self,
         purpose: Purpose,
@@ -257,8 +257,9 @@ impl Memory {
         Ok(())
     }
 
-    /// Nothing can change any more: every byte is an old one or one that was asked for; or zero, where something was to
-    /// come that did not come to its end and what landed there by mistake was wiped out.
+    /// Nothing can change any more: every byte is an old one or one that was asked for; or zero,
+    /// where something was to come that did not come to its end and what landed there by mistake
+    /// was wiped out.
     pub(crate) fn settle(&mut self, purposes: &[Purpose]) -> Result<(), String> {
         for id in 0..self.areas.len() {
             let Area { start, len, purpose, .. } = self.areas[id];

@@ -1,7 +1,7 @@
-//! Queue pairs of a device that no longer does what it is told, and says nothing: what is asked of them is not done
-//! though it seems to be, and nothing of them completes. What they had begun goes on, until they are removed. Only
-//! the peer gets nothing done any more by one that was told to fail: memory that a device still changes
-//! after that no protocol could give to others.
+//! Queue pairs of a device that no longer does what it is told, and says nothing: what is asked of
+//! them is not done though it seems to be, and nothing of them completes. What they had begun goes
+//! on, until they are removed. Only the peer gets nothing done any more by one that was told to
+//! fail: memory that a device still changes after that no protocol could give to others.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -160,8 +160,9 @@ pub(crate) struct ConnPlan {
     /// Rounds of a thousand after which the send queue is stopped for a while.
     #[serde(default)]
     pub(crate) pauses: u64,
-    /// Of a thousand moments at which a region is registered and not in use any more, those in which
-    /// it is registered again with its present key; other mistakes are drawn from more kinds then.
+    /// Of a thousand moments at which a region is registered and not in use any more, those in
+    /// which it is registered again with its present key; other mistakes are drawn from more kinds
+    /// then.
     #[serde(default)]
     pub(crate) misregister: u64,
     /// Longest time between RTR and RTS, without a connection manager.
@@ -286,8 +287,8 @@ impl Plan {
             || self.faults.iter().any(|(kind, _)| *kind != FaultKind::Crash)
     }
 
-    /// Whether a message can get lost on its way, or overtake another: a request for a connection that
-    /// comes after its withdrawal is one that nobody knows of.
+    /// Whether a message can get lost on its way, or overtake another: a request for a connection
+    /// that comes after its withdrawal is one that nobody knows of.
     pub(crate) fn leaves_behind(&self) -> bool {
         let net = &self.net;
         net.loss + net.damage + net.jitter > 0

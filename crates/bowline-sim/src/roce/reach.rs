@@ -240,9 +240,9 @@ const CHOICES: [&str; 17] = [
     "MTUs differ",
 ];
 
-/// Counters that nothing in these runs moves: a device has one address, and networks bring it nothing
-/// else; management of another kind is forged hardly ever; a listener is not asked 128 times at once; queues hold all
-/// that is posted; what is executed can be executed.
+/// Counters that nothing in these runs moves: a device has one address, and networks bring it
+/// nothing else; management of another kind is forged hardly ever; a listener is not asked 128
+/// times at once; queues hold all that is posted; what is executed can be executed.
 const STILL: [&str; 6] = [
     "drop_address",
     "drop_mad",
@@ -263,7 +263,8 @@ pub(super) fn declare(coverage: &mut Coverage) {
     }
     coverage.declare("receive", &RECEIVES[..8]);
     for (row, names) in MESSAGE_TROUBLE.iter().enumerate() {
-        // An MRA is sent once in hundreds of seeds: it is lost now and then, and hardly ever damaged.
+        // An MRA is sent once in hundreds of seeds: it is lost now and then, and hardly ever
+        // damaged.
         let count = if row == 1 { 3 } else { names.len() };
         coverage.declare("connection message", &names[..count]);
     }
@@ -284,7 +285,8 @@ pub(super) fn declare(coverage: &mut Coverage) {
         coverage.declare("device", &[name]);
     }
     coverage.declare("rest after the last fault", &TIME_SHARES);
-    // Nothing takes less than a handshake and a request, and nothing waits for all there is to wait for.
+    // Nothing takes less than a handshake and a request, and nothing waits for all there is to wait
+    // for.
     coverage.declare(FRESH_IN_ORDER, &TIME_SHARES[..5]);
     coverage.declare(FRESH_OVERTAKEN, &TIME_SHARES[..4]);
 }

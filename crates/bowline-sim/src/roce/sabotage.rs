@@ -182,7 +182,8 @@ mod tests {
             run_seed::<Roce>(seed, &options, Some(Sabotage::LoseReady)).failure.map(|it| it.what)
         };
         let mut all = Vec::new();
-        // A peer that is told to try again for ever has no end either, but that is not what is looked for.
+        // A peer that is told to try again for ever has no end either, but that is not what is
+        // looked for.
         let found = (0..300).filter_map(noticed).find(|what| {
             all.push(what.clone());
             what.contains("never ends")

@@ -1,5 +1,5 @@
-//! One end of a connection as its program sees it: its queue pair, its memory, what it asked for and
-//! what it was told.
+//! One end of a connection as its program sees it: its queue pair, its memory, what it asked for
+//! and what it was told.
 
 use std::collections::VecDeque;
 

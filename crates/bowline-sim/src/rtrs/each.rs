@@ -1,9 +1,10 @@
-//! Stories in which one thing goes wrong once, at every step in turn: what a seed stands for is counted
-//! here, not drawn.
+//! Stories in which one thing goes wrong once, at every step in turn: what a seed stands for is
+//! counted here, not drawn.
 //!
-//! A story is all that happens on the network from the first request for a connection to the end of the session:
-//! connections, exchange of what both sides have, a disk that is mapped, IO, its verification, and an orderly end. Its steps
-//! are the arrivals of its datagrams. Up to the step a run is the same whatever goes wrong then.
+//! A story is all that happens on the network from the first request for a connection to the end of
+//! the session: connections, exchange of what both sides have, a disk that is mapped, IO, its
+//! verification, and an orderly end. Its steps are the arrivals of its datagrams. Up to the step a
+//! run is the same whatever goes wrong then.
 
 use serde::{Deserialize, Serialize};
 
@@ -61,8 +62,8 @@ pub(crate) struct Case {
 
 /// Stories: one path and two, keys that are refreshed and that are not.
 const STORIES: u64 = 4;
-/// Seeds of each step in [`Scenario::Each`], counted from step 0 on: each mishap in each story. Seeds of steps after
-/// the end of a story show it undisturbed.
+/// Seeds of each step in [`Scenario::Each`], counted from step 0 on: each mishap in each story.
+/// Seeds of steps after the end of a story show it undisturbed.
 pub const SEEDS_OF_STEP: u64 = STORIES * Mishap::ALL.len() as u64;
 
 /// What this seed stands for, and all chance of its story, which is the same for all its seeds.
@@ -79,8 +80,9 @@ pub(crate) fn draw(seed: u64) -> (Plan, [Rng; 2]) {
     (plan, [Rng::new(story), Rng::new(story + STORIES)])
 }
 
-/// How long a line holds what it is given: a little longer than one of the times after which a device gives up, so
-/// that it comes when requests have moved to another path, and before the server has given up the first.
+/// How long a line holds what it is given: a little longer than one of the times after which a
+/// device gives up, so that it comes when requests have moved to another path, and before the
+/// server has given up the first.
 pub(crate) fn hold_length(rng: &mut Rng) -> u64 {
     rng.pick(&[500 * MS, 3 * SEC]) + rng.below(1400 * MS)
 }

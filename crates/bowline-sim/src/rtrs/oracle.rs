@@ -3,9 +3,9 @@
 //! No two disks have a write with the same stamp, so that what was written to another is found out.
 //!
 //! A write is *seen* from when it is begun; one that began before another was acknowledged may come
-//! after it or before it. A write that failed, or whose writer died, may be carried out still, until
-//! the server dies. What was acknowledged and not made durable by a flush may be gone after the
-//! server's death.
+//! after it or before it. A write that failed, or whose writer died, may be carried out still,
+//! until the server dies. What was acknowledged and not made durable by a flush may be gone after
+//! the server's death.
 
 use std::collections::BTreeMap;
 
@@ -48,7 +48,8 @@ struct Running {
     begun: u64,
     first: u64,
     count: u64,
-    /// The server died meanwhile, and the client has not noticed: what was acknowledged may be gone.
+    /// The server died meanwhile, and the client has not noticed: what was acknowledged may be
+    /// gone.
     shaken: bool,
 }
 
@@ -206,8 +207,8 @@ impl Oracle {
         }
     }
 
-    /// The client has lost its session and found it again, after whatever deaths there were: of what is
-    /// under way nothing counts that was acknowledged before.
+    /// The client has lost its session and found it again, after whatever deaths there were: of
+    /// what is under way nothing counts that was acknowledged before.
     pub(crate) fn resumed(&mut self) {
         self.running.values_mut().for_each(|run| run.shaken = false);
     }
@@ -226,9 +227,9 @@ impl Oracle {
 
 /// Judges what a read has found.
 ///
-/// A write that is under way may show in part. Of a disk that is memory and read by the device itself the
-/// boundary is where one packet ends, which is any multiple of 4 bytes: so each half of a word is judged for
-/// itself. Where one write alone may be read, that is the whole word.
+/// A write that is under way may show in part. Of a disk that is memory and read by the device
+/// itself the boundary is where one packet ends, which is any multiple of 4 bytes: so each half of
+/// a word is judged for itself. Where one write alone may be read, that is the whole word.
 fn check(run: &Running, data: &[u8], also: &[(u64, u32)]) -> Result<(), String> {
     if data.len() != run.count as usize * SECTOR {
         return Err(format!("a read of {} sectors gave {} bytes", run.count, data.len()));

@@ -1,5 +1,5 @@
-//! What a seed stands for: machines, their network, sessions, disks, what is done with them, and what
-//! goes wrong.
+//! What a seed stands for: machines, their network, sessions, disks, what is done with them, and
+//! what goes wrong.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
@@ -50,12 +50,13 @@ pub enum Scenario {
     Keys,
     /// A server with a write cache dies while long writes are under way.
     Volatile,
-    /// Disks are given up and mapped again while others are in use, the server dies, and not all paths
-    /// notice.
+    /// Disks are given up and mapped again while others are in use, the server dies, and not all
+    /// paths notice.
     Disks,
     /// Lines hold what they carry while paths are given up, and deliver it later.
     Held,
-    /// One thing goes wrong at one step of a story: by the number of the seed, each at each step in turn.
+    /// One thing goes wrong at one step of a story: by the number of the seed, each at each step in
+    /// turn.
     Each,
 }
 
@@ -169,7 +170,8 @@ pub(crate) struct ClientPlan {
     #[serde(default)]
     pub(crate) leaves: u64,
     pub(crate) disks: Vec<DiskPlan>,
-    /// Mean time between two moments in which it gives a disk up or takes one again, if it has several.
+    /// Mean time between two moments in which it gives a disk up or takes one again, if it has
+    /// several.
     pub(crate) swap: u64,
 }
 
@@ -189,7 +191,8 @@ pub(crate) enum Fault {
     Path,
     /// The server closes a path.
     Kick,
-    /// The server dies and is back soon, and a line is cut meanwhile: a path of a client does not notice.
+    /// The server dies and is back soon, and a line is cut meanwhile: a path of a client does not
+    /// notice.
     Unseen,
 }
 
@@ -212,10 +215,11 @@ pub(crate) struct Plan {
     pub(crate) queue_depth: u16,
     pub(crate) chunk: u32,
     pub(crate) invalidate: bool,
-    /// Bytes of a burst, if bindings are told another size than that of the devices: chunks are shorter than
-    /// most of those.
+    /// Bytes of a burst, if bindings are told another size than that of the devices: chunks are
+    /// shorter than most of those.
     pub(crate) burst: Option<usize>,
-    /// The server does not always invalidate the keys it is asked to, and writes with others once more.
+    /// The server does not always invalidate the keys it is asked to, and writes with others once
+    /// more.
     pub(crate) rude: bool,
     /// Heartbeats: interval, how many may be missed, silence until the peer is asked.
     pub(crate) heartbeat: (u64, u32, u64),
@@ -255,8 +259,8 @@ const AT_CLOSE: [Fault; 7] = [
 const VOLUME: u64 = 600_000;
 
 impl Plan {
-    /// Draws what the seed stands for; what came to plans later from `extra`, so that seeds stay what they
-    /// were.
+    /// Draws what the seed stands for; what came to plans later from `extra`, so that seeds stay
+    /// what they were.
     pub(crate) fn draw(rng: &mut Rng, extra: &mut Rng, forced: Option<Scenario>) -> Self {
         // Chance of their own: whatever they draw, the rest stays what it is.
         let mut trials = Rng::new(extra.clone().next());
@@ -458,8 +462,8 @@ impl Plan {
         plan
     }
 
-    /// Whether the server must keep this client from changing its chunks. One with several paths has
-    /// a key of each, of which only that of the path a request came by is withdrawn [RT-44].
+    /// Whether the server must keep this client from changing its chunks. One with several paths
+    /// has a key of each, of which only that of the path a request came by is withdrawn [RT-44].
     pub(crate) fn keeps_out(&self, client: usize) -> bool {
         let one = self.clients[client].paths.len() == 1;
         let more = self.faults.iter().any(|(fault, _)| *fault == Fault::Path)
@@ -571,8 +575,8 @@ fn draw_client(
     }
 }
 
-/// Draws the disks of a client besides its first, and how often they are swapped; in runs that are about
-/// this there are some.
+/// Draws the disks of a client besides its first, and how often they are swapped; in runs that are
+/// about this there are some.
 fn draw_disks(extra: &mut Rng, client: &mut ClientPlan, active: u64, about: bool) {
     let more = if about { extra.pick(&[1, 2, 3]) } else { extra.pick(&[0, 0, 0, 1, 2, 3]) };
     if more == 0 {

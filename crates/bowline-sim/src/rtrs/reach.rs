@@ -1,6 +1,7 @@
 //! What runs of sessions can come to: the names of all of it, so that what no seed reaches shows.
 //!
-//! What goes wrong at every step in turn ([`Scenario::Each`]) is counted by its own test, and not here.
+//! What goes wrong at every step in turn ([`Scenario::Each`]) is counted by its own test, and not
+//! here.
 
 use bowline_rnbd::IoOp;
 use bowline_rtrs::Policy;
@@ -340,8 +341,8 @@ pub(super) fn counted(coverage: &mut Coverage, counters: &ServerCounters) {
     }
 }
 
-/// Counters of servers that nothing in these runs moves: no client sends immediates of its own making,
-/// and send queues are not full of answers for so long that a heartbeat is due.
+/// Counters of servers that nothing in these runs moves: no client sends immediates of its own
+/// making, and send queues are not full of answers for so long that a heartbeat is due.
 const STILL: [&str; 2] = ["immediates_ignored", "heartbeats_dropped"];
 
 /// Makes all names known.
@@ -349,7 +350,8 @@ pub(super) fn declare(coverage: &mut Coverage) {
     for (row, column) in CHANGES {
         coverage.declare("path of a client", &[PATHS[row][column]]);
     }
-    // A session is opened once; one that loses its last path while it maps its first disk is closed.
+    // A session is opened once; one that loses its last path while it maps its first disk is
+    // closed.
     for (row, columns) in [(0, 0..1), (1, 0..1), (2, 1..5), (3, 2..4)] {
         coverage.declare("session", &SESSIONS[row][columns]);
     }

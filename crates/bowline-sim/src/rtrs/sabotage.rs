@@ -55,8 +55,8 @@ pub(crate) enum Sabotage {
     DeafToFresh,
 }
 
-/// Device ids of one session as they must not be: the lowest free ones, which mean something else to the
-/// server before and after. They stand for those the server has given out.
+/// Device ids of one session as they must not be: the lowest free ones, which mean something else
+/// to the server before and after. They stand for those the server has given out.
 #[derive(Debug, Default)]
 pub(crate) struct SmallIds(Vec<Option<u32>>);
 

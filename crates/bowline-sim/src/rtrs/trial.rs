@@ -1,6 +1,6 @@
 //! What some runs have to stand besides their faults: a program that is silent for so long that its
-//! peers must notice, a server that is closed and started again in the midst of everything, and a device that
-//! fails and says nothing.
+//! peers must notice, a server that is closed and started again in the midst of everything, and a
+//! device that fails and says nothing.
 
 use serde::{Deserialize, Serialize};
 
@@ -20,11 +20,13 @@ pub(crate) struct Trial {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Ordeal {
-    /// The program of this machine does nothing at all, while its devices answer: only heartbeats tell.
+    /// The program of this machine does nothing at all, while its devices answer: only heartbeats
+    /// tell.
     Silence { node: usize },
     /// The server closes all sessions and ends; its machine starts again after so long.
     Restart { away: u64 },
-    /// A device of this machine does no more what it is told, until everything there was on it is removed.
+    /// A device of this machine does no more what it is told, until everything there was on it is
+    /// removed.
     Mute { node: usize, device: usize },
 }
 

@@ -70,7 +70,8 @@ pub(crate) struct World {
     holds: Rng,
     /// Time for a request of fresh work without storage; 0 if there is none.
     fresh: u64,
-    /// After the last fault it takes so long until a path that seems to be connected is, and that is then.
+    /// After the last fault it takes so long until a path that seems to be connected is, and that
+    /// is then.
     notice: u64,
     sure_from: u64,
     /// Every path was connected at one time after the last fault.
@@ -567,7 +568,8 @@ impl World {
         lines.iter().for_each(|&(from, to)| self.net.hold(from, to, until));
     }
 
-    /// Something goes wrong while a datagram arrives at a host; tells whether it gets in nevertheless.
+    /// Something goes wrong while a datagram arrives at a host; tells whether it gets in
+    /// nevertheless.
     fn goes_wrong(&mut self, case: Case, host: usize, datagram: &Datagram) -> bool {
         let from = self.hosts.iter().position(|host| host.addr() == datagram.from.ip());
         let Some(from) = from.filter(|_| self.is_before_end()) else { return true };

@@ -1,7 +1,8 @@
 //! What holds of the seeds of every simulator.
 
-/// Tests of the simulator whose `run`, `run_many`, `Options` and `Scenario` are in scope. The promises of
-/// so many seeds are checked, from the first on, and something must have happened in them.
+/// Tests of the simulator whose `run`, `run_many`, `Options` and `Scenario` are in scope. The
+/// promises of so many seeds are checked, from the first on, and something must have happened in
+/// them.
 macro_rules! any_seeds {
     ($count:literal, $happened:ident) => {
         fn assert_kept(from: u64, count: u64, options: &Options) {

@@ -9,10 +9,11 @@
 //! factor that depends on the length only, so that any number of guesses costs one pass over the
 //! packet.
 //!
-//! The pass is done by `bowline-crc`. With the headers remembered, it took, on an AMD EPYC with AVX-512
-//! (Zen 5, one core of a virtual machine, best of 300): 8 ns for packets of 12 + 4 bytes, 14 ns for
-//! 12 + 64, 17 ns for 12 + 256, 77 ns for 12 + 4096 (53 GB/s). To find an identification that was not
-//! the guess took 28 ns more, and in an older run 150 ns for a length whose factor was not remembered.
+//! The pass is done by `bowline-crc`. With the headers remembered, it took, on an AMD EPYC with
+//! AVX-512 (Zen 5, one core of a virtual machine, best of 300): 8 ns for packets of 12 + 4 bytes,
+//! 14 ns for 12 + 64, 17 ns for 12 + 256, 77 ns for 12 + 4096 (53 GB/s). To find an identification
+//! that was not the guess took 28 ns more, and in an older run 150 ns for a length whose factor was
+//! not remembered.
 
 use alloc::vec::Vec;
 use core::fmt;
@@ -68,8 +69,8 @@ impl Outer {
     /// Computes the ICRC as the number that goes out with its least significant byte first.
     ///
     /// `packet` goes from the base transport header to the pad; one shorter than that header has no
-    /// ICRC, and the result means nothing. `ident` is the IPv4 identification; over IPv6 it does not
-    /// count.
+    /// ICRC, and the result means nothing. `ident` is the IPv4 identification; over IPv6 it does
+    /// not count.
     pub fn icrc(&self, ident: u16, packet: &[u8]) -> u32 {
         let (bth, rest) = packet.split_first_chunk::<BTH_LEN>().unwrap_or((&[0; BTH_LEN], &[]));
         bowline_crc::update(self.begin(ident, packet.len(), bth), rest)
@@ -130,9 +131,9 @@ const SAME_LEN: usize = 8;
 /// Beginnings remembered.
 const HEADS: usize = 16;
 
-/// What the CRC of packets begins with that differ only behind the first eight bytes: the packets of
-/// a message in the middle all do. It is computed once, for identification 0; since a CRC is linear,
-/// another identification changes it by what depends on that alone.
+/// What the CRC of packets begins with that differ only behind the first eight bytes: the packets
+/// of a message in the middle all do. It is computed once, for identification 0; since a CRC is
+/// linear, another identification changes it by what depends on that alone.
 #[derive(Clone, Debug)]
 pub struct IcrcHeads {
     heads: [Option<Head>; HEADS],
@@ -172,8 +173,8 @@ impl IcrcHeads {
         self.begin(outer, ident, packet, packet.len())
     }
 
-    /// Computes the CRC over the outer headers and over how a packet of `len` bytes begins. When all
-    /// of the packet was summed behind that, it is the ICRC.
+    /// Computes the CRC over the outer headers and over how a packet of `len` bytes begins. When
+    /// all of the packet was summed behind that, it is the ICRC.
     ///
     /// `start` is all of the packet, or its base transport header at least.
     pub fn begin(&mut self, outer: &Outer, ident: u16, start: &[u8], len: usize) -> u32 {
@@ -337,9 +338,9 @@ impl IcrcChecker {
         self.heads.take_summed()
     }
 
-    /// Checks the ICRC `received` of `packet`, which goes from the base transport header to the pad,
-    /// as [`split_icrc`] returns both. It comes last, after all that can be told from the headers
-    /// [ICRC-7].
+    /// Checks the ICRC `received` of `packet`, which goes from the base transport header to the
+    /// pad, as [`split_icrc`] returns both. It comes last, after all that can be told from the
+    /// headers [ICRC-7].
     ///
     /// Over IPv4 the identifications to be expected are 0, the one after the last of this source,
     /// and those in `likely` [ICRC-32] [ICRC-34].
@@ -356,8 +357,8 @@ impl IcrcChecker {
         self.check_parts(outer, packet, (0, |crc| crc), received, likely)
     }
 
-    /// The same for a packet of which only the beginning is in `start`, its base transport header at least: `rest` is
-    /// how many bytes follow, and what goes on with a CRC over them.
+    /// The same for a packet of which only the beginning is in `start`, its base transport header
+    /// at least: `rest` is how many bytes follow, and what goes on with a CRC over them.
     ///
     /// # Errors
     /// As of [`check`](Self::check).
@@ -396,8 +397,8 @@ impl IcrcChecker {
         }
     }
 
-    /// Finds what makes up for `difference` between the ICRC received and the one for a guess of the
-    /// identification: the bits that are wrong in the guess [ICRC-31].
+    /// Finds what makes up for `difference` between the ICRC received and the one for a guess of
+    /// the identification: the bits that are wrong in the guess [ICRC-31].
     fn solve(&mut self, packet_len: usize, difference: u32) -> Option<u16> {
         if difference == 0 {
             return Some(0);

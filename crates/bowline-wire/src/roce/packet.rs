@@ -102,8 +102,8 @@ impl<'a> Packet<'a> {
         }
     }
 
-    /// The key of the responder's memory in a packet that nobody has checked yet, if there is likely to be one: for
-    /// who wants to prepare for it.
+    /// The key of the responder's memory in a packet that nobody has checked yet, if there is
+    /// likely to be one: for who wants to prepare for it.
     pub fn peek_rkey(bytes: &[u8]) -> Option<u32> {
         let (bth, rest) = bytes.split_first_chunk::<BTH_LEN>()?;
         let opcode = Opcode::from_u8(bth[0])?;
@@ -194,8 +194,8 @@ impl<'a> Packet<'a> {
         out.len().saturating_sub(start)
     }
 
-    /// Appends the headers, for a payload of `payload_len` bytes that is copied from elsewhere. It is
-    /// for the caller to append that and [`pad`] zeros; `self.payload` does not count.
+    /// Appends the headers, for a payload of `payload_len` bytes that is copied from elsewhere. It
+    /// is for the caller to append that and [`pad`] zeros; `self.payload` does not count.
     ///
     /// ```
     /// use bowline_wire::roce::{Bth, Opcode, Packet, Psn, pad};

@@ -20,11 +20,12 @@ use super::{CON_LEN, Geometry, GeometryError, MAGIC, MAX_CONNECTIONS, Uuid, VERS
 
 /// Bit of CON_REQ: the session may be new [RT-34].
 const FIRST_CONN: u8 = 1;
-/// The last bytes of both, where kernels have zeros that nobody looks at: the client counts keys, and the
-/// server does not tell them [RT-99].
+/// The last bytes of both, where kernels have zeros that nobody looks at: the client counts keys,
+/// and the server does not tell them [RT-99].
 const COUNTED_KEYS: [u8; 8] = *b"bowline1";
 const COUNTED_KEYS_AT: usize = CON_LEN - COUNTED_KEYS.len();
-/// What is before it in both: the client gives notice of paths it has given up, and the server heeds it [RT-101].
+/// What is before it in both: the client gives notice of paths it has given up, and the server
+/// heeds it [RT-101].
 const NOTICES: [u8; 3] = *b"gu1";
 const NOTICES_AT: usize = COUNTED_KEYS_AT - NOTICES.len();
 /// Flag of CON_RSP: keys are renewed with every reply [RT-4].

@@ -22,8 +22,8 @@ const ALL_MASK: u32 = UUID_MASK << LIFE_BITS | LIFE_MASK;
 /// Most bytes of an INFO_REQ that names paths.
 pub const INFO_REQ_MAX: usize = INFO_REQ_LEN + 4 * MAX_PATHS;
 
-/// A path in one of its lives, within its session: 20 bits of its UUID, which are random, and the low 8 bits
-/// of its count of attempts.
+/// A path in one of its lives, within its session: 20 bits of its UUID, which are random, and the
+/// low 8 bits of its count of attempts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PathLife(u32);
 

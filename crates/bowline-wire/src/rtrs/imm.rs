@@ -40,8 +40,8 @@ pub enum Imm {
         #[doc(alias = "RTRS_IO_RSP_W_INV_IMM")]
         invalidated: bool,
     },
-    /// The client has given up this path of the session. Only between those who have agreed on it; to others it is
-    /// of a type nobody uses [RT-101].
+    /// The client has given up this path of the session. Only between those who have agreed on it;
+    /// to others it is of a type nobody uses [RT-101].
     GivenUp(PathLife),
     /// Asks whether the peer is alive [RT-62].
     #[doc(alias = "RTRS_HB_MSG_IMM")]

@@ -33,9 +33,9 @@ impl Builder {
         self
     }
 
-    /// Adds a link-local address, which is of one interface, given by its number (if_nametoindex). The node
-    /// listens there only, reaches link-local peers there, and gives addresses said without a
-    /// scope this one.
+    /// Adds a link-local address, which is of one interface, given by its number (if_nametoindex).
+    /// The node listens there only, reaches link-local peers there, and gives addresses said
+    /// without a scope this one.
     pub fn address_on(mut self, address: Ipv6Addr, interface: u32) -> Self {
         let link = (address, interface);
         if !self.config.core.links.contains(&link) {
@@ -104,11 +104,10 @@ impl Builder {
     /// Starts the node: listens on port 16385 and starts one background thread.
     ///
     /// # Errors
-    /// `EINVAL` for a setting out of its range, for a link-local address without its interface or with two;
-    /// `ENOPROTOOPT` (92) for an unknown sysctl;
-    /// `EADDRINUSE` when the kernel's rds_tcp or another node has the port; `EADDRNOTAVAIL` for an
-    /// address the machine does not have; what the system reports when it has no descriptors or
-    /// threads left.
+    /// `EINVAL` for a setting out of its range, for a link-local address without its interface or
+    /// with two; `ENOPROTOOPT` (92) for an unknown sysctl; `EADDRINUSE` when the kernel's rds_tcp
+    /// or another node has the port; `EADDRNOTAVAIL` for an address the machine does not have; what
+    /// the system reports when it has no descriptors or threads left.
     pub fn build(self) -> Result<Node, Error> {
         let Self { mut config, sysctls } = self;
         let core = &mut config.core;
@@ -154,8 +153,8 @@ fn check_links(core: &bowline_rds::Config) -> Result<(), Error> {
 
 /// A number that grows from start to start, as long as a node sends fewer than a million messages
 /// per millisecond: a kernel drops what comes again with a number it had from an earlier process
-/// . Two that start in one millisecond have different ones: an address may move between them, and
-/// what is acknowledged to one must not count for the other [R-2025].
+/// . Two that start in one millisecond have different ones: an address may move between
+/// them, and what is acknowledged to one must not count for the other [R-2025].
 fn first_sequence() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     1 + (u64::try_from(since.as_millis()).unwrap_or(0) << 20) + (random_u64() & 0xf_ffff)

@@ -81,7 +81,8 @@ impl Socket {
     /// still received.
     ///
     /// # Errors
-    /// `EDESTADDRREQ` (89), `EINVAL` or `EPROTOTYPE` (91) when the address is not a unicast address.
+    /// `EDESTADDRREQ` (89), `EINVAL` or `EPROTOTYPE` (91) when the address is not a unicast
+    /// address.
     pub fn connect(&self, addr: SocketAddr) -> Result<(), Error> {
         self.core(|core, id| core.connect(id, addr))
     }
@@ -104,10 +105,10 @@ impl Socket {
         self.send_message(None, &[IoSlice::new(payload)], &[])
     }
 
-    /// Sends a message; returns its length. When this returns, the message is copied, and it comes to the
-    /// destination's *node*, whatever happens to connections, unless one of the nodes ends or this socket is closed
-    /// before. There it is given to the socket that is bound to the port; where none is, **it is dropped without a
-    /// word to the sender**, as the protocol has it: see
+    /// Sends a message; returns its length. When this returns, the message is copied, and it comes
+    /// to the destination's *node*, whatever happens to connections, unless one of the nodes ends
+    /// or this socket is closed before. There it is given to the socket that is bound to the port;
+    /// where none is, **it is dropped without a word to the sender**, as the protocol has it: see
     /// [what a sender is not told](crate::rds#what-a-sender-is-not-told).
     ///
     /// # Errors
@@ -324,8 +325,8 @@ impl Socket {
         Ok(self.driver.wait(self.id, interest, patience)?)
     }
 
-    /// Waits until everything this socket has sent is acknowledged, at most `limit`. What is acknowledged has come to
-    /// the other node, which may have had no socket at that port: see
+    /// Waits until everything this socket has sent is acknowledged, at most `limit`. What is
+    /// acknowledged has come to the other node, which may have had no socket at that port: see
     /// [what a sender is not told](crate::rds#what-a-sender-is-not-told).
     ///
     /// # Errors
@@ -359,7 +360,8 @@ impl Socket {
     /// Sends a message from a task, which waits while the send buffer is full or the destination
     /// congested; returns its length.
     ///
-    /// Cancel safe: the message is taken whole when this is ready, and not at all when it is dropped before.
+    /// Cancel safe: the message is taken whole when this is ready, and not at all when it is
+    /// dropped before.
     ///
     /// # Errors
     /// As [`send_to`](Self::send_to); `ETIMEDOUT` after the send timeout.

@@ -46,7 +46,8 @@ fn endless_pings_are_answered_as_far_as_the_peer_listens() {
         stream
     };
     scene.during_traffic(|| {
-        // A kernel's TCP acknowledges; a bowline node that does not, keeps what it was sent waiting.
+        // A kernel's TCP acknowledges; a bowline node that does not, keeps what it was sent
+        // waiting.
         let ((kernel, bowline), grown) =
             growth(|| (attack(1, &[], 1), attack(2, &greeting(1, 0), 1)));
         assert!(grown < 24 * 1024 * KIB, "{} KiB", grown / KIB);
@@ -118,8 +119,8 @@ fn connecting_again_does_not_get_round_the_limits() {
             thread::sleep(Duration::from_millis(5));
         };
         let mut most = 0;
-        // What ended connections of a peer that goes by TCP leave is taken as far as 8 MiB more; 19 MiB
-        // are offered.
+        // What ended connections of a peer that goes by TCP leave is taken as far as 8 MiB more; 19
+        // MiB are offered.
         for (peer, greets, rest) in [(1, true, 512 << 10), (2, false, 8 << 20)] {
             most += PER_PEER + rest;
             for _ in 0..80 {

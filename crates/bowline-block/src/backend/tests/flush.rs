@@ -1,5 +1,5 @@
-//! What a store of a file asks of the disk below the file system, and when. That file system is one of
-//! our own, by FUSE: it has fsync and writes with `RWF_DSYNC` flush the disk behind it.
+//! What a store of a file asks of the disk below the file system, and when. That file system is one
+//! of our own, by FUSE: it has fsync and writes with `RWF_DSYNC` flush the disk behind it.
 
 use crate::LocalDevice;
 use crate::front::fuse::{self, FuseOptions, Mount};

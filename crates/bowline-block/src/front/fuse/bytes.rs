@@ -358,8 +358,8 @@ impl DiskDone for Bytes {
         let mut state = self.lock();
         state.answers.extend_from_slice(results);
         if state.working {
-            // Often inside of it: a disk that answers at once would otherwise be asked for the next of all
-            // writes that wait inside the answer to the one before.
+            // Often inside of it: a disk that answers at once would otherwise be asked for the next
+            // of all writes that wait inside the answer to the one before.
             return;
         }
         state.working = true;
@@ -482,7 +482,8 @@ mod tests {
         }
     }
 
-    /// Keeps its first request until it is told to, then answers each inside the call that brings it.
+    /// Keeps its first request until it is told to, then answers each inside the call that brings
+    /// it.
     #[derive(Default)]
     struct Gone(Mutex<Option<(crate::backend::BackendIo, Arc<dyn crate::backend::BackendDone>)>>);
 

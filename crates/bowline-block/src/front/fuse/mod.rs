@@ -5,8 +5,8 @@
 //! are made by writing zeroes, since a discarded block may have any contents, and those who punch
 //! holes rely on reading zeroes.
 //!
-//! A program that is killed stays until its request is answered, since fuser keeps to itself what the system
-//! says of that (FUSE_INTERRUPT).
+//! A program that is killed stays until its request is answered, since fuser keeps to itself what
+//! the system says of that (FUSE_INTERRUPT).
 
 mod bytes;
 
@@ -116,8 +116,9 @@ pub fn mount(
     Ok(Mount { dir: dir.to_owned(), device, users, session: Some(session) })
 }
 
-/// Has the system ask for the size of the file again, by a thread, since that waits for an answer. Reads
-/// that are direct and asynchronous end where the system saw the end last, until somebody looks.
+/// Has the system ask for the size of the file again, by a thread, since that waits for an answer.
+/// Reads that are direct and asynchronous end where the system saw the end last, until somebody
+/// looks.
 fn show_size(file: PathBuf) {
     let thread = std::thread::Builder::new().name("bowline-fuse-size".to_owned());
     // Without a thread or the mount, others look sooner or later.
@@ -135,7 +136,8 @@ impl Mount {
         lock(&self.users).open
     }
 
-    /// Lets nobody open the file any more if nobody has, until [`Mount::unshut`]; says whether it is so.
+    /// Lets nobody open the file any more if nobody has, until [`Mount::unshut`]; says whether it
+    /// is so.
     pub fn shut_if_unused(&self) -> bool {
         let mut users = lock(&self.users);
         users.shut |= users.open == 0;
@@ -278,8 +280,9 @@ impl Filesystem for Door {
         _flags: Option<fuser::BsdFileFlags>,
         reply: ReplyAttr,
     ) {
-        // What an open with O_TRUNC comes to: it changes nothing, as with a disk. A system that left it to
-        // open would take the file for empty, and let others' reads end at its first byte.
+        // What an open with O_TRUNC comes to: it changes nothing, as with a disk. A system that
+        // left it to open would take the file for empty, and let others' reads end at its first
+        // byte.
         let on_open = size == Some(0) && fh.is_none() && !self.is_read_only();
         match self.attr(ino) {
             None => reply.error(Errno::ENOENT),
@@ -295,7 +298,8 @@ impl Filesystem for Door {
     }
 
     fn mknod(&self, _: &Request, _: INodeNo, _: &OsStr, _: u32, _: u32, _: u32, reply: ReplyEntry) {
-        // Here and below: what there is stays, under its name. Without these the answer would be ENOSYS.
+        // Here and below: what there is stays, under its name. Without these the answer would be
+        // ENOSYS.
         reply.error(Errno::EPERM);
     }
 

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   bowline-nbd      lets clients in, as long as there are places, and notices who hangs up
-//!   bowline-nbd-in   one for each connection: requests off the socket, data into registered memory,
+//!   bowline-nbd-in   one for each connection: requests off the socket, data to registered memory,
 //!                    all that is there submitted together
 //!   driving thread   DiskDone: replies to the socket, as far as it takes them   (no hand-over)
 //!   bowline-nbd-out  one for each connection: the rest, when the client reads slowly
@@ -36,11 +36,12 @@ const LEFT_PER_PLACE: usize = 4;
 pub struct NbdOptions {
     /// Clients cannot write, whatever the disk can.
     pub read_only: bool,
-    /// Connections at the same time; more wait to be accepted. While somebody waits, one that has not chosen
-    /// an export within a second makes way. 64 if nothing is said.
+    /// Connections at the same time; more wait to be accepted. While somebody waits, one that has
+    /// not chosen an export within a second makes way. 64 if nothing is said.
     ///
-    /// One whose client has hung up does not count; of its requests, those that wait for a lost session end. Nobody
-    /// is let in while the disk has requests of more than four times as many that have left.
+    /// One whose client has hung up does not count; of its requests, those that wait for a lost
+    /// session end. Nobody is let in while the disk has requests of more than four times as many
+    /// that have left.
     pub max_connections: usize,
     /// Bytes for the data of requests under way, of each connection; a multiple of 4096. 8 MiB if
     /// nothing is said. A request that is larger than an eighth gets memory of its own.
@@ -53,8 +54,8 @@ impl Default for NbdOptions {
     }
 }
 
-/// A socket at which a disk is offered. Dropping it ends all connections and removes the socket, unless
-/// somebody else's is in its place.
+/// A socket at which a disk is offered. Dropping it ends all connections and removes the socket,
+/// unless somebody else's is in its place.
 pub struct NbdServer {
     file: OwnFile,
     shared: Arc<Shared>,
@@ -82,15 +83,15 @@ impl Clients {
 }
 
 /// Offers `disk` at a unix socket, which only its owner can connect to (mode 0600). The export has
-/// the disk's name; the empty name means it too. A socket that nobody listens at is replaced; a file of
-/// another kind is not.
+/// the disk's name; the empty name means it too. A socket that nobody listens at is replaced; a
+/// file of another kind is not.
 ///
 /// A client sees the size that the disk has when it connects, since NBD cannot tell it of another;
 /// requests beyond the end that the disk has by then are refused.
 ///
 /// # Errors
-/// EADDRINUSE when somebody listens there, or something else than a socket is there; EINVAL for options
-/// that cannot be; the system's.
+/// EADDRINUSE when somebody listens there, or something else than a socket is there; EINVAL for
+/// options that cannot be; the system's.
 pub fn serve(disk: Arc<dyn BlockDevice>, at: &Path, options: NbdOptions) -> io::Result<NbdServer> {
     if options.memory < 1 << 16 || !options.memory.is_multiple_of(4096) {
         return Err(io::ErrorKind::InvalidInput.into());
@@ -115,8 +116,8 @@ impl NbdServer {
         self.shared.lock().count()
     }
 
-    /// Lets nobody in any more if there are no connections, until [`NbdServer::unshut`]; says whether it
-    /// is so.
+    /// Lets nobody in any more if there are no connections, until [`NbdServer::unshut`]; says
+    /// whether it is so.
     pub fn shut_if_unused(&self) -> bool {
         let mut clients = self.shared.lock();
         let unused = clients.count() == 0;
@@ -132,7 +133,8 @@ impl NbdServer {
 
 impl Drop for NbdServer {
     fn drop(&mut self) {
-        // While it is listened at, which the door ends: after that the same number may be another's socket.
+        // While it is listened at, which the door ends: after that the same number may be another's
+        // socket.
         self.file.remove();
         self.door.close();
         self.door.cut_all();

@@ -77,8 +77,9 @@ impl Requests {
     }
 
     /// Counts a request with so many bytes of data and gets memory for them. While there is none,
-    /// calls `before` once, which is to begin what was taken before, and waits. `None`: the connection
-    /// was closed, or there is nobody any more to wait for. An error is counted too: it has to be answered.
+    /// calls `before` once, which is to begin what was taken before, and waits. `None`: the
+    /// connection was closed, or there is nobody any more to wait for. An error is counted too: it
+    /// has to be answered.
     pub(super) fn place(
         &self,
         disk: &dyn BlockDevice,

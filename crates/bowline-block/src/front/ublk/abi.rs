@@ -1,5 +1,5 @@
-//! Numbers and layouts of the kernel's ublk interface, as bytes: commands of `/dev/ublk-control` and
-//! of a device's queue.
+//! Numbers and layouts of the kernel's ublk interface, as bytes: commands of `/dev/ublk-control`
+//! and of a device's queue.
 
 use bowline_rnbd::{IoOp, Limits};
 
@@ -10,7 +10,8 @@ pub(super) const MAX_DEPTH: u16 = 4096;
 const INFO_LEN: usize = 64;
 const PARAMS_LEN: usize = 60;
 
-/// Commands of the control device, as numbers that say direction and size (`_IOWR('u', n, 32 bytes)`).
+/// Commands of the control device, as numbers that say direction and size (`_IOWR('u', n, 32
+/// bytes)`).
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[repr(u32)]
 pub(super) enum Control {

@@ -42,7 +42,8 @@ impl Default for UblkOptions {
 }
 
 /// A block device. Dropping it removes the device, once requests under way were answered: what has
-/// it open gets errors. The system keeps its number until that is closed too, which is waited for a little.
+/// it open gets errors. The system keeps its number until that is closed too, which is waited for a
+/// little.
 pub struct Ublk {
     path: PathBuf,
     id: u32,
@@ -52,8 +53,8 @@ pub struct Ublk {
     claim: Mutex<Option<File>>,
 }
 
-/// Makes a block device of `disk`, with the size that it has now: it does not follow the disk to another
-/// (kernels can do that from Linux 6.16 on, which is not used); attaching anew does.
+/// Makes a block device of `disk`, with the size that it has now: it does not follow the disk to
+/// another (kernels can do that from Linux 6.16 on, which is not used); attaching anew does.
 ///
 /// # Errors
 /// NotFound without the driver; PermissionDenied without the privilege; InvalidInput for a depth
@@ -94,16 +95,17 @@ impl Ublk {
     /// Claims the device for nobody if nobody has claimed it, so that it cannot be mounted, until
     /// [`Ublk::unshut`]; says whether it is so.
     ///
-    /// Claimed are a device and its partitions by who mounts them, swaps there, puts another device upon
-    /// them or opens them with `O_EXCL`. The system tells of no other user: a program that merely has the
-    /// device open, as dd has, is not seen.
+    /// Claimed are a device and its partitions by who mounts them, swaps there, puts another device
+    /// upon them or opens them with `O_EXCL`. The system tells of no other user: a program that
+    /// merely has the device open, as dd has, is not seen.
     pub fn shut_if_unused(&self) -> bool {
         let mut claim = lock(&self.claim);
         if claim.is_some() {
             return true;
         }
         let opened = OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(&self.path);
-        // A device that is gone is used by nobody; of what cannot be opened for another reason nothing is known.
+        // A device that is gone is used by nobody; of what cannot be opened for another reason
+        // nothing is known.
         let gone = |errno| matches!(errno, libc::ENOENT | libc::ENXIO | libc::ENODEV);
         let unused = opened.as_ref().map_or_else(|e| e.raw_os_error().is_some_and(gone), |_| true);
         *claim = opened.ok();
@@ -115,7 +117,8 @@ impl Ublk {
         *lock(&self.claim) = None;
     }
 
-    /// Has the system forget the device. It answers when nobody has that open any more, which may be never.
+    /// Has the system forget the device. It answers when nobody has that open any more, which may
+    /// be never.
     fn delete(&self) {
         let (id, control) = (self.id, Arc::clone(&self.control));
         let (told, is_gone) = mpsc::channel();

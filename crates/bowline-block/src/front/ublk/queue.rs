@@ -237,8 +237,8 @@ impl Queue {
     }
 
     fn push(&mut self, entry: &squeue::Entry) {
-        // SAFETY: the memory is that of the tag in `self.memory`, or `self.woken`; `run` returns once
-        // no tag has a command any more and the read is over, or nothing was begun.
+        // SAFETY: the memory is that of the tag in `self.memory`, or `self.woken`; `run` returns
+        // once no tag has a command any more and the read is over, or nothing was begun.
         let pushed = unsafe { self.ring.submission().push(entry) };
         assert!(pushed.is_ok(), "more commands than tags");
     }

@@ -182,8 +182,8 @@ impl<'a> Echo<'a> {
         }
     }
 
-    /// Looks what has been taken meanwhile. If it is others that use up the room, those who keep most
-    /// make way.
+    /// Looks what has been taken meanwhile. If it is others that use up the room, those who keep
+    /// most make way.
     fn make_room(&mut self, to: SocketAddr, bytes: usize, now: Instant) -> Result<(), Error> {
         self.shares.look(self.socket, now)?;
         match self.shares.lacks(to, bytes) {

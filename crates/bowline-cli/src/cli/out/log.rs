@@ -1,5 +1,5 @@
-//! Lines of the commands that can be told to stop. A thread of its own writes them, so that whoever does not
-//! read them holds up neither the work nor its end.
+//! Lines of the commands that can be told to stop. A thread of its own writes them, so that whoever
+//! does not read them holds up neither the work nor its end.
 //!
 //! ```text
 //! line -> Queue, bounded -> thread -> Sink -> standard output or standard error
@@ -26,7 +26,8 @@ const ROOM: usize = 256 << 10;
 /// Lines that peers may cause at once, and later in a second.
 const BURST: u32 = 100;
 const PER_SECOND: u32 = 10;
-/// Time between looks whether lines can be written again, and between two lines about those left out.
+/// Time between looks whether lines can be written again, and between two lines about those left
+/// out.
 const PAUSE: Duration = Duration::from_secs(1);
 /// Longest wait at the end for a reader that is slow.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -140,8 +141,8 @@ impl Queue {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Queues text. Where there is no room, results wait for it until the command is to stop; all other text
-    /// is lost.
+    /// Queues text. Where there is no room, results wait for it until the command is to stop; all
+    /// other text is lost.
     fn put(&self, text: String, stop: &AtomicBool) {
         let mut state = self.state();
         while state.bytes > 0 && state.bytes + text.len() > ROOM {
@@ -157,7 +158,8 @@ impl Queue {
         self.changed.notify_all();
     }
 
-    /// Waits until everything is written; once the command is to stop, until the `end` that is set then.
+    /// Waits until everything is written; once the command is to stop, until the `end` that is set
+    /// then.
     fn finish(&self, stop: &AtomicBool, end: &mut Option<Instant>) {
         let mut state = self.state();
         while state.writes || !state.lines.is_empty() {

@@ -1,5 +1,5 @@
-//! Where the bytes of a stream go. A thread of its own writes them, so that a reader that takes nothing does not
-//! hold up the end of the command.
+//! Where the bytes of a stream go. A thread of its own writes them, so that a reader that takes
+//! nothing does not hold up the end of the command.
 //!
 //! ```text
 //! messages -> thread -> pipe or file
@@ -49,8 +49,8 @@ impl Output {
         Ok(Self { messages, written, writes: false })
     }
 
-    /// Has messages written, after those before; says whether it could be waited for that, which ends when the
-    /// command is to stop.
+    /// Has messages written, after those before; says whether it could be waited for that, which
+    /// ends when the command is to stop.
     pub(super) fn put(&mut self, messages: Vec<Message>, stop: &Stop) -> io::Result<bool> {
         while self.writes {
             self.look(SLICE)?;
@@ -63,7 +63,8 @@ impl Output {
         Ok(true)
     }
 
-    /// Waits until everything is written, not for long once the command is to stop; says whether it is.
+    /// Waits until everything is written, not for long once the command is to stop; says whether it
+    /// is.
     pub(super) fn finish(&mut self, stop: &Stop) -> io::Result<bool> {
         let mut end = None;
         while self.writes {

@@ -21,15 +21,17 @@ const REFUSAL: usize = 148;
 const BUSY: &str = "busy with another client; try again";
 /// How long a request is kept while others are served.
 const KEPT: Duration = Duration::from_secs(1);
-/// Longest wait of a server until a client it has accepted says so: the acceptance is sent four times in it.
+/// Longest wait of a server until a client it has accepted says so: the acceptance is sent four
+/// times in it.
 const ACCEPTED: Duration = Duration::from_secs(3);
 /// Longest pause of a client until it tries again.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// Takes the events of a device. Connection requests that come at another time are kept for a while.
+/// Takes the events of a device. Connection requests that come at another time are kept for a
+/// while.
 ///
-/// Nothing tells that a client was killed while it waited for others. So those that came last are served first, the
-/// others are told to come again, and only who is still there does.
+/// Nothing tells that a client was killed while it waited for others. So those that came last are
+/// served first, the others are told to come again, and only who is still there does.
 pub(super) struct Arrivals<'a> {
     device: &'a dyn Device,
     stop: &'a Stop,
@@ -97,8 +99,8 @@ impl<'a> Arrivals<'a> {
         }
     }
 
-    /// Connects, with what `make` prepares for each attempt, until the server has time or the limit is over. Returns
-    /// what was prepared and the private data of the server's reply.
+    /// Connects, with what `make` prepares for each attempt, until the server has time or the limit
+    /// is over. Returns what was prepared and the private data of the server's reply.
     pub(super) fn connect<T>(
         &self,
         (local, remote): (SocketAddr, SocketAddr),
@@ -225,7 +227,8 @@ impl<'a> Arrivals<'a> {
         let _ = self.device.destroy_id(id);
     }
 
-    /// The next event, if one comes in time; requests are put aside, and those that are old are sent away.
+    /// The next event, if one comes in time; requests are put aside, and those that are old are
+    /// sent away.
     fn next(&self, limit: Duration) -> Result<Came, Ended> {
         let kept = self.events.borrow_mut().pop_front();
         kept.map_or_else(|| self.look(limit), |event| Ok(Came::Event(event)))

@@ -81,7 +81,8 @@ pub(super) struct Link<'a> {
     keys: Vec<u32>,
     batch: Vec<Completion>,
     done: VecDeque<Completion>,
-    /// Of a server: where it looks in silence whether the peer is still there, and who comes meanwhile.
+    /// Of a server: where it looks in silence whether the peer is still there, and who comes
+    /// meanwhile.
     watched: Option<(Remote, &'a Arrivals<'a>)>,
     /// When it last saw to those.
     seen_to: Instant,
@@ -199,8 +200,8 @@ impl<'a> Link<'a> {
         self.sent(PROBE).map(|_| ())
     }
 
-    /// From here on does the same whenever nothing completes for a while: nothing else tells that a peer was killed
-    /// that is to send something. And it sees to requests of others.
+    /// From here on does the same whenever nothing completes for a while: nothing else tells that a
+    /// peer was killed that is to send something. And it sees to requests of others.
     pub(super) fn watch(&mut self, remote: Remote, arrivals: &'a Arrivals<'a>) {
         self.watched = Some((remote, arrivals));
     }

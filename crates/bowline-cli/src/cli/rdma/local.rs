@@ -23,8 +23,8 @@ pub(super) struct Local {
     /// The device: soft is RoCE in this process; any other name is one of rdma-core, such as rxe0
     #[arg(long, value_name = "NAME", default_value = SOFT)]
     device: String,
-    /// Local address, a link-local one with its interface, as fe80::1%eth0; without it, the one that routing picks,
-    /// for a server all of them
+    /// Local address, a link-local one with its interface, as fe80::1%eth0; without it, the one
+    /// that routing picks, for a server all of them
     #[arg(short = 'I', long = "address", value_name = "ADDRESS")]
     address: Option<String>,
     /// Port of the connection manager
@@ -172,7 +172,8 @@ pub(super) fn ping_size(text: &str) -> Result<u32, String> {
 const PING_SIZE_MIN: u32 = 23;
 const PING_SIZE_MAX: u32 = 65_535;
 
-/// The addresses of this machine that RoCE can use: no multicast, and of IPv6 none of one link only.
+/// The addresses of this machine that RoCE can use: no multicast, and of IPv6 none of one link
+/// only.
 pub(crate) fn addresses() -> Vec<IpAddr> {
     let trie = fs::read_to_string("/proc/net/fib_trie").unwrap_or_default();
     let v6 = fs::read_to_string("/proc/net/if_inet6").unwrap_or_default();

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! rping, perf -> link (queue pair, memory, completions) -> dyn Device <- soft (RoCEv2 over UDP)
-//!             -> arrivals (events of connections)       ->            <- rdma-core (rxe0, mlx5_0, ..)
+//!             -> arrivals (events of connections)       ->            <- rdma-core (rxe0, mlx5_0)
 //! ```
 
 mod arrivals;

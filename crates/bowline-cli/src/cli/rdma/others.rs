@@ -2,9 +2,9 @@
 //! `ibv_rc_pingpong`, for the interop runs. Learned from what these programs put on the wire.
 //!
 //! ```text
-//! ucmatose:   connect; the server sends N messages, then the client as many; the server disconnects
+//! ucmatose:   connect; the server sends N messages, then the client as many; the server ends it
 //! pingpong:   over TCP client, then server: "LID:QPN:PSN:GID" in hexadecimal and a zero, then the
-//!             client "done" and a zero; no connection manager; messages to and fro, the client first
+//!             client "done" and a zero; no connection manager; messages in turn, the client first
 //! ```
 
 use std::io::{Read, Write};

@@ -1,8 +1,8 @@
 //! `bowline perf`: bandwidth and latency of one verb.
 //!
 //! The client says in the private data of its connection request what it will do, the server
-//! answers with the address of its buffer; all else is the verbs that are measured. Reads, atomics and
-//! the bandwidth of writes leave the server's program idle, as they should.
+//! answers with the address of its buffer; all else is the verbs that are measured. Reads, atomics
+//! and the bandwidth of writes leave the server's program idle, as they should.
 
 mod report;
 
@@ -313,8 +313,8 @@ fn bandwidth(
     Ok((done, began.elapsed().as_secs_f64()))
 }
 
-/// Does one request after the other; returns how many in all, and how long each took that counts, in
-/// nanoseconds.
+/// Does one request after the other; returns how many in all, and how long each took that counts,
+/// in nanoseconds.
 fn latency(
     link: &mut Link<'_>,
     order: &Order,

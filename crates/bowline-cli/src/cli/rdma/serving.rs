@@ -25,8 +25,8 @@ pub(super) struct Side {
 /// How a command serves, and prints.
 #[derive(Debug, clap::Args)]
 pub(super) struct Manner {
-    /// Serve one client after another. One that comes while another is served waits; bowline's wait for as long as
-    /// their --timeout says
+    /// Serve one client after another. One that comes while another is served waits; bowline's wait
+    /// for as long as their --timeout says
     #[arg(short = 'P', long, conflicts_with = "client")]
     pub(super) persistent: bool,
     /// Print what is found as JSON objects, one in a line

@@ -37,8 +37,8 @@ impl Advert {
     }
 }
 
-/// The data of ping `number` as rping makes them: a name, letters from `A` to `z` over and over, each
-/// ping beginning one letter later, and a zero at the end.
+/// The data of ping `number` as rping makes them: a name, letters from `A` to `z` over and over,
+/// each ping beginning one letter later, and a zero at the end.
 pub(super) fn ping_data(number: u64, size: usize) -> Vec<u8> {
     const LETTERS: usize = (b'z' - b'A' + 1) as usize;
     let mut data = format!("rdma-ping-{number}: ").into_bytes();
@@ -90,8 +90,8 @@ pub(super) enum Mode {
 /// The order a client of `perf` gives its server, in the private data of the connection request.
 ///
 /// ```text
-/// 0 "bwpf" | 4 version | 5 op | 6 mode | 7 zero | 8 size | 12 count | 20 depth | 24 address | 32 key |
-/// 36 milliseconds | 40 warm-up
+/// 0 "bwpf" | 4 version | 5 op | 6 mode | 7 zero | 8 size | 12 count | 20 depth | 24 address
+/// 32 key | 36 milliseconds | 40 warm-up
 /// ```
 /// All numbers are big-endian; address and key are those of the client's buffer. The milliseconds
 /// matter when the count is 0; what is behind the key need not be sent if it is 0.

@@ -26,8 +26,8 @@ use bowline_rnbd_driver::{
 
 use super::serving::no_mount;
 
-/// How long somebody who uses a disk may take to be gone: the system tells of the end of a use a moment
-/// after the program has closed its file.
+/// How long somebody who uses a disk may take to be gone: the system tells of the end of a use a
+/// moment after the program has closed its file.
 const LEAVING: Duration = Duration::from_millis(200);
 /// How long doors may take to be opened: a block device takes the longest.
 const OPENING: Duration = Duration::from_secs(6);
@@ -43,13 +43,13 @@ pub(super) struct Options {
     #[arg(long, value_name = "SOCKET")]
     nbd: Option<PathBuf>,
     /// Show the disk as a file in this folder, with its name here (rnbd0); needs FUSE; other disks
-    /// as with --nbd (FOLDER.rnbd1/rnbd1). A program that is killed stays until its request has ended, which may
-    /// wait for a lost server as long as --outage says
+    /// as with --nbd (FOLDER.rnbd1/rnbd1). A program that is killed stays until its request has
+    /// ended, which may wait for a lost server as long as --outage says
     #[arg(long, value_name = "FOLDER")]
     fuse: Option<PathBuf>,
-    /// Make the disk a block device of this machine, /dev/ublkbN, with the size that it has then; needs
-    /// Linux 6.4 with ublk_drv, and root. An unmap without force is refused while it or a partition is
-    /// mounted or claimed otherwise; that a program merely has it open is not seen
+    /// Make the disk a block device of this machine, /dev/ublkbN, with the size that it has then;
+    /// needs Linux 6.4 with ublk_drv, and root. An unmap without force is refused while it or a
+    /// partition is mounted or claimed otherwise; that a program merely has it open is not seen
     #[arg(long)]
     ublk: bool,
 }
@@ -87,8 +87,8 @@ struct Open {
 }
 
 impl Open {
-    /// Lets nobody in any more, unless somebody uses one of them; says whether it is so. They may be
-    /// shut already.
+    /// Lets nobody in any more, unless somebody uses one of them; says whether it is so. They may
+    /// be shut already.
     fn shut_if_unused(&self) -> bool {
         let unused = self.nbd.as_ref().is_none_or(NbdServer::shut_if_unused)
             && self.fuse.as_ref().is_none_or(Mount::shut_if_unused)
@@ -109,7 +109,8 @@ impl Open {
 
 /// What stands in front of a disk.
 enum Front {
-    /// Doors that are being opened: that may take as long as a first look of the system at the disk.
+    /// Doors that are being opened: that may take as long as a first look of the system at the
+    /// disk.
     Opening,
     /// Its doors.
     Open(Box<Open>),
@@ -163,8 +164,8 @@ pub(super) enum News {
 
 #[derive(Default)]
 struct State {
-    /// Whose the places are that were asked for. Who comes back to one of them means this disk, so no other
-    /// disk ever gets them.
+    /// Whose the places are that were asked for. Who comes back to one of them means this disk, so
+    /// no other disk ever gets them.
     owner: Option<Which>,
     /// Of each disk, by its name here.
     fronts: BTreeMap<String, Front>,
@@ -190,8 +191,8 @@ pub(super) struct Doors {
 }
 
 impl Doors {
-    /// Makes doors for the disks of a client; what happens to disks is told to `news`, from when they have
-    /// theirs.
+    /// Makes doors for the disks of a client; what happens to disks is told to `news`, from when
+    /// they have theirs.
     pub(super) fn new(
         client: Arc<Client>,
         options: Options,
@@ -204,7 +205,8 @@ impl Doors {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Opens the doors of a disk, and tells where they are. Others may be opened and closed meanwhile.
+    /// Opens the doors of a disk, and tells where they are. Others may be opened and closed
+    /// meanwhile.
     pub(super) fn open(&self, disk: &Arc<Disk>) -> Result<(), NoDoor> {
         let name = disk.local_name();
         let mut state = self.lock();
@@ -249,7 +251,8 @@ impl Doors {
         let _ = self.news.send((disk.to_owned(), news));
     }
 
-    /// Opens doors, and says where the disk is now; the places are those that were asked for, if `plain`.
+    /// Opens doors, and says where the disk is now; the places are those that were asked for, if
+    /// `plain`.
     fn doors_of(&self, disk: &Arc<Disk>, plain: bool) -> Result<(Open, Vec<String>), NoDoor> {
         let name = disk.local_name();
         let place = |path: &Path| if plain { path.to_owned() } else { beside(path, name) };
@@ -300,9 +303,9 @@ impl Doors {
         One(self)
     }
 
-    /// Takes the doors of a disk away, if nobody uses them or `force` is given [NB-37]. By force, requests
-    /// that wait for a lost session fail, also those that keep an unmap that is under way already, or doors
-    /// from being opened.
+    /// Takes the doors of a disk away, if nobody uses them or `force` is given [NB-37]. By force,
+    /// requests that wait for a lost session fail, also those that keep an unmap that is under way
+    /// already, or doors from being opened.
     fn take(&self, disk: &str, force: bool) -> Result<Box<Open>, Errno> {
         let opened = Instant::now() + OPENING;
         let mut left = None;
@@ -332,14 +335,14 @@ impl Doors {
         }
     }
 
-    /// From now on no request waits for a lost session, so that doors that are closed, by commands under
-    /// way too, have nothing to wait for that may take so long.
+    /// From now on no request waits for a lost session, so that doors that are closed, by commands
+    /// under way too, have nothing to wait for that may take so long.
     pub(super) fn fail_fast(&self) {
         self.client.disks().iter().for_each(|disk| disk.fail_fast());
     }
 
-    /// Closes all doors and gives all disks up. Commands that are still at it are waited for: what they have
-    /// opened would stay behind.
+    /// Closes all doors and gives all disks up. Commands that are still at it are waited for: what
+    /// they have opened would stay behind.
     pub(super) fn close(&self) {
         let end = Instant::now() + OPENING;
         loop {
@@ -385,8 +388,8 @@ impl Disks for Doors {
 
     fn unmap(&self, disk: &str, force: bool) -> Result<(), Errno> {
         let _command = self.command();
-        // Doors go first: what the system has still to write goes out through them, as long as there is a
-        // session.
+        // Doors go first: what the system has still to write goes out through them, as long as
+        // there is a session.
         drop(self.take(disk, force)?);
         let unmapped = Disks::unmap(&*self.client, disk, force);
         let mut state = self.lock();

@@ -66,9 +66,9 @@ pub(super) struct Args {
     #[arg(long)]
     ro: bool,
     /// Allow sessions of this name to open an export in this mode (* stands for anything; without
-    /// @SESSION, all sessions); repeat it for more. An export with grants is open to nobody else, one
-    /// without to everybody. Below --dir, EXPORT is what clients call the file. A grant holds for the
-    /// file under its other names too
+    /// @SESSION, all sessions); repeat it for more. An export with grants is open to nobody else,
+    /// one without to everybody. Below --dir, EXPORT is what clients call the file. A grant holds
+    /// for the file under its other names too
     #[arg(long, value_name = "EXPORT=ro|rw|migration[@SESSION]", value_parser = granted)]
     grant: Vec<Grant>,
     /// Go through the page cache of files
@@ -89,8 +89,9 @@ pub(super) struct Args {
     /// Largest request, with its message
     #[arg(long, value_name = "BYTES", default_value = "128k", value_parser = number32)]
     chunk: u32,
-    /// Memory for the requests of all sessions together. A session takes as much as its requests at a time can be
-    /// large, 64 MiB if nothing else is said, as it uses it; one for which there is no room is refused
+    /// Memory for the requests of all sessions together. A session takes as much as its requests at
+    /// a time can be large, 64 MiB if nothing else is said, as it uses it; one for which there is
+    /// no room is refused
     #[arg(long, value_name = "BYTES", default_value = "1GiB", value_parser = number)]
     session_memory: u64,
     /// Who may come: an address or a network, and what their sessions may be called; without it,
@@ -220,13 +221,13 @@ impl rnbd_tree::Exports for Told {
     }
 }
 
-/// Clients that break rules, or are not admitted: told of now and then, and counted in between, so that they
-/// cannot fill a log.
+/// Clients that break rules, or are not admitted: told of now and then, and counted in between, so
+/// that they cannot fill a log.
 #[derive(Default)]
 struct Offences {
     told: Option<Instant>,
-    /// Paths of clients that broke rules, paths of those not admitted, connection requests that were refused, and those
-    /// among them for which there was no room.
+    /// Paths of clients that broke rules, paths of those not admitted, connection requests that
+    /// were refused, and those among them for which there was no room.
     counted: [u64; 4],
 }
 

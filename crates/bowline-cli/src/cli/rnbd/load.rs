@@ -27,7 +27,8 @@ pub(crate) const LEAST: u64 = 64 << 10;
 /// Of so many random requests that write, one is a flush and [`DURABLE`] are durable when answered.
 const SYNC_ROUND: u64 = 32;
 const DURABLE: u64 = 3;
-/// Most versions that a block may have, after that many writes of it have failed in a row: then nobody knows.
+/// Most versions that a block may have, after that many writes of it have failed in a row: then
+/// nobody knows.
 const PERHAPS_MAX: usize = 64;
 /// Tries to find blocks that no other request touches.
 const TRIES: u32 = 8;
@@ -196,8 +197,8 @@ impl std::fmt::Debug for Load {
 }
 
 impl Load {
-    /// Prepares a load; the disk is not touched yet. Once `stop` is set no requests are sent any more, and those
-    /// under way are not waited for long.
+    /// Prepares a load; the disk is not touched yet. Once `stop` is set no requests are sent any
+    /// more, and those under way are not waited for long.
     pub(crate) fn new(
         disk: Arc<dyn BlockDevice>,
         shape: Shape,

@@ -31,8 +31,8 @@ pub(super) struct Lost {
 }
 
 impl Lost {
-    /// Returns the lines to print for what has happened; `missed` changes are not among the news. `why` says what
-    /// keeps packets from going from an own address to a client, if that is known.
+    /// Returns the lines to print for what has happened; `missed` changes are not among the news.
+    /// `why` says what keeps packets from going from an own address to a client, if that is known.
     pub(super) fn lines(
         &mut self,
         now: Instant,
@@ -62,8 +62,8 @@ impl Lost {
         lines
     }
 
-    /// What is told of a change. Clients that leave, and ends that are ordered, are not spoken of; those who break
-    /// rules are counted elsewhere.
+    /// What is told of a change. Clients that leave, and ends that are ordered, are not spoken of;
+    /// those who break rules are counted elsewhere.
     fn line(
         &mut self,
         news: &PathNews,

@@ -36,12 +36,13 @@ use crate::cli::{Failure, Outcome, out::Duty, stop::Stop};
 
 /// How often the process looks whether it still has something to do.
 const SLICE: Duration = Duration::from_millis(100);
-/// After how many looks in a row at nothing it ends: words such as remap unmap disks with one command
-/// and map them again with the next, and the disks must have a process meanwhile.
+/// After how many looks in a row at nothing it ends: words such as remap unmap disks with one
+/// command and map them again with the next, and the disks must have a process meanwhile.
 const LOOKS: u32 = 10;
 /// How often it looks whether the server has answered.
 const STEP: Duration = Duration::from_millis(1);
-/// How long a server is waited for, when the process is to end, that does not say that a disk is given up.
+/// How long a server is waited for, when the process is to end, that does not say that a disk is
+/// given up.
 const GOODBYE: Duration = Duration::from_secs(3);
 
 /// Map a disk of a server: in this process with --from, or in the client that runs here with the
@@ -84,12 +85,12 @@ pub(super) struct How {
     #[arg(long, value_name = "MODE", default_value = "rw", value_parser = access)]
     access: Access,
     /// What happens to requests while no path is connected: they fail, or wait up to TIME; a forced
-    /// unmap and the end of the process end the wait. If the server's machine (not just its process)
-    /// goes down meanwhile, what was written and not flushed is lost silently
+    /// unmap and the end of the process end the wait. If the server's machine (not just its
+    /// process) goes down meanwhile, what was written and not flushed is lost silently
     #[arg(long, value_name = "fail|TIME", default_value = "30", value_parser = outage)]
     outage: Outage,
-    /// Longest time of a request, and half the longest wait for a server that does not answer when the disk is given
-    /// up; without it, as long as it takes. Costs a copy of all data
+    /// Longest time of a request, and half the longest wait for a server that does not answer when
+    /// the disk is given up; without it, as long as it takes. Costs a copy of all data
     #[arg(long, value_name = "TIME", value_parser = some_time)]
     timeout: Option<Duration>,
     /// How paths are chosen: round-robin, min-inflight or min-latency
@@ -98,11 +99,13 @@ pub(super) struct How {
     /// Longest wait for each step of connecting
     #[arg(long, value_name = "TIME", default_value = "30", value_parser = some_time)]
     connect_timeout: Duration,
-    /// Attempts to connect a lost path again, -1: for ever; can be changed later, as max_reconnect_attempts
+    /// Attempts to connect a lost path again, -1: for ever; can be changed later, as
+    /// max_reconnect_attempts
     #[arg(long, value_name = "N", default_value_t = -1, allow_negative_numbers = true,
           value_parser = clap::value_parser!(i16).range(-1..=9999))]
     max_reconnects: i16,
-    /// Time before each of these attempts, as kernels have it; without it, at once, then after 1, 2, 4 .. 30 s
+    /// Time before each of these attempts, as kernels have it; without it, at once, then after 1,
+    /// 2, 4 .. 30 s
     #[arg(long, value_name = "TIME", value_parser = some_time)]
     reconnect_delay: Option<Duration>,
     /// Time between heartbeats to the server, of which five may fail; kernels do not bear less than
@@ -119,8 +122,8 @@ pub(super) struct How {
     /// Do not ask the server to write zeroes by itself: for kernels before 5.18
     #[arg(long)]
     no_write_zeroes: bool,
-    /// Have the server itself write zeroes that must keep their space, instead of sending them: for servers of
-    /// bowline and kernels of protocol 2.2; others would give the space up
+    /// Have the server itself write zeroes that must keep their space, instead of sending them: for
+    /// servers of bowline and kernels of protocol 2.2; others would give the space up
     #[arg(long)]
     nounmap: bool,
 }
@@ -194,8 +197,8 @@ pub(super) fn mapped(
     }
 }
 
-/// Does what gives disks up. Once somebody wants the process to end, a server that does not answer is not waited
-/// for long.
+/// Does what gives disks up. Once somebody wants the process to end, a server that does not answer
+/// is not waited for long.
 pub(super) fn give_up(client: &Client, stop: &Stop, close: impl FnOnce() + Send) {
     let (ended, end) = mpsc::channel::<()>();
     thread::scope(|scope| {

@@ -80,7 +80,8 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// `word` works itself, not on a control tree: whoever asks it to simulate must not find that it did not.
+    /// `word` works itself, not on a control tree: whoever asks it to simulate must not find that
+    /// it did not.
     fn refuse_any(&self, word: &str) -> Result<(), Failure> {
         let given = [
             (!self.sysfs.is_empty(), "--sysfs"),

@@ -19,8 +19,8 @@ pub(super) struct Controls {
     /// Show sessions and disks as files below this folder, as under /sys; needs FUSE
     #[arg(long, value_name = "FOLDER")]
     tree: Option<PathBuf>,
-    /// Which files sessions and paths have: all, those of older kernels among them, or exactly those
-    /// of Linux 6.12
+    /// Which files sessions and paths have: all, those of older kernels among them, or exactly
+    /// those of Linux 6.12
     #[arg(long, value_name = "all|6.12", default_value = "all", value_parser = files)]
     files: Files,
 }

@@ -33,8 +33,8 @@ pub(super) struct Side {
     /// Port of the server
     #[arg(short, long, value_name = "PORT", default_value_t = PORT, value_parser = clap::value_parser!(u16).range(1..))]
     pub(super) port: u16,
-    /// Time without an answer after which a path is dead (soft device); the last paths of a kernel's client
-    /// have half a minute
+    /// Time without an answer after which a path is dead (soft device); the last paths of a
+    /// kernel's client have half a minute
     #[arg(long, value_name = "TIME", default_value = "3", value_parser = some_time)]
     pub(super) path_dead: Duration,
     /// Largest path MTU: 256, 512, 1024, 2048 or 4096; without it, what the interface carries
@@ -120,12 +120,12 @@ impl Side {
 /// How a client reaches a server: its session and its paths.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct Towards {
-    /// The server: a host name or address, or with --path the name of the session. Without --path the session is
-    /// called HOST_ADDRESS@SERVER, of this machine and the address it comes from
+    /// The server: a host name or address, or with --path the name of the session. Without --path
+    /// the session is called HOST_ADDRESS@SERVER, of this machine and the address it comes from
     #[arg(long, value_name = "SERVER")]
     from: Option<String>,
-    /// A path: DESTINATION or SOURCE@DESTINATION, link-local ones with their interface, as fe80::1%eth0; repeat it for more, or leave it out to go to the server as
-    /// routing says
+    /// A path: DESTINATION or SOURCE@DESTINATION, link-local ones with their interface, as
+    /// fe80::1%eth0; repeat it for more, or leave it out to go to the server as routing says
     #[arg(long, value_name = "PATH", requires = "from")]
     path: Vec<String>,
     /// A further local address, for paths that are added later

@@ -51,7 +51,8 @@ pub(super) struct Args {
     /// Requests at a time
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=1024))]
     depth: u16,
-    /// How much of the disk is used, from its start; 5 bytes of memory are needed for each of its blocks
+    /// How much of the disk is used, from its start; 5 bytes of memory are needed for each of its
+    /// blocks
     #[arg(long, value_name = "BYTES", default_value = "64MiB", value_parser = number)]
     span: u64,
     /// Reads in a hundred requests

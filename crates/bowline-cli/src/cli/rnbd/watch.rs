@@ -30,8 +30,8 @@ pub(super) fn new() -> (impl Fn(&str, PathEv) + Send + Sync + 'static, Watch) {
 }
 
 impl Watch {
-    /// Prints what there is to tell; `why` says what keeps packets from going from one address to another, if
-    /// that is known.
+    /// Prints what there is to tell; `why` says what keeps packets from going from one address to
+    /// another, if that is known.
     pub(super) fn report(&mut self, why: impl Fn(IpAddr, IpAddr) -> Option<Error>) {
         while let Ok((session, event)) = self.events.try_recv() {
             if let Some(line) = self.line(&session, &event, &why) {
@@ -40,7 +40,8 @@ impl Watch {
         }
     }
 
-    /// What is told of an event. Paths that are closed on order are not spoken of, nor are attempts that fail.
+    /// What is told of an event. Paths that are closed on order are not spoken of, nor are attempts
+    /// that fail.
     fn line(
         &mut self,
         session: &str,

@@ -174,8 +174,8 @@ impl Block {
     }
 }
 
-/// Returns the version number at the start of an opening. An old block starts with a depth, of which
-/// any in use has a zero byte there.
+/// Returns the version number at the start of an opening. An old block starts with a depth, of
+/// which any in use has a zero byte there.
 fn version(opening: &[u8]) -> Option<String> {
     let number = |byte: &&u8| byte.is_ascii_digit() || **byte == b'.';
     let text: String = opening.iter().take_while(number).map(|byte| char::from(*byte)).collect();

@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// Three disks: `z` was closed by the server, `y` has a read under way that takes its time, and `x` is
-/// what should not suffer from either.
+/// Three disks: `z` was closed by the server, `y` has a read under way that takes its time, and `x`
+/// is what should not suffer from either.
 fn three(config: Config) -> (Rig, [DevId; 3]) {
     let mut rig = Rig::new(config, 8);
     let disks = [("x", 0), ("y", 1), ("z", 2)].map(|(name, id)| rig.mapped(name, id, &DISK));

@@ -275,8 +275,8 @@ fn slots_of_a_disk_that_does_not_come_back_are_not_lost_to_others() {
 
 #[test]
 fn what_a_server_may_have_lost_is_sent_again_as_a_whole() {
-    // tests [NB-54]: parts acknowledged before an outage count for nothing when there is a write cache,
-    // also when the end of the session is told before them.
+    // tests [NB-54]: parts acknowledged before an outage count for nothing when there is a write
+    // cache, also when the end of the session is told before them.
     for (cache, again, down_first) in [(true, 3, false), (false, 2, false), (true, 3, true)] {
         let disk = Limits { write_cache: cache, ..DISK };
         let mut rig = Rig::new(queueing(), 8);

@@ -1,5 +1,6 @@
-//! Messages from one address in the name of another [CM-37] [CM-53] [CM-56]: whoever knows everything about
-//! a connection but cannot send from its peer's address neither ends it nor keeps it from coming up.
+//! Messages from one address in the name of another [CM-37] [CM-53] [CM-56]: whoever knows
+//! everything about a connection but cannot send from its peer's address neither ends it nor keeps
+//! it from coming up.
 
 use bowline_wire::roce::CmaHeader;
 use bowline_wire::roce::cm::{Answered, Dreq, Ids, Mra};
@@ -138,8 +139,8 @@ fn forged_rep(ids: Ids) -> Rep {
     }
 }
 
-/// A request with another node's GUID, name and queue pair is a connection of its own: it is neither
-/// taken for a repetition of the other's nor makes it stale, in whichever order they come.
+/// A request with another node's GUID, name and queue pair is a connection of its own: it is
+/// neither taken for a repetition of the other's nor makes it stale, in whichever order they come.
 #[test]
 fn a_request_in_anothers_name_stands_beside_it() {
     for forged_first in [true, false] {
@@ -170,7 +171,8 @@ fn a_request_in_anothers_name_stands_beside_it() {
         assert!(!pair.names(P).contains(&"REJ"), "{:?}", pair.names(P));
         pair.clear();
 
-        // Another of the same queue pair, once the victim's connection stands, ends only the forger's.
+        // Another of the same queue pair, once the victim's connection stands, ends only the
+        // forger's.
         let third = Req { local_id: forged.local_id ^ 1, ..forged };
         pair.inject(P, stranger(), transaction, CmMessage::Req(third));
         assert_eq!(pair.names(P), ["DREQ", "REJ"]);

@@ -6,7 +6,8 @@ use bowline_wire::roce::{CmaHeader, flow_label};
 
 use super::*;
 
-// tests [CM-30] [CM-31] [CM-33] [CM-35] [CM-39] [CM-55] [CMA-11] [CMA-8] [CMA-9] [CMA-10] [CMA-12] [CMA-14] [CMA-16] [GSI-4]
+// tests [CM-30] [CM-31] [CM-33] [CM-35] [CM-39] [CM-55] [CMA-11] [CMA-8] [CMA-9] [CMA-10] [CMA-12]
+// [CMA-14] [CMA-16] [GSI-4]
 #[test]
 fn numbers_go_where_they_belong() {
     let (mut pair, listener) = Pair::listening(config());

@@ -86,8 +86,8 @@ fn the_oldest_requests_make_room_for_the_newest() {
     assert_eq!((pair.sides[P].manager.conns.len(), pair.counters[P].cm_pushed_out), (5, 15));
 }
 
-// tests [CM-57]: with requests forged from addresses where nobody is, however many, and a program that
-// accepts them all, somebody who is there connects, and keeps its connection.
+// tests [CM-57]: with requests forged from addresses where nobody is, however many, and a program
+// that accepts them all, somebody who is there connects, and keeps its connection.
 #[test]
 fn forged_requests_keep_nobody_out() {
     let limits = CmConfig { max_strangers: 20, max_connections: 24, ..config() };

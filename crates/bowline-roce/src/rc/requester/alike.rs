@@ -1,4 +1,5 @@
-//! Packets of one message that differ in nothing but numbers, addresses and data: most of a long one.
+//! Packets of one message that differ in nothing but numbers, addresses and data: most of a long
+//! one.
 
 use bowline_verbs::{Access, SendOp};
 use bowline_wire::roce::{BTH_LEN, Bth, ICRC_LEN, Packet, RETH_LEN, Reth};
@@ -9,10 +10,11 @@ use crate::burst::Burst;
 use crate::sendq::{Request, prefetched};
 
 impl Requester {
-    /// Appends and takes in as many such packets of the request at the cursor as come before one that may be
-    /// different: the last of the message, of the burst or of an element of its gather list, or one that asks for
-    /// an acknowledgement. That one, and whatever is the matter with the request, is left to [`fill`](Self::fill).
-    /// Key and address are looked up once for all of them [REQ-16].
+    /// Appends and takes in as many such packets of the request at the cursor as come before one
+    /// that may be different: the last of the message, of the burst or of an element of its gather
+    /// list, or one that asks for an acknowledgement. That one, and whatever is the matter with the
+    /// request, is left to [`fill`](Self::fill). Key and address are looked up once for all of them
+    /// [REQ-16].
     pub(crate) fn fill_alike(&mut self, ctx: &mut TxCtx<'_>, out: &mut Burst) {
         #[cfg(test)]
         if tests::one_by_one() {
@@ -74,8 +76,8 @@ impl Requester {
         self.sent += count as u32;
     }
 
-    /// Tells whether packets of a request may be sent now, for the first time, that are neither its first nor
-    /// its last, or alike all the same.
+    /// Tells whether packets of a request may be sent now, for the first time, that are neither its
+    /// first nor its last, or alike all the same.
     fn is_amid(&self, request: &Request) -> bool {
         let one_after_another = self.pause.is_none() && self.repair.is_none();
         let fresh = self.next == self.end;
@@ -87,8 +89,8 @@ impl Requester {
             && !self.is_full()
     }
 
-    /// How many packets may be sent up to and including the next that asks for an acknowledgement because of the
-    /// window [REQ-6], [REQ-8].
+    /// How many packets may be sent up to and including the next that asks for an acknowledgement
+    /// because of the window [REQ-6], [REQ-8].
     fn until_asking(&self) -> u32 {
         let in_flight = self.next.since(self.una);
         let until_full = self.window.saturating_sub(in_flight);

@@ -186,8 +186,9 @@ impl Requester {
         self.being_read().map_or(0, |(head, come)| (head.len - come) as usize)
     }
 
-    /// The answer that comes next, and where the bytes of it and of those behind it belong, at most `most` of them:
-    /// as far as they are full packets of a READ and have been asked for, and nothing has come out of order.
+    /// The answer that comes next, and where the bytes of it and of those behind it belong, at most
+    /// `most` of them: as far as they are full packets of a READ and have been asked for, and
+    /// nothing has come out of order.
     pub(crate) fn landing(&self, ctx: &TxCtx<'_>, most: usize) -> Option<(Psn, Piece)> {
         let mtu = self.settings.as_ref()?.mtu;
         let (head, come) = self.being_read().filter(|_| self.early.is_empty())?;
@@ -198,7 +199,8 @@ impl Requester {
         Some((self.una, span.first_stretch()?))
     }
 
-    /// Takes the answer that comes next, one in the middle of a READ, whose bytes are where they belong.
+    /// Takes the answer that comes next, one in the middle of a READ, whose bytes are where they
+    /// belong.
     pub(crate) fn take_landed(&mut self, ctx: &mut TxCtx<'_>) {
         ctx.counters.responses_received += 1;
         self.una = self.una.next();

@@ -1,5 +1,5 @@
-//! Answers of reads and atomics that came before one that is missing: they are put where they belong,
-//! and only what is missing is asked for again [REQ-9 d], [REQ-11].
+//! Answers of reads and atomics that came before one that is missing: they are put where they
+//! belong, and only what is missing is asked for again [REQ-9 d], [REQ-11].
 //!
 //! ```text
 //!   una 7     early  9..12  15..16        asked for: 7 and 8;  then 12 to 14

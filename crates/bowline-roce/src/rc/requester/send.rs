@@ -10,10 +10,11 @@ use super::{Requester, TxCtx};
 use crate::burst::{Burst, burst_payload};
 use crate::sendq::{Request, Stage};
 
-/// A WRITE of up to so many bytes, two bursts, goes as WRITEs of one packet each: all have the same headers then,
-/// while the first packet of a long WRITE is longer than the others, and a burst ends behind the second one. Of a
-/// message that stays one the peer knows where the packets to come belong, and need not copy them [REQ-26]. Who posts
-/// both short and long ones may want to order them by it: `LONG` of `bowline-rtrs`.
+/// A WRITE of up to so many bytes, two bursts, goes as WRITEs of one packet each: all have the same
+/// headers then, while the first packet of a long WRITE is longer than the others, and a burst ends
+/// behind the second one. Of a message that stays one the peer knows where the packets to come
+/// belong, and need not copy them [REQ-26]. Who posts both short and long ones may want to order
+/// them by it: `LONG` of `bowline-rtrs`.
 const APART_MAX: u32 = 2 * burst_payload(Mtu::M4096) as u32;
 /// With shorter packets it was not measured to pay.
 const APART_MTU: usize = 2048;
@@ -74,8 +75,8 @@ impl Requester {
         true
     }
 
-    /// The request at the cursor is not sent, and fails when those before it are acknowledged. Those may have
-    /// relied on it to ask for that [REQ-25].
+    /// The request at the cursor is not sent, and fails when those before it are acknowledged.
+    /// Those may have relied on it to ask for that [REQ-25].
     fn ask_before_broken(&mut self) {
         if self.una != self.end && self.unasked > 0 {
             // What is to be sent again already asks as well.
@@ -99,16 +100,16 @@ impl Requester {
         let offset = sent * mtu as u32;
         let left = request.len - offset.min(request.len);
         let one_packet = request.is_read_or_atomic();
-        // A long read is asked for in parts, as several reads, since the answers come as fast as the
-        // peer can send them [REQ-6]. The parts stay the same, since a peer that is asked again
+        // A long read is asked for in parts, as several reads, since the answers come as fast as
+        // the peer can send them [REQ-6]. The parts stay the same, since a peer that is asked again
         // looks for what it was asked before [RSP-3].
         let part = self.read_part - sent % self.read_part;
         // Answers that have come already are not asked for.
         let most = if alone { part.min(self.missing()) } else { part };
         let steps = if one_packet { (packets - sent).min(most) } else { 1 };
         let last = sent + steps == packets;
-        // REQ-8, REQ-25: at the end of a message that somebody waits for or no other follows, and often
-        // enough that the window cannot stall.
+        // REQ-8, REQ-25: at the end of a message that somebody waits for or no other follows, and
+        // often enough that the window cannot stall.
         let filling = psn.since(self.una) + 1 >= self.window;
         let awaited = self.signal_all
             || request.flags.contains(SendFlags::SIGNALED)

@@ -17,8 +17,8 @@ pub(super) const FEW: u32 = 16;
 /// A retry count, as an RNR retry count, of 7 [REQ-13].
 pub(super) const SEVEN: u8 = 7;
 
-/// Attributes of the queue pair that concern the requester. What it makes of them is its own affair:
-/// the peer never sees it [REQ-21].
+/// Attributes of the queue pair that concern the requester. What it makes of them is its own
+/// affair: the peer never sees it [REQ-21].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Settings {
     pub(crate) mtu: usize,

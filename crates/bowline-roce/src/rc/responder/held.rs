@@ -1,13 +1,13 @@
-//! Packets that came after a gap. A responder may drop them, and its peer sends them all again; kept,
-//! they are carried out as soon as what is missing has come, and the peer sends that alone. Nothing of
-//! it shows on the wire but acknowledgements that jump [RSP-2], [RSP-16], [REQ-24].
+//! Packets that came after a gap. A responder may drop them, and its peer sends them all again;
+//! kept, they are carried out as soon as what is missing has come, and the peer sends that alone.
+//! Nothing of it shows on the wire but acknowledgements that jump [RSP-2], [RSP-16], [REQ-24].
 //!
 //! ```text
 //!   expected 7     held  9 10 12 13        7 comes: 7 is done, NAK 8;  8 comes: 8 to 10, NAK 11
 //! ```
 //!
-//! What a peer can make this side keep is bounded: packets not far ahead, each once, and bytes of all
-//! queue pairs together.
+//! What a peer can make this side keep is bounded: packets not far ahead, each once, and bytes of
+//! all queue pairs together.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -1,9 +1,9 @@
-//! FLUSH and ATOMIC WRITE: requests that an empty READ response answers [HDR-5], and that are saved and
-//! answered again as atomics are.
+//! FLUSH and ATOMIC WRITE: requests that an empty READ response answers [HDR-5], and that are saved
+//! and answered again as atomics are.
 //!
-//! A flush to where everybody sees the bytes is a fence here, since the memory is the processor's. The memory
-//! does not outlive a loss of power, so no region or queue pair has the right that a flush to such memory
-//! needs.
+//! A flush to where everybody sees the bytes is a fence here, since the memory is the processor's.
+//! The memory does not outlive a loss of power, so no region or queue pair has the right that a
+//! flush to such memory needs.
 
 use std::sync::atomic::{Ordering, fence};
 

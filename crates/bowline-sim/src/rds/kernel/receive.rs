@@ -93,8 +93,8 @@ impl KernelHost {
         }
     }
 
-    /// Which message of the workload a payload is, between the ports `sport` and `dport`; `own`: from
-    /// here to the peer.
+    /// Which message of the workload a payload is, between the ports `sport` and `dport`; `own`:
+    /// from here to the peer.
     pub(super) fn identify(
         &self,
         ctx: &Ctx,
@@ -157,8 +157,8 @@ impl KernelHost {
         self.strand(ctx, c);
     }
 
-    /// What waits on paths that the peer does not have is owed to nobody: a kernel cannot move it, nor
-    /// connect those paths.
+    /// What waits on paths that the peer does not have is owed to nobody: a kernel cannot move it,
+    /// nor connect those paths.
     fn strand(&self, ctx: &mut Ctx, c: usize) {
         let conn = &self.conns[c];
         for message in conn.beyond().filter(|m| m.owner.is_some()) {
@@ -228,8 +228,8 @@ mod tests {
         Header { sequence: 1, sport: PROBE_PORT, ext: said.emit(), ..Header::default() }
     }
 
-    /// The answer to a probe that tells another generation is queued before the generation is looked
-    /// at, but not written: it is none of the messages that are flushed then.
+    /// The answer to a probe that tells another generation is queued before the generation is
+    /// looked at, but not written: it is none of the messages that are flushed then.
     // tests
     #[test]
     fn the_answer_to_a_probe_of_a_new_process_is_not_flushed() {

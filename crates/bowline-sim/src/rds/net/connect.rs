@@ -92,8 +92,8 @@ impl Ctx {
                 self.coverage.hit("tcp", "SYN comes to a host that was restarted meanwhile");
             }
             let now = self.now;
-            // Of an earlier life of the host nothing is left: neither its end of the stream nor what
-            // its process was sent.
+            // Of an earlier life of the host nothing is left: neither its end of the stream nor
+            // what its process was sent.
             let streams = [self.draw_stream(), self.draw_stream()];
             let c = self.conn(conn);
             c.end_to_end = end_to_end;
@@ -183,8 +183,8 @@ impl Ctx {
         }
     }
 
-    /// Tells the judge of what a kernel has written on a connection that is announced after one that
-    /// was begun later.
+    /// Tells the judge of what a kernel has written on a connection that is announced after one
+    /// that was begun later.
     fn tell_overtaken(&mut self, id: EndId) {
         let between = |c: &Conn| c.ends.each_ref().map(|e| e.addr.ip());
         let (earlier, later) = self.net.conns.split_at(id.conn as usize + 1);

@@ -1,5 +1,5 @@
-//! What the world does to connections: cuts between the ends, hosts that stop, addresses that leave,
-//! routes that change.
+//! What the world does to connections: cuts between the ends, hosts that stop, addresses that
+//! leave, routes that change.
 
 use std::net::IpAddr;
 
@@ -107,8 +107,8 @@ impl Ctx {
         }
     }
 
-    /// A process that is to end closes its listener: who dials is refused, and what the process has not
-    /// taken yet ends by a reset.
+    /// A process that is to end closes its listener: who dials is refused, and what the process has
+    /// not taken yet ends by a reset.
     pub(crate) fn tcp_stop_listening(&mut self, host: HostId) {
         self.net.hosts[host].closing = true;
         for conn in 0..self.net.conns.len() as u32 {

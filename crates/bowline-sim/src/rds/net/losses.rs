@@ -1,7 +1,7 @@
 //! Which losses the rules allow: bytes that a TCP acknowledged and no process will ever read.
 //!
-//! A kernel, told by TCP that all has come, frees its messages; what the other end then throws
-//! away is lost with right. Between two nodes that acknowledge end to end nothing is.
+//! A kernel, told by TCP that all has come, frees its messages; what the other end then
+//! throws away is lost with right. Between two nodes that acknowledge end to end nothing is.
 
 use super::{EndId, EndState};
 use crate::engine::queue::MS;

@@ -173,8 +173,8 @@ impl Tap {
         self.gone.iter().copied().chain(self.attempted.drain(..)).collect()
     }
 
-    /// The message in whose header a stream to a process that is gone has ended: its sender counts it
-    /// as begun from its first byte on.
+    /// The message in whose header a stream to a process that is gone has ended: its sender counts
+    /// it as begun from its first byte on.
     pub(crate) fn take_stub(&mut self) -> Option<Stub> {
         if !self.receiver_died {
             return None;
@@ -214,8 +214,8 @@ mod tests {
         (oracle, stream)
     }
 
-    /// The machine of the receiver has gone off without a word. The sender writes a whole message on the
-    /// connection to it and so many bytes of the next one, and then the connection ends.
+    /// The machine of the receiver has gone off without a word. The sender writes a whole message
+    /// on the connection to it and so many bytes of the next one, and then the connection ends.
     #[test]
     fn a_message_begun_by_less_than_its_name_on_a_dead_machines_connection_may_be_lost() {
         let (from, to) = ends();
@@ -234,8 +234,8 @@ mod tests {
         }
     }
 
-    /// The same when an earlier message of the flow was lost with another dead machine's connection: it
-    /// never comes, and is not the one that was begun here.
+    /// The same when an earlier message of the flow was lost with another dead machine's
+    /// connection: it never comes, and is not the one that was begun here.
     #[test]
     fn what_was_lost_before_is_not_taken_for_what_was_begun() {
         let (from, to) = ends();
@@ -282,8 +282,8 @@ mod tests {
         assert_eq!(tap.take_stub(), Some(Stub { ports: None }));
     }
 
-    /// The connection has ended inside a header, and its sender, which does not know that yet, offers the
-    /// rest.
+    /// The connection has ended inside a header, and its sender, which does not know that yet,
+    /// offers the rest.
     #[test]
     fn a_stub_does_not_hide_what_is_offered_after_it() {
         let (from, to) = ends();

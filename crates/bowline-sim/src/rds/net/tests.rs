@@ -61,8 +61,9 @@ fn shake_hands(ctx: &mut Ctx, accepted: EndId) {
     assert!(ctx.net.accept(accepted));
 }
 
-/// The last packet of a handshake is lost. A segment behind it completes the handshake, so the process
-/// has the connection when that breaks; the dialler is gone when the lost packet would be repeated.
+/// The last packet of a handshake is lost. A segment behind it completes the handshake, so the
+/// process has the connection when that breaks; the dialler is gone when the lost packet would be
+/// repeated.
 #[test]
 fn an_accepted_connection_never_ends_untold() {
     let mut ctx = two_hosts(false);
@@ -87,8 +88,8 @@ fn an_accepted_connection_never_ends_untold() {
     assert!(ctx.now < begun + 40 * SEC, "by keepalive");
 }
 
-/// One end gives up what the other never heard of. That other end, which has nothing to send, must not
-/// hold the connection for open for ever.
+/// One end gives up what the other never heard of. That other end, which has nothing to send, must
+/// not hold the connection for open for ever.
 #[test]
 fn an_idle_end_learns_that_the_other_timed_out() {
     let mut ctx = two_hosts(false);
@@ -104,8 +105,8 @@ fn an_idle_end_learns_that_the_other_timed_out() {
     assert!(ctx.now < begun + 6 * SEC, "by the first keepalive");
 }
 
-/// A process stops while a connection waits at its listener. The dialler, which has had no answer, asks
-/// again and meets the next process: what the first one ended is not ended for that.
+/// A process stops while a connection waits at its listener. The dialler, which has had no answer,
+/// asks again and meets the next process: what the first one ended is not ended for that.
 #[test]
 fn a_connection_that_is_asked_for_again_begins_anew() {
     let mut ctx = two_hosts(false);

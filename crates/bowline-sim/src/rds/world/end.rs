@@ -6,28 +6,29 @@ use crate::rds::ctx::{AppEvent, Event};
 use crate::rds::host::Host;
 use crate::rds::plan::{FaultKind, NodeKind, Scenario, SenderPlan};
 
-/// Virtual time within which everything must have come after the last fault, besides the time the data
-/// takes. Keepalive and user timeout end what is dead within 30 s, a peer that says nothing of itself
-/// is known after 34 s, a path whose connections are rejected is opened anew after 32 s, and one comes
-/// after the other.
+/// Virtual time within which everything must have come after the last fault, besides the time the
+/// data takes. Keepalive and user timeout end what is dead within 30 s, a peer that says nothing of
+/// itself is known after 34 s, a path whose connections are rejected is opened anew after 32 s, and
+/// one comes after the other.
 const DRAIN_MAX: u64 = 120 * SEC;
 /// Longest way of a message when nothing is wrong, besides the time its bytes take.
 const CALM_LATENCY_MAX: u64 = 20 * SEC;
-/// Time in which late doubles show, and TCP finds every connection that is dead: keepalive asks after 5 s
-/// of silence, five times every 5 s.
+/// Time in which late doubles show, and TCP finds every connection that is dead: keepalive asks
+/// after 5 s of silence, five times every 5 s.
 const QUIET: u64 = 36 * SEC;
-/// Time besides in which a kernel that has paired paths anew, and has no place for one of them, gets all
-/// of them anew: its peer waits for as long as keepalive takes once more, [R-421].
+/// Time besides in which a kernel that has paired paths anew, and has no place for one of them,
+/// gets all of them anew: its peer waits for as long as keepalive takes once more, [R-421].
 const QUIET_KERNEL: u64 = 36 * SEC;
-/// Round trips in which a message comes where everything is healthy: a connection is made, both sides
-/// greet, it goes out and is acknowledged, each once more where a knock or a broken connection precedes it.
+/// Round trips in which a message comes where everything is healthy: a connection is made, both
+/// sides greet, it goes out and is acknowledged, each once more where a knock or a broken
+/// connection precedes it.
 const FRESH_TRIPS: u64 = 8;
 /// Time for that besides: a delay of R-331, and senders that a map or a path count lets wait.
 const FRESH_TIME: u64 = 1500 * MS;
 /// Time for that besides with a kernel, whose users have to try again.
 const FRESH_KERNEL: u64 = 4 * SEC;
-/// Time for that besides with a kernel at an address where a bowline node was before, if the kernel sends
-/// nothing but maps [R-2003].
+/// Time for that besides with a kernel at an address where a bowline node was before, if the kernel
+/// sends nothing but maps [R-2003].
 const FRESH_STRANGER: u64 = 36 * SEC;
 /// Bytes of such a message.
 const FRESH_LEN: usize = 64;
@@ -128,8 +129,8 @@ impl World {
         self.ctx.schedule(wait, Event::App(AppEvent::Check));
     }
 
-    /// A generous guess of the time all data of the run take through the narrowest window, and their
-    /// senders to send them.
+    /// A generous guess of the time all data of the run take through the narrowest window, and
+    /// their senders to send them.
     fn transfer_time(&self) -> u64 {
         let bytes: u64 = self
             .plan
@@ -188,7 +189,8 @@ impl World {
         FRESH_TRIPS * trip + FRESH_TIME + gaps + if self.with_kernels() { kernel } else { 0 }
     }
 
-    /// How long it took until everything had come after the last fault, besides the time for the data.
+    /// How long it took until everything had come after the last fault, besides the time for the
+    /// data.
     fn tell_recovery(&mut self) {
         let took = (self.ctx.now - self.phase_since).saturating_sub(self.transfer_time());
         let name = match took / SEC {

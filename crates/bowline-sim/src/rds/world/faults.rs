@@ -177,8 +177,8 @@ impl World {
         }
     }
 
-    /// A process (or, silently, a whole machine) stops and comes back after a while. Tells whether it
-    /// was there.
+    /// A process (or, silently, a whole machine) stops and comes back after a while. Tells whether
+    /// it was there.
     pub(super) fn stop_host(&mut self, host: HostId, silent: bool) -> bool {
         if !self.alive(host) || !self.at_home(host) {
             return false;

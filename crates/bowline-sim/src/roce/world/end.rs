@@ -14,8 +14,8 @@ const EXCHANGE: u64 = 80 * SEC;
 const SERVICE: u64 = 70 * SEC;
 /// From this on a program is slow.
 const SLOW: u64 = SEC;
-/// Time in which late datagrams and timers show: a queue pair that is no more leaves its timer behind
-/// until it is due, at the latest when it would have given its peer up [REQ-12].
+/// Time in which late datagrams and timers show: a queue pair that is no more leaves its timer
+/// behind until it is due, at the latest when it would have given its peer up [REQ-12].
 const QUIET: u64 = 8 * SEC;
 
 impl World {
@@ -73,10 +73,10 @@ impl World {
         }
     }
 
-    /// Time in which everything has ended after the last fault, or after the fresh work. Where nothing
-    /// is lost or late it is that of the work. Else a handshake may have to be given up, and then the end of
-    /// the connection, of which the peer knows nothing any more; and before that a peer may have been
-    /// told to wait for a slow program.
+    /// Time in which everything has ended after the last fault, or after the fresh work. Where
+    /// nothing is lost or late it is that of the work. Else a handshake may have to be given up,
+    /// and then the end of the connection, of which the peer knows nothing any more; and before
+    /// that a peer may have been told to wait for a slow program.
     pub(super) fn end_bound(&self) -> u64 {
         let decide = self.plan.conns.iter().map(|conn| conn.decide).max().unwrap_or(0);
         if !self.plan.leaves_behind() {

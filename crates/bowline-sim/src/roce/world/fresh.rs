@@ -1,6 +1,6 @@
-//! After the faults, when everything that was asked for has come to its end: what is healthy carries
-//! traffic again, in a time that is stated, and without waiting for a retransmission where nothing
-//! overtakes anything.
+//! After the faults, when everything that was asked for has come to its end: what is healthy
+//! carries traffic again, in a time that is stated, and without waiting for a retransmission where
+//! nothing overtakes anything.
 //!
 //! Fresh requests go over every connection that is established, in both directions, and a new
 //! connection is made between each two hosts that had one. The time for all of it is
@@ -15,8 +15,8 @@ use crate::roce::plan::ConnPlan;
 use crate::roce::reach::{FRESH_IN_ORDER, FRESH_OVERTAKEN};
 use crate::roce::side::{SideId, Stage};
 
-/// Time everything must have been at rest before: programs that look late have looked, and what waits
-/// for the peer to be ready has come.
+/// Time everything must have been at rest before: programs that look late have looked, and what
+/// waits for the peer to be ready has come.
 const SETTLE: u64 = 12 * MS;
 /// How often it is looked whether the fresh work is done, in the time it has.
 const LOOKS: u64 = 32;
@@ -25,8 +25,8 @@ const HANDSHAKE: u64 = 2;
 /// Round trips of a request: its own, one in which a receive was missing, and one more in which
 /// something was repaired that came in another order.
 const OF_REQUEST: u64 = 3;
-/// After this time, and two round trips, a silent peer is asked how far it has come; how often that is
-/// waited for where datagrams overtake each other: what comes before its turn while a receive is
+/// After this time, and two round trips, a silent peer is asked how far it has come; how often that
+/// is waited for where datagrams overtake each other: what comes before its turn while a receive is
 /// missing is dropped, and nobody is told a second time.
 const PROBE: u64 = 5 * MS;
 const OVERTAKEN: u64 = 6;

@@ -163,7 +163,8 @@ impl Client {
         self.pump(base, hosts, common);
     }
 
-    /// Gives a disk up now and then just after requests of it were made, which may not have gone out yet.
+    /// Gives a disk up now and then just after requests of it were made, which may not have gone
+    /// out yet.
     pub(super) fn swap_in_haste(&mut self, base: &mut Base, at: usize) {
         if self.disks.len() == 1 || self.calm || !base.extra.chance(60) {
             return;
@@ -228,8 +229,8 @@ impl Client {
                     base.schedule(0, go(&self.process, number));
                 }
             }
-            // Somebody else has it still, perhaps a former life of this program. Without its first disk
-            // it begins again; others are tried again later.
+            // Somebody else has it still, perhaps a former life of this program. Without its first
+            // disk it begins again; others are tried again later.
             Event::Mapped { result: Err(errno), .. } => {
                 life.disks[at] = Held::No;
                 base.stats.not_mapped += 1;

@@ -1,5 +1,5 @@
-//! Which requests of a session may fail: those in whose life no path was connected for a moment. All
-//! others move to a path that is, or never leave it.
+//! Which requests of a session may fail: those in whose life no path was connected for a moment.
+//! All others move to a path that is, or never leave it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,8 +18,8 @@ pub(super) struct Failover {
     outages: u64,
     /// Outages before each request that is under way.
     begun: BTreeMap<u64, u64>,
-    /// Requests that have failed, and the outages before: what has happened to paths by then is told
-    /// after their end.
+    /// Requests that have failed, and the outages before: what has happened to paths by then is
+    /// told after their end.
     failed: Vec<(Completed, u64)>,
 }
 

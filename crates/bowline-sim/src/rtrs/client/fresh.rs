@@ -1,5 +1,5 @@
-//! After the faults, when every path is back and all that was asked for is done: on each disk one block
-//! is written, flushed where that means anything, and read, within a time that is stated.
+//! After the faults, when every path is back and all that was asked for is done: on each disk one
+//! block is written, flushed where that means anything, and read, within a time that is stated.
 
 use bowline_rnbd::IoOp;
 

@@ -49,8 +49,8 @@ impl Landings {
         Ok(Self { region, scatter, settled: Vec::new() })
     }
 
-    /// Decides where the data of a READ into `data` go; so `often` of a thousand they are scattered.
-    /// `None`: under the key of the program's memory.
+    /// Decides where the data of a READ into `data` go; so `often` of a thousand they are
+    /// scattered. `None`: under the key of the program's memory.
     pub(super) fn choose(
         &self,
         base: &mut Base,
@@ -64,8 +64,8 @@ impl Landings {
         own_key.then_some(Landing { to, len, pieces })
     }
 
-    /// Cuts a stretch into parts that lie in disorder at the same place of other memory; none: it is
-    /// left whole.
+    /// Cuts a stretch into parts that lie in disorder at the same place of other memory; none: it
+    /// is left whole.
     fn scatter(&self, base: &mut Base, often: u64, data: &MemRef) -> Vec<MemRef> {
         if often == 0 || !base.extra.chance(often) || data.len < 2 {
             return Vec::new();

@@ -79,8 +79,8 @@ impl Client {
         base.note([18, self.number as u64, what], || {
             format!("client {}: order {what} about {path:?}", self.number)
         });
-        // Nobody removes the last path: there would be nothing to come back. One that is being added
-        // may not become one.
+        // Nobody removes the last path: there would be nothing to come back. One that is being
+        // added may not become one.
         let stays = |state| {
             matches!(state, PathState::Connected | PathState::Reconnecting | PathState::Closed)
         };

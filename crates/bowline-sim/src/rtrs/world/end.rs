@@ -10,11 +10,11 @@ use crate::rtrs::plan::Plan;
 use crate::rtrs::reach;
 use crate::rtrs::trial::Ordeal;
 
-/// Round trips of a request: its own, that of a key made or withdrawn for it, and two more in which a
-/// receive was missing, or something was repaired that came in another order.
+/// Round trips of a request: its own, that of a key made or withdrawn for it, and two more in which
+/// a receive was missing, or something was repaired that came in another order.
 const OF_REQUEST: u64 = 4;
-/// After this time, and two round trips, a silent peer is asked how far it has come; how often that is
-/// waited for where datagrams overtake each other.
+/// After this time, and two round trips, a silent peer is asked how far it has come; how often that
+/// is waited for where datagrams overtake each other.
 const PROBE: u64 = 5 * MS;
 const OVERTAKEN: u64 = 3;
 
@@ -43,9 +43,10 @@ pub(super) fn request_bound(plan: &Plan) -> u64 {
 }
 
 impl World {
-    /// Time after which a path that seems to be connected is, if nothing goes wrong any more: programs
-    /// that do nothing are there again, and silence is noticed. A device that does not answer is asked
-    /// soon; one that answers for a program that does not is found out by heartbeats alone.
+    /// Time after which a path that seems to be connected is, if nothing goes wrong any more:
+    /// programs that do nothing are there again, and silence is noticed. A device that does not
+    /// answer is asked soon; one that answers for a program that does not is found out by
+    /// heartbeats alone.
     pub(super) fn notice_bound(&self) -> u64 {
         if !self.plan.is_faulty() {
             return 0;
@@ -59,8 +60,9 @@ impl World {
         stalled.max().unwrap_or(0) + patience + self.plan.heartbeat.2 + GIVE_UP
     }
 
-    /// Time in which every path is connected again after the last fault: somebody notices that one is
-    /// lost, takes it apart, and connects it again, once the server has forgotten what it had of it.
+    /// Time in which every path is connected again after the last fault: somebody notices that one
+    /// is lost, takes it apart, and connects it again, once the server has forgotten what it had of
+    /// it.
     fn back_bound(&self) -> u64 {
         let kernel = self.plan.clients.iter().filter_map(|client| client.kernel_delay).max();
         let slow = self.plan.clients.iter().flat_map(|client| &client.disks).map(|d| d.takes.1);

@@ -133,8 +133,8 @@ impl World {
         paths
     }
 
-    /// Nobody has a path any more to a machine that was silent for so long, unless it was itself busy
-    /// with something else.
+    /// Nobody has a path any more to a machine that was silent for so long, unless it was itself
+    /// busy with something else.
     fn judge_silence(&mut self, silent: usize, since: u64, before: &[Watched]) {
         let now = self.paths_to(silent);
         for &Watched { node, boot, path } in before {
@@ -187,8 +187,8 @@ impl World {
         matches!(self.phase, Phase::Active | Phase::Draining)
     }
 
-    /// Waits for the end of the server. If its machine has died meanwhile there is nothing to wait for,
-    /// and in the end somebody else does.
+    /// Waits for the end of the server. If its machine has died meanwhile there is nothing to wait
+    /// for, and in the end somebody else does.
     fn go_on_closing(&mut self, since: u64, boot: u32, away: u64) {
         if !self.is_before_end() || self.server.process.boot != boot {
             return;

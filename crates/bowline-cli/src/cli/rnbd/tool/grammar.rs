@@ -265,8 +265,8 @@ pub(in crate::cli::rnbd) fn says_target(words: &[String]) -> bool {
     target_of(&word).is_some() || Verb::of(&word).is_some_and(is_clear)
 }
 
-/// Reports whether words name a path by both its ends, and may be about one. Names of sessions have an @ too,
-/// and are no addresses.
+/// Reports whether words name a path by both its ends, and may be about one. Names of sessions have
+/// an @ too, and are no addresses.
 pub(in crate::cli::rnbd) fn names_path(words: &[String]) -> bool {
     let [word, name, ..] = words else { return false };
     let verb = Verb::of(&word.to_ascii_lowercase());

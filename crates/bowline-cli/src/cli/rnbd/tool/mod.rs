@@ -102,8 +102,8 @@ pub(super) fn run(words: &[String], manner: Manner<'_>) -> Outcome {
     Ok(())
 }
 
-/// Prints what may come behind the words, one word per line: those words that `fits` takes, and names
-/// of what is there. `full` are the words with what they mean and do not say.
+/// Prints what may come behind the words, one word per line: those words that `fits` takes, and
+/// names of what is there. `full` are the words with what they mean and do not say.
 pub(super) fn complete(words: &[String], full: &[String], fits: fn(&str) -> bool) {
     for word in grammar::next(words).into_iter().filter(|word| fits(word)) {
         say!("{word}");

@@ -342,8 +342,8 @@ impl Run<'_> {
         self.renew(&session, devices)
     }
 
-    /// Unmaps all these devices of a session, and maps them again. The session ends with its last device,
-    /// so its paths have to be named again.
+    /// Unmaps all these devices of a session, and maps them again. The session ends with its last
+    /// device, so its paths have to be named again.
     fn renew(&mut self, session: &Row, devices: Vec<Row>) -> Result<(), Refusal> {
         let name = session.item.text("sessname");
         let paths = self.paths_of(session);
@@ -551,8 +551,8 @@ impl Run<'_> {
     fn close(&mut self, device: &str, session: Option<&str>) -> Result<(), Refusal> {
         let mut rows = self.world.rows(Mode::Server, Target::Device);
         let found = match session {
-            // What it has open decides what the name means: the device that others have by this name may be
-            // another.
+            // What it has open decides what the name means: the device that others have by this
+            // name may be another.
             Some(session) => {
                 rows.retain(|row| row.item.text("sessname") == session);
                 matching(rows, Target::Device, device)

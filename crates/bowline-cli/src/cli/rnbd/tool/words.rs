@@ -41,8 +41,8 @@ fn prefixed(text: &str) -> String {
     }
 }
 
-/// Returns the normal spelling of a path, as its name has it: without scopes; also of one through InfiniBand, which a
-/// kernel may have.
+/// Returns the normal spelling of a path, as its name has it: without scopes; also of one through
+/// InfiniBand, which a kernel may have.
 pub(super) fn path_text(text: &str) -> Result<String, Refusal> {
     let given = text;
     let text = &prefixed(text);
@@ -77,8 +77,8 @@ pub(super) fn address(server: &str) -> Result<Address, Refusal> {
     })
 }
 
-/// Returns the addresses of a server as a session's name has it: a host, or an address with dashes where
-/// [`session_name`] has replaced something.
+/// Returns the addresses of a server as a session's name has it: a host, or an address with dashes
+/// where [`session_name`] has replaced something.
 pub(super) fn addresses(server: &str) -> Result<Vec<IpAddr>, Refusal> {
     if server.is_empty() {
         return Err(Refusal::new(Errno::ENXIO, "it has no @"));
@@ -95,9 +95,10 @@ pub(super) fn addresses(server: &str) -> Result<Vec<IpAddr>, Refusal> {
     Ok(all)
 }
 
-/// Returns the name of a session with a server when none was given. A server has one session of a name, so that of
-/// this machine is not enough: machines that were cloned have the same. The address that its first path comes from
-/// is its own. Names of sessions have neither dots nor slashes, and 254 bytes at most [RS-24] [RT-68].
+/// Returns the name of a session with a server when none was given. A server has one session of a
+/// name, so that of this machine is not enough: machines that were cloned have the same. The
+/// address that its first path comes from is its own. Names of sessions have neither dots nor
+/// slashes, and 254 bytes at most [RS-24] [RT-68].
 pub(in crate::cli::rnbd) fn session_name(server: &str, from: Option<IpAddr>) -> String {
     let bare = server.strip_prefix("ip:").unwrap_or(server);
     // The interface is a matter of this machine.

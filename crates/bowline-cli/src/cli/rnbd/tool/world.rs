@@ -18,8 +18,8 @@ use super::{
 };
 use crate::cli::control::looked_in;
 
-/// How long a process may take to accept a look, and to answer it. Commands may take as long as they
-/// take.
+/// How long a process may take to accept a look, and to answer it. Commands may take as long as
+/// they take.
 const LOOK: Duration = Duration::from_secs(2);
 
 /// Where the tools look.
@@ -176,8 +176,8 @@ impl World {
         below(&self.sources[source].tree, &way)
     }
 
-    /// Returns a process that does not answer and does the same as this one: what is asked of this one may
-    /// be meant for it, since both name their disks alike.
+    /// Returns a process that does not answer and does the same as this one: what is asked of this
+    /// one may be meant for it, since both name their disks alike.
     fn rival(&self, source: usize) -> Option<&Path> {
         let word = |place: &Path| {
             let name = place.file_name()?.to_str()?;

@@ -51,7 +51,8 @@ impl Dice {
     }
 }
 
-/// Keys of a side: of the whole buffer, of a part of it that some elements leave, and of many short pieces.
+/// Keys of a side: of the whole buffer, of a part of it that some elements leave, and of many short
+/// pieces.
 type Keys = [MrKeys; 3];
 
 fn register(pair: &mut Pair, side: usize, dice: &mut Dice) -> Keys {
@@ -107,8 +108,8 @@ fn post(pair: &mut Pair, side: usize, id: u64, mtu: u64, keys: &[Keys], dice: &m
     let _ = node.dev.post_send(now, node.qp, &[SendWr { id, op, sges, inline, flags }]);
 }
 
-/// Everything that can be seen of a history: each packet and when it was sent, how each request ended, counters, and
-/// what the memory holds.
+/// Everything that can be seen of a history: each packet and when it was sent, how each request
+/// ended, counters, and what the memory holds.
 fn history(seed: u64) -> Vec<String> {
     let dice = &mut Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
     let mtu = dice.one(&[Mtu::M256, Mtu::M1024, Mtu::M2048, Mtu::M4096, Mtu::M4096]);

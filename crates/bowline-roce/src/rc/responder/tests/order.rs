@@ -110,8 +110,8 @@ fn a_nak_stands_for_acknowledgements_before_it() {
     assert_eq!(side.replies(), [Answer::ack(FIRST + 4, 5)]);
 }
 
-/// What comes after a gap is carried out once, in order, when the gap is filled, and acknowledged as
-/// far as it goes though only the first of it asked for that [RSP-2], [RSP-16], [RSP-19].
+/// What comes after a gap is carried out once, in order, when the gap is filled, and acknowledged
+/// as far as it goes though only the first of it asked for that [RSP-2], [RSP-16], [RSP-19].
 #[test]
 fn what_comes_after_a_gap_is_kept() {
     let mut side = with_receives(9);
