@@ -1,4 +1,4 @@
-//! The `bowline` command: quickstart, node, ping, info, stress, bench and sim.
+//! The `bowline` command; `bowline help` lists what it can do.
 //!
 //! Everything lives in [`cli`]; this file only hands the exit status to the system.
 

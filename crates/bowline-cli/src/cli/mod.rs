@@ -13,28 +13,17 @@ use std::{ffi::OsString, net::IpAddr, path::Path, process::ExitCode};
 use bowline_base::Errno;
 use clap::{CommandFactory, Parser, Subcommand};
 
+// First, since the macros of `out` are used by all others.
 #[macro_use]
-mod out;
-mod admin;
-mod args;
+mod common;
 mod bench;
-mod config;
-mod control;
-mod histogram;
-mod info;
-mod manual;
-mod node;
-mod ping;
-mod pipe;
+mod disk;
 mod quickstart;
 mod rdma;
-mod rnbd;
+mod rds;
 mod rtrs;
-mod shares;
 mod sim;
-mod snapshot;
-mod stop;
-mod stress;
+mod tool;
 
 /// Why a command did not do its work.
 #[derive(Debug)]
@@ -70,11 +59,13 @@ impl From<bowline::rds::Error> for Failure {
 /// Starts a node with one address, or with those of its builder; an error names the place.
 pub(crate) fn start_node(
     builder: bowline::rds::Builder,
-    addresses: &[args::Address],
+    addresses: &[common::args::Address],
 ) -> Outcome<bowline::rds::Node> {
-    let add = |builder: bowline::rds::Builder, address: &args::Address| match *address {
-        args::Address { ip: IpAddr::V6(ip), link: Some(link) } => builder.address_on(ip, link),
-        args::Address { ip, .. } => builder.address(ip),
+    let add = |builder: bowline::rds::Builder, address: &common::args::Address| match *address {
+        common::args::Address { ip: IpAddr::V6(ip), link: Some(link) } => {
+            builder.address_on(ip, link)
+        }
+        common::args::Address { ip, .. } => builder.address(ip),
     };
     let builder = addresses.iter().fold(builder, add);
     builder.build().map_err(|error| {
@@ -108,28 +99,28 @@ enum Command {
     Quickstart(quickstart::Args),
     #[command(hide = true)]
     QuickstartPeer(quickstart::PeerArgs),
-    Node(node::Args),
-    Info(info::Args),
-    Ping(ping::Args),
-    Stress(stress::Args),
-    Sysctl(admin::SysctlArgs),
-    Drop(admin::DropArgs),
-    Send(pipe::SendArgs),
-    Recv(pipe::RecvArgs),
+    Node(rds::node::Args),
+    Info(rds::info::Args),
+    Ping(rds::ping::Args),
+    Stress(rds::stress::Args),
+    Sysctl(rds::admin::SysctlArgs),
+    Drop(rds::admin::DropArgs),
+    Send(rds::pipe::SendArgs),
+    Recv(rds::pipe::RecvArgs),
     Devices(rdma::DevicesArgs),
     Rping(rdma::RpingArgs),
     Perf(rdma::PerfArgs),
     CmListen(rdma::CmListenArgs),
-    Rnbd(Box<rnbd::Args>),
+    Rnbd(Box<disk::Args>),
     Rtrs(rtrs::Args),
     #[command(hide = true)]
     RdmaCore(rdma::OthersArgs),
     Bench(bench::Args),
     Sim(sim::Args),
     #[command(hide = true)]
-    Man(manual::ManArgs),
+    Man(common::manual::ManArgs),
     #[command(hide = true)]
-    Completions(manual::CompletionArgs),
+    Completions(common::manual::CompletionArgs),
 }
 
 impl Command {
@@ -163,25 +154,25 @@ impl Command {
         match self {
             Self::Quickstart(args) => quickstart::run(&args),
             Self::QuickstartPeer(args) => quickstart::run_peer(&args),
-            Self::Node(args) => node::run(args),
-            Self::Info(args) => info::run(&args),
-            Self::Ping(args) => ping::run(&args),
-            Self::Stress(args) => stress::run(args),
-            Self::Sysctl(args) => admin::run_sysctl(&args),
-            Self::Drop(args) => admin::run_drop(&args),
-            Self::Send(args) => pipe::run_send(&args),
-            Self::Recv(args) => pipe::run_recv(&args),
+            Self::Node(args) => rds::node::run(args),
+            Self::Info(args) => rds::info::run(&args),
+            Self::Ping(args) => rds::ping::run(&args),
+            Self::Stress(args) => rds::stress::run(args),
+            Self::Sysctl(args) => rds::admin::run_sysctl(&args),
+            Self::Drop(args) => rds::admin::run_drop(&args),
+            Self::Send(args) => rds::pipe::run_send(&args),
+            Self::Recv(args) => rds::pipe::run_recv(&args),
             Self::Devices(args) => rdma::run_devices(&args),
             Self::Rping(args) => rdma::run_rping(&args),
             Self::Perf(args) => rdma::run_perf(&args),
             Self::CmListen(args) => rdma::run_cm_listen(&args),
-            Self::Rnbd(args) => rnbd::run(*args),
+            Self::Rnbd(args) => disk::run(*args),
             Self::Rtrs(args) => rtrs::run(args),
             Self::RdmaCore(args) => rdma::run_others(&args),
             Self::Bench(args) => bench::run(args),
             Self::Sim(args) => sim::run(&args),
-            Self::Man(args) => manual::run_man(&args),
-            Self::Completions(args) => manual::run_completions(&args),
+            Self::Man(args) => common::manual::run_man(&args),
+            Self::Completions(args) => common::manual::run_completions(&args),
         }
     }
 }
@@ -200,7 +191,7 @@ pub(crate) fn main() -> ExitCode {
     };
     let word = cli.command.word();
     let code = exit_code(word, cli.command.run());
-    out::finish();
+    common::out::finish();
     code
 }
 

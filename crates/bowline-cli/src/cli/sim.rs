@@ -11,9 +11,11 @@ use bowline_sim::{
 
 use super::{
     Failure, Outcome,
-    args::number,
-    out::{self, Progress, count},
-    stop::Stop,
+    common::{
+        args::number,
+        out::{self, Progress, count},
+        stop::Stop,
+    },
 };
 
 /// Lines of the trace kept without `--trace`.

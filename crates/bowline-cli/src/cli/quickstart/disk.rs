@@ -29,9 +29,11 @@ use super::{
 };
 use crate::cli::{
     Failure, Outcome,
-    out::{Progress, bytes, count},
-    rnbd::load::{Load, Report, Shape},
-    stop::Stop,
+    common::{
+        out::{Progress, bytes, count},
+        stop::Stop,
+    },
+    disk::load::{Load, Report, Shape},
 };
 
 /// Size of the image, and how much of it has load; the tree is behind that.

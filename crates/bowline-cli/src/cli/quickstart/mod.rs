@@ -25,11 +25,13 @@ use self::{
 };
 use super::{
     Failure, Outcome,
-    args::number,
-    histogram::Histogram,
-    out::{Progress, bytes, count},
+    common::{
+        args::number,
+        histogram::Histogram,
+        out::{Progress, bytes, count},
+        stop::Stop,
+    },
     start_node,
-    stop::Stop,
 };
 
 const RDS_PORT: u16 = 16385;

@@ -18,7 +18,7 @@ use bowline::rds::{Message, Node, Socket};
 use serde::{Deserialize, Serialize};
 
 use super::message::{HEADER_LEN, Header, MESSAGE_LEN_MAX, Pool, Random, clock_ns};
-use crate::cli::{Failure, Outcome, histogram::Histogram};
+use crate::cli::{Failure, Outcome, common::histogram::Histogram};
 
 /// Sockets per side.
 pub(crate) const SOCKETS: u8 = 16;

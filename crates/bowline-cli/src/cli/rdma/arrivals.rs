@@ -10,7 +10,7 @@ use bowline_verbs::{CmEvent, CmId, ConnParam, ConnRequest, Device, Error, Reject
 
 use super::link::Link;
 use super::{Ended, SLICE};
-use crate::cli::stop::Stop;
+use crate::cli::common::stop::Stop;
 
 /// Longest wait until the peer confirms that a connection is over.
 const GOODBYE: Duration = Duration::from_secs(3);

@@ -9,9 +9,9 @@ use serde_json::json;
 use super::local::Local;
 use super::serving::serve_each;
 use crate::cli::Outcome;
-use crate::cli::args::number;
-use crate::cli::out::Duty;
-use crate::cli::stop::Stop;
+use crate::cli::common::args::number;
+use crate::cli::common::out::Duty;
+use crate::cli::common::stop::Stop;
 
 /// What the peer is told.
 const REFUSAL: &str = "bowline cm-listen only looks";

@@ -12,7 +12,7 @@ use bowline_verbs::{
 
 use super::arrivals::Arrivals;
 use super::{Ended, SLICE};
-use crate::cli::stop::Stop;
+use crate::cli::common::stop::Stop;
 
 /// Time between looks whether a silent peer is still there.
 pub(super) const PROBE_PAUSE: Duration = Duration::from_secs(1);

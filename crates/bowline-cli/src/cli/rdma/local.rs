@@ -11,7 +11,9 @@ use bowline_rdmacore::RdmaCoreDevice;
 use bowline_roce_driver::{PollMode, SoftConfig, SoftDevice};
 use bowline_verbs::{Device, Error, Mtu};
 
-use crate::cli::args::{Address, Family, address, interval, joined, number, number32, route_to};
+use crate::cli::common::args::{
+    Address, Family, address, interval, joined, number, number32, route_to,
+};
 use crate::cli::{Failure, Outcome};
 
 /// The device that needs no hardware.

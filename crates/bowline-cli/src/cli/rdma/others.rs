@@ -18,8 +18,8 @@ use super::arrivals::Arrivals;
 use super::link::{Link, Memory, Path, Wish};
 use super::local::listen;
 use super::serving::Side;
-use crate::cli::args::{number, number32};
-use crate::cli::stop::Stop;
+use crate::cli::common::args::{number, number32};
+use crate::cli::common::stop::Stop;
 use crate::cli::{Failure, Outcome};
 
 /// Byte that fills the messages of `ibv_rc_pingpong`.

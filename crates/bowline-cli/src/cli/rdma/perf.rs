@@ -17,9 +17,9 @@ use super::arrivals::Arrivals;
 use super::link::{Link, Memory, PROBE_PAUSE, Wish};
 use super::serving::{Manner, Side, serve_each};
 use super::wire::{Length, Mode, Op, Order, decode_offer, encode_offer};
-use crate::cli::args::{interval, number, number32};
-use crate::cli::histogram::Histogram;
-use crate::cli::stop::Stop;
+use crate::cli::common::args::{interval, number, number32};
+use crate::cli::common::histogram::Histogram;
+use crate::cli::common::stop::Stop;
 use crate::cli::{Failure, Outcome};
 use report::Found;
 

@@ -23,9 +23,9 @@ use super::local::ping_size;
 use super::serving::{Manner, Side, serve_each};
 use super::wire::{ADVERT, Advert, ping_data};
 use crate::cli::Outcome;
-use crate::cli::args::{interval, number};
-use crate::cli::histogram::Histogram;
-use crate::cli::stop::Stop;
+use crate::cli::common::args::{interval, number};
+use crate::cli::common::histogram::Histogram;
+use crate::cli::common::stop::Stop;
 
 /// Bytes the server has room for when it is not told.
 const SERVER_SIZE: u32 = 65_535;

@@ -5,8 +5,8 @@ use bowline_verbs::{CmId, ConnRequest, Device};
 use super::Ended;
 use super::arrivals::Arrivals;
 use super::local::{Local, listen};
-use crate::cli::out::Duty;
-use crate::cli::stop::Stop;
+use crate::cli::common::out::Duty;
+use crate::cli::common::stop::Stop;
 use crate::cli::{Failure, Outcome};
 
 /// Which side of a connection a command is.

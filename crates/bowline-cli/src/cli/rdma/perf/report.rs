@@ -5,8 +5,8 @@ use std::fmt;
 use bowline_verbs::Mtu;
 use serde_json::{Value, json};
 
-use crate::cli::histogram::Histogram;
-use crate::cli::out::{bytes, count};
+use crate::cli::common::histogram::Histogram;
+use crate::cli::common::out::{bytes, count};
 use crate::cli::rdma::wire::{Length, Mode, Op, Order};
 
 /// Prints what was found.

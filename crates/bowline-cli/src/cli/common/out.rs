@@ -1,0 +1,203 @@
+//! Standard output and standard error: lines, progress, and numbers that people read.
+
+mod log;
+
+use std::{
+    fmt,
+    io::{self, IsTerminal, Write},
+    process,
+    time::{Duration, Instant},
+};
+
+pub(crate) use log::{Duty, begin};
+
+/// Prints a line on standard output.
+macro_rules! say {
+    ($($arg:tt)*) => { $crate::cli::common::out::line(format_args!($($arg)*)) };
+}
+
+/// Prints a line on standard error.
+macro_rules! note {
+    ($($arg:tt)*) => { $crate::cli::common::out::error_line(format_args!($($arg)*)) };
+}
+
+/// Prints a line that a peer has caused on standard output. Those of a service are bounded in rate,
+/// so that peers cannot fill a disk.
+macro_rules! say_of_peer {
+    ($($arg:tt)*) => {
+        if $crate::cli::common::out::admits_line() { say!($($arg)*) }
+    };
+}
+
+/// Prints a line that a peer has caused on standard error, under the same bound.
+macro_rules! note_of_peer {
+    ($($arg:tt)*) => {
+        if $crate::cli::common::out::admits_error_line() { note!($($arg)*) }
+    };
+}
+
+/// Writes one line to standard output. What happens when it cannot be written is a matter of the
+/// command's [`Duty`]; one that has none ends.
+pub(crate) fn line(args: fmt::Arguments<'_>) {
+    put(format!("{args}\n"));
+}
+
+/// Writes text without an end of line to standard output, under the same rule as [`line()`].
+pub(crate) fn text(text: &str) {
+    put(text.to_owned());
+}
+
+fn put(text: String) {
+    match log::log() {
+        Some(log) => log.out(text),
+        None => {
+            let mut out = io::stdout().lock();
+            if let Err(error) = out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+                cannot_write(&error);
+            }
+        }
+    }
+}
+
+/// Ends a command whose results cannot be written. A reader that went away (`bowline info | head`)
+/// has seen enough, so nothing is said of that.
+fn cannot_write(error: &io::Error) -> ! {
+    if error.kind() != io::ErrorKind::BrokenPipe {
+        let _ = writeln!(io::stderr().lock(), "bowline: cannot write to standard output: {error}");
+    }
+    process::exit(1)
+}
+
+/// Writes one line to standard error; a failure has nowhere to be reported.
+pub(crate) fn error_line(args: fmt::Arguments<'_>) {
+    error_text(format!("{args}\n"));
+}
+
+fn error_text(text: String) {
+    match log::log() {
+        Some(log) => log.err(text),
+        None => {
+            let mut err = io::stderr().lock();
+            let _ = err.write_all(text.as_bytes()).and_then(|()| err.flush());
+        }
+    }
+}
+
+/// Whether one more line that a peer causes may go to standard output; one that may not is counted.
+pub(crate) fn admits_line() -> bool {
+    log::log().is_none_or(log::Log::admits_out)
+}
+
+/// The same for standard error.
+pub(crate) fn admits_error_line() -> bool {
+    log::log().is_none_or(log::Log::admits_err)
+}
+
+/// Waits until the lines are written; to be called at the end.
+pub(crate) fn finish() {
+    if let Some(log) = log::log() {
+        log.finish();
+    }
+}
+
+/// A line on standard error that is rewritten while work goes on.
+///
+/// Shown when standard error is a terminal or the user asked for it, at most ten times a second.
+#[derive(Debug)]
+pub(crate) struct Progress {
+    mode: Mode,
+    shown: Option<Instant>,
+    width: usize,
+}
+
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Mode {
+    Off,
+    Rewrite,
+    Lines,
+}
+
+impl Progress {
+    /// Returns a progress line; `asked` shows it even where standard error is not a terminal.
+    pub(crate) fn new(asked: bool) -> Self {
+        let mode = match (io::stderr().is_terminal(), asked) {
+            (true, _) => Mode::Rewrite,
+            (false, true) => Mode::Lines,
+            (false, false) => Mode::Off,
+        };
+        Self { mode, shown: None, width: 0 }
+    }
+
+    /// Shows the text unless one was shown a moment ago.
+    pub(crate) fn show(&mut self, text: fmt::Arguments<'_>) {
+        let gap = match self.mode {
+            Mode::Off => return,
+            Mode::Rewrite => Duration::from_millis(100),
+            Mode::Lines => Duration::from_secs(1),
+        };
+        let now = Instant::now();
+        if self.shown.is_some_and(|shown| now.duration_since(shown) < gap) {
+            return;
+        }
+        self.shown = Some(now);
+        let text = text.to_string();
+        let width = self.width;
+        error_text(match self.mode {
+            Mode::Lines => format!("{text}\n"),
+            Mode::Rewrite | Mode::Off => format!("\r{text:<width$}"),
+        });
+        self.width = text.chars().count();
+    }
+
+    /// Removes the line from the terminal, so that results do not mix with it.
+    pub(crate) fn clear(&mut self) {
+        if self.mode == Mode::Rewrite && self.width > 0 {
+            error_text(format!("\r{:width$}\r", "", width = self.width));
+            self.width = 0;
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}
+
+/// Returns a number of bytes in the largest binary unit that keeps three digits.
+pub(crate) fn bytes(count: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let mut value = count as f64;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    if unit == 0 { format!("{count} B") } else { format!("{value:.1} {}", UNITS[unit]) }
+}
+
+/// Returns a count with blanks between groups of three digits.
+pub(crate) fn count(value: u64) -> String {
+    let digits = value.to_string();
+    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(' ');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_readable() {
+        assert_eq!(bytes(17), "17 B");
+        assert_eq!(bytes(1 << 30), "1.0 GiB");
+        assert_eq!(count(7), "7");
+        assert_eq!(count(1_234_567), "1 234 567");
+    }
+}

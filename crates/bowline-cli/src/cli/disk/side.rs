@@ -1,0 +1,212 @@
+//! Devices and the engine of this side.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
+
+use bowline_ctl::PathSpec;
+use bowline_rdmacore::RdmaCoreDevice;
+use bowline_roce_driver::{PollMode, SoftConfig, SoftDevice};
+use bowline_rtrs_driver::{Engine, EngineConfig, PORT, Poll};
+use bowline_verbs::{Device, Mtu};
+
+use crate::cli::tool::{no_address, path_spec, session_name};
+use crate::cli::{
+    Failure, Outcome,
+    common::args::{Address, Family, address, interval, joined, route_to},
+    rdma::{addresses, addrs_and_links, mtu},
+};
+
+/// The device that needs no hardware.
+const SOFT: &str = "soft";
+
+/// What both sides ask about their devices.
+#[derive(Clone, Debug, clap::Args)]
+pub(super) struct Side {
+    /// The device: soft is RoCE in this process; any other name is one of rdma-core, such as rxe0;
+    /// repeat it for several of these
+    #[arg(long = "device", value_name = "NAME", default_value = SOFT)]
+    providers: Vec<String>,
+    /// Port of the server
+    #[arg(short, long, value_name = "PORT", default_value_t = PORT, value_parser = clap::value_parser!(u16).range(1..))]
+    pub(super) port: u16,
+    /// Time without an answer after which a path is dead (soft device); the last paths of a
+    /// kernel's client have half a minute
+    #[arg(long, value_name = "TIME", default_value = "3", value_parser = some_time)]
+    pub(super) path_dead: Duration,
+    /// Largest path MTU: 256, 512, 1024, 2048 or 4096; without it, what the interface carries
+    #[arg(short, long, value_name = "BYTES", value_parser = mtu)]
+    mtu: Option<Mtu>,
+    /// Look for packets and completions without sleeping
+    #[arg(long)]
+    poll: bool,
+    /// Write all packets into a file, pcapng
+    #[arg(long, value_name = "FILE")]
+    capture: Option<PathBuf>,
+}
+
+impl Side {
+    /// Starts an engine on the devices that have these addresses.
+    pub(super) fn engine(&self, addresses: &[Address]) -> Outcome<Arc<Engine>> {
+        let devices = self.open(addresses)?;
+        let poll = if self.poll { Poll::Spin } else { Poll::Adaptive };
+        Engine::new(devices, EngineConfig { poll })
+            .map_err(|error| Failure::Failed(error.to_string()))
+    }
+
+    fn open(&self, addresses: &[Address]) -> Outcome<Vec<Arc<dyn Device>>> {
+        if self.providers == [SOFT] {
+            let mut core = SoftConfig::default().core;
+            core.give_up = bowline_roce::GiveUp::After(self.path_dead);
+            let (addrs, links) = addrs_and_links(addresses);
+            let config = SoftConfig {
+                addrs,
+                links,
+                mtu: self.mtu,
+                poll: if self.poll { PollMode::Spin } else { PollMode::default() },
+                capture: self.capture.clone(),
+                core,
+                ..SoftConfig::default()
+            };
+            let device = SoftDevice::open(config).map_err(|error| {
+                let names: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+                Failure::Failed(match error {
+                    bowline_verbs::Error::AddrNotAvailable => format!(
+                        "this machine has not all of these addresses: {}; see `ip address`",
+                        names.join(", ")
+                    ),
+                    error => error.to_string(),
+                })
+            })?;
+            return Ok(vec![Arc::new(device)]);
+        }
+        if self.mtu.is_some() || self.capture.is_some() {
+            return Err(Failure::usage("--mtu and --capture need the soft device"));
+        }
+        self.providers
+            .iter()
+            .map(|name| {
+                let device = RdmaCoreDevice::open(name);
+                let device = device.map_err(|error| Failure::failed(format!("{name}: {error}")))?;
+                Ok(Arc::new(device) as Arc<dyn Device>)
+            })
+            .collect()
+    }
+
+    /// Returns where a server listens: the addresses given, or all but loopback.
+    pub(super) fn places(&self, given: &[String]) -> Outcome<Vec<Address>> {
+        let mut found =
+            given.iter().map(|text| address(text, Family::Any)).collect::<Outcome<Vec<_>>>()?;
+        one_link_each(&found)?;
+        if found.is_empty() {
+            let all = addresses().into_iter().filter(|address| !address.is_loopback());
+            found = all.map(Address::from).collect();
+        }
+        if found.is_empty() {
+            return Err(Failure::failed("no address but loopback; give one with --address"));
+        }
+        Ok(found)
+    }
+
+    /// Returns these addresses with the port.
+    pub(super) fn with_port(&self, addresses: &[Address]) -> Vec<SocketAddr> {
+        addresses.iter().map(|address| SocketAddr::new(address.ip, self.port)).collect()
+    }
+}
+
+/// How a client reaches a server: its session and its paths.
+#[derive(Clone, Debug, clap::Args)]
+pub(super) struct Towards {
+    /// The server: a host name or address, or with --path the name of the session. Without --path
+    /// the session is called HOST_ADDRESS@SERVER, of this machine and the address it comes from
+    #[arg(long, value_name = "SERVER")]
+    from: Option<String>,
+    /// A path: DESTINATION or SOURCE@DESTINATION, link-local ones with their interface, as
+    /// fe80::1%eth0; repeat it for more, or leave it out to go to the server as routing says
+    #[arg(long, value_name = "PATH", requires = "from")]
+    path: Vec<String>,
+    /// A further local address, for paths that are added later
+    #[arg(short = 'I', long = "address", value_name = "ADDRESS")]
+    address: Vec<String>,
+}
+
+/// A session to be opened.
+#[derive(Clone, Debug)]
+pub(super) struct Route {
+    pub(super) session: String,
+    pub(super) paths: Vec<(Option<IpAddr>, IpAddr)>,
+    /// Own addresses of all paths, now and later.
+    pub(super) own: Vec<Address>,
+}
+
+impl Route {
+    /// Its first path, as the command line has it.
+    pub(super) fn path_text(&self) -> String {
+        match self.paths.first() {
+            Some((Some(src), dst)) => format!("{src}@{dst}"),
+            Some((None, dst)) => dst.to_string(),
+            None => "SOURCE@DESTINATION".to_owned(),
+        }
+    }
+}
+
+impl Towards {
+    /// Finds addresses and the name of the session [NB-42].
+    pub(super) fn route(&self) -> Outcome<Route> {
+        let from =
+            self.from.as_deref().ok_or_else(|| Failure::usage("--from SERVER is missing"))?;
+        let (session, specs) = if self.path.is_empty() {
+            let dst = address(from, Family::Any)?;
+            let src = route_to(dst)?;
+            let link = dst.link.or(src.link);
+            let name = session_name(from, Some(src.ip));
+            (name, vec![PathSpec { link, ..PathSpec::new(Some(src.ip), dst.ip) }])
+        } else {
+            no_address(from)?;
+            let specs = self.path.iter().map(|text| path_spec(text));
+            (from.to_owned(), specs.collect::<Outcome<Vec<_>>>()?)
+        };
+        let mut paths = Vec::new();
+        let mut own = Vec::new();
+        for spec in specs {
+            let mut dst = Address { ip: spec.dst, link: spec.link };
+            let mut src = match spec.src {
+                Some(ip) => Address { ip, link: spec.link },
+                None => route_to(dst)?,
+            };
+            joined(&mut src, &mut dst)?;
+            paths.push((Some(src.ip), dst.ip));
+            own.push(src);
+        }
+        for text in &self.address {
+            own.push(address(text, Family::Any)?);
+        }
+        own.sort();
+        own.dedup();
+        one_link_each(&own)?;
+        Ok(Route { session, paths, own })
+    }
+}
+
+/// Refuses an address of several links: packets do not say of which they are.
+fn one_link_each(own: &[Address]) -> Outcome {
+    let is_of_another = |one: &Address| own.iter().any(|other| other.ip == one.ip && other != one);
+    match own.iter().find(|one| is_of_another(one)) {
+        Some(one) => Err(Failure::usage(format!(
+            "{} on two links: a process can have it on one of them; give the others other addresses",
+            one.ip
+        ))),
+        None => Ok(()),
+    }
+}
+
+/// Parses a time that is more than none.
+pub(super) fn some_time(text: &str) -> Result<Duration, String> {
+    match interval(text)? {
+        Duration::ZERO => Err(format!("\"{text}\" is no time; give more than 0")),
+        time => Ok(time),
+    }
+}

@@ -1,0 +1,235 @@
+//! `bowline rnbd verify`: load with every byte compared, over a mapped disk or a file.
+
+use std::{
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use bowline_block::{
+    BlockDevice, Limits, LocalDevice,
+    backend::{BackendSpec, open},
+};
+use bowline_ctl::address_text;
+use bowline_rnbd_driver::client::{Client, Disk};
+use bowline_rtrs_driver::tree::{ClientPath, ClientSession};
+
+use super::{
+    load::{LEAST, Load, Report, Shape},
+    map::{How, give_up, mapped},
+    side::{Side, Towards, some_time},
+};
+use crate::cli::{
+    Failure, Outcome,
+    common::{
+        args::number,
+        out::{Progress, bytes, count},
+        stop::Stop,
+    },
+};
+
+/// Read and write a disk at random and compare every byte; its contents are lost.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Fills the disk, reads and writes one block (512 bytes, say) to 256 KiB at random places, with flushes \
+                  and writes that are durable at once between them, then reads all of it. Exit status: 0 nothing failed and everything was as it was written, 1 not."
+)]
+pub(super) struct Args {
+    /// Name of the disk on the server; with --file, the path of a file or block device
+    #[arg(value_name = "DEVICE")]
+    device: String,
+    /// DEVICE is a file or block device of this machine
+    #[arg(long, conflicts_with = "from")]
+    file: bool,
+    #[command(flatten)]
+    towards: Towards,
+    #[command(flatten)]
+    how: How,
+    #[command(flatten)]
+    side: Side,
+    /// How long to read and write at random
+    #[arg(short = 'T', long, value_name = "TIME", default_value = "10", value_parser = some_time)]
+    time: Duration,
+    /// Requests at a time
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    depth: u16,
+    /// How much of the disk is used, from its start; 5 bytes of memory are needed for each of its
+    /// blocks
+    #[arg(long, value_name = "BYTES", default_value = "64MiB", value_parser = number)]
+    span: u64,
+    /// Reads in a hundred requests
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u8).range(0..=100))]
+    reads: u8,
+    /// Start of everything that is random
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+pub(super) fn run(args: &Args) -> Outcome {
+    let stop = Stop::install()?;
+    if args.file {
+        let path = PathBuf::from(&args.device);
+        let failed = |error| Failure::failed(format!("{}: {error}", path.display()));
+        let file =
+            std::fs::OpenOptions::new().read(true).write(true).open(&path).map_err(failed)?;
+        let spec =
+            BackendSpec::File { fd: file.into(), read_only: false, block: 512, direct: true };
+        let backend = open(spec).map_err(failed)?;
+        return verify(args, LocalDevice::new(&args.device, backend), None, &stop);
+    }
+    let route = args.towards.route()?;
+    let (client, disk) = mapped(&args.device, route, &args.how, &args.side, &stop, |_, _| {})?;
+    let device: Arc<dyn BlockDevice> = disk.clone();
+    let result = verify(args, device, Some((&client, &disk)), &stop);
+    give_up(&client, &stop, || client.close());
+    result
+}
+
+fn verify(
+    args: &Args,
+    disk: Arc<dyn BlockDevice>,
+    mapped: Option<(&Client, &Disk)>,
+    stop: &Stop,
+) -> Outcome {
+    let go_on = || {
+        let asked = stop.asked();
+        if let Some((_, disk)) = mapped.filter(|_| asked) {
+            // Nobody waits for a lost session that long.
+            disk.fail_fast();
+        }
+        !asked
+    };
+    let shape = Shape {
+        bytes: args.span,
+        depth: args.depth.into(),
+        reads_percent: args.reads.into(),
+        syncs: true,
+        seed: args.seed,
+    };
+    let limits = disk.limits();
+    let mut load = Load::new(disk, shape, stop.flag()).map_err(|errno| {
+        let why = match limits {
+            _ if args.span < LEAST => format!("--span {} is too small", args.span),
+            Limits { bytes: 0, logical, .. } => {
+                format!("it is smaller than a block of {logical} bytes")
+            }
+            Limits { bytes, .. } if bytes < LEAST => format!("it has {bytes} bytes"),
+            _ => {
+                return Failure::Errno(
+                    errno,
+                    format!("{}: no verified load on it: {errno}", args.device),
+                );
+            }
+        };
+        let text = format!("{}: {why}; a verified load needs {LEAST} bytes at least", args.device);
+        Failure::Errno(errno, text)
+    })?;
+    let mut progress = Progress::new(false);
+    let filled = load.fill(|report| {
+        progress.show(format_args!("filled {}", bytes(report.bytes)));
+        go_on()
+    });
+    let start = Instant::now();
+    let random = load.random(|report| {
+        progress.show(format_args!("{} requests", count(report.operations())));
+        go_on() && start.elapsed() < args.time
+    });
+    let last = load.check(|report| {
+        progress.show(format_args!("compared {}", bytes(report.bytes)));
+        go_on()
+    });
+    progress.clear();
+    if stop.asked() {
+        return Err(Failure::failed("stopped before the end, so nothing is proven"));
+    }
+    let sessions = mapped.map(|(client, _)| client.sessions()).unwrap_or_default();
+    let paths = sessions.iter().flat_map(|session| ClientSession::paths(&**session)).collect();
+    tell(args, &[&filled, &random, &last], paths)
+}
+
+fn tell(args: &Args, reports: &[&Report; 3], paths: Vec<ClientPath>) -> Outcome {
+    let [filled, random, last] = reports;
+    let failed: u64 = reports.iter().map(|report| report.failed).sum();
+    let damaged: u64 = reports.iter().map(|report| report.damaged).sum();
+    let rate =
+        |report: &Report| (report.bytes as f64 / report.elapsed.as_secs_f64().max(1e-6)) as u64;
+    let iops = random.operations() as f64 / random.elapsed.as_secs_f64().max(1e-6);
+    let failovers: u64 = paths.iter().map(|path| path.stats.failovers).sum();
+    let problems: Vec<&String> = reports.iter().flat_map(|report| &report.problems).collect();
+    if args.json {
+        say!(
+            "{}",
+            serde_json::json!({
+                "pass": failed == 0 && damaged == 0,
+                "operations": random.operations(),
+                "reads": random.reads,
+                "writes": random.writes,
+                "durable_writes": random.durable,
+                "flushes": random.flushes,
+                "bytes": random.bytes,
+                "seconds": random.elapsed.as_secs_f64(),
+                "iops": iops,
+                "latency_usec": {
+                    "p50": random.times.percentile(50.0) / 1000,
+                    "p99": random.times.percentile(99.0) / 1000,
+                    "max": random.times.max() / 1000,
+                },
+                "longest_pause_ms": random.pause.as_millis() as u64,
+                "fill_bytes_per_second": rate(filled),
+                "check_bytes_per_second": rate(last),
+                "failed": failed,
+                "damaged_blocks": damaged,
+                "problems": problems,
+                "failovers": failovers,
+                "paths": paths.iter().map(|path| serde_json::json!({
+                    "src_addr": address_text(path.src),
+                    "dst_addr": address_text(path.dst),
+                    "state": state(path),
+                    "failovers": path.stats.failovers,
+                    "reconnects": path.stats.reconnects,
+                })).collect::<Vec<_>>(),
+            })
+        );
+    } else {
+        say!("filled    {} at {}/s", bytes(filled.bytes), bytes(rate(filled)));
+        say!(
+            "random    {} requests, {}/s, {:.0} IOPS; half within {} us, 99 of 100 within {} us; longest \
+             pause {} ms",
+            count(random.operations()),
+            bytes(rate(random)),
+            iops,
+            random.times.percentile(50.0) / 1000,
+            random.times.percentile(99.0) / 1000,
+            random.pause.as_millis()
+        );
+        say!(
+            "          {} of these writes durable at once, {} flushes",
+            count(random.durable),
+            count(random.flushes)
+        );
+        say!("compared  {} at {}/s", bytes(last.bytes), bytes(rate(last)));
+        for path in &paths {
+            say!(
+                "path      {} to {}: {}, connected again {} times, took over {} requests",
+                path.src,
+                path.dst,
+                state(path),
+                count(path.stats.reconnects),
+                count(path.stats.failovers)
+            );
+        }
+        for problem in &problems {
+            say!("          {problem}");
+        }
+        say!("{failed} requests failed, {damaged} blocks damaged");
+    }
+    if failed == 0 && damaged == 0 { Ok(()) } else { Err(Failure::Reported) }
+}
+
+const fn state(path: &ClientPath) -> &'static str {
+    if path.connected { "connected" } else { "disconnected" }
+}

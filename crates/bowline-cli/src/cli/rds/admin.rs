@@ -1,0 +1,75 @@
+//! `bowline sysctl` and `bowline drop`: change a running node through its control socket.
+
+use std::path::PathBuf;
+
+use bowline_rds::SYSCTL_NAMES;
+
+use super::control::{Client, Command};
+use crate::cli::{
+    Failure, Outcome,
+    common::args::{Address, setting},
+};
+
+/// Show or change settings of a running node, named as the kernel's sysctls.
+#[derive(Debug, clap::Args)]
+pub(crate) struct SysctlArgs {
+    /// NAME to show a setting, NAME=VALUE to change it; nothing shows all
+    #[arg(value_name = "NAME[=VALUE]", value_parser = wish)]
+    settings: Vec<(String, Option<i64>)>,
+    /// Control socket of the node [default: the only node that runs]
+    #[arg(long, value_name = "PATH")]
+    control: Option<PathBuf>,
+}
+
+/// Cut the TCP connections of a running node; it connects again and loses nothing.
+///
+/// What has arrived on a connection is read first, then it is reset. Connections come back by
+/// themselves, and both ends send again what was not acknowledged, which the node takes only once.
+/// A kernel as the peer may lose or double messages when its connections are reset: it throws away
+/// what it has acknowledged and not read. That is the kernel's limit; between bowline nodes nothing
+/// is lost.
+#[derive(Debug, clap::Args)]
+pub(crate) struct DropArgs {
+    /// Peer whose connections are cut; without it, those of all peers
+    peer: Option<Address>,
+    /// Control socket of the node [default: the only node that runs]
+    #[arg(long, value_name = "PATH")]
+    control: Option<PathBuf>,
+}
+
+fn wish(text: &str) -> Result<(String, Option<i64>), String> {
+    if text.contains('=') {
+        let (name, value) = setting(text)?;
+        return Ok((name, Some(value)));
+    }
+    Ok((text.to_owned(), None))
+}
+
+/// Runs `bowline sysctl`; the output has the form of `sysctl`.
+pub(crate) fn run_sysctl(args: &SysctlArgs) -> Outcome {
+    let mut client = Client::connect(args.control.as_deref())?;
+    let all = || SYSCTL_NAMES.iter().map(|name| ((*name).to_owned(), None)).collect();
+    let wishes = if args.settings.is_empty() { all() } else { args.settings.clone() };
+    for (name, value) in wishes {
+        let answer = client.ask(Command::Sysctl { name: name.clone(), value })?;
+        say!("{name} = {}", answer["value"]);
+    }
+    Ok(())
+}
+
+/// Runs `bowline drop`.
+pub(crate) fn run_drop(args: &DropArgs) -> Outcome {
+    let mut client = Client::connect(args.control.as_deref())?;
+    // A peer is named by its address: what it is linked to is known by the node's own.
+    if let Some(peer) = args.peer.filter(|peer| peer.link.is_some()) {
+        let own = client.snapshot()?.node.addresses;
+        if !own.is_empty() && own.iter().all(|address| address.link != peer.link) {
+            let own: Vec<String> = own.iter().map(Address::to_string).collect();
+            let own = own.join(", ");
+            return Err(Failure::usage(format!("{peer} is not on a link of the node, {own}")));
+        }
+    }
+    let answer = client.ask(Command::Drop { peer: args.peer.map(|peer| peer.ip) })?;
+    say!("{} TCP connections cut", answer["dropped"]);
+    Ok(())
+}

@@ -1,0 +1,145 @@
+//! The configuration file of `bowline node`: TOML, unknown keys refused with their line.
+
+use std::{collections::BTreeMap, fmt, fs, path::Path, path::PathBuf};
+
+use bowline::rds::PollMode;
+use serde::{Deserialize, Deserializer, de};
+
+use crate::cli::{
+    Failure, Outcome,
+    common::args::{Address, number, own_list},
+};
+
+/// A commented file with every key; `bowline node --example-config` prints it.
+pub(crate) const EXAMPLE: &str = include_str!("example.toml");
+
+/// Contents of the file; what is absent keeps its default.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub(crate) struct File {
+    #[serde(deserialize_with = "own_list")]
+    pub(crate) address: Vec<Address>,
+    pub(crate) paths: Option<u8>,
+    pub(crate) send_buffer: Option<Size>,
+    pub(crate) recv_buffer: Option<Size>,
+    pub(crate) max_message: Option<Size>,
+    pub(crate) memory: Option<Size>,
+    pub(crate) poll: Option<Poll>,
+    pub(crate) congestion_control: Option<String>,
+    pub(crate) end_to_end: Option<bool>,
+    pub(crate) echo: Vec<u16>,
+    pub(crate) sink: Vec<u16>,
+    pub(crate) control: Option<PathBuf>,
+    pub(crate) drain: Option<f64>,
+    pub(crate) sysctl: BTreeMap<String, i64>,
+}
+
+impl File {
+    /// Reads a file.
+    ///
+    /// # Errors
+    ///
+    /// A usage failure that names the file and the line.
+    pub(crate) fn read(path: &Path) -> Outcome<Self> {
+        let text = fs::read_to_string(path)
+            .map_err(|error| Failure::usage(format!("cannot read {}: {error}", path.display())))?;
+        Self::parse(&text).map_err(|(line, text)| {
+            Failure::usage(format!(
+                "{}:{line}: {text}; see `bowline node --example-config`",
+                path.display()
+            ))
+        })
+    }
+
+    fn parse(text: &str) -> Result<Self, (usize, String)> {
+        toml::from_str(text).map_err(|error| {
+            let at = error.span().map_or(0, |span| span.start).min(text.len());
+            let line = 1 + text.as_bytes()[..at].iter().filter(|byte| **byte == b'\n').count();
+            (line, error.message().replace('\n', " "))
+        })
+    }
+}
+
+/// A number of bytes: `4096` or `"4KiB"`.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Size(pub(crate) u64);
+
+impl<'de> Deserialize<'de> for Size {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+        impl de::Visitor<'_> for Visitor {
+            type Value = Size;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a size such as 65536 or \"64KiB\"")
+            }
+
+            fn visit_i64<E: de::Error>(self, value: i64) -> Result<Size, E> {
+                u64::try_from(value)
+                    .map(Size)
+                    .map_err(|_| E::invalid_value(de::Unexpected::Signed(value), &self))
+            }
+
+            fn visit_u64<E: de::Error>(self, value: u64) -> Result<Size, E> {
+                Ok(Size(value))
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Size, E> {
+                number(text).map(Size).map_err(E::custom)
+            }
+        }
+        deserializer.deserialize_any(Visitor)
+    }
+}
+
+/// How a waiting thread waits.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Poll {
+    /// Spin for about one wake-up, then sleep
+    Adaptive,
+    /// Never sleep
+    Spin,
+    /// Never spin
+    Sleep,
+}
+
+impl From<Poll> for PollMode {
+    fn from(poll: Poll) -> Self {
+        match poll {
+            Poll::Adaptive => Self::Adaptive,
+            Poll::Spin => Self::Spin,
+            Poll::Sleep => Self::Sleep,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_example_is_a_valid_file() {
+        let file = File::parse(EXAMPLE).expect("the example parses");
+        assert_eq!(file.paths, Some(8));
+        assert_eq!(file.max_message, Some(Size(1 << 20)));
+        assert_eq!(file.memory, Some(Size(1 << 30)));
+        assert_eq!(file.sysctl["net.rds.max_unacked_packets"], 8);
+    }
+
+    #[test]
+    fn mistakes_are_reported_with_their_line() {
+        for (text, line, word) in [
+            ("paths = 8\nadress = []\n", 2, "adress"),
+            ("\n\nsend-buffer = \"many\"\n", 3, "many"),
+            ("recv-buffer = -1\n", 1, "-1"),
+            ("poll = \"never\"\n", 1, "never"),
+            ("paths = 8\npaths = 1\n", 2, "duplicate"),
+            ("address = [\"10.0.0\"]\n", 1, "IP"),
+        ] {
+            let (at, message) = File::parse(text).expect_err(text);
+            assert_eq!(at, line, "{text} {message}");
+            assert!(message.contains(word), "{text} {message}");
+        }
+    }
+}

@@ -1,0 +1,405 @@
+//! `bowline info`: what a running node knows, in the sections and columns of `rds-info`.
+
+use std::{
+    fmt::{Display, Write},
+    io::{self, IsTerminal},
+    net::IpAddr,
+    path::PathBuf,
+    time::Duration,
+};
+
+use bowline_base::Errno;
+
+use super::{
+    control::Client,
+    snapshot::{MessageRow, Snapshot},
+};
+use crate::cli::{
+    Outcome,
+    common::{args::interval, out, stop::Stop},
+};
+
+/// Look inside a running node (as rds-info does).
+///
+/// Letters may be combined (`-ck`); without any, everything is shown. Sections always come in the
+/// order I T c k n r s t.
+#[derive(Clone, Debug, Default, clap::Args)]
+#[command(after_help = "Exit status: 0, or 1 when no node answers or an option is wrong.")]
+pub(crate) struct Args {
+    /// RDMA connections
+    #[arg(short = 'I')]
+    rdma: bool,
+    /// TCP connections
+    #[arg(short = 'T')]
+    tcp: bool,
+    /// Counters
+    #[arg(short = 'c')]
+    counters: bool,
+    /// RDS sockets
+    #[arg(short = 'k')]
+    sockets: bool,
+    /// Connections
+    #[arg(short = 'n')]
+    connections: bool,
+    /// Receive queues
+    #[arg(short = 'r')]
+    receive: bool,
+    /// Send queues: messages not handed to TCP yet
+    #[arg(short = 's')]
+    send: bool,
+    /// Retransmit queues: messages sent and not acknowledged
+    #[arg(short = 't')]
+    retransmit: bool,
+    /// Paths of every connection
+    #[arg(short = 'p', long)]
+    paths: bool,
+    /// More about RDMA connections
+    #[arg(short = 'v')]
+    verbose: bool,
+    /// Control socket of the node [default: the only node that runs]
+    #[arg(long, value_name = "PATH")]
+    control: Option<PathBuf>,
+    /// Print one JSON object with everything
+    #[arg(long)]
+    json: bool,
+    /// Ask again at this interval until interrupted
+    #[arg(short = 'w', long, value_name = "TIME", value_parser = interval)]
+    watch: Option<Duration>,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &Args) -> Outcome {
+    let mut client = Client::connect(args.control.as_deref())?;
+    let Some(pause) = args.watch else {
+        return show(args, &mut client);
+    };
+    let stop = Stop::install()?;
+    loop {
+        if io::stdout().is_terminal() && !args.json {
+            // Cursor home and clear, so that numbers change in place.
+            out::text("\x1b[H\x1b[2J");
+        }
+        show(args, &mut client)?;
+        if stop.wait(Some(pause)) {
+            return Ok(());
+        }
+    }
+}
+
+fn show(args: &Args, client: &mut Client) -> Outcome {
+    let snapshot = client.snapshot()?;
+    if args.json {
+        let text = serde_json::to_string(&snapshot)
+            .map_err(|error| crate::cli::Failure::failed(format!("cannot write JSON: {error}")))?;
+        say!("{text}");
+        return Ok(());
+    }
+    if args.rdma || (args.verbose && !args.any_section()) {
+        // What the original says of a kernel without an RDMA transport.
+        note!("bowline info: Unable get statistics: {}", Errno::ENOPROTOOPT.strerror());
+    }
+    out::text(&render(args, &snapshot));
+    Ok(())
+}
+
+impl Args {
+    fn any_section(&self) -> bool {
+        self.rdma
+            || self.tcp
+            || self.counters
+            || self.sockets
+            || self.connections
+            || self.receive
+            || self.send
+            || self.retransmit
+            || self.paths
+    }
+}
+
+fn render(args: &Args, snapshot: &Snapshot) -> String {
+    let all = !args.any_section();
+    let mut text = String::new();
+    if args.tcp || all {
+        tcp(&mut text, snapshot);
+    }
+    if args.counters || all {
+        let mut table = Table::new(&mut text, "Counters", &[("CounterName", 25), ("Value", 16)]);
+        for counter in &snapshot.counters {
+            table.row(&[&counter.name, &counter.value]);
+        }
+    }
+    if args.sockets || all {
+        sockets(&mut text, snapshot);
+    }
+    if args.connections || all {
+        connections(&mut text, snapshot);
+    }
+    if args.paths {
+        paths(&mut text, snapshot);
+    }
+    for (wanted, title, messages) in [
+        (args.receive, "Receive Message Queue", &snapshot.recv_messages),
+        (args.send, "Send Message Queue", &snapshot.send_messages),
+        (args.retransmit, "Retransmit Message Queue", &snapshot.retrans_messages),
+    ] {
+        if wanted || all {
+            queue(&mut text, title, messages);
+        }
+    }
+    text
+}
+
+/// Writes a section: an empty line, the title, the headings, then right-aligned rows.
+struct Table<'a> {
+    text: &'a mut String,
+    columns: &'a [(&'a str, usize)],
+}
+
+impl<'a> Table<'a> {
+    fn new(text: &'a mut String, title: &str, columns: &'a [(&'a str, usize)]) -> Self {
+        text.push('\n');
+        text.push_str(title);
+        text.push_str(":\n");
+        let mut table = Self { text, columns };
+        let names: Vec<&dyn Display> =
+            columns.iter().map(|(name, _)| name as &dyn Display).collect();
+        table.row(&names);
+        table
+    }
+
+    fn row(&mut self, cells: &[&dyn Display]) {
+        for (index, (cell, (_, width))) in cells.iter().zip(self.columns).enumerate() {
+            if index > 0 {
+                self.text.push(' ');
+            }
+            // Addresses and flags ignore a width of their own, so they become text first.
+            let cell = cell.to_string();
+            // Writing into a String cannot fail.
+            let _ = write!(self.text, "{cell:>width$}");
+        }
+        self.text.push('\n');
+    }
+}
+
+fn tcp(text: &mut String, snapshot: &Snapshot) {
+    let mut table = Table::new(
+        text,
+        "TCP Connections",
+        &[
+            ("LocalAddr", 15),
+            ("LPort", 5),
+            ("RemoteAddr", 15),
+            ("RPort", 5),
+            ("HdrRemain", 10),
+            ("DataRemain", 10),
+            ("SentNxt", 10),
+            ("ExpectUna", 10),
+            ("SeenUna", 10),
+        ],
+    );
+    for row in &snapshot.tcp_sockets {
+        table.row(&[
+            &row.local_addr,
+            &row.local_port,
+            &row.remote_addr,
+            &row.remote_port,
+            &row.hdr_rem,
+            &row.data_rem,
+            &row.last_sent_nxt,
+            &row.last_expected_una,
+            &row.last_seen_una,
+        ]);
+    }
+}
+
+fn sockets(text: &mut String, snapshot: &Snapshot) {
+    let none = IpAddr::from([0, 0, 0, 0]);
+    let mut table = Table::new(
+        text,
+        "RDS Sockets",
+        &[
+            ("BoundAddr", 15),
+            ("BPort", 5),
+            ("ConnAddr", 15),
+            ("CPort", 5),
+            ("SndBuf", 10),
+            ("RcvBuf", 10),
+            ("Inode", 8),
+        ],
+    );
+    for row in &snapshot.sockets {
+        table.row(&[
+            &row.bound_addr.unwrap_or(none),
+            &row.bound_port,
+            &row.connected_addr.unwrap_or(none),
+            &row.connected_port,
+            &row.sndbuf,
+            &row.rcvbuf,
+            &row.inode,
+        ]);
+    }
+}
+
+fn connections(text: &mut String, snapshot: &Snapshot) {
+    let mut table = Table::new(
+        text,
+        "RDS Connections",
+        &[
+            ("LocalAddr", 15),
+            ("RemoteAddr", 15),
+            ("Tos", 4),
+            ("NextTX", 16),
+            ("NextRX", 16),
+            ("Flgs", 4),
+        ],
+    );
+    for row in &snapshot.connections {
+        table.row(&[
+            &row.local_addr,
+            &row.remote_addr,
+            &row.tos,
+            &row.next_tx,
+            &row.next_rx,
+            &row.flags,
+        ]);
+    }
+}
+
+fn paths(text: &mut String, snapshot: &Snapshot) {
+    let mut table = Table::new(
+        text,
+        "RDS Paths",
+        &[
+            ("LocalAddr", 15),
+            ("RemoteAddr", 15),
+            ("Path", 4),
+            ("NextTX", 16),
+            ("NextRX", 16),
+            ("Flgs", 4),
+            ("Send", 8),
+            ("Retrans", 8),
+            ("Resets", 6),
+            ("State", 13),
+        ],
+    );
+    for row in &snapshot.paths {
+        table.row(&[
+            &row.local_addr,
+            &row.remote_addr,
+            &row.path,
+            &row.next_tx,
+            &row.next_rx,
+            &row.flags,
+            &row.send_messages,
+            &row.retrans_messages,
+            &row.resets,
+            &row.state,
+        ]);
+    }
+}
+
+fn queue(text: &mut String, title: &str, messages: &[MessageRow]) {
+    let mut table = Table::new(
+        text,
+        title,
+        &[
+            ("LocalAddr", 15),
+            ("LPort", 5),
+            ("RemoteAddr", 15),
+            ("RPort", 5),
+            ("Tos", 4),
+            ("Seq", 16),
+            ("Bytes", 10),
+        ],
+    );
+    for row in messages {
+        table.row(&[
+            &row.local_addr,
+            &row.local_port,
+            &row.remote_addr,
+            &row.remote_port,
+            &row.tos,
+            &row.seq,
+            &row.bytes,
+        ]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::rds::snapshot::{ConnectionRow, Counter, Flags, NodeFacts, TcpRow};
+
+    fn snapshot() -> Snapshot {
+        let (local, remote) = (IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]));
+        Snapshot {
+            node: NodeFacts { version: "0".into(), pid: 1, addresses: vec![local.into()] },
+            uptime_ms: 5,
+            counters: vec![Counter { name: "conn_reset".into(), value: 7 }],
+            sockets: Vec::new(),
+            connections: vec![ConnectionRow {
+                local_addr: local,
+                remote_addr: remote,
+                tos: 0,
+                next_tx: 3,
+                next_rx: 3,
+                flags: Flags { connected: true, ..Flags::default() },
+                transport: "tcp".into(),
+                paths: 8,
+                peer: "kernel".into(),
+            }],
+            paths: Vec::new(),
+            recv_messages: Vec::new(),
+            send_messages: Vec::new(),
+            retrans_messages: Vec::new(),
+            tcp_sockets: vec![TcpRow {
+                local_addr: local,
+                local_port: 60531,
+                remote_addr: remote,
+                remote_port: 16385,
+                hdr_rem: 48,
+                data_rem: 0,
+                last_sent_nxt: 100_200_300,
+                last_expected_una: 100_206_541,
+                last_seen_una: 100_206_541,
+                path: Some(0),
+                received_bytes: 0,
+                received_messages: 0,
+            }],
+        }
+    }
+
+    #[test]
+    fn sections_look_like_those_of_rds_info() {
+        let args = Args { connections: true, tcp: true, ..Args::default() };
+        let wanted = "
+TCP Connections:
+      LocalAddr LPort      RemoteAddr RPort  HdrRemain DataRemain    SentNxt  ExpectUna    SeenUna
+       10.0.0.1 60531        10.0.0.2 16385         48          0  100200300  100206541  100206541
+
+RDS Connections:
+      LocalAddr      RemoteAddr  Tos           NextTX           NextRX Flgs
+       10.0.0.1        10.0.0.2    0                3                3 --C-
+";
+        assert_eq!(render(&args, &snapshot()), wanted);
+    }
+
+    #[test]
+    fn without_letters_every_section_comes_in_order() {
+        let text = render(&Args::default(), &snapshot());
+        let titles: Vec<&str> = text.lines().filter(|line| line.ends_with(':')).collect();
+        assert_eq!(
+            titles,
+            [
+                "TCP Connections:",
+                "Counters:",
+                "RDS Sockets:",
+                "RDS Connections:",
+                "Receive Message Queue:",
+                "Send Message Queue:",
+                "Retransmit Message Queue:",
+            ]
+        );
+        assert!(text.contains("               conn_reset                7\n"));
+    }
+}

@@ -1,0 +1,12 @@
+//! RDS: a node as a service, its control socket, and the commands of rds-tools.
+
+pub(crate) mod admin;
+pub(crate) mod config;
+pub(crate) mod control;
+pub(crate) mod info;
+pub(crate) mod node;
+pub(crate) mod ping;
+pub(crate) mod pipe;
+pub(crate) mod shares;
+pub(crate) mod snapshot;
+pub(crate) mod stress;

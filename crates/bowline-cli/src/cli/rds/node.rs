@@ -1,0 +1,422 @@
+//! `bowline node`: a node that runs until it is told to stop.
+
+mod echo;
+
+use std::{
+    net::SocketAddr,
+    os::{linux::net::SocketAddrExt, unix::net::UnixDatagram},
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use bowline::rds::{Limits, Node, Socket};
+use bowline_rds::Event;
+
+use super::{
+    config::{self, File, Poll},
+    control::{self, Server},
+    snapshot::NodeFacts,
+};
+use crate::cli::{
+    Failure, Outcome,
+    common::{
+        args::{Address, number, own, setting},
+        stop::Stop,
+    },
+    start_node,
+};
+
+/// Time between looks at what happened.
+const EVENT_PAUSE: Duration = Duration::from_secs(1);
+/// Least memory for what peers send, bytes; less would leave no room for a few long messages.
+const MEMORY_MIN: usize = 16 << 20;
+const DRAIN_DEFAULT: f64 = 5.0;
+const BATCH: usize = 256;
+
+/// Run a node until SIGINT or SIGTERM.
+///
+/// It answers pings of other hosts at once; --echo and --sink give them sockets to talk to.
+///
+/// What happens to peers is told on standard output, at most 100 lines at once and 10 a second. A
+/// disk that is full, or a pipe that nobody reads, costs lines and stops nothing; how many is told
+/// when there is room again.
+///
+/// Messages between two nodes come once and in order while both sockets live. What was begun on a
+/// connection to a machine that went off without a word is lost with it, even if its socket is
+/// bound again by then.
+#[derive(Debug, Default, clap::Args)]
+pub(crate) struct Args {
+    /// Read settings from a TOML file; options given here win
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Print a commented configuration file and exit
+    #[arg(long)]
+    example_config: bool,
+    /// Address to serve, a link-local one with its interface, as fe80::1%eth0; repeat it for more,
+    /// leave it out for every local address
+    #[arg(long, value_name = "ADDRESS", value_parser = own)]
+    address: Vec<Address>,
+    /// Paths to a peer, 8 or 1
+    #[arg(long, value_name = "N")]
+    paths: Option<u8>,
+    /// Send buffer of a new socket; without it, that of an echo service is 256 MiB
+    #[arg(long, value_name = "BYTES", value_parser = number)]
+    send_buffer: Option<u64>,
+    /// Receive buffer of a new socket
+    #[arg(long, value_name = "BYTES", value_parser = number)]
+    recv_buffer: Option<u64>,
+    /// Longest message
+    #[arg(long, value_name = "BYTES", value_parser = number)]
+    max_message: Option<u64>,
+    /// Memory that peers together may make the node take [default: 1 GiB]
+    #[arg(long, value_name = "BYTES", value_parser = number)]
+    memory: Option<u64>,
+    /// How a waiting thread waits
+    #[arg(long, value_enum, value_name = "MODE")]
+    poll: Option<Poll>,
+    /// TCP congestion control
+    #[arg(long, value_name = "NAME")]
+    congestion_control: Option<String>,
+    /// Do not acknowledge end to end, as a kernel does not
+    #[arg(long)]
+    no_end_to_end: bool,
+    /// Change a setting, named as the kernel's sysctl; may be repeated
+    #[arg(long, value_name = "NAME=VALUE", value_parser = setting)]
+    sysctl: Vec<(String, i64)>,
+    /// Send everything that comes to this port back; may be repeated. Of the answers that a socket
+    /// does not take, 8 MiB or 16384 are kept and the others dropped; with --send-buffer a 32nd of
+    /// it
+    #[arg(long, value_name = "PORT")]
+    echo: Vec<u16>,
+    /// Take everything that comes to this port; may be repeated
+    #[arg(long, value_name = "PORT")]
+    sink: Vec<u16>,
+    /// Place of the control socket [default: ADDRESS.sock in $XDG_RUNTIME_DIR/bowline or
+    /// /run/bowline]
+    #[arg(long, value_name = "PATH", conflicts_with = "no_control")]
+    control: Option<PathBuf>,
+    /// Run without a control socket
+    #[arg(long)]
+    no_control: bool,
+    /// Longest wait at the end until peers have everything [default: 5]
+    #[arg(long, value_name = "SECONDS")]
+    drain: Option<f64>,
+}
+
+/// Settings after file and options were put together.
+#[derive(Debug)]
+struct Settings {
+    addresses: Vec<Address>,
+    paths: Option<u8>,
+    send_buffer: Option<u64>,
+    recv_buffer: Option<u64>,
+    max_message: Option<u32>,
+    memory: Option<usize>,
+    poll: Option<Poll>,
+    congestion_control: Option<String>,
+    end_to_end: bool,
+    sysctl: Vec<(String, i64)>,
+    echo: Vec<u16>,
+    sink: Vec<u16>,
+    control: Option<PathBuf>,
+    drain: Duration,
+}
+
+impl Settings {
+    fn merge(args: Args, file: File) -> Outcome<Self> {
+        let pick = |given: Vec<u16>, file: Vec<u16>| if given.is_empty() { file } else { given };
+        let size = |given: Option<u64>, file: Option<config::Size>| given.or(file.map(|s| s.0));
+        let mut addresses = if args.address.is_empty() { file.address } else { args.address };
+        let mut seen = Vec::new();
+        addresses.retain(|address| {
+            let new = !seen.contains(address);
+            seen.push(*address);
+            new
+        });
+        let twice = |a: &Address| addresses.iter().find(|b| a.ip == b.ip && a.link != b.link);
+        if let Some((one, other)) = addresses.iter().find_map(|a| Some((a, twice(a)?))) {
+            return Err(Failure::usage(format!(
+                "{one} and {other} are one address on two links: give each link a node of its own"
+            )));
+        }
+        let paths = args.paths.or(file.paths);
+        if paths.is_some_and(|paths| paths != 1 && paths != 8) {
+            return Err(Failure::usage("paths must be 8 or 1"));
+        }
+        let max_message = match size(args.max_message, file.max_message).map(u32::try_from) {
+            None => None,
+            Some(Ok(bytes)) if bytes > 0 => Some(bytes),
+            Some(_) => return Err(Failure::usage("the longest message must be 1 byte to 4 GiB")),
+        };
+        let memory = match size(args.memory, file.memory).map(usize::try_from) {
+            None => None,
+            Some(Ok(bytes)) if bytes >= MEMORY_MIN => Some(bytes),
+            Some(_) => return Err(Failure::usage("the memory must be 16 MiB or more")),
+        };
+        let drain = args.drain.or(file.drain).unwrap_or(DRAIN_DEFAULT);
+        if !(0.0..=86_400.0).contains(&drain) {
+            return Err(Failure::usage("the drain time must be 0 to 86400 seconds"));
+        }
+        let echo = pick(args.echo, file.echo);
+        let sink = pick(args.sink, file.sink);
+        if addresses.is_empty() && !(echo.is_empty() && sink.is_empty()) {
+            return Err(Failure::usage(
+                "echo and sink need to know where: name the node's --address",
+            ));
+        }
+        let mut sysctl: Vec<_> = file.sysctl.into_iter().collect();
+        sysctl.extend(args.sysctl);
+        let place = || control::default_path(&addresses);
+        let control =
+            (!args.no_control).then(|| args.control.or(file.control).unwrap_or_else(place));
+        Ok(Self {
+            paths,
+            send_buffer: size(args.send_buffer, file.send_buffer),
+            recv_buffer: size(args.recv_buffer, file.recv_buffer),
+            max_message,
+            memory,
+            poll: args.poll.or(file.poll),
+            congestion_control: args.congestion_control.or(file.congestion_control),
+            end_to_end: !args.no_end_to_end && file.end_to_end.unwrap_or(true),
+            sysctl,
+            echo,
+            sink,
+            control,
+            drain: Duration::from_secs_f64(drain),
+            addresses,
+        })
+    }
+
+    fn build(&self) -> Outcome<Node> {
+        let mut builder = Node::builder().end_to_end(self.end_to_end);
+        if let Some(paths) = self.paths {
+            builder = builder.paths(paths);
+        }
+        if let Some(bytes) = self.send_buffer {
+            builder = builder.default_send_buffer(bytes as usize);
+        }
+        if let Some(bytes) = self.recv_buffer {
+            builder = builder.default_recv_buffer(bytes as usize);
+        }
+        if let Some(bytes) = self.max_message {
+            builder = builder.max_message_bytes(bytes);
+        }
+        if let Some(bytes) = self.memory {
+            builder = builder.limits(Limits::with_memory(bytes));
+        }
+        if let Some(poll) = self.poll {
+            builder = builder.poll(poll.into());
+        }
+        if self.congestion_control.is_some() {
+            builder = builder.congestion_control(self.congestion_control.clone());
+        }
+        if !self.echo.is_empty() {
+            let send_messages_per_socket = echo::MESSAGES_TOTAL;
+            builder = builder.limits(Limits { send_messages_per_socket, ..Limits::default() });
+        }
+        let node = start_node(builder, &self.addresses)?;
+        // One by one and not through the builder, so that an error names the setting.
+        for (name, value) in &self.sysctl {
+            node.set_sysctl(name, *value).map_err(|error| {
+                Failure::usage(format!("cannot set {name} to {value}: {error}"))
+            })?;
+        }
+        Ok(node)
+    }
+}
+
+/// Runs the command.
+pub(crate) fn run(args: Args) -> Outcome {
+    if args.example_config {
+        crate::cli::common::out::text(config::EXAMPLE);
+        return Ok(());
+    }
+    let file = args.config.as_deref().map(File::read).transpose()?.unwrap_or_default();
+    let settings = Settings::merge(args, file)?;
+    let stop = Stop::install_with(crate::cli::common::out::Duty::Service { json: false })?;
+    let node = settings.build()?;
+    let over = Arc::new(AtomicBool::new(false));
+    let mut services = Vec::new();
+    for (ports, service) in [(&settings.echo, Service::Echo), (&settings.sink, Service::Sink)] {
+        for port in ports {
+            for address in &settings.addresses {
+                let place = address.at(*port);
+                let send_buffer = settings.send_buffer;
+                services.push(Running::start(&node, place, service, send_buffer, &over)?);
+            }
+        }
+    }
+    let facts = NodeFacts {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        pid: std::process::id(),
+        addresses: settings.addresses.clone(),
+    };
+    let server = settings
+        .control
+        .clone()
+        .map(|path| Server::start(&path, node.clone(), facts))
+        .transpose()?;
+    announce(&settings, &services, server.as_ref());
+    tell_supervisor("READY=1");
+
+    while !stop.wait(Some(EVENT_PAUSE)) {
+        log(&node, &services);
+    }
+    log(&node, &services);
+
+    tell_supervisor("STOPPING=1");
+    say!("stopping: up to {} s for what peers do not have yet", settings.drain.as_secs_f64());
+    over.store(true, Ordering::Relaxed);
+    let drained = node.shutdown(settings.drain);
+    for service in services {
+        // A service that panicked has said so on standard error.
+        let _ = service.thread.join();
+    }
+    drop(server);
+    if drained {
+        say!("stopped; peers have everything");
+        return Ok(());
+    }
+    Err(Failure::failed(format!(
+        "stopped before peers had everything, after {} s; give them longer with --drain",
+        settings.drain.as_secs_f64()
+    )))
+}
+
+fn announce(settings: &Settings, services: &[Running], server: Option<&Server>) {
+    let port = 16385;
+    if settings.addresses.is_empty() {
+        say!("node on every local address, RDS over TCP, port {port}");
+    }
+    for address in &settings.addresses {
+        say!("node on {address}, RDS over TCP, port {port}");
+    }
+    for Running { place, service, .. } in services {
+        say!("{} on {place}", service.name());
+    }
+    if let Some(server) = server {
+        say!("control socket {}", server.path().display());
+    }
+    say!("ready; ask with `bowline ping` and `bowline info`, stop with SIGINT or SIGTERM");
+}
+
+/// Prints what happened to peers since the last look, one line for all paths to a peer, and what
+/// services dropped.
+fn log(node: &Node, services: &[Running]) {
+    for Running { place, service, dropped, .. } in services {
+        let count = dropped.swap(0, Ordering::Relaxed);
+        if count > 0 {
+            say!("{} on {place}: answers dropped that nobody takes ({count})", service.name());
+        }
+    }
+    let mut lines: Vec<(String, u32)> = Vec::new();
+    for event in node.events() {
+        let line = match event {
+            Event::PathUp { remote, .. } => format!("peer {remote}: paths up"),
+            Event::PathDown { remote, .. } => format!("peer {remote}: paths down"),
+            Event::Misbehaved { remote, what } => format!("peer {remote} broke a rule: {what}"),
+            Event::PeerRestarted { remote } => format!("peer {remote} has restarted"),
+            Event::Refused { remote, limit } => {
+                format!("peer {remote}: connection refused, limit of {limit}")
+            }
+            _ => continue,
+        };
+        match lines.iter_mut().find(|(known, _)| *known == line) {
+            Some((_, count)) => *count += 1,
+            None => lines.push((line, 1)),
+        }
+    }
+    for (line, count) in lines {
+        say_of_peer!("{line} ({count})");
+    }
+}
+
+/// Tells a service manager that follows the sd_notify protocol; without one nothing happens.
+fn tell_supervisor(state: &str) {
+    let Some(path) = std::env::var_os("NOTIFY_SOCKET") else { return };
+    let Ok(socket) = UnixDatagram::unbound() else { return };
+    // A manager that does not listen cannot be helped.
+    let _ = match path.to_str().and_then(|path| path.strip_prefix('@')) {
+        Some(name) => std::os::unix::net::SocketAddr::from_abstract_name(name)
+            .and_then(|address| socket.send_to_addr(state.as_bytes(), &address)),
+        None => socket.send_to(state.as_bytes(), &path),
+    };
+}
+
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Service {
+    Echo,
+    Sink,
+}
+
+impl Service {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Echo => "echo",
+            Self::Sink => "sink",
+        }
+    }
+}
+
+/// A service that runs in a thread of its own.
+struct Running {
+    place: SocketAddr,
+    service: Service,
+    /// Answers dropped since the last look.
+    dropped: Arc<AtomicU64>,
+    thread: JoinHandle<()>,
+}
+
+impl Running {
+    fn start(
+        node: &Node,
+        place: SocketAddr,
+        service: Service,
+        send_buffer: Option<u64>,
+        over: &Arc<AtomicBool>,
+    ) -> Outcome<Self> {
+        let open = || {
+            let socket = node.bind(place)?;
+            if service == Service::Echo && send_buffer.is_none() {
+                socket.set_send_buffer(echo::SEND_BUFFER)?;
+            }
+            Ok(socket)
+        };
+        let socket = open().map_err(|error: bowline::rds::Error| {
+            Failure::failed(format!("cannot start {} on {place}: {error}", service.name()))
+        })?;
+        let (node, over, dropped) = (node.clone(), Arc::clone(over), Arc::default());
+        let counter = Arc::clone(&dropped);
+        let body = move || {
+            let result = match service {
+                Service::Echo => echo::serve(&node, &socket, &over, &counter),
+                Service::Sink => sink(&socket, &over),
+            };
+            if let Err(error) = result
+                && !over.load(Ordering::Relaxed)
+            {
+                note!("bowline node: {} on {place} ended: {error}", service.name());
+            }
+        };
+        let thread = thread::Builder::new()
+            .name(service.name().into())
+            .spawn(body)
+            .map_err(|error| Failure::failed(format!("cannot start a thread: {error}")))?;
+        Ok(Self { place, service, dropped, thread })
+    }
+}
+
+/// Takes everything and keeps nothing.
+fn sink(socket: &Socket, over: &AtomicBool) -> Result<(), bowline::rds::Error> {
+    let mut inbox = Vec::with_capacity(BATCH);
+    while !over.load(Ordering::Relaxed) {
+        inbox.clear();
+        socket.recv_batch(&mut inbox, BATCH)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,265 @@
+//! What a node tells about itself: the shape of `bowline info --json`.
+//!
+//! Names are those of the kernel's info interface, written out. A field may be added in any
+//! release; none is renamed or removed within one version of the control protocol.
+
+use std::{net::IpAddr, time::Duration};
+
+use bowline::rds::Node;
+use bowline_rds::{ConnInfo, LinkInfo, MessageInfo, PathInfo, SocketInfo};
+use serde::{Deserialize, Serialize};
+
+use crate::cli::common::args::Address;
+
+/// Everything at one moment.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(crate) struct Snapshot {
+    pub(crate) node: NodeFacts,
+    /// Milliseconds since the start of the node.
+    pub(crate) uptime_ms: u64,
+    pub(crate) counters: Vec<Counter>,
+    pub(crate) sockets: Vec<SocketRow>,
+    pub(crate) connections: Vec<ConnectionRow>,
+    pub(crate) paths: Vec<PathRow>,
+    pub(crate) recv_messages: Vec<MessageRow>,
+    pub(crate) send_messages: Vec<MessageRow>,
+    pub(crate) retrans_messages: Vec<MessageRow>,
+    pub(crate) tcp_sockets: Vec<TcpRow>,
+}
+
+/// What never changes while the node runs.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(crate) struct NodeFacts {
+    /// Version of the program.
+    pub(crate) version: String,
+    /// Process that runs the node.
+    pub(crate) pid: u32,
+    /// Addresses it serves, link-local ones with their interface; empty means all local ones.
+    pub(crate) addresses: Vec<Address>,
+}
+
+/// One counter, in the order of the kernel.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(crate) struct Counter {
+    pub(crate) name: String,
+    pub(crate) value: u64,
+}
+
+/// One RDS socket; port 0 and no address mean that it is not bound or connected.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(crate) struct SocketRow {
+    pub(crate) bound_addr: Option<IpAddr>,
+    pub(crate) bound_port: u16,
+    pub(crate) connected_addr: Option<IpAddr>,
+    pub(crate) connected_port: u16,
+    /// Effective size, bytes.
+    pub(crate) sndbuf: u64,
+    /// Effective size, bytes.
+    pub(crate) rcvbuf: u64,
+    pub(crate) inode: u64,
+    /// Payload bytes sent and not acknowledged, and received and not taken.
+    pub(crate) send_bytes: u64,
+    pub(crate) recv_bytes: u64,
+    /// Whether senders are told to wait.
+    pub(crate) congested: bool,
+}
+
+/// One pair of addresses; the numbers are those of path 0.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(crate) struct ConnectionRow {
+    pub(crate) local_addr: IpAddr,
+    pub(crate) remote_addr: IpAddr,
+    pub(crate) tos: u8,
+    pub(crate) next_tx: u64,
+    pub(crate) next_rx: u64,
+    pub(crate) flags: Flags,
+    pub(crate) transport: String,
+    /// Agreed number of paths; 0: not known yet.
+    pub(crate) paths: u8,
+    /// What the peer is: bowline, kernel or unknown.
+    pub(crate) peer: String,
+}
+
+/// State of a connection or a path as `rds-info` shows it.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
+pub(crate) struct Flags {
+    pub(crate) sending: bool,
+    pub(crate) connecting: bool,
+    pub(crate) connected: bool,
+}
+
+impl std::fmt::Display for Flags {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let letter = |set: bool, letter: char| if set { letter } else { '-' };
+        let text: String = [
+            letter(self.sending, 's'),
+            letter(self.connecting, 'c'),
+            letter(self.connected, 'C'),
+            // Only Oracle's kernels know pending errors.
+            '-',
+        ]
+        .iter()
+        .collect();
+        f.pad(&text)
+    }
+}
+
+/// One path of a connection.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(crate) struct PathRow {
+    pub(crate) local_addr: IpAddr,
+    pub(crate) remote_addr: IpAddr,
+    pub(crate) path: u8,
+    pub(crate) next_tx: u64,
+    pub(crate) next_rx: u64,
+    pub(crate) flags: Flags,
+    /// down, connecting, up and so on.
+    pub(crate) state: String,
+    /// Messages not yet handed to TCP, and handed over but not acknowledged.
+    pub(crate) send_messages: u64,
+    pub(crate) retrans_messages: u64,
+    /// Times the path lost its TCP connection.
+    pub(crate) resets: u64,
+}
+
+/// One message in a queue.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(crate) struct MessageRow {
+    pub(crate) local_addr: IpAddr,
+    pub(crate) local_port: u16,
+    pub(crate) remote_addr: IpAddr,
+    pub(crate) remote_port: u16,
+    pub(crate) tos: u8,
+    pub(crate) seq: u64,
+    pub(crate) bytes: u64,
+}
+
+/// One TCP connection that serves a path.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(crate) struct TcpRow {
+    pub(crate) local_addr: IpAddr,
+    pub(crate) local_port: u16,
+    pub(crate) remote_addr: IpAddr,
+    pub(crate) remote_port: u16,
+    /// Path it serves.
+    pub(crate) path: Option<u8>,
+    /// Bytes still missing of the header and of the payload that are being received.
+    pub(crate) hdr_rem: u64,
+    pub(crate) data_rem: u64,
+    /// TCP sequence numbers: start and end of the last message, and what the peer has.
+    pub(crate) last_sent_nxt: u32,
+    pub(crate) last_expected_una: u32,
+    pub(crate) last_seen_una: u32,
+    pub(crate) received_bytes: u64,
+    pub(crate) received_messages: u64,
+}
+
+impl Snapshot {
+    /// Asks a node.
+    pub(crate) fn take(node: &Node, facts: &NodeFacts, uptime: Duration) -> Self {
+        let info = node.info();
+        let counter = |(name, value): (&str, u64)| Counter { name: name.to_owned(), value };
+        Self {
+            node: facts.clone(),
+            uptime_ms: uptime.as_millis() as u64,
+            counters: node.counters().into_iter().map(counter).collect(),
+            sockets: info.sockets.iter().map(SocketRow::from).collect(),
+            connections: info.connections.iter().map(ConnectionRow::from).collect(),
+            paths: info.paths.iter().map(PathRow::from).collect(),
+            recv_messages: info.recv.iter().map(MessageRow::from).collect(),
+            send_messages: info.send.iter().map(MessageRow::from).collect(),
+            retrans_messages: info.retrans.iter().map(MessageRow::from).collect(),
+            tcp_sockets: info.links.iter().map(TcpRow::from).collect(),
+        }
+    }
+}
+
+impl From<u8> for Flags {
+    fn from(bits: u8) -> Self {
+        Self { sending: bits & 1 != 0, connecting: bits & 2 != 0, connected: bits & 4 != 0 }
+    }
+}
+
+impl From<&SocketInfo> for SocketRow {
+    fn from(info: &SocketInfo) -> Self {
+        Self {
+            bound_addr: info.bound.map(|place| place.ip()),
+            bound_port: info.bound.map_or(0, |place| place.port()),
+            connected_addr: info.connected.map(|place| place.ip()),
+            connected_port: info.connected.map_or(0, |place| place.port()),
+            sndbuf: info.send_buffer as u64,
+            rcvbuf: info.recv_buffer as u64,
+            inode: info.inode,
+            send_bytes: info.send_bytes as u64,
+            recv_bytes: info.recv_bytes as u64,
+            congested: info.congested,
+        }
+    }
+}
+
+impl From<&ConnInfo> for ConnectionRow {
+    fn from(info: &ConnInfo) -> Self {
+        Self {
+            local_addr: info.local,
+            remote_addr: info.remote,
+            // TCP carries every type of service as 0.
+            tos: 0,
+            next_tx: info.next_tx_seq,
+            next_rx: info.next_rx_seq,
+            flags: info.flags.into(),
+            transport: info.transport.to_owned(),
+            paths: info.npaths,
+            peer: info.peer.to_owned(),
+        }
+    }
+}
+
+impl From<&PathInfo> for PathRow {
+    fn from(info: &PathInfo) -> Self {
+        Self {
+            local_addr: info.local,
+            remote_addr: info.remote,
+            path: info.index,
+            next_tx: info.next_tx_seq,
+            next_rx: info.next_rx_seq,
+            flags: info.flags.into(),
+            state: format!("{:?}", info.state).to_lowercase(),
+            send_messages: info.send_messages as u64,
+            retrans_messages: info.retrans_messages as u64,
+            resets: info.resets,
+        }
+    }
+}
+
+impl From<&MessageInfo> for MessageRow {
+    fn from(info: &MessageInfo) -> Self {
+        Self {
+            local_addr: info.local.ip(),
+            local_port: info.local.port(),
+            remote_addr: info.remote.ip(),
+            remote_port: info.remote.port(),
+            tos: 0,
+            seq: info.seq,
+            bytes: u64::from(info.len),
+        }
+    }
+}
+
+impl From<&LinkInfo> for TcpRow {
+    fn from(info: &LinkInfo) -> Self {
+        Self {
+            local_addr: info.local.ip(),
+            local_port: info.local.port(),
+            remote_addr: info.remote.ip(),
+            remote_port: info.remote.port(),
+            path: info.path,
+            hdr_rem: info.header_remaining,
+            data_rem: info.data_remaining,
+            last_sent_nxt: info.last_sent_nxt,
+            last_expected_una: info.last_expected_una,
+            last_seen_una: info.last_seen_una,
+            received_bytes: info.received_bytes,
+            received_messages: info.received_messages,
+        }
+    }
+}

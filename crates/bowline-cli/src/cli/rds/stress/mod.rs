@@ -1,0 +1,653 @@
+//! `bowline stress`: the load generator of RDS, either end of which can be `rds-stress`.
+//!
+//! A node of its own runs in this process; tasks are threads with a socket each instead of
+//! processes. The active side (`-s`) decides the options, see [`block`].
+
+mod block;
+mod message;
+mod report;
+mod task;
+
+use std::{
+    io::{self, Read},
+    net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener, TcpStream},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use bowline::rds::Node;
+
+use self::{
+    block::{Block, ReadError, VERSION, exchange_start},
+    message::HEADER_LEN,
+    report::{RULE, Rates, Totals, heading, histogram_lines, perfdata_heading, round_trips},
+    task::{Setup, Tally, Task},
+};
+use super::control;
+use crate::cli::{
+    Failure, Outcome,
+    common::{
+        args::{Family, address, number, number32},
+        out,
+        stop::Stop,
+    },
+    start_node,
+};
+
+/// Longest message of RDS, bytes.
+const MESSAGE_BYTES_MAX: u32 = 1 << 20;
+/// Most tasks, and most bytes of buffer that one task may ask for.
+const TASKS_MAX: u16 = 512;
+const BUFFER_BYTES_MAX: u64 = 4 << 30;
+/// Time between the agreement and the first message, then until measuring starts.
+const START_DELAY: Duration = Duration::from_secs(2);
+const BURN_IN: Duration = Duration::from_secs(2);
+/// Longest silence of the other side while options are agreed.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Time in which whoever connects must send the options, before others get their turn.
+const BLOCK_TIMEOUT: Duration = Duration::from_secs(5);
+/// Silence of the peer's TCP after which it is asked whether it is there; pauses between such
+/// questions, and their number.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(3);
+const KEEPALIVE_PAUSE: Duration = Duration::from_secs(1);
+const KEEPALIVE_PROBES: u32 = 4;
+/// How much earlier than a whole run its end may come.
+const END_SLACK: Duration = Duration::from_secs(1);
+
+/// Exchange messages with a peer as fast as possible and show the rates (as rds-stress does).
+///
+/// Start it once without -s, then with -s and the address of the first on another host. Either
+/// end can be the original rds-stress 2.0.7. Messages of others than the peer are ignored.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Exit status: 0 after a normal run, 1 failure or when the peer is gone before its end, 2 usage."
+)]
+pub(crate) struct Args {
+    /// Local address of this side's node
+    #[arg(short = 'r', long = "recv-addr", visible_alias = "address", value_name = "ADDRESS")]
+    recv_addr: Option<String>,
+    /// Peer to connect to; makes this the active side, whose options count
+    #[arg(short = 's', long, value_name = "ADDRESS")]
+    send_addr: Option<String>,
+    /// TCP port of the control connection; the RDS ports follow it
+    #[arg(short, long, value_name = "N", default_value = "4000", value_parser = number32)]
+    port: u32,
+    /// Size of an acknowledgement
+    #[arg(short, long, value_name = "BYTES", default_value = "63", value_parser = number32)]
+    ack_bytes: u32,
+    /// Size of a request
+    #[arg(short = 'q', long, value_name = "BYTES", default_value = "1024", value_parser = number32)]
+    req_bytes: u32,
+    /// Requests outstanding per task of the peer
+    #[arg(short, long, value_name = "N", default_value = "1", value_parser = number32)]
+    depth: u32,
+    /// Tasks per side
+    #[arg(short, long, value_name = "N", default_value = "1", value_parser = number32)]
+    tasks: u32,
+    /// Run time in seconds; 0 is without end
+    #[arg(short = 'T', long, value_name = "SECONDS", default_value = "0", value_parser = number32)]
+    time: u32,
+    /// Type of service
+    #[arg(short = 'Q', long, value_name = "TOS", default_value_t = 0)]
+    tos: u8,
+    /// RDMA size per request; needs a transport with RDMA, which TCP is not
+    #[arg(short = 'D', long, value_name = "BYTES", default_value = "0", value_parser = number32)]
+    rdma_bytes: u32,
+    /// Local buffers per RDMA
+    #[arg(short = 'I', long, value_name = "N", default_value = "1", value_parser = number32)]
+    rdma_buffers: u32,
+    /// RDMA mode: 0 alternate, 1 read, 2 write
+    #[arg(short = 'M', long, value_name = "MODE", default_value_t = 0)]
+    rdma_mode: u8,
+    /// Only the active side sends requests
+    #[arg(short = 'o', long)]
+    one_way: bool,
+    /// Measure processor use
+    #[arg(short = 'c', long)]
+    report_cpu: bool,
+    /// Print the final line only
+    #[arg(short = 'z', long)]
+    report_summary: bool,
+    /// Ask the peer for real-time priority; this side keeps its own
+    #[arg(short = 'R', long)]
+    rtprio: bool,
+    /// Check payloads
+    #[arg(short, long)]
+    verify: bool,
+    /// Print every message on standard error, on both sides
+    #[arg(short = 'V', long)]
+    trace: bool,
+    /// Use RDMA keys once
+    #[arg(long, value_name = "0|1", default_value_t = 0, hide = true)]
+    rdma_use_once: u8,
+    /// Register memory by socket option
+    #[arg(long, value_name = "0|1", default_value_t = 0, hide = true)]
+    rdma_use_get_mr: u8,
+    /// Fence RDMA reads
+    #[arg(long, value_name = "0|1", default_value_t = 1, hide = true)]
+    rdma_use_fence: u8,
+    /// Reuse RDMA keys
+    #[arg(long, value_name = "0|1", default_value_t = 0, hide = true)]
+    rdma_cache_mrs: u8,
+    /// Accepted and ignored, as in the original
+    #[arg(long, value_name = "0|1", hide = true)]
+    rdma_use_notify: Option<u8>,
+    /// Offset of RDMA buffers
+    #[arg(long, value_name = "BYTES", default_value = "0", value_parser = number32, hide = true)]
+    rdma_alignment: u32,
+    /// Report RDMA keys that come back
+    #[arg(long, hide = true)]
+    rdma_key_o_meter: bool,
+    /// Print the options first
+    #[arg(long)]
+    show_params: bool,
+    /// Print comma-separated values instead of the table
+    #[arg(long)]
+    show_perfdata: bool,
+    /// Print every round trip above this many microseconds
+    #[arg(long, value_name = "US", default_value = "0xffffffff", value_parser = number)]
+    show_outliers: u64,
+    /// Print the distribution of round trips at the end
+    #[arg(long)]
+    show_histogram: bool,
+    /// Try to reach the peer again N times, once a second
+    #[arg(long, value_name = "N", default_value = "0", value_parser = number32)]
+    connect_retries: u32,
+    /// Watch congestion explicitly
+    #[arg(long, value_name = "0|1", default_value_t = 1)]
+    use_cong_monitor: u8,
+    /// Cut the connection of the running node to the peer (-s) and exit
+    #[arg(long)]
+    reset: bool,
+    /// Asynchronous sends of Oracle's kernels, which do not exist here
+    #[arg(long = "async", hide = true)]
+    asynchronous: bool,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: Args) -> Outcome {
+    args.check()?;
+    if args.reset {
+        return reset(&args);
+    }
+    let stop = Stop::install()?;
+    let local = args.recv_addr.as_deref().map(v4).transpose()?;
+    match args.send_addr.as_deref().map(v4).transpose()? {
+        Some(peer) => run_active(&args, local, peer, &stop),
+        None => run_passive(&args, local, &stop),
+    }
+}
+
+impl Args {
+    fn check(&self) -> Outcome {
+        let size = HEADER_LEN as u32..=MESSAGE_BYTES_MAX;
+        for (name, value) in [("-q", self.req_bytes), ("-a", self.ack_bytes)] {
+            if !size.contains(&value) {
+                return Err(Failure::usage(format!(
+                    "{name} {value} is not between {HEADER_LEN} and {MESSAGE_BYTES_MAX} bytes"
+                )));
+            }
+        }
+        let last_port = u64::from(self.port) + u64::from(self.tasks);
+        if self.port == 0 || last_port > u64::from(u16::MAX) {
+            return Err(Failure::usage(format!(
+                "-p {} leaves no room for {} RDS ports after it; choose a smaller port",
+                self.port, self.tasks
+            )));
+        }
+        if !(1..=u32::from(TASKS_MAX)).contains(&self.tasks) {
+            return Err(Failure::usage(format!("-t must be between 1 and {TASKS_MAX}")));
+        }
+        if !(1..=u32::from(u16::MAX)).contains(&self.depth) {
+            return Err(Failure::usage("-d must be between 1 and 65535"));
+        }
+        if self.reset && self.send_addr.is_none() {
+            return Err(Failure::usage("--reset needs the peer: -s ADDRESS"));
+        }
+        Ok(())
+    }
+
+    fn block(&self, local: Ipv4Addr, peer: Ipv4Addr) -> Block {
+        Block {
+            depth: self.depth,
+            req_bytes: self.req_bytes,
+            ack_bytes: self.ack_bytes,
+            rdma_bytes: self.rdma_bytes,
+            send_addr: peer,
+            recv_addr: local,
+            port: self.port as u16,
+            tasks: self.tasks as u16,
+            run_time: self.time,
+            summary_only: self.report_summary,
+            rtprio: self.rtprio,
+            trace: self.trace,
+            verify: self.verify,
+            show_params: self.show_params,
+            show_perfdata: self.show_perfdata,
+            cong_monitor: self.use_cong_monitor != 0,
+            rdma_flags: [
+                self.rdma_use_once,
+                self.rdma_use_get_mr,
+                self.rdma_use_fence,
+                self.rdma_cache_mrs,
+                u8::from(self.rdma_key_o_meter),
+            ],
+            one_way: self.one_way,
+            rdma_mode: self.rdma_mode,
+            rdma_vector: self.rdma_buffers,
+            rdma_alignment: self.rdma_alignment,
+            connect_retries: self.connect_retries,
+            tos: self.tos,
+            asynchronous: self.asynchronous,
+        }
+    }
+}
+
+fn v4(text: &str) -> Outcome<Ipv4Addr> {
+    match address(text, Family::V4)?.ip {
+        IpAddr::V4(address) => Ok(address),
+        // The family was asked for; the control protocol has no room for another.
+        IpAddr::V6(address) => Err(Failure::failed(format!("{address} is not an IPv4 address"))),
+    }
+}
+
+/// Cuts the connection to the peer in the node that runs on this host.
+fn reset(args: &Args) -> Outcome {
+    let peer = args.send_addr.as_deref().map(v4).transpose()?.map(IpAddr::V4);
+    control::Client::connect(None)?.ask(control::Command::Drop { peer })?;
+    Ok(())
+}
+
+/// Refuses what no node on TCP can do, with the reason.
+fn refuse_unsupported(block: &Block) -> Outcome {
+    if block.rdma_bytes > 0 {
+        return Err(Failure::failed(
+            "RDMA is not possible over TCP (Invalid argument); run without -D",
+        ));
+    }
+    if block.asynchronous {
+        return Err(Failure::failed("asynchronous sends are not possible; run without --async"));
+    }
+    let slot = u64::from(block.req_bytes) + u64::from(block.ack_bytes);
+    let slots = u64::from(block.depth) * u64::from(block.tasks) * 2;
+    let sizes = HEADER_LEN as u32..=MESSAGE_BYTES_MAX;
+    let port = u32::from(block.port) + u32::from(block.tasks);
+    if !sizes.contains(&block.req_bytes)
+        || !sizes.contains(&block.ack_bytes)
+        || !(1..=TASKS_MAX).contains(&block.tasks)
+        || !(1..=u32::from(u16::MAX)).contains(&block.depth)
+        || port > u32::from(u16::MAX)
+        || slot * slots > BUFFER_BYTES_MAX
+    {
+        return Err(Failure::failed(format!(
+            "the options ask for {} tasks with {} requests of {} + {} bytes outstanding from port \
+             {}, which is out of bounds; use smaller numbers",
+            block.tasks, block.depth, block.req_bytes, block.ack_bytes, block.port
+        )));
+    }
+    Ok(())
+}
+
+fn run_active(args: &Args, local: Option<Ipv4Addr>, peer: Ipv4Addr, stop: &Stop) -> Outcome {
+    let target = SocketAddrV4::new(peer, args.port as u16);
+    if !args.report_summary {
+        say!("connecting to {target}");
+    }
+    let mut stream = connect(local, target, args.connect_retries, stop)?;
+    let lost = |error: io::Error| {
+        Failure::failed(format!("{target} broke off while agreeing on options: {error}"))
+    };
+    let local = match stream.local_addr().map_err(lost)?.ip() {
+        IpAddr::V4(address) => address,
+        IpAddr::V6(address) => return Err(Failure::failed(format!("{address} is not IPv4"))),
+    };
+    let block = args.block(local, peer);
+    refuse_unsupported(&block)?;
+    stream.set_read_timeout(Some(HANDSHAKE_TIMEOUT)).map_err(lost)?;
+    io::Write::write_all(&mut stream, &block.encode()).map_err(lost)?;
+    let setup = setup(args, block, local, peer, true);
+    Run::new(args, setup, stream, true)?.run(stop)
+}
+
+fn setup(args: &Args, block: Block, local: Ipv4Addr, remote: Ipv4Addr, requests: bool) -> Setup {
+    let (foreign, outlier_us) = (Arc::default(), args.show_outliers);
+    Setup { block, local, remote, requests, foreign, outlier_us }
+}
+
+fn connect(
+    local: Option<Ipv4Addr>,
+    target: SocketAddrV4,
+    retries: u32,
+    stop: &Stop,
+) -> Outcome<TcpStream> {
+    let mut left = retries;
+    loop {
+        let error = match connect_from(local, target) {
+            Ok(stream) => return Ok(stream),
+            Err(error) => error,
+        };
+        let again = matches!(
+            error.kind(),
+            io::ErrorKind::ConnectionRefused
+                | io::ErrorKind::HostUnreachable
+                | io::ErrorKind::NetworkUnreachable
+        );
+        if !again || left == 0 || stop.wait(Some(Duration::from_secs(1))) {
+            return Err(Failure::failed(format!(
+                "cannot reach the peer's control port {target}: {error}; start the passive side \
+                 first or use --connect-retries"
+            )));
+        }
+        left -= 1;
+    }
+}
+
+fn connect_from(local: Option<Ipv4Addr>, target: SocketAddrV4) -> io::Result<TcpStream> {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_with};
+    let Some(local) = local else { return TcpStream::connect(target) };
+    let socket = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    bind(&socket, &SocketAddrV4::new(local, 0))?;
+    connect(&socket, &target)?;
+    Ok(socket.into())
+}
+
+fn run_passive(args: &Args, local: Option<Ipv4Addr>, stop: &Stop) -> Outcome {
+    let address = SocketAddrV4::new(local.unwrap_or(Ipv4Addr::UNSPECIFIED), args.port as u16);
+    let listener = TcpListener::bind(address).map_err(|error| {
+        Failure::failed(format!(
+            "cannot listen on control port {address}: {error}; choose another with -p"
+        ))
+    })?;
+    say!("waiting for incoming connection on {address}");
+    let (stream, local, block) = loop {
+        let (stream, peer) = accept(&listener, stop)?;
+        let local = stream.local_addr();
+        let local = local.map_err(|error| Failure::failed(format!("{peer}: {error}")))?;
+        say!("accepted connection from {peer} on {local}");
+        match Block::read(&mut Deadline { stream: &stream, end: Instant::now() + BLOCK_TIMEOUT }) {
+            Ok(block) => break (stream, local, block),
+            Err(ReadError::Version(version)) => {
+                return Err(Failure::failed(format!(
+                    "{peer} is rds-stress {version}, whose opening is not known here; take \
+                     rds-stress {VERSION} or `bowline stress` on both sides"
+                )));
+            }
+            // It may be anybody; the peer is still expected.
+            Err(ReadError::Stream(error)) => note!(
+                "bowline stress: {peer} broke off while agreeing on options: {error}; waiting for \
+                 another"
+            ),
+        }
+    };
+    drop(listener);
+    stream
+        .set_read_timeout(Some(HANDSHAKE_TIMEOUT))
+        .map_err(|error| Failure::failed(format!("cannot wait for the peer: {error}")))?;
+    refuse_unsupported(&block)?;
+    let IpAddr::V4(local) = local.ip() else {
+        return Err(Failure::failed(format!("{local} is not IPv4")));
+    };
+    let (remote, requests) = (block.recv_addr, !block.one_way);
+    Run::new(args, setup(args, block, local, remote, requests), stream, false)?.run(stop)
+}
+
+/// A stream that is read until a moment and no longer, however slowly bytes come.
+struct Deadline<'a> {
+    stream: &'a TcpStream,
+    end: Instant,
+}
+
+impl Read for Deadline<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let left = self.end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        self.stream.set_read_timeout(Some(left))?;
+        self.stream.read(buffer)
+    }
+}
+
+fn accept(listener: &TcpListener, stop: &Stop) -> Outcome<(TcpStream, SocketAddr)> {
+    let failed = |error: io::Error| Failure::failed(format!("cannot accept the peer: {error}"));
+    listener.set_nonblocking(true).map_err(failed)?;
+    loop {
+        match listener.accept() {
+            Ok((stream, peer)) => {
+                stream.set_nonblocking(false).map_err(failed)?;
+                return Ok((stream, peer));
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                if stop.wait(Some(Duration::from_millis(100))) {
+                    return Err(Failure::failed("stopped before a peer came"));
+                }
+            }
+            Err(error) => return Err(failed(error)),
+        }
+    }
+}
+
+/// A run whose options are agreed and whose tasks exist.
+struct Run<'a> {
+    args: &'a Args,
+    block: Block,
+    node: Node,
+    stream: TcpStream,
+    active: bool,
+    over: Arc<AtomicBool>,
+    foreign: Arc<AtomicU64>,
+    tasks: Vec<Task>,
+    tallies: Vec<Arc<Tally>>,
+}
+
+/// How measuring ended.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum End {
+    /// After the time agreed on, or when the active side wished.
+    Whole,
+    /// By a signal, or because a task failed.
+    Stopped,
+    /// The other side is not there any more.
+    PeerGone,
+}
+
+impl<'a> Run<'a> {
+    fn new(args: &'a Args, setup: Setup, stream: TcpStream, active: bool) -> Outcome<Self> {
+        let block = setup.block.clone();
+        let node = start_node(Node::builder(), &[IpAddr::V4(setup.local).into()])?;
+        let tasks = (0..block.tasks)
+            .map(|index| Task::new(&node, setup.clone(), index).map_err(Failure::Failed))
+            .collect::<Outcome<Vec<_>>>()?;
+        let tallies = tasks.iter().map(Task::tally).collect();
+        let (over, foreign) = (Arc::default(), setup.foreign);
+        Ok(Self { args, block, node, stream, active, over, foreign, tasks, tallies })
+    }
+
+    fn run(mut self, stop: &Stop) -> Outcome {
+        if self.block.show_params {
+            for line in format!("{:#?}", self.block).lines() {
+                say!("{}", line.trim_end_matches(','));
+            }
+        }
+        let broke_off = |error: io::Error| {
+            let hint = if self.active { "; if it is rds-stress, it must be 2.0.7" } else { "" };
+            Failure::failed(format!("the peer broke off before the start: {error}{hint}"))
+        };
+        keep_alive(&self.stream).map_err(broke_off)?;
+        exchange_start(&mut &self.stream, self.active).map_err(broke_off)?;
+        // The active side measures from a later moment than this one.
+        let least = START_DELAY + BURN_IN + Duration::from_secs(self.block.run_time.into());
+        let end = Instant::now() + least.saturating_sub(END_SLACK);
+        let quiet = self.block.summary_only;
+        if !quiet {
+            say!("negotiated options, tasks will start in 2 seconds");
+            out::text("Starting up");
+        }
+        self.pause(START_DELAY, stop);
+        let mut threads = Vec::new();
+        for task in std::mem::take(&mut self.tasks) {
+            let (over, flag) = (Arc::clone(&self.over), stop.flag());
+            let body = move || {
+                let result = task.run(&over);
+                // A task that failed ends the run for all.
+                if result.is_err() {
+                    flag.store(true, Ordering::Relaxed);
+                }
+                result
+            };
+            let thread = thread::Builder::new().name("stress-task".into()).spawn(body);
+            threads.push(thread.map_err(|error| {
+                Failure::failed(format!("cannot start a task: {error}; use fewer tasks with -t"))
+            })?);
+        }
+        self.pause(BURN_IN, stop);
+        if !quiet {
+            say!("");
+        }
+        let mut failed = false;
+        if self.measure(stop, end) == End::PeerGone {
+            failed = true;
+            note!("bowline stress: the peer is gone before the end of the run; look at its output");
+        }
+        self.over.store(true, Ordering::Relaxed);
+        for thread in threads {
+            let text = match thread.join() {
+                Ok(Ok(())) => continue,
+                Ok(Err(text)) => text,
+                Err(_) => "a task panicked; please report this".to_owned(),
+            };
+            failed = true;
+            note!("bowline stress: {text}");
+        }
+        let foreign = self.foreign.load(Ordering::Relaxed);
+        if foreign > 0 {
+            note!("bowline stress: {foreign} messages of others than the peer were ignored");
+        }
+        // The end of the control connection is what ends the other side; sockets go after it,
+        // so that nobody there sends to a port that is gone.
+        drop(self.stream);
+        if failed { Err(Failure::Reported) } else { Ok(()) }
+    }
+
+    /// Waits, with a dot per second, unless somebody wants to stop.
+    fn pause(&self, time: Duration, stop: &Stop) {
+        for _ in 0..time.as_secs() {
+            if !self.block.summary_only {
+                out::text(".");
+            }
+            if stop.wait(Some(Duration::from_secs(1))) {
+                return;
+            }
+        }
+    }
+
+    /// Prints the figures of each second until the end, which the peer may bring: not before `end`.
+    fn measure(&self, stop: &Stop, end: Instant) -> End {
+        let block = &self.block;
+        let cpu = self.args.report_cpu || block.show_perfdata;
+        let first_counters = self.node.counters();
+        if block.show_perfdata {
+            say!("{}", perfdata_heading(&first_counters));
+        } else if !block.summary_only {
+            say!("{}", heading());
+        }
+        let start = Instant::now();
+        let first = Totals::take(&self.tallies, cpu);
+        let (mut before, mut counters) = (first, first_counters.clone());
+        let mut second = 0;
+        let how = loop {
+            second += 1;
+            let due = start + Duration::from_secs(second);
+            if stop.wait(Some(due.saturating_duration_since(Instant::now()))) {
+                break End::Stopped;
+            }
+            match self.connection() {
+                Connection::Stands => {}
+                // The end of a run, or of one that has none.
+                Connection::Ended
+                    if !self.active && (block.run_time == 0 || Instant::now() >= end) =>
+                {
+                    break End::Whole;
+                }
+                Connection::Ended | Connection::Broken => break End::PeerGone,
+            }
+            let over = self.active && block.run_time > 0 && second >= u64::from(block.run_time);
+            let after = Totals::take(&self.tallies, cpu);
+            let rates = Rates::between(block, &before, &after);
+            let counters_now = self.node.counters();
+            if block.summary_only {
+            } else if block.show_perfdata {
+                say!("{}", rates.perfdata(block, &counters_now, &counters));
+            } else {
+                say!("{}", rates.line());
+            }
+            (before, counters) = (after, counters_now);
+            if over {
+                break End::Whole;
+            }
+        };
+        // What came after the last whole second is not measured: there the sides stop one after
+        // the other. Only a run that was cut within its first second has nothing else.
+        let last = if second > 1 && how != End::Stopped {
+            before
+        } else {
+            Totals::take(&self.tallies, cpu)
+        };
+        self.summary(&first, &last, &first_counters);
+        how
+    }
+
+    fn summary(&self, first: &Totals, last: &Totals, counters: &[(&'static str, u64)]) {
+        let rates = Rates::between(&self.block, first, last);
+        if self.block.show_perfdata {
+            say!("{}", rates.perfdata(&self.block, &self.node.counters(), counters));
+        } else {
+            if !self.block.summary_only {
+                say!("{RULE}");
+            }
+            say!("{}  (average)", rates.line());
+        }
+        if self.args.show_histogram {
+            for line in histogram_lines(&round_trips(&self.tallies)) {
+                say!("{line}");
+            }
+        }
+    }
+
+    /// Tells what has become of the control connection.
+    fn connection(&self) -> Connection {
+        if self.stream.set_nonblocking(true).is_err() {
+            return Connection::Broken;
+        }
+        match (&self.stream).read(&mut [0; 16]) {
+            Ok(0) => Connection::Ended,
+            Ok(_) => Connection::Stands,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Connection::Stands,
+            Err(_) => Connection::Broken,
+        }
+    }
+}
+
+/// State of the control connection.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Connection {
+    Stands,
+    /// The peer has closed it.
+    Ended,
+    /// It was reset, or the peer's machine does not answer.
+    Broken,
+}
+
+/// Has the system find out when the peer's machine is gone without a word.
+fn keep_alive(stream: &TcpStream) -> io::Result<()> {
+    use rustix::net::sockopt;
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, KEEPALIVE_IDLE)?;
+    sockopt::set_tcp_keepintvl(stream, KEEPALIVE_PAUSE)?;
+    sockopt::set_tcp_keepcnt(stream, KEEPALIVE_PROBES)?;
+    Ok(())
+}

@@ -1,0 +1,493 @@
+//! What runs on this machine: the trees of all processes that answer, or of files, as rows of
+//! fields.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    thread,
+    time::Duration,
+};
+
+use bowline_ctl::{Client, Errno, Json, Op, folders};
+
+use super::{
+    Refusal,
+    columns::{Mode, Target},
+    format::{Cell, Item},
+    sysfs,
+};
+use crate::cli::rds::control::looked_in;
+
+/// How long a process may take to accept a look, and to answer it. Commands may take as long as
+/// they take.
+const LOOK: Duration = Duration::from_secs(2);
+
+/// Where the tools look.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) enum Place<'a> {
+    /// At the sockets of this user's processes; where there is none, in the kernel's tree.
+    #[default]
+    Here,
+    /// At this socket.
+    Socket(&'a Path),
+    /// In these trees of files.
+    Files(&'a [PathBuf]),
+}
+
+/// A process that answers, or a tree of files.
+#[derive(Debug)]
+struct Source {
+    place: PathBuf,
+    door: Door,
+    tree: Json,
+}
+
+/// How a source is read and written.
+#[derive(Debug)]
+enum Door {
+    Socket(Client),
+    Files,
+}
+
+/// A device, a session or a path, and where it is.
+#[derive(Clone, Debug)]
+pub(super) struct Row {
+    pub(super) mode: Mode,
+    pub(super) item: Item,
+    /// Which process has it.
+    pub(super) source: usize,
+    /// Its directory there.
+    pub(super) at: String,
+}
+
+/// Everything that answers.
+#[derive(Debug, Default)]
+pub(super) struct World {
+    sources: Vec<Source>,
+    /// Sockets of processes that are there and do not answer.
+    silent: Vec<PathBuf>,
+}
+
+impl World {
+    /// Looks at everything there is in a place.
+    pub(super) fn gather(place: Place<'_>) -> Result<Self, Refusal> {
+        let mut silent = Vec::new();
+        let sources = match place {
+            Place::Socket(place) => vec![socket(place).map_err(|error| {
+                Refusal::system(&error, format!("nobody answers on {}", place.display()))
+            })?],
+            Place::Files(roots) => {
+                let all = roots.iter().map(|root| {
+                    files(root).map_err(|error| {
+                        let root = root.display();
+                        Refusal::system(&error, format!("{root} is no tree as /sys is"))
+                    })
+                });
+                all.collect::<Result<_, _>>()?
+            }
+            Place::Here => here(&mut silent),
+        };
+        Ok(Self { sources, silent })
+    }
+
+    /// Returns where everything comes from.
+    pub(super) fn places(&self) -> impl Iterator<Item = &Path> {
+        self.sources.iter().map(|source| source.place.as_path())
+    }
+
+    /// Says where nothing was found, if nothing was.
+    pub(super) fn nothing(&self) -> Option<String> {
+        (self.sources.is_empty() && self.silent.is_empty()).then(|| {
+            format!(
+                "nothing runs here (looked in {} and, for the kernel's modules, in {}); start a server with `bowline \
+                 rnbd export` or a client with `bowline rnbd map`, or name a socket with --control",
+                looked_in(&folders()),
+                sysfs::KERNEL
+            )
+        })
+    }
+
+    /// Reports whether anything of a side runs.
+    pub(super) fn has(&self, mode: Mode) -> bool {
+        (0..self.sources.len()).any(|source| self.is(source, mode))
+    }
+
+    fn is(&self, source: usize, mode: Mode) -> bool {
+        let class = match mode {
+            Mode::Client => "rnbd-client",
+            Mode::Server => "rnbd-server",
+        };
+        self.sources[source].class(class).is_some()
+    }
+
+    /// Returns the processes of a side.
+    pub(super) fn of(&self, mode: Mode) -> Vec<usize> {
+        (0..self.sources.len()).filter(|source| self.is(*source, mode)).collect()
+    }
+
+    /// Returns the socket of a process, or the folder of a tree.
+    pub(super) fn place(&self, source: usize) -> &Path {
+        &self.sources[source].place
+    }
+
+    /// Returns how an attribute is called where it is.
+    pub(super) fn shown(&self, source: usize, path: &str) -> String {
+        match &self.sources[source] {
+            Source { door: Door::Socket(_), .. } => path.to_owned(),
+            Source { door: Door::Files, place, .. } => {
+                sysfs::place(place, path).display().to_string()
+            }
+        }
+    }
+
+    /// Returns all things of a kind on a side.
+    pub(super) fn rows(&self, mode: Mode, target: Target) -> Vec<Row> {
+        let sources = self.sources.iter().enumerate();
+        let mut rows: Vec<Row> =
+            sources.flat_map(|(index, source)| source.rows(mode, target, index)).collect();
+        rows.sort_by(|a, b| a.item.text("sessname").cmp(b.item.text("sessname")));
+        rows
+    }
+
+    /// Writes to an attribute.
+    pub(super) fn write(&mut self, source: usize, path: &str, value: &str) -> Result<(), Refusal> {
+        self.ask(source, Op::Write(value), path).map(|_| ())
+    }
+
+    /// Returns the text of an attribute.
+    pub(super) fn text(&mut self, source: usize, path: &str) -> Result<String, Refusal> {
+        self.ask(source, Op::Text, path)
+    }
+
+    /// Returns the processes of a side, or all.
+    pub(super) fn all(&self, mode: Option<Mode>) -> Vec<usize> {
+        mode.map_or_else(|| (0..self.sources.len()).collect(), |mode| self.of(mode))
+    }
+
+    /// Returns what a process has at a path of its tree: a folder or a value.
+    pub(super) fn part(&self, source: usize, path: &str) -> Option<&Json> {
+        let names: Vec<&str> = path.split('/').filter(|name| !name.is_empty()).collect();
+        // What is below these two are links.
+        let way: Vec<&str> = match names.as_slice() {
+            ["class", rest @ ..] if !rest.is_empty() => [&["devices", "virtual"], rest].concat(),
+            ["block", ..] => [&["devices", "virtual"], &names[..]].concat(),
+            _ => names,
+        };
+        below(&self.sources[source].tree, &way)
+    }
+
+    /// Returns a process that does not answer and does the same as this one: what is asked of this
+    /// one may be meant for it, since both name their disks alike.
+    fn rival(&self, source: usize) -> Option<&Path> {
+        let word = |place: &Path| {
+            let name = place.file_name()?.to_str()?;
+            Some(name.split_once('-')?.0.to_owned())
+        };
+        let own = word(&self.sources[source].place);
+        self.silent.iter().map(PathBuf::as_path).find(|place| word(place) == own)
+    }
+
+    fn ask(&mut self, source: usize, op: Op<'_>, path: &str) -> Result<String, Refusal> {
+        let shown = self.shown(source, path);
+        if let (Op::Write(_), Some(other)) = (&op, self.rival(source)) {
+            return Err(Refusal::new(
+                Errno::ETIMEDOUT,
+                format!(
+                    "{} does not answer, and may have {shown} as well; choose a process with --control",
+                    other.display()
+                ),
+            ));
+        }
+        let source = &mut self.sources[source];
+        let done = match (&mut source.door, op) {
+            (Door::Files, Op::Write(value)) => {
+                sysfs::write(&sysfs::place(&source.place, path), value).map(|()| String::new())
+            }
+            (Door::Files, _) => sysfs::read(&sysfs::place(&source.place, path)),
+            (Door::Socket(client), op) => {
+                let limit = if matches!(op, Op::Write(_)) { None } else { Some(LOOK) };
+                let answer = client.set_limit(limit).and_then(|()| client.ask(op, path));
+                let answer = answer.map_err(|error| {
+                    Refusal::system(&error, format!("{} broke off", source.place.display()))
+                })?;
+                answer
+                    .map(|json| json.as_str().unwrap_or_default().to_owned())
+                    .map_err(io::Error::from)
+            }
+        };
+        done.map_err(|error| Refusal::of(Errno::of(&error), &shown))
+    }
+}
+
+/// Everything of this user; what the kernel has counts where no process is.
+fn here(silent: &mut Vec<PathBuf>) -> Vec<Source> {
+    let entries = folders().into_iter().flat_map(fs::read_dir).flatten().flatten();
+    let mut places: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
+    places.retain(|place| place.extension().is_some_and(|extension| extension == "sock"));
+    places.sort();
+    // All at the same time: several that hang cost no more than one.
+    let looks: Vec<io::Result<Source>> = thread::scope(|scope| {
+        let start = |place| {
+            let look = move || socket(place);
+            thread::Builder::new().spawn_scoped(scope, look)
+        };
+        let begun: Vec<_> = places.iter().map(PathBuf::as_path).map(start).collect();
+        let end = |look: thread::ScopedJoinHandle<'_, io::Result<Source>>| {
+            look.join().unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))
+        };
+        begun.into_iter().map(|look| look.and_then(end)).collect()
+    });
+    let mut found = Vec::new();
+    for (place, look) in places.iter().zip(looks) {
+        match look {
+            Ok(source) => found.push(source),
+            // Sockets that killed processes left behind.
+            Err(error) if is_nobody(&error) => {}
+            // Those of another user, in the folder of services.
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
+            Err(error) => {
+                note!("{} does not answer and is left out: {error}", place.display());
+                silent.push(place.clone());
+            }
+        }
+    }
+    let kernel = Path::new(sysfs::KERNEL);
+    if found.is_empty() && silent.is_empty() && sysfs::is_there(kernel) {
+        found.extend(files(kernel));
+    }
+    found
+}
+
+fn is_nobody(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound)
+}
+
+fn socket(place: &Path) -> io::Result<Source> {
+    let mut client = Client::connect_within(place, LOOK)?;
+    let tree = client.ask(Op::Dump, "/")?.map_err(io::Error::from)?;
+    Ok(Source { place: place.to_owned(), door: Door::Socket(client), tree })
+}
+
+fn files(root: &Path) -> io::Result<Source> {
+    Ok(Source { place: root.to_owned(), door: Door::Files, tree: sysfs::snapshot(root)? })
+}
+
+fn below<'a>(json: &'a Json, way: &[&str]) -> Option<&'a Json> {
+    way.iter().try_fold(json, |json, name| json.member(name))
+}
+
+fn objects(json: Option<&Json>) -> impl Iterator<Item = (&str, &Json)> {
+    let members = json.map_or(&[][..], Json::members).iter();
+    members
+        .filter(|(_, value)| !value.members().is_empty() && value.member("link").is_none())
+        .map(|(name, value)| (name.as_str(), value))
+}
+
+fn text(json: &Json, way: &[&str]) -> Cell {
+    below(json, way).and_then(Json::plain).map_or(Cell::Nothing, Cell::Text)
+}
+
+fn number(json: &Json, way: &[&str]) -> u64 {
+    below(json, way).and_then(Json::plain).and_then(|text| text.parse().ok()).unwrap_or(0)
+}
+
+/// Returns one number of a line of numbers: of its text, or of an object that names them.
+fn word(json: &Json, way: &[&str], index: usize) -> u64 {
+    match below(json, way) {
+        Some(Json::Text(text)) => {
+            let word = text.split_ascii_whitespace().nth(index);
+            word.and_then(|word| word.parse().ok()).unwrap_or(0)
+        }
+        Some(object) => object.members().get(index).and_then(|(_, n)| n.as_u64()).unwrap_or(0),
+        None => 0,
+    }
+}
+
+/// Places of numbers in `stats/rdma` and `stats/reconnects` [NB-44].
+const RDMA: [&str; 2] = ["stats", "rdma"];
+const READ_BYTES: usize = 1;
+const WRITE_BYTES: usize = 3;
+const INFLIGHT: usize = 4;
+const RECONNECTS: [&str; 2] = ["stats", "reconnects"];
+const SUCCESSFUL: usize = 0;
+
+/// Returns the name of the machine at the other end, where the tree tells it [NB-44].
+fn hostname(mode: Mode, session: Option<&Json>) -> Cell {
+    let file = match mode {
+        Mode::Client => "srv_hostname",
+        Mode::Server => "clt_hostname",
+    };
+    session.map_or(Cell::Nothing, |session| text(session, &[file]))
+}
+
+fn owned(text: impl Into<String>) -> Cell {
+    Cell::Text(text.into())
+}
+
+impl Source {
+    fn class(&self, name: &str) -> Option<&Json> {
+        below(&self.tree, &["devices", "virtual", name])
+    }
+
+    fn rows(&self, mode: Mode, target: Target, source: usize) -> Vec<Row> {
+        let class = match mode {
+            Mode::Client => "rtrs-client",
+            Mode::Server => "rtrs-server",
+        };
+        let rows: Vec<(Item, String)> = match (target, mode) {
+            (Target::Device, Mode::Client) => self.imports(),
+            (Target::Device, Mode::Server) => self.exports(),
+            (Target::Session, _) => objects(self.class(class))
+                .map(|(name, session)| {
+                    (session_item(mode, name, session), format!("/class/{class}/{name}"))
+                })
+                .collect(),
+            (Target::Path, _) => objects(self.class(class))
+                .flat_map(|(session, json)| {
+                    objects(json.member("paths")).map(move |(name, path)| {
+                        let at = format!("/class/{class}/{session}/paths/{name}");
+                        let mut item = path_item(mode, session, name, path);
+                        item.cells.push(("hostname", hostname(mode, Some(json))));
+                        (item, at)
+                    })
+                })
+                .collect(),
+        };
+        rows.into_iter().map(|(item, at)| Row { mode, item, source, at }).collect()
+    }
+
+    /// Sectors that went through a block device: fields 3 and 7 of its stat.
+    fn traffic(&self, device: &str) -> (Cell, Cell) {
+        let stat = below(&self.tree, &["devices", "virtual", "block", device, "stat"]);
+        let stat = stat.and_then(Json::as_str).unwrap_or_default();
+        let field = |index: usize| {
+            let field = stat.split_ascii_whitespace().nth(index);
+            field.and_then(|text| text.parse().ok()).map_or(Cell::Nothing, Cell::Sectors)
+        };
+        (field(2), field(6))
+    }
+
+    fn imports(&self) -> Vec<(Item, String)> {
+        let blocks = objects(self.class("block"));
+        blocks
+            .filter_map(|(name, block)| {
+                let rnbd = block.member("rnbd")?;
+                let (rx, tx) = self.traffic(name);
+                // Disks of a process may have the name of one of the kernel's.
+                let device = Path::new("/dev").join(name);
+                let device = if self.place == Path::new(sysfs::KERNEL) && device.exists() {
+                    owned(device.display().to_string())
+                } else {
+                    Cell::Nothing
+                };
+                let session = below(rnbd, &["session"]).and_then(Json::as_str).unwrap_or_default();
+                let session = self.class("rtrs-client").and_then(|all| all.member(session));
+                let cells = vec![
+                    ("sessname", text(rnbd, &["session"])),
+                    ("mapping_path", text(rnbd, &["mapping_path"])),
+                    ("devname", owned(name)),
+                    ("devpath", device),
+                    ("state", text(rnbd, &["state"])),
+                    ("access_mode", text(rnbd, &["access_mode"])),
+                    ("rx_sect", rx),
+                    ("tx_sect", tx),
+                    ("direction", owned("import")),
+                    ("hostname", hostname(Mode::Client, session)),
+                ];
+                Some((Item { cells, below: Vec::new() }, format!("/block/{name}/rnbd")))
+            })
+            .collect()
+    }
+
+    fn exports(&self) -> Vec<(Item, String)> {
+        let ctl = self.class("rnbd-server").and_then(|class| below(class, &["ctl", "devices"]));
+        objects(ctl)
+            .flat_map(|(device, json)| {
+                objects(json.member("sessions")).map(move |(session, open)| {
+                    let (rx, tx) = self.traffic(device);
+                    let of = self.class("rtrs-server").and_then(|all| all.member(session));
+                    let cells = vec![
+                        ("sessname", owned(session)),
+                        ("mapping_path", text(open, &["mapping_path"])),
+                        ("devname", owned(device)),
+                        ("access_mode", text(open, &["access_mode"])),
+                        ("rx_sect", rx),
+                        ("tx_sect", tx),
+                        ("direction", owned("export")),
+                        ("hostname", hostname(Mode::Server, of)),
+                    ];
+                    let at = format!("/class/rnbd-server/ctl/devices/{device}/sessions/{session}");
+                    (Item { cells, below: Vec::new() }, at)
+                })
+            })
+            .collect()
+    }
+}
+
+fn direction(mode: Mode) -> Cell {
+    owned(match mode {
+        Mode::Client => "outgoing",
+        Mode::Server => "incoming",
+    })
+}
+
+fn connected(path: &Json) -> bool {
+    below(path, &["state"]).and_then(Json::as_str) == Some("connected")
+}
+
+fn session_item(mode: Mode, name: &str, session: &Json) -> Item {
+    let paths: Vec<(&str, &Json)> = objects(session.member("paths")).collect();
+    let sum = |way: &[&str], index| paths.iter().map(|(_, path)| word(path, way, index)).sum();
+    let up = paths.iter().filter(|(_, path)| connected(path)).count();
+    // `min-inflight (MI: 1)`
+    let policy = below(session, &["mpath_policy"]).and_then(Json::as_str).unwrap_or_default();
+    let (long, rest) = policy.split_once(" (").unwrap_or((policy, ""));
+    let short = rest.split(':').next().unwrap_or_default();
+    let marks = paths.iter().map(|(_, path)| if connected(path) { 'U' } else { '_' });
+    let mut cells = vec![
+        ("sessname", owned(name)),
+        ("path_cnt", Cell::Number(paths.len() as u64)),
+        ("tx_bytes", Cell::Bytes(sum(&RDMA, WRITE_BYTES))),
+        ("rx_bytes", Cell::Bytes(sum(&RDMA, READ_BYTES))),
+        ("inflights", Cell::Number(sum(&RDMA, INFLIGHT))),
+        ("direction", direction(mode)),
+        ("hostname", hostname(mode, Some(session))),
+    ];
+    if mode == Mode::Client {
+        let server = name.split_once('@').map_or(Cell::Nothing, |(_, server)| owned(server));
+        cells.extend([
+            ("act_path_cnt", Cell::Number(up as u64)),
+            ("state", owned(if up > 0 { "connected" } else { "disconnected" })),
+            ("path_uu", owned(marks.collect::<String>())),
+            ("mp", owned(long)),
+            ("mp_short", owned(short)),
+            ("reconnects", Cell::Number(sum(&RECONNECTS, SUCCESSFUL))),
+            ("srvname", server),
+        ]);
+    }
+    let plain = |path: &Json, key: &str| path.member(key).and_then(Json::plain).unwrap_or_default();
+    let below = paths.iter().map(|(name, path)| {
+        format!("{} {} {name}", plain(path, "hca_name"), plain(path, "hca_port"))
+    });
+    Item { cells, below: below.collect() }
+}
+
+fn path_item(mode: Mode, session: &str, name: &str, path: &Json) -> Item {
+    let mut cells = vec![
+        ("sessname", owned(session)),
+        ("pathname", owned(name)),
+        ("src_addr", text(path, &["src_addr"])),
+        ("dst_addr", text(path, &["dst_addr"])),
+        ("hca_name", text(path, &["hca_name"])),
+        ("hca_port", Cell::Number(number(path, &["hca_port"]))),
+        ("tx_bytes", Cell::Bytes(word(path, &RDMA, WRITE_BYTES))),
+        ("rx_bytes", Cell::Bytes(word(path, &RDMA, READ_BYTES))),
+        ("inflights", Cell::Number(word(path, &RDMA, INFLIGHT))),
+        ("direction", direction(mode)),
+    ];
+    if mode == Mode::Client {
+        let successful = word(path, &RECONNECTS, SUCCESSFUL);
+        cells.extend([("state", text(path, &["state"])), ("reconnects", Cell::Number(successful))]);
+    }
+    Item { cells, below: Vec::new() }
+}
