@@ -10,14 +10,14 @@ use crate::dedup::Dedup;
 use crate::ids::LinkId;
 use crate::path::{Path, TxMsg, mark};
 
-/// What is known of the peer's kind.
+/// What kind of node a peer is, as far as this node knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Peer {
-    /// No probe or pong of it has come.
+    /// The peer has sent neither a probe nor a pong.
     Unknown,
-    /// Acknowledges by TCP alone: a kernel, or something like it.
+    /// The peer acknowledges by TCP alone: a kernel, or a node like it.
     Kernel,
-    /// Acknowledges end to end and takes messages of up to so many bytes.
+    /// The peer acknowledges end to end and takes messages of up to `max_message` bytes.
     Bowline { max_message: u32 },
 }
 
@@ -27,135 +27,145 @@ impl Peer {
     }
 }
 
-/// Paths from `first` on wait until everything queued earlier on the others is through, so that
-/// messages between two sockets are not overtaken by later ones.
+/// Holds back the paths from `first` on until the peer has taken all messages that were queued
+/// earlier on the lower paths. Without it a later message between two sockets could overtake an
+/// earlier one.
 #[derive(Clone, Debug)]
-pub(crate) struct Gate {
+pub(crate) struct PathBarrier {
+    /// Index of the first path that is held back.
     pub(crate) first: u8,
-    /// For each path below `first`, the sequence number that must have been released.
+    /// For each path below `first`: messages with lower sequence numbers must have been released.
     pub(crate) until: Vec<u64>,
-    /// Paths, a bit each, whose connection ended with a cancelled message that was begun. The peer
-    /// may have all of it, and take it until it greets on the next connection.
-    pub(crate) left: u8,
+    /// Bit mask of paths whose link ended in the middle of a cancelled message. The peer may have
+    /// received all of that message, and may deliver it until it greets on the path's next link.
+    pub(crate) unsettled: u8,
 }
 
-/// An earlier process of a peer: the number awaited from it next, by path.
+/// An earlier process at a peer's address, and for each path the sequence number that was expected
+/// of it next.
 #[derive(Clone, Debug)]
-pub(crate) struct Past {
+pub(crate) struct FormerProcess {
     generation: u32,
     rx_expected: Vec<u64>,
 }
 
-/// Earlier processes that are remembered.
-const PAST_MAX: usize = 4;
+/// Number of earlier processes that are remembered for each peer.
+const FORMER_PROCESSES_MAX: usize = 4;
 
-/// One relation of two addresses over TCP.
+/// The relation of a local and a remote address over TCP, with up to eight paths.
 #[derive(Debug)]
 pub(crate) struct Conn {
     pub(crate) local: Ipv6Addr,
     pub(crate) remote: Ipv6Addr,
+    /// Interface of link-local addresses; 0 for others.
     pub(crate) scope: u32,
-    /// Index of the local address.
-    pub(crate) home: usize,
-    /// This side opens the TCP connections.
-    pub(crate) smaller: bool,
-    /// Agreed number of paths; 0: not known.
+    /// Index of the local address in `Node::local_addrs`.
+    pub(crate) local_addr: usize,
+    /// This node opens the TCP connections, since its address is the smaller one.
+    pub(crate) we_dial: bool,
+    /// Number of paths that both sides agreed on; 0: not known yet.
     pub(crate) npaths: u8,
-    /// It was agreed on with an earlier process of the peer.
-    pub(crate) npaths_past: bool,
-    /// When the peer last said how many it has.
-    pub(crate) npaths_told: Instant,
-    /// A timer runs that asks whether the peer still has them.
-    pub(crate) count_timer: bool,
-    /// The only connection it had, on which it was asked, and when.
-    pub(crate) count_asked: Option<(LinkId, Instant)>,
+    /// `npaths` was agreed on with an earlier process of the peer.
+    pub(crate) npaths_outdated: bool,
+    /// When the peer last said how many paths it has.
+    pub(crate) npaths_heard_at: Instant,
+    /// The timer is armed that asks the peer whether it still has `npaths` paths.
+    pub(crate) npaths_timer: bool,
+    /// The link on which the peer was asked that, the only one it had, and when.
+    pub(crate) npaths_asked: Option<(LinkId, Instant)>,
     pub(crate) peer: Peer,
-    /// Generation of the peer; 0: not known.
+    /// Generation of the peer's process; 0: not known.
     pub(crate) peer_generation: u32,
-    /// Earlier generations, latest first, and what was next from each.
-    pub(crate) past: Vec<Past>,
-    /// Serial of the latest link that told it.
+    /// Earlier processes of the peer, latest first.
+    pub(crate) former: Vec<FormerProcess>,
+    /// Serial of the latest link on which the peer told `peer_generation`.
     pub(crate) generation_serial: u64,
-    /// An earlier generation that came again, and the serial of the latest link when its own was
-    /// closed.
+    /// The generation of an earlier process that greeted again, and the serial of the latest link
+    /// at the time its link was closed.
     pub(crate) returning: Option<(u32, u64)>,
+    /// The source ports of the peer tell which path a connection is for.
     pub(crate) peer_sport_idx: bool,
-    /// When a message was refused last because it is not known yet whether the peer takes its
-    /// length.
-    pub(crate) long_refused: Option<Instant>,
-    /// A timer runs that ends not knowing what the peer is.
-    pub(crate) unknown_timer: bool,
-    /// A whole frame has come from this peer at some time.
+    /// When a send was last refused because the longest message of the peer was not known yet.
+    pub(crate) long_message_refused_at: Option<Instant>,
+    /// The timer is armed after which a silent peer is taken for a kernel.
+    pub(crate) kind_timer: bool,
+    /// The peer has sent a whole frame at some time, so it is no stranger that only connected.
     pub(crate) proven: bool,
-    /// Attempts to connect since the peer last asked for one, or had one that lasted.
-    pub(crate) dials: u32,
-    /// The peer has asked to be connected to, and was not dialled since.
-    pub(crate) asked: bool,
-    /// The path whose attempt to connect was put off since many peers are away.
-    pub(crate) postponed: Option<u8>,
+    /// Attempts to connect since the peer last knocked or a connection lasted.
+    pub(crate) dial_attempts: u32,
+    /// The peer has knocked and was not dialled since.
+    pub(crate) asked_to_dial: bool,
+    /// The path whose attempt to connect was put off, since many peers that nobody needs are away.
+    pub(crate) postponed_path: Option<u8>,
     pub(crate) paths: Vec<Path>,
-    pub(crate) gate: Option<Gate>,
+    pub(crate) path_barrier: Option<PathBarrier>,
+    /// Congested ports of the peer's address.
     pub(crate) map: CongMap,
-    /// Link and time of the latest map.
-    pub(crate) map_from: Option<(LinkId, Instant)>,
-    /// The link on which our map went out last, and when.
-    pub(crate) map_sent: Option<(LinkId, Instant)>,
-    /// When our map went out on another link than shortly before: it is sent once more later.
-    pub(crate) map_moved: Option<Instant>,
-    /// When the latest map came that did not come on that link.
-    pub(crate) map_elsewhere: Option<Instant>,
-    /// A timer runs that has a fresh map sent: an older one may have come last.
-    pub(crate) map_doubt: bool,
-    /// Path whose connection was ended to get a fresh map, and when.
-    pub(crate) map_renewal: Option<(u8, Instant)>,
-    /// Our map is to be sent.
+    /// Link on which the peer's latest map came, and when.
+    pub(crate) map_received_on: Option<(LinkId, Instant)>,
+    /// Link on which this node last sent its map, and when.
+    pub(crate) map_sent_on: Option<(LinkId, Instant)>,
+    /// When this node's map went out on another link than the map shortly before it. The map is
+    /// sent once more `MAP_REORDER_TIME` later.
+    pub(crate) map_changed_link_at: Option<Instant>,
+    /// When the latest map came on a link other than that of `map_received_on`.
+    pub(crate) map_other_link_at: Option<Instant>,
+    /// The timer is armed that has the peer send a fresh map, since an older one may have been read
+    /// last.
+    pub(crate) map_refresh_armed: bool,
+    /// Path whose link was ended to get a fresh map, and when.
+    pub(crate) map_refresh: Option<(u8, Instant)>,
+    /// This node's map is to be sent to the peer.
     pub(crate) map_due: bool,
-    /// Link that knocks at the smaller side.
+    /// The link by which this node, with the larger address, knocks: it asks the peer to connect
+    ///
     pub(crate) knock: Option<LinkId>,
-    /// Accepted links without a path, oldest first.
+    /// Accepted links that serve no path, oldest first.
     pub(crate) extra: VecDeque<LinkId>,
+    /// Recognises repeated messages of a peer that acknowledges by TCP alone.
     pub(crate) dedup: Option<Box<Dedup>>,
-    /// Links there have been.
+    /// Number of links made so far; the serial of the latest.
     pub(crate) links_made: u64,
-    /// Bytes of its messages that wait for readers, as limits count them.
+    /// Bytes of the peer's messages that wait for readers, with the overhead that limits count.
     pub(crate) recv_held: usize,
+    /// When a frame last came or a message was last queued; idle peers are forgotten by it.
     pub(crate) last_used: Instant,
     /// When the latest whole frame came.
-    pub(crate) heard_at: Instant,
+    pub(crate) last_frame_at: Instant,
 }
 
 impl Conn {
-    /// A whole frame came from the peer.
+    /// Notes that a whole frame came from the peer.
     #[inline]
-    pub(crate) const fn heard(&mut self, now: Instant) {
+    pub(crate) const fn touch(&mut self, now: Instant) {
         self.proven = true;
         self.last_used = now;
-        self.heard_at = now;
+        self.last_frame_at = now;
     }
 
-    /// Takes back that an attempt to connect was put off: there is need for it now.
-    pub(crate) fn hurry(&mut self) {
-        let postponed = self.postponed.take();
+    /// Lets a postponed attempt to connect go ahead, since the peer is needed now.
+    pub(crate) fn cancel_postponement(&mut self) {
+        let postponed = self.postponed_path.take();
         if let Some(path) = postponed.and_then(|index| self.paths.get_mut(usize::from(index))) {
             path.reconnect_at = None;
         }
     }
 
-    /// Tells whether a process of this generation has been met before another one.
-    pub(crate) fn knows(&self, generation: u32) -> bool {
-        generation != 0 && self.past.iter().any(|p| p.generation == generation)
+    /// Tells whether `generation` is that of an earlier process of the peer.
+    pub(crate) fn met_before(&self, generation: u32) -> bool {
+        generation != 0 && self.former.iter().any(|p| p.generation == generation)
     }
 
-    /// Notes that the peer is another process from now on. One that was there before goes on where
-    /// it was: connections of a dead process may be accepted later than those of its successor,
-    /// and look like the newer ones for a moment.
+    /// Notes that the peer's process changed. Sequence numbers of an earlier process that returns go
+    /// on where they were, because a dead process's link may be accepted after its successor's and
+    /// look like the newer one for a moment.
     pub(crate) fn change_generation(&mut self, from: u32, to: u32) {
         let known =
-            self.past.iter().position(|p| p.generation == to).map(|at| self.past.remove(at));
+            self.former.iter().position(|p| p.generation == to).map(|at| self.former.remove(at));
         if from != 0 {
             let rx_expected = self.paths.iter().map(|p| p.rx_expected).collect();
-            self.past.insert(0, Past { generation: from, rx_expected });
-            self.past.truncate(PAST_MAX);
+            self.former.insert(0, FormerProcess { generation: from, rx_expected });
+            self.former.truncate(FORMER_PROCESSES_MAX);
         }
         let known = known.map(|p| p.rx_expected).unwrap_or_default();
         for (at, path) in self.paths.iter_mut().enumerate() {
@@ -163,7 +173,7 @@ impl Conn {
         }
     }
 
-    /// The path of an index below 8, made with those before it when it is new.
+    /// Returns the path of an index below 8; makes it, and those below it, when it is new.
     #[inline]
     pub(crate) fn make_path(&mut self, index: u8) -> &mut Path {
         while self.paths.len() <= usize::from(index) {
@@ -173,9 +183,9 @@ impl Conn {
         &mut self.paths[usize::from(index)]
     }
 
-    /// A number that no message has had on any path. Messages of two sockets that change over to
-    /// another path must not come to the numbers they had on the first: the peer would take a
-    /// repeated one for an equal one of before.
+    /// Returns a sequence number that no message has had on any path. Messages of two sockets that
+    /// move to another path must not get numbers they had on the first: the peer would take one
+    /// that is sent again for an earlier message.
     pub(crate) fn unused_sequence(&self) -> u64 {
         self.paths.iter().map(|p| p.next_tx_seq).max().unwrap_or(1)
     }
@@ -187,15 +197,15 @@ impl Conn {
         self.paths.iter().any(|p| p.queue.iter().any(live))
     }
 
-    /// The only path that has a connection, and that.
+    /// Returns the index and link of the only path that has a link; `None` with several or none.
     pub(crate) fn only_link(&self) -> Option<(usize, LinkId)> {
         let mut links = self.paths.iter().enumerate().filter_map(|(at, p)| Some((at, p.link?)));
         links.next().filter(|_| links.next().is_none())
     }
 
-    /// Number of paths to choose among when sending.
+    /// Number of paths that messages are spread over: a power of two, up to `npaths`.
     #[inline]
-    pub(crate) fn fan(&self) -> u8 {
+    pub(crate) fn usable_paths(&self) -> u8 {
         match self.npaths {
             0 | 1 => 1, // not known: path 0
             2 | 3 => 2,

@@ -13,9 +13,10 @@ use crate::rxbuf::{Rope, RxBuf};
 /// What a link is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// Opened by this node, to be put in service.
+    /// Opened by this node to serve a path.
     Dial,
-    /// Opened by this node only to be noticed.
+    /// A knock: opened by this node, which has the larger address, so that the peer connects
+    ///
     Knock,
     /// Opened by the peer.
     Accepted,
@@ -28,32 +29,71 @@ pub(crate) enum LinkState {
     Connecting,
     /// Serves the path.
     Serving,
-    /// Accepted, but no path is free, or it is not known yet for which one it is.
+    /// Accepted, but no path is free, or the peer has not said which path it is for.
     Extra,
-    /// This node closed its direction and reads what is left.
+    /// Closed by this node for sending; what the peer sent before is still read.
     Draining,
 }
 
-/// The greeting of a link between bowline nodes [R-2002]: each side sends a probe that is not
-/// numbered, and no message goes out before both are through.
+/// The greeting that this node sends on a link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Hello {
-    /// The link begins with a greeting, whoever the peer is.
-    pub(crate) due: bool,
-    /// The peer is a bowline node: messages wait until both have greeted.
-    pub(crate) needed: bool,
-    pub(crate) sent: bool,
-    pub(crate) got: bool,
-    /// A further probe is to be sent, outside the queue.
-    pub(crate) remind: bool,
-    /// Something other than a map has come.
-    pub(crate) spoken: bool,
+pub(crate) enum OurGreeting {
+    #[default]
+    NotDue,
+    /// It goes out before anything else.
+    Due,
+    Sent,
 }
 
-impl Hello {
-    /// Messages have to wait.
-    pub(crate) const fn pending(self) -> bool {
-        self.needed && !(self.sent && self.got)
+/// The greeting that the peer sends on a link.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum PeerGreeting {
+    /// The peer is not known to be a bowline node; messages do not wait.
+    #[default]
+    NotExpected,
+    /// The peer is a bowline node that has not greeted on this link yet.
+    Expected,
+    Received,
+}
+
+/// The exchange that begins a link between bowline nodes [R-2002]: each side sends a probe without
+/// a sequence number, and no message goes out before both have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Greeting {
+    pub(crate) ours: OurGreeting,
+    pub(crate) theirs: PeerGreeting,
+    /// Another probe is to be sent outside the queue, since a kernel may have dropped the first.
+    pub(crate) probe_again: bool,
+    /// A frame other than a congestion map has come on this link.
+    pub(crate) heard_frame: bool,
+}
+
+impl Greeting {
+    /// Makes this node's greeting due, unless it was sent.
+    pub(crate) fn owe(&mut self) {
+        if self.ours == OurGreeting::NotDue {
+            self.ours = OurGreeting::Due;
+        }
+    }
+
+    /// Makes messages wait for the peer's greeting, unless it has come.
+    pub(crate) fn expect(&mut self) {
+        if self.theirs == PeerGreeting::NotExpected {
+            self.theirs = PeerGreeting::Expected;
+        }
+    }
+
+    pub(crate) fn is_received(self) -> bool {
+        self.theirs == PeerGreeting::Received
+    }
+
+    /// Tells whether messages wait for the exchange to end.
+    pub(crate) fn holds_messages(self) -> bool {
+        match self.theirs {
+            PeerGreeting::NotExpected => false,
+            PeerGreeting::Expected => true,
+            PeerGreeting::Received => self.ours != OurGreeting::Sent,
+        }
     }
 }
 
@@ -62,7 +102,7 @@ impl Hello {
 pub(crate) enum Op {
     /// Bytes of the path's log.
     Log { from: u64, to: u64 },
-    /// Bytes made for the purpose: maps, probes, acknowledgements, headers of retransmissions.
+    /// Bytes that are in no log: maps, probes, acknowledgements, headers of retransmissions.
     Inline { bytes: Arc<Vec<u8>>, from: usize },
 }
 
@@ -75,115 +115,143 @@ impl Op {
     }
 }
 
-/// Outgoing half.
+/// Outgoing half of a link. Offsets count bytes of its stream.
 #[derive(Debug, Default)]
 pub(crate) struct Tx {
-    /// Committed to the wire, not written yet.
+    /// Stretches that go out next, in order. They are committed: a message of which a part is
+    /// here is sent to its end.
     pub(crate) plan: VecDeque<Op>,
+    /// Bytes in `plan`.
     pub(crate) plan_bytes: u64,
-    /// Bytes TCP has taken.
+    /// Bytes that this node's TCP has taken.
     pub(crate) written: u64,
-    /// Bytes the peer's TCP has acknowledged.
+    /// Bytes that the peer's TCP has acknowledged.
     pub(crate) acked: u64,
-    /// Bytes handed out by `poll_transmit` and not reported yet.
+    /// Bytes that the driver took by `poll_transmit` and has not reported as written.
     pub(crate) in_flight: u64,
+    /// The driver is writing: between `poll_transmit` and its report.
     pub(crate) busy: bool,
+    /// TCP took no more; the driver reports when it does.
     pub(crate) blocked: bool,
-    /// The peer's acknowledgement of what a write in progress holds.
+    /// The highest end-to-end acknowledgement that came while the driver was writing. It is
+    /// applied after the write, which may hold the acknowledged bytes.
     pub(crate) peer_ack: u64,
-    /// TCP reported room while a write was under way.
+    /// TCP reported room while the driver was writing.
     pub(crate) writable: bool,
-    /// `Output::Transmit` is out and not answered.
+    /// The driver was asked to write by `Output::Transmit` and has not done so yet.
     pub(crate) signalled: bool,
 }
 
-/// A message being received.
+/// A message of which a part has been received.
 #[derive(Debug)]
 pub(crate) struct Partial {
     pub(crate) header: Header,
     pub(crate) rope: Rope,
+    /// Length of the payload in bytes.
     pub(crate) need: usize,
     pub(crate) first_seen: Instant,
 }
 
-/// Incoming half.
+/// The acknowledgement that this node owes a bowline peer on a link [R-2020].
+#[derive(Debug, Default)]
+pub(crate) struct AckOwed {
+    /// Bytes of frames processed since the last acknowledgement; 0: none is owed.
+    pub(crate) bytes: u64,
+    /// The peer asked for it: it goes out as soon as the driver waits for input.
+    pub(crate) asked: bool,
+    /// The link stands in the node's list of links whose peers asked.
+    pub(crate) listed: bool,
+    /// It goes out with the next write.
+    pub(crate) due: bool,
+    /// The timer is armed that makes it due.
+    pub(crate) timer_armed: bool,
+}
+
+impl AckOwed {
+    /// An acknowledgement has gone out, alone or with something else.
+    pub(crate) fn settle(&mut self) {
+        (self.bytes, self.due, self.asked) = (0, false, false);
+    }
+}
+
+/// Incoming half of a link.
 #[derive(Debug)]
 pub(crate) struct Rx {
+    /// Buffers that were read and are not processed yet, oldest first.
     pub(crate) backlog: VecDeque<RxBuf>,
-    /// Bytes of the backlog's first buffer that are done.
+    /// Bytes of the first buffer that are processed.
     pub(crate) offset: usize,
+    /// The first `head_len` bytes of a header that is split between two reads.
     pub(crate) head: [u8; HEADER_LEN],
     pub(crate) head_len: usize,
     pub(crate) partial: Option<Partial>,
+    /// Bytes and frames received so far.
     pub(crate) bytes: u64,
     pub(crate) messages: u64,
-    /// In the node's list of links with a backlog.
+    /// The link stands in the node's list of links with a backlog.
     pub(crate) listed: bool,
-    /// Reading was refused.
+    /// The driver was told not to read, since a limit on memory is reached.
     pub(crate) paused: bool,
-    /// Acknowledgement owed to a bowline peer, in bytes of frames processed.
-    pub(crate) ack_owed: u64,
-    /// The peer asked for it.
-    pub(crate) ack_asked: bool,
-    /// In the node's list of links that were asked.
-    pub(crate) ack_listed: bool,
-    pub(crate) ack_now: bool,
-    pub(crate) ack_timer: bool,
+    pub(crate) ack: AckOwed,
 }
 
 /// One TCP connection.
 #[derive(Debug)]
 pub(crate) struct Link {
     pub(crate) conn: ConnId,
+    /// Index of the path that the link serves.
     pub(crate) path: Option<u8>,
-    /// The path whose numbers the peer uses here: another one than `path` until it has read which
-    /// one was dialled [R-2004].
-    pub(crate) numbers: Option<u8>,
+    /// Index of the path whose sequence numbers the peer uses on this link, when it is not `path`:
+    /// until the peer has read for which path the link was dialled [R-2004].
+    pub(crate) numbering_path: Option<u8>,
     pub(crate) role: Role,
     pub(crate) state: LinkState,
-    pub(crate) hello: Hello,
-    /// Grows with every link of the peer.
+    pub(crate) greeting: Greeting,
+    /// Counts the links of the connection: a later link has a higher serial.
     pub(crate) serial: u64,
-    /// How often the peer has asked to be connected to while this link was path 0.
+    /// How often the peer has knocked while this link served path 0.
     pub(crate) knocks: u32,
-    /// When its TCP connection was established, as far as this node knows.
+    /// When the TCP connection was established, as this node saw it.
     pub(crate) since: Instant,
-    /// Generation the peer has told on this link; 0: none yet.
+    /// Generation that the peer told on this link; 0: none yet.
     pub(crate) generation: u32,
     pub(crate) local: SocketAddr,
     pub(crate) remote: SocketAddr,
-    /// The peer has shown that it serves this connection.
+    /// The peer has shown that it serves this link, by a byte or by not closing it for
+    /// `CONFIRM_TIME`.
     pub(crate) confirmed: bool,
-    /// It counts as served when it has been looked at; and it has been.
-    pub(crate) confirm_checked: bool,
+    /// The link counts as confirmed once the driver has looked whether it is still open, and
+    /// whether the driver has.
+    pub(crate) confirm_when_checked: bool,
     pub(crate) checked: bool,
-    /// Is not read until what these older links have received is processed.
+    /// Older links whose received bytes must be processed before this link is read.
     pub(crate) waits_for: Vec<LinkId>,
-    /// Messages wait until the peer has said who it is, or a moment has passed.
-    pub(crate) shy: bool,
-    /// A probe came before the link had a path; it is answered on that path.
-    pub(crate) probed: bool,
+    /// Messages wait until the peer has shown what kind of node it is, or `PEER_KIND_TIME` has
+    /// passed.
+    pub(crate) awaits_peer_kind: bool,
+    /// A probe came before the link served a path; it is answered when the link does.
+    pub(crate) probe_pending: bool,
     pub(crate) tx: Tx,
     pub(crate) rx: Rx,
-    /// TCP positions of the last message started, for the info interface.
+    /// Offsets in the stream where the latest message began and ends, for the info interface.
     pub(crate) last_start: u64,
     pub(crate) last_end: u64,
 }
 
 impl Link {
-    /// The path that what comes on this link belongs to.
+    /// Returns the path that incoming sequence numbers belong to.
     #[inline]
     pub(crate) fn incoming_path(&self) -> Option<u8> {
-        self.numbers.or(self.path)
+        self.numbering_path.or(self.path)
     }
 
-    /// The path that acknowledgements on this link are for, if that is sure: while the peer moves
-    /// it from one path to another, what it says may be of either.
+    /// Returns the path that acknowledgements on this link are for; `None` while the peer may still
+    /// mean the path that the link served before.
     pub(crate) fn acked_path(&self) -> Option<u8> {
-        self.path.filter(|_| self.numbers.is_none())
+        self.path.filter(|_| self.numbering_path.is_none())
     }
 
-    /// Bytes held of a message that is not complete.
+    /// Returns the bytes that are held of an incomplete message.
     pub(crate) fn partial_bytes(&self) -> usize {
         self.rx.partial.as_ref().map_or(0, |p| p.rope.len())
     }
@@ -199,10 +267,10 @@ impl Link {
         Self {
             conn,
             path,
-            numbers: None,
+            numbering_path: None,
             role,
             state,
-            hello: Hello::default(),
+            greeting: Greeting::default(),
             serial: 0,
             knocks: 0,
             since: Instant::default(),
@@ -210,11 +278,11 @@ impl Link {
             local,
             remote,
             confirmed: false,
-            confirm_checked: false,
+            confirm_when_checked: false,
             checked: false,
             waits_for: Vec::new(),
-            shy: false,
-            probed: false,
+            awaits_peer_kind: false,
+            probe_pending: false,
             tx: Tx::default(),
             rx: Rx {
                 backlog: VecDeque::new(),
@@ -226,11 +294,7 @@ impl Link {
                 messages: 0,
                 listed: false,
                 paused: false,
-                ack_owed: 0,
-                ack_asked: false,
-                ack_listed: false,
-                ack_now: false,
-                ack_timer: false,
+                ack: AckOwed::default(),
             },
             last_start: 0,
             last_end: 0,

@@ -38,36 +38,42 @@ pub enum PathState {
 
 /// Bits of [`TxMsg::marks`].
 pub(crate) mod mark {
-    /// Was started on an earlier TCP connection.
+    /// The message was started on an earlier link and is sent again.
     pub(crate) const RETRANS: u8 = 1;
-    /// Asks for an acknowledgement.
+    /// The message asks for an acknowledgement.
     pub(crate) const ACK_REQUIRED: u8 = 2;
-    /// Removed by cancel or close; goes out only if started already.
+    /// The message was removed by cancel or close; it goes out only if it was started.
     pub(crate) const CANCELLED: u8 = 4;
-    /// Carries a completion cookie.
+    /// The message carries a completion cookie for zero-copy sends.
     pub(crate) const ZCOPY: u8 = 8;
-    /// A pong, which counts against the limit of pongs.
+    /// The message is a pong, which counts against the limit of pongs.
     pub(crate) const PONG: u8 = 16;
 }
 
-/// Not yet planned on the present TCP connection.
+/// Value of [`TxMsg::stream_start`] for a message that was not given to the present link.
 pub(crate) const UNPLANNED: u64 = u64::MAX;
 
 /// One message of a path's queue. Its frame lies in the path's log.
 #[derive(Clone, Debug)]
 pub(crate) struct TxMsg {
+    /// Sequence number.
     pub(crate) seq: u64,
     /// Offset of the frame in the log.
     pub(crate) log_start: u64,
     /// Offset of the frame in the byte stream of the present link, or [`UNPLANNED`].
     pub(crate) stream_start: u64,
+    /// The socket that sent it; `None` for probes and pongs.
     pub(crate) socket: Option<SocketId>,
+    /// Length of the payload in bytes.
     pub(crate) len: u32,
+    /// Cookie of a zero-copy send.
     pub(crate) cookie: u32,
     pub(crate) sport: u16,
     pub(crate) dport: u16,
+    /// Bits of [`mark`].
     pub(crate) marks: u8,
-    /// Generation of the process on whose connection it was begun and did not end; 0: not known.
+    /// Generation of the peer's process on whose link the message was started and not finished;
+    /// 0: not known.
     pub(crate) generation: u32,
 }
 
@@ -85,28 +91,35 @@ impl TxMsg {
 #[derive(Debug)]
 pub(crate) struct Path {
     pub(crate) state: PathState,
+    /// The link in service.
     pub(crate) link: Option<LinkId>,
+    /// Sequence number of the next message.
     pub(crate) next_tx_seq: u64,
-    /// What the info interface shows as the next expected number.
+    /// The next expected number as the info interface shows it.
     pub(crate) next_rx_seq: u64,
-    /// Next number taken from a bowline peer; 0: any. Numbers below it were processed already.
+    /// Sequence number expected next from a bowline peer, and 0 if any is taken. Messages with
+    /// lower numbers were processed before.
     pub(crate) rx_expected: u64,
-    /// Until acknowledged or cancelled, however long that takes.
+    /// Messages that are neither acknowledged nor cancelled, however old.
     pub(crate) queue: VecDeque<TxMsg>,
-    /// Messages of `queue` that have been given to the present link.
+    /// How many messages of `queue` were given to the present link.
     pub(crate) planned: usize,
+    /// The frames of `queue`, as they go on the wire.
     pub(crate) log: TxLog,
-    /// Payload bytes of messages not cancelled.
+    /// Payload bytes of messages that are not cancelled.
     pub(crate) queued_bytes: u64,
+    /// Number of pongs in `queue`.
     pub(crate) pongs: usize,
+    /// Messages and bytes until the next message that asks for an acknowledgement.
     pub(crate) unacked_packets: i64,
     pub(crate) unacked_bytes: i64,
-    /// Present reconnect delay, ns.
+    /// Present reconnect delay in nanoseconds; 0 for the first attempt.
     pub(crate) delay: u64,
-    /// When the next attempt is due.
+    /// When the next attempt to connect is due.
     pub(crate) reconnect_at: Option<Instant>,
+    /// How often the path lost its link.
     pub(crate) resets: u64,
-    /// Since when the peer has ended every connection it accepted without a byte.
+    /// Since when the peer has ended every link of this path without having sent a byte.
     pub(crate) rejected_since: Option<Instant>,
 }
 
@@ -132,20 +145,19 @@ impl Path {
         }
     }
 
-    /// Offset in the log up to which frames have been given to the link; what is queued lies
-    /// behind it.
+    /// Returns the bytes of queued frames that were not given to the present link.
     pub(crate) fn unplanned_bytes(&self) -> u64 {
         self.queue.get(self.planned).map_or(0, |m| self.log.tail() - m.log_start)
     }
 
-    /// Tells whether a cancelled message was begun on a connection that has ended. It does not come
-    /// again, but the peer may have all of it.
-    pub(crate) fn leaves_begun(&self) -> bool {
+    /// Tells whether a cancelled message was started on a link that has ended. It is not sent again,
+    /// but the peer may have received all of it.
+    pub(crate) fn has_cancelled_started(&self) -> bool {
         self.queue.iter().any(|m| m.has(mark::CANCELLED) && m.has(mark::RETRANS))
     }
 
-    /// Drops cancelled messages at the front of which nothing is on the wire: they wait for no
-    /// acknowledgement.
+    /// Drops cancelled messages at the front that are not on the wire, so that no acknowledgement
+    /// will come for them.
     pub(crate) fn drop_cancelled(&mut self, pool: &mut TxPool) {
         let gone = |m: &TxMsg| m.has(mark::CANCELLED) && m.stream_start == UNPLANNED;
         while self.queue.front().is_some_and(gone) {

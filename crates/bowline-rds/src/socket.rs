@@ -91,7 +91,7 @@ pub(crate) fn is_loopback(addr: Ipv6Addr) -> bool {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bound {
     pub(crate) at: Endpoint,
-    pub(crate) home: usize,
+    pub(crate) local_addr: usize,
     pub(crate) transport: Transport,
 }
 

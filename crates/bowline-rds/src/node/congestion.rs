@@ -15,19 +15,19 @@ use crate::socket::want;
 
 /// Maps of different connections that come within this time may have overtaken one another: TCP may
 /// have held one of them up for several retransmission timeouts.
-pub(super) const MAP_RACE: Duration = Duration::from_secs(10);
+pub(super) const MAP_REORDER_TIME: Duration = Duration::from_secs(10);
 /// How long after the last of them a fresh one is asked for.
-const MAP_DOUBT: Duration = Duration::from_millis(1500);
+const MAP_REFRESH_DELAY: Duration = Duration::from_millis(1500);
 /// By how much a peer may think a connection older than this node does, which accepts it when the
-/// handshake's last segment comes; that may have been repeated twice. Less than [`MAP_DOUBT`], so
+/// handshake's last segment comes; that may have been repeated twice. Less than [`MAP_REFRESH_DELAY`], so
 /// that the map of a renewed connection is not doubted again.
-const MAP_LATE: Duration = Duration::from_millis(1400);
+const MAP_ACCEPT_SKEW: Duration = Duration::from_millis(1400);
 /// What a waiting message counts besides its payload, towards the limits.
 pub(super) const MESSAGE_OVERHEAD: usize = 128;
 
 /// So much of what ended connections left is taken beyond any limit, in bytes: what TCP holds for a
 /// peer with eight of them, 1 MiB each. A kernel believes all of that delivered.
-const REST_MIN: usize = 8 << 20;
+const UNREAD_REST_MIN: usize = 8 << 20;
 
 impl Node {
     /// Queues a complete message on a socket; `seen` is when its first byte and its last came.
@@ -84,7 +84,7 @@ impl Node {
         }
         sock.congested = on;
         if let Some(bound) = sock.bound {
-            self.set_congested(bound.home, bound.at.port, on);
+            self.set_congested(bound.local_addr, bound.at.port, on);
         }
     }
 
@@ -108,7 +108,7 @@ impl Node {
 
     /// Tells whether they allow to take what an ended connection left unread, which cannot wait.
     pub(super) fn may_take_rest(&self, conn: ConnId) -> bool {
-        self.holds_below(conn, |limit| limit.saturating_add(limit.max(REST_MIN)))
+        self.holds_below(conn, |limit| limit.saturating_add(limit.max(UNREAD_REST_MIN)))
     }
 
     fn holds_below(&self, conn: ConnId, bound: impl Fn(usize) -> usize) -> bool {
@@ -141,9 +141,9 @@ impl Node {
     }
 
     /// Marks or unmarks a port of a local address, and has the peers told.
-    pub(super) fn set_congested(&mut self, home: usize, port: u16, on: bool) {
-        let Some(home) = self.homes.get_mut(home) else { return };
-        let changed = if on { home.map.set(port) } else { home.map.clear(port) };
+    pub(super) fn set_congested(&mut self, local_addr: usize, port: u16, on: bool) {
+        let Some(local_addr) = self.local_addrs.get_mut(local_addr) else { return };
+        let changed = if on { local_addr.map.set(port) } else { local_addr.map.clear(port) };
         if !changed {
             return;
         }
@@ -151,7 +151,7 @@ impl Node {
             self.stats.cong_update_queued += 1;
         }
         // Others get the map when they connect.
-        for id in home.conns.clone() {
+        for id in local_addr.conns.clone() {
             if let Some(conn) = self.conns.get_mut(id.0) {
                 conn.map_due = true;
             }
@@ -175,17 +175,19 @@ impl Node {
         let since = self.link(link).map_or(now, |l| l.since);
         let Some(conn) = self.conns.get_mut(id.0) else { return };
         let freed = conn.map.replace(map);
-        if let Some((_, at)) = conn.map_from.replace((link, now)).filter(|(last, _)| *last != link)
+        if let Some((_, at)) =
+            conn.map_received_on.replace((link, now)).filter(|(last, _)| *last != link)
         {
-            conn.map_elsewhere = Some(at);
+            conn.map_other_link_at = Some(at);
         }
         // What was read elsewhere before this connection was made is older than all that comes on
         // it.
-        let raced =
-            conn.map_elsewhere.is_some_and(|at| since <= at + MAP_LATE && now < at + MAP_RACE);
-        if raced && !conn.map.is_empty() && !conn.map_doubt {
-            conn.map_doubt = true;
-            self.arm(now + MAP_DOUBT, Timer::MapDoubt(id));
+        let raced = conn
+            .map_other_link_at
+            .is_some_and(|at| since <= at + MAP_ACCEPT_SKEW && now < at + MAP_REORDER_TIME);
+        if raced && !conn.map.is_empty() && !conn.map_refresh_armed {
+            conn.map_refresh_armed = true;
+            self.arm(now + MAP_REFRESH_DELAY, Timer::RefreshMap(id));
         }
         self.congestion_changed(freed);
     }
@@ -193,13 +195,13 @@ impl Node {
     /// Sends our map once more after it has gone over from one connection to another: a kernel that
     /// is slow to read the first may take the older map for the newer one, and nothing else would
     /// tell it before something changes here.
-    pub(super) fn map_again(&mut self, id: ConnId) {
+    pub(super) fn resend_map(&mut self, id: ConnId) {
         let now = self.now;
         let Some(conn) = self.conns.get_mut(id.0) else { return };
-        let Some(moved) = conn.map_moved.take() else { return };
-        if now < moved + MAP_RACE {
-            conn.map_moved = Some(moved);
-            self.arm(moved + MAP_RACE, Timer::MapAgain(id));
+        let Some(moved) = conn.map_changed_link_at.take() else { return };
+        if now < moved + MAP_REORDER_TIME {
+            conn.map_changed_link_at = Some(moved);
+            self.arm(moved + MAP_REORDER_TIME, Timer::ResendMap(id));
             return;
         }
         conn.map_due = true;
@@ -208,14 +210,14 @@ impl Node {
 
     /// Renews a connection that has nothing to do, that of the highest such path: its map comes
     /// with every new one, [R-313], [R-725]. No map that came before is newer than that.
-    pub(super) fn map_doubtful(&mut self, id: ConnId) {
+    pub(super) fn refresh_map(&mut self, id: ConnId) {
         let now = self.now;
         let Some(conn) = self.conns.get_mut(id.0) else { return };
-        conn.map_doubt = false;
+        conn.map_refresh_armed = false;
         if conn.map.is_empty() {
             return;
         }
-        let quiet_from = conn.map_from.map_or(now, |(_, at)| at + MAP_DOUBT);
+        let quiet_from = conn.map_received_on.map_or(now, |(_, at)| at + MAP_REFRESH_DELAY);
         let idle = conn
             .paths
             .iter()
@@ -225,24 +227,24 @@ impl Node {
         match idle.and_then(|(index, p)| Some((index as u8, p.link?))) {
             Some((index, link)) if quiet_from <= now => {
                 self.stats.map_refreshes += 1;
-                conn.map_renewal = Some((index, now));
+                conn.map_refresh = Some((index, now));
                 self.drain_link(link);
             }
             _ => {
-                conn.map_doubt = true;
-                self.arm(quiet_from.max(now + MAP_DOUBT), Timer::MapDoubt(id));
+                conn.map_refresh_armed = true;
+                self.arm(quiet_from.max(now + MAP_REFRESH_DELAY), Timer::RefreshMap(id));
             }
         }
     }
 
     /// Looks at the connection that a path got after its last one was ended for a fresh map: one
     /// that had waited for a path brought its map long ago, so the doubt stays.
-    pub(super) fn map_renewed(&mut self, id: ConnId, index: u8, since: Instant) {
+    pub(super) fn map_refresh_connected(&mut self, id: ConnId, index: u8, since: Instant) {
         let Some(conn) = self.conns.get_mut(id.0) else { return };
-        let Some((_, at)) = conn.map_renewal.take_if(|(of, _)| *of == index) else { return };
-        if since < at && !conn.map.is_empty() && !conn.map_doubt {
-            conn.map_doubt = true;
-            self.arm(self.now + MAP_DOUBT, Timer::MapDoubt(id));
+        let Some((_, at)) = conn.map_refresh.take_if(|(of, _)| *of == index) else { return };
+        if since < at && !conn.map.is_empty() && !conn.map_refresh_armed {
+            conn.map_refresh_armed = true;
+            self.arm(self.now + MAP_REFRESH_DELAY, Timer::RefreshMap(id));
         }
     }
 

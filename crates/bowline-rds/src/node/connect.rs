@@ -47,39 +47,39 @@ impl Node {
         if self.conns.len() >= self.config.limits.peers && !self.reclaim_idle() {
             return Err(Error::TooManyPeers);
         }
-        let home = self.home(local, scope);
+        let local_addr = self.local_addr_of(local, scope);
         let id = ConnId(self.conns.insert(Conn {
             local,
             remote,
             scope,
-            home,
-            smaller: local < remote,
+            local_addr,
+            we_dial: local < remote,
             npaths: 0,
-            npaths_past: false,
-            npaths_told: self.now,
-            count_timer: false,
-            count_asked: None,
+            npaths_outdated: false,
+            npaths_heard_at: self.now,
+            npaths_timer: false,
+            npaths_asked: None,
             peer: Peer::Unknown,
             peer_generation: 0,
-            past: Vec::new(),
+            former: Vec::new(),
             generation_serial: 0,
             returning: None,
             peer_sport_idx: false,
             proven: false,
-            dials: 0,
-            asked: false,
-            postponed: None,
+            dial_attempts: 0,
+            asked_to_dial: false,
+            postponed_path: None,
             paths: vec![Path::new(self.first_sequence)],
-            gate: None,
-            long_refused: None,
-            unknown_timer: false,
+            path_barrier: None,
+            long_message_refused_at: None,
+            kind_timer: false,
             map: CongMap::default(),
-            map_from: None,
-            map_sent: None,
-            map_moved: None,
-            map_elsewhere: None,
-            map_doubt: false,
-            map_renewal: None,
+            map_received_on: None,
+            map_sent_on: None,
+            map_changed_link_at: None,
+            map_other_link_at: None,
+            map_refresh_armed: false,
+            map_refresh: None,
             map_due: false,
             knock: None,
             extra: VecDeque::new(),
@@ -87,10 +87,10 @@ impl Node {
             links_made: 0,
             recv_held: 0,
             last_used: self.now,
-            heard_at: self.now,
+            last_frame_at: self.now,
         }));
         self.conn_index.insert((local, remote, scope), id);
-        self.homes[home].conns.push(id);
+        self.local_addrs[local_addr].conns.push(id);
         Ok(id)
     }
 
@@ -123,12 +123,12 @@ impl Node {
             return false; // it is this node that does not go on
         }
         let settled = conn.extra.is_empty()
-            && links.clone().all(|l| l.rx.ack_owed == 0 && l.rx.backlog.is_empty());
+            && links.clone().all(|l| l.rx.ack.bytes == 0 && l.rx.backlog.is_empty());
         let comes = |partial: &Partial| {
             let since = self.now.saturating_since(partial.first_seen);
             since < SLOW_TIME || partial.rope.len() as u64 >= since.as_secs() * SLOW_RATE
         };
-        (settled || self.now.saturating_since(conn.heard_at) >= UNSETTLED_TIME)
+        (settled || self.now.saturating_since(conn.last_frame_at) >= UNSETTLED_TIME)
             && !links.any(|l| l.rx.partial.as_ref().is_some_and(comes))
     }
 
@@ -144,7 +144,7 @@ impl Node {
         }
         let Some(mut conn) = self.conns.remove(id.0) else { return };
         self.conn_index.remove(&(conn.local, conn.remote, conn.scope));
-        self.homes[conn.home].conns.retain(|c| *c != id);
+        self.local_addrs[conn.local_addr].conns.retain(|c| *c != id);
         for path in &mut conn.paths {
             // A bowline peer remembers how far it has come, and would drop what begins again.
             self.first_sequence = self.first_sequence.max(path.next_tx_seq);
@@ -179,7 +179,7 @@ impl Node {
         if self.closing {
             return;
         }
-        if !conn.smaller {
+        if !conn.we_dial {
             let down = conn.paths.first().is_some_and(|p| {
                 p.state == PathState::Down && p.reconnect_at.is_none() && conn.knock.is_none()
             });
@@ -188,11 +188,11 @@ impl Node {
             }
             return;
         }
-        if conn.postponed.is_some()
+        if conn.postponed_path.is_some()
             && self.has_use_for(conn)
             && let Some(conn) = self.conns.get_mut(id.0)
         {
-            conn.hurry();
+            conn.cancel_postponement();
         }
         if let Some(index) = self.next_to_connect(id) {
             self.start_connect(id, index);
@@ -226,7 +226,7 @@ impl Node {
         conn.make_path(index);
         let (local, remote) = conn_addrs(conn);
         conn.links_made += 1;
-        conn.dials = conn.dials.saturating_add(1);
+        conn.dial_attempts = conn.dial_attempts.saturating_add(1);
         let here = SocketAddr::new(local, 0);
         let mut link = Link::new(id, Some(index), Role::Dial, LinkState::Connecting, here, remote);
         link.serial = conn.links_made;
@@ -261,7 +261,7 @@ impl Node {
         let served = conn.paths.iter().find(|p| p.state == PathState::Up).and_then(|p| p.link);
         if let Some(served) = served.filter(|_| !conn.peer.is_bowline()) {
             if let Some(served) = self.link_mut(served) {
-                served.hello.remind = true;
+                served.greeting.probe_again = true;
             }
             self.signal_transmit(served);
         }
@@ -310,10 +310,10 @@ impl Node {
         if path.state != PathState::Down {
             return;
         }
-        if conn.smaller {
-            conn.postponed = None;
+        if conn.we_dial {
+            conn.postponed_path = None;
             let proven = usize::from(conn.proven);
-            let asked = std::mem::take(&mut conn.asked);
+            let asked = std::mem::take(&mut conn.asked_to_dial);
             let idle = self.conn(id).is_some_and(|conn| !asked && !self.has_use_for(conn));
             if idle
                 && self.next_to_connect(id) == Some(index)
@@ -323,7 +323,7 @@ impl Node {
                 let wait = self.rng.next_u64() % IDLE_DIALS_TIME.as_nanos() as u64;
                 self.reconnect_at(id, index, free_at + Duration::from_nanos(wait));
                 if let Some(conn) = self.conns.get_mut(id.0) {
-                    conn.postponed = Some(index);
+                    conn.postponed_path = Some(index);
                 }
                 return;
             }
@@ -359,7 +359,7 @@ impl Node {
         let waited_for = !self.cong_waiters.is_empty();
         let long = conn.peer == Peer::Unknown
             && conn
-                .long_refused
+                .long_message_refused_at
                 .is_some_and(|at| waited_for || self.now.saturating_since(at) < LONG_TIME);
         conn.has_messages() || long
     }

@@ -8,7 +8,7 @@ use crate::api::{CloseHow, Event};
 use crate::config::Config;
 use crate::conn::Peer;
 use crate::ids::{ConnId, LinkId};
-use crate::link::{LinkState, Role};
+use crate::link::{LinkState, PeerGreeting, Role};
 use crate::path::{Path, UNPLANNED, mark};
 use crate::socket::to_socket_addr;
 
@@ -47,7 +47,7 @@ impl Node {
             if probe.has(mark::RETRANS)
                 && let Some(link) = path.link.and_then(|l| self.links.get_mut(l.0))
             {
-                link.hello.remind = true;
+                link.greeting.probe_again = true;
             }
             return;
         }
@@ -65,7 +65,7 @@ impl Node {
         let bowline = self.bowline_part(&hs);
         let Some(link) = self.links.get_mut(id.0) else { return false };
         let (conn_id, serial) = (link.conn, link.serial);
-        link.shy = false;
+        link.awaits_peer_kind = false;
         let generation = hs.generation.unwrap_or(0);
         if generation != 0 {
             if link.generation != 0 && link.generation != generation {
@@ -78,13 +78,13 @@ impl Node {
         let Some(conn) = self.conns.get(conn_id.0) else { return false };
         let known = conn.peer_generation;
         let differs = generation != 0 && known != 0 && generation != known;
-        let earlier = differs || (known == 0 && conn.knows(generation));
+        let earlier = differs || (known == 0 && conn.met_before(generation));
         if earlier && serial < conn.generation_serial {
             // The last words of a process that has been replaced already.
             self.close_link(id, CloseHow::Fin);
             return false;
         }
-        if bowline.is_some() && conn.knows(generation) && !self.has_returned(id, generation) {
+        if bowline.is_some() && conn.met_before(generation) && !self.has_returned(id, generation) {
             self.close_link(id, CloseHow::Fin);
             return false;
         }
@@ -105,7 +105,7 @@ impl Node {
         }
         if restarted {
             self.peer_restarted(conn_id, id, (before, generation));
-        } else if before == 0 && conn.knows(generation) {
+        } else if before == 0 && conn.met_before(generation) {
             // It was away, and somebody had its address who said nothing of himself.
             conn.change_generation(0, generation);
         }
@@ -145,14 +145,13 @@ impl Node {
             path.delay = path.delay.min(GREETED_DELAY_NS);
         }
         if let Some(link) = self.links.get_mut(id.0) {
-            link.hello.due = true;
-            link.hello.needed = true;
-            link.hello.got = true;
+            link.greeting.owe();
+            link.greeting.theirs = PeerGreeting::Received;
         }
         if header.sequence == 0 {
             self.release_by_ack(conn_id, b.path, header.ack);
         }
-        self.check_gate(conn_id);
+        self.check_barrier(conn_id);
         if first {
             // Senders of long messages wait for this.
             self.wake_refused(crate::socket::want::WRITE);
@@ -193,7 +192,7 @@ impl Node {
         let links: Vec<_> = conn.paths.iter().filter_map(|p| p.link).collect();
         for id in links {
             if let Some(link) = self.links.get_mut(id.0) {
-                link.hello.needed = false;
+                link.greeting.theirs = PeerGreeting::NotExpected;
             }
             self.release_by_tcp(id);
             self.signal_transmit(id);
@@ -206,7 +205,7 @@ impl Node {
         let ours = self.config.paths.clamp(1, PROBE_PATHS_MAX as u8);
         let now = self.now;
         let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
-        let before = conn.fan();
+        let before = conn.usable_paths();
         let after = match announced {
             Some(n) => (n.min(PROBE_PATHS_MAX) as u8).min(ours),
             // Peers with multipath always say how many. One from before multipath may have taken
@@ -215,25 +214,25 @@ impl Node {
             None => 1,
         };
         conn.npaths = after.max(1);
-        conn.npaths_past = false;
-        conn.npaths_told = now;
-        let fan = conn.fan();
-        let smaller = conn.smaller;
-        if fan != before {
+        conn.npaths_outdated = false;
+        conn.npaths_heard_at = now;
+        let usable_paths = conn.usable_paths();
+        let we_dial = conn.we_dial;
+        if usable_paths != before {
             // Messages of two sockets change over to another path.
             let next = conn.unused_sequence();
-            let kept = if fan > before { usize::from(before) } else { 0 };
+            let kept = if usable_paths > before { usize::from(before) } else { 0 };
             for path in conn.paths.iter_mut().skip(kept) {
                 path.next_tx_seq = next;
             }
         }
-        if fan > before {
-            self.close_gate(conn_id, before);
+        if usable_paths > before {
+            self.raise_barrier(conn_id, before);
         }
-        if fan < before {
-            self.move_to_path_0(conn_id, fan);
+        if usable_paths < before {
+            self.move_to_path_0(conn_id, usable_paths);
         }
-        if smaller {
+        if we_dial {
             self.connect_all_if_down(conn_id);
             return;
         }
@@ -247,10 +246,10 @@ impl Node {
     /// The peer uses fewer paths than before: what waits on the others goes to path 0, with new
     /// numbers, behind what waits there. Messages between two sockets all wait on one path, so they
     /// keep their order.
-    fn move_to_path_0(&mut self, conn_id: ConnId, fan: u8) {
+    fn move_to_path_0(&mut self, conn_id: ConnId, usable_paths: u8) {
         let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
         let links: Vec<_> =
-            conn.paths.iter().skip(usize::from(fan)).filter_map(|p| p.link).collect();
+            conn.paths.iter().skip(usize::from(usable_paths)).filter_map(|p| p.link).collect();
         // It may have brought more than what was read so far.
         let by_tcp = !conn.peer.is_bowline();
         for link in links {
@@ -262,7 +261,7 @@ impl Node {
         }
         let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
         let Some((first, others)) = conn.paths.split_first_mut() else { return };
-        for path in others.iter_mut().skip(usize::from(fan) - 1) {
+        for path in others.iter_mut().skip(usize::from(usable_paths) - 1) {
             let mut batch = crate::txlog::TxBatch::default();
             for msg in std::mem::take(&mut path.queue) {
                 if msg.has(mark::CANCELLED) {
@@ -300,7 +299,7 @@ impl Node {
             let next_tx_seq = path.next_tx_seq;
             *path = Path { resets: path.resets, ..Path::new(next_tx_seq) };
         }
-        conn.gate = None;
+        conn.path_barrier = None;
         self.signal_map(conn_id);
     }
 
@@ -331,21 +330,21 @@ impl Node {
             }
         }
         let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
-        conn.npaths_past = true;
+        conn.npaths_outdated = true;
         let remote = to_socket_addr(conn.remote, 0, 0).ip();
         if let Some(dedup) = &mut conn.dedup {
             dedup.forget_counted(serial);
         }
         let freed = conn.map.take();
         conn.change_generation(from, to);
-        if let Some(gate) = &mut conn.gate {
-            gate.left = 0; // who is gone takes nothing any more
+        if let Some(barrier) = &mut conn.path_barrier {
+            barrier.unsettled = 0; // who is gone takes nothing any more
         }
         self.drop_begun(conn_id, from);
         if freed != 0 {
             self.congestion_changed(freed);
         }
-        self.check_gate(conn_id);
+        self.check_barrier(conn_id);
         self.event(Event::PeerRestarted { remote });
     }
 

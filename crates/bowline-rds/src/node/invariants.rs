@@ -82,7 +82,7 @@ impl Node {
             assert_eq!(bytes, s.rcv_bytes, "receive accounting of a socket");
             if let Some(b) = s.bound {
                 assert_eq!(
-                    self.homes[b.home].map.is_set(b.at.port),
+                    self.local_addrs[b.local_addr].map.is_set(b.at.port),
                     s.congested,
                     "a port's bit follows its socket"
                 );
@@ -97,7 +97,7 @@ impl Node {
             let held = held.get(id.0 as usize).copied().unwrap_or(0);
             assert_eq!(held, c.recv_held, "receive accounting of a peer");
         }
-        let asked = self.links.iter().filter(|(_, l)| l.rx.ack_listed).count();
+        let asked = self.links.iter().filter(|(_, l)| l.rx.ack.listed).count();
         assert_eq!(self.ack_asked.len(), asked, "links that owe are listed once");
         let paused = self.links.iter().filter(|(_, l)| l.rx.paused).count();
         assert_eq!(self.paused.len(), paused, "links not read are listed once");

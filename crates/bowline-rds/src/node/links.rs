@@ -20,7 +20,7 @@ use crate::socket::{mapped, to_socket_addr};
 /// A connection that stays open for so long is served by its acceptor, [B-4].
 const CONFIRM_TIME: Duration = Duration::from_millis(200);
 /// How long an acceptor waits for a peer it does not know to say who it is.
-const SHY_TIME: Duration = Duration::from_millis(200);
+const PEER_KIND_TIME: Duration = Duration::from_millis(200);
 /// For how long a path's connections are rejected before all of the peer's are opened anew: longer
 /// than a kernel needs to find a dead connection by keepalive.
 const REJECTED_TIME: Duration = Duration::from_secs(32);
@@ -31,14 +31,14 @@ const EXTRA_TIME: Duration = Duration::from_secs(35);
 /// A bowline peer that sends a map and then no greeting for so long is not one any more. A kernel
 /// shows itself sooner: it answers our greeting.
 /// Longer than keepalive takes to end a connection that is dead, shorter than [`EXTRA_TIME`].
-const HELLO_TIME: Duration = Duration::from_secs(34);
+const GREETING_TIME: Duration = Duration::from_secs(34);
 /// A peer that sends nothing but maps for so long is taken for a kernel; most show themselves with
 /// their first frame.
-const UNKNOWN_TIME: Duration = Duration::from_secs(34);
+const SILENT_PEER_TIME: Duration = Duration::from_secs(34);
 
 /// How long a kernel has one connection alone before it is asked how many paths it has, and how
 /// long it has for the answer.
-const COUNT_TIME: Duration = Duration::from_secs(16);
+const NPATHS_TIME: Duration = Duration::from_secs(16);
 
 /// After so many requests to be connected, and this time, a connection is not what the peer waits
 /// for.
@@ -98,7 +98,7 @@ impl Node {
         };
         let Some(conn) = self.conns.get_mut(id.0) else { return Err(TurnedAway::Refused) };
         conn.last_used = now;
-        if conn.smaller {
+        if conn.we_dial {
             self.knocked(id);
             return Err(TurnedAway::Knock);
         }
@@ -129,11 +129,11 @@ impl Node {
         conn.links_made += 1;
         link.serial = conn.links_made;
         if let Some(slot) = slot {
-            link.shy = unknown;
+            link.awaits_peer_kind = unknown;
             let link = LinkId(self.links.insert(link));
             self.attach(link, slot);
             if unknown {
-                self.arm(now + SHY_TIME, Timer::Shy(link));
+                self.arm(now + PEER_KIND_TIME, Timer::AwaitPeerKind(link));
             }
             return Some(link);
         }
@@ -157,7 +157,7 @@ impl Node {
         for link in checks {
             self.outputs.push_back(Output::CheckAlive { link });
         }
-        self.arm(now + HELLO_TIME, Timer::Hello(link));
+        self.arm(now + GREETING_TIME, Timer::Greeting(link));
         self.arm(now + EXTRA_TIME, Timer::Extra(link));
         Some(link)
     }
@@ -206,10 +206,10 @@ impl Node {
     fn knocked(&mut self, id: ConnId) {
         self.stats.knocks_received += 1;
         let Some(conn) = self.conns.get_mut(id.0) else { return };
-        conn.dials = 0;
+        conn.dial_attempts = 0;
         // It paid for this with a connection of its own, so that the answer is not put off.
-        conn.asked = true;
-        conn.hurry();
+        conn.asked_to_dial = true;
+        conn.cancel_postponement();
         let Some(path) = conn.paths.first() else { return };
         match (path.state, path.link) {
             (PathState::Down, _) => self.schedule_reconnect(id, 0),
@@ -251,9 +251,9 @@ impl Node {
         self.process_all(checked);
         let Some(link) = self.link_mut(checked) else { return };
         let conn = link.conn;
-        if std::mem::take(&mut link.confirm_checked) {
+        if std::mem::take(&mut link.confirm_when_checked) {
             link.checked = true;
-            self.settled(checked);
+            self.reset_backoff(checked);
         }
         self.stop_waiting_for(conn, checked);
     }
@@ -309,11 +309,12 @@ impl Node {
         link.state = LinkState::Serving;
         // The dialling side greets at once, the other when it knows whom it talks to, so that a
         // stream that does not begin with a greeting tells a kernel [R-2010].
-        link.hello.due = self.config.end_to_end && link.role == Role::Dial;
+        if conn.peer.is_bowline() || (self.config.end_to_end && link.role == Role::Dial) {
+            link.greeting.owe();
+        }
         if conn.peer.is_bowline() {
-            link.hello.due = true;
-            link.hello.needed = true;
-            self.timers.insert((self.now + HELLO_TIME, Timer::Hello(id)));
+            link.greeting.expect();
+            self.timers.insert((self.now + GREETING_TIME, Timer::Greeting(id)));
         }
         conn.extra.retain(|l| *l != id);
         let path = conn.make_path(index);
@@ -324,19 +325,19 @@ impl Node {
             path.delay = 0;
         }
         conn.map_due = true;
-        let unknown = conn.peer == Peer::Unknown && !conn.unknown_timer;
-        conn.unknown_timer |= unknown;
+        let unknown = conn.peer == Peer::Unknown && !conn.kind_timer;
+        conn.kind_timer |= unknown;
         let bowline = conn.peer.is_bowline();
         let probe = index == 0 && !bowline;
         let (local, remote) = (conn.local, conn.remote);
-        let probed = self.links.get_mut(id.0).is_some_and(|l| std::mem::take(&mut l.probed));
+        let probed = self.links.get_mut(id.0).is_some_and(|l| std::mem::take(&mut l.probe_pending));
         if probed {
             let ext = super::handshake::extensions(&self.config, index);
             self.pong(conn_id, index, bowline_wire::rds::PROBE_PORT, ext);
         }
         self.stats.links_up += 1;
-        self.doubt_count(conn_id);
-        self.map_renewed(conn_id, index, since);
+        self.verify_npaths(conn_id);
+        self.map_refresh_connected(conn_id, index, since);
         self.event(Event::PathUp {
             local: to_socket_addr(local, 0, 0).ip(),
             remote: to_socket_addr(remote, 0, 0).ip(),
@@ -346,7 +347,7 @@ impl Node {
             self.queue_probe(conn_id); // anew on every connection, [B-3]
         }
         if unknown {
-            self.arm(self.now + UNKNOWN_TIME, Timer::Unknown(conn_id));
+            self.arm(self.now + SILENT_PEER_TIME, Timer::PeerKind(conn_id));
         }
         self.signal_transmit(id);
         if !bowline {
@@ -364,7 +365,7 @@ impl Node {
         }
         link.confirmed = true;
         let conn_id = link.conn;
-        if self.conns.get(conn_id.0).is_some_and(|c| c.smaller) {
+        if self.conns.get(conn_id.0).is_some_and(|c| c.we_dial) {
             self.connect_all_if_down(conn_id);
         }
         self.release_by_tcp(id);
@@ -373,11 +374,11 @@ impl Node {
     /// The link has lasted: the next reconnect of its path is immediate. An answer alone is not
     /// enough for that, or a peer that accepts, answers and resets would be dialled without pause
     ///
-    pub(super) fn settled(&mut self, id: LinkId) {
+    pub(super) fn reset_backoff(&mut self, id: LinkId) {
         let Some(link) = self.links.get_mut(id.0) else { return };
         if !link.confirmed && !link.checked {
             // It may have been reset long ago, and this process did not get to look.
-            link.confirm_checked = true;
+            link.confirm_when_checked = true;
             self.outputs.push_back(Output::CheckAlive { link: id });
             return;
         }
@@ -389,7 +390,7 @@ impl Node {
             && let Some(path) = conn.paths.get_mut(usize::from(index))
         {
             path.delay = 0;
-            conn.dials = 0;
+            conn.dial_attempts = 0;
         }
     }
 
@@ -471,7 +472,7 @@ impl Node {
     /// Forgets a link and sees to the path it served.
     fn remove_link(&mut self, id: LinkId) {
         if let Some((conn, index)) = self.unlink(id) {
-            self.succeed(conn, index);
+            self.replace_link(conn, index);
         }
     }
 
@@ -517,11 +518,11 @@ impl Node {
     }
 
     /// Sees to a path that has lost its link.
-    fn succeed(&mut self, conn_id: ConnId, index: u8) {
+    fn replace_link(&mut self, conn_id: ConnId, index: u8) {
         let Some(conn) = self.conns.get(conn_id.0) else { return };
-        if conn.smaller {
+        if conn.we_dial {
             // One that only ever knocked is not dialled for ever.
-            if conn.proven || conn.dials < STRANGER_DIALS || self.wants_peer(conn) {
+            if conn.proven || conn.dial_attempts < STRANGER_DIALS || self.wants_peer(conn) {
                 self.start_over_if_rejected(conn_id, index);
                 self.schedule_reconnect(conn_id, index);
             }
@@ -556,9 +557,9 @@ impl Node {
         // Each connection of path 0 begins with a probe.
         let others = conn.paths.iter().skip(1).any(|p| p.state == PathState::Up);
         let first = conn.paths.first().and_then(|p| self.links.get(p.link?.0));
-        let silent =
-            first.is_some_and(|l| conn.npaths_told < l.since && self.now >= l.since + COUNT_TIME);
-        if index > 0 && (conn.npaths_past || (silent && !others)) {
+        let silent = first
+            .is_some_and(|l| conn.npaths_heard_at < l.since && self.now >= l.since + NPATHS_TIME);
+        if index > 0 && (conn.npaths_outdated || (silent && !others)) {
             // The present process never said that it has such a path.
             self.agree_on_paths(conn_id, None);
             return;
@@ -582,8 +583,8 @@ impl Node {
             }
             msg.stream_start = UNPLANNED;
         }
-        if let Some(gate) = conn.gate.as_mut().filter(|_| path.leaves_begun()) {
-            gate.left |= 1 << index;
+        if let Some(barrier) = conn.path_barrier.as_mut().filter(|_| path.has_cancelled_started()) {
+            barrier.unsettled |= 1 << index;
         }
         path.planned = 0;
         path.resets += 1;
@@ -598,20 +599,20 @@ impl Node {
             self.release_by_ack(conn_id, index, sent.peer_ack);
         }
         self.stats.conn_reset += 1;
-        self.doubt_count(conn_id);
+        self.verify_npaths(conn_id);
         self.event(Event::PathDown {
             local: to_socket_addr(local, 0, 0).ip(),
             remote: to_socket_addr(remote, 0, 0).ip(),
             path: index,
         });
-        self.check_gate(conn_id);
+        self.check_barrier(conn_id);
         self.signal_map(conn_id);
     }
 
     /// Nothing tells what the peer is. One that has sent nothing at all may only be slow.
-    pub(super) fn unknown_overdue(&mut self, id: ConnId) {
+    pub(super) fn kind_overdue(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get_mut(id.0) else { return };
-        conn.unknown_timer = false;
+        conn.kind_timer = false;
         if conn.peer != Peer::Unknown {
             return;
         }
@@ -620,35 +621,35 @@ impl Node {
             self.peer_is_kernel(id);
         } else if !links.is_empty() {
             if let Some(conn) = self.conns.get_mut(id.0) {
-                conn.unknown_timer = true;
+                conn.kind_timer = true;
             }
-            self.arm(self.now + UNKNOWN_TIME, Timer::Unknown(id));
+            self.arm(self.now + SILENT_PEER_TIME, Timer::PeerKind(id));
         }
     }
 
     /// A connection of a kernel has come or gone. Another machine may have the peer's address by
     /// now, one with fewer paths: after a while it is asked, if one connection is all there is.
-    fn doubt_count(&mut self, conn_id: ConnId) {
+    fn verify_npaths(&mut self, conn_id: ConnId) {
         let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
-        if conn.peer == Peer::Kernel && conn.npaths > 1 && !conn.smaller && !conn.count_timer {
-            conn.count_timer = true;
-            self.timers.insert((self.now + COUNT_TIME, Timer::Count(conn_id)));
+        if conn.peer == Peer::Kernel && conn.npaths > 1 && !conn.we_dial && !conn.npaths_timer {
+            conn.npaths_timer = true;
+            self.timers.insert((self.now + NPATHS_TIME, Timer::Npaths(conn_id)));
         }
     }
 
     /// Asks a kernel that has one connection alone how many paths it has, and takes it for one with
     /// one path when it has not answered after the same time again: what waits on the others would
     /// wait for ever.
-    pub(super) fn count_overdue(&mut self, id: ConnId) {
+    pub(super) fn npaths_overdue(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get_mut(id.0) else { return };
-        conn.count_timer = false;
-        let asked = conn.count_asked.take();
+        conn.npaths_timer = false;
+        let asked = conn.npaths_asked.take();
         if conn.peer != Peer::Kernel || conn.npaths < 2 {
             return;
         }
         let Some((index, link)) = conn.only_link() else { return };
         if let Some((_, at)) = asked.filter(|(of, _)| *of == link) {
-            if conn.npaths_told >= at {
+            if conn.npaths_heard_at >= at {
                 return; // it has them all, and will make them
             }
             // Which path a connection serves is only known here.
@@ -659,23 +660,23 @@ impl Node {
             self.agree_on_paths(id, None);
             return;
         }
-        conn.count_asked = Some((link, self.now));
+        conn.npaths_asked = Some((link, self.now));
         let ext = super::handshake::extensions(&self.config, index as u8);
         self.queue_control(id, index, bowline_wire::rds::PROBE_PORT, 0, ext, 0);
-        self.doubt_count(id);
+        self.verify_npaths(id);
     }
 
     /// A bowline peer should have greeted by now. One that has sent nothing at all may only be
     /// slow.
-    pub(super) fn hello_overdue(&mut self, id: LinkId) {
-        let Some(link) = self.link(id).filter(|l| !l.hello.got) else { return };
+    pub(super) fn greeting_overdue(&mut self, id: LinkId) {
+        let Some(link) = self.link(id).filter(|l| !l.greeting.is_received()) else { return };
         if !self.conn(link.conn).is_some_and(|c| c.peer.is_bowline()) {
             return;
         }
         if link.rx.messages > 0 {
             self.not_greeted(id);
         } else {
-            self.arm(self.now + HELLO_TIME, Timer::Hello(id));
+            self.arm(self.now + GREETING_TIME, Timer::Greeting(id));
         }
     }
 
@@ -733,14 +734,14 @@ impl Node {
         let BowlineExt { path: index, max_message, .. } = named;
         let Some(link) = self.links.get_mut(id.0) else { return false };
         if link.path == Some(index) {
-            link.numbers = None;
+            link.numbering_path = None;
             return true;
         }
         if link.state == LinkState::Draining {
             return false; // its end is decided
         }
         if link.role == Role::Dial && index < 8 {
-            link.numbers = Some(index);
+            link.numbering_path = Some(index);
             if let Some(conn) = self.conns.get_mut(link.conn.0) {
                 conn.make_path(index);
             }

@@ -41,7 +41,7 @@ use timers::Timer;
 
 /// A local address with its sockets.
 #[derive(Debug)]
-struct Home {
+struct LocalAddr {
     /// May be bound and connected from.
     present: bool,
     map: CongMap,
@@ -80,8 +80,8 @@ pub struct Node {
     rng: SplitMix64,
     now: Instant,
     sockets: Slab<Sock>,
-    homes: Vec<Home>,
-    home_index: HashMap<(Ipv6Addr, u32), usize>,
+    local_addrs: Vec<LocalAddr>,
+    local_addr_index: HashMap<(Ipv6Addr, u32), usize>,
     conns: Slab<Conn>,
     conn_index: HashMap<(Ipv6Addr, Ipv6Addr, u32), ConnId>,
     unproven: VecDeque<ConnId>,
@@ -120,8 +120,8 @@ impl Node {
             rng: SplitMix64::new(config.seed),
             now: Instant::default(),
             sockets: Slab::new(),
-            homes: Vec::new(),
-            home_index: HashMap::new(),
+            local_addrs: Vec::new(),
+            local_addr_index: HashMap::new(),
             conns: Slab::new(),
             conn_index: HashMap::new(),
             unproven: VecDeque::new(),
@@ -164,9 +164,9 @@ impl Node {
 
     /// Makes an address bindable: it belongs to this host.
     pub fn add_local(&mut self, addr: IpAddr) {
-        let home = self.home(mapped(addr), 0);
-        if !self.homes[home].present {
-            self.homes[home].present = true;
+        let local_addr = self.local_addr_of(mapped(addr), 0);
+        if !self.local_addrs[local_addr].present {
+            self.local_addrs[local_addr].present = true;
             self.sockets.iter_mut().for_each(|sock| sock.route = None);
         }
     }
@@ -174,8 +174,8 @@ impl Node {
     /// Takes an address away. Sockets bound to it stay bound; connections break by
     /// themselves.
     pub fn remove_local(&mut self, addr: IpAddr) {
-        if let Some(home) = self.home_index.get(&(mapped(addr), 0)) {
-            self.homes[*home].present = false;
+        if let Some(local_addr) = self.local_addr_index.get(&(mapped(addr), 0)) {
+            self.local_addrs[*local_addr].present = false;
         }
     }
 
@@ -188,7 +188,11 @@ impl Node {
     /// link-local address is a peer's. Scope 0 is any.
     fn is_local_at(&self, addr: Ipv6Addr, scope: u32) -> bool {
         let elsewhere = scope != 0 && self.link_of(addr).is_some_and(|link| link != scope);
-        !elsewhere && self.home_index.get(&(addr, 0)).is_some_and(|home| self.homes[*home].present)
+        !elsewhere
+            && self
+                .local_addr_index
+                .get(&(addr, 0))
+                .is_some_and(|local_addr| self.local_addrs[*local_addr].present)
             || (is_loopback(addr) && self.config.addrs.is_empty())
     }
 
@@ -199,20 +203,20 @@ impl Node {
 
     /// Index of a local address, made when new. Only a link-local one has a scope, whatever the
     /// scope of the peer is.
-    fn home(&mut self, addr: Ipv6Addr, scope: u32) -> usize {
+    fn local_addr_of(&mut self, addr: Ipv6Addr, scope: u32) -> usize {
         let scope = if needs_scope(addr) { scope } else { 0 };
-        if let Some(home) = self.home_index.get(&(addr, scope)) {
-            return *home;
+        if let Some(local_addr) = self.local_addr_index.get(&(addr, scope)) {
+            return *local_addr;
         }
-        let home = self.homes.len();
-        self.homes.push(Home {
+        let local_addr = self.local_addrs.len();
+        self.local_addrs.push(LocalAddr {
             present: false,
             map: CongMap::default(),
             ports: HashMap::default(),
             conns: Vec::new(),
         });
-        self.home_index.insert((addr, scope), home);
-        home
+        self.local_addr_index.insert((addr, scope), local_addr);
+        local_addr
     }
 
     /// Reads a setting by its sysctl name.

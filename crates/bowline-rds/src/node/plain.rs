@@ -26,13 +26,17 @@ impl Node {
     ) -> Option<Stop> {
         let limit = self.frame_limit();
         let link = self.links.get_mut(id.0)?;
-        let settled = link.confirmed && !link.shy && link.hello.spoken && link.numbers.is_none();
-        if !settled || link.rx.partial.is_some() || link.rx.head_len > 0 || !link.rx.ack_timer {
+        let settled = link.confirmed
+            && !link.awaits_peer_kind
+            && link.greeting.heard_frame
+            && link.numbering_path.is_none();
+        if !settled || link.rx.partial.is_some() || link.rx.head_len > 0 || !link.rx.ack.timer_armed
+        {
             return None;
         }
         let conn = self.conns.get_mut(link.conn.0).filter(|c| c.peer.is_bowline())?;
         let path = conn.paths.get_mut(usize::from(link.path?))?;
-        let ports = &self.homes[conn.home].ports;
+        let ports = &self.local_addrs[conn.local_addr].ports;
         let origin = Origin { addr: conn.remote, scope: conn.scope, conn: Some(link.conn) };
         let bytes = buf.bytes();
         // Nobody changes a socket during the row, so the last one stays at hand.
@@ -51,9 +55,9 @@ impl Node {
             {
                 break;
             }
-            let owed = link.rx.ack_owed + (HEADER_LEN + len) as u64;
-            let asked_already = link.rx.ack_asked && link.rx.ack_listed;
-            if (asks && !asked_already) || (owed >= ACK_BYTES && !link.rx.ack_now) {
+            let owed = link.rx.ack.bytes + (HEADER_LEN + len) as u64;
+            let asked_already = link.rx.ack.asked && link.rx.ack.listed;
+            if (asks && !asked_already) || (owed >= ACK_BYTES && !link.rx.ack.due) {
                 break;
             }
             if last.as_ref().is_none_or(|(port, ..)| *port != header.dport) {
@@ -80,7 +84,7 @@ impl Node {
                 }
             }
             sock.rcv_bytes += len;
-            link.rx.ack_owed = owed;
+            link.rx.ack.bytes = owed;
             path.rx_expected = header.sequence.saturating_add(1);
             *at += HEADER_LEN + len;
             messages += 1;
@@ -99,7 +103,7 @@ impl Node {
         if messages > 0 {
             path.next_rx_seq = path.rx_expected;
             link.rx.messages += messages as u64;
-            conn.heard(self.now);
+            conn.touch(self.now);
             let held = payload + messages * MESSAGE_OVERHEAD;
             conn.recv_held += held;
             self.recv_held += held;

@@ -112,9 +112,9 @@ impl Node {
         self.now = now;
         while let Some(id) = self.ack_asked.pop() {
             let Some(link) = self.links.get_mut(id.0) else { continue };
-            link.rx.ack_listed = false;
-            if link.rx.ack_asked {
-                link.rx.ack_now = true;
+            link.rx.ack.listed = false;
+            if link.rx.ack.asked {
+                link.rx.ack.due = true;
                 self.signal_transmit(id);
             }
         }
@@ -127,12 +127,12 @@ impl Node {
         let owing: Vec<_> = self
             .links
             .iter()
-            .filter(|(_, l)| l.rx.ack_owed > 0)
+            .filter(|(_, l)| l.rx.ack.bytes > 0)
             .map(|(id, _)| LinkId(id))
             .collect();
         for id in owing {
             if let Some(link) = self.link_mut(id) {
-                link.rx.ack_now = true;
+                link.rx.ack.due = true;
                 self.signal_transmit(id);
             }
         }
@@ -298,8 +298,8 @@ impl Node {
     ) -> Option<SocketId> {
         let link = self.links.get_mut(id.0)?;
         link.rx.messages += 1;
-        if !link.hello.spoken && !header.is_map() {
-            link.hello.spoken = true;
+        if !link.greeting.heard_frame && !header.is_map() {
+            link.greeting.heard_frame = true;
             if !self.is_greeting(header) {
                 self.not_greeted(id);
             }
@@ -313,23 +313,23 @@ impl Node {
         let by = Bearer { link: id, serial: link.serial, lane };
         if !link.confirmed {
             self.confirm(id);
-        } else if link.shy && !header.is_map() {
+        } else if link.awaits_peer_kind && !header.is_map() {
             // A map does not tell who the peer is; what follows it does.
-            link.shy = false;
+            link.awaits_peer_kind = false;
             self.signal_transmit(id);
         }
         if header.is_map() {
             // No number, no look at earlier ones.
-            self.conns.get_mut(conn_id.0)?.heard(self.now);
+            self.conns.get_mut(conn_id.0)?.touch(self.now);
             self.map_frame(id, header, &rope);
             return None;
         }
         if header.sport.min(header.dport) == 0 && self.is_greeting(header) {
-            self.conns.get_mut(conn_id.0)?.heard(self.now);
+            self.conns.get_mut(conn_id.0)?.touch(self.now);
             return self.greeting(id, header);
         }
         let conn = self.conns.get_mut(conn_id.0)?;
-        conn.heard(self.now);
+        conn.touch(self.now);
         let by_lane = conn.peer_sport_idx;
         if conn.peer.is_bowline() {
             if header.sequence == 0 && header.len == 0 && header.sport == 0 && header.dport == 0 {
@@ -359,7 +359,7 @@ impl Node {
             }
         } else {
             if conn.dedup.is_none() {
-                self.timers.insert((self.now + QUIET_TIME, Timer::Quiet(conn_id)));
+                self.timers.insert((self.now + QUIET_TIME, Timer::ForgetAfterQuiet(conn_id)));
             }
             let budget = &self.dedup_budget;
             let dedup = conn.dedup.get_or_insert_with(|| Box::new(Dedup::new(budget)));
@@ -389,7 +389,7 @@ impl Node {
 
     /// Forgets what a peer sent once none of it can come again; most of it after a minute when much
     /// is remembered of all peers together.
-    pub(super) fn quiet(&mut self, id: ConnId) {
+    pub(super) fn forget_after_quiet(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get(id.0).filter(|c| c.dedup.is_some()) else { return };
         let quiet = conn.last_used + QUIET_TIME;
         let mut until = quiet;
@@ -415,7 +415,7 @@ impl Node {
         if let Some(dedup) = conn.dedup.as_mut().filter(|_| tight) {
             dedup.trim();
         }
-        self.timers.insert((until.min(self.now + QUIET_TIME), Timer::Quiet(id)));
+        self.timers.insert((until.min(self.now + QUIET_TIME), Timer::ForgetAfterQuiet(id)));
     }
 
     fn map_frame(&mut self, id: LinkId, header: &Header, rope: &Rope) {
@@ -475,12 +475,12 @@ impl Node {
         else {
             return false;
         };
-        link.rx.ack_owed += HEADER_LEN as u64 + u64::from(header.len);
+        link.rx.ack.bytes += HEADER_LEN as u64 + u64::from(header.len);
         if header.flags.contains(Flags::ACK_REQUIRED) {
             self.stats.recv_ack_required += 1;
-            link.rx.ack_asked = true;
-            if !link.rx.ack_listed {
-                link.rx.ack_listed = true;
+            link.rx.ack.asked = true;
+            if !link.rx.ack.listed {
+                link.rx.ack.listed = true;
                 self.ack_asked.push(id);
             }
         }
@@ -491,11 +491,11 @@ impl Node {
         } else {
             self.stats.recv_drop_old_seq += 1;
         }
-        if link.rx.ack_owed >= ACK_BYTES && !link.rx.ack_now {
-            link.rx.ack_now = true;
+        if link.rx.ack.bytes >= ACK_BYTES && !link.rx.ack.due {
+            link.rx.ack.due = true;
             self.signal_transmit(id);
-        } else if !link.rx.ack_timer {
-            link.rx.ack_timer = true;
+        } else if !link.rx.ack.timer_armed {
+            link.rx.ack.timer_armed = true;
             self.timers.insert((self.now + ACK_DELAY, Timer::Ack(id)));
         }
         fresh
@@ -511,7 +511,7 @@ impl Node {
         self.stats.recv_ping += 1;
         let probe = header.sport == PROBE_PORT;
         if probe && link.path.is_none() {
-            link.probed = true;
+            link.probe_pending = true;
             self.handshake(id, header);
             return;
         }
@@ -548,7 +548,8 @@ impl Node {
         let link = self.links.get(id.0)?;
         let conn = self.conns.get(link.conn.0)?;
         // Only sockets of the address where the connection ends [R-1205].
-        let Some(socket) = self.homes[conn.home].ports.get(&header.dport).copied() else {
+        let Some(socket) = self.local_addrs[conn.local_addr].ports.get(&header.dport).copied()
+        else {
             self.stats.recv_drop_no_sock += 1;
             return None;
         };

@@ -185,7 +185,7 @@ impl Node {
                     sock.seen_congestion = true; // woken with the congestion waiters
                 }
                 if let Some(conn) = self.conns.get_mut(conn_id.0) {
-                    conn.long_refused = Some(self.now);
+                    conn.long_message_refused_at = Some(self.now);
                 }
                 self.connect_all_if_down(conn_id);
                 Err(Error::HandshakePending)
@@ -208,7 +208,7 @@ impl Node {
         }
         let conn = self.conns.get(conn_id.0).ok_or(Error::TooManyPeers)?;
         // One path for all messages between two sockets [R-2040], of those there are now [B-13].
-        let index = (hash & u32::from(conn.fan() - 1)) as usize;
+        let index = (hash & u32::from(conn.usable_paths() - 1)) as usize;
         if conn.paths.get(index).is_none_or(|p| p.state != PathState::Up) {
             self.connect_all_if_down(conn_id);
         }
@@ -322,8 +322,8 @@ impl Node {
         len: usize,
         cookie: Option<u32>,
     ) -> Result<Sent, Error> {
-        let home = self.home_index.get(&(to.addr, to.scope)).copied();
-        let congested = home.is_some_and(|h| self.homes[h].map.is_set(to.port));
+        let local_addr = self.local_addr_index.get(&(to.addr, to.scope)).copied();
+        let congested = local_addr.is_some_and(|h| self.local_addrs[h].map.is_set(to.port));
         self.admit(id, congested, to.port, msg.blocking)?;
         self.stats.send_queued += 1;
         self.stats.copy_from_user += len as u64;
@@ -336,7 +336,7 @@ impl Node {
                 return Ok(Sent { len, link: None, queued_bytes: 0 });
             }
             self.stats.recv_ping += 1;
-            if self.homes[bound.home].map.is_set(bound.at.port) {
+            if self.local_addrs[bound.local_addr].map.is_set(bound.at.port) {
                 self.stats.cong_send_error += 1;
             } else {
                 self.stats.send_pong += 1;
@@ -349,7 +349,7 @@ impl Node {
             }
             return Ok(Sent { len, link: None, queued_bytes: 0 });
         }
-        match home.and_then(|h| self.homes[h].ports.get(&to.port).copied()) {
+        match local_addr.and_then(|h| self.local_addrs[h].ports.get(&to.port).copied()) {
             None => self.stats.recv_drop_no_sock += 1,
             Some(receiver) => {
                 let data = Rope::from_vec(gather(msg.payload, len));

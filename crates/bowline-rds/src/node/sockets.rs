@@ -99,15 +99,15 @@ impl Node {
             Some(_) => return Err(Error::TransportAddress),
             None => self.transport_for(at)?,
         };
-        let home = self.home(at.addr, at.scope);
-        let Some(port) = self.free_port(home, at.port) else {
+        let local_addr = self.local_addr_of(at.addr, at.scope);
+        let Some(port) = self.free_port(local_addr, at.port) else {
             self.sock_mut(id)?.transport = None;
             return Err(Error::AddrInUse);
         };
-        self.homes[home].ports.insert(port, id); // of this node alone [B-26]
+        self.local_addrs[local_addr].ports.insert(port, id); // of this node alone [B-26]
         let sock = self.sock_mut(id)?;
         sock.transport = Some(transport);
-        sock.bound = Some(Bound { at: Endpoint { port, ..at }, home, transport });
+        sock.bound = Some(Bound { at: Endpoint { port, ..at }, local_addr, transport });
         Ok(())
     }
 
@@ -118,7 +118,10 @@ impl Node {
         if self.link_of(addr).is_some_and(|link| link != at.scope) {
             return Err(Error::AddrNotAvailable);
         }
-        let owned = self.home_index.get(&(addr, 0)).is_some_and(|home| self.homes[*home].present);
+        let owned = self
+            .local_addr_index
+            .get(&(addr, 0))
+            .is_some_and(|local_addr| self.local_addrs[*local_addr].present);
         if owned && (!is_loopback(addr) || !self.config.addrs.is_empty()) {
             return Ok(Transport::Tcp);
         }
@@ -128,8 +131,8 @@ impl Node {
         Err(Error::AddrNotAvailable)
     }
 
-    fn free_port(&mut self, home: usize, port: u16) -> Option<u16> {
-        let taken = &self.homes[home].ports;
+    fn free_port(&mut self, local_addr: usize, port: u16) -> Option<u16> {
+        let taken = &self.local_addrs[local_addr].ports;
         if port != 0 {
             return (!taken.contains_key(&port)).then_some(port);
         }
@@ -192,9 +195,9 @@ impl Node {
             self.monitors.retain(|s| *s != id);
         }
         if let Some(bound) = sock.bound {
-            self.homes[bound.home].ports.remove(&bound.at.port);
+            self.local_addrs[bound.local_addr].ports.remove(&bound.at.port);
             if sock.congested {
-                self.set_congested(bound.home, bound.at.port, false);
+                self.set_congested(bound.local_addr, bound.at.port, false);
             }
         }
         self.stats.recv_bytes_freed_fromsock += sock.rcv_bytes as u64;
@@ -283,13 +286,15 @@ impl Node {
                         released.push(msg.clone());
                     }
                 }
-                if let Some(gate) = conn.gate.as_mut().filter(|_| path.leaves_begun()) {
-                    gate.left |= 1 << index;
+                if let Some(barrier) =
+                    conn.path_barrier.as_mut().filter(|_| path.has_cancelled_started())
+                {
+                    barrier.unsettled |= 1 << index;
                 }
                 // Those never started leave nothing behind once they are at the front.
                 path.drop_cancelled(&mut self.pool);
             }
-            self.check_gate(crate::ids::ConnId(id));
+            self.check_barrier(crate::ids::ConnId(id));
         }
         for msg in released {
             self.release_message(&msg);

@@ -15,23 +15,23 @@ pub(super) enum Timer {
     /// A connection has stayed open long enough to count as served.
     Confirm(LinkId),
     /// The peer may say now who it is; go on without that.
-    Shy(LinkId),
+    AwaitPeerKind(LinkId),
     /// An acknowledgement has been owed for as long as it may be.
     Ack(LinkId),
     /// A connection that never got a path.
     Extra(LinkId),
     /// A bowline peer has not greeted.
-    Hello(LinkId),
+    Greeting(LinkId),
     /// A peer that sends maps alone is taken for a kernel with pings off.
-    Unknown(ConnId),
+    PeerKind(ConnId),
     /// A kernel has had time to say how many paths it has.
-    Count(ConnId),
+    Npaths(ConnId),
     /// A peer may have been quiet for so long that none of its messages can come again.
-    Quiet(ConnId),
+    ForgetAfterQuiet(ConnId),
     /// Our map may have been overtaken by an older one on another connection.
-    MapAgain(ConnId),
+    ResendMap(ConnId),
     /// No map has come for a while after several that may have overtaken one another.
-    MapDoubt(ConnId),
+    RefreshMap(ConnId),
 }
 
 impl Node {
@@ -50,30 +50,30 @@ impl Node {
             match timer {
                 Timer::Reconnect(conn, path) => self.reconnect_due(conn, path),
                 Timer::Connect(link) => self.connect_overdue(link),
-                Timer::Confirm(link) => self.settled(link),
-                Timer::Shy(link) => {
+                Timer::Confirm(link) => self.reset_backoff(link),
+                Timer::AwaitPeerKind(link) => {
                     if let Some(l) = self.link_mut(link) {
-                        l.shy = false;
+                        l.awaits_peer_kind = false;
                         self.signal_transmit(link);
                     }
                 }
                 Timer::Ack(link) => self.ack_due(link),
                 Timer::Extra(link) => self.extra_overdue(link),
-                Timer::Hello(link) => self.hello_overdue(link),
-                Timer::Unknown(conn) => self.unknown_overdue(conn),
-                Timer::Count(conn) => self.count_overdue(conn),
-                Timer::Quiet(conn) => self.quiet(conn),
-                Timer::MapAgain(conn) => self.map_again(conn),
-                Timer::MapDoubt(conn) => self.map_doubtful(conn),
+                Timer::Greeting(link) => self.greeting_overdue(link),
+                Timer::PeerKind(conn) => self.kind_overdue(conn),
+                Timer::Npaths(conn) => self.npaths_overdue(conn),
+                Timer::ForgetAfterQuiet(conn) => self.forget_after_quiet(conn),
+                Timer::ResendMap(conn) => self.resend_map(conn),
+                Timer::RefreshMap(conn) => self.refresh_map(conn),
             }
         }
     }
 
     fn ack_due(&mut self, id: LinkId) {
         let Some(link) = self.link_mut(id) else { return };
-        link.rx.ack_timer = false;
-        if link.rx.ack_owed > 0 {
-            link.rx.ack_now = true;
+        link.rx.ack.timer_armed = false;
+        if link.rx.ack.bytes > 0 {
+            link.rx.ack.due = true;
             self.signal_transmit(id);
         }
     }

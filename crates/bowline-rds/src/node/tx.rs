@@ -7,12 +7,12 @@ use bowline_base::Instant;
 use bowline_wire::rds::{Flags, HEADER_LEN, Header, MAP_LEN};
 
 use super::Node;
-use super::congestion::MAP_RACE;
+use super::congestion::MAP_REORDER_TIME;
 use super::timers::Timer;
 use crate::config::Config;
-use crate::conn::{Gate, Peer};
+use crate::conn::{PathBarrier, Peer};
 use crate::ids::{ConnId, LinkId};
-use crate::link::{LinkState, Op};
+use crate::link::{LinkState, Op, OurGreeting};
 use crate::path::{Path, PathState, TxMsg, mark};
 use crate::txlog::{TxBatch, TxLog, TxPool};
 
@@ -128,10 +128,13 @@ impl Node {
         }
         if is_map_link {
             conn.map_due = false;
-            let before = conn.map_sent.replace((id, self.now));
-            let moved = before.is_some_and(|(on, at)| on != id && self.now < at + MAP_RACE);
-            if moved && !conn.peer.is_bowline() && conn.map_moved.replace(self.now).is_none() {
-                self.timers.insert((self.now + MAP_RACE, Timer::MapAgain(link.conn)));
+            let before = conn.map_sent_on.replace((id, self.now));
+            let moved = before.is_some_and(|(on, at)| on != id && self.now < at + MAP_REORDER_TIME);
+            if moved
+                && !conn.peer.is_bowline()
+                && conn.map_changed_link_at.replace(self.now).is_none()
+            {
+                self.timers.insert((self.now + MAP_REORDER_TIME, Timer::ResendMap(link.conn)));
             }
             let mut ack = 0;
             if conn.peer.is_bowline()
@@ -144,11 +147,11 @@ impl Node {
                 Header { ack, len: MAP_LEN as u32, flags: Flags::CONG_BITMAP, ..Header::default() };
             let mut bytes = Vec::with_capacity(HEADER_LEN + MAP_LEN);
             bytes.extend_from_slice(&header.to_bytes());
-            self.homes[conn.home].map.emit(&mut bytes);
+            self.local_addrs[conn.local_addr].map.emit(&mut bytes);
             link.push_inline(&mut self.pool, &bytes);
         }
-        if link.hello.due && !link.hello.sent {
-            link.hello.sent = true;
+        if link.greeting.ours == OurGreeting::Due {
+            link.greeting.ours = OurGreeting::Sent;
             let expected = conn.paths.get(usize::from(index)).map_or(0, |p| p.rx_expected);
             let probe = Header {
                 ack: expected.saturating_sub(1),
@@ -164,10 +167,10 @@ impl Node {
         }
         let to_bowline = conn.peer.is_bowline();
         let Some(path) = conn.paths.get_mut(usize::from(index)) else { return };
-        let gated = conn.gate.as_ref().is_some_and(|g| index >= g.first);
-        let hold = link.hello.pending() || link.shy || gated; // [R-2013]
+        let held_back = conn.path_barrier.as_ref().is_some_and(|g| index >= g.first);
+        let hold = link.greeting.holds_messages() || link.awaits_peer_kind || held_back; // [R-2013]
         let more = !hold && path.planned < path.queue.len();
-        if link.rx.ack_now || (link.rx.ack_owed > 0 && (more || !link.tx.plan.is_empty())) {
+        if link.rx.ack.due || (link.rx.ack.bytes > 0 && (more || !link.tx.plan.is_empty())) {
             let ack = Header { ack: path.rx_expected.saturating_sub(1), ..Header::default() };
             self.stats.acks_sent += 1;
             link.push_inline(&mut self.pool, &ack.to_bytes());
@@ -178,7 +181,7 @@ impl Node {
             let at = path.queue.iter().skip(path.planned).position(new);
             at.map_or(path.queue.len(), |at| path.planned + at)
         };
-        let until = match (more, link.hello.remind) {
+        let until = match (more, link.greeting.probe_again) {
             (false, false) => return,
             (true, false) => path.queue.len(),
             (false, true) => path.planned,
@@ -210,7 +213,7 @@ impl Node {
                 link.push_log(from, to);
             }
         }
-        if link.hello.remind && path.planned == first_new(path) {
+        if link.greeting.probe_again && path.planned == first_new(path) {
             self.stats.send_pong += 1;
             link.push_reminder(&mut self.pool, &self.config, index, path);
         }
@@ -271,18 +274,20 @@ impl Node {
     fn signal_if_able(&mut self, id: LinkId) {
         let Some(link) = self.links.get(id.0) else { return };
         let map_due = self.conns.get(link.conn.0).is_some_and(|c| c.map_due);
-        if link.rx.ack_now || (map_due && self.map_link(link.conn) == Some(id)) {
+        if link.rx.ack.due || (map_due && self.map_link(link.conn) == Some(id)) {
             self.signal_transmit(id);
             return;
         }
         if self.queued_bytes(id) == 0 {
             return;
         }
-        let gated = link.path.is_some_and(|index| {
-            let gate = self.conns.get(link.conn.0).and_then(|c| c.gate.as_ref());
-            gate.is_some_and(|g| index >= g.first)
+        let held_back = link.path.is_some_and(|index| {
+            let barrier = self.conns.get(link.conn.0).and_then(|c| c.path_barrier.as_ref());
+            barrier.is_some_and(|g| index >= g.first)
         });
-        if link.tx.plan_bytes > 0 || !(link.hello.pending() || link.shy || gated) {
+        if link.tx.plan_bytes > 0
+            || !(link.greeting.holds_messages() || link.awaits_peer_kind || held_back)
+        {
             self.signal_transmit(id);
         }
     }
@@ -332,7 +337,7 @@ impl Node {
         if let Some(path) = conn.paths.get_mut(usize::from(index)) {
             path.drop_cancelled(&mut self.pool);
         }
-        self.check_gate(conn_id);
+        self.check_barrier(conn_id);
     }
 
     /// TCP takes bytes again.
@@ -483,25 +488,25 @@ impl Node {
     }
 
     /// Makes paths from `first` on wait for what is queued on those below.
-    pub(super) fn close_gate(&mut self, conn_id: ConnId, first: u8) {
+    pub(super) fn raise_barrier(&mut self, conn_id: ConnId, first: u8) {
         let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
         let until = conn.paths.iter().take(usize::from(first)).map(|p| p.next_tx_seq).collect();
-        conn.gate = Some(Gate { first, until, left: 0 });
-        self.check_gate(conn_id);
+        conn.path_barrier = Some(PathBarrier { first, until, unsettled: 0 });
+        self.check_barrier(conn_id);
     }
 
-    /// Opens the gate once everything it waits for is released.
-    pub(super) fn check_gate(&mut self, conn_id: ConnId) {
+    /// Lifts the barrier once the messages it waits for are released.
+    pub(super) fn check_barrier(&mut self, conn_id: ConnId) {
         let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
-        let Some(gate) = &conn.gate else { return };
+        let Some(barrier) = &conn.path_barrier else { return };
         let bowline = conn.peer.is_bowline();
         let through =
-            gate.until.iter().zip(&conn.paths).enumerate().all(|(index, (until, path))| {
+            barrier.until.iter().zip(&conn.paths).enumerate().all(|(index, (until, path))| {
                 let greeted = || {
                     let link = path.link.and_then(|l| self.links.get(l.0));
-                    link.is_some_and(|l| l.hello.got)
+                    link.is_some_and(|l| l.greeting.is_received())
                 };
-                if bowline && gate.left & (1 << index) != 0 && !greeted() {
+                if bowline && barrier.unsettled & (1 << index) != 0 && !greeted() {
                     return false;
                 }
                 // Probes and pongs overtake nobody, nor does what will never be sent.
@@ -513,7 +518,7 @@ impl Node {
                 first.is_none_or(|m| m.seq >= *until)
             });
         if through {
-            conn.gate = None;
+            conn.path_barrier = None;
             let links: Vec<_> = conn.paths.iter().filter_map(|p| p.link).collect();
             for link in links {
                 self.signal_transmit(link);
@@ -570,7 +575,7 @@ impl crate::link::Link {
     /// which is what a kernel expects least to change; so it comes behind all that is sent
     /// again, or a kernel would take copies of those for new ones, or new ones for old.
     fn push_reminder(&mut self, pool: &mut TxPool, config: &Config, index: u8, path: &Path) {
-        self.hello.remind = false;
+        self.greeting.probe_again = false;
         let next = path.queue.get(path.planned).map_or(path.next_tx_seq, |m| m.seq);
         let probe = Header {
             sequence: next.wrapping_sub(1),
@@ -582,8 +587,6 @@ impl crate::link::Link {
     }
 
     fn ack_sent(&mut self) {
-        self.rx.ack_owed = 0;
-        self.rx.ack_now = false;
-        self.rx.ack_asked = false;
+        self.rx.ack.settle();
     }
 }
