@@ -31,8 +31,19 @@ impl Ctx {
             let (local, remote) = (conn.ends[side].addr.ip(), conn.ends[1 - side].addr.ip());
             stream.tap.feed(&bytes[..n], (local, remote), id.conn, &mut self.oracle);
             self.pump(id);
+            self.persist(id);
         }
         Ok(n)
+    }
+
+    /// Arms the timer that asks whether the window is still shut, when that alone holds back what was
+    /// written: the packet that opened it may have been lost while nothing was waiting.
+    fn persist(&mut self, id: EndId) {
+        let (c, side) = id.index();
+        let stream = &self.net.conns[c].streams[side];
+        if stream.limit <= stream.sent && stream.written > stream.sent {
+            self.arm_rto(id.conn, id.side);
+        }
     }
 
     /// Reads up to `max` bytes of what has arrived and appends them to `out`.
