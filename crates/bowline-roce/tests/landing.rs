@@ -17,7 +17,11 @@ const PACKET: usize = MTU + 16;
 /// A pair that has posted one WRITE of so many bytes, and what it sends: for each burst the bytes
 /// of a packet, and all of it.
 fn writing(len: usize) -> (Pair, SocketAddr, Vec<(usize, Vec<u8>)>) {
-    let mut pair = Pair::new(&Setup { mtu: Mtu::M1024, ..Setup::default() });
+    writing_with(&Setup { mtu: Mtu::M1024, ..Setup::default() }, len)
+}
+
+fn writing_with(setup: &Setup, len: usize) -> (Pair, SocketAddr, Vec<(usize, Vec<u8>)>) {
+    let mut pair = Pair::new(setup);
     pair.nodes[0].fill(0, len, 5);
     let (to, sges) = (pair.nodes[1].remote(0), [pair.nodes[0].sge(0, len)]);
     pair.post(0, 1, SendOp::Write(to), &sges);
@@ -399,4 +403,24 @@ fn payloads_land_in_the_pieces_of_a_region() {
     }
     assert!(all.iter().zip(outside).all(|(byte, outside)| !outside || *byte == 0));
     pair.finish(0, 1);
+}
+
+/// Memory whose owner reads it while a message is sent again is never received in place: datagrams of
+/// others change nothing there.
+// tests [RX-13]
+#[test]
+fn memory_without_direct_placement_keeps_what_nobody_wrote() {
+    let len = 80 * MTU;
+    let setup = Setup { mtu: Mtu::M1024, direct_placement: false, ..Setup::default() };
+    let (mut pair, from, runs) = writing_with(&setup, len);
+    pair.nodes[1].fill(0, len, 9);
+    receive(&mut pair, 1, from, runs[0].0, &runs[0].1);
+    let stranger = SocketAddr::new(IpAddr::from([10, 0, 0, 9]), 50_000);
+    let before = pair.nodes[1].bytes(0, len);
+    assert_eq!(receive(&mut pair, 1, stranger, PACKET, &runs[1].1), Landed::NoPlace);
+    assert!(pair.nodes[1].bytes(0, len) == before);
+    for (segment, bytes) in &runs[1..] {
+        assert_eq!(receive(&mut pair, 1, from, *segment, bytes), Landed::NoPlace);
+    }
+    assert!(pair.nodes[1].bytes(0, len) == pattern(len, 5));
 }

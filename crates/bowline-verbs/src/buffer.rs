@@ -30,6 +30,7 @@ const MADV_COLLAPSE: i32 = 25;
 pub struct Buffer {
     start: NonNull<u8>,
     len: usize,
+    direct_placement: bool,
 }
 
 // SAFETY: the memory belongs to the buffer alone, is reached only through raw copies, and stays
@@ -99,6 +100,20 @@ impl Buffer {
         unsafe { libc::madvise(at.cast(), len, advice) };
     }
 
+    /// Forbids a device to receive payloads in this memory before it has checked them. Bytes that no
+    /// right packet has brought then stay what they were. Memory needs that when a peer may send a
+    /// message again to bytes that this side reads already.
+    #[must_use]
+    pub fn without_direct_placement(mut self) -> Self {
+        self.direct_placement = false;
+        self
+    }
+
+    /// Tells whether a device may receive payloads in this memory before it has checked them.
+    pub const fn allows_direct_placement(&self) -> bool {
+        self.direct_placement
+    }
+
     fn map(len: usize) -> std::io::Result<Self> {
         // SAFETY: an anonymous private mapping at an address of the system's choosing touches no
         // memory that exists.
@@ -113,7 +128,7 @@ impl Buffer {
             )
         };
         match NonNull::new(at.cast::<u8>()).filter(|_| at != libc::MAP_FAILED) {
-            Some(start) => Ok(Self { start, len }),
+            Some(start) => Ok(Self { start, len, direct_placement: true }),
             None => Err(std::io::Error::last_os_error()),
         }
     }

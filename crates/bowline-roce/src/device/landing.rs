@@ -212,6 +212,9 @@ impl Device {
         } else {
             requester.landing(&self.shared.tx(now, name), most)?
         };
+        if !place.buffer.allows_direct_placement() {
+            return None;
+        }
         place.len -= place.len % payload;
         (place.len > 0).then_some(Landing { place, payload, qpn, opcode, psn })
     }

@@ -42,6 +42,8 @@ pub struct Setup {
     pub psns: [u32; 2],
     pub cq_depth: usize,
     pub v6: bool,
+    /// Devices may receive payloads in place.
+    pub direct_placement: bool,
 }
 
 impl Default for Setup {
@@ -63,6 +65,7 @@ impl Default for Setup {
             psns: [0xff_fff0, 0xff_fffa],
             cq_depth: 4096,
             v6: false,
+            direct_placement: true,
         }
     }
 }
@@ -220,7 +223,9 @@ fn node(setup: &Setup, side: usize) -> Node {
     let cap = QpCap { max_send_wr: 1024, max_recv_wr: 1024, ..QpCap::default() };
     let init = QpInit { pd, send_cq, recv_cq, qp_type: QpType::Rc, cap, sq_sig_all: false };
     let qp = dev.create_qp(&init).unwrap();
-    let buffer = Arc::new(Buffer::new(BUFFER).unwrap());
+    let buffer = Buffer::new(BUFFER).unwrap();
+    let buffer = if setup.direct_placement { buffer } else { buffer.without_direct_placement() };
+    let buffer = Arc::new(buffer);
     let all =
         Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
     let keys = dev.reg_mr(pd, &buffer, 0, BUFFER, None, all).unwrap();

@@ -81,7 +81,7 @@ impl Session {
         if self.chunks.is_empty() {
             let depth = usize::from(geometry.queue_depth());
             let chunk = geometry.chunk() as usize;
-            let buffer = Buffer::sparse(depth * chunk);
+            let buffer = Buffer::sparse(depth * chunk).map(Buffer::without_direct_placement);
             self.buffer = Arc::new(buffer.map_err(|_| Errno::ENOMEM)?);
             self.chunks = vec![Chunk::FREE; depth];
             self.unused = Unused::new(depth, chunk);
