@@ -113,7 +113,8 @@ pub(crate) fn run() -> Outcome {
     }
 }
 
-/// The file in which tests write that they are skipped (`xtask/skipped.rs`); gone at the end.
+/// The file in which tests write that they are skipped (`bowline_testkit::skipped`); gone at the
+/// end.
 struct Skips(PathBuf);
 
 impl Skips {
@@ -156,7 +157,7 @@ mod tests {
     use std::process::Stdio;
 
     use super::*;
-    use crate::skipped;
+    use bowline_testkit::skipped;
 
     #[test]
     #[ignore = "the process that another test starts"]

@@ -8,9 +8,6 @@ mod repo;
 mod rules;
 mod run;
 mod search;
-#[cfg(test)]
-#[path = "../skipped.rs"]
-mod skipped;
 
 use std::process::ExitCode;
 

@@ -11,8 +11,7 @@ use bowline_block::backend::{self, Backend, BackendSpec};
 use bowline_block::sync::{self, Durable};
 use bowline_block::{BlockDevice, Errno, LocalDevice};
 
-#[path = "../../../xtask/skipped.rs"]
-mod skipped;
+use bowline_testkit::skipped;
 
 const BLOCK: usize = 4096;
 

@@ -14,8 +14,7 @@ use bowline_block::front::fuse::{self, FuseOptions, Mount};
 use bowline_block::{BlockDevice, Limits, LocalDevice};
 use io_uring::{IoUring, opcode, types};
 
-#[path = "../../../xtask/skipped.rs"]
-mod skipped;
+use bowline_testkit::skipped;
 
 /// A mounted disk; its directory is removed at the end.
 struct Mounted {

@@ -14,8 +14,7 @@ use bowline_block::backend::{self, Backend, BackendDone, BackendIo, BackendResul
 use bowline_block::front::nbd::{self, NbdOptions, NbdServer};
 use bowline_block::{Discard, IoOp, Limits, LocalDevice};
 
-#[path = "../../../xtask/skipped.rs"]
-mod skipped;
+use bowline_testkit::skipped;
 
 /// A server at a socket of its own.
 struct Served {

@@ -11,8 +11,7 @@ use bowline_block::front::ublk::{self, Ublk, UblkOptions};
 use bowline_block::{Limits, LocalDevice, sync};
 use bowline_verbs::Buffer;
 
-#[path = "../../../xtask/skipped.rs"]
-mod skipped;
+use bowline_testkit::skipped;
 
 fn memory() -> Arc<dyn Backend> {
     backend::open(BackendSpec::Memory { bytes: 64 << 20, block: 512 }).expect("memory")

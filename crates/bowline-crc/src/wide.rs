@@ -9,10 +9,6 @@
 mod ymm;
 mod zmm;
 
-#[cfg(test)]
-#[path = "../../../xtask/skipped.rs"]
-mod skipped;
-
 use std::arch::is_x86_feature_detected;
 use std::arch::x86_64::{
     __m128i, _mm_and_si128, _mm_clmulepi64_si128, _mm_cvtsi32_si128, _mm_extract_epi32,
@@ -183,7 +179,9 @@ mod tests {
             (Registers::Zmm, is_x86_feature_detected!("avx512f"), "AVX-512 with VPCLMULQDQ"),
         ] {
             if !(there && multiplies) {
-                skipped::because(format!("registers of this size, for want of {name}"));
+                bowline_testkit::skipped::because(format!(
+                    "registers of this size, for want of {name}"
+                ));
                 continue;
             }
             let wide = Wide(registers);

@@ -3,8 +3,7 @@
 use bowline_crc::{copy, sum, update};
 use proptest::prelude::*;
 
-#[path = "../../../xtask/skipped.rs"]
-mod skipped;
+use bowline_testkit::skipped;
 
 fn reference(crc: u32, bytes: &[u8]) -> u32 {
     let mut hasher = crc32fast::Hasher::new_with_initial(crc);

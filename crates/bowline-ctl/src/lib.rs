@@ -47,9 +47,6 @@ mod json;
 mod listen;
 mod own;
 mod path;
-#[cfg(test)]
-#[path = "../../../xtask/skipped.rs"]
-mod skipped;
 mod socket;
 mod sys;
 mod tree;

@@ -155,7 +155,7 @@ mod tests {
         }
         let links = fs::read_to_string(LINKS).unwrap_or_default();
         let Some(name) = links.lines().find(|line| line.starts_with("fe80")) else {
-            crate::skipped::because("no link-local address here");
+            bowline_testkit::skipped::because("no link-local address here");
             return;
         };
         let name = name.split_ascii_whitespace().last().unwrap();

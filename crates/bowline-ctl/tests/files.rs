@@ -14,8 +14,7 @@ use std::{
 
 use bowline_ctl::{AttrDef, Dir, Errno, Node, Sys, Tree, Value, fusefs};
 
-#[path = "../../../xtask/skipped.rs"]
-mod skipped;
+use bowline_testkit::skipped;
 
 /// A session whose `add_path` waits until it is told to go on.
 struct Session {

@@ -28,7 +28,7 @@ fn compiled(expressions: &[String]) -> Option<Vec<usize>> {
         .stderr(Stdio::piped())
         .spawn();
     let Ok(mut gcc) = gcc else {
-        crate::skipped::without("gcc");
+        bowline_testkit::skipped::without("gcc");
         return None;
     };
     gcc.stdin.take().unwrap().write_all(program.as_bytes()).unwrap();
@@ -36,7 +36,7 @@ fn compiled(expressions: &[String]) -> Option<Vec<usize>> {
     if !said.status.success() {
         let said = String::from_utf8_lossy(&said.stderr).into_owned();
         assert!(said.contains("rdma_cma.h: No such file"), "{said}");
-        crate::skipped::because("no rdma/rdma_cma.h; install librdmacm-dev");
+        bowline_testkit::skipped::because("no rdma/rdma_cma.h; install librdmacm-dev");
         return None;
     }
     let output = Command::new(&out).output().unwrap();

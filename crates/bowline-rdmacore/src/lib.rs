@@ -27,9 +27,6 @@ mod layout;
 mod load;
 mod mw;
 mod qp;
-#[cfg(test)]
-#[path = "../../../xtask/skipped.rs"]
-mod skipped;
 mod watch;
 
 pub use device::{Listed, RdmaCoreDevice, list};

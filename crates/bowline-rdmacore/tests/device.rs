@@ -12,8 +12,7 @@ use bowline_verbs::{
     Remote, SendFlags, SendOp, SendWr, Sge, Status, UdDest, WcOpcode, next_key,
 };
 
-#[path = "../../../xtask/skipped.rs"]
-mod skipped;
+use bowline_testkit::skipped;
 
 const LIMIT: Duration = Duration::from_secs(10);
 const SIZE: usize = 65_536;

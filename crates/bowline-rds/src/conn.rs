@@ -156,9 +156,9 @@ impl Conn {
         generation != 0 && self.former.iter().any(|p| p.generation == generation)
     }
 
-    /// Notes that the peer's process changed. Sequence numbers of an earlier process that returns go
-    /// on where they were, because a dead process's link may be accepted after its successor's and
-    /// look like the newer one for a moment.
+    /// Notes that the peer's process changed. Sequence numbers of an earlier process that returns
+    /// go on where they were, because a dead process's link may be accepted after its successor's
+    /// and look like the newer one for a moment.
     pub(crate) fn change_generation(&mut self, from: u32, to: u32) {
         let known =
             self.former.iter().position(|p| p.generation == to).map(|at| self.former.remove(at));

@@ -150,8 +150,8 @@ impl Path {
         self.queue.get(self.planned).map_or(0, |m| self.log.tail() - m.log_start)
     }
 
-    /// Tells whether a cancelled message was started on a link that has ended. It is not sent again,
-    /// but the peer may have received all of it.
+    /// Tells whether a cancelled message was started on a link that has ended. It is not sent
+    /// again, but the peer may have received all of it.
     pub(crate) fn has_cancelled_started(&self) -> bool {
         self.queue.iter().any(|m| m.has(mark::CANCELLED) && m.has(mark::RETRANS))
     }

@@ -4,9 +4,6 @@
 pub mod client;
 mod error;
 pub mod server;
-#[cfg(test)]
-#[path = "../../../xtask/skipped.rs"]
-mod skipped;
 pub mod tree;
 
 pub use client::{Client, Disk, MapOptions};

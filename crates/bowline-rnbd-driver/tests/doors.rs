@@ -5,8 +5,7 @@
 //! the eight seconds of an ordinary run.
 
 mod common;
-#[path = "../../../xtask/skipped.rs"]
-mod skipped;
+use bowline_testkit::skipped;
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;

@@ -2,8 +2,7 @@
 //! one does; the session lives [NB-23] [NB-26].
 
 mod common;
-#[path = "../../../xtask/skipped.rs"]
-mod skipped;
+use bowline_testkit::skipped;
 
 use std::collections::HashMap;
 use std::fs::OpenOptions;

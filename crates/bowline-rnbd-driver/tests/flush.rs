@@ -4,8 +4,7 @@
 #[path = "../../bowline-block/tests/common/cached.rs"]
 mod cached;
 mod common;
-#[path = "../../../xtask/skipped.rs"]
-mod skipped;
+use bowline_testkit::skipped;
 
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};

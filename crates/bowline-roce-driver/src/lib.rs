@@ -31,9 +31,6 @@ mod loss;
 mod receive;
 mod send;
 mod shared;
-#[cfg(test)]
-#[path = "../../../xtask/skipped.rs"]
-mod skipped;
 mod stats;
 mod sys;
 mod udp;

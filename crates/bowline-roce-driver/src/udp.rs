@@ -246,7 +246,7 @@ mod tests {
         let four = Endpoint::open("127.77.0.2".parse().unwrap(), None, 1 << 20).unwrap();
         assert_eq!(sys::get(four.as_fd(), Opt::MtuDiscover4), Ok(libc::IP_PMTUDISC_DO));
         let Ok(six) = Endpoint::open("::1".parse().unwrap(), None, 1 << 20) else {
-            return crate::skipped::because("no IPv6");
+            return bowline_testkit::skipped::because("no IPv6");
         };
         assert_eq!(sys::get(six.as_fd(), Opt::MtuDiscover6), Ok(libc::IPV6_PMTUDISC_DO));
         assert_eq!(sys::get(six.as_fd(), Opt::NoCheck6Rx), Ok(1));
@@ -295,7 +295,7 @@ mod tests {
             Some(ipproto::UDP),
         );
         let Ok(raw) = raw else {
-            return crate::skipped::because("no raw sockets: needs CAP_NET_RAW");
+            return bowline_testkit::skipped::because("no raw sockets: needs CAP_NET_RAW");
         };
         let plain =
             socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::NONBLOCK, None)

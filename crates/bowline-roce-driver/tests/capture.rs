@@ -1,8 +1,7 @@
 //! A capture file holds every packet as it is on the wire.
 
 mod common;
-#[path = "../../../xtask/skipped.rs"]
-mod skipped;
+use bowline_testkit::skipped;
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::process::Command;

@@ -1,8 +1,7 @@
 //! All verbs between two devices of one process, over real sockets.
 
 mod common;
-#[path = "../../../xtask/skipped.rs"]
-mod skipped;
+use bowline_testkit::skipped;
 
 use std::path::Path;
 use std::process::{Command, Stdio};

@@ -405,8 +405,8 @@ fn payloads_land_in_the_pieces_of_a_region() {
     pair.finish(0, 1);
 }
 
-/// Memory whose owner reads it while a message is sent again is never received in place: datagrams of
-/// others change nothing there.
+/// Memory whose owner reads it while a message is sent again is never received in place: datagrams
+/// of others change nothing there.
 // tests [RX-13]
 #[test]
 fn memory_without_direct_placement_keeps_what_nobody_wrote() {

@@ -19,9 +19,6 @@ mod hub;
 mod port;
 mod random;
 pub mod server;
-#[cfg(test)]
-#[path = "../../../xtask/skipped.rs"]
-mod skipped;
 mod stats;
 pub mod tree;
 

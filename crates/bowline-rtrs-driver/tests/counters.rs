@@ -1,46 +1,21 @@
 //! What noise cannot touch: system calls, packets and allocations for each request. Both sides are
 //! in one process, so allocations are counted together.
 
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use bowline_roce::{Config, Counters};
 use bowline_roce_driver::{DriverStats, SoftConfig};
 use bowline_rtrs_driver::Dir;
 use bowline_rtrs_driver::client::Session;
 use bowline_rtrs_driver::server::ServerConfig;
+use bowline_testkit::allocations::{self, Counting};
 
 mod common;
 use common::Pair;
 use common::load::Load;
 
-struct Counting;
-
-static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
 /// The count is one for the process: one test at a time.
 static ALONE: Mutex<()> = Mutex::new(());
-
-#[allow(unsafe_code)]
-// SAFETY: every call goes to the system's allocator unchanged.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Relaxed);
-        // SAFETY: as promised by the caller.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        // SAFETY: as promised by the caller.
-        unsafe { System.dealloc(at, layout) }
-    }
-
-    unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Relaxed);
-        // SAFETY: as promised by the caller.
-        unsafe { System.realloc(at, layout, size) }
-    }
-}
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -88,9 +63,9 @@ fn cost(net: u8, keys: Keys, dir: Dir, depth: usize, len: usize) -> Cost {
     load.run(COUNT / 2, true);
     let devices = [&pair.client_device, &pair.server_device];
     let before = devices.map(|device| (device.stats(), device.counters()));
-    let allocations = ALLOCATIONS.load(Relaxed);
+    let allocations = allocations::count();
     load.run(COUNT, true);
-    let allocations = ALLOCATIONS.load(Relaxed) - allocations;
+    let allocations = allocations::count() - allocations;
     let after = devices.map(|device| (device.stats(), device.counters()));
     assert!(load.errors.lock().unwrap().is_empty());
     let [client, server] = std::array::from_fn(|side| Side {

@@ -100,9 +100,9 @@ impl Buffer {
         unsafe { libc::madvise(at.cast(), len, advice) };
     }
 
-    /// Forbids a device to receive payloads in this memory before it has checked them. Bytes that no
-    /// right packet has brought then stay what they were. Memory needs that when a peer may send a
-    /// message again to bytes that this side reads already.
+    /// Forbids a device to receive payloads in this memory before it has checked them. Bytes that
+    /// no right packet has brought then stay what they were. Memory needs that when a peer may send
+    /// a message again to bytes that this side reads already.
     #[must_use]
     pub fn without_direct_placement(mut self) -> Self {
         self.direct_placement = false;

@@ -1,42 +1,17 @@
 //! Counters that noise cannot touch: system calls, copies, allocations and thread hand-overs per
 //! unit of work. One process runs both nodes, so allocations of both sides are counted together.
 
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::thread;
 
 use bowline::rds::{DriverStats, PollMode};
+use bowline_testkit::allocations::{self, Counting};
 
 mod common;
 use common::Pair;
 
-struct Counting;
-
-static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
 /// The allocation count is one for the process: one test at a time.
 static ALONE: Mutex<()> = Mutex::new(());
-
-#[allow(unsafe_code)]
-// SAFETY: every call goes to the system's allocator unchanged.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Relaxed);
-        // SAFETY: as promised by the caller.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        // SAFETY: as promised by the caller.
-        unsafe { System.dealloc(at, layout) }
-    }
-
-    unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Relaxed);
-        // SAFETY: as promised by the caller.
-        unsafe { System.realloc(at, layout, size) }
-    }
-}
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -71,7 +46,7 @@ fn stream(pair: &Pair, size: usize, count: u64) -> Cost {
                 before = Some((
                     pair.left.driver_stats(),
                     pair.right.driver_stats(),
-                    ALLOCATIONS.load(Relaxed),
+                    allocations::count(),
                 ));
             }
             assert_eq!(b.recv(&mut buf).unwrap(), size);
@@ -81,7 +56,7 @@ fn stream(pair: &Pair, size: usize, count: u64) -> Cost {
     Cost {
         sender: pair.left.driver_stats() - left,
         receiver: pair.right.driver_stats() - right,
-        allocations: ALLOCATIONS.load(Relaxed) - allocations,
+        allocations: allocations::count() - allocations,
     }
 }
 
@@ -165,7 +140,7 @@ fn sleeping_round_trip() -> [(&'static str, f64, f64); 3] {
                 before = Some((
                     pair.left.driver_stats(),
                     pair.right.driver_stats(),
-                    ALLOCATIONS.load(Relaxed),
+                    allocations::count(),
                 ));
             }
             a.send_to(&buf, pair.b(4000)).unwrap();
@@ -173,7 +148,7 @@ fn sleeping_round_trip() -> [(&'static str, f64, f64); 3] {
         }
     });
     let (left, right, allocations) = before.unwrap();
-    let allocations = ALLOCATIONS.load(Relaxed) - allocations;
+    let allocations = allocations::count() - allocations;
     let n = ROUNDS as f64;
     let sides = [pair.left.driver_stats() - left, pair.right.driver_stats() - right];
     println!("{sides:?}");

@@ -10,8 +10,7 @@ use std::time::{Duration, Instant};
 use bowline::rds::{Node, Socket};
 
 mod common;
-#[path = "../../../xtask/skipped.rs"]
-mod skipped;
+use bowline_testkit::skipped;
 use common::LIMIT;
 
 const PORT: u16 = 4000;

@@ -11,8 +11,7 @@ use bowline::rds::{Builder, DriverStats, Node, PollMode, Socket};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 mod common;
-#[path = "../../../xtask/skipped.rs"]
-mod skipped;
+use bowline_testkit::skipped;
 use common::{LIMIT, addr, builder};
 
 /// Counts the bytes in use.

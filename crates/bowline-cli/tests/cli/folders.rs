@@ -5,10 +5,9 @@ use std::{
     process::{Command, Stdio},
 };
 
-use crate::{
-    skipped,
-    support::{Folder, run},
-};
+use bowline_testkit::skipped;
+
+use crate::support::{Folder, run};
 
 #[test]
 fn where_nothing_runs_the_words_say_where_they_looked() {

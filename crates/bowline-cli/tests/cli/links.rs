@@ -2,7 +2,9 @@
 
 use std::process::{Command, Output, Stdio};
 
-use crate::{skipped, support::Folder};
+use bowline_testkit::skipped;
+
+use crate::support::Folder;
 
 /// Runs a script as root of a network namespace of its own; none where that is not possible here.
 fn apart(folder: &Folder, script: &str) -> Option<Output> {

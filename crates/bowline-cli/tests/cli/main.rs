@@ -18,8 +18,6 @@ mod rnbd_kills;
 mod rnbd_memory;
 mod rnbd_mistakes;
 mod rnbd_use;
-#[path = "../../../../xtask/skipped.rs"]
-mod skipped;
 mod stress;
 mod support;
 mod words;

@@ -9,8 +9,8 @@ use std::{
 
 use serde_json::Value;
 
-use crate::skipped;
 use crate::support::{Done, Folder, Running, run, start};
+use bowline_testkit::skipped;
 
 /// Files of Linux 6.12, both sides, as `path` and `| text` lines.
 const KERNEL: [&str; 2] = [

@@ -4,8 +4,8 @@
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::skipped;
 use crate::support::{Folder, Running, run, start};
+use bowline_testkit::skipped;
 
 const MIB: u64 = 1 << 20;
 /// Depth times chunk size, of the default settings.

@@ -4,8 +4,8 @@ use std::{fs, path::Path, thread, time::Duration};
 
 use serde_json::{Value, json};
 
-use crate::skipped;
 use crate::support::{Done, Folder, Running, control, run, start};
+use bowline_testkit::skipped;
 
 fn own(host: u8) -> String {
     format!("127.61.{host}.11")

@@ -11,8 +11,8 @@ use std::{
 
 use serde_json::{Value, json};
 
-use crate::skipped;
 use crate::support::{Folder, Running, control, run, start};
+use bowline_testkit::skipped;
 
 /// As `rnbd` tells of EBUSY.
 const BUSY: i32 = 256 - 16;

@@ -19,8 +19,8 @@ pub(super) const MAP_REORDER_TIME: Duration = Duration::from_secs(10);
 /// How long after the last of them a fresh one is asked for.
 const MAP_REFRESH_DELAY: Duration = Duration::from_millis(1500);
 /// By how much a peer may think a connection older than this node does, which accepts it when the
-/// handshake's last segment comes; that may have been repeated twice. Less than [`MAP_REFRESH_DELAY`], so
-/// that the map of a renewed connection is not doubted again.
+/// handshake's last segment comes; that may have been repeated twice. Less than
+/// [`MAP_REFRESH_DELAY`], so that the map of a renewed connection is not doubted again.
 const MAP_ACCEPT_SKEW: Duration = Duration::from_millis(1400);
 /// What a waiting message counts besides its payload, towards the limits.
 pub(super) const MESSAGE_OVERHEAD: usize = 128;

@@ -655,7 +655,9 @@ mod tests {
         let file = File::open(&image).unwrap();
         let flags = ioctl_getflags(&file).unwrap_or(IFlags::empty());
         if let Err(error) = ioctl_setflags(&file, flags | IFlags::IMMUTABLE) {
-            return crate::skipped::because(format!("no file can be made immutable: {error}"));
+            return bowline_testkit::skipped::because(format!(
+                "no file can be made immutable: {error}"
+            ));
         }
         let read = exports.find(b"gold.img", "s", Access::Ro).map(|found| found.read_only);
         let write = exports.find(b"gold.img", "s", Access::Rw).err();

@@ -218,7 +218,7 @@ mod tests {
             assert_eq!(numbers(list), None, "{list}");
         }
         let Ok(all) = std::fs::read_to_string("/sys/devices/system/cpu/possible") else {
-            return crate::skipped::because("the system does not tell its processors");
+            return bowline_testkit::skipped::because("the system does not tell its processors");
         };
         // A process that may use one of them only has the same columns.
         let allowed = sched_getaffinity(None).unwrap();

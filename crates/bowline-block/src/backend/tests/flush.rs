@@ -10,8 +10,7 @@ use cached::{Cached, News};
 
 #[path = "../../../tests/common/cached.rs"]
 mod cached;
-#[path = "../../../../../xtask/skipped.rs"]
-mod skipped;
+use bowline_testkit::skipped;
 
 const BYTES: u64 = 1 << 20;
 const BLOCK: u32 = 4096;

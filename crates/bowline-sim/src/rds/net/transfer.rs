@@ -36,8 +36,8 @@ impl Ctx {
         Ok(n)
     }
 
-    /// Arms the timer that asks whether the window is still shut, when that alone holds back what was
-    /// written: the packet that opened it may have been lost while nothing was waiting.
+    /// Arms the timer that asks whether the window is still shut, when that alone holds back what
+    /// was written: the packet that opened it may have been lost while nothing was waiting.
     fn persist(&mut self, id: EndId) {
         let (c, side) = id.index();
         let stream = &self.net.conns[c].streams[side];
