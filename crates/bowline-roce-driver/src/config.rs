@@ -23,8 +23,9 @@ pub enum PollMode {
 }
 
 /// Where a device notes its connections, for the case that its process is killed.
+#[doc(alias = "FormerLives")]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum FormerLives {
+pub enum FormerConnections {
     /// In the folder `bowline` of `$XDG_RUNTIME_DIR` or, without that variable, of `/run`. It is
     /// made when it is not there. Where that fails, and in a folder of another user or one that
     /// others can write to, nothing is noted: a program that is killed and started again may have
@@ -37,7 +38,7 @@ pub enum FormerLives {
     Nowhere,
 }
 
-impl FormerLives {
+impl FormerConnections {
     /// The folder, if there is one.
     pub(crate) fn folder(self) -> Option<PathBuf> {
         match self {
@@ -90,7 +91,8 @@ pub struct SoftConfig {
     /// process was killed. They are ended before anything else is done [CM-53], so that a peer is
     /// free at once instead of when it notices by itself: an RTRS session of the same name is
     /// refused until then, for seconds.
-    pub former_lives: FormerLives,
+    #[doc(alias = "former_lives")]
+    pub former_connections: FormerConnections,
     /// Limits, window and timers of the core. Its addresses, MTU, GUID, ICRC policy, bursts and
     /// source port, which is always 4791, are set by the driver.
     pub core: bowline_roce::Config,
@@ -111,7 +113,7 @@ impl Default for SoftConfig {
             socket_buffer: 8 << 20,
             drop_one_in: None,
             capture: None,
-            former_lives: FormerLives::default(),
+            former_connections: FormerConnections::default(),
             core: bowline_roce::Config::default(),
         }
     }

@@ -16,23 +16,23 @@ use bowline_verbs::{
 
 use crate::capture::Capture;
 use crate::config::SoftConfig;
+use crate::connection_files::ConnectionFiles;
 use crate::identity;
-use crate::lives::Lives;
 use crate::loss::Loss;
-use crate::receive::Came;
+use crate::receive::PumpResult;
 use crate::shared::{Shared, State};
 use crate::stats::DriverStats;
 use crate::udp::{Endpoint, ROCE_PORT};
-use crate::wait::What;
+use crate::wait::WaitFor;
 
 /// Path MTU where nothing is known of the interface; goes through any Ethernet.
 const MTU_UNKNOWN: Mtu = Mtu::M1024;
 
 /// A program that has polled so many times in vain, for some 100 us, lets others run now and then.
-const VAIN_LOOKS: u32 = 256;
-const VAIN_LOOKS_A_YIELD: u32 = 16;
+const EMPTY_POLLS_BEFORE_YIELD: u32 = 256;
+const EMPTY_POLLS_PER_YIELD: u32 = 16;
 /// Looks in vain between two looks at the clock.
-const VAIN_LOOKS_A_TIMER: u32 = 8;
+const EMPTY_POLLS_PER_TIMER_CHECK: u32 = 8;
 
 /// An RDMA device in userspace: RoCEv2 over UDP sockets, no privilege needed.
 ///
@@ -71,7 +71,8 @@ impl SoftDevice {
         let guid = config.guid.unwrap_or_else(|| identity::guid(&config.addrs));
         let seed = bowline_base::entropy::random_bytes()
             .map_err(|error| system("asking for random bytes", &error))?;
-        let lives = config.former_lives.folder().map(|dir| Lives::new(&dir, &names));
+        let connection_files =
+            config.former_connections.folder().map(|dir| ConnectionFiles::new(&dir, &names));
         let core = Config {
             guid,
             addrs: config.addrs.clone(),
@@ -111,18 +112,20 @@ impl SoftDevice {
             lazy_cq: true,
         };
         let mut core = Core::new(core, seed);
-        if let Some(lives) = &lives {
-            let former = lives.read().map_err(|error| system("reading the former life", &error))?;
-            for life in &former {
+        if let Some(connection_files) = &connection_files {
+            let former = connection_files
+                .read()
+                .map_err(|error| system("reading the connections of an earlier process", &error))?;
+            for connection in &former {
                 // One of an address that is not this device's any more cannot be ended.
-                let _ = core.end_former_life(clock::now(), life);
+                let _ = core.end_former_connection(clock::now(), connection);
             }
         }
         let (poll, spin) = (config.poll, config.spin);
-        let shared = Shared::new(core, endpoints, capture, lives, loss, poll, spin)
+        let shared = Shared::new(core, endpoints, capture, connection_files, loss, poll, spin)
             .map_err(|errno| system("making an event descriptor", &errno.into()))?;
         shared.flush(clock::now());
-        shared.write_lives(&[]);
+        shared.write_connection_files(&[]);
         let shared = Arc::new(shared);
         let of_helper = Arc::clone(&shared);
         let helper = std::thread::Builder::new()
@@ -174,22 +177,22 @@ impl SoftDevice {
             return;
         };
         // What the background thread is taking in now is to be acknowledged as well.
-        while self.shared.pump() == Came::ToAnother {
+        while self.shared.pump() == PumpResult::Busy {
             std::thread::yield_now();
         }
         let now = clock::now();
         self.shared.release_acks(now);
         let mut st = self.shared.lock();
-        for life in st.core.former_lives() {
+        for connection in st.core.former_connections() {
             // Its address is one of this device.
-            let _ = st.core.end_former_life(now, &life);
+            let _ = st.core.end_former_connection(now, &connection);
         }
         drop(st);
         self.shared.flush(now);
         self.shared.stop();
         // A panic of that thread has been reported on standard error.
         let _ = helper.join();
-        self.shared.write_lives(&[]);
+        self.shared.write_connection_files(&[]);
         self.shared.flush_capture();
     }
 
@@ -343,33 +346,35 @@ impl Device for SoftDevice {
         if count > 0 || max == 0 {
             return Ok(count);
         }
-        shared.looks.fetch_add(1, Relaxed);
-        let came = shared.pump_in_turn();
-        if came != Came::Something {
-            let vain = shared.vain_looks.fetch_add(1, Relaxed);
-            if vain.is_multiple_of(VAIN_LOOKS_A_TIMER) {
+        shared.polls.fetch_add(1, Relaxed);
+        let came = shared.pump_one_socket();
+        if came != PumpResult::Received {
+            let empty_polls_before = shared.empty_polls.fetch_add(1, Relaxed);
+            if empty_polls_before.is_multiple_of(EMPTY_POLLS_PER_TIMER_CHECK) {
                 shared.run_timers();
             }
-            shared.flush_rest();
+            shared.flush_unsent();
             // The peer may be waiting for this processor.
-            if vain > VAIN_LOOKS && vain.is_multiple_of(VAIN_LOOKS_A_YIELD) {
+            if empty_polls_before > EMPTY_POLLS_BEFORE_YIELD
+                && empty_polls_before.is_multiple_of(EMPTY_POLLS_PER_YIELD)
+            {
                 std::thread::yield_now();
             }
             return Ok(0);
         }
-        shared.vain_looks.store(0, Relaxed);
+        shared.empty_polls.store(0, Relaxed);
         let count = self.set(|core| core.poll_cq(cq, out, max))?;
         // An acknowledgement joins what the program sends now; if that is nothing, it goes out when
         // the program looks again, or the background thread, if that will soon.
         let now = clock::now();
-        if count == 0 || !shared.may_acks_wait(&shared.lock(), now) {
+        if count == 0 || !shared.may_defer_acks(&shared.lock(), now) {
             shared.flush(now);
         }
         Ok(count)
     }
 
     fn wait_cq(&self, cq: CqId, solicited: bool, limit: Option<Duration>) -> Result<bool, Error> {
-        let waited = self.shared.wait(What::Completion, limit, |st| {
+        let waited = self.shared.wait(WaitFor::Completion, limit, |st| {
             let armed = st.core.arm_cq(cq, solicited)?;
             Ok((!armed).then_some(()))
         });
@@ -409,10 +414,10 @@ impl Device for SoftDevice {
         let done = st.core.post_send(now, qp, wrs);
         self.shared.settle(&mut st);
         // Perhaps the program posts to others, too.
-        let aside = self.shared.may_acks_wait(&st, now) && st.core.set_acks_aside(qp);
+        let acks_deferred = self.shared.may_defer_acks(&st, now) && st.core.defer_acks(qp);
         drop(st);
-        if aside {
-            self.shared.flush_but_acks(now);
+        if acks_deferred {
+            self.shared.flush_except_deferred_acks(now);
         } else {
             self.shared.flush(now);
         }
@@ -432,7 +437,7 @@ impl Device for SoftDevice {
     }
 
     fn async_event(&self, limit: Duration) -> Result<AsyncEvent, Error> {
-        self.shared.wait(What::Event, Some(limit), |st| Ok(st.async_events.pop_front()))
+        self.shared.wait(WaitFor::Event, Some(limit), |st| Ok(st.async_events.pop_front()))
     }
 
     fn listen(&self, at: SocketAddr) -> Result<CmId, Error> {
@@ -468,6 +473,6 @@ impl Device for SoftDevice {
     }
 
     fn cm_event(&self, limit: Duration) -> Result<CmEvent, Error> {
-        self.shared.wait(What::Event, Some(limit), |st| Ok(st.cm_events.pop_front()))
+        self.shared.wait(WaitFor::Event, Some(limit), |st| Ok(st.cm_events.pop_front()))
     }
 }

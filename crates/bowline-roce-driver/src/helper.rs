@@ -9,11 +9,11 @@ use core::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use bowline_base::clock;
-use bowline_roce::FormerLife;
+use bowline_roce::FormerConnection;
 use bowline_verbs::Error;
 
-use crate::receive::Came;
-use crate::shared::{Lead, Shared};
+use crate::receive::PumpResult;
+use crate::shared::{Leader, Shared};
 
 /// Interval of looks while application threads are active.
 const TICK_NS: u64 = 1_000_000;
@@ -29,45 +29,46 @@ const CAPTURE_FLUSH: Duration = Duration::from_millis(100);
 
 /// What the thread remembers between two looks.
 #[derive(Debug, Default)]
-struct Memory {
-    looks: u64,
+struct HelperState {
+    polls: u64,
     epoch: u64,
     /// When it last judged whether somebody polls.
-    judged_at: u64,
+    decided_at: u64,
     tick_ns: u64,
     /// Looks at the network without sleeping until then.
     spin_end: u64,
     /// Another thread was at it when this one looked.
-    elsewhere: bool,
+    pump_was_busy: bool,
 }
 
 /// What it sees of other threads at a look.
 #[derive(Clone, Copy, Debug)]
-struct Seen {
+struct ThreadActivity {
     /// The time, in nanoseconds.
     now: u64,
     /// Times an application thread has looked at the network without waiting.
-    looks: u64,
+    polls: u64,
     /// Times a waiting thread has taken the lead.
     epoch: u64,
 }
 
-impl Memory {
+impl HelperState {
     /// Tells who is to read the network from now on.
-    fn judge(&mut self, lead: Lead, seen: Seen) -> Lead {
-        let met = std::mem::take(&mut self.elsewhere);
-        let active = met || seen.looks != self.looks || seen.epoch != self.epoch;
+    fn choose_leader(&mut self, lead: Leader, activity: ThreadActivity) -> Leader {
+        let pump_was_busy = std::mem::take(&mut self.pump_was_busy);
+        let active = pump_was_busy || activity.polls != self.polls || activity.epoch != self.epoch;
         // In less time than that somebody who polls need not have had the processor.
-        let judges = active || seen.now - self.judged_at >= TICK_NS / 2;
-        if judges {
-            (self.looks, self.epoch, self.judged_at) = (seen.looks, seen.epoch, seen.now);
+        let decides = active || activity.now - self.decided_at >= TICK_NS / 2;
+        if decides {
+            (self.polls, self.epoch, self.decided_at) =
+                (activity.polls, activity.epoch, activity.now);
         }
         match lead {
-            Lead::App => Lead::App,
+            Leader::Application => Leader::Application,
             // Whoever polls does better to read the network without this thread in between.
-            Lead::Nobody | Lead::Helper if active => Lead::Nobody,
-            Lead::Nobody if judges => Lead::Helper,
-            Lead::Nobody | Lead::Helper => lead,
+            Leader::Nobody | Leader::Helper if active => Leader::Nobody,
+            Leader::Nobody if decides => Leader::Helper,
+            Leader::Nobody | Leader::Helper => lead,
         }
     }
 }
@@ -75,29 +76,32 @@ impl Memory {
 impl Shared {
     /// Runs until the device is closed.
     pub(crate) fn help(&self) {
-        let mut memory = Memory::default();
-        while self.help_once(&mut memory) {}
+        let mut state = HelperState::default();
+        while self.help_once(&mut state) {}
     }
 
-    fn help_once(&self, memory: &mut Memory) -> bool {
+    fn help_once(&self, state: &mut HelperState) -> bool {
         self.stats.helper_turns.inc();
         let mut st = self.lock();
         let now = clock::now();
         if st.stop {
             return false;
         }
-        if std::mem::take(&mut st.lives_changed) {
-            let lives = st.core.former_lives();
+        if std::mem::take(&mut st.connections_changed) {
+            let connections = st.core.former_connections();
             drop(st);
-            self.write_lives(&lives);
+            self.write_connection_files(&connections);
             return true;
         }
-        let seen =
-            Seen { now: now.as_nanos(), looks: self.looks.load(Relaxed), epoch: st.lead_epoch };
-        let waited = seen.epoch != memory.epoch;
-        st.lead = memory.judge(st.lead, seen);
-        let watching = st.lead == Lead::Helper;
-        if st.lead != Lead::App {
+        let activity = ThreadActivity {
+            now: now.as_nanos(),
+            polls: self.polls.load(Relaxed),
+            epoch: st.lead_epoch,
+        };
+        let waited = activity.epoch != state.epoch;
+        st.lead = state.choose_leader(st.lead, activity);
+        let watching = st.lead == Leader::Helper;
+        if st.lead != Leader::Application {
             st.sleeping = None;
         }
         let timer = st.core.poll_timeout();
@@ -111,33 +115,35 @@ impl Shared {
             self.run_timers();
             return true;
         }
-        if watching && now.as_nanos() < memory.spin_end {
+        if watching && now.as_nanos() < state.spin_end {
             drop(st);
-            self.look(memory);
+            self.pump_and_flush(state);
             return true;
         }
         let limit = if watching {
-            memory.tick_ns = TICK_NS;
+            state.tick_ns = TICK_NS;
             let until = timer.map_or(u64::MAX, |at| at.as_nanos());
             st.sleeping = Some(until);
             // A thread that takes the lead and leaves it again has to wake this one.
-            st.helper_looks_at = until;
+            st.helper_polls_at = until;
             timer.map(|at| at.saturating_since(now))
         } else {
-            memory.tick_ns = match st.lead {
-                Lead::App if !waited => (memory.tick_ns * 2).clamp(TICK_NS, TICK_WAITING_NS),
-                _ => (memory.tick_ns * 2).clamp(TICK_NS, TICK_ACTIVE_NS),
+            state.tick_ns = match st.lead {
+                Leader::Application if !waited => {
+                    (state.tick_ns * 2).clamp(TICK_NS, TICK_WAITING_NS)
+                }
+                _ => (state.tick_ns * 2).clamp(TICK_NS, TICK_ACTIVE_NS),
             };
             let due = timer
                 .filter(|_| asleep)
                 .map_or(u64::MAX, |at| at.as_nanos().saturating_sub(now.as_nanos()));
-            let tick = memory.tick_ns.min(due);
-            st.helper_looks_at = now.as_nanos() + tick;
+            let tick = state.tick_ns.min(due);
+            st.helper_polls_at = now.as_nanos() + tick;
             Some(Duration::from_nanos(tick))
         };
         drop(st);
         if asleep {
-            self.flush_rest();
+            self.flush_unsent();
         }
         let limit = if self.capture.is_some() {
             self.flush_capture();
@@ -147,19 +153,19 @@ impl Shared {
         };
         if self.sleep(&self.helper_kick, watching, limit) {
             let mut st = self.lock();
-            if st.lead == Lead::Helper {
+            if st.lead == Leader::Helper {
                 st.sleeping = None;
                 drop(st);
-                self.look(memory);
+                self.pump_and_flush(state);
             }
         }
         true
     }
 
     /// Replaces the file of connections [CM-53].
-    pub(crate) fn write_lives(&self, lives: &[FormerLife]) {
-        if let Some(file) = &self.lives
-            && let Err(error) = file.write(lives)
+    pub(crate) fn write_connection_files(&self, connections: &[FormerConnection]) {
+        if let Some(files) = &self.connection_files
+            && let Err(error) = files.write(connections)
         {
             let what = "writing the file of connections".to_owned();
             self.fault(None, Error::System { what, errno: bowline_base::Errno::of(&error) });
@@ -167,14 +173,14 @@ impl Shared {
     }
 
     /// Looks at the network once, and goes on for a while when that pays.
-    fn look(&self, memory: &mut Memory) {
+    fn pump_and_flush(&self, state: &mut HelperState) {
         let came = self.pump();
-        self.flush_rest();
+        self.flush_unsent();
         match came {
-            Came::Nothing => core::hint::spin_loop(),
-            Came::ToAnother => memory.elsewhere = true,
-            Came::Something => {
-                memory.spin_end = clock::now().as_nanos() + self.spin_ns.min(SPIN_MAX_NS);
+            PumpResult::Nothing => core::hint::spin_loop(),
+            PumpResult::Busy => state.pump_was_busy = true,
+            PumpResult::Received => {
+                state.spin_end = clock::now().as_nanos() + self.spin_ns.min(SPIN_MAX_NS);
             }
         }
     }
@@ -186,43 +192,71 @@ mod tests {
 
     const HALF: u64 = TICK_NS / 2;
 
-    fn seen(now: u64, looks: u64, epoch: u64) -> Seen {
-        Seen { now, looks, epoch }
+    fn activity(now: u64, polls: u64, epoch: u64) -> ThreadActivity {
+        ThreadActivity { now, polls, epoch }
     }
 
     #[test]
     fn a_thread_that_polls_now_and_then_keeps_the_network() {
-        let mut memory = Memory::default();
-        let mut lead = memory.judge(Lead::Nobody, seen(HALF, 1, 0));
+        let mut state = HelperState::default();
+        let mut lead = state.choose_leader(Leader::Nobody, activity(HALF, 1, 0));
         // Called far more often than the other thread, which shares a processor, can look.
         for at in 1..100 {
             let now = HALF + at * HALF / 10;
-            lead = memory.judge(lead, seen(now, 1 + at / 9, 0));
-            assert_eq!(lead, Lead::Nobody, "{at}");
+            lead = state.choose_leader(lead, activity(now, 1 + at / 9, 0));
+            assert_eq!(lead, Leader::Nobody, "{at}");
         }
     }
 
     #[test]
     fn nobody_who_looks_leaves_the_network_to_the_background_thread() {
-        let mut memory = Memory::default();
-        assert_eq!(memory.judge(Lead::Nobody, seen(HALF, 1, 0)), Lead::Nobody);
-        assert_eq!(memory.judge(Lead::Nobody, seen(2 * HALF - 1, 1, 0)), Lead::Nobody);
-        assert_eq!(memory.judge(Lead::Nobody, seen(2 * HALF, 1, 0)), Lead::Helper);
-        assert_eq!(memory.judge(Lead::Helper, seen(2 * HALF + 1, 1, 0)), Lead::Helper);
+        let mut state = HelperState::default();
+        assert_eq!(state.choose_leader(Leader::Nobody, activity(HALF, 1, 0)), Leader::Nobody);
+        assert_eq!(
+            state.choose_leader(Leader::Nobody, activity(2 * HALF - 1, 1, 0)),
+            Leader::Nobody
+        );
+        assert_eq!(state.choose_leader(Leader::Nobody, activity(2 * HALF, 1, 0)), Leader::Helper);
+        assert_eq!(
+            state.choose_leader(Leader::Helper, activity(2 * HALF + 1, 1, 0)),
+            Leader::Helper
+        );
         // Until somebody looks or waits again.
-        assert_eq!(memory.judge(Lead::Helper, seen(2 * HALF + 2, 2, 0)), Lead::Nobody);
-        assert_eq!(memory.judge(Lead::Nobody, seen(3 * HALF + 1, 2, 0)), Lead::Nobody);
-        assert_eq!(memory.judge(Lead::Nobody, seen(3 * HALF + 2, 2, 0)), Lead::Helper);
-        assert_eq!(memory.judge(Lead::Helper, seen(3 * HALF + 3, 2, 1)), Lead::Nobody);
-        assert_eq!(memory.judge(Lead::App, seen(9 * HALF, 2, 1)), Lead::App, "it waits still");
+        assert_eq!(
+            state.choose_leader(Leader::Helper, activity(2 * HALF + 2, 2, 0)),
+            Leader::Nobody
+        );
+        assert_eq!(
+            state.choose_leader(Leader::Nobody, activity(3 * HALF + 1, 2, 0)),
+            Leader::Nobody
+        );
+        assert_eq!(
+            state.choose_leader(Leader::Nobody, activity(3 * HALF + 2, 2, 0)),
+            Leader::Helper
+        );
+        assert_eq!(
+            state.choose_leader(Leader::Helper, activity(3 * HALF + 3, 2, 1)),
+            Leader::Nobody
+        );
+        assert_eq!(
+            state.choose_leader(Leader::Application, activity(9 * HALF, 2, 1)),
+            Leader::Application,
+            "it waits still"
+        );
     }
 
     #[test]
     fn a_thread_that_was_met_at_the_network_counts_once() {
         for looks in [0, 1] {
-            let mut memory = Memory { elsewhere: true, ..Memory::default() };
-            assert_eq!(memory.judge(Lead::Helper, seen(HALF, looks, 0)), Lead::Nobody);
-            assert_eq!(memory.judge(Lead::Nobody, seen(2 * HALF, looks, 0)), Lead::Helper);
+            let mut state = HelperState { pump_was_busy: true, ..HelperState::default() };
+            assert_eq!(
+                state.choose_leader(Leader::Helper, activity(HALF, looks, 0)),
+                Leader::Nobody
+            );
+            assert_eq!(
+                state.choose_leader(Leader::Nobody, activity(2 * HALF, looks, 0)),
+                Leader::Helper
+            );
         }
     }
 }

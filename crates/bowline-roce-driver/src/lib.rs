@@ -22,11 +22,11 @@
 
 mod capture;
 mod config;
+mod connection_files;
 mod device;
 mod fault;
 mod helper;
 mod identity;
-mod lives;
 mod loss;
 mod receive;
 mod send;
@@ -41,7 +41,7 @@ mod wait;
 
 pub use bowline_roce::InUse;
 pub use bowline_wire::roce::IcrcPolicy;
-pub use config::{FormerLives, PollMode, SoftConfig};
+pub use config::{FormerConnections, PollMode, SoftConfig};
 pub use device::SoftDevice;
 pub use stats::DriverStats;
 pub use udp::ROCE_PORT;

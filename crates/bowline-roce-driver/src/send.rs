@@ -22,13 +22,13 @@ const SEND_PATIENCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
 
 /// So many packets are answered together with what the program sends next, if that comes soon: an
 /// acknowledgement that goes alone costs each side a call. rxe sends 128 without one.
-const FEW_PACKETS: u64 = 96;
+const UNANSWERED_MAX: u64 = 96;
 
 /// Bytes of a burst that is sent in less time than anybody counts.
-const SHORT: usize = 4 << 10;
+const CLOCK_BYTES_MIN: usize = 4 << 10;
 
 /// Bursts are gathered until they are so many bytes.
-const GATHERED: usize = 32 << 10;
+const GATHER_BYTES: usize = 32 << 10;
 
 /// Longer than a few round trips between threads that look without sleeping, on a slow machine.
 const ACK_DELAY: Duration = Duration::from_micros(100);
@@ -54,8 +54,8 @@ impl Shared {
 
     /// Tells whether acknowledging what has come can wait for what the program does with it: no
     /// peer runs out of window, and the background thread sees to it if the program does not go on.
-    pub(crate) fn may_acks_wait(&self, st: &State, now: Instant) -> bool {
-        self.unanswered.load(Ordering::Relaxed) <= FEW_PACKETS && st.is_helper_about(now)
+    pub(crate) fn may_defer_acks(&self, st: &State, now: Instant) -> bool {
+        self.unanswered.load(Ordering::Relaxed) <= UNANSWERED_MAX && st.helper_polls_soon(now)
     }
 
     /// Sends all acknowledgements that wait, also those that another thread is about to send: when
@@ -66,11 +66,11 @@ impl Shared {
         let mut tx = self.tx.lock().unwrap_or_else(PoisonError::into_inner);
         self.send_marked(now, &mut tx.bursts);
         drop(tx);
-        self.flush_rest();
+        self.flush_unsent();
     }
 
     /// Sends what was held back, if there is anything.
-    pub(crate) fn flush_rest(&self) {
+    pub(crate) fn flush_unsent(&self) {
         if self.unsent.load(Ordering::SeqCst) {
             self.flush(clock::now());
         }
@@ -87,13 +87,13 @@ impl Shared {
 
     /// The same, but for the acknowledgements that the core has set aside: they are held back,
     /// unless another thread has something to send, too.
-    pub(crate) fn flush_but_acks(&self, now: Instant) {
+    pub(crate) fn flush_except_deferred_acks(&self, now: Instant) {
         if let Some(mut tx) = self.try_tx() {
             self.unsent.store(false, Ordering::SeqCst);
-            let held = self.send_all(now, true, &mut tx.bursts);
+            let acks_deferred = self.send_all(now, true, &mut tx.bursts);
             drop(tx);
             if !self.unsent.load(Ordering::SeqCst) {
-                if held {
+                if acks_deferred {
                     self.mark_unsent();
                 }
                 return;
@@ -129,19 +129,19 @@ impl Shared {
         }
     }
 
-    /// Sends what there is. `hold`: acknowledgements set aside stay while no other thread marks
+    /// Sends what there is. `defer_acks`: acknowledgements set aside stay while no other thread marks
     /// that there is something to send; returns whether some did to the end.
-    fn send_all(&self, mut now: Instant, hold: bool, bursts: &mut Vec<Burst>) -> bool {
+    fn send_all(&self, mut now: Instant, defer_acks: bool, bursts: &mut Vec<Burst>) -> bool {
         loop {
             let mut st = self.lock();
-            if !hold || self.unsent.load(Ordering::SeqCst) {
-                st.core.take_acks_back();
+            if !defer_acks || self.unsent.load(Ordering::SeqCst) {
+                st.core.resume_acks();
             }
             let delay = self.ack_delay(&st);
             st.core.set_ack_delay(delay);
             let (mut count, mut bytes) = (0, 0);
             // Small ones are gathered: sizes that do not fit each other make many of them.
-            while count < sys::SENDS && bytes < GATHERED {
+            while count < sys::SENDS && bytes < GATHER_BYTES {
                 if count == bursts.len() {
                     bursts.push(Burst::new());
                 }
@@ -153,12 +153,12 @@ impl Shared {
             }
             if count == 0 {
                 self.settle(&mut st);
-                return st.core.take_acks_back();
+                return st.core.resume_acks();
             }
             drop(st);
             self.send_gathered(&bursts[..count]);
             // Short ones take no time worth telling.
-            if bytes > SHORT {
+            if bytes > CLOCK_BYTES_MIN {
                 now = clock::now();
             }
         }

@@ -20,8 +20,8 @@ use rustix::io::Errno;
 
 use crate::capture::Capture;
 use crate::config::PollMode;
+use crate::connection_files::ConnectionFiles;
 use crate::fault::Faults;
-use crate::lives::Lives;
 use crate::loss::{Cuts, Loss};
 use crate::receive::Rx;
 use crate::stats::Stats;
@@ -30,15 +30,15 @@ use crate::udp::Endpoint;
 /// Asynchronous events kept for a program that does not ask for them; the oldest is forgotten.
 const ASYNC_EVENTS_MAX: usize = 1024;
 /// A waiting thread that leaves tells the background thread when that would look later than this.
-const LOOKS_SOON_NS: u64 = 5_000_000;
+const HELPER_POLLS_SOON_NS: u64 = 5_000_000;
 
 /// Who reads the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Lead {
+pub(crate) enum Leader {
     /// Nobody for certain; a thread that polls does.
     Nobody,
     /// A thread that waits for completions.
-    App,
+    Application,
     /// The background thread.
     Helper,
 }
@@ -50,7 +50,7 @@ pub(crate) struct State {
     pub(crate) cm_events: VecDeque<CmEvent>,
     pub(crate) async_events: VecDeque<AsyncEvent>,
     pub(crate) stop: bool,
-    pub(crate) lead: Lead,
+    pub(crate) lead: Leader,
     /// Times a waiting thread has taken the lead.
     pub(crate) lead_epoch: u64,
     /// The leader sleeps until then (nanoseconds; `u64::MAX`: until called).
@@ -60,11 +60,11 @@ pub(crate) struct State {
     /// Threads that wait for events.
     pub(crate) listeners: usize,
     /// When the background thread looks next.
-    pub(crate) helper_looks_at: u64,
+    pub(crate) helper_polls_at: u64,
     /// What is wrong with the settings or the network.
     pub(crate) faults: Faults,
     /// The file of connections is not right any more.
-    pub(crate) lives_changed: bool,
+    pub(crate) connections_changed: bool,
 }
 
 /// What sending needs besides the socket.
@@ -81,7 +81,7 @@ pub(crate) struct Shared {
     pub(crate) stats: Stats,
     pub(crate) spin_ns: u64,
     pub(crate) capture: Option<Mutex<Capture>>,
-    pub(crate) lives: Option<Lives>,
+    pub(crate) connection_files: Option<ConnectionFiles>,
     state: Mutex<State>,
     pub(crate) loss: Option<Loss>,
     pub(crate) cuts: Cuts,
@@ -92,9 +92,9 @@ pub(crate) struct Shared {
     /// Packets taken in since everything was last sent.
     pub(crate) unanswered: AtomicU64,
     /// Times an application thread has looked at the network without waiting.
-    pub(crate) looks: AtomicU64,
+    pub(crate) polls: AtomicU64,
     /// How many of them, up to now, have found nothing.
-    pub(crate) vain_looks: AtomicU32,
+    pub(crate) empty_polls: AtomicU32,
     /// Wakes threads that wait for completions.
     pub(crate) completions: Condvar,
     /// Wakes threads that wait for events.
@@ -107,7 +107,7 @@ pub(crate) struct Shared {
 
 /// Tells whether the machine has one processor only: who looks there keeps from running whoever it
 /// waits for. One processor for this process says nothing: its peers may have others.
-fn is_alone() -> bool {
+fn has_one_processor() -> bool {
     match std::fs::read_to_string("/sys/devices/system/cpu/online") {
         Ok(list) => list.trim().parse::<u32>().is_ok(), // else a range or a list
         Err(_) => std::thread::available_parallelism().is_ok_and(|n| n.get() == 1),
@@ -135,8 +135,8 @@ impl State {
     }
 
     /// Tells whether the background thread looks before a peer gets impatient.
-    pub(crate) const fn is_helper_about(&self, now: Instant) -> bool {
-        self.helper_looks_at <= now.as_nanos().saturating_add(LOOKS_SOON_NS)
+    pub(crate) const fn helper_polls_soon(&self, now: Instant) -> bool {
+        self.helper_polls_at <= now.as_nanos().saturating_add(HELPER_POLLS_SOON_NS)
     }
 }
 
@@ -145,13 +145,15 @@ impl Shared {
         core: Core,
         endpoints: Vec<Endpoint>,
         capture: Option<Capture>,
-        lives: Option<Lives>,
+        connection_files: Option<ConnectionFiles>,
         loss: Option<Loss>,
         poll: PollMode,
         spin: Duration,
     ) -> Result<Self, Errno> {
         let spin_ns = match poll {
-            PollMode::Adaptive if !is_alone() => u64::try_from(spin.as_nanos()).unwrap_or(u64::MAX),
+            PollMode::Adaptive if !has_one_processor() => {
+                u64::try_from(spin.as_nanos()).unwrap_or(u64::MAX)
+            }
             PollMode::Adaptive | PollMode::Sleep => 0,
             PollMode::Spin => u64::MAX,
         };
@@ -160,14 +162,14 @@ impl Shared {
             cm_events: VecDeque::new(),
             async_events: VecDeque::new(),
             stop: false,
-            lead: Lead::Nobody,
+            lead: Leader::Nobody,
             lead_epoch: 0,
             sleeping: None,
             followers: 0,
             listeners: 0,
-            helper_looks_at: 0,
+            helper_polls_at: 0,
             faults: Faults::default(),
-            lives_changed: false,
+            connections_changed: false,
         };
         Ok(Self {
             rx: Mutex::new(Rx::new(endpoints.len())),
@@ -175,15 +177,15 @@ impl Shared {
             stats: Stats::default(),
             spin_ns,
             capture: capture.map(Mutex::new),
-            lives,
+            connection_files,
             loss,
             cuts: Cuts::default(),
             state: Mutex::new(state),
             tx: Mutex::new(Tx::default()),
             unsent: AtomicBool::new(false),
             unanswered: AtomicU64::new(0),
-            looks: AtomicU64::new(0),
-            vain_looks: AtomicU32::new(0),
+            polls: AtomicU64::new(0),
+            empty_polls: AtomicU32::new(0),
             completions: Condvar::new(),
             events: Condvar::new(),
             leader_kick: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
@@ -222,8 +224,8 @@ impl Shared {
                 Event::Cm(event) => {
                     st.queue_cm_event(event);
                     events = true;
-                    if self.lives.is_some() && !st.lives_changed {
-                        st.lives_changed = true;
+                    if self.connection_files.is_some() && !st.connections_changed {
+                        st.connections_changed = true;
                         self.signal(&self.helper_kick);
                     }
                 }
@@ -250,8 +252,8 @@ impl Shared {
         };
         let earlier = st.core.poll_timeout().is_some_and(|at| at.as_nanos() < until);
         match st.lead {
-            Lead::App if completions || earlier => self.wake_leader(st),
-            Lead::Helper if earlier => {
+            Leader::Application if completions || earlier => self.wake_leader(st),
+            Leader::Helper if earlier => {
                 st.sleeping = None;
                 self.signal(&self.helper_kick);
             }
@@ -266,13 +268,13 @@ impl Shared {
 
     /// Gives up the lead, to another thread that waits or to the background thread.
     pub(crate) fn leave_lead(&self, st: &mut State, now: Instant) {
-        st.lead = Lead::Nobody;
+        st.lead = Leader::Nobody;
         st.sleeping = None;
         if st.followers > 0 {
             self.stats.hand_overs.inc();
             self.completions.notify_one();
-        } else if !st.is_helper_about(now) {
-            st.helper_looks_at = now.as_nanos();
+        } else if !st.helper_polls_soon(now) {
+            st.helper_polls_at = now.as_nanos();
             self.signal(&self.helper_kick);
         }
     }

@@ -6,7 +6,7 @@ use std::mem::{offset_of, size_of};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-use bowline_roce::{LANDING_GAP, LANDING_HEAD, LANDING_PACKETS_MAX, Landing};
+use bowline_roce::{DirectPlacement, PLACEMENT_GAP, PLACEMENT_HEAD, PLACEMENT_PACKETS_MAX};
 use rustix::io::Errno;
 
 /// Bytes a datagram buffer has: no datagram, and no run of merged ones, is longer.
@@ -353,8 +353,8 @@ impl Inbox {
         }
     }
 
-    /// What [`receive_landing`] has received aside, and more.
-    pub(crate) fn aside(&self) -> &[u8] {
+    /// What [`receive_in_place`] has received aside, and more.
+    pub(crate) fn framing(&self) -> &[u8] {
         self.bytes.get(..SLOT).unwrap_or_default()
     }
 
@@ -399,38 +399,38 @@ pub(crate) fn receive_one(fd: BorrowedFd<'_>, inbox: &mut Inbox) -> Result<usize
 }
 
 /// Receives one buffer without waiting, the only one of a batch: the payloads of its packets go
-/// where `landing` says, all else aside into the inbox. Returns how many bytes came, and `None`
+/// where `placement` says, all else aside into the inbox. Returns how many bytes came, and `None`
 /// beside that for what came from no address.
 #[allow(unsafe_code)]
-pub(crate) fn receive_landing(
+pub(crate) fn receive_in_place(
     fd: BorrowedFd<'_>,
     inbox: &mut Inbox,
-    landing: &Landing,
+    placement: &DirectPlacement,
 ) -> Result<(usize, Option<Arrival>), Errno> {
     inbox.arrivals.clear();
     let mut name = Name([0; NAME]);
     let mut control = Control::new();
     let empty = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
-    let mut pieces = [empty; 2 * LANDING_PACKETS_MAX + 1];
-    let Some(mut aside) = inbox.bytes.get_mut(..SLOT) else { return Err(Errno::NOBUFS) };
-    let mut gap = LANDING_HEAD;
+    let mut pieces = [empty; 2 * PLACEMENT_PACKETS_MAX + 1];
+    let Some(mut framing) = inbox.bytes.get_mut(..SLOT) else { return Err(Errno::NOBUFS) };
+    let mut gap = PLACEMENT_HEAD;
     let mut used = 0;
-    for k in 0..landing.packets().min(LANDING_PACKETS_MAX) {
-        let (now, rest) = aside.split_at_mut(gap);
-        let at = landing.place.offset + k * landing.payload;
-        let place = landing.place.buffer.raw(at, landing.payload);
+    for k in 0..placement.packets().min(PLACEMENT_PACKETS_MAX) {
+        let (now, rest) = framing.split_at_mut(gap);
+        let at = placement.place.offset + k * placement.payload;
+        let place = placement.place.buffer.raw(at, placement.payload);
         pieces[used] = libc::iovec { iov_base: now.as_mut_ptr().cast(), iov_len: gap };
-        pieces[used + 1] = libc::iovec { iov_base: place.cast(), iov_len: landing.payload };
+        pieces[used + 1] = libc::iovec { iov_base: place.cast(), iov_len: placement.payload };
         used += 2;
-        (aside, gap) = (rest, LANDING_GAP);
+        (framing, gap) = (rest, PLACEMENT_GAP);
     }
-    pieces[used] = libc::iovec { iov_base: aside.as_mut_ptr().cast(), iov_len: aside.len() };
+    pieces[used] = libc::iovec { iov_base: framing.as_mut_ptr().cast(), iov_len: framing.len() };
     // SAFETY: the structure is numbers and pointers, for which all zeroes are a value.
     let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
     fill_header(&mut header, &mut name, &mut control, &mut pieces[..=used]);
     // SAFETY: the message points to a name, a control area and elements, of the lengths given, all
     // of which live until the call returns. The elements are parts of the inbox, none twice, and of
-    // a buffer, whose memory lives as long as `landing` and is reached by raw copies only, as if a
+    // a buffer, whose memory lives as long as `placement` and is reached by raw copies only, as if a
     // device wrote it.
     let len = unsafe { libc::recvmsg(fd.as_raw_fd(), &raw mut header, libc::MSG_DONTWAIT) };
     let Ok(len) = usize::try_from(len) else {

@@ -9,7 +9,7 @@
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use bowline_roce::{Burst, Landing};
+use bowline_roce::{Burst, DirectPlacement};
 use bowline_verbs::Error;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, ipproto, socket_with};
@@ -131,14 +131,14 @@ impl Endpoint {
         sys::receive_more(self.fd.as_fd(), inbox, most)
     }
 
-    /// Receives what came first, payloads where `landing` says, and all else aside into `inbox`;
+    /// Receives what came first, payloads where `placement` says, and all else aside into `inbox`;
     /// returns how many bytes came, and `None` beside that for what came from no address.
-    pub(crate) fn receive_landing(
+    pub(crate) fn receive_in_place(
         &self,
         inbox: &mut Inbox,
-        landing: &Landing,
+        placement: &DirectPlacement,
     ) -> Result<(usize, Option<Arrival>), Errno> {
-        sys::receive_landing(self.fd.as_fd(), inbox, landing)
+        sys::receive_in_place(self.fd.as_fd(), inbox, placement)
     }
 
     /// Receives what there is into `inbox` in the same way.

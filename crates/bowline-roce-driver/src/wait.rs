@@ -24,17 +24,17 @@ use bowline_verbs::Error;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
 
-use crate::receive::Came;
-use crate::shared::{Lead, Shared, State};
+use crate::receive::PumpResult;
+use crate::shared::{Leader, Shared, State};
 
 /// Descriptors a thread sleeps on without allocating.
 const FEW_FDS: usize = 9;
 /// A timer that is as far away may be seen to by the background thread, some milliseconds late.
-const OTHERS_TIMER: Duration = Duration::from_millis(4);
+const HELPER_TIMER_MIN: Duration = Duration::from_millis(4);
 
 /// What a thread waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum What {
+pub(crate) enum WaitFor {
     Completion,
     Event,
 }
@@ -54,7 +54,7 @@ impl Shared {
     /// [`Error::TimedOut`], [`Error::Closed`], those of `attempt`.
     pub(crate) fn wait<T>(
         &self,
-        what: What,
+        what: WaitFor,
         limit: Option<Duration>,
         mut attempt: impl FnMut(&mut State) -> Result<Option<T>, Error>,
     ) -> Result<T, Error> {
@@ -66,7 +66,7 @@ impl Shared {
         let mut spin_end = start.as_nanos().saturating_add(self.spin_ns);
         // Whoever is to sleep at once notices what has arrived when it tries to.
         let sleeps = self.spin_ns == 0 && limit.is_none_or(|limit| !limit.is_zero());
-        let mut looked = what == What::Event || sleeps;
+        let mut looked = what == WaitFor::Event || sleeps;
         loop {
             let mut st = self.lock();
             let now = clock::now();
@@ -80,18 +80,18 @@ impl Shared {
             self.settle(&mut st);
             if let Some(outcome) = outcome {
                 // A follower may have been called to lead just when it had what it wants.
-                if leading || (followed && st.lead == Lead::Nobody) {
+                if leading || (followed && st.lead == Leader::Nobody) {
                     self.leave_lead(&mut st, now);
                 }
                 return outcome;
             }
             if !leading {
-                if what == What::Event || st.lead == Lead::App {
+                if what == WaitFor::Event || st.lead == Leader::Application {
                     self.follow(st, what, now, deadline);
-                    followed = what == What::Completion;
+                    followed = what == WaitFor::Completion;
                     continue;
                 }
-                st.lead = Lead::App;
+                st.lead = Leader::Application;
                 st.lead_epoch += 1;
                 leading = true;
             }
@@ -114,9 +114,9 @@ impl Shared {
                 drop(st);
                 looked = true;
                 match self.pump() {
-                    Came::Nothing => core::hint::spin_loop(),
-                    Came::ToAnother => std::thread::yield_now(),
-                    Came::Something => {
+                    PumpResult::Nothing => core::hint::spin_loop(),
+                    PumpResult::Busy => std::thread::yield_now(),
+                    PumpResult::Received => {
                         spin_end = clock::now().as_nanos().saturating_add(self.spin_ns);
                     }
                 }
@@ -125,16 +125,16 @@ impl Shared {
             let until = [timer, deadline].into_iter().flatten().min();
             st.sleeping = Some(until.map_or(u64::MAX, Instant::as_nanos));
             // A sleep without a limit is cheaper, and the background thread sees to the timer too.
-            let others = st.is_helper_about(now)
-                && timer.is_some_and(|at| at >= now + OTHERS_TIMER)
-                && deadline.is_none_or(|at| at >= now + OTHERS_TIMER);
+            let helper_runs_timer = st.helper_polls_soon(now)
+                && timer.is_some_and(|at| at >= now + HELPER_TIMER_MIN)
+                && deadline.is_none_or(|at| at >= now + HELPER_TIMER_MIN);
             drop(st);
-            let until = if others { deadline } else { until };
+            let until = if helper_runs_timer { deadline } else { until };
             let limit = until.map(|at| at.saturating_since(now));
             let arrived = self.sleep(&self.leader_kick, true, limit);
             self.lock().sleeping = None;
             if arrived {
-                if self.pump() == Came::ToAnother {
+                if self.pump() == PumpResult::Busy {
                     std::thread::yield_now();
                 }
                 spin_end = clock::now().as_nanos().saturating_add(self.spin_ns);
@@ -146,16 +146,16 @@ impl Shared {
     fn follow(
         &self,
         mut st: MutexGuard<'_, State>,
-        what: What,
+        what: WaitFor,
         now: Instant,
         deadline: Option<Instant>,
     ) {
         let condition = match what {
-            What::Completion => {
+            WaitFor::Completion => {
                 st.followers += 1;
                 &self.completions
             }
-            What::Event => {
+            WaitFor::Event => {
                 st.listeners += 1;
                 &self.events
             }
@@ -169,8 +169,8 @@ impl Shared {
             }
         };
         match what {
-            What::Completion => st.followers -= 1,
-            What::Event => st.listeners -= 1,
+            WaitFor::Completion => st.followers -= 1,
+            WaitFor::Event => st.listeners -= 1,
         }
     }
 

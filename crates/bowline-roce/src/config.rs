@@ -97,7 +97,8 @@ pub struct Limits {
     /// Reads and atomics of a queue pair at once, in either direction [QP-5].
     pub rd_atomic: u8,
     /// Bytes kept of packets that came after a gap, of all queue pairs together; 0: none are kept.
-    pub held: usize,
+    #[doc(alias = "held")]
+    pub reorder_bytes: usize,
 }
 
 impl Default for Limits {
@@ -113,7 +114,7 @@ impl Default for Limits {
             sges: 256,
             inline: 4096,
             rd_atomic: 128,
-            held: 64 << 20,
+            reorder_bytes: 64 << 20,
         }
     }
 }

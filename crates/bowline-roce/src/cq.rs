@@ -41,7 +41,7 @@ struct Cq {
 
 /// A completion on its way to its queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Done {
+pub(crate) struct PendingCompletion {
     pub(crate) cq: CqId,
     pub(crate) completion: Completion,
     /// It wakes who waits for solicited ones [RSP-20].

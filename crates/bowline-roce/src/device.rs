@@ -13,8 +13,8 @@
 //! alone.
 
 mod cm;
+mod direct_placement;
 mod gsi;
-mod landing;
 mod rx;
 mod shared;
 mod tx;
@@ -27,8 +27,9 @@ use std::time::Duration;
 use bowline_verbs::{AsyncEvent, CmEvent, CqId, DeviceAttr, QpState, Qpn};
 use bowline_wire::roce::{IcrcChecker, Opcode};
 
-pub use self::landing::{
-    Amid, LANDING_GAP, LANDING_HEAD, LANDING_PACKETS_MAX, Landed, Landing, Run,
+pub use self::direct_placement::{
+    DirectPlacement, GroBuffer, OpenMessage, PLACEMENT_GAP, PLACEMENT_HEAD, PLACEMENT_PACKETS_MAX,
+    PlacementOutcome,
 };
 pub use self::usage::InUse;
 
@@ -76,14 +77,14 @@ pub struct Device {
     /// Numbers of queue pairs that are gone: not given again soon [QP-6].
     retired: VecDeque<u32>,
     gsi: Gsi,
-    cm: cm::Glue,
+    cm: cm::CmState,
     /// A packet made for a burst that had no room for it, without ICRC, and whose it is.
     carry: Vec<u8>,
-    carry_of: Option<Qpn>,
+    carry_qpn: Option<Qpn>,
     /// The queue pair and the opcode of the last packet that was no acknowledgement.
-    last: Option<(Qpn, Opcode)>,
+    last_packet: Option<(Qpn, Opcode)>,
     /// What was received where something else was expected, put together.
-    stray: Vec<u8>,
+    reassembly: Vec<u8>,
 }
 
 impl Device {
@@ -101,11 +102,11 @@ impl Device {
             icrc: IcrcChecker::new(config.icrc),
             retired: VecDeque::new(),
             gsi: Gsi::default(),
-            cm: cm::Glue::new(&config, &mut rng),
+            cm: cm::CmState::new(&config, &mut rng),
             carry: Vec::new(),
-            carry_of: None,
-            last: None,
-            stray: Vec::new(),
+            carry_qpn: None,
+            last_packet: None,
+            reassembly: Vec::new(),
             rng,
             shared: Shared::new(config),
         }
@@ -158,11 +159,11 @@ impl Device {
     /// lost.
     pub fn release_acks(&mut self, now: Instant) {
         for qp in self.qps.values_mut() {
-            if qp.late_ack.release() {
+            if qp.delayed_ack.release() {
                 self.shared.settle(now, qp, true);
             }
         }
-        self.take_acks_back();
+        self.resume_acks();
     }
 
     /// What has been counted.

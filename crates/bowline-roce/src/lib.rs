@@ -42,11 +42,11 @@ mod cm;
 mod config;
 mod counters;
 mod cq;
+mod delayed_ack;
 mod device;
-mod lateack;
+mod gso_loss;
 mod mr;
 mod mw;
-mod paths;
 mod qp;
 mod rc;
 mod recvq;
@@ -58,10 +58,10 @@ mod udsend;
 
 pub use bowline_base::Instant;
 pub use burst::{BURST_BYTES_MAX, BURST_SEGMENTS_MAX, Burst, burst_payload};
-pub use cm::{CmConfig, FormerLife};
+pub use cm::{CmConfig, FormerConnection};
 pub use config::{Config, GiveUp, Limits};
 pub use counters::Counters;
 pub use device::{
-    Amid, Device, Event, IdentHint, InUse, LANDING_GAP, LANDING_HEAD, LANDING_PACKETS_MAX, Landed,
-    Landing, Run,
+    Device, DirectPlacement, Event, GroBuffer, IdentHint, InUse, OpenMessage, PLACEMENT_GAP,
+    PLACEMENT_HEAD, PLACEMENT_PACKETS_MAX, PlacementOutcome,
 };

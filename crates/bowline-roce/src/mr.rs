@@ -7,13 +7,13 @@ use bowline_verbs::{Access, Buffer, Error, MrKeys, PdId, Piece, Qpn};
 use crate::burst::Burst;
 use crate::mw::Window;
 use crate::rng::Rng;
-use crate::table::{NumberMap, Numbered, Spread};
+use crate::table::{DirectMap, NumberMap, Numbered};
 
 /// Indexes are below this: all 24 bits, so that keys are hard to guess, where rxe uses 19 [MR-1].
 const INDEX_END: u32 = 1 << 24;
 
 /// Rights that a withdrawn region does not give: all that lead to a peer.
-const OF_PEERS: Access = Access::LOCAL_WRITE.complement();
+const REMOTE_RIGHTS: Access = Access::LOCAL_WRITE.complement();
 
 /// Why a key does not give what is asked of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,18 +33,18 @@ pub(crate) enum KeyError {
 /// Who uses a key: this side, in a protection domain, or the peer of one of its queue pairs.
 /// Windows are for peers alone.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Who {
+pub(crate) struct KeyUser {
     pd: PdId,
     peer_of: Option<Qpn>,
 }
 
-impl From<PdId> for Who {
+impl From<PdId> for KeyUser {
     fn from(pd: PdId) -> Self {
         Self { pd, peer_of: None }
     }
 }
 
-impl From<(PdId, Qpn)> for Who {
+impl From<(PdId, Qpn)> for KeyUser {
     fn from((pd, qpn): (PdId, Qpn)) -> Self {
         Self { pd, peer_of: Some(qpn) }
     }
@@ -53,7 +53,7 @@ impl From<(PdId, Qpn)> for Who {
 /// All regions and windows of a device, under the upper 24 bits of their keys.
 #[derive(Debug)]
 pub(crate) struct MrTable {
-    regions: Spread<Region>,
+    regions: DirectMap<Region>,
     max: usize,
     pub(crate) windows: NumberMap<Window>,
     pub(crate) max_windows: usize,
@@ -63,9 +63,9 @@ pub(crate) struct MrTable {
 pub(crate) struct Region {
     key: u32,
     /// The key it was registered or made with.
-    name: u32,
-    /// Peers may not use it [`MrTable::withdraw`].
-    shut: bool,
+    registered_key: u32,
+    /// Peers may not use it [`MrTable::suspend_remote`].
+    suspended: bool,
     pd: PdId,
     access: Access,
     iova: u64,
@@ -88,23 +88,33 @@ impl Region {
     /// One without memory or key.
     const fn new(pd: PdId, access: Access, fast: bool) -> Self {
         let (iova, memory, windows) = (0, None, 0);
-        Self { key: 0, name: 0, shut: false, pd, access, iova, memory, fast, windows }
+        Self {
+            key: 0,
+            registered_key: 0,
+            suspended: false,
+            pd,
+            access,
+            iova,
+            memory,
+            fast,
+            windows,
+        }
     }
 
     /// Tells whether the program may mean this region by `key`.
-    const fn is_named(&self, key: u32) -> bool {
-        self.key == key || self.name == key
+    const fn has_key(&self, key: u32) -> bool {
+        self.key == key || self.registered_key == key
     }
 }
 
 #[derive(Debug)]
 enum Memory {
-    One { buffer: Arc<Buffer>, offset: usize, len: usize },
-    Many(Box<Pieces>),
+    Contiguous { buffer: Arc<Buffer>, offset: usize, len: usize },
+    Scattered(Box<ScatterList>),
 }
 
 #[derive(Debug)]
-struct Pieces {
+struct ScatterList {
     pieces: Vec<Piece>,
     /// For each piece, the bytes of it and all before it.
     ends: Vec<u64>,
@@ -123,25 +133,29 @@ impl Memory {
         }
         if let [_] = pieces.as_slice() {
             let piece = pieces.into_iter().next()?;
-            return Some(Self::One { buffer: piece.buffer, offset: piece.offset, len: piece.len });
+            return Some(Self::Contiguous {
+                buffer: piece.buffer,
+                offset: piece.offset,
+                len: piece.len,
+            });
         }
-        Some(Self::Many(Box::new(Pieces { pieces, ends })))
+        Some(Self::Scattered(Box::new(ScatterList { pieces, ends })))
     }
 
     fn len(&self) -> u64 {
         match self {
-            Self::One { len, .. } => *len as u64,
-            Self::Many(pieces) => pieces.ends.last().copied().unwrap_or(0),
+            Self::Contiguous { len, .. } => *len as u64,
+            Self::Scattered(pieces) => pieces.ends.last().copied().unwrap_or(0),
         }
     }
 
     /// Calls `each` with every stretch of `len` bytes from `start`, all of which exist.
     fn for_each(&self, start: u64, len: u64, mut each: impl FnMut(&Arc<Buffer>, usize, usize)) {
         match self {
-            Self::One { buffer, offset, .. } => {
+            Self::Contiguous { buffer, offset, .. } => {
                 each(buffer, offset + start as usize, len as usize);
             }
-            Self::Many(pieces) => {
+            Self::Scattered(pieces) => {
                 let mut at = start;
                 let end = start + len;
                 let mut index = pieces.ends.partition_point(|end| *end <= start);
@@ -166,7 +180,7 @@ impl MrTable {
     pub(crate) fn new(max: usize, max_windows: usize) -> Self {
         let most = INDEX_END as usize / 4;
         Self {
-            regions: Spread::new(),
+            regions: DirectMap::new(),
             max: max.min(most),
             windows: NumberMap::default(),
             max_windows: max_windows.min(most),
@@ -197,7 +211,7 @@ impl MrTable {
         if iova.checked_add(len as u64).is_none() {
             return Err(Error::Invalid("the addresses of the region wrap"));
         }
-        let memory = Memory::One { buffer: Arc::clone(buffer), offset, len };
+        let memory = Memory::Contiguous { buffer: Arc::clone(buffer), offset, len };
         let memory = Some(memory);
         self.insert(rng, Region { iova, memory, ..Region::new(pd, access, false) })
     }
@@ -214,8 +228,8 @@ impl MrTable {
             return Err(Error::Limit("memory regions"));
         }
         self.regions.reserve();
-        region.key = self.free_key(rng, Spread::has_place);
-        region.name = region.key;
+        region.key = self.free_key(rng, DirectMap::has_free_slot);
+        region.registered_key = region.key;
         let keys = MrKeys { lkey: region.key, rkey: region.key };
         self.regions.insert(region);
         Ok(keys)
@@ -226,7 +240,7 @@ impl MrTable {
     pub(crate) fn free_key(
         &self,
         rng: &mut Rng,
-        is_free: impl Fn(&Spread<Region>, u32) -> bool,
+        is_free: impl Fn(&DirectMap<Region>, u32) -> bool,
     ) -> u32 {
         // At most half of the places are taken, and a quarter of the indexes windows': four tries
         // are the average at worst.
@@ -243,7 +257,7 @@ impl MrTable {
     /// without looking the key up again [MR-11].
     pub(crate) fn deregister(&mut self, lkey: u32) -> Result<PdId, Error> {
         match self.regions.get(lkey >> 8) {
-            Some(region) if !region.is_named(lkey) => Err(Error::NoSuch("memory region")),
+            Some(region) if !region.has_key(lkey) => Err(Error::NoSuch("memory region")),
             Some(region) if region.windows > 0 => Err(Error::Busy("the memory region")),
             Some(region) => {
                 let pd = region.pd;
@@ -255,10 +269,10 @@ impl MrTable {
     }
 
     /// Takes regions away from peers; local use goes on. All of them or none.
-    pub(crate) fn withdraw(&mut self, keys: &[u32]) -> Result<(), Error> {
+    pub(crate) fn suspend_remote(&mut self, keys: &[u32]) -> Result<(), Error> {
         for key in keys {
-            let region = self.of_registration(*key)?;
-            if region.shut {
+            let region = self.registered(*key)?;
+            if region.suspended {
                 return Err(Error::Invalid("the memory region is withdrawn already"));
             }
             // A window would still give it to them.
@@ -268,16 +282,16 @@ impl MrTable {
         }
         for key in keys {
             if let Some(region) = self.regions.get_mut(key >> 8) {
-                region.shut = true;
+                region.suspended = true;
             }
         }
         Ok(())
     }
 
     /// Gives withdrawn regions back to peers, under new keys [MR-13]. All of them or none.
-    pub(crate) fn renew(&mut self, keys: &[(u32, u32)]) -> Result<(), Error> {
+    pub(crate) fn rekey(&mut self, keys: &[(u32, u32)]) -> Result<(), Error> {
         for (key, new) in keys {
-            if !self.of_registration(*key)?.shut {
+            if !self.registered(*key)?.suspended {
                 return Err(Error::Invalid("the memory region is not withdrawn"));
             }
             if key >> 8 != new >> 8 || key == new {
@@ -287,14 +301,14 @@ impl MrTable {
         for (_, new) in keys {
             if let Some(region) = self.regions.get_mut(new >> 8) {
                 region.key = *new;
-                region.shut = false;
+                region.suspended = false;
             }
         }
         Ok(())
     }
 
     /// The region that was registered whole, not for fast registration, and has this key now.
-    fn of_registration(&self, key: u32) -> Result<&Region, Error> {
+    fn registered(&self, key: u32) -> Result<&Region, Error> {
         let region = self.regions.get(key >> 8);
         let found = region.filter(|region| region.key == key && !region.fast);
         found.ok_or(Error::NoSuch("memory region"))
@@ -306,12 +320,12 @@ impl MrTable {
     }
 
     /// Regions for fast registration that are not free.
-    pub(crate) fn bound(&self) -> usize {
+    pub(crate) fn bound_count(&self) -> usize {
         self.regions.values().filter(|region| region.fast && region.memory.is_some()).count()
     }
 
     /// Tells whether a region or window of this protection domain is left.
-    pub(crate) fn uses(&self, pd: PdId) -> bool {
+    pub(crate) fn uses_pd(&self, pd: PdId) -> bool {
         self.regions.values().any(|region| region.pd == pd)
             || self.windows.values().any(|window| window.pd() == pd)
     }
@@ -346,8 +360,8 @@ impl MrTable {
         let memory = Memory::new(pieces).ok_or(KeyError::OutOfRange)?;
         iova.checked_add(memory.len()).ok_or(KeyError::OutOfRange)?;
         let memory = Some(memory);
-        let name = region.name;
-        *region = Region { key, name, iova, memory, ..Region::new(pd, access, true) };
+        let registered_key = region.registered_key;
+        *region = Region { key, registered_key, iova, memory, ..Region::new(pd, access, true) };
         Ok(())
     }
 
@@ -373,7 +387,7 @@ impl MrTable {
     /// The same for the peer [REQ-17], [RSP-18], of regions that peers may use at all.
     pub(crate) fn invalidate_remote(
         &mut self,
-        whose: (PdId, Qpn),
+        user: (PdId, Qpn),
         key: u32,
     ) -> Result<(), KeyError> {
         let remote = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
@@ -381,7 +395,7 @@ impl MrTable {
         if region.is_some_and(|region| !region.access.intersects(remote)) {
             return Err(KeyError::NoAccess);
         }
-        self.invalidate(whose, key)
+        self.invalidate(user, key)
     }
 
     /// Checks that the peer of a queue pair has these rights to all of the key's memory; windows do
@@ -392,7 +406,7 @@ impl MrTable {
     }
 
     /// Where in its region a range is that a window is to be bound to.
-    pub(crate) fn start_of(
+    pub(crate) fn region_offset(
         &self,
         pd: PdId,
         key: u32,
@@ -412,16 +426,16 @@ impl MrTable {
     /// where in it `va` is.
     fn find(
         &self,
-        who: Who,
+        user: KeyUser,
         key: u32,
         va: u64,
         len: u64,
         need: Access,
     ) -> Result<(&Memory, u64), KeyError> {
-        let pd = who.pd;
+        let pd = user.pd;
         let Some(region) = self.regions.get(key >> 8) else {
             let window = self.windows.get(&(key >> 8)).ok_or(KeyError::Unknown)?;
-            let qpn = who.peer_of.ok_or(KeyError::Unknown)?;
+            let qpn = user.peer_of.ok_or(KeyError::Unknown)?;
             let (region, start) = window.find((pd, qpn), key, va, len, need)?;
             // It stays with its memory as long as a window is bound to it.
             let region = self.regions.get(region >> 8).ok_or(KeyError::Unknown)?;
@@ -434,7 +448,7 @@ impl MrTable {
         if region.pd != pd {
             return Err(KeyError::WrongPd);
         }
-        if !region.access.contains(need) || region.shut && need.intersects(OF_PEERS) {
+        if !region.access.contains(need) || region.suspended && need.intersects(REMOTE_RIGHTS) {
             return Err(KeyError::NoAccess);
         }
         let start = va.checked_sub(region.iova).ok_or(KeyError::OutOfRange)?;
@@ -447,26 +461,26 @@ impl MrTable {
     /// Finds the memory of a range. Needing no right at all is a local read [MR-4].
     pub(crate) fn resolve(
         &self,
-        who: impl Into<Who>,
+        user: impl Into<KeyUser>,
         key: u32,
         va: u64,
         len: u64,
         need: Access,
     ) -> Result<Span<'_>, KeyError> {
-        let (memory, start) = self.find(who.into(), key, va, len, need)?;
+        let (memory, start) = self.find(user.into(), key, va, len, need)?;
         Ok(Span { memory, start, len })
     }
 
     /// Checks a range without using it.
     pub(crate) fn check(
         &self,
-        who: impl Into<Who>,
+        user: impl Into<KeyUser>,
         key: u32,
         va: u64,
         len: u64,
         need: Access,
     ) -> Result<(), KeyError> {
-        self.find(who.into(), key, va, len, need).map(drop)
+        self.find(user.into(), key, va, len, need).map(drop)
     }
 
     /// Copies a range of local memory to the end of `out`.
@@ -544,7 +558,7 @@ impl Span<'_> {
     }
 
     /// The memory it begins with, as far as that is one stretch.
-    pub(crate) fn first_stretch(&self) -> Option<Piece> {
+    pub(crate) fn first_contiguous(&self) -> Option<Piece> {
         let mut first = None;
         self.memory.for_each(self.start, self.len, |buffer, offset, len| {
             first.get_or_insert_with(|| Piece { buffer: Arc::clone(buffer), offset, len });
@@ -651,9 +665,9 @@ mod tests {
         let pieces = vec![piece(&a, 60, 4), piece(&b, 0, 0), piece(&b, 1, 7), piece(&a, 0, 5)];
         let all = Access::all() - Access::FLUSH_PERSISTENT;
         assert_eq!(table.bind(PdId(2), next, pieces.clone(), 9, all), Err(KeyError::WrongPd));
-        assert_eq!(table.bound(), 0);
+        assert_eq!(table.bound_count(), 0);
         assert_eq!(table.bind(PD, next, pieces.clone(), 9, all), Ok(()));
-        assert_eq!(table.bound(), 1);
+        assert_eq!(table.bound_count(), 1);
         assert_eq!(table.bind(PD, next, pieces, 9, all), Err(KeyError::Unknown));
         assert_eq!(table.check(PD, key, 9, 1, Access::empty()), Err(KeyError::Unknown));
         table.scatter(PD, next, 10, b"0123456789abcde").unwrap();
@@ -675,7 +689,7 @@ mod tests {
         assert_eq!(table.invalidate(WHOSE, plain.lkey), Err(KeyError::Unknown));
         let outside = vec![piece(&a, 60, 5)];
         assert_eq!(table.bind(PD, key, outside, 9, all), Err(KeyError::OutOfRange));
-        assert_eq!(table.bound(), 0);
+        assert_eq!(table.bound_count(), 0);
         // The key it was made with names it, whatever it has now.
         assert_eq!(table.deregister(key ^ 0x80), Err(Error::NoSuch("memory region")));
         assert_eq!(table.deregister(key), Ok(PD));
@@ -694,28 +708,28 @@ mod tests {
         let (a, b) = (new(&mut table), new(&mut table));
         let may = |table: &MrTable, key| table.check(WHOSE, key, 0, 8, Access::REMOTE_WRITE);
         let no_such = Err(Error::NoSuch("memory region"));
-        assert_eq!(table.withdraw(&[a, b ^ 1]), no_such, "nothing is done by half");
+        assert_eq!(table.suspend_remote(&[a, b ^ 1]), no_such, "nothing is done by half");
         let not_withdrawn = Error::Invalid("the memory region is not withdrawn");
-        assert_eq!(table.renew(&[(a, next_key(a))]), Err(not_withdrawn));
+        assert_eq!(table.rekey(&[(a, next_key(a))]), Err(not_withdrawn));
         assert_eq!(may(&table, a), Ok(()));
-        table.withdraw(&[a, b]).unwrap();
-        assert!(table.withdraw(&[a]).is_err());
+        table.suspend_remote(&[a, b]).unwrap();
+        assert!(table.suspend_remote(&[a]).is_err());
         assert_eq!(
             (may(&table, a), may(&table, b)),
             (Err(KeyError::NoAccess), Err(KeyError::NoAccess))
         );
         table.scatter(PD, a, 3, b"mine").unwrap();
         for bad in [a, a ^ 1 << 8] {
-            assert!(table.renew(&[(b, next_key(b)), (a, bad)]).is_err());
+            assert!(table.rekey(&[(b, next_key(b)), (a, bad)]).is_err());
         }
-        table.renew(&[(a, next_key(a))]).unwrap();
+        table.rekey(&[(a, next_key(a))]).unwrap();
         assert_eq!(may(&table, a), Err(KeyError::Unknown));
         assert_eq!(may(&table, next_key(a)), Ok(()));
         assert_eq!(may(&table, b), Err(KeyError::NoAccess));
         assert_eq!(table.deregister(a), Ok(PD), "the key it was registered with");
         assert_eq!(table.deregister(b), Ok(PD));
         let fast = table.allocate(&mut rng, PD).unwrap().rkey;
-        assert_eq!(table.withdraw(&[fast]), no_such);
+        assert_eq!(table.suspend_remote(&[fast]), no_such);
     }
 
     #[test]

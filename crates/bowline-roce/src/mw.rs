@@ -14,9 +14,10 @@ use crate::mr::{KeyError, MrTable};
 use crate::rng::Rng;
 
 /// What a peer can be given by a window.
-const REMOTE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE).union(Access::REMOTE_ATOMIC);
+const WINDOW_RIGHTS: Access =
+    Access::REMOTE_READ.union(Access::REMOTE_WRITE).union(Access::REMOTE_ATOMIC);
 /// What only a region that this side may write can give.
-const WRITES: Access = Access::REMOTE_WRITE.union(Access::REMOTE_ATOMIC);
+const WRITE_RIGHTS: Access = Access::REMOTE_WRITE.union(Access::REMOTE_ATOMIC);
 
 /// A window.
 #[derive(Clone, Copy, Debug)]
@@ -26,13 +27,13 @@ pub(crate) struct Window {
     /// The key that is good, or that was.
     key: u32,
     /// The key of the last binding that was asked for, done or still in a send queue.
-    newest: u32,
-    bound: Option<Bound>,
+    newest_key: u32,
+    bound: Option<Binding>,
 }
 
 /// What a window gives.
 #[derive(Clone, Copy, Debug)]
-struct Bound {
+struct Binding {
     /// The region's key.
     region: u32,
     /// Where in the region it begins.
@@ -87,7 +88,7 @@ impl MrTable {
             return Err(Error::Limit("memory windows"));
         }
         let key = self.free_key(rng, |regions, index| regions.get(index).is_none());
-        let window = Window { pd, kind, key, newest: key, bound: None };
+        let window = Window { pd, kind, key, newest_key: key, bound: None };
         self.windows.insert(key >> 8, window);
         Ok(key)
     }
@@ -95,20 +96,20 @@ impl MrTable {
     /// Removes a window by any key it has had.
     pub(crate) fn deallocate_window(&mut self, key: u32) -> Result<(), Error> {
         let gone = self.windows.remove(&(key >> 8)).ok_or(Error::NoSuch("memory window"))?;
-        self.let_go(gone.bound);
+        self.unbind(gone.bound);
         Ok(())
     }
 
     /// Kind and domain of a window, and the key its next binding of type 1 gets.
     pub(crate) fn window(&self, key: u32) -> Result<(MwType, PdId, u32), Error> {
         let window = self.windows.get(&(key >> 8)).ok_or(Error::NoSuch("memory window"))?;
-        Ok((window.kind, window.pd, next_key(window.newest)))
+        Ok((window.kind, window.pd, next_key(window.newest_key)))
     }
 
     /// A binding with this key has been posted.
-    pub(crate) fn window_asked(&mut self, key: u32) {
+    pub(crate) fn note_window_key(&mut self, key: u32) {
         if let Some(window) = self.windows.get_mut(&(key >> 8)) {
-            window.newest = key;
+            window.newest_key = key;
         }
     }
 
@@ -134,21 +135,21 @@ impl MrTable {
         let bound = match to.len {
             0 => None,
             len => {
-                if !(REMOTE | Access::ZERO_BASED).contains(to.access) {
+                if !(WINDOW_RIGHTS | Access::ZERO_BASED).contains(to.access) {
                     return Err(KeyError::NoAccess);
                 }
                 let mut need = Access::MW_BIND;
-                if to.access.intersects(WRITES) {
+                if to.access.intersects(WRITE_RIGHTS) {
                     need |= Access::LOCAL_WRITE;
                 }
-                let start = self.start_of(pd, to.lkey, to.addr, len, need)?;
+                let start = self.region_offset(pd, to.lkey, to.addr, len, need)?;
                 let zero_based = to.access.contains(Access::ZERO_BASED);
-                Some(Bound {
+                Some(Binding {
                     region: to.lkey,
                     start,
                     len,
                     iova: if zero_based { 0 } else { to.addr },
-                    access: to.access & REMOTE,
+                    access: to.access & WINDOW_RIGHTS,
                     qpn: (kind == MwType::Type2).then_some(qpn),
                 })
             }
@@ -156,7 +157,7 @@ impl MrTable {
         if bound.is_some() {
             self.count_window(to.lkey, 1);
         }
-        self.let_go(before);
+        self.unbind(before);
         if let Some(window) = self.windows.get_mut(&(key >> 8)) {
             window.key = key;
             window.bound = bound;
@@ -181,12 +182,12 @@ impl MrTable {
             return Err(KeyError::WrongPd);
         }
         window.bound = None;
-        self.let_go(Some(bound));
+        self.unbind(Some(bound));
         Ok(())
     }
 
     /// The queue pair is no more, or begins anew: windows bound on it are free.
-    pub(crate) fn forget_windows_of(&mut self, qpn: Qpn) {
+    pub(crate) fn unbind_windows_of(&mut self, qpn: Qpn) {
         let mut gone = Vec::new();
         for window in self.windows.values_mut() {
             if window.bound.is_some_and(|bound| bound.qpn == Some(qpn)) {
@@ -194,11 +195,11 @@ impl MrTable {
             }
         }
         for bound in gone {
-            self.let_go(bound);
+            self.unbind(bound);
         }
     }
 
-    fn let_go(&mut self, bound: Option<Bound>) {
+    fn unbind(&mut self, bound: Option<Binding>) {
         if let Some(bound) = bound {
             self.count_window(bound.region, -1);
         }
@@ -292,7 +293,7 @@ mod tests {
         assert_eq!(s.table.invalidate((PD, QP), key), Err(KeyError::Unknown));
         assert_eq!(s.table.bind_window(PD, QP, key, &to), Err(KeyError::Unknown), "same key");
         s.table.bind_window(PD, QP, next_key(key), &to).unwrap();
-        s.table.forget_windows_of(QP);
+        s.table.unbind_windows_of(QP);
         assert_eq!(s.ask(QP, next_key(key), 0, 1, Access::REMOTE_READ), Err(KeyError::Unknown));
         s.table.deregister(s.keys.lkey).unwrap();
     }
@@ -319,7 +320,7 @@ mod tests {
         let first = s.table.allocate_window(&mut s.rng, PD, MwType::Type1).unwrap();
         let (kind, pd, key) = s.table.window(first).unwrap();
         assert_eq!((kind, pd, key), (MwType::Type1, PD, next_key(first)));
-        s.table.window_asked(key);
+        s.table.note_window_key(key);
         let (_, _, second) = s.table.window(first).unwrap();
         assert_eq!(second, next_key(key));
         s.table.bind_window(PD, QP, key, &s.to(5000, 10, BOTH)).unwrap();

@@ -16,8 +16,8 @@ use bowline_verbs::{Error, QpAttr, QpInit, QpState, QpType, Qpn};
 
 use crate::burst::{Route, source_port, unconnected_source_port};
 use crate::config::{Config, GiveUp};
-use crate::lateack::LateAck;
-use crate::paths::Creeping;
+use crate::delayed_ack::DelayedAck;
+use crate::gso_loss::GsoLossDetector;
 use crate::rc::requester::{Requester, Settings};
 use crate::rc::responder::Responder;
 use crate::ud::UdReceiver;
@@ -33,17 +33,17 @@ pub(crate) struct Qp {
     pub(crate) attr: QpAttr,
     pub(crate) halves: Halves,
     /// Where the peer has asked for answers again.
-    pub(crate) answers: Creeping,
+    pub(crate) answer_gso_loss: GsoLossDetector,
     /// It is in the list of those with replies to send, and in that of those with anything to send.
     pub(crate) in_urgent: bool,
     pub(crate) in_normal: bool,
     /// Times its acknowledgement was set aside.
-    pub(crate) aside: u8,
+    pub(crate) ack_defers: u8,
     /// Whose turn it is when both halves have something to send: which one the last burst passed
     /// over.
     pub(crate) requests_next: bool,
     pub(crate) replies_next: bool,
-    pub(crate) late_ack: LateAck,
+    pub(crate) delayed_ack: DelayedAck,
     /// The entry of the timer heap that counts.
     pub(crate) timer_at: Option<Instant>,
     /// The first packet has come before RTS, and the program was told.
@@ -259,7 +259,7 @@ impl Qp {
                 ),
                 (QpState::Rtr | QpState::Rts | QpState::Sqd, QpState::Rts | QpState::Sqd) => {
                     responder.set_rnr_timer(attr.min_rnr_timer.unwrap_or_default());
-                    requester.hold(to == QpState::Sqd);
+                    requester.set_sqd(to == QpState::Sqd);
                     if from == QpState::Rtr {
                         requester.start(settings, attr.sq_psn.unwrap_or_default());
                     } else if from == to && to == QpState::Sqd && self.draining.is_none() {
@@ -281,8 +281,8 @@ impl Qp {
             self.halves = Halves::new(&self.init, config.mtu.bytes());
             self.heard = false;
             self.draining = None;
-            self.late_ack = LateAck::default();
-            self.answers = Creeping::of_answers();
+            self.delayed_ack = DelayedAck::default();
+            self.answer_gso_loss = GsoLossDetector::for_answers();
         }
     }
 

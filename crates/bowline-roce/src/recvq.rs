@@ -54,7 +54,7 @@ impl RecvQueue {
     }
 
     /// Takes the first receive; tells whether there was one.
-    pub(crate) fn take(&mut self, taken: &mut Taken) -> bool {
+    pub(crate) fn take(&mut self, taken: &mut ActiveRecv) -> bool {
         let Some(first) = self.entries.pop_front() else { return false };
         taken.sges.clear();
         taken.sges.extend(self.sges.drain(..first.sges));
@@ -89,7 +89,7 @@ pub(crate) enum PlaceError {
 
 /// A receive taken by a message.
 #[derive(Debug, Default)]
-pub(crate) struct Taken {
+pub(crate) struct ActiveRecv {
     id: u64,
     sges: Vec<Sge>,
     room: u64,
@@ -100,7 +100,7 @@ pub(crate) struct Taken {
     offset: u32,
 }
 
-impl Taken {
+impl ActiveRecv {
     pub(crate) const fn id(&self) -> u64 {
         self.id
     }
@@ -152,7 +152,7 @@ mod tests {
         let sge = Sge { addr: 0, len: u32::MAX, lkey: 0 };
         queue.post(&RecvWr { id: 1, sges: &[sge, sge] }, 1).unwrap();
         assert_eq!(queue.room(), Some(2 * u64::from(u32::MAX)));
-        let mut taken = Taken::default();
+        let mut taken = ActiveRecv::default();
         assert!(queue.take(&mut taken));
         taken.len = MESSAGE_MAX - 1;
         let mrs = MrTable::new(1, 0);

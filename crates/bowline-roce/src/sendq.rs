@@ -27,13 +27,13 @@ const MESSAGE_MAX: u64 = 1 << 31;
 /// Less than that is not worth looking for in time.
 const PREFETCH_MIN: usize = 2048;
 /// So many bytes are looked for: the processor sees where that goes on.
-const PREFETCH_MOST: usize = 512;
+const PREFETCH_LEN: usize = 512;
 
 /// How many bytes are brought near of a packet's payload of so many, before it is copied.
-pub(crate) const fn prefetched(len: usize) -> usize {
+pub(crate) const fn prefetch_len(len: usize) -> usize {
     match len {
         0..PREFETCH_MIN => 0,
-        _ => PREFETCH_MOST,
+        _ => PREFETCH_LEN,
     }
 }
 
@@ -54,7 +54,7 @@ pub(crate) struct Request {
     pub(crate) first: Psn,
     pub(crate) packets: u32,
     /// Each of its packets is a message to the peer [REQ-26].
-    pub(crate) apart: bool,
+    pub(crate) per_packet: bool,
     pub(crate) stage: Stage,
 }
 
@@ -96,13 +96,13 @@ impl Request {
     }
 
     /// An empty READ response completes it [HDR-5].
-    pub(crate) const fn is_placed(&self) -> bool {
+    pub(crate) const fn has_empty_response(&self) -> bool {
         matches!(self.op, SendOp::Flush { .. } | SendOp::AtomicWrite(_))
     }
 
     /// Only its own response completes it.
     pub(crate) const fn is_read_or_atomic(&self) -> bool {
-        self.is_read() || self.is_atomic() || self.is_placed()
+        self.is_read() || self.is_atomic() || self.has_empty_response()
     }
 
     pub(crate) const fn is_started(&self) -> bool {
@@ -144,9 +144,9 @@ impl Request {
 pub(crate) struct SendQueue {
     requests: VecDeque<Request>,
     sges: VecDeque<Sge>,
-    sges_gone: u64,
+    sges_popped: u64,
     inline: VecDeque<u8>,
-    inline_gone: u64,
+    inline_popped: u64,
 }
 
 impl SendQueue {
@@ -219,12 +219,12 @@ impl SendQueue {
             op: wr.op.clone(),
             flags: wr.flags,
             len: len as u32,
-            sge_first: self.sges_gone + self.sges.len() as u64,
+            sge_first: self.sges_popped + self.sges.len() as u64,
             sge_count: if inline { 0 } else { wr.sges.len() as u32 },
-            inline_first: self.inline_gone + self.inline.len() as u64,
+            inline_first: self.inline_popped + self.inline.len() as u64,
             first: Psn::ZERO,
             packets: 0,
-            apart: false,
+            per_packet: false,
             stage: Stage::Waiting,
         });
         if inline {
@@ -240,16 +240,16 @@ impl SendQueue {
         let request = self.requests.pop_front()?;
         if request.flags.contains(SendFlags::INLINE) {
             self.inline.drain(..request.len as usize);
-            self.inline_gone += u64::from(request.len);
+            self.inline_popped += u64::from(request.len);
         } else {
             self.sges.drain(..request.sge_count as usize);
-            self.sges_gone += u64::from(request.sge_count);
+            self.sges_popped += u64::from(request.sge_count);
         }
         Some(request)
     }
 
     fn sges(&self, request: &Request) -> impl Iterator<Item = &Sge> {
-        let first = (request.sge_first - self.sges_gone) as usize;
+        let first = (request.sge_first - self.sges_popped) as usize;
         self.sges.range(first..first + request.sge_count as usize)
     }
 
@@ -265,7 +265,7 @@ impl SendQueue {
     ) -> Result<(), KeyError> {
         let request = self.requests.get(index).ok_or(KeyError::Unknown)?;
         if request.flags.contains(SendFlags::INLINE) {
-            let first = (request.inline_first - self.inline_gone) as usize + offset as usize;
+            let first = (request.inline_first - self.inline_popped) as usize + offset as usize;
             let (a, b) = self.inline.as_slices();
             let middle = a.len().clamp(first, first + len);
             if middle > first {
@@ -277,7 +277,7 @@ impl SendQueue {
             return Ok(());
         }
         let mut done = 0;
-        each_stretch(self.sges(request), offset, len, |sge, va, len| {
+        for_each_element(self.sges(request), offset, len, |sge, va, len| {
             done += len;
             mrs.gather(pd, sge.lkey, va, len, out)
         })?;
@@ -286,7 +286,7 @@ impl SendQueue {
 
     /// The memory of a request's message from `offset` on, as far as it is one element's: so many
     /// bytes at least and at most. `None`: they are not to be had, or not with this right.
-    pub(crate) fn stretch<'a>(
+    pub(crate) fn contiguous<'a>(
         &self,
         index: usize,
         mrs: &'a MrTable,
@@ -314,12 +314,12 @@ impl SendQueue {
     /// little.
     pub(crate) fn prefetch(&self, index: usize, mrs: &MrTable, pd: PdId, offset: u32, len: usize) {
         let Some(request) = self.requests.get(index) else { return };
-        let len = prefetched(len.min(request.len.saturating_sub(offset) as usize));
+        let len = prefetch_len(len.min(request.len.saturating_sub(offset) as usize));
         if len == 0 || request.sge_count == 0 || !request.is_data() {
             return;
         }
         // What is not to be had shows when it is copied.
-        let _ = each_stretch(self.sges(request), offset, len, |sge, va, len| {
+        let _ = for_each_element(self.sges(request), offset, len, |sge, va, len| {
             mrs.prefetch(pd, sge.lkey, va, len);
             Ok(())
         });
@@ -336,7 +336,7 @@ impl SendQueue {
     ) -> Result<(), KeyError> {
         let request = self.requests.get(index).ok_or(KeyError::Unknown)?;
         let mut rest = bytes;
-        each_stretch(self.sges(request), offset, bytes.len(), |sge, va, len| {
+        for_each_element(self.sges(request), offset, bytes.len(), |sge, va, len| {
             let (now, later) = rest.split_at(len);
             rest = later;
             mrs.scatter(pd, sge.lkey, va, now)
@@ -351,7 +351,7 @@ impl SendQueue {
         pd: PdId,
     ) -> Result<(), KeyError> {
         let request = self.requests.get(index).ok_or(KeyError::Unknown)?;
-        each_stretch(self.sges(request), 0, request.len as usize, |sge, va, len| {
+        for_each_element(self.sges(request), 0, request.len as usize, |sge, va, len| {
             mrs.check(pd, sge.lkey, va, len as u64, Access::LOCAL_WRITE)
         })
     }
@@ -359,7 +359,7 @@ impl SendQueue {
 
 /// Calls `each` with the element, address and length of every stretch that `len` bytes from
 /// `offset` on lie in.
-fn each_stretch<'a>(
+fn for_each_element<'a>(
     sges: impl Iterator<Item = &'a Sge>,
     offset: u32,
     len: usize,

@@ -10,7 +10,7 @@ use bowline_verbs::prefetch;
 /// Bits of a number that are the slot; the rest is the generation.
 const SLOT_BITS: u32 = 20;
 
-/// Slots of a [`Spread`] when something is first put there.
+/// Slots of a [`DirectMap`] when something is first put there.
 const SLOTS_MIN: usize = 16;
 
 /// Objects under small numbers, never 0.
@@ -98,13 +98,13 @@ struct Slot<T>(Option<T>);
 /// Objects under numbers that this side chooses at random, each so that its last bits are those of
 /// no other: to find one takes one look at memory, and that can be asked for before.
 #[derive(Debug)]
-pub(crate) struct Spread<T> {
+pub(crate) struct DirectMap<T> {
     /// A power of two of them, at least twice as many as there are objects.
     slots: Vec<Slot<T>>,
     len: usize,
 }
 
-impl<T: Numbered> Spread<T> {
+impl<T: Numbered> DirectMap<T> {
     pub(crate) const fn new() -> Self {
         Self { slots: Vec::new(), len: 0 }
     }
@@ -139,11 +139,11 @@ impl<T: Numbered> Spread<T> {
     }
 
     /// Tells whether an object of this number has a place.
-    pub(crate) fn has_place(&self, number: u32) -> bool {
+    pub(crate) fn has_free_slot(&self, number: u32) -> bool {
         self.slot(number).is_some_and(|slot| slot.0.is_none())
     }
 
-    /// Adds an object, which [has a place](Self::has_place).
+    /// Adds an object, which [has a place](Self::has_free_slot).
     pub(crate) fn insert(&mut self, value: T) {
         if let Some(slot) = self.slot_mut(value.number()) {
             debug_assert!(slot.0.is_none(), "a place for it");
@@ -190,42 +190,42 @@ mod tests {
 
     #[test]
     fn spread_numbers_are_found_while_others_come_and_go() {
-        let mut spread = Spread::new();
-        assert_eq!((spread.get(0), spread.get(1)), (None, None));
-        assert_eq!(spread.remove(1), None);
+        let mut map = DirectMap::new();
+        assert_eq!((map.get(0), map.get(1)), (None, None));
+        assert_eq!(map.remove(1), None);
         let mut known = Vec::new();
         let mut random = 1_u32;
         for step in 0..4000 {
-            spread.reserve();
-            assert!(2 * spread.len() < spread.slots.len());
+            map.reserve();
+            assert!(2 * map.len() < map.slots.len());
             let number = loop {
                 random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-                if spread.has_place(random >> 8) {
+                if map.has_free_slot(random >> 8) {
                     break random >> 8;
                 }
             };
             // Of the same place, but not there.
-            assert_eq!(spread.get(number), None);
-            spread.insert(number);
-            assert!(!spread.has_place(number));
-            assert!(!spread.has_place(number ^ 0x80_0000), "whose last bits are the same");
-            assert_eq!(spread.get(number ^ 0x80_0000), None);
-            assert_eq!(spread.remove(number ^ 0x80_0000), None);
+            assert_eq!(map.get(number), None);
+            map.insert(number);
+            assert!(!map.has_free_slot(number));
+            assert!(!map.has_free_slot(number ^ 0x80_0000), "whose last bits are the same");
+            assert_eq!(map.get(number ^ 0x80_0000), None);
+            assert_eq!(map.remove(number ^ 0x80_0000), None);
             known.push(number);
             if step % 3 == 0 {
                 let gone = known.swap_remove(random as usize % known.len());
-                assert_eq!(spread.remove(gone), Some(gone));
-                assert_eq!(spread.get(gone), None);
-                assert_eq!(spread.remove(gone), None);
+                assert_eq!(map.remove(gone), Some(gone));
+                assert_eq!(map.get(gone), None);
+                assert_eq!(map.remove(gone), None);
             }
         }
-        assert_eq!(spread.len(), known.len());
+        assert_eq!(map.len(), known.len());
         for number in &known {
-            assert_eq!(spread.get(*number), Some(number));
-            assert_eq!(spread.get_mut(*number).copied(), Some(*number));
-            spread.prefetch(*number);
+            assert_eq!(map.get(*number), Some(number));
+            assert_eq!(map.get_mut(*number).copied(), Some(*number));
+            map.prefetch(*number);
         }
-        let mut values: Vec<u32> = spread.values().copied().collect();
+        let mut values: Vec<u32> = map.values().copied().collect();
         values.sort_unstable();
         known.sort_unstable();
         assert_eq!(values, known);

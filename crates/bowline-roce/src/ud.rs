@@ -10,9 +10,9 @@ use std::net::IpAddr;
 use bowline_verbs::{Completion, Error, Qpn, RecvWr, Status, UdDest, WcOpcode};
 use bowline_wire::roce::{Bth, Deth, Opcode, Packet, Psn};
 
-use crate::cq::Done;
-use crate::rc::responder::{After, RxCtx};
-use crate::recvq::{PlaceError, RecvQueue, Taken};
+use crate::cq::PendingCompletion;
+use crate::rc::responder::{PacketOutcome, RxCtx};
+use crate::recvq::{ActiveRecv, PlaceError, RecvQueue};
 
 /// Bytes before the payload in a receive [RX-12].
 pub(crate) const NETWORK_HEADER_LEN: usize = 40;
@@ -21,7 +21,7 @@ pub(crate) const NETWORK_HEADER_LEN: usize = 40;
 #[derive(Debug, Default)]
 pub(crate) struct UdReceiver {
     posted: RecvQueue,
-    taken: Taken,
+    recv: ActiveRecv,
 }
 
 impl UdReceiver {
@@ -44,22 +44,22 @@ impl UdReceiver {
         qkey: u32,
         network: &[u8; NETWORK_HEADER_LEN],
         packet: &Packet<'_>,
-    ) -> After {
+    ) -> PacketOutcome {
         let Some(deth) = packet.deth.filter(|deth| deth.qkey == qkey) else {
             ctx.counters.drop_qkey += 1; // [RX-8]
-            return After::Fine;
+            return PacketOutcome::Continue;
         };
         let len = NETWORK_HEADER_LEN + packet.payload.len();
         let fits = self.posted.room().is_some_and(|room| len as u64 <= room);
-        if !fits || packet.payload.len() > ctx.mtu || !self.posted.take(&mut self.taken) {
+        if !fits || packet.payload.len() > ctx.mtu || !self.posted.take(&mut self.recv) {
             ctx.counters.ud_dropped += 1;
-            return After::Fine;
+            return PacketOutcome::Continue;
         }
         let placed = [network, packet.payload]
             .into_iter()
-            .try_for_each(|bytes| self.taken.place(ctx.mrs, ctx.pd, bytes));
+            .try_for_each(|bytes| self.recv.place(ctx.mrs, ctx.pd, bytes));
         let completion = Completion {
-            wr_id: self.taken.id(),
+            wr_id: self.recv.id(),
             byte_len: len as u32, // an MTU and a header
             imm: packet.imm,
             src_qp: Qpn(deth.source_qpn),
@@ -70,11 +70,11 @@ impl UdReceiver {
             Ok(()) => {
                 complete(ctx, Status::Success, completion, packet.bth.solicited);
                 ctx.counters.requests_executed += 1;
-                After::Fine
+                PacketOutcome::Continue
             }
             Err(PlaceError::Key | PlaceError::TooLong) => {
                 complete(ctx, Status::LocProtErr, completion, true);
-                After::Fatal
+                PacketOutcome::Fatal
             }
         }
     }
@@ -82,7 +82,7 @@ impl UdReceiver {
 
 fn complete(ctx: &mut RxCtx<'_>, status: Status, completion: Completion, solicited: bool) {
     let completion = Completion { status, opcode: WcOpcode::Recv, qpn: ctx.qpn, ..completion };
-    ctx.done.push(Done { cq: ctx.cq, completion, wakes: solicited });
+    ctx.done.push(PendingCompletion { cq: ctx.cq, completion, wakes: solicited });
 }
 
 /// A datagram to be sent, all but its payload.
@@ -173,7 +173,7 @@ mod tests {
     use super::*;
     use crate::counters::Counters;
     use crate::mr::MrTable;
-    use crate::rc::responder::HeldBudget;
+    use crate::rc::responder::ReorderBudget;
     use crate::rng::Rng;
     use bowline_base::Instant;
 
@@ -186,7 +186,7 @@ mod tests {
         receiver: UdReceiver,
         mrs: MrTable,
         counters: Counters,
-        done: Vec<Done>,
+        done: Vec<PendingCompletion>,
         buffer: Arc<Buffer>,
         key: u32,
     }
@@ -222,14 +222,14 @@ mod tests {
                 mtu: MTU,
                 qpn: Qpn(1),
                 counters: &mut self.counters,
-                held: &HeldBudget::new(0),
+                reorder_budget: &ReorderBudget::new(0),
                 cq: CqId(1),
                 done: &mut self.done,
             };
             run(&mut self.receiver, &mut ctx)
         }
 
-        fn feed(&mut self, qkey: u32, imm: Option<u32>, payload: &[u8]) -> After {
+        fn feed(&mut self, qkey: u32, imm: Option<u32>, payload: &[u8]) -> PacketOutcome {
             let dest = UdDest { addr: IpAddr::from([0; 4]), qpn: Qpn(1), qkey };
             let bytes = datagram(dest, imm, payload);
             let packet = Packet::parse(&bytes).unwrap();
@@ -271,7 +271,7 @@ mod tests {
     fn a_datagram_is_delivered_behind_its_network_header() {
         let mut side = Side::new();
         side.post(5, 200);
-        assert_eq!(side.feed(QKEY, Some(9), b"hello"), After::Fine);
+        assert_eq!(side.feed(QKEY, Some(9), b"hello"), PacketOutcome::Continue);
         let expected = Completion {
             wr_id: 5,
             opcode: WcOpcode::Recv,
@@ -282,7 +282,10 @@ mod tests {
             grh: true,
             ..Completion::default()
         };
-        assert_eq!(side.done, [Done { cq: CqId(1), completion: expected, wakes: true }]);
+        assert_eq!(
+            side.done,
+            [PendingCompletion { cq: CqId(1), completion: expected, wakes: true }]
+        );
         let bytes = side.bytes(46);
         assert_eq!(bytes[..20], [0; 20]);
         assert_eq!(bytes[20..24], [0x45, 0, 0, 88]);
@@ -294,7 +297,7 @@ mod tests {
     #[test]
     fn what_does_not_fit_is_dropped() {
         let mut side = Side::new();
-        assert_eq!(side.feed(QKEY, None, b"early"), After::Fine);
+        assert_eq!(side.feed(QKEY, None, b"early"), PacketOutcome::Continue);
         side.post(5, 45);
         side.feed(QKEY + 1, None, b"hello");
         side.feed(QKEY, None, b"longer");
@@ -312,7 +315,7 @@ mod tests {
         let mut side = Side::new();
         side.post(1, 201);
         side.post(2, 200);
-        assert_eq!(side.feed(QKEY, None, &[7; 161]), After::Fatal);
+        assert_eq!(side.feed(QKEY, None, &[7; 161]), PacketOutcome::Fatal);
         side.ctx(|receiver, ctx| receiver.flush(ctx));
         let completions = side.done.iter().map(|done| done.completion);
         let got: Vec<_> = completions.map(|entry| (entry.wr_id, entry.status)).collect();

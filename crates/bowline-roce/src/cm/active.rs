@@ -44,17 +44,17 @@ impl Manager {
         if local.port() == 0 {
             local.set_port(self.ephemeral_port());
         }
-        let comm = self.new_comm();
+        let comm_id = self.new_comm_id();
         let id = self.new_id();
         let conn = Conn {
-            comm,
+            comm_id,
             active: true,
             pending_at: None,
             local,
             remote,
             qpn: Some(param.qpn),
             peer: None,
-            transaction: self.transaction(comm),
+            transaction: self.transaction(comm_id),
             // [CMA-11]
             rq_psn: self.rng.next_u24(),
             sq_psn: 0,
@@ -110,7 +110,7 @@ impl Manager {
         head.copy_from_slice(&header.emit());
         data[..param.private_data.len()].copy_from_slice(&param.private_data);
         Req {
-            local_id: conn.comm,
+            local_id: conn.comm_id,
             service_id: service_id(conn.remote.port()),
             guid: self.port.guid,
             qpn: param.qpn.0,
@@ -153,7 +153,7 @@ impl Manager {
         transaction: u64,
         rep: &Rep,
     ) -> bool {
-        let Some(&id) = self.by_comm.get(&rep.remote_id) else { return false };
+        let Some(&id) = self.by_comm_id.get(&rep.remote_id) else { return false };
         let Some(conn) = self.conns.get(&id) else { return false };
         if conn.remote.ip() != from || conn.local.ip() != to || !conn.active {
             return false;
@@ -193,7 +193,7 @@ impl Manager {
         self.set_timer(id, None);
         let packet_life = self.config.ack_timeout().saturating_sub(1);
         let Some(conn) = self.conns.get_mut(&id) else { return };
-        conn.peer = Some(Peer { comm: rep.local_id, guid: rep.guid, qpn: rep.qpn });
+        conn.peer = Some(Peer { comm_id: rep.local_id, guid: rep.guid, qpn: rep.qpn });
         conn.sq_psn = rep.starting_psn;
         // The peer has made its choice within what was proposed [CM-32]; more than that is not
         // for this side to believe.
@@ -232,13 +232,13 @@ impl Manager {
         };
         self.send_rtu(id);
         self.enter(id, State::Established);
-        self.event_of(id, event);
+        self.event_on(id, event);
     }
 
     fn send_rtu(&mut self, id: CmId) {
         if let Some(conn) = self.conns.get(&id) {
             let (transaction, ids) = (conn.transaction, conn.ids());
-            self.send_of(id, transaction, CmMessage::Rtu(ids));
+            self.send_on(id, transaction, CmMessage::Rtu(ids));
         }
     }
 }

@@ -28,7 +28,8 @@ pub struct CmConfig {
     /// Connections that others have asked for and of which nothing has proved yet that there is
     /// somebody at the address: requests not answered, and those answered that wait for the peer's
     /// word. The oldest makes room for the next [CM-57].
-    pub max_strangers: usize,
+    #[doc(alias = "max_strangers")]
+    pub max_unproven: usize,
     /// Connections in any state.
     pub max_connections: usize,
 }
@@ -43,7 +44,7 @@ impl Default for CmConfig {
             first_resends: [50, 200, 1000].map(Duration::from_millis).to_vec(),
             service_timeout: 24,
             max_pending: 128,
-            max_strangers: 1024,
+            max_unproven: 1024,
             max_connections: 16_384,
         }
     }

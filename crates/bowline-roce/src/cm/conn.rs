@@ -23,7 +23,7 @@ pub(crate) type MadBytes = Box<[u8; MAD_LEN]>;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Peer {
     /// Its name of the connection.
-    pub(super) comm: u32,
+    pub(super) comm_id: u32,
     /// Its node.
     pub(super) guid: u64,
     /// Its queue pair.
@@ -36,7 +36,7 @@ pub(super) struct Resend {
     /// Always the same bytes [GSI-6].
     pub(super) mad: MadBytes,
     /// How many of the early repetitions are done.
-    pub(super) early: usize,
+    pub(super) first_resends_done: usize,
     /// Time between the others.
     pub(super) period: Duration,
     /// How many of the others are left.
@@ -70,7 +70,7 @@ pub(super) enum State {
 #[derive(Debug)]
 pub(super) struct Conn {
     /// This side's name of it.
-    pub(super) comm: u32,
+    pub(super) comm_id: u32,
     /// This side has connected.
     pub(super) active: bool,
     /// The listener it counts as pending at.
@@ -115,11 +115,11 @@ pub(super) struct Conn {
 impl Conn {
     /// Names as a message to the peer has them; 0 for a peer not known yet.
     pub(super) fn ids(&self) -> Ids {
-        Ids { local: self.comm, remote: self.peer.map_or(0, |peer| peer.comm) }
+        Ids { local: self.comm_id, remote: self.peer.map_or(0, |peer| peer.comm_id) }
     }
 
     /// Tells whether a message with these names means this connection [CM-36].
-    pub(super) fn is_named(&self, by_peer: Ids) -> bool {
+    pub(super) fn matches_ids(&self, by_peer: Ids) -> bool {
         let ids = self.ids();
         ids.remote != 0 && by_peer == Ids { local: ids.remote, remote: ids.local }
     }

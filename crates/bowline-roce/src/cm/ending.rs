@@ -12,8 +12,9 @@ use super::reject::Refusal;
 use crate::Instant;
 
 /// What a process must remember of a connection to end it in its next life [CM-53].
+#[doc(alias = "FormerLife")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FormerLife {
+pub struct FormerConnection {
     /// This side's address.
     pub local: IpAddr,
     /// The peer's.
@@ -49,7 +50,7 @@ impl Manager {
         let Some(peer) = conn.peer else { return };
         let dreq = Dreq { ids: conn.ids(), remote_qpn: peer.qpn };
         let mad =
-            CmMad { transaction: self.transaction(conn.comm), message: CmMessage::Dreq(dreq) };
+            CmMad { transaction: self.transaction(conn.comm_id), message: CmMessage::Dreq(dreq) };
         let (period, left) = (conn.period, conn.max_retries);
         self.order_error(id);
         let mad = Box::new(mad.emit());
@@ -79,10 +80,10 @@ impl Manager {
     ) -> bool {
         let mirrored = Ids { local: dreq.ids.remote, remote: dreq.ids.local };
         let drep = CmMad { transaction, message: CmMessage::Drep(mirrored) };
-        let known = self.by_comm.get(&dreq.ids.remote).and_then(|id| self.conns.get(id));
+        let known = self.by_comm_id.get(&dreq.ids.remote).and_then(|id| self.conns.get(id));
         let Some((id, conn)) = self.find(from, dreq.ids) else {
             // Not this connection's peer, or no connection of that name at all.
-            if known.is_some_and(|conn| conn.is_named(dreq.ids)) {
+            if known.is_some_and(|conn| conn.matches_ids(dreq.ids)) {
                 return false;
             }
             self.send(to, from, &drep);
@@ -91,12 +92,12 @@ impl Manager {
         if conn.qpn.is_none_or(|qpn| qpn.0 != dreq.remote_qpn) {
             return false;
         }
-        self.prove(id);
+        self.mark_proven(id);
         let Some(conn) = self.conns.get(&id) else { return false };
         match conn.state {
             State::Established | State::RepSent(_) | State::DreqSent(_) => {
                 self.order_error(id);
-                self.event_of(id, CmEvent::Disconnected { id });
+                self.event_on(id, CmEvent::Disconnected { id });
                 self.enter_timewait(now, id);
             }
             State::Timewait => {}
@@ -112,8 +113,8 @@ impl Manager {
         if !matches!(conn.state, State::DreqSent(_)) {
             return false;
         }
-        self.prove(id);
-        self.event_of(id, CmEvent::Disconnected { id });
+        self.mark_proven(id);
+        self.event_on(id, CmEvent::Disconnected { id });
         self.enter_timewait(now, id);
         true
     }
@@ -151,22 +152,22 @@ impl Manager {
     }
 
     /// Returns what is needed to end the connections that stand in another life of this process.
-    pub(crate) fn former_lives(&self) -> impl Iterator<Item = FormerLife> {
+    pub(crate) fn former_connections(&self) -> impl Iterator<Item = FormerConnection> {
         let up = |state: &State| matches!(state, State::Established | State::RepSent(_));
         self.conns.values().filter(move |conn| up(&conn.state)).filter_map(|conn| {
             let peer = conn.peer?;
-            Some(FormerLife {
+            Some(FormerConnection {
                 local: conn.local.ip(),
                 remote: conn.remote.ip(),
-                local_id: conn.comm,
-                remote_id: peer.comm,
+                local_id: conn.comm_id,
+                remote_id: peer.comm_id,
                 remote_qpn: peer.qpn,
             })
         })
     }
 
     /// Ends a connection of this process's former life: one DREQ, whose answer is ignored [CM-53].
-    pub(crate) fn end_former_life(&mut self, former: &FormerLife) {
+    pub(crate) fn end_former_connection(&mut self, former: &FormerConnection) {
         let dreq = Dreq {
             ids: Ids { local: former.local_id, remote: former.remote_id },
             remote_qpn: former.remote_qpn,

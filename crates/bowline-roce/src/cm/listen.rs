@@ -71,13 +71,13 @@ impl Listeners {
         self.by_id.get(&id).map_or(0, |listener| listener.pending)
     }
 
-    pub(super) fn take(&mut self, id: CmId) {
+    pub(super) fn add_pending(&mut self, id: CmId) {
         if let Some(listener) = self.by_id.get_mut(&id) {
             listener.pending += 1;
         }
     }
 
-    pub(super) fn release(&mut self, id: CmId) {
+    pub(super) fn remove_pending(&mut self, id: CmId) {
         if let Some(listener) = self.by_id.get_mut(&id) {
             listener.pending -= 1;
         }

@@ -7,7 +7,7 @@
 //! before.
 //!
 //! Everything a peer can make grow has a limit in [`CmConfig`]; what lies beyond is dropped and
-//! counted, and peers that may not exist make room for others (`strangers`). A name of a connection
+//! counted, and peers that may not exist make room for others (`unproven`). A name of a connection
 //! ends with its last event (`Rejected` or `Unreachable` before packets can have come, else
 //! `TimewaitExit`) or when the program rejects or destroys it; destroying it then is no error.
 
@@ -18,8 +18,8 @@ mod ending;
 mod listen;
 mod passive;
 mod reject;
-mod strangers;
 mod timers;
+mod unproven;
 
 #[cfg(test)]
 mod tests;
@@ -32,7 +32,7 @@ use bowline_wire::roce::cm::{CmMad, CmMessage, Ids};
 
 pub use config::CmConfig;
 pub(crate) use config::Port;
-pub use ending::FormerLife;
+pub use ending::FormerConnection;
 
 use crate::Instant;
 use crate::counters::Counters;
@@ -83,7 +83,7 @@ pub(crate) struct Manager {
     next_id: u32,
     listeners: Listeners,
     conns: BTreeMap<CmId, Conn>,
-    by_comm: BTreeMap<u32, CmId>,
+    by_comm_id: BTreeMap<u32, CmId>,
     /// By the peer's address and node, and its name of the connection [CM-37] [CM-54].
     by_peer: BTreeMap<PeerKey, CmId>,
     /// By the peer's address and node, and its queue pair [CM-37].
@@ -92,7 +92,7 @@ pub(crate) struct Manager {
     timers: BTreeSet<(Instant, CmId)>,
     outputs: VecDeque<Output>,
     /// Connections that are not proven, oldest first.
-    strangers: BTreeSet<(Instant, CmId)>,
+    unproven: BTreeSet<(Instant, CmId)>,
     /// Connections in `RepSent`.
     awaiting_rtu: usize,
 }
@@ -112,13 +112,13 @@ impl Manager {
             next_id: 1,
             listeners: Listeners::default(),
             conns: BTreeMap::new(),
-            by_comm: BTreeMap::new(),
+            by_comm_id: BTreeMap::new(),
             by_peer: BTreeMap::new(),
             by_peer_qp: BTreeMap::new(),
             by_qp: BTreeMap::new(),
             timers: BTreeSet::new(),
             outputs: VecDeque::new(),
-            strangers: BTreeSet::new(),
+            unproven: BTreeSet::new(),
             awaiting_rtu: 0,
         }
     }
@@ -173,7 +173,7 @@ impl Manager {
     }
 
     /// Tells the outcome of an awaited order.
-    pub(crate) fn ordered(&mut self, now: Instant, id: CmId, done: bool) {
+    pub(crate) fn order_done(&mut self, now: Instant, id: CmId, done: bool) {
         match self.conns.get(&id).map(|conn| &conn.state) {
             Some(State::RepRcvd(_)) => self.active_ready(now, id, done),
             Some(State::Accepting(_)) => self.passive_ready(now, id, done),
@@ -219,26 +219,26 @@ impl Manager {
     }
 
     /// Chooses a name for a connection: unpredictable, not 0, not in use [CM-30] [CM-53].
-    fn new_comm(&mut self) -> u32 {
+    fn new_comm_id(&mut self) -> u32 {
         loop {
-            let comm = self.rng.next_u32();
-            if comm != 0 && !self.by_comm.contains_key(&comm) {
-                return comm;
+            let comm_id = self.rng.next_u32();
+            if comm_id != 0 && !self.by_comm_id.contains_key(&comm_id) {
+                return comm_id;
             }
         }
     }
 
-    fn transaction(&self, comm: u32) -> u64 {
-        u64::from(self.client) << 32 | u64::from(comm)
+    fn transaction(&self, comm_id: u32) -> u64 {
+        u64::from(self.client) << 32 | u64::from(comm_id)
     }
 
     fn insert(&mut self, id: CmId, conn: Conn) {
-        self.by_comm.insert(conn.comm, id);
+        self.by_comm_id.insert(conn.comm_id, id);
         if let Some(qpn) = conn.qpn {
             self.by_qp.insert(qpn, id);
         }
         if !conn.proven {
-            self.strangers.insert((conn.since, id));
+            self.unproven.insert((conn.since, id));
         }
         self.conns.insert(id, conn);
     }
@@ -248,7 +248,7 @@ impl Manager {
     }
 
     /// Sends a message of a connection.
-    fn send_of(&mut self, id: CmId, transaction: u64, message: CmMessage) {
+    fn send_on(&mut self, id: CmId, transaction: u64, message: CmMessage) {
         if let Some(conn) = self.conns.get(&id) {
             let (from, to) = (conn.local.ip(), conn.remote.ip());
             self.send(from, to, &CmMad { transaction, message });
@@ -260,7 +260,7 @@ impl Manager {
     }
 
     /// Tells an event, unless the program has forgotten the connection.
-    fn event_of(&mut self, id: CmId, event: CmEvent) {
+    fn event_on(&mut self, id: CmId, event: CmEvent) {
         if self.conns.get(&id).is_some_and(|conn| !conn.forgotten) {
             self.event(event);
         }
@@ -278,7 +278,7 @@ impl Manager {
     /// The request of a connection is answered, or gone.
     fn no_longer_pending(&mut self, id: CmId) {
         if let Some(listener) = self.conns.get_mut(&id).and_then(|conn| conn.pending_at.take()) {
-            self.listeners.release(listener);
+            self.listeners.remove_pending(listener);
         }
     }
 
@@ -288,7 +288,7 @@ impl Manager {
         if let Some(peer) = conn.peer {
             let ip = conn.remote.ip();
             for (map, key) in [
-                (&mut self.by_peer, (ip, peer.guid, peer.comm)),
+                (&mut self.by_peer, (ip, peer.guid, peer.comm_id)),
                 (&mut self.by_peer_qp, (ip, peer.guid, peer.qpn)),
             ] {
                 if map.get(&key) == Some(&id) {
@@ -313,8 +313,8 @@ impl Manager {
         self.set_timer(id, None);
         self.enter(id, State::Timewait);
         let Some(conn) = self.conns.remove(&id) else { return };
-        self.strangers.remove(&(conn.since, id));
-        self.by_comm.remove(&conn.comm);
+        self.unproven.remove(&(conn.since, id));
+        self.by_comm_id.remove(&conn.comm_id);
         if let Some(qpn) = conn.qpn {
             self.by_qp.remove(&qpn);
         }
@@ -323,8 +323,8 @@ impl Manager {
     /// Finds the connection a message of the peer means by both names [CM-36]. It must come from
     /// the peer's address: the kernel does not look [CM-53], which helps strangers only [CM-56].
     fn find(&self, from: IpAddr, ids: Ids) -> Option<(CmId, &Conn)> {
-        let id = *self.by_comm.get(&ids.remote)?;
+        let id = *self.by_comm_id.get(&ids.remote)?;
         let conn = self.conns.get(&id)?;
-        (conn.is_named(ids) && conn.remote.ip() == from).then_some((id, conn))
+        (conn.matches_ids(ids) && conn.remote.ip() == from).then_some((id, conn))
     }
 }

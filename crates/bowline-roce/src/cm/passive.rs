@@ -35,9 +35,9 @@ impl Manager {
             return false;
         }
         if let Some(&id) = self.by_peer.get(&(from, req.guid, req.local_id)) {
-            return self.handle_again(now, id);
+            return self.handle_duplicate_req(now, id);
         }
-        match self.judge(now, from, to, req) {
+        match self.check_req(now, from, to, req) {
             Ok((listener, header)) => {
                 if !self.make_room(listener, counters) {
                     // The peer asks again; there may be room then.
@@ -53,7 +53,7 @@ impl Manager {
     }
 
     /// A REQ that has come before [CM-37] [CM-44].
-    fn handle_again(&mut self, now: Instant, id: CmId) -> bool {
+    fn handle_duplicate_req(&mut self, now: Instant, id: CmId) -> bool {
         let Some(conn) = self.conns.get(&id) else { return false };
         if matches!(conn.state, State::ReqRcvd) {
             // An MRA makes the peer wait long, also for a REJ that is lost. So the early
@@ -68,7 +68,7 @@ impl Manager {
     }
 
     /// Decides on a new REQ: its listener, or why it is refused [CMA-6] [CMA-7] [CMA-18].
-    fn judge(
+    fn check_req(
         &mut self,
         now: Instant,
         from: IpAddr,
@@ -121,18 +121,18 @@ impl Manager {
         req: &Req,
     ) {
         let id = self.new_id();
-        let comm = self.new_comm();
+        let comm_id = self.new_comm_id();
         let port = self.local_addr(listener).map_or(0, |at| at.port());
         let local = SocketAddr::new(header.destination, port);
         let remote = SocketAddr::new(header.source, header.source_port);
         let conn = Conn {
-            comm,
+            comm_id,
             active: false,
             pending_at: Some(listener),
             local,
             remote,
             qpn: None,
-            peer: Some(Peer { comm: req.local_id, guid: req.guid, qpn: req.qpn }),
+            peer: Some(Peer { comm_id: req.local_id, guid: req.guid, qpn: req.qpn }),
             transaction,
             // [CMA-11]
             rq_psn: self.rng.next_u24(),
@@ -157,7 +157,7 @@ impl Manager {
         };
         self.by_peer.insert((remote.ip(), req.guid, req.local_id), id);
         self.by_peer_qp.insert((remote.ip(), req.guid, req.qpn), id);
-        self.listeners.take(listener);
+        self.listeners.add_pending(listener);
         self.insert(id, conn);
         let request = ConnRequest {
             listener,
@@ -269,7 +269,7 @@ impl Manager {
     }
 
     fn established(&mut self, id: CmId) {
-        self.prove(id);
+        self.mark_proven(id);
         self.set_timer(id, None);
         self.enter(id, State::Established);
         let Some(conn) = self.conns.get(&id) else { return };
@@ -279,6 +279,6 @@ impl Manager {
             responder_resources: conn.responder_resources,
             initiator_depth: conn.initiator_depth,
         };
-        self.event_of(id, event);
+        self.event_on(id, event);
     }
 }

@@ -106,30 +106,30 @@ impl Manager {
 
     /// The peer refuses, or gives up.
     pub(super) fn handle_rej(&mut self, now: Instant, from: IpAddr, rej: &Rej) -> bool {
-        let Some(id) = self.refused(from, rej) else { return false };
+        let Some(id) = self.find_refused(from, rej) else { return false };
         self.rejected(now, id, RejectReason(rej.reason), rej.private_data.to_vec());
         true
     }
 
     /// Finds what a REJ means [CM-36].
-    fn refused(&self, from: IpAddr, rej: &Rej) -> Option<CmId> {
+    fn find_refused(&self, from: IpAddr, rej: &Rej) -> Option<CmId> {
         let ids = Ids { local: rej.local_id, remote: rej.remote_id };
         let by_guid = || {
             let guid = rej.info().first_chunk().map(|guid| u64::from_be_bytes(*guid))?;
             let timeout = rej.reason == RejectReason::TIMEOUT.0;
             self.by_peer.get(&(from, guid, rej.local_id)).filter(|_| timeout)
         };
-        let id = *self.by_comm.get(&rej.remote_id).or_else(by_guid)?;
+        let id = *self.by_comm_id.get(&rej.remote_id).or_else(by_guid)?;
         let conn = self.conns.get(&id).filter(|conn| conn.remote.ip() == from)?;
-        let meant = match conn.state {
+        let names_conn = match conn.state {
             // The peer's name is not known yet, or 0 in the message.
             State::ReqSent(_) => true,
-            State::ReqRcvd => conn.is_named(ids) || by_guid() == Some(&id),
-            State::RepSent(_) => conn.is_named(ids) || by_guid() == Some(&id),
-            State::Established => conn.is_named(ids),
+            State::ReqRcvd => conn.matches_ids(ids) || by_guid() == Some(&id),
+            State::RepSent(_) => conn.matches_ids(ids) || by_guid() == Some(&id),
+            State::Established => conn.matches_ids(ids),
             State::RepRcvd(_) | State::Accepting(_) | State::DreqSent(_) | State::Timewait => false,
         };
-        meant.then_some(id)
+        names_conn.then_some(id)
     }
 
     /// A connection ends with a refusal, of either side.
@@ -141,7 +141,7 @@ impl Manager {
         private_data: Vec<u8>,
     ) {
         let Some(conn) = self.conns.get(&id) else { return };
-        let lasts = match conn.state {
+        let keeps_timewait = match conn.state {
             // The peer knows the queue pair and may have sent to it: packets can be late [CM-45]
             // [CM-56].
             State::Established | State::RepSent(_) | State::RepRcvd(_) => true,
@@ -150,8 +150,8 @@ impl Manager {
             _ => reason == RejectReason::STALE_CONNECTION,
         };
         self.order_error(id);
-        self.event_of(id, CmEvent::Rejected { id, reason, private_data });
-        if lasts {
+        self.event_on(id, CmEvent::Rejected { id, reason, private_data });
+        if keeps_timewait {
             self.enter_timewait(now, id);
         } else {
             self.remove(id);

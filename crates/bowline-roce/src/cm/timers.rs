@@ -35,19 +35,19 @@ impl Manager {
             &mut conn.state
         else {
             // The only other timer is that of the time after the end [CM-45].
-            self.event_of(id, CmEvent::TimewaitExit { id });
+            self.event_on(id, CmEvent::TimewaitExit { id });
             self.remove(id);
             return;
         };
         let early = &self.config.first_resends;
-        if resend.early < early.len() {
-            resend.early += 1;
+        if resend.first_resends_done < early.len() {
+            resend.first_resends_done += 1;
         } else if resend.left > 0 {
             resend.left -= 1;
         } else {
             return self.give_up(now, id, counters);
         }
-        let next = early.get(resend.early).copied().unwrap_or(resend.period);
+        let next = early.get(resend.first_resends_done).copied().unwrap_or(resend.period);
         let (from, to) = (conn.local.ip(), conn.remote.ip());
         let mad = resend.mad.clone();
         counters.cm_resent += 1;
@@ -61,15 +61,15 @@ impl Manager {
         counters.cm_timeouts += 1;
         let Some(conn) = self.conns.get(&id) else { return };
         if matches!(conn.state, State::DreqSent(_)) {
-            self.event_of(id, CmEvent::Disconnected { id });
+            self.event_on(id, CmEvent::Disconnected { id });
             return self.enter_timewait(now, id);
         }
         // A REP that has come may be answered by packets, and these may be late [CM-45] [CM-56].
-        let lasts = matches!(conn.state, State::RepSent(_));
+        let keeps_timewait = matches!(conn.state, State::RepSent(_));
         self.refuse_by_timeout(id);
         self.order_error(id);
-        self.event_of(id, CmEvent::Unreachable { id });
-        if lasts {
+        self.event_on(id, CmEvent::Unreachable { id });
+        if keeps_timewait {
             self.enter_timewait(now, id);
         } else {
             self.remove(id);
@@ -90,18 +90,18 @@ impl Manager {
         self.outputs.push_back(Output::Mad(SendMad { from, to, mad: mad.clone() }));
         let first = self.config.first_resends.first().copied().unwrap_or(period);
         self.set_timer(id, Some(now + first));
-        Some(Resend { mad, early: 0, period, left, extended: false })
+        Some(Resend { mad, first_resends_done: 0, period, left, extended: false })
     }
 
     /// The peer asks for patience: once for each message, the time until it is sent again grows
     /// [CM-43].
     pub(super) fn handle_mra(&mut self, now: Instant, from: IpAddr, mra: &Mra) -> bool {
-        let Some(&id) = self.by_comm.get(&mra.remote_id) else { return false };
+        let Some(&id) = self.by_comm_id.get(&mra.remote_id) else { return false };
         let Some(conn) = self.conns.get_mut(&id) else { return false };
         if conn.remote.ip() != from {
             return false;
         }
-        let known = conn.peer.is_some_and(|peer| peer.comm == mra.local_id);
+        let known = conn.peer.is_some_and(|peer| peer.comm_id == mra.local_id);
         let wait = time_of(mra.service_timeout) + time_of(conn.ack_timeout);
         match &mut conn.state {
             State::ReqSent(resend) if mra.answered == Answered::REQ && !resend.extended => {

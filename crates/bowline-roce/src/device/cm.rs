@@ -12,19 +12,19 @@ use bowline_verbs::{CmId, ConnParam, Error, QpState, QpType, Qpn};
 use bowline_wire::roce::MAD_LEN;
 
 use super::{Device, Event};
-use crate::cm::{FormerLife, Manager, Output, Port, QpOrder, SendMad};
+use crate::cm::{FormerConnection, Manager, Output, Port, QpOrder, SendMad};
 use crate::config::Config;
 use crate::rng::Rng;
 
 /// State of the connection manager.
 #[derive(Debug)]
-pub(super) struct Glue {
+pub(super) struct CmState {
     manager: Manager,
     /// Why the last awaited order failed.
     failed: Option<Error>,
 }
 
-impl Glue {
+impl CmState {
     pub(super) fn new(config: &Config, rng: &mut Rng) -> Self {
         let port =
             Port { guid: config.guid, mtu: config.mtu, max_rd_atomic: config.limits.rd_atomic };
@@ -81,7 +81,7 @@ impl Device {
         };
         self.check_connectable(param.qpn)?;
         let id = self.cm.manager.connect(now, SocketAddr::new(ip, port), remote, param)?;
-        self.cm_carry_out(now);
+        self.cm_drain_outputs(now);
         Ok(id)
     }
 
@@ -95,7 +95,7 @@ impl Device {
     pub fn accept(&mut self, now: Instant, id: CmId, param: &ConnParam) -> Result<(), Error> {
         self.check_connectable(param.qpn)?;
         self.cm.manager.accept(id, param)?;
-        self.cm_carry_out(now);
+        self.cm_drain_outputs(now);
         self.cm.failed.take().map_or(Ok(()), Err)
     }
 
@@ -105,7 +105,7 @@ impl Device {
     /// [`Error::Invalid`], [`Error::NoSuch`].
     pub fn reject(&mut self, now: Instant, id: CmId, private_data: &[u8]) -> Result<(), Error> {
         self.cm.manager.reject(id, private_data)?;
-        self.cm_carry_out(now);
+        self.cm_drain_outputs(now);
         Ok(())
     }
 
@@ -116,7 +116,7 @@ impl Device {
     /// [`Error::NoSuch`]; [`Error::Invalid`] before it stands: destroy its name then.
     pub fn disconnect(&mut self, now: Instant, id: CmId) -> Result<(), Error> {
         self.cm.manager.disconnect(now, id)?;
-        self.cm_carry_out(now);
+        self.cm_drain_outputs(now);
         Ok(())
     }
 
@@ -127,26 +127,32 @@ impl Device {
     /// [`Error::NoSuch`], for a name that was never given.
     pub fn destroy_id(&mut self, now: Instant, id: CmId) -> Result<(), Error> {
         self.cm.manager.destroy_id(now, id)?;
-        self.cm_carry_out(now);
+        self.cm_drain_outputs(now);
         Ok(())
     }
 
     /// Returns what another life of this process needs to end the connections that stand now, if
     /// this one cannot [CM-53].
-    pub fn former_lives(&self) -> Vec<FormerLife> {
-        self.cm.manager.former_lives().collect()
+    #[doc(alias = "former_lives")]
+    pub fn former_connections(&self) -> Vec<FormerConnection> {
+        self.cm.manager.former_connections().collect()
     }
 
     /// Ends a connection of a former life of this process. Sent once, not confirmed.
     ///
     /// # Errors
     /// [`Error::AddrNotAvailable`].
-    pub fn end_former_life(&mut self, now: Instant, former: &FormerLife) -> Result<(), Error> {
+    #[doc(alias = "end_former_life")]
+    pub fn end_former_connection(
+        &mut self,
+        now: Instant,
+        former: &FormerConnection,
+    ) -> Result<(), Error> {
         if !self.is_own(former.local) {
             return Err(Error::AddrNotAvailable);
         }
-        self.cm.manager.end_former_life(former);
-        self.cm_carry_out(now);
+        self.cm.manager.end_former_connection(former);
+        self.cm_drain_outputs(now);
         Ok(())
     }
 
@@ -159,7 +165,7 @@ impl Device {
         mad: &[u8; MAD_LEN],
     ) {
         self.cm.manager.handle_mad(now, from, to, mad, &mut self.shared.counters);
-        self.cm_carry_out(now);
+        self.cm_drain_outputs(now);
     }
 
     /// When the connection manager has something to do.
@@ -169,7 +175,7 @@ impl Device {
 
     pub(super) fn cm_handle_timeout(&mut self, now: Instant) {
         self.cm.manager.handle_timeout(now, &mut self.shared.counters);
-        self.cm_carry_out(now);
+        self.cm_drain_outputs(now);
     }
 
     /// Tells whether a connection holds the queue pair.
@@ -191,23 +197,23 @@ impl Device {
     pub(super) fn cm_data_arrived(&mut self, now: Instant, qpn: Qpn) {
         if self.cm.manager.awaits_data() {
             self.cm.manager.data_arrived(qpn);
-            self.cm_carry_out(now);
+            self.cm_drain_outputs(now);
         }
     }
 
     /// Does what the manager wants done, in its order: queue pairs are ready before the message
     /// that says so goes out.
-    fn cm_carry_out(&mut self, now: Instant) {
+    fn cm_drain_outputs(&mut self, now: Instant) {
         while let Some(output) = self.cm.manager.poll_output() {
             match output {
                 Output::Mad(SendMad { from, to, mad }) => self.send_mad(from, to, mad),
                 Output::Event(event) => self.shared.events.push_back(Event::Cm(event)),
-                Output::Order(order) => self.obey(now, &order),
+                Output::Order(order) => self.execute_order(now, &order),
             }
         }
     }
 
-    fn obey(&mut self, now: Instant, order: &QpOrder) {
+    fn execute_order(&mut self, now: Instant, order: &QpOrder) {
         let steps = order.steps.iter().try_for_each(|step| {
             let in_state = self.qps.get(&order.qpn.0).map(|qp| qp.state);
             if in_state.is_some() && in_state == step.state {
@@ -217,7 +223,7 @@ impl Device {
         });
         // What is not awaited may fail: a queue pair that is gone, or in error already.
         if order.awaited {
-            self.cm.manager.ordered(now, order.id, steps.is_ok());
+            self.cm.manager.order_done(now, order.id, steps.is_ok());
             self.cm.failed = steps.err();
         }
     }

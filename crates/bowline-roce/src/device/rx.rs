@@ -14,7 +14,7 @@ use bowline_wire::roce::{
 use super::{Device, Event, IdentHint};
 use crate::qp::{Halves, Qp};
 use crate::rc::requester::Outcome;
-use crate::rc::responder::After;
+use crate::rc::responder::PacketOutcome;
 use crate::ud::network_header;
 
 /// Destination of multicast.
@@ -167,39 +167,39 @@ impl Device {
             let event = AsyncEvent::CommEstablished(qpn);
             self.shared.events.push_back(Event::Async(event));
         }
-        let name = self.shared.name(qp);
+        let context = self.shared.qp_context(qp);
         let mut outcome = Outcome::Idle;
         match &mut qp.halves {
             // Answers go to the requester, all else to the responder [RX-10].
             Halves::Rc { requester, .. } if packet.opcode.is_response() => {
-                outcome = requester.handle(&mut self.shared.tx(now, name), packet);
+                outcome = requester.handle(&mut self.shared.tx(now, context), packet);
             }
             Halves::Rc { responder, .. } => {
                 let before = self.shared.counters.requests_duplicate;
                 // What a fault makes of the queue pair shows when it is settled.
-                let _: After = responder.handle(&mut self.shared.rx(now, name), packet);
+                let _: PacketOutcome = responder.handle(&mut self.shared.rx(now, context), packet);
                 let again = self.shared.counters.requests_duplicate != before;
                 // One packet may have been repeated by the network, and tells nothing.
                 if again
                     && packet.opcode == Opcode::ReadRequest
-                    && packet.reth.is_some_and(|reth| reth.len as usize > name.mtu())
+                    && packet.reth.is_some_and(|reth| reth.len as usize > context.mtu())
                 {
-                    qp.answers.begin_again(packet.bth.psn);
+                    qp.answer_gso_loss.note_restart(packet.bth.psn);
                 }
             }
             Halves::Ud { receiver, .. } => {
                 let header = network_header(outer.from, outer.to, identification, payload.len());
                 let qkey = qp.attr.qkey.unwrap_or_default();
-                let ctx = &mut self.shared.rx(now, name);
-                if receiver.handle(ctx, qkey, &header, packet) == After::Fatal {
+                let ctx = &mut self.shared.rx(now, context);
+                if receiver.handle(ctx, qkey, &header, packet) == PacketOutcome::Fatal {
                     outcome = Outcome::Failed;
                 }
             }
         }
         if packet.opcode != Opcode::Acknowledge {
-            self.last = Some((qpn, packet.opcode));
+            self.last_packet = Some((qpn, packet.opcode));
         }
-        self.shared.watch_bursts(qp);
+        self.shared.detect_gso_loss(qp);
         self.shared.after(now, qp, outcome, true);
         self.cm_data_arrived(now, qpn);
     }

@@ -9,17 +9,17 @@ use bowline_verbs::{Access, AsyncEvent, CqId, PdId, QpState, Qpn};
 use super::Event;
 use crate::config::Config;
 use crate::counters::Counters;
-use crate::cq::{Added, CqTable, Done};
+use crate::cq::{Added, CqTable, PendingCompletion};
+use crate::gso_loss::GsoBlocklist;
 use crate::mr::MrTable;
-use crate::paths::Paths;
 use crate::qp::{Halves, Qp};
 use crate::rc::requester::{Outcome, TxCtx};
-use crate::rc::responder::{HeldBudget, RxCtx};
+use crate::rc::responder::{ReorderBudget, RxCtx};
 use crate::table::NumberMap;
 
 /// What both halves of a queue pair need to know of it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Name {
+pub(crate) struct QpContext {
     qpn: Qpn,
     pd: PdId,
     pub(crate) dest_qpn: Qpn,
@@ -37,10 +37,10 @@ pub(crate) struct Shared {
     pub(crate) cqs: CqTable,
     pub(crate) counters: Counters,
     pub(crate) events: VecDeque<Event>,
-    pub(crate) paths: Paths,
-    held: HeldBudget,
+    pub(crate) gso_blocklist: GsoBlocklist,
+    reorder_budget: ReorderBudget,
     /// Completions of the queue pairs being worked on.
-    done: Vec<Done>,
+    done: Vec<PendingCompletion>,
     /// They stay there for now.
     gathering: bool,
     /// Completion queues that have just overrun.
@@ -48,7 +48,7 @@ pub(crate) struct Shared {
     /// Queue pairs with replies to send, and with anything to send.
     pub(crate) urgent: VecDeque<u32>,
     /// Of these, those whose acknowledgement waits for the program.
-    pub(crate) aside: Vec<u32>,
+    pub(crate) deferred_acks: Vec<u32>,
     pub(crate) normal: VecDeque<u32>,
     /// When to look at which queue pair; of several entries only that in `Qp::timer_at` counts.
     timers: BinaryHeap<Reverse<(Instant, u32)>>,
@@ -57,7 +57,7 @@ pub(crate) struct Shared {
 /// Timers kept besides a few of every queue pair, whether they have been replaced or not.
 const TIMERS_KEPT: usize = 64;
 
-impl Name {
+impl QpContext {
     /// Payload bytes of a full packet.
     pub(crate) const fn mtu(&self) -> usize {
         self.mtu
@@ -71,13 +71,13 @@ impl Shared {
             cqs: CqTable::new(config.limits.cqs, config.limits.cqes),
             counters: Counters::default(),
             events: VecDeque::new(),
-            paths: Paths::default(),
-            held: HeldBudget::new(config.limits.held),
+            gso_blocklist: GsoBlocklist::default(),
+            reorder_budget: ReorderBudget::new(config.limits.reorder_bytes),
             done: Vec::new(),
             gathering: false,
             overrun: Vec::new(),
             urgent: VecDeque::new(),
-            aside: Vec::new(),
+            deferred_acks: Vec::new(),
             normal: VecDeque::new(),
             timers: BinaryHeap::new(),
             config,
@@ -85,8 +85,8 @@ impl Shared {
     }
 
     /// What both halves of a queue pair need to know of it.
-    pub(crate) fn name(&self, qp: &Qp) -> Name {
-        Name {
+    pub(crate) fn qp_context(&self, qp: &Qp) -> QpContext {
+        QpContext {
             qpn: qp.qpn,
             pd: qp.init.pd,
             dest_qpn: qp.attr.dest_qpn.unwrap_or_default(),
@@ -98,32 +98,32 @@ impl Shared {
     }
 
     /// The context of the sending half of a queue pair.
-    pub(crate) fn tx(&mut self, now: Instant, name: Name) -> TxCtx<'_> {
+    pub(crate) fn tx(&mut self, now: Instant, context: QpContext) -> TxCtx<'_> {
         TxCtx {
             now,
             mrs: &mut self.mrs,
-            pd: name.pd,
-            qpn: name.qpn,
-            dest_qpn: name.dest_qpn,
+            pd: context.pd,
+            qpn: context.qpn,
+            dest_qpn: context.dest_qpn,
             gso: self.config.gso,
             counters: &mut self.counters,
-            cq: name.send_cq,
+            cq: context.send_cq,
             done: &mut self.done,
         }
     }
 
     /// The context of the receiving half.
-    pub(crate) fn rx(&mut self, now: Instant, name: Name) -> RxCtx<'_> {
+    pub(crate) fn rx(&mut self, now: Instant, context: QpContext) -> RxCtx<'_> {
         RxCtx {
             now,
             mrs: &mut self.mrs,
-            pd: name.pd,
-            access: name.access,
-            mtu: name.mtu,
-            qpn: name.qpn,
+            pd: context.pd,
+            access: context.access,
+            mtu: context.mtu,
+            qpn: context.qpn,
             counters: &mut self.counters,
-            held: &self.held,
-            cq: name.recv_cq,
+            reorder_budget: &self.reorder_budget,
+            cq: context.recv_cq,
             done: &mut self.done,
         }
     }
@@ -147,7 +147,7 @@ impl Shared {
         }
         let (replies, requests, timer) = match &qp.halves {
             Halves::Rc { requester, responder } => {
-                let late = qp.late_ack.waits(now).filter(|_| responder.has_one_ack());
+                let late = qp.delayed_ack.deadline(now).filter(|_| responder.has_one_ack());
                 let timer = earliest(requester.poll_timeout(), responder.poll_timeout());
                 (
                     qp.state >= QpState::Rtr && responder.has_reply() && late.is_none(),
@@ -197,7 +197,7 @@ impl Shared {
         if self.gathering {
             return;
         }
-        for Done { cq, completion, wakes } in self.done.drain(..) {
+        for PendingCompletion { cq, completion, wakes } in self.done.drain(..) {
             match self.cqs.add(cq, completion, wakes) {
                 Added::Quiet | Added::Lost => {}
                 Added::Ready => self.events.push_back(Event::CqReady(cq)),
@@ -243,24 +243,24 @@ impl Shared {
 
     /// Flushes the send queue of a datagram queue pair in SQE.
     pub(crate) fn flush_sends(&mut self, now: Instant, qp: &mut Qp) {
-        let name = self.name(qp);
+        let context = self.qp_context(qp);
         if let Halves::Ud { sender, .. } = &mut qp.halves {
-            sender.flush(&mut self.tx(now, name));
+            sender.flush(&mut self.tx(now, context));
         }
         self.hand_out();
     }
 
     /// Flushes a queue pair in error.
     pub(crate) fn flush(&mut self, now: Instant, qp: &mut Qp) {
-        let name = self.name(qp);
+        let context = self.qp_context(qp);
         match &mut qp.halves {
             Halves::Rc { requester, responder } => {
-                requester.flush(&mut self.tx(now, name));
-                responder.flush(&mut self.rx(now, name));
+                requester.flush(&mut self.tx(now, context));
+                responder.flush(&mut self.rx(now, context));
             }
             Halves::Ud { sender, receiver } => {
-                sender.flush(&mut self.tx(now, name));
-                receiver.flush(&mut self.rx(now, name));
+                sender.flush(&mut self.tx(now, context));
+                receiver.flush(&mut self.rx(now, context));
             }
         }
         self.hand_out();
@@ -270,25 +270,27 @@ impl Shared {
         if qp.state == QpState::Err {
             return;
         }
-        let name = self.name(qp);
+        let context = self.qp_context(qp);
         let mut outcome = Outcome::Idle;
         if let Halves::Rc { requester, responder } = &mut qp.halves {
             responder.handle_timeout(now);
-            outcome = requester.handle_timeout(&mut self.tx(now, name));
+            outcome = requester.handle_timeout(&mut self.tx(now, context));
         }
-        self.watch_bursts(qp);
+        self.detect_gso_loss(qp);
         self.after(now, qp, outcome, true);
     }
 
     /// Does without bursts to a peer where only the first packet of each arrives [ICRC-23].
-    pub(crate) fn watch_bursts(&mut self, qp: &Qp) {
-        let creeping = match &qp.halves {
-            Halves::Rc { requester, .. } => requester.is_creeping() || qp.answers.is_certain(),
+    pub(crate) fn detect_gso_loss(&mut self, qp: &Qp) {
+        let gso_loss = match &qp.halves {
+            Halves::Rc { requester, .. } => {
+                requester.has_gso_loss() || qp.answer_gso_loss.is_detected()
+            }
             Halves::Ud { .. } => false,
         };
-        if creeping
+        if gso_loss
             && let Some(av) = qp.attr.av
-            && self.paths.add(av.remote)
+            && self.gso_blocklist.insert(av.remote)
         {
             self.counters.bursts_given_up += 1;
         }

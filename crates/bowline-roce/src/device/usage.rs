@@ -36,7 +36,7 @@ impl Device {
         InUse {
             pds: self.pds.len(),
             mrs: self.shared.mrs.count(),
-            bound: self.shared.mrs.bound(),
+            bound: self.shared.mrs.bound_count(),
             mws: self.shared.mrs.windows.len(),
             cqs: self.shared.cqs.count(),
             qps: self.qps.len(),

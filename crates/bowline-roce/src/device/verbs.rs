@@ -10,8 +10,8 @@ use bowline_verbs::{
 };
 
 use super::Device;
-use crate::lateack::LateAck;
-use crate::paths::Creeping;
+use crate::delayed_ack::DelayedAck;
+use crate::gso_loss::GsoLossDetector;
 use crate::qp::{Halves, Qp};
 
 const NO_PD: Error = Error::NoSuch("protection domain");
@@ -37,7 +37,7 @@ impl Device {
     /// # Errors
     /// [`Error::NoSuch`]; [`Error::Busy`] while a region or queue pair is left in it.
     pub fn dealloc_pd(&mut self, pd: PdId) -> Result<(), Error> {
-        if *self.pds.get(pd.0).ok_or(NO_PD)? > 0 || self.shared.mrs.uses(pd) {
+        if *self.pds.get(pd.0).ok_or(NO_PD)? > 0 || self.shared.mrs.uses_pd(pd) {
             return Err(Error::Busy("the protection domain"));
         }
         self.pds.remove(pd.0);
@@ -89,7 +89,7 @@ impl Device {
     /// [`Error::NoSuch`], [`Error::Invalid`]; [`Error::Busy`] while a window is bound to one.
     /// Nothing has changed then.
     pub fn withdraw_keys(&mut self, rkeys: &[u32]) -> Result<(), Error> {
-        self.shared.mrs.withdraw(rkeys)
+        self.shared.mrs.suspend_remote(rkeys)
     }
 
     /// Gives withdrawn regions back to peers: pairs of the present and the new key.
@@ -97,7 +97,7 @@ impl Device {
     /// # Errors
     /// [`Error::NoSuch`], [`Error::Invalid`]; nothing has changed then.
     pub fn renew_keys(&mut self, keys: &[(u32, u32)]) -> Result<(), Error> {
-        self.shared.mrs.renew(keys)
+        self.shared.mrs.rekey(keys)
     }
 
     /// Makes a memory window, bound to nothing [MR-9].
@@ -223,13 +223,13 @@ impl Device {
             state: QpState::Reset,
             attr: QpAttr::default(),
             halves: Halves::new(init, self.shared.config.mtu.bytes()),
-            answers: Creeping::of_answers(),
+            answer_gso_loss: GsoLossDetector::for_answers(),
             in_urgent: false,
-            aside: 0,
+            ack_defers: 0,
             in_normal: false,
             requests_next: false,
             replies_next: false,
-            late_ack: LateAck::default(),
+            delayed_ack: DelayedAck::default(),
             timer_at: None,
             heard: false,
             draining: None,
@@ -254,11 +254,11 @@ impl Device {
             shared.settle(now, qp, true);
         }
         if to == QpState::Reset {
-            shared.mrs.forget_windows_of(qp.qpn);
+            shared.mrs.unbind_windows_of(qp.qpn);
         }
-        if to < QpState::Rtr && self.carry_of == Some(qp.qpn) {
+        if to < QpState::Rtr && self.carry_qpn == Some(qp.qpn) {
             // Of its former life.
-            self.carry_of = None;
+            self.carry_qpn = None;
         }
         self.stop_overrun(now);
         Ok(())
@@ -296,7 +296,7 @@ impl Device {
         if let Some(gone) = self.qps.remove(&qp.0) {
             self.shared.cqs.release(gone.init.send_cq);
             self.shared.cqs.release(gone.init.recv_cq);
-            self.shared.mrs.forget_windows_of(qp);
+            self.shared.mrs.unbind_windows_of(qp);
             if let Some(users) = self.pds.get_mut(gone.init.pd.0) {
                 *users -= 1;
             }
@@ -358,7 +358,7 @@ impl Device {
                 break;
             }
             if let SendOp::BindMw { key, .. } = wr.op {
-                self.shared.mrs.window_asked(key);
+                self.shared.mrs.note_window_key(key);
             }
         }
         match qp.state {

@@ -15,12 +15,12 @@
 //! packet that is missing, beside what goes on at `next`. Whether it keeps shows by what it answers
 //! then: the packet sent again alone is acknowledged with those after it, or it is not.
 
-mod alike;
 mod answers;
-mod early;
+mod out_of_order;
 mod recovery;
 mod send;
 mod settings;
+mod uniform_run;
 
 use core::mem::discriminant;
 use std::collections::VecDeque;
@@ -29,15 +29,15 @@ use std::time::Duration;
 use bowline_verbs::{CqId, Error, PdId, QpCap, Qpn, SendFlags, SendOp, SendWr, Status};
 use bowline_wire::roce::Psn;
 
-use self::early::Stretch;
-use self::recovery::{Keeps, Repair};
+use self::out_of_order::PsnRange;
+use self::recovery::{PeerReorders, Repair};
 pub(crate) use self::settings::Settings;
 use self::settings::{WINDOW_MAX, WINDOW_MIN};
 use crate::burst::Burst;
 use crate::counters::Counters;
-use crate::cq::Done;
+use crate::cq::PendingCompletion;
+use crate::gso_loss::GsoLossDetector;
 use crate::mr::MrTable;
-use crate::paths::Creeping;
 use crate::sendq::{Request, SendQueue, Stage};
 use bowline_base::Instant;
 
@@ -61,13 +61,17 @@ pub(crate) struct TxCtx<'a> {
     /// Completion queue of sends.
     pub(crate) cq: CqId,
     /// What has completed.
-    pub(crate) done: &'a mut Vec<Done>,
+    pub(crate) done: &'a mut Vec<PendingCompletion>,
 }
 
 impl TxCtx<'_> {
     pub(crate) fn complete(&mut self, request: &Request, status: Status) {
         let completion = request.completion(self.qpn, status);
-        self.done.push(Done { cq: self.cq, completion, wakes: status != Status::Success });
+        self.done.push(PendingCompletion {
+            cq: self.cq,
+            completion,
+            wakes: status != Status::Success,
+        });
     }
 }
 
@@ -99,56 +103,56 @@ pub(crate) struct Requester {
     end: Psn,
     una: Psn,
     /// Reads and atomics begun and not complete.
-    reads: usize,
+    reads_outstanding: usize,
     /// Where the answers end to what was asked of the peer and is not answered: one for each atomic
     /// and each part of a read [REQ-4].
-    asked: VecDeque<Psn>,
+    expected_answers: VecDeque<Psn>,
     /// Answers that have come before one that is missing, in order.
-    early: VecDeque<Stretch>,
+    out_of_order: VecDeque<PsnRange>,
     /// Packets that may be on their way [REQ-6]: half after going back, a quarter less when many
     /// are lost of a peer that keeps the others; a quarter more for every window without one up to
     /// half of where the last loss was, then a sixteenth.
     window: u32,
-    slow_from: u32,
+    ssthresh: u32,
     /// Most packets asked for by one read request; not 0.
     read_part: u32,
     /// The window has been filled: the next packet waits until a quarter of it is free again.
-    full: bool,
+    window_closed: bool,
     /// Packets acknowledged since the window last grew.
-    acknowledged: u32,
+    acked_since_growth: u32,
     /// Packets sent since the last that asked for an acknowledgement.
-    unasked: u32,
+    packets_since_ack_req: u32,
     /// Went back to `una`, and nothing has come of it yet.
-    went_back: bool,
+    recovering: bool,
     /// Whether the peer keeps what comes after a gap.
-    keeps: Keeps,
+    peer_reorders: PeerReorders,
     /// The packet `una` is to be sent again, alone.
     repair: Option<Repair>,
     /// One was: the PSN that follows it, and why.
     repaired: Option<(Psn, Repair)>,
     /// Packets in a row that were missing, each sent again alone.
-    row: u32,
+    consecutive_gaps: u32,
     /// Losses since `epoch` was the end of what was sent.
     losses: u32,
-    epoch: Psn,
-    creeping: Creeping,
+    loss_epoch: Psn,
+    gso_loss: GsoLossDetector,
     /// Not before: the peer had no receive posted.
-    pause: Option<Instant>,
+    rnr_until: Option<Instant>,
     rnr_left: u8,
     /// No request is begun [QP-3].
-    held: bool,
+    sqd: bool,
     /// Retransmission timer.
-    deadline: Option<Instant>,
+    rto_deadline: Option<Instant>,
     /// Times it ran out without progress.
-    expiries: u32,
+    rto_count: u32,
     /// When the peer is asked how far it has come, and how often that was done without progress.
     probe_at: Option<Instant>,
     probes: u32,
     progress_at: Instant,
     /// Smoothed round trip.
-    round_trip: Option<Duration>,
+    srtt: Option<Duration>,
     /// PSN whose acknowledgement is timed, and when it was sent.
-    timed: Option<(Psn, Instant)>,
+    rtt_sample: Option<(Psn, Instant)>,
 }
 
 impl Requester {
@@ -163,42 +167,42 @@ impl Requester {
             next: Psn::ZERO,
             end: Psn::ZERO,
             una: Psn::ZERO,
-            reads: 0,
-            asked: VecDeque::new(),
-            early: VecDeque::new(),
+            reads_outstanding: 0,
+            expected_answers: VecDeque::new(),
+            out_of_order: VecDeque::new(),
             window: 0,
-            slow_from: 0,
+            ssthresh: 0,
             read_part: 1,
-            full: false,
-            acknowledged: 0,
-            unasked: 0,
-            went_back: false,
-            keeps: Keeps::Unknown,
+            window_closed: false,
+            acked_since_growth: 0,
+            packets_since_ack_req: 0,
+            recovering: false,
+            peer_reorders: PeerReorders::Unknown,
             repair: None,
             repaired: None,
-            row: 0,
+            consecutive_gaps: 0,
             losses: 0,
-            epoch: Psn::ZERO,
-            creeping: Creeping::of_requests(),
-            pause: None,
+            loss_epoch: Psn::ZERO,
+            gso_loss: GsoLossDetector::for_requests(),
+            rnr_until: None,
             rnr_left: 0,
-            held: false,
-            deadline: None,
-            expiries: 0,
+            sqd: false,
+            rto_deadline: None,
+            rto_count: 0,
             probe_at: None,
             probes: 0,
             progress_at: Instant::default(),
-            round_trip: None,
-            timed: None,
+            srtt: None,
+            rtt_sample: None,
         }
     }
 
     /// The queue pair goes to RTS: all PSNs begin at `sq_psn` [REQ-1].
     pub(crate) fn start(&mut self, settings: Settings, sq_psn: u32) {
         let psn = Psn::new(sq_psn);
-        (self.next, self.end, self.una, self.epoch) = (psn, psn, psn, psn);
+        (self.next, self.end, self.una, self.loss_epoch) = (psn, psn, psn, psn);
         self.window = settings.window.clamp(WINDOW_MIN, WINDOW_MAX);
-        self.slow_from = self.window;
+        self.ssthresh = self.window;
         self.read_part = self.window;
         self.rnr_left = settings.rnr_retry;
         self.settings = Some(settings);
@@ -231,8 +235,8 @@ impl Requester {
     }
 
     /// Begins no request from now on, or goes on [QP-3].
-    pub(crate) const fn hold(&mut self, held: bool) {
-        self.held = held;
+    pub(crate) const fn set_sqd(&mut self, sqd: bool) {
+        self.sqd = sqd;
     }
 
     /// Tells whether everything begun is finished.
@@ -243,13 +247,13 @@ impl Requester {
     /// Takes other attributes, while nothing is under way [QP-1].
     pub(crate) fn change(&mut self, settings: Settings) {
         self.rnr_left = settings.rnr_retry;
-        self.round_trip = None;
+        self.srtt = None;
         self.settings = Some(settings);
     }
 
     /// Tells whether of every burst only the first packet arrives [ICRC-23].
-    pub(crate) const fn is_creeping(&self) -> bool {
-        self.creeping.is_certain()
+    pub(crate) const fn has_gso_loss(&self) -> bool {
+        self.gso_loss.is_detected()
     }
 
     /// Requests not complete.
@@ -259,7 +263,7 @@ impl Requester {
 
     /// Tells whether [`fill`](Self::fill) would do something.
     pub(crate) fn has_work(&self) -> bool {
-        self.pause.is_none()
+        self.rnr_until.is_none()
             && self.settings.is_some()
             && (self.repair.is_some()
                 || self.queue.get(self.cursor).is_some_and(|request| !self.must_wait(request)))
@@ -280,7 +284,7 @@ impl Requester {
                 && next.len as usize <= len
                 && !next.flags.contains(SendFlags::FENCE)
         };
-        let shared = !self.held && self.queue.get(self.cursor + 1).is_some_and(shares);
+        let shared = !self.sqd && self.queue.get(self.cursor + 1).is_some_and(shares);
         (!shared).then_some(HEADERS_MAX + len)
     }
 
@@ -290,13 +294,13 @@ impl Requester {
             Stage::Broken(_) => return true,
             Stage::Started => {}
             Stage::Waiting => {
-                if self.held {
+                if self.sqd {
                     return true;
                 }
                 // REQ-5: a local invalidation waits for everything, as with rxe.
                 let alone = matches!(request.op, SendOp::LocalInv(_));
                 let fenced = request.flags.contains(SendFlags::FENCE);
-                if alone && self.cursor > 0 || fenced && self.reads > 0 {
+                if alone && self.cursor > 0 || fenced && self.reads_outstanding > 0 {
                     return true;
                 }
             }
@@ -304,7 +308,7 @@ impl Requester {
         // REQ-4; what is asked for again the peer has in mind already.
         if request.is_read_or_atomic() && !self.next.is_before(self.end) {
             let limit = self.settings.as_ref().map_or(0, |s| usize::from(s.max_rd_atomic));
-            if self.asked.len() >= limit {
+            if self.expected_answers.len() >= limit {
                 return true;
             }
         }
@@ -316,7 +320,7 @@ impl Requester {
     /// acknowledgement of its own, for ever.
     fn is_full(&self) -> bool {
         let in_flight = self.next.since(self.una);
-        in_flight >= self.window || self.full && in_flight > self.window - self.window / 4
+        in_flight >= self.window || self.window_closed && in_flight > self.window - self.window / 4
     }
 
     /// Executes local operations whose turn it is, and appends one packet, from base transport
@@ -325,15 +329,15 @@ impl Requester {
         let Some(mtu) = self.settings.as_ref().map(|settings| settings.mtu) else {
             return Outcome::Idle;
         };
-        if self.pause.is_none()
+        if self.rnr_until.is_none()
             && let Some(repair) = self.repair.take()
             && self.una != self.end
         {
-            return self.send_again(ctx, mtu, repair, out);
+            return self.retransmit_una(ctx, mtu, repair, out);
         }
         loop {
             let Some(request) = self.queue.get(self.cursor) else { return Outcome::Idle };
-            if self.pause.is_some() || self.must_wait(request) {
+            if self.rnr_until.is_some() || self.must_wait(request) {
                 return Outcome::Idle;
             }
             if request.is_local() {
@@ -363,7 +367,7 @@ impl Requester {
     fn complete_head(&mut self, ctx: &mut TxCtx<'_>) {
         let Some(request) = self.queue.pop() else { return };
         if request.is_read_or_atomic() {
-            self.reads -= 1;
+            self.reads_outstanding -= 1;
         }
         if self.cursor > 0 {
             self.cursor -= 1;
@@ -403,14 +407,14 @@ impl Requester {
         }
         self.cursor = 0;
         self.sent = 0;
-        self.reads = 0;
-        self.asked.clear();
-        self.early.clear();
+        self.reads_outstanding = 0;
+        self.expected_answers.clear();
+        self.out_of_order.clear();
         (self.next, self.una) = (self.end, self.end);
-        self.pause = None;
-        self.deadline = None;
+        self.rnr_until = None;
+        self.rto_deadline = None;
         self.probe_at = None;
         self.repair = None;
-        self.timed = None;
+        self.rtt_sample = None;
     }
 }

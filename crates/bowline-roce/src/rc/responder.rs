@@ -14,8 +14,8 @@
 //! for every packet, so a key that is invalidated or deregistered between two packets of a message
 //! is of no use for the second [MR-11], [MR-13].
 
-mod held;
-mod placed;
+mod flush;
+mod reorder;
 mod replies;
 #[cfg(test)]
 mod tests;
@@ -23,14 +23,14 @@ mod tests;
 use bowline_verbs::{Access, Completion, CqId, Error, PdId, Piece, Qpn, RecvWr, Status, WcOpcode};
 use bowline_wire::roce::{AtomicEth, NakCode, Opcode, Packet, Psn, Syndrome};
 
-use self::held::Held;
-pub(crate) use self::held::HeldBudget;
+pub(crate) use self::reorder::ReorderBudget;
+use self::reorder::ReorderBuffer;
 use self::replies::{Filled, ReadPart, Replies};
 use crate::burst::Burst;
 use crate::counters::Counters;
-use crate::cq::Done;
+use crate::cq::PendingCompletion;
 use crate::mr::MrTable;
-use crate::recvq::{MESSAGE_MAX, PlaceError, RecvQueue, Taken};
+use crate::recvq::{ActiveRecv, MESSAGE_MAX, PlaceError, RecvQueue};
 use bowline_base::Instant;
 
 /// What the responder needs of the device and its queue pair while it works.
@@ -47,11 +47,11 @@ pub(crate) struct RxCtx<'a> {
     pub(crate) qpn: Qpn,
     pub(crate) counters: &'a mut Counters,
     /// What all queue pairs may keep of packets that came after a gap.
-    pub(crate) held: &'a HeldBudget,
+    pub(crate) reorder_budget: &'a ReorderBudget,
     /// Completion queue of receives.
     pub(crate) cq: CqId,
     /// Receives that have completed.
-    pub(crate) done: &'a mut Vec<Done>,
+    pub(crate) done: &'a mut Vec<PendingCompletion>,
 }
 
 impl RxCtx<'_> {
@@ -60,15 +60,15 @@ impl RxCtx<'_> {
     #[inline]
     fn complete(&mut self, id: u64, status: Status, completion: Completion, solicited: bool) {
         let completion = Completion { wr_id: id, status, qpn: self.qpn, ..completion };
-        self.done.push(Done { cq: self.cq, completion, wakes: solicited });
+        self.done.push(PendingCompletion { cq: self.cq, completion, wakes: solicited });
     }
 }
 
 /// What becomes of the queue pair after a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum After {
+pub(crate) enum PacketOutcome {
     /// It goes on.
-    Fine,
+    Continue,
     /// It goes to ERR as soon as the replies there are have been sent [RSP-18].
     Fatal,
 }
@@ -109,8 +109,8 @@ enum Message {
 pub(crate) struct Responder {
     posted: RecvQueue,
     /// The receive that the present message has taken, if `holding`.
-    taken: Taken,
-    holding: bool,
+    recv: ActiveRecv,
+    has_recv: bool,
     message: Message,
     /// The packet that comes next.
     expected: Psn,
@@ -123,7 +123,7 @@ pub(crate) struct Responder {
     /// The packet expected found no receive [RSP-12].
     not_ready: bool,
     /// Packets after a gap.
-    held: Held,
+    reorder: ReorderBuffer,
     rnr_timer: u8,
     failed: bool,
     replies: Replies,
@@ -134,15 +134,15 @@ impl Responder {
     pub(crate) fn new() -> Self {
         Self {
             posted: RecvQueue::default(),
-            taken: Taken::default(),
-            holding: false,
+            recv: ActiveRecv::default(),
+            has_recv: false,
             message: Message::None,
             expected: Psn::ZERO,
             executed: Psn::ZERO,
             msn: 0,
             nak_sent: false,
             not_ready: false,
-            held: Held::default(),
+            reorder: ReorderBuffer::default(),
             rnr_timer: 0,
             failed: false,
             replies: Replies::default(),
@@ -154,22 +154,22 @@ impl Responder {
     /// since a peer may do so as well [QP-5], are answered at once and saved.
     pub(crate) fn start(&mut self, rq_psn: u32, max_dest_rd_atomic: u8, min_rnr_timer: u8) {
         self.message = Message::None;
-        self.holding = false;
+        self.has_recv = false;
         self.expected = Psn::new(rq_psn);
         self.executed = self.expected.previous();
         self.msn = 0;
         self.nak_sent = false;
         self.not_ready = false;
-        self.held.clear();
+        self.reorder.clear();
         self.rnr_timer = min_rnr_timer & 0x1f;
         self.failed = false;
-        self.replies.reset(slots(max_dest_rd_atomic));
+        self.replies.reset(answer_slots(max_dest_rd_atomic));
     }
 
     /// From now on as many READs and atomics are answered at once; answers to more are forgotten,
     /// the oldest first [QP-1].
     pub(crate) fn set_depth(&mut self, max_dest_rd_atomic: u8) {
-        self.replies.resize(slots(max_dest_rd_atomic));
+        self.replies.resize(answer_slots(max_dest_rd_atomic));
     }
 
     /// Changes the delay asked for when no receive is posted [RSP-13].
@@ -187,11 +187,11 @@ impl Responder {
     pub(crate) fn flush(&mut self, ctx: &mut RxCtx<'_>) {
         self.failed = true;
         self.message = Message::None;
-        self.held.clear();
+        self.reorder.clear();
         self.replies.clear();
         let flushed = Completion { opcode: WcOpcode::Recv, ..Completion::default() };
-        if std::mem::take(&mut self.holding) {
-            ctx.complete(self.taken.id(), Status::WrFlushErr, flushed, true);
+        if std::mem::take(&mut self.has_recv) {
+            ctx.complete(self.recv.id(), Status::WrFlushErr, flushed, true);
         }
         while let Some(id) = self.posted.take_id() {
             ctx.complete(id, Status::WrFlushErr, flushed, true);
@@ -240,7 +240,7 @@ impl Responder {
     }
 
     /// Bytes still to come of the WRITE that is under way.
-    pub(crate) const fn left(&self) -> usize {
+    pub(crate) const fn write_bytes_left(&self) -> usize {
         match self.message {
             Message::Write { left, .. } => left as usize,
             Message::None | Message::Send => 0,
@@ -250,9 +250,9 @@ impl Responder {
     /// The packet that comes next, and where the bytes of it and of those behind it belong, at most
     /// `most` of them: as far as they are full packets of a WRITE that is under way, and nothing
     /// has come out of order.
-    pub(crate) fn landing(&self, ctx: &RxCtx<'_>, most: usize) -> Option<(Psn, Piece)> {
+    pub(crate) fn placement(&self, ctx: &RxCtx<'_>, most: usize) -> Option<(Psn, Piece)> {
         let Message::Write { key, va, left, .. } = self.message else { return None };
-        if self.failed || !self.held.is_empty() || !ctx.access.contains(Access::REMOTE_WRITE) {
+        if self.failed || !self.reorder.is_empty() || !ctx.access.contains(Access::REMOTE_WRITE) {
             return None;
         }
         // As for each packet by itself: with all that is left of the range [RSP-10].
@@ -260,43 +260,43 @@ impl Responder {
         ctx.mrs.check(whose, key, va, u64::from(left), need).ok()?;
         let len = full_packets(left as usize, ctx.mtu).min(most) as u64;
         let span = ctx.mrs.resolve(whose, key, va, len, need).ok()?;
-        Some((self.expected, span.first_stretch()?))
+        Some((self.expected, span.first_contiguous()?))
     }
 
     /// Takes the packet that comes next, one in the middle of a WRITE, whose bytes are where they
     /// belong.
-    pub(crate) fn take_landed(&mut self, ctx: &RxCtx<'_>, ack_req: bool) {
+    pub(crate) fn accept_in_place(&mut self, ctx: &RxCtx<'_>, ack_req: bool) {
         if let Message::Write { va, left, .. } = &mut self.message {
             *va = va.wrapping_add(ctx.mtu as u64);
             *left = left.saturating_sub(ctx.mtu as u32);
         }
-        self.arrived();
-        self.done(ack_req);
+        self.clear_nak();
+        self.advance(ack_req);
     }
 
     /// Takes a request packet of the peer.
-    pub(crate) fn handle(&mut self, ctx: &mut RxCtx<'_>, packet: &Packet<'_>) -> After {
+    pub(crate) fn handle(&mut self, ctx: &mut RxCtx<'_>, packet: &Packet<'_>) -> PacketOutcome {
         let expected = self.expected;
-        let after = self.take(ctx, packet);
-        if self.held.is_empty() || self.expected == expected {
+        let after = self.handle_packet(ctx, packet);
+        if self.reorder.is_empty() || self.expected == expected {
             return after;
         }
-        self.replay(ctx, after)
+        self.drain_reorder(ctx, after)
     }
 
     /// The packet that was missing has come: carries out those kept, up to the next gap, for which
     /// a NAK is sent as if they came only now [RSP-2].
-    fn replay(&mut self, ctx: &mut RxCtx<'_>, mut after: After) -> After {
-        while after == After::Fine
-            && let Some(bytes) = self.held.take(self.expected)
+    fn drain_reorder(&mut self, ctx: &mut RxCtx<'_>, mut after: PacketOutcome) -> PacketOutcome {
+        while after == PacketOutcome::Continue
+            && let Some(bytes) = self.reorder.take(self.expected)
         {
             if let Ok(packet) = Packet::parse(&bytes) {
                 ctx.counters.requests_replayed += 1;
-                after = self.take(ctx, &packet);
+                after = self.handle_packet(ctx, &packet);
             }
-            self.held.recycle(bytes);
+            self.reorder.recycle(bytes);
         }
-        if after == After::Fatal {
+        if after == PacketOutcome::Fatal {
             return after;
         }
         // How far things have come, for a peer that asked about the packet that was missing.
@@ -304,40 +304,40 @@ impl Responder {
             self.replies.forget_gap();
             self.replies.ack(self.executed, self.msn);
         }
-        if !self.held.is_empty() {
-            self.miss();
+        if !self.reorder.is_empty() {
+            self.nak_gap();
         }
         after
     }
 
     /// The packet expected is missing: the peer is told once [RSP-2].
-    fn miss(&mut self) {
+    fn nak_gap(&mut self) {
         if !std::mem::replace(&mut self.nak_sent, true) {
             let syndrome = Syndrome::Nak(NakCode::PsnSequence);
             self.replies.nak(self.expected, self.msn, syndrome);
         }
     }
 
-    fn take(&mut self, ctx: &mut RxCtx<'_>, packet: &Packet<'_>) -> After {
+    fn handle_packet(&mut self, ctx: &mut RxCtx<'_>, packet: &Packet<'_>) -> PacketOutcome {
         if self.failed {
-            return After::Fatal; // takes nothing more [QP-4]
+            return PacketOutcome::Fatal; // takes nothing more [QP-4]
         }
         let psn = packet.bth.psn;
         if psn.is_after(self.expected) {
-            self.miss();
-            if !self.not_ready && self.held.keep(ctx.held, self.expected, packet) {
+            self.nak_gap();
+            if !self.not_ready && self.reorder.keep(ctx.reorder_budget, self.expected, packet) {
                 ctx.counters.requests_kept += 1;
             } else {
                 ctx.counters.requests_discarded += 1;
             }
-            return After::Fine;
+            return PacketOutcome::Continue;
         }
         if psn.is_before(self.expected) {
             ctx.counters.requests_duplicate += 1;
-            self.again(ctx, packet);
-            return After::Fine;
+            self.handle_duplicate(ctx, packet);
+            return PacketOutcome::Continue;
         }
-        self.arrived();
+        self.clear_nak();
         let fault = match self.execute(ctx, packet) {
             Ok(()) => None,
             Err(Fault::NotReady) => {
@@ -345,42 +345,42 @@ impl Responder {
                 // without a word [RSP-12].
                 self.nak_sent = true;
                 self.not_ready = true;
-                self.held.clear();
+                self.reorder.clear();
                 self.replies.nak(psn, self.msn, Syndrome::Rnr(self.rnr_timer));
                 ctx.counters.requests_discarded += 1;
-                return After::Fine;
+                return PacketOutcome::Continue;
             }
             Err(Fault::Invalidate) => Some(Fault::Invalidate),
             Err(fault) => {
                 self.fail(ctx, fault);
                 self.replies.refuse(psn, self.msn, fault.code());
-                return After::Fatal;
+                return PacketOutcome::Fatal;
             }
         };
         // READs and atomics have moved on, and have their answers queued.
         if packet.opcode.is_send() || packet.opcode.is_write() {
-            self.done(packet.bth.ack_req);
+            self.advance(packet.bth.ack_req);
         }
         if packet.opcode.ends() {
             ctx.counters.requests_executed += 1;
         }
         match fault {
-            None => After::Fine,
+            None => PacketOutcome::Continue,
             Some(fault) => {
                 self.fail(ctx, fault);
-                After::Fatal
+                PacketOutcome::Fatal
             }
         }
     }
 
     /// The packet expected has come.
-    const fn arrived(&mut self) {
+    const fn clear_nak(&mut self) {
         self.nak_sent = false;
         self.not_ready = false;
     }
 
     /// The packet expected, of a SEND or WRITE, is carried out.
-    fn done(&mut self, ack_req: bool) {
+    fn advance(&mut self, ack_req: bool) {
         let psn = self.expected;
         self.expected = psn.next();
         self.executed = psn;
@@ -393,23 +393,23 @@ impl Responder {
     fn fail(&mut self, ctx: &mut RxCtx<'_>, fault: Fault) {
         self.failed = true;
         self.message = Message::None;
-        self.held.clear();
-        if std::mem::take(&mut self.holding) {
+        self.reorder.clear();
+        if std::mem::take(&mut self.has_recv) {
             let failed = Completion { opcode: WcOpcode::Recv, ..Completion::default() };
-            ctx.complete(self.taken.id(), fault.status(), failed, true);
+            ctx.complete(self.recv.id(), fault.status(), failed, true);
         }
     }
 
     /// Answers a packet that was executed before [RSP-3].
-    fn again(&mut self, ctx: &mut RxCtx<'_>, packet: &Packet<'_>) {
+    fn handle_duplicate(&mut self, ctx: &mut RxCtx<'_>, packet: &Packet<'_>) {
         let psn = packet.bth.psn;
         let known = match packet.opcode {
             Opcode::ReadRequest => packet.reth.is_some_and(|reth| {
                 let part = ReadPart { va: reth.va, key: reth.rkey, len: reth.len };
-                self.replies.read_again(psn, responses(reth.len, ctx.mtu), part)
+                self.replies.repeat_read(psn, responses(reth.len, ctx.mtu), part)
             }),
-            op if op.is_atomic() => self.replies.atomic_again(psn),
-            op if Self::is_placed(op) => self.replies.placed_again(psn),
+            op if op.is_atomic() => self.replies.repeat_atomic(psn),
+            op if Self::has_empty_response(op) => self.replies.repeat_empty(psn),
             op if op.is_send() || op.is_write() => {
                 self.replies.ack(self.executed, self.msn);
                 true
@@ -440,8 +440,8 @@ impl Responder {
             self.read(ctx, packet)
         } else if op.is_atomic() {
             self.atomic(ctx, packet)
-        } else if Self::is_placed(op) {
-            self.place(ctx, packet)
+        } else if Self::has_empty_response(op) {
+            self.flush_or_atomic_write(ctx, packet)
         } else {
             Err(Fault::Invalid)
         }
@@ -449,8 +449,8 @@ impl Responder {
 
     /// Takes a receive for the present message [RSP-7].
     fn take_receive(&mut self) -> Result<(), Fault> {
-        self.holding = self.posted.take(&mut self.taken);
-        if self.holding { Ok(()) } else { Err(Fault::NotReady) }
+        self.has_recv = self.posted.take(&mut self.recv);
+        if self.has_recv { Ok(()) } else { Err(Fault::NotReady) }
     }
 
     fn count_message(&mut self) {
@@ -465,7 +465,7 @@ impl Responder {
         if !op.payload_rule().allows(bytes.len(), ctx.mtu) {
             return Err(Fault::Invalid); // [RSP-9], [HDR-11]
         }
-        self.taken.place(ctx.mrs, ctx.pd, bytes).map_err(|error| match error {
+        self.recv.place(ctx.mrs, ctx.pd, bytes).map_err(|error| match error {
             PlaceError::TooLong => Fault::TooLong,
             PlaceError::Key => Fault::LocalKey,
         })?;
@@ -478,15 +478,15 @@ impl Responder {
         if let Some(key) = packet.ieth {
             ctx.mrs.invalidate_remote((ctx.pd, ctx.qpn), key).map_err(|_| Fault::Invalidate)?;
         }
-        self.holding = false;
+        self.has_recv = false;
         let received = Completion {
             opcode: WcOpcode::Recv,
-            byte_len: self.taken.len() as u32, // at most 2^31 [HDR-12]
+            byte_len: self.recv.len() as u32, // at most 2^31 [HDR-12]
             imm: packet.imm,
             invalidated: packet.ieth,
             ..Completion::default()
         };
-        ctx.complete(self.taken.id(), Status::Success, received, packet.bth.solicited);
+        ctx.complete(self.recv.id(), Status::Success, received, packet.bth.solicited);
         Ok(())
     }
 
@@ -530,7 +530,7 @@ impl Responder {
         }
         self.message = Message::None;
         self.count_message();
-        if std::mem::take(&mut self.holding) {
+        if std::mem::take(&mut self.has_recv) {
             let received = Completion {
                 opcode: WcOpcode::RecvRdmaWithImm,
                 byte_len: total,
@@ -538,7 +538,7 @@ impl Responder {
                 ..Completion::default()
             };
             // The buffer of the receive is not written [RSP-8].
-            ctx.complete(self.taken.id(), Status::Success, received, packet.bth.solicited);
+            ctx.complete(self.recv.id(), Status::Success, received, packet.bth.solicited);
         }
         Ok(())
     }
@@ -619,7 +619,7 @@ impl Fault {
 }
 
 /// Operations answered at once [QP-5].
-fn slots(max_dest_rd_atomic: u8) -> usize {
+fn answer_slots(max_dest_rd_atomic: u8) -> usize {
     match max_dest_rd_atomic {
         0 => 0,
         n => usize::from(n).next_power_of_two(),

@@ -5,7 +5,7 @@ use std::time::Duration;
 use bowline_verbs::{Access, Piece, Status};
 use bowline_wire::roce::{Aeth, NakCode, Opcode, Packet, Psn, Syndrome, rnr_timer_ns};
 
-use super::settings::SEVEN;
+use super::settings::RETRY_SEVEN;
 use super::{Outcome, Requester, TxCtx};
 use crate::rc::responder::full_packets;
 use crate::sendq::Request;
@@ -34,7 +34,7 @@ impl Requester {
                 }
                 if psn != self.una {
                     // REQ-9 d: an answer before this one is missing.
-                    self.handle_early(ctx, packet);
+                    self.handle_out_of_order(ctx, packet);
                     return Outcome::Idle;
                 }
                 let good = |aeth: Option<Aeth>| {
@@ -53,7 +53,7 @@ impl Requester {
     }
 
     fn handle_ack(&mut self, ctx: &mut TxCtx<'_>, psn: Psn) -> Outcome {
-        let lost_all_after = self.learn(psn.next());
+        let lost_all_after = self.judge_repair(psn.next());
         if self.acknowledge(ctx, psn.next()) == Outcome::Failed {
             return Outcome::Failed;
         }
@@ -67,7 +67,7 @@ impl Requester {
                 && !psn.is_before(head.first + head.packets)
         });
         // If later answers have come, what is missing has been asked for.
-        if missed && self.early.is_empty() {
+        if missed && self.out_of_order.is_empty() {
             self.go_back(ctx);
         }
         Outcome::Idle
@@ -83,14 +83,14 @@ impl Requester {
         }
         // That it misses the packet next to the one sent again proves nothing.
         if self.repaired.is_some_and(|(end, _)| psn.is_after(end)) {
-            self.learn(psn);
+            self.judge_repair(psn);
         }
         if self.acknowledge(ctx, psn) == Outcome::Failed {
             return Outcome::Failed;
         }
         let status = match code {
             NakCode::PsnSequence => {
-                self.miss(ctx, psn);
+                self.handle_gap(ctx, psn);
                 return Outcome::Idle;
             }
             NakCode::InvalidRequest => Status::RemInvReqErr,
@@ -118,35 +118,35 @@ impl Requester {
             self.go_back(ctx);
             return Outcome::Idle;
         }
-        if self.pause.is_some() {
+        if self.rnr_until.is_some() {
             return Outcome::Idle;
         }
         let rnr_retry = self.settings.as_ref().map_or(0, |settings| settings.rnr_retry);
-        if rnr_retry != SEVEN {
+        if rnr_retry != RETRY_SEVEN {
             if self.rnr_left == 0 {
                 return self.fail(ctx, Status::RnrRetryExcErr);
             }
             self.rnr_left -= 1;
         }
-        self.pause = Some(ctx.now + Duration::from_nanos(rnr_timer_ns(code)));
-        self.deadline = None;
+        self.rnr_until = Some(ctx.now + Duration::from_nanos(rnr_timer_ns(code)));
+        self.rto_deadline = None;
         self.probe_at = None;
         self.repair = None;
         self.repaired = None;
-        self.unasked = 0;
+        self.packets_since_ack_req = 0;
         // What is sent again is not timed.
-        self.timed = None;
+        self.rtt_sample = None;
         // The peer lives.
         self.progress_at = ctx.now;
-        self.seek();
+        self.seek_una();
         Outcome::Idle
     }
 
     fn handle_read(&mut self, ctx: &mut TxCtx<'_>, packet: &Packet<'_>) -> Outcome {
         let mtu = self.settings.as_ref().map_or(0, |settings| settings.mtu);
         let Some(head) = self.queue.front() else { return Outcome::Idle };
-        if head.is_started() && head.is_placed() {
-            return self.handle_placed(ctx, packet);
+        if head.is_started() && head.has_empty_response() {
+            return self.handle_empty_response(ctx, packet);
         }
         if !head.is_started() || !head.is_read() {
             return self.fail(ctx, Status::BadRespErr);
@@ -169,11 +169,15 @@ impl Requester {
             self.complete_head(ctx);
         }
         self.progress(ctx, 1);
-        if self.early.is_empty() { self.finish_head(ctx) } else { self.absorb(ctx) }
+        if self.out_of_order.is_empty() {
+            self.finish_head(ctx)
+        } else {
+            self.drain_out_of_order(ctx)
+        }
     }
 
     /// The READ whose answers come next, and how many bytes of it have come.
-    fn being_read(&self) -> Option<(&Request, u32)> {
+    fn current_read(&self) -> Option<(&Request, u32)> {
         let head = self.queue.front()?;
         let mtu = self.settings.as_ref()?.mtu as u32;
         let reads =
@@ -182,33 +186,33 @@ impl Requester {
     }
 
     /// Bytes still to come of the READ whose answers come next.
-    pub(crate) fn left(&self) -> usize {
-        self.being_read().map_or(0, |(head, come)| (head.len - come) as usize)
+    pub(crate) fn read_bytes_left(&self) -> usize {
+        self.current_read().map_or(0, |(head, come)| (head.len - come) as usize)
     }
 
     /// The answer that comes next, and where the bytes of it and of those behind it belong, at most
     /// `most` of them: as far as they are full packets of a READ and have been asked for, and
     /// nothing has come out of order.
-    pub(crate) fn landing(&self, ctx: &TxCtx<'_>, most: usize) -> Option<(Psn, Piece)> {
+    pub(crate) fn placement(&self, ctx: &TxCtx<'_>, most: usize) -> Option<(Psn, Piece)> {
         let mtu = self.settings.as_ref()?.mtu;
-        let (head, come) = self.being_read().filter(|_| self.early.is_empty())?;
+        let (head, come) = self.current_read().filter(|_| self.out_of_order.is_empty())?;
         // REQ-9: what was never asked for is no answer.
         let asked = self.end.since(self.una) as usize * mtu;
         let bytes = 1..=full_packets((head.len - come) as usize, mtu).min(asked).min(most);
-        let span = self.queue.stretch(0, ctx.mrs, ctx.pd, come, bytes, Access::LOCAL_WRITE)?;
-        Some((self.una, span.first_stretch()?))
+        let span = self.queue.contiguous(0, ctx.mrs, ctx.pd, come, bytes, Access::LOCAL_WRITE)?;
+        Some((self.una, span.first_contiguous()?))
     }
 
     /// Takes the answer that comes next, one in the middle of a READ, whose bytes are where they
     /// belong.
-    pub(crate) fn take_landed(&mut self, ctx: &mut TxCtx<'_>) {
+    pub(crate) fn accept_in_place(&mut self, ctx: &mut TxCtx<'_>) {
         ctx.counters.responses_received += 1;
         self.una = self.una.next();
         self.progress(ctx, 1);
     }
 
     /// A flush or an atomic write is done: an empty answer says so [HDR-5].
-    fn handle_placed(&mut self, ctx: &mut TxCtx<'_>, packet: &Packet<'_>) -> Outcome {
+    fn handle_empty_response(&mut self, ctx: &mut TxCtx<'_>, packet: &Packet<'_>) -> Outcome {
         if packet.opcode != Opcode::ReadResponseOnly || !packet.payload.is_empty() {
             return self.fail(ctx, Status::BadRespErr);
         }
@@ -232,7 +236,11 @@ impl Requester {
         self.una = self.una.next();
         self.complete_head(ctx);
         self.progress(ctx, 1);
-        if self.early.is_empty() { self.finish_head(ctx) } else { self.absorb(ctx) }
+        if self.out_of_order.is_empty() {
+            self.finish_head(ctx)
+        } else {
+            self.drain_out_of_order(ctx)
+        }
     }
 
     /// Everything before `upto` has arrived: completes sends and writes. Reads and atomics are

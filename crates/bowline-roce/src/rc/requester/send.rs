@@ -15,9 +15,9 @@ use crate::sendq::{Request, Stage};
 /// behind the second one. Of a message that stays one the peer knows where the packets to come
 /// belong, and need not copy them [REQ-26]. Who posts both short and long ones may want to order
 /// them by it: `LONG` of `bowline-rtrs`.
-const APART_MAX: u32 = 2 * burst_payload(Mtu::M4096) as u32;
+const PER_PACKET_MAX: u32 = 2 * burst_payload(Mtu::M4096) as u32;
 /// With shorter packets it was not measured to pay.
-const APART_MTU: usize = 2048;
+const PER_PACKET_MTU_MIN: usize = 2048;
 
 impl Requester {
     /// Executes the local operation at the cursor, once and for all [REQ-20], [MR-8].
@@ -55,33 +55,34 @@ impl Requester {
         let Some(request) = self.queue.get_mut(self.cursor) else { return false };
         if !fits {
             request.stage = Stage::Broken(Status::LocProtErr);
-            self.ask_before_broken();
+            self.request_ack_before_broken();
             return false;
         }
         request.first = self.end;
-        request.packets = if request.is_atomic() || request.is_placed() {
+        request.packets = if request.is_atomic() || request.has_empty_response() {
             1
         } else {
             (request.len as usize).div_ceil(mtu).max(1) as u32
         };
         // The peer's program is told the length of a WRITE with an immediate.
         let is_write = matches!(request.op, SendOp::Write(_));
-        request.apart = is_write && ctx.gso && mtu >= APART_MTU && request.len <= APART_MAX;
+        request.per_packet =
+            is_write && ctx.gso && mtu >= PER_PACKET_MTU_MIN && request.len <= PER_PACKET_MAX;
         request.stage = Stage::Started;
         self.sent = 0;
         if request.is_read_or_atomic() {
-            self.reads += 1;
+            self.reads_outstanding += 1;
         }
         true
     }
 
     /// The request at the cursor is not sent, and fails when those before it are acknowledged.
     /// Those may have relied on it to ask for that [REQ-25].
-    fn ask_before_broken(&mut self) {
-        if self.una != self.end && self.unasked > 0 {
+    fn request_ack_before_broken(&mut self) {
+        if self.una != self.end && self.packets_since_ack_req > 0 {
             // What is to be sent again already asks as well.
             self.repair.get_or_insert(Repair::Probe);
-            self.timed = None;
+            self.rtt_sample = None;
         }
     }
 
@@ -105,7 +106,7 @@ impl Requester {
         // looks for what it was asked before [RSP-3].
         let part = self.read_part - sent % self.read_part;
         // Answers that have come already are not asked for.
-        let most = if alone { part.min(self.missing()) } else { part };
+        let most = if alone { part.min(self.leading_gap()) } else { part };
         let steps = if one_packet { (packets - sent).min(most) } else { 1 };
         let last = sent + steps == packets;
         // REQ-8, REQ-25: at the end of a message that somebody waits for or no other follows, and
@@ -113,14 +114,15 @@ impl Requester {
         let filling = psn.since(self.una) + 1 >= self.window;
         let awaited = self.signal_all
             || request.flags.contains(SendFlags::SIGNALED)
-            || self.held
+            || self.sqd
             || self.queue.get(self.cursor + 1).is_none_or(Request::is_local);
         let ask = alone
             || last && awaited
             || one_packet
             || filling
-            || self.unasked + 1 >= self.asks_after();
-        let opcode = opcode(&request.op, sent == 0 || request.apart, last || request.apart);
+            || self.packets_since_ack_req + 1 >= self.ack_req_interval();
+        let opcode =
+            opcode(&request.op, sent == 0 || request.per_packet, last || request.per_packet);
         let body = (left as usize).min(mtu);
         let ends_send = last
             && matches!(
@@ -145,7 +147,7 @@ impl Requester {
             SendOp::SendImm(imm) => packet.imm = Some(*imm),
             // REQ-17
             SendOp::SendInv(key) => packet.ieth = Some(*key),
-            SendOp::Write(remote) if request.apart => {
+            SendOp::Write(remote) if request.per_packet => {
                 packet.reth = Some(reth(remote, offset, body as u32));
             }
             SendOp::Write(remote) => packet.reth = Some(reth(remote, 0, request.len)),
@@ -198,7 +200,7 @@ impl Requester {
             if let Some(request) = self.queue.get_mut(self.cursor) {
                 request.stage = Stage::Broken(Status::LocProtErr);
             }
-            self.ask_before_broken();
+            self.request_ack_before_broken();
             return false;
         }
 
@@ -207,14 +209,14 @@ impl Requester {
             ctx.counters.packets_resent += 1;
         }
         self.note_sent(ctx.now, psn + steps);
-        self.unasked = if ask { 0 } else { self.unasked + 1 };
+        self.packets_since_ack_req = if ask { 0 } else { self.packets_since_ack_req + 1 };
         self.next += steps;
-        self.full = self.next.since(self.una) >= self.window;
+        self.window_closed = self.next.since(self.una) >= self.window;
         if fresh && one_packet {
-            self.asked.push_back(self.next);
+            self.expected_answers.push_back(self.next);
         }
-        if fresh && ask && self.timed.is_none() {
-            self.timed = Some((psn, ctx.now));
+        if fresh && ask && self.rtt_sample.is_none() {
+            self.rtt_sample = Some((psn, ctx.now));
         }
         if last {
             self.cursor += 1;
@@ -237,13 +239,13 @@ impl Requester {
         if upto.is_after(self.end) {
             self.end = upto;
         }
-        if self.deadline.is_none() {
-            self.arm(now);
+        if self.rto_deadline.is_none() {
+            self.arm_rto(now);
         }
     }
 
     /// One packet in so many at least asks for an acknowledgement.
-    pub(super) fn asks_after(&self) -> u32 {
+    pub(super) fn ack_req_interval(&self) -> u32 {
         (self.window / 3).max(1)
     }
 
@@ -253,7 +255,7 @@ impl Requester {
     pub(crate) fn end_burst(&mut self, count: usize) {
         let room = self.window.saturating_sub(self.next.since(self.una));
         if room < (count as u32).min(self.window / 4) {
-            self.full = true;
+            self.window_closed = true;
         }
     }
 }

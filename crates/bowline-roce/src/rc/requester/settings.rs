@@ -13,9 +13,9 @@ const PROBE_MIN: Duration = Duration::from_millis(1);
 /// The same while fewer packets than these are unanswered: who waits for one answer sleeps, and a
 /// timer that ends before the system's next tick costs each sleep some microseconds.
 const PROBE_MIN_FEW: Duration = Duration::from_millis(5);
-pub(super) const FEW: u32 = 16;
+pub(super) const FEW_UNANSWERED: u32 = 16;
 /// A retry count, as an RNR retry count, of 7 [REQ-13].
-pub(super) const SEVEN: u8 = 7;
+pub(super) const RETRY_SEVEN: u8 = 7;
 
 /// Attributes of the queue pair that concern the requester. What it makes of them is its own
 /// affair: the peer never sees it [REQ-21].
@@ -41,15 +41,15 @@ impl Settings {
     /// When a silent peer is asked how far it has come, for the time of an answer: late enough for
     /// one that slept.
     pub(super) fn probe_after(round_trip: Option<Duration>, unanswered: u32) -> Duration {
-        let least = if unanswered < FEW { PROBE_MIN_FEW } else { PROBE_MIN };
+        let least = if unanswered < FEW_UNANSWERED { PROBE_MIN_FEW } else { PROBE_MIN };
         round_trip.unwrap_or(PROBE_MIN) * 2 + least
     }
 
     /// Time without progress after which the peer is given up.
-    pub(super) fn patience(&self) -> Option<Duration> {
+    pub(super) fn give_up_time(&self) -> Option<Duration> {
         match self.give_up {
             GiveUp::After(time) => Some(time),
-            GiveUp::RetryCountSevenForever if self.retry_cnt == SEVEN => None,
+            GiveUp::RetryCountSevenForever if self.retry_cnt == RETRY_SEVEN => None,
             GiveUp::RetryCount | GiveUp::RetryCountSevenForever => {
                 let timeout = self.timeout()?.max(self.retransmit_min);
                 Some(timeout * u32::from(self.retry_cnt.max(1)))

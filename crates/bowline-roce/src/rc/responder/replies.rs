@@ -31,18 +31,18 @@ pub(super) struct ReadPart {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum What {
+enum SavedReply {
     Read(ReadPart),
     /// The value before the operation.
     Atomic(u64),
     /// A flush or an atomic write: there is nothing to tell but that it is done.
-    Placed,
+    Empty,
 }
 
 /// An operation that is not carried out again when its request comes again [RSP-3].
 #[derive(Clone, Copy, Debug)]
 struct Saved {
-    what: What,
+    reply: SavedReply,
     first: Psn,
     /// Numbers that its responses take.
     count: u32,
@@ -77,14 +77,14 @@ enum Reply {
         slot: usize,
         original: u64,
     },
-    Placed {
+    Empty {
         slot: usize,
     },
 }
 
 /// An acknowledgement that may have been lost.
 #[derive(Clone, Copy, Debug)]
-struct Repeat {
+struct AckRepeat {
     at: Instant,
     psn: Psn,
     msn: u32,
@@ -109,17 +109,17 @@ pub(super) struct Replies {
     saved: Vec<Saved>,
     /// The slot that is used next; the oldest one when all are used.
     next: usize,
-    slots: usize,
-    repeat: Option<Repeat>,
+    answer_slots: usize,
+    repeat: Option<AckRepeat>,
 }
 
 impl Replies {
-    /// Forgets everything; from now on `slots` operations are saved.
-    pub(super) fn reset(&mut self, slots: usize) {
+    /// Forgets everything; from now on `answer_slots` operations are saved.
+    pub(super) fn reset(&mut self, answer_slots: usize) {
         self.queue.clear();
         self.saved.clear();
         self.next = 0;
-        self.slots = slots;
+        self.answer_slots = answer_slots;
         self.repeat = None;
     }
 
@@ -176,46 +176,46 @@ impl Replies {
 
     /// Tells whether one more operation can be saved: the oldest is gone or answered [RSP-6].
     pub(super) fn can_save(&self) -> bool {
-        self.slots != 0 && self.saved.get(self.next).is_none_or(|oldest| oldest.answered)
+        self.answer_slots != 0 && self.saved.get(self.next).is_none_or(|oldest| oldest.answered)
     }
 
     /// Answers a READ [RSP-14]; `can_save` must hold.
     pub(super) fn read(&mut self, psn: Psn, count: u32, msn: u32, part: ReadPart) {
-        let slot = self.save(What::Read(part), psn, count, msn);
+        let slot = self.save(SavedReply::Read(part), psn, count, msn);
         self.queue.push_back(Reply::Read { slot, part, psn, started: false });
     }
 
     /// Answers an atomic operation [RSP-11]; `can_save` must hold.
     pub(super) fn atomic(&mut self, psn: Psn, msn: u32, original: u64) {
-        let slot = self.save(What::Atomic(original), psn, 1, msn);
+        let slot = self.save(SavedReply::Atomic(original), psn, 1, msn);
         self.queue.push_back(Reply::Atomic { slot, original });
     }
 
     /// Answers a flush or an atomic write [HDR-5]; `can_save` must hold.
-    pub(super) fn placed(&mut self, psn: Psn, msn: u32) {
-        let slot = self.save(What::Placed, psn, 1, msn);
-        self.queue.push_back(Reply::Placed { slot });
+    pub(super) fn empty(&mut self, psn: Psn, msn: u32) {
+        let slot = self.save(SavedReply::Empty, psn, 1, msn);
+        self.queue.push_back(Reply::Empty { slot });
     }
 
     /// Answers one that came again, as atomics are [RSP-3]. Tells whether it is one that was saved.
-    pub(super) fn placed_again(&mut self, psn: Psn) -> bool {
-        let is_it = |saved: &Saved| matches!(saved.what, What::Placed) && saved.first == psn;
-        let Some(slot) = self.newest_first(is_it) else { return false };
+    pub(super) fn repeat_empty(&mut self, psn: Psn) -> bool {
+        let is_it = |saved: &Saved| matches!(saved.reply, SavedReply::Empty) && saved.first == psn;
+        let Some(slot) = self.find_newest(is_it) else { return false };
         if !std::mem::replace(&mut self.saved[slot].queued, true) {
-            self.queue.push_back(Reply::Placed { slot });
+            self.queue.push_back(Reply::Empty { slot });
         }
         true
     }
 
-    /// From now on `slots` operations are saved: the newest ones of those there are.
-    pub(super) fn resize(&mut self, slots: usize) {
+    /// From now on `answer_slots` operations are saved: the newest ones of those there are.
+    pub(super) fn resize(&mut self, answer_slots: usize) {
         let all = self.saved.len();
-        if all > 0 && all == self.slots {
+        if all > 0 && all == self.answer_slots {
             // The oldest first.
             self.saved.rotate_left(self.next);
         }
-        let turned = if all == self.slots { self.next } else { 0 };
-        let gone = all.saturating_sub(slots);
+        let turned = if all == self.answer_slots { self.next } else { 0 };
+        let gone = all.saturating_sub(answer_slots);
         self.saved.drain(..gone);
         self.queue.retain_mut(|reply| {
             let Some(slot) = reply.slot_mut() else { return true };
@@ -223,15 +223,15 @@ impl Replies {
             *slot = place.saturating_sub(gone);
             place >= gone
         });
-        self.slots = slots;
-        self.next = if self.saved.len() < slots { self.saved.len() } else { 0 };
+        self.answer_slots = answer_slots;
+        self.next = if self.saved.len() < answer_slots { self.saved.len() } else { 0 };
     }
 
-    fn save(&mut self, what: What, first: Psn, count: u32, msn: u32) -> usize {
+    fn save(&mut self, reply: SavedReply, first: Psn, count: u32, msn: u32) -> usize {
         debug_assert!(self.can_save());
-        let saved = Saved { what, first, count, msn, answered: false, queued: true };
+        let saved = Saved { reply, first, count, msn, answered: false, queued: true };
         let slot = self.next;
-        self.next = (slot + 1) % self.slots.max(1);
+        self.next = (slot + 1) % self.answer_slots.max(1);
         match self.saved.get_mut(slot) {
             Some(oldest) => {
                 // The peer has its answer, or it would have one more outstanding than it may; so
@@ -248,9 +248,9 @@ impl Replies {
 
     /// Answers a READ request that came again, or its rest, from `psn` on [RSP-3]. Tells whether
     /// it is one that was saved.
-    pub(super) fn read_again(&mut self, psn: Psn, count: u32, part: ReadPart) -> bool {
-        let found = self.newest_first(|saved| {
-            let What::Read(whole) = saved.what else { return false };
+    pub(super) fn repeat_read(&mut self, psn: Psn, count: u32, part: ReadPart) -> bool {
+        let found = self.find_newest(|saved| {
+            let SavedReply::Read(whole) = saved.reply else { return false };
             let skipped = psn.since(saved.first);
             skipped < saved.count && count <= saved.count - skipped && part.is_within(&whole)
         });
@@ -274,8 +274,8 @@ impl Replies {
     }
 
     /// Answers an atomic request that came again [RSP-3]. Tells whether it is one that was saved.
-    pub(super) fn atomic_again(&mut self, psn: Psn) -> bool {
-        let found = self.newest_first(|saved| saved.original().is_some() && saved.first == psn);
+    pub(super) fn repeat_atomic(&mut self, psn: Psn) -> bool {
+        let found = self.find_newest(|saved| saved.original().is_some() && saved.first == psn);
         let Some(slot) = found else { return false };
         let saved = &mut self.saved[slot];
         if let Some(original) = saved.original()
@@ -286,7 +286,7 @@ impl Replies {
         true
     }
 
-    fn newest_first(&self, is_it: impl Fn(&Saved) -> bool) -> Option<usize> {
+    fn find_newest(&self, is_it: impl Fn(&Saved) -> bool) -> Option<usize> {
         let (newer, older) = (0..self.next.min(self.saved.len()), self.next..self.saved.len());
         newer.rev().chain(older.rev()).find(|slot| is_it(&self.saved[*slot]))
     }
@@ -313,7 +313,7 @@ impl Replies {
         match reply {
             Reply::Ack { psn, msn, round } => {
                 acknowledge(out, dest_qpn, psn, Syndrome::ACK, msn);
-                self.repeat = REPEAT_AFTER.get(round).map(|pause| Repeat {
+                self.repeat = REPEAT_AFTER.get(round).map(|pause| AckRepeat {
                     at: ctx.now + *pause,
                     psn,
                     msn,
@@ -334,7 +334,7 @@ impl Replies {
                 packet.atomic_ack = Some(AtomicAckEth { original });
                 packet.emit(&mut out.bytes);
             }
-            Reply::Placed { slot } => {
+            Reply::Empty { slot } => {
                 let saved = &mut self.saved[slot];
                 (saved.answered, saved.queued) = (true, false);
                 let mut packet = response(Opcode::ReadResponseOnly, dest_qpn, saved.first);
@@ -415,7 +415,7 @@ impl Replies {
         if let Some(repeat) = self.repeat.take_if(|repeat| repeat.at <= now)
             && self.queue.is_empty()
         {
-            let Repeat { psn, msn, round, .. } = repeat;
+            let AckRepeat { psn, msn, round, .. } = repeat;
             self.queue.push_back(Reply::Ack { psn, msn, round });
         }
     }
@@ -423,9 +423,9 @@ impl Replies {
 
 impl Saved {
     const fn original(&self) -> Option<u64> {
-        match self.what {
-            What::Atomic(original) => Some(original),
-            What::Read(_) | What::Placed => None,
+        match self.reply {
+            SavedReply::Atomic(original) => Some(original),
+            SavedReply::Read(_) | SavedReply::Empty => None,
         }
     }
 }
@@ -433,7 +433,7 @@ impl Saved {
 impl Reply {
     const fn slot(&self) -> Option<usize> {
         match self {
-            Self::Read { slot, .. } | Self::Atomic { slot, .. } | Self::Placed { slot } => {
+            Self::Read { slot, .. } | Self::Atomic { slot, .. } | Self::Empty { slot } => {
                 Some(*slot)
             }
             Self::Ack { .. } | Self::Nak { .. } => None,
@@ -442,7 +442,7 @@ impl Reply {
 
     const fn slot_mut(&mut self) -> Option<&mut usize> {
         match self {
-            Self::Read { slot, .. } | Self::Atomic { slot, .. } | Self::Placed { slot } => {
+            Self::Read { slot, .. } | Self::Atomic { slot, .. } | Self::Empty { slot } => {
                 Some(slot)
             }
             Self::Ack { .. } | Self::Nak { .. } => None,

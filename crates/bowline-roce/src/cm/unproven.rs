@@ -17,35 +17,35 @@ impl Manager {
     pub(super) fn make_room(&mut self, listener: CmId, counters: &mut Counters) -> bool {
         if self.listeners.pending(listener) >= self.config.max_pending {
             let at = |id: &CmId| self.conns.get(id).and_then(|conn| conn.pending_at);
-            let mut all = self.strangers.iter().map(|(_, id)| *id);
+            let mut all = self.unproven.iter().map(|(_, id)| *id);
             if let Some(oldest) = all.find(|id| at(id) == Some(listener)) {
-                self.push_out(oldest, counters);
+                self.evict(oldest, counters);
             }
         }
-        let strangers = self.config.max_strangers;
+        let unproven = self.config.max_unproven;
         let all = self.config.max_connections;
-        if (self.strangers.len() >= strangers || self.conns.len() >= all)
-            && let Some(&(_, oldest)) = self.strangers.first()
+        if (self.unproven.len() >= unproven || self.conns.len() >= all)
+            && let Some(&(_, oldest)) = self.unproven.first()
         {
-            self.push_out(oldest, counters);
+            self.evict(oldest, counters);
         }
         self.listeners.pending(listener) < self.config.max_pending
-            && self.strangers.len() < strangers
+            && self.unproven.len() < unproven
             && self.conns.len() < all
     }
 
     /// The peer of a connection is there.
-    pub(super) fn prove(&mut self, id: CmId) {
+    pub(super) fn mark_proven(&mut self, id: CmId) {
         if let Some(conn) = self.conns.get_mut(&id) {
             conn.proven = true;
-            self.strangers.remove(&(conn.since, id));
+            self.unproven.remove(&(conn.since, id));
         }
     }
 
     /// Forgets a connection that is not proven. A request that was not answered yet is dropped
     /// without a word: a peer that is there sends it again [CM-40]. One that was is refused, for a
     /// peer whose RTU was lost.
-    fn push_out(&mut self, id: CmId, counters: &mut Counters) {
+    fn evict(&mut self, id: CmId, counters: &mut Counters) {
         let Some(conn) = self.conns.get(&id) else { return };
         counters.cm_pushed_out += 1;
         let last = match conn.state {
@@ -58,7 +58,7 @@ impl Manager {
             _ => &[CmEvent::Unreachable { id }],
         };
         self.order_error(id);
-        last.iter().for_each(|event| self.event_of(id, event.clone()));
+        last.iter().for_each(|event| self.event_on(id, event.clone()));
         self.remove(id);
     }
 }

@@ -13,82 +13,82 @@ use std::time::Duration;
 use bowline_base::Instant;
 
 /// Answers in a row without the acknowledgement.
-const PASSED_MAX: u8 = 3;
+const DEFERS_MAX: u8 = 3;
 /// Waits in vain in a row; a single one can be an accident.
-const VAIN: u32 = 2;
+const EXPIRED_MAX: u32 = 2;
 /// Answers without waiting after these, at first.
-const OFF_MIN: u32 = 1024;
+const BACKOFF_MIN: u32 = 1024;
 /// That many times longer each time, at most so often.
-const OFF_STEP: u32 = 4;
-const STRIKES_MAX: u32 = 5;
+const BACKOFF_FACTOR: u32 = 4;
+const BACKOFFS_MAX: u32 = 5;
 /// After so many that were not in vain, all is forgotten.
-const GOOD: u32 = 256;
+const IN_TIME_RESET: u32 = 256;
 
 /// The acknowledgement of one queue pair.
 #[derive(Debug, Default)]
-pub(crate) struct LateAck {
+pub(crate) struct DelayedAck {
     until: Option<Instant>,
-    passed: u8,
+    defers: u8,
     /// The last answer passed in the second half of that time.
-    lively: bool,
+    recent_send: bool,
     /// Answers left for which it does not wait.
-    off: u32,
+    backoff_left: u32,
     /// Times in a row it waited in vain, how often that was enough, and times it did not since.
-    vain: u32,
-    strikes: u32,
-    good: u32,
+    expired: u32,
+    backoffs: u32,
+    in_time: u32,
 }
 
-impl LateAck {
+impl DelayedAck {
     /// A packet of requests is about to go out alone: tells whether the acknowledgement may stay
     /// behind, at most for `delay`.
-    pub(crate) fn stay_behind(&mut self, now: Instant, delay: Duration) -> bool {
-        if self.off > 0 {
-            self.off -= 1;
+    pub(crate) fn may_defer(&mut self, now: Instant, delay: Duration) -> bool {
+        if self.backoff_left > 0 {
+            self.backoff_left -= 1;
             return false;
         }
         let until = self.until.unwrap_or(now + delay);
-        if until <= now || self.passed == PASSED_MAX {
+        if until <= now || self.defers == DEFERS_MAX {
             return false;
         }
-        self.passed += 1;
+        self.defers += 1;
         self.until = Some(until);
-        self.lively = now + delay / 2 > until;
+        self.recent_send = now + delay / 2 > until;
         true
     }
 
     /// It has been sent, or is no more.
-    pub(crate) fn gone(&mut self, now: Instant) {
+    pub(crate) fn clear(&mut self, now: Instant) {
         let Some(until) = self.until.take() else { return };
-        self.passed = 0;
+        self.defers = 0;
         if until <= now {
             // A peer that still went on is slow.
-            if self.lively {
+            if self.recent_send {
                 return;
             }
-            self.vain += 1;
-            if self.vain == VAIN {
-                self.off = OFF_MIN * OFF_STEP.pow(self.strikes);
-                self.strikes = (self.strikes + 1).min(STRIKES_MAX);
-                (self.vain, self.good) = (0, 0);
+            self.expired += 1;
+            if self.expired == EXPIRED_MAX {
+                self.backoff_left = BACKOFF_MIN * BACKOFF_FACTOR.pow(self.backoffs);
+                self.backoffs = (self.backoffs + 1).min(BACKOFFS_MAX);
+                (self.expired, self.in_time) = (0, 0);
             }
         } else {
-            self.vain = 0;
-            self.good += 1;
-            if self.good == GOOD {
-                (self.good, self.strikes) = (0, 0);
+            self.expired = 0;
+            self.in_time += 1;
+            if self.in_time == IN_TIME_RESET {
+                (self.in_time, self.backoffs) = (0, 0);
             }
         }
     }
 
     /// Has it go out now; tells whether it waited.
     pub(crate) fn release(&mut self) -> bool {
-        self.passed = 0;
+        self.defers = 0;
         self.until.take().is_some()
     }
 
     /// Until when it waits; `None`: it does not, or not any more.
-    pub(crate) fn waits(&self, now: Instant) -> Option<Instant> {
+    pub(crate) fn deadline(&self, now: Instant) -> Option<Instant> {
         self.until.filter(|until| *until > now)
     }
 }
@@ -101,36 +101,36 @@ mod tests {
     fn it_waits_a_few_times_and_not_for_long() {
         let delay = Duration::from_micros(20);
         let at = Instant::from_nanos;
-        let mut ack = LateAck::default();
-        assert!(!ack.stay_behind(at(0), Duration::ZERO));
-        assert_eq!(ack.waits(at(0)), None);
+        let mut ack = DelayedAck::default();
+        assert!(!ack.may_defer(at(0), Duration::ZERO));
+        assert_eq!(ack.deadline(at(0)), None);
         for now in [0, 7_000, 14_000] {
-            assert!(ack.stay_behind(at(now), delay));
-            assert_eq!(ack.waits(at(now)), Some(at(20_000)), "since it came first");
+            assert!(ack.may_defer(at(now), delay));
+            assert_eq!(ack.deadline(at(now)), Some(at(20_000)), "since it came first");
         }
-        assert!(!ack.stay_behind(at(15_000), delay));
-        assert_eq!(ack.waits(at(20_000)), None);
-        ack.gone(at(15_000));
-        assert!(ack.stay_behind(at(21_000), delay));
-        assert!(!ack.stay_behind(at(41_000), delay));
+        assert!(!ack.may_defer(at(15_000), delay));
+        assert_eq!(ack.deadline(at(20_000)), None);
+        ack.clear(at(15_000));
+        assert!(ack.may_defer(at(21_000), delay));
+        assert!(!ack.may_defer(at(41_000), delay));
     }
 
     #[test]
     fn a_peer_that_is_slow_does_not_wait_for_it() {
         let delay = Duration::from_micros(20);
         let mut now = Instant::from_nanos(1);
-        let mut ack = LateAck::default();
+        let mut ack = DelayedAck::default();
         for _ in 0..100 {
             // Two answers before the time is over, and it goes with the third.
             assert_eq!(
                 [(); 3].map(|()| {
-                    let stays = ack.stay_behind(now, delay);
+                    let deferred = ack.may_defer(now, delay);
                     now = now + Duration::from_micros(15);
-                    stays
+                    deferred
                 }),
                 [true, true, false]
             );
-            ack.gone(now);
+            ack.clear(now);
         }
     }
 
@@ -138,15 +138,15 @@ mod tests {
     fn a_peer_that_waits_for_it_behind_two_answers_loses_little() {
         let delay = Duration::from_micros(20);
         let (mut now, mut lost) = (Instant::from_nanos(1), 0);
-        let mut ack = LateAck::default();
+        let mut ack = DelayedAck::default();
         for _ in 0..1000 {
-            let stays = [(); 2].map(|()| ack.stay_behind(now, delay));
+            let deferred = [(); 2].map(|()| ack.may_defer(now, delay));
             now = now + Duration::from_micros(1);
-            if stays[1] {
+            if deferred[1] {
                 lost += 1;
                 now = now + delay;
             }
-            ack.gone(now);
+            ack.clear(now);
         }
         assert_eq!(lost, 4, "2 in 512 of two answers, then in 2048");
     }
@@ -155,26 +155,26 @@ mod tests {
     fn a_peer_that_waits_for_it_loses_little() {
         let delay = Duration::from_micros(20);
         let (mut now, mut lost) = (Instant::from_nanos(1), 0);
-        let mut ack = LateAck::default();
+        let mut ack = DelayedAck::default();
         for _ in 0..100_000 {
-            if ack.stay_behind(now, delay) {
+            if ack.may_defer(now, delay) {
                 lost += 1;
                 now = now + delay;
             }
-            ack.gone(now);
+            ack.clear(now);
             now = now + Duration::from_micros(5);
         }
         assert_eq!(lost, 10, "2 in 1024, then 4096, 16384, 65536, 262144");
         // The peer changes its ways, and after a while once does not count any more.
         for _ in 0..2_000_000 {
-            ack.stay_behind(now, delay);
-            ack.gone(now);
+            ack.may_defer(now, delay);
+            ack.clear(now);
         }
         for _ in 0..2 {
-            assert!(ack.stay_behind(now, delay));
-            ack.gone(now + delay);
+            assert!(ack.may_defer(now, delay));
+            ack.clear(now + delay);
         }
-        let off = (0..10_000).take_while(|_| !ack.stay_behind(now, delay)).count();
+        let off = (0..10_000).take_while(|_| !ack.may_defer(now, delay)).count();
         assert_eq!(off, 1024);
     }
 }

@@ -19,12 +19,16 @@ const REGION: u32 = 1;
 
 impl Responder {
     /// Tells whether a request is one of these.
-    pub(super) const fn is_placed(opcode: Opcode) -> bool {
+    pub(super) const fn has_empty_response(opcode: Opcode) -> bool {
         matches!(opcode, Opcode::Flush | Opcode::AtomicWrite)
     }
 
     /// Carries out a flush or an atomic write.
-    pub(super) fn place(&mut self, ctx: &mut RxCtx<'_>, packet: &Packet<'_>) -> Result<(), Fault> {
+    pub(super) fn flush_or_atomic_write(
+        &mut self,
+        ctx: &mut RxCtx<'_>,
+        packet: &Packet<'_>,
+    ) -> Result<(), Fault> {
         if packet.opcode == Opcode::Flush {
             self.flush_memory(ctx, packet)?;
         } else {
@@ -32,7 +36,7 @@ impl Responder {
         }
         self.count_message();
         let psn = packet.bth.psn;
-        self.replies.placed(psn, self.msn);
+        self.replies.empty(psn, self.msn);
         self.expected = psn.next();
         self.executed = psn;
         Ok(())

@@ -13,15 +13,15 @@ use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use bowline_roce::FormerLife;
+use bowline_roce::FormerConnection;
 
 /// The files.
 #[derive(Debug)]
-pub(crate) struct Lives {
+pub(crate) struct ConnectionFiles {
     files: Vec<(IpAddr, PathBuf)>,
 }
 
-impl Lives {
+impl ConnectionFiles {
     /// Those of a device with these addresses, each with the number of its interface if it is
     /// link-local, in a directory.
     pub(crate) fn new(dir: &Path, addrs: &[(IpAddr, u32)]) -> Self {
@@ -37,31 +37,34 @@ impl Lives {
     ///
     /// # Errors
     /// The system's; a file that is not there is an empty one.
-    pub(crate) fn read(&self) -> io::Result<Vec<FormerLife>> {
-        let mut lives = Vec::new();
+    pub(crate) fn read(&self) -> io::Result<Vec<FormerConnection>> {
+        let mut connections = Vec::new();
         for (_, path) in &self.files {
             match std::fs::read_to_string(path) {
-                Ok(text) => lives.extend(text.lines().filter_map(parse)),
+                Ok(text) => connections.extend(text.lines().filter_map(parse)),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => return Err(error),
             }
         }
-        Ok(lives)
+        Ok(connections)
     }
 
     /// Replaces the files.
-    pub(crate) fn write(&self, lives: &[FormerLife]) -> io::Result<()> {
+    pub(crate) fn write(&self, connections: &[FormerConnection]) -> io::Result<()> {
         self.files.iter().try_for_each(|(addr, path)| {
-            write(path, lives.iter().filter(|life| life.local == *addr))
+            write(path, connections.iter().filter(|connection| connection.local == *addr))
         })
     }
 }
 
 /// Replaces a file; without lines there is none.
-fn write<'a>(path: &Path, lives: impl Iterator<Item = &'a FormerLife>) -> io::Result<()> {
+fn write<'a>(
+    path: &Path,
+    connections: impl Iterator<Item = &'a FormerConnection>,
+) -> io::Result<()> {
     let mut text = String::new();
-    for life in lives {
-        let FormerLife { local, remote, local_id, remote_id, remote_qpn } = life;
+    for connection in connections {
+        let FormerConnection { local, remote, local_id, remote_id, remote_qpn } = connection;
         // Writing to a string does not fail.
         let _ = writeln!(text, "{local} {remote} {local_id:08x} {remote_id:08x} {remote_qpn:06x}");
     }
@@ -83,12 +86,12 @@ fn beside(path: &Path) -> PathBuf {
     path.with_file_name(name)
 }
 
-fn parse(line: &str) -> Option<FormerLife> {
+fn parse(line: &str) -> Option<FormerConnection> {
     let mut words = line.split_whitespace();
     let (local, remote) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
     let mut number = || u32::from_str_radix(words.next()?, 16).ok();
     let (local_id, remote_id, remote_qpn) = (number()?, number()?, number()?);
-    Some(FormerLife { local, remote, local_id, remote_id, remote_qpn })
+    Some(FormerConnection { local, remote, local_id, remote_id, remote_qpn })
 }
 
 #[cfg(test)]
@@ -98,31 +101,32 @@ mod tests {
     #[test]
     fn what_is_written_is_read_again() {
         // tests [CM-53]
-        let dir = std::env::temp_dir().join(format!("bowline-lives-{}", std::process::id()));
+        let dir =
+            std::env::temp_dir().join(format!("bowline-connection-files-{}", std::process::id()));
         std::fs::create_dir(&dir).unwrap();
         let [first, second] = ["10.0.0.1", "fd00::1"].map(|addr| addr.parse().unwrap());
-        let lives = Lives::new(&dir, &[(first, 0), (second, 0)]);
-        assert_eq!(lives.read().unwrap(), []);
-        let life = FormerLife {
+        let files = ConnectionFiles::new(&dir, &[(first, 0), (second, 0)]);
+        assert_eq!(files.read().unwrap(), []);
+        let connection = FormerConnection {
             local: first,
             remote: "10.0.0.2".parse().unwrap(),
             local_id: 0xffff_fff0,
             remote_id: 1,
             remote_qpn: 0x12_3456,
         };
-        let other = FormerLife { local: second, ..life };
-        lives.write(&[life, other]).unwrap();
-        assert_eq!(lives.read().unwrap(), [life, other]);
+        let other = FormerConnection { local: second, ..connection };
+        files.write(&[connection, other]).unwrap();
+        assert_eq!(files.read().unwrap(), [connection, other]);
         // The next life may have fewer addresses: each finds its own.
-        let next = Lives::new(&dir, &[(second, 0)]);
+        let next = ConnectionFiles::new(&dir, &[(second, 0)]);
         assert_eq!(next.read().unwrap(), [other]);
         next.write(&[]).unwrap();
-        assert_eq!(lives.read().unwrap(), [life]);
-        let path = &lives.files[0].1;
+        assert_eq!(files.read().unwrap(), [connection]);
+        let path = &files.files[0].1;
         std::fs::write(path, "nonsense\n10.0.0.1 10.0.0.2 1 2\n").unwrap();
-        assert_eq!(lives.read().unwrap(), []);
-        lives.write(&[]).unwrap();
-        lives.write(&[]).unwrap();
+        assert_eq!(files.read().unwrap(), []);
+        files.write(&[]).unwrap();
+        files.write(&[]).unwrap();
         assert!(!path.exists());
         std::fs::remove_dir(&dir).unwrap();
     }

@@ -22,12 +22,12 @@ const SPARE_MAX: usize = 16;
 
 /// How much all queue pairs of a device keep together.
 #[derive(Clone, Debug)]
-pub(crate) struct HeldBudget {
+pub(crate) struct ReorderBudget {
     used: Arc<AtomicUsize>,
     max: usize,
 }
 
-impl HeldBudget {
+impl ReorderBudget {
     /// At most `max` bytes.
     pub(crate) fn new(max: usize) -> Self {
         Self { used: Arc::default(), max }
@@ -55,14 +55,14 @@ impl HeldBudget {
 
 /// The packets of one queue pair, in the order of their numbers.
 #[derive(Debug, Default)]
-pub(super) struct Held {
+pub(super) struct ReorderBuffer {
     packets: VecDeque<(Psn, Vec<u8>)>,
     spare: Vec<Vec<u8>>,
     /// Whose bytes they are counted in.
-    budget: Option<HeldBudget>,
+    budget: Option<ReorderBudget>,
 }
 
-impl Held {
+impl ReorderBuffer {
     pub(super) fn is_empty(&self) -> bool {
         self.packets.is_empty()
     }
@@ -74,7 +74,12 @@ impl Held {
 
     /// Keeps a packet later than `expected`; `false`: there is no room for it, or it is too far
     /// ahead. One that is kept already is not kept again.
-    pub(super) fn keep(&mut self, budget: &HeldBudget, expected: Psn, packet: &Packet<'_>) -> bool {
+    pub(super) fn keep(
+        &mut self,
+        budget: &ReorderBudget,
+        expected: Psn,
+        packet: &Packet<'_>,
+    ) -> bool {
         let psn = packet.bth.psn;
         let ahead = psn.since(expected);
         if ahead > AHEAD_MAX {
@@ -140,7 +145,7 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for ReorderBuffer {
     fn drop(&mut self) {
         self.clear();
     }

@@ -12,65 +12,66 @@ use super::recovery::Repair;
 use super::{Outcome, Requester, TxCtx};
 
 /// Stretches of early answers remembered; what comes beyond is asked for again.
-const STRETCHES_MAX: usize = 64;
+const RANGES_MAX: usize = 64;
 
 /// Numbers whose answers have come.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Stretch {
+pub(super) struct PsnRange {
     first: Psn,
     count: u32,
 }
 
 impl Requester {
     /// Takes an answer to something later than `una`.
-    pub(super) fn handle_early(&mut self, ctx: &mut TxCtx<'_>, packet: &Packet<'_>) {
+    pub(super) fn handle_out_of_order(&mut self, ctx: &mut TxCtx<'_>, packet: &Packet<'_>) {
         let psn = packet.bth.psn;
-        let lowest = self.early.front().map_or(u32::MAX, |front| front.first.since(self.una));
-        if self.remember_early(ctx, packet) && psn.since(self.una) < lowest {
-            self.ask_for_missing(ctx);
+        let lowest =
+            self.out_of_order.front().map_or(u32::MAX, |front| front.first.since(self.una));
+        if self.store_out_of_order(ctx, packet) && psn.since(self.una) < lowest {
+            self.request_leading_gap(ctx);
         }
     }
 
     /// Numbers from `una` on whose answers are missing.
-    pub(super) fn missing(&self) -> u32 {
-        self.early.front().map_or(u32::MAX, |front| front.first.since(self.una))
+    pub(super) fn leading_gap(&self) -> u32 {
+        self.out_of_order.front().map_or(u32::MAX, |front| front.first.since(self.una))
     }
 
     /// Asks again for the answers that are missing first.
-    fn ask_for_missing(&mut self, ctx: &mut TxCtx<'_>) {
-        if self.pause.is_some() || !self.next.is_after(self.una) {
+    fn request_leading_gap(&mut self, ctx: &mut TxCtx<'_>) {
+        if self.rnr_until.is_some() || !self.next.is_after(self.una) {
             return;
         }
         ctx.counters.repairs += 1;
         self.repair = Some(Repair::Gap);
-        self.timed = None;
-        self.arm(ctx.now);
+        self.rtt_sample = None;
+        self.arm_rto(ctx.now);
     }
 
     /// Puts an early answer where it belongs; tells whether it is one that was not there.
-    fn remember_early(&mut self, ctx: &TxCtx<'_>, packet: &Packet<'_>) -> bool {
+    fn store_out_of_order(&mut self, ctx: &TxCtx<'_>, packet: &Packet<'_>) -> bool {
         let psn = packet.bth.psn;
         let far = psn.since(self.una);
         // The stretch it belongs to or comes after.
-        let at = self.early.partition_point(|stretch| stretch.first.since(self.una) <= far);
-        let before = at.checked_sub(1).and_then(|before| self.early.get(before)).copied();
+        let at = self.out_of_order.partition_point(|stretch| stretch.first.since(self.una) <= far);
+        let before = at.checked_sub(1).and_then(|before| self.out_of_order.get(before)).copied();
         let skip = before.map_or(u32::MAX, |stretch| psn.since(stretch.first));
         let extends = before.is_some_and(|stretch| skip == stretch.count);
         if before.is_some_and(|stretch| skip < stretch.count)
-            || !extends && self.early.len() >= STRETCHES_MAX
-            || !self.place_early(ctx, packet)
+            || !extends && self.out_of_order.len() >= RANGES_MAX
+            || !self.scatter_out_of_order(ctx, packet)
         {
             return false;
         }
         if extends {
-            self.early[at - 1].count += 1;
+            self.out_of_order[at - 1].count += 1;
         } else {
-            self.early.insert(at, Stretch { first: psn, count: 1 });
+            self.out_of_order.insert(at, PsnRange { first: psn, count: 1 });
         }
         true
     }
 
-    fn place_early(&self, ctx: &TxCtx<'_>, packet: &Packet<'_>) -> bool {
+    fn scatter_out_of_order(&self, ctx: &TxCtx<'_>, packet: &Packet<'_>) -> bool {
         let psn = packet.bth.psn;
         let good =
             |aeth: Option<Aeth>| aeth.is_some_and(|aeth| matches!(aeth.syndrome, Syndrome::Ack(_)));
@@ -102,9 +103,9 @@ impl Requester {
     }
 
     /// `una` has moved: goes on over what has come early, and asks for what is missing then.
-    pub(super) fn absorb(&mut self, ctx: &mut TxCtx<'_>) -> Outcome {
+    pub(super) fn drain_out_of_order(&mut self, ctx: &mut TxCtx<'_>) -> Outcome {
         let mut moved = false;
-        while let Some(front) = self.early.front().copied() {
+        while let Some(front) = self.out_of_order.front().copied() {
             if self.acknowledge(ctx, front.first) == Outcome::Failed {
                 return Outcome::Failed;
             }
@@ -113,7 +114,7 @@ impl Requester {
             }
             let skip = self.una.since(front.first);
             if skip >= front.count {
-                self.early.pop_front();
+                self.out_of_order.pop_front();
                 continue;
             }
             let Some(head) = self.queue.front() else { break };
@@ -129,8 +130,8 @@ impl Requester {
             }
             self.progress(ctx, steps);
         }
-        if moved && !self.early.is_empty() {
-            self.ask_for_missing(ctx);
+        if moved && !self.out_of_order.is_empty() {
+            self.request_leading_gap(ctx);
         }
         self.finish_head(ctx)
     }

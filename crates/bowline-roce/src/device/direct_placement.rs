@@ -19,23 +19,26 @@ use crate::qp::Halves;
 use crate::rc::requester::Outcome;
 
 /// Most packets that land at once: the system merges no more.
-pub const LANDING_PACKETS_MAX: usize = 64;
+#[doc(alias = "LANDING_PACKETS_MAX")]
+pub const PLACEMENT_PACKETS_MAX: usize = 64;
 
 /// Bytes of the longest datagram, which is also the most that the system merges.
 const DATAGRAM_MAX: usize = 65_535;
 
 /// Bytes before the first payload, and the first of those that lie aside.
-pub const LANDING_HEAD: usize = BTH_LEN;
+#[doc(alias = "LANDING_HEAD")]
+pub const PLACEMENT_HEAD: usize = BTH_LEN;
 
 /// Bytes between two payloads: an ICRC and a header.
-pub const LANDING_GAP: usize = ICRC_LEN + BTH_LEN;
+#[doc(alias = "LANDING_GAP")]
+pub const PLACEMENT_GAP: usize = ICRC_LEN + BTH_LEN;
 
 /// When no more packets of a message are to come, it does not pay.
-const LANDS_FROM: usize = 4;
+const BYTES_LEFT_MIN: usize = 4;
 
 /// Packets of so much payload that may come merged. More places than that would be told in vain.
-fn landing_packets(payload: usize) -> usize {
-    (DATAGRAM_MAX / (payload + LANDING_GAP)).min(LANDING_PACKETS_MAX)
+fn placement_packets(payload: usize) -> usize {
+    (DATAGRAM_MAX / (payload + PLACEMENT_GAP)).min(PLACEMENT_PACKETS_MAX)
 }
 
 /// Where the payloads of the packets that come next belong. All other bytes are received aside, one
@@ -46,8 +49,9 @@ fn landing_packets(payload: usize) -> usize {
 ///  aside    | header |           | ICRC, header |           | ICRC, header | .. | ICRC | rest
 ///  place             | payload 0 |              | payload 1 |              | ..
 /// ```
+#[doc(alias = "Landing")]
 #[derive(Clone, Debug)]
-pub struct Landing {
+pub struct DirectPlacement {
     /// The payloads' place, one behind the other.
     pub place: Piece,
     /// Bytes of each.
@@ -57,7 +61,7 @@ pub struct Landing {
     psn: Psn,
 }
 
-impl Landing {
+impl DirectPlacement {
     /// How many payloads there is a place for.
     pub fn packets(&self) -> usize {
         self.place.len / self.payload
@@ -65,50 +69,53 @@ impl Landing {
 
     /// Bytes of a packet.
     const fn packet(&self) -> usize {
-        self.payload + LANDING_GAP
+        self.payload + PLACEMENT_GAP
     }
 
     /// How many of the first `len` bytes received are at the place.
-    pub fn landed(&self, len: usize) -> usize {
+    #[doc(alias = "landed")]
+    pub fn bytes_in_place(&self, len: usize) -> usize {
         let whole = (len / self.packet()).min(self.packets());
         let behind = len - whole * self.packet();
-        let part = if whole < self.packets() { behind.saturating_sub(LANDING_HEAD) } else { 0 };
+        let part = if whole < self.packets() { behind.saturating_sub(PLACEMENT_HEAD) } else { 0 };
         whole * self.payload + part.min(self.payload)
     }
 
     /// Puts bytes received where a driver has the system put them: for who has no system.
-    pub fn scatter(&self, bytes: &[u8], aside: &mut Vec<u8>) {
+    pub fn scatter(&self, bytes: &[u8], framing: &mut Vec<u8>) {
         let mut rest = bytes;
         for k in 0..self.packets() {
-            let gap = if k == 0 { LANDING_HEAD } else { LANDING_GAP };
+            let gap = if k == 0 { PLACEMENT_HEAD } else { PLACEMENT_GAP };
             let (head, behind) = rest.split_at(gap.min(rest.len()));
             let (payload, behind) = behind.split_at(self.payload.min(behind.len()));
-            aside.extend_from_slice(head);
+            framing.extend_from_slice(head);
             self.place.buffer.write(self.place.offset + k * self.payload, payload);
             rest = behind;
         }
-        aside.extend_from_slice(rest);
+        framing.extend_from_slice(rest);
     }
 
     /// Puts together what was received, `len` bytes in all, from packet `first` on.
-    fn restore(&self, len: usize, first: usize, aside: &[u8], out: &mut Vec<u8>) {
-        let mut at = first * LANDING_GAP;
-        let landed = self.landed(len);
-        let end = aside.len().min(len - landed);
+    fn restore(&self, len: usize, first: usize, framing: &[u8], out: &mut Vec<u8>) {
+        let mut at = first * PLACEMENT_GAP;
+        let landed = self.bytes_in_place(len);
+        let end = framing.len().min(len - landed);
         for offset in (first * self.payload..landed).step_by(self.payload) {
-            let before = if offset == first * self.payload { LANDING_HEAD } else { LANDING_GAP };
-            out.extend_from_slice(aside.get(at..at + before).unwrap_or_default());
+            let before =
+                if offset == first * self.payload { PLACEMENT_HEAD } else { PLACEMENT_GAP };
+            out.extend_from_slice(framing.get(at..at + before).unwrap_or_default());
             at += before;
             let part = self.payload.min(landed - offset);
             self.place.buffer.append_to(self.place.offset + offset, part, out);
         }
-        out.extend_from_slice(aside.get(at..end).unwrap_or_default());
+        out.extend_from_slice(framing.get(at..end).unwrap_or_default());
     }
 }
 
 /// What was received: one datagram, or several of one sender merged.
+#[doc(alias = "Run")]
 #[derive(Clone, Copy, Debug)]
-pub struct Run<'a> {
+pub struct GroBuffer<'a> {
     /// Who sent it; `None`: that is not known, and nobody is given it.
     pub from: Option<SocketAddr>,
     /// The own address it came to.
@@ -118,14 +125,17 @@ pub struct Run<'a> {
     /// Bytes in all.
     pub len: usize,
     /// Those that lie aside, and perhaps others behind them.
-    pub aside: &'a [u8],
+    #[doc(alias = "aside")]
+    pub framing: &'a [u8],
 }
 
 /// What became of [`Device::land`].
+#[doc(alias = "Landed")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Landed {
+pub enum PlacementOutcome {
     /// No place is known. Nothing was received.
-    NoPlace,
+    #[doc(alias = "NoPlace")]
+    NoTarget,
     /// Nothing was received.
     Nothing,
     /// So many packets are at their place, and all else that was received was taken in as ever.
@@ -133,8 +143,9 @@ pub enum Landed {
 }
 
 /// A message of which much more is to come, where the packet that was taken in last was one of it.
+#[doc(alias = "Amid")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Amid {
+pub struct OpenMessage {
     qpn: Qpn,
     opcode: Opcode,
     /// Bytes of payload of each packet that is to come, but for the last.
@@ -144,42 +155,48 @@ pub struct Amid {
 impl Device {
     /// The message that the last packet was of, acknowledgements left aside, if it may
     /// [`land`](Self::land).
-    pub fn amid(&self) -> Option<Amid> {
-        let (qpn, opcode) = self.last?;
+    #[doc(alias = "amid")]
+    pub fn open_message(&self) -> Option<OpenMessage> {
+        let (qpn, opcode) = self.last_packet?;
         let qp = self.qps.get(&qpn.0).filter(|qp| qp.state != QpState::Err)?;
         let Halves::Rc { requester, responder } = &qp.halves else { return None };
         let (left, opcode) = match opcode {
-            Opcode::WriteFirst | Opcode::WriteMiddle => (responder.left(), Opcode::WriteMiddle),
+            Opcode::WriteFirst | Opcode::WriteMiddle => {
+                (responder.write_bytes_left(), Opcode::WriteMiddle)
+            }
             Opcode::ReadResponseFirst | Opcode::ReadResponseMiddle => {
-                (requester.left(), Opcode::ReadResponseMiddle)
+                (requester.read_bytes_left(), Opcode::ReadResponseMiddle)
             }
             _ => return None,
         };
         let payload = qp.mtu(&self.shared.config);
-        (left > LANDS_FROM * payload).then_some(Amid { qpn, opcode, payload })
+        (left > BYTES_LEFT_MIN * payload).then_some(OpenMessage { qpn, opcode, payload })
     }
 
     /// Has `receive` receive what comes next to where packets come that go on with a message, and
     /// takes it in. `receive` is told where these belong, and is the only one to write there
     /// meanwhile; it returns `None` if it has received nothing.
-    pub fn land<'a>(
+    #[doc(alias = "land")]
+    pub fn receive_in_place<'a>(
         &mut self,
         now: Instant,
-        amid: Amid,
-        receive: impl FnOnce(&Landing) -> Option<Run<'a>>,
-    ) -> Landed {
-        let Some(landing) = self.landing(now, amid) else { return Landed::NoPlace };
-        let Some(run) = receive(&landing) else { return Landed::Nothing };
-        let good = self.take_landed(now, &landing, &run);
-        if good > 0 && good * landing.packet() == run.len {
-            return Landed::Packets(good);
+        open_message: OpenMessage,
+        receive: impl FnOnce(&DirectPlacement) -> Option<GroBuffer<'a>>,
+    ) -> PlacementOutcome {
+        let Some(placement) = self.placement(now, open_message) else {
+            return PlacementOutcome::NoTarget;
+        };
+        let Some(run) = receive(&placement) else { return PlacementOutcome::Nothing };
+        let good = self.accept_in_place(now, &placement, &run);
+        if good > 0 && good * placement.packet() == run.len {
+            return PlacementOutcome::Packets(good);
         }
-        let mut rest = std::mem::take(&mut self.stray);
+        let mut rest = std::mem::take(&mut self.reassembly);
         rest.clear();
-        landing.restore(run.len, good, run.aside, &mut rest);
-        let others = landing.landed(run.len).saturating_sub(good * landing.payload);
-        let at = landing.place.offset + good * landing.payload;
-        landing.place.buffer.clear(at, others);
+        placement.restore(run.len, good, run.framing, &mut rest);
+        let others = placement.bytes_in_place(run.len).saturating_sub(good * placement.payload);
+        let at = placement.place.offset + good * placement.payload;
+        placement.place.buffer.clear(at, others);
         match (run.from, run.segment) {
             (None, _) => {}
             (Some(from), None) => {
@@ -191,53 +208,58 @@ impl Device {
                 self.handle_datagrams(now, from, run.to, datagrams);
             }
         }
-        self.stray = rest;
-        Landed::Packets(good)
+        self.reassembly = rest;
+        PlacementOutcome::Packets(good)
     }
 
-    fn landing(&mut self, now: Instant, amid: Amid) -> Option<Landing> {
-        let Amid { qpn, opcode, payload } = amid;
+    fn placement(&mut self, now: Instant, open_message: OpenMessage) -> Option<DirectPlacement> {
+        let OpenMessage { qpn, opcode, payload } = open_message;
         let qp = self.qps.get(&qpn.0)?;
         if qp.state < QpState::Rtr || qp.state == QpState::Err {
             return None;
         }
-        let name = self.shared.name(qp);
-        if name.mtu() != payload {
+        let context = self.shared.qp_context(qp);
+        if context.mtu() != payload {
             return None; // connected anew
         }
-        let most = landing_packets(payload) * payload;
+        let most = placement_packets(payload) * payload;
         let Halves::Rc { requester, responder } = &qp.halves else { return None };
         let (psn, mut place) = if opcode == Opcode::WriteMiddle {
-            responder.landing(&self.shared.rx(now, name), most)?
+            responder.placement(&self.shared.rx(now, context), most)?
         } else {
-            requester.landing(&self.shared.tx(now, name), most)?
+            requester.placement(&self.shared.tx(now, context), most)?
         };
         place.len -= place.len % payload;
-        (place.len > 0).then_some(Landing { place, payload, qpn, opcode, psn })
+        (place.len > 0).then_some(DirectPlacement { place, payload, qpn, opcode, psn })
     }
 
     /// Takes the packets that are what was expected, up to the first that is not; returns how many
     /// these are.
-    fn take_landed(&mut self, now: Instant, landing: &Landing, run: &Run<'_>) -> usize {
-        let Landing { ref place, payload, qpn, opcode, .. } = *landing;
+    fn accept_in_place(
+        &mut self,
+        now: Instant,
+        placement: &DirectPlacement,
+        run: &GroBuffer<'_>,
+    ) -> usize {
+        let DirectPlacement { ref place, payload, qpn, opcode, .. } = *placement;
         let to = run.to.to_canonical();
-        let known = self.shared.config.addrs.contains(&to); // RX-2
-        let alike = run.segment.unwrap_or(run.len) == landing.packet();
-        let Some(from) = run.from.filter(|_| known && alike) else { return 0 };
+        let ours = self.shared.config.addrs.contains(&to); // RX-2
+        let alike = run.segment.unwrap_or(run.len) == placement.packet();
+        let Some(from) = run.from.filter(|_| ours && alike) else { return 0 };
         let outer = Outer { from: from.ip().to_canonical(), to, source_port: from.port() };
         let outer = &outer;
-        let whole = (run.len / landing.packet()).min(landing.packets());
+        let whole = (run.len / placement.packet()).min(placement.packets());
         let Some(qp) = self.qps.get_mut(&qpn.0) else { return 0 };
-        let name = self.shared.name(qp);
+        let context = self.shared.qp_context(qp);
         let mut good = 0;
-        let (gaps, _) = run.aside.as_chunks::<LANDING_GAP>();
+        let (gaps, _) = run.framing.as_chunks::<PLACEMENT_GAP>();
         for (k, bytes) in gaps.iter().enumerate().take(whole) {
             let [head @ .., i0, i1, i2, i3] = bytes;
             // All that is checked of a packet that comes by itself, in the same order.
             let Ok(packet) = Packet::parse(head) else { break };
             if packet.opcode != opcode
                 || packet.bth.dest_qpn != qpn.0
-                || packet.bth.psn != landing.psn + k as u32
+                || packet.bth.psn != placement.psn + k as u32
                 || refusal(qp, outer, &packet).is_some()
                 || packet.bth.pkey | 0x8000 != DEFAULT_PKEY
             {
@@ -258,19 +280,19 @@ impl Device {
                 Err(_) => break,
             }
             counters.rx_packets += 1;
-            counters.rx_bytes += landing.packet() as u64;
+            counters.rx_bytes += placement.packet() as u64;
             counters.rx_landed += 1;
             good += 1;
             let Halves::Rc { requester, responder } = &mut qp.halves else { break };
             if opcode == Opcode::WriteMiddle {
-                responder.take_landed(&self.shared.rx(now, name), packet.bth.ack_req);
+                responder.accept_in_place(&self.shared.rx(now, context), packet.bth.ack_req);
             } else {
-                requester.take_landed(&mut self.shared.tx(now, name));
+                requester.accept_in_place(&mut self.shared.tx(now, context));
             }
         }
         if good > 0 {
-            self.last = Some((qpn, opcode));
-            self.shared.watch_bursts(qp);
+            self.last_packet = Some((qpn, opcode));
+            self.shared.detect_gso_loss(qp);
             self.shared.after(now, qp, Outcome::Idle, true);
             if !self.shared.overrun.is_empty() {
                 self.stop_overrun(now);
@@ -281,7 +303,7 @@ impl Device {
     }
 }
 
-impl Run<'_> {
+impl GroBuffer<'_> {
     /// What is known of the identification of its datagrams: a peer like this one has numbered
     /// those of a burst [ICRC-34].
     fn ident(&self, k: usize) -> IdentHint {
@@ -305,16 +327,16 @@ mod tests {
         let buffer = Arc::new(Buffer::new(1000).unwrap());
         let place = Piece { buffer, offset: 100, len: 3 * 40 };
         let (opcode, psn) = (Opcode::WriteMiddle, Psn::ZERO);
-        let landing = Landing { place, payload: 40, qpn: Qpn(7), opcode, psn };
+        let placement = DirectPlacement { place, payload: 40, qpn: Qpn(7), opcode, psn };
         let bytes: Vec<u8> = (1..=250).collect();
         for len in 0..=bytes.len() {
-            let (mut aside, mut whole) = (Vec::new(), Vec::new());
-            landing.scatter(&bytes[..len], &mut aside);
-            assert_eq!(aside.len() + landing.landed(len), len);
-            for first in 0..=3.min(len / landing.packet()) {
+            let (mut framing, mut whole) = (Vec::new(), Vec::new());
+            placement.scatter(&bytes[..len], &mut framing);
+            assert_eq!(framing.len() + placement.bytes_in_place(len), len);
+            for first in 0..=3.min(len / placement.packet()) {
                 whole.clear();
-                landing.restore(len, first, &aside, &mut whole);
-                assert_eq!(whole, bytes[first * landing.packet()..len], "{len} from {first}");
+                placement.restore(len, first, &framing, &mut whole);
+                assert_eq!(whole, bytes[first * placement.packet()..len], "{len} from {first}");
             }
         }
     }

@@ -6,26 +6,26 @@ use std::net::IpAddr;
 use bowline_wire::roce::Psn;
 
 /// Losses in a row, each one packet further on, after which bursts are believed to be what is lost.
-const CREEPING_MAX: u32 = 8;
+const REQUEST_RESTARTS_MAX: u32 = 8;
 /// The same for answers: the peer may need half a second for each.
-const CREEPING_ANSWERS_MAX: u32 = 3;
+const ANSWER_RESTARTS_MAX: u32 = 3;
 /// Addresses remembered; beyond that the oldest is forgotten, and has to be found again.
 const ADDRS_MAX: usize = 64;
 
 /// Peers that are sent packets one by one.
 #[derive(Debug, Default)]
-pub(crate) struct Paths {
+pub(crate) struct GsoBlocklist {
     addrs: Vec<IpAddr>,
 }
 
-impl Paths {
-    pub(crate) fn breaks_bursts(&self, to: IpAddr) -> bool {
+impl GsoBlocklist {
+    pub(crate) fn contains(&self, to: IpAddr) -> bool {
         self.addrs.contains(&to)
     }
 
     /// Remembers a peer; tells whether it is a new one.
-    pub(crate) fn add(&mut self, to: IpAddr) -> bool {
-        if self.breaks_bursts(to) {
+    pub(crate) fn insert(&mut self, to: IpAddr) -> bool {
+        if self.contains(to) {
             return false;
         }
         if self.addrs.len() == ADDRS_MAX {
@@ -38,28 +38,28 @@ impl Paths {
 
 /// Watches where one side of a connection has to begin again, and again.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Creeping {
+pub(crate) struct GsoLossDetector {
     last: Psn,
     count: u32,
-    most: u32,
+    threshold: u32,
     /// Packets further on that one step is at most.
     stride: u32,
 }
 
-impl Creeping {
+impl GsoLossDetector {
     /// For requests that are sent again.
-    pub(crate) const fn of_requests() -> Self {
-        Self { last: Psn::ZERO, count: 0, most: CREEPING_MAX, stride: 1 }
+    pub(crate) const fn for_requests() -> Self {
+        Self { last: Psn::ZERO, count: 0, threshold: REQUEST_RESTARTS_MAX, stride: 1 }
     }
 
     /// For answers that are asked for again. What is missing is asked for by itself, so up to three
     /// packets, each the first of a burst, come between.
-    pub(crate) const fn of_answers() -> Self {
-        Self { last: Psn::ZERO, count: 0, most: CREEPING_ANSWERS_MAX, stride: 3 }
+    pub(crate) const fn for_answers() -> Self {
+        Self { last: Psn::ZERO, count: 0, threshold: ANSWER_RESTARTS_MAX, stride: 3 }
     }
 
     /// Beginning again with `psn`.
-    pub(crate) fn begin_again(&mut self, psn: Psn) {
+    pub(crate) fn note_restart(&mut self, psn: Psn) {
         match psn.since(self.last) {
             0 => {}
             steps if steps <= self.stride => self.count = self.count.saturating_add(1),
@@ -69,8 +69,8 @@ impl Creeping {
     }
 
     /// Tells whether it is time to do without bursts.
-    pub(crate) const fn is_certain(&self) -> bool {
-        self.count >= self.most
+    pub(crate) const fn is_detected(&self) -> bool {
+        self.count >= self.threshold
     }
 }
 
@@ -80,22 +80,22 @@ mod tests {
 
     #[test]
     fn one_packet_at_a_time_is_noticed() {
-        let mut creeping = Creeping::of_answers();
+        let mut detector = GsoLossDetector::for_answers();
         for psn in [0xff_fffd, 0xff_fffe, 0xff_fffe, 0xff_ffff, 5, 6, 7] {
-            creeping.begin_again(Psn::new(psn));
-            assert!(!creeping.is_certain());
+            detector.note_restart(Psn::new(psn));
+            assert!(!detector.is_detected());
         }
-        creeping.begin_again(Psn::new(8));
-        assert!(creeping.is_certain());
+        detector.note_restart(Psn::new(8));
+        assert!(detector.is_detected());
     }
 
     #[test]
     fn few_addresses_are_remembered() {
-        let mut paths = Paths::default();
+        let mut blocklist = GsoBlocklist::default();
         for last in 0..=ADDRS_MAX as u8 {
-            assert!(paths.add(IpAddr::from([10, 0, 0, last])));
+            assert!(blocklist.insert(IpAddr::from([10, 0, 0, last])));
         }
-        assert!(!paths.breaks_bursts(IpAddr::from([10, 0, 0, 0])));
-        assert!(!paths.add(IpAddr::from([10, 0, 0, 1])));
+        assert!(!blocklist.contains(IpAddr::from([10, 0, 0, 0])));
+        assert!(!blocklist.insert(IpAddr::from([10, 0, 0, 1])));
     }
 }
