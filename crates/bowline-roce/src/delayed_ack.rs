@@ -1,47 +1,48 @@
-//! Acknowledgements that wait for the next packets.
+//! Delayed acknowledgements: an acknowledgement waits for later packets to the same peer.
 //!
-//! Beside a single request of one packet, an answer say, an acknowledgement makes a burst of two
-//! packets out of one, which costs each side half a microsecond of the round trip; sent after it,
-//! it costs a call to the system on both sides. So it stays behind a few times, and goes out with a
-//! later answer, or after a while [PERF-6] [RSP-25]. A peer that sends nothing until it has the
-//! acknowledgement would lose that while every time: where it has passed twice in a row, and there
-//! was no answer in its second half, acknowledgements do not wait for the next thousand answers,
-//! and longer each time that happens again.
+//! Next to a single one-packet request (often an application's answer), an acknowledgement turns a
+//! burst of one packet into one of two, which costs each side half a microsecond of round trip;
+//! sent afterwards, it costs a system call on both sides. So the acknowledgement is deferred a few
+//! times, and is sent with a later packet or when its delay expires [PERF-6] [RSP-25]. A peer that
+//! sends nothing until it has the acknowledgement would lose the whole delay every time. If the
+//! delay expires twice in a row, and no packet was sent in its second half, acknowledgements are
+//! not deferred for the next thousand packets, and for longer each time that happens again.
 
 use std::time::Duration;
 
 use bowline_base::Instant;
 
-/// Answers in a row without the acknowledgement.
+/// Consecutive packets sent without the pending acknowledgement.
 const DEFERS_MAX: u8 = 3;
-/// Waits in vain in a row; a single one can be an accident.
+/// Consecutive expired delays that start a backoff; a single one can be an accident.
 const EXPIRED_MAX: u32 = 2;
-/// Answers without waiting after these, at first.
+/// Packets of the first backoff, during which nothing is deferred.
 const BACKOFF_MIN: u32 = 1024;
-/// That many times longer each time, at most so often.
+/// Growth of the backoff each time it is repeated, and how often it may grow.
 const BACKOFF_FACTOR: u32 = 4;
 const BACKOFFS_MAX: u32 = 5;
-/// After so many that were not in vain, all is forgotten.
+/// Acknowledgements sent in time after which the backoff starts from its minimum again.
 const IN_TIME_RESET: u32 = 256;
 
-/// The acknowledgement of one queue pair.
+/// State of the delayed acknowledgement of one queue pair.
 #[derive(Debug, Default)]
 pub(crate) struct DelayedAck {
     until: Option<Instant>,
     defers: u8,
-    /// The last answer passed in the second half of that time.
+    /// The last packet was sent in the second half of the delay.
     recent_send: bool,
-    /// Answers left for which it does not wait.
+    /// Packets left in the present backoff.
     backoff_left: u32,
-    /// Times in a row it waited in vain, how often that was enough, and times it did not since.
+    /// Consecutive expired delays, backoffs so far, and acknowledgements sent in time since the
+    /// last backoff.
     expired: u32,
     backoffs: u32,
     in_time: u32,
 }
 
 impl DelayedAck {
-    /// A packet of requests is about to go out alone: tells whether the acknowledgement may stay
-    /// behind, at most for `delay`.
+    /// Tells whether the acknowledgement may be deferred past a request packet that is about to be
+    /// sent alone. The first deferral starts the delay.
     pub(crate) fn may_defer(&mut self, now: Instant, delay: Duration) -> bool {
         if self.backoff_left > 0 {
             self.backoff_left -= 1;
@@ -57,12 +58,13 @@ impl DelayedAck {
         true
     }
 
-    /// It has been sent, or is no more.
+    /// Ends the delay: the acknowledgement was sent or dropped.
     pub(crate) fn clear(&mut self, now: Instant) {
         let Some(until) = self.until.take() else { return };
         self.defers = 0;
         if until <= now {
-            // A peer that still went on is slow.
+            // The traffic continued, so the peer did not wait for the acknowledgement; it is only
+            // slow.
             if self.recent_send {
                 return;
             }
@@ -81,13 +83,13 @@ impl DelayedAck {
         }
     }
 
-    /// Has it go out now; tells whether it waited.
+    /// Ends the delay early; tells whether an acknowledgement was delayed.
     pub(crate) fn release(&mut self) -> bool {
         self.defers = 0;
         self.until.take().is_some()
     }
 
-    /// Until when it waits; `None`: it does not, or not any more.
+    /// Returns when the delay ends; `None` if no acknowledgement is delayed any more.
     pub(crate) fn deadline(&self, now: Instant) -> Option<Instant> {
         self.until.filter(|until| *until > now)
     }
@@ -98,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_waits_a_few_times_and_not_for_long() {
+    fn an_acknowledgement_is_deferred_a_few_times_and_briefly() {
         let delay = Duration::from_micros(20);
         let at = Instant::from_nanos;
         let mut ack = DelayedAck::default();
@@ -116,12 +118,12 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_is_slow_does_not_wait_for_it() {
+    fn a_slow_peer_causes_no_backoff() {
         let delay = Duration::from_micros(20);
         let mut now = Instant::from_nanos(1);
         let mut ack = DelayedAck::default();
         for _ in 0..100 {
-            // Two answers before the time is over, and it goes with the third.
+            // Two packets are sent before the delay ends, and the acknowledgement with the third.
             assert_eq!(
                 [(); 3].map(|()| {
                     let deferred = ack.may_defer(now, delay);
@@ -135,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_waits_for_it_behind_two_answers_loses_little() {
+    fn a_peer_that_waits_after_two_packets_loses_little() {
         let delay = Duration::from_micros(20);
         let (mut now, mut lost) = (Instant::from_nanos(1), 0);
         let mut ack = DelayedAck::default();
@@ -152,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_waits_for_it_loses_little() {
+    fn a_peer_that_waits_for_acknowledgements_loses_little() {
         let delay = Duration::from_micros(20);
         let (mut now, mut lost) = (Instant::from_nanos(1), 0);
         let mut ack = DelayedAck::default();
@@ -165,7 +167,7 @@ mod tests {
             now = now + Duration::from_micros(5);
         }
         assert_eq!(lost, 10, "2 in 1024, then 4096, 16384, 65536, 262144");
-        // The peer changes its ways, and after a while once does not count any more.
+        // The peer changes its behaviour, after which a single expired delay does not count.
         for _ in 0..2_000_000 {
             ack.may_defer(now, delay);
             ack.clear(now);

@@ -1,18 +1,19 @@
-//! Paths that bursts do not survive: the IPv4 identifications of their packets do not count up as
-//! they should, so that of each burst only the first packet arrives [ICRC-23].
+//! Detection of paths on which bursts (UDP GSO) lose all packets but the first: the IPv4
+//! identifications of their packets do not count up as the ICRC expects [ICRC-23].
 
 use std::net::IpAddr;
 
 use bowline_wire::roce::Psn;
 
-/// Losses in a row, each one packet further on, after which bursts are believed to be what is lost.
+/// Consecutive restarts of requests, each one packet after the previous, that count as proof.
 const REQUEST_RESTARTS_MAX: u32 = 8;
-/// The same for answers: the peer may need half a second for each.
+/// Consecutive restarts of READ answers that count as proof; a peer may need half a second for
+/// each.
 const ANSWER_RESTARTS_MAX: u32 = 3;
-/// Addresses remembered; beyond that the oldest is forgotten, and has to be found again.
+/// Most addresses kept. Beyond that the oldest is dropped, and has to be detected again.
 const ADDRS_MAX: usize = 64;
 
-/// Peers that are sent packets one by one.
+/// Peers to which packets are sent one by one.
 #[derive(Debug, Default)]
 pub(crate) struct GsoBlocklist {
     addrs: Vec<IpAddr>,
@@ -23,7 +24,7 @@ impl GsoBlocklist {
         self.addrs.contains(&to)
     }
 
-    /// Remembers a peer; tells whether it is a new one.
+    /// Adds a peer; tells whether it is new.
     pub(crate) fn insert(&mut self, to: IpAddr) -> bool {
         if self.contains(to) {
             return false;
@@ -36,29 +37,30 @@ impl GsoBlocklist {
     }
 }
 
-/// Watches where one side of a connection has to begin again, and again.
+/// Detects that one direction of a connection restarts again and again, each time a little further
+/// on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct GsoLossDetector {
     last: Psn,
     count: u32,
     threshold: u32,
-    /// Packets further on that one step is at most.
+    /// Most packets between two restarts for the second to count.
     stride: u32,
 }
 
 impl GsoLossDetector {
-    /// For requests that are sent again.
+    /// Detector for retransmitted requests.
     pub(crate) const fn for_requests() -> Self {
         Self { last: Psn::ZERO, count: 0, threshold: REQUEST_RESTARTS_MAX, stride: 1 }
     }
 
-    /// For answers that are asked for again. What is missing is asked for by itself, so up to three
-    /// packets, each the first of a burst, come between.
+    /// Detector for READ answers that are requested again. A missing packet is requested by itself,
+    /// so up to three packets, each the first of its burst, lie between two restarts.
     pub(crate) const fn for_answers() -> Self {
         Self { last: Psn::ZERO, count: 0, threshold: ANSWER_RESTARTS_MAX, stride: 3 }
     }
 
-    /// Beginning again with `psn`.
+    /// Records a restart at `psn`.
     pub(crate) fn note_restart(&mut self, psn: Psn) {
         match psn.since(self.last) {
             0 => {}
@@ -68,7 +70,7 @@ impl GsoLossDetector {
         self.last = psn;
     }
 
-    /// Tells whether it is time to do without bursts.
+    /// Tells whether bursts are to be given up.
     pub(crate) const fn is_detected(&self) -> bool {
         self.count >= self.threshold
     }
@@ -79,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_packet_at_a_time_is_noticed() {
+    fn progress_by_one_packet_at_a_time_is_detected() {
         let mut detector = GsoLossDetector::for_answers();
         for psn in [0xff_fffd, 0xff_fffe, 0xff_fffe, 0xff_ffff, 5, 6, 7] {
             detector.note_restart(Psn::new(psn));

@@ -1,9 +1,9 @@
-//! What joins the connection manager to the device: the program's calls, MADs in and out through
-//! queue pair 1 [CMA-17], and the manager's orders for queue pairs.
+//! Binding between the connection manager and the device: the program's calls, MADs in and out
+//! through queue pair 1 [CMA-17], and the manager's orders for queue pairs.
 //!
-//! A queue pair belongs to a connection from the connect or accept until it is refused, unreachable
-//! or disconnected; it cannot be removed meanwhile. Its number is kept from others until the time
-//! after the end is over [CM-45] [QP-6].
+//! A queue pair belongs to a connection from the connect or accept until the connection is refused,
+//! unreachable or disconnected; meanwhile it cannot be removed. Its number is not reused until
+//! TIMEWAIT is over [CM-45] [QP-6].
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -37,8 +37,8 @@ impl CmState {
 }
 
 impl Device {
-    /// Listens for connections to a port of an address of this device, or of all of them with an
-    /// unspecified address. Port 0 asks for any that is free; see [`local_addr`](Self::local_addr).
+    /// Listens for connections to a port of an address of this device, or of all addresses with an
+    /// unspecified one. Port 0 selects a free port; see [`local_addr`](Self::local_addr).
     ///
     /// # Errors
     /// [`Error::AddrInUse`], [`Error::AddrNotAvailable`], [`Error::Limit`].
@@ -58,8 +58,8 @@ impl Device {
         self.cm.manager.local_addr(id).ok_or(Error::NoSuch("listener or connection"))
     }
 
-    /// Connects; the outcome is an event. Without a local address, the one that has most in common
-    /// with the remote one is taken.
+    /// Connects; the outcome is an event. Without a local address, the one with the longest prefix
+    /// in common with the remote address is used.
     ///
     /// # Errors
     /// [`Error::Invalid`], [`Error::NoSuch`], [`Error::AddrNotAvailable`], [`Error::Limit`];
@@ -89,9 +89,9 @@ impl Device {
     ///
     /// # Errors
     /// [`Error::Invalid`], [`Error::NoSuch`]; [`Error::Busy`] when the queue pair belongs to
-    /// another connection. The request can be answered again then. What is wrong with the
-    /// parameters may show only while the queue pair is made ready; it is in error then, and what
-    /// was posted on it is flushed.
+    /// another connection. After an error the request can be answered again. A parameter may turn
+    /// out to be invalid only while the queue pair is made ready; in that case the queue pair is in
+    /// ERR, and its posted requests are flushed.
     pub fn accept(&mut self, now: Instant, id: CmId, param: &ConnParam) -> Result<(), Error> {
         self.check_connectable(param.qpn)?;
         self.cm.manager.accept(id, param)?;
@@ -109,36 +109,37 @@ impl Device {
         Ok(())
     }
 
-    /// Ends a connection: its queue pair goes to error and everything on it is flushed. One that
-    /// has ended already is left as it is.
+    /// Ends a connection: its queue pair goes to ERR and everything posted on it is flushed. A
+    /// connection that has ended already is left as it is.
     ///
     /// # Errors
-    /// [`Error::NoSuch`]; [`Error::Invalid`] before it stands: destroy its name then.
+    /// [`Error::NoSuch`]; [`Error::Invalid`] before the connection is established: use
+    /// [`destroy_id`](Self::destroy_id) then.
     pub fn disconnect(&mut self, now: Instant, id: CmId) -> Result<(), Error> {
         self.cm.manager.disconnect(now, id)?;
         self.cm_drain_outputs(now);
         Ok(())
     }
 
-    /// Forgets a listener, rejecting the requests that wait at it, or a connection, ending it if
-    /// need be. There are no events of it any more.
+    /// Removes a listener, rejecting its unanswered requests, or a connection, ending it if
+    /// necessary. No further events of it are reported.
     ///
     /// # Errors
-    /// [`Error::NoSuch`], for a name that was never given.
+    /// [`Error::NoSuch`], for an id that was never issued.
     pub fn destroy_id(&mut self, now: Instant, id: CmId) -> Result<(), Error> {
         self.cm.manager.destroy_id(now, id)?;
         self.cm_drain_outputs(now);
         Ok(())
     }
 
-    /// Returns what another life of this process needs to end the connections that stand now, if
-    /// this one cannot [CM-53].
+    /// Returns what a later process needs to end the connections that are established now, if this
+    /// process cannot [CM-53].
     #[doc(alias = "former_lives")]
     pub fn former_connections(&self) -> Vec<FormerConnection> {
         self.cm.manager.former_connections().collect()
     }
 
-    /// Ends a connection of a former life of this process. Sent once, not confirmed.
+    /// Ends a connection of an earlier process with one unconfirmed DREQ.
     ///
     /// # Errors
     /// [`Error::AddrNotAvailable`].
@@ -156,7 +157,7 @@ impl Device {
         Ok(())
     }
 
-    /// Takes a management datagram.
+    /// Handles a management datagram.
     pub(super) fn handle_mad(
         &mut self,
         now: Instant,
@@ -168,7 +169,7 @@ impl Device {
         self.cm_drain_outputs(now);
     }
 
-    /// When the connection manager has something to do.
+    /// Returns when the connection manager has something to do.
     pub(super) fn cm_timeout(&self) -> Option<Instant> {
         self.cm.manager.poll_timeout()
     }
@@ -188,12 +189,12 @@ impl Device {
         self.cm.manager.reserves(qpn)
     }
 
-    /// Listeners, and connections that are not over.
+    /// Returns the number of listeners, and of connections including TIMEWAIT.
     pub(super) fn cm_counts(&self) -> (usize, usize) {
         self.cm.manager.counts()
     }
 
-    /// A valid packet of a connection has come [CM-50].
+    /// Notes that a valid packet of a connection has arrived [CM-50].
     pub(super) fn cm_data_arrived(&mut self, now: Instant, qpn: Qpn) {
         if self.cm.manager.awaits_data() {
             self.cm.manager.data_arrived(qpn);
@@ -201,8 +202,8 @@ impl Device {
         }
     }
 
-    /// Does what the manager wants done, in its order: queue pairs are ready before the message
-    /// that says so goes out.
+    /// Executes the manager's outputs in order: a queue pair is ready before the message that says
+    /// so is sent.
     fn cm_drain_outputs(&mut self, now: Instant) {
         while let Some(output) = self.cm.manager.poll_output() {
             match output {
@@ -221,7 +222,7 @@ impl Device {
             }
             self.modify_qp(now, order.qpn, step)
         });
-        // What is not awaited may fail: a queue pair that is gone, or in error already.
+        // An order that is not awaited may fail: the queue pair may be gone, or in ERR already.
         if order.awaited {
             self.cm.manager.order_done(now, order.id, steps.is_ok());
             self.cm.failed = steps.err();
@@ -232,7 +233,7 @@ impl Device {
         self.shared.config.addrs.contains(&ip)
     }
 
-    /// Returns the own address with the longest beginning in common with `remote`.
+    /// Returns the local address with the longest prefix in common with `remote`.
     fn nearest(&self, remote: IpAddr) -> Option<IpAddr> {
         let bits = |ip: IpAddr| match ip {
             IpAddr::V4(ip) => u128::from(ip.to_bits()) << 96,
@@ -243,7 +244,7 @@ impl Device {
         own.min_by_key(|ip| bits(**ip) ^ bits(remote)).copied()
     }
 
-    /// A queue pair can be connected from RESET, and from INIT with receives posted.
+    /// Checks that a queue pair can be connected: in RESET, or in INIT with receives posted.
     fn check_connectable(&self, qpn: Qpn) -> Result<(), Error> {
         let qp = self.qps.get(&qpn.0).ok_or(Error::NoSuch("queue pair"))?;
         if qp.init.qp_type != QpType::Rc {

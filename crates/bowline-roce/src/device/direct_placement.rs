@@ -1,11 +1,12 @@
-//! Packets whose payloads are received where they belong.
+//! Direct placement: the payloads of arriving packets are received at their destination.
 //!
-//! Of a long message, a WRITE of the peer or an answer to a READ, it is known where the bytes of
-//! the next packets belong. The driver has the system put them there, which saves copying them, and
-//! tells what has come. If it is that, in order and with right ICRCs, the packets are done. All
-//! else is made whole again from its pieces and taken in as ever, and what it has left in the
-//! message's memory is made zero: no peer is shown what another has sent [RX-13]. That memory means
-//! nothing before the message has come to its end.
+//! While a long message is under way, either a WRITE of the peer or the answer to a READ, the
+//! destination of the next payloads is known. The driver passes it to the system in the receive
+//! call, which saves one copy, and reports what arrived. If the arriving packets are the expected
+//! ones, in order and with correct ICRCs, they are done. All other bytes are reassembled from their
+//! pieces and handled as ordinary datagrams, and the destination memory they were written to is
+//! zeroed, so that no peer sees what another peer sent [RX-13]. The contents of that memory are
+//! undefined until the message is complete.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -18,31 +19,32 @@ use super::{Device, IdentHint};
 use crate::qp::Halves;
 use crate::rc::requester::Outcome;
 
-/// Most packets that land at once: the system merges no more.
+/// Most packets received in place by one call: UDP_GRO merges no more.
 #[doc(alias = "LANDING_PACKETS_MAX")]
 pub const PLACEMENT_PACKETS_MAX: usize = 64;
 
-/// Bytes of the longest datagram, which is also the most that the system merges.
+/// Bytes of the longest datagram, which is also the most that UDP_GRO merges.
 const DATAGRAM_MAX: usize = 65_535;
 
-/// Bytes before the first payload, and the first of those that lie aside.
+/// Bytes of the header before the first payload: the first framing bytes.
 #[doc(alias = "LANDING_HEAD")]
 pub const PLACEMENT_HEAD: usize = BTH_LEN;
 
-/// Bytes between two payloads: an ICRC and a header.
+/// Bytes between two payloads: the ICRC of one packet and the header of the next.
 #[doc(alias = "LANDING_GAP")]
 pub const PLACEMENT_GAP: usize = ICRC_LEN + BTH_LEN;
 
-/// When no more packets of a message are to come, it does not pay.
+/// A message with at most this many full packets left is not worth receiving in place.
 const BYTES_LEFT_MIN: usize = 4;
 
-/// Packets of so much payload that may come merged. More places than that would be told in vain.
+/// Returns how many packets of `payload` bytes one merged buffer can hold. Further destinations
+/// would never be used.
 fn placement_packets(payload: usize) -> usize {
     (DATAGRAM_MAX / (payload + PLACEMENT_GAP)).min(PLACEMENT_PACKETS_MAX)
 }
 
-/// Where the payloads of the packets that come next belong. All other bytes are received aside, one
-/// after the other:
+/// Destination of the payloads of the next packets. All other bytes, the framing, are received into
+/// a separate buffer, one after the other:
 ///
 /// ```text
 ///  received | header | payload 0 | ICRC, header | payload 1 | ICRC, header | .. | ICRC | rest
@@ -52,9 +54,9 @@ fn placement_packets(payload: usize) -> usize {
 #[doc(alias = "Landing")]
 #[derive(Clone, Debug)]
 pub struct DirectPlacement {
-    /// The payloads' place, one behind the other.
+    /// Memory of all payloads, which follow one another without a gap.
     pub place: Piece,
-    /// Bytes of each.
+    /// Bytes of each payload.
     pub payload: usize,
     qpn: Qpn,
     opcode: Opcode,
@@ -62,17 +64,17 @@ pub struct DirectPlacement {
 }
 
 impl DirectPlacement {
-    /// How many payloads there is a place for.
+    /// Returns the number of payloads that have a destination.
     pub fn packets(&self) -> usize {
         self.place.len / self.payload
     }
 
-    /// Bytes of a packet.
+    /// Bytes of a packet, ICRC included.
     const fn packet(&self) -> usize {
         self.payload + PLACEMENT_GAP
     }
 
-    /// How many of the first `len` bytes received are at the place.
+    /// Returns how many of the first `len` received bytes are payload at its destination.
     #[doc(alias = "landed")]
     pub fn bytes_in_place(&self, len: usize) -> usize {
         let whole = (len / self.packet()).min(self.packets());
@@ -81,7 +83,8 @@ impl DirectPlacement {
         whole * self.payload + part.min(self.payload)
     }
 
-    /// Puts bytes received where a driver has the system put them: for who has no system.
+    /// Distributes received bytes as the scattering receive call of a driver does. For simulators
+    /// and tests, which have no such call.
     pub fn scatter(&self, bytes: &[u8], framing: &mut Vec<u8>) {
         let mut rest = bytes;
         for k in 0..self.packets() {
@@ -95,7 +98,8 @@ impl DirectPlacement {
         framing.extend_from_slice(rest);
     }
 
-    /// Puts together what was received, `len` bytes in all, from packet `first` on.
+    /// Rebuilds the received datagrams from their pieces, `len` bytes in all, beginning with packet
+    /// `first`.
     fn restore(&self, len: usize, first: usize, framing: &[u8], out: &mut Vec<u8>) {
         let mut at = first * PLACEMENT_GAP;
         let landed = self.bytes_in_place(len);
@@ -112,49 +116,50 @@ impl DirectPlacement {
     }
 }
 
-/// What was received: one datagram, or several of one sender merged.
+/// A received buffer: one datagram, or several of one sender that UDP_GRO merged.
 #[doc(alias = "Run")]
 #[derive(Clone, Copy, Debug)]
 pub struct GroBuffer<'a> {
-    /// Who sent it; `None`: that is not known, and nobody is given it.
+    /// Sender; `None` if unknown, in which case the bytes are discarded.
     pub from: Option<SocketAddr>,
-    /// The own address it came to.
+    /// Local address the buffer arrived at.
     pub to: IpAddr,
-    /// Bytes of each datagram but the last, if they are known to be of one burst of the peer's.
+    /// Bytes of each datagram except the last, if all are known to belong to one burst of the peer.
     pub segment: Option<usize>,
-    /// Bytes in all.
+    /// Bytes of all datagrams together.
     pub len: usize,
-    /// Those that lie aside, and perhaps others behind them.
+    /// The framing bytes; may be followed by bytes that do not belong to this buffer.
     #[doc(alias = "aside")]
     pub framing: &'a [u8],
 }
 
-/// What became of [`Device::land`].
+/// Outcome of [`Device::receive_in_place`].
 #[doc(alias = "Landed")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PlacementOutcome {
-    /// No place is known. Nothing was received.
+    /// No destination is known, so nothing was received.
     #[doc(alias = "NoPlace")]
     NoTarget,
     /// Nothing was received.
     Nothing,
-    /// So many packets are at their place, and all else that was received was taken in as ever.
+    /// This many packets were received in place. All other received bytes were handled as ordinary
+    /// datagrams.
     Packets(usize),
 }
 
-/// A message of which much more is to come, where the packet that was taken in last was one of it.
+/// A long message that is still being received, and to which the most recent packet belonged.
 #[doc(alias = "Amid")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpenMessage {
     qpn: Qpn,
     opcode: Opcode,
-    /// Bytes of payload of each packet that is to come, but for the last.
+    /// Payload bytes of each packet to come, except the last.
     pub payload: usize,
 }
 
 impl Device {
-    /// The message that the last packet was of, acknowledgements left aside, if it may
-    /// [`land`](Self::land).
+    /// Returns the message that the most recent packet, acknowledgements aside, belonged to, if its
+    /// next packets are worth [receiving in place](Self::receive_in_place).
     #[doc(alias = "amid")]
     pub fn open_message(&self) -> Option<OpenMessage> {
         let (qpn, opcode) = self.last_packet?;
@@ -173,9 +178,9 @@ impl Device {
         (left > BYTES_LEFT_MIN * payload).then_some(OpenMessage { qpn, opcode, payload })
     }
 
-    /// Has `receive` receive what comes next to where packets come that go on with a message, and
-    /// takes it in. `receive` is told where these belong, and is the only one to write there
-    /// meanwhile; it returns `None` if it has received nothing.
+    /// Receives the next packets of a message at their destination and handles them. `receive` is
+    /// given the destination and must be the only writer to it during the call; it returns `None`
+    /// if nothing was received.
     #[doc(alias = "land")]
     pub fn receive_in_place<'a>(
         &mut self,
@@ -220,7 +225,7 @@ impl Device {
         }
         let context = self.shared.qp_context(qp);
         if context.mtu() != payload {
-            return None; // connected anew
+            return None; // reconnected with another path MTU
         }
         let most = placement_packets(payload) * payload;
         let Halves::Rc { requester, responder } = &qp.halves else { return None };
@@ -233,8 +238,7 @@ impl Device {
         (place.len > 0).then_some(DirectPlacement { place, payload, qpn, opcode, psn })
     }
 
-    /// Takes the packets that are what was expected, up to the first that is not; returns how many
-    /// these are.
+    /// Accepts the expected packets, up to the first unexpected one; returns their number.
     fn accept_in_place(
         &mut self,
         now: Instant,
@@ -255,7 +259,7 @@ impl Device {
         let (gaps, _) = run.framing.as_chunks::<PLACEMENT_GAP>();
         for (k, bytes) in gaps.iter().enumerate().take(whole) {
             let [head @ .., i0, i1, i2, i3] = bytes;
-            // All that is checked of a packet that comes by itself, in the same order.
+            // The checks of `handle_packet`, in the same order.
             let Ok(packet) = Packet::parse(head) else { break };
             if packet.opcode != opcode
                 || packet.bth.dest_qpn != qpn.0
@@ -304,8 +308,8 @@ impl Device {
 }
 
 impl GroBuffer<'_> {
-    /// What is known of the identification of its datagrams: a peer like this one has numbered
-    /// those of a burst [ICRC-34].
+    /// Returns the likely IPv4 identification of datagram `k`: a bowline peer numbers the datagrams
+    /// of a burst from 0 [ICRC-34].
     fn ident(&self, k: usize) -> IdentHint {
         match self.segment {
             None => IdentHint::Unknown,
@@ -323,7 +327,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_scattered_is_put_together_again() {
+    fn restore_reverses_scatter() {
         let buffer = Arc::new(Buffer::new(1000).unwrap());
         let place = Piece { buffer, offset: 100, len: 3 * 40 };
         let (opcode, psn) = (Opcode::WriteMiddle, Psn::ZERO);

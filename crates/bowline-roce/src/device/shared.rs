@@ -1,4 +1,5 @@
-//! What all queue pairs of a device share, and what is done after one of them was touched.
+//! State that all queue pairs of a device share, and the bookkeeping after a queue pair has
+//! changed.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -17,7 +18,7 @@ use crate::rc::requester::{Outcome, TxCtx};
 use crate::rc::responder::{ReorderBudget, RxCtx};
 use crate::table::NumberMap;
 
-/// What both halves of a queue pair need to know of it.
+/// Attributes of a queue pair that both of its halves need.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct QpContext {
     qpn: Qpn,
@@ -29,7 +30,7 @@ pub(crate) struct QpContext {
     recv_cq: CqId,
 }
 
-/// What all queue pairs share.
+/// State that all queue pairs share.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) config: Config,
@@ -39,22 +40,23 @@ pub(crate) struct Shared {
     pub(crate) events: VecDeque<Event>,
     pub(crate) gso_blocklist: GsoBlocklist,
     reorder_budget: ReorderBudget,
-    /// Completions of the queue pairs being worked on.
+    /// Completions that are not in their queues yet.
     done: Vec<PendingCompletion>,
-    /// They stay there for now.
+    /// Completions stay in `done` until `end_gathering`.
     gathering: bool,
-    /// Completion queues that have just overrun.
+    /// Completion queues that have overrun and whose queue pairs have not been failed yet.
     pub(crate) overrun: Vec<CqId>,
-    /// Queue pairs with replies to send, and with anything to send.
+    /// Queue pairs with replies to send, by number, in the order of their turns.
     pub(crate) urgent: VecDeque<u32>,
-    /// Of these, those whose acknowledgement waits for the program.
+    /// Queue pairs of `urgent` whose acknowledgement is deferred [RSP-25].
     pub(crate) deferred_acks: Vec<u32>,
     pub(crate) normal: VecDeque<u32>,
-    /// When to look at which queue pair; of several entries only that in `Qp::timer_at` counts.
+    /// Heap of (due time, queue pair number). Stale entries remain; only the entry equal to
+    /// `Qp::timer_at` counts.
     timers: BinaryHeap<Reverse<(Instant, u32)>>,
 }
 
-/// Timers kept besides a few of every queue pair, whether they have been replaced or not.
+/// Stale timers allowed in the heap, in addition to four per queue pair, before they are purged.
 const TIMERS_KEPT: usize = 64;
 
 impl QpContext {
@@ -84,7 +86,7 @@ impl Shared {
         }
     }
 
-    /// What both halves of a queue pair need to know of it.
+    /// Returns the attributes of a queue pair that both of its halves need.
     pub(crate) fn qp_context(&self, qp: &Qp) -> QpContext {
         QpContext {
             qpn: qp.qpn,
@@ -97,7 +99,7 @@ impl Shared {
         }
     }
 
-    /// The context of the sending half of a queue pair.
+    /// Returns the context of the sending half of a queue pair.
     pub(crate) fn tx(&mut self, now: Instant, context: QpContext) -> TxCtx<'_> {
         TxCtx {
             now,
@@ -112,7 +114,7 @@ impl Shared {
         }
     }
 
-    /// The context of the receiving half.
+    /// Returns the context of the receiving half of a queue pair.
     pub(crate) fn rx(&mut self, now: Instant, context: QpContext) -> RxCtx<'_> {
         RxCtx {
             now,
@@ -128,12 +130,13 @@ impl Shared {
         }
     }
 
-    /// After a queue pair was touched: hands out its completions, unless they are gathered, and
-    /// sees to it that its turn to send and its timer come. Replies are urgent, unless it has just
-    /// had a turn.
+    /// Does the bookkeeping after a queue pair has changed: moves its completions to their queues,
+    /// unless they are being gathered, and schedules its next turn and its timer. With `urgent`,
+    /// replies are scheduled before other packets; a queue pair that has just had a turn passes
+    /// `false`.
     pub(crate) fn settle(&mut self, now: Instant, qp: &mut Qp, urgent: bool) {
         let ended = match &qp.halves {
-            // What was to be sent last, the NAK, is out [RSP-18].
+            // The final NAK has been sent [RSP-18].
             Halves::Rc { responder, .. } => responder.failed() && !responder.has_reply(),
             Halves::Ud { .. } => false,
         };
@@ -179,20 +182,20 @@ impl Shared {
         }
     }
 
-    /// From now on completions are gathered, until they are [handed out](Self::end_gathering): to
-    /// copy one that was just written in pieces stalls until all earlier stores have left the store
-    /// buffer, the payload among them.
+    /// Starts to gather completions, until [`end_gathering`](Self::end_gathering). Copying a
+    /// completion that was just written in pieces stalls until all earlier stores have left the
+    /// store buffer, the payload included.
     pub(crate) const fn begin_gathering(&mut self) {
         self.gathering = true;
     }
 
-    /// Moves what was gathered to its queues.
+    /// Moves the gathered completions to their queues.
     pub(crate) fn end_gathering(&mut self) {
         self.gathering = false;
         self.hand_out();
     }
 
-    /// Moves completions to their queues, unless they are gathered.
+    /// Moves completions to their queues, unless they are being gathered.
     fn hand_out(&mut self) {
         if self.gathering {
             return;
@@ -213,35 +216,35 @@ impl Shared {
         }
     }
 
-    /// The queue pair goes to error by itself, and the program is told, since no completion may
-    /// tell it [QP-10].
+    /// Moves a queue pair to ERR for an internal reason and reports that as an event, since there
+    /// may be no completion that shows it [QP-10].
     pub(crate) fn fail(&mut self, now: Instant, qp: &mut Qp) {
         self.counters.qp_errors += 1;
         self.events.push_back(Event::Async(AsyncEvent::QpFatal(qp.qpn)));
         self.enter_error(now, qp);
     }
 
-    /// The queue pair cannot go on because of something outside of it.
+    /// Fails a queue pair that cannot continue for a reason outside of it.
     pub(crate) fn stop(&mut self, now: Instant, qp: &mut Qp) {
         if qp.state != QpState::Err && qp.state != QpState::Reset {
             self.fail(now, qp);
         }
     }
 
-    /// The queue pair goes to error: everything posted is flushed, nothing is sent any more [QP-4].
+    /// Moves a queue pair to ERR: all posted requests are flushed, and nothing more is sent [QP-4].
     pub(crate) fn enter_error(&mut self, now: Instant, qp: &mut Qp) {
         qp.state = QpState::Err;
         self.flush(now, qp);
     }
 
-    /// The send queue of a datagram queue pair goes to error: what is posted on it is flushed, and
-    /// the rest goes on.
+    /// Moves the send queue of a UD queue pair to SQE: its posted requests are flushed, and
+    /// receiving continues.
     pub(crate) fn enter_send_error(&mut self, now: Instant, qp: &mut Qp) {
         qp.state = QpState::Sqe;
         self.flush_sends(now, qp);
     }
 
-    /// Flushes the send queue of a datagram queue pair in SQE.
+    /// Flushes the send queue of a UD queue pair in SQE.
     pub(crate) fn flush_sends(&mut self, now: Instant, qp: &mut Qp) {
         let context = self.qp_context(qp);
         if let Halves::Ud { sender, .. } = &mut qp.halves {
@@ -280,7 +283,7 @@ impl Shared {
         self.after(now, qp, outcome, true);
     }
 
-    /// Does without bursts to a peer where only the first packet of each arrives [ICRC-23].
+    /// Stops sending bursts to a peer that receives only the first packet of each [ICRC-23].
     pub(crate) fn detect_gso_loss(&mut self, qp: &Qp) {
         let gso_loss = match &qp.halves {
             Halves::Rc { requester, .. } => {
@@ -296,7 +299,7 @@ impl Shared {
         }
     }
 
-    /// After one of the halves has done something.
+    /// Does the bookkeeping after one half of a queue pair has run.
     pub(crate) fn after(&mut self, now: Instant, qp: &mut Qp, outcome: Outcome, urgent: bool) {
         if outcome == Outcome::Failed {
             self.counters.qp_errors += 1;
@@ -306,18 +309,18 @@ impl Shared {
         }
     }
 
-    /// Timers, also those that have been replaced and are not due yet.
+    /// Number of heap entries, stale ones included.
     pub(super) fn timers(&self) -> usize {
         self.timers.len()
     }
 
-    /// When a timer is due.
+    /// Returns when the next timer is due.
     pub(crate) fn next_timer(&self) -> Option<Instant> {
         self.timers.peek().map(|Reverse((at, _))| *at)
     }
 
-    /// Takes a queue pair whose timer is due. Forgets timers that have been replaced, when they are
-    /// many: a peer that asks for short pauses again and again leaves one behind with each.
+    /// Pops a queue pair whose timer is due. Purges stale timers when there are many: a peer that
+    /// requests short RNR delays again and again leaves one behind with each.
     pub(crate) fn due(&mut self, now: Instant, qps: &NumberMap<Box<Qp>>) -> Option<Qpn> {
         if self.timers.len() > TIMERS_KEPT + 4 * qps.len() {
             self.timers.retain(|Reverse((at, qpn))| {

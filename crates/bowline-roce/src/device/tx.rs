@@ -1,10 +1,11 @@
-//! Datagrams to be sent: whose turn it is, and how packets become bursts.
+//! Datagrams to send: the schedule of queue pairs, and how packets become bursts.
 //!
-//! Queue pairs with replies go first, then all others with something to send, each in turn one
-//! burst. A queue pair whose burst did not hold all replies goes on with the others, so a large
-//! read that is being answered holds up nobody. An acknowledgement joins a burst of requests to the
-//! same peer: a packet of its own would cost as much as the whole burst [PERF-6]. So while a
-//! program posts to one queue pair after the other, those of the others wait for their turn.
+//! Queue pairs with replies go first, then all others with something to send, each one burst per
+//! turn. A queue pair whose burst did not hold all its replies continues in the second group, so
+//! that a large READ being answered delays no other queue pair. An acknowledgement joins a burst of
+//! requests to the same peer: a packet of its own would cost as much as the whole burst [PERF-6].
+//! For this reason, while a program posts to one queue pair after the other, acknowledgements of
+//! the other queue pairs are deferred until their turn.
 
 use bowline_base::Instant;
 use bowline_verbs::{QpState, Qpn};
@@ -26,14 +27,14 @@ enum Half {
     Requester,
 }
 
-/// For so many posts to others an acknowledgement waits at most.
+/// Posts to other queue pairs an acknowledgement may be deferred for.
 const ACK_DEFERS_MAX: u8 = 3;
 
 impl Device {
-    /// For a program that has posted to this queue pair, and perhaps posts to others next:
-    /// acknowledgements of others that would go alone are not sent before
-    /// [`resume_acks`](Self::resume_acks), a few times each [RSP-25]. Tells whether there are
-    /// any.
+    /// Defers acknowledgements that would be sent alone, of all queue pairs except `but`, until
+    /// [`resume_acks`](Self::resume_acks); each a few times at most [RSP-25]. Called after the
+    /// program has posted to `but`, because it may post to other queue pairs next. Tells whether
+    /// any acknowledgement is deferred.
     #[doc(alias = "set_acks_aside")]
     pub fn defer_acks(&mut self, but: Qpn) -> bool {
         let Self { shared, qps, .. } = self;
@@ -49,7 +50,7 @@ impl Device {
         !shared.deferred_acks.is_empty()
     }
 
-    /// Those set aside may be sent; tells whether there are any.
+    /// Ends the deferral of acknowledgements; tells whether there were any.
     #[doc(alias = "take_acks_back")]
     pub fn resume_acks(&mut self) -> bool {
         let any = !self.shared.deferred_acks.is_empty();
@@ -57,7 +58,7 @@ impl Device {
         any
     }
 
-    /// Fills `burst` with the next packets to send; `false`: there are none.
+    /// Fills `burst` with the next packets to send; returns `false` if there are none.
     pub fn poll_transmit(&mut self, now: Instant, burst: &mut Burst) -> bool {
         let sent =
             self.fill_mad(burst) || self.fill_carried(now, burst) || self.fill_next(now, burst);
@@ -74,7 +75,7 @@ impl Device {
         sent
     }
 
-    /// Begins with the packet that the last burst had no room for.
+    /// Starts a burst with the packet that did not fit into the previous one.
     fn fill_carried(&mut self, now: Instant, burst: &mut Burst) -> bool {
         let Some(qpn) = self.carry_qpn.take() else { return false };
         let Some(qp) = self.qps.get_mut(&qpn.0) else { return false };
@@ -124,8 +125,8 @@ impl Device {
 }
 
 impl Shared {
-    /// Adds packets of a connected queue pair to a burst that has begun; `true`: one more did not
-    /// fit and is in `carry`.
+    /// Adds packets of a connected queue pair to a burst that has begun. Returns `true` if one more
+    /// packet was made that did not fit and is now in `carry`.
     fn fill_connected(
         &mut self,
         now: Instant,
@@ -138,8 +139,8 @@ impl Shared {
         let Halves::Rc { requester, responder } = &mut qp.halves else { return false };
         let gso = self.config.gso && !self.gso_blocklist.contains(burst.to);
         let may_request = requests && !responder.failed() && requester.has_work();
-        // An acknowledgement alone can wait for the end of a burst of requests; nothing is passed
-        // over twice.
+        // A single acknowledgement can wait for the end of a burst of requests; neither half is
+        // passed over twice in a row.
         let no_hurry = gso && responder.has_one_ack();
         let late = responder.has_one_ack() && qp.delayed_ack.deadline(now).is_some();
         let replies = responder.has_reply()
@@ -149,8 +150,8 @@ impl Shared {
         qp.requests_next = half == Half::Responder;
         let mut outcome = Outcome::Idle;
         let mut carried = false;
-        // A single short packet still goes with a row of long ones that has no room for one more of
-        // them. If there is an acknowledgement, that does.
+        // A single short packet may still end a burst of long packets that has no room for another
+        // long one. A pending acknowledgement takes that place instead.
         let short = half == Half::Requester && (!responder.has_one_ack() || late);
         let has_room = |burst: &Burst, requester: &Requester| {
             burst.has_room(gso)
@@ -206,10 +207,10 @@ impl Shared {
         carried
     }
 
-    /// Makes a burst of the next datagram of a UD queue pair.
+    /// Fills a burst with the next datagram of a UD queue pair.
     fn fill_datagram(&mut self, now: Instant, qp: &mut Qp, burst: &mut Burst, carry: &mut Vec<u8>) {
         if qp.state != QpState::Rts {
-            return; // since it asked for its turn [QP-3]
+            return; // the state changed after the queue pair was scheduled [QP-3]
         }
         let context = self.qp_context(qp);
         let Halves::Ud { sender, .. } = &qp.halves else { return };

@@ -1,5 +1,4 @@
-//! The verbs: what a program asks of the device. They mean what they mean in
-//! [`bowline_verbs::Device`], and none waits.
+//! The verbs, with the meaning they have in [`bowline_verbs::Device`]. None of them waits.
 
 use std::sync::Arc;
 
@@ -17,7 +16,7 @@ use crate::qp::{Halves, Qp};
 const NO_PD: Error = Error::NoSuch("protection domain");
 const NO_QP: Error = Error::NoSuch("queue pair");
 
-/// Numbers of removed queue pairs that are not given again.
+/// Most recently removed queue pairs whose numbers are not reused.
 const RETIRED_MAX: usize = 4096;
 
 impl Device {
@@ -65,8 +64,8 @@ impl Device {
         mrs.register(&mut self.rng, pd, (buffer, offset, len), iova, access)
     }
 
-    /// Makes a region for fast registration [MR-6], free at first: a slot to bind memory to and
-    /// take it away again, in the order of a send queue [MR-12].
+    /// Creates a region for fast registration [MR-6], free at first: memory is bound to it and
+    /// unbound again in the order of a send queue [MR-12].
     ///
     /// # Errors
     /// [`Error::NoSuch`], [`Error::Limit`].
@@ -83,7 +82,7 @@ impl Device {
         self.shared.mrs.deregister(lkey).map(drop)
     }
 
-    /// Takes regions of [`reg_mr`](Self::reg_mr) away from peers; local use goes on.
+    /// Suspends the access of peers to regions of [`reg_mr`](Self::reg_mr); local use continues.
     ///
     /// # Errors
     /// [`Error::NoSuch`], [`Error::Invalid`]; [`Error::Busy`] while a window is bound to one.
@@ -92,7 +91,8 @@ impl Device {
         self.shared.mrs.suspend_remote(rkeys)
     }
 
-    /// Gives withdrawn regions back to peers: pairs of the present and the new key.
+    /// Restores the access of peers to suspended regions, under new keys: pairs of the present and
+    /// the new key.
     ///
     /// # Errors
     /// [`Error::NoSuch`], [`Error::Invalid`]; nothing has changed then.
@@ -172,13 +172,13 @@ impl Device {
         self.shared.cqs.poll(cq, out, max)
     }
 
-    /// Asks for one [`Event::CqReady`](crate::Event::CqReady) when the next completion comes (with
-    /// `solicited`, one that was sent solicited or is an error). `false`: there is one already, and
-    /// nothing was asked.
+    /// Requests one [`Event::CqReady`](crate::Event::CqReady) for the next completion (with
+    /// `solicited`, for the next one that was sent solicited or is an error). Returns `false`,
+    /// without requesting anything, if there is such a completion already.
     ///
     /// # Errors
-    /// [`Error::NoSuch`]; [`Error::Invalid`] when there is none and the queue has overrun, so that
-    /// none will ever come.
+    /// [`Error::NoSuch`]; [`Error::Invalid`] when the queue is empty and has overrun, so that no
+    /// completion will ever come.
     pub fn arm_cq(&mut self, cq: CqId, solicited: bool) -> Result<bool, Error> {
         self.shared.cqs.arm(cq, solicited)
     }
@@ -210,7 +210,7 @@ impl Device {
             return Err(error);
         }
         *users += 1;
-        // At most one number of eight is taken. Unpredictable, like keys [CM-53].
+        // At most one in eight numbers is taken. Unpredictable, like keys [CM-53].
         let qpn = loop {
             let qpn = Qpn(self.rng.next_u24());
             if self.is_free(qpn) {
@@ -257,7 +257,7 @@ impl Device {
             shared.mrs.unbind_windows_of(qp.qpn);
         }
         if to < QpState::Rtr && self.carry_qpn == Some(qp.qpn) {
-            // Of its former life.
+            // The carried packet belongs to the connection before the reset.
             self.carry_qpn = None;
         }
         self.stop_overrun(now);
@@ -332,7 +332,8 @@ impl Device {
         }
     }
 
-    /// A send request binds windows of type 2 only. Whether there is one shows when it is its turn.
+    /// Checks that a send request binds no window of type 1. Whether the window exists is checked
+    /// when the request is executed.
     fn check_bind(&self, key: u32) -> Result<(), Error> {
         match self.shared.mrs.window(key) {
             Ok((MwType::Type1, ..)) => {
