@@ -1,8 +1,8 @@
-//! Answers of reads and atomics that came before one that is missing: they are put where they
-//! belong, and only what is missing is asked for again [REQ-9 d], [REQ-11].
+//! Answers to READs and atomics that arrive after a gap: they are stored at their destination, and
+//! only the missing answers are requested again [REQ-9 d], [REQ-11].
 //!
 //! ```text
-//!   una 7     early  9..12  15..16        asked for: 7 and 8;  then 12 to 14
+//!   una 7     out_of_order  9..12  15..16        requested: 7 and 8;  then 12 to 14
 //! ```
 
 use bowline_verbs::SendOp;
@@ -11,10 +11,10 @@ use bowline_wire::roce::{Aeth, Opcode, Packet, Psn, Syndrome};
 use super::recovery::Repair;
 use super::{Outcome, Requester, TxCtx};
 
-/// Stretches of early answers remembered; what comes beyond is asked for again.
+/// Most ranges of out-of-order answers kept; answers beyond that are requested again.
 const RANGES_MAX: usize = 64;
 
-/// Numbers whose answers have come.
+/// Range of PSNs whose answers have arrived.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PsnRange {
     first: Psn,
@@ -22,7 +22,7 @@ pub(super) struct PsnRange {
 }
 
 impl Requester {
-    /// Takes an answer to something later than `una`.
+    /// Handles an answer to a PSN after `una`.
     pub(super) fn handle_out_of_order(&mut self, ctx: &mut TxCtx<'_>, packet: &Packet<'_>) {
         let psn = packet.bth.psn;
         let lowest =
@@ -32,12 +32,12 @@ impl Requester {
         }
     }
 
-    /// Numbers from `una` on whose answers are missing.
+    /// Returns how many answers are missing from `una` on.
     pub(super) fn leading_gap(&self) -> u32 {
         self.out_of_order.front().map_or(u32::MAX, |front| front.first.since(self.una))
     }
 
-    /// Asks again for the answers that are missing first.
+    /// Requests the answers of the first gap again.
     fn request_leading_gap(&mut self, ctx: &mut TxCtx<'_>) {
         if self.rnr_until.is_some() || !self.next.is_after(self.una) {
             return;
@@ -48,11 +48,11 @@ impl Requester {
         self.arm_rto(ctx.now);
     }
 
-    /// Puts an early answer where it belongs; tells whether it is one that was not there.
+    /// Stores an out-of-order answer; tells whether it was new.
     fn store_out_of_order(&mut self, ctx: &TxCtx<'_>, packet: &Packet<'_>) -> bool {
         let psn = packet.bth.psn;
         let far = psn.since(self.una);
-        // The stretch it belongs to or comes after.
+        // Index of the range after the one that contains or precedes the answer.
         let at = self.out_of_order.partition_point(|stretch| stretch.first.since(self.una) <= far);
         let before = at.checked_sub(1).and_then(|before| self.out_of_order.get(before)).copied();
         let skip = before.map_or(u32::MAX, |stretch| psn.since(stretch.first));
@@ -102,7 +102,7 @@ impl Requester {
         }
     }
 
-    /// `una` has moved: goes on over what has come early, and asks for what is missing then.
+    /// Advances `una` over out-of-order answers after a gap was filled, and requests the next gap.
     pub(super) fn drain_out_of_order(&mut self, ctx: &mut TxCtx<'_>) -> Outcome {
         let mut moved = false;
         while let Some(front) = self.out_of_order.front().copied() {

@@ -1,5 +1,4 @@
-//! What is done when answers come, when they do not come, and when packets were lost [REQ-11],
-//! [REQ-12], [REQ-22], [REQ-24]: the window, the timer, and the way back.
+//! Progress, retransmission timer and loss recovery [REQ-11], [REQ-12], [REQ-22], [REQ-24].
 
 use std::time::Duration;
 
@@ -12,17 +11,17 @@ use super::{Outcome, Requester, TxCtx};
 use crate::burst::Burst;
 use crate::sendq::{Request, Stage};
 
-/// Packets in a row that are sent again one by one, before everything is.
+/// Consecutive packets that are retransmitted one by one before a go-back.
 const CONSECUTIVE_GAPS_MAX: u32 = 2;
-/// Losses of a peer that keeps the others, in the time of a window, that are taken for accidents.
+/// Losses within one window that do not reduce the window of a peer that reorders.
 const LOSSES_TOLERATED: u32 = 4;
-/// The same as a part of the window.
+/// The same tolerance as a fraction of the window (one in this many packets).
 const LOSSES_TOLERATED_PART: u32 = 16;
-/// Times a silent peer is asked between two answers, before the timer runs out.
+/// Most probes of a silent peer without an answer, before the retransmission timer expires.
 const PROBES_MAX: u32 = 2;
 
-/// Whether the peer keeps packets that come after one that is missing. The standard lets it drop
-/// them, and nothing on the wire tells beforehand.
+/// Whether the peer keeps packets that arrive after a gap. The standard allows it to drop them, and
+/// nothing on the wire shows it in advance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PeerReorders {
     /// No loss has shown it yet.
@@ -31,17 +30,17 @@ pub(super) enum PeerReorders {
     No,
 }
 
-/// Why one packet is sent again alone.
+/// Why one packet is retransmitted alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Repair {
-    /// The peer misses it, and has received later ones.
+    /// The peer misses the packet and has received later ones.
     Gap,
-    /// The peer is silent; its acknowledgement will tell how far it has come [RSP-3].
+    /// The peer is silent; its acknowledgement will show what it has received [RSP-3].
     Probe,
 }
 
 impl Requester {
-    /// `steps` more packets have been acknowledged.
+    /// Notes that `steps` more packets have been acknowledged.
     pub(super) fn progress(&mut self, ctx: &TxCtx<'_>, steps: u32) {
         while self.expected_answers.front().is_some_and(|end| !end.is_after(self.una)) {
             self.expected_answers.pop_front();
@@ -73,7 +72,7 @@ impl Requester {
             self.srtt = Some(self.srtt.map_or(sample, |old| (old * 7 + sample) / 8));
         }
         if !self.next.is_after(self.una) {
-            // What was to be sent again has arrived after all.
+            // The packets to be retransmitted have arrived after all.
             self.seek_una();
         }
         self.rto_deadline = None;
@@ -83,12 +82,12 @@ impl Requester {
         }
     }
 
-    /// The next packet is the one that `una` names.
+    /// Moves `next` and the cursor to `una`.
     pub(super) fn seek_una(&mut self) {
         self.next = self.una;
         self.cursor = 0;
         self.sent = 0;
-        // Local operations at the head would have been completed.
+        // A local operation at the head would have been completed.
         if let Some(head) = self.queue.front()
             && head.is_started()
             && !head.is_local()
@@ -97,7 +96,7 @@ impl Requester {
         }
     }
 
-    /// What comes next is fresh.
+    /// Moves `next` and the cursor to `end`: the next packet is a new one.
     fn seek_end(&mut self) {
         let started = |request: &&Request| {
             request.stage == Stage::Started
@@ -111,11 +110,11 @@ impl Requester {
         };
     }
 
-    /// Takes the packet sent again alone as a question, and `upto`, up to which everything has been
-    /// received, as its answer. Tells whether nothing of what was sent after it is there.
+    /// Evaluates an acknowledgement of everything before `upto` as the answer to the packet
+    /// retransmitted alone. Tells whether the peer has none of the packets sent after that one.
     pub(super) fn judge_repair(&mut self, upto: Psn) -> bool {
         if self.recovering && self.next.is_after(self.una) && upto.is_after(self.next) {
-            // More has arrived than was sent again.
+            // More has arrived than was retransmitted.
             self.peer_reorders = PeerReorders::Unknown;
         }
         let Some((end, why)) = self.repaired else { return false };
@@ -134,9 +133,10 @@ impl Requester {
             return false;
         }
         match why {
-            // The later ones it had received are gone.
+            // The peer dropped the later packets it had received.
             Repair::Gap => self.peer_reorders = PeerReorders::No,
-            // They may be lost, or on their way; a few are sent again sooner than asked for.
+            // The later packets may be lost, or still under way. A few packets are retransmitted
+            // without further probing.
             Repair::Probe => {
                 self.consecutive_gaps += 1;
                 let many = self.end.since(upto) >= FEW_UNANSWERED;
@@ -151,7 +151,8 @@ impl Requester {
         true
     }
 
-    /// The peer misses `psn`, and has received something later [REQ-10].
+    /// Handles a gap that the peer reports: it misses `psn` and has received a later packet
+    /// [REQ-10].
     pub(super) fn handle_gap(&mut self, ctx: &mut TxCtx<'_>, psn: Psn) {
         if self.recovering || self.rnr_until.is_some() || self.una == self.end {
             return;
@@ -161,7 +162,8 @@ impl Requester {
             _ => false,
         };
         self.consecutive_gaps = if next_to_it { self.consecutive_gaps + 1 } else { 0 };
-        // A peer that keeps nothing must get all of it; of a read it would be the whole answer.
+        // A peer that keeps no later packets needs all of them again. For a READ, that would be the
+        // whole answer.
         let all = match self.peer_reorders {
             PeerReorders::Yes => false,
             PeerReorders::Unknown => self.queue.front().is_none_or(|head| head.is_read_or_atomic()),
@@ -175,14 +177,14 @@ impl Requester {
             self.seek_end();
         }
         if !self.next.is_after(self.una) {
-            return; // comes next anyway
+            return; // the missing packet is sent next anyway
         }
         ctx.counters.repairs += 1;
         self.recovering = true;
         self.repair = Some(Repair::Gap);
         self.gso_loss.note_restart(self.una);
         self.rtt_sample = None;
-        // Losses here and there say nothing of the path; many at once say that it is full.
+        // Single losses say nothing about the path; many at once mean that it is congested.
         if !self.una.is_before(self.loss_epoch) {
             self.loss_epoch = self.end;
             self.losses = 0;
@@ -196,7 +198,7 @@ impl Requester {
         self.arm_rto(ctx.now);
     }
 
-    /// Appends the packet `una` once more, beside what goes on at `next`. It asks for an
+    /// Retransmits the packet `una` alone, while `next` stays where it is. The packet requests an
     /// acknowledgement.
     pub(super) fn retransmit_una(
         &mut self,
@@ -205,7 +207,7 @@ impl Requester {
         why: Repair,
         out: &mut Burst,
     ) -> Outcome {
-        // The answer of a read tells nothing of what is behind it.
+        // The answer to a READ says nothing about the packets behind it.
         let tells = self.queue.front().is_some_and(|head| !head.is_read_or_atomic());
         let place = (self.next, self.cursor, self.sent, self.window_closed);
         self.seek_una();
@@ -217,7 +219,7 @@ impl Requester {
         Outcome::Packet
     }
 
-    /// Sends again from `una` [REQ-11], once for a loss.
+    /// Goes back to `una` and retransmits from there [REQ-11], once per loss.
     pub(super) fn go_back(&mut self, ctx: &mut TxCtx<'_>) {
         if self.recovering || self.rnr_until.is_some() || self.una == self.end {
             return;
@@ -255,7 +257,8 @@ impl Requester {
         self.plan_probe(now, at);
     }
 
-    /// Sets the time at which a silent peer is asked, if that is before the timer runs out.
+    /// Schedules the next probe of a silent peer, if the retransmission timer does not expire
+    /// earlier.
     fn plan_probe(&mut self, now: Instant, deadline: Instant) {
         self.probe_at = None;
         if self.rto_count > 0 || self.probes >= PROBES_MAX {
@@ -266,12 +269,12 @@ impl Requester {
         self.probe_at = (at < deadline).then_some(at);
     }
 
-    /// Asks a silent peer how far it has come, with a packet it may be missing. That is no retry
+    /// Probes a silent peer with a packet that it may be missing. A probe does not count as a retry
     /// [REQ-12].
     fn probe(&mut self, ctx: &mut TxCtx<'_>, deadline: Instant) {
         self.probes += 1;
         self.plan_probe(ctx.now, deadline);
-        // Not while the packet comes next anyway.
+        // Not needed if that packet is sent next anyway.
         if self.next.is_after(self.una) {
             ctx.counters.probes += 1;
             self.repair = Some(Repair::Probe);
@@ -279,17 +282,19 @@ impl Requester {
         }
     }
 
-    /// When [`handle_timeout`](Self::handle_timeout) is due.
+    /// Returns when [`handle_timeout`](Self::handle_timeout) is due.
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
         self.rnr_until.or(self.probe_at).or(self.rto_deadline)
     }
 
-    /// Goes on after a pause, or sends again what was not acknowledged in time [REQ-12].
+    /// Continues after an RNR delay, probes, or retransmits what was not acknowledged in time
+    /// [REQ-12].
     pub(crate) fn handle_timeout(&mut self, ctx: &mut TxCtx<'_>) -> Outcome {
         if let Some(until) = self.rnr_until {
             if until <= ctx.now {
                 self.rnr_until = None;
-                // The peer's patience begins anew: nobody could answer meanwhile.
+                // The time until the peer is given up starts again: it could not answer during the
+                // delay.
                 self.progress_at = ctx.now;
             }
             return Outcome::Idle;

@@ -1,5 +1,5 @@
-//! Packets of one message that differ in nothing but numbers, addresses and data: most of a long
-//! one.
+//! Fast path for a run of uniform packets: packets of one message that differ only in numbers,
+//! addresses and data, as most packets of a long message do.
 
 use bowline_verbs::{Access, SendOp};
 use bowline_wire::roce::{BTH_LEN, Bth, ICRC_LEN, Packet, RETH_LEN, Reth};
@@ -10,11 +10,10 @@ use crate::burst::Burst;
 use crate::sendq::{Request, prefetch_len};
 
 impl Requester {
-    /// Appends and takes in as many such packets of the request at the cursor as come before one
-    /// that may be different: the last of the message, of the burst or of an element of its gather
-    /// list, or one that asks for an acknowledgement. That one, and whatever is the matter with the
-    /// request, is left to [`fill`](Self::fill). Key and address are looked up once for all of them
-    /// [REQ-16].
+    /// Appends uniform packets of the request at the cursor, up to the first packet that may
+    /// differ: the last one of the message, of the burst or of a gather-list element, or one that
+    /// requests an acknowledgement. That packet, and any error of the request, is left to
+    /// [`fill`](Self::fill). Key and address are looked up once for the whole run [REQ-16].
     pub(crate) fn fill_uniform_run(&mut self, ctx: &mut TxCtx<'_>, out: &mut Burst) {
         #[cfg(test)]
         if tests::one_by_one() {
@@ -69,7 +68,7 @@ impl Requester {
             reth = reth.map(|reth| Reth { va: reth.va.wrapping_add(mtu as u64), ..reth });
         }
 
-        // The timers begin with the first of them.
+        // The timers start with the first packet of the run.
         self.note_sent(ctx.now, self.next + 1);
         self.packets_since_ack_req += count as u32;
         self.next += count as u32;
@@ -78,8 +77,8 @@ impl Requester {
         self.sent += count as u32;
     }
 
-    /// Tells whether packets of a request may be sent now, for the first time, that are neither its
-    /// first nor its last, or alike all the same.
+    /// Tells whether the next packets of a request may be sent now, for the first time, and are
+    /// uniform: neither first nor last of the message, or of a request sent `per_packet`.
     fn in_uniform_run(&self, request: &Request) -> bool {
         let one_after_another = self.rnr_until.is_none() && self.repair.is_none();
         let fresh = self.next == self.end;
@@ -91,8 +90,8 @@ impl Requester {
             && !self.is_full()
     }
 
-    /// How many packets may be sent up to and including the next that asks for an acknowledgement
-    /// because of the window [REQ-6], [REQ-8].
+    /// Returns the number of packets up to and including the next one that requests an
+    /// acknowledgement because of the window [REQ-6], [REQ-8].
     fn packets_until_ack_req(&self) -> u32 {
         let in_flight = self.next.since(self.una);
         let until_full = self.window.saturating_sub(in_flight);
