@@ -1,9 +1,9 @@
 //! RoCEv2 as a state machine: queue pairs, memory keys, completions and the connection manager.
 //!
-//! [`Device`] takes datagrams, requests and the time, and returns datagrams and events; it knows no
+//! [`Device`] takes datagrams, requests and the time, and returns datagrams and events; it has no
 //! sockets, threads or clocks. Spec: `docs/spec/roce.md`.
 //!
-//! The whole of a driver, but for the waiting:
+//! A complete driver, except for waiting:
 //!
 //! ```
 //! use bowline_roce::{Burst, Config, Device, Event, IdentHint, Instant};
@@ -33,7 +33,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
-// What tests of this crate share with those beside it calls it by its name.
+// Test helpers shared with `tests/` refer to this crate by its name.
 #[cfg(test)]
 extern crate self as bowline_roce;
 

@@ -1,4 +1,4 @@
-//! Send requests waiting for their turn or their answer.
+//! The send queue: requests that wait to be sent or to be answered.
 //!
 //! ```text
 //!   requests  [send, 2 pieces]     [write, inline]   [read, 1 piece]     first in, first out
@@ -6,8 +6,8 @@
 //!   inline                         [bytes ..]
 //! ```
 //!
-//! Gather lists and inline bytes lie in rings, so nothing is allocated per request once these have
-//! grown.
+//! Gather lists and inline bytes are stored in rings, so nothing is allocated per request once the
+//! rings have grown.
 
 use std::collections::VecDeque;
 use std::ops::RangeInclusive;
@@ -24,12 +24,12 @@ use crate::mr::{KeyError, MrTable, Span};
 /// Most bytes of a message [HDR-12].
 const MESSAGE_MAX: u64 = 1 << 31;
 
-/// Less than that is not worth looking for in time.
+/// Shortest payload, in bytes, that is worth prefetching.
 const PREFETCH_MIN: usize = 2048;
-/// So many bytes are looked for: the processor sees where that goes on.
+/// Bytes to prefetch; the processor's own prefetcher continues from there.
 const PREFETCH_LEN: usize = 512;
 
-/// How many bytes are brought near of a packet's payload of so many, before it is copied.
+/// Returns how many bytes of a packet's payload of `len` bytes are prefetched before it is copied.
 pub(crate) const fn prefetch_len(len: usize) -> usize {
     match len {
         0..PREFETCH_MIN => 0,
@@ -43,30 +43,31 @@ pub(crate) struct Request {
     pub(crate) id: u64,
     pub(crate) op: SendOp,
     pub(crate) flags: SendFlags,
-    /// Bytes of the message.
+    /// Length of the message in bytes.
     pub(crate) len: u32,
-    /// Its first element in the ring of gather lists, counted from the first that ever was.
+    /// Index of its first element in the ring of gather lists, counted from the first element ever
+    /// posted.
     sge_first: u64,
     sge_count: u32,
-    /// The same for its bytes, if they are inline.
+    /// Index of its first inline byte, counted in the same way.
     inline_first: u64,
-    /// First PSN and number of PSNs, once it has been started.
+    /// First PSN and number of PSNs, once the request has been started.
     pub(crate) first: Psn,
     pub(crate) packets: u32,
-    /// Each of its packets is a message to the peer [REQ-26].
+    /// Each packet is sent as a message of its own [REQ-26].
     pub(crate) per_packet: bool,
     pub(crate) stage: Stage,
 }
 
-/// How far a request has come.
+/// Progress of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
-    /// Not begun.
+    /// Not started.
     Waiting,
-    /// It has PSNs, and packets are sent; or a local operation that was executed, and must never be
-    /// again [REQ-20].
+    /// The request has PSNs and is being sent. A local operation has been executed and must not be
+    /// executed again [REQ-20].
     Started,
-    /// It cannot be carried out: fails when everything before it has completed.
+    /// The request cannot be executed and fails when all requests before it have completed.
     Broken(Status),
 }
 
@@ -75,7 +76,7 @@ impl Request {
         matches!(self.op, SendOp::RegMr { .. } | SendOp::LocalInv(_) | SendOp::BindMw { .. })
     }
 
-    /// Its packets carry bytes of its memory, many perhaps.
+    /// Tells whether the packets of the request carry payload from local memory or inline bytes.
     pub(crate) const fn is_data(&self) -> bool {
         matches!(
             self.op,
@@ -95,12 +96,12 @@ impl Request {
         matches!(self.op, SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. })
     }
 
-    /// An empty READ response completes it [HDR-5].
+    /// Tells whether the request is completed by an empty READ response [HDR-5].
     pub(crate) const fn has_empty_response(&self) -> bool {
         matches!(self.op, SendOp::Flush { .. } | SendOp::AtomicWrite(_))
     }
 
-    /// Only its own response completes it.
+    /// Tells whether only a response of its own completes the request.
     pub(crate) const fn is_read_or_atomic(&self) -> bool {
         self.is_read() || self.is_atomic() || self.has_empty_response()
     }
@@ -126,7 +127,7 @@ impl Request {
         }
     }
 
-    /// The entry that tells how the request ended [REQ-15].
+    /// Returns the completion of the request [REQ-15].
     pub(crate) fn completion(&self, qpn: Qpn, status: Status) -> Completion {
         Completion {
             wr_id: self.id,
@@ -171,7 +172,7 @@ impl SendQueue {
         self.requests.front()
     }
 
-    /// Queues a request, after the checks that depend on nothing but itself and the queue.
+    /// Queues a request, after the checks that need only the request and the queue.
     pub(crate) fn post(&mut self, wr: &SendWr<'_>, cap: &QpCap) -> Result<(), Error> {
         if self.requests.len() >= cap.max_send_wr {
             return Err(Error::QueueFull);
@@ -284,8 +285,9 @@ impl SendQueue {
         if done == len { Ok(()) } else { Err(KeyError::OutOfRange) }
     }
 
-    /// The memory of a request's message from `offset` on, as far as it is one element's: so many
-    /// bytes at least and at most. `None`: they are not to be had, or not with this right.
+    /// Returns the memory of a request's message from `offset` on, as far as one element of its
+    /// gather list covers it: at least `bytes.start()` and at most `bytes.end()` bytes. `None` if
+    /// that memory is shorter, or not accessible with the right `need`.
     pub(crate) fn contiguous<'a>(
         &self,
         index: usize,
@@ -310,22 +312,21 @@ impl SendQueue {
         mrs.resolve(pd, sge.lkey, va, len as u64, need).ok()
     }
 
-    /// Has the beginning of that which `gather` would copy brought near, if it is more than a
-    /// little.
+    /// Prefetches the beginning of what `gather` would copy, if that is long enough to pay.
     pub(crate) fn prefetch(&self, index: usize, mrs: &MrTable, pd: PdId, offset: u32, len: usize) {
         let Some(request) = self.requests.get(index) else { return };
         let len = prefetch_len(len.min(request.len.saturating_sub(offset) as usize));
         if len == 0 || request.sge_count == 0 || !request.is_data() {
             return;
         }
-        // What is not to be had shows when it is copied.
+        // Errors are reported when the bytes are copied.
         let _ = for_each_element(self.sges(request), offset, len, |sge, va, len| {
             mrs.prefetch(pd, sge.lkey, va, len);
             Ok(())
         });
     }
 
-    /// Copies bytes of an answer into a request's memory from `offset` on.
+    /// Copies bytes of an answer into the memory of a request from `offset` on.
     pub(crate) fn scatter(
         &self,
         index: usize,
@@ -357,8 +358,8 @@ impl SendQueue {
     }
 }
 
-/// Calls `each` with the element, address and length of every stretch that `len` bytes from
-/// `offset` on lie in.
+/// Calls `each` with the element, address and length of every part of the `len` bytes from `offset`
+/// on.
 fn for_each_element<'a>(
     sges: impl Iterator<Item = &'a Sge>,
     offset: u32,

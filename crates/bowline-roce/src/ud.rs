@@ -1,4 +1,4 @@
-//! Datagrams: what queue pairs of type UD, and the one of the general services, receive and send.
+//! Datagrams as received and sent by queue pairs of type UD, and by queue pair 1.
 //!
 //! ```text
 //!   sent       BTH | DETH key, source | immediate | payload
@@ -14,7 +14,7 @@ use crate::cq::PendingCompletion;
 use crate::rc::responder::{PacketOutcome, RxCtx};
 use crate::recvq::{ActiveRecv, PlaceError, RecvQueue};
 
-/// Bytes before the payload in a receive [RX-12].
+/// Bytes in front of the payload of a received datagram [RX-12].
 pub(crate) const NETWORK_HEADER_LEN: usize = 40;
 
 /// The receiving half of a datagram queue pair.
@@ -25,7 +25,7 @@ pub(crate) struct UdReceiver {
 }
 
 impl UdReceiver {
-    /// Posts a receive, if fewer than `max` wait.
+    /// Posts a receive, if fewer than `max` are posted.
     pub(crate) fn post_recv(&mut self, wr: &RecvWr<'_>, max: usize) -> Result<(), Error> {
         self.posted.post(wr, max)
     }
@@ -37,7 +37,7 @@ impl UdReceiver {
         }
     }
 
-    /// Takes a datagram. Sequence number and wish for acknowledgement are not looked at [RX-12].
+    /// Handles a datagram. PSN and AckReq bit are ignored [RX-12].
     pub(crate) fn handle(
         &mut self,
         ctx: &mut RxCtx<'_>,
@@ -85,7 +85,7 @@ fn complete(ctx: &mut RxCtx<'_>, status: Status, completion: Completion, solicit
     ctx.done.push(PendingCompletion { cq: ctx.cq, completion, wakes: solicited });
 }
 
-/// A datagram to be sent, all but its payload.
+/// Headers of a datagram to send.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Datagram {
     pub(crate) dest: UdDest,
@@ -93,12 +93,12 @@ pub(crate) struct Datagram {
     pub(crate) psn: Psn,
     pub(crate) imm: Option<u32>,
     pub(crate) solicited: bool,
-    /// Set on what queue pair 1 sends, as other stacks do; of no meaning.
+    /// Set by queue pair 1, as in other stacks; has no meaning.
     pub(crate) ack_req: bool,
 }
 
 impl Datagram {
-    /// Its packet, without the payload.
+    /// Returns the packet, without payload.
     pub(crate) fn packet(&self) -> Packet<'static> {
         let bth = Bth {
             dest_qpn: self.dest.qpn.0,
@@ -118,9 +118,9 @@ impl Datagram {
     }
 }
 
-/// The network header of a datagram with `len` bytes after the UDP header, as a receive of UD has
-/// it [RX-12]. A socket does not show it, so what it does not tell has the usual value: time to
-/// live 64, type of service 0.
+/// Returns the network header of a datagram with `len` bytes after the UDP header, in the form in
+/// which a UD receive has it [RX-12]. A socket does not show the header, so unknown fields have the
+/// usual values: time to live 64, type of service 0.
 pub(crate) fn network_header(
     from: IpAddr,
     to: IpAddr,
@@ -295,7 +295,7 @@ mod tests {
 
     /// [RX-8], [RX-12]: dropped, and the receive stays for the next one.
     #[test]
-    fn what_does_not_fit_is_dropped() {
+    fn datagrams_that_do_not_fit_are_dropped() {
         let mut side = Side::new();
         assert_eq!(side.feed(QKEY, None, b"early"), PacketOutcome::Continue);
         side.post(5, 45);

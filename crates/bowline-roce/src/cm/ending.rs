@@ -1,4 +1,4 @@
-//! How connections end.
+//! The end of connections.
 
 use std::net::IpAddr;
 
@@ -11,24 +11,24 @@ use super::conn::State;
 use super::reject::Refusal;
 use crate::Instant;
 
-/// What a process must remember of a connection to end it in its next life [CM-53].
+/// A connection of an earlier process, with the values needed to end it [CM-53].
 #[doc(alias = "FormerLife")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FormerConnection {
     /// This side's address.
     pub local: IpAddr,
-    /// The peer's.
+    /// The peer's address.
     pub remote: IpAddr,
-    /// This side's name of the connection.
+    /// This side's communication ID of the connection.
     pub local_id: u32,
-    /// The peer's.
+    /// The peer's communication ID of the connection.
     pub remote_id: u32,
     /// The peer's queue pair.
     pub remote_qpn: u32,
 }
 
 impl Manager {
-    /// Ends a connection; one that has ended already is left as it is.
+    /// Ends a connection; a connection that has ended already is left as it is.
     pub(crate) fn disconnect(&mut self, now: Instant, id: CmId) -> Result<(), Error> {
         let Some(conn) = self.conns.get(&id) else {
             let over = self.was_issued(id) && !self.listeners.contains(id);
@@ -44,7 +44,7 @@ impl Manager {
         }
     }
 
-    /// Ends a connection that stands: queue pair to error, DREQ.
+    /// Ends an established connection: queue pair to ERR, DREQ to the peer.
     fn end(&mut self, now: Instant, id: CmId) {
         let Some(conn) = self.conns.get(&id) else { return };
         let Some(peer) = conn.peer else { return };
@@ -59,8 +59,8 @@ impl Manager {
         }
     }
 
-    /// Another connection has come from the queue pair of this one, so the peer has lost it
-    /// [CM-37].
+    /// Ends a connection that the peer has lost: its queue pair has been used for another
+    /// connection [CM-37].
     pub(super) fn end_stale(&mut self, now: Instant, id: CmId) {
         let conn = self.conns.get(&id);
         if conn.is_some_and(|conn| matches!(conn.state, State::Established | State::RepSent(_))) {
@@ -68,8 +68,8 @@ impl Manager {
         }
     }
 
-    /// The peer ends the connection. It is answered at once [CM-51], also when this side knows
-    /// nothing of it [CM-44].
+    /// Handles a DREQ: the peer ends a connection. Answered at once [CM-51], even if this side does
+    /// not know the connection [CM-44].
     pub(super) fn handle_dreq(
         &mut self,
         now: Instant,
@@ -82,7 +82,7 @@ impl Manager {
         let drep = CmMad { transaction, message: CmMessage::Drep(mirrored) };
         let known = self.by_comm_id.get(&dreq.ids.remote).and_then(|id| self.conns.get(id));
         let Some((id, conn)) = self.find(from, dreq.ids) else {
-            // Not this connection's peer, or no connection of that name at all.
+            // The ids belong to another peer's connection, or to no connection at all.
             if known.is_some_and(|conn| conn.matches_ids(dreq.ids)) {
                 return false;
             }
@@ -107,7 +107,7 @@ impl Manager {
         true
     }
 
-    /// The peer has got the DREQ.
+    /// Handles a DREP: the peer has received the DREQ.
     pub(super) fn handle_drep(&mut self, now: Instant, from: IpAddr, ids: Ids) -> bool {
         let Some((id, conn)) = self.find(from, ids) else { return false };
         if !matches!(conn.state, State::DreqSent(_)) {
@@ -119,7 +119,7 @@ impl Manager {
         true
     }
 
-    /// Late packets may come for a while [CM-45].
+    /// Enters TIMEWAIT: late packets may arrive for a while [CM-45].
     pub(super) fn enter_timewait(&mut self, now: Instant, id: CmId) {
         self.forget_peer(id);
         self.enter(id, State::Timewait);
@@ -128,7 +128,7 @@ impl Manager {
         self.set_timer(id, Some(over));
     }
 
-    /// Forgets a connection, ending it as its state asks for.
+    /// Destroys a connection, ending it as its state requires.
     pub(super) fn destroy_connection(&mut self, now: Instant, id: CmId) {
         let Some(conn) = self.conns.get_mut(&id) else { return };
         conn.forgotten = true;
@@ -151,7 +151,7 @@ impl Manager {
         self.remove(id);
     }
 
-    /// Returns what is needed to end the connections that stand in another life of this process.
+    /// Returns what a later process needs to end the connections that are established now.
     pub(crate) fn former_connections(&self) -> impl Iterator<Item = FormerConnection> {
         let up = |state: &State| matches!(state, State::Established | State::RepSent(_));
         self.conns.values().filter(move |conn| up(&conn.state)).filter_map(|conn| {
@@ -166,7 +166,7 @@ impl Manager {
         })
     }
 
-    /// Ends a connection of this process's former life: one DREQ, whose answer is ignored [CM-53].
+    /// Ends a connection of an earlier process: one DREQ, whose answer is ignored [CM-53].
     pub(crate) fn end_former_connection(&mut self, former: &FormerConnection) {
         let dreq = Dreq {
             ids: Ids { local: former.local_id, remote: former.remote_id },

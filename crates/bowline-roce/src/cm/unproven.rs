@@ -1,10 +1,10 @@
-//! Connections that were asked for from an address at which there may be nobody [CM-57].
+//! Unproven connections: requested from an address at which there may be nobody [CM-57].
 //!
-//! Anybody can send a REQ in another's name, from addresses without end. Until a message names this
-//! side's random name of the connection, or a packet comes on its queue pair, nothing says that
-//! what was sent to the address has arrived there. Such connections have places of their own, of
-//! which the newest has the best claim: a peer that is there answers within a round trip. So those
-//! who forge requests push out one another, and none of those that stand.
+//! Anybody can forge REQs from any number of addresses. A connection is proven when a message
+//! contains this side's random communication ID, or a packet arrives on its queue pair: only then
+//! is it known that this side's messages reach that address. Unproven connections have a limit of
+//! their own, and the newest has the best claim to a place, since a real peer answers within a
+//! round trip. So forged requests evict one another, and no established connection.
 
 use bowline_verbs::{CmEvent, CmId};
 
@@ -13,7 +13,7 @@ use super::conn::State;
 use crate::counters::Counters;
 
 impl Manager {
-    /// Makes room for a request; tells whether there is any.
+    /// Makes room for a request; tells whether there is room.
     pub(super) fn make_room(&mut self, listener: CmId, counters: &mut Counters) -> bool {
         if self.listeners.pending(listener) >= self.config.max_pending {
             let at = |id: &CmId| self.conns.get(id).and_then(|conn| conn.pending_at);
@@ -34,7 +34,7 @@ impl Manager {
             && self.conns.len() < all
     }
 
-    /// The peer of a connection is there.
+    /// Marks a connection as proven.
     pub(super) fn mark_proven(&mut self, id: CmId) {
         if let Some(conn) = self.conns.get_mut(&id) {
             conn.proven = true;
@@ -42,9 +42,8 @@ impl Manager {
         }
     }
 
-    /// Forgets a connection that is not proven. A request that was not answered yet is dropped
-    /// without a word: a peer that is there sends it again [CM-40]. One that was is refused, for a
-    /// peer whose RTU was lost.
+    /// Forgets an unproven connection. An unanswered request is dropped silently: a real peer
+    /// resends it [CM-40]. An answered one is refused, for a peer whose RTU was lost.
     fn evict(&mut self, id: CmId, counters: &mut Counters) {
         let Some(conn) = self.conns.get(&id) else { return };
         counters.cm_pushed_out += 1;
