@@ -1,11 +1,12 @@
-//! The files that tell the next device of an address which connections stood when the process of
-//! this one was killed, so that it can end them [CM-53]: else a kernel peer notices after half a
-//! minute only, and one that waits without sending never does.
+//! Files that list the established connections of a device. If its process is killed, the next
+//! device of the same address reads them and ends these connections [CM-53]. Otherwise a kernel
+//! peer notices only after half a minute, and a peer that waits without sending never does.
 //!
-//! There is one for each address, since only one process at a time has port 4791 of it; the name
-//! tells the network namespace too, in which that is so. One line for each connection: own address,
-//! the peer's, own communication id, the peer's, the peer's queue pair. Replaced as a whole when
-//! connections come and go, and removed on orderly exit.
+//! There is one file for each address, since only one process at a time has port 4791 of an
+//! address. The file name includes the network namespace, within which that is true. Each
+//! connection is one line: local address, remote address, local communication id, remote
+//! communication id, remote queue pair. A file is replaced as a whole when connections come and go,
+//! and removed on an orderly exit.
 
 use std::fmt::Write;
 use std::io;
@@ -15,15 +16,15 @@ use std::path::{Path, PathBuf};
 
 use bowline_roce::FormerConnection;
 
-/// The files.
+/// The files of one device.
 #[derive(Debug)]
 pub(crate) struct ConnectionFiles {
     files: Vec<(IpAddr, PathBuf)>,
 }
 
 impl ConnectionFiles {
-    /// Those of a device with these addresses, each with the number of its interface if it is
-    /// link-local, in a directory.
+    /// Names the files of a device in a directory. Each address comes with the index of its
+    /// interface if it is link-local.
     pub(crate) fn new(dir: &Path, addrs: &[(IpAddr, u32)]) -> Self {
         let namespace = std::fs::metadata("/proc/self/ns/net").map_or(0, |file| file.ino());
         let file = |(addr, link): &(IpAddr, u32)| {
@@ -33,10 +34,10 @@ impl ConnectionFiles {
         Self { files: addrs.iter().map(file).collect() }
     }
 
-    /// Reads what the former lives have left; lines that make no sense are passed over.
+    /// Reads the connections that earlier processes have left; invalid lines are skipped.
     ///
     /// # Errors
-    /// The system's; a file that is not there is an empty one.
+    /// Those of the system; a missing file counts as empty.
     pub(crate) fn read(&self) -> io::Result<Vec<FormerConnection>> {
         let mut connections = Vec::new();
         for (_, path) in &self.files {
@@ -49,7 +50,7 @@ impl ConnectionFiles {
         Ok(connections)
     }
 
-    /// Replaces the files.
+    /// Replaces all files.
     pub(crate) fn write(&self, connections: &[FormerConnection]) -> io::Result<()> {
         self.files.iter().try_for_each(|(addr, path)| {
             write(path, connections.iter().filter(|connection| connection.local == *addr))
@@ -57,7 +58,7 @@ impl ConnectionFiles {
     }
 }
 
-/// Replaces a file; without lines there is none.
+/// Replaces a file, or removes it if there are no connections.
 fn write<'a>(
     path: &Path,
     connections: impl Iterator<Item = &'a FormerConnection>,
@@ -65,7 +66,7 @@ fn write<'a>(
     let mut text = String::new();
     for connection in connections {
         let FormerConnection { local, remote, local_id, remote_id, remote_qpn } = connection;
-        // Writing to a string does not fail.
+        // Writing to a string cannot fail.
         let _ = writeln!(text, "{local} {remote} {local_id:08x} {remote_id:08x} {remote_qpn:06x}");
     }
     if text.is_empty() {
@@ -79,7 +80,7 @@ fn write<'a>(
     std::fs::rename(&new, path)
 }
 
-/// A name in the same directory, for what is to take the place of the file.
+/// Returns the name of a temporary file in the same directory, which is then renamed.
 fn beside(path: &Path) -> PathBuf {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".new");
@@ -99,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read_again() {
+    fn written_connections_are_read_back() {
         // tests [CM-53]
         let dir =
             std::env::temp_dir().join(format!("bowline-connection-files-{}", std::process::id()));
@@ -117,7 +118,7 @@ mod tests {
         let other = FormerConnection { local: second, ..connection };
         files.write(&[connection, other]).unwrap();
         assert_eq!(files.read().unwrap(), [connection, other]);
-        // The next life may have fewer addresses: each finds its own.
+        // The next process may have fewer addresses; each address has a file of its own.
         let next = ConnectionFiles::new(&dir, &[(second, 0)]);
         assert_eq!(next.read().unwrap(), [other]);
         next.write(&[]).unwrap();

@@ -1,9 +1,9 @@
-//! The background thread: it does what no application thread is there to do.
+//! The background thread: does the work for which no application thread is present.
 //!
 //! While application threads poll or wait, they read the network themselves, and this thread only
-//! looks now and then whether they still do, and for timers that are overdue. When nobody has since
-//! its last look, it takes the lead: it reads the network and sleeps on the sockets, so that a
-//! device nobody polls answers its peers.
+//! checks now and then whether they still do, and whether timers are overdue. If no application
+//! thread has polled since its last check, it becomes the leader: it reads the network and sleeps
+//! on the sockets, so that a device that nobody polls still answers its peers.
 
 use core::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -15,49 +15,49 @@ use bowline_verbs::Error;
 use crate::receive::PumpResult;
 use crate::shared::{Leader, Shared};
 
-/// Interval of looks while application threads are active.
+/// Interval of checks, in nanoseconds, while application threads are active.
 const TICK_NS: u64 = 1_000_000;
-/// The longest it becomes while they poll: as long may an acknowledgement be held back for a
-/// program that does not send or poll any more.
+/// Longest interval while they poll: an acknowledgement may be deferred this long for a program
+/// that has stopped sending and polling.
 const TICK_ACTIVE_NS: u64 = 2_000_000;
-/// The longest it becomes while one of them waits without a break.
+/// Longest interval while an application thread waits all the time.
 const TICK_WAITING_NS: u64 = 256_000_000;
-/// The longest it looks without sleeping after something came.
+/// Longest time it polls without sleeping after a packet arrived.
 const SPIN_MAX_NS: u64 = 50_000;
-/// Interval at which a capture file gets what was captured.
+/// Interval at which the capture file is flushed.
 const CAPTURE_FLUSH: Duration = Duration::from_millis(100);
 
-/// What the thread remembers between two looks.
+/// State of the background thread between two turns.
 #[derive(Debug, Default)]
 struct HelperState {
     polls: u64,
     epoch: u64,
-    /// When it last judged whether somebody polls.
+    /// When it last decided whether an application thread polls, in nanoseconds.
     decided_at: u64,
     tick_ns: u64,
-    /// Looks at the network without sleeping until then.
+    /// It polls without sleeping until this time, in nanoseconds.
     spin_end: u64,
-    /// Another thread was at it when this one looked.
+    /// Another thread was reading the network when this one tried to.
     pump_was_busy: bool,
 }
 
-/// What it sees of other threads at a look.
+/// Activity of other threads as seen in one turn.
 #[derive(Clone, Copy, Debug)]
 struct ThreadActivity {
     /// The time, in nanoseconds.
     now: u64,
-    /// Times an application thread has looked at the network without waiting.
+    /// How often an application thread has polled the network without waiting.
     polls: u64,
-    /// Times a waiting thread has taken the lead.
+    /// How often a waiting thread has become the leader.
     epoch: u64,
 }
 
 impl HelperState {
-    /// Tells who is to read the network from now on.
+    /// Decides which thread reads the network from now on.
     fn choose_leader(&mut self, lead: Leader, activity: ThreadActivity) -> Leader {
         let pump_was_busy = std::mem::take(&mut self.pump_was_busy);
         let active = pump_was_busy || activity.polls != self.polls || activity.epoch != self.epoch;
-        // In less time than that somebody who polls need not have had the processor.
+        // In less time, a polling thread may not have had the processor.
         let decides = active || activity.now - self.decided_at >= TICK_NS / 2;
         if decides {
             (self.polls, self.epoch, self.decided_at) =
@@ -65,7 +65,7 @@ impl HelperState {
         }
         match lead {
             Leader::Application => Leader::Application,
-            // Whoever polls does better to read the network without this thread in between.
+            // A polling thread is faster if it reads the network itself.
             Leader::Nobody | Leader::Helper if active => Leader::Nobody,
             Leader::Nobody if decides => Leader::Helper,
             Leader::Nobody | Leader::Helper => lead,
@@ -105,9 +105,8 @@ impl Shared {
             st.sleeping = None;
         }
         let timer = st.core.poll_timeout();
-        // Whoever polls or waits sees to timers and to what is to be sent: with this thread at it
-        // too, that one would have to wait for it, on one processor for as long as the scheduler
-        // likes.
+        // A polling or waiting thread runs timers and sends. If this thread did that too, the other
+        // one would have to wait for it: on one processor, for as long as the scheduler likes.
         let asleep = watching || st.sleeping.is_some();
         let patience = if asleep { 0 } else { TICK_ACTIVE_NS };
         if timer.is_some_and(|at| at.as_nanos().saturating_add(patience) <= now.as_nanos()) {
@@ -124,7 +123,7 @@ impl Shared {
             state.tick_ns = TICK_NS;
             let until = timer.map_or(u64::MAX, |at| at.as_nanos());
             st.sleeping = Some(until);
-            // A thread that takes the lead and leaves it again has to wake this one.
+            // A thread that becomes leader and stops being leader has to wake this one.
             st.helper_polls_at = until;
             timer.map(|at| at.saturating_since(now))
         } else {
@@ -162,7 +161,7 @@ impl Shared {
         true
     }
 
-    /// Replaces the file of connections [CM-53].
+    /// Replaces the files of established connections [CM-53].
     pub(crate) fn write_connection_files(&self, connections: &[FormerConnection]) {
         if let Some(files) = &self.connection_files
             && let Err(error) = files.write(connections)
@@ -172,7 +171,7 @@ impl Shared {
         }
     }
 
-    /// Looks at the network once, and goes on for a while when that pays.
+    /// Reads the network once and sends; extends polling if a packet arrived.
     fn pump_and_flush(&self, state: &mut HelperState) {
         let came = self.pump();
         self.flush_unsent();
@@ -200,7 +199,7 @@ mod tests {
     fn a_thread_that_polls_now_and_then_keeps_the_network() {
         let mut state = HelperState::default();
         let mut lead = state.choose_leader(Leader::Nobody, activity(HALF, 1, 0));
-        // Called far more often than the other thread, which shares a processor, can look.
+        // Called far more often than the polling thread, which shares the processor, can poll.
         for at in 1..100 {
             let now = HALF + at * HALF / 10;
             lead = state.choose_leader(lead, activity(now, 1 + at / 9, 0));
@@ -209,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_who_looks_leaves_the_network_to_the_background_thread() {
+    fn without_polling_threads_the_background_thread_leads() {
         let mut state = HelperState::default();
         assert_eq!(state.choose_leader(Leader::Nobody, activity(HALF, 1, 0)), Leader::Nobody);
         assert_eq!(
@@ -221,7 +220,7 @@ mod tests {
             state.choose_leader(Leader::Helper, activity(2 * HALF + 1, 1, 0)),
             Leader::Helper
         );
-        // Until somebody looks or waits again.
+        // Until a thread polls or waits again.
         assert_eq!(
             state.choose_leader(Leader::Helper, activity(2 * HALF + 2, 2, 0)),
             Leader::Nobody

@@ -1,9 +1,9 @@
-//! The data path in: taking in what has arrived.
+//! The incoming data path.
 //!
-//! Each socket is looked at in one of two ways. Where packets are short, or come from many, as many
-//! buffers are filled as there are, with one call. Where long messages come, buffers are taken one
-//! by one, and each that is likely to go on with the message before it is received where that
-//! belongs, which saves copying it.
+//! Each socket is read in one of two ways. Where packets are short, or come from many peers, one
+//! call fills as many buffers as there are. Where long messages arrive, buffers are received one by
+//! one, and a buffer that probably continues the message before it is received at its destination,
+//! which saves a copy.
 
 use core::sync::atomic::Ordering;
 use std::sync::{PoisonError, TryLockError};
@@ -12,45 +12,48 @@ use bowline_base::clock;
 use bowline_roce::{GroBuffer, IdentHint, OpenMessage, PlacementOutcome};
 use rustix::io::Errno;
 
-use crate::capture::{Capture, Datagram, Way};
+use crate::capture::{Capture, Datagram, Direction};
 use crate::loss::Loss;
 use crate::shared::Shared;
 use crate::sys::{Arrival, Inbox};
 use crate::udp::Endpoint;
 
-/// A buffer of so many bytes is a short run of packets.
+/// A buffer of up to this many bytes is a short run of packets.
 const SHORT_RUN_BYTES: usize = 16 << 10;
 
-/// Buffers taken at once when they hold long runs of packets: more of them would be so much that
-/// the peer runs out of window before it gets an acknowledgement.
+/// Most buffers received by one call when they hold long runs of packets: with more, the peer would
+/// run out of window before it gets an acknowledgement.
 const LONG_RUNS: usize = 8;
 
-/// After a buffer of so many bytes, more are likely to be there: they are taken with one call.
+/// After a buffer of at least this many bytes, more are likely to be waiting: they are received
+/// with one call.
 const STREAM_BYTES: usize = 8 << 10;
 
-/// After packets of a long message that have landed, so many buffers are taken one by one: any may
-/// begin another.
+/// After packets received in place, this many buffers are received one by one: each may begin
+/// another message.
 const IN_PLACE_BUFFERS: usize = 16;
 
-/// Packets of so many bytes are handled sooner than what they are about comes from memory.
+/// Packets of up to this many bytes are handled faster than their region entries come from memory,
+/// so the entries are prefetched.
 const PREFETCH_PACKET_MAX: usize = 512;
 
-/// Of shorter packets copies cost less than the many pieces that the system has to fill.
+/// Shortest payload, in bytes, that is received in place. Copies of shorter ones cost less than the
+/// many iovec elements.
 const IN_PLACE_PAYLOAD_MIN: usize = 2048;
 
-/// When the next of a message was looked for in vain so often, it is waited for as for any.
+/// After this many empty receives, the continuation of a message is no longer expected.
 const EMPTY_RECEIVES_MAX: usize = 64;
 
-/// After a long buffer that was not what was expected, so many are taken as ever: several peers may
-/// be at it in turn.
+/// After a long buffer that did not continue the message, this many buffers are received in
+/// batches: several peers may be sending in turn.
 const BATCHED_AFTER_MISS: usize = 8;
 
-/// What a look at the network uses.
+/// Buffers and state for reading the network.
 #[derive(Debug)]
 pub(crate) struct Rx {
     inbox: Inbox,
     sockets: Vec<SocketState>,
-    /// The socket to begin with; there may be none of this number.
+    /// Index of the socket to begin with; may be past the last one.
     next: usize,
 }
 
@@ -60,40 +63,39 @@ impl Rx {
     }
 }
 
-/// How a socket is looked at next.
+/// How a socket is read next.
 #[derive(Clone, Copy, Debug, Default)]
 struct SocketState {
-    /// Buffers that are filled with one call, since the last look found something there; 0: it did
-    /// not.
+    /// Most buffers to receive with one call; 0 if the last read found nothing.
     most: usize,
-    /// The long message that the last buffer ended amid.
+    /// The long message in the middle of which the last buffer ended.
     open_message: Option<OpenMessage>,
-    /// Buffers of it that were looked for in vain since.
+    /// Receives since then that found nothing.
     empty_receives: usize,
-    /// So many buffers are taken one by one, since long messages land.
+    /// Number of buffers still to be received one by one.
     single_left: usize,
-    /// In so many none does.
+    /// Number of buffers still to be received in batches after a miss.
     batched_left: usize,
     checksum_first: ChecksumFirst,
 }
 
-/// Whether the system verifies checksums before it copies anything [RX-13].
+/// Whether the system verifies checksums before it copies [RX-13].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum ChecksumFirst {
-    /// It was not told to, since no long message has come.
+    /// Not requested yet, since no long message has arrived.
     #[default]
     No,
-    /// It does with what comes now; of what had come before so many bytes may be waiting still.
+    /// Requested. Up to this many bytes that arrived before the request may still be waiting.
     Soon(usize),
     Always,
-    /// It cannot.
+    /// Not supported.
     Never,
 }
 
 impl SocketState {
-    /// A buffer was taken in, after which a message is under way or none. Of peers whose packets
-    /// are not merged nothing lands, since it costs more to take them one by one; but a single
-    /// packet ends nothing.
+    /// Notes the message under way after a buffer. Packets that are not merged are never received
+    /// in place, since receiving them one by one costs more; but a single such packet does not end
+    /// a message.
     fn note_received(&mut self, open_message: Option<OpenMessage>, merged: bool) {
         let open_message =
             open_message.filter(|open_message| open_message.payload >= IN_PLACE_PAYLOAD_MIN);
@@ -101,7 +103,8 @@ impl SocketState {
             (open_message.filter(|_| merged || self.open_message == open_message), 0);
     }
 
-    /// A long message is under way: the next buffers are taken one by one, as soon as they may.
+    /// Switches to receiving one by one, for a long message, as soon as checksums are verified
+    /// first.
     fn start_single(&mut self, endpoint: &Endpoint) {
         match self.checksum_first {
             ChecksumFirst::No if endpoint.verify_first() => {
@@ -113,7 +116,7 @@ impl SocketState {
         }
     }
 
-    /// So many bytes were received.
+    /// Notes that this many bytes were received.
     const fn note_bytes(&mut self, bytes: usize) {
         if let ChecksumFirst::Soon(left) = self.checksum_first {
             let left = left.saturating_sub(bytes);
@@ -122,41 +125,42 @@ impl SocketState {
         }
     }
 
-    /// Nothing waits.
+    /// Notes that the socket is empty.
     const fn note_drained(&mut self) {
         self.note_bytes(usize::MAX);
     }
 }
 
-/// What a look at the network brought.
+/// Result of reading the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PumpResult {
     Nothing,
-    /// Another thread is looking, and takes what there is.
+    /// Another thread is reading the network and handles the packets.
     Busy,
     Received,
 }
 
-/// The datagrams of a buffer, and what is known of their identifications.
+/// Splits a buffer into datagrams with their likely identifications.
 fn split<'a>(arrival: &Arrival, bytes: &'a [u8]) -> impl Iterator<Item = (IdentHint, &'a [u8])> {
     let (alone, segments) = match arrival.segment {
         None => (Some((IdentHint::Unknown, bytes)), bytes.chunks(1).take(0)),
         Some(segment) => (None, bytes.chunks(segment).take(usize::MAX)),
     };
-    // A peer like this one has numbered the segments of a burst from 0 [ICRC-34].
+    // A bowline peer numbers the segments of a burst from 0 [ICRC-34].
     let ident = |k| IdentHint::Exact(u16::try_from(k).unwrap_or(u16::MAX));
     alone.into_iter().chain(segments.enumerate().map(move |(k, datagram)| (ident(k), datagram)))
 }
 
 impl Shared {
-    /// Takes in what has arrived, at most one batch of each socket. What that calls for is to be
-    /// sent by [`flush`](Self::flush): acknowledgements once for the whole batch [PERF-6].
+    /// Receives and handles at most one batch from each socket. The responses are to be sent by
+    /// [`flush`](Self::flush): one acknowledgement for the whole batch [PERF-6].
     pub(crate) fn pump(&self) -> PumpResult {
         self.pump_sockets(false)
     }
 
-    /// The same for a program that looks again and again: where something comes at every look, it
-    /// is given one socket's at a time, so that what it answers is of one peer and fills bursts.
+    /// Like `pump`, for a program that polls repeatedly. If a socket has packets at every poll,
+    /// only that socket is read in one call, so that the program's answers go to one peer and fill
+    /// bursts.
     pub(crate) fn pump_one_socket(&self) -> PumpResult {
         self.pump_sockets(true)
     }
@@ -169,7 +173,7 @@ impl Shared {
         };
         let Rx { inbox, sockets, next } = &mut *rx;
         let mut result = PumpResult::Nothing;
-        // What is captured, or lost on purpose, is looked at first.
+        // Packets to be captured or dropped must be examined first.
         let in_place_allowed = self.capture.is_none() && self.loss.is_none() && !self.cuts.any();
         let first = *next;
         for at in (first..self.endpoints.len()).chain(0..first) {
@@ -194,8 +198,8 @@ impl Shared {
         result
     }
 
-    /// Takes in what has come at a socket; returns how many buffers to fill with one call next, 0
-    /// if nothing has.
+    /// Receives and handles a batch from a socket; returns how many buffers to receive next, 0 if
+    /// there was nothing.
     fn receive_batch(
         &self,
         endpoint: &Endpoint,
@@ -206,7 +210,7 @@ impl Shared {
             0 => self.receive_first(endpoint, inbox),
             most => endpoint.receive_many(inbox, most),
         };
-        // Errors of a UDP socket tell of packets sent earlier, which resends take care of.
+        // Errors of a UDP socket concern packets sent earlier, which retransmission takes care of.
         if let Err(errno) = received {
             self.stats.empty_looks.inc();
             if errno == Errno::AGAIN {
@@ -219,14 +223,14 @@ impl Shared {
         if socket.open_message.is_some() && socket.batched_left == 0 {
             socket.start_single(endpoint);
         }
-        // Whoever finds something whenever it looks is behind: taking what has come meanwhile with
-        // one call, and answering all of it together, lets it catch up.
+        // A thread that finds packets at every poll is falling behind. Receiving all of them with
+        // one call, and answering them together, lets it catch up.
         let mut all = inbox.arrivals().flatten();
         if all.any(|(buffer, _)| buffer.len > SHORT_RUN_BYTES) { LONG_RUNS } else { usize::MAX }
     }
 
-    /// The same one by one, so that each buffer that goes on with a long message is received where
-    /// that belongs.
+    /// Like `receive_batch`, but one by one, so that a buffer that continues a long message is
+    /// received at its destination.
     fn receive_one_by_one(
         &self,
         endpoint: &Endpoint,
@@ -236,10 +240,10 @@ impl Shared {
         let mut most = 0;
         for _ in 0..LONG_RUNS {
             let open_message = socket.open_message.filter(|_| socket.batched_left == 0);
-            let landed = open_message.and_then(|open_message| {
+            let placed = open_message.and_then(|open_message| {
                 self.receive_in_place(endpoint, inbox, socket, open_message)
             });
-            let received = landed.unwrap_or_else(|| {
+            let received = placed.unwrap_or_else(|| {
                 socket.single_left = socket.single_left.saturating_sub(1);
                 let received = endpoint.receive_one(inbox).is_ok();
                 if received {
@@ -257,8 +261,8 @@ impl Shared {
         most
     }
 
-    /// Receives a buffer where what goes on with a message belongs, and takes it in, whatever it
-    /// is; false when there was none. `None`: nothing was tried.
+    /// Receives a buffer at the destination of a message's next packets, and handles it whatever it
+    /// is. Returns `Some(false)` if there was none, and `None` if nothing was tried.
     fn receive_in_place(
         &self,
         endpoint: &Endpoint,
@@ -273,7 +277,7 @@ impl Shared {
             return None;
         }
         let (mut packets, mut bytes, mut merged) = (0, 0, false);
-        let landed = st.core.receive_in_place(now, open_message, |placement| {
+        let placed = st.core.receive_in_place(now, open_message, |placement| {
             let (len, arrival) = endpoint.receive_in_place(inbox, placement).ok()?;
             let segment = arrival.and_then(|arrival| arrival.segment);
             if arrival.is_none() {
@@ -284,7 +288,7 @@ impl Shared {
             let from = arrival.map(|arrival| arrival.from);
             Some(GroBuffer { from, to: endpoint.at().ip(), segment, len, framing: inbox.framing() })
         });
-        let landed = match landed {
+        let placed = match placed {
             PlacementOutcome::NoTarget => {
                 socket.open_message = None;
                 return None;
@@ -295,7 +299,7 @@ impl Shared {
                     socket.open_message.filter(|_| socket.empty_receives < EMPTY_RECEIVES_MAX);
                 return Some(false);
             }
-            PlacementOutcome::Packets(landed) => landed as u64,
+            PlacementOutcome::Packets(placed) => placed as u64,
         };
         socket.note_received(st.core.open_message(), merged);
         self.settle(&mut st);
@@ -303,11 +307,11 @@ impl Shared {
         self.unanswered.fetch_add(packets, Ordering::Relaxed);
         self.stats.packets_received.add(packets);
         self.stats.bytes_received.add(bytes as u64);
-        self.stats.packets_landed.add(landed);
+        self.stats.packets_landed.add(placed);
         if merged {
             self.stats.gro_buffers.inc();
         }
-        if landed > 0 {
+        if placed > 0 {
             socket.single_left = IN_PLACE_BUFFERS;
         } else {
             self.stats.landings_missed.inc();
@@ -330,7 +334,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Gives the core all datagrams of a batch.
+    /// Passes all datagrams of a batch to the core.
     fn take_in(&self, endpoint: &Endpoint, inbox: &Inbox, socket: &mut SocketState) {
         let to = endpoint.at().ip();
         if let Some(capture) = &self.capture {
@@ -388,7 +392,7 @@ impl Shared {
                 };
                 let (from, to) = (arrival.from, to);
                 let ident = capture.solve(from, to.ip(), likely, payload);
-                self.record(capture, Way::In, &Datagram { from, to, tos: 0, ident, payload });
+                self.record(capture, Direction::In, &Datagram { from, to, tos: 0, ident, payload });
             }
         }
     }
@@ -402,9 +406,10 @@ mod tests {
 
     use super::*;
 
-    /// [RX-13]: not before all is taken that was there when the system was told to verify first.
+    /// [RX-13]: in-place receiving starts only after all bytes have been read that were waiting
+    /// when checksum verification was requested.
     #[test]
-    fn nothing_lands_before_what_waits_is_taken() {
+    fn nothing_is_received_in_place_before_the_backlog_is_read() {
         let end = Endpoint::open("127.77.1.5".parse().unwrap(), None, 1 << 20).unwrap();
         let waits = end.receive_buffer();
         assert!(waits >= 1 << 20);
@@ -455,7 +460,7 @@ mod tests {
             taken
         };
         assert_eq!(look(Shared::pump_one_socket), 0);
-        // The first time something comes, both are looked at.
+        // The first time packets arrive, both sockets are read.
         packets(0, 1);
         packets(1, 1);
         assert_eq!(look(Shared::pump_one_socket), 2);
@@ -466,11 +471,11 @@ mod tests {
         assert_eq!(look(Shared::pump_one_socket), 4);
         packets(1, 2);
         assert_eq!(look(Shared::pump_one_socket), 1);
-        // Who does not come back is given all.
+        // A caller of `pump` gets everything.
         packets(0, 1);
         packets(1, 2);
         assert_eq!(look(Shared::pump), 5);
-        // Where nothing has come the next is looked at.
+        // If a socket is empty, the next one is read.
         packets(1, 1);
         assert_eq!(look(Shared::pump_one_socket), 1);
         packets(0, 1);

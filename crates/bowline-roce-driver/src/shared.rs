@@ -1,10 +1,10 @@
-//! What all threads share, and who watches the network.
+//! State shared by all threads, and the leader, which reads the network.
 //!
-//! Locks, in the order in which they are taken: `rx` (reading and taking in, so that packets are
-//! handled in the order they came), `tx` (sending, so that packets leave in the order they were
-//! made), `state` (the core). The first two are only ever tried by data paths; the last is never
-//! held over a system call other than a write to an event descriptor and, without waiting, a
-//! receive into memory that peers write, which nobody may take back from them meanwhile.
+//! Locks, in the order in which they are taken: `rx` (reading and handling, so that packets are
+//! handled in the order they arrived), `tx` (sending, so that packets leave in the order they were
+//! made), `state` (the core). Data paths only try the first two. The last is never held over a
+//! system call, with two exceptions: a write to an event descriptor, and a receive without waiting
+//! into memory that peers write, which must not be taken back from them during the call.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::collections::VecDeque;
@@ -27,15 +27,16 @@ use crate::receive::Rx;
 use crate::stats::Stats;
 use crate::udp::Endpoint;
 
-/// Asynchronous events kept for a program that does not ask for them; the oldest is forgotten.
+/// Most asynchronous events kept for a program that does not fetch them; the oldest is dropped.
 const ASYNC_EVENTS_MAX: usize = 1024;
-/// A waiting thread that leaves tells the background thread when that would look later than this.
+/// A waiting thread that stops waiting wakes the background thread if that would check later than
+/// this, in nanoseconds.
 const HELPER_POLLS_SOON_NS: u64 = 5_000_000;
 
-/// Who reads the network.
+/// The thread that reads the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Leader {
-    /// Nobody for certain; a thread that polls does.
+    /// No fixed thread; polling threads read the network.
     Nobody,
     /// A thread that waits for completions.
     Application,
@@ -43,7 +44,7 @@ pub(crate) enum Leader {
     Helper,
 }
 
-/// What the lock of the core guards.
+/// State guarded by the lock of the core.
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) core: Core,
@@ -51,30 +52,30 @@ pub(crate) struct State {
     pub(crate) async_events: VecDeque<AsyncEvent>,
     pub(crate) stop: bool,
     pub(crate) lead: Leader,
-    /// Times a waiting thread has taken the lead.
+    /// How often a waiting thread has become the leader.
     pub(crate) lead_epoch: u64,
-    /// The leader sleeps until then (nanoseconds; `u64::MAX`: until called).
+    /// The leader sleeps until this time (nanoseconds; `u64::MAX`: until it is woken).
     pub(crate) sleeping: Option<u64>,
-    /// Threads that wait for completions and do not lead.
+    /// Number of threads that wait for completions and are not the leader.
     pub(crate) followers: usize,
-    /// Threads that wait for events.
+    /// Number of threads that wait for events.
     pub(crate) listeners: usize,
-    /// When the background thread looks next.
+    /// When the background thread has its next turn, in nanoseconds.
     pub(crate) helper_polls_at: u64,
-    /// What is wrong with the settings or the network.
+    /// Faults of the settings or the network.
     pub(crate) faults: Faults,
-    /// The file of connections is not right any more.
+    /// The files of established connections are out of date.
     pub(crate) connections_changed: bool,
 }
 
-/// What sending needs besides the socket.
+/// Buffers for sending.
 #[derive(Debug, Default)]
 pub(crate) struct Tx {
-    /// Used again and again.
+    /// Bursts, reused for every send.
     pub(crate) bursts: Vec<Burst>,
 }
 
-/// A device as its threads share it.
+/// A device as shared by its threads.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) endpoints: Vec<Endpoint>,
@@ -89,11 +90,11 @@ pub(crate) struct Shared {
     pub(crate) tx: Mutex<Tx>,
     /// There may be something to send.
     pub(crate) unsent: AtomicBool,
-    /// Packets taken in since everything was last sent.
+    /// Packets handled since everything was last sent.
     pub(crate) unanswered: AtomicU64,
-    /// Times an application thread has looked at the network without waiting.
+    /// How often an application thread has polled the network without waiting.
     pub(crate) polls: AtomicU64,
-    /// How many of them, up to now, have found nothing.
+    /// Number of consecutive polls that found nothing.
     pub(crate) empty_polls: AtomicU32,
     /// Wakes threads that wait for completions.
     pub(crate) completions: Condvar,
@@ -105,8 +106,9 @@ pub(crate) struct Shared {
     pub(crate) helper_kick: OwnedFd,
 }
 
-/// Tells whether the machine has one processor only: who looks there keeps from running whoever it
-/// waits for. One processor for this process says nothing: its peers may have others.
+/// Tells whether the machine has only one processor: there a polling thread keeps the thread it
+/// waits for from running. A restriction of this process to one processor does not matter: its
+/// peers may have others.
 fn has_one_processor() -> bool {
     match std::fs::read_to_string("/sys/devices/system/cpu/online") {
         Ok(list) => list.trim().parse::<u32>().is_ok(), // else a range or a list
@@ -115,8 +117,8 @@ fn has_one_processor() -> bool {
 }
 
 impl State {
-    /// Queues an event for the program. A request that ends before the program has seen it is
-    /// forgotten with its end, so that a peer cannot make the queue grow.
+    /// Queues an event for the program. If a connection request ends before the program has seen
+    /// it, both events are dropped, so that a peer cannot make the queue grow.
     fn queue_cm_event(&mut self, event: CmEvent) {
         let ended = match &event {
             CmEvent::Rejected { id, .. }
@@ -134,7 +136,7 @@ impl State {
         }
     }
 
-    /// Tells whether the background thread looks before a peer gets impatient.
+    /// Tells whether the background thread has its next turn before a peer gets impatient.
     pub(crate) const fn helper_polls_soon(&self, now: Instant) -> bool {
         self.helper_polls_at <= now.as_nanos().saturating_add(HELPER_POLLS_SOON_NS)
     }
@@ -193,7 +195,7 @@ impl Shared {
         })
     }
 
-    /// One for tests, whose sockets nobody else looks at.
+    /// Makes a device for tests, without a background thread.
     #[cfg(test)]
     pub(crate) fn unshared(addrs: &[IpAddr]) -> Self {
         let config = bowline_roce::Config { addrs: addrs.to_vec(), ..Default::default() };
@@ -203,19 +205,19 @@ impl Shared {
         Self::new(core, endpoints, None, None, None, PollMode::Spin, Duration::ZERO).unwrap()
     }
 
-    /// Locks the core. A thread that panicked with the lock held has left it in a state the core's
-    /// own checks deal with.
+    /// Locks the core. The core's own checks can deal with the state that a thread left when it
+    /// panicked with the lock held.
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The socket of an own address.
+    /// Returns the socket of a local address.
     pub(crate) fn endpoint(&self, ip: IpAddr) -> Option<&Endpoint> {
         self.endpoints.iter().find(|endpoint| endpoint.at().ip() == ip)
     }
 
-    /// To be called after everything that may have changed the core: sorts its events and wakes
-    /// whoever they are for. Threads that do not sleep see for themselves.
+    /// Distributes the core's events and wakes the threads they are for. Must be called after every
+    /// change of the core. Threads that do not sleep check for themselves.
     pub(crate) fn settle(&self, st: &mut State) {
         let (mut completions, mut events) = (false, false);
         while let Some(event) = st.core.poll_event() {
@@ -266,7 +268,7 @@ impl Shared {
         self.signal(&self.leader_kick);
     }
 
-    /// Gives up the lead, to another thread that waits or to the background thread.
+    /// Stops being the leader, in favour of another waiting thread or the background thread.
     pub(crate) fn leave_lead(&self, st: &mut State, now: Instant) {
         st.lead = Leader::Nobody;
         st.sleeping = None;
@@ -290,7 +292,7 @@ impl Shared {
         self.signal(&self.helper_kick);
     }
 
-    /// Adds one to an event descriptor. A full counter is as good as one more.
+    /// Adds one to an event descriptor. A full counter wakes as well.
     fn signal(&self, fd: &OwnedFd) {
         self.stats.eventfds.inc();
         self.stats.hand_overs.inc();
@@ -306,8 +308,9 @@ impl Shared {
 
     /// Marks that there may be something to send.
     pub(crate) fn mark_unsent(&self) {
-        // Paired with the swap of the thread that sends: whoever fails to get the right to send has
-        // marked before, and the one that has it looks again after giving it up.
+        // Paired with the swap in the sending thread: a thread that fails to get the right to send
+        // has set the mark before, and the thread that has the right checks the mark again after
+        // giving it up.
         self.unsent.store(true, Ordering::SeqCst);
     }
 }
