@@ -46,6 +46,7 @@ pub(super) unsafe fn run<const COPY: bool>(
     let mut row = [_mm512_setzero_si512(); 4];
     // A whole register is loaded and stored, although only a part counts. The surplus is stored
     // again by the next step, with the bytes that it loads.
+    // SAFETY: `len` is at least 64.
     let head = unsafe { bytes.next(4 * first_words) };
     let head = _mm512_maskz_expand_epi32(u16::MAX << (16 - first_words), head);
     let so_far = _mm512_maskz_set1_epi32(1 << (16 - first_words), !crc as i32);
