@@ -35,10 +35,10 @@ pub(crate) fn measure() -> Vec<Cost> {
         black_box(bowline_crc::update(0, black_box(&packet)));
     });
     costs.push(Cost {
-        name: match bowline_crc::way() {
-            bowline_crc::Way::Wide => "CRC-32 4 KiB, 64 bytes at once",
-            bowline_crc::Way::Crc32Fast => "CRC-32 4 KiB, crc32fast",
-            bowline_crc::Way::Tables => "CRC-32 4 KiB, tables",
+        name: match bowline_crc::algorithm() {
+            bowline_crc::Algorithm::Wide => "CRC-32 4 KiB, 64 bytes at once",
+            bowline_crc::Algorithm::Crc32Fast => "CRC-32 4 KiB, crc32fast",
+            bowline_crc::Algorithm::Tables => "CRC-32 4 KiB, tables",
         },
         value: packet.len() as f64 / ns,
         p99: None,

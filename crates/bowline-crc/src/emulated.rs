@@ -1,14 +1,14 @@
-//! Whether the processor is one that QEMU makes up.
+//! Detection of a processor that QEMU emulates.
 
 #![allow(unused_unsafe, reason = "asking the processor is safe since Rust 1.94, and not before")]
 
 use std::arch::x86_64::__cpuid;
 
-/// The first leaf for those below the system.
+/// The first CPUID leaf of hypervisors.
 const BELOW: u32 = 0x4000_0000;
 
-/// Tells whether QEMU emulates the processor, which it says itself; with KVM and the like it does
-/// not.
+/// Tells whether QEMU emulates the processor (TCG), by the signature it reports; with KVM and the
+/// like it does not.
 pub(crate) fn is_emulated() -> bool {
     // SAFETY: every processor of this architecture has the instruction and this leaf.
     let features = unsafe { __cpuid(1) };

@@ -1,13 +1,13 @@
-//! The CRC-32 of zlib and of RoCE, over bytes alone or over bytes on their way to somewhere else.
+//! The CRC-32 of zlib and of RoCE, over bytes in place or while they are copied.
 //!
-//! Where the processor has AVX-512 with carry-less multiplication, 64 bytes are taken at once, and
-//! the copy comes with the sum: each byte is loaded once for both. With AVX2 instead of AVX-512, a
-//! copy takes 32 bytes at once, and a sum alone is the crate `crc32fast`, which is as fast then.
-//! Elsewhere, and for what is short, it is that, after an ordinary copy; or tables under an
-//! emulator, whose carry-less products are slow.
+//! If the processor has AVX-512 with carry-less multiplication, 64 bytes are processed at once, and
+//! a copy includes the sum: each byte is loaded once for both. With AVX2 instead of AVX-512, a copy
+//! processes 32 bytes at once, and a sum alone is computed by the crate `crc32fast`, which is as
+//! fast in that case. On other processors, and for short inputs, `crc32fast` computes the sum,
+//! after an ordinary copy. Under an emulator, whose carry-less products are slow, tables are used.
 //!
-//! One core of a virtual machine, best of hundreds, nanoseconds, on an AMD EPYC with AVX-512 (Zen
-//! 5, 512 KiB in turn) and on one that shows AVX2 only (Zen 4, 4 MiB in turn):
+//! Nanoseconds, best of hundreds of runs, on one core of a virtual machine: an AMD EPYC with
+//! AVX-512 (Zen 5, 512 KiB in turn), and one that shows AVX2 only (Zen 4, 4 MiB in turn):
 //!
 //! | bytes | `crc32fast` | [`update`] | copy | copy, then `crc32fast` | [`copy`] | AVX2: `crc32fast` | copy | both | [`copy`] |
 //! |---|---|---|---|---|---|---|---|---|---|
@@ -39,56 +39,60 @@ use std::sync::OnceLock;
 
 use wide::Wide;
 
-/// Bytes from which on 64 are taken at once, or 32. Between 64 and this, one sum by itself is done
-/// a little earlier that way, but many in a row take 2 ns more each.
+/// Shortest input, in bytes, for the wide registers. Between 64 bytes and this, a single sum is a
+/// little faster with them, but each sum of a long sequence takes 2 ns more.
 const WIDE_FROM: usize = 96;
 
-/// Goes on with a CRC: over what it was computed for and then `bytes`. That of nothing is 0.
+/// Continues a CRC: returns the CRC over the bytes it was computed for, followed by `bytes`. The
+/// CRC of no bytes is 0.
 pub fn update(crc: u32, bytes: &[u8]) -> u32 {
-    let is_for_it = |_: &Wide| bytes.len() >= WIDE_FROM && way() == Way::Wide;
-    let Some(wide) = Wide::for_sums().filter(is_for_it) else {
+    let fits = |_: &Wide| bytes.len() >= WIDE_FROM && algorithm() == Algorithm::Wide;
+    let Some(wide) = Wide::for_sums().filter(fits) else {
         return portable(crc, bytes);
     };
     let (whole, rest) = bytes.split_at(wide.takes(bytes.len()));
     portable(wide.update(crc, whole), rest)
 }
 
-/// How sums are made.
+/// Algorithm of the sum.
+#[doc(alias = "Way")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
-    /// 64 bytes at once, and what is short by `crc32fast`.
+pub enum Algorithm {
+    /// 64 bytes at once; short inputs by `crc32fast`.
     Wide,
-    /// By `crc32fast`; in copies 32 bytes at once, if the processor can.
+    /// `crc32fast`; copies process 32 bytes at once, if the processor can.
     Crc32Fast,
-    /// By tables, under an emulator.
+    /// Tables, under an emulator.
     Tables,
 }
 
-/// Tells how sums are made on this processor, which is asked at first use.
-pub fn way() -> Way {
-    static WAY: OnceLock<Way> = OnceLock::new();
-    *WAY.get_or_init(|| {
+/// Returns the algorithm for this processor, which is detected at the first call.
+#[doc(alias = "way")]
+pub fn algorithm() -> Algorithm {
+    static ALGORITHM: OnceLock<Algorithm> = OnceLock::new();
+    *ALGORITHM.get_or_init(|| {
         if emulated::is_emulated() {
-            Way::Tables
+            Algorithm::Tables
         } else if Wide::for_sums().is_some() {
-            Way::Wide
+            Algorithm::Wide
         } else {
-            Way::Crc32Fast
+            Algorithm::Crc32Fast
         }
     })
 }
 
-/// Copies `len` bytes, and goes on with a CRC over them: [`update`] over what is stored. Others may
-/// change what is at `from` at the same time; whatever comes of that, stored are the bytes that
-/// were summed.
+/// Copies `len` bytes, and continues a CRC over the bytes that were stored, like [`update`]. Other
+/// threads may change the bytes at `from` at the same time; the CRC always matches the stored
+/// bytes.
 ///
 /// # Safety
 ///
-/// There are `len` bytes to be read at `from`, and as many to be written at `to`. These do not
-/// overlap, and nobody else reads or writes those at `to` meanwhile.
+/// `len` bytes are readable at `from`, and `len` bytes are writable at `to`. The two do not
+/// overlap, and nobody else reads or writes the bytes at `to` during the call.
 pub unsafe fn copy(crc: u32, from: *const u8, to: *mut u8, len: usize) -> u32 {
     let (mut crc, mut done) = (crc, 0);
-    if let Some(wide) = Wide::get().filter(|_| len >= WIDE_FROM && way() != Way::Tables) {
+    if let Some(wide) = Wide::get().filter(|_| len >= WIDE_FROM && algorithm() != Algorithm::Tables)
+    {
         done = wide.takes(len);
         // SAFETY: no more bytes than the caller has, from and to where it says.
         crc = unsafe { wide.copy(crc, from, to, done) };
@@ -108,20 +112,21 @@ pub unsafe fn copy(crc: u32, from: *const u8, to: *mut u8, len: usize) -> u32 {
     portable(crc, stored)
 }
 
-/// Goes on with a CRC over `len` bytes which others may change at the same time: [`update`] over
-/// what was loaded of them, whatever comes of that.
+/// Continues a CRC over `len` bytes that other threads may change at the same time: like [`update`]
+/// over the bytes that were loaded.
 ///
 /// # Safety
 ///
-/// There are `len` bytes to be read at `from`.
+/// `len` bytes are readable at `from`.
 pub unsafe fn sum(crc: u32, from: *const u8, len: usize) -> u32 {
     let (mut crc, mut done) = (crc, 0);
-    if let Some(wide) = Wide::get().filter(|_| len >= WIDE_FROM && way() != Way::Tables) {
+    if let Some(wide) = Wide::get().filter(|_| len >= WIDE_FROM && algorithm() != Algorithm::Tables)
+    {
         done = wide.takes(len);
         // SAFETY: no more bytes than the caller has.
         crc = unsafe { wide.sum(crc, from, done) };
     }
-    // The rest is summed where nobody else writes.
+    // The rest is copied to private memory before it is summed.
     let mut own = [0; 512];
     while done < len {
         let now = own.len().min(len - done);
@@ -139,9 +144,9 @@ fn portable(crc: u32, bytes: &[u8]) -> u32 {
     if bytes.is_empty() {
         return crc;
     }
-    match way() {
-        Way::Tables => tables::update(crc, bytes),
-        Way::Wide | Way::Crc32Fast => by_crc32fast(crc, bytes),
+    match algorithm() {
+        Algorithm::Tables => tables::update(crc, bytes),
+        Algorithm::Wide | Algorithm::Crc32Fast => by_crc32fast(crc, bytes),
     }
 }
 

@@ -1,6 +1,7 @@
-//! For architectures other than x86-64: nothing, and what emulates them is not known to be slow.
+//! Stub for architectures other than x86-64: no wide registers; emulators of them are not known to
+//! be slow.
 
-/// There is none.
+/// Wide registers, of which there are none.
 #[derive(Clone, Copy)]
 pub(crate) enum Wide {}
 

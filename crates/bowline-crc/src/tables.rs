@@ -1,21 +1,21 @@
-//! Sixteen bytes at once by tables, for processors whose instructions for it are slow.
+//! Sixteen bytes at once by tables, for processors with slow carry-less multiplication.
 //!
-//! That is those which an emulator makes up. QEMU 7.2 takes 2.7 us for the carry-less products of a
-//! KiB, QEMU 10 1.1 us, if nothing else runs, and both 1.5 us for looking it up here. Within
-//! bowline QEMU 10 took some 13 us for the products (on a Sapphire Rapids, which itself takes 0.03
-//! us); why, is not known, but measuring at the start does not tell.
+//! These are emulated processors. For a KiB, QEMU 7.2 takes 2.7 us with carry-less products and
+//! QEMU 10 1.1 us, if nothing else runs; both take 1.5 us with these tables. Within bowline, QEMU
+//! 10 took some 13 us for the products (on a Sapphire Rapids, which itself takes 0.03 us). The
+//! reason is not known, and a measurement at the start does not show it.
 
-/// x^32 and the lower powers, the highest bit being that of x^0.
+/// The polynomial without x^32; the highest bit is the coefficient of x^0.
 const POLY: u32 = 0xedb8_8320;
-const AT_ONCE: usize = 16;
+const STRIDE: usize = 16;
 
-/// What a byte comes to with so many bytes behind it.
-static TABLES: [[u32; 256]; AT_ONCE] = tables();
+/// Remainder of a byte that is followed by this many other bytes.
+static TABLES: [[u32; 256]; STRIDE] = tables();
 
-const fn tables() -> [[u32; 256]; AT_ONCE] {
-    let mut tables = [[0; 256]; AT_ONCE];
+const fn tables() -> [[u32; 256]; STRIDE] {
+    let mut tables = [[0; 256]; STRIDE];
     let mut behind = 0;
-    while behind < AT_ONCE {
+    while behind < STRIDE {
         let mut byte = 0;
         while byte < 256 {
             tables[behind][byte] = if behind == 0 {
@@ -31,7 +31,7 @@ const fn tables() -> [[u32; 256]; AT_ONCE] {
     tables
 }
 
-/// The remainder of one byte.
+/// Returns the remainder of one byte.
 const fn divided(byte: u32) -> u32 {
     let (mut sum, mut bit) = (byte, 0);
     while bit < 8 {
@@ -41,19 +41,19 @@ const fn divided(byte: u32) -> u32 {
     sum
 }
 
-/// Goes on with a CRC.
+/// Continues a CRC.
 pub(crate) fn update(crc: u32, bytes: &[u8]) -> u32 {
-    let (rows, rest) = bytes.as_chunks::<AT_ONCE>();
+    let (rows, rest) = bytes.as_chunks::<STRIDE>();
     let mut sum = !crc;
     for row in rows {
-        // Bytes of a register: an emulator takes long for each that is fetched from memory by
-        // itself.
+        // The bytes are taken from a register: an emulator needs long for each single-byte load
+        // from memory.
         let row = u128::from_le_bytes(*row) ^ u128::from(sum);
         let halves = [row as u64, (row >> 64) as u64];
         sum = 0;
-        for at in 0..AT_ONCE {
+        for at in 0..STRIDE {
             let byte = (halves[at / 8] >> (at % 8 * 8)) as u8;
-            sum ^= TABLES[AT_ONCE - 1 - at][usize::from(byte)];
+            sum ^= TABLES[STRIDE - 1 - at][usize::from(byte)];
         }
     }
     for byte in rest {

@@ -1,10 +1,11 @@
-//! Whole registers at once, with carry-less multiplication.
+//! CRC over wide registers, with carry-less multiplication.
 //!
-//! Bits are the coefficients of a polynomial, that of the highest power first, so a message is one
-//! number; its CRC is what remains of it, times x^32, modulo [`POLY`]. A register is taken past
-//! what follows it by multiplying it by x^distance, and then added to what is there already. That
-//! is done row after row of registers, then from all of them to the last one, then from all parts
-//! of this to its last one. What is left are 128 bits, which [`reduce`] divides.
+//! Bits are the coefficients of a polynomial, the highest power first, so a message is a single
+//! number. Its CRC is the remainder of that number, times x^32, modulo [`POLY`]. To move a register
+//! past the bits that follow it, it is multiplied by x^distance and added to what is there. This is
+//! done row after row of registers, then from all registers of the last row to its last register,
+//! then from all lanes of that register to its last lane. The remaining 128 bits are divided by
+//! [`reduce`].
 
 mod ymm;
 mod zmm;
@@ -15,23 +16,24 @@ use std::arch::x86_64::{
     _mm_set_epi64x, _mm_srli_si128, _mm_xor_si128,
 };
 
-/// x^32 and the lower powers, the highest bit being that of x^0.
+/// The polynomial without x^32; the highest bit is the coefficient of x^0.
 const POLY: u32 = 0xedb8_8320;
 
-/// What the processor can do.
+/// The wide registers of this processor.
 #[derive(Clone, Copy)]
 pub(crate) struct Wide(Registers);
 
 #[derive(Clone, Copy)]
 enum Registers {
-    /// Of 32 bytes, with AVX2.
+    /// 32 bytes, with AVX2.
     Ymm,
-    /// Of 64, with AVX-512.
+    /// 64 bytes, with AVX-512.
     Zmm,
 }
 
 impl Wide {
-    /// The standard library asks the processor once and remembers.
+    /// Returns the wide registers of this processor. The standard library queries the processor
+    /// once and caches the result.
     #[inline]
     pub(crate) fn get() -> Option<Self> {
         let multiplies =
@@ -45,13 +47,14 @@ impl Wide {
         }
     }
 
-    /// The same where it also beats `crc32fast`, which knows the smaller registers, in sums alone.
+    /// Returns the wide registers if a sum alone is also faster with them than with `crc32fast`,
+    /// which uses the smaller registers.
     #[inline]
     pub(crate) fn for_sums() -> Option<Self> {
         Self::get().filter(|wide| matches!(wide.0, Registers::Zmm))
     }
 
-    /// How many of so many bytes it takes.
+    /// Returns how many of `len` bytes can be processed.
     #[inline]
     pub(crate) const fn takes(self, len: usize) -> usize {
         match self.0 {
@@ -108,8 +111,8 @@ impl Wide {
     }
 }
 
-/// Divides what is left, times x^32, by the polynomial, and makes a CRC of the remainder: 128 bits
-/// become 96, then 64, and these are divided by multiplying with the reciprocal (Barrett).
+/// Divides the remaining 128 bits, times x^32, by the polynomial, and returns the CRC: 128 bits
+/// become 96, then 64, and these are divided by multiplication with the reciprocal (Barrett).
 #[inline]
 #[target_feature(enable = "pclmulqdq,sse4.1")]
 fn reduce(a: __m128i) -> u32 {
@@ -130,12 +133,13 @@ fn reduce(a: __m128i) -> u32 {
     !(_mm_extract_epi32::<1>(_mm_xor_si128(a, product)) as u32)
 }
 
-/// Those that take 128 bits past `distance` bits: for the first 64 and for the others.
+/// Returns the factors that move 128 bits past `distance` bits: for the first 64 bits and for the
+/// others.
 const fn factors(distance: u32) -> [i64; 2] {
     [power(distance + 32), power(distance - 32)]
 }
 
-/// The polynomial with x^32, which is the highest bit but for one more.
+/// The polynomial including x^32, in the order in which the products need it.
 const DIVISOR: i64 = (POLY as i64) << 1 | 1;
 
 /// x^64 divided by the polynomial.
@@ -149,8 +153,8 @@ const RECIPROCAL: i64 = {
     quotient
 };
 
-/// x^n modulo the polynomial; one bit further left, which makes up for the product of two reversed
-/// numbers being one bit further right.
+/// Returns x^n modulo the polynomial, shifted left by one bit, because the product of two
+/// bit-reversed numbers comes out shifted right by one.
 const fn power(n: u32) -> i64 {
     let (mut remainder, mut done) = (1 << 31, 0);
     while done < n {
@@ -168,7 +172,7 @@ const fn times_x(a: u32) -> u32 {
 mod tests {
     use super::*;
 
-    /// Also those that this processor has better ones than.
+    /// Tests also registers that this processor would not choose.
     #[test]
     fn registers_of_both_sizes_sum_and_copy() {
         let bytes: Vec<u8> = (0..5000_u32).map(|i| ((i * i) >> 7) as u8).collect();

@@ -37,7 +37,7 @@ fn check_copy(crc: u32, from: &[u8], align: usize) {
 
 #[test]
 fn every_length_has_the_sum_and_is_copied() {
-    if bowline_crc::way() != bowline_crc::Way::Wide {
+    if bowline_crc::algorithm() != bowline_crc::Algorithm::Wide {
         skipped::because(
             "sums of 64 bytes at once, for want of AVX-512 with VPCLMULQDQ; the rest is tested",
         );

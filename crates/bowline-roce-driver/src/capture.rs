@@ -1,8 +1,9 @@
-//! Captures: what was sent and received, as frames, in a pcapng file.
+//! Captures of sent and received packets, as frames in a pcapng file.
 //!
-//! The frames are rebuilt from what a UDP socket knows: IP and UDP headers as they are on the wire,
-//! UDP checksum 0, no link header. The identification of received IPv4 packets is not visible to a
-//! socket; it is the one the ICRC was made with when that can be solved for [ICRC-31], else 0.
+//! The frames are rebuilt from what a UDP socket knows: IP and UDP headers as on the wire, UDP
+//! checksum 0, no link header. A socket does not show the identification of a received IPv4 packet;
+//! the frame has the one for which the ICRC is correct if that can be solved for [ICRC-31],
+//! otherwise 0.
 //!
 //! ```text
 //! section header | interface (raw IP, nanoseconds) | packet | packet | ...
@@ -28,14 +29,14 @@ const TTL: u8 = 64;
 /// Protocol number of UDP.
 const UDP: u8 = 17;
 
-/// Which way a packet went.
+/// Direction of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum Direction {
     In = 1,
     Out = 2,
 }
 
-/// A datagram: all of its headers that a socket knows, and its payload.
+/// A datagram: the header fields that a socket knows, and the payload.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Datagram<'a> {
     pub(crate) from: SocketAddr,
@@ -55,7 +56,7 @@ pub(crate) struct Capture {
 }
 
 impl Capture {
-    /// Makes the file, empty but for its head.
+    /// Creates the file with its section header.
     pub(crate) fn create(path: &Path) -> io::Result<Self> {
         let mut file = BufWriter::with_capacity(1 << 18, File::create(path)?);
         file.write_all(&head())?;
@@ -64,7 +65,8 @@ impl Capture {
         Ok(Self { file, block: Vec::with_capacity(1 << 13), checker })
     }
 
-    /// Finds the IPv4 identification a received packet came with; 0 when its ICRC does not tell.
+    /// Finds the IPv4 identification of a received packet by its ICRC; 0 if the ICRC does not show
+    /// it.
     pub(crate) fn solve(&mut self, from: SocketAddr, to: IpAddr, likely: u16, bytes: &[u8]) -> u16 {
         let outer = Outer { from: from.ip(), to, source_port: from.port() };
         let checked = split_icrc(bytes)
@@ -76,15 +78,19 @@ impl Capture {
     }
 
     /// Appends a packet.
-    pub(crate) fn write(&mut self, way: Way, datagram: &Datagram<'_>) -> io::Result<()> {
+    pub(crate) fn write(
+        &mut self,
+        direction: Direction,
+        datagram: &Datagram<'_>,
+    ) -> io::Result<()> {
         let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         self.block.clear();
-        append_packet(&mut self.block, way, nanos, datagram);
+        append_packet(&mut self.block, direction, nanos, datagram);
         self.file.write_all(&self.block)
     }
 
-    /// Hands everything written to the system.
+    /// Flushes all buffered packets to the file.
     pub(crate) fn flush(&mut self) -> io::Result<()> {
         self.file.flush()
     }
@@ -108,7 +114,7 @@ fn head() -> Vec<u8> {
     out
 }
 
-fn append_packet(out: &mut Vec<u8>, way: Way, nanos: u64, datagram: &Datagram<'_>) {
+fn append_packet(out: &mut Vec<u8>, direction: Direction, nanos: u64, datagram: &Datagram<'_>) {
     let start = out.len();
     let header = if datagram.to.is_ipv4() { 20 } else { 40 };
     let len = header + 8 + datagram.payload.len();
@@ -121,7 +127,7 @@ fn append_packet(out: &mut Vec<u8>, way: Way, nanos: u64, datagram: &Datagram<'_
     append_frame(out, datagram);
     out.resize(start + 28 + padded, 0);
     // Option 2, flags; then the end of the options.
-    out.extend([2, 0, 4, 0, way as u8, 0, 0, 0, 0, 0, 0, 0]);
+    out.extend([2, 0, 4, 0, direction as u8, 0, 0, 0, 0, 0, 0, 0]);
     out.extend(total.to_le_bytes());
 }
 
@@ -160,7 +166,7 @@ fn append_frame(out: &mut Vec<u8>, datagram: &Datagram<'_>) {
     out.extend(datagram.payload);
 }
 
-/// The Internet checksum of a header whose own field is still 0.
+/// Computes the Internet checksum of a header whose checksum field is still 0.
 fn checksum(header: &[u8]) -> u16 {
     let words = header.chunks_exact(2).map(|pair| match pair {
         [high, low] => u32::from(u16::from_be_bytes([*high, *low])),
@@ -206,14 +212,14 @@ mod tests {
             ident: 3,
             payload: b"hello",
         };
-        capture.write(Way::Out, &datagram).unwrap();
+        capture.write(Direction::Out, &datagram).unwrap();
         let datagram = Datagram {
             from: "[fe80::1]:4791".parse().unwrap(),
             to: "[fe80::2]:4791".parse().unwrap(),
             tos: 0x12,
             ..datagram
         };
-        capture.write(Way::In, &datagram).unwrap();
+        capture.write(Direction::In, &datagram).unwrap();
         capture.flush().unwrap();
         let bytes = std::fs::read(&path).unwrap();
         std::fs::remove_file(&path).unwrap();

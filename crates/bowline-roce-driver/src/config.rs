@@ -12,8 +12,8 @@ use bowline_wire::roce::IcrcPolicy;
 /// How a thread waits for the network.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PollMode {
-    /// Looks for about as long as waking up would cost, then sleeps; on a machine with one
-    /// processor it sleeps at once.
+    /// Polls for about as long as a wake-up would cost, then sleeps. On a machine with one
+    /// processor, sleeps at once.
     #[default]
     Adaptive,
     /// Never sleeps: lowest latency, one processor per waiting thread.
@@ -22,23 +22,24 @@ pub enum PollMode {
     Sleep,
 }
 
-/// Where a device notes its connections, for the case that its process is killed.
+/// Where a device records its connections, in case its process is killed.
+#[doc(alias = "FormerLives")]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum FormerLives {
-    /// In the folder `bowline` of `$XDG_RUNTIME_DIR` or, without that variable, of `/run`. It is
-    /// made when it is not there. Where that fails, and in a folder of another user or one that
-    /// others can write to, nothing is noted: a program that is killed and started again may have
+pub enum FormerConnections {
+    /// In the folder `bowline` of `$XDG_RUNTIME_DIR` or, without that variable, of `/run`. The
+    /// folder is created if necessary. If that fails, or if the folder belongs to another user or
+    /// is writable by others, nothing is recorded: a program that is killed and restarted may have
     /// to wait until its peers have noticed.
     #[default]
     RunFolder,
-    /// In this folder. Nobody else must be able to write there; several devices may share it.
+    /// In this folder. No other user must be able to write to it; several devices may share it.
     In(PathBuf),
-    /// Nowhere.
+    /// Not at all.
     Nowhere,
 }
 
-impl FormerLives {
-    /// The folder, if there is one.
+impl FormerConnections {
+    /// Returns the folder, if there is one.
     pub(crate) fn folder(self) -> Option<PathBuf> {
         match self {
             Self::RunFolder => run_folder(),
@@ -56,42 +57,45 @@ fn run_folder() -> Option<PathBuf> {
     (found.uid() == own.uid() && found.mode() & 0o022 == 0).then_some(folder)
 }
 
-/// Everything a device is made of.
+/// Settings of a soft device.
 #[derive(Clone, Debug)]
 pub struct SoftConfig {
     /// Name, as tools show it.
     pub name: String,
     /// Addresses of this machine that are the device's GIDs; at least one.
     pub addrs: Vec<IpAddr>,
-    /// Interfaces, by number, that link-local addresses among them are of: the scope that the same
-    /// address can have on each of several. One that is not named here is looked up.
+    /// Interface index of link-local addresses among `addrs`. Several interfaces can have the same
+    /// link-local address. An address without an entry is looked up.
     pub links: Vec<(IpAddr, u32)>,
-    /// Path MTU of the device's port; `None`: the largest that the interfaces of all addresses
+    /// Path MTU of the device's port; `None`: the largest one that the interfaces of all addresses
     /// carry [HDR-8].
     pub mtu: Option<Mtu>,
-    /// Node GUID; `None`: made of the machine's identity and the addresses, so the same each time.
+    /// Node GUID; `None`: derived from the machine's identity and the addresses, so the same in
+    /// each process.
     pub guid: Option<u64>,
-    /// What to do about the ICRC of received packets [ICRC-33].
+    /// How the ICRC of received packets is checked [ICRC-33].
     pub icrc: IcrcPolicy,
-    /// Send several packets at once [ICRC-22]; off for paths that do not count identifications up.
+    /// Send several packets with one call [ICRC-22]. Turn off for paths that do not count
+    /// identifications up.
     pub gso: bool,
-    /// How threads wait.
+    /// How threads wait for the network.
     pub poll: PollMode,
-    /// How long [`PollMode::Adaptive`] looks before it sleeps.
+    /// How long [`PollMode::Adaptive`] polls before it sleeps.
     pub spin: Duration,
-    /// Bytes of the sockets' buffers; the system may allow fewer.
+    /// Size of the sockets' buffers in bytes; the system may allow less.
     pub socket_buffer: usize,
-    /// For measurements and tests of bad networks: one received packet in so many is thrown away,
-    /// at random, before it is looked at.
+    /// For measurements and tests of bad networks: one in this many received packets is dropped at
+    /// random, before it is examined.
     pub drop_one_in: Option<u32>,
-    /// File that gets all packets, in pcapng form.
+    /// File to which all packets are written, in pcapng format.
     pub capture: Option<PathBuf>,
-    /// Where a file of each address tells the next device of it which connections stood when its
-    /// process was killed. They are ended before anything else is done [CM-53], so that a peer is
-    /// free at once instead of when it notices by itself: an RTRS session of the same name is
-    /// refused until then, for seconds.
-    pub former_lives: FormerLives,
-    /// Limits, window and timers of the core. Its addresses, MTU, GUID, ICRC policy, bursts and
+    /// Where files, one per address, list the established connections for the next device of that
+    /// address, in case this process is killed. That device ends them before it does anything else
+    /// [CM-53], so that a peer is free at once instead of when it notices by itself: until then,
+    /// for seconds, an RTRS session of the same name is refused.
+    #[doc(alias = "former_lives")]
+    pub former_connections: FormerConnections,
+    /// Limits, window and timers of the core. Addresses, MTU, GUID, ICRC policy, bursts and the
     /// source port, which is always 4791, are set by the driver.
     pub core: bowline_roce::Config,
 }
@@ -111,7 +115,7 @@ impl Default for SoftConfig {
             socket_buffer: 8 << 20,
             drop_one_in: None,
             capture: None,
-            former_lives: FormerLives::default(),
+            former_connections: FormerConnections::default(),
             core: bowline_roce::Config::default(),
         }
     }

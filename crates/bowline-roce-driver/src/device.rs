@@ -1,4 +1,4 @@
-//! The device: verbs in, packets out.
+//! The soft device: the verbs over the core.
 
 use core::sync::atomic::Ordering::Relaxed;
 use std::net::{IpAddr, SocketAddr};
@@ -16,29 +16,29 @@ use bowline_verbs::{
 
 use crate::capture::Capture;
 use crate::config::SoftConfig;
+use crate::connection_files::ConnectionFiles;
 use crate::identity;
-use crate::lives::Lives;
 use crate::loss::Loss;
-use crate::receive::Came;
+use crate::receive::PumpResult;
 use crate::shared::{Shared, State};
 use crate::stats::DriverStats;
 use crate::udp::{Endpoint, ROCE_PORT};
-use crate::wait::What;
+use crate::wait::WaitFor;
 
-/// Path MTU where nothing is known of the interface; goes through any Ethernet.
+/// Path MTU if the interface is unknown; fits any Ethernet.
 const MTU_UNKNOWN: Mtu = Mtu::M1024;
 
-/// A program that has polled so many times in vain, for some 100 us, lets others run now and then.
-const VAIN_LOOKS: u32 = 256;
-const VAIN_LOOKS_A_YIELD: u32 = 16;
-/// Looks in vain between two looks at the clock.
-const VAIN_LOOKS_A_TIMER: u32 = 8;
+/// After this many empty polls, some 100 us, a program yields the processor now and then.
+const EMPTY_POLLS_BEFORE_YIELD: u32 = 256;
+const EMPTY_POLLS_PER_YIELD: u32 = 16;
+/// Empty polls between two checks of the timers.
+const EMPTY_POLLS_PER_TIMER_CHECK: u32 = 8;
 
 /// An RDMA device in userspace: RoCEv2 over UDP sockets, no privilege needed.
 ///
-/// All methods may be called from any thread; the thread that calls does the work. One background
-/// thread runs timers and answers peers while no other thread polls or waits. A process must not
-/// `fork` and go on using a device in the child.
+/// All methods may be called from any thread, and do their work in the calling thread. One
+/// background thread runs timers and answers peers while no other thread polls or waits. A process
+/// must not `fork` and continue to use a device in the child.
 #[derive(Debug)]
 pub struct SoftDevice {
     shared: Arc<Shared>,
@@ -71,7 +71,8 @@ impl SoftDevice {
         let guid = config.guid.unwrap_or_else(|| identity::guid(&config.addrs));
         let seed = bowline_base::entropy::random_bytes()
             .map_err(|error| system("asking for random bytes", &error))?;
-        let lives = config.former_lives.folder().map(|dir| Lives::new(&dir, &names));
+        let connection_files =
+            config.former_connections.folder().map(|dir| ConnectionFiles::new(&dir, &names));
         let core = Config {
             guid,
             addrs: config.addrs.clone(),
@@ -111,18 +112,20 @@ impl SoftDevice {
             lazy_cq: true,
         };
         let mut core = Core::new(core, seed);
-        if let Some(lives) = &lives {
-            let former = lives.read().map_err(|error| system("reading the former life", &error))?;
-            for life in &former {
-                // One of an address that is not this device's any more cannot be ended.
-                let _ = core.end_former_life(clock::now(), life);
+        if let Some(connection_files) = &connection_files {
+            let former = connection_files
+                .read()
+                .map_err(|error| system("reading the connections of an earlier process", &error))?;
+            for connection in &former {
+                // A connection of an address that this device no longer has cannot be ended.
+                let _ = core.end_former_connection(clock::now(), connection);
             }
         }
         let (poll, spin) = (config.poll, config.spin);
-        let shared = Shared::new(core, endpoints, capture, lives, loss, poll, spin)
+        let shared = Shared::new(core, endpoints, capture, connection_files, loss, poll, spin)
             .map_err(|errno| system("making an event descriptor", &errno.into()))?;
         shared.flush(clock::now());
-        shared.write_lives(&[]);
+        shared.write_connection_files(&[]);
         let shared = Arc::new(shared);
         let of_helper = Arc::clone(&shared);
         let helper = std::thread::Builder::new()
@@ -132,68 +135,68 @@ impl SoftDevice {
         Ok(Self { shared, helper: Mutex::new(Some(helper)), attr })
     }
 
-    /// Returns what the driver has done.
+    /// Returns the statistics of the driver.
     pub fn stats(&self) -> DriverStats {
         self.shared.stats.snapshot()
     }
 
-    /// Returns what the protocol has done.
+    /// Returns the counters of the protocol.
     pub fn counters(&self) -> Counters {
         self.shared.lock().core.counters().clone()
     }
 
-    /// Counts what the device holds at the moment.
+    /// Returns the number of objects the device holds.
     pub fn in_use(&self) -> InUse {
         self.shared.lock().core.in_use()
     }
 
-    /// Returns the last thing that kept packets from being sent, such as a path that carries less
+    /// Returns the last fault that kept packets from being sent, such as a path that carries less
     /// than the MTU of the settings.
     pub fn fault(&self) -> Option<Error> {
         self.shared.lock().faults.last().cloned()
     }
 
-    /// Returns the bytes the system keeps for each socket until they are read: what is in flight
-    /// towards this device should not be more.
+    /// Returns the size of each socket's receive buffer in bytes: no more than that should be in
+    /// flight towards this device.
     pub fn receive_buffers(&self) -> impl Iterator<Item = usize> {
         self.shared.endpoints.iter().map(Endpoint::receive_buffer)
     }
 
-    /// For tests of bad networks: with `on`, what goes between an address of this device and one of
-    /// a peer, or all, is silently thrown away in both directions; without, no more.
+    /// For tests of bad networks: with `on`, packets between a local address and one peer address,
+    /// or all, are silently dropped in both directions; without `on`, no longer.
     pub fn cut(&self, local: IpAddr, remote: Option<IpAddr>, on: bool) {
         self.shared.cuts.set(local, remote, on);
     }
 
-    /// Ends every wait and stops the background thread. What was due to be sent is sent before, and
-    /// peers are told that their connections have ended, once and without waiting. Calls that need
-    /// the network fail from now on. Dropping the device closes it too.
+    /// Ends every wait and stops the background thread. Packets that are due are sent first, and
+    /// peers are told once, without confirmation, that their connections have ended. Calls that
+    /// need the network fail from now on. Dropping the device closes it too.
     pub fn close(&self) {
         let mut helper = self.helper.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(helper) = helper.take() else {
             return;
         };
-        // What the background thread is taking in now is to be acknowledged as well.
-        while self.shared.pump() == Came::ToAnother {
+        // Packets that the background thread is handling now must be acknowledged as well.
+        while self.shared.pump() == PumpResult::Busy {
             std::thread::yield_now();
         }
         let now = clock::now();
         self.shared.release_acks(now);
         let mut st = self.shared.lock();
-        for life in st.core.former_lives() {
-            // Its address is one of this device.
-            let _ = st.core.end_former_life(now, &life);
+        for connection in st.core.former_connections() {
+            // The address of such a connection is one of this device's.
+            let _ = st.core.end_former_connection(now, &connection);
         }
         drop(st);
         self.shared.flush(now);
         self.shared.stop();
         // A panic of that thread has been reported on standard error.
         let _ = helper.join();
-        self.shared.write_lives(&[]);
+        self.shared.write_connection_files(&[]);
         self.shared.flush_capture();
     }
 
-    /// Makes a change that may lead to packets and events.
+    /// Makes a change that may cause packets and events.
     fn act<T>(
         &self,
         change: impl FnOnce(&mut State, Instant) -> Result<T, Error>,
@@ -210,7 +213,7 @@ impl SoftDevice {
         done
     }
 
-    /// Makes a change after which a queue pair may be gone: what was held back of it goes before.
+    /// Makes a change that may remove a queue pair: sends its deferred acknowledgements first.
     fn end<T>(
         &self,
         change: impl FnOnce(&mut State, Instant) -> Result<T, Error>,
@@ -219,7 +222,7 @@ impl SoftDevice {
         self.act(change)
     }
 
-    /// Makes a change that concerns the core alone.
+    /// Makes a change that causes neither packets nor events.
     fn set<T>(&self, change: impl FnOnce(&mut Core) -> Result<T, Error>) -> Result<T, Error> {
         let mut st = self.shared.lock();
         if st.stop { Err(Error::Closed) } else { change(&mut st.core) }
@@ -236,7 +239,8 @@ fn system(what: &str, error: &std::io::Error) -> Error {
     Error::System { what: what.to_owned(), errno: bowline_base::Errno::of(error) }
 }
 
-/// The MTU to use: what is asked for if every interface carries it, else the largest [HDR-8].
+/// Chooses the path MTU: the requested one if every interface carries it; without a request, the
+/// largest that all carry [HDR-8].
 fn mtu(endpoints: &[Endpoint], wanted: Option<Mtu>) -> Result<Mtu, Error> {
     let mut most = Mtu::M4096;
     for endpoint in endpoints {
@@ -343,33 +347,35 @@ impl Device for SoftDevice {
         if count > 0 || max == 0 {
             return Ok(count);
         }
-        shared.looks.fetch_add(1, Relaxed);
-        let came = shared.pump_in_turn();
-        if came != Came::Something {
-            let vain = shared.vain_looks.fetch_add(1, Relaxed);
-            if vain.is_multiple_of(VAIN_LOOKS_A_TIMER) {
+        shared.polls.fetch_add(1, Relaxed);
+        let came = shared.pump_one_socket();
+        if came != PumpResult::Received {
+            let empty_polls_before = shared.empty_polls.fetch_add(1, Relaxed);
+            if empty_polls_before.is_multiple_of(EMPTY_POLLS_PER_TIMER_CHECK) {
                 shared.run_timers();
             }
-            shared.flush_rest();
-            // The peer may be waiting for this processor.
-            if vain > VAIN_LOOKS && vain.is_multiple_of(VAIN_LOOKS_A_YIELD) {
+            shared.flush_unsent();
+            // The peer may be a process that waits for this processor.
+            if empty_polls_before > EMPTY_POLLS_BEFORE_YIELD
+                && empty_polls_before.is_multiple_of(EMPTY_POLLS_PER_YIELD)
+            {
                 std::thread::yield_now();
             }
             return Ok(0);
         }
-        shared.vain_looks.store(0, Relaxed);
+        shared.empty_polls.store(0, Relaxed);
         let count = self.set(|core| core.poll_cq(cq, out, max))?;
-        // An acknowledgement joins what the program sends now; if that is nothing, it goes out when
-        // the program looks again, or the background thread, if that will soon.
+        // The acknowledgement joins the program's next send. If there is none, it is sent at the
+        // program's next poll or, if that has its turn soon, by the background thread.
         let now = clock::now();
-        if count == 0 || !shared.may_acks_wait(&shared.lock(), now) {
+        if count == 0 || !shared.may_defer_acks(&shared.lock(), now) {
             shared.flush(now);
         }
         Ok(count)
     }
 
     fn wait_cq(&self, cq: CqId, solicited: bool, limit: Option<Duration>) -> Result<bool, Error> {
-        let waited = self.shared.wait(What::Completion, limit, |st| {
+        let waited = self.shared.wait(WaitFor::Completion, limit, |st| {
             let armed = st.core.arm_cq(cq, solicited)?;
             Ok((!armed).then_some(()))
         });
@@ -408,11 +414,11 @@ impl Device for SoftDevice {
         }
         let done = st.core.post_send(now, qp, wrs);
         self.shared.settle(&mut st);
-        // Perhaps the program posts to others, too.
-        let aside = self.shared.may_acks_wait(&st, now) && st.core.set_acks_aside(qp);
+        // The program may post to other queue pairs next.
+        let acks_deferred = self.shared.may_defer_acks(&st, now) && st.core.defer_acks(qp);
         drop(st);
-        if aside {
-            self.shared.flush_but_acks(now);
+        if acks_deferred {
+            self.shared.flush_except_deferred_acks(now);
         } else {
             self.shared.flush(now);
         }
@@ -420,7 +426,7 @@ impl Device for SoftDevice {
     }
 
     fn post_recv(&self, qp: Qpn, wrs: &[RecvWr<'_>]) -> Result<(), (usize, Error)> {
-        // Leads to no packet, so an acknowledgement held back stays so for a send to come.
+        // Causes no packet, so a deferred acknowledgement still waits for a send.
         let now = clock::now();
         let mut st = self.shared.lock();
         if st.stop {
@@ -432,7 +438,7 @@ impl Device for SoftDevice {
     }
 
     fn async_event(&self, limit: Duration) -> Result<AsyncEvent, Error> {
-        self.shared.wait(What::Event, Some(limit), |st| Ok(st.async_events.pop_front()))
+        self.shared.wait(WaitFor::Event, Some(limit), |st| Ok(st.async_events.pop_front()))
     }
 
     fn listen(&self, at: SocketAddr) -> Result<CmId, Error> {
@@ -468,6 +474,6 @@ impl Device for SoftDevice {
     }
 
     fn cm_event(&self, limit: Duration) -> Result<CmEvent, Error> {
-        self.shared.wait(What::Event, Some(limit), |st| Ok(st.cm_events.pop_front()))
+        self.shared.wait(WaitFor::Event, Some(limit), |st| Ok(st.cm_events.pop_front()))
     }
 }

@@ -1,4 +1,4 @@
-//! What keeps packets from being sent, for whoever asks why nothing gets through.
+//! Faults: reasons why packets could not be sent, for diagnosis.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -7,22 +7,22 @@ use std::time::Duration;
 use bowline_roce::Instant;
 use bowline_verbs::Error;
 
-/// How long what kept packets from being sent counts as the reason for what goes wrong.
-const LASTS: Duration = Duration::from_secs(10);
-/// Peers of which it is remembered.
-const PEERS: usize = 64;
+/// How long a fault counts as the reason for present trouble.
+const FAULT_LIFETIME: Duration = Duration::from_secs(10);
+/// Most peers whose faults are kept.
+const PEERS_MAX: usize = 64;
 
 #[derive(Debug)]
 struct Fault {
     since: Instant,
-    /// The peer, if it is with one only.
+    /// The peer, if the fault concerns only one.
     to: Option<IpAddr>,
     error: Error,
 }
 
 impl Fault {
-    fn lasting(&self, now: Instant) -> Option<&Error> {
-        (now.saturating_since(self.since) < LASTS).then_some(&self.error)
+    fn unexpired(&self, now: Instant) -> Option<&Error> {
+        (now.saturating_since(self.since) < FAULT_LIFETIME).then_some(&self.error)
     }
 }
 
@@ -31,28 +31,28 @@ impl Fault {
 pub(crate) struct Faults(VecDeque<Fault>);
 
 impl Faults {
-    /// Remembers a fault.
+    /// Records a fault.
     pub(crate) fn note(&mut self, now: Instant, to: Option<IpAddr>, error: Error) {
         self.0.retain(|fault| fault.to != to);
-        if self.0.len() == PEERS {
+        if self.0.len() == PEERS_MAX {
             self.0.pop_front();
         }
         self.0.push_back(Fault { since: now, to, error });
     }
 
-    /// The newest, however old.
+    /// Returns the newest fault, however old.
     pub(crate) fn last(&self) -> Option<&Error> {
         self.0.back().map(|fault| &fault.error)
     }
 
-    /// The newest, if it counts still.
+    /// Returns the newest fault, if it still counts.
     pub(crate) fn now(&self, now: Instant) -> Option<&Error> {
-        self.0.back()?.lasting(now)
+        self.0.back()?.unexpired(now)
     }
 
-    /// That with a peer, if it counts still.
+    /// Returns the fault of a peer, if it still counts.
     pub(crate) fn with(&self, now: Instant, peer: IpAddr) -> Option<&Error> {
-        self.0.iter().find(|fault| fault.to == Some(peer))?.lasting(now)
+        self.0.iter().find(|fault| fault.to == Some(peer))?.unexpired(now)
     }
 }
 
@@ -76,12 +76,12 @@ mod tests {
         assert_eq!(faults.with(start, peer(1).unwrap()), Some(&error(3)));
         assert_eq!(faults.with(start, peer(2).unwrap()), Some(&error(2)));
         assert_eq!(faults.with(start, peer(3).unwrap()), None);
-        let later = start + LASTS;
+        let later = start + FAULT_LIFETIME;
         assert_eq!((faults.now(later), faults.with(later, peer(1).unwrap())), (None, None));
         assert_eq!(faults.last(), Some(&error(4)));
         for host in 0..1000 {
             faults.note(later, peer(host), error(5));
         }
-        assert_eq!(faults.0.len(), PEERS);
+        assert_eq!(faults.0.len(), PEERS_MAX);
     }
 }

@@ -1,9 +1,9 @@
-//! What makes a device unlike others: its GUID.
+//! The node GUID of a device.
 
 use std::net::IpAddr;
 
-/// Makes a node GUID of the machine's identity and the device's addresses: the same each time, not
-/// 0, and marked as locally administered.
+/// Derives a node GUID from the machine's identity and the device's addresses: the same in each
+/// process, not 0, and marked as locally administered.
 pub(crate) fn guid(addrs: &[IpAddr]) -> u64 {
     let machine = std::fs::read("/etc/machine-id")
         .or_else(|_| std::fs::read("/proc/sys/kernel/hostname"))

@@ -9,10 +9,10 @@
 //!        \---------- bursts of packets <-- poll_transmit ---- no lock ---> sendmsg, UDP_SEGMENT
 //!   poll_cq <--- completion ------ completion queue
 //!        \--- nothing there: reads itself --- recvmmsg, UDP_GRO ---> handle_datagram
-//!                                             amid a long message: recvmsg to its place
+//!                                             within a long message: recvmsg into place
 //!                                             and sends the acknowledgements of the batch, or has
 //!                                             the program's next sends take them along
-//!   wait_cq  looks for 25 us, then sleeps on the sockets
+//!   wait_cq  polls for 25 us, then sleeps on the sockets
 //!
 //!   background thread: timers, and the sockets while no application thread polls or waits
 //! ```
@@ -22,11 +22,11 @@
 
 mod capture;
 mod config;
+mod connection_files;
 mod device;
 mod fault;
 mod helper;
 mod identity;
-mod lives;
 mod loss;
 mod receive;
 mod send;
@@ -38,7 +38,7 @@ mod wait;
 
 pub use bowline_roce::InUse;
 pub use bowline_wire::roce::IcrcPolicy;
-pub use config::{FormerLives, PollMode, SoftConfig};
+pub use config::{FormerConnections, PollMode, SoftConfig};
 pub use device::SoftDevice;
 pub use stats::DriverStats;
 pub use udp::ROCE_PORT;

@@ -1,13 +1,13 @@
-//! Loss on purpose, for measurements and tests.
+//! Artificial loss, for measurements and tests.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::net::IpAddr;
 use std::sync::{Mutex, PoisonError};
 
-/// Odd, and with its bits well spread: multiples of it visit every number.
+/// Odd, and with well spread bits: its multiples visit every number.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// Loses one packet in so many, at random; a device loses the same ones each time.
+/// Drops one in `one_in` packets at random; the same ones in each run.
 #[derive(Debug)]
 pub(crate) struct Loss {
     one_in: u64,
@@ -19,7 +19,7 @@ impl Loss {
         Self { one_in: u64::from(one_in.max(1)), state: AtomicU64::new(0) }
     }
 
-    /// Tells whether the next packet is lost.
+    /// Tells whether to drop the next packet.
     pub(crate) fn strikes(&self) -> bool {
         let x = self.state.fetch_add(STEP, Relaxed).wrapping_add(STEP);
         bowline_base::mix(x).is_multiple_of(self.one_in)
@@ -29,13 +29,13 @@ impl Loss {
 /// Links that are cut: an address of the device, and one of a peer or all.
 #[derive(Debug, Default)]
 pub(crate) struct Cuts {
-    /// There are any.
+    /// Whether the list has an entry: read without the lock.
     any: AtomicBool,
     list: Mutex<Vec<(IpAddr, Option<IpAddr>)>>,
 }
 
 impl Cuts {
-    /// Cuts a link, or mends it.
+    /// Cuts a link, or restores it.
     pub(crate) fn set(&self, local: IpAddr, remote: Option<IpAddr>, on: bool) {
         let link = (local.to_canonical(), remote.map(|ip| ip.to_canonical()));
         let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
@@ -46,12 +46,12 @@ impl Cuts {
         self.any.store(!list.is_empty(), Relaxed);
     }
 
-    /// Tells whether there are any.
+    /// Tells whether any link is cut.
     pub(crate) fn any(&self) -> bool {
         self.any.load(Relaxed)
     }
 
-    /// Tells whether nothing gets from one of these addresses to the other.
+    /// Tells whether the link between these addresses is cut.
     pub(crate) fn between(&self, local: IpAddr, remote: IpAddr) -> bool {
         self.any() && self.lists(local.to_canonical(), remote.to_canonical())
     }

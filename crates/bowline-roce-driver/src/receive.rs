@@ -1,234 +1,253 @@
-//! The data path in: taking in what has arrived.
+//! The incoming data path.
 //!
-//! Each socket is looked at in one of two ways. Where packets are short, or come from many, as many
-//! buffers are filled as there are, with one call. Where long messages come, buffers are taken one
-//! by one, and each that is likely to go on with the message before it is received where that
-//! belongs, which saves copying it.
+//! Each socket is read in one of two ways. Where packets are short, or come from many peers, one
+//! call fills as many buffers as there are. Where long messages arrive, buffers are received one by
+//! one, and a buffer that probably continues the message before it is received at its destination,
+//! which saves a copy.
 
 use core::sync::atomic::Ordering;
 use std::sync::{PoisonError, TryLockError};
 
 use bowline_base::clock;
-use bowline_roce::{Amid, IdentHint, Landed, Run};
+use bowline_roce::{GroBuffer, IdentHint, OpenMessage, PlacementOutcome};
 use rustix::io::Errno;
 
-use crate::capture::{Capture, Datagram, Way};
+use crate::capture::{Capture, Datagram, Direction};
 use crate::loss::Loss;
 use crate::shared::Shared;
 use crate::sys::{Arrival, Inbox};
 use crate::udp::Endpoint;
 
-/// A buffer of so many bytes is a short run of packets.
-const LITTLE: usize = 16 << 10;
+/// A buffer of up to this many bytes is a short run of packets.
+const SHORT_RUN_BYTES: usize = 16 << 10;
 
-/// Buffers taken at once when they hold long runs of packets: more of them would be so much that
-/// the peer runs out of window before it gets an acknowledgement.
+/// Most buffers received by one call when they hold long runs of packets: with more, the peer would
+/// run out of window before it gets an acknowledgement.
 const LONG_RUNS: usize = 8;
 
-/// After a buffer of so many bytes, more are likely to be there: they are taken with one call.
-const STREAM: usize = 8 << 10;
+/// After a buffer of at least this many bytes, more are likely to be waiting: they are received
+/// with one call.
+const STREAM_BYTES: usize = 8 << 10;
 
-/// After packets of a long message that have landed, so many buffers are taken one by one: any may
-/// begin another.
-const LANDS_AGAIN: usize = 16;
+/// After packets received in place, this many buffers are received one by one: each may begin
+/// another message.
+const IN_PLACE_BUFFERS: usize = 16;
 
-/// Packets of so many bytes are handled sooner than what they are about comes from memory.
-const SHORT: usize = 512;
+/// Packets of up to this many bytes are handled faster than their region entries come from memory,
+/// so the entries are prefetched.
+const PREFETCH_PACKET_MAX: usize = 512;
 
-/// Of shorter packets copies cost less than the many pieces that the system has to fill.
-const LANDS_FROM: usize = 2048;
+/// Shortest payload, in bytes, that is received in place. Copies of shorter ones cost less than the
+/// many iovec elements.
+const IN_PLACE_PAYLOAD_MIN: usize = 2048;
 
-/// When the next of a message was looked for in vain so often, it is waited for as for any.
-const PATIENCE: usize = 64;
+/// After this many empty receives, the continuation of a message is no longer expected.
+const EMPTY_RECEIVES_MAX: usize = 64;
 
-/// After a long buffer that was not what was expected, so many are taken as ever: several peers may
-/// be at it in turn.
-const MISSED: usize = 8;
+/// After a long buffer that did not continue the message, this many buffers are received in
+/// batches: several peers may be sending in turn.
+const BATCHED_AFTER_MISS: usize = 8;
 
-/// What a look at the network uses.
+/// Buffers and state for reading the network.
 #[derive(Debug)]
 pub(crate) struct Rx {
     inbox: Inbox,
-    turns: Vec<Turn>,
-    /// The socket to begin with; there may be none of this number.
+    sockets: Vec<SocketState>,
+    /// Index of the socket to begin with; may be past the last one.
     next: usize,
 }
 
 impl Rx {
     pub(crate) fn new(sockets: usize) -> Self {
-        Self { inbox: Inbox::new(), turns: vec![Turn::default(); sockets], next: 0 }
+        Self { inbox: Inbox::new(), sockets: vec![SocketState::default(); sockets], next: 0 }
     }
 }
 
-/// How a socket is looked at next.
+/// How a socket is read next.
 #[derive(Clone, Copy, Debug, Default)]
-struct Turn {
-    /// Buffers that are filled with one call, since the last look found something there; 0: it did
-    /// not.
+struct SocketState {
+    /// Most buffers to receive with one call; 0 if the last read found nothing.
     most: usize,
-    /// The long message that the last buffer ended amid.
-    amid: Option<Amid>,
-    /// Buffers of it that were looked for in vain since.
-    vain: usize,
-    /// So many buffers are taken one by one, since long messages land.
-    single: usize,
-    /// In so many none does.
-    missed: usize,
-    verifies: Verifies,
+    /// The long message in the middle of which the last buffer ended.
+    open_message: Option<OpenMessage>,
+    /// Receives since then that found nothing.
+    empty_receives: usize,
+    /// Number of buffers still to be received one by one.
+    single_left: usize,
+    /// Number of buffers still to be received in batches after a miss.
+    batched_left: usize,
+    checksum_first: ChecksumFirst,
 }
 
-/// Whether the system verifies checksums before it copies anything [RX-13].
+/// Whether the system verifies checksums before it copies [RX-13].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Verifies {
-    /// It was not told to, since no long message has come.
+enum ChecksumFirst {
+    /// Not requested yet, since no long message has arrived.
     #[default]
     No,
-    /// It does with what comes now; of what had come before so many bytes may be waiting still.
+    /// Requested. Up to this many bytes that arrived before the request may still be waiting.
     Soon(usize),
     Always,
-    /// It cannot.
+    /// Not supported.
     Never,
 }
 
-impl Turn {
-    /// A buffer was taken in, after which a message is under way or none. Of peers whose packets
-    /// are not merged nothing lands, since it costs more to take them one by one; but a single
-    /// packet ends nothing.
-    fn goes_on(&mut self, amid: Option<Amid>, merged: bool) {
-        let amid = amid.filter(|amid| amid.payload >= LANDS_FROM);
-        (self.amid, self.vain) = (amid.filter(|_| merged || self.amid == amid), 0);
+impl SocketState {
+    /// Notes the message under way after a buffer. Packets that are not merged are never received
+    /// in place, since receiving them one by one costs more; but a single such packet does not end
+    /// a message.
+    fn note_received(&mut self, open_message: Option<OpenMessage>, merged: bool) {
+        let open_message =
+            open_message.filter(|open_message| open_message.payload >= IN_PLACE_PAYLOAD_MIN);
+        (self.open_message, self.empty_receives) =
+            (open_message.filter(|_| merged || self.open_message == open_message), 0);
     }
 
-    /// A long message is under way: the next buffers are taken one by one, as soon as they may.
-    fn begin(&mut self, endpoint: &Endpoint) {
-        match self.verifies {
-            Verifies::No if endpoint.verify_first() => {
-                self.verifies = Verifies::Soon(endpoint.receive_buffer());
+    /// Switches to receiving one by one, for a long message, as soon as checksums are verified
+    /// first.
+    fn start_single(&mut self, endpoint: &Endpoint) {
+        match self.checksum_first {
+            ChecksumFirst::No if endpoint.verify_first() => {
+                self.checksum_first = ChecksumFirst::Soon(endpoint.receive_buffer());
             }
-            Verifies::No => self.verifies = Verifies::Never,
-            Verifies::Always => self.single = LANDS_AGAIN,
-            Verifies::Soon(_) | Verifies::Never => {}
+            ChecksumFirst::No => self.checksum_first = ChecksumFirst::Never,
+            ChecksumFirst::Always => self.single_left = IN_PLACE_BUFFERS,
+            ChecksumFirst::Soon(_) | ChecksumFirst::Never => {}
         }
     }
 
-    /// So many bytes were received.
-    const fn took(&mut self, bytes: usize) {
-        if let Verifies::Soon(left) = self.verifies {
+    /// Notes that this many bytes were received.
+    const fn note_bytes(&mut self, bytes: usize) {
+        if let ChecksumFirst::Soon(left) = self.checksum_first {
             let left = left.saturating_sub(bytes);
-            self.verifies = if left > 0 { Verifies::Soon(left) } else { Verifies::Always };
+            self.checksum_first =
+                if left > 0 { ChecksumFirst::Soon(left) } else { ChecksumFirst::Always };
         }
     }
 
-    /// Nothing waits.
-    const fn is_drained(&mut self) {
-        self.took(usize::MAX);
+    /// Notes that the socket is empty.
+    const fn note_drained(&mut self) {
+        self.note_bytes(usize::MAX);
     }
 }
 
-/// What a look at the network brought.
+/// Result of reading the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Came {
+pub(crate) enum PumpResult {
     Nothing,
-    /// Another thread is looking, and takes what there is.
-    ToAnother,
-    Something,
+    /// Another thread is reading the network and handles the packets.
+    Busy,
+    Received,
 }
 
-/// The datagrams of a buffer, and what is known of their identifications.
+/// Splits a buffer into datagrams with their likely identifications.
 fn split<'a>(arrival: &Arrival, bytes: &'a [u8]) -> impl Iterator<Item = (IdentHint, &'a [u8])> {
     let (alone, segments) = match arrival.segment {
         None => (Some((IdentHint::Unknown, bytes)), bytes.chunks(1).take(0)),
         Some(segment) => (None, bytes.chunks(segment).take(usize::MAX)),
     };
-    // A peer like this one has numbered the segments of a burst from 0 [ICRC-34].
+    // A bowline peer numbers the segments of a burst from 0 [ICRC-34].
     let ident = |k| IdentHint::Exact(u16::try_from(k).unwrap_or(u16::MAX));
     alone.into_iter().chain(segments.enumerate().map(move |(k, datagram)| (ident(k), datagram)))
 }
 
 impl Shared {
-    /// Takes in what has arrived, at most one batch of each socket. What that calls for is to be
-    /// sent by [`flush`](Self::flush): acknowledgements once for the whole batch [PERF-6].
-    pub(crate) fn pump(&self) -> Came {
-        self.take_turns(false)
+    /// Receives and handles at most one batch from each socket. The responses are to be sent by
+    /// [`flush`](Self::flush): one acknowledgement for the whole batch [PERF-6].
+    pub(crate) fn pump(&self) -> PumpResult {
+        self.pump_sockets(false)
     }
 
-    /// The same for a program that looks again and again: where something comes at every look, it
-    /// is given one socket's at a time, so that what it answers is of one peer and fills bursts.
-    pub(crate) fn pump_in_turn(&self) -> Came {
-        self.take_turns(true)
+    /// Like `pump`, for a program that polls repeatedly. If a socket has packets at every poll,
+    /// only that socket is read in one call, so that the program's answers go to one peer and fill
+    /// bursts.
+    pub(crate) fn pump_one_socket(&self) -> PumpResult {
+        self.pump_sockets(true)
     }
 
-    fn take_turns(&self, one: bool) -> Came {
+    fn pump_sockets(&self, one: bool) -> PumpResult {
         let mut rx = match self.rx.try_lock() {
             Ok(rx) => rx,
             Err(TryLockError::Poisoned(rx)) => rx.into_inner(),
-            Err(TryLockError::WouldBlock) => return Came::ToAnother,
+            Err(TryLockError::WouldBlock) => return PumpResult::Busy,
         };
-        let Rx { inbox, turns, next } = &mut *rx;
-        let mut came = Came::Nothing;
-        // What is captured, or lost on purpose, is looked at first.
-        let lands = self.capture.is_none() && self.loss.is_none() && !self.cuts.any();
+        let Rx { inbox, sockets, next } = &mut *rx;
+        let mut result = PumpResult::Nothing;
+        // Packets to be captured or dropped must be examined first.
+        let in_place_allowed = self.capture.is_none() && self.loss.is_none() && !self.cuts.any();
         let first = *next;
         for at in (first..self.endpoints.len()).chain(0..first) {
-            let (endpoint, turn) = (&self.endpoints[at], &mut turns[at]);
-            let in_a_row = turn.most > 0;
-            turn.most = if turn.single > 0 && lands {
-                self.look_one_by_one(endpoint, inbox, turn)
+            let (endpoint, socket) = (&self.endpoints[at], &mut sockets[at]);
+            let in_a_row = socket.most > 0;
+            socket.most = if socket.single_left > 0 && in_place_allowed {
+                self.receive_one_by_one(endpoint, inbox, socket)
             } else {
-                self.look_for_many(endpoint, inbox, turn)
+                self.receive_batch(endpoint, inbox, socket)
             };
-            if turn.most > 0 {
-                came = Came::Something;
+            if socket.most > 0 {
+                result = PumpResult::Received;
                 if one && in_a_row {
                     *next = at + 1;
                     break;
                 }
             }
         }
-        if came == Came::Something {
+        if result == PumpResult::Received {
             self.mark_unsent();
         }
-        came
+        result
     }
 
-    /// Takes in what has come at a socket; returns how many buffers to fill with one call next, 0
-    /// if nothing has.
-    fn look_for_many(&self, endpoint: &Endpoint, inbox: &mut Inbox, turn: &mut Turn) -> usize {
-        let received = match turn.most {
+    /// Receives and handles a batch from a socket; returns how many buffers to receive next, 0 if
+    /// there was nothing.
+    fn receive_batch(
+        &self,
+        endpoint: &Endpoint,
+        inbox: &mut Inbox,
+        socket: &mut SocketState,
+    ) -> usize {
+        let received = match socket.most {
             0 => self.receive_first(endpoint, inbox),
             most => endpoint.receive_many(inbox, most),
         };
-        // Errors of a UDP socket tell of packets sent earlier, which resends take care of.
+        // Errors of a UDP socket concern packets sent earlier, which retransmission takes care of.
         if let Err(errno) = received {
             self.stats.empty_looks.inc();
             if errno == Errno::AGAIN {
-                turn.is_drained();
+                socket.note_drained();
             }
             return 0;
         }
         self.stats.receives.inc();
-        self.take_in(endpoint, inbox, turn);
-        if turn.amid.is_some() && turn.missed == 0 {
-            turn.begin(endpoint);
+        self.take_in(endpoint, inbox, socket);
+        if socket.open_message.is_some() && socket.batched_left == 0 {
+            socket.start_single(endpoint);
         }
-        // Whoever finds something whenever it looks is behind: taking what has come meanwhile with
-        // one call, and answering all of it together, lets it catch up.
+        // A thread that finds packets at every poll is falling behind. Receiving all of them with
+        // one call, and answering them together, lets it catch up.
         let mut all = inbox.arrivals().flatten();
-        if all.any(|(buffer, _)| buffer.len > LITTLE) { LONG_RUNS } else { usize::MAX }
+        if all.any(|(buffer, _)| buffer.len > SHORT_RUN_BYTES) { LONG_RUNS } else { usize::MAX }
     }
 
-    /// The same one by one, so that each buffer that goes on with a long message is received where
-    /// that belongs.
-    fn look_one_by_one(&self, endpoint: &Endpoint, inbox: &mut Inbox, turn: &mut Turn) -> usize {
+    /// Like `receive_batch`, but one by one, so that a buffer that continues a long message is
+    /// received at its destination.
+    fn receive_one_by_one(
+        &self,
+        endpoint: &Endpoint,
+        inbox: &mut Inbox,
+        socket: &mut SocketState,
+    ) -> usize {
         let mut most = 0;
         for _ in 0..LONG_RUNS {
-            let amid = turn.amid.filter(|_| turn.missed == 0);
-            let landed = amid.and_then(|amid| self.land(endpoint, inbox, turn, amid));
-            let received = landed.unwrap_or_else(|| {
-                turn.single = turn.single.saturating_sub(1);
+            let open_message = socket.open_message.filter(|_| socket.batched_left == 0);
+            let placed = open_message.and_then(|open_message| {
+                self.receive_in_place(endpoint, inbox, socket, open_message)
+            });
+            let received = placed.unwrap_or_else(|| {
+                socket.single_left = socket.single_left.saturating_sub(1);
                 let received = endpoint.receive_one(inbox).is_ok();
                 if received {
-                    self.take_in(endpoint, inbox, turn);
+                    self.take_in(endpoint, inbox, socket);
                 }
                 received
             });
@@ -242,14 +261,14 @@ impl Shared {
         most
     }
 
-    /// Receives a buffer where what goes on with a message belongs, and takes it in, whatever it
-    /// is; false when there was none. `None`: nothing was tried.
-    fn land(
+    /// Receives a buffer at the destination of a message's next packets, and handles it whatever it
+    /// is. Returns `Some(false)` if there was none, and `None` if nothing was tried.
+    fn receive_in_place(
         &self,
         endpoint: &Endpoint,
         inbox: &mut Inbox,
-        turn: &mut Turn,
-        amid: Amid,
+        socket: &mut SocketState,
+        open_message: OpenMessage,
     ) -> Option<bool> {
         let now = clock::now();
         let mut st = self.lock();
@@ -258,8 +277,8 @@ impl Shared {
             return None;
         }
         let (mut packets, mut bytes, mut merged) = (0, 0, false);
-        let landed = st.core.land(now, amid, |landing| {
-            let (len, arrival) = endpoint.receive_landing(inbox, landing).ok()?;
+        let placed = st.core.receive_in_place(now, open_message, |placement| {
+            let (len, arrival) = endpoint.receive_in_place(inbox, placement).ok()?;
             let segment = arrival.and_then(|arrival| arrival.segment);
             if arrival.is_none() {
                 self.stats.unusable.inc();
@@ -267,36 +286,37 @@ impl Shared {
             packets = len.div_ceil(segment.unwrap_or(len).max(1)) as u64;
             (bytes, merged) = (len, segment.is_some());
             let from = arrival.map(|arrival| arrival.from);
-            Some(Run { from, to: endpoint.at().ip(), segment, len, aside: inbox.aside() })
+            Some(GroBuffer { from, to: endpoint.at().ip(), segment, len, framing: inbox.framing() })
         });
-        let landed = match landed {
-            Landed::NoPlace => {
-                turn.amid = None;
+        let placed = match placed {
+            PlacementOutcome::NoTarget => {
+                socket.open_message = None;
                 return None;
             }
-            Landed::Nothing => {
-                turn.vain += 1;
-                turn.amid = turn.amid.filter(|_| turn.vain < PATIENCE);
+            PlacementOutcome::Nothing => {
+                socket.empty_receives += 1;
+                socket.open_message =
+                    socket.open_message.filter(|_| socket.empty_receives < EMPTY_RECEIVES_MAX);
                 return Some(false);
             }
-            Landed::Packets(landed) => landed as u64,
+            PlacementOutcome::Packets(placed) => placed as u64,
         };
-        turn.goes_on(st.core.amid(), merged);
+        socket.note_received(st.core.open_message(), merged);
         self.settle(&mut st);
         drop(st);
         self.unanswered.fetch_add(packets, Ordering::Relaxed);
         self.stats.packets_received.add(packets);
         self.stats.bytes_received.add(bytes as u64);
-        self.stats.packets_landed.add(landed);
+        self.stats.packets_landed.add(placed);
         if merged {
             self.stats.gro_buffers.inc();
         }
-        if landed > 0 {
-            turn.single = LANDS_AGAIN;
+        if placed > 0 {
+            socket.single_left = IN_PLACE_BUFFERS;
         } else {
             self.stats.landings_missed.inc();
-            if bytes > LITTLE {
-                (turn.single, turn.missed) = (0, MISSED);
+            if bytes > SHORT_RUN_BYTES {
+                (socket.single_left, socket.batched_left) = (0, BATCHED_AFTER_MISS);
             }
         }
         Some(true)
@@ -305,7 +325,7 @@ impl Shared {
     /// Receives one buffer, and more if it is long.
     fn receive_first(&self, endpoint: &Endpoint, inbox: &mut Inbox) -> Result<(), Errno> {
         let bytes = endpoint.receive_one(inbox)?;
-        if bytes >= STREAM {
+        if bytes >= STREAM_BYTES {
             match endpoint.receive_more(inbox, LONG_RUNS) {
                 Ok(()) => self.stats.receives.inc(),
                 Err(_) => self.stats.empty_looks.inc(),
@@ -314,8 +334,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Gives the core all datagrams of a batch.
-    fn take_in(&self, endpoint: &Endpoint, inbox: &Inbox, turn: &mut Turn) {
+    /// Passes all datagrams of a batch to the core.
+    fn take_in(&self, endpoint: &Endpoint, inbox: &Inbox, socket: &mut SocketState) {
         let to = endpoint.at().ip();
         if let Some(capture) = &self.capture {
             let mut capture = capture.lock().unwrap_or_else(PoisonError::into_inner);
@@ -333,12 +353,13 @@ impl Shared {
                 self.stats.unusable.inc();
                 continue;
             };
-            turn.missed = turn.missed.saturating_sub(1);
+            socket.batched_left = socket.batched_left.saturating_sub(1);
             merged = arrival.segment.is_some();
             if merged {
                 self.stats.gro_buffers.inc();
             }
-            if let Some(segment) = arrival.segment.filter(|segment| *segment <= SHORT) {
+            if let Some(segment) = arrival.segment.filter(|segment| *segment <= PREFETCH_PACKET_MAX)
+            {
                 st.core.expect(bytes.chunks(segment));
             }
             total += bytes.len() as u64;
@@ -352,8 +373,8 @@ impl Shared {
             });
             st.core.handle_datagrams(now, arrival.from, to, datagrams);
         }
-        turn.goes_on(st.core.amid(), merged);
-        turn.took(usize::try_from(total).unwrap_or(usize::MAX));
+        socket.note_received(st.core.open_message(), merged);
+        socket.note_bytes(usize::try_from(total).unwrap_or(usize::MAX));
         self.settle(&mut st);
         drop(st);
         self.unanswered.fetch_add(packets, Ordering::Relaxed);
@@ -371,7 +392,7 @@ impl Shared {
                 };
                 let (from, to) = (arrival.from, to);
                 let ident = capture.solve(from, to.ip(), likely, payload);
-                self.record(capture, Way::In, &Datagram { from, to, tos: 0, ident, payload });
+                self.record(capture, Direction::In, &Datagram { from, to, tos: 0, ident, payload });
             }
         }
     }
@@ -385,30 +406,40 @@ mod tests {
 
     use super::*;
 
-    /// [RX-13]: not before all is taken that was there when the system was told to verify first.
+    /// [RX-13]: in-place receiving starts only after all bytes have been read that were waiting
+    /// when checksum verification was requested.
     #[test]
-    fn nothing_lands_before_what_waits_is_taken() {
+    fn nothing_is_received_in_place_before_the_backlog_is_read() {
         let end = Endpoint::open("127.77.1.5".parse().unwrap(), None, 1 << 20).unwrap();
         let waits = end.receive_buffer();
         assert!(waits >= 1 << 20);
         let begun = || {
-            let mut turn = Turn::default();
-            turn.took(waits);
-            turn.begin(&end);
-            assert_eq!((turn.verifies, turn.single), (Verifies::Soon(waits), 0));
-            turn
+            let mut socket = SocketState::default();
+            socket.note_bytes(waits);
+            socket.start_single(&end);
+            assert_eq!(
+                (socket.checksum_first, socket.single_left),
+                (ChecksumFirst::Soon(waits), 0)
+            );
+            socket
         };
-        let mut turn = begun();
-        turn.took(waits - 1);
-        turn.begin(&end);
-        assert_eq!((turn.verifies, turn.single), (Verifies::Soon(1), 0));
-        turn.took(1);
-        turn.begin(&end);
-        assert_eq!((turn.verifies, turn.single), (Verifies::Always, LANDS_AGAIN));
-        let mut turn = begun();
-        turn.is_drained();
-        turn.begin(&end);
-        assert_eq!((turn.verifies, turn.single), (Verifies::Always, LANDS_AGAIN));
+        let mut socket = begun();
+        socket.note_bytes(waits - 1);
+        socket.start_single(&end);
+        assert_eq!((socket.checksum_first, socket.single_left), (ChecksumFirst::Soon(1), 0));
+        socket.note_bytes(1);
+        socket.start_single(&end);
+        assert_eq!(
+            (socket.checksum_first, socket.single_left),
+            (ChecksumFirst::Always, IN_PLACE_BUFFERS)
+        );
+        let mut socket = begun();
+        socket.note_drained();
+        socket.start_single(&end);
+        assert_eq!(
+            (socket.checksum_first, socket.single_left),
+            (ChecksumFirst::Always, IN_PLACE_BUFFERS)
+        );
     }
 
     #[test]
@@ -421,34 +452,34 @@ mod tests {
                 peer.send_to(b"no packet of RoCE", (ips[to], UDP_PORT)).unwrap();
             }
         };
-        let look = |how: fn(&Shared) -> Came| {
+        let look = |how: fn(&Shared) -> PumpResult| {
             let before = shared.stats.snapshot().packets_received;
-            let came = how(&shared);
+            let result = how(&shared);
             let taken = shared.stats.snapshot().packets_received - before;
-            assert_eq!(came == Came::Something, taken > 0);
+            assert_eq!(result == PumpResult::Received, taken > 0);
             taken
         };
-        assert_eq!(look(Shared::pump_in_turn), 0);
-        // The first time something comes, both are looked at.
+        assert_eq!(look(Shared::pump_one_socket), 0);
+        // The first time packets arrive, both sockets are read.
         packets(0, 1);
         packets(1, 1);
-        assert_eq!(look(Shared::pump_in_turn), 2);
+        assert_eq!(look(Shared::pump_one_socket), 2);
         packets(0, 1);
         packets(1, 4);
-        assert_eq!(look(Shared::pump_in_turn), 1);
+        assert_eq!(look(Shared::pump_one_socket), 1);
         packets(0, 1);
-        assert_eq!(look(Shared::pump_in_turn), 4);
+        assert_eq!(look(Shared::pump_one_socket), 4);
         packets(1, 2);
-        assert_eq!(look(Shared::pump_in_turn), 1);
-        // Who does not come back is given all.
+        assert_eq!(look(Shared::pump_one_socket), 1);
+        // A caller of `pump` gets everything.
         packets(0, 1);
         packets(1, 2);
         assert_eq!(look(Shared::pump), 5);
-        // Where nothing has come the next is looked at.
+        // If a socket is empty, the next one is read.
         packets(1, 1);
-        assert_eq!(look(Shared::pump_in_turn), 1);
+        assert_eq!(look(Shared::pump_one_socket), 1);
         packets(0, 1);
-        assert_eq!(look(Shared::pump_in_turn), 1);
-        assert_eq!(look(Shared::pump_in_turn), 0);
+        assert_eq!(look(Shared::pump_one_socket), 1);
+        assert_eq!(look(Shared::pump_one_socket), 0);
     }
 }

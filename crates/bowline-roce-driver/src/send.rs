@@ -1,4 +1,4 @@
-//! The data path out: sending what is due.
+//! The outgoing data path.
 
 use core::sync::atomic::Ordering;
 use std::net::{IpAddr, SocketAddr};
@@ -13,26 +13,28 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::time::Timespec;
 
-use crate::capture::{Capture, Datagram, Way};
+use crate::capture::{Capture, Datagram, Direction};
 use crate::shared::{Shared, State, Tx};
 use crate::sys;
 
 /// How long a send waits for room in the socket's buffer before its packets count as lost.
 const SEND_PATIENCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
 
-/// So many packets are answered together with what the program sends next, if that comes soon: an
-/// acknowledgement that goes alone costs each side a call. rxe sends 128 without one.
-const FEW_PACKETS: u64 = 96;
+/// Most received packets whose acknowledgement may be deferred until the program's next send: an
+/// acknowledgement sent alone costs each side a system call. rxe sends 128 packets without one.
+const UNANSWERED_MAX: u64 = 96;
 
-/// Bytes of a burst that is sent in less time than anybody counts.
-const SHORT: usize = 4 << 10;
+/// Bursts of up to this many bytes are sent so fast that the clock need not be read again.
+const CLOCK_BYTES_MIN: usize = 4 << 10;
 
-/// Bursts are gathered until they are so many bytes.
-const GATHERED: usize = 32 << 10;
+/// Bursts are gathered for one call up to this many bytes.
+const GATHER_BYTES: usize = 32 << 10;
 
-/// Longer than a few round trips between threads that look without sleeping, on a slow machine.
+/// Acknowledgement delay while threads poll: longer than a few of their round trips, on a slow
+/// machine.
 const ACK_DELAY: Duration = Duration::from_micros(100);
-/// Longer than one between threads that sleep, and far enough away for the background thread.
+/// Acknowledgement delay while threads sleep: longer than one of their round trips, and long enough
+/// for the background thread.
 const ACK_DELAY_ASLEEP: Duration = Duration::from_millis(5);
 
 impl Shared {
@@ -52,31 +54,32 @@ impl Shared {
         due
     }
 
-    /// Tells whether acknowledging what has come can wait for what the program does with it: no
-    /// peer runs out of window, and the background thread sees to it if the program does not go on.
-    pub(crate) fn may_acks_wait(&self, st: &State, now: Instant) -> bool {
-        self.unanswered.load(Ordering::Relaxed) <= FEW_PACKETS && st.is_helper_about(now)
+    /// Tells whether acknowledgements can wait for the program's reaction to the received packets:
+    /// no peer runs out of window, and the background thread sends them if the program does not
+    /// react.
+    pub(crate) fn may_defer_acks(&self, st: &State, now: Instant) -> bool {
+        self.unanswered.load(Ordering::Relaxed) <= UNANSWERED_MAX && st.helper_polls_soon(now)
     }
 
-    /// Sends all acknowledgements that wait, also those that another thread is about to send: when
-    /// this returns they are out.
+    /// Sends all deferred and delayed acknowledgements, including those that another thread is
+    /// about to send: they have been sent when this returns.
     pub(crate) fn release_acks(&self, now: Instant) {
         self.lock().core.release_acks(now);
         self.mark_unsent();
         let mut tx = self.tx.lock().unwrap_or_else(PoisonError::into_inner);
         self.send_marked(now, &mut tx.bursts);
         drop(tx);
-        self.flush_rest();
+        self.flush_unsent();
     }
 
-    /// Sends what was held back, if there is anything.
-    pub(crate) fn flush_rest(&self) {
+    /// Sends everything that is marked as unsent.
+    pub(crate) fn flush_unsent(&self) {
         if self.unsent.load(Ordering::SeqCst) {
             self.flush(clock::now());
         }
     }
 
-    /// Sends everything the core has to send, unless another thread is at it: that one goes on.
+    /// Sends everything the core has to send. If another thread is sending, that thread does it.
     pub(crate) fn flush(&self, now: Instant) {
         self.mark_unsent();
         while self.unsent.load(Ordering::SeqCst) {
@@ -85,15 +88,15 @@ impl Shared {
         }
     }
 
-    /// The same, but for the acknowledgements that the core has set aside: they are held back,
-    /// unless another thread has something to send, too.
-    pub(crate) fn flush_but_acks(&self, now: Instant) {
+    /// Like `flush`, except for the acknowledgements that the core has deferred: these are kept,
+    /// unless another thread also has something to send.
+    pub(crate) fn flush_except_deferred_acks(&self, now: Instant) {
         if let Some(mut tx) = self.try_tx() {
             self.unsent.store(false, Ordering::SeqCst);
-            let held = self.send_all(now, true, &mut tx.bursts);
+            let acks_deferred = self.send_all(now, true, &mut tx.bursts);
             drop(tx);
             if !self.unsent.load(Ordering::SeqCst) {
-                if held {
+                if acks_deferred {
                     self.mark_unsent();
                 }
                 return;
@@ -102,7 +105,7 @@ impl Shared {
         self.flush(now);
     }
 
-    /// The right to send, unless another thread has it.
+    /// Gets the right to send, unless another thread has it.
     fn try_tx(&self) -> Option<MutexGuard<'_, Tx>> {
         match self.tx.try_lock() {
             Ok(tx) => Some(tx),
@@ -119,8 +122,8 @@ impl Shared {
         }
     }
 
-    /// How long acknowledgements may wait for later answers. A thread that sleeps is not to be
-    /// woken for one; where threads sleep at once, the background thread has to see to it.
+    /// Returns how long acknowledgements may be delayed. A sleeping thread must not be woken for
+    /// one; where threads sleep at once, the background thread has to send them.
     fn ack_delay(&self, st: &State) -> Duration {
         match st.sleeping {
             Some(_) => Duration::ZERO,
@@ -129,19 +132,19 @@ impl Shared {
         }
     }
 
-    /// Sends what there is. `hold`: acknowledgements set aside stay while no other thread marks
-    /// that there is something to send; returns whether some did to the end.
-    fn send_all(&self, mut now: Instant, hold: bool, bursts: &mut Vec<Burst>) -> bool {
+    /// Sends everything. With `defer_acks`, deferred acknowledgements are kept as long as no other
+    /// thread marks something as unsent; tells whether any were kept to the end.
+    fn send_all(&self, mut now: Instant, defer_acks: bool, bursts: &mut Vec<Burst>) -> bool {
         loop {
             let mut st = self.lock();
-            if !hold || self.unsent.load(Ordering::SeqCst) {
-                st.core.take_acks_back();
+            if !defer_acks || self.unsent.load(Ordering::SeqCst) {
+                st.core.resume_acks();
             }
             let delay = self.ack_delay(&st);
             st.core.set_ack_delay(delay);
             let (mut count, mut bytes) = (0, 0);
-            // Small ones are gathered: sizes that do not fit each other make many of them.
-            while count < sys::SENDS && bytes < GATHERED {
+            // Small bursts are gathered: packets of unequal sizes make many of them.
+            while count < sys::SENDS_MAX && bytes < GATHER_BYTES {
                 if count == bursts.len() {
                     bursts.push(Burst::new());
                 }
@@ -153,12 +156,12 @@ impl Shared {
             }
             if count == 0 {
                 self.settle(&mut st);
-                return st.core.take_acks_back();
+                return st.core.resume_acks();
             }
             drop(st);
             self.send_gathered(&bursts[..count]);
-            // Short ones take no time worth telling.
-            if bytes > SHORT {
+            // Short bursts take a negligible time.
+            if bytes > CLOCK_BYTES_MIN {
                 now = clock::now();
             }
         }
@@ -172,7 +175,7 @@ impl Shared {
             let endpoint = self.endpoint(first.from).filter(|_| plain);
             let sent = endpoint.map_or(0, |endpoint| endpoint.send_many(&bursts[..same]));
             if sent == 0 {
-                // Alone, or something is wrong with it.
+                // A single burst, or one with an error.
                 self.send(first);
                 bursts = others;
                 continue;
@@ -219,7 +222,7 @@ impl Shared {
         }
     }
 
-    /// Packets that could not be sent are lost; resends take care of them.
+    /// Handles a failed send. Its packets count as lost and are retransmitted.
     #[cold]
     fn refused(&self, burst: &Burst, errno: Errno) {
         self.stats.packets_refused.add(burst.count as u64);
@@ -250,7 +253,7 @@ impl Shared {
         }
     }
 
-    /// Remembers what is wrong, with one peer perhaps, for whoever asks.
+    /// Records a fault, of one peer or in general.
     pub(crate) fn fault(&self, to: Option<IpAddr>, error: Error) {
         self.lock().faults.note(clock::now(), to, error);
     }
@@ -258,17 +261,26 @@ impl Shared {
     fn record_burst(&self, capture: &mut Capture, from: SocketAddr, burst: &Burst) {
         let to = SocketAddr::new(burst.to, UDP_PORT);
         for (ident, payload) in (0..).zip(burst.bytes.chunks(burst.segment.max(1))) {
-            self.record(capture, Way::Out, &Datagram { from, to, tos: burst.tos, ident, payload });
+            self.record(
+                capture,
+                Direction::Out,
+                &Datagram { from, to, tos: burst.tos, ident, payload },
+            );
         }
     }
 
-    pub(crate) fn record(&self, capture: &mut Capture, way: Way, datagram: &Datagram<'_>) {
-        if capture.write(way, datagram).is_err() {
+    pub(crate) fn record(
+        &self,
+        capture: &mut Capture,
+        direction: Direction,
+        datagram: &Datagram<'_>,
+    ) {
+        if capture.write(direction, datagram).is_err() {
             self.stats.capture_errors.inc();
         }
     }
 
-    /// Hands what was captured to the system.
+    /// Flushes the capture file.
     pub(crate) fn flush_capture(&self) {
         if let Some(capture) = &self.capture {
             let mut capture = capture.lock().unwrap_or_else(PoisonError::into_inner);

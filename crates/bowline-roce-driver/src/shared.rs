@@ -1,10 +1,10 @@
-//! What all threads share, and who watches the network.
+//! State shared by all threads, and the leader, which reads the network.
 //!
-//! Locks, in the order in which they are taken: `rx` (reading and taking in, so that packets are
-//! handled in the order they came), `tx` (sending, so that packets leave in the order they were
-//! made), `state` (the core). The first two are only ever tried by data paths; the last is never
-//! held over a system call other than a write to an event descriptor and, without waiting, a
-//! receive into memory that peers write, which nobody may take back from them meanwhile.
+//! Locks, in the order in which they are taken: `rx` (reading and handling, so that packets are
+//! handled in the order they arrived), `tx` (sending, so that packets leave in the order they were
+//! made), `state` (the core). Data paths only try the first two. The last is never held over a
+//! system call, with two exceptions: a write to an event descriptor, and a receive without waiting
+//! into memory that peers write, which must not be taken back from them during the call.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::collections::VecDeque;
@@ -20,68 +20,69 @@ use rustix::io::Errno;
 
 use crate::capture::Capture;
 use crate::config::PollMode;
+use crate::connection_files::ConnectionFiles;
 use crate::fault::Faults;
-use crate::lives::Lives;
 use crate::loss::{Cuts, Loss};
 use crate::receive::Rx;
 use crate::stats::Stats;
 use crate::udp::Endpoint;
 
-/// Asynchronous events kept for a program that does not ask for them; the oldest is forgotten.
+/// Most asynchronous events kept for a program that does not fetch them; the oldest is dropped.
 const ASYNC_EVENTS_MAX: usize = 1024;
-/// A waiting thread that leaves tells the background thread when that would look later than this.
-const LOOKS_SOON_NS: u64 = 5_000_000;
+/// A waiting thread that stops waiting wakes the background thread if that would check later than
+/// this, in nanoseconds.
+const HELPER_POLLS_SOON_NS: u64 = 5_000_000;
 
-/// Who reads the network.
+/// The thread that reads the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Lead {
-    /// Nobody for certain; a thread that polls does.
+pub(crate) enum Leader {
+    /// No fixed thread; polling threads read the network.
     Nobody,
     /// A thread that waits for completions.
-    App,
+    Application,
     /// The background thread.
     Helper,
 }
 
-/// What the lock of the core guards.
+/// State guarded by the lock of the core.
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) core: Core,
     pub(crate) cm_events: VecDeque<CmEvent>,
     pub(crate) async_events: VecDeque<AsyncEvent>,
     pub(crate) stop: bool,
-    pub(crate) lead: Lead,
-    /// Times a waiting thread has taken the lead.
+    pub(crate) lead: Leader,
+    /// How often a waiting thread has become the leader.
     pub(crate) lead_epoch: u64,
-    /// The leader sleeps until then (nanoseconds; `u64::MAX`: until called).
+    /// The leader sleeps until this time (nanoseconds; `u64::MAX`: until it is woken).
     pub(crate) sleeping: Option<u64>,
-    /// Threads that wait for completions and do not lead.
+    /// Number of threads that wait for completions and are not the leader.
     pub(crate) followers: usize,
-    /// Threads that wait for events.
+    /// Number of threads that wait for events.
     pub(crate) listeners: usize,
-    /// When the background thread looks next.
-    pub(crate) helper_looks_at: u64,
-    /// What is wrong with the settings or the network.
+    /// When the background thread has its next turn, in nanoseconds.
+    pub(crate) helper_polls_at: u64,
+    /// Faults of the settings or the network.
     pub(crate) faults: Faults,
-    /// The file of connections is not right any more.
-    pub(crate) lives_changed: bool,
+    /// The files of established connections are out of date.
+    pub(crate) connections_changed: bool,
 }
 
-/// What sending needs besides the socket.
+/// Buffers for sending.
 #[derive(Debug, Default)]
 pub(crate) struct Tx {
-    /// Used again and again.
+    /// Bursts, reused for every send.
     pub(crate) bursts: Vec<Burst>,
 }
 
-/// A device as its threads share it.
+/// A device as shared by its threads.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) endpoints: Vec<Endpoint>,
     pub(crate) stats: Stats,
     pub(crate) spin_ns: u64,
     pub(crate) capture: Option<Mutex<Capture>>,
-    pub(crate) lives: Option<Lives>,
+    pub(crate) connection_files: Option<ConnectionFiles>,
     state: Mutex<State>,
     pub(crate) loss: Option<Loss>,
     pub(crate) cuts: Cuts,
@@ -89,12 +90,12 @@ pub(crate) struct Shared {
     pub(crate) tx: Mutex<Tx>,
     /// There may be something to send.
     pub(crate) unsent: AtomicBool,
-    /// Packets taken in since everything was last sent.
+    /// Packets handled since everything was last sent.
     pub(crate) unanswered: AtomicU64,
-    /// Times an application thread has looked at the network without waiting.
-    pub(crate) looks: AtomicU64,
-    /// How many of them, up to now, have found nothing.
-    pub(crate) vain_looks: AtomicU32,
+    /// How often an application thread has polled the network without waiting.
+    pub(crate) polls: AtomicU64,
+    /// Number of consecutive polls that found nothing.
+    pub(crate) empty_polls: AtomicU32,
     /// Wakes threads that wait for completions.
     pub(crate) completions: Condvar,
     /// Wakes threads that wait for events.
@@ -105,9 +106,10 @@ pub(crate) struct Shared {
     pub(crate) helper_kick: OwnedFd,
 }
 
-/// Tells whether the machine has one processor only: who looks there keeps from running whoever it
-/// waits for. One processor for this process says nothing: its peers may have others.
-fn is_alone() -> bool {
+/// Tells whether the machine has only one processor: there a polling thread keeps the thread it
+/// waits for from running. A restriction of this process to one processor does not matter: its
+/// peers may have others.
+fn has_one_processor() -> bool {
     match std::fs::read_to_string("/sys/devices/system/cpu/online") {
         Ok(list) => list.trim().parse::<u32>().is_ok(), // else a range or a list
         Err(_) => std::thread::available_parallelism().is_ok_and(|n| n.get() == 1),
@@ -115,8 +117,8 @@ fn is_alone() -> bool {
 }
 
 impl State {
-    /// Queues an event for the program. A request that ends before the program has seen it is
-    /// forgotten with its end, so that a peer cannot make the queue grow.
+    /// Queues an event for the program. If a connection request ends before the program has seen
+    /// it, both events are dropped, so that a peer cannot make the queue grow.
     fn queue_cm_event(&mut self, event: CmEvent) {
         let ended = match &event {
             CmEvent::Rejected { id, .. }
@@ -134,9 +136,9 @@ impl State {
         }
     }
 
-    /// Tells whether the background thread looks before a peer gets impatient.
-    pub(crate) const fn is_helper_about(&self, now: Instant) -> bool {
-        self.helper_looks_at <= now.as_nanos().saturating_add(LOOKS_SOON_NS)
+    /// Tells whether the background thread has its next turn before a peer gets impatient.
+    pub(crate) const fn helper_polls_soon(&self, now: Instant) -> bool {
+        self.helper_polls_at <= now.as_nanos().saturating_add(HELPER_POLLS_SOON_NS)
     }
 }
 
@@ -145,13 +147,15 @@ impl Shared {
         core: Core,
         endpoints: Vec<Endpoint>,
         capture: Option<Capture>,
-        lives: Option<Lives>,
+        connection_files: Option<ConnectionFiles>,
         loss: Option<Loss>,
         poll: PollMode,
         spin: Duration,
     ) -> Result<Self, Errno> {
         let spin_ns = match poll {
-            PollMode::Adaptive if !is_alone() => u64::try_from(spin.as_nanos()).unwrap_or(u64::MAX),
+            PollMode::Adaptive if !has_one_processor() => {
+                u64::try_from(spin.as_nanos()).unwrap_or(u64::MAX)
+            }
             PollMode::Adaptive | PollMode::Sleep => 0,
             PollMode::Spin => u64::MAX,
         };
@@ -160,14 +164,14 @@ impl Shared {
             cm_events: VecDeque::new(),
             async_events: VecDeque::new(),
             stop: false,
-            lead: Lead::Nobody,
+            lead: Leader::Nobody,
             lead_epoch: 0,
             sleeping: None,
             followers: 0,
             listeners: 0,
-            helper_looks_at: 0,
+            helper_polls_at: 0,
             faults: Faults::default(),
-            lives_changed: false,
+            connections_changed: false,
         };
         Ok(Self {
             rx: Mutex::new(Rx::new(endpoints.len())),
@@ -175,15 +179,15 @@ impl Shared {
             stats: Stats::default(),
             spin_ns,
             capture: capture.map(Mutex::new),
-            lives,
+            connection_files,
             loss,
             cuts: Cuts::default(),
             state: Mutex::new(state),
             tx: Mutex::new(Tx::default()),
             unsent: AtomicBool::new(false),
             unanswered: AtomicU64::new(0),
-            looks: AtomicU64::new(0),
-            vain_looks: AtomicU32::new(0),
+            polls: AtomicU64::new(0),
+            empty_polls: AtomicU32::new(0),
             completions: Condvar::new(),
             events: Condvar::new(),
             leader_kick: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
@@ -191,7 +195,7 @@ impl Shared {
         })
     }
 
-    /// One for tests, whose sockets nobody else looks at.
+    /// Makes a device for tests, without a background thread.
     #[cfg(test)]
     pub(crate) fn unshared(addrs: &[IpAddr]) -> Self {
         let config = bowline_roce::Config { addrs: addrs.to_vec(), ..Default::default() };
@@ -201,19 +205,19 @@ impl Shared {
         Self::new(core, endpoints, None, None, None, PollMode::Spin, Duration::ZERO).unwrap()
     }
 
-    /// Locks the core. A thread that panicked with the lock held has left it in a state the core's
-    /// own checks deal with.
+    /// Locks the core. The core's own checks can deal with the state that a thread left when it
+    /// panicked with the lock held.
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The socket of an own address.
+    /// Returns the socket of a local address.
     pub(crate) fn endpoint(&self, ip: IpAddr) -> Option<&Endpoint> {
         self.endpoints.iter().find(|endpoint| endpoint.at().ip() == ip)
     }
 
-    /// To be called after everything that may have changed the core: sorts its events and wakes
-    /// whoever they are for. Threads that do not sleep see for themselves.
+    /// Distributes the core's events and wakes the threads they are for. Must be called after every
+    /// change of the core. Threads that do not sleep check for themselves.
     pub(crate) fn settle(&self, st: &mut State) {
         let (mut completions, mut events) = (false, false);
         while let Some(event) = st.core.poll_event() {
@@ -222,8 +226,8 @@ impl Shared {
                 Event::Cm(event) => {
                     st.queue_cm_event(event);
                     events = true;
-                    if self.lives.is_some() && !st.lives_changed {
-                        st.lives_changed = true;
+                    if self.connection_files.is_some() && !st.connections_changed {
+                        st.connections_changed = true;
                         self.signal(&self.helper_kick);
                     }
                 }
@@ -250,8 +254,8 @@ impl Shared {
         };
         let earlier = st.core.poll_timeout().is_some_and(|at| at.as_nanos() < until);
         match st.lead {
-            Lead::App if completions || earlier => self.wake_leader(st),
-            Lead::Helper if earlier => {
+            Leader::Application if completions || earlier => self.wake_leader(st),
+            Leader::Helper if earlier => {
                 st.sleeping = None;
                 self.signal(&self.helper_kick);
             }
@@ -264,15 +268,15 @@ impl Shared {
         self.signal(&self.leader_kick);
     }
 
-    /// Gives up the lead, to another thread that waits or to the background thread.
+    /// Stops being the leader, in favour of another waiting thread or the background thread.
     pub(crate) fn leave_lead(&self, st: &mut State, now: Instant) {
-        st.lead = Lead::Nobody;
+        st.lead = Leader::Nobody;
         st.sleeping = None;
         if st.followers > 0 {
             self.stats.hand_overs.inc();
             self.completions.notify_one();
-        } else if !st.is_helper_about(now) {
-            st.helper_looks_at = now.as_nanos();
+        } else if !st.helper_polls_soon(now) {
+            st.helper_polls_at = now.as_nanos();
             self.signal(&self.helper_kick);
         }
     }
@@ -288,7 +292,7 @@ impl Shared {
         self.signal(&self.helper_kick);
     }
 
-    /// Adds one to an event descriptor. A full counter is as good as one more.
+    /// Adds one to an event descriptor. A full counter wakes as well.
     fn signal(&self, fd: &OwnedFd) {
         self.stats.eventfds.inc();
         self.stats.hand_overs.inc();
@@ -304,8 +308,9 @@ impl Shared {
 
     /// Marks that there may be something to send.
     pub(crate) fn mark_unsent(&self) {
-        // Paired with the swap of the thread that sends: whoever fails to get the right to send has
-        // marked before, and the one that has it looks again after giving it up.
+        // Paired with the swap in the sending thread: a thread that fails to get the right to send
+        // has set the mark before, and the thread that has the right checks the mark again after
+        // giving it up.
         self.unsent.store(true, Ordering::SeqCst);
     }
 }

@@ -1,4 +1,4 @@
-//! What the driver itself did: system calls, packets, bytes.
+//! Statistics of the driver: system calls, packets, bytes.
 
 bowline_base::driver_stats! {
     /// Calls that sent, one burst or several small ones each.
@@ -19,28 +19,28 @@ bowline_base::driver_stats! {
     packets_received,
     /// Bytes received, from BTH to ICRC.
     bytes_received,
-    /// Packets received straight to where their payloads belong.
+    /// Packets whose payloads were received at their destination.
     packets_landed,
-    /// Buffers that were to be received so, and held something else, often an acknowledgement: put
-    /// together again.
+    /// Buffers received in place that held something else, often an acknowledgement, and were
+    /// reassembled.
     landings_missed,
-    /// Received buffers of no use: cut off, or from no address.
+    /// Received buffers that were unusable: truncated, or without a sender address.
     unusable,
-    /// Packets thrown away, received or to be sent, because the settings or `cut` ask for it.
+    /// Packets dropped on receipt or before sending, because the settings or `cut` ask for it.
     packets_dropped,
     /// Times a send had to wait for room in the socket's buffer.
     send_waits,
     /// Packets not sent because the system refused; they count as lost.
     packets_refused,
-    /// Those of them longer than the path carries: a wrong MTU setting [ICRC-20].
+    /// Refused packets that were longer than the path carries: a wrong MTU setting [ICRC-20].
     packets_too_long,
-    /// Times sending several packets at once was refused and given up [ICRC-22].
+    /// Times a burst was refused, after which bursts are no longer sent [ICRC-22].
     gso_refused,
-    /// Sleeps for the network or for the background thread's next look.
+    /// Sleeps on the sockets, or of the background thread until its next turn.
     sleeps,
     /// Writes to and reads from event descriptors.
     eventfds,
-    /// Other threads made runnable.
+    /// Wake-ups of other threads.
     hand_overs,
     /// Turns of the background thread.
     helper_turns,
@@ -49,7 +49,7 @@ bowline_base::driver_stats! {
 }
 
 impl DriverStats {
-    /// Returns the system calls for the network that moved something.
+    /// Returns the number of network system calls that moved data.
     pub fn udp_syscalls(&self) -> u64 {
         self.sends + self.receives
     }

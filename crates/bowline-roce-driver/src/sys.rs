@@ -1,26 +1,26 @@
-//! The system calls that have no safe form: datagrams cut by the system, batches of datagrams,
-//! socket options and interfaces.
+//! System calls without a safe wrapper: segmented datagrams, batches of datagrams, socket options
+//! and interfaces.
 
 use std::ffi::CStr;
 use std::mem::{offset_of, size_of};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-use bowline_roce::{LANDING_GAP, LANDING_HEAD, LANDING_PACKETS_MAX, Landing};
+use bowline_roce::{DirectPlacement, PLACEMENT_GAP, PLACEMENT_HEAD, PLACEMENT_PACKETS_MAX};
 use rustix::io::Errno;
 
-/// Bytes a datagram buffer has: no datagram, and no run of merged ones, is longer.
-pub(crate) const SLOT: usize = 1 << 16;
+/// Size of a receive buffer: no datagram, and no run of merged datagrams, is longer.
+pub(crate) const BUFFER_LEN: usize = 1 << 16;
 /// Buffers of a batch.
-pub(crate) const SLOTS: usize = 16;
-/// Sends of one call.
-pub(crate) const SENDS: usize = 16;
-/// Room for control messages: at most two of one number each.
-const CONTROL: usize = 64;
+pub(crate) const BUFFERS_MAX: usize = 16;
+/// Most sends of one call.
+pub(crate) const SENDS_MAX: usize = 16;
+/// Bytes for control messages: at most two, of one number each.
+const CONTROL_LEN: usize = 64;
 /// Bytes before the data of a control message.
 const CONTROL_HEAD: usize = size_of::<libc::cmsghdr>();
 /// Length of a socket address of either family.
-const NAME: usize = size_of::<libc::sockaddr_in6>();
+const SOCKADDR_LEN: usize = size_of::<libc::sockaddr_in6>();
 
 /// Options of a socket, each a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,9 +80,10 @@ pub(crate) fn set(fd: BorrowedFd<'_>, option: Opt, value: i32) -> Result<(), Err
     if result == 0 { Ok(()) } else { Err(last_error()) }
 }
 
-/// Has the system verify the checksum of a datagram before it queues it. It would do so while it
-/// copies the datagram otherwise, and leave bytes behind where it finds nothing to receive; where a
-/// filter is to look at a datagram, even one that lets all through, it has to know before.
+/// Makes the system verify the checksum of a datagram before it queues the datagram. Otherwise it
+/// does so while it copies the datagram to the receive buffer, and leaves bytes there even if it
+/// then finds the checksum wrong. A socket filter, even one that accepts every datagram, forces the
+/// check to come first.
 #[allow(unsafe_code)]
 pub(crate) fn verify_first(fd: BorrowedFd<'_>) -> Result<(), Errno> {
     const RETURN: u16 = 0x06; // BPF_RET | BPF_K
@@ -109,21 +110,21 @@ pub(crate) fn get(fd: BorrowedFd<'_>, option: Opt) -> Result<i32, Errno> {
     if result == 0 { Ok(value) } else { Err(last_error()) }
 }
 
-/// A socket address as the system has it.
+/// A socket address in the system's format.
 #[derive(Clone, Copy)]
 #[repr(C, align(8))]
-struct Name([u8; NAME]);
+struct SockAddr([u8; SOCKADDR_LEN]);
 
-impl Name {
+impl SockAddr {
     fn put(&mut self, at: usize, bytes: &[u8]) {
         for (to, from) in self.0.iter_mut().skip(at).zip(bytes) {
             *to = *from;
         }
     }
 
-    /// The address, and how many bytes of it count.
+    /// Converts an address; returns it with its length in bytes.
     fn new(of: SocketAddr) -> (Self, usize) {
-        let mut name = Self([0; NAME]);
+        let mut name = Self([0; SOCKADDR_LEN]);
         match of {
             SocketAddr::V4(at) => {
                 name.put(0, &(libc::AF_INET as libc::sa_family_t).to_ne_bytes());
@@ -137,7 +138,7 @@ impl Name {
                 name.put(offset_of!(libc::sockaddr_in6, sin6_addr), &at.ip().octets());
                 let scope = at.scope_id().to_ne_bytes();
                 name.put(offset_of!(libc::sockaddr_in6, sin6_scope_id), &scope);
-                (name, NAME)
+                (name, SOCKADDR_LEN)
             }
         }
     }
@@ -150,7 +151,7 @@ impl Name {
         bytes
     }
 
-    /// The address; `None` for another family.
+    /// Returns the address; `None` for another family.
     fn addr(&self) -> Option<SocketAddr> {
         match i32::from(libc::sa_family_t::from_ne_bytes(self.take(0))) {
             libc::AF_INET => {
@@ -174,14 +175,14 @@ impl Name {
 /// begins at a multiple of a pointer's size.
 #[derive(Clone, Copy)]
 #[repr(C, align(8))]
-struct Control([u8; CONTROL]);
+struct Control([u8; CONTROL_LEN]);
 
 impl Control {
     const fn new() -> Self {
-        Self([0; CONTROL])
+        Self([0; CONTROL_LEN])
     }
 
-    /// Appends a message after `used` bytes; returns how many are used then.
+    /// Appends a message after `used` bytes; returns the new number of used bytes.
     fn push(&mut self, used: usize, level: i32, name: i32, data: &[u8]) -> usize {
         let len = CONTROL_HEAD + data.len();
         let width = size_of::<usize>();
@@ -199,7 +200,7 @@ impl Control {
         used + len.next_multiple_of(width)
     }
 
-    /// What is said of the datagrams sent with one call, and its bytes.
+    /// Builds the control messages of one send, and returns them with their length in bytes.
     fn of_send(to: SocketAddr, tos: u8, segment: Option<u16>) -> (Self, usize) {
         let mut control = Self::new();
         let mut used = 0;
@@ -221,7 +222,7 @@ impl Control {
         self.0.get(at..at.checked_add(N)?)?.try_into().ok()
     }
 
-    /// The number that the message of this kind among the first `used` bytes carries.
+    /// Returns the number in the message of this kind among the first `used` bytes.
     fn find(&self, used: usize, level: i32, name: i32) -> Option<i32> {
         let width = size_of::<usize>();
         let mut at = 0;
@@ -253,7 +254,7 @@ pub(crate) fn send(
     segment: Option<u16>,
     bytes: &[u8],
 ) -> Result<(), Errno> {
-    let (mut name, name_len) = Name::new(to);
+    let (mut name, name_len) = SockAddr::new(to);
     let (mut control, used) = Control::of_send(to, tos, segment);
     let mut piece =
         libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
@@ -273,7 +274,7 @@ pub(crate) fn send(
     if sent < 0 { Err(last_error()) } else { Ok(()) }
 }
 
-/// What [`send`] sends.
+/// Arguments of one [`send`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Outgoing<'a> {
     pub(crate) to: SocketAddr,
@@ -282,24 +283,24 @@ pub(crate) struct Outgoing<'a> {
     pub(crate) bytes: &'a [u8],
 }
 
-/// Does with one call what several of [`send`] would do, at most [`SENDS`]; returns how many of
-/// them are done.
+/// Does the work of up to [`SENDS_MAX`] calls of [`send`] with one system call; returns how many of
+/// them were done.
 #[allow(unsafe_code)]
 pub(crate) fn send_many<'a>(
     fd: BorrowedFd<'_>,
     all: impl Iterator<Item = Outgoing<'a>>,
 ) -> Result<usize, Errno> {
-    let mut names = [Name([0; NAME]); SENDS];
-    let mut controls = [Control::new(); SENDS];
+    let mut names = [SockAddr([0; SOCKADDR_LEN]); SENDS_MAX];
+    let mut controls = [Control::new(); SENDS_MAX];
     let empty = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
-    let mut pieces = [empty; SENDS];
+    let mut pieces = [empty; SENDS_MAX];
     // SAFETY: the structures are numbers and pointers, for which all zeroes are a value.
-    let mut messages: [libc::mmsghdr; SENDS] = unsafe { std::mem::zeroed() };
+    let mut messages: [libc::mmsghdr; SENDS_MAX] = unsafe { std::mem::zeroed() };
     let mut ready = 0;
     let parts = names.iter_mut().zip(&mut controls).zip(&mut pieces).zip(&mut messages);
     for ((((name, control), piece), message), out) in parts.zip(all) {
         ready += 1;
-        let (of_name, name_len) = Name::new(out.to);
+        let (of_name, name_len) = SockAddr::new(out.to);
         let (of_control, used) = Control::of_send(out.to, out.tos, out.segment);
         (*name, *control) = (of_name, of_control);
         let start = out.bytes.as_ptr().cast_mut().cast();
@@ -322,14 +323,14 @@ pub(crate) fn send_many<'a>(
     usize::try_from(sent).map_err(|_| last_error())
 }
 
-/// What came into one buffer of a batch.
+/// Description of one received buffer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Arrival {
     /// Sender.
     pub(crate) from: SocketAddr,
     /// Bytes.
     pub(crate) len: usize,
-    /// Bytes of each of the datagrams merged here but the last; `None`: it is one datagram.
+    /// Bytes of each merged datagram except the last; `None` for a single datagram.
     pub(crate) segment: Option<usize>,
 }
 
@@ -348,42 +349,42 @@ impl std::fmt::Debug for Inbox {
 impl Inbox {
     pub(crate) fn new() -> Self {
         Self {
-            bytes: vec![0; SLOT * SLOTS].into_boxed_slice(),
-            arrivals: Vec::with_capacity(SLOTS),
+            bytes: vec![0; BUFFER_LEN * BUFFERS_MAX].into_boxed_slice(),
+            arrivals: Vec::with_capacity(BUFFERS_MAX),
         }
     }
 
-    /// What [`receive_landing`] has received aside, and more.
-    pub(crate) fn aside(&self) -> &[u8] {
-        self.bytes.get(..SLOT).unwrap_or_default()
+    /// The framing that [`receive_in_place`] received; longer than what was written.
+    pub(crate) fn framing(&self) -> &[u8] {
+        self.bytes.get(..BUFFER_LEN).unwrap_or_default()
     }
 
-    /// Forgets what earlier calls have brought.
+    /// Forgets the buffers of earlier calls.
     pub(crate) fn clear(&mut self) {
         self.arrivals.clear();
     }
 
-    /// Returns what the last calls of [`receive_one`] and [`receive_more`] brought; `None` for what
-    /// was cut off or came from no address.
+    /// Returns the buffers that the last calls of [`receive_one`] and [`receive_more`] received;
+    /// `None` for one that was truncated or has no sender address.
     pub(crate) fn arrivals(&self) -> impl Iterator<Item = Option<(Arrival, &[u8])>> {
-        self.arrivals.iter().zip(self.bytes.chunks(SLOT)).map(|(arrival, slot)| {
+        self.arrivals.iter().zip(self.bytes.chunks(BUFFER_LEN)).map(|(arrival, buffer)| {
             let arrival = (*arrival)?;
-            Some((arrival, slot.get(..arrival.len)?))
+            Some((arrival, buffer.get(..arrival.len)?))
         })
     }
 }
 
-/// Receives one buffer without waiting, the first of a batch; returns how many bytes it has. A call
-/// of its own, since most calls of a thread that polls find nothing and should cost little.
+/// Receives one buffer without waiting, the first of a batch; returns its length in bytes. This is
+/// a separate call because most calls of a polling thread find nothing and should be cheap.
 #[allow(unsafe_code)]
 pub(crate) fn receive_one(fd: BorrowedFd<'_>, inbox: &mut Inbox) -> Result<usize, Errno> {
     inbox.arrivals.clear();
-    let mut name = Name([0; NAME]);
+    let mut name = SockAddr([0; SOCKADDR_LEN]);
     let mut control = Control::new();
-    let Some(slot) = inbox.bytes.chunks_mut(SLOT).next() else {
+    let Some(buffer) = inbox.bytes.chunks_mut(BUFFER_LEN).next() else {
         return Err(Errno::NOBUFS);
     };
-    let mut piece = libc::iovec { iov_base: slot.as_mut_ptr().cast(), iov_len: slot.len() };
+    let mut piece = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
     // SAFETY: the structure is numbers and pointers, for which all zeroes are a value.
     let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
     let pieces = std::slice::from_mut(&mut piece);
@@ -398,39 +399,39 @@ pub(crate) fn receive_one(fd: BorrowedFd<'_>, inbox: &mut Inbox) -> Result<usize
     Ok(len)
 }
 
-/// Receives one buffer without waiting, the only one of a batch: the payloads of its packets go
-/// where `landing` says, all else aside into the inbox. Returns how many bytes came, and `None`
-/// beside that for what came from no address.
+/// Receives one buffer without waiting, the only one of a batch: payloads go to their destinations
+/// in `placement`, the framing into the inbox. Returns the number of bytes, and `None` beside it if
+/// the buffer has no sender address.
 #[allow(unsafe_code)]
-pub(crate) fn receive_landing(
+pub(crate) fn receive_in_place(
     fd: BorrowedFd<'_>,
     inbox: &mut Inbox,
-    landing: &Landing,
+    placement: &DirectPlacement,
 ) -> Result<(usize, Option<Arrival>), Errno> {
     inbox.arrivals.clear();
-    let mut name = Name([0; NAME]);
+    let mut name = SockAddr([0; SOCKADDR_LEN]);
     let mut control = Control::new();
     let empty = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
-    let mut pieces = [empty; 2 * LANDING_PACKETS_MAX + 1];
-    let Some(mut aside) = inbox.bytes.get_mut(..SLOT) else { return Err(Errno::NOBUFS) };
-    let mut gap = LANDING_HEAD;
+    let mut pieces = [empty; 2 * PLACEMENT_PACKETS_MAX + 1];
+    let Some(mut framing) = inbox.bytes.get_mut(..BUFFER_LEN) else { return Err(Errno::NOBUFS) };
+    let mut gap = PLACEMENT_HEAD;
     let mut used = 0;
-    for k in 0..landing.packets().min(LANDING_PACKETS_MAX) {
-        let (now, rest) = aside.split_at_mut(gap);
-        let at = landing.place.offset + k * landing.payload;
-        let place = landing.place.buffer.raw(at, landing.payload);
+    for k in 0..placement.packets().min(PLACEMENT_PACKETS_MAX) {
+        let (now, rest) = framing.split_at_mut(gap);
+        let at = placement.place.offset + k * placement.payload;
+        let place = placement.place.buffer.raw(at, placement.payload);
         pieces[used] = libc::iovec { iov_base: now.as_mut_ptr().cast(), iov_len: gap };
-        pieces[used + 1] = libc::iovec { iov_base: place.cast(), iov_len: landing.payload };
+        pieces[used + 1] = libc::iovec { iov_base: place.cast(), iov_len: placement.payload };
         used += 2;
-        (aside, gap) = (rest, LANDING_GAP);
+        (framing, gap) = (rest, PLACEMENT_GAP);
     }
-    pieces[used] = libc::iovec { iov_base: aside.as_mut_ptr().cast(), iov_len: aside.len() };
+    pieces[used] = libc::iovec { iov_base: framing.as_mut_ptr().cast(), iov_len: framing.len() };
     // SAFETY: the structure is numbers and pointers, for which all zeroes are a value.
     let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
     fill_header(&mut header, &mut name, &mut control, &mut pieces[..=used]);
     // SAFETY: the message points to a name, a control area and elements, of the lengths given, all
     // of which live until the call returns. The elements are parts of the inbox, none twice, and of
-    // a buffer, whose memory lives as long as `landing` and is reached by raw copies only, as if a
+    // a buffer, whose memory lives as long as `placement` and is reached by raw copies only, as if a
     // device wrote it.
     let len = unsafe { libc::recvmsg(fd.as_raw_fd(), &raw mut header, libc::MSG_DONTWAIT) };
     let Ok(len) = usize::try_from(len) else {
@@ -441,20 +442,26 @@ pub(crate) fn receive_landing(
 
 fn fill_header(
     header: &mut libc::msghdr,
-    name: &mut Name,
+    name: &mut SockAddr,
     control: &mut Control,
     pieces: &mut [libc::iovec],
 ) {
     header.msg_name = (&raw mut *name).cast();
-    header.msg_namelen = NAME as libc::socklen_t;
+    header.msg_namelen = SOCKADDR_LEN as libc::socklen_t;
     header.msg_iov = pieces.as_mut_ptr();
     header.msg_iovlen = pieces.len() as _;
     header.msg_control = (&raw mut *control).cast();
-    header.msg_controllen = CONTROL as _;
+    header.msg_controllen = CONTROL_LEN as _;
 }
 
-/// Reads what the system has told of a buffer of `len` bytes; `None` when it is of no use.
-fn arrival(header: &libc::msghdr, name: &Name, control: &Control, len: usize) -> Option<Arrival> {
+/// Interprets the message header of a received buffer of `len` bytes; `None` if the buffer is
+/// unusable.
+fn arrival(
+    header: &libc::msghdr,
+    name: &SockAddr,
+    control: &Control,
+    len: usize,
+) -> Option<Arrival> {
     let cut = header.msg_flags & libc::MSG_TRUNC != 0;
     #[allow(clippy::unnecessary_cast, reason = "not the same type with every C library")]
     let used = header.msg_controllen as usize;
@@ -463,26 +470,26 @@ fn arrival(header: &libc::msghdr, name: &Name, control: &Control, len: usize) ->
     name.addr().filter(|_| !cut).map(|from| Arrival { from, len, segment })
 }
 
-/// Receives what there is without waiting, behind what the inbox has, until `most` buffers are full
-/// or all of them.
+/// Receives further buffers without waiting, after those in the inbox, until `most` buffers or all
+/// of them are full.
 #[allow(unsafe_code)]
 pub(crate) fn receive_more(
     fd: BorrowedFd<'_>,
     inbox: &mut Inbox,
     most: usize,
 ) -> Result<(), Errno> {
-    let slots = inbox.bytes.chunks_mut(SLOT).take(most).skip(inbox.arrivals.len());
-    let mut names = [Name([0; NAME]); SLOTS];
-    let mut controls = [Control::new(); SLOTS];
+    let buffers = inbox.bytes.chunks_mut(BUFFER_LEN).take(most).skip(inbox.arrivals.len());
+    let mut names = [SockAddr([0; SOCKADDR_LEN]); BUFFERS_MAX];
+    let mut controls = [Control::new(); BUFFERS_MAX];
     let empty = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
-    let mut pieces = [empty; SLOTS];
+    let mut pieces = [empty; BUFFERS_MAX];
     // SAFETY: the structures are numbers and pointers, for which all zeroes are a value.
-    let mut messages: [libc::mmsghdr; SLOTS] = unsafe { std::mem::zeroed() };
+    let mut messages: [libc::mmsghdr; BUFFERS_MAX] = unsafe { std::mem::zeroed() };
     let mut ready = 0;
     let parts = names.iter_mut().zip(&mut controls).zip(&mut pieces).zip(&mut messages);
-    for ((((name, control), piece), message), slot) in parts.zip(slots) {
+    for ((((name, control), piece), message), buffer) in parts.zip(buffers) {
         ready += 1;
-        *piece = libc::iovec { iov_base: slot.as_mut_ptr().cast(), iov_len: slot.len() };
+        *piece = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
         fill_header(&mut message.msg_hdr, name, control, std::slice::from_mut(piece));
     }
     let (at, flags) = (messages.as_mut_ptr(), libc::MSG_DONTWAIT as _);
@@ -501,12 +508,12 @@ pub(crate) fn receive_more(
     Ok(())
 }
 
-/// What the system knows of an address of this machine.
+/// The interface of a local address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Interface {
-    /// Name of the interface that has it.
+    /// SockAddr of the interface.
     pub(crate) name: String,
-    /// Its maximum transmission unit in bytes.
+    /// Maximum transmission unit in bytes.
     pub(crate) mtu: usize,
     /// Zone of a link-local IPv6 address, else 0.
     pub(crate) scope: u32,
@@ -523,8 +530,8 @@ impl Drop for Addresses {
     }
 }
 
-/// Finds the interfaces that have an address, several only of one that is link-local; a loopback
-/// address belongs to the one that has any.
+/// Finds the interfaces that have an address; there may be several only for a link-local one. A
+/// loopback address belongs to the interface that has any loopback address.
 #[allow(unsafe_code)]
 pub(crate) fn interfaces_of(fd: BorrowedFd<'_>, ip: IpAddr) -> Vec<Interface> {
     let mut all = Vec::new();
@@ -558,7 +565,7 @@ pub(crate) fn interfaces_of(fd: BorrowedFd<'_>, ip: IpAddr) -> Vec<Interface> {
     all
 }
 
-/// Reads a socket address of the system's; `None` for none and for other families.
+/// Reads a socket address; `None` for a null pointer and for other families.
 #[allow(unsafe_code)]
 fn sockaddr(at: *const libc::sockaddr) -> Option<SocketAddr> {
     if at.is_null() {
@@ -568,10 +575,10 @@ fn sockaddr(at: *const libc::sockaddr) -> Option<SocketAddr> {
     let family = i32::from(unsafe { (*at).sa_family });
     let len = match family {
         libc::AF_INET => size_of::<libc::sockaddr_in>(),
-        libc::AF_INET6 => NAME,
+        libc::AF_INET6 => SOCKADDR_LEN,
         _ => return None,
     };
-    let mut name = Name([0; NAME]);
+    let mut name = SockAddr([0; SOCKADDR_LEN]);
     // SAFETY: an address of this family has at least `len` bytes, and `name` has as many.
     unsafe { std::ptr::copy_nonoverlapping(at.cast::<u8>(), name.0.as_mut_ptr(), len) };
     name.addr()
@@ -608,7 +615,7 @@ mod tests {
     fn addresses_survive_the_system_s_form() {
         for text in ["127.0.0.1:4791", "[fe80::1%3]:49152", "[::1]:1"] {
             let addr: SocketAddr = text.parse().unwrap();
-            let (name, len) = Name::new(addr);
+            let (name, len) = SockAddr::new(addr);
             assert_eq!(name.addr(), Some(addr));
             assert_eq!(len, if addr.is_ipv4() { 16 } else { 28 });
         }
@@ -621,7 +628,7 @@ mod tests {
         let used = control.push(used, libc::IPPROTO_IP, libc::IP_TOS, &9_i32.to_ne_bytes());
         assert_eq!(control.find(used, libc::IPPROTO_IP, libc::IP_TOS), Some(9));
         assert_eq!(control.find(used, libc::IPPROTO_IP, libc::IP_TTL), None);
-        assert_eq!(control.find(CONTROL, libc::IPPROTO_IP, libc::IP_TTL), None);
+        assert_eq!(control.find(CONTROL_LEN, libc::IPPROTO_IP, libc::IP_TTL), None);
         assert_eq!(used % size_of::<usize>(), 0);
     }
 

@@ -1,15 +1,15 @@
 //! The sockets: one for each address of the device, bound to that address and port 4791, for
-//! everything that is sent and received [OUT-1], [OUT-12].
+//! sending and receiving [OUT-1], [OUT-12].
 //!
-//! A socket is never connected: a connected one would receive from one port only [OUT-11], and its
-//! IPv4 identification could not be known, which is part of what the ICRC covers. Unconnected and
-//! with path MTU discovery set to "do", a datagram has identification 0 and the k-th segment of a
-//! burst has k [ICRC-12], [ICRC-20].
+//! A socket is never connected. A connected socket would receive from one port only [OUT-11], and
+//! its IPv4 identifications, which are covered by the ICRC, would not be predictable. On an
+//! unconnected socket with path MTU discovery set to "do", a datagram has identification 0 and the
+//! k-th segment of a burst has k [ICRC-12], [ICRC-20].
 
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use bowline_roce::{Burst, Landing};
+use bowline_roce::{Burst, DirectPlacement};
 use bowline_verbs::Error;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, ipproto, socket_with};
@@ -29,8 +29,8 @@ pub(crate) struct Endpoint {
 }
 
 impl Endpoint {
-    /// Opens the socket of an address, of the interface `link` where one is named, with buffers of
-    /// `buffer` bytes if the system lets us.
+    /// Opens the socket of an address, on the interface `link` if given, with buffers of `buffer`
+    /// bytes if the system allows it.
     pub(crate) fn open(ip: IpAddr, link: Option<u32>, buffer: usize) -> Result<Self, Error> {
         let family = if ip.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -70,23 +70,23 @@ impl Endpoint {
         }
     }
 
-    /// What is known of the interface.
+    /// The interface of the address, if known.
     pub(crate) fn interface(&self) -> Option<&Interface> {
         self.interface.as_ref()
     }
 
-    /// Bytes the system keeps for this socket, its own bookkeeping included.
+    /// Size of the socket's receive buffer in bytes, the system's bookkeeping included.
     pub(crate) fn receive_buffer(&self) -> usize {
         self.receive_buffer
     }
 
-    /// Has the system verify the checksums of datagrams that come from now on before it copies any
-    /// of them; tells whether it will. That takes 0.1 us for each buffer.
+    /// Makes the system verify the checksums of datagrams that arrive from now on before it copies
+    /// any of them; tells whether it will. Costs 0.1 us per buffer.
     pub(crate) fn verify_first(&self) -> bool {
         sys::verify_first(self.fd.as_fd()).is_ok()
     }
 
-    /// Tells whether the system can cut bursts into datagrams at all.
+    /// Tells whether the system supports UDP_SEGMENT.
     pub(crate) fn can_segment(&self) -> bool {
         sys::set(self.fd.as_fd(), Opt::Segment, 1024).is_ok()
             && sys::set(self.fd.as_fd(), Opt::Segment, 0).is_ok()
@@ -109,7 +109,7 @@ impl Endpoint {
         }
     }
 
-    /// Sends some bursts with one call; returns how many are sent, 0 when the first could not be.
+    /// Sends bursts with one call; returns how many were sent, 0 when the first one could not be.
     pub(crate) fn send_many(&self, bursts: &[Burst]) -> usize {
         let all = bursts.iter().map(|one| self.outgoing(one.to, one.tos, one.segment, &one.bytes));
         sys::send_many(self.fd.as_fd(), all).unwrap_or(0)
@@ -121,27 +121,28 @@ impl Endpoint {
         Outgoing { to, tos, segment, bytes }
     }
 
-    /// Receives what came first into `inbox`; returns how many bytes it is.
+    /// Receives the next buffer into `inbox`; returns its length in bytes.
     pub(crate) fn receive_one(&self, inbox: &mut Inbox) -> Result<usize, Errno> {
         sys::receive_one(self.fd.as_fd(), inbox)
     }
 
-    /// Receives what came after it, until `most` buffers are full or all of them.
+    /// Receives further buffers without waiting, until `most` buffers or all of them are full.
     pub(crate) fn receive_more(&self, inbox: &mut Inbox, most: usize) -> Result<(), Errno> {
         sys::receive_more(self.fd.as_fd(), inbox, most)
     }
 
-    /// Receives what came first, payloads where `landing` says, and all else aside into `inbox`;
-    /// returns how many bytes came, and `None` beside that for what came from no address.
-    pub(crate) fn receive_landing(
+    /// Receives the next buffer: payloads go to their destinations in `placement`, the framing into
+    /// `inbox`. Returns the number of bytes, and `None` beside it if the buffer has no sender
+    /// address.
+    pub(crate) fn receive_in_place(
         &self,
         inbox: &mut Inbox,
-        landing: &Landing,
+        placement: &DirectPlacement,
     ) -> Result<(usize, Option<Arrival>), Errno> {
-        sys::receive_landing(self.fd.as_fd(), inbox, landing)
+        sys::receive_in_place(self.fd.as_fd(), inbox, placement)
     }
 
-    /// Receives what there is into `inbox` in the same way.
+    /// Receives a batch of buffers into `inbox` without waiting.
     pub(crate) fn receive_many(&self, inbox: &mut Inbox, most: usize) -> Result<(), Errno> {
         inbox.clear();
         self.receive_more(inbox, most)
@@ -158,7 +159,7 @@ fn system(what: &str, errno: Errno) -> Error {
     Error::System { what: what.to_owned(), errno: bowline_base::Errno(errno.raw_os_error()) }
 }
 
-/// Port 4791 of an address; link-local ones need the zone of the interface they are reached by.
+/// Returns port 4791 of an address; link-local addresses need the zone of their interface.
 fn with_scope(ip: IpAddr, scope: u32) -> SocketAddr {
     match ip {
         IpAddr::V6(v6) if v6.is_unicast_link_local() => {
@@ -168,8 +169,8 @@ fn with_scope(ip: IpAddr, scope: u32) -> SocketAddr {
     }
 }
 
-/// Sets what packets and buffers depend on. Not being able to receive merged datagrams or to have
-/// large buffers costs speed only.
+/// Sets the options of a socket. Failing to receive merged datagrams or to get large buffers costs
+/// only speed.
 fn prepare(fd: BorrowedFd<'_>, ip: IpAddr, buffer: usize) -> Result<(), Error> {
     let required: &[(Opt, i32)] = if ip.is_ipv4() {
         &[(Opt::MtuDiscover4, libc::IP_PMTUDISC_DO)]
@@ -195,7 +196,7 @@ fn prepare(fd: BorrowedFd<'_>, ip: IpAddr, buffer: usize) -> Result<(), Error> {
     Ok(())
 }
 
-/// Says why an address could not be had [OUT-10].
+/// Explains why an address could not be bound [OUT-10].
 fn refused(at: SocketAddr, errno: Errno) -> Error {
     match errno {
         Errno::ADDRINUSE => {
@@ -281,7 +282,7 @@ mod tests {
         assert!(none, "one datagram that is shorter than a segment");
     }
 
-    /// A datagram with a wrong checksum leaves nothing where something was to be received [RX-13].
+    /// A datagram with a wrong checksum leaves no bytes in the receive buffer [RX-13].
     #[test]
     fn datagrams_are_verified_before_they_are_copied() {
         use rustix::net::{RecvFlags, SendFlags, recv, sendto};

@@ -6,12 +6,12 @@
 //!      nobody leads, or the            another thread leads,
 //!      background thread does          or it is an event that is waited for
 //!                 |                               |
-//!      lead: look for 25 us, sleep      sleep until woken by the thread
-//!      on the sockets, look again       that takes in what is waited for
+//!      lead: poll for 25 us, sleep      sleep until woken by the thread
+//!      on the sockets, poll again       that handles the awaited packet
 //! ```
-//! Every look at the core and the note that a thread is about to sleep happen under one lock, so
-//! that no wake-up falls between them. Those who wait for events never lead: a program has one
-//! thread that does nothing else, and that must not be woken by every packet.
+//! Checking the core and recording that a thread is about to sleep happen under one lock, so that
+//! no wake-up is lost. Threads that wait for events never become the leader: a program has a thread
+//! that does nothing else, and that thread must not be woken by every packet.
 
 use core::sync::atomic::Ordering;
 use std::os::fd::OwnedFd;
@@ -24,17 +24,18 @@ use bowline_verbs::Error;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
 
-use crate::receive::Came;
-use crate::shared::{Lead, Shared, State};
+use crate::receive::PumpResult;
+use crate::shared::{Leader, Shared, State};
 
-/// Descriptors a thread sleeps on without allocating.
+/// Most descriptors a thread sleeps on without allocating.
 const FEW_FDS: usize = 9;
-/// A timer that is as far away may be seen to by the background thread, some milliseconds late.
-const OTHERS_TIMER: Duration = Duration::from_millis(4);
+/// A timer at least this far away may be left to the background thread, which may run it some
+/// milliseconds late.
+const HELPER_TIMER_MIN: Duration = Duration::from_millis(4);
 
-/// What a thread waits for.
+/// The kind of event a thread waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum What {
+pub(crate) enum WaitFor {
     Completion,
     Event,
 }
@@ -48,13 +49,13 @@ pub(crate) fn timespec(nanos: u64) -> Timespec {
 }
 
 impl Shared {
-    /// Waits until `attempt` gives something, at most `limit`.
+    /// Waits until `attempt` returns a value, at most `limit`.
     ///
     /// # Errors
     /// [`Error::TimedOut`], [`Error::Closed`], those of `attempt`.
     pub(crate) fn wait<T>(
         &self,
-        what: What,
+        what: WaitFor,
         limit: Option<Duration>,
         mut attempt: impl FnMut(&mut State) -> Result<Option<T>, Error>,
     ) -> Result<T, Error> {
@@ -64,13 +65,13 @@ impl Shared {
         let start = clock::now();
         let deadline = limit.map(|limit| start + limit);
         let mut spin_end = start.as_nanos().saturating_add(self.spin_ns);
-        // Whoever is to sleep at once notices what has arrived when it tries to.
+        // A thread that sleeps at once notices arrivals when it tries to sleep.
         let sleeps = self.spin_ns == 0 && limit.is_none_or(|limit| !limit.is_zero());
-        let mut looked = what == What::Event || sleeps;
+        let mut polled = what == WaitFor::Event || sleeps;
         loop {
             let mut st = self.lock();
             let now = clock::now();
-            let late = looked && deadline.is_some_and(|at| at <= now);
+            let late = polled && deadline.is_some_and(|at| at <= now);
             let outcome = match attempt(&mut st) {
                 _ if st.stop => Some(Err(Error::Closed)),
                 Ok(Some(done)) => Some(Ok(done)),
@@ -79,24 +80,24 @@ impl Shared {
             };
             self.settle(&mut st);
             if let Some(outcome) = outcome {
-                // A follower may have been called to lead just when it had what it wants.
-                if leading || (followed && st.lead == Lead::Nobody) {
+                // A follower may have been woken to become the leader just when it got its result.
+                if leading || (followed && st.lead == Leader::Nobody) {
                     self.leave_lead(&mut st, now);
                 }
                 return outcome;
             }
             if !leading {
-                if what == What::Event || st.lead == Lead::App {
+                if what == WaitFor::Event || st.lead == Leader::Application {
                     self.follow(st, what, now, deadline);
-                    followed = what == What::Completion;
+                    followed = what == WaitFor::Completion;
                     continue;
                 }
-                st.lead = Lead::App;
+                st.lead = Leader::Application;
                 st.lead_epoch += 1;
                 leading = true;
             }
             st.sleeping = None;
-            // Once: another thread that is sending goes on with what is left.
+            // Only once: another thread that is sending continues with the rest.
             if !flushed && self.unsent.load(Ordering::Relaxed) {
                 drop(st);
                 self.flush(now);
@@ -110,13 +111,13 @@ impl Shared {
                 self.run_timers();
                 continue;
             }
-            if !looked || now.as_nanos() < spin_end {
+            if !polled || now.as_nanos() < spin_end {
                 drop(st);
-                looked = true;
+                polled = true;
                 match self.pump() {
-                    Came::Nothing => core::hint::spin_loop(),
-                    Came::ToAnother => std::thread::yield_now(),
-                    Came::Something => {
+                    PumpResult::Nothing => core::hint::spin_loop(),
+                    PumpResult::Busy => std::thread::yield_now(),
+                    PumpResult::Received => {
                         spin_end = clock::now().as_nanos().saturating_add(self.spin_ns);
                     }
                 }
@@ -124,17 +125,17 @@ impl Shared {
             }
             let until = [timer, deadline].into_iter().flatten().min();
             st.sleeping = Some(until.map_or(u64::MAX, Instant::as_nanos));
-            // A sleep without a limit is cheaper, and the background thread sees to the timer too.
-            let others = st.is_helper_about(now)
-                && timer.is_some_and(|at| at >= now + OTHERS_TIMER)
-                && deadline.is_none_or(|at| at >= now + OTHERS_TIMER);
+            // A sleep without a limit is cheaper, and the background thread runs the timer too.
+            let helper_runs_timer = st.helper_polls_soon(now)
+                && timer.is_some_and(|at| at >= now + HELPER_TIMER_MIN)
+                && deadline.is_none_or(|at| at >= now + HELPER_TIMER_MIN);
             drop(st);
-            let until = if others { deadline } else { until };
+            let until = if helper_runs_timer { deadline } else { until };
             let limit = until.map(|at| at.saturating_since(now));
             let arrived = self.sleep(&self.leader_kick, true, limit);
             self.lock().sleeping = None;
             if arrived {
-                if self.pump() == Came::ToAnother {
+                if self.pump() == PumpResult::Busy {
                     std::thread::yield_now();
                 }
                 spin_end = clock::now().as_nanos().saturating_add(self.spin_ns);
@@ -142,20 +143,20 @@ impl Shared {
         }
     }
 
-    /// Sleeps until the thread that takes in what is waited for says so.
+    /// Sleeps until the thread that handles the awaited packet wakes this one.
     fn follow(
         &self,
         mut st: MutexGuard<'_, State>,
-        what: What,
+        what: WaitFor,
         now: Instant,
         deadline: Option<Instant>,
     ) {
         let condition = match what {
-            What::Completion => {
+            WaitFor::Completion => {
                 st.followers += 1;
                 &self.completions
             }
-            What::Event => {
+            WaitFor::Event => {
                 st.listeners += 1;
                 &self.events
             }
@@ -169,13 +170,13 @@ impl Shared {
             }
         };
         match what {
-            What::Completion => st.followers -= 1,
-            What::Event => st.listeners -= 1,
+            WaitFor::Completion => st.followers -= 1,
+            WaitFor::Event => st.listeners -= 1,
         }
     }
 
-    /// Sleeps until called by `kick`, or, when `watching`, until something arrives, at most
-    /// `limit`. Tells whether something has arrived.
+    /// Sleeps until woken by `kick` or, when `watching`, until a packet arrives, at most `limit`.
+    /// Tells whether a packet has arrived.
     pub(crate) fn sleep(&self, kick: &OwnedFd, watching: bool, limit: Option<Duration>) -> bool {
         let watched = if watching { self.endpoints.as_slice() } else { &[] };
         let fd = |at: usize| match at.checked_sub(1).and_then(|at| watched.get(at)) {

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use bowline_roce_driver::{FormerLives, SoftConfig, SoftDevice};
+use bowline_roce_driver::{FormerConnections, SoftConfig, SoftDevice};
 use bowline_verbs::{
     CmEvent, Device, Error, Mtu, RejectReason, SendFlags, SendOp, SendWr, Status, WcOpcode,
 };
@@ -324,7 +324,7 @@ fn the_next_life_ends_the_connections_of_the_former() {
     const CHILD: &str = "BOWLINE_FORMER_LIFE";
     let config = |dir: &Path| SoftConfig {
         addrs: vec![ip(13, 1)],
-        former_lives: FormerLives::In(dir.to_owned()),
+        former_connections: FormerConnections::In(dir.to_owned()),
         ..SoftConfig::default()
     };
     if let Some(dir) = std::env::var_os(CHILD) {

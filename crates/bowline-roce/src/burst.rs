@@ -1,4 +1,4 @@
-//! What is sent at once: packets of equal size to one destination.
+//! Bursts: packets of equal size to one destination, sent with one system call (UDP GSO).
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -7,44 +7,44 @@ use bowline_wire::roce::{BTH_LEN, ICRC_LEN, IcrcHeads, Outer, Packet, RETH_LEN, 
 
 /// Most packets of a burst.
 pub const BURST_SEGMENTS_MAX: usize = 64;
-/// Most bytes of a burst; what one call to the system can take is little more [ICRC-22].
+/// Most bytes of a burst; one system call can send little more [ICRC-22].
 pub const BURST_BYTES_MAX: usize = 65_000;
 
-/// Payloads from this length on are summed while they are copied. For shorter ones it costs more to
-/// sum the headers by themselves than it saves (10 ns).
+/// Shortest payload, in bytes, whose ICRC is computed while it is copied. For shorter payloads the
+/// separate pass over the headers costs more than it saves (10 ns).
 const SUMMED_FROM: usize = 1280;
 
-/// Packets of equal size, but for the last, which may be shorter, to port 4791 of one address. The
-/// ICRC of packet k is right for IPv4 identification k [ICRC-21]: the driver sends all of it with
-/// one call, from exactly this address and port [ICRC-20].
+/// Packets of equal size, except that the last may be shorter, to port 4791 of one address. The
+/// ICRC of packet k is correct for IPv4 identification k [ICRC-21]: the driver must send the whole
+/// burst with one call, from exactly this address and port [ICRC-20].
 #[derive(Debug)]
 pub struct Burst {
-    /// Own address.
+    /// Local address.
     pub from: IpAddr,
-    /// Own port [OUT-2].
+    /// Local port [OUT-2].
     pub source_port: u16,
     /// The peer's address.
     pub to: IpAddr,
     /// Type of service or traffic class.
     pub tos: u8,
-    /// Bytes of each packet but the last.
+    /// Bytes of each packet except the last.
     pub segment: usize,
-    /// Packets.
+    /// Number of packets.
     pub count: usize,
     /// The packets, each from its first header to its ICRC.
     pub bytes: Vec<u8>,
     heads: IcrcHeads,
-    /// Of the packet that is being made.
+    /// CRC state of the packet being built.
     sum: Option<Sum>,
-    /// Bytes that were summed here since somebody asked.
+    /// Bytes summed here since the last `take_summed`.
     summed: u64,
 }
 
-/// The CRC of a packet so far.
+/// CRC over the beginning of a packet.
 #[derive(Clone, Copy, Debug)]
 struct Sum {
     crc: u32,
-    /// Where in the burst it goes on.
+    /// Offset in the burst of the first byte that is not summed yet.
     end: usize,
 }
 
@@ -55,8 +55,8 @@ impl Default for Burst {
 }
 
 impl Burst {
-    /// Makes an empty one, to be filled by [`Device::poll_transmit`](crate::Device::poll_transmit)
-    /// again and again.
+    /// Makes an empty burst, to be filled repeatedly by
+    /// [`Device::poll_transmit`](crate::Device::poll_transmit).
     pub fn new() -> Self {
         let nowhere = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
         Self {
@@ -73,7 +73,7 @@ impl Burst {
         }
     }
 
-    /// The packets, as the payloads of datagrams.
+    /// Returns the packets, which are the payloads of datagrams.
     pub fn segments(&self) -> impl Iterator<Item = &[u8]> {
         self.bytes.chunks(self.segment.max(1))
     }
@@ -87,7 +87,7 @@ impl Burst {
         self.sum = None;
     }
 
-    /// Returns over how many bytes ICRCs were computed since this was last asked.
+    /// Returns the number of bytes over which ICRCs were computed since the last call.
     pub(crate) fn take_summed(&mut self) -> u64 {
         self.heads.take_summed() + std::mem::take(&mut self.summed)
     }
@@ -116,8 +116,8 @@ impl Burst {
         (most - self.count).min((BURST_BYTES_MAX - self.bytes.len()) / len)
     }
 
-    /// Appends a packet, but for its ICRC: headers, `len` bytes of payload, which `fill` appends,
-    /// and the pad. `false`: it could not; then there is no packet.
+    /// Appends a packet without its ICRC: headers, `len` bytes of payload, which `fill` appends,
+    /// and the pad. Returns `false` if `fill` does; the burst is unchanged then.
     pub(crate) fn push(
         &mut self,
         packet: &Packet<'_>,
@@ -128,7 +128,7 @@ impl Burst {
         packet.emit_headers(&mut self.bytes, len);
         let body = self.bytes.len();
         let whole = body - start + len + pad(len);
-        // What goes to the next burst has another ICRC there.
+        // A packet that is moved to the next burst gets another ICRC there.
         self.sum = if len >= SUMMED_FROM && self.takes(start, whole + ICRC_LEN) {
             let (outer, ident) = (self.outer(), self.count as u16);
             let crc = self.heads.begin(&outer, ident, &self.bytes[start..], whole);
@@ -159,8 +159,8 @@ impl Burst {
         }
     }
 
-    /// Takes in the packet that begins at `start` of the bytes, and adds its ICRC. If it is longer
-    /// than those before, it is taken away and moved to `rest`, for the next burst.
+    /// Accepts the packet that begins at offset `start`, and appends its ICRC. A packet longer than
+    /// the earlier ones is moved to `rest`, for the next burst.
     pub(crate) fn add(&mut self, start: usize, rest: &mut Vec<u8>) -> bool {
         let len = self.bytes.len() - start + ICRC_LEN;
         if !self.takes(start, len) {
@@ -173,7 +173,7 @@ impl Burst {
         true
     }
 
-    /// The same for one that is known to be of this burst.
+    /// Accepts a packet that is known to fit into this burst.
     pub(crate) fn seal(&mut self, start: usize) {
         if self.count == 0 {
             self.segment = self.bytes.len() - start + ICRC_LEN;
@@ -193,8 +193,8 @@ impl Burst {
         self.count += 1;
     }
 
-    /// Tells whether a packet of `len` bytes with its ICRC, which begins at `start`, is one of this
-    /// burst.
+    /// Tells whether a packet of `len` bytes, ICRC included, that begins at offset `start` fits
+    /// into this burst.
     const fn takes(&self, start: usize, len: usize) -> bool {
         self.count == 0 || len <= self.segment && start + len <= BURST_BYTES_MAX
     }
@@ -204,7 +204,7 @@ impl Burst {
     }
 }
 
-/// Bytes of data of WRITEs of one packet each that a burst holds at a path MTU.
+/// Returns the payload bytes of a full burst of one-packet WRITEs at a path MTU.
 pub const fn burst_payload(mtu: Mtu) -> usize {
     let packet = BTH_LEN + RETH_LEN + mtu.bytes() + ICRC_LEN;
     let fit = BURST_BYTES_MAX / packet;
@@ -212,7 +212,7 @@ pub const fn burst_payload(mtu: Mtu) -> usize {
     count * mtu.bytes()
 }
 
-/// Where the packets of a queue pair go.
+/// Addresses, port and type of service of a queue pair's packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Route {
     pub(crate) from: IpAddr,
@@ -221,7 +221,7 @@ pub(crate) struct Route {
     pub(crate) tos: u8,
 }
 
-/// Source port of a connected queue pair [OUT-2].
+/// Returns the source port of a connected queue pair [OUT-2].
 pub(crate) fn source_port(flow_label: u32, local_qpn: u32, remote_qpn: u32) -> u16 {
     let mut label = flow_label & 0xf_ffff;
     if label == 0 {
@@ -233,7 +233,7 @@ pub(crate) fn source_port(flow_label: u32, local_qpn: u32, remote_qpn: u32) -> u
     0xc000 | ((label & 0x3fff) ^ (label >> 14)) as u16
 }
 
-/// Source port of a queue pair without a connection [OUT-2].
+/// Returns the source port of a queue pair without a connection [OUT-2].
 pub(crate) const fn unconnected_source_port(qpn: u32) -> u16 {
     0xc000 + (qpn.wrapping_mul(0x61c8_8647) >> 18) as u16
 }
@@ -311,7 +311,7 @@ mod tests {
             assert!(read.payload == expected, "{len} bytes");
         }
         assert_eq!(burst.take_summed(), (burst.bytes.len() - 6 * ICRC_LEN) as u64);
-        // One that cannot be filled leaves nothing behind.
+        // A packet that cannot be filled leaves nothing behind.
         let before = burst.bytes.clone();
         let half = |out: &mut Burst| {
             out.append(&buffer, 0, 1000);
@@ -323,7 +323,7 @@ mod tests {
         assert!(burst.add(before.len(), &mut rest));
         let (covered, icrc) = split_icrc(&burst.bytes[before.len()..]).unwrap();
         assert_eq!(icrc, burst.outer().icrc(6, covered));
-        // One that is too long is not summed before it is in its burst.
+        // A packet that is too long is not summed before it is in its burst.
         burst.segment = 1000;
         burst.take_summed();
         let start = burst.bytes.len();

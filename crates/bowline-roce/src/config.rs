@@ -1,4 +1,4 @@
-//! What a device is told once.
+//! Settings of a device.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -17,27 +17,26 @@ pub struct Config {
     pub addrs: Vec<IpAddr>,
     /// Largest path MTU.
     pub mtu: Mtu,
-    /// What is checked of an ICRC.
+    /// How the ICRC of received packets is checked.
     pub icrc: IcrcPolicy,
-    /// Several packets go into one burst. They carry IPv4 identifications that count from 0
-    /// [ICRC-21], so the driver must send them so.
+    /// Send several packets as one burst (UDP GSO). They carry IPv4 identifications that count from
+    /// 0 [ICRC-21], so the driver must send them in that way.
     pub gso: bool,
-    /// UDP source port of everything sent; `None`: one for each connection, as rxe and NICs have it
-    /// [OUT-2].
+    /// UDP source port of all packets; `None`: one per connection, as rxe and NICs do [OUT-2].
     pub source_port: Option<u16>,
-    /// Most packets sent and not acknowledged, of one queue pair: 16 to 4096 [REQ-6].
+    /// Most unacknowledged packets of one queue pair: 16 to 4096 [REQ-6].
     pub window: u32,
-    /// When a peer that does not answer is given up.
+    /// When a silent peer is given up.
     pub give_up: GiveUp,
-    /// Shortest retransmission timer. The time of an answer comes on top of it [REQ-22].
+    /// Shortest retransmission timer. A multiple of the round-trip time is added to it [REQ-22].
     pub retransmit_min: Duration,
-    /// How long an acknowledgement may wait to go out with later answers, where only small ones go
-    /// out one by one; 0: not at all. To be changed with
+    /// How long an acknowledgement may be delayed to be sent with later packets, where only small
+    /// packets are sent one by one; 0: not at all. Changed with
     /// [`Device::set_ack_delay`](crate::Device::set_ack_delay).
     pub ack_delay: Duration,
-    /// The connection manager's own settings.
+    /// Settings of the connection manager.
     pub cm: CmConfig,
-    /// Bounds of number.
+    /// Limits on the number of objects.
     pub limits: Limits,
 }
 
@@ -60,20 +59,20 @@ impl Default for Config {
     }
 }
 
-/// When a peer that does not answer is given up [REQ-12], [REQ-22].
+/// When a silent peer is given up [REQ-12], [REQ-22].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum GiveUp {
-    /// After the queue pair's retry count times its timeout without any progress: 3.8 s with 7 and
-    /// 17; at least one timeout.
+    /// After the queue pair's retry count times its timeout without progress, at least one timeout:
+    /// 3.8 s with retry count 7 and timeout code 17.
     #[default]
     RetryCount,
-    /// The same, but a retry count of 7 is for ever, as rxe has it.
+    /// The same, but a retry count of 7 means for ever, as with rxe.
     RetryCountSevenForever,
-    /// After this time without any progress.
+    /// After this time without progress.
     After(Duration),
 }
 
-/// Bounds of number.
+/// Limits on the number of objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Protection domains.
@@ -92,12 +91,13 @@ pub struct Limits {
     pub wrs: usize,
     /// Elements of a gather or scatter list.
     pub sges: usize,
-    /// Bytes sent inline.
+    /// Bytes sent inline by one request.
     pub inline: usize,
-    /// Reads and atomics of a queue pair at once, in either direction [QP-5].
+    /// Concurrent READs and atomics of a queue pair, in each direction [QP-5].
     pub rd_atomic: u8,
-    /// Bytes kept of packets that came after a gap, of all queue pairs together; 0: none are kept.
-    pub held: usize,
+    /// Bytes of packets kept after a gap, for all queue pairs together; 0: none are kept.
+    #[doc(alias = "held")]
+    pub reorder_bytes: usize,
 }
 
 impl Default for Limits {
@@ -113,7 +113,7 @@ impl Default for Limits {
             sges: 256,
             inline: 4096,
             rd_atomic: 128,
-            held: 64 << 20,
+            reorder_bytes: 64 << 20,
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Counters of a device, declared once: name for the outside, and meaning.
+//! Counters of a device, declared once: external name and meaning.
 
 macro_rules! counters {
     ($($(#[doc = $doc:literal])+ $name:ident,)+) => {
@@ -20,31 +20,31 @@ macro_rules! counters {
 counters! {
     /// Datagrams received.
     rx_packets,
-    /// Their bytes, from the first header to the ICRC.
+    /// Bytes of received datagrams, from the first header to the ICRC.
     rx_bytes,
-    /// Datagrams received whose payloads were put where they belong by the driver.
+    /// Datagrams whose payloads were received at their destination.
     rx_landed,
     /// Datagrams sent.
     tx_packets,
-    /// Their bytes.
+    /// Bytes of datagrams sent, from the first header to the ICRC.
     tx_bytes,
-    /// Bursts they were sent in.
+    /// Bursts sent.
     tx_bursts,
-    /// Bytes of packets that their ICRC was computed over, to send them.
+    /// Bytes over which ICRCs of sent packets were computed.
     tx_icrc_bytes,
-    /// Bytes of packets that the ICRC was computed over, to check them.
+    /// Bytes over which ICRCs of received packets were computed.
     rx_icrc_bytes,
-    /// Dropped: to an address that is not one of the device [RX-2].
+    /// Dropped: sent to an address that is not one of the device's [RX-2].
     drop_address,
-    /// Dropped: unknown opcode, or a length that does not fit it [RX-3].
+    /// Dropped: unknown opcode, or a length that does not fit the opcode [RX-3].
     drop_malformed,
     /// Dropped: header version or reserved queue pair number [RX-4].
     drop_header,
     /// Dropped: no such queue pair [RX-5].
     drop_no_qp,
-    /// Dropped: the opcode is not of the queue pair's transport [RX-5].
+    /// Dropped: the opcode is not one of the queue pair's transport [RX-5].
     drop_transport,
-    /// Dropped: the queue pair is not ready for it [RX-5].
+    /// Dropped: the queue pair is not ready for the packet [RX-5].
     drop_state,
     /// Dropped: not from the peer of the connection [RX-6].
     drop_peer,
@@ -54,40 +54,39 @@ counters! {
     drop_qkey,
     /// Dropped: ICRC [RX-9].
     drop_icrc,
-    /// ICRCs of IPv4 packets that only solving for the identification has found right [ICRC-31].
+    /// ICRCs of IPv4 packets found correct by solving for the identification [ICRC-31].
     icrc_solved,
     /// Congestion notifications, ignored [HDR-14].
     rx_cnp,
-    /// Management datagrams dropped because nothing takes them.
+    /// Management datagrams dropped: unknown to the connection manager, or the send queue was full.
     drop_mad,
     /// Management datagrams received.
     rx_mads,
     /// Management datagrams sent.
     tx_mads,
-    /// Messages of the connection manager that fit nothing [CM-52].
+    /// Messages of the connection manager that match no connection or state [CM-52].
     cm_ignored,
     /// Connection requests dropped because there are too many connections.
     cm_overflow,
-    /// Connections nothing has proved anybody to be behind, forgotten to make room for others
-    /// [CM-57].
+    /// Unproven connections forgotten to make room for others [CM-57].
     cm_pushed_out,
-    /// Messages of the connection manager sent again [CM-40] to [CM-42].
+    /// Messages of the connection manager resent [CM-40] to [CM-42].
     cm_resent,
-    /// Messages of the connection manager given up for want of an answer.
+    /// Messages of the connection manager given up because no answer came.
     cm_timeouts,
     /// Requests executed: messages, and reads and atomics.
     requests_executed,
-    /// Request packets that came again [RSP-3].
+    /// Duplicate request packets [RSP-3].
     requests_duplicate,
-    /// Request packets discarded: after a gap and not kept, or while a receive is missing.
+    /// Request packets discarded: after a gap without being kept, or while no receive is posted.
     requests_discarded,
-    /// Request packets that came after a gap, and were kept.
+    /// Request packets that arrived after a gap and were kept.
     requests_kept,
-    /// Those of them carried out when what was missing had come.
+    /// Kept request packets executed after the gap was filled.
     requests_replayed,
     /// Acknowledgements sent.
     acks_sent,
-    /// Acknowledgements sent again in case the last one was lost [RSP-24].
+    /// Acknowledgements repeated in case the last one was lost [RSP-24].
     acks_repeated,
     /// Sequence NAKs sent [RSP-2].
     naks_sequence_sent,
@@ -101,7 +100,7 @@ counters! {
     rnr_naks_sent,
     /// Acknowledgements, read responses and atomic answers received.
     responses_received,
-    /// Answers that no request waits for.
+    /// Responses that no request waits for.
     responses_ignored,
     /// Sequence NAKs received.
     naks_sequence_received,
@@ -109,24 +108,24 @@ counters! {
     rnr_naks_received,
     /// NAKs received that ended a connection.
     naks_fatal_received,
-    /// Times a requester went back, and sent again all that followed.
+    /// Go-backs: retransmissions of everything from a PSN on.
     go_backs,
-    /// Times it sent again only what was missing.
+    /// Retransmissions of a single missing packet.
     repairs,
-    /// Times it asked a silent peer, by sending one packet again, how far it has come.
+    /// Probes of a silent peer by retransmitting one packet.
     probes,
-    /// Request packets sent again.
+    /// Request packets retransmitted.
     packets_resent,
-    /// Peers that are sent packets one by one since bursts do not arrive [ICRC-23].
+    /// Peers to which packets are sent one by one because bursts do not arrive [ICRC-23].
     bursts_given_up,
-    /// Retransmission timers run out.
+    /// Expired retransmission timers.
     timeouts,
-    /// Connections given up for want of an answer.
+    /// Connections given up because no answer came.
     retries_exceeded,
     /// Completion queues overrun.
     cq_overruns,
-    /// Datagrams received that found no receive, or one too small [RX-12].
+    /// Received datagrams dropped because no receive was posted or it was too small [RX-12].
     ud_dropped,
-    /// Queue pairs that went to error by themselves.
+    /// Queue pairs that went to ERR without being asked to.
     qp_errors,
 }

@@ -6,21 +6,21 @@ use bowline_verbs::{Completion, CqId, Error};
 
 use crate::table::Table;
 
-/// What an entry added to a queue makes necessary.
+/// Consequence of adding an entry to a completion queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Added {
-    /// Nothing.
+    /// There is nothing to do.
     Quiet,
-    /// Its waiter is to be told.
+    /// The waiter of the queue must be notified.
     Ready,
-    /// The queue has just overrun: the entry is lost, and so will be all later ones. Whoever
-    /// `waited`, for a solicited entry, is to be told.
+    /// The queue has just overrun: this entry and all later ones are lost. A waiter, even for
+    /// solicited entries, must be notified if `waited`.
     Overrun { waited: bool },
-    /// It had overrun before; the entry is lost.
+    /// The queue had overrun before, or does not exist; the entry is lost.
     Lost,
 }
 
-/// Which entries a waiter waits for.
+/// The entries for which a waiter is notified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Armed {
     No,
@@ -32,19 +32,19 @@ enum Armed {
 struct Cq {
     depth: usize,
     entries: VecDeque<(Completion, bool)>,
-    /// Entries that wake a waiter for solicited ones.
+    /// Number of entries that wake a waiter for solicited entries.
     solicited: usize,
     armed: Armed,
     overrun: bool,
     users: usize,
 }
 
-/// A completion on its way to its queue.
+/// A completion that is not in its queue yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Done {
+pub(crate) struct PendingCompletion {
     pub(crate) cq: CqId,
     pub(crate) completion: Completion,
-    /// It wakes who waits for solicited ones [RSP-20].
+    /// The completion also wakes a waiter for solicited entries [RSP-20].
     pub(crate) wakes: bool,
 }
 
@@ -64,7 +64,7 @@ impl CqTable {
         Self { queues: Table::new(), max: max.min(1 << 19), max_depth }
     }
 
-    /// Queues there are.
+    /// Number of queues.
     pub(crate) fn count(&self) -> usize {
         self.queues.len()
     }
@@ -97,7 +97,7 @@ impl CqTable {
         Ok(())
     }
 
-    /// A queue pair begins to use the queue.
+    /// Counts a queue pair as a user of the queue.
     pub(crate) fn hold(&mut self, cq: CqId) -> Result<(), Error> {
         let queue = self.queues.get_mut(cq.0).ok_or(NO_CQ)?;
         if queue.overrun {
@@ -107,7 +107,7 @@ impl CqTable {
         Ok(())
     }
 
-    /// A queue pair that used it is gone.
+    /// Drops a queue pair as a user of the queue.
     pub(crate) fn release(&mut self, cq: CqId) {
         if let Some(queue) = self.queues.get_mut(cq.0) {
             queue.users = queue.users.saturating_sub(1);
@@ -132,9 +132,9 @@ impl CqTable {
         Ok(count)
     }
 
-    /// Asks to be told of the next entry, or the next solicited one or error [RSP-20]. `false`:
-    /// there is one already, and nothing was asked. Of a queue that has overrun, what it still
-    /// holds can be fetched; after that there is nothing to wait for, which is an error.
+    /// Requests a notification of the next entry, or of the next solicited entry or error [RSP-20].
+    /// Returns `false`, without a request, if there is such an entry already. The remaining entries
+    /// of a queue that has overrun can still be polled; after that, waiting is an error.
     pub(crate) fn arm(&mut self, cq: CqId, solicited: bool) -> Result<bool, Error> {
         let queue = self.queues.get_mut(cq.0).ok_or(NO_CQ)?;
         let there = if solicited { queue.solicited } else { queue.entries.len() };
@@ -144,7 +144,7 @@ impl CqTable {
         if queue.overrun {
             return Err(OVERRUN);
         }
-        // Whoever waits for any entry is not made to wait longer by another.
+        // A second waiter must not weaken the request of one that waits for any entry.
         if queue.armed != Armed::Any {
             queue.armed = if solicited { Armed::Solicited } else { Armed::Any };
         }
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn an_overrun_is_told_once_and_for_all() {
+    fn an_overrun_is_reported_once_and_is_final() {
         let mut table = CqTable::new(1, 10);
         assert_eq!(table.create(11), Err(Error::Limit("completion queue entries")));
         let cq = table.create(1).unwrap();
@@ -232,7 +232,7 @@ mod tests {
         table.release(cq);
         assert_eq!(table.destroy(cq), Ok(()));
         assert_eq!(table.arm(cq, false), Err(NO_CQ));
-        // Entries that do not wake a waiter leave no room for the one that would.
+        // Entries that do not wake the waiter can take the room of the one that would.
         let cq = table.create(1).unwrap();
         assert_eq!(table.arm(cq, true), Ok(true));
         assert_eq!(table.add(cq, entry(1), false), Added::Quiet);

@@ -1,20 +1,19 @@
-//! The device: everything together.
+//! The device: queue pairs, memory, completions and the connection manager in one state machine.
 //!
 //! ```text
 //!   handle_datagram --> checks RX-2 .. RX-9 --> queue pair --> completions --> poll_cq
 //!   post_send, post_recv ---------------------> queue pair     events -------> poll_event
 //!   handle_timeout ---------------------------> queue pair --> packets ------> poll_transmit
 //! ```
-//! After any input: take the bursts of [`Device::poll_transmit`] until there are none, the events
-//! of [`Device::poll_event`] likewise, and set one timer from [`Device::poll_timeout`]. Answers are
-//! collected while datagrams come in, and joined; so hand in all datagrams there are before asking
-//! for bursts [PERF-6], and take the bursts before the program does its work with what has
-//! completed [REQ-23]; or just after it, where the program polls, so that few acknowledgements go
-//! alone.
+//! After any input, drain [`Device::poll_transmit`] and [`Device::poll_event`], and set one timer
+//! from [`Device::poll_timeout`]. Responses are collected while datagrams come in, and joined; so
+//! pass in all datagrams that have arrived before asking for bursts [PERF-6]. Send the bursts
+//! before the program processes its completions [REQ-23], or, where the program polls, directly
+//! after that, so that few acknowledgements are sent alone.
 
 mod cm;
+mod direct_placement;
 mod gsi;
-mod landing;
 mod rx;
 mod shared;
 mod tx;
@@ -27,8 +26,9 @@ use std::time::Duration;
 use bowline_verbs::{AsyncEvent, CmEvent, CqId, DeviceAttr, QpState, Qpn};
 use bowline_wire::roce::{IcrcChecker, Opcode};
 
-pub use self::landing::{
-    Amid, LANDING_GAP, LANDING_HEAD, LANDING_PACKETS_MAX, Landed, Landing, Run,
+pub use self::direct_placement::{
+    DirectPlacement, GroBuffer, OpenMessage, PLACEMENT_GAP, PLACEMENT_HEAD, PLACEMENT_PACKETS_MAX,
+    PlacementOutcome,
 };
 pub use self::usage::InUse;
 
@@ -42,11 +42,11 @@ use crate::rng::Rng;
 use crate::table::{NumberMap, Table};
 use bowline_base::Instant;
 
-/// Something the program is to be told.
+/// Notification for the program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
-    /// A completion queue has an entry that was waited for: once for every [`Device::arm_cq`].
+    /// A completion queue has an entry that a waiter asked for: sent once per [`Device::arm_cq`].
     CqReady(CqId),
     /// Something happened to a queue pair, a completion queue or the device.
     Async(AsyncEvent),
@@ -54,13 +54,13 @@ pub enum Event {
     Cm(CmEvent),
 }
 
-/// What is known of the IPv4 identification of a datagram received [ICRC-34].
+/// Likely IPv4 identification of a received datagram [ICRC-34].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IdentHint {
-    /// Nothing.
+    /// The identification is unknown.
     #[default]
     Unknown,
-    /// It is likely to be this.
+    /// The identification is probably this number.
     Exact(u16),
 }
 
@@ -69,27 +69,27 @@ pub enum IdentHint {
 pub struct Device {
     shared: Shared,
     qps: NumberMap<Box<Qp>>,
-    /// Protection domains, and how many queue pairs are in each.
+    /// Protection domains, each with its number of queue pairs.
     pds: Table<usize>,
     rng: Rng,
     icrc: IcrcChecker,
-    /// Numbers of queue pairs that are gone: not given again soon [QP-6].
+    /// Numbers of removed queue pairs, which are not reused soon [QP-6].
     retired: VecDeque<u32>,
     gsi: Gsi,
-    cm: cm::Glue,
-    /// A packet made for a burst that had no room for it, without ICRC, and whose it is.
+    cm: cm::CmState,
+    /// Packet, without its ICRC, that did not fit into the previous burst, and its queue pair.
     carry: Vec<u8>,
-    carry_of: Option<Qpn>,
-    /// The queue pair and the opcode of the last packet that was no acknowledgement.
-    last: Option<(Qpn, Opcode)>,
-    /// What was received where something else was expected, put together.
-    stray: Vec<u8>,
+    carry_qpn: Option<Qpn>,
+    /// Queue pair and opcode of the most recent packet that was no acknowledgement.
+    last_packet: Option<(Qpn, Opcode)>,
+    /// Buffer in which misplaced datagrams are reassembled.
+    reassembly: Vec<u8>,
 }
 
 impl Device {
-    /// Makes a device. All numbers that a stranger must not guess come from `seed` [CM-53]: 32
-    /// bytes that nobody else knows and no other device gets, from the system's generator. They are
-    /// no setting, since there can be no default.
+    /// Creates a device. All numbers that a stranger must not guess are derived from `seed`
+    /// [CM-53]: 32 bytes from the system's random generator, secret and different for each device.
+    /// The seed is not part of [`Config`], since it can have no default.
     pub fn new(mut config: Config, seed: [u8; 32]) -> Self {
         for addr in &mut config.addrs {
             *addr = addr.to_canonical();
@@ -101,17 +101,17 @@ impl Device {
             icrc: IcrcChecker::new(config.icrc),
             retired: VecDeque::new(),
             gsi: Gsi::default(),
-            cm: cm::Glue::new(&config, &mut rng),
+            cm: cm::CmState::new(&config, &mut rng),
             carry: Vec::new(),
-            carry_of: None,
-            last: None,
-            stray: Vec::new(),
+            carry_qpn: None,
+            last_packet: None,
+            reassembly: Vec::new(),
             rng,
             shared: Shared::new(config),
         }
     }
 
-    /// Limits and addresses. Name and provider are the driver's to change.
+    /// Returns limits and addresses. The driver overrides name and provider.
     pub fn attr(&self) -> DeviceAttr {
         let config = &self.shared.config;
         let limits = &config.limits;
@@ -148,24 +148,24 @@ impl Device {
         self.shared.config.gso = gso;
     }
 
-    /// Changes [`Config::ack_delay`](crate::Config::ack_delay): only while somebody looks for what
-    /// arrives anyway does it cost nothing to see to acknowledgements a little later.
+    /// Changes [`Config::ack_delay`](crate::Config::ack_delay). A delay costs nothing only while
+    /// some thread polls for arrivals anyway.
     pub const fn set_ack_delay(&mut self, delay: Duration) {
         self.shared.config.ack_delay = delay;
     }
 
-    /// Has acknowledgements that wait go out now: before queue pairs end, with which they would be
-    /// lost.
+    /// Makes all delayed acknowledgements due now. For use before queue pairs are removed, which
+    /// would discard them.
     pub fn release_acks(&mut self, now: Instant) {
         for qp in self.qps.values_mut() {
-            if qp.late_ack.release() {
+            if qp.delayed_ack.release() {
                 self.shared.settle(now, qp, true);
             }
         }
-        self.take_acks_back();
+        self.resume_acks();
     }
 
-    /// What has been counted.
+    /// Returns the counters.
     pub const fn counters(&self) -> &Counters {
         &self.shared.counters
     }
@@ -175,14 +175,14 @@ impl Device {
         self.shared.events.pop_front()
     }
 
-    /// When [`handle_timeout`](Self::handle_timeout) is to be called. It may turn out then that
+    /// Returns when to call [`handle_timeout`](Self::handle_timeout). That call may find that
     /// nothing was due.
     pub fn poll_timeout(&self) -> Option<Instant> {
         let queue_pairs = self.shared.next_timer();
         [queue_pairs, self.cm_timeout()].into_iter().flatten().min()
     }
 
-    /// Does what has become due.
+    /// Runs all timers that are due.
     pub fn handle_timeout(&mut self, now: Instant) {
         while let Some(qpn) = self.shared.due(now, &self.qps) {
             if let Some(qp) = self.qps.get_mut(&qpn.0) {
@@ -194,7 +194,7 @@ impl Device {
         self.cm_handle_timeout(now);
     }
 
-    /// Queue pairs whose completion queue has overrun cannot go on.
+    /// Fails the queue pairs whose completion queue has overrun.
     fn stop_overrun(&mut self, now: Instant) {
         while let Some(cq) = self.shared.overrun.pop() {
             let mut hit: Vec<u32> = self
@@ -203,12 +203,12 @@ impl Device {
                 .filter(|qp| qp.init.send_cq == cq || qp.init.recv_cq == cq)
                 .map(|qp| qp.qpn.0)
                 .collect();
-            // The order of a map must not be seen outside.
+            // The iteration order of the map must not be observable.
             hit.sort_unstable();
             for qpn in hit {
                 let Some(qp) = self.qps.get_mut(&qpn) else { continue };
                 if qp.state == QpState::Err {
-                    // The completion that was to tell of it may be lost.
+                    // The completion that would have reported the error may be the lost entry.
                     self.shared.events.push_back(Event::Async(AsyncEvent::QpFatal(qp.qpn)));
                 }
                 self.shared.stop(now, qp);

@@ -1,9 +1,9 @@
 //! RoCEv2 as a state machine: queue pairs, memory keys, completions and the connection manager.
 //!
-//! [`Device`] takes datagrams, requests and the time, and returns datagrams and events; it knows no
+//! [`Device`] takes datagrams, requests and the time, and returns datagrams and events; it has no
 //! sockets, threads or clocks. Spec: `docs/spec/roce.md`.
 //!
-//! The whole of a driver, but for the waiting:
+//! A complete driver, except for waiting:
 //!
 //! ```
 //! use bowline_roce::{Burst, Config, Device, Event, IdentHint, Instant};
@@ -33,7 +33,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
-// What tests of this crate share with those beside it calls it by its name.
+// Test helpers shared with `tests/` refer to this crate by its name.
 #[cfg(test)]
 extern crate self as bowline_roce;
 
@@ -42,11 +42,11 @@ mod cm;
 mod config;
 mod counters;
 mod cq;
+mod delayed_ack;
 mod device;
-mod lateack;
+mod gso_loss;
 mod mr;
 mod mw;
-mod paths;
 mod qp;
 mod rc;
 mod recvq;
@@ -58,10 +58,10 @@ mod udsend;
 
 pub use bowline_base::Instant;
 pub use burst::{BURST_BYTES_MAX, BURST_SEGMENTS_MAX, Burst, burst_payload};
-pub use cm::{CmConfig, FormerLife};
+pub use cm::{CmConfig, FormerConnection};
 pub use config::{Config, GiveUp, Limits};
 pub use counters::Counters;
 pub use device::{
-    Amid, Device, Event, IdentHint, InUse, LANDING_GAP, LANDING_HEAD, LANDING_PACKETS_MAX, Landed,
-    Landing, Run,
+    Device, DirectPlacement, Event, GroBuffer, IdentHint, InUse, OpenMessage, PLACEMENT_GAP,
+    PLACEMENT_HEAD, PLACEMENT_PACKETS_MAX, PlacementOutcome,
 };

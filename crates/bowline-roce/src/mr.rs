@@ -7,53 +7,53 @@ use bowline_verbs::{Access, Buffer, Error, MrKeys, PdId, Piece, Qpn};
 use crate::burst::Burst;
 use crate::mw::Window;
 use crate::rng::Rng;
-use crate::table::{NumberMap, Numbered, Spread};
+use crate::table::{DirectMap, NumberMap, Numbered};
 
-/// Indexes are below this: all 24 bits, so that keys are hard to guess, where rxe uses 19 [MR-1].
+/// End of the index range: all 24 bits, so that keys are hard to guess; rxe uses 19 [MR-1].
 const INDEX_END: u32 = 1 << 24;
 
-/// Rights that a withdrawn region does not give: all that lead to a peer.
-const OF_PEERS: Access = Access::LOCAL_WRITE.complement();
+/// Rights of peers, which a suspended region does not grant.
+const REMOTE_RIGHTS: Access = Access::LOCAL_WRITE.complement();
 
-/// Why a key does not give what is asked of it.
+/// Why a key does not grant an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum KeyError {
-    /// No region has this key now.
+    /// No region or window has this key now.
     Unknown,
-    /// The region is of another protection domain.
+    /// The region belongs to another protection domain.
     WrongPd,
     /// The region does not grant the right.
     NoAccess,
-    /// Some of the bytes lie outside of the region.
+    /// Part of the range lies outside of the region.
     OutOfRange,
     /// A window is bound to the region.
     InUse,
 }
 
-/// Who uses a key: this side, in a protection domain, or the peer of one of its queue pairs.
-/// Windows are for peers alone.
+/// User of a key: either this side, in a protection domain, or the peer of one of its queue pairs.
+/// Windows are for peers only.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Who {
+pub(crate) struct KeyUser {
     pd: PdId,
     peer_of: Option<Qpn>,
 }
 
-impl From<PdId> for Who {
+impl From<PdId> for KeyUser {
     fn from(pd: PdId) -> Self {
         Self { pd, peer_of: None }
     }
 }
 
-impl From<(PdId, Qpn)> for Who {
+impl From<(PdId, Qpn)> for KeyUser {
     fn from((pd, qpn): (PdId, Qpn)) -> Self {
         Self { pd, peer_of: Some(qpn) }
     }
 }
 
-/// All regions and windows of a device, under the upper 24 bits of their keys.
+/// All regions and windows of a device, by the upper 24 bits of their keys.
 #[derive(Debug)]
 pub(crate) struct MrTable {
-    regions: Spread<Region>,
+    regions: DirectMap<Region>,
     max: usize,
     pub(crate) windows: NumberMap<Window>,
     pub(crate) max_windows: usize,
@@ -62,17 +62,17 @@ pub(crate) struct MrTable {
 #[derive(Debug)]
 pub(crate) struct Region {
     key: u32,
-    /// The key it was registered or made with.
-    name: u32,
-    /// Peers may not use it [`MrTable::withdraw`].
-    shut: bool,
+    /// The key the region was created with; still accepted by `deregister`.
+    registered_key: u32,
+    /// Peers may not use the region at present: [`MrTable::suspend_remote`].
+    suspended: bool,
     pd: PdId,
     access: Access,
     iova: u64,
-    /// `None`: a fast-registration region that is free [MR-6].
+    /// The bound memory; `None` for a free fast-registration region [MR-6].
     memory: Option<Memory>,
     fast: bool,
-    /// Windows bound to it.
+    /// Number of windows bound to the region.
     windows: u32,
 }
 
@@ -85,28 +85,38 @@ impl Numbered for Region {
 }
 
 impl Region {
-    /// One without memory or key.
+    /// Makes a region without memory or key.
     const fn new(pd: PdId, access: Access, fast: bool) -> Self {
         let (iova, memory, windows) = (0, None, 0);
-        Self { key: 0, name: 0, shut: false, pd, access, iova, memory, fast, windows }
+        Self {
+            key: 0,
+            registered_key: 0,
+            suspended: false,
+            pd,
+            access,
+            iova,
+            memory,
+            fast,
+            windows,
+        }
     }
 
-    /// Tells whether the program may mean this region by `key`.
-    const fn is_named(&self, key: u32) -> bool {
-        self.key == key || self.name == key
+    /// Tells whether the program may name this region by `key`.
+    const fn has_key(&self, key: u32) -> bool {
+        self.key == key || self.registered_key == key
     }
 }
 
 #[derive(Debug)]
 enum Memory {
-    One { buffer: Arc<Buffer>, offset: usize, len: usize },
-    Many(Box<Pieces>),
+    Contiguous { buffer: Arc<Buffer>, offset: usize, len: usize },
+    Scattered(Box<ScatterList>),
 }
 
 #[derive(Debug)]
-struct Pieces {
+struct ScatterList {
     pieces: Vec<Piece>,
-    /// For each piece, the bytes of it and all before it.
+    /// For each piece, the number of bytes up to its end.
     ends: Vec<u64>,
 }
 
@@ -123,25 +133,29 @@ impl Memory {
         }
         if let [_] = pieces.as_slice() {
             let piece = pieces.into_iter().next()?;
-            return Some(Self::One { buffer: piece.buffer, offset: piece.offset, len: piece.len });
+            return Some(Self::Contiguous {
+                buffer: piece.buffer,
+                offset: piece.offset,
+                len: piece.len,
+            });
         }
-        Some(Self::Many(Box::new(Pieces { pieces, ends })))
+        Some(Self::Scattered(Box::new(ScatterList { pieces, ends })))
     }
 
     fn len(&self) -> u64 {
         match self {
-            Self::One { len, .. } => *len as u64,
-            Self::Many(pieces) => pieces.ends.last().copied().unwrap_or(0),
+            Self::Contiguous { len, .. } => *len as u64,
+            Self::Scattered(pieces) => pieces.ends.last().copied().unwrap_or(0),
         }
     }
 
-    /// Calls `each` with every stretch of `len` bytes from `start`, all of which exist.
+    /// Calls `each` for every contiguous part of the `len` bytes from `start` on, which must exist.
     fn for_each(&self, start: u64, len: u64, mut each: impl FnMut(&Arc<Buffer>, usize, usize)) {
         match self {
-            Self::One { buffer, offset, .. } => {
+            Self::Contiguous { buffer, offset, .. } => {
                 each(buffer, offset + start as usize, len as usize);
             }
-            Self::Many(pieces) => {
+            Self::Scattered(pieces) => {
                 let mut at = start;
                 let end = start + len;
                 let mut index = pieces.ends.partition_point(|end| *end <= start);
@@ -166,7 +180,7 @@ impl MrTable {
     pub(crate) fn new(max: usize, max_windows: usize) -> Self {
         let most = INDEX_END as usize / 4;
         Self {
-            regions: Spread::new(),
+            regions: DirectMap::new(),
             max: max.min(most),
             windows: NumberMap::default(),
             max_windows: max_windows.min(most),
@@ -197,39 +211,38 @@ impl MrTable {
         if iova.checked_add(len as u64).is_none() {
             return Err(Error::Invalid("the addresses of the region wrap"));
         }
-        let memory = Memory::One { buffer: Arc::clone(buffer), offset, len };
+        let memory = Memory::Contiguous { buffer: Arc::clone(buffer), offset, len };
         let memory = Some(memory);
         self.insert(rng, Region { iova, memory, ..Region::new(pd, access, false) })
     }
 
-    /// Makes a region for fast registration, free at first [MR-6].
+    /// Creates a region for fast registration, free at first [MR-6].
     pub(crate) fn allocate(&mut self, rng: &mut Rng, pd: PdId) -> Result<MrKeys, Error> {
         let access = Access::empty();
         self.insert(rng, Region::new(pd, access, true))
     }
 
-    /// Gives a region a key that was not in use, of a random index and byte [MR-1].
+    /// Gives a region an unused key, of random index and low byte, and adds the region [MR-1].
     fn insert(&mut self, rng: &mut Rng, mut region: Region) -> Result<MrKeys, Error> {
         if self.regions.len() >= self.max {
             return Err(Error::Limit("memory regions"));
         }
         self.regions.reserve();
-        region.key = self.free_key(rng, Spread::has_place);
-        region.name = region.key;
+        region.key = self.free_key(rng, DirectMap::has_free_slot);
+        region.registered_key = region.key;
         let keys = MrKeys { lkey: region.key, rkey: region.key };
         self.regions.insert(region);
         Ok(keys)
     }
 
-    /// A key of a random byte and a random index that is neither a region's nor a window's;
-    /// `is_free` tells the former.
+    /// Returns a random key whose index no region or window has. `is_free` decides for regions.
     pub(crate) fn free_key(
         &self,
         rng: &mut Rng,
-        is_free: impl Fn(&Spread<Region>, u32) -> bool,
+        is_free: impl Fn(&DirectMap<Region>, u32) -> bool,
     ) -> u32 {
-        // At most half of the places are taken, and a quarter of the indexes windows': four tries
-        // are the average at worst.
+        // At most half of the region slots and a quarter of the window indexes are taken: four
+        // tries on average at worst.
         loop {
             let key = rng.next_u32();
             let index = key >> 8;
@@ -239,11 +252,11 @@ impl MrTable {
         }
     }
 
-    /// Removes a region; returns its protection domain. No copy is under way then, and none begins
-    /// without looking the key up again [MR-11].
+    /// Removes a region; returns its protection domain. No copy is in progress during the call, and
+    /// later packets look the key up again [MR-11].
     pub(crate) fn deregister(&mut self, lkey: u32) -> Result<PdId, Error> {
         match self.regions.get(lkey >> 8) {
-            Some(region) if !region.is_named(lkey) => Err(Error::NoSuch("memory region")),
+            Some(region) if !region.has_key(lkey) => Err(Error::NoSuch("memory region")),
             Some(region) if region.windows > 0 => Err(Error::Busy("the memory region")),
             Some(region) => {
                 let pd = region.pd;
@@ -254,30 +267,32 @@ impl MrTable {
         }
     }
 
-    /// Takes regions away from peers; local use goes on. All of them or none.
-    pub(crate) fn withdraw(&mut self, keys: &[u32]) -> Result<(), Error> {
+    /// Suspends the access of peers to all of these regions, or to none on an error; local use
+    /// continues.
+    pub(crate) fn suspend_remote(&mut self, keys: &[u32]) -> Result<(), Error> {
         for key in keys {
-            let region = self.of_registration(*key)?;
-            if region.shut {
+            let region = self.registered(*key)?;
+            if region.suspended {
                 return Err(Error::Invalid("the memory region is withdrawn already"));
             }
-            // A window would still give it to them.
+            // A bound window would still grant access.
             if region.windows > 0 {
                 return Err(Error::Busy("the memory region"));
             }
         }
         for key in keys {
             if let Some(region) = self.regions.get_mut(key >> 8) {
-                region.shut = true;
+                region.suspended = true;
             }
         }
         Ok(())
     }
 
-    /// Gives withdrawn regions back to peers, under new keys [MR-13]. All of them or none.
-    pub(crate) fn renew(&mut self, keys: &[(u32, u32)]) -> Result<(), Error> {
+    /// Restores the access of peers to suspended regions, under new keys, for all regions or for
+    /// none on an error [MR-13].
+    pub(crate) fn rekey(&mut self, keys: &[(u32, u32)]) -> Result<(), Error> {
         for (key, new) in keys {
-            if !self.of_registration(*key)?.shut {
+            if !self.registered(*key)?.suspended {
                 return Err(Error::Invalid("the memory region is not withdrawn"));
             }
             if key >> 8 != new >> 8 || key == new {
@@ -287,44 +302,44 @@ impl MrTable {
         for (_, new) in keys {
             if let Some(region) = self.regions.get_mut(new >> 8) {
                 region.key = *new;
-                region.shut = false;
+                region.suspended = false;
             }
         }
         Ok(())
     }
 
-    /// The region that was registered whole, not for fast registration, and has this key now.
-    fn of_registration(&self, key: u32) -> Result<&Region, Error> {
+    /// Returns the region that has this key now and is not for fast registration.
+    fn registered(&self, key: u32) -> Result<&Region, Error> {
         let region = self.regions.get(key >> 8);
         let found = region.filter(|region| region.key == key && !region.fast);
         found.ok_or(Error::NoSuch("memory region"))
     }
 
-    /// Regions there are.
+    /// Number of regions.
     pub(crate) fn count(&self) -> usize {
         self.regions.len()
     }
 
-    /// Regions for fast registration that are not free.
-    pub(crate) fn bound(&self) -> usize {
+    /// Number of fast-registration regions that are bound to memory.
+    pub(crate) fn bound_count(&self) -> usize {
         self.regions.values().filter(|region| region.fast && region.memory.is_some()).count()
     }
 
-    /// Tells whether a region or window of this protection domain is left.
-    pub(crate) fn uses(&self, pd: PdId) -> bool {
+    /// Tells whether the protection domain has a region or window.
+    pub(crate) fn uses_pd(&self, pd: PdId) -> bool {
         self.regions.values().any(|region| region.pd == pd)
             || self.windows.values().any(|window| window.pd() == pd)
     }
 
-    /// One window more, or less, is bound to a region.
+    /// Adds `change` to the number of windows bound to a region.
     pub(crate) fn count_window(&mut self, region: u32, change: i32) {
         if let Some(region) = self.regions.get_mut(region >> 8) {
             region.windows = region.windows.saturating_add_signed(change);
         }
     }
 
-    /// Carries out a fast registration [MR-6]: the region must be free and of this protection
-    /// domain. From now on it has this key alone [MR-13].
+    /// Executes a fast registration [MR-6]: the region must be free and of this protection domain.
+    /// From now on it has only this key [MR-13].
     pub(crate) fn bind(
         &mut self,
         pd: PdId,
@@ -346,13 +361,14 @@ impl MrTable {
         let memory = Memory::new(pieces).ok_or(KeyError::OutOfRange)?;
         iova.checked_add(memory.len()).ok_or(KeyError::OutOfRange)?;
         let memory = Some(memory);
-        let name = region.name;
-        *region = Region { key, name, iova, memory, ..Region::new(pd, access, true) };
+        let registered_key = region.registered_key;
+        *region = Region { key, registered_key, iova, memory, ..Region::new(pd, access, true) };
         Ok(())
     }
 
-    /// Makes a fast-registration region free; one that is free already, with the same key, may be
-    /// freed again; not one that a window is bound to. Or makes a window of type 2 free [MR-7].
+    /// Frees a fast-registration region. A region that is free already and has the same key may be
+    /// freed again; a region with a bound window may not. If the key names no region, frees a
+    /// window of type 2 [MR-7].
     pub(crate) fn invalidate(&mut self, (pd, qpn): (PdId, Qpn), key: u32) -> Result<(), KeyError> {
         let Some(region) = self.regions.get_mut(key >> 8) else {
             return self.invalidate_window(pd, qpn, key);
@@ -370,10 +386,11 @@ impl MrTable {
         Ok(())
     }
 
-    /// The same for the peer [REQ-17], [RSP-18], of regions that peers may use at all.
+    /// Invalidates a key for the peer [REQ-17], [RSP-18]: only regions that peers may use at all,
+    /// and windows.
     pub(crate) fn invalidate_remote(
         &mut self,
-        whose: (PdId, Qpn),
+        user: (PdId, Qpn),
         key: u32,
     ) -> Result<(), KeyError> {
         let remote = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
@@ -381,18 +398,18 @@ impl MrTable {
         if region.is_some_and(|region| !region.access.intersects(remote)) {
             return Err(KeyError::NoAccess);
         }
-        self.invalidate(whose, key)
+        self.invalidate(user, key)
     }
 
-    /// Checks that the peer of a queue pair has these rights to all of the key's memory; windows do
-    /// not give them.
+    /// Checks that a region grants the peer these rights, without a range. Windows are not
+    /// accepted.
     pub(crate) fn check_whole(&self, pd: PdId, key: u32, need: Access) -> Result<(), KeyError> {
         let start = self.regions.get(key >> 8).ok_or(KeyError::Unknown)?.iova;
         self.check(pd, key, start, 0, need)
     }
 
-    /// Where in its region a range is that a window is to be bound to.
-    pub(crate) fn start_of(
+    /// Returns the offset within its region of a range that a window is to be bound to.
+    pub(crate) fn region_offset(
         &self,
         pd: PdId,
         key: u32,
@@ -403,27 +420,27 @@ impl MrTable {
         self.find(pd.into(), key, va, len, need).map(|(_, start)| start)
     }
 
-    /// Has brought near what is known of a key, which is looked up soon. It may be nobody's.
+    /// Prefetches the table entry of `key`, which need not exist.
     pub(crate) fn prefetch_key(&self, key: u32) {
         self.regions.prefetch(key >> 8);
     }
 
     /// Checks key, domain, rights and range in that order [MR-2], [MR-3]; returns the memory and
-    /// where in it `va` is.
+    /// the offset of `va` in it.
     fn find(
         &self,
-        who: Who,
+        user: KeyUser,
         key: u32,
         va: u64,
         len: u64,
         need: Access,
     ) -> Result<(&Memory, u64), KeyError> {
-        let pd = who.pd;
+        let pd = user.pd;
         let Some(region) = self.regions.get(key >> 8) else {
             let window = self.windows.get(&(key >> 8)).ok_or(KeyError::Unknown)?;
-            let qpn = who.peer_of.ok_or(KeyError::Unknown)?;
+            let qpn = user.peer_of.ok_or(KeyError::Unknown)?;
             let (region, start) = window.find((pd, qpn), key, va, len, need)?;
-            // It stays with its memory as long as a window is bound to it.
+            // The region and its memory stay as long as a window is bound to them.
             let region = self.regions.get(region >> 8).ok_or(KeyError::Unknown)?;
             return Ok((region.memory.as_ref().ok_or(KeyError::Unknown)?, start));
         };
@@ -434,7 +451,7 @@ impl MrTable {
         if region.pd != pd {
             return Err(KeyError::WrongPd);
         }
-        if !region.access.contains(need) || region.shut && need.intersects(OF_PEERS) {
+        if !region.access.contains(need) || region.suspended && need.intersects(REMOTE_RIGHTS) {
             return Err(KeyError::NoAccess);
         }
         let start = va.checked_sub(region.iova).ok_or(KeyError::OutOfRange)?;
@@ -444,29 +461,29 @@ impl MrTable {
         }
     }
 
-    /// Finds the memory of a range. Needing no right at all is a local read [MR-4].
+    /// Finds the memory of a range. An empty `need` means a local read [MR-4].
     pub(crate) fn resolve(
         &self,
-        who: impl Into<Who>,
+        user: impl Into<KeyUser>,
         key: u32,
         va: u64,
         len: u64,
         need: Access,
     ) -> Result<Span<'_>, KeyError> {
-        let (memory, start) = self.find(who.into(), key, va, len, need)?;
+        let (memory, start) = self.find(user.into(), key, va, len, need)?;
         Ok(Span { memory, start, len })
     }
 
     /// Checks a range without using it.
     pub(crate) fn check(
         &self,
-        who: impl Into<Who>,
+        user: impl Into<KeyUser>,
         key: u32,
         va: u64,
         len: u64,
         need: Access,
     ) -> Result<(), KeyError> {
-        self.find(who.into(), key, va, len, need).map(drop)
+        self.find(user.into(), key, va, len, need).map(drop)
     }
 
     /// Copies a range of local memory to the end of `out`.
@@ -482,7 +499,7 @@ impl MrTable {
         Ok(())
     }
 
-    /// Has a range of local memory brought near, if there is such a range.
+    /// Prefetches a range of local memory, if the range is valid.
     pub(crate) fn prefetch(&self, pd: PdId, key: u32, va: u64, len: usize) {
         if let Ok((memory, start)) = self.find(pd.into(), key, va, len as u64, Access::empty()) {
             memory.for_each(start, len as u64, |buffer, offset, len| buffer.prefetch(offset, len));
@@ -512,8 +529,7 @@ fn write(memory: &Memory, start: u64, mut bytes: &[u8]) {
     });
 }
 
-/// A checked range of memory, for at once: whatever is made or taken in later checks the key again
-/// [MR-10].
+/// A validated range. Do not keep it: validate again before the next packet [MR-10].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Span<'a> {
     memory: &'a Memory,
@@ -522,7 +538,7 @@ pub(crate) struct Span<'a> {
 }
 
 impl Span<'_> {
-    /// Copies in as many of the bytes as the span has room for from `offset` on.
+    /// Copies as many of the bytes into the span as fit from `offset` on.
     pub(crate) fn write(&self, offset: u64, bytes: &[u8]) {
         let room = self.len.saturating_sub(offset).min(bytes.len() as u64) as usize;
         if room > 0 {
@@ -530,12 +546,12 @@ impl Span<'_> {
         }
     }
 
-    /// Copies all of it out.
+    /// Appends the whole span to `out`.
     pub(crate) fn append_to(&self, out: &mut Burst) {
         self.append_part(0, self.len as usize, out);
     }
 
-    /// Copies `len` bytes from `offset` on out, all of which it has.
+    /// Appends the `len` bytes from `offset` on, which must exist, to `out`.
     pub(crate) fn append_part(&self, offset: usize, len: usize, out: &mut Burst) {
         debug_assert!((offset + len) as u64 <= self.len, "a part of the span");
         self.memory.for_each(self.start + offset as u64, len as u64, |buffer, offset, len| {
@@ -543,8 +559,8 @@ impl Span<'_> {
         });
     }
 
-    /// The memory it begins with, as far as that is one stretch.
-    pub(crate) fn first_stretch(&self) -> Option<Piece> {
+    /// Returns the first contiguous part of the span.
+    pub(crate) fn first_contiguous(&self) -> Option<Piece> {
         let mut first = None;
         self.memory.for_each(self.start, self.len, |buffer, offset, len| {
             first.get_or_insert_with(|| Piece { buffer: Arc::clone(buffer), offset, len });
@@ -552,7 +568,7 @@ impl Span<'_> {
         first
     }
 
-    /// Has at most `len` bytes from `offset` on brought near, as many as it has.
+    /// Prefetches up to `len` bytes from `offset` on, as far as the span has them.
     pub(crate) fn prefetch(&self, offset: usize, len: usize) {
         let len = self.len.saturating_sub(offset as u64).min(len as u64);
         if len > 0 {
@@ -562,13 +578,13 @@ impl Span<'_> {
         }
     }
 
-    /// Bytes.
+    /// Length in bytes.
     pub(crate) const fn len(&self) -> usize {
         self.len as usize
     }
 
-    /// Changes the 8 bytes at `offset`, a number in host order, and returns what they were; at once
-    /// as others see it if they are aligned in memory [RSP-11].
+    /// Changes the 8 bytes at `offset`, a number in host byte order, and returns their old value.
+    /// Atomic for other threads if the bytes are aligned in memory [RSP-11].
     pub(crate) fn update(&self, offset: u64, mut change: impl FnMut(u64) -> u64) -> u64 {
         let mut whole = None;
         if offset.checked_add(8).is_some_and(|end| end <= self.len) {
@@ -613,7 +629,7 @@ mod tests {
 
     /// [MR-2], [MR-3], [MR-4], [MR-5].
     #[test]
-    fn a_key_gives_its_own_bytes_and_no_others() {
+    fn a_key_grants_its_own_region_only() {
         let (mut table, mut rng) = table();
         let buffer = Arc::new(Buffer::new(4096).unwrap());
         let access = Access::LOCAL_WRITE | Access::REMOTE_READ;
@@ -651,9 +667,9 @@ mod tests {
         let pieces = vec![piece(&a, 60, 4), piece(&b, 0, 0), piece(&b, 1, 7), piece(&a, 0, 5)];
         let all = Access::all() - Access::FLUSH_PERSISTENT;
         assert_eq!(table.bind(PdId(2), next, pieces.clone(), 9, all), Err(KeyError::WrongPd));
-        assert_eq!(table.bound(), 0);
+        assert_eq!(table.bound_count(), 0);
         assert_eq!(table.bind(PD, next, pieces.clone(), 9, all), Ok(()));
-        assert_eq!(table.bound(), 1);
+        assert_eq!(table.bound_count(), 1);
         assert_eq!(table.bind(PD, next, pieces, 9, all), Err(KeyError::Unknown));
         assert_eq!(table.check(PD, key, 9, 1, Access::empty()), Err(KeyError::Unknown));
         table.scatter(PD, next, 10, b"0123456789abcde").unwrap();
@@ -675,16 +691,16 @@ mod tests {
         assert_eq!(table.invalidate(WHOSE, plain.lkey), Err(KeyError::Unknown));
         let outside = vec![piece(&a, 60, 5)];
         assert_eq!(table.bind(PD, key, outside, 9, all), Err(KeyError::OutOfRange));
-        assert_eq!(table.bound(), 0);
-        // The key it was made with names it, whatever it has now.
+        assert_eq!(table.bound_count(), 0);
+        // The key a region was created with still names it for removal.
         assert_eq!(table.deregister(key ^ 0x80), Err(Error::NoSuch("memory region")));
         assert_eq!(table.deregister(key), Ok(PD));
     }
 
-    /// What is withdrawn is this side's alone until it is renewed, and the key before that is of no
-    /// more use.
+    /// A suspended region is usable by this side only, until it gets a new key; the old key becomes
+    /// invalid.
     #[test]
-    fn withdrawn_regions_are_not_the_peers() {
+    fn suspended_regions_refuse_peers() {
         let (mut table, mut rng) = table();
         let buffer = Arc::new(Buffer::new(64).unwrap());
         let write = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
@@ -694,28 +710,28 @@ mod tests {
         let (a, b) = (new(&mut table), new(&mut table));
         let may = |table: &MrTable, key| table.check(WHOSE, key, 0, 8, Access::REMOTE_WRITE);
         let no_such = Err(Error::NoSuch("memory region"));
-        assert_eq!(table.withdraw(&[a, b ^ 1]), no_such, "nothing is done by half");
+        assert_eq!(table.suspend_remote(&[a, b ^ 1]), no_such, "all regions or none");
         let not_withdrawn = Error::Invalid("the memory region is not withdrawn");
-        assert_eq!(table.renew(&[(a, next_key(a))]), Err(not_withdrawn));
+        assert_eq!(table.rekey(&[(a, next_key(a))]), Err(not_withdrawn));
         assert_eq!(may(&table, a), Ok(()));
-        table.withdraw(&[a, b]).unwrap();
-        assert!(table.withdraw(&[a]).is_err());
+        table.suspend_remote(&[a, b]).unwrap();
+        assert!(table.suspend_remote(&[a]).is_err());
         assert_eq!(
             (may(&table, a), may(&table, b)),
             (Err(KeyError::NoAccess), Err(KeyError::NoAccess))
         );
         table.scatter(PD, a, 3, b"mine").unwrap();
         for bad in [a, a ^ 1 << 8] {
-            assert!(table.renew(&[(b, next_key(b)), (a, bad)]).is_err());
+            assert!(table.rekey(&[(b, next_key(b)), (a, bad)]).is_err());
         }
-        table.renew(&[(a, next_key(a))]).unwrap();
+        table.rekey(&[(a, next_key(a))]).unwrap();
         assert_eq!(may(&table, a), Err(KeyError::Unknown));
         assert_eq!(may(&table, next_key(a)), Ok(()));
         assert_eq!(may(&table, b), Err(KeyError::NoAccess));
         assert_eq!(table.deregister(a), Ok(PD), "the key it was registered with");
         assert_eq!(table.deregister(b), Ok(PD));
         let fast = table.allocate(&mut rng, PD).unwrap().rkey;
-        assert_eq!(table.withdraw(&[fast]), no_such);
+        assert_eq!(table.suspend_remote(&[fast]), no_such);
     }
 
     #[test]

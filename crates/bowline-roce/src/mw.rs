@@ -1,4 +1,4 @@
-//! Memory windows: keys that give a peer part of a region, for a time [MR-9].
+//! Memory windows: keys that grant a peer access to part of a region for a time [MR-9].
 //!
 //! ```text
 //!   window   key, rights ──> region   key, memory          a window has no memory of its own
@@ -6,42 +6,43 @@
 //!   type 2   free ── bind ──> valid ── invalidated by this side or the peer ──> free
 //!            for the queue pair it was bound on alone
 //! ```
-//! A window is of use to peers only: no local key, and so no way around the region's own rights.
+//! A window is for peers only. It has no local key, so it cannot bypass the rights of its region.
 
 use bowline_verbs::{Access, Error, MwBind, MwType, PdId, Qpn, next_key};
 
 use crate::mr::{KeyError, MrTable};
 use crate::rng::Rng;
 
-/// What a peer can be given by a window.
-const REMOTE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE).union(Access::REMOTE_ATOMIC);
-/// What only a region that this side may write can give.
-const WRITES: Access = Access::REMOTE_WRITE.union(Access::REMOTE_ATOMIC);
+/// Rights that a window can grant.
+const WINDOW_RIGHTS: Access =
+    Access::REMOTE_READ.union(Access::REMOTE_WRITE).union(Access::REMOTE_ATOMIC);
+/// Rights that require this side to have write access to the region.
+const WRITE_RIGHTS: Access = Access::REMOTE_WRITE.union(Access::REMOTE_ATOMIC);
 
 /// A window.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Window {
     pd: PdId,
     kind: MwType,
-    /// The key that is good, or that was.
+    /// The valid key, or the last valid one if the window is not bound.
     key: u32,
-    /// The key of the last binding that was asked for, done or still in a send queue.
-    newest: u32,
-    bound: Option<Bound>,
+    /// The key of the newest bind request, executed or still in a send queue.
+    newest_key: u32,
+    bound: Option<Binding>,
 }
 
-/// What a window gives.
+/// The range and rights that a window grants.
 #[derive(Clone, Copy, Debug)]
-struct Bound {
+struct Binding {
     /// The region's key.
     region: u32,
-    /// Where in the region it begins.
+    /// Offset of the window in the region, in bytes.
     start: u64,
     len: u64,
-    /// The address of its first byte.
+    /// Address of the first byte of the window.
     iova: u64,
     access: Access,
-    /// The queue pair it is for; `None`: all of the protection domain.
+    /// The only queue pair whose peer may use the window; `None`: all of the protection domain.
     qpn: Option<Qpn>,
 }
 
@@ -50,8 +51,8 @@ impl Window {
         self.pd
     }
 
-    /// Finds where in which region a range is that a peer names: key, domain, queue pair, rights
-    /// and range are checked in that order, as for regions [MR-2], [MR-3].
+    /// Resolves a range that a peer names to a region key and an offset. Key, domain, queue pair,
+    /// rights and range are checked in that order, as for regions [MR-2], [MR-3].
     pub(crate) fn find(
         &self,
         (pd, qpn): (PdId, Qpn),
@@ -76,7 +77,7 @@ impl Window {
 }
 
 impl MrTable {
-    /// Makes a window, bound to nothing.
+    /// Creates an unbound window.
     pub(crate) fn allocate_window(
         &mut self,
         rng: &mut Rng,
@@ -87,34 +88,36 @@ impl MrTable {
             return Err(Error::Limit("memory windows"));
         }
         let key = self.free_key(rng, |regions, index| regions.get(index).is_none());
-        let window = Window { pd, kind, key, newest: key, bound: None };
+        let window = Window { pd, kind, key, newest_key: key, bound: None };
         self.windows.insert(key >> 8, window);
         Ok(key)
     }
 
-    /// Removes a window by any key it has had.
+    /// Removes a window, named by any key it has had.
     pub(crate) fn deallocate_window(&mut self, key: u32) -> Result<(), Error> {
         let gone = self.windows.remove(&(key >> 8)).ok_or(Error::NoSuch("memory window"))?;
-        self.let_go(gone.bound);
+        self.unbind(gone.bound);
         Ok(())
     }
 
-    /// Kind and domain of a window, and the key its next binding of type 1 gets.
+    /// Returns kind and protection domain of a window, and the key of its next binding if it is of
+    /// type 1.
     pub(crate) fn window(&self, key: u32) -> Result<(MwType, PdId, u32), Error> {
         let window = self.windows.get(&(key >> 8)).ok_or(Error::NoSuch("memory window"))?;
-        Ok((window.kind, window.pd, next_key(window.newest)))
+        Ok((window.kind, window.pd, next_key(window.newest_key)))
     }
 
-    /// A binding with this key has been posted.
-    pub(crate) fn window_asked(&mut self, key: u32) {
+    /// Notes that a bind request with this key has been posted.
+    pub(crate) fn note_window_key(&mut self, key: u32) {
         if let Some(window) = self.windows.get_mut(&(key >> 8)) {
-            window.newest = key;
+            window.newest_key = key;
         }
     }
 
-    /// Carries out a binding [MR-8], [MR-9]: from now on the window has this key alone [MR-13]. The
-    /// region must allow it, have the bytes, and be written by this side if peers are to; all three
-    /// must be of one domain. A window of type 2 must be free, and its key a new one.
+    /// Executes a bind request [MR-8], [MR-9]: from now on the window has only this key [MR-13].
+    /// The region must allow binding and contain the range, and must be writable by this side if
+    /// peers are to write; region, window and queue pair must be of one protection domain. A window
+    /// of type 2 must be free, and its key must be new.
     pub(crate) fn bind_window(
         &mut self,
         pd: PdId,
@@ -134,21 +137,21 @@ impl MrTable {
         let bound = match to.len {
             0 => None,
             len => {
-                if !(REMOTE | Access::ZERO_BASED).contains(to.access) {
+                if !(WINDOW_RIGHTS | Access::ZERO_BASED).contains(to.access) {
                     return Err(KeyError::NoAccess);
                 }
                 let mut need = Access::MW_BIND;
-                if to.access.intersects(WRITES) {
+                if to.access.intersects(WRITE_RIGHTS) {
                     need |= Access::LOCAL_WRITE;
                 }
-                let start = self.start_of(pd, to.lkey, to.addr, len, need)?;
+                let start = self.region_offset(pd, to.lkey, to.addr, len, need)?;
                 let zero_based = to.access.contains(Access::ZERO_BASED);
-                Some(Bound {
+                Some(Binding {
                     region: to.lkey,
                     start,
                     len,
                     iova: if zero_based { 0 } else { to.addr },
-                    access: to.access & REMOTE,
+                    access: to.access & WINDOW_RIGHTS,
                     qpn: (kind == MwType::Type2).then_some(qpn),
                 })
             }
@@ -156,7 +159,7 @@ impl MrTable {
         if bound.is_some() {
             self.count_window(to.lkey, 1);
         }
-        self.let_go(before);
+        self.unbind(before);
         if let Some(window) = self.windows.get_mut(&(key >> 8)) {
             window.key = key;
             window.bound = bound;
@@ -164,8 +167,7 @@ impl MrTable {
         Ok(())
     }
 
-    /// Ends the binding of a window of type 2 [MR-7]; that it had one is required, unlike with
-    /// regions.
+    /// Ends the binding of a window of type 2 [MR-7]. Unlike a region, the window must be bound.
     pub(crate) fn invalidate_window(
         &mut self,
         pd: PdId,
@@ -181,12 +183,12 @@ impl MrTable {
             return Err(KeyError::WrongPd);
         }
         window.bound = None;
-        self.let_go(Some(bound));
+        self.unbind(Some(bound));
         Ok(())
     }
 
-    /// The queue pair is no more, or begins anew: windows bound on it are free.
-    pub(crate) fn forget_windows_of(&mut self, qpn: Qpn) {
+    /// Frees the windows bound on a queue pair that was removed or reset.
+    pub(crate) fn unbind_windows_of(&mut self, qpn: Qpn) {
         let mut gone = Vec::new();
         for window in self.windows.values_mut() {
             if window.bound.is_some_and(|bound| bound.qpn == Some(qpn)) {
@@ -194,11 +196,11 @@ impl MrTable {
             }
         }
         for bound in gone {
-            self.let_go(bound);
+            self.unbind(bound);
         }
     }
 
-    fn let_go(&mut self, bound: Option<Bound>) {
+    fn unbind(&mut self, bound: Option<Binding>) {
         if let Some(bound) = bound {
             self.count_window(bound.region, -1);
         }
@@ -245,7 +247,7 @@ mod tests {
 
     /// [MR-9], [MR-2], [MR-3]: a window gives a part of its region, to one queue pair.
     #[test]
-    fn a_window_gives_what_it_is_bound_to_and_nothing_else() {
+    fn a_window_grants_its_binding_and_nothing_else() {
         let mut s = side(Access::MW_BIND | Access::LOCAL_WRITE);
         let first = s.table.allocate_window(&mut s.rng, PD, MwType::Type2).unwrap();
         let key = next_key(first);
@@ -261,7 +263,7 @@ mod tests {
         assert_eq!(s.ask(QP, first, 5010, 1, read), Err(KeyError::Unknown));
         assert_eq!(s.ask(Qpn(78), key, 5010, 1, read), Err(KeyError::WrongPd));
         assert_eq!(s.ask(QP, key, 5010, 8, Access::REMOTE_ATOMIC), Err(KeyError::NoAccess));
-        // The region's own key gives the peer nothing, and the window's is no local key.
+        // The region's key grants the peer nothing, and the window's key is no local key.
         assert_eq!(s.ask(QP, s.keys.rkey, 5010, 1, read), Err(KeyError::NoAccess));
         let local = s.table.gather(PD, key, 5010, 1, &mut Burst::new());
         assert_eq!(local, Err(KeyError::Unknown));
@@ -292,7 +294,7 @@ mod tests {
         assert_eq!(s.table.invalidate((PD, QP), key), Err(KeyError::Unknown));
         assert_eq!(s.table.bind_window(PD, QP, key, &to), Err(KeyError::Unknown), "same key");
         s.table.bind_window(PD, QP, next_key(key), &to).unwrap();
-        s.table.forget_windows_of(QP);
+        s.table.unbind_windows_of(QP);
         assert_eq!(s.ask(QP, next_key(key), 0, 1, Access::REMOTE_READ), Err(KeyError::Unknown));
         s.table.deregister(s.keys.lkey).unwrap();
     }
@@ -314,12 +316,12 @@ mod tests {
     }
 
     #[test]
-    fn a_window_of_type_1_is_bound_anew_and_by_nobody_invalidated() {
+    fn a_window_of_type_1_is_rebound_and_never_invalidated() {
         let mut s = side(Access::MW_BIND | Access::LOCAL_WRITE);
         let first = s.table.allocate_window(&mut s.rng, PD, MwType::Type1).unwrap();
         let (kind, pd, key) = s.table.window(first).unwrap();
         assert_eq!((kind, pd, key), (MwType::Type1, PD, next_key(first)));
-        s.table.window_asked(key);
+        s.table.note_window_key(key);
         let (_, _, second) = s.table.window(first).unwrap();
         assert_eq!(second, next_key(key));
         s.table.bind_window(PD, QP, key, &s.to(5000, 10, BOTH)).unwrap();

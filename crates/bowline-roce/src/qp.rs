@@ -1,4 +1,4 @@
-//! Queue pairs: states, attributes, and the two halves that do the work.
+//! Queue pairs: states, attributes, and the two halves that send and receive.
 //!
 //! ```text
 //!   RESET --> INIT --> RTR --> RTS        any but RESET --> ERR       any --> RESET
@@ -16,8 +16,8 @@ use bowline_verbs::{Error, QpAttr, QpInit, QpState, QpType, Qpn};
 
 use crate::burst::{Route, source_port, unconnected_source_port};
 use crate::config::{Config, GiveUp};
-use crate::lateack::LateAck;
-use crate::paths::Creeping;
+use crate::delayed_ack::DelayedAck;
+use crate::gso_loss::GsoLossDetector;
 use crate::rc::requester::{Requester, Settings};
 use crate::rc::responder::Responder;
 use crate::ud::UdReceiver;
@@ -29,31 +29,31 @@ pub(crate) struct Qp {
     pub(crate) qpn: Qpn,
     pub(crate) init: QpInit,
     pub(crate) state: QpState,
-    /// Attributes as they are now; `state` in it is not used.
+    /// Present attributes; the field `state` in it is not used.
     pub(crate) attr: QpAttr,
     pub(crate) halves: Halves,
-    /// Where the peer has asked for answers again.
-    pub(crate) answers: Creeping,
-    /// It is in the list of those with replies to send, and in that of those with anything to send.
+    /// Detects from repeated READ requests that bursts of answers lose all packets but the first.
+    pub(crate) answer_gso_loss: GsoLossDetector,
+    /// The queue pair is in `Shared::urgent` or `Shared::normal`.
     pub(crate) in_urgent: bool,
     pub(crate) in_normal: bool,
-    /// Times its acknowledgement was set aside.
-    pub(crate) aside: u8,
-    /// Whose turn it is when both halves have something to send: which one the last burst passed
-    /// over.
+    /// How often the pending acknowledgement has been deferred.
+    pub(crate) ack_defers: u8,
+    /// Which half has the next turn when both have something to send: the one that the last burst
+    /// passed over.
     pub(crate) requests_next: bool,
     pub(crate) replies_next: bool,
-    pub(crate) late_ack: LateAck,
-    /// The entry of the timer heap that counts.
+    pub(crate) delayed_ack: DelayedAck,
+    /// The valid entry of the timer heap.
     pub(crate) timer_at: Option<Instant>,
-    /// The first packet has come before RTS, and the program was told.
+    /// The first packet arrived before RTS, and the program was notified.
     pub(crate) heard: bool,
-    /// In SQD, something begun is not finished; and whether the program wants to be told when it
-    /// is.
+    /// Set while started requests are not complete in SQD; the value tells whether the program
+    /// wants to be notified when they are.
     pub(crate) draining: Option<bool>,
 }
 
-/// What sends and what receives.
+/// The sending and the receiving half.
 #[derive(Debug)]
 #[allow(clippy::large_enum_variant, reason = "nearly all are connections, and all are boxed")]
 pub(crate) enum Halves {
@@ -76,7 +76,7 @@ impl Halves {
     }
 }
 
-/// Attributes as a set, to compare with the table of QP-1.
+/// Attributes as bit sets, for the table of QP-1.
 mod set {
     pub(super) const ACCESS: u32 = 1;
     pub(super) const QKEY: u32 = 2;
@@ -97,11 +97,11 @@ mod set {
     pub(super) const SQD_NOTIFY: u32 = 1 << 16;
     pub(super) const SQ_DRAINING: u32 = 1 << 17;
 
-    /// What may not be changed in SQD while something begun is not finished.
+    /// Attributes that may not be changed in SQD while a started request is not complete.
     pub(super) const DRAINED: u32 =
         AV | TIMEOUT | RETRY | RNR_RETRY | MAX_RD | MAX_DEST_RD | PORT | PKEY;
 
-    /// What is said of one that is missing, and of one that may not be given.
+    /// Error messages for a missing attribute and for one that is not allowed.
     pub(super) const NAMES: [(u32, &str, &str); 18] = [
         (ACCESS, "access is needed", "access cannot be changed now"),
         (QKEY, "qkey is needed", "qkey cannot be changed now"),
@@ -146,14 +146,15 @@ fn given(attr: &QpAttr) -> u32 {
         | flag(attr.sq_draining.is_some(), set::SQ_DRAINING)
 }
 
-/// Required and optional attributes of a transition [QP-1]; `None`: there is no such transition.
+/// Returns required and optional attributes of a transition [QP-1]; `None` if there is no such
+/// transition.
 fn transition(qp_type: QpType, from: QpState, to: QpState) -> Option<(u32, u32)> {
     use QpState::{Err, Init, Reset, Rtr, Rts, Sqd, Sqe};
     let place = set::PORT | set::PKEY;
     Some(match (qp_type, from, to) {
         (_, _, Reset) => (0, 0),
         (_, from, Err) if from != Reset => (0, 0),
-        // Port and partition key are those of INIT unless the program says so.
+        // Port and partition key have defaults.
         (QpType::Rc, Reset, Init) => (set::ACCESS, place),
         (QpType::Rc, Init, Init) => (0, set::ACCESS | place),
         (QpType::Rc, Init, Rtr) => (
@@ -177,7 +178,7 @@ fn transition(qp_type: QpType, from: QpState, to: QpState) -> Option<(u32, u32)>
 }
 
 impl Qp {
-    /// Tells whether an acknowledgement is all it has to send.
+    /// Tells whether an acknowledgement is all there is to send.
     pub(crate) fn has_ack_only(&self) -> bool {
         match &self.halves {
             Halves::Rc { requester, responder } => {
@@ -187,7 +188,7 @@ impl Qp {
         }
     }
 
-    /// Checks a change of attributes; returns the state it leads to.
+    /// Checks a change of attributes; returns the resulting state.
     pub(crate) fn check(&self, attr: &QpAttr, config: &Config) -> Result<QpState, Error> {
         let to = attr.state.unwrap_or(self.state);
         if attr.cur_state.is_some_and(|state| state != self.state) {
@@ -205,8 +206,8 @@ impl Qp {
                 return Err(Error::Invalid(too_many));
             }
         }
-        // From RTS to SQD nothing is changed; in SQD only what does not matter to what is under
-        // way.
+        // The transition from RTS to SQD changes nothing else. In SQD, attributes that affect
+        // started requests may be changed only after these have completed.
         if self.draining.is_some() && to == QpState::Sqd && given & set::DRAINED != 0 {
             return Err(Error::Invalid("the send queue is not drained yet"));
         }
@@ -214,7 +215,7 @@ impl Qp {
         Ok(to)
     }
 
-    /// Takes attributes that were checked, and starts the halves that a transition wakes.
+    /// Applies checked attributes, and starts the halves that the transition activates.
     pub(crate) fn apply(&mut self, attr: &QpAttr, to: QpState, config: &Config) {
         let now = &mut self.attr;
         now.access = attr.access.or(now.access);
@@ -259,7 +260,7 @@ impl Qp {
                 ),
                 (QpState::Rtr | QpState::Rts | QpState::Sqd, QpState::Rts | QpState::Sqd) => {
                     responder.set_rnr_timer(attr.min_rnr_timer.unwrap_or_default());
-                    requester.hold(to == QpState::Sqd);
+                    requester.set_sqd(to == QpState::Sqd);
                     if from == QpState::Rtr {
                         requester.start(settings, attr.sq_psn.unwrap_or_default());
                     } else if from == to && to == QpState::Sqd && self.draining.is_none() {
@@ -281,8 +282,8 @@ impl Qp {
             self.halves = Halves::new(&self.init, config.mtu.bytes());
             self.heard = false;
             self.draining = None;
-            self.late_ack = LateAck::default();
-            self.answers = Creeping::of_answers();
+            self.delayed_ack = DelayedAck::default();
+            self.answer_gso_loss = GsoLossDetector::for_answers();
         }
     }
 
@@ -291,7 +292,7 @@ impl Qp {
         self.attr.path_mtu.unwrap_or(config.mtu).bytes()
     }
 
-    /// Where the packets of a connection go.
+    /// Returns the route of a connection's packets.
     pub(crate) fn route(&self, config: &Config) -> Option<Route> {
         let av = self.attr.av?;
         let dest = self.attr.dest_qpn?;
@@ -300,23 +301,24 @@ impl Qp {
         Some(Route { from: av.local, to: av.remote, source_port, tos: av.tos })
     }
 
-    /// Where a datagram goes; `None`: no own address is of this family.
+    /// Returns the route of a datagram; `None` if no local address is of this family.
     pub(crate) fn datagram_route(&self, to: std::net::IpAddr, config: &Config) -> Option<Route> {
         let from = config.addrs.iter().find(|addr| addr.is_ipv4() == to.is_ipv4())?;
         let source_port = config.source_port.unwrap_or_else(|| unconnected_source_port(self.qpn.0));
         Some(Route { from: *from, to, source_port, tos: 0 })
     }
 
-    /// Tells whether requests are sent: all, or those begun [QP-3].
+    /// Tells whether requests are sent: all of them in RTS, only started ones in SQD [QP-3].
     pub(crate) const fn requests(&self) -> bool {
         matches!(self.state, QpState::Rts | QpState::Sqd)
     }
 
-    /// Tells, once, that everything begun is finished in SQD, if the program wants to know.
+    /// Tells, once, that all started requests are complete in SQD, if the program wants to be
+    /// notified.
     pub(crate) fn has_drained(&mut self) -> bool {
         let drained = match &self.halves {
             Halves::Rc { requester, .. } => requester.is_drained(),
-            // A datagram is finished when it has begun.
+            // A datagram is complete as soon as it is started.
             Halves::Ud { .. } => true,
         };
         if self.state != QpState::Sqd || !drained {
@@ -325,7 +327,7 @@ impl Qp {
         self.draining.take().unwrap_or(false)
     }
 
-    /// Requests not complete.
+    /// Number of incomplete send requests.
     pub(crate) fn sends(&self) -> usize {
         match &self.halves {
             Halves::Rc { requester, .. } => requester.len(),
@@ -334,7 +336,7 @@ impl Qp {
     }
 }
 
-/// The only port there is.
+/// Number of the only port.
 const PORT: u8 = 1;
 
 fn check_values(attr: &QpAttr, config: &Config) -> Result<(), Error> {

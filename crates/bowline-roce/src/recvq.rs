@@ -1,13 +1,13 @@
-//! Receives posted on a queue pair, and the one that a message is being placed in.
+//! Receives posted on a queue pair, and the receive that the current message is written to.
 //!
 //! ```text
 //!   entries   [id 7, 2 pieces]            [id 8, 1 piece]     first in, first out
 //!   sges      [addr len key] [addr ..]    [addr ..]           of all entries, in the same order
-//!   Taken     id, pieces, where the next byte goes
+//!   ActiveRecv    id, pieces, position of the next byte
 //! ```
 //!
-//! Scatter lists lie in one ring and a taken receive keeps its list's memory for the next one, so
-//! nothing is allocated per receive once the rings have grown.
+//! Scatter lists are stored in one ring, and the active receive keeps the memory of its list for
+//! the next one, so nothing is allocated per receive once the rings have grown.
 
 use std::collections::VecDeque;
 
@@ -24,7 +24,7 @@ struct Entry {
     sges: usize,
 }
 
-/// Receives that wait for a message.
+/// Posted receives.
 #[derive(Debug, Default)]
 pub(crate) struct RecvQueue {
     entries: VecDeque<Entry>,
@@ -32,7 +32,7 @@ pub(crate) struct RecvQueue {
 }
 
 impl RecvQueue {
-    /// Queues a receive, if fewer than `max` wait.
+    /// Queues a receive, if fewer than `max` are posted.
     pub(crate) fn post(&mut self, wr: &RecvWr<'_>, max: usize) -> Result<(), Error> {
         if self.entries.len() >= max {
             return Err(Error::QueueFull);
@@ -47,14 +47,14 @@ impl RecvQueue {
         self.entries.is_empty()
     }
 
-    /// Bytes that fit into the first receive; `None` without one.
+    /// Returns the capacity of the first receive in bytes; `None` if there is none.
     pub(crate) fn room(&self) -> Option<u64> {
         let first = self.entries.front()?;
         Some(room(self.sges.iter().take(first.sges)))
     }
 
-    /// Takes the first receive; tells whether there was one.
-    pub(crate) fn take(&mut self, taken: &mut Taken) -> bool {
+    /// Moves the first receive to `taken`; tells whether there was one.
+    pub(crate) fn take(&mut self, taken: &mut ActiveRecv) -> bool {
         let Some(first) = self.entries.pop_front() else { return false };
         taken.sges.clear();
         taken.sges.extend(self.sges.drain(..first.sges));
@@ -66,7 +66,7 @@ impl RecvQueue {
         true
     }
 
-    /// Takes the first receive without looking at its list, and returns its id.
+    /// Removes the first receive without using its list, and returns its id.
     pub(crate) fn take_id(&mut self) -> Option<u64> {
         let first = self.entries.pop_front()?;
         self.sges.drain(..first.sges);
@@ -78,40 +78,40 @@ fn room<'a>(sges: impl Iterator<Item = &'a Sge>) -> u64 {
     sges.map(|sge| u64::from(sge.len)).sum()
 }
 
-/// Why bytes could not be placed.
+/// Why bytes could not be written to a receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PlaceError {
-    /// There is no room for them; nothing was written.
+    /// There is no room; nothing was written.
     TooLong,
-    /// A local key does not allow it [MR-4].
+    /// A local key does not allow the access [MR-4].
     Key,
 }
 
-/// A receive taken by a message.
+/// The receive that a message is being written to.
 #[derive(Debug, Default)]
-pub(crate) struct Taken {
+pub(crate) struct ActiveRecv {
     id: u64,
     sges: Vec<Sge>,
     room: u64,
-    /// Bytes placed.
+    /// Bytes written so far.
     len: u64,
-    /// The piece that the next byte goes to, and where in it.
+    /// Index of the piece that the next byte goes to, and the offset in that piece.
     piece: usize,
     offset: u32,
 }
 
-impl Taken {
+impl ActiveRecv {
     pub(crate) const fn id(&self) -> u64 {
         self.id
     }
 
-    /// Bytes placed so far.
+    /// Bytes written so far.
     pub(crate) const fn len(&self) -> u64 {
         self.len
     }
 
-    /// Places the next bytes of the message [RSP-19]. Keys are looked up for each call, so memory
-    /// that was deregistered meanwhile is not written [MR-11].
+    /// Writes the next bytes of the message [RSP-19]. Keys are looked up in each call, so memory
+    /// that was deregistered in the meantime is not written [MR-11].
     pub(crate) fn place(
         &mut self,
         mrs: &MrTable,
@@ -152,7 +152,7 @@ mod tests {
         let sge = Sge { addr: 0, len: u32::MAX, lkey: 0 };
         queue.post(&RecvWr { id: 1, sges: &[sge, sge] }, 1).unwrap();
         assert_eq!(queue.room(), Some(2 * u64::from(u32::MAX)));
-        let mut taken = Taken::default();
+        let mut taken = ActiveRecv::default();
         assert!(queue.take(&mut taken));
         taken.len = MESSAGE_MAX - 1;
         let mrs = MrTable::new(1, 0);

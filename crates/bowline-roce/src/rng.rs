@@ -1,4 +1,4 @@
-//! Unpredictable numbers of a seed: the ChaCha stream cipher with 8 rounds, used as a generator.
+//! Random numbers derived from a seed: the ChaCha stream cipher with 8 rounds, used as a generator.
 //! Queue pair numbers, keys and identifiers come from here, so that a stranger cannot guess them
 //! [CM-53]; the same seed gives the same numbers.
 

@@ -1,4 +1,4 @@
-//! Send requests waiting for their turn or their answer.
+//! The send queue: requests that wait to be sent or to be answered.
 //!
 //! ```text
 //!   requests  [send, 2 pieces]     [write, inline]   [read, 1 piece]     first in, first out
@@ -6,8 +6,8 @@
 //!   inline                         [bytes ..]
 //! ```
 //!
-//! Gather lists and inline bytes lie in rings, so nothing is allocated per request once these have
-//! grown.
+//! Gather lists and inline bytes are stored in rings, so nothing is allocated per request once the
+//! rings have grown.
 
 use std::collections::VecDeque;
 use std::ops::RangeInclusive;
@@ -24,16 +24,16 @@ use crate::mr::{KeyError, MrTable, Span};
 /// Most bytes of a message [HDR-12].
 const MESSAGE_MAX: u64 = 1 << 31;
 
-/// Less than that is not worth looking for in time.
+/// Shortest payload, in bytes, that is worth prefetching.
 const PREFETCH_MIN: usize = 2048;
-/// So many bytes are looked for: the processor sees where that goes on.
-const PREFETCH_MOST: usize = 512;
+/// Bytes to prefetch; the processor's own prefetcher continues from there.
+const PREFETCH_LEN: usize = 512;
 
-/// How many bytes are brought near of a packet's payload of so many, before it is copied.
-pub(crate) const fn prefetched(len: usize) -> usize {
+/// Returns how many bytes of a packet's payload of `len` bytes are prefetched before it is copied.
+pub(crate) const fn prefetch_len(len: usize) -> usize {
     match len {
         0..PREFETCH_MIN => 0,
-        _ => PREFETCH_MOST,
+        _ => PREFETCH_LEN,
     }
 }
 
@@ -43,30 +43,31 @@ pub(crate) struct Request {
     pub(crate) id: u64,
     pub(crate) op: SendOp,
     pub(crate) flags: SendFlags,
-    /// Bytes of the message.
+    /// Length of the message in bytes.
     pub(crate) len: u32,
-    /// Its first element in the ring of gather lists, counted from the first that ever was.
+    /// Index of its first element in the ring of gather lists, counted from the first element ever
+    /// posted.
     sge_first: u64,
     sge_count: u32,
-    /// The same for its bytes, if they are inline.
+    /// Index of its first inline byte, counted in the same way.
     inline_first: u64,
-    /// First PSN and number of PSNs, once it has been started.
+    /// First PSN and number of PSNs, once the request has been started.
     pub(crate) first: Psn,
     pub(crate) packets: u32,
-    /// Each of its packets is a message to the peer [REQ-26].
-    pub(crate) apart: bool,
+    /// Each packet is sent as a message of its own [REQ-26].
+    pub(crate) per_packet: bool,
     pub(crate) stage: Stage,
 }
 
-/// How far a request has come.
+/// Progress of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
-    /// Not begun.
+    /// Not started.
     Waiting,
-    /// It has PSNs, and packets are sent; or a local operation that was executed, and must never be
-    /// again [REQ-20].
+    /// The request has PSNs and is being sent. A local operation has been executed and must not be
+    /// executed again [REQ-20].
     Started,
-    /// It cannot be carried out: fails when everything before it has completed.
+    /// The request cannot be executed and fails when all requests before it have completed.
     Broken(Status),
 }
 
@@ -75,7 +76,7 @@ impl Request {
         matches!(self.op, SendOp::RegMr { .. } | SendOp::LocalInv(_) | SendOp::BindMw { .. })
     }
 
-    /// Its packets carry bytes of its memory, many perhaps.
+    /// Tells whether the packets of the request carry payload from local memory or inline bytes.
     pub(crate) const fn is_data(&self) -> bool {
         matches!(
             self.op,
@@ -95,14 +96,14 @@ impl Request {
         matches!(self.op, SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. })
     }
 
-    /// An empty READ response completes it [HDR-5].
-    pub(crate) const fn is_placed(&self) -> bool {
+    /// Tells whether the request is completed by an empty READ response [HDR-5].
+    pub(crate) const fn has_empty_response(&self) -> bool {
         matches!(self.op, SendOp::Flush { .. } | SendOp::AtomicWrite(_))
     }
 
-    /// Only its own response completes it.
+    /// Tells whether only a response of its own completes the request.
     pub(crate) const fn is_read_or_atomic(&self) -> bool {
-        self.is_read() || self.is_atomic() || self.is_placed()
+        self.is_read() || self.is_atomic() || self.has_empty_response()
     }
 
     pub(crate) const fn is_started(&self) -> bool {
@@ -126,7 +127,7 @@ impl Request {
         }
     }
 
-    /// The entry that tells how the request ended [REQ-15].
+    /// Returns the completion of the request [REQ-15].
     pub(crate) fn completion(&self, qpn: Qpn, status: Status) -> Completion {
         Completion {
             wr_id: self.id,
@@ -144,9 +145,9 @@ impl Request {
 pub(crate) struct SendQueue {
     requests: VecDeque<Request>,
     sges: VecDeque<Sge>,
-    sges_gone: u64,
+    sges_popped: u64,
     inline: VecDeque<u8>,
-    inline_gone: u64,
+    inline_popped: u64,
 }
 
 impl SendQueue {
@@ -171,7 +172,7 @@ impl SendQueue {
         self.requests.front()
     }
 
-    /// Queues a request, after the checks that depend on nothing but itself and the queue.
+    /// Queues a request, after the checks that need only the request and the queue.
     pub(crate) fn post(&mut self, wr: &SendWr<'_>, cap: &QpCap) -> Result<(), Error> {
         if self.requests.len() >= cap.max_send_wr {
             return Err(Error::QueueFull);
@@ -219,12 +220,12 @@ impl SendQueue {
             op: wr.op.clone(),
             flags: wr.flags,
             len: len as u32,
-            sge_first: self.sges_gone + self.sges.len() as u64,
+            sge_first: self.sges_popped + self.sges.len() as u64,
             sge_count: if inline { 0 } else { wr.sges.len() as u32 },
-            inline_first: self.inline_gone + self.inline.len() as u64,
+            inline_first: self.inline_popped + self.inline.len() as u64,
             first: Psn::ZERO,
             packets: 0,
-            apart: false,
+            per_packet: false,
             stage: Stage::Waiting,
         });
         if inline {
@@ -240,16 +241,16 @@ impl SendQueue {
         let request = self.requests.pop_front()?;
         if request.flags.contains(SendFlags::INLINE) {
             self.inline.drain(..request.len as usize);
-            self.inline_gone += u64::from(request.len);
+            self.inline_popped += u64::from(request.len);
         } else {
             self.sges.drain(..request.sge_count as usize);
-            self.sges_gone += u64::from(request.sge_count);
+            self.sges_popped += u64::from(request.sge_count);
         }
         Some(request)
     }
 
     fn sges(&self, request: &Request) -> impl Iterator<Item = &Sge> {
-        let first = (request.sge_first - self.sges_gone) as usize;
+        let first = (request.sge_first - self.sges_popped) as usize;
         self.sges.range(first..first + request.sge_count as usize)
     }
 
@@ -265,7 +266,7 @@ impl SendQueue {
     ) -> Result<(), KeyError> {
         let request = self.requests.get(index).ok_or(KeyError::Unknown)?;
         if request.flags.contains(SendFlags::INLINE) {
-            let first = (request.inline_first - self.inline_gone) as usize + offset as usize;
+            let first = (request.inline_first - self.inline_popped) as usize + offset as usize;
             let (a, b) = self.inline.as_slices();
             let middle = a.len().clamp(first, first + len);
             if middle > first {
@@ -277,16 +278,17 @@ impl SendQueue {
             return Ok(());
         }
         let mut done = 0;
-        each_stretch(self.sges(request), offset, len, |sge, va, len| {
+        for_each_element(self.sges(request), offset, len, |sge, va, len| {
             done += len;
             mrs.gather(pd, sge.lkey, va, len, out)
         })?;
         if done == len { Ok(()) } else { Err(KeyError::OutOfRange) }
     }
 
-    /// The memory of a request's message from `offset` on, as far as it is one element's: so many
-    /// bytes at least and at most. `None`: they are not to be had, or not with this right.
-    pub(crate) fn stretch<'a>(
+    /// Returns the memory of a request's message from `offset` on, as far as one element of its
+    /// gather list covers it: at least `bytes.start()` and at most `bytes.end()` bytes. `None` if
+    /// that memory is shorter, or not accessible with the right `need`.
+    pub(crate) fn contiguous<'a>(
         &self,
         index: usize,
         mrs: &'a MrTable,
@@ -310,22 +312,21 @@ impl SendQueue {
         mrs.resolve(pd, sge.lkey, va, len as u64, need).ok()
     }
 
-    /// Has the beginning of that which `gather` would copy brought near, if it is more than a
-    /// little.
+    /// Prefetches the beginning of what `gather` would copy, if that is long enough to pay.
     pub(crate) fn prefetch(&self, index: usize, mrs: &MrTable, pd: PdId, offset: u32, len: usize) {
         let Some(request) = self.requests.get(index) else { return };
-        let len = prefetched(len.min(request.len.saturating_sub(offset) as usize));
+        let len = prefetch_len(len.min(request.len.saturating_sub(offset) as usize));
         if len == 0 || request.sge_count == 0 || !request.is_data() {
             return;
         }
-        // What is not to be had shows when it is copied.
-        let _ = each_stretch(self.sges(request), offset, len, |sge, va, len| {
+        // Errors are reported when the bytes are copied.
+        let _ = for_each_element(self.sges(request), offset, len, |sge, va, len| {
             mrs.prefetch(pd, sge.lkey, va, len);
             Ok(())
         });
     }
 
-    /// Copies bytes of an answer into a request's memory from `offset` on.
+    /// Copies bytes of an answer into the memory of a request from `offset` on.
     pub(crate) fn scatter(
         &self,
         index: usize,
@@ -336,7 +337,7 @@ impl SendQueue {
     ) -> Result<(), KeyError> {
         let request = self.requests.get(index).ok_or(KeyError::Unknown)?;
         let mut rest = bytes;
-        each_stretch(self.sges(request), offset, bytes.len(), |sge, va, len| {
+        for_each_element(self.sges(request), offset, bytes.len(), |sge, va, len| {
             let (now, later) = rest.split_at(len);
             rest = later;
             mrs.scatter(pd, sge.lkey, va, now)
@@ -351,15 +352,15 @@ impl SendQueue {
         pd: PdId,
     ) -> Result<(), KeyError> {
         let request = self.requests.get(index).ok_or(KeyError::Unknown)?;
-        each_stretch(self.sges(request), 0, request.len as usize, |sge, va, len| {
+        for_each_element(self.sges(request), 0, request.len as usize, |sge, va, len| {
             mrs.check(pd, sge.lkey, va, len as u64, Access::LOCAL_WRITE)
         })
     }
 }
 
-/// Calls `each` with the element, address and length of every stretch that `len` bytes from
-/// `offset` on lie in.
-fn each_stretch<'a>(
+/// Calls `each` with the element, address and length of every part of the `len` bytes from `offset`
+/// on.
+fn for_each_element<'a>(
     sges: impl Iterator<Item = &'a Sge>,
     offset: u32,
     len: usize,

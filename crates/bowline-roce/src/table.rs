@@ -1,6 +1,6 @@
-//! Objects under numbers: dense ones with a generation, so that a stale number finds nothing; a
-//! fast hash map for numbers chosen at random; and a table for numbers chosen at random that suit
-//! it.
+//! Containers by number: a dense table with generations, in which a stale number finds nothing; a
+//! fast hash map for random numbers; and a direct-mapped table whose random numbers are chosen to
+//! fit.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -10,10 +10,10 @@ use bowline_verbs::prefetch;
 /// Bits of a number that are the slot; the rest is the generation.
 const SLOT_BITS: u32 = 20;
 
-/// Slots of a [`Spread`] when something is first put there.
+/// Slots of a [`DirectMap`] after its first insertion.
 const SLOTS_MIN: usize = 16;
 
-/// Objects under small numbers, never 0.
+/// Objects by dense number, never 0. The number is generation and slot.
 #[derive(Debug)]
 pub(crate) struct Table<T> {
     slots: Vec<(u32, Option<T>)>,
@@ -60,10 +60,10 @@ impl<T> Table<T> {
     }
 }
 
-/// Map of numbers this side has chosen itself; peers cannot make them collide.
+/// Hash map of numbers that this side has chosen; peers cannot make them collide.
 pub(crate) type NumberMap<T> = HashMap<u32, T, BuildHasherDefault<NumberHasher>>;
 
-/// One multiplication.
+/// Hasher for a single number: one multiplication.
 #[derive(Debug, Default)]
 pub(crate) struct NumberHasher(u64);
 
@@ -84,27 +84,27 @@ impl Hasher for NumberHasher {
     }
 }
 
-/// What knows its own number.
+/// An object that stores its number.
 pub(crate) trait Numbered {
-    /// The number, always the same.
+    /// Returns the number, which never changes.
     fn number(&self) -> u32;
 }
 
-/// A line of the processor's cache.
+/// A slot of one cache line.
 #[derive(Debug)]
 #[repr(align(64))]
 struct Slot<T>(Option<T>);
 
-/// Objects under numbers that this side chooses at random, each so that its last bits are those of
-/// no other: to find one takes one look at memory, and that can be asked for before.
+/// Direct-mapped table. This side chooses the numbers at random so that the low bits of each are
+/// unique. A lookup takes one memory access, which can be prefetched.
 #[derive(Debug)]
-pub(crate) struct Spread<T> {
-    /// A power of two of them, at least twice as many as there are objects.
+pub(crate) struct DirectMap<T> {
+    /// Slots by the low bits of the number: a power of two, at least twice the number of objects.
     slots: Vec<Slot<T>>,
     len: usize,
 }
 
-impl<T: Numbered> Spread<T> {
+impl<T: Numbered> DirectMap<T> {
     pub(crate) const fn new() -> Self {
         Self { slots: Vec::new(), len: 0 }
     }
@@ -122,7 +122,7 @@ impl<T: Numbered> Spread<T> {
         self.slots.get_mut(at)
     }
 
-    /// Makes room for one more: half of all numbers or more can be chosen then.
+    /// Makes room for one more object; at least half of all numbers are free afterwards.
     pub(crate) fn reserve(&mut self) {
         if 2 * self.len < self.slots.len() {
             return;
@@ -130,7 +130,7 @@ impl<T: Numbered> Spread<T> {
         let more = (2 * self.slots.len()).max(SLOTS_MIN);
         let before = std::mem::take(&mut self.slots);
         self.slots.resize_with(more, || Slot(None));
-        // Their last bits are different, so one more of them are, too.
+        // The low bits of all numbers differ, so they still do with one bit more.
         for value in before.into_iter().filter_map(|slot| slot.0) {
             if let Some(slot) = self.slot_mut(value.number()) {
                 slot.0 = Some(value);
@@ -138,12 +138,12 @@ impl<T: Numbered> Spread<T> {
         }
     }
 
-    /// Tells whether an object of this number has a place.
-    pub(crate) fn has_place(&self, number: u32) -> bool {
+    /// Tells whether the slot of this number is free.
+    pub(crate) fn has_free_slot(&self, number: u32) -> bool {
         self.slot(number).is_some_and(|slot| slot.0.is_none())
     }
 
-    /// Adds an object, which [has a place](Self::has_place).
+    /// Adds an object whose slot [is free](Self::has_free_slot).
     pub(crate) fn insert(&mut self, value: T) {
         if let Some(slot) = self.slot_mut(value.number()) {
             debug_assert!(slot.0.is_none(), "a place for it");
@@ -170,7 +170,7 @@ impl<T: Numbered> Spread<T> {
         self.slots.iter().filter_map(|slot| slot.0.as_ref())
     }
 
-    /// Has brought near what [`get`](Self::get) looks at.
+    /// Prefetches the slot that [`get`](Self::get) reads.
     pub(crate) fn prefetch(&self, number: u32) {
         if let Some(slot) = self.slot(number) {
             prefetch(slot);
@@ -190,42 +190,42 @@ mod tests {
 
     #[test]
     fn spread_numbers_are_found_while_others_come_and_go() {
-        let mut spread = Spread::new();
-        assert_eq!((spread.get(0), spread.get(1)), (None, None));
-        assert_eq!(spread.remove(1), None);
+        let mut map = DirectMap::new();
+        assert_eq!((map.get(0), map.get(1)), (None, None));
+        assert_eq!(map.remove(1), None);
         let mut known = Vec::new();
         let mut random = 1_u32;
         for step in 0..4000 {
-            spread.reserve();
-            assert!(2 * spread.len() < spread.slots.len());
+            map.reserve();
+            assert!(2 * map.len() < map.slots.len());
             let number = loop {
                 random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-                if spread.has_place(random >> 8) {
+                if map.has_free_slot(random >> 8) {
                     break random >> 8;
                 }
             };
-            // Of the same place, but not there.
-            assert_eq!(spread.get(number), None);
-            spread.insert(number);
-            assert!(!spread.has_place(number));
-            assert!(!spread.has_place(number ^ 0x80_0000), "whose last bits are the same");
-            assert_eq!(spread.get(number ^ 0x80_0000), None);
-            assert_eq!(spread.remove(number ^ 0x80_0000), None);
+            // The number maps to a slot but is not in the table.
+            assert_eq!(map.get(number), None);
+            map.insert(number);
+            assert!(!map.has_free_slot(number));
+            assert!(!map.has_free_slot(number ^ 0x80_0000), "whose last bits are the same");
+            assert_eq!(map.get(number ^ 0x80_0000), None);
+            assert_eq!(map.remove(number ^ 0x80_0000), None);
             known.push(number);
             if step % 3 == 0 {
                 let gone = known.swap_remove(random as usize % known.len());
-                assert_eq!(spread.remove(gone), Some(gone));
-                assert_eq!(spread.get(gone), None);
-                assert_eq!(spread.remove(gone), None);
+                assert_eq!(map.remove(gone), Some(gone));
+                assert_eq!(map.get(gone), None);
+                assert_eq!(map.remove(gone), None);
             }
         }
-        assert_eq!(spread.len(), known.len());
+        assert_eq!(map.len(), known.len());
         for number in &known {
-            assert_eq!(spread.get(*number), Some(number));
-            assert_eq!(spread.get_mut(*number).copied(), Some(*number));
-            spread.prefetch(*number);
+            assert_eq!(map.get(*number), Some(number));
+            assert_eq!(map.get_mut(*number).copied(), Some(*number));
+            map.prefetch(*number);
         }
-        let mut values: Vec<u32> = spread.values().copied().collect();
+        let mut values: Vec<u32> = map.values().copied().collect();
         values.sort_unstable();
         known.sort_unstable();
         assert_eq!(values, known);

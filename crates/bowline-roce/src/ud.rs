@@ -1,4 +1,4 @@
-//! Datagrams: what queue pairs of type UD, and the one of the general services, receive and send.
+//! Datagrams as received and sent by queue pairs of type UD, and by queue pair 1.
 //!
 //! ```text
 //!   sent       BTH | DETH key, source | immediate | payload
@@ -10,22 +10,22 @@ use std::net::IpAddr;
 use bowline_verbs::{Completion, Error, Qpn, RecvWr, Status, UdDest, WcOpcode};
 use bowline_wire::roce::{Bth, Deth, Opcode, Packet, Psn};
 
-use crate::cq::Done;
-use crate::rc::responder::{After, RxCtx};
-use crate::recvq::{PlaceError, RecvQueue, Taken};
+use crate::cq::PendingCompletion;
+use crate::rc::responder::{PacketOutcome, RxCtx};
+use crate::recvq::{ActiveRecv, PlaceError, RecvQueue};
 
-/// Bytes before the payload in a receive [RX-12].
+/// Bytes in front of the payload of a received datagram [RX-12].
 pub(crate) const NETWORK_HEADER_LEN: usize = 40;
 
 /// The receiving half of a datagram queue pair.
 #[derive(Debug, Default)]
 pub(crate) struct UdReceiver {
     posted: RecvQueue,
-    taken: Taken,
+    recv: ActiveRecv,
 }
 
 impl UdReceiver {
-    /// Posts a receive, if fewer than `max` wait.
+    /// Posts a receive, if fewer than `max` are posted.
     pub(crate) fn post_recv(&mut self, wr: &RecvWr<'_>, max: usize) -> Result<(), Error> {
         self.posted.post(wr, max)
     }
@@ -37,29 +37,29 @@ impl UdReceiver {
         }
     }
 
-    /// Takes a datagram. Sequence number and wish for acknowledgement are not looked at [RX-12].
+    /// Handles a datagram. PSN and AckReq bit are ignored [RX-12].
     pub(crate) fn handle(
         &mut self,
         ctx: &mut RxCtx<'_>,
         qkey: u32,
         network: &[u8; NETWORK_HEADER_LEN],
         packet: &Packet<'_>,
-    ) -> After {
+    ) -> PacketOutcome {
         let Some(deth) = packet.deth.filter(|deth| deth.qkey == qkey) else {
             ctx.counters.drop_qkey += 1; // [RX-8]
-            return After::Fine;
+            return PacketOutcome::Continue;
         };
         let len = NETWORK_HEADER_LEN + packet.payload.len();
         let fits = self.posted.room().is_some_and(|room| len as u64 <= room);
-        if !fits || packet.payload.len() > ctx.mtu || !self.posted.take(&mut self.taken) {
+        if !fits || packet.payload.len() > ctx.mtu || !self.posted.take(&mut self.recv) {
             ctx.counters.ud_dropped += 1;
-            return After::Fine;
+            return PacketOutcome::Continue;
         }
         let placed = [network, packet.payload]
             .into_iter()
-            .try_for_each(|bytes| self.taken.place(ctx.mrs, ctx.pd, bytes));
+            .try_for_each(|bytes| self.recv.place(ctx.mrs, ctx.pd, bytes));
         let completion = Completion {
-            wr_id: self.taken.id(),
+            wr_id: self.recv.id(),
             byte_len: len as u32, // an MTU and a header
             imm: packet.imm,
             src_qp: Qpn(deth.source_qpn),
@@ -70,11 +70,11 @@ impl UdReceiver {
             Ok(()) => {
                 complete(ctx, Status::Success, completion, packet.bth.solicited);
                 ctx.counters.requests_executed += 1;
-                After::Fine
+                PacketOutcome::Continue
             }
             Err(PlaceError::Key | PlaceError::TooLong) => {
                 complete(ctx, Status::LocProtErr, completion, true);
-                After::Fatal
+                PacketOutcome::Fatal
             }
         }
     }
@@ -82,10 +82,10 @@ impl UdReceiver {
 
 fn complete(ctx: &mut RxCtx<'_>, status: Status, completion: Completion, solicited: bool) {
     let completion = Completion { status, opcode: WcOpcode::Recv, qpn: ctx.qpn, ..completion };
-    ctx.done.push(Done { cq: ctx.cq, completion, wakes: solicited });
+    ctx.done.push(PendingCompletion { cq: ctx.cq, completion, wakes: solicited });
 }
 
-/// A datagram to be sent, all but its payload.
+/// Headers of a datagram to send.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Datagram {
     pub(crate) dest: UdDest,
@@ -93,12 +93,12 @@ pub(crate) struct Datagram {
     pub(crate) psn: Psn,
     pub(crate) imm: Option<u32>,
     pub(crate) solicited: bool,
-    /// Set on what queue pair 1 sends, as other stacks do; of no meaning.
+    /// Set by queue pair 1, as in other stacks; has no meaning.
     pub(crate) ack_req: bool,
 }
 
 impl Datagram {
-    /// Its packet, without the payload.
+    /// Returns the packet, without payload.
     pub(crate) fn packet(&self) -> Packet<'static> {
         let bth = Bth {
             dest_qpn: self.dest.qpn.0,
@@ -118,9 +118,9 @@ impl Datagram {
     }
 }
 
-/// The network header of a datagram with `len` bytes after the UDP header, as a receive of UD has
-/// it [RX-12]. A socket does not show it, so what it does not tell has the usual value: time to
-/// live 64, type of service 0.
+/// Returns the network header of a datagram with `len` bytes after the UDP header, in the form in
+/// which a UD receive has it [RX-12]. A socket does not show the header, so unknown fields have the
+/// usual values: time to live 64, type of service 0.
 pub(crate) fn network_header(
     from: IpAddr,
     to: IpAddr,
@@ -173,7 +173,7 @@ mod tests {
     use super::*;
     use crate::counters::Counters;
     use crate::mr::MrTable;
-    use crate::rc::responder::HeldBudget;
+    use crate::rc::responder::ReorderBudget;
     use crate::rng::Rng;
     use bowline_base::Instant;
 
@@ -186,7 +186,7 @@ mod tests {
         receiver: UdReceiver,
         mrs: MrTable,
         counters: Counters,
-        done: Vec<Done>,
+        done: Vec<PendingCompletion>,
         buffer: Arc<Buffer>,
         key: u32,
     }
@@ -222,14 +222,14 @@ mod tests {
                 mtu: MTU,
                 qpn: Qpn(1),
                 counters: &mut self.counters,
-                held: &HeldBudget::new(0),
+                reorder_budget: &ReorderBudget::new(0),
                 cq: CqId(1),
                 done: &mut self.done,
             };
             run(&mut self.receiver, &mut ctx)
         }
 
-        fn feed(&mut self, qkey: u32, imm: Option<u32>, payload: &[u8]) -> After {
+        fn feed(&mut self, qkey: u32, imm: Option<u32>, payload: &[u8]) -> PacketOutcome {
             let dest = UdDest { addr: IpAddr::from([0; 4]), qpn: Qpn(1), qkey };
             let bytes = datagram(dest, imm, payload);
             let packet = Packet::parse(&bytes).unwrap();
@@ -271,7 +271,7 @@ mod tests {
     fn a_datagram_is_delivered_behind_its_network_header() {
         let mut side = Side::new();
         side.post(5, 200);
-        assert_eq!(side.feed(QKEY, Some(9), b"hello"), After::Fine);
+        assert_eq!(side.feed(QKEY, Some(9), b"hello"), PacketOutcome::Continue);
         let expected = Completion {
             wr_id: 5,
             opcode: WcOpcode::Recv,
@@ -282,7 +282,10 @@ mod tests {
             grh: true,
             ..Completion::default()
         };
-        assert_eq!(side.done, [Done { cq: CqId(1), completion: expected, wakes: true }]);
+        assert_eq!(
+            side.done,
+            [PendingCompletion { cq: CqId(1), completion: expected, wakes: true }]
+        );
         let bytes = side.bytes(46);
         assert_eq!(bytes[..20], [0; 20]);
         assert_eq!(bytes[20..24], [0x45, 0, 0, 88]);
@@ -292,9 +295,9 @@ mod tests {
 
     /// [RX-8], [RX-12]: dropped, and the receive stays for the next one.
     #[test]
-    fn what_does_not_fit_is_dropped() {
+    fn datagrams_that_do_not_fit_are_dropped() {
         let mut side = Side::new();
-        assert_eq!(side.feed(QKEY, None, b"early"), After::Fine);
+        assert_eq!(side.feed(QKEY, None, b"early"), PacketOutcome::Continue);
         side.post(5, 45);
         side.feed(QKEY + 1, None, b"hello");
         side.feed(QKEY, None, b"longer");
@@ -312,7 +315,7 @@ mod tests {
         let mut side = Side::new();
         side.post(1, 201);
         side.post(2, 200);
-        assert_eq!(side.feed(QKEY, None, &[7; 161]), After::Fatal);
+        assert_eq!(side.feed(QKEY, None, &[7; 161]), PacketOutcome::Fatal);
         side.ctx(|receiver, ctx| receiver.flush(ctx));
         let completions = side.done.iter().map(|done| done.completion);
         let got: Vec<_> = completions.map(|entry| (entry.wr_id, entry.status)).collect();

@@ -1,4 +1,4 @@
-//! The sending half of a datagram queue pair: what is sent is done.
+//! The sending half of a UD queue pair. A datagram is complete as soon as it is sent.
 
 use bowline_verbs::{Error, QpCap, SendFlags, SendOp, SendWr, Status};
 use bowline_wire::roce::Psn;
@@ -47,7 +47,7 @@ impl UdSender {
         self.queue.len()
     }
 
-    /// Where the next datagram goes.
+    /// Returns the destination of the next datagram.
     pub(crate) fn next_dest(&self) -> Option<bowline_verbs::UdDest> {
         match self.queue.front()?.op {
             SendOp::Datagram(dest, _) => Some(dest),
@@ -78,7 +78,7 @@ impl UdSender {
         Outcome::Packet
     }
 
-    /// Fails the next datagram: there is no way to where it goes.
+    /// Fails the next datagram because there is no route to its destination.
     pub(crate) fn refuse(&mut self, ctx: &mut TxCtx<'_>) -> Outcome {
         if let Some(request) = self.queue.pop() {
             ctx.complete(&request, Status::LocQpOpErr);
@@ -86,7 +86,7 @@ impl UdSender {
         Outcome::Failed
     }
 
-    /// Everything left completes, in order [QP-4].
+    /// Completes all requests with a flush error, in order [QP-4].
     pub(crate) fn flush(&mut self, ctx: &mut TxCtx<'_>) {
         while let Some(request) = self.queue.pop() {
             ctx.complete(&request, Status::WrFlushErr);

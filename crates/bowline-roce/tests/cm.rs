@@ -306,7 +306,7 @@ fn whole_life(setup: &Setup, fate: Wire) -> Pair {
         assert_eq!(count(|event| matches!(event, CmEvent::Established { .. })), 1);
         assert_eq!(events[1..], [CmEvent::Disconnected { id }, CmEvent::TimewaitExit { id }]);
         assert_eq!(node.dev.poll_timeout(), None);
-        assert!(node.dev.former_lives().is_empty());
+        assert!(node.dev.former_connections().is_empty());
     }
     pair
 }
@@ -556,16 +556,16 @@ fn a_path_mtu_that_cannot_be_carried_is_refused() {
 #[test]
 fn a_new_life_ends_the_connections_of_the_former() {
     let (mut pair, _, passive) = connected(&no_early());
-    let former = pair.nodes[A].dev.former_lives();
+    let former = pair.nodes[A].dev.former_connections();
     assert_eq!(former.len(), 1);
     renew(&mut pair.nodes[A], Config { guid: 99, ..Config::default() });
     let now = pair.now;
-    pair.nodes[A].dev.end_former_life(now, &former[0]).unwrap();
+    pair.nodes[A].dev.end_former_connection(now, &former[0]).unwrap();
     pair.settle();
     assert_eq!(cm_events(&pair.nodes[P]), [CmEvent::Disconnected { id: passive }]);
     assert_eq!(names(&pair), ["DREQ", "DREP"]);
-    let other = bowline_roce::FormerLife { local: [10, 0, 0, 9].into(), ..former[0] };
-    assert_eq!(pair.nodes[A].dev.end_former_life(now, &other), Err(Error::AddrNotAvailable));
+    let other = bowline_roce::FormerConnection { local: [10, 0, 0, 9].into(), ..former[0] };
+    assert_eq!(pair.nodes[A].dev.end_former_connection(now, &other), Err(Error::AddrNotAvailable));
 }
 
 #[test]
@@ -600,7 +600,7 @@ fn a_thousand_connections_leave_nothing() {
     pair.nodes[P].dev.destroy_id(now, listener).unwrap();
     for node in &mut pair.nodes {
         assert_eq!(node.dev.poll_timeout(), None);
-        assert!(node.dev.former_lives().is_empty());
+        assert!(node.dev.former_connections().is_empty());
         assert!(node.dev.poll_event().is_none());
         // Nothing holds them any more.
         node.dev.destroy_cq(node.send_cq).unwrap();

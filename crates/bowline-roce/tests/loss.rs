@@ -170,7 +170,7 @@ fn a_lossy_wire_delivers_everything_once() {
 
 /// Peers that keep nothing of what comes after a gap, as a kernel.
 fn forgetful() -> Config {
-    let limits = Limits { held: 0, ..Limits::default() };
+    let limits = Limits { reorder_bytes: 0, ..Limits::default() };
     Config { limits, ..Config::default() }
 }
 

@@ -222,10 +222,10 @@ fn acknowledgements_of_others_wait_for_what_is_posted_there() {
     let far = &mut sides[1];
     for (i, peer) in peers.into_iter().enumerate() {
         post(far, i, SendOp::Write(remote));
-        assert_eq!(far.dev.set_acks_aside(far.qps[i]), i < 2);
+        assert_eq!(far.dev.defer_acks(far.qps[i]), i < 2);
         let both = vec![(peer, Opcode::WriteOnly), (peer, Opcode::Acknowledge)];
         assert_eq!(bursts(far), [both]);
-        far.dev.take_acks_back();
+        far.dev.resume_acks();
     }
     assert!(bursts(far).is_empty());
 }
@@ -239,28 +239,28 @@ fn an_acknowledgement_is_set_aside_a_few_times() {
     let mut alone = 0;
     for round in 0..6 {
         post(far, 0, SendOp::Write(remote));
-        assert_eq!(far.dev.set_acks_aside(far.qps[0]), round < 3);
+        assert_eq!(far.dev.defer_acks(far.qps[0]), round < 3);
         let sent = bursts(far);
         alone += sent.iter().filter(|burst| **burst == [(peers[1], Opcode::Acknowledge)]).count();
         assert_eq!(alone, usize::from(round >= 3), "{sent:?}");
-        far.dev.take_acks_back();
+        far.dev.resume_acks();
     }
     let (mut sides, _) = owing(2, SendOp::Read);
     let far = &mut sides[1];
-    assert!(!far.dev.set_acks_aside(far.qps[0]));
+    assert!(!far.dev.defer_acks(far.qps[0]));
     assert_eq!(bursts(far).len(), 2);
     // Before queue pairs end it goes, for whomever it was set aside.
     let (mut sides, _) = owing(2, SendOp::Write);
     let far = &mut sides[1];
-    assert!(far.dev.set_acks_aside(far.qps[0]));
+    assert!(far.dev.defer_acks(far.qps[0]));
     far.dev.release_acks(START);
     assert_eq!(bursts(far).len(), 2);
     // One whose queue pair is gone is no more.
     let (mut sides, _) = owing(2, SendOp::Write);
     let far = &mut sides[1];
-    assert!(far.dev.set_acks_aside(far.qps[0]));
+    assert!(far.dev.defer_acks(far.qps[0]));
     far.dev.destroy_qp(far.qps[1]).unwrap();
-    far.dev.take_acks_back();
+    far.dev.resume_acks();
     assert_eq!(bursts(far).len(), 1);
 }
 

@@ -1,8 +1,8 @@
 //! Rights of memory, and path MTUs.
 
 bitflags::bitflags! {
-    /// What a key allows [MR-4]. Sending from a region needs no right; receiving into it, and the
-    /// results of reads and atomics, need `LOCAL_WRITE`.
+    /// Access rights of a key [MR-4]. Sending from a region needs no right; receiving into it, and
+    /// the results of READs and atomics, need `LOCAL_WRITE`.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct Access: u32 {
         /// This side's requests may write.
@@ -17,15 +17,15 @@ bitflags::bitflags! {
         const MW_BIND = 16;
         /// Addresses begin at 0.
         const ZERO_BASED = 32;
-        /// The peer may flush, so that everybody sees what it wrote.
+        /// The peer may flush to global visibility: all observers at the peer see what it wrote.
         const FLUSH_GLOBAL = 256;
-        /// The peer may flush to memory that outlives a loss of power.
+        /// The peer may flush to memory that survives a loss of power.
         const FLUSH_PERSISTENT = 512;
     }
 }
 
-/// The key that comes after this one: the low byte is one more, wrapping, and the rest, which names
-/// the region or window, is the same [MR-6], [MR-12].
+/// Returns the next key of a region or window: the low byte is one more, wrapping, and the upper 24
+/// bits, which name the region or window, are the same [MR-6], [MR-12].
 pub const fn next_key(key: u32) -> u32 {
     key & !0xff | key.wrapping_add(1) & 0xff
 }
@@ -34,27 +34,27 @@ pub const fn next_key(key: u32) -> u32 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum MwType {
-    /// Bound by [`Device::bind_mw`](crate::Device::bind_mw), which chooses the key; for every queue
-    /// pair of its protection domain; cannot be invalidated, but bound anew.
+    /// Bound by [`Device::bind_mw`](crate::Device::bind_mw), which chooses the key. Valid for every
+    /// queue pair of its protection domain. Cannot be invalidated, but can be rebound.
     Type1 = 1,
-    /// Bound by [`SendOp::BindMw`](crate::SendOp::BindMw) with a key of the program's choosing; for
-    /// the queue pair it was bound on alone; invalidated by this side or the peer before it is
-    /// bound again.
+    /// Bound by [`SendOp::BindMw`](crate::SendOp::BindMw) with a key that the program chooses.
+    /// Valid for the queue pair on which it was bound. Must be invalidated by this side or the peer
+    /// before it is bound again.
     Type2 = 2,
 }
 
-/// What a memory window is bound to.
+/// The region and range that a memory window is bound to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MwBind {
-    /// Local key of the region, which must have been registered with [`Access::MW_BIND`]; with
-    /// [`Access::LOCAL_WRITE`] too if the peer is to write.
+    /// Local key of the region, which must have been registered with [`Access::MW_BIND`], and also
+    /// with [`Access::LOCAL_WRITE`] if the peer is to write.
     pub lkey: u32,
-    /// First byte of the window, in the terms of the region.
+    /// Address of the window's first byte, as an address of the region.
     pub addr: u64,
-    /// Bytes; 0 ends the binding of a window of type 1, and `lkey` is that of a region all the
-    /// same.
+    /// Length in bytes. 0 ends the binding of a window of type 1; `lkey` must name a region even
+    /// then.
     pub len: u64,
-    /// What the peer may do: rights to read, to write and to do atomics; [`Access::ZERO_BASED`] for
+    /// Rights of the peer: to read, to write and to do atomics; [`Access::ZERO_BASED`] for
     /// addresses that begin at 0 instead of `addr`.
     pub access: Access,
 }
@@ -76,25 +76,25 @@ pub enum Mtu {
 }
 
 impl Mtu {
-    /// All, smallest first.
+    /// All MTUs, smallest first.
     pub const ALL: [Self; 5] = [Self::M256, Self::M512, Self::M1024, Self::M2048, Self::M4096];
 
-    /// Reads the code used on the wire.
+    /// Returns the MTU of a code used on the wire.
     pub fn from_code(code: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|mtu| mtu.code() == code)
     }
 
-    /// The code used on the wire.
+    /// Returns the code used on the wire.
     pub const fn code(self) -> u8 {
         self as u8
     }
 
-    /// Bytes.
+    /// Returns the MTU in bytes.
     pub const fn bytes(self) -> usize {
         128 << self as u8
     }
 
-    /// What rdma_cm chooses for an interface of this MTU [HDR-8]; `None` below 352 bytes.
+    /// Returns what rdma_cm chooses for an interface of this MTU [HDR-8]; `None` below 352 bytes.
     pub fn for_interface(mtu: usize) -> Option<Self> {
         Self::ALL.into_iter().rev().find(|code| code.bytes() + 96 <= mtu)
     }

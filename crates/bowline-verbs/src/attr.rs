@@ -30,27 +30,26 @@ pub struct DeviceAttr {
     pub max_cqe: usize,
     /// Most memory regions.
     pub max_mr: usize,
-    /// Most memory windows; 0: there are none.
+    /// Most memory windows; 0: not supported.
     pub max_mw: usize,
-    /// Most reads and atomics a queue pair answers at once.
+    /// Most READs and atomics that a queue pair answers concurrently.
     pub max_qp_rd_atom: u8,
     /// Most bytes sent inline.
     pub max_inline: usize,
-    /// [`SendOp::RegMr`](crate::SendOp::RegMr) works.
+    /// [`SendOp::RegMr`](crate::SendOp::RegMr) is supported.
     pub fast_registration: bool,
     /// [`SendOp::Flush`](crate::SendOp::Flush) and
-    /// [`SendOp::AtomicWrite`](crate::SendOp::AtomicWrite) work.
+    /// [`SendOp::AtomicWrite`](crate::SendOp::AtomicWrite) are supported.
     pub flush: bool,
     /// [`Device::withdraw_keys`](crate::Device::withdraw_keys) and
-    /// [`Device::renew_keys`](crate::Device::renew_keys) work.
+    /// [`Device::renew_keys`](crate::Device::renew_keys) are supported.
     pub key_refresh: bool,
-    /// Packets of one size that follow one another leave together, and one that is shorter behind
-    /// them: so many bytes of WRITEs without immediate, in rows that fill packets, with one call.
-    /// Who has many messages to send does well to send what fills packets first and what is short
-    /// after it. 0: nothing is gained.
+    /// Payload bytes of WRITEs without immediate that one system call can send, if they are posted
+    /// in a row and fill their packets. Consecutive packets of one size are sent together, and a
+    /// shorter one may follow them. Programs with many messages should post the ones that fill
+    /// packets first, and short ones after them. 0: there is nothing to gain.
     pub burst: usize,
-    /// Entries of a completion queue take memory while they are there, and not from its beginning
-    /// on.
+    /// A completion queue takes memory only for the entries it holds, not for its full depth.
     pub lazy_cq: bool,
 }
 
@@ -76,12 +75,13 @@ pub enum QpState {
     Rtr = 2,
     /// Ready to send.
     Rts = 3,
-    /// Send queue drained: no request is begun, those begun are finished [QP-3].
+    /// Send queue drained: no request is started, and started ones are completed [QP-3].
     Sqd = 4,
-    /// Send queue error (UD): a datagram could not be sent, what was posted behind it is flushed,
-    /// and receives go on. Back to RTS by [`Device::modify_qp`](crate::Device::modify_qp).
+    /// Send queue error (UD): a datagram could not be sent, the requests posted behind it are
+    /// flushed, and receiving continues. [`Device::modify_qp`](crate::Device::modify_qp) leads back
+    /// to RTS.
     Sqe = 5,
-    /// Error: everything posted is flushed.
+    /// Error: all posted requests are flushed.
     Err = 6,
 }
 
@@ -112,49 +112,49 @@ impl Default for QpCap {
     }
 }
 
-/// What a queue pair is made of.
+/// Creation attributes of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpInit {
     /// Protection domain.
     pub pd: PdId,
-    /// Where sends complete.
+    /// Completion queue of sends.
     pub send_cq: CqId,
-    /// Where receives complete.
+    /// Completion queue of receives.
     pub recv_cq: CqId,
     /// Transport service.
     pub qp_type: QpType,
     /// Sizes.
     pub cap: QpCap,
-    /// Every send completes with an entry, flagged `SIGNALED` or not.
+    /// Every send produces a completion, flagged `SIGNALED` or not.
     pub sq_sig_all: bool,
 }
 
-/// Where the packets of a connected queue pair go.
+/// Addresses of the packets of a connected queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AddressVector {
-    /// Own address (source GID).
+    /// Local address (source GID).
     pub local: IpAddr,
-    /// The peer's (destination GID).
+    /// Remote address (destination GID).
     pub remote: IpAddr,
-    /// Flow label, from which the UDP source port comes [OUT-2].
+    /// Flow label, from which the UDP source port is derived [OUT-2].
     pub flow_label: u32,
     /// Type of service or traffic class.
     pub tos: u8,
 }
 
-/// Attributes to change; `None` leaves one as it is. Which are needed for a transition: QP-1.
-/// Alternate paths and migration are not offered.
+/// Attributes to change; `None` leaves an attribute as it is. QP-1 lists the attributes that a
+/// transition needs. Alternate paths and migration are not supported.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QpAttr {
     /// The state to go to.
     pub state: Option<QpState>,
-    /// The state the queue pair is thought to be in: nothing is changed if it is in another.
+    /// The expected present state: nothing is changed if the queue pair is in another one.
     pub cur_state: Option<QpState>,
     /// Port; `None` for INIT: the first one of the device.
     pub port: Option<u8>,
     /// Index of the partition key; `None` for INIT: 0.
     pub pkey_index: Option<u16>,
-    /// What the peer may do.
+    /// Rights of the peer.
     pub access: Option<Access>,
     /// Queue key (UD).
     pub qkey: Option<u32>,
@@ -168,41 +168,41 @@ pub struct QpAttr {
     pub rq_psn: Option<u32>,
     /// First PSN sent, 24 bits.
     pub sq_psn: Option<u32>,
-    /// Reads and atomics outstanding as requester.
+    /// Most READs and atomics outstanding as requester.
     pub max_rd_atomic: Option<u8>,
-    /// Reads and atomics answered at once.
+    /// Most READs and atomics answered concurrently.
     pub max_dest_rd_atomic: Option<u8>,
-    /// Code of the delay asked for when no receive is posted [RSP-13].
+    /// Code of the delay requested by RNR NAKs, when no receive is posted [RSP-13].
     pub min_rnr_timer: Option<u8>,
     /// Code of the acknowledgement timeout, 4.096 us x 2^n; 0: never.
     pub timeout: Option<u8>,
     /// Retransmissions before giving up, at most 7.
     pub retry_cnt: Option<u8>,
-    /// The same after RNR NAKs; 7: for ever.
+    /// Retransmissions after RNR NAKs; 7: for ever.
     pub rnr_retry: Option<u8>,
-    /// Time without any acknowledgement after which the peer is given up, instead of what the
-    /// device makes of timeout and retransmissions. Only the soft device has this; others ignore
-    /// it.
+    /// Time without any acknowledgement after which the peer is given up; overrides the time that
+    /// follows from timeout and retry count. Only the soft device supports this; others ignore it.
     pub give_up: Option<Duration>,
-    /// On the way to SQD: [`AsyncEvent::SqDrained`] is to tell when what was begun is finished.
+    /// For the transition to SQD: send [`AsyncEvent::SqDrained`] when all started requests are
+    /// complete.
     pub sqd_notify: Option<bool>,
-    /// Told only: the queue pair is in SQD, and something begun is not finished yet.
+    /// Read-only: the queue pair is in SQD, and a started request is not complete yet.
     pub sq_draining: Option<bool>,
 }
 
-/// Something that happened to a device or queue pair without being asked.
+/// Asynchronous event of a device, queue pair or completion queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AsyncEvent {
-    /// A queue pair is in error for a reason no completion tells [QP-10].
+    /// A queue pair is in ERR for a reason that no completion shows [QP-10].
     QpFatal(Qpn),
-    /// The first packet came on a queue pair that is not in RTS yet.
+    /// The first packet arrived at a queue pair that is not in RTS yet.
     CommEstablished(Qpn),
-    /// A queue pair in SQD has finished everything it had begun [QP-3].
+    /// A queue pair in SQD has completed all started requests [QP-3].
     SqDrained(Qpn),
-    /// A completion queue has overrun and is of no more use.
+    /// A completion queue has overrun and is unusable.
     CqError(CqId),
-    /// The device is gone, or can do nothing more: nothing need complete there any more, not even
-    /// as flushed. Told once. That an address of it has changed is not this.
+    /// The device is gone or unusable: requests need not complete any more, not even as flushed.
+    /// Reported once. A changed address of the device is not reported like this.
     DeviceFatal,
 }

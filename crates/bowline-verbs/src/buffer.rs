@@ -3,29 +3,31 @@
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use crate::near::{CACHE_LINE, prefetch_line};
+use crate::prefetch::{CACHE_LINE, prefetch_line};
 
-/// A stretch of a buffer: what is read or written without anybody knowing of regions or keys.
+/// A range of a buffer, for reads and writes that need no region or key.
 #[derive(Clone, Debug)]
 pub struct Mem {
     /// The memory.
     pub buffer: Arc<Buffer>,
-    /// Where in it the stretch begins.
+    /// Offset of the range in the buffer, in bytes.
     pub offset: usize,
     /// Bytes.
     pub len: usize,
 }
 
-/// Bytes of a large page; memory of at least so many is made of these, where the system has any.
+/// Size of a huge page in bytes. Buffers of at least this size use huge pages if the system has
+/// any.
 pub const HUGE_PAGE: usize = 2 << 20;
-/// Bytes of a small one, on the machines this is built for.
+/// Size of a small page in bytes, on the supported machines.
 const PAGE: usize = 4096;
 
-/// Has the system make large pages of small ones now (Linux 6.1).
+/// `madvise` value that collapses small pages into huge ones at once (Linux 6.1).
 const MADV_COLLAPSE: i32 = 25;
 
 /// Page-aligned zeroed memory of fixed size, which may be registered. Peers change it at any time,
-/// as a device would by DMA, so no reference to its bytes is ever made: they are copied in and out.
+/// as a device would by DMA, so no reference to its bytes is ever created: bytes are copied in and
+/// out.
 #[derive(Debug)]
 pub struct Buffer {
     start: NonNull<u8>,
@@ -57,14 +59,14 @@ impl Buffer {
         Ok(buffer)
     }
 
-    /// Allocates `len` bytes, all zero, of which little is used perhaps: none takes memory before
-    /// it is used, but for the rest of its small page. See [`Buffer::enlarge_pages`].
+    /// Allocates `len` bytes, all zero, for sparse use: a small page takes memory only when one of
+    /// its bytes is first used. See [`Buffer::enlarge_pages`].
     ///
     /// # Errors
     /// The system's, when there is no memory.
     pub fn sparse(len: usize) -> std::io::Result<Self> {
         let mut buffer = Self::map(len + HUGE_PAGE)?;
-        // It begins where a large page can.
+        // The buffer begins at a multiple of the huge page size.
         let start = buffer.start.as_ptr();
         let before = start.align_offset(HUGE_PAGE);
         let behind = before + len.max(1).next_multiple_of(PAGE);
@@ -81,19 +83,19 @@ impl Buffer {
         Ok(buffer)
     }
 
-    /// Has a stretch of [`Buffer::sparse`] memory all of which is used consist of large pages,
-    /// where the system can do that: that changes nothing but speed. Takes some milliseconds for
-    /// each, and seconds where the system has to move others first.
+    /// Collapses a fully used range of [`Buffer::sparse`] memory into huge pages, if the system can
+    /// do that. This affects only speed. Takes some milliseconds per page, and seconds if the
+    /// system has to move other pages first.
     ///
     /// # Panics
-    /// When it does not lie within the buffer.
+    /// When the range does not lie within the buffer.
     pub fn enlarge_pages(&self, offset: usize, len: usize) {
         self.advise(offset, len, libc::MADV_HUGEPAGE);
         self.advise(offset, len, MADV_COLLAPSE);
     }
 
-    /// A refusal does not matter: what is advised here is how the memory is kept, and never what is
-    /// in it.
+    /// Gives the system advice about a range. A refusal does not matter, since the advice never
+    /// affects the contents.
     fn advise(&self, offset: usize, len: usize, advice: i32) {
         let at = self.at(offset, len);
         // SAFETY: within the mapping, as `at` checked.
@@ -138,12 +140,13 @@ impl Buffer {
         self.len
     }
 
-    /// Tells whether there are none.
+    /// Tells whether the buffer is empty.
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Address of the first byte: what a region registered without an `iova` begins at.
+    /// Returns the address of the first byte, at which a region registered without an `iova`
+    /// begins.
     pub fn addr(&self) -> u64 {
         self.start.as_ptr() as u64
     }
@@ -155,7 +158,7 @@ impl Buffer {
         unsafe { self.start.as_ptr().add(offset) }
     }
 
-    /// Copies bytes out.
+    /// Copies `out.len()` bytes from `offset` on to `out`.
     ///
     /// # Panics
     /// When they do not lie within the buffer.
@@ -165,7 +168,7 @@ impl Buffer {
         unsafe { std::ptr::copy_nonoverlapping(from, out.as_mut_ptr(), out.len()) };
     }
 
-    /// Copies bytes out, to the end of `out`.
+    /// Appends the `len` bytes from `offset` on to `out`.
     ///
     /// # Panics
     /// When they do not lie within the buffer.
@@ -179,8 +182,8 @@ impl Buffer {
         unsafe { out.set_len(out.len() + len) };
     }
 
-    /// Does the same and goes on with a CRC over what `out` then holds, whatever peers write
-    /// meanwhile.
+    /// Appends the `len` bytes from `offset` on to `out`, and continues a CRC over exactly the
+    /// appended bytes, whatever peers write during the call.
     ///
     /// # Panics
     /// When the bytes do not lie within the buffer.
@@ -196,7 +199,7 @@ impl Buffer {
         crc
     }
 
-    /// Goes on with a CRC over bytes as they are, whatever peers write meanwhile.
+    /// Continues a CRC over the `len` bytes from `offset` on, whatever peers write during the call.
     ///
     /// # Panics
     /// When they do not lie within the buffer.
@@ -206,8 +209,8 @@ impl Buffer {
         unsafe { bowline_crc::sum(crc, from, len) }
     }
 
-    /// Where bytes are, for who has the system write them as a device would. The address is good as
-    /// long as the buffer is.
+    /// Returns the address of a range, for system calls that write to it as a device would. The
+    /// address is valid as long as the buffer.
     ///
     /// # Panics
     /// When they do not lie within the buffer.
@@ -215,7 +218,7 @@ impl Buffer {
         self.at(offset, len)
     }
 
-    /// Makes bytes zero.
+    /// Zeroes a range.
     ///
     /// # Panics
     /// When they do not lie within the buffer.
@@ -225,7 +228,7 @@ impl Buffer {
         unsafe { to.write_bytes(0, len) };
     }
 
-    /// Has bytes brought near, since they are copied soon; that changes nothing but speed.
+    /// Prefetches a range that is copied soon; affects only speed.
     ///
     /// # Panics
     /// When they do not lie within the buffer.
@@ -236,10 +239,10 @@ impl Buffer {
         }
     }
 
-    /// Copies bytes in.
+    /// Copies `bytes` to the buffer, from `offset` on.
     ///
     /// # Panics
-    /// When they do not fit.
+    /// When the bytes do not fit.
     pub fn write(&self, offset: usize, bytes: &[u8]) {
         let to = self.at(offset, bytes.len());
         // SAFETY: `at` checked the range; `bytes` is other memory, since no slice of a buffer
@@ -247,10 +250,10 @@ impl Buffer {
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
     }
 
-    /// Copies bytes to a place in another buffer, or in this one; the two may overlap.
+    /// Copies `len` bytes to offset `at` of another buffer or of this one; the ranges may overlap.
     ///
     /// # Panics
-    /// When they do not lie within the one or do not fit into the other.
+    /// When a range does not lie within its buffer.
     pub fn copy_to(&self, from: usize, to: &Self, at: usize, len: usize) {
         let from = self.at(from, len);
         let to = to.at(at, len);
@@ -258,11 +261,10 @@ impl Buffer {
         unsafe { std::ptr::copy(from, to, len) };
     }
 
-    /// Changes 8 aligned bytes, a number in host order, at once as others see it; returns what they
-    /// were.
+    /// Changes 8 aligned bytes, a number in host byte order, atomically; returns the old value.
     ///
     /// # Panics
-    /// When they are not aligned or do not lie within the buffer.
+    /// When the bytes are not aligned or do not lie within the buffer.
     pub fn update(&self, offset: usize, mut change: impl FnMut(u64) -> u64) -> u64 {
         use std::sync::atomic::{AtomicU64, Ordering};
         let at = self.at(offset, 8).cast::<u64>();
@@ -312,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn sparse_memory_is_as_any_other_and_keeps_what_is_in_it() {
+    fn sparse_memory_keeps_its_contents_when_pages_are_enlarged() {
         for len in [1, 5000, HUGE_PAGE, 3 * HUGE_PAGE + 100] {
             let buffer = Buffer::sparse(len).unwrap();
             assert_eq!((buffer.len(), buffer.addr() % HUGE_PAGE as u64), (len, 0));
@@ -326,13 +328,13 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "outside")]
-    fn nothing_is_copied_to_where_it_does_not_fit() {
+    fn copy_to_checks_the_range() {
         let buffer = Buffer::new(10).unwrap();
         buffer.copy_to(0, &Buffer::new(5).unwrap(), 3, 3);
     }
 
     #[test]
-    fn bytes_are_made_zero_and_no_others() {
+    fn clear_zeroes_its_range_only() {
         let buffer = Buffer::new(100).unwrap();
         buffer.write(10, b"0123456789");
         buffer.clear(12, 5);
@@ -344,24 +346,24 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "outside")]
-    fn nothing_outside_is_summed() {
+    fn sum_checks_the_range() {
         Buffer::new(10).unwrap().sum(8, 3, 0);
     }
 
     #[test]
     #[should_panic(expected = "outside")]
-    fn nothing_outside_is_made_zero() {
+    fn clear_checks_the_range() {
         Buffer::new(10).unwrap().clear(8, 3);
     }
 
     #[test]
     #[should_panic(expected = "outside")]
-    fn nothing_outside_is_given_away() {
+    fn raw_checks_the_range() {
         Buffer::new(10).unwrap().raw(8, 3);
     }
 
     #[test]
-    fn bytes_brought_near_stay_as_they_are() {
+    fn prefetched_bytes_are_unchanged() {
         let buffer = Buffer::new(10_000).unwrap();
         buffer.write(9_990, b"0123456789");
         buffer.prefetch(9_000, 1_000);
@@ -373,13 +375,13 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "outside")]
-    fn nothing_outside_is_brought_near() {
+    fn prefetch_checks_the_range() {
         Buffer::new(10).unwrap().prefetch(8, 3);
     }
 
     #[test]
     #[should_panic(expected = "outside")]
-    fn nothing_outside_is_reached() {
+    fn read_checks_the_range() {
         Buffer::new(10).unwrap().read(8, &mut [0; 3]);
     }
 }

@@ -1,30 +1,30 @@
-//! Connections, in the terms of rdma_cm: port space TCP, reliable connections.
+//! Connections in the terms of rdma_cm: port space TCP, reliable connections.
 
 use core::fmt;
 use std::net::SocketAddr;
 
 use crate::Qpn;
 
-/// Name of a listener or connection of one device.
+/// Id of a listener or connection of one device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CmId(pub u32);
 
-/// What both sides of a connection propose.
+/// Connection parameters of one side.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConnParam {
-    /// The queue pair of this side; it must be in RESET or INIT, and is taken to RTS.
+    /// The queue pair of this side; it must be in RESET or INIT, and goes to RTS.
     pub qpn: Qpn,
-    /// Data for the peer: at most 56 bytes with a connect, 196 with an accept [CMA-5].
+    /// Private data for the peer: at most 56 bytes with a connect, 196 with an accept [CMA-5].
     pub private_data: Vec<u8>,
-    /// Reads and atomics this side answers at once.
+    /// Most READs and atomics that this side answers concurrently.
     pub responder_resources: u8,
-    /// Reads and atomics this side has outstanding.
+    /// Most READs and atomics that this side has outstanding.
     pub initiator_depth: u8,
     /// Retransmissions, at most 7.
     pub retry_count: u8,
     /// Retransmissions after RNR NAKs; 7: for ever.
     pub rnr_retry_count: u8,
-    /// Code of the delay asked for when no receive is posted [RSP-13], [RSP-23].
+    /// Code of the delay requested by RNR NAKs, when no receive is posted [RSP-13], [RSP-23].
     pub min_rnr_timer: u8,
     /// Type of service.
     pub tos: u8,
@@ -45,26 +45,27 @@ impl Default for ConnParam {
     }
 }
 
-/// A peer that wants to connect.
+/// A connection request of a peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConnRequest {
-    /// The listener it came to.
+    /// The listener that received the request.
     pub listener: CmId,
-    /// Own address and port.
+    /// Local address and port.
     pub local: SocketAddr,
-    /// The peer's.
+    /// Remote address and port.
     pub remote: SocketAddr,
-    /// 56 bytes, zeroes after what the peer gave [CMA-5].
+    /// 56 bytes: the peer's private data, padded with zeroes [CMA-5].
     pub private_data: Vec<u8>,
-    /// What the peer answers at once: at most this `initiator_depth` is of use.
+    /// Most READs and atomics that the peer answers concurrently: an upper bound of a useful
+    /// `initiator_depth`.
     pub responder_resources: u8,
-    /// What the peer has outstanding: at least this `responder_resources` is wanted.
+    /// Most READs and atomics that the peer has outstanding: the `responder_resources` it asks for.
     pub initiator_depth: u8,
     /// The peer's queue pair.
     pub remote_qpn: Qpn,
 }
 
-/// Reason of a refusal [CM-10]; [`CONSUMER`](Self::CONSUMER) is the one of the program.
+/// Reason of a refusal [CM-10]; [`CONSUMER`](Self::CONSUMER) means that the program refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RejectReason(pub u16);
 
@@ -73,20 +74,20 @@ impl RejectReason {
     pub const NO_QP: Self = Self(1);
     /// The other side has given up.
     pub const TIMEOUT: Self = Self(4);
-    /// Nobody listens.
+    /// There is no listener at this port.
     pub const INVALID_SERVICE_ID: Self = Self(8);
     /// Not a reliable connection.
     pub const INVALID_TRANSPORT: Self = Self(9);
     /// The queue pair is known from a connection that has not ended.
     pub const STALE_CONNECTION: Self = Self(10);
-    /// Addresses that do not fit each other, or cannot be reached.
+    /// Addresses that do not match each other, or cannot be reached.
     pub const INVALID_GID: Self = Self(12);
     /// The path MTU cannot be carried.
     pub const INVALID_MTU: Self = Self(26);
     /// Refused by the program.
     pub const CONSUMER: Self = Self(28);
 
-    /// Says what the number means; `None` for one without a meaning.
+    /// Returns the meaning of the number; `None` for an unassigned number.
     pub const fn text(self) -> Option<&'static str> {
         Some(match self.0 {
             1 => "no such queue pair",
@@ -128,7 +129,7 @@ impl RejectReason {
     }
 }
 
-/// The meaning and the number, as for logs: `nobody listens at this port (8)`.
+/// Meaning and number, for logs: `nobody listens at this port (8)`.
 impl fmt::Display for RejectReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.text() {
@@ -138,7 +139,7 @@ impl fmt::Display for RejectReason {
     }
 }
 
-/// Message of the connection manager, for those who look.
+/// Kind of a connection manager message, for diagnostic tools.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u16)]
 #[allow(missing_docs, reason = "the field's own names")]
@@ -152,26 +153,26 @@ pub enum CmMessage {
     Drep = 0x16,
 }
 
-/// What happened to a connection [CMA-14].
+/// Event of a connection [CMA-14].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CmEvent {
-    /// Somebody wants to connect: accept or reject `id`.
+    /// A peer wants to connect: accept or reject `id`.
     ConnectRequest {
         /// The new connection.
         id: CmId,
-        /// Who, and what it proposes.
+        /// The peer and its proposal.
         request: ConnRequest,
     },
-    /// The connection stands; its queue pair is in RTS.
+    /// The connection is established; its queue pair is in RTS.
     Established {
         /// The connection.
         id: CmId,
         /// 196 bytes on the connecting side [CMA-5], else empty.
         private_data: Vec<u8>,
-        /// Agreed: what this side answers at once.
+        /// Agreed number of READs and atomics that this side answers concurrently.
         responder_resources: u8,
-        /// Agreed: what this side has outstanding.
+        /// Agreed number of READs and atomics that this side has outstanding.
         initiator_depth: u8,
     },
     /// The peer refused.
@@ -183,7 +184,7 @@ pub enum CmEvent {
         /// 148 bytes.
         private_data: Vec<u8>,
     },
-    /// No answer.
+    /// The peer did not answer.
     Unreachable {
         /// The connection.
         id: CmId,
@@ -193,7 +194,7 @@ pub enum CmEvent {
         /// The connection.
         id: CmId,
     },
-    /// The time in which late packets may come is over; the queue pair's number is free.
+    /// TIMEWAIT, in which late packets may arrive, is over; the queue pair's number is free.
     TimewaitExit {
         /// The connection.
         id: CmId,
@@ -201,7 +202,7 @@ pub enum CmEvent {
 }
 
 impl CmEvent {
-    /// The connection it is about.
+    /// Returns the connection of the event.
     pub const fn id(&self) -> CmId {
         match self {
             Self::ConnectRequest { id, .. }

@@ -1,4 +1,4 @@
-//! What every provider offers.
+//! The trait that every provider implements.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -9,11 +9,11 @@ use crate::{
     MwType, QpAttr, QpInit, QpState, RecvWr, SendFlags, SendWr,
 };
 
-/// Name of a protection domain of one device.
+/// Id of a protection domain of one device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PdId(pub u32);
 
-/// Name of a completion queue of one device.
+/// Id of a completion queue of one device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CqId(pub u32);
 
@@ -24,9 +24,9 @@ pub struct Qpn(pub u32);
 /// Keys of a memory region.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct MrKeys {
-    /// For this side's requests.
+    /// Local key, for requests of this side.
     pub lkey: u32,
-    /// For the peer's.
+    /// Remote key, for requests of the peer.
     pub rkey: u32,
 }
 
@@ -35,20 +35,19 @@ pub trait Device: Send + Sync {
     /// Returns name, addresses and limits.
     fn attr(&self) -> DeviceAttr;
 
-    /// Returns the number of the interface that an own link-local address is of; 0 when that is not
-    /// known.
+    /// Returns the index of the interface of a local link-local address; 0 if unknown.
     fn link_of(&self, _addr: IpAddr) -> u32 {
         0
     }
 
-    /// Returns what has kept packets from being sent in the last seconds, where the provider knows
-    /// of something.
+    /// Returns the fault that has kept packets from being sent in the last seconds, if the provider
+    /// knows of one.
     fn fault(&self) -> Option<Error> {
         None
     }
 
-    /// Returns what has kept packets from being sent to one peer in the last seconds, where that is
-    /// known.
+    /// Returns the fault that has kept packets from being sent to one peer in the last seconds, if
+    /// the provider knows of one.
     fn fault_to(&self, _peer: IpAddr) -> Option<Error> {
         None
     }
@@ -86,46 +85,46 @@ pub trait Device: Send + Sync {
     /// [`Error::NotSupported`]; as [`reg_mr`](Self::reg_mr).
     fn alloc_mr(&self, pd: PdId) -> Result<MrKeys, Error>;
 
-    /// Removes a region by its present local key, or the one it was registered or made with. What
-    /// is being copied is finished first.
+    /// Removes a region by its present local key, or the one it was created with. Copies in
+    /// progress are finished first.
     ///
     /// # Errors
     /// [`Error::NoSuch`]; [`Error::Busy`] while a window is bound to it.
     fn dereg_mr(&self, lkey: u32) -> Result<(), Error>;
 
-    /// Takes regions of [`reg_mr`](Self::reg_mr) away from peers, by their present keys: at once,
-    /// not in the order of a queue. What a peer has begun to write there and not finished is
-    /// refused. Local use goes on. All keys are looked at first; on an error nothing has changed.
+    /// Suspends the access of peers to regions of [`reg_mr`](Self::reg_mr), named by their present
+    /// keys: at once, not in the order of a queue. The rest of an unfinished WRITE to them is
+    /// refused. Local use continues. All keys are checked first; on an error nothing has changed.
     ///
     /// # Errors
-    /// [`Error::NoSuch`]; [`Error::Invalid`] for a region that is withdrawn already;
+    /// [`Error::NoSuch`]; [`Error::Invalid`] for a region that is suspended already;
     /// [`Error::Busy`] while a window is bound to one; [`Error::NotSupported`].
     fn withdraw_keys(&self, _rkeys: &[u32]) -> Result<(), Error> {
         Err(Error::NotSupported("withdrawing keys"))
     }
 
-    /// Gives withdrawn regions back to peers under new keys, which differ from the present ones in
-    /// the low byte only: pairs of the present and the new key. The key a region was registered
-    /// with still names it for [`dereg_mr`](Self::dereg_mr), and for nothing else. All keys are
-    /// looked at first; on an error nothing has changed.
+    /// Restores the access of peers to suspended regions under new keys, which differ from the
+    /// present ones in the low byte only: pairs of the present and the new key. The key a region
+    /// was registered with still names it for [`dereg_mr`](Self::dereg_mr), and for nothing else.
+    /// All keys are checked first; on an error nothing has changed.
     ///
     /// # Errors
-    /// [`Error::NoSuch`]; [`Error::Invalid`] for a region that is not withdrawn, and for a new key
-    /// that is not of the region or not new; [`Error::NotSupported`].
+    /// [`Error::NoSuch`]; [`Error::Invalid`] for a region that is not suspended, and for a new key
+    /// that does not belong to the region or is not new; [`Error::NotSupported`].
     fn renew_keys(&self, _keys: &[(u32, u32)]) -> Result<(), Error> {
         Err(Error::NotSupported("renewing keys"))
     }
 
-    /// Makes a memory window, bound to nothing, and returns its first key, which allows nothing. A
-    /// window goes by the upper 24 bits of its keys, so every key it has had names it [MR-9].
+    /// Creates an unbound memory window and returns its first key, which grants nothing. A window
+    /// is named by the upper 24 bits of its keys, so every key it has had names it [MR-9].
     ///
     /// # Errors
     /// [`Error::NoSuch`], [`Error::Limit`], [`Error::NotSupported`].
     fn alloc_mw(&self, pd: PdId, kind: MwType) -> Result<u32, Error>;
 
-    /// Binds a window of type 1, in the order of the send queue of a queue pair, or with a length
-    /// of 0 ends its binding. Returns the key that is good from then on; the one before it is not
-    /// any more. The request completes as [`WcOpcode::BindMw`](crate::WcOpcode::BindMw) with `id`.
+    /// Binds a window of type 1, in the order of a queue pair's send queue; a length of 0 ends the
+    /// binding. Returns the key that is valid from then on; the previous key becomes invalid. The
+    /// request completes as [`WcOpcode::BindMw`](crate::WcOpcode::BindMw) with `id`.
     ///
     /// # Errors
     /// As [`post_send`](Self::post_send); [`Error::Invalid`] for a window of type 2.
@@ -163,8 +162,8 @@ pub trait Device: Send + Sync {
     fn poll_cq(&self, cq: CqId, out: &mut Vec<Completion>, max: usize) -> Result<usize, Error>;
 
     /// Waits until the queue has an entry (with `solicited`, one that was sent solicited or is an
-    /// error), at most `limit`; tells whether it has. Looks for entries already there first, so
-    /// nothing is missed between polling and waiting.
+    /// error), at most `limit`; tells whether it has one. Existing entries are checked first, so
+    /// none is missed between polling and waiting.
     ///
     /// # Errors
     /// As [`poll_cq`](Self::poll_cq).
@@ -241,13 +240,13 @@ pub trait Device: Send + Sync {
     /// [`Error::Invalid`], [`Error::NoSuch`].
     fn reject(&self, id: CmId, private_data: &[u8]) -> Result<(), Error>;
 
-    /// Ends a connection: its queue pair goes to error and everything on it is flushed.
+    /// Ends a connection: its queue pair goes to ERR and everything posted on it is flushed.
     ///
     /// # Errors
     /// [`Error::NoSuch`].
     fn disconnect(&self, id: CmId) -> Result<(), Error>;
 
-    /// Forgets a listener or connection, ending it if need be.
+    /// Destroys a listener or connection; a connection is ended if necessary.
     ///
     /// # Errors
     /// [`Error::NoSuch`].

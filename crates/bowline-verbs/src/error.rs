@@ -1,44 +1,44 @@
-//! Why a verb was refused.
+//! The error of a verb.
 
 use core::fmt;
 
 use bowline_base::Errno;
 
-/// Why a verb was refused; nothing has changed then.
+/// The error of a verb; a verb that fails has changed nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Error {
-    /// No such object, or it belongs to another. `EINVAL`.
+    /// No such object, or it belongs to another owner. `EINVAL`.
     NoSuch(&'static str),
     /// The object is still in use. `EBUSY`.
     Busy(&'static str),
-    /// An argument or attribute is not right, or not in this state. `EINVAL`.
+    /// An argument or attribute is invalid, or not allowed in this state. `EINVAL`.
     Invalid(&'static str),
     /// The queue is full. `ENOMEM`, as verbs have it.
     QueueFull,
-    /// A limit of the device or of the settings. `ENOMEM`.
+    /// A limit of the device or of the settings is reached. `ENOMEM`.
     Limit(&'static str),
     /// Address in use. `EADDRINUSE`.
     AddrInUse(String),
     /// Not an address of this device. `EADDRNOTAVAIL`.
     AddrNotAvailable,
-    /// The provider cannot do this. `EOPNOTSUPP`.
+    /// The provider does not support this. `EOPNOTSUPP`.
     NotSupported(&'static str),
-    /// The time is over. `ETIMEDOUT`.
+    /// The time limit has passed. `ETIMEDOUT`.
     TimedOut,
     /// The device is closed. `ENODEV`.
     Closed,
-    /// The system refused: what was done, the errno, and what to do about it.
+    /// A system call failed.
     System {
-        /// What was tried, and what may help.
+        /// The action that failed, and advice where there is any.
         what: String,
-        /// The system's number.
+        /// The errno of the system.
         errno: Errno,
     },
 }
 
 impl Error {
-    /// The errno a verbs program would see.
+    /// Returns the errno that a verbs program would get.
     pub const fn errno(&self) -> Errno {
         match self {
             Self::NoSuch(_) | Self::Invalid(_) => Errno::EINVAL,

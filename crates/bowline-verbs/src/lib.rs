@@ -8,21 +8,24 @@
 mod access;
 mod attr;
 mod buffer;
+mod callback;
 mod cm;
 mod device;
 mod error;
-mod near;
-mod program;
+mod prefetch;
 mod wc;
 mod wr;
 
 pub use access::{Access, Mtu, MwBind, MwType, next_key};
 pub use attr::{AddressVector, AsyncEvent, DeviceAttr, QpAttr, QpCap, QpInit, QpState, QpType};
 pub use buffer::{Buffer, HUGE_PAGE, Mem};
+pub use callback::catch_callback_panic;
 pub use cm::{CmEvent, CmId, CmMessage, ConnParam, ConnRequest, RejectReason};
 pub use device::{CqId, Device, MrKeys, PdId, Qpn};
 pub use error::Error;
-pub use near::prefetch;
-pub use program::contain;
+pub use prefetch::prefetch;
+// The name that callers in other crates still use.
+#[doc(hidden)]
+pub use callback::catch_callback_panic as contain;
 pub use wc::{Completion, Status, WcOpcode};
 pub use wr::{FlushOf, Piece, Placement, RecvWr, Remote, SendFlags, SendOp, SendWr, Sge, UdDest};

@@ -2,7 +2,7 @@
 
 use crate::Qpn;
 
-/// How a work request ended, with the kernel's numbers [QP-7].
+/// Status of a work request, with the kernel's numbers [QP-7].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Status {
@@ -11,25 +11,25 @@ pub enum Status {
     Success = 0,
     /// The message was longer than the receive.
     LocLenErr = 1,
-    /// The request is not right, or a region is not in the state it needs.
+    /// The request is invalid, or a region is not in the required state.
     LocQpOpErr = 2,
-    /// A local key does not allow it.
+    /// A local key does not allow the access.
     LocProtErr = 4,
     /// The queue pair is in error.
     WrFlushErr = 5,
     /// A window could not be bound.
     MwBindErr = 6,
-    /// The answer made no sense.
+    /// The response was invalid.
     BadRespErr = 7,
     /// Local access error.
     LocAccessErr = 8,
-    /// The peer took the request for invalid.
+    /// The peer considered the request invalid.
     RemInvReqErr = 9,
-    /// The peer's key does not allow it.
+    /// The peer's key does not allow the access.
     RemAccessErr = 10,
-    /// The peer could not do it.
+    /// The peer could not execute the request.
     RemOpErr = 11,
-    /// No answer.
+    /// The peer did not answer.
     RetryExcErr = 12,
     /// The peer had no receive posted for too long.
     RnrRetryExcErr = 13,
@@ -39,7 +39,7 @@ pub enum Status {
     GeneralErr = 21,
 }
 
-/// What completed, with the kernel's numbers [QP-8].
+/// Kind of the completed request, with the kernel's numbers [QP-8].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum WcOpcode {
@@ -70,15 +70,15 @@ pub enum WcOpcode {
     RecvRdmaWithImm = 0x81,
 }
 
-/// Entry of a completion queue. Of a failed request only `wr_id`, `status`, `qpn` and whether it is
-/// a receive are to be relied on.
+/// Entry of a completion queue. After a failure only `wr_id`, `status`, `qpn` and
+/// [`is_recv`](Self::is_recv) are valid.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Completion {
-    /// The request's.
+    /// Id of the work request.
     pub wr_id: u64,
-    /// How it ended.
+    /// Status of the work request.
     pub status: Status,
-    /// What it was.
+    /// Kind of the work request.
     pub opcode: WcOpcode,
     /// Bytes of the message.
     pub byte_len: u32,

@@ -15,7 +15,7 @@ bitflags::bitflags! {
         const SIGNALED = 2;
         /// Wake a receiver that waits for solicited completions [REQ-14].
         const SOLICITED = 4;
-        /// Take the bytes now; the memory may be used again at once and needs no key.
+        /// Copy the bytes now; the memory may be reused at once and needs no key.
         const INLINE = 8;
     }
 }
@@ -24,7 +24,7 @@ bitflags::bitflags! {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Sge {
-    /// Address within the region, in the terms it was registered with (`iova`).
+    /// Address within the region, relative to the `iova` it was registered with.
     pub addr: u64,
     /// Bytes.
     pub len: u32,
@@ -35,24 +35,24 @@ pub struct Sge {
 /// Memory of the peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Remote {
-    /// Address, in the peer's terms.
+    /// Address in the peer's region.
     pub addr: u64,
     /// The peer's key.
     pub rkey: u32,
 }
 
-/// A stretch of memory, for fast registration.
+/// A contiguous piece of memory, for fast registration.
 #[derive(Clone, Debug)]
 pub struct Piece {
     /// The memory.
     pub buffer: Arc<Buffer>,
-    /// Where it begins.
+    /// Offset of the piece in the buffer, in bytes.
     pub offset: usize,
     /// Bytes.
     pub len: usize,
 }
 
-/// Where a datagram goes.
+/// Destination of a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UdDest {
     /// Address.
@@ -64,45 +64,44 @@ pub struct UdDest {
 }
 
 bitflags::bitflags! {
-    /// How far what was written is to have come when a flush completes: FETH's placement types
-    /// [HDR-2].
+    /// Required placement of earlier writes when a flush completes: FETH's placement types [HDR-2].
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct Placement: u8 {
-        /// Everybody at the peer sees it.
+        /// The data are visible to all observers at the peer.
         const GLOBAL = 1;
-        /// It outlives a loss of power.
+        /// The data survive a loss of power.
         const PERSISTENT = 2;
     }
 }
 
-/// What a flush is about.
+/// The memory that a flush covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FlushOf {
-    /// So many bytes from the address on.
+    /// This many bytes from the address on.
     Range(u32),
     /// The whole region of the key.
     Region,
 }
 
-/// What a send work request does. Immediates are four opaque bytes, shown here as the big-endian
+/// Operation of a send work request. Immediates are four opaque bytes, shown here as the big-endian
 /// number they are on the wire.
 #[derive(Clone, Debug)]
 pub enum SendOp {
     /// Send to a receive of the peer.
     Send,
-    /// The same with an immediate.
+    /// Send with an immediate.
     SendImm(u32),
-    /// The same, and the peer's key is invalidated.
+    /// Send that invalidates a key of the peer.
     SendInv(u32),
     /// Send a datagram (UD), perhaps with an immediate.
     Datagram(UdDest, Option<u32>),
     /// RDMA write.
     Write(Remote),
-    /// RDMA write that takes a receive of the peer and tells it an immediate.
+    /// RDMA write with an immediate, which consumes a receive of the peer.
     WriteImm(Remote, u32),
     /// RDMA read.
     Read(Remote),
-    /// Compare and swap of 8 bytes: when the peer's are `compare` they become `swap`.
+    /// Compare and swap of 8 bytes: if the peer's value is `compare`, it becomes `swap`.
     CompareSwap {
         /// The peer's 8 bytes, aligned.
         remote: Remote,
@@ -129,25 +128,25 @@ pub enum SendOp {
         /// Rights.
         access: Access,
     },
-    /// Ends a fast-registration region or a window of type 2 [MR-7].
+    /// Invalidates a fast-registration region or a window of type 2 [MR-7].
     LocalInv(u32),
     /// Binds a window of type 2, in the order of the queue [MR-9], [MR-12].
     BindMw {
-        /// The new key: its upper 24 bits are those of the window, its low byte is another than
-        /// that of the last one. The next one is told by [`next_key`](crate::next_key).
+        /// The new key: its upper 24 bits are those of the window, and its low byte differs from
+        /// the previous key. [`next_key`](crate::next_key) returns a suitable one.
         key: u32,
-        /// To what, at least one byte.
+        /// The range to bind, at least one byte.
         to: MwBind,
     },
-    /// Writes 8 bytes at once as others see it.
+    /// Atomic write of 8 bytes.
     AtomicWrite(Remote),
-    /// Completes when earlier writes to the peer's memory have come as far as this says.
+    /// Completes when earlier writes to the peer's memory have the required placement.
     Flush {
         /// The peer's memory.
         remote: Remote,
-        /// All of it, or a part.
+        /// Whole region or range.
         of: FlushOf,
-        /// How far; not empty.
+        /// Required placement; not empty.
         placement: Placement,
     },
 }
@@ -155,7 +154,7 @@ pub enum SendOp {
 /// A send work request.
 #[derive(Clone, Debug)]
 pub struct SendWr<'a> {
-    /// Comes back in the completion.
+    /// Identifies the request in its completion.
     pub id: u64,
     /// What to do.
     pub op: SendOp,
@@ -170,7 +169,7 @@ pub struct SendWr<'a> {
 /// A receive work request.
 #[derive(Clone, Copy, Debug)]
 pub struct RecvWr<'a> {
-    /// Comes back in the completion.
+    /// Identifies the request in its completion.
     pub id: u64,
     /// Scatter list.
     pub sges: &'a [Sge],

@@ -12,8 +12,8 @@
 
 pub use bowline_roce::{Config as RoceConfig, GiveUp};
 pub use bowline_roce_driver::{
-    DriverStats as SoftStats, FormerLives, IcrcPolicy, InUse, PollMode, ROCE_PORT, SoftConfig,
-    SoftDevice,
+    DriverStats as SoftStats, FormerConnections, IcrcPolicy, InUse, PollMode, ROCE_PORT,
+    SoftConfig, SoftDevice,
 };
 pub use bowline_verbs::*;
 

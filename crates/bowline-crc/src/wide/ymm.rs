@@ -1,4 +1,4 @@
-//! 32 bytes at once, with AVX2.
+//! CRC over 32-byte registers, with AVX2.
 //!
 //! Rows of four registers; the first row may lack some at its front:
 //!
@@ -21,7 +21,7 @@ pub(super) const REGISTER: usize = 32;
 
 /// # Safety
 ///
-/// `len` is a multiple of 32, not 0. So many bytes can be read at `from`, and if `COPY`, written at
+/// `len` is a multiple of 32, not 0. `len` bytes are readable at `from` and, if `COPY`, writable at
 /// `to`.
 #[target_feature(enable = "avx2,vpclmulqdq,pclmulqdq,sse4.1")]
 pub(super) unsafe fn run<const COPY: bool>(
@@ -58,18 +58,18 @@ pub(super) unsafe fn run<const COPY: bool>(
     reduce(_mm_xor_si128(_mm256_castsi256_si128(taken), _mm256_extracti128_si256::<1>(last)))
 }
 
-/// What is left to be summed, and where it is to be stored.
+/// The remaining bytes to sum, and the destination of the copy.
 struct Bytes<const COPY: bool> {
     from: *const u8,
     to: *mut u8,
 }
 
 impl<const COPY: bool> Bytes<COPY> {
-    /// Takes the next register. It is loaded once, and stored as it was, as in `zmm`.
+    /// Loads the next register, once, and stores it unchanged, as in `zmm`.
     ///
     /// # Safety
     ///
-    /// There is one left.
+    /// At least one register is left.
     #[inline]
     #[target_feature(enable = "avx2")]
     unsafe fn next(&mut self) -> __m256i {
@@ -87,7 +87,7 @@ impl<const COPY: bool> Bytes<COPY> {
     }
 }
 
-/// Adds `a`, taken past the distance of the factors `past`, to `b`: each half to that half.
+/// Moves `a` by the distance of the factors `past` and adds it to `b`, lane by lane.
 #[inline]
 #[target_feature(enable = "avx2,vpclmulqdq")]
 fn fold(a: __m256i, b: __m256i, past: __m256i) -> __m256i {
@@ -96,7 +96,7 @@ fn fold(a: __m256i, b: __m256i, past: __m256i) -> __m256i {
     _mm256_xor_si256(_mm256_xor_si256(low, b), high)
 }
 
-/// The factors that take each half past `BITS`.
+/// Returns the factors that move each 128-bit lane past `BITS` bits.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn past<const BITS: u32>() -> __m256i {

@@ -1,7 +1,7 @@
-//! 64 bytes at once, with AVX-512.
+//! CRC over 64-byte registers, with AVX-512.
 //!
-//! Zeros before a message whose sum so far is nothing do not count, so it is taken as one of whole
-//! rows:
+//! Leading zeros do not change a remainder of zero, so the message is extended at its front to
+//! whole rows:
 //!
 //! ```text
 //!            register 0    register 1    register 2    register 3
@@ -21,13 +21,13 @@ use super::{factors, reduce};
 
 /// Bytes of a register.
 const REGISTER: usize = 64;
-/// Exclusive or of three.
+/// Truth table of the exclusive or of three operands.
 const XOR: i32 = 0x96;
 
 /// # Safety
 ///
-/// `len` is a multiple of four and at least 64. So many bytes can be read at `from`, and if `COPY`,
-/// written at `to`.
+/// `len` is a multiple of four and at least 64. `len` bytes are readable at `from` and, if `COPY`,
+/// writable at `to`.
 #[target_feature(enable = "avx512f,vpclmulqdq,pclmulqdq")]
 pub(super) unsafe fn run<const COPY: bool>(
     crc: u32,
@@ -37,14 +37,15 @@ pub(super) unsafe fn run<const COPY: bool>(
 ) -> u32 {
     let words = len / 4;
     let registers = words.div_ceil(16);
-    // Of the first register that is not all zeros; and how many of the first row are not.
+    // Words of the first register that has message bytes, and the number of registers in the first
+    // row that have any.
     let first_words = (words - 1) % 16 + 1;
     let first_row = (registers - 1) % 4 + 1;
 
     let mut bytes = Bytes::<COPY> { from, to };
     let mut row = [_mm512_setzero_si512(); 4];
-    // It reads a whole register: there is one. What is stored too much is stored again by the next,
-    // with what that one reads.
+    // A whole register is loaded and stored, although only a part counts. The surplus is stored
+    // again by the next step, with the bytes that it loads.
     // SAFETY: `len` is at least 64.
     let head = unsafe { bytes.next(4 * first_words) };
     let head = _mm512_maskz_expand_epi32(u16::MAX << (16 - first_words), head);
@@ -67,23 +68,23 @@ pub(super) unsafe fn run<const COPY: bool>(
     reduce(last_quarter(fold(a, b, past::<512>())))
 }
 
-/// What is left to be summed, and where it is to be stored.
+/// The remaining bytes to sum, and the destination of the copy.
 struct Bytes<const COPY: bool> {
     from: *const u8,
     to: *mut u8,
 }
 
 impl<const COPY: bool> Bytes<COPY> {
-    /// Takes the next 64 bytes and goes on by `step`.
+    /// Loads the next 64 bytes and advances by `step` bytes.
     ///
-    /// They are loaded once, and stored as they were: the store may overwrite what was loaded from,
-    /// so the compiler cannot load again behind it instead of keeping them. That it does not load
-    /// twice before it shows in the code made, and in the test of a copy that others write to
-    /// meanwhile.
+    /// The bytes are loaded once and stored unchanged. The store may overwrite the source, so the
+    /// compiler cannot load again after it instead of keeping the register. That it does not load
+    /// twice before the store is visible in the generated code, and tested by a copy that other
+    /// threads write to.
     ///
     /// # Safety
     ///
-    /// There are 64 bytes left, and `step` is not more.
+    /// At least 64 bytes are left, and `step` is at most 64.
     #[inline]
     #[target_feature(enable = "avx512f")]
     unsafe fn next(&mut self, step: usize) -> __m512i {
@@ -101,7 +102,7 @@ impl<const COPY: bool> Bytes<COPY> {
     }
 }
 
-/// Adds `a`, taken past the distance of the factors `past`, to `b`: each quarter to that quarter.
+/// Moves `a` by the distance of the factors `past` and adds it to `b`, lane by lane.
 #[inline]
 #[target_feature(enable = "avx512f,vpclmulqdq")]
 fn fold(a: __m512i, b: __m512i, past: __m512i) -> __m512i {
@@ -110,7 +111,7 @@ fn fold(a: __m512i, b: __m512i, past: __m512i) -> __m512i {
     _mm512_ternarylogic_epi64::<XOR>(low, high, b)
 }
 
-/// Takes each quarter past those behind it, and adds them up.
+/// Moves each 128-bit lane past the lanes behind it, and adds all of them up.
 #[inline]
 #[target_feature(enable = "avx512f,vpclmulqdq")]
 fn last_quarter(a: __m512i) -> __m128i {
@@ -124,7 +125,7 @@ fn last_quarter(a: __m512i) -> __m128i {
     _mm_xor_si128(_mm256_castsi256_si128(halves), _mm256_extracti128_si256::<1>(halves))
 }
 
-/// The factors that take each quarter past `BITS`.
+/// Returns the factors that move each 128-bit lane past `BITS` bits.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn past<const BITS: u32>() -> __m512i {

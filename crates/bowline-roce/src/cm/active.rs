@@ -14,13 +14,13 @@ use crate::Instant;
 
 /// Most bytes of a program's data in a REQ [CMA-5].
 const REQ_DATA_LEN: usize = REQ_PRIVATE_LEN - CMA_HEADER_LEN;
-/// LIDs mean nothing here; this is what a path over routers has [CM-1].
+/// LID of routed paths; LIDs have no meaning in RoCEv2 [CM-1].
 const NO_LID: u16 = 0xffff;
 const HOP_LIMIT: u8 = 64;
 
 impl Manager {
-    /// Connects from an address of this device; port 0 asks for one that is free. Nothing is asked
-    /// of the network before the REQ [CMA-2].
+    /// Connects from an address of this device; port 0 selects a free port. Nothing is sent before
+    /// the REQ [CMA-2].
     pub(crate) fn connect(
         &mut self,
         now: Instant,
@@ -44,17 +44,17 @@ impl Manager {
         if local.port() == 0 {
             local.set_port(self.ephemeral_port());
         }
-        let comm = self.new_comm();
+        let comm_id = self.new_comm_id();
         let id = self.new_id();
         let conn = Conn {
-            comm,
+            comm_id,
             active: true,
             pending_at: None,
             local,
             remote,
             qpn: Some(param.qpn),
             peer: None,
-            transaction: self.transaction(comm),
+            transaction: self.transaction(comm_id),
             // [CMA-11]
             rq_psn: self.rng.next_u24(),
             sq_psn: 0,
@@ -73,7 +73,7 @@ impl Manager {
             state: State::Timewait,
             timer: None,
             since: now,
-            // Nobody but this side has asked for it.
+            // This side started the connection itself.
             proven: true,
             forgotten: false,
         };
@@ -90,7 +90,7 @@ impl Manager {
         Ok(id)
     }
 
-    /// The queue pair must not belong to another connection, nor to one that has just ended.
+    /// Checks that the queue pair belongs to no other connection, including one in TIMEWAIT.
     pub(super) fn check_qp(&self, param: &ConnParam) -> Result<(), Error> {
         if param.qpn.0 == 0 || param.qpn.0 >= 1 << 24 {
             return Err(Error::NoSuch("queue pair"));
@@ -110,7 +110,7 @@ impl Manager {
         head.copy_from_slice(&header.emit());
         data[..param.private_data.len()].copy_from_slice(&param.private_data);
         Req {
-            local_id: conn.comm,
+            local_id: conn.comm_id,
             service_id: service_id(conn.remote.port()),
             guid: self.port.guid,
             qpn: param.qpn.0,
@@ -119,7 +119,7 @@ impl Manager {
             remote_timeout: self.config.response_timeout,
             transport: TRANSPORT_RC,
             flow_control: false,
-            // The passive side sends from here on [CM-31].
+            // First PSN of the passive side's packets [CM-31].
             starting_psn: conn.rq_psn,
             local_timeout: self.config.response_timeout,
             retry_count: conn.retry_count,
@@ -130,7 +130,7 @@ impl Manager {
             srq: false,
             local_lid: NO_LID,
             remote_lid: NO_LID,
-            // Where the peer sends its packets [CM-39].
+            // Destination of the peer's packets [CM-39].
             local_gid: source.into(),
             remote_gid: destination.into(),
             flow_label: conn.flow_label,
@@ -144,7 +144,7 @@ impl Manager {
         }
     }
 
-    /// The peer accepts.
+    /// Handles a REP: the peer accepts.
     pub(super) fn handle_rep(
         &mut self,
         now: Instant,
@@ -153,7 +153,7 @@ impl Manager {
         transaction: u64,
         rep: &Rep,
     ) -> bool {
-        let Some(&id) = self.by_comm.get(&rep.remote_id) else { return false };
+        let Some(&id) = self.by_comm_id.get(&rep.remote_id) else { return false };
         let Some(conn) = self.conns.get(&id) else { return false };
         if conn.remote.ip() != from || conn.local.ip() != to || !conn.active {
             return false;
@@ -161,7 +161,7 @@ impl Manager {
         match conn.state {
             State::ReqSent(_) => {}
             State::Established if conn.ids().remote == rep.local_id => {
-                // The RTU was lost, or has crossed with this [CM-44] [CM-50].
+                // The RTU was lost, or crossed this REP [CM-44] [CM-50].
                 self.send_rtu(id);
                 return true;
             }
@@ -188,15 +188,15 @@ impl Manager {
         true
     }
 
-    /// Takes over what the REP says, and has the queue pair made ready.
+    /// Takes over the values of the REP, and orders the queue pair to be made ready.
     fn take_rep(&mut self, id: CmId, rep: &Rep) {
         self.set_timer(id, None);
         let packet_life = self.config.ack_timeout().saturating_sub(1);
         let Some(conn) = self.conns.get_mut(&id) else { return };
-        conn.peer = Some(Peer { comm: rep.local_id, guid: rep.guid, qpn: rep.qpn });
+        conn.peer = Some(Peer { comm_id: rep.local_id, guid: rep.guid, qpn: rep.qpn });
         conn.sq_psn = rep.starting_psn;
-        // The peer has made its choice within what was proposed [CM-32]; more than that is not
-        // for this side to believe.
+        // The peer chose within the proposed limits [CM-32]; this side does not trust larger
+        // values.
         let (responder, initiator) = (conn.responder_resources, conn.initiator_depth);
         conn.responder_resources = rep.initiator_depth.min(responder);
         conn.initiator_depth = rep.responder_resources.min(initiator);
@@ -211,8 +211,8 @@ impl Manager {
         self.outputs.push_back(Output::Order(QpOrder { id, qpn, steps, awaited: true }));
     }
 
-    /// The queue pair is ready, or cannot be made so: the connection is refused then, and to the
-    /// program it looks as if the peer had done so.
+    /// Continues after the order for the queue pair. If the queue pair could not be made ready, the
+    /// connection is refused, and the program gets the event of a refusal by the peer.
     pub(super) fn active_ready(&mut self, now: Instant, id: CmId, done: bool) {
         let Some(conn) = self.conns.get_mut(&id) else { return };
         if !done {
@@ -232,13 +232,13 @@ impl Manager {
         };
         self.send_rtu(id);
         self.enter(id, State::Established);
-        self.event_of(id, event);
+        self.event_on(id, event);
     }
 
     fn send_rtu(&mut self, id: CmId) {
         if let Some(conn) = self.conns.get(&id) {
             let (transaction, ids) = (conn.transaction, conn.ids());
-            self.send_of(id, transaction, CmMessage::Rtu(ids));
+            self.send_on(id, transaction, CmMessage::Rtu(ids));
         }
     }
 }

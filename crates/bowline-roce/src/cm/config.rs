@@ -1,35 +1,36 @@
-//! Settings of the connection manager. Times that both sides must agree on are codes: a code t
-//! means 2^(t-8) milliseconds [CM-34].
+//! Settings of the connection manager. Times that both sides must agree on are codes: code t means
+//! 2^(t-8) milliseconds [CM-34].
 
 use std::time::Duration;
 
 use bowline_verbs::Mtu;
 
-/// Settings of the connection manager, with the kernel's times and numbers.
+/// Settings of the connection manager. The defaults are the kernel's times and numbers.
 #[derive(Clone, Debug)]
 pub struct CmConfig {
-    /// Code of the time a packet lives, 5 bits; the acknowledgement timeout is made of it [CM-33].
+    /// Code of the packet lifetime, 5 bits; part of the acknowledgement timeout [CM-33].
     pub packet_life: u8,
-    /// Code of the time this side takes to acknowledge, 5 bits [CM-55].
+    /// Code of this side's acknowledgement delay, 5 bits [CM-55].
     pub ack_delay: u8,
-    /// Code of the time in which either side answers a message, 5 bits [CMA-8].
+    /// Code of the response time of either side, 5 bits [CMA-8].
     pub response_timeout: u8,
-    /// Most times a message is sent again at the full period, at most 15 [CM-40].
+    /// Most times a message is resent at the full period, at most 15 [CM-40].
     pub max_retries: u8,
-    /// Times after which a message is sent again before the full period sets in. A kernel ignores
-    /// what it has already, or answers once more [CM-44]; so a lost message costs less.
+    /// Delays after which a message is resent before the full period applies. A kernel ignores
+    /// messages it has already, or answers them again [CM-44]; so a lost message costs less time.
     pub first_resends: Vec<Duration>,
-    /// Code of the time a program may take to answer a request, told to a peer that asks again
-    /// [CM-43].
+    /// Code of the time a program may take to answer a request, told to a peer that repeats its
+    /// request [CM-43].
     pub service_timeout: u8,
-    /// Requests of one listener that the program has not answered. The oldest makes room for the
-    /// next [CM-57].
+    /// Most requests of one listener that the program has not answered. A new request evicts the
+    /// oldest one [CM-57].
     pub max_pending: usize,
-    /// Connections that others have asked for and of which nothing has proved yet that there is
-    /// somebody at the address: requests not answered, and those answered that wait for the peer's
-    /// word. The oldest makes room for the next [CM-57].
-    pub max_strangers: usize,
-    /// Connections in any state.
+    /// Most unproven connections: requested by others, without proof that there is anybody at the
+    /// address of the peer. These are unanswered requests, and answered ones that wait for a
+    /// message of the peer. A new request evicts the oldest one [CM-57].
+    #[doc(alias = "max_strangers")]
+    pub max_unproven: usize,
+    /// Most connections, in any state.
     pub max_connections: usize,
 }
 
@@ -43,25 +44,25 @@ impl Default for CmConfig {
             first_resends: [50, 200, 1000].map(Duration::from_millis).to_vec(),
             service_timeout: 24,
             max_pending: 128,
-            max_strangers: 1024,
+            max_unproven: 1024,
             max_connections: 16_384,
         }
     }
 }
 
 impl CmConfig {
-    /// Code of the acknowledgement timeout this side asks for [CM-33].
+    /// Returns the code of the acknowledgement timeout that this side requests [CM-33].
     pub(super) fn ack_timeout(&self) -> u8 {
         ack_timeout(self.ack_delay, self.packet_life)
     }
 
-    /// Period in which a REQ is sent again [CM-40].
+    /// Returns the period in which a REQ is resent [CM-40].
     pub(super) fn req_period(&self) -> Duration {
         2 * time_of(self.packet_life) + time_of(self.response_timeout)
     }
 }
 
-/// What the manager must know of its device.
+/// Attributes of the device that the manager needs.
 #[derive(Clone, Debug)]
 pub(crate) struct Port {
     /// Node GUID, unique and not 0 [CM-37].
@@ -72,7 +73,7 @@ pub(crate) struct Port {
     pub(crate) max_rd_atomic: u8,
 }
 
-/// Longest time a code of a peer stands for here, about 65 seconds.
+/// Largest code of a peer that is used as it is, about 65 seconds.
 const LONGEST: u8 = 24;
 
 /// Returns the time a code stands for, as the kernel rounds it [CM-34].
@@ -80,14 +81,14 @@ pub(super) fn time_of(code: u8) -> Duration {
     Duration::from_millis(1 << code.min(LONGEST).saturating_sub(8))
 }
 
-/// Bounds a code of an acknowledgement timeout that the peer chose: neither none, with which
-/// nothing would ever be sent again, nor hours. 67 ms to 4.3 s.
+/// Limits the code of an acknowledgement timeout that the peer chose to 67 ms .. 4.3 s: neither
+/// "none", with which nothing would ever be retransmitted, nor hours.
 pub(super) fn bounded_timeout(code: u8) -> u8 {
     code.clamp(14, 20)
 }
 
-/// Returns the code of a queue pair's acknowledgement timeout, of the peer's delay and the time a
-/// packet lives [CM-33].
+/// Returns the code of a queue pair's acknowledgement timeout, computed from the peer's delay and
+/// the packet lifetime [CM-33].
 pub(super) fn ack_timeout(delay: u8, packet_life: u8) -> u8 {
     let (flight, delay) = (packet_life.min(31) + 1, delay.min(31));
     let code = if flight >= delay {

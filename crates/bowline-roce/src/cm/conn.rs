@@ -1,4 +1,4 @@
-//! One connection: what is known of it, and its state.
+//! A connection: its attributes and its state.
 //!
 //! ```text
 //! active   ReqSent --REP--> RepRcvd --queue pair ready, RTU--> Established
@@ -16,64 +16,64 @@ use bowline_wire::roce::cm::Ids;
 
 use crate::Instant;
 
-/// A MAD as it goes out.
+/// An encoded MAD.
 pub(crate) type MadBytes = Box<[u8; MAD_LEN]>;
 
-/// What is known of the other side.
+/// The peer of a connection.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Peer {
-    /// Its name of the connection.
-    pub(super) comm: u32,
-    /// Its node.
+    /// The peer's communication ID of the connection.
+    pub(super) comm_id: u32,
+    /// Node GUID of the peer.
     pub(super) guid: u64,
-    /// Its queue pair.
+    /// Queue pair of the peer.
     pub(super) qpn: u32,
 }
 
-/// A message that is sent until it is answered.
+/// A message that is resent until it is answered.
 #[derive(Debug)]
 pub(super) struct Resend {
-    /// Always the same bytes [GSI-6].
+    /// The message; every repetition has the same bytes [GSI-6].
     pub(super) mad: MadBytes,
-    /// How many of the early repetitions are done.
-    pub(super) early: usize,
-    /// Time between the others.
+    /// How many of `CmConfig::first_resends` have been sent.
+    pub(super) first_resends_done: usize,
+    /// Time between the later repetitions.
     pub(super) period: Duration,
-    /// How many of the others are left.
+    /// How many of the later repetitions are left.
     pub(super) left: u8,
-    /// An MRA has come; only the first counts [CM-43].
+    /// An MRA has arrived; only the first one counts [CM-43].
     pub(super) extended: bool,
 }
 
-/// Where a connection stands; see the picture above.
+/// State of a connection; see the picture above.
 #[derive(Debug)]
 pub(super) enum State {
     /// The program has not answered the request.
     ReqRcvd,
-    /// It has accepted; the queue pair is being made ready.
+    /// The program has accepted; the queue pair is being made ready.
     Accepting(MadBytes),
     /// Waits for the RTU.
     RepSent(Resend),
     /// Waits for the REP.
     ReqSent(Resend),
-    /// The queue pair is being made ready; the peer's private data.
+    /// The queue pair is being made ready; holds the peer's private data.
     RepRcvd(Vec<u8>),
-    /// Up.
+    /// The connection is up.
     Established,
     /// Waits for the DREP.
     DreqSent(Resend),
-    /// Over; its names stay taken for a while [CM-45].
+    /// The connection is over; its ids stay reserved for a while [CM-45].
     Timewait,
 }
 
 /// A connection.
 #[derive(Debug)]
 pub(super) struct Conn {
-    /// This side's name of it.
-    pub(super) comm: u32,
-    /// This side has connected.
+    /// This side's communication ID of the connection.
+    pub(super) comm_id: u32,
+    /// This side is the active (connecting) one.
     pub(super) active: bool,
-    /// The listener it counts as pending at.
+    /// The listener at which the request counts as pending.
     pub(super) pending_at: Option<CmId>,
     pub(super) local: SocketAddr,
     pub(super) remote: SocketAddr,
@@ -82,9 +82,9 @@ pub(super) struct Conn {
     pub(super) peer: Option<Peer>,
     /// Transaction of the handshake [GSI-4].
     pub(super) transaction: u64,
-    /// First sequence number expected: the one this side tells the peer [CM-31].
+    /// First expected PSN, which this side tells the peer [CM-31].
     pub(super) rq_psn: u32,
-    /// First sequence number sent: the one the peer tells this side [CM-31].
+    /// First sent PSN, which the peer tells this side [CM-31].
     pub(super) sq_psn: u32,
     pub(super) mtu: Mtu,
     pub(super) flow_label: u32,
@@ -94,32 +94,33 @@ pub(super) struct Conn {
     pub(super) retry_count: u8,
     pub(super) rnr_retry_count: u8,
     pub(super) min_rnr_timer: u8,
-    /// Of a request: what the peer proposes. Else: this side's own [CM-32].
+    /// The peer's proposal while the request is unanswered, this side's values afterwards [CM-32].
     pub(super) responder_resources: u8,
     pub(super) initiator_depth: u8,
-    /// What the peer proposed, while a request is being accepted.
+    /// The peer's proposal, kept while a request is being accepted.
     pub(super) proposed: (u8, u8),
-    /// How the REP and the DREQ of a passive side are repeated [CM-41].
+    /// Period and number of repetitions of REP and DREQ on the passive side [CM-41].
     pub(super) period: Duration,
     pub(super) max_retries: u8,
     pub(super) state: State,
     pub(super) timer: Option<Instant>,
-    /// When it began.
+    /// When the connection was created.
     pub(super) since: Instant,
-    /// Somebody at the peer's address has got what this side has sent there [CM-57].
+    /// A peer at that address is known to have received a message of this side [CM-57].
     pub(super) proven: bool,
-    /// The program has destroyed its name of it: no more events.
+    /// The program has destroyed its id of the connection: no more events.
     pub(super) forgotten: bool,
 }
 
 impl Conn {
-    /// Names as a message to the peer has them; 0 for a peer not known yet.
+    /// Returns the communication IDs as in a message to the peer; 0 for a peer that is not known
+    /// yet.
     pub(super) fn ids(&self) -> Ids {
-        Ids { local: self.comm, remote: self.peer.map_or(0, |peer| peer.comm) }
+        Ids { local: self.comm_id, remote: self.peer.map_or(0, |peer| peer.comm_id) }
     }
 
-    /// Tells whether a message with these names means this connection [CM-36].
-    pub(super) fn is_named(&self, by_peer: Ids) -> bool {
+    /// Tells whether a message of the peer with these ids belongs to this connection [CM-36].
+    pub(super) fn matches_ids(&self, by_peer: Ids) -> bool {
         let ids = self.ids();
         ids.remote != 0 && by_peer == Ids { local: ids.remote, remote: ids.local }
     }

@@ -1,4 +1,4 @@
-//! How connections end.
+//! The end of connections.
 
 use std::net::IpAddr;
 
@@ -11,23 +11,24 @@ use super::conn::State;
 use super::reject::Refusal;
 use crate::Instant;
 
-/// What a process must remember of a connection to end it in its next life [CM-53].
+/// A connection of an earlier process, with the values needed to end it [CM-53].
+#[doc(alias = "FormerLife")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FormerLife {
+pub struct FormerConnection {
     /// This side's address.
     pub local: IpAddr,
-    /// The peer's.
+    /// The peer's address.
     pub remote: IpAddr,
-    /// This side's name of the connection.
+    /// This side's communication ID of the connection.
     pub local_id: u32,
-    /// The peer's.
+    /// The peer's communication ID of the connection.
     pub remote_id: u32,
     /// The peer's queue pair.
     pub remote_qpn: u32,
 }
 
 impl Manager {
-    /// Ends a connection; one that has ended already is left as it is.
+    /// Ends a connection; a connection that has ended already is left as it is.
     pub(crate) fn disconnect(&mut self, now: Instant, id: CmId) -> Result<(), Error> {
         let Some(conn) = self.conns.get(&id) else {
             let over = self.was_issued(id) && !self.listeners.contains(id);
@@ -43,13 +44,13 @@ impl Manager {
         }
     }
 
-    /// Ends a connection that stands: queue pair to error, DREQ.
+    /// Ends an established connection: queue pair to ERR, DREQ to the peer.
     fn end(&mut self, now: Instant, id: CmId) {
         let Some(conn) = self.conns.get(&id) else { return };
         let Some(peer) = conn.peer else { return };
         let dreq = Dreq { ids: conn.ids(), remote_qpn: peer.qpn };
         let mad =
-            CmMad { transaction: self.transaction(conn.comm), message: CmMessage::Dreq(dreq) };
+            CmMad { transaction: self.transaction(conn.comm_id), message: CmMessage::Dreq(dreq) };
         let (period, left) = (conn.period, conn.max_retries);
         self.order_error(id);
         let mad = Box::new(mad.emit());
@@ -58,8 +59,8 @@ impl Manager {
         }
     }
 
-    /// Another connection has come from the queue pair of this one, so the peer has lost it
-    /// [CM-37].
+    /// Ends a connection that the peer has lost: its queue pair has been used for another
+    /// connection [CM-37].
     pub(super) fn end_stale(&mut self, now: Instant, id: CmId) {
         let conn = self.conns.get(&id);
         if conn.is_some_and(|conn| matches!(conn.state, State::Established | State::RepSent(_))) {
@@ -67,8 +68,8 @@ impl Manager {
         }
     }
 
-    /// The peer ends the connection. It is answered at once [CM-51], also when this side knows
-    /// nothing of it [CM-44].
+    /// Handles a DREQ: the peer ends a connection. Answered at once [CM-51], even if this side does
+    /// not know the connection [CM-44].
     pub(super) fn handle_dreq(
         &mut self,
         now: Instant,
@@ -79,10 +80,10 @@ impl Manager {
     ) -> bool {
         let mirrored = Ids { local: dreq.ids.remote, remote: dreq.ids.local };
         let drep = CmMad { transaction, message: CmMessage::Drep(mirrored) };
-        let known = self.by_comm.get(&dreq.ids.remote).and_then(|id| self.conns.get(id));
+        let known = self.by_comm_id.get(&dreq.ids.remote).and_then(|id| self.conns.get(id));
         let Some((id, conn)) = self.find(from, dreq.ids) else {
-            // Not this connection's peer, or no connection of that name at all.
-            if known.is_some_and(|conn| conn.is_named(dreq.ids)) {
+            // The ids belong to another peer's connection, or to no connection at all.
+            if known.is_some_and(|conn| conn.matches_ids(dreq.ids)) {
                 return false;
             }
             self.send(to, from, &drep);
@@ -91,12 +92,12 @@ impl Manager {
         if conn.qpn.is_none_or(|qpn| qpn.0 != dreq.remote_qpn) {
             return false;
         }
-        self.prove(id);
+        self.mark_proven(id);
         let Some(conn) = self.conns.get(&id) else { return false };
         match conn.state {
             State::Established | State::RepSent(_) | State::DreqSent(_) => {
                 self.order_error(id);
-                self.event_of(id, CmEvent::Disconnected { id });
+                self.event_on(id, CmEvent::Disconnected { id });
                 self.enter_timewait(now, id);
             }
             State::Timewait => {}
@@ -106,19 +107,19 @@ impl Manager {
         true
     }
 
-    /// The peer has got the DREQ.
+    /// Handles a DREP: the peer has received the DREQ.
     pub(super) fn handle_drep(&mut self, now: Instant, from: IpAddr, ids: Ids) -> bool {
         let Some((id, conn)) = self.find(from, ids) else { return false };
         if !matches!(conn.state, State::DreqSent(_)) {
             return false;
         }
-        self.prove(id);
-        self.event_of(id, CmEvent::Disconnected { id });
+        self.mark_proven(id);
+        self.event_on(id, CmEvent::Disconnected { id });
         self.enter_timewait(now, id);
         true
     }
 
-    /// Late packets may come for a while [CM-45].
+    /// Enters TIMEWAIT: late packets may arrive for a while [CM-45].
     pub(super) fn enter_timewait(&mut self, now: Instant, id: CmId) {
         self.forget_peer(id);
         self.enter(id, State::Timewait);
@@ -127,7 +128,7 @@ impl Manager {
         self.set_timer(id, Some(over));
     }
 
-    /// Forgets a connection, ending it as its state asks for.
+    /// Destroys a connection, ending it as its state requires.
     pub(super) fn destroy_connection(&mut self, now: Instant, id: CmId) {
         let Some(conn) = self.conns.get_mut(&id) else { return };
         conn.forgotten = true;
@@ -150,23 +151,23 @@ impl Manager {
         self.remove(id);
     }
 
-    /// Returns what is needed to end the connections that stand in another life of this process.
-    pub(crate) fn former_lives(&self) -> impl Iterator<Item = FormerLife> {
+    /// Returns what a later process needs to end the connections that are established now.
+    pub(crate) fn former_connections(&self) -> impl Iterator<Item = FormerConnection> {
         let up = |state: &State| matches!(state, State::Established | State::RepSent(_));
         self.conns.values().filter(move |conn| up(&conn.state)).filter_map(|conn| {
             let peer = conn.peer?;
-            Some(FormerLife {
+            Some(FormerConnection {
                 local: conn.local.ip(),
                 remote: conn.remote.ip(),
-                local_id: conn.comm,
-                remote_id: peer.comm,
+                local_id: conn.comm_id,
+                remote_id: peer.comm_id,
                 remote_qpn: peer.qpn,
             })
         })
     }
 
-    /// Ends a connection of this process's former life: one DREQ, whose answer is ignored [CM-53].
-    pub(crate) fn end_former_life(&mut self, former: &FormerLife) {
+    /// Ends a connection of an earlier process: one DREQ, whose answer is ignored [CM-53].
+    pub(crate) fn end_former_connection(&mut self, former: &FormerConnection) {
         let dreq = Dreq {
             ids: Ids { local: former.local_id, remote: former.remote_id },
             remote_qpn: former.remote_qpn,

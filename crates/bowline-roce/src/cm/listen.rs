@@ -7,7 +7,7 @@ use bowline_verbs::{CmId, Error};
 
 use super::Manager;
 
-/// What listens, by name and by address.
+/// Listeners, by id and by address.
 #[derive(Debug, Default)]
 pub(super) struct Listeners {
     by_id: BTreeMap<CmId, Listener>,
@@ -17,23 +17,23 @@ pub(super) struct Listeners {
 #[derive(Debug)]
 struct Listener {
     at: SocketAddr,
-    /// Its requests that the program has not answered.
+    /// Number of its requests that the program has not answered.
     pending: usize,
 }
 
-/// Which listener a request is for.
+/// Result of the search for the listener of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Found {
-    /// This one.
+    /// The listener.
     Listener(CmId),
-    /// None of this address, but others of this port.
+    /// There is no listener for this address, but one for another address and this port.
     OtherAddress,
-    /// Nobody listens to this port.
+    /// There is no listener for this port.
     Nobody,
 }
 
 impl Listeners {
-    /// How many there are.
+    /// Number of listeners.
     pub(super) fn len(&self) -> usize {
         self.by_id.len()
     }
@@ -48,8 +48,8 @@ impl Listeners {
         true
     }
 
-    /// Finds the listener of an address: its own, else that of all addresses of its family, else
-    /// that of all addresses [CMA-6].
+    /// Finds the listener for an address. The most specific one wins: for the address, for all
+    /// addresses of its family, for all addresses [CMA-6].
     pub(super) fn find(&self, at: SocketAddr) -> Found {
         let any_v4 = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
         let any = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
@@ -71,13 +71,13 @@ impl Listeners {
         self.by_id.get(&id).map_or(0, |listener| listener.pending)
     }
 
-    pub(super) fn take(&mut self, id: CmId) {
+    pub(super) fn add_pending(&mut self, id: CmId) {
         if let Some(listener) = self.by_id.get_mut(&id) {
             listener.pending += 1;
         }
     }
 
-    pub(super) fn release(&mut self, id: CmId) {
+    pub(super) fn remove_pending(&mut self, id: CmId) {
         if let Some(listener) = self.by_id.get_mut(&id) {
             listener.pending -= 1;
         }
@@ -85,7 +85,8 @@ impl Listeners {
 }
 
 impl Manager {
-    /// Listens to an address, or to all with an unspecified one. Port 0 asks for any that is free.
+    /// Listens to an address, or to all addresses with an unspecified one. Port 0 selects a free
+    /// port.
     pub(crate) fn listen(&mut self, mut at: SocketAddr) -> Result<CmId, Error> {
         if at.port() == 0 {
             at.set_port(self.free_port(at.ip())?);
@@ -100,7 +101,7 @@ impl Manager {
         Ok(id)
     }
 
-    /// Returns the address of a listener, or this side's of a connection.
+    /// Returns the address of a listener, or the local address of a connection.
     pub(crate) fn local_addr(&self, id: CmId) -> Option<SocketAddr> {
         let of_listener = self.listeners.by_id.get(&id).map(|listener| listener.at);
         of_listener.or_else(|| self.conns.get(&id).map(|conn| conn.local))
@@ -116,7 +117,7 @@ impl Manager {
         Err(Error::Limit("listeners"))
     }
 
-    /// Chooses a port of the range that is left to programs.
+    /// Chooses a random ephemeral port.
     pub(super) fn ephemeral_port(&mut self) -> u16 {
         0xc000 | (self.rng.next_u32() as u16 & 0x3fff)
     }

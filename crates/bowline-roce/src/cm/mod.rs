@@ -1,15 +1,15 @@
 //! The connection manager: reliable connections as rdma_cm makes them [CM-30] [CMA-1].
 //!
-//! A state machine beside the queue pairs, of which it knows only the numbers. In: the program's
-//! calls, MADs and the time. Out, by [`Manager::poll_output`] after every input: MADs to send,
-//! events for the program, and orders for queue pairs. An order that is `awaited` must be answered
-//! with [`Manager::ordered`], since the REP or the RTU goes out when the queue pair is ready, not
-//! before.
+//! A state machine that knows queue pairs only by their numbers. In: the program's calls, MADs and
+//! the time. Out, by [`Manager::poll_output`] after every input: MADs to send, events for the
+//! program, and orders for queue pairs. An order that is `awaited` must be answered with
+//! [`Manager::order_done`], since the REP or RTU must not be sent before the queue pair is ready.
 //!
-//! Everything a peer can make grow has a limit in [`CmConfig`]; what lies beyond is dropped and
-//! counted, and peers that may not exist make room for others (`strangers`). A name of a connection
-//! ends with its last event (`Rejected` or `Unreachable` before packets can have come, else
-//! `TimewaitExit`) or when the program rejects or destroys it; destroying it then is no error.
+//! Every quantity that a peer can increase has a limit in [`CmConfig`]; the excess is dropped and
+//! counted, and peers that may not exist are evicted in favour of others (`unproven`). An id of a
+//! connection ends with its last event (`Rejected` or `Unreachable` before packets can have
+//! arrived, otherwise `TimewaitExit`) or when the program rejects or destroys it; destroying it
+//! afterwards is no error.
 
 mod active;
 mod config;
@@ -18,8 +18,8 @@ mod ending;
 mod listen;
 mod passive;
 mod reject;
-mod strangers;
 mod timers;
+mod unproven;
 
 #[cfg(test)]
 mod tests;
@@ -32,7 +32,7 @@ use bowline_wire::roce::cm::{CmMad, CmMessage, Ids};
 
 pub use config::CmConfig;
 pub(crate) use config::Port;
-pub use ending::FormerLife;
+pub use ending::FormerConnection;
 
 use crate::Instant;
 use crate::counters::Counters;
@@ -48,18 +48,18 @@ pub(crate) struct SendMad {
     pub(crate) mad: MadBytes,
 }
 
-/// Transitions of a queue pair, to be done in order and before the next output is looked at. A step
-/// to the state the queue pair is in already is left out.
+/// Transitions of a queue pair, to be executed in order and before the next output is polled. A
+/// step to the present state of the queue pair is skipped.
 #[derive(Debug)]
 pub(crate) struct QpOrder {
     pub(crate) id: CmId,
     pub(crate) qpn: Qpn,
     pub(crate) steps: Vec<QpAttr>,
-    /// The manager goes on when it is told the outcome.
+    /// The manager continues when it gets the outcome by `order_done`.
     pub(crate) awaited: bool,
 }
 
-/// What the manager wants done.
+/// An action for the device.
 #[derive(Debug)]
 pub(crate) enum Output {
     Mad(SendMad),
@@ -67,9 +67,10 @@ pub(crate) enum Output {
     Event(CmEvent),
 }
 
-/// What a peer calls its own: the address its messages come from, its node GUID, and a number of
-/// its choice. Anybody can write another's GUID and number into a message, so the address, to which
-/// answers must find their way, is part of the key; a kernel does without [CM-37] [CM-56].
+/// Key of objects that a peer names: the address its messages come from, its node GUID, and a
+/// number of its choice. Anybody can put the GUID and number of another node into a message. The
+/// address, which answers must reach, is therefore part of the key; a kernel does without [CM-37]
+/// [CM-56].
 type PeerKey = (IpAddr, u64, u32);
 
 /// The connection manager of one device.
@@ -78,27 +79,27 @@ pub(crate) struct Manager {
     config: CmConfig,
     port: Port,
     rng: Rng,
-    /// Upper half of transactions [GSI-4].
+    /// Upper half of transaction IDs [GSI-4].
     client: u32,
     next_id: u32,
     listeners: Listeners,
     conns: BTreeMap<CmId, Conn>,
-    by_comm: BTreeMap<u32, CmId>,
-    /// By the peer's address and node, and its name of the connection [CM-37] [CM-54].
+    by_comm_id: BTreeMap<u32, CmId>,
+    /// Connections by the peer's address, GUID and communication ID [CM-37] [CM-54].
     by_peer: BTreeMap<PeerKey, CmId>,
-    /// By the peer's address and node, and its queue pair [CM-37].
+    /// Connections by the peer's address, GUID and queue pair [CM-37].
     by_peer_qp: BTreeMap<PeerKey, CmId>,
     by_qp: BTreeMap<Qpn, CmId>,
     timers: BTreeSet<(Instant, CmId)>,
     outputs: VecDeque<Output>,
-    /// Connections that are not proven, oldest first.
-    strangers: BTreeSet<(Instant, CmId)>,
-    /// Connections in `RepSent`.
+    /// Unproven connections, oldest first.
+    unproven: BTreeSet<(Instant, CmId)>,
+    /// Number of connections in `RepSent`.
     awaiting_rtu: usize,
 }
 
 impl Manager {
-    /// Listeners, and connections that are not over.
+    /// Returns the number of listeners and of connections.
     pub(crate) fn counts(&self) -> (usize, usize) {
         (self.listeners.len(), self.conns.len())
     }
@@ -112,29 +113,29 @@ impl Manager {
             next_id: 1,
             listeners: Listeners::default(),
             conns: BTreeMap::new(),
-            by_comm: BTreeMap::new(),
+            by_comm_id: BTreeMap::new(),
             by_peer: BTreeMap::new(),
             by_peer_qp: BTreeMap::new(),
             by_qp: BTreeMap::new(),
             timers: BTreeSet::new(),
             outputs: VecDeque::new(),
-            strangers: BTreeSet::new(),
+            unproven: BTreeSet::new(),
             awaiting_rtu: 0,
         }
     }
 
-    /// Returns the next thing to do; call until `None` after every input.
+    /// Returns the next action; call until `None` after every input.
     pub(crate) fn poll_output(&mut self) -> Option<Output> {
         self.outputs.pop_front()
     }
 
-    /// Tells whether a connection needs the queue pair: it must not be destroyed.
+    /// Tells whether a connection needs the queue pair, which must not be destroyed then.
     pub(crate) fn holds(&self, qpn: Qpn) -> bool {
         self.by_qp.get(&qpn).and_then(|id| self.conns.get(id)).is_some_and(Conn::holds_qp)
     }
 
-    /// Tells whether the number must not be given to another queue pair: a connection needs it, or
-    /// the peer may still take it for the one that has ended [QP-6] [CM-45].
+    /// Tells whether the number is reserved: a connection needs it, or the peer may still attribute
+    /// it to a connection that has ended [QP-6] [CM-45].
     pub(crate) fn reserves(&self, qpn: Qpn) -> bool {
         self.by_qp.contains_key(&qpn)
     }
@@ -144,8 +145,8 @@ impl Manager {
         self.awaiting_rtu > 0
     }
 
-    /// Takes a MAD that came to this device's address `to`; answers go back to `from` [GSI-5]. What
-    /// fits nothing is dropped [CM-52].
+    /// Handles a MAD that arrived at the local address `to`; answers go back to `from` [GSI-5]. A
+    /// message that matches nothing is dropped [CM-52].
     pub(crate) fn handle_mad(
         &mut self,
         now: Instant,
@@ -172,8 +173,8 @@ impl Manager {
         }
     }
 
-    /// Tells the outcome of an awaited order.
-    pub(crate) fn ordered(&mut self, now: Instant, id: CmId, done: bool) {
+    /// Reports the outcome of an awaited order.
+    pub(crate) fn order_done(&mut self, now: Instant, id: CmId, done: bool) {
         match self.conns.get(&id).map(|conn| &conn.state) {
             Some(State::RepRcvd(_)) => self.active_ready(now, id, done),
             Some(State::Accepting(_)) => self.passive_ready(now, id, done),
@@ -181,7 +182,7 @@ impl Manager {
         }
     }
 
-    /// Forgets a listener or connection. A listener's unanswered requests are rejected; a
+    /// Destroys a listener or connection. A listener's unanswered requests are rejected; a
     /// connection is ended.
     pub(crate) fn destroy_id(&mut self, now: Instant, id: CmId) -> Result<(), Error> {
         if self.listeners.remove(id) {
@@ -203,7 +204,7 @@ impl Manager {
         if self.was_issued(id) { Ok(()) } else { Err(Error::NoSuch("connection")) }
     }
 
-    /// Tells whether an id that is no more has been one.
+    /// Tells whether an unknown id has been issued before.
     fn was_issued(&self, id: CmId) -> bool {
         (1..self.next_id).contains(&id.0)
     }
@@ -218,27 +219,27 @@ impl Manager {
         }
     }
 
-    /// Chooses a name for a connection: unpredictable, not 0, not in use [CM-30] [CM-53].
-    fn new_comm(&mut self) -> u32 {
+    /// Chooses a communication ID: unpredictable, not 0, not in use [CM-30] [CM-53].
+    fn new_comm_id(&mut self) -> u32 {
         loop {
-            let comm = self.rng.next_u32();
-            if comm != 0 && !self.by_comm.contains_key(&comm) {
-                return comm;
+            let comm_id = self.rng.next_u32();
+            if comm_id != 0 && !self.by_comm_id.contains_key(&comm_id) {
+                return comm_id;
             }
         }
     }
 
-    fn transaction(&self, comm: u32) -> u64 {
-        u64::from(self.client) << 32 | u64::from(comm)
+    fn transaction(&self, comm_id: u32) -> u64 {
+        u64::from(self.client) << 32 | u64::from(comm_id)
     }
 
     fn insert(&mut self, id: CmId, conn: Conn) {
-        self.by_comm.insert(conn.comm, id);
+        self.by_comm_id.insert(conn.comm_id, id);
         if let Some(qpn) = conn.qpn {
             self.by_qp.insert(qpn, id);
         }
         if !conn.proven {
-            self.strangers.insert((conn.since, id));
+            self.unproven.insert((conn.since, id));
         }
         self.conns.insert(id, conn);
     }
@@ -247,8 +248,8 @@ impl Manager {
         self.outputs.push_back(Output::Mad(SendMad { from, to, mad: Box::new(mad.emit()) }));
     }
 
-    /// Sends a message of a connection.
-    fn send_of(&mut self, id: CmId, transaction: u64, message: CmMessage) {
+    /// Sends a message to the peer of a connection.
+    fn send_on(&mut self, id: CmId, transaction: u64, message: CmMessage) {
         if let Some(conn) = self.conns.get(&id) {
             let (from, to) = (conn.local.ip(), conn.remote.ip());
             self.send(from, to, &CmMad { transaction, message });
@@ -259,14 +260,14 @@ impl Manager {
         self.outputs.push_back(Output::Event(event));
     }
 
-    /// Tells an event, unless the program has forgotten the connection.
-    fn event_of(&mut self, id: CmId, event: CmEvent) {
+    /// Queues an event of a connection, unless the program has destroyed its id.
+    fn event_on(&mut self, id: CmId, event: CmEvent) {
         if self.conns.get(&id).is_some_and(|conn| !conn.forgotten) {
             self.event(event);
         }
     }
 
-    /// Orders the queue pair of a connection, if it has one, into error.
+    /// Orders the queue pair of a connection, if it has one, into ERR.
     fn order_error(&mut self, id: CmId) {
         if let Some(qpn) = self.conns.get(&id).and_then(|conn| conn.qpn) {
             let error = QpAttr { state: Some(QpState::Err), ..QpAttr::default() };
@@ -275,20 +276,20 @@ impl Manager {
         }
     }
 
-    /// The request of a connection is answered, or gone.
+    /// Stops counting a request as pending at its listener: it was answered or is gone.
     fn no_longer_pending(&mut self, id: CmId) {
         if let Some(listener) = self.conns.get_mut(&id).and_then(|conn| conn.pending_at.take()) {
-            self.listeners.release(listener);
+            self.listeners.remove_pending(listener);
         }
     }
 
-    /// Forgets the peer's names, so that it may use them again [CM-44] [CM-54].
+    /// Forgets the peer's ids, so that it may reuse them [CM-44] [CM-54].
     fn forget_peer(&mut self, id: CmId) {
         let Some(conn) = self.conns.get(&id) else { return };
         if let Some(peer) = conn.peer {
             let ip = conn.remote.ip();
             for (map, key) in [
-                (&mut self.by_peer, (ip, peer.guid, peer.comm)),
+                (&mut self.by_peer, (ip, peer.guid, peer.comm_id)),
                 (&mut self.by_peer_qp, (ip, peer.guid, peer.qpn)),
             ] {
                 if map.get(&key) == Some(&id) {
@@ -306,25 +307,25 @@ impl Manager {
         conn.state = state;
     }
 
-    /// Removes a connection and all its names.
+    /// Removes a connection and all its ids.
     fn remove(&mut self, id: CmId) {
         self.no_longer_pending(id);
         self.forget_peer(id);
         self.set_timer(id, None);
         self.enter(id, State::Timewait);
         let Some(conn) = self.conns.remove(&id) else { return };
-        self.strangers.remove(&(conn.since, id));
-        self.by_comm.remove(&conn.comm);
+        self.unproven.remove(&(conn.since, id));
+        self.by_comm_id.remove(&conn.comm_id);
         if let Some(qpn) = conn.qpn {
             self.by_qp.remove(&qpn);
         }
     }
 
-    /// Finds the connection a message of the peer means by both names [CM-36]. It must come from
-    /// the peer's address: the kernel does not look [CM-53], which helps strangers only [CM-56].
+    /// Finds the connection that both ids of a message name [CM-36]. The message must come from the
+    /// peer's address. The kernel does not check that [CM-53], which helps only forgers [CM-56].
     fn find(&self, from: IpAddr, ids: Ids) -> Option<(CmId, &Conn)> {
-        let id = *self.by_comm.get(&ids.remote)?;
+        let id = *self.by_comm_id.get(&ids.remote)?;
         let conn = self.conns.get(&id)?;
-        (conn.is_named(ids) && conn.remote.ip() == from).then_some((id, conn))
+        (conn.matches_ids(ids) && conn.remote.ip() == from).then_some((id, conn))
     }
 }

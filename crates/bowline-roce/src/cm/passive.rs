@@ -1,4 +1,4 @@
-//! The side that is connected to.
+//! The passive (listening) side.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -15,13 +15,14 @@ use super::{Manager, Output, QpOrder};
 use crate::Instant;
 use crate::counters::Counters;
 
-/// Longest period of a REP's repetition a peer may ask for, as a code: about 4 seconds.
+/// Code of the longest REP repetition period that a peer may request: about 4 seconds.
 const LONGEST_RESPONSE: u8 = 20;
-/// Shortest, a quarter of a second: a REQ that somebody else sent makes no stream of REPs.
+/// Code of the shortest period, a quarter of a second: a forged REQ must not cause a stream of
+/// REPs.
 const SHORTEST_RESPONSE: u8 = 16;
 
 impl Manager {
-    /// Somebody wants to connect.
+    /// Handles a REQ.
     pub(super) fn handle_req(
         &mut self,
         now: Instant,
@@ -35,12 +36,12 @@ impl Manager {
             return false;
         }
         if let Some(&id) = self.by_peer.get(&(from, req.guid, req.local_id)) {
-            return self.handle_again(now, id);
+            return self.handle_duplicate_req(now, id);
         }
-        match self.judge(now, from, to, req) {
+        match self.check_req(now, from, to, req) {
             Ok((listener, header)) => {
                 if !self.make_room(listener, counters) {
-                    // The peer asks again; there may be room then.
+                    // The peer resends the REQ; there may be room by then.
                     counters.cm_overflow += 1;
                     return true;
                 }
@@ -52,23 +53,24 @@ impl Manager {
         true
     }
 
-    /// A REQ that has come before [CM-37] [CM-44].
-    fn handle_again(&mut self, now: Instant, id: CmId) -> bool {
+    /// Handles a duplicate REQ [CM-37] [CM-44].
+    fn handle_duplicate_req(&mut self, now: Instant, id: CmId) -> bool {
         let Some(conn) = self.conns.get(&id) else { return false };
         if matches!(conn.state, State::ReqRcvd) {
-            // An MRA makes the peer wait long, also for a REJ that is lost. So the early
-            // repetitions of another node of this kind are no reason for one.
+            // An MRA makes the peer wait long, even for a REJ that is lost. So the early
+            // repetitions of a bowline peer are no reason to send one.
             if now.saturating_since(conn.since) >= time_of(self.config.response_timeout) / 2 {
                 self.send_mra(id);
             }
             return true;
         }
-        // The REP is sent again by its own timer.
+        // The REP has a resend timer.
         false
     }
 
-    /// Decides on a new REQ: its listener, or why it is refused [CMA-6] [CMA-7] [CMA-18].
-    fn judge(
+    /// Checks a new REQ: returns its listener, or the reason of its refusal [CMA-6] [CMA-7]
+    /// [CMA-18].
+    fn check_req(
         &mut self,
         now: Instant,
         from: IpAddr,
@@ -78,7 +80,7 @@ impl Manager {
         if req.transport != TRANSPORT_RC {
             return Err(RejectReason::INVALID_TRANSPORT);
         }
-        // Those of the management have no connections [CM-56].
+        // Queue pairs 0 and 1 have no connections [CM-56].
         if req.qpn <= GSI_QPN {
             return Err(RejectReason::NO_QP);
         }
@@ -90,7 +92,7 @@ impl Manager {
         };
         let mtu = Mtu::from_code(req.mtu).ok_or(RejectReason::INVALID_MTU)?;
         if mtu > self.port.mtu {
-            // It is used as it is, so it must fit [HDR-9].
+            // The MTU of the request is not negotiated, so it must fit [HDR-9].
             return Err(RejectReason::INVALID_MTU);
         }
         let head = req.private_data.first_chunk().ok_or(RejectReason::CONSUMER)?;
@@ -102,8 +104,8 @@ impl Manager {
         if !consistent {
             return Err(RejectReason::INVALID_GID);
         }
-        // Last, since it ends what stands: nothing that would be refused anyway does that [CM-37]
-        // [CM-56].
+        // The last check, because it ends an established connection: a REQ that is refused for
+        // another reason must not do that [CM-37] [CM-56].
         if let Some(&old) = self.by_peer_qp.get(&(from, req.guid, req.qpn)) {
             self.end_stale(now, old);
             return Err(RejectReason::STALE_CONNECTION);
@@ -111,7 +113,7 @@ impl Manager {
         Ok((listener, header))
     }
 
-    /// Keeps a request and tells the program.
+    /// Stores a request and notifies the program.
     fn take_req(
         &mut self,
         now: Instant,
@@ -121,18 +123,18 @@ impl Manager {
         req: &Req,
     ) {
         let id = self.new_id();
-        let comm = self.new_comm();
+        let comm_id = self.new_comm_id();
         let port = self.local_addr(listener).map_or(0, |at| at.port());
         let local = SocketAddr::new(header.destination, port);
         let remote = SocketAddr::new(header.source, header.source_port);
         let conn = Conn {
-            comm,
+            comm_id,
             active: false,
             pending_at: Some(listener),
             local,
             remote,
             qpn: None,
-            peer: Some(Peer { comm: req.local_id, guid: req.guid, qpn: req.qpn }),
+            peer: Some(Peer { comm_id: req.local_id, guid: req.guid, qpn: req.qpn }),
             transaction,
             // [CMA-11]
             rq_psn: self.rng.next_u24(),
@@ -157,7 +159,7 @@ impl Manager {
         };
         self.by_peer.insert((remote.ip(), req.guid, req.local_id), id);
         self.by_peer_qp.insert((remote.ip(), req.guid, req.qpn), id);
-        self.listeners.take(listener);
+        self.listeners.add_pending(listener);
         self.insert(id, conn);
         let request = ConnRequest {
             listener,
@@ -171,12 +173,12 @@ impl Manager {
         self.event(CmEvent::ConnectRequest { id, request });
     }
 
-    /// Returns the period in which a REP is repeated, of the peer's response timeout [CM-41].
+    /// Returns the period in which a REP is resent, from the peer's response timeout [CM-41].
     fn rep_period(&self, code: u8) -> Duration {
         time_of(code.clamp(SHORTEST_RESPONSE, LONGEST_RESPONSE))
     }
 
-    /// Accepts a request [CMA-10]. The REP goes out when the queue pair is ready.
+    /// Accepts a request [CMA-10]. The REP is sent when the queue pair is ready.
     pub(crate) fn accept(&mut self, id: CmId, param: &ConnParam) -> Result<(), Error> {
         if param.private_data.len() > REP_PRIVATE_LEN {
             return Err(Error::Invalid("an accept carries at most 196 bytes of data"));
@@ -189,7 +191,7 @@ impl Manager {
         let (limit, guid) = (self.port.max_rd_atomic, self.port.guid);
         let ack_delay = self.config.ack_delay;
         let Some(conn) = self.conns.get_mut(&id) else { return Err(Error::NoSuch("connection")) };
-        // Within what the peer proposes [CM-32].
+        // Within the peer's proposal [CM-32].
         let (theirs, ours) = (conn.responder_resources, conn.initiator_depth);
         let initiator_depth = param.initiator_depth.min(theirs).min(limit);
         let responder_resources = param.responder_resources.min(ours).min(limit);
@@ -227,9 +229,9 @@ impl Manager {
         Ok(())
     }
 
-    /// The queue pair is ready, and the REP goes out. Or it cannot be made so: it may have gone
-    /// some of the way and goes to error, the peer has never heard of it, and the request is as it
-    /// was.
+    /// Continues after the order for the queue pair: sends the REP. If the queue pair could not be
+    /// made ready, it may have made some of its transitions and goes to ERR. The peer has not been
+    /// told anything, and the request is as it was.
     pub(super) fn passive_ready(&mut self, now: Instant, id: CmId, done: bool) {
         let Some(conn) = self.conns.get_mut(&id) else { return };
         let State::Accepting(mad) = &conn.state else { return };
@@ -250,7 +252,7 @@ impl Manager {
         self.enter(id, State::ReqRcvd);
     }
 
-    /// The peer has got the REP.
+    /// Handles an RTU: the peer has received the REP.
     pub(super) fn handle_rtu(&mut self, from: IpAddr, ids: Ids) -> bool {
         let Some((id, conn)) = self.find(from, ids) else { return false };
         if !matches!(conn.state, State::RepSent(_)) {
@@ -260,7 +262,7 @@ impl Manager {
         true
     }
 
-    /// The first packet of the connection has come, which says the same [CM-50].
+    /// Handles the first packet of a connection, which proves the same as an RTU [CM-50].
     pub(crate) fn data_arrived(&mut self, qpn: Qpn) {
         let Some(&id) = self.by_qp.get(&qpn) else { return };
         if self.conns.get(&id).is_some_and(|conn| matches!(conn.state, State::RepSent(_))) {
@@ -269,7 +271,7 @@ impl Manager {
     }
 
     fn established(&mut self, id: CmId) {
-        self.prove(id);
+        self.mark_proven(id);
         self.set_timer(id, None);
         self.enter(id, State::Established);
         let Some(conn) = self.conns.get(&id) else { return };
@@ -279,6 +281,6 @@ impl Manager {
             responder_resources: conn.responder_resources,
             initiator_depth: conn.initiator_depth,
         };
-        self.event_of(id, event);
+        self.event_on(id, event);
     }
 }

@@ -1,4 +1,4 @@
-//! Refusals, given and received [CM-3] [CM-10] [CM-11].
+//! Refusals (REJ), sent and received [CM-3] [CM-10] [CM-11].
 
 use std::net::IpAddr;
 
@@ -12,7 +12,7 @@ use super::Manager;
 use super::conn::State;
 use crate::Instant;
 
-/// What a REJ says.
+/// Contents of a REJ.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Refusal<'a> {
     ids: Ids,
@@ -27,7 +27,7 @@ impl<'a> Refusal<'a> {
         Self { ids, answered, reason, info: &[], data: &[] }
     }
 
-    /// Refuses a REQ of which nothing is kept: this side has no name for it [CM-36].
+    /// Refuses a REQ of which nothing is stored: this side has no communication ID for it [CM-36].
     pub(super) fn of_req(req: &Req, reason: RejectReason) -> Self {
         Self::of(Ids { local: 0, remote: req.local_id }, Answered::REQ, reason)
     }
@@ -36,12 +36,12 @@ impl<'a> Refusal<'a> {
         Self::of(Ids { local: rep.remote_id, remote: rep.local_id }, Answered::REP, reason)
     }
 
-    /// With additional information, cut to 72 bytes.
+    /// Adds additional reject information, cut to 72 bytes.
     pub(super) fn with_info(self, info: &'a [u8]) -> Self {
         Self { info: &info[..info.len().min(REJ_INFO_LEN)], ..self }
     }
 
-    /// With the program's data, cut to 148 bytes.
+    /// Adds the program's private data, cut to 148 bytes.
     fn with_data(self, data: &'a [u8]) -> Self {
         Self { data: &data[..data.len().min(REJ_PRIVATE_LEN)], ..self }
     }
@@ -70,14 +70,14 @@ impl Manager {
         self.send(from, to, &CmMad { transaction, message: CmMessage::Rej(rej) });
     }
 
-    /// Refuses a REQ because of an address in it, naming the one this side has [CM-11].
+    /// Refuses a REQ because of an address in it, and tells the peer the correct address [CM-11].
     pub(super) fn refuse_address(&mut self, from: IpAddr, to: IpAddr, transaction: u64, req: &Req) {
         let gid = Gid::from(from);
         let refusal = Refusal::of_req(req, RejectReason::INVALID_GID).with_info(&gid.0);
         self.refuse(from, to, transaction, refusal);
     }
 
-    /// Refuses a request for the program, with at most 148 bytes of its data [CMA-13].
+    /// Refuses a request on behalf of the program, with at most 148 bytes of private data [CMA-13].
     pub(crate) fn reject(&mut self, id: CmId, private_data: &[u8]) -> Result<(), Error> {
         if private_data.len() > REJ_PRIVATE_LEN {
             return Err(Error::Invalid("a refusal carries at most 148 bytes of data"));
@@ -93,8 +93,9 @@ impl Manager {
         Ok(())
     }
 
-    /// Gives up a connection that is not up: tells the peer, which may have no name of it yet, by
-    /// this node's GUID and this side's name [CM-36] [CM-40].
+    /// Gives up a connection that is not up and tells the peer. The REJ carries this node's GUID
+    /// and communication ID, since the peer may not have an ID for the connection yet [CM-36]
+    /// [CM-40].
     pub(super) fn refuse_by_timeout(&mut self, id: CmId) {
         let Some(conn) = self.conns.get(&id) else { return };
         let (from, to, transaction) = (conn.local.ip(), conn.remote.ip(), conn.transaction);
@@ -104,35 +105,35 @@ impl Manager {
         self.refuse(from, to, transaction, refusal.with_info(&guid));
     }
 
-    /// The peer refuses, or gives up.
+    /// Handles a REJ: the peer refuses or gives up.
     pub(super) fn handle_rej(&mut self, now: Instant, from: IpAddr, rej: &Rej) -> bool {
-        let Some(id) = self.refused(from, rej) else { return false };
+        let Some(id) = self.find_refused(from, rej) else { return false };
         self.rejected(now, id, RejectReason(rej.reason), rej.private_data.to_vec());
         true
     }
 
-    /// Finds what a REJ means [CM-36].
-    fn refused(&self, from: IpAddr, rej: &Rej) -> Option<CmId> {
+    /// Finds the connection that a REJ refers to [CM-36].
+    fn find_refused(&self, from: IpAddr, rej: &Rej) -> Option<CmId> {
         let ids = Ids { local: rej.local_id, remote: rej.remote_id };
         let by_guid = || {
             let guid = rej.info().first_chunk().map(|guid| u64::from_be_bytes(*guid))?;
             let timeout = rej.reason == RejectReason::TIMEOUT.0;
             self.by_peer.get(&(from, guid, rej.local_id)).filter(|_| timeout)
         };
-        let id = *self.by_comm.get(&rej.remote_id).or_else(by_guid)?;
+        let id = *self.by_comm_id.get(&rej.remote_id).or_else(by_guid)?;
         let conn = self.conns.get(&id).filter(|conn| conn.remote.ip() == from)?;
-        let meant = match conn.state {
-            // The peer's name is not known yet, or 0 in the message.
+        let names_conn = match conn.state {
+            // The peer's communication ID is not known yet, or 0 in the message.
             State::ReqSent(_) => true,
-            State::ReqRcvd => conn.is_named(ids) || by_guid() == Some(&id),
-            State::RepSent(_) => conn.is_named(ids) || by_guid() == Some(&id),
-            State::Established => conn.is_named(ids),
+            State::ReqRcvd => conn.matches_ids(ids) || by_guid() == Some(&id),
+            State::RepSent(_) => conn.matches_ids(ids) || by_guid() == Some(&id),
+            State::Established => conn.matches_ids(ids),
             State::RepRcvd(_) | State::Accepting(_) | State::DreqSent(_) | State::Timewait => false,
         };
-        meant.then_some(id)
+        names_conn.then_some(id)
     }
 
-    /// A connection ends with a refusal, of either side.
+    /// Ends a connection that either side has refused.
     pub(super) fn rejected(
         &mut self,
         now: Instant,
@@ -141,7 +142,7 @@ impl Manager {
         private_data: Vec<u8>,
     ) {
         let Some(conn) = self.conns.get(&id) else { return };
-        let lasts = match conn.state {
+        let keeps_timewait = match conn.state {
             // The peer knows the queue pair and may have sent to it: packets can be late [CM-45]
             // [CM-56].
             State::Established | State::RepSent(_) | State::RepRcvd(_) => true,
@@ -150,8 +151,8 @@ impl Manager {
             _ => reason == RejectReason::STALE_CONNECTION,
         };
         self.order_error(id);
-        self.event_of(id, CmEvent::Rejected { id, reason, private_data });
-        if lasts {
+        self.event_on(id, CmEvent::Rejected { id, reason, private_data });
+        if keeps_timewait {
             self.enter_timewait(now, id);
         } else {
             self.remove(id);

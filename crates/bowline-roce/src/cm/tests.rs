@@ -59,7 +59,7 @@ struct Pair {
     counters: [Counters; 2],
     /// How often a message arrives: 1 as it should be, 0 lost, 2 twice. Given the message and how
     /// many of its kind there were before.
-    fate: Box<dyn FnMut(&Sent) -> usize>,
+    delivery: Box<dyn FnMut(&Sent) -> usize>,
 }
 
 fn config() -> CmConfig {
@@ -95,7 +95,7 @@ impl Pair {
             flight: Vec::new(),
             log: Vec::new(),
             counters: Default::default(),
-            fate: Box::new(|_| 1),
+            delivery: Box::new(|_| 1),
         }
     }
 
@@ -173,7 +173,7 @@ impl Pair {
                     side.sent += 1;
                     let mad = CmMad::parse(&*bytes).unwrap();
                     let sent = Sent { at, by, mad, bytes: *bytes, to };
-                    for _ in 0..(self.fate)(&sent) {
+                    for _ in 0..(self.delivery)(&sent) {
                         self.flight.push(sent.clone());
                     }
                     self.log.push(sent);
@@ -184,7 +184,7 @@ impl Pair {
                         side.steps.push((order.qpn, step, side.sent));
                     }
                     if order.awaited {
-                        side.manager.ordered(self.now, order.id, !side.broken);
+                        side.manager.order_done(self.now, order.id, !side.broken);
                     }
                 }
             }
@@ -318,12 +318,12 @@ impl Manager {
         let count = |wanted: fn(&State) -> bool| {
             self.conns.values().filter(|conn| wanted(&conn.state)).count()
         };
-        assert_eq!(self.conns.len(), self.by_comm.len());
+        assert_eq!(self.conns.len(), self.by_comm_id.len());
         assert_eq!(self.awaiting_rtu, count(|state| matches!(state, State::RepSent(_))));
-        let strangers = self.conns.iter().filter(|(_, conn)| !conn.proven);
-        let strangers = strangers.map(|(id, conn)| (conn.since, *id)).collect();
-        assert_eq!(self.strangers, strangers);
-        assert!(self.strangers.len() <= self.config.max_strangers);
+        let unproven = self.conns.iter().filter(|(_, conn)| !conn.proven);
+        let unproven = unproven.map(|(id, conn)| (conn.since, *id)).collect();
+        assert_eq!(self.unproven, unproven);
+        assert!(self.unproven.len() <= self.config.max_unproven);
         assert_eq!(count(|state| matches!(state, State::ReqRcvd)), {
             self.conns.values().filter(|conn| conn.pending_at.is_some()).count()
         });
@@ -333,7 +333,7 @@ impl Manager {
         assert!(self.by_peer.len() <= self.conns.len());
         assert!(self.by_peer_qp.len() <= self.conns.len());
         for (id, conn) in &self.conns {
-            assert_eq!(self.by_comm.get(&conn.comm), Some(id));
+            assert_eq!(self.by_comm_id.get(&conn.comm_id), Some(id));
             let timed = !matches!(conn.state, State::ReqRcvd | State::Established);
             assert_eq!(conn.timer.is_some(), timed, "{conn:?}");
             if let Some(qpn) = conn.qpn {
@@ -344,9 +344,9 @@ impl Manager {
 
     fn assert_empty(&self) {
         assert!(self.conns.is_empty(), "{:?}", self.conns);
-        assert!(self.by_comm.is_empty() && self.by_qp.is_empty());
+        assert!(self.by_comm_id.is_empty() && self.by_qp.is_empty());
         assert!(self.by_peer.is_empty() && self.by_peer_qp.is_empty());
         assert!(self.timers.is_empty() && self.outputs.is_empty());
-        assert_eq!((self.strangers.len(), self.awaiting_rtu), (0, 0));
+        assert_eq!((self.unproven.len(), self.awaiting_rtu), (0, 0));
     }
 }

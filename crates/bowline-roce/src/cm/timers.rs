@@ -1,4 +1,4 @@
-//! Timers: messages sent again until they are answered, and the time after a connection's end.
+//! Timers: messages that are resent until they are answered, and TIMEWAIT.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -18,7 +18,7 @@ impl Manager {
         self.timers.first().map(|(at, _)| *at)
     }
 
-    /// Does what is due.
+    /// Runs all timers that are due.
     pub(crate) fn handle_timeout(&mut self, now: Instant, counters: &mut Counters) {
         while let Some(&(at, id)) = self.timers.first() {
             if at > now {
@@ -34,20 +34,20 @@ impl Manager {
         let (State::ReqSent(resend) | State::RepSent(resend) | State::DreqSent(resend)) =
             &mut conn.state
         else {
-            // The only other timer is that of the time after the end [CM-45].
-            self.event_of(id, CmEvent::TimewaitExit { id });
+            // The only other timer is that of TIMEWAIT [CM-45].
+            self.event_on(id, CmEvent::TimewaitExit { id });
             self.remove(id);
             return;
         };
         let early = &self.config.first_resends;
-        if resend.early < early.len() {
-            resend.early += 1;
+        if resend.first_resends_done < early.len() {
+            resend.first_resends_done += 1;
         } else if resend.left > 0 {
             resend.left -= 1;
         } else {
             return self.give_up(now, id, counters);
         }
-        let next = early.get(resend.early).copied().unwrap_or(resend.period);
+        let next = early.get(resend.first_resends_done).copied().unwrap_or(resend.period);
         let (from, to) = (conn.local.ip(), conn.remote.ip());
         let mad = resend.mad.clone();
         counters.cm_resent += 1;
@@ -55,28 +55,29 @@ impl Manager {
         self.set_timer(id, Some(now + next));
     }
 
-    /// The last repetition is unanswered [CM-40] [CM-41] [CM-42]. A peer that is there after all
-    /// need not keep what it has of a connection that was never up.
+    /// Gives up a message whose last repetition was not answered [CM-40] [CM-41] [CM-42]. A peer
+    /// that exists after all is told to forget a connection that was never up.
     fn give_up(&mut self, now: Instant, id: CmId, counters: &mut Counters) {
         counters.cm_timeouts += 1;
         let Some(conn) = self.conns.get(&id) else { return };
         if matches!(conn.state, State::DreqSent(_)) {
-            self.event_of(id, CmEvent::Disconnected { id });
+            self.event_on(id, CmEvent::Disconnected { id });
             return self.enter_timewait(now, id);
         }
-        // A REP that has come may be answered by packets, and these may be late [CM-45] [CM-56].
-        let lasts = matches!(conn.state, State::RepSent(_));
+        // A peer that received the REP may have sent packets, and these may be late [CM-45]
+        // [CM-56].
+        let keeps_timewait = matches!(conn.state, State::RepSent(_));
         self.refuse_by_timeout(id);
         self.order_error(id);
-        self.event_of(id, CmEvent::Unreachable { id });
-        if lasts {
+        self.event_on(id, CmEvent::Unreachable { id });
+        if keeps_timewait {
             self.enter_timewait(now, id);
         } else {
             self.remove(id);
         }
     }
 
-    /// Sends a message, and goes on sending it until [`set_timer`](Self::set_timer).
+    /// Sends a message, and resends it until [`set_timer`](Self::set_timer) is called.
     pub(super) fn send_until_answered(
         &mut self,
         now: Instant,
@@ -90,18 +91,18 @@ impl Manager {
         self.outputs.push_back(Output::Mad(SendMad { from, to, mad: mad.clone() }));
         let first = self.config.first_resends.first().copied().unwrap_or(period);
         self.set_timer(id, Some(now + first));
-        Some(Resend { mad, early: 0, period, left, extended: false })
+        Some(Resend { mad, first_resends_done: 0, period, left, extended: false })
     }
 
-    /// The peer asks for patience: once for each message, the time until it is sent again grows
-    /// [CM-43].
+    /// Handles an MRA: the peer asks for more time. Extends the time until the message is resent,
+    /// once per message [CM-43].
     pub(super) fn handle_mra(&mut self, now: Instant, from: IpAddr, mra: &Mra) -> bool {
-        let Some(&id) = self.by_comm.get(&mra.remote_id) else { return false };
+        let Some(&id) = self.by_comm_id.get(&mra.remote_id) else { return false };
         let Some(conn) = self.conns.get_mut(&id) else { return false };
         if conn.remote.ip() != from {
             return false;
         }
-        let known = conn.peer.is_some_and(|peer| peer.comm == mra.local_id);
+        let known = conn.peer.is_some_and(|peer| peer.comm_id == mra.local_id);
         let wait = time_of(mra.service_timeout) + time_of(conn.ack_timeout);
         match &mut conn.state {
             State::ReqSent(resend) if mra.answered == Answered::REQ && !resend.extended => {
@@ -118,7 +119,7 @@ impl Manager {
         true
     }
 
-    /// The program has not answered yet: tells the peer, who asks again [CM-43].
+    /// Sends an MRA: the program has not answered yet, and the peer repeats its request [CM-43].
     pub(super) fn send_mra(&mut self, id: CmId) {
         let Some(conn) = self.conns.get(&id) else { return };
         let ids = conn.ids();
@@ -133,7 +134,7 @@ impl Manager {
         self.send(from, to, &mad);
     }
 
-    /// Sets the one timer of a connection.
+    /// Sets or clears the timer of a connection, which has only one.
     pub(super) fn set_timer(&mut self, id: CmId, at: Option<Instant>) {
         let Some(conn) = self.conns.get_mut(&id) else { return };
         if let Some(before) = conn.timer.take() {

@@ -1,9 +1,9 @@
-//! What joins the connection manager to the device: the program's calls, MADs in and out through
-//! queue pair 1 [CMA-17], and the manager's orders for queue pairs.
+//! Binding between the connection manager and the device: the program's calls, MADs in and out
+//! through queue pair 1 [CMA-17], and the manager's orders for queue pairs.
 //!
-//! A queue pair belongs to a connection from the connect or accept until it is refused, unreachable
-//! or disconnected; it cannot be removed meanwhile. Its number is kept from others until the time
-//! after the end is over [CM-45] [QP-6].
+//! A queue pair belongs to a connection from the connect or accept until the connection is refused,
+//! unreachable or disconnected; meanwhile it cannot be removed. Its number is not reused until
+//! TIMEWAIT is over [CM-45] [QP-6].
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -12,19 +12,19 @@ use bowline_verbs::{CmId, ConnParam, Error, QpState, QpType, Qpn};
 use bowline_wire::roce::MAD_LEN;
 
 use super::{Device, Event};
-use crate::cm::{FormerLife, Manager, Output, Port, QpOrder, SendMad};
+use crate::cm::{FormerConnection, Manager, Output, Port, QpOrder, SendMad};
 use crate::config::Config;
 use crate::rng::Rng;
 
 /// State of the connection manager.
 #[derive(Debug)]
-pub(super) struct Glue {
+pub(super) struct CmState {
     manager: Manager,
     /// Why the last awaited order failed.
     failed: Option<Error>,
 }
 
-impl Glue {
+impl CmState {
     pub(super) fn new(config: &Config, rng: &mut Rng) -> Self {
         let port =
             Port { guid: config.guid, mtu: config.mtu, max_rd_atomic: config.limits.rd_atomic };
@@ -37,8 +37,8 @@ impl Glue {
 }
 
 impl Device {
-    /// Listens for connections to a port of an address of this device, or of all of them with an
-    /// unspecified address. Port 0 asks for any that is free; see [`local_addr`](Self::local_addr).
+    /// Listens for connections to a port of an address of this device, or of all addresses with an
+    /// unspecified one. Port 0 selects a free port; see [`local_addr`](Self::local_addr).
     ///
     /// # Errors
     /// [`Error::AddrInUse`], [`Error::AddrNotAvailable`], [`Error::Limit`].
@@ -58,8 +58,8 @@ impl Device {
         self.cm.manager.local_addr(id).ok_or(Error::NoSuch("listener or connection"))
     }
 
-    /// Connects; the outcome is an event. Without a local address, the one that has most in common
-    /// with the remote one is taken.
+    /// Connects; the outcome is an event. Without a local address, the one with the longest prefix
+    /// in common with the remote address is used.
     ///
     /// # Errors
     /// [`Error::Invalid`], [`Error::NoSuch`], [`Error::AddrNotAvailable`], [`Error::Limit`];
@@ -81,7 +81,7 @@ impl Device {
         };
         self.check_connectable(param.qpn)?;
         let id = self.cm.manager.connect(now, SocketAddr::new(ip, port), remote, param)?;
-        self.cm_carry_out(now);
+        self.cm_drain_outputs(now);
         Ok(id)
     }
 
@@ -89,13 +89,13 @@ impl Device {
     ///
     /// # Errors
     /// [`Error::Invalid`], [`Error::NoSuch`]; [`Error::Busy`] when the queue pair belongs to
-    /// another connection. The request can be answered again then. What is wrong with the
-    /// parameters may show only while the queue pair is made ready; it is in error then, and what
-    /// was posted on it is flushed.
+    /// another connection. After an error the request can be answered again. A parameter may turn
+    /// out to be invalid only while the queue pair is made ready; in that case the queue pair is in
+    /// ERR, and its posted requests are flushed.
     pub fn accept(&mut self, now: Instant, id: CmId, param: &ConnParam) -> Result<(), Error> {
         self.check_connectable(param.qpn)?;
         self.cm.manager.accept(id, param)?;
-        self.cm_carry_out(now);
+        self.cm_drain_outputs(now);
         self.cm.failed.take().map_or(Ok(()), Err)
     }
 
@@ -105,52 +105,59 @@ impl Device {
     /// [`Error::Invalid`], [`Error::NoSuch`].
     pub fn reject(&mut self, now: Instant, id: CmId, private_data: &[u8]) -> Result<(), Error> {
         self.cm.manager.reject(id, private_data)?;
-        self.cm_carry_out(now);
+        self.cm_drain_outputs(now);
         Ok(())
     }
 
-    /// Ends a connection: its queue pair goes to error and everything on it is flushed. One that
-    /// has ended already is left as it is.
+    /// Ends a connection: its queue pair goes to ERR and everything posted on it is flushed. A
+    /// connection that has ended already is left as it is.
     ///
     /// # Errors
-    /// [`Error::NoSuch`]; [`Error::Invalid`] before it stands: destroy its name then.
+    /// [`Error::NoSuch`]; [`Error::Invalid`] before the connection is established: use
+    /// [`destroy_id`](Self::destroy_id) then.
     pub fn disconnect(&mut self, now: Instant, id: CmId) -> Result<(), Error> {
         self.cm.manager.disconnect(now, id)?;
-        self.cm_carry_out(now);
+        self.cm_drain_outputs(now);
         Ok(())
     }
 
-    /// Forgets a listener, rejecting the requests that wait at it, or a connection, ending it if
-    /// need be. There are no events of it any more.
+    /// Removes a listener, rejecting its unanswered requests, or a connection, ending it if
+    /// necessary. No further events of it are reported.
     ///
     /// # Errors
-    /// [`Error::NoSuch`], for a name that was never given.
+    /// [`Error::NoSuch`], for an id that was never issued.
     pub fn destroy_id(&mut self, now: Instant, id: CmId) -> Result<(), Error> {
         self.cm.manager.destroy_id(now, id)?;
-        self.cm_carry_out(now);
+        self.cm_drain_outputs(now);
         Ok(())
     }
 
-    /// Returns what another life of this process needs to end the connections that stand now, if
-    /// this one cannot [CM-53].
-    pub fn former_lives(&self) -> Vec<FormerLife> {
-        self.cm.manager.former_lives().collect()
+    /// Returns what a later process needs to end the connections that are established now, if this
+    /// process cannot [CM-53].
+    #[doc(alias = "former_lives")]
+    pub fn former_connections(&self) -> Vec<FormerConnection> {
+        self.cm.manager.former_connections().collect()
     }
 
-    /// Ends a connection of a former life of this process. Sent once, not confirmed.
+    /// Ends a connection of an earlier process with one unconfirmed DREQ.
     ///
     /// # Errors
     /// [`Error::AddrNotAvailable`].
-    pub fn end_former_life(&mut self, now: Instant, former: &FormerLife) -> Result<(), Error> {
+    #[doc(alias = "end_former_life")]
+    pub fn end_former_connection(
+        &mut self,
+        now: Instant,
+        former: &FormerConnection,
+    ) -> Result<(), Error> {
         if !self.is_own(former.local) {
             return Err(Error::AddrNotAvailable);
         }
-        self.cm.manager.end_former_life(former);
-        self.cm_carry_out(now);
+        self.cm.manager.end_former_connection(former);
+        self.cm_drain_outputs(now);
         Ok(())
     }
 
-    /// Takes a management datagram.
+    /// Handles a management datagram.
     pub(super) fn handle_mad(
         &mut self,
         now: Instant,
@@ -159,17 +166,17 @@ impl Device {
         mad: &[u8; MAD_LEN],
     ) {
         self.cm.manager.handle_mad(now, from, to, mad, &mut self.shared.counters);
-        self.cm_carry_out(now);
+        self.cm_drain_outputs(now);
     }
 
-    /// When the connection manager has something to do.
+    /// Returns when the connection manager has something to do.
     pub(super) fn cm_timeout(&self) -> Option<Instant> {
         self.cm.manager.poll_timeout()
     }
 
     pub(super) fn cm_handle_timeout(&mut self, now: Instant) {
         self.cm.manager.handle_timeout(now, &mut self.shared.counters);
-        self.cm_carry_out(now);
+        self.cm_drain_outputs(now);
     }
 
     /// Tells whether a connection holds the queue pair.
@@ -182,32 +189,32 @@ impl Device {
         self.cm.manager.reserves(qpn)
     }
 
-    /// Listeners, and connections that are not over.
+    /// Returns the number of listeners, and of connections including TIMEWAIT.
     pub(super) fn cm_counts(&self) -> (usize, usize) {
         self.cm.manager.counts()
     }
 
-    /// A valid packet of a connection has come [CM-50].
+    /// Notes that a valid packet of a connection has arrived [CM-50].
     pub(super) fn cm_data_arrived(&mut self, now: Instant, qpn: Qpn) {
         if self.cm.manager.awaits_data() {
             self.cm.manager.data_arrived(qpn);
-            self.cm_carry_out(now);
+            self.cm_drain_outputs(now);
         }
     }
 
-    /// Does what the manager wants done, in its order: queue pairs are ready before the message
-    /// that says so goes out.
-    fn cm_carry_out(&mut self, now: Instant) {
+    /// Executes the manager's outputs in order: a queue pair is ready before the message that says
+    /// so is sent.
+    fn cm_drain_outputs(&mut self, now: Instant) {
         while let Some(output) = self.cm.manager.poll_output() {
             match output {
                 Output::Mad(SendMad { from, to, mad }) => self.send_mad(from, to, mad),
                 Output::Event(event) => self.shared.events.push_back(Event::Cm(event)),
-                Output::Order(order) => self.obey(now, &order),
+                Output::Order(order) => self.execute_order(now, &order),
             }
         }
     }
 
-    fn obey(&mut self, now: Instant, order: &QpOrder) {
+    fn execute_order(&mut self, now: Instant, order: &QpOrder) {
         let steps = order.steps.iter().try_for_each(|step| {
             let in_state = self.qps.get(&order.qpn.0).map(|qp| qp.state);
             if in_state.is_some() && in_state == step.state {
@@ -215,9 +222,9 @@ impl Device {
             }
             self.modify_qp(now, order.qpn, step)
         });
-        // What is not awaited may fail: a queue pair that is gone, or in error already.
+        // An order that is not awaited may fail: the queue pair may be gone, or in ERR already.
         if order.awaited {
-            self.cm.manager.ordered(now, order.id, steps.is_ok());
+            self.cm.manager.order_done(now, order.id, steps.is_ok());
             self.cm.failed = steps.err();
         }
     }
@@ -226,7 +233,7 @@ impl Device {
         self.shared.config.addrs.contains(&ip)
     }
 
-    /// Returns the own address with the longest beginning in common with `remote`.
+    /// Returns the local address with the longest prefix in common with `remote`.
     fn nearest(&self, remote: IpAddr) -> Option<IpAddr> {
         let bits = |ip: IpAddr| match ip {
             IpAddr::V4(ip) => u128::from(ip.to_bits()) << 96,
@@ -237,7 +244,7 @@ impl Device {
         own.min_by_key(|ip| bits(**ip) ^ bits(remote)).copied()
     }
 
-    /// A queue pair can be connected from RESET, and from INIT with receives posted.
+    /// Checks that a queue pair can be connected: in RESET, or in INIT with receives posted.
     fn check_connectable(&self, qpn: Qpn) -> Result<(), Error> {
         let qp = self.qps.get(&qpn.0).ok_or(Error::NoSuch("queue pair"))?;
         if qp.init.qp_type != QpType::Rc {

@@ -1,4 +1,4 @@
-//! Management datagrams on their way out: queue pair 1 [GSI-1].
+//! Outgoing management datagrams (MADs) of queue pair 1 [GSI-1].
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -10,7 +10,7 @@ use super::Device;
 use crate::burst::{Burst, Route, unconnected_source_port};
 use crate::ud::Datagram;
 
-/// Most that wait to be sent; more are dropped, and sent again by their own timers.
+/// Most MADs queued. Beyond that a MAD is dropped; the timer of its sender resends it.
 const WAITING_MAX: usize = 4096;
 
 /// Management datagrams to be sent.

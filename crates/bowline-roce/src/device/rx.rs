@@ -1,6 +1,6 @@
-//! Datagrams received: the checks that come before any queue pair sees them, in the order of
-//! section 4 of the spec. A packet that fails one is dropped without a word and counted; nothing
-//! else has changed then [RX-11].
+//! Received datagrams: the checks that precede the queue pairs, in the order of section 4 of the
+//! spec. A packet that fails a check is dropped and counted, without an answer; no other state has
+//! changed by then [RX-11].
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -14,23 +14,23 @@ use bowline_wire::roce::{
 use super::{Device, Event, IdentHint};
 use crate::qp::{Halves, Qp};
 use crate::rc::requester::Outcome;
-use crate::rc::responder::After;
+use crate::rc::responder::PacketOutcome;
 use crate::ud::network_header;
 
-/// Destination of multicast.
+/// Destination queue pair number of multicast packets.
 const MULTICAST_QPN: u32 = 0xff_ffff;
 
 impl Device {
-    /// Prepares for datagrams that are given to [`handle_datagrams`](Self::handle_datagrams) next:
-    /// what is known of the memory each is about may be far away.
+    /// Prefetches the region entries of datagrams that [`handle_datagrams`](Self::handle_datagrams)
+    /// is about to be given: an entry may not be in the processor's cache.
     pub fn expect<'a>(&self, payloads: impl Iterator<Item = &'a [u8]>) {
         for rkey in payloads.filter_map(Packet::peek_rkey) {
             self.shared.mrs.prefetch_key(rkey);
         }
     }
 
-    /// Takes the payload of one datagram that came to port 4791 of `to`: from the first header to
-    /// the ICRC.
+    /// Handles the payload of one datagram that arrived at port 4791 of `to`: all bytes from the
+    /// first header to the ICRC.
     pub fn handle_datagram(
         &mut self,
         now: Instant,
@@ -42,9 +42,9 @@ impl Device {
         self.handle_datagrams(now, from, to, core::iter::once((ident, payload)));
     }
 
-    /// Takes several from one sender, in order. What they complete is told of behind all of them:
-    /// that a completion queue overruns ends its queue pairs then, and what these executed
-    /// meanwhile is acknowledged to nobody.
+    /// Handles several datagrams of one sender, in order. Their completions are reported after the
+    /// last datagram. A completion queue that overruns therefore fails its queue pairs only then,
+    /// and requests that these queue pairs executed in the meantime are not acknowledged.
     pub fn handle_datagrams<'a>(
         &mut self,
         now: Instant,
@@ -73,9 +73,9 @@ impl Device {
         }
     }
 
-    /// `outer` has addresses in canonical form. It is made once for all packets of a sender, not
-    /// for each: to read a value that was just written in smaller pieces stalls until all earlier
-    /// stores have left the store buffer, the payload of the packet before among them.
+    /// `outer` has addresses in canonical form. It is built once for all packets of a sender,
+    /// because a load from recently written narrower stores stalls until all earlier stores have
+    /// left the store buffer, including the payload of the previous packet.
     fn handle_packet(&mut self, now: Instant, outer: &Outer, ident: IdentHint, payload: &[u8]) {
         let counters = &mut self.shared.counters;
         // RX-3, RX-4
@@ -84,7 +84,7 @@ impl Device {
             return;
         };
         let parsed = Packet::parse(bytes);
-        // Looked at where it is, as is `outer`.
+        // Borrowed, not moved, for the same reason as `outer`.
         let packet = match &parsed {
             Ok(packet) if packet.bth.dest_qpn != MULTICAST_QPN => packet,
             Ok(_) | Err(PacketError::Version(_) | PacketError::NoQueuePair) => {
@@ -167,45 +167,46 @@ impl Device {
             let event = AsyncEvent::CommEstablished(qpn);
             self.shared.events.push_back(Event::Async(event));
         }
-        let name = self.shared.name(qp);
+        let context = self.shared.qp_context(qp);
         let mut outcome = Outcome::Idle;
         match &mut qp.halves {
-            // Answers go to the requester, all else to the responder [RX-10].
+            // Responses go to the requester, all other packets to the responder [RX-10].
             Halves::Rc { requester, .. } if packet.opcode.is_response() => {
-                outcome = requester.handle(&mut self.shared.tx(now, name), packet);
+                outcome = requester.handle(&mut self.shared.tx(now, context), packet);
             }
             Halves::Rc { responder, .. } => {
                 let before = self.shared.counters.requests_duplicate;
-                // What a fault makes of the queue pair shows when it is settled.
-                let _: After = responder.handle(&mut self.shared.rx(now, name), packet);
+                // A fault takes effect in `Shared::settle`.
+                let _: PacketOutcome = responder.handle(&mut self.shared.rx(now, context), packet);
                 let again = self.shared.counters.requests_duplicate != before;
-                // One packet may have been repeated by the network, and tells nothing.
+                // A duplicate of a single packet proves nothing: the network may have duplicated
+                // it.
                 if again
                     && packet.opcode == Opcode::ReadRequest
-                    && packet.reth.is_some_and(|reth| reth.len as usize > name.mtu())
+                    && packet.reth.is_some_and(|reth| reth.len as usize > context.mtu())
                 {
-                    qp.answers.begin_again(packet.bth.psn);
+                    qp.answer_gso_loss.note_restart(packet.bth.psn);
                 }
             }
             Halves::Ud { receiver, .. } => {
                 let header = network_header(outer.from, outer.to, identification, payload.len());
                 let qkey = qp.attr.qkey.unwrap_or_default();
-                let ctx = &mut self.shared.rx(now, name);
-                if receiver.handle(ctx, qkey, &header, packet) == After::Fatal {
+                let ctx = &mut self.shared.rx(now, context);
+                if receiver.handle(ctx, qkey, &header, packet) == PacketOutcome::Fatal {
                     outcome = Outcome::Failed;
                 }
             }
         }
         if packet.opcode != Opcode::Acknowledge {
-            self.last = Some((qpn, packet.opcode));
+            self.last_packet = Some((qpn, packet.opcode));
         }
-        self.shared.watch_bursts(qp);
+        self.shared.detect_gso_loss(qp);
         self.shared.after(now, qp, outcome, true);
         self.cm_data_arrived(now, qpn);
     }
 }
 
-/// Why a queue pair does not take a packet.
+/// Why a queue pair does not accept a packet.
 pub(super) enum Refusal {
     Transport,
     State,
@@ -222,7 +223,7 @@ pub(super) fn refusal(qp: &Qp, outer: &Outer, packet: &Packet<'_>) -> Option<Ref
         return Some(Refusal::Transport);
     }
     let least = if packet.opcode.is_response() { QpState::Rts } else { QpState::Rtr };
-    // In ERR packets are discarded without any answer [QP-4].
+    // In ERR, packets are discarded without an answer [QP-4].
     if qp.state < least || qp.state == QpState::Err {
         return Some(Refusal::State);
     }
@@ -235,7 +236,7 @@ pub(super) fn refusal(qp: &Qp, outer: &Outer, packet: &Packet<'_>) -> Option<Ref
 }
 
 impl Device {
-    /// A datagram for the general services, checked.
+    /// Handles a checked datagram for the general services.
     fn handle_general(&mut self, now: Instant, from: IpAddr, to: IpAddr, packet: &Packet<'_>) {
         // GSI-1
         match <&[u8; bowline_wire::roce::MAD_LEN]>::try_from(packet.payload) {
@@ -247,7 +248,7 @@ impl Device {
         }
     }
 
-    /// Tells whether a number may be given to a new queue pair [QP-6].
+    /// Tells whether a number may be assigned to a new queue pair [QP-6].
     pub(super) fn is_free(&self, qpn: Qpn) -> bool {
         qpn.0 > 1
             && qpn.0 != MULTICAST_QPN

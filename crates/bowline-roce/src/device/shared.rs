@@ -1,4 +1,5 @@
-//! What all queue pairs of a device share, and what is done after one of them was touched.
+//! State that all queue pairs of a device share, and the bookkeeping after a queue pair has
+//! changed.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -9,17 +10,17 @@ use bowline_verbs::{Access, AsyncEvent, CqId, PdId, QpState, Qpn};
 use super::Event;
 use crate::config::Config;
 use crate::counters::Counters;
-use crate::cq::{Added, CqTable, Done};
+use crate::cq::{Added, CqTable, PendingCompletion};
+use crate::gso_loss::GsoBlocklist;
 use crate::mr::MrTable;
-use crate::paths::Paths;
 use crate::qp::{Halves, Qp};
 use crate::rc::requester::{Outcome, TxCtx};
-use crate::rc::responder::{HeldBudget, RxCtx};
+use crate::rc::responder::{ReorderBudget, RxCtx};
 use crate::table::NumberMap;
 
-/// What both halves of a queue pair need to know of it.
+/// Attributes of a queue pair that both of its halves need.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Name {
+pub(crate) struct QpContext {
     qpn: Qpn,
     pd: PdId,
     pub(crate) dest_qpn: Qpn,
@@ -29,7 +30,7 @@ pub(crate) struct Name {
     recv_cq: CqId,
 }
 
-/// What all queue pairs share.
+/// State that all queue pairs share.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) config: Config,
@@ -37,27 +38,28 @@ pub(crate) struct Shared {
     pub(crate) cqs: CqTable,
     pub(crate) counters: Counters,
     pub(crate) events: VecDeque<Event>,
-    pub(crate) paths: Paths,
-    held: HeldBudget,
-    /// Completions of the queue pairs being worked on.
-    done: Vec<Done>,
-    /// They stay there for now.
+    pub(crate) gso_blocklist: GsoBlocklist,
+    reorder_budget: ReorderBudget,
+    /// Completions that are not in their queues yet.
+    done: Vec<PendingCompletion>,
+    /// Completions stay in `done` until `end_gathering`.
     gathering: bool,
-    /// Completion queues that have just overrun.
+    /// Completion queues that have overrun and whose queue pairs have not been failed yet.
     pub(crate) overrun: Vec<CqId>,
-    /// Queue pairs with replies to send, and with anything to send.
+    /// Queue pairs with replies to send, by number, in the order of their turns.
     pub(crate) urgent: VecDeque<u32>,
-    /// Of these, those whose acknowledgement waits for the program.
-    pub(crate) aside: Vec<u32>,
+    /// Queue pairs of `urgent` whose acknowledgement is deferred [RSP-25].
+    pub(crate) deferred_acks: Vec<u32>,
     pub(crate) normal: VecDeque<u32>,
-    /// When to look at which queue pair; of several entries only that in `Qp::timer_at` counts.
+    /// Heap of (due time, queue pair number). Stale entries remain; only the entry equal to
+    /// `Qp::timer_at` counts.
     timers: BinaryHeap<Reverse<(Instant, u32)>>,
 }
 
-/// Timers kept besides a few of every queue pair, whether they have been replaced or not.
+/// Stale timers allowed in the heap, in addition to four per queue pair, before they are purged.
 const TIMERS_KEPT: usize = 64;
 
-impl Name {
+impl QpContext {
     /// Payload bytes of a full packet.
     pub(crate) const fn mtu(&self) -> usize {
         self.mtu
@@ -71,22 +73,22 @@ impl Shared {
             cqs: CqTable::new(config.limits.cqs, config.limits.cqes),
             counters: Counters::default(),
             events: VecDeque::new(),
-            paths: Paths::default(),
-            held: HeldBudget::new(config.limits.held),
+            gso_blocklist: GsoBlocklist::default(),
+            reorder_budget: ReorderBudget::new(config.limits.reorder_bytes),
             done: Vec::new(),
             gathering: false,
             overrun: Vec::new(),
             urgent: VecDeque::new(),
-            aside: Vec::new(),
+            deferred_acks: Vec::new(),
             normal: VecDeque::new(),
             timers: BinaryHeap::new(),
             config,
         }
     }
 
-    /// What both halves of a queue pair need to know of it.
-    pub(crate) fn name(&self, qp: &Qp) -> Name {
-        Name {
+    /// Returns the attributes of a queue pair that both of its halves need.
+    pub(crate) fn qp_context(&self, qp: &Qp) -> QpContext {
+        QpContext {
             qpn: qp.qpn,
             pd: qp.init.pd,
             dest_qpn: qp.attr.dest_qpn.unwrap_or_default(),
@@ -97,43 +99,44 @@ impl Shared {
         }
     }
 
-    /// The context of the sending half of a queue pair.
-    pub(crate) fn tx(&mut self, now: Instant, name: Name) -> TxCtx<'_> {
+    /// Returns the context of the sending half of a queue pair.
+    pub(crate) fn tx(&mut self, now: Instant, context: QpContext) -> TxCtx<'_> {
         TxCtx {
             now,
             mrs: &mut self.mrs,
-            pd: name.pd,
-            qpn: name.qpn,
-            dest_qpn: name.dest_qpn,
+            pd: context.pd,
+            qpn: context.qpn,
+            dest_qpn: context.dest_qpn,
             gso: self.config.gso,
             counters: &mut self.counters,
-            cq: name.send_cq,
+            cq: context.send_cq,
             done: &mut self.done,
         }
     }
 
-    /// The context of the receiving half.
-    pub(crate) fn rx(&mut self, now: Instant, name: Name) -> RxCtx<'_> {
+    /// Returns the context of the receiving half of a queue pair.
+    pub(crate) fn rx(&mut self, now: Instant, context: QpContext) -> RxCtx<'_> {
         RxCtx {
             now,
             mrs: &mut self.mrs,
-            pd: name.pd,
-            access: name.access,
-            mtu: name.mtu,
-            qpn: name.qpn,
+            pd: context.pd,
+            access: context.access,
+            mtu: context.mtu,
+            qpn: context.qpn,
             counters: &mut self.counters,
-            held: &self.held,
-            cq: name.recv_cq,
+            reorder_budget: &self.reorder_budget,
+            cq: context.recv_cq,
             done: &mut self.done,
         }
     }
 
-    /// After a queue pair was touched: hands out its completions, unless they are gathered, and
-    /// sees to it that its turn to send and its timer come. Replies are urgent, unless it has just
-    /// had a turn.
+    /// Does the bookkeeping after a queue pair has changed: moves its completions to their queues,
+    /// unless they are being gathered, and schedules its next turn and its timer. With `urgent`,
+    /// replies are scheduled before other packets; a queue pair that has just had a turn passes
+    /// `false`.
     pub(crate) fn settle(&mut self, now: Instant, qp: &mut Qp, urgent: bool) {
         let ended = match &qp.halves {
-            // What was to be sent last, the NAK, is out [RSP-18].
+            // The final NAK has been sent [RSP-18].
             Halves::Rc { responder, .. } => responder.failed() && !responder.has_reply(),
             Halves::Ud { .. } => false,
         };
@@ -147,7 +150,7 @@ impl Shared {
         }
         let (replies, requests, timer) = match &qp.halves {
             Halves::Rc { requester, responder } => {
-                let late = qp.late_ack.waits(now).filter(|_| responder.has_one_ack());
+                let late = qp.delayed_ack.deadline(now).filter(|_| responder.has_one_ack());
                 let timer = earliest(requester.poll_timeout(), responder.poll_timeout());
                 (
                     qp.state >= QpState::Rtr && responder.has_reply() && late.is_none(),
@@ -179,25 +182,25 @@ impl Shared {
         }
     }
 
-    /// From now on completions are gathered, until they are [handed out](Self::end_gathering): to
-    /// copy one that was just written in pieces stalls until all earlier stores have left the store
-    /// buffer, the payload among them.
+    /// Starts to gather completions, until [`end_gathering`](Self::end_gathering). Copying a
+    /// completion that was just written in pieces stalls until all earlier stores have left the
+    /// store buffer, the payload included.
     pub(crate) const fn begin_gathering(&mut self) {
         self.gathering = true;
     }
 
-    /// Moves what was gathered to its queues.
+    /// Moves the gathered completions to their queues.
     pub(crate) fn end_gathering(&mut self) {
         self.gathering = false;
         self.hand_out();
     }
 
-    /// Moves completions to their queues, unless they are gathered.
+    /// Moves completions to their queues, unless they are being gathered.
     fn hand_out(&mut self) {
         if self.gathering {
             return;
         }
-        for Done { cq, completion, wakes } in self.done.drain(..) {
+        for PendingCompletion { cq, completion, wakes } in self.done.drain(..) {
             match self.cqs.add(cq, completion, wakes) {
                 Added::Quiet | Added::Lost => {}
                 Added::Ready => self.events.push_back(Event::CqReady(cq)),
@@ -213,54 +216,54 @@ impl Shared {
         }
     }
 
-    /// The queue pair goes to error by itself, and the program is told, since no completion may
-    /// tell it [QP-10].
+    /// Moves a queue pair to ERR for an internal reason and reports that as an event, since there
+    /// may be no completion that shows it [QP-10].
     pub(crate) fn fail(&mut self, now: Instant, qp: &mut Qp) {
         self.counters.qp_errors += 1;
         self.events.push_back(Event::Async(AsyncEvent::QpFatal(qp.qpn)));
         self.enter_error(now, qp);
     }
 
-    /// The queue pair cannot go on because of something outside of it.
+    /// Fails a queue pair that cannot continue for a reason outside of it.
     pub(crate) fn stop(&mut self, now: Instant, qp: &mut Qp) {
         if qp.state != QpState::Err && qp.state != QpState::Reset {
             self.fail(now, qp);
         }
     }
 
-    /// The queue pair goes to error: everything posted is flushed, nothing is sent any more [QP-4].
+    /// Moves a queue pair to ERR: all posted requests are flushed, and nothing more is sent [QP-4].
     pub(crate) fn enter_error(&mut self, now: Instant, qp: &mut Qp) {
         qp.state = QpState::Err;
         self.flush(now, qp);
     }
 
-    /// The send queue of a datagram queue pair goes to error: what is posted on it is flushed, and
-    /// the rest goes on.
+    /// Moves the send queue of a UD queue pair to SQE: its posted requests are flushed, and
+    /// receiving continues.
     pub(crate) fn enter_send_error(&mut self, now: Instant, qp: &mut Qp) {
         qp.state = QpState::Sqe;
         self.flush_sends(now, qp);
     }
 
-    /// Flushes the send queue of a datagram queue pair in SQE.
+    /// Flushes the send queue of a UD queue pair in SQE.
     pub(crate) fn flush_sends(&mut self, now: Instant, qp: &mut Qp) {
-        let name = self.name(qp);
+        let context = self.qp_context(qp);
         if let Halves::Ud { sender, .. } = &mut qp.halves {
-            sender.flush(&mut self.tx(now, name));
+            sender.flush(&mut self.tx(now, context));
         }
         self.hand_out();
     }
 
     /// Flushes a queue pair in error.
     pub(crate) fn flush(&mut self, now: Instant, qp: &mut Qp) {
-        let name = self.name(qp);
+        let context = self.qp_context(qp);
         match &mut qp.halves {
             Halves::Rc { requester, responder } => {
-                requester.flush(&mut self.tx(now, name));
-                responder.flush(&mut self.rx(now, name));
+                requester.flush(&mut self.tx(now, context));
+                responder.flush(&mut self.rx(now, context));
             }
             Halves::Ud { sender, receiver } => {
-                sender.flush(&mut self.tx(now, name));
-                receiver.flush(&mut self.rx(now, name));
+                sender.flush(&mut self.tx(now, context));
+                receiver.flush(&mut self.rx(now, context));
             }
         }
         self.hand_out();
@@ -270,31 +273,33 @@ impl Shared {
         if qp.state == QpState::Err {
             return;
         }
-        let name = self.name(qp);
+        let context = self.qp_context(qp);
         let mut outcome = Outcome::Idle;
         if let Halves::Rc { requester, responder } = &mut qp.halves {
             responder.handle_timeout(now);
-            outcome = requester.handle_timeout(&mut self.tx(now, name));
+            outcome = requester.handle_timeout(&mut self.tx(now, context));
         }
-        self.watch_bursts(qp);
+        self.detect_gso_loss(qp);
         self.after(now, qp, outcome, true);
     }
 
-    /// Does without bursts to a peer where only the first packet of each arrives [ICRC-23].
-    pub(crate) fn watch_bursts(&mut self, qp: &Qp) {
-        let creeping = match &qp.halves {
-            Halves::Rc { requester, .. } => requester.is_creeping() || qp.answers.is_certain(),
+    /// Stops sending bursts to a peer that receives only the first packet of each [ICRC-23].
+    pub(crate) fn detect_gso_loss(&mut self, qp: &Qp) {
+        let gso_loss = match &qp.halves {
+            Halves::Rc { requester, .. } => {
+                requester.has_gso_loss() || qp.answer_gso_loss.is_detected()
+            }
             Halves::Ud { .. } => false,
         };
-        if creeping
+        if gso_loss
             && let Some(av) = qp.attr.av
-            && self.paths.add(av.remote)
+            && self.gso_blocklist.insert(av.remote)
         {
             self.counters.bursts_given_up += 1;
         }
     }
 
-    /// After one of the halves has done something.
+    /// Does the bookkeeping after one half of a queue pair has run.
     pub(crate) fn after(&mut self, now: Instant, qp: &mut Qp, outcome: Outcome, urgent: bool) {
         if outcome == Outcome::Failed {
             self.counters.qp_errors += 1;
@@ -304,18 +309,18 @@ impl Shared {
         }
     }
 
-    /// Timers, also those that have been replaced and are not due yet.
+    /// Number of heap entries, stale ones included.
     pub(super) fn timers(&self) -> usize {
         self.timers.len()
     }
 
-    /// When a timer is due.
+    /// Returns when the next timer is due.
     pub(crate) fn next_timer(&self) -> Option<Instant> {
         self.timers.peek().map(|Reverse((at, _))| *at)
     }
 
-    /// Takes a queue pair whose timer is due. Forgets timers that have been replaced, when they are
-    /// many: a peer that asks for short pauses again and again leaves one behind with each.
+    /// Pops a queue pair whose timer is due. Purges stale timers when there are many: a peer that
+    /// requests short RNR delays again and again leaves one behind with each.
     pub(crate) fn due(&mut self, now: Instant, qps: &NumberMap<Box<Qp>>) -> Option<Qpn> {
         if self.timers.len() > TIMERS_KEPT + 4 * qps.len() {
             self.timers.retain(|Reverse((at, qpn))| {

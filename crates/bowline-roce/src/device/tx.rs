@@ -1,10 +1,11 @@
-//! Datagrams to be sent: whose turn it is, and how packets become bursts.
+//! Datagrams to send: the schedule of queue pairs, and how packets become bursts.
 //!
-//! Queue pairs with replies go first, then all others with something to send, each in turn one
-//! burst. A queue pair whose burst did not hold all replies goes on with the others, so a large
-//! read that is being answered holds up nobody. An acknowledgement joins a burst of requests to the
-//! same peer: a packet of its own would cost as much as the whole burst [PERF-6]. So while a
-//! program posts to one queue pair after the other, those of the others wait for their turn.
+//! Queue pairs with replies go first, then all others with something to send, each one burst per
+//! turn. A queue pair whose burst did not hold all its replies continues in the second group, so
+//! that a large READ being answered delays no other queue pair. An acknowledgement joins a burst of
+//! requests to the same peer: a packet of its own would cost as much as the whole burst [PERF-6].
+//! For this reason, while a program posts to one queue pair after the other, acknowledgements of
+//! the other queue pairs are deferred until their turn.
 
 use bowline_base::Instant;
 use bowline_verbs::{QpState, Qpn};
@@ -26,36 +27,38 @@ enum Half {
     Requester,
 }
 
-/// For so many posts to others an acknowledgement waits at most.
-const ASIDE_MAX: u8 = 3;
+/// Posts to other queue pairs an acknowledgement may be deferred for.
+const ACK_DEFERS_MAX: u8 = 3;
 
 impl Device {
-    /// For a program that has posted to this queue pair, and perhaps posts to others next:
-    /// acknowledgements of others that would go alone are not sent before
-    /// [`take_acks_back`](Self::take_acks_back), a few times each [RSP-25]. Tells whether there are
-    /// any.
-    pub fn set_acks_aside(&mut self, but: Qpn) -> bool {
+    /// Defers acknowledgements that would be sent alone, of all queue pairs except `but`, until
+    /// [`resume_acks`](Self::resume_acks); each a few times at most [RSP-25]. Called after the
+    /// program has posted to `but`, because it may post to other queue pairs next. Tells whether
+    /// any acknowledgement is deferred.
+    #[doc(alias = "set_acks_aside")]
+    pub fn defer_acks(&mut self, but: Qpn) -> bool {
         let Self { shared, qps, .. } = self;
         shared.urgent.retain(|&qpn| {
             let Some(qp) = qps.get_mut(&qpn).filter(|_| qpn != but.0) else { return true };
-            let goes = qp.aside == ASIDE_MAX || !qp.has_ack_only();
+            let goes = qp.ack_defers == ACK_DEFERS_MAX || !qp.has_ack_only();
             if !goes {
-                qp.aside += 1;
-                shared.aside.push(qpn);
+                qp.ack_defers += 1;
+                shared.deferred_acks.push(qpn);
             }
             goes
         });
-        !shared.aside.is_empty()
+        !shared.deferred_acks.is_empty()
     }
 
-    /// Those set aside may be sent; tells whether there are any.
-    pub fn take_acks_back(&mut self) -> bool {
-        let any = !self.shared.aside.is_empty();
-        self.shared.urgent.extend(self.shared.aside.drain(..));
+    /// Ends the deferral of acknowledgements; tells whether there were any.
+    #[doc(alias = "take_acks_back")]
+    pub fn resume_acks(&mut self) -> bool {
+        let any = !self.shared.deferred_acks.is_empty();
+        self.shared.urgent.extend(self.shared.deferred_acks.drain(..));
         any
     }
 
-    /// Fills `burst` with the next packets to send; `false`: there are none.
+    /// Fills `burst` with the next packets to send; returns `false` if there are none.
     pub fn poll_transmit(&mut self, now: Instant, burst: &mut Burst) -> bool {
         let sent =
             self.fill_mad(burst) || self.fill_carried(now, burst) || self.fill_next(now, burst);
@@ -72,9 +75,9 @@ impl Device {
         sent
     }
 
-    /// Begins with the packet that the last burst had no room for.
+    /// Starts a burst with the packet that did not fit into the previous one.
     fn fill_carried(&mut self, now: Instant, burst: &mut Burst) -> bool {
-        let Some(qpn) = self.carry_of.take() else { return false };
+        let Some(qpn) = self.carry_qpn.take() else { return false };
         let Some(qp) = self.qps.get_mut(&qpn.0) else { return false };
         let route = match qp.route(&self.shared.config) {
             Some(route) if qp.state != QpState::Err => route,
@@ -84,7 +87,7 @@ impl Device {
         burst.bytes.extend_from_slice(&self.carry);
         burst.add(0, &mut self.carry);
         if self.shared.fill_connected(now, qp, burst, &mut self.carry) {
-            self.carry_of = Some(qpn);
+            self.carry_qpn = Some(qpn);
         }
         true
     }
@@ -108,7 +111,7 @@ impl Device {
                 (Some(route), Halves::Rc { .. }) => {
                     burst.begin(&route);
                     if shared.fill_connected(now, qp, burst, &mut self.carry) {
-                        self.carry_of = Some(qp.qpn);
+                        self.carry_qpn = Some(qp.qpn);
                     }
                 }
                 (_, Halves::Ud { .. }) => shared.fill_datagram(now, qp, burst, &mut self.carry),
@@ -122,8 +125,8 @@ impl Device {
 }
 
 impl Shared {
-    /// Adds packets of a connected queue pair to a burst that has begun; `true`: one more did not
-    /// fit and is in `carry`.
+    /// Adds packets of a connected queue pair to a burst that has begun. Returns `true` if one more
+    /// packet was made that did not fit and is now in `carry`.
     fn fill_connected(
         &mut self,
         now: Instant,
@@ -131,15 +134,15 @@ impl Shared {
         burst: &mut Burst,
         carry: &mut Vec<u8>,
     ) -> bool {
-        let name = self.name(qp);
+        let context = self.qp_context(qp);
         let requests = qp.requests();
         let Halves::Rc { requester, responder } = &mut qp.halves else { return false };
-        let gso = self.config.gso && !self.paths.breaks_bursts(burst.to);
+        let gso = self.config.gso && !self.gso_blocklist.contains(burst.to);
         let may_request = requests && !responder.failed() && requester.has_work();
-        // An acknowledgement alone can wait for the end of a burst of requests; nothing is passed
-        // over twice.
+        // A single acknowledgement can wait for the end of a burst of requests; neither half is
+        // passed over twice in a row.
         let no_hurry = gso && responder.has_one_ack();
-        let late = responder.has_one_ack() && qp.late_ack.waits(now).is_some();
+        let late = responder.has_one_ack() && qp.delayed_ack.deadline(now).is_some();
         let replies = responder.has_reply()
             && !late
             && (!may_request || qp.replies_next || !(qp.requests_next || no_hurry));
@@ -147,8 +150,8 @@ impl Shared {
         qp.requests_next = half == Half::Responder;
         let mut outcome = Outcome::Idle;
         let mut carried = false;
-        // A single short packet still goes with a row of long ones that has no room for one more of
-        // them. If there is an acknowledgement, that does.
+        // A single short packet may still end a burst of long packets that has no room for another
+        // long one. A pending acknowledgement takes that place instead.
         let short = half == Half::Requester && (!responder.has_one_ack() || late);
         let has_room = |burst: &Burst, requester: &Requester| {
             burst.has_room(gso)
@@ -157,16 +160,16 @@ impl Shared {
         };
         while (replies || may_request) && has_room(burst, requester) {
             if half == Half::Requester {
-                requester.fill_alike(&mut TxCtx { gso, ..self.tx(now, name) }, burst);
+                requester.fill_uniform_run(&mut TxCtx { gso, ..self.tx(now, context) }, burst);
             }
             let start = burst.bytes.len();
             let filled = match half {
                 Half::Responder => {
-                    let ctx = &mut self.rx(now, name);
-                    responder.fill_reply(ctx, name.dest_qpn, burst)
+                    let ctx = &mut self.rx(now, context);
+                    responder.fill_reply(ctx, context.dest_qpn, burst)
                 }
                 Half::Requester => {
-                    let ctx = &mut TxCtx { gso, ..self.tx(now, name) };
+                    let ctx = &mut TxCtx { gso, ..self.tx(now, context) };
                     outcome = requester.fill(ctx, burst);
                     outcome == Outcome::Packet
                 }
@@ -185,16 +188,16 @@ impl Shared {
         let stays = joins
             && burst.count == 1
             && responder.has_one_ack()
-            && qp.late_ack.stay_behind(now, self.config.ack_delay);
+            && qp.delayed_ack.may_defer(now, self.config.ack_delay);
         if joins && room && !stays && responder.has_one_ack() {
             let start = burst.bytes.len();
-            if responder.fill_reply(&mut self.rx(now, name), name.dest_qpn, burst) {
+            if responder.fill_reply(&mut self.rx(now, context), context.dest_qpn, burst) {
                 carried = !burst.add(start, carry);
             }
         }
         if !responder.has_reply() {
-            qp.late_ack.gone(now);
-            qp.aside = 0;
+            qp.delayed_ack.clear(now);
+            qp.ack_defers = 0;
         }
         qp.replies_next = half == Half::Requester && !stays && responder.has_reply();
         if half == Half::Requester {
@@ -204,25 +207,25 @@ impl Shared {
         carried
     }
 
-    /// Makes a burst of the next datagram of a UD queue pair.
+    /// Fills a burst with the next datagram of a UD queue pair.
     fn fill_datagram(&mut self, now: Instant, qp: &mut Qp, burst: &mut Burst, carry: &mut Vec<u8>) {
         if qp.state != QpState::Rts {
-            return; // since it asked for its turn [QP-3]
+            return; // the state changed after the queue pair was scheduled [QP-3]
         }
-        let name = self.name(qp);
+        let context = self.qp_context(qp);
         let Halves::Ud { sender, .. } = &qp.halves else { return };
         let route = sender.next_dest().and_then(|dest| qp.datagram_route(dest.addr, &self.config));
         let Halves::Ud { sender, .. } = &mut qp.halves else { return };
         let outcome = match route {
             Some(route) => {
                 burst.begin(&route);
-                let outcome = sender.fill(&mut self.tx(now, name), burst);
+                let outcome = sender.fill(&mut self.tx(now, context), burst);
                 if outcome == Outcome::Packet {
                     burst.add(0, carry);
                 }
                 outcome
             }
-            None => sender.refuse(&mut self.tx(now, name)),
+            None => sender.refuse(&mut self.tx(now, context)),
         };
         if outcome == Outcome::Failed {
             self.counters.qp_errors += 1;

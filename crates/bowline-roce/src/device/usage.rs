@@ -1,15 +1,15 @@
-//! What a device holds at the moment.
+//! Number of objects a device holds at the moment.
 
 use super::Device;
 
-/// How many of everything there is: what was made and not removed, and what waits inside.
+/// Number of objects of each kind: created and not removed, or queued inside.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct InUse {
     /// Protection domains.
     pub pds: usize,
     /// Memory regions.
     pub mrs: usize,
-    /// Those of them that were made for fast registration and are good for something now.
+    /// Fast-registration regions that are bound to memory now.
     pub bound: usize,
     /// Memory windows.
     pub mws: usize,
@@ -19,13 +19,13 @@ pub struct InUse {
     pub qps: usize,
     /// Listeners.
     pub listeners: usize,
-    /// Connections, until the time after their end is over [CM-45].
+    /// Connections, including those in TIMEWAIT [CM-45].
     pub connections: usize,
-    /// Timers of queue pairs, also those replaced by earlier ones and not due yet.
+    /// Timers of queue pairs, including stale ones that are not due yet.
     pub timers: usize,
     /// Management datagrams to be sent.
     pub mads: usize,
-    /// Events nobody has taken.
+    /// Events that the driver has not polled.
     pub events: usize,
 }
 
@@ -36,7 +36,7 @@ impl Device {
         InUse {
             pds: self.pds.len(),
             mrs: self.shared.mrs.count(),
-            bound: self.shared.mrs.bound(),
+            bound: self.shared.mrs.bound_count(),
             mws: self.shared.mrs.windows.len(),
             cqs: self.shared.cqs.count(),
             qps: self.qps.len(),

@@ -1,5 +1,4 @@
-//! The verbs: what a program asks of the device. They mean what they mean in
-//! [`bowline_verbs::Device`], and none waits.
+//! The verbs, with the meaning they have in [`bowline_verbs::Device`]. None of them waits.
 
 use std::sync::Arc;
 
@@ -10,14 +9,14 @@ use bowline_verbs::{
 };
 
 use super::Device;
-use crate::lateack::LateAck;
-use crate::paths::Creeping;
+use crate::delayed_ack::DelayedAck;
+use crate::gso_loss::GsoLossDetector;
 use crate::qp::{Halves, Qp};
 
 const NO_PD: Error = Error::NoSuch("protection domain");
 const NO_QP: Error = Error::NoSuch("queue pair");
 
-/// Numbers of removed queue pairs that are not given again.
+/// Most recently removed queue pairs whose numbers are not reused.
 const RETIRED_MAX: usize = 4096;
 
 impl Device {
@@ -37,7 +36,7 @@ impl Device {
     /// # Errors
     /// [`Error::NoSuch`]; [`Error::Busy`] while a region or queue pair is left in it.
     pub fn dealloc_pd(&mut self, pd: PdId) -> Result<(), Error> {
-        if *self.pds.get(pd.0).ok_or(NO_PD)? > 0 || self.shared.mrs.uses(pd) {
+        if *self.pds.get(pd.0).ok_or(NO_PD)? > 0 || self.shared.mrs.uses_pd(pd) {
             return Err(Error::Busy("the protection domain"));
         }
         self.pds.remove(pd.0);
@@ -65,8 +64,8 @@ impl Device {
         mrs.register(&mut self.rng, pd, (buffer, offset, len), iova, access)
     }
 
-    /// Makes a region for fast registration [MR-6], free at first: a slot to bind memory to and
-    /// take it away again, in the order of a send queue [MR-12].
+    /// Creates a region for fast registration [MR-6], free at first: memory is bound to it and
+    /// unbound again in the order of a send queue [MR-12].
     ///
     /// # Errors
     /// [`Error::NoSuch`], [`Error::Limit`].
@@ -83,21 +82,22 @@ impl Device {
         self.shared.mrs.deregister(lkey).map(drop)
     }
 
-    /// Takes regions of [`reg_mr`](Self::reg_mr) away from peers; local use goes on.
+    /// Suspends the access of peers to regions of [`reg_mr`](Self::reg_mr); local use continues.
     ///
     /// # Errors
     /// [`Error::NoSuch`], [`Error::Invalid`]; [`Error::Busy`] while a window is bound to one.
     /// Nothing has changed then.
     pub fn withdraw_keys(&mut self, rkeys: &[u32]) -> Result<(), Error> {
-        self.shared.mrs.withdraw(rkeys)
+        self.shared.mrs.suspend_remote(rkeys)
     }
 
-    /// Gives withdrawn regions back to peers: pairs of the present and the new key.
+    /// Restores the access of peers to suspended regions, under new keys: pairs of the present and
+    /// the new key.
     ///
     /// # Errors
     /// [`Error::NoSuch`], [`Error::Invalid`]; nothing has changed then.
     pub fn renew_keys(&mut self, keys: &[(u32, u32)]) -> Result<(), Error> {
-        self.shared.mrs.renew(keys)
+        self.shared.mrs.rekey(keys)
     }
 
     /// Makes a memory window, bound to nothing [MR-9].
@@ -172,13 +172,13 @@ impl Device {
         self.shared.cqs.poll(cq, out, max)
     }
 
-    /// Asks for one [`Event::CqReady`](crate::Event::CqReady) when the next completion comes (with
-    /// `solicited`, one that was sent solicited or is an error). `false`: there is one already, and
-    /// nothing was asked.
+    /// Requests one [`Event::CqReady`](crate::Event::CqReady) for the next completion (with
+    /// `solicited`, for the next one that was sent solicited or is an error). Returns `false`,
+    /// without requesting anything, if there is such a completion already.
     ///
     /// # Errors
-    /// [`Error::NoSuch`]; [`Error::Invalid`] when there is none and the queue has overrun, so that
-    /// none will ever come.
+    /// [`Error::NoSuch`]; [`Error::Invalid`] when the queue is empty and has overrun, so that no
+    /// completion will ever come.
     pub fn arm_cq(&mut self, cq: CqId, solicited: bool) -> Result<bool, Error> {
         self.shared.cqs.arm(cq, solicited)
     }
@@ -210,7 +210,7 @@ impl Device {
             return Err(error);
         }
         *users += 1;
-        // At most one number of eight is taken. Unpredictable, like keys [CM-53].
+        // At most one in eight numbers is taken. Unpredictable, like keys [CM-53].
         let qpn = loop {
             let qpn = Qpn(self.rng.next_u24());
             if self.is_free(qpn) {
@@ -223,13 +223,13 @@ impl Device {
             state: QpState::Reset,
             attr: QpAttr::default(),
             halves: Halves::new(init, self.shared.config.mtu.bytes()),
-            answers: Creeping::of_answers(),
+            answer_gso_loss: GsoLossDetector::for_answers(),
             in_urgent: false,
-            aside: 0,
+            ack_defers: 0,
             in_normal: false,
             requests_next: false,
             replies_next: false,
-            late_ack: LateAck::default(),
+            delayed_ack: DelayedAck::default(),
             timer_at: None,
             heard: false,
             draining: None,
@@ -254,11 +254,11 @@ impl Device {
             shared.settle(now, qp, true);
         }
         if to == QpState::Reset {
-            shared.mrs.forget_windows_of(qp.qpn);
+            shared.mrs.unbind_windows_of(qp.qpn);
         }
-        if to < QpState::Rtr && self.carry_of == Some(qp.qpn) {
-            // Of its former life.
-            self.carry_of = None;
+        if to < QpState::Rtr && self.carry_qpn == Some(qp.qpn) {
+            // The carried packet belongs to the connection before the reset.
+            self.carry_qpn = None;
         }
         self.stop_overrun(now);
         Ok(())
@@ -296,7 +296,7 @@ impl Device {
         if let Some(gone) = self.qps.remove(&qp.0) {
             self.shared.cqs.release(gone.init.send_cq);
             self.shared.cqs.release(gone.init.recv_cq);
-            self.shared.mrs.forget_windows_of(qp);
+            self.shared.mrs.unbind_windows_of(qp);
             if let Some(users) = self.pds.get_mut(gone.init.pd.0) {
                 *users -= 1;
             }
@@ -332,7 +332,8 @@ impl Device {
         }
     }
 
-    /// A send request binds windows of type 2 only. Whether there is one shows when it is its turn.
+    /// Checks that a send request binds no window of type 1. Whether the window exists is checked
+    /// when the request is executed.
     fn check_bind(&self, key: u32) -> Result<(), Error> {
         match self.shared.mrs.window(key) {
             Ok((MwType::Type1, ..)) => {
@@ -358,7 +359,7 @@ impl Device {
                 break;
             }
             if let SendOp::BindMw { key, .. } = wr.op {
-                self.shared.mrs.window_asked(key);
+                self.shared.mrs.note_window_key(key);
             }
         }
         match qp.state {

@@ -1,5 +1,5 @@
-//! The reliable connection: [`requester`] sends requests and takes the answers, [`responder`] the
-//! other way round.
+//! The reliable connection: the [`requester`] sends requests and handles responses, the
+//! [`responder`] handles requests and sends responses.
 
 pub(crate) mod requester;
 pub(crate) mod responder;

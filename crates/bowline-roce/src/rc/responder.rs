@@ -1,5 +1,5 @@
-//! The responder of a reliable connection: takes request packets in order, carries them out, and
-//! has the answers ready to be sent.
+//! The responder of a reliable connection: handles request packets in order, executes them, and
+//! queues the responses.
 //!
 //! ```text
 //!   packet ── before expected ──> answered again [RSP-3]
@@ -10,12 +10,12 @@
 //!                                   └ done: acknowledged if asked [RSP-16]
 //! ```
 //!
-//! The peer is not trusted: what it sends is checked before anything is done, and memory is checked
-//! for every packet, so a key that is invalidated or deregistered between two packets of a message
-//! is of no use for the second [MR-11], [MR-13].
+//! The peer is not trusted: a packet is checked before it has any effect, and its memory access is
+//! checked for every packet. A key that is invalidated or deregistered between two packets of a
+//! message is therefore useless for the second [MR-11], [MR-13].
 
-mod held;
-mod placed;
+mod flush;
+mod reorder;
 mod replies;
 #[cfg(test)]
 mod tests;
@@ -23,79 +23,80 @@ mod tests;
 use bowline_verbs::{Access, Completion, CqId, Error, PdId, Piece, Qpn, RecvWr, Status, WcOpcode};
 use bowline_wire::roce::{AtomicEth, NakCode, Opcode, Packet, Psn, Syndrome};
 
-use self::held::Held;
-pub(crate) use self::held::HeldBudget;
+pub(crate) use self::reorder::ReorderBudget;
+use self::reorder::ReorderBuffer;
 use self::replies::{Filled, ReadPart, Replies};
 use crate::burst::Burst;
 use crate::counters::Counters;
-use crate::cq::Done;
+use crate::cq::PendingCompletion;
 use crate::mr::MrTable;
-use crate::recvq::{MESSAGE_MAX, PlaceError, RecvQueue, Taken};
+use crate::recvq::{ActiveRecv, MESSAGE_MAX, PlaceError, RecvQueue};
 use bowline_base::Instant;
 
-/// What the responder needs of the device and its queue pair while it works.
+/// Context of a call of the responder.
 #[derive(Debug)]
 pub(crate) struct RxCtx<'a> {
     pub(crate) now: Instant,
     pub(crate) mrs: &'a mut MrTable,
     pub(crate) pd: PdId,
-    /// What the peer may do to this queue pair [RSP-5].
+    /// Rights of the peer on this queue pair [RSP-5].
     pub(crate) access: Access,
     /// Payload bytes of a full packet.
     pub(crate) mtu: usize,
     /// This queue pair.
     pub(crate) qpn: Qpn,
     pub(crate) counters: &'a mut Counters,
-    /// What all queue pairs may keep of packets that came after a gap.
-    pub(crate) held: &'a HeldBudget,
+    /// Memory budget of all queue pairs for packets that arrived after a gap.
+    pub(crate) reorder_budget: &'a ReorderBudget,
     /// Completion queue of receives.
     pub(crate) cq: CqId,
-    /// Receives that have completed.
-    pub(crate) done: &'a mut Vec<Done>,
+    /// Completed receives, to be moved to their queues.
+    pub(crate) done: &'a mut Vec<PendingCompletion>,
 }
 
 impl RxCtx<'_> {
-    /// Made where it is stored: a copy of what was just written in pieces waits until all earlier
-    /// stores have left the store buffer, those to the memory of the message among them.
+    /// The completion is built in place. A copy of data that was just written in pieces waits until
+    /// all earlier stores have left the store buffer, including those to the memory of the message.
     #[inline]
     fn complete(&mut self, id: u64, status: Status, completion: Completion, solicited: bool) {
         let completion = Completion { wr_id: id, status, qpn: self.qpn, ..completion };
-        self.done.push(Done { cq: self.cq, completion, wakes: solicited });
+        self.done.push(PendingCompletion { cq: self.cq, completion, wakes: solicited });
     }
 }
 
-/// What becomes of the queue pair after a packet.
+/// What happens to the queue pair after a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum After {
-    /// It goes on.
-    Fine,
-    /// It goes to ERR as soon as the replies there are have been sent [RSP-18].
+pub(crate) enum PacketOutcome {
+    /// The queue pair continues.
+    Continue,
+    /// The queue pair goes to ERR as soon as its queued replies have been sent [RSP-18].
     Fatal,
 }
 
-/// Why a packet is not carried out.
+/// Why a packet is not executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
-    /// No receive is posted [RSP-12]; the only one that is not the end.
+    /// No receive is posted [RSP-12]. The only fault that does not end the connection.
     NotReady,
-    /// Not a request this queue pair can take [RSP-4], [RSP-5], [RSP-9].
+    /// Not a request this queue pair accepts [RSP-4], [RSP-5], [RSP-9].
     Invalid,
     /// More bytes than the receive has room for [RSP-9].
     TooLong,
-    /// The remote key does not allow it [RSP-10].
+    /// The remote key does not allow the access [RSP-10].
     Access,
-    /// The local key of the receive does not allow it [MR-4].
+    /// The local key of the receive does not allow the access [MR-4].
     LocalKey,
-    /// The key sent along cannot be invalidated; the message itself is done [RSP-18].
+    /// The key of a SEND with invalidate cannot be invalidated; the message itself has been
+    /// executed [RSP-18].
     Invalidate,
 }
 
-/// The message that more packets are to come of.
+/// The message of which more packets are expected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Message {
     None,
     Send,
-    /// Bytes of `total` left to write, from `va` on.
+    /// A WRITE with `left` of its `total` bytes missing, from address `va` on.
     Write {
         key: u32,
         va: u64,
@@ -108,90 +109,90 @@ enum Message {
 #[derive(Debug)]
 pub(crate) struct Responder {
     posted: RecvQueue,
-    /// The receive that the present message has taken, if `holding`.
-    taken: Taken,
-    holding: bool,
+    /// The receive of the current message; valid if `has_recv`.
+    recv: ActiveRecv,
+    has_recv: bool,
     message: Message,
-    /// The packet that comes next.
+    /// The expected PSN.
     expected: Psn,
-    /// The last packet executed that was no READ request [RSP-3].
+    /// The last executed packet that was no READ request [RSP-3].
     executed: Psn,
     /// Messages completed, 24 bits [RSP-15].
     msn: u32,
-    /// A NAK was sent for what is missing now [RSP-2], [RSP-12].
+    /// A NAK was sent for the expected packet [RSP-2], [RSP-12].
     nak_sent: bool,
-    /// The packet expected found no receive [RSP-12].
+    /// The expected packet found no receive [RSP-12].
     not_ready: bool,
-    /// Packets after a gap.
-    held: Held,
+    /// Packets that arrived after a gap.
+    reorder: ReorderBuffer,
     rnr_timer: u8,
     failed: bool,
     replies: Replies,
 }
 
 impl Responder {
-    /// Makes one without receives, that expects nothing yet.
+    /// Makes a responder without receives that expects no packet yet.
     pub(crate) fn new() -> Self {
         Self {
             posted: RecvQueue::default(),
-            taken: Taken::default(),
-            holding: false,
+            recv: ActiveRecv::default(),
+            has_recv: false,
             message: Message::None,
             expected: Psn::ZERO,
             executed: Psn::ZERO,
             msn: 0,
             nak_sent: false,
             not_ready: false,
-            held: Held::default(),
+            reorder: ReorderBuffer::default(),
             rnr_timer: 0,
             failed: false,
             replies: Replies::default(),
         }
     }
 
-    /// Takes packets from `rq_psn` on: what a queue pair does on its way to RTR. Receives already
-    /// posted stay. As many READs and atomics as `max_dest_rd_atomic`, rounded up to a power of two
-    /// since a peer may do so as well [QP-5], are answered at once and saved.
+    /// Starts to accept packets from `rq_psn` on, when the queue pair goes to RTR. Posted receives
+    /// stay. `max_dest_rd_atomic`, rounded up to a power of two since a peer may do the same
+    /// [QP-5], is the number of READs and atomics that are answered concurrently and saved.
     pub(crate) fn start(&mut self, rq_psn: u32, max_dest_rd_atomic: u8, min_rnr_timer: u8) {
         self.message = Message::None;
-        self.holding = false;
+        self.has_recv = false;
         self.expected = Psn::new(rq_psn);
         self.executed = self.expected.previous();
         self.msn = 0;
         self.nak_sent = false;
         self.not_ready = false;
-        self.held.clear();
+        self.reorder.clear();
         self.rnr_timer = min_rnr_timer & 0x1f;
         self.failed = false;
-        self.replies.reset(slots(max_dest_rd_atomic));
+        self.replies.reset(answer_slots(max_dest_rd_atomic));
     }
 
-    /// From now on as many READs and atomics are answered at once; answers to more are forgotten,
-    /// the oldest first [QP-1].
+    /// Changes the number of READs and atomics that are answered concurrently. Surplus saved
+    /// answers are dropped, the oldest first [QP-1].
     pub(crate) fn set_depth(&mut self, max_dest_rd_atomic: u8) {
-        self.replies.resize(slots(max_dest_rd_atomic));
+        self.replies.resize(answer_slots(max_dest_rd_atomic));
     }
 
-    /// Changes the delay asked for when no receive is posted [RSP-13].
+    /// Changes the delay requested by RNR NAKs [RSP-13].
     pub(crate) fn set_rnr_timer(&mut self, min_rnr_timer: u8) {
         self.rnr_timer = min_rnr_timer & 0x1f;
     }
 
-    /// Posts a receive, if fewer than `max` wait.
+    /// Posts a receive, if fewer than `max` are posted.
     pub(crate) fn post_recv(&mut self, wr: &RecvWr<'_>, max: usize) -> Result<(), Error> {
         self.posted.post(wr, max)
     }
 
-    /// Completes everything posted with [`Status::WrFlushErr`], in order, and forgets what was to
-    /// be sent: what a queue pair does in ERR [QP-4].
+    /// Completes all posted receives with [`Status::WrFlushErr`], in order, and drops the queued
+    /// replies, when the queue pair goes to ERR [QP-4].
     pub(crate) fn flush(&mut self, ctx: &mut RxCtx<'_>) {
         self.failed = true;
         self.message = Message::None;
-        self.held.clear();
+        self.reorder.clear();
         self.replies.clear();
         let flushed = Completion { opcode: WcOpcode::Recv, ..Completion::default() };
-        if std::mem::take(&mut self.holding) {
-            ctx.complete(self.taken.id(), Status::WrFlushErr, flushed, true);
+        if std::mem::take(&mut self.has_recv) {
+            ctx.complete(self.recv.id(), Status::WrFlushErr, flushed, true);
         }
         while let Some(id) = self.posted.take_id() {
             ctx.complete(id, Status::WrFlushErr, flushed, true);
@@ -214,8 +215,8 @@ impl Responder {
         self.replies.is_one_ack()
     }
 
-    /// Appends the next reply to `out`, one packet from the base transport header to the pad; tells
-    /// whether there was one. Afterwards [`failed`](Self::failed) may have become true.
+    /// Appends the next reply to `out`, one packet from base transport header to pad; tells whether
+    /// there was one. [`failed`](Self::failed) may become true during the call.
     pub(crate) fn fill_reply(
         &mut self,
         ctx: &mut RxCtx<'_>,
@@ -239,148 +240,147 @@ impl Responder {
         self.replies.handle_timeout(now);
     }
 
-    /// Bytes still to come of the WRITE that is under way.
-    pub(crate) const fn left(&self) -> usize {
+    /// Returns how many bytes of the current WRITE are still missing.
+    pub(crate) const fn write_bytes_left(&self) -> usize {
         match self.message {
             Message::Write { left, .. } => left as usize,
             Message::None | Message::Send => 0,
         }
     }
 
-    /// The packet that comes next, and where the bytes of it and of those behind it belong, at most
-    /// `most` of them: as far as they are full packets of a WRITE that is under way, and nothing
-    /// has come out of order.
-    pub(crate) fn landing(&self, ctx: &RxCtx<'_>, most: usize) -> Option<(Psn, Piece)> {
+    /// Returns the expected PSN, and the destination of its payload and of those behind it, up to
+    /// `most` bytes. Covers only full packets of the current WRITE, and only while no packet is out
+    /// of order.
+    pub(crate) fn placement(&self, ctx: &RxCtx<'_>, most: usize) -> Option<(Psn, Piece)> {
         let Message::Write { key, va, left, .. } = self.message else { return None };
-        if self.failed || !self.held.is_empty() || !ctx.access.contains(Access::REMOTE_WRITE) {
+        if self.failed || !self.reorder.is_empty() || !ctx.access.contains(Access::REMOTE_WRITE) {
             return None;
         }
-        // As for each packet by itself: with all that is left of the range [RSP-10].
+        // As in `write`: the whole rest of the range must be valid [RSP-10].
         let (whose, need) = ((ctx.pd, ctx.qpn), Access::REMOTE_WRITE);
         ctx.mrs.check(whose, key, va, u64::from(left), need).ok()?;
         let len = full_packets(left as usize, ctx.mtu).min(most) as u64;
         let span = ctx.mrs.resolve(whose, key, va, len, need).ok()?;
-        Some((self.expected, span.first_stretch()?))
+        Some((self.expected, span.first_contiguous()?))
     }
 
-    /// Takes the packet that comes next, one in the middle of a WRITE, whose bytes are where they
-    /// belong.
-    pub(crate) fn take_landed(&mut self, ctx: &RxCtx<'_>, ack_req: bool) {
+    /// Accepts the expected packet, a middle packet of a WRITE whose payload is already in place.
+    pub(crate) fn accept_in_place(&mut self, ctx: &RxCtx<'_>, ack_req: bool) {
         if let Message::Write { va, left, .. } = &mut self.message {
             *va = va.wrapping_add(ctx.mtu as u64);
             *left = left.saturating_sub(ctx.mtu as u32);
         }
-        self.arrived();
-        self.done(ack_req);
+        self.clear_nak();
+        self.advance(ack_req);
     }
 
-    /// Takes a request packet of the peer.
-    pub(crate) fn handle(&mut self, ctx: &mut RxCtx<'_>, packet: &Packet<'_>) -> After {
+    /// Handles a request packet of the peer.
+    pub(crate) fn handle(&mut self, ctx: &mut RxCtx<'_>, packet: &Packet<'_>) -> PacketOutcome {
         let expected = self.expected;
-        let after = self.take(ctx, packet);
-        if self.held.is_empty() || self.expected == expected {
+        let after = self.handle_packet(ctx, packet);
+        if self.reorder.is_empty() || self.expected == expected {
             return after;
         }
-        self.replay(ctx, after)
+        self.drain_reorder(ctx, after)
     }
 
-    /// The packet that was missing has come: carries out those kept, up to the next gap, for which
-    /// a NAK is sent as if they came only now [RSP-2].
-    fn replay(&mut self, ctx: &mut RxCtx<'_>, mut after: After) -> After {
-        while after == After::Fine
-            && let Some(bytes) = self.held.take(self.expected)
+    /// Executes the kept packets up to the next gap, after a missing packet has arrived. The next
+    /// gap is reported by a NAK as if these packets had arrived only now [RSP-2].
+    fn drain_reorder(&mut self, ctx: &mut RxCtx<'_>, mut after: PacketOutcome) -> PacketOutcome {
+        while after == PacketOutcome::Continue
+            && let Some(bytes) = self.reorder.take(self.expected)
         {
             if let Ok(packet) = Packet::parse(&bytes) {
                 ctx.counters.requests_replayed += 1;
-                after = self.take(ctx, &packet);
+                after = self.handle_packet(ctx, &packet);
             }
-            self.held.recycle(bytes);
+            self.reorder.recycle(bytes);
         }
-        if after == After::Fatal {
+        if after == PacketOutcome::Fatal {
             return after;
         }
-        // How far things have come, for a peer that asked about the packet that was missing.
+        // Acknowledges the last executed packet, for a peer that probed with the missing packet.
         if !self.not_ready && self.executed.next() == self.expected {
             self.replies.forget_gap();
             self.replies.ack(self.executed, self.msn);
         }
-        if !self.held.is_empty() {
-            self.miss();
+        if !self.reorder.is_empty() {
+            self.nak_gap();
         }
         after
     }
 
-    /// The packet expected is missing: the peer is told once [RSP-2].
-    fn miss(&mut self) {
+    /// Reports that the expected packet is missing, once [RSP-2].
+    fn nak_gap(&mut self) {
         if !std::mem::replace(&mut self.nak_sent, true) {
             let syndrome = Syndrome::Nak(NakCode::PsnSequence);
             self.replies.nak(self.expected, self.msn, syndrome);
         }
     }
 
-    fn take(&mut self, ctx: &mut RxCtx<'_>, packet: &Packet<'_>) -> After {
+    fn handle_packet(&mut self, ctx: &mut RxCtx<'_>, packet: &Packet<'_>) -> PacketOutcome {
         if self.failed {
-            return After::Fatal; // takes nothing more [QP-4]
+            return PacketOutcome::Fatal; // no further packets are accepted [QP-4]
         }
         let psn = packet.bth.psn;
         if psn.is_after(self.expected) {
-            self.miss();
-            if !self.not_ready && self.held.keep(ctx.held, self.expected, packet) {
+            self.nak_gap();
+            if !self.not_ready && self.reorder.keep(ctx.reorder_budget, self.expected, packet) {
                 ctx.counters.requests_kept += 1;
             } else {
                 ctx.counters.requests_discarded += 1;
             }
-            return After::Fine;
+            return PacketOutcome::Continue;
         }
         if psn.is_before(self.expected) {
             ctx.counters.requests_duplicate += 1;
-            self.again(ctx, packet);
-            return After::Fine;
+            self.handle_duplicate(ctx, packet);
+            return PacketOutcome::Continue;
         }
-        self.arrived();
+        self.clear_nak();
         let fault = match self.execute(ctx, packet) {
             Ok(()) => None,
             Err(Fault::NotReady) => {
-                // Comes again with the same number; until then everything later is discarded
-                // without a word [RSP-12].
+                // The peer will resend the packet with the same PSN; all later packets are
+                // discarded silently until then [RSP-12].
                 self.nak_sent = true;
                 self.not_ready = true;
-                self.held.clear();
+                self.reorder.clear();
                 self.replies.nak(psn, self.msn, Syndrome::Rnr(self.rnr_timer));
                 ctx.counters.requests_discarded += 1;
-                return After::Fine;
+                return PacketOutcome::Continue;
             }
             Err(Fault::Invalidate) => Some(Fault::Invalidate),
             Err(fault) => {
                 self.fail(ctx, fault);
                 self.replies.refuse(psn, self.msn, fault.code());
-                return After::Fatal;
+                return PacketOutcome::Fatal;
             }
         };
-        // READs and atomics have moved on, and have their answers queued.
+        // READs and atomics have advanced `expected` and queued their replies already.
         if packet.opcode.is_send() || packet.opcode.is_write() {
-            self.done(packet.bth.ack_req);
+            self.advance(packet.bth.ack_req);
         }
         if packet.opcode.ends() {
             ctx.counters.requests_executed += 1;
         }
         match fault {
-            None => After::Fine,
+            None => PacketOutcome::Continue,
             Some(fault) => {
                 self.fail(ctx, fault);
-                After::Fatal
+                PacketOutcome::Fatal
             }
         }
     }
 
-    /// The packet expected has come.
-    const fn arrived(&mut self) {
+    /// Resets the NAK state: the expected packet has arrived.
+    const fn clear_nak(&mut self) {
         self.nak_sent = false;
         self.not_ready = false;
     }
 
-    /// The packet expected, of a SEND or WRITE, is carried out.
-    fn done(&mut self, ack_req: bool) {
+    /// Advances past the expected packet, one of a SEND or WRITE, after its execution.
+    fn advance(&mut self, ack_req: bool) {
         let psn = self.expected;
         self.expected = psn.next();
         self.executed = psn;
@@ -389,27 +389,27 @@ impl Responder {
         }
     }
 
-    /// Takes nothing more; a receive already taken completes with the error [RSP-18].
+    /// Stops accepting packets; a receive already taken completes with the error [RSP-18].
     fn fail(&mut self, ctx: &mut RxCtx<'_>, fault: Fault) {
         self.failed = true;
         self.message = Message::None;
-        self.held.clear();
-        if std::mem::take(&mut self.holding) {
+        self.reorder.clear();
+        if std::mem::take(&mut self.has_recv) {
             let failed = Completion { opcode: WcOpcode::Recv, ..Completion::default() };
-            ctx.complete(self.taken.id(), fault.status(), failed, true);
+            ctx.complete(self.recv.id(), fault.status(), failed, true);
         }
     }
 
     /// Answers a packet that was executed before [RSP-3].
-    fn again(&mut self, ctx: &mut RxCtx<'_>, packet: &Packet<'_>) {
+    fn handle_duplicate(&mut self, ctx: &mut RxCtx<'_>, packet: &Packet<'_>) {
         let psn = packet.bth.psn;
         let known = match packet.opcode {
             Opcode::ReadRequest => packet.reth.is_some_and(|reth| {
                 let part = ReadPart { va: reth.va, key: reth.rkey, len: reth.len };
-                self.replies.read_again(psn, responses(reth.len, ctx.mtu), part)
+                self.replies.repeat_read(psn, responses(reth.len, ctx.mtu), part)
             }),
-            op if op.is_atomic() => self.replies.atomic_again(psn),
-            op if Self::is_placed(op) => self.replies.placed_again(psn),
+            op if op.is_atomic() => self.replies.repeat_atomic(psn),
+            op if Self::has_empty_response(op) => self.replies.repeat_empty(psn),
             op if op.is_send() || op.is_write() => {
                 self.replies.ack(self.executed, self.msn);
                 true
@@ -421,7 +421,7 @@ impl Responder {
         }
     }
 
-    /// Carries out the packet expected [RSP-1].
+    /// Executes the expected packet [RSP-1].
     fn execute(&mut self, ctx: &mut RxCtx<'_>, packet: &Packet<'_>) -> Result<(), Fault> {
         let op = packet.opcode;
         let in_sequence = match self.message {
@@ -440,17 +440,17 @@ impl Responder {
             self.read(ctx, packet)
         } else if op.is_atomic() {
             self.atomic(ctx, packet)
-        } else if Self::is_placed(op) {
-            self.place(ctx, packet)
+        } else if Self::has_empty_response(op) {
+            self.flush_or_atomic_write(ctx, packet)
         } else {
             Err(Fault::Invalid)
         }
     }
 
-    /// Takes a receive for the present message [RSP-7].
+    /// Takes a receive for the current message [RSP-7].
     fn take_receive(&mut self) -> Result<(), Fault> {
-        self.holding = self.posted.take(&mut self.taken);
-        if self.holding { Ok(()) } else { Err(Fault::NotReady) }
+        self.has_recv = self.posted.take(&mut self.recv);
+        if self.has_recv { Ok(()) } else { Err(Fault::NotReady) }
     }
 
     fn count_message(&mut self) {
@@ -465,7 +465,7 @@ impl Responder {
         if !op.payload_rule().allows(bytes.len(), ctx.mtu) {
             return Err(Fault::Invalid); // [RSP-9], [HDR-11]
         }
-        self.taken.place(ctx.mrs, ctx.pd, bytes).map_err(|error| match error {
+        self.recv.place(ctx.mrs, ctx.pd, bytes).map_err(|error| match error {
             PlaceError::TooLong => Fault::TooLong,
             PlaceError::Key => Fault::LocalKey,
         })?;
@@ -478,15 +478,15 @@ impl Responder {
         if let Some(key) = packet.ieth {
             ctx.mrs.invalidate_remote((ctx.pd, ctx.qpn), key).map_err(|_| Fault::Invalidate)?;
         }
-        self.holding = false;
+        self.has_recv = false;
         let received = Completion {
             opcode: WcOpcode::Recv,
-            byte_len: self.taken.len() as u32, // at most 2^31 [HDR-12]
+            byte_len: self.recv.len() as u32, // at most 2^31 [HDR-12]
             imm: packet.imm,
             invalidated: packet.ieth,
             ..Completion::default()
         };
-        ctx.complete(self.taken.id(), Status::Success, received, packet.bth.solicited);
+        ctx.complete(self.recv.id(), Status::Success, received, packet.bth.solicited);
         Ok(())
     }
 
@@ -503,7 +503,7 @@ impl Responder {
             (_, Some(reth)) => (reth.rkey, reth.va, reth.len, reth.len),
             _ => return Err(Fault::Invalid),
         };
-        // More than one packet is left exactly if more follow [RSP-9].
+        // More than one packet is missing exactly if the opcode says that more follow [RSP-9].
         let now = bytes.len();
         let more = left as usize > ctx.mtu;
         let fits = if more { now == ctx.mtu } else { now == left as usize };
@@ -514,8 +514,9 @@ impl Responder {
         {
             return Err(Fault::Invalid);
         }
-        // The first packet is good only if the whole range is [RSP-10]; the others are checked
-        // again, since the region may be gone. Nothing is checked for no bytes.
+        // The whole rest of the range must be valid for the first packet [RSP-10]. It is checked
+        // again for the others, since the region may be gone. Nothing is checked for an empty
+        // WRITE.
         if left > 0 {
             let span = ctx
                 .mrs
@@ -530,7 +531,7 @@ impl Responder {
         }
         self.message = Message::None;
         self.count_message();
-        if std::mem::take(&mut self.holding) {
+        if std::mem::take(&mut self.has_recv) {
             let received = Completion {
                 opcode: WcOpcode::RecvRdmaWithImm,
                 byte_len: total,
@@ -538,7 +539,7 @@ impl Responder {
                 ..Completion::default()
             };
             // The buffer of the receive is not written [RSP-8].
-            ctx.complete(self.taken.id(), Status::Success, received, packet.bth.solicited);
+            ctx.complete(self.recv.id(), Status::Success, received, packet.bth.solicited);
         }
         Ok(())
     }
@@ -596,7 +597,7 @@ impl Responder {
 }
 
 impl Fault {
-    /// What the peer is told.
+    /// Returns the NAK code for the peer.
     const fn code(self) -> NakCode {
         match self {
             Self::Access => NakCode::RemoteAccess,
@@ -607,7 +608,7 @@ impl Fault {
         }
     }
 
-    /// How a receive that was taken completes [RSP-18], [RSP-9].
+    /// Returns the completion status of a receive that was taken [RSP-18], [RSP-9].
     const fn status(self) -> Status {
         match self {
             Self::TooLong => Status::LocLenErr,
@@ -618,20 +619,21 @@ impl Fault {
     }
 }
 
-/// Operations answered at once [QP-5].
-fn slots(max_dest_rd_atomic: u8) -> usize {
+/// Returns the number of READs and atomics answered concurrently [QP-5].
+fn answer_slots(max_dest_rd_atomic: u8) -> usize {
     match max_dest_rd_atomic {
         0 => 0,
         n => usize::from(n).next_power_of_two(),
     }
 }
 
-/// Bytes of a message of which `left` are to come that fill packets with others behind them.
+/// Returns how many of a message's `left` missing bytes fill packets that are not its last.
 pub(crate) const fn full_packets(left: usize, mtu: usize) -> usize {
     left.saturating_sub(1) / mtu * mtu
 }
 
-/// Packets that answer a READ of `len` bytes, and so the numbers it takes [REQ-3].
+/// Returns the number of packets that answer a READ of `len` bytes, which is also the number of its
+/// PSNs [REQ-3].
 fn responses(len: u32, mtu: usize) -> u32 {
     len.div_ceil(mtu.max(1) as u32).max(1)
 }

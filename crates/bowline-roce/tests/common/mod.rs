@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use bowline_roce::{Burst, Config, Device, Event, IdentHint, Instant, Landed, Run};
+use bowline_roce::{Burst, Config, Device, Event, GroBuffer, IdentHint, Instant, PlacementOutcome};
 use bowline_verbs::{
     Access, AddressVector, Buffer, Completion, CqId, MrKeys, Mtu, PdId, QpAttr, QpCap, QpInit,
     QpState, QpType, Qpn, RecvWr, Remote, SendFlags, SendOp, SendWr, Sge, Status,
@@ -123,19 +123,19 @@ pub fn pattern(len: usize, seed: u8) -> Vec<u8> {
 }
 
 /// Hands in what came merged, or one datagram, as a driver does that lets payloads land.
-pub fn land(
+pub fn receive_in_place(
     dev: &mut Device,
     now: Instant,
     from: SocketAddr,
     to: IpAddr,
     segment: Option<usize>,
     bytes: &[u8],
-) -> Landed {
-    let Some(amid) = dev.amid() else { return Landed::NoPlace };
-    let aside = &mut Vec::new();
-    dev.land(now, amid, |landing| {
-        landing.scatter(bytes, aside);
-        Some(Run { from: Some(from), to, segment, len: bytes.len(), aside })
+) -> PlacementOutcome {
+    let Some(open_message) = dev.open_message() else { return PlacementOutcome::NoTarget };
+    let framing = &mut Vec::new();
+    dev.receive_in_place(now, open_message, |placement| {
+        placement.scatter(bytes, framing);
+        Some(GroBuffer { from: Some(from), to, segment, len: bytes.len(), framing })
     })
 }
 
@@ -355,7 +355,9 @@ impl Pair {
                 any = true;
                 self.now = self.now + Duration::from_nanos(200);
                 let dev = &mut self.nodes[side].dev;
-                if land(dev, self.now, from, to, None, &bytes) == Landed::NoPlace {
+                if receive_in_place(dev, self.now, from, to, None, &bytes)
+                    == PlacementOutcome::NoTarget
+                {
                     dev.handle_datagram(self.now, from, to, IdentHint::Unknown, &bytes);
                 }
             }

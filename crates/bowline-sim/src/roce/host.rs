@@ -2,7 +2,9 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use bowline_roce::{Burst, Config, Device, FormerLife, IdentHint, Instant, Landed, Run};
+use bowline_roce::{
+    Burst, Config, Device, FormerConnection, GroBuffer, IdentHint, Instant, PlacementOutcome,
+};
 use bowline_verbs::{CmId, Qpn};
 
 use super::mute::Mutes;
@@ -31,7 +33,7 @@ pub(crate) struct Host {
     pub(crate) timer_runs: (u64, u32),
     /// Its queue pairs, as long as programs use them by bindings.
     pub(crate) mutes: Mutes,
-    former: Vec<FormerLife>,
+    former: Vec<FormerConnection>,
     burst: Burst,
     /// Bursts asked for.
     sends: u64,
@@ -82,7 +84,7 @@ impl Host {
         // Not every program keeps the list.
         for former in std::mem::take(&mut self.former) {
             if rng.chance(500) {
-                let ended = device.end_former_life(Instant::from_nanos(now), &former);
+                let ended = device.end_former_connection(Instant::from_nanos(now), &former);
                 ended.map_err(|e| format!("host {number}: {former:?}: {e}"))?;
             }
         }
@@ -98,7 +100,7 @@ impl Host {
 
     /// The device dies. What it remembered of its connections is kept for its next life [CM-53].
     pub(crate) fn stop(&mut self) {
-        self.former = self.device.as_ref().map(Device::former_lives).unwrap_or_default();
+        self.former = self.device.as_ref().map(Device::former_connections).unwrap_or_default();
         self.device = None;
         self.mutes = Mutes::default();
         self.listener = None;
@@ -118,15 +120,17 @@ impl Host {
         let now = Instant::from_nanos(now);
         let Datagram { from, to, ident, ref bytes, .. } = *datagram;
         self.delivered += 1;
-        if let Some(amid) = device.amid().filter(|_| !self.delivered.is_multiple_of(4)) {
-            let aside = &mut Vec::new();
+        if let Some(open_message) =
+            device.open_message().filter(|_| !self.delivered.is_multiple_of(4))
+        {
+            let framing = &mut Vec::new();
             let segment = (ident == 0).then_some(bytes.len());
-            let landed = device.land(now, amid, |landing| {
-                landing.scatter(bytes, aside);
-                Some(Run { from: Some(from), to, segment, len: bytes.len(), aside })
+            let landed = device.receive_in_place(now, open_message, |placement| {
+                placement.scatter(bytes, framing);
+                Some(GroBuffer { from: Some(from), to, segment, len: bytes.len(), framing })
             });
-            if landed != Landed::NoPlace {
-                return landed == Landed::Packets(0);
+            if landed != PlacementOutcome::NoTarget {
+                return landed == PlacementOutcome::Packets(0);
             }
         }
         device.handle_datagram(now, from, to, hint, bytes);
@@ -143,9 +147,9 @@ impl Host {
         let now = Instant::from_nanos(now);
         self.sends += 1;
         // Now and then as if a program posted elsewhere: acknowledgements stay behind all else.
-        let held = self.sends.is_multiple_of(3) && device.set_acks_aside(Qpn(0));
+        let held = self.sends.is_multiple_of(3) && device.defer_acks(Qpn(0));
         let mut sent = device.poll_transmit(now, &mut self.burst);
-        device.take_acks_back();
+        device.resume_acks();
         if held && !sent {
             sent = device.poll_transmit(now, &mut self.burst);
         }

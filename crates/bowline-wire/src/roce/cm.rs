@@ -10,9 +10,9 @@
 //!     | --- DREQ (either side) ---> |
 //!     | <---------- DREP ---------- |
 //! ```
-//! Offsets in this file are those of the message, which begins after the MAD's header. Reserved
-//! fields, and those that mean nothing between RoCE ports (EE contexts, Q_Key, vendor id, alternate
-//! path [CM-38]), are sent as zero and ignored on receipt [HDR-13].
+//! Offsets in this file count from the beginning of the message, which follows the MAD's header.
+//! Reserved fields, and fields without a meaning between RoCE ports (EE contexts, Q_Key, vendor id,
+//! alternate path [CM-38]), are sent as zero and ignored on receipt [HDR-13].
 
 use core::fmt;
 
@@ -44,30 +44,30 @@ const _: () = assert!(140 + REQ_PRIVATE_LEN == MAD_MESSAGE_LEN);
 const _: () = assert!(36 + REP_PRIVATE_LEN == MAD_MESSAGE_LEN);
 const _: () = assert!(12 + REJ_INFO_LEN + REJ_PRIVATE_LEN == MAD_MESSAGE_LEN);
 
-/// Connect [CM-1].
+/// Request for a connection [CM-1].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Req {
-    /// Sender's name of the connection, not 0.
+    /// Sender's communication ID of the connection, not 0.
     pub local_id: u32,
-    /// What it wants to talk to [CMA-1].
+    /// Service to connect to [CMA-1].
     pub service_id: u64,
-    /// Sender's node, stable and not 0 [CM-37].
+    /// Node GUID of the sender, stable and not 0 [CM-37].
     pub guid: u64,
     /// Sender's queue pair, 24 bits.
     pub qpn: u32,
-    /// Reads and atomics the sender can answer at once.
+    /// Most READs and atomics that the sender can answer concurrently.
     pub responder_resources: u8,
-    /// Reads and atomics the sender wants to have outstanding.
+    /// Most READs and atomics that the sender wants to have outstanding.
     pub initiator_depth: u8,
-    /// Code of the time in which the receiver answers, 5 bits.
+    /// Code of the receiver's response time, 5 bits.
     pub remote_timeout: u8,
     /// Transport service type, 2 bits; [`TRANSPORT_RC`].
     pub transport: u8,
     /// End-to-end flow control.
     pub flow_control: bool,
-    /// First sequence number the *receiver* sends, 24 bits [CM-31].
+    /// First PSN that the *receiver* sends, 24 bits [CM-31].
     pub starting_psn: u32,
-    /// Code of the time in which the sender answers, 5 bits [CM-41].
+    /// Code of the sender's response time, 5 bits [CM-41].
     pub local_timeout: u8,
     /// Retransmissions of both queue pairs, 3 bits [CM-35].
     pub retry_count: u8,
@@ -77,7 +77,7 @@ pub struct Req {
     pub mtu: u8,
     /// RNR retransmissions of the receiver's queue pair, 3 bits [CM-35].
     pub rnr_retry_count: u8,
-    /// Most times a message of the handshake is sent again, 4 bits.
+    /// Most times a message of the handshake is resent, 4 bits.
     pub max_retries: u8,
     /// The sender receives through a shared receive queue.
     pub srq: bool,
@@ -107,7 +107,7 @@ pub struct Req {
     pub private_data: [u8; REQ_PRIVATE_LEN],
 }
 
-/// What a [`Mra`] or [`Rej`] is an answer to, 2 bits.
+/// The message that a [`Mra`] or [`Rej`] answers, 2 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Answered(pub u8);
 
@@ -116,16 +116,16 @@ impl Answered {
     pub const REQ: Self = Self(0);
     /// A REP.
     pub const REP: Self = Self(1);
-    /// In a REJ, no message or another one.
+    /// In a REJ: no message, or another one.
     pub const OTHER: Self = Self(2);
 }
 
-/// The answer will take a while [CM-2].
+/// Message Receipt Acknowledgement: the answer will take a while [CM-2].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mra {
-    /// Sender's name of the connection.
+    /// Sender's communication ID of the connection.
     pub local_id: u32,
-    /// Receiver's.
+    /// Receiver's communication ID of the connection.
     pub remote_id: u32,
     /// The message received.
     pub answered: Answered,
@@ -133,16 +133,16 @@ pub struct Mra {
     pub service_timeout: u8,
 }
 
-/// Refused [CM-3].
+/// Refusal of a message or connection [CM-3].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rej {
-    /// Sender's name of the connection; may be 0 [CM-36].
+    /// Sender's communication ID of the connection; may be 0 [CM-36].
     pub local_id: u32,
-    /// Receiver's; 0 when the sender does not know it.
+    /// Receiver's communication ID; 0 if the sender does not know it.
     pub remote_id: u32,
     /// The message refused.
     pub answered: Answered,
-    /// Why [CM-10].
+    /// Reason [CM-10].
     pub reason: u16,
     /// Length of the additional information, at most 72 bytes.
     pub info_len: u8,
@@ -159,22 +159,22 @@ impl Rej {
     }
 }
 
-/// Accepted [CM-4].
+/// Acceptance of a connection [CM-4].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rep {
-    /// Sender's name of the connection, not 0.
+    /// Sender's communication ID of the connection, not 0.
     pub local_id: u32,
-    /// Receiver's.
+    /// Receiver's communication ID of the connection.
     pub remote_id: u32,
     /// Sender's queue pair, 24 bits.
     pub qpn: u32,
-    /// First sequence number the *receiver* sends, 24 bits [CM-31].
+    /// First PSN that the *receiver* sends, 24 bits [CM-31].
     pub starting_psn: u32,
-    /// Reads and atomics the sender answers at once.
+    /// Most READs and atomics that the sender answers concurrently.
     pub responder_resources: u8,
-    /// Reads and atomics the sender has outstanding.
+    /// Most READs and atomics that the sender has outstanding.
     pub initiator_depth: u8,
-    /// Code of the time the sender takes to acknowledge, 5 bits [CM-33].
+    /// Code of the sender's acknowledgement delay, 5 bits [CM-33].
     pub ack_delay: u8,
     /// End-to-end flow control.
     pub flow_control: bool,
@@ -182,18 +182,18 @@ pub struct Rep {
     pub rnr_retry_count: u8,
     /// The sender receives through a shared receive queue.
     pub srq: bool,
-    /// Sender's node [CM-37].
+    /// Node GUID of the sender [CM-37].
     pub guid: u64,
     /// The program's data.
     pub private_data: [u8; REP_PRIVATE_LEN],
 }
 
-/// The names of a connection.
+/// The communication IDs of a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Ids {
-    /// The sender's.
+    /// Communication ID of the sender.
     pub local: u32,
-    /// The receiver's.
+    /// Communication ID of the receiver.
     pub remote: u32,
 }
 
@@ -218,16 +218,16 @@ pub enum CmMessage {
     Rej(Rej),
     /// Accepted.
     Rep(Rep),
-    /// The connection stands; ready to use [CM-5].
+    /// Ready to use: the connection is established [CM-5].
     Rtu(Ids),
     /// End of a connection.
     Dreq(Dreq),
-    /// Answer to that [CM-7].
+    /// Answer to a DREQ [CM-7].
     Drep(Ids),
 }
 
-/// A message and its transaction [GSI-4]. Private data of MRA, RTU, DREQ and DREP is zero when sent
-/// and ignored on receipt, as rdma_cm has it [CMA-5].
+/// A message and its transaction ID [GSI-4]. Private data of MRA, RTU, DREQ and DREP is sent as
+/// zero and ignored on receipt, as in rdma_cm [CMA-5].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CmMad {
     /// Transaction.
@@ -237,8 +237,8 @@ pub struct CmMad {
 }
 
 impl CmMad {
-    /// Reads a MAD. Numbers in it are not judged: an MTU, a reason or a transport nobody knows is
-    /// for the connection manager to answer.
+    /// Parses a MAD. The values of its fields are not checked: an unknown MTU, reason or transport
+    /// is for the connection manager to answer.
     ///
     /// # Errors
     /// [`MadError`].
@@ -271,7 +271,8 @@ impl CmMad {
         Ok(Self { transaction: header.transaction, message })
     }
 
-    /// Writes the MAD. Of numbers with fewer bits than their type the low ones are written.
+    /// Encodes the MAD. A number whose field has fewer bits than its type is truncated to the low
+    /// bits.
     pub fn emit(&self) -> [u8; MAD_LEN] {
         let attribute = match self.message {
             CmMessage::Req(_) => REQ,
@@ -350,7 +351,7 @@ impl fmt::Display for CmMad {
     }
 }
 
-/// Reads fields. All offsets are constants of this file and lie within the area.
+/// Reader of fields. All offsets are constants of this file and lie within the area.
 #[derive(Clone, Copy)]
 struct Area<'a>(&'a [u8; MAD_MESSAGE_LEN]);
 
@@ -439,7 +440,7 @@ impl Area<'_> {
     }
 }
 
-/// Writes fields into the message area of a MAD.
+/// Writer of fields to the message area of a MAD.
 struct Out<'a>(&'a mut [u8; MAD_LEN]);
 
 impl Out<'_> {

@@ -1,4 +1,4 @@
-//! Conventions of rdma_cm: service ids, GIDs, and the header before a connect's data.
+//! Conventions of rdma_cm: service ids, GIDs, and the header in front of a REQ's private data.
 //!
 //! ```text
 //!     REQ private data, 92 bytes
@@ -13,7 +13,7 @@
 use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Bytes of the header before a connect's data.
+/// Length of the header in front of a REQ's private data.
 #[doc(alias = "cma_hdr")]
 pub const CMA_HEADER_LEN: usize = 36;
 
@@ -26,7 +26,7 @@ pub const fn service_id(port: u16) -> u64 {
     (PORT_SPACE_TCP as u64) << 16 | port as u64
 }
 
-/// Returns the port of a service id of reliable connections, `None` for any other [CMA-1].
+/// Returns the port of a service id of reliable connections; `None` for other service ids [CMA-1].
 pub const fn service_port(service_id: u64) -> Option<u16> {
     if service_id >> 16 == PORT_SPACE_TCP as u64 { Some(service_id as u16) } else { None }
 }
@@ -36,7 +36,7 @@ pub const fn flow_label(source_port: u16, destination_port: u16) -> u32 {
     (source_port as u32 * 31 + destination_port as u32) & 0xf_ffff
 }
 
-/// Address of a port: an IPv6 address, or an IPv4 address mapped into one [CMA-3].
+/// Address of an RDMA port: an IPv6 address, or an IPv4-mapped one [CMA-3].
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Gid(pub [u8; 16]);
 
@@ -62,7 +62,7 @@ impl fmt::Debug for Gid {
     }
 }
 
-/// Why a connect's private data does not begin with a usable header [CMA-6].
+/// Why the private data of a REQ does not begin with a valid header [CMA-6].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CmaError {
@@ -83,7 +83,7 @@ impl fmt::Display for CmaError {
 
 impl core::error::Error for CmaError {}
 
-/// The header before a connect's data [CMA-4]. Both addresses are of one family.
+/// The header in front of a REQ's private data [CMA-4]. Both addresses are of one family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[doc(alias = "cma_hdr")]
 pub struct CmaHeader {
@@ -96,7 +96,7 @@ pub struct CmaHeader {
 }
 
 impl CmaHeader {
-    /// Reads a header. Of an IPv4 address the first 12 bytes are not looked at.
+    /// Parses a header. The first 12 bytes of an IPv4 address are ignored.
     ///
     /// # Errors
     /// [`CmaError`].
@@ -125,7 +125,7 @@ impl CmaHeader {
         Ok(Self { source_port: u16::from_be_bytes([p0, p1]), source, destination })
     }
 
-    /// Writes the header; its IP version is that of the source.
+    /// Encodes the header; its IP version is that of the source address.
     pub fn emit(&self) -> [u8; CMA_HEADER_LEN] {
         let mut out = [0; CMA_HEADER_LEN];
         out[1] = if self.source.is_ipv4() { 0x40 } else { 0x60 };
@@ -136,7 +136,7 @@ impl CmaHeader {
     }
 }
 
-/// An address in 16 bytes, IPv4 after zeroes.
+/// Returns an address in 16 bytes, IPv4 after zeroes.
 fn padded(ip: IpAddr) -> [u8; 16] {
     match ip {
         IpAddr::V4(ip) => u128::from(Ipv4Addr::to_bits(ip)).to_be_bytes(),

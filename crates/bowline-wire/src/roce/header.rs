@@ -8,9 +8,9 @@
 //!  8 |A .     | packet sequence number   |   A acknowledgement wanted
 //!    +--------+--------+--------+--------+
 //! ```
-//! Every value here has a place on the wire, and every bit pattern of the right length is a value.
-//! Fields of 24 bits are `u32`; what is above is cut off when written. Reserved bits are written as
-//! zero and not looked at [HDR-13].
+//! Every value has an encoding, and every bit pattern of the right length is a value. Fields of 24
+//! bits are `u32`; the upper bits are cut off when written. Reserved bits are written as zero and
+//! ignored when read [HDR-13].
 
 use alloc::vec::Vec;
 
@@ -35,13 +35,13 @@ pub const IETH_LEN: usize = 4;
 pub const DETH_LEN: usize = 8;
 /// Length of the flush header.
 pub const FETH_LEN: usize = 4;
-/// Bytes behind the base transport header of a congestion notification, all reserved [HDR-14].
+/// Reserved bytes behind the base transport header of a congestion notification [HDR-14].
 pub const CNP_RESERVED_LEN: usize = 16;
 /// Length of the base transport header and the longest headers behind it: an atomic request
 /// [HDR-10].
 pub const MAX_HEADER_LEN: usize = BTH_LEN + ATOMIC_ETH_LEN;
 
-/// The partition everything is in; the only key this stack sends [RX-7].
+/// The default partition key; the only one this stack sends [RX-7].
 pub const DEFAULT_PKEY: u16 = 0xffff;
 
 /// The fields of the base transport header that do not follow from the rest of the packet.
@@ -49,17 +49,17 @@ pub const DEFAULT_PKEY: u16 = 0xffff;
 /// Opcode and pad count belong to [`Packet`](super::Packet); the version and MigReq are sent as 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Bth {
-    /// The receiver of the message asked to be told about such.
+    /// Solicited event: wakes a receiver that waits for solicited completions.
     pub solicited: bool,
     /// Partition key.
     pub pkey: u16,
-    /// A switch saw congestion. Not covered by the ICRC, like the next.
+    /// FECN: a switch saw congestion. FECN and BECN are not covered by the ICRC.
     pub fecn: bool,
-    /// The other end saw congestion [HDR-14].
+    /// BECN: the other end saw congestion [HDR-14].
     pub becn: bool,
     /// Destination queue pair, 24 bits.
     pub dest_qpn: u32,
-    /// An acknowledgement is wanted [REQ-8].
+    /// AckReq: the sender requests an acknowledgement [REQ-8].
     pub ack_req: bool,
     /// Packet sequence number.
     pub psn: Psn,
@@ -80,7 +80,7 @@ impl Default for Bth {
 }
 
 impl Bth {
-    /// Reads the header, all but opcode, pad count and version.
+    /// Parses the header, except opcode, pad count and version.
     #[inline]
     pub fn from_bytes(b: &[u8; BTH_LEN]) -> Self {
         let [_, bits, k0, k1, ecn, q0, q1, q2, ack, p0, p1, p2] = *b;
@@ -95,7 +95,7 @@ impl Bth {
         }
     }
 
-    /// Writes the header; `pad` is the pad count, 0 to 3.
+    /// Encodes the header; `pad` is the pad count, 0 to 3.
     #[inline]
     pub fn to_bytes(self, opcode: Opcode, pad: u8) -> [u8; BTH_LEN] {
         let [k0, k1] = self.pkey.to_be_bytes();
@@ -108,14 +108,14 @@ impl Bth {
     }
 }
 
-/// RDMA header: where a WRITE goes or a READ comes from.
+/// RDMA extended transport header: destination of a WRITE or source of a READ.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Reth {
     /// Address in the memory of the responder.
     pub va: u64,
     /// Key of that memory.
     pub rkey: u32,
-    /// Bytes of the whole message; above 2^31 is for the responder to refuse [HDR-12].
+    /// Length of the whole message in bytes; the responder refuses more than 2^31 [HDR-12].
     pub len: u32,
 }
 
@@ -140,20 +140,20 @@ impl Reth {
     }
 }
 
-/// Why a responder refuses; the low five bits of a NAK syndrome [REQ-10].
+/// Reason of a NAK: the low five bits of its syndrome [REQ-10].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum NakCode {
-    /// 0x60: a packet is missing before this one.
+    /// 0x60: packets before this one are missing.
     PsnSequence,
-    /// 0x61: the request is not one the queue pair can take.
+    /// 0x61: the queue pair does not accept the request.
     InvalidRequest,
-    /// 0x62: the key does not give this access.
+    /// 0x62: the key does not grant the access.
     RemoteAccess,
     /// 0x63: the responder failed.
     RemoteOperational,
-    /// 0x64: of reliable datagrams; meaningless here.
+    /// 0x64: for reliable datagrams; has no meaning here.
     InvalidRdRequest,
-    /// Any other, 0x05 to 0x1f.
+    /// Any other code, 0x05 to 0x1f.
     Other(u8),
 }
 
@@ -181,24 +181,25 @@ impl NakCode {
     }
 }
 
-/// What a response says, from the first byte of the acknowledge header [REQ-10].
+/// Kind of a response: the first byte of the acknowledge header [REQ-10].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Syndrome {
-    /// Good, with a credit code of five bits; [`Syndrome::ACK`] has none to tell.
+    /// Positive acknowledgement, with a credit code of five bits; [`Syndrome::ACK`] carries no
+    /// credits.
     Ack(u8),
-    /// No receive is posted: try again later, with a timer code of five bits.
+    /// RNR NAK: no receive is posted. Retry later, after a timer code of five bits.
     Rnr(u8),
-    /// Refused.
+    /// NAK: the request is refused, or packets are missing.
     Nak(NakCode),
     /// Any other byte: 0x40 to 0x5f and from 0x80 on.
     Reserved(u8),
 }
 
 impl Syndrome {
-    /// Good, without credits: what this stack sends [RSP-22].
+    /// Positive acknowledgement without credits, as this stack sends it [RSP-22].
     pub const ACK: Self = Self::Ack(0x1f);
 
-    /// Reads the byte on the wire.
+    /// Decodes the byte on the wire.
     pub const fn from_u8(byte: u8) -> Self {
         match byte >> 5 {
             0 => Self::Ack(byte & 0x1f),
@@ -208,7 +209,7 @@ impl Syndrome {
         }
     }
 
-    /// Returns the byte on the wire; of a code only five bits.
+    /// Returns the byte on the wire; codes are truncated to five bits.
     pub const fn to_u8(self) -> u8 {
         match self {
             Self::Ack(credits) => credits & 0x1f,
@@ -219,14 +220,14 @@ impl Syndrome {
     }
 }
 
-/// Nanoseconds to wait after an RNR NAK, by the low five bits of `code` [RSP-13].
+/// Returns the nanoseconds to wait after an RNR NAK, by the low five bits of `code` [RSP-13].
 pub const fn rnr_timer_ns(code: u8) -> u64 {
     const MICROSECONDS: [u32; 32] = [
         655_360, 10, 20, 30, 40, 60, 80, 120, 160, 240, 320, 480, 640, 960, 1280, 1920, 2560, 3840,
         5120, 7680, 10_240, 15_360, 20_480, 30_720, 40_960, 61_440, 81_920, 122_880, 163_840,
         245_760, 327_680, 491_520,
     ];
-    // Five bits cannot be outside of 32 entries.
+    // A five-bit index is always within 32 entries.
     #[allow(clippy::indexing_slicing)]
     let microseconds = MICROSECONDS[(code & 0x1f) as usize];
     microseconds as u64 * 1000
@@ -235,9 +236,9 @@ pub const fn rnr_timer_ns(code: u8) -> u64 {
 /// Acknowledge header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Aeth {
-    /// What the response says.
+    /// Kind of the response.
     pub syndrome: Syndrome,
-    /// Message sequence number of the responder, 24 bits; for information.
+    /// Message sequence number of the responder, 24 bits; informative.
     pub msn: u32,
 }
 
@@ -270,9 +271,9 @@ pub struct AtomicEth {
     pub va: u64,
     /// Key of that memory.
     pub rkey: u32,
-    /// What to swap in, or what to add.
+    /// Value to swap in, or to add.
     pub swap_or_add: u64,
-    /// What to compare with; 0 for fetch and add.
+    /// Value to compare with; 0 for fetch and add.
     pub compare: u64,
 }
 

@@ -1,19 +1,18 @@
 //! The invariant CRC at the end of a packet, and the IPv4 identification it depends on.
 //!
-//! The CRC is the ordinary one of zlib [ICRC-1] over the headers from IP on, with what changes on
-//! the way taken as ones, and over the packet [ICRC-2] [ICRC-3] [ICRC-4]. It covers the IPv4
+//! The CRC is that of zlib [ICRC-1] over the headers from IP on, with fields that change on the way
+//! replaced by ones, and over the packet [ICRC-2] [ICRC-3] [ICRC-4]. It covers the IPv4
 //! identification, which a UDP socket does not show to the receiver. But a CRC is linear: the
-//! difference between the ICRC received and that for identification 0 is the identification itself,
-//! taken through as many zero bytes as follow it. [`IcrcChecker`] takes the difference back through
-//! them and looks at what remains [ICRC-31]. That is a multiplication in the field of the CRC by a
-//! factor that depends on the length only, so that any number of guesses costs one pass over the
-//! packet.
+//! difference between the received ICRC and the ICRC for identification 0 is the identification
+//! itself, advanced through the zero bytes that follow it. [`IcrcChecker`] moves the difference
+//! back through these bytes and examines the result [ICRC-31]. That is a multiplication in the
+//! field of the CRC by a factor that depends only on the length, so that any number of guesses
+//! costs one pass over the packet.
 //!
-//! The pass is done by `bowline-crc`. With the headers remembered, it took, on an AMD EPYC with
-//! AVX-512 (Zen 5, one core of a virtual machine, best of 300): 8 ns for packets of 12 + 4 bytes,
-//! 14 ns for 12 + 64, 17 ns for 12 + 256, 77 ns for 12 + 4096 (53 GB/s). To find an identification
-//! that was not the guess took 28 ns more, and in an older run 150 ns for a length whose factor was
-//! not remembered.
+//! The pass is done by `bowline-crc`. With cached headers it took, on an AMD EPYC with AVX-512 (Zen
+//! 5, one core of a virtual machine, best of 300): 8 ns for packets of 12 + 4 bytes, 14 ns for 12 +
+//! 64, 17 ns for 12 + 256, 77 ns for 12 + 4096 (53 GB/s). Solving for an identification other than
+//! the guess took 28 ns more, and in an older run 150 ns for a length whose factor was not cached.
 
 use alloc::vec::Vec;
 use core::fmt;
@@ -39,20 +38,20 @@ const UDP_PROTOCOL: u8 = 17;
 /// Do not fragment, at offset 0 [OUT-5].
 const DONT_FRAGMENT: u16 = 0x4000;
 
-/// What the ICRC covers of the headers outside of the packet, but for lengths and identification.
+/// The fields of the IP and UDP headers that the ICRC covers, except lengths and identification.
 ///
-/// The destination port is [`UDP_PORT`]. IPv6 addresses that stand for IPv4 ones count as these.
+/// The destination port is [`UDP_PORT`]. IPv4-mapped IPv6 addresses count as IPv4 addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Outer {
     /// Source address.
     pub from: IpAddr,
     /// Destination address.
     pub to: IpAddr,
-    /// Source port: the one the datagram really comes from [OUT-2].
+    /// Actual source port of the datagram [OUT-2].
     pub source_port: u16,
 }
 
-/// The addresses in the family that is on the wire.
+/// The addresses in the family used on the wire.
 enum Addresses {
     V4(Ipv4Addr, Ipv4Addr),
     V6(Ipv6Addr, Ipv6Addr),
@@ -66,18 +65,17 @@ impl Outer {
         }
     }
 
-    /// Computes the ICRC as the number that goes out with its least significant byte first.
+    /// Computes the ICRC, as the number that is sent with its least significant byte first.
     ///
-    /// `packet` goes from the base transport header to the pad; one shorter than that header has no
-    /// ICRC, and the result means nothing. `ident` is the IPv4 identification; over IPv6 it does
-    /// not count.
+    /// `packet` goes from the base transport header to the pad; a shorter packet has no ICRC, and
+    /// the result is meaningless. `ident` is the IPv4 identification; it is ignored over IPv6.
     pub fn icrc(&self, ident: u16, packet: &[u8]) -> u32 {
         let (bth, rest) = packet.split_first_chunk::<BTH_LEN>().unwrap_or((&[0; BTH_LEN], &[]));
         bowline_crc::update(self.begin(ident, packet.len(), bth), rest)
     }
 
-    /// Computes the CRC over the outer headers of a packet, and `N` bytes of its base transport
-    /// header, 5 at least.
+    /// Computes the CRC over the outer headers of a packet and the first `N` bytes of its base
+    /// transport header, at least 5.
     fn begin<const N: usize>(&self, ident: u16, packet_len: usize, bth: &[u8; N]) -> u32 {
         let mut bth = *bth;
         if let Some(reserved) = bth.get_mut(4) {
@@ -88,7 +86,7 @@ impl Outer {
         let mut udp = [0xff; UDP_LEN];
         udp[0..2].copy_from_slice(&self.source_port.to_be_bytes());
         udp[2..4].copy_from_slice(&UDP_PORT.to_be_bytes());
-        // A datagram is shorter than 64 KiB; for what is not, the result is as good as any.
+        // A datagram is shorter than 64 KiB; for longer input the result is meaningless anyway.
         udp[4..6].copy_from_slice(&(udp_len as u16).to_be_bytes());
 
         let crc = match self.addresses() {
@@ -116,7 +114,7 @@ impl Outer {
         bowline_crc::update(bowline_crc::update(crc, &udp), &bth)
     }
 
-    /// Appends the ICRC of the packet that begins at `start` of `out` and ends with it [ICRC-5].
+    /// Appends the ICRC of the packet that extends from `start` to the end of `out` [ICRC-5].
     ///
     /// `ident` is 0 for a datagram sent alone and k for segment k of one send [ICRC-21].
     pub fn append_icrc(&self, ident: u16, out: &mut Vec<u8>, start: usize) {
@@ -125,19 +123,19 @@ impl Outer {
     }
 }
 
-/// Bytes of the base transport header up to the packet sequence number: the same in packet after
-/// packet.
+/// Length of the base transport header up to the PSN, which is the same in packet after packet.
 const SAME_LEN: usize = 8;
-/// Beginnings remembered.
+/// Number of cached headers.
 const HEADS: usize = 16;
 
-/// What the CRC of packets begins with that differ only behind the first eight bytes: the packets
-/// of a message in the middle all do. It is computed once, for identification 0; since a CRC is
-/// linear, another identification changes it by what depends on that alone.
+/// Cache of the CRC over packet headers. Packets that differ only behind their first eight bytes,
+/// as all middle packets of a message do, share an entry. It is computed once, for identification
+/// 0; since a CRC is linear, another identification changes it by a value that depends on the
+/// identification alone.
 #[derive(Clone, Debug)]
 pub struct IcrcHeads {
     heads: [Option<Head>; HEADS],
-    /// Bytes of packets that the CRC was computed over since somebody asked.
+    /// Bytes over which CRCs were computed since the last `take_summed`.
     summed: u64,
 }
 
@@ -147,7 +145,7 @@ struct Head {
     len: usize,
     same: [u8; SAME_LEN],
     crc: u32,
-    /// The identification counts.
+    /// The CRC covers the identification (IPv4).
     v4: bool,
 }
 
@@ -158,31 +156,31 @@ impl Default for IcrcHeads {
 }
 
 impl IcrcHeads {
-    /// Remembers nothing yet.
+    /// Makes an empty cache.
     pub const fn new() -> Self {
         Self { heads: [None; HEADS], summed: 0 }
     }
 
-    /// Returns over how many bytes of packets the CRC was computed since this was last asked.
+    /// Returns over how many bytes CRCs were computed since the last call.
     pub fn take_summed(&mut self) -> u64 {
         core::mem::take(&mut self.summed)
     }
 
-    /// Computes what [`Outer::icrc`] does of a packet.
+    /// Computes the ICRC of a packet, like [`Outer::icrc`].
     pub fn icrc(&mut self, outer: &Outer, ident: u16, packet: &[u8]) -> u32 {
         self.begin(outer, ident, packet, packet.len())
     }
 
-    /// Computes the CRC over the outer headers and over how a packet of `len` bytes begins. When
-    /// all of the packet was summed behind that, it is the ICRC.
+    /// Computes the CRC over the outer headers and the beginning of a packet of `len` bytes.
+    /// Continued over the rest of the packet, it is the ICRC.
     ///
-    /// `start` is all of the packet, or its base transport header at least.
+    /// `start` is the whole packet, or at least its base transport header.
     pub fn begin(&mut self, outer: &Outer, ident: u16, start: &[u8], len: usize) -> u32 {
         self.summed += start.len() as u64;
         let Some((same, rest)) = start.split_first_chunk::<SAME_LEN>() else {
             return outer.begin(ident, len, &[0; SAME_LEN]); // no packet; it means nothing
         };
-        // Opcode, and the last bits of the queue pair's number.
+        // Index: the opcode, mixed with the low bits of the queue pair number.
         let place = usize::from(same[0] ^ same[7].rotate_left(2)) % HEADS;
         let Some(entry) = self.heads.get_mut(place) else {
             return bowline_crc::update(outer.begin(ident, len, same), rest);
@@ -202,7 +200,7 @@ impl IcrcHeads {
     }
 }
 
-/// What an identification changes of the CRC up to where [`IcrcHeads`] remembers it.
+/// Returns by how much an identification changes the CRC that [`IcrcHeads`] caches.
 fn through_head(ident: u16) -> u32 {
     let [a, b] = ident.to_be_bytes();
     let part = |table: &[u32; 16], nibble: u8| table.get(usize::from(nibble & 15)).copied();
@@ -215,11 +213,11 @@ fn through_head(ident: u16) -> u32 {
     parts.into_iter().flatten().fold(0, |sum, part| sum ^ part)
 }
 
-/// The same for each of the four digits, the first first.
+/// The changes for each of the four hexadecimal digits, the first digit first.
 // A compile-time index out of range does not compile.
 #[allow(clippy::indexing_slicing)]
 const THROUGH_HEAD: [[u32; 16]; 4] = {
-    // The identification itself is the first two of these bytes.
+    // These bytes include the identification itself, at their beginning.
     const BYTES: usize = (IPV4_LEN - 4) + UDP_LEN + SAME_LEN;
     let mut out = [[0; 16]; 4];
     let mut digit = 0;
@@ -227,7 +225,7 @@ const THROUGH_HEAD: [[u32; 16]; 4] = {
         let mut value = 0;
         while value < 16 {
             let ident = (value as u16) << (12 - 4 * digit);
-            // The register takes bytes in at its low end.
+            // The register takes in bytes at its low end.
             let mut register = ident.swap_bytes() as u32;
             let mut bit = 0;
             while bit < 8 * BYTES {
@@ -257,38 +255,38 @@ pub fn split_icrc(payload: &[u8]) -> Option<(&[u8], u32)> {
     (packet.len() >= BTH_LEN).then_some((packet, u32::from_le_bytes(*icrc)))
 }
 
-/// How much is asked of the ICRC of a packet received over IPv4 [ICRC-33]. Over IPv6 it must be
-/// right, unless it is not looked at.
+/// How strictly the ICRC of a packet received over IPv4 is checked [ICRC-33]. Over IPv6 it must be
+/// correct, unless the check is off.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum IcrcPolicy {
-    /// Nothing: the checks of the link and of UDP must do.
+    /// The ICRC is ignored: the checks of the link and of UDP must suffice.
     Off,
-    /// It must be right for some identification: one damaged packet in 65536 passes.
+    /// The ICRC must be correct for some identification: one in 65536 damaged packets passes.
     #[default]
     Solve,
-    /// It must be right for an identification that was to be expected.
+    /// The ICRC must be correct for an expected identification.
     Strict,
 }
 
-/// What is known of a packet that may pass.
+/// Result of a successful check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IcrcMatch {
-    /// Not looked at.
+    /// The ICRC was not checked.
     Unchecked,
-    /// Right in 32 bits, for this expected identification; 0 over IPv6.
+    /// Correct in 32 bits, for this expected identification; 0 over IPv6.
     Exact(u16),
-    /// Right in 16 bits: the others tell that the identification is this one.
+    /// Correct in 16 bits; the other bits were used to solve for this identification.
     Solved(u16),
 }
 
-/// Why a packet is dropped without a word [ICRC-6].
+/// Why a packet is dropped silently [ICRC-6].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IcrcError {
-    /// Wrong, whatever the identification.
+    /// Wrong for every identification.
     Mismatch,
-    /// Right for this identification, which was not to be expected, and the policy is strict.
+    /// Correct for this identification, which was not expected, and the policy is strict.
     ///
-    /// A caller that knows that the UDP checksum was there and right may take the packet
+    /// A caller that knows that the UDP checksum was present and correct may accept the packet
     /// [ICRC-33].
     Unexpected(u16),
 }
@@ -304,46 +302,47 @@ impl fmt::Display for IcrcError {
 
 impl core::error::Error for IcrcError {}
 
-/// Lengths whose factor is remembered. Few occur: that of an MTU, those of small messages.
+/// Number of cached factors, by length. Few lengths occur: that of an MTU, and those of small
+/// messages.
 const FACTORS: usize = 64;
-/// Sources whose last identification is remembered.
+/// Number of sources whose last identification is cached.
 const SOURCES: usize = 64;
 
-/// Checks the ICRC of packets received. Remembers what saves work and what the last packet of a
-/// source lets expect; two entries that share a place take it from each other.
+/// Checks the ICRCs of received packets. Caches headers and factors, and the last identification of
+/// each source; colliding cache entries replace each other.
 #[derive(Clone, Debug)]
 pub struct IcrcChecker {
     policy: IcrcPolicy,
     heads: IcrcHeads,
-    /// Length from the identification to the end, and its factor.
+    /// Length from the identification to the end, and the factor of that length.
     factors: [(usize, u32); FACTORS],
-    /// Source and the identification seen last.
+    /// Source, and the last identification seen from it.
     sources: [Option<(Ipv4Addr, u16)>; SOURCES],
 }
 
 impl IcrcChecker {
-    /// Makes a checker that remembers nothing yet.
+    /// Makes a checker with empty caches.
     pub const fn new(policy: IcrcPolicy) -> Self {
         Self {
             policy,
             heads: IcrcHeads::new(),
-            // The right factor for no bytes.
+            // The correct factor for zero bytes.
             factors: [(0, ONE); FACTORS],
             sources: [None; SOURCES],
         }
     }
 
-    /// Returns over how many bytes of packets the CRC was computed since this was last asked.
+    /// Returns over how many bytes CRCs were computed since the last call.
     pub fn take_summed(&mut self) -> u64 {
         self.heads.take_summed()
     }
 
     /// Checks the ICRC `received` of `packet`, which goes from the base transport header to the
-    /// pad, as [`split_icrc`] returns both. It comes last, after all that can be told from the
-    /// headers [ICRC-7].
+    /// pad, as [`split_icrc`] returns both. The ICRC is checked after everything that the headers
+    /// alone can show [ICRC-7].
     ///
-    /// Over IPv4 the identifications to be expected are 0, the one after the last of this source,
-    /// and those in `likely` [ICRC-32] [ICRC-34].
+    /// Over IPv4, the expected identifications are 0, the one after the last of this source, and
+    /// those in `likely` [ICRC-32] [ICRC-34].
     ///
     /// # Errors
     /// [`IcrcError`]: drop the packet and count it.
@@ -357,11 +356,11 @@ impl IcrcChecker {
         self.check_parts(outer, packet, (0, |crc| crc), received, likely)
     }
 
-    /// The same for a packet of which only the beginning is in `start`, its base transport header
-    /// at least: `rest` is how many bytes follow, and what goes on with a CRC over them.
+    /// Checks a packet of which only the beginning, at least its base transport header, is in
+    /// `start`. `rest` is the number of bytes that follow, and `sum` continues a CRC over them.
     ///
     /// # Errors
-    /// As of [`check`](Self::check).
+    /// Those of [`check`](Self::check).
     #[inline]
     pub fn check_parts(
         &mut self,
@@ -374,7 +373,7 @@ impl IcrcChecker {
         if self.policy == IcrcPolicy::Off {
             return Ok(IcrcMatch::Unchecked);
         }
-        // If the likeliest guess is right, nothing has to be solved for.
+        // If the likeliest guess is correct, the equation need not be solved.
         let guess = likely.first().copied().unwrap_or(0);
         let len = start.len() + rest;
         let difference = sum(self.heads.begin(outer, guess, start, len)) ^ received;
@@ -397,13 +396,13 @@ impl IcrcChecker {
         }
     }
 
-    /// Finds what makes up for `difference` between the ICRC received and the one for a guess of
-    /// the identification: the bits that are wrong in the guess [ICRC-31].
+    /// Solves for the wrong bits of a guessed identification, given the difference between the
+    /// received ICRC and the one for the guess [ICRC-31].
     fn solve(&mut self, packet_len: usize, difference: u32) -> Option<u16> {
         if difference == 0 {
             return Some(0);
         }
-        // What follows the identification in IPv4 and UDP headers, and itself.
+        // Bytes from the identification on in the IPv4 and UDP headers, and the packet.
         let behind = (IPV4_LEN - 4) + UDP_LEN + packet_len;
         let place = (behind / 4) % FACTORS;
         let (len, factor) = self.factors.get_mut(place)?;
@@ -411,13 +410,13 @@ impl IcrcChecker {
             (*len, *factor) = (behind, rewind(behind));
         }
         let start = multiply(difference, *factor);
-        // The register takes bytes in at its low end.
+        // The register takes in bytes at its low end.
         u16::try_from(start).ok().map(u16::swap_bytes)
     }
 
-    /// Tells whether `ident` comes after the last one of `from`, and remembers it.
+    /// Tells whether `ident` follows the last identification of `from`, and stores it.
     fn follows(&mut self, from: Ipv4Addr, ident: u16) -> bool {
-        // The neighbours of a network differ in the last bytes.
+        // Addresses of one network differ in their last bytes.
         let [_, b, c, d] = from.octets();
         let place = usize::from(b ^ c.rotate_left(3) ^ d) % SOURCES;
         let Some(entry) = self.sources.get_mut(place) else { return false };
@@ -426,14 +425,15 @@ impl IcrcChecker {
     }
 }
 
-/// Multiplies by x: the register takes in a zero bit.
+/// Multiplies by x: shifts a zero bit into the register.
 const fn step(a: u32) -> u32 {
     (a >> 1) ^ (POLY & (a & 1).wrapping_neg())
 }
 
-/// Divides by x: undoes [`step`].
+/// Divides by x: the inverse of [`step`].
 const fn step_back(a: u32) -> u32 {
-    // The constant term of the polynomial is its highest bit: set only when it was added.
+    // The constant term of the polynomial is its highest bit, which is set only if the polynomial
+    // was added.
     if a & ONE != 0 { ((a ^ POLY) << 1) | 1 } else { a << 1 }
 }
 
@@ -448,7 +448,7 @@ const fn multiply(mut a: u32, mut b: u32) -> u32 {
     product
 }
 
-/// The factors that take a register back through 1, 2, 4, .. zero bytes: enough for a datagram.
+/// Factors that move a register back through 1, 2, 4, .. zero bytes: enough for a datagram.
 // A compile-time index out of range does not compile.
 #[allow(clippy::indexing_slicing)]
 const REWIND: [u32; 17] = {
@@ -468,7 +468,7 @@ const REWIND: [u32; 17] = {
     out
 };
 
-/// The factor that takes a register back through `len` zero bytes, below 2^17.
+/// Returns the factor that moves a register back through `len` zero bytes, below 2^17.
 fn rewind(len: usize) -> u32 {
     let bits = REWIND.iter().enumerate().filter(|(bit, _)| len >> bit & 1 != 0);
     bits.fold(ONE, |product, (_, factor)| multiply(product, *factor))

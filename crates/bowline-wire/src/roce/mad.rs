@@ -14,13 +14,13 @@ use core::fmt;
 
 /// Bytes of a management datagram (MAD), always [GSI-1].
 pub const MAD_LEN: usize = 256;
-/// Bytes of its header.
+/// Length of the header of a MAD.
 pub const MAD_HEADER_LEN: usize = 24;
-/// Bytes of the message after the header.
+/// Length of the message after the header.
 pub const MAD_MESSAGE_LEN: usize = MAD_LEN - MAD_HEADER_LEN;
-/// Queue pair of the general services interface, which MADs come from and go to [GSI-1].
+/// Queue pair of the general services interface, which sends and receives MADs [GSI-1].
 pub const GSI_QPN: u32 = 1;
-/// Its queue key [GSI-1].
+/// Queue key of the general services interface [GSI-1].
 pub const GSI_QKEY: u32 = 0x8001_0000;
 
 const BASE_VERSION: u8 = 1;
@@ -28,17 +28,18 @@ const CLASS_CM: u8 = 7;
 const CLASS_VERSION: u8 = 2;
 const METHOD_SEND: u8 = 3;
 
-/// Why bytes are not a message of the connection manager; such are dropped [GSI-1] [GSI-2] [CM-52].
+/// Why bytes are not a message of the connection manager. Such a datagram is dropped [GSI-1]
+/// [GSI-2] [CM-52].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MadError {
-    /// Not 256 bytes, but this many.
+    /// The length is this, not 256 bytes.
     Length(usize),
-    /// Base version, class and class version are not 1, 7, 2, but these.
+    /// Base version, class and class version are these, not 1, 7, 2.
     Class([u8; 3]),
-    /// The method is not Send, but this.
+    /// The method is this, not Send.
     Method(u8),
-    /// An attribute that is no message known here.
+    /// The attribute is this, which is no known message.
     Attribute(u16),
 }
 
@@ -57,23 +58,23 @@ impl fmt::Display for MadError {
 
 impl core::error::Error for MadError {}
 
-/// What the header of a connection manager's MAD says. The rest of it is fixed, or ignored on
-/// receipt (status, class specific) [GSI-2] [HDR-13].
+/// The variable fields of the header of a connection manager's MAD. The others are fixed, or
+/// ignored on receipt (status, class specific) [GSI-2] [HDR-13].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MadHeader {
-    /// Transaction, which replies repeat [GSI-4].
+    /// Transaction ID, which a reply repeats [GSI-4].
     pub transaction: u64,
-    /// Which message [GSI-3].
+    /// Attribute ID: the kind of message [GSI-3].
     pub attribute: u16,
     /// Attribute modifier; 0 unless enhanced connection establishment (ECE) is used.
     pub modifier: u32,
 }
 
 impl MadHeader {
-    /// Reads a MAD: its header, and the message after it.
+    /// Parses a MAD into its header and its message.
     ///
     /// # Errors
-    /// [`MadError`], but for [`MadError::Attribute`]: any attribute is taken.
+    /// [`MadError`], except [`MadError::Attribute`]: any attribute is accepted.
     pub fn parse(bytes: &[u8]) -> Result<(Self, &[u8; MAD_MESSAGE_LEN]), MadError> {
         let length = MadError::Length(bytes.len());
         let mad: &[u8; MAD_LEN] = bytes.try_into().map_err(|_| length)?;
@@ -98,7 +99,7 @@ impl MadHeader {
         Ok((header, mad.last_chunk().ok_or(length)?))
     }
 
-    /// Writes a MAD whose message is all zero.
+    /// Encodes a MAD whose message is all zero.
     pub fn emit(&self) -> [u8; MAD_LEN] {
         let mut mad = [0; MAD_LEN];
         mad[..4].copy_from_slice(&[BASE_VERSION, CLASS_CM, CLASS_VERSION, METHOD_SEND]);

@@ -3,8 +3,8 @@
 //! ```text
 //! IP | UDP to 4791 | base transport header | further headers | payload | pad | ICRC
 //! ```
-//! [`Packet`] is what lies between the UDP header and the ICRC. All integers are big-endian but the
-//! ICRC. Spec: `docs/spec/roce.md`, sections 1 to 3.
+//! [`Packet`] covers the bytes between the UDP header and the ICRC. All integers except the ICRC
+//! are big-endian. Spec: `docs/spec/roce.md`, sections 1 to 3.
 
 pub mod cm;
 mod cma;
@@ -29,5 +29,5 @@ pub use opcode::{Opcode, PayloadRule, Service};
 pub use packet::{Packet, PacketError, pad};
 pub use psn::Psn;
 
-/// UDP port every packet goes to, requests and responses alike [OUT-1].
+/// UDP destination port of all packets, requests and responses alike [OUT-1].
 pub const UDP_PORT: u16 = 4791;

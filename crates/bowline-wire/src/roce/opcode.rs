@@ -1,4 +1,4 @@
-//! The operations of a packet and what each of them carries [HDR-5].
+//! Opcodes, and the headers and payload of each [HDR-5].
 
 use core::fmt;
 
@@ -7,13 +7,14 @@ use super::header::{
     IMM_LEN, RETH_LEN,
 };
 
-/// First byte of a packet. The values are those on the wire; `Rc` is left out of the names.
+/// Opcode: the first byte of a packet. The values are those on the wire; names without a service
+/// are those of RC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Opcode {
     /// First packet of a SEND of several.
     SendFirst = 0x00,
-    /// Neither first nor last.
+    /// Middle packet of a SEND.
     SendMiddle = 0x01,
     /// Last packet of a SEND.
     SendLast = 0x02,
@@ -25,7 +26,7 @@ pub enum Opcode {
     SendOnlyImm = 0x05,
     /// First packet of an RDMA WRITE of several.
     WriteFirst = 0x06,
-    /// Neither first nor last.
+    /// Middle packet of an RDMA WRITE.
     WriteMiddle = 0x07,
     /// Last packet of an RDMA WRITE.
     WriteLast = 0x08,
@@ -39,7 +40,7 @@ pub enum Opcode {
     ReadRequest = 0x0c,
     /// First packet of the answer to a READ.
     ReadResponseFirst = 0x0d,
-    /// Neither first nor last; the only response without AETH.
+    /// Middle packet of the answer to a READ; the only response without AETH.
     ReadResponseMiddle = 0x0e,
     /// Last packet of the answer to a READ.
     ReadResponseLast = 0x0f,
@@ -69,23 +70,23 @@ pub enum Opcode {
     Cnp = 0x81,
 }
 
-/// How many payload bytes a packet may have [HDR-5] [HDR-11].
+/// Allowed payload length of a packet [HDR-5] [HDR-11].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PayloadRule {
-    /// None.
+    /// No payload.
     Nothing,
-    /// As many as the path MTU.
+    /// Exactly the path MTU.
     Full,
-    /// One to the path MTU.
+    /// 1 byte to the path MTU.
     Rest,
-    /// None to the path MTU.
+    /// 0 bytes to the path MTU.
     UpToMtu,
-    /// Eight.
+    /// Exactly 8 bytes.
     Eight,
 }
 
 impl PayloadRule {
-    /// Tells whether `len` bytes are right for a path MTU of `mtu` bytes.
+    /// Tells whether `len` payload bytes are allowed with a path MTU of `mtu` bytes.
     pub const fn allows(self, len: usize, mtu: usize) -> bool {
         match self {
             Self::Nothing => len == 0,
@@ -97,7 +98,7 @@ impl PayloadRule {
     }
 }
 
-/// The queue pairs a packet is for: the top three bits of the opcode.
+/// Transport service of a packet: the top three bits of the opcode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Service {
     /// Reliable connection.
@@ -109,7 +110,7 @@ pub enum Service {
 }
 
 impl Opcode {
-    /// Every opcode, by its number.
+    /// All opcodes, in numerical order.
     pub const ALL: [Self; 28] = [
         Self::SendFirst,
         Self::SendMiddle,
@@ -141,8 +142,8 @@ impl Opcode {
         Self::Cnp,
     ];
 
-    /// Reads the byte on the wire; `None` for what HDR-5 does not list, among it all of UC and the
-    /// reserved 0x15 [HDR-6].
+    /// Decodes the byte on the wire; `None` for opcodes that HDR-5 does not list, among them all of
+    /// UC and the reserved 0x15 [HDR-6].
     pub const fn from_u8(byte: u8) -> Option<Self> {
         Some(match byte {
             0x00 => Self::SendFirst,
@@ -182,7 +183,7 @@ impl Opcode {
         self as u8
     }
 
-    /// Returns the kind of queue pair this is for [RX-5].
+    /// Returns the transport service of the opcode [RX-5].
     pub const fn service(self) -> Service {
         match self {
             Self::UdSendOnly | Self::UdSendOnlyImm => Service::Ud,
@@ -191,7 +192,7 @@ impl Opcode {
         }
     }
 
-    /// Tells whether this goes from responder to requester [RX-5].
+    /// Tells whether such a packet goes from responder to requester [RX-5].
     pub const fn is_response(self) -> bool {
         matches!(
             self,
@@ -204,8 +205,8 @@ impl Opcode {
         )
     }
 
-    /// Tells whether this goes to a responder, datagrams included. A CNP is neither request nor
-    /// response.
+    /// Tells whether such a packet goes to a responder, datagrams included. A CNP is neither
+    /// request nor response.
     pub const fn is_request(self) -> bool {
         !self.is_response() && !matches!(self, Self::Cnp)
     }
@@ -264,17 +265,17 @@ impl Opcode {
         !self.is_middle() && !self.is_first()
     }
 
-    /// Tells whether more follow and none went before.
+    /// Tells whether this is the first of several packets.
     pub const fn is_first(self) -> bool {
         matches!(self, Self::SendFirst | Self::WriteFirst | Self::ReadResponseFirst)
     }
 
-    /// Tells whether some went before and more follow.
+    /// Tells whether this is a middle packet.
     pub const fn is_middle(self) -> bool {
         matches!(self, Self::SendMiddle | Self::WriteMiddle | Self::ReadResponseMiddle)
     }
 
-    /// Tells whether some went before and none follows.
+    /// Tells whether this is the last of several packets.
     pub const fn is_last(self) -> bool {
         matches!(
             self,
@@ -287,7 +288,7 @@ impl Opcode {
         )
     }
 
-    /// Tells whether this packet takes a posted receive: "recv" of HDR-5 [RSP-7].
+    /// Tells whether such a packet consumes a posted receive: "recv" of HDR-5 [RSP-7].
     pub const fn takes_receive(self) -> bool {
         matches!(
             self,
@@ -302,7 +303,7 @@ impl Opcode {
         )
     }
 
-    /// Tells whether this packet completes a receive: "cqe" of HDR-5.
+    /// Tells whether such a packet completes a receive: "cqe" of HDR-5.
     pub const fn completes_receive(self) -> bool {
         matches!(
             self,
@@ -374,7 +375,7 @@ impl Opcode {
         matches!(self, Self::Flush)
     }
 
-    /// Returns the bytes between the base transport header and the payload.
+    /// Returns the length of the headers between the base transport header and the payload.
     pub const fn header_len(self) -> usize {
         (if self.has_reth() { RETH_LEN } else { 0 })
             + (if self.has_aeth() { AETH_LEN } else { 0 })
@@ -387,7 +388,7 @@ impl Opcode {
             + (if matches!(self, Self::Cnp) { CNP_RESERVED_LEN } else { 0 })
     }
 
-    /// Returns how many payload bytes there may be.
+    /// Returns the allowed payload length.
     pub const fn payload_rule(self) -> PayloadRule {
         match self {
             Self::SendFirst
@@ -422,7 +423,7 @@ impl Opcode {
     }
 }
 
-/// The name of HDR-5 in lower case.
+/// Displays the name of HDR-5 in lower case.
 impl fmt::Display for Opcode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

@@ -9,27 +9,27 @@ use super::header::{
 };
 use super::opcode::{Opcode, PayloadRule};
 
-/// Why a packet is dropped without a word before any queue pair sees it.
+/// Why a packet is dropped silently before any queue pair handles it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PacketError {
-    /// Fewer bytes than the headers and the pad announced need [RX-3].
+    /// Fewer bytes than the headers and the announced pad need [RX-3].
     Short {
         /// Bytes needed.
         needed: usize,
         /// Bytes there.
         got: usize,
     },
-    /// Not in the table of opcodes [RX-3].
+    /// The opcode is not in the table of opcodes [RX-3].
     UnknownOpcode(u8),
     /// The transport version is not 0 [RX-4].
     Version(u8),
-    /// The destination is queue pair 0, which RoCE does not have [RX-4].
+    /// The destination is queue pair 0, which does not exist in RoCE [RX-4].
     NoQueuePair,
-    /// Headers, payload and pad are not a multiple of four bytes, so that the pad count is wrong
+    /// Headers, payload and pad are not a multiple of four bytes, so the pad count is wrong
     /// [HDR-3].
     Pad,
-    /// Payload where the opcode has none [HDR-5].
+    /// The packet has payload although its opcode has none [HDR-5].
     Payload {
         /// The opcode.
         opcode: Opcode,
@@ -55,18 +55,18 @@ impl core::error::Error for PacketError {}
 
 /// A packet without its ICRC.
 ///
-/// A header is `Some` exactly when the opcode has it, in what [`Packet::parse`] returns. When
-/// written, a header that the opcode has and that is `None` is all zero, and one that the opcode
-/// does not have is left out, so that what is written is always well formed.
+/// In a packet from [`Packet::parse`], a header is `Some` exactly if the opcode has it. When a
+/// packet is encoded, a header that the opcode has and that is `None` is written as zeroes, and a
+/// header that the opcode does not have is left out, so that the result is always well formed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet<'a> {
-    /// What it is.
+    /// Kind of the packet.
     pub opcode: Opcode,
     /// Base transport header.
     pub bth: Bth,
     /// Datagram header.
     pub deth: Option<Deth>,
-    /// Flush header: placement and selectivity, not taken apart.
+    /// Flush header: placement and selectivity, undecoded.
     pub feth: Option<u32>,
     /// RDMA header.
     pub reth: Option<Reth>,
@@ -85,7 +85,7 @@ pub struct Packet<'a> {
 }
 
 impl<'a> Packet<'a> {
-    /// Makes a packet without further headers and without payload.
+    /// Makes a packet without extension headers and without payload.
     pub const fn new(opcode: Opcode, bth: Bth) -> Self {
         Self {
             opcode,
@@ -102,8 +102,7 @@ impl<'a> Packet<'a> {
         }
     }
 
-    /// The key of the responder's memory in a packet that nobody has checked yet, if there is
-    /// likely to be one: for who wants to prepare for it.
+    /// Returns the remote key in an unchecked packet, if it probably has one. For prefetching.
     pub fn peek_rkey(bytes: &[u8]) -> Option<u32> {
         let (bth, rest) = bytes.split_first_chunk::<BTH_LEN>()?;
         let opcode = Opcode::from_u8(bth[0])?;
@@ -116,12 +115,12 @@ impl<'a> Packet<'a> {
         }
     }
 
-    /// Reads a packet; `bytes` go from the base transport header to the pad, without the ICRC.
+    /// Parses a packet; `bytes` go from the base transport header to the pad, without the ICRC.
     ///
-    /// Checks what makes a packet well formed whoever it is for [RX-3] [RX-4]. Whether the payload
-    /// fits the path MTU is for the responder to judge and to answer [RSP-9], and a pad in a first
-    /// or middle packet [HDR-3] shows there: no such payload is as long as an MTU. The value of the
-    /// pad bytes is not looked at.
+    /// Checks that the packet is well formed, independently of its destination [RX-3] [RX-4].
+    /// Whether the payload fits the path MTU is for the responder to check and answer [RSP-9]. That
+    /// check also finds a pad in a first or middle packet [HDR-3], since such a payload is never as
+    /// long as an MTU. The values of the pad bytes are ignored.
     ///
     /// # Errors
     /// [`PacketError`]: drop the packet and count it.
@@ -185,7 +184,7 @@ impl<'a> Packet<'a> {
         Ok(packet)
     }
 
-    /// Appends the packet, from the base transport header to the pad; returns how many bytes.
+    /// Appends the packet, from the base transport header to the pad; returns the number of bytes.
     pub fn emit(&self, out: &mut Vec<u8>) -> usize {
         let start = out.len();
         self.emit_headers(out, self.payload.len());
@@ -194,8 +193,9 @@ impl<'a> Packet<'a> {
         out.len().saturating_sub(start)
     }
 
-    /// Appends the headers, for a payload of `payload_len` bytes that is copied from elsewhere. It
-    /// is for the caller to append that and [`pad`] zeros; `self.payload` does not count.
+    /// Appends the headers for a payload of `payload_len` bytes that the caller copies from
+    /// elsewhere. The caller must then append the payload and [`pad`] zeros; `self.payload` is not
+    /// used.
     ///
     /// ```
     /// use bowline_wire::roce::{Bth, Opcode, Packet, Psn, pad};
@@ -243,7 +243,7 @@ impl<'a> Packet<'a> {
     }
 }
 
-/// What has not been read yet, and what to say when it is too short.
+/// The unparsed bytes, and the numbers for the error if they are too few.
 struct Headers<'a> {
     rest: &'a [u8],
     needed: usize,
@@ -259,12 +259,12 @@ impl<'a> Headers<'a> {
     }
 }
 
-/// Bytes of the pad behind `len` payload bytes: 0 to 3 [HDR-3].
+/// Returns the length of the pad behind `len` payload bytes: 0 to 3 [HDR-3].
 pub const fn pad(len: usize) -> usize {
     len.wrapping_neg() & 3
 }
 
-/// One line for logs: opcode, destination, number, and what else there is.
+/// One line for logs: opcode, destination, PSN, and the fields that are present.
 ///
 /// ```text
 /// send-only qp 0x11 psn 0xb298ce ack-req len 16

@@ -3,7 +3,7 @@
 use bowline_verbs::Error;
 use bowline_wire::roce::cm::{Dreq, Ids};
 
-use super::super::FormerLife;
+use super::super::FormerConnection;
 use super::*;
 
 // tests [CM-45] [CM-51] [CM-6] [GSI-4] [CMA-14] [QP-6]
@@ -62,7 +62,7 @@ fn both_sides_end_it_at_once() {
 fn a_dead_peer_does_not_keep_a_connection_for_ever() {
     for (by, period) in [(A, 4608), (P, 4096)] {
         let (mut pair, active, passive) = Pair::connected(config());
-        pair.fate = Box::new(|_| 0);
+        pair.delivery = Box::new(|_| 0);
         let start = ms(pair.now.saturating_since(Instant::from_nanos(0)));
         let id = [active, passive][by];
         pair.disconnect(by, id);
@@ -84,7 +84,7 @@ fn a_dead_peer_does_not_keep_a_connection_for_ever() {
 #[test]
 fn unknown_connections_are_confirmed_as_gone() {
     let (mut pair, _, passive) = Pair::connected(config());
-    let former: Vec<FormerLife> = pair.sides[A].manager.former_lives().collect();
+    let former: Vec<FormerConnection> = pair.sides[A].manager.former_connections().collect();
     let [former] = former[..] else { panic!("one connection") };
     let (from, stranger) = (pair.sides[A].ip, IpAddr::from([192, 0, 2, 50]));
     let ids = Ids { local: former.local_id, remote: former.remote_id };
@@ -101,7 +101,7 @@ fn unknown_connections_are_confirmed_as_gone() {
 
     // The active side's process dies; its next life ends what it remembers.
     pair.sides[A].manager = manager(config(), 0xcc);
-    pair.sides[A].manager.end_former_life(&former);
+    pair.sides[A].manager.end_former_connection(&former);
     pair.settle();
     assert_eq!(pair.sides[P].events, [disconnected(passive)]);
     assert!(pair.sides[A].events.is_empty());
@@ -160,7 +160,7 @@ fn a_peer_in_a_hurry_uses_its_names_again() {
 #[test]
 fn a_refusal_of_what_stands_ends_it() {
     let (mut pair, active, passive) = Pair::connected(config());
-    let former: Vec<FormerLife> = pair.sides[P].manager.former_lives().collect();
+    let former: Vec<FormerConnection> = pair.sides[P].manager.former_connections().collect();
     let rej = Rej {
         local_id: former[0].local_id,
         remote_id: former[0].remote_id,
@@ -197,7 +197,7 @@ fn destroyed_names_are_silent_in_every_state() {
     // Established, and REP sent.
     for lost in ["", "RTU"] {
         let (mut pair, _) = Pair::listening(config());
-        pair.fate = Box::new(move |sent| usize::from(name(&sent.mad) != lost));
+        pair.delivery = Box::new(move |sent| usize::from(name(&sent.mad) != lost));
         let active = pair.connect(&param(QP_A));
         let (passive, _) = pair.request();
         pair.accept(passive, &param(QP_P));

@@ -57,7 +57,7 @@ fn all(peers: Ids, guid: u64, qpns: (Qpn, Qpn), rep: Rep) -> Vec<CmMessage> {
 /// does not know its peer's name, a DREQ with it is one for no connection, and confirmed as that
 /// [CM-44].
 fn attack(pair: &mut Pair, to: usize, peers: Ids, rep: Rep) {
-    let knows = pair.sides[to].manager.conns.values().any(|conn| conn.is_named(peers));
+    let knows = pair.sides[to].manager.conns.values().any(|conn| conn.matches_ids(peers));
     let (guid, qpns) = [(0xb, (QP_P, QP_A)), (0xa, (QP_A, QP_P))][to];
     let before = pair.sides[to].manager.poll_timeout();
     let (messages, events) = (pair.log.len(), pair.sides[to].events.len());
@@ -78,15 +78,17 @@ fn attack(pair: &mut Pair, to: usize, peers: Ids, rep: Rep) {
 fn no_message_of_another_address_touches_a_connection() {
     // Of the whole life: once the REQ is out, the REP is out, it stands, and it is being ended.
     let (mut pair, _) = Pair::listening(config());
-    pair.fate = Box::new(|_| 0);
+    pair.delivery = Box::new(|_| 0);
     let active = pair.connect(&param(QP_A));
     let (transaction, req) = pair.req();
     let (a, p) = (pair.sides[A].ip, pair.sides[P].ip);
     pair.inject(P, a, transaction, CmMessage::Req(req));
     let (passive, _) = pair.request();
-    let comm = pair.sides[P].manager.conns[&passive].comm;
-    let (of_a, of_p) =
-        (Ids { local: req.local_id, remote: comm }, Ids { local: comm, remote: req.local_id });
+    let comm_id = pair.sides[P].manager.conns[&passive].comm_id;
+    let (of_a, of_p) = (
+        Ids { local: req.local_id, remote: comm_id },
+        Ids { local: comm_id, remote: req.local_id },
+    );
     let mut rep = None;
     for step in 0..4 {
         match step {
@@ -145,10 +147,11 @@ fn forged_rep(ids: Ids) -> Rep {
 fn a_request_in_anothers_name_stands_beside_it() {
     for forged_first in [true, false] {
         let (mut pair, _) = Pair::listening(config());
-        pair.fate = Box::new(move |sent| usize::from(!forged_first || name(&sent.mad) != "REQ"));
+        pair.delivery =
+            Box::new(move |sent| usize::from(!forged_first || name(&sent.mad) != "REQ"));
         let active = pair.connect(&param(QP_A));
         let (transaction, req) = pair.req();
-        pair.fate = Box::new(|_| 1);
+        pair.delivery = Box::new(|_| 1);
         let victim = pair.sides[A].ip;
         let forged = from_elsewhere(req, stranger());
         let inject_forged = |pair: &mut Pair| {
@@ -204,7 +207,7 @@ fn a_rep_in_anothers_name_stands_beside_it() {
     let second = pair.sides[A].manager.connect(pair.now, local, to, &param(Qpn(0x112))).unwrap();
     pair.settle();
     let (transaction, req) = pair.req();
-    let ids = Ids { local: peer.comm, remote: req.local_id };
+    let ids = Ids { local: peer.comm_id, remote: req.local_id };
     pair.inject(A, stranger(), transaction, CmMessage::Rep(forged_rep(ids)));
     assert_eq!(pair.names(A), ["REQ", "RTU"]);
     assert!(matches!(pair.sides[A].events[..], [CmEvent::Established { id, .. }] if id == second));

@@ -297,7 +297,7 @@ fn the_listener_of_the_address_comes_first() {
 #[test]
 fn the_first_data_stands_for_the_rtu() {
     let (mut pair, _) = Pair::listening(config());
-    pair.fate = Box::new(|sent| usize::from(name(&sent.mad) != "RTU"));
+    pair.delivery = Box::new(|sent| usize::from(name(&sent.mad) != "RTU"));
     pair.connect(&param(QP_A));
     let (passive, _) = pair.request();
     pair.accept(passive, &param(QP_P));
@@ -425,7 +425,7 @@ fn a_queue_pair_that_comes_again_ends_its_old_connection() {
 #[test]
 fn a_rep_for_another_connection_changes_nothing() {
     let (mut pair, _) = Pair::listening(config());
-    pair.fate = Box::new(|sent| usize::from(name(&sent.mad) != "REP"));
+    pair.delivery = Box::new(|sent| usize::from(name(&sent.mad) != "REP"));
     pair.connect(&param(QP_A));
     let (passive, _) = pair.request();
     pair.accept(passive, &param(QP_P));

@@ -75,7 +75,7 @@ fn the_oldest_requests_make_room_for_the_newest() {
     assert_eq!(again, 1, "only the last is a new one");
 
     // Over all listeners.
-    let (mut pair, _) = Pair::listening(CmConfig { max_strangers: 5, ..config() });
+    let (mut pair, _) = Pair::listening(CmConfig { max_unproven: 5, ..config() });
     let second = ([0, 0, 0, 0], PORT + 1).into();
     pair.sides[P].manager.listen(second).unwrap();
     for n in 0..20u32 {
@@ -90,7 +90,7 @@ fn the_oldest_requests_make_room_for_the_newest() {
 // that accepts them all, somebody who is there connects, and keeps its connection.
 #[test]
 fn forged_requests_keep_nobody_out() {
-    let limits = CmConfig { max_strangers: 20, max_connections: 24, ..config() };
+    let limits = CmConfig { max_unproven: 20, max_connections: 24, ..config() };
     let (mut pair, _) = Pair::listening(limits);
     let flood = |pair: &mut Pair, numbers: std::ops::Range<u32>| {
         for n in numbers {
@@ -110,9 +110,9 @@ fn forged_requests_keep_nobody_out() {
     pair.clear();
     flood(&mut pair, 1000..2000);
     // Neither the flood nor the ends of its connections take the place of one that stands.
-    let strangers: Vec<CmId> = pair.sides[P].manager.strangers.iter().map(|(_, id)| *id).collect();
-    assert_eq!(strangers.len(), 20);
-    strangers.into_iter().for_each(|id| pair.disconnect(P, id));
+    let unproven: Vec<CmId> = pair.sides[P].manager.unproven.iter().map(|(_, id)| *id).collect();
+    assert_eq!(unproven.len(), 20);
+    unproven.into_iter().for_each(|id| pair.disconnect(P, id));
     flood(&mut pair, 2000..3000);
     let state = |side: usize, id| &pair.sides[side].manager.conns[&id].state;
     assert!(matches!(state(A, active), State::Established));
@@ -134,7 +134,7 @@ fn names_are_spread_over_all_numbers() {
         let req = good_req(&pair, n);
         pair.inject(P, from, 1, CmMessage::Req(req));
     }
-    let names: Vec<u32> = pair.sides[P].manager.by_comm.keys().copied().collect();
+    let names: Vec<u32> = pair.sides[P].manager.by_comm_id.keys().copied().collect();
     assert_eq!(names.len(), 1000);
     assert!(!names.contains(&0));
     for quarter in 0..4u32 {
@@ -214,7 +214,7 @@ fn pick<T: Copy>(list: &[T], at: u8) -> Option<T> {
 
 /// Names of connections that may mean something to a side.
 fn names(pair: &Pair) -> Vec<u32> {
-    let keys = |side: &Side| side.manager.by_comm.keys().copied().collect::<Vec<_>>();
+    let keys = |side: &Side| side.manager.by_comm_id.keys().copied().collect::<Vec<_>>();
     let mut names: Vec<u32> = pair.sides.iter().flat_map(keys).collect();
     names.extend([0, 1, 2, u32::MAX]);
     names
@@ -282,7 +282,7 @@ proptest! {
     #[test]
     fn any_messages_in_any_order(acts in prop::collection::vec(act(), 1..120)) {
         let limits = CmConfig {
-            max_pending: 4, max_strangers: 6, max_connections: 12, ..CmConfig::default()
+            max_pending: 4, max_unproven: 6, max_connections: 12, ..CmConfig::default()
         };
         let (mut pair, _) = Pair::listening(limits);
         let stranger_ip = IpAddr::from([192, 0, 2, 50]);

@@ -3,9 +3,9 @@
 use super::*;
 
 /// A whole connection, with the program answering at once; returns when it was up and over.
-fn whole(config: CmConfig, fate: impl FnMut(&Sent) -> usize + 'static) -> (Pair, Duration) {
+fn whole(config: CmConfig, delivery: impl FnMut(&Sent) -> usize + 'static) -> (Pair, Duration) {
     let (mut pair, _) = Pair::listening(config);
-    pair.fate = Box::new(fate);
+    pair.delivery = Box::new(delivery);
     let active = pair.connect(&param(QP_A));
     let mut passive = None;
     for _ in 0..20_000 {
@@ -106,7 +106,7 @@ fn a_third_of_all_messages_is_lost() {
 #[test]
 fn a_req_is_sent_sixteen_times() {
     let mut pair = Pair::new(config());
-    pair.fate = Box::new(|_| 0);
+    pair.delivery = Box::new(|_| 0);
     let id = pair.connect(&param(QP_A));
     pair.pass(Duration::from_millis(73_727));
     assert!(pair.sides[A].events.is_empty());
@@ -124,7 +124,7 @@ fn a_req_is_sent_sixteen_times() {
 #[test]
 fn early_repetitions_come_before_the_period() {
     let mut pair = Pair::new(CmConfig { max_retries: 2, ..CmConfig::default() });
-    pair.fate = Box::new(|_| 0);
+    pair.delivery = Box::new(|_| 0);
     pair.connect(&param(QP_A));
     pair.pass(Duration::from_secs(60));
     let times: Vec<u64> = pair.log.iter().map(|sent| ms(sent.at)).collect();
@@ -137,7 +137,7 @@ fn early_repetitions_come_before_the_period() {
 fn a_rep_is_sent_as_the_req_asks() {
     for (code, retries, period) in [(20, 15, 4096), (17, 3, 512), (10, 3, 256), (31, 1, 4096)] {
         let (mut pair, _) = Pair::listening(config());
-        pair.fate = Box::new(|sent| usize::from(name(&sent.mad) != "REP"));
+        pair.delivery = Box::new(|sent| usize::from(name(&sent.mad) != "REP"));
         pair.connect(&param(QP_A));
         let (first, _) = pair.request();
         pair.sides[P].manager.reject(first, &[]).unwrap();
@@ -167,7 +167,7 @@ fn a_rep_is_sent_as_the_req_asks() {
 #[test]
 fn half_a_connection_does_not_last() {
     let (mut pair, _) = Pair::listening(config());
-    pair.fate = Box::new(|sent| usize::from(name(&sent.mad) != "RTU"));
+    pair.delivery = Box::new(|sent| usize::from(name(&sent.mad) != "RTU"));
     let active = pair.connect(&param(QP_A));
     let (passive, _) = pair.request();
     pair.accept(passive, &param(QP_P));
@@ -189,7 +189,7 @@ fn half_a_connection_does_not_last() {
 #[test]
 fn an_mra_of_the_rep_gives_time_once() {
     let (mut pair, _) = Pair::listening(config());
-    pair.fate = Box::new(|sent| usize::from(name(&sent.mad) != "REP"));
+    pair.delivery = Box::new(|sent| usize::from(name(&sent.mad) != "REP"));
     pair.connect(&param(QP_A));
     let (passive, _) = pair.request();
     pair.accept(passive, &param(QP_P));

@@ -1,21 +1,21 @@
-//! What the peer answers, and which requests that completes [REQ-9], [REQ-10].
+//! Handling of responses, and the completion of the requests they acknowledge [REQ-9], [REQ-10].
 
 use std::time::Duration;
 
 use bowline_verbs::{Access, Piece, Status};
 use bowline_wire::roce::{Aeth, NakCode, Opcode, Packet, Psn, Syndrome, rnr_timer_ns};
 
-use super::settings::SEVEN;
+use super::settings::RETRY_SEVEN;
 use super::{Outcome, Requester, TxCtx};
 use crate::rc::responder::full_packets;
 use crate::sendq::Request;
 
 impl Requester {
-    /// Takes a response whose ICRC is good [REQ-9].
+    /// Handles a response with a correct ICRC [REQ-9].
     pub(crate) fn handle(&mut self, ctx: &mut TxCtx<'_>, packet: &Packet<'_>) -> Outcome {
         ctx.counters.responses_received += 1;
         let psn = packet.bth.psn;
-        // REQ-9 a and c, and what was never sent.
+        // REQ-9 a and c, and PSNs that were never sent.
         if psn.since(self.una) >= self.end.since(self.una) {
             ctx.counters.responses_ignored += 1;
             return Outcome::Idle;
@@ -28,13 +28,13 @@ impl Requester {
                 Some(Syndrome::Reserved(_)) | None => self.fail(ctx, Status::BadRespErr),
             },
             opcode => {
-                // What comes before the request answered is acknowledged by the answer.
+                // A response acknowledges all requests before the one it answers.
                 if self.acknowledge(ctx, psn) == Outcome::Failed {
                     return Outcome::Failed;
                 }
                 if psn != self.una {
                     // REQ-9 d: an answer before this one is missing.
-                    self.handle_early(ctx, packet);
+                    self.handle_out_of_order(ctx, packet);
                     return Outcome::Idle;
                 }
                 let good = |aeth: Option<Aeth>| {
@@ -53,44 +53,44 @@ impl Requester {
     }
 
     fn handle_ack(&mut self, ctx: &mut TxCtx<'_>, psn: Psn) -> Outcome {
-        let lost_all_after = self.learn(psn.next());
+        let lost_all_after = self.judge_repair(psn.next());
         if self.acknowledge(ctx, psn.next()) == Outcome::Failed {
             return Outcome::Failed;
         }
         if lost_all_after {
             self.go_back(ctx);
         }
-        // REQ-9 b: it acknowledges something behind a read or atomic whose response was lost.
+        // REQ-9 b: the acknowledged PSN lies behind a READ or atomic whose response was lost.
         let missed = self.queue.front().is_some_and(|head| {
             head.is_started()
                 && head.is_read_or_atomic()
                 && !psn.is_before(head.first + head.packets)
         });
-        // If later answers have come, what is missing has been asked for.
-        if missed && self.early.is_empty() {
+        // If later answers have arrived, the missing one has been requested already.
+        if missed && self.out_of_order.is_empty() {
             self.go_back(ctx);
         }
         Outcome::Idle
     }
 
-    /// A packet is missing at the peer, or it refuses one; everything before `psn` has arrived
-    /// [REQ-10].
+    /// Handles a NAK: the peer misses the packet `psn` or refuses it, and everything before `psn`
+    /// has arrived [REQ-10].
     fn handle_nak(&mut self, ctx: &mut TxCtx<'_>, psn: Psn, code: NakCode) -> Outcome {
         if code == NakCode::PsnSequence {
             ctx.counters.naks_sequence_received += 1;
         } else {
             ctx.counters.naks_fatal_received += 1;
         }
-        // That it misses the packet next to the one sent again proves nothing.
+        // A NAK of the packet directly after the retransmitted one proves nothing.
         if self.repaired.is_some_and(|(end, _)| psn.is_after(end)) {
-            self.learn(psn);
+            self.judge_repair(psn);
         }
         if self.acknowledge(ctx, psn) == Outcome::Failed {
             return Outcome::Failed;
         }
         let status = match code {
             NakCode::PsnSequence => {
-                self.miss(ctx, psn);
+                self.handle_gap(ctx, psn);
                 return Outcome::Idle;
             }
             NakCode::InvalidRequest => Status::RemInvReqErr,
@@ -103,12 +103,12 @@ impl Requester {
         if head.is_some_and(|head| psn.is_within(head.first, head.packets)) {
             return self.fail(ctx, status);
         }
-        // The refusal is of a later request; the answer to a read before it was lost.
+        // A later request was refused, so the answer to a READ before it was lost.
         self.go_back(ctx);
         Outcome::Idle
     }
 
-    /// The peer had no receive posted [REQ-13].
+    /// Handles an RNR NAK: the peer had no receive posted [REQ-13].
     fn handle_rnr(&mut self, ctx: &mut TxCtx<'_>, psn: Psn, code: u8) -> Outcome {
         ctx.counters.rnr_naks_received += 1;
         if self.acknowledge(ctx, psn) == Outcome::Failed {
@@ -118,35 +118,35 @@ impl Requester {
             self.go_back(ctx);
             return Outcome::Idle;
         }
-        if self.pause.is_some() {
+        if self.rnr_until.is_some() {
             return Outcome::Idle;
         }
         let rnr_retry = self.settings.as_ref().map_or(0, |settings| settings.rnr_retry);
-        if rnr_retry != SEVEN {
+        if rnr_retry != RETRY_SEVEN {
             if self.rnr_left == 0 {
                 return self.fail(ctx, Status::RnrRetryExcErr);
             }
             self.rnr_left -= 1;
         }
-        self.pause = Some(ctx.now + Duration::from_nanos(rnr_timer_ns(code)));
-        self.deadline = None;
+        self.rnr_until = Some(ctx.now + Duration::from_nanos(rnr_timer_ns(code)));
+        self.rto_deadline = None;
         self.probe_at = None;
         self.repair = None;
         self.repaired = None;
-        self.unasked = 0;
-        // What is sent again is not timed.
-        self.timed = None;
-        // The peer lives.
+        self.packets_since_ack_req = 0;
+        // The round trip of a retransmitted packet is not measured.
+        self.rtt_sample = None;
+        // An RNR NAK proves that the peer is alive.
         self.progress_at = ctx.now;
-        self.seek();
+        self.seek_una();
         Outcome::Idle
     }
 
     fn handle_read(&mut self, ctx: &mut TxCtx<'_>, packet: &Packet<'_>) -> Outcome {
         let mtu = self.settings.as_ref().map_or(0, |settings| settings.mtu);
         let Some(head) = self.queue.front() else { return Outcome::Idle };
-        if head.is_started() && head.is_placed() {
-            return self.handle_placed(ctx, packet);
+        if head.is_started() && head.has_empty_response() {
+            return self.handle_empty_response(ctx, packet);
         }
         if !head.is_started() || !head.is_read() {
             return self.fail(ctx, Status::BadRespErr);
@@ -154,8 +154,8 @@ impl Requester {
         let received = self.una.since(head.first);
         let offset = received * mtu as u32;
         let left = (head.len - offset.min(head.len)) as usize;
-        // Where an answer begins and ends depends on how the read was asked for, the last time and
-        // those before, so of the opcode nothing is certain but that the end ends.
+        // The boundaries of READ responses depend on how the READ was requested, last and earlier.
+        // So only one thing is certain about the opcode: the final packet has an ending opcode.
         let done = left <= mtu;
         let ends = matches!(packet.opcode, Opcode::ReadResponseLast | Opcode::ReadResponseOnly);
         if done && !ends || packet.payload.len() != left.min(mtu) {
@@ -169,11 +169,15 @@ impl Requester {
             self.complete_head(ctx);
         }
         self.progress(ctx, 1);
-        if self.early.is_empty() { self.finish_head(ctx) } else { self.absorb(ctx) }
+        if self.out_of_order.is_empty() {
+            self.finish_head(ctx)
+        } else {
+            self.drain_out_of_order(ctx)
+        }
     }
 
-    /// The READ whose answers come next, and how many bytes of it have come.
-    fn being_read(&self) -> Option<(&Request, u32)> {
+    /// Returns the READ whose answers come next, and how many bytes of it have been received.
+    fn current_read(&self) -> Option<(&Request, u32)> {
         let head = self.queue.front()?;
         let mtu = self.settings.as_ref()?.mtu as u32;
         let reads =
@@ -181,34 +185,33 @@ impl Requester {
         reads.then(|| (head, (self.una.since(head.first) * mtu).min(head.len)))
     }
 
-    /// Bytes still to come of the READ whose answers come next.
-    pub(crate) fn left(&self) -> usize {
-        self.being_read().map_or(0, |(head, come)| (head.len - come) as usize)
+    /// Returns how many bytes of the READ at the head are still missing.
+    pub(crate) fn read_bytes_left(&self) -> usize {
+        self.current_read().map_or(0, |(head, come)| (head.len - come) as usize)
     }
 
-    /// The answer that comes next, and where the bytes of it and of those behind it belong, at most
-    /// `most` of them: as far as they are full packets of a READ and have been asked for, and
-    /// nothing has come out of order.
-    pub(crate) fn landing(&self, ctx: &TxCtx<'_>, most: usize) -> Option<(Psn, Piece)> {
+    /// Returns the PSN of the next answer, and the destination of its payload and of those behind
+    /// it, up to `most` bytes. Covers only full packets of a READ that have been requested, and
+    /// only while no answer is out of order.
+    pub(crate) fn placement(&self, ctx: &TxCtx<'_>, most: usize) -> Option<(Psn, Piece)> {
         let mtu = self.settings.as_ref()?.mtu;
-        let (head, come) = self.being_read().filter(|_| self.early.is_empty())?;
-        // REQ-9: what was never asked for is no answer.
+        let (head, come) = self.current_read().filter(|_| self.out_of_order.is_empty())?;
+        // REQ-9: a packet that was never requested is no answer.
         let asked = self.end.since(self.una) as usize * mtu;
         let bytes = 1..=full_packets((head.len - come) as usize, mtu).min(asked).min(most);
-        let span = self.queue.stretch(0, ctx.mrs, ctx.pd, come, bytes, Access::LOCAL_WRITE)?;
-        Some((self.una, span.first_stretch()?))
+        let span = self.queue.contiguous(0, ctx.mrs, ctx.pd, come, bytes, Access::LOCAL_WRITE)?;
+        Some((self.una, span.first_contiguous()?))
     }
 
-    /// Takes the answer that comes next, one in the middle of a READ, whose bytes are where they
-    /// belong.
-    pub(crate) fn take_landed(&mut self, ctx: &mut TxCtx<'_>) {
+    /// Accepts the next answer, a middle packet of a READ whose payload is already in place.
+    pub(crate) fn accept_in_place(&mut self, ctx: &mut TxCtx<'_>) {
         ctx.counters.responses_received += 1;
         self.una = self.una.next();
         self.progress(ctx, 1);
     }
 
-    /// A flush or an atomic write is done: an empty answer says so [HDR-5].
-    fn handle_placed(&mut self, ctx: &mut TxCtx<'_>, packet: &Packet<'_>) -> Outcome {
+    /// Handles the empty READ response that completes a FLUSH or ATOMIC WRITE [HDR-5].
+    fn handle_empty_response(&mut self, ctx: &mut TxCtx<'_>, packet: &Packet<'_>) -> Outcome {
         if packet.opcode != Opcode::ReadResponseOnly || !packet.payload.is_empty() {
             return self.fail(ctx, Status::BadRespErr);
         }
@@ -232,11 +235,15 @@ impl Requester {
         self.una = self.una.next();
         self.complete_head(ctx);
         self.progress(ctx, 1);
-        if self.early.is_empty() { self.finish_head(ctx) } else { self.absorb(ctx) }
+        if self.out_of_order.is_empty() {
+            self.finish_head(ctx)
+        } else {
+            self.drain_out_of_order(ctx)
+        }
     }
 
-    /// Everything before `upto` has arrived: completes sends and writes. Reads and atomics are
-    /// completed by their answers alone, and hold up what is behind them [REQ-9 b].
+    /// Handles an acknowledgement of all PSNs before `upto`: completes sends and writes. READs and
+    /// atomics are completed only by their answers, and block the requests behind them [REQ-9 b].
     pub(super) fn acknowledge(&mut self, ctx: &mut TxCtx<'_>, upto: Psn) -> Outcome {
         let before = self.una;
         while let Some(head) = self.queue.front() {

@@ -1,5 +1,5 @@
-//! What a request is on the wire: its sequence numbers and its packets; and local operations, which
-//! have neither.
+//! Conversion of a request to PSNs and packets, and execution of local operations, which have
+//! neither.
 
 use bowline_base::Instant;
 use bowline_verbs::{FlushOf, Mtu, Remote, SendFlags, SendOp, Status};
@@ -10,17 +10,18 @@ use super::{Requester, TxCtx};
 use crate::burst::{Burst, burst_payload};
 use crate::sendq::{Request, Stage};
 
-/// A WRITE of up to so many bytes, two bursts, goes as WRITEs of one packet each: all have the same
-/// headers then, while the first packet of a long WRITE is longer than the others, and a burst ends
-/// behind the second one. Of a message that stays one the peer knows where the packets to come
-/// belong, and need not copy them [REQ-26]. Who posts both short and long ones may want to order
-/// them by it: `LONG` of `bowline-rtrs`.
-const APART_MAX: u32 = 2 * burst_payload(Mtu::M4096) as u32;
-/// With shorter packets it was not measured to pay.
-const APART_MTU: usize = 2048;
+/// Longest WRITE, in bytes, that is sent as WRITEs of one packet each: two bursts. All these
+/// packets have the same headers, while the first packet of a long WRITE is longer than the others,
+/// so that a burst ends behind its second packet. A longer WRITE stays one message, because then
+/// the peer knows the destination of its later packets and need not copy them [REQ-26]. Programs
+/// that post both short and long WRITEs may want to order them accordingly: see `LONG` of
+/// `bowline-rtrs`.
+const PER_PACKET_MAX: u32 = 2 * burst_payload(Mtu::M4096) as u32;
+/// Smallest MTU with per-packet WRITEs; no gain was measured with shorter packets.
+const PER_PACKET_MTU_MIN: usize = 2048;
 
 impl Requester {
-    /// Executes the local operation at the cursor, once and for all [REQ-20], [MR-8].
+    /// Executes the local operation at the cursor, exactly once [REQ-20], [MR-8].
     pub(super) fn execute(&mut self, ctx: &mut TxCtx<'_>) {
         let Some(request) = self.queue.get_mut(self.cursor) else { return };
         let result = match &mut request.op {
@@ -44,7 +45,8 @@ impl Requester {
         self.sent = 0;
     }
 
-    /// Gives the request at the cursor its PSNs [REQ-3]; tells whether it can be carried out.
+    /// Assigns PSNs to the request at the cursor [REQ-3]; tells whether the request can be
+    /// executed.
     pub(super) fn begin(&mut self, ctx: &TxCtx<'_>, mtu: usize) -> bool {
         let fits = match self.queue.get(self.cursor) {
             Some(request) if request.is_read() || request.is_atomic() => {
@@ -55,38 +57,41 @@ impl Requester {
         let Some(request) = self.queue.get_mut(self.cursor) else { return false };
         if !fits {
             request.stage = Stage::Broken(Status::LocProtErr);
-            self.ask_before_broken();
+            self.request_ack_before_broken();
             return false;
         }
         request.first = self.end;
-        request.packets = if request.is_atomic() || request.is_placed() {
+        request.packets = if request.is_atomic() || request.has_empty_response() {
             1
         } else {
             (request.len as usize).div_ceil(mtu).max(1) as u32
         };
-        // The peer's program is told the length of a WRITE with an immediate.
+        // Not for WRITEs with an immediate: the peer's program is told the length of the whole
+        // message.
         let is_write = matches!(request.op, SendOp::Write(_));
-        request.apart = is_write && ctx.gso && mtu >= APART_MTU && request.len <= APART_MAX;
+        request.per_packet =
+            is_write && ctx.gso && mtu >= PER_PACKET_MTU_MIN && request.len <= PER_PACKET_MAX;
         request.stage = Stage::Started;
         self.sent = 0;
         if request.is_read_or_atomic() {
-            self.reads += 1;
+            self.reads_outstanding += 1;
         }
         true
     }
 
-    /// The request at the cursor is not sent, and fails when those before it are acknowledged.
-    /// Those may have relied on it to ask for that [REQ-25].
-    fn ask_before_broken(&mut self) {
-        if self.una != self.end && self.unasked > 0 {
-            // What is to be sent again already asks as well.
+    /// Makes sure that the requests before a broken one at the cursor get acknowledged: the broken
+    /// request is not sent, and fails only after them. They may have relied on it to request the
+    /// acknowledgement [REQ-25].
+    fn request_ack_before_broken(&mut self) {
+        if self.una != self.end && self.packets_since_ack_req > 0 {
+            // A retransmission that is due already requests an acknowledgement as well.
             self.repair.get_or_insert(Repair::Probe);
-            self.timed = None;
+            self.rtt_sample = None;
         }
     }
 
-    /// Appends the packet with PSN `next`; `false`: its bytes are not to be had [REQ-16].
-    /// One that goes `alone` asks for an acknowledgement.
+    /// Appends the packet with PSN `next`; returns `false` if its bytes are not accessible
+    /// [REQ-16]. A packet sent `alone` requests an acknowledgement.
     pub(super) fn append(
         &mut self,
         ctx: &mut TxCtx<'_>,
@@ -100,27 +105,28 @@ impl Requester {
         let offset = sent * mtu as u32;
         let left = request.len - offset.min(request.len);
         let one_packet = request.is_read_or_atomic();
-        // A long read is asked for in parts, as several reads, since the answers come as fast as
-        // the peer can send them [REQ-6]. The parts stay the same, since a peer that is asked again
-        // looks for what it was asked before [RSP-3].
+        // A long READ is requested in parts, as several READs, since the answers come as fast as
+        // the peer can send them [REQ-6]. The boundaries of the parts stay the same, since the peer
+        // matches a repeated request against the original one [RSP-3].
         let part = self.read_part - sent % self.read_part;
-        // Answers that have come already are not asked for.
-        let most = if alone { part.min(self.missing()) } else { part };
+        // Answers that have arrived already are not requested.
+        let most = if alone { part.min(self.leading_gap()) } else { part };
         let steps = if one_packet { (packets - sent).min(most) } else { 1 };
         let last = sent + steps == packets;
-        // REQ-8, REQ-25: at the end of a message that somebody waits for or no other follows, and
-        // often enough that the window cannot stall.
+        // REQ-8, REQ-25: an acknowledgement is requested at the end of a message that the program
+        // waits for or that no other follows, and often enough that the window cannot stall.
         let filling = psn.since(self.una) + 1 >= self.window;
         let awaited = self.signal_all
             || request.flags.contains(SendFlags::SIGNALED)
-            || self.held
+            || self.sqd
             || self.queue.get(self.cursor + 1).is_none_or(Request::is_local);
         let ask = alone
             || last && awaited
             || one_packet
             || filling
-            || self.unasked + 1 >= self.asks_after();
-        let opcode = opcode(&request.op, sent == 0 || request.apart, last || request.apart);
+            || self.packets_since_ack_req + 1 >= self.ack_req_interval();
+        let opcode =
+            opcode(&request.op, sent == 0 || request.per_packet, last || request.per_packet);
         let body = (left as usize).min(mtu);
         let ends_send = last
             && matches!(
@@ -145,7 +151,7 @@ impl Requester {
             SendOp::SendImm(imm) => packet.imm = Some(*imm),
             // REQ-17
             SendOp::SendInv(key) => packet.ieth = Some(*key),
-            SendOp::Write(remote) if request.apart => {
+            SendOp::Write(remote) if request.per_packet => {
                 packet.reth = Some(reth(remote, offset, body as u32));
             }
             SendOp::Write(remote) => packet.reth = Some(reth(remote, 0, request.len)),
@@ -153,7 +159,7 @@ impl Requester {
                 packet.reth = Some(reth(remote, 0, request.len));
                 packet.imm = Some(*imm);
             }
-            // REQ-11: after a loss, what is missing.
+            // REQ-11: after a loss, only the missing part.
             SendOp::Read(remote) => {
                 let len = if last { left } else { steps * mtu as u32 };
                 packet.reth = Some(reth(remote, offset, len));
@@ -176,7 +182,7 @@ impl Requester {
             }
             SendOp::AtomicWrite(remote) => packet.reth = Some(reth(remote, 0, request.len)),
             SendOp::Flush { remote, of, placement } => {
-                // HDR-2: a range, or all of the region.
+                // HDR-2: a range, or the whole region.
                 let (level, len) = match of {
                     FlushOf::Range(len) => (0, *len),
                     FlushOf::Region => (1, 0),
@@ -198,7 +204,7 @@ impl Requester {
             if let Some(request) = self.queue.get_mut(self.cursor) {
                 request.stage = Stage::Broken(Status::LocProtErr);
             }
-            self.ask_before_broken();
+            self.request_ack_before_broken();
             return false;
         }
 
@@ -207,14 +213,14 @@ impl Requester {
             ctx.counters.packets_resent += 1;
         }
         self.note_sent(ctx.now, psn + steps);
-        self.unasked = if ask { 0 } else { self.unasked + 1 };
+        self.packets_since_ack_req = if ask { 0 } else { self.packets_since_ack_req + 1 };
         self.next += steps;
-        self.full = self.next.since(self.una) >= self.window;
+        self.window_closed = self.next.since(self.una) >= self.window;
         if fresh && one_packet {
-            self.asked.push_back(self.next);
+            self.expected_answers.push_back(self.next);
         }
-        if fresh && ask && self.timed.is_none() {
-            self.timed = Some((psn, ctx.now));
+        if fresh && ask && self.rtt_sample.is_none() {
+            self.rtt_sample = Some((psn, ctx.now));
         }
         if last {
             self.cursor += 1;
@@ -222,14 +228,14 @@ impl Requester {
         } else {
             self.sent += steps;
         }
-        // The first bytes of the next packet are asked for before it is copied.
+        // Prefetches the first bytes of the next packet before they are copied.
         self.queue.prefetch(self.cursor, ctx.mrs, ctx.pd, self.sent * mtu as u32, mtu);
         true
     }
 }
 
 impl Requester {
-    /// Notes that a packet is sent now, after which this PSN follows.
+    /// Notes that a packet is sent now, up to the PSN `upto`.
     pub(super) fn note_sent(&mut self, now: Instant, upto: Psn) {
         if self.una == self.end {
             self.progress_at = now;
@@ -237,23 +243,23 @@ impl Requester {
         if upto.is_after(self.end) {
             self.end = upto;
         }
-        if self.deadline.is_none() {
-            self.arm(now);
+        if self.rto_deadline.is_none() {
+            self.arm_rto(now);
         }
     }
 
-    /// One packet in so many at least asks for an acknowledgement.
-    pub(super) fn asks_after(&self) -> u32 {
+    /// Returns the most packets between two requests for an acknowledgement.
+    pub(super) fn ack_req_interval(&self) -> u32 {
         (self.window / 3).max(1)
     }
 
-    /// A burst of `count` packets has ended. If the window has no room for another such burst, that
-    /// waits: what asks for the acknowledgements it waits for is on its way, and a burst of a few
-    /// packets costs nearly as much as a whole one.
+    /// Notes the end of a burst of `count` packets. If the window has no room for another such
+    /// burst, that burst waits: the requests for the acknowledgements it needs are already under
+    /// way, and a burst of a few packets costs nearly as much as a full one.
     pub(crate) fn end_burst(&mut self, count: usize) {
         let room = self.window.saturating_sub(self.next.since(self.una));
         if room < (count as u32).min(self.window / 4) {
-            self.full = true;
+            self.window_closed = true;
         }
     }
 }

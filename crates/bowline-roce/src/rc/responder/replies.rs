@@ -1,13 +1,14 @@
-//! What a responder has still to send, in order, and the operations it can answer once more.
+//! Replies that a responder has queued, in order, and the saved operations that it can answer
+//! again.
 //!
 //! ```text
 //!   queue   Ack 6 | Read slot 0, from 7 | Ack 11 | Atomic slot 1 | Nak 13      sent from the left
 //!   saved   [0: read 7..=10] [1: atomic 12]                                    a ring
 //! ```
 //!
-//! Acknowledgements next to each other are one [RSP-16], and so are NAKs. A saved operation is
-//! in the queue at most once, and one not answered yet gives its slot to no other. So the queue is
-//! no longer than five entries per slot and three more, whatever the peer sends.
+//! Adjacent acknowledgements are merged [RSP-16], and so are NAKs. A saved operation is in the
+//! queue at most once, and an unanswered operation does not give up its slot. So the queue has at
+//! most five entries per slot and three more, whatever the peer sends.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -19,10 +20,10 @@ use bowline_wire::roce::{Aeth, AtomicAckEth, Bth, NakCode, Opcode, Packet, Psn, 
 use super::RxCtx;
 use crate::burst::Burst;
 
-/// Pauses before an acknowledgement is repeated, and repeated again [RSP-24].
+/// Delays before an acknowledgement is repeated, and repeated again [RSP-24].
 const REPEAT_AFTER: [Duration; 2] = [Duration::from_millis(50), Duration::from_millis(200)];
 
-/// Bytes of the peer's request that a READ has still to answer.
+/// The part of a READ that is still to be answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ReadPart {
     pub(super) va: u64,
@@ -31,31 +32,31 @@ pub(super) struct ReadPart {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum What {
+enum SavedReply {
     Read(ReadPart),
-    /// The value before the operation.
+    /// An atomic; the value before the operation.
     Atomic(u64),
-    /// A flush or an atomic write: there is nothing to tell but that it is done.
-    Placed,
+    /// A FLUSH or ATOMIC WRITE, whose response has no data.
+    Empty,
 }
 
-/// An operation that is not carried out again when its request comes again [RSP-3].
+/// An operation that is not executed again when its request is repeated [RSP-3].
 #[derive(Clone, Copy, Debug)]
 struct Saved {
-    what: What,
+    reply: SavedReply,
     first: Psn,
-    /// Numbers that its responses take.
+    /// Number of PSNs of the responses.
     count: u32,
     msn: u32,
-    /// All of it has been sent at least once.
+    /// The whole response has been sent at least once.
     answered: bool,
-    /// It is in the queue.
+    /// A reply to the operation is in the queue.
     queued: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Reply {
-    /// `round` repeats went before.
+    /// An acknowledgement that was repeated `round` times before.
     Ack {
         psn: Psn,
         msn: u32,
@@ -66,7 +67,7 @@ enum Reply {
         msn: u32,
         syndrome: Syndrome,
     },
-    /// The responses that are left, from `psn` on.
+    /// The remaining responses of a READ, from `psn` on.
     Read {
         slot: usize,
         part: ReadPart,
@@ -77,53 +78,54 @@ enum Reply {
         slot: usize,
         original: u64,
     },
-    Placed {
+    Empty {
         slot: usize,
     },
 }
 
-/// An acknowledgement that may have been lost.
+/// A scheduled repetition of an acknowledgement that may have been lost.
 #[derive(Clone, Copy, Debug)]
-struct Repeat {
+struct AckRepeat {
     at: Instant,
     psn: Psn,
     msn: u32,
     round: usize,
 }
 
-/// What filling a packet has come to.
+/// Outcome of filling a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Filled {
     /// There was nothing to send.
     Nothing,
     /// One packet.
     Packet,
-    /// One packet, a NAK 0x62: memory being read is no longer the peer's [MR-10].
+    /// One packet was filled, a NAK 0x62: the peer has lost its right to the memory it is reading
+    /// [MR-10].
     Revoked,
 }
 
-/// Replies not yet sent, and operations already answered.
+/// Replies not sent yet, and operations answered already.
 #[derive(Debug, Default)]
 pub(super) struct Replies {
     queue: VecDeque<Reply>,
     saved: Vec<Saved>,
-    /// The slot that is used next; the oldest one when all are used.
+    /// The slot to use next; the oldest one when all are used.
     next: usize,
-    slots: usize,
-    repeat: Option<Repeat>,
+    answer_slots: usize,
+    repeat: Option<AckRepeat>,
 }
 
 impl Replies {
-    /// Forgets everything; from now on `slots` operations are saved.
-    pub(super) fn reset(&mut self, slots: usize) {
+    /// Drops all replies and saved operations; from now on `answer_slots` operations are saved.
+    pub(super) fn reset(&mut self, answer_slots: usize) {
         self.queue.clear();
         self.saved.clear();
         self.next = 0;
-        self.slots = slots;
+        self.answer_slots = answer_slots;
         self.repeat = None;
     }
 
-    /// Forgets what is to be sent.
+    /// Drops all replies and saved operations.
     pub(super) fn clear(&mut self) {
         self.reset(0);
     }
@@ -132,7 +134,7 @@ impl Replies {
         self.queue.is_empty()
     }
 
-    /// Tells whether an acknowledgement waits, and nothing else.
+    /// Tells whether the queue holds a single acknowledgement and nothing else.
     pub(super) fn is_one_ack(&self) -> bool {
         self.queue.len() == 1 && matches!(self.queue.front(), Some(Reply::Ack { .. }))
     }
@@ -142,7 +144,8 @@ impl Replies {
         self.queue.len()
     }
 
-    /// Acknowledges everything up to `psn`, never before what was acknowledged last [RSP-16].
+    /// Queues an acknowledgement of everything up to `psn`, which is never before the last
+    /// acknowledged PSN [RSP-16].
     pub(super) fn ack(&mut self, psn: Psn, msn: u32) {
         if let Some(Reply::Ack { .. }) = self.queue.back() {
             self.queue.pop_back();
@@ -150,8 +153,8 @@ impl Replies {
         self.queue.push_back(Reply::Ack { psn, msn, round: 0 });
     }
 
-    /// Asks for `psn` again, which acknowledges everything before: so this stands for what waits
-    /// just before it.
+    /// Queues a NAK of `psn`. It acknowledges everything before `psn`, so it replaces
+    /// acknowledgements and NAKs at the end of the queue.
     pub(super) fn nak(&mut self, psn: Psn, msn: u32, syndrome: Syndrome) {
         while let Some(Reply::Ack { .. } | Reply::Nak { .. }) = self.queue.back() {
             self.queue.pop_back();
@@ -159,7 +162,7 @@ impl Replies {
         self.queue.push_back(Reply::Nak { psn, msn, syndrome });
     }
 
-    /// What was missing has come: nothing is to be said of it any more, if it has not been.
+    /// Removes a sequence NAK that has not been sent yet, after the missing packet has arrived.
     pub(super) fn forget_gap(&mut self) {
         while let Some(
             Reply::Ack { .. } | Reply::Nak { syndrome: Syndrome::Nak(NakCode::PsnSequence), .. },
@@ -169,53 +172,55 @@ impl Replies {
         }
     }
 
-    /// Refuses `psn` for good.
+    /// Queues a NAK that refuses `psn` finally.
     pub(super) fn refuse(&mut self, psn: Psn, msn: u32, code: NakCode) {
         self.queue.push_back(Reply::Nak { psn, msn, syndrome: Syndrome::Nak(code) });
     }
 
-    /// Tells whether one more operation can be saved: the oldest is gone or answered [RSP-6].
+    /// Tells whether one more operation can be saved: a slot is free, or its operation has been
+    /// answered [RSP-6].
     pub(super) fn can_save(&self) -> bool {
-        self.slots != 0 && self.saved.get(self.next).is_none_or(|oldest| oldest.answered)
+        self.answer_slots != 0 && self.saved.get(self.next).is_none_or(|oldest| oldest.answered)
     }
 
-    /// Answers a READ [RSP-14]; `can_save` must hold.
+    /// Queues the answer to a READ [RSP-14]; `can_save` must hold.
     pub(super) fn read(&mut self, psn: Psn, count: u32, msn: u32, part: ReadPart) {
-        let slot = self.save(What::Read(part), psn, count, msn);
+        let slot = self.save(SavedReply::Read(part), psn, count, msn);
         self.queue.push_back(Reply::Read { slot, part, psn, started: false });
     }
 
-    /// Answers an atomic operation [RSP-11]; `can_save` must hold.
+    /// Queues the answer to an atomic operation [RSP-11]; `can_save` must hold.
     pub(super) fn atomic(&mut self, psn: Psn, msn: u32, original: u64) {
-        let slot = self.save(What::Atomic(original), psn, 1, msn);
+        let slot = self.save(SavedReply::Atomic(original), psn, 1, msn);
         self.queue.push_back(Reply::Atomic { slot, original });
     }
 
-    /// Answers a flush or an atomic write [HDR-5]; `can_save` must hold.
-    pub(super) fn placed(&mut self, psn: Psn, msn: u32) {
-        let slot = self.save(What::Placed, psn, 1, msn);
-        self.queue.push_back(Reply::Placed { slot });
+    /// Queues the answer to a FLUSH or ATOMIC WRITE [HDR-5]; `can_save` must hold.
+    pub(super) fn empty(&mut self, psn: Psn, msn: u32) {
+        let slot = self.save(SavedReply::Empty, psn, 1, msn);
+        self.queue.push_back(Reply::Empty { slot });
     }
 
-    /// Answers one that came again, as atomics are [RSP-3]. Tells whether it is one that was saved.
-    pub(super) fn placed_again(&mut self, psn: Psn) -> bool {
-        let is_it = |saved: &Saved| matches!(saved.what, What::Placed) && saved.first == psn;
-        let Some(slot) = self.newest_first(is_it) else { return false };
+    /// Answers a repeated FLUSH or ATOMIC WRITE, as atomics are [RSP-3]. Tells whether it was
+    /// saved.
+    pub(super) fn repeat_empty(&mut self, psn: Psn) -> bool {
+        let is_it = |saved: &Saved| matches!(saved.reply, SavedReply::Empty) && saved.first == psn;
+        let Some(slot) = self.find_newest(is_it) else { return false };
         if !std::mem::replace(&mut self.saved[slot].queued, true) {
-            self.queue.push_back(Reply::Placed { slot });
+            self.queue.push_back(Reply::Empty { slot });
         }
         true
     }
 
-    /// From now on `slots` operations are saved: the newest ones of those there are.
-    pub(super) fn resize(&mut self, slots: usize) {
+    /// Changes the number of saved operations to `answer_slots`; the newest ones are kept.
+    pub(super) fn resize(&mut self, answer_slots: usize) {
         let all = self.saved.len();
-        if all > 0 && all == self.slots {
-            // The oldest first.
+        if all > 0 && all == self.answer_slots {
+            // Brings the oldest operation to the front.
             self.saved.rotate_left(self.next);
         }
-        let turned = if all == self.slots { self.next } else { 0 };
-        let gone = all.saturating_sub(slots);
+        let turned = if all == self.answer_slots { self.next } else { 0 };
+        let gone = all.saturating_sub(answer_slots);
         self.saved.drain(..gone);
         self.queue.retain_mut(|reply| {
             let Some(slot) = reply.slot_mut() else { return true };
@@ -223,19 +228,19 @@ impl Replies {
             *slot = place.saturating_sub(gone);
             place >= gone
         });
-        self.slots = slots;
-        self.next = if self.saved.len() < slots { self.saved.len() } else { 0 };
+        self.answer_slots = answer_slots;
+        self.next = if self.saved.len() < answer_slots { self.saved.len() } else { 0 };
     }
 
-    fn save(&mut self, what: What, first: Psn, count: u32, msn: u32) -> usize {
+    fn save(&mut self, reply: SavedReply, first: Psn, count: u32, msn: u32) -> usize {
         debug_assert!(self.can_save());
-        let saved = Saved { what, first, count, msn, answered: false, queued: true };
+        let saved = Saved { reply, first, count, msn, answered: false, queued: true };
         let slot = self.next;
-        self.next = (slot + 1) % self.slots.max(1);
+        self.next = (slot + 1) % self.answer_slots.max(1);
         match self.saved.get_mut(slot) {
             Some(oldest) => {
-                // The peer has its answer, or it would have one more outstanding than it may; so
-                // repeating it has no use any more.
+                // The peer must have its answer, otherwise it would have more operations
+                // outstanding than allowed. So repeating that answer is useless.
                 if oldest.queued {
                     self.queue.retain(|reply| reply.slot() != Some(slot));
                 }
@@ -246,11 +251,11 @@ impl Replies {
         slot
     }
 
-    /// Answers a READ request that came again, or its rest, from `psn` on [RSP-3]. Tells whether
-    /// it is one that was saved.
-    pub(super) fn read_again(&mut self, psn: Psn, count: u32, part: ReadPart) -> bool {
-        let found = self.newest_first(|saved| {
-            let What::Read(whole) = saved.what else { return false };
+    /// Answers a repeated READ request, or its rest, from `psn` on [RSP-3]. Tells whether the READ
+    /// was saved.
+    pub(super) fn repeat_read(&mut self, psn: Psn, count: u32, part: ReadPart) -> bool {
+        let found = self.find_newest(|saved| {
+            let SavedReply::Read(whole) = saved.reply else { return false };
             let skipped = psn.since(saved.first);
             skipped < saved.count && count <= saved.count - skipped && part.is_within(&whole)
         });
@@ -260,8 +265,8 @@ impl Replies {
             self.queue.push_back(again);
             return true;
         }
-        // Still being answered: go back when the peer wants something already sent, else it only
-        // was impatient.
+        // The READ is still being answered. If the peer wants a part that was sent already, the
+        // answer goes back; otherwise the peer was only impatient.
         for reply in &mut self.queue {
             if let Reply::Read { slot: of, psn: at, .. } = reply
                 && *of == slot
@@ -273,9 +278,9 @@ impl Replies {
         true
     }
 
-    /// Answers an atomic request that came again [RSP-3]. Tells whether it is one that was saved.
-    pub(super) fn atomic_again(&mut self, psn: Psn) -> bool {
-        let found = self.newest_first(|saved| saved.original().is_some() && saved.first == psn);
+    /// Answers a repeated atomic request [RSP-3]. Tells whether it was saved.
+    pub(super) fn repeat_atomic(&mut self, psn: Psn) -> bool {
+        let found = self.find_newest(|saved| saved.original().is_some() && saved.first == psn);
         let Some(slot) = found else { return false };
         let saved = &mut self.saved[slot];
         if let Some(original) = saved.original()
@@ -286,12 +291,12 @@ impl Replies {
         true
     }
 
-    fn newest_first(&self, is_it: impl Fn(&Saved) -> bool) -> Option<usize> {
+    fn find_newest(&self, is_it: impl Fn(&Saved) -> bool) -> Option<usize> {
         let (newer, older) = (0..self.next.min(self.saved.len()), self.next..self.saved.len());
         newer.rev().chain(older.rev()).find(|slot| is_it(&self.saved[*slot]))
     }
 
-    /// Appends the next packet to `out`, from the base transport header to the pad.
+    /// Appends the next packet to `out`, from base transport header to pad.
     pub(super) fn fill(&mut self, ctx: &mut RxCtx<'_>, dest_qpn: u32, out: &mut Burst) -> Filled {
         while let Some(reply) = self.queue.pop_front() {
             self.repeat = None;
@@ -313,7 +318,7 @@ impl Replies {
         match reply {
             Reply::Ack { psn, msn, round } => {
                 acknowledge(out, dest_qpn, psn, Syndrome::ACK, msn);
-                self.repeat = REPEAT_AFTER.get(round).map(|pause| Repeat {
+                self.repeat = REPEAT_AFTER.get(round).map(|pause| AckRepeat {
                     at: ctx.now + *pause,
                     psn,
                     msn,
@@ -334,7 +339,7 @@ impl Replies {
                 packet.atomic_ack = Some(AtomicAckEth { original });
                 packet.emit(&mut out.bytes);
             }
-            Reply::Placed { slot } => {
+            Reply::Empty { slot } => {
                 let saved = &mut self.saved[slot];
                 (saved.answered, saved.queued) = (true, false);
                 let mut packet = response(Opcode::ReadResponseOnly, dest_qpn, saved.first);
@@ -348,7 +353,7 @@ impl Replies {
         Filled::Packet
     }
 
-    /// The next response of a READ. The key is looked up again for each [MR-10].
+    /// Fills the next response of a READ. The key is looked up again for each packet [MR-10].
     fn fill_read(
         &mut self,
         ctx: &mut RxCtx<'_>,
@@ -366,7 +371,7 @@ impl Replies {
         };
         let span = match span.transpose() {
             Ok(span) => span,
-            // The peer may have had its answer long ago, and this request been late on its way.
+            // The peer may have had its answer long ago, and this request may be a late duplicate.
             Err(_) if self.saved[slot].answered => {
                 self.saved[slot].queued = false;
                 ctx.counters.requests_discarded += 1;
@@ -405,17 +410,17 @@ impl Replies {
         Filled::Packet
     }
 
-    /// When an acknowledgement is to be repeated.
+    /// Returns when an acknowledgement is to be repeated.
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
         self.repeat.map(|repeat| repeat.at)
     }
 
-    /// Repeats the last acknowledgement if nothing was sent since and it is time [RSP-24].
+    /// Repeats the last acknowledgement if its time has come and nothing was sent since [RSP-24].
     pub(super) fn handle_timeout(&mut self, now: Instant) {
         if let Some(repeat) = self.repeat.take_if(|repeat| repeat.at <= now)
             && self.queue.is_empty()
         {
-            let Repeat { psn, msn, round, .. } = repeat;
+            let AckRepeat { psn, msn, round, .. } = repeat;
             self.queue.push_back(Reply::Ack { psn, msn, round });
         }
     }
@@ -423,9 +428,9 @@ impl Replies {
 
 impl Saved {
     const fn original(&self) -> Option<u64> {
-        match self.what {
-            What::Atomic(original) => Some(original),
-            What::Read(_) | What::Placed => None,
+        match self.reply {
+            SavedReply::Atomic(original) => Some(original),
+            SavedReply::Read(_) | SavedReply::Empty => None,
         }
     }
 }
@@ -433,7 +438,7 @@ impl Saved {
 impl Reply {
     const fn slot(&self) -> Option<usize> {
         match self {
-            Self::Read { slot, .. } | Self::Atomic { slot, .. } | Self::Placed { slot } => {
+            Self::Read { slot, .. } | Self::Atomic { slot, .. } | Self::Empty { slot } => {
                 Some(*slot)
             }
             Self::Ack { .. } | Self::Nak { .. } => None,
@@ -442,7 +447,7 @@ impl Reply {
 
     const fn slot_mut(&mut self) -> Option<&mut usize> {
         match self {
-            Self::Read { slot, .. } | Self::Atomic { slot, .. } | Self::Placed { slot } => {
+            Self::Read { slot, .. } | Self::Atomic { slot, .. } | Self::Empty { slot } => {
                 Some(slot)
             }
             Self::Ack { .. } | Self::Nak { .. } => None,
@@ -451,7 +456,7 @@ impl Reply {
 }
 
 impl ReadPart {
-    /// Tells whether this is the same memory or a part of it.
+    /// Tells whether this part lies within `whole`.
     const fn is_within(&self, whole: &Self) -> bool {
         if self.len == 0 {
             return whole.len == 0; // of any key and address [RSP-10]
@@ -463,7 +468,7 @@ impl ReadPart {
     }
 }
 
-/// The beginning of every response [RSP-17].
+/// Makes a response packet without extension headers [RSP-17].
 fn response(opcode: Opcode, dest_qpn: u32, psn: Psn) -> Packet<'static> {
     Packet::new(opcode, Bth { dest_qpn, psn, ..Bth::default() })
 }

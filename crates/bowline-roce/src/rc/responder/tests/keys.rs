@@ -22,7 +22,7 @@ impl How {
         }
     }
 
-    fn ask(self, side: &mut Side, va: u64, key: u32, len: u32) -> After {
+    fn ask(self, side: &mut Side, va: u64, key: u32, len: u32) -> PacketOutcome {
         let bytes = vec![0x77; len as usize];
         match self {
             Self::Write => side.write_message(va, key, &bytes),
@@ -45,10 +45,10 @@ fn ask(how: How, change: impl FnOnce(&mut Side, &mut Region), offset: i64, len: 
     change(&mut side, &mut region);
     let va = region.va.wrapping_add_signed(offset);
     let after = how.ask(&mut side, va, region.key, len);
-    assert_eq!(after == After::Fatal, side.responder.failed());
+    assert_eq!(after == PacketOutcome::Fatal, side.responder.failed());
     let whole = region.bytes();
     assert!(whole[..256].iter().chain(&whole[768..]).all(|b| *b == 0), "{how:?}");
-    if after == After::Fatal {
+    if after == PacketOutcome::Fatal {
         assert!(whole.iter().all(|b| *b == 0), "{how:?}");
     }
     side
@@ -142,7 +142,7 @@ fn later_packets_of_a_write_are_checked_again() {
     packet.reth = Some(Reth { va: region.va, rkey: region.key, len: 3 * MTU as u32 });
     side.feed(&packet);
     side.mrs.deregister(region.key).unwrap();
-    assert_eq!(side.send(Opcode::WriteMiddle, &[8; MTU]), After::Fatal);
+    assert_eq!(side.send(Opcode::WriteMiddle, &[8; MTU]), PacketOutcome::Fatal);
     assert_eq!(side.replies(), [Answer::syndrome(FIRST + 1, 0x62, 0)]);
     assert_eq!(region.bytes()[MTU..], [0; 2 * MTU]);
 }

@@ -30,8 +30,8 @@ struct Side {
     rng: Rng,
     responder: Responder,
     counters: Counters,
-    held: HeldBudget,
-    done: Vec<Done>,
+    reorder_budget: ReorderBudget,
+    done: Vec<PendingCompletion>,
     now: Instant,
     access: Access,
     mtu: usize,
@@ -99,7 +99,7 @@ impl Side {
             rng: Rng::new(&[5; 32]),
             responder,
             counters: Counters::default(),
-            held: HeldBudget::new(1 << 20),
+            reorder_budget: ReorderBudget::new(1 << 20),
             done: Vec::new(),
             now: Instant::from_nanos(1_000_000_000),
             access: EVERY,
@@ -117,7 +117,7 @@ impl Side {
             mtu: self.mtu,
             qpn: Qpn(0x42),
             counters: &mut self.counters,
-            held: &self.held,
+            reorder_budget: &self.reorder_budget,
             cq: CqId(1),
             done: &mut self.done,
         };
@@ -145,7 +145,7 @@ impl Side {
     }
 
     /// Hands in a packet as it would come from the network.
-    fn feed(&mut self, packet: &Packet<'_>) -> After {
+    fn feed(&mut self, packet: &Packet<'_>) -> PacketOutcome {
         let mut bytes = Vec::new();
         packet.emit(&mut bytes);
         let packet = Packet::parse(&bytes).unwrap();
@@ -162,26 +162,26 @@ impl Side {
     }
 
     /// Sends a packet with the next number.
-    fn send(&mut self, op: Opcode, payload: &[u8]) -> After {
+    fn send(&mut self, op: Opcode, payload: &[u8]) -> PacketOutcome {
         let packet = self.next(op, payload);
         self.feed(&packet)
     }
 
     /// The same, to be acknowledged.
-    fn send_ack(&mut self, op: Opcode, payload: &[u8]) -> After {
+    fn send_ack(&mut self, op: Opcode, payload: &[u8]) -> PacketOutcome {
         let mut packet = self.next(op, payload);
         packet.bth.ack_req = true;
         self.feed(&packet)
     }
 
     /// Sends a whole message in packets, the last one to be acknowledged.
-    fn message(&mut self, ops: [Opcode; 4], reth: Option<Reth>, bytes: &[u8]) -> After {
+    fn message(&mut self, ops: [Opcode; 4], reth: Option<Reth>, bytes: &[u8]) -> PacketOutcome {
         let [first, middle, last, only] = ops;
         let chunks: Vec<&[u8]> = match bytes.len() {
             0 => vec![&[]],
             _ => bytes.chunks(self.mtu).collect(),
         };
-        let mut after = After::Fine;
+        let mut after = PacketOutcome::Continue;
         for (i, chunk) in chunks.iter().enumerate() {
             let op = match (i == 0, i + 1 == chunks.len()) {
                 (true, true) => only,
@@ -194,32 +194,32 @@ impl Side {
             packet.imm = op.has_imm().then_some(0xabcd);
             packet.bth.ack_req = i + 1 == chunks.len();
             after = self.feed(&packet);
-            if after == After::Fatal {
+            if after == PacketOutcome::Fatal {
                 break;
             }
         }
         after
     }
 
-    fn send_message(&mut self, bytes: &[u8]) -> After {
+    fn send_message(&mut self, bytes: &[u8]) -> PacketOutcome {
         use Opcode::{SendFirst, SendLast, SendMiddle, SendOnly};
         self.message([SendFirst, SendMiddle, SendLast, SendOnly], None, bytes)
     }
 
-    fn write_message(&mut self, va: u64, rkey: u32, bytes: &[u8]) -> After {
+    fn write_message(&mut self, va: u64, rkey: u32, bytes: &[u8]) -> PacketOutcome {
         use Opcode::{WriteFirst, WriteLast, WriteMiddle, WriteOnly};
         let reth = Reth { va, rkey, len: bytes.len() as u32 };
         self.message([WriteFirst, WriteMiddle, WriteLast, WriteOnly], Some(reth), bytes)
     }
 
-    fn write_imm_message(&mut self, va: u64, rkey: u32, bytes: &[u8]) -> After {
+    fn write_imm_message(&mut self, va: u64, rkey: u32, bytes: &[u8]) -> PacketOutcome {
         use Opcode::{WriteFirst, WriteLastImm, WriteMiddle, WriteOnlyImm};
         let reth = Reth { va, rkey, len: bytes.len() as u32 };
         self.message([WriteFirst, WriteMiddle, WriteLastImm, WriteOnlyImm], Some(reth), bytes)
     }
 
     /// Sends a READ request and skips the numbers of its answers.
-    fn read(&mut self, va: u64, rkey: u32, len: u32) -> After {
+    fn read(&mut self, va: u64, rkey: u32, len: u32) -> PacketOutcome {
         let mut packet = self.next(Opcode::ReadRequest, &[]);
         packet.reth = Some(Reth { va, rkey, len });
         packet.bth.ack_req = true;
@@ -228,14 +228,20 @@ impl Side {
     }
 
     /// Sends a READ request with any number.
-    fn read_at(&mut self, psn: u32, va: u64, rkey: u32, len: u32) -> After {
+    fn read_at(&mut self, psn: u32, va: u64, rkey: u32, len: u32) -> PacketOutcome {
         let bth = Bth { dest_qpn: 0x42, psn: Psn::new(psn), ..Bth::default() };
         let mut packet = Packet::new(Opcode::ReadRequest, bth);
         packet.reth = Some(Reth { va, rkey, len });
         self.feed(&packet)
     }
 
-    fn atomic(&mut self, op: Opcode, va: u64, rkey: u32, (swap, compare): (u64, u64)) -> After {
+    fn atomic(
+        &mut self,
+        op: Opcode,
+        va: u64,
+        rkey: u32,
+        (swap, compare): (u64, u64),
+    ) -> PacketOutcome {
         let mut packet = self.next(op, &[]);
         packet.atomic = Some(AtomicEth { va, rkey, swap_or_add: swap, compare });
         self.feed(&packet)

@@ -25,7 +25,7 @@ fn only(psn: u32, ack_req: bool) -> Packet<'static> {
 #[test]
 fn one_nak_for_a_gap_and_an_acknowledgement_for_every_duplicate() {
     let mut side = with_receives(9);
-    assert_eq!(side.feed(&only(FIRST + 5, true)), After::Fine);
+    assert_eq!(side.feed(&only(FIRST + 5, true)), PacketOutcome::Continue);
     assert_eq!(side.replies(), [Answer::syndrome(FIRST, 0x60, 0)]);
     side.feed(&only(FIRST + 6, true));
     assert_eq!(side.replies(), []);
@@ -120,8 +120,8 @@ fn what_comes_after_a_gap_is_kept() {
     }
     assert_eq!(side.replies(), [Answer::syndrome(FIRST, 0x60, 0)]);
     assert_eq!(side.done, []);
-    assert_eq!(side.responder.held.len(), 4);
-    assert!(side.held.used() > 0);
+    assert_eq!(side.responder.reorder.len(), 4);
+    assert!(side.reorder_budget.used() > 0);
     side.feed(&only(FIRST, true));
     assert_eq!(side.replies(), [Answer::syndrome(FIRST + 4, 0x60, 4)]);
     let ids =
@@ -132,7 +132,7 @@ fn what_comes_after_a_gap_is_kept() {
     side.feed(&only(FIRST + 5, true));
     assert_eq!(side.replies(), [Answer::ack(FIRST + 6, 7)]);
     assert_eq!(ids(&mut side), [4, 5, 6]);
-    assert_eq!(side.held.used(), 0);
+    assert_eq!(side.reorder_budget.used(), 0);
     assert_eq!((side.counters.requests_kept, side.counters.requests_replayed), (6, 4));
     assert_eq!(side.counters.requests_discarded, 0);
 }
@@ -144,19 +144,19 @@ fn little_is_kept_for_a_peer() {
     for ahead in (1..2000).rev() {
         side.feed(&only(FIRST + ahead, false));
     }
-    assert_eq!(side.responder.held.len(), 512);
+    assert_eq!(side.responder.reorder.len(), 512);
     assert_eq!(side.counters.requests_discarded, 1999 - 512);
     side.flush();
-    assert_eq!(side.held.used(), 0);
+    assert_eq!(side.reorder_budget.used(), 0);
     let mut side = with_receives(9);
-    side.held = HeldBudget::new(100);
+    side.reorder_budget = ReorderBudget::new(100);
     for ahead in 1..100 {
         side.feed(&only(FIRST + ahead, false));
     }
-    assert!(side.held.used() <= 100 && side.responder.held.len() > 1);
-    let held = side.held.clone();
+    assert!(side.reorder_budget.used() <= 100 && side.responder.reorder.len() > 1);
+    let budget = side.reorder_budget.clone();
     drop(side);
-    assert_eq!(held.used(), 0);
+    assert_eq!(budget.used(), 0);
 }
 
 /// [RSP-12]: while a receive is missing, nothing is kept; a receive missing for what was kept makes
@@ -172,7 +172,7 @@ fn nothing_is_kept_while_a_receive_is_missing() {
     assert_eq!(side.replies(), [Answer::syndrome(FIRST + 2, 0x20 | 12, 2)]);
     side.feed(&only(FIRST + 3, true));
     assert_eq!(side.replies(), []);
-    assert_eq!(side.responder.held.len(), 0);
+    assert_eq!(side.responder.reorder.len(), 0);
     side.post_len(7, 10);
     side.feed(&only(FIRST + 2, true));
     assert_eq!(side.replies(), [Answer::ack(FIRST + 2, 3)]);
@@ -188,9 +188,9 @@ fn a_fault_among_what_was_kept_ends_it() {
     side.feed(&bad);
     side.feed(&only(FIRST + 3, true));
     side.replies();
-    assert_eq!(side.feed(&only(FIRST, true)), After::Fatal);
+    assert_eq!(side.feed(&only(FIRST, true)), PacketOutcome::Fatal);
     assert_eq!(side.replies().last(), Some(&Answer::syndrome(FIRST + 2, 0x61, 2)));
-    assert_eq!(side.held.used(), 0);
+    assert_eq!(side.reorder_budget.used(), 0);
 }
 
 /// [RSP-12], [RSP-13], [RSP-23], section 12: row 6.
@@ -298,7 +298,7 @@ fn replies_are_those_of_the_vectors() {
     assert_eq!(reply(&mut side, 0x82_8724), "1100ffff0082872400da47c320000004"); // V13
 
     let mut side = Side::with(MTU, 1, 0xcf_5f31);
-    assert_eq!(side.write_message(0, 77, b"x"), After::Fatal);
+    assert_eq!(side.write_message(0, 77, b"x"), PacketOutcome::Fatal);
     assert_eq!(reply(&mut side, 0x91_f25f), "1100ffff0091f25f00cf5f3162000000"); // V14
 
     let mut side = Side::with(MTU, 1, 0x43_bfa4);

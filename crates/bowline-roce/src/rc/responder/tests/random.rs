@@ -207,7 +207,7 @@ fn deliver(messages: &[usize], choices: &[u8]) {
     let feed = |side: &mut Side, index: usize| {
         let packet = Packet::parse(&packets[index].1).unwrap();
         let after = side.ctx(|responder, ctx| responder.handle(ctx, &packet));
-        assert_eq!(after, After::Fine);
+        assert_eq!(after, PacketOutcome::Continue);
         side.replies();
     };
     // The peer goes on from where the responder is, and any earlier packet may come late.

@@ -20,7 +20,7 @@ fn reads_of_every_length_are_answered() {
         for (i, len) in [0, 1, 3, 4, mtu - 1, mtu, mtu + 1, 2 * mtu, 1 << 20].iter().enumerate() {
             let region = filled(&mut side, len + 2);
             let first = side.psn.get();
-            assert_eq!(side.read(region.va + 1, region.key, *len as u32), After::Fine);
+            assert_eq!(side.read(region.va + 1, region.key, *len as u32), PacketOutcome::Continue);
             let answers = side.replies();
             assert_eq!(answers.len(), len.div_ceil(mtu).max(1));
             assert_eq!(data(&answers), pattern(len + 2)[1..=*len]);
@@ -131,9 +131,9 @@ fn as_many_reads_as_agreed_are_outstanding() {
         let mut side = Side::with(MTU, depth, FIRST);
         let region = filled(&mut side, MTU);
         for _ in 0..ring {
-            assert_eq!(side.read(region.va, region.key, 1), After::Fine);
+            assert_eq!(side.read(region.va, region.key, 1), PacketOutcome::Continue);
         }
-        assert_eq!(side.read(region.va, region.key, 1), After::Fatal);
+        assert_eq!(side.read(region.va, region.key, 1), PacketOutcome::Fatal);
         let answers = side.replies();
         assert_eq!(answers.len(), ring + 1);
         assert_eq!(answers[ring], Answer::syndrome(FIRST + ring as u32, 0x61, ring as u32));
@@ -141,7 +141,7 @@ fn as_many_reads_as_agreed_are_outstanding() {
     let mut side = Side::with(MTU, 1, FIRST);
     let region = filled(&mut side, MTU);
     for i in 0..10 {
-        assert_eq!(side.read(region.va, region.key, 1), After::Fine);
+        assert_eq!(side.read(region.va, region.key, 1), PacketOutcome::Continue);
         // The answer to the one before, asked for again, is not wanted when the next one comes.
         let [answer] = &side.replies()[..] else { panic!() };
         assert_eq!(answer.psn, FIRST + i);
@@ -155,7 +155,7 @@ fn as_many_reads_as_agreed_are_outstanding() {
 fn a_read_of_nothing_needs_no_key() {
     let mut side = Side::new();
     for i in 0..3 {
-        assert_eq!(side.read(u64::MAX, 0xdead_beef, 0), After::Fine);
+        assert_eq!(side.read(u64::MAX, 0xdead_beef, 0), PacketOutcome::Continue);
         let expected = Answer {
             op: Opcode::ReadResponseOnly,
             psn: FIRST + i,
@@ -209,10 +209,10 @@ fn the_longest_read_takes_half_of_all_numbers() {
     let key = side.mrs.allocate(&mut side.rng, PD).unwrap().rkey;
     let piece = Piece { buffer, offset: 0, len: 1 << 20 };
     side.mrs.bind(PD, key, vec![piece; 1 << 12], 0, Access::REMOTE_READ).unwrap();
-    assert_eq!(side.read(0, key, 1 << 31), After::Fine);
+    assert_eq!(side.read(0, key, 1 << 31), PacketOutcome::Continue);
     side.reply();
     side.read_at(FIRST, 0, key, 1 << 31);
     let first = side.reply().unwrap();
     assert_eq!(Packet::parse(&first).unwrap().bth.psn, Psn::new(FIRST));
-    assert_eq!(side.read(0, key, (1 << 31) + 1), After::Fatal);
+    assert_eq!(side.read(0, key, (1 << 31) + 1), PacketOutcome::Fatal);
 }

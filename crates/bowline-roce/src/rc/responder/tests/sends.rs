@@ -10,7 +10,7 @@ fn messages_of_every_length_arrive() {
         for (i, len) in [0, 1, 3, 4, mtu - 1, mtu, mtu + 1, 2 * mtu, 1 << 20].iter().enumerate() {
             let region = side.post_len(i as u64, *len);
             let bytes = pattern(*len);
-            assert_eq!(side.send_message(&bytes), After::Fine);
+            assert_eq!(side.send_message(&bytes), PacketOutcome::Continue);
             assert_eq!(side.replies(), [Answer::ack(side.psn.previous().get(), i as u32 + 1)]);
             assert_eq!(region.bytes()[..*len], bytes);
             let [done] = side.completions()[..] else { panic!() };
@@ -89,7 +89,7 @@ fn a_message_too_long_is_refused() {
     side.post(1, &[region.sge(0, 100), region.sge(200, 200)]);
     side.post(2, &[]);
     side.send(Opcode::SendFirst, &[7; MTU]);
-    assert_eq!(side.send(Opcode::SendLast, &[8; 45]), After::Fatal);
+    assert_eq!(side.send(Opcode::SendLast, &[8; 45]), PacketOutcome::Fatal);
     assert_eq!(side.replies(), [Answer::syndrome(FIRST + 1, 0x61, 0)]);
     assert_eq!(region.bytes()[356..], [0; 668]);
     assert!(side.done[0].wakes);
@@ -113,7 +113,7 @@ fn a_receive_with_a_useless_key_fails() {
         side.responder.start(FIRST, 0, 0);
         side.psn = Psn::new(FIRST);
         side.post(5, &[sge]);
-        assert_eq!(side.send(Opcode::SendOnly, &[1; 100]), After::Fatal);
+        assert_eq!(side.send(Opcode::SendOnly, &[1; 100]), PacketOutcome::Fatal);
         assert_eq!(side.replies(), [Answer::syndrome(FIRST, 0x63, 0)]);
         assert_eq!(side.statuses(), [(5, Status::LocProtErr)]);
     }
@@ -141,7 +141,7 @@ fn operations_out_of_sequence_are_refused() {
             if let Some(before) = before {
                 let mut packet = side.next(before, &[0; MTU]);
                 packet.reth = Some(Reth { va: region.va, rkey: region.key, len: 1024 });
-                assert_eq!(side.feed(&packet), After::Fine);
+                assert_eq!(side.feed(&packet), PacketOutcome::Continue);
             }
             let psn = side.psn.get();
             let payload: &[u8] = match op.payload_rule().allows(0, MTU) {
@@ -152,7 +152,7 @@ fn operations_out_of_sequence_are_refused() {
             packet.reth = Some(Reth { va: region.va, rkey: region.key, len: 0 });
             packet.atomic =
                 Some(AtomicEth { va: region.va, rkey: region.key, ..AtomicEth::default() });
-            assert_eq!(side.feed(&packet), After::Fatal, "{before:?} {op}");
+            assert_eq!(side.feed(&packet), PacketOutcome::Fatal, "{before:?} {op}");
             assert_eq!(side.replies(), [Answer::syndrome(psn, 0x61, 0)]);
             let taken = before == Some(SendFirst);
             let failed: &[_] = if taken { &[(1, Status::RemInvReqErr)] } else { &[] };
@@ -180,7 +180,7 @@ fn packets_of_a_wrong_length_are_refused() {
         side.post_len(1, 4096);
         for (i, (op, len)) in packets.iter().enumerate() {
             let after = side.send(*op, &long[..*len]);
-            assert_eq!(after == After::Fatal, i == bad, "{packets:?}");
+            assert_eq!(after == PacketOutcome::Fatal, i == bad, "{packets:?}");
         }
         assert_eq!(side.replies(), [Answer::syndrome(FIRST + bad as u32, 0x61, 0)]);
         assert_eq!(side.statuses(), [(1, Status::RemInvReqErr)]);
@@ -198,9 +198,9 @@ fn a_send_may_invalidate_a_key() {
     side.post_len(1, 10);
     let received = side.post_len(2, 10);
     side.write_message(0, key, b"abc");
-    for after in [After::Fine, After::Fatal] {
+    for after in [PacketOutcome::Continue, PacketOutcome::Fatal] {
         let mut packet = side.next(Opcode::SendOnlyInvalidate, b"bye");
-        packet.ieth = Some(key ^ u32::from(after == After::Fatal));
+        packet.ieth = Some(key ^ u32::from(after == PacketOutcome::Fatal));
         packet.bth.ack_req = true;
         assert_eq!(side.feed(&packet), after);
     }
@@ -223,12 +223,12 @@ fn after_a_fault_there_is_silence() {
         side.post_len(id, 1024);
     }
     side.send(Opcode::SendFirst, &[0; MTU]);
-    assert_eq!(side.send(Opcode::SendOnly, b"x"), After::Fatal);
+    assert_eq!(side.send(Opcode::SendOnly, b"x"), PacketOutcome::Fatal);
     assert!(side.responder.failed());
     side.psn = Psn::new(FIRST + 1);
-    assert_eq!(side.send_ack(Opcode::SendLast, b"x"), After::Fatal);
+    assert_eq!(side.send_ack(Opcode::SendLast, b"x"), PacketOutcome::Fatal);
     side.psn = Psn::new(FIRST);
-    assert_eq!(side.send_ack(Opcode::SendFirst, &[0; MTU]), After::Fatal);
+    assert_eq!(side.send_ack(Opcode::SendFirst, &[0; MTU]), PacketOutcome::Fatal);
     assert_eq!(side.replies(), [Answer::syndrome(FIRST + 1, 0x61, 0)]);
     side.flush();
     side.post_len(4, 10);

@@ -11,7 +11,10 @@ fn writes_of_every_length_arrive() {
             let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
             let region = side.region(len + 2, access);
             let bytes = pattern(*len);
-            assert_eq!(side.write_message(region.va + 1, region.key, &bytes), After::Fine);
+            assert_eq!(
+                side.write_message(region.va + 1, region.key, &bytes),
+                PacketOutcome::Continue
+            );
             assert_eq!(side.replies(), [Answer::ack(side.psn.previous().get(), i as u32 + 1)]);
             assert_eq!(region.bytes(), [&[0], &bytes[..], &[0]].concat());
         }
@@ -27,7 +30,7 @@ fn a_write_with_immediate_takes_a_receive_and_does_not_write_it() {
         let region = side.region(len.max(1), Access::LOCAL_WRITE | Access::REMOTE_WRITE);
         let receive = side.post_len(9, 5);
         let bytes = pattern(len);
-        assert_eq!(side.write_imm_message(region.va, region.key, &bytes), After::Fine);
+        assert_eq!(side.write_imm_message(region.va, region.key, &bytes), PacketOutcome::Continue);
         assert_eq!(region.bytes()[..len], bytes);
         assert_eq!(receive.bytes(), [0; 5]);
         let expected = Completion {
@@ -96,7 +99,11 @@ fn writes_of_a_wrong_length_are_refused() {
         for (i, (op, size)) in packets.iter().enumerate() {
             let mut packet = side.next(*op, &bytes[..*size]);
             packet.reth = Some(Reth { va: region.va, rkey: region.key, len });
-            assert_eq!(side.feed(&packet) == After::Fatal, i as u32 == bad, "{len} {packets:?}");
+            assert_eq!(
+                side.feed(&packet) == PacketOutcome::Fatal,
+                i as u32 == bad,
+                "{len} {packets:?}"
+            );
         }
         assert_eq!(side.replies(), [Answer::syndrome(FIRST + bad, 0x61, 0)]);
         assert!(region.bytes()[bad as usize * MTU..].iter().all(|b| *b == 0));
@@ -114,7 +121,7 @@ fn a_write_with_immediate_that_fails_completes_its_receive() {
         let mut packet = side.next(Opcode::WriteOnlyImm, b"12345678");
         let rkey = region.key ^ u32::from(wrong_key);
         packet.reth = Some(Reth { va: region.va, rkey, len });
-        assert_eq!(side.feed(&packet), After::Fatal);
+        assert_eq!(side.feed(&packet), PacketOutcome::Fatal);
         assert_eq!(side.replies(), [Answer::syndrome(FIRST, syndrome, 0)]);
         assert_eq!(side.statuses(), [(3, status)]);
         assert_eq!(region.bytes(), [0; 8]);
@@ -137,7 +144,7 @@ fn atomics_are_executed_once() {
     ];
     for (i, (op, operands, before, after)) in steps.into_iter().enumerate() {
         let psn = FIRST + i as u32;
-        assert_eq!(side.atomic(op, va, key, operands), After::Fine);
+        assert_eq!(side.atomic(op, va, key, operands), PacketOutcome::Continue);
         assert_eq!(value(), after);
         let expected = Answer {
             op: Opcode::AtomicAcknowledge,
@@ -192,7 +199,7 @@ fn atomics_that_cannot_be_are_refused() {
         prepare(&mut side);
         let region = side.region(64, access);
         let va = region.va + offset;
-        assert_eq!(side.atomic(Opcode::FetchAdd, va, region.key, (1, 0)), After::Fatal);
+        assert_eq!(side.atomic(Opcode::FetchAdd, va, region.key, (1, 0)), PacketOutcome::Fatal);
         assert_eq!(side.replies(), [Answer::syndrome(FIRST, syndrome, 0)]);
         assert_eq!(region.bytes(), [0; 64]);
     };
@@ -230,7 +237,7 @@ fn optional_operations_are_refused() {
     for op in [Opcode::Flush, Opcode::AtomicWrite] {
         let mut side = Side::new();
         let payload: &[u8] = if op == Opcode::Flush { &[] } else { &[0; 8] };
-        assert_eq!(side.send(op, payload), After::Fatal);
+        assert_eq!(side.send(op, payload), PacketOutcome::Fatal);
         assert_eq!(side.replies(), [Answer::syndrome(FIRST, 0x61, 0)]);
     }
 }

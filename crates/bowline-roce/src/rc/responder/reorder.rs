@@ -1,13 +1,14 @@
-//! Packets that came after a gap. A responder may drop them, and its peer sends them all again;
-//! kept, they are carried out as soon as what is missing has come, and the peer sends that alone.
-//! Nothing of it shows on the wire but acknowledgements that jump [RSP-2], [RSP-16], [REQ-24].
+//! Reorder buffer: packets that arrived after a gap. A responder may drop them, and its peer
+//! retransmits all of them. Kept packets are executed as soon as the missing one has arrived, and
+//! the peer retransmits that one alone. On the wire only acknowledgements that jump show it
+//! [RSP-2], [RSP-16], [REQ-24].
 //!
 //! ```text
-//!   expected 7     held  9 10 12 13        7 comes: 7 is done, NAK 8;  8 comes: 8 to 10, NAK 11
+//!   expected 7     kept  9 10 12 13        7 arrives: 7 is done, NAK 8;  8 arrives: 8 to 10, NAK 11
 //! ```
 //!
-//! What a peer can make this side keep is bounded: packets not far ahead, each once, and bytes of
-//! all queue pairs together.
+//! The memory a peer can occupy is bounded: packets not too far ahead, each one once, and a byte
+//! budget for all queue pairs together.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -15,32 +16,32 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bowline_wire::roce::{Packet, Psn};
 
-/// Packets ahead of the expected one that are kept.
+/// Largest distance from the expected packet at which packets are kept.
 const AHEAD_MAX: u32 = 512;
-/// Empty buffers of a queue pair that are used again.
+/// Most empty buffers of a queue pair kept for reuse.
 const SPARE_MAX: usize = 16;
 
-/// How much all queue pairs of a device keep together.
+/// Byte budget of the reorder buffers of all queue pairs of a device.
 #[derive(Clone, Debug)]
-pub(crate) struct HeldBudget {
+pub(crate) struct ReorderBudget {
     used: Arc<AtomicUsize>,
     max: usize,
 }
 
-impl HeldBudget {
-    /// At most `max` bytes.
+impl ReorderBudget {
+    /// Makes a budget of `max` bytes.
     pub(crate) fn new(max: usize) -> Self {
         Self { used: Arc::default(), max }
     }
 
-    /// Bytes kept now.
+    /// Bytes in use.
     #[cfg(test)]
     pub(crate) fn used(&self) -> usize {
         self.used.load(Ordering::Relaxed)
     }
 
     fn take(&self, len: usize) -> bool {
-        // One thread at a time works with a device.
+        // Not atomic as a whole, but only one thread at a time uses a device.
         let fits = self.used.load(Ordering::Relaxed).saturating_add(len) <= self.max;
         if fits {
             self.used.fetch_add(len, Ordering::Relaxed);
@@ -53,16 +54,16 @@ impl HeldBudget {
     }
 }
 
-/// The packets of one queue pair, in the order of their numbers.
+/// Packets of one queue pair that arrived after a gap, in PSN order.
 #[derive(Debug, Default)]
-pub(super) struct Held {
+pub(super) struct ReorderBuffer {
     packets: VecDeque<(Psn, Vec<u8>)>,
     spare: Vec<Vec<u8>>,
-    /// Whose bytes they are counted in.
-    budget: Option<HeldBudget>,
+    /// The budget that the packets are charged to.
+    budget: Option<ReorderBudget>,
 }
 
-impl Held {
+impl ReorderBuffer {
     pub(super) fn is_empty(&self) -> bool {
         self.packets.is_empty()
     }
@@ -72,9 +73,14 @@ impl Held {
         self.packets.len()
     }
 
-    /// Keeps a packet later than `expected`; `false`: there is no room for it, or it is too far
-    /// ahead. One that is kept already is not kept again.
-    pub(super) fn keep(&mut self, budget: &HeldBudget, expected: Psn, packet: &Packet<'_>) -> bool {
+    /// Keeps a packet later than `expected`, unless it is kept already. Returns `false` if there is
+    /// no room for it or it is too far ahead.
+    pub(super) fn keep(
+        &mut self,
+        budget: &ReorderBudget,
+        expected: Psn,
+        packet: &Packet<'_>,
+    ) -> bool {
         let psn = packet.bth.psn;
         let ahead = psn.since(expected);
         if ahead > AHEAD_MAX {
@@ -104,7 +110,8 @@ impl Held {
         true
     }
 
-    /// Takes the packet `expected`, if it is there; those before it are of no use any more.
+    /// Removes and returns the packet `expected`, if it is there; drops older packets, which are of
+    /// no use any more.
     pub(super) fn take(&mut self, expected: Psn) -> Option<Vec<u8>> {
         while let Some((psn, _)) = self.packets.front() {
             if psn.is_after(expected) {
@@ -122,14 +129,14 @@ impl Held {
         None
     }
 
-    /// Takes back the memory of a packet that is done with.
+    /// Keeps the buffer of a finished packet for reuse.
     pub(super) fn recycle(&mut self, bytes: Vec<u8>) {
         if self.spare.len() < SPARE_MAX {
             self.spare.push(bytes);
         }
     }
 
-    /// Forgets all packets.
+    /// Drops all packets.
     pub(super) fn clear(&mut self) {
         let bytes: usize = self.packets.iter().map(|(_, bytes)| bytes.len()).sum();
         if let Some(budget) = &self.budget {
@@ -140,7 +147,7 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for ReorderBuffer {
     fn drop(&mut self) {
         self.clear();
     }

@@ -1,15 +1,15 @@
-//! Having memory brought near before it is used: that changes nothing but speed.
+//! Prefetching of memory into the processor's cache; affects only speed.
 
-/// Bytes that come from memory together.
+/// Size of a cache line in bytes.
 pub(crate) const CACHE_LINE: usize = 64;
 
-/// Has the beginning of a value brought near, as much of it as a processor takes at once.
+/// Prefetches the first cache line of a value.
 #[inline]
 pub fn prefetch<T>(value: &T) {
     prefetch_line(core::ptr::from_ref(value).cast());
 }
 
-/// The same of any address; it need not be one that may be read.
+/// Prefetches the cache line of any address, which need not be readable.
 #[inline]
 #[allow(unsafe_code)]
 pub(crate) fn prefetch_line(at: *const u8) {

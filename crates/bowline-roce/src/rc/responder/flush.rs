@@ -1,9 +1,9 @@
-//! FLUSH and ATOMIC WRITE: requests that an empty READ response answers [HDR-5], and that are saved
-//! and answered again as atomics are.
+//! FLUSH and ATOMIC WRITE: requests that are answered by an empty READ response [HDR-5], and that
+//! are saved and answered again like atomics.
 //!
-//! A flush to where everybody sees the bytes is a fence here, since the memory is the processor's.
-//! The memory does not outlive a loss of power, so no region or queue pair has the right that a
-//! flush to such memory needs.
+//! A flush to global visibility is a fence here, since the memory is ordinary memory of the
+//! processor. The memory does not survive a loss of power, so no region or queue pair has the right
+//! that a flush to persistent memory needs.
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -18,13 +18,17 @@ const RANGE: u32 = 0;
 const REGION: u32 = 1;
 
 impl Responder {
-    /// Tells whether a request is one of these.
-    pub(super) const fn is_placed(opcode: Opcode) -> bool {
+    /// Tells whether a request is answered by an empty READ response.
+    pub(super) const fn has_empty_response(opcode: Opcode) -> bool {
         matches!(opcode, Opcode::Flush | Opcode::AtomicWrite)
     }
 
-    /// Carries out a flush or an atomic write.
-    pub(super) fn place(&mut self, ctx: &mut RxCtx<'_>, packet: &Packet<'_>) -> Result<(), Fault> {
+    /// Executes a FLUSH or ATOMIC WRITE.
+    pub(super) fn flush_or_atomic_write(
+        &mut self,
+        ctx: &mut RxCtx<'_>,
+        packet: &Packet<'_>,
+    ) -> Result<(), Fault> {
         if packet.opcode == Opcode::Flush {
             self.flush_memory(ctx, packet)?;
         } else {
@@ -32,7 +36,7 @@ impl Responder {
         }
         self.count_message();
         let psn = packet.bth.psn;
-        self.replies.placed(psn, self.msn);
+        self.replies.empty(psn, self.msn);
         self.expected = psn.next();
         self.executed = psn;
         Ok(())
@@ -86,7 +90,7 @@ impl Responder {
         if !reth.va.is_multiple_of(8) {
             return Err(Fault::Invalid); // as [RSP-11]
         }
-        // The bytes as they are, like those of a write.
+        // The bytes keep their order, like those of a WRITE.
         span.update(0, |_| u64::from_ne_bytes(bytes));
         Ok(())
     }

@@ -6,10 +6,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use bowline_roce::{Burst, IdentHint, Landed};
+use bowline_roce::{Burst, IdentHint, PlacementOutcome};
 use bowline_verbs::{Access, Mtu, Piece, Remote, SendFlags, SendOp, Status};
 use bowline_wire::roce::{Bth, Opcode, Outer, Packet, Psn};
-use common::{Pair, Seen, Setup, land, pattern};
+use common::{Pair, Seen, Setup, pattern, receive_in_place};
 
 const MTU: usize = 1024;
 const PACKET: usize = MTU + 16;
@@ -34,11 +34,17 @@ fn writing_with(setup: &Setup, len: usize) -> (Pair, SocketAddr, Vec<(usize, Vec
 }
 
 /// Hands in a run as it is received: where it belongs, if a place is known.
-fn receive(pair: &mut Pair, side: usize, from: SocketAddr, segment: usize, bytes: &[u8]) -> Landed {
+fn receive(
+    pair: &mut Pair,
+    side: usize,
+    from: SocketAddr,
+    segment: usize,
+    bytes: &[u8],
+) -> PlacementOutcome {
     let (now, to) = (pair.now, pair.nodes[side].addr);
     let dev = &mut pair.nodes[side].dev;
-    let landed = land(dev, now, from, to, Some(segment), bytes);
-    if landed == Landed::NoPlace {
+    let landed = receive_in_place(dev, now, from, to, Some(segment), bytes);
+    if landed == PlacementOutcome::NoTarget {
         for (k, bytes) in bytes.chunks(segment).enumerate() {
             dev.handle_datagram(now, from, to, IdentHint::Exact(k as u16), bytes);
         }
@@ -50,13 +56,16 @@ fn receive(pair: &mut Pair, side: usize, from: SocketAddr, segment: usize, bytes
 fn what_lands_is_what_was_sent() {
     let len = 100 * MTU + 10;
     let (mut pair, from, runs) = writing(len);
-    let landed: Vec<Landed> =
+    let landed: Vec<PlacementOutcome> =
         runs.iter().map(|(segment, bytes)| receive(&mut pair, 1, from, *segment, bytes)).collect();
     // The first packet is longer than those behind it, and the last is shorter.
     let [62, 36] = [&runs[1], &runs[2]].map(|(segment, bytes)| bytes.len() / segment) else {
         panic!("{:?}", runs.iter().map(|(_, bytes)| bytes.len()).collect::<Vec<_>>())
     };
-    assert_eq!(landed, [Landed::NoPlace, Landed::Packets(62), Landed::Packets(36)]);
+    assert_eq!(
+        landed,
+        [PlacementOutcome::NoTarget, PlacementOutcome::Packets(62), PlacementOutcome::Packets(36)]
+    );
     assert!(pair.nodes[1].bytes(0, len) == pattern(len, 5));
     pair.finish(0, 1);
     let counters = pair.nodes[1].dev.counters();
@@ -68,11 +77,11 @@ fn what_lands_is_what_was_sent() {
 
 #[test]
 fn short_messages_are_not_waited_for() {
-    for (packets, amid) in [(5, false), (6, true)] {
+    for (packets, open_message) in [(5, false), (6, true)] {
         let (mut pair, from, runs) = writing(packets * MTU);
-        assert_eq!(pair.nodes[1].dev.amid(), None);
+        assert_eq!(pair.nodes[1].dev.open_message(), None);
         receive(&mut pair, 1, from, runs[0].0, &runs[0].1[..runs[0].0]);
-        assert_eq!(pair.nodes[1].dev.amid().is_some(), amid, "{packets}");
+        assert_eq!(pair.nodes[1].dev.open_message().is_some(), open_message, "{packets}");
     }
 }
 
@@ -91,7 +100,7 @@ fn what_others_send_leaves_nothing_behind() {
         let mut bytes = runs[1].1[..count * PACKET].to_vec();
         bytes.truncate(bytes.len() - cut);
         let before = pair.nodes[1].dev.counters().clone();
-        assert_eq!(receive(&mut pair, 1, stranger, PACKET, &bytes), Landed::Packets(0));
+        assert_eq!(receive(&mut pair, 1, stranger, PACKET, &bytes), PlacementOutcome::Packets(0));
         let after = pair.nodes[1].dev.counters();
         assert_eq!(after.rx_packets - before.rx_packets, count as u64);
         let dropped =
@@ -109,7 +118,7 @@ fn what_others_send_leaves_nothing_behind() {
         pair.nodes[1].buffer.write(2 * MTU, &expected[2 * MTU..]);
     }
     // The message goes on.
-    assert_eq!(receive(&mut pair, 1, from, runs[1].0, &runs[1].1), Landed::Packets(62));
+    assert_eq!(receive(&mut pair, 1, from, runs[1].0, &runs[1].1), PlacementOutcome::Packets(62));
     for (segment, bytes) in &runs[2..] {
         receive(&mut pair, 1, from, *segment, bytes);
     }
@@ -136,8 +145,8 @@ fn a_run_counts_up_to_what_is_wrong() {
         harm(&mut bytes);
         // Nobody tells of identifications, which the harm moves.
         let (now, to) = (pair.now, pair.nodes[1].addr);
-        let landed = land(&mut pair.nodes[1].dev, now, from, to, Some(PACKET), &bytes);
-        assert_eq!(landed, Landed::Packets(3));
+        let landed = receive_in_place(&mut pair.nodes[1].dev, now, from, to, Some(PACKET), &bytes);
+        assert_eq!(landed, PlacementOutcome::Packets(3));
         let counters = pair.nodes[1].dev.counters();
         assert_eq!((counters.rx_landed, counters.naks_sequence_sent), (3, 0));
         for (segment, bytes) in &runs[2..] {
@@ -155,11 +164,11 @@ fn a_run_counts_up_to_what_is_wrong() {
 fn nothing_lands_where_the_key_is_gone() {
     let (mut pair, from, runs) = writing(80 * MTU);
     receive(&mut pair, 1, from, runs[0].0, &runs[0].1);
-    assert!(pair.nodes[1].dev.amid().is_some());
+    assert!(pair.nodes[1].dev.open_message().is_some());
     let key = pair.nodes[1].keys.rkey;
     pair.nodes[1].dev.dereg_mr(key).unwrap();
-    assert_eq!(receive(&mut pair, 1, from, runs[1].0, &runs[1].1), Landed::NoPlace);
-    assert_eq!(pair.nodes[1].dev.amid(), None);
+    assert_eq!(receive(&mut pair, 1, from, runs[1].0, &runs[1].1), PlacementOutcome::NoTarget);
+    assert_eq!(pair.nodes[1].dev.open_message(), None);
     assert!(pair.nodes[1].bytes(2 * MTU, 60 * MTU).iter().all(|byte| *byte == 0));
     pair.run(Duration::from_secs(1), |pair| !pair.nodes[0].sent.is_empty());
     assert_eq!(pair.nodes[0].sent[0].status, Status::RemAccessErr);
@@ -259,7 +268,10 @@ fn history(seed: u64, lands: bool) -> Outcome {
                     let (now, to) = (pair.now, pair.nodes[1 - side].addr);
                     let dev = &mut pair.nodes[1 - side].dev;
                     let segment = (run.len() > first).then_some(first);
-                    if !lands || land(dev, now, from, to, segment, &run) == Landed::NoPlace {
+                    if !lands
+                        || receive_in_place(dev, now, from, to, segment, &run)
+                            == PlacementOutcome::NoTarget
+                    {
                         for (k, bytes) in run.chunks(first).enumerate() {
                             let hint =
                                 segment.map_or(IdentHint::Unknown, |_| IdentHint::Exact(k as u16));
@@ -328,7 +340,7 @@ fn answers_to_what_was_not_asked_for_do_not_land() {
     // The last as one from the middle, and more.
     let (first, to) = (Psn::new(Setup::default().psns[0]), pair.nodes[0].addr);
     let run = numbered(&like, peer, to, (come..asked + 3).map(|k| first + k as u32));
-    assert_eq!(receive(&mut pair, 0, peer, PACKET, &run), Landed::Packets(asked - come));
+    assert_eq!(receive(&mut pair, 0, peer, PACKET, &run), PlacementOutcome::Packets(asked - come));
     assert_eq!(pair.nodes[0].dev.counters().responses_ignored, 3);
     pair.finish(0, 1);
     let rest = (asked - 1) * MTU;
@@ -355,7 +367,7 @@ fn a_bad_answer_ends_what_is_under_way() {
     let mut bytes = Vec::new();
     packet.emit(&mut bytes);
     pair.inject(0, &mut bytes);
-    assert_eq!(pair.nodes[0].dev.amid(), None);
+    assert_eq!(pair.nodes[0].dev.open_message(), None);
     pair.nodes[0].take();
     let ends: Vec<Status> = pair.nodes[0].sent.iter().map(|done| done.status).collect();
     assert_eq!(ends, [Status::BadRespErr, Status::WrFlushErr]);
@@ -386,7 +398,7 @@ fn payloads_land_in_the_pieces_of_a_region() {
         let from = SocketAddr::new(burst.from, burst.source_port);
         // As many as a look brings, so that what is asked for begins anywhere.
         for run in burst.bytes.chunks(7 * burst.segment) {
-            if let Landed::Packets(n) = receive(&mut pair, 1, from, burst.segment, run) {
+            if let PlacementOutcome::Packets(n) = receive(&mut pair, 1, from, burst.segment, run) {
                 landed += n;
             }
         }
@@ -417,10 +429,10 @@ fn memory_without_direct_placement_keeps_what_nobody_wrote() {
     receive(&mut pair, 1, from, runs[0].0, &runs[0].1);
     let stranger = SocketAddr::new(IpAddr::from([10, 0, 0, 9]), 50_000);
     let before = pair.nodes[1].bytes(0, len);
-    assert_eq!(receive(&mut pair, 1, stranger, PACKET, &runs[1].1), Landed::NoPlace);
+    assert_eq!(receive(&mut pair, 1, stranger, PACKET, &runs[1].1), PlacementOutcome::NoTarget);
     assert!(pair.nodes[1].bytes(0, len) == before);
     for (segment, bytes) in &runs[1..] {
-        assert_eq!(receive(&mut pair, 1, from, *segment, bytes), Landed::NoPlace);
+        assert_eq!(receive(&mut pair, 1, from, *segment, bytes), PlacementOutcome::NoTarget);
     }
     assert!(pair.nodes[1].bytes(0, len) == pattern(len, 5));
 }

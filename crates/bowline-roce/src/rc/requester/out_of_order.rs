@@ -1,8 +1,8 @@
-//! Answers of reads and atomics that came before one that is missing: they are put where they
-//! belong, and only what is missing is asked for again [REQ-9 d], [REQ-11].
+//! Answers to READs and atomics that arrive after a gap: they are stored at their destination, and
+//! only the missing answers are requested again [REQ-9 d], [REQ-11].
 //!
 //! ```text
-//!   una 7     early  9..12  15..16        asked for: 7 and 8;  then 12 to 14
+//!   una 7     out_of_order  9..12  15..16        requested: 7 and 8;  then 12 to 14
 //! ```
 
 use bowline_verbs::SendOp;
@@ -11,66 +11,67 @@ use bowline_wire::roce::{Aeth, Opcode, Packet, Psn, Syndrome};
 use super::recovery::Repair;
 use super::{Outcome, Requester, TxCtx};
 
-/// Stretches of early answers remembered; what comes beyond is asked for again.
-const STRETCHES_MAX: usize = 64;
+/// Most ranges of out-of-order answers kept; answers beyond that are requested again.
+const RANGES_MAX: usize = 64;
 
-/// Numbers whose answers have come.
+/// Range of PSNs whose answers have arrived.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Stretch {
+pub(super) struct PsnRange {
     first: Psn,
     count: u32,
 }
 
 impl Requester {
-    /// Takes an answer to something later than `una`.
-    pub(super) fn handle_early(&mut self, ctx: &mut TxCtx<'_>, packet: &Packet<'_>) {
+    /// Handles an answer to a PSN after `una`.
+    pub(super) fn handle_out_of_order(&mut self, ctx: &mut TxCtx<'_>, packet: &Packet<'_>) {
         let psn = packet.bth.psn;
-        let lowest = self.early.front().map_or(u32::MAX, |front| front.first.since(self.una));
-        if self.remember_early(ctx, packet) && psn.since(self.una) < lowest {
-            self.ask_for_missing(ctx);
+        let lowest =
+            self.out_of_order.front().map_or(u32::MAX, |front| front.first.since(self.una));
+        if self.store_out_of_order(ctx, packet) && psn.since(self.una) < lowest {
+            self.request_leading_gap(ctx);
         }
     }
 
-    /// Numbers from `una` on whose answers are missing.
-    pub(super) fn missing(&self) -> u32 {
-        self.early.front().map_or(u32::MAX, |front| front.first.since(self.una))
+    /// Returns how many answers are missing from `una` on.
+    pub(super) fn leading_gap(&self) -> u32 {
+        self.out_of_order.front().map_or(u32::MAX, |front| front.first.since(self.una))
     }
 
-    /// Asks again for the answers that are missing first.
-    fn ask_for_missing(&mut self, ctx: &mut TxCtx<'_>) {
-        if self.pause.is_some() || !self.next.is_after(self.una) {
+    /// Requests the answers of the first gap again.
+    fn request_leading_gap(&mut self, ctx: &mut TxCtx<'_>) {
+        if self.rnr_until.is_some() || !self.next.is_after(self.una) {
             return;
         }
         ctx.counters.repairs += 1;
         self.repair = Some(Repair::Gap);
-        self.timed = None;
-        self.arm(ctx.now);
+        self.rtt_sample = None;
+        self.arm_rto(ctx.now);
     }
 
-    /// Puts an early answer where it belongs; tells whether it is one that was not there.
-    fn remember_early(&mut self, ctx: &TxCtx<'_>, packet: &Packet<'_>) -> bool {
+    /// Stores an out-of-order answer; tells whether it was new.
+    fn store_out_of_order(&mut self, ctx: &TxCtx<'_>, packet: &Packet<'_>) -> bool {
         let psn = packet.bth.psn;
         let far = psn.since(self.una);
-        // The stretch it belongs to or comes after.
-        let at = self.early.partition_point(|stretch| stretch.first.since(self.una) <= far);
-        let before = at.checked_sub(1).and_then(|before| self.early.get(before)).copied();
+        // Index of the range after the one that contains or precedes the answer.
+        let at = self.out_of_order.partition_point(|stretch| stretch.first.since(self.una) <= far);
+        let before = at.checked_sub(1).and_then(|before| self.out_of_order.get(before)).copied();
         let skip = before.map_or(u32::MAX, |stretch| psn.since(stretch.first));
         let extends = before.is_some_and(|stretch| skip == stretch.count);
         if before.is_some_and(|stretch| skip < stretch.count)
-            || !extends && self.early.len() >= STRETCHES_MAX
-            || !self.place_early(ctx, packet)
+            || !extends && self.out_of_order.len() >= RANGES_MAX
+            || !self.scatter_out_of_order(ctx, packet)
         {
             return false;
         }
         if extends {
-            self.early[at - 1].count += 1;
+            self.out_of_order[at - 1].count += 1;
         } else {
-            self.early.insert(at, Stretch { first: psn, count: 1 });
+            self.out_of_order.insert(at, PsnRange { first: psn, count: 1 });
         }
         true
     }
 
-    fn place_early(&self, ctx: &TxCtx<'_>, packet: &Packet<'_>) -> bool {
+    fn scatter_out_of_order(&self, ctx: &TxCtx<'_>, packet: &Packet<'_>) -> bool {
         let psn = packet.bth.psn;
         let good =
             |aeth: Option<Aeth>| aeth.is_some_and(|aeth| matches!(aeth.syndrome, Syndrome::Ack(_)));
@@ -101,10 +102,10 @@ impl Requester {
         }
     }
 
-    /// `una` has moved: goes on over what has come early, and asks for what is missing then.
-    pub(super) fn absorb(&mut self, ctx: &mut TxCtx<'_>) -> Outcome {
+    /// Advances `una` over out-of-order answers after a gap was filled, and requests the next gap.
+    pub(super) fn drain_out_of_order(&mut self, ctx: &mut TxCtx<'_>) -> Outcome {
         let mut moved = false;
-        while let Some(front) = self.early.front().copied() {
+        while let Some(front) = self.out_of_order.front().copied() {
             if self.acknowledge(ctx, front.first) == Outcome::Failed {
                 return Outcome::Failed;
             }
@@ -113,7 +114,7 @@ impl Requester {
             }
             let skip = self.una.since(front.first);
             if skip >= front.count {
-                self.early.pop_front();
+                self.out_of_order.pop_front();
                 continue;
             }
             let Some(head) = self.queue.front() else { break };
@@ -129,8 +130,8 @@ impl Requester {
             }
             self.progress(ctx, steps);
         }
-        if moved && !self.early.is_empty() {
-            self.ask_for_missing(ctx);
+        if moved && !self.out_of_order.is_empty() {
+            self.request_leading_gap(ctx);
         }
         self.finish_head(ctx)
     }

@@ -1,5 +1,5 @@
-//! Packets of one message that differ in nothing but numbers, addresses and data: most of a long
-//! one.
+//! Fast path for a run of uniform packets: packets of one message that differ only in numbers,
+//! addresses and data, as most packets of a long message do.
 
 use bowline_verbs::{Access, SendOp};
 use bowline_wire::roce::{BTH_LEN, Bth, ICRC_LEN, Packet, RETH_LEN, Reth};
@@ -7,26 +7,26 @@ use bowline_wire::roce::{BTH_LEN, Bth, ICRC_LEN, Packet, RETH_LEN, Reth};
 use super::send::opcode;
 use super::{Requester, TxCtx};
 use crate::burst::Burst;
-use crate::sendq::{Request, prefetched};
+use crate::sendq::{Request, prefetch_len};
 
 impl Requester {
-    /// Appends and takes in as many such packets of the request at the cursor as come before one
-    /// that may be different: the last of the message, of the burst or of an element of its gather
-    /// list, or one that asks for an acknowledgement. That one, and whatever is the matter with the
-    /// request, is left to [`fill`](Self::fill). Key and address are looked up once for all of them
-    /// [REQ-16].
-    pub(crate) fn fill_alike(&mut self, ctx: &mut TxCtx<'_>, out: &mut Burst) {
+    /// Appends uniform packets of the request at the cursor, up to the first packet that may
+    /// differ: the last one of the message, of the burst or of a gather-list element, or one that
+    /// requests an acknowledgement. That packet, and any error of the request, is left to
+    /// [`fill`](Self::fill). Key and address are looked up once for the whole run [REQ-16].
+    pub(crate) fn fill_uniform_run(&mut self, ctx: &mut TxCtx<'_>, out: &mut Burst) {
         #[cfg(test)]
         if tests::one_by_one() {
             return;
         }
         let Some(mtu) = self.settings.as_ref().map(|settings| settings.mtu) else { return };
-        let Some(request) = self.queue.get(self.cursor).filter(|request| self.is_amid(request))
+        let Some(request) =
+            self.queue.get(self.cursor).filter(|request| self.in_uniform_run(request))
         else {
             return;
         };
         let mut reth = match &request.op {
-            SendOp::Write(remote) if request.apart => Some(Reth {
+            SendOp::Write(remote) if request.per_packet => Some(Reth {
                 va: remote.addr.wrapping_add(u64::from(self.sent) * mtu as u64),
                 rkey: remote.rkey,
                 len: mtu as u32,
@@ -36,22 +36,23 @@ impl Requester {
         let headers = BTH_LEN + if reth.is_some() { RETH_LEN } else { 0 };
         let left = (request.packets - self.sent) as usize;
         let room = out.room(ctx.gso, headers + mtu + ICRC_LEN);
-        let Some(count) = left.min(room).min(self.until_asking() as usize).checked_sub(1) else {
+        let Some(count) = left.min(room).min(self.packets_until_ack_req() as usize).checked_sub(1)
+        else {
             return;
         };
         if count == 0 {
             return;
         }
-        let (offset, ahead) = (self.sent * mtu as u32, prefetched(mtu));
+        let (offset, ahead) = (self.sent * mtu as u32, prefetch_len(mtu));
         let len = count * mtu + ahead;
         let found =
-            self.queue.stretch(self.cursor, ctx.mrs, ctx.pd, offset, mtu..=len, Access::empty());
+            self.queue.contiguous(self.cursor, ctx.mrs, ctx.pd, offset, mtu..=len, Access::empty());
         let Some(span) = found else { return };
         let count = count.min(span.len() / mtu);
         #[cfg(test)]
         tests::note_together(count);
 
-        let op = opcode(&request.op, request.apart, request.apart);
+        let op = opcode(&request.op, request.per_packet, request.per_packet);
         let bth = Bth { dest_qpn: ctx.dest_qpn.0, psn: self.next, ..Bth::default() };
         let mut packet = Packet::new(op, bth);
         for k in 0..count {
@@ -67,34 +68,34 @@ impl Requester {
             reth = reth.map(|reth| Reth { va: reth.va.wrapping_add(mtu as u64), ..reth });
         }
 
-        // The timers begin with the first of them.
+        // The timers start with the first packet of the run.
         self.note_sent(ctx.now, self.next + 1);
-        self.unasked += count as u32;
+        self.packets_since_ack_req += count as u32;
         self.next += count as u32;
         self.end = self.next;
-        self.full = false;
+        self.window_closed = false;
         self.sent += count as u32;
     }
 
-    /// Tells whether packets of a request may be sent now, for the first time, that are neither its
-    /// first nor its last, or alike all the same.
-    fn is_amid(&self, request: &Request) -> bool {
-        let one_after_another = self.pause.is_none() && self.repair.is_none();
+    /// Tells whether the next packets of a request may be sent now, for the first time, and are
+    /// uniform: neither first nor last of the message, or of a request sent `per_packet`.
+    fn in_uniform_run(&self, request: &Request) -> bool {
+        let one_after_another = self.rnr_until.is_none() && self.repair.is_none();
         let fresh = self.next == self.end;
         request.is_started()
             && request.is_data()
-            && (request.apart || self.sent > 0)
+            && (request.per_packet || self.sent > 0)
             && one_after_another
             && fresh
             && !self.is_full()
     }
 
-    /// How many packets may be sent up to and including the next that asks for an acknowledgement
-    /// because of the window [REQ-6], [REQ-8].
-    fn until_asking(&self) -> u32 {
+    /// Returns the number of packets up to and including the next one that requests an
+    /// acknowledgement because of the window [REQ-6], [REQ-8].
+    fn packets_until_ack_req(&self) -> u32 {
         let in_flight = self.next.since(self.una);
         let until_full = self.window.saturating_sub(in_flight);
-        until_full.min(self.asks_after().saturating_sub(self.unasked))
+        until_full.min(self.ack_req_interval().saturating_sub(self.packets_since_ack_req))
     }
 }
 

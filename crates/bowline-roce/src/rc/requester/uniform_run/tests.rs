@@ -116,7 +116,7 @@ fn history(seed: u64) -> Vec<String> {
     let mut config =
         Config { window: dice.one(&[16, 20, 33, 64, 240, 240, 1000]), ..Config::default() };
     if dice.percent(30) {
-        config.limits.held = 0;
+        config.limits.reorder_bytes = 0;
     }
     let psns = [0xff_fff0 - dice.below(600) as u32, dice.below(1 << 24) as u32];
     let mut pair = Pair::new(&Setup { mtu, config, psns, ..Setup::default() });
