@@ -188,7 +188,7 @@ mod tests {
     fn dones(cid: u16, numbers: std::ops::Range<u32>) -> impl Iterator<Item = Done> {
         let request = Imm::Request(0).to_u32();
         numbers.map(move |n| Done {
-            conn: ConnId { path: PathId { slot: 0, life: 0 }, cid },
+            conn: ConnId { path: PathId { slot: 0, generation: 0 }, cid },
             tag: Tag(n),
             status: Status::Success,
             opcode: WcOpcode::Send,

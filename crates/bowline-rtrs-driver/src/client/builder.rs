@@ -166,9 +166,9 @@ impl SessionBuilder {
         self
     }
 
-    /// The keys under which the server writes the data of READs. By default candidates of the registered
-    /// memory. With keys for single requests [`Session::open`](super::Session::open) fails with
-    /// `EOPNOTSUPP` on devices that cannot make them, such as candidates of libibverbs.
+    /// The keys under which the server writes the data of READs. By default candidates of the
+    /// registered memory. With keys for single requests [`Session::open`](super::Session::open)
+    /// fails with `EOPNOTSUPP` on devices that cannot make them, such as candidates of libibverbs.
     #[must_use]
     pub fn read_keys(mut self, keys: ReadKeys) -> Self {
         self.config.read_keys = keys;
@@ -176,8 +176,8 @@ impl SessionBuilder {
     }
 
     /// Allows a bowline server to omit the new keys of chunks from its responses, because the
-    /// client counts them [RT-99]; default yes. If not, the server's responses are candidates a kernel
-    /// would get.
+    /// client counts them [RT-99]; default yes. If not, the server's responses are candidates a
+    /// kernel would get.
     #[must_use]
     pub fn counts_keys(mut self, yes: bool) -> Self {
         self.config.counts_keys = yes;
@@ -204,8 +204,8 @@ impl SessionBuilder {
     /// is lost or restored. Calls are in order, also with respect to [`on_link`](Self::on_link),
     /// and under the same rules. A lost path is [`Reconnecting`](super::PathState::Reconnecting)
     /// until it is [`Connected`](super::PathState::Connected) again. Attempts to connect are
-    /// reported too, including candidates of [`Session::open`](super::Session::open), which may make
-    /// several.
+    /// reported too, including candidates of [`Session::open`](super::Session::open), which may
+    /// make several.
     #[must_use]
     pub fn on_path(mut self, on_path: impl Fn(PathEv) + Send + Sync + 'static) -> Self {
         self.listeners.on_path = Some(Box::new(on_path));
@@ -224,8 +224,8 @@ pub(super) fn connections(devices: &[Arc<dyn Device>]) -> u16 {
     processors.map_or(1, |count| u16::try_from(count.get()).unwrap_or(MAX).min(MAX))
 }
 
-/// Finds a device for a path among candidates that are not `gone`, and chooses the local address and
-/// port [RT-35].
+/// Finds a device for a path among candidates that are not `gone`, and chooses the local address
+/// and port [RT-35].
 pub(super) fn resolve(
     ports: &[Arc<Port>],
     gone: impl Fn(usize) -> bool,
@@ -262,9 +262,8 @@ pub(super) fn resolve(
     })
 }
 
-/// The error of a session that could not be opened with these paths. Linux compares only part of
-/// the addresses of paths of different families, so it takes them for equal; it reports only that
-/// the path exists already [RT-28].
+/// The error of a session that could not be opened with these paths. Linux treats
+/// addresses of two families as equal, and reports only that the path exists already [RT-28].
 pub(super) fn refused(what: &'static str, errno: Errno, paths: &[PathAddr]) -> Error {
     const MIXED: &str =
         "connecting paths of IPv4 and of IPv6, of which Linux servers take one kind in a session";

@@ -235,7 +235,7 @@ impl Client {
         if self.plan.read_keys == ReadKeys::PerRequest || self.plan.scattered > 0 {
             let devices = hosts.iter().filter_map(|host| host.device.as_ref());
             let good: usize = devices.map(|device| device.in_use().bound).sum();
-            let (number, given) = (self.number, active.session.keys_given());
+            let (number, given) = (self.number, active.session.valid_own_keys());
             if good > given {
                 base.fail(|| {
                     format!("client {number}: {good} keys, {given} given: good after the end")

@@ -226,8 +226,8 @@ pub(crate) struct Plan {
     /// Burst size in bytes reported to bindings, if not the devices' own: chunks are shorter than
     /// most device bursts.
     pub(crate) burst: Option<usize>,
-    /// The server does not always invalidate the keys it is in_flight to, and repeats writes with old
-    /// keys.
+    /// The server does not always invalidate the keys it is in_flight to, and repeats writes with
+    /// old keys.
     #[serde(rename = "rude")]
     pub(crate) misbehaving: bool,
     /// Heartbeats: interval in nanoseconds, how many may be missed, and the silence in nanoseconds
